@@ -9,6 +9,7 @@ no failure.
 
 --publish runs those that README.md and docs/results.md show, half an hour, keeps what they measured in
 docs/measured, with version and machine, and writes both pages of it. What fails leaves all as it was."""
+
 import argparse
 import json
 import os
@@ -33,16 +34,17 @@ from formats.disk.files import read_json, replacing
 from formats.host.quiet import watched
 
 DATA = Path(os.environ.get("OPMATRIX_DATA") or command.ROOT.parent / "shared" / "data")
-WHOLE = 600.0                                               # seconds of a quick run
-PATIENCE, START = 2.0, 20.0                                 # a benchmark may take so many times its own seconds, and so
-                                                            # many more
-ROWS = 4                                                    # of the page, for each benchmark
+WHOLE = 600.0  # seconds of a quick run
+PATIENCE, START = 2.0, 20.0  # a benchmark may take so many times its own seconds, and so
+# many more
+ROWS = 4  # of the page, for each benchmark
 PAGE, BUSY = "page.md", "busy machine: "
 
 
 class Benchmark(NamedTuple):
     """Its arguments, quick and in full, with the seconds that they take on two quiet cores; the question that it
     answers; what it reads. `{data}` is the directory of OPMATRIX_DATA."""
+
     quick: str
     seconds: float
     full: str
@@ -52,46 +54,84 @@ class Benchmark(NamedTuple):
 
 
 BENCHMARKS = {
-    "gain": Benchmark("--workloads 1x128 --rounds 15 --no-peers", 40, "", 300, "What do fusion, laws, approximations "
-                                                                               "save?"),
-    "models": Benchmark("--models minilm --types float32 --workloads 1x128 --engines opmatrix,torch,openvino "
-                        "--rounds 5 --no-spearman", 110, "", 7200,
-                        "How fast is a whole model beside torch, ONNX Runtime and OpenVINO?"),
+    "gain": Benchmark(
+        "--workloads 1x128 --rounds 15 --no-peers", 40, "", 300, "What do fusion, laws, approximations save?"
+    ),
+    "models": Benchmark(
+        "--models minilm --types float32 --workloads 1x128 --engines opmatrix,torch,openvino --rounds 5 --no-spearman",
+        110,
+        "",
+        7200,
+        "How fast is a whole model beside torch, ONNX Runtime and OpenVINO?",
+    ),
     "ranking": Benchmark("--rounds 7", 35, "", 60, "Do prices order programs as the clock does?"),
-    "whole": Benchmark("--models minilm --workloads 1x128 --rounds 9", 45, "", 900,
-                       "How far off are predicted seconds of whole programs?"),
+    "whole": Benchmark(
+        "--models minilm --workloads 1x128 --rounds 9",
+        45,
+        "",
+        900,
+        "How far off are predicted seconds of whole programs?",
+    ),
     "prediction": Benchmark("--matrices 2", 30, "--full", 180, "How far off are predicted seconds of products?"),
-    "crossovers": Benchmark("--quick --rounds 5 --threads 1", 40, "", 1800, "Which format is fastest, from which "
-                                                                            "density on?"),
-    "selection": Benchmark("{data}/dlmc --quick --processes 1 --rows 16", 40, "", 1500, "Is the chosen format the "
-                                                                                        "fastest?",
-                           "{data}/dlmc"),
+    "crossovers": Benchmark(
+        "--quick --rounds 5 --threads 1", 40, "", 1800, "Which format is fastest, from which density on?"
+    ),
+    "selection": Benchmark(
+        "{data}/dlmc --quick --processes 1 --rows 16", 40, "", 1500, "Is the chosen format the fastest?", "{data}/dlmc"
+    ),
     "sparse": Benchmark("--densities 0.1 --pattern csr --rounds 4", 20, "", 120, "What gains a pruned model?"),
-    "products": Benchmark("--shapes 384x1536 --rows 1,128 --rounds 9", 10, "", 60,
-                          "How fast are products, on one core?"),
-    "structured": Benchmark("--shapes 384x1536 --rows 128 --rounds 15", 8, "", 20, "What do blocks, N:M and low rank "
-                                                                                   "of int8 save?"),
+    "products": Benchmark(
+        "--shapes 384x1536 --rows 1,128 --rounds 9", 10, "", 60, "How fast are products, on one core?"
+    ),
+    "structured": Benchmark(
+        "--shapes 384x1536 --rows 128 --rounds 15", 8, "", 20, "What do blocks, N:M and low rank of int8 save?"
+    ),
     "rounding": Benchmark("--rounds 3 --workload 1x128", 6, "", 20, "How far off are weights that are all int8?"),
     "attention": Benchmark("--rounds 5 --widths 32", 8, "", 60, "How near is attention to a product?"),
     "masks": Benchmark("--lengths 1024 --rounds 5", 10, "", 45, "What do masks save, and are they priced so?"),
-    "search": Benchmark("--layers 12 48 --rounds 3 --brief", 12, "", 90,
-                        "How long is the search, and how does it grow?"),
-    "extraction": Benchmark("{data}/extraction_gym --time-limit 1", 5, "{data}/extraction_gym --generated", 400,
-                            "Is the extraction exact?", "{data}/extraction_gym"),
-    "ablation": Benchmark("{data}/extraction_gym --time-limit 1", 15,
-                          "{data}/extraction_gym --generated --time-limit 2", 700,
-                          "What is each part of extraction worth?", "{data}/extraction_gym"),
-    "peer_laws": Benchmark("{data}/peer_laws/rules.csv", 6, "{data}/peer_laws/rules.csv", 60,
-                           "What do the laws of values prove?", "{data}/peer_laws/rules.csv"),
+    "search": Benchmark(
+        "--layers 12 48 --rounds 3 --brief", 12, "", 90, "How long is the search, and how does it grow?"
+    ),
+    "extraction": Benchmark(
+        "{data}/extraction_gym --time-limit 1",
+        5,
+        "{data}/extraction_gym --generated",
+        400,
+        "Is the extraction exact?",
+        "{data}/extraction_gym",
+    ),
+    "ablation": Benchmark(
+        "{data}/extraction_gym --time-limit 1",
+        15,
+        "{data}/extraction_gym --generated --time-limit 2",
+        700,
+        "What is each part of extraction worth?",
+        "{data}/extraction_gym",
+    ),
+    "peer_laws": Benchmark(
+        "{data}/peer_laws/rules.csv",
+        6,
+        "{data}/peer_laws/rules.csv",
+        60,
+        "What do the laws of values prove?",
+        "{data}/peer_laws/rules.csv",
+    ),
     "segments": Benchmark("--rows 512 --rounds 9", 5, "", 15, "What does a step cost that no kernel computes?"),
     "planned": Benchmark("", 5, "", 5, "What does a configuration of 70 billion weights take to plan?"),
-    "last_row": Benchmark("--layers 4 --words 0 --rounds 5", 20, "", 240,
-                          "What is saved where one token alone is read?"),
+    "last_row": Benchmark(
+        "--layers 4 --words 0 --rounds 5", 20, "", 240, "What is saved where one token alone is read?"
+    ),
     "graph": Benchmark("--nodes 2000 --edges 20000 --rounds 15", 10, "", 40, "How fast is a product with a relation?"),
     "budgets": Benchmark("--models 2", 15, "", 800, "Do planned memory and stated errors hold?"),
     "memory": Benchmark("--megabytes 32", 30, "", 120, "How much memory does a process with a program take?"),
-    "stated": Benchmark("minilm.opmatrix --fresh 50", 20, "minilm.opmatrix", 90,
-                        "Do stated errors hold for texts that nobody saw?", "minilm.opmatrix"),
+    "stated": Benchmark(
+        "minilm.opmatrix --fresh 50",
+        20,
+        "minilm.opmatrix",
+        90,
+        "Do stated errors hold for texts that nobody saw?",
+        "minilm.opmatrix",
+    ),
     "berts": Benchmark("--models 1", 9, "", 240, "Are programs what transformers computes?"),
     "mutants": Benchmark("--every 80", 15, "", 270, "Which wrong laws do the checks see?"),
     "proofs": Benchmark("--count 20", 2, "", 900, "Is what is proved true, and what is refuted false?"),
@@ -102,42 +142,51 @@ BENCHMARKS = {
 }
 PUBLISHED = {
     "report": Benchmark("", 0, "--models minilm --keep {kept}", 240, "What does `opmatrix optimize` print?"),
-    "models": Benchmark("", 0, "--models minilm --workloads 1x16,1x128,file,sorted --sentences 256 "
-                        "--rounds 5 --no-spearman --engines opmatrix,onnxruntime,openvino", 1200,
-                        "How fast is a whole model beside ONNX Runtime and OpenVINO?")}
+    "models": Benchmark(
+        "",
+        0,
+        "--models minilm --workloads 1x16,1x128,file,sorted --sentences 256 "
+        "--rounds 5 --no-spearman --engines opmatrix,onnxruntime,openvino",
+        1200,
+        "How fast is a whole model beside ONNX Runtime and OpenVINO?",
+    ),
+}
 MEASURED, PAGES = command.ROOT / "docs" / "measured", command.ROOT / "docs" / "make_results.py"
-APART = {"kills": "kills each of fifteen commands thirty times, and runs it again each time",
-         "report": "runs `opmatrix optimize` twice, for what --publish shows",
-         "paired": "holds two commits against each other",
-         "changed_files": "opens thousands of changed models beside transformers, which takes half an hour",
-         "composition": "fits smaller models for minutes, before it measures anything",
-         "quality": "fits twelve compressed models, each for a minute",
-         "interactions": "fits two dozen compressed models",
-         "partitions": "runs random models on random meshes, a thousand in a quarter of an hour",
-         "tensor_parallel": "predicts models of hundreds of billions of weights, for minutes",
-         "planner": "holds predictions against a file of published steps, which it is given",
-         "pipelines": "trains by six pipelines on four processes, each several times",
-         "local_plans": "runs six plans on four processes, each several times",
-         "laws_left_out": "searches random models anew without each law, for minutes",
-         "launched": "runs steps of four processes, a hundred times each",
-         "terms": "compiles a kernel for each of its terms before it times any",
-         "strategies": "predicts ten million strategies, some of models of hundreds of billions of weights",
-         "own_laws": "searches hundreds of operators with each of twenty laws, fifteen seconds each",
-         "drawn": "sends hundreds of operators through all of optimize, a second each",
-         "families": "optimises a model of every family, one of 135 million weights among them",
-         "widths": "writes every family at real widths by transformers, and optimises each for up to a minute",
-         "experts": "makes stacks of weights beyond the caches, and asks peers for the same",
-         "generation": "finds a program of 135 million weights, and writes text by it and by peers",
-         "stated_mixtures": "optimises six mixtures of experts, and runs 300 texts by every program of their fronts",
-         "errors": "measures every method of a model twice, to hold one against the other",
-         "phases": "optimises two models whole, each on a terminal of its own",
-         "planted": "makes a front with each of dozens of wrong kernels",
-         "sparser": "reads attention of 4096 tokens in float64 for minutes, to verify what it measures"}
+APART = {
+    "kills": "kills each of fifteen commands thirty times, and runs it again each time",
+    "report": "runs `opmatrix optimize` twice, for what --publish shows",
+    "paired": "holds two commits against each other",
+    "changed_files": "opens thousands of changed models beside transformers, which takes half an hour",
+    "composition": "fits smaller models for minutes, before it measures anything",
+    "quality": "fits twelve compressed models, each for a minute",
+    "interactions": "fits two dozen compressed models",
+    "partitions": "runs random models on random meshes, a thousand in a quarter of an hour",
+    "tensor_parallel": "predicts models of hundreds of billions of weights, for minutes",
+    "planner": "holds predictions against a file of published steps, which it is given",
+    "pipelines": "trains by six pipelines on four processes, each several times",
+    "local_plans": "runs six plans on four processes, each several times",
+    "laws_left_out": "searches random models anew without each law, for minutes",
+    "launched": "runs steps of four processes, a hundred times each",
+    "terms": "compiles a kernel for each of its terms before it times any",
+    "strategies": "predicts ten million strategies, some of models of hundreds of billions of weights",
+    "own_laws": "searches hundreds of operators with each of twenty laws, fifteen seconds each",
+    "drawn": "sends hundreds of operators through all of optimize, a second each",
+    "families": "optimises a model of every family, one of 135 million weights among them",
+    "widths": "writes every family at real widths by transformers, and optimises each for up to a minute",
+    "experts": "makes stacks of weights beyond the caches, and asks peers for the same",
+    "generation": "finds a program of 135 million weights, and writes text by it and by peers",
+    "stated_mixtures": "optimises six mixtures of experts, and runs 300 texts by every program of their fronts",
+    "errors": "measures every method of a model twice, to hold one against the other",
+    "phases": "optimises two models whole, each on a terminal of its own",
+    "planted": "makes a front with each of dozens of wrong kernels",
+    "sparser": "reads attention of 4096 tokens in float64 for minutes, to verify what it measures",
+}
 
 
 @dataclass
 class Outcome:
     """What became of one: `wrong` says what kept it from its end, `busy` what it saw of a busy machine."""
+
     name: str
     seconds: float = 0.0
     wrong: str = ""
@@ -151,7 +200,8 @@ class Outcome:
         name = f"**{self.name}**: {BENCHMARKS[self.name].answers}"
         took = f"{self.seconds:.0f} s{', busy' * bool(self.busy)}"
         said = f"**failed**: {self.wrong}" if self.wrong else f"not measured here: {self.absent}" if self.absent else ""
-        if said or not figures: yield [name, "", "", "", "", said or "no figures", took]
+        if said or not figures:
+            yield [name, "", "", "", "", said or "no figures", took]
         for at, each in enumerate(figures):
             first = not at and not said
             yield [name if first else "", *each.cells(), took if first else ""]
@@ -159,10 +209,12 @@ class Outcome:
 
 def main() -> int:
     given = options()
-    if given.list: return listing(given.only)
+    if given.list:
+        return listing(given.only)
     given.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it runs is ended with it
-    if given.publish: return publish(given.out)
+    if given.publish:
+        return publish(given.out)
     chosen = {name: BENCHMARKS[name] for name in given.only}
     takes(sum(each.seconds if given.quick else each.at_length for each in chosen.values()))
     machine, begun = prepared(), time.monotonic()
@@ -186,16 +238,19 @@ def options() -> argparse.Namespace:
     parser.add_argument("--out", "--csv", type=Path, default=Path("benchmark-results"), metavar="DIR")
     given = parser.parse_args()
     named("only", given.only, BENCHMARKS)
-    if given.out.exists() and not given.out.is_dir(): raise InputError(f"--out {given.out}: it is no directory")
+    if given.out.exists() and not given.out.is_dir():
+        raise InputError(f"--out {given.out}: it is no directory")
     return given
 
 
 def listing(names: list[str]) -> int:
     from opmatrix.display.tables import table
+
     chosen = [(name, BENCHMARKS[name]) for name in names]
     rows = [[name, f"{each.seconds:.0f} s", f"{each.at_length:.0f} s", each.answers] for name, each in chosen]
     print(table(rows, ["", "quick", "in full", ""]))
-    for name, why in APART.items(): print(f"{name}.py stands apart: it {why}")
+    for name, why in APART.items():
+        print(f"{name}.py stands apart: it {why}")
     return 0
 
 
@@ -207,13 +262,16 @@ def publish(out: Path) -> int:
     for name, each in PUBLISHED.items():
         outcome = measured(name, each._replace(full=each.full.replace("{kept}", str(kept.resolve()))), False, inf, out)
         say(f"{name}: {outcome.wrong or outcome.busy or 'done'}")
-        if outcome.wrong: return 1
+        if outcome.wrong:
+            return 1
         shutil.copy(out / f"{name}.csv", kept)
-        if outcome.busy: about["busy"] = outcome.busy
+        if outcome.busy:
+            about["busy"] = outcome.busy
     written(kept / "about.json", json.dumps(about, indent=1) + "\n")
-    pages = runpy.run_path(str(PAGES))["pages"](kept)       # before anything is changed: it may lack figures
+    pages = runpy.run_path(str(PAGES))["pages"](kept)  # before anything is changed: it may lack figures
     shutil.copytree(kept, MEASURED, dirs_exist_ok=True)
-    for page, text in pages.items(): written(command.ROOT / page, text)
+    for page, text in pages.items():
+        written(command.ROOT / page, text)
     return 0
 
 
@@ -228,34 +286,52 @@ def prepared() -> dict[str, str]:
     from opmatrix.files.checkpoint import open_model
     from opmatrix.runtime.pricing import this_machine
     from rewrites.cli.examine import examined
+
     say("kernels, calibration, model")
     kernels.warm()
     this_machine()
     open_model("minilm")
     facts = examined()
     versions = {**facts.versions, **facts.providers}
-    return {"processor": f"{facts.processor}: {', '.join(facts.features)}", "threads": str(facts.threads),
-            "load before": "unknown" if facts.host.load is None else f"{facts.host.load:.1f}",
-            "versions": ", ".join(f"{name} {found}" for name, found in versions.items() if found)}
+    return {
+        "processor": f"{facts.processor}: {', '.join(facts.features)}",
+        "threads": str(facts.threads),
+        "load before": "unknown" if facts.host.load is None else f"{facts.host.load:.1f}",
+        "versions": ", ".join(f"{name} {found}" for name, found in versions.items() if found),
+    }
 
 
 def measured(name: str, each: Benchmark, quick: bool, left: float, out: Path) -> Outcome:
     """Runs one in a process of its own, which is ended with all that it started when its time is over."""
     fill = lambda text: text.replace("{data}", str(DATA))
-    if (reads := fill(each.reads)) and not Path(reads).exists(): return Outcome(name, absent=f"{reads} is not there")
-    if left < (each.seconds if quick else 0): return Outcome(name, wrong="left out: the ten minutes are over")
+    if (reads := fill(each.reads)) and not Path(reads).exists():
+        return Outcome(name, absent=f"{reads} is not there")
+    if left < (each.seconds if quick else 0):
+        return Outcome(name, wrong="left out: the ten minutes are over")
     limit = min(left, PATIENCE * (each.seconds if quick else each.at_length) + START)
     files = {kind: out / f"{name}.{kind}" for kind in ("csv", "json", "txt", "err")}
-    for file in files.values(): file.unlink(missing_ok=True)
-    words = [sys.executable, str(HERE / f"{name}.py"), *map(fill, shlex.split(each.quick if quick else each.full)),
-             "--figures", str(files["json"].resolve()), "--csv", str(files["csv"].resolve())]
+    for file in files.values():
+        file.unlink(missing_ok=True)
+    words = [
+        sys.executable,
+        str(HERE / f"{name}.py"),
+        *map(fill, shlex.split(each.quick if quick else each.full)),
+        "--figures",
+        str(files["json"].resolve()),
+        "--csv",
+        str(files["csv"].resolve()),
+    ]
     begun = time.monotonic()
     with files["txt"].open("w") as printed, files["err"].open("w") as errors:
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=printed, stderr=errors,
-                                   start_new_session=True)  # a group, so that all that it starts can be ended
-        try: status: int | None = process.wait(limit)
-        except subprocess.TimeoutExpired: status = None
-        finally: ended(process)
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=printed, stderr=errors, start_new_session=True
+        )  # a group, so that all that it starts can be ended
+        try:
+            status: int | None = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            ended(process)
     said = files["err"].read_text(errors="replace").strip().splitlines()
     files["err"].unlink()
     busy = next((line.split(": ")[1] for line in said if line.startswith(BUSY)), "")
@@ -264,13 +340,16 @@ def measured(name: str, each: Benchmark, quick: bool, left: float, out: Path) ->
 
 def ended(process: subprocess.Popen) -> None:
     """Ends a process and all that it started and left behind."""
-    try: os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError: pass
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
     process.wait()
 
 
 def wrong(status: int | None, limit: float, said: list[str]) -> str:
-    if status is None: return f"over its {limit:.0f} s"
+    if status is None:
+        return f"over its {limit:.0f} s"
     last = next((line for line in reversed(said) if not line.startswith(BUSY)), "")
     return f"ended with status {status}: {last[:160]}" if status else ""
 
@@ -285,20 +364,30 @@ def page(found: list[Outcome], machine: dict[str, str], given: argparse.Namespac
     how = "quick" if given.quick else "in full"
     verdicts = [each.verdict for one in found for each in one.figures if each.bar]
     met, missed = verdicts.count("met"), verdicts.count("missed")
-    lines = [f"# Benchmarks, {how}", "", *(f"- {what}: {said}" for what, said in machine.items()),
-             f"- {len(found)} of {len(given.only)} benchmarks, {seconds:.0f} s",
-             f"- bars: {met} met, {missed} missed, {len(verdicts) - met - missed} not measured",
-             "", "| benchmark | figure | here | spread | bar | | took |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        f"# Benchmarks, {how}",
+        "",
+        *(f"- {what}: {said}" for what, said in machine.items()),
+        f"- {len(found)} of {len(given.only)} benchmarks, {seconds:.0f} s",
+        f"- bars: {met} met, {missed} missed, {len(verdicts) - met - missed} not measured",
+        "",
+        "| benchmark | figure | here | spread | bar | | took |",
+        "|---|---|---|---|---|---|---|",
+    ]
     lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for one in found for row in one.rows()]
-    if bad := [one.name for one in found if one.wrong]: lines += ["", f"**Failed: {', '.join(bad)}.**"]
+    if bad := [one.name for one in found if one.wrong]:
+        lines += ["", f"**Failed: {', '.join(bad)}.**"]
     if busy := [said for said in (watched().seen(), *(one.busy for one in found)) if said]:
         lines += ["", f"Busy machine, so that times are too long where the last column says so: {busy[0]}."]
-    return "\n".join([*lines, "",
-                      "All figures are in NAME.json, what was printed in NAME.txt, rows in NAME.csv."]) + "\n"
+    return (
+        "\n".join([*lines, "", "All figures are in NAME.json, what was printed in NAME.txt, rows in NAME.csv."]) + "\n"
+    )
 
 
 def written(file: Path, text: str) -> None:
-    with replacing(file) as raw: raw.write(text.encode())
+    with replacing(file) as raw:
+        raw.write(text.encode())
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

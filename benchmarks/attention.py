@@ -6,6 +6,7 @@ against torch.
 q, k and v are columns of one array, as a joined projection leaves them. Rates are in Gflop/s: four flops for each pair
 of tokens of a sentence and number of a head, counted once. `share` is of the rate of the best product of packed
 float32."""
+
 import argparse
 from importlib.util import find_spec
 from itertools import pairwise
@@ -21,13 +22,29 @@ from formats.core.layout import panels
 from formats.host.threads import limit
 from opmatrix.runtime.measure import measure, medians
 
-COLUMNS = ("sentences", "tokens", "width", "float32_ms", "float32", "share", "bfloat16_ms", "bfloat16", "torch_ms",
-           "error",
-           "error_bfloat16", "spread")
+COLUMNS = (
+    "sentences",
+    "tokens",
+    "width",
+    "float32_ms",
+    "float32",
+    "share",
+    "bfloat16_ms",
+    "bfloat16",
+    "torch_ms",
+    "error",
+    "error_bfloat16",
+    "spread",
+)
 MIXED = np.random.default_rng(0).integers(8, 41, 32).tolist()
 LONG = 128, 256, 512
-BATCHES = [*([tokens] * sentences for sentences in (1, 8) for tokens in (16, 64, *LONG)),
-           [12] * 32, [31] * 32, [77] * 8, MIXED]
+BATCHES = [
+    *([tokens] * sentences for sentences in (1, 8) for tokens in (16, 64, *LONG)),
+    [12] * 32,
+    [31] * 32,
+    [77] * 8,
+    MIXED,
+]
 
 
 def main() -> None:
@@ -40,10 +57,12 @@ def main() -> None:
     takes(3 + 0.08 * len(BATCHES) * len(given.widths) * given.rounds * given.heads / 12)
     rows = []
     for width in given.widths:
-        with limit(given.threads): rows += [raced(lengths, width, given) for lengths in BATCHES]
+        with limit(given.threads):
+            rows += [raced(lengths, width, given) for lengths in BATCHES]
         say(f"heads of {width} columns")
     print(" ".join(f"{name:>14}" for name in COLUMNS))
-    for row in rows: print(" ".join(cell(each, 14) for each in row))
+    for row in rows:
+        print(" ".join(cell(each, 14) for each in row))
     tabled(given.csv, [COLUMNS, *rows])
     concluded(given, figures(rows))
 
@@ -55,42 +74,68 @@ def figures(rows: list[tuple]) -> list[Figure]:
     ratios = [row["torch_ms"] / row["float32_ms"] for row in found if row["torch_ms"]]
     least = min((row["share"] for row in found if row["tokens"] in LONG), default=None)
     middle = median(wide) if wide else None
-    return [Figure(f"least share of a product's rate, {LONG[0]} tokens and more", least, spread=middle, ceiling=1),
-            Figure("torch's seconds over ours, geometric mean", geometric_mean(ratios) if ratios else None, "x", middle,
-                   why="torch is not installed")]
+    return [
+        Figure(f"least share of a product's rate, {LONG[0]} tokens and more", least, spread=middle, ceiling=1),
+        Figure(
+            "torch's seconds over ours, geometric mean",
+            geometric_mean(ratios) if ratios else None,
+            "x",
+            middle,
+            why="torch is not installed",
+        ),
+    ]
 
 
 def raced(lengths: list[int], width: int, given: argparse.Namespace) -> tuple:
     """One row: all take turns."""
     rng, starts, h = np.random.default_rng(1), np.concatenate([[0], np.cumsum(lengths)]), given.heads
-    T, scale = int(starts[-1]), width ** -0.5
-    q, k, v = (part.reshape(T, h, width)
-               for part in np.split(rng.standard_normal((T, 3 * h * width), np.float32), 3, axis=1))
+    T, scale = int(starts[-1]), width**-0.5
+    q, k, v = (
+        part.reshape(T, h, width) for part in np.split(rng.standard_normal((T, 3 * h * width), np.float32), 3, axis=1)
+    )
     x, w = rng.standard_normal((256, 384), np.float32), panels(rng.standard_normal((384, 384), np.float32))
     outs, y = [np.empty((T, h, width), np.float32) for _ in range(2)], np.empty((256, 384), np.float32)
-    calls = {"float32": lambda: kernels.attention(q, k, v, starts, outs[0], scale),
-             "bfloat16": lambda: kernels.attention_halves(q, k, v, starts, outs[1], scale),
-             "product": lambda: kernels.product_packed(x, w, y)}
-    if (peer := by_torch(q, k, v, starts, scale, given.threads)) is not None: calls["torch"] = peer
+    calls = {
+        "float32": lambda: kernels.attention(q, k, v, starts, outs[0], scale),
+        "bfloat16": lambda: kernels.attention_halves(q, k, v, starts, outs[1], scale),
+        "product": lambda: kernels.product_packed(x, w, y),
+    }
+    if (peer := by_torch(q, k, v, starts, scale, given.threads)) is not None:
+        calls["torch"] = peer
     taken = measure({each: lambda _, call=call: call() for each, call in calls.items()}, [None], given.rounds)
     ms = {each: 1e3 * seconds for each, seconds in medians(taken).items()}
-    flops, best = 4e-6 * h * width * sum(length ** 2
-                                         for length in lengths), 2e-9 * 256 * 384 * 384 / min(taken["product"])
+    flops, best = (
+        4e-6 * h * width * sum(length**2 for length in lengths),
+        2e-9 * 256 * 384 * 384 / min(taken["product"]),
+    )
     rate = {each: flops / ms[each] for each in ("float32", "bfloat16")}
     errors = (off(out, q, k, v, starts, scale) for out in outs)
     tokens = lengths[0] if len(set(lengths)) == 1 else f"{min(lengths)} to {max(lengths)}"
-    return (len(lengths), tokens, width, ms["float32"], rate["float32"], rate["float32"] / best, ms["bfloat16"],
-            rate["bfloat16"],
-            ms.get("torch", ""), *errors, spread(taken["float32"]))
+    return (
+        len(lengths),
+        tokens,
+        width,
+        ms["float32"],
+        rate["float32"],
+        rate["float32"] / best,
+        ms["bfloat16"],
+        rate["bfloat16"],
+        ms.get("torch", ""),
+        *errors,
+        spread(taken["float32"]),
+    )
 
 
 def by_torch(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray, scale: float, threads: int):
     """scaled_dot_product_attention over sentences of one length; None for others, or without torch."""
-    if len(set(np.diff(starts).tolist())) > 1 or not find_spec("torch"): return None
+    if len(set(np.diff(starts).tolist())) > 1 or not find_spec("torch"):
+        return None
     import torch
+
     torch.set_num_threads(threads)
-    parts = [torch.from_numpy(part.reshape(len(starts) - 1, -1, *part.shape[1:]).swapaxes(1, 2).copy())
-             for part in (q, k, v)]
+    parts = [
+        torch.from_numpy(part.reshape(len(starts) - 1, -1, *part.shape[1:]).swapaxes(1, 2).copy()) for part in (q, k, v)
+    ]
     return lambda: torch.nn.functional.scaled_dot_product_attention(*parts, scale=scale)
 
 
@@ -105,4 +150,5 @@ def off(out: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np
     return float(np.linalg.norm(out[:, 0] - want) / np.linalg.norm(want))
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

@@ -8,6 +8,7 @@ shards, heads on top, with and without a pooler. Every fourth is searched within
 of the program that `optimize` answers with; an exact program further off than 1e-5, or a chosen one further off than
 twice what was asked for on other sentences, ends with status 1.
 """
+
 from __future__ import annotations
 
 import sys
@@ -29,17 +30,40 @@ from opmatrix.algebra.batch.batch import Batch
 from rewrites.report.results import Result
 from rewrites.run import optimize
 
-COLUMNS = ("model", "saved as", "layers x width", "heads", "inner", "tokens", "activation", "eps", "number type",
-           "numbers", "files", "exact", "chosen", "program", "seconds")
-EXACT, DEFAULT = 1e-5, 0.02                                 # relative
-SAVED = ("BertModel", "BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification",
-         "BertForTokenClassification", "BertForQuestionAnswering", "BertLMHeadModel")
+COLUMNS = (
+    "model",
+    "saved as",
+    "layers x width",
+    "heads",
+    "inner",
+    "tokens",
+    "activation",
+    "eps",
+    "number type",
+    "numbers",
+    "files",
+    "exact",
+    "chosen",
+    "program",
+    "seconds",
+)
+EXACT, DEFAULT = 1e-5, 0.02  # relative
+SAVED = (
+    "BertModel",
+    "BertForMaskedLM",
+    "BertForPreTraining",
+    "BertForSequenceClassification",
+    "BertForTokenClassification",
+    "BertForQuestionAnswering",
+    "BertLMHeadModel",
+)
 NUMBERS = ("float32", "float16", "bfloat16")
 FILLED = ("fresh", "zero biases", "random", "random")
 
 
 class Case(NamedTuple):
     """One model: the class that saves it, its config, its number type, how its parameters are filled, its files."""
+
     saved: str
     config: dict[str, Any]
     number: str
@@ -53,12 +77,17 @@ def case(number: int) -> Case:
     heads, saved = int(rng.integers(1, 9)), SAVED[number % len(SAVED)]
     acts = "gelu", "gelu_new", "relu", "silu", "tanh", "gelu_pytorch_tanh"
     config = dict(
-        hidden_size=heads * int(rng.choice([1, 4, 6, 8, 12, 16, 32])), num_attention_heads=heads,
-        num_hidden_layers=1 + number % 4, intermediate_size=int(rng.integers(5, 300)),
+        hidden_size=heads * int(rng.choice([1, 4, 6, 8, 12, 16, 32])),
+        num_attention_heads=heads,
+        num_hidden_layers=1 + number % 4,
+        intermediate_size=int(rng.integers(5, 300)),
         hidden_act=acts[number % len(acts)],
-        vocab_size=int(rng.integers(50, 1200)), type_vocab_size=1 + number % 2,
-        max_position_embeddings=int(rng.integers(64, 140)), layer_norm_eps=float(rng.choice([1e-5, 1e-6, 1e-7, 1e-12])),
-        is_decoder=saved == "BertLMHeadModel")
+        vocab_size=int(rng.integers(50, 1200)),
+        type_vocab_size=1 + number % 2,
+        max_position_embeddings=int(rng.integers(64, 140)),
+        layer_norm_eps=float(rng.choice([1e-5, 1e-6, 1e-7, 1e-12])),
+        is_decoder=saved == "BertLMHeadModel",
+    )
     return Case(saved, config, NUMBERS[number % 3], FILLED[number // 2 % 4], "shards" if number % 5 == 3 else "one")
 
 
@@ -66,13 +95,15 @@ def write(made: Case, directory: Path, seed: int) -> None:
     """What transformers saves for a case, and a tokenizer."""
     import torch
     import transformers
+
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)
     model = getattr(transformers, made.saved)(transformers.BertConfig(**made.config))
     for name, parameter in model.named_parameters():
         gain = name.endswith("LayerNorm.weight")
-        if made.filled == "fresh" or (made.filled == "zero biases" and parameter.ndim == 1 and not gain): continue
+        if made.filled == "fresh" or (made.filled == "zero biases" and parameter.ndim == 1 and not gain):
+            continue
         scale = 0.1 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
         torch.nn.init.normal_(parameter, mean=float(gain), std=scale)
     model.to(getattr(torch, made.number))
@@ -91,6 +122,7 @@ def hidden(directory: Path, rows: list[np.ndarray]) -> np.ndarray:
     """transformers' last hidden states in float32, one sentence after another."""
     import torch
     import transformers
+
     model = transformers.BertModel.from_pretrained(directory, dtype=torch.float32).eval()
     with torch.no_grad():
         return np.concatenate([model(torch.from_numpy(row)[None]).last_hidden_state[0].numpy() for row in rows])
@@ -113,10 +145,23 @@ def compared(number: int, directory: Path, error: float = 0.0) -> tuple[Case, Re
 
 def row(number: int, made: Case, result: Result, exact: float, chosen: float, seconds: float) -> tuple[Any, ...]:
     c = made.config
-    return (number, made.saved, f"{c['num_hidden_layers']} x {c['hidden_size']}", c["num_attention_heads"],
-            c["intermediate_size"], c["vocab_size"], c["hidden_act"], f"{c['layer_norm_eps']:g}", made.number,
-            made.filled,
-            made.files, f"{exact:.1e}", f"{chosen:.1e}", result.best.name, f"{seconds:.1f}")
+    return (
+        number,
+        made.saved,
+        f"{c['num_hidden_layers']} x {c['hidden_size']}",
+        c["num_attention_heads"],
+        c["intermediate_size"],
+        c["vocab_size"],
+        c["hidden_act"],
+        f"{c['layer_norm_eps']:g}",
+        made.number,
+        made.filled,
+        made.files,
+        f"{exact:.1e}",
+        f"{chosen:.1e}",
+        result.best.name,
+        f"{seconds:.1f}",
+    )
 
 
 def main() -> int:
@@ -130,15 +175,22 @@ def main() -> int:
     print("  ".join(COLUMNS))
     for number in range(given.first, given.first + given.models):
         start, error = time.perf_counter(), DEFAULT if number % 4 == 3 else 0.0
-        with TemporaryDirectory() as place: made, result, exact, chosen = compared(number, Path(place) / "model", error)
+        with TemporaryDirectory() as place:
+            made, result, exact, chosen = compared(number, Path(place) / "model", error)
         off.append(exact)
         wrong += not (exact <= EXACT and chosen <= max(2 * error, EXACT))
         rows.append(row(number, made, result, exact, chosen, time.perf_counter() - start))
         print("  ".join(map(str, rows[-1])), flush=True)
     tabled(given.csv, [COLUMNS, *rows])
-    concluded(given, [Figure(f"models of {len(rows)} that are too far off transformers", wrong, most=0),
-                      Figure("largest relative change of an exact program", max(off), most=EXACT)])
+    concluded(
+        given,
+        [
+            Figure(f"models of {len(rows)} that are too far off transformers", wrong, most=0),
+            Figure("largest relative change of an exact program", max(off), most=EXACT),
+        ],
+    )
     return int(bool(wrong))
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

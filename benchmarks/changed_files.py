@@ -8,6 +8,7 @@ other numbers, or an error that is no line. What files say of words alone leaves
 its rows are not computed again. Directories that transformers cannot open, or for which it draws weights,
 are counted apart. Bars: of changes after which transformers' ids and scores stay as they were, none is refused; of all,
 at most 15 %; none is wrong."""
+
 from __future__ import annotations
 
 import json
@@ -36,36 +37,84 @@ from opmatrix.display.tables import table
 from opmatrix.files.checkpoint import open_model
 from opmatrix.inference.text import Tokenizer, unpanicked
 
-CLOSE = 1e-4                                                # of the largest number: sums in another order
+CLOSE = 1e-4  # of the largest number: sums in another order
 MOST_REFUSED = 0.15
-TEXTS = ["the river runs dry.", "The Bank  of the RIVER?", " dry, the", "Caf\u00e9 cafe\u0301 \u00e9", "un \u6cb3 bank",
-         "a [MASK] the [SEP]dry", "the<s> </s>river <unk> <mask>", "of <|endoftext|> <|im_start|>the"]
+TEXTS = [
+    "the river runs dry.",
+    "The Bank  of the RIVER?",
+    " dry, the",
+    "Caf\u00e9 cafe\u0301 \u00e9",
+    "un \u6cb3 bank",
+    "a [MASK] the [SEP]dry",
+    "the<s> </s>river <unk> <mask>",
+    "of <|endoftext|> <|im_start|>the",
+]
 LONG = "the bank of the river runs dry " * 5
 MODEL, WORDS, OLD, TOKENIZER = "config.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json"
 KEPT = "model.safetensors", "model.safetensors.index.json", TOKENIZER, MODEL, "modules.json", "1_Pooling/config.json"
-ADDED: dict[str, dict[str, list[Any]]] = {                  # values of keys that files may have and these lack
-    MODEL: {"tie_word_embeddings": [True, False], "rope_theta": [500.0], "tokenizer_class": ["PreTrainedTokenizerFast"],
-            "rope_scaling": [{"type": "linear", "factor": 2.0}], "sliding_window": [3], "attention_bias": [True],
-            "torch_dtype": ["float16"], "initializer_factor": [2.0], "head_dim": [12], "num_key_value_heads": [3]},
-    WORDS: {"do_lower_case": [False, True], "strip_accents": [False, True], "add_prefix_space": [True],
-            "tokenize_chinese_chars": [False], "add_bos_token": [True], "add_eos_token": [True], "legacy": [True],
-            "additional_special_tokens": [["river"], ["<new>"]], "extra_special_tokens": [["dry"], {"x_token": "un"}],
-            "mask_token": ["runs"], "bos_token": ["</s>"], "cls_token": ["bank"], "split_special_tokens": [False, True],
-            "padding_side": ["left"], "truncation_side": ["left"], "model_max_length": [12],
-            "clean_up_tokenization_spaces": [True], "image_token": ["river"], "chat_template": ["{{ messages }}"],
-            "added_tokens_decoder": [{"9": {"content": "river", "lstrip": True, "rstrip": True, "normalized": False,
-                                            "single_word": True, "special": False}}],
-            "tokenizer_class": ["PreTrainedTokenizerFast", "BertTokenizer", "GPT2TokenizerFast", "SomeTokenizer"]},
+ADDED: dict[str, dict[str, list[Any]]] = {  # values of keys that files may have and these lack
+    MODEL: {
+        "tie_word_embeddings": [True, False],
+        "rope_theta": [500.0],
+        "tokenizer_class": ["PreTrainedTokenizerFast"],
+        "rope_scaling": [{"type": "linear", "factor": 2.0}],
+        "sliding_window": [3],
+        "attention_bias": [True],
+        "torch_dtype": ["float16"],
+        "initializer_factor": [2.0],
+        "head_dim": [12],
+        "num_key_value_heads": [3],
+    },
+    WORDS: {
+        "do_lower_case": [False, True],
+        "strip_accents": [False, True],
+        "add_prefix_space": [True],
+        "tokenize_chinese_chars": [False],
+        "add_bos_token": [True],
+        "add_eos_token": [True],
+        "legacy": [True],
+        "additional_special_tokens": [["river"], ["<new>"]],
+        "extra_special_tokens": [["dry"], {"x_token": "un"}],
+        "mask_token": ["runs"],
+        "bos_token": ["</s>"],
+        "cls_token": ["bank"],
+        "split_special_tokens": [False, True],
+        "padding_side": ["left"],
+        "truncation_side": ["left"],
+        "model_max_length": [12],
+        "clean_up_tokenization_spaces": [True],
+        "image_token": ["river"],
+        "chat_template": ["{{ messages }}"],
+        "added_tokens_decoder": [
+            {
+                "9": {
+                    "content": "river",
+                    "lstrip": True,
+                    "rstrip": True,
+                    "normalized": False,
+                    "single_word": True,
+                    "special": False,
+                }
+            }
+        ],
+        "tokenizer_class": ["PreTrainedTokenizerFast", "BertTokenizer", "GPT2TokenizerFast", "SomeTokenizer"],
+    },
     OLD: {"mask_token": ["runs"], "additional_special_tokens": [["river"]], "do_lower_case": [False]},
-    TOKENIZER: {}, "generation_config.json": {"temperature": [0.5], "max_length": [3]}}
+    TOKENIZER: {},
+    "generation_config.json": {"temperature": [0.5], "max_length": [3]},
+}
 TEXT_FILES = WORDS, OLD, TOKENIZER, "added_tokens.json"
-NEW_FILES: dict[str, Any] = {OLD: {"unk_token": "un", "mask_token": "runs"}, "added_tokens.json": {"bank of": 9},
-                             WORDS: {"model_max_length": 512}}
+NEW_FILES: dict[str, Any] = {
+    OLD: {"unk_token": "un", "mask_token": "runs"},
+    "added_tokens.json": {"bank of": 9},
+    WORDS: {"model_max_length": 512},
+}
 
 
 class Change(NamedTuple):
     """A file of a directory, the keys that lead to a value, and the value in its place: DROPPED for none, or for no
     file."""
+
     file: str
     path: tuple[str | int, ...]
     value: Any
@@ -77,13 +126,17 @@ class Change(NamedTuple):
     def apply(self, place: Path) -> None:
         """Changes the file in a directory."""
         file = place / self.file
-        if self.value is DROPPED and not self.path: return file.unlink()
+        if self.value is DROPPED and not self.path:
+            return file.unlink()
         content = json.loads(file.read_text()) if self.path else self.value
         inner = content
-        for key in self.path[:-1]: inner = inner[key]
-        if self.value is DROPPED: del inner[self.path[-1]]
-        elif self.path: inner[self.path[-1]] = self.value
-        file.unlink(missing_ok=True)                        # it may be a link to another directory's
+        for key in self.path[:-1]:
+            inner = inner[key]
+        if self.value is DROPPED:
+            del inner[self.path[-1]]
+        elif self.path:
+            inner[self.path[-1]] = self.value
+        file.unlink(missing_ok=True)  # it may be a link to another directory's
         file.write_text(json.dumps(content))
         return None
 
@@ -93,31 +146,39 @@ DROPPED = object()
 
 class Reading(NamedTuple):
     """What a directory comes to: ids of the texts, and a row a token, or a text; or why there is none."""
+
     ids: list[list[int]]
     rows: NDArray[np.floating]
     error: str = ""
 
     def same(self, other: Reading) -> bool:
         """Whether both are the same, rows up to rounding."""
-        if self.ids != other.ids or self.rows.shape != other.rows.shape: return False
-        if not self.rows.size: return True
+        if self.ids != other.ids or self.rows.shape != other.rows.shape:
+            return False
+        if not self.rows.size:
+            return True
         return bool(np.abs(self.rows - other.rows).max() <= CLOSE * max(np.abs(other.rows).max(), 1e-9))
 
 
-def failed(error: str) -> Reading: return Reading([], np.zeros((0, 0)), error)
+def failed(error: str) -> Reading:
+    return Reading([], np.zeros((0, 0)), error)
 
 
 # ---- changes
+
 
 def changes(place: Path) -> Iterator[Change]:
     """One change of every key of every file, and of what lies within a tokenizer.json."""
     for file in sorted(file for file in place.rglob("*.json") if not file.name.endswith(".index.json")):
         name, content = str(file.relative_to(place)), json.loads(file.read_text())
-        if name not in KEPT: yield Change(name, (), DROPPED)
+        if name not in KEPT:
+            yield Change(name, (), DROPPED)
         yield from of_keys(name, content)
         for key, values in ADDED.get(name, {}).items():
-            if key not in content: yield from (Change(name, (key,), value) for value in values)
-        if name == TOKENIZER: yield from of_flags(name, content)
+            if key not in content:
+                yield from (Change(name, (key,), value) for value in values)
+        if name == TOKENIZER:
+            yield from of_flags(name, content)
     yield from (Change(name, (), content) for name, content in NEW_FILES.items() if not (place / name).exists())
 
 
@@ -125,19 +186,26 @@ def of_keys(name: str, content: Any, before: tuple[str | int, ...] = ()) -> Iter
     """A key dropped, null, and changed."""
     for key, value in content.items() if isinstance(content, dict) else enumerate(content):
         path = (*before, key)
-        if isinstance(value, dict) and name == "modules.json": yield from of_keys(name, value, path)
+        if isinstance(value, dict) and name == "modules.json":
+            yield from of_keys(name, value, path)
         yield Change(name, path, DROPPED)
-        if value is not None: yield Change(name, path, None)
+        if value is not None:
+            yield Change(name, path, None)
         yield from (Change(name, path, other) for other in others(str(key), value))
 
 
 def others(key: str, value: Any) -> list[Any]:
     """Values in the place of one."""
-    if type(value) is bool: return [not value]
-    if type(value) is int: return [value + 1, 12 if value < POSITIONS else value * 9 // 10]
-    if type(value) is float: return [value * 4 or 0.5]
-    if isinstance(value, str): return ["river", value + "x"] if key.endswith("_token") else [value + "x"]
-    if isinstance(value, list): return [[], [*value, *value[:1]]] if key not in ("vocab", "merges") else []
+    if type(value) is bool:
+        return [not value]
+    if type(value) is int:
+        return [value + 1, 12 if value < POSITIONS else value * 9 // 10]
+    if type(value) is float:
+        return [value * 4 or 0.5]
+    if isinstance(value, str):
+        return ["river", value + "x"] if key.endswith("_token") else [value + "x"]
+    if isinstance(value, list):
+        return [[], [*value, *value[:1]]] if key not in ("vocab", "merges") else []
     return [True, False, 1] if value is None else []
 
 
@@ -145,8 +213,10 @@ def of_flags(name: str, content: Any, path: tuple[str | int, ...] = ()) -> Itera
     """Every flag within a tokenizer.json turned, its few words and its lists of steps cut, a token added or taken."""
     for key, value in content.items() if isinstance(content, dict) else enumerate(content):
         at = (*path, key)
-        if key in ("vocab", "merges") or len(at) > 4: continue
-        if type(value) is bool: yield Change(name, at, not value)
+        if key in ("vocab", "merges") or len(at) > 4:
+            continue
+        if type(value) is bool:
+            yield Change(name, at, not value)
         if isinstance(value, list | dict) and not (key == "added_tokens" and len(value) > 8):
             yield from of_flags(name, value, at)
         if key == "added_tokens" and not path:
@@ -158,50 +228,64 @@ def of_flags(name: str, content: Any, path: tuple[str | int, ...] = ()) -> Itera
 
 # ---- both readings
 
+
 def theirs(place: Path, family: SavedFamily, speaks: bool, known: Reading | None = None) -> Reading:
     """What transformers makes of a directory, or sentence-transformers where its files are there. `known`: a reading of
     the same model, whose rows are these where the ids are."""
     import torch
     import transformers
+
     try:
         if family.embeds:
             from sentence_transformers import SentenceTransformer
-            with drawn_weights_raise(): model = SentenceTransformer(str(place), device="cpu")
+
+            with drawn_weights_raise():
+                model = SentenceTransformer(str(place), device="cpu")
             model.float()
-            texts = [*TEXTS, LONG]                          # alone, as padding on the left moves positions
+            texts = [*TEXTS, LONG]  # alone, as padding on the left moves positions
             return Reading([], np.concatenate([model.encode([text], show_progress_bar=False) for text in texts]))
         transformers.AutoConfig.from_pretrained(str(place))
         words = transformers.AutoTokenizer.from_pretrained(str(place))
         ids = [list(map(int, words(text)["input_ids"])) for text in TEXTS]
-        if known and ids == known.ids: return known
-        kind = getattr(transformers, "T5EncoderModel" if family.stem == "T5" else
-                       "AutoModelForCausalLM" if speaks else "AutoModel")
+        if known and ids == known.ids:
+            return known
+        kind = getattr(
+            transformers, "T5EncoderModel" if family.stem == "T5" else "AutoModelForCausalLM" if speaks else "AutoModel"
+        )
         with drawn_weights_raise():
             model = kind.from_pretrained(str(place), dtype=torch.float32, attn_implementation="eager").eval()
-        with torch.no_grad(): found = [model(torch.tensor([row])) for row in ids if fits(row)]
-        return Reading(ids, np.concatenate([(each.logits if speaks else each.last_hidden_state)[0].numpy()
-                                            for each in found]))
-    except Exception as error: return failed(f"{type(error).__name__}: {error}".replace("\n", " ")[:200])
+        with torch.no_grad():
+            found = [model(torch.tensor([row])) for row in ids if fits(row)]
+        return Reading(
+            ids, np.concatenate([(each.logits if speaks else each.last_hidden_state)[0].numpy() for each in found])
+        )
+    except Exception as error:
+        return failed(f"{type(error).__name__}: {error}".replace("\n", " ")[:200])
 
 
 @contextmanager
 def drawn_weights_raise() -> Iterator[None]:
     """Within it, weights that a checkpoint lacks and a model needs raise ValueError, where transformers draws them."""
     from transformers import PreTrainedModel
+
     plain = PreTrainedModel._finalize_model_loading
 
     def strict(model: Any, config: Any, info: Any) -> Any:
         found = plain(model, config, info)
         lost = [name for name in map(str, (*info.missing_keys, *info.mismatched_keys)) if "pooler" not in name]
-        if lost: raise ValueError(f"weights are drawn: {sorted(lost)[:2]}")
+        if lost:
+            raise ValueError(f"weights are drawn: {sorted(lost)[:2]}")
         return found
 
     PreTrainedModel._finalize_model_loading = staticmethod(strict)
-    try: yield
-    finally: PreTrainedModel._finalize_model_loading = staticmethod(plain)
+    try:
+        yield
+    finally:
+        PreTrainedModel._finalize_model_loading = staticmethod(plain)
 
 
-def fits(row: list[int]) -> bool: return 0 < len(row) <= POSITIONS and max(row) < ROWS
+def fits(row: list[int]) -> bool:
+    return 0 < len(row) <= POSITIONS and max(row) < ROWS
 
 
 def ours(place: Path, family: SavedFamily, known: Reading | None = None) -> tuple[Reading, bool]:
@@ -213,26 +297,35 @@ def ours(place: Path, family: SavedFamily, known: Reading | None = None) -> tupl
         if family.embeds:
             batch, model = words.encode([*TEXTS, LONG]), checkpoint.operator(pooled=True)
             return Reading([], dense(model, batch)), False
-        with unpanicked(): ids = [words.tokenizer.encode(text).ids for text in TEXTS]
-        for text, row in zip(TEXTS, ids, strict=True): check_refusal(words, text, row)
-        if known and ids == known.ids: return known, checkpoint.speaks
+        with unpanicked():
+            ids = [words.tokenizer.encode(text).ids for text in TEXTS]
+        for text, row in zip(TEXTS, ids, strict=True):
+            check_refusal(words, text, row)
+        if known and ids == known.ids:
+            return known, checkpoint.speaks
         batch = Batch([row for row in ids if fits(row)])
         return Reading(ids, dense(checkpoint.operator(), batch)), checkpoint.speaks
-    except InputError as error: return failed(f"InputError: {error}"), False
-    except Exception as error: return failed(f"{type(error).__name__}: {error}"[:200]), False
+    except InputError as error:
+        return failed(f"InputError: {error}"), False
+    except Exception as error:
+        return failed(f"{type(error).__name__}: {error}"[:200]), False
 
 
 def check_refusal(words: Tokenizer, text: str, row: list[int]) -> None:
     """Raises as the tokenizer for a text that a model could read, and ValueError for one that none can and that is not
     refused."""
-    if fits(row): words.encode(text)
+    if fits(row):
+        words.encode(text)
     elif row and max(row) >= ROWS:
-        try: words.encode(text)
-        except InputError: return
+        try:
+            words.encode(text)
+        except InputError:
+            return
         raise ValueError(f"{text!r} has ids beyond the table, and is not refused")
 
 
 # ---- the table
+
 
 class Outcome(NamedTuple):
     family: str
@@ -245,10 +338,14 @@ class Outcome(NamedTuple):
 def judge(family: str, change: Change, made: Reading, wanted: Reading, stays: bool) -> Outcome:
     """How two readings of a changed directory compare."""
     line = made.error.startswith("InputError: ") and "\n" not in made.error
-    if made.error and not line: kind = "wrong"
-    elif wanted.error: kind = "refused by both" if line else "opened here alone"
-    elif line: kind = "refused"
-    else: kind = "equal" if made.same(wanted) else "wrong"
+    if made.error and not line:
+        kind = "wrong"
+    elif wanted.error:
+        kind = "refused by both" if line else "opened here alone"
+    elif line:
+        kind = "refused"
+    else:
+        kind = "equal" if made.same(wanted) else "wrong"
     return Outcome(family, change, kind, stays, made.error or wanted.error)
 
 
@@ -267,19 +364,21 @@ def outcomes(name: str, each: int = 1, only: list[Change] | None = None) -> Iter
             place = Path(room) / str(number)
             shutil.copytree(whole, place, copy_function=link)
             change.apply(place)
-            of_words = change.file in TEXT_FILES            # the model is as it was
+            of_words = change.file in TEXT_FILES  # the model is as it was
             made, changed_speaks = ours(place, family, first if of_words else None)
             wanted = theirs(place, family, speaks if made.error else changed_speaks, before if of_words else None)
             yield judge(name, change, made, wanted, not wanted.error and wanted.same(before))
             shutil.rmtree(place)
 
 
-def link(source: str, target: str) -> None: Path(target).hardlink_to(source)
+def link(source: str, target: str) -> None:
+    Path(target).hardlink_to(source)
 
 
 def silence() -> None:
     """Neither warnings nor bars of others."""
     import transformers
+
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity(logging.CRITICAL)
     transformers.logging.disable_progress_bar()
@@ -320,16 +419,26 @@ def main() -> int:
             if each.outcome == "wrong" or (each.stays and each.outcome == "refused"):
                 print(f"{each.outcome}: {name}: {each.change}: {each.why}", flush=True)
         command.say(f"{name}: {len(found)} changes")
-    tabled(options.csv, [["family", "change", "outcome", "stays", "why"],
-                         *([each.family, str(each.change), each.outcome, each.stays, each.why] for each in found)])
+    tabled(
+        options.csv,
+        [
+            ["family", "change", "outcome", "stays", "why"],
+            *([each.family, str(each.change), each.outcome, each.stays, each.why] for each in found),
+        ],
+    )
     print(tallied(found))
     counted = [each for each in found if each.outcome in KINDS[:3]]
     refused, wrong = ([each for each in counted if each.outcome == kind] for kind in ("refused", "wrong"))
-    concluded(options, [
-        Figure("refused, of changes without effect", sum(each.stays for each in refused), most=0),
-        Figure("refused, of all changes", len(refused) / max(1, len(counted)), most=MOST_REFUSED),
-        Figure("wrong", len(wrong), most=0)])
+    concluded(
+        options,
+        [
+            Figure("refused, of changes without effect", sum(each.stays for each in refused), most=0),
+            Figure("refused, of all changes", len(refused) / max(1, len(counted)), most=MOST_REFUSED),
+            Figure("wrong", len(wrong), most=0),
+        ],
+    )
     return int(bool(wrong) or any(each.stays for each in refused))
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

@@ -9,6 +9,7 @@ runs in a process of its own and they take turns (benchmarks/lib/race.py); times
 of the ratios within a round. Then: the density up to which each format beats dense float32, and dense bf16; and the
 bars. The whole grid takes about half an hour, --bars four minutes. A figure against peers counts only where torch,
 scipy and MKL are in the table."""
+
 from itertools import product
 from math import isinf
 from pathlib import Path
@@ -42,14 +43,30 @@ from opmatrix.display.tables import table as aligned
 
 PROVIDERS = ("ours", "numpy", "scipy", "mkl", "torch")
 PEERS = ("scipy", "mkl", "torch")
-COLUMNS = ("shape", "rows", "structure", "density", "format", "provider", "threads", "median_s", "min_s", "bytes",
-           "error",
-           "spread")
-GRID = {"shapes": (["384x1536"], ["384x1536", "1024x1024"]), "structures": (["random"], [*STRUCTURES]),
-        "densities": ([0.1, 0.3, 0.38, 0.5], [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7]),
-        "rows": ([1, 128], [1, 16, 128, 512]), "decode": (0.0, float(MEMORY_CACHES))}  # quick, and all
-BARS = [(shape, "random", d, (16, 128, 512)) for shape in ("384x1536", "1536x384")
-        for d in (0.1, 0.3, 0.38, 0.45, 0.55)]
+COLUMNS = (
+    "shape",
+    "rows",
+    "structure",
+    "density",
+    "format",
+    "provider",
+    "threads",
+    "median_s",
+    "min_s",
+    "bytes",
+    "error",
+    "spread",
+)
+GRID = {
+    "shapes": (["384x1536"], ["384x1536", "1024x1024"]),
+    "structures": (["random"], [*STRUCTURES]),
+    "densities": ([0.1, 0.3, 0.38, 0.5], [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7]),
+    "rows": ([1, 128], [1, 16, 128, 512]),
+    "decode": (0.0, float(MEMORY_CACHES)),
+}  # quick, and all
+BARS = [
+    (shape, "random", d, (16, 128, 512)) for shape in ("384x1536", "1536x384") for d in (0.1, 0.3, 0.38, 0.45, 0.55)
+]
 BARS += [(shape, "blocks", d, (16, 128, 512)) for shape in ("384x1536", "1536x384") for d in (0.1, 0.5)]
 BARS += [("4096x4096", "blocks", 0.5, (128,))]
 JUDGED = ("dense", "packed", "bf16", "csr", "block")
@@ -75,9 +92,11 @@ def main():
         found = Table(rows)
         figures = [*report(found, given.threads), *decoded(riders, given)]
     finally:
-        for rider in riders: rider.close()
+        for rider in riders:
+            rider.close()
     tabled(given.csv, [COLUMNS, *([row[name] for name in COLUMNS] for row in rows)])
-    if given.plot: plot(found, given.plot)
+    if given.plot:
+        plot(found, given.plot)
     concluded(given, figures)
 
 
@@ -95,25 +114,33 @@ def arguments():
     parser.add_argument("--structures", nargs="+", choices=[*STRUCTURES])
     parser.add_argument("--densities", type=share, nargs="+")
     parser.add_argument("--rows", type=command.count, nargs="+")
-    parser.add_argument("--formats", nargs="+", default=[],
-                        help="ours, by the beginning of their names; all by default")
+    parser.add_argument(
+        "--formats", nargs="+", default=[], help="ours, by the beginning of their names; all by default"
+    )
     parser.add_argument("--providers", nargs="+", choices=PROVIDERS, default=PROVIDERS)
     parser.add_argument("--threads", type=command.count, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=command.count, default=9)
     parser.add_argument("--seconds", type=positive, default=0.004, help="of one candidate's turn")
     parser.add_argument("--plot", type=Path, help="draw the curves there (PNG; needs matplotlib)")
     parser.add_argument("--bars", action="store_true", help="only what the bars need")
-    parser.add_argument("--quick", action="store_true",
-                        help="where nothing else is given: a shape, a structure, few densities and rows, no one-row "
-                             "products")
-    parser.add_argument("--decode", type=number(float, 0, 100, "from 0 to 100"), metavar="N",
-                        help=f"one-row products on matrices of N last caches, by itself {MEMORY_CACHES}; 0: leave out")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="where nothing else is given: a shape, a structure, few densities and rows, no one-row products",
+    )
+    parser.add_argument(
+        "--decode",
+        type=number(float, 0, 100, "from 0 to 100"),
+        metavar="N",
+        help=f"one-row products on matrices of N last caches, by itself {MEMORY_CACHES}; 0: leave out",
+    )
     given = parser.parse_args()
     named("formats", given.formats, FORMATS)
     tablefile("plot", given.plot)
     given.whole = not (given.shapes or given.structures or given.quick)
     for option, (few, all_) in GRID.items():
-        if getattr(given, option) is None: setattr(given, option, few if given.quick else all_)
+        if getattr(given, option) is None:
+            setattr(given, option, few if given.quick else all_)
     return given
 
 
@@ -125,13 +152,17 @@ def sized(text):
 def tasks(given):
     """((shape, structure, density, rows), formats, threads): the grid, on the first number of threads, then what the
     bars still need, on all."""
-    if given.bars: return [(task, JUDGED, given.threads) for task in BARS]
-    grid = [(shape, structure, d, tuple(given.rows))
-            for shape, structure, d in product(given.shapes, given.structures, given.densities)]
+    if given.bars:
+        return [(task, JUDGED, given.threads) for task in BARS]
+    grid = [
+        (shape, structure, d, tuple(given.rows))
+        for shape, structure, d in product(given.shapes, given.structures, given.densities)
+    ]
     bars = BARS if given.whole else []
     return [(task, tuple(given.formats), given.threads[:1] if bars else given.threads) for task in grid] + [
         (task, JUDGED, given.threads if task[:3] not in {each[:3] for each in grid} else given.threads[1:])
-        for task in bars]
+        for task in bars
+    ]
 
 
 def started(threads, providers):
@@ -142,37 +173,62 @@ def started(threads, providers):
     told, riders = [f"numpy's BLAS: fastest with {setting.core or 'its own choice'} (Gflop/s: {said})"], []
     for provider, count in product(providers, threads):
         rider = Rider(provider, count, setting.environment if provider == "numpy" else {})
-        try: version = rider.ask("versions")
+        try:
+            version = rider.ask("versions")
         except RuntimeError as error:
-            if count == threads[0]: told.append(f"{provider}: absent ({error})")
+            if count == threads[0]:
+                told.append(f"{provider}: absent ({error})")
             continue
         riders.append(rider)
-        if count == threads[0]: told.append(f"{provider}: {version}")
+        if count == threads[0]:
+            told.append(f"{provider}: {version}")
     if missing := [name for name in PEERS if name not in {rider.provider for rider in riders}]:
-        told.append(f"WITHOUT {', '.join(missing)}: a figure against peers counts only with torch, scipy and MKL in "
-                    "the table")
+        told.append(
+            f"WITHOUT {', '.join(missing)}: a figure against peers counts only with torch, scipy and MKL in the table"
+        )
     return riders, told
 
 
 def lines(shape, count, structure, density, riders, found):
     """The rows of the table for one race."""
     for (i, _), ((form, size, error), medians, minima) in found.items():
-        yield dict(shape=shape, rows=count, structure=structure, density=density, format=form,
-                   provider=riders[i].provider,
-                   threads=riders[i].threads, median_s=median(medians), min_s=min(minima), bytes=size, error=error,
-                   rounds=medians, spread=spread(medians))
+        yield dict(
+            shape=shape,
+            rows=count,
+            structure=structure,
+            density=density,
+            format=form,
+            provider=riders[i].provider,
+            threads=riders[i].threads,
+            median_s=median(medians),
+            min_s=min(minima),
+            bytes=size,
+            error=error,
+            rounds=medians,
+            spread=spread(medians),
+        )
 
 
 def show(rows):
     """One race, the fastest first."""
     first, here = rows[0], Table(rows)
-    print(f"\n{first['shape']} {first['structure']} {first['density']:g}, {first['rows']} rows, {first['threads']} "
-          "thread(s)")
+    print(
+        f"\n{first['shape']} {first['structure']} {first['density']:g}, {first['rows']} rows, {first['threads']} "
+        "thread(s)"
+    )
+
     def line(row):
         ratio = here.ratio(row)
-        return [f"{row['provider']} {row['format']}", f"{1e6 * row['median_s']:.1f}",
-                shown(row["spread"]), f"{1e6 * row['min_s']:.1f}",
-                "" if ratio is None else f"{ratio:.2f}", f"{row['bytes']:,}", f"{row['error']:.1g}"]
+        return [
+            f"{row['provider']} {row['format']}",
+            f"{1e6 * row['median_s']:.1f}",
+            shown(row["spread"]),
+            f"{1e6 * row['min_s']:.1f}",
+            "" if ratio is None else f"{ratio:.2f}",
+            f"{row['bytes']:,}",
+            f"{row['error']:.1g}",
+        ]
+
     ordered = sorted(rows, key=lambda row: row["median_s"])
     print(aligned([*map(line, ordered)], ["", "µs", "spread", "least", "x dense", "bytes", "error"]), flush=True)
 
@@ -184,14 +240,25 @@ def report(found, threads):
         print(aligned(crossed, ["matrix", "rows", "format", "provider", "over float32", "over bf16"]))
     densest, first = max(row["density"] for row in found.rows), []
     for count in threads:
-        if not (judged := [*sparse_bars(found, count)]): continue
+        if not (judged := [*sparse_bars(found, count)]):
+            continue
         wide = typical(found, count)
-        figures = [Figure(what, densest if value is not None and isinf(value) else value, spread=wide, least=bar,
-                          why="no such row") for what, bar, value, *_ in judged]
+        figures = [
+            Figure(
+                what,
+                densest if value is not None and isinf(value) else value,
+                spread=wide,
+                least=bar,
+                why="no such row",
+            )
+            for what, bar, value, *_ in judged
+        ]
         first = first or figures
         print(f"\nbars on {count} thread(s)" + ("" if count == 1 else ", beside"))
-        lines = [[what, f"{bar:g}", said, figure.verdict, beside]
-                 for (what, bar, _, said, beside), figure in zip(judged, figures, strict=True)]
+        lines = [
+            [what, f"{bar:g}", said, figure.verdict, beside]
+            for (what, bar, _, said, beside), figure in zip(judged, figures, strict=True)
+        ]
         print(aligned(lines, ["", "bar", "here", "", "where"]))
     return first or [Figure("races", len(found.rows), spread=typical(found, threads[0]))]
 
@@ -204,24 +271,42 @@ def typical(found, threads):
 
 def decoded(riders, given):
     """One row times matrices that no cache holds, as a share of the bandwidth that reading them has: figures."""
-    if not given.decode: return
+    if not given.decode:
+        return
     last = caches()[-1]
     size = int(min(given.decode * last, peaks.free_memory() // 6))
-    small = ("" if size >= 2 * last else f"{peaks.format_bytes(size)} are less than twice the last cache of "
-                                         f"{peaks.format_bytes(last)}")
+    small = (
+        ""
+        if size >= 2 * last
+        else f"{peaks.format_bytes(size)} are less than twice the last cache of {peaks.format_bytes(last)}"
+    )
     print(f"\none row, packed bytes {peaks.format_bytes(size)}, last cache {peaks.format_bytes(last)}")
     table = []
     for rider in (rider for rider in riders if rider.provider == "ours"):
         for name in DECODED:
             stored, speed, reading, shares = rider.ask("decode", name=name, size=size)
-            figure = Figure(f"{name}, one row: share of the bandwidth", None if small else median(shares),
-                            spread=spread(shares),
-                            least=SHARE, ceiling=1, why=small)
-            table.append([name, str(rider.threads), f"{stored / 1e6:.0f} MB", f"{speed / 1e9:.1f} of "
-                                                                              f"{reading / 1e9:.1f} GB/s",
-                          f"{median(shares):.2f}", figure.verdict])
-            if rider.threads == given.threads[0]: yield figure
+            figure = Figure(
+                f"{name}, one row: share of the bandwidth",
+                None if small else median(shares),
+                spread=spread(shares),
+                least=SHARE,
+                ceiling=1,
+                why=small,
+            )
+            table.append(
+                [
+                    name,
+                    str(rider.threads),
+                    f"{stored / 1e6:.0f} MB",
+                    f"{speed / 1e9:.1f} of {reading / 1e9:.1f} GB/s",
+                    f"{median(shares):.2f}",
+                    figure.verdict,
+                ]
+            )
+            if rider.threads == given.threads[0]:
+                yield figure
     print(aligned(table, ["format", "threads", "stored", "reached", "share", f"bar {SHARE:g}"]))
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

@@ -15,6 +15,7 @@ what is stated, which is a statistic. `refused`: an InputError, listed by what i
 `--degenerate` draws identities, constants, aliases, one column, outputs that are inputs or one another. `--doors`
 says what they go through: `explore` and `search` on a machine of random prices, on which any program may be the
 cheapest; `saved`, the searched program once more, saved and loaded; `optimize`. Memory is poisoned before each run."""
+
 import re
 import tempfile
 import time
@@ -48,8 +49,8 @@ from rewrites.run import optimize
 from rewrites.search.search import search
 from rewrites.verify.routed import Reference
 
-FRESH = 48                                                  # sentences of a batch that no program has seen
-NEAR, ROUGH = 1e-5, 30.0                                    # relative; times what the model itself rounds in float32
+FRESH = 48  # sentences of a batch that no program has seen
+NEAR, ROUGH = 1e-5, 30.0  # relative; times what the model itself rounds in float32
 BAD = "wrong", "fault"
 OUTCOMES = "right", "beyond", "refused", *BAD
 COLUMNS = ("seed", "error", "door", "outcome", "seconds", "programs", "said")
@@ -57,6 +58,7 @@ COLUMNS = ("seed", "error", "door", "outcome", "seconds", "programs", "said")
 
 class Outcome(NamedTuple):
     """Outcome of the operator of a seed, within an error, through a door, and how many programs that gave."""
+
     seed: int
     error: float | None
     door: str
@@ -66,11 +68,13 @@ class Outcome(NamedTuple):
     said: str
 
     @property
-    def case(self) -> str: return f"seed {self.seed}, {self.door}, error {self.error}"
+    def case(self) -> str:
+        return f"seed {self.seed}, {self.door}, error {self.error}"
 
 
 class Exact(NamedTuple):
     """A program that is no point of a front: nothing is approximated."""
+
     name: str
     program: Program
     methods: tuple = ()
@@ -81,12 +85,14 @@ class Exact(NamedTuple):
 def machine():
     """As `optimize` prices for, once a process."""
     from opmatrix.runtime.pricing import this_machine
+
     return this_machine(lambda *done: None)
 
 
 def know_laws() -> None:
     """From here on the laws alone, which no operator changes, are verified once."""
     from rewrites import verify
+
     found = cache(verify.verify_laws)
     verify.verify_laws = lambda laws, **told: dict(found(tuple(laws)))
 
@@ -122,11 +128,16 @@ def random_machine(drawn: Drawn) -> Anything:
 
 
 DOORS: dict[str, Callable[[Drawn, float | None], list]] = {
-    "explore": through_explore, "search": through_search, "saved": through_files, "optimize": through_optimize}
+    "explore": through_explore,
+    "search": through_search,
+    "saved": through_files,
+    "optimize": through_optimize,
+}
 
 
-def judge(seed: int, error: float | None, draw: Callable[[int], Drawn] = random_operator,
-          door: str = "optimize") -> Outcome:
+def judge(
+    seed: int, error: float | None, draw: Callable[[int], Drawn] = random_operator, door: str = "optimize"
+) -> Outcome:
     """The operator of a seed through a door."""
     start, programs = time.perf_counter(), 0
     drawn = draw(seed)
@@ -134,9 +145,11 @@ def judge(seed: int, error: float | None, draw: Callable[[int], Drawn] = random_
         try:
             points = DOORS[door](drawn, error)
             programs = len(points)
-            outcome, said = max((compared(drawn, point) for point in points),
-                                key=lambda found: OUTCOMES.index(found[0]))
-        except (InputError, Infeasible) as refused: outcome, said = "refused", str(refused)
+            outcome, said = max(
+                (compared(drawn, point) for point in points), key=lambda found: OUTCOMES.index(found[0])
+            )
+        except (InputError, Infeasible) as refused:
+            outcome, said = "refused", str(refused)
         except Exception as fault:
             place = traceback.extract_tb(fault.__traceback__)[-1]
             outcome = "fault"
@@ -150,9 +163,9 @@ def compared(drawn: Drawn, point) -> tuple[str, str]:
     own = drawn.batch(0)
     batch = own if own.alone and point.methods else drawn.batch(1, None if own.alone else FRESH)
     (given, taken), found = noted(partial(point.program.run_all, batch)), ("right", "")
-    for name, term in outputs(drawn.model).items():         # of several heads side by side
-        wanted, _, _ = Reference(partial(dense, term, batch)).beside(taken)         # where rows go as they went there
-        sure = np.isfinite(wanted)                          # of what is no number nothing is right or wrong
+    for name, term in outputs(drawn.model).items():  # of several heads side by side
+        wanted, _, _ = Reference(partial(dense, term, batch)).beside(taken)  # where rows go as they went there
+        sure = np.isfinite(wanted)  # of what is no number nothing is right or wrong
         size, off = (np.linalg.norm(each[sure]) for each in (wanted, given[name].reshape(wanted.shape) - wanted))
         if point.methods:
             most, worst = point.stated_error * size, 2 * point.stated_error * size
@@ -161,8 +174,11 @@ def compared(drawn: Drawn, point) -> tuple[str, str]:
             most = worst = max(NEAR * size, ROUGH * rough)
         if not off <= most:
             kind = "beyond" if off <= worst else "wrong"
-            found = max(found, (kind, f"{point.name}: {name} is off by {off:.3g}, at most {most:.3g} of {size:.3g}"),
-                        key=lambda each: OUTCOMES.index(each[0]))
+            found = max(
+                found,
+                (kind, f"{point.name}: {name} is off by {off:.3g}, at most {most:.3g} of {size:.3g}"),
+                key=lambda each: OUTCOMES.index(each[0]),
+            )
     return found
 
 
@@ -186,10 +202,12 @@ def judged(many: int, judge_one: Callable[[int], list[Outcome]], processes: int)
     """The outcomes of so many operators."""
     if processes == 1:
         begin_process()
-        for at in range(many): yield from judge_one(at)
+        for at in range(many):
+            yield from judge_one(at)
     else:
         with ProcessPoolExecutor(processes, initializer=begin_process) as pool:
-            for found in pool.map(judge_one, range(many), chunksize=4): yield from found
+            for found in pool.map(judge_one, range(many), chunksize=4):
+                yield from found
 
 
 def table(found: Iterable[Outcome]) -> list[str]:
@@ -198,8 +216,9 @@ def table(found: Iterable[Outcome]) -> list[str]:
     counts = Counter((each.door, each.outcome) for each in found)
     doors = dict.fromkeys(each.door for each in found)
     lines = [f"{door:>10}" + "".join(f"{counts[door, outcome]:>6} {outcome}" for outcome in OUTCOMES) for door in doors]
-    said = Counter((each.outcome, re.sub(r"\d[\d.e+-]*", "#", each.said)[:110])
-                   for each in found if each.outcome != "right")
+    said = Counter(
+        (each.outcome, re.sub(r"\d[\d.e+-]*", "#", each.said)[:110]) for each in found if each.outcome != "right"
+    )
     return lines + [f"{count:>6} {outcome}: {words}" for (outcome, words), count in sorted(said.items())]
 
 
@@ -216,7 +235,8 @@ def main() -> int:
     draw = degenerate_operator if options.degenerate else random_operator
     judge_one = partial(through_doors, seed=options.seed, draw=draw, doors=options.doors)
     found = followed(judged(options.count, judge_one, options.processes), "operators", BAD)
-    for line in table(found): print(line)
+    for line in table(found):
+        print(line)
     tabled(options.csv, [COLUMNS, *found])
     counts = Counter(each.outcome for each in found)
     print(f"{counts['wrong']} wrong, {counts['fault']} faults of {options.count} operators")
@@ -226,4 +246,5 @@ def main() -> int:
     return int(any(counts[kind] for kind in BAD))
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

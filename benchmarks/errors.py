@@ -5,6 +5,7 @@ method and detour alone brings about, against those measured; and errors of meth
 
 Methods are measured alone on a few sentences, as `optimize` does it, programs on other ones. Programs are the fastest
 and the smallest over a ladder of errors, all different."""
+
 import time
 from math import inf, sqrt
 from statistics import median
@@ -30,7 +31,7 @@ from rewrites.workload.resolve import source
 from rewrites.workload.workload import Workload
 
 COLUMNS = "program", "predicted", "measured", "factor"
-LEAST, MOST = 0.002, 0.4                                    # errors of the ladder
+LEAST, MOST = 0.002, 0.4  # errors of the ladder
 LIMITS = Limits(error=0.5, most=6)
 
 
@@ -42,8 +43,9 @@ def main() -> None:
     takes(20 + 4 * given.programs)
     checkpoint = open_model(given.model)
     with silence_stdout():
-        opened = Opened(checkpoint.operator(True), Workload.of(checkpoint), this_machine(), EXACT_LAWS,
-                        source(checkpoint))
+        opened = Opened(
+            checkpoint.operator(True), Workload.of(checkpoint), this_machine(), EXACT_LAWS, source(checkpoint)
+        )
         proposed = propose_approximations(search_exact(opened), MOST)
         say("methods of all weights are measured")
         start = time.perf_counter()
@@ -51,19 +53,40 @@ def main() -> None:
         took = time.perf_counter() - start
         rows = [*programs(proposed, given.programs)]
         alone, others = [*methods(proposed)]
-    print(table([[row[0], *(f"{100 * each:.3g} %" for each in row[1:3]), f"{row[3]:.2f}"] for row in rows],
-                ["program", "predicted", "measured", "factor"]))
+    print(
+        table(
+            [[row[0], *(f"{100 * each:.3g} %" for each in row[1:3]), f"{row[3]:.2f}"] for row in rows],
+            ["program", "predicted", "measured", "factor"],
+        )
+    )
     tabled(given.csv, [COLUMNS, *rows])
     what = f"predicted and measured errors of {len(rows)} programs apart by a factor of"
-    concluded(given, [
-        Figure(f"{what}, at most", max((row[3] for row in rows), default=inf), most=1.3),
-        Figure(f"{what}, median", median(row[3] for row in rows) if rows else None, why="no program"),
-        Figure(f"rank correlation of {len(alone)} errors of single methods with those on other rows",
-               float(spearmanr(alone, others).statistic), least=0.95, ceiling=1),
-        Figure(f"the search within 2 %, {len(opened.parts)} parts, "
-               f"{len(proposed.searched.space.substitutions)} detours", took, "s", most=10),
-        Figure("its gap", 100 * (1 - proved.bound / proved.time) if proved.bound > 0 else None, "%",
-               why="nothing is proved")])
+    concluded(
+        given,
+        [
+            Figure(f"{what}, at most", max((row[3] for row in rows), default=inf), most=1.3),
+            Figure(f"{what}, median", median(row[3] for row in rows) if rows else None, why="no program"),
+            Figure(
+                f"rank correlation of {len(alone)} errors of single methods with those on other rows",
+                float(spearmanr(alone, others).statistic),
+                least=0.95,
+                ceiling=1,
+            ),
+            Figure(
+                f"the search within 2 %, {len(opened.parts)} parts, "
+                f"{len(proposed.searched.space.substitutions)} detours",
+                took,
+                "s",
+                most=10,
+            ),
+            Figure(
+                "its gap",
+                100 * (1 - proved.bound / proved.time) if proved.bound > 0 else None,
+                "%",
+                why="nothing is proved",
+            ),
+        ],
+    )
 
 
 def programs(proposed: Proposed, most: int):
@@ -72,9 +95,12 @@ def programs(proposed: Proposed, most: int):
     exact, batch = searched.exact, searched.workload.choose
     for step in range(most):
         for weights in OBJECTIVES:
-            try: structure = choices.choose(LEAST * (MOST / LEAST) ** (step / max(1, most - 1)), None, weights)
-            except Infeasible: continue
-            if structure.error: found[structure.time, structure.memory] = structure
+            try:
+                structure = choices.choose(LEAST * (MOST / LEAST) ** (step / max(1, most - 1)), None, weights)
+            except Infeasible:
+                continue
+            if structure.error:
+                found[structure.time, structure.memory] = structure
     say(f"{len(found)} programs")
     wanted, every = exact.run(batch), sorted(found.values(), key=lambda each: each.error)
     for at in range(min(most, len(every))):
@@ -87,11 +113,25 @@ def programs(proposed: Proposed, most: int):
 def methods(proposed: Proposed):
     """The errors of methods alone as the search knows them, and on the rows that states are made of."""
     searched = proposed.searched
-    again = propose_methods(searched.space, searched.optimum, searched.exact, searched.emitter,
-                            searched.opened.representable, searched.workload.fit, searched.workload.verify, LIMITS)
-    pairs = [(each.error, other.error) for leaves, found in proposed.choices.measured.items()
-             for each in found for other in again.measured[leaves] if each._replace(error=0) == other._replace(error=0)]
+    again = propose_methods(
+        searched.space,
+        searched.optimum,
+        searched.exact,
+        searched.emitter,
+        searched.opened.representable,
+        searched.workload.fit,
+        searched.workload.verify,
+        LIMITS,
+    )
+    pairs = [
+        (each.error, other.error)
+        for leaves, found in proposed.choices.measured.items()
+        for each in found
+        for other in again.measured[leaves]
+        if each._replace(error=0) == other._replace(error=0)
+    ]
     yield from zip(*pairs, strict=True)
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

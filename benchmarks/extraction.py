@@ -6,6 +6,7 @@ Beside a file `optima.csv` (columns file, optimum) the costs are compared with t
 against the definition. `closed` is the part of the gap between greedy and bound that is closed; 1 where there is no
 gap.
 """
+
 from __future__ import annotations
 
 import csv
@@ -47,8 +48,11 @@ def diamonds(random: Random, c: int, classes: int) -> Iterable[int]:
 
 def deep(random: Random, c: int, classes: int) -> Iterable[int]:
     """A tree with short cuts: many programs of equal cost."""
-    return (c // 2, c // 3) if random.random() < 0.2 else (max(0, c - random.randint(1, 30))
-                                                           for _ in range(random.randint(1, 2)))
+    return (
+        (c // 2, c // 3)
+        if random.random() < 0.2
+        else (max(0, c - random.randint(1, 30)) for _ in range(random.randint(1, 2)))
+    )
 
 
 def cover(random: Random, c: int, classes: int) -> Iterable[int]:
@@ -70,8 +74,10 @@ def generated(nodes: int, structure: Callable[[Random, int, int], Iterable[int]]
     out = []
     for i in range(nodes):
         c = i % classes
-        children = [random.randrange(classes) if cyclic and i >= classes and random.random() < 0.1 else k
-                    for k in (structure(random, c, classes) if c >= leaves else ())]
+        children = [
+            random.randrange(classes) if cyclic and i >= classes and random.random() < 0.1 else k
+            for k in (structure(random, c, classes) if c >= leaves else ())
+        ]
         out.append(Node(c, tuple(children), price(random)))
     roots = range(classes // 2, classes) if structure is cover else range(classes - 3, classes)
     return Problem(out, [*roots])
@@ -95,8 +101,10 @@ def closed(answer: Extraction) -> float:
 
 def optima(folder: Path | None) -> dict[str, float]:
     """By file, where they are known."""
-    if not folder or not (file := folder / "optima.csv").exists(): return {}
-    try: return {row["file"]: float(row["optimum"]) for row in csv.DictReader(read_text(file).splitlines())}
+    if not folder or not (file := folder / "optima.csv").exists():
+        return {}
+    try:
+        return {row["file"]: float(row["optimum"]) for row in csv.DictReader(read_text(file).splitlines())}
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{file}: columns file and optimum: {error}") from None
 
@@ -127,15 +135,28 @@ def main() -> None:
         if name in best and abs(answer.cost - best[name]) > 1e-6 * best[name]:
             wrong.append(name)
             proof += f", not the optimum {best[name]}"
-        print(f"{name[-52:]:52} {len(problem.nodes):6} {answer.cost:12.6g} {answer.bound:12.6g} {answer.greedy:12.6g} "
-              f"{closed(answer):6.2f} {answer.seconds:8.3f}  {proof}", flush=True)
+        print(
+            f"{name[-52:]:52} {len(problem.nodes):6} {answer.cost:12.6g} {answer.bound:12.6g} {answer.greedy:12.6g} "
+            f"{closed(answer):6.2f} {answer.seconds:8.3f}  {proof}",
+            flush=True,
+        )
         rows.append([name, len(problem.nodes), answer.cost, answer.bound, answer.greedy, answer.seconds])
     tabled(options.csv, [["file", "nodes", "cost", "bound", "greedy", "seconds"], *rows])
     known = sum(row[0] in best for row in rows)
-    concluded(options, [Figure(f"graphs of {len(rows)} solved with a proof", proved),
-                        Figure(f"costs of {known} that are not the known optimum", len(wrong) if known else None,
-                               most=0, why="the folder has no optima.csv"),
-                        Figure("longest", max((row[5] for row in rows), default=None), "s")])
+    concluded(
+        options,
+        [
+            Figure(f"graphs of {len(rows)} solved with a proof", proved),
+            Figure(
+                f"costs of {known} that are not the known optimum",
+                len(wrong) if known else None,
+                most=0,
+                why="the folder has no optima.csv",
+            ),
+            Figure("longest", max((row[5] for row in rows), default=None), "s"),
+        ],
+    )
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

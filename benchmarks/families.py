@@ -7,6 +7,7 @@ Weights are `published` (MiniLM, SmolLM2), `trained` by tests/support/train_mode
 sizes are no one's, their numbers are), or `random` (a network over a graph of 2,000 nodes, each with 8 others). MB
 are of what is stored, peak those of values beside it while a batch runs. Each is optimised for one sentence of so
 many tokens, or as many as it has positions for; a graph is read whole."""
+
 from collections.abc import Iterator
 from functools import reduce
 from operator import matmul
@@ -29,21 +30,37 @@ from rewrites.report.points import Point
 from rewrites.report.results import Result
 from rewrites.run import optimize
 
-COLUMNS = ("family", "model", "weights", "program", "ms", "ms_predicted", "mb", "peak_mb", "mb_predicted", "error",
-           "error_stated")
-NODES, NEIGHBOURS, WIDE, DEEP = 2000, 8, 128, 3             # of the graph and of its network
+COLUMNS = (
+    "family",
+    "model",
+    "weights",
+    "program",
+    "ms",
+    "ms_predicted",
+    "mb",
+    "peak_mb",
+    "mb_predicted",
+    "error",
+    "error_stated",
+)
+NODES, NEIGHBOURS, WIDE, DEEP = 2000, 8, 128, 3  # of the graph and of its network
 
 
 class Subject(NamedTuple):
     """What is optimised: a model by name or directory, or an operator with its batch; where its weights are from."""
+
     model: str
     weights: str
 
 
 MODELS = {
-    "bert": Subject("minilm", "published"), "gpt": Subject(str(TESTS / "data" / "gpt2_bytes"), "trained"),
-    "llama": Subject("smollm2", "published"), "pangu": Subject(str(TESTS / "data" / "pangu_bytes"), "trained"),
-    "experts": Subject(str(TESTS / "data" / "mixtral_bytes"), "trained"), "graph": Subject("graph network", "random")}
+    "bert": Subject("minilm", "published"),
+    "gpt": Subject(str(TESTS / "data" / "gpt2_bytes"), "trained"),
+    "llama": Subject("smollm2", "published"),
+    "pangu": Subject(str(TESTS / "data" / "pangu_bytes"), "trained"),
+    "experts": Subject(str(TESTS / "data" / "mixtral_bytes"), "trained"),
+    "graph": Subject("graph network", "random"),
+}
 
 
 def main() -> None:
@@ -77,10 +94,14 @@ def optimised(name: str, tokens: int, error: float, rounds: int) -> Result:
 def graph_network(rng: np.random.Generator) -> tuple[Operator, Batch]:
     """Layers of a node beside the mean of its neighbours (Hamilton et al. 2017, GraphSAGE), and a graph."""
     edges = relation("edges", "T", "T")
-    def drawn(*shape: int) -> Operator: return weight(Data(rng.normal(size=shape) * shape[0] ** -0.5))
+
+    def drawn(*shape: int) -> Operator:
+        return weight(Data(rng.normal(size=shape) * shape[0] ** -0.5))
+
     def layer() -> Operator:
         W = drawn(2 * WIDE, WIDE)
         return formula(lambda x: row(x, product(given(edges), x, over=mean)) @ W) @ relu
+
     to = rng.integers(0, NODES, NODES * NEIGHBOURS)
     matrix = csr_array((np.ones(to.size), to, np.arange(0, to.size + 1, NEIGHBOURS)), (NODES, NODES))
     matrix.sum_duplicates()
@@ -94,17 +115,26 @@ def rows_of(name: str, found: Result) -> Iterator[tuple[str | float, ...]]:
     exact = next(point for point in found.points if point.name == "exact")
     for what, point in {"imported": found.imported, "exact": exact, "chosen": found.best}.items():
         peak = point.program.peak_bytes(timed)
-        yield (name, subject.model.rsplit("/", 1)[-1], subject.weights,
-               what if what != "chosen" else f"chosen: {point.name}", *milliseconds(point),
-               point.program.stored_bytes / 1e6, peak / 1e6, point.predicted_bytes / 1e6,
-               np.nan if point.measured_error is None else point.measured_error, point.stated_error)
+        yield (
+            name,
+            subject.model.rsplit("/", 1)[-1],
+            subject.weights,
+            what if what != "chosen" else f"chosen: {point.name}",
+            *milliseconds(point),
+            point.program.stored_bytes / 1e6,
+            peak / 1e6,
+            point.predicted_bytes / 1e6,
+            np.nan if point.measured_error is None else point.measured_error,
+            point.stated_error,
+        )
 
 
 def milliseconds(point: Point) -> tuple[float, float]:
     return (np.nan if point.measured_s is None else 1e3 * point.measured_s), 1e3 * point.predicted_s
 
 
-def shown(value: float) -> str: return "" if value != value else f"{value:.4g}"
+def shown(value: float) -> str:
+    return "" if value != value else f"{value:.4g}"
 
 
 def figures(rows: list[tuple[str | float, ...]]) -> Iterator[Figure]:
@@ -120,4 +150,5 @@ def figures(rows: list[tuple[str | float, ...]]) -> Iterator[Figure]:
     yield Figure("predicted seconds off, median", float(np.median(off)), "%")
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

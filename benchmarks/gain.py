@@ -6,6 +6,7 @@
 All programs and all peers run once in every round, in an order that turns; figures are medians of rounds, ratios
 medians of the rounds' ratios. `chosen` is what `opmatrix optimize --error` would return. Peers run in processes of
 their own, with as many threads (benchmarks/lib/peers.py)."""
+
 from dataclasses import replace
 from statistics import median
 
@@ -34,8 +35,9 @@ COLUMNS = "workload", "program", "ms", "share_saved", "times_baseline", "predict
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--model", default="minilm")
-    parser.add_argument("--workloads", type=shape, nargs="+", default=[(1, 16), (1, 128), (8, 128)],
-                        help="sentences x tokens")
+    parser.add_argument(
+        "--workloads", type=shape, nargs="+", default=[(1, 16), (1, 128), (8, 128)], help="sentences x tokens"
+    )
     parser.add_argument("--rounds", type=count, default=25)
     parser.add_argument("--error", type=number(float, 0, 1, "from 0 to 1"), default=0.02)
     parser.add_argument("--no-peers", action="store_true")
@@ -46,7 +48,8 @@ def main() -> None:
     for sentences, tokens in given.workloads:
         rows += measured(sentences, tokens, checkpoint, machine, peers, given)
         say(f"{sentences}x{tokens}")
-    for peer in peers: peer.close()
+    for peer in peers:
+        peer.close()
     tabled(given.csv, [COLUMNS, *rows])
     concluded(given, figures(rows))
 
@@ -54,6 +57,7 @@ def main() -> None:
 def the_peers(directory):
     """Started once for all workloads."""
     from lib.peers import started
+
     return started(directory)
 
 
@@ -61,8 +65,10 @@ def figures(rows):
     """What each means saves of the whole, by workload, and the chosen program's error."""
     for row in (dict(zip(COLUMNS, each, strict=True)) for each in rows):
         workload, program, saved, wide = (row[name] for name in ("workload", "program", "share_saved", "spread"))
-        if program == "baseline": yield Figure(f"{workload}: imported", row["ms"], "ms", wide)
-        else: yield Figure(f"{workload}: {program}, saved", 100 * saved, "%", wide)
+        if program == "baseline":
+            yield Figure(f"{workload}: imported", row["ms"], "ms", wide)
+        else:
+            yield Figure(f"{workload}: {program}, saved", 100 * saved, "%", wide)
 
 
 def measured(sentences, tokens, checkpoint, machine, peers, given):
@@ -72,20 +78,48 @@ def measured(sentences, tokens, checkpoint, machine, peers, given):
     timed = Batch([np.resize(workload.timed.tokens, tokens)] * sentences)
     searched = search_exact(Opened(checkpoint.operator(), replace(workload, timed=timed), machine, EXACT_LAWS))
     best = chosen(searched, given.error)
-    programs = {"baseline": searched.programs["imported"], "+ fusion": searched.programs["fused"],
-                "+ laws": searched.exact, f"chosen: {best.name}": best.program}
-    predicted = dict(zip(programs, (*(each.time for each in searched.structures.values()), best.predicted_s),
-                         strict=True))
+    programs = {
+        "baseline": searched.programs["imported"],
+        "+ fusion": searched.programs["fused"],
+        "+ laws": searched.exact,
+        f"chosen: {best.name}": best.program,
+    }
+    predicted = dict(
+        zip(programs, (*(each.time for each in searched.structures.values()), best.predicted_s), strict=True)
+    )
     peers = [peer for peer in peers if works(peer, sentences, tokens)]
     times = rounds(programs, peers, timed, given.rounds)
-    lines = [(name, who, 1e3 * median(taken), 1 - ratio(times, who), ratio(times, who),
-              1e3 * predicted.get(who, np.nan), best.measured_error if who.startswith("chosen") else "",
-              spread(taken)) for who, taken in times.items()]
-    print(f"\n{name} tokens, {given.rounds} rounds\n" + table([
-        [who, f"{ms:.3f}", f"{100 * share:.1f} %", f"{times_base:.3f}", f"{ahead:.3f}" if ahead == ahead else "",
-         f"{error:.2g}" if error else "", shown(wide)]
-        for _, who, ms, share, times_base, ahead, error, wide in lines],
-        ["", "ms", "saved", "× baseline (paired)", "ms predicted", "error", "spread"]))
+    lines = [
+        (
+            name,
+            who,
+            1e3 * median(taken),
+            1 - ratio(times, who),
+            ratio(times, who),
+            1e3 * predicted.get(who, np.nan),
+            best.measured_error if who.startswith("chosen") else "",
+            spread(taken),
+        )
+        for who, taken in times.items()
+    ]
+    print(
+        f"\n{name} tokens, {given.rounds} rounds\n"
+        + table(
+            [
+                [
+                    who,
+                    f"{ms:.3f}",
+                    f"{100 * share:.1f} %",
+                    f"{times_base:.3f}",
+                    f"{ahead:.3f}" if ahead == ahead else "",
+                    f"{error:.2g}" if error else "",
+                    shown(wide),
+                ]
+                for _, who, ms, share, times_base, ahead, error, wide in lines
+            ],
+            ["", "ms", "saved", "× baseline (paired)", "ms predicted", "error", "spread"],
+        )
+    )
     if peers:
         fastest = min(peers, key=lambda peer: median(times[peer.name])).name
         times_ours = median(times[fastest]) / median(times["+ laws"])
@@ -95,14 +129,17 @@ def measured(sentences, tokens, checkpoint, machine, peers, given):
 
 def works(peer, sentences, tokens):
     """Whether a peer takes batches of this shape; why not is printed."""
-    try: return peer.seconds([[101] * tokens] * sentences) > 0
-    except (RuntimeError, BrokenPipeError) as error: return print(f"absent  {error}")
+    try:
+        return peer.seconds([[101] * tokens] * sentences) > 0
+    except (RuntimeError, BrokenPipeError) as error:
+        return print(f"absent  {error}")
 
 
 def chosen(searched, error):
     """The point that a whole run returns; where no error is allowed that is the exact one."""
     compile_kernels(searched)
-    if not error: return Point.of(searched, "exact", searched.exact, searched.optimum.time, 0.0, 0.0)
+    if not error:
+        return Point.of(searched, "exact", searched.exact, searched.optimum.time, 0.0, 0.0)
     proposed = propose_approximations(searched, error)
     verified = verify_front(searched, proposed.choices, find_front(proposed, error, None), {})
     timed = time_front(searched, verified, 10, unheard)
@@ -118,9 +155,10 @@ def rounds(programs, peers, batch, count, warm=3):
     with undisturbed():
         for turn in range(-warm, count):
             for name in rotate_order(list(calls), turn):
-                calls[name]()                               # once for the caches, which another has filled
+                calls[name]()  # once for the caches, which another has filled
                 second = calls[name]()
-                if turn >= 0: taken[name].append(second)
+                if turn >= 0:
+                    taken[name].append(second)
     return taken
 
 
@@ -129,4 +167,5 @@ def ratio(times, name):
     return median(a / b for a, b in zip(times[name], times["baseline"], strict=True))
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

@@ -15,6 +15,7 @@ Perplexity is of the first `--foresee` tokens of the text that ships, token by t
 
 In place of all that: `--long 10000` writes so many tokens over `--at-once` sequences, and says whether memory stays
 flat and a step grows by the caches that it reads; `--greedy` holds 64 tokens of 20 prompts against transformers'."""
+
 import time
 from statistics import median
 
@@ -39,10 +40,24 @@ from rewrites.lowering.phased import Generation, later_step, prefill
 from rewrites.workload.decoded import predict_step
 from rewrites.workload.phases import Report
 
-COLUMNS = ("engine", "version", "sequences", "context", "first_ms", "predicted", "token_ms", "predicted", "tokens_s",
-           "mb_token", "share_of_bandwidth", "python", "perplexity", "process_s")
-BARS = {"llama.cpp": (1.25, 1.5), "torch": (1.0, 1.2)}      # over ours exact, and with x rounded
-OFF = 0.15                                                  # that a step may be priced off
+COLUMNS = (
+    "engine",
+    "version",
+    "sequences",
+    "context",
+    "first_ms",
+    "predicted",
+    "token_ms",
+    "predicted",
+    "tokens_s",
+    "mb_token",
+    "share_of_bandwidth",
+    "python",
+    "perplexity",
+    "process_s",
+)
+BARS = {"llama.cpp": (1.25, 1.5), "torch": (1.0, 1.2)}  # over ours exact, and with x rounded
+OFF = 0.15  # that a step may be priced off
 
 
 def main() -> None:
@@ -59,38 +74,46 @@ def main() -> None:
     parser.add_argument("--long", type=count, help="tokens over several sequences, in place of the race")
     parser.add_argument("--greedy", action="store_true", help="beside transformers' tokens, in place of the race")
     given = parser.parse_args()
-    if given.long or given.greedy: return beyond_seconds(given)
+    if given.long or given.greedy:
+        return beyond_seconds(given)
     takes(60 + given.rounds * sum(3 + 0.002 * context + 0.1 * given.tokens for context in given.contexts))
     checkpoint, figures = open_model(given.model), list[Figure]()
     exact = exact_program(given, checkpoint)
     narrow = rounded(exact)
-    engines = [Ours("opmatrix, exact", exact),
-               Ours("opmatrix, x rounded", narrow, quicker_caches(narrow, max(given.contexts)))]
+    engines = [
+        Ours("opmatrix, exact", exact),
+        Ours("opmatrix, x rounded", narrow, quicker_caches(narrow, max(given.contexts))),
+    ]
     for peer in PEERS:
         if why := "left out" if given.no_peers else why_absent(peer, checkpoint):
             say(f"{peer.name}: {why}: its columns stay open")
             figures.append(Figure(f"{peer.name}: ms a token", None, "ms", why=why))
-        else: engines.append(peer(checkpoint))
+        else:
+            engines.append(peer(checkpoint))
     table, later = raced(given, checkpoint, engines)
     figures += compared(given, engines, later)
     figures += many(given, checkpoint, engines, table)
     beside(given, checkpoint, engines, table)
-    for line in table: print(" ".join(cell(each, 18) for each in line))
+    for line in table:
+        print(" ".join(cell(each, 18) for each in line))
     tabled(given.csv, table)
     concluded(given, figures)
 
 
 def exact_program(given, checkpoint):
     """The saved one, or what a search finds for the request."""
-    if given.program: return Program.load(given.program)
+    if given.program:
+        return Program.load(given.program)
     return find_exact(checkpoint, Report(quiet=True), Generation(given.prompt, 128))
 
 
 def quicker_caches(program, context):
     """The number type of caches in which a step at a context is priced lower: a search chooses so behind products that
     round."""
-    return min(HELD_NUMBERS, key=lambda number: predict_step(this_machine(), decodable(program, number),
-                                                             later_step(context, 1)))
+    return min(
+        HELD_NUMBERS,
+        key=lambda number: predict_step(this_machine(), decodable(program, number), later_step(context, 1)),
+    )
 
 
 def beyond_seconds(given):
@@ -98,10 +121,13 @@ def beyond_seconds(given):
     checkpoint, figures = open_model(given.model), list[Figure]()
     takes(60 + 0.012 * (given.long or 0) + 60 * given.greedy)
     exact = exact_program(given, checkpoint)
-    if given.long: figures += long_texts(exact, given.long, given.at_once)
+    if given.long:
+        figures += long_texts(exact, given.long, given.at_once)
     if given.greedy:
-        if why := why_absent(Torch, checkpoint): figures.append(Figure("greedy tokens", None, why=why))
-        else: figures += beside_transformers(checkpoint, exact)
+        if why := why_absent(Torch, checkpoint):
+            figures.append(Figure("greedy tokens", None, why=why))
+        else:
+            figures += beside_transformers(checkpoint, exact)
     concluded(given, figures)
 
 
@@ -113,7 +139,7 @@ def raced(given, checkpoint, engines):
     for context in dict.fromkeys((*given.contexts, given.prompt)):
         ids = rng.integers(0, words, context).tolist()
         first, later = {each: [] for each in engines}, {each: [] for each in engines}
-        for turn in range(given.rounds + 1):                # the first is not counted: recordings, caches
+        for turn in range(given.rounds + 1):  # the first is not counted: recordings, caches
             for each in engines:
                 began, *tokens = times(each, ids, given.tokens)
                 if turn:
@@ -121,8 +147,19 @@ def raced(given, checkpoint, engines):
                     later[each].append(median(tokens))
         for each in engines:
             found[context, each] = first[each], later[each]
-            table.append(row(each, 1, context, first[each], later[each], reads, machine,
-                             context + given.tokens // 2, isinstance(each, Ours) and each.python()))
+            table.append(
+                row(
+                    each,
+                    1,
+                    context,
+                    first[each],
+                    later[each],
+                    reads,
+                    machine,
+                    context + given.tokens // 2,
+                    isinstance(each, Ours) and each.python(),
+                )
+            )
         say(f"context {context}: {1 / median(later[engines[0]]):.1f} tokens a second on {threads()} threads")
     return table, found
 
@@ -141,10 +178,30 @@ def times(each, ids, tokens):
 def row(each, sequences, context, first, later, reads, machine, seen, python=None):
     """A row of the table: what was measured, and of ours what was predicted."""
     taken, moved, own = median(later), each.stored + sequences * seen * each.row, isinstance(each, Ours)
-    ahead = [1e3 * predict_step(machine, each.program, of(length, sequences))
-             for of, length in ((prefill, context), (later_step, seen))] if own else (None, None)
-    return [each.name, each.version, sequences, context, 1e3 * median(first) if first else None, ahead[0], 1e3 * taken,
-            ahead[1], sequences / taken, moved / 1e6, moved / taken / reads, python if own else None, None, None]
+    ahead = (
+        [
+            1e3 * predict_step(machine, each.program, of(length, sequences))
+            for of, length in ((prefill, context), (later_step, seen))
+        ]
+        if own
+        else (None, None)
+    )
+    return [
+        each.name,
+        each.version,
+        sequences,
+        context,
+        1e3 * median(first) if first else None,
+        ahead[0],
+        1e3 * taken,
+        ahead[1],
+        sequences / taken,
+        moved / 1e6,
+        moved / taken / reads,
+        python if own else None,
+        None,
+        None,
+    ]
 
 
 def compared(given, engines, found):
@@ -156,19 +213,31 @@ def compared(given, engines, found):
             yield Figure(f"{own.name}: ms a token at {context}", 1e3 * median(later), "ms", spread(later))
             for each in peers:
                 ratios = [theirs / we for theirs, we in zip(found[context, each][1], later, strict=True)]
-                yield Figure(f"{each.name} over {own.name}, a token at {context}", median(ratios), "x", spread(ratios),
-                             least=BARS[each.name][at])
+                yield Figure(
+                    f"{each.name} over {own.name}, a token at {context}",
+                    median(ratios),
+                    "x",
+                    spread(ratios),
+                    least=BARS[each.name][at],
+                )
     for each in peers:
-        ratios = [theirs / we for theirs, we in zip(found[given.prompt, each][0], found[given.prompt, exact][0],
-                                                    strict=True)]
-        yield Figure(f"{each.name} over ours, a prompt of {given.prompt}", median(ratios), "x", spread(ratios),
-                     least=1.1)
+        ratios = [
+            theirs / we for theirs, we in zip(found[given.prompt, each][0], found[given.prompt, exact][0], strict=True)
+        ]
+        yield Figure(
+            f"{each.name} over ours, a prompt of {given.prompt}", median(ratios), "x", spread(ratios), least=1.1
+        )
     machine = this_machine()
     for context in given.contexts:
         later, seen = found[context, exact][1], context + given.tokens // 2
-        yield Figure(f"predicted over measured, a token at {context}",
-                     predict_step(machine, exact.program, later_step(seen, 1)) / median(later), "x", spread(later),
-                     least=1 - OFF, most=1 + OFF)
+        yield Figure(
+            f"predicted over measured, a token at {context}",
+            predict_step(machine, exact.program, later_step(seen, 1)) / median(later),
+            "x",
+            spread(later),
+            least=1 - OFF,
+            most=1 + OFF,
+        )
 
 
 def many(given, checkpoint, engines, table):
@@ -176,29 +245,42 @@ def many(given, checkpoint, engines, table):
     rng, words, machine = np.random.default_rng(1), checkpoint.said["vocab_size"], this_machine()
     reads, context = bandwidth(dict(memory_levels())["memory"]).all, 16
     for each in engines:
-        if not hasattr(each, "begin_many"): continue
+        if not hasattr(each, "begin_many"):
+            continue
         taken = {1: [], given.at_once: []}
         for turn in range(given.rounds + 1):
             for some, later in taken.items():
                 each.begin_many(rng.integers(0, words, (some, context)).tolist(), given.tokens)
                 every = [seconds(each.step_many, [1] * some) for _ in range(given.tokens)]
-                if turn: later.append(median(every))
-        table.append(row(each, given.at_once, context, [], taken[given.at_once], reads, machine,
-                         context + given.tokens // 2))
+                if turn:
+                    later.append(median(every))
+        table.append(
+            row(each, given.at_once, context, [], taken[given.at_once], reads, machine, context + given.tokens // 2)
+        )
         ratios = [given.at_once * one / more for one, more in zip(*taken.values(), strict=True)]
         least = 5.0 if each is engines[0] else None
-        yield Figure(f"{each.name}: {given.at_once} sequences over one, tokens a second", median(ratios), "x",
-                     spread(ratios), least=least)
+        yield Figure(
+            f"{each.name}: {given.at_once} sequences over one, tokens a second",
+            median(ratios),
+            "x",
+            spread(ratios),
+            least=least,
+        )
         if each is engines[0]:
             ahead = predict_step(machine, each.program, later_step(context + given.tokens // 2, given.at_once))
-            yield Figure(f"predicted over measured, {given.at_once} sequences",
-                         ahead / median(taken[given.at_once]), "x", spread(taken[given.at_once]), least=1 - OFF,
-                         most=1 + OFF)
+            yield Figure(
+                f"predicted over measured, {given.at_once} sequences",
+                ahead / median(taken[given.at_once]),
+                "x",
+                spread(taken[given.at_once]),
+                least=1 - OFF,
+                most=1 + OFF,
+            )
 
 
 def beside(given, checkpoint, engines, table):
     """Perplexity, and the first token of a process, in the first row of each engine."""
-    ids = checkpoint.tokenizer().tokenizer.encode("\n".join(sentences()), add_special_tokens=False).ids[:given.foresee]
+    ids = checkpoint.tokenizer().tokenizer.encode("\n".join(sentences()), add_special_tokens=False).ids[: given.foresee]
     for each in engines:
         line = next(line for line in table if line[0] == each.name)
         line[COLUMNS.index("perplexity")] = perplexity(each, ids)
@@ -207,4 +289,5 @@ def beside(given, checkpoint, engines, table):
         say(f"{each.name}: perplexity {line[-2]:.3f} of {len(ids)} tokens")
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

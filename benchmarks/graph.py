@@ -3,6 +3,7 @@ from a term over nodes of a space of their own, whose features enter as a matrix
 against scipy's, each on two threads.
 
     python benchmarks/graph.py [--nodes 5000] [--edges 50000] [--width 128] [--rounds 41] [--csv OUT]"""
+
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
@@ -39,10 +40,13 @@ def main() -> None:
     sizes = parser.parse_args()
     takes(15 + 0.02 * sizes.rounds)
     from scipy.sparse import random_array
+
     rng = np.random.default_rng(0)
-    links = random_array((sizes.nodes, sizes.nodes), density=sizes.edges / sizes.nodes ** 2, rng=rng, format="csr")
-    features, W = rng.normal(size=(sizes.nodes,
-                                   sizes.width)), rng.normal(size=(2 * sizes.width, sizes.width)) * sizes.width ** -0.5
+    links = random_array((sizes.nodes, sizes.nodes), density=sizes.edges / sizes.nodes**2, rng=rng, format="csr")
+    features, W = (
+        rng.normal(size=(sizes.nodes, sizes.width)),
+        rng.normal(size=(2 * sizes.width, sizes.width)) * sizes.width**-0.5,
+    )
     batch, machine = Batch(relations={"edges": links}, inputs={"features": features}), this_machine()
     table, figures = [COLUMNS], list[Figure]()
     for over in (mean, largest):
@@ -50,9 +54,13 @@ def main() -> None:
         table.append(line)
         figures.append(Figure(f"a layer over {over.__name__}: off in float64", off, most=1e-12))
     ratios = raced(links, features.astype(np.float32), sizes.rounds)
-    figures.append(Figure(f"product with the relation over scipy's, {THREADS} threads", median(ratios), "x",
-                          spread(ratios), most=1.2))
-    for line in table: print(" ".join(cell(each, 12) for each in line))
+    figures.append(
+        Figure(
+            f"product with the relation over scipy's, {THREADS} threads", median(ratios), "x", spread(ratios), most=1.2
+        )
+    )
+    for line in table:
+        print(" ".join(cell(each, 12) for each in line))
     tabled(sizes.csv, table)
     concluded(sizes, figures)
 
@@ -74,14 +82,16 @@ def layer(over, features, W, links, batch, machine, rounds):
 def by_hand(over, features, W, links):
     """The same by scipy and numpy, in float64."""
     from scipy.special import erf
+
     counts = np.diff(links.indptr)
-    if over is mean: beside = links @ features / np.maximum(counts, 1)[:, None]
+    if over is mean:
+        beside = links @ features / np.maximum(counts, 1)[:, None]
     else:
         beside = np.full(features.shape, -np.inf)
         np.maximum.at(beside, np.repeat(np.arange(len(counts)), counts), links.data[:, None] * features[links.indices])
     with np.errstate(invalid="ignore"):
         z = np.hstack([features, beside]) @ W
-        return z * 0.5 * (1 + erf(z / 2 ** 0.5))
+        return z * 0.5 * (1 + erf(z / 2**0.5))
 
 
 def raced(links, x, rounds):
@@ -90,11 +100,14 @@ def raced(links, x, rounds):
     starts, at = (np.asarray(each, np.int64) for each in (links.indptr, links.indices))
     parts = links[:half], links[half:]
     with ThreadPoolExecutor(THREADS) as pool, limit(THREADS):
-        runs = {"ours": lambda batch: kernels.link_rows(x, starts, at, links.data, out, "sum"),
-                "scipy": lambda batch: [*pool.map(lambda part: part @ x, parts)]}
+        runs = {
+            "ours": lambda batch: kernels.link_rows(x, starts, at, links.data, out, "sum"),
+            "scipy": lambda batch: [*pool.map(lambda part: part @ x, parts)],
+        }
         taken = measure(runs, [None], rounds)
         assert np.allclose(out, links @ x, rtol=1e-4, atol=1e-4)
     return [a / b for a, b in zip(taken["ours"], taken["scipy"], strict=True)]
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

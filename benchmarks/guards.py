@@ -5,6 +5,7 @@ kernel.
 
 Each result is right to the bit of plain arrays, which are near float64, or refused in words; anything else is printed,
 and ends with status 1."""
+
 import os
 import random
 import sys
@@ -20,7 +21,7 @@ sys.path.insert(0, str(SUPPORT))
 import guarded
 
 RESULTS = "right", "refused", "wrong", "crashed"
-PIECE = 2000                                                # cases of a child
+PIECE = 2000  # cases of a child
 
 
 def main() -> int:
@@ -43,7 +44,8 @@ def main() -> int:
             done += sum(counts.values())
             say(f"{done} of {len(chosen)} cases")
     said = [words for words, result in found if result in ("wrong", "crashed")]
-    for words in said: print(words)
+    for words in said:
+        print(words)
     print(f"{'door':<22}{'cases':>9}" + "".join(f"{result:>9}" for result in RESULTS))
     for door, counts in (rows := sorted(table(found).items())):
         print(f"{door:<22}{sum(counts.values()):>9}" + "".join(f"{counts[result]:>9}" for result in RESULTS))
@@ -54,7 +56,7 @@ def main() -> int:
 
 
 def pieces(cases: list[guarded.Case]) -> list[list[guarded.Case]]:
-    return [cases[at:at + PIECE] for at in range(0, len(cases), PIECE)]
+    return [cases[at : at + PIECE] for at in range(0, len(cases), PIECE)]
 
 
 def table(found: Counter) -> dict[str, Counter]:
@@ -62,8 +64,10 @@ def table(found: Counter) -> dict[str, Counter]:
     rows: dict[str, Counter] = {"all": Counter()}
     for (words, result), cases in found.items():
         door = words.lstrip("('").split()[0].rstrip("',")
-        for name in ("all", door): rows.setdefault(name, Counter())[result] += cases
+        for name in ("all", door):
+            rows.setdefault(name, Counter())[result] += cases
     return rows
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

@@ -9,6 +9,7 @@ damage that knows of nothing. A program whose hash no longer fits is given the h
 no hash spoke against it or a fitting one was made. What must not be: `changed` (other numbers though the hash did not
 fit), `error` (anything but such a line), `memory` (3 GB), `crash`, `hang` (two minutes), `code` (run, compiled,
 imported, started, or a file written elsewhere)."""
+
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,21 +17,23 @@ from concurrent.futures import ThreadPoolExecutor
 from lib import command
 from lib.command import SUPPORT, Figure, Parser, concluded, count, say, tabled, takes, whole
 
-sys.path.insert(0, str(SUPPORT))                              # its hostile.py, not this one
+sys.path.insert(0, str(SUPPORT))  # its hostile.py, not this one
 
 from hostile import BAD, OUTCOMES, Outcome, judged, table
 
-SHARE = 2000                                                # files that one child reads
+SHARE = 2000  # files that one child reads
 COLUMNS = ("kind", "files", *OUTCOMES)
 
 
 def measure(files: int, processes: int, seed: int) -> list[Outcome]:
     """The outcomes of so many files; those that must not be are printed as they come."""
+
     def share(first: int) -> list[Outcome]:
         found = []
         for each in judged(seed, first, min(first + SHARE, files)):
             found.append(each)
-            if each.outcome in BAD: print(f"{each.outcome}: file {each.at}, {each.kind}: {each.said}", flush=True)
+            if each.outcome in BAD:
+                print(f"{each.outcome}: file {each.at}, {each.kind}: {each.said}", flush=True)
         say(f"{min(first + SHARE, files)} files")
         return found
 
@@ -47,7 +50,8 @@ def main() -> int:
     takes(5 + 0.012 * options.files * 2 / options.processes)
     start = time.perf_counter()
     rows = table(measure(options.files, options.processes, options.seed))
-    for kind, *counts in (COLUMNS, *rows): print(f"{kind:<44}" + "".join(f"{count:>9}" for count in counts))
+    for kind, *counts in (COLUMNS, *rows):
+        print(f"{kind:<44}" + "".join(f"{count:>9}" for count in counts))
     print(f"{time.perf_counter() - start:.0f} s")
     tabled(options.csv, [COLUMNS, *rows])
     wrong = sum(rows[-1][2 + OUTCOMES.index(bad)] for bad in BAD)
@@ -55,4 +59,5 @@ def main() -> int:
     return int(bool(wrong))
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

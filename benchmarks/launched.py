@@ -7,6 +7,7 @@ LLaMAs of drawn weights on several meshes, forward and as steps of Adam. Seconds
 one BLAS thread each; rounds of both sides take turns, and the ratio of a round is of its medians. Ranks that are
 processes have all processors, those in one process take turns on one. Memory is that of all ranks, from the tenth step
 to the last one."""
+
 import time
 from collections.abc import Callable
 from statistics import median
@@ -23,30 +24,48 @@ from opmatrix.parallel.launch.prepared import Prepared
 from opmatrix.parallel.launch.train_runs import train_plan
 from opmatrix.parallel.train.train_ranks import TrainingRank, virtual_step
 
-RANKS, MOST, FLAT = 4, 1.3, 4.0                             # processes, the bar of the ratio, megabytes
-LLAMA = dict(model_type="llama", vocab_size=64, max_position_embeddings=128, rms_norm_eps=1e-5, rope_theta=10000.0,
-             hidden_act="silu", num_attention_heads=4, num_key_value_heads=4)
-MODELS = dict(tiny=(LLAMA | dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2), (4, 8)),
-              small=(LLAMA | dict(hidden_size=256, intermediate_size=688, num_hidden_layers=4), (8, 64)))
-MESHES = {"dp x tp": dict(dp=(2, "data"), tp=(2, "tensor")), "pp x tp": dict(pp=(2, "pipeline"), tp=(2, "sequence")),
-          "ZeRO-3": dict(dp=(4, "zero3")), "ring": dict(cp=(4, "ring")), "ulysses": dict(cp=(4, "ulysses"))}
+RANKS, MOST, FLAT = 4, 1.3, 4.0  # processes, the bar of the ratio, megabytes
+LLAMA = dict(
+    model_type="llama",
+    vocab_size=64,
+    max_position_embeddings=128,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+    hidden_act="silu",
+    num_attention_heads=4,
+    num_key_value_heads=4,
+)
+MODELS = dict(
+    tiny=(LLAMA | dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2), (4, 8)),
+    small=(LLAMA | dict(hidden_size=256, intermediate_size=688, num_hidden_layers=4), (8, 64)),
+)
+MESHES = {
+    "dp x tp": dict(dp=(2, "data"), tp=(2, "tensor")),
+    "pp x tp": dict(pp=(2, "pipeline"), tp=(2, "sequence")),
+    "ZeRO-3": dict(dp=(4, "zero3")),
+    "ring": dict(cp=(4, "ring")),
+    "ulysses": dict(cp=(4, "ulysses")),
+}
 COLUMNS = "model", "mesh", "kind", "virtual_seconds", "launched_seconds", "ratio", "spread"
 
 
 class LaunchedCase(NamedTuple):
     """A model on a mesh, forward or as steps of training."""
+
     model: str
     mesh: str
     trains: bool
 
-    def __str__(self) -> str: return f"{self.model}, {self.mesh}, {'training' if self.trains else 'forward'}"
+    def __str__(self) -> str:
+        return f"{self.model}, {self.mesh}, {'training' if self.trains else 'forward'}"
 
     def job(self, steps: int) -> Job:
         config, (sequences, tokens) = MODELS[self.model]
         ids = np.random.default_rng(0).integers(0, 64, (sequences, tokens + self.trains)).tolist()
         often = 2 if "pp" in self.mesh else 1
-        return Job(config, MESHES[self.mesh], ids, steps, scores=True,
-                   train=dict(micro_batches=often) if self.trains else None)
+        return Job(
+            config, MESHES[self.mesh], ids, steps, scores=True, train=dict(micro_batches=often) if self.trains else None
+        )
 
 
 def in_one_process(job: Job) -> Callable[[], object]:
@@ -80,7 +99,7 @@ def compared(case: LaunchedCase, ranks: Ranks, rounds: int, steps: int) -> tuple
 
 def grown(ran: Launched) -> float:
     """Megabytes that all ranks have more after the last step than after the tenth."""
-    return (ran.memory[-1] - ran.memory[min(9, len(ran.memory) - 1)]) / 2 ** 20
+    return (ran.memory[-1] - ran.memory[min(9, len(ran.memory) - 1)]) / 2**20
 
 
 def main() -> int:
@@ -101,8 +120,17 @@ def main() -> int:
     with Ranks(RANKS, deadline=120) as ranks:
         for case in cases:
             alone, apart, ratios = compared(case, ranks, options.rounds, options.steps)
-            rows.append((case.model, case.mesh, "training" if case.trains else "forward", alone, apart, median(ratios),
-                         spread(ratios)))
+            rows.append(
+                (
+                    case.model,
+                    case.mesh,
+                    "training" if case.trains else "forward",
+                    alone,
+                    apart,
+                    median(ratios),
+                    spread(ratios),
+                )
+            )
             print(f"{case!s:<28}{1e3 * alone:>9.2f} ms{1e3 * apart:>9.2f} ms{median(ratios):>8.2f}", flush=True)
             figures.append(Figure(f"{case}: launched over virtual", median(ratios), spread=spread(ratios), most=MOST))
         for trains in (False, True) if options.long else ():
@@ -114,4 +142,5 @@ def main() -> int:
     return int(any(each.verdict == "missed" for each in figures))
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

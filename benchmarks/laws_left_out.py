@@ -6,6 +6,7 @@ out.
 Models are of tests/support/random_models.py: shared keys, biases, gates, norms, windows; prices are a data sheet's,
 so nothing of this machine counts. With all laws no program may be dearer than without one: what is, hides another
 form, by its phase or by what it subsumes."""
+
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -23,11 +24,12 @@ from rewrites.laws import EXACT_LAWS, without
 from rewrites.search.search import search
 
 LENGTHS = 24, 1, 7
-SAME = 1e-9                                                 # relative: what sums of prices round
+SAME = 1e-9  # relative: what sums of prices round
 
 
 class LeftOut(NamedTuple):
     """What a model's program takes without a law, over what it takes with all, less 1."""
+
     seed: int
     law: str
     change: float
@@ -57,10 +59,12 @@ def main() -> int:
         say(f"model {seed}: {sum(row.seed == seed for row in rows)} laws")
     hiding = [row for row in rows if row.change < -SAME]
     shown = [[str(row.seed), row.law, f"{row.change:.3%}"] for row in hiding]
-    if shown: print(table(shown, ["model", "without", "takes"]))
+    if shown:
+        print(table(shown, ["model", "without", "takes"]))
     tabled(given.csv, [LeftOut._fields, *rows])
     concluded(given, [Figure(f"programs of {len(rows)} that are cheaper without a law", len(hiding), most=0)])
     return int(bool(hiding))
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

@@ -5,6 +5,7 @@ predicted.
 
 The process has its kernels from the cache and has run a tiny program; then the high-water mark is reset (Linux:
 /proc/self/clear_refs), the program is loaded and run. Predicted are stored bytes plus the planned peak."""
+
 import json
 import shutil
 import subprocess
@@ -28,9 +29,13 @@ from rewrites.lowering.lower import EXACT, Method
 from rewrites.search.search import search
 
 COLUMNS = "width", "layers", "format", "rows", "stored_mb", "planned_mb", "predicted_mb", "grown_mb", "off"
-FORMS = {"dense": Method(), "half": Method("half"), "csr": Method("csr", (("density", 0.25),)),
-         "lowrank": Method("lowrank", (("rank", 32),))}
-SHARE = {"dense": 4, "half": 2, "csr": 1.5, "lowrank": 0.27}   # bytes of a number
+FORMS = {
+    "dense": Method(),
+    "half": Method("half"),
+    "csr": Method("csr", (("density", 0.25),)),
+    "lowrank": Method("lowrank", (("rank", 32),)),
+}
+SHARE = {"dense": 4, "half": 2, "csr": 1.5, "lowrank": 0.27}  # bytes of a number
 
 
 def main() -> None:
@@ -43,35 +48,68 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as room:
         for size in given.megabytes:
             for form, method in FORMS.items():
-                layers = max(1, round(size * 1e6 / (SHARE[form] * 12 * 768 ** 2)))
+                layers = max(1, round(size * 1e6 / (SHARE[form] * 12 * 768**2)))
                 program, batch = made(768, layers, given.rows, method, machine)
                 program.save(place := Path(room) / f"{form}{size}")
                 made(64, 1, 16, method, machine)[0].save(tiny := Path(room) / f"tiny {form}")
                 stored, planned = program.stored_bytes, program.peak_bytes(batch)
                 del program
                 grew = child(tiny, place, batch)
-                rows.append([768, layers, form, batch.rows, stored / 1e6, planned / 1e6, (stored + planned) / 1e6,
-                             grew / 1e6,
-                             grew / (stored + planned) - 1])
+                rows.append(
+                    [
+                        768,
+                        layers,
+                        form,
+                        batch.rows,
+                        stored / 1e6,
+                        planned / 1e6,
+                        (stored + planned) / 1e6,
+                        grew / 1e6,
+                        grew / (stored + planned) - 1,
+                    ]
+                )
                 shutil.rmtree(place)
                 say(f"{form}, {size} MB")
-    print(table([[str(c) if not isinstance(c, float) else f"{c:.1f}" for c in row[:-1]] + [f"{100 * row[-1]:+.1f} %"]
-                 for row in rows],
-                list(COLUMNS)))
+    print(
+        table(
+            [
+                [str(c) if not isinstance(c, float) else f"{c:.1f}" for c in row[:-1]] + [f"{100 * row[-1]:+.1f} %"]
+                for row in rows
+            ],
+            list(COLUMNS),
+        )
+    )
     tabled(given.csv, [COLUMNS, *rows])
     ratios = [1 + row[-1] for row in rows]
-    concluded(given, [Figure("resident memory over what was predicted, at most", max(ratios), "x"),
-                      Figure("at least", min(ratios), "x")])
+    concluded(
+        given,
+        [
+            Figure("resident memory over what was predicted, at most", max(ratios), "x"),
+            Figure("at least", min(ratios), "x"),
+        ],
+    )
 
 
 def made(width, layers, rows, method, machine):
     """A program of random weights, every weight in one format, and a batch for it."""
     rng = np.random.default_rng(0)
-    config = dict(vocab_size=100, max_position_embeddings=128, hidden_size=width, intermediate_size=4 * width,
-                  num_hidden_layers=layers,
-                  num_attention_heads=8, num_key_value_heads=8, head_dim=width // 8, norm="layer", norm_eps=1e-6,
-                  pre_norm=False,
-                  hidden_act="gelu", gated=False, bias=True, mask="sequence")
+    config = dict(
+        vocab_size=100,
+        max_position_embeddings=128,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=width // 8,
+        norm="layer",
+        norm_eps=1e-6,
+        pre_norm=False,
+        hidden_act="gelu",
+        gated=False,
+        bias=True,
+        mask="sequence",
+    )
     model = transformer(config, random_weights(config, rng))
     batch = Batch([rng.integers(0, 100, min(64, rows - at)) for at in range(0, rows, 64)])
     found = search(model, EXACT_LAWS, machine, batch.extents(), methods=lambda *_: EXACT)
@@ -79,23 +117,39 @@ def made(width, layers, rows, method, machine):
     def decide(number, use, stored):
         gathered = use.x in found.lowerings[number].graph.facts["given"]
         return stored if gathered or use.layout == "stack" else method
+
     return found.program({"model": f"random {width}x{layers}"}, decide)[0], batch
 
 
 def child(tiny, place, batch):
     """Bytes that a fresh process grows by at most, loading and running a program."""
-    script = ("import sys; sys.path.insert(0, sys.argv[1]); sys.path.insert(0, sys.argv[2]); import memory; "
-              "memory.grown(*sys.argv[3:])")
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); sys.path.insert(0, sys.argv[2]); import memory; "
+        "memory.grown(*sys.argv[3:])"
+    )
     batches = json.dumps([sentence.tolist() for sentence in np.split(batch.tokens, batch.starts[1:-1])])
-    done = subprocess.run([sys.executable, "-c", script, str(Path(__file__).parent), str(Path(__file__).parents[1]),
-                           str(tiny), str(place)],
-                          input=batches, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            script,
+            str(Path(__file__).parent),
+            str(Path(__file__).parents[1]),
+            str(tiny),
+            str(place),
+        ],
+        input=batches,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return int(done.stdout)
 
 
 def grown(tiny, place):
     """Prints how many bytes this process grows by; the batch is read from the standard input."""
     import gc
+
     batch = Batch([np.array(sentence) for sentence in json.load(sys.stdin)])
     small = Program.load(Path(tiny))
     small.run(Batch([batch.tokens[:4], batch.tokens[4:9]]))
@@ -113,4 +167,5 @@ def status(name):
     return 1024 * int(line.split()[1])
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

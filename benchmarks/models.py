@@ -18,6 +18,7 @@ is the median of the rounds' ratios. `first_s` runs from the start of the proces
 can be saved or cached being so; resident memory is the most that such a process held. The error is that of the hidden
 states of real tokens against float64, in the Frobenius norm. A figure counts only with all four peers in the table; an
 engine's, ours too, only where its Spearman is within 0.3 of float32's."""
+
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -49,13 +50,14 @@ from opmatrix.runtime.measure import rotate_order, undisturbed
 
 COLUMNS = "engine", "version", "number_type", "workload", "median_s", "min_s", "first_s", "resident_mb", "error"
 TYPES, SHAPES = ("float32", "bf16", "int8"), ("1x16", "1x128", "8x128", "32x128")
-TURN = 0.1                                                  # seconds of a turn, or one call
-BARS = {("smollm2", "float32", "1x512"): 0.9}               # of the fastest peer's time; 1 elsewhere
+TURN = 0.1  # seconds of a turn, or one call
+BARS = {("smollm2", "float32", "1x512"): 0.9}  # of the fastest peer's time; 1 elsewhere
 
 
 @dataclass
 class Row:
     """An engine on a workload: seconds of each round, the least of any call, and what else the CSV has."""
+
     model: str
     engine: str
     version: str
@@ -70,16 +72,26 @@ class Row:
     job: Job | None = None
 
     @property
-    def race(self): return self.model, self.number_type, self.workload
+    def race(self):
+        return self.model, self.number_type, self.workload
 
     @property
-    def median_s(self): return median(self.rounds)
+    def median_s(self):
+        return median(self.rounds)
 
     def csv(self):
         name = self.workload if self.model == "minilm" else f"{self.model} {self.workload}"
-        return [self.engine, self.version, self.number_type, name, self.median_s, self.min_s, self.first_s,
-                self.resident_mb,
-                "" if self.error is None else self.error]
+        return [
+            self.engine,
+            self.version,
+            self.number_type,
+            name,
+            self.median_s,
+            self.min_s,
+            self.first_s,
+            self.resident_mb,
+            "" if self.error is None else self.error,
+        ]
 
 
 def main():
@@ -96,7 +108,8 @@ def main():
         if given.spearman and name != "base" and checkpoint.config["model_type"] == "bert":
             quality([row for row in rows if row.model == checkpoint.name], checkpoint, given)
         model_tables.show(checkpoint.name, rows, given)
-    if given.plot: model_tables.plot(rows, given.plot)
+    if given.plot:
+        model_tables.plot(rows, given.plot)
     concluded(given, figures(rows))
 
 
@@ -104,20 +117,32 @@ def figures(rows):
     """What opmatrix takes of what the fastest peer of equal quality takes, by model, number type and workload."""
     for ours in (row for row in rows if row.engine == "opmatrix"):
         same = [row for row in rows if row.race == ours.race]
-        peers, what = [row for row in same if row.engine != "opmatrix"
-                       and model_tables.equal(row, rows)], " ".join(ours.race)
+        peers, what = (
+            [row for row in same if row.engine != "opmatrix" and model_tables.equal(row, rows)],
+            " ".join(ours.race),
+        )
         yield Figure(f"{what}: opmatrix", 1e3 * ours.median_s, "ms", spread(ours.rounds))
-        if ours.workload in workloads.TEXTS: continue       # peers have others: benchmarks/lib/model_tables.py
+        if ours.workload in workloads.TEXTS:
+            continue  # peers have others: benchmarks/lib/model_tables.py
         found = model_tables.compared(ours, peers, model_tables.paired, model_tables.seconds)
         ratio, who = found or (None, "none")
-        yield Figure(f"{what}: of the fastest peer's ({who})", ratio, "x", most=BARS.get(ours.race, 1),
-                     why="no peer of equal quality is here")
+        yield Figure(
+            f"{what}: of the fastest peer's ({who})",
+            ratio,
+            "x",
+            most=BARS.get(ours.race, 1),
+            why="no peer of equal quality is here",
+        )
 
 
 def options():
     parser = Parser(__doc__)
-    parser.add_argument("--models", type=listed, default=["minilm", "base"],
-                        help="minilm, base, smollm2 without its head, or directories of checkpoints")
+    parser.add_argument(
+        "--models",
+        type=listed,
+        default=["minilm", "base"],
+        help="minilm, base, smollm2 without its head, or directories of checkpoints",
+    )
     parser.add_argument("--types", type=listed, default=[*TYPES])
     parser.add_argument("--workloads", type=listed, default=[*SHAPES, *workloads.TEXTS])
     parser.add_argument("--engines", type=listed, default=[*ALL])
@@ -128,10 +153,12 @@ def options():
     parser.add_argument("--no-spearman", dest="spearman", action="store_false", help="of the pairs: half of the time")
     parser.add_argument("--peers-tune", action="store_true", help="say what each peer was tuned to")
     parser.add_argument("--plot", type=Path, help="draw them there (needs matplotlib)")
-    parser.add_argument("--programs", type=Path, help="where opmatrix's programs are kept; the cache directory by "
-                                                      "default")
+    parser.add_argument(
+        "--programs", type=Path, help="where opmatrix's programs are kept; the cache directory by default"
+    )
     given = parser.parse_args()
-    for option, known in (("types", TYPES), ("engines", ALL)): named(option, getattr(given, option), known)
+    for option, known in (("types", TYPES), ("engines", ALL)):
+        named(option, getattr(given, option), known)
     for option, most in (("threads", cores()), ("rounds", 10**6), ("sentences", 10**6)):
         within(option, getattr(given, option), most)
     tablefile("plot", given.plot)
@@ -141,33 +168,44 @@ def options():
 def groups(given, found):
     """What races together: all number types of one shape; of the texts one number type, however the peers get them."""
     for workload in found.values():
-        if not workload.ragged: yield [(engine, number, workload) for number in given.types for engine in given.engines]
+        if not workload.ragged:
+            yield [(engine, number, workload) for number in given.types for engine in given.engines]
     texts = [workload for workload in found.values() if workload.ragged]
     for number in given.types if texts else ():
-        yield [(engine, number, workload) for workload in texts for engine in given.engines
-               if (engine == "opmatrix") == (workload.name == "file")]
+        yield [
+            (engine, number, workload)
+            for workload in texts
+            for engine in given.engines
+            if (engine == "opmatrix") == (workload.name == "file")
+        ]
 
 
 def raced(group, checkpoint, given):
     """The rows of what races together."""
-    entered = [(row, process) for entry in group if (one := entrant(*entry, checkpoint, given))
-               for row, process in [one]]
+    entered = [
+        (row, process) for entry in group if (one := entrant(*entry, checkpoint, given)) for row, process in [one]
+    ]
     say(f"{checkpoint.name}: {given.rounds} rounds of {len(entered)}")
     with undisturbed():
         for turn in range(given.rounds):
             for one in rotate_order(entered, turn) if entered else ():
-                if not timed(*one): entered.remove(one)
-    for row, process in entered: row.resident_mb = process.ask("resident") / 1e6
+                if not timed(*one):
+                    entered.remove(one)
+    for row, process in entered:
+        row.resident_mb = process.ask("resident") / 1e6
     for workload in {id(entry[2]): entry[2] for entry in group}.values():
         judged([(row, process) for row, process in entered if row.workload == workload.name], workload, checkpoint)
-    for _, process in entered: process.close()
+    for _, process in entered:
+        process.close()
     return [row for row, _ in entered]
 
 
 def timed(row, process):
     """One turn; whether the process did it."""
-    try: taken = process.ask("turn", seconds=TURN)
-    except Absent as error: return say(f"absent  {row.engine} {row.number_type} {row.workload}: {error}")
+    try:
+        taken = process.ask("turn", seconds=TURN)
+    except Absent as error:
+        return say(f"absent  {row.engine} {row.number_type} {row.workload}: {error}")
     row.rounds.append(median(taken))
     row.min_s = min(row.min_s, *taken)
     time.sleep(SETTLE)
@@ -179,25 +217,38 @@ def entrant(engine, number, workload, checkpoint, given):
     try:
         say(f"{checkpoint.name} {workload.name}: {engine} {number}")
         process = Process(ready := made(job(engine, number, workload, checkpoint, given), given.programs))
-        if given.peers_tune and engine != "opmatrix": say(f"{engine} {number} {workload.name} was tuned: {ready.tuned}")
+        if given.peers_tune and engine != "opmatrix":
+            say(f"{engine} {number} {workload.name} was tuned: {ready.tuned}")
         time.sleep(SETTLE)
-        return Row(checkpoint.name, engine, version_of(engine), number, workload.name, process.first,
-                   job=ready), process
-    except Absent as error: say(f"absent  {engine} {number} {workload.name}: {error}")
+        return Row(
+            checkpoint.name, engine, version_of(engine), number, workload.name, process.first, job=ready
+        ), process
+    except Absent as error:
+        say(f"absent  {engine} {number} {workload.name}: {error}")
 
 
 def job(engine, number, workload, checkpoint, given):
     """A workload's job; its texts are written only where a program must be found for them."""
-    return Job(engine, number, str(checkpoint.directory), workload.name, workload.sentences, workload.batches,
-               workload.shape,
-               workload.shape is None, workload.fresh, workloads.calibration(checkpoint),
-               workloads.text(workload, checkpoint),
-               threads=given.threads)
+    return Job(
+        engine,
+        number,
+        str(checkpoint.directory),
+        workload.name,
+        workload.sentences,
+        workload.batches,
+        workload.shape,
+        workload.shape is None,
+        workload.fresh,
+        workloads.calibration(checkpoint),
+        workloads.text(workload, checkpoint),
+        threads=given.threads,
+    )
 
 
 def judged(entered, workload, checkpoint):
     """Writes the errors of the hidden states into the rows."""
-    if not entered: return
+    if not entered:
+        return
     count, exact = workloads.reference(checkpoint, workload)
     with tempfile.TemporaryDirectory() as room:
         for row, process in entered:
@@ -208,12 +259,14 @@ def judged(entered, workload, checkpoint):
 def quality(rows, checkpoint, given):
     """Writes Spearman's correlation into the rows: one an engine and number type for peers, one a program for
     opmatrix."""
-    if not given.pairs.is_file(): return say(f"no Spearman: {given.pairs} is not there")
+    if not given.pairs.is_file():
+        return say(f"no Spearman: {given.pairs} is not there")
     scores, kept = workloads.SentencePairs.read(given.pairs).scores, {}
     every = workloads.made("sorted", checkpoint, given.pairs, None)
     for row in rows:
         key = row.engine, row.number_type, row.workload if row.engine == "opmatrix" else None
-        if key not in kept: kept[key] = correlation(row, every, scores, checkpoint, given)
+        if key not in kept:
+            kept[key] = correlation(row, every, scores, checkpoint, given)
         row.spearman = kept[key]
 
 
@@ -228,7 +281,9 @@ def correlation(row, every, scores, checkpoint, given):
             process.ask("embedded", file=str(file := Path(room) / "embedded.npy"))
             process.close()
             return workloads.spearman(np.load(file), scores)
-    except Absent as error: say(f"absent  {row.engine} {row.number_type}, all pairs: {error}")
+    except Absent as error:
+        say(f"absent  {row.engine} {row.number_type}, all pairs: {error}")
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

@@ -8,6 +8,7 @@ are named in a graph that starts from their own left side, `equal` how many no c
 to be one, `tried` how many of the kernels lack a guard without which their term was still computed, with numbers. Those
 of the kernels are thousands and take minutes; --every 10 judges each tenth.
 """
+
 from __future__ import annotations
 
 import time
@@ -32,8 +33,16 @@ def table(verdicts: list[Verdict]) -> list[tuple[str | int, ...]]:
     counts = {kind: Counter[str]() for kind in (*sorted({v.mutant.kind for v in verdicts}), "all")}
     for v in verdicts:
         for kind in (v.mutant.kind, "all"):
-            counts[kind] += Counter({"mutants": 1, "law": v.law, "e-class": v.graph, "equal": v.equal == AXIOMS,
-                                     "tried": v.equal == TRIED, "survivors": v.survived})
+            counts[kind] += Counter(
+                {
+                    "mutants": 1,
+                    "law": v.law,
+                    "e-class": v.graph,
+                    "equal": v.equal == AXIOMS,
+                    "tried": v.equal == TRIED,
+                    "survivors": v.survived,
+                }
+            )
     return [(kind, *(count[column] for column in COLUMNS[1:])) for kind, count in counts.items()]
 
 
@@ -97,4 +106,5 @@ def main() -> int:
     return int(bool(survivors))
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

@@ -7,6 +7,7 @@ that do not, that subsume what is cheaper, that never end. Each is added alone t
 them together; prices are a data sheet's, so nothing of this machine counts. `dearer`: the program with the law is
 predicted to take more than without. `wrong`: a program that a law changed gives other numbers than the model in
 float64. `fault`: any exception that is no InputError. None of them may be."""
+
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -32,13 +33,14 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.laws.law import Law
 from rewrites.search.search import search
 
-SAME = 1e-9                                                 # relative: what sums of prices round
+SAME = 1e-9  # relative: what sums of prices round
 ALL = "all together"
 BAD = "dearer", "wrong", "fault"
 
 
 class WithLaw(NamedTuple):
     """Seconds of a seed's program with a law, over those without, less 1."""
+
     seed: int
     law: str
     outcome: str
@@ -47,11 +49,13 @@ class WithLaw(NamedTuple):
     said: str
 
     @property
-    def case(self) -> str: return f"seed {self.seed}, {self.law}"
+    def case(self) -> str:
+        return f"seed {self.seed}, {self.law}"
 
 
 class Point(NamedTuple):
     """A program as `drawn.compared` looks at one."""
+
     name: str
     program: Program
     methods: tuple[()] = ()
@@ -62,7 +66,8 @@ def with_laws(seed: int, laws: Sequence[Law], machine: object) -> Iterator[WithL
     drawn = random_operator(seed)
     extents = drawn.batch(0).extents(*collect_needs(*outputs(drawn.model).values()))
     find = partial(search, drawn.model, machine=machine, extents=extents)
-    try: before = find(laws=EXACT_LAWS)
+    try:
+        before = find(laws=EXACT_LAWS)
     except (InputError, Infeasible) as error:
         yield WithLaw(seed, "", "refused", 0.0, 0.0, str(error))
         return
@@ -77,8 +82,10 @@ def with_laws(seed: int, laws: Sequence[Law], machine: object) -> Iterator[WithL
             if str(program) != plain:
                 right, off = compared(drawn, Point(name, program))
                 outcome = "cheaper" if change < -SAME else "as dear"
-                if right != "right": outcome, said = "wrong", off
-            if change > SAME: outcome = "dearer"
+                if right != "right":
+                    outcome, said = "wrong", off
+            if change > SAME:
+                outcome = "dearer"
         except Exception as fault:
             outcome, said = "fault", f"{type(fault).__name__}: {fault} {traceback.extract_tb(fault.__traceback__)[-1]}"
         yield WithLaw(seed, name, outcome, change, time.perf_counter() - start, " ".join(said.split()))
@@ -88,8 +95,9 @@ def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("--count", type=count, default=500, help="operators")
     parser.add_argument("--seed", type=whole, default=0, help="of the first; the others follow")
-    parser.add_argument("--laws", nargs="*", default=[law.name for law in TRUE_LAWS],
-                        help="of tests/support/true_laws.py")
+    parser.add_argument(
+        "--laws", nargs="*", default=[law.name for law in TRUE_LAWS], help="of tests/support/true_laws.py"
+    )
     parser.add_argument("--machine", default="A100", help="a data sheet")
     given = parser.parse_args()
     machine, laws = datasheet(given.machine), [law for law in TRUE_LAWS if law.name in given.laws]
@@ -100,15 +108,24 @@ def main() -> int:
     for law in [*(law.name for law in laws), ALL]:
         own = [row for row in rows if row.law == law]
         counts = [sum(row.outcome == outcome for row in own) for outcome in ("same", "as dear", "cheaper", *BAD)]
-        shown.append([law, *map(str, counts), f"{np.median([row.seconds for row in own] or [0]):.2f}",
-                      f"{min((row.change for row in own), default=0):.1%}"])
+        shown.append(
+            [
+                law,
+                *map(str, counts),
+                f"{np.median([row.seconds for row in own] or [0]):.2f}",
+                f"{min((row.change for row in own), default=0):.1%}",
+            ]
+        )
     print(table(shown, ["law", "same", "as dear", "cheaper", *BAD, "s", "best"]))
     tabled(given.csv, [WithLaw._fields, *rows])
     refused = sum(row.outcome == "refused" for row in rows)
-    figures = [Figure(f"programs of {len(rows)} that are {kind}", sum(row.outcome == kind for row in rows), most=0)
-               for kind in BAD]
+    figures = [
+        Figure(f"programs of {len(rows)} that are {kind}", sum(row.outcome == kind for row in rows), most=0)
+        for kind in BAD
+    ]
     concluded(given, [*figures, Figure("operators refused", refused)])
     return int(any(row.outcome in BAD for row in rows))
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

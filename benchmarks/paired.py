@@ -17,6 +17,7 @@ count. A commit against itself shows what noise does.
 second tree does with the program as the first saved it. *others* is the share of the processors' time that something
 else took. Exit status: 1 where bits differ, where an interval lies wholly outside, or where a program is not found any
 more; 2 for bad input."""
+
 import difflib
 import shutil
 import tempfile
@@ -38,30 +39,34 @@ from opmatrix.runtime.measure import undisturbed
 TEXTS = "texts"
 WORKLOADS = ["1x16", "1x128", "8x128", TEXTS]
 QUICK = "exact", "int8"
-STARTS, LINES = 10, 12                                      # pairs of processes of a row; lines shown of a difference
-TRIES = 2                                                   # of a row that lies wholly outside; the rounds of both
-                                                            # count
-FIND, ROW, START = 40, 10, 1                                # seconds, about: a search, 30 rounds, a pair of starts
+STARTS, LINES = 10, 12  # pairs of processes of a row; lines shown of a difference
+TRIES = 2  # of a row that lies wholly outside; the rounds of both
+# count
+FIND, ROW, START = 40, 10, 1  # seconds, about: a search, 30 rounds, a pair of starts
 
 
 def main():
     given = options()
     first, second = commit(given.commit), given.other and commit(given.other)
-    models = [(one := workloads.model(name), [worked(word, one, given.rounds) for word in given.workloads])
-              for name in given.models]
+    models = [
+        (one := workloads.model(name), [worked(word, one, given.rounds) for word in given.workloads])
+        for name in given.models
+    ]
     pinned(given.threads)
     rows = []
     with nullcontext(given.keep) if given.keep else tempfile.TemporaryDirectory(prefix="paired-") as room:
         trees = [Tree(each, room, given.threads, given.isolated) for each in (first, second)]
         takes(expected(given))
         say("two minutes more for each tree without compiled kernels")
-        for tree in trees: tree.made().ask("origins")
+        for tree in trees:
+            tree.made().ask("origins")
         print(introduced(trees, given, priced_alike(*trees, say)), flush=True)
         for checkpoint, works in models:
             for program in given.only:
                 rows += compared(program, checkpoint, works, trees, given)
                 tabled(given.csv, [COLUMNS, *(row.csv() for row in rows)])
-    if not rows: raise Fault("nothing was compared")
+    if not rows:
+        raise Fault("nothing was compared")
     words, changed = told(rows, *(tree.name for tree in trees))
     print(f"\n{words}")
     others = sum(bool(row.changed) for row in rows)
@@ -74,8 +79,9 @@ def options():
     parser.add_argument("commit", metavar="COMMIT", help="what this tree is held against")
     parser.add_argument("other", metavar="OTHER", nargs="?", help="a commit in the place of this tree")
     parser.add_argument("--only", type=listed, default=[*PROGRAMS], help=", ".join(PROGRAMS))
-    parser.add_argument("--workloads", type=listed, default=WORKLOADS, help="SENTENCESxTOKENS, 64 texts that ship, or "
-                                                                            "fresh ones")
+    parser.add_argument(
+        "--workloads", type=listed, default=WORKLOADS, help="SENTENCESxTOKENS, 64 texts that ship, or fresh ones"
+    )
     parser.add_argument("--models", type=listed, default=["minilm"], help="minilm, base, or directories of checkpoints")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--quick", action="store_true", help="5 rounds of exact and int8")
@@ -86,7 +92,8 @@ def options():
     parser.add_argument("--keep", type=Path, help="keep environments, caches, programs there, or take them")
     given = parser.parse_args()
     for option in ("only", "workloads", "models"):
-        if not getattr(given, option): raise InputError(f"--{option}: it names nothing: leave it out, or name some")
+        if not getattr(given, option):
+            raise InputError(f"--{option}: it names nothing: leave it out, or name some")
     named("only", given.only, PROGRAMS)
     if given.quick:
         given.rounds = min(5, given.rounds)
@@ -112,20 +119,28 @@ def starts(given):
 def introduced(trees, given, prices):
     """What is compared, on what, in lines."""
     from rewrites.cli.examine import examined
+
     facts, subject = examined(), lambda tree: git("log", "-1", "--format=%h %s", tree.commit or "HEAD").decode().strip()
     changed = len(git("status", "--porcelain", "--", *PACKAGES).decode().splitlines()) if not trees[1].commit else 0
     load = f"{given.threads} threads, load {facts.host.load or 0:.1f}"
-    lines = {"machine": f"{facts.processor}: {', '.join(facts.features)}; {load}", "first": subject(trees[0]),
-             "second": subject(trees[1]) + f", and {changed} files changed since" * bool(changed), "prices": prices,
-             "packages": "installed by pip for each" if given.isolated else "those of this interpreter, for both"}
+    lines = {
+        "machine": f"{facts.processor}: {', '.join(facts.features)}; {load}",
+        "first": subject(trees[0]),
+        "second": subject(trees[1]) + f", and {changed} files changed since" * bool(changed),
+        "prices": prices,
+        "packages": "installed by pip for each" if given.isolated else "those of this interpreter, for both",
+    }
     return "\n".join(f"{name:<10}{words}" for name, words in lines.items())
 
 
 def worked(word, checkpoint, rounds):
     """A workload by name; fresh batches for the turns of a process in so many rounds."""
-    if word == TEXTS: return workloads.shipped(checkpoint)
-    if word == workloads.FRESH: return workloads.made(word, checkpoint, None, 0, 2 * -(-rounds // STARTS))
-    if "x" not in word: raise InputError(f"--workloads {word}: SENTENCESxTOKENS or {TEXTS}")
+    if word == TEXTS:
+        return workloads.shipped(checkpoint)
+    if word == workloads.FRESH:
+        return workloads.made(word, checkpoint, None, 0, 2 * -(-rounds // STARTS))
+    if "x" not in word:
+        raise InputError(f"--workloads {word}: SENTENCESxTOKENS or {TEXTS}")
     return workloads.made(word, checkpoint, None, 0)
 
 
@@ -135,14 +150,16 @@ def compared(program, checkpoint, works, trees, given):
     model, found = str(checkpoint.directory), []
     for tree in trees:
         say(f"{checkpoint.name} {program}: {tree.name} searches")
-        try: found.append(tree.find(program, model))
+        try:
+            found.append(tree.find(program, model))
         except Fault as error:
             say(f"{checkpoint.name} {program}: not found: {error}")
             return [Row(checkpoint.name, program, "", bits=f"not found any more: {error}")] if found else []
         shared_errors(*trees)
     rows, same = [], alike(program, found, trees)
     sides = {program: (found[0], same)} if same else {program: found, f"{program} of {trees[0].name}": found[:1] * 2}
-    for name, places in sides.items(): rows += served(name, checkpoint, works, places, trees, given)
+    for name, places in sides.items():
+        rows += served(name, checkpoint, works, places, trees, given)
     return rows
 
 
@@ -152,18 +169,31 @@ def served(program, checkpoint, works, found, trees, given):
     with tempfile.TemporaryDirectory(dir=trees[0].place.parent) as room:
         places = [copied(place, Path(room) / f"{side}") for side, place in enumerate(found)]
         job = lambda tree, place, work: Job(
-            "opmatrix", program, model, work.name, work.sentences, work.batches, work.shape, fresh=work.fresh,
+            "opmatrix",
+            program,
+            model,
+            work.name,
+            work.sentences,
+            work.batches,
+            work.shape,
+            fresh=work.fresh,
             place=place,
-            threads=given.threads, python=tree.python, tree="", environment=tree.environment)
+            threads=given.threads,
+            python=tree.python,
+            tree="",
+            environment=tree.environment,
+        )
         each = lambda work: [job(tree, place, work) for tree, place in zip(trees, places, strict=True)]
         for work in works:
             say(f"{checkpoint.name} {program} {work.name}: {given.rounds} rounds")
             rows.append(row := Row(checkpoint.name, program, work.name))
             for _ in range(TRIES):
                 raced(row, each(work), trees, given, job(trees[1], places[0], work))
-                if row.verdict not in ("slower", "faster"): break
+                if row.verdict not in ("slower", "faster"):
+                    break
                 say(f"{row.name}: {row.verdict}: {row.found[0]:.3f} ({row.found[1]:.3f} to {row.found[2]:.3f})")
-        if given.startup: rows += started(rows[0], each(works[0]), trees, starts(given))
+        if given.startup:
+            rows += started(rows[0], each(works[0]), trees, starts(given))
     return rows
 
 
@@ -172,7 +202,8 @@ def copied(place, target):
     pages are resident where it is mapped."""
     target.mkdir()
     for file in place.iterdir():
-        if file.is_file(): shutil.copyfile(file, target / file.name)
+        if file.is_file():
+            shutil.copyfile(file, target / file.name)
     return str(target)
 
 
@@ -182,7 +213,8 @@ def alike(program, found, trees):
     [chosen] = trees[0].ask("shown", directories=[str(found[0])])
     places = [found[1], *sorted((found[1] / "front").glob("*"))]
     own, *front = trees[1].ask("shown", directories=[*map(str, places)])
-    if chosen == own: return found[1]
+    if chosen == own:
+        return found[1]
     if chosen in front:
         say(f"{program}: {trees[1].name} chose another point of the same front; run is what {trees[0].name} chose")
         return places[1 + front.index(chosen)]
@@ -196,8 +228,11 @@ def alike(program, found, trees):
 def opened(job, tree):
     """A process that serves a job out of its own tree. Raises Absent, Fault."""
     process = Process(job)
-    try: tree.checked(process.ask("origins"))
-    except Fault: process.close(); raise
+    try:
+        tree.checked(process.ask("origins"))
+    except Fault:
+        process.close()
+        raise
     return process
 
 
@@ -208,7 +243,8 @@ def raced(row, jobs, trees, given, saved):
         with ExitStack() as stack, undisturbed():
             try:
                 pair = [stack.enter_context(closing(opened(*each))) for each in zip(jobs, trees, strict=True)]
-                if not start: row.bits, row.saved = differing(pair), resaved(saved, trees[1], pair[0])
+                if not start:
+                    row.bits, row.saved = differing(pair), resaved(saved, trees[1], pair[0])
                 patience = calm(patience)
                 others = Others([process.process.pid for process in pair])
                 row.taken.append([*rounds(pair, len(range(start, given.rounds, STARTS)), start)])
@@ -221,17 +257,20 @@ def raced(row, jobs, trees, given, saved):
 
 def differing(pair):
     """Whether the results of both have the same bits, or how far apart they are."""
-    if pair[0].ask("bits") == pair[1].ask("bits"): return EQUAL
+    if pair[0].ask("bits") == pair[1].ask("bits"):
+        return EQUAL
     with tempfile.TemporaryDirectory() as room:
         files = [Path(room) / f"{side}.npy" for side in (0, 1)]
-        for process, file in zip(pair, files, strict=True): process.ask("hidden", file=str(file), upto=None)
+        for process, file in zip(pair, files, strict=True):
+            process.ask("hidden", file=str(file), upto=None)
         return f"{apart(*map(np.load, files)):.1e}"
 
 
 def resaved(job, tree, first):
     """What the second tree does with the program that the first saved; it may refuse it in a line, by an InputError."""
     try:
-        with closing(opened(job, tree)) as process: return differing([first, process])
+        with closing(opened(job, tree)) as process:
+            return differing([first, process])
     except Absent as error:
         kind, _, words = str(error).partition(": ")
         return f"{REFUSED}{words}" if kind == "InputError" else f"fails: {error}"
@@ -246,8 +285,10 @@ def started(like, jobs, trees, count):
         for side in ((0, 1), (1, 0))[turn % 2]:
             with closing(opened(jobs[side], trees[side])) as process:
                 figures[side] = process.first, process.ask("resident")
-        for row, taken in zip(rows, zip(*figures, strict=True), strict=True): row.taken.append([taken])
+        for row, taken in zip(rows, zip(*figures, strict=True), strict=True):
+            row.taken.append([taken])
     return rows
 
 
-if __name__ == "__main__": command.run(main, Fault)
+if __name__ == "__main__":
+    command.run(main, Fault)

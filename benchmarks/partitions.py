@@ -13,6 +13,7 @@ nothing). Seconds are those of one model: its formulas, one rank's output and al
 `right`: the counts are what the formulas say, sums of gradients and the peak of both ways, too, and gradients are
 one rank's to 1e-12. Where an axis cuts weights, every fourth runs again without the sums of the cotangents that
 matrices of cut rows give: the control. It must differ, or it is `unnoticed`."""
+
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -30,12 +31,13 @@ from trained_ranks import noticed, random_training_case, trained
 from opmatrix.models import build
 
 BAD = "wrong", "fault", "unnoticed"
-CONTROLS = 4                                                # of so many cases one is a control, too
+CONTROLS = 4  # of so many cases one is a control, too
 COLUMNS = ("seed", "strategies", "ranks", "outcome", "error", "advised", "seconds", "said")
 
 
 class Outcome(NamedTuple):
     """What became of the case of a seed: relative error of the output, refusals that were followed."""
+
     seed: int
     strategies: str
     ranks: int
@@ -46,13 +48,15 @@ class Outcome(NamedTuple):
     said: str
 
     @property
-    def case(self) -> str: return f"seed {self.seed}"
+    def case(self) -> str:
+        return f"seed {self.seed}"
 
 
 def judge(seed: int, backward: bool = False) -> Outcome:
     """The case of a seed, run."""
     start = time.perf_counter()
-    try: case, advised, found, outcome = (run_backward if backward else run_forward)(seed)
+    try:
+        case, advised, found, outcome = (run_backward if backward else run_forward)(seed)
     except Exception as fault:
         return Outcome(seed, "", 0, "fault", np.nan, 0, time.perf_counter() - start, f"{type(fault).__name__}: {fault}")
     names = " ".join(f"{axis.strategy.name}:{axis.ranks}" for axis in case.mesh)
@@ -71,7 +75,8 @@ def run_backward(seed):
     """A case forward and backward, and every few the control."""
     case = random_training_case(seed)
     found = trained(case)
-    if not found.agrees: return case, case.changed, found, "wrong"
+    if not found.agrees:
+        return case, case.changed, found, "wrong"
     cut = any(axis.strategy.weights for axis in case.mesh)
     return case, case.changed, found, "unnoticed" if cut and seed % CONTROLS == 0 and not noticed(case) else "right"
 
@@ -79,9 +84,11 @@ def run_backward(seed):
 def judged(many: int, seed: int, processes: int, backward: bool = False) -> Iterator[Outcome]:
     """The outcomes of so many cases."""
     seeds, one = range(seed, seed + many), partial(judge, backward=backward)
-    if processes == 1: yield from map(one, seeds)
+    if processes == 1:
+        yield from map(one, seeds)
     else:
-        with ProcessPoolExecutor(processes) as pool: yield from pool.map(one, seeds, chunksize=8)
+        with ProcessPoolExecutor(processes) as pool:
+            yield from pool.map(one, seeds, chunksize=8)
 
 
 def table(found: list[Outcome]) -> list[str]:
@@ -90,7 +97,8 @@ def table(found: list[Outcome]) -> list[str]:
     held: dict[str, list[Outcome]] = {}
     for each in found:
         for axis in each.strategies.split():
-            if not axis.endswith(":1"): held.setdefault(axis.partition(":")[0], []).append(each)
+            if not axis.endswith(":1"):
+                held.setdefault(axis.partition(":")[0], []).append(each)
     for name, cases in sorted(held.items()):
         right = sum(each.outcome == "right" for each in cases)
         lines.append(f"{name:<22}{len(cases):>6}{right:>6}  {max(each.error for each in cases):.1e}")
@@ -107,16 +115,23 @@ def main() -> int:
     options = parser.parse_args()
     takes(5 + (1.6 if options.backward else 0.4) * options.count / options.processes)
     found = followed(judged(options.count, options.seed, options.processes, options.backward), "models", BAD)
-    for line in table(found): print(line)
+    for line in table(found):
+        print(line)
     tabled(options.csv, [COLUMNS, *found])
     counts = Counter(each.outcome for each in found)
     figures = [Figure(f"{kind} of {len(found)} partitions", counts[kind], most=0) for kind in BAD]
-    figures += [Figure("largest error of " + ("gradients" if options.backward else "an output"),
-                       float(np.nanmax([each.error for each in found])), most=1e-12),
-                Figure("meshes changed as a refusal says", sum(bool(each.advised) for each in found)),
-                Figure("seconds of one, at the median", float(np.median([each.seconds for each in found])), "s")]
+    figures += [
+        Figure(
+            "largest error of " + ("gradients" if options.backward else "an output"),
+            float(np.nanmax([each.error for each in found])),
+            most=1e-12,
+        ),
+        Figure("meshes changed as a refusal says", sum(bool(each.advised) for each in found)),
+        Figure("seconds of one, at the median", float(np.median([each.seconds for each in found])), "s"),
+    ]
     concluded(options, figures)
     return int(any(counts[kind] for kind in BAD))
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

@@ -5,6 +5,7 @@ Mul entry by entry, S times a number, T transpose, Cat0 and Cat1 rows above rows
 Sp<part><axis> a part of a concatenation, Relu, Imm the identity matrix, In an input. Proved: both sides end in one
 class of the e-graph (rewrites/proofs/equations.py). What is not proved is tried with numbers. OUT has the columns
 truth, lhs, rhs, proved, seconds (of one equation, read and proved), refuted."""
+
 import csv
 import re
 import time
@@ -30,17 +31,26 @@ from rewrites.proofs.refute import refute
 
 ARITY = dict(In=1, MM=2, Add=2, Mul=2, S=2, T=1, Cat0=2, Cat1=2, Sp00=1, Sp01=1, Sp10=1, Sp11=1, Relu=1, Imm=0)
 MEANING: dict[str, Callable[..., Any]] = dict(
-    MM=product, Add=lambda a, b: a + b, Mul=lambda a, b: a * b, S=lambda a, s: compose(a, I * s), Cat0=below, Cat1=row,
-    Relu=lambda a: compose(a, relu))
+    MM=product,
+    Add=lambda a, b: a + b,
+    Mul=lambda a, b: a * b,
+    S=lambda a, s: compose(a, I * s),
+    Cat0=below,
+    Cat1=row,
+    Relu=lambda a: compose(a, relu),
+)
 PARTS = left, right
 
 
 def parse(text: str) -> Any:
     """An s-expression: nested tuples of names. Raises InputError where it is none of this vocabulary."""
+
     def read(at: int) -> tuple[Any, int]:
         if at + 1 >= len(tokens) or tokens[at] != "(" or tokens[at + 1] not in ARITY:
-            raise InputError(f"{text}: at token {at + 1} stands {' '.join(tokens[at:at + 2]) or 'nothing'}, "
-                             f"not one of ({', ('.join(ARITY)}")
+            raise InputError(
+                f"{text}: at token {at + 1} stands {' '.join(tokens[at : at + 2]) or 'nothing'}, "
+                f"not one of ({', ('.join(ARITY)}"
+            )
         name, operands, at = tokens[at + 1], [], at + 2
         while at < len(tokens) and tokens[at] != ")":
             operand, at = read(at) if tokens[at] == "(" else (tokens[at].strip('"'), at + 1)
@@ -50,6 +60,7 @@ def parse(text: str) -> Any:
         if any(isinstance(operand, str) != (name == "In") for operand in operands):
             raise InputError(f"{text}: In takes a name, and {name} was given {operands}")
         return (name, *operands), at + 1
+
     tokens = re.findall(r'[()]|"[^"]*"|[^\s()]+', text)
     tree, end = read(0)
     if end != len(tokens):
@@ -106,7 +117,7 @@ class Sizes:
         return axis
 
 
-Typed = tuple[Any, Any, Callable[[], Operator]]             # rows, columns, and the operator once all sizes are known
+Typed = tuple[Any, Any, Callable[[], Operator]]  # rows, columns, and the operator once all sizes are known
 
 
 class Reader:
@@ -217,24 +228,32 @@ def main() -> None:
     start = time.perf_counter()
     prover, rows, ready = Prover(), [], time.perf_counter() - start
     for truth, lhs, rhs in equations(options.file):
-        prover.refresh()                                    # what an engine costs belongs to no equation, but to all
+        prover.refresh()  # what an engine costs belongs to no equation, but to all
         proved, seconds, refuted, why = judged(prover, lhs, rhs)
         rows.append((truth, lhs, rhs, proved, seconds, refuted))
-        if not len(rows) % 100: say(f"{len(rows)} equations")
+        if not len(rows) % 100:
+            say(f"{len(rows)} equations")
         if why or proved != (truth == "true"):
             print(f"{truth:20} {'proved' if proved else 'not proved':10} {lhs} = {rhs}{why and f': {why}'}")
     print(f"{'truth':20} {'equations':>9} {'proved':>6} {'refuted':>7} {'longest, ms':>11} {'in all, ms':>10}")
     for truth in dict.fromkeys(line[0] for line in rows):
         proved, seconds, refuted = zip(*(line[3:] for line in rows if line[0] == truth), strict=True)
-        print(f"{truth:20} {len(proved):9} {sum(proved):6} {sum(refuted):7} {1e3 * max(seconds):11.1f} "
-              f"{1e3 * sum(seconds):10.1f}")
+        print(
+            f"{truth:20} {len(proved):9} {sum(proved):6} {sum(refuted):7} {1e3 * max(seconds):11.1f} "
+            f"{1e3 * sum(seconds):10.1f}"
+        )
     print(f"{time.perf_counter() - start:.2f} s in all, {ready:.2f} s of it to read the laws")
     tabled(options.csv, [("truth", "lhs", "rhs", "proved", "seconds", "refuted"), *rows])
     true, other = [row[3] for row in rows if row[0] == "true"], [row[3] for row in rows if row[0] != "true"]
-    concluded(options, [Figure(f"proved of {len(true)} that are true", sum(true)),
-                        Figure(f"proved of {len(other)} that are not", sum(other), most=0),
-                        Figure("true ones that numbers refute", sum(row[5] for row in rows if row[0] == "true"),
-                               most=0)])
+    concluded(
+        options,
+        [
+            Figure(f"proved of {len(true)} that are true", sum(true)),
+            Figure(f"proved of {len(other)} that are not", sum(other), most=0),
+            Figure("true ones that numbers refute", sum(row[5] for row in rows if row[0] == "true"), most=0),
+        ],
+    )
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

@@ -5,6 +5,7 @@
 Sizes are those of LLaMA-2 70B (Touvron et al. 2023): 8,192 wide, 64 heads, 8 of keys and values, 28,672 in between,
 32,000 words. No weight is loaded or allocated. Seconds are of everything behind the imports: building the model,
 saturation, extraction, planning, printing."""
+
 import json
 import subprocess
 import sys
@@ -12,11 +13,25 @@ import sys
 from lib import command
 from lib.command import Figure, Parser, cell, concluded, count, tabled, takes
 
-SIZES = dict(model_type="transformer", vocab_size=32000, max_position_embeddings=4096, hidden_size=8192,
-             intermediate_size=28672,
-             num_attention_heads=64, num_key_value_heads=8, head_dim=128, norm="rms", norm_eps=1e-5, pre_norm=True,
-             hidden_act="silu",
-             gated=True, bias=False, mask="sequence & causal", positions="rotary", head="own")
+SIZES = dict(
+    model_type="transformer",
+    vocab_size=32000,
+    max_position_embeddings=4096,
+    hidden_size=8192,
+    intermediate_size=28672,
+    num_attention_heads=64,
+    num_key_value_heads=8,
+    head_dim=128,
+    norm="rms",
+    norm_eps=1e-5,
+    pre_norm=True,
+    hidden_act="silu",
+    gated=True,
+    bias=False,
+    mask="sequence & causal",
+    positions="rotary",
+    head="own",
+)
 CODE = """
 import json, resource, sys, time
 from opmatrix.runtime.pricing import datasheet
@@ -43,10 +58,17 @@ def main() -> None:
     said = subprocess.run(arguments, capture_output=True, text=True, check=True)
     seconds, resident, predicted, stored, peak = map(float, said.stdout.split())
     row = given.layers, seconds, resident, 1e3 * predicted, stored / 1e9, peak / 1e6
-    for line in (COLUMNS, row): print(" ".join(cell(each, 13) for each in line))
+    for line in (COLUMNS, row):
+        print(" ".join(cell(each, 13) for each in line))
     tabled(given.csv, [COLUMNS, row])
-    concluded(given, [Figure("until it is planned and printed", seconds, "s", most=10.0),
-                      Figure("resident memory", resident, "MB", most=1000.0)])
+    concluded(
+        given,
+        [
+            Figure("until it is planned and printed", seconds, "s", most=10.0),
+            Figure("resident memory", resident, "MB", most=1000.0),
+        ],
+    )
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

@@ -11,6 +11,7 @@ Ascend are those that were published; their places are among the best of each wa
 Rows of experts and of eight bits are left out.
 Two rows of Korthikanti et al. are fitted in one figure alone: GPT-22B selective, and GPT-175B full, to one factor each
 for time of computation and of the rest."""
+
 import itertools
 import json
 from collections import defaultdict
@@ -23,10 +24,25 @@ import numpy as np
 
 STEP = 21
 VTRAIN, KORTHIKANTI, BLOOM = "vTrain ground truth", "Table 5", "BLOOM-176B prequel"
-COLUMNS = ("source", "model", "devices", "dp", "tp", "pp", "micro_batch", "batch", "measured_s", "predicted_s",
-           "naive_s", "measured_GB", "predicted_GB")
-ASCEND = (("qwen1.5-72b", dict(tp=8, pp=8, virtual=5, recompute="full", sequence=True), 128, 8192, 339, 64),
-          ("llama2-7b", dict(pp=2, dp=4), 64, 4096, 4672, 8))
+COLUMNS = (
+    "source",
+    "model",
+    "devices",
+    "dp",
+    "tp",
+    "pp",
+    "micro_batch",
+    "batch",
+    "measured_s",
+    "predicted_s",
+    "naive_s",
+    "measured_GB",
+    "predicted_GB",
+)
+ASCEND = (
+    ("qwen1.5-72b", dict(tp=8, pp=8, virtual=5, recompute="full", sequence=True), 128, 8192, 339, 64),
+    ("llama2-7b", dict(pp=2, dp=4), 64, 4096, 4672, 8),
+)
 
 
 def main() -> None:
@@ -45,13 +61,16 @@ def main() -> None:
 
 # ---- predictions
 
+
 def work_of(each):
     from opmatrix.parallel.cost.layer_work import model_work
+
     return model_work(each.config, each.strategy.context, each.strategy.sequence, each.dropout)
 
 
 def predicted(each, constants=None):
     from opmatrix.parallel.cost.prediction import predict
+
     return predict(work_of(each), each.machine, each.strategy, each.batch, each.seq, constants=constants)
 
 
@@ -61,21 +80,27 @@ def fit(measured):
 
     from opmatrix.parallel.cost.fit_constants import fit_constants
     from opmatrix.parallel.cost.prediction import predict
+
     rows = [each for each in measured if VTRAIN in each.row["source"]][::STEP]
     say(f"fitted on {len(rows)} rows: every {STEP}st of vTrain's, from the first on")
     groups = defaultdict(list)
-    for at, each in enumerate(rows): groups[json.dumps(each.config, sort_keys=True)].append(at)
+    for at, each in enumerate(rows):
+        groups[json.dumps(each.config, sort_keys=True)].append(at)
 
     def seconds(constants):
         out = np.zeros(len(rows))
         for own in groups.values():
-            sizes = {name: np.array([getattr(rows[at].strategy, name) for at in own], float)
-                     for name in ("dp", "tp", "pp", "cp", "micro_batch", "virtual")}
+            sizes = {
+                name: np.array([getattr(rows[at].strategy, name) for at in own], float)
+                for name in ("dp", "tp", "pp", "cp", "micro_batch", "virtual")
+            }
             one = rows[own[0]]
             batch = np.array([rows[at].batch for at in own], float)
-            out[own] = predict(work_of(one), one.machine, replace(one.strategy, **sizes), batch, one.seq,
-                               constants=constants).step_seconds
+            out[own] = predict(
+                work_of(one), one.machine, replace(one.strategy, **sizes), batch, one.seq, constants=constants
+            ).step_seconds
         return out
+
     found = fit_constants(seconds, [each.seconds for each in rows])
     print(json.dumps(found._asdict()))
     return found
@@ -85,32 +110,52 @@ def naive_seconds(each):
     """Six operations a parameter and token, eight where all is computed again, at half of the peak."""
     whole = float(each.row.get("params_b") or 0) * 1e9
     rate = each.machine.product_rate(each.strategy.precision)[0]
-    return (8 if each.strategy.recompute == "full" else 6) * whole * each.batch * each.seq / (
-        0.5 * rate * int(each.row["devices"]))
+    return (
+        (8 if each.strategy.recompute == "full" else 6)
+        * whole
+        * each.batch
+        * each.seq
+        / (0.5 * rate * int(each.row["devices"]))
+    )
 
 
 def line(pair):
     each, prediction = pair
     own = each.strategy
-    return (each.row["source"][:40], each.row["model"], each.row["devices"], own.dp, own.tp, own.pp, own.micro_batch,
-            each.batch, each.seconds, f"{float(prediction.step_seconds):.4f}",
-            f"{naive_seconds(each):.4f}", each.memory, f"{float(prediction.reserved) / 1e9:.1f}")
+    return (
+        each.row["source"][:40],
+        each.row["model"],
+        each.row["devices"],
+        own.dp,
+        own.tp,
+        own.pp,
+        own.micro_batch,
+        each.batch,
+        each.seconds,
+        f"{float(prediction.step_seconds):.4f}",
+        f"{naive_seconds(each):.4f}",
+        each.memory,
+        f"{float(prediction.reserved) / 1e9:.1f}",
+    )
 
 
 # ---- figures
+
 
 def errors(found):
     return [float(own.step_seconds) / each.seconds - 1 for each, own in found]
 
 
-def naive_errors(found): return [naive_seconds(each) / each.seconds - 1 for each, _ in found]
+def naive_errors(found):
+    return [naive_seconds(each) / each.seconds - 1 for each, _ in found]
 
 
 def of_source(found, source):
     return [(each, own) for each, own in found if source in each.row["source"] and each.seconds]
 
 
-def mean(each): return 100 * float(np.mean(np.abs([*each])))
+def mean(each):
+    return 100 * float(np.mean(np.abs([*each])))
 
 
 def time_figures(found):
@@ -128,20 +173,28 @@ def time_figures(found):
         yield Figure("  worst", 100 * max(map(abs, own)), "%", most=8.5)
     for source in sorted({e.row["source"] for e, _ in found} - {e.row["source"] for e, _ in vtrain + table}):
         rows = of_source(found, source)
-        if rows: yield Figure(f"time, {source[:60]}, {len(rows)} rows: MAPE", mean(errors(rows)), "%")
+        if rows:
+            yield Figure(f"time, {source[:60]}, {len(rows)} rows: MAPE", mean(errors(rows)), "%")
 
 
 def scaled_errors(table):
     """Errors where computation and the rest have a factor each, by which two rows are exact."""
+
     def parts(prediction):
         own = sum(float(seconds) for name, seconds in prediction.seconds.items() if name.startswith("computation"))
         return own, float(prediction.step_seconds) - own
-    named = [(each, own) for each, own in table if (each.row["model"], each.strategy.recompute) in
-             (("GPT-22B", "selective"), ("GPT-175B", "full"))]
-    if len(named) < 2: return
+
+    named = [
+        (each, own)
+        for each, own in table
+        if (each.row["model"], each.strategy.recompute) in (("GPT-22B", "selective"), ("GPT-175B", "full"))
+    ]
+    if len(named) < 2:
+        return
     both = np.array([parts(own) for _, own in named])
     factors = np.linalg.solve(both, [each.seconds for each, _ in named])
-    for each, own in table: yield float(np.dot(parts(own), factors)) / each.seconds - 1
+    for each, own in table:
+        yield float(np.dot(parts(own), factors)) / each.seconds - 1
 
 
 def choice_figures(found):
@@ -150,8 +203,10 @@ def choice_figures(found):
         groups[pair[0].row["model"], pair[0].row["devices"], pair[0].batch].append(pair)
     groups = [rows for rows in groups.values() if len(rows) > 3]
     if groups:
+
         def losses(choose):
             return [100 * (min(rows, key=choose)[0].seconds / min(e.seconds for e, _ in rows) - 1) for rows in groups]
+
         own = losses(lambda pair: float(pair[1].step_seconds))
         rule = losses(lambda pair: (pair[0].strategy.tp, pair[0].strategy.pp, -pair[0].strategy.micro_batch))
         yield Figure(f"choice, {len(groups)} vTrain groups: lost on the mean", float(np.mean(own)), "%", most=2)
@@ -163,14 +218,19 @@ def choice_figures(found):
         yield Figure("  at worst", max(rule), "%")
     tables = defaultdict(dict)
     for each, own in of_source(found, BLOOM):
-        if "!= devices" in each.row["notes"]: continue
+        if "!= devices" in each.row["notes"]:
+            continue
         key = tuple(each.row[name] for name in (*NEEDED[2:], "zero_or_fsdp"))
         tables[each.row["source"]].setdefault(key, (each, own))
     large = [[*rows.values()] for rows in tables.values() if len(rows) > 7]
-    if not large: return
+    if not large:
+        return
     order, lost = [], []
     for rows in large:
-        def share(each): return int(each.row["devices"]) / (float(each.row["params_b"]) * each.batch)
+
+        def share(each):
+            return int(each.row["devices"]) / (float(each.row["params_b"]) * each.batch)
+
         real, ours = [e.seconds * share(e) for e, _ in rows], [float(o.step_seconds) * share(e) for e, o in rows]
         order.append(tau(real, ours))
         lost.append(100 * (real[int(np.argmin(ours))] / min(real) - 1))
@@ -188,25 +248,43 @@ def memory_figures(found):
     rows = [(each, own) for each, own in found if each.memory and "analytic" not in each.row["notes"]]
     for source in sorted({each.row["source"] for each, _ in rows}):
         own = [(e, o) for e, o in rows if e.row["source"] == source]
-        yield Figure(f"memory, {source[:60]}, {len(own)} rows: MAPE",
-                     mean(float(o.reserved) / 1e9 / e.memory - 1 for e, o in own), "%")
+        yield Figure(
+            f"memory, {source[:60]}, {len(own)} rows: MAPE",
+            mean(float(o.reserved) / 1e9 / e.memory - 1 for e, o in own),
+            "%",
+        )
     if rows:
-        yield Figure(f"memory, all {len(rows)} measured rows: MAPE",
-                     mean(float(o.reserved) / 1e9 / e.memory - 1 for e, o in rows), "%", most=8)
-        yield Figure("  16 bytes a parameter", mean(16 * float(e.row["params_b"]) / int(e.row["devices"]) / e.memory - 1
-                                                    for e, _ in rows if e.row["params_b"]), "%")
+        yield Figure(
+            f"memory, all {len(rows)} measured rows: MAPE",
+            mean(float(o.reserved) / 1e9 / e.memory - 1 for e, o in rows),
+            "%",
+            most=8,
+        )
+        yield Figure(
+            "  16 bytes a parameter",
+            mean(
+                16 * float(e.row["params_b"]) / int(e.row["devices"]) / e.memory - 1
+                for e, _ in rows
+                if e.row["params_b"]
+            ),
+            "%",
+        )
         over = [float(o.reserved) / e.machine.memory[-1][1] for e, o in rows]
         yield Figure("rows that ran, refused by over 5 %", sum(share > 1.05 for share in over), most=0)
     failed = [(each, own) for each, own in found if each.failed]
     if failed:
-        yield Figure(f"rows of {len(failed)} that ran out of memory, refused",
-                     sum(float(o.reserved) > e.machine.memory[-1][1] for e, o in failed), least=len(failed))
+        yield Figure(
+            f"rows of {len(failed)} that ran out of memory, refused",
+            sum(float(o.reserved) > e.machine.memory[-1][1] for e, o in failed),
+            least=len(failed),
+        )
 
 
 def ascend_figures(constants):
     from opmatrix.parallel.cost.prediction import predict
     from opmatrix.parallel.cost.strategies import Strategy
     from opmatrix.parallel.search.plans import plan
+
     for name, how, batch, seq, published, devices in ASCEND:
         strategy = Strategy(flash=True, context="ulysses", **how)
         own = predict(name, "Ascend910B", strategy, batch, seq, constants=constants)
@@ -215,8 +293,12 @@ def ascend_figures(constants):
         yield Figure("  beside it", 100 * abs(rate / published - 1), "%", most=25)
         best = plan(name, devices, "Ascend910B", batch=batch, seq=seq, constants=constants, keep=100).best
         axes = {axis: how.get(axis, 1) for axis in ("dp", "tp", "pp")}
-        yield Figure("  place of its layout", next(at for at, each in enumerate(best, 1)
-                                                   if axes.items() <= each.sizes.items()), most=10)
+        yield Figure(
+            "  place of its layout",
+            next(at for at, each in enumerate(best, 1) if axes.items() <= each.sizes.items()),
+            most=10,
+        )
 
 
-if __name__ == "__main__": command.run(main, InputError)
+if __name__ == "__main__":
+    command.run(main, InputError)

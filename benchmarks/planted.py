@@ -15,6 +15,7 @@ that is forgotten. The model is a random one of a family, of so many positions, 
 once without faults, and its programs are verified with each fault, those that have the kernel, by `verify` and as
 `optimize` does it; with every tenth fault all of `optimize` runs. `sentences` says how many the checks on the
 sentences of certificates find alone."""
+
 import json
 import tempfile
 from collections import Counter
@@ -29,21 +30,45 @@ from lib.command import Figure, Parser, concluded, count, folder, say, tabled, t
 import numpy as np
 
 WORDS = "the bank of river runs dry a ? . bank river runs of the dry".split()
-WHOLE = 10                                                  # of so many faults one is met by all of `optimize`
-FAMILIES = {                                                # of one layer
+WHOLE = 10  # of so many faults one is met by all of `optimize`
+FAMILIES = {  # of one layer
     "bert": dict(hidden_size=64, intermediate_size=128, num_attention_heads=2, num_hidden_layers=1),
     "gpt2": dict(vocab_size=41, n_embd=64, n_layer=1, n_head=2),
-    "llama": dict(vocab_size=41, hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2,
-                  num_hidden_layers=1),
-    "mistral": dict(vocab_size=41, hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2,
-                    num_hidden_layers=1, sliding_window=21),
-    "mixtral": dict(vocab_size=41, hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2,
-                    num_hidden_layers=1, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)}
+    "llama": dict(
+        vocab_size=41,
+        hidden_size=64,
+        intermediate_size=128,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_hidden_layers=1,
+    ),
+    "mistral": dict(
+        vocab_size=41,
+        hidden_size=64,
+        intermediate_size=128,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_hidden_layers=1,
+        sliding_window=21,
+    ),
+    "mixtral": dict(
+        vocab_size=41,
+        hidden_size=64,
+        intermediate_size=96,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_hidden_layers=1,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=None,
+    ),
+}
 COLUMNS = "kind", "faults", "sentences", "verify", "optimize"
 
 
 class Found(NamedTuple):
     """What found a fault: the checks on sentences alone, `verify`, `optimize`."""
+
     kind: str
     sentences: bool
     verify: bool
@@ -66,11 +91,17 @@ def main() -> int:
         found = judged(Path(place), model, given.number_type, drawing(given.of, given.count, given.seed))
     rows, width = table(found), max(len(each.kind) for each in found)
     print(f"seed {given.seed}")
-    for kind, *row in rows: print(f"{kind:>{max(9, width)}}", *(f"{cell!s:>9}" for cell in row))
+    for kind, *row in rows:
+        print(f"{kind:>{max(9, width)}}", *(f"{cell!s:>9}" for cell in row))
     tabled(given.csv, rows)
     _, faults, _, verified, optimized = rows[-1]
-    concluded(given, [Figure(f"of {faults} faults those that verify does not find", faults - verified, most=0),
-                      Figure(f"of {faults} faults those that optimize does not find", faults - optimized, most=0)])
+    concluded(
+        given,
+        [
+            Figure(f"of {faults} faults those that verify does not find", faults - verified, most=0),
+            Figure(f"of {faults} faults those that optimize does not find", faults - optimized, most=0),
+        ],
+    )
     return int(min(verified, optimized) < faults)
 
 
@@ -89,7 +120,9 @@ def written(place: Path, family: str, positions: int) -> Path:
     from random_models import random_weights
 
     from opmatrix.models import build
-    if family == "bert": return write(place, **FAMILIES[family], max_position_embeddings=positions)
+
+    if family == "bert":
+        return write(place, **FAMILIES[family], max_position_embeddings=positions)
     limit = "n_positions" if family == "gpt2" else "max_position_embeddings"
     config = FAMILIES[family] | {"model_type": family, limit: positions}
     build(config, numbers := random_weights(config, np.random.default_rng(0)))
@@ -105,19 +138,24 @@ def drawing(of: str, count: int, seed: int):
     a program meets a fault."""
     import wrong_for_data
     import wrong_kernels
+
     rng = np.random.default_rng(seed)
-    if of == "data": return lambda programs, _: wrong_for_data.drawn(rng, count, programs), wrong_for_data.meets
+    if of == "data":
+        return lambda programs, _: wrong_for_data.drawn(rng, count, programs), wrong_for_data.meets
     return lambda programs, longest: with_sessions(
-        wrong_kernels.drawn(rng, count, longest, kernels_of(programs)), programs[0], longest, seed), has
+        wrong_kernels.drawn(rng, count, longest, kernels_of(programs)), programs[0], longest, seed
+    ), has
 
 
 def judged(place: Path, model: Path, number_type: str, drawn_faults) -> list[Found]:
     """Verify saved programs with each fault planted, and list which door found it."""
     from opmatrix.runtime.program import Program
+
     (draw, meets), (searched, points) = drawn_faults, verified(model, number_type)
     longest = max(map(max, points[0].lengths))
     places = [place / f"{at}" for at in range(len(points))]
-    for each, point in zip(places, points, strict=True): point.program.save(each)
+    for each, point in zip(places, points, strict=True):
+        point.program.save(each)
     found = []
     say(f"texts of up to {longest} tokens")
     for at, fault in enumerate(draw([point.program for point in points], longest)):
@@ -126,10 +164,13 @@ def judged(place: Path, model: Path, number_type: str, drawn_faults) -> list[Fou
             names = [checked(program) for program in programs if meets(program, fault)]
             short = all("steps within bounds" in each for each in names)
             ended = refused(lambda: verified_anew(searched, points)) and (
-                at % WHOLE or refused(lambda: verified(model, number_type)))
+                at % WHOLE or refused(lambda: verified(model, number_type))
+            )
             found.append(Found(fault.kind, short, all(map(bool, names)), bool(ended)))
-        if not (found[-1].verify and found[-1].optimize): say(f"not found: {fault}: {found[-1]}")
-        elif len(found) % 10 == 0: say(f"{len(found)} faults")
+        if not (found[-1].verify and found[-1].optimize):
+            say(f"not found: {fault}: {found[-1]}")
+        elif len(found) % 10 == 0:
+            say(f"{len(found)} faults")
     return found
 
 
@@ -138,8 +179,10 @@ def with_sessions(faults, program, longest: int, seed: int):
     import wrong_sessions
 
     from opmatrix.inference.cached import decoder_of, rows_behind
+
     decoder = decoder_of(program)
-    if decoder is None: return faults
+    if decoder is None:
+        return faults
     others = wrong_sessions.endless(np.random.default_rng(seed), longest, rows_behind(decoder) < longest)
     return (next(others) if at % 3 == 2 else fault for at, fault in enumerate(faults))
 
@@ -150,16 +193,30 @@ def verified(model: Path, number_type: str):
     from pytest import MonkeyPatch
 
     from rewrites import run
+
     rng, stages = np.random.default_rng(0), []
     with tempfile.TemporaryDirectory() as place, MonkeyPatch.context() as patch:
         standin.know_laws(patch)
         time_front = run.time_front
-        patch.setattr(run, "time_front", lambda searched, front, *given: (
-            stages.append((searched, front.points)), time_front(searched, front, *given))[1])
+        patch.setattr(
+            run,
+            "time_front",
+            lambda searched, front, *given: (
+                stages.append((searched, front.points)),
+                time_front(searched, front, *given),
+            )[1],
+        )
         text = Path(place, "lines.txt")
         text.write_text("\n".join(" ".join(rng.choice(WORDS, rng.integers(3, 20))) for _ in range(80)))
-        run.optimize(str(model), error=0.05, text=str(text), tokens=60, number_type=number_type,
-                     machine=standin.machine(), rounds=1)
+        run.optimize(
+            str(model),
+            error=0.05,
+            text=str(text),
+            tokens=60,
+            number_type=number_type,
+            machine=standin.machine(),
+            rounds=1,
+        )
     return stages[0]
 
 
@@ -167,11 +224,13 @@ def verified_anew(searched, points) -> None:
     """What `optimize` does with the programs that it found, which are bound again to the kernels that there are now."""
     from rewrites.report.checked import check_decoders, check_lengths
     from rewrites.verify import verify_steps
+
     told = set()
     points = [replace(point, program=point.program.over(point.program.steps)) for point in points]
     programs = {name: program.over(program.steps) for name, program in searched.programs.items()}
     few = searched.workload.few
-    for program in (programs["imported"], *(point.program for point in points)): verify_steps(program, [few], told)
+    for program in (programs["imported"], *(point.program for point in points)):
+        verify_steps(program, [few], told)
     check_lengths(replace(searched, programs=programs | {"exact": points[0].program}), points, few)
     check_decoders(points, few)
 
@@ -179,8 +238,11 @@ def verified_anew(searched, points) -> None:
 def refused(call) -> bool:
     """Whether verification ends it."""
     from rewrites.verify import VerificationError
-    try: call()
-    except VerificationError: return True
+
+    try:
+        call()
+    except VerificationError:
+        return True
     return False
 
 
@@ -188,7 +250,7 @@ def kernels_of(programs: list) -> dict[str, list[bool]]:
     """The kernels that programs have; of attention whether in bfloat16."""
     found: dict[str, set[bool]] = {}
     for program in programs:
-        for call in program.schedule.calls[program.schedule.first:]:
+        for call in program.schedule.calls[program.schedule.first :]:
             narrow = getattr(call.bound, "number_type", "float32") != "float32"
             found.setdefault(call.kernel.name, set()).add(narrow)
     return {name: sorted(each) for name, each in found.items()}
@@ -196,16 +258,20 @@ def kernels_of(programs: list) -> dict[str, list[bool]]:
 
 def has(program, fault) -> bool:
     """Tell whether a program has the kernel of a fault, or sessions."""
-    if not hasattr(fault, "narrow"): return True
+    if not hasattr(fault, "narrow"):
+        return True
     return fault.narrow in kernels_of([program]).get(fault.kernel, ()) or (
-        not fault.narrow and fault.kernel in kernels_of([program]))
+        not fault.narrow and fault.kernel in kernels_of([program])
+    )
 
 
 def checked(program) -> set[str]:
     """What fails of a program that is verified."""
     from rewrites.metrics import recheck
+
     with mock.patch.object(recheck, "verify_laws", lambda laws: {"laws": len(laws)}):
         return {check.what for check in recheck.checks(program) if check.verdict == recheck.FAILS}
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

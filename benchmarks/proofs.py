@@ -12,6 +12,7 @@ one thing; numbers that cancel; tokens, positions, relations and inputs that a b
 evaluated with 150 digits at a random input, what is refuted at the place that the refutation names: a proof is false
 where finite entries differ there, a refutation where they do not, or where the pair was made by identities alone.
 What raises is a fault."""
+
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
@@ -24,7 +25,7 @@ from stated_equations import FALSE, TRUE
 
 from rewrites.proofs.equations import prove
 
-SHARE = 100                                                 # pairs that a process judges before it tells
+SHARE = 100  # pairs that a process judges before it tells
 VERDICTS = "proved", "refuted", "not found", "fault"
 STATED_COLUMNS = "equation", "true", "verdict", "seconds", "by"
 COLUMNS = ("pair", "pairs", *VERDICTS, "false")
@@ -38,8 +39,15 @@ def judge_stated() -> list[tuple[str | float, ...]]:
             start = time.process_time()
             proof = prove(left, right)
             ways = proof.tried[-1:] if proof else proof.tried
-            rows.append((name, str(true).lower(), proof.verdict, round(time.process_time() - start, 3),
-                         ", ".join(each.way for each in ways)))
+            rows.append(
+                (
+                    name,
+                    str(true).lower(),
+                    proof.verdict,
+                    round(time.process_time() - start, 3),
+                    ", ".join(each.way for each in ways),
+                )
+            )
     return rows
 
 
@@ -47,10 +55,13 @@ def figures_of(rows: list[tuple[str | float, ...]]) -> list[Figure]:
     """Count equations that met the verdict that they should, and those that met a false one."""
     counts = Counter((true, verdict) for _, true, verdict, *_ in rows)
     total = Counter(true for _, true, *_ in rows)
-    return [Figure(f"true equations proved, of {total['true']}", counts["true", "proved"], least=0.9 * total["true"]),
-            Figure(f"false equations refuted, of {total['false']}", counts["false", "refuted"],
-                   least=0.95 * total["false"]),
-            Figure("equations judged falsely", counts["true", "refuted"] + counts["false", "proved"], most=0)]
+    return [
+        Figure(f"true equations proved, of {total['true']}", counts["true", "proved"], least=0.9 * total["true"]),
+        Figure(
+            f"false equations refuted, of {total['false']}", counts["false", "refuted"], least=0.95 * total["false"]
+        ),
+        Figure("equations judged falsely", counts["true", "refuted"] + counts["false", "proved"], most=0),
+    ]
 
 
 def show_stated(rows: list[tuple[str | float, ...]]) -> None:
@@ -68,8 +79,10 @@ def measure(pairs: int, processes: int, seed: int) -> tuple[Counter[tuple[str, s
         for number, (found, said) in enumerate(pool.map(tabulated, shares), 1):
             counts += found
             wrong |= said
-            for at, words in said.items(): print(f"pair {at}: {words}", flush=True)
-            if number % 10 == 0: say(f"{number * SHARE} pairs")
+            for at, words in said.items():
+                print(f"pair {at}: {words}", flush=True)
+            if number % 10 == 0:
+                say(f"{number * SHARE} pairs")
     return counts, wrong
 
 
@@ -77,8 +90,14 @@ def table(counts: Counter[tuple[str, str]], wrong: dict[int, str]) -> list[tuple
     """A row for each way in which pairs are made, and their sum."""
     false = Counter(words.partition(": ")[0] for words in wrong.values())
     rows: list[tuple[str | int, ...]] = [
-        (how, sum(counts[how, verdict] for verdict in VERDICTS), *(counts[how, verdict] for verdict in VERDICTS),
-         false[how]) for how in sorted({how for how, _ in counts})]
+        (
+            how,
+            sum(counts[how, verdict] for verdict in VERDICTS),
+            *(counts[how, verdict] for verdict in VERDICTS),
+            false[how],
+        )
+        for how in sorted({how for how, _ in counts})
+    ]
     columns = list(zip(*rows, strict=True))[1:]
     return [*rows, ("all", *(sum(map(int, column)) for column in columns))]
 
@@ -101,15 +120,18 @@ def main() -> int:
     start = time.perf_counter()
     counts, wrong = measure(options.count, options.processes, options.seed)
     rows = table(counts, wrong)
-    for how, *cells in (COLUMNS, *rows): print(f"{how:<20}" + "".join(f"{cell:>11}" for cell in cells))
+    for how, *cells in (COLUMNS, *rows):
+        print(f"{how:<20}" + "".join(f"{cell:>11}" for cell in cells))
     print(f"{time.perf_counter() - start:.0f} s")
     tabled(options.csv, [COLUMNS, *rows])
     said = [words.partition(": ")[2] for words in wrong.values()]
-    judged = [Figure(f"{what} of {options.count} pairs", sum(each.startswith(begins) for each in said), most=0)
-              for what, begins in (("false proofs", "false proof"), ("false refutations", "false refutation"),
-                                   ("faults", ""))]
+    judged = [
+        Figure(f"{what} of {options.count} pairs", sum(each.startswith(begins) for each in said), most=0)
+        for what, begins in (("false proofs", "false proof"), ("false refutations", "false refutation"), ("faults", ""))
+    ]
     concluded(options, [*figures_of(stated), *judged])
     return int(bool(wrong))
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

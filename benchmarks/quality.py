@@ -6,6 +6,7 @@
 Weights are fitted layer after layer, on the activations of what is already compressed, to the sentences of every other
 pair without its score; the other pairs, of which no sentence was seen, judge. Layer error, cosine and rank correlation
 stand side by side, as the first alone orders methods wrongly."""
+
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial, reduce
@@ -44,7 +45,7 @@ from rewrites.workload.workload import Workload, calibration
 
 COLUMNS = "technique", "metric", "layer_error", "cosine", "spearman_lost"
 NAMES = dict(zip(METRICS, ("OBS", "Wanda", "magnitude"), strict=True))
-FFN_LEFT = 0.8                                              # of the numbers of a feed-forward weight, as two factors
+FFN_LEFT = 0.8  # of the numbers of a feed-forward weight, as two factors
 
 
 class Technique(NamedTuple):
@@ -67,7 +68,8 @@ TECHNIQUES = {
     "2:4": Technique(0.6, 0.86, partial(sparsify, sparsity=Sparsity(groups=(2, 4)))),
     "half of the entries": Technique(0.4, 0.91, partial(sparsify, sparsity=Sparsity(0.5))),
     "low rank": Technique(0.7, 0.89, project, lambda n, p: n != p),
-    "half of the units": Technique(0.3, 0.92, level=Level(0.5))}
+    "half of the units": Technique(0.3, 0.92, level=Level(0.5)),
+}
 
 
 def main() -> None:
@@ -80,8 +82,12 @@ def main() -> None:
     takes(20 + 75 * len(given.only))
     with tempfile.TemporaryDirectory() as place, silence_stdout():
         rows = [*measured(given, Path(place))]
-    print(table([[*row[:2], f"{100 * row[2]:.3g} %", f"{row[3]:.4f}", f"{row[4]:.2f}"] for row in rows],
-                ["technique", "metric", "layer error", "mean cosine", "Spearman x 100 lost"]))
+    print(
+        table(
+            [[*row[:2], f"{100 * row[2]:.3g} %", f"{row[3]:.4f}", f"{row[4]:.2f}"] for row in rows],
+            ["technique", "metric", "layer error", "mean cosine", "Spearman x 100 lost"],
+        )
+    )
     tabled(given.csv, [COLUMNS, *rows])
     concluded(given, [each for name in given.only for each in figures(name, [row for row in rows if row[0] == name])])
 
@@ -91,8 +97,9 @@ def measured(given, place: Path) -> Iterator[tuple[str, str, float, float, float
     text, chooses, judges = halves(Path(given.pairs), place)
     pairs = joined(SentencePairs.read(chooses), judges)
     checkpoint = open_model(given.model)
-    searched = search_exact(Opened(checkpoint.operator(True), Workload.of(checkpoint), this_machine(), EXACT_LAWS,
-                                   source(checkpoint)))
+    searched = search_exact(
+        Opened(checkpoint.operator(True), Workload.of(checkpoint), this_machine(), EXACT_LAWS, source(checkpoint))
+    )
     exact = searched.exact
     batch = calibration(text, exact.tokenizer, searched.workload, pairs.texts)
     say(f"fitted to {batch.rows} tokens, judged by {len(pairs)} pairs")
@@ -106,14 +113,17 @@ def measured(given, place: Path) -> Iterator[tuple[str, str, float, float, float
 
 
 def joined(*parts: SentencePairs) -> SentencePairs:
-    return SentencePairs(tuple(text for each in parts for text in each.texts),
-                         np.concatenate([each.scores for each in parts]))
+    return SentencePairs(
+        tuple(text for each in parts for text in each.texts), np.concatenate([each.scores for each in parts])
+    )
 
 
 def scored(program, pairs: SentencePairs) -> tuple[float, np.ndarray]:
     """The rank correlation of a program, times 100, and its embeddings, of length one."""
-    return (score_pairs("the model", program, pairs).spearman,
-            normalise_rows(program.embed(pairs.texts, progress=False)).astype(np.float64))
+    return (
+        score_pairs("the model", program, pairs).spearman,
+        normalise_rows(program.embed(pairs.texts, progress=False)).astype(np.float64),
+    )
 
 
 def programmed(searched: Searched, model: Operator):
@@ -128,12 +138,13 @@ def compressed(model: Operator, technique: Technique, batch, metric: str) -> tup
     if technique.level is not None:
         less = remove_groups(model, technique.level, batch, metric)
         return less.zeroed, [cut.error for cut in less.cuts]
-    first, *rest = factors(model)                           # tables are looked up
+    first, *rest = factors(model)  # tables are looked up
     x, made, errors = apply_factor(first, entered(model, batch, dtype=np.float32)), [first], list[float]()
     for factor in rest:
         for at in range(sum(1 for _ in matrices(factor))):
             node, before = [*matrices(factor)][at]
-            if not technique.takes(*weight_and_bias(node)[0].shape): continue
+            if not technique.takes(*weight_and_bias(node)[0].shape):
+                continue
             fitted, error = fit(node, apply_factor(before, x).array, technique, metric)
             factor = substitute(factor, {node: fitted})
             errors.append(error)
@@ -144,13 +155,15 @@ def compressed(model: Operator, technique: Technique, batch, metric: str) -> tup
 
 def matrices(term: Operator, before: Operator = I) -> Iterator[tuple[Operator, Operator]]:
     """Every weight of a factor, with its bias, and what leads to it from the factor's input, in order."""
-    if weight_and_bias(term) is not None: yield term, before
+    if weight_and_bias(term) is not None:
+        yield term, before
     elif term.kind.name == "compose":
         makes, reads = term.children
         yield from matrices(makes, before)
         yield from matrices(reads, before @ makes)
     else:
-        for child in term.children: yield from matrices(child, before)
+        for child in term.children:
+            yield from matrices(child, before)
 
 
 def fit(node: Operator, rows: np.ndarray, technique: Technique, metric: str) -> tuple[Operator, float]:
@@ -163,7 +176,8 @@ def fit(node: Operator, rows: np.ndarray, technique: Technique, metric: str) -> 
     found = technique.fit(W, gram={"gram": whole, "diagonal": np.diagonal(gram.matrix), "none": None}[metric])
     made = weight(Data(found.astype(np.float32), data.label))
     error = predicted_error(W, found, whole)
-    if shift is None: return made, error
+    if shift is None:
+        return made, error
     bias = shift.array + (mean @ (W - found) if metric == "gram" else 0.0)
     return made + const(Data(bias.astype(np.float32), shift.label)), error
 
@@ -172,10 +186,12 @@ def figures(name: str, rows) -> list[Figure]:
     """Of a technique."""
     best, *others = rows
     technique = TECHNIQUES[name]
-    return [Figure(f"{name}: Spearman x 100 lost", best[4], most=technique.lost),
-            Figure(f"{name}: mean cosine", best[3], least=technique.cosine),
-            Figure(f"{name}: cosine above Wanda's and magnitude's", best[3] - max(each[3] for each in others),
-                   least=0.0)]
+    return [
+        Figure(f"{name}: Spearman x 100 lost", best[4], most=technique.lost),
+        Figure(f"{name}: mean cosine", best[3], least=technique.cosine),
+        Figure(f"{name}: cosine above Wanda's and magnitude's", best[3] - max(each[3] for each in others), least=0.0),
+    ]
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

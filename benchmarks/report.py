@@ -4,6 +4,7 @@ second one finds in the cache.
     python benchmarks/report.py [--models minilm,smollm2] [--keep DIR] [--csv OUT]
 
 --keep DIR keeps what the second run of each model printed, and its report: MODEL.txt, MODEL.json."""
+
 import json
 import os
 import subprocess
@@ -20,12 +21,13 @@ from lib.command import Figure, InputError, Parser, concluded, folder, listed, s
 from formats.disk.files import read_json, replacing
 from opmatrix.display.tables import table
 
-SECONDS = {"minilm": 90.0, "smollm2": 360.0}                # of a run on two quiet cores
+SECONDS = {"minilm": 90.0, "smollm2": 360.0}  # of a run on two quiet cores
 COLUMNS = "model", "run", "seconds", "resident_gb"
 
 
 class Run(NamedTuple):
     """One `opmatrix optimize`: its seconds, the most memory that it held, what it printed and its report."""
+
     model: str
     number: int
     seconds: float
@@ -50,7 +52,8 @@ def main() -> None:
             runs.append(optimized(model, number))
             tabled(given.csv, [COLUMNS, *(run.row() for run in runs)])
             say(f"{model}, run {number}: {runs[-1].seconds:.0f} s")
-        if given.keep: keep(runs[-1], given.keep)
+        if given.keep:
+            keep(runs[-1], given.keep)
     print(runs[-1].printed, table([[str(cell) for cell in run.row()] for run in runs], list(COLUMNS)), sep="\n")
     concluded(given, figures(runs))
 
@@ -61,22 +64,38 @@ def optimized(model: str, number: int) -> Run:
         words = [sys.executable, "-m", "rewrites.cli", "optimize", model, "--quiet", "--json", "report.json"]
         begun = time.monotonic()
         with (Path(room) / "printed").open("w+") as printed, (Path(room) / "errors").open("w+") as errors:
-            process = subprocess.Popen(words, cwd=room, stdin=subprocess.DEVNULL, stdout=printed, stderr=errors,
-                                       env=os.environ | {"PYTHONPATH": str(command.ROOT)})
+            process = subprocess.Popen(
+                words,
+                cwd=room,
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=errors,
+                env=os.environ | {"PYTHONPATH": str(command.ROOT)},
+            )
             _, status, used = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
             seconds = time.monotonic() - begun
-            for each in (printed, errors): each.seek(0)
-            if status: raise InputError(f"opmatrix optimize {model}: {errors.read().strip()[-300:]}")
-            return Run(model, number, seconds, used.ru_maxrss * 1024 / 1e9, printed.read(),
-                       read_json(Path(room) / "report.json"))
+            for each in (printed, errors):
+                each.seek(0)
+            if status:
+                raise InputError(f"opmatrix optimize {model}: {errors.read().strip()[-300:]}")
+            return Run(
+                model,
+                number,
+                seconds,
+                used.ru_maxrss * 1024 / 1e9,
+                printed.read(),
+                read_json(Path(room) / "report.json"),
+            )
 
 
 def keep(run: Run, place: Path) -> None:
     """Writes what a run printed, and the programs of its report."""
-    name = Path(run.model).name                             # of a model, or of the directory of a checkpoint
-    with replacing(place / f"{name}.txt") as raw: raw.write(run.printed.encode())
-    with replacing(place / f"{name}.json") as raw: raw.write(drawn(run.report))
+    name = Path(run.model).name  # of a model, or of the directory of a checkpoint
+    with replacing(place / f"{name}.txt") as raw:
+        raw.write(run.printed.encode())
+    with replacing(place / f"{name}.json") as raw:
+        raw.write(drawn(run.report))
 
 
 def drawn(report: dict[str, Any]) -> bytes:
@@ -99,4 +118,5 @@ def figures(runs: list[Run]) -> Iterator[Figure]:
         yield Figure(f"{name}: the most memory", max(first.gigabytes, second.gigabytes), "GB")
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

@@ -7,6 +7,7 @@ fitted to, and how long it takes beside int8.
 The programs are the exact one with its products' weights stored otherwise. Errors are relative, of the whole output
 (Frobenius), with all that is rounded: beside them what rounding x alone adds is not told apart from W. Times are
 medians of rounds in which all take turns; a share is the median over rounds."""
+
 from dataclasses import replace
 from statistics import median
 
@@ -31,7 +32,7 @@ from rewrites.workload.workload import Workload
 
 COLUMNS = "format", "ms", "share", "spread", "error", "megabytes"
 BASE = "int8"
-BARS = {"balancedint8": 0.025}                               # error of MiniLM, at most, as long as int8's EQUAL times
+BARS = {"balancedint8": 0.025}  # error of MiniLM, at most, as long as int8's EQUAL times
 EQUAL = 1.03
 
 
@@ -45,9 +46,15 @@ def main() -> None:
     named("formats", given.formats, FORMATS)
     takes(6 + given.rounds * len(given.formats) / 10)
     rows = [*measured(given)]
-    print(table([[name, ms(seconds), f"{share:.3f}", f"{100 * error:.3g} %", f"{size:.1f}"]
-                 for name, seconds, share, _, error, size in rows],
-                ["all weights in", "ms", f"of {BASE}", "error", "MB"]))
+    print(
+        table(
+            [
+                [name, ms(seconds), f"{share:.3f}", f"{100 * error:.3g} %", f"{size:.1f}"]
+                for name, seconds, share, _, error, size in rows
+            ],
+            ["all weights in", "ms", f"of {BASE}", "error", "MB"],
+        )
+    )
     tabled(given.csv, [COLUMNS, *rows])
     concluded(given, figures(rows, given.model == "minilm"))
 
@@ -57,7 +64,8 @@ def figures(rows, judged):
     for name, _, share, wide, error, _ in rows:
         bar = BARS.get(name) if judged else None
         yield Figure(f"{name}: error", 100 * error, "%", most=None if bar is None else 100 * bar)
-        if name != BASE: yield Figure(f"{name}: time", share, f"x {BASE}", wide, most=None if bar is None else EQUAL)
+        if name != BASE:
+            yield Figure(f"{name}: time", share, f"x {BASE}", wide, most=None if bar is None else EQUAL)
 
 
 def measured(given):
@@ -68,13 +76,20 @@ def measured(given):
     workload = replace(workload, timed=timed)
     searched = search_exact(Opened(checkpoint.operator(), workload, this_machine(), EXACT_LAWS, source(checkpoint)))
     exact, programs = searched.exact, {}
-    for name in dict.fromkeys([BASE, *given.formats]): programs[name] = stored_in(name, searched)
+    for name in dict.fromkeys([BASE, *given.formats]):
+        programs[name] = stored_in(name, searched)
     wanted, times = exact.run(workload.state), measure(programs, [timed], given.rounds)
     for name, program in programs.items():
         shares = [mine / base for mine, base in zip(times[name], times[BASE], strict=True)]
         size = sum(constant.nbytes for constant in program.constants.values()) / 1e6
-        yield (name, median(times[name]), median(shares), spread(shares) or 0.0,
-               difference(program.run(workload.state), wanted), size)
+        yield (
+            name,
+            median(times[name]),
+            median(shares),
+            spread(shares) or 0.0,
+            difference(program.run(workload.state), wanted),
+            size,
+        )
 
 
 def stored_in(name, searched):
@@ -83,8 +98,12 @@ def stored_in(name, searched):
     program, emitter = structure.program(meta)
     found = [site for site in sites(program, structure, emitter) if site.x]
     keys, method = {site.key for site in found}, Method(name, (), FORMATS[name].metric())
-    def decide(part, use, as_it_is): return method if (part, use.weight, use.layout) in keys else as_it_is
+
+    def decide(part, use, as_it_is):
+        return method if (part, use.weight, use.layout) in keys else as_it_is
+
     return structure.program(meta, decide, {}, fitter(program, found, searched.workload.fit, {}))[0]
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

@@ -6,6 +6,7 @@ each weight may be stored in eight ways.
 
 Only sizes count, so weights are promised, not made. Imports are done
 before the clock starts; figures are medians of rounds, without the garbage collector, as timeit has it."""
+
 import time
 from dataclasses import dataclass
 from functools import reduce
@@ -35,13 +36,19 @@ from rewrites.search.search import SearchSpace, search
 
 COLUMNS = "layers", "laws", "phase", "seconds", "nodes", "classes", "time_s", "bound_s", "greedy_s", "spread"
 HEADER = "seconds", "spread", "of processor", "nodes", "classes", "ms predicted", "bound", "greedy", "gap", "by phase"
-OFFERED = [(Method(), 0.0), (Method("half"), 1e-4), (Method("csr", (("density", 0.3),)), 0.02),
-           (Method("csr", (("density", 0.15),)), 0.06), (Method("nm", (("n", 2), ("m", 4))), 0.01),
-           (Method("block", (("density", 0.3), ("tile", (16, 16)))), 0.04), (Method("lowrank", (("rank", 64),)), 0.05),
-           (Method("lowrank", (("rank", 192),)), 0.012)]    # methods, and the size of the errors that are drawn for
-                                                            # them
-PUBLISHED = {"Tensat": 1.4, "TASO": 13.6}                   # seconds on BERT (Yang et al. 2021, MLSys, table 2)
-BARS = {"smollm2": 1.5}                                     # seconds of a model's search
+OFFERED = [
+    (Method(), 0.0),
+    (Method("half"), 1e-4),
+    (Method("csr", (("density", 0.3),)), 0.02),
+    (Method("csr", (("density", 0.15),)), 0.06),
+    (Method("nm", (("n", 2), ("m", 4))), 0.01),
+    (Method("block", (("density", 0.3), ("tile", (16, 16)))), 0.04),
+    (Method("lowrank", (("rank", 64),)), 0.05),
+    (Method("lowrank", (("rank", 192),)), 0.012),
+]  # methods, and the size of the errors that are drawn for
+# them
+PUBLISHED = {"Tensat": 1.4, "TASO": 13.6}  # seconds on BERT (Yang et al. 2021, MLSys, table 2)
+BARS = {"smollm2": 1.5}  # seconds of a model's search
 
 
 def main() -> None:
@@ -55,7 +62,7 @@ def main() -> None:
     given = parser.parse_args()
     takes(4 + 0.06 * given.rounds * sum(given.layers) + (not given.brief) * (20 + 12 * given.rounds))
     rounds, rows = Rounds(this_machine(), given), []
-    rounds.of(bert(1, given.width), EXACT_LAWS, 1)          # what is imported late, and caches
+    rounds.of(bert(1, given.width), EXACT_LAWS, 1)  # what is imported late, and caches
     print("layers\n", flush=True)
     whole, lines = {}, []
     for layers in given.layers:
@@ -65,13 +72,25 @@ def main() -> None:
         say(f"{layers} layers")
     print(table(lines, ["layers", *HEADER]))
     if not given.brief:
-        for part in (others, methods, laws): rows += part(rounds, given)
+        for part in (others, methods, laws):
+            rows += part(rounds, given)
     named = {name: rounds.of(open_model(name).operator(), EXACT_LAWS) for name in given.models}
-    if named: print("\nmodels\n\n" + table([row(*each) for each in named.items()], ["", *HEADER]))
-    tabled(given.csv, [COLUMNS, *rows, *(line for name, found in named.items()
-                                         for line in written(name, len(EXACT_LAWS), found))])
-    concluded(given, [*figures(whole), *(Figure(f"search of {name}", median(found.totals), "s", spread(found.totals),
-                                                most=BARS.get(name)) for name, found in named.items())])
+    if named:
+        print("\nmodels\n\n" + table([row(*each) for each in named.items()], ["", *HEADER]))
+    tabled(
+        given.csv,
+        [COLUMNS, *rows, *(line for name, found in named.items() for line in written(name, len(EXACT_LAWS), found))],
+    )
+    concluded(
+        given,
+        [
+            *figures(whole),
+            *(
+                Figure(f"search of {name}", median(found.totals), "s", spread(found.totals), most=BARS.get(name))
+                for name, found in named.items()
+            ),
+        ],
+    )
 
 
 def figures(whole):
@@ -79,10 +98,22 @@ def figures(whole):
     published, named = min(PUBLISHED.values()), ", ".join(f"{name} {taken}" for name, taken in PUBLISHED.items())
     known = {layers: median(found.totals) for layers, found in whole.items()}
     wide = {layers: spread(found.totals) for layers, found in whole.items()}
-    yield Figure(f"12 layers of BERT-base; published: {named}", known.get(12), "s", wide.get(12), most=published,
-                 why="--layers 12")
-    yield Figure("times as long, 48 layers as 12", known[48] / known[12] if {12, 48} <= {*known} else None, "x",
-                 wide.get(48), most=4, why="--layers 12 48")
+    yield Figure(
+        f"12 layers of BERT-base; published: {named}",
+        known.get(12),
+        "s",
+        wide.get(12),
+        most=published,
+        why="--layers 12",
+    )
+    yield Figure(
+        "times as long, 48 layers as 12",
+        known[48] / known[12] if {12, 48} <= {*known} else None,
+        "x",
+        wide.get(48),
+        most=4,
+        why="--layers 12 48",
+    )
     yield Figure("largest gap of the proved bound", max(100 * found.search.gap for found in whole.values()), "%")
 
 
@@ -99,8 +130,11 @@ def others(rounds, given):
 def methods(rounds, given):
     """The rows of approximate searches; prints their table."""
     print("\napproximate, 8 methods a weight\n")
-    lines = [approximate(bert(layers, given.width), layers, error, rounds.machine, given.tokens)
-             for layers in sorted({12, *given.layers} & {12, 24, 48}) for error in (0.02, 0.1)]
+    lines = [
+        approximate(bert(layers, given.width), layers, error, rounds.machine, given.tokens)
+        for layers in sorted({12, *given.layers} & {12, 24, 48})
+        for error in (0.02, 0.1)
+    ]
     print(table(lines, ["layers", "error", "seconds", "ms predicted", "bound", "gap", "MB"]))
     say("approximate")
     return [(line[0], len(EXACT_LAWS), f"within {line[1]}", line[2], "", "", *line[3:5], "", "") for line in lines]
@@ -117,9 +151,18 @@ def laws(rounds, given):
 
 def bert(layers, width, inner=None, prefix=""):
     """A BERT of so many layers: BERT-base at width 768 (Devlin et al. 2018)."""
-    config = dict(model_type="bert", hidden_size=width, intermediate_size=inner or 4 * width, layer_norm_eps=1e-12,
-                  num_attention_heads=width // 64, num_hidden_layers=layers, max_position_embeddings=512,
-                  type_vocab_size=2, vocab_size=30522, hidden_act="gelu")
+    config = dict(
+        model_type="bert",
+        hidden_size=width,
+        intermediate_size=inner or 4 * width,
+        layer_norm_eps=1e-12,
+        num_attention_heads=width // 64,
+        num_hidden_layers=layers,
+        max_position_embeddings=512,
+        type_vocab_size=2,
+        vocab_size=30522,
+        hidden_act="gelu",
+    )
     return build(config, lambda name, *shape: Promised(prefix + name, shape))
 
 
@@ -131,26 +174,37 @@ def different(layers, width):
 
 def offered(lowering, use):
     """Eight methods for a weight, each with an error that is drawn for its leaf and the method."""
-    if use.layout == "stack" or use.x in lowering.graph.facts["given"]: return EXACT
+    if use.layout == "stack" or use.x in lowering.graph.facts["given"]:
+        return EXACT
     leaves = [data.label for data in lowering.arrays(use.weight)]
-    return [method._replace(error=sum((size * (0.3 + crc32(f"{leaf}{method}".encode()) % 1000 / 500)) ** 2
-                                      for leaf in leaves))
-            for method, size in OFFERED]
+    return [
+        method._replace(
+            error=sum((size * (0.3 + crc32(f"{leaf}{method}".encode()) % 1000 / 500)) ** 2 for leaf in leaves)
+        )
+        for method, size in OFFERED
+    ]
 
 
 def approximate(model, layers, error, machine, tokens):
     """A line of the table of searches within an error."""
     begun = time.perf_counter()
     space = SearchSpace(model, EXACT_LAWS, machine, counted([tokens], patterns(model)))
-    found = within(space, offered, error=error ** 2)
-    return [str(layers), f"{100 * error:g} %", f"{time.perf_counter() - begun:.2f}", f"{1e3 * found.time:.3f}",
-            f"{1e3 * found.bound:.3f}",
-            f"{100 * found.gap:.2f} %", f"{found.memory / 1e6:.1f}"]
+    found = within(space, offered, error=error**2)
+    return [
+        str(layers),
+        f"{100 * error:g} %",
+        f"{time.perf_counter() - begun:.2f}",
+        f"{1e3 * found.time:.3f}",
+        f"{1e3 * found.bound:.3f}",
+        f"{100 * found.gap:.2f} %",
+        f"{found.memory / 1e6:.1f}",
+    ]
 
 
 @dataclass
 class Timed:
     """A search, again and again: its seconds in all, of the processor, and by phase; what it found."""
+
     search: object
     totals: list
     processor: list
@@ -166,6 +220,7 @@ class Timed:
 @dataclass
 class Rounds:
     """Searches on a machine with these options."""
+
     machine: object
     given: object
 
@@ -175,8 +230,10 @@ class Rounds:
         for _ in range(rounds or self.given.rounds):
             with undisturbed():
                 begun, own = time.perf_counter(), time.process_time()
-                try: taken.search = search(model, laws, self.machine, counted([tokens], patterns(model)))
-                except Infeasible: return None
+                try:
+                    taken.search = search(model, laws, self.machine, counted([tokens], patterns(model)))
+                except Infeasible:
+                    return None
                 taken.totals.append(time.perf_counter() - begun)
                 taken.processor.append(time.process_time() - own)
             taken.phases.append(taken.search.seconds)
@@ -195,10 +252,18 @@ def row(label, taken):
     """A line of the table."""
     found = taken.search
     phases = sorted(((second, name) for name, second in taken.seconds.items() if second > 5e-4), reverse=True)
-    return [str(label), f"{median(taken.totals):.3f}", shown(spread(taken.totals)), f"{median(taken.processor):.3f}",
-            str(found.nodes), str(found.classes),
-            *(f"{1e3 * figure:.3f}" for figure in (found.time, found.bound, found.greedy)),
-            f"{100 * found.gap:.2g} %", "  ".join(f"{name} {second:.3f}" for second, name in phases)]
+    return [
+        str(label),
+        f"{median(taken.totals):.3f}",
+        shown(spread(taken.totals)),
+        f"{median(taken.processor):.3f}",
+        str(found.nodes),
+        str(found.classes),
+        *(f"{1e3 * figure:.3f}" for figure in (found.time, found.bound, found.greedy)),
+        f"{100 * found.gap:.2g} %",
+        "  ".join(f"{name} {second:.3f}" for second, name in phases),
+    ]
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

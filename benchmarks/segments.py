@@ -5,6 +5,7 @@
 Encoders of random weights, written by hand, 384 wide, on sentences of 128 tokens. Behind half of the layers of one of
 them stands a term that is read in float64; all its other steps are recorded, in two segments. The step alone is its
 kernel, called on rows that lie ready. All three take turns in one process, and a ratio is of one round."""
+
 from statistics import median
 
 from lib import command
@@ -37,17 +38,30 @@ def main() -> None:
     arrays, batch = weights(given.layers, rng), sentences(given.rows, rng)
     term, _ = write_term(symbol("y", None, WIDTH) @ relu, {symbol("y", None, WIDTH): 0})
     x, out = rng.standard_normal((batch.rows, WIDTH), np.float32), np.empty((batch.rows, WIDTH), np.float32)
-    taken = measure({"without": encoder(arrays, given.layers), "with": encoder(arrays, given.layers, term),
-                     "step": lambda batch: KERNELS["interpret"].function(out, batch, x, term=term)}, [batch],
-                     given.rounds)
-    ratios = [both / (alone + step)
-              for both, alone, step in zip(taken["with"], taken["without"], taken["step"], strict=True)]
-    row = (batch.rows, given.layers, *(1e3 * median(taken[name]) for name in ("without", "step", "with")),
-           median(ratios))
-    for line in (COLUMNS, row): print(" ".join(cell(each, 11) for each in line))
+    taken = measure(
+        {
+            "without": encoder(arrays, given.layers),
+            "with": encoder(arrays, given.layers, term),
+            "step": lambda batch: KERNELS["interpret"].function(out, batch, x, term=term),
+        },
+        [batch],
+        given.rounds,
+    )
+    ratios = [
+        both / (alone + step) for both, alone, step in zip(taken["with"], taken["without"], taken["step"], strict=True)
+    ]
+    row = (
+        batch.rows,
+        given.layers,
+        *(1e3 * median(taken[name]) for name in ("without", "step", "with")),
+        median(ratios),
+    )
+    for line in (COLUMNS, row):
+        print(" ".join(cell(each, 11) for each in line))
     tabled(given.csv, [COLUMNS, row])
-    concluded(given, [Figure("with the step over without it plus the step", median(ratios), "x", spread(ratios),
-                             most=1.1)])
+    concluded(
+        given, [Figure("with the step over without it plus the step", median(ratios), "x", spread(ratios), most=1.1)]
+    )
 
 
 def encoder(arrays, layers, term=None):
@@ -56,22 +70,31 @@ def encoder(arrays, layers, term=None):
     x = embedding(write, 1e-12)
     for i in range(layers):
         x = fused_layer(write, x, f"encoder.layer.{i}", HEADS, (WIDTH // HEADS) ** -0.5, 1e-12)
-        if term and i == (layers - 1) // 2: x = write.step("interpret", {"term": term}, x0=x)
+        if term and i == (layers - 1) // 2:
+            x = write.step("interpret", {"term": term}, x0=x)
     return Program(write.steps, write.constants, x)
 
 
 def weights(layers, rng):
     """Arrays of a checkpoint, by name."""
     made = lambda *shape: rng.standard_normal(shape, np.float32) * np.float32(shape[-1] ** -0.5)
-    def affine(name, inputs, outputs): return {f"{name}.weight": made(outputs, inputs), f"{name}.bias": made(outputs)}
+
+    def affine(name, inputs, outputs):
+        return {f"{name}.weight": made(outputs, inputs), f"{name}.bias": made(outputs)}
+
     def norm(name):
         return {f"{name}.LayerNorm.weight": np.ones(WIDTH, np.float32), f"{name}.LayerNorm.bias": made(WIDTH)}
-    found = norm("embeddings") | {f"embeddings.{name}_embeddings.weight": made(size, WIDTH) for name, size in
-                                  (("word", WORDS), ("position", SENTENCE), ("token_type", 2))}
+
+    found = norm("embeddings") | {
+        f"embeddings.{name}_embeddings.weight": made(size, WIDTH)
+        for name, size in (("word", WORDS), ("position", SENTENCE), ("token_type", 2))
+    }
     for layer in (f"encoder.layer.{i}" for i in range(layers)):
-        for part in PARTS: found |= affine(f"{layer}.{part}", WIDTH, WIDTH)
-        found |= affine(f"{layer}.intermediate.dense", WIDTH,
-                        4 * WIDTH) | affine(f"{layer}.output.dense", 4 * WIDTH, WIDTH)
+        for part in PARTS:
+            found |= affine(f"{layer}.{part}", WIDTH, WIDTH)
+        found |= affine(f"{layer}.intermediate.dense", WIDTH, 4 * WIDTH) | affine(
+            f"{layer}.output.dense", 4 * WIDTH, WIDTH
+        )
         found |= norm(f"{layer}.attention.output") | norm(f"{layer}.output")
     return found
 
@@ -81,4 +104,5 @@ def sentences(rows, rng):
     return Batch([rng.integers(0, WORDS, min(SENTENCE, rows - at)) for at in range(0, rows, SENTENCE)])
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

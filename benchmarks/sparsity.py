@@ -4,6 +4,7 @@ one inverse for all outputs (SparseGPT: Frantar and Alistarh 2023, arXiv:2301.00
 The metric decides what it is, as in opmatrix/spectra/removal.py: with the whole Gram of the inputs the rest is
 corrected; with its diagonal nothing can be, and entries go by Wanda's scores (Sun et al. 2023); without one, by
 magnitude."""
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,21 +15,24 @@ from opmatrix.spectra.gram import Gram, metric
 from opmatrix.spectra.measures import RealArray, check_matrix
 from opmatrix.spectra.removal import inverse
 
-COMPARED = 128                                              # inputs whose entries are compared, where the rest is
-                                                            # corrected
-Groups = tuple[int, int]                                    # n of every m inputs of an output stay
+COMPARED = 128  # inputs whose entries are compared, where the rest is
+# corrected
+Groups = tuple[int, int]  # n of every m inputs of an output stay
 
 
 @dataclass(frozen=True)
 class Sparsity:
     """Which entries go: `share` of all, or all but n of every m inputs of each output."""
+
     share: float = 0.5
     groups: Groups | None = None
 
     def check(self, inputs: int) -> None:
         """Raises InputError for what leaves nothing, or does not divide so many inputs."""
-        if not 0 <= self.share < 1: raise InputError(f"sparsify: a share of {self.share} goes: give one from 0 below 1")
-        if self.groups is None: return
+        if not 0 <= self.share < 1:
+            raise InputError(f"sparsify: a share of {self.share} goes: give one from 0 below 1")
+        if self.groups is None:
+            return
         n, m = self.groups
         if not 0 < n <= m or inputs % m or COMPARED % m:
             raise InputError(f"sparsify: {n} of {m} stay of {inputs} inputs: groups divide them, and {COMPARED}")
@@ -45,7 +49,8 @@ def sparsify(weight: ArrayLike, sparsity: Sparsity, gram: ArrayLike | Gram | Non
     for start in range(0, len(w), block):
         rows = slice(start, start + block)
         lost = sparsify_block(w[rows], root[rows, rows], sparsity)
-        if g.ndim == 2: w[start + block:] -= root[rows, start + block:].T @ lost
+        if g.ndim == 2:
+            w[start + block :] -= root[rows, start + block :].T @ lost
     return w
 
 
@@ -57,7 +62,7 @@ def sparsify_block(w: RealArray, root: RealArray, sparsity: Sparsity) -> RealArr
     lost = np.zeros_like(w)
     for i in range(len(w)):
         if sparsity.groups and i % step == 0:
-            group = mark_in_groups(np.square(w[i:i + step] / diagonal[i:i + step]), sparsity.groups[0])
+            group = mark_in_groups(np.square(w[i : i + step] / diagonal[i : i + step]), sparsity.groups[0])
         mask = group[i % step] if gone is None else gone[i]
         lost[i] = np.where(mask, w[i], 0) / root[i, i]
         w[i:] -= np.outer(root[i, i:], lost[i])
@@ -75,5 +80,5 @@ def mark_least(costs: RealArray, share: float) -> NDArray[np.bool_]:
 def mark_in_groups(costs: RealArray, kept: int) -> NDArray[np.bool_]:
     """Where the least costs of each column (m, p) lie: all but so many."""
     gone = np.zeros(costs.shape, bool)
-    np.put_along_axis(gone, np.argsort(costs, axis=0, kind="stable")[:len(costs) - kept], True, 0)
+    np.put_along_axis(gone, np.argsort(costs, axis=0, kind="stable")[: len(costs) - kept], True, 0)
     return gone

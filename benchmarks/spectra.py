@@ -6,6 +6,7 @@ A row is the median over the seeds. "right" counts the seeds that converged to t
 did not converge counts with all its restarts. "in sequence" are the products of the largest process: what is waited
 for where the processes run side by side. "kept" is the largest size uniting with nothing but its own last restart:
 what it lacks against "united" is what the other processes bring."""
+
 import argparse
 from collections.abc import Callable, Iterator
 from statistics import median
@@ -46,19 +47,28 @@ def circular() -> Any:
 
 
 MATRICES: dict[str, tuple[Callable[[], Any], bool]] = {
-    "path Laplacian": (path, True), "covariance": (covariance, True),
-    "convection": (convection, False), "random": (circular, False)}
+    "path Laplacian": (path, True),
+    "covariance": (covariance, True),
+    "convection": (convection, False),
+    "random": (circular, False),
+}
 
 
 def runs(matrix: Any, symmetric: bool, given: argparse.Namespace) -> Iterator[tuple[str, int, list[Eigenpairs]]]:
     """Name, largest subspace, and results of every seed: each size alone, the largest remembering, then all united."""
     options = {"symmetric": symmetric, "restarts": given.restarts}
     for size in given.subspaces:
-        yield f"alone {size}", size, [restarted_arnoldi(matrix, given.count, size, seed=seed, **options)
-                                      for seed in range(given.seeds)]
+        yield (
+            f"alone {size}",
+            size,
+            [restarted_arnoldi(matrix, given.count, size, seed=seed, **options) for seed in range(given.seeds)],
+        )
     for word, sizes in (("kept", (max(given.subspaces),)), ("united", given.subspaces)):
-        yield f"{word} {', '.join(map(str, sizes))}", max(sizes), [
-            unite_and_conquer(matrix, given.count, sizes, seed=seed, **options) for seed in range(given.seeds)]
+        yield (
+            f"{word} {', '.join(map(str, sizes))}",
+            max(sizes),
+            [unite_and_conquer(matrix, given.count, sizes, seed=seed, **options) for seed in range(given.seeds)],
+        )
 
 
 def right(found: Eigenpairs, wanted: Any) -> bool:
@@ -69,8 +79,9 @@ def right(found: Eigenpairs, wanted: Any) -> bool:
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--count", type=count, default=4)
-    parser.add_argument("--subspaces", type=lambda text: tuple(int(count(word)) for word in listed(text)),
-                        default=(10, 15, 20))
+    parser.add_argument(
+        "--subspaces", type=lambda text: tuple(int(count(word)) for word in listed(text)), default=(10, 15, 20)
+    )
     parser.add_argument("--seeds", type=count, default=5)
     parser.add_argument("--restarts", type=count, default=300)
     given = parser.parse_args()
@@ -82,13 +93,15 @@ def main() -> None:
     for name, (make, symmetric) in MATRICES.items():
         matrix = make()
         values = np.linalg.eigvals(matrix)
-        wanted = values[np.argsort(-abs(values))][:given.count]
+        wanted = values[np.argsort(-abs(values))][: given.count]
         for label, largest, found in runs(matrix, symmetric, given):
             restarts, products = (median(getattr(each, name) for each in found) for name in ("restarts", "products"))
             met, wide = sum(right(each, wanted) for each in found), spread([each.products for each in found])
             rows.append((name, label, restarts, products, restarts * largest, met, wide))
-            print(f"{name:<16}{label:<22}{restarts:>9g}{products:>10g}{restarts * largest:>13g}{met:>5}/{given.seeds}",
-                  flush=True)
+            print(
+                f"{name:<16}{label:<22}{restarts:>9g}{products:>10g}{restarts * largest:>13g}{met:>5}/{given.seeds}",
+                flush=True,
+            )
         say(name)
     tabled(given.csv, [COLUMNS, *rows])
     concluded(given, [*figures(rows, given.seeds)])
@@ -101,8 +114,14 @@ def figures(rows: list[tuple[Any, ...]], seeds: int) -> Iterator[Figure]:
         alone, united = ([row for row in mine if row[1].startswith(word)] for word in ("alone", "united"))
         best = min(alone, key=lambda row: row[4], default=None)
         ratio, wide = (united[0][4] / best[4], united[0][6]) if best and united else (None, None)
-        yield Figure(f"{name}: products in sequence, united over the best alone", ratio, "x", wide,
-                     why="not every seed found the eigenvalues")
+        yield Figure(
+            f"{name}: products in sequence, united over the best alone",
+            ratio,
+            "x",
+            wide,
+            why="not every seed found the eigenvalues",
+        )
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

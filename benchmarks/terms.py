@@ -14,6 +14,7 @@ some fall back, and how far bounds are from what is seen. `--predicted N` times 
 rows and at --rows, and widths of 64, 250 and 768, and says how far off the machine's prices are, and those calibrated
 in the same rounds, which tell the form of prices from a machine that drifts. `--products` times products over monoids:
 shortest paths, log-sum-exp, the two best keys, a sliding maximum, attention with capped scores."""
+
 from collections import Counter
 from functools import partial
 from statistics import median
@@ -61,27 +62,37 @@ def named(n):
     e = x @ exp
     soft = value(0, n // 8 * 8)
 
-    def by_norm(x): return x / (np.abs(x).mean(1, keepdims=True) + np.float32(1e-3))
+    def by_norm(x):
+        return x / (np.abs(x).mean(1, keepdims=True) + np.float32(1e-3))
+
     def by_shares(x):
         e = np.exp(x - x.max(1, keepdims=True))
         return e / e.sum(1, keepdims=True)
+
     def by_experts(x, g):
         return np.einsum("the,th->te", x.reshape(len(x), 8, -1), by_shares(g))
+
     def by_top(x):
         at = np.argpartition(-x, 1, axis=1)[:, :2]
         found = np.take_along_axis(x, at, 1)
         return -np.sort(-found, 1)
+
     gates = value(1, 8)
     mixed = (soft @ heads(8) * (in_shares(gates) @ heads(8))) @ total
-    return {"norm": (x @ (I * ((magnitude @ monoids.mean + 1e-3) @ reciprocal)), [x], by_norm),
-            "router": (in_shares(s), [s], by_shares),
-            "softmax": (in_shares(x), [x], by_shares),
-            "elu gate": ((x @ elu) * y, [x, y], lambda x, y: np.where(x > 0, x, np.expm1(np.minimum(x, 0))) * y),
-            "soft experts": (mixed, [soft, gates], by_experts),
-            "top-2": (x @ over(ones, monoids.topk(2)), [x], by_top),
-            "swish of a half": (x @ cols(0, n // 2, n) @ sigmoid * (x @ cols(n // 2, n // 2 * 2, n)), [x],
-                                lambda x: x[:, n // 2:n // 2 * 2] / (1 + np.exp(-x[:, :n // 2]))),
-            "e": (e, [x], np.exp)}
+    return {
+        "norm": (x @ (I * ((magnitude @ monoids.mean + 1e-3) @ reciprocal)), [x], by_norm),
+        "router": (in_shares(s), [s], by_shares),
+        "softmax": (in_shares(x), [x], by_shares),
+        "elu gate": ((x @ elu) * y, [x, y], lambda x, y: np.where(x > 0, x, np.expm1(np.minimum(x, 0))) * y),
+        "soft experts": (mixed, [soft, gates], by_experts),
+        "top-2": (x @ over(ones, monoids.topk(2)), [x], by_top),
+        "swish of a half": (
+            x @ cols(0, n // 2, n) @ sigmoid * (x @ cols(n // 2, n // 2 * 2, n)),
+            [x],
+            lambda x: x[:, n // 2 : n // 2 * 2] / (1 + np.exp(-x[:, : n // 2])),
+        ),
+        "e": (e, [x], np.exp),
+    }
 
 
 def prepare(term, values, rows, rng):
@@ -117,16 +128,23 @@ def main() -> None:
     rng = np.random.default_rng(given.seed)
     if given.products:
         lines = [PRODUCT_COLUMNS, *time_products(given.rows, given.columns, given.rounds, rng)]
-        for line in lines: print(" ".join(cell(each, 16) for each in line), flush=True)
+        for line in lines:
+            print(" ".join(cell(each, 16) for each in line), flush=True)
         tabled(given.csv, lines)
         differ = sum(line[5] != "same" for line in lines[1:])
-        concluded(given, [Figure("the worst beside numpy", max(line[3] for line in lines[1:]), "x", most=0.7),
-                          Figure("min-plus, of the vector units' rate", lines[1][4], "", least=0.35),
-                          Figure("products whose bits differ", differ, "", most=0)])
+        concluded(
+            given,
+            [
+                Figure("the worst beside numpy", max(line[3] for line in lines[1:]), "x", most=0.7),
+                Figure("min-plus, of the vector units' rate", lines[1][4], "", least=0.35),
+                Figure("products whose bits differ", differ, "", most=0),
+            ],
+        )
         return
     if given.random or given.predicted:
         lines, figures = draw_terms(given.random, rng) if given.random else price_terms(given, rng)
-        for line in lines: print(" ".join(cell(each, 16) for each in line), flush=True)
+        for line in lines:
+            print(" ".join(cell(each, 16) for each in line), flush=True)
         tabled(given.csv, lines)
         concluded(given, figures)
         return
@@ -135,27 +153,46 @@ def main() -> None:
     provide([find_kernel(text, (x, arrays)).function for text, x, arrays, _ in made.values()])
     x, out = (rng.standard_normal((given.rows, given.columns), np.float32) for _ in range(2))
     passes = measure({"pass": lambda _, x=x, out=out: scale(x, 0.5, out)}, [om.Batch([[0]])], given.rounds)["pass"]
-    rate = 2 * x.size / median(passes)                      # numbers a second, of a pass that does next to nothing
+    rate = 2 * x.size / median(passes)  # numbers a second, of a pass that does next to nothing
     for name, (_, _, by_hand) in terms.items():
         text, x, arrays, operands = made[name]
         kernel = find_kernel(text, (x, arrays))
         whole_rows, share, _ = off(text, operands, x, arrays)
         np.testing.assert_allclose(whole_rows, by_hand(*x), rtol=1e-4, atol=1e-5)
-        with limit(1): one = off(text, operands, x, arrays)[0]
+        with limit(1):
+            one = off(text, operands, x, arrays)[0]
         alone = [each[:1] for each in x]
         first = off(text, operands | {f"x{k}": each for k, each in enumerate(alone)}, alone, arrays)[0]
         bits = one.tobytes() == whole_rows.tobytes() and first.tobytes() == whole_rows[:1].tobytes()
         out = np.empty_like(whole_rows)
-        taken = measure({"ours": lambda _, out=out: TERM.function(out, **operands, term=text),  # noqa: B023
-                         "numpy": lambda _: by_hand(*x)}, [om.Batch([[0]])], given.rounds)      # noqa: B023
+        taken = measure(
+            {
+                "ours": lambda _, out=out: TERM.function(out, **operands, term=text),  # noqa: B023
+                "numpy": lambda _: by_hand(*x),  # noqa: B023
+            },
+            [om.Batch([[0]])],
+            given.rounds,
+        )
         ours, theirs = median(taken["ours"]), median(taken["numpy"])
-        lines.append((name, 1e3 * ours, 1e3 * theirs, ours / theirs,
-                      given.rows * kernel.counts.moved / ours / rate, "same" if bits else "DIFFER", share))
-    for line in lines: print(" ".join(cell(each, 16) for each in line), flush=True)
+        lines.append(
+            (
+                name,
+                1e3 * ours,
+                1e3 * theirs,
+                ours / theirs,
+                given.rows * kernel.counts.moved / ours / rate,
+                "same" if bits else "DIFFER",
+                share,
+            )
+        )
+    for line in lines:
+        print(" ".join(cell(each, 16) for each in line), flush=True)
     tabled(given.csv, lines)
-    figures = [Figure("the worst beside numpy", max(line[3] for line in lines[1:]), "x", most=0.7),
-               Figure("the largest share of a bound", max(line[6] for line in lines[1:]), "", most=1.0),
-               Figure("terms whose bits differ", sum(line[5] != "same" for line in lines[1:]), "", most=0)]
+    figures = [
+        Figure("the worst beside numpy", max(line[3] for line in lines[1:]), "x", most=0.7),
+        Figure("the largest share of a bound", max(line[6] for line in lines[1:]), "", most=1.0),
+        Figure("terms whose bits differ", sum(line[5] != "same" for line in lines[1:]), "", most=0),
+    ]
     figures += biased(given)
     concluded(given, figures)
 
@@ -163,16 +200,28 @@ def main() -> None:
 def biased(given):
     """Attention with a bias of scores by distance, of 12 heads of 64 columns."""
     found = biased_scores.race(given.rows, given.rounds)
-    for line in (biased_scores.COLUMNS, *found): print(" ".join(cell(each, 12) for each in line), flush=True)
-    def worst(name): return max((each for row in found if (each := getattr(row, name)) is not None), default=None)
-    return [Figure("a bias over attention without, the worst", worst("over_plain"), "x", most=1.1),
-            Figure("attention with a bias beside numpy", worst("over_numpy"), "x", most=0.7),
-            Figure("attention with a bias beside torch.compile", worst("over_torch"), "x", most=1.05,
-                   why="torch is not installed"),
-            Figure("attention with a bias: the largest share of a bound", worst("of_bound"), "", most=1.0),
-            Figure("attention with a bias: bits that differ", sum(row.bits != "same" for row in found), "", most=0),
-            Figure("attention with a bias: steps that are read",
-                   sum("interpret" in row.steps for row in found), "", most=0)]
+    for line in (biased_scores.COLUMNS, *found):
+        print(" ".join(cell(each, 12) for each in line), flush=True)
+
+    def worst(name):
+        return max((each for row in found if (each := getattr(row, name)) is not None), default=None)
+
+    return [
+        Figure("a bias over attention without, the worst", worst("over_plain"), "x", most=1.1),
+        Figure("attention with a bias beside numpy", worst("over_numpy"), "x", most=0.7),
+        Figure(
+            "attention with a bias beside torch.compile",
+            worst("over_torch"),
+            "x",
+            most=1.05,
+            why="torch is not installed",
+        ),
+        Figure("attention with a bias: the largest share of a bound", worst("of_bound"), "", most=1.0),
+        Figure("attention with a bias: bits that differ", sum(row.bits != "same" for row in found), "", most=0),
+        Figure(
+            "attention with a bias: steps that are read", sum("interpret" in row.steps for row in found), "", most=0
+        ),
+    ]
 
 
 WHOLE, FEW_ROWS, PREDICTED_WIDTHS = 100, 60, (64, 250, 768)
@@ -181,7 +230,7 @@ WHOLE, FEW_ROWS, PREDICTED_WIDTHS = 100, 60, (64, 250, 768)
 def draw_terms(number, rng):
     """What random terms come to: a line for each that falls back, fails or is wrong, and figures."""
     lines, ratios, worst, counts = [("what", "why", "term")], [], 0.0, Counter()
-    for begun in range(0, number, WHOLE):                   # compiled so many at once
+    for begun in range(0, number, WHOLE):  # compiled so many at once
         drawn = []
         for k in range(begun, min(begun + WHOLE, number)):
             term, values = random_term(rng, COLUMNS_DRAWN[k % len(COLUMNS_DRAWN)])
@@ -197,7 +246,8 @@ def draw_terms(number, rng):
         for term, values in drawn:
             for rows in ROWS:
                 text, x, arrays, operands = prepare(term, values, rows, rng)
-                try: _, share, more = off(text, operands, x, arrays)
+                try:
+                    _, share, more = off(text, operands, x, arrays)
                 except Exception as error:
                     counts["fails"] += 1
                     lines.append(("fails", f"{type(error).__name__}: {error}", str(term)))
@@ -209,12 +259,13 @@ def draw_terms(number, rng):
                     lines.append(("wrong", f"{share:.3g} of its bound at {rows} rows", str(term)))
                     break
         print(f"{min(begun + WHOLE, number)} drawn: {dict(counts)}, worst {worst:.3g} of a bound", flush=True)
-    return lines, [Figure(f"{number} random terms: the largest share of a bound", worst, "", most=1.0),
-                   Figure("terms that are wrong", counts["wrong"], "", most=0),
-                   Figure("terms that fail", counts["fails"], "", most=0),
-                   Figure("terms that fall back", counts["falls back"], "", most=0.02 * number),
-                   Figure("bounds beside what is seen, the median", median(ratios) if ratios else 0.0, "x",
-                          most=1000.0)]
+    return lines, [
+        Figure(f"{number} random terms: the largest share of a bound", worst, "", most=1.0),
+        Figure("terms that are wrong", counts["wrong"], "", most=0),
+        Figure("terms that fail", counts["fails"], "", most=0),
+        Figure("terms that fall back", counts["falls back"], "", most=0.02 * number),
+        Figure("bounds beside what is seen, the median", median(ratios) if ratios else 0.0, "x", most=1000.0),
+    ]
 
 
 def price_terms(given, rng):
@@ -232,30 +283,44 @@ def price_terms(given, rng):
     provide(list({kernel.function.name: kernel.function for kernel in kernels}.values()))
     calls = [*(call for _, call in cases.values()), *(call for _, call in samples)]
     taken = [[] for _ in calls]
-    for _ in range(given.rounds):                           # as a calibration times them
-        for each, call in zip(taken, calls, strict=True): each += timed(call, CASE_SECONDS, *RUNS)
+    for _ in range(given.rounds):  # as a calibration times them
+        for each, call in zip(taken, calls, strict=True):
+            each += timed(call, CASE_SECONDS, *RUNS)
     seconds = [quantile(each, 0.25) for each in taken]
-    known = [("row_term", sizes, each) for (sizes, _), each in zip(samples, seconds[len(cases):], strict=True)]
+    known = [("row_term", sizes, each) for (sizes, _), each in zip(samples, seconds[len(cases) :], strict=True)]
     rates = fit_rates(catalogue(), known)
     lines, errors = [("term", "width", "rows", "us", "predicted_us", "fitted_us", "ratio", *Counts._fields)], []
     for ((k, width, rows, words), (kernel, _)), each in zip(cases.items(), seconds, strict=False):
         foreseen, fitted = (by.seconds("row_term", T=rows, **kernel.counts._asdict()) for by in (machine, rates))
         errors.append((abs(foreseen / each - 1), abs(fitted / each - 1)))
-        lines.append((f"{k} {words[:60]}", width, rows, 1e6 * each, 1e6 * foreseen, 1e6 * fitted, foreseen / each,
-                      *kernel.counts))
+        lines.append(
+            (
+                f"{k} {words[:60]}",
+                width,
+                rows,
+                1e6 * each,
+                1e6 * foreseen,
+                1e6 * fitted,
+                foreseen / each,
+                *kernel.counts,
+            )
+        )
     kept, anew = zip(*errors, strict=True)
-    return lines, [Figure(f"prices of {given.predicted} unseen terms, off at the median", median(kept), "", most=0.2),
-                   Figure("off at worst", max(kept), "", most=0.4),
-                   Figure("calibrated in the same rounds, off at the median", median(anew)),
-                   Figure("calibrated in the same rounds, off at worst", max(anew))]
+    return lines, [
+        Figure(f"prices of {given.predicted} unseen terms, off at the median", median(kept), "", most=0.2),
+        Figure("off at worst", max(kept), "", most=0.4),
+        Figure("calibrated in the same rounds, off at the median", median(anew)),
+        Figure("calibrated in the same rounds, off at worst", max(anew)),
+    ]
 
 
 def calibrated_machine():
     """This machine's prices of terms."""
     machine = this_machine()
     few = Counts(128.0, 0.0, 0.0, 0.0, 1.0, 128.0, 64.0, 2.0)._asdict()
-    learning(lambda: machine.seconds("row_term", T=60, **few))      # measured where it is not kept
+    learning(lambda: machine.seconds("row_term", T=60, **few))  # measured where it is not kept
     return machine
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

@@ -10,6 +10,7 @@ models, is written by the names of its port and stands beside tests/support/plai
 relative change (Frobenius) of the program that `optimize` answers with, on sentences from one token to all
 positions; an exact one further off than 1e-5, or another one further off than it states (twice on sentences that are
 nothing like those it was judged on), ends with status 1, as does an error."""
+
 from __future__ import annotations
 
 import json
@@ -35,20 +36,36 @@ from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
 from rewrites.run import optimize
 
-COLUMNS = ("family", "saved as", "sizes", "number type", "error asked", "program", "off", "stated", "seconds",
-           "what went wrong")
-EXACT = 1e-5                                                # relative
+COLUMNS = (
+    "family",
+    "saved as",
+    "sizes",
+    "number type",
+    "error asked",
+    "program",
+    "off",
+    "stated",
+    "seconds",
+    "what went wrong",
+)
+EXACT = 1e-5  # relative
 NUMBERS = ("float32", "bfloat16", "float16")
 WORDS, POSITIONS = 120, 96
 ENCODER = dict(vocab_size=WORDS, max_position_embeddings=POSITIONS)
 DECODER = ENCODER | dict(rope_theta=1e4)
-LAYERS = {"gpt2": "n_layer", "bloom": "n_layer", "distilbert": "n_layers", "t5": "num_layers",
-          "pangu-alpha": "num_layers"}                      # as other configs call them
+LAYERS = {
+    "gpt2": "n_layer",
+    "bloom": "n_layer",
+    "distilbert": "n_layers",
+    "t5": "num_layers",
+    "pangu-alpha": "num_layers",
+}  # as other configs call them
 
 
 class Family(NamedTuple):
     """What transformers calls a family's config and its model, nothing where it has none; classes that save it; what
     all its configs say; how its configs call the sizes; what files say otherwise than transformers."""
+
     config: str
     model: str
     saved: tuple[str, ...]
@@ -63,59 +80,193 @@ def encoders(*sizes: tuple[int, int, int], **more: Any) -> tuple[dict[str, Any],
 
 def decoders(*sizes: tuple[int, int, int, int, int | None], **more: Any) -> tuple[dict[str, Any], ...]:
     """Width, heads, heads of keys, inner width, columns of a head."""
-    return tuple(dict(hidden_size=n, num_attention_heads=h, num_key_value_heads=g, intermediate_size=f, **more)
-                 | ({} if d is None else dict(head_dim=d)) for n, h, g, f, d in sizes)
+    return tuple(
+        dict(hidden_size=n, num_attention_heads=h, num_key_value_heads=g, intermediate_size=f, **more)
+        | ({} if d is None else dict(head_dim=d))
+        for n, h, g, f, d in sizes
+    )
 
 
 LLAMAS = decoders((576, 9, 3, 1536, None), (960, 15, 5, 2560, None), (768, 12, 1, 2048, None), (768, 12, 12, 3072, 64))
 FAMILIES = {
-    "bert": Family("BertConfig", "BertModel", ("BertModel", "BertForMaskedLM"), ENCODER, encoders(
-        (384, 12, 1536), (768, 12, 3072), (312, 12, 1200), (1024, 16, 4096), (128, 2, 512), (64, 1, 64)), {}),
-    "roberta": Family("RobertaConfig", "RobertaModel", ("RobertaModel", "RobertaForMaskedLM"), ENCODER | dict(
-        pad_token_id=1, type_vocab_size=1), encoders((768, 12, 3072), (384, 6, 1536), (1024, 16, 4096)), {}),
-    "distilbert": Family("DistilBertConfig", "DistilBertModel", ("DistilBertModel", "DistilBertForMaskedLM"), ENCODER, (
-        dict(dim=768, n_heads=12, hidden_dim=3072), dict(dim=512, n_heads=8, hidden_dim=2048),
-        dict(dim=768, n_heads=6, hidden_dim=768)), {}),
-    "gpt2": Family("GPT2Config", "GPT2Model", ("GPT2Model", "GPT2LMHeadModel"), dict(vocab_size=WORDS,
-                   n_positions=POSITIONS), (
-        dict(n_embd=768, n_head=12), dict(n_embd=1024, n_head=16), dict(n_embd=768, n_head=12, n_inner=2048),
-        dict(n_embd=1280, n_head=20), dict(n_embd=64, n_head=1), dict(n_embd=512, n_head=8, n_inner=512)), {}),
-    "bloom": Family("BloomConfig", "BloomModel", ("BloomForCausalLM", "BloomModel"), dict(vocab_size=WORDS), (
-        dict(hidden_size=768, n_head=12), dict(hidden_size=1024, n_head=16), dict(hidden_size=64, n_head=1)), {}),
-    "t5": Family("T5Config", "T5EncoderModel", ("T5EncoderModel",), dict(vocab_size=WORDS), (
-        dict(d_model=512, num_heads=8, d_kv=64, d_ff=2048),
-        dict(d_model=512, num_heads=6, d_kv=64, d_ff=1024, feed_forward_proj="gated-gelu")), {}),
-    "llama": Family("LlamaConfig", "LlamaModel", ("LlamaForCausalLM", "LlamaModel"), DECODER, LLAMAS + decoders(
-        (768, 12, 4, 2048, 80), (768, 12, 4, 2048, 32), (768, 8, 8, 768, 128), (1024, 16, 2, 2816, None),
-        attention_bias=True, mlp_bias=True) + decoders((512, 8, 4, 1408, 64), tie_word_embeddings=True), {}),
-    "mistral": Family("MistralConfig", "MistralModel", ("MistralForCausalLM", "MistralModel"), DECODER,
-                      decoders((1024, 16, 4, 3584, None), (768, 8, 2, 2048, 128), (768, 12, 4, 2304, 32),
-                               sliding_window=16) + decoders((640, 10, 5, 1728, None), sliding_window=None), {}),
-    "qwen2": Family("Qwen2Config", "Qwen2Model", ("Qwen2ForCausalLM", "Qwen2Model"), DECODER, decoders(
-        (896, 14, 2, 4864, None), (1536, 12, 2, 2048, None), (768, 12, 12, 3072, None), tie_word_embeddings=True), {}),
-    "qwen3": Family("Qwen3Config", "Qwen3Model", ("Qwen3ForCausalLM", "Qwen3Model"), DECODER, decoders(
-        (1024, 16, 8, 3072, 128), (768, 12, 4, 2304, 64), (512, 16, 8, 1024, 48), tie_word_embeddings=True), {}),
-    "mixtral": Family("MixtralConfig", "MixtralModel", ("MixtralForCausalLM", "MixtralModel"), DECODER, decoders(
-        (512, 8, 2, 896, None), (768, 12, 4, 512, None), num_local_experts=8, num_experts_per_tok=2,
-        sliding_window=None), {}),
-    "qwen2_moe": Family("Qwen2MoeConfig", "Qwen2MoeModel", ("Qwen2MoeForCausalLM", "Qwen2MoeModel"), DECODER, decoders(
-        (512, 8, 2, 1024, None), (768, 12, 12, 768, None), moe_intermediate_size=256, num_experts=12,
-        num_experts_per_tok=4, shared_expert_intermediate_size=640, norm_topk_prob=False), {}),
-    "qwen3_moe": Family("Qwen3MoeConfig", "Qwen3MoeModel", ("Qwen3MoeForCausalLM", "Qwen3MoeModel"), DECODER, decoders(
-        (512, 8, 4, 1024, 64), (768, 12, 4, 768, 32), moe_intermediate_size=192, num_experts=16, num_experts_per_tok=4,
-        norm_topk_prob=True), {}),
-    "openpangu": Family("LlamaConfig", "LlamaModel", ("LlamaForCausalLM",), DECODER | dict(attention_bias=True),
-                        decoders((1536, 12, 12, 2048, None), (768, 12, 4, 2048, None)),
-                        dict(model_type="PanguEmbedded", bias=True)),
-    "pangu-alpha": Family("", "", ("GPTPanguForCausalLM", "GPTPanguModel"), dict(
-        vocab_size=WORDS, max_position_embeddings=POSITIONS, layer_norm_epsilon=1e-5), (
-        dict(hidden_size=768, num_heads=12), dict(hidden_size=1024, num_heads=16),
-        dict(hidden_size=960, num_heads=5, intermediate_size=1000), dict(hidden_size=2560, num_heads=32)),
-        dict(model_type="gpt_pangu"))}
+    "bert": Family(
+        "BertConfig",
+        "BertModel",
+        ("BertModel", "BertForMaskedLM"),
+        ENCODER,
+        encoders((384, 12, 1536), (768, 12, 3072), (312, 12, 1200), (1024, 16, 4096), (128, 2, 512), (64, 1, 64)),
+        {},
+    ),
+    "roberta": Family(
+        "RobertaConfig",
+        "RobertaModel",
+        ("RobertaModel", "RobertaForMaskedLM"),
+        ENCODER | dict(pad_token_id=1, type_vocab_size=1),
+        encoders((768, 12, 3072), (384, 6, 1536), (1024, 16, 4096)),
+        {},
+    ),
+    "distilbert": Family(
+        "DistilBertConfig",
+        "DistilBertModel",
+        ("DistilBertModel", "DistilBertForMaskedLM"),
+        ENCODER,
+        (
+            dict(dim=768, n_heads=12, hidden_dim=3072),
+            dict(dim=512, n_heads=8, hidden_dim=2048),
+            dict(dim=768, n_heads=6, hidden_dim=768),
+        ),
+        {},
+    ),
+    "gpt2": Family(
+        "GPT2Config",
+        "GPT2Model",
+        ("GPT2Model", "GPT2LMHeadModel"),
+        dict(vocab_size=WORDS, n_positions=POSITIONS),
+        (
+            dict(n_embd=768, n_head=12),
+            dict(n_embd=1024, n_head=16),
+            dict(n_embd=768, n_head=12, n_inner=2048),
+            dict(n_embd=1280, n_head=20),
+            dict(n_embd=64, n_head=1),
+            dict(n_embd=512, n_head=8, n_inner=512),
+        ),
+        {},
+    ),
+    "bloom": Family(
+        "BloomConfig",
+        "BloomModel",
+        ("BloomForCausalLM", "BloomModel"),
+        dict(vocab_size=WORDS),
+        (dict(hidden_size=768, n_head=12), dict(hidden_size=1024, n_head=16), dict(hidden_size=64, n_head=1)),
+        {},
+    ),
+    "t5": Family(
+        "T5Config",
+        "T5EncoderModel",
+        ("T5EncoderModel",),
+        dict(vocab_size=WORDS),
+        (
+            dict(d_model=512, num_heads=8, d_kv=64, d_ff=2048),
+            dict(d_model=512, num_heads=6, d_kv=64, d_ff=1024, feed_forward_proj="gated-gelu"),
+        ),
+        {},
+    ),
+    "llama": Family(
+        "LlamaConfig",
+        "LlamaModel",
+        ("LlamaForCausalLM", "LlamaModel"),
+        DECODER,
+        LLAMAS
+        + decoders(
+            (768, 12, 4, 2048, 80),
+            (768, 12, 4, 2048, 32),
+            (768, 8, 8, 768, 128),
+            (1024, 16, 2, 2816, None),
+            attention_bias=True,
+            mlp_bias=True,
+        )
+        + decoders((512, 8, 4, 1408, 64), tie_word_embeddings=True),
+        {},
+    ),
+    "mistral": Family(
+        "MistralConfig",
+        "MistralModel",
+        ("MistralForCausalLM", "MistralModel"),
+        DECODER,
+        decoders((1024, 16, 4, 3584, None), (768, 8, 2, 2048, 128), (768, 12, 4, 2304, 32), sliding_window=16)
+        + decoders((640, 10, 5, 1728, None), sliding_window=None),
+        {},
+    ),
+    "qwen2": Family(
+        "Qwen2Config",
+        "Qwen2Model",
+        ("Qwen2ForCausalLM", "Qwen2Model"),
+        DECODER,
+        decoders(
+            (896, 14, 2, 4864, None), (1536, 12, 2, 2048, None), (768, 12, 12, 3072, None), tie_word_embeddings=True
+        ),
+        {},
+    ),
+    "qwen3": Family(
+        "Qwen3Config",
+        "Qwen3Model",
+        ("Qwen3ForCausalLM", "Qwen3Model"),
+        DECODER,
+        decoders((1024, 16, 8, 3072, 128), (768, 12, 4, 2304, 64), (512, 16, 8, 1024, 48), tie_word_embeddings=True),
+        {},
+    ),
+    "mixtral": Family(
+        "MixtralConfig",
+        "MixtralModel",
+        ("MixtralForCausalLM", "MixtralModel"),
+        DECODER,
+        decoders(
+            (512, 8, 2, 896, None),
+            (768, 12, 4, 512, None),
+            num_local_experts=8,
+            num_experts_per_tok=2,
+            sliding_window=None,
+        ),
+        {},
+    ),
+    "qwen2_moe": Family(
+        "Qwen2MoeConfig",
+        "Qwen2MoeModel",
+        ("Qwen2MoeForCausalLM", "Qwen2MoeModel"),
+        DECODER,
+        decoders(
+            (512, 8, 2, 1024, None),
+            (768, 12, 12, 768, None),
+            moe_intermediate_size=256,
+            num_experts=12,
+            num_experts_per_tok=4,
+            shared_expert_intermediate_size=640,
+            norm_topk_prob=False,
+        ),
+        {},
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeConfig",
+        "Qwen3MoeModel",
+        ("Qwen3MoeForCausalLM", "Qwen3MoeModel"),
+        DECODER,
+        decoders(
+            (512, 8, 4, 1024, 64),
+            (768, 12, 4, 768, 32),
+            moe_intermediate_size=192,
+            num_experts=16,
+            num_experts_per_tok=4,
+            norm_topk_prob=True,
+        ),
+        {},
+    ),
+    "openpangu": Family(
+        "LlamaConfig",
+        "LlamaModel",
+        ("LlamaForCausalLM",),
+        DECODER | dict(attention_bias=True),
+        decoders((1536, 12, 12, 2048, None), (768, 12, 4, 2048, None)),
+        dict(model_type="PanguEmbedded", bias=True),
+    ),
+    "pangu-alpha": Family(
+        "",
+        "",
+        ("GPTPanguForCausalLM", "GPTPanguModel"),
+        dict(vocab_size=WORDS, max_position_embeddings=POSITIONS, layer_norm_epsilon=1e-5),
+        (
+            dict(hidden_size=768, num_heads=12),
+            dict(hidden_size=1024, num_heads=16),
+            dict(hidden_size=960, num_heads=5, intermediate_size=1000),
+            dict(hidden_size=2560, num_heads=32),
+        ),
+        dict(model_type="gpt_pangu"),
+    ),
+}
 
 
 class Case(NamedTuple):
     """One model: its family, its sizes, its layers, the class that saves it, its number type."""
+
     family: str
     sizes: dict[str, Any]
     layers: int
@@ -139,6 +290,7 @@ def write(made: Case, directory: Path, seed: int) -> None:
     import torch
     import transformers
     from safetensors.torch import save_file
+
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(seed)
@@ -159,10 +311,16 @@ def write(made: Case, directory: Path, seed: int) -> None:
 def draw(parameters: Iterable[tuple[str, Any]]) -> None:
     """Numbers for the parameters of a model, by name."""
     import torch
+
     for name, parameter in parameters:
         gain = parameter.ndim == 1 and name.endswith("weight")
-        scale = 0.2 if parameter.ndim == 1 else 1.0 if parameter.shape[0] in (WORDS, POSITIONS) else \
-            3 * (sum(parameter.shape) / 2) ** -0.5
+        scale = (
+            0.2
+            if parameter.ndim == 1
+            else 1.0
+            if parameter.shape[0] in (WORDS, POSITIONS)
+            else 3 * (sum(parameter.shape) / 2) ** -0.5
+        )
         torch.nn.init.normal_(parameter, mean=float(gain), std=scale)
 
 
@@ -190,6 +348,7 @@ def states(made: Case, directory: Path, rows: list[np.ndarray]) -> np.ndarray:
     import torch
     import transformers
     from safetensors.torch import load_file
+
     scores = made.saved.endswith(("ForCausalLM", "LMHeadModel"))
     if not FAMILIES[made.family].config:
         w = {name: each.double().numpy() for name, each in load_file(directory / "model.safetensors").items()}
@@ -210,6 +369,7 @@ def sentences(seed: int) -> list[np.ndarray]:
 
 class Found(NamedTuple):
     """What `optimize` answered: the program's name, how far off it is and states to be."""
+
     program: str
     off: float
     stated: float
@@ -239,9 +399,21 @@ def ran(made: Case, seed: int, errors: list[float]) -> Iterator[tuple[bool, tupl
             except (InputError, TypeError, ValueError, KeyError, IndexError, AssertionError) as fault:
                 found, why = Found("", np.inf, 0.0), f"{type(fault).__name__}: {fault}"[:300].replace("\n", " ")
             sizes = " ".join(f"{name}={value}" for name, value in made.sizes.items())
-            yield right(found, error), (made.family, made.saved, f"{made.layers} x {sizes}", made.number, f"{error:g}",
-                                        found.program, f"{found.off:.1e}", f"{found.stated:.1e}",
-                                        f"{time.perf_counter() - start:.0f}", why)
+            yield (
+                right(found, error),
+                (
+                    made.family,
+                    made.saved,
+                    f"{made.layers} x {sizes}",
+                    made.number,
+                    f"{error:g}",
+                    found.program,
+                    f"{found.off:.1e}",
+                    f"{found.stated:.1e}",
+                    f"{time.perf_counter() - start:.0f}",
+                    why,
+                ),
+            )
 
 
 def main() -> int:
@@ -264,9 +436,15 @@ def main() -> int:
             print("  ".join(map(str, row)), flush=True)
     tabled(given.csv, [COLUMNS, *rows])
     exact = [float(row[6]) for row in rows if row[4] == "0"]
-    concluded(given, [Figure(f"programs of {len(rows)} that are not what transformers computes", wrong, most=0),
-                      Figure("largest relative change of an exact program", max(exact, default=0.0), most=EXACT)])
+    concluded(
+        given,
+        [
+            Figure(f"programs of {len(rows)} that are not what transformers computes", wrong, most=0),
+            Figure("largest relative change of an exact program", max(exact, default=0.0), most=EXACT),
+        ],
+    )
     return int(bool(wrong))
 
 
-if __name__ == "__main__": command.run(main)
+if __name__ == "__main__":
+    command.run(main)

@@ -1,4 +1,5 @@
 """Writes docs/commands.md from the command line itself: run `python docs/make_commands.py` after changing one."""
+
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -28,36 +29,49 @@ its section.
 `DIR` is a directory that `opmatrix optimize` wrote, or one of its `front/N`. What ends with which status:
 [guide/trust.md](guide/trust.md#errors)."""
 
-BESIDE = {                                                  # command -> what its help has no room for
+BESIDE = {  # command -> what its help has no room for
     "optimize": "Goals, workloads and smaller models: [guide/front.md](guide/front.md). What it prints: "
-                "[results.md](results.md#how-the-report-is-read). Laws of one's own: "
-                "[guide/schedules.md](guide/schedules.md#laws-of-ones-own).",
+    "[results.md](results.md#how-the-report-is-read). Laws of one's own: "
+    "[guide/schedules.md](guide/schedules.md#laws-of-ones-own).",
     "calibrate": "`optimize` makes do with a quick calibration without it.",
     "run": "More: [guide/embeddings.md](guide/embeddings.md), [guide/decoding.md](guide/decoding.md).",
     "generate": "A saved program spares the search. More: [guide/decoding.md](guide/decoding.md).",
     "evaluate": "It also says seconds and texts a second.",
     "doctor": "Each setting that hurts comes with the line that mends it.",
     "explain": "`DIRECTORY` may be a `front/N`, too. What it prints: "
-               "[guide/schedules.md](guide/schedules.md#why-a-program-equals-the-model).",
+    "[guide/schedules.md](guide/schedules.md#why-a-program-equals-the-model).",
     "embed": "Texts are a stream, so memory holds a batch. More: [guide/embeddings.md](guide/embeddings.md).",
     "launch": "It needs torch (`pip install 'opmatrix[launch]'`). More: "
-              "[guide/partition.md](guide/partition.md#ranks-that-run).",
+    "[guide/partition.md](guide/partition.md#ranks-that-run).",
     "plan": "How it predicts, and where it is wrong: [planner.md](planner.md).",
     "profile": "Steps are timed by a clock that native code looks at. From Python: `program.profile(batch)`, step by "
-               "step."}
+    "step.",
+}
 
-TYPES = {"Path": "PATH", "int": "INTEGER", "float": "FLOAT"}         # part of an annotation -> the word for it
+TYPES = {"Path": "PATH", "int": "INTEGER", "float": "FLOAT"}  # part of an annotation -> the word for it
 
 
 def commands() -> str:
     """The page: the introduction, a table of all commands, and a section for each."""
-    found = typer.main.get_command(app).commands            # type: ignore[attr-defined]
-    types = {each.name or each.callback.__name__: get_type_hints(each.callback)
-             for each in app.registered_commands if each.callback}
-    if unlike := found.keys() ^ EXAMPLES: raise SystemExit(f"EXAMPLES of rewrites/cli/options.py: {sorted(unlike)}")
+    found = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    types = {
+        each.name or each.callback.__name__: get_type_hints(each.callback)
+        for each in app.registered_commands
+        if each.callback
+    }
+    if unlike := found.keys() ^ EXAMPLES:
+        raise SystemExit(f"EXAMPLES of rewrites/cli/options.py: {sorted(unlike)}")
     index = [f"| [`{name}`](#{name}) | {first(command)} |" for name, command in found.items()]
-    return "\n\n".join([INTRODUCTION, "\n".join(["| command | what it does |", "|---|---|", *index]),
-                        *(section(name, command, types[name]) for name, command in found.items())]) + "\n"
+    return (
+        "\n\n".join(
+            [
+                INTRODUCTION,
+                "\n".join(["| command | what it does |", "|---|---|", *index]),
+                *(section(name, command, types[name]) for name, command in found.items()),
+            ]
+        )
+        + "\n"
+    )
 
 
 def first(command: Any) -> str:
@@ -71,11 +85,13 @@ def section(name: str, command: Any, types: dict[str, Any]) -> str:
     usage = " ".join(["opmatrix", name, *(takes for each, takes in taken if is_argument(each))])
     shown = "\n".join(["```", *EXAMPLES[name], "```"])
     parts = [f"## {name}", f"`{usage} [OPTIONS]`", broken(words(command.help)), shown]
-    if name in BESIDE: parts.append(broken(BESIDE[name]))
+    if name in BESIDE:
+        parts.append(broken(BESIDE[name]))
     return "\n\n".join([*parts, "\n".join(entry(*each) for each in taken)]).rstrip()
 
 
-def is_argument(parameter: Any) -> bool: return bool(parameter.param_type_name == "argument")
+def is_argument(parameter: Any) -> bool:
+    return bool(parameter.param_type_name == "argument")
 
 
 def entry(parameter: Any, takes: str) -> str:
@@ -87,17 +103,21 @@ def entry(parameter: Any, takes: str) -> str:
     return broken(f"- `{names}{what}`: {words(parameter.help)}{default}", "  ")
 
 
-def is_negation(option: str) -> bool: return option.startswith("--no-")
+def is_negation(option: str) -> bool:
+    return option.startswith("--no-")
 
 
 def metavar(parameter: Any, kind: Any) -> str:
     """What stands in its place: what its declaration says, else a word for its type."""
-    if parameter.metavar: return str(parameter.metavar)
-    if is_argument(parameter): return f"{parameter.name.upper()}{'...' * ('list' in str(kind))}"
+    if parameter.metavar:
+        return str(parameter.metavar)
+    if is_argument(parameter):
+        return f"{parameter.name.upper()}{'...' * ('list' in str(kind))}"
     return next((word for name, word in TYPES.items() if name in str(kind)), "TEXT")
 
 
-def words(text: str) -> str: return " ".join(text.split())
+def words(text: str) -> str:
+    return " ".join(text.split())
 
 
 def broken(text: str, indent: str = "", width: int = 140) -> str:
@@ -106,7 +126,8 @@ def broken(text: str, indent: str = "", width: int = 140) -> str:
     for word in text.split(" "):
         if lines[-1] and len(lines[-1]) + 1 + len(word) > width and lines[-1].count("`") % 2 == 0:
             lines.append(indent + word)
-        else: lines[-1] += (" " if lines[-1] else "") + word
+        else:
+            lines[-1] += (" " if lines[-1] else "") + word
     return "\n".join(lines)
 
 

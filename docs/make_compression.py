@@ -2,6 +2,7 @@
 a front, and one composition taken apart. About two minutes on two quiet cores.
 
     python docs/make_compression.py [--pairs CSV]"""
+
 import json
 import sys
 import tempfile
@@ -46,8 +47,9 @@ def main() -> None:
         text, *judges = halves(Path(given.pairs), Path(place))
         pairs, checkpoint = joined(SentencePairs.read(judges[0]), judges[1]), open_model("minilm")
         workload = Workload.of(checkpoint, mix=parse_mix("1:8x128"))
-        searched = search_exact(Opened(checkpoint.operator(True), workload, this_machine(), EXACT_LAWS,
-                                       source(checkpoint)))
+        searched = search_exact(
+            Opened(checkpoint.operator(True), workload, this_machine(), EXACT_LAWS, source(checkpoint))
+        )
         compile_kernels(searched)
         say("searched")
         proposed = propose_approximations(searched, ERROR)
@@ -57,7 +59,8 @@ def main() -> None:
         say("found the front")
         batch = calibration(text, searched.exact.tokenizer, searched.workload, pairs.texts)
         made["composition"] = taken_apart(searched, next(batch.pieces(QUICK_ROWS)), pairs)
-    with replacing(FILE) as raw: raw.write((json.dumps(made) + "\n").encode())
+    with replacing(FILE) as raw:
+        raw.write((json.dumps(made) + "\n").encode())
 
 
 def few(values: np.ndarray) -> list[list[float]]:
@@ -71,35 +74,57 @@ def spectra(proposed: Proposed) -> list[dict[str, Any]]:
     columns of X are beside their mean."""
     searched, found = proposed.searched, []
     for site in sites(searched.exact, searched.optimum, searched.emitter):
-        if site.x is None: continue
+        if site.x is None:
+            continue
         gram = proposed.choices.seen[site.value].gram.matrix
         numbers, columns = site.numbers(), np.sort(np.sqrt(np.diagonal(gram)))[::-1]
         energy = np.maximum(np.linalg.eigvalsh(gram)[::-1], 0.0)
-        found.append({"name": label(searched, site), "shape": numbers.shape,
-                      "weight": few(np.linalg.svd(numbers, compute_uv=False)), "activation": few(np.sqrt(energy)),
-                      "columns": few(columns), "largest_column": float(columns[0] / columns.mean())})
+        found.append(
+            {
+                "name": label(searched, site),
+                "shape": numbers.shape,
+                "weight": few(np.linalg.svd(numbers, compute_uv=False)),
+                "activation": few(np.sqrt(energy)),
+                "columns": few(columns),
+                "largest_column": float(columns[0] / columns.mean()),
+            }
+        )
     return found
 
 
 def label(searched: Searched, site: Any) -> str:
     """A weight by its leaves, joined ones together."""
     lowering = searched.optimum.lowering(site.part)
-    leaves = [str(term.args[0].label) for term in lowering.terms[site.stored.weight].walk()
-              if term.kind.name == "weight"]
+    leaves = [
+        str(term.args[0].label) for term in lowering.terms[site.stored.weight].walk() if term.kind.name == "weight"
+    ]
     return " + ".join(leaves)
 
 
 def list_methods(proposed: Proposed) -> list[dict[str, Any]]:
     """Every method that was measured, with the relative error that it alone brings about."""
-    return [{"format": method.format, "parameters": {name: value for name, value in method.parameters
-                                                     if isinstance(value, int | float)}, "error": method.error ** 0.5}
-            for methods in proposed.choices.measured.values() for method in methods]
+    return [
+        {
+            "format": method.format,
+            "parameters": {name: value for name, value in method.parameters if isinstance(value, int | float)},
+            "error": method.error**0.5,
+        }
+        for methods in proposed.choices.measured.values()
+        for method in methods
+    ]
 
 
 def list_programs(front: Frontier) -> list[dict[str, Any]]:
     """The programs found, as predicted; errors as measured on rows that choose."""
-    return [{"name": point.name, "ms": 1e3 * point.predicted_s, "megabytes": point.program.stored_bytes / 1e6,
-             "error": point.predicted_error} for point in front.points]
+    return [
+        {
+            "name": point.name,
+            "ms": 1e3 * point.predicted_s,
+            "megabytes": point.program.stored_bytes / 1e6,
+            "error": point.predicted_error,
+        }
+        for point in front.points
+    ]
 
 
 def taken_apart(searched: Searched, batch: Any, pairs: SentencePairs) -> list[dict[str, Any]]:
@@ -113,4 +138,5 @@ def taken_apart(searched: Searched, batch: Any, pairs: SentencePairs) -> list[di
     return found
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

@@ -6,6 +6,7 @@
     python docs/make_formats.py crossovers.csv selection.csv [--busy "what they said of a busy machine"]
 
 The first takes four minutes, the second five, on two quiet cores."""
+
 import csv
 import json
 import sys
@@ -34,10 +35,15 @@ def main() -> None:
     parser.add_argument("selection", type=readable)
     parser.add_argument("--busy", default="", help="what the benchmarks said of a busy machine")
     given = parser.parse_args()
-    made = {"machine": cpu(), "busy": given.busy, "versions": {name: version(name) for name in ("numpy", "numba")},
-            "times": {"columns": TIMES, "rows": read_columns(Path(given.crossovers), TIMES)},
-            "choices": {"columns": CHOICES, "rows": read_columns(Path(given.selection), CHOICES)}}
-    with replacing(FILE) as raw: raw.write((json.dumps(made) + "\n").encode())
+    made = {
+        "machine": cpu(),
+        "busy": given.busy,
+        "versions": {name: version(name) for name in ("numpy", "numba")},
+        "times": {"columns": TIMES, "rows": read_columns(Path(given.crossovers), TIMES)},
+        "choices": {"columns": CHOICES, "rows": read_columns(Path(given.selection), CHOICES)},
+    }
+    with replacing(FILE) as raw:
+        raw.write((json.dumps(made) + "\n").encode())
 
 
 def read_columns(file: Path, names: Sequence[str]) -> list[list[str | float]]:
@@ -45,9 +51,12 @@ def read_columns(file: Path, names: Sequence[str]) -> list[list[str | float]]:
     with file.open(newline="", encoding="utf-8") as text:
         rows = [*csv.DictReader(text)]
     if not rows or (missing := {*names} - {*rows[0]}):
-        raise InputError(f"{file}: it has no column {', '.join(sorted(missing)) if rows else 'at all'}: give what the "
-                         "benchmark wrote")
+        raise InputError(
+            f"{file}: it has no column {', '.join(sorted(missing)) if rows else 'at all'}: give what the "
+            "benchmark wrote"
+        )
     return [[row[name] if name in WORDS else float(f"{float(row[name]):.4g}") for name in names] for row in rows]
 
 
-if __name__ == "__main__": main()
+if __name__ == "__main__":
+    main()

@@ -6,6 +6,7 @@ that of another run.
 
 Each program by milliseconds (across) and megabytes (up), both logarithmic: a ring where it was predicted, a dot where
 it was measured, its error beside it. The chosen program is a star. The same report gives the same file."""
+
 import json
 import sys
 from collections.abc import Iterator
@@ -15,11 +16,11 @@ from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
 FILE = Path(__file__).with_name("front.svg")
-WIDTH, HEIGHT = 720, 360                                    # of the picture, in pixels, as are all that follow
-LEFT, RIGHT, TOP, BOTTOM = 56, 24, 40, 48                   # around the plot
-LETTER, LINE = 6.6, 15                                      # a letter's width, a line's height
-TICKS = 1, 1.5, 2, 3, 4, 5, 7                               # of each power of ten
-MARGIN = 1.15                                               # factor between the outermost programs and the frame
+WIDTH, HEIGHT = 720, 360  # of the picture, in pixels, as are all that follow
+LEFT, RIGHT, TOP, BOTTOM = 56, 24, 40, 48  # around the plot
+LETTER, LINE = 6.6, 15  # a letter's width, a line's height
+TICKS = 1, 1.5, 2, 3, 4, 5, 7  # of each power of ten
+MARGIN = 1.15  # factor between the outermost programs and the frame
 
 
 class Shown(NamedTuple):
@@ -42,7 +43,7 @@ class Axis:
         return self.lo + (self.hi - self.lo) * log(number / self.first) / log(self.last / self.first)
 
     def ticks(self) -> list[float]:
-        return [n for power in range(-6, 7) for each in TICKS if self.first <= (n := each * 10.0 ** power) <= self.last]
+        return [n for power in range(-6, 7) for each in TICKS if self.first <= (n := each * 10.0**power) <= self.last]
 
 
 def programs(report: dict[str, Any]) -> list[Shown]:
@@ -68,8 +69,10 @@ def picture(report: dict[str, Any]) -> str:
     busy = " (busy)" if any(report.get("busy", {}).values()) else ""
     title = f"{report['model']}, {report['workload']}, {report['machine']}{busy}"
     parts = [*grid(x, y, title), *(part for each in found for part in mark(each, x, y)), *labels(found, x, y)]
-    head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-            'font-family="sans-serif" font-size="12" fill="#222">')
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        'font-family="sans-serif" font-size="12" fill="#222">'
+    )
     return "\n".join([head, *parts, "</svg>"]) + "\n"
 
 
@@ -97,29 +100,45 @@ def mark(program: Shown, x: Axis, y: Axis) -> Iterator[str]:
     (a, b), (c, d) = ((x.at(ms), y.at(mb)) for ms, mb in (program.predicted, program.measured))
     yield f'<path d="M{a:.1f} {b:.1f}L{c:.1f} {d:.1f}" stroke="#222"/>'
     yield f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" fill="#fff" stroke="#222"/>'
-    if program.chosen: yield f'<path d="{star(c, d, 10)}" fill="#c22" stroke="#222"/>'
-    else: yield f'<circle cx="{c:.1f}" cy="{d:.1f}" r="4"/>'
+    if program.chosen:
+        yield f'<path d="{star(c, d, 10)}" fill="#c22" stroke="#222"/>'
+    else:
+        yield f'<circle cx="{c:.1f}" cy="{d:.1f}" r="4"/>'
 
 
 def star(x: float, y: float, radius: float) -> str:
     """Five points around a place, as a path."""
-    corners = ((x + r * sin(k * pi / 5), y - r * cos(k * pi / 5))
-               for k, r in ((k, radius if k % 2 == 0 else 0.45 * radius) for k in range(10)))
+    corners = (
+        (x + r * sin(k * pi / 5), y - r * cos(k * pi / 5))
+        for k, r in ((k, radius if k % 2 == 0 else 0.45 * radius) for k in range(10))
+    )
     return "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in corners) + "Z"
 
 
 def labels(found: list[Shown], x: Axis, y: Axis) -> Iterator[str]:
     """Beside each program, the first free place of four around it, the chosen one's first of all."""
-    taken = [(x.at(ms) - 7, y.at(mb) - 7, x.at(ms) + 7, y.at(mb) + 7) for each in found
-             for ms, mb in (each.predicted, each.measured)]
-    taken += [(min(a, b), y.at(each.measured[1]) - 3, max(a, b), y.at(each.measured[1]) + 3) for each in found
-              for a, b in [(x.at(each.predicted[0]), x.at(each.measured[0]))]]
+    taken = [
+        (x.at(ms) - 7, y.at(mb) - 7, x.at(ms) + 7, y.at(mb) + 7)
+        for each in found
+        for ms, mb in (each.predicted, each.measured)
+    ]
+    taken += [
+        (min(a, b), y.at(each.measured[1]) - 3, max(a, b), y.at(each.measured[1]) + 3)
+        for each in found
+        for a, b in [(x.at(each.predicted[0]), x.at(each.measured[0]))]
+    ]
     for each in sorted(found, key=lambda program: not program.chosen):
         ends = sorted(x.at(ms) for ms, _ in (each.predicted, each.measured))
         wide, up = LETTER * len(each.label), y.at(each.measured[1])
         middle = (ends[0] + ends[1] - wide) / 2
-        places = [(ends[1] + 13, up + 4), (ends[0] - 13 - wide, up + 4), (middle, up - 12), (middle, up + 22),
-                  (middle, up - 27), (middle, up + 37)]
+        places = [
+            (ends[1] + 13, up + 4),
+            (ends[0] - 13 - wide, up + 4),
+            (middle, up - 12),
+            (middle, up + 22),
+            (middle, up - 27),
+            (middle, up + 37),
+        ]
         boxes = {place: (place[0], place[1] - 0.8 * LINE, place[0] + wide, place[1] + 0.2 * LINE) for place in places}
         at = min(places, key=lambda place: cover(boxes[place], taken))
         taken.append(boxes[at])
@@ -130,10 +149,12 @@ def cover(box: tuple[float, ...], taken: list[tuple[float, ...]]) -> float:
     """How much of a box is taken or outside the plot, in square pixels."""
     left, top, right, bottom = box
     outside = max(0, LEFT - left) + max(0, right - WIDTH + RIGHT) + max(0, TOP - top) + max(0, bottom - HEIGHT + BOTTOM)
-    return LINE * outside + sum(max(0.0, min(right, c) - max(left, a)) * max(0.0, min(bottom, d) - max(top, b))
-                                for a, b, c, d in taken)
+    return LINE * outside + sum(
+        max(0.0, min(right, c) - max(left, a)) * max(0.0, min(bottom, d) - max(top, b)) for a, b, c, d in taken
+    )
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2: sys.exit(__doc__)
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     FILE.write_text(picture(json.loads(Path(sys.argv[1]).read_text("utf-8"))), "utf-8")

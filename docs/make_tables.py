@@ -1,4 +1,5 @@
 """Writes docs/tables.md from the declarations themselves: run `python docs/make_tables.py` after changing one."""
+
 import inspect
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,8 +15,8 @@ from opmatrix.algebra.term import KINDS, PROPERTIES, Kind
 from opmatrix.autodiff import backward_kinds as backward_kinds
 from opmatrix.models import activated, known, normalise_config, parameters
 from opmatrix.parallel.schedules.named import SCHEDULES
-from opmatrix.parallel.schedules.pipeline_schedule import Schedule
-from opmatrix.parallel.sharding.mesh import STRATEGIES, Strategy
+from opmatrix.parallel.schedules.pipeline_schedule import PipelineSchedule
+from opmatrix.parallel.sharding.mesh import STRATEGIES, AxisStrategy
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.pricing import catalogue
 from rewrites.laws import CHOOSING_LAWS, EXACT_LAWS
@@ -38,32 +39,49 @@ def table(title: str, head: str, rows: Iterable[Iterable[str]]) -> str:
     lines = [[f"`{first}`", *rest] for first, *rest in lines]
     return "\n".join([f"## {title}\n", line(names), line(["---"] * len(names)), *map(line, lines)])
 
-def line(cells: list[str]) -> str: return f"| {' | '.join(cells)} |"
 
-def cell(text: str) -> str: return " ".join(text.replace("|", "\\|").split())
+def line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
-def code(text: str) -> str: return f"`{text}`" if text else ""
+
+def cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
 
 def first(thing: object) -> str:
     """The first sentence or line of a docstring."""
     return (inspect.getdoc(thing) or "").split("\n\n")[0]
 
-def flags(monoid: type[Monoid]) -> str: return ", ".join(name for name in FLAGS if getattr(monoid, name))
+
+def flags(monoid: type[Monoid]) -> str:
+    return ", ".join(name for name in FLAGS if getattr(monoid, name))
+
 
 def stated(kind: Kind, name: str) -> str:
     """The property where it is declared: always or of all operands, or, with a ?, depending on them."""
-    try: return name if kind.properties[name]() else ""
-    except TypeError: return name + "?"
+    try:
+        return name if kind.properties[name]() else ""
+    except TypeError:
+        return name + "?"
+
 
 def properties(kind: Kind) -> str:
     return ", ".join(filter(None, (stated(kind, name) for name in PROPERTIES if name in kind.properties)))
 
-def file(kernel: str) -> str: return f"{find_modules()[kernel].replace('.', '/')}.py"
 
-def statement(text: str) -> str: return code(text.replace("formula(lambda x: ", "(x ↦ "))
+def file(kernel: str) -> str:
+    return f"{find_modules()[kernel].replace('.', '/')}.py"
 
 
-def wait_of(schedule: Schedule) -> str:
+def statement(text: str) -> str:
+    return code(text.replace("formula(lambda x: ", "(x ↦ "))
+
+
+def wait_of(schedule: PipelineSchedule) -> str:
     """The closed form of what a stage waits: p stages, m micro-batches, v chunks a stage."""
     return str(schedule.bubble(*sympy.symbols("p m v F B W", positive=True)))
 
@@ -77,68 +95,156 @@ def describe_model(name: str) -> list[str]:
     widths = n, hidden, heads, sizes.get("num_key_value_heads") or heads
     learned, experts = parameters(model.config), describe_experts(sizes)
     published = f"{model.published}, {model.activated} activated" if model.activated else model.published
-    if model.instead: published += f"; here {model.more:,} more: {model.instead}"
-    return [name, code(model.config["model_type"]),
-            *map(str, (sizes["num_hidden_layers"], *widths, experts, sizes["vocab_size"],
-                       sizes["max_position_embeddings"])),
-            f"{learned:,}", f"{activated(model.config) if experts else learned:,}", published, model.outside,
-            model.source]
+    if model.instead:
+        published += f"; here {model.more:,} more: {model.instead}"
+    return [
+        name,
+        code(model.config["model_type"]),
+        *map(
+            str, (sizes["num_hidden_layers"], *widths, experts, sizes["vocab_size"], sizes["max_position_embeddings"])
+        ),
+        f"{learned:,}",
+        f"{activated(model.config) if experts else learned:,}",
+        published,
+        model.outside,
+        model.source,
+    ]
 
 
 def describe_experts(sizes: Mapping[str, Any]) -> str:
     """How many experts a layer has, and how many of them a token asks; nothing of a model without."""
     counts = sizes.get("num_experts") or sizes.get("num_local_experts")
-    if not counts: return ""
+    if not counts:
+        return ""
     few, most = (min(counts), max(counts)) if isinstance(counts, list) else (counts, counts)
     return f"{few if few == most else f'{few} to {most}'}, {sizes.get('num_experts_per_tok', 1)} asked"
 
 
-def describe_strategy(each: Strategy) -> list[str]:
+def describe_strategy(each: AxisStrategy) -> list[str]:
     """A row of the strategies."""
     weights = "columns and rows in turns" * each.weights + "those that are named" * each.by_hand
-    return [each.name, f"cut along {each.home}" if each.home else "stages of layers" if each.layers else "whole",
-            weights or "whole", "cut" if each.vocabulary else "whole", each.mixing or "", STORED[each.stored]]
+    return [
+        each.name,
+        f"cut along {each.home}" if each.home else "stages of layers" if each.layers else "whole",
+        weights or "whole",
+        "cut" if each.vocabulary else "whole",
+        each.mixing or "",
+        STORED[each.stored],
+    ]
 
 
 def tables() -> str:
     prices = catalogue()
-    return "\n\n".join([
-        "# Tables\n\nGenerated by `docs/make_tables.py` from the declarations; a test holds them so. In laws and "
-        "kernels `x_` is a variable, and where a value is multiplied by a value a variable `a` is written `x @ a`.",
-        table("Laws", "law, statement, guard, why it holds or helps, source", (
-            (law.name, statement(law.row()[2]), code(law.row()[3]), law.doc, law.source) for law in EXACT_LAWS)),
-        table("Laws of chosen columns, by which units are removed",
-              "law, statement, guard, why it holds or helps, source", (
-            (law.name, statement(law.row()[2]), code(law.row()[3]), law.doc, law.source) for law in CHOOSING_LAWS)),
-        table("Laws of values, which prove equations", "law, statement, guard, why it holds or helps, source", (
-            (law.name, statement(law.row()[2]), code(law.row()[3]), law.doc, law.source)
-            for law in VALUE_LAWS + NUMBER_LAWS + FUNCTION_LAWS + GROUP_LAWS)),
-        table("Formats", "format, arrays, bytes, what it is", (form.row().split(" | ") for form in FORMATS.values())),
-        table("Files of products", "format, kernels, file in formats/kernels", (
-            (form.name, ", ".join(map(code, called)), ", ".join(dict.fromkeys(code(file(name)) for name in called)))
-            for form in FORMATS.values() for called in [form.called()])),
-        table("Monoids", "monoid, unit, flags, what it is", (
-            (m.__name__, str(m.identity), flags(m), first(m)) for m in MONOIDS)),
-        table("Node kinds", "kind, properties (of combinators: where operands have them; ?: it depends), what it is", (
-            (kind.name, properties(kind), kind.doc or "") for kind in KINDS.values())),
-        table("Kernels of programs", "kernel, operands; attributes, what it computes", (
-            (name, code(repr(kernel)), first(kernel)) for name, kernel in KERNELS.items())),
-        table("Which kernel computes which term; what begins with _ may follow", "implementation, statement, source", (
-            (name, statement(text), source)
-            for name, _, text, _, source in (each.row() for each in (*IMPLEMENTATIONS, *HEADS, *STAGES)))),
-        table("What a kernel's seconds are made of", "price, features, each with a fitted coefficient", (
-            (name, code(", ".join(str(each) for each in prices[name].terms if each != 1)))
-            for name in (*prices.common, *prices.lazy))),
-        table("Strategies of an axis", "strategy, values between operators, weights, tables and heads of the "
-              "vocabulary, attention over rows that are cut, stored once", map(describe_strategy, STRATEGIES.values())),
-        table("Schedules of a pipeline", "schedule, what it is, a stage waits, runs on ranks, plan tries it", (
-            [each.spelled, each.help, code(wait_of(each)), "yes" if each.runs else "", "yes" if each.planned else ""]
-            for each in SCHEDULES.values())),
-        table("Well-known models, by their published sizes",
-              "model, family, layers, width, hidden units, heads, key heads, experts, vocabulary, positions, "
-              "parameters by our shapes (with a head of its own), of these a token reads, published, outside of the "
-              "operator, source",
-              map(describe_model, known.names()))]) + "\n"
+    return (
+        "\n\n".join(
+            [
+                "# Tables\n\nGenerated by `docs/make_tables.py` from the declarations; a test holds them so. In laws "
+                "and kernels `x_` is a variable, and where a value is multiplied by a value a variable `a` is written "
+                "`x @ a`.",
+                table(
+                    "Laws",
+                    "law, statement, guard, why it holds or helps, source",
+                    (
+                        (law.name, statement(law.row()[2]), code(law.row()[3]), law.doc, law.source)
+                        for law in EXACT_LAWS
+                    ),
+                ),
+                table(
+                    "Laws of chosen columns, by which units are removed",
+                    "law, statement, guard, why it holds or helps, source",
+                    (
+                        (law.name, statement(law.row()[2]), code(law.row()[3]), law.doc, law.source)
+                        for law in CHOOSING_LAWS
+                    ),
+                ),
+                table(
+                    "Laws of values, which prove equations",
+                    "law, statement, guard, why it holds or helps, source",
+                    (
+                        (law.name, statement(law.row()[2]), code(law.row()[3]), law.doc, law.source)
+                        for law in VALUE_LAWS + NUMBER_LAWS + FUNCTION_LAWS + GROUP_LAWS
+                    ),
+                ),
+                table(
+                    "Formats",
+                    "format, arrays, bytes, what it is",
+                    (form.row().split(" | ") for form in FORMATS.values()),
+                ),
+                table(
+                    "Files of products",
+                    "format, kernels, file in formats/kernels",
+                    (
+                        (
+                            form.name,
+                            ", ".join(map(code, called)),
+                            ", ".join(dict.fromkeys(code(file(name)) for name in called)),
+                        )
+                        for form in FORMATS.values()
+                        for called in [form.called()]
+                    ),
+                ),
+                table(
+                    "Monoids",
+                    "monoid, unit, flags, what it is",
+                    ((m.__name__, str(m.identity), flags(m), first(m)) for m in MONOIDS),
+                ),
+                table(
+                    "Node kinds",
+                    "kind, properties (of combinators: where operands have them; ?: it depends), what it is",
+                    ((kind.name, properties(kind), kind.doc or "") for kind in KINDS.values()),
+                ),
+                table(
+                    "Kernels of programs",
+                    "kernel, operands; attributes, what it computes",
+                    ((name, code(repr(kernel)), first(kernel)) for name, kernel in KERNELS.items()),
+                ),
+                table(
+                    "Which kernel computes which term; what begins with _ may follow",
+                    "implementation, statement, source",
+                    (
+                        (name, statement(text), source)
+                        for name, _, text, _, source in (each.row() for each in (*IMPLEMENTATIONS, *HEADS, *STAGES))
+                    ),
+                ),
+                table(
+                    "What a kernel's seconds are made of",
+                    "price, features, each with a fitted coefficient",
+                    (
+                        (name, code(", ".join(str(each) for each in prices[name].terms if each != 1)))
+                        for name in (*prices.common, *prices.lazy)
+                    ),
+                ),
+                table(
+                    "Strategies of an axis",
+                    "strategy, values between operators, weights, tables and heads of the "
+                    "vocabulary, attention over rows that are cut, stored once",
+                    map(describe_strategy, STRATEGIES.values()),
+                ),
+                table(
+                    "Schedules of a pipeline",
+                    "schedule, what it is, a stage waits, runs on ranks, plan tries it",
+                    (
+                        [
+                            each.spelled,
+                            each.help,
+                            code(wait_of(each)),
+                            "yes" if each.runs else "",
+                            "yes" if each.planned else "",
+                        ]
+                        for each in SCHEDULES.values()
+                    ),
+                ),
+                table(
+                    "Well-known models, by their published sizes",
+                    "model, family, layers, width, hidden units, heads, key heads, experts, vocabulary, positions, "
+                    "parameters by our shapes (with a head of its own), of these a token reads, published, outside of "
+                    "the operator, source",
+                    map(describe_model, known.names()),
+                ),
+            ]
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ Public names; `help(om.NAME)` describes each:
 
 A module is imported when a name of it is first used. `optimize`, `prove`, `schedule`, `laws` and two errors belong to
 the package `rewrites` above this one: they are found by name at first use, and no other code here refers to it."""
+
 import os.path
 import sys
 from importlib import import_module
@@ -79,26 +80,44 @@ if TYPE_CHECKING:
     from rewrites.proofs.equations import prove as prove
     from rewrites.run import optimize as optimize
     from rewrites.verify import VerificationError as VerificationError
+
     laws: tuple[_Law, ...]
 
 # modules whose public names are all public here
-MODULES = ("algebra.operators", "algebra.positions.patterns", "algebra.batch.batch", "algebra.oracles", "algebra.term",
-           "algebra.monoid", "algebra.positions.distances", "models")
-DOOR = {                                                    # public name -> its module, and its name there
-    "Program": ("opmatrix.runtime.program", "Program"), "load": ("opmatrix.runtime.program", "Program.load"),
-    "open_model": ("opmatrix.files.checkpoint", "open_model"), "select": ("formats.storage.select", "select"),
-    "choose": ("formats.storage.select", "choose"), "cached": ("opmatrix.inference.cached", "cached"),
-    "InputError": ("formats.core.errors", "InputError"), "FormatError": ("formats.core.arrays", "FormatError"),
-    "Infeasible": ("rewrites.extraction", "Infeasible"), "VerificationError": ("rewrites.verify", "VerificationError"),
-    "explore": ("rewrites.explain.exploring.exploration", "explore"), "optimize": ("rewrites.run", "optimize"),
+MODULES = (
+    "algebra.operators",
+    "algebra.positions.patterns",
+    "algebra.batch.batch",
+    "algebra.oracles",
+    "algebra.term",
+    "algebra.monoid",
+    "algebra.positions.distances",
+    "models",
+)
+DOOR = {  # public name -> its module, and its name there
+    "Program": ("opmatrix.runtime.program", "Program"),
+    "load": ("opmatrix.runtime.program", "Program.load"),
+    "open_model": ("opmatrix.files.checkpoint", "open_model"),
+    "select": ("formats.storage.select", "select"),
+    "choose": ("formats.storage.select", "choose"),
+    "cached": ("opmatrix.inference.cached", "cached"),
+    "InputError": ("formats.core.errors", "InputError"),
+    "FormatError": ("formats.core.arrays", "FormatError"),
+    "Infeasible": ("rewrites.extraction", "Infeasible"),
+    "VerificationError": ("rewrites.verify", "VerificationError"),
+    "explore": ("rewrites.explain.exploring.exploration", "explore"),
+    "optimize": ("rewrites.run", "optimize"),
     "schedule": ("rewrites.explain.derivations.schedules", "schedule"),
     "partition": ("opmatrix.parallel.sharding.partition", "partition"),
     "Mesh": ("opmatrix.parallel.sharding.mesh", "Mesh"),
     "plan": ("opmatrix.parallel.search.plans", "plan"),
     "BatchSizes": ("opmatrix.algebra.batch.batch_sizes", "BatchSizes"),
-    "pullback": ("opmatrix.autodiff.pullback", "pullback"), "dropout": ("opmatrix.autodiff.backward_kinds", "drop"),
+    "pullback": ("opmatrix.autodiff.pullback", "pullback"),
+    "dropout": ("opmatrix.autodiff.backward_kinds", "drop"),
     "timed_step": ("opmatrix.parallel.cost.timed_step", "timed_step"),
-    "prove": ("rewrites.proofs.equations", "prove"), "laws": ("rewrites.laws", "EXACT_LAWS")}
+    "prove": ("rewrites.proofs.equations", "prove"),
+    "laws": ("rewrites.laws", "EXACT_LAWS"),
+}
 
 
 def body(where: str) -> Any:
@@ -118,9 +137,11 @@ class PackagesBeside:
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return the spec of a package of ours; None for any other module. Raises ImportError if ours is missing."""
-        if name not in ("formats", "rewrites"): return None
+        if name not in ("formats", "rewrites"):
+            return None
         file = os.path.join(OUR_FOLDER, name, "__init__.py")
-        if os.path.exists(file): return spec_from_file_location(name, file)
+        if os.path.exists(file):
+            return spec_from_file_location(name, file)
         raise ImportError(f"opmatrix needs its package {name} at {file}, where there is none: install opmatrix again")
 
 
@@ -130,21 +151,26 @@ class OldModules:
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return the spec of an old name here or in `rewrites`, whose import raises; None for any other module."""
-        if not name.startswith(("opmatrix.", "rewrites.")): return None
+        if not name.startswith(("opmatrix.", "rewrites.")):
+            return None
         return cast("ModuleSpec | None", import_module("formats.core.moved").OldName.find_spec(name))
 
 
 def check_loaded(name: str) -> None:
     """Raise ImportError if another module of that name was imported before this package: a process has one module of a
     name."""
-    if (loaded := sys.modules.get(name)) is None: return
+    if (loaded := sys.modules.get(name)) is None:
+        return
     file, ours = getattr(loaded, "__file__", None) or str(loaded), os.path.join(OUR_FOLDER, name, "__init__.py")
     if os.path.realpath(file) != ours:
-        raise ImportError(f"opmatrix needs its package {name} at {ours}, but {file} was imported first, and a process "
-                          "has one module of a name: rename that one, or import opmatrix before it")
+        raise ImportError(
+            f"opmatrix needs its package {name} at {ours}, but {file} was imported first, and a process "
+            "has one module of a name: rename that one, or import opmatrix before it"
+        )
 
 
-for _ in ("formats", "rewrites"): check_loaded(_)
+for _ in ("formats", "rewrites"):
+    check_loaded(_)
 sys.meta_path.insert(0, PackagesBeside)
 sys.meta_path.append(OldModules)
 
@@ -153,17 +179,27 @@ def __getattr__(name: str) -> Any:
     """Return the value of a public name: an entry of DOOR, a module of the package, or a name of the first of MODULES
     that has it."""
     if name == "__all__":
-        return sorted({"monoids", *DOOR,
-                       *(public for module in MODULES for public in import_module(f"opmatrix.{module}").__all__)})
+        return sorted(
+            {
+                "monoids",
+                *DOOR,
+                *(public for module in MODULES for public in import_module(f"opmatrix.{module}").__all__),
+            }
+        )
     if not name.startswith("_"):
-        if name == "monoids": return import_module("opmatrix.algebra.monoids")
-        if name in DOOR: return attrgetter(DOOR[name][1])(import_module(DOOR[name][0]))
+        if name == "monoids":
+            return import_module("opmatrix.algebra.monoids")
+        if name in DOOR:
+            return attrgetter(DOOR[name][1])(import_module(DOOR[name][0]))
         if find_spec(f"opmatrix.{name}"):
             return import_module(import_module("formats.core.moved").current(f"opmatrix.{name}"))
         for module in MODULES:
-            if name in (imported := import_module(f"opmatrix.{module}")).__all__: return getattr(imported, name)
-        if find_spec(f"opmatrix.algebra.{name}"): return import_module(f"opmatrix.algebra.{name}")
+            if name in (imported := import_module(f"opmatrix.{module}")).__all__:
+                return getattr(imported, name)
+        if find_spec(f"opmatrix.algebra.{name}"):
+            return import_module(f"opmatrix.algebra.{name}")
     raise AttributeError(f"module 'opmatrix' has no attribute {name!r}: `help(opmatrix)` lists what there is")
 
 
-def __dir__() -> list[str]: return list(__getattr__("__all__"))
+def __dir__() -> list[str]:
+    return list(__getattr__("__all__"))

@@ -1,4 +1,5 @@
 """The first stages of a run: an opened model, and the programs that a search finds equal to it."""
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -37,7 +38,7 @@ class Opened:
     meta: dict[str, Any] = field(default_factory=dict)
     approximations: Sequence[Approximation] = ()
     number_type: str = "int8"
-    attempts: Attempts = field(default_factory=Attempts, repr=False)        # candidates that are left out
+    attempts: Attempts = field(default_factory=Attempts, repr=False)  # candidates that are left out
     explored: dict[tuple[Law, ...], tuple[SearchSpace, Structure]] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -73,12 +74,14 @@ class Opened:
         """Return the space that some laws reach, and its optimum; without laws weights are stored as they are.
         Canonical forms need one another: if a law of one is left out, the others keep both their sides. Without
         `fusion` no kernel is attention, so no session can run the program."""
-        if fusion and (known := self.explored.get(tuple(laws))): return known
+        if fusion and (known := self.explored.get(tuple(laws))):
+            return known
 
         def optimum(laws: Sequence[Law], time_limit: float) -> tuple[SearchSpace, Structure]:
             extents, running = self.workload.extents(self.model, fusion), self.running_as(fusion)
             space = SearchSpace(self.model, laws, running, extents, fusion, found=self.parts)
             return space, cheapest(space, self.representable if laws else plainly, time_limit)
+
         try:
             return optimum(laws, 10.0)
         except Infeasible:
@@ -89,15 +92,20 @@ class Opened:
         fails. The search by the usable ones is cached. Raises the errors of the search by the laws of opmatrix
         alone."""
         shipped = [law for law in laws if law in EXACT_LAWS]
-        if len(shipped) == len(laws): return tuple(laws), ()
-        if self.find_failure(laws) is None: return tuple(laws), ()
+        if len(shipped) == len(laws):
+            return tuple(laws), ()
+        if self.find_failure(laws) is None:
+            return tuple(laws), ()
         self.explore(shipped)
         usable, lines = list(shipped), list[str]()
         for law in laws:
-            if law in usable: continue
+            if law in usable:
+                continue
             tried = [other for other in laws if other in usable or other is law]
-            if (failure := self.find_failure(tried)) is None: usable.append(law)
-            else: lines.append(f"law {law.name}: it is left out: {describe_failure(failure)}")
+            if (failure := self.find_failure(tried)) is None:
+                usable.append(law)
+            else:
+                lines.append(f"law {law.name}: it is left out: {describe_failure(failure)}")
         return tuple(law for law in laws if law in usable), tuple(lines)
 
     def find_failure(self, laws: Sequence[Law]) -> Exception | None:
@@ -105,22 +113,24 @@ class Opened:
         try:
             space, structure = self.explore(laws)
             structure.program(self.meta)
-        except Exception as error: return error
+        except Exception as error:
+            return error
         self.explored[tuple(laws)] = space, structure
         return None
 
     def leave_out_failing(self) -> tuple["Opened", tuple[str, ...]]:
         """Return this model with the laws by which it can be searched, and a line for each that is left out."""
         usable, lines = self.list_usable(self.laws)
-        if not lines: return self, ()
+        if not lines:
+            return self, ()
         usable_model = replace(self, laws=usable)
-        vars(usable_model)["parts"] = self.parts                    # cached there
+        vars(usable_model)["parts"] = self.parts  # cached there
         return usable_model, lines
 
     def changed(self, *, workload: Workload | None = None, machine: TimeModel | None = None) -> "Opened":
         """Return this model for another workload or on another machine, with the same parts."""
         opened = replace(self, workload=workload or self.workload, machine=machine or self.machine, explored={})
-        vars(opened)["parts"] = self.parts                    # cached there
+        vars(opened)["parts"] = self.parts  # cached there
         return opened
 
     def structure(self, laws: Sequence[Law], fusion: bool = True) -> Structure:
@@ -142,9 +152,12 @@ class Searched:
     emitter: Emitter
 
     @property
-    def exact(self) -> Program: return self.programs["exact"]
+    def exact(self) -> Program:
+        return self.programs["exact"]
+
     @property
-    def optimum(self) -> Structure: return self.structures["exact"]
+    def optimum(self) -> Structure:
+        return self.structures["exact"]
 
 
 def search_exact(opened: Opened, progress: Tell = unheard) -> Searched:
@@ -158,7 +171,8 @@ def search_exact(opened: Opened, progress: Tell = unheard) -> Searched:
         programs[name], emitter = structure.program(opened.meta, fitted=shared)
         shared = emitter.shared
     workload = opened.workload
-    if programs["exact"].stored_bytes > LARGE: workload = replace(workload, state=workload.verify)
+    if programs["exact"].stored_bytes > LARGE:
+        workload = replace(workload, state=workload.verify)
     return Searched(opened, workload, space, structures, programs, emitter)
 
 

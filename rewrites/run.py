@@ -7,6 +7,7 @@ function of the earlier ones:
     Frontier    the exact program, and the undominated ones
     Verified    programs that keep their planned error; then judged, certified and timed
     Result      the answer among them, and the report                (rewrites/report/results.py)"""
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -62,7 +63,7 @@ from rewrites.workload.phases import Report, Tell
 from rewrites.workload.resolve import AnyWorkload, calibrated, open_arguments
 from rewrites.workload.workload import check_output
 
-RUNS = 3                                                    # runs, of which the largest memory counts
+RUNS = 3  # runs, of which the largest memory counts
 
 
 class Request(NamedTuple):
@@ -114,14 +115,29 @@ class TimedFront(NamedTuple):
     misled: Misled | None = None
 
 
-def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[str] = (), memory: float | None = None,
-             text: str | None = None, tokens: int | None = None,
-             workload: "AnyWorkload | None" = None, number_type: str = "int8",
-             pairs: str | Path | None = None, drop: float | None = None, output: str = "pooled",
-             adapter: str | Path | None = None, remove: Sequence[str] = (),
-             calibrate: str | Path | None = None, leave_out: Sequence[str] = (),
-             laws: Sequence[Law] | None = None, approximations: Sequence[Approximation] = (),
-             machine: "TimeModel | None" = None, rounds: int = 11, report: "Report | None" = None) -> "Result":
+def optimize(
+    model: str | Model,
+    *,
+    error: float | None = None,
+    keep: Sequence[str] = (),
+    memory: float | None = None,
+    text: str | None = None,
+    tokens: int | None = None,
+    workload: "AnyWorkload | None" = None,
+    number_type: str = "int8",
+    pairs: str | Path | None = None,
+    drop: float | None = None,
+    output: str = "pooled",
+    adapter: str | Path | None = None,
+    remove: Sequence[str] = (),
+    calibrate: str | Path | None = None,
+    leave_out: Sequence[str] = (),
+    laws: Sequence[Law] | None = None,
+    approximations: Sequence[Approximation] = (),
+    machine: "TimeModel | None" = None,
+    rounds: int = 11,
+    report: "Report | None" = None,
+) -> "Result":
     """Return the fastest verified program of a model on this machine within the budgets: `best.program` of the result.
 
     model            name or directory of a checkpoint, or an operator on tokens, or on matrices of a batch; or
@@ -160,14 +176,17 @@ def optimize(model: str | Model, *, error: float | None = None, keep: Sequence[s
         laws, left_out = admit_laws(without(EXACT_LAWS if laws is None else laws, leave_out))
         operator, workload, meta = open_arguments(model, workload, text, tokens, output, adapter)
     if remove and not isinstance(operator, Operator):
-        raise InputError(f"remove: {', '.join(remove)}: a model of several outputs, {', '.join(outputs(operator))}, "
-                         "has no smaller ones: leave it out, or give one operator")
+        raise InputError(
+            f"remove: {', '.join(remove)}: a model of several outputs, {', '.join(outputs(operator))}, "
+            "has no smaller ones: leave it out, or give one operator"
+        )
     if machine is None:
         with report.phase("machine") as progress:
             machine = calibrated(progress, *(batch for _, batch in workload.shares))
     with report.phase("search"):
-        opened, failed = Opened(operator, workload, machine, laws, meta, approximations,
-                                number_type).leave_out_failing()
+        opened, failed = Opened(
+            operator, workload, machine, laws, meta, approximations, number_type
+        ).leave_out_failing()
     opened.attempts.failed += [*left_out, *failed]
     return pursue(opened, Request(asked, error, memory, remove, calibrate, rounds), report)
 
@@ -176,8 +195,10 @@ def pursue(opened: Opened, request: Request, report: Report) -> Result:
     """Run the stages of a run that has its model and its machine, one after another."""
     judged, quality = request.goals[1:], Quality(request.goals, {}, request.memory)
     with ForkedTask(partial(judge_laws, opened), report.say) as task:
-        with report.phase("search") as progress: searched = search_exact(opened, progress)
-        with report.phase("kernels"): compile_kernels(searched)
+        with report.phase("search") as progress:
+            searched = search_exact(opened, progress)
+        with report.phase("kernels"):
+            compile_kernels(searched)
         if judged:
             with report.phase("goals"):
                 quality = replace(quality, exactly=find_figures(judged, "the model", searched.exact))
@@ -194,20 +215,24 @@ def pursue(opened: Opened, request: Request, report: Report) -> Result:
     with report.phase("verify"), blame_own_laws(searched):
         verified = verify_front(searched, proposed.choices, front, laws_verified)
     if judged:
-        with report.phase("quality") as progress: verified = judge_front(verified, judged, quality.exactly, progress)
-    with report.phase("certify"): verified = certify_front(verified, searched, request.goals)
+        with report.phase("quality") as progress:
+            verified = judge_front(verified, judged, quality.exactly, progress)
+    with report.phase("certify"):
+        verified = certify_front(verified, searched, request.goals)
     with report.phase("measure") as progress:
         timed = time_front(searched, verified, request.rounds, progress)
         fewer = [timed.fused, timed.imported] if is_priced_here(searched.opened.machine) else []
         faster = find_faster(timed.points[0], fewer)
-        if faster is not None: timed = take_fewer_laws(proposed, timed, faster, laws_verified, request)
+        if faster is not None:
+            timed = take_fewer_laws(proposed, timed, faster, laws_verified, request)
         return conclude(proposed, timed, front.bound, verified.dropped, saved, request, report)
 
 
 @contextmanager
 def blame_own_laws(searched: Searched) -> Iterator[None]:
     """Turn a failure by a user's own law into an InputError; any other failure is a fault of the engine."""
-    try: yield
+    try:
+        yield
     except VerificationError as error:
         guilty = error.laws or searched.optimum.fired
         if blamed := [law.name for law in searched.opened.laws if law not in EXACT_LAWS and law.name in guilty]:
@@ -218,7 +243,8 @@ def blame_own_laws(searched: Searched) -> Iterator[None]:
 def compile_kernels(searched: Searched) -> None:
     """Run every program once. Raises InputError where float32 is not enough for the model."""
     for program in searched.programs.values():
-        for _, batch in searched.workload.shares: program.run(batch)
+        for _, batch in searched.workload.shares:
+            program.run(batch)
     programs = searched.programs["imported"], searched.exact
     check_precision(searched.opened.operator, programs, searched.workload.few)
 
@@ -226,58 +252,116 @@ def compile_kernels(searched: Searched) -> None:
 def pruning_of(searched: Searched) -> Pruning:
     """Return the source of smaller models."""
     opened = searched.opened
-    return Pruning(opened.operator, searched.space, searched.exact, opened.representable, searched.workload,
-                   opened.meta, opened.attempts)
+    return Pruning(
+        opened.operator,
+        searched.space,
+        searched.exact,
+        opened.representable,
+        searched.workload,
+        opened.meta,
+        opened.attempts,
+    )
 
 
-def propose_approximations(searched: Searched, error: float, progress: Tell = unheard,
-                           say: Callable[[str], None] = unheard, variants: Sequence[Variant] = ()) -> Proposed:
+def propose_approximations(
+    searched: Searched,
+    error: float,
+    progress: Tell = unheard,
+    say: Callable[[str], None] = unheard,
+    variants: Sequence[Variant] = (),
+) -> Proposed:
     """Return the change of the output by each proposed method, and each block substitution, measured on rows that it is
     not fitted to; empty if no error is allowed. Fewer keys for attention are tried on rows that may be longer."""
     from opmatrix.spectra import Limits
+
     opened, workload, space, exact = searched.opened, searched.workload, searched.space, searched.exact
     limits = Limits(error=max(0.5, error) if error else 0.0, most=6, narrowest=opened.representable.narrowest)
-    choices = propose_methods(space, searched.optimum, exact, searched.emitter, opened.representable, workload.fit,
-                              workload.probe, limits, progress, opened.approximations, opened.attempts)
+    choices = propose_methods(
+        space,
+        searched.optimum,
+        exact,
+        searched.emitter,
+        opened.representable,
+        workload.fit,
+        workload.probe,
+        limits,
+        progress,
+        opened.approximations,
+        opened.attempts,
+    )
     groups = part_factors(opened.model)
     attempts, substitutions = opened.attempts, list[BlockSubstitution]()
     blocks = BlockTrials(groups, exact, workload.probe, attempts)
     sparse = SparseAttentionTrials(groups, exact, searched.emitter.parts, space.prices, workload, attempts)
-    with attempts.leave_out("layers left out and side by side"): substitutions += blocks.measure_errors(error)
+    with attempts.leave_out("layers left out and side by side"):
+        substitutions += blocks.measure_errors(error)
     with attempts.leave_out("attention that sees fewer keys"):
-        if error and sparse.unmeasurable: say(sparse.unmeasurable)
+        if error and sparse.unmeasurable:
+            say(sparse.unmeasurable)
         substitutions += sparse.measure_errors(error)
     space.substitutions = substitutions
-    for variant in variants: variant.choices = carry_methods(choices, opened.operator, variant)
+    for variant in variants:
+        variant.choices = carry_methods(choices, opened.operator, variant)
     return Proposed(searched, choices, variants)
 
 
-def find_front(proposed: Proposed, error: float, memory: float | None, progress: Tell = unheard,
-               quality: Quality | None = None) -> Frontier:
+def find_front(
+    proposed: Proposed, error: float, memory: float | None, progress: Tell = unheard, quality: Quality | None = None
+) -> Frontier:
     """Return the exact optimum, and the undominated programs over a ladder of errors. Raises Infeasible if none keeps
     the memory."""
     (searched, choices, variants), workload, optimum = proposed, proposed.searched.workload, proposed.searched.optimum
-    front = Front(choices, searched.exact, (workload.probe, workload.choose), workload.peak_bytes,
-                  searched.opened.meta, searched.opened.attempts)
+    front = Front(
+        choices,
+        searched.exact,
+        (workload.probe, workload.choose),
+        workload.peak_bytes,
+        searched.opened.meta,
+        searched.opened.attempts,
+    )
     point = partial(Point.of, searched)
     points = [point("exact", searched.exact, optimum.time, 0.0, optimum.gap, structure=optimum)]
     for structure in front.points(error, memory, progress):
         program, joint, stated = front.found[id(structure)]
         held, saved = held_narrow(program, searched.space.prices)
         name = " + ".join([describe_methods(structure), *([f"{HALF} caches"] * bool(held))])
-        points.append(point(name, program, structure.time - saved, joint, structure.proved,
-                            methods=count_methods(structure), structure=structure, stated_error=stated))
+        points.append(
+            point(
+                name,
+                program,
+                structure.time - saved,
+                joint,
+                structure.proved,
+                methods=count_methods(structure),
+                structure=structure,
+                stated_error=stated,
+            )
+        )
     # the bound of the whole model's programs, with any caches
     bound = None if variants else front.bound if error else optimum.bound
-    if bound is not None and error: bound -= most_held(searched.exact, searched.space.prices)
+    if bound is not None and error:
+        bound -= most_held(searched.exact, searched.space.prices)
     for (variant, structure, program), joint, stated in choose_pruned(variants, front, quality) if quality else ():
         assert variant is not None
-        points.append(point(variant.name(structure), program, structure.time, joint, None, variant=variant,
-                            methods=variant.methods(structure), structure=structure, stated_error=stated))
+        points.append(
+            point(
+                variant.name(structure),
+                program,
+                structure.time,
+                joint,
+                None,
+                variant=variant,
+                methods=variant.methods(structure),
+                structure=structure,
+                stated_error=stated,
+            )
+        )
     for choice_set in (choices, *(variant.choices for variant in variants)):
-        if choice_set is not None: choice_set.settle()
-    if memory is not None and not any((p.variant or p.stated_error <= error) and p.predicted_bytes <= memory
-                                      for p in points):
+        if choice_set is not None:
+            choice_set.settle()
+    if memory is not None and not any(
+        (p.variant or p.stated_error <= error) and p.predicted_bytes <= memory for p in points
+    ):
         raise Infeasible(front.nearest(error, memory))
     imported = point("imported", searched.programs["imported"], searched.structures["imported"].time, 0.0, 0.0)
     return Frontier(points, bound, imported)
@@ -291,8 +375,12 @@ def verify_front(searched: Searched, choices: Choices, front: Frontier, laws_ver
     near = dense(searched.opened.operator, few)
     off, points = state_errors(searched, choices, front.points, few, near)
     points = check_programs(searched, choices, points, laws_verified, [few], near)
-    return Verified([point for point in points if point.verified], [point for point in points if not point.verified],
-                    replace(front.imported, measured_error=off, predicted_error=off), near)
+    return Verified(
+        [point for point in points if point.verified],
+        [point for point in points if not point.verified],
+        replace(front.imported, measured_error=off, predicted_error=off),
+        near,
+    )
 
 
 def find_figures(asked: Sequence[Goal], name: str, program: Program) -> dict[str, float]:
@@ -316,15 +404,18 @@ def certify_front(front: Verified, searched: Searched, asked: Sequence[Goal]) ->
     one that `opmatrix verify` would reject."""
     from rewrites.metrics.recheck import RUN_MAKES, RunChecks, check_certificates
     from rewrites.verify.certificate import certify
+
     few, machine = [searched.workload.few], str(getattr(searched.opened.machine, "name", ""))
     entries = [{"goals": [goal.described(point, front.points[0]) for goal in asked]} for point in front.points]
-    programs = in_threads(partial(certify, point.program, point.checks | goals, few, machine=machine,
-                                  lengths=point.lengths)
-                          for point, goals in zip(front.points, entries, strict=True))
+    programs = in_threads(
+        partial(certify, point.program, point.checks | goals, few, machine=machine, lengths=point.lengths)
+        for point, goals in zip(front.points, entries, strict=True)
+    )
     checks = RunChecks(RUN_MAKES, few, [front.near], searched.programs["imported"])
     check_certificates(programs, searched.opened.operator, checks)
-    return front._replace(points=[replace(point, program=program)
-                                  for point, program in zip(front.points, programs, strict=True)])
+    return front._replace(
+        points=[replace(point, program=program) for point, program in zip(front.points, programs, strict=True)]
+    )
 
 
 def time_front(searched: Searched, front: Verified, rounds: int, progress: Tell) -> TimedFront:
@@ -333,23 +424,35 @@ def time_front(searched: Searched, front: Verified, rounds: int, progress: Tell)
     points, workload, watch = [front.imported, *front.points, fused], searched.workload, Watch()
     taken = workload.measured({str(at): point.program for at, point in enumerate(points)}, rounds, progress)
     watch.note(taken.values())
-    points = [replace(point, rounds_s=tuple(taken[name]), measured_s=middle)
-              for point, (name, middle) in zip(points, medians(taken).items(), strict=True)]
+    points = [
+        replace(point, rounds_s=tuple(taken[name]), measured_s=middle)
+        for point, (name, middle) in zip(points, medians(taken).items(), strict=True)
+    ]
     with collected():
-        imported, *timed = [replace(point, measured_bytes=point.program.stored_bytes
-                                    + workload.peak_measured(point.program, RUNS)) for point in points[:-1]]
+        imported, *timed = [
+            replace(point, measured_bytes=point.program.stored_bytes + workload.peak_measured(point.program, RUNS))
+            for point in points[:-1]
+        ]
     return TimedFront(timed, imported, points[-1], watch.seen())
 
 
-def take_fewer_laws(proposed: Proposed, timed: TimedFront, faster: Point, laws_verified: dict[str, object],
-                    request: Request) -> TimedFront:
+def take_fewer_laws(
+    proposed: Proposed, timed: TimedFront, faster: Point, laws_verified: dict[str, object], request: Request
+) -> TimedFront:
     """Return the front with a program of fewer laws as the exact one, as the rounds show it to be faster: verified and
     certified as the one before it was."""
     searched, before = proposed.searched, timed.points[0]
     fewer = with_fewer_laws(searched, faster.name)
-    point = replace(before, program=fewer.exact, structure=fewer.optimum, predicted_s=faster.predicted_s,
-                    predicted_bytes=faster.predicted_bytes, rounds_s=faster.rounds_s, measured_s=faster.measured_s,
-                    gap=None)
+    point = replace(
+        before,
+        program=fewer.exact,
+        structure=fewer.optimum,
+        predicted_s=faster.predicted_s,
+        predicted_bytes=faster.predicted_bytes,
+        rounds_s=faster.rounds_s,
+        measured_s=faster.measured_s,
+        gap=None,
+    )
     verified = verify_front(fewer, proposed.choices, Frontier([point], None, timed.imported), laws_verified)
     [exact] = certify_front(verified, fewer, request.goals).points
     with collected():
@@ -358,8 +461,15 @@ def take_fewer_laws(proposed: Proposed, timed: TimedFront, faster: Point, laws_v
     return timed._replace(points=[replace(exact, measured_bytes=size), *timed.points[1:]], misled=misled)
 
 
-def conclude(proposed: Proposed, timed: TimedFront, bound: float | None, dropped: list[Point],
-             saved: list[tuple[tuple[str, ...], float]], request: Request, report: Report) -> Result:
+def conclude(
+    proposed: Proposed,
+    timed: TimedFront,
+    bound: float | None,
+    dropped: list[Point],
+    saved: list[tuple[tuple[str, ...], float]],
+    request: Request,
+    report: Report,
+) -> Result:
     """Return the best point within the budgets (rewrites/report/choice.py). Infeasible names the closest."""
     (searched, choices, _), (_, imported, fused, busy, misled) = proposed, timed
     opened, workload, asked, memory = searched.opened, searched.workload, request.goals, request.memory
@@ -369,21 +479,38 @@ def conclude(proposed: Proposed, timed: TimedFront, bound: float | None, dropped
     trusted = not getattr(opened.machine, "marks", ())
     best = choose(within, trusted)
     return Result(
-        model=opened.meta.get("model", ""), machine=opened.machine, workload=workload, structures=searched.structures,
-        points=points, imported=imported, chosen=points.index(best), saved=saved, fused=fused, report=report,
-        steps=add_means(imported, fused, points, best, within, trusted), goals=tuple(asked), memory=memory, bound=bound,
-        choices=choices, left_out=tuple(SHIPPED - {law.name for law in opened.laws}),
-        failed=tuple(opened.attempts.failed), laws=opened.laws, dropped=dropped, number_type=opened.number_type,
-        busy=busy, misled=misled,
+        model=opened.meta.get("model", ""),
+        machine=opened.machine,
+        workload=workload,
+        structures=searched.structures,
+        points=points,
+        imported=imported,
+        chosen=points.index(best),
+        saved=saved,
+        fused=fused,
+        report=report,
+        steps=add_means(imported, fused, points, best, within, trusted),
+        goals=tuple(asked),
+        memory=memory,
+        bound=bound,
+        choices=choices,
+        left_out=tuple(SHIPPED - {law.name for law in opened.laws}),
+        failed=tuple(opened.attempts.failed),
+        laws=opened.laws,
+        dropped=dropped,
+        number_type=opened.number_type,
+        busy=busy,
+        misled=misled,
         generated=generated_by(best.program, opened),
         operators=by_operator(imported.program, best.program, workload.timed, opened.machine),
         spectra=sample_spectra(opened.model),
-        terms=find_evaluated(best.program, workload.timed, request.rounds, searched.space.prices))
+        terms=find_evaluated(best.program, workload.timed, request.rounds, searched.space.prices),
+    )
 
 
 def generated_by(program: Program, opened: Opened) -> list[dict[str, object]] | None:
     """Return the seconds of a program at several contexts, if the workload is generated text; else None."""
     asked, positions = opened.workload.generation, least_limits(program.schedule.calls).get("positions")
-    if asked is None: return None
-    return find_generated(program, asked, opened.workload.timed.tokens, opened.machine,
-                          list_contexts(asked, positions))
+    if asked is None:
+        return None
+    return find_generated(program, asked, opened.workload.timed.tokens, opened.machine, list_contexts(asked, positions))

@@ -16,13 +16,13 @@ from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.term import Data
 from opmatrix.models import build
 
-SHARED = {"optimized", "once"}                              # fixtures that several modules ask for
+SHARED = {"optimized", "once"}  # fixtures that several modules ask for
 
 # Hundreds of processes import the packages, and two rewrite the assertions of all tests: bytecode is kept beside the
 # sources, whatever the environment says, or each would compile all of them, which took a second of every process.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-gc.set_threshold(50_000, 10, 10)                            # as the command line has it
+gc.set_threshold(50_000, 10, 10)  # as the command line has it
 
 
 def whole(config):
@@ -31,8 +31,9 @@ def whole(config):
 
 
 def pytest_addoption(parser):
-    parser.addoption("--deep", action="store_true",
-                     help="run what is marked `deep`, too: who names a file or a test does")
+    parser.addoption(
+        "--deep", action="store_true", help="run what is marked `deep`, too: who names a file or a test does"
+    )
 
 
 def pytest_configure(config):
@@ -43,10 +44,11 @@ def pytest_configure(config):
 def pytest_sessionstart(session):
     """Before the processes of a whole run begin, kernels are compiled once, and not by each of them."""
     if whole(session.config) and session.config.getoption("numprocesses", None):
-        with suppress(RuntimeError):                        # what cannot be compiled, tests say
+        with suppress(RuntimeError):  # what cannot be compiled, tests say
             kernels.warm()
-            kernels.warm(["attend_cached", "append_rows", "nibbled", "levels", "scaled_bytes", "rounded_levels",
-                          "rounded_bytes"])                 # rare, but not in tests
+            kernels.warm(
+                ["attend_cached", "append_rows", "nibbled", "levels", "scaled_bytes", "rounded_levels", "rounded_bytes"]
+            )  # rare, but not in tests
 
 
 def pytest_collection_modifyitems(config, items):
@@ -94,11 +96,13 @@ def memory_poisoned():
 @pytest.fixture(scope="session", autouse=True)
 def compilers_forked():
     """What tests compile in this process. Processes that they start compile as anybody's do."""
-    if not hasattr(os, "fork"): yield
+    if not hasattr(os, "fork"):
+        yield
     else:
         from zygote import Zygote
 
         from formats.kernels.engine import compiler
+
         made = Zygote(compiler.started)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(compiler, "started", made.started)
@@ -112,6 +116,7 @@ def graphs_shared():
     with pytest.MonkeyPatch.context() as patch:
         if "rewrites.egraph.layers" in sys.modules:
             from explored import sharing
+
             sharing(patch)
         yield
 
@@ -120,6 +125,7 @@ def graphs_shared():
 def graphs_anew(monkeypatch):
     """For what is about making them, and programs of them."""
     from explored import anew, extract
+
     monkeypatch.setattr("rewrites.egraph.layers.Explorer.graph", anew)
     monkeypatch.setattr("rewrites.search.search.extract", extract)
 
@@ -128,6 +134,7 @@ def graphs_anew(monkeypatch):
 def optimized(tmp_path_factory):
     """Imported here: most tests do without what it imports."""
     from optimized import optimized
+
     return optimized(tmp_path_factory.mktemp("optimized"))
 
 
@@ -170,6 +177,7 @@ def small(weights):
 def savings_known(monkeypatch):
     """What laws save is asked by tests/rewrites/test_whole_families.py and test_report.py."""
     from standin import know_savings
+
     know_savings(monkeypatch)
 
 
@@ -177,4 +185,5 @@ def savings_known(monkeypatch):
 def laws_known(monkeypatch):
     """Imported here, too."""
     from standin import know_laws
+
     know_laws(monkeypatch)

@@ -1,5 +1,6 @@
 """What all benchmarks share. Imported first, it finds the packages of this tree, and keeps BLAS to one
 thread where a benchmark runs. Options are refused in a line, seconds are foretold, figures are judged by their bars."""
+
 import argparse
 import csv
 import io
@@ -17,51 +18,60 @@ HERE = LIB.parent
 ROOT = HERE.parent
 TESTS = ROOT / "tests"
 SUPPORT = TESTS / "support"
-if str(ROOT) not in sys.path: sys.path.insert(0, str(ROOT))  # before an installed opmatrix
-sys.path.append(str(SUPPORT))                                # what makes models, programs and mutants
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))  # before an installed opmatrix
+sys.path.append(str(SUPPORT))  # what makes models, programs and mutants
 
 from formats.core.errors import InputError  # noqa: E402
 from formats.disk.files import open_regular, replacing  # noqa: E402
 from formats.host.threads import command_line_environment  # noqa: E402
 
-if Path(sys.argv[0]).resolve().parent in (HERE, LIB):        # not where a test imports this
+if Path(sys.argv[0]).resolve().parent in (HERE, LIB):  # not where a test imports this
     os.environ |= command_line_environment() | os.environ
 
 BEGUN = time.monotonic()
-ROOM = 1.05                                                  # of a ceiling that is itself measured
+ROOM = 1.05  # of a ceiling that is itself measured
 
 
 # ---- options
+
 
 class Parser(argparse.ArgumentParser):
     """Refuses in a line, as everything else is refused. The first line of a benchmark's docstring says what it does."""
 
     def __init__(self, doc: str, table: bool = True) -> None:
         super().__init__(description=doc.splitlines()[0])
-        if table: self.add_argument("--csv", type=Path, help="write the table there, too")
+        if table:
+            self.add_argument("--csv", type=Path, help="write the table there, too")
         self.add_argument("--figures", type=Path, help="write what it comes to there, as JSON")
 
-    def error(self, message: str) -> None:                  # type: ignore[override]
+    def error(self, message: str) -> None:  # type: ignore[override]
         raise InputError(message.replace("argument ", "", 1))
 
-    def parse_args(self, *given):                            # type: ignore[no-untyped-def]
+    def parse_args(self, *given):  # type: ignore[no-untyped-def]
         found = super().parse_args(*given)
-        for option in ("csv", "figures"): tablefile(option, getattr(found, option, None))
+        for option in ("csv", "figures"):
+            tablefile(option, getattr(found, option, None))
         return found
 
 
 def number(kind: Callable[[str], float], least: float, most: float, says: str) -> Callable[[str], float]:
     """The type of an option: a number from `least` to `most`."""
+
     def read(text: str) -> float:
-        try: value = kind(text)
-        except ValueError: value = inf
-        if not (isfinite(value) and least <= value <= most): raise argparse.ArgumentTypeError(f"{text}: {says}")
+        try:
+            value = kind(text)
+        except ValueError:
+            value = inf
+        if not (isfinite(value) and least <= value <= most):
+            raise argparse.ArgumentTypeError(f"{text}: {says}")
         return value
+
     return read
 
 
-count = number(int, 1, 10 ** 9, "a whole number from 1 on")
-whole = number(int, 0, 10 ** 9, "a whole number from 0 on")
+count = number(int, 1, 10**9, "a whole number from 1 on")
+whole = number(int, 0, 10**9, "a whole number from 0 on")
 share = number(float, 1e-9, 1, "a share, more than 0 and at most 1")
 positive = number(float, 1e-9, 1e12, "a number above 0")
 
@@ -74,12 +84,14 @@ def listed(text):
 def named(option, words, known):
     """Raises InputError for a word that is not known."""
     for word in words:
-        if word not in known: raise InputError(f"--{option} {word}: {', '.join(known)}")
+        if word not in known:
+            raise InputError(f"--{option} {word}: {', '.join(known)}")
 
 
 def within(option, value, most, least=1):
     """Raises InputError for a number that is out of its range."""
-    if not least <= value <= most: raise InputError(f"--{option} {value}: {least} to {most}")
+    if not least <= value <= most:
+        raise InputError(f"--{option} {value}: {least} to {most}")
 
 
 def tablefile(option, file):
@@ -90,7 +102,8 @@ def tablefile(option, file):
 
 def shape(text: str) -> tuple[int, int]:
     """The type of an option: two whole numbers, such as 8x128."""
-    try: first, second = (int(count(part)) for part in text.split("x"))
+    try:
+        first, second = (int(count(part)) for part in text.split("x"))
     except (argparse.ArgumentTypeError, ValueError):
         raise argparse.ArgumentTypeError(f"{text}: two whole numbers, such as 8x128") from None
     return first, second
@@ -98,25 +111,31 @@ def shape(text: str) -> tuple[int, int]:
 
 def folder(text: str) -> Path:
     """The type of an option: a directory to read from."""
-    if not Path(text).is_dir(): raise argparse.ArgumentTypeError(f"{text}: it is no directory")
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: it is no directory")
     return Path(text)
 
 
 def readable(text: str) -> Path:
     """The type of an option: a file to read."""
-    try: open_regular(text).close()
-    except InputError as error: raise argparse.ArgumentTypeError(str(error)) from None
+    try:
+        open_regular(text).close()
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     return Path(text)
 
 
 # ---- what is said
 
-def say(words): print(f"{time.monotonic() - BEGUN:6.0f} s  {words}", file=sys.stderr, flush=True)
+
+def say(words):
+    print(f"{time.monotonic() - BEGUN:6.0f} s  {words}", file=sys.stderr, flush=True)
 
 
 def takes(seconds: float) -> None:
     """Says how long what begins now is going to take; from now on others are looked at."""
     from formats.host.quiet import watched
+
     watched()
     said = f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{max(1, seconds):.0f} s"
     say(f"about {said}, on two quiet cores")
@@ -127,14 +146,17 @@ def followed(outcomes, things, bad):
     found = []
     for each in outcomes:
         found.append(each)
-        if each.outcome in bad: print(f"{each.outcome}: {each.case}: {each.said}", flush=True)
-        if len(found) % 100 == 0: say(f"{len(found)} {things}")
+        if each.outcome in bad:
+            print(f"{each.outcome}: {each.case}: {each.said}", flush=True)
+        if len(found) % 100 == 0:
+            say(f"{len(found)} {things}")
     return found
 
 
 def spread(taken: Sequence[float]) -> float | None:
     """From the lower to the upper quartile of repeated measurements, as a share of their median; None of too few."""
     from formats.host.quiet import MIN_RUNS, width
+
     return width(taken) if len(taken) >= MIN_RUNS else None
 
 
@@ -150,15 +172,18 @@ def cell(value: object, width: int) -> str:
 
 def tabled(file, rows):
     """Writes rows as CSV, the file whole at any time; nothing where there is no file."""
-    if file is None: return
+    if file is None:
+        return
     csv.writer(text := io.StringIO()).writerows(rows)
-    with replacing(file) as raw: raw.write(text.getvalue().encode())
+    with replacing(file) as raw:
+        raw.write(text.getvalue().encode())
 
 
 @dataclass(frozen=True)
 class Figure:
     """One number that a benchmark comes to, None where it was not measured, and `why`. It is to be at least `least` or
     at most `most`, if there is a bar; above `ceiling` no such number can be. `spread` as above."""
+
     what: str
     value: float | None
     unit: str = ""
@@ -180,12 +205,16 @@ class Figure:
             return f"not measured here: {self.why or 'no number came out'}"
         if self.ceiling is not None and not 0 <= self.value <= ROOM * self.ceiling:
             return f"impossible: beyond {self.ceiling:g}, so it was measured wrongly"
-        if not self.bar: return ""
+        if not self.bar:
+            return ""
         low, high = (-inf if self.least is None else self.least), (inf if self.most is None else self.most)
         half = (self.spread or 0.0) / 2
         found = {low <= value <= high for value in (self.value * (1 - half), self.value, self.value * (1 + half))}
-        return ("met" if found == {True}
-                else "missed") if len(found) == 1 else "not measured here: the bar lies within the spread"
+        return (
+            ("met" if found == {True} else "missed")
+            if len(found) == 1
+            else "not measured here: the bar lies within the spread"
+        )
 
     def cells(self) -> list[str]:
         value = "" if self.value is None else f"{self.value:.3g} {self.unit}".strip()
@@ -195,6 +224,7 @@ class Figure:
 def show(figures: Iterable[Figure]) -> None:
     """Prints a table of them."""
     from opmatrix.display.tables import table
+
     print("\n" + table([each.cells() for each in figures], ["in short", "", "spread", "bar", ""]), flush=True)
 
 
@@ -202,19 +232,25 @@ def concluded(given: argparse.Namespace, figures: Iterable[Figure]) -> None:
     """Prints what a benchmark comes to, and writes it where it is asked for."""
     figures = [*figures]
     show(figures)
-    if given.figures is None: return
-    with replacing(given.figures) as raw: raw.write(json.dumps([asdict(each) for each in figures], indent=1).encode())
+    if given.figures is None:
+        return
+    with replacing(given.figures) as raw:
+        raw.write(json.dumps([asdict(each) for each in figures], indent=1).encode())
 
 
 def run(main: Callable[[], int | None], *refused: type[Exception]) -> None:
     """Runs a benchmark and ends the process with its status. What is refused, bad input or these, is a line, with
     status 2."""
-    try: sys.exit(main())
-    except (InputError, *refused) as error: sys.exit(print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr) or 2)
-    except KeyboardInterrupt: sys.exit(130)
+    try:
+        sys.exit(main())
+    except (InputError, *refused) as error:
+        sys.exit(print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr) or 2)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 # ---- processors
+
 
 def cores():
     """The processors that this process may use."""
@@ -223,13 +259,16 @@ def cores():
 
 def pinned(threads):
     """This process and all that it starts use so many processors, on as many cores where there are as many."""
-    if not hasattr(os, "sched_setaffinity"): return
+    if not hasattr(os, "sched_setaffinity"):
+        return
     allowed = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, sorted(allowed, key=lambda cpu: (sibling(cpu) != cpu, cpu))[:threads])
 
 
 def sibling(cpu):
     """The first processor on the same core."""
-    try: listed = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
-    except OSError: return cpu
+    try:
+        listed = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+    except OSError:
+        return cpu
     return int(listed.replace("-", ",").split(",")[0])

@@ -1,4 +1,5 @@
 """What generated text is held against beside seconds: memory and steps over many tokens, transformers' text."""
+
 import gc
 from collections.abc import Iterator
 from itertools import pairwise
@@ -16,8 +17,8 @@ from opmatrix.parallel.launch.worker import resident
 from opmatrix.runtime.measure import seconds
 from opmatrix.runtime.program import Program
 
-FLAT = 0.01                                                 # that memory may grow by, as a share
-PARTS = 10                                                  # of all steps, of each of which the median counts
+FLAT = 0.01  # that memory may grow by, as a share
+PARTS = 10  # of all steps, of each of which the median counts
 
 
 def long_texts(program: Program, tokens: int, sequences: int) -> Iterator[Figure]:
@@ -26,7 +27,8 @@ def long_texts(program: Program, tokens: int, sequences: int) -> Iterator[Figure
     pages are there."""
     decoder, length = decodable(program), -(-tokens // sequences)
     session = decoder.start(sequences * (length + 32))
-    for cache in session.caches.values(): cache.fill(0)
+    for cache in session.caches.values():
+        cache.fill(0)
     held = [session.join() for _ in range(sequences)]
     session.step({each: [1 + i] for i, each in enumerate(held)})
     taken, memory = list[float](), list[int]()
@@ -35,16 +37,22 @@ def long_texts(program: Program, tokens: int, sequences: int) -> Iterator[Figure
         if at % (length // PARTS) == length // PARTS - 1:
             gc.collect()
             memory.append(resident())
-            say(f"{sequences * (at + 2)} tokens: {1e3 * median(taken[-length // PARTS:]):.2f} ms a step, "
-                f"{memory[-1] / 1e6:.1f} MB resident")
+            say(
+                f"{sequences * (at + 2)} tokens: {1e3 * median(taken[-length // PARTS :]):.2f} ms a step, "
+                f"{memory[-1] / 1e6:.1f} MB resident"
+            )
     named = f"{tokens} tokens over {sequences} sequences"
     yield Figure(f"memory after {named} over that after a tenth", memory[-1] / memory[0], "x", most=1 + FLAT)
     steps = [median(part) for part in np.array_split(taken, PARTS)]
     reading = sequences * (length / PARTS) * decoder.schedule.cached / bandwidth(dict(memory_levels())["memory"]).all
     growth = [after - before for before, after in pairwise(steps)]
-    yield Figure(f"growth of a step over {named}, over reading what was cached", sum(growth) / len(growth) / reading,
-                 "x", most=2.0)
-    first, second = (sum(part) for part in np.array_split(growth[:PARTS // 2 * 2], 2))
+    yield Figure(
+        f"growth of a step over {named}, over reading what was cached",
+        sum(growth) / len(growth) / reading,
+        "x",
+        most=2.0,
+    )
+    first, second = (sum(part) for part in np.array_split(growth[: PARTS // 2 * 2], 2))
     yield Figure("growth in the second half over the first", float(second / first), "x", least=0.5, most=1.5)
 
 

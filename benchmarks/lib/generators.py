@@ -1,5 +1,6 @@
 """Engines that generate text from one file, each with a cache of its own: ours, exact and with x rounded as ggml rounds
 it, llama.cpp, torch. Each begins with a prompt, takes the ids of further tokens, and gives scores of what follows."""
+
 import os
 import subprocess
 import sys
@@ -22,8 +23,8 @@ from opmatrix.inference.generation import decodable
 from opmatrix.runtime.program import Program
 
 ROUNDED = {"q4_1": "q4_1int8", "q8_0": "q8_0int8"}
-BYTECODE = tempfile.TemporaryDirectory()                  # of processes that are timed
-PREFILL = "The quick brown fox"                             # the prompt of a process that ends after one token
+BYTECODE = tempfile.TemporaryDirectory()  # of processes that are timed
+PREFILL = "The quick brown fox"  # the prompt of a process that ends after one token
 GREEDY = """
 import sys, llama_cpp
 model = llama_cpp.Llama(sys.argv[1], n_ctx=512, n_threads={0}, n_threads_batch={0}, verbose=False)
@@ -33,19 +34,26 @@ print(model(sys.argv[2], max_tokens=1, temperature=0.0)["choices"][0]["text"])
 
 def rounded(program: Program) -> Program:
     """The program on the same blocks, with x rounded in groups of 32 to bytes."""
-    made = {name: FORMATS[ROUNDED[each.name]](each.shape, tuple(each.arrays().values()))
-            if getattr(each, "name", "") in ROUNDED else each for name, each in program.constants.items()}
+    made = {
+        name: FORMATS[ROUNDED[each.name]](each.shape, tuple(each.arrays().values()))
+        if getattr(each, "name", "") in ROUNDED
+        else each
+        for name, each in program.constants.items()
+    }
     return program.over(program.steps, made)
 
 
 def own_version() -> str:
     """Of what is installed, or nothing where it is run from its sources."""
-    try: return version("opmatrix")
-    except PackageNotFoundError: return ""
+    try:
+        return version("opmatrix")
+    except PackageNotFoundError:
+        return ""
 
 
 class Ours:
     """A program in a session, with caches of a number type."""
+
     version = own_version()
 
     def __init__(self, name: str, program: Program, number: str | None = None) -> None:
@@ -56,7 +64,8 @@ class Ours:
         self.held = self.session.join()
         return self.step(ids)
 
-    def step(self, ids: Sequence[int]) -> np.ndarray: return self.session.step({self.held: ids})[-1]
+    def step(self, ids: Sequence[int]) -> np.ndarray:
+        return self.session.step({self.held: ids})[-1]
 
     def begin_many(self, prompts: Sequence[Sequence[int]], room: int) -> None:
         self.session = self.program.start(sum(len(ids) + room + 16 for ids in prompts))
@@ -69,12 +78,17 @@ class Ours:
     @property
     def stored(self) -> int:
         """Bytes that a step reads: every weight but tables, of which a row is read."""
-        used = {name for step in self.program.steps for operand, name in step.operands.items()
-                if not operand.startswith("table")}
+        used = {
+            name
+            for step in self.program.steps
+            for operand, name in step.operands.items()
+            if not operand.startswith("table")
+        }
         return sum(each.nbytes for name, each in self.program.constants.items() if name in used)
 
     @property
-    def row(self) -> int: return self.program.schedule.cached
+    def row(self) -> int:
+        return self.program.schedule.cached
 
     def python(self, count: int = 9) -> float:
         """The share of a step that is not in its kernels, as native code times them."""
@@ -82,7 +96,7 @@ class Ours:
         for _ in range(count):
             self.step([1])
             batch, _ = self.session.kept[0]
-            inside.append(sum(self.program.schedule.timed(batch).values()))     # the same rows once more
+            inside.append(sum(self.program.schedule.timed(batch).values()))  # the same rows once more
             began = time.perf_counter()
             self.step([1])
             whole.append(time.perf_counter() - began)
@@ -92,26 +106,35 @@ class Ours:
         """Seconds of a process that loads the saved program and writes one token."""
         with tempfile.TemporaryDirectory() as place:
             self.program.save(Path(place) / "saved")
-            return ended([sys.executable, "-m", "rewrites.cli", "generate", f"{place}/saved", PREFILL, "--max-tokens",
-                          "1"])
+            return ended(
+                [sys.executable, "-m", "rewrites.cli", "generate", f"{place}/saved", PREFILL, "--max-tokens", "1"]
+            )
 
 
 class LlamaCpp:
     """llama-cpp-python over the same GGUF file."""
+
     name, needs = "llama.cpp", ("llama_cpp",)
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         import llama_cpp
+
         self.library, self.version, self.file = llama_cpp, llama_cpp.__version__, gguf(checkpoint)
-        self.model = llama_cpp.Llama(str(self.file), n_ctx=2048, n_threads=cores(), n_threads_batch=cores(),
-                                     logits_all=False, verbose=False)
-        said = checkpoint.said                              # its keys and values are float16
-        self.row = 4 * said["num_hidden_layers"] * said["num_key_value_heads"] * (said["hidden_size"]
-                                                                                  // said["num_attention_heads"])
+        self.model = llama_cpp.Llama(
+            str(self.file), n_ctx=2048, n_threads=cores(), n_threads_batch=cores(), logits_all=False, verbose=False
+        )
+        said = checkpoint.said  # its keys and values are float16
+        self.row = (
+            4
+            * said["num_hidden_layers"]
+            * said["num_key_value_heads"]
+            * (said["hidden_size"] // said["num_attention_heads"])
+        )
         self.stored = self.file.stat().st_size
 
     @staticmethod
-    def lacks(checkpoint: Checkpoint) -> str: return "" if checkpoint.keys is not None else "it reads GGUF files alone"
+    def lacks(checkpoint: Checkpoint) -> str:
+        return "" if checkpoint.keys is not None else "it reads GGUF files alone"
 
     def begin(self, ids: Sequence[int], room: int) -> np.ndarray:
         self.model.reset()
@@ -129,15 +152,21 @@ class LlamaCpp:
 
 class Torch:
     """transformers' model in torch, float32, with its cache."""
+
     name, needs = "torch", ("torch", "transformers")
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         import torch
+
         torch.set_num_threads(cores())
         self.version, self.torch, self.model = torch.__version__, torch, llama_of(checkpoint)
         said = checkpoint.said
-        self.row = 8 * said["num_hidden_layers"] * said["num_key_value_heads"] * (said["hidden_size"]
-                                                                                  // said["num_attention_heads"])
+        self.row = (
+            8
+            * said["num_hidden_layers"]
+            * said["num_key_value_heads"]
+            * (said["hidden_size"] // said["num_attention_heads"])
+        )
         self.stored = 4 * sum(each.numel() for each in self.model.parameters())
 
     @staticmethod
@@ -148,13 +177,15 @@ class Torch:
         self.kept = None
         return self.step(ids)
 
-    def step(self, ids: Sequence[int]) -> np.ndarray: return self.ask([list(ids)])[0]
+    def step(self, ids: Sequence[int]) -> np.ndarray:
+        return self.ask([list(ids)])[0]
 
     def begin_many(self, prompts: Sequence[Sequence[int]], room: int) -> None:
         self.kept = None
         self.ask([[*ids] for ids in prompts])
 
-    def step_many(self, ids: Sequence[int]) -> None: self.ask([[token] for token in ids])
+    def step_many(self, ids: Sequence[int]) -> None:
+        self.ask([[token] for token in ids])
 
     def ask(self, rows: list[list[int]]) -> np.ndarray:
         with self.torch.no_grad():
@@ -165,8 +196,12 @@ class Torch:
 
 class Absent:
     """An engine that nobody has brought here yet: its columns stay open."""
-    def __init__(self, name: str, package: str) -> None: self.name, self.needs = name, (package,)
-    def lacks(self, checkpoint: Checkpoint) -> str: return "it is installed, and this benchmark does not know it yet"
+
+    def __init__(self, name: str, package: str) -> None:
+        self.name, self.needs = name, (package,)
+
+    def lacks(self, checkpoint: Checkpoint) -> str:
+        return "it is installed, and this benchmark does not know it yet"
 
 
 PEERS = LlamaCpp, Torch, Absent("ONNX Runtime GenAI", "onnxruntime_genai"), Absent("OpenVINO GenAI", "openvino_genai")
@@ -199,5 +234,6 @@ def perplexity(engine, ids: Sequence[int]) -> float:
     for at, token in enumerate(ids[1:], 1):
         wide = scores.astype(np.float64)
         nats += float(np.log(np.exp(wide - wide.max()).sum()) + wide.max() - wide[token])
-        if at < len(ids) - 1: scores = engine.step([token])
+        if at < len(ids) - 1:
+            scores = engine.step([token])
     return float(np.exp(nats / (len(ids) - 1)))

@@ -3,6 +3,7 @@
     ENVIRONMENT/bin/python -P benchmarks/lib/inside.py WORD JSON
 
 Nothing of this folder is imported here: what answers is the tree, whichever it is."""
+
 import hashlib
 import json
 import os
@@ -14,10 +15,13 @@ from inspect import signature
 from pathlib import Path
 
 TABLE = Path(__file__).parents[2] / "formats" / "core" / "moved.json"
-MOVED = {new: [old] for old, new in json.loads(TABLE.read_text()).items()}      # names that modules had before 0.21
-for now, before in {"formats.machine.model": "formats.machine", "formats.machine.calibration": "formats.calibration",
-                    "rewrites.explain.derivations.schedules": "rewrites.schedules",
-                    "rewrites.explain.derivations.stages": "rewrites.stages"}.items():      # and before 0.8
+MOVED = {new: [old] for old, new in json.loads(TABLE.read_text()).items()}  # names that modules had before 0.21
+for now, before in {
+    "formats.machine.model": "formats.machine",
+    "formats.machine.calibration": "formats.calibration",
+    "rewrites.explain.derivations.schedules": "rewrites.schedules",
+    "rewrites.explain.derivations.stages": "rewrites.stages",
+}.items():  # and before 0.8
     MOVED.setdefault(now, []).append(before)
 
 
@@ -25,16 +29,20 @@ def module(name):
     """A module of this tree, by the first of its names that the tree has; ModuleNotFoundError where it has none."""
     names = [name, *MOVED.get(name, ())]
     for each in names:
-        try: return import_module(each)
-        except ModuleNotFoundError: continue
+        try:
+            return import_module(each)
+        except ModuleNotFoundError:
+            continue
     raise ModuleNotFoundError(f"this tree has none of {', '.join(names)}")
 
 
 def catalogue():
     """What a calibration is handed, in a tree since 0.13. Before, kernels of programs entered a table of prices when
     they were imported."""
-    try: return [module("opmatrix.runtime.pricing").catalogue()]
-    except ModuleNotFoundError: module("opmatrix.runtime.program")
+    try:
+        return [module("opmatrix.runtime.pricing").catalogue()]
+    except ModuleNotFoundError:
+        module("opmatrix.runtime.program")
     return []
 
 
@@ -61,8 +69,10 @@ def begun(file):
 def unusable(file):
     """Why this tree cannot use a calibration; nothing where it can."""
     model = module("formats.machine.model")
-    try: model.Machine.load(file, *catalogue())
-    except (model.NotThisMachine, OSError) as error: return " ".join(str(error).split())
+    try:
+        model.Machine.load(file, *catalogue())
+    except (model.NotThisMachine, OSError) as error:
+        return " ".join(str(error).split())
 
 
 def calibrate():
@@ -79,12 +89,14 @@ def adopt(file):
     """Takes a calibration of other kernels for one of its own, as prices decide which programs are found. Why it
     cannot, where the features that are priced, the machine or the packages are others."""
     from formats.kernels import digest
+
     given = json.loads(Path(file).read_text())
     given["versions"]["kernels"] = digest()
-    given.pop("busy", None)                                 # or one side would take it anew
+    given.pop("busy", None)  # or one side would take it anew
     (own := module("formats.machine.model").machine_file()).parent.mkdir(parents=True, exist_ok=True)
     own.write_text(json.dumps(given))
-    if wrong := unusable(own): own.unlink()
+    if wrong := unusable(own):
+        own.unlink()
     return wrong
 
 
@@ -115,6 +127,6 @@ WORDS = {each.__name__: each for each in (origins, priced, calibrate, adopt, sch
 
 if __name__ == "__main__":
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)                                           # what libraries print is no answer
+    os.dup2(2, 1)  # what libraries print is no answer
     answer = WORDS[sys.argv[1]](**json.loads(sys.argv[2]))
     replies.write(json.dumps({"answer": answer, "origins": origins()}) + "\n")

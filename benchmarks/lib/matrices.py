@@ -1,10 +1,12 @@
 """Matrices to multiply by: normal numbers where a pattern has entries, zeros elsewhere, the same on every run."""
+
 import numpy as np
 
 TILE, GROUP, SHARED = 16, 16, 64
 
 
-def random(rng, n, p, density): return exactly(rng.random((n, p)), density)
+def random(rng, n, p, density):
+    return exactly(rng.random((n, p)), density)
 
 
 def uneven(rng, n, p, density):
@@ -33,7 +35,7 @@ def exactly(score, density):
     """True at the highest scores, so many that the density is met."""
     count = max(1, round(density * score.size))
     mask = np.zeros(score.size, bool)
-    mask[np.argpartition(score, score.size - count, axis=None)[score.size - count:]] = True
+    mask[np.argpartition(score, score.size - count, axis=None)[score.size - count :]] = True
     return mask.reshape(score.shape)
 
 

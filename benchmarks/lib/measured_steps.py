@@ -1,4 +1,5 @@
 """Rows of measured steps of training, as a planner reads them: configuration, machine, strategy, sizes."""
+
 import csv
 import re
 from dataclasses import replace
@@ -11,15 +12,26 @@ from opmatrix.parallel.cost.strategies import Strategy
 
 SHAPE = "layers", "hidden", "heads", "vocab", "seq", "devices", "dp", "tp", "pp", "micro_batch", "global_batch"
 NEEDED = "source", "model", *SHAPE
-MACHINES = (("Jean Zay, 8/node", "JeanZay-A100"), ("inter 800 Gb/s", "A100-800Gb"), ("A100-40", "A100-40"),
-            ("A100", "A100"), ("A800", "A100"), ("V100", "V100"), ("H100-96GB", "GrandTeton-H100"),
-            ("H100", "H100"), ("H200", "H200"), ("B200", "B200"),
-            ("910C", "Ascend910C"), ("910B", "Ascend910B"))
-DROPOUT = 0.1                                               # of GPTs; other families were trained without
+MACHINES = (
+    ("Jean Zay, 8/node", "JeanZay-A100"),
+    ("inter 800 Gb/s", "A100-800Gb"),
+    ("A100-40", "A100-40"),
+    ("A100", "A100"),
+    ("A800", "A100"),
+    ("V100", "V100"),
+    ("H100-96GB", "GrandTeton-H100"),
+    ("H100", "H100"),
+    ("H200", "H200"),
+    ("B200", "B200"),
+    ("910C", "Ascend910C"),
+    ("910B", "Ascend910B"),
+)
+DROPOUT = 0.1  # of GPTs; other families were trained without
 
 
 class Measured(NamedTuple):
     """One row: what was run, as predicted it is asked for, and what was measured."""
+
     row: dict[str, str]
     config: dict
     machine: object
@@ -31,12 +43,14 @@ class Measured(NamedTuple):
     failed: bool
 
     @property
-    def dropout(self): return DROPOUT if is_early(self.row) else 0
+    def dropout(self):
+        return DROPOUT if is_early(self.row) else 0
 
 
 def read_rows(file):
     """All rows of a table. Raises InputError for a column that is not there."""
-    with file.open(encoding="utf-8") as lines: rows = list(csv.DictReader(lines))
+    with file.open(encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
     if missing := [name for name in NEEDED if rows and name not in rows[0]] or ([] if rows else ["rows"]):
         raise InputError(f"{file}: {missing[0]} is missing: give a table of measured steps")
     return rows
@@ -45,13 +59,22 @@ def read_rows(file):
 def read_measured(row):
     """A row as it is predicted, None for one that says too little, or of what is not predicted: experts, eight bits."""
     narrow = row.get("precision") in ("float8", "fp8")
-    if row.get("experts") or narrow or not all(row[name] for name in NEEDED): return None
+    if row.get("experts") or narrow or not all(row[name] for name in NEEDED):
+        return None
     machine = next((name for said, name in MACHINES if said in row["hardware"]), None)
-    if machine is None: return None
-    return Measured(row, configuration(row), datasheet(machine), strategy(row), int(row["global_batch"]),
-                    int(row["seq"]), number(row.get("iter_time_s")) or by_tokens(row),
-                    number(row.get("mem_gb_per_gpu")),
-                    row.get("oom") == "yes")
+    if machine is None:
+        return None
+    return Measured(
+        row,
+        configuration(row),
+        datasheet(machine),
+        strategy(row),
+        int(row["global_batch"]),
+        int(row["seq"]),
+        number(row.get("iter_time_s")) or by_tokens(row),
+        number(row.get("mem_gb_per_gpu")),
+        row.get("oom") == "yes",
+    )
 
 
 def by_tokens(row):
@@ -61,21 +84,36 @@ def by_tokens(row):
 
 
 def number(said):
-    try: return float(said)
-    except (TypeError, ValueError): return None
+    try:
+        return float(said)
+    except (TypeError, ValueError):
+        return None
 
 
 def configuration(row):
     """GPTs with learned positions, MPT among them, whose positions cost nothing, either; else a LLaMA."""
     size = {name: int(row[name]) for name in ("layers", "hidden", "heads", "vocab", "seq")}
     if not re.match(r"(GPT|BLOOM|MT-NLG|MPT)", row["model"]):
-        return dict(model_type="llama", vocab_size=size["vocab"], hidden_size=size["hidden"], rms_norm_eps=1e-5,
-                    intermediate_size=int(row["ffn"]), num_hidden_layers=size["layers"],
-                    num_attention_heads=size["heads"],
-                    num_key_value_heads=int(row["kv_heads"] or size["heads"]), max_position_embeddings=4096,
-                    tie_word_embeddings=False)
-    return dict(model_type="gpt2", vocab_size=size["vocab"], n_embd=size["hidden"], n_positions=size["seq"],
-                n_head=size["heads"], n_layer=size["layers"])
+        return dict(
+            model_type="llama",
+            vocab_size=size["vocab"],
+            hidden_size=size["hidden"],
+            rms_norm_eps=1e-5,
+            intermediate_size=int(row["ffn"]),
+            num_hidden_layers=size["layers"],
+            num_attention_heads=size["heads"],
+            num_key_value_heads=int(row["kv_heads"] or size["heads"]),
+            max_position_embeddings=4096,
+            tie_word_embeddings=False,
+        )
+    return dict(
+        model_type="gpt2",
+        vocab_size=size["vocab"],
+        n_embd=size["hidden"],
+        n_positions=size["seq"],
+        n_head=size["heads"],
+        n_layer=size["layers"],
+    )
 
 
 def is_early(row):
@@ -90,11 +128,21 @@ def strategy(row):
     zero = 3 if "FSDP" in row["zero_or_fsdp"] else 1 if "ZeRO-1" in row["zero_or_fsdp"] else 0
     late = not is_early(row)
     wide = 4 if "fp32 grad accumulation" in row["notes"] else 2
-    found = Strategy(**{name: int(row[name]) for name in ("dp", "tp", "pp", "micro_batch")}, cp=int(row["cp"] or 1),
-                     virtual=int(row["vpp"] or 1), zero=zero, sequence=row["seq_par"] == "yes", recompute=recompute,
-                     context="ulysses", flash=late, overlap=late,
-                     precision="float16" if row["precision"].startswith("fp16") else "bf16", gradient_bytes=wide,
-                     accumulated=wide - 2,
-                     balanced="embeddings as own pipeline slots" in row["notes"])
-    if late and recompute == "selective" and zero < 3: found = replace(found, recompute="none")
+    found = Strategy(
+        **{name: int(row[name]) for name in ("dp", "tp", "pp", "micro_batch")},
+        cp=int(row["cp"] or 1),
+        virtual=int(row["vpp"] or 1),
+        zero=zero,
+        sequence=row["seq_par"] == "yes",
+        recompute=recompute,
+        context="ulysses",
+        flash=late,
+        overlap=late,
+        precision="float16" if row["precision"].startswith("fp16") else "bf16",
+        gradient_bytes=wide,
+        accumulated=wide - 2,
+        balanced="embeddings as own pipeline slots" in row["notes"],
+    )
+    if late and recompute == "selective" and zero < 3:
+        found = replace(found, recompute="none")
     return found

@@ -1,4 +1,5 @@
 """What benchmarks/paired.py finds out about a program on a workload, as lines of a table and of a file."""
+
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -6,8 +7,22 @@ from lib.pairing import LOUD, ROOM, interval, verdict
 
 from opmatrix.display.tables import table
 
-COLUMNS = ("model", "program", "workload", "quantity", "first", "second", "ratio", "low", "high", "verdict", "bits",
-           "saved", "others", "stolen")
+COLUMNS = (
+    "model",
+    "program",
+    "workload",
+    "quantity",
+    "first",
+    "second",
+    "ratio",
+    "low",
+    "high",
+    "verdict",
+    "bits",
+    "saved",
+    "others",
+    "stolen",
+)
 HEADER = "", "ratio", "95 %", "", "bits", "saved", "others"
 EQUAL, REFUSED = "equal", "refused: "
 UNITS = {"seconds": (1e3, "ms"), "first": (1e3, "ms"), "resident": (1e-6, "MB")}
@@ -19,6 +34,7 @@ class Row:
     """A program on a workload. `taken` has, of each pair of processes, the figures of both sides in every round; `bits`
     says whether results have the same bits, `saved` whether those of the first tree's program have them when the second
     runs it; `shares` of the processors' time others took, and the host gave to other machines."""
+
     model: str
     program: str
     workload: str
@@ -34,7 +50,8 @@ class Row:
         return " ".join(filter(None, said))
 
     @property
-    def raced(self): return bool(self.taken)
+    def raced(self):
+        return bool(self.taken)
 
     @property
     def middles(self):
@@ -42,10 +59,12 @@ class Row:
         return [median(side) for side in zip(*(round for rounds in self.taken for round in rounds), strict=True)]
 
     @property
-    def found(self): return interval(self.taken) if self.raced else ()
+    def found(self):
+        return interval(self.taken) if self.raced else ()
 
     @property
-    def verdict(self): return verdict(*self.found[1:]) if self.raced else ABSENT
+    def verdict(self):
+        return verdict(*self.found[1:]) if self.raced else ABSENT
 
     @property
     def changed(self):
@@ -62,8 +81,18 @@ class Row:
         return [self.name, *middles, unit, ratio, between, self.verdict, self.bits, self.saved, others]
 
     def csv(self):
-        return [self.model, self.program, self.workload, self.quantity, *(self.middles or [""] * 2),
-                *(self.found or [""] * 3), self.verdict, self.bits, self.saved, *(self.shares or [""] * 2)]
+        return [
+            self.model,
+            self.program,
+            self.workload,
+            self.quantity,
+            *(self.middles or [""] * 2),
+            *(self.found or [""] * 3),
+            self.verdict,
+            self.bits,
+            self.saved,
+            *(self.shares or [""] * 2),
+        ]
 
 
 def told(rows, first, second):
@@ -74,7 +103,9 @@ def told(rows, first, second):
     if wide := [row.name for row in rows if row.verdict == "wide"]:
         said += [f"wide, so that little is shown: {', '.join(wide)}: more rounds, --patience, or a quieter time"]
     changed = [f"NOT THE SAME  {row.name}: {', '.join(row.changed)}" for row in rows if row.changed]
-    equal = (f"no change: equal bits and narrow intervals that reach into 1.00 ± {ROOM} in {len(rows) - len(wide)} of "
-             f"{len(rows)} rows")
+    equal = (
+        f"no change: equal bits and narrow intervals that reach into 1.00 ± {ROOM} in {len(rows) - len(wide)} of "
+        f"{len(rows)} rows"
+    )
     said += ["\n".join(changed) or equal]
     return "\n\n".join(said), bool(changed)

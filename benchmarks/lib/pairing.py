@@ -1,4 +1,5 @@
 """Two processes that take turns, what their times say of each other, and what else the machine did meanwhile."""
+
 import time
 from statistics import median
 
@@ -6,11 +7,11 @@ import numpy as np
 
 from formats.host.quiet import LOUD, Others
 
-ORDERS = (0, 1, 1, 0), (1, 0, 0, 1)                         # of a round's turns: neither side is always first, or last
-TURN, SETTLE = 0.03, 0.003                                  # seconds of a turn, or one call; until pools sleep
-ROOM = 0.02                                                 # what a ratio of 1 may be off by
-WIDE = 0.1                                                  # the width of an interval that says little
-LEVEL, DRAWS = 0.95, 2000                                   # of the bootstrap
+ORDERS = (0, 1, 1, 0), (1, 0, 0, 1)  # of a round's turns: neither side is always first, or last
+TURN, SETTLE = 0.03, 0.003  # seconds of a turn, or one call; until pools sleep
+ROOM = 0.02  # what a ratio of 1 may be off by
+WIDE = 0.1  # the width of an interval that says little
+LEVEL, DRAWS = 0.95, 2000  # of the bootstrap
 
 
 def rounds(pair, count, first=0, seconds=TURN):
@@ -30,7 +31,8 @@ def interval(starts, seed=0):
     of a round changes nothing."""
     ratios = [np.array([second / first for first, second in taken]) for taken in starts]
     known, rng = np.full((len(ratios), max(map(len, ratios))), np.nan), np.random.default_rng(seed)
-    for at, each in enumerate(ratios): known[at, :len(each)] = each
+    for at, each in enumerate(ratios):
+        known[at, : len(each)] = each
     at = rng.integers(len(ratios), size=(DRAWS, len(ratios)))
     count = np.array([len(each) for each in ratios])[at, None]
     drawn = known[at[..., None], (rng.random((DRAWS, *known.shape)) * count).astype(int)]
@@ -41,14 +43,17 @@ def interval(starts, seed=0):
 
 def verdict(low, high):
     """Whether an interval reaches into 1.00 ± 0.02, or lies wholly to one side."""
-    if low > 1 + ROOM: return "slower"
-    if high < 1 - ROOM: return "faster"
+    if low > 1 + ROOM:
+        return "slower"
+    if high < 1 - ROOM:
+        return "faster"
     return "wide" if high - low > WIDE else "same"
 
 
 def apart(first, second):
     """The largest difference of two arrays over the largest number of the first; infinite where shapes differ."""
-    if first.shape != second.shape: return float("inf")
+    if first.shape != second.shape:
+        return float("inf")
     return float(np.abs(first.astype(float) - second).max() / np.abs(first).max())
 
 
@@ -58,5 +63,6 @@ def calm(patience):
     while patience and time.monotonic() < end:
         others = Others([])
         time.sleep(0.5)
-        if sum(others.shares() or (0.0,)) < LOUD: break
+        if sum(others.shares() or (0.0,)) < LOUD:
+            break
     return max(0.0, end - time.monotonic())

@@ -2,6 +2,7 @@
 processes take turns, so that what else the machine does meets all of them. A process is asked in lines of JSON:
 
     python benchmarks/lib/race.py PROVIDER"""
+
 import json
 import os
 import subprocess
@@ -9,15 +10,16 @@ import sys
 import time
 from pathlib import Path
 
-if __name__ == "__main__": sys.path[0] = str(Path(__file__).parents[1])
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])
 
 from lib import command  # noqa: F401
 
 POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-LINGER = {"OPENBLAS_THREAD_TIMEOUT": "22", "KMP_BLOCKTIME": "2"}         # idle pools stop spinning within two
-                                                                         # milliseconds
+LINGER = {"OPENBLAS_THREAD_TIMEOUT": "22", "KMP_BLOCKTIME": "2"}  # idle pools stop spinning within two
+# milliseconds
 SETTLE = 0.003
-MOST, LEAST = 200, 3                                         # calls of a turn
+MOST, LEAST = 200, 3  # calls of a turn
 
 
 class Rider:
@@ -26,8 +28,9 @@ class Rider:
     def __init__(self, provider, threads, environment):
         self.provider, self.threads = provider, threads
         own = os.environ | LINGER | environment | {name: str(threads) for name in POOLS}
-        self.process = subprocess.Popen([sys.executable, __file__, provider], env=own, text=True,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, provider], env=own, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
 
     def send(self, name, /, **arguments):
         self.process.stdin.write(json.dumps([name, arguments]) + "\n")
@@ -37,7 +40,8 @@ class Rider:
         if not (line := self.process.stdout.readline()):
             raise RuntimeError(f"{self.provider} on {self.threads} threads ended with status {self.process.wait()}")
         answer = json.loads(line)
-        if "failed" in answer: raise RuntimeError(f"{self.provider}: {answer['failed']}")
+        if "failed" in answer:
+            raise RuntimeError(f"{self.provider}: {answer['failed']}")
         return answer["answer"]
 
     def ask(self, name, /, **arguments):
@@ -54,14 +58,17 @@ class Server:
 
     def __init__(self, provider):
         from lib import providers
+
         self.providers, self.provider = providers, provider
 
-    def versions(self): return self.providers.VERSIONS[self.provider]()
+    def versions(self):
+        return self.providers.VERSIONS[self.provider]()
 
     def load(self, shape, structure, density, only):
         """The candidates for this matrix: format, bytes, error. Of ours `only` those whose names begin so, or all."""
         from lib.matrices import matrix
-        self.candidates = []                                 # before the next ones are made
+
+        self.candidates = []  # before the next ones are made
         self.candidates = [*self.providers.PROVIDERS[self.provider](matrix(*shape, structure, density), only)]
         return [candidate[:3] for candidate in self.candidates]
 
@@ -79,7 +86,8 @@ class Server:
             worked, start = time.thread_time(), time.perf_counter()
             call()
             taken.append(time.perf_counter() - start)
-            if taken[-1] < 1.1 * (time.thread_time() - worked): clean.append(taken[-1])
+            if taken[-1] < 1.1 * (time.thread_time() - worked):
+                clean.append(taken[-1])
         taken = sorted(clean or taken)
         return taken[len(taken) // 2], taken[0]
 
@@ -94,8 +102,10 @@ class Server:
         os.dup2(2, 1)
         for line in sys.stdin:
             name, arguments = json.loads(line)
-            try: answer = {"answer": getattr(self, name)(**arguments)}
-            except Exception as error: answer = {"failed": f"{type(error).__name__}: {error}"}
+            try:
+                answer = {"answer": getattr(self, name)(**arguments)}
+            except Exception as error:
+                answer = {"failed": f"{type(error).__name__}: {error}"}
             replies.write(json.dumps(answer) + "\n")
             replies.flush()
 
@@ -103,20 +113,25 @@ class Server:
 def race(riders, case, all_rows, rounds, seconds, slowest=12.0):
     """For each number of rows: {(rider's number, candidate): ((format, bytes, error), medians, minima)}, one of each a
     round. What took so many times the best after one round is out."""
-    for rider in riders: rider.send("load", **case)
+    for rider in riders:
+        rider.send("load", **case)
     loaded = [rider.receive() for rider in riders]
     entries = [(i, j) for i, found in enumerate(loaded) for j in range(len(found))]
     for rows in all_rows:
-        for rider in riders: rider.ask("rows", rows=rows)
+        for rider in riders:
+            rider.ask("rows", rows=rows)
         times = {entry: [] for entry in entries}
         for turn in range(rounds):
             best = min((min(taken)[0] for taken in times.values() if taken), default=float("inf"))
             for at in range(len(entries)):
                 i, j = entry = entries[(at + turn) % len(entries)]
-                if turn and min(times[entry])[0] > slowest * best: continue
+                if turn and min(times[entry])[0] > slowest * best:
+                    continue
                 times[entry].append(riders[i].ask("turn", index=j, seconds=seconds))
-                if riders[i].threads > 1: time.sleep(SETTLE)
+                if riders[i].threads > 1:
+                    time.sleep(SETTLE)
         yield rows, {(i, j): (loaded[i][j], *map(list, zip(*taken, strict=True))) for (i, j), taken in times.items()}
 
 
-if __name__ == "__main__": Server(sys.argv[1]).answers()
+if __name__ == "__main__":
+    Server(sys.argv[1]).answers()

@@ -3,6 +3,7 @@ the copy, a cache, and the programs that it finds. What runs there is inside.py,
 
 Third-party packages are those of this interpreter, so they are alike; isolated trees are installed by pip, with what
 each asks for."""
+
 import hashlib
 import io
 import json
@@ -24,10 +25,10 @@ from formats.host.threads import command_line_environment
 
 ROOT, LIB = Path(__file__).parents[2], Path(__file__).parent
 PACKAGES = "formats", "opmatrix", "rewrites"
-SAFELY = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}      # Python 3.11.4 and later
+SAFELY = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4 and later
 FILES = *PACKAGES, "pyproject.toml", "README.md", "LICENSE"
-PARTS = "files", "env", "cache", "programs"                 # of the directory of a tree
-SEEDS = "kernels", "machines", "errors"                     # of the user's cache, what a new one begins with
+PARTS = "files", "env", "cache", "programs"  # of the directory of a tree
+SEEDS = "kernels", "machines", "errors"  # of the user's cache, what a new one begins with
 SCHEDULE = "schedule"
 PROGRAMS = {"exact": SEARCH["float32"], "bf16": SEARCH["bf16"], "int8": SEARCH["int8"], "default": (), SCHEDULE: None}
 
@@ -46,13 +47,18 @@ class Tree:
         self.files, self.env, self.cache, self.programs = (self.place / part for part in PARTS)
         self.python = python(self.env)
         self.environment = command_line_environment() | {
-            "OPMATRIX_CACHE": str(self.cache), "PYTHONPATH": "", "PYTHONSAFEPATH": "1",
-            "OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads)}
+            "OPMATRIX_CACHE": str(self.cache),
+            "PYTHONPATH": "",
+            "PYTHONSAFEPATH": "1",
+            "OMP_NUM_THREADS": str(threads),
+            "NUMBA_NUM_THREADS": str(threads),
+        }
 
     def made(self):
         """Itself, with what is not there yet: files, environment, a cache that begins with what the user's has."""
         for part, make in zip(PARTS, (self.copied, self.installed, self.seeded, Path.mkdir), strict=True):
-            if (self.place / part).exists(): continue
+            if (self.place / part).exists():
+                continue
             shutil.rmtree(fresh := self.place / f".{part}", ignore_errors=True)
             fresh.parent.mkdir(parents=True, exist_ok=True)
             make(fresh)
@@ -68,12 +74,14 @@ class Tree:
             return
         there = {*git("ls-tree", "--name-only", self.commit).decode().split("\n")}
         packed = git("archive", "--format=tar", self.commit, "--", *(name for name in FILES if name in there))
-        with tarfile.open(fileobj=io.BytesIO(packed)) as opened: opened.extractall(target, **SAFELY)
+        with tarfile.open(fileobj=io.BytesIO(packed)) as opened:
+            opened.extractall(target, **SAFELY)
 
     def installed(self, target):
         """An environment that finds the files, and the packages of this interpreter; or for which pip installed all."""
         venv.create(target, with_pip=self.isolated, symlinks=os.name != "nt")
-        if self.isolated: return told(self, ["-m", "pip", "install", "--quiet", str(self.files)], python(target))
+        if self.isolated:
+            return told(self, ["-m", "pip", "install", "--quiet", str(self.files)], python(target))
         others = [path for path in dict.fromkeys(sys.path) if Path(path).name in ("site-packages", "dist-packages")]
         own = sysconfig.get_path("purelib", vars={"base": str(target), "platbase": str(target)})
         (Path(own) / "tree.pth").write_text("".join(f"{path}\n" for path in [self.files, *others]))
@@ -81,7 +89,8 @@ class Tree:
     def seeded(self, target):
         target.mkdir(mode=0o700)
         for name in SEEDS:
-            if (known := cache_directory() / name).is_dir(): shutil.copytree(known, target / name)
+            if (known := cache_directory() / name).is_dir():
+                shutil.copytree(known, target / name)
 
     def ask(self, word, /, **arguments):
         """What inside.py answers in this tree's environment. Raises Fault where it fails, or another tree answers."""
@@ -105,14 +114,16 @@ class Tree:
         target, fresh = (self.programs / f"{before}{Path(model).name}-{name}" for before in ("", "."))
         if not target.exists():
             shutil.rmtree(fresh, ignore_errors=True)
-            if name == SCHEDULE: self.ask("schedule", model=model, target=str(fresh))
+            if name == SCHEDULE:
+                self.ask("schedule", model=model, target=str(fresh))
             else:
                 told(self, ["-m", "rewrites.cli", "optimize", model, *PROGRAMS[name], *self.rows, "--out", str(fresh)])
             fresh.rename(target)
         return target
 
 
-def python(env): return str(env / ("Scripts" if os.name == "nt" else "bin") / "python")
+def python(env):
+    return str(env / ("Scripts" if os.name == "nt" else "bin") / "python")
 
 
 def listed():
@@ -124,28 +135,38 @@ def listed():
 def fingerprint():
     """A name for the files as they are."""
     found = hashlib.blake2b(digest_size=16)
-    for name in listed(): found.update(f"{name}\0".encode() + hashlib.blake2b((ROOT / name).read_bytes()).digest())
+    for name in listed():
+        found.update(f"{name}\0".encode() + hashlib.blake2b((ROOT / name).read_bytes()).digest())
     return f"here-{found.hexdigest()}"
 
 
 def git(*words):
     """What git says about this repository. Raises InputError, in its words, where it refuses."""
     done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True)
-    if not done.returncode: return done.stdout
+    if not done.returncode:
+        return done.stdout
     raise InputError(f"git {words[0]}: {' '.join(done.stderr.decode(errors='replace').split())[:300]}")
 
 
 def commit(name):
     """The commit that a name means. Raises InputError where there is none."""
-    try: return git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}").decode().strip()
-    except InputError: raise InputError(f"{name}: no commit of {ROOT}: give one that git log shows") from None
+    try:
+        return git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}").decode().strip()
+    except InputError:
+        raise InputError(f"{name}: no commit of {ROOT}: give one that git log shows") from None
 
 
 def told(tree, words, python=None):
     """What a command of a tree's Python prints. Raises Fault with its last words where it fails."""
-    done = subprocess.run([python or tree.python, "-P", *words], cwd=tree.place, env=os.environ | tree.environment,
-                          text=True, capture_output=True)
-    if not done.returncode: return done.stdout
+    done = subprocess.run(
+        [python or tree.python, "-P", *words],
+        cwd=tree.place,
+        env=os.environ | tree.environment,
+        text=True,
+        capture_output=True,
+    )
+    if not done.returncode:
+        return done.stdout
     last = (done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1]
     raise Fault(f"{tree.name}: {' '.join(last.split())[:400]}")
 
@@ -158,8 +179,10 @@ def priced_alike(old, new, say):
         say(f"{old.name}: calibrates and compiles kernels")
         first = {"file": old.ask("calibrate"), "wrong": None}
     giver, taker, file = (new, old, second["file"]) if first["wrong"] else (old, new, first["file"])
-    if Path(first["file"]).name == Path(second["file"]).name and not second["wrong"]: return "one calibration"
-    if not (wrong := taker.ask("adopt", file=file)): return f"one calibration, taken with the kernels of {giver.name}"
+    if Path(first["file"]).name == Path(second["file"]).name and not second["wrong"]:
+        return "one calibration"
+    if not (wrong := taker.ask("adopt", file=file)):
+        return f"one calibration, taken with the kernels of {giver.name}"
     say(f"{taker.name}: calibrates and compiles kernels")
     taker.ask("calibrate")
     return f"DIFFERENT, so other programs may be found: {taker.name} cannot use those of {giver.name}: {wrong}"
@@ -168,4 +191,5 @@ def priced_alike(old, new, say):
 def shared_errors(giver, taker):
     """Hands on what approximations were measured to change, in files named by program, rows and prices."""
     given, taken = giver.cache / "errors", taker.cache / "errors"
-    if given.is_dir() and given != taken: shutil.copytree(given, taken, dirs_exist_ok=True)
+    if given.is_dir() and given != taken:
+        shutil.copytree(given, taken, dirs_exist_ok=True)

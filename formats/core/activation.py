@@ -1,5 +1,6 @@
 """Activations: functions of single numbers that products end with, a record each. Operators, the names in checkpoints,
 the arguments that laws are checked with, passes of kernels, and tests are derived from these records alone."""
+
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -7,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Reals = NDArray[np.float64]
-TIMED = "gelu"                                              # priced for all activations, and compiled first
+TIMED = "gelu"  # priced for all activations, and compiled first
 
 
 class Activation(NamedTuple):
@@ -19,6 +20,7 @@ class Activation(NamedTuple):
     is made of `function`. `called` are its names in configurations of checkpoints. `everywhere`: it has a value at
     every number, so laws are tried with it. `derivative` is its derivative, of arrays; without one the activation has
     no gradient."""
+
     function: Callable[[Any], Any]
     spread: Callable[[Reals, Reals], Reals]
     operations: int
@@ -30,7 +32,8 @@ class Activation(NamedTuple):
     derivative: Callable[[Any], Any] | None = None
 
     @property
-    def name(self) -> str: return self.function.__name__
+    def name(self) -> str:
+        return self.function.__name__
 
 
 def steepest(slope: float) -> Callable[[Reals, Reals], Reals]:
@@ -38,23 +41,34 @@ def steepest(slope: float) -> Callable[[Reals, Reals], Reals]:
     return lambda y, error: slope * error
 
 
-def activation(slope: float | Callable[[Reals, Reals], Reals], operations: int, *, vector: str = "",
-               rough: str = "", called: tuple[str, ...] = (), everywhere: bool = True,
-               derivative: Callable[[Any], Any] | None = None,
-               **properties: bool) -> Callable[[Callable[[Any], Any]], Activation]:
+def activation(
+    slope: float | Callable[[Reals, Reals], Reals],
+    operations: int,
+    *,
+    vector: str = "",
+    rough: str = "",
+    called: tuple[str, ...] = (),
+    everywhere: bool = True,
+    derivative: Callable[[Any], Any] | None = None,
+    **properties: bool,
+) -> Callable[[Callable[[Any], Any]], Activation]:
     """Declare a function as an activation. `slope` is the largest size of its derivative, or the function that spreads
     an error; the other parameters are fields of Activation."""
     spread = slope if callable(slope) else steepest(slope)
-    if isinstance(called, str): raise TypeError(f"activation called {called!r}: give a tuple of names, ({called!r},)")
-    return lambda function: Activation(function, spread, operations, properties, vector, rough, called, everywhere,
-                                       derivative)
+    if isinstance(called, str):
+        raise TypeError(f"activation called {called!r}: give a tuple of names, ({called!r},)")
+    return lambda function: Activation(
+        function, spread, operations, properties, vector, rough, called, everywhere, derivative
+    )
 
 
 # Derivatives, of arrays: `opmatrix/autodiff` uses them, and no kernel computes them.
 
+
 def slope_of_gelu(u: Reals) -> Any:
     from scipy.special import erf
-    return 0.5 * (1 + erf(u / 2 ** 0.5)) + u * np.exp(-u * u / 2) / (2 * np.pi) ** 0.5
+
+    return 0.5 * (1 + erf(u / 2**0.5)) + u * np.exp(-u * u / 2) / (2 * np.pi) ** 0.5
 
 
 def slope_of_gelu_tanh(u: Reals) -> Any:
@@ -73,52 +87,89 @@ def damp(u: Reals, share: Reals) -> Any:
     return np.where(u == -np.inf, 0.0, u) * share
 
 
-@activation(1.13, 12, vector="gelu_of", rough="gelu_rough", called=("gelu", "gelu_python"), maps_zero_to_zero=True,
-            derivative=slope_of_gelu)
+@activation(
+    1.13,
+    12,
+    vector="gelu_of",
+    rough="gelu_rough",
+    called=("gelu", "gelu_python"),
+    maps_zero_to_zero=True,
+    derivative=slope_of_gelu,
+)
 def gelu(u: Reals) -> Any:
     """u times the probability that a normal number is below u (Hendrycks and Gimpel 2016)."""
     from scipy.special import erf
-    return damp(u, 0.5 * (1 + erf(u / 2 ** 0.5)))
+
+    return damp(u, 0.5 * (1 + erf(u / 2**0.5)))
 
 
-@activation(1.13, 12, vector="gelu_tanh_of", called=(
-    "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python_tanh", "gelu_accurate"), maps_zero_to_zero=True,
-            derivative=slope_of_gelu_tanh)
+@activation(
+    1.13,
+    12,
+    vector="gelu_tanh_of",
+    called=("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_python_tanh", "gelu_accurate"),
+    maps_zero_to_zero=True,
+    derivative=slope_of_gelu_tanh,
+)
 def gelu_tanh(u: Reals) -> Any:
     """gelu's approximation by a tanh, which some checkpoints were trained with."""
     return damp(u, 0.5 * (1 + np.tanh((2 / np.pi) ** 0.5 * (u + 0.044715 * u * u * u))))
 
 
-@activation(1.13, 12, vector="silu_of", called=("silu", "swish"), maps_zero_to_zero=True,
-            derivative=slope_of_silu)
+@activation(1.13, 12, vector="silu_of", called=("silu", "swish"), maps_zero_to_zero=True, derivative=slope_of_silu)
 def silu(u: Reals) -> Any:
     """u times its logistic function (Elfwing et al. 2018, arXiv:1702.03118)."""
     return damp(u, 0.5 * (1 + np.tanh(u / 2)))
 
 
-@activation(1.0, 1, vector="relu_of", called=("relu",), positively_homogeneous=True, maps_zero_to_zero=True,
-            derivative=lambda u: np.where(u > 0, 1.0, 0.0))
+@activation(
+    1.0,
+    1,
+    vector="relu_of",
+    called=("relu",),
+    positively_homogeneous=True,
+    maps_zero_to_zero=True,
+    derivative=lambda u: np.where(u > 0, 1.0, 0.0),
+)
 def relu(u: Reals) -> Reals:
     """Negative numbers become zero."""
     return np.maximum(u, 0)
 
 
-@activation(1.0, 12, vector="tanh_of", called=("tanh",), maps_zero_to_zero=True, keeps_order=True,
-            derivative=lambda u: 1 - np.tanh(u) ** 2)
+@activation(
+    1.0,
+    12,
+    vector="tanh_of",
+    called=("tanh",),
+    maps_zero_to_zero=True,
+    keeps_order=True,
+    derivative=lambda u: 1 - np.tanh(u) ** 2,
+)
 def tanh(u: Reals) -> Reals:
     """The hyperbolic tangent."""
     return np.tanh(u)
 
 
-@activation(0.25, 12, vector="sigmoid_of", called=("sigmoid",), keeps_order=True,
-            derivative=lambda u: 0.25 * (1 - np.tanh(u / 2) ** 2))
+@activation(
+    0.25,
+    12,
+    vector="sigmoid_of",
+    called=("sigmoid",),
+    keeps_order=True,
+    derivative=lambda u: 0.25 * (1 - np.tanh(u / 2) ** 2),
+)
 def sigmoid(u: Reals) -> Reals:
     """The logistic function, 1 / (1 + e^-u)."""
     return np.asarray(0.5 * (1 + np.tanh(u / 2)))
 
 
-@activation(lambda y, error: (2 * abs(y) + error) * error, 1, vector="square_of", maps_zero_to_zero=True,
-            derivative=lambda u: 2 * u)
+@activation(
+    lambda y, error: (2 * abs(y) + error) * error,
+    1,
+    vector="square_of",
+    maps_zero_to_zero=True,
+    derivative=lambda u: 2 * u,
+)
 def square(u: Reals) -> Reals:
     """u times u."""
     return u * u
@@ -130,29 +181,34 @@ def spread_rsqrt(y: Reals, error: Reals) -> Reals:
         return np.asarray(error / (2 * np.maximum(y - error, 0) ** 1.5))
 
 
-@activation(spread_rsqrt, 2, vector="rsqrt_of", everywhere=False,
-            derivative=lambda u: -0.5 * u ** -1.5)
+@activation(spread_rsqrt, 2, vector="rsqrt_of", everywhere=False, derivative=lambda u: -0.5 * u**-1.5)
 def rsqrt(u: Reals) -> Reals:
     """One over the square root."""
     return 1 / np.sqrt(u)
 
 
-@activation(1.0, 14, keeps_order=True,
-            derivative=lambda u: 0.5 * (1 + np.tanh(u / 2)))
+@activation(1.0, 14, keeps_order=True, derivative=lambda u: 0.5 * (1 + np.tanh(u / 2)))
 def softplus(u: Reals) -> Reals:
     """The logarithm of 1 + e^u, a smooth relu (Dugas et al. 2001)."""
     return np.logaddexp(0, u)
 
 
-@activation(1.0, 20, called=("elu",), maps_zero_to_zero=True, keeps_order=True,
-            derivative=lambda u: np.exp(np.minimum(u, 0)))
+@activation(
+    1.0, 20, called=("elu",), maps_zero_to_zero=True, keeps_order=True, derivative=lambda u: np.exp(np.minimum(u, 0))
+)
 def elu(u: Reals) -> Any:
     """u, or e^u - 1 where that is negative (Clevert et al. 2015, arXiv:1511.07289)."""
     return np.maximum(u, 0) + np.expm1(np.minimum(u, 0))
 
 
-@activation(lambda y, error: np.exp(y) * (np.expm1(error) + 2.0 ** -50 * (1 + abs(y))), 16, everywhere=False,
-            maps_zero_to_zero=True, keeps_order=True, derivative=np.exp)
+@activation(
+    lambda y, error: np.exp(y) * (np.expm1(error) + 2.0**-50 * (1 + abs(y))),
+    16,
+    everywhere=False,
+    maps_zero_to_zero=True,
+    keeps_order=True,
+    derivative=np.exp,
+)
 def expm1(u: Reals) -> Any:
     """e to the power u, less 1."""
     return np.expm1(u)

@@ -1,5 +1,6 @@
 """Epilogues: operations on the rows of a product before they are stored. One declaration, read by every kernel and by
 both checks."""
+
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any, ClassVar
 
@@ -18,12 +19,17 @@ from formats.core.stage import TINY as TINY
 from formats.core.stage import UNIT as UNIT
 from formats.core.stage import gamma as gamma
 
-Operands: Any = make_dataclass("Operands", [(name, Any, field(default=value)) for name, value in DEFAULTS.items()],
-                               frozen=True, eq=False, kw_only=True)
+Operands: Any = make_dataclass(
+    "Operands",
+    [(name, Any, field(default=value)) for name, value in DEFAULTS.items()],
+    frozen=True,
+    eq=False,
+    kw_only=True,
+)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Epilogue(Operands):                                    # type: ignore[misc]
+class Epilogue(Operands):  # type: ignore[misc]
     """The operands of stages (formats/core/stage.py), which run in this order where their operands are given: y + bias,
     activation, * times, + residual, normalised along the row, * gain, + shift.
 
@@ -31,19 +37,24 @@ class Epilogue(Operands):                                    # type: ignore[misc
     is a name of COMPILED. `eps`, from 2^-126 to 2^100, switches on normalisation without gain and shift: `norm` is
     "layer" or "rms". Raises ValueError, which names the field, for another activation or norm, an eps outside these
     limits, a wrong number of axes."""
+
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ("", *COMPILED)
 
     def __post_init__(self) -> None:
         for name, choice in CHOICES.items():
             value = getattr(self, name)
             if isinstance(choice, OneOf):
-                if choice.holds(value): continue
+                if choice.holds(value):
+                    continue
                 raise ValueError(f"epilogue: {name} {value!r} is unknown; choose from {choice.words}")
             if value is not None and not choice.low <= value <= choice.high:
-                raise ValueError(f"epilogue: {name} = {value} is not from {choice.low:.3g} to {choice.high:.3g}"
-                                 + f", {choice.why}" * bool(choice.why))
+                raise ValueError(
+                    f"epilogue: {name} = {value} is not from {choice.low:.3g} to {choice.high:.3g}"
+                    + f", {choice.why}" * bool(choice.why)
+                )
         for name in (*VECTORS, *ROW_FIELDS):
-            if (value := getattr(self, name)) is None: continue
+            if (value := getattr(self, name)) is None:
+                continue
             axes = 2 if name in ROW_FIELDS else 1
             value = by_rows(value, name)
             if value.ndim != axes:
@@ -67,7 +78,8 @@ class Epilogue(Operands):                                    # type: ignore[misc
                 raise ValueError(f"after {before}: {name} has {len(value)} entries, the output has {columns} columns")
             if name in ROW_FIELDS and value.shape != (rows, columns):
                 raise ValueError(f"after {before}: {name} is {value.shape}, the output is {(rows, columns)}")
-        if out is not None: separate(out, **dict[str, Any](self.arrays))
+        if out is not None:
+            separate(out, **dict[str, Any](self.arrays))
 
     def reference(self, y: np.ndarray) -> np.ndarray:
         """Evaluate the epilogue on y (T, p) in plain float64 numpy: the oracle that every kernel is compared with."""

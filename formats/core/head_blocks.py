@@ -1,5 +1,6 @@
 """Numbers of many heads that are never all in memory: scores of each pair of rows are made some heads at a time, as
 heads are independent of one another."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_NUMBERS = 1 << 22                                      # numbers of a value that are in memory at once
+MOST_NUMBERS = 1 << 22  # numbers of a value that are in memory at once
 HeadNumbers: TypeAlias = NDArray[Any]
-HeadsMade: TypeAlias = "dict[HeadBlocks, HeadNumbers]"      # values of some heads, so that a shared one is made once
+HeadsMade: TypeAlias = "dict[HeadBlocks, HeadNumbers]"  # values of some heads, so that a shared one is made once
 MakeHeads: TypeAlias = "Callable[[slice, HeadsMade], HeadNumbers]"
 
 
@@ -27,15 +28,18 @@ class HeadBlocks:
 
     def at(self, heads: slice, made: HeadsMade) -> HeadNumbers:
         """Return the numbers of some heads, and remember them in `made`."""
-        if self not in made: made[self] = self.make(heads, made)
+        if self not in made:
+            made[self] = self.make(heads, made)
         return made[self]
 
     def pieces(self) -> Iterator[HeadNumbers]:
         """Yield all numbers, some heads at a time."""
         step = max(1, MOST_NUMBERS // self.head)
-        for low in range(0, self.shape[0], step): yield self.at(slice(low, low + step), {})
+        for low in range(0, self.shape[0], step):
+            yield self.at(slice(low, low + step), {})
 
-    def toarray(self) -> HeadNumbers: return np.concatenate([*self.pieces()])
+    def toarray(self) -> HeadNumbers:
+        return np.concatenate([*self.pieces()])
 
 
 class ByHeads:
@@ -43,6 +47,7 @@ class ByHeads:
 
     value: Any
     if TYPE_CHECKING:
+
         @property
         def array(self) -> HeadNumbers: ...
         def of(self, value: object) -> Self: ...
@@ -53,15 +58,20 @@ class ByHeads:
 
     def piece(self, heads: slice, made: HeadsMade) -> HeadNumbers:
         """Return the numbers of some heads."""
-        if isinstance(self.value, HeadBlocks): return self.taken(self.value.at(heads, made))
+        if isinstance(self.value, HeadBlocks):
+            return self.taken(self.value.at(heads, made))
         return self.array[heads] if self.array.ndim == 3 and len(self.array) > 1 else self.array
 
     def in_heads(self, shape: tuple[int, ...], make: Callable[..., HeadNumbers], *others: ByHeads) -> Self:
         """Make a value of this shape from this one and others."""
         every: tuple[ByHeads, ...] = (self, *others)
-        return self.of(make_by_heads(shape,
-                                     lambda heads, made: make(*(reading.piece(heads, made) for reading in every)),
-                                     *(reading.value for reading in every)))
+        return self.of(
+            make_by_heads(
+                shape,
+                lambda heads, made: make(*(reading.piece(heads, made) for reading in every)),
+                *(reading.value for reading in every),
+            )
+        )
 
     def meet_entries(self, other: ByHeads, make: Callable[..., HeadNumbers]) -> Self:
         """Make a value from the entries of both."""
@@ -79,12 +89,14 @@ class ByHeads:
         return self.of(np.broadcast_to(array, (*array.shape[:-2], rows, cols)))
 
 
-def make_by_heads(shape: tuple[int, ...], make: MakeHeads,
-                  *values: HeadNumbers | HeadBlocks) -> HeadNumbers | HeadBlocks:
+def make_by_heads(
+    shape: tuple[int, ...], make: MakeHeads, *values: HeadNumbers | HeadBlocks
+) -> HeadNumbers | HeadBlocks:
     """Make numbers of this shape from values: all at once; some heads at a time if the result or one of the values is
     too large for that."""
     blocks, large = [block for block in values if isinstance(block, HeadBlocks)], prod(shape) > MOST_NUMBERS
-    if len(shape) < 3 or shape[0] == 1 or not (blocks or large): return make(slice(None), {})
+    if len(shape) < 3 or shape[0] == 1 or not (blocks or large):
+        return make(slice(None), {})
     result = HeadBlocks(shape, make, max(1, prod(shape[1:]), *(block.head for block in blocks)))
     return result if large else result.toarray()
 

@@ -1,5 +1,6 @@
 """Zeros in large pages of memory, where the system has them: scattered reads then wait for fewer entries of the page
 table."""
+
 import mmap
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,7 +11,7 @@ from numpy.typing import DTypeLike
 
 from formats.core.arrays import LINE
 
-LARGE_PAGE = 1 << 21                                         # bytes
+LARGE_PAGE = 1 << 21  # bytes
 
 
 def zeros_side_by_side(wanted: Sequence[tuple[tuple[int, ...], DTypeLike]]) -> list[np.ndarray]:
@@ -26,8 +27,11 @@ def zero_block(size: int) -> "mmap.mmap | np.ndarray":
     """Allocate `size` bytes of zeros."""
     if size < LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         whole = np.zeros(size + LINE, np.uint8)
-        return whole[-whole.ctypes.data % LINE:][:size]
-    try: block = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError) as error: raise MemoryError(f"no memory for {size:,} bytes") from error
-    with suppress(OSError): block.madvise(mmap.MADV_HUGEPAGE)               # systems without large pages
+        return whole[-whole.ctypes.data % LINE :][:size]
+    try:
+        block = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"no memory for {size:,} bytes") from error
+    with suppress(OSError):
+        block.madvise(mmap.MADV_HUGEPAGE)  # systems without large pages
     return block

@@ -1,12 +1,13 @@
 """Panels: a matrix in the order in which a kernel reads it, 64 columns at a time."""
+
 from typing import NamedTuple
 
 import numpy as np
 
-PANEL = 64                                                   # columns
-TILE = 16                                                    # columns of narrow numbers in a matrix register
-VECTOR = 16                                                  # numbers; the last panel is filled up to whole vectors
-LEAST_SCALED = 127 * 2.0 ** -126                              # below it a scale of bytes is not normal
+PANEL = 64  # columns
+TILE = 16  # columns of narrow numbers in a matrix register
+VECTOR = 16  # numbers; the last panel is filled up to whole vectors
+LEAST_SCALED = 127 * 2.0**-126  # below it a scale of bytes is not normal
 MIXED = 16, 8, 4  # vectors of inputs that a Hadamard matrix mixes, the most that are left; a filled row has whole fours
 
 
@@ -15,6 +16,7 @@ class Panelled(NamedTuple):
     filled up to a multiple of `deep`. With `halves` a byte holds two inputs: the low halves of a run of adjacent bytes
     come first, then the high ones. With `group`, that many inputs share a scale, a float16, and the scales are stored
     in panels too."""
+
     width: int = PANEL
     words: int = 1
     deep: int = 1
@@ -35,7 +37,7 @@ def panels(W: np.ndarray, words: int = 1, width: int = PANEL) -> np.ndarray:
     last has the remaining columns, padded with zeros to whole vectors of 16."""
     n, p = W.shape
     padded = np.pad(W, ((0, 0), (0, -p % VECTOR)))
-    parts = (padded[:, at:at + width].reshape(n // words, words, -1).transpose(0, 2, 1) for at in range(0, p, width))
+    parts = (padded[:, at : at + width].reshape(n // words, words, -1).transpose(0, 2, 1) for at in range(0, p, width))
     return np.concatenate([np.ascontiguousarray(part).reshape(-1) for part in parts])
 
 
@@ -43,8 +45,10 @@ def unpanelled(w: np.ndarray, shape: tuple[int, int], words: int = 1, width: int
     """Invert `panels`."""
     n, p = shape
     wide = -(-p // VECTOR) * VECTOR
-    parts = (w[n * at:n * min(at + width, wide)].reshape(n // words, -1, words).transpose(0, 2, 1).reshape(n, -1)
-             for at in range(0, p, width))
+    parts = (
+        w[n * at : n * min(at + width, wide)].reshape(n // words, -1, words).transpose(0, 2, 1).reshape(n, -1)
+        for at in range(0, p, width)
+    )
     return np.hstack([*parts])[:, :p]
 
 

@@ -1,4 +1,5 @@
 """Modules that have moved: an import of the old name works, with a warning that names the new one."""
+
 import json
 import sys
 import warnings
@@ -9,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 SINCE = "0.21"
-MOVED_FILE = Path(__file__).with_suffix(".json")            # each old name of 0.20, with the new one
+MOVED_FILE = Path(__file__).with_suffix(".json")  # each old name of 0.20, with the new one
 PREFIXES = "formats.", "opmatrix.", "rewrites."
 
 
@@ -37,8 +38,9 @@ class OldName:
     @classmethod
     def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return the spec of an old name of these packages; None for any other module."""
-        if not name.startswith(PREFIXES) or not (name in new_names() or name in old_rooms()): return None
-        return ModuleSpec(name, cls)                        # type: ignore[arg-type]
+        if not name.startswith(PREFIXES) or not (name in new_names() or name in old_rooms()):
+            return None
+        return ModuleSpec(name, cls)  # type: ignore[arg-type]
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> ModuleType:
@@ -49,8 +51,7 @@ class OldName:
             room.__path__ = []
             return room
         new = current(spec.name)
-        warnings.warn(f"{spec.name} is {new} since opmatrix {SINCE}: import it from there", FutureWarning,
-                      stacklevel=2)
+        warnings.warn(f"{spec.name} is {new} since opmatrix {SINCE}: import it from there", FutureWarning, stacklevel=2)
         module = import_module(new)
         spec.loader_state = module.__spec__
         return module
@@ -64,4 +65,5 @@ class OldName:
 
 def announce() -> None:
     """Install the finder, so that imports of old names work, with a warning, in this process."""
-    if OldName not in sys.meta_path: sys.meta_path.append(OldName)
+    if OldName not in sys.meta_path:
+        sys.meta_path.append(OldName)

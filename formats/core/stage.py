@@ -1,5 +1,6 @@
 """Stages of epilogues, a record each: operations on the rows of a product before they are stored. The meaning of
 kernels, their error bounds, their prices and their laws are folds over STAGES."""
+
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -10,13 +11,13 @@ from numpy.typing import NDArray
 from formats.core.activation import COMPILED, TIMED, Reals
 from formats.core.choices import Choice, OneOf, Range
 
-UNIT = 2.0 ** -24                                            # unit roundoff of float32 (Higham 2002, section 2.1)
-GELU_ERROR, ROUGH_ERROR = 1e-6, 1.8e-4                       # error of a kernel's activation, per max(1, |y|)
-PER_COLUMN, PER_ROW = "columns", "rows"                      # shapes of a stage's arrays: (p,) or (T, p)
-TINY = 2.0 ** -126                                           # the least positive normal number of float32
-EPS = TINY, 2.0 ** 100                      # with less, rows of equal numbers have no norm; with more, squares overflow
-HUGE = float(np.finfo(np.float32).max)                       # the largest number of float32
-SMALLEST = 2.0 ** -149                                       # the least positive float32: less becomes 0
+UNIT = 2.0**-24  # unit roundoff of float32 (Higham 2002, section 2.1)
+GELU_ERROR, ROUGH_ERROR = 1e-6, 1.8e-4  # error of a kernel's activation, per max(1, |y|)
+PER_COLUMN, PER_ROW = "columns", "rows"  # shapes of a stage's arrays: (p,) or (T, p)
+TINY = 2.0**-126  # the least positive normal number of float32
+EPS = TINY, 2.0**100  # with less, rows of equal numbers have no norm; with more, squares overflow
+HUGE = float(np.finfo(np.float32).max)  # the largest number of float32
+SMALLEST = 2.0**-149  # the least positive float32: less becomes 0
 NORMS = "layer", "rms"
 Operand = str | Choice
 
@@ -32,6 +33,7 @@ class Stage:
     a float32 evaluation from `value`, the result for y, where y is known to within `error`; `rough` is true behind a
     product that rounds x. A stage costs `operations` for each number of y, and reads `reads` numbers for each. Machines
     price it as `price`, by default its own name. Raises TypeError where a part is missing."""
+
     operands: ClassVar[dict[str, Operand]]
     operations: ClassVar[int]
     reads: ClassVar[int] = 0
@@ -42,15 +44,20 @@ class Stage:
     def __init_subclass__(cls, **operands: Operand) -> None:
         missing = [part for part in ("operations", "means", "bound") if part not in vars(cls)]
         if missing or not operands:
-            raise TypeError(f"stage {cls.__name__}: it says no {(*missing, 'operands')[0]}: declare it as those in "
-                            "formats/core/stage.py")
+            raise TypeError(
+                f"stage {cls.__name__}: it says no {(*missing, 'operands')[0]}: declare it as those in "
+                "formats/core/stage.py"
+            )
         cls.operands, cls.price = operands, vars(cls).get("price", cls.__name__)
 
     @classmethod
     def asked(cls, epilogue: object) -> bool:
         """True if the epilogue (any object with these fields) sets an operand of this stage that has no default."""
-        return any(is_given(getattr(epilogue, name, None)) for name, kind in cls.operands.items()
-                   if not is_given(default(kind)))
+        return any(
+            is_given(getattr(epilogue, name, None))
+            for name, kind in cls.operands.items()
+            if not is_given(default(kind))
+        )
 
 
 def default(operand: Operand) -> float | str | None:
@@ -58,20 +65,30 @@ def default(operand: Operand) -> float | str | None:
     return None if isinstance(operand, str) else operand.default
 
 
-def is_given(value: object) -> bool: return not (value is None or (isinstance(value, str) and not value))
+def is_given(value: object) -> bool:
+    return not (value is None or (isinstance(value, str) and not value))
 
 
 class bias(Stage, bias=PER_COLUMN):
     """y + bias."""
+
     operations = 1
-    def means(y, e): return y + e.bias
-    def bound(y, error, value, e, rough): return error + UNIT * (abs(value) + error)
+
+    def means(y, e):
+        return y + e.bias
+
+    def bound(y, error, value, e, rough):
+        return error + UNIT * (abs(value) + error)
 
 
 class activation(Stage, activation=OneOf(("", *COMPILED), "", TIMED)):
     """A function of each number (activation.py); any of them is priced as TIMED is."""
+
     operations = COMPILED[TIMED].operations
-    def means(y, e): return COMPILED[e.activation].function(y)
+
+    def means(y, e):
+        return COMPILED[e.activation].function(y)
+
     def bound(y, error, value, e, rough):
         least = (ROUGH_ERROR if rough else GELU_ERROR) * np.maximum(1, abs(value))
         return COMPILED[e.activation].spread(y, error) + least
@@ -79,25 +96,39 @@ class activation(Stage, activation=OneOf(("", *COMPILED), "", TIMED)):
 
 class times(Stage, times=PER_ROW):
     """y * times: a gate. It is priced as a residual, which moves as much."""
+
     operations, reads, price = 1, 1, "residual"
-    def means(y, e): return y * e.times
-    def bound(y, error, value, e, rough): return (error + UNIT * (abs(y) + error)) * abs(e.times)
+
+    def means(y, e):
+        return y * e.times
+
+    def bound(y, error, value, e, rough):
+        return (error + UNIT * (abs(y) + error)) * abs(e.times)
 
 
 class residual(Stage, residual=PER_ROW):
     """y + residual."""
+
     operations, reads = 1, 1
-    def means(y, e): return y + e.residual
-    def bound(y, error, value, e, rough): return error + UNIT * abs(value) + UNIT * error
+
+    def means(y, e):
+        return y + e.residual
+
+    def bound(y, error, value, e, rough):
+        return error + UNIT * abs(value) + UNIT * error
 
 
-class norm(Stage, eps=Range(float, *EPS, usual=1e-6, why="so that every row has a norm"),
-           norm=OneOf(NORMS, "layer", "layer")):
+class norm(
+    Stage, eps=Range(float, *EPS, usual=1e-6, why="so that every row has a norm"), norm=OneOf(NORMS, "layer", "layer")
+):
     """y less its mean where `norm` is "layer" (Ba et al. 2016, eq. 4), or y itself where it is "rms" (Zhang and
     Sennrich 2019, eq. 4), over sqrt(mean square + eps), row by row."""
+
     operations = 6
+
     def means(y, e):
-        if e.norm == "layer": y = y - y.mean(1, keepdims=True)
+        if e.norm == "layer":
+            y = y - y.mean(1, keepdims=True)
         return y / np.sqrt(np.square(y).mean(1, keepdims=True) + e.eps)
 
     def bound(y, error, value, e, rough):
@@ -115,17 +146,21 @@ class norm(Stage, eps=Range(float, *EPS, usual=1e-6, why="so that every row has 
 
 class gain_shift(Stage, gain=PER_COLUMN, shift=PER_COLUMN):
     """y * gain + shift, or one of both."""
+
     operations, price = 2, "affine"
+
     def means(y, e):
-        if is_given(e.gain): y = y * e.gain
+        if is_given(e.gain):
+            y = y * e.gain
         return y + e.shift if is_given(e.shift) else y
 
     def bound(y, error, value, e, rough):
-        if is_given(e.gain): error = (error + gamma(2) * abs(y)) * abs(e.gain)
+        if is_given(e.gain):
+            error = (error + gamma(2) * abs(y)) * abs(e.gain)
         return error + UNIT * (abs(value) + error) if is_given(e.shift) else error
 
 
-STAGES = (bias, activation, times, residual, norm, gain_shift)   # in the order in which they run
+STAGES = (bias, activation, times, residual, norm, gain_shift)  # in the order in which they run
 
 
 def collect_operands(stages: tuple[type[Stage], ...]) -> dict[str, Operand]:
@@ -152,7 +187,8 @@ def stages_of(epilogue: object) -> Iterator[type[Stage]]:
 
 def reference(y: Reals, epilogue: object) -> Reals:
     """Apply the stages one after another to the rows y (T, p), in float64."""
-    for stage in stages_of(epilogue): y = stage.means(y, epilogue)
+    for stage in stages_of(epilogue):
+        y = stage.means(y, epilogue)
     return y
 
 
@@ -174,8 +210,9 @@ def bound(y: Reals, error: Reals, epilogue: object, rough: bool = False) -> Real
     y, error = np.asarray(y, np.float64), np.asarray(error, np.float64)
     for stage in stages_of(epilogue):
         value = stage.means(y, epilogue)
-        with np.errstate(invalid="ignore"): spread = stage.bound(y, error, value, epilogue, rough)
-        y, error = value, spread_beyond(value, spread + SMALLEST)     # the rounding of subnormal numbers
+        with np.errstate(invalid="ignore"):
+            spread = stage.bound(y, error, value, epilogue, rough)
+        y, error = value, spread_beyond(value, spread + SMALLEST)  # the rounding of subnormal numbers
     return error
 
 

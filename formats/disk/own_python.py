@@ -2,6 +2,7 @@
 
 This file is also the script that such a process runs first: `python -P own_python.py PATHS MODULE ARGUMENTS`, PATHS a
 list in JSON."""
+
 import json
 import os
 import runpy
@@ -17,6 +18,7 @@ PATH_VARIABLE = "PYTHONPATH"
 @dataclass(frozen=True)
 class PythonChild:
     """A command that runs a Python, and its environment."""
+
     command: list[str]
     environment: dict[str, str]
 
@@ -45,8 +47,10 @@ def child_of_module(module: str, *arguments: str, users: Iterable[str] = (), **v
 def added_paths() -> list[str]:
     """Return the entries of `sys.path` but for the working directory and the folder of the script that runs. Relative
     ones are left out where the working directory has been removed."""
-    try: here = os.getcwd()
-    except FileNotFoundError: here = ""
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        here = ""
     script = getattr(sys.modules["__main__"], "__file__", None)
     unasked = {here} | ({os.path.dirname(os.path.abspath(script))} if script else set())
     paths = [os.path.abspath(path) for path in sys.path if here or os.path.isabs(path)]
@@ -65,11 +69,12 @@ def folder_of(module: str) -> str:
 def run_ours(paths: str, module: str, *arguments: str) -> None:
     """Run a module of the packages beside this file, with `paths` after the entries that Python itself has."""
     sys.path.insert(0, PACKAGES_FOLDER)
-    import_module(module.partition(".")[0])                  # our package, also where others have its name
+    import_module(module.partition(".")[0])  # our package, also where others have its name
     del sys.path[0]
     sys.path += [path for path in json.loads(paths) if path not in sys.path]
     sys.argv[1:] = arguments
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-if __name__ == "__main__": run_ours(*sys.argv[1:])
+if __name__ == "__main__":
+    run_ours(*sys.argv[1:])

@@ -1,5 +1,6 @@
 """The resources that a process may use of its machine: cores, quotas, memory, clocks. They are read, not measured; a
 value that the system does not report is None."""
+
 import os
 import platform
 from collections.abc import Iterable
@@ -10,8 +11,8 @@ from math import ceil
 from pathlib import Path
 
 CPUS = "sys/devices/system/cpu"
-CACHES = (32 << 10, 1 << 20, 32 << 20)                       # bytes of caches, where the system does not report them
-MEMORY_CACHES = 2                                           # this many times the last cache surely reaches memory
+CACHES = (32 << 10, 1 << 20, 32 << 20)  # bytes of caches, where the system does not report them
+MEMORY_CACHES = 2  # this many times the last cache surely reaches memory
 
 
 @dataclass(frozen=True)
@@ -45,17 +46,29 @@ class Host:
     @classmethod
     def here(cls, root: Path = Path("/")) -> "Host":
         """Read the host of this process. `root` is where proc and sys are."""
-        allowed = frozenset(os.sched_getaffinity(0)) if hasattr(os,
-                                                                "sched_getaffinity") else frozenset(
-            range(os.cpu_count() or 1))
+        allowed = (
+            frozenset(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else frozenset(range(os.cpu_count() or 1))
+        )
         total, free = memory(root)
-        return cls(os.cpu_count() or 1, allowed, tuple(siblings(root, allowed)), quota(root), total, free,
-                   frozenset(governors(root, allowed)), load_average(), flags(root))
+        return cls(
+            os.cpu_count() or 1,
+            allowed,
+            tuple(siblings(root, allowed)),
+            quota(root),
+            total,
+            free,
+            frozenset(governors(root, allowed)),
+            load_average(),
+            flags(root),
+        )
 
 
 def read_system_file(file: Path) -> str:
     """Return the text of a file of the system; empty where there is none."""
-    with suppress(OSError, UnicodeDecodeError): return file.read_text().strip()
+    with suppress(OSError, UnicodeDecodeError):
+        return file.read_text().strip()
     return ""
 
 
@@ -91,8 +104,10 @@ def quota(root: Path) -> float | None:
     """Return processors' worth of time: the least that any of the groups allows."""
     shares = []
     for group in list_cgroups(root, "cpu"):
-        limits = (read_system_file(group / "cpu.max").split()
-                 or [read_system_file(group / "cpu.cfs_quota_us"), read_system_file(group / "cpu.cfs_period_us")])
+        limits = read_system_file(group / "cpu.max").split() or [
+            read_system_file(group / "cpu.cfs_quota_us"),
+            read_system_file(group / "cpu.cfs_period_us"),
+        ]
         with suppress(ValueError, ZeroDivisionError, IndexError):
             shares.append(int(limits[0]) / int(limits[1]))
     return min((share for share in shares if share > 0), default=None)
@@ -100,8 +115,11 @@ def quota(root: Path) -> float | None:
 
 def memory(root: Path) -> tuple[int | None, int | None]:
     """Return bytes in all and free, of the machine or of a control group where that has less."""
-    fields = {name: int(rest.split()[0]) * 1024 for name, _, rest in (
-        line.partition(":") for line in read_system_file(root / "proc/meminfo").splitlines()) if rest.split()}
+    fields = {
+        name: int(rest.split()[0]) * 1024
+        for name, _, rest in (line.partition(":") for line in read_system_file(root / "proc/meminfo").splitlines())
+        if rest.split()
+    }
     total, free = fields.get("MemTotal"), fields.get("MemAvailable")
     for group in list_cgroups(root, "memory"):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
@@ -113,7 +131,8 @@ def memory(root: Path) -> tuple[int | None, int | None]:
 
 def load_average() -> float | None:
     """Return the mean number of threads that ran or wanted to, over the last minute."""
-    with suppress(OSError, AttributeError): return os.getloadavg()[0]
+    with suppress(OSError, AttributeError):
+        return os.getloadavg()[0]
     return None
 
 
@@ -128,7 +147,8 @@ def cpuinfo(root: Path = Path("/")) -> dict[str, str]:
     fields: dict[str, str] = {}
     with suppress(OSError, UnicodeDecodeError), open(root / "proc/cpuinfo") as lines:
         for line in lines:
-            if not line.strip(): break
+            if not line.strip():
+                break
             key, _, value = line.partition(":")
             fields[key.strip()] = value.strip()
     return fields

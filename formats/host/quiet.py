@@ -1,6 +1,7 @@
 """The signs of a busy machine, declared once, with the value from which each counts. A `Watch` observes other processes
 from its creation on, without measurements of its own. Also the pace of the machine: a virtual machine that gets more or
 less of its host an hour later changes all prices by about one factor."""
+
 import atexit
 import os
 import sys
@@ -11,16 +12,16 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-LOUD = 0.05                                                 # share of the processors' time that others take
-TICKS = 40                                                # least ticks of the clock of /proc/stat, 10 ms each
-MIN_RUNS = 4                                                # runs; fewer have no quartiles
-PROBE = 0.5                                                 # seconds
+LOUD = 0.05  # share of the processors' time that others take
+TICKS = 40  # least ticks of the clock of /proc/stat, 10 ms each
+MIN_RUNS = 4  # runs; fewer have no quartiles
+PROBE = 0.5  # seconds
 PACE_KERNEL = "linear.dense"
-PACE_SIZES = {"T": 128, "n": 512, "p": 512}                 # in the caches: times of reads from memory vary by the
-                                                            # pages of a process, too
-PACE_SECONDS = 0.2                                          # seconds of measuring the present pace
-STEADY = 1.6                                                # a smaller factor does not predict the next minute: a
-                                                            # shared EPYC varies by 0.8 to 1.5 from second to second
+PACE_SIZES = {"T": 128, "n": 512, "p": 512}  # in the caches: times of reads from memory vary by the
+# pages of a process, too
+PACE_SECONDS = 0.2  # seconds of measuring the present pace
+STEADY = 1.6  # a smaller factor does not predict the next minute: a
+# shared EPYC varies by 0.8 to 1.5 from second to second
 
 
 class Sign(NamedTuple):
@@ -33,16 +34,27 @@ class Sign(NamedTuple):
 
 
 SIGNS = {
-    "load": Sign(1.1, "the load was {:.1f} threads a processor",
-                 "a command of ours makes no more threads than processors, so what it leaves behind is a load of 1 at "
-                 "most"),
-    "others": Sign(LOUD, "other processes took {:.0%} of the processors that it needs",
-                   "what programs lose is about what others take: more than figures are told apart by (2 to 5 %)"),
+    "load": Sign(
+        1.1,
+        "the load was {:.1f} threads a processor",
+        "a command of ours makes no more threads than processors, so what it leaves behind is a load of 1 at most",
+    ),
+    "others": Sign(
+        LOUD,
+        "other processes took {:.0%} of the processors that it needs",
+        "what programs lose is about what others take: more than figures are told apart by (2 to 5 %)",
+    ),
     "stolen": Sign(LOUD, "the host gave {:.0%} of the processors' time to other machines", "as for other processes"),
-    "spread": Sign(0.2, "the middle half of repeated timings is {:.0%} wide",
-                   "chosen: on a quiet machine it is a few per cent, with a neighbour on every core a half and more"),
-    "threads": Sign(1.1, "all threads together took {:.2f} times as long as one for the same arithmetic",
-                    "two threads on one core take as long as one, waking them a few per cent more"),
+    "spread": Sign(
+        0.2,
+        "the middle half of repeated timings is {:.0%} wide",
+        "chosen: on a quiet machine it is a few per cent, with a neighbour on every core a half and more",
+    ),
+    "threads": Sign(
+        1.1,
+        "all threads together took {:.2f} times as long as one for the same arithmetic",
+        "two threads on one core take as long as one, waking them a few per cent more",
+    ),
 }
 
 
@@ -60,14 +72,16 @@ class Others:
         try:
             spent = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
             stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self.pids]
-        except (OSError, ValueError): return None
+        except (OSError, ValueError):
+            return None
         user, nice, system, idle, waiting, hard, soft, stolen = spent
         busy = user + nice + system + hard + soft
         return busy, stolen, busy + stolen + idle + waiting, sum(int(word) for words in stats for word in words[11:15])
 
     def shares(self, least: int = 1) -> tuple[float, float] | None:
         """Return the shares of others and of the host; 0 if fewer ticks than `least` have passed."""
-        if self.before is None or (now := self.now()) is None: return None
+        if self.before is None or (now := self.now()) is None:
+            return None
         busy, stolen, total, ours = (after - before for after, before in zip(now, self.before, strict=True))
         return (max(0.0, (busy - ours) / total), stolen / total) if total >= least else (0.0, 0.0)
 
@@ -78,6 +92,7 @@ class Watch:
 
     def __init__(self) -> None:
         from formats.host.host import load_average
+
         self.others, self.load = Others(), load_average()
         self.runs: list[Sequence[float]] = []
         self.speedup: float | None = None
@@ -89,19 +104,24 @@ class Watch:
     def values(self) -> dict[str, float]:
         """Return the value of each sign that is known."""
         from formats.host.threads import threads
+
         processors = os.cpu_count() or 1
         signs: dict[str, float] = {}
-        if self.load is not None: signs["load"] = self.load / processors
+        if self.load is not None:
+            signs["load"] = self.load / processors
         if shares := self.others.shares(TICKS):
             signs["others"], signs["stolen"] = missing(shares[0], threads(), processors), shares[1]
-        if wide := [width(run) for run in self.runs if len(run) >= MIN_RUNS]: signs["spread"] = median(wide)
-        if self.speedup: signs["threads"] = 1 / self.speedup
+        if wide := [width(run) for run in self.runs if len(run) >= MIN_RUNS]:
+            signs["spread"] = median(wide)
+        if self.speedup:
+            signs["threads"] = 1 / self.speedup
         return signs
 
     def seen(self) -> str:
         """Return the signs of a busy machine, in words."""
-        return ", ".join(SIGNS[name].says.format(value) for name, value in self.values().items()
-                         if value > SIGNS[name].most)
+        return ", ".join(
+            SIGNS[name].says.format(value) for name, value in self.values().items() if value > SIGNS[name].most
+        )
 
 
 def missing(taken: float, threads: int, processors: int) -> float:
@@ -128,7 +148,8 @@ def timed(call: Callable[[], object], seconds: float, least: int, most: int) -> 
         start, worked = time.perf_counter(), time.thread_time()
         call()
         taken.append(time.perf_counter() - start)
-        if taken[-1] < 1.1 * (time.thread_time() - worked): clean.append(taken[-1])
+        if taken[-1] < 1.1 * (time.thread_time() - worked):
+            clean.append(taken[-1])
     return clean or taken
 
 
@@ -165,8 +186,11 @@ def watched() -> Watch:
 
     def last() -> None:
         if seen := watch.seen():
-            print(describe_noise(seen, "times are too long, and what lies close together is not told apart"),
-                  file=sys.stderr)
+            print(
+                describe_noise(seen, "times are too long, and what lies close together is not told apart"),
+                file=sys.stderr,
+            )
+
     atexit.register(last)
     return watch
 
@@ -178,10 +202,12 @@ class Pace:
         import numpy as np
 
         from formats import FORMATS
+
         rows, inner, columns = PACE_SIZES.values()
         weight = FORMATS["dense"].pack(np.ones((inner, columns), np.float32))
-        self.call = partial(weight.matmul, np.ones((rows, inner), np.float32),
-                            out=np.empty((rows, columns), np.float32))
+        self.call = partial(
+            weight.matmul, np.ones((rows, inner), np.float32), out=np.empty((rows, columns), np.float32)
+        )
         self.taken: list[float] = []
 
     def sample(self, seconds: float = PACE_SECONDS / 4) -> None:

@@ -1,4 +1,5 @@
 """The number of threads that kernels use, and contexts that keep BLAS from using others beside them."""
+
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -12,8 +13,8 @@ from formats.host.host import Host
 T = TypeVar("T")
 BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
-COUNTS = "NUMBA_NUM_THREADS", "OMP_NUM_THREADS"              # the first that is a number counts
-ALWAYS_ALLOWED = 64                                          # threads that any setting may request
+COUNTS = "NUMBA_NUM_THREADS", "OMP_NUM_THREADS"  # the first that is a number counts
+ALWAYS_ALLOWED = 64  # threads that any setting may request
 
 
 def command_line_environment() -> dict[str, str]:
@@ -30,9 +31,10 @@ def asked(environment: Mapping[str, str] = os.environ) -> tuple[str, int]:
 def parse_count(text: str) -> int:
     """Parse a text of digits; 0 for any other text. Python refuses to parse thousands of digits, so a number of ten
     digits or more becomes a billion."""
-    if not text.isdecimal(): return 0
+    if not text.isdecimal():
+        return 0
     digits = text.lstrip("0") or "0"
-    return int(digits) if len(digits) < 10 else 10 ** 9
+    return int(digits) if len(digits) < 10 else 10**9
 
 
 def most() -> int:
@@ -49,8 +51,8 @@ def available() -> int:
     return min(asked()[1], most()) or Host.here().usable
 
 
-FIXED: ContextVar[int] = ContextVar("workers", default=0)     # set by a recording or a check, for its thread alone
-CHOSEN: dict[tuple[int, object], int] = {}                  # counts by thread and block of `limit`
+FIXED: ContextVar[int] = ContextVar("workers", default=0)  # set by a recording or a check, for its thread alone
+CHOSEN: dict[tuple[int, object], int] = {}  # counts by thread and block of `limit`
 
 
 def threads() -> int:
@@ -63,20 +65,24 @@ def threads() -> int:
 def limit(count: int) -> Generator[None]:
     """Limit kernels of all callers that begin inside the block to `count` threads, and never more than are
     available."""
-    if count < 1: raise ValueError(f"threads: expected at least 1, got {count}")
+    if count < 1:
+        raise ValueError(f"threads: expected at least 1, got {count}")
     block = threading.get_ident(), object()
-    try:                                                     # an interrupt may come right after the entry is made
+    try:  # an interrupt may come right after the entry is made
         CHOSEN[block] = min(count, available())
         yield
-    finally: CHOSEN.pop(block, None)
+    finally:
+        CHOSEN.pop(block, None)
 
 
 @contextmanager
 def on_threads(count: int) -> Generator[None]:
     """Run kernels that this thread begins inside the block on `count` threads, whatever others limit."""
     before = FIXED.set(min(count, available()))
-    try: yield
-    finally: FIXED.reset(before)
+    try:
+        yield
+    finally:
+        FIXED.reset(before)
 
 
 def numbers_of_threads() -> tuple[int, ...]:
@@ -89,7 +95,7 @@ class SingleBlas:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.inside: list[int] = []                          # threads, each as often as it has entered
+        self.inside: list[int] = []  # threads, each as often as it has entered
         self.settings: list[tuple[Callable[[int], None], int]] = []
 
     def __enter__(self) -> None:
@@ -97,28 +103,33 @@ class SingleBlas:
             self.inside.append(threading.get_ident())
             if len(self.inside) == 1:
                 self.settings = [(put, count) for get, put in libraries() if (count := get()) > 1]
-                for put, _ in self.settings: put(1)
+                for put, _ in self.settings:
+                    put(1)
 
     def __exit__(self, *error: object) -> None:
         with self.lock:
             self.inside.remove(threading.get_ident())
-            if not self.inside: self.restore()
+            if not self.inside:
+                self.restore()
 
     def restore(self) -> None:
         """Restore every library's own number of threads."""
-        for put, count in self.settings: put(count)
+        for put, count in self.settings:
+            put(count)
 
     def forked(self) -> None:
         """Reset after a fork: the lock is free, and threads that the new process lacks are no longer inside."""
         self.lock, before = threading.Lock(), self.inside
         self.inside = [thread for thread in before if thread == threading.get_ident()]
-        if before and not self.inside: self.restore()
+        if before and not self.inside:
+            self.restore()
 
 
 @cache
 def libraries() -> tuple[tuple[Callable[[], int], Callable[[int], None]], ...]:
     """Return (get, set) of the thread count of every BLAS library that is loaded by the time of the first use."""
     from threadpoolctl import ThreadpoolController
+
     controllers = ThreadpoolController().select(user_api="blas").lib_controllers
     return tuple((library.get_num_threads, library.set_num_threads) for library in controllers)
 
@@ -129,13 +140,15 @@ SINGLE_BLAS = SingleBlas()
 @contextmanager
 def single_blas() -> Generator[None]:
     """Limit BLAS to one thread inside; the caller's own setting is restored on leaving."""
-    with SINGLE_BLAS: yield
+    with SINGLE_BLAS:
+        yield
 
 
 def in_threads(calls: Iterable[Callable[[], T]], most: int = 2) -> list[T]:
     """Run these calls, `most` at a time, each on one thread of BLAS, and return their results. Raises the first of
     their errors."""
     from concurrent.futures import ThreadPoolExecutor
+
     with single_blas(), ThreadPoolExecutor(min(most, available())) as pool:
         return [future.result() for future in [pool.submit(call) for call in calls]]
 
@@ -143,8 +156,10 @@ def in_threads(calls: Iterable[Callable[[], T]], most: int = 2) -> list[T]:
 def forked() -> None:
     """Forget the limits of threads that a forked process does not have."""
     for block in [*CHOSEN]:
-        if block[0] != threading.get_ident(): del CHOSEN[block]
+        if block[0] != threading.get_ident():
+            del CHOSEN[block]
     SINGLE_BLAS.forked()
 
 
-if hasattr(os, "register_at_fork"): os.register_at_fork(after_in_child=forked)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=forked)

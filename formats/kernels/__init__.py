@@ -4,6 +4,7 @@ tokens of a sequence, at which they take another path.
 
 >>> from formats import kernels
 >>> kernels.product_dense(x, w, out, epilogue)                                                     # doctest: +SKIP"""
+
 import hashlib
 import re
 from collections.abc import Callable
@@ -23,7 +24,8 @@ def __getattr__(name: str) -> Any:
     return kernel
 
 
-def __dir__() -> list[str]: return [*find_modules(), "borders", "digest", "find_modules", "warm"]
+def __dir__() -> list[str]:
+    return [*find_modules(), "borders", "digest", "find_modules", "warm"]
 
 
 @cache
@@ -43,8 +45,9 @@ def find_modules() -> dict[str, str]:
 def borders(*names: str) -> frozenset[int]:
     """Return the rows, or tokens of a sequence, at which these kernels take another path: their tiles, as their modules
     declare them."""
-    modules = [import_module(f".{module_name}", __name__)
-               for name in names if (module_name := find_modules().get(name))]
+    modules = [
+        import_module(f".{module_name}", __name__) for name in names if (module_name := find_modules().get(name))
+    ]
     return frozenset(border for module in modules for border in getattr(module, "__borders__", ()))
 
 
@@ -53,15 +56,19 @@ def digest() -> str:
     """Return a digest of these sources, and of the values that they import from other modules, which become part of
     their code. Results that were compiled from other sources, or measured with them, are not valid for these."""
     from formats.kernels.engine.frozen import imported
+
     home = Path(__file__).parent
     hasher = hashlib.blake2b(b"".join(path.read_bytes() for path in sorted(home.rglob("*.py"))), digest_size=8)
-    for imported_value in imported(home, __name__): hasher.update(imported_value.encode())
+    for imported_value in imported(home, __name__):
+        hasher.update(imported_value.encode())
     return hasher.hexdigest()
 
 
 def warm(names: list[str] | None = None, progress: Callable[[str, float], None] = lambda name, seconds: None) -> float:
     """Compile kernels, or read them from the cache, with progress(name, seconds) after each; return the seconds in
     all."""
-    for module in set(find_modules().values()): import_module(f".{module}", __name__)
+    for module in set(find_modules().values()):
+        import_module(f".{module}", __name__)
     from formats.kernels.engine.launch import warm as compile_all
+
     return compile_all(names, progress)

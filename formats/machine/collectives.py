@@ -10,6 +10,7 @@ link.
 The payload is the bytes of the full (unsharded) value on one rank: the output of all_gather, the input of
 reduce_scatter, the value that all_reduce and broadcast leave on every rank, the data of one rank for all others in
 all_to_all, the message of send to the neighbour. It may be an expression of symbols; then so is the result."""
+
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -20,12 +21,13 @@ from formats.machine.links import Link, check_group
 if TYPE_CHECKING:
     import sympy
 
-Quantity: TypeAlias = "float | sympy.Expr"                  # a number, or an expression of symbols
+Quantity: TypeAlias = "float | sympy.Expr"  # a number, or an expression of symbols
 
 
 class LevelPlace(NamedTuple):
     """A group at one level: the units of the level before that take part, the ranks inside each of them, and the number
     of such groups outside."""
+
     units: Quantity
     inside: int = 1
     outside: int = 1
@@ -33,6 +35,7 @@ class LevelPlace(NamedTuple):
 
 class Collective(NamedTuple):
     """Bytes of a payload that one rank sends at a level, and the number of its messages, one after another."""
+
     sent: Callable[[Quantity, LevelPlace], Quantity]
     messages: Callable[[LevelPlace], Quantity]
 
@@ -62,16 +65,20 @@ COLLECTIVES: Mapping[str, Collective] = {
     "all_gather": ROUND_A_RING,
     "reduce_scatter": ROUND_A_RING,
     # scattered on the way outward, gathered on the way back
-    "all_reduce": Collective(lambda payload, place: 2 * count_scattered(payload, place),
-                             lambda place: 2 * (place.units - 1)),
+    "all_reduce": Collective(
+        lambda payload, place: 2 * count_scattered(payload, place), lambda place: 2 * (place.units - 1)
+    ),
     "all_to_all": Collective(count_exchanged, lambda place: (place.units - 1) * place.inside),
     "broadcast": Collective(count_passed_on, lambda place: place.units - 1),
-    "send": Collective(lambda payload, place: payload if crosses(place) else 0 * payload,
-                       lambda place: int(crosses(place)))}
+    "send": Collective(
+        lambda payload, place: payload if crosses(place) else 0 * payload, lambda place: int(crosses(place))
+    ),
+}
 
 
 class CollectiveTime(NamedTuple):
     """Seconds by level, the nearest first: transfer of bytes, and latency of messages that wait for each other."""
+
     levels: tuple[str, ...]
     transfer: tuple[Quantity, ...]
     latency: tuple[Quantity, ...]
@@ -82,25 +89,28 @@ class CollectiveTime(NamedTuple):
         return sum(self.transfer) + sum(self.latency)
 
     def __str__(self) -> str:
-        return "\n".join(f"{level}: {show(transfer)} s of transfer, {show(latency)} s of latency"
-                         for level, transfer, latency in zip(*self, strict=True))
+        return "\n".join(
+            f"{level}: {show(transfer)} s of transfer, {show(latency)} s of latency"
+            for level, transfer, latency in zip(*self, strict=True)
+        )
 
 
 def wire_bytes(op: str, payload: Quantity, n: Quantity) -> Quantity:
     """Return the bytes that one rank of n sends, where all ranks are on one level.
 
-        >>> wire_bytes("all_reduce", 800, 8), wire_bytes("all_gather", 800, 8), wire_bytes("send", 800, 8)
-        (1400.0, 700.0, 800)"""
+    >>> wire_bytes("all_reduce", 800, 8), wire_bytes("all_gather", 800, 8), wire_bytes("send", 800, 8)
+    (1400.0, 700.0, 800)"""
     collective = find_collective(op)
-    if isinstance(n, int) and n < 1: raise InputError(f"{op} of {n} ranks: at least 1")
+    if isinstance(n, int) and n < 1:
+        raise InputError(f"{op} of {n} ranks: at least 1")
     return collective.sent(check_payload(op, payload), LevelPlace(n))
 
 
 def level_bytes(op: str, payload: Quantity, group: Sequence[int]) -> tuple[Quantity, ...]:
     """Return the bytes that one rank sends at each level, the nearest first; `group` is the ranks by level.
 
-        >>> level_bytes("all_reduce", 800, (8, 2))
-        (1400.0, 100.0)"""
+    >>> level_bytes("all_reduce", 800, (8, 2))
+    (1400.0, 100.0)"""
     collective = find_collective(op)
     return tuple(collective.sent(check_payload(op, payload), place) for place in list_places(group))
 
@@ -113,19 +123,23 @@ def collective_seconds(op: str, payload: Quantity, group: Sequence[int], links: 
     collective = find_collective(op)
     return CollectiveTime(
         tuple(link.name for link in links),
-        tuple(sent / link.rate_to(max(units - 1, 1))
-              for sent, link, units in zip(level_bytes(op, payload, group), links, group, strict=True)),
-        tuple(collective.messages(place) * link.latency for place, link in zip(list_places(group), links, strict=True)))
+        tuple(
+            sent / link.rate_to(max(units - 1, 1))
+            for sent, link, units in zip(level_bytes(op, payload, group), links, group, strict=True)
+        ),
+        tuple(collective.messages(place) * link.latency for place, link in zip(list_places(group), links, strict=True)),
+    )
 
 
 def list_places(group: Sequence[int]) -> list[LevelPlace]:
     """List each level of a group, with its ranks inside and its groups outside."""
-    return [LevelPlace(units, prod(group[:level]), prod(group[level + 1:])) for level, units in enumerate(group)]
+    return [LevelPlace(units, prod(group[:level]), prod(group[level + 1 :])) for level, units in enumerate(group)]
 
 
 def find_collective(op: str) -> Collective:
     """Return a collective by name; InputError lists the known names."""
-    if op not in COLLECTIVES: raise InputError(f"no collective {op!r}; there are {', '.join(COLLECTIVES)}")
+    if op not in COLLECTIVES:
+        raise InputError(f"no collective {op!r}; there are {', '.join(COLLECTIVES)}")
     return COLLECTIVES[op]
 
 
@@ -136,4 +150,5 @@ def check_payload(op: str, payload: Quantity) -> Quantity:
     return payload
 
 
-def show(seconds: Quantity) -> str: return f"{seconds:.3g}" if isinstance(seconds, int | float) else str(seconds)
+def show(seconds: Quantity) -> str:
+    return f"{seconds:.3g}" if isinstance(seconds, int | float) else str(seconds)

@@ -4,6 +4,7 @@ for full tiles.
 
 The result is a lower bound, never a measurement: where a machine is at hand, calibrate it
 (formats/machine/model.py)."""
+
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from formats.storage.format import Format
 BYTES = {"float32": 4.0, "float16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
 # the next wider type, which holds every number of a type
 WIDER = {"int4": "int8", "int8": "bf16", "bf16": "float16", "float16": "float32"}
-LARGEST_NUMBER = 1e24                                       # the largest number of a data sheet: beyond any machine
+LARGEST_NUMBER = 1e24  # the largest number of a data sheet: beyond any machine
 FILE = Path(__file__).with_suffix(".json")
 CLUSTERS = FILE.with_name("clusters.json")
 
@@ -39,6 +40,7 @@ class Datasheet:
     the memory of its host. `cores`: the number of cores with a matrix unit each. `watts` of a device under load and
     `hourly` dollars of one, None where they are unknown, `costs` their source. `processors`: the throughput of all
     devices over that of one, where they are processes of one machine. `catalogue` declares the kernels."""
+
     name: str
     source: str
     matrix: Mapping[str, float]
@@ -60,19 +62,30 @@ class Datasheet:
     def __post_init__(self) -> None:
         if self.activations not in BYTES:
             raise ValueError(f"{self.name}: activations {self.activations!r} are none of {', '.join(BYTES)}")
-        rates = [*self.matrix.values(), *self.vector.values(), *self.tile,
-                 *(x for _, *level in self.memory for x in level)]
-        if "float32" not in self.vector or not self.memory or len(
-                self.tile) != 3 or not all(0 < rate < inf for rate in rates):
-            raise ValueError(f"{self.name}: a vector unit with float32, a tile of three sizes, a memory, and only "
-                             "positive numbers")
+        rates = [
+            *self.matrix.values(),
+            *self.vector.values(),
+            *self.tile,
+            *(x for _, *level in self.memory for x in level),
+        ]
+        if (
+            "float32" not in self.vector
+            or not self.memory
+            or len(self.tile) != 3
+            or not all(0 < rate < inf for rate in rates)
+        ):
+            raise ValueError(
+                f"{self.name}: a vector unit with float32, a tile of three sizes, a memory, and only positive numbers"
+            )
         if [*self.memory] != sorted(self.memory, key=lambda level: (level[1], -level[2])):
             raise ValueError(f"{self.name}: memory levels must grow, and slow down, from the nearest on")
         check_links(self.name, self.links)
-        if self.host is not None: check_rates(self.name, self.host)
+        if self.host is not None:
+            check_rates(self.name, self.host)
         if not (isinstance(self.cores, int) and self.cores > 0):
             raise ValueError(f"{self.name}: cores {self.cores!r}: give a whole number from 1 on, or none")
-        if not 0 <= self.launch < inf: raise ValueError(f"{self.name}: launch {self.launch}: give seconds from 0 on")
+        if not 0 <= self.launch < inf:
+            raise ValueError(f"{self.name}: launch {self.launch}: give seconds from 0 on")
         if not self.processors >= 1:
             raise ValueError(f"{self.name}: processors {self.processors}: one device gets 1 done: from 1 on, or none")
         for what, number in (("watts", self.watts), ("hourly", self.hourly)):
@@ -89,8 +102,11 @@ class Datasheet:
         rate, unit, tile = self.dense(kernel)
         matrix, vector, numbers, stored = (sizes.get(TIMES, 1) * part for part in self.count_work(kernel, tile, sizes))
         size = numbers * BYTES[self.activations] + stored
-        seconds = {"matrix": 0.0, "vector": vector / self.vector_rate(self.activations),
-                 "memory": size / self.bandwidth(size)}
+        seconds = {
+            "matrix": 0.0,
+            "vector": vector / self.vector_rate(self.activations),
+            "memory": size / self.bandwidth(size),
+        }
         seconds[unit] += matrix / rate
         return seconds
 
@@ -113,13 +129,18 @@ class Datasheet:
     def product_rate(self, own: str) -> tuple[float, str, Tile]:
         """Return the rate, unit and tile of dense products of a number type."""
         number = own
-        while number not in self.matrix and number in WIDER: number = WIDER[number]
-        return (self.matrix[number], "matrix",
-                self.tile) if number in self.matrix else (self.vector_rate(own), "vector", (1, 1, 1))
+        while number not in self.matrix and number in WIDER:
+            number = WIDER[number]
+        return (
+            (self.matrix[number], "matrix", self.tile)
+            if number in self.matrix
+            else (self.vector_rate(own), "vector", (1, 1, 1))
+        )
 
     def vector_rate(self, kind: str) -> float:
         """Return the operations a second of the vector unit in this type or the next wider one that it has."""
-        while kind not in self.vector: kind = WIDER[kind]
+        while kind not in self.vector:
+            kind = WIDER[kind]
         return self.vector[kind]
 
     def bandwidth(self, size: float) -> float:
@@ -141,28 +162,36 @@ NUMBER_FIELDS = "launch", "cores", "processors", "watts", "hourly"
 
 def check_types(sheet: object) -> None:
     """Raise TypeError for a data sheet in JSON whose fields have other types than these."""
-    if not isinstance(sheet, dict): raise TypeError(f"{sheet!r:.40} is no object of fields")
+    if not isinstance(sheet, dict):
+        raise TypeError(f"{sheet!r:.40} is no object of fields")
     for name in ("source", "costs", "activations"):
-        if not isinstance(sheet.get(name, ""), str): raise TypeError(f"{name} {sheet[name]!r:.40} is no text")
+        if not isinstance(sheet.get(name, ""), str):
+            raise TypeError(f"{name} {sheet[name]!r:.40} is no text")
     for name in NUMBER_FIELDS:
-        if sheet.get(name) is not None: check_number(name, sheet[name])
+        if sheet.get(name) is not None:
+            check_number(name, sheet[name])
     for name in ("matrix", "vector"):
-        if not isinstance(sheet[name], dict): raise TypeError(f"{name} {sheet[name]!r:.40}: give rates by number type")
-        for kind, rate in sheet[name].items(): check_number(f"{name} {kind:.40}", rate)
+        if not isinstance(sheet[name], dict):
+            raise TypeError(f"{name} {sheet[name]!r:.40}: give rates by number type")
+        for kind, rate in sheet[name].items():
+            check_number(f"{name} {kind:.40}", rate)
     for name in ("tile", "sparse"):
         for size in sheet.get(name) or ():
-            if type(size) is not int: raise TypeError(f"{name} has {size!r:.40}, no whole number")
+            if type(size) is not int:
+                raise TypeError(f"{name} has {size!r:.40}, no whole number")
     for level in [*sheet["memory"], *(sheet.get("links") or ()), *filter(None, [sheet.get("host")])]:
         if not isinstance(level, list) or not isinstance(level[0], str):
             raise TypeError(f"{level!r:.60}: give a list that begins with a name")
-    if sheet.get("sparse") is not None and len(sheet["sparse"]) != 2: raise TypeError("sparse: give [N, M]")
+    if sheet.get("sparse") is not None and len(sheet["sparse"]) != 2:
+        raise TypeError("sparse: give [N, M]")
 
 
 def check_number(name: str, value: object) -> None:
     """Raise TypeError for a value that is no number, or beyond LARGEST_NUMBER."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} {value!r:.40}: no number")
-    if not value < LARGEST_NUMBER: raise TypeError(f"{name} {value!r:.40}: give a number below {LARGEST_NUMBER:g}")
+    if not value < LARGEST_NUMBER:
+        raise TypeError(f"{name} {value!r:.40}: give a number below {LARGEST_NUMBER:g}")
 
 
 def datasheets(file: Path = FILE) -> dict[str, Datasheet]:
@@ -170,16 +199,20 @@ def datasheets(file: Path = FILE) -> dict[str, Datasheet]:
     the faulty entry."""
     machines = {}
     table = read_json(file)
-    if not isinstance(table, dict): raise InputError(f"{file}: {table!r:.40} is no object: give {{NAME: data sheet}}")
+    if not isinstance(table, dict):
+        raise InputError(f"{file}: {table!r:.40} is no object: give {{NAME: data sheet}}")
     for name, fields in table.items():
         try:
             check_types(fields)
             fields["tile"], fields["memory"] = tuple(fields["tile"]), tuple(map(tuple, fields["memory"]))
             fields["links"] = read_links(fields.get("links", ()))
-            if fields.get("host") is not None: fields["host"] = read_host(*fields["host"])
-            machines[name] = Datasheet(name=name,
-                                    **fields | {"sparse": tuple(fields["sparse"]) if fields.get("sparse") else None,
-                                               "catalogue": FORMAT_CATALOGUE})
+            if fields.get("host") is not None:
+                fields["host"] = read_host(*fields["host"])
+            machines[name] = Datasheet(
+                name=name,
+                **fields
+                | {"sparse": tuple(fields["sparse"]) if fields.get("sparse") else None, "catalogue": FORMAT_CATALOGUE},
+            )
         except (TypeError, KeyError, AttributeError, IndexError, OverflowError) as error:
             raise ValueError(f"{file}: {name}: {error}") from None
     return machines
@@ -199,9 +232,13 @@ def load_clusters() -> dict[str, Datasheet]:
     for name, fields in json.loads(CLUSTERS.read_text("utf-8")).items():
         sheet = load_bundled()[fields["machine"]]
         links = fields.get("links")
-        clusters[name] = replace(sheet, name=name, source=f"{fields['source']}; {fields['topology']}; {sheet.source}",
-                              links=read_links(links) if links else sheet.links,
-                              memory=tuple(map(tuple, fields.get("memory", sheet.memory))))
+        clusters[name] = replace(
+            sheet,
+            name=name,
+            source=f"{fields['source']}; {fields['topology']}; {sheet.source}",
+            links=read_links(links) if links else sheet.links,
+            memory=tuple(map(tuple, fields.get("memory", sheet.memory))),
+        )
     return clusters
 
 
@@ -210,9 +247,11 @@ def datasheet(name: str, catalogue: Catalogue = FORMAT_CATALOGUE) -> Datasheet:
     which lists the known names."""
     every = load_bundled() | load_clusters()
     for known_name, machine in every.items():
-        if known_name.lower() == name.lower(): return replace(machine, catalogue=catalogue)
-    raise InputError(f"machine {name!r}: there is no data sheet of it: {suggest_name(name, every)}there are "
-                     f"{', '.join(every)}")
+        if known_name.lower() == name.lower():
+            return replace(machine, catalogue=catalogue)
+    raise InputError(
+        f"machine {name!r}: there is no data sheet of it: {suggest_name(name, every)}there are {', '.join(every)}"
+    )
 
 
 def number_type(form: str, activations: str) -> str:
@@ -222,6 +261,7 @@ def number_type(form: str, activations: str) -> str:
 
 
 # ---- the work of a kernel
+
 
 @lru_cache(1024)
 def work(price: Price, tile: Tile, sparse: tuple[int, int] | None) -> Work:
@@ -241,15 +281,18 @@ def product_work(form: type[Format], tile: Tile, sparse: tuple[int, int] | None)
     arrays = [array for array in form.fields.values() if array.number.name.startswith("f")]
     rounded = form.flops.subs({size: up(size, side) for size, side in zip((T, n, p), tile, strict=True)})
     scattered = sympy.expand(form.flops).coeff(nnz) * nnz
-    if scattered != 0: matrix, vector = sympy.expand(rounded).subs(nnz, 0), scattered
+    if scattered != 0:
+        matrix, vector = sympy.expand(rounded).subs(nnz, 0), scattered
     elif indexed(form, arrays):
         skips = skipped(form, sparse)
         matrix, vector = skips * rounded, (1 - skips) * form.flops
     elif sympy.expand(2 * T * sympy.Add(*(array.count for array in arrays)) - form.flops) != 0:
         matrix, vector = rounded, sympy.Integer(0)
     else:
-        tiles = (2 * sympy.Mul(*array.shape[:-2]) * pad_to_tiles(T, array.shape[-2], array.shape[-1], tile)
-                 for array in arrays)
+        tiles = (
+            2 * sympy.Mul(*array.shape[:-2]) * pad_to_tiles(T, array.shape[-2], array.shape[-1], tile)
+            for array in arrays
+        )
         matrix, vector = sympy.Add(*tiles), sympy.Integer(0)
     return Work(matrix, vector, T * (n + p), form.bytes)
 
@@ -257,7 +300,8 @@ def product_work(form: type[Format], tile: Tile, sparse: tuple[int, int] | None)
 def skipped(form: type[Format], sparse: tuple[int, int] | None) -> sympy.Expr:
     """Return 1 for the N:M patterns that the matrix unit skips by, else 0."""
     pattern = form.named.get("n"), form.named.get("m")
-    if sparse is None or None in pattern: return sympy.Integer(0)
+    if sparse is None or None in pattern:
+        return sympy.Integer(0)
     return sympy.Piecewise((1, sympy.And(*map(sympy.Eq, pattern, sparse))), (0, True))
 
 
@@ -268,8 +312,9 @@ def indexed(form: type[Format], arrays: list[Array]) -> bool:
 
 
 @lru_cache(1024)
-def compiled(price: Price, tile: Tile,
-             sparse: tuple[int, int] | None) -> tuple[tuple[str, ...], Callable[..., tuple[float, ...]]]:
+def compiled(
+    price: Price, tile: Tile, sparse: tuple[int, int] | None
+) -> tuple[tuple[str, ...], Callable[..., tuple[float, ...]]]:
     """Return the names of the sizes of a kernel's work, and a function of them."""
     expressions = tuple(map(sympy.sympify, work(price, tile, sparse)))
     symbols = sorted({symbol for expression in expressions for symbol in expression.free_symbols}, key=str)

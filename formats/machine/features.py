@@ -1,4 +1,5 @@
 """The position of a call in feature space: its rows, sizes and bytes."""
+
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from math import ceil, log2
@@ -11,7 +12,7 @@ from formats.host.host import caches
 from formats.machine.prices import Price
 
 T, n, p = sizes.T.expression, sizes.n.expression, sizes.p.expression
-FAR = "far"                                                 # a key of sizes: bytes of the weight that come from memory
+FAR = "far"  # a key of sizes: bytes of the weight that come from memory
 
 
 @cache
@@ -36,10 +37,17 @@ def weigh_format(name: str, sizes: Mapping[str, float]) -> tuple[float, float]:
 def locate_call(price: Price, sizes: Mapping[str, float]) -> list[float]:
     """Return the position of a call in feature space: octaves of its rows and sizes; for a product also of its bytes a
     number of W."""
-    if not (name := price.product): return [log2(max(sizes[symbol], 1)) for symbol in price.compiled[0]]
+    if not (name := price.product):
+        return [log2(max(sizes[symbol], 1)) for symbol in price.compiled[0]]
     share = weigh_format(name, sizes)[0] / (sizes["n"] * sizes["p"])
-    return [log2(sizes["T"]), float(sizes["T"] == 1), log2(sizes["n"]), log2(sizes["p"]), log2(max(share, 1e-3)),
-            *(log2(max(sizes[symbol], 1)) for symbol in readings(name)[2])]
+    return [
+        log2(sizes["T"]),
+        float(sizes["T"] == 1),
+        log2(sizes["n"]),
+        log2(sizes["p"]),
+        log2(max(share, 1e-3)),
+        *(log2(max(sizes[symbol], 1)) for symbol in readings(name)[2]),
+    ]
 
 
 def even(price: Price, sizes: Mapping[str, float], workers: int) -> dict[str, float]:
@@ -47,10 +55,13 @@ def even(price: Price, sizes: Mapping[str, float], workers: int) -> dict[str, fl
     the workers: rows, or where there are few, columns, are handed out by portions, which do not always divide
     evenly."""
     from formats.kernels.matmul.linear import split_work  # imports the launch code, which few users of prices need
-    if workers == 1 or not (name := price.product): return dict(sizes)
+
+    if workers == 1 or not (name := price.product):
+        return dict(sizes)
     T, p = max(ceil(sizes["T"]), 1), int(sizes["p"])
     rows, columns = split_work(T, p, workers, FORMATS[name].portion)
-    if rows == T: return dict(sizes) | {"p": workers * columns}
+    if rows == T:
+        return dict(sizes) | {"p": workers * columns}
     return dict(sizes) | {"T": workers * rows * ceil(T / rows / workers)}
 
 
@@ -58,7 +69,8 @@ def count_uncached(price: Price, sizes: Mapping[str, float]) -> float:
     """Return the bytes of a product's weight that come from memory: `FAR` if it is among the sizes, as inside a run;
     otherwise the bytes that the second cache does not keep from call to call: nearly none of a small weight, nearly all
     of a large one."""
-    if FAR in sizes: return sizes[FAR]
+    if FAR in sizes:
+        return sizes[FAR]
     size = weigh_format(price.product, sizes)[0]
     return size * size / (size + second_cache())
 

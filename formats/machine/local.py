@@ -1,5 +1,6 @@
 """This machine's prices in the cache: read from there, or measured and stored. A calibration begins with few kernels;
 others are measured when a search first uses them, each part stored in a file of its own."""
+
 import os
 from collections.abc import Callable, Collection
 from functools import cache, partial
@@ -29,9 +30,13 @@ def learn(unknown: UnknownPrice, progress: Progress = lambda *_: None) -> None:
     add it to the machine. Raise the error again where the machine is not the one at hand."""
     machine, kernel, way, catalogue = unknown.machine, unknown.kernel, unknown.way, unknown.machine.catalogue
     known = machine.rates(way).coefficients
-    names = [name for name in (catalogue.common if catalogue[kernel].common else [kernel])
-             if name not in known and (way == FROM_PYTHON or catalogue[name].recorded)]
-    if kernel not in names or machine.identity != identity(): raise unknown
+    names = [
+        name
+        for name in (catalogue.common if catalogue[kernel].common else [kernel])
+        if name not in known and (way == FROM_PYTHON or catalogue[name].recorded)
+    ]
+    if kernel not in names or machine.identity != identity():
+        raise unknown
     measure = partial(calibrate_more, catalogue, names, way)
     machine.add(names, way, load_or_measure(part_file([way, *names]), catalogue, measure, progress, names, way))
 
@@ -40,9 +45,11 @@ def learning(ask: Callable[[], T], progress: Progress = lambda *_: None) -> T:
     """Return the result of `ask`, after the prices that it lacks were measured, each kernel once."""
     learned = set[tuple[str, str]]()
     while True:
-        try: return ask()
+        try:
+            return ask()
         except UnknownPrice as unknown:
-            if (key := (unknown.kernel, unknown.way)) in learned: raise
+            if (key := (unknown.kernel, unknown.way)) in learned:
+                raise
             learned.add(key)
             learn(unknown, progress)
 
@@ -58,16 +65,26 @@ def find_others() -> str:
     return probe()
 
 
-def load_or_measure(file: Path, catalogue: Catalogue, measure: Callable[..., Machine], progress: Progress,
-                    wanted: Collection[str] = (), way: str = FROM_PYTHON) -> Machine:
+def load_or_measure(
+    file: Path,
+    catalogue: Catalogue,
+    measure: Callable[..., Machine],
+    progress: Progress,
+    wanted: Collection[str] = (),
+    way: str = FROM_PYTHON,
+) -> Machine:
     """Load the machine in a file, with rates of these kernels in this way of running, at its present pace; or else
     measure and store it. A machine without rates is not stored: its kernels are all measured on first use."""
     if os.path.lexists(file):
-        try: machine = Machine.load(file, catalogue, wanted, way)
-        except NotThisMachine as error: say(f"measured again: {error}")
+        try:
+            machine = Machine.load(file, catalogue, wanted, way)
+        except NotThisMachine as error:
+            say(f"measured again: {error}")
         else:
-            if not machine.busy or find_others(): return machine.slowed(drift(machine.pace))
+            if not machine.busy or find_others():
+                return machine.slowed(drift(machine.pace))
             say("measured again: prices that were measured while the machine was busy, as it is quiet now")
     machine = measure(progress=progress)
-    if machine.coefficients or wanted: machine.save(file)
+    if machine.coefficients or wanted:
+        machine.save(file)
     return machine

@@ -1,6 +1,7 @@
 """A machine prices kernels: seconds are a nonnegative combination of features, each an expression in named sizes (the
 closed form), times a correction factor for the residual (formats/machine/predictor.py). A short calibration
 (formats/machine/calibration.py) fits both; a JSON file stores them (formats/machine/local.py)."""
+
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -23,13 +24,13 @@ from formats.machine.features import count_uncached, locate_call
 from formats.machine.predictor import Correction
 from formats.machine.prices import FORMAT_CATALOGUE, TIMES, Catalogue
 
-FEATURES_VERSION = 14                                       # other files are calibrated anew
+FEATURES_VERSION = 14  # other files are calibrated anew
 KEPT_CONTENT = "the calibration"
-WAYS = "apart", "together"                              # inside a run: each worker on a group of its own, or all on one
-FROM_PYTHON = "called"                                      # calls from Python, outside a run
-MAX_LOG, MIN_DEVIATION = 20, 1e-3                        # largest logarithm, least deviation of a correction
-SAID = 1000                                                 # `busy` has fewer characters than this
-DEFAULT_HALF_WIDTH = 0.3                                    # half the width of an unmeasured interval
+WAYS = "apart", "together"  # inside a run: each worker on a group of its own, or all on one
+FROM_PYTHON = "called"  # calls from Python, outside a run
+MAX_LOG, MIN_DEVIATION = 20, 1e-3  # largest logarithm, least deviation of a correction
+SAID = 1000  # `busy` has fewer characters than this
+DEFAULT_HALF_WIDTH = 0.3  # half the width of an unmeasured interval
 
 
 class NotThisMachine(ValueError):
@@ -76,34 +77,44 @@ class Rates:
         """Return the rates where every call takes `factor` times as long."""
         longer: dict[str, Any] = {
             name: {kernel: [factor * a for a in coefficients] for kernel, coefficients in getattr(self, name).items()}
-            for name in ("coefficients", "one_row", "far", "few")}
+            for name in ("coefficients", "one_row", "far", "few")
+        }
         return replace(self, **longer, start=factor * self.start, cold=factor * self.cold)
 
     def seconds(self, kernel: str, **sizes: float) -> float:
         """Predict the seconds of one call."""
-        if (rates := self.holding(kernel)) is not self: return rates.seconds(kernel, **sizes)
+        if (rates := self.holding(kernel)) is not self:
+            return rates.seconds(kernel, **sizes)
         plain = self.closed(kernel, **sizes)
-        if kernel not in self.corrections: return plain
+        if kernel not in self.corrections:
+            return plain
         residual = self.corrections[kernel](locate_call(self.catalogue[kernel], sizes))
         return plain * exp(min(max(residual, -MAX_LOG), MAX_LOG))
 
     def closed(self, kernel: str, **sizes: float) -> float:
         """Evaluate the closed form alone."""
-        if (rates := self.holding(kernel)) is not self: return rates.closed(kernel, **sizes)
+        if (rates := self.holding(kernel)) is not self:
+            return rates.closed(kernel, **sizes)
         price, rows = self.catalogue[kernel], sizes.get("T", inf)
         one = rows == 1
         near, byte_seconds = (self.one_row if one and kernel in self.one_row else self.coefficients)[kernel], 0.0
-        if kernel in self.few and not one and rows <= price.few: *near, byte_seconds = self.few[kernel]
-        elif kernel in self.far: byte_seconds = self.far[kernel][0 if one else 1]
+        if kernel in self.few and not one and rows <= price.few:
+            *near, byte_seconds = self.few[kernel]
+        elif kernel in self.far:
+            byte_seconds = self.far[kernel][0 if one else 1]
         once = sum(a * b for a, b in zip(near, self.catalogue.evaluate_features(kernel, sizes), strict=True))
         return (once + (byte_seconds and byte_seconds * count_uncached(price, sizes))) * sizes.get(TIMES, 1)
 
     def between(self, kernel: str, **sizes: float) -> tuple[float, float]:
         """Return seconds that a call takes in 80 % of cases: a lower and an upper bound around `seconds`."""
-        if (rates := self.holding(kernel)) is not self: return rates.between(kernel, **sizes)
+        if (rates := self.holding(kernel)) is not self:
+            return rates.between(kernel, **sizes)
         known = self.corrections.get(kernel)
-        wide = self.interval.get(kernel, DEFAULT_HALF_WIDTH) if known is None \
+        wide = (
+            self.interval.get(kernel, DEFAULT_HALF_WIDTH)
+            if known is None
             else known.deviation(locate_call(self.catalogue[kernel], sizes))
+        )
         middle = self.seconds(kernel, **sizes)
         return middle * exp(-wide), middle * exp(wide)
 
@@ -117,19 +128,27 @@ class Rates:
         """The names of kernels whose rates are not valid."""
         counts = {kernel: len(self.catalogue[kernel].terms) for kernel in (*self.coefficients, *self.one_row)}
         wrong = [kernel for kernel, numbers in self.coefficients.items() if not prices(numbers, counts[kernel])]
-        wrong += [kernel for kernel, correction in self.corrections.items()
-                  if kernel not in self.catalogue or not corrects(correction)]
-        wrong += [kernel for kernel, numbers in self.one_row.items()
-                  if not prices([*numbers, 1e-12], counts[kernel] + 1)]
-        wrong += [kernel for kernel, numbers in self.few.items()
-                  if kernel not in counts or not prices(numbers, counts[kernel] + 1)]
+        wrong += [
+            kernel
+            for kernel, correction in self.corrections.items()
+            if kernel not in self.catalogue or not corrects(correction)
+        ]
+        wrong += [
+            kernel for kernel, numbers in self.one_row.items() if not prices([*numbers, 1e-12], counts[kernel] + 1)
+        ]
+        wrong += [
+            kernel
+            for kernel, numbers in self.few.items()
+            if kernel not in counts or not prices(numbers, counts[kernel] + 1)
+        ]
         wrong += [kernel for kernel, numbers in self.far.items() if not prices([*numbers, 1e-12], 3)]
         wrong += [kernel for kernel, wide in self.interval.items() if not (is_finite(wide) and 0 <= wide < MAX_LOG)]
-        return wrong + [name for name in ("start", "cold")
-                        if not (is_finite(value := getattr(self, name)) and 0 <= value < 1)]
+        return wrong + [
+            name for name in ("start", "cold") if not (is_finite(value := getattr(self, name)) and 0 <= value < 1)
+        ]
 
 
-TABLES = "coefficients", "interval", "corrections", "one_row", "far", "few"     # fields of rates, by kernel
+TABLES = "coefficients", "interval", "corrections", "one_row", "far", "few"  # fields of rates, by kernel
 
 
 def record(value: Any) -> dict[str, object]:
@@ -141,8 +160,14 @@ def read_rates(given: Mapping[str, Any], catalogue: Catalogue) -> dict[str, Any]
     """Read the fields of rates from JSON, without kernels that the catalogue does not declare."""
     others = given["coefficients"].keys() - {*catalogue.prices, *catalogue.optional}
     known = {name: {kernel: entry for kernel, entry in given[name].items() if kernel not in others} for name in TABLES}
-    return dict(given) | known | {"catalogue": catalogue, "corrections": {
-        kernel: Correction(**entry) for kernel, entry in known["corrections"].items()}}
+    return (
+        dict(given)
+        | known
+        | {
+            "catalogue": catalogue,
+            "corrections": {kernel: Correction(**entry) for kernel, entry in known["corrections"].items()},
+        }
+    )
 
 
 @dataclass(frozen=True)
@@ -178,13 +203,17 @@ class Machine(Rates):
             wrong += [way for way in machine.ways if way not in WAYS]
             if not (isinstance(machine.busy, str) and len(machine.busy) < SAID and machine.busy.isprintable()):
                 wrong.append("a busy machine")
-            if not (is_finite(machine.pace) and 0 <= machine.pace < 1): wrong.append("a pace")
+            if not (is_finite(machine.pace) and 0 <= machine.pace < 1):
+                wrong.append("a pace")
             here = machine.identity == identity() and machine.features == FEATURES_VERSION
-        except InputError as error: raise NotThisMachine(str(error)) from None
+        except InputError as error:
+            raise NotThisMachine(str(error)) from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise NotThisMachine(f"{shown(file)}: {type(error).__name__}: {error}") from None
-        if wrong: raise NotThisMachine(f"{file}: no prices of {', '.join(wrong)}")
-        if not here: raise NotThisMachine(f"{file}: of another machine or other versions")
+        if wrong:
+            raise NotThisMachine(f"{file}: no prices of {', '.join(wrong)}")
+        if not here:
+            raise NotThisMachine(f"{file}: of another machine or other versions")
         return machine
 
     def slowed(self, factor: float) -> Self:
@@ -195,10 +224,13 @@ class Machine(Rates):
         never recorded, the rates of the way without it. Raise UnknownPrice where it was not measured: this method
         measures none."""
         rates = self.rates(way)
-        if kernel in rates.coefficients: return rates
-        if (way, kernel) in self.more: return self.more[way, kernel]
+        if kernel in rates.coefficients:
+            return rates
+        if (way, kernel) in self.more:
+            return self.more[way, kernel]
         declared = self.catalogue[kernel]
-        if way != FROM_PYTHON and not declared.recorded: return rates
+        if way != FROM_PYTHON and not declared.recorded:
+            return rates
         raise UnknownPrice(self, kernel, way)
 
     def rates(self, way: str) -> Rates:
@@ -211,7 +243,8 @@ class Machine(Rates):
 
     def add(self, names: Iterable[str], way: str, measured: "Machine") -> None:
         """Add the rates of these kernels in this way of running, which were measured later."""
-        if measured.busy: self.marks.append(measured.busy)
+        if measured.busy:
+            self.marks.append(measured.busy)
         self.more.update(dict.fromkeys([(way, name) for name in names], measured.rates(way)))
 
     @cached_property
@@ -245,9 +278,13 @@ def corrects(correction: Correction) -> bool:
     scale, places, left = correction.scale, correction.places, correction.left
     numbers = [correction.noise, correction.spread, correction.amplitude, correction.alone, *left]
     right = all(is_finite(number) and abs(number) < MAX_LOG for number in numbers)
-    return (right and all(map(is_finite, scale))
-            and min(correction.noise, correction.spread, *scale, 1.0) >= MIN_DEVIATION and len(places) == len(left)
-            and all(len(place) == len(scale) and all(map(is_finite, place)) for place in places))
+    return (
+        right
+        and all(map(is_finite, scale))
+        and min(correction.noise, correction.spread, *scale, 1.0) >= MIN_DEVIATION
+        and len(places) == len(left)
+        and all(len(place) == len(scale) and all(map(is_finite, place)) for place in places)
+    )
 
 
 def identity() -> tuple[int, tuple[tuple[str, str], ...]]:
@@ -255,11 +292,16 @@ def identity() -> tuple[int, tuple[tuple[str, str], ...]]:
     caches and cores (its name states none of these), the versions of the compilers, the kernels."""
     from formats.host.threads import threads
     from formats.kernels import digest
+
     host = Host.here()
     versions = {name: version(name) for name in ("numba", "llvmlite", "numpy")} | {
-        "kernels": digest(), "flags": digested(" ".join(sorted(host.flags)) or cpu()),
-        "caches": " ".join(map(str, caches())), "cores": str(host.cores)}
-    if names := switched_off(): versions["off"] = ",".join(names)
+        "kernels": digest(),
+        "flags": digested(" ".join(sorted(host.flags)) or cpu()),
+        "caches": " ".join(map(str, caches())),
+        "cores": str(host.cores),
+    }
+    if names := switched_off():
+        versions["off"] = ",".join(names)
     return threads(), tuple(sorted(versions.items()))
 
 
@@ -269,7 +311,8 @@ def here() -> dict[str, Any]:
     return {"name": cpu(), "threads": count, "versions": dict(versions)}
 
 
-def digested(text: str) -> str: return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+def digested(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def machine_file() -> Path:
@@ -281,6 +324,8 @@ def current(file: Path) -> bool:
     """True if a file in the directory of calibrations is for this processor and these versions, for any number of
     threads."""
     _, versions = identity()
-    try: content = parse_json(recall(file.with_name(f"{file.name.split('.')[0]}.json")), shown(file))
-    except InputError: return False
+    try:
+        content = parse_json(recall(file.with_name(f"{file.name.split('.')[0]}.json")), shown(file))
+    except InputError:
+        return False
     return isinstance(content, dict) and content.get("versions") == dict(versions)

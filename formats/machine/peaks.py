@@ -1,5 +1,6 @@
 """The measured peaks of this machine: arithmetic by number type, bandwidth by level of memory, the overhead of a
 call."""
+
 import json
 import os
 import time
@@ -19,8 +20,8 @@ from formats.disk.holdings import try_put
 from formats.host.host import caches, cpu, uncached
 from formats.host.threads import limit, threads
 
-SIDE, PRODUCT_ROWS = 512, 256                             # sizes of the products that are timed: a millisecond or less
-MEASURED_SECONDS = 0.02                                      # seconds of one measurement
+SIDE, PRODUCT_ROWS = 512, 256  # sizes of the products that are timed: a millisecond or less
+MEASURED_SECONDS = 0.02  # seconds of one measurement
 Progress = Callable[..., None]
 T = TypeVar("T")
 
@@ -28,6 +29,7 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Rate:
     """A number of operations or bytes a second, on one thread and on all."""
+
     one: float
     all: float
 
@@ -36,6 +38,7 @@ class Rate:
 class Peaks:
     """`rates`: operations a second by number type, "vector" float32 in registers. `bandwidth`: (level, bytes read in
     turn, bytes a second). `overheads`: seconds."""
+
     name: str
     threads: int
     rates: dict[str, Rate]
@@ -48,10 +51,12 @@ class Peaks:
 
     def rows(self) -> Iterator[tuple[str, str, str, str]]:
         """Yield the rows of a table: quantity, unit, on one thread, on all."""
-        for kind, rate in self.rates.items(): yield kind, "Gop/s", f"{rate.one / 1e9:.0f}", f"{rate.all / 1e9:.0f}"
+        for kind, rate in self.rates.items():
+            yield kind, "Gop/s", f"{rate.one / 1e9:.0f}", f"{rate.all / 1e9:.0f}"
         for level, size, rate in self.bandwidth:
             yield f"{level} ({format_bytes(size)})", "GB/s", f"{rate.one / 1e9:.0f}", f"{rate.all / 1e9:.0f}"
-        for what, seconds in self.overheads.items(): yield what, "µs", f"{1e6 * seconds:.1f}", ""
+        for what, seconds in self.overheads.items():
+            yield what, "µs", f"{1e6 * seconds:.1f}", ""
 
 
 def measure_peaks(progress: Progress = lambda *_: None) -> Peaks:
@@ -59,9 +64,11 @@ def measure_peaks(progress: Progress = lambda *_: None) -> Peaks:
     present = {kind: [name for name, form in FORMATS.items() if form.unit == kind] for kind in units()}
     kinds, levels = [*present], [*memory_levels()]
     steps = len(kinds) + len(levels) + 2
+
     def told(done: int, value: T) -> T:
         progress(done, steps)
         return value
+
     rates = {"vector": told(1, vector_rate())}
     rates |= {kind: told(2 + i, product_rate(present[kind])) for i, kind in enumerate(kinds)}
     reads = [told(2 + len(kinds) + i, (level, size, bandwidth(size))) for i, (level, size) in enumerate(levels)]
@@ -88,12 +95,14 @@ def best(call: Callable[[], object], seconds: float = MEASURED_SECONDS) -> float
 
 def time_parallel(calls: Sequence[Callable[[], object]]) -> float:
     """Return the least seconds in which all calls are done, each on a thread of its own."""
-    with ThreadPoolExecutor(len(calls)) as pool: return best(lambda: list(pool.map(lambda call: call(), calls)))
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return best(lambda: list(pool.map(lambda call: call(), calls)))
 
 
 def vector_rate() -> Rate:
     """Measure float32 operations a second without memory access: a multiplication and an addition are two."""
     from formats.machine.rates import CHAINS, multiply_adds
+
     count = 1 << 19
     ends = [room((CHAINS,), np.dtype(np.float32)) for _ in range(threads())]
     calls: list[Callable[[], object]] = [partial(multiply_adds.call, count, end.ctypes.data) for end in ends]
@@ -108,7 +117,8 @@ def product_rate(names: list[str]) -> Rate:
     x[...], W = rng.standard_normal(x.shape), rng.standard_normal((SIDE, SIDE), np.float32) / 32
     calls = [partial(FORMATS[name].approximate(W).matmul, x, out=out) for name in names]
     work = 2 * PRODUCT_ROWS * SIDE * SIDE
-    with limit(1): one = work / min(map(best, calls))
+    with limit(1):
+        one = work / min(map(best, calls))
     return Rate(one, work / min(map(best, calls)))
 
 
@@ -116,14 +126,17 @@ def memory_levels() -> Iterator[tuple[str, int]]:
     """Yield (level, bytes to read) for every data cache, half of its size, and for memory, if there is room for that
     much."""
     sizes = caches()
-    for level, size in enumerate(sizes, 1): yield f"L{level}", size // 2
+    for level, size in enumerate(sizes, 1):
+        yield f"L{level}", size // 2
     yield "memory", min(uncached(), max(sizes[-1], free_memory() // 4))
 
 
 def free_memory() -> int:
     """Return the bytes that are free, as far as the system reports them."""
-    try: return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError): return 4 << 30
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 4 << 30
 
 
 def bandwidth(size: int) -> Rate:
@@ -139,6 +152,7 @@ def bandwidth(size: int) -> Rate:
 def filled(size: int) -> tuple[np.ndarray, np.ndarray]:
     """Allocate and fill an array of `size` bytes, and room for a sum."""
     from formats.machine.rates import CHAINS
+
     array = room((max(size // (4 * CHAINS), 1), CHAINS), np.dtype(np.float32))
     array[...] = 1
     return array, room((CHAINS,), array.dtype)
@@ -147,6 +161,7 @@ def filled(size: int) -> tuple[np.ndarray, np.ndarray]:
 def sweep(array: np.ndarray, end: np.ndarray) -> None:
     """Read the array once; a small one repeatedly, so that the call itself is negligible."""
     from formats.machine.rates import read_all
+
     read_all.call(array.ctypes.data, len(array), traffic(array) // array.nbytes, end.ctypes.data)
 
 
@@ -161,6 +176,7 @@ def overheads() -> dict[str, float]:
     x, out = (room((64, 16), np.dtype(np.float32)) for _ in range(2))
     x[...] = 1
     weight = FORMATS["dense"].pack(np.ones((16, 16), np.float32))
+
     def taken(rows: int) -> float:
         runs = []
         for _ in range(2000):
@@ -168,12 +184,15 @@ def overheads() -> dict[str, float]:
             weight.matmul(x[:rows], out=out[:rows])
             runs.append(time.perf_counter() - start)
         return median(runs)
-    with limit(1): alone = taken(1), taken(64)
+
+    with limit(1):
+        alone = taken(1), taken(64)
     return {"call": alone[0], "launch": max(0.0, taken(64) - alone[1])}
 
 
 def format_bytes(size: int) -> str:
     """Format bytes in the largest binary unit that keeps them above one."""
     for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if size >= 1 << shift: return f"{size / (1 << shift):.3g} {unit}"
+        if size >= 1 << shift:
+            return f"{size / (1 << shift):.3g} {unit}"
     return f"{size} B"

@@ -2,6 +2,7 @@
 (formats/kernels/engine/replay.py), so no Python is in their times. As in a program, the input of a kernel was just
 written by another one, on whichever core. A weight comes from memory, as cases of one weight are as far from one
 another as they can be; it is timed from the caches, too."""
+
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
@@ -15,15 +16,15 @@ from formats.host.host import uncached
 from formats.host.quiet import MIN_RUNS, SIGNS, width
 from formats.host.threads import threads
 
-AGREE = 0.1                                                 # largest relative difference of two timings that agree
-TURNS, MOST_DOUBTFUL = 4, 64                                # turns of timing again; most cases of a turn
-SCRIPT_CASES = 128                                          # most cases of a script: an interrupt waits for its end
+AGREE = 0.1  # largest relative difference of two timings that agree
+TURNS, MOST_DOUBTFUL = 4, 64  # turns of timing again; most cases of a turn
+SCRIPT_CASES = 128  # most cases of a script: an interrupt waits for its end
 LEAST_ROUNDS, MAX_ROUNDS = 3, 16
 COLD_RUNS = 15
 Launching = Callable[[], object]
 Case = tuple[str, dict[str, float], Launching]
 Measurements = list[tuple[str, dict[str, float], float]]
-Doubtful = Callable[[Measurements], list[int]]              # indices of measurements that others contradict
+Doubtful = Callable[[Measurements], list[int]]  # indices of measurements that others contradict
 Buffer = NDArray[np.uint8]
 Words = NDArray[np.int64]
 
@@ -33,9 +34,11 @@ class Inside:
     and write `memory`, of which each worker has a copy. `writers`: for each case a call before it that is not timed, or
     None."""
 
-    def __init__(self, cases: Sequence[Case], memory: Buffer, apart: bool,
-                 writers: Sequence[Launching | None] = ()) -> None:
+    def __init__(
+        self, cases: Sequence[Case], memory: Buffer, apart: bool, writers: Sequence[Launching | None] = ()
+    ) -> None:
         from formats.kernels.engine.replay import Recording
+
         self.workers, self.apart = threads(), apart
         recording, steps = Recording(memory, 1 if apart else self.workers), list[Launching]()
         for writer, (_, _, call) in zip(writers or [None] * len(cases), cases, strict=True):
@@ -45,9 +48,10 @@ class Inside:
             for step in steps:
                 step()
                 recording.step()
+
         recording.keep(walk)
         self.given, self.script = memory.view(np.int64), recording.script()
-        timed, ends = {id(call) for _, _, call in cases}, np.array(self.script.ends[:len(steps) + 1])
+        timed, ends = {id(call) for _, _, call in cases}, np.array(self.script.ends[: len(steps) + 1])
         of_cases = [i for i, step in enumerate(steps) if id(step) in timed]
         self.starts, self.ends = ends[of_cases], ends[np.add(of_cases, 1)]
 
@@ -57,6 +61,7 @@ class Inside:
         from formats.kernels.engine.launch import ARENA, ROOM, address
         from formats.kernels.engine.pool import POOL
         from formats.kernels.engine.replay import GROUP, REPLAY, clock, conduct, nanoseconds, replay
+
         groups, script = self.workers if self.apart else 1, self.script
         stages = int(script.ends[-1])
         inputs = address(self.given), fill * len(self.given)
@@ -65,15 +70,23 @@ class Inside:
         with POOL.lock:
             reserved = *ARENA.reserve(script.size, groups), *ROOM.reserve(script.scratch, self.workers)
             arguments = np.array([(address(table), *reserved, clock(), address(stamps), stages + 1)], REPLAY)
-            if self.apart: POOL.run(replay.address, address(arguments), groups, self.workers)
-            else: conduct.call(POOL.state, address(arguments), POOL.ready(self.workers))
+            if self.apart:
+                POOL.run(replay.address, address(arguments), groups, self.workers)
+            else:
+                conduct.call(POOL.state, address(arguments), POOL.ready(self.workers))
         since: Words = nanoseconds(stamps)
         return np.asarray((since[:, self.ends] - since[:, self.starts]).mean(0))
 
 
-def inside(cases: Sequence[Case], memory: Buffer, apart: bool, seconds: float,
-           progress: Callable[..., None] = lambda *_: None, reads: Sequence[int] = (),
-           doubtful: Doubtful = lambda rows: []) -> Measurements:
+def inside(
+    cases: Sequence[Case],
+    memory: Buffer,
+    apart: bool,
+    seconds: float,
+    progress: Callable[..., None] = lambda *_: None,
+    reads: Sequence[int] = (),
+    doubtful: Doubtful = lambda rows: [],
+) -> Measurements:
     """Return seconds of each case (`typical`) over all rounds, three at least. They are scaled by the ratio of the time
     of full scripts to the sum of their cases, as rounds are skewed: programs are judged by medians of full runs, in
     which some step always takes longer. Cases of one weight come in one script as rarely as possible; cases with the
@@ -83,18 +96,28 @@ def inside(cases: Sequence[Case], memory: Buffer, apart: bool, seconds: float,
     from formats.kernels.engine.compiled import walk_compiled
     from formats.kernels.engine.pool import end_workers, launch_items, worker_loop
     from formats.kernels.engine.replay import conduct, replay
+
     order = spread_weights(cases)
-    parts = [order[at:at + SCRIPT_CASES] for at in range(0, len(order), SCRIPT_CASES)]
-    writers = [write_anew(memory, count, int(sizes.get("T", 1)))
-               for count, (_, sizes, _) in zip(reads or [0] * len(cases), cases, strict=True)]
+    parts = [order[at : at + SCRIPT_CASES] for at in range(0, len(order), SCRIPT_CASES)]
+    writers = [
+        write_anew(memory, count, int(sizes.get("T", 1)))
+        for count, (_, sizes, _) in zip(reads or [0] * len(cases), cases, strict=True)
+    ]
     primed = [[0, *part] for part in parts]
     scripts = walk_compiled(
         lambda: [Inside([cases[i] for i in part], memory, apart, [writers[i] for i in part]) for part in primed],
-        replay, conduct, launch_items, worker_loop, end_workers, progress=lambda name, _: progress(f"compiled {name}"))
+        replay,
+        conduct,
+        launch_items,
+        worker_loop,
+        end_workers,
+        progress=lambda name, _: progress(f"compiled {name}"),
+    )
     rounds = Rounds([*zip(parts, scripts, strict=True)])
     end = time.perf_counter() + seconds
     for done in range(MAX_ROUNDS):
-        if done >= LEAST_ROUNDS and time.perf_counter() > end + seconds * rounds.disturbed: break
+        if done >= LEAST_ROUNDS and time.perf_counter() > end + seconds * rounds.disturbed:
+            break
         rounds.run(range(len(parts)))
         progress(done + 2, MAX_ROUNDS + 1)
     skew, middles = rounds.skew, rounds.middles()
@@ -102,8 +125,10 @@ def inside(cases: Sequence[Case], memory: Buffer, apart: bool, seconds: float,
     def again(some: Sequence[int]) -> list[float]:
         rounds.forget()
         chosen = [at for at, part in enumerate(parts) if not set(part).isdisjoint(some)]
-        for _ in range(LEAST_ROUNDS): rounds.run(chosen)
+        for _ in range(LEAST_ROUNDS):
+            rounds.run(chosen)
         return [skew * rounds.middles()[i] for i in some]
+
     rows = [(kernel, sizes, skew * middles[i]) for i, (kernel, sizes, _) in enumerate(cases)]
     return settle_timings(rows, doubtful, again)
 
@@ -114,7 +139,8 @@ class Rounds:
 
     def __init__(self, scripts: Sequence[tuple[Sequence[int], Inside]]) -> None:
         self.scripts = scripts
-        for _, script in scripts: script.run(fill=True)
+        for _, script in scripts:
+            script.run(fill=True)
         self.forget()
 
     def forget(self) -> None:
@@ -126,8 +152,9 @@ class Rounds:
         """Run a round of these scripts."""
         for at in some:
             part, script = self.scripts[at]
-            _, *every = 1e-9 * script.run(fill=False)       # the first case runs with cold caches
-            for i, seconds in zip(part, every, strict=True): self.taken.setdefault(i, []).append(float(seconds))
+            _, *every = 1e-9 * script.run(fill=False)  # the first case runs with cold caches
+            for i, seconds in zip(part, every, strict=True):
+                self.taken.setdefault(i, []).append(float(seconds))
             self.wholes.setdefault(at, []).append(float(sum(every)))
 
     def middles(self) -> dict[int, float]:
@@ -149,6 +176,7 @@ class Rounds:
 
 # ---- disturbances
 
+
 def is_wide(taken: Sequence[float]) -> bool:
     """True if repeated timings vary as on a busy machine (formats/host/quiet.py)."""
     return len(taken) >= MIN_RUNS and width(taken) > SIGNS["spread"].most
@@ -159,21 +187,24 @@ def typical(taken: Sequence[float]) -> float:
     the nearest quarter of them (a narrow shorth: Andrews et al. 1972): undisturbed timings agree, and disturbed ones
     scatter above."""
     ordered = sorted(taken)
-    if not is_wide(ordered): return median(ordered)
+    if not is_wide(ordered):
+        return median(ordered)
     count = max(2, -(-len(ordered) // 4))
     first = min(range(len(ordered) - count + 1), key=lambda at: ordered[at + count - 1] / ordered[at])
-    return median(ordered[first:first + count])
+    return median(ordered[first : first + count])
 
 
-def settle_timings(rows: Measurements, doubtful: Doubtful,
-                   again: Callable[[Sequence[int]], list[float]]) -> Measurements:
+def settle_timings(
+    rows: Measurements, doubtful: Doubtful, again: Callable[[Sequence[int]], list[float]]
+) -> Measurements:
     """Return the measurements, with the `doubtful` ones timed again until two timings agree. A timing that repeats is
     right, whatever its neighbours are, and any other was a disturbance. Where none agree the least counts, as
     disturbances only ever add time."""
     settled, timings = [*rows], dict[int, list[float]]()
     for _ in range(TURNS):
         some = [i for i in doubtful(settled) if find_repeated(timings.get(i, ())) is None][:MOST_DOUBTFUL]
-        if not some: break
+        if not some:
+            break
         for i, seconds in zip(some, again(some), strict=True):
             every = timings.setdefault(i, [rows[i][2]])
             every.append(seconds)
@@ -191,7 +222,8 @@ def spread_weights(cases: Sequence[Case]) -> list[int]:
     """Return a random order of cases, but the first of every weight before the second of any, and cases of one call
     behind one another."""
     calls: dict[int, list[int]] = {}
-    for i, (_, _, call) in enumerate(cases): calls.setdefault(id(call), []).append(i)
+    for i, (_, _, call) in enumerate(cases):
+        calls.setdefault(id(call), []).append(i)
     seen: dict[object, int] = {}
     turns = []
     for same in calls.values():
@@ -207,7 +239,9 @@ def spread_weights(cases: Sequence[Case]) -> list[int]:
 def write_anew(memory: Buffer, count: int, rows: int) -> Launching | None:
     """Return a kernel that rewrites the first `count` numbers of the memory, in `rows` rows; None for a count of 0."""
     from formats import kernels
-    if not count: return None
+
+    if not count:
+        return None
     numbers = memory.view(np.float32)[:count].reshape(rows, -1)
     return lambda: kernels.scale(numbers, 1.0, numbers)
 
@@ -215,6 +249,7 @@ def write_anew(memory: Buffer, count: int, rows: int) -> Launching | None:
 def cold_cache_seconds(call: Launching) -> float:
     """Return the median seconds of a call when its data is in no cache, and threads look for work."""
     from formats import kernels
+
     held = np.ones((2, uncached() // 8), np.float32)
     taken = []
     for _ in range(COLD_RUNS):

@@ -1,4 +1,5 @@
 """bfloat16: a number type as a format."""
+
 import numpy as np
 
 from formats.core.arrays import ROUNDED_TOGETHER, FormatError, as_matrix, multiply_sizes
@@ -7,15 +8,16 @@ from formats.core.layout import PANEL, TILE, Panelled, deepened, panels, unpanel
 from formats.core.sizes import T, ceiling, n, p, u2
 from formats.storage.format import Format
 
-FLUSHED = 2.0 ** -126                                        # a smaller number may count as 0
-STEP_INPUTS = 32                                             # inputs of a step: 64 bytes
-BF16_OVERFLOW = 0x7F7F8000                     # bits of the first float32 that is nearer to infinity than to a bfloat16
+FLUSHED = 2.0**-126  # a smaller number may count as 0
+STEP_INPUTS = 32  # inputs of a step: 64 bytes
+BF16_OVERFLOW = 0x7F7F8000  # bits of the first float32 that is nearer to infinity than to a bfloat16
 
 
 class BF16(Format):
     """Every number rounded to bfloat16, in panels of 64 outputs, pairs of inputs together; x is rounded on the way.
 
     Products of two such numbers are exact in float32, and so are the sums (Kalamkar et al. 2019, arXiv:1905.12322)."""
+
     w: u2[32 * ceiling(n / 32) * 16 * ceiling(p / 16)]
     unit = "bf16"
     panelled = Panelled(TILE, 2, STEP_INPUTS)
@@ -23,10 +25,14 @@ class BF16(Format):
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n
 
-    def fit(W): return widen_bits(round_weights(W))
-    def pack(W): return panels(deepened(round_weights(W), STEP_INPUTS), 2, TILE)
+    def fit(W):
+        return widen_bits(round_weights(W))
+
+    def pack(W):
+        return panels(deepened(round_weights(W), STEP_INPUTS), 2, TILE)
+
     def unpack(shape, w):
-        return widen_bits(unpanelled(w, (-(-shape[0] // STEP_INPUTS) * STEP_INPUTS, shape[1]), 2, TILE)[:shape[0]])
+        return widen_bits(unpanelled(w, (-(-shape[0] // STEP_INPUTS) * STEP_INPUTS, shape[1]), 2, TILE)[: shape[0]])
 
     @classmethod
     def approximate(cls, W):
@@ -35,12 +41,15 @@ class BF16(Format):
 
     def kernel(x, w, out, epilogue):
         from formats.kernels import product_bf16
+
         product_bf16(x, w, out, epilogue)
 
     @staticmethod
-    def reads(x): return widen_bits(nearest(np.ascontiguousarray(x, np.float32))).astype(np.float64)
+    def reads(x):
+        return widen_bits(nearest(np.ascontiguousarray(x, np.float32))).astype(np.float64)
 
-    def unsound(self): return "w holds what is not finite" if ((self.w & 0x7F80) == 0x7F80).any() else ""
+    def unsound(self):
+        return "w holds what is not finite" if ((self.w & 0x7F80) == 0x7F80).any() else ""
 
     def bound(self, x, operands=None):
         """Bound the error: products are exact, their sums are not; numbers below the smallest normal one may be
@@ -54,11 +63,11 @@ def round_weights(W):
     """Return the bits of the nearest bfloat16 numbers, ties to even; FormatError for a number beyond the largest."""
     bits, some = np.empty(W.shape, np.uint16), max(1, ROUNDED_TOGETHER // W.shape[1])
     for at in range(0, len(W), some):
-        part = W[at:at + some]
+        part = W[at : at + some]
         if (beyond := abs(part).view(np.uint32) >= BF16_OVERFLOW).any():
             i, j = np.argwhere(beyond)[0]
             raise FormatError(f"bf16.fit: W[{at + i}, {j}] = {part[i, j]} is beyond the largest bfloat16")
-        bits[at:at + some] = nearest(part)
+        bits[at : at + some] = nearest(part)
     return bits
 
 

@@ -1,4 +1,5 @@
 """Sparse blocks: tiles of any size, dense inside."""
+
 import numpy as np
 
 from formats.core.arrays import FormatError
@@ -7,8 +8,8 @@ from formats.storage.csr import compression
 from formats.storage.format import Format
 from formats.storage.pruning import count_kept, highest, importance
 
-TILE, MAX_TILE_SIDE = (16, 16), 1 << 16                      # the usual sides of a tile, and the longest
-TILES = TILE, (8, 8), (1, 16), (1, 32)                       # wide ones suit a pattern shared by adjacent outputs
+TILE, MAX_TILE_SIDE = (16, 16), 1 << 16  # the usual sides of a tile, and the longest
+TILES = TILE, (8, 8), (1, 16), (1, 32)  # wide ones suit a pattern shared by adjacent outputs
 
 
 class Block(Format):
@@ -17,6 +18,7 @@ class Block(Format):
     Tile column j (outputs j c to (j + 1) c) owns the range ptr[j] to ptr[j + 1] of idx (the tile row, that is inputs
     idx r to (idx + 1) r, ascending) and of val. Where r or c does not divide the matrix, the last tiles reach over its
     edge and hold zeros there (block compressed rows: Saad 2003, section 3.4; pruned so: Gray et al. 2017)."""
+
     ptr: u4[ceiling(p / c) + 1]
     idx: u4[blocks]
     val: f4[blocks, r, c]
@@ -41,6 +43,7 @@ class Block(Format):
 
     def kernel(x, ptr, idx, val, out, epilogue):
         from formats.kernels import product_block
+
         product_block(x, ptr, idx, val, out, epilogue)
 
     def transpose(self):
@@ -48,15 +51,19 @@ class Block(Format):
         return Block.pack(self.unpack().T, tile=self.val.shape[:0:-1])
 
     def unsound(self):
-        try: check_tile(self.val.shape[1:])
-        except FormatError as error: return str(error)
+        try:
+            check_tile(self.val.shape[1:])
+        except FormatError as error:
+            return str(error)
         return compression(self.ptr, self.idx, -(-self.shape[0] // self.val.shape[1]))
 
     @classmethod
-    def choices(cls, inputs, outputs): return [{"density": density, "tile": TILE} for density in (0.5, 0.25, 0.1)]
+    def choices(cls, inputs, outputs):
+        return [{"density": density, "tile": TILE} for density in (0.5, 0.25, 0.1)]
 
     @classmethod
-    def layouts(cls, inputs, outputs): return [{"tile": tile} for tile in TILES]
+    def layouts(cls, inputs, outputs):
+        return [{"tile": tile} for tile in TILES]
 
     @classmethod
     def proposed_by(cls, spectrum):
@@ -75,8 +82,9 @@ def check_tile(tile):
     match tile:
         case [int(rows), int(columns)] if 0 < rows <= MAX_TILE_SIDE and 0 < columns <= MAX_TILE_SIDE:
             return rows, columns
-    raise FormatError(f"block: tile = {tile!r} is not a pair of positive integers up to {MAX_TILE_SIDE:,}, (inputs, "
-                      "outputs)")
+    raise FormatError(
+        f"block: tile = {tile!r} is not a pair of positive integers up to {MAX_TILE_SIDE:,}, (inputs, outputs)"
+    )
 
 
 def tiles(W, tile):
@@ -90,4 +98,4 @@ def tiles(W, tile):
 def untiled(grid, shape):
     """Invert `tiles`."""
     across, down, rows, columns = grid.shape
-    return grid.transpose(1, 2, 0, 3).reshape(down * rows, across * columns)[:shape[0], :shape[1]]
+    return grid.transpose(1, 2, 0, 3).reshape(down * rows, across * columns)[: shape[0], : shape[1]]

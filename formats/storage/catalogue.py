@@ -1,4 +1,5 @@
 """The storage formats, by name."""
+
 from collections.abc import Mapping
 
 import numpy as np
@@ -30,13 +31,65 @@ from formats.storage.sell import SELL
 from formats.storage.stacked import Stacked, can_stack
 from formats.storage.vectorwise import VectorWise
 
-__all__ = ["BF16", "CSC", "CSR", "FORMATS", "NM", "Q4_1", "Q8_0", "SELL", "BalancedInt8", "Block", "BlockInt8", "Dense",
-           "Epilogue", "Format", "FormatError", "Half", "Int4", "Int8", "LowRank", "LowRankInt8", "Mask", "NMInt8",
-           "Packed", "Q4_1Int8", "Q8_0Int8", "Stacked", "VectorWise", "can_stack", "from_arrays", "read_stored"]
+__all__ = [
+    "BF16",
+    "CSC",
+    "CSR",
+    "FORMATS",
+    "NM",
+    "Q4_1",
+    "Q8_0",
+    "SELL",
+    "BalancedInt8",
+    "Block",
+    "BlockInt8",
+    "Dense",
+    "Epilogue",
+    "Format",
+    "FormatError",
+    "Half",
+    "Int4",
+    "Int8",
+    "LowRank",
+    "LowRankInt8",
+    "Mask",
+    "NMInt8",
+    "Packed",
+    "Q4_1Int8",
+    "Q8_0Int8",
+    "Stacked",
+    "VectorWise",
+    "can_stack",
+    "from_arrays",
+    "read_stored",
+]
 
-FORMATS: dict[str, type[Format]] = {format.name: format for format in (
-    Dense, Packed, Half, BF16, Int8, Int4, Q4_1, Q8_0, CSR, Block, NM, VectorWise, LowRank, BalancedInt8, BlockInt8,
-    NMInt8, LowRankInt8, Q4_1Int8, Q8_0Int8, SELL, CSC)}
+FORMATS: dict[str, type[Format]] = {
+    format.name: format
+    for format in (
+        Dense,
+        Packed,
+        Half,
+        BF16,
+        Int8,
+        Int4,
+        Q4_1,
+        Q8_0,
+        CSR,
+        Block,
+        NM,
+        VectorWise,
+        LowRank,
+        BalancedInt8,
+        BlockInt8,
+        NMInt8,
+        LowRankInt8,
+        Q4_1Int8,
+        Q8_0Int8,
+        SELL,
+        CSC,
+    )
+}
 
 
 def from_arrays(meta: Mapping[str, object], arrays: Mapping[str, np.ndarray], numbers: bool = True) -> Format:
@@ -49,12 +102,15 @@ def read_stored(meta: Mapping[str, object], arrays: Mapping[str, np.ndarray], nu
     """Restore the matrix, or the stack where the shape has three axes, that `meta()` and `arrays()` describe;
     FormatError as `from_arrays`."""
     form, shape = named_format(meta), meta.get("shape")
-    if isinstance(shape, list | tuple) and len(shape) == 3: return Stacked.from_arrays(form, meta, arrays, numbers)
+    if isinstance(shape, list | tuple) and len(shape) == 3:
+        return Stacked.from_arrays(form, meta, arrays, numbers)
     return form.from_arrays(meta, arrays, numbers)
 
 
 def named_format(meta: Mapping[str, object]) -> type[Format]:
     """Return the format that a description names; FormatError if there is none."""
-    if isinstance(name := meta.get("format"), str) and name in FORMATS: return FORMATS[name]
-    raise FormatError(f"there is no format {name!r:.80} (any more): make anew what stores it; there are "
-                      f"{', '.join(FORMATS)}")
+    if isinstance(name := meta.get("format"), str) and name in FORMATS:
+        return FORMATS[name]
+    raise FormatError(
+        f"there is no format {name!r:.80} (any more): make anew what stores it; there are {', '.join(FORMATS)}"
+    )

@@ -1,5 +1,6 @@
 """The test that every format has by being declared: it holds the matrices, takes the bytes and computes the products
 that it declares."""
+
 import json
 from collections.abc import Mapping
 from itertools import product
@@ -13,10 +14,10 @@ from formats.core.epilogue import Epilogue
 if TYPE_CHECKING:
     from formats.storage.format import Format
 
-SHAPES = (24, 35), (64, 18)                                  # not square; 35 and 18 leave ragged edges
-DEEP_SHAPE = 200, 18                                         # several groups of inputs
+SHAPES = (24, 35), (64, 18)  # not square; 35 and 18 leave ragged edges
+DEEP_SHAPE = 200, 18  # several groups of inputs
 TESTED_ROWS = 1, 3, 70
-GRIDS = 7, 127                                               # largest integers that int4 and int8 hold
+GRIDS = 7, 127  # largest integers that int4 and int8 hold
 
 
 def check(F: "type[Format]", rng: np.random.Generator) -> None:
@@ -31,12 +32,14 @@ def check(F: "type[Format]", rng: np.random.Generator) -> None:
         holes = rng.standard_normal(shape, np.float32) * np.outer(*(rng.integers(0, 2, side) for side in shape))
         check_product(check_storage(F, holes, options), rng.standard_normal((rows, shape[0]), np.float32), rng)
     check_storage(F, np.zeros(shape, np.float32), options)
-    for shape in *SHAPES, DEEP_SHAPE: check_whole_numbers(F, shape, rng)
+    for shape in *SHAPES, DEEP_SHAPE:
+        check_whole_numbers(F, shape, rng)
 
 
 def must(condition: object, what: object, options: object, words: str) -> None:
     """Assert a condition, also under python -O."""
-    if not condition: raise AssertionError(f"{getattr(what, 'name', what)} {options}: {words}")
+    if not condition:
+        raise AssertionError(f"{getattr(what, 'name', what)} {options}: {words}")
 
 
 def check_storage(F: "type[Format]", W: NDArray[np.float32], options: Mapping[str, object]) -> "Format":
@@ -45,8 +48,10 @@ def check_storage(F: "type[Format]", W: NDArray[np.float32], options: Mapping[st
     fitted = F.fit(W, **options)
     packed: Format = F.pack(fitted, **options)
     back, slack = packed.unpack(), packed.tolerance(fitted)
+
     def near(one: np.ndarray, other: np.ndarray) -> bool:
         return bool(np.linalg.norm(one.astype(np.float64) - other) <= slack)
+
     must(near(back, fitted), F, options, "unpack is not what was packed")
     must(not F.projects or near(F.fit(back, **options), back), F, options, "fit moves a matrix that fits")
     must(near(F.approximate(W, **options).unpack(), fitted), F, options, "approximate is not pack of fit")
@@ -60,6 +65,7 @@ def check_storage(F: "type[Format]", W: NDArray[np.float32], options: Mapping[st
 def saved(packed: "Format") -> "Format":
     """Return a matrix that was written to and read from JSON and safetensors."""
     from safetensors.numpy import load, save
+
     return packed.from_arrays(json.loads(json.dumps(packed.meta())), load(save(packed.arrays())))
 
 
@@ -74,8 +80,12 @@ def check_product(packed: "Format", x: NDArray[np.float32], rng: np.random.Gener
         off = abs(packed.matmul(x, epilogue=epilogue) - epilogue.reference(exact))
         allowed = epilogue.bound(exact, error, packed.rounds)
         worst = np.unravel_index((off - allowed).argmax(), off.shape)
-        must((off <= allowed).all(), packed, len(x),
-             f"rows times it, at {worst}: off by {off[worst]:.3g}, rounding allows {allowed[worst]:.3g}")
+        must(
+            (off <= allowed).all(),
+            packed,
+            len(x),
+            f"rows times it, at {worst}: off by {off[worst]:.3g}, rounding allows {allowed[worst]:.3g}",
+        )
 
 
 def check_whole_numbers(F: "type[Format]", shape: tuple[int, int], rng: np.random.Generator) -> None:
@@ -83,18 +93,25 @@ def check_whole_numbers(F: "type[Format]", shape: tuple[int, int], rng: np.rando
     input or row shows: W of integers on a grid that F keeps, the largest number of every 32 of a row of x 127, sums
     below 2^24."""
     for options in F.choices(*shape):
-        grids = [W for W in (F.fit(on_grid(shape, most, rng), **options) for most in GRIDS)
-                 if np.array_equal(W, np.rint(W)) and np.array_equal(F.fit(W, **options), W)]
+        grids = [
+            W
+            for W in (F.fit(on_grid(shape, most, rng), **options) for most in GRIDS)
+            if np.array_equal(W, np.rint(W)) and np.array_equal(F.fit(W, **options), W)
+        ]
         must(grids or not F.rounds or F.rounds_otherwise(), F, options, f"no whole numbers up to {GRIDS} are kept")
         for W, rows in product(grids, TESTED_ROWS):
             x = rng.integers(-126, 127, (rows, shape[0])).astype(np.float32)
-            x[:, rng.integers(0, min(32, shape[0] % 32 or 32))::32] = 127
+            x[:, rng.integers(0, min(32, shape[0] % 32 or 32)) :: 32] = 127
             bias, residual = (rng.integers(-99, 99, size).astype(np.float32) for size in (shape[1:], (rows, shape[1])))
             packed, wanted = F.pack(W, **options), x.astype(np.int64) @ W.astype(np.int64)
             must(np.array_equal(packed.matmul(x), wanted), packed, rows, "rows of whole numbers times it are not exact")
             after = Epilogue(bias=bias, activation="relu", residual=residual)
-            must(np.array_equal(packed.matmul(x, epilogue=after), np.maximum(wanted + bias, 0) + residual), packed,
-                 rows, "rows of whole numbers times it, with an epilogue, are not exact")
+            must(
+                np.array_equal(packed.matmul(x, epilogue=after), np.maximum(wanted + bias, 0) + residual),
+                packed,
+                rows,
+                "rows of whole numbers times it, with an epilogue, are not exact",
+            )
 
 
 def on_grid(shape: tuple[int, int], most: int, rng: np.random.Generator) -> NDArray[np.float32]:

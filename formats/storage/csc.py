@@ -1,4 +1,5 @@
 """Compressed columns of Wᵀ: unstructured sparsity by inputs."""
+
 import numpy as np
 
 from formats.core.sizes import T, ceiling, f4, n, nnz, p, u4, unsigned
@@ -12,6 +13,7 @@ class CSC(Format):
 
     Input i owns the range ptr[i] to ptr[i + 1] of idx and val: compressed columns of Wᵀ (Saad 2003, section 3.4). The
     numbers of an input are added to many sums, so all are skipped where x is zero; many rows of x are read once."""
+
     ptr: u4[n + 1]
     idx: unsigned(p)[nnz]
     val: f4[nnz]
@@ -33,16 +35,19 @@ class CSC(Format):
 
     def kernel(x, ptr, idx, val, out, epilogue):
         from formats.kernels import product_csc
+
         product_csc(x, ptr, idx, val, out, epilogue)
 
     def transpose(self):
         """Store W.T as CSR: the same three arrays."""
         return CSR(self.shape[::-1], (self.ptr, self.idx, self.val))
 
-    def unsound(self): return compression(self.ptr, self.idx, self.shape[1])
+    def unsound(self):
+        return compression(self.ptr, self.idx, self.shape[1])
 
     @classmethod
-    def choices(cls, inputs, outputs): return [{"density": density} for density in (0.25, 0.05)]
+    def choices(cls, inputs, outputs):
+        return [{"density": density} for density in (0.25, 0.05)]
 
     @classmethod
     def counts(cls, inputs, outputs, *, density=0.1, scale=None):

@@ -1,4 +1,5 @@
 """Compressed sparse rows of Wᵀ: unstructured sparsity."""
+
 import numpy as np
 
 from formats.core.sizes import T, ceiling, f4, n, nnz, p, u4, unsigned
@@ -11,6 +12,7 @@ class CSR(Format):
 
     Output j owns the range ptr[j] to ptr[j + 1] of idx and val, because a kernel sums for one output at a time: these
     are compressed rows of Wᵀ (Saad 2003, section 3.4)."""
+
     ptr: u4[p + 1]
     idx: unsigned(n)[nnz]
     val: f4[nnz]
@@ -31,15 +33,19 @@ class CSR(Format):
 
     def kernel(x, ptr, idx, val, out, epilogue):
         from formats.kernels import product_csr
+
         product_csr(x, ptr, idx, val, out, epilogue)
 
-    def unsound(self): return compression(self.ptr, self.idx, self.shape[0])
+    def unsound(self):
+        return compression(self.ptr, self.idx, self.shape[0])
 
     @classmethod
-    def choices(cls, inputs, outputs): return [{"density": density} for density in (0.5, 0.25, 0.1, 0.05)]
+    def choices(cls, inputs, outputs):
+        return [{"density": density} for density in (0.5, 0.25, 0.1, 0.05)]
 
     @classmethod
-    def proposed_by(cls, spectrum): return [{"density": density} for density in spectrum.densities()]
+    def proposed_by(cls, spectrum):
+        return [{"density": density} for density in spectrum.densities()]
 
     @classmethod
     def counts(cls, inputs, outputs, *, density=0.1, scale=None):
@@ -50,9 +56,12 @@ def compression(ptr, idx, limit):
     """Describe the fault of compressed indices below `limit`, ascending within each range of ptr; empty if there is
     none."""
     ptr, idx = ptr.astype(np.int64), idx.astype(np.int64)
-    if ptr[0] != 0 or ptr[-1] != len(idx): return f"ptr goes from {ptr[0]} to {ptr[-1]}, there are {len(idx)} indices"
-    if (np.diff(ptr) < 0).any(): return f"ptr falls at {np.diff(ptr).argmin()}"
-    if len(idx) and idx.max() >= limit: return f"idx[{idx.argmax()}] = {idx.max()} is not below {limit}"
+    if ptr[0] != 0 or ptr[-1] != len(idx):
+        return f"ptr goes from {ptr[0]} to {ptr[-1]}, there are {len(idx)} indices"
+    if (np.diff(ptr) < 0).any():
+        return f"ptr falls at {np.diff(ptr).argmin()}"
+    if len(idx) and idx.max() >= limit:
+        return f"idx[{idx.argmax()}] = {idx.max()} is not below {limit}"
     owner = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
     same = (np.diff(idx) <= 0) & (np.diff(owner) == 0)
     return f"idx does not ascend at {same.argmax()}" if same.any() else ""

@@ -8,16 +8,23 @@ class Dense(Format):
     """Every number in float32, row by row.
 
     One row of storage for each input; BLAS reads it without conversion."""
+
     w: f4[n, p]
     plain = rowwise = True
     unit = "float32"
     # few rows read the weight again for every 8 of them, from a nearer cache; more copy it once, which takes 4 readings
     work = T * n * p, n * p * Min(1 + ceiling(T / 8), 4), T * (n + p)
 
-    def fit(W): return W
-    def pack(W): return W
-    def unpack(shape, w): return w
+    def fit(W):
+        return W
+
+    def pack(W):
+        return W
+
+    def unpack(shape, w):
+        return w
 
     def kernel(x, w, out, epilogue):
         from formats.kernels import product_dense
+
         product_dense(x, w, out, epilogue)

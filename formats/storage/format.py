@@ -10,6 +10,7 @@
 
 The functions are plain: a matrix in, arrays out, in the order of the annotations. `fit` and `pack` take their options
 by keyword, each with a default; those that `unpack` takes too are remembered with the arrays and given to `kernel`."""
+
 import inspect
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial, wraps
@@ -54,7 +55,9 @@ RoundedOperands = tuple[NDArray[np.float64], NDArray[np.float64]]
 def operations(cls: "type[Format]", declared: "Term | None") -> "sympy.Expr":
     """Return the operations of a product, by default two a row and floating-point number."""
     import sympy
-    if declared is not None: return sympy.sympify(declared)
+
+    if declared is not None:
+        return sympy.sympify(declared)
     counts = (array.count for array in cls.fields.values() if array.number.name.startswith("f"))
     return sympy.expand(2 * T * sympy.Add(*counts))
 
@@ -63,11 +66,15 @@ def features(cls: "type[Format]", declared: tuple[Term, ...] | None) -> "tuple[s
     """Return the features that the time of a product is a sum of, by default arithmetic, bytes, rows read and written.
     A format without floating-point arrays counts as many multiplications as the matrix has numbers."""
     import sympy
+
     return tuple(map(sympy.sympify, declared or (cls.flops / 2 or T * n * p, cls.bytes, T * (n + p))))
 
 
-READ: dict[str, Callable[..., object]] = {"bytes": lambda cls, _: total_bytes(cls.fields), "flops": operations,
-                                          "work": features}
+READ: dict[str, Callable[..., object]] = {
+    "bytes": lambda cls, _: total_bytes(cls.fields),
+    "flops": operations,
+    "work": features,
+}
 
 
 class Format:
@@ -81,31 +88,32 @@ class Format:
     product is a sum of, see formats/machine/model.py; unless declared, arithmetic, bytes, rows read and written),
     `parameters` (its options with their defaults); an instance also `shape`, `sizes` (the value of every size) and its
     arrays by name."""
+
     name: ClassVar[str] = ""
     fields: ClassVar[dict[str, Array]] = {}
     bytes: ClassVar["sympy.Expr"]
     flops: ClassVar["sympy.Expr"]
     work: ClassVar["tuple[sympy.Expr, ...]"]
-    rounds: ClassVar[bool] = False                           # its kernel rounds x, too, see `reads`
+    rounds: ClassVar[bool] = False  # its kernel rounds x, too, see `reads`
     parameters: ClassVar[dict[str, object]] = {}
-    together: ClassVar[int] = 1                              # weights in one of its narrowest numbers
-    portion: ClassVar[int] = 16                              # outputs that a thread takes at a time
-    few: ClassVar[int] = 1                                   # the most rows with the code path for few rows
-    proposed: ClassVar[bool] = True                          # offered for the storage of a weight
-    common: ClassVar[bool] = True                            # timed at once; others are timed on first use
-    filed: ClassVar[np.dtype[np.void] | None] = None         # a block of files, which searches keep unchanged
-    plain: ClassVar[bool] = False                            # holds any matrix in float32, number by number
-    rowwise: ClassVar[bool] = False                          # rows of it can be gathered
-    panelled: ClassVar[Panelled | None] = None               # its panels, if columns of them can be gathered
-    unit: ClassVar[str] = ""                                 # the number type that its product computes in, if its own
-    projected: ClassVar[bool] = False                        # all of its fits project outputs alike
-    projects: ClassVar[bool] = True                          # fit is idempotent
-    named: ClassVar[Mapping[str, Size]] = MappingProxyType({})      # remembered options that are sizes
+    together: ClassVar[int] = 1  # weights in one of its narrowest numbers
+    portion: ClassVar[int] = 16  # outputs that a thread takes at a time
+    few: ClassVar[int] = 1  # the most rows with the code path for few rows
+    proposed: ClassVar[bool] = True  # offered for the storage of a weight
+    common: ClassVar[bool] = True  # timed at once; others are timed on first use
+    filed: ClassVar[np.dtype[np.void] | None] = None  # a block of files, which searches keep unchanged
+    plain: ClassVar[bool] = False  # holds any matrix in float32, number by number
+    rowwise: ClassVar[bool] = False  # rows of it can be gathered
+    panelled: ClassVar[Panelled | None] = None  # its panels, if columns of them can be gathered
+    unit: ClassVar[str] = ""  # the number type that its product computes in, if its own
+    projected: ClassVar[bool] = False  # all of its fits project outputs alike
+    projects: ClassVar[bool] = True  # fit is idempotent
+    named: ClassVar[Mapping[str, Size]] = MappingProxyType({})  # remembered options that are sizes
     declared: ClassVar[SimpleNamespace]
     fit: ClassVar[Callable[..., Floats]]
     pack: ClassVar[Callable[..., Self]]
 
-    __array_ufunc__ = None                                   # so that numpy leaves `x @ packed` to __rmatmul__
+    __array_ufunc__ = None  # so that numpy leaves `x @ packed` to __rmatmul__
 
     # ---- from the declaration
 
@@ -116,13 +124,15 @@ class Format:
         cls.name = cls.__name__.lower()
         cls.fields = {name: declared_array(cls, name, axes) for name, axes in inspect.get_annotations(cls).items()}
         declared = dict(vars(cls))
-        for name, find in READ.items(): setattr(cls, name, Later(partial(find, cls, declared.get(name))))
+        for name, find in READ.items():
+            setattr(cls, name, Later(partial(find, cls, declared.get(name))))
         cls.rounds = cls.reads is not Format.reads
         cls.declared = SimpleNamespace(**{name: vars(cls)[name] for name in DECLARED})
-        for name in DECLARED: delattr(cls, name)
+        for name in DECLARED:
+            delattr(cls, name)
         cls.parameters = options(cls.declared.fit) | options(cls.declared.pack)
         cls.fit = staticmethod(checked(cls.declared.fit, cls._fit, cls))
-        cls.pack = staticmethod(checked(cls.declared.pack, cls._pack, cls))         # type: ignore[assignment]
+        cls.pack = staticmethod(checked(cls.declared.pack, cls._pack, cls))  # type: ignore[assignment]
 
     @classmethod
     def _fit(cls, W: ArrayLike, **given: object) -> Floats:
@@ -144,8 +154,10 @@ class Format:
         """Take arrays that are known to be right, in the order of the declaration; `from_arrays` is for all others.
         Raises TypeError for a matrix, which must be packed."""
         if not (isinstance(arrays, tuple) and isinstance(shape, tuple)):
-            raise TypeError(f"{self.name}(W): a matrix W of (inputs, outputs) is stored by {type(self).__name__}"
-                            f".pack(W), the nearest that it can hold by {type(self).__name__}.approximate(W)")
+            raise TypeError(
+                f"{self.name}(W): a matrix W of (inputs, outputs) is stored by {type(self).__name__}"
+                f".pack(W), the nearest that it can hold by {type(self).__name__}.approximate(W)"
+            )
         self.shape, self.remembered = shape, remembered
         known = {n: shape[0], p: shape[1]} | {size: remembered[option] for option, size in self.named.items()}
         self.sizes = {**sizes_of(cast(Hashable, type(self)), tuple(a.shape for a in arrays), tuple(known.items()))}
@@ -154,12 +166,16 @@ class Format:
         self._stored = tuple(self.arrays().values())
 
     def _must_hold(self, W: Floats) -> None:
-        if np.array_equal(back := self.unpack(), W): return
+        if np.array_equal(back := self.unpack(), W):
+            return
         difference = back.astype(np.float64) - W
-        if (off := float(np.linalg.norm(difference))) <= self.tolerance(W): return
+        if (off := float(np.linalg.norm(difference))) <= self.tolerance(W):
+            return
         i, j = np.unravel_index(abs(difference).argmax(), W.shape)
-        raise FormatError(f"{self!r} cannot hold this matrix: W[{i}, {j}] = {W[i, j]:.9g} would become "
-                          f"{back[i, j]:.9g} (norm of the difference {off:.3g}); use {self.name}.fit first")
+        raise FormatError(
+            f"{self!r} cannot hold this matrix: W[{i}, {j}] = {W[i, j]:.9g} would become "
+            f"{back[i, j]:.9g} (norm of the difference {off:.3g}); use {self.name}.fit first"
+        )
 
     # ---- choosing
 
@@ -205,8 +221,10 @@ class Format:
         """Return options worth trying for a matrix of this shape, stored as it is: those of the choices that `pack`
         takes."""
         storing = options(cls.declared.pack)
-        variants = [{name: value for name, value in choice.items() if name in storing}
-                    for choice in cls.choices(inputs, outputs)]
+        variants = [
+            {name: value for name, value in choice.items() if name in storing}
+            for choice in cls.choices(inputs, outputs)
+        ]
         return [variant for i, variant in enumerate(variants) if variant not in variants[:i]]
 
     @classmethod
@@ -269,12 +287,14 @@ class Format:
         number or index that is not as declared. Without `numbers` they are not checked to be finite."""
         remembered: dict[str, Any] = dict(meta)
         name, shape = remembered.pop("format", None), remembered.pop("shape", None)
-        if name != cls.name: raise FormatError(f"{cls.name}: given what the format {name!r} stored")
+        if name != cls.name:
+            raise FormatError(f"{cls.name}: given what the format {name!r} stored")
         if not (isinstance(shape, list | tuple) and len(shape) == 2 and all(map(is_size, shape))):
             raise FormatError(f"{cls.name}: the shape {shape!r:.80} is not two positive integers up to {MAX_SIZE:,}")
         if set(remembered) != set(cls.named) or not all(map(is_size, remembered.values())):
-            raise FormatError(f"{cls.name}: it remembers {list(cls.named)} (positive integers), given "
-                              f"{remembered!r:.80}")
+            raise FormatError(
+                f"{cls.name}: it remembers {list(cls.named)} (positive integers), given {remembered!r:.80}"
+            )
         if set(arrays) != set(cls.fields):
             raise FormatError(f"{cls.name}: it stores {', '.join(cls.fields)}, given {', '.join(arrays) or 'nothing'}")
         packed = cls((shape[0], shape[1]), tuple(arrays[name] for name in cls.fields), **remembered)
@@ -311,18 +331,26 @@ class Format:
         wanted = x.shape[0] if x.ndim else 0, self.shape[1]
         if x.ndim != 2 or x.shape[1] != self.shape[0]:
             raise ValueError(f"x @ {self!r}: x has shape {x.shape}, it must be (rows, {self.shape[0]})")
-        if out is None: out = np.empty(wanted, np.float32)
+        if out is None:
+            out = np.empty(wanted, np.float32)
         elif out.shape != wanted or by_rows(out) is not out:
-            raise ValueError(f"x @ {self!r}: out is {out.dtype} {out.shape} with strides of {out.strides} bytes, it "
-                             f"must be float32 {wanted} by rows at multiples of 4 bytes")
-        else: writable("out", out); separate(out, x=x)
-        if epilogue: epilogue.check(*wanted, self)
-        if len(x): self.declared.kernel(x, *self._stored, out, epilogue or NOTHING, **self.remembered)
+            raise ValueError(
+                f"x @ {self!r}: out is {out.dtype} {out.shape} with strides of {out.strides} bytes, it "
+                f"must be float32 {wanted} by rows at multiples of 4 bytes"
+            )
+        else:
+            writable("out", out)
+            separate(out, x=x)
+        if epilogue:
+            epilogue.check(*wanted, self)
+        if len(x):
+            self.declared.kernel(x, *self._stored, out, epilogue or NOTHING, **self.remembered)
         return out
 
     def __rmatmul__(self, x: ArrayLike) -> Floats:
         x = np.asarray(x)
-        if not x.ndim: raise ValueError(f"{x} @ {self!r}: a single number has no columns")
+        if not x.ndim:
+            raise ValueError(f"{x} @ {self!r}: a single number has no columns")
         return self.matmul(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], self.shape[1])
 
     @staticmethod
@@ -349,7 +377,8 @@ class Format:
         return kernels.borders(*cls.called())
 
     @classmethod
-    def called(cls) -> list[str]: return sorted({*cls.declared.kernel.__code__.co_names} & {*kernels.find_modules()})
+    def called(cls) -> list[str]:
+        return sorted({*cls.declared.kernel.__code__.co_names} & {*kernels.find_modules()})
 
     def tolerance(self, W: Floats) -> float:
         """Return the distance, in Frobenius norm, that rounding may put between unpack() and a W that can be held: 0 by
@@ -369,7 +398,9 @@ class Format:
     def __repr__(self) -> str:
         sizes = "".join(f", {size}={value}" for size, value in self.sizes.items() if size not in (n, p))
         return f"{self.name}({self.shape[0]}×{self.shape[1]}{sizes})"
-    def _repr_html_(self) -> str: return f"<pre>{self.show()}</pre>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{self.show()}</pre>"
 
     @classmethod
     def row(cls) -> str:
@@ -386,22 +417,30 @@ class Format:
     def check(cls, rng: "np.random.Generator") -> None:
         """Run the test that every format has by being declared; AssertionError describes the failure."""
         from formats.storage.check import check
+
         check(cls, rng)
 
 
 def options(function: Callable[..., object]) -> dict[str, object]:
     """Return the keyword options of a function and their defaults."""
-    return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()
-            if parameter.kind is parameter.KEYWORD_ONLY}
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
 
 
 def checked(function: Callable[..., object], act: Callable[..., V], cls: type[Format]) -> Callable[..., V]:
     """Wrap `act` under the name, signature and docstring of a declared function; it receives only the options that the
     function takes."""
+
     @wraps(function)
     def method(W: ArrayLike, **given: object) -> V:
         if unknown := set(given) - set(cls.parameters):
-            raise TypeError(f"{cls.name}.{function.__name__} has no option {', '.join(sorted(unknown))}; "
-                            f"it has {', '.join(cls.parameters) or 'none'}")
+            raise TypeError(
+                f"{cls.name}.{function.__name__} has no option {', '.join(sorted(unknown))}; "
+                f"it has {', '.join(cls.parameters) or 'none'}"
+            )
         return act(W, **{name: value for name, value in given.items() if name in options(function)})
+
     return method

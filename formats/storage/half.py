@@ -1,4 +1,5 @@
 """Half: a number type as a format."""
+
 import numpy as np
 
 from formats.core.arrays import FormatError
@@ -12,6 +13,7 @@ class Half(Format):
     """Every number rounded to float16 (IEEE 754 binary16), row by row; arithmetic stays in float32.
 
     A kernel widens a tile at a time, so the numbers cross the memory bus at half the width."""
+
     w: f2[n, p]
     rowwise = True
     unit = "float16"
@@ -24,9 +26,13 @@ class Half(Format):
             raise FormatError(f"half.fit: W[{i}, {j}] = {W[i, j]} is beyond {FLOAT16_MAX:.0f}, the largest float16")
         return W.astype(np.float16)
 
-    def pack(W): return W
-    def unpack(shape, w): return w
+    def pack(W):
+        return W
+
+    def unpack(shape, w):
+        return w
 
     def kernel(x, w, out, epilogue):
         from formats.kernels import product_half
+
         product_half(x, w, out, epilogue)

@@ -1,4 +1,5 @@
 """Halves of bytes: whole numbers up to 7 with a scale for each group of inputs of an output."""
+
 from types import MappingProxyType
 
 import numpy as np
@@ -29,6 +30,7 @@ class Int4(Format):
     int8.
 
     `group`: the number of inputs of an output that share a scale, a multiple of 64."""
+
     w: u1[32 * ceiling(n / 64) * 16 * ceiling(p / 16)]
     scale: f4[ceiling(n / size), p]
     unit, common = "int4", False
@@ -51,27 +53,38 @@ class Int4(Format):
     def unpack(shape, w, scale, *, group):
         depth = -(-shape[0] // STEP_INPUTS) * STEP_INPUTS
         stored = unpanelled(w, (depth // 2, shape[1]), 4, TILE).reshape(-1, 1, 4, shape[1])
-        whole = np.concatenate([stored & 15, stored >> 4], 1).reshape(depth, shape[1])[:shape[0]]
+        whole = np.concatenate([stored & 15, stored >> 4], 1).reshape(depth, shape[1])[: shape[0]]
         return scale_groups(whole.astype(np.float32) - 8, scale, group)
 
     def kernel(x, w, scale, out, epilogue, *, group):
         from formats.kernels import product_int4
+
         product_int4(x, w, scale, group, out, epilogue)
 
-    def transpose(self): return Packed.pack(self.unpack().T)             # scales of outputs are none of inputs
-    def unsound(self): return unsound("int4", self.scale, self.remembered["group"])
-    def tolerance(self, W): return 4 * UNIT * float(np.linalg.norm(W.astype(np.float64)))
-    def bound(self, x, operands=None): return bound_error(x, *operands or self.operands(x), len(self.scale))
+    def transpose(self):
+        return Packed.pack(self.unpack().T)  # scales of outputs are none of inputs
+
+    def unsound(self):
+        return unsound("int4", self.scale, self.remembered["group"])
+
+    def tolerance(self, W):
+        return 4 * UNIT * float(np.linalg.norm(W.astype(np.float64)))
+
+    def bound(self, x, operands=None):
+        return bound_error(x, *operands or self.operands(x), len(self.scale))
 
     @staticmethod
-    def reads(x): return by_row(x)
+    def reads(x):
+        return by_row(x)
 
     @classmethod
-    def rounding(cls, spectrum, *, group=GROUP): return row_rounding(spectrum, spectrum.squares, spectrum.weight)
+    def rounding(cls, spectrum, *, group=GROUP):
+        return row_rounding(spectrum, spectrum.squares, spectrum.weight)
 
     @classmethod
     def choices(cls, inputs, outputs):
         return [{"group": GROUP}, *([{"group": 2 * GROUP}] if inputs > 2 * GROUP else [])]
 
     @classmethod
-    def counts(cls, inputs, outputs, *, group=GROUP): return {size: check_group("int4", group)}
+    def counts(cls, inputs, outputs, *, group=GROUP):
+        return {size: check_group("int4", group)}

@@ -1,4 +1,5 @@
 """Bytes: whole numbers with a scale for each output, or for each group of inputs of one."""
+
 from types import MappingProxyType
 
 import numpy as np
@@ -12,10 +13,10 @@ from formats.core.stage import SMALLEST
 from formats.storage.format import Format
 from formats.storage.packed import Packed
 
-STEP_INPUTS = 64                                             # inputs of a step
-COLUMN = 1 << 16                                             # a group that holds all inputs
-UNIT = 2.0 ** -24
-MAX_WEIGHT = 2.0 ** 70                                       # its scale times that of a row is a float32
+STEP_INPUTS = 64  # inputs of a step
+COLUMN = 1 << 16  # a group that holds all inputs
+UNIT = 2.0**-24
+MAX_WEIGHT = 2.0**70  # its scale times that of a row is a float32
 
 
 class Int8(Format):
@@ -25,6 +26,7 @@ class Int8(Format):
 
     `group`: the number of inputs of an output that share a scale, a multiple of 64; the default is all of them, one
     scale an output."""
+
     w: u1[64 * ceiling(n / 64) * 16 * ceiling(p / 16)]
     scale: f4[ceiling(n / size), p]
     unit = "int8"
@@ -44,30 +46,41 @@ class Int8(Format):
         return panels(deepened(whole, STEP_INPUTS), 4, TILE), scale
 
     def unpack(shape, w, scale, *, group):
-        stored = unpanelled(w, (-(-shape[0] // STEP_INPUTS) * STEP_INPUTS, shape[1]), 4, TILE)[:shape[0]]
+        stored = unpanelled(w, (-(-shape[0] // STEP_INPUTS) * STEP_INPUTS, shape[1]), 4, TILE)[: shape[0]]
         return scale_groups(stored.astype(np.float32) - 128, scale, group)
 
     def kernel(x, w, scale, out, epilogue, *, group):
         from formats.kernels import product_int8
+
         product_int8(x, w, scale, group, out, epilogue)
 
-    def transpose(self): return Packed.pack(self.unpack().T)             # scales of outputs are none of inputs
-    def unsound(self): return unsound("int8", self.scale, self.remembered["group"])
-    def tolerance(self, W): return 4 * UNIT * float(np.linalg.norm(W.astype(np.float64)))
-    def bound(self, x, operands=None): return bound_error(x, *operands or self.operands(x), len(self.scale))
+    def transpose(self):
+        return Packed.pack(self.unpack().T)  # scales of outputs are none of inputs
+
+    def unsound(self):
+        return unsound("int8", self.scale, self.remembered["group"])
+
+    def tolerance(self, W):
+        return 4 * UNIT * float(np.linalg.norm(W.astype(np.float64)))
+
+    def bound(self, x, operands=None):
+        return bound_error(x, *operands or self.operands(x), len(self.scale))
 
     @staticmethod
-    def reads(x): return by_row(x)
+    def reads(x):
+        return by_row(x)
 
     @classmethod
-    def rounding(cls, spectrum, *, group=COLUMN): return row_rounding(spectrum, spectrum.squares, spectrum.weight)
+    def rounding(cls, spectrum, *, group=COLUMN):
+        return row_rounding(spectrum, spectrum.squares, spectrum.weight)
 
     @classmethod
     def choices(cls, inputs, outputs):
         return [{"group": COLUMN}, *([{"group": STEP_INPUTS}] if inputs > STEP_INPUTS else [])]
 
     @classmethod
-    def counts(cls, inputs, outputs, *, group=COLUMN): return {size: check_group("int8", group)}
+    def counts(cls, inputs, outputs, *, group=COLUMN):
+        return {size: check_group("int8", group)}
 
 
 def row_rounding(spectrum, seen, W):
@@ -80,7 +93,8 @@ def row_rounding(spectrum, seen, W):
 
 def check_group(where, group):
     """Return the group; FormatError if a kernel cannot step through it."""
-    if isinstance(group, int | np.integer) and group > 0 and group % STEP_INPUTS == 0: return int(group)
+    if isinstance(group, int | np.integer) and group > 0 and group % STEP_INPUTS == 0:
+        return int(group)
     raise FormatError(f"{where}: group = {group!r} is not a positive multiple of {STEP_INPUTS}")
 
 
@@ -91,14 +105,14 @@ def quantised(W, group, most, more=0, kind=np.float32):
     starts, some = np.arange(0, len(W), group), max(1, ROUNDED_TOGETHER // len(W))
     whole, scale = np.empty(W.shape, kind), np.empty((len(starts), W.shape[1]), np.float32)
     for at in range(0, W.shape[1], some):
-        part = W[:, at:at + some]
+        part = W[:, at : at + some]
         largest = np.maximum.reduceat(abs(part), starts, 0)
         check_size(largest.max())
-        scale[:, at:at + some] = scales = (largest / most).astype(np.float32)
-        inverse = np.zeros(scales.shape)                    # float32 has no inverse of its smallest numbers
+        scale[:, at : at + some] = scales = (largest / most).astype(np.float32)
+        inverse = np.zeros(scales.shape)  # float32 has no inverse of its smallest numbers
         np.divide(1, scales, out=inverse, where=scales > SMALLEST, dtype=np.float64)
         rounded = np.rint(part * repeat_scales(inverse, len(W), group))
-        whole[:, at:at + some] = np.clip(rounded, -most, most, out=rounded) + more
+        whole[:, at : at + some] = np.clip(rounded, -most, most, out=rounded) + more
     return whole, scale
 
 
@@ -121,8 +135,10 @@ def scale_groups(whole, scale, group):
 
 def unsound(where, scale, group):
     """Describe the fault of stored scales and their groups; empty if there is none."""
-    try: check_group(where, group)
-    except FormatError as error: return str(error)
+    try:
+        check_group(where, group)
+    except FormatError as error:
+        return str(error)
     return f"the scale {scale.min()} is negative" if (scale < 0).any() else ""
 
 
@@ -131,10 +147,12 @@ def row_bytes(x):
     each row that both are multiplied by: computed by the float32 operations of formats/kernels/matmul/rounding.py, one
     by one."""
     from formats.kernels.matmul.rounding import LIFT, LIFT_ABOVE, LIFT_BELOW
+
     x = np.asarray(x, np.float32)
     largest = abs(x).max(1, keepdims=True)
-    lift = np.where((0 < largest) & (largest < LIFT_BELOW), LIFT,
-                    np.where(largest > LIFT_ABOVE, 1 / LIFT, np.float32(1)))
+    lift = np.where(
+        (0 < largest) & (largest < LIFT_BELOW), LIFT, np.where(largest > LIFT_ABOVE, 1 / LIFT, np.float32(1))
+    )
     largest = largest * lift
     turns = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
     return np.rint(x * lift * turns), largest / np.float32(127), lift
@@ -151,5 +169,6 @@ def bound_error(x, read, W, groups):
     their sum; x is `read` by rows. The underflow in a product of two scales is lost once for every integer of a sum;
     rows beyond LIFT_ABOVE are multiplied back."""
     from formats.kernels.matmul.rounding import LIFT, LIFT_ABOVE
+
     lost = np.where(abs(np.asarray(x, np.float32)).max(1, keepdims=True) > LIFT_ABOVE, float(LIFT), 1.0)
     return gamma(groups + 5) * multiply_sizes(read, W) + SMALLEST * (1 + 127 * 127 * len(W)) * lost

@@ -1,4 +1,5 @@
 """Low rank: two thin factors instead of a matrix."""
+
 from typing import Self
 
 import numpy as np
@@ -15,6 +16,7 @@ class LowRank(Format):
     """Two factors, u (n, r) and v (r, p): x @ W is (x @ u) @ v.
 
     The best factors of a given rank are those of the truncated singular value decomposition (Eckart and Young 1936)."""
+
     u: f4[n, r]
     v: f4[r, p]
     projected = True
@@ -28,14 +30,16 @@ class LowRank(Format):
         """Return the factors of a matrix of this rank, up to the rounding of W, u and v; without `rank`, of the least
         rank that achieves this. For factors that are known, `pack_factors` needs no decomposition."""
         U, s, V = np.linalg.svd(W.astype(np.float64), full_matrices=False)
-        tail = np.sqrt(np.cumsum(np.square(s[::-1])))[::-1]             # norm of the remainder at rank 0, 1, 2, …
+        tail = np.sqrt(np.cumsum(np.square(s[::-1])))[::-1]  # norm of the remainder at rank 0, 1, 2, …
         rank = max(1, int((tail > UNIT * tail[0]).sum())) if rank is None else ranked(rank, W.shape)
         return U[:, :rank] * s[:rank], V[:rank]
 
-    def unpack(shape, u, v): return multiply_factors(u, v)
+    def unpack(shape, u, v):
+        return multiply_factors(u, v)
 
     def kernel(x, u, v, out, epilogue):
         from formats.kernels import product_lowrank
+
         product_lowrank(x, u, v, out, epilogue)
 
     @staticmethod
@@ -49,17 +53,20 @@ class LowRank(Format):
         W = as_matrix(W, "lowrank").astype(np.float64)
         rank = LowRank.counts(*W.shape, rank=rank)[r]
         V = right_vectors(W, weight, rank)
-        with np.errstate(over="ignore"): u = (W @ V.T).astype(np.float32)
+        with np.errstate(over="ignore"):
+            u = (W @ V.T).astype(np.float32)
         if not np.isfinite(u).all():
-            raise FormatError(f"lowrank: W holds {abs(W).max():.3g}, of which a factor is beyond float32; give smaller "
-                              "weights")
+            raise FormatError(
+                f"lowrank: W holds {abs(W).max():.3g}, of which a factor is beyond float32; give smaller weights"
+            )
         return u, V.astype(np.float32)
 
     @classmethod
     def pack_factors(cls, u: ArrayLike, v: ArrayLike) -> Self:
         """Store the product of u (n, r) and v (r, p), as float32."""
         u, v = as_matrix(u, "lowrank.pack_factors, u"), as_matrix(v, "lowrank.pack_factors, v")
-        if u.shape[1] != len(v): raise FormatError(f"lowrank.pack_factors: u is {u.shape}, v is {v.shape}: two ranks")
+        if u.shape[1] != len(v):
+            raise FormatError(f"lowrank.pack_factors: u is {u.shape}, v is {v.shape}: two ranks")
         return cls((len(u), v.shape[1]), (u, v))
 
     @classmethod
@@ -67,9 +74,11 @@ class LowRank(Format):
         """Return `pack_factors(factors(W))`: one decomposition."""
         return cls.pack_factors(*cls.factors(W, **given))
 
-    def transpose(self): return LowRank.pack_factors(self.v.T, self.u.T)
+    def transpose(self):
+        return LowRank.pack_factors(self.v.T, self.u.T)
 
-    def scratch(self): return len(self.v)
+    def scratch(self):
+        return len(self.v)
 
     def bound(self, x, operands=None):
         """Bound two products and the rounding of unpack(): γ_{n+r+1} |x| |u| |v|, and the underflow in each of the
@@ -86,15 +95,17 @@ class LowRank(Format):
 
     @classmethod
     def choices(cls, inputs, outputs):
-        even = inputs * outputs / (inputs + outputs)                    # the rank that stores as much as dense
+        even = inputs * outputs / (inputs + outputs)  # the rank that stores as much as dense
         shares = (even * share for share in (0.75, 0.5, 0.25, 0.125))
         return [{"rank": rank} for rank in dict.fromkeys(max(1, int(share) // 8 * 8 or int(share)) for share in shares)]
 
     @classmethod
-    def proposed_by(cls, spectrum): return [{"rank": rank} for rank in spectrum.ranks()]
+    def proposed_by(cls, spectrum):
+        return [{"rank": rank} for rank in spectrum.ranks()]
 
     @classmethod
-    def predicted(cls, spectrum, *, rank): return float(spectrum.errors[rank])
+    def predicted(cls, spectrum, *, rank):
+        return float(spectrum.errors[rank])
 
     @classmethod
     def projection(cls, W, directions, *, rank):
@@ -109,7 +120,8 @@ class LowRank(Format):
 
 def ranked(rank, shape):
     """Return the rank; FormatError if the shape cannot have it."""
-    if isinstance(rank, int | np.integer) and 1 <= rank <= min(shape): return int(rank)
+    if isinstance(rank, int | np.integer) and 1 <= rank <= min(shape):
+        return int(rank)
     raise FormatError(f"lowrank: rank = {rank!r} is not between 1 and {min(shape)}, the least side of {shape}")
 
 
@@ -128,13 +140,14 @@ def right_vectors(W, weight, rank):
         values, vectors = spectrum(weight)
         R = np.sqrt(np.maximum(values, 0))[:, None] * vectors.T
         W = R @ W
-    else: W = weight[:, None] * W
+    else:
+        W = weight[:, None] * W
     return np.linalg.qr(W.T @ leading(W @ W.T, rank))[0].T
 
 
 def leading(gram, rank):
     """Return the eigenvectors of the `rank` largest eigenvalues, as columns, the largest first."""
-    return spectrum(gram)[1][:, :-rank - 1:-1]
+    return spectrum(gram)[1][:, : -rank - 1 : -1]
 
 
 def spectrum(gram):
@@ -148,11 +161,13 @@ def spectrum(gram):
 def metric(weight, inputs):
     """Return the weight in float64, ones by default; FormatError unless it is `inputs` positive numbers or
     symmetric."""
-    if weight is None: return np.ones(inputs)
+    if weight is None:
+        return np.ones(inputs)
     weight = np.asarray(weight, np.float64)
     if weight.shape not in ((inputs,), (inputs, inputs)):
         raise FormatError(f"lowrank: weight has shape {weight.shape}, not ({inputs},) or ({inputs}, {inputs})")
-    if not np.isfinite(weight).all(): raise FormatError("lowrank: the weight holds numbers that are not finite")
+    if not np.isfinite(weight).all():
+        raise FormatError("lowrank: the weight holds numbers that are not finite")
     if weight.ndim == 1 and weight.min() <= 0:
         raise FormatError(f"lowrank: weight[{weight.argmin()}] = {weight.min()} is not positive")
     if weight.ndim == 2 and not np.allclose(weight, weight.T, rtol=1e-5, atol=1e-8 * abs(weight).max()):

@@ -1,5 +1,6 @@
 """Masks of attention scores, by blocks: the blocks of scores that are computed, and the bits of those that are masked
 in part."""
+
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -16,7 +17,7 @@ from formats.storage.csr import compression
 
 Sees = Callable[[NDArray[np.int64], NDArray[np.int64]], ArrayLike]
 BLOCK, MAX_BLOCK_SIDE = 64, 1024
-edges = size("edges", 0)                                     # blocks that are masked in part
+edges = size("edges", 0)  # blocks that are masked in part
 
 
 class Mask:
@@ -26,6 +27,7 @@ class Mask:
     query sees some, ascending) and of edge: 0 where all is seen, otherwise 1 + the index of the block in `bits`, which
     has a bit for each score. So a kernel skips empty blocks, and reads bits at the edges alone. r is a multiple of
     16."""
+
     name: ClassVar[str] = "mask"
     ptr: u4[ceiling(m / r) + 1]
     idx: u4[blocks]
@@ -37,8 +39,9 @@ class Mask:
     def __init__(self, shape: tuple[int, int], arrays: Sequence[np.ndarray], block: int) -> None:
         """Take arrays that are known to be right, in the order of the declaration; `from_arrays` is for all others."""
         self.shape, self.block = shape, block
-        self.sizes = read_sizes(self.name, self.fields, (array.shape for array in arrays),
-                                {m: shape[0], n: shape[1], r: block})
+        self.sizes = read_sizes(
+            self.name, self.fields, (array.shape for array in arrays), {m: shape[0], n: shape[1], r: block}
+        )
         for (name, array), values in zip(self.fields.items(), arrays, strict=True):
             setattr(self, name, aligned(values, array.number.dtype(self.sizes), f"{self.name}.{name}"))
 
@@ -50,8 +53,10 @@ class Mask:
         keys. It is called for one block row at a time, so never for all pairs at once."""
         keys = queries if keys is None else keys
         if min(queries, keys) < 1 or not blocked(block):
-            raise FormatError(f"mask: {queries} queries and {keys} keys in blocks of {block!r}; blocks are multiples "
-                              f"of 16 up to {MAX_BLOCK_SIDE}")
+            raise FormatError(
+                f"mask: {queries} queries and {keys} keys in blocks of {block!r}; blocks are multiples "
+                f"of 16 up to {MAX_BLOCK_SIDE}"
+            )
         idx, edge, bits, counts = [], [], [np.zeros((0, block, block // 16), np.int64)], [0]
         for low in range(0, queries, block):
             there, whole, words = block_row(sees, low, min(low + block, queries), keys, block)
@@ -59,14 +64,16 @@ class Mask:
             edge.append(np.where(whole, 0, sum(map(len, bits)) + np.cumsum(~whole)))
             bits.append(words[~whole])
             counts.append(len(there))
-        return cls((queries, keys),
-                   (np.cumsum(counts), np.concatenate(idx), np.concatenate(edge), np.concatenate(bits)), block)
+        return cls(
+            (queries, keys), (np.cumsum(counts), np.concatenate(idx), np.concatenate(edge), np.concatenate(bits)), block
+        )
 
     @classmethod
     def pack(cls, pattern: ArrayLike, block: int = BLOCK) -> Self:
         """Make a mask of an explicit pattern (m, n): not 0 where a query sees a key."""
         seen = np.asarray(pattern) != 0
-        if seen.ndim != 2: raise FormatError(f"mask.pack: the pattern has shape {seen.shape}; give (queries, keys)")
+        if seen.ndim != 2:
+            raise FormatError(f"mask.pack: the pattern has shape {seen.shape}; give (queries, keys)")
         return cls.of(lambda q, k: seen[q, k], seen.shape[0], seen.shape[1], block)
 
     @classmethod
@@ -87,8 +94,9 @@ class Mask:
         return cls.of(lambda q, k: of[q] == of[k], len(of), block=block)
 
     @classmethod
-    def bigbird(cls, length: int, window: int = 1, everywhere: int = 1, random: int = 3, seed: int = 0,
-                block: int = BLOCK) -> Self:
+    def bigbird(
+        cls, length: int, window: int = 1, everywhere: int = 1, random: int = 3, seed: int = 0, block: int = BLOCK
+    ) -> Self:
         """Make a mask by blocks: neighbours at most `window` apart, the first `everywhere` ones that see all and that
         all see, and for each block row `random` more, drawn (Zaheer et al. 2020, arXiv:2007.14062, section 2 and
         appendix D)."""
@@ -98,6 +106,7 @@ class Mask:
         def sees(q: NDArray[np.int64], k: NDArray[np.int64]) -> NDArray[np.bool_]:
             i, j = q // block, k // block
             return (abs(i - j) <= window) | (i < everywhere) | (j < everywhere) | drawn[i, j]
+
         return cls.of(sees, length, block=block)
 
     # ---- out again
@@ -108,7 +117,7 @@ class Mask:
         grid = np.zeros((down, across, self.block, self.block), bool)
         whole = np.concatenate([np.ones((1, self.block, self.block), bool), unpack_blocks(self.bits)])
         grid[np.repeat(np.arange(down), np.diff(self.ptr)), self.idx] = whole[self.edge]
-        return grid.transpose(0, 2, 1, 3).reshape(down * self.block, -1)[:self.shape[0], :self.shape[1]]
+        return grid.transpose(0, 2, 1, 3).reshape(down * self.block, -1)[: self.shape[0], : self.shape[1]]
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the stored arrays by name, in the order of the declaration (not copies)."""
@@ -123,8 +132,11 @@ class Mask:
         """Invert meta() and arrays(); FormatError names the entry that is not as declared."""
         match dict(meta):
             case {"format": cls.name, "shape": [int(queries), int(keys)], "block": int(block), **more} if not more and (
-                    min(queries, keys) >= 1 and blocked(block)): pass
-            case _: raise FormatError(f"mask: {dict(meta)} are not the format, the shape and the block of a mask")
+                min(queries, keys) >= 1 and blocked(block)
+            ):
+                pass
+            case _:
+                raise FormatError(f"mask: {dict(meta)} are not the format, the shape and the block of a mask")
         if set(arrays) != set(cls.fields):
             raise FormatError(f"mask: it stores {', '.join(cls.fields)}, given {', '.join(arrays)}")
         for name, declared in cls.fields.items():
@@ -174,15 +186,23 @@ class Mask:
     def __repr__(self) -> str:
         return f"mask({self.shape[0]}×{self.shape[1]}, r={self.block}, blocks={len(self.idx)}, edges={len(self.bits)})"
 
-    def attention(self, q: NDArray[np.float32], k: NDArray[np.float32], v: NDArray[np.float32],
-                  out: NDArray[np.float32] | None = None, scale: float = 1.0) -> NDArray[np.float32]:
+    def attention(
+        self,
+        q: NDArray[np.float32],
+        k: NDArray[np.float32],
+        v: NDArray[np.float32],
+        out: NDArray[np.float32] | None = None,
+        scale: float = 1.0,
+    ) -> NDArray[np.float32]:
         """Compute softmax(scale q kᵀ) v over the keys that are seen: q (m, ·, d), k (n, ·, d), v (n, ·, e) -> (m, h,
         e), heads shared as in `kernels.attention`; a query that sees no key gives zeros. Blocks outside the mask are
         never computed."""
         from formats.kernels import attention_blocks
+
         if (lengths := (len(q), len(k))) != self.shape:
             raise ValueError(f"{self!r}: given {lengths[0]} queries and {lengths[1]} keys")
-        if out is None: out = np.empty((len(q), max(q.shape[1], k.shape[1], v.shape[1]), v.shape[2]), np.float32)
+        if out is None:
+            out = np.empty((len(q), max(q.shape[1], k.shape[1], v.shape[1]), v.shape[2]), np.float32)
         attention_blocks(q, k, v, *self.arrays().values(), out, self.block, scale)
         return out
 
@@ -196,6 +216,7 @@ def attended(length: int, behind: int, ahead: int) -> int:
     ahead: for each unit of queries (formats/kernels/attentions/attending.py) those with the keys from the first that
     one of them sees to the last."""
     from formats.kernels.attentions.attending import units
+
     low = np.arange(0, length, side := units(length, 0)[1])
     high = np.minimum(low + side, length)
     keys = np.minimum(high + ahead, length) - np.maximum(low - behind, 0)
@@ -207,8 +228,9 @@ def blocked(block: object) -> bool:
     return isinstance(block, int) and 16 <= block <= MAX_BLOCK_SIDE and block % 16 == 0
 
 
-def block_row(sees: Sees, low: int, high: int, keys: int,
-              block: int) -> tuple[np.ndarray, NDArray[np.bool_], np.ndarray]:
+def block_row(
+    sees: Sees, low: int, high: int, keys: int, block: int
+) -> tuple[np.ndarray, NDArray[np.bool_], np.ndarray]:
     """Return the blocks of keys of which the queries low..high see some, whether they see all of it, and the bits of
     each."""
     queries, columns = np.arange(low, high)[:, None], np.arange(keys)[None]

@@ -1,4 +1,5 @@
 """N of every M: sparsity with a fixed number of entries in every group of inputs."""
+
 from types import MappingProxyType
 
 import numpy as np
@@ -9,7 +10,7 @@ from formats.storage.csr import CSR
 from formats.storage.format import Format
 from formats.storage.pruning import importance
 
-GROUPS = 4, 8, 16                                            # group sizes that are tried for a matrix
+GROUPS = 4, 8, 16  # group sizes that are tried for a matrix
 
 
 class NM(Format):
@@ -18,6 +19,7 @@ class NM(Format):
     Row j of idx and val holds output j, group after group, N places each, ascending; a group with fewer nonzero
     numbers is filled up with zeros (Mishra et al. 2021, arXiv:2104.08378, there along the contracted axis too). n must
     be a multiple of M, and M at most 256."""
+
     idx: u1[p, n / group * kept]
     val: f4[p, n / group * kept]
     work = n * p * kept / group * ceiling(T / 16), n * p * kept / group, T * (n + p)
@@ -43,6 +45,7 @@ class NM(Format):
 
     def kernel(x, idx, val, out, epilogue, *, n, m):
         from formats.kernels import product_nm
+
         product_nm(x, idx, val, out, group=m, epilogue=epilogue)
 
     def transpose(self):
@@ -50,10 +53,13 @@ class NM(Format):
         return CSR.pack(self.unpack().T)
 
     def unsound(self):
-        try: sound(self.shape[0], **self.remembered)
-        except FormatError as error: return str(error)
+        try:
+            sound(self.shape[0], **self.remembered)
+        except FormatError as error:
+            return str(error)
         places = self.idx.reshape(len(self.idx), -1, self.remembered["n"]).astype(int)
-        if places.max() >= self.remembered["m"]: return f"idx holds {places.max()} in groups of {self.remembered['m']}"
+        if places.max() >= self.remembered["m"]:
+            return f"idx holds {places.max()} in groups of {self.remembered['m']}"
         return "" if (np.diff(places, axis=2) > 0).all() else "the places in a group do not ascend"
 
     @classmethod
@@ -66,7 +72,8 @@ class NM(Format):
         layouts = cls.layouts(*W.shape)
         for m in (m for m in GROUPS if len(W) % m == 0):
             n = max(1, int((W != 0).reshape(-1, m, W.shape[1]).sum(1).max()))
-            if {"n": n, "m": m} not in layouts: layouts.append({"n": n, "m": m})
+            if {"n": n, "m": m} not in layouts:
+                layouts.append({"n": n, "m": m})
         return layouts
 
     @classmethod
@@ -79,7 +86,8 @@ def sound(inputs, n, m):
     """Raise FormatError unless n of every m of this many inputs can be kept."""
     if not (isinstance(n, int) and isinstance(m, int) and 1 <= n <= m <= 256):
         raise FormatError(f"nm: n = {n!r} of every m = {m!r} is not a choice of 1 <= n <= m <= 256")
-    if inputs % m: raise FormatError(f"nm: {inputs} inputs are not a multiple of m = {m}; choose another m")
+    if inputs % m:
+        raise FormatError(f"nm: {inputs} inputs are not a multiple of m = {m}; choose another m")
 
 
 def split_groups(W, n, m):

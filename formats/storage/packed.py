@@ -10,18 +10,25 @@ class Packed(Format):
 
     A product reads a panel straight through, without packing (Goto and van de Geijn 2008, there packed by every
     call)."""
+
     w: f4[n * 16 * ceiling(p / 16)]
-    plain, proposed = True, False                            # it is as exact as dense
+    plain, proposed = True, False  # it is as exact as dense
     unit = "float32"
     panelled = Panelled()
     portion = PANEL
     flops = 2 * T * n * p
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p)
 
-    def fit(W): return W
-    def pack(W): return panels(W)
-    def unpack(shape, w): return unpanelled(w, shape)
+    def fit(W):
+        return W
+
+    def pack(W):
+        return panels(W)
+
+    def unpack(shape, w):
+        return unpanelled(w, shape)
 
     def kernel(x, w, out, epilogue):
         from formats.kernels import product_packed
+
         product_packed(x, w, out, epilogue)

@@ -1,4 +1,5 @@
 """Q4_1: the blocks of GGUF files, 16 levels for each group of 32 inputs of an output."""
+
 import numpy as np
 
 from formats.core.arrays import FormatError
@@ -8,25 +9,28 @@ from formats.storage.format import Format
 from formats.storage.half import FLOAT16_MAX
 from formats.storage.packed import Packed
 
-GROUP_INPUTS, WORD_INPUTS, HIGHEST = 32, 8, 15              # inputs of a group, of a word; the highest level
+GROUP_INPUTS, WORD_INPUTS, HIGHEST = 32, 8, 15  # inputs of a group, of a word; the highest level
 
 
-REGISTER_ROWS = 8                                            # rows up to which words are widened in registers, for each
-                                                             # tile of 8, 4, 2 and 1 rows anew
-REGISTER_TILES = T - floor(T / 2) - floor(T / 4) - floor(T / 8)       # the tiles of T rows in registers
+REGISTER_ROWS = 8  # rows up to which words are widened in registers, for each
+# tile of 8, 4, 2 and 1 rows anew
+REGISTER_TILES = T - floor(T / 2) - floor(T / 4) - floor(T / 8)  # the tiles of T rows in registers
 WIDENINGS = ceiling(T / 256) + (REGISTER_TILES - 1) * (1 - Min(1, floor(T / (REGISTER_ROWS + 1))))
 
 
 class Blocks:
     """The common part of formats that hold the blocks of files: groups of inputs of an output, in panels of outputs."""
+
     proposed = False
     portion = PANEL
     unit = "float32"
 
-    def transpose(self): return Packed.pack(self.unpack().T)             # groups of inputs are none of outputs
+    def transpose(self):
+        return Packed.pack(self.unpack().T)  # groups of inputs are none of outputs
 
     @classmethod
-    def indices(cls): return []                              # words are numbers
+    def indices(cls):
+        return []  # words are numbers
 
 
 class Q4_1(Blocks, Format):
@@ -35,6 +39,7 @@ class Q4_1(Blocks, Format):
 
     Numbers are those that ggml widens to, rounded to float32 once, and x stays float32, so a weight that a file stores
     in this format is not approximated."""
+
     w: u4[4 * ceiling(n / 32) * 16 * ceiling(p / 16)]
     scale: f2[2 * ceiling(n / 32) * 16 * ceiling(p / 16)]
     filed = np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", GROUP_INPUTS // 2)])
@@ -42,18 +47,22 @@ class Q4_1(Blocks, Format):
     flops = 2 * T * n * p
     work = T * n * p, n * p * WIDENINGS, T * (n + p)
 
-    def fit(W): return rows_of_levels(*fit_levels(W))[:len(W)]
-    def pack(W): return level_arrays(*fit_levels(W))
+    def fit(W):
+        return rows_of_levels(*fit_levels(W))[: len(W)]
+
+    def pack(W):
+        return level_arrays(*fit_levels(W))
 
     def unpack(shape, w, scale):
         groups = -(-shape[0] // GROUP_INPUTS)
         words = unpanelled(w, (GROUP_WORDS * groups, shape[1]))
         d, m = unpanelled(scale, (2 * groups, shape[1]), 2).reshape(groups, 2, -1).swapaxes(0, 1)
         q = words[:, None] >> SHIFTS & HIGHEST
-        return rows_of_levels(q.reshape(groups, GROUP_INPUTS, -1), d, m)[:shape[0]]
+        return rows_of_levels(q.reshape(groups, GROUP_INPUTS, -1), d, m)[: shape[0]]
 
     def kernel(x, w, scale, out, epilogue):
         from formats.kernels import product_levels
+
         product_levels(x, w, scale, out, epilogue)
 
     @classmethod
@@ -64,10 +73,10 @@ class Q4_1(Blocks, Format):
         return cls((GROUP_INPUTS * blocks.shape[1], len(blocks)), level_arrays(q, blocks["d"].T, blocks["m"].T))
 
 
-GROUP_WORDS = GROUP_INPUTS // WORD_INPUTS                    # words of a group
-SHIFTS = 4 * np.arange(WORD_INPUTS, dtype=np.uint32)[:, None]      # shifts of the levels of a word
+GROUP_WORDS = GROUP_INPUTS // WORD_INPUTS  # words of a group
+SHIFTS = 4 * np.arange(WORD_INPUTS, dtype=np.uint32)[:, None]  # shifts of the levels of a word
 SPANS = [(span, first) for span in range(HIGHEST, 0, -1) for first in range(HIGHEST + 1 - span)]
-EXACT_BITS = 20                                              # bits of d below the largest number: then d q + m is exact
+EXACT_BITS = 20  # bits of d below the largest number: then d q + m is exact
 
 
 def level_arrays(q, d, m):
@@ -102,7 +111,8 @@ def fit_levels(W):
         for span, first in SPANS if len(left) else ():
             some = levels_between(groups[left], span, first)
             held = (widen_levels(*some) == groups[left]).all(1)
-            for every, closer in zip(levels, some, strict=True): every[left[held]] = closer[held]
+            for every, closer in zip(levels, some, strict=True):
+                every[left[held]] = closer[held]
             left = left[~held]
     q, d, m = levels
     return q.reshape(len(whole), -1, GROUP_INPUTS).swapaxes(1, 2), d.reshape(len(whole), -1), m.reshape(len(whole), -1)

@@ -1,4 +1,5 @@
 """Q8_0: the blocks of GGUF files that hold bytes, with a scale for each group of 32 inputs of an output."""
+
 import numpy as np
 
 from formats.core.arrays import FormatError
@@ -8,9 +9,9 @@ from formats.storage.format import Format
 from formats.storage.half import FLOAT16_MAX
 from formats.storage.q4_1 import GROUP_INPUTS, REGISTER_ROWS, WIDENINGS, Blocks
 
-FOUR_INPUTS = 4                                             # inputs of a word
-TOP, MIDDLE = 127, 128                                      # the largest integer; the offset added to each
-EMPTY_BITS = 31                                             # the bits of a float32 that d q leaves 0: 11 bits times 8
+FOUR_INPUTS = 4  # inputs of a word
+TOP, MIDDLE = 127, 128  # the largest integer; the offset added to each
+EMPTY_BITS = 31  # the bits of a float32 that d q leaves 0: 11 bits times 8
 
 
 class Q8_0(Blocks, Format):
@@ -20,6 +21,7 @@ class Q8_0(Blocks, Format):
 
     Numbers are those that ggml widens to, which are exact in float32, and x stays float32, so a weight that a file
     stores in this format is not approximated. Single columns of a table in this format can be gathered."""
+
     w: u1[32 * ceiling(n / 32) * 16 * ceiling(p / 16)]
     scale: f2[ceiling(n / 32) * 16 * ceiling(p / 16)]
     filed = np.dtype([("d", "<f2"), ("q", "i1", GROUP_INPUTS)])
@@ -28,29 +30,34 @@ class Q8_0(Blocks, Format):
     flops = 2 * T * n * p
     work = T * n * p, n * p * WIDENINGS, T * (n + p)
 
-    def fit(W): return rows_of_bytes(*fit_bytes(W))[:len(W)]
-    def pack(W): return byte_arrays(*fit_bytes(W))
+    def fit(W):
+        return rows_of_bytes(*fit_bytes(W))[: len(W)]
+
+    def pack(W):
+        return byte_arrays(*fit_bytes(W))
 
     def unpack(shape, w, scale):
         groups = -(-shape[0] // GROUP_INPUTS)
         stored = unpanelled(w, (GROUP_INPUTS * groups, shape[1]), FOUR_INPUTS)
         q = (stored.astype(np.int16) - MIDDLE).reshape(groups, GROUP_INPUTS, -1)
-        return rows_of_bytes(q, unpanelled(scale, (groups, shape[1])))[:shape[0]]
+        return rows_of_bytes(q, unpanelled(scale, (groups, shape[1])))[: shape[0]]
 
     def kernel(x, w, scale, out, epilogue):
         from formats.kernels import product_scaled_bytes
+
         product_scaled_bytes(x, w, scale, out, epilogue)
 
     @classmethod
     def of_blocks(cls, blocks):
         """Return x @ W.T for blocks (p, n / 32) of a file, records of d and q."""
-        return cls((GROUP_INPUTS * blocks.shape[1], len(blocks)),
-                   byte_arrays(blocks["q"].transpose(1, 2, 0), blocks["d"].T))
+        return cls(
+            (GROUP_INPUTS * blocks.shape[1], len(blocks)), byte_arrays(blocks["q"].transpose(1, 2, 0), blocks["d"].T)
+        )
 
 
 def byte_arrays(q, d):
     """Return integers (groups, 32, p) and d (groups, p) as the format's arrays."""
-    stored = q.reshape(-1, q.shape[2]).astype(np.int8).view(np.uint8) ^ np.uint8(MIDDLE)      # with 128 added
+    stored = q.reshape(-1, q.shape[2]).astype(np.int8).view(np.uint8) ^ np.uint8(MIDDLE)  # with 128 added
     return panels(stored, FOUR_INPUTS), panels(np.asarray(d, np.float16))
 
 
@@ -68,8 +75,9 @@ def fit_bytes(W):
     """Return (q, d) of W (n, p), padded to whole groups: exactly where the numbers of a group are integer multiples of
     a float16 that is not negative; else the nearest multiples of the largest number / 127, as in ggml."""
     if abs(W).max() > TOP * FLOAT16_MAX:
-        raise FormatError(f"q8_0: W holds {abs(W).max():.3g}, beyond {TOP * FLOAT16_MAX:.0f}, 127 times the largest "
-                          "float16")
+        raise FormatError(
+            f"q8_0: W holds {abs(W).max():.3g}, beyond {TOP * FLOAT16_MAX:.0f}, 127 times the largest float16"
+        )
     whole = np.pad(W, ((0, -len(W) % GROUP_INPUTS), (0, 0))).reshape(-1, GROUP_INPUTS, W.shape[1])
     q, d = nearest_bytes(whole, TOP)
     able = ((whole.view(np.uint32) & EMPTY_BITS) == 0).all(1)

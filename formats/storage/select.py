@@ -4,6 +4,7 @@ OSKI tunes: Vuduc, Demmel and Yelick 2005).
 
 >>> select(W, rows=128)                                      # exactly W, in float32                 # doctest: +SKIP
 >>> choose(W, rows=128, error=4e-3).pack(W)  # bfloat16 is near enough               # doctest: +SKIP"""
+
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,16 +26,16 @@ from formats.machine.local import learning, local_machine
 from formats.machine.peaks import Progress
 from formats.machine.prices import FORMAT_CATALOGUE
 
-INPUT_GROUPS, OUTPUT_GROUPS, GROUPS = 64, 64, (8, 2)     # a sample: inputs of a group, outputs of one; groups
-PROBES = 16                                                  # rows that a sample is multiplied by
-HOPEFUL = 4.0                                                # slower candidates than this times the fastest are dropped
-TIMED_CANDIDATES = 6                                         # candidates that are timed
-TURN_SECONDS, MAX_TURNS = 0.003, 20                          # seconds of one candidate in one turn; turns at most
-TURN_NOISE, TOLD = 0.05, 2                                   # deviation between turns of one candidate, as a logarithm,
-                                                             # before any is timed; weight of this prior, in turns
-BUSY, MOST_BUSY = 0.3, 2.0                           # deviation of the slow-down by others, a logarithm; largest factor
-PROCESS_NOISE = 0.01                              # deviation between processes, as a logarithm
-WITHIN, SURE = 1.2816, 2.0                             # standard deviations that hold 80 %, and nearly all
+INPUT_GROUPS, OUTPUT_GROUPS, GROUPS = 64, 64, (8, 2)  # a sample: inputs of a group, outputs of one; groups
+PROBES = 16  # rows that a sample is multiplied by
+HOPEFUL = 4.0  # slower candidates than this times the fastest are dropped
+TIMED_CANDIDATES = 6  # candidates that are timed
+TURN_SECONDS, MAX_TURNS = 0.003, 20  # seconds of one candidate in one turn; turns at most
+TURN_NOISE, TOLD = 0.05, 2  # deviation between turns of one candidate, as a logarithm,
+# before any is timed; weight of this prior, in turns
+BUSY, MOST_BUSY = 0.3, 2.0  # deviation of the slow-down by others, a logarithm; largest factor
+PROCESS_NOISE = 0.01  # deviation between processes, as a logarithm
+WITHIN, SURE = 1.2816, 2.0  # standard deviations that hold 80 %, and nearly all
 
 
 class Pricer(Protocol):
@@ -48,6 +49,7 @@ class Pricer(Protocol):
 class Candidate:
     """A format with its options: predicted seconds of a product and their interval, stored bytes, relative error of the
     product, and the share of the conversion that a product pays, in seconds."""
+
     format: str
     options: tuple[tuple[str, object], ...]
     seconds: float
@@ -59,7 +61,8 @@ class Candidate:
 
     def pack(self, W: ArrayLike) -> "Format | NumpyProduct":
         """Store W in this format: rounded where the format rounds. FormatError where it cannot hold W."""
-        if self.format == "blas": return NumpyProduct(as_weights(W))
+        if self.format == "blas":
+            return NumpyProduct(as_weights(W))
         form = FORMATS[self.format]
         return (form.approximate if approximates(form) else form.pack)(as_weights(W), **dict(self.options))
 
@@ -77,8 +80,9 @@ class Candidate:
 class DecomposedMatrix:
     """A matrix W (n, p) with its singular values and vectors, each computed on first use, and once: a decomposition
     takes longer than all else in a selection."""
+
     W: Floats
-    known: dict[int, NDArray[np.float64]] = field(default_factory=dict)     # directions, by rank
+    known: dict[int, NDArray[np.float64]] = field(default_factory=dict)  # directions, by rank
 
     @cached_property
     def gram(self) -> NDArray[np.float64]:
@@ -99,16 +103,19 @@ class DecomposedMatrix:
     def directions(self, rank: int) -> NDArray[np.float64]:
         """Return the leading right singular vectors, as rows."""
         leading = self.vectors[:, :rank]
-        if self.W.shape[0] > self.W.shape[1]: return leading.T
-        if rank not in self.known: self.known[rank] = np.linalg.qr(self.W.astype(np.float64).T @ leading)[0].T
+        if self.W.shape[0] > self.W.shape[1]:
+            return leading.T
+        if rank not in self.known:
+            self.known[rank] = np.linalg.qr(self.W.astype(np.float64).T @ leading)[0].T
         return self.known[rank]
 
     def pack(self, candidate: Candidate) -> "Format | NumpyProduct":
         """Store W as a candidate does, with low rank from this decomposition."""
-        form: Any = FORMATS.get(candidate.format)           # a projected format declares `projection`
+        form: Any = FORMATS.get(candidate.format)  # a projected format declares `projection`
         options = dict(candidate.options)
         rank = options.get("rank")
-        if form is None or not form.projected or not isinstance(rank, int): return candidate.pack(self.W)
+        if form is None or not form.projected or not isinstance(rank, int):
+            return candidate.pack(self.W)
         packed: Format = form.projection(self.W.astype(np.float64), self.directions(rank), **options)
         return packed
 
@@ -120,12 +127,21 @@ class NumpyProduct:
     def __init__(self, W: Floats) -> None:
         self.w, self.nbytes, self.sizes = W, W.nbytes, {"n": W.shape[0], "p": W.shape[1]}
 
-    def matmul(self, x: Floats, out: Floats | None = None) -> Floats: return np.dot(x, self.w, out=out)
-    def unpack(self) -> Floats: return self.w
+    def matmul(self, x: Floats, out: Floats | None = None) -> Floats:
+        return np.dot(x, self.w, out=out)
+
+    def unpack(self) -> Floats:
+        return self.w
 
 
-def select(W: ArrayLike, rows: int, error: float = 0.0, machine: Pricer | None = None, formats: Sequence[str] = (),
-           products: float = 0) -> list[Candidate]:
+def select(
+    W: ArrayLike,
+    rows: int,
+    error: float = 0.0,
+    machine: Pricer | None = None,
+    formats: Sequence[str] = (),
+    products: float = 0,
+) -> list[Candidate]:
     """Return the formats that hold W (n, p), or a matrix with this pattern of booleans, so that x @ W for x of `rows`
     rows is off by at most `error` (relative, Frobenius norm, for normal x; 0: exactly the float32 result), the cheapest
     first.
@@ -137,8 +153,14 @@ def select(W: ArrayLike, rows: int, error: float = 0.0, machine: Pricer | None =
     return rank_candidates(DecomposedMatrix(as_weights(W)), rows, error, machine, formats, products)
 
 
-def rank_candidates(weights: "DecomposedMatrix", rows: int, error: float, machine: Pricer | None,
-                    formats: Sequence[str] = (), products: float = 0) -> list[Candidate]:
+def rank_candidates(
+    weights: "DecomposedMatrix",
+    rows: int,
+    error: float,
+    machine: Pricer | None,
+    formats: Sequence[str] = (),
+    products: float = 0,
+) -> list[Candidate]:
     """Rank candidates as `select` does, for weights that a caller uses further."""
     if not (rows >= 1 and rows % 1 == 0):
         raise ValueError(f"select: rows={rows}: a whole number of rows of x, 1 at least")
@@ -148,11 +170,11 @@ def rank_candidates(weights: "DecomposedMatrix", rows: int, error: float, machin
     guesses = candidates(weights, rows, error, machine, formats)
     hopeful = HOPEFUL * min(guess.cost for guess in guesses)
     exact = [recount(machine, weights, guess, rows, products, error) for guess in guesses if guess.cost <= hopeful]
-    if not any(exact):                                      # the formats that hold the sample do not hold W
+    if not any(exact):  # the formats that hold the sample do not hold W
         exact = [recount(machine, weights, guess, rows, products, error) for guess in guesses]
-    if not any(exact): refuse_all(formats, error)
-    return sorted((candidate for candidate in exact if candidate),
-                  key=lambda each: (each.cost, each.nbytes, str(each)))
+    if not any(exact):
+        refuse_all(formats, error)
+    return sorted((candidate for candidate in exact if candidate), key=lambda each: (each.cost, each.nbytes, str(each)))
 
 
 def announced(kernel: str) -> Progress:
@@ -165,8 +187,9 @@ def refuse_all(formats: Sequence[str], error: float) -> NoReturn:
     raise FormatError(f"select: none of {', '.join(formats or FORMATS)} holds this matrix within an error of {error:g}")
 
 
-def candidates(weights: DecomposedMatrix, rows: int, error: float, machine: Pricer,
-               formats: Sequence[str] = ()) -> list[Candidate]:
+def candidates(
+    weights: DecomposedMatrix, rows: int, error: float, machine: Pricer, formats: Sequence[str] = ()
+) -> list[Candidate]:
     """Return the formats that hold a sample of W within the error, priced at counts estimated from it, and factors of
     the least rank that holds W. FormatError where there are none."""
     names, W = [*(formats or FORMATS)], weights.W
@@ -177,7 +200,8 @@ def candidates(weights: DecomposedMatrix, rows: int, error: float, machine: Pric
     factored = [name for name in names if error and FORMATS[name].projected]
     offers = []
     for name, options in offered([name for name in names if name not in factored], shape):
-        if (fits := fit_within(FORMATS[name], options, sample, error)) is None: continue
+        if (fits := fit_within(FORMATS[name], options, sample, error)) is None:
+            continue
         packed, off = fits
         offers.append(priced(machine, name, options, scale_sizes(packed, shape, thinner, options), rows, off))
     for rank, off in least_ranks(weights, error) if factored else ():
@@ -186,7 +210,8 @@ def candidates(weights: DecomposedMatrix, rows: int, error: float, machine: Pric
             offers.append(priced(machine, name, {"rank": rank}, sizes, rows, off))
     if not formats and "linear.blas" in getattr(machine, "coefficients", ()):
         offers.append(priced(machine, "blas", {}, {"n": float(shape[0]), "p": float(shape[1])}, rows, 0.0))
-    if not offers: refuse_all(names, error)
+    if not offers:
+        refuse_all(names, error)
     return offers
 
 
@@ -194,16 +219,24 @@ def least_ranks(weights: DecomposedMatrix, error: float) -> Iterator[tuple[int, 
     """Yield the least rank, in eights, whose factors hold W within an error, with their error (Eckart and Young 1936),
     and one a tenth larger, as rounding adds to it; none where factors are larger than W."""
     W = weights.W
-    lost = np.cumsum(np.r_[0, weights.squares])[::-1]       # squared error at rank 0, 1, 2, …
+    lost = np.cumsum(np.r_[0, weights.squares])[::-1]  # squared error at rank 0, 1, 2, …
     errors = np.sqrt(lost / max(lost[0], np.finfo(float).tiny))
     able = range(8, min(W.size // sum(W.shape), len(weights.squares)) + 1, 8)
     least = next((rank for rank in able if errors[rank] <= error), None)
     for rank in () if least is None else (least, least + max(8, least // 80 * 8)):
-        if rank in able: yield rank, float(errors[rank])
+        if rank in able:
+            yield rank, float(errors[rank])
 
 
-def choose(W: ArrayLike, rows: int, error: float = 0.0, machine: Pricer | None = None, measured: bool = True,
-           products: float = 0, seconds: float = 0.25) -> Candidate:
+def choose(
+    W: ArrayLike,
+    rows: int,
+    error: float = 0.0,
+    machine: Pricer | None = None,
+    measured: bool = True,
+    products: float = 0,
+    seconds: float = 0.25,
+) -> Candidate:
     """Return the cheapest candidate. `measured`: the candidates whose interval reaches below the upper end of the
     cheapest one's are packed and timed in turn, for `seconds` in all; then prediction and timing decide together,
     weighted by their precision."""
@@ -212,13 +245,15 @@ def choose(W: ArrayLike, rows: int, error: float = 0.0, machine: Pricer | None =
     return race_candidates(weights, rows, ranked, seconds) if measured else ranked[0]
 
 
-def race_candidates(weights: DecomposedMatrix, rows: int, found: Sequence[Candidate],
-                    seconds: float = 0.25) -> Candidate:
+def race_candidates(
+    weights: DecomposedMatrix, rows: int, found: Sequence[Candidate], seconds: float = 0.25
+) -> Candidate:
     """Return the one of ranked candidates that prediction and timing together find fastest (`believed`). The candidates
     whose interval reaches below the upper end of the first one's are timed in turn; one that is surely slower drops
     out, and one that may be faster than all joins."""
-    left = [candidate for candidate in found
-            if candidate.low + candidate.conversion <= found[0].high + found[0].conversion][:TIMED_CANDIDATES]
+    left = [
+        candidate for candidate in found if candidate.low + candidate.conversion <= found[0].high + found[0].conversion
+    ][:TIMED_CANDIDATES]
     x, out = (room((rows, side), np.dtype(np.float32)) for side in weights.W.shape)
     x[:] = np.random.default_rng(0).standard_normal(x.shape, np.float32)
     packed: dict[Candidate, Format | NumpyProduct] = {}
@@ -226,28 +261,37 @@ def race_candidates(weights: DecomposedMatrix, rows: int, found: Sequence[Candid
     end = time.perf_counter() + seconds
     for turn in range(MAX_TURNS):
         for candidate in left:
-            if candidate not in packed: packed[candidate], runs[candidate] = weights.pack(candidate), []
-            runs[candidate].append(log(quantile(burst(
-                lambda: packed[candidate].matmul(x, out=out)), 0.25)))                                  # noqa: B023
+            if candidate not in packed:
+                packed[candidate], runs[candidate] = weights.pack(candidate), []
+            runs[candidate].append(log(quantile(burst(lambda: packed[candidate].matmul(x, out=out)), 0.25)))  # noqa: B023
         now = believed(runs)
         left = sorted(now, key=lambda each: now[each].seconds + each.conversion)
         best = now[left[0]]
-        left = [candidate for candidate in left
-                if now[candidate].surely(candidate.conversion) <= best.seconds + left[0].conversion]
-        more = [candidate for candidate in found if candidate not in runs
-                and candidate.low + candidate.conversion < best.seconds + left[0].conversion][:TIMED_CANDIDATES]
-        if not more and (len(left) == 1 or (turn and time.perf_counter() > end)): break
+        left = [
+            candidate
+            for candidate in left
+            if now[candidate].surely(candidate.conversion) <= best.seconds + left[0].conversion
+        ]
+        more = [
+            candidate
+            for candidate in found
+            if candidate not in runs and candidate.low + candidate.conversion < best.seconds + left[0].conversion
+        ][:TIMED_CANDIDATES]
+        if not more and (len(left) == 1 or (turn and time.perf_counter() > end)):
+            break
         left += more
     return replace(left[0], seconds=now[left[0]].seconds)
 
 
 class Belief(NamedTuple):
     """Seconds of a call, as a logarithm: its mean and standard deviation."""
+
     mean: float
     deviation: float
 
     @property
-    def seconds(self) -> float: return exp(self.mean)
+    def seconds(self) -> float:
+        return exp(self.mean)
 
     def surely(self, more: float) -> float:
         """Return `more` plus the seconds that the call surely takes (SURE deviations below the mean)."""
@@ -261,20 +305,26 @@ def believed(runs: Mapping[Candidate, Sequence[float]]) -> dict[Candidate, Belie
     counts = {candidate: len(logs) for candidate, logs in runs.items()}
     middle = {candidate: median(logs) for candidate, logs in runs.items()}
     off = sum((one - middle[candidate]) ** 2 for candidate, logs in runs.items() for one in logs)
-    apart = (TOLD * TURN_NOISE ** 2 + off) / (TOLD + sum(counts.values()) - len(counts))
-    noise = {candidate: apart / count + PROCESS_NOISE ** 2 for candidate, count in counts.items()}
-    prior = {candidate: (log(candidate.seconds),
-                         max((log(candidate.high) - log(candidate.low)) / (2 * WITHIN), PROCESS_NOISE) ** 2)
-             for candidate in runs}
+    apart = (TOLD * TURN_NOISE**2 + off) / (TOLD + sum(counts.values()) - len(counts))
+    noise = {candidate: apart / count + PROCESS_NOISE**2 for candidate, count in counts.items()}
+    prior = {
+        candidate: (
+            log(candidate.seconds),
+            max((log(candidate.high) - log(candidate.low)) / (2 * WITHIN), PROCESS_NOISE) ** 2,
+        )
+        for candidate in runs
+    }
     weight = {candidate: 1 / (noise[candidate] + prior[candidate][1]) for candidate in runs}
-    slower = sum(weight[candidate] * (middle[candidate] - prior[candidate][0]) for candidate in runs
-                 ) / (sum(weight.values()) + BUSY ** -2)
-    slower = min(slower, log(MOST_BUSY))                    # beyond, predictions are wrong
+    slower = sum(weight[candidate] * (middle[candidate] - prior[candidate][0]) for candidate in runs) / (
+        sum(weight.values()) + BUSY**-2
+    )
+    slower = min(slower, log(MOST_BUSY))  # beyond, predictions are wrong
     beliefs = {}
     for candidate, (mean, variance) in prior.items():
         both = 1 / (1 / variance + 1 / noise[candidate])
-        beliefs[candidate] = Belief(both * (mean / variance + (middle[candidate] - slower) / noise[candidate]),
-                                    sqrt(both))
+        beliefs[candidate] = Belief(
+            both * (mean / variance + (middle[candidate] - slower) / noise[candidate]), sqrt(both)
+        )
     return beliefs
 
 
@@ -286,7 +336,8 @@ def burst(call: Callable[[], object]) -> list[float]:
 def as_weights(W: ArrayLike) -> Floats:
     """Return W as float32; a pattern of booleans gets normal numbers."""
     source = np.asarray(W)
-    if source.dtype != bool: return as_matrix(source, "select")
+    if source.dtype != bool:
+        return as_matrix(source, "select")
     values = np.random.default_rng(0).standard_normal(source.shape, np.float32)
     return as_matrix(np.where(source, np.where(values == 0, 1, values), 0).astype(np.float32), "select")
 
@@ -300,22 +351,30 @@ def offered(names: Sequence[str], shape: tuple[int, int]) -> Iterator[tuple[str,
 
 def approximates(form: type[Format]) -> bool:
     """True if it holds other numbers than float32 has, or a matrix only up to rounding."""
-    return form.rounds or form.tolerance is not Format.tolerance or not any(
-        array.number.name == "f4" for array in form.fields.values())
+    return (
+        form.rounds
+        or form.tolerance is not Format.tolerance
+        or not any(array.number.name == "f4" for array in form.fields.values())
+    )
 
 
-def fit_within(form: type[Format], given: dict[str, int | float], sample: Floats,
-               error: float) -> tuple[Format, float] | None:
+def fit_within(
+    form: type[Format], given: dict[str, int | float], sample: Floats, error: float
+) -> tuple[Format, float] | None:
     """Return the sample in this format and its error; None where that is too large, or the sample cannot be held. A
     format that rounds x holds no matrix exactly."""
-    if error == 0 and (form.rounds or form.tolerance is not Format.tolerance): return None
+    if error == 0 and (form.rounds or form.tolerance is not Format.tolerance):
+        return None
     try:
-        if not approximates(form): return form.pack(sample, **given), 0.0
+        if not approximates(form):
+            return form.pack(sample, **given), 0.0
         sizes = form.expected(sample.shape[0], sample.shape[1], **given)
         # factors as large as the sample
-        if form.flops.subs(sizes).subs(T, 1) > 2 * sample.size: return None
+        if form.flops.subs(sizes).subs(T, 1) > 2 * sample.size:
+            return None
         packed = form.approximate(sample, **given) if error else form.pack(sample, **given)
-    except FormatError: return None
+    except FormatError:
+        return None
     off = deviation(packed, sample)
     return (packed, off) if off <= error else None
 
@@ -341,38 +400,60 @@ def sampled(W: Floats) -> Floats:
 
 def pick_groups(size: int, step: int, count: int) -> np.ndarray:
     """Return the indices of `count` groups of `step` out of `size`; all where there are no more."""
-    if size <= step * count: return np.arange(size)
+    if size <= step * count:
+        return np.arange(size)
     first = np.linspace(0, size // step - 1, count).astype(int) * step
     return (first[:, None] + np.arange(step)).ravel()
 
 
-def scale_sizes(packed: Format, shape: tuple[int, int], thinner: float,
-                given: Mapping[str, object]) -> dict[str, float]:
+def scale_sizes(
+    packed: Format, shape: tuple[int, int], thinner: float, given: Mapping[str, object]
+) -> dict[str, float]:
     """Scale the sizes of a sample to the full matrix: counts grow with the area, and with the density of the rest."""
     larger = shape[0] * shape[1] / (packed.shape[0] * packed.shape[1]) * thinner
-    sizes = {str(size): float(value) if size.is_positive or str(size) in given else value * larger
-             for size, value in packed.sizes.items()}
+    sizes = {
+        str(size): float(value) if size.is_positive or str(size) in given else value * larger
+        for size, value in packed.sizes.items()
+    }
     return sizes | {"n": float(shape[0]), "p": float(shape[1])}
 
 
-def recount(machine: Pricer, weights: DecomposedMatrix, guess: Candidate, rows: int, products: float,
-            error: float) -> Candidate | None:
+def recount(
+    machine: Pricer, weights: DecomposedMatrix, guess: Candidate, rows: int, products: float, error: float
+) -> Candidate | None:
     """Return the candidate with the sizes and the error that W has in it; None where W cannot be held within the
     error."""
     W = weights.W
     start = time.perf_counter()
-    try: packed = guess.pack(W) if products else weights.pack(guess)        # a conversion includes its decomposition
-    except FormatError: return None
+    try:
+        packed = guess.pack(W) if products else weights.pack(guess)  # a conversion includes its decomposition
+    except FormatError:
+        return None
     share = (time.perf_counter() - start) / products if products else 0.0
     sizes = {str(size): float(value) for size, value in packed.sizes.items()}
     off = deviation(packed, W) if error and isinstance(packed, Format) and approximates(type(packed)) else 0.0
     return priced(machine, guess.format, dict(guess.options), sizes, rows, off, share) if off <= error else None
 
 
-def priced(machine: Pricer, name: str, given: Mapping[str, object], sizes: dict[str, float], rows: int,
-           error: float, conversion: float = 0.0) -> Candidate:
+def priced(
+    machine: Pricer,
+    name: str,
+    given: Mapping[str, object],
+    sizes: dict[str, float],
+    rows: int,
+    error: float,
+    conversion: float = 0.0,
+) -> Candidate:
     """Make the candidate at the seconds that the machine predicts."""
     kernel, sizes = f"linear.{name}", {"T": float(rows)} | sizes
     low, high = learning(lambda: machine.between(kernel, **sizes), announced(kernel))
-    return Candidate(name, tuple(given.items()), machine.seconds(kernel, **sizes), low, high,
-                     round(weigh_format(FORMAT_CATALOGUE[kernel].product, sizes)[0]), error, conversion)
+    return Candidate(
+        name,
+        tuple(given.items()),
+        machine.seconds(kernel, **sizes),
+        low,
+        high,
+        round(weigh_format(FORMAT_CATALOGUE[kernel].product, sizes)[0]),
+        error,
+        conversion,
+    )

@@ -1,4 +1,5 @@
 """SELL-C-σ: slices of C outputs, as long as their longest, sorted by length within σ outputs."""
+
 from types import MappingProxyType
 
 import numpy as np
@@ -17,6 +18,7 @@ class SELL(Format):
     Of every `group` outputs, `order` names the longest first (σ of the paper; c divides it). Slice s owns the columns
     ptr[s] to ptr[s + 1] of c numbers and inputs each; a shorter output ends in zeros (Kreutzer et al. 2014,
     arXiv:1307.6209). With c = σ = p it is ELL: one slice (Saad 2003, section 3.4)."""
+
     order: unsigned(p)[p]
     ptr: u4[ceiling(p / c) + 1]
     idx: unsigned(n)[nnz]
@@ -33,8 +35,9 @@ class SELL(Format):
     def pack(W, *, chunk=CHUNK, sigma=SIGMA):
         sliced(chunk, sigma)
         lengths = (W != 0).sum(0)
-        order = np.concatenate([at + np.argsort(-lengths[at:at + sigma], kind="stable")
-                                for at in range(0, W.shape[1], sigma)])
+        order = np.concatenate(
+            [at + np.argsort(-lengths[at : at + sigma], kind="stable") for at in range(0, W.shape[1], sigma)]
+        )
         ends = np.append(0, lengths[order].cumsum())
         ptr = np.append(0, np.pad(np.diff(ends), (0, -len(order) % chunk)).reshape(-1, chunk).max(1).cumsum())
         slots, inputs = (W.T[order] != 0).nonzero()
@@ -50,32 +53,42 @@ class SELL(Format):
 
     def kernel(x, order, ptr, idx, val, out, epilogue, *, chunk, sigma):
         from formats.kernels import product_sell
+
         product_sell(x, order, ptr, idx, val, out, chunk, sigma, epilogue)
 
     def unsound(self):
-        try: sliced(**self.remembered)
-        except FormatError as error: return str(error)
+        try:
+            sliced(**self.remembered)
+        except FormatError as error:
+            return str(error)
         (inputs, outputs), chunk, sigma = self.shape, self.remembered["chunk"], self.remembered["sigma"]
         ptr, idx, there = self.ptr.astype(np.int64), self.idx.astype(np.int64), self.val != 0
         if ptr[0] != 0 or int(ptr[-1]) * chunk != len(idx):
             return f"ptr goes from {ptr[0]} to {ptr[-1]}, there are {len(idx)} indices in slices of {chunk}"
-        if (np.diff(ptr) < 0).any(): return f"ptr falls at {np.diff(ptr).argmin()}"
-        windows = (np.sort(self.order[at:at + sigma]) for at in range(0, outputs, sigma))
+        if (np.diff(ptr) < 0).any():
+            return f"ptr falls at {np.diff(ptr).argmin()}"
+        windows = (np.sort(self.order[at : at + sigma]) for at in range(0, outputs, sigma))
         if not np.array_equal(np.concatenate([*windows]), np.arange(outputs)):
             return f"order is not every output once, in windows of {sigma}"
-        if len(idx) and idx.max() >= inputs: return f"idx[{idx.argmax()}] = {idx.max()} is not below {inputs}"
-        if (slot_of(ptr, chunk)[there] >= outputs).any(): return "a slot beyond the last output holds a number"
+        if len(idx) and idx.max() >= inputs:
+            return f"idx[{idx.argmax()}] = {idx.max()} is not below {inputs}"
+        if (slot_of(ptr, chunk)[there] >= outputs).any():
+            return "a slot beyond the last output holds a number"
         same = np.repeat(np.diff(np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))) == 0, chunk)
         after = there[chunk:] & same & (~there[:-chunk] | (np.diff(idx.reshape(-1, chunk), axis=0).ravel() <= 0))
         return f"idx does not ascend at {after.argmax()}" if after.any() else ""
 
     @classmethod
     def choices(cls, inputs, outputs):
-        return [{"density": 0.25}, {"density": 0.1, "chunk": 4, "sigma": 8},
-                {"density": 0.1, "chunk": outputs, "sigma": outputs}]
+        return [
+            {"density": 0.25},
+            {"density": 0.1, "chunk": 4, "sigma": 8},
+            {"density": 0.1, "chunk": outputs, "sigma": outputs},
+        ]
 
     @classmethod
-    def layouts(cls, inputs, outputs): return [{}, {"chunk": CHUNK, "sigma": 4 * SIGMA}]
+    def layouts(cls, inputs, outputs):
+        return [{}, {"chunk": CHUNK, "sigma": 4 * SIGMA}]
 
     @classmethod
     def counts(cls, inputs, outputs, *, density=0.1, scale=None, chunk=CHUNK, sigma=SIGMA):
@@ -91,5 +104,6 @@ def sliced(chunk, sigma):
 
 def slot_of(ptr, chunk):
     """Return the slot (its place in `order`) that every stored number belongs to."""
-    if not ptr[-1]: return np.zeros(0, np.int64)
+    if not ptr[-1]:
+        return np.zeros(0, np.int64)
     return (np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))[:, None] * chunk + np.arange(chunk)).ravel()

@@ -2,6 +2,7 @@
 
 A kernel that multiplies by one of them needs its address alone: the matrices in `stack.arrays()` are a fixed step
 apart, `stack.steps` in bytes, each a whole number of cache lines. `stack[e]` is the format itself, over views."""
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
@@ -16,15 +17,16 @@ from formats.core.sizes import Size, n, p
 from formats.host.threads import threads
 from formats.storage.format import Format, RoundedOperands
 
-TRIED_SIDE = 64                                              # the side of a matrix whose sizes are tried
+TRIED_SIDE = 64  # the side of a matrix whose sizes are tried
 
 
 def can_stack(form: type[Format]) -> bool:
     """True if the sizes of a format's arrays follow from the shape of a matrix and the options, so that several
     matrices can be stored side by side, and no array holds positions of numbers."""
     sizes: dict[Size, int] = {n: TRIED_SIDE, p: TRIED_SIDE} | dict.fromkeys(form.named.values(), 1)
-    return not form.indices() and all(isinstance(fixed(axis, sizes), int | Fraction)
-                                      for array in form.fields.values() for axis in array.shape)
+    return not form.indices() and all(
+        isinstance(fixed(axis, sizes), int | Fraction) for array in form.fields.values() for axis in array.shape
+    )
 
 
 class Stacked:
@@ -33,8 +35,9 @@ class Stacked:
     `shape` is (E, n, p); `form`, `name`, `remembered` and `sizes` are those of each matrix. Results equal those of E
     separate formats, to the bit."""
 
-    def __init__(self, form: type[Format], shape: tuple[int, int, int], arrays: Mapping[str, np.ndarray],
-                 **remembered: int) -> None:
+    def __init__(
+        self, form: type[Format], shape: tuple[int, int, int], arrays: Mapping[str, np.ndarray], **remembered: int
+    ) -> None:
         """Take arrays that are known to be right, each (E, *its shape); `from_arrays` is for all others. An array that
         is writable, or not in steps of whole cache lines, is copied."""
         self.form, self.shape, self.remembered = form, shape, remembered
@@ -46,8 +49,10 @@ class Stacked:
         """Make a stack of this shape; each matrix is made when there is a thread for it, and released once it is
         copied."""
         if not can_stack(form):
-            raise FormatError(f"{form.name}: its arrays have sizes of their own for every matrix, or say where numbers "
-                              "lie: store the matrices one by one")
+            raise FormatError(
+                f"{form.name}: its arrays have sizes of their own for every matrix, or say where numbers "
+                "lie: store the matrices one by one"
+            )
         first, count = make(0), shape[0]
         whole = {name: stepped(count, array.shape, array.dtype) for name, array in first.arrays().items()}
 
@@ -55,11 +60,14 @@ class Stacked:
             matrix = make(e) if e else first
             if type(matrix) is not form or matrix.shape != shape[1:] or matrix.remembered != first.remembered:
                 raise FormatError(f"{form.name}: matrix {e} of a stack is {matrix!r}, the first is {first!r}")
-            for name, array in matrix.arrays().items(): whole[name][e] = array
+            for name, array in matrix.arrays().items():
+                whole[name][e] = array
 
         from concurrent.futures import ThreadPoolExecutor  # it imports logging, which running alone does not need
+
         with ThreadPoolExecutor(min(threads(), count)) as pool:
-            for _ in pool.map(place, range(count)): pass
+            for _ in pool.map(place, range(count)):
+                pass
         return cls(form, shape, sealed(whole), **first.remembered)
 
     @classmethod
@@ -68,11 +76,18 @@ class Stacked:
         return cls.made(form, stack_shape(W, form.name), lambda e: numbered(e, lambda: form.pack(W[e], **given)))
 
     @classmethod
-    def approximate(cls, form: type[Format], W: Sequence[ArrayLike] | np.ndarray,
-                    each: Sequence[Mapping[str, object]] = (), **given: object) -> Self:
+    def approximate(
+        cls,
+        form: type[Format],
+        W: Sequence[ArrayLike] | np.ndarray,
+        each: Sequence[Mapping[str, object]] = (),
+        **given: object,
+    ) -> Self:
         """Store the nearest matrices that can be held. `each` are options of single matrices, beside those of all."""
+
         def make(e: int) -> Format:
             return numbered(e, lambda: form.approximate(W[e], **given, **(each[e] if each else {})))
+
         return cls.made(form, stack_shape(W, form.name), make)
 
     @classmethod
@@ -87,19 +102,22 @@ class Stacked:
 
     # ---- one of them
 
-    def __len__(self) -> int: return self.shape[0]
+    def __len__(self) -> int:
+        return self.shape[0]
 
     def __getitem__(self, e: int) -> Format:
         """Return one matrix in the format, over views of the stack's arrays."""
         if not -len(self) <= e < len(self):
             raise IndexError(f"{self!r}[{e}]: its matrices are 0 to {len(self) - 1}")
-        if (known := self._matrices[e]) is not None: return known
+        if (known := self._matrices[e]) is not None:
+            return known
         matrix = self.form(self.shape[1:], tuple(array[e] for array in self._stored.values()), **self.remembered)
         self._matrices[e] = matrix
         return matrix
 
     @property
-    def name(self) -> str: return self.form.name
+    def name(self) -> str:
+        return self.form.name
 
     @property
     def rounds(self) -> bool:
@@ -141,28 +159,36 @@ class Stacked:
         return {"format": self.name, "shape": list(self.shape), **self.remembered}
 
     @classmethod
-    def from_arrays(cls, form: type[Format], meta: Mapping[str, object], arrays: Mapping[str, np.ndarray],
-                    numbers: bool = True) -> Self:
+    def from_arrays(
+        cls, form: type[Format], meta: Mapping[str, object], arrays: Mapping[str, np.ndarray], numbers: bool = True
+    ) -> Self:
         """Invert meta() and arrays(). FormatError names the entry that is not as declared, and its matrix; see
         `Format.from_arrays`."""
         shape = meta.get("shape")
         if not (isinstance(shape, list | tuple) and len(shape) == 3 and all(map(is_size, shape))):
-            raise FormatError(f"{form.name}: the shape {shape!r:.80} is not three positive integers up to "
-                              f"{MAX_SIZE:,}: matrices, inputs, outputs")
-        if not can_stack(form): raise FormatError(f"{form.name}: the shape {shape} is that of a stack, and it has none")
+            raise FormatError(
+                f"{form.name}: the shape {shape!r:.80} is not three positive integers up to "
+                f"{MAX_SIZE:,}: matrices, inputs, outputs"
+            )
+        if not can_stack(form):
+            raise FormatError(f"{form.name}: the shape {shape} is that of a stack, and it has none")
         if set(arrays) != set(form.fields):
-            raise FormatError(f"{form.name}: it stores {', '.join(form.fields)}, given "
-                              f"{', '.join(arrays) or 'nothing'}")
+            raise FormatError(
+                f"{form.name}: it stores {', '.join(form.fields)}, given {', '.join(arrays) or 'nothing'}"
+            )
         count = shape[0]
         for name, array in arrays.items():
             if array.shape[:1] != (count,):
-                raise FormatError(f"{form.name}.{name}: a stack of {count} matrices has an array of {count}, given "
-                                  f"{list(array.shape)}")
+                raise FormatError(
+                    f"{form.name}.{name}: a stack of {count} matrices has an array of {count}, given "
+                    f"{list(array.shape)}"
+                )
         stored = {name: laid_out(arrays[name]) for name in form.fields}
         one: dict[str, Any] = dict(meta) | {"shape": shape[1:]}
 
         def read(e: int) -> Format:
             return form.from_arrays(one, {name: array[e] for name, array in stored.items()}, numbers)
+
         matrices = [numbered(e, partial(read, e)) for e in range(count)]
         stack = cls(form, (count, shape[1], shape[2]), stored, **matrices[0].remembered)
         stack._matrices[:] = matrices
@@ -175,10 +201,13 @@ class Stacked:
         format's kernel for each matrix."""
         x = np.asarray(x, np.float32)
         if x.ndim != 3 or x.shape[1] not in (1, len(self)) or x.shape[2] != self.shape[1]:
-            raise ValueError(f"x @ {self!r}: x has shape {x.shape}, it must be (rows, {len(self)} or 1, "
-                             f"{self.shape[1]})")
-        if out is None: out = np.empty((len(x), len(self), self.shape[2]), np.float32)
-        for e, (one, rows) in enumerate(self.by_matrix(x)): one.matmul(by_rows(rows), out[:, e])
+            raise ValueError(
+                f"x @ {self!r}: x has shape {x.shape}, it must be (rows, {len(self)} or 1, {self.shape[1]})"
+            )
+        if out is None:
+            out = np.empty((len(x), len(self), self.shape[2]), np.float32)
+        for e, (one, rows) in enumerate(self.by_matrix(x)):
+            one.matmul(by_rows(rows), out[:, e])
         return out
 
     def by_matrix(self, x: np.ndarray) -> Iterator[tuple[Format, np.ndarray]]:
@@ -204,7 +233,8 @@ class Stacked:
         """Return the count of numbers that a product of one matrix stores between its factors, for each row of x."""
         return self[0].scratch()
 
-    def __repr__(self) -> str: return f"{len(self)} × {self[0]!r}"
+    def __repr__(self) -> str:
+        return f"{len(self)} × {self[0]!r}"
 
 
 def stepped(count: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -218,8 +248,14 @@ def stepped(count: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 def laid_out(array: np.ndarray) -> np.ndarray:
     """Return the array if it is read-only and each of its parts is contiguous and begins at a cache line, else such a
     copy."""
-    if (not array.flags.writeable and array.base is not None and array.ctypes.data % LINE == 0
-            and array.strides[0] % LINE == 0 and array[0].flags.c_contiguous): return array
+    if (
+        not array.flags.writeable
+        and array.base is not None
+        and array.ctypes.data % LINE == 0
+        and array.strides[0] % LINE == 0
+        and array[0].flags.c_contiguous
+    ):
+        return array
     copy = stepped(len(array), array.shape[1:], array.dtype)
     copy[...] = array
     return sealed({"": copy})[""]
@@ -227,14 +263,16 @@ def laid_out(array: np.ndarray) -> np.ndarray:
 
 def sealed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Make the arrays read-only and return them."""
-    for array in arrays.values(): array.flags.writeable = False
+    for array in arrays.values():
+        array.flags.writeable = False
     return arrays
 
 
 def stack_shape(W: Sequence[ArrayLike] | np.ndarray, where: str) -> tuple[int, int, int]:
     """Return the number of matrices, their inputs and outputs. Raise FormatError for none, and for one of another
     shape."""
-    if not len(W): raise FormatError(f"{where}: a stack has one matrix, at least")
+    if not len(W):
+        raise FormatError(f"{where}: a stack has one matrix, at least")
     shapes = [np.shape(matrix) for matrix in W]
     for e, shape in enumerate(shapes):
         if len(shape) != 2:
@@ -246,5 +284,7 @@ def stack_shape(W: Sequence[ArrayLike] | np.ndarray, where: str) -> tuple[int, i
 
 def numbered(e: int, make: Callable[[], Format]) -> Format:
     """Return the result of `make` for one matrix of a stack; its errors name the matrix."""
-    try: return make()
-    except FormatError as error: raise FormatError(f"matrix {e} of a stack: {error}") from error
+    try:
+        return make()
+    except FormatError as error:
+        raise FormatError(f"matrix {e} of a stack: {error}") from error

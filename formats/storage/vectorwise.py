@@ -1,4 +1,5 @@
 """N of every M for whole rows of a tile: sparsity that a vector can follow."""
+
 from types import MappingProxyType
 
 import numpy as np
@@ -19,6 +20,7 @@ class VectorWise(Format):
 
     Tile i has the inputs idx[i], ascending, and their numbers for its outputs; a group with fewer is filled up with
     zeros."""
+
     idx: u4[ceiling(p / c), n / group * kept]
     val: f4[ceiling(p / c), n / group * kept, c]
     named = MappingProxyType({"n": kept, "m": group, "width": c})
@@ -31,7 +33,7 @@ class VectorWise(Format):
         best = np.argsort(-score, axis=2, kind="stable")[..., :n]
         mask = np.zeros(score.shape, bool)
         np.put_along_axis(mask, best, True, 2)
-        return W * np.repeat(mask.reshape(len(mask), -1).T, width, 1)[:, :W.shape[1]]
+        return W * np.repeat(mask.reshape(len(mask), -1).T, width, 1)[:, : W.shape[1]]
 
     def pack(W, *, n=2, m=4, width=WIDTH):
         numbers = split_tiles(W, m, n, width)
@@ -43,10 +45,11 @@ class VectorWise(Format):
     def unpack(shape, idx, val, *, n, m, width):
         numbers = np.zeros((len(idx), shape[0], width), np.float32)
         np.put_along_axis(numbers, idx[..., None].astype(np.intp), val, 1)
-        return numbers.transpose(1, 0, 2).reshape(shape[0], -1)[:, :shape[1]]
+        return numbers.transpose(1, 0, 2).reshape(shape[0], -1)[:, : shape[1]]
 
     def kernel(x, idx, val, out, epilogue, *, n, m, width):
         from formats.kernels import product_vectorwise
+
         product_vectorwise(x, idx, val, out, epilogue)
 
     def transpose(self):
@@ -54,12 +57,15 @@ class VectorWise(Format):
         return CSR.pack(self.unpack().T)
 
     def unsound(self):
-        try: sound(self.shape[0], self.remembered["n"], self.remembered["m"])
-        except FormatError as error: return str(error)
+        try:
+            sound(self.shape[0], self.remembered["n"], self.remembered["m"])
+        except FormatError as error:
+            return str(error)
         if self.remembered["width"] % 16:
             return f"a tile is {self.remembered['width']} wide, which is no multiple of 16"
         groups = self.idx.reshape(len(self.idx), -1, self.remembered["n"]) // self.remembered["m"]
-        if (groups != np.arange(groups.shape[1])[:, None]).any(): return "idx leaves its group"
+        if (groups != np.arange(groups.shape[1])[:, None]).any():
+            return "idx leaves its group"
         return "" if (np.diff(self.idx.astype(np.int64), axis=1) > 0).all() else "idx does not ascend"
 
     @classmethod

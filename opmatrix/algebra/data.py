@@ -1,4 +1,5 @@
 """An array as an attribute of a term: content-addressed, so equal weights are one node."""
+
 from __future__ import annotations
 
 import hashlib
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
     from opmatrix.algebra.shapes import LiveSize
 
-Numeric: TypeAlias = NDArray[Any]                           # an array of numbers of a type known at run time
-SKETCHED = 16                                               # numbers of an array that enter its hash
+Numeric: TypeAlias = NDArray[Any]  # an array of numbers of a type known at run time
+SKETCHED = 16  # numbers of an array that enter its hash
 
 
 class Data:
@@ -26,16 +27,19 @@ class Data:
     A single number is kept as float64. The array is a read-only view of the one that was given: do not write to that
     later. `name` is the array's name at its source, `label` that name as a Python identifier. `blocks` (rows, groups)
     are the blocks of its file that its numbers were widened from, where a format holds blocks."""
-    base: Data | None = None                                # the array that this one is the transpose of
-    cut_of: Data | None = None                              # the array that this one is rows or columns of
-    cut_at: tuple[int, LiveSize, LiveSize] | None = None    # the axis, and the range along it
+
+    base: Data | None = None  # the array that this one is the transpose of
+    cut_of: Data | None = None  # the array that this one is rows or columns of
+    cut_at: tuple[int, LiveSize, LiveSize] | None = None  # the axis, and the range along it
     blocks: Numeric | None = None
 
     def __init__(self, array: object, name: str | None = None, blocks: Numeric | None = None) -> None:
         array = np.atleast_1d(np.asarray(array))
         if array.dtype.kind not in "fiub":
-            raise TypeError(f"{name or 'an operand'}: {brief(array.tolist())} is not made of real numbers (a size that "
-                            "is not known yet is none: put a matrix of known size before it)")
+            raise TypeError(
+                f"{name or 'an operand'}: {brief(array.tolist())} is not made of real numbers (a size that "
+                "is not known yet is none: put a matrix of known size before it)"
+            )
         self.array: Numeric = (array.astype(np.float64) if array.shape == (1,) else array).view()
         self.array.flags.writeable = False
         self.name, self.blocks = name, blocks
@@ -43,16 +47,21 @@ class Data:
     @classmethod
     def of(cls, thing: Any) -> Data:
         """Return the data of arrays, lists and numbers as they are; of a weight or a constant, its numbers."""
-        if getattr(getattr(thing, "kind", None), "name", None) in ("weight", "const"): thing = thing.args[0]
-        if hasattr(thing, "free_symbols") and (live := LiveNumber.find(thing)): return live
+        if getattr(getattr(thing, "kind", None), "name", None) in ("weight", "const"):
+            thing = thing.args[0]
+        if hasattr(thing, "free_symbols") and (live := LiveNumber.find(thing)):
+            return live
         data = thing if isinstance(thing, Data) else cls(check_numbers(thing))
         if 0 in data.shape:
-            raise ValueError(f"{data.name or 'an operand'}: an array of shape {data.shape} has no numbers: each of its "
-                             "sizes must be a whole number from 1 on")
+            raise ValueError(
+                f"{data.name or 'an operand'}: an array of shape {data.shape} has no numbers: each of its "
+                "sizes must be a whole number from 1 on"
+            )
         return data
 
     @property
-    def shape(self) -> tuple[int, ...]: return self.array.shape
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
 
     @cached_property
     def key(self) -> str:
@@ -64,8 +73,10 @@ class Data:
     @property
     def label(self) -> str:
         """The printed name: its own name, or its number, or a name made of its key."""
-        if self.base and not self.name: return f"{self.base.label}.T"
-        if not self.name: return repr(self.array.item()) if self.shape == (1,) else f"_{self.key[:12]}"
+        if self.base and not self.name:
+            return f"{self.base.label}.T"
+        if not self.name:
+            return repr(self.array.item()) if self.shape == (1,) else f"_{self.key[:12]}"
         plain = re.sub(r"\W", "_", self.name)
         return plain if plain.isidentifier() else f"_{plain}"
 
@@ -75,12 +86,17 @@ class Data:
         all numbers are read only where another one looks like it."""
         at = np.linspace(0, self.array.size - 1, min(SKETCHED, self.array.size)).astype(int)
         words = repr((self.array.shape, self.array.dtype.str)).encode() + self.array.flat[at].tobytes()
-        return int.from_bytes(hashlib.blake2b(words, digest_size=7).digest(), "big")      # the same in any process
+        return int.from_bytes(hashlib.blake2b(words, digest_size=7).digest(), "big")  # the same in any process
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Data) and self.sketch == other.sketch and self.key == other.key)
-    def __hash__(self) -> int: return self.sketch
-    def __repr__(self) -> str: return self.label
+
+    def __hash__(self) -> int:
+        return self.sketch
+
+    def __repr__(self) -> str:
+        return self.label
+
     def __getitem__(self, at: int | tuple[int, ...]) -> float:
         number: float = self.array[at].item()
         return number
@@ -108,7 +124,8 @@ class Data:
 
 def check_numbers(numbers: object) -> Numeric:
     """Return literal numbers as an array. Raises TypeError for rows of different lengths, ValueError for NaN."""
-    try: array = np.asarray(numbers)
+    try:
+        array = np.asarray(numbers)
     except ValueError:
         raise TypeError(f"an operand: {brief(numbers)}: its rows have different lengths") from None
     if array.dtype.kind == "f" and (lost := np.argwhere(np.isnan(array))).size:
@@ -120,7 +137,8 @@ def ids(sentence: object, where: str) -> NDArray[np.int64]:
     """Return a sentence as a row of int64. Raises ValueError for another shape, TypeError for numbers that are no
     integers."""
     array = np.asarray(sentence)
-    if array.ndim != 1: raise ValueError(f"{where} has shape {array.shape}: one row of token ids is needed")
+    if array.ndim != 1:
+        raise ValueError(f"{where} has shape {array.shape}: one row of token ids is needed")
     if array.size and array.dtype.kind not in "iu":
         raise TypeError(f"{where} holds {array.dtype}: token ids are integers")
     return array.astype(np.int64)
@@ -138,15 +156,23 @@ class Promised(Data):
     def shape(self) -> tuple[LiveSize, ...]:
         whole = self.promise[1]
         return (*whole[:-2], *whole[:-3:-1]) if self.turned else whole
+
     @cached_property
-    def key(self) -> str: return f"{self.promise}{self.turned}"
+    def key(self) -> str:
+        return f"{self.promise}{self.turned}"
+
     @property
-    def sketch(self) -> int: return hash(self.key)
+    def sketch(self) -> int:
+        return hash(self.key)
+
     @property
-    def is_finite(self) -> bool: return True
+    def is_finite(self) -> bool:
+        return True
+
     @property
-    def array(self) -> Numeric:                                                # type: ignore[override]
+    def array(self) -> Numeric:  # type: ignore[override]
         raise TypeError(f"{self.name} is promised, not loaded: only its shape {self.shape} is known")
+
     @cached_property
     def _turned(self) -> Data:
         turned = Promised(*self.promise, not self.turned)
@@ -168,14 +194,22 @@ class LiveNumber(Promised):
         import sympy
 
         from opmatrix.algebra.shapes import is_named
-        if not (isinstance(given, sympy.Expr) and is_named(given)): return None
+
+        if not (isinstance(given, sympy.Expr) and is_named(given)):
+            return None
         return cls(sympy.nsimplify(given, rational=True))
 
     @cached_property
-    def key(self) -> str: return f"number {self.expression}"
+    def key(self) -> str:
+        return f"number {self.expression}"
+
     @property
-    def label(self) -> str: return str(self.expression)
+    def label(self) -> str:
+        return str(self.expression)
+
     @property
-    def array(self) -> Numeric:                                                # type: ignore[override]
+    def array(self) -> Numeric:  # type: ignore[override]
         raise TypeError(f"{self.label} is a number of sizes that have none yet: build the model with numbers for them")
-    def __getitem__(self, at: int | tuple[int, ...]) -> sympy.Expr: return self.expression
+
+    def __getitem__(self, at: int | tuple[int, ...]) -> sympy.Expr:
+        return self.expression

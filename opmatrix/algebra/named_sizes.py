@@ -1,4 +1,5 @@
 """The sizes of a term that have names instead of numbers."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -16,14 +17,16 @@ if TYPE_CHECKING:
 
 def find_symbols(attribute: object) -> list[sympy.Symbol]:
     """Return the symbols in a size, or in a number that is made of sizes, by name."""
-    if isinstance(attribute, LiveNumber): attribute = attribute.expression
+    if isinstance(attribute, LiveNumber):
+        attribute = attribute.expression
     return sorted(getattr(attribute, "free_symbols", ()), key=str)
 
 
 def find_names(term: Operator) -> Iterator[tuple[Operator, sympy.Symbol]]:
     """Yield every node where a size has a name, with the name."""
     for node in term.walk():
-        if node.kind.name == "symbol": continue             # it stands for any operator, and is refused as such
+        if node.kind.name == "symbol":
+            continue  # it stands for any operator, and is refused as such
         for attribute in node.attributes:
             sizes = (attribute, *(attribute.shape if isinstance(attribute, Data) else ()))
             yield from ((node, symbol) for size in sizes for symbol in find_symbols(size) if is_named(symbol))

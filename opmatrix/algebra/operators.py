@@ -1,4 +1,5 @@
 """The vocabulary of formulas: the node kinds, and the operators that are made of them."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -49,26 +50,78 @@ from opmatrix.algebra.positions.patterns import Pattern, pattern_of
 from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, T, brief, divides, quotient
 from opmatrix.algebra.term import PROPERTIES, Operator, Value, factor, named, operator
 
-__all__ = ["ACTIVATIONS", "I", "affine", "attention", "blocks", "by_distance", "centre", "col", "cols", "compose",
-           "const", "diag", "diagonal", "exp", "gelu", "gelu_tanh", "given", "grouped", "heads", "keep_top",
-           "layernorm", "magnitude", "maximum", "mean", "minimum", "ones", "over", "pick", "place", "product",
-           "reciprocal", "relation", "relu", "repeat", "rmsnorm", "rotary", "rotate", "row", "rsqrt", "share",
-           "sigmoid", "silu", "softmax", "softplus", "square", "sum_heads", "symbol", "tanh", "total", "transpose",
-           "turn", "unit_length", "weight", "zero"]
+__all__ = [
+    "ACTIVATIONS",
+    "I",
+    "affine",
+    "attention",
+    "blocks",
+    "by_distance",
+    "centre",
+    "col",
+    "cols",
+    "compose",
+    "const",
+    "diag",
+    "diagonal",
+    "exp",
+    "gelu",
+    "gelu_tanh",
+    "given",
+    "grouped",
+    "heads",
+    "keep_top",
+    "layernorm",
+    "magnitude",
+    "maximum",
+    "mean",
+    "minimum",
+    "ones",
+    "over",
+    "pick",
+    "place",
+    "product",
+    "reciprocal",
+    "relation",
+    "relu",
+    "repeat",
+    "rmsnorm",
+    "rotary",
+    "rotate",
+    "row",
+    "rsqrt",
+    "share",
+    "sigmoid",
+    "silu",
+    "softmax",
+    "softplus",
+    "square",
+    "sum_heads",
+    "symbol",
+    "tanh",
+    "total",
+    "transpose",
+    "turn",
+    "unit_length",
+    "weight",
+    "zero",
+]
 
 I: Operator = nodes.I()
 ones: Operator = nodes.ones()
 total: Operator = nodes.total()
-share: Operator = nodes.share()                             # row-wise softmax
-sum_heads, transpose = total, turn                          # the names that numpy's users look for
-zero: Operator = named("zero", ones * 0.0)                  # as wide as the value it meets; linear whatever its number
+share: Operator = nodes.share()  # row-wise softmax
+sum_heads, transpose = total, turn  # the names that numpy's users look for
+zero: Operator = named("zero", ones * 0.0)  # as wide as the value it meets; linear whatever its number
 centre: Operator = named("centre", I - mean)
 
-gelu, gelu_tanh, relu, rsqrt, sigmoid, silu, softplus, square, tanh = map(nodes.SCALAR_FUNCTIONS.__getitem__, (
-    "gelu", "gelu_tanh", "relu", "rsqrt", "sigmoid", "silu", "softplus", "square", "tanh"))
-globals().update(nodes.SCALAR_FUNCTIONS)                    # and all others that have a record
+gelu, gelu_tanh, relu, rsqrt, sigmoid, silu, softplus, square, tanh = map(
+    nodes.SCALAR_FUNCTIONS.__getitem__,
+    ("gelu", "gelu_tanh", "relu", "rsqrt", "sigmoid", "silu", "softplus", "square", "tanh"),
+)
+globals().update(nodes.SCALAR_FUNCTIONS)  # and all others that have a record
 __all__ += sorted(nodes.SCALAR_FUNCTIONS.keys() - {*__all__})
-DEFAULT_BASE = 10000.0                                      # base of rotations: Su et al. 2021, section 3.2.2
+DEFAULT_BASE = 10000.0  # base of rotations: Su et al. 2021, section 3.2.2
 ACTIVATIONS = {called: nodes.SCALAR_FUNCTIONS[name] for called, name in names_called(RECORDS.values()).items()}
 
 
@@ -76,45 +129,59 @@ def compose(first: object, *rest: object) -> Any:
     """Compose first @ .. @ last."""
     return reduce(matmul, rest, factor(first))
 
+
 def row(*parts: object) -> Any:
     """Put the results of the parts side by side: [A B ..]."""
-    if not parts: raise ShapeError("row(): no parts: give at least one operator")
+    if not parts:
+        raise ShapeError("row(): no parts: give at least one operator")
     return reduce(nodes.row, map(factor, parts))
+
 
 def col(*parts: object) -> Operator:
     """Add up the results of the parts: [A; B; ..]. The columns of x are cut into one block for each part."""
     total: Operator = reduce(add, [cols(lo, hi, n) @ part for part, lo, hi, n in spans("col", parts)])
     return total
 
+
 def diagonal(*parts: object) -> Operator:
     """Put each part on the diagonal: every block of columns goes through its own part."""
     blocks: Operator = row(*(cols(lo, hi, n) @ part for part, lo, hi, n in spans("diagonal", parts)))
     return blocks
 
+
 def blocks(table: Sequence[Sequence[object]]) -> Operator:
     """Build a matrix of operators, by rows: x @ [[A, B], [C, D]] is x1 @ [A B] + x2 @ [C D]. None is a block of
     zeros."""
     if len({len(line) for line in table} - {0}) != 1 or not all(table):
-        raise ShapeError(f"blocks: lines of {', '.join(str(len(line)) for line in table) or 'no'} blocks: give at "
-                         "least one line, of as many blocks each, None for one of zeros")
+        raise ShapeError(
+            f"blocks: lines of {', '.join(str(len(line)) for line in table) or 'no'} blocks: give at "
+            "least one line, of as many blocks each, None for one of zeros"
+        )
     columns = zip(*table, strict=True)
     known = ((factor(part).out.cols for part in column if part is not None) for column in columns)
     widths: list[LiveSize] = [next(column_widths, None) for column_widths in known]
-    if None in widths: raise ShapeError(f"blocks: column {widths.index(None)} holds no operator to tell its width")
+    if None in widths:
+        raise ShapeError(f"blocks: column {widths.index(None)} holds no operator to tell its width")
 
     def filled(line: Sequence[object]) -> list[object]:
-        return [zero @ (weight(np.zeros((1, w))) if isinstance(w, int) else place(0, w)) if part is None else part
-                for part, w in zip(line, widths, strict=True)]
+        return [
+            zero @ (weight(np.zeros((1, w))) if isinstance(w, int) else place(0, w)) if part is None else part
+            for part, w in zip(line, widths, strict=True)
+        ]
+
     return col(*(row(*filled(line)) for line in table))
+
 
 def spans(what: str, given: Iterable[object]) -> list[tuple[Any, LiveSize, LiveSize, LiveSize]]:
     """Return every part with the columns that it takes: from, to, and of how many."""
     parts = [factor(part) for part in given]
-    if not parts: raise ShapeError(f"{what}(): no parts: give at least one operator")
+    if not parts:
+        raise ShapeError(f"{what}(): no parts: give at least one operator")
     for k, part in enumerate(parts):
         if getattr(part.into.cols, "has", lambda _: False)(N):
-            raise ShapeError(f"{what}: block {k}, {brief(part)}, takes any number of columns: put "
-                             "cols(0, n, n) before it")
+            raise ShapeError(
+                f"{what}: block {k}, {brief(part)}, takes any number of columns: put cols(0, n, n) before it"
+            )
     ends = list(accumulate((part.into.cols for part in parts), initial=0))
     return [(part, lo, hi, ends[-1]) for part, (lo, hi) in zip(parts, pairwise(ends), strict=True)]
 
@@ -125,18 +192,25 @@ def given(name: object, n: int | None = None, space: object = None, heads: int =
     columns in each of `heads` heads, `given("features", n, "V")`. Raises ValueError for an input that has the name of a
     field, and for a field that no batch has."""
     source: Operator
-    if n is not None: whole_of(n, "given: n", 1)
+    if n is not None:
+        whole_of(n, "given: n", 1)
     if space is None and n is not None and isinstance(name, str) and name not in FIELDS:
-        raise ValueError(f"given {name!r}: the fields of a batch are {', '.join(FIELDS)}; an input of {n} columns has "
-                         f"rows of a space, given({name!r}, {n}, 'V')")
-    if space is None: source = nodes.related(name) if n is None else nodes.given(name, n)
-    elif name in FIELDS: raise ValueError(f"given {name!r}: a batch has a field of this name: call the input otherwise")
-    else: source = nodes.entered(Port.read(name, [str(space), n, heads, FLOAT]))
+        raise ValueError(
+            f"given {name!r}: the fields of a batch are {', '.join(FIELDS)}; an input of {n} columns has "
+            f"rows of a space, given({name!r}, {n}, 'V')"
+        )
+    if space is None:
+        source = nodes.related(name) if n is None else nodes.given(name, n)
+    elif name in FIELDS:
+        raise ValueError(f"given {name!r}: a batch has a field of this name: call the input otherwise")
+    else:
+        source = nodes.entered(Port.read(name, [str(space), n, heads, FLOAT]))
     return source
 
 
-def symbol(name: str, into: LiveSize | Shape | None = None, out: LiveSize | Shape | None = None,
-           **properties: bool) -> Operator:
+def symbol(
+    name: str, into: LiveSize | Shape | None = None, out: LiveSize | Shape | None = None, **properties: bool
+) -> Operator:
     """An operator of which only sizes and properties are known: a border of the graph, or a variable of a law.
 
     `into` and `out` are columns (sizes may be live) or whole shapes; `into=None` takes any columns, `out=None` gives as
@@ -159,12 +233,14 @@ def layernorm(x: Value, eps: float) -> Value:
     normed: Value = x @ (centre * ((centre @ square @ mean + eps) @ rsqrt))
     return normed
 
+
 @operator
 def rmsnorm(x: Value, eps: float) -> Value:
     """Zhang and Sennrich 2019, eq. 4, without gain. Raises InputError for an eps that float32 has not."""
     check_eps("rmsnorm", eps)
     normed: Value = x @ (I * ((square @ mean + eps) @ rsqrt))
     return normed
+
 
 @operator
 def unit_length(x: Value, least: float = LEAST_SQUARE) -> Value:
@@ -174,6 +250,7 @@ def unit_length(x: Value, least: float = LEAST_SQUARE) -> Value:
     made: Value = x @ (I * ((square @ ones + least) @ rsqrt))
     return made
 
+
 def promised_tables(positions: LiveSize, columns: LiveSize, **said: object) -> tuple[Promised, Promised]:
     """Return promised tables of the cosines and sines by which so many columns turn, where a size has no number yet.
     The keyword arguments enter their names, and tell tables of one shape apart."""
@@ -181,14 +258,16 @@ def promised_tables(positions: LiveSize, columns: LiveSize, **said: object) -> t
     cos, sin = (Promised(f"rotary.{part}{more}", (positions, quotient(columns, 2))) for part in ("cos", "sin"))
     return cos, sin
 
+
 def rotary(positions: LiveSize, columns: LiveSize, base: float = DEFAULT_BASE, rest: LiveSize = 0) -> Operator:
     """Build RoPE for heads of `columns` columns that turn and `rest` that stay, at so many positions: Su et al. 2021,
     section 3.2.2. Where a size has no number yet its tables are promised. Raises ShapeError for an odd number of
     columns, InputError for a base that turns nothing."""
     positions, columns = whole_of(positions, "rotary: positions", 1), whole_of(columns, "rotary: columns", 2)
     if not divides(2, columns):
-        raise ShapeError(f"rotary: {columns} columns: pairs of them turn, so there must be an even number, and `rest` "
-                         "more that stay")
+        raise ShapeError(
+            f"rotary: {columns} columns: pairs of them turn, so there must be an even number, and `rest` more that stay"
+        )
     if not (isinstance(base, Real) and 0 < base < np.inf):
         raise InputError(f"rotary: base is {brief(base)}: it must be a number above 0, such as 10000")
     turned: Operator
@@ -200,28 +279,41 @@ def rotary(positions: LiveSize, columns: LiveSize, base: float = DEFAULT_BASE, r
         turned = rotate(*promised_tables(positions, columns, **more), rest)
     return turned
 
+
 def affine(w: object, b: object) -> Operator:
     """x @ w + b."""
     shifted: Operator = weight(w) + const(b)
     return shifted
 
+
 @operator
-def attention(x: Value, Q: Operator, K: Operator, V: Operator, h: int, where: Pattern,
-              turned: Operator | None = None) -> Value:
+def attention(
+    x: Value, Q: Operator, K: Operator, V: Operator, h: int, where: Pattern, turned: Operator | None = None
+) -> Value:
     """softmax(q kᵀ / √d) v in every head: Vaswani et al. 2017, eq. 1. Queries and keys may be turned by their
     positions."""
     pattern_of(where, "attention")
     q, k, v = (x @ W @ heads(h) @ by for W, by in ((Q, turned or I), (K, turned or I), (V, I)))
-    mixed: Value = product(q @ k.T * q.cols ** -0.5, v, over=softmax, where=where) @ heads(h).T
+    mixed: Value = product(q @ k.T * q.cols**-0.5, v, over=softmax, where=where) @ heads(h).T
     return mixed
 
+
 @operator
-def grouped(x: Value, Q: Operator, K: Operator, V: Operator, h: int, g: int, where: Pattern,
-            turned: Operator | None = None, keys: Operator | None = None) -> Value:
+def grouped(
+    x: Value,
+    Q: Operator,
+    K: Operator,
+    V: Operator,
+    h: int,
+    g: int,
+    where: Pattern,
+    turned: Operator | None = None,
+    keys: Operator | None = None,
+) -> Value:
     """Attention of h heads of queries that share g heads of keys and values: Ainslie et al. 2023, section 2.2. Queries
     and keys may be turned by their positions; keys by an operator of their own, where both are normed, too."""
     pattern_of(where, "grouped")
     by_q, by_k = turned or I, keys or turned or I
     q, k, v = x @ Q @ heads(h) @ by_q, x @ K @ heads(g) @ by_k @ repeat(h), x @ V @ heads(g) @ repeat(h)
-    mixed: Value = product(q @ k.T * q.cols ** -0.5, v, over=softmax, where=where) @ heads(h).T
+    mixed: Value = product(q @ k.T * q.cols**-0.5, v, over=softmax, where=where) @ heads(h).T
     return mixed

@@ -1,5 +1,6 @@
 """The entries of a row that are among its largest, as `keep_top` takes them. A reading may note the entries that it
 takes, or take those of another reading; two readings that round in different places then select the same entries."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,16 +24,19 @@ def largest(by: NDArray[Any], k: int) -> Taken:
     np.put_along_axis(taken, order, True, -1)
     return taken
 
+
 def keep_taken(s: NDArray[Any], by: NDArray[Any], chosen: Taken) -> NDArray[Any]:
     """Return s where it is chosen, 0 elsewhere; a row with a NaN in `by` has no largest, and is NaN."""
     values = np.where(chosen, s, s.dtype.type(0))
     lost = np.isnan(by).any(-1)
-    if lost.any(): values[lost] = np.nan
+    if lost.any():
+        values[lost] = np.nan
     return values
 
 
 class Route(NamedTuple):
     """One selection: the numbers that it went by, heads x rows x columns, and the entries that it took."""
+
     by: NDArray[Any]
     taken: Taken
 
@@ -61,10 +65,11 @@ class Routes:
     def take(self, by: NDArray[Any], k: int) -> Taken:
         """Return the entries that are taken of these rows, which follow the rows read before: the given selection,
         where it has as many rows and k entries of each; else the k largest."""
-        if self.next == len(self.parts): self.parts.append([])
+        if self.next == len(self.parts):
+            self.parts.append([])
         before, whole = self.parts[self.next], by.reshape(-1, *by.shape[-2:])
         low, preset = sum(part.by.shape[1] for part in before), self.given.get(self.next)
-        told = None if preset is None else preset[:, low:low + whole.shape[1]]
+        told = None if preset is None else preset[:, low : low + whole.shape[1]]
         fits = told is not None and told.shape == whole.shape and bool((told.sum(-1) == k).all())
         taken = told if told is not None and fits else largest(whole, k)
         before.append(Route(whole, taken))
@@ -92,18 +97,24 @@ class Routes:
 
 LISTENING: ContextVar[Routes | None] = ContextVar("LISTENING", default=None)
 
+
 @contextmanager
 def noting(routes: Notes) -> Iterator[Notes]:
     """Let this thread's readings note their selections in `routes`, or take the selections that it is given; None does
     neither."""
     before = LISTENING.set(routes)
-    try: yield routes
-    finally: LISTENING.reset(before)
+    try:
+        yield routes
+    finally:
+        LISTENING.reset(before)
+
 
 def noted(give: Callable[[], Readout], given: Mapping[int, Taken] | None = None) -> tuple[Readout, list[Route]]:
     """Return the result of a reading, and the selections that it made."""
-    with noting(Routes(given)) as routes: readout = give()
+    with noting(Routes(given)) as routes:
+        readout = give()
     return readout, routes.found
+
 
 def take_top(by: NDArray[Any], k: int) -> Taken:
     """Return a mask of the k largest of each row, or of the given entries that are taken in their place."""

@@ -1,5 +1,6 @@
 """Node kinds that backward terms are made of, and dropout: adjoints that are no forward operator, derivatives of
 functions of one number, the shares of softmax as a value of its own."""
+
 from __future__ import annotations
 
 from formats.core.errors import InputError
@@ -11,11 +12,13 @@ from opmatrix.algebra.term import KINDS, Operator
 
 def derivative_of(f: Operator) -> ScalarBody:
     """Return the derivative that is declared beside a function of one number. Raises InputError where none is."""
-    if f.kind.name in DERIVATIVES: return DERIVATIVES[f.kind.name]
+    if f.kind.name in DERIVATIVES:
+        return DERIVATIVES[f.kind.name]
     raise InputError(f"pullback: {f} declares no derivative: @scalar_function(derivative), or `derivative=`")
 
 
-def slope_at(x: Scalars, f: Operator) -> Scalars: return derivative_of(f)(x)
+def slope_at(x: Scalars, f: Operator) -> Scalars:
+    return derivative_of(f)(x)
 
 
 @matrix(lambda n, f: (n, n), slope_at, linear=False, entrywise=True)
@@ -24,7 +27,8 @@ def derivative(i: int, j: int, f: Operator) -> Cell:
     return derivative_of(f) if i == j else None
 
 
-def repeat_column(x: Scalars, n: int) -> Scalars: return x.repeat(n, -1)
+def repeat_column(x: Scalars, n: int) -> Scalars:
+    return x.repeat(n, -1)
 
 
 @matrix(lambda k, n: (1, n), repeat_column, adjoint=lambda k, n: ones())

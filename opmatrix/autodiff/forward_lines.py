@@ -1,5 +1,6 @@
 """The lines of a term as training runs them: shares of softmax are a value of their own, entries are dropped where a
 rate is given, and the lines that belong to a unit, such as a norm, are known."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -17,14 +18,15 @@ from opmatrix.algebra.shapes import Shape, Space
 from opmatrix.algebra.term import NAMES, Operator, read
 from opmatrix.autodiff.backward_kinds import drop
 
-VIEWS = "split", "join", "turn", "repeat"                   # operations that reorder the numbers of a value
-SOURCES = "given", "related", "by_distance"                 # operations whose result every rank knows without computing
+VIEWS = "split", "join", "turn", "repeat"  # operations that reorder the numbers of a value
+SOURCES = "given", "related", "by_distance"  # operations whose result every rank knows without computing
 
 
 class Forward(NamedTuple):
     """The forward pass: its lines, the line of its result, the lines that units read and the lines inside units, the
     tables of rotations, and the pattern under which backward products merge tokens: within sequences where forward
     stays within them."""
+
     values: tuple[TracedValue, ...]
     result: int
     unit_inputs: frozenset[int]
@@ -33,8 +35,11 @@ class Forward(NamedTuple):
     within: Pattern
 
     @property
-    def trace(self) -> Trace: return self.values[0].trace
-    def line(self, at: int) -> Operation: return self.values[at].line
+    def trace(self) -> Trace:
+        return self.values[0].trace
+
+    def line(self, at: int) -> Operation:
+        return self.values[at].line
 
     def free(self, at: int) -> bool:
         """True if a value is computed from the batch's positions and kinds alone, such as the angles by which heads
@@ -49,7 +54,8 @@ class Forward(NamedTuple):
 
     def source(self, at: int) -> int:
         """Return the line whose numbers a line has in another order."""
-        while self.line(at).op in VIEWS: at = self.line(at).args[0]
+        while self.line(at).op in VIEWS:
+            at = self.line(at).args[0]
         return at
 
     def between_tokens(self, at: int) -> bool:
@@ -61,8 +67,14 @@ class Forward(NamedTuple):
 def is_unit(node: Operator) -> bool:
     """True if a term is a named operator that rows go through one by one, with few numbers of its own, such as a
     norm."""
-    return node in NAMES and node.row_wise and not node.linear and not node.entrywise and not node.constant and not any(
-        isinstance(a, Data) and a.shape != (1,) for part in node.walk() for a in part.attributes)
+    return (
+        node in NAMES
+        and node.row_wise
+        and not node.linear
+        and not node.entrywise
+        and not node.constant
+        and not any(isinstance(a, Data) and a.shape != (1,) for part in node.walk() for a in part.attributes)
+    )
 
 
 def traced_forward(term: Operator, x: Shape, dropout: float = 0, routed: bool = False) -> Forward:
@@ -79,13 +91,16 @@ def traced_forward(term: Operator, x: Shape, dropout: float = 0, routed: bool = 
 
     def dropping(value: TracedValue) -> TracedValue:
         nonlocal count
-        if not dropout: return value
+        if not dropout:
+            return value
         count += 1
         return value.dropped(*drop(f"dropout {count - 1}", dropout).args)
+
     mixtures = find_mixtures(lines) if routed else {}
     apart = frozenset[int]().union(*(m.inside for m in mixtures.values()))
     for at in place:
-        if at in apart: continue
+        if at in apart:
+            continue
         if at in mixtures:
             mixture = mixtures[at]
             operands = traced[mixture.rows], traced[mixture.gate]
@@ -93,15 +108,18 @@ def traced_forward(term: Operator, x: Shape, dropout: float = 0, routed: bool = 
             continue
         line, args = lines[at], [traced[a] for a in lines[at].args]
         if line.op == "by_distance" and line.more[0].name != SLOPES:
-            raise InputError(f"pullback: by_distance({brief(line.more[0])}): what a table by distance learns is a sum "
-                             "along diagonals, which is not built: alibi's slopes, which nothing teaches, have one")
+            raise InputError(
+                f"pullback: by_distance({brief(line.more[0])}): what a table by distance learns is a sum "
+                "along diagonals, which is not built: alibi's slopes, which nothing teaches, have one"
+            )
         if line.op == "product" and line.more[0] is monoids.softmax and lines[line.args[0]].op not in SOURCES:
             weighed = dropping(args[0].shares(line.more[1]))
             traced[at] = weighed.product(args[1], monoids.sum, line.more[1])
         elif dropout and line.op == "add" and (branch := find_branch(lines, *line.args)) is not None:
             args[branch] = dropping(args[branch])
             traced[at] = args[0] + args[1]
-        else: traced[at] = trace.write(line.op, tuple(a.at for a in args), line.more, line.shape, line.level)
+        else:
+            traced[at] = trace.write(line.op, tuple(a.at for a in args), line.more, line.shape, line.level)
     spans = {(at.at, out.at) for (node, at), out in memo.items() if out.at != at.at and is_unit(node)}
     spans = {(a, b) for a, b in spans if a in traced and b in traced}
     inside = {traced[inner].at for a, b in spans for inner in lines_between(lines, a, b) if inner in traced}
@@ -109,8 +127,14 @@ def traced_forward(term: Operator, x: Shape, dropout: float = 0, routed: bool = 
     values = tuple(TracedValue(trace, at) for at in range(len(trace.lines)))
     masks = [line.more[0] for line in trace.lines if line.op == "shares"]
     within = sequence if masks and all(where.within for where in masks) else everyone
-    return Forward(values, traced[result.at].at, frozenset(traced[a].at for a, _ in spans), frozenset(inside),
-                   frozenset(tables), within)
+    return Forward(
+        values,
+        traced[result.at].at,
+        frozenset(traced[a].at for a, _ in spans),
+        frozenset(inside),
+        frozenset(tables),
+        within,
+    )
 
 
 def is_product(line: Operation) -> bool:
@@ -122,7 +146,8 @@ def ancestors(lines: Sequence[Operation], of: int) -> set[int]:
     """Return the lines that a line is computed from, itself among them."""
     reached, todo = set[int](), [of]
     while todo:
-        if (at := todo.pop()) in reached: continue
+        if (at := todo.pop()) in reached:
+            continue
         reached.add(at)
         todo += lines[at].args
     return reached
@@ -132,7 +157,8 @@ def lines_between(lines: Sequence[Operation], start: int, end: int) -> set[int]:
     """Return the lines on the ways from one line to another, without both."""
     between: set[int] = {start}
     for at in sorted(ancestors(lines, end)):
-        if at > start and any(a in between for a in lines[at].args): between.add(at)
+        if at > start and any(a in between for a in lines[at].args):
+            between.add(at)
     return between - {start, end}
 
 
@@ -150,7 +176,9 @@ def arrays_of(lines: Iterable[Operation]) -> dict[Data, Any]:
     """Return the stored arrays of lines, of more than one number, each with its operator."""
     arrays: dict[Data, Any] = {}
     for line in lines:
-        if line.op != "act": continue
+        if line.op != "act":
+            continue
         for data in line.more[0].args:
-            if isinstance(data, Data) and data.shape != (1,): arrays.setdefault(data, line.more[0])
+            if isinstance(data, Data) and data.shape != (1,):
+                arrays.setdefault(data, line.more[0])
     return arrays

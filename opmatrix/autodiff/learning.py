@@ -1,4 +1,5 @@
 """Losses as operators, a number for each row, and a step of Adam."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from opmatrix.algebra.operators import I, square
 from opmatrix.algebra.operators import given as given_input
 from opmatrix.algebra.term import Operator
 
-TARGETS = "targets"                                         # the input with the target of each row
+TARGETS = "targets"  # the input with the target of each row
 
 
 def cross_entropy(n: int, targets: str = TARGETS) -> Operator:
@@ -35,6 +36,7 @@ def squared_error(n: int, targets: str = TARGETS) -> Operator:
 class Adam:
     """Adam with bias correction, over arrays by name in float64 (Kingma and Ba 2015, algorithm 1). It holds two
     numbers a parameter."""
+
     rate: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -46,17 +48,21 @@ class Adam:
         """Return the arrays after one step. Raises InputError for a gradient that is not finite, by the step and the
         array, and for one of another name: terms hold arrays of equal numbers once, under one name."""
         if other := sorted(gradients.keys() - arrays.keys()):
-            raise InputError(f"step {self.steps + 1}: a gradient of {other[0]}, and no such array: arrays of equal "
-                             "numbers are one in a term, so begin with numbers that differ")
+            raise InputError(
+                f"step {self.steps + 1}: a gradient of {other[0]}, and no such array: arrays of equal "
+                "numbers are one in a term, so begin with numbers that differ"
+            )
         self.steps += 1
         updated: dict[str, Numeric] = dict(arrays)
         for name, g in gradients.items():
             if not np.isfinite(g).all():
-                raise InputError(f"step {self.steps}: the gradient of {name} is not finite: a smaller rate than "
-                                 f"{self.rate:g} may help")
+                raise InputError(
+                    f"step {self.steps}: the gradient of {name} is not finite: a smaller rate than "
+                    f"{self.rate:g} may help"
+                )
             b, c = self.betas
             self.first[name] = b * self.first.get(name, 0.0) + (1 - b) * g
             self.second[name] = c * self.second.get(name, 0.0) + (1 - c) * g * g
-            mean, spread = self.first[name] / (1 - b ** self.steps), self.second[name] / (1 - c ** self.steps)
+            mean, spread = self.first[name] / (1 - b**self.steps), self.second[name] / (1 - c**self.steps)
             updated[name] = arrays[name] - self.rate * mean / (np.sqrt(spread) + self.eps)
         return updated

@@ -1,4 +1,5 @@
 """Backward lines read as numbers, one after the other, and as terms."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -19,11 +20,12 @@ from opmatrix.autodiff.backward_kinds import dropped, fold, shares
 if TYPE_CHECKING:
     from opmatrix.autodiff.pullback import Pulled
 
-COTANGENT = "cotangent"                                     # the input by which backward begins
+COTANGENT = "cotangent"  # the input by which backward begins
 
 
-def computed_lines(pulled: Pulled, x: ReadInput, batch: Batch | None,
-                   cotangent: Numeric | None) -> tuple[Numeric, dict[int, Numeric]]:
+def computed_lines(
+    pulled: Pulled, x: ReadInput, batch: Batch | None, cotangent: Numeric | None
+) -> tuple[Numeric, dict[int, Numeric]]:
     """Compute the result of forward and the lines of gradients, in float64; a value is held as long as another line
     reads it."""
     lines = pulled.lines
@@ -35,28 +37,39 @@ def computed_lines(pulled: Pulled, x: ReadInput, batch: Batch | None,
     g = None if cotangent is None else np.asarray(cotangent, np.float64)
     for at, line in enumerate(lines):
         args = [held[a] for a in line.args]
-        if at == 0: held[at] = start
+        if at == 0:
+            held[at] = start
         elif line.op == "entered" and line.more[0].name == COTANGENT:
             value = held[pulled.result].array
             if g is not None and g.shape != value.shape:
                 raise InputError(f"pullback: the cotangent has shape {g.shape}, and what forward gives {value.shape}")
             held[at] = held[pulled.result].of(np.ones_like(value) if g is None else g)
-        elif line.op == "act" and not args: held[at] = start.of(np.atleast_2d(line.more[0].args[0].array))
-        elif line.op in SUMS: held[at] = SUMS[line.op](*args)
-        else: held[at] = getattr(args[0] if args else start, METHODS.get(line.op, line.op))(*args[1:], *line.more)
+        elif line.op == "act" and not args:
+            held[at] = start.of(np.atleast_2d(line.more[0].args[0].array))
+        elif line.op in SUMS:
+            held[at] = SUMS[line.op](*args)
+        else:
+            held[at] = getattr(args[0] if args else start, METHODS.get(line.op, line.op))(*args[1:], *line.more)
         for arg in {*line.args} - wanted - {0}:
-            if lasts[arg] == at and arg != pulled.result: del held[arg]
+            if lasts[arg] == at and arg != pulled.result:
+                del held[arg]
     return held[pulled.result].array, {at: held[at].array for at in wanted}
 
 
 METHODS = {"add": "__add__", "mul": "__mul__"}
 
 
-def sum_rows(x: DenseReading) -> DenseReading: return x.of(x.array.sum(-2, keepdims=True))
+def sum_rows(x: DenseReading) -> DenseReading:
+    return x.of(x.array.sum(-2, keepdims=True))
+
+
 def sum_outer(x: DenseReading, g: DenseReading) -> DenseReading:
     left = x.value.T if hasattr(x.value, "toarray") else x.array.swapaxes(-1, -2)
     return g.of(left @ g.array)
-def same(x: DenseReading) -> DenseReading: return x
+
+
+def same(x: DenseReading) -> DenseReading:
+    return x
 
 
 SUMS: dict[str, Callable[..., DenseReading]] = {"summed": sum_rows, "outer": sum_outer, "kept": same}
@@ -69,8 +82,10 @@ def term_of(lines: Sequence[Operation], at: int) -> Operator:
     while todo:
         here = todo[-1]
         missing = [a for a in lines[here].args if a not in terms]
-        if missing: todo += missing
-        else: terms[todo.pop()] = as_term(lines[here], *(terms[a] for a in lines[here].args))
+        if missing:
+            todo += missing
+        else:
+            terms[todo.pop()] = as_term(lines[here], *(terms[a] for a in lines[here].args))
     return terms[at]
 
 
@@ -78,30 +93,50 @@ def as_term(line: Operation, *args: Operator) -> Operator:
     """Return the result of an operation on terms, as a term."""
     term: Operator
     match line.op:
-        case "input": term = KINDS["I"]()
-        case "act" if not args: term = line.more[0]
-        case "act": term = through(args[0], line.more[0])
-        case "add": term = add(*args)
-        case "mul": term = mul(*args)
-        case "turn": term = turn(*args)
-        case "beside": term = row(*args)
-        case "product": term = product(*args, *line.more)
-        case "keep_top": term = keep_top(*args, *line.more)
-        case "shares": term = shares(*args, *line.more)
-        case "outer": term = product(turn(args[0]), args[1], monoids.sum)
-        case "summed": term = product(turn(const(1.0)), args[0], monoids.sum)
-        case "kept": [term] = args
-        case "given": term = given(*line.more)
-        case "related" | "entered" | "by_distance": term = KINDS[line.op](*line.more)
-        case "symbol": term = through(args[0], symbol(*line.more, ()))
-        case "dropped": term = through(args[0], dropped(*line.more))
-        case "fold": term = through(args[0], fold(*line.more))
-        case _: term = through(args[0], KINDS[{"split": "heads"}.get(line.op, line.op)](*line.more))
+        case "input":
+            term = KINDS["I"]()
+        case "act" if not args:
+            term = line.more[0]
+        case "act":
+            term = through(args[0], line.more[0])
+        case "add":
+            term = add(*args)
+        case "mul":
+            term = mul(*args)
+        case "turn":
+            term = turn(*args)
+        case "beside":
+            term = row(*args)
+        case "product":
+            term = product(*args, *line.more)
+        case "keep_top":
+            term = keep_top(*args, *line.more)
+        case "shares":
+            term = shares(*args, *line.more)
+        case "outer":
+            term = product(turn(args[0]), args[1], monoids.sum)
+        case "summed":
+            term = product(turn(const(1.0)), args[0], monoids.sum)
+        case "kept":
+            [term] = args
+        case "given":
+            term = given(*line.more)
+        case "related" | "entered" | "by_distance":
+            term = KINDS[line.op](*line.more)
+        case "symbol":
+            term = through(args[0], symbol(*line.more, ()))
+        case "dropped":
+            term = through(args[0], dropped(*line.more))
+        case "fold":
+            term = through(args[0], fold(*line.more))
+        case _:
+            term = through(args[0], KINDS[{"split": "heads"}.get(line.op, line.op)](*line.more))
     return term
 
 
 def through(x: Operator, operator: Operator) -> Operator:
     """Put an operator behind a value, whatever the value's rows are."""
-    if "I" in (operator.kind.name, x.kind.name): return x if operator.kind.name == "I" else operator
+    if "I" in (operator.kind.name, x.kind.name):
+        return x if operator.kind.name == "I" else operator
     composed: Operator = KINDS["compose"](x, operator)
     return composed

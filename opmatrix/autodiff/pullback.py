@@ -1,6 +1,7 @@
 """`pullback`: a term in, terms out. Backward lines stand behind forward's: saved values, values recomputed from them,
 cotangents, gradients of stored arrays. Any reading takes them one by one, so they are terms, numbers, and steps on a
 mesh."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
@@ -33,6 +34,7 @@ PassPhase: TypeAlias = Literal["forward", "kept", "again", "backward"]
 class Gradients(NamedTuple):
     """The numbers of a step backward: the value of forward, the cotangent of x where it was requested, and the gradient
     of each stored array by name."""
+
     value: Numeric
     x: Numeric | None
     arrays: dict[str, Numeric]
@@ -40,14 +42,16 @@ class Gradients(NamedTuple):
 
 class Pull:
     """The lines of one pullback, while they are written."""
-    def __init__(self, forward: Forward, kept: frozenset[int] | None, learned: Collection[Data], wants_x: bool,
-                 selects: bool) -> None:
+
+    def __init__(
+        self, forward: Forward, kept: frozenset[int] | None, learned: Collection[Data], wants_x: bool, selects: bool
+    ) -> None:
         self.forward, self.kept_lines, self.learned, self.wants_x = forward, kept, learned, wants_x
         self.selects = selects
         self.live = [False] * len(forward.values)
         self.waiting: dict[int, TracedValue] = {}
         self.back: dict[int, TracedValue] = {}
-        self.kept: dict[int, int] = {}                      # line of forward -> line that saves it
+        self.kept: dict[int, int] = {}  # line of forward -> line that saves it
         self.masks: list[int] = []
         self.reads: dict[int, list[int]] = {}
         self.gradients: dict[Data, TracedValue] = {}
@@ -59,9 +63,11 @@ class Pull:
             self.live[at] = learns or (at == 0 and wants_x) or any(self.live[a] for a in line.args)
 
     @property
-    def trace(self) -> Trace: return self.forward.trace
+    def trace(self) -> Trace:
+        return self.forward.trace
 
-    def shape(self, at: int) -> Shape: return self.forward.line(at).shape
+    def shape(self, at: int) -> Shape:
+        return self.forward.line(at).shape
 
     def written(self, write: Callable[[], TracedValue], phase: PassPhase) -> TracedValue:
         """Run `write`; the lines that it adds belong to `phase`."""
@@ -72,29 +78,34 @@ class Pull:
         self.phase = before
         return value
 
-    def mark(self) -> None: self.phases += [self.phase] * (len(self.trace.lines) - len(self.phases))
+    def mark(self) -> None:
+        self.phases += [self.phase] * (len(self.trace.lines) - len(self.phases))
 
     def run(self, g: TracedValue) -> None:
         """Pull the cotangent of the result back to every live line."""
         self.mark()
         self.waiting[self.forward.result] = g
         for at in range(len(self.forward.values) - 1, -1, -1):
-            if at not in self.waiting or not self.live[at]: continue
+            if at not in self.waiting or not self.live[at]:
+                continue
             line = self.forward.line(at)
-            if line.op not in PULLS: raise refuse(line.more[0] if line.op == "symbol" else line.op)
+            if line.op not in PULLS:
+                raise refuse(line.more[0] if line.op == "symbol" else line.op)
             PULLS[line.op](self, at, line, self.waiting[at])
         self.mark()
 
     def give(self, at: int, make: Callable[[], TracedValue]) -> None:
         """Add a part of the cotangent of a line, if the line is live."""
-        if not self.live[at]: return
+        if not self.live[at]:
+            return
         part = make()
         self.waiting[at] = self.waiting[at] + part if at in self.waiting else part
 
     def learn(self, matrix: Operator, make: Callable[[], TracedValue]) -> None:
         """Add a part of the gradient of a stored array, if the array learns."""
         data = teaches(matrix)
-        if data is None or data not in self.learned: return
+        if data is None or data not in self.learned:
+            return
         part = make()
         self.gradients[data] = self.gradients[data] + part if data in self.gradients else part
 
@@ -104,16 +115,20 @@ class Pull:
     def value(self, at: int, reader: int) -> TracedValue:
         """Return a value of forward as backward has it; `reader` is the line whose pullback reads it."""
         read_lines = self.reads.setdefault(reader, [])
-        if at not in read_lines: read_lines.append(at)
+        if at not in read_lines:
+            read_lines.append(at)
         return self.recalled(at)
 
     def recalled(self, at: int) -> TracedValue:
         """Return a value that was saved, or recompute it from saved values."""
-        if at in self.back: return self.back[at]
+        if at in self.back:
+            return self.back[at]
         line, forward = self.forward.line(at), self.forward
         known = at == 0 and self.selects
-        if known: value = self.written(forward.values[0].kept, "kept")      # ids, which the batch holds in any case
-        elif not line.args and line.op != "input": value = forward.values[at]
+        if known:
+            value = self.written(forward.values[0].kept, "kept")  # ids, which the batch holds in any case
+        elif not line.args and line.op != "input":
+            value = forward.values[at]
         elif self.keeps(at):
             value = self.written(forward.values[at].kept, "kept")
             self.kept[at] = value.at
@@ -121,14 +136,17 @@ class Pull:
             raise InputError("pullback: x is read, and neither kept nor computed again: keep 'input', too")
         else:
             args = [self.recalled(a) for a in line.args]
-            value = self.written(lambda: self.trace.write(
-                line.op, tuple(a.at for a in args), line.more, line.shape, line.level), "again")
+            value = self.written(
+                lambda: self.trace.write(line.op, tuple(a.at for a in args), line.more, line.shape, line.level), "again"
+            )
         self.back[at] = value
         return value
 
     def keeps(self, at: int) -> bool:
-        if self.forward.free(at): return False
-        if self.kept_lines is None: return self.forward.source(at) == at
+        if self.forward.free(at):
+            return False
+        if self.kept_lines is None:
+            return self.forward.source(at) == at
         return at in self.kept_lines
 
 
@@ -137,23 +155,35 @@ class Pulled:
     """A pullback. `lines`: forward's, and behind them backward's; `phases`: for each line one of forward, kept (saved),
     again (recomputed) or backward. `kept`: the unit of each line of forward that is saved, `gradients`: the line of
     each stored array's gradient, `reads`: lines of forward that each line's pullback reads."""
+
     pull: Pull
     named: Mapping[int, str]
     policy: Policy | str
     routed: bool = False
 
     @property
-    def forward(self) -> Forward: return self.pull.forward
+    def forward(self) -> Forward:
+        return self.pull.forward
+
     @property
-    def lines(self) -> list[Operation]: return self.pull.trace.lines
+    def lines(self) -> list[Operation]:
+        return self.pull.trace.lines
+
     @property
-    def phases(self) -> list[PassPhase]: return self.pull.phases
+    def phases(self) -> list[PassPhase]:
+        return self.pull.phases
+
     @property
-    def gradients(self) -> dict[Data, int]: return {data: value.at for data, value in self.pull.gradients.items()}
+    def gradients(self) -> dict[Data, int]:
+        return {data: value.at for data, value in self.pull.gradients.items()}
+
     @property
-    def reads(self) -> dict[int, list[int]]: return self.pull.reads
+    def reads(self) -> dict[int, list[int]]:
+        return self.pull.reads
+
     @property
-    def result(self) -> int: return self.forward.result
+    def result(self) -> int:
+        return self.forward.result
 
     @property
     def x(self) -> int | None:
@@ -169,7 +199,8 @@ class Pulled:
     def masks(self) -> list[int]:
         """The lines whose masks are saved; other masks are drawn again from their seeds."""
         policy = self.policy
-        if not isinstance(policy, Policy): return self.pull.masks
+        if not isinstance(policy, Policy):
+            return self.pull.masks
         return [at for at in self.pull.masks if policy.keeps(DROPOUT_MASK, self.forward, at)]
 
     @property
@@ -177,8 +208,7 @@ class Pulled:
         """The lines that are recomputed in backward."""
         return [at for at, phase in enumerate(self.phases) if phase == "again"]
 
-    def kept_bytes(self, sizes: BatchSizes = BatchSizes(), number: float = 2, mask: float = 1,
-                   ) -> dict[str, sympy.Expr]:
+    def kept_bytes(self, sizes: BatchSizes = BatchSizes(), number: float = 2, mask: float = 1) -> dict[str, sympy.Expr]:
         """Return the bytes that are saved for backward, by unit."""
         totals: dict[str, sympy.Expr] = {}
         for lines, size in ((self.kept, number), (dict.fromkeys(self.masks, DROPOUT_MASK), mask)):
@@ -195,7 +225,8 @@ class Pulled:
     @property
     def cotangent(self) -> Operator:
         """The cotangent of x as a term. Raises InputError where it was not requested."""
-        if self.x is None: raise InputError("pullback: the cotangent of x was not asked for: tokens=False")
+        if self.x is None:
+            raise InputError("pullback: the cotangent of x was not asked for: tokens=False")
         return self.term(self.x)
 
     def gradient(self, name: str) -> Operator:
@@ -203,8 +234,10 @@ class Pulled:
         no array has, and for an array that is read in parts."""
         lines_by_name = {str(data): at for data, at in self.gradients.items()}
         if name not in lines_by_name:
-            raise InputError(f"pullback: no array {name!r} learns: {suggest_name(name, lines_by_name)}arrays are "
-                             f"{', '.join([*lines_by_name][:6])}")
+            raise InputError(
+                f"pullback: no array {name!r} learns: {suggest_name(name, lines_by_name)}arrays are "
+                f"{', '.join([*lines_by_name][:6])}"
+            )
         return self.term(lines_by_name[name])
 
     def at(self, x: ReadInput, batch: Batch | None = None, cotangent: Numeric | None = None) -> Gradients:
@@ -230,9 +263,17 @@ def assembled_gradients(pulled: Pulled, found: Mapping[int, Numeric]) -> dict[st
     return gradients
 
 
-def pullback(term: Operator, *, wrt: Collection[str] | None = None, keep: Keep = "units", dropout: float = 0,
-             tokens: bool = False, routed: bool = False, sizes: Mapping[str, int] | None = None,
-             x: Shape | int | None = None) -> Pulled:
+def pullback(
+    term: Operator,
+    *,
+    wrt: Collection[str] | None = None,
+    keep: Keep = "units",
+    dropout: float = 0,
+    tokens: bool = False,
+    routed: bool = False,
+    sizes: Mapping[str, int] | None = None,
+    x: Shape | int | None = None,
+) -> Pulled:
     """Return the pullback of a term: cotangents, gradients of its stored arrays, the values that are saved for them and
     the values that are recomputed. `wrt`: names of the arrays that learn; by default all, except tables of rotations.
     `keep`: a policy ("units", "selective", "full", "reads", "least") or units by name. `dropout`: the rate at which
@@ -241,17 +282,23 @@ def pullback(term: Operator, *, wrt: Collection[str] | None = None, keep: Keep =
     routed to them alone, as ranks run them. `sizes`: numbers for sizes with names, by which "least" weighs. `x`:
     columns of x, or its shape, where the term takes any. Raises InputError for a kind that has no pullback, a policy
     that does not exist, and a value that is read but neither saved nor recomputed."""
-    if not 0 <= dropout < 1: raise InputError(f"pullback: dropout {dropout!r}: it is from 0 to below 1, such as 0.1")
+    if not 0 <= dropout < 1:
+        raise InputError(f"pullback: dropout {dropout!r}: it is from 0 to below 1, such as 0.1")
     policy = policy_of(keep)
-    into = x if isinstance(x, Shape) else Shape(1 if term.into.heads is H else term.into.heads, term.into.rows,
-                                                term.into.cols if x is None else x)
+    into = (
+        x
+        if isinstance(x, Shape)
+        else Shape(1 if term.into.heads is H else term.into.heads, term.into.rows, term.into.cols if x is None else x)
+    )
     if sympy.sympify(into.cols).has(N):
         raise InputError(f"pullback: {brief(term)} takes any number of columns: say how many x has, x=64")
     forward = traced_forward(term, into, dropout, routed)
     learned = learning(forward, wrt)
     named = name_units(forward)
-    if isinstance(policy, Policy): saved: frozenset[int] | None = kept_lines(forward, policy, named)
-    else: saved = None
+    if isinstance(policy, Policy):
+        saved: frozenset[int] | None = kept_lines(forward, policy, named)
+    else:
+        saved = None
     if policy == LEAST:
         first = written_pull(forward, None, learned, not tokens, tokens)
         saved = least_kept(forward, first.reads, named, tokens, sizes or {})
@@ -259,8 +306,9 @@ def pullback(term: Operator, *, wrt: Collection[str] | None = None, keep: Keep =
     return Pulled(written_pull(forward, saved, learned, not tokens, tokens), named, policy, routed)
 
 
-def written_pull(forward: Forward, kept: frozenset[int] | None, learned: Collection[Data], wants_x: bool,
-                 selects: bool) -> Pull:
+def written_pull(
+    forward: Forward, kept: frozenset[int] | None, learned: Collection[Data], wants_x: bool, selects: bool
+) -> Pull:
     """Write the pullback of forward lines behind them."""
     pull = Pull(forward, kept, learned, wants_x, selects)
     shape = forward.line(forward.result).shape
@@ -270,19 +318,28 @@ def written_pull(forward: Forward, kept: frozenset[int] | None, learned: Collect
 
 def learning(forward: Forward, wrt: Collection[str] | None) -> list[Data]:
     """Return the arrays that learn. Raises InputError for a name that no array has."""
-    arrays = [data for value in forward.values for matrix in matrices_of(value.line)
-             for data in [teaches(matrix)] if data is not None and data not in forward.tables]
-    if wrt is None: return arrays
+    arrays = [
+        data
+        for value in forward.values
+        for matrix in matrices_of(value.line)
+        for data in [teaches(matrix)]
+        if data is not None and data not in forward.tables
+    ]
+    if wrt is None:
+        return arrays
     names = {name_of_array(data) for data in arrays}
     if unknown := sorted({*wrt} - names):
-        raise InputError(f"pullback: wrt {unknown[0]!r}: no array is called so: {suggest_name(unknown[0], names)}"
-                         f"arrays are {', '.join(sorted(names)[:6])}")
+        raise InputError(
+            f"pullback: wrt {unknown[0]!r}: no array is called so: {suggest_name(unknown[0], names)}"
+            f"arrays are {', '.join(sorted(names)[:6])}"
+        )
     return [data for data in arrays if name_of_array(data) in wrt]
 
 
 def matrices_of(line: Operation) -> list[Operator]:
     """Return the matrices of a line: of a mixture those of its experts."""
-    if line.op == "mixture": return [step.more[0] for step in line.more[0].body if step.op == "act"]
+    if line.op == "mixture":
+        return [step.more[0] for step in line.more[0].body if step.op == "act"]
     return [line.more[0]] if line.op == "act" else []
 
 

@@ -1,6 +1,7 @@
 """Rules of the vector-Jacobian product: for each operation, the cotangents of its operands, the gradient of its stored
 array, and the values that these read. Linear matrices go back by the adjoint that their kind declares, functions of one
 number by the derivative declared beside them."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -29,20 +30,25 @@ PULLS: dict[str, PullRule] = {}
 
 def pulls(*ops: str) -> Callable[[PullRule], PullRule]:
     """Declare how cotangents go back through operations."""
+
     def enter(rule: PullRule) -> PullRule:
-        for op in ops: PULLS[op] = rule
+        for op in ops:
+            PULLS[op] = rule
         return rule
+
     return enter
 
 
 def refuse(what: object) -> InputError:
-    return InputError(f"pullback: {brief(what)} has no pullback: leave it out, or declare one "
-                      "(opmatrix/autodiff/vjp_rules.py)")
+    return InputError(
+        f"pullback: {brief(what)} has no pullback: leave it out, or declare one (opmatrix/autodiff/vjp_rules.py)"
+    )
 
 
 def fitted_to(g: TracedValue, shape: Shape) -> TracedValue:
     """Return the cotangent of a value that was spread over heads or columns: their sum."""
-    if shape.heads == 1 and g.shape.heads != 1: g = g.total()
+    if shape.heads == 1 and g.shape.heads != 1:
+        g = g.total()
     return g.act(ones()) if shape.cols == 1 and g.shape.cols != 1 else g
 
 
@@ -72,10 +78,14 @@ def pull_act(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     elif kind is diag:
         pull.give(x, lambda: g.act(matrix))
         pull.learn(matrix, lambda: fitted_heads((pull.value(x, at) * g).summed(), 1))
-    elif kind is over: pull_over(pull, x, at, matrix, g)
-    elif matrix.kind.name == "ones": pull.give(x, lambda: g.act(widen(pull.shape(x).cols)))
-    elif kind.adjoint is not None: pull.give(x, lambda: adjoined(pull, x, matrix, g))
-    else: raise refuse(matrix)
+    elif kind is over:
+        pull_over(pull, x, at, matrix, g)
+    elif matrix.kind.name == "ones":
+        pull.give(x, lambda: g.act(widen(pull.shape(x).cols)))
+    elif kind.adjoint is not None:
+        pull.give(x, lambda: adjoined(pull, x, matrix, g))
+    else:
+        raise refuse(matrix)
 
 
 def count_heads(matrix: Operator) -> int:
@@ -100,18 +110,24 @@ def pull_over(pull: Pull, x: int, at: int, matrix: Operator, g: TracedValue) -> 
     if m is monoids.logsumexp and a.kind.name == "ones":
         pull.give(x, lambda: read(share, pull.value(x, at), {}) * g)
     elif m in (monoids.max, monoids.min) and a.kind.name == "ones":
-        def order(x: TracedValue) -> TracedValue: return x if m is monoids.max else x * x.act(const(-1.0))
+
+        def order(x: TracedValue) -> TracedValue:
+            return x if m is monoids.max else x * x.act(const(-1.0))
+
         pull.give(x, lambda: g.act(widen(n)).keep_top(order(pull.value(x, at)), 1))
     elif m.scale is not None and a.kind.name == "ones":
         mean_of = const(m.scale(n))
         pull.give(x, lambda: g.act(widen(n)) * g.act(mean_of))
-    elif m.ordinary: pull.give(x, lambda: adjoined(pull, x, a, g))
-    else: raise refuse(matrix)
+    elif m.ordinary:
+        pull.give(x, lambda: adjoined(pull, x, a, g))
+    else:
+        raise refuse(matrix)
 
 
 @pulls("add")
 def pull_add(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
-    for operand in line.args: pull.give(operand, partial(fitted_to, g, pull.shape(operand)))
+    for operand in line.args:
+        pull.give(operand, partial(fitted_to, g, pull.shape(operand)))
 
 
 @pulls("mul")
@@ -130,7 +146,9 @@ def pull_keep_top(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
 
 
 @pulls("turn")
-def pull_turn(pull: Pull, at: int, line: Operation, g: TracedValue) -> None: pull.give(line.args[0], g.turn)
+def pull_turn(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    pull.give(line.args[0], g.turn)
+
 
 @pulls("beside")
 def pull_beside(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
@@ -138,28 +156,35 @@ def pull_beside(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     for arg, (lo, hi) in zip(line.args, ((0, p), (p, p + q)), strict=True):
         pull.give(arg, partial(columns_of, g, lo, hi, p + q, pull.shape(arg)))
 
+
 def columns_of(g: TracedValue, lo: LiveSize, hi: LiveSize, n: LiveSize, shape: Shape) -> TracedValue:
     return fitted_to(g.act(cols(lo, hi, n)), shape)
+
 
 @pulls("split")
 def pull_split(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     pull.give(line.args[0], lambda: g.join(line.more[0]))
 
+
 @pulls("join")
 def pull_join(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     pull.give(line.args[0], lambda: g.split(line.more[0]))
+
 
 @pulls("repeat")
 def pull_repeat(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     pull.give(line.args[0], lambda: g.fold(pull.shape(line.args[0]).heads))
 
+
 @pulls("fold")
 def pull_fold(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     pull.give(line.args[0], lambda: g.repeat(pull.shape(line.args[0]).heads))
 
+
 @pulls("total")
 def pull_total(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     pull.give(line.args[0], lambda: g.repeat(pull.shape(line.args[0]).heads))
+
 
 @pulls("dropped")
 def pull_dropped(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
@@ -176,9 +201,11 @@ def pull_pick(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
 @pulls("shares")
 def pull_shares(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     """P (g - the sum of a row of P g)."""
+
     def back() -> TracedValue:
         P = pull.value(at, at)
         return P * (g + negative((P * g).act(ones())))
+
     pull.give(line.args[0], back)
 
 
@@ -187,30 +214,39 @@ def pull_product(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     """Pull back through a product over a sum: each operand's cotangent is a product with the other operand, transposed.
     Tokens are merged within sequences where forward does so."""
     (u, v), over_ = line.args, line.more[0]
-    if over_ is not monoids.sum: raise refuse(f"a product over {name_of(over_)}")
+    if over_ is not monoids.sum:
+        raise refuse(f"a product over {name_of(over_)}")
     if pull.forward.line(u).op != "related" and line.more[1] is not everyone and not pull.forward.masked(u):
         raise refuse(f"a product over sum where {line.more[1]}")
     pairs = all(isinstance(n, Space) for n in g.shape.size)
     within = pull.forward.within
-    pull.give(u, lambda: fitted_heads(g.product(pull.value(v, at).turn(), monoids.sum, within if pairs else everyone),
-                                      pull.shape(u).heads))
+    pull.give(
+        u,
+        lambda: fitted_heads(
+            g.product(pull.value(v, at).turn(), monoids.sum, within if pairs else everyone), pull.shape(u).heads
+        ),
+    )
 
     def right() -> TracedValue:
-        if pairs: cotangent = g.turn().product(pull.value(u, at), monoids.sum, within).turn()
+        if pairs:
+            cotangent = g.turn().product(pull.value(u, at), monoids.sum, within).turn()
         else:
             left = pull.value(u, at).turn()
             both = all(isinstance(n, Space) for n in left.shape.size) and pull.forward.line(u).op != "related"
             cotangent = left.product(g, monoids.sum, within if both else everyone)
         return fitted_heads(cotangent, pull.shape(v).heads)
+
     pull.give(v, right)
 
 
-def name_of(over_: type[Monoid]) -> str: return over_.__name__
+def name_of(over_: type[Monoid]) -> str:
+    return over_.__name__
 
 
 def teaches(matrix: Operator) -> Data | None:
     """Return the stored array of an operator that learns; None for any other operator, and for one number, such as a
     scale."""
-    if matrix.kind not in (weight, diag, const): return None
+    if matrix.kind not in (weight, diag, const):
+        return None
     data: Data = matrix.args[0]
     return data if data.shape != (1,) else None

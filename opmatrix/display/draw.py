@@ -1,4 +1,5 @@
 """Drawings: spectra as lines of text, spectra and fronts as figures. matplotlib is imported only by the figures."""
+
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -18,31 +19,45 @@ if TYPE_CHECKING:
 
 PICTURES = ".png", ".svg", ".pdf"
 BARS = "▁▂▃▄▅▆▇█"
-STYLE = {"font.size": 9, "axes.titlesize": 9.5, "axes.spines.top": False, "axes.spines.right": False,
-         "axes.grid": True, "grid.color": "0.92", "axes.axisbelow": True, "legend.frameon": False}
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "0.92",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+}
 
 
 def parse_weight_name(name: str) -> tuple[int | None, str]:
     """Parse a weight's layer and kind from its name: "encoder.layer.3.output.dense.weight" is 3, "output.dense"."""
     layer = re.search(r"(?:^|\.)(\d+)\.", name)
-    kind = name[layer.end():] if layer else name
+    kind = name[layer.end() :] if layer else name
     return (int(layer[1]) if layer else None), re.sub(r"\.weight$", "", kind)
 
 
 def sparkline(values: Sequence[float], width: int = 16, decades: float = 3) -> str:
     """Draw falling values as bars on a logarithmic scale, from the first one down by so many decades."""
     at = np.linspace(0, len(values) - 1, min(width, len(values))).round().astype(int)
-    size = np.maximum(np.asarray(values, float)[at] / max(values[0], np.finfo(float).tiny), 10.0 ** -decades)
+    size = np.maximum(np.asarray(values, float)[at] / max(values[0], np.finfo(float).tiny), 10.0**-decades)
     return "".join(BARS[round((1 + math.log10(value) / decades) * (len(BARS) - 1))] for value in size)
 
 
-SPECTRUM_COLUMNS = {                                        # columns of the table of spectra, with their meanings
-    "layer": "", "matrix": "", "shape": "", "σ₁": "the largest singular value", "stable": "stable rank, ‖W‖² / σ₁²",
-    "effective": "effective rank, exp of the entropy of σ / Σσ", "tail 10 %": "the rank that leaves 10 % of the energy "
-                                                                              "Σσ²",
-    "tail 1 %": "... 1 %", "knee": "the rank where the energy that is left bends most",
-    "exponent": "of the density of σ² as a power law, ± a standard error", "σ": "the singular values, over three "
-                                                                                "decades"}
+SPECTRUM_COLUMNS = {  # columns of the table of spectra, with their meanings
+    "layer": "",
+    "matrix": "",
+    "shape": "",
+    "σ₁": "the largest singular value",
+    "stable": "stable rank, ‖W‖² / σ₁²",
+    "effective": "effective rank, exp of the entropy of σ / Σσ",
+    "tail 10 %": "the rank that leaves 10 % of the energy Σσ²",
+    "tail 1 %": "... 1 %",
+    "knee": "the rank where the energy that is left bends most",
+    "exponent": "of the density of σ² as a power law, ± a standard error",
+    "σ": "the singular values, over three decades",
+}
 
 
 def spectrum_text(spectra: Sequence[Spectrum]) -> str:
@@ -50,13 +65,21 @@ def spectrum_text(spectra: Sequence[Spectrum]) -> str:
     rows = []
     for spectrum in spectra:
         layer, kind = parse_weight_name(spectrum.name)
-        rows.append(["-" if layer is None else str(layer), kind, f"{spectrum.shape[0]}×{spectrum.shape[1]}",
-                     f"{spectrum.values[0]:.3g}",
-                     f"{spectrum.stable_rank:.1f}", f"{spectrum.effective_rank:.0f}", str(spectrum.rank_at(0.1)),
-                     str(spectrum.rank_at(0.01)),
-                     str(spectrum.knee),
-                     str(spectrum.power_law) if math.isfinite(spectrum.power_law.exponent) else "too few",
-                     sparkline(spectrum.values.tolist())])
+        rows.append(
+            [
+                "-" if layer is None else str(layer),
+                kind,
+                f"{spectrum.shape[0]}×{spectrum.shape[1]}",
+                f"{spectrum.values[0]:.3g}",
+                f"{spectrum.stable_rank:.1f}",
+                f"{spectrum.effective_rank:.0f}",
+                str(spectrum.rank_at(0.1)),
+                str(spectrum.rank_at(0.01)),
+                str(spectrum.knee),
+                str(spectrum.power_law) if math.isfinite(spectrum.power_law.exponent) else "too few",
+                sparkline(spectrum.values.tolist()),
+            ]
+        )
     notes = [f"{name}: {what}" for name, what in SPECTRUM_COLUMNS.items() if what]
     return "\n".join([table(rows, [*SPECTRUM_COLUMNS], left=(1, len(SPECTRUM_COLUMNS) - 1)), "", *notes])
 
@@ -68,8 +91,10 @@ def plotting() -> Any:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise InputError("drawing needs matplotlib, which is not installed: pip install matplotlib, or, in a checkout, "
-                         "pip install '.[plot]'") from None
+        raise InputError(
+            "drawing needs matplotlib, which is not installed: pip install matplotlib, or, in a checkout, "
+            "pip install '.[plot]'"
+        ) from None
     return rc_context, Figure
 
 
@@ -77,7 +102,8 @@ def spectrum_figure(spectra: Sequence[Spectrum], path: str | Path) -> Path:
     """Draw singular values to a file (png, svg, pdf): a panel for each kind of weight or activation and a line for each
     layer. Marked are the knee and the rank that leaves 1 % of the energy; values more than 2.5 decades under the
     largest are cut off. Raises InputError where there is nothing to draw."""
-    if not spectra: raise InputError("spectrum_figure: no spectra given")
+    if not spectra:
+        raise InputError("spectrum_figure: no spectra given")
     rc_context, Figure = plotting()
     panels: dict[tuple[str, str], list[Spectrum]] = {}
     for spectrum in spectra:
@@ -93,10 +119,11 @@ def spectrum_figure(spectra: Sequence[Spectrum], path: str | Path) -> Path:
                 trace(axis, spectrum, shade(layers.index(parse_weight_name(spectrum.name)[0] or 0), len(layers)))
             top = max(spectrum.values[0] for spectrum in members)
             axis.set(yscale="log", title=title, xlabel="index")
-            axis.set_ylim(max(axis.get_ylim()[0], top * 10 ** -2.5), top * 1.5)
+            axis.set_ylim(max(axis.get_ylim()[0], top * 10**-2.5), top * 1.5)
             axis.xaxis.get_major_locator().set_params(integer=True)
             axis.set_ylabel("singular value" if kind == "weight" else "standard deviation")
-        for axis in axes[len(panels):]: axis.remove()
+        for axis in axes[len(panels) :]:
+            axis.remove()
         legend(figure, layers)
         return save_figure(figure, Path(path))
 
@@ -104,20 +131,23 @@ def spectrum_figure(spectra: Sequence[Spectrum], path: str | Path) -> Path:
 def drawable(path: Path) -> None:
     """Raise InputError for a file that no picture could be written to, and where matplotlib is missing."""
     writable(path)
-    if path.suffix not in PICTURES: raise InputError(f"{path}: a picture's name ends in one of {', '.join(PICTURES)}")
+    if path.suffix not in PICTURES:
+        raise InputError(f"{path}: a picture's name ends in one of {', '.join(PICTURES)}")
     plotting()
 
 
 def save_figure(figure: "Figure", path: Path) -> Path:
     """Write the file of a figure, whole or not at all."""
     drawable(path)
-    with replacing(path) as out: figure.savefig(out, dpi=150, format=path.suffix[1:])
+    with replacing(path) as out:
+        figure.savefig(out, dpi=150, format=path.suffix[1:])
     return path
 
 
 def shade(index: int, count: int) -> tuple[float, float, float, float]:
     """Return a colour of the viridis map, which stays in order for every kind of eye; its pale end is left out."""
     from matplotlib import colormaps
+
     red, green, blue, alpha = colormaps["viridis"](0.92 * index / max(count - 1, 1))
     return red, green, blue, alpha
 
@@ -128,50 +158,102 @@ def trace(axis: "Axes", spectrum: Spectrum, colour: tuple[float, float, float, f
     axis.plot(1 + np.flatnonzero(shown), spectrum.values[shown], color=colour, linewidth=1.3)
     for rank, style in ((spectrum.knee, "o"), (spectrum.rank_at(0.01), "|")):
         if 0 < rank <= shown.sum():
-            axis.plot(rank, spectrum.values[rank - 1], style, color=colour, markersize=5 if style == "o" else 9,
-                      markeredgewidth=1.3, markerfacecolor="white", zorder=3)
+            axis.plot(
+                rank,
+                spectrum.values[rank - 1],
+                style,
+                color=colour,
+                markersize=5 if style == "o" else 9,
+                markeredgewidth=1.3,
+                markerfacecolor="white",
+                zorder=3,
+            )
 
 
 def legend(figure: "Figure", layers: Sequence[int]) -> None:
     """Draw the one legend, under all panels: at most eight layers by name, and the two marks."""
     from matplotlib.lines import Line2D
+
     named = range(len(layers)) if len(layers) <= 8 else np.linspace(0, len(layers) - 1, 8).round().astype(int)
     handles = [Line2D([], [], color=shade(i, len(layers)), label=f"layer {layers[i]}") for i in named]
-    if len(layers) == 1: handles = []
+    if len(layers) == 1:
+        handles = []
     for style, size, label in (("o", 5, "knee"), ("|", 9, "1 % of the energy left")):
-        handles.append(Line2D([], [], linestyle="", marker=style, markersize=size, markeredgewidth=1.3, color="0.3",
-                              markerfacecolor="white", label=label))
+        handles.append(
+            Line2D(
+                [],
+                [],
+                linestyle="",
+                marker=style,
+                markersize=size,
+                markeredgewidth=1.3,
+                color="0.3",
+                markerfacecolor="white",
+                label=label,
+            )
+        )
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 5))
 
 
-def front_figure(points: Sequence[Mapping[str, object]], path: str | Path, chosen: int | None = None,
-                 baseline: Mapping[str, object] | None = None) -> Path:
+def front_figure(
+    points: Sequence[Mapping[str, object]],
+    path: str | Path,
+    chosen: int | None = None,
+    baseline: Mapping[str, object] | None = None,
+) -> Path:
     """Draw time against memory of the programs of a front, coloured by their error, to a file. A point is a mapping as
     in the JSON of `optimize`: measured_s, measured_bytes, measured_error (predicted_* where those are absent or
     None)."""
-    if not points: raise InputError("front_figure: the front has no points")
+    if not points:
+        raise InputError("front_figure: the front has no points")
     x, y, error = (np.array([read_figure(point, key) for point in points]) for key in ("s", "bytes", "error"))
     rc_context, Figure = plotting()
     from matplotlib.colors import LogNorm
+
     exact = error < 1e-5
     with rc_context(STYLE):
         figure = Figure(figsize=(6, 4), layout="constrained")
         axis = figure.subplots()
         axis.margins(0.12)
-        if exact.any(): axis.plot(1e3 * x[exact], y[exact] / 1e6, "s", color="0.35", markersize=7, label="exact")
+        if exact.any():
+            axis.plot(1e3 * x[exact], y[exact] / 1e6, "s", color="0.35", markersize=7, label="exact")
         if not exact.all():
             low, high = error[~exact].min() / 1.2, error[~exact].max() * 1.2
-            dots = axis.scatter(1e3 * x[~exact], y[~exact] / 1e6, c=error[~exact], norm=LogNorm(low, high),
-                                cmap="cividis", s=52, zorder=3, edgecolors="0.2", linewidths=0.6, label="approximate")
+            dots = axis.scatter(
+                1e3 * x[~exact],
+                y[~exact] / 1e6,
+                c=error[~exact],
+                norm=LogNorm(low, high),
+                cmap="cividis",
+                s=52,
+                zorder=3,
+                edgecolors="0.2",
+                linewidths=0.6,
+                label="approximate",
+            )
             bar = figure.colorbar(dots, label="relative error of the output", format=percent, ticks=decades(low, high))
             bar.minorticks_off()
         if chosen is not None:
-            axis.plot(1e3 * x[chosen], y[chosen] / 1e6, "o", color="#d55e00", markersize=16, markerfacecolor="none",
-                      markeredgewidth=1.8, label="chosen")
+            axis.plot(
+                1e3 * x[chosen],
+                y[chosen] / 1e6,
+                "o",
+                color="#d55e00",
+                markersize=16,
+                markerfacecolor="none",
+                markeredgewidth=1.8,
+                label="chosen",
+            )
         if baseline is not None:
-            axis.plot(1e3 * read_figure(baseline, "s"), read_figure(baseline, "bytes") / 1e6, "D", color="0.35",
-                      markersize=7,
-                      markerfacecolor="white", label="imported")
+            axis.plot(
+                1e3 * read_figure(baseline, "s"),
+                read_figure(baseline, "bytes") / 1e6,
+                "D",
+                color="0.35",
+                markersize=7,
+                markerfacecolor="white",
+                label="imported",
+            )
         axis.set(xlabel="time, ms", ylabel="memory, MB")
         figure.legend(loc="outside upper center", ncols=4)
         return save_figure(figure, Path(path))
@@ -181,14 +263,15 @@ def read_figure(point: Mapping[str, Any], key: str) -> float:
     """Return a measured number of a point, else the predicted one. Raises InputError naming both where there is
     neither."""
     for name in (f"measured_{key}", f"predicted_{key}"):
-        if (value := point.get(name)) is not None: return float(value)
+        if (value := point.get(name)) is not None:
+            return float(value)
     raise InputError(f"front_figure: a point has neither measured_{key} nor predicted_{key}")
 
 
 def decades(low: float, high: float) -> list[float]:
     """Return 1, 2 and 5 times the powers of ten between two numbers, or the two where fewer than two lie between."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = [times * 10.0 ** power for power in powers for times in (1, 2, 5)]
+    steps = [times * 10.0**power for power in powers for times in (1, 2, 5)]
     inside = [step for step in steps if low <= step <= high]
     return inside if len(inside) >= 2 else [low, high]
 

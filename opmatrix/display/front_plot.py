@@ -1,5 +1,6 @@
 """The front as a picture: time across, memory up, a number for each program, whose row stands in the table under it.
 Shapes tell kinds apart, so it can be read without colour."""
+
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from math import floor, log10
@@ -8,7 +9,7 @@ from typing import Any
 # pixels: of the picture, and around the plot
 PLOT_WIDE, PLOT_HIGH, PLOT_LEFT, PLOT_TOP, PLOT_RIGHT, PLOT_BOTTOM = 640, 360, 62, 18, 24, 46
 TICKS = 5
-ROUNDED_ERROR = 1e-5                                                # errors below are rounding
+ROUNDED_ERROR = 1e-5  # errors below are rounding
 
 
 def front_plot(baseline: Mapping[str, Any], points: Sequence[Mapping[str, Any]], chosen: int) -> str:
@@ -18,10 +19,13 @@ def front_plot(baseline: Mapping[str, Any], points: Sequence[Mapping[str, Any]],
     ys = [figure(point, "bytes") / 1e6 for point in every]
     right, top = 1.08 * max(xs) or 1.0, 1.08 * max(ys) or 1.0
     across, up = (PLOT_WIDE - PLOT_LEFT - PLOT_RIGHT) / right, (PLOT_HIGH - PLOT_TOP - PLOT_BOTTOM) / top
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {PLOT_WIDE} {PLOT_HIGH}" role="img" '
-             'font-family="sans-serif" font-size="12" fill="#111" '
-             'aria-labelledby="front-title"><title id="front-title">Programs by time and memory; the table below '
-             'has every figure</title>', *axes(right, top, across, up)]
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {PLOT_WIDE} {PLOT_HIGH}" role="img" '
+        'font-family="sans-serif" font-size="12" fill="#111" '
+        'aria-labelledby="front-title"><title id="front-title">Programs by time and memory; the table below '
+        "has every figure</title>",
+        *axes(right, top, across, up),
+    ]
     for number, (point, x, y) in enumerate(zip(every, xs, ys, strict=True), -1):
         lines += mark(number, point, PLOT_LEFT + across * x, PLOT_HIGH - PLOT_BOTTOM - up * y, number == chosen)
     return "".join([*lines, "</svg>"])
@@ -38,12 +42,16 @@ def axes(right: float, top: float, across: float, up: float) -> Iterator[str]:
     ground = PLOT_HIGH - PLOT_BOTTOM
     for number in ticks(right):
         x = PLOT_LEFT + across * number
-        yield (f'<path d="M{x:.1f} {PLOT_TOP}V{ground}" stroke="#ddd" fill="none"/>'
-               f'<text x="{x:.1f}" y="{ground + 16}" text-anchor="middle">{number:g}</text>')
+        yield (
+            f'<path d="M{x:.1f} {PLOT_TOP}V{ground}" stroke="#ddd" fill="none"/>'
+            f'<text x="{x:.1f}" y="{ground + 16}" text-anchor="middle">{number:g}</text>'
+        )
     for number in ticks(top):
         y = ground - up * number
-        yield (f'<path d="M{PLOT_LEFT} {y:.1f}H{PLOT_WIDE - PLOT_RIGHT}" stroke="#ddd" fill="none"/>'
-               f'<text x="{PLOT_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number:g}</text>')
+        yield (
+            f'<path d="M{PLOT_LEFT} {y:.1f}H{PLOT_WIDE - PLOT_RIGHT}" stroke="#ddd" fill="none"/>'
+            f'<text x="{PLOT_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{number:g}</text>'
+        )
     yield f'<text x="{(PLOT_LEFT + PLOT_WIDE) / 2:.0f}" y="{PLOT_HIGH - 8}" text-anchor="middle">milliseconds</text>'
     yield f'<text x="4" y="{PLOT_TOP - 5}">MB</text>'
 
@@ -60,10 +68,14 @@ def mark(number: int, point: Mapping[str, Any], x: float, y: float, chosen: bool
     approximate, a ring the chosen one."""
     name = str(point["name"])
     yield f"<g><title>{escape(name[:200])}</title>"
-    if chosen: yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="11" fill="none" stroke="#b34700" stroke-width="3"/>'
-    if number < 0: yield f'<path d="M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z" fill="#fff" stroke="#111" stroke-width="2"/>'
+    if chosen:
+        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="11" fill="none" stroke="#b34700" stroke-width="3"/>'
+    if number < 0:
+        yield f'<path d="M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z" fill="#fff" stroke="#111" stroke-width="2"/>'
     elif (point["measured_error"] or point["predicted_error"] or 0.0) < ROUNDED_ERROR:
         yield f'<rect x="{x - 5:.1f}" y="{y - 5:.1f}" width="10" height="10" fill="#1d4e7a" stroke="#111"/>'
-    else: yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="#1d4e7a" stroke="#111"/>'
-    if number >= 0: yield f'<text x="{x + 9:.1f}" y="{y - 8:.1f}" font-weight="bold">{number}</text>'
+    else:
+        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="#1d4e7a" stroke="#111"/>'
+    if number >= 0:
+        yield f'<text x="{x + 9:.1f}" y="{y - 8:.1f}" font-weight="bold">{number}</text>'
     yield "</g>"

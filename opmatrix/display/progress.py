@@ -1,5 +1,6 @@
 """Progress of some work, on stderr: on a terminal one line that is overwritten; elsewhere a line when it begins, and
 one every few seconds."""
+
 import shutil
 import sys
 import time
@@ -8,14 +9,15 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import NamedTuple
 
-OFTEN, SELDOM = 0.2, 5.0                                    # seconds between two lines: on a terminal, elsewhere
-TICK = 1.0                                                  # seconds after which a terminal is written to in any case
-WIDTH = 100                                                 # most characters of a line that is overwritten
-AGAIN = "\r\033[K"                                          # the codes by which a terminal overwrites the line
+OFTEN, SELDOM = 0.2, 5.0  # seconds between two lines: on a terminal, elsewhere
+TICK = 1.0  # seconds after which a terminal is written to in any case
+WIDTH = 100  # most characters of a line that is overwritten
+AGAIN = "\r\033[K"  # the codes by which a terminal overwrites the line
 
 
 class WorkCount(NamedTuple):
     """The amount done, and the amount in all."""
+
     done: int
     of: int
 
@@ -38,9 +40,11 @@ class ProgressLine:
 
     def __call__(self, done: object, of: int | None = None) -> None:
         now = time.perf_counter()
-        if isinstance(done, int): done, of = self.counted(done, of or 0)
+        if isinstance(done, int):
+            done, of = self.counted(done, of or 0)
         self.far = f" {done}" + (f"/{of}" if of else "")
-        if now - self.said < (OFTEN if self.terminal else SELDOM) and not (self.terminal and done == of): return
+        if now - self.said < (OFTEN if self.terminal else SELDOM) and not (self.terminal and done == of):
+            return
         self.tell(now)
 
     def counted(self, done: int, of: int) -> WorkCount:
@@ -69,22 +73,29 @@ class ProgressLine:
 
         def tick() -> None:
             while not over.wait(TICK / 2):
-                if (now := time.perf_counter()) - self.said >= TICK: self.tell(now)
+                if (now := time.perf_counter()) - self.said >= TICK:
+                    self.tell(now)
+
         writer = Thread(target=tick, daemon=True)
         writer.start()
-        try: yield
+        try:
+            yield
         finally:
             over.set()
             writer.join()
 
     def write(self, line: str) -> None:
-        if self.quiet: return
+        if self.quiet:
+            return
         width = min(WIDTH, shutil.get_terminal_size().columns - 1)
-        sys.stderr.write(f"{AGAIN}{line[:width]}" if self.terminal else f"{line}\n")    # at once: a thread writes too
+        sys.stderr.write(f"{AGAIN}{line[:width]}" if self.terminal else f"{line}\n")  # at once: a thread writes too
         sys.stderr.flush()
 
     def end(self, words: str = "") -> None:
         """Remove the line, or replace it by these words."""
-        if self.quiet: return
-        if self.terminal: print(AGAIN, end="", file=sys.stderr, flush=True)
-        if words: print(words, file=sys.stderr, flush=True)
+        if self.quiet:
+            return
+        if self.terminal:
+            print(AGAIN, end="", file=sys.stderr, flush=True)
+        if words:
+            print(words, file=sys.stderr, flush=True)

@@ -1,12 +1,13 @@
 """Tables of text, and figures in their printed forms."""
+
 import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import zip_longest
 from textwrap import wrap
 
-GAP = 2                                                     # spaces between columns
+GAP = 2  # spaces between columns
 RULE = re.compile(r"─+(?:  ─+)*")
-NARROWEST = 12                                              # least characters of a narrowed column of words
+NARROWEST = 12  # least characters of a narrowed column of words
 
 
 def table(rows: Sequence[Sequence[str]], header: Sequence[str], left: Collection[int] = (0,)) -> str:
@@ -15,12 +16,16 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str], left: Collection
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
 
     def line(row: Sequence[str]) -> str:
-        return "  ".join(cell.ljust(width) if at in left else cell.rjust(width)
-                         for at, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
+        return "  ".join(
+            cell.ljust(width) if at in left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+
     return "\n".join([line(cells[0]), "  ".join("─" * width for width in widths), *map(line, cells[1:])])
 
 
 # ---- on a terminal
+
 
 def fit_width(text: str, columns: int) -> str:
     """Return a text with its tables, as `table` writes them, no wider than so many columns where that is possible:
@@ -31,7 +36,7 @@ def fit_width(text: str, columns: int) -> str:
     while at < len(lines):
         if at + 1 < len(lines) and RULE.fullmatch(lines[at + 1]) and len(lines[at + 1]) > columns:
             end = next((end for end in range(at + 2, len(lines)) if not lines[end]), len(lines))
-            done += narrowed(lines[at], lines[at + 1], lines[at + 2:end], columns)
+            done += narrowed(lines[at], lines[at + 1], lines[at + 2 : end], columns)
             at = end
         else:
             done.append(lines[at])
@@ -43,37 +48,55 @@ def narrowed(header: str, rule: str, rows: Sequence[str], columns: int) -> Itera
     """Yield the lines of a table in so many columns."""
     spans = [dashes.span() for dashes in re.finditer("─+", rule)]
     cells = [[row[start:end].ljust(end - start) for start, end in spans] for row in (header, *rows)]
-    words = [at == 0 or any(cell != cell.strip().rjust(len(cell)) for cell in column)       # left ones: no numbers
-             for at, column in enumerate(zip(*cells, strict=True))]
+    words = [
+        at == 0 or any(cell != cell.strip().rjust(len(cell)) for cell in column)  # left ones: no numbers
+        for at, column in enumerate(zip(*cells, strict=True))
+    ]
     shown = [[cell.rstrip() if left else cell.strip() for cell, left in zip(row, words, strict=True)] for row in cells]
     most = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    least = [max([longest(head), *(min(NARROWEST, len(cell)) if left else len(cell) for cell in body)])
-             for (head, *body), left in zip(zip(*shown, strict=True), words, strict=True)]
+    least = [
+        max([longest(head), *(min(NARROWEST, len(cell)) if left else len(cell) for cell in body)])
+        for (head, *body), left in zip(zip(*shown, strict=True), words, strict=True)
+    ]
     widths, room = [*most], columns - GAP * (len(most) - 1)
-    for some in ([not left for left in words], words):      # headers of numbers first, then words
-        while sum(widths) > room and any(wide := [allowed and width > low for allowed, width, low
-                                                  in zip(some, widths, least, strict=True)]):
+    for some in ([not left for left in words], words):  # headers of numbers first, then words
+        while sum(widths) > room and any(
+            wide := [allowed and width > low for allowed, width, low in zip(some, widths, least, strict=True)]
+        ):
             widest = max((width, at) for at, (width, long) in enumerate(zip(widths, wide, strict=True)) if long)[1]
             widths[widest] -= 1
     for row in (shown[0], None, *shown[1:]):
-        if row is None: yield (" " * GAP).join("─" * width for width in widths)
-        else: yield from stacked(row, widths, words)
+        if row is None:
+            yield (" " * GAP).join("─" * width for width in widths)
+        else:
+            yield from stacked(row, widths, words)
 
 
-def longest(words: str) -> int: return max(map(len, words.split()), default=0)
+def longest(words: str) -> int:
+    return max(map(len, words.split()), default=0)
 
 
 def stacked(row: Sequence[str], widths: Sequence[int], words: Sequence[bool]) -> Iterator[str]:
     """Yield the lines of a row whose cells go over several where they are too long for their columns."""
-    parts = [[cell] if len(cell) <= width else
-             wrap(cell, width, subsequent_indent=" " * (len(cell) - len(cell.lstrip()) + GAP) * left)
-             for cell, width, left in zip(row, widths, words, strict=True)]
+    parts = [
+        [cell]
+        if len(cell) <= width
+        else wrap(cell, width, subsequent_indent=" " * (len(cell) - len(cell.lstrip()) + GAP) * left)
+        for cell, width, left in zip(row, widths, words, strict=True)
+    ]
     for cells in zip_longest(*parts, fillvalue=""):
-        yield (" " * GAP).join(cell.ljust(width) if left else cell.rjust(width)
-                               for cell, width, left in zip(cells, widths, words, strict=True)).rstrip()
+        yield (
+            (" " * GAP)
+            .join(
+                cell.ljust(width) if left else cell.rjust(width)
+                for cell, width, left in zip(cells, widths, words, strict=True)
+            )
+            .rstrip()
+        )
 
 
 # ---- figures
+
 
 def ms(seconds: float | None) -> str:
     return "" if seconds is None else f"{1e3 * seconds:.2f}"

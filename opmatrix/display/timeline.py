@@ -1,4 +1,5 @@
 """Timelines of a run: bars in lanes, as a picture and as a trace that browsers open."""
+
 from __future__ import annotations
 
 import json
@@ -12,14 +13,15 @@ from formats.core.errors import InputError
 from formats.disk.files import replacing, writable
 
 TIMELINES = ".svg", ".json"
-SPAN, LANE, LEFT, TOP, BOTTOM = 960, 26, 76, 44, 30        # sizes in the picture, in pixels
-DIGIT = 9                                                  # pixels that a bar's number needs
-MOST_BARS = 20_000                                          # most bars of a picture; a trace has no such bound
+SPAN, LANE, LEFT, TOP, BOTTOM = 960, 26, 76, 44, 30  # sizes in the picture, in pixels
+DIGIT = 9  # pixels that a bar's number needs
+MOST_BARS = 20_000  # most bars of a picture; a trace has no such bound
 
 
 class Bar(NamedTuple):
     """An activity of a lane from one second to another; bars of a kind have one colour. `more`: further facts of it in
     a trace."""
+
     lane: int
     begin: float
     end: float
@@ -35,10 +37,21 @@ OTHER = "#c9a0c9"
 def chrome_trace(bars: Sequence[Bar], lanes: Sequence[str]) -> str:
     """Write a trace in the Trace Event Format, which chrome://tracing and Perfetto open; times in microseconds."""
     events: list[dict[str, object]] = [
-        dict(name="thread_name", ph="M", pid=0, tid=lane, args=dict(name=name)) for lane, name in enumerate(lanes)]
-    events += [dict(name=bar.label, cat=bar.kind, ph="X", pid=0, tid=bar.lane, ts=1e6 * float(bar.begin),
-                    dur=1e6 * float(bar.end - bar.begin), **({"args": dict(bar.more)} if bar.more else {}))
-               for bar in bars]
+        dict(name="thread_name", ph="M", pid=0, tid=lane, args=dict(name=name)) for lane, name in enumerate(lanes)
+    ]
+    events += [
+        dict(
+            name=bar.label,
+            cat=bar.kind,
+            ph="X",
+            pid=0,
+            tid=bar.lane,
+            ts=1e6 * float(bar.begin),
+            dur=1e6 * float(bar.end - bar.begin),
+            **({"args": dict(bar.more)} if bar.more else {}),
+        )
+        for bar in bars
+    ]
     return json.dumps(dict(traceEvents=events, displayTimeUnit="ms")) + "\n"
 
 
@@ -47,8 +60,10 @@ def timeline_picture(bars: Sequence[Bar], lanes: Sequence[str], title: str) -> s
     if len(bars) > MOST_BARS:
         raise InputError(f"timeline: {len(bars)} bars: a picture has at most {MOST_BARS}: write a .json")
     height = TOP + LANE * len(lanes) + BOTTOM
-    head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {SPAN} {height}" width="{SPAN}" '
-            f'height="{height}" font-family="sans-serif" font-size="11" fill="#222">')
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {SPAN} {height}" width="{SPAN}" '
+        f'height="{height}" font-family="sans-serif" font-size="11" fill="#222">'
+    )
     return "\n".join([head, *drawn_lanes(bars, lanes, title, height), "</svg>"]) + "\n"
 
 
@@ -60,13 +75,17 @@ def drawn_lanes(bars: Sequence[Bar], lanes: Sequence[str], title: str, height: i
     yield f'<text x="{LEFT}" y="18" font-weight="bold">{escape(title)}</text>'
     for lane, name in enumerate(lanes):
         yield f'<text x="{LEFT - 8}" y="{TOP + LANE * lane + 16}" text-anchor="end">{escape(name)}</text>'
-        yield (f'<rect x="{LEFT}" y="{TOP + LANE * lane + 2}" width="{SPAN - LEFT - 16}" height="{LANE - 4}" '
-               'fill="#f3f3f3"/>')
+        yield (
+            f'<rect x="{LEFT}" y="{TOP + LANE * lane + 2}" width="{SPAN - LEFT - 16}" height="{LANE - 4}" '
+            'fill="#f3f3f3"/>'
+        )
     for bar in bars:
         x, y = LEFT + wide * float(bar.begin), TOP + LANE * bar.lane + 2
         across = wide * float(bar.end - bar.begin)
-        yield (f'<rect x="{x:.2f}" y="{y}" width="{across:.2f}" height="{LANE - 4}" stroke="#fff" stroke-width="0.5" '
-               f'fill="{COLOURS.get(bar.kind, OTHER)}"><title>{escape(bar.label)}</title></rect>')
+        yield (
+            f'<rect x="{x:.2f}" y="{y}" width="{across:.2f}" height="{LANE - 4}" stroke="#fff" stroke-width="0.5" '
+            f'fill="{COLOURS.get(bar.kind, OTHER)}"><title>{escape(bar.label)}</title></rect>'
+        )
         number = "".join(filter(str.isdigit, bar.label.split()[0])) if bar.label else ""
         if number and across > DIGIT * len(number):
             yield f'<text x="{x + across / 2:.2f}" y="{y + 15}" text-anchor="middle">{number}</text>'
@@ -88,5 +107,6 @@ def write_timeline(path: Path, bars: Sequence[Bar], lanes: Sequence[str], title:
     """Write a picture or a trace, by the end of its name, whole or not at all."""
     check_timeline(path)
     text = chrome_trace(bars, lanes) if path.suffix == ".json" else timeline_picture(bars, lanes, title)
-    with replacing(path) as file: file.write(text.encode())
+    with replacing(path) as file:
+        file.write(text.encode())
     return path

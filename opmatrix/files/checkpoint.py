@@ -1,5 +1,6 @@
 """Pretrained weights: a directory with config.json and safetensors, in one file or in shards, or a GGUF file. Weights
 are read when they are needed."""
+
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,10 +27,18 @@ if TYPE_CHECKING:
     from opmatrix.models.config import TensorNames
 
 PICKLED = "pytorch_model.bin"
-SPEAKS = "ForCausalLM", "LMHeadModel"                       # endings of the architectures of language models
+SPEAKS = "ForCausalLM", "LMHeadModel"  # endings of the architectures of language models
 # endings of the architectures of models that answer by a head
-ANSWERS = tuple(f"For{task}" for task in ("SequenceClassification", "TokenClassification", "QuestionAnswering",
-                                          "MultipleChoice", "NextSentencePrediction"))
+ANSWERS = tuple(
+    f"For{task}"
+    for task in (
+        "SequenceClassification",
+        "TokenClassification",
+        "QuestionAnswering",
+        "MultipleChoice",
+        "NextSentencePrediction",
+    )
+)
 HEADED = "a head that an embedding would be computed without: "
 ALONE = "save the model without it, by transformers' AutoModel.from_pretrained(DIR).save_pretrained(NEW), or "
 ROWS = "take a row a token: --output rows"
@@ -48,6 +57,7 @@ class Config(dict[str, object]):
         """Add the keys that the file lacks, with the default values of transformers for its family."""
         from opmatrix.files.directory.left_out import LEFT_OUT
         from opmatrix.models import older_names
+
         usual, older = LEFT_OUT.get(str(self.get("model_type")), {}), older_names(self)
         self.left_out = {key: usual[key] for key in usual if key not in self and older.get(key, key) not in self}
         self.update(self.left_out)
@@ -58,7 +68,8 @@ class Config(dict[str, object]):
     @contextmanager
     def named(self) -> Iterator[None]:
         """Make errors of a family name the file: a family knows the config but not its file."""
-        try: yield
+        try:
+            yield
         except InputError as error:
             key = re.match(r"config: (\w+) is ", str(error))
             usual = f"{key[1]}, left out, " if key and key[1] in self.left_out else ""
@@ -70,6 +81,7 @@ class Config(dict[str, object]):
 class Checkpoint:
     """A model's directory or GGUF file, opened: its config is read and its tensors are listed, but no tensor is loaded
     yet. `keys`: the keys of a GGUF file, which hold its tokenizer. `adapter`: is added to its weights."""
+
     name: str
     directory: Path
     config: Config
@@ -83,16 +95,22 @@ class Checkpoint:
         if no model family is known by the config's `model_type`, or if the family does not allow an entry of the
         config."""
         from opmatrix.models import check, named_family
+
         directory = Path(directory)
-        if isfile(directory): return cls.of_gguf(directory, name)
+        if isfile(directory):
+            return cls.of_gguf(directory, name)
         if not (directory / CONFIG).exists() and len(files := sorted(directory.glob("*.gguf"))) == 1:
             return cls.of_gguf(files[0], name)
-        if not isdir(directory):                            # also False for a name that no directory can have
-            raise InputError(f"{directory}: no such directory: config.json and {WEIGHTS} were looked for, and "
-                             f"{lying(directory)}: give a directory that holds them")
+        if not isdir(directory):  # also False for a name that no directory can have
+            raise InputError(
+                f"{directory}: no such directory: config.json and {WEIGHTS} were looked for, and "
+                f"{lying(directory)}: give a directory that holds them"
+            )
         if not (directory / CONFIG).exists():
-            raise InputError(f"{directory / 'config.json'}: No such file: a model needs it, and {lying(directory)}: "
-                             "give a directory that holds it")
+            raise InputError(
+                f"{directory / 'config.json'}: No such file: a model needs it, and {lying(directory)}: "
+                "give a directory that holds it"
+            )
         config = Config(directory / CONFIG)
         with config.named():
             named_family(config)
@@ -105,6 +123,7 @@ class Checkpoint:
         """Open a GGUF file. Raises as `open`."""
         from opmatrix.files import gguf
         from opmatrix.models import check, layout, normalise_config
+
         gguf_header = gguf.read_header(file)
         config = Config(file, gguf.config(gguf_header, file))
         with config.named():
@@ -112,45 +131,63 @@ class Checkpoint:
             names, sizes = layout(config), normalise_config(config)
         heads = sizes["num_attention_heads"]
         pairs = {"attn_q": heads, "attn_k": sizes["num_key_value_heads"] or heads}
-        return cls(name or file.stem, file, config, gguf.rename_tensors(gguf_header, names.gguf, names.permuted, pairs),
-                   gguf_header.said)
+        return cls(
+            name or file.stem,
+            file,
+            config,
+            gguf.rename_tensors(gguf_header, names.gguf, names.permuted, pairs),
+            gguf_header.said,
+        )
 
     def look_up(self, name: str) -> Tensor | None:
         """Return the tensor of that name, with or without the family's prefix, or the tensor that it is a copy of; None
         if there is neither."""
         copy = self.layout.copies.get(name)
-        if copy and (stored := self.look_up(copy)): return stored
+        if copy and (stored := self.look_up(copy)):
+            return stored
         for prefix in ("", self.prefix):
             for new, old in (("", ""), *self.layout.spellings):
                 spelt = prefix + (name.removesuffix(new) + old if name.endswith(new) else name)
-                if spelt in self.tensors: return self.tensors[spelt]
+                if spelt in self.tensors:
+                    return self.tensors[spelt]
         return None
 
     def find(self, name: str) -> Tensor:
         """Return the tensor of that name. Raises InputError if there is none."""
-        if tensor := self.look_up(name): return tensor
-        raise InputError(f"{self.directory}: tensor {name!r} is missing from the weights: check {self.config.path}, or "
-                         "get the weights again")
+        if tensor := self.look_up(name):
+            return tensor
+        raise InputError(
+            f"{self.directory}: tensor {name!r} is missing from the weights: check {self.config.path}, or "
+            "get the weights again"
+        )
 
     def find_whole(self, name: str, *shape: int) -> Tensor | ExpertTensors:
         """Find the tensor of that name, or the matrices of all experts of a layer. Raises InputError if one is missing,
         if its shape is not the one that the config leads to, or if experts have several number types."""
         for ending, stack in self.layout.stacks.items():
-            if not name.endswith(ending): continue
+            if not name.endswith(ending):
+                continue
             stacked = find_experts(self.look_up, name.removesuffix(ending), stack, shape, self.check_shape)
             return self.find(stacked) if isinstance(stacked, str) else stacked
         tensor = self.find(name)
-        if shape: self.check_shape(tensor, shape)
+        if shape:
+            self.check_shape(tensor, shape)
         return tensor
 
     def check_shape(self, tensor: Tensor, shape: tuple[int, ...]) -> None:
         """Raise InputError for a tensor of another shape than the config leads to."""
-        if tensor.shape == shape: return
+        if tensor.shape == shape:
+            return
         differ = {size for size, actual in zip(shape, tensor.shape, strict=False) if size != actual} or set(shape)
-        keys = [key + ", left out" * (key in self.config.left_out) for key, size in self.config.items()
-                if type(size) is int and size in differ] or ["its sizes"]
-        raise InputError(f"{tensor.file}: tensor {tensor.name!r} is {format_shape(tensor.shape)}, but "
-                         f"{self.config.path} leads to {format_shape(shape)}: check {', '.join(keys)}")
+        keys = [
+            key + ", left out" * (key in self.config.left_out)
+            for key, size in self.config.items()
+            if type(size) is int and size in differ
+        ] or ["its sizes"]
+        raise InputError(
+            f"{tensor.file}: tensor {tensor.name!r} is {format_shape(tensor.shape)}, but "
+            f"{self.config.path} leads to {format_shape(shape)}: check {', '.join(keys)}"
+        )
 
     def at(self, name: str, *shape: int) -> Data:
         """Load the tensor in float32, as an attribute for terms. Raises InputError as `find_whole`, and for an entry
@@ -161,13 +198,16 @@ class Checkpoint:
     def layout(self) -> "TensorNames":
         """The names of tensors in the files of its family."""
         from opmatrix.models import layout
+
         return layout(self.config)
 
     @cached_property
     def said(self) -> dict[str, Any]:
         """The entries of its config, by the names that all families share."""
         from opmatrix.models import normalise_config
-        with self.config.named(): return normalise_config(self.config)
+
+        with self.config.named():
+            return normalise_config(self.config)
 
     @property
     def positions(self) -> int:
@@ -184,7 +224,8 @@ class Checkpoint:
     def architecture(self) -> str:
         """The class that the config names; empty if it names none."""
         match self.config.get("architectures"):
-            case [str(name), *_]: return name
+            case [str(name), *_]:
+                return name
         return ""
 
     @cached_property
@@ -192,8 +233,10 @@ class Checkpoint:
         """The head that computes its answers from rows: the tensor on top, or the architecture. Empty if the rows are
         its result: it is a language model, files declare how rows become embeddings, or the part on top was for
         training alone."""
-        if self.speaks or embeds(self.directory): return ""
+        if self.speaks or embeds(self.directory):
+            return ""
         from opmatrix.models import tensors
+
         named = f" ({self.architecture})" if self.architecture else ""
         known = {*map(self.part, tensors(self.config)), *self.layout.trained, self.layout.head.split(".")[0]}
         for name, tensor in sorted(self.tensors.items()):
@@ -206,7 +249,8 @@ class Checkpoint:
         """The prefix of tensor names in a model with a head: the word of its family, or the one that this file puts
         before the table of tokens (as transformers does for a LLaMA that answers questions)."""
         usual, table = self.layout.prefix, self.layout.table
-        if not table or {table, usual + table} & self.tensors.keys(): return usual
+        if not table or {table, usual + table} & self.tensors.keys():
+            return usual
         return next((name.removesuffix(table) for name in sorted(self.tensors) if name.endswith(f".{table}")), usual)
 
     def part(self, name: str) -> str:
@@ -225,6 +269,7 @@ class Checkpoint:
         answers by a head."""
         from opmatrix.algebra.shapes import ShapeError
         from opmatrix.models import build, head
+
         used: set[Tensor] = set()
         beside = self.adapter and Additions(self.adapter, self.prefix)
 
@@ -236,14 +281,18 @@ class Checkpoint:
 
         with self.config.named():
             try:
-                if pooled and self.head: raise InputError(f"{self.head}: {self.headless()}")
+                if pooled and self.head:
+                    raise InputError(f"{self.head}: {self.headless()}")
                 model = build(self.config, at)
-                if pooled: model = model @ self.pooling().operator()
+                if pooled:
+                    model = model @ self.pooling().operator()
                 # adapters name the head by its own name, tied or not
                 if self.speaks:
                     model = model @ head(self.config, partial(at, called=self.layout.head), self.holds_head())
-                if beside: model = beside.put(model)
-            except ShapeError as error: raise InputError(f"config: its sizes do not fit: {error}") from error
+                if beside:
+                    model = beside.put(model)
+            except ShapeError as error:
+                raise InputError(f"config: its sizes do not fit: {error}") from error
         self.complete(used)
         return model
 
@@ -253,10 +302,13 @@ class Checkpoint:
         hold none and the config does not tie."""
         stored, table = self.look_up(self.layout.head), self.look_up(self.layout.table)
         if stored is None and not self.said["tie_word_embeddings"]:
-            raise InputError(f"{self.config.path}: tie_word_embeddings is false or left out, but {self.directory} "
-                             f"holds no tensor {self.layout.head!r} that scores the vocabulary: get the weights again, "
-                             "or set it to true if the table of tokens does")
-        if stored is None or table is None or not self.said["tie_word_embeddings"]: return stored is not None
+            raise InputError(
+                f"{self.config.path}: tie_word_embeddings is false or left out, but {self.directory} "
+                f"holds no tensor {self.layout.head!r} that scores the vocabulary: get the weights again, "
+                "or set it to true if the table of tokens does"
+            )
+        if stored is None or table is None or not self.said["tie_word_embeddings"]:
+            return stored is not None
         return stored.shape != table.shape or not np.array_equal(stored.read(), table.read())
 
     def complete(self, found: set[Tensor]) -> None:
@@ -265,12 +317,17 @@ class Checkpoint:
         used = {name for name, tensor in self.tensors.items() if tensor in found}
         parts, kinds = {*map(self.part, used)}, {numberless(name) for name in used}
         for name, tensor in self.tensors.items():
-            if name in used or self.part(name) not in parts or name.endswith(self.layout.buffers): continue
+            if name in used or self.part(name) not in parts or name.endswith(self.layout.buffers):
+                continue
             if numberless(name) in kinds:
-                raise InputError(f"{self.directory}: the weights hold {name!r}, which {self.config.path} leaves out: "
-                                 f"check its number of layers{' and of experts' * bool(self.layout.stacks)}")
-            raise InputError(f"{tensor.file}: tensor {name!r} is no part of a plain {self.config['model_type']}, which "
-                             "would be computed without it: convert the model, or take the tensor out")
+                raise InputError(
+                    f"{self.directory}: the weights hold {name!r}, which {self.config.path} leaves out: "
+                    f"check its number of layers{' and of experts' * bool(self.layout.stacks)}"
+                )
+            raise InputError(
+                f"{tensor.file}: tensor {name!r} is no part of a plain {self.config['model_type']}, which "
+                "would be computed without it: convert the model, or take the tensor out"
+            )
 
     @property
     def vocabulary(self) -> Path:
@@ -282,19 +339,28 @@ class Checkpoint:
         """The text of a tokenizer.json that combines all files about texts, or the keys of a GGUF file; None without a
         tokenizer."""
         if self.keys is None:
-            if not self.vocabulary.exists(): return None
+            if not self.vocabulary.exists():
+                return None
             from opmatrix.files.directory.tokenizer_files import effective_text
+
             return effective_text(read_text(self.vocabulary), self.directory, self.config)
         from opmatrix.files.directory.merges import tokenizer
+
         return tokenizer(self.keys, self.said["vocab_size"], self.vocabulary)
 
     def tokenizer(self) -> Tokenizer:
         """Return its tokenizer, limited to the positions of the model; `pooling` gives the length that texts are
         truncated to."""
         # the file is absent: reading it raises the right error
-        if (text := self.tokenizer_text) is None: return Tokenizer.from_file(self.vocabulary)
-        return Tokenizer.from_text(text, str(self.vocabulary), self.positions, self.pooling(),
-                                   readable=ReadableIds(self.said["vocab_size"], self.unplaced))
+        if (text := self.tokenizer_text) is None:
+            return Tokenizer.from_file(self.vocabulary)
+        return Tokenizer.from_text(
+            text,
+            str(self.vocabulary),
+            self.positions,
+            self.pooling(),
+            readable=ReadableIds(self.said["vocab_size"], self.unplaced),
+        )
 
     @property
     def unplaced(self) -> int | None:
@@ -324,31 +390,42 @@ def open_plain(model: str | Path) -> Checkpoint:
     """Open the model of a checkpoint, without an adapter."""
     from opmatrix.files.fetch import MODELS, fetch
     from opmatrix.files.hub import download, is_hub_name
-    if not isinstance(model, str | Path): raise TypeError(f"a model is a name or a directory, not {model!r:.60}")
-    if model in MODELS: return Checkpoint.open(fetch(MODELS[str(model)]), str(model))
+
+    if not isinstance(model, str | Path):
+        raise TypeError(f"a model is a name or a directory, not {model!r:.60}")
+    if model in MODELS:
+        return Checkpoint.open(fetch(MODELS[str(model)]), str(model))
     if not isdir(model) and not (isfile(model) and str(model).endswith(".gguf")):
-        if is_hub_name(str(model)) and not isfile(model): return Checkpoint.open(download(str(model)), str(model))
-        raise InputError(f"{model}: neither a model that opmatrix fetches ({', '.join(MODELS)}) nor a directory with "
-                         f"config.json and {WEIGHTS} nor a .gguf file; what the hub calls so, transformers brings into "
-                         f"a directory: AutoModel.from_pretrained(NAME).save_pretrained(DIR), and so AutoTokenizer")
+        if is_hub_name(str(model)) and not isfile(model):
+            return Checkpoint.open(download(str(model)), str(model))
+        raise InputError(
+            f"{model}: neither a model that opmatrix fetches ({', '.join(MODELS)}) nor a directory with "
+            f"config.json and {WEIGHTS} nor a .gguf file; what the hub calls so, transformers brings into "
+            f"a directory: AutoModel.from_pretrained(NAME).save_pretrained(DIR), and so AutoTokenizer"
+        )
     return Checkpoint.open(model)
 
 
 def listing(directory: Path) -> dict[str, Tensor]:
     """List the tensors of the directory by name, from one file or from the shards that an index names."""
-    if (whole := directory / WEIGHTS).exists(): return header(whole)
+    if (whole := directory / WEIGHTS).exists():
+        return header(whole)
     if not (index := directory / INDEX).exists():
         if (pickled := directory / PICKLED).exists():
-            raise InputError(f"{pickled}: reading it would run code from it: convert it to {WEIGHTS}, by transformers' "
-                             f"AutoModel.from_pretrained({str(directory)!r}).save_pretrained({str(directory)!r})")
+            raise InputError(
+                f"{pickled}: reading it would run code from it: convert it to {WEIGHTS}, by transformers' "
+                f"AutoModel.from_pretrained({str(directory)!r}).save_pretrained({str(directory)!r})"
+            )
         raise InputError(f"{directory}: neither {WEIGHTS} nor {INDEX}: save the model as safetensors into it")
     shard_of = json_object(index).get("weight_map")
     if not (isinstance(shard_of, dict) and all(isinstance(s, str) and s == Path(s).name for s in shard_of.values())):
         raise InputError(f"{index}: weight_map must name a file of this directory for every tensor")
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(shard_of.values())):
-        try: tensors |= header(directory / shard)
-        except InputError as error: raise InputError(f"{error}; {index} names this shard") from error
+        try:
+            tensors |= header(directory / shard)
+        except InputError as error:
+            raise InputError(f"{error}; {index} names this shard") from error
     if lost := [name for name in shard_of if name not in tensors or tensors[name].file.name != shard_of[name]]:
         raise InputError(f"{directory / shard_of[lost[0]]}: tensor {lost[0]!r} is missing, {index} puts it there")
     return tensors
@@ -356,12 +433,18 @@ def listing(directory: Path) -> dict[str, Tensor]:
 
 def json_object(path: Path) -> dict[str, object]:
     """Read a file that holds one JSON object. Raises InputError that names the file."""
-    try: content = read_json(path)
-    except InputError as error: raise InputError(f"{error}: a model needs it") from error
-    if not isinstance(content, dict): raise InputError(f"{path}: {type(content).__name__}, not a JSON object: mend it")
+    try:
+        content = read_json(path)
+    except InputError as error:
+        raise InputError(f"{error}: a model needs it") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: {type(content).__name__}, not a JSON object: mend it")
     return content
 
 
-def numberless(name: str) -> str: return re.sub(r"\d+", "#", name)
+def numberless(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
 
-def format_shape(shape: tuple[int, ...]) -> str: return " × ".join(map(str, shape)) or "a single number"
+
+def format_shape(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape)) or "a single number"

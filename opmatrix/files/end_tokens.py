@@ -1,4 +1,5 @@
 """The tokens that end a text: every token that some file of a checkpoint declares as one."""
+
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def mentioned(checkpoint: Checkpoint) -> Iterator[object]:
 
 def read_object(file: Path) -> dict[str, object]:
     """Read the entries of a JSON file that may be absent. Raises InputError for a file that is no JSON."""
-    content = read_json(file, integer=int) if file.exists() else {}       # "no limit" is written as 10^30
+    content = read_json(file, integer=int) if file.exists() else {}  # "no limit" is written as 10^30
     return content if isinstance(content, dict) else {}
 
 

@@ -1,4 +1,5 @@
 """GGUF: a magic, counts, keys with their values, the place of each tensor, then the tensors, aligned."""
+
 import os
 import struct
 from collections.abc import Mapping
@@ -16,32 +17,50 @@ from opmatrix.files.tensors import MAX_AXES, Tensor, is_printable
 
 MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
 MAX_HEADER_BYTES, MAX_KEYS, MAX_STRING_BYTES = 1 << 27, 1 << 12, 1 << 20  # bytes of a header; keys; bytes of a string
-SCALARS = dict(enumerate("BbHhIif?", 0)) | {10: "Q", 11: "q", 12: "d"}      # type number -> format character of struct
+SCALARS = dict(enumerate("BbHhIif?", 0)) | {10: "Q", 11: "q", 12: "d"}  # type number -> format character of struct
 TEXT, ARRAY = 8, 9
 TENSOR_TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 12: "Q4_K", 14: "Q6_K", 28: "F64", 30: "BF16"}
-CONFIG_NAMES = {                                            # key of an architecture -> key of a config.json
-    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size", "block_count": "num_hidden_layers",
-    "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim", "context_length": "max_position_embeddings", "rope.freq_base": "rope_theta",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps", "attention.sliding_window": "sliding_window"}
-EXPERT_NAMES = {                                            # the same for keys of architectures with experts
-    "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
+CONFIG_NAMES = {  # key of an architecture -> key of a config.json
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "context_length": "max_position_embeddings",
+    "rope.freq_base": "rope_theta",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+}
+EXPERT_NAMES = {  # the same for keys of architectures with experts
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
-SCALING = {"rope.scaling.type": "rope_type", "rope.scaling.factor": "factor",
-           "rope.scaling.original_context_length": "original_max_position_embeddings"}
-DEFAULT_SCALING = "linear"                                   # the type if a file gives a factor alone; factor 0 means
-                                                             # no scaling (llama.cpp, load_hparams)
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+SCALING = {
+    "rope.scaling.type": "rope_type",
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+}
+DEFAULT_SCALING = "linear"  # the type if a file gives a factor alone; factor 0 means
+# no scaling (llama.cpp, load_hparams)
 KNOWN_KEYS = "vocab_size", "attention.value_length", "rope.dimension_count", "rope.scaling.finetuned"
-REQUIRED = ("attention.layer_norm_rms_epsilon",)            # llama.cpp refuses a file of these families without it
-FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
-            "qwen2moe": "Qwen2MoeForCausalLM", "qwen3moe": "Qwen3MoeForCausalLM"}
-ROUTED = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}         # -> the model_type of transformers
-ONE_SCORE = "ffn_gate_inp_shexp"                            # a matrix of one output, which is stored as a vector
+REQUIRED = ("attention.layer_norm_rms_epsilon",)  # llama.cpp refuses a file of these families without it
+FAMILIES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen2moe": "Qwen2MoeForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+}
+ROUTED = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}  # -> the model_type of transformers
+ONE_SCORE = "ffn_gate_inp_shexp"  # a matrix of one output, which is stored as a vector
 
 
 class Header(NamedTuple):
     """The entries of a file by its own keys, and its tensors by their own names."""
+
     said: dict[str, object]
     tensors: dict[str, Tensor]
 
@@ -53,47 +72,61 @@ class Cursor:
         self.raw, self.left, self.at = raw, min(size, MAX_HEADER_BYTES), 0
 
     def take(self, count: int) -> bytes:
-        if count > self.left: raise ValueError(f"it ends within what byte {self.at} says")
+        if count > self.left:
+            raise ValueError(f"it ends within what byte {self.at} says")
         self.left, self.at, data = self.left - count, self.at + count, self.raw.read(count)
-        if len(data) != count: raise ValueError(f"it ends at byte {self.at}")
+        if len(data) != count:
+            raise ValueError(f"it ends at byte {self.at}")
         return data
 
     def scalar(self, code: str) -> Any:
         """Read a number; a float32 as the shortest decimal that is rounded to it."""
-        value, = struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))
+        (value,) = struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))
         return float(str(np.float32(value))) if code == "f" else value
 
     def text(self) -> str:
         length = self.scalar("Q")
-        if length > MAX_STRING_BYTES: raise ValueError(f"a text of {length} bytes at byte {self.at}")
+        if length > MAX_STRING_BYTES:
+            raise ValueError(f"a text of {length} bytes at byte {self.at}")
         return self.take(length).decode()
 
     def texts(self, count: int) -> list[str]:
         """Read `count` texts, as `text` reads one, without a call for each: a vocabulary has a hundred thousand."""
         strings, read, number = list[str](), self.raw.read, struct.Struct("<Q")
         for _ in range(count):
-            if self.left < number.size: return [*strings, self.text()]           # raises with the byte where it ends
+            if self.left < number.size:
+                return [*strings, self.text()]  # raises with the byte where it ends
             head = read(number.size)
-            if len(head) != number.size: raise ValueError(f"it ends at byte {self.at + number.size}")
-            length, = number.unpack(head)
+            if len(head) != number.size:
+                raise ValueError(f"it ends at byte {self.at + number.size}")
+            (length,) = number.unpack(head)
             self.left, self.at = self.left - number.size, self.at + number.size
-            if length > MAX_STRING_BYTES: raise ValueError(f"a text of {length} bytes at byte {self.at}")
-            if length > self.left: raise ValueError(f"it ends within what byte {self.at} says")
+            if length > MAX_STRING_BYTES:
+                raise ValueError(f"a text of {length} bytes at byte {self.at}")
+            if length > self.left:
+                raise ValueError(f"it ends within what byte {self.at} says")
             words = read(length)
             self.left, self.at = self.left - length, self.at + length
-            if len(words) != length: raise ValueError(f"it ends at byte {self.at}")
+            if len(words) != length:
+                raise ValueError(f"it ends at byte {self.at}")
             strings.append(words.decode())
         return strings
 
     def value(self) -> Any:
         kind = self.scalar("I")
-        if kind == TEXT: return self.text()
-        if kind in SCALARS: return self.scalar(SCALARS[kind])
-        if kind != ARRAY: raise ValueError(f"a value of type {kind} at byte {self.at}")
+        if kind == TEXT:
+            return self.text()
+        if kind in SCALARS:
+            return self.scalar(SCALARS[kind])
+        if kind != ARRAY:
+            raise ValueError(f"a value of type {kind} at byte {self.at}")
         kind, count = self.scalar("I"), self.scalar("Q")
-        if count > self.left: raise ValueError(f"{count} values at byte {self.at}")
-        if kind == TEXT: return self.texts(count)
-        if kind not in SCALARS: raise ValueError(f"values of type {kind} at byte {self.at}")
+        if count > self.left:
+            raise ValueError(f"{count} values at byte {self.at}")
+        if kind == TEXT:
+            return self.texts(count)
+        if kind not in SCALARS:
+            raise ValueError(f"values of type {kind} at byte {self.at}")
         code = SCALARS[kind]
         return np.frombuffer(self.take(count * struct.calcsize(f"<{code}")), f"<{code}").tolist()
 
@@ -102,16 +135,20 @@ def read_header(file: Path) -> Header:
     """Read the header of a GGUF file. Raises InputError if it is no GGUF file, or not whole."""
     with open_regular(file) as raw:
         size = os.fstat(raw.fileno()).st_size
-        try: return header(Cursor(raw, size), file, size)
+        try:
+            return header(Cursor(raw, size), file, size)
         except (ValueError, OSError, struct.error) as error:
             raise InputError(f"{file}: {size} bytes that are no whole GGUF file ({error}): get it again") from error
 
 
 def header(cursor: Cursor, file: Path, size: int) -> Header:
-    if (magic := cursor.take(4)) != MAGIC: raise ValueError(f"it begins with {magic!r}")
-    if (version := cursor.scalar("I")) not in VERSIONS: raise ValueError(f"it is of version {version}, not 2 or 3")
+    if (magic := cursor.take(4)) != MAGIC:
+        raise ValueError(f"it begins with {magic!r}")
+    if (version := cursor.scalar("I")) not in VERSIONS:
+        raise ValueError(f"it is of version {version}, not 2 or 3")
     tensors, keys = cursor.scalar("Q"), cursor.scalar("Q")
-    if keys > MAX_KEYS or tensors > MAX_KEYS * 16: raise ValueError(f"it has {keys} keys and {tensors} tensors")
+    if keys > MAX_KEYS or tensors > MAX_KEYS * 16:
+        raise ValueError(f"it has {keys} keys and {tensors} tensors")
     entries: dict[str, object] = {}
     for _ in range(keys):
         if (name := cursor.text()) in entries or not is_printable(name):
@@ -124,7 +161,8 @@ def header(cursor: Cursor, file: Path, size: int) -> Header:
     start = -(-cursor.at // side) * side
     placed: dict[str, Tensor] = {}
     for name, number, shape, at in tensor_entries:
-        if name in placed: raise ValueError(f"it has two tensors {name!r}")
+        if name in placed:
+            raise ValueError(f"it has two tensors {name!r}")
         block = STORED[number]
         if shape[-1] % block.numbers:
             raise ValueError(f"tensor {name!r} has rows of {shape[-1]}, blocks {block.numbers}")
@@ -137,8 +175,10 @@ def header(cursor: Cursor, file: Path, size: int) -> Header:
 def read_tensor_entry(cursor: Cursor) -> tuple[str, str, tuple[int, ...], int]:
     """Read the name, number type, shape (rows first) and offset of a tensor."""
     name, axes = cursor.text(), cursor.scalar("I")
-    if not is_printable(name): raise ValueError(f"a tensor is called {name[:40]!r}")
-    if not 1 <= axes <= MAX_AXES: raise ValueError(f"tensor {name!r} has {axes} axes")
+    if not is_printable(name):
+        raise ValueError(f"a tensor is called {name[:40]!r}")
+    if not 1 <= axes <= MAX_AXES:
+        raise ValueError(f"tensor {name!r} has {axes} axes")
     shape = tuple(cursor.scalar("Q") for _ in range(axes))[::-1]
     number, at = cursor.scalar("I"), cursor.scalar("Q")
     if number not in TENSOR_TYPES:
@@ -150,6 +190,7 @@ def read_tensor_entry(cursor: Cursor) -> tuple[str, str, tuple[int, ...], int]:
 
 # ---- GGUF keys and names of tensors, converted to those of configs and families
 
+
 def config(found: Header, file: Path) -> dict[str, object]:
     """Return the config that a header describes. Raises InputError for another architecture, and for an unknown key:
     the model would be computed without it."""
@@ -160,49 +201,73 @@ def config(found: Header, file: Path) -> dict[str, object]:
     experts = kind in ROUTED or (kind == "llama" and "expert_count" in entries)
     routed = {name: entries.pop(name) for name in EXPERT_NAMES if name in entries} if experts else {}
     if unknown := entries.keys() - CONFIG_NAMES.keys() - SCALING.keys() - {*KNOWN_KEYS}:
-        raise InputError(f"{file}: {kind}.{min(unknown)} is {entries[min(unknown)]!r:.40}: the model would be computed "
-                         "without it")
+        raise InputError(
+            f"{file}: {kind}.{min(unknown)} is {entries[min(unknown)]!r:.40}: the model would be computed without it"
+        )
     if type(parts := keys.get("split.count", 1)) is not int or parts > 1:
-        raise InputError(f"{file}: split.count is {parts!r:.40}: the tensors of one model lie in several files: join "
-                         "them, by llama.cpp's llama-gguf-split --merge")
+        raise InputError(
+            f"{file}: split.count is {parts!r:.40}: the tensors of one model lie in several files: join "
+            "them, by llama.cpp's llama-gguf-split --merge"
+        )
     for name in REQUIRED:
-        if name not in entries: raise InputError(f"{file}: {kind}.{name} is missing: take another file")
-    if kind != "llama" and "attention.sliding_window" in entries:       # no file says which layers have the window
-        raise InputError(f"{file}: {kind}.attention.sliding_window is {entries['attention.sliding_window']!r:.40}: the "
-                         "model would be computed without it")
+        if name not in entries:
+            raise InputError(f"{file}: {kind}.{name} is missing: take another file")
+    if kind != "llama" and "attention.sliding_window" in entries:  # no file says which layers have the window
+        raise InputError(
+            f"{file}: {kind}.attention.sliding_window is {entries['attention.sliding_window']!r:.40}: the "
+            "model would be computed without it"
+        )
     settings = {CONFIG_NAMES[name]: value for name, value in entries.items() if name in CONFIG_NAMES}
     scaling = {"rope_type": DEFAULT_SCALING} | {
-        SCALING[name]: value for name, value in entries.items() if name in SCALING}
+        SCALING[name]: value for name, value in entries.items() if name in SCALING
+    }
     scaled = scaling["rope_type"] != DEFAULT_SCALING or scaling.get("factor", 0) != 0
-    if scaled and scaling["rope_type"] != "none": settings["rope_scaling"] = scaling
+    if scaled and scaling["rope_type"] != "none":
+        settings["rope_scaling"] = scaling
     heads, width = settings.get("num_attention_heads"), settings.get("hidden_size")
     columns = settings.get("head_dim") or (width // heads if type(heads) is type(width) is int and heads else None)
     if type(columns) is int:
         turning, values = (entries.get(name, columns) for name in ("rope.dimension_count", "attention.value_length"))
         if type(turning) is not int or not 1 <= turning <= columns:
-            raise InputError(f"{file}: {kind}.rope.dimension_count is {turning!r:.40}: it must be a whole number from "
-                             f"1 to {columns}, a head's columns")
-        if kind == "llama" and turning != columns:          # its rows are stored in pairs: llama.cpp takes no other
-            raise InputError(f"{file}: {kind}.rope.dimension_count is {turning}: it must be {columns}, a head's "
-                             "columns, in files of this architecture")
+            raise InputError(
+                f"{file}: {kind}.rope.dimension_count is {turning!r:.40}: it must be a whole number from "
+                f"1 to {columns}, a head's columns"
+            )
+        if kind == "llama" and turning != columns:  # its rows are stored in pairs: llama.cpp takes no other
+            raise InputError(
+                f"{file}: {kind}.rope.dimension_count is {turning}: it must be {columns}, a head's "
+                "columns, in files of this architecture"
+            )
         if values != columns:
-            raise InputError(f"{file}: {kind}.attention.value_length is {values!r:.40}: it must be {columns}, as of "
-                             "queries and keys")
+            raise InputError(
+                f"{file}: {kind}.attention.value_length is {values!r:.40}: it must be {columns}, as of queries and keys"
+            )
         settings |= {"head_dim": columns, "partial_rotary_factor": turned_share(turning, columns)}
-    rows = found.tensors[
-        "token_embd.weight"].shape[0] if "token_embd.weight" in found.tensors else entries.get("vocab_size")
+    rows = (
+        found.tensors["token_embd.weight"].shape[0]
+        if "token_embd.weight" in found.tensors
+        else entries.get("vocab_size")
+    )
     family, architecture = kind, FAMILIES[kind]
-    if kind == "llama" and "sliding_window" in settings: family = "mistral"
+    if kind == "llama" and "sliding_window" in settings:
+        family = "mistral"
     if routed.get("expert_count", 0) != 0 or kind in ROUTED:
         settings |= {EXPERT_NAMES[name]: value for name, value in routed.items()}
-        if kind == "llama":                                 # a llama with experts is a Mixtral
+        if kind == "llama":  # a llama with experts is a Mixtral
             family, architecture = "mixtral", "MixtralForCausalLM"
             settings["num_local_experts"] = settings.pop("num_experts")
-        else: family, settings["norm_topk_prob"] = ROUTED[kind], kind == "qwen3moe"     # as llama.cpp computes them
+        else:
+            family, settings["norm_topk_prob"] = ROUTED[kind], kind == "qwen3moe"  # as llama.cpp computes them
     biased = "blk.0.attn_q.bias" in found.tensors
-    if family == "qwen2_moe": settings["qkv_bias"] = biased
-    return settings | dict(model_type=family, architectures=[architecture], vocab_size=rows,
-                       tie_word_embeddings="output.weight" not in found.tensors, attention_bias=biased)
+    if family == "qwen2_moe":
+        settings["qkv_bias"] = biased
+    return settings | dict(
+        model_type=family,
+        architectures=[architecture],
+        vocab_size=rows,
+        tie_word_embeddings="output.weight" not in found.tensors,
+        attention_bias=biased,
+    )
 
 
 def turned_share(some: int, of: int) -> float:
@@ -211,8 +276,9 @@ def turned_share(some: int, of: int) -> float:
     return near if int(near * of) == some else nextafter(near, 1)
 
 
-def rename_tensors(found: Header, called: Mapping[str, str], permuted: tuple[str, ...],
-                   heads: Mapping[str, int]) -> dict[str, Tensor]:
+def rename_tensors(
+    found: Header, called: Mapping[str, str], permuted: tuple[str, ...], heads: Mapping[str, int]
+) -> dict[str, Tensor]:
     """Return the tensors by a family's names. Raises InputError for a tensor that the family does not know. The rows of
     queries and keys of a LLaMA are stored in pairs: `heads` gives the number of heads of each."""
     renamed = {}
@@ -222,9 +288,11 @@ def rename_tensors(found: Header, called: Mapping[str, str], permuted: tuple[str
         layer = parts[1] if parts[0] == "blk" and len(parts) > 2 and parts[1].isdecimal() else ""
         pattern = ".".join(["blk", "#", *parts[2:]]) if layer else stem
         if pattern not in called or end not in ("weight", "bias"):
-            raise InputError(f"{tensor.file}: tensor {name!r} is none that the model would be computed with: take "
-                             "another file")
-        if parts[-1] == ONE_SCORE and len(tensor.shape) == 1: tensor = tensor._replace(shape=(1, *tensor.shape))
+            raise InputError(
+                f"{tensor.file}: tensor {name!r} is none that the model would be computed with: take another file"
+            )
+        if parts[-1] == ONE_SCORE and len(tensor.shape) == 1:
+            tensor = tensor._replace(shape=(1, *tensor.shape))
         pairs = heads[parts[-1]] if parts[-1] in permuted else 0
         renamed[f"{called[pattern].replace('#', layer)}.{end}"] = tensor._replace(pairs=pairs)
     return renamed

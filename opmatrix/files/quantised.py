@@ -1,4 +1,5 @@
 """Number types of stored weights: for each the structure of a block and the conversion of blocks to float32."""
+
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -16,6 +17,7 @@ class BlockType(NamedTuple):
     """A block of `numbers` numbers, and the function that widens n blocks to n rows of them. The conversion is exact
     for types that round no number; a scaled block gives the results of ggml: products and sums in float32. `kept`: a
     format holds the blocks as they are."""
+
     block: np.dtype[np.generic]
     numbers: int
     widen: Callable[[BlockedTensor], Floats]
@@ -38,11 +40,16 @@ def read_scale(x: BlockedTensor, name: str = "d") -> Floats:
     return np.asarray(x[name], np.float32)[:, None]
 
 
-def q4_0(x: BlockedTensor) -> Floats: return read_scale(x) * (nibbles(x["q"], 16).astype(np.float32) - 8)
+def q4_0(x: BlockedTensor) -> Floats:
+    return read_scale(x) * (nibbles(x["q"], 16).astype(np.float32) - 8)
 
-def q4_1(x: BlockedTensor) -> Floats: return read_scale(x) * nibbles(x["q"], 16).astype(np.float32) + read_scale(x, "m")
 
-def q8_0(x: BlockedTensor) -> Floats: return read_scale(x) * np.asarray(x["q"], np.float32)
+def q4_1(x: BlockedTensor) -> Floats:
+    return read_scale(x) * nibbles(x["q"], 16).astype(np.float32) + read_scale(x, "m")
+
+
+def q8_0(x: BlockedTensor) -> Floats:
+    return read_scale(x) * np.asarray(x["q"], np.float32)
 
 
 def q4_k(x: BlockedTensor) -> Floats:
@@ -65,18 +72,24 @@ def q6_k(x: BlockedTensor) -> Floats:
     return ((read_scale(x) * np.asarray(x["scales"], np.float32))[..., None] * q).reshape(len(x), -1)
 
 
-def identity(x: BlockedTensor) -> Floats: return x
+def identity(x: BlockedTensor) -> Floats:
+    return x
 
-def as_float32(x: BlockedTensor) -> Floats: return np.asarray(x, np.float32)
+
+def as_float32(x: BlockedTensor) -> Floats:
+    return np.asarray(x, np.float32)
 
 
 STORED = {
-    "F32": BlockType(np.dtype("<f4"), 1, identity), "F16": BlockType(np.dtype("<f2"), 1, as_float32),
-    "BF16": BlockType(np.dtype("<u2"), 1, bfloat16), "F64": BlockType(np.dtype("<f8"), 1, as_float32),
+    "F32": BlockType(np.dtype("<f4"), 1, identity),
+    "F16": BlockType(np.dtype("<f2"), 1, as_float32),
+    "BF16": BlockType(np.dtype("<u2"), 1, bfloat16),
+    "F64": BlockType(np.dtype("<f8"), 1, as_float32),
     "Q4_0": BlockType(np.dtype([("d", "<f2"), ("q", "u1", 16)]), 32, q4_0),
     "Q4_1": BlockType(Q4_1.filed, 32, q4_1, kept=True),
     "Q8_0": BlockType(Q8_0.filed, 32, q8_0, kept=True),
     "Q4_K": BlockType(np.dtype([("d", "<f2"), ("m", "<f2"), ("scales", "u1", 12), ("q", "u1", 128)]), 256, q4_k),
-    "Q6_K": BlockType(np.dtype([("low", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), ("d", "<f2")]), 256,
-                      q6_k),
+    "Q6_K": BlockType(
+        np.dtype([("low", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), ("d", "<f2")]), 256, q6_k
+    ),
 }

@@ -1,6 +1,7 @@
 """Safetensors: eight bytes of length, a JSON header with the place of each array, then the arrays, without gaps.
 Weights that have a matrix for each expert are stored one by one, or fused in one tensor. Either way each matrix is read
 into its place, so that no matrix is in memory twice and both give the same numbers."""
+
 from __future__ import annotations
 
 import os
@@ -21,9 +22,16 @@ from opmatrix.files.quantised import STORED
 if TYPE_CHECKING:
     from opmatrix.models.config import StackNames
 
-NUMBER_BYTES = {number: int(bits) // 8 for bits, several in {
-    "8": "BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0", "16": "U16 I16 F16 BF16", "32": "U32 I32 F32", "64": "U64 I64 F64 C64",
-}.items() for number in several.split()}                    # bytes of a number, by the number types of the format
+NUMBER_BYTES = {
+    number: int(bits) // 8
+    for bits, several in {
+        "8": "BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0",
+        "16": "U16 I16 F16 BF16",
+        "32": "U32 I32 F32",
+        "64": "U64 I64 F64 C64",
+    }.items()
+    for number in several.split()
+}  # bytes of a number, by the number types of the format
 MAX_HEADER_BYTES, MAX_AXES, MAX_NAME_LETTERS = 1 << 24, 8, 200  # bytes of a header; axes of an array; letters of a name
 
 
@@ -31,6 +39,7 @@ class Tensor(NamedTuple):
     """The place of a tensor: its file, its name and number type there, its shape, its first byte. `pairs`: the number
     of heads whose rows are interleaved, each beside its partner of the head's second half, as in GGUF files; 0:
     none."""
+
     file: Path
     name: str
     number: str
@@ -41,10 +50,11 @@ class Tensor(NamedTuple):
     def matrix(self, at: int, first: int, rows: int) -> Tensor:
         """Return `rows` rows, from `first` on, of matrix `at` of a tensor of three axes, as a tensor of its own."""
         _, height, width = self.shape
-        block = STORED[self.number] if self.number in STORED else STORED["F32"]      # reading refuses other types later
+        block = STORED[self.number] if self.number in STORED else STORED["F32"]  # reading refuses other types later
         skipped = (at * height + first) * width // block.numbers * block.block.itemsize
-        return self._replace(name=f"{self.name}[{at}, {first}:{first + rows}]", shape=(rows, width),
-                             start=self.start + skipped)
+        return self._replace(
+            name=f"{self.name}[{at}, {first}:{first + rows}]", shape=(rows, width), start=self.start + skipped
+        )
 
     def read(self) -> NDArray[np.float32]:
         """Read the tensor in float32. Raises InputError for an unsupported number type, or an entry that is not finite
@@ -54,8 +64,10 @@ class Tensor(NamedTuple):
     def read_both(self) -> tuple[NDArray[np.float32], Numeric | None]:
         """Read the tensor in float32, and its blocks (rows, groups) if a format holds them. Raises as `read`."""
         if self.number not in STORED:
-            raise InputError(f"{self.file}: tensor {self.name!r} has number type {self.number}: convert it to one of "
-                             + ", ".join(name for name in STORED if name in NUMBER_BYTES))
+            raise InputError(
+                f"{self.file}: tensor {self.name!r} has number type {self.number}: convert it to one of "
+                + ", ".join(name for name in STORED if name in NUMBER_BYTES)
+            )
         block, size, widen, has_format = STORED[self.number]
         count = prod(self.shape) // size
         with open_regular(self.file) as raw:
@@ -63,16 +75,20 @@ class Tensor(NamedTuple):
             numbers = np.fromfile(raw, block, count)
         if len(numbers) != count:
             raise InputError(f"{self.file}: it ends within tensor {self.name!r}: get the file again")
-        with np.errstate(over="ignore", invalid="ignore"): array = widen(numbers).reshape(-1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            array = widen(numbers).reshape(-1)
         if not (finite := np.isfinite(array)).all():
             at = int(np.argmin(finite))
             first = [int(i) for i in np.unravel_index(at, self.shape)]
             value = numbers[at] if numbers.dtype.kind == "f" else array[at]
-            raise InputError(f"{self.file}: tensor {self.name!r} has {value} at {first}: weights must be finite numbers"
-                             + (" of float32, at most 3.4e38" if np.isfinite(value) else ", so get or train it again"))
+            raise InputError(
+                f"{self.file}: tensor {self.name!r} has {value} at {first}: weights must be finite numbers"
+                + (" of float32, at most 3.4e38" if np.isfinite(value) else ", so get or train it again")
+            )
         blocks = numbers.reshape(*self.shape[:-1], -1) if has_format and len(self.shape) == 2 else None
         array = array.reshape(self.shape)
-        if not self.pairs: return array, blocks
+        if not self.pairs:
+            return array, blocks
         return split_pairs(array, self.pairs), None if blocks is None else split_pairs(blocks, self.pairs)
 
 
@@ -84,7 +100,8 @@ def split_pairs(array: Numeric, heads: int) -> Numeric:
 
 def header(file: Path) -> dict[str, Tensor]:
     """Read the tensors of a safetensors file. Raises InputError if it is no such file, or not whole."""
-    with open_regular(file) as raw: return tensors(raw, file)
+    with open_regular(file) as raw:
+        return tensors(raw, file)
 
 
 def tensors(raw: BufferedReader, file: Path) -> dict[str, Tensor]:
@@ -92,16 +109,20 @@ def tensors(raw: BufferedReader, file: Path) -> dict[str, Tensor]:
     size = os.fstat(raw.fileno()).st_size
     try:
         length = int.from_bytes(raw.read(8), "little")
-        if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES): raise ValueError(f"its header is of {length} bytes")
+        if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+            raise ValueError(f"its header is of {length} bytes")
         entries = parse_json(raw.read(length), "header")
-        if not isinstance(entries, dict): raise ValueError("its header is no JSON object")
+        if not isinstance(entries, dict):
+            raise ValueError("its header is no JSON object")
         entries.pop("__metadata__", None)
         by_name, at = {}, 8 + length
         described = (parse_entry(name, entry) for name, entry in entries.items())
         for name, number, shape, low, high in sorted(described, key=lambda entry: entry[3:]):
-            if 8 + length + low != at: raise ValueError(f"tensor {name!r} begins at byte {low}, not {at - 8 - length}")
+            if 8 + length + low != at:
+                raise ValueError(f"tensor {name!r} begins at byte {low}, not {at - 8 - length}")
             by_name[name], at = Tensor(file, name, number, shape, at), 8 + length + high
-        if at != size: raise ValueError(f"its tensors end at byte {at}")
+        if at != size:
+            raise ValueError(f"its tensors end at byte {at}")
     except (ValueError, OSError) as error:
         raise InputError(f"{file}: {size} bytes that are no whole safetensors file ({error}): get it again") from error
     return by_name
@@ -110,17 +131,24 @@ def tensors(raw: BufferedReader, file: Path) -> dict[str, Tensor]:
 def parse_entry(name: str, entry: object) -> tuple[str, str, tuple[int, ...], int, int]:
     """Return the name, number type, shape, first byte and end of a tensor from its entry of a header. Raises ValueError
     for an entry that describes no tensor."""
-    if not is_printable(name): raise ValueError(f"a tensor is called {name[:40]!r}…")
+    if not is_printable(name):
+        raise ValueError(f"a tensor is called {name[:40]!r}…")
     match entry:
         case {"dtype": str(number), "shape": list(shape), "data_offsets": [low, high], **more} if (
-                not more and number in NUMBER_BYTES and len(shape) <= MAX_AXES
-                and all(map(is_count, (*shape, low, high)))
-                and NUMBER_BYTES[number] * prod(shape) == high - low and prod(side or 1 for side in shape) < 1 << 48):
+            not more
+            and number in NUMBER_BYTES
+            and len(shape) <= MAX_AXES
+            and all(map(is_count, (*shape, low, high)))
+            and NUMBER_BYTES[number] * prod(shape) == high - low
+            and prod(side or 1 for side in shape) < 1 << 48
+        ):
             return name, number, tuple(shape), low, high
     raise ValueError(f"tensor {name!r} is {entry!r:.80}")
 
 
-def is_count(value: object) -> bool: return type(value) is int and value >= 0
+def is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
 
 def is_printable(name: str) -> bool:
     """True if a name from a file can be shown: 1 to MAX_NAME_LETTERS printable characters."""
@@ -129,8 +157,10 @@ def is_printable(name: str) -> bool:
 
 # ---- weights that have a matrix for each expert
 
+
 class ExpertTensors(NamedTuple):
     """The tensors of a weight's matrices, one for each expert; `used` are the tensors of the file that hold them."""
+
     matrices: list[Tensor]
     used: list[Tensor]
 
@@ -139,18 +169,26 @@ class ExpertTensors(NamedTuple):
         `Tensor.read`."""
         first, first_blocks = self.matrices[0].read_both()
         whole = np.empty((len(self.matrices), *first.shape), np.float32)
-        blocks = None if first_blocks is None else np.empty(
-            (len(self.matrices), *first_blocks.shape), first_blocks.dtype)
+        blocks = (
+            None if first_blocks is None else np.empty((len(self.matrices), *first_blocks.shape), first_blocks.dtype)
+        )
         whole[0] = first
-        if blocks is not None: blocks[0] = first_blocks
+        if blocks is not None:
+            blocks[0] = first_blocks
         for e, matrix in enumerate(self.matrices[1:], 1):
             whole[e], matrix_blocks = matrix.read_both()
-            if blocks is not None: blocks[e] = matrix_blocks
+            if blocks is not None:
+                blocks[e] = matrix_blocks
         return whole, blocks
 
 
-def find_experts(find: Callable[[str], Tensor | None], stem: str, said: StackNames, shape: tuple[int, ...],
-                 fitted: Callable[[Tensor, tuple[int, ...]], None]) -> ExpertTensors | str:
+def find_experts(
+    find: Callable[[str], Tensor | None],
+    stem: str,
+    said: StackNames,
+    shape: tuple[int, ...],
+    fitted: Callable[[Tensor, tuple[int, ...]], None],
+) -> ExpertTensors | str:
     """Find the matrices of a weight whose names begin with `stem`; return the name of the first missing one if there is
     one. `fitted` raises for a tensor of another shape. Raises InputError for matrices of several number types."""
     count, *sides = shape
@@ -162,11 +200,15 @@ def find_experts(find: Callable[[str], Tensor | None], stem: str, said: StackNam
     called = next((name for name in said.apart if find(stem + name.replace("#", "0"))), said.apart[0])
     matrices: list[Tensor] = []
     for e in range(count):
-        if (tensor := find(name := stem + called.replace("#", str(e)))) is None: return name
-        if tensor.shape != tuple(sides[1:]) or sides[0] != 1: fitted(tensor, tuple(sides))  # one row may be a vector
+        if (tensor := find(name := stem + called.replace("#", str(e)))) is None:
+            return name
+        if tensor.shape != tuple(sides[1:]) or sides[0] != 1:
+            fitted(tensor, tuple(sides))  # one row may be a vector
         if matrices and tensor.number != matrices[0].number:
-            raise InputError(f"{tensor.file}: tensor {tensor.name!r} is of {tensor.number}, but "
-                             f"{matrices[0].name!r} of {matrices[0].number}: experts of a layer are one weight, so "
-                             "save them in one type")
+            raise InputError(
+                f"{tensor.file}: tensor {tensor.name!r} is of {tensor.number}, but "
+                f"{matrices[0].name!r} of {matrices[0].number}: experts of a layer are one weight, so "
+                "save them in one type"
+            )
         matrices.append(tensor)
     return ExpertTensors([tensor._replace(shape=tuple(sides)) for tensor in matrices], matrices)

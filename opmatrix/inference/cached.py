@@ -4,6 +4,7 @@ stored in caches. Running a saved program imports no terms for it (cached_terms.
 Every operator but attention computes a row from that row alone, and its position, or from the last row of each
 sequence, which is new. So attention reads its keys and values from caches, to which those of the new rows are appended
 just before, already rotated by RoPE."""
+
 from collections.abc import Callable
 
 from formats.core.errors import InputError
@@ -16,9 +17,10 @@ from opmatrix.runtime.program import Program, Step
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
 
-CAUSAL = "sequence & causal"                                # the rows that a row sees through caches, at most
-ELSEWHERE = (f"it reads other rows; of new rows alone only attention where {CAUSAL!r} can be computed, with a window "
-             "or without")
+CAUSAL = "sequence & causal"  # the rows that a row sees through caches, at most
+ELSEWHERE = (
+    f"it reads other rows; of new rows alone only attention where {CAUSAL!r} can be computed, with a window or without"
+)
 
 
 def cached(program: Program, number: str | None = None) -> Program:
@@ -27,9 +29,10 @@ def cached(program: Program, number: str | None = None) -> Program:
     bf16, to which keys and values are rounded; None means bf16 for the keys and values that the program rounds to it,
     else float32. Raises InputError for another type, and if a step reads other rows in any other way than as causal
     attention within sequences, of all rows or of a window of them."""
-    if number is not None: check_cache(number)
+    if number is not None:
+        check_cache(number)
     steps: list[Step] = []
-    bound = [*zip(program.steps, program.schedule.calls[program.schedule.first:], strict=True)]
+    bound = [*zip(program.steps, program.schedule.calls[program.schedule.first :], strict=True)]
     shapes = {step.output: call.shape for step, call in bound if isinstance(call.shape, Heads)}
     rounding = {step.output: (step.operands["x"], call.kernel.held_as) for step, call in bound if call.kernel.held_as}
     ports: dict[str, Port] = {}
@@ -37,37 +40,55 @@ def cached(program: Program, number: str | None = None) -> Program:
         if of_new_rows(call):
             steps.append(step)
             continue
-        if not causal(call): raise InputError(f"step {i}, {step.output} = {step.kernel}: {ELSEWHERE}")
+        if not causal(call):
+            raise InputError(f"step {i}, {step.output} = {step.kernel}: {ELSEWHERE}")
         for name in (step.operands[operand] for operand in "kv"):
-            if name in ports: continue
+            if name in ports:
+                continue
             source, rounded_to = rounding.get(name, (name, FLOAT))
             cache_number = rounded_to if number is None else number
             ports[name] = Port(f"cache {name}", str(C), shapes[name].cols, shapes[name].heads, cache_number)
-            steps.append(Step(
-                "append", {"x": source if cache_number == rounded_to else name, "cache": ports[name].name},
-                {} if cache_number == FLOAT else {"number": cache_number}, behind(name)))
+            steps.append(
+                Step(
+                    "append",
+                    {"x": source if cache_number == rounded_to else name, "cache": ports[name].name},
+                    {} if cache_number == FLOAT else {"number": cache_number},
+                    behind(name),
+                )
+            )
         operands = {"q": step.operands["q"], **{operand: behind(step.operands[operand]) for operand in "kv"}}
         operands |= {name: step.operands[name] for name in ("bias",) if name in step.operands}
         last = {"rows": "last"} if hasattr(call.bound, "query") else {}
-        steps.append(Step(call.kernel.cached_variant, operands, {"scale": step.attributes.get("scale", 1.0), **last,
-                                                                 **window_attribute(call.bound)}, step.output))
-    if not ports: raise InputError("cached: no step of this program is attention: nothing is to be cached")
+        steps.append(
+            Step(
+                call.kernel.cached_variant,
+                operands,
+                {"scale": step.attributes.get("scale", 1.0), **last, **window_attribute(call.bound)},
+                step.output,
+            )
+        )
+    if not ports:
+        raise InputError("cached: no step of this program is attention: nothing is to be cached")
     read = {name for step in steps for name in step.operands.values()}
     steps = [step for step in steps if step.output in read or step.output not in rounding]
     meta = {name: entry for name, entry in program.meta.items() if name != "certificate"}
     state = {port.name: behind(name) for name, port in ports.items()}
-    return Program(steps, program.constants, program.outputs, meta, inputs=[*program.inputs, *ports.values()],
-                   state=state)
+    return Program(
+        steps, program.constants, program.outputs, meta, inputs=[*program.inputs, *ports.values()], state=state
+    )
 
 
 def decoder_of(program: Program) -> Program | None:
     """Return the program that sessions run: itself if it has state; None if it has no equivalent with state."""
-    if program.state: return program
-    try: return program.decoder
-    except InputError: return None
+    if program.state:
+        return program
+    try:
+        return program.decoder
+    except InputError:
+        return None
 
 
-behind: Callable[[str], str] = "cached {}".format           # the name of a cache with the new rows of a value
+behind: Callable[[str], str] = "cached {}".format  # the name of a cache with the new rows of a value
 
 
 def of_new_rows(call: Call) -> bool:
@@ -79,9 +100,11 @@ def of_new_rows(call: Call) -> bool:
 def causal(call: Call) -> bool:
     """True if a step is attention of rows to rows up to themselves, to all of them or to a window; the last row of a
     sequence is followed by no other."""
-    if not call.kernel.cached_variant: return False
+    if not call.kernel.cached_variant:
+        return False
     seen, query = pattern(call.bound), getattr(call.bound, "query", "")
-    if query: return query == "last" and seen.within and looks_back(seen & parse(CAUSAL))
+    if query:
+        return query == "last" and seen.within and looks_back(seen & parse(CAUSAL))
     return seen.within and looks_back(seen)
 
 

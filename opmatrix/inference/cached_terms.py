@@ -1,6 +1,7 @@
 """From a model of whole sequences to one of their new rows, as terms: keys and values of earlier rows are stored in
 caches. A cache after a step is `given(name, .., "C") + product(given("slots"), k)`, and a row sees the rows that its
 sequence holds: `among(HELD)`. cached.py says why that is enough, and does the same for a program."""
+
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.relations import GIVEN, HELD, SLOTS
 from opmatrix.algebra.monoids import softmax, sum
@@ -57,20 +58,29 @@ class Recalling:
                 assert result is not None
                 return result
             case "product", (scores, values, over, where) if over is softmax and where.within and looks_back(where):
-                if where.reach != parse(CAUSAL).reach and not self.windows: raise InputError(apart(where.name))
+                if where.reach != parse(CAUSAL).reach and not self.windows:
+                    raise InputError(apart(where.name))
                 return self.attention(scores, values, before)
-            case "product", (*_, where) if where is not everyone: raise InputError(f"{brief(term)}: {ELSEWHERE}")
+            case "product", (*_, where) if where is not everyone:
+                raise InputError(f"{brief(term)}: {ELSEWHERE}")
             case "related" | "pick", (relation,) if relation != GIVEN["last"] or term.kind.name == "related":
                 raise InputError(f"{brief(term)}: {ELSEWHERE}")
-        if term.kind.matrix or not term.children: return term
+        if term.kind.matrix or not term.children:
+            return term
         result = term.kind(*(self.rewritten(child, before) for child in term.children), *term.attributes)
         return result
 
     def attention(self, scores: Operator, values: Operator, before: Operator) -> Operator:
         """Return attention over caches: from the queries of the new rows to all keys and values that their sequences
         hold."""
-        inner = next((node for node in scores.walk() if node.kind.name == "product" and node.args[1].kind.name == "turn"
-                      and node.args[2:] == (sum, everyone)), None)
+        inner = next(
+            (
+                node
+                for node in scores.walk()
+                if node.kind.name == "product" and node.args[1].kind.name == "turn" and node.args[2:] == (sum, everyone)
+            ),
+            None,
+        )
         if inner is None:
             raise InputError(f"{brief(scores)}: {ELSEWHERE}: its scores are no product of queries and keys")
         if (near := next((node for node in scores.walk() if node.kind.name == "by_distance"), None)) is not None:
@@ -97,13 +107,17 @@ class Recalling:
 
 def apart(what: str) -> str:
     """Return the error text for an operator that needs the distances of rows."""
-    return (f"cached: {what}: no term says how far rows of caches lie apart: search the model as it is, and take "
-            "cached(program) of what is found")
+    return (
+        f"cached: {what}: no term says how far rows of caches lie apart: search the model as it is, and take "
+        "cached(program) of what is found"
+    )
 
 
 def replaced(term: Operator, old: Operator, new: Operator) -> Operator:
     """Return a term with one of its nodes replaced."""
-    if term is old: return new
-    if term.kind.matrix or old not in {*term.walk()}: return term
+    if term is old:
+        return new
+    if term.kind.matrix or old not in {*term.walk()}:
+        return term
     result: Operator = term.kind(*(replaced(child, old, new) for child in term.children), *term.attributes)
     return result

@@ -1,5 +1,6 @@
 """Ahead-of-time compilation of all kernels of a program into a cache that others may read, so that a process that runs
 the program later, as another user and without write access, compiles nothing."""
+
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -20,15 +21,16 @@ from opmatrix.runtime.recorded import least_limits
 if TYPE_CHECKING:
     from opmatrix.runtime.program import Program
 
-BATCH_LENGTHS = (1,), (2,), (8,), (40,), (300,), (5, 1, 9), (7,) * 40    # lengths of the sentences of each batch
-PROMPTS = (3,), (40,), (5, 20, 1)                           # tokens of the prompts of each batch of prompts
-REPLY = 4                                                   # tokens of a reply
+BATCH_LENGTHS = (1,), (2,), (8,), (40,), (300,), (5, 1, 9), (7,) * 40  # lengths of the sentences of each batch
+PROMPTS = (3,), (40,), (5, 20, 1)  # tokens of the prompts of each batch of prompts
+REPLY = 4  # tokens of a reply
 
 
 @dataclass(frozen=True)
 class CompiledKernels:
     """The directory of the kernels for a processor, their number and bytes, and the number that was compiled now;
     `closed` says what keeps others from reading them."""
+
     place: Path
     processor: str
     kernels: int
@@ -43,12 +45,14 @@ def compile_ahead(program: "Program", progress: Callable[[str, float], None]) ->
     from formats import kernels
     from formats.kernels.engine import objects
     from formats.kernels.engine.processor import NAME, remembered
+
     place = keep_directory(objects.home())
     before, loaded = {entry.path for entry in list_entries(place, objects.CODES)}, {*objects.LOADED}
     kernels.warm(progress=progress)
     run_all_ways(program)
-    remembered()                                            # cache the description of the processor by LLVM, too
-    for directory in (location(), location() / "kernels", place, location() / "processors"): open_to_readers(directory)
+    remembered()  # cache the description of the processor by LLVM, too
+    for directory in (location(), location() / "kernels", place, location() / "processors"):
+        open_to_readers(directory)
     after = {entry.path for entry in list_entries(place, objects.CODES)}
     if lost := [name for name in objects.LOADED.keys() - loaded if objects.file(place, name) not in after]:
         raise InputError(f"{place}: {len(lost)} kernels are not kept there, {min(lost)} among them: make room there")
@@ -59,8 +63,10 @@ def keep_directory(directory: Path) -> Path:
     """Return a directory of the cache, made if it is absent. Raises InputError if no file can be kept there."""
     try:
         place = guarded(make_directory(directory))
-        if not os.access(place, os.W_OK): raise PermissionError(EACCES, os.strerror(EACCES))
-    except OSError as error: raise InputError(why(directory, error)) from error
+        if not os.access(place, os.W_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES))
+    except OSError as error:
+        raise InputError(why(directory, error)) from error
     return place
 
 
@@ -70,33 +76,40 @@ def open_to_readers(directory: Path) -> None:
     for place in (directory, *(entry.path for entry in list_entries(directory) if entry.path.is_file())):
         with suppress(OSError):
             mode = stat.S_IMODE(place.stat().st_mode)
-            if not mode & OTHERS: place.chmod(mode | (0o055 if place.is_dir() else 0o044))
+            if not mode & OTHERS:
+                place.chmod(mode | (0o055 if place.is_dir() else 0o044))
 
 
 # ---- all ways that a program runs
+
 
 def run_all_ways(program: "Program") -> None:
     """Run a program on batches of all kinds; a language model also continues prompts. Programs that read matrices are
     not run, as no test matrices can be drawn."""
     if not program.inputs:
-        for batch in drawn_batches(program): program.run(batch)
-    if not speaks(program): return
+        for batch in drawn_batches(program):
+            program.run(batch)
+    if not speaks(program):
+        return
     for cache in (None, *HELD_NUMBERS):
         prompts = [row for lengths in PROMPTS for row in draw(program, lengths)]
-        with suppress(InputError):                          # no session computes its rows, or with caches of this type
-            for several in (prompts[:1], prompts): program.generate(several, max_tokens=REPLY, cache=cache)
+        with suppress(InputError):  # no session computes its rows, or with caches of this type
+            for several in (prompts[:1], prompts):
+                program.generate(several, max_tokens=REPLY, cache=cache)
 
 
 def drawn_batches(program: "Program") -> Iterator[Batch]:
     """Yield a batch of each kind."""
     for lengths in BATCH_LENGTHS:
-        if rows := draw(program, lengths): yield Batch(rows)
+        if rows := draw(program, lengths):
+            yield Batch(rows)
 
 
 def draw(program: "Program", lengths: tuple[int, ...]) -> list[list[int]]:
     """Return rows of token ids of these lengths, none longer than the model has positions; no row if it reads no
     tokens."""
     limits = least_limits(program.schedule.calls)
-    if "tokens" not in limits: return []
+    if "tokens" not in limits:
+        return []
     most = limits.get("positions", max(lengths))
     return [[place % limits["tokens"] for place in range(min(length, most))] for length in lengths]

@@ -1,5 +1,6 @@
 """Texts in, embeddings out, a batch at a time: for any number of texts, memory holds one chunk of texts and one batch
 of rows."""
+
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
@@ -24,30 +25,38 @@ from opmatrix.runtime.declarations.operands import Rows
 if TYPE_CHECKING:
     from opmatrix.runtime.program import Program
 
-Texts = str | Path | Iterable[str]                          # one text, a file of texts, texts
-OnProgress = Callable[[int, int | None], None]              # texts done, texts in all (None: not known)
+Texts = str | Path | Iterable[str]  # one text, a file of texts, texts
+OnProgress = Callable[[int, int | None], None]  # texts done, texts in all (None: not known)
 
-BATCH_ROWS = 4096                                           # rows of a batch, about
-CHUNK_TEXTS = 1024                                          # texts that are tokenised at once
-PIECE = 1 << 20                                             # bytes that are read at once to count lines
-MAX_LINE_BYTES = 1 << 22                                    # bytes of a line: a longer one is no text
-PROGRESS_TEXTS = 300                                        # texts from which on a terminal shows the progress
+BATCH_ROWS = 4096  # rows of a batch, about
+CHUNK_TEXTS = 1024  # texts that are tokenised at once
+PIECE = 1 << 20  # bytes that are read at once to count lines
+MAX_LINE_BYTES = 1 << 22  # bytes of a line: a longer one is no text
+PROGRESS_TEXTS = 300  # texts from which on a terminal shows the progress
 ADVICE = "shorten or split it, or cut it: --truncate (truncate=True)"
-MENTIONED: WeakSet["Program"] = WeakSet()                   # programs for which `mention_length` has spoken
-NPY_MAGIC = b"\x93NUMPY\x01\x00"                            # the magic of an .npy file, version 1.0 (NEP 1)
+MENTIONED: WeakSet["Program"] = WeakSet()  # programs for which `mention_length` has spoken
+NPY_MAGIC = b"\x93NUMPY\x01\x00"  # the magic of an .npy file, version 1.0 (NEP 1)
 
 
-def stream(program: "Program", texts: Texts, rows: int = BATCH_ROWS, truncate: bool | None = None,
-           skip_bad: bool = False) -> Iterator[Floats]:
+def stream(
+    program: "Program", texts: Texts, rows: int = BATCH_ROWS, truncate: bool | None = None, skip_bad: bool = False
+) -> Iterator[Floats]:
     """Yield blocks (count, n) of embeddings, in the order of the texts: of as many texts as fit into `rows` rows, at
     least one; no block without texts. Raises InputError for a text that is too long, a file that cannot be read, or has
     no line."""
-    return embed_blocks(program, each(texts), rows,
-                        reading(texts if isinstance(texts, Path) else None, truncate, skip_bad))
+    return embed_blocks(
+        program, each(texts), rows, reading(texts if isinstance(texts, Path) else None, truncate, skip_bad)
+    )
 
 
-def embed_texts(program: "Program", texts: Texts, rows: int = BATCH_ROWS, progress: OnProgress | bool = True,
-                truncate: bool | None = None, skip_bad: bool = False) -> Floats:
+def embed_texts(
+    program: "Program",
+    texts: Texts,
+    rows: int = BATCH_ROWS,
+    progress: OnProgress | bool = True,
+    truncate: bool | None = None,
+    skip_bad: bool = False,
+) -> Floats:
     """Return the blocks of `stream` as one array (S, n), without a row if there is no text."""
     blocks = followed(stream(program, texts, rows, truncate, skip_bad), quantity(texts), progress)
     return np.concatenate([*blocks] or [no_rows(program)])
@@ -56,7 +65,7 @@ def embed_texts(program: "Program", texts: Texts, rows: int = BATCH_ROWS, progre
 def no_rows(program: "Program") -> Floats:
     """Return the embeddings of no text, (0, n), as wide as those of any text."""
     shape = program.schedule.calls[program.schedule.result].shape
-    assert isinstance(shape, Rows)                          # an output is rows, side by side where it has heads
+    assert isinstance(shape, Rows)  # an output is rows, side by side where it has heads
     row = np.zeros((1, shape.cols), np.float32)
     wide: Floats = row if program.pooled else program.pooling(row, np.array([0, 1]))
     return wide[:0]
@@ -70,7 +79,8 @@ def reading(lines_of: str | Path | None, truncate: bool | None = None, skip_bad:
 def embed_blocks(program: "Program", texts: Iterable[str], rows: int, reading: LineReading) -> Iterator[Floats]:
     """Yield a block of embeddings for each batch; a text that is skipped has a row of NaN. Raises InputError if no text
     is left."""
-    if rows < 1: raise InputError(f"rows {rows}: a batch has at least 1")
+    if rows < 1:
+        raise InputError(f"rows {rows}: a batch has at least 1")
     done = 0
     for batch in batches(program.tokenizer, texts, rows, reading):
         block = program.vectors(batch)
@@ -78,20 +88,25 @@ def embed_blocks(program: "Program", texts: Iterable[str], rows: int, reading: L
         block[[at - done for at in reading.skipped[first:last]]] = np.nan
         done += len(block)
         yield block
-    if done and len(reading.skipped) == done: raise InputError(f"no text is left: {reading.fault}")
+    if done and len(reading.skipped) == done:
+        raise InputError(f"no text is left: {reading.fault}")
 
 
 def mention_length(program: "Program", batch: Batch) -> None:
     """Tell the user, once a program, that a text is longer than any that the program was verified on."""
-    if (seen := program.longest_verified) is None or batch.rows <= seen or program in MENTIONED: return
+    if (seen := program.longest_verified) is None or batch.rows <= seen or program in MENTIONED:
+        return
     if (longest := int(np.diff(batch.starts).max())) > seen:
         MENTIONED.add(program)
-        tell(f"a text of {longest} tokens: this program was verified on texts of up to {seen}; beyond that nothing is "
-             f"stated: make it anew for such texts (optimize --tokens {longest})")
+        tell(
+            f"a text of {longest} tokens: this program was verified on texts of up to {seen}; beyond that nothing is "
+            f"stated: make it anew for such texts (optimize --tokens {longest})"
+        )
 
 
-def batches(tokenizer: Tokenizer, texts: Iterable[str], rows: int = BATCH_ROWS,
-            reading: LineReading | None = None) -> Iterator[Batch]:
+def batches(
+    tokenizer: Tokenizer, texts: Iterable[str], rows: int = BATCH_ROWS, reading: LineReading | None = None
+) -> Iterator[Batch]:
     """Yield the texts' tokens in the order of the texts, as many texts at a time as fit into `rows` rows, at least one.
     A text that is skipped has one token."""
     texts, reading, batch_rows, filled = iter(texts), reading or LineReading(), list[list[int]](), 0
@@ -102,7 +117,8 @@ def batches(tokenizer: Tokenizer, texts: Iterable[str], rows: int = BATCH_ROWS,
                 batch_rows, filled = [], 0
             batch_rows.append(row or [0])
             filled += len(batch_rows[-1])
-    if batch_rows: yield Batch(batch_rows)
+    if batch_rows:
+        yield Batch(batch_rows)
 
 
 def outcome(reading: LineReading, tokenizer: Tokenizer) -> str:
@@ -114,24 +130,31 @@ def outcome(reading: LineReading, tokenizer: Tokenizer) -> str:
 
 # ---- where texts come from
 
+
 def each(texts: Texts) -> Iterable[str]:
     """Return texts one by one. Raises TypeError for anything but a text, a Path and an iterable of texts."""
-    if isinstance(texts, Path): return read_lines(texts)
-    if isinstance(texts, str): return [texts]
+    if isinstance(texts, Path):
+        return read_lines(texts)
+    if isinstance(texts, str):
+        return [texts]
     if isinstance(texts, Mapping | bytes) or not isinstance(texts, Iterable):
-        raise TypeError(f"texts: {texts!r:.60} is a {type(texts).__name__}: give one text, an iterable of texts, or "
-                        "the Path of a file")
+        raise TypeError(
+            f"texts: {texts!r:.60} is a {type(texts).__name__}: give one text, an iterable of texts, or "
+            "the Path of a file"
+        )
     return texts
 
 
 def read_lines(file: Path, opened: Callable[[Path], BinaryIO] = open_stream) -> Iterator[str]:
     """Yield every line of a file or a pipe, blank ones too. Raises InputError if it cannot be read or is empty."""
-    with opened(file) as raw: yield from decode_lines(raw, file)
+    with opened(file) as raw:
+        yield from decode_lines(raw, file)
 
 
 def read_stdin() -> Iterator[str]:
     """Yield every line of the standard input."""
-    if sys.stdin is None: raise InputError("standard input: it is closed: give a file, one text a line")
+    if sys.stdin is None:
+        raise InputError("standard input: it is closed: give a file, one text a line")
     return decode_lines(sys.stdin.buffer, "standard input")
 
 
@@ -142,20 +165,26 @@ def decode_lines(opened: BinaryIO, name: str | Path) -> Iterator[str]:
     try:
         for number, raw in enumerate(iter(partial(opened.readline, MAX_LINE_BYTES + 1), b"")):
             if len(raw) > MAX_LINE_BYTES:
-                raise InputError(f"{name_line(name, number)}: more than {MAX_LINE_BYTES:,} bytes: it is to be one text "
-                                 "a line")
+                raise InputError(
+                    f"{name_line(name, number)}: more than {MAX_LINE_BYTES:,} bytes: it is to be one text a line"
+                )
             yield raw.decode("utf-8-sig" if number == 0 else "utf-8", "surrogateescape").rstrip("\r\n")
-    except OSError as error: raise InputError(f"{name}: {reason(error)}: give a file, one text a line") from error
-    if number < 0: raise InputError(f"{name}: no text: give a file, one text a line")
+    except OSError as error:
+        raise InputError(f"{name}: {reason(error)}: give a file, one text a line") from error
+    if number < 0:
+        raise InputError(f"{name}: no text: give a file, one text a line")
 
 
-def name_line(file: str | Path, at: int) -> str: return f"{file}: line {at + 1}"
+def name_line(file: str | Path, at: int) -> str:
+    return f"{file}: line {at + 1}"
 
 
 def quantity(texts: Texts) -> int | None:
     """Return the number of texts; None if it cannot be known without reading an input that can be read only once."""
-    if isinstance(texts, str): return 1
-    if isinstance(texts, Path): return ended(texts)
+    if isinstance(texts, str):
+        return 1
+    if isinstance(texts, Path):
+        return ended(texts)
     return len(texts) if isinstance(texts, Sized) else None
 
 
@@ -163,12 +192,14 @@ def ended(file: Path) -> int | None:
     """Return the number of lines of a file; None for a pipe, and for a file that cannot be read."""
     count, last = 0, b"\n"
     with suppress(InputError, OSError), open_regular(file) as opened:
-        while some := opened.read(PIECE): count, last = count + some.count(b"\n"), some[-1:]
+        while some := opened.read(PIECE):
+            count, last = count + some.count(b"\n"), some[-1:]
         return count + (last != b"\n")
     return None
 
 
 # ---- where embeddings go
+
 
 def followed(blocks: Iterable[Floats], of: int | None, progress: OnProgress | bool = True) -> Iterator[Floats]:
     """Yield the blocks, and call `progress` after each with the number of texts done. True shows it on a terminal, for
@@ -178,12 +209,14 @@ def followed(blocks: Iterable[Floats], of: int | None, progress: OnProgress | bo
         for block in blocks:
             yield block
             done += len(block)
-            if callable(progress): progress(done, of)
+            if callable(progress):
+                progress(done, of)
             elif progress and sys.stderr.isatty() and max(done, of or 0) >= PROGRESS_TEXTS:
                 line = line or ProgressLine("texts")
                 line(done, of)
     finally:
-        if line: line.end()
+        if line:
+            line.end()
 
 
 def write_npy(blocks: Iterable[Floats], out: Path) -> tuple[int, int]:
@@ -194,12 +227,14 @@ def write_npy(blocks: Iterable[Floats], out: Path) -> tuple[int, int]:
     try:
         with replacing(out) as opened:
             for block in blocks:
-                if not width: head(opened, 0, width := block.shape[1])
+                if not width:
+                    head(opened, 0, width := block.shape[1])
                 opened.write(np.ascontiguousarray(block, "<f4").data)
                 rows += len(block)
             opened.seek(0)
             head(opened, rows, width)
-    except OSError as error: raise InputError(f"{out}: not written: {reason(error)}") from error
+    except OSError as error:
+        raise InputError(f"{out}: not written: {reason(error)}") from error
     return rows, width
 
 
@@ -210,12 +245,15 @@ def replaceable(out: Path) -> None:
     if out.exists() and not is_npy(out):
         raise InputError(f"{out}: it exists and is no .npy file: choose another name or remove it")
     if out.suffix.lower() != ".npy":
-        raise InputError(f"{out}: embeddings are written as NumPy's arrays: let its name end in .npy, "
-                         f"{out.with_suffix('.npy').name} say")
+        raise InputError(
+            f"{out}: embeddings are written as NumPy's arrays: let its name end in .npy, "
+            f"{out.with_suffix('.npy').name} say"
+        )
 
 
 def is_npy(file: Path) -> bool:
-    with open_regular(file) as opened: return opened.read(len(NPY_MAGIC)) == NPY_MAGIC
+    with open_regular(file) as opened:
+        return opened.read(len(NPY_MAGIC)) == NPY_MAGIC
 
 
 def head(opened: BinaryIO, rows: int, width: int) -> None:

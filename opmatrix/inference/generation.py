@@ -1,5 +1,6 @@
 """Text generation: a step of a session for each token, the next token chosen from its scores and entered in the next
 step. Sequences end at different times, and others take their place."""
+
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     from opmatrix.inference.session import HeldSequence, Session
     from opmatrix.runtime.program import Program
 
-AT_ONCE = 16                                                # sequences at once
-PROMPT_PIECE = 512                                          # tokens of a prompt that enter at once, with windows
-END, CUT = "end", "limit"                                   # reason of the end: a token that ends texts; the limit
+AT_ONCE = 16  # sequences at once
+PROMPT_PIECE = 512  # tokens of a prompt that enter at once, with windows
+END, CUT = "end", "limit"  # reason of the end: a token that ends texts; the limit
 
 Prompt: TypeAlias = str | Ids
 
@@ -35,6 +36,7 @@ class Reply:
     """The continuation of a prompt: its token ids, including the one that ended it, their text, and the reason of its
     end: "end", a token that ends texts; "limit", it has as many tokens as it may. `number` is its place among prompts,
     `entered` the number of tokens of its prompt that a session has."""
+
     number: int
     prompt: Sequence[int]
     most: int
@@ -47,25 +49,29 @@ class Reply:
     @property
     def rest(self) -> Sequence[int]:
         """The tokens of its prompt that are still to enter a session."""
-        return self.prompt[self.entered:]
+        return self.prompt[self.entered :]
 
     def take(self, token: int, ends: frozenset[int]) -> str:
         """Add a token; return the piece of text that it completes."""
         self.ids.append(token)
         self.ended = END if token in ends else CUT if len(self.ids) == self.most else ""
         piece = ""
-        if self.pieces: piece = self.pieces.add(token) + (self.pieces.rest() if self.ended else "")
+        if self.pieces:
+            piece = self.pieces.add(token) + (self.pieces.rest() if self.ended else "")
         self.text += piece
         return piece
 
 
 # ---- abilities of a program
 
+
 def speaks(program: "Program") -> bool:
     """True if its rows are scores of the vocabulary of its tokenizer's model, and the pooling of a text is its last
     row."""
-    words, shape = program.meta.get("config",
-                                    {}).get("vocab_size"), program.schedule.calls[program.schedule.result].shape
+    words, shape = (
+        program.meta.get("config", {}).get("vocab_size"),
+        program.schedule.calls[program.schedule.result].shape,
+    )
     return program.pooling == LAST and type(words) is int and getattr(shape, "cols", None) == words
 
 
@@ -83,8 +89,10 @@ def decodable(program: "Program", cache: str | None = None) -> "Program":
     if not speaks(program):
         name = program.meta.get("model", "this program")
         raise InputError(f"generate: {name!s:.80} is no language model: its rows are no scores of a vocabulary")
-    if cache is not None: check_cache(cache)
-    if not program.state: return program.decode_with(cache)
+    if cache is not None:
+        check_cache(cache)
+    if not program.state:
+        return program.decode_with(cache)
     if cache not in (None, number := cache_number(program)):
         raise InputError(f"cache {cache!r}: this program has caches of its own, of {number}: leave it out")
     return program
@@ -97,9 +105,11 @@ def cache_number(program: "Program") -> str:
 
 # ---- prompts
 
+
 class PromptReader(NamedTuple):
     """A reader of prompts: a tokenizer, None if prompts are token ids, and the limit on the tokens of prompt and reply
     together, None without a limit."""
+
     tokenizer: Tokenizer | None
     limit: int | None
 
@@ -113,15 +123,21 @@ class PromptReader(NamedTuple):
         """Return the ids of a prompt; without special tokens if it continues a sequence that has rows. Raises
         InputError if it is empty, or is no text."""
         if not isinstance(prompt, str | Sequence | np.ndarray) or isinstance(prompt, bytes | bytearray | memoryview):
-            raise InputError(f"prompt {place}: {prompt!r:.40} is {type(prompt).__name__}: give text, or a row of token "
-                             "ids")
-        if len(prompt) == 0: raise InputError(f"prompt {place} is empty: give text, or one token at least")
-        if not isinstance(prompt, str): return whole_ids(prompt, place)
+            raise InputError(
+                f"prompt {place}: {prompt!r:.40} is {type(prompt).__name__}: give text, or a row of token ids"
+            )
+        if len(prompt) == 0:
+            raise InputError(f"prompt {place} is empty: give text, or one token at least")
+        if not isinstance(prompt, str):
+            return whole_ids(prompt, place)
         if self.tokenizer is None:
             raise InputError("generate: this program has no tokenizer: give token ids, or save it with tokenizer.json")
-        if why := fault(prompt): raise InputError(f"prompt {place}{why}")
-        with unpanicked(): tokens = list(self.tokenizer.tokenizer.encode(prompt, add_special_tokens=not begun).ids)
-        if why := self.tokenizer.unknown(prompt, tokens): raise InputError(f"prompt {place}{why}")
+        if why := fault(prompt):
+            raise InputError(f"prompt {place}{why}")
+        with unpanicked():
+            tokens = list(self.tokenizer.tokenizer.encode(prompt, add_special_tokens=not begun).ids)
+        if why := self.tokenizer.unknown(prompt, tokens):
+            raise InputError(f"prompt {place}{why}")
         return tokens
 
     def begin(self, prompt: Prompt, place: int, max_tokens: int, begun: int = 0) -> Reply:
@@ -133,9 +149,14 @@ class PromptReader(NamedTuple):
         room = max_tokens if self.limit is None else self.limit - begun - len(ids)
         if not ids or room < 1:
             before = f" behind {begun} of its sequence" if begun else ""
-            what = "has no tokens: give text" if not ids else (
-                f"has {len(ids)} tokens{before}, and the model has positions for {self.limit}, prompt and reply "
-                "(max_position_embeddings): shorten it")
+            what = (
+                "has no tokens: give text"
+                if not ids
+                else (
+                    f"has {len(ids)} tokens{before}, and the model has positions for {self.limit}, prompt and reply "
+                    "(max_position_embeddings): shorten it"
+                )
+            )
             raise InputError(f"prompt {place} {what}")
         pieces = Pieces(self.tokenizer.tokenizer, ids) if self.tokenizer else None
         return Reply(place, ids, int(min(room, max_tokens)), pieces)
@@ -155,24 +176,33 @@ def whole_ids(prompt: Iterable[object], place: int) -> list[int]:
 def prompts_of(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """Return prompts, each text or token ids. Raises InputError if there is none."""
     prompt_list = [prompts] if isinstance(prompts, str | bytes | bytearray) else list(prompts)
-    if not prompt_list: raise InputError("generate: no prompt: give one, at least")
+    if not prompt_list:
+        raise InputError("generate: no prompt: give one, at least")
     return cast(list[Prompt], [prompt_list] if is_whole(prompt_list[0]) else prompt_list)
 
 
 # ---- generating
 
-def generate(program: "Program", prompts: Prompt | Iterable[Prompt], max_tokens: int,
-             sampling: Sampling, cache: str | None = None) -> list[Reply]:
+
+def generate(
+    program: "Program",
+    prompts: Prompt | Iterable[Prompt],
+    max_tokens: int,
+    sampling: Sampling,
+    cache: str | None = None,
+) -> list[Reply]:
     """Return the replies to prompts, in order; see Program.generate."""
     decodable(program, cache)
     reader = PromptReader.of(program)
     replies = [reader.begin(prompt, i, max_tokens) for i, prompt in enumerate(prompts_of(prompts))]
-    for _ in grow(program, replies, sampling, cache): pass
+    for _ in grow(program, replies, sampling, cache):
+        pass
     return replies
 
 
-def stream_reply(program: "Program", prompt: Prompt, max_tokens: int, sampling: Sampling,
-                 cache: str | None = None) -> Iterator[str]:
+def stream_reply(
+    program: "Program", prompt: Prompt, max_tokens: int, sampling: Sampling, cache: str | None = None
+) -> Iterator[str]:
     """Yield the reply to a prompt in pieces; see Program.stream_text."""
     decodable(program, cache)
     return spoken(grow(program, [PromptReader.of(program).begin(prompt, 0, max_tokens)], sampling, cache))
@@ -183,13 +213,15 @@ def spoken(grown: Iterable[tuple[Reply, str]]) -> Iterator[str]:
     return (piece for _, piece in grown if piece)
 
 
-def grow(program: "Program", replies: Sequence[Reply], sampling: Sampling,
-         cache: str | None = None) -> Iterator[tuple[Reply, str]]:
+def grow(
+    program: "Program", replies: Sequence[Reply], sampling: Sampling, cache: str | None = None
+) -> Iterator[tuple[Reply, str]]:
     """Yield replies as they grow, in a session of their own. Its caches have room for the longest AT_ONCE replies, in
     this number type."""
     decoder = decodable(program, cache)
-    pages = sorted((pages_held(rows_behind(decoder), len(reply.prompt) + reply.most) for reply in replies),
-                   reverse=True)
+    pages = sorted(
+        (pages_held(rows_behind(decoder), len(reply.prompt) + reply.most) for reply in replies), reverse=True
+    )
     return write(decoder.start(PAGE * sum(pages[:AT_ONCE]), rewinds=0), {}, replies, sampling)
 
 
@@ -199,16 +231,22 @@ def pages_held(behind: int, rows: int) -> int:
     return pages_of(min(rows, behind + PROMPT_PIECE + 2 * PAGE), PAGE)
 
 
-def carry_on(session: "Session", prompts: Mapping["HeldSequence", Prompt], max_tokens: int,
-             sampling: Sampling) -> tuple[list[Reply], Iterator[tuple[Reply, str]]]:
+def carry_on(
+    session: "Session", prompts: Mapping["HeldSequence", Prompt], max_tokens: int, sampling: Sampling
+) -> tuple[list[Reply], Iterator[tuple[Reply, str]]]:
     """Return the replies to prompts that sequences of a session continue with, and an iterator of these as they grow;
     see Session.generate."""
     decodable(session.program)
-    if not prompts: raise InputError("generate: no prompt: give one, at least")
-    begun, reader = ([session.rows(sequence, "generate").length for sequence in prompts],
-                     PromptReader.of(session.program))
-    replies = [reader.begin(prompt, i, max_tokens, rows)
-               for i, (prompt, rows) in enumerate(zip(prompts.values(), begun, strict=True))]
+    if not prompts:
+        raise InputError("generate: no prompt: give one, at least")
+    begun, reader = (
+        [session.rows(sequence, "generate").length for sequence in prompts],
+        PromptReader.of(session.program),
+    )
+    replies = [
+        reader.begin(prompt, i, max_tokens, rows)
+        for i, (prompt, rows) in enumerate(zip(prompts.values(), begun, strict=True))
+    ]
     check_room(session, [*prompts], replies)
     return replies, write(session, dict(zip(prompts, replies, strict=True)), (), sampling)
 
@@ -218,15 +256,18 @@ def check_room(session: "Session", sequences: Sequence["HeldSequence"], replies:
     usage, need = session.usage, 0
     for sequence, reply in zip(sequences, replies, strict=True):
         has, page = session.rows(sequence, "generate")
-        most, begun = (pages_held(session.behind + session.rewinds, rows)
-                       for rows in (has + len(reply.prompt) + reply.most, has))
+        most, begun = (
+            pages_held(session.behind + session.rewinds, rows) for rows in (has + len(reply.prompt) + reply.most, has)
+        )
         need += most - begun
         need += bool(has % PAGE and usage.users[page] > 1)  # a shared page is copied before it is written
     if need > (free := len(usage.free)):
         wanted = session.capacity + PAGE * (need - free)
-        raise InputError(f"generate: space C is full: prompts and replies of {len(replies)} sequences need {need} "
-                         f"pages of {PAGE} rows, and {free} are free: start(capacity={wanted}), lower max_tokens, or "
-                         "let sequences leave")
+        raise InputError(
+            f"generate: space C is full: prompts and replies of {len(replies)} sequences need {need} "
+            f"pages of {PAGE} rows, and {free} are free: start(capacity={wanted}), lower max_tokens, or "
+            "let sequences leave"
+        )
 
 
 def enter_pieces(session: "Session", sequence: "HeldSequence", reply: Reply) -> None:
@@ -237,21 +278,25 @@ def enter_pieces(session: "Session", sequence: "HeldSequence", reply: Reply) -> 
         reply.entered += PROMPT_PIECE
 
 
-def write(session: "Session", kept: Mapping["HeldSequence", Reply], waiting: Iterable[Reply],
-          sampling: Sampling) -> Iterator[tuple[Reply, str]]:
+def write(
+    session: "Session", kept: Mapping["HeldSequence", Reply], waiting: Iterable[Reply], sampling: Sampling
+) -> Iterator[tuple[Reply, str]]:
     """Yield replies as they grow: the one that has another token, and the piece of text that is complete with it.
     Sequences in `kept` hold prompt and reply in the end; those that join for a waiting one leave when it ends."""
     ends, by_sequence, queue, live = find_ends(session.program), session.program.pooled, deque(waiting), {**kept}
     while live or queue:
-        while queue and len(live) < AT_ONCE: live[session.join()] = queue.popleft()
+        while queue and len(live) < AT_ONCE:
+            live[session.join()] = queue.popleft()
         for sequence, reply in live.items():
-            if not reply.ids: enter_pieces(session, sequence, reply)
+            if not reply.ids:
+                enter_pieces(session, sequence, reply)
         new = {sequence: reply.ids[-1:] or reply.rest for sequence, reply in live.items()}
         rows = session.step(new)
-        if not by_sequence: rows = rows[np.cumsum([len(ids) for ids in new.values()]) - 1]
+        if not by_sequence:
+            rows = rows[np.cumsum([len(ids) for ids in new.values()]) - 1]
         for sequence, row in zip(new, rows, strict=True):
             reply = live[sequence]
-            if reply.ended:                                # before this step, in which its last token entered
+            if reply.ended:  # before this step, in which its last token entered
                 del live[sequence]
                 continue
             piece = reply.take(sampling.choose(row, sequence.length, reply.number), ends)

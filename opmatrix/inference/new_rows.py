@@ -1,4 +1,5 @@
 """New rows of the sequences of a session, as a batch of these rows alone."""
+
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -29,8 +30,14 @@ class New(Batch):
     `pads`: for each sequence the number of padding rows in front of its own; they are stored in a page that no sequence
     has."""
 
-    def __init__(self, sentences: Collection[Ids], lengths: Iterable[int], slots: Sequence[int],
-                 session: "Pages", pads: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        sentences: Collection[Ids],
+        lengths: Iterable[int],
+        slots: Sequence[int],
+        session: "Pages",
+        pads: Sequence[int] = (),
+    ) -> None:
         self.asked, self.padded = [*map(len, sentences)], any(pads)
         rows = [count + pad for count, pad in zip(self.asked, pads or [0] * len(sentences), strict=True)]
         super().__init__(np.zeros(count, np.int64) for count in rows)
@@ -51,7 +58,7 @@ class New(Batch):
             count = part.stop - part.start
             tokens[part] = token_words(sentence, f"step: sequence {k}")
             positions[part] = array("q", range(length, length + count))
-            places[part] = array("q", slots[at:at + count])
+            places[part] = array("q", slots[at : at + count])
             at += count
 
     @property
@@ -60,13 +67,15 @@ class New(Batch):
         return np.concatenate([np.arange(part.start, part.stop) for part in self.fresh])
 
     @property
-    def alone(self) -> bool: return True
+    def alone(self) -> bool:
+        return True
 
     def arrays(self) -> Iterator[NDArray[np.generic]]:
         yield from (*super().arrays(), self.slots, self.before, *self.caches.values())
 
-    def extents(self, patterns: Iterable[Pattern] = (), ports: Iterable[Port] = (),
-                relations: Iterable[Relation] = ()) -> Extents:
+    def extents(
+        self, patterns: Iterable[Pattern] = (), ports: Iterable[Port] = (), relations: Iterable[Relation] = ()
+    ) -> Extents:
         """Return its rows, the rows of caches, and its scores: those of each new row with all rows of its sequence up
         to itself."""
         asked, plain = [*patterns], [port for port in ports if port.space != str(C)]
@@ -83,12 +92,18 @@ class New(Batch):
             return Sparse(starts, order, np.ones(len(order)), (rows, self.rows), relation)
         if relation == HELD:
             seen = [np.sort(held(slot, self.before)) for slot in self.slots]
-            return Sparse(np.cumsum([0, *map(len, seen)]), np.concatenate(seen), np.ones(sum(map(len, seen))),
-                          (self.rows, rows), relation)
+            return Sparse(
+                np.cumsum([0, *map(len, seen)]),
+                np.concatenate(seen),
+                np.ones(sum(map(len, seen))),
+                (self.rows, rows),
+                relation,
+            )
         return super().relation(relation)
 
     def input(self, port: Port) -> GivenMatrix:
-        if port.space != str(C): return super().input(port)
+        if port.space != str(C):
+            return super().input(port)
         if port.name not in self.caches:
             raise ValueError(f"input {port}: the session holds no cache of this name: {', '.join(self.caches)}")
         before = widened(self.caches[port.name]).copy()
@@ -99,5 +114,6 @@ class New(Batch):
 def token_words(sentence: Ids, where: str) -> "array[int]":
     """Return token ids as words. Raises as `ids` does."""
     if type(sentence) is list and {*map(type, sentence)} == {int}:
-        with suppress(OverflowError): return array("q", sentence)
+        with suppress(OverflowError):
+            return array("q", sentence)
     return array("q", ids(sentence, where).tobytes())

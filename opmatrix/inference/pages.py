@@ -4,6 +4,7 @@ A page knows the page before it, so sequences share a common beginning. The rows
 and last page alone. A call writes to pages that no sequence holds, or behind the rows of all sequences, until lengths
 and last pages are replaced, all at once. If rows see only a window, the pages wholly behind it are given back: the
 first page that is still read then has none before it."""
+
 from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -11,12 +12,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-NO_PAGE = -1                                                # the page before the first
+NO_PAGE = -1  # the page before the first
 K = TypeVar("K")
 
 
 class Holding(NamedTuple):
     """The number of rows of a sequence, and the page of its last row."""
+
     length: int = 0
     page: int = NO_PAGE
 
@@ -24,6 +26,7 @@ class Holding(NamedTuple):
 class State(NamedTuple, Generic[K]):
     """The state of a session: each sequence's rows, and the number of sequences that were ever made. It is never
     changed."""
+
     sequences: Mapping[K, Holding]
     made: int = 0
 
@@ -40,11 +43,12 @@ class Usage:
             while page != NO_PAGE:
                 self.users[page] += 1
                 page = int(before[page]) if self.users[page] == 1 else NO_PAGE
-        self.free = [page for page, users in enumerate(self.users) if not users]        # ascending: a heap
+        self.free = [page for page, users in enumerate(self.users) if not users]  # ascending: a heap
 
     def share(self, page: int) -> None:
         """Add a sequence that ends in a page."""
-        if page != NO_PAGE: self.users[page] += 1
+        if page != NO_PAGE:
+            self.users[page] += 1
 
     def add(self, before: int) -> int:
         """Take a free page for a sequence: the user of its last page is now this page."""
@@ -56,14 +60,17 @@ class Usage:
         """Let a sequence end in the page before, which is returned; a page without users becomes free."""
         before = int(self.before[page])
         self.users[page] -= 1
-        if not self.users[page]: heappush(self.free, page)
-        else: self.share(before)                            # the page still follows it, and so does the sequence
+        if not self.users[page]:
+            heappush(self.free, page)
+        else:
+            self.share(before)  # the page still follows it, and so does the sequence
         return before
 
     def cut(self, page: int, pages: int) -> int:
         """Give back the last `pages` pages of a sequence; return the page that it ends in then."""
         for _ in range(pages):
-            if page == NO_PAGE: break                       # pages before it were given back
+            if page == NO_PAGE:
+                break  # pages before it were given back
             page = self.drop(page)
         return page
 
@@ -73,7 +80,8 @@ class Usage:
         before, self.before[page] = int(self.before[page]), NO_PAGE
         while before != NO_PAGE:
             self.users[before] -= 1
-            if self.users[before]: break
+            if self.users[before]:
+                break
             heappush(self.free, before)
             before = int(self.before[before])
 

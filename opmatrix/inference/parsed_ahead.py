@@ -1,5 +1,6 @@
 """A tokenizer that a thread parses while its process still imports the modules that run a program. For 50,000 words
 that takes a fifth of a second, in which no other work has to wait. This module imports almost nothing."""
+
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 class ParsedAhead(Thread):
     """The tokenizer that a file describes, if the file can be read; parsing begins at once. Errors of the file are
     reported by the code that reads it later."""
+
     def __init__(self, file: Path) -> None:
         super().__init__(daemon=True)
         self.file, self.text = file, ""
@@ -21,9 +23,10 @@ class ParsedAhead(Thread):
         self.start()
 
     def run(self) -> None:
-        with suppress(BaseException):                       # a panic of compiled code among them
+        with suppress(BaseException):  # a panic of compiled code among them
             text = read_text(self.file)
             import tokenizers
+
             self.found, self.text = tokenizers.Tokenizer.from_str(text), text
 
     def parsed(self, text: str) -> "tokenizers.Tokenizer | None":

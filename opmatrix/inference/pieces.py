@@ -1,12 +1,13 @@
 """Text from its tokens, one by one: a token may end within a character, whose bytes then wait for the next tokens."""
+
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import tokenizers
 
-BEFORE = 8                                                  # last tokens of the prompt, decoded as context
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"                    # decoders return it for the bytes of part of a character
+BEFORE = 8  # last tokens of the prompt, decoded as context
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decoders return it for the bytes of part of a character
 
 
 class Pieces:
@@ -21,19 +22,20 @@ class Pieces:
         """Add a token; return the text that it completes, empty if its last character is incomplete."""
         self.ids.append(token)
         text = self.decoded(None)
-        if text.endswith(UNFINISHED): return ""
-        piece = text[len(self.decoded(self.read)):]
+        if text.endswith(UNFINISHED):
+            return ""
+        piece = text[len(self.decoded(self.read)) :]
         self.start, self.read = self.read, len(self.ids)
         return piece
 
     def rest(self) -> str:
         """Return the remaining text when no token follows: bytes of an incomplete character appear as replacement
         characters."""
-        piece = self.decoded(None)[len(self.decoded(self.read)):]
+        piece = self.decoded(None)[len(self.decoded(self.read)) :]
         self.read = len(self.ids)
         return piece
 
     def decoded(self, end: int | None) -> str:
         """Return the text of the tokens from `start` up to `end`."""
-        text: str = self.tokenizer.decode(self.ids[self.start:end], skip_special_tokens=True)
+        text: str = self.tokenizer.decode(self.ids[self.start : end], skip_special_tokens=True)
         return text

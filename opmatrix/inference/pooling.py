@@ -1,6 +1,7 @@
 """Pooling: the way a model makes one embedding of a text: the prompt before it, its maximum length in tokens, the
 function that makes one row of the rows of its tokens, and whether that is normalised to length one. Declared as data,
 so that a program stores it as JSON."""
+
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -21,10 +22,11 @@ Starts = NDArray[np.integer]
 
 # ---- pooling of rows into one
 
+
 def sum_sentences(hidden: HiddenRows, starts: Starts) -> NDArray[np.float64]:
     """Return the sum of each sentence's rows."""
     sums = np.empty((len(starts) - 1, hidden.shape[1]))
-    for row, (low, high) in zip(sums, pairwise(starts.tolist()), strict=True):      # takes a tenth of reduceat's time
+    for row, (low, high) in zip(sums, pairwise(starts.tolist()), strict=True):  # takes a tenth of reduceat's time
         np.add.reduce(hidden[low:high], 0, dtype=np.float64, out=row)
     return sums
 
@@ -41,7 +43,7 @@ def weightedmean(hidden: HiddenRows, starts: Starts) -> HiddenRows:
     return sum_sentences(hidden * place[:, None], starts) / (count * (count + 1) / 2)
 
 
-MODES: dict[str, Callable[[HiddenRows, Starts], HiddenRows]] = {        # (T, n) rows and S + 1 offsets to (S, n)
+MODES: dict[str, Callable[[HiddenRows, Starts], HiddenRows]] = {  # (T, n) rows and S + 1 offsets to (S, n)
     "cls": lambda hidden, starts: hidden[starts[:-1]],
     "max": lambda hidden, starts: np.maximum.reduceat(hidden, starts[:-1], 0),
     "mean": lambda hidden, starts: sum_sentences(hidden, starts) / lengths(starts),
@@ -59,6 +61,7 @@ def normalise_rows(vectors: HiddenRows) -> HiddenRows:
 
 
 # ---- the declaration
+
 
 @dataclass(frozen=True)
 class Pooling:
@@ -88,12 +91,15 @@ class Pooling:
         from opmatrix.algebra.monoids import max, mean
         from opmatrix.algebra.operators import given, pick, product, row, unit_length
         from opmatrix.algebra.term import formula
+
         terms: dict[str, Callable[[Value], Value]] = {
-            "cls": lambda x: x @ pick("first"), "lasttoken": lambda x: x @ pick("last"),
+            "cls": lambda x: x @ pick("first"),
+            "lasttoken": lambda x: x @ pick("last"),
             "max": lambda x: product(given("members"), x, over=max),
             "mean": lambda x: product(given("members"), x, over=mean),
             "mean_sqrt_len_tokens": lambda x: product(given("members_by_root"), x),
-            "weightedmean": lambda x: product(given("members_by_place"), x)}
+            "weightedmean": lambda x: product(given("members_by_place"), x),
+        }
         pooled = formula(lambda x: row(*(terms[mode](x) for mode in self.modes)))
         return pooled @ unit_length() if self.normalise else pooled
 
@@ -105,25 +111,31 @@ class Pooling:
     def parsed(cls, found: Any, where: str) -> "Pooling":
         """Return the pooling that `described` has written; the default for None. Raises InputError that names the
         entry."""
-        if found is None: return cls()
+        if found is None:
+            return cls()
         names = [*cls.__dataclass_fields__]
         whole = isinstance(found, dict) and sorted(found) == sorted(names)
         expect(whole, where, found, f"an object of {', '.join(names)}")
         at = f"{where}: ".__add__
-        return cls(modes(found["modes"], at("modes")), truth(found["normalise"], at("normalise")),
-                   check_count(found["max_seq_length"], at("max_seq_length")),
-                   check_text(found["prompt"], at("prompt")),
-                   truth(found["lower"], at("lower")))
+        return cls(
+            modes(found["modes"], at("modes")),
+            truth(found["normalise"], at("normalise")),
+            check_count(found["max_seq_length"], at("max_seq_length")),
+            check_text(found["prompt"], at("prompt")),
+            truth(found["lower"], at("lower")),
+        )
 
 
-MEAN, LAST = Pooling(), Pooling(("lasttoken",), normalise=False)         # poolings of encoders; of language models
+MEAN, LAST = Pooling(), Pooling(("lasttoken",), normalise=False)  # poolings of encoders; of language models
 
 
 # ---- allowed values of entries
 
+
 def expect(holds: bool, where: str, found: object, wanted: str) -> None:
     """Raise InputError unless `holds` is true."""
-    if not holds: raise InputError(f"{where} is {found!r:.60}, not {wanted}")
+    if not holds:
+        raise InputError(f"{where} is {found!r:.60}, not {wanted}")
 
 
 def truth(found: object, where: str) -> bool:

@@ -1,5 +1,6 @@
 """The choice of the next token by the scores of a vocabulary: the likeliest, or one drawn. The vocabulary is never
 sorted: a partition finds the k best, a histogram the share that counts, and only the bin at its edge is sorted."""
+
 from dataclasses import dataclass
 from math import isfinite
 
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 
-BINS, DEEPEST = 4096, 64.0                                  # bins of the histogram; its range, in nats below the best
+BINS, DEEPEST = 4096, 64.0  # bins of the histogram; its range, in nats below the best
 
 ScoreRow = NDArray[np.float32 | np.float64]
 Weights = NDArray[np.float64]
@@ -22,6 +23,7 @@ class Sampling:
 
     A random number depends on a seed and a position alone, so a text depends neither on threads nor on other texts of
     the same batch. Sequence i draws with seed + i."""
+
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float = 1.0
@@ -40,13 +42,16 @@ class Sampling:
     def choose(self, scores: ScoreRow, position: int, sequence: int = 0) -> int:
         """Return the token at a position of a sequence, given the scores of all tokens there. Raises InputError if the
         best score is not finite."""
-        best = int(scores.argmax())                         # the first NaN if there is one
+        best = int(scores.argmax())  # the first NaN if there is one
         if not isfinite(scores[best]):
-            raise InputError(f"scores: that of token {best} at position {position} is {scores[best]}: float32 does not "
-                             "carry this model")
-        if not self.temperature: return best
+            raise InputError(
+                f"scores: that of token {best} at position {position} is {scores[best]}: float32 does not "
+                "carry this model"
+            )
+        if not self.temperature:
+            return best
         places = None if self.top_k is None else keep_best(scores, self.top_k)
-        with np.errstate(over="ignore"):                    # depths may overflow at low temperatures
+        with np.errstate(over="ignore"):  # depths may overflow at low temperatures
             chosen = scores if places is None else scores[places]
             depths = np.subtract(scores[best], chosen, dtype=np.float64) / self.temperature
         weights = np.exp(-depths)
@@ -59,10 +64,11 @@ class Sampling:
 
 def keep_best(scores: ScoreRow, count: int) -> NDArray[np.intp]:
     """Return the places of the `count` largest scores, in ascending order; of equal scores the first."""
-    if count >= len(scores): return np.arange(len(scores))
+    if count >= len(scores):
+        return np.arange(len(scores))
     edge = np.partition(scores, len(scores) - count)[len(scores) - count]
     selected = scores > edge
-    selected[np.flatnonzero(scores == edge)[:count - np.count_nonzero(selected)]] = True
+    selected[np.flatnonzero(scores == edge)[: count - np.count_nonzero(selected)]] = True
     return np.flatnonzero(selected)
 
 
@@ -77,7 +83,7 @@ def keep_share(depths: Weights, weights: Weights, share: float) -> NDArray[np.in
     selected, within = bins < edge, np.flatnonzero(bins == edge)
     within = within[np.argsort(depths[within], kind="stable")]
     above = sums[edge - 1] if edge else 0.0
-    selected[within[:int((above + weights[within].cumsum()).searchsorted(wanted)) + 1]] = True
+    selected[within[: int((above + weights[within].cumsum()).searchsorted(wanted)) + 1]] = True
     return np.flatnonzero(selected)
 
 
@@ -89,7 +95,7 @@ def draw_place(weights: Weights, number: float) -> int:
 
 def uniform(seed: int, position: int) -> float:
     """Return the random number of a seed at a position, at least 0 and below 1 (Philox: Salmon et al. 2011)."""
-    return float(int(np.random.Philox(key=seed, counter=position).random_raw()) >> 11) * 2.0 ** -53
+    return float(int(np.random.Philox(key=seed, counter=position).random_raw()) >> 11) * 2.0**-53
 
 
 def is_number(given: object) -> bool:

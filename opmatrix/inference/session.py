@@ -3,6 +3,7 @@
 Rows of caches are allocated in pages (pages.py). A page knows the page before it, so sequences share a common
 beginning, and a fork writes to a page of its own. If no step reads rows further behind than a window, pages behind it
 are given back, except those that a rewind may need."""
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from functools import wraps
@@ -31,27 +32,32 @@ if TYPE_CHECKING:
     from opmatrix.runtime.program import Program
 
 F = TypeVar("F", bound=Callable[..., object])
-REWINDS = 64                                                # rows that a sequence with windows may go back by default
-INSIDE: ContextVar[tuple["Pages", ...]] = ContextVar("inside", default=())              # sessions with a running call
+REWINDS = 64  # rows that a sequence with windows may go back by default
+INSIDE: ContextVar[tuple["Pages", ...]] = ContextVar("inside", default=())  # sessions with a running call
 
 
 class HeldSequence:
     """A sequence that a session holds: its number and its number of rows."""
 
-    def __init__(self, session: "Pages", number: int): self.session, self.number = session, number
+    def __init__(self, session: "Pages", number: int):
+        self.session, self.number = session, number
 
     @property
     def length(self) -> int:
         """The number of its rows; 0 once it has left."""
         return self.session.state.sequences.get(self, Holding()).length
 
-    def __len__(self) -> int: return self.length
-    def __repr__(self) -> str: return f"<sequence {self.number}, {self.length} rows>"
+    def __len__(self) -> int:
+        return self.length
+
+    def __repr__(self) -> str:
+        return f"<sequence {self.number}, {self.length} rows>"
 
 
 def alone(call: F) -> F:
     """Make a method of a session run one call at a time: other callers wait, and a call within another is refused.
     Python itself releases the lock and leaves the context, wherever the call is interrupted."""
+
     def entered(session: "Pages", *args: object, **named: object) -> object:
         if session in INSIDE.get():
             raise InputError("session: it is called back within a call of its own: wait until that has ended")
@@ -60,7 +66,9 @@ def alone(call: F) -> F:
 
     @wraps(call)
     def called(session: "Pages", *args: object, **named: object) -> object:
-        with session.lock: return copy_context().run(entered, session, *args, **named)
+        with session.lock:
+            return copy_context().run(entered, session, *args, **named)
+
     return cast(F, called)
 
 
@@ -72,21 +80,27 @@ class Pages:
     which names space, sequence and sizes, for a sequence that it does not hold, and if the caches are full. A call that
     raises, at any point, has either changed nothing or was complete: it changes only `state`, in one assignment, after
     all its writes."""
+
     program: "Program | None" = None
 
-    def __init__(self, ports: Sequence[Port], capacity: int, exact: bool = False, behind: int = FAR,
-                 rewinds: int = REWINDS):
+    def __init__(
+        self, ports: Sequence[Port], capacity: int, exact: bool = False, behind: int = FAR, rewinds: int = REWINDS
+    ):
         from formats.kernels.attentions.chunks import PAGE
+
         if type(capacity) is not int or capacity < 1:
             raise InputError(f"start: capacity is {capacity!r:.40}: it is a number of rows of space C, 1 or more")
         if type(rewinds) is not int or rewinds < 0:
-            raise InputError(f"start: rewinds is {rewinds!r:.40}: it is a number of rows that a sequence may go back, "
-                             "0 or more")
+            raise InputError(
+                f"start: rewinds is {rewinds!r:.40}: it is a number of rows that a sequence may go back, 0 or more"
+            )
         self.behind, self.rewinds = behind, rewinds
         self.exact, self.side, pages = exact, PAGE, pages_of(capacity, PAGE)
-        self.spare = pages * PAGE                           # first row of a page that no sequence has
-        held = [((self.spare + PAGE, port.heads, port.columns), np.float64 if exact else HELD_NUMBERS[port.number])
-                for port in ports]
+        self.spare = pages * PAGE  # first row of a page that no sequence has
+        held = [
+            ((self.spare + PAGE, port.heads, port.columns), np.float64 if exact else HELD_NUMBERS[port.number])
+            for port in ports
+        ]
         self.caches = dict(zip((port.name for port in ports), zeros_side_by_side(held), strict=True))
         self.chain = np.full(pages + 1, NO_PAGE, np.int64)
         self.before = self.chain[:pages]
@@ -119,12 +133,15 @@ class Pages:
         """Give back the rows of a sequence from `length` on."""
         has = self.rows(sequence, "rewind").length
         if type(length) is not int or not 0 <= length <= has:
-            raise InputError(f"rewind: sequence {sequence.number} has {has} rows in space C: it cannot go back to "
-                             f"{length!r:.40}")
+            raise InputError(
+                f"rewind: sequence {sequence.number} has {has} rows in space C: it cannot go back to {length!r:.40}"
+            )
         if (needed := max(0, length - self.behind)) < (first := self.first_held(sequence)) and length:
-            raise InputError(f"rewind: sequence {sequence.number} of {has} rows holds those from {first} on, and at "
-                             f"{length} sees those from {needed} on: go back to 0, or start(capacity, rewinds="
-                             f"{has - length})")
+            raise InputError(
+                f"rewind: sequence {sequence.number} of {has} rows holds those from {first} on, and at "
+                f"{length} sees those from {needed} on: go back to 0, or start(capacity, rewinds="
+                f"{has - length})"
+            )
         self.commit({**self.state.sequences, sequence: self.cut(sequence, length)})
         self.settle()
 
@@ -132,7 +149,8 @@ class Pages:
         """Return the first row of a sequence whose page it still has."""
         length, page = self.state.sequences[sequence]
         at = pages_of(length, self.side)
-        while page != NO_PAGE: page, at = int(self.before[page]), at - 1
+        while page != NO_PAGE:
+            page, at = int(self.before[page]), at - 1
         return at * self.side
 
     @alone
@@ -161,17 +179,21 @@ class Pages:
         Rows on a shared page that is written to are copied to another page before."""
         had = {sequence: self.rows(sequence, "step") for sequence in counts}
         if (slots := self.next_slots(had, counts)) is not None:
-            return slots, {sequence: Holding(length + counts[sequence], page)
-                           for sequence, (length, page) in had.items()}
+            return slots, {
+                sequence: Holding(length + counts[sequence], page) for sequence, (length, page) in had.items()
+            }
         written: dict[int, list[HeldSequence]] = {}
         for sequence, count in counts.items():
-            if count and had[sequence].length % self.side: written.setdefault(had[sequence].page, []).append(sequence)
+            if count and had[sequence].length % self.side:
+                written.setdefault(had[sequence].page, []).append(sequence)
         self.room(had, counts, {page: len(writers) for page, writers in written.items()})
         usage = self.begin()
         stay = {self.staying(usage, writers, had) for writers in written.values()}
         taken = [self.grown(usage, had[sequence], count, sequence in stay) for sequence, count in counts.items()]
-        return ([slot for slots, _ in taken for slot in slots],
-                dict(zip(counts, (rows for _, rows in taken), strict=True)))
+        return (
+            [slot for slots, _ in taken for slot in slots],
+            dict(zip(counts, (rows for _, rows in taken), strict=True)),
+        )
 
     def next_slots(self, had: Mapping[HeldSequence, Holding], counts: Mapping[HeldSequence, int]) -> list[int] | None:
         """Return the slots behind the last rows of sequences, in pages without other users; None if some page is
@@ -180,7 +202,8 @@ class Pages:
         slots = list[int]()
         for sequence, (length, page) in had.items():
             begun = length % self.side
-            if not 0 < begun <= self.side - counts[sequence] or usage.users[page] > 1: return None
+            if not 0 < begun <= self.side - counts[sequence] or usage.users[page] > 1:
+                return None
             slots += range(page * self.side + begun, page * self.side + begun + counts[sequence])
         return slots
 
@@ -190,26 +213,33 @@ class Pages:
             raise InputError(f"{doing}: {sequence!r:.40} is no sequence: join() gives one")
         if sequence.session is not self:
             other = "another program" if sequence.session.program is not self.program else "this program"
-            raise InputError(f"{doing}: sequence {sequence.number} belongs to another session, of {other}: use that "
-                             "session")
+            raise InputError(
+                f"{doing}: sequence {sequence.number} belongs to another session, of {other}: use that session"
+            )
         if sequence not in self.state.sequences:
-            raise InputError(f"{doing}: sequence {sequence.number} has left; space C holds {len(self.state.sequences)} "
-                             "sequences")
+            raise InputError(
+                f"{doing}: sequence {sequence.number} has left; space C holds {len(self.state.sequences)} sequences"
+            )
         return self.state.sequences[sequence]
 
-    def room(self, had: Mapping[HeldSequence, Holding], counts: Mapping[HeldSequence, int],
-             writers: Mapping[int, int]) -> None:
+    def room(
+        self, had: Mapping[HeldSequence, Holding], counts: Mapping[HeldSequence, int], writers: Mapping[int, int]
+    ) -> None:
         """Raise InputError if new rows need more pages than are free, given the number of sequences that write to each
         page."""
         usage, side = self.usage, self.side
-        need = sum(pages_of(rows.length + counts[sequence], side) - pages_of(rows.length, side)
-                   for sequence, rows in had.items())
+        need = sum(
+            pages_of(rows.length + counts[sequence], side) - pages_of(rows.length, side)
+            for sequence, rows in had.items()
+        )
         need += sum(min(count, usage.users[page] - 1) for page, count in writers.items())
         if need > len(usage.free):
             demand = f"{sum(counts.values())} new rows of {len(had)} sequences need {need} pages of {side} rows"
             more = self.capacity + side * (need - len(usage.free))
-            raise InputError(f"step: space C is full: {demand}, and {len(usage.free)} of {len(self.before)} are free: "
-                             f"start(capacity={more}), or let sequences leave; they have what they had")
+            raise InputError(
+                f"step: space C is full: {demand}, and {len(usage.free)} of {len(self.before)} are free: "
+                f"start(capacity={more}), or let sequences leave; they have what they had"
+            )
 
     # ---- pages
 
@@ -217,7 +247,8 @@ class Pages:
     def usage(self) -> Usage:
         """The current usage of pages: counted anew if a call was interrupted."""
         state, latest = self.state, self.latest
-        if latest.of is state: return latest
+        if latest.of is state:
+            return latest
         usage = Usage(self.before, (rows.page for rows in state.sequences.values()))
         usage.of = state
         return usage
@@ -236,26 +267,32 @@ class Pages:
     def settle(self) -> None:
         """Give back the pages that no sequence reads any more, even after going back by `rewinds` rows. This follows
         from the state alone, so it may happen late: the next call does the rest of an interrupted one."""
-        if self.behind >= FAR: return
+        if self.behind >= FAR:
+            return
         read, firsts = set[int](), set[int]()
         for length, page in self.state.sequences.values():
             first = max(0, length - self.behind - self.rewinds) // self.side
             for _ in range(first, (length - 1) // self.side):
-                if page == NO_PAGE: break
-                read.add(page)                              # the page before it is read, too
+                if page == NO_PAGE:
+                    break
+                read.add(page)  # the page before it is read, too
                 page = int(self.before[page])
             firsts.add(page)
         gone = [page for page in firsts - read - {NO_PAGE} if self.before[page] != NO_PAGE]
-        if not gone: return
+        if not gone:
+            return
         usage = self.begin()
-        for page in gone: usage.forget(page)
+        for page in gone:
+            usage.forget(page)
         usage.of = self.state
 
-    def staying(self, usage: Usage, writers: Sequence[HeldSequence],
-                had: Mapping[HeldSequence, Holding]) -> HeldSequence | None:
+    def staying(
+        self, usage: Usage, writers: Sequence[HeldSequence], had: Mapping[HeldSequence, Holding]
+    ) -> HeldSequence | None:
         """Return the one sequence, of those that write to a page, that may write to it in place, as no other sees the
         rows behind its own. None if others use the page, too."""
-        if len(writers) < usage.users[had[writers[0]].page]: return None
+        if len(writers) < usage.users[had[writers[0]].page]:
+            return None
         return max(reversed(writers), key=lambda each: had[each].length)
 
     def grown(self, usage: Usage, rows: Holding, count: int, stays: bool) -> tuple[list[int], Holding]:
@@ -263,16 +300,19 @@ class Pages:
         (length, page), side = rows, self.side
         begun, pages = length % side, list[int]()
         if begun and count:
-            if not stays: page = self.moved(usage, page, begun)
+            if not stays:
+                page = self.moved(usage, page, begun)
             pages.append(page)
-        for _ in range(pages_of(length + count, side) - pages_of(length, side)): pages.append(page := usage.add(page))
+        for _ in range(pages_of(length + count, side) - pages_of(length, side)):
+            pages.append(page := usage.add(page))
         slots = [pages[at // side] * side + at % side for at in range(begun, begun + count)]
         return slots, Holding(length + count, page)
 
     def moved(self, usage: Usage, page: int, rows: int) -> int:
         """Return a page of its own for a sequence, with a copy of the first `rows` rows of its last page."""
         fresh = usage.add(usage.drop(page))
-        for cache in self.caches.values(): cache[fresh * self.side:][:rows] = cache[page * self.side:][:rows]
+        for cache in self.caches.values():
+            cache[fresh * self.side :][:rows] = cache[page * self.side :][:rows]
         return fresh
 
     def cut(self, sequence: HeldSequence, length: int) -> Holding:
@@ -297,21 +337,24 @@ class Pages:
         pages = f"{taken} of {len(self.before)} pages of {self.side} rows"
         return f"<Session of {len(self.state.sequences)} sequences, {pages}, {self.bytes:,} bytes>"
 
-    def _repr_html_(self) -> str: return str(body("display.shown.session_html")(self))
+    def _repr_html_(self) -> str:
+        return str(body("display.shown.session_html")(self))
 
 
 class Session(Pages):
     """The result of `program.start(capacity)`: the caches of a program, and steps of new rows. `exact`: steps are
     float64, too, by the meanings of the kernels: slow, the reference."""
+
     program: "Program"
 
     def __init__(self, program: "Program", capacity: int, exact: bool = False, rewinds: int = REWINDS):
         ports = [port for port in program.inputs if port.name in program.state]
         if not ports:
-            raise InputError("start: this program has no state: opmatrix.inference.cached.cached(program) makes a "
-                             "program that has")
+            raise InputError(
+                "start: this program has no state: opmatrix.inference.cached.cached(program) makes a program that has"
+            )
         super().__init__(ports, capacity, exact, rows_behind(program), rewinds)
-        self.program, self.kept = program, list[tuple[New, Repeated]]()         # the batch of the last step, its runs
+        self.program, self.kept = program, list[tuple[New, Repeated]]()  # the batch of the last step, its runs
 
     @alone
     def step(self, new: Mapping[HeldSequence, Ids]) -> NDArray[np.float32 | np.float64]:
@@ -323,7 +366,8 @@ class Session(Pages):
         else:
             batch, repeated, has = self.rounded(new)
             outputs = repeated.run()[0]
-            if batch.padded and not self.program.pooled: outputs = outputs[batch.real]
+            if batch.padded and not self.program.pooled:
+                outputs = outputs[batch.real]
         self.commit({**self.state.sequences, **has})
         self.settle()
         return outputs
@@ -335,30 +379,51 @@ class Session(Pages):
         counts = {sequence: len(rows) for sequence, rows in new.items()}
         slots, has = self.take(counts)
         lengths = [rows.length - count for rows, count in zip(has.values(), counts.values(), strict=True)]
-        if self.kept and self.kept[0][0].asked == [*counts.values()]: self.kept[0][0].fill(new.values(), lengths, slots)
+        if self.kept and self.kept[0][0].asked == [*counts.values()]:
+            self.kept[0][0].fill(new.values(), lengths, slots)
         else:
             pads = [-count % self.side if count > self.side else 0 for count in counts.values()]
             batch = New(new.values(), lengths, slots, self, pads)
             self.kept[:] = [(batch, Repeated(self.program.schedule, batch))]
         return *self.kept[0], has
 
-    def generate(self, prompts: Mapping[HeldSequence, "Prompt"], *, max_tokens: int = 128, temperature: float = 0.0,
-                 top_k: int | None = None, top_p: float = 1.0, seed: int = 0) -> "list[Reply]":
+    def generate(
+        self,
+        prompts: Mapping[HeldSequence, "Prompt"],
+        *,
+        max_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> "list[Reply]":
         """Generate replies to prompts, text or token ids, behind the rows of each sequence, as Program.generate does.
         Afterwards a sequence has its prompt and its reply, and can be continued. Raises InputError if the caches have
         no room for both, before any change."""
         from opmatrix.inference.generation import carry_on
         from opmatrix.inference.sampling import Sampling
+
         replies, grown = carry_on(self, prompts, max_tokens, Sampling(temperature, top_k, top_p, seed))
-        for _ in grown: pass
+        for _ in grown:
+            pass
         return replies
 
-    def stream_text(self, sequence: HeldSequence, prompt: "Prompt", *, max_tokens: int = 128, temperature: float = 0.0,
-                    top_k: int | None = None, top_p: float = 1.0, seed: int = 0) -> Iterator[str]:
+    def stream_text(
+        self,
+        sequence: HeldSequence,
+        prompt: "Prompt",
+        *,
+        max_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> Iterator[str]:
         """Yield the reply to a prompt, piece by piece, as `generate` gives it; until the last piece is read, the last
         token has not entered the sequence."""
         from opmatrix.inference.generation import carry_on, spoken
         from opmatrix.inference.sampling import Sampling
+
         return spoken(carry_on(self, {sequence: prompt}, max_tokens, Sampling(temperature, top_k, top_p, seed))[1])
 
     def exactly(self, batch: New, rounded: bool = True) -> NDArray[np.float64]:
@@ -366,22 +431,27 @@ class Session(Pages):
         `rounded` is false."""
         schedule = self.program.schedule
         values = schedule.meanings(batch, rounded=rounded)
-        for i, behind in schedule.state.items(): self.caches[schedule.ports[i].name] = values[behind]
+        for i, behind in schedule.state.items():
+            self.caches[schedule.ports[i].name] = values[behind]
         return np.asarray(values[schedule.result])
 
 
-def some(outputs: Mapping[str, "Operator"], lengths: Sequence[int], counts: Sequence[int], words: int,
-         seed: int = 0) -> New:
+def some(
+    outputs: Mapping[str, "Operator"], lengths: Sequence[int], counts: Sequence[int], words: int, seed: int = 0
+) -> New:
     """Return `counts` new rows of sequences that have `lengths` rows already, for a model of new rows
     (opmatrix.inference.cached_terms.cached_model) to be searched, priced and verified on: random ids below `words`,
     caches of random numbers."""
     from formats.kernels.attentions.chunks import PAGE
+
     rng = np.random.default_rng(seed)
     ports = [port for port in collect_needs(*outputs.values())[1] if port.name in outputs]
     ends = [length + count for length, count in zip(lengths, counts, strict=True)]
     pages = Pages(ports, sum(end + PAGE for end in ends))
-    for cache in pages.caches.values(): cache[...] = rng.normal(size=cache.shape)
+    for cache in pages.caches.values():
+        cache[...] = rng.normal(size=cache.shape)
     sequences = [pages.join() for _ in lengths]
     pages.commit(pages.take(dict(zip(sequences, lengths, strict=True)))[1])
-    return pages.batch({sequence: rng.integers(0, words, count)
-                        for sequence, count in zip(sequences, counts, strict=True)})[0]
+    return pages.batch(
+        {sequence: rng.integers(0, words, count) for sequence, count in zip(sequences, counts, strict=True)}
+    )[0]

@@ -1,4 +1,5 @@
 """Texts: a tokenizer without padding, and the lines that approximations are fitted to, chosen by, and judged on."""
+
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from opmatrix.inference.tokenizer_limits import check_limits
 if TYPE_CHECKING:
     import tokenizers
 
-LINES = 3                                                   # least lines of a file: one for each part
+LINES = 3  # least lines of a file: one for each part
 
 
 @dataclass
@@ -24,28 +25,31 @@ class LineReading:
     a place, `advice` the remedy for one that is too long."""
 
     name: Callable[[int], str] = "text {}".format
-    truncate: bool | None = None                            # None: if the checkpoint declares a maximum length
+    truncate: bool | None = None  # None: if the checkpoint declares a maximum length
     skip_bad: bool = False
     advice: str = "shorten or split it"
-    texts: int = 0                                          # number of texts read
-    truncated: int = 0                                      # number of texts truncated
-    skipped: list[int] = field(default_factory=list)        # places of the texts that cannot be read
-    fault: str = ""                                         # the fault of the first of these
+    texts: int = 0  # number of texts read
+    truncated: int = 0  # number of texts truncated
+    skipped: list[int] = field(default_factory=list)  # places of the texts that cannot be read
+    fault: str = ""  # the fault of the first of these
 
 
 @contextmanager
 def unpanicked() -> Generator[None]:
     """Turn errors about an inconsistent tokenizer into InputError: its library raises a plain Exception, or panics with
     a BaseException."""
-    try: yield
+    try:
+        yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException" and type(error) is not Exception: raise
+        if type(error).__name__ != "PanicException" and type(error) is not Exception:
+            raise
         raise InputError(f"tokenizer.json contradicts itself ({error}): get it again") from error
 
 
 class ReadableIds(NamedTuple):
     """The ids that a model reads: those below `rows`, if that is known, except `unplaced`, the id of a token that takes
     no position, if there is one."""
+
     rows: int | None = None
     unplaced: int | None = None
 
@@ -56,12 +60,18 @@ class Tokenizer:
     length that texts are truncated to. `readable`: the ids that the model reads. Raises InputError if `pooling` leaves
     no room for text."""
 
-    def __init__(self, tokenizer: "tokenizers.Tokenizer", limit: int | None = None, pooling: Pooling = MEAN,
-                 readable: ReadableIds = ReadableIds()):
+    def __init__(
+        self,
+        tokenizer: "tokenizers.Tokenizer",
+        limit: int | None = None,
+        pooling: Pooling = MEAN,
+        readable: ReadableIds = ReadableIds(),
+    ):
         tokenizer.no_padding()
         tokenizer.no_truncation()
         if pooling.lower:
             from tokenizers.normalizers import Lowercase, Sequence
+
             tokenizer.normalizer = Sequence([Lowercase(), *filter(None, [tokenizer.normalizer])])
         self.tokenizer, self.limit, self.pooling = tokenizer, limit, pooling
         self.readable = readable
@@ -73,19 +83,31 @@ class Tokenizer:
     @classmethod
     def from_file(cls, path: str | Path, limit: int | None = None, pooling: Pooling = MEAN) -> "Tokenizer":
         """Read a tokenizer from a file. Raises InputError if the file is missing or no tokenizer."""
-        try: text = read_text(path)
-        except InputError as error: raise InputError(f"{error}: texts need a tokenizer") from error
+        try:
+            text = read_text(path)
+        except InputError as error:
+            raise InputError(f"{error}: texts need a tokenizer") from error
         return cls.from_text(text, str(path), limit, pooling)
 
     @classmethod
     @unpanicked()
-    def from_text(cls, text: str, where: str, limit: int | None = None, pooling: Pooling = MEAN,
-                  ahead: ParsedAhead | None = None, readable: ReadableIds = ReadableIds()) -> "Tokenizer":
+    def from_text(
+        cls,
+        text: str,
+        where: str,
+        limit: int | None = None,
+        pooling: Pooling = MEAN,
+        ahead: ParsedAhead | None = None,
+        readable: ReadableIds = ReadableIds(),
+    ) -> "Tokenizer":
         """Return the tokenizer that the text of a tokenizer.json describes, which may be parsed already. Raises
         InputError, which names its source `where`, for any other text."""
         import tokenizers
-        try: tokenizer = (ahead and ahead.parsed(text)) or tokenizers.Tokenizer.from_str(text)
-        except Exception as error: raise InputError(f"{where}: no tokenizer ({error}): get it again") from error
+
+        try:
+            tokenizer = (ahead and ahead.parsed(text)) or tokenizers.Tokenizer.from_str(text)
+        except Exception as error:
+            raise InputError(f"{where}: no tokenizer ({error}): get it again") from error
         check_limits(tokenizer, where)
         return cls(tokenizer, limit, pooling, readable)
 
@@ -93,7 +115,8 @@ class Tokenizer:
         """Return the ragged batch of the texts' tokens, special tokens included (an empty text has only these). Raises
         InputError if there is no text, or one is no string, has no tokens, or more than the model can take."""
         texts = [texts] if isinstance(texts, str) else list(texts)
-        if not texts: raise InputError("no text: give at least one")
+        if not texts:
+            raise InputError("no text: give at least one")
         return Batch(self.rows(texts, LineReading(truncate=truncate)))
 
     @unpanicked()
@@ -102,25 +125,34 @@ class Tokenizer:
         be read."""
         faults = [fault(text) for text in texts]
         whole = [self.pooling.prompt + text if why is None else "" for text, why in zip(texts, faults, strict=True)]
-        return [self.row(text, row.ids, why, reading)
-                for text, row, why in zip(whole, self.tokenizer.encode_batch(whole), faults, strict=True)]
+        return [
+            self.row(text, row.ids, why, reading)
+            for text, row, why in zip(whole, self.tokenizer.encode_batch(whole), faults, strict=True)
+        ]
 
     def row(self, text: str, row: list[int], why: str | None, reading: LineReading) -> list[int]:
         """Return the tokens of one text as they enter the model: truncated if that is requested, empty if it is
         skipped. `why`: the reason why it cannot be read, if that is known."""
         place, cut = reading.texts, reading.truncate
         reading.texts += 1
-        if cut is None: cut = self.pooling.max_seq_length is not None
-        if why is None and not row: why = f", {shortened(text)}, has no tokens: leave it out"
-        if why is None: why = self.unknown(text, row)
+        if cut is None:
+            cut = self.pooling.max_seq_length is not None
+        if why is None and not row:
+            why = f", {shortened(text)}, has no tokens: leave it out"
+        if why is None:
+            why = self.unknown(text, row)
         if why is None and cut and self.most and len(row) > self.most:
             reading.truncated += 1
             return self.cut(text, self.most)
         if why is None and self.limit and len(row) > self.limit:
-            why = (f", {shortened(text)}, has {len(row)} tokens, and the model has positions for {self.limit} "
-                   f"(max_position_embeddings): {reading.advice}")
-        if why is None: return row
-        if not reading.skip_bad: raise InputError(reading.name(place) + why)
+            why = (
+                f", {shortened(text)}, has {len(row)} tokens, and the model has positions for {self.limit} "
+                f"(max_position_embeddings): {reading.advice}"
+            )
+        if why is None:
+            return row
+        if not reading.skip_bad:
+            raise InputError(reading.name(place) + why)
         reading.fault = reading.fault or reading.name(place) + why
         reading.skipped.append(place)
         return []
@@ -130,13 +162,18 @@ class Tokenizer:
         that was added to the tokenizer alone, or one that it gives no position. None if it can."""
         rows, unplaced = self.readable
         if unplaced is not None and unplaced in row:
-            return (f", {shortened(text)}, has the token {self.tokenizer.id_to_token(unplaced)!r:.40}, id {unplaced}, "
-                    "which the model pads with and gives no position (pad_token_id): leave it out")
-        if rows is None or max(row, default=0) < rows: return None
+            return (
+                f", {shortened(text)}, has the token {self.tokenizer.id_to_token(unplaced)!r:.40}, id {unplaced}, "
+                "which the model pads with and gives no position (pad_token_id): leave it out"
+            )
+        if rows is None or max(row, default=0) < rows:
+            return None
         beyond = next(token_id for token_id in row if token_id >= rows)
         token = self.tokenizer.id_to_token(beyond)
-        return (f", {shortened(text)}, has the token {token!r:.40} of tokenizer.json, id {beyond}, and the model has "
-                f"rows for {rows} (vocab_size): leave it out, or take the model's own tokenizer")
+        return (
+            f", {shortened(text)}, has the token {token!r:.40} of tokenizer.json, id {beyond}, and the model has "
+            f"rows for {rows} (vocab_size): leave it out, or take the model's own tokenizer"
+        )
 
     def cut(self, text: str, most: int) -> list[int]:
         """Return the first tokens of a text, and all special ones, `most` in all."""
@@ -156,9 +193,14 @@ def read_tokenizer(meta: Mapping[str, Any], ahead: ParsedAhead | None = None) ->
     if not (text := meta.get("tokenizer")):
         raise InputError("this program has no tokenizer: run it on token ids, or save it with tokenizer.json")
     config = meta.get("config", {})
-    return Tokenizer.from_text(text, "tokenizer.json of this program", config.get("max_position_embeddings"),
-                               Pooling.parsed(meta.get("pooling"), "meta: pooling"), ahead,
-                               ReadableIds(whole_number(config.get("vocab_size")), whole_number(meta.get("unplaced"))))
+    return Tokenizer.from_text(
+        text,
+        "tokenizer.json of this program",
+        config.get("max_position_embeddings"),
+        Pooling.parsed(meta.get("pooling"), "meta: pooling"),
+        ahead,
+        ReadableIds(whole_number(config.get("vocab_size")), whole_number(meta.get("unplaced"))),
+    )
 
 
 def whole_number(said: object) -> int | None:
@@ -169,6 +211,7 @@ def whole_number(said: object) -> int | None:
 def sentences() -> list[str]:
     """Return the 128 short sentences that come with the package."""
     from importlib.resources import files
+
     return (files("opmatrix") / "sentences.txt").read_text("utf-8").splitlines()
 
 
@@ -194,24 +237,31 @@ class Parts(NamedTuple, Generic[Line]):
 def read_lines(path: str | Path) -> list[str]:
     """Return the lines of a text file that are not blank. Raises InputError if it is missing, is not UTF-8, or has
     fewer lines than one for each part."""
-    try: lines = [line.strip() for line in read_bytes(path).decode("utf-8-sig").splitlines()]
+    try:
+        lines = [line.strip() for line in read_bytes(path).decode("utf-8-sig").splitlines()]
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: byte {error.start} is not UTF-8: save the file as UTF-8") from error
     if len(lines := [line for line in lines if line]) < LINES:
-        raise InputError(f"{path}: too few lines with text ({len(lines)}): give {LINES} or more: to fit, to choose, to "
-                         "state an error")
+        raise InputError(
+            f"{path}: too few lines with text ({len(lines)}): give {LINES} or more: to fit, to choose, to "
+            "state an error"
+        )
     return lines
 
 
 def fault(text: object) -> str | None:
     """Return the reason why this is no text, as the end of a sentence; None for a text. Invalid Unicode may come from a
     file or an argument, where stray bytes become surrogates (PEP 383)."""
-    if not isinstance(text, str): return f" is {text!r}, no string: give strings"
-    try: text.encode()
+    if not isinstance(text, str):
+        return f" is {text!r}, no string: give strings"
+    try:
+        text.encode()
     except UnicodeEncodeError as error:
-        if not "\udc80" <= text[error.start] <= "\udcff": return f", {shortened(text)}, is no valid Unicode: mend it"
-        return f", byte {len(text[:error.start].encode())} is not UTF-8: save it as UTF-8"
+        if not "\udc80" <= text[error.start] <= "\udcff":
+            return f", {shortened(text)}, is no valid Unicode: mend it"
+        return f", byte {len(text[: error.start].encode())} is not UTF-8: save it as UTF-8"
     return None
 
 
-def shortened(text: str) -> str: return repr(text if len(text) <= 40 else text[:39] + "…")
+def shortened(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:39] + "…")

@@ -1,4 +1,5 @@
 """Model families: a config and the tensors of a checkpoint in, an operator out."""
+
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -24,16 +25,41 @@ from opmatrix.models.transformer import transformer
 __all__ = ["FAMILIES", "build", "promised"]
 
 
-FAMILIES: dict[str, Family] = {        # families by the config's model_type
-    "bert": bert, "roberta": roberta, "distilbert": distilbert, "gpt2": gpt2, "gpt_pangu": pangu_alpha, "llama": llama,
-    "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "PanguEmbedded": pangu_embedded, "transformer": transformer,
-    "mixtral": mixtral, "qwen2_moe": qwen2_moe, "qwen3_moe": qwen3_moe, "PanguProMoE": pangu_pro, "pr_moe": pr_moe,
-    "deepseek_v3": deepseek_v3, "bloom": bloom, "t5": t5}
+FAMILIES: dict[str, Family] = {  # families by the config's model_type
+    "bert": bert,
+    "roberta": roberta,
+    "distilbert": distilbert,
+    "gpt2": gpt2,
+    "gpt_pangu": pangu_alpha,
+    "llama": llama,
+    "mistral": mistral,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "PanguEmbedded": pangu_embedded,
+    "transformer": transformer,
+    "mixtral": mixtral,
+    "qwen2_moe": qwen2_moe,
+    "qwen3_moe": qwen3_moe,
+    "PanguProMoE": pangu_pro,
+    "pr_moe": pr_moe,
+    "deepseek_v3": deepseek_v3,
+    "bloom": bloom,
+    "t5": t5,
+}
 
 
-SIZES = dict(vocab_size="v", hidden_size="h", intermediate_size="f", num_attention_heads="a", num_key_value_heads="k",
-             head_dim="d", max_position_embeddings="p", num_experts="e", moe_intermediate_size="m",
-             shared_expert_intermediate_size="u")           # names of sizes in formulas
+SIZES = dict(
+    vocab_size="v",
+    hidden_size="h",
+    intermediate_size="f",
+    num_attention_heads="a",
+    num_key_value_heads="k",
+    head_dim="d",
+    max_position_embeddings="p",
+    num_experts="e",
+    moe_intermediate_size="m",
+    shared_expert_intermediate_size="u",
+)  # names of sizes in formulas
 
 
 def family_of(config: Settings) -> str:
@@ -85,8 +111,10 @@ def layout(config: Settings) -> TensorNames:
 def build(config: Settings, at: ArraySource) -> Operator:
     """Build the model of a config as an operator, from one-hot tokens to features. Raises InputError as `family_of`
     does, and where sizes do not divide one another."""
-    try: return FAMILIES[family_of(config)](config, at)
-    except KeyError as error: raise InputError(f"config: {error} is missing") from error
+    try:
+        return FAMILIES[family_of(config)](config, at)
+    except KeyError as error:
+        raise InputError(f"config: {error} is missing") from error
 
 
 def head(config: Settings, at: ArraySource, stored: bool = False) -> Operator:
@@ -108,7 +136,10 @@ def promised(config: Settings, scores: bool = False) -> Operator:
         ...                             num_hidden_layers=2))
         >>> model.shape
         (v, h)"""
-    def at(name: str, *shape: LiveSize) -> Data: return Promised(name, shape)
+
+    def at(name: str, *shape: LiveSize) -> Data:
+        return Promised(name, shape)
+
     if scores and not layout(config).head:
         raise InputError(f"config: {family_of(config)} has no head that scores a vocabulary")
     return build(config, at) @ head(config, at) if scores else build(config, at)
@@ -121,7 +152,8 @@ def name_sizes(config: Settings) -> dict[str, Any]:
     heads = normalise_config(config).get("num_attention_heads")
     for size, name in SIZES.items():
         called = keys[size].called or size if size in keys else size
-        if named.get(called) is None or not keys[size].live: continue
+        if named.get(called) is None or not keys[size].live:
+            continue
         alike = size == "num_key_value_heads" and named[called] == heads
         named[called] = SIZES["num_attention_heads"] if alike else name
     return named
@@ -143,7 +175,8 @@ def activated(config: Settings) -> LiveSize:
     of everything else all, tables of tokens and heads too, as publications count."""
     shapes, count = ask_for(lambda at: with_head(config, at)), expression(0)
     for data, share in read_shares(with_head(config, lambda name, *shape: Promised(name, shape))).items():
-        if data.name in shapes: count += share * prod(shapes[data.name])
+        if data.name in shapes:
+            count += share * prod(shapes[data.name])
     return as_int(count)
 
 

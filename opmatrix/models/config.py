@@ -1,5 +1,6 @@
 """The keys of a config. A family declares its keys once, each with its allowed values and its default. A size is a
 number or a name, `"hidden_size": "h"`: the model then holds for every number."""
+
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from keyword import iskeyword
@@ -14,13 +15,14 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import RESERVED, Live, LiveSize, is_named, size
 from opmatrix.algebra.term import Operator
 
-Settings: TypeAlias = Mapping[str, Any]                     # the settings of a config, by the common names
-MISSING = object()                                          # the default of a key that must be there
-INT32_MAX = 2 ** 31 - 1
+Settings: TypeAlias = Mapping[str, Any]  # the settings of a config, by the common names
+MISSING = object()  # the default of a key that must be there
+INT32_MAX = 2**31 - 1
 
 
 class ArraySource(Protocol):
     """A function that gives the array that a checkpoint calls `name`, of that shape, or promises it."""
+
     def __call__(self, name: str, *shape: LiveSize) -> Data: ...
 
 
@@ -28,6 +30,7 @@ class Key(NamedTuple):
     """A key of a config: its allowed values in words, and as a test. A value that is absent or null is `default`.
     `called` is the key's name in a family's files, where that is not the common one, `older` its former name there.
     `live`: a name may stand for the number; `unnamed` tells why none may."""
+
     allowed: str
     holds: Callable[[Any], bool]
     default: object = MISSING
@@ -36,14 +39,18 @@ class Key(NamedTuple):
     unnamed: str = ""
     older: str = ""
 
-    def under(self, name: str) -> "Key": return self._replace(called=name)
-    def once(self, name: str) -> "Key": return self._replace(older=name)
+    def under(self, name: str) -> "Key":
+        return self._replace(called=name)
+
+    def once(self, name: str) -> "Key":
+        return self._replace(older=name)
 
 
 class StackNames(NamedTuple):
     """The names in files of a weight that has a matrix for each expert. `apart`: the matrix of expert #, by any of
     these names; `fused`: all of them in one tensor, where they are share number `share` of `shares` equal shares of its
     rows; `alone`: all of them in a tensor of their own, as GGUF files have it."""
+
     apart: tuple[str, ...]
     fused: str
     share: int = 0
@@ -62,6 +69,7 @@ class TensorNames(NamedTuple):
     `permuted`: those whose rows GGUF permutes. `stacks`: endings of names of weights of experts, each with its names in
     files. `copies`: names of weights, each with the name of a copy that goes before it where files hold one.
     `unplaced`: the setting that gives the id of a token that takes no position, which no text may hold."""
+
     prefix: str = ""
     spellings: tuple[tuple[str, str], ...] = ()
     buffers: tuple[str, ...] = ()
@@ -123,11 +131,15 @@ Family: TypeAlias = Callable[[Settings, ArraySource], Operator]
 def declares(layout: TensorNames = TensorNames(), /, **keys: Key) -> Callable[[Family], Family]:
     """Declare the keys of a family's config and the names of its tensors in files: its function is given the value of
     every key."""
+
     def made(family: Family) -> Family:
         @wraps(family)
-        def checked(config: Settings, at: ArraySource) -> Operator: return family(settings(config, keys), at)
-        checked.keys, checked.layout = keys, layout         # type: ignore[attr-defined]
+        def checked(config: Settings, at: ArraySource) -> Operator:
+            return family(settings(config, keys), at)
+
+        checked.keys, checked.layout = keys, layout  # type: ignore[attr-defined]
         return checked
+
     return made
 
 
@@ -137,11 +149,13 @@ def settings(config: Settings, keys: Mapping[str, Key]) -> dict[str, Any]:
     values = {}
     for name, key in keys.items():
         called = key.called or name
-        if key.older and config.get(called) is None and config.get(key.older) is not None: called = key.older
+        if key.older and config.get(called) is None and config.get(key.older) is not None:
+            called = key.older
         value = values[name] = key.default if config.get(called) is None else config[called]
         if value is MISSING and called not in config:
             raise InputError(f"config: {called!r} is missing: take the config.json that belongs to the weights")
-        if key.live and (named := read_size(called, value)) is not None: values[name] = named
+        if key.live and (named := read_size(called, value)) is not None:
+            values[name] = named
         elif value is MISSING or not key.holds(value):
             raise wrong(called, config.get(called), key.allowed + key.unnamed * is_name(value))
     return values
@@ -155,7 +169,8 @@ def is_name(said: object) -> bool:
 def read_size(key: str, said: object) -> sympy.Expr | None:
     """Return the size that a name, or an expression of named sizes, stands for; None for any other value. Raises
     InputError for a name or an expression that can be no size of a model."""
-    if not is_name(said): return None
+    if not is_name(said):
+        return None
     live: sympy.Expr = size(said) if isinstance(said, str) else said
     if set(map(str, live.free_symbols)) & RESERVED.keys():
         raise wrong(key, said, f"another name: {', '.join(RESERVED)} are the algebra's own")
@@ -182,4 +197,4 @@ def spelt(value: object) -> str:
 
 
 NOT_QUANTISED = never({}, "weights are read as plain numbers, so save the model dequantised")  # quantization_config
-ALONE = never(False, "a program has one input, so no keys of another model")                # add_cross_attention
+ALONE = never(False, "a program has one input, so no keys of another model")  # add_cross_attention

@@ -3,6 +3,7 @@
 E experts are one weight of three axes, a matrix for each head. A gate is a value of E columns, whose rows are 0 except
 in the columns of the experts that a row is routed to: ordinary numbers, so everything that holds of values holds of
 it."""
+
 from typing import NamedTuple
 
 from opmatrix.algebra.data import Data
@@ -13,18 +14,27 @@ from opmatrix.models.config import ArraySource, Key, Settings, StackNames, dimen
 from opmatrix.models.llama import gated
 
 EXPERT_KEYS = dict(num_experts=dimension(), num_experts_per_tok=whole())
-DENSE_LAYERS = Key("a list of layers by their numbers, from 0",
-             lambda said: isinstance(said, list | tuple) and all(type(l) is int and l >= 0 for l in said), ())
+DENSE_LAYERS = Key(
+    "a list of layers by their numbers, from 0",
+    lambda said: isinstance(said, list | tuple) and all(type(l) is int and l >= 0 for l in said),
+    (),
+)
 SPARSE_KEYS = dict(decoder_sparse_step=whole(default=1), mlp_only_layers=DENSE_LAYERS, norm_topk_prob=flag(False))
-GATED = {"experts.gate_proj": StackNames(("experts.#.gate_proj.weight",), "experts.gate_up_proj", 0, 2,
-                                         "experts.gate_proj.weight"),
-         "experts.up_proj": StackNames(("experts.#.up_proj.weight",), "experts.gate_up_proj", 1, 2,
-                                       "experts.up_proj.weight"),
-         "experts.down_proj": StackNames(("experts.#.down_proj.weight",), "experts.down_proj",
-                                         alone="experts.down_proj.weight")}
+GATED = {
+    "experts.gate_proj": StackNames(
+        ("experts.#.gate_proj.weight",), "experts.gate_up_proj", 0, 2, "experts.gate_proj.weight"
+    ),
+    "experts.up_proj": StackNames(
+        ("experts.#.up_proj.weight",), "experts.gate_up_proj", 1, 2, "experts.up_proj.weight"
+    ),
+    "experts.down_proj": StackNames(
+        ("experts.#.down_proj.weight",), "experts.down_proj", alone="experts.down_proj.weight"
+    ),
+}
 
 
 # ---- routing: operators from the scores of a router, or their shares, to a gate
+
 
 @operator
 def best_shares(x: Value, k: int) -> Value:
@@ -49,6 +59,7 @@ def renormalised(x: Value) -> Value:
 
 # ---- the sum of the experts' answers
 
+
 def mixture(gate: Operator, answers: Operator, count: LiveSize) -> Operator:
     """Return the sum of the answers of `count` experts, a head each, every one times its column of the gate: Shazeer et
     al. 2017, eq. 1."""
@@ -59,6 +70,7 @@ def mixture(gate: Operator, answers: Operator, count: LiveSize) -> Operator:
 class Experts(NamedTuple):
     """Gated units that a router chooses among: the number of experts, the hidden units of each, and `asked`, the number
     of experts that a row is routed to. `called` is the name of their number in a config."""
+
     number: LiveSize
     hidden: LiveSize
     asked: int
@@ -70,7 +82,9 @@ class Experts(NamedTuple):
         if certain(self.asked > self.number):
             raise wrong("num_experts_per_tok", self.asked, f"at most {self.called}, {self.number}")
 
-        def linear(part: str, n: LiveSize, p: LiveSize) -> Operator: return weight(at(part, self.number, p, n).T)
+        def linear(part: str, n: LiveSize, p: LiveSize) -> Operator:
+            return weight(at(part, self.number, p, n).T)
+
         router = weight(at(f"{name}.gate.weight", self.number, n).T)
         answers = gated(linear, f"{name}.experts", n, self.hidden, act)
         return mixture(router @ gate, answers, self.number)
@@ -89,25 +103,32 @@ def asks_experts(config: Settings, l: int) -> bool:
 
 # ---- the share of a model that one row reads
 
+
 def kept_columns(gate: Operator, kept: LiveSize | None = None) -> LiveSize:
     """Return an upper bound of the nonzero entries of a row, in each head, where the rows that the gate is given have
     `kept` of them."""
-    if kept is None: kept = gate.into.cols
+    if kept is None:
+        kept = gate.into.cols
     match gate.kind.name, gate.args:
-        case "keep_top", (*_, k): return int(k)
-        case "compose", (a, b): return kept_columns(b, kept_columns(a, kept))
+        case "keep_top", (*_, k):
+            return int(k)
+        case "compose", (a, b):
+            return kept_columns(b, kept_columns(a, kept))
         case "mul", (a, b):
-            if a.column or b.column: return kept_columns(b if a.column else a, kept)      # a number for all columns
+            if a.column or b.column:
+                return kept_columns(b if a.column else a, kept)  # a number for all columns
             one, other = kept_columns(a, kept), kept_columns(b, kept)
             return other if certain(other <= one) else one
-        case "join", (h,): return as_int(kept * h)
+        case "join", (h,):
+            return as_int(kept * h)
     return kept if gate.diagonal or gate.splits else gate.out.cols
 
 
 def gated_answers(term: Operator) -> tuple[Operator, Operator, LiveSize] | None:
     """Return answers, a head each, the gate that they are multiplied by and their number, where a term sums such; else
     None."""
-    if term.kind.name != "compose" or term.args[1] is not total or term.args[0].kind.name != "mul": return None
+    if term.kind.name != "compose" or term.args[1] is not total or term.args[0].kind.name != "mul":
+        return None
     for answers, columns in (term.args[0].args, term.args[0].args[::-1]):
         if columns.kind.name == "compose" and columns.args[1].splits:
             return answers, columns.args[0], columns.args[1].args[0]
@@ -127,10 +148,12 @@ def read_shares(model: Operator) -> dict[Data, LiveSize]:
     seen: set[tuple[Operator, LiveSize, LiveSize]] = set()
     todo: list[tuple[Operator, LiveSize, LiveSize]] = [(model, 1, 1)]
     while todo:
-        if (at := todo.pop()) in seen: continue
+        if (at := todo.pop()) in seen:
+            continue
         seen.add(at)
         node, count, share = at
-        if node.out.heads != count: count, share = 1, 1     # a value that all heads read
+        if node.out.heads != count:
+            count, share = 1, 1  # a value that all heads read
         for data in (stored.base or stored for stored in node.attributes if isinstance(stored, Data)):
             shares[data] = share if shares.get(data, share) == share else 1
         if parts := gated_answers(node):
@@ -139,5 +162,6 @@ def read_shares(model: Operator) -> dict[Data, LiveSize]:
         elif node.kind.name == "compose" and node.args[0] in gates:
             gate, rows = node.args
             todo += [(gate, 1, 1), (rows, rows.out.heads, kept_share(gate))]
-        else: todo += [(child, count, share) for child in node.children]
+        else:
+            todo += [(child, count, share) for child in node.children]
     return shares

@@ -1,5 +1,6 @@
 """GPT-2 (Radford et al. 2019): a transformer's decoder with norms before its parts, and one behind all. BLOOM (Scao et
 al. 2022) has a bias of scores by distance (Press et al. 2022) in place of a table of positions."""
+
 from collections.abc import Callable
 from functools import reduce
 from operator import matmul
@@ -45,15 +46,22 @@ from opmatrix.models.config import (
 SCORES_SCALED = "scores are divided by the root of a head's columns here"
 GPT = TensorNames("transformer.", (), (".attn.bias", ".attn.masked_bias"), "wte.weight", "lm_head.weight")
 
-Perceptron: TypeAlias = Callable[[str], Operator]           # builds a perceptron by its name
+Perceptron: TypeAlias = Callable[[str], Operator]  # builds a perceptron by its name
 GPT2_KEYS = dict(
-    vocab_size=dimension(), hidden_size=dimension().under("n_embd"),
-    max_position_embeddings=dimension().under("n_positions"), num_attention_heads=dimension().under("n_head"),
-    num_hidden_layers=layers().under("n_layer"), intermediate_size=optional(dimension()).under("n_inner"),
+    vocab_size=dimension(),
+    hidden_size=dimension().under("n_embd"),
+    max_position_embeddings=dimension().under("n_positions"),
+    num_attention_heads=dimension().under("n_head"),
+    num_hidden_layers=layers().under("n_layer"),
+    intermediate_size=optional(dimension()).under("n_inner"),
     layer_norm_eps=real(1e-20, 1, 1e-5).under("layer_norm_epsilon"),
-    hidden_act=one_of(ACTIVATIONS, "gelu_new").under("activation_function"), tie_word_embeddings=flag(True),
-    scale_attn_weights=never(True, SCORES_SCALED), scale_attn_by_inverse_layer_idx=never(False, SCORES_SCALED),
-    add_cross_attention=ALONE, quantization_config=NOT_QUANTISED)
+    hidden_act=one_of(ACTIVATIONS, "gelu_new").under("activation_function"),
+    tie_word_embeddings=flag(True),
+    scale_attn_weights=never(True, SCORES_SCALED),
+    scale_attn_by_inverse_layer_idx=never(False, SCORES_SCALED),
+    add_cross_attention=ALONE,
+    quantization_config=NOT_QUANTISED,
+)
 
 
 @declares(GPT, **GPT2_KEYS)
@@ -62,20 +70,24 @@ def gpt2(config: Settings, at: ArraySource) -> Operator:
     return stacked_layers(config, at)
 
 
-def stacked_layers(config: Settings, at: ArraySource,
-                   unit: Callable[[int, Perceptron], Operator] | None = None) -> Operator:
+def stacked_layers(
+    config: Settings, at: ArraySource, unit: Callable[[int, Perceptron], Operator] | None = None
+) -> Operator:
     """Build layers of attention and of perceptrons, each behind a norm. `unit` builds the part of layer l that stands
     in place of a perceptron; it is given a function that builds a perceptron by its name."""
     n, h, f, eps = (config[k] for k in ("hidden_size", "num_attention_heads", "intermediate_size", "layer_norm_eps"))
-    if not divides(h, n): raise wrong("n_head", h, f"a divisor of n_embd, {n}")
+    if not divides(h, n):
+        raise wrong("n_head", h, f"a divisor of n_embd, {n}")
     f, act, positions = f or 4 * n, ACTIVATIONS[config["hidden_act"]], config["max_position_embeddings"]
 
-    def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:      # stored as [in, out]
+    def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:  # stored as [in, out]
         return affine(at(f"{name}.weight", n, p), at(f"{name}.bias", p))
+
     def norm(name: str) -> Operator:
         return layernorm(eps) @ diag(at(f"{name}.weight", n)) + const(at(f"{name}.bias", n))
 
-    def perceptron(name: str) -> Operator: return linear(f"{name}.c_fc", n, f) @ act @ linear(f"{name}.c_proj", f, n)
+    def perceptron(name: str) -> Operator:
+        return linear(f"{name}.c_fc", n, f) @ act @ linear(f"{name}.c_proj", f, n)
 
     def layer(i: int) -> Operator:
         l = f"h.{i}"
@@ -85,30 +97,36 @@ def stacked_layers(config: Settings, at: ArraySource,
         G = unit(i, perceptron) if unit else perceptron(f"{l}.mlp")
         return (I + norm(f"{l}.ln_1") @ F) @ (I + norm(f"{l}.ln_2") @ G)
 
-    def table(name: str, rows: LiveSize) -> Operator: return weight(at(f"{name}.weight", rows, n))
+    def table(name: str, rows: LiveSize) -> Operator:
+        return weight(at(f"{name}.weight", rows, n))
+
     embed = table("wte", config["vocab_size"]) + given("positions", positions) @ table("wpe", positions)
     return reduce(matmul, [embed, *map(layer, range(config["num_hidden_layers"])), norm("ln_f")])
 
 
-MAX_SLOPES = (1 << 26) - 1                                  # most positions times heads
+MAX_SLOPES = (1 << 26) - 1  # most positions times heads
 BLOOM = TensorNames("transformer.", table="word_embeddings.weight", head="lm_head.weight")
 # published configs have older names for some
 BLOOM_KEYS = dict(
-    vocab_size=dimension(), hidden_size=dimension().once("n_embed"),
+    vocab_size=dimension(),
+    hidden_size=dimension().once("n_embed"),
     num_attention_heads=dimension().under("n_head").once("num_attention_heads"),
     num_hidden_layers=layers().under("n_layer").once("num_hidden_layers"),
     intermediate_size=optional(dimension()).under("n_inner"),
-    max_position_embeddings=dimension(2048).under("seq_length"), layer_norm_eps=real(1e-20, 1, 1e-5).under(
-        "layer_norm_epsilon"), tie_word_embeddings=flag(True),
+    max_position_embeddings=dimension(2048).under("seq_length"),
+    layer_norm_eps=real(1e-20, 1, 1e-5).under("layer_norm_epsilon"),
+    tie_word_embeddings=flag(True),
     apply_residual_connection_post_layernorm=never(False, "what is added to is the value before its norm here"),
-    quantization_config=NOT_QUANTISED)
+    quantization_config=NOT_QUANTISED,
+)
 
 
 @declares(BLOOM, **BLOOM_KEYS)
 def bloom(config: Settings, at: ArraySource) -> Operator:
     """Embeddings have a norm of their own; in every head a score loses its slope times the distance."""
     n, h, f, eps = (config[k] for k in ("hidden_size", "num_attention_heads", "intermediate_size", "layer_norm_eps"))
-    if not divides(h, n): raise wrong("n_head", h, f"a divisor of hidden_size, {n}")
+    if not divides(h, n):
+        raise wrong("n_head", h, f"a divisor of hidden_size, {n}")
     positions = config["max_position_embeddings"]
     if certain(positions * h > MAX_SLOPES):
         raise wrong("seq_length", positions, f"at most {MAX_SLOPES // h:,} for {h} heads, each with a table")
@@ -116,16 +134,19 @@ def bloom(config: Settings, at: ArraySource) -> Operator:
 
     def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:
         return affine(at(f"{name}.weight", p, n).T, at(f"{name}.bias", p))
+
     def norm(name: str) -> Operator:
         return layernorm(eps) @ diag(at(f"{name}.weight", n)) + const(at(f"{name}.bias", n))
 
     def mixing(name: str) -> Operator:
         """Build attention; queries, keys and values of one head lie side by side in one matrix."""
+
         def mixed(x: Value) -> Value:
             projected = x @ linear(f"{name}.query_key_value", n, 3 * n) @ heads(h)
             q, k, v = (projected @ cols(part * d, (part + 1) * d, 3 * d) for part in range(3))
-            attended: Value = product(q @ k.T * d ** -0.5 + near, v, over=softmax, where=sequence & causal) @ heads(h).T
+            attended: Value = product(q @ k.T * d**-0.5 + near, v, over=softmax, where=sequence & causal) @ heads(h).T
             return attended
+
         return formula(mixed) @ linear(f"{name}.dense", n, n)
 
     def layer(i: int) -> Operator:

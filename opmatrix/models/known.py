@@ -1,6 +1,7 @@
 """Well-known models as they were published: configurations without weights, a table (opmatrix/models/known.json). A
 configuration is the input of a family; the cost of its programs is planned like that of any other
 (`rewrites.search.planned.planned`)."""
+
 import json
 from copy import deepcopy
 from functools import cache
@@ -18,6 +19,7 @@ class KnownModel(NamedTuple):
     of it that are outside of the operator, and the configuration that its family takes. `activated`: the published
     number of parameters that a token reads, where these are fewer. `instead`: the parts that the operator has in place
     of published ones, and `more`, the number of parameters that these add."""
+
     source: str
     published: str
     outside: str
@@ -45,9 +47,12 @@ def is_known(name: str) -> bool:
 
 def find_known(name: str) -> KnownModel:
     """Return the model of that name, in any case of letters. Raises InputError, which lists the known names."""
-    if is_known(name): return load_known()[name.lower()]
-    raise InputError(f"{name}: no well-known model is called so; {suggest_name(name.lower(), names())}there are "
-                     f"{', '.join(names())}; of any other give its config.json")
+    if is_known(name):
+        return load_known()[name.lower()]
+    raise InputError(
+        f"{name}: no well-known model is called so; {suggest_name(name.lower(), names())}there are "
+        f"{', '.join(names())}; of any other give its config.json"
+    )
 
 
 def configuration(name: str) -> Settings:

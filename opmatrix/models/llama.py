@@ -1,4 +1,5 @@
 """LLaMA (Touvron et al. 2023), which SmolLM is too, and the parts that its descendants are made of."""
+
 from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import matmul
@@ -23,26 +24,55 @@ from opmatrix.models.config import (
     wrong,
 )
 
-QKV, MLP = ("q", "k", "v"), ("gate", "up", "down")           # products that may add a row
-GGUF_PARTS = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-              "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
-              "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-              "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-              "ffn_gate_inp": "mlp.gate", "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-              **{f"ffn_{part}_exps": f"mlp.experts.{part}_proj" for part in MLP},
-              **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in MLP}}
-GGUF = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head",
-        **{f"blk.#.{theirs}": f"layers.#.{ours}" for theirs, ours in GGUF_PARTS.items()}}
-LAYOUT = TensorNames("model.", (), ("rotary_emb.inv_freq",), "embed_tokens.weight", "lm_head.weight",
-                     positions=rope.held_positions, gguf=GGUF)
-PAIRED = LAYOUT._replace(permuted=("attn_q", "attn_k"))      # for GGUF files of LLaMA and of models under its name
+QKV, MLP = ("q", "k", "v"), ("gate", "up", "down")  # products that may add a row
+GGUF_PARTS = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **{f"ffn_{part}_exps": f"mlp.experts.{part}_proj" for part in MLP},
+    **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in MLP},
+}
+GGUF = {
+    "token_embd": "embed_tokens",
+    "output_norm": "norm",
+    "output": "lm_head",
+    **{f"blk.#.{theirs}": f"layers.#.{ours}" for theirs, ours in GGUF_PARTS.items()},
+}
+LAYOUT = TensorNames(
+    "model.",
+    (),
+    ("rotary_emb.inv_freq",),
+    "embed_tokens.weight",
+    "lm_head.weight",
+    positions=rope.held_positions,
+    gguf=GGUF,
+)
+PAIRED = LAYOUT._replace(permuted=("attn_q", "attn_k"))  # for GGUF files of LLaMA and of models under its name
 
 LLAMA_KEYS = dict(
-    **{name: dimension() for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads",
-                                      "max_position_embeddings")},
-    num_hidden_layers=layers(), num_key_value_heads=optional(dimension()), head_dim=optional(dimension()),
-    rms_norm_eps=real(1e-20, 1, 1e-6), hidden_act=one_of(ACTIVATIONS, "silu"), tie_word_embeddings=flag(False),
-    **rope.ROPE_KEYS, quantization_config=NOT_QUANTISED)
+    **{
+        name: dimension()
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings")
+    },
+    num_hidden_layers=layers(),
+    num_key_value_heads=optional(dimension()),
+    head_dim=optional(dimension()),
+    rms_norm_eps=real(1e-20, 1, 1e-6),
+    hidden_act=one_of(ACTIVATIONS, "silu"),
+    tie_word_embeddings=flag(False),
+    **rope.ROPE_KEYS,
+    quantization_config=NOT_QUANTISED,
+)
 
 
 @declares(PAIRED, **LLAMA_KEYS, attention_bias=flag(False), mlp_bias=flag(False))
@@ -51,9 +81,14 @@ def llama(config: Settings, at: ArraySource) -> Operator:
     return decoder(config, at, (*QKV, "o") * config["attention_bias"] + MLP * config["mlp_bias"])
 
 
-def decoder(config: Settings, at: ArraySource, biased: Sequence[str] = (), normed: bool = False,
-            where: Callable[[int], Pattern] = lambda l: sequence & causal,
-            unit: Callable[[int, str], Operator] | None = None) -> Operator:
+def decoder(
+    config: Settings,
+    at: ArraySource,
+    biased: Sequence[str] = (),
+    normed: bool = False,
+    where: Callable[[int], Pattern] = lambda l: sequence & causal,
+    unit: Callable[[int, str], Operator] | None = None,
+) -> Operator:
     """Build layers of grouped attention with RoPE and of gated units, each behind a norm of roots. `biased` names the
     products that add a row; `normed`: queries and keys are normed, in every head; `where`: the pattern of layer l;
     `unit` builds the part of layer l that stands in place of a gated unit, by its name."""
@@ -62,21 +97,24 @@ def decoder(config: Settings, at: ArraySource, biased: Sequence[str] = (), norme
     if d is None and not divides(h, n):
         raise wrong("num_attention_heads", h, f"a divisor of hidden_size, {n}, where there is no head_dim")
     d = d or quotient(n, h)
-    if not divides(g, h): raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
+    if not divides(g, h):
+        raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
     act, turned = ACTIVATIONS[config["hidden_act"]], rope.rope(config, d)
 
     def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:
         W, part = at(f"{name}.weight", p, n).T, name.split(".")[-1].removesuffix("_proj")
         return affine(W, at(f"{name}.bias", p)) if part in biased else weight(W)
 
-    def norm(name: str, n: LiveSize) -> Operator: return rmsnorm(config["rms_norm_eps"]) @ diag(at(f"{name}.weight", n))
+    def norm(name: str, n: LiveSize) -> Operator:
+        return rmsnorm(config["rms_norm_eps"]) @ diag(at(f"{name}.weight", n))
 
     def attending(name: str, l: int) -> Operator:
         Q, K, V = (linear(f"{name}.{part}_proj", n, d * count) for part, count in (("q", h), ("k", g), ("v", g)))
         by_q, by_k = (norm(f"{name}.{part}_norm", d) @ turned if normed else turned for part in "qk")
         return grouped(Q, K, V, h, g, where(l), by_q, by_k) @ linear(f"{name}.o_proj", d * h, n)
 
-    def feeding(l: int, name: str) -> Operator: return gated(linear, name, n, config["intermediate_size"], act)
+    def feeding(l: int, name: str) -> Operator:
+        return gated(linear, name, n, config["intermediate_size"], act)
 
     def layer(l: int) -> Operator:
         first, second = (norm(f"layers.{l}.{part}_layernorm", n) for part in ("input", "post_attention"))
@@ -87,8 +125,9 @@ def decoder(config: Settings, at: ArraySource, biased: Sequence[str] = (), norme
     return reduce(matmul, [embed, *map(layer, range(config["num_hidden_layers"])), norm("norm", n)])
 
 
-def gated(linear: Callable[[str, LiveSize, LiveSize], Operator], name: str, n: LiveSize, f: LiveSize,
-          act: Operator) -> Operator:
+def gated(
+    linear: Callable[[str, LiveSize, LiveSize], Operator], name: str, n: LiveSize, f: LiveSize, act: Operator
+) -> Operator:
     """Build units that each have another one for a gate: Shazeer 2020, eq. 5 and 6. `linear` gives a product by its
     name and its sizes."""
     gate, up = (linear(f"{name}.{part}_proj", n, f) for part in ("gate", "up"))

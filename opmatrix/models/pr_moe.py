@@ -1,14 +1,17 @@
 """PR-MoE (Rajbhandari et al. 2022, section 4.1): a GPT-2 some of whose perceptrons have experts beside them, of which a
 token is routed to one; the weight of either is learned, and later layers may have more experts."""
+
 from opmatrix.algebra.operators import ACTIVATIONS, affine, cols, share, weight
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Key, Settings, StackNames, declares, whole, wrong
 from opmatrix.models.experts import best_shares, mixture
 from opmatrix.models.gpt2 import GPT, GPT2_KEYS, Perceptron, stacked_layers
 
-EXPERT_COUNTS = Key("a list of whole numbers from 1 on", lambda said: isinstance(said, list)
-             and all(type(count) is int and count > 0 for count in said))
-EXPERTS = "deepspeed_moe.experts.deepspeed_experts"         # DeepSpeed's layer of experts, by its own names
+EXPERT_COUNTS = Key(
+    "a list of whole numbers from 1 on",
+    lambda said: isinstance(said, list) and all(type(count) is int and count > 0 for count in said),
+)
+EXPERTS = "deepspeed_moe.experts.deepspeed_experts"  # DeepSpeed's layer of experts, by its own names
 PARTS = [f"{EXPERTS}.{{}}{part}.{kind}" for part in ("c_fc", "c_proj") for kind in ("weight", "bias")]
 PR_MOE = GPT._replace(stacks={part.format(""): StackNames((part.format("#."),), part.format("")) for part in PARTS})
 
@@ -31,9 +34,11 @@ def pr_moe(config: Settings, at: ArraySource) -> Operator:
 
     def unit(l: int, perceptron: Perceptron) -> Operator:
         name = f"h.{l}.mlp"
-        if (l + 1) % every: return perceptron(name)
+        if (l + 1) % every:
+            return perceptron(name)
         expert = chosen(name, counts[l // every])
         both = affine(at(f"{name}.coefficient.weight", 2, n).T, at(f"{name}.coefficient.bias", 2)) @ share
         mixed: Operator = expert * (both @ cols(0, 1, 2)) + perceptron(f"{name}.mlp") * (both @ cols(1, 2, 2))
         return mixed
+
     return stacked_layers(config, at, unit)

@@ -1,5 +1,6 @@
 """Qwen2 (Yang et al. 2024): a LLaMA whose queries, keys and values have biases. Qwen3 (Yang et al. 2025): instead,
 queries and keys are normed in every head. Both may look back no further than a window, from some layer on."""
+
 from collections.abc import Callable
 
 from opmatrix.algebra.positions.patterns import Pattern
@@ -9,10 +10,16 @@ from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder
 from opmatrix.models.mistral import looking_back
 
 LAYER_TYPES = {"full_attention": False, "sliding_attention": True}  # true if a layer has the window
-LISTED = Key(f"a list of {' and '.join(LAYER_TYPES)}",
-             lambda kinds: isinstance(kinds, list) and all(type(k) is str and k in LAYER_TYPES for k in kinds))
-WINDOWS = dict(use_sliding_window=flag(False), sliding_window=optional(whole()), max_window_layers=whole(0, default=28),
-               layer_types=optional(LISTED))
+LISTED = Key(
+    f"a list of {' and '.join(LAYER_TYPES)}",
+    lambda kinds: isinstance(kinds, list) and all(type(k) is str and k in LAYER_TYPES for k in kinds),
+)
+WINDOWS = dict(
+    use_sliding_window=flag(False),
+    sliding_window=optional(whole()),
+    max_window_layers=whole(0, default=28),
+    layer_types=optional(LISTED),
+)
 
 
 def windows(config: Settings) -> Callable[[int], Pattern]:
@@ -20,8 +27,10 @@ def windows(config: Settings) -> Callable[[int], Pattern]:
     not fit."""
     seen = config["sliding_window"] if config["use_sliding_window"] else None
     kinds, layers = config["layer_types"], config["num_hidden_layers"]
-    if kinds is None: return lambda l: looking_back(seen if l >= config["max_window_layers"] else None)
-    if len(kinds) != layers: raise wrong("layer_types", kinds, f"as long as there are layers, {layers}")
+    if kinds is None:
+        return lambda l: looking_back(seen if l >= config["max_window_layers"] else None)
+    if len(kinds) != layers:
+        raise wrong("layer_types", kinds, f"as long as there are layers, {layers}")
     if seen is None and "sliding_attention" in kinds:
         raise wrong("sliding_window", seen, "a whole number, as layer_types ask")
     return lambda l: looking_back(seen if LAYER_TYPES[kinds[l]] else None)

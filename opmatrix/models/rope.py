@@ -1,5 +1,6 @@
 """RoPE as configs define it: the frequencies of Su et al. 2021, section 3.2.2, or those by which texts became
 longer."""
+
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -13,13 +14,19 @@ from opmatrix.algebra.term import Operator
 from opmatrix.models.config import Key, Settings, dimension, flag, one_of, optional, real, settings, wrong
 
 Frequencies: TypeAlias = NDArray[np.float64]
-MAX_TABLE_NUMBERS = 1 << 25                                 # most numbers of a table: positions × columns that turn
+MAX_TABLE_NUMBERS = 1 << 25  # most numbers of a table: positions × columns that turn
 OBJECT = optional(Key("an object", lambda said: isinstance(said, dict)))
-ROPE_KEYS = dict(rope_theta=real(1, 1e12, DEFAULT_BASE), partial_rotary_factor=real(0, 1, 1.0),
-                 rope_scaling=OBJECT, rope_parameters=OBJECT, original_max_position_embeddings=optional(dimension()))
+ROPE_KEYS = dict(
+    rope_theta=real(1, 1e12, DEFAULT_BASE),
+    partial_rotary_factor=real(0, 1, 1.0),
+    rope_scaling=OBJECT,
+    rope_parameters=OBJECT,
+    original_max_position_embeddings=optional(dimension()),
+)
 
 
-def keep_turns(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, float]: return turns, 1.0
+def keep_turns(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, float]:
+    return turns, 1.0
 
 
 def interpolate(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, float]:
@@ -30,7 +37,8 @@ def interpolate(turns: Frequencies, base: float, said: Settings) -> tuple[Freque
 def llama3(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, float]:
     """Turn slow columns slower, quick ones as before, those between by a mean: LLaMA 3.1 (Grattafiori et al. 2024)."""
     low, high = said["low_freq_factor"], said["high_freq_factor"]
-    if low >= high: raise wrong("high_freq_factor", high, f"more than low_freq_factor, {low}")
+    if low >= high:
+        raise wrong("high_freq_factor", high, f"more than low_freq_factor, {low}")
     rounds = said["original_max_position_embeddings"] * turns / (2 * np.pi)
     share = np.clip((rounds - low) / (high - low), 0, 1)
     return turns * (share + (1 - share) / said["factor"]), 1.0
@@ -40,16 +48,21 @@ def yarn(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, 
     """Scale frequencies by a ramp over the columns, and scores a little larger: YaRN (Peng et al. 2024), eq. 17 to
     22."""
     columns, original = 2 * len(turns), said["original_max_position_embeddings"]
-    if base <= 1: raise wrong("rope_theta", base, "more than 1")
+    if base <= 1:
+        raise wrong("rope_theta", base, "more than 1")
 
     def column(rounds: float) -> float:
         return float(columns * np.log(original / (rounds * 2 * np.pi)) / (2 * np.log(base)))
+
     low, high = column(said["beta_fast"]), column(said["beta_slow"])
-    if said["truncate"]: low, high = np.floor(low), np.ceil(high)
+    if said["truncate"]:
+        low, high = np.floor(low), np.ceil(high)
     low, high = max(low, 0), min(high, columns - 1)
     slow = np.clip((np.arange(len(turns)) - low) / (high - low or 0.001), 0, 1)
 
-    def larger(by: float) -> float: return float(0.1 * by * np.log(said["factor"]) + 1)
+    def larger(by: float) -> float:
+        return float(0.1 * by * np.log(said["factor"]) + 1)
+
     scale = said["attention_factor"]
     if scale is None:
         both = said["mscale"] and said["mscale_all_dim"]
@@ -59,12 +72,20 @@ def yarn(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, 
 
 FACTOR = dict(factor=real(1, 1e6))
 Scaling: TypeAlias = Callable[[Frequencies, float, Settings], tuple[Frequencies, float]]
-ROPE_TYPES: dict[str, tuple[Scaling, dict[str, Key]]] = {   # rope_type -> function of the frequencies, its keys
-    "default": (keep_turns, {}), "linear": (interpolate, FACTOR),
+ROPE_TYPES: dict[str, tuple[Scaling, dict[str, Key]]] = {  # rope_type -> function of the frequencies, its keys
+    "default": (keep_turns, {}),
+    "linear": (interpolate, FACTOR),
     "llama3": (llama3, FACTOR | dict(low_freq_factor=real(1e-6, 1e6), high_freq_factor=real(1e-6, 1e6))),
-    "yarn": (yarn, FACTOR | dict(
-        beta_fast=real(1e-6, 1e6, 32), beta_slow=real(1e-6, 1e6, 1), truncate=flag(True),
-        **{name: optional(real(1e-6, 1e6)) for name in ("attention_factor", "mscale", "mscale_all_dim")})),
+    "yarn": (
+        yarn,
+        FACTOR
+        | dict(
+            beta_fast=real(1e-6, 1e6, 32),
+            beta_slow=real(1e-6, 1e6, 1),
+            truncate=flag(True),
+            **{name: optional(real(1e-6, 1e6)) for name in ("attention_factor", "mscale", "mscale_all_dim")},
+        ),
+    ),
 }
 
 
@@ -76,16 +97,18 @@ def rope(config: Settings, d: LiveSize) -> Operator:
     kind = settings(stated, dict(rope_type=one_of(ROPE_TYPES, "default")))["rope_type"]
     frequencies, keys = ROPE_TYPES[kind]
     plain = {name: ROPE_KEYS[name] for name in ("rope_theta", "partial_rotary_factor")}
-    if config["original_max_position_embeddings"]: stated["original_max_position_embeddings"] = original
+    if config["original_max_position_embeddings"]:
+        stated["original_max_position_embeddings"] = original
     values = settings(stated, keys | plain | dict(original_max_position_embeddings=dimension(original)))
     turning = share_of(d, values["partial_rotary_factor"])
     if not turning or not divides(2, turning):
         raise wrong("head_dim", d, f"such that an even number of its columns turn, not {turning}")
-    if certain(positions * turning > MAX_TABLE_NUMBERS): positions = MAX_TABLE_NUMBERS // turning
+    if certain(positions * turning > MAX_TABLE_NUMBERS):
+        positions = MAX_TABLE_NUMBERS // turning
     base = values["rope_theta"]
     rotation: Operator
     if not all(isinstance(number, int) for number in (positions, turning, values["original_max_position_embeddings"])):
-        frequencies(np.ones(1), base, values | dict(original_max_position_embeddings=1))       # it may raise
+        frequencies(np.ones(1), base, values | dict(original_max_position_embeddings=1))  # it may raise
         rotation = rotate(*promised_tables(positions, turning, **tell_apart(values, kind, keys)), as_int(d - turning))
         return rotation
     turns, scale = frequencies(base ** (-np.arange(0, turning, 2) / turning), base, values)
@@ -98,7 +121,7 @@ def rotation_settings(config: Settings) -> dict[str, object]:
     """Return the settings of a rotation, from wherever a config has them."""
     stated = {name: config[name] for name in ("rope_theta", "partial_rotary_factor")}
     stated |= config["rope_scaling"] or config["rope_parameters"] or {}
-    stated.setdefault("rope_type", stated.get("type"))          # its older name
+    stated.setdefault("rope_type", stated.get("type"))  # its older name
     return stated
 
 
@@ -112,13 +135,16 @@ def held_positions(config: Settings) -> int:
 
 def share_of(d: LiveSize, factor: float) -> LiveSize:
     """Return the share `factor` of d columns, as a whole number."""
-    if isinstance(d, int): return int(d * factor)
-    if factor == 1: return d                                # a head's columns are whole, if h/a is not known to be
+    if isinstance(d, int):
+        return int(d * factor)
+    if factor == 1:
+        return d  # a head's columns are whole, if h/a is not known to be
     return as_int(sympy.floor(expression(d) * sympy.Rational(str(factor))))
 
 
 def tell_apart(found: Settings, kind: str, keys: Mapping[str, Key]) -> dict[str, object]:
     """Return the settings that the numbers of tables depend on besides their shape; empty for the usual ones."""
     unusual = {} if found["rope_theta"] == DEFAULT_BASE else dict(rope_theta=found["rope_theta"])
-    if kind == "default": return unusual
+    if kind == "default":
+        return unusual
     return unusual | dict(rope_type=kind) | {name: found[name] for name in (*keys, "original_max_position_embeddings")}

@@ -6,6 +6,7 @@ hidden_act (a name of ACTIVATIONS), gated (Shazeer 2020, GLU variants); bias; ma
 positions ("learned", or "rotary" with rope_theta: Su et al. 2021); head ("none"; "tied": scores of the vocabulary by
 the table of tokens, Press and Wolf 2017; "own": by a matrix of its own). LLaMA (Touvron et al. 2023) is rms, pre_norm,
 silu, gated, no bias, rotary, "sequence & causal"."""
+
 from functools import reduce
 from operator import matmul
 
@@ -34,20 +35,30 @@ NORM_KINDS = dict(layer=layernorm, rms=rmsnorm)
 
 @declares(
     **{name: dimension() for name in (*SIZES, "vocab_size", "max_position_embeddings")},
-    num_hidden_layers=layers(), norm=one_of(NORM_KINDS), norm_eps=real(1e-20, 1), pre_norm=flag(),
-    hidden_act=one_of(ACTIVATIONS, "gelu"), gated=flag(), bias=flag(),
-    mask=Key("a pattern as text", lambda v: type(v) is str), positions=one_of(("learned", "rotary"), "learned"),
-    rope_theta=real(1, 1e12, 10000.0), head=one_of(("none", "tied", "own"), "none"))
+    num_hidden_layers=layers(),
+    norm=one_of(NORM_KINDS),
+    norm_eps=real(1e-20, 1),
+    pre_norm=flag(),
+    hidden_act=one_of(ACTIVATIONS, "gelu"),
+    gated=flag(),
+    bias=flag(),
+    mask=Key("a pattern as text", lambda v: type(v) is str),
+    positions=one_of(("learned", "rotary"), "learned"),
+    rope_theta=real(1, 1e12, 10000.0),
+    head=one_of(("none", "tied", "own"), "none"),
+)
 def transformer(config: Settings, at: ArraySource) -> Operator:
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
     n, f, h, g, d = (config[name] for name in SIZES)
     if config["positions"] == "rotary" and not divides(2, d):
         raise wrong("head_dim", d, "even, as pairs of columns are rotated")
-    if not divides(g, h): raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
+    if not divides(g, h):
+        raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
     act, where = ACTIVATIONS[config["hidden_act"]], read_pattern(config)
     unit = NORM_KINDS[config["norm"]](config["norm_eps"])
-    turned = rotary(config["max_position_embeddings"], d,
-                    config["rope_theta"]) if config["positions"] == "rotary" else None
+    turned = (
+        rotary(config["max_position_embeddings"], d, config["rope_theta"]) if config["positions"] == "rotary" else None
+    )
 
     def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:
         W = at(f"{name}.weight", p, n).T
@@ -63,8 +74,11 @@ def transformer(config: Settings, at: ArraySource) -> Operator:
         return mixed @ linear(f"{l}.output", d * h, n)
 
     def feeding(l: str) -> Operator:
-        up = linear(f"{l}.gate", n, f) @ act * linear(f"{l}.up", n,
-                                                      f) if config["gated"] else linear(f"{l}.up", n, f) @ act
+        up = (
+            linear(f"{l}.gate", n, f) @ act * linear(f"{l}.up", n, f)
+            if config["gated"]
+            else linear(f"{l}.up", n, f) @ act
+        )
         return up @ linear(f"{l}.down", f, n)
 
     def layer(l: str) -> Operator:
@@ -73,17 +87,23 @@ def transformer(config: Settings, at: ArraySource) -> Operator:
 
     tokens, positions = config["vocab_size"], config["max_position_embeddings"]
     embed = weight(table := at("tokens", tokens, n))
-    if turned is None: embed = embed + given("positions", positions) @ weight(at("positions", positions, n))
+    if turned is None:
+        embed = embed + given("positions", positions) @ weight(at("positions", positions, n))
     parts = [embed, *(layer(f"layer.{i}") for i in range(config["num_hidden_layers"]))]
-    if config["pre_norm"]: parts.append(norm("norm"))
-    if config["head"] != "none": parts.append(weight((table if config["head"] == "tied" else at("head", tokens, n)).T))
+    if config["pre_norm"]:
+        parts.append(norm("norm"))
+    if config["head"] != "none":
+        parts.append(weight((table if config["head"] == "tied" else at("head", tokens, n)).T))
     return reduce(matmul, parts)
 
 
 def read_pattern(config: Settings) -> Pattern:
     """Read the pattern of a config. Raises InputError for a text that is none, and for a pattern that leaves its
     sequence."""
-    try: pattern = parse(config["mask"])
-    except ValueError as error: raise wrong("mask", config["mask"], f"a pattern ({error})") from error
-    if pattern.within: return pattern
+    try:
+        pattern = parse(config["mask"])
+    except ValueError as error:
+        raise wrong("mask", config["mask"], f"a pattern ({error})") from error
+    if pattern.within:
+        return pattern
     raise wrong("mask", config["mask"], "a pattern that looks within sequences: begin it with 'sequence & '")

@@ -4,6 +4,7 @@ rounded once.
 A text is JSON: nodes in order, children first, each [kind, children by number, attributes]; `["value", k]` is the k-th
 value that the step reads, `["value", k, "S"]` one with rows of space S, an attribute {"array": k} its k-th array.
 Custom kinds and monoids are named by name and digest."""
+
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,8 +24,10 @@ from opmatrix.runtime.codegen.custom_things import name_kind, name_monoid
 from opmatrix.runtime.declarations.arguments import Arguments, Doubles, split_operands
 from opmatrix.runtime.terms import measured, parse_operator
 
-UNWRITABLE = ("it is one's own and has no name: declare it by @pattern (opmatrix.algebra.positions.patterns), or "
-              "evaluate the term itself, x @ term")
+UNWRITABLE = (
+    "it is one's own and has no name: declare it by @pattern (opmatrix.algebra.positions.patterns), or "
+    "evaluate the term itself, x @ term"
+)
 
 
 def write_term(term: Operator, values: Mapping[Operator, int]) -> tuple[str, list[Data]]:
@@ -35,21 +38,30 @@ def write_term(term: Operator, values: Mapping[Operator, int]) -> tuple[str, lis
 
     def attribute(given: object) -> Any:
         if isinstance(given, Data):
-            if given not in arrays: arrays.append(given)
+            if given not in arrays:
+                arrays.append(given)
             return {"array": arrays.index(given)}
         if isinstance(given, Pattern):
-            if not given.stated: raise InputError(f"pattern {given}: {UNWRITABLE}")
+            if not given.stated:
+                raise InputError(f"pattern {given}: {UNWRITABLE}")
             return {"pattern": given.text, "arrays": [attribute(data)["array"] for data in given.data]}
-        if isinstance(given, Relation): return {"relation": [given.name, given.rows, given.cols]}
-        if not isinstance(given, type): return given
+        if isinstance(given, Relation):
+            return {"relation": [given.name, given.rows, given.cols]}
+        if not isinstance(given, type):
+            return given
         return {"over": name_monoid(given)}
 
     def add(node: Operator) -> int:
         if node not in numbers:
-            entry = (["value", values[node], *([str(node.out.rows)] if node.out.rows is not T else [])]
-                     if node in values else
-                     [name_kind(node.kind), [add(child) for child in node.children],
-                      [attribute(a) for a in node.attributes]])
+            entry = (
+                ["value", values[node], *([str(node.out.rows)] if node.out.rows is not T else [])]
+                if node in values
+                else [
+                    name_kind(node.kind),
+                    [add(child) for child in node.children],
+                    [attribute(a) for a in node.attributes],
+                ]
+            )
             nodes.append(entry)
             numbers[node] = len(nodes) - 1
         return numbers[node]
@@ -60,13 +72,15 @@ def write_term(term: Operator, values: Mapping[Operator, int]) -> tuple[str, lis
 
 def is_writable(term: Operator) -> bool:
     """True if a term can be written: a pattern that was not declared by a name has no text."""
-    return all(attribute.stated
-               for node in term.walk() for attribute in node.attributes if isinstance(attribute, Pattern))
+    return all(
+        attribute.stated for node in term.walk() for attribute in node.attributes if isinstance(attribute, Pattern)
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class AtValues(DenseReading):
     """Whole arrays, in which symbols stand for the values of a step."""
+
     values: Sequence[Doubles] = field(default=())
 
     def symbol(self, name: str, into: Shape, out: Shape) -> Self:
@@ -92,7 +106,9 @@ def exact(a: Arguments) -> Doubles:
     x = AtValues(np.zeros((a.batch.rows, 1)), a.batch, values=turned)
     result = read(parse_operator(a.term, shapes, arrays), x, {}).array
     return np.asarray(
-        result.swapaxes(0, 1) if result.ndim == 3 and len(result) > 1 else result.reshape(result.shape[-2:]))
+        result.swapaxes(0, 1) if result.ndim == 3 and len(result) > 1 else result.reshape(result.shape[-2:])
+    )
 
 
-def as_float64(value: object) -> Doubles: return np.asarray(value, np.float64)
+def as_float64(value: object) -> Doubles:
+    return np.asarray(value, np.float64)

@@ -1,5 +1,6 @@
 """Measuring programs: interleaved, so that a disturbance affects all of them; and measuring the memory that a call
 allocates."""
+
 import gc
 import time
 import tracemalloc
@@ -15,9 +16,14 @@ if TYPE_CHECKING:
 Seconds = dict[str, list[float]]
 
 
-def measure(programs: Mapping[str, Any], batches: Sequence[object], rounds: int = 20, warm: int = 2,
-            progress: Callable[[int, int], None] = lambda done, of: None,
-            shares: Sequence[float] | None = None) -> Seconds:
+def measure(
+    programs: Mapping[str, Any],
+    batches: Sequence[object],
+    rounds: int = 20,
+    warm: int = 2,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+    shares: Sequence[float] | None = None,
+) -> Seconds:
     """Return the seconds that each program takes for all batches, or for the mean of batches with these shares, one
     number a round. A program has `run(batch)`, or is called.
 
@@ -32,9 +38,11 @@ def measure(programs: Mapping[str, Any], batches: Sequence[object], rounds: int 
             total = dict.fromkeys(calls, 0.0)
             for at, batch in enumerate(batches):
                 share = 1.0 if shares is None else shares[at]
-                for name in rotate_order(list(calls), turn + at): total[name] += share * seconds(calls[name], batch)
+                for name in rotate_order(list(calls), turn + at):
+                    total[name] += share * seconds(calls[name], batch)
             if turn >= 0:
-                for name in calls: taken[name].append(total[name])
+                for name in calls:
+                    taken[name].append(total[name])
             progress(max(0, turn + 1), rounds)
     return taken
 
@@ -48,7 +56,8 @@ def seconds(call: Callable[..., object], batch: object) -> float:
     return end - start
 
 
-def rotate_order(names: list[str], by: int) -> list[str]: return names[by % len(names):] + names[:by % len(names)]
+def rotate_order(names: list[str], by: int) -> list[str]:
+    return names[by % len(names) :] + names[: by % len(names)]
 
 
 @contextmanager
@@ -57,9 +66,11 @@ def undisturbed() -> Iterator[None]:
     was = gc.isenabled()
     gc.collect()
     gc.disable()
-    try: yield
+    try:
+        yield
     finally:
-        if was: gc.enable()
+        if was:
+            gc.enable()
 
 
 @contextmanager
@@ -68,10 +79,13 @@ def collected() -> Iterator[None]:
     them takes longer than a program's runs. Objects that a caller has frozen stay frozen."""
     gc.collect()
     frozen = gc.get_freeze_count()
-    if not frozen: gc.freeze()
-    try: yield
+    if not frozen:
+        gc.freeze()
+    try:
+        yield
     finally:
-        if not frozen: gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
 
 
 def medians(taken: Seconds) -> dict[str, float]:
@@ -110,8 +124,10 @@ def most_held(call: Callable[[], object], forget: Callable[[], None], runs: int 
     Buffers that calls pass on to one another are released before each: the shared ones, and those that `forget`
     releases. The garbage collector is off, so no older garbage is freed while a call is measured."""
     from formats.kernels.engine.launch import ARENA
+
     running, was = tracemalloc.is_tracing(), gc.isenabled()
-    if not running: tracemalloc.start()
+    if not running:
+        tracemalloc.start()
     try:
         gc.disable()
         call()
@@ -126,5 +142,7 @@ def most_held(call: Callable[[], object], forget: Callable[[], None], runs: int 
             del result
         return most
     finally:
-        if was: gc.enable()
-        if not running: tracemalloc.stop()
+        if was:
+            gc.enable()
+        if not running:
+            tracemalloc.stop()

@@ -1,5 +1,6 @@
 """Prices of machines for programs: the products and stages of formats, every declared kernel, and the start of a run.
 Code that prices, calibrates or searches takes the catalogue from here."""
+
 from collections.abc import Callable
 from functools import partial
 
@@ -26,7 +27,7 @@ def begin_run(sentences: int) -> Callable[[], object]:
     table = FORMATS["dense"].pack(np.ones((1, 16), np.float32))
     program = Program([Step("embed", {"table0": "table"}, {"fields": "tokens"}, "x")], {"table": table}, "x")
     batch = Batch([[0]] * sentences)
-    program.run(batch)                                      # compiles its kernels
+    program.run(batch)  # compiles its kernels
     return partial(program.run, batch)
 
 

@@ -1,4 +1,5 @@
 """Programs: a schedule of kernel calls over planned buffers, which runs, prints, prices itself and is saved."""
+
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,14 +38,15 @@ if TYPE_CHECKING:
 
 ExactRows = NDArray[np.float64]
 Constant = Format | Stacked | Numeric
-Given = Batch | Iterable[Sequence[int]]                     # sentences: rows of token ids
-OUTPUT = "output"                                           # the name of an output without one
-ARRAY = {"format": "array"}                                 # the entry of a constant without a format
+Given = Batch | Iterable[Sequence[int]]  # sentences: rows of token ids
+OUTPUT = "output"  # the name of an output without one
+ARRAY = {"format": "array"}  # the entry of a constant without a format
 
 
 @dataclass(frozen=True)
 class Step:
     """`output = kernel(operands, attributes)`: operands name constants or the outputs of earlier steps."""
+
     kernel: str
     operands: Mapping[str, str]
     attributes: Mapping[str, float | int | str]
@@ -67,14 +69,20 @@ class ById(Mapping[int, Numeric]):
     def __init__(self, constants: Mapping[str, Constant], arrays: Mapping[str, Numeric]) -> None:
         self.names, self.arrays = {id(constants[name]): name for name in arrays}, arrays
 
-    def __getitem__(self, at: int) -> Numeric: return self.arrays[self.names[at]]
-    def __iter__(self) -> Iterator[int]: return iter(self.names)
-    def __len__(self) -> int: return len(self.names)
+    def __getitem__(self, at: int) -> Numeric:
+        return self.arrays[self.names[at]]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 class Profile(NamedTuple):
     """Seconds of whole runs, one number a round, and of each step in them, by the name of its result; views take no
     time, and are left out."""
+
     runs: list[float]
     steps: dict[str, list[float]]
 
@@ -93,13 +101,21 @@ class Program(Reopened):
     multiple of a number's size is copied once. Raises ValueError, which names the step, for an unknown kernel, operand,
     attribute or shape that does not fit."""
 
-    def __init__(self, steps: Iterable[Step], constants: Mapping[str, Constant], outputs: str | Mapping[str, str],
-                 meta: Mapping[str, object] | None = None, *, inputs: Iterable[Port] = (),
-                 state: Mapping[str, str] = MappingProxyType({})):
+    def __init__(
+        self,
+        steps: Iterable[Step],
+        constants: Mapping[str, Constant],
+        outputs: str | Mapping[str, str],
+        meta: Mapping[str, object] | None = None,
+        *,
+        inputs: Iterable[Port] = (),
+        state: Mapping[str, str] = MappingProxyType({}),
+    ):
         self.steps = tuple(steps)
         self.constants = MappingProxyType({name: read_constant(name, constant) for name, constant in constants.items()})
         self.outputs = MappingProxyType({OUTPUT: outputs} if isinstance(outputs, str) else dict(outputs))
-        if not self.outputs: raise ValueError("output: a program gives one, at least")
+        if not self.outputs:
+            raise ValueError("output: a program gives one, at least")
         self.inputs = tuple(replace(port, infinite=port.infinite or ()) for port in inputs)
         self.state = MappingProxyType(dict(state))
         self.meta = MappingProxyType(copied(meta or {}))
@@ -117,8 +133,9 @@ class Program(Reopened):
         for call in self.schedule.calls:
             relations |= dict.fromkeys(map(str, call.kernel.relations(call.bound)))
         fields = [Port(name, "T", 1, 1, INTEGER) for name in limits]
-        return Signature({port.name: port for port in (*self.inputs, *fields)}, tuple(relations), self.schedule.outputs,
-                         self.state)
+        return Signature(
+            {port.name: port for port in (*self.inputs, *fields)}, tuple(relations), self.schedule.outputs, self.state
+        )
 
     def run(self, batch: Given) -> Floats:
         """Run the program: (T, n), one row a token, sentences one after another; (S, n), one a sentence, if the program
@@ -146,15 +163,15 @@ class Program(Reopened):
         certificate = self.meta.get("certificate")
         return longest_seen(certificate) if isinstance(certificate, Mapping) else None
 
-    def exact(self, batch: Given, constants: Mapping[str, Numeric] | None = None,
-              rounded: bool = True) -> ExactRows:
+    def exact(self, batch: Given, constants: Mapping[str, Numeric] | None = None, rounded: bool = True) -> ExactRows:
         """Compute (T, n) in float64, by the meanings of the kernels, for the same numbers: slow, the reference of
         `run`. A kernel that rounds its operands means the rounded ones, unless `rounded` is False. Constants may be
         replaced by name, a weight by its (n, p) matrix: by those of a program made before any rounding, for example."""
         return self.schedule.exact(batched(batch), ById(self.constants, constants or {}), rounded)
 
-    def exact_all(self, batch: Given, constants: Mapping[str, Numeric] | None = None,
-                  rounded: bool = True) -> dict[str, ExactRows]:
+    def exact_all(
+        self, batch: Given, constants: Mapping[str, Numeric] | None = None, rounded: bool = True
+    ) -> dict[str, ExactRows]:
         """Compute, as `exact` does, every output by name, and the next value of every piece of state by the name of its
         input."""
         instead = {id(self.constants[name]): array for name, array in (constants or {}).items()}
@@ -174,11 +191,18 @@ class Program(Reopened):
         window, rows behind it are given back, except for `rewinds` rows that a sequence may always go back, 64 by
         default. Raises InputError for a program without state."""
         from opmatrix.inference.session import REWINDS, Session
+
         return Session(self, capacity, exact, REWINDS if rewinds is None else rewinds)
 
-    def embed(self, texts: Texts, rows: int = BATCH_ROWS, progress: OnProgress | bool = True, *,
-              truncate: bool | None = None,
-              skip_bad: bool = False) -> Floats:
+    def embed(
+        self,
+        texts: Texts,
+        rows: int = BATCH_ROWS,
+        progress: OnProgress | bool = True,
+        *,
+        truncate: bool | None = None,
+        skip_bad: bool = False,
+    ) -> Floats:
         """Return (S, n): an embedding for each text, about `rows` rows at a time, pooled as the checkpoint declares; by
         default the mean of a text's rows, of length one. Texts are one string, any iterable of strings, or the Path of
         a file with one a line; beside the result memory holds a chunk of them. `progress` is called with (done, of);
@@ -188,14 +212,23 @@ class Program(Reopened):
         that cannot be read, and a program that was saved without a tokenizer."""
         return embed_texts(self, texts, rows, progress, truncate, skip_bad)
 
-    def stream(self, texts: Texts, rows: int = BATCH_ROWS, *, truncate: bool | None = None,
-               skip_bad: bool = False) -> Iterator[Floats]:
+    def stream(
+        self, texts: Texts, rows: int = BATCH_ROWS, *, truncate: bool | None = None, skip_bad: bool = False
+    ) -> Iterator[Floats]:
         """Yield the embeddings of `embed` in blocks (count, n), one after another, in the order of the texts."""
         return stream(self, texts, rows, truncate, skip_bad)
 
-    def generate(self, prompts: "Prompt | Iterable[Prompt]", *, max_tokens: int = 128, temperature: float = 0.0,
-                 top_k: int | None = None, top_p: float = 1.0, seed: int = 0,
-                 cache: str | None = None) -> "list[Reply]":
+    def generate(
+        self,
+        prompts: "Prompt | Iterable[Prompt]",
+        *,
+        max_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int = 0,
+        cache: str | None = None,
+    ) -> "list[Reply]":
         """Generate a reply to each prompt, a text or token ids: `text`, `ids`, and the reason why it `ended`. Several
         are generated at once, and each has the tokens that it has alone; prompt i is alone with seed + i. The choice of
         tokens: see opmatrix.inference.sampling. `cache`: the number type of keys and values, float32, or bf16 in half
@@ -203,15 +236,25 @@ class Program(Reopened):
         that is empty or leaves no room."""
         from opmatrix.inference.generation import generate
         from opmatrix.inference.sampling import Sampling
+
         return generate(self, prompts, max_tokens, Sampling(temperature, top_k, top_p, seed), cache)
 
-    def stream_text(self, prompt: "Prompt", *, max_tokens: int = 128, temperature: float = 0.0,
-                    top_k: int | None = None, top_p: float = 1.0, seed: int = 0, cache: str | None = None
-                    ) -> Iterator[str]:
+    def stream_text(
+        self,
+        prompt: "Prompt",
+        *,
+        max_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        seed: int = 0,
+        cache: str | None = None,
+    ) -> Iterator[str]:
         """Yield the reply to a prompt, piece by piece, in whole characters, as `generate` returns it. Raises as that
         does."""
         from opmatrix.inference.generation import stream_reply
         from opmatrix.inference.sampling import Sampling
+
         return stream_reply(self, prompt, max_tokens, Sampling(temperature, top_k, top_p, seed), cache)
 
     @property
@@ -223,8 +266,10 @@ class Program(Reopened):
         """Return the decoder whose caches hold numbers of this type; None: of the types that the program rounds to.
         Made once."""
         from opmatrix.inference.cached import cached
+
         decoders: dict[str | None, Program] = vars(self).setdefault("decoders", {})
-        if number not in decoders: decoders[number] = cached(self, number)
+        if number not in decoders:
+            decoders[number] = cached(self, number)
         return decoders[number]
 
     @property
@@ -240,16 +285,20 @@ class Program(Reopened):
     def starts(self, batch: Batch) -> NDArray[np.int64]:
         """Return the offsets of sentences' rows in its result, and their end; in another space each row is its own
         sentence."""
-        if self.space == str(T): return batch.starts
+        if self.space == str(T):
+            return batch.starts
         return np.arange(self.schedule.extents(batch)[self.space] + 1)
 
     def vectors(self, batch: Batch) -> Floats:
         """Return (S, n): an embedding for each sentence, pooled by the program, or by `pooling`. Raises InputError if
         the model answers by a head that the program does not have."""
-        if self.pooled: return self.run(batch)
+        if self.pooled:
+            return self.run(batch)
         if head := self.meta.get("head"):
-            raise InputError(f"{head!s:.300}: the model answers by a head, and the mean of its rows is none of its "
-                             "answers: take the rows, program.run(program.tokenizer.encode(texts))")
+            raise InputError(
+                f"{head!s:.300}: the model answers by a head, and the mean of its rows is none of its "
+                "answers: take the rows, program.run(program.tokenizer.encode(texts))"
+            )
         vectors: Floats = self.pooling(self.run(batch), batch.starts)
         return vectors
 
@@ -270,10 +319,11 @@ class Program(Reopened):
         add up to the run except for the time of Python before and after. Raises as `run` does, and RuntimeError if
         native code finds no clock."""
         from opmatrix.runtime.measure import seconds, undisturbed
+
         as_batch, names = batched(batch), [*(port.name for port in self.inputs), *(step.output for step in self.steps)]
         inside: list[dict[int, float]] = []
         with undisturbed():
-            self.schedule.timed(as_batch)                   # compiles, and is not counted
+            self.schedule.timed(as_batch)  # compiles, and is not counted
             runs = [seconds(lambda batch: inside.append(self.schedule.timed(batch)), as_batch) for _ in range(rounds)]
         return Profile(runs, {names[step]: [times[step] for times in inside] for step in inside[0]})
 
@@ -297,8 +347,10 @@ class Program(Reopened):
         """Return the extents of a batch, with the patterns of this program; extents are returned as they are. Raises
         ValueError if a step lacks an extent, TypeError for two numbers."""
         if isinstance(batch, tuple) and len(batch) == 2 and all(isinstance(number, int | float) for number in batch):
-            raise TypeError(f"extents: {batch} does not say what each pattern holds: give a batch, or "
-                            f"Extents({{T: {batch[0]}, pairs[sequence]: {batch[1]}}})")
+            raise TypeError(
+                f"extents: {batch} does not say what each pattern holds: give a batch, or "
+                f"Extents({{T: {batch[0]}, pairs[sequence]: {batch[1]}}})"
+            )
         return batch if isinstance(batch, Extents) else self.schedule.extents(batched(batch), self.patterns)
 
     @cached_property
@@ -319,27 +371,40 @@ class Program(Reopened):
         any other change removes it."""
         same = meta.keys() <= {"certificate"}
         entries = self.meta if same else {name: e for name, e in self.meta.items() if name != "certificate"}
-        program = Program(self.steps, self.constants, self.outputs, {**entries, **meta}, inputs=self.inputs,
-                        state=self.state)
-        if same and "hash" in vars(self): program.hash = self.hash
+        program = Program(
+            self.steps, self.constants, self.outputs, {**entries, **meta}, inputs=self.inputs, state=self.state
+        )
+        if same and "hash" in vars(self):
+            program.hash = self.hash
         return program
 
     @cached_property
     def hash(self) -> str:
         """The hash of everything but the certificate, which itself holds it; see opmatrix.files.mapped."""
-        return hash_program(json.dumps(self.described(), sort_keys=True),
-                      ((name, array.dtype.str, array.shape, pieces(array)) for name, array in self.arrays()))
+        return hash_program(
+            json.dumps(self.described(), sort_keys=True),
+            ((name, array.dtype.str, array.shape, pieces(array)) for name, array in self.arrays()),
+        )
 
     def described(self) -> dict[str, Any]:
         """Return everything but the arrays and the certificate, as JSON. A program with one output and without inputs
         has the form of earlier versions, so its hash is unchanged."""
-        return {"meta": {name: entry for name, entry in self.meta.items() if name != "certificate"},
-                "constants": {name: c.meta() if isinstance(c, Format | Stacked) else ARRAY
-                              for name, c in self.constants.items()},
-                "steps": [[s.kernel, dict(s.operands), dict(s.attributes), s.output] for s in self.steps],
-                **({"output": self.output} if self.plain else {
-                    "inputs": {port.name: port.described() for port in self.inputs}, "outputs": dict(self.outputs),
-                    "state": dict(self.state)})}
+        return {
+            "meta": {name: entry for name, entry in self.meta.items() if name != "certificate"},
+            "constants": {
+                name: c.meta() if isinstance(c, Format | Stacked) else ARRAY for name, c in self.constants.items()
+            },
+            "steps": [[s.kernel, dict(s.operands), dict(s.attributes), s.output] for s in self.steps],
+            **(
+                {"output": self.output}
+                if self.plain
+                else {
+                    "inputs": {port.name: port.described() for port in self.inputs},
+                    "outputs": dict(self.outputs),
+                    "state": dict(self.state),
+                }
+            ),
+        }
 
     @property
     def plain(self) -> bool:
@@ -350,8 +415,10 @@ class Program(Reopened):
         """Yield the arrays of the constants, in the order of their names: `name` of an array, `name.field` of a
         format."""
         for name, constant in sorted(self.constants.items()):
-            if not isinstance(constant, Format | Stacked): yield name, constant
-            else: yield from ((f"{name}.{key}", array) for key, array in constant.arrays().items())
+            if not isinstance(constant, Format | Stacked):
+                yield name, constant
+            else:
+                yield from ((f"{name}.{key}", array) for key, array in constant.arrays().items())
 
     def save(self, directory: str | Path) -> None:
         """Write the directory, complete or not at all; see opmatrix.files.saving."""
@@ -370,16 +437,27 @@ class Program(Reopened):
     def __str__(self) -> str:
         low, high = self.meta.get("rows", (1, "any number of"))
         header = f"# {self.meta.get('model', 'program')}: {low} to {high} rows, {self.stored_bytes:,} bytes stored"
-        if self.schedule.state: header += f", {self.schedule.cached:,} bytes a row of space C"
+        if self.schedule.state:
+            header += f", {self.schedule.cached:,} bytes a row of space C"
         lines = [] if self.plain else self.signature.lines()
-        return "\n".join([header, *lines, *(step.show(self.constants) for step in self.steps),
-                          f"return {', '.join(self.outputs.values())}"])
+        return "\n".join(
+            [
+                header,
+                *lines,
+                *(step.show(self.constants) for step in self.steps),
+                f"return {', '.join(self.outputs.values())}",
+            ]
+        )
 
     def __repr__(self) -> str:
         gives = ", ".join(map(str, self.schedule.outputs.values()))
-        return (f"<Program {self.meta.get('model', '')} {len(self.steps)} steps, {self.stored_bytes:,} bytes stored, "
-                f"gives {gives}>")
-    def _repr_html_(self) -> str: return str(body("display.shown.program_html")(self))
+        return (
+            f"<Program {self.meta.get('model', '')} {len(self.steps)} steps, {self.stored_bytes:,} bytes stored, "
+            f"gives {gives}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return str(body("display.shown.program_html")(self))
 
 
 def read_constant(name: str, constant: Constant) -> Constant:
@@ -393,15 +471,18 @@ def copied(meta: Mapping[str, object]) -> dict[str, Any]:
     return stored | texts
 
 
-def batched(batch: Given) -> Batch: return batch if isinstance(batch, Batch) else Batch(batch)
+def batched(batch: Given) -> Batch:
+    return batch if isinstance(batch, Batch) else Batch(batch)
 
 
 def kind(constant: Constant | None) -> str:
     """Return [csr 0.2, 384x1536]: a weight's format, the share of its entries that it stores, its shape; empty for a
     vector."""
-    if constant is None or len(constant.shape) == 1: return ""
+    if constant is None or len(constant.shape) == 1:
+        return ""
     shape = "x".join(map(str, constant.shape))
-    if not isinstance(constant, Format | Stacked): return f"[{constant.dtype}, {shape}]"
+    if not isinstance(constant, Format | Stacked):
+        return f"[{constant.dtype}, {shape}]"
     stored = sum(array.size for array in constant.arrays().values() if array.dtype.kind == "f")
     share = f" {stored / np.prod(constant.shape):.3g}" if stored != np.prod(constant.shape) else ""
     return f"[{constant.name}{share}, {shape}]"

@@ -1,5 +1,6 @@
 """Steps run from recordings: the launches for a number of rows are recorded once, and replayed on groups of sentences
 (scheme.py)."""
+
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
     from opmatrix.algebra.batch.batch import Batch
     from opmatrix.runtime.schedule import Call, Schedule
 
-SCRIPT_SHARE = 1 / 8                                        # share of the last cache for the stored scripts of a
-                                                            # program
-TABLES = 4                                                  # tables of batches that a segment stores
-SINGLE = 2                                                  # for up to this many sequences a script has exactly as many
-RECORDS = 110                                               # bytes of the records of a step, about
+SCRIPT_SHARE = 1 / 8  # share of the last cache for the stored scripts of a
+# program
+TABLES = 4  # tables of batches that a segment stores
+SINGLE = 2  # for up to this many sequences a script has exactly as many
+RECORDS = 110  # bytes of the records of a step, about
 
 
 class Recorded:
@@ -39,8 +40,8 @@ class Recorded:
     whole batch, and each group has its rows."""
 
     def __init__(self, schedule: "Schedule", steps: Sequence[int]):
-        self.schedule = proxy(schedule)                     # the schedule holds this: without a cycle, mapped files are
-                                                            # freed at once with their program
+        self.schedule = proxy(schedule)  # the schedule holds this: without a cycle, mapped files are
+        # freed at once with their program
         self.steps = steps
         self.scripts: OrderedDict[tuple[int, int, int], Script] = OrderedDict()
         self.tables: OrderedDict[tuple[bytes, int], GroupTable] = OrderedDict()
@@ -67,8 +68,10 @@ class Recorded:
     @cached_property
     def counted(self) -> bool:
         """True if a script is for a number of sequences: some kernel has a row for each and does not accept more."""
-        return any(getattr(call.shape, "space", T) == S and not call.kernel.pads_sequences
-                   for call in map(self.schedule.calls.__getitem__, self.steps))
+        return any(
+            getattr(call.shape, "space", T) == S and not call.kernel.pads_sequences
+            for call in map(self.schedule.calls.__getitem__, self.steps)
+        )
 
     @cached_property
     def handed(self) -> list[int]:
@@ -85,7 +88,8 @@ class Recorded:
     def seats(self, rows: int, sentences: int) -> int:
         """Return the number of sequences that a script is for if the batch has `sentences`: a power of two, so that few
         scripts serve batches of any lengths. If no kernel depends on it, one a row."""
-        if not self.counted: return rows
+        if not self.counted:
+            return rows
         return min(rows, 1 << (sentences - 1).bit_length()) if self.roomy and sentences > SINGLE else sentences
 
     def script(self, group: Group, workers: int) -> "Script":
@@ -94,13 +98,14 @@ class Recorded:
         rows = group.high - group.low
         key = rows, self.seats(rows, group.last - group.first), workers
         # the latest used script comes last
-        if script := self.scripts.get(key): self.scripts.move_to_end(key)
+        if script := self.scripts.get(key):
+            self.scripts.move_to_end(key)
         else:
             self.scripts[key] = script = self.record(*key)
             room = SCRIPT_SHARE * caches()[-1] / len(self.schedule.segments)
             while len(self.scripts) > 1 and sum(s.content.nbytes for s in self.scripts.values()) > room:
                 self.scripts.popitem(last=False)
-                self.tables.clear()                         # tables hold scripts, too
+                self.tables.clear()  # tables hold scripts, too
         return script
 
     def record(self, rows: int, sentences: int, workers: int) -> "Script":
@@ -109,18 +114,22 @@ class Recorded:
         from formats.kernels.engine.compiled import walk_compiled
         from formats.kernels.engine.pool import end_workers, launch_items, worker_loop
         from formats.kernels.engine.replay import conduct, replay
-        return walk_compiled(lambda: self.walk(rows, sentences, workers), replay, conduct, launch_items, worker_loop,
-                             end_workers)
+
+        return walk_compiled(
+            lambda: self.walk(rows, sentences, workers), replay, conduct, launch_items, worker_loop, end_workers
+        )
 
     def walk(self, rows: int, sentences: int, workers: int) -> "Script":
         """Walk through the steps and record their launches."""
         from formats.kernels.engine.replay import Recording
         from formats.kernels.rows.sequences import hand_rows
+
         plan, input_bytes, handed = self.plan(rows), round_to_lines(8 * Slots.count(rows)), self.kept(sentences)
         memory = np.empty(input_bytes + plan.end + sum(handed.values()), np.uint8)
-        slots = Slots(rows, sentences, memory[:8 * Slots.count(rows)].view(np.int64))
-        places = dict(zip(self.own, plan.offsets,
-                          strict=True)) | dict(zip(handed, accumulate(handed.values(), initial=plan.end), strict=False))
+        slots = Slots(rows, sentences, memory[: 8 * Slots.count(rows)].view(np.int64))
+        places = dict(zip(self.own, plan.offsets, strict=True)) | dict(
+            zip(handed, accumulate(handed.values(), initial=plan.end), strict=False)
+        )
         shapes = {at: self.schedule.calls[at].shape for at in self.elsewhere}
         elsewhere = {at: np.empty(shape.at(slots.extents()), number_of(shape)) for at, shape in shapes.items()}
         recording = Recording(memory, workers, [*elsewhere.values(), slots.before])
@@ -145,15 +154,22 @@ class Recorded:
     def kept(self, sentences: int) -> dict[int, int]:
         """Return the bytes of the values in `handed`, in the arena of a script for this many sequences; none if a
         script has exactly the sequences of the batch."""
-        if not self.roomy or sentences <= SINGLE: return {}
+        if not self.roomy or sentences <= SINGLE:
+            return {}
         return {at: self.schedule.calls[at].shape.size.sequence * sentences for at in self.handed}
 
     def peak(self, extents: Extents, starts: Offsets | None = None) -> int:
         """Return the bytes of the values between kernels, of every worker. Without the sentences' starts, as if they
         could be split anywhere."""
         workers, rows = threads(), extents[T]
-        groups = [] if starts is None else [(group.high - group.low, group.last - group.first)
-                                            for group in make_groups(starts, workers, reading=self.schedule.reading)]
+        groups = (
+            []
+            if starts is None
+            else [
+                (group.high - group.low, group.last - group.first)
+                for group in make_groups(starts, workers, reading=self.schedule.reading)
+            ]
+        )
         if not groups:
             groups = [(whole := min(rows, workers * GROUP_ROWS), min(whole, extents[S]) if self.counted else whole)]
         return int((workers if len(groups) > 1 else 1) * max(self.arena(*sizes) for sizes in groups))
@@ -177,11 +193,14 @@ class Recorded:
         """Return the seconds of each step of a run; if each worker has groups of its own, the mean of the workers'
         times for all their groups. Raises RuntimeError if native code finds no clock."""
         from formats.kernels.engine.replay import clock, nanoseconds
-        if not clock(): raise RuntimeError("steps are not timed here: native code finds no clock")
+
+        if not clock():
+            raise RuntimeError("steps are not timed here: native code finds no clock")
         scripts, stamps = self.replay(values, clock())
         since = 1e-9 * nanoseconds(stamps)
-        taken = [np.diff(times[script.ends[:len(self.steps) + 1]])
-                 for times, script in zip(since, scripts, strict=True)]
+        taken = [
+            np.diff(times[script.ends[: len(self.steps) + 1]]) for times, script in zip(since, scripts, strict=True)
+        ]
         workers = min(len(taken), threads())
         return dict(zip(self.steps, (np.sum(taken, axis=0) / workers).tolist(), strict=True))
 
@@ -189,15 +208,17 @@ class Recorded:
         """Run; with a clock, return the times when every group's stages began and the last one ended, (seconds,
         nanoseconds)."""
         from formats.kernels.engine.pool import POOL
+
         fields, arrays, workers = self.fields(values.batch), self.arrays(values), threads()
         key = values.batch.starts.tobytes(), workers
-        with POOL.lock:                                     # no other thread has the table meanwhile
+        with POOL.lock:  # no other thread has the table meanwhile
             table = self.tables.pop(key, None) or self.table(values.batch.starts, workers, arrays)
             table.fill(fields)
             table.lay(dict(enumerate(arrays)))
             stamps = table.launch(workers, clock)
             self.tables[key] = table
-            while len(self.tables) > TABLES: self.tables.popitem(last=False)
+            while len(self.tables) > TABLES:
+                self.tables.popitem(last=False)
         return table.scripts, stamps
 
     def fields(self, batch: Any) -> list[NDArray[np.int64]]:
@@ -213,17 +234,21 @@ class Recorded:
     def forget(self) -> None:
         """Drop the tables. Scripts stay, as compiled code does."""
         from formats.kernels.engine.pool import POOL
-        with POOL.lock: self.tables.clear()
 
-    def table(self, starts: Offsets, workers: int, arrays: Sequence[Numeric],
-              words: Offsets | None = None) -> GroupTable:
+        with POOL.lock:
+            self.tables.clear()
+
+    def table(
+        self, starts: Offsets, workers: int, arrays: Sequence[Numeric], words: Offsets | None = None
+    ) -> GroupTable:
         """Return the table of batches whose sentences start at these rows, on `workers` workers; `words`: for one batch
         that has its numbers there. The pool is locked."""
         groups = make_groups(starts, workers, reading=self.schedule.reading)
         scripts = [self.script(group, workers if len(groups) == 1 else 1) for group in groups]
         spaces = [getattr(self.schedule.calls[at].shape, "space", None) for at in self.elsewhere]
         names = [*self.read]
-        if self.schedule.state: names, spaces = [*names, "slots"], [*spaces, None]
+        if self.schedule.state:
+            names, spaces = [*names, "slots"], [*spaces, None]
         return GroupTable(groups, scripts, starts, names, spaces, arrays, words)
 
 
@@ -234,19 +259,24 @@ class Repeated:
 
     def __init__(self, schedule: "Schedule", batch: "Batch") -> None:
         from formats.kernels.engine.launch import RECORDING
+
         self.recording = RECORDING
         self.schedule, self.batch, self.outset = schedule, batch, schedule.outset(batch)
         self.workers, self.turns = 0, list[Callable[[Values], object]]()
 
     def run(self) -> list[NDArray[np.float32]]:
         """Return the outputs' rows. Raises as Schedule.run does."""
-        if self.recording.get(): return Context().run(self.run)
+        if self.recording.get():
+            return Context().run(self.run)
         values = self.schedule.begun(self.batch, self.outset)
         if (workers := threads()) != self.workers:
-            self.turns = [Replayed(segment, values, workers).run if isinstance(segment, Recorded) else segment.run
-                          for segment in self.schedule.segments]
+            self.turns = [
+                Replayed(segment, values, workers).run if isinstance(segment, Recorded) else segment.run
+                for segment in self.schedule.segments
+            ]
             self.workers = workers
-        for turn in self.turns: turn(values)
+        for turn in self.turns:
+            turn(values)
         return self.schedule.outcome(values)
 
 
@@ -256,11 +286,13 @@ class Replayed:
 
     def __init__(self, segment: Recorded, values: Values, workers: int) -> None:
         from formats.kernels.engine.pool import POOL
+
         self.segment, self.workers, self.pool = segment, workers, POOL
         self.moved = {i: at for i, at in enumerate(segment.elsewhere) if at not in values.entered}
         arrays = segment.arrays(values)
         words = getattr(values.batch, "words", None)
-        with POOL.lock: self.table = segment.table(values.batch.starts, workers, arrays, words)
+        with POOL.lock:
+            self.table = segment.table(values.batch.starts, workers, arrays, words)
         self.table.lay(dict(enumerate(arrays)))
 
     def run(self, values: Values) -> None:
@@ -276,17 +308,20 @@ def least_limits(calls: "Iterable[Call]") -> dict[str, int]:
     """Return the fields of the batch that these calls read, each with the least limit of its tables."""
     limits: dict[str, int] = {}
     for call in calls:
-        for name, limit in call.kernel.limits(call.bound).items(): limits[name] = min(limit, limits.get(name, limit))
+        for name, limit in call.kernel.limits(call.bound).items():
+            limits[name] = min(limit, limits.get(name, limit))
     return limits
 
 
 def launches(call: "Call") -> bool:
     """True if a step is a view, or a kernel of ours on weights of ours that only launches, on rows by which groups are
     split."""
-    if call.kernel.view: return True
+    if call.kernel.view:
+        return True
     rows = call.shape, *map(vars(call.bound).get, call.values)
-    if any(getattr(value, "space", T) not in (T, S) for value in rows): return False
+    if any(getattr(value, "space", T) not in (T, S) for value in rows):
+        return False
     weight = getattr(call.bound, "weight", None)
-    kind = getattr(weight, "form", type(weight))            # for a stack the format of its matrices
+    kind = getattr(weight, "form", type(weight))  # for a stack the format of its matrices
     ours = weight is None or isinstance(weight, np.ndarray) or kind.__module__.startswith("formats.")
     return call.kernel.launches and ours

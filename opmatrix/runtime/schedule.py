@@ -1,6 +1,7 @@
 """Steps bound to kernels: shapes inferred and checked, lifetimes known, buffers planned for any number of rows.
 
 Values are numbered: first the inputs, then the results of steps."""
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
 from functools import cached_property
@@ -31,12 +32,13 @@ from opmatrix.runtime.segments import ROW, Blocks, ByStep, Called, Span, Values,
 if TYPE_CHECKING:
     from opmatrix.runtime.program import Constant, Step
 
-OBJECTS = 6000                                              # bytes of Python's own objects in a call, about
+OBJECTS = 6000  # bytes of Python's own objects in a call, about
 
 
 class Call(NamedTuple):
     """A step as it runs. An operand in `values` is a shape in `bound`, and is the result of the step with that
     number."""
+
     kernel: Declared
     bound: Arguments
     values: dict[str, int]
@@ -57,6 +59,7 @@ class Call(NamedTuple):
 class Outset(NamedTuple):
     """The preparation of a run for a batch: its extents, the plan of the buffers between segments, and the inputs, by
     number."""
+
     extents: Extents
     plan: Plan
     entered: Mapping[int, NDArray[np.float32]]
@@ -66,8 +69,11 @@ class enter(Arguments):
     """The kernel of an input. No step calls it: its value is stored with the batch, or with the session."""
 
     def run(out: Any, *, port: Any) -> None: ...
-    def shape(a) -> Value: return entering(a.port)
-    def reference(a) -> Any: return a.batch.input(a.port)
+    def shape(a) -> Value:
+        return entering(a.port)
+
+    def reference(a) -> Any:
+        return a.batch.input(a.port)
 
 
 ENTERED = Declared(enter, is_input=True)
@@ -82,17 +88,22 @@ def bind(steps: "Sequence[Step]", constants: "Mapping[str, Constant]", ports: Se
     if taken := [name for name in number if name in constants]:
         raise ValueError(f"input {taken[0]!r}: a constant has this name")
     for i, step in enumerate(steps):
-        try: calls.append(call(step, shapes, number, constants))
-        except ValueError as error: raise ValueError(f"step {i}, {step.output} = {step.kernel}: {error}") from None
+        try:
+            calls.append(call(step, shapes, number, constants))
+        except ValueError as error:
+            raise ValueError(f"step {i}, {step.output} = {step.kernel}: {error}") from None
         number[step.output], shapes[step.output] = len(calls) - 1, calls[-1].shape
     return calls
 
 
-def call(step: "Step", shapes: Mapping[str, Value], number: Mapping[str, int],
-         constants: "Mapping[str, Constant]") -> Call:
+def call(
+    step: "Step", shapes: Mapping[str, Value], number: Mapping[str, int], constants: "Mapping[str, Constant]"
+) -> Call:
     """Bind one step, given the shapes and numbers of the values before it."""
-    if step.kernel not in KERNELS: raise ValueError(f"there is no such kernel; there are {', '.join(KERNELS)}")
-    if step.output in number or step.output in constants: raise ValueError(f"{step.output!r} is already defined")
+    if step.kernel not in KERNELS:
+        raise ValueError(f"there is no such kernel; there are {', '.join(KERNELS)}")
+    if step.output in number or step.output in constants:
+        raise ValueError(f"{step.output!r} is already defined")
     for operand, name in step.operands.items():
         if name not in number and name not in constants:
             raise ValueError(f"{operand} is {name!r}, which no earlier step gives and no constant is named")
@@ -111,24 +122,30 @@ def check_state(calls: Sequence[Call], names: Sequence[str], state: Mapping[int,
     Raises ValueError."""
     for i, call in enumerate(calls):
         if call.kernel.is_input and isinstance(call.shape, Cache) and i not in state:
-            raise ValueError(f"state: input {names[i]!r}, {call.shape} in space C, has no next value: "
-                             f"state={{{names[i]!r}: the value "
-                             "that is appended to it}")
+            raise ValueError(
+                f"state: input {names[i]!r}, {call.shape} in space C, has no next value: "
+                f"state={{{names[i]!r}: the value "
+                "that is appended to it}"
+            )
     reading: dict[int, list[int]] = {}
     for j, call in enumerate(calls):
-        for v in {*call.values.values()}: reading.setdefault(v, []).append(j)
+        for v in {*call.values.values()}:
+            reading.setdefault(v, []).append(j)
     for i, behind in state.items():
         named = f"state: {names[i]!r}, {calls[i].shape} in space C"
         if not isinstance(calls[i].shape, Cache):
             raise ValueError(f"state: {names[i]!r} is {calls[i].shape}: rows that a session holds are of space C")
         readers = reading.get(i, [])
         writers = [j for j in readers if calls[j].values.get(calls[j].kernel.inplace or "") == i]
-        if not writers: raise ValueError(f"{named}: no step writes it: append to it")
+        if not writers:
+            raise ValueError(f"{named}: no step writes it: append to it")
         if len(writers) > 1:
             raise ValueError(f"{named}: {' and '.join(repr(names[j]) for j in writers)} write it: one step may")
         if other := [j for j in readers if j != writers[0]]:
-            raise ValueError(f"{named}: {names[other[0]]} = {calls[other[0]].kernel.name} reads it before it is "
-                             f"written: read {names[writers[0]]!r}")
+            raise ValueError(
+                f"{named}: {names[other[0]]} = {calls[other[0]].kernel.name} reads it before it is "
+                f"written: read {names[writers[0]]!r}"
+            )
         if behind != writers[0]:
             raise ValueError(f"{named}: its next value is {names[writers[0]]!r}, not {names[behind]!r}")
 
@@ -137,8 +154,10 @@ def last_uses(calls: Sequence[Call], outputs: Sequence[int]) -> list[int]:
     """Return the last step that reads each value; outputs are read after all steps."""
     last = list(range(len(calls)))
     for i, call in enumerate(calls):
-        for v in call.values.values(): last[v] = i
-    for output in outputs: last[output] = len(calls)
+        for v in call.values.values():
+            last[v] = i
+    for output in outputs:
+        last[output] = len(calls)
     return last
 
 
@@ -156,43 +175,53 @@ def homes(calls: Sequence[Call], outputs: Sequence[int]) -> tuple[list[int], lis
 
 def find_overwritten(i: int, call: Call, calls: Sequence[Call], home: Sequence[int], last: Sequence[int]) -> int:
     """Return the step whose result step i may write over, or i itself."""
-    if call.kernel.inplace is None: return i
+    if call.kernel.inplace is None:
+        return i
     v = call.values[call.kernel.inplace]
-    if calls[home[v]].kernel.is_input and not isinstance(call.shape, Cache): return i
+    if calls[home[v]].kernel.is_input and not isinstance(call.shape, Cache):
+        return i
     alone = [home[w] for w in call.values.values()].count(home[v]) == 1
-    whole = calls[v].shape == call.shape                    # rows of a part would not be contiguous
+    whole = calls[v].shape == call.shape  # rows of a part would not be contiguous
     return v if alone and whole and last[home[v]] == i else i
 
 
 class Schedule:
     """A bound program: the way it runs on a batch, and the place of every value."""
 
-    def __init__(self, steps: "Sequence[Step]", constants: "Mapping[str, Constant]", outputs: Mapping[str, str],
-                 ports: Sequence[Port] = (),
-                 state: Mapping[str, str] = MappingProxyType({})):
+    def __init__(
+        self,
+        steps: "Sequence[Step]",
+        constants: "Mapping[str, Constant]",
+        outputs: Mapping[str, str],
+        ports: Sequence[Port] = (),
+        state: Mapping[str, str] = MappingProxyType({}),
+    ):
         self.calls, self.ports = bind(steps, constants, ports), tuple(ports)
         self.reading = reading_rows(sum(constant.nbytes for constant in constants.values()))
         names = [*(port.name for port in ports), *(step.output for step in steps)]
         for name in (*outputs.values(), *state.values()):
-            if name not in names[len(ports):]: raise ValueError(f"output: no step gives {name!r}")
-        if unknown := [name for name in state if name not in names[:len(ports)]]:
+            if name not in names[len(ports) :]:
+                raise ValueError(f"output: no step gives {name!r}")
+        if unknown := [name for name in state if name not in names[: len(ports)]]:
             raise ValueError(f"state: no input is {unknown[0]!r}")
         self.results = [names.index(name) for name in outputs.values()]
         self.further = {*self.results} - {self.result}
-        self.outputs = {name: leaving(name, names[at], self.calls[at].shape)
-                        for name, at in zip(outputs, self.results, strict=True)}
+        self.outputs = {
+            name: leaving(name, names[at], self.calls[at].shape) for name, at in zip(outputs, self.results, strict=True)
+        }
         self.state = {names.index(name): names.index(behind) for name, behind in state.items()}
         check_state(self.calls, names, self.state)
         self.base, last = homes(self.calls, self.results)
         self.spans = {b: Span(self.calls[b].shape.size, b, last[b]) for b in sorted(set(self.base)) if b >= self.first}
         self.scored = any(span.size.pair for span in self.spans.values())
-        self.elsewhere = self.related()                     # relations that give the sizes of spaces outside the batch
+        self.elsewhere = self.related()  # relations that give the sizes of spaces outside the batch
         self.level = not (self.scored or any(span.size.sequence or span.size.other for span in self.spans.values()))
         self.segments = self.divided()
         self.crossing = self.between()
         self.latest: tuple[tuple[int, int, int], Extents, Plan] | None = None
         self.dropped: list[list[int]] = [[] for _ in range(len(self.calls) + 1)]
-        for v, last_use in enumerate(last_uses(self.calls, self.results)): self.dropped[last_use].append(v)
+        for v, last_use in enumerate(last_uses(self.calls, self.results)):
+            self.dropped[last_use].append(v)
 
     @property
     def first(self) -> int:
@@ -206,8 +235,11 @@ class Schedule:
 
     def related(self) -> tuple[Relation, ...]:
         """Return the relations that its steps read, except those that every batch or session gives."""
-        return tuple(dict.fromkeys(relation for call in self.calls for relation in call.kernel.relations(call.bound)
-                                   if relation.custom))
+        return tuple(
+            dict.fromkeys(
+                relation for call in self.calls for relation in call.kernel.relations(call.bound) if relation.custom
+            )
+        )
 
     def extents(self, batch: Batch, patterns: Iterable[Pattern] = ()) -> Extents:
         """Return the extents of a batch for these steps. Raises ValueError for an input or a relation that does not
@@ -237,11 +269,16 @@ class Schedule:
         users: dict[int, list[int]] = {}
         for number, segment in enumerate(self.segments):
             for b in self.used(segment.steps):
-                if b >= self.first: users.setdefault(b, []).append(number)
+                if b >= self.first:
+                    users.setdefault(b, []).append(number)
         results = {self.base[at] for at in self.results}
-        for b in results: users[b].append(len(self.segments))
-        return {b: Span(self.spans[b].size, numbers[0], numbers[-1]) for b, numbers in users.items()
-                if len(numbers) > 1 or b in results or isinstance(self.segments[numbers[0]], Called)}
+        for b in results:
+            users[b].append(len(self.segments))
+        return {
+            b: Span(self.spans[b].size, numbers[0], numbers[-1])
+            for b, numbers in users.items()
+            if len(numbers) > 1 or b in results or isinstance(self.segments[numbers[0]], Called)
+        }
 
     def used(self, steps: Iterable[int]) -> list[int]:
         """Return the buffers that these steps read or write, each by the step that writes it first."""
@@ -255,8 +292,9 @@ class Schedule:
     def laid(self, spans: Mapping[int, Span], extents: Extents) -> Plan:
         """Return the plan of some buffers, the result's among them."""
         result, every = [*spans].index(self.base[self.result]), tuple(spans.values())
-        return plan_buffers(every, result,
-                            ROW).times(extents[T]) if self.level else plan_buffers(every, result, extents)
+        return (
+            plan_buffers(every, result, ROW).times(extents[T]) if self.level else plan_buffers(every, result, extents)
+        )
 
     @cached_property
     def row(self) -> Plan:
@@ -268,15 +306,24 @@ class Schedule:
         inputs from a batch, of caches, and of Python's own objects. The arenas of segments are kept, so the largest
         counts beside the allocations of called steps."""
         within = {
-            kind: max((segment.peak(extents, starts) for segment in self.segments if isinstance(segment, kind)),
-                      default=0)
-            for kind in (Recorded, Called)}
+            kind: max(
+                (segment.peak(extents, starts) for segment in self.segments if isinstance(segment, kind)), default=0
+            )
+            for kind in (Recorded, Called)
+        }
         called = sum(isinstance(segment, Called) for segment in self.segments)
         inputs = sum(segment.held(extents) for segment in self.segments if isinstance(segment, Recorded))
         held = self.cached * extents[C] if self.state else 0
-        more = sum(self.calls[at].shape.size.at(extents) for at in self.further)            # copies of further outputs
-        return int(self.laid(self.crossing, extents).end + 2 * LINE + sum(within.values()) + inputs + held + more
-                   + objects(called))
+        more = sum(self.calls[at].shape.size.at(extents) for at in self.further)  # copies of further outputs
+        return int(
+            self.laid(self.crossing, extents).end
+            + 2 * LINE
+            + sum(within.values())
+            + inputs
+            + held
+            + more
+            + objects(called)
+        )
 
     @cached_property
     def cached(self) -> int:
@@ -287,29 +334,33 @@ class Schedule:
         """Return the machine's kernels that a run calls, in order, each with its sizes."""
         return [priced for call in self.calls for priced in call.kernel.cost(call.bound, call.shape, extents)]
 
-    def walk(self, batch: Batch, found: list[Any] | None = None,
-             until: int | None = None) -> Iterator[tuple[Call, dict[str, object], NDArray[np.float32]]]:
+    def walk(
+        self, batch: Batch, found: list[Any] | None = None, until: int | None = None
+    ) -> Iterator[tuple[Call, dict[str, object], NDArray[np.float32]]]:
         """Yield every step once it is done, or those before step `until`: its arguments and its result, in a buffer
         that is not used twice. `found` has the values of the first steps, if these are done already; the values of
         further ones are appended, and a value that no later step reads is dropped."""
         found = [] if found is None else found
         values, extents = Walked(self.entered(batch), found), self.extents(batch)
         last = None if until is None else self.first + until
-        for i, call in enumerate(self.calls[self.first + len(found):last], self.first + len(found)):
+        for i, call in enumerate(self.calls[self.first + len(found) : last], self.first + len(found)):
             arguments = call.arguments(values, batch)
-            if call.kernel.view: found.append(call.kernel.function(**arguments))
+            if call.kernel.view:
+                found.append(call.kernel.function(**arguments))
             else:
                 found.append(unwritten(call.shape.at(extents), number_of(call.shape)))
                 compute(call, found[-1], arguments, batch)
             yield call, arguments, found[-1]
             for v in self.dropped[i]:
-                if v >= self.first: found[v - self.first] = None
+                if v >= self.first:
+                    found[v - self.first] = None
 
     def resumed(self, found: Sequence[Any], batch: Batch) -> NDArray[np.float32]:
         """Return the output's rows, given the values of the first steps, of this program or of one that has the same;
         equal to the bit to those of a run."""
         values = [*found]
-        for _ in self.walk(batch, values): pass
+        for _ in self.walk(batch, values):
+            pass
         return np.asarray(values[self.result - self.first])
 
     def run(self, batch: Batch) -> list[NDArray[np.float32]]:
@@ -317,10 +368,14 @@ class Schedule:
         them; the others are copied, each value once: outputs that are one value are one array. When called while this
         thread records, it runs in a context of its own."""
         from formats.kernels.engine.launch import RECORDING
-        if RECORDING.get(): return Context().run(self.run, batch)
-        if (noted := run_noted(self, batch)) is not None: return noted
+
+        if RECORDING.get():
+            return Context().run(self.run, batch)
+        if (noted := run_noted(self, batch)) is not None:
+            return noted
         values = self.begun(batch)
-        for segment in self.segments: segment.run(values)
+        for segment in self.segments:
+            segment.run(values)
         return self.outcome(values)
 
     def outcome(self, values: Values) -> list[NDArray[np.float32]]:
@@ -362,17 +417,21 @@ class Schedule:
     def forget(self) -> None:
         """Release the buffers and tables that calls pass on to one another: they are made anew."""
         self.latest = None
-        for segment in self.segments: segment.forget()
+        for segment in self.segments:
+            segment.forget()
 
     def entered(self, batch: Any) -> list[NDArray[np.float32]]:
         """Return the input matrices, in order: caches are stored with the session. Raises ValueError for a batch that
         lacks one, and for one without caches."""
         if self.state and not hasattr(batch, "caches"):
             shapes = ", ".join(str(self.calls[i].shape) for i in self.state)
-            raise ValueError(f"this program has state in space C ({shapes:.80}): run it by a session, "
-                             "program.start(capacity)")
-        return [batch.caches[port.name] if i in self.state else as_contiguous(port.name, batch.input(port), np.float32)
-                for i, port in enumerate(self.ports)]
+            raise ValueError(
+                f"this program has state in space C ({shapes:.80}): run it by a session, program.start(capacity)"
+            )
+        return [
+            batch.caches[port.name] if i in self.state else as_contiguous(port.name, batch.input(port), np.float32)
+            for i, port in enumerate(self.ports)
+        ]
 
     def trace(self, batch: Batch) -> Iterator[tuple[NDArray[np.float32], Doubles]]:
         """Yield each step's result and, for the same operands, the meaning of its kernel."""
@@ -384,15 +443,18 @@ class Schedule:
         their id."""
         return np.asarray(self.meanings(batch, instead, rounded)[self.result])
 
-    def meanings(self, batch: Batch, instead: Mapping[int, object] = MappingProxyType({}),
-                 rounded: bool = True) -> list[Doubles]:
+    def meanings(
+        self, batch: Batch, instead: Mapping[int, object] = MappingProxyType({}), rounded: bool = True
+    ) -> list[Doubles]:
         """Compute the inputs and the results of all steps, by the meanings of kernels, in float64; `instead` as in
         `exact`."""
-        if self.ports or self.elsewhere: self.extents(batch)             # raises for a batch that does not fit
+        if self.ports or self.elsewhere:
+            self.extents(batch)  # raises for a batch that does not fit
         values = [np.asarray(widened(array), np.float64) for array in self.entered(batch)]
         for i, port in enumerate(self.ports):
-            if i not in self.state: values[i] = np.asarray(batch.input(port), np.float64)
-        for call in self.calls[self.first:]:
+            if i not in self.state:
+                values[i] = np.asarray(batch.input(port), np.float64)
+        for call in self.calls[self.first :]:
             values.append(meaning(call.kernel, call.arguments(values, batch), batch, instead, rounded))
         return values
 

@@ -1,5 +1,6 @@
 """The parts of a batch that a step reads: the rows that see one another in attention, the pattern from its text and its
 tables, the mask that its kernel reads, and the fields and relations of an interpreted term."""
+
 import json
 from collections.abc import Iterator
 from itertools import chain
@@ -34,18 +35,21 @@ def check_pattern(a: Arguments) -> None:
     """Raise ValueError if a kernel does not support the pattern of a step: no row may see another sequence, every table
     must be used, and a pattern that is no range of positions needs float32."""
     seen, count = pattern(a), len(tables(a))
-    if not seen.within: raise ValueError(f"where: {a.where!r} looks beyond sequences")
+    if not seen.within:
+        raise ValueError(f"where: {a.where!r} looks beyond sequences")
     if len(seen.data) != count:
         raise ValueError(f"where: {a.where!r} speaks of {len(seen.data)} tables, given {count}")
     if seen.reach is None and getattr(a, "number_type", "float32") != "float32":
-        raise ValueError(f"where: {a.where!r}: whom a query sees is no range of positions, which {a.number_type} "
-                         "attention needs")
+        raise ValueError(
+            f"where: {a.where!r}: whom a query sees is no range of positions, which {a.number_type} attention needs"
+        )
 
 
 def check_reach(a: Arguments) -> None:
     """Raise ValueError if a step's queries see no range of positions, which some kernels require."""
     check_pattern(a)
-    if not pattern(a).reach: raise ValueError(f"where: {a.where!r}: whom a query sees is no range of positions")
+    if not pattern(a).reach:
+        raise ValueError(f"where: {a.where!r}: whom a query sees is no range of positions")
 
 
 def fields(a: Arguments) -> dict[str, int]:
@@ -58,7 +62,8 @@ def build_mask(where: str, tables: MaskTables, batch: Batch) -> Mask:
     """Return the mask of a pattern for the sentences of a batch. Raises ValueError for a position that its tables do
     not cover."""
     parsed = parse(where, tables)
-    if parsed.limit is not None: batch.field("positions", parsed.limit)
+    if parsed.limit is not None:
+        batch.field("positions", parsed.limit)
     return parsed.mask(batch.rows)
 
 
@@ -73,7 +78,8 @@ def relations_of_term(a: Arguments) -> tuple[Relation, ...]:
     relations: dict[Relation, None] = {}
     for attribute in chain.from_iterable(attributes_of_term(a)):
         match attribute:
-            case {"relation": [name, rows, cols]}: relations[relation(name, rows, cols)] = None
+            case {"relation": [name, rows, cols]}:
+                relations[relation(name, rows, cols)] = None
     return tuple(relations)
 
 
@@ -83,5 +89,6 @@ def fields_of_term(a: Arguments) -> dict[str, int]:
     least: dict[str, int] = {}
     for attributes in attributes_of_term(a):
         match attributes:
-            case [str(name), int(limit), *_] if name in FIELDS: least[name] = min(limit, least.get(name, limit))
+            case [str(name), int(limit), *_] if name in FIELDS:
+                least[name] = min(limit, least.get(name, limit))
     return least

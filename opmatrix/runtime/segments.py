@@ -1,5 +1,6 @@
 """A schedule runs segment by segment: steps that can be recorded, together (recorded.py), and each other step alone, on
 the whole batch. Values that are used across segments, and the result, are in buffers of the whole batch."""
+
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
@@ -23,6 +24,7 @@ Buffers = Callable[[int, tuple[int, ...]], NDArray[np.float32]]
 
 class Span(NamedTuple):
     """A buffer's size in terms of the batch, and the first and last step, or segment, of its life."""
+
     size: BufferSize
     first: int
     last: int
@@ -44,7 +46,8 @@ class Blocks:
         self.arena = block(plan.arena) if plan.arena else self.result
 
     def __call__(self, base: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        if (at := self.places[base]) < self.plan.wall: return np.ndarray(shape, np.float32, self.result, at)
+        if (at := self.places[base]) < self.plan.wall:
+            return np.ndarray(shape, np.float32, self.result, at)
         return np.ndarray(shape, np.float32, self.arena, at - self.plan.wall)
 
 
@@ -52,19 +55,29 @@ class Values:
     """The values of a batch, by step: inputs in place, with the batch or the session; results of kernels in the given
     buffer(step that writes it first, shape); views when they are first used."""
 
-    def __init__(self, schedule: "Schedule", batch: Any, extents: Extents, buffer: Buffers,
-                 entered: Mapping[int, NDArray[np.float32]] = MappingProxyType({})):
+    def __init__(
+        self,
+        schedule: "Schedule",
+        batch: Any,
+        extents: Extents,
+        buffer: Buffers,
+        entered: Mapping[int, NDArray[np.float32]] = MappingProxyType({}),
+    ):
         self.schedule, self.batch, self.extents, self.buffer = schedule, batch, extents, buffer
         self.entered = entered
-        self.found: dict[int, NDArray[np.float32]] = {}     # dict[...]() would add a third to the time of this method
+        self.found: dict[int, NDArray[np.float32]] = {}  # dict[...]() would add a third to the time of this method
 
     def __getitem__(self, step: int) -> NDArray[np.float32]:
-        if step in self.entered: return self.entered[step]
+        if step in self.entered:
+            return self.entered[step]
         if step not in self.found:
             call, base = self.schedule.calls[step], self.schedule.base[step]
-            if call.kernel.view: self.found[step] = call.kernel.function(**call.arguments(self, self.batch))
-            elif base in self.entered: self.found[step] = self.entered[base]
-            else: self.found[step] = self.buffer(base, call.shape.at(self.extents))
+            if call.kernel.view:
+                self.found[step] = call.kernel.function(**call.arguments(self, self.batch))
+            elif base in self.entered:
+                self.found[step] = self.entered[base]
+            else:
+                self.found[step] = self.buffer(base, call.shape.at(self.extents))
         return self.found[step]
 
     def compute(self, step: int) -> None:
@@ -75,13 +88,16 @@ class Values:
 
 class ByStep(Protocol):
     """The values of steps, by number."""
+
     def __getitem__(self, v: int, /) -> NDArray[np.floating]: ...
 
 
 class Walked:
     """Values by number: the inputs, and the results of the steps so far."""
+
     def __init__(self, entered: Sequence[NDArray[np.float32]], found: Sequence[Any]) -> None:
         self.entered, self.found = entered, found
+
     def __getitem__(self, v: int) -> NDArray[np.float32]:
         return self.entered[v] if v < len(self.entered) else self.found[v - len(self.entered)]
 
@@ -94,7 +110,8 @@ class Called:
 
     def run(self, values: Values) -> None:
         """Write the step's result."""
-        for step in self.steps: values.compute(step)
+        for step in self.steps:
+            values.compute(step)
 
     def timed(self, values: Values) -> dict[int, float]:
         """Write the result, and return the seconds that it took."""
@@ -115,6 +132,7 @@ class Called:
 def address_of() -> Callable[[NDArray[np.uint8]], int]:
     """Return the function that gives the address of memory, imported when it is first used."""
     from formats.kernels.engine.launch import address
+
     return address
 
 
@@ -122,7 +140,7 @@ def block(size: int) -> NDArray[np.uint8]:
     """Return bytes that begin on a cache line."""
     whole = unwritten(size + LINE, np.uint8)
     start = -address_of()(whole) % LINE
-    return whole[start:start + size]
+    return whole[start : start + size]
 
 
 def unwritten(shape: int | tuple[int, ...], number: DTypeLike) -> NDArray[Any]:

@@ -1,5 +1,6 @@
 """Terms from text: JSON of nodes, each attribute of the type that its kind's annotation declares, and no term so large
 that reading it once would take too long."""
+
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,16 +23,17 @@ from opmatrix.algebra.term import Operator, read
 from opmatrix.runtime.codegen.custom_things import find_kind
 
 Item = TypeVar("Item")
-MAX_LETTERS, MAX_NODES, MAX_NESTING = 1 << 17, 1000, 100    # characters; nodes; depth of nodes
-READINGS = 10_000                                           # readings of nodes, each at one value
-ASSUMED_ROWS, MAX_NUMBERS = 1024, 1 << 30                   # the most numbers of a value of ASSUMED_ROWS rows
-MAX_MERGES = 1 << 24                                        # the most numbers that one reading merges one by one
+MAX_LETTERS, MAX_NODES, MAX_NESTING = 1 << 17, 1000, 100  # characters; nodes; depth of nodes
+READINGS = 10_000  # readings of nodes, each at one value
+ASSUMED_ROWS, MAX_NUMBERS = 1024, 1 << 30  # the most numbers of a value of ASSUMED_ROWS rows
+MAX_MERGES = 1 << 24  # the most numbers that one reading merges one by one
 
 
 def parse_operator(text: str, shapes: Sequence[Shape], arrays: Sequence[object]) -> Operator:
     """Parse the term of a text over values of these shapes: `["value", k]` is the k-th, {"array": k} the k-th array.
     Raises ValueError that describes the fault."""
-    if len(text) > MAX_LETTERS: raise ValueError(f"term: {len(text):,} characters; it may have {MAX_LETTERS:,}")
+    if len(text) > MAX_LETTERS:
+        raise ValueError(f"term: {len(text):,} characters; it may have {MAX_LETTERS:,}")
     nodes: list[Operator] = []
     readings: dict[Operator, int] = {}
     depths: dict[Operator, int] = {}
@@ -47,59 +49,70 @@ def parse_operator(text: str, shapes: Sequence[Shape], arrays: Sequence[object])
                 raise ValueError(f"nodes lie {depths[operator]} within one another; {MAX_NESTING} may")
             if (count := readings[operator]) > READINGS:
                 raise ValueError(f"nodes are read {count:,} times; {READINGS:,} may be")
-    except FAULTS as error: raise ValueError(describe_error(error)) from None
+    except FAULTS as error:
+        raise ValueError(describe_error(error)) from None
     return nodes[-1]
 
 
 FAULTS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError
 
 
-def describe_error(error: Exception) -> str: return f"term: {str(error).removeprefix('term: ') or type(error).__name__}"
+def describe_error(error: Exception) -> str:
+    return f"term: {str(error).removeprefix('term: ') or type(error).__name__}"
 
 
 def node(entry: object, nodes: Sequence[Operator], shapes: Sequence[Shape], arrays: Sequence[object]) -> Operator:
     """Build one node from nodes before it."""
     match entry:
-        case ["value", k]: return symbol(f"x{k}", Shape(), pick_item(k, shapes))
+        case ["value", k]:
+            return symbol(f"x{k}", Shape(), pick_item(k, shapes))
         case ["value", k, str(rows)]:
             return symbol(f"x{k}", Shape(), pick_item(k, shapes)._replace(rows=space(check_name(rows))))
         case [str(name), list(children), list(attributes)] if name != "symbol" and (kind := find_kind(name)):
-            declared = [parameter.annotation for parameter in kind.signature.parameters.values()][kind.arity:]
+            declared = [parameter.annotation for parameter in kind.signature.parameters.values()][kind.arity :]
             if len(children) != kind.arity or len(attributes) != len(declared):
                 raise ValueError(f"{entry!r:.80} is no {name}{kind.signature}")
             values = (attribute(value, wanted, arrays) for value, wanted in zip(attributes, declared, strict=True))
             operator = Operator(kind, *(pick_item(k, nodes) for k in children), *values)
-            for size in (*operator.into, *operator.out): bounded(size)
+            for size in (*operator.into, *operator.out):
+                bounded(size)
             return operator
     raise ValueError(f"{entry!r:.80} is no node")
 
 
 def pick_item(k: object, among: Sequence[Item]) -> Item:
     """Return the k-th item. Raises ValueError if there is none."""
-    if type(k) is int and 0 <= k < len(among): return among[k]
+    if type(k) is int and 0 <= k < len(among):
+        return among[k]
     raise ValueError(f"{k!r:.80} is none of {len(among)}")
 
 
 def attribute(given: object, wanted: object, arrays: Sequence[object]) -> object:
     """Return an attribute of the type that a kind's annotation names. Raises ValueError for any other value."""
     match given:
-        case {"array": k} if wanted is Data: return data_of(pick_item(k, arrays))
+        case {"array": k} if wanted is Data:
+            return data_of(pick_item(k, arrays))
         case {"pattern": str(form), "arrays": list(places)} if wanted is Pattern:
             return parse(form, [pick_item(k, arrays) for k in places])
-        case {"over": str(name)} if wanted is type: return find_monoid(name)
+        case {"over": str(name)} if wanted is type:
+            return find_monoid(name)
         case {"relation": [str(name), str(rows), str(cols)]} if wanted is Relation:
             return relation(check_name(name), check_name(rows), check_name(cols))
-    if isinstance(given, str) and given in get_args(wanted): return given
+    if isinstance(given, str) and given in get_args(wanted):
+        return given
     if wanted is int or int in get_args(wanted):
-        if type(given) is int and 0 <= given <= WIDEST: return given
-        if given is None and wanted is not int: return None
+        if type(given) is int and 0 <= given <= WIDEST:
+            return given
+        if given is None and wanted is not int:
+            return None
     raise ValueError(f"{given!r:.80} is no {getattr(wanted, '__name__', wanted)}")
 
 
 def data_of(array: object) -> Data:
     """Return an array as an attribute. For an array that broadcasts one number, which stands for a weight that does not
     exist yet, only the shape is kept: a copy would be as large as the weight."""
-    if isinstance(array, Data): return array
+    if isinstance(array, Data):
+        return array
     if isinstance(array, np.ndarray) and array.size > 1 and not any(array.strides):
         return Promised("array", array.shape)
     return Data(array)
@@ -107,7 +120,8 @@ def data_of(array: object) -> Data:
 
 def check_name(name: str) -> str:
     """Return the name of a relation or a space. Raises ValueError for an invalid one."""
-    if re.fullmatch(r"[A-Za-z]\w{0,39}", name, re.ASCII): return name
+    if re.fullmatch(r"[A-Za-z]\w{0,39}", name, re.ASCII):
+        return name
     raise ValueError(f"{name!r:.80} is no name of up to 40 letters, digits and _")
 
 
@@ -117,6 +131,7 @@ def find_monoid(name: str) -> type[Monoid]:
 
 
 # ---- bounds on its size
+
 
 def bounded(size: LiveSize) -> None:
     """Raise ShapeError for a size outside 1 to WIDEST. Sizes that are not fixed yet are parts of expressions, whose
@@ -132,7 +147,8 @@ def read_at_once(term: Operator, readings: dict[Operator, int]) -> int:
     while todo:
         last, count = todo.pop(), count + 1
         children = () if last.kind.matrix else last.children
-        if last.kind.name == "compose": children, count = children[:1], count + readings[children[1]]
+        if last.kind.name == "compose":
+            children, count = children[:1], count + readings[children[1]]
         todo += [child for child in children if child not in seen]
         seen.update(children)
     return count
@@ -142,33 +158,66 @@ def read_at_once(term: Operator, readings: dict[Operator, int]) -> int:
 class BoundedShape:
     """A value's shape, with everything but the number of rows known. Raises ShapeError for a value with too many
     numbers, or with too many merges in Python."""
+
     shape: Shape
     values: Sequence[Shape] = ()
 
     def of(self, shape: Shape, steps: int = 1) -> "BoundedShape":
         count = prod(map(count_size, shape))
         if count > MAX_NUMBERS or steps > MAX_MERGES:
-            raise ShapeError(f"{shape} of {ASSUMED_ROWS} rows is {count:,} numbers, merged in {steps:,} steps: too "
-                             "many")
+            raise ShapeError(
+                f"{shape} of {ASSUMED_ROWS} rows is {count:,} numbers, merged in {steps:,} steps: too many"
+            )
         return BoundedShape(shape, self.values)
 
-    def __add__(self, other: "BoundedShape") -> "BoundedShape": return self.of(self.shape + other.shape)
-    def __mul__(self, other: "BoundedShape") -> "BoundedShape": return self.of(self.shape * other.shape)
-    def keep_top(self, by: "BoundedShape", k: int) -> "BoundedShape": return self.of(self.shape.keep_top(by.shape, k))
-    def turn(self) -> "BoundedShape": return self.of(self.shape.turn())
-    def beside(self, other: "BoundedShape") -> "BoundedShape": return self.of(self.shape.beside(other.shape))
-    def split(self, h: int) -> "BoundedShape": return self.of(self.shape.split(h))
-    def join(self, h: int) -> "BoundedShape": return self.of(self.shape.join(h))
-    def repeat(self, h: int) -> "BoundedShape": return self.of(self.shape.repeat(h))
-    def total(self) -> "BoundedShape": return self.of(self.shape.total())
-    def given(self, field: str, cols: int) -> "BoundedShape": return self.of(self.shape.given(field, cols))
-    def related(self, relation: Relation) -> "BoundedShape": return self.of(self.shape.related(relation))
-    def by_distance(self, table: Data, most: int) -> "BoundedShape": return self.of(self.shape.by_distance(table, most))
-    def pick(self, relation: Relation) -> "BoundedShape": return self.of(self.shape.pick(relation))
+    def __add__(self, other: "BoundedShape") -> "BoundedShape":
+        return self.of(self.shape + other.shape)
+
+    def __mul__(self, other: "BoundedShape") -> "BoundedShape":
+        return self.of(self.shape * other.shape)
+
+    def keep_top(self, by: "BoundedShape", k: int) -> "BoundedShape":
+        return self.of(self.shape.keep_top(by.shape, k))
+
+    def turn(self) -> "BoundedShape":
+        return self.of(self.shape.turn())
+
+    def beside(self, other: "BoundedShape") -> "BoundedShape":
+        return self.of(self.shape.beside(other.shape))
+
+    def split(self, h: int) -> "BoundedShape":
+        return self.of(self.shape.split(h))
+
+    def join(self, h: int) -> "BoundedShape":
+        return self.of(self.shape.join(h))
+
+    def repeat(self, h: int) -> "BoundedShape":
+        return self.of(self.shape.repeat(h))
+
+    def total(self) -> "BoundedShape":
+        return self.of(self.shape.total())
+
+    def given(self, field: str, cols: int) -> "BoundedShape":
+        return self.of(self.shape.given(field, cols))
+
+    def related(self, relation: Relation) -> "BoundedShape":
+        return self.of(self.shape.related(relation))
+
+    def by_distance(self, table: Data, most: int) -> "BoundedShape":
+        return self.of(self.shape.by_distance(table, most))
+
+    def pick(self, relation: Relation) -> "BoundedShape":
+        return self.of(self.shape.pick(relation))
+
     @property
-    def size(self) -> tuple[LiveSize, LiveSize]: return self.shape.size
-    def spread(self, rows: LiveSize, cols: LiveSize) -> "BoundedShape": return self.of(self.shape.spread(rows, cols))
-    def symbol(self, name: str, into: Shape, out: Shape) -> "BoundedShape": return self.of(self.values[int(name[1:])])
+    def size(self) -> tuple[LiveSize, LiveSize]:
+        return self.shape.size
+
+    def spread(self, rows: LiveSize, cols: LiveSize) -> "BoundedShape":
+        return self.of(self.shape.spread(rows, cols))
+
+    def symbol(self, name: str, into: Shape, out: Shape) -> "BoundedShape":
+        return self.of(self.values[int(name[1:])])
 
     def act(self, term: Operator) -> "BoundedShape":
         *stack, n, p = map(count_size, term.shape_of(self.shape.cols))
@@ -191,18 +240,22 @@ def count_size(size: LiveSize) -> int:
 def size_at(size: LiveSize, number: int, *others: Live) -> LiveSize:
     """Return a size if every space has `number` rows, and `others` are as large. Whole numbers and a single live size
     are computed without sympy, which takes most of the time."""
-    if isinstance(size, int): return size
-    if isinstance(size, Space) or size in others: return number
+    if isinstance(size, int):
+        return size
+    if isinstance(size, Space) or size in others:
+        return number
     return expression(size).subs(dict.fromkeys({*find_spaces(size), *others}, number))
 
 
 def merging(over: type[Monoid], count: int) -> int:
     """Return the steps in Python of one merge of `count` numbers."""
-    return int(count if over.width is None else over.width ** 2)
+    return int(count if over.width is None else over.width**2)
 
 
 def measured(term: Operator, shapes: Sequence[Shape]) -> Shape:
     """Return the shape of a term's result over values of these shapes. Raises ValueError if it is too large."""
-    try: result: BoundedShape = read(term, BoundedShape(Shape(1, T, 1), shapes), {})
-    except FAULTS as error: raise ValueError(describe_error(error)) from None
+    try:
+        result: BoundedShape = read(term, BoundedShape(Shape(1, T, 1), shapes), {})
+    except FAULTS as error:
+        raise ValueError(describe_error(error)) from None
     return result.shape

@@ -1,5 +1,6 @@
 """Programs of promised weights: planned, priced and printed like any other, but without numbers that they could run
 on."""
+
 from typing import NoReturn
 
 from formats.core.errors import InputError
@@ -17,10 +18,13 @@ class Planned(Program):
 
     def refuse(self, *_: object, **__: object) -> NoReturn:
         name = self.meta.get("model", "this program")
-        raise InputError(f"{name} was planned from a configuration: its weights have no numbers; load a checkpoint to "
-                         "run or to save it")
+        raise InputError(
+            f"{name} was planned from a configuration: its weights have no numbers; load a checkpoint to "
+            "run or to save it"
+        )
 
     run = __call__ = exact = trace = embed = stream = save = refuse
 
     @property
-    def hash(self) -> NoReturn: self.refuse()
+    def hash(self) -> NoReturn:
+        self.refuse()

@@ -1,5 +1,6 @@
 """Spectra of weights and activations, the errors that they predict for an approximation, and the approximations that
 they propose."""
+
 from opmatrix.spectra.gram import Gram, low_rank, low_rank_errors, mask_errors, predicted_error, prune_scores, whitened
 from opmatrix.spectra.measures import LEVELS, PowerLaw, Spectrum, elbow, leverage, power_law
 from opmatrix.spectra.propose import Candidate, Limits, Proposal, Proposals, Rejected, propose
@@ -7,29 +8,29 @@ from opmatrix.spectra.solvers import eigenvalues, randomised_svd, singular_value
 from opmatrix.spectra.unite import Eigenpairs, restarted_arnoldi, unite_and_conquer
 
 __all__ = [
-           "LEVELS",
-           "Candidate",
-           "Eigenpairs",
-           "Gram",
-           "Limits",
-           "PowerLaw",
-           "Proposal",
-           "Proposals",
-           "Rejected",
-           "Spectrum",
-           "eigenvalues",
-           "elbow",
-           "leverage",
-           "low_rank",
-           "low_rank_errors",
-           "mask_errors",
-           "power_law",
-           "predicted_error",
-           "propose",
-           "prune_scores",
-           "randomised_svd",
-           "restarted_arnoldi",
-           "singular_values",
-           "unite_and_conquer",
-           "whitened",
+    "LEVELS",
+    "Candidate",
+    "Eigenpairs",
+    "Gram",
+    "Limits",
+    "PowerLaw",
+    "Proposal",
+    "Proposals",
+    "Rejected",
+    "Spectrum",
+    "eigenvalues",
+    "elbow",
+    "leverage",
+    "low_rank",
+    "low_rank_errors",
+    "mask_errors",
+    "power_law",
+    "predicted_error",
+    "propose",
+    "prune_scores",
+    "randomised_svd",
+    "restarted_arnoldi",
+    "singular_values",
+    "unite_and_conquer",
+    "whitened",
 ]

@@ -1,4 +1,5 @@
 """Measures of one matrix: rank, energy and heavy tails from its singular values."""
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from formats.core.errors import InputError
 
 RealArray = NDArray[np.float64]
-LEVELS = (0.5, 0.2, 0.1, 0.05, 0.01)                        # tail energies whose ranks a report names
+LEVELS = (0.5, 0.2, 0.1, 0.05, 0.01)  # tail energies whose ranks a report names
 
 
 def check_matrix(matrix: ArrayLike, name: str) -> RealArray:
@@ -20,21 +21,25 @@ def check_matrix(matrix: ArrayLike, name: str) -> RealArray:
         raise InputError(f"{name}: a matrix of rows and columns is needed, this has shape {values.shape}")
     if not np.isfinite(values).all():
         where = np.argwhere(~np.isfinite(values))
-        raise InputError(f"{name}: {len(where)} entries are not finite, the first at row {where[0][0]}, "
-                         f"column {where[0][1]} ({values[tuple(where[0])]}); mend the matrix first")
+        raise InputError(
+            f"{name}: {len(where)} entries are not finite, the first at row {where[0][0]}, "
+            f"column {where[0][1]} ({values[tuple(where[0])]}); mend the matrix first"
+        )
     return values
 
 
 @dataclass(frozen=True)
 class PowerLaw:
     """A tail with density ∝ x^-exponent above the cutoff. `error` is one standard error, given the cutoff."""
+
     exponent: float
     error: float
     cutoff: float
     count: int
     distance: float
 
-    def __str__(self) -> str: return f"{self.exponent:.2f} ± {self.error:.2f}"
+    def __str__(self) -> str:
+        return f"{self.exponent:.2f} ± {self.error:.2f}"
 
 
 def hill(tail: ArrayLike, cutoff: float) -> tuple[float, float]:
@@ -54,10 +59,11 @@ def power_law(values: ArrayLike, cutoff: float | None = None, least: int = 10) -
     rising = np.sort(np.asarray(values, dtype=np.float64).ravel())
     rising = rising[rising > 0]
     if cutoff is None:
-        first = np.unique(rising[:max(len(rising) - least + 1, 0)], return_index=True)[1]
+        first = np.unique(rising[: max(len(rising) - least + 1, 0)], return_index=True)[1]
         cutoff = min(((distance(rising[i:]), rising[i]) for i in first), default=(np.nan, np.inf))[1]
     tail = rising[rising >= cutoff]
-    if not len(tail): return PowerLaw(np.nan, np.nan, float(cutoff), 0, np.nan)
+    if not len(tail):
+        return PowerLaw(np.nan, np.nan, float(cutoff), 0, np.nan)
     return PowerLaw(*hill(tail, cutoff), float(cutoff), len(tail), distance(tail))
 
 
@@ -83,6 +89,7 @@ class Spectrum:
 
     `values` (k,), k = min(shape); `shape` (rows, columns); `precision`: the relative size below which a value is
     rounding; `kind`: "weight", or "activation" where the values are standard deviations along principal axes."""
+
     values: RealArray
     shape: tuple[int, int]
     name: str = "matrix"
@@ -100,12 +107,12 @@ class Spectrum:
     @cached_property
     def energy(self) -> RealArray:
         """σ², which sums to ‖W‖²_F."""
-        return self.values ** 2
+        return self.values**2
 
     @cached_property
     def tail(self) -> RealArray:
         """E(r) = Σ_{i>r} σ_i² / Σ σ² for r = 0 … k: the squared relative Frobenius error of the best rank r."""
-        sums = np.append(np.cumsum(self.energy[::-1])[::-1], 0.0)   # summed from the small end: no cancellation
+        sums = np.append(np.cumsum(self.energy[::-1])[::-1], 0.0)  # summed from the small end: no cancellation
         return sums / sums[0] if sums[0] > 0 else sums
 
     @property
@@ -150,10 +157,17 @@ class Spectrum:
     def rows(self) -> list[tuple[str, str]]:
         """Return the report, a measure and its value at a time."""
         knees = ", ".join(f"{rank} (tail {level:g})" for level, rank in self.knees().items())
-        return [("shape", f"{self.shape[0]} x {self.shape[1]}"), ("largest σ", f"{self.values[0]:.4g}"),
-                ("condition", f"{self.condition:.4g}"), ("numerical rank", str(self.rank)),
-                ("stable rank", f"{self.stable_rank:.2f}"), ("effective rank", f"{self.effective_rank:.1f}"),
-                ("ranks at tail energy", knees), ("knee", str(self.knee)), ("spectral exponent", str(self.power_law))]
+        return [
+            ("shape", f"{self.shape[0]} x {self.shape[1]}"),
+            ("largest σ", f"{self.values[0]:.4g}"),
+            ("condition", f"{self.condition:.4g}"),
+            ("numerical rank", str(self.rank)),
+            ("stable rank", f"{self.stable_rank:.2f}"),
+            ("effective rank", f"{self.effective_rank:.1f}"),
+            ("ranks at tail energy", knees),
+            ("knee", str(self.knee)),
+            ("spectral exponent", str(self.power_law)),
+        ]
 
     def __repr__(self) -> str:
         return "\n".join([f"{self.name} ({self.kind})"] + [f"  {key:<21}{value}" for key, value in self.rows()])
@@ -171,4 +185,4 @@ def leverage(matrix: ArrayLike, rank: int | None = None) -> RealArray:
     numerical = int((sizes > max(values.shape) * np.finfo(np.float64).eps * sizes[0]).sum())
     if rank is not None and not 0 <= rank <= numerical:
         raise InputError(f"leverage: rank {rank} is not between 0 and the numerical rank {numerical}")
-    return np.asarray((left[:, :numerical if rank is None else rank] ** 2).sum(1))
+    return np.asarray((left[:, : numerical if rank is None else rank] ** 2).sum(1))

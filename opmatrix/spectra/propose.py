@@ -1,4 +1,5 @@
 """Proposals of approximations of a weight: those that repay their cost and that no other one beats."""
+
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,9 +16,9 @@ from formats.storage.format import Format
 from opmatrix.spectra.gram import Gram, gram_diagonal, low_rank_errors, metric, output_energy
 from opmatrix.spectra.measures import RealArray, check_matrix, elbow
 
-Parameters = dict[str, int | float]                         # parameters of a format, by name
+Parameters = dict[str, int | float]  # parameters of a format, by name
 PriceFunction = Callable[[str, Parameters, int, int], tuple[float, float]]
-ROUNDING_ERROR = 1e-6                                       # smaller relative errors are float32 rounding
+ROUNDING_ERROR = 1e-6  # smaller relative errors are float32 rounding
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Limits:
     for the kernels' sake) and densities are those where that error crosses one of `levels`; a proposal saves the share
     `saving` of dense's seconds or bytes; there are at most `most` for one weight; numbers have no fewer bits than
     `narrowest`."""
+
     error: float = 0.5
     levels: Sequence[float] = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
     multiple: int = 8
@@ -37,6 +39,7 @@ class Limits:
 @dataclass(frozen=True)
 class Candidate:
     """A format, its options, and the metric it is fitted in: plain, wanda (column norms of X) or whitened (G)."""
+
     method: str
     parameters: Parameters
     fit: str = "plain"
@@ -46,9 +49,11 @@ class Candidate:
 
     def options(self, gram: Gram | ArrayLike | None, n: int) -> dict[str, int | float | RealArray]:
         """Return the options of the format's `fit` and `approximate`: the parameters, and the metric."""
-        if self.fit == "plain": return dict(self.parameters)
+        if self.fit == "plain":
+            return dict(self.parameters)
         g = metric(gram, n)
-        if self.fit == "wanda": return self.parameters | {"scale": np.sqrt(gram_diagonal(g))}
+        if self.fit == "wanda":
+            return self.parameters | {"scale": np.sqrt(gram_diagonal(g))}
         return self.parameters | {"weight": g if g.ndim == 2 else np.diag(g)}
 
     def approximate(self, weight: ArrayLike, gram: Gram | ArrayLike | None = None) -> Format:
@@ -60,6 +65,7 @@ class Candidate:
 @dataclass(frozen=True)
 class Proposal(Candidate):
     """A candidate worth trying: predicted relative output error, stored bytes, flops for one row, and its price."""
+
     predicted_error: float = 0.0
     stored_bytes: int = 0
     flops: int = 0
@@ -69,6 +75,7 @@ class Proposal(Candidate):
 @dataclass(frozen=True)
 class Rejected(Candidate):
     """A candidate that is not proposed, and the reason."""
+
     reason: str = ""
 
 
@@ -80,25 +87,41 @@ class Failed(Rejected):
 @dataclass(frozen=True)
 class Proposals(Sequence[Proposal]):
     """The proposals, by rising error, and the rejected candidates; it prints as a table."""
+
     kept: tuple[Proposal, ...]
     rejected: tuple[Rejected, ...] = ()
 
-    def __len__(self) -> int: return len(self.kept)
-    def __getitem__(self, index: Any) -> Any: return self.kept[index]
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.kept[index]
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return method, fit, error, bytes, flops of one row; or the reason."""
-        return [(str(proposal), proposal.fit, f"{100 * proposal.predicted_error:.3g} %",
-                 f"{proposal.stored_bytes:,} bytes", f"{proposal.flops:,} flops") for proposal in self.kept] + \
-               [(str(candidate), candidate.fit, f"no: {candidate.reason}") for candidate in self.rejected]
+        return [
+            (
+                str(proposal),
+                proposal.fit,
+                f"{100 * proposal.predicted_error:.3g} %",
+                f"{proposal.stored_bytes:,} bytes",
+                f"{proposal.flops:,} flops",
+            )
+            for proposal in self.kept
+        ] + [(str(candidate), candidate.fit, f"no: {candidate.reason}") for candidate in self.rejected]
 
     def __repr__(self) -> str:
-        return "\n".join(f"{candidate:<34}  {fit:<8}" + "".join(f"  {cell:>16}" for cell in rest)
-                         for candidate, fit, *rest in self.rows())
+        return "\n".join(
+            f"{candidate:<34}  {fit:<8}" + "".join(f"  {cell:>16}" for cell in rest)
+            for candidate, fit, *rest in self.rows()
+        )
 
     def _repr_html_(self) -> str:
-        return "<table>" + "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
-                                   for row in self.rows()) + "</table>"
+        return (
+            "<table>"
+            + "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows())
+            + "</table>"
+        )
 
 
 def count_declared(method: str, parameters: Parameters, n: int, p: int) -> tuple[int, int]:
@@ -107,8 +130,13 @@ def count_declared(method: str, parameters: Parameters, n: int, p: int) -> tuple
     return int(FORMATS[method].flops.subs(sizes).subs(T, 1)), int(FORMATS[method].bytes.subs(sizes))
 
 
-def propose(weight: ArrayLike, gram: Gram | ArrayLike | None = None, limits: Limits = Limits(),
-            price: PriceFunction = count_declared, formats: Collection[str] = FORMATS.keys()) -> Proposals:
+def propose(
+    weight: ArrayLike,
+    gram: Gram | ArrayLike | None = None,
+    limits: Limits = Limits(),
+    price: PriceFunction = count_declared,
+    formats: Collection[str] = FORMATS.keys(),
+) -> Proposals:
     """Propose the approximations of W (n, p) that are worth a place in the graph, for activations whose Gram is G.
 
     Candidates are ranks and densities at the knees of the spectra, and the other formats' own choices, of `formats`.
@@ -134,6 +162,7 @@ def propose(weight: ArrayLike, gram: Gram | ArrayLike | None = None, limits: Lim
 @dataclass(frozen=True, eq=False)
 class Weighed:
     """A weight (n, p), its metric G, the output error of its best rank 0 … k, and its whole output energy ‖X W‖²."""
+
     weight: RealArray
     gram: RealArray
     errors: RealArray
@@ -168,7 +197,8 @@ class Weighed:
 
     def densities(self, tile: tuple[int, int] | None = None) -> list[float]:
         """Return the densities worth proposing, of numbers or of tiles."""
-        if tile is None: return densities(self.lost, self.limits)
+        if tile is None:
+            return densities(self.lost, self.limits)
         return densities(curve(tile_energy(entry_energy(self.weight, self.gram), tile)), self.limits)
 
     def least(self, each: Candidate) -> float:
@@ -176,14 +206,16 @@ class Weighed:
         out all but the entries that its flops count, so it loses at least the energy of that many smallest entries. 0
         for other formats, and where G is no diagonal."""
         form = FORMATS[each.method]
-        if form.metric() != "wanda" or "rank" in form.parameters or self.gram.ndim == 2: return 0.0
+        if form.metric() != "wanda" or "rank" in form.parameters or self.gram.ndim == 2:
+            return 0.0
         dropped = max(0, self.weight.size - -(-count_declared(each.method, each.parameters, *self.shape)[0] // 2))
         return float(np.sqrt(self.lost[dropped])) * (1 - ROUNDING_ERROR)
 
     def error(self, each: Candidate) -> float:
         """Return the predicted relative output error. Raises FormatError where the format cannot hold the weight."""
         form = FORMATS[each.method]
-        if (known := form.predicted(self, **each.parameters)) is not None: return known
+        if (known := form.predicted(self, **each.parameters)) is not None:
+            return known
         fitted = form.fit(self.weight, **each.options(self.gram, len(self.weight)))
         lost = output_energy(self.weight - fitted, self.gram) / self.energy if self.energy else 0.0
         return float(np.hypot(np.sqrt(lost), form.rounding(self, **each.parameters)))
@@ -193,15 +225,17 @@ def propose_formats(weighed: Weighed, seen: bool, formats: Collection[str]) -> I
     """Yield every proposed format that is not plain, of numbers wide enough, with the options by which it proposes
     itself; fitted in the metric of the activations where the format's `fit` takes one and activations were seen."""
     for method, format in FORMATS.items():
-        if method not in formats or format.plain or not format.proposed: continue
-        if format.narrowest() < weighed.limits.narrowest: continue
+        if method not in formats or format.plain or not format.proposed:
+            continue
+        if format.narrowest() < weighed.limits.narrowest:
+            continue
         for parameters in format.proposed_by(weighed):
             yield Candidate(method, parameters, format.metric() if seen else "plain")
 
 
 def entry_energy(w: RealArray, g: RealArray) -> RealArray:
     """Compute G_ii W_ij²: the loss of the output when an entry is dropped, were the columns of X orthogonal."""
-    return gram_diagonal(g)[:, None] * w ** 2
+    return gram_diagonal(g)[:, None] * w**2
 
 
 def tile_energy(energy: RealArray, tile: tuple[int, int]) -> RealArray:
@@ -213,7 +247,7 @@ def tile_energy(energy: RealArray, tile: tuple[int, int]) -> RealArray:
 def ranks(errors: RealArray, limits: Limits) -> list[int]:
     """Return the ranks at which the output error of the best rank crosses a level, and at its knee; rounded up to the
     multiple."""
-    at = [int(np.argmax(errors <= level)) for level in limits.levels] + [elbow(errors ** 2)]
+    at = [int(np.argmax(errors <= level)) for level in limits.levels] + [elbow(errors**2)]
     up = {-(-rank // limits.multiple) * limits.multiple for rank in at}
     return sorted(rank for rank in up if 0 < rank < len(errors) - 1)
 
@@ -223,22 +257,30 @@ def curve(energy: RealArray) -> RealArray:
     energy."""
     lost = np.zeros(len(energy) + 1)
     np.cumsum(np.sort(energy), out=lost[1:])
-    if lost[-1] > 0: lost /= lost[-1]
+    if lost[-1] > 0:
+        lost /= lost[-1]
     return lost
 
 
 def densities(lost: RealArray, limits: Limits) -> list[float]:
     """Return the shares kept where the loss, smallest entries first, crosses a level of error, and at its knee; in
     whole percent."""
-    if lost[-1] <= 0: return []
-    dropped = [int(np.searchsorted(lost, level ** 2, side="right")) - 1 for level in limits.levels]
+    if lost[-1] <= 0:
+        return []
+    dropped = [int(np.searchsorted(lost, level**2, side="right")) - 1 for level in limits.levels]
     dropped.append(len(lost) - 1 - elbow(lost[::-1]))
     percents = {int(np.ceil(100 * (1 - count / (len(lost) - 1)))) for count in dropped}
     return sorted(percent / 100 for percent in percents if 0 < percent < 100)
 
 
-def judge_candidate(each: Candidate, weighed: Weighed, limits: Limits, price: PriceFunction, dense: tuple[float, float],
-                    before: Sequence[Proposal | Rejected] = ()) -> Proposal | Rejected:
+def judge_candidate(
+    each: Candidate,
+    weighed: Weighed,
+    limits: Limits,
+    price: PriceFunction,
+    dense: tuple[float, float],
+    before: Sequence[Proposal | Rejected] = (),
+) -> Proposal | Rejected:
     """Return a candidate with its price and predicted error, or the reason for its rejection. A candidate that is not
     repaid is never fitted, nor one that a proposal judged `before` is sure to beat."""
     shape = weighed.weight.shape
@@ -246,19 +288,28 @@ def judge_candidate(each: Candidate, weighed: Weighed, limits: Limits, price: Pr
     if not all(np.isfinite(asked)) or min(asked) < 0:
         raise InputError(f"propose: the price of {each} is {asked}; it must be two numbers that are not negative")
     if all(paid > (1 - limits.saving) * whole for paid, whole in zip(asked, dense, strict=True)):
-        share = (f"{paid / whole:.2f} x its {what}" if whole else f"{paid:g} against no {what}"
-                 for paid, whole, what in zip(asked, dense, ("effort", "bytes"), strict=True))
+        share = (
+            f"{paid / whole:.2f} x its {what}" if whole else f"{paid:g} against no {what}"
+            for paid, whole, what in zip(asked, dense, ("effort", "bytes"), strict=True)
+        )
         return rejected(each, f"not repaid: against dense {', '.join(share)}")
     if (least := weighed.least(each)) > limits.error:
         return rejected(each, f"error {100 * least:.3g} % or more is over the limit {100 * limits.error:.3g} %")
     for other in before:
-        if isinstance(other, Proposal) and other.predicted_error < least and all(a <= b for a, b in zip(
-            other.price, asked, strict=True)):
+        if (
+            isinstance(other, Proposal)
+            and other.predicted_error < least
+            and all(a <= b for a, b in zip(other.price, asked, strict=True))
+        ):
             return beaten(each, other)
-    try: error = weighed.error(each)
-    except FormatError as complaint: return rejected(each, str(complaint))
-    except Exception as failure: return fail(each, f"{type(failure).__name__}: {failure}")
-    if np.isnan(error): return fail(each, "what it makes of the weight is not finite")
+    try:
+        error = weighed.error(each)
+    except FormatError as complaint:
+        return rejected(each, str(complaint))
+    except Exception as failure:
+        return fail(each, f"{type(failure).__name__}: {failure}")
+    if np.isnan(error):
+        return fail(each, "what it makes of the weight is not finite")
     if error > limits.error:
         return rejected(each, f"error {100 * error:.3g} % is over the limit {100 * limits.error:.3g} %")
     flops, stored = count_declared(each.method, each.parameters, *shape)
@@ -282,10 +333,15 @@ def split_dominated(found: Sequence[Proposal]) -> tuple[list[Proposal], list[Rej
     lost: list[Rejected] = []
     worth = [(proposal.predicted_error, *proposal.price) for proposal in found]
     for i, proposal in enumerate(found):
-        by = [other for j, other in enumerate(found) if all(a <= b for a, b in zip(worth[j], worth[i], strict=True))
-              and (worth[j] != worth[i] or j < i)]
-        if by: lost.append(beaten(proposal, by[0]))
-        else: front.append(proposal)
+        by = [
+            other
+            for j, other in enumerate(found)
+            if all(a <= b for a, b in zip(worth[j], worth[i], strict=True)) and (worth[j] != worth[i] or j < i)
+        ]
+        if by:
+            lost.append(beaten(proposal, by[0]))
+        else:
+            front.append(proposal)
     return front, lost
 
 
@@ -293,8 +349,9 @@ def beaten(each: Candidate, by: Candidate) -> Rejected:
     return rejected(each, f"beaten by {by} in error, effort and bytes")
 
 
-def furthest(front: Sequence[Proposal], dense: tuple[float, float],
-             limits: Limits) -> tuple[list[Proposal], list[Rejected]]:
+def furthest(
+    front: Sequence[Proposal], dense: tuple[float, float], limits: Limits
+) -> tuple[list[Proposal], list[Rejected]]:
     """Choose at most `limits.most` proposals, each time the one that adds most to the area under both fronts."""
     chosen: list[Proposal] = []
     left = list(front)
@@ -309,8 +366,9 @@ def area(points: Sequence[Proposal], dense: tuple[float, float], limits: Limits)
     """Return the share of dense's effort, plus that of its bytes, that is saved at an error, summed over the logarithm
     of the error."""
     rising = sorted(points, key=lambda each: each.predicted_error)
-    steps = np.log([max(proposal.predicted_error, ROUNDING_ERROR) for proposal in rising]
-                   + [max(limits.error, ROUNDING_ERROR)])
+    steps = np.log(
+        [max(proposal.predicted_error, ROUNDING_ERROR) for proposal in rising] + [max(limits.error, ROUNDING_ERROR)]
+    )
     paid = np.array([proposal.price for proposal in rising]) / np.maximum(dense, np.finfo(float).tiny)
     saved = np.maximum.accumulate(1 - np.minimum(paid, 1), axis=0).sum(1)
     return float((np.diff(steps) * saved).sum())

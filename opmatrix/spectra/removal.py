@@ -3,6 +3,7 @@ closed form (Hassibi and Stork 1993, equations 5 and 8; groups: Kurtic et al. 20
 
 The metric decides the method: with the whole Gram of the inputs it is exact OBS; with its diagonal nothing can be
 corrected, and the order is Wanda's (Sun et al. 2023); without one the order is that of magnitudes."""
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,15 +14,16 @@ from formats.core.errors import InputError
 from opmatrix.spectra.gram import Gram, metric, output_energy
 from opmatrix.spectra.measures import RealArray, check_matrix
 
-DAMPING = 0.01                                              # share of the mean diagonal that is added to a full
-                                                            # Gram: it may be singular
-DELAY = 64                                                  # inputs whose corrections wait, to be made by one product
+DAMPING = 0.01  # share of the mean diagonal that is added to a full
+# Gram: it may be singular
+DELAY = 64  # inputs whose corrections wait, to be made by one product
 
 
 @dataclass(frozen=True, eq=False)
 class Removal:
     """A smaller weight: the inputs of W (n, p) that are left, rising (k,), W corrected (k, p), and ‖X(W - Ŵ)‖_F / ‖X
     W‖_F in the metric."""
+
     left: NDArray[np.intp]
     weight: RealArray
     error: float
@@ -41,19 +43,22 @@ def remove(weight: ArrayLike, count: int, gram: ArrayLike | Gram | None = None, 
     return next(removals(weight, [count], gram, group))
 
 
-def removals(weight: ArrayLike, counts: Sequence[int], gram: ArrayLike | Gram | None = None,
-             group: int = 1) -> Iterator[Removal]:
+def removals(
+    weight: ArrayLike, counts: Sequence[int], gram: ArrayLike | Gram | None = None, group: int = 1
+) -> Iterator[Removal]:
     """Yield the results of `remove` for several counts, rising, by one sweep: inputs removed for one count are removed
     for all later ones."""
     w, g = check_matrix(weight, "weight"), metric(gram, len(weight))  # type: ignore[arg-type]
-    if group < 1 or len(w) % group: raise InputError(f"remove: {len(w)} inputs in groups of {group}: give a divisor")
+    if group < 1 or len(w) % group:
+        raise InputError(f"remove: {len(w)} inputs in groups of {group}: give a divisor")
     for count in counts:
         if not 0 <= count < len(w) // group:
             raise InputError(f"remove: {count} of {len(w) // group} groups of inputs: at least one is left")
     state, energy, done = Surgery.of(w, inverse(g), group), output_energy(w, g), 0
     for count in counts:
         for _ in range(count - done):
-            if state.waiting.shape[1] >= DELAY: state.settle()
+            if state.waiting.shape[1] >= DELAY:
+                state.settle()
             state.remove()
         state.settle()
         done, removal = count, Removal(state.left, state.weight, 0.0)
@@ -64,7 +69,8 @@ def removals(weight: ArrayLike, counts: Sequence[int], gram: ArrayLike | Gram | 
 def inverse(gram: RealArray) -> RealArray:
     """Return H⁻¹ (n, n) of a full Gram, damped, or of a diagonal one; inputs that are always 0 count as next to
     nothing."""
-    if gram.ndim == 1: return np.diag(1 / np.maximum(gram, np.finfo(float).tiny ** 0.5))
+    if gram.ndim == 1:
+        return np.diag(1 / np.maximum(gram, np.finfo(float).tiny ** 0.5))
     mean = float(np.trace(gram)) / len(gram) or 1.0
     inverted = np.linalg.inv(gram + DAMPING * mean * np.eye(len(gram)))
     return np.asarray((inverted + inverted.T) / 2, np.float64)
@@ -76,6 +82,7 @@ class Surgery:
     U Uᵀ and W -= U Z are `waiting`, U (n, r), and `shifts`, Z (r, p). For each of the m groups, as they are now:
     `own`, its block of H⁻¹, and `energy`, W_G W_Gᵀ, both (m, group, group); groups that are gone cost infinitely
     much."""
+
     weight: RealArray
     inverse: RealArray
     left: NDArray[np.intp]
@@ -91,7 +98,7 @@ class Surgery:
         """Start with no correction waiting."""
         n, p = self.weight.shape
         self.products = self.weight @ self.weight.T
-        self.waiting, self.shifts, self.meets = np.zeros((n, 0)), np.zeros((0, p)), np.zeros((n, 0))     # U, Z, W Zᵀ
+        self.waiting, self.shifts, self.meets = np.zeros((n, 0)), np.zeros((0, p)), np.zeros((n, 0))  # U, Z, W Zᵀ
         self.own, self.energy = (self.blocks(matrix) for matrix in (self.inverse, self.products))
         self.gone = np.zeros(n // self.group, bool)
 
@@ -115,10 +122,10 @@ class Surgery:
         at = int(np.where(self.gone, np.inf, costs).argmin())
         rows = slice(at * self.group, (at + 1) * self.group)
         columns = self.inverse[:, rows] - self.waiting @ self.waiting[rows].T
-        root = np.linalg.inv(np.linalg.cholesky(columns[rows])).T             # (H⁻¹)_GG⁻¹ = root rootᵀ
+        root = np.linalg.inv(np.linalg.cholesky(columns[rows])).T  # (H⁻¹)_GG⁻¹ = root rootᵀ
         u, z = columns @ root, root.T @ (self.weight[rows] - self.waiting[rows] @ self.shifts)
-        meets = (self.products[:, rows] - self.meets @ self.waiting[rows].T) @ root              # W zᵀ
-        now, shape = meets - self.waiting @ (self.shifts @ z.T), (-1, self.group, self.group)   # W zᵀ of W as it is now
+        meets = (self.products[:, rows] - self.meets @ self.waiting[rows].T) @ root  # W zᵀ
+        now, shape = meets - self.waiting @ (self.shifts @ z.T), (-1, self.group, self.group)  # W zᵀ of W as it is now
         now, by = now.reshape(shape), u.reshape(shape)
         cross = now @ by.swapaxes(1, 2)
         self.energy += by @ (z @ z.T) @ by.swapaxes(1, 2) - cross - cross.swapaxes(1, 2)

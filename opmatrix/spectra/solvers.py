@@ -1,5 +1,6 @@
 """Eigenvalues and singular values of anything that multiplies: LAPACK for small matrices, projection methods for large
 or implicit ones. Each solver is one row of a table; "auto" chooses by size."""
+
 import warnings
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Protocol
@@ -14,12 +15,13 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
     from scipy.sparse.linalg import LinearOperator
 
-LAPACK_SIDE = 1024                                          # up to this smaller side LAPACK takes about a second
+LAPACK_SIDE = 1024  # up to this smaller side LAPACK takes about a second
 MAX_RESIDUAL = 1e-8
 
 
 class Shaped(Protocol):
     """A matrix, a sparse matrix, or an object that multiplies as one."""
+
     @property
     def shape(self) -> tuple[int, ...]: ...
 
@@ -27,24 +29,30 @@ class Shaped(Protocol):
 def as_linear_operator(given: object) -> "LinearOperator":
     """Return a scipy LinearOperator of a matrix, a sparse matrix, or anything with shape and matvec."""
     from scipy.sparse.linalg import aslinearoperator
-    try: return aslinearoperator(given)
+
+    try:
+        return aslinearoperator(given)
     except TypeError as error:
         raise InputError(f"{type(given).__name__}: not a matrix or LinearOperator ({error})") from None
 
 
 def as_dense(given: object) -> Matrix:
     """Return the entries; an implicit operator is multiplied by the identity, from its narrower side."""
-    if isinstance(given, np.ndarray): return given
-    if hasattr(given, "toarray"): return np.asarray(given.toarray())
+    if isinstance(given, np.ndarray):
+        return given
+    if hasattr(given, "toarray"):
+        return np.asarray(given.toarray())
     implicit = as_linear_operator(given)
     rows, columns = implicit.shape
-    if rows < columns: return np.asarray(implicit.H @ np.eye(rows)).conj().T
+    if rows < columns:
+        return np.asarray(implicit.H @ np.eye(rows)).conj().T
     return np.asarray(implicit @ np.eye(columns))
 
 
 def is_symmetric(given: "Matrix | csr_array | LinearOperator") -> bool:
     """True if a stored matrix equals its conjugate transpose; implicit operators are not assumed to."""
-    if isinstance(given, np.ndarray): return np.array_equal(given, given.conj().T)
+    if isinstance(given, np.ndarray):
+        return np.array_equal(given, given.conj().T)
     return hasattr(given, "toarray") and abs(given - given.conj().T).sum() == 0
 
 
@@ -61,25 +69,31 @@ def lapack(given: object, count: int | None, symmetric: bool, seed: int) -> Matr
 def arpack(given: object, count: int, symmetric: bool, seed: int) -> Matrix:
     """Implicitly restarted Arnoldi or Lanczos (Lehoucq, Sorensen, Yang 1998)."""
     from scipy.sparse.linalg import ArpackNoConvergence, eigs, eigsh
+
     implicit, solve = as_linear_operator(given), eigsh if symmetric else eigs
     start = np.random.default_rng(seed).standard_normal(implicit.shape[0])
-    try: return take_largest(solve(implicit, count, which="LM", v0=start, return_eigenvectors=False), count)
-    except ArpackNoConvergence as error: raise failed("arpack", str(error)) from None
+    try:
+        return take_largest(solve(implicit, count, which="LM", v0=start, return_eigenvectors=False), count)
+    except ArpackNoConvergence as error:
+        raise failed("arpack", str(error)) from None
 
 
 def lobpcg(given: object, count: int, symmetric: bool, seed: int) -> Matrix:
     """Locally optimal block conjugate gradients (Knyazev 2001), at both ends of a symmetric spectrum."""
     from scipy.sparse.linalg import lobpcg as scipy_lobpcg
-    if not symmetric: raise InputError("eigenvalues: 'lobpcg' needs a symmetric operator; say symmetric=True if it is")
+
+    if not symmetric:
+        raise InputError("eigenvalues: 'lobpcg' needs a symmetric operator; say symmetric=True if it is")
     implicit = as_linear_operator(given)
     start = np.random.default_rng(seed).standard_normal((implicit.shape[0], min(2 * count, implicit.shape[0])))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)        # the residual that it warns of is checked below
+        warnings.simplefilter("ignore", UserWarning)  # the residual that it warns of is checked below
         ends = [scipy_lobpcg(implicit, start, tol=MAX_RESIDUAL, maxiter=500, largest=end) for end in (True, False)]
     values, vectors = (np.concatenate(part, axis=-1) for part in zip(*ends, strict=True))
     order = np.argsort(-abs(values), kind="stable")[:count]
     left = np.linalg.norm(implicit @ vectors[:, order] - vectors[:, order] * values[order], axis=0).max()
-    if left > 1e-6 * abs(values[order[0]]): raise failed("lobpcg", f"a residual of {left:.1e} is left")
+    if left > 1e-6 * abs(values[order[0]]):
+        raise failed("lobpcg", f"a residual of {left:.1e} is left")
     return np.asarray(values[order])
 
 
@@ -87,7 +101,8 @@ def united(given: Shaped, count: int, symmetric: bool, seed: int) -> Matrix:
     """Run unite and conquer, with subspaces of 2, 3 and 4 times the wanted count."""
     sizes = [min(factor * count + 5, given.shape[0]) for factor in (2, 3, 4)]
     pairs = unite_and_conquer(as_linear_operator(given), count, sizes, MAX_RESIDUAL, symmetric=symmetric, seed=seed)
-    if not pairs.converged: raise failed("unite", str(pairs).splitlines()[0])
+    if not pairs.converged:
+        raise failed("unite", str(pairs).splitlines()[0])
     return pairs.values
 
 
@@ -102,24 +117,31 @@ EIGEN: dict[str, Callable[..., Matrix]] = {"lapack": lapack, "arpack": arpack, "
 def choose_solver(solver: str, table: Collection[str], given: Shaped, count: int | None, room: int) -> str:
     """Return the solver that is meant: "auto" is LAPACK where the matrix is small or much of the spectrum is wanted,
     else ARPACK. Raises InputError for an unknown solver and a count that does not fit."""
-    if len(given.shape) != 2: raise InputError(f"spectra: a matrix is needed, this has shape {tuple(given.shape)}")
+    if len(given.shape) != 2:
+        raise InputError(f"spectra: a matrix is needed, this has shape {tuple(given.shape)}")
     small = min(given.shape)
     if count is not None and not 1 <= count <= small:
         raise InputError(f"spectra: count {count} of a matrix {tuple(given.shape)} is not between 1 and {small}")
-    if solver == "auto": return "lapack" if count is None or small <= LAPACK_SIDE or count > small // 4 else "arpack"
-    if solver not in table: raise InputError(f"spectra: no solver {solver!r}; there are auto, {', '.join(table)}")
+    if solver == "auto":
+        return "lapack" if count is None or small <= LAPACK_SIDE or count > small // 4 else "arpack"
+    if solver not in table:
+        raise InputError(f"spectra: no solver {solver!r}; there are auto, {', '.join(table)}")
     if solver != "lapack" and (count is None or count > room):
-        raise InputError(f"spectra: solver {solver!r} finds at most {room} of {small} here, {count or 'all'} were "
-                         f"asked for; say a smaller count or take 'lapack'")
+        raise InputError(
+            f"spectra: solver {solver!r} finds at most {room} of {small} here, {count or 'all'} were "
+            f"asked for; say a smaller count or take 'lapack'"
+        )
     return solver
 
 
-def eigenvalues(matrix: Shaped, count: int | None = None, solver: str = "auto", symmetric: bool | None = None,
-                seed: int = 0) -> Matrix:
+def eigenvalues(
+    matrix: Shaped, count: int | None = None, solver: str = "auto", symmetric: bool | None = None, seed: int = 0
+) -> Matrix:
     """Compute the `count` eigenvalues of largest magnitude (all without one) of a square matrix, sparse matrix or
     LinearOperator, falling. `solver`: auto, lapack, arpack, lobpcg (symmetric only), unite. `symmetric` of a stored
     matrix is looked up; for an implicit one it must be given. Raises InputError for arguments that do not fit."""
-    if matrix.shape[0] != matrix.shape[-1]: raise InputError(f"eigenvalues: the matrix is {matrix.shape}, not square")
+    if matrix.shape[0] != matrix.shape[-1]:
+        raise InputError(f"eigenvalues: the matrix is {matrix.shape}, not square")
     chosen = choose_solver(solver, EIGEN, matrix, count, max(matrix.shape[0] - 2, 0))
     return EIGEN[chosen](matrix, count, is_symmetric(matrix) if symmetric is None else symmetric, seed)
 
@@ -135,14 +157,16 @@ def randomised(given: object, count: int, seed: int) -> NDArray[np.float64]:
     return randomised_svd(given, count, seed=seed)[1]
 
 
-def randomised_svd(matrix: object, count: int, oversampling: int = 10, powers: int = 4,
-                   seed: int = 0) -> tuple[Matrix, NDArray[np.float64], Matrix]:
+def randomised_svd(
+    matrix: object, count: int, oversampling: int = 10, powers: int = 4, seed: int = 0
+) -> tuple[Matrix, NDArray[np.float64], Matrix]:
     """Compute U (n, count), σ (count,), Vᴴ (count, p) from a random sketch with `powers` subspace iterations (Halko,
     Martinsson, Tropp 2011, algorithms 4.4, 5.1). Not exact: the error shrinks as the decay of σ to 2 `powers` + 1."""
     a = as_linear_operator(matrix)
     width = min(count + oversampling, *a.shape)
     frame = np.linalg.qr(a @ np.random.default_rng(seed).standard_normal((a.shape[1], width)))[0]
-    for _ in range(powers): frame = np.linalg.qr(a @ np.linalg.qr(a.H @ frame)[0])[0]
+    for _ in range(powers):
+        frame = np.linalg.qr(a @ np.linalg.qr(a.H @ frame)[0])[0]
     left, values, right = np.linalg.svd(np.asarray(a.H @ frame).conj().T, full_matrices=False)
     return frame @ left[:, :count], values[:count], right[:count]
 
@@ -155,11 +179,16 @@ def squared(solver: str) -> Callable[..., NDArray[np.float64]]:
 
 SINGULAR: dict[str, Callable[..., NDArray[np.float64]]] = {
     "lapack": lambda given, count, seed: np.linalg.svd(as_dense(given), compute_uv=False)[:count],
-    "arpack": squared("arpack"), "lobpcg": squared("lobpcg"), "unite": squared("unite"), "random": randomised}
+    "arpack": squared("arpack"),
+    "lobpcg": squared("lobpcg"),
+    "unite": squared("unite"),
+    "random": randomised,
+}
 
 
-def singular_values(matrix: Shaped, count: int | None = None, solver: str = "auto",
-                    seed: int = 0) -> NDArray[np.float64]:
+def singular_values(
+    matrix: Shaped, count: int | None = None, solver: str = "auto", seed: int = 0
+) -> NDArray[np.float64]:
     """Compute the `count` largest singular values (all without one) of a matrix, sparse matrix or LinearOperator,
     falling. `solver`: auto, lapack, arpack, lobpcg, unite, random (a sketch: near, not exact). Raises InputError as
     `eigenvalues`."""

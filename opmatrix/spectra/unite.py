@@ -6,6 +6,7 @@ on separate machines. In MERAM each eigenvalue's best Ritz vector is picked and 
 takes the best that all their subspaces and the last restart's vectors hold together. It needs no product with A, since
 an Arnoldi basis carries its image: A V_m = V_{m+1} H. Each process then starts from another random combination of the
 wanted vectors that have not converged, so that the subspaces differ in direction as well as in size."""
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,13 +16,14 @@ from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 
-Matrix = NDArray[Any]                                       # real or complex
+Matrix = NDArray[Any]  # real or complex
 DType = np.dtype[Any]
-SPARE = 2                                                   # Ritz pairs carried beyond those wanted
+SPARE = 2  # Ritz pairs carried beyond those wanted
 
 
 class SquareOperator(Protocol):
     """A matrix, or an object with its shape and type of numbers that multiplies as one."""
+
     def __matmul__(self, x: Matrix, /) -> Matrix: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -33,6 +35,7 @@ class SquareOperator(Protocol):
 class Eigenpairs:
     """Eigenvalues of largest magnitude first (k,), vectors (n, k), ‖A u - λ u‖ (k,), and their cost: restarts, products
     with A, and the worst relative residual at each restart."""
+
     values: Matrix
     vectors: Matrix
     residuals: NDArray[np.float64]
@@ -44,13 +47,16 @@ class Eigenpairs:
     def __repr__(self) -> str:
         state = "converged" if self.converged else "not converged"
         worst = self.history[-1] if self.history else 0.0
-        return (f"{len(self.values)} eigenpairs, {state}: worst relative residual {worst:.1e} after {self.restarts} "
-                f"restarts, {self.products} products\n" + "  ".join(f"{value:.6g}" for value in self.values))
+        return (
+            f"{len(self.values)} eigenpairs, {state}: worst relative residual {worst:.1e} after {self.restarts} "
+            f"restarts, {self.products} products\n" + "  ".join(f"{value:.6g}" for value in self.values)
+        )
 
 
 @dataclass
 class Counted:
     """An operator that counts its products."""
+
     operator: SquareOperator
     products: int = 0
 
@@ -66,13 +72,14 @@ def arnoldi(operator: Counted, start: Matrix, size: int) -> tuple[Matrix, Matrix
     inner = np.zeros((size + 1, size), start.dtype)
     basis[:, 0] = start / np.linalg.norm(start)
     for j in range(size):
-        known, image = basis[:, :j + 1], operator @ basis[:, j]
+        known, image = basis[:, : j + 1], operator @ basis[:, j]
         for _ in range(2):
             along = known.conj().T @ image
             image = image - known @ along
-            inner[:j + 1, j] += along
+            inner[: j + 1, j] += along
         inner[j + 1, j] = left = np.linalg.norm(image)
-        if left <= 1e-13 * np.linalg.norm(inner[:j + 1, j]): return basis[:, :j + 2], inner[:j + 2, :j + 1]
+        if left <= 1e-13 * np.linalg.norm(inner[: j + 1, j]):
+            return basis[:, : j + 2], inner[: j + 2, : j + 1]
         basis[:, j + 1] = image / left
     return basis, inner
 
@@ -118,14 +125,22 @@ def checked(operator: SquareOperator, count: int, subspaces: Sequence[int]) -> D
     if tuple(operator.shape) != (n, n):
         raise InputError(f"eigenpairs: the operator has shape {tuple(operator.shape)}; it must be square")
     if not 0 < count <= min(n, *subspaces):
-        raise InputError(f"eigenpairs: {count} of an operator of size {n} with subspaces {tuple(subspaces)}: the count "
-                         f"must be at least 1 and at most the size and the smallest subspace")
+        raise InputError(
+            f"eigenpairs: {count} of an operator of size {n} with subspaces {tuple(subspaces)}: the count "
+            f"must be at least 1 and at most the size and the smallest subspace"
+        )
     return np.result_type(operator.dtype, np.float64)
 
 
-def unite_and_conquer(operator: SquareOperator, count: int, subspaces: Sequence[int] = (10, 15, 20),
-                      tolerance: float = 1e-8, restarts: int = 300, symmetric: bool = False,
-                      seed: int = 0) -> Eigenpairs:
+def unite_and_conquer(
+    operator: SquareOperator,
+    count: int,
+    subspaces: Sequence[int] = (10, 15, 20),
+    tolerance: float = 1e-8,
+    restarts: int = 300,
+    symmetric: bool = False,
+    seed: int = 0,
+) -> Eigenpairs:
     """Compute the `count` eigenpairs of largest magnitude of a square operator (anything with shape, dtype and `@`).
 
     Each restart builds one Krylov subspace of each size, unites them with the last restart's vectors, and stops when
@@ -146,24 +161,35 @@ def unite_and_conquer(operator: SquareOperator, count: int, subspaces: Sequence[
         history.append(float(left.max()))
         if history[-1] <= tolerance or len(history) == restarts:
             pairs = confirmed(counted, ritz, count, history, tolerance)
-            if pairs.converged or len(history) == restarts: return pairs
+            if pairs.converged or len(history) == restarts:
+                return pairs
         pool = [(spanning(ritz[1], dtype), spanning(ritz[2], dtype))]
         unfinished = ritz[1][:, :count][:, left > tolerance]
-        starts = [restart(unfinished, len(inner[0]) < min(size, n), random, dtype)
-                  for (_, inner), size in zip(built, subspaces, strict=True)]
+        starts = [
+            restart(unfinished, len(inner[0]) < min(size, n), random, dtype)
+            for (_, inner), size in zip(built, subspaces, strict=True)
+        ]
 
 
 def restart(vectors: Matrix, invariant: bool, random: np.random.Generator, dtype: DType) -> Matrix:
     """Return a random combination of the vectors; a random vector where there are none, or where the last subspace was
     invariant and so has nothing more to tell. Of complex vectors of a real operator, a real one in the span of the
     pairs."""
-    if invariant or not vectors.shape[1]: return random.standard_normal(len(vectors)).astype(dtype)
+    if invariant or not vectors.shape[1]:
+        return random.standard_normal(len(vectors)).astype(dtype)
     real = spanning(vectors, dtype)
     return np.asarray(real @ random.standard_normal(real.shape[1])).astype(dtype)
 
 
-def restarted_arnoldi(operator: SquareOperator, count: int, subspace: int = 20, tolerance: float = 1e-8,
-                      restarts: int = 300, symmetric: bool = False, seed: int = 0) -> Eigenpairs:
+def restarted_arnoldi(
+    operator: SquareOperator,
+    count: int,
+    subspace: int = 20,
+    tolerance: float = 1e-8,
+    restarts: int = 300,
+    symmetric: bool = False,
+    seed: int = 0,
+) -> Eigenpairs:
     """Run one explicitly restarted Arnoldi process, ERAM (Saad 2011, section 6.4): the baseline of uniting. It restarts
     from the sum of the wanted Ritz vectors, each weighted by its residual. Results as `unite_and_conquer`."""
     dtype, counted = checked(operator, count, (subspace,)), Counted(operator)
@@ -178,12 +204,14 @@ def restarted_arnoldi(operator: SquareOperator, count: int, subspace: int = 20, 
         history.append(float(left.max()))
         if history[-1] <= tolerance or len(history) == restarts:
             pairs = confirmed(counted, ritz, count, history, tolerance)
-            if pairs.converged or len(history) == restarts: return pairs
+            if pairs.converged or len(history) == restarts:
+                return pairs
         start = (spanning(ritz[1] * left, dtype).sum(1) if left.any() else random.standard_normal(n)).astype(dtype)
 
 
-def confirmed(counted: Counted, found: tuple[Matrix, Matrix, Matrix], count: int, history: list[float],
-              tolerance: float) -> Eigenpairs:
+def confirmed(
+    counted: Counted, found: tuple[Matrix, Matrix, Matrix], count: int, history: list[float], tolerance: float
+) -> Eigenpairs:
     """Return the pairs with residuals from fresh products; converged where those are within twice the tolerance."""
     values, vectors = found[0][:count], found[1][:, :count]
     vectors = vectors / np.linalg.norm(vectors, axis=0)

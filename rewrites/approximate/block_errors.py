@@ -1,5 +1,6 @@
 """The error of each block substitution of a model. Layers left out or run side by side are tried with the model's own
 factors. Attention that sees fewer keys is tried in the exact program, with another pattern in one step."""
+
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -27,15 +28,15 @@ from rewrites.search.substitutions import LAYER_DROPPED, BlockSubstitution, list
 from rewrites.verify.differences import difference
 from rewrites.workload.workload import Workload
 
-ROUNDING = 2.0 ** -24                                       # smallest relative change that float32 resolves
-PROBED = 8                                                  # sentences whose longest one is the first test
-FARTHER = 4.0                                               # largest change of the stream, in multiples of `most`
-PASSES = 300                                                # time of a pass of the oracle, in trials by kernels
-REPAID = 0.01                                               # least share of a program's seconds to save
-ALIKE = 0.9                                                 # the error texts must skip at least 90 % as many scores as
-                                                            # the timed text does
-SENTENCES = 2                                               # sentences that errors are measured on
-PartFactors = Sequence[Sequence[Operator]]                       # the factors of every part of a model
+ROUNDING = 2.0**-24  # smallest relative change that float32 resolves
+PROBED = 8  # sentences whose longest one is the first test
+FARTHER = 4.0  # largest change of the stream, in multiples of `most`
+PASSES = 300  # time of a pass of the oracle, in trials by kernels
+REPAID = 0.01  # least share of a program's seconds to save
+ALIKE = 0.9  # the error texts must skip at least 90 % as many scores as
+# the timed text does
+SENTENCES = 2  # sentences that errors are measured on
+PartFactors = Sequence[Sequence[Operator]]  # the factors of every part of a model
 
 
 def with_error(tried: BlockSubstitution, change: float, most: float) -> list[BlockSubstitution]:
@@ -57,8 +58,11 @@ class BlockTrials(Trials[BlockSubstitution]):
     def candidates(self) -> list[BlockSubstitution]:
         """Return every substitution that is tried."""
         small = self.program.stored_bytes <= LARGE
-        return [substitution for substitution in list_substitutions(self.groups)
-                if small or substitution.what == LAYER_DROPPED]
+        return [
+            substitution
+            for substitution in list_substitutions(self.groups)
+            if small or substitution.what == LAYER_DROPPED
+        ]
 
     def measure_errors(self, most: float) -> list[BlockSubstitution]:
         """Return the candidates that change the output by at most `most`, relative. One sentence first rules out the
@@ -68,9 +72,11 @@ class BlockTrials(Trials[BlockSubstitution]):
             longest = max(islice(self.batch, PROBED), key=lambda each: each.rows)
             stream = residual_stream(self.groups, Batch([longest.tokens[:SHORTEST]], [longest.kinds[:SHORTEST]]))
             tried = [substitution for substitution in tried if self.may_serve(substitution, stream, most)]
-        if not tried: return []
-        return measure_blocks(self.groups, tried, sample(self.program, self.batch, PASSES * len(tried)), most,
-                              self.attempts)
+        if not tried:
+            return []
+        return measure_blocks(
+            self.groups, tried, sample(self.program, self.batch, PASSES * len(tried)), most, self.attempts
+        )
 
     def may_serve(self, each: BlockSubstitution, stream: Sequence[DenseReading], most: float) -> bool:
         """True if a substitution changes the residual stream by little enough; False where it fails."""
@@ -80,14 +86,15 @@ class BlockTrials(Trials[BlockSubstitution]):
         return change <= FARTHER * most
 
 
-def measure_blocks(groups: PartFactors, tried: Sequence[BlockSubstitution], batch: Batch,
-                   most: float, attempts: Attempts) -> list[BlockSubstitution]:
+def measure_blocks(
+    groups: PartFactors, tried: Sequence[BlockSubstitution], batch: Batch, most: float, attempts: Attempts
+) -> list[BlockSubstitution]:
     """Return the substitutions whose relative change of the output on a batch is at most `most`, each with its
     error."""
     stream, measured = residual_stream(groups, batch), list[BlockSubstitution]()
     for substitution in tried:
         with attempts.leave_out(substitution):
-            factors = [*substitution.factors, *chain(*groups[substitution.last + 1:])]
+            factors = [*substitution.factors, *chain(*groups[substitution.last + 1 :])]
             measured += with_error(substitution, relative_change(factors, stream[substitution.first], stream[-1]), most)
     return measured
 
@@ -95,7 +102,8 @@ def measure_blocks(groups: PartFactors, tried: Sequence[BlockSubstitution], batc
 def residual_stream(groups: PartFactors, batch: Batch) -> list[DenseReading]:
     """Return the input of the first part on a batch, then the output of every part."""
     stream = [entered(groups[0][0], batch, dtype=np.float32)]
-    for group in groups: stream.append(apply_factors(group, stream[-1]))
+    for group in groups:
+        stream.append(apply_factors(group, stream[-1]))
     return stream
 
 
@@ -106,7 +114,8 @@ def relative_change(factors: Sequence[Operator], x: DenseReading, wanted: DenseR
 
 def apply_factors(factors: Iterable[Operator], x: DenseReading) -> DenseReading:
     """Return the output of factors, one after another, for a value."""
-    for factor in factors: x = apply_factor(factor, x)
+    for factor in factors:
+        x = apply_factor(factor, x)
     return x
 
 
@@ -131,19 +140,23 @@ class SparseAttentionTrials(Trials[BlockSubstitution]):
     def measurable(self) -> list[BlockSubstitution]:
         """The substitutions that pay, and leave out enough scores of the text that errors are measured on."""
         judges, timed = (self.workload.choose, self.workload.state), self.workload.timed
-        return [substitution for substitution in self.paying
-                if min(self.left_out(substitution, batch) for batch in judges)
-                >= ALIKE * self.left_out(substitution, timed)]
+        return [
+            substitution
+            for substitution in self.paying
+            if min(self.left_out(substitution, batch) for batch in judges) >= ALIKE * self.left_out(substitution, timed)
+        ]
 
     def measure_errors(self, most: float) -> list[BlockSubstitution]:
         """Return the candidates that change the output by at most `most`, relative, in the order of the program's
         steps: the steps before one run once for all."""
         measured = list[BlockSubstitution]()
-        if not most or not (tried := self.candidates()): return measured
+        if not most or not (tried := self.candidates()):
+            return measured
         wanted, values = self.program.run(self.sample), list[FloatRows | None]()
-        for substitution in sorted(tried[:max(len(self.steps), self.passes)], key=lambda one: self.steps[one.first]):
+        for substitution in sorted(tried[: max(len(self.steps), self.passes)], key=lambda one: self.steps[one.first]):
             at = self.steps[substitution.first]
-            for _ in self.program.schedule.walk(self.sample, values, at): pass
+            for _ in self.program.schedule.walk(self.sample, values, at):
+                pass
             with self.attempts.leave_out(substitution):
                 [rows] = try_steps(self.program, {at: [self.sparse_call(substitution)]}, [*values], self.sample)
                 measured += with_error(substitution, difference(rows, wanted), most)
@@ -152,9 +165,11 @@ class SparseAttentionTrials(Trials[BlockSubstitution]):
     @cached_property
     def paying(self) -> list[BlockSubstitution]:
         """The substitutions whose pattern saves enough of the program's seconds, if every part had it."""
-        if self.workload.timed.alone or self.workload.generation: return []     # sessions see all rows
+        if self.workload.timed.alone or self.workload.generation:
+            return []  # sessions see all rows
         tried = sparse_attention_candidates(self.groups, sentence_lengths(self.workload.timed))
-        if not (known := [substitution for substitution in tried if substitution.first in self.steps]): return []
+        if not (known := [substitution for substitution in tried if substitution.first in self.steps]):
+            return []
         least = REPAID * self.prices.spent(self.program.schedule.cost)
         return [substitution for substitution in known if self.saved(substitution) * len(self.steps) >= least]
 
@@ -162,10 +177,13 @@ class SparseAttentionTrials(Trials[BlockSubstitution]):
     def unmeasurable(self) -> str:
         """The reason why the error of substitutions that pay is unknown: the text is too short to measure it. Empty
         otherwise."""
-        if not self.paying or self.measurable: return ""
+        if not self.paying or self.measurable:
+            return ""
         judged, timed = (int(sentence_lengths(batch).max()) for batch in (self.workload.state, self.workload.timed))
-        return (f"attention sees all keys: texts that errors are stated of have {judged} tokens at most, which does "
-                f"not say what fewer keys change in {timed}: give --text with longer lines, or with more of them")
+        return (
+            f"attention sees all keys: texts that errors are stated of have {judged} tokens at most, which does "
+            f"not say what fewer keys change in {timed}: give --text with longer lines, or with more of them"
+        )
 
     @cached_property
     def steps(self) -> dict[int, int]:
@@ -188,8 +206,10 @@ class SparseAttentionTrials(Trials[BlockSubstitution]):
 
     def saved(self, each: BlockSubstitution) -> float:
         """Return the predicted seconds that a substitution's pattern saves."""
-        dense, sparse = (self.prices.spent(partial(one.kernel.cost, one.bound, one.shape))
-                         for one in (self.dense_call(self.steps[each.first]), self.sparse_call(each)))
+        dense, sparse = (
+            self.prices.spent(partial(one.kernel.cost, one.bound, one.shape))
+            for one in (self.dense_call(self.steps[each.first]), self.sparse_call(each))
+        )
         return dense - sparse
 
     def left_out(self, each: BlockSubstitution, batch: Batch) -> float:

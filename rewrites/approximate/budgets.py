@@ -1,6 +1,7 @@
 """The cheapest program of a whole model within budgets of error and memory. A linear program over columns prices the
 budgets; each part answers with its cheapest program at these prices (Dantzig and Wolfe 1960). The answers of all parts
 to one price prove a bound for every program (Geoffrion 1974)."""
+
 import sys
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -25,9 +26,9 @@ from rewrites.lowering.representations import Methods
 from rewrites.lowering.sharing import find_shared, users
 from rewrites.search.search import SearchSpace, Structure, lowest
 
-SEEDS = 3                                                   # rounds of one part a structure before all parts are solved
-PRICING_ROUNDS = 40                                         # most rounds of pricing columns of known shapes
-SLACK = 1e-4                                                # relative difference of the relaxation and its bound
+SEEDS = 3  # rounds of one part a structure before all parts are solved
+PRICING_ROUNDS = 40  # most rounds of pricing columns of known shapes
+SLACK = 1e-4  # relative difference of the relaxation and its bound
 UNITS: tuple[DualPrice, ...] = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
 
 
@@ -54,13 +55,26 @@ class Budgets:
 
     def __init__(self, space: SearchSpace, methods: Methods) -> None:
         self.space, self.pool, self.seeded = space, dict[Hashable, dict[Hashable, ProgramShape]](), set[DualPrice]()
-        self.stages = [PartProblem(number, (before, after), space.problem(number, before, after, methods),
-                                   space.lowering(number, before), space.span(number))
-                       for number, before, after in space.ways()]
+        self.stages = [
+            PartProblem(
+                number,
+                (before, after),
+                space.problem(number, before, after, methods),
+                space.lowering(number, before),
+                space.span(number),
+            )
+            for number, before, after in space.ways()
+        ]
         self.sizes = link_stages(self.stages)
 
-    def within(self, error: float | None = None, memory: float | None = None, weights: DualPrice = (1, 0, 0),
-               time_limit: float = 10.0, gap: float = 1e-3) -> Structure:
+    def within(
+        self,
+        error: float | None = None,
+        memory: float | None = None,
+        weights: DualPrice = (1, 0, 0),
+        time_limit: float = 10.0,
+        gap: float = 1e-3,
+    ) -> Structure:
         """Return the cheapest program, by weights of seconds, bytes and squared error, whose squared errors add to at
         most `error` and whose weights take at most `memory` bytes; every program costs at least its `bound`. Stops at a
         relative `gap` (infinite: without a proof), or at the time limit with the best so far. Raises Infeasible if no
@@ -71,12 +85,15 @@ class Budgets:
         search.run(gap, 0 if weights in self.seeded else 1 if self.seeded else SEEDS)
         self.seeded.add(weights)
         if search.best is None:
-            raise Infeasible(f"no program within squared error {error} and {memory} bytes of weights: the closest is "
-                             f"over by {search.over:.3g} of a budget")
+            raise Infeasible(
+                f"no program within squared error {error} and {memory} bytes of weights: the closest is "
+                f"over by {search.over:.3g} of a budget"
+            )
         chosen = [self.stages[column.stage].extraction(column, weights) for column in search.best]
         route = [(self.stages[column.stage].number, self.stages[column.stage].pair) for column in search.best]
-        return self.space.structure(route, chosen, search.bound, inf,
-                                    {"within": time.perf_counter() - start}, search.master.cost(search.best))
+        return self.space.structure(
+            route, chosen, search.bound, inf, {"within": time.perf_counter() - start}, search.master.cost(search.best)
+        )
 
 
 @dataclass
@@ -85,7 +102,7 @@ class Budgeted:
 
     stages: list[PartProblem]
     weights: DualPrice
-    limits: dict[int, float]                                # criterion -> budget
+    limits: dict[int, float]  # criterion -> budget
     until: float
     pool: dict[Hashable, dict[Hashable, ProgramShape]]
     sizes: Mapping[Shared, float] = field(default_factory=dict)
@@ -111,7 +128,7 @@ class Budgeted:
             dual = self.filled()
             self.over = dual.over
             self.improve(dual)
-            proved = dual.value - self.bound <= SLACK * dual.value   # relaxation solved; the rest is integrality
+            proved = dual.value - self.bound <= SLACK * dual.value  # relaxation solved; the rest is integrality
             if proved or self.closed(gap) or gap == inf or time.perf_counter() > self.until:
                 return
             self.bound = max(self.bound, self.least(dual.price, dual.links))
@@ -122,7 +139,8 @@ class Budgeted:
         costs: dict[int, float] = {}
         for column in self.columns(self.weights):
             stage, cost = self.stages[column.stage], float(column.spent @ self.weights)
-            if not stage.own_errors: costs[stage.number] = min(cost, costs.get(stage.number, inf))
+            if not stage.own_errors:
+                costs[stage.number] = min(cost, costs.get(stage.number, inf))
         return sum(costs.values()) or 1.0
 
     def closed(self, gap: float) -> bool:
@@ -135,9 +153,11 @@ class Budgeted:
         for at in ats:
             known = self.pool.setdefault(self.stages[at].key, {})
             with suppress(Infeasible):
-                shape, least[at] = self.stages[at].answer(price, self.most, max(0.05, self.until - time.perf_counter()),
-                                                          links, known.values())
-                if shape is not None: known.setdefault(shape.key, shape)
+                shape, least[at] = self.stages[at].answer(
+                    price, self.most, max(0.05, self.until - time.perf_counter()), links, known.values()
+                )
+                if shape is not None:
+                    known.setdefault(shape.key, shape)
         return least
 
     def least(self, price: DualPrice, links: Links = NO_LINKS) -> float:
@@ -147,8 +167,10 @@ class Budgeted:
         for at, least in self.ask(price, range(len(self.stages)), links).items():
             answers[self.stages[at].number][self.stages[at].pair] = least
         paid = sum((price[criterion] - self.weights[criterion]) * limit for criterion, limit in self.limits.items())
-        over = sum(min(0.0, price[1] * size - sum(paid for (_, other), paid in links.items() if other == content))
-                   for content, size in self.sizes.items())
+        over = sum(
+            min(0.0, price[1] * size - sum(paid for (_, other), paid in links.items() if other == content))
+            for content, size in self.sizes.items()
+        )
         spans, numbers = {stage.number: stage.span for stage in self.stages}, sorted(answers)
         return lowest([answers[number] for number in numbers], [spans[number] for number in numbers]) - paid + over
 
@@ -160,8 +182,9 @@ class Budgeted:
                 self.master.add(column)
         dual = self.master.relax()
         for _ in range(PRICING_ROUNDS):
-            better = [column for column in self.columns(dual.price, dual.links)
-                      if self.master.reduced(column, dual) < -1e-7]
+            better = [
+                column for column in self.columns(dual.price, dual.links) if self.master.reduced(column, dual) < -1e-7
+            ]
             if not sum([self.master.add(column) for column in better]):
                 break
             dual = self.master.relax()

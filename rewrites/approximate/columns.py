@@ -1,5 +1,6 @@
 """Programs of a whole model as paths over columns: a column is one program of a part between two border states, with a
 method for each of its weights. A linear program over the known columns prices the budgets."""
+
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
     from scipy.optimize import LinearConstraint
     from scipy.sparse import csr_array
 
-DualPrice = tuple[float, float, float]                      # price of a second, a byte, a unit of squared error
-Shared = Hashable                                           # content that parts share (rewrites/lowering/sharing.py)
-Links = Mapping[tuple[int, Shared], float]                  # the dual price that a part pays for a content
+DualPrice = tuple[float, float, float]  # price of a second, a byte, a unit of squared error
+Shared = Hashable  # content that parts share (rewrites/lowering/sharing.py)
+Links = Mapping[tuple[int, Shared], float]  # the dual price that a part pays for a content
 NO_LINKS: Links = MappingProxyType({})
-ANSWER_GAP = 1e-5                                           # relative gap of a part's answer to a price
-PENALTY = 1e3                                               # price of exceeding a whole budget, in units of `scale`
+ANSWER_GAP = 1e-5  # relative gap of a part's answer to a price
+PENALTY = 1e3  # price of exceeding a whole budget, in units of `scale`
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +45,9 @@ class Column(NamedTuple):
     """A program of a part between two states."""
 
     stage: int
-    spent: np.ndarray                                       # seconds, bytes, squared error; without shared contents
+    spent: np.ndarray  # seconds, bytes, squared error; without shared contents
     shape: ProgramShape
-    methods: tuple[int, ...]                                # number of the offer that each use takes
+    methods: tuple[int, ...]  # number of the offer that each use takes
     shared: frozenset[Shared] = frozenset()
 
 
@@ -81,10 +82,12 @@ class PartProblem:
     def repriced(self) -> Repriced:
         """The problem with one cost column each for seconds, own bytes, squared error, and every shared content. Read
         it only after `shared` is complete."""
+
         def taken(node: Node) -> tuple[float, ...]:
             content, _ = self.shared.get(node.cls, (None, 1.0))
             memory = node.memory if content is None else 0.0
             return node.time, memory, node.error, *(float(content == shared) for shared in self.rents)
+
         return Repriced(self.problem, [*map(taken, self.problem.nodes)], self.lowering.leaves)
 
     @cached_property
@@ -98,13 +101,21 @@ class PartProblem:
         bytes where there is no link."""
         return links.get((self.number, content), price[1] * self.rents[content])
 
-    def answer(self, price: DualPrice, most: float, time_limit: float, links: Links = NO_LINKS,
-               shapes: Iterable[ProgramShape] = ()) -> tuple[ProgramShape | None, float]:
+    def answer(
+        self,
+        price: DualPrice,
+        most: float,
+        time_limit: float,
+        links: Links = NO_LINKS,
+        shapes: Iterable[ProgramShape] = (),
+    ) -> tuple[ProgramShape | None, float]:
         """Return the shape of the cheapest program at these prices, or None if a known shape has it, and its bound.
         Raises Infeasible if no program leads from one state to the other."""
-        known = [float(column.spent @ price) + sum(self.rent(content, price, links) for content in column.shared)
-                 for column in (self.column(0, shape, price, most, links) for shape in shapes)
-                 if self.worst(column) <= most]
+        known = [
+            float(column.spent @ price) + sum(self.rent(content, price, links) for content in column.shared)
+            for column in (self.column(0, shape, price, most, links) for shape in shapes)
+            if self.worst(column) <= most
+        ]
         prices = *price, *(self.rent(content, price, links) for content in self.rents)
         extraction = self.repriced.cheapest(prices, most, min(known, default=inf), time_limit, ANSWER_GAP)
         return self.shape(extraction.nodes) if extraction.nodes else None, extraction.bound
@@ -116,8 +127,10 @@ class PartProblem:
 
     def shape(self, nodes: Iterable[Node]) -> ProgramShape:
         """Return the shape of a program: its kernels and rows, and its uses."""
-        return ProgramShape(tuple(node for node in nodes if not isinstance(node.cls, (Use, Stored))),
-                            tuple(node.cls for node in nodes if isinstance(node.cls, Use)))
+        return ProgramShape(
+            tuple(node for node in nodes if not isinstance(node.cls, (Use, Stored))),
+            tuple(node.cls for node in nodes if isinstance(node.cls, Use)),
+        )
 
     def fixed(self, shape: ProgramShape) -> list[Node]:
         """Return the kernels and rows of a shape with this part's own errors: a substitution's error depends on its
@@ -128,35 +141,38 @@ class PartProblem:
         """Return the costs of the kernels, and of each offer of each use: uses x offers x 3, infinite where there is no
         such offer. Shared contents have no bytes here."""
         if shape not in self.tables:
-            fixed = np.array([(n.time, 0.0 if n.cls in self.shared else n.memory, n.error)
-                              for n in self.fixed(shape)]).sum(0)
+            fixed = np.array(
+                [(n.time, 0.0 if n.cls in self.shared else n.memory, n.error) for n in self.fixed(shape)]
+            ).sum(0)
             offers = np.full((len(shape.uses), max((len(self.offers[u]) for u in shape.uses), default=1), 3), inf)
             for row, use in zip(offers, shape.uses, strict=True):
-                row[:len(self.offers[use])] = [(u.time, 0.0 if s.cls in self.shared else s.memory, u.error)
-                                               for u, s in self.offers[use]]
+                row[: len(self.offers[use])] = [
+                    (u.time, 0.0 if s.cls in self.shared else s.memory, u.error) for u, s in self.offers[use]
+                ]
             self.tables[shape] = fixed, offers
         return self.tables[shape]
 
-    def column(self, at: int, shape: ProgramShape, price: DualPrice, most: float,
-               links: Links = NO_LINKS) -> Column:
+    def column(self, at: int, shape: ProgramShape, price: DualPrice, most: float, links: Links = NO_LINKS) -> Column:
         """Return the program of this shape with the methods that are cheapest at these prices, each with an error of at
         most `most`."""
         _, offers = self.table(shape)
         costs = np.where(offers[..., 2] <= most, np.nan_to_num(offers, posinf=0.0) @ price, inf)
         for row, use in zip(costs, shape.uses, strict=True) if self.shared else ():
             for method, (_, stored) in enumerate(self.offers[use]):
-                if stored.cls in self.shared: row[method] += self.rent(self.shared[stored.cls][0], price, links)
+                if stored.cls in self.shared:
+                    row[method] += self.rent(self.shared[stored.cls][0], price, links)
         return self.made(at, shape, tuple(np.argmin(costs, axis=1).tolist()))
 
     def made(self, at: int, shape: ProgramShape, methods: tuple[int, ...]) -> Column:
         fixed, offers = self.table(shape)
         spent = fixed + offers[range(len(methods)), list(methods)].sum(0)
-        if len({use.weight for use in shape.uses}) < len(shape.uses):       # a weight that two uses read is stored once
+        if len({use.weight for use in shape.uses}) < len(shape.uses):  # a weight that two uses read is stored once
             read = {s.cls: s.memory for _, s in map(self.offer, shape.uses, methods) if s.cls not in self.shared}
             spent[1] = fixed[1] + sum(read.values())
         return Column(at, spent, shape, methods, self.given(shape).union(*map(self.reads, shape.uses, methods)))
 
-    def offer(self, use: Use, method: int) -> tuple[Node, Node]: return self.offers[use][method]
+    def offer(self, use: Use, method: int) -> tuple[Node, Node]:
+        return self.offers[use][method]
 
     def given(self, shape: ProgramShape) -> frozenset[Shared]:
         """Return the shared contents that a shape reads with any methods."""
@@ -197,10 +213,10 @@ class Master:
 
     stages: Sequence[PartProblem]
     weights: DualPrice
-    limits: dict[int, float]                                # criterion -> budget
+    limits: dict[int, float]  # criterion -> budget
     scale: float
-    most: float                                             # largest error of one method
-    sizes: Mapping[Shared, float] = field(default_factory=dict)         # bytes of shared contents
+    most: float  # largest error of one method
+    sizes: Mapping[Shared, float] = field(default_factory=dict)  # bytes of shared contents
     columns: list[Column] = field(default_factory=list)
     seen: set[Hashable] = field(default_factory=set)
 
@@ -224,9 +240,11 @@ class Master:
         """Return the rows by which a part (number) reads only stored contents. The variables are the readers, the
         shared contents, and `spare` others."""
         from scipy.sparse import csr_array
+
         at = {content: len(readers) + i for i, content in enumerate(self.sizes)}
-        entries = [(self.links[number, content], i, 1.0) for i, (number, every) in enumerate(readers)
-                   for content in every]
+        entries = [
+            (self.links[number, content], i, 1.0) for i, (number, every) in enumerate(readers) for content in every
+        ]
         entries += [(row, at[content], -1.0) for (_, content), row in self.links.items()]
         rows, cols, signs = zip(*entries, strict=True)
         return csr_array((signs, (rows, cols)), shape=(len(self.links), len(readers) + len(self.sizes) + spare))
@@ -252,8 +270,13 @@ class Master:
         """Return the rows by which each border state is left as often as it is reached, and the model is entered
         once."""
         from scipy.sparse import csr_array
-        entries = [(row, at, sign) for at, column in enumerate(self.columns)
-                   for row, sign in zip(self.ends(column.stage), (-1.0, 1.0), strict=True) if row is not None]
+
+        entries = [
+            (row, at, sign)
+            for at, column in enumerate(self.columns)
+            for row, sign in zip(self.ends(column.stage), (-1.0, 1.0), strict=True)
+            if row is not None
+        ]
         rows, cols, signs = zip(*entries, strict=True)
         needed = np.zeros(len(self.rows))
         needed[0] = -1.0
@@ -272,29 +295,44 @@ class Master:
         shares = np.array([spent[:, criterion] / (limit or 1.0) for criterion, limit in self.limits.items()])
         extra, held = len(self.limits), np.array([*self.sizes.values()])
         taken = np.array([held * (criterion == 1) / (limit or 1.0) for criterion, limit in self.limits.items()])
-        return (np.r_[spent @ weights / self.scale, held * weights[1] / self.scale, np.full(extra, PENALTY)],
-                np.hstack([shares.reshape(extra, len(self.columns)), taken.reshape(extra, len(held)), -np.eye(extra)]))
+        return (
+            np.r_[spent @ weights / self.scale, held * weights[1] / self.scale, np.full(extra, PENALTY)],
+            np.hstack([shares.reshape(extra, len(self.columns)), taken.reshape(extra, len(held)), -np.eye(extra)]),
+        )
 
     def relax(self) -> Dual:
         from scipy.optimize import linprog
+
         cost, spent = self.costs(self.weights)
         flow, needed = self.flow()
         most: csr_array | None = spent if self.limits else None
         ends = np.ones(len(spent)) if self.limits else None
         if self.links:
             from scipy.sparse import vstack
-            most, ends = vstack([*([spent] if self.limits else []), self.linked(self.readers(), len(self.limits))]), \
-                np.r_[np.ones(len(self.limits)), np.zeros(len(self.links))]
+
+            most, ends = (
+                vstack([*([spent] if self.limits else []), self.linked(self.readers(), len(self.limits))]),
+                np.r_[np.ones(len(self.limits)), np.zeros(len(self.links))],
+            )
         solution = linprog(cost, A_ub=most, b_ub=ends, A_eq=flow, b_eq=needed, bounds=(0, None), method="highs")
-        if solution.x is None: raise Infeasible("no program leads through the whole model")
-        links = {link: max(0.0, -solution.ineqlin.marginals[len(self.limits) + row]) * self.scale
-                 for link, row in self.links.items()}
+        if solution.x is None:
+            raise Infeasible("no program leads through the whole model")
+        links = {
+            link: max(0.0, -solution.ineqlin.marginals[len(self.limits) + row]) * self.scale
+            for link, row in self.links.items()
+        }
         price = list(self.weights)
         for (criterion, limit), marginal in zip(self.limits.items(), solution.ineqlin.marginals, strict=False):
             price[criterion] += max(0.0, -marginal) * self.scale / (limit or 1.0)
         used, over = len(self.columns), len(self.columns) + len(self.sizes)
-        return Dual(solution.fun * self.scale, float(solution.x[over:].sum()), (price[0], price[1], price[2]),
-                    solution.eqlin.marginals * self.scale, solution.x[:used], links)
+        return Dual(
+            solution.fun * self.scale,
+            float(solution.x[over:].sum()),
+            (price[0], price[1], price[2]),
+            solution.eqlin.marginals * self.scale,
+            solution.x[:used],
+            links,
+        )
 
     def reduced(self, column: Column, dual: Dual) -> float:
         """Return the reduced cost of a column: the change of the relaxation's value for one more of it, as a share of
@@ -307,6 +345,7 @@ class Master:
     def integer(self, time_limit: float) -> list[Column] | None:
         """Return the cheapest path within the budgets over the known columns; None if none was found."""
         from scipy.optimize import LinearConstraint
+
         cost, spent = self.costs(self.preferred)
         flow, needed = self.flow()
         whole = np.r_[np.ones(len(self.columns)), np.zeros(self.beside)]
@@ -314,7 +353,8 @@ class Master:
         rules = [LinearConstraint(flow, needed, needed)]
         rules += [LinearConstraint(spent, -np.inf, 1.0)] if self.limits else []
         rules += self.link_rules(self.readers(), len(self.limits))
-        if (shares := solve_whole(cost, rules, whole, (0, most), time_limit)) is None: return None
+        if (shares := solve_whole(cost, rules, whole, (0, most), time_limit)) is None:
+            return None
         chosen = [column for column, share in zip(self.columns, shares, strict=False) if share > 0.5]
         return sorted(chosen, key=lambda column: self.stages[column.stage].span)
 
@@ -333,31 +373,46 @@ class Master:
         """Return the shapes of a path with the cheapest methods within the budgets: a knapsack over all uses at once.
         None if none was found."""
         from scipy.optimize import LinearConstraint
+
         stages = [self.stages[column.stage] for column in path]
         tables = [stage.table(column.shape) for stage, column in zip(stages, path, strict=True)]
-        offers = [Offer(at, use, method, spent) for at, (_, table) in enumerate(tables)
-                  for use, row in enumerate(table) for method, spent in enumerate(row) if spent[2] <= self.most]
-        if not offers: return list(path)
+        offers = [
+            Offer(at, use, method, spent)
+            for at, (_, table) in enumerate(tables)
+            for use, row in enumerate(table)
+            for method, spent in enumerate(row)
+            if spent[2] <= self.most
+        ]
+        if not offers:
+            return list(path)
         spent = np.array([*(offer.spent for offer in offers), *((0.0, size, 0.0) for size in self.sizes.values())])
         fixed = np.sum([table[0] for table in tables], axis=0)
-        reads = [(stages[at].number, stages[at].reads(path[at].shape.uses[use], method))
-                 for at, use, method, _ in offers] if self.links else []
+        reads = (
+            [(stages[at].number, stages[at].reads(path[at].shape.uses[use], method)) for at, use, method, _ in offers]
+            if self.links
+            else []
+        )
         rules = [LinearConstraint(choose_one(offers, len(spent)), 1.0, 1.0), *self.link_rules(reads, 0)]
-        rules += [LinearConstraint(spent[:, [criterion]].T / (limit or 1.0), -np.inf,
-                                   1.0 - fixed[criterion] / (limit or 1.0))
-                  for criterion, limit in self.limits.items()]
+        rules += [
+            LinearConstraint(spent[:, [criterion]].T / (limit or 1.0), -np.inf, 1.0 - fixed[criterion] / (limit or 1.0))
+            for criterion, limit in self.limits.items()
+        ]
         there = frozenset().union(*(stage.given(column.shape) for stage, column in zip(stages, path, strict=True)))
         least = np.r_[np.zeros(len(offers)), [float(content in there) for content in self.sizes]]
         whole = np.r_[np.ones(len(offers)), np.zeros(len(self.sizes))]
         cost = spent @ self.preferred / self.scale
-        if (shares := solve_whole(cost, rules, whole, (least, 1), time_limit)) is None: return None
+        if (shares := solve_whole(cost, rules, whole, (least, 1), time_limit)) is None:
+            return None
         taken = [offer for offer, share in zip(offers, shares, strict=False) if share > 0.5]
-        return [stage.made(column.stage, column.shape, tuple(offer.method for offer in taken if offer.at == at))
-                for at, (stage, column) in enumerate(zip(stages, path, strict=True))]
+        return [
+            stage.made(column.stage, column.shape, tuple(offer.method for offer in taken if offer.at == at))
+            for at, (stage, column) in enumerate(zip(stages, path, strict=True))
+        ]
 
     def link_rules(self, readers: Sequence[tuple[int, frozenset[Shared]]], spare: int) -> "list[LinearConstraint]":
         """Return the constraint that readers read only stored contents; an empty list where no content is shared."""
         from scipy.optimize import LinearConstraint
+
         return [LinearConstraint(self.linked(readers, spare), -np.inf, 0.0)] if self.links else []
 
     def cost(self, path: Sequence[Column] | None, weights: DualPrice | None = None) -> float:
@@ -382,16 +437,29 @@ class Offer(NamedTuple):
 def choose_one(offers: Sequence[Offer], variables: int) -> "csr_array":
     """Return a row for each use, with a 1 for each of its offers, which are the first of `variables` variables."""
     from scipy.sparse import csr_array
+
     row = {key: number for number, key in enumerate(dict.fromkeys(offer[:2] for offer in offers))}
-    return csr_array((np.ones(len(offers)), ([row[offer[:2]] for offer in offers], range(len(offers)))),
-                     shape=(len(row), variables))
+    return csr_array(
+        (np.ones(len(offers)), ([row[offer[:2]] for offer in offers], range(len(offers)))), shape=(len(row), variables)
+    )
 
 
-def solve_whole(cost: np.ndarray, rules: "Sequence[LinearConstraint]", whole: np.ndarray,
-                bounds: "tuple[ArrayLike, ArrayLike]", time_limit: float) -> np.ndarray | None:
+def solve_whole(
+    cost: np.ndarray,
+    rules: "Sequence[LinearConstraint]",
+    whole: np.ndarray,
+    bounds: "tuple[ArrayLike, ArrayLike]",
+    time_limit: float,
+) -> np.ndarray | None:
     """Return the cheapest values of variables between their bounds, integers where `whole` is 1; None if no solution
     was found."""
     from scipy.optimize import Bounds, milp
-    values: np.ndarray | None = milp(cost, constraints=rules, integrality=whole, bounds=Bounds(*bounds),
-                                    options=dict(time_limit=time_limit, mip_rel_gap=1e-4)).x
+
+    values: np.ndarray | None = milp(
+        cost,
+        constraints=rules,
+        integrality=whole,
+        bounds=Bounds(*bounds),
+        options=dict(time_limit=time_limit, mip_rel_gap=1e-4),
+    ).x
     return values

@@ -1,5 +1,6 @@
 """Cache of the methods proposed and measured for a program, in the user's cache folder. They depend on the program, the
 rows, the limits and the prices alone, and these name the file."""
+
 import hashlib
 import json
 from collections.abc import Hashable, Iterable, Sequence
@@ -22,8 +23,8 @@ from rewrites.lowering.lower import Method
 from rewrites.lowering.mixed import Mean
 from rewrites.lowering.price import Prices
 
-ERRORS_VERSION = 9                                          # version of the file's contents and of the search
-Measured = dict[str, list[Method]]                          # constant -> its methods with their errors
+ERRORS_VERSION = 9  # version of the file's contents and of the search
+Measured = dict[str, list[Method]]  # constant -> its methods with their errors
 
 
 def errors_file(program: Program, batches: Sequence[Batch], limits: Limits, prices: Prices | Mean) -> Path:
@@ -34,21 +35,26 @@ def errors_file(program: Program, batches: Sequence[Batch], limits: Limits, pric
             digest.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
     digest.update(repr((ERRORS_VERSION, limits)).encode())
     for share, prices_of in prices.parts:
-        digest.update(repr((share, prices_of.extents,
-                            prices_of.machine if is_dataclass(prices_of.machine) else None)).encode())
+        digest.update(
+            repr((share, prices_of.extents, prices_of.machine if is_dataclass(prices_of.machine) else None)).encode()
+        )
     return cache.location() / "errors" / f"{digest.hexdigest()}.json"
 
 
 def recall(file: Path, names: Iterable[str]) -> Measured | None:
     """Return the cached methods of these constants; None if there is no such file, or it does not hold all of them as
     `save_errors` writes them. A file that others could have written is not trusted, and a line says so."""
-    try: rows = parse_json(cache.recall(file), str(file))
-    except Distrusted as error: cache.say(f"measured again: {error}")
-    except InputError: return None
+    try:
+        rows = parse_json(cache.recall(file), str(file))
+    except Distrusted as error:
+        cache.say(f"measured again: {error}")
+    except InputError:
+        return None
     else:
         if isinstance(rows, dict) and all(isinstance(rows.get(name), list) for name in names):
             methods = {name: [method(row) for row in rows[name]] for name in names}
-            if all(None not in found_methods for found_methods in methods.values()): return cast(Measured, methods)
+            if all(None not in found_methods for found_methods in methods.values()):
+                return cast(Measured, methods)
     return None
 
 
@@ -67,8 +73,10 @@ def option(given: object) -> bool:
     """True if this is a pair of a name and a number above 0, or several."""
     match given:
         case [str(), value]:
-            return all((type(number) is int or type(number) is float) and number > 0
-                       for number in (value if isinstance(value, list) else [value]))
+            return all(
+                (type(number) is int or type(number) is float) and number > 0
+                for number in (value if isinstance(value, list) else [value])
+            )
     return False
 
 

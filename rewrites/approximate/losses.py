@@ -3,6 +3,7 @@ least.
 
 Each pair alone is left fewer and fewer groups, fitted to the model as it is, and the change of the output is measured
 from there on. Squared changes of different pairs add up, so the choice of pairs is a small 0/1 program."""
+
 from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
@@ -17,9 +18,9 @@ from rewrites.approximate.block_errors import relative_change, residual_stream
 from rewrites.approximate.removing import WHAT, Level, every_coupled, fit_removals
 from rewrites.approximate.structured import CoupledWeights, coupled_weights
 
-STEPS = tuple(step / 8 for step in range(1, 8))             # shares of a pair's groups that are removed on trial
-SHARES = 0.2, 0.35, 0.45, 0.525, 0.6, 0.7                  # shares of all numbers that the last steps remove
-ORACLE = 4                                                  # time of a pass of the oracle, in trials by kernels
+STEPS = tuple(step / 8 for step in range(1, 8))  # shares of a pair's groups that are removed on trial
+SHARES = 0.2, 0.35, 0.45, 0.525, 0.6, 0.7  # shares of all numbers that the last steps remove
+ORACLE = 4  # time of a pass of the oracle, in trials by kernels
 
 
 class Loss(NamedTuple):
@@ -55,9 +56,9 @@ def curves(model: Operator, what: Sequence[str], fit: Batch, judged: Batch) -> I
             lefts = fewer_groups(pair) if pair.what in what else []
             for removal, bias, cut in fit_removals(pair, lefts, apply_factor(pair.before, x).array) if lefts else ():
                 node = pair.cut(removal.left, removal.weight, bias)
-                behind = [substitute(factor, {pair.node: node}), *every[number + 1:]]
+                behind = [substitute(factor, {pair.node: node}), *every[number + 1 :]]
                 off = relative_change(behind, stream[number], stream[-1])
-                losses.append(Loss(cut.left, count_numbers(pair.node) - count_numbers(node), off ** 2))
+                losses.append(Loss(cut.left, count_numbers(pair.node) - count_numbers(node), off**2))
             yield Curve(pair.what, pair.groups, tuple(losses))
         x = apply_factor(factor, x)
 
@@ -76,7 +77,8 @@ def levels(found: Sequence[Curve], what: Sequence[str], shares: Sequence[float] 
     """Return the levels at which these shares of all removable numbers are removed, each at the least cost. Raises
     InputError where no number can be removed."""
     most = sum(curve.losses[-1].gone for curve in found)
-    if not most: raise InputError(f"--remove {','.join(what)}: the model has none that could go: leave the option out")
+    if not most:
+        raise InputError(f"--remove {','.join(what)}: the model has none that could go: leave the option out")
     solved = (cheapest_level(found, share * most) for share in shares or SHARES)
     return [*dict.fromkeys(solved)]
 
@@ -84,11 +86,16 @@ def levels(found: Sequence[Curve], what: Sequence[str], shares: Sequence[float] 
 def cheapest_level(found: Sequence[Curve], least: float) -> Level:
     """Return the level that removes at least `least` numbers at the smallest sum of errors."""
     from scipy.optimize import Bounds, LinearConstraint, milp
+
     every = [(at, loss) for at, curve in enumerate(found) for loss in curve.losses]
     one = np.array([[at == other for other, _ in every] for at in range(len(found))], float)
     gone, errors = np.array([[loss.gone, loss.error] for _, loss in every], float).T
-    result = milp(errors, constraints=[LinearConstraint(one, 1, 1), LinearConstraint(gone / least, 1, np.inf)],
-                  integrality=np.ones(len(every)), bounds=Bounds(0, 1))
+    result = milp(
+        errors,
+        constraints=[LinearConstraint(one, 1, 1), LinearConstraint(gone / least, 1, np.inf)],
+        integrality=np.ones(len(every)),
+        bounds=Bounds(0, 1),
+    )
     lefts = [loss.left for (_, loss), taken in zip(every, result.x, strict=True) if taken > 0.5]
     units, heads = (share_gone(found, lefts, what) for what in WHAT)
     return Level(units, heads, tuple(lefts))

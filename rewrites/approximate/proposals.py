@@ -1,5 +1,6 @@
 """The choices of the search within budgets: methods that spectra proposed for every weight of the exact program, with
 the error of each as the model itself measured it."""
+
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -41,9 +42,9 @@ class Choices:
     own: dict[str, Approximation] = field(default_factory=dict)
     seen: dict[ValueKey, Seen] = field(default_factory=dict)  # inputs of weights in programs
     fitters: dict[Hashable, Fitter] = field(default_factory=dict)
-    directions: dict[tuple[WeightKey, int], np.ndarray] = field(default_factory=dict)    # low-rank factors
+    directions: dict[tuple[WeightKey, int], np.ndarray] = field(default_factory=dict)  # low-rank factors
     fitted: dict[Hashable, WeakValueDictionary[ConstantKey, Constant]] = field(default_factory=dict)  # by border states
-    sources: WeakKeyDictionary[Program, Emitter] = field(default_factory=WeakKeyDictionary)     # by program
+    sources: WeakKeyDictionary[Program, Emitter] = field(default_factory=WeakKeyDictionary)  # by program
 
     @cached_property
     def budgets(self) -> Budgets:
@@ -58,14 +59,22 @@ class Choices:
         if (methods := self.measured.get(leaves)) is None:
             inside = {those: methods for those, methods in self.measured.items() if those and those < leaves}
             methods = [*add_errors([*inside.values()])] if frozenset().union(*inside) == leaves else ()
-        return *exact, *(method for method in methods if lowering.holdable(use, method)
-                         and (not lowering.gathers(use) or lowering.gatherable(use, method)))
+        return *exact, *(
+            method
+            for method in methods
+            if lowering.holdable(use, method) and (not lowering.gathers(use) or lowering.gatherable(use, method))
+        )
 
-    def choose(self, error: float, memory: float | None = None, weights: tuple[float, float, float] = (1, 0, 0),
-               prove: bool = False) -> Structure:
+    def choose(
+        self,
+        error: float,
+        memory: float | None = None,
+        weights: tuple[float, float, float] = (1, 0, 0),
+        prove: bool = False,
+    ) -> Structure:
         """Return the cheapest program whose squared errors add to at most `error` squared. Raises Infeasible. Without
         `prove` its bound is not proved."""
-        return self.budgets.within(error ** 2, memory, weights, gap=1e-3 if prove else inf)
+        return self.budgets.within(error**2, memory, weights, gap=1e-3 if prove else inf)
 
     def program(self, structure: Structure, meta: dict[str, object]) -> Program:
         """Return the program of a structure with its methods, fitted to the inputs of each weight in its exact
@@ -87,8 +96,9 @@ class Choices:
             if not all(self.has_seen(value, how == STACK) for (_, _, how), value in multiplied.items()):
                 exact, emitter = structure.program(meta, structure.plainly, constants)
                 self.observe(exact, sites(exact, structure, emitter))
-            self.fitters[shape] = Fitter({key: self.seen[value] for key, value in multiplied.items()}, self.own,
-                                         self.directions)
+            self.fitters[shape] = Fitter(
+                {key: self.seen[value] for key, value in multiplied.items()}, self.own, self.directions
+            )
         return self.fitters[shape]
 
     def has_seen(self, value: ValueKey, columns: bool) -> bool:
@@ -98,7 +108,8 @@ class Choices:
     def settle(self) -> None:
         """Release the data that weights were fitted to, once programs are chosen: it is as large as the largest of
         them."""
-        for table in (self.seen, self.directions, self.fitters): table.clear()
+        for table in (self.seen, self.directions, self.fitters):
+            table.clear()
 
     def observe(self, exact: Program, found: Sequence[WeightSite]) -> None:
         """Record the inputs of weights, except values that an earlier program had. For matrices of heads only the
@@ -130,9 +141,11 @@ def list_uses(structure: Structure) -> tuple[Hashable, ...]:
 
 def inputs(structure: Structure) -> dict[WeightKey, ValueKey]:
     """Return the input value of each weight of a program."""
-    return {(number, use.weight, use.layout): (number, structure.before(number), use.x)
-            for number, lowering, use, _ in structure.uses()
-            if not lowering.gathers(use)}
+    return {
+        (number, use.weight, use.layout): (number, structure.before(number), use.x)
+        for number, lowering, use, _ in structure.uses()
+        if not lowering.gathers(use)
+    }
 
 
 def chosen_methods(structure: Structure) -> Iterator[Method]:
@@ -140,18 +153,34 @@ def chosen_methods(structure: Structure) -> Iterator[Method]:
     return (method for *_, method in structure.uses() if isinstance(method, Method))
 
 
-def propose_methods(space: SearchSpace, structure: Structure, program: Program, emitter: Emitter,
-                    representable: Representable, fit: Batch,
-                    batch: Batch, limits: Limits, progress: Callable[[int, int], None] = lambda done, of: None,
-                    own: Sequence[Approximation] = (), attempts: Attempts | None = None) -> Choices:
+def propose_methods(
+    space: SearchSpace,
+    structure: Structure,
+    program: Program,
+    emitter: Emitter,
+    representable: Representable,
+    fit: Batch,
+    batch: Batch,
+    limits: Limits,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+    own: Sequence[Approximation] = (),
+    attempts: Attempts | None = None,
+) -> Choices:
     """Propose methods for every weight of an exact structure, fitted to the rows `fit`, and measure each alone: the
     relative change of the output on the rows of `batch`. Earlier measurements of the same program, rows, limits and
     prices are recalled from the cache, except for programs that call a user's own functions, which may change. `own`
     are approximations that a user declared: these are proposed for every weight, and never recalled. If no error is
     allowed, no method is proposed. `attempts` gets a line for each failure, and then the cache file is not written."""
-    choices = Choices(space, {}, fit, representable, {approximation.name: approximation for approximation in own},
-                      fitted={structure.route: WeakValueDictionary(emitter.fitted)})
-    if not limits.error: return choices
+    choices = Choices(
+        space,
+        {},
+        fit,
+        representable,
+        {approximation.name: approximation for approximation in own},
+        fitted={structure.route: WeakValueDictionary(emitter.fitted)},
+    )
+    if not limits.error:
+        return choices
     places, prices = sites(program, structure, emitter), space.prices
     batch = sample(program, batch, len(places) * limits.most)
     file = errors_file(program, (fit, batch), limits, prices)
@@ -174,7 +203,9 @@ def undominated(points: Sequence[Structure]) -> Iterator[Structure]:
     """Yield the points that no other point equals or beats in time, memory and error."""
     seen: list[Structure] = []
     for point in sorted(points, key=lambda e: (e.time, e.memory, e.error)):
-        if not any(o.time <= point.time * 1.001 and o.memory <= point.memory * 1.001
-                   and o.error <= point.error * 1.001 + 1e-18 for o in seen):
+        if not any(
+            o.time <= point.time * 1.001 and o.memory <= point.memory * 1.001 and o.error <= point.error * 1.001 + 1e-18
+            for o in seen
+        ):
             seen.append(point)
             yield point

@@ -1,5 +1,6 @@
 """Models with fewer hidden units and heads. They are removed layer by layer, on the activations of the layers already
 reduced, and the remaining weights are corrected for it (opmatrix/spectra/removal.py). The text needs no labels."""
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -20,9 +21,9 @@ from rewrites.verify.differences import difference
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.programs import EQUAL
 
-PANEL_COLUMNS = 64                                          # columns that kernels take at once
+PANEL_COLUMNS = 64  # columns that kernels take at once
 WHAT = UNITS, HEADS
-METRICS = "gram", "diagonal", "none"                        # OBS, Wanda, magnitudes
+METRICS = "gram", "diagonal", "none"  # OBS, Wanda, magnitudes
 
 
 class Level(NamedTuple):
@@ -45,8 +46,7 @@ class Level(NamedTuple):
         return [*self.kept] or [self.left(pair) for pair in every]
 
     def __str__(self) -> str:
-        return ", ".join(f"{100 * share:.3g} % of {what}" for what, share in zip(WHAT, self[:2], strict=True)
-                         if share)
+        return ", ".join(f"{100 * share:.3g} % of {what}" for what, share in zip(WHAT, self[:2], strict=True) if share)
 
 
 class RemovedGroups(NamedTuple):
@@ -78,26 +78,36 @@ class Removed:
     metric: str = field(default="gram")
 
     @property
-    def name(self) -> str: return f"less {self.level}"
+    def name(self) -> str:
+        return f"less {self.level}"
 
     def checked(self, batch: Batch) -> float:
         """Return the relative difference of both models in float64. Raises VerificationError if it is above
         rounding."""
         off = difference(dense(self.model, batch), dense(self.zeroed, batch))
-        if off <= EQUAL: return off
+        if off <= EQUAL:
+            return off
         raise VerificationError(3, self.name, "the smaller model is not the one with rows of zeros", difference=off)
 
     def described(self) -> dict[str, object]:
         """Return the removal as JSON."""
-        return {"level": self.level._asdict(), "tokens": self.rows, "metric": self.metric,
-                "cuts": [cut._asdict() for cut in self.cuts]}
+        return {
+            "level": self.level._asdict(),
+            "tokens": self.rows,
+            "metric": self.metric,
+            "cuts": [cut._asdict() for cut in self.cuts],
+        }
 
     def told(self) -> str:
         """Return the steps that lead to it, as text before the steps of a program's derivation."""
-        return "\n".join([f"removal: {self.level}, fitted to {self.rows} tokens layer by layer; {len(self.cuts)} "
-                          "approximations, each of one weight by rows of\nzeros; then columns are chosen before what "
-                          "treats them alike, exactly",
-                          *(f"  {cut}" for cut in self.cuts)])
+        return "\n".join(
+            [
+                f"removal: {self.level}, fitted to {self.rows} tokens layer by layer; {len(self.cuts)} "
+                "approximations, each of one weight by rows of\nzeros; then columns are chosen before what "
+                "treats them alike, exactly",
+                *(f"  {cut}" for cut in self.cuts),
+            ]
+        )
 
 
 def remove_groups(model: Operator, level: Level, batch: Batch, metric: str = METRICS[0]) -> Removed:
@@ -110,7 +120,8 @@ def remove_groups(model: Operator, level: Level, batch: Batch, metric: str = MET
         whole = factor
         for at in range(sum(1 for _ in coupled_weights(factor))):
             pair, twin = ([*coupled_weights(term)][at] for term in (factor, whole))
-            if (left := next(lefts)) == pair.groups: continue
+            if (left := next(lefts)) == pair.groups:
+                continue
             rows = apply_factor(pair.before, x).array
             removal, bias, cut = next(fit_removals(pair, [left], rows, metric))
             factor = substitute(factor, {pair.node: pair.cut(removal.left, removal.weight, bias)})
@@ -122,15 +133,18 @@ def remove_groups(model: Operator, level: Level, batch: Batch, metric: str = MET
     return Removed(level, reduce(matmul, small), reduce(matmul, zeroed), tuple(cuts), batch.rows, metric)
 
 
-def fit_removals(pair: CoupledWeights, lefts: Sequence[int], rows: np.ndarray,
-                 metric: str = METRICS[0]) -> Iterator[tuple[Removal, RealArray | None, RemovedGroups]]:
+def fit_removals(
+    pair: CoupledWeights, lefts: Sequence[int], rows: np.ndarray, metric: str = METRICS[0]
+) -> Iterator[tuple[Removal, RealArray | None, RemovedGroups]]:
     """Yield the weight of a pair for each number of input groups in `lefts` (falling), fitted to its inputs `rows`,
     (rows, n), and its bias. If there is a bias it takes the mean of the removed part, so OBS fits only the rest: its
     metric is then the covariance."""
     name, n = pair.weight.label, rows.shape[1]
     if len(rows) < n:
-        raise InputError(f"--calibrate: {len(rows)} tokens say too little of the {n} inputs of {name}: give a text of "
-                         f"{n} tokens or more")
+        raise InputError(
+            f"--calibrate: {len(rows)} tokens say too little of the {n} inputs of {name}: give a text of "
+            f"{n} tokens or more"
+        )
     gram = Gram.of(rows, f"what {name} reads")
     whole = gram.matrix if pair.bias is None else gram.covariance
     metrics = {"gram": whole, "diagonal": np.diagonal(gram.matrix), "none": None}
@@ -144,15 +158,18 @@ def fit_removals(pair: CoupledWeights, lefts: Sequence[int], rows: np.ndarray,
 
 def singular(gram: np.ndarray) -> bool:
     """True if some direction has less than 1e-8 of the mean energy, which is rounding."""
-    try: np.linalg.cholesky(gram - 1e-8 * np.trace(gram) / len(gram) * np.eye(len(gram)))
-    except np.linalg.LinAlgError: return True
+    try:
+        np.linalg.cholesky(gram - 1e-8 * np.trace(gram) / len(gram) * np.eye(len(gram)))
+    except np.linalg.LinAlgError:
+        return True
     return False
 
 
 def check_removal(what: Sequence[str], file: object) -> None:
     """Raise InputError for a kind that cannot be removed, and for a file to fit to where no kind is removed."""
     for name in what:
-        if name not in WHAT: raise InputError(f"--remove {name}: it is one of {', '.join(WHAT)}, or both with a comma")
+        if name not in WHAT:
+            raise InputError(f"--remove {name}: it is one of {', '.join(WHAT)}, or both with a comma")
     if file is not None and not what:
         raise InputError(f"--calibrate {file}: it fits what is left by --remove: give that, too")
 

@@ -4,6 +4,7 @@ them.
 Choosing columns, `x @ P` with one 1 in each column of P, passes every operator that treats columns alike
 (rewrites/laws/choosing.py) and folds into the weights before it. So an approximation of one weight alone, D ≈ P Pᵀ Ď
 with rows of zeros, makes its neighbours smaller, exactly: the rest of the model does not change."""
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,9 +16,9 @@ from opmatrix.algebra.operators import I, const, heads, repeat, weight
 from opmatrix.algebra.term import Operator
 from opmatrix.spectra.measures import RealArray
 
-UNITS, HEADS = "units", "heads"                             # kinds of removal: single columns, or whole heads
-MOVES = "heads", "join", "repeat", "total", "row"           # kinds that move columns, or heads
-HEADWISE = "product", "add", "mul", "turn"                  # kinds that take heads one by one
+UNITS, HEADS = "units", "heads"  # kinds of removal: single columns, or whole heads
+MOVES = "heads", "join", "repeat", "total", "row"  # kinds that move columns, or heads
+HEADWISE = "product", "add", "mul", "turn"  # kinds that take heads one by one
 Indices = NDArray[np.intp]
 
 
@@ -33,11 +34,16 @@ class CoupledWeights:
     group: int
 
     @property
-    def makes(self) -> Operator: return self.node.children[0]
+    def makes(self) -> Operator:
+        return self.node.children[0]
+
     @property
-    def weight(self) -> Data: return weight_and_bias(self.node.children[1])[0]        # type: ignore[index]
+    def weight(self) -> Data:
+        return weight_and_bias(self.node.children[1])[0]  # type: ignore[index]
+
     @property
-    def bias(self) -> Data | None: return weight_and_bias(self.node.children[1])[1]   # type: ignore[index]
+    def bias(self) -> Data | None:
+        return weight_and_bias(self.node.children[1])[1]  # type: ignore[index]
 
     @property
     def groups(self) -> int:
@@ -56,7 +62,8 @@ class CoupledWeights:
 
     def reads(self, numbers: RealArray, bias: RealArray | None) -> Operator:
         matrix: Operator = weight(Data(numbers.astype(np.float32), self.weight.label))
-        if bias is None or self.bias is None: return matrix
+        if bias is None or self.bias is None:
+            return matrix
         shifted: Operator = matrix + const(Data(bias.astype(np.float32), self.bias.label))
         return shifted
 
@@ -64,12 +71,14 @@ class CoupledWeights:
 def coupled_weights(term: Operator, before: Operator = I) -> Iterator[CoupledWeights]:
     """Yield every pair of weights of a factor that lose columns and rows together, inner ones first."""
     if term.kind.name != "compose":
-        for child in term.children: yield from coupled_weights(child, before)
+        for child in term.children:
+            yield from coupled_weights(child, before)
         return
     makes, reads = term.children
     yield from coupled_weights(makes, before)
     yield from coupled_weights(reads, before @ makes)
-    if (matrix := weight_and_bias(reads)) is None: return
+    if (matrix := weight_and_bias(reads)) is None:
+        return
     n = matrix[0].shape[0]
     if (grouped := group_columns(makes, n)) is not None and choose_columns(makes, np.arange(n)) is not None:
         yield CoupledWeights(term, before @ makes, *grouped)
@@ -77,8 +86,10 @@ def coupled_weights(term: Operator, before: Operator = I) -> Iterator[CoupledWei
 
 def weight_and_bias(term: Operator) -> tuple[Data, Data | None] | None:
     """Return the matrix and the bias of a weight with or without one; None for any other term."""
-    if term.kind.name == "weight": return (term.args[0], None) if len(term.args[0].shape) == 2 else None
-    if term.kind.name != "add": return None
+    if term.kind.name == "weight":
+        return (term.args[0], None) if len(term.args[0].shape) == 2 else None
+    if term.kind.name != "add":
+        return None
     first, second = sorted(term.children, key=lambda each: each.kind.name, reverse=True)
     matrix = weight_and_bias(first) if first.kind.name == "weight" else None
     return (matrix[0], second.args[0]) if matrix is not None and second.kind.name == "const" else None
@@ -87,11 +98,15 @@ def weight_and_bias(term: Operator) -> tuple[Data, Data | None] | None:
 def group_columns(term: Operator, n: int) -> tuple[str, int] | None:
     """Return the kind of the n columns that a value ends in, and the size of a group: heads behind a join, single units
     behind a function of entries; None for other columns."""
-    if term.kind.name == "mul": return next(filter(None, (group_columns(factor, n) for factor in term.children)), None)
-    if term.kind.name != "compose": return None
+    if term.kind.name == "mul":
+        return next(filter(None, (group_columns(factor, n) for factor in term.children)), None)
+    if term.kind.name != "compose":
+        return None
     first, last = term.children
-    if last.kind.name == "join": return HEADS, n // last.args[0] * heads_per_key(first)
-    if last.entrywise and not last.linear: return UNITS, 1
+    if last.kind.name == "join":
+        return HEADS, n // last.args[0] * heads_per_key(first)
+    if last.entrywise and not last.linear:
+        return UNITS, 1
     return group_columns(last, n)
 
 
@@ -106,16 +121,22 @@ def choose_columns(term: Operator, at: Indices) -> Operator | None:
     operator."""
     chosen: Operator | None = None
     match term.kind.name:
-        case "weight" if len(term.args[0].shape) == 2: chosen = weight(choose_entries(term.args[0], at))
-        case "const": chosen = const(choose_entries(term.args[0], at))
+        case "weight" if len(term.args[0].shape) == 2:
+            chosen = weight(choose_entries(term.args[0], at))
+        case "const":
+            chosen = const(choose_entries(term.args[0], at))
         case "add" | "mul":
-            chosen = rebuild(term, [operand if operand.column else choose_columns(operand, at)
-                                    for operand in term.children])
+            chosen = rebuild(
+                term, [operand if operand.column else choose_columns(operand, at) for operand in term.children]
+            )
         case "compose":
             first, last = term.children
-            if last.kind.name == "join": chosen = choose_joined(first, at, last.args[0])
-            elif last.entrywise: chosen = multiply_both(choose_columns(first, at), last)
-            else: chosen = multiply_both(first, choose_columns(last, at))
+            if last.kind.name == "join":
+                chosen = choose_joined(first, at, last.args[0])
+            elif last.entrywise:
+                chosen = multiply_both(choose_columns(first, at), last)
+            else:
+                chosen = multiply_both(first, choose_columns(last, at))
     return chosen
 
 
@@ -123,23 +144,29 @@ def choose_joined(term: Operator, at: Indices, h: int) -> Operator | None:
     """Return the columns `at` of h heads that are joined: whole heads, else None."""
     size = term.out.cols
     groups = at[::size] // size
-    if not np.array_equal(at, spread(groups, size)): return None
+    if not np.array_equal(at, spread(groups, size)):
+        return None
     return multiply_both(choose_heads(term, groups, h), heads(len(groups)).T)
 
 
 def choose_heads(term: Operator, kept: Indices, h: int) -> Operator | None:
     """Return a value of h heads with only these heads, computed head by head from smaller weights; None where heads
     cannot be separated."""
-    if term.constant and same_for_heads(term): return term
-    if term.kind.name in HEADWISE: return rebuild(term, [choose_heads(child, kept, h) for child in term.children])
-    if term.kind.name != "compose": return None
+    if term.constant and same_for_heads(term):
+        return term
+    if term.kind.name in HEADWISE:
+        return rebuild(term, [choose_heads(child, kept, h) for child in term.children])
+    if term.kind.name != "compose":
+        return None
     first, last = term.children
     match last.kind.name:
-        case "heads": return multiply_both(choose_columns(first, spread(kept, first.out.cols // h)), heads(len(kept)))
+        case "heads":
+            return multiply_both(choose_columns(first, spread(kept, first.out.cols // h)), heads(len(kept)))
         case "repeat":
             share = h // first.out.heads
             keys = np.unique(kept // share)
-            if not np.array_equal(kept, spread(keys, share)): return None
+            if not np.array_equal(kept, spread(keys, share)):
+                return None
             return multiply_both(choose_heads(first, keys, first.out.heads), repeat(len(kept)))
     return multiply_both(choose_heads(first, kept, h), last) if same_for_heads(last) else None
 
@@ -166,5 +193,8 @@ def choose_entries(numbers: Data, at: Indices) -> Data:
 
 def same_for_heads(term: Operator) -> bool:
     """True if an operator does the same to every head."""
-    def plain(each: Operator) -> bool: return all(len(each.args[k].shape) < 3 for k in each.kind.data)
+
+    def plain(each: Operator) -> bool:
+        return all(len(each.args[k].shape) < 3 for k in each.kind.data)
+
     return all(node.kind.name not in MOVES and plain(node) for node in term.walk())

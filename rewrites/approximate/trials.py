@@ -4,6 +4,7 @@ changed.
 All kinds of approximation meet here. Candidates are listed; each is tried on rows that it was not fitted to. If its
 `error`, the squared relative change of the output, is small enough, it becomes columns of the linear program, in which
 errors add up (rewrites/approximate)."""
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -19,13 +20,13 @@ from opmatrix.runtime.schedule import Call, call
 from opmatrix.runtime.segments import Walked, unwritten
 from rewrites.approximate.sites import WeightSite
 
-CHANGED = "changed"                                         # name of a constant that is tried instead of another
-TOGETHER = 2048                                             # rows of a pass, all copies together
-TRIAL_BYTES = 2 ** 28                                       # most bytes of weights tried together, and of outputs
+CHANGED = "changed"  # name of a constant that is tried instead of another
+TOGETHER = 2048  # rows of a pass, all copies together
+TRIAL_BYTES = 2**28  # most bytes of weights tried together, and of outputs
 FloatRows = NDArray[np.float32]
-LARGE = 2 ** 28                                             # bytes of a program that takes seconds to fit and verify
-LEAST, SHORTEST = 4, 16                                     # least sentences of a sample, and least tokens of each
-WORK = 3e12                                                 # multiplications of all trials, about, at most
+LARGE = 2**28  # bytes of a program that takes seconds to fit and verify
+LEAST, SHORTEST = 4, 16  # least sentences of a sample, and least tokens of each
+WORK = 3e12  # multiplications of all trials, about, at most
 Tried = TypeVar("Tried", covariant=True)
 
 
@@ -42,10 +43,13 @@ def sample(program: Program, batch: Batch, trials: int) -> Batch:
     but at least LEAST, which are then truncated. The methods of a weight are tried on the same sentences, so effects
     common to these do not change their order. The error over n sentences differs from that over many by about 1/√n of
     the spread between sentences. The program that is put together from them is measured on all rows that choose."""
-    if batch.alone: return batch
+    if batch.alone:
+        return batch
     rows = WORK / max(1.0, trials * half_pass(program))
-    if (count := int(np.searchsorted(batch.starts, rows, "right")) - 1) >= len(batch): return batch
-    if count >= LEAST: return join_batches(islice(batch, count))
+    if (count := int(np.searchsorted(batch.starts, rows, "right")) - 1) >= len(batch):
+        return batch
+    if count >= LEAST:
+        return join_batches(islice(batch, count))
     few, side = [*islice(batch, LEAST)], max(SHORTEST, int(rows) // LEAST)
     return Batch([row.tokens[:side] for row in few], [row.kinds[:side] for row in few])
 
@@ -61,8 +65,13 @@ def join_batches(batches: Sequence[Batch] | Iterator[Batch]) -> Batch:
     return Batch([row.tokens for row in rows], [row.kinds for row in rows])
 
 
-def try_weights(program: Program, site: WeightSite, tried: Sequence[Callable[[], Constant]],
-                values: Sequence[FloatRows | None], batch: Batch) -> Iterator[FloatRows]:
+def try_weights(
+    program: Program,
+    site: WeightSite,
+    tried: Sequence[Callable[[], Constant]],
+    values: Sequence[FloatRows | None],
+    batch: Batch,
+) -> Iterator[FloatRows]:
     """Yield the output on a batch with each of these in place of a site's weight, given the values of the steps before
     the first that reads it. TRIAL_BYTES and TOGETHER limit the number that is built and tried together."""
     schedule = program.schedule
@@ -70,14 +79,16 @@ def try_weights(program: Program, site: WeightSite, tried: Sequence[Callable[[],
     size = max(1, output, program.constants[site.constant].nbytes)
     most = 1 if batch.alone else max(1, min(TOGETHER // batch.rows, TRIAL_BYTES // size))
     for lo in range(0, len(tried), most):
-        stored = [make() for make in tried[lo:lo + most]]
-        steps = {at: [read_otherwise(program, at, site, constant) for constant in stored]
-                 for at in site.readers(program)}
+        stored = [make() for make in tried[lo : lo + most]]
+        steps = {
+            at: [read_otherwise(program, at, site, constant) for constant in stored] for at in site.readers(program)
+        }
         yield from try_steps(program, steps, values, batch)
 
 
-def try_steps(program: Program, steps: Mapping[int, Sequence[Call]],
-              values: Sequence[FloatRows | None], batch: Batch) -> list[FloatRows]:
+def try_steps(
+    program: Program, steps: Mapping[int, Sequence[Call]], values: Sequence[FloatRows | None], batch: Batch
+) -> list[FloatRows]:
     """Return the outputs on a batch of several programs in one pass, a copy of the batch for each, given the values
     before the first step in which they differ. `steps` has the changed steps, in rising order of their numbers: a call
     for each program."""
@@ -85,7 +96,8 @@ def try_steps(program: Program, steps: Mapping[int, Sequence[Call]],
     many = batch if copies == 1 else join_batches([batch] * copies)
     known_values = [None if value is None else np.concatenate([value] * copies) for value in values]
     for at, calls in steps.items():
-        for _ in schedule.walk(many, known_values, at): pass
+        for _ in schedule.walk(many, known_values, at):
+            pass
         out = unwritten(calls[0].shape.at(schedule.extents(many)), np.float32)
         known = Walked(schedule.entered(many), known_values)
         for copy, (step, result) in enumerate(zip(calls, np.split(out, copies), strict=True)):
@@ -97,8 +109,9 @@ def try_steps(program: Program, steps: Mapping[int, Sequence[Call]],
 
 def read_otherwise(program: Program, at: int, site: WeightSite, stored: Constant) -> Call:
     """Return a step with another constant where it reads a site's weight."""
-    operands = {operand: CHANGED if site.reads(operand, name) else name
-                for operand, name in program.steps[at].operands.items()}
+    operands = {
+        operand: CHANGED if site.reads(operand, name) else name for operand, name in program.steps[at].operands.items()
+    }
     return change_step(program, at, {CHANGED: stored}, operands=operands)
 
 
@@ -106,5 +119,9 @@ def change_step(program: Program, at: int, constants: Mapping[str, Constant], **
     """Return a step with other fields, such as its operands or attributes, which may refer to more constants."""
     schedule = program.schedule
     before = [*(port.name for port in schedule.ports), *(step.output for step in program.steps[:at])]
-    return call(replace(program.steps[at], **fields), {name: schedule.calls[i].shape for i, name in enumerate(before)},
-                {name: i for i, name in enumerate(before)}, {**program.constants, **constants})
+    return call(
+        replace(program.steps[at], **fields),
+        {name: schedule.calls[i].shape for i, name in enumerate(before)},
+        {name: i for i, name in enumerate(before)},
+        {**program.constants, **constants},
+    )

@@ -1,6 +1,7 @@
 """Models that may replace the requested one: itself, and itself with fewer units and heads. Each is searched
 separately, over graphs that all share. Their programs meet in one front, where errors and goals refer to the requested
 model."""
+
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,9 +34,9 @@ from rewrites.verify.routed import Reference
 from rewrites.workload.phases import Tell
 from rewrites.workload.workload import Workload, calibration
 
-BUDGETS = (0.05, 0.15, 0.3)                                 # errors that methods may add, where pairs judge
-BOTH = (1.0, 5e-11, 0.0)                                    # weights of seconds, bytes, error: 20 MB are worth 1 ms
-MOST = 6                                                    # programs of smaller models that are verified and measured
+BUDGETS = (0.05, 0.15, 0.3)  # errors that methods may add, where pairs judge
+BOTH = (1.0, 5e-11, 0.0)  # weights of seconds, bytes, error: 20 MB are worth 1 ms
+MOST = 6  # programs of smaller models that are verified and measured
 
 
 @dataclass
@@ -68,7 +69,8 @@ class Variant:
 
     def sources(self, structure: Structure, program: Program) -> Emitter:
         """Return the emitter of one of its programs, which holds the sources of its constants."""
-        if self.choices is None or structure is self.structure: return self.emitter
+        if self.choices is None or structure is self.structure:
+            return self.emitter
         return self.choices.sources[program]
 
     def verified(self, batch: Batch) -> tuple[NDArray[np.float64], dict[str, object]]:
@@ -101,7 +103,9 @@ def carry_methods(choices: Choices, model: Operator, variant: Variant) -> Choice
     named = {key: new[name] for name, key in old.items() if name in new}
     measured: dict[frozenset[str], Sequence[Method]] = {
         frozenset(named[key] for key in those): [method for method in methods if only_narrows([method.format])]
-        for those, methods in choices.measured.items() if those <= named.keys()}
+        for those, methods in choices.measured.items()
+        if those <= named.keys()
+    }
     return Choices(variant.space, measured, choices.fit, choices.representable)
 
 
@@ -116,12 +120,15 @@ def list_programs(variant: Variant, front: Front, error: float | None) -> list[U
     error by methods. With an `error`, the methods get the part of it that the removal leaves."""
     assert variant.choices is not None
     untried = [Untried(variant, variant.structure, variant.program)]
-    room = None if error is None else max(0.0, (error / TRUST) ** 2 - variant.off ** 2)
+    room = None if error is None else max(0.0, (error / TRUST) ** 2 - variant.off**2)
     for budget in BUDGETS if room is None else (sqrt(room), sqrt(room) / 2):
         for weights in (*OBJECTIVES, BOTH):
-            try: structure = variant.choices.choose(budget, None, weights)
-            except Infeasible: continue
-            if not structure.error: continue
+            try:
+                structure = variant.choices.choose(budget, None, weights)
+            except Infeasible:
+                continue
+            if not structure.error:
+                continue
             with front.attempts.leave_out(f"{variant.name(structure)}, {describe_methods(structure)}"):
                 untried.append(Untried(variant, structure, variant.choices.program(structure, front.meta)))
     return untried
@@ -144,7 +151,8 @@ class Pruning:
         """Return smaller models, reduced where it costs least, fitted to a file or to the lines that methods are fitted
         to, if their exact programs keep the quality."""
         batch, choose = self.workload.fit, self.workload.choose
-        if file is not None: batch = calibration(file, self.exact.tokenizer, self.workload, quality.texts)
+        if file is not None:
+            batch = calibration(file, self.exact.tokenizer, self.workload, quality.texts)
         all_steps, losses, variants = len(every_coupled(self.model)) + len(SHARES), list[Curve](), list[Variant]()
         for curve in curves(self.model, what, batch, sample(self.exact, choose, count_trials(self.model))):
             losses.append(curve)
@@ -152,7 +160,8 @@ class Pruning:
         for done, level in enumerate(levels(losses, what), len(losses) + 1):
             with self.attempts.leave_out(f"the smaller model {level}"):
                 variant = self.prune(level, batch)
-                if quality.kept(variant.program, variant.off): variants.append(variant)
+                if quality.kept(variant.program, variant.off):
+                    variants.append(variant)
             progress(done, all_steps)
         return variants
 
@@ -163,26 +172,36 @@ class Pruning:
         structure = cheapest(space, self.representable)
         program, emitter = structure.program(self.meta)
         run, exact = (partial(program_of.run, self.workload.choose) for program_of in (program, self.exact))
-        return Variant(removed.model, space, structure, program, emitter, removed,
-                       difference(*Reference(exact).free(run)))
+        return Variant(
+            removed.model, space, structure, program, emitter, removed, difference(*Reference(exact).free(run))
+        )
 
 
 def choose_pruned(variants: Sequence[Variant], front: Front, quality: Quality) -> list[Outcome]:
     """Return the programs of smaller models that keep the quality, and that no other of them beats."""
-    return choose_best([untried for variant in variants for untried in list_programs(variant, front, quality.error)],
-                       front, quality) if variants else []
+    return (
+        choose_best(
+            [untried for variant in variants for untried in list_programs(variant, front, quality.error)],
+            front,
+            quality,
+        )
+        if variants
+        else []
+    )
 
 
 def choose_best(candidates: Sequence[Untried], front: Front, quality: Quality, most: int = MOST) -> list[Outcome]:
     """Return the candidates that keep the quality, and that no other such one beats in predicted seconds and bytes; at
     most `most`, the fastest first, and always the smallest. Only undominated candidates are measured."""
     best, least = list[Outcome](), inf
-    sized = sorted(((candidate.structure.time, front.bytes(candidate.program), at)
-                    for at, candidate in enumerate(candidates)))
+    sized = sorted(
+        ((candidate.structure.time, front.bytes(candidate.program), at) for at, candidate in enumerate(candidates))
+    )
     for _, size, at in sized:
-        if size >= least: continue
+        if size >= least:
+            continue
         joint, stated = front.errors(candidates[at].program, inf)
         if quality.kept(candidates[at].program, stated, size):
             best.append(Outcome(candidates[at], joint, stated))
             least = size
-    return best if len(best) <= most else [*best[:most - 1], best[-1]]
+    return best if len(best) <= most else [*best[: most - 1], best[-1]]

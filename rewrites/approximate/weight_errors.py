@@ -1,5 +1,6 @@
 """The change of the output by each method of a weight alone: spectra propose methods, the exact program measures the
 error of each."""
+
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -23,8 +24,8 @@ from rewrites.lowering.representations import keeps_width
 from rewrites.search.fit import Fitter, head_squares
 from rewrites.verify.differences import difference
 
-SAMPLED_ROWS = 512                                          # rows of a table that spectra read
-COLUMNS = 4096                                              # least columns of a wide weight that spectra read
+SAMPLED_ROWS = 512  # rows of a table that spectra read
+COLUMNS = 4096  # least columns of a wide weight that spectra read
 
 
 @dataclass
@@ -54,28 +55,39 @@ class WeightTrials(Trials[Method]):
         methods = list[Method]()
         with self.attempts.leave_out(f"{self.site.name}, all that spectra propose"):
             proposals = self.proposals()
-            methods += [Method(proposal.method, tuple(proposal.parameters.items()), proposal.fit)
-                        for proposal in proposals]
-            self.attempts.failed += [f"{self.site.name}, {failure}: it is left out: {failure.reason}"
-                                     for failure in proposals.rejected if isinstance(failure, Failed)]
+            methods += [
+                Method(proposal.method, tuple(proposal.parameters.items()), proposal.fit) for proposal in proposals
+            ]
+            self.attempts.failed += [
+                f"{self.site.name}, {failure}: it is left out: {failure.reason}"
+                for failure in proposals.rejected
+                if isinstance(failure, Failed)
+            ]
         # an approximation takes a matrix
         for approximation in self.fitter.own.values() if self.site.x and not self.site.heads else ():
             with self.attempts.leave_out(f"{self.site.name}, {approximation.name}"):
-                methods += [method for method in approximation.methods(self.numbers)
-                            if keeps_width(method, self.limits.narrowest)]
+                methods += [
+                    method
+                    for method in approximation.methods(self.numbers)
+                    if keeps_width(method, self.limits.narrowest)
+                ]
         return [*methods, *self.shareable(), *self.in_blocks()]
 
     def measure_errors(self, most: float = inf) -> list[Method]:
         """Return the methods that change the output by at most `most`, relative, each with the squared error that it
         alone causes, divided by the number of products that read the weight."""
         rows = slice(None) if self.site.x else gathered_rows(self.site, self.program, self.batch)
-        return [method._replace(error=change ** 2 / self.site.products)
-                for method, change in self.list_changes(self.candidates(), rows) if not change > most]
+        return [
+            method._replace(error=change**2 / self.site.products)
+            for method, change in self.list_changes(self.candidates(), rows)
+            if not change > most
+        ]
 
     def list_changes(self, tried: Sequence[Method], rows: slice | np.ndarray) -> list[tuple[Method, float]]:
         """Return each method with the relative change of the output that it causes; a method that fails is left out.
         They are tried together, and one by one where that fails."""
-        try: return [*zip(tried, self.find_changes(tried, rows), strict=True)]
+        try:
+            return [*zip(tried, self.find_changes(tried, rows), strict=True)]
         except Exception:
             changes = list[tuple[Method, float]]()
             for method in tried:
@@ -89,7 +101,8 @@ class WeightTrials(Trials[Method]):
         stored = [partial(stored_for, self.site, self.numbers, self.fitter, method, rows) for method in tried]
         outputs = try_weights(self.program, self.site, stored, self.values, self.batch)
         changes = [difference(rows, self.wanted) for rows in outputs]
-        if np.isnan(changes).any(): raise ValueError("what the program gives with it is not finite")
+        if np.isnan(changes).any():
+            raise ValueError("what the program gives with it is not finite")
         return changes
 
     def proposals(self) -> Proposals:
@@ -98,16 +111,20 @@ class WeightTrials(Trials[Method]):
         sample of the columns of a weight that is far wider than high."""
         numbers, prices = self.numbers, self.prices
         if self.site.x is None:
+
             def price_rows(name: str, parameters: Mapping[str, Hashable], n: int, p: int) -> tuple[float, float]:
                 return prices.gathered(p), stored_bytes(name, n, p, tuple(parameters.items()))
+
             sampled = propose(numbers[:SAMPLED_ROWS], None, self.limits, price_rows)
             return Proposals(tuple(proposal for proposal in sampled if FORMATS[proposal.method].rowwise))
-        if self.site.heads: return self.head_proposals()
+        if self.site.heads:
+            return self.head_proposals()
         n, p = numbers.shape
 
         def price(name: str, parameters: Mapping[str, Hashable], *_: int) -> tuple[float, float]:
             key = tuple(parameters.items())
             return prices.linear(name, n, p, key), stored_bytes(name, n, p, key)
+
         seen = self.fitter.seen.get(self.site.key)
         return propose(some_columns(numbers), None if seen is None else seen.diagonal, self.limits, price)
 
@@ -115,11 +132,13 @@ class WeightTrials(Trials[Method]):
         """Return the methods that the matrices of heads, side by side, propose for all of them: formats that can be
         stacked."""
         (heads, n, p), prices = self.numbers.shape, self.prices
-        most = next((most for use, most in self.site.lowering.routed.items() if use.weight == self.site.stored.weight),
-                    None)                                   # most matrices that a row names
+        most = next(
+            (most for use, most in self.site.lowering.routed.items() if use.weight == self.site.stored.weight), None
+        )  # most matrices that a row names
 
         def price(name: str, parameters: Mapping[str, Hashable], *_: int) -> tuple[float, float]:
             return prices.stack(name, heads, n, p, tuple(parameters.items()), most=most)
+
         squares = head_squares(self.fitter.seen.get(self.site.key), self.numbers)
         formats = [name for name, form in FORMATS.items() if can_stack(form)]
         beside = some_columns(self.numbers.swapaxes(0, 1).reshape(n, -1))
@@ -132,8 +151,13 @@ class WeightTrials(Trials[Method]):
         blocks = self.site.lowering.filed(self.site.stored.weight, how)
         for method in map(Method, FORMATS) if blocks and not self.site.heads else ():
             form = FORMATS[method.format]
-            if form.rounds and form.filed == blocks[0].dtype and (self.site.x or form.panelled) and keeps_width(
-                    method, self.limits.narrowest): yield method
+            if (
+                form.rounds
+                and form.filed == blocks[0].dtype
+                and (self.site.x or form.panelled)
+                and keeps_width(method, self.limits.narrowest)
+            ):
+                yield method
 
     def shareable(self) -> Iterator[Method]:
         """Yield the methods by which a product may store a table and rows can be gathered from it: the costs of all
@@ -147,19 +171,29 @@ class WeightTrials(Trials[Method]):
 def some_columns(numbers: np.ndarray) -> np.ndarray:
     """Return a weight, or, where it is far wider than high, some of its columns."""
     n, p = numbers.shape
-    return numbers[:, ::-(-p // most)] if p > (most := max(COLUMNS, 2 * n)) else numbers
+    return numbers[:, :: -(-p // most)] if p > (most := max(COLUMNS, 2 * n)) else numbers
 
 
-def measure_weights(program: Program, sites: Sequence[WeightSite], prices: Prices | Mean, batch: Batch, limits: Limits,
-                    fitter: Fitter, progress: Callable[[int, int], None], attempts: Attempts) -> Measured:
+def measure_weights(
+    program: Program,
+    sites: Sequence[WeightSite],
+    prices: Prices | Mean,
+    batch: Batch,
+    limits: Limits,
+    fitter: Fitter,
+    progress: Callable[[int, int], None],
+    attempts: Attempts,
+) -> Measured:
     """Return the methods of every weight with their errors. Weights are visited in the order in which the program reads
     them: the steps before one run once for all its methods, and their values are released afterwards."""
     wanted, values = program.run(batch), list[FloatRows | None]()
     measured: Measured = {}
     for done, site in enumerate(sorted(sites, key=lambda site: site.readers(program)[0])):
         progress(done, len(sites))
-        if site.name in measured: continue
-        for _ in program.schedule.walk(batch, values, site.readers(program)[0]): pass
+        if site.name in measured:
+            continue
+        for _ in program.schedule.walk(batch, values, site.readers(program)[0]):
+            pass
         trials = WeightTrials(program, site, prices, limits, fitter, batch, wanted, values, attempts)
         measured[site.name] = trials.measure_errors()
         fitter.directions.clear()

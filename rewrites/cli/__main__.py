@@ -1,4 +1,5 @@
 """The command `opmatrix`. The environment variables that numpy reads at its import are set first."""
+
 import errno
 import gc
 import io
@@ -14,9 +15,9 @@ from opmatrix.inference.parsed_ahead import ParsedAhead
 from rewrites.cli.machine.environment import prepare
 from rewrites.cli.straight import TOKENIZER, read_plainly
 
-NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG           # a full disk, a quota, a file that is too large
-OBJECTS = 50_000, 10, 10                                    # thresholds of garbage collection: graphs are large and
-                                                            # hold no cycles
+NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG  # a full disk, a quota, a file that is too large
+OBJECTS = 50_000, 10, 10  # thresholds of garbage collection: graphs are large and
+# hold no cycles
 
 
 def main() -> None:
@@ -26,19 +27,23 @@ def main() -> None:
     began = time.perf_counter()
     attend_termination()
     attend_streams()
-    try: run_command(began)
-    except KeyboardInterrupt: exit_with("interrupted", 130)
+    try:
+        run_command(began)
+    except KeyboardInterrupt:
+        exit_with("interrupted", 130)
 
 
 def run_command(began: float | None = None) -> None:
     """Run a command. `began`: its start, for the first phase that it reports."""
     prepare()
-    gc.set_threshold(*OBJECTS)                              # in a process of our own; as a library it is left alone
+    gc.set_threshold(*OBJECTS)  # in a process of our own; as a library it is left alone
     try:
         status = call_command(sys.argv[1:] or ["--help"], began)
-        if status == 130: raise KeyboardInterrupt           # typer turns it into a number
+        if status == 130:
+            raise KeyboardInterrupt  # typer turns it into a number
         sys.stdout.flush()
-    except SystemExit: raise
+    except SystemExit:
+        raise
     except KeyboardInterrupt:
         exit_with("interrupted", 130)
     except find_kinds("outputs", "misunderstood") as error:
@@ -53,13 +58,14 @@ def run_command(began: float | None = None) -> None:
     except MemoryError:
         exit_with("there is not enough memory for this model or batch", 2)
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in NO_ROOM:           # a requested file has its own message
+        if isinstance(error, OSError) and error.errno in NO_ROOM:  # a requested file has its own message
             discard(1)
             exit_with(f"{error.filename or 'what is printed'}: not written: {error.strerror}: make room there", 1)
         from rewrites.cli.outputs import FAULT, report_fault
+
         exit_with(report_fault(error), FAULT)
-    gc.freeze()                                             # else the exit collects all objects, a tenth of a second
-                                                            # for one token
+    gc.freeze()  # else the exit collects all objects, a tenth of a second
+    # for one token
     sys.exit(status)
 
 
@@ -68,9 +74,11 @@ def call_command(arguments: list[str], began: float | None) -> int | None:
     if asked := read_plainly(arguments):
         ahead = ParsedAhead(Path(asked.model) / TOKENIZER)
         from rewrites.cli.generate import write_reply
+
         write_reply(asked.model, asked.prompt, **asked.options, began=began, ahead=ahead)
         return None
     from rewrites.cli.commands import app
+
     status: int | None = app(arguments, prog_name="opmatrix", standalone_mode=False, obj=began)
     return status
 
@@ -86,23 +94,29 @@ def attend_termination() -> None:
     process = os.getpid()
 
     def end(number: int, _: object) -> None:
-        if os.getpid() != process: os._exit(128 + number)    # a fork removes no files of its parent
+        if os.getpid() != process:
+            os._exit(128 + number)  # a fork removes no files of its parent
         sys.exit(128 + number)
+
     signal.signal(signal.SIGTERM, end)
 
 
 def attend_streams() -> None:
     """Check the standard streams. A closed standard output ends the command, before a file takes its number and is
     printed into; a closed standard error is silent. Letters that the encoding lacks are written by number."""
-    if sys.stderr is None: sys.stderr = open(os.devnull, "w")
-    if sys.stdout is None: exit_with("standard output: it is closed: send it to a file, or to /dev/null", 2)
-    if isinstance(sys.stdout, io.TextIOWrapper): sys.stdout.reconfigure(errors="backslashreplace")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")
+    if sys.stdout is None:
+        exit_with("standard output: it is closed: send it to a file, or to /dev/null", 2)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def discard(*streams: int) -> None:
     """Discard the output that is still to be written to these streams at the end of the process."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in streams: os.dup2(nowhere, stream)
+    for stream in streams:
+        os.dup2(nowhere, stream)
 
 
 def usage(error: object) -> str:
@@ -114,8 +128,11 @@ def usage(error: object) -> str:
 def exit_with(message: str, status: int) -> NoReturn:
     """Print one line on stderr, without characters that a terminal would obey, and exit."""
     from rewrites.cli.outputs import printable
-    try: print(f"opmatrix: {printable(' '.join(message.split()))}", file=sys.stderr, flush=True)
-    except OSError: discard(2)
+
+    try:
+        print(f"opmatrix: {printable(' '.join(message.split()))}", file=sys.stderr, flush=True)
+    except OSError:
+        discard(2)
     sys.exit(status)
 
 

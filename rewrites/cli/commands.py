@@ -1,5 +1,6 @@
 """The commands: optimize, calibrate, compile, run, generate, embed, evaluate, doctor, laws, explain, report, profile,
 verify, plan, partition, launch, spectrum."""
+
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,23 +18,30 @@ if TYPE_CHECKING:
     from rewrites.verify.user_laws import UserDeclarations
 
 
-app = typer.Typer(pretty_exceptions_enable=False, epilog=show_statuses(),
-                  context_settings={"help_option_names": ["-h", "--help"]},
-                  help="A transformer in; the cheapest equal program that laws reach comes out, verified, and runs.\n\n"
-                       + show_first())
+app = typer.Typer(
+    pretty_exceptions_enable=False,
+    epilog=show_statuses(),
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="A transformer in; the cheapest equal program that laws reach comes out, verified, and runs.\n\n"
+    + show_first(),
+)
 
 
 def version(asked: bool) -> None:
     """Print the version, and exit."""
-    if asked:                                               # every command calls this, and most need no such imports
+    if asked:  # every command calls this, and most need no such imports
         from rewrites.report.results import installed
+
         say(f"opmatrix {installed('opmatrix')}")
         raise typer.Exit
 
 
 @app.callback()
-def show_version(asked: Annotated[bool, typer.Option("--version", callback=version, is_eager=True,
-                                                     help="print the version")] = False) -> None:
+def show_version(
+    asked: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
     pass
 
 
@@ -65,12 +73,14 @@ def optimize(
     """Find, verify, measure and save the cheapest program of a MODEL."""
     if machine is not None:
         from rewrites.cli.predict import elsewhere
+
         possible({"--json": (results, writable)}, model)
         summary, bounds = elsewhere(model, machine, tokens)
         say(summary)
         write_results(bounds, results)
         return
     from rewrites.workload.phases import Report, silence_stdout
+
     report = Report(quiet=quiet, began=context.obj)
     with report.phase("start", brief=True):
         from opmatrix.files.saving import attempt
@@ -81,19 +91,42 @@ def optimize(
         from rewrites.report.results import printed, save
         from rewrites.run import optimize as find
         from rewrites.workload.resolve import name_places
+
         refuse_weightless(model)
         target = out or Path(f"{Path(model).resolve().name}.opmatrix")
         refuse(memory, number_type, output)
-        possible({"--out": (target, attempt), "--json": (results, writable), "--html": (html, page_place)},
-                 model, text, workload, pairs, calibrate, adapter, own)
+        possible(
+            {"--out": (target, attempt), "--json": (results, writable), "--html": (html, page_place)},
+            model,
+            text,
+            workload,
+            pairs,
+            calibrate,
+            adapter,
+            own,
+        )
         declared, laws = declarations(own), Named.of(own)
     with silence_stdout():
-        result = find(model, error=error, keep=tuple(goals or ()), memory=memory and memory * 1e6,
-                      text=str(text) if text else None, tokens=tokens, workload=workload and parse_mix(workload),
-                      number_type=number_type, pairs=pairs, drop=drop, output=output, adapter=adapter,
-                      remove=tuple(filter(None, remove.split(","))), calibrate=calibrate,
-                      leave_out=tuple(without or ()), laws=(*EXACT_LAWS, *declared.laws),
-                      approximations=declared.approximations, report=report)
+        result = find(
+            model,
+            error=error,
+            keep=tuple(goals or ()),
+            memory=memory and memory * 1e6,
+            text=str(text) if text else None,
+            tokens=tokens,
+            workload=workload and parse_mix(workload),
+            number_type=number_type,
+            pairs=pairs,
+            drop=drop,
+            output=output,
+            adapter=adapter,
+            remove=tuple(filter(None, remove.split(","))),
+            calibrate=calibrate,
+            leave_out=tuple(without or ()),
+            laws=(*EXACT_LAWS, *declared.laws),
+            approximations=declared.approximations,
+            report=report,
+        )
         figures = save(result, target, laws, name_places(model, adapter))
     say(printed(figures, target))
     write_results(figures, results)
@@ -103,14 +136,17 @@ def optimize(
 def refuse_weightless(model: str) -> None:
     """Raise InputError for the name of a configuration, which has no weights."""
     from rewrites.search.planned import weightless
+
     if weightless(model):
-        raise InputError(f"{model}: a configuration has no weights to optimize: give their directory, or --machine "
-                         "NAME to predict")
+        raise InputError(
+            f"{model}: a configuration has no weights to optimize: give their directory, or --machine NAME to predict"
+        )
 
 
 def declarations(file: Path | None) -> "UserDeclarations":
     """Load the declarations of a user's file; empty without one."""
     from rewrites.verify.user_laws import UserDeclarations, load_laws
+
     return UserDeclarations() if file is None else load_laws(file)
 
 
@@ -118,6 +154,7 @@ def refuse(memory: float | None, number_type: str, output: str) -> None:
     """Check options that can be wrong before the work begins. Raises InputError, which names the option."""
     from rewrites.lowering.representations import check_budgets
     from rewrites.workload.workload import check_output
+
     check_budgets(memory and 1e6 * memory, number_type)
     check_output(output)
 
@@ -127,6 +164,7 @@ def calibrate(context: typer.Context, results: options.Results = None) -> None:
     """Measure this machine, a minute or two once kernels are compiled: peaks, bandwidths, the fastest BLAS, what every
     kernel's time grows with."""
     from rewrites.workload.phases import Report, silence_stdout
+
     possible({"--json": (results, writable)})
     report = Report(began=context.obj)
     with report.phase("start", brief=True):
@@ -141,14 +179,23 @@ def calibrate(context: typer.Context, results: options.Results = None) -> None:
 def compile_program(
     context: typer.Context,
     directory: options.Saved,
-    cache: Annotated[Path | None, typer.Option("--into", metavar="CACHE", help=(
-        "a directory to keep kernels in, DIRECTORY/cache say; OPMATRIX_CACHE is to name it where the program runs"))] =
-        None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            "--into",
+            metavar="CACHE",
+            help=(
+                "a directory to keep kernels in, DIRECTORY/cache say; OPMATRIX_CACHE is to name it where the "
+                "program runs"
+            ),
+        ),
+    ] = None,
     own: options.OwnThings = None,
 ) -> None:
     """Compile ahead all that a saved program needs on this processor, into the user's cache or another one, for all
     users to read: a process that runs it later compiles nothing, and need not write anywhere."""
     from rewrites.cli.machine.calibrate import compile_into
+
     say(compile_into(directory, cache, own, context.obj))
 
 
@@ -164,6 +211,7 @@ def run(
     a language model, the likeliest tokens that follow each."""
     from opmatrix.runtime.program import Program
     from rewrites.metrics.texts_run import run_texts
+
     possible({"--json": (results, writable)}, directory, own)
     summary, figures = run_texts(Program.load(directory, laws=own), text, truncate)
     say(summary)
@@ -188,8 +236,21 @@ def generate_text(
     """Write what follows a prompt, token by token, by a language MODEL's exact program, or by a saved one. The text is
     the same each time; with a temperature it is drawn, by a seed."""
     from rewrites.cli.generate import write_reply
-    write_reply(model, prompt, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
-                cache=cache, results=results, quiet=quiet, own=own, began=context.obj)
+
+    write_reply(
+        model,
+        prompt,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        cache=cache,
+        results=results,
+        quiet=quiet,
+        own=own,
+        began=context.obj,
+    )
 
 
 @app.command("embed")
@@ -207,6 +268,7 @@ def embed_file(
     scores of what follows its last token."""
     from opmatrix.inference import embed
     from opmatrix.runtime.program import Program
+
     possible({"--out": (out, embed.replaceable)}, directory, None if file == "-" else file, own)
     program, start = Program.load(directory, laws=own), time.perf_counter()
     texts = embed.read_stdin() if file == "-" else Path(file)
@@ -214,18 +276,24 @@ def embed_file(
     blocks = embed.embed_blocks(program, embed.each(texts), embed.BATCH_ROWS if rows is None else rows, how)
     count, width = embed.write_npy(embed.followed(blocks, embed.quantity(texts)), out)
     seconds = time.perf_counter() - start
-    say(f"{count} texts x {width} numbers in {out}, {seconds:.1f} s, {count / seconds:.0f} texts/s"
-        + embed.outcome(how, program.tokenizer))
+    say(
+        f"{count} texts x {width} numbers in {out}, {seconds:.1f} s, {count / seconds:.0f} texts/s"
+        + embed.outcome(how, program.tokenizer)
+    )
 
 
 @app.command()
 def evaluate(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL|DIR...", help="checkpoints or saved programs; the first "
-                                                                             "is compared with")],
-    pairs: Annotated[Path | None, typer.Option(metavar="CSV", help="sentence1, sentence2, score, with or without a "
-                                                                   "header")] = None,
-    text: Annotated[Path | None, typer.Option(metavar="FILE", help="a text that language models foresee, in windows of "
-                                                                   "512 tokens")] = None,
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL|DIR...", help="checkpoints or saved programs; the first is compared with"),
+    ],
+    pairs: Annotated[
+        Path | None, typer.Option(metavar="CSV", help="sentence1, sentence2, score, with or without a header")
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="a text that language models foresee, in windows of 512 tokens")
+    ] = None,
     tokens: Annotated[int | None, typer.Option(help="only so many of the text's first tokens")] = None,
     results: options.Results = None,
     truncate: options.Truncate = None,
@@ -237,16 +305,20 @@ def evaluate(
     from rewrites.metrics import evaluate as evaluation
     from rewrites.metrics.pairs import SentencePairs
     from rewrites.workload.phases import Report, silence_stdout
+
     possible({"--json": (results, writable)}, models, pairs, text, own)
-    if tokens is not None and text is None: raise InputError(f"--tokens {tokens}: it is of a text: give --text FILE")
+    if tokens is not None and text is None:
+        raise InputError(f"--tokens {tokens}: it is of a text: give --text FILE")
     if tokens is not None and tokens < 2:
         raise InputError(f"--tokens {tokens}: at least 2, as the first is not foreseen")
     if text is not None and pairs is None:
-        with silence_stdout(): told = evaluation.foreseen(models, text, tokens, Report(), own)
+        with silence_stdout():
+            told = evaluation.foreseen(models, text, tokens, Report(), own)
         write_results(evaluation.foreseen_json(told, text), results)
         say(evaluation.told_foreseen(told))
         return
-    if pairs is None or text is not None: raise InputError("evaluate: give --pairs CSV or --text FILE, one of them")
+    if pairs is None or text is not None:
+        raise InputError("evaluate: give --pairs CSV or --text FILE, one of them")
     sentence_pairs = SentencePairs.read(pairs)
     with silence_stdout():
         scores = evaluation.evaluate_all(models, sentence_pairs, Report(), truncate, own)
@@ -257,12 +329,14 @@ def evaluate(
 @app.command()
 def doctor(
     results: options.Results = None,
-    clean: Annotated[bool,
-                     typer.Option("--clean", help="remove from the cache what this version makes no use of")] = False,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="remove from the cache what this version makes no use of")
+    ] = False,
 ) -> None:
     """The processor and what kernels use of it, cores, libraries, caches; settings that hurt, and what to set."""
     from rewrites.cli.examine import cleaned, examined
     from rewrites.cli.machine.doctor import facts_as_json, format_facts, went
+
     possible({"--json": (results, writable)})
     gone = cleaned() if clean else []
     facts = examined()
@@ -278,6 +352,7 @@ def laws(
 ) -> None:
     """Every law, in groups: what it says, its guard, its source."""
     from rewrites.cli.list_laws import book, laws_as_json
+
     possible({"--json": (results, writable)}, own)
     declared = declarations(own)
     say(book(declared, kind))
@@ -290,23 +365,27 @@ def explain(
     directory: options.Saved,
     own: options.Laws = None,
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="the file, where it was made with --text")] = None,
-    workload: Annotated[Path | None,
-                        typer.Option(metavar="FILE", help="the file, where it was made with --workload")] = None,
+    workload: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="the file, where it was made with --workload")
+    ] = None,
     model: options.Origin = None,
-    full: Annotated[bool, typer.Option("--full",
-                                       help="every step of the derivation, and the program before it, too")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="every step of the derivation, and the program before it, too")
+    ] = False,
     results: options.Results = None,
 ) -> None:
     """A saved program before and after, and what each law saved, measured by leaving it out. No file is opened because
     a report names it: your own files are named again, and compared by SHA-256."""
     from rewrites.workload.phases import Report, silence_stdout
+
     possible({"--json": (results, writable)}, directory, own, text, workload, model)
     report = Report(began=context.obj)
     with report.phase("start", brief=True):
         from rewrites.cli.explained_program import find_explanation
     with silence_stdout():
-        explanation, figures = find_explanation(directory, report, model=model, full=full, laws=own, text=text,
-                                                texts=workload)
+        explanation, figures = find_explanation(
+            directory, report, model=model, full=full, laws=own, text=text, texts=workload
+        )
     say(explanation)
     write_results(figures, results)
 
@@ -314,13 +393,16 @@ def explain(
 @app.command("report")
 def write_report(
     directory: Annotated[Path, typer.Argument(help="a directory that `opmatrix optimize` wrote, or its report.json")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="OUT.html",
-                                             help="where to write it; ./DIRECTORY.html by default")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="OUT.html", help="where to write it; ./DIRECTORY.html by default"),
+    ] = None,
 ) -> None:
     """The report of a saved program as one page of HTML, made of its report.json alone: no network, no script; it
     prints, and reads at any width."""
     from rewrites.report.pages.html_report import page_place, write_html
     from rewrites.report.pages.kept_report import read_kept
+
     target = out or Path(f"{directory.resolve().name}.html")
     possible({"--out": (target, page_place)}, directory if directory.is_file() else None)
     write_html(read_kept(directory), target)
@@ -339,6 +421,7 @@ def profile(
     """Show where the time of a saved program goes: every kind of step, as measured inside runs by native code, beside
     what was predicted."""
     from rewrites.cli.profile import profile as told
+
     possible({"--json": (results, writable)}, directory, own)
     summary, figures = told(directory, sentences, tokens, rounds, own)
     say(summary)
@@ -349,10 +432,12 @@ def profile(
 def verify(
     directory: options.Saved,
     model: options.Origin = None,
-    text: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="the file that a perplexity was measured on, as a goal")] = None,
-    pairs: Annotated[Path | None, typer.Option(
-        metavar="CSV", help="the file that a rank correlation was measured on, as a goal")] = None,
+    text: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="the file that a perplexity was measured on, as a goal")
+    ] = None,
+    pairs: Annotated[
+        Path | None, typer.Option(metavar="CSV", help="the file that a rank correlation was measured on, as a goal")
+    ] = None,
     own: options.OwnThings = None,
     results: options.Results = None,
 ) -> None:
@@ -360,11 +445,13 @@ def verify(
     goals allow. Ends with status 1 where one fails."""
     from rewrites.metrics.check_table import FAILS, format_checks
     from rewrites.metrics.recheck import of_directory
+
     possible({"--json": (results, writable)}, directory, model, text, pairs, own)
     checks = of_directory(directory, model, {"perplexity": text, "spearman": pairs}, own)
     say(format_checks(checks))
     write_results({"checks": [check._asdict() for check in checks]}, results)
-    if any(check.verdict == FAILS for check in checks): raise typer.Exit(1)
+    if any(check.verdict == FAILS for check in checks):
+        raise typer.Exit(1)
 
 
 app.command("plan")(plan_model)
@@ -383,11 +470,13 @@ def spectrum(
     from opmatrix.display.draw import drawable, spectrum_figure, spectrum_text
     from opmatrix.files.checkpoint import open_model
     from rewrites.report.weight_spectra import weights
+
     possible({"--out": (out, drawable), "--json": (results, writable)}, model)
     spectra = weights(open_model(model).operator())
     say(spectrum_text(spectra))
-    write_results({"spectra": [{"name": weight.name, "kind": weight.kind, **dict(weight.rows())}
-                               for weight in spectra]}, results)
+    write_results(
+        {"spectra": [{"name": weight.name, "kind": weight.kind, **dict(weight.rows())} for weight in spectra]}, results
+    )
     if out is not None:
         say(f"drawn in {spectrum_figure(spectra, out)}")
 

@@ -1,5 +1,6 @@
 """The work of `explain`: the first layers of a model before and after, the laws that lead from one to the other, step
 by step, and the time that each law saved, measured by leaving it out."""
+
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,18 +32,20 @@ from rewrites.workload.resolve import SOURCE_ENTRY, adapter_of, calibrated, find
 from rewrites.workload.workload import Workload
 
 NO_FILES: Mapping[str, Path | None] = {}
-SHOWN_STEPS = 14                                            # steps that are printed: about a layer
-REPEATS = 3                                                 # measurements that have to agree on the saving of a law
+SHOWN_STEPS = 14  # steps that are printed: about a layer
+REPEATS = 3  # measurements that have to agree on the saving of a law
 
 
-def explain(directory: Path, report: Report, rounds: int = 7, model: str | None = None, full: bool = False,
-            **given: Path | None) -> str:
+def explain(
+    directory: Path, report: Report, rounds: int = 7, model: str | None = None, full: bool = False, **given: Path | None
+) -> str:
     """Return the text of `find_explanation` alone."""
     return find_explanation(directory, report, rounds, model, full, **given)[0]
 
 
-def find_explanation(directory: Path, report: Report, rounds: int = 7, model: str | None = None, full: bool = False,
-                     **given: Path | None) -> tuple[str, dict[str, object]]:
+def find_explanation(
+    directory: Path, report: Report, rounds: int = 7, model: str | None = None, full: bool = False, **given: Path | None
+) -> tuple[str, dict[str, object]]:
     """Return the report on a saved program, chosen or of the front beside it, for the workload that it was made for, as
     text and as figures. `full`: with every step of its derivation, and the program before it. `given`: the user's files
     that took part: laws, text, texts (rewrites.metrics.reported). `model`: the place of the checkpoint, by default as
@@ -67,33 +70,71 @@ def find_explanation(directory: Path, report: Report, rounds: int = 7, model: st
     watch = Watch()
     with report.phase("measure") as progress:
         taken = [opened.workload.measured(programs, rounds, progress) for _ in range(REPEATS)]
-    for runs in taken: watch.note(runs.values())
+    for runs in taken:
+        watch.note(runs.values())
     ordered = sorted(useful.items(), key=lambda item: -item[1].time)
-    rows = [[name, f"{1e6 * (structure.time - exact.time):.1f}", *tell_saving(taken, f"without {name}", "exact")]
-            for name, structure in ordered]
+    rows = [
+        [name, f"{1e6 * (structure.time - exact.time):.1f}", *tell_saving(taken, f"without {name}", "exact")]
+        for name, structure in ordered
+    ]
     every, busy = {name: [second for repeat in taken for second in repeat[name]] for name in programs}, watch.seen()
-    text = "\n\n".join([
-        f"model: {opened.meta['source']}{'' if model else ', as the program says'}",
-        *warn_busy(busy, "measured times are too long, and differences between them mostly noise",
-                   getattr(opened.machine, "marks", ())),
-        *([f"before: one kernel for each operator, {ms(median(every['imported']))} ms\n" + format_program(imported)]
-          if full else []),
-        "\n".join([f"after: {name}", *program.signature.lines(), format_program(program)]),
-        gains(every), "derivation: every step is one law\n" + (steps if full else outline(steps)),
-        f"what each law saved, measured {REPEATS} times over {rounds} rounds\n" +
-        table(rows, ["left out", "µs predicted", "µs measured", "quartiles"]),
-        "front\n" + table(front, ["", "ms", "MB", "error predicted", "measured"]),
-        *([] if full else [f"every step, and the program before: opmatrix explain {directory} --full"])])
+    text = "\n\n".join(
+        [
+            f"model: {opened.meta['source']}{'' if model else ', as the program says'}",
+            *warn_busy(
+                busy,
+                "measured times are too long, and differences between them mostly noise",
+                getattr(opened.machine, "marks", ()),
+            ),
+            *(
+                [
+                    f"before: one kernel for each operator, {ms(median(every['imported']))} ms\n"
+                    + format_program(imported)
+                ]
+                if full
+                else []
+            ),
+            "\n".join([f"after: {name}", *program.signature.lines(), format_program(program)]),
+            gains(every),
+            "derivation: every step is one law\n" + (steps if full else outline(steps)),
+            f"what each law saved, measured {REPEATS} times over {rounds} rounds\n"
+            + table(rows, ["left out", "µs predicted", "µs measured", "quartiles"]),
+            "front\n" + table(front, ["", "ms", "MB", "error predicted", "measured"]),
+            *([] if full else [f"every step, and the program before: opmatrix explain {directory} --full"]),
+        ]
+    )
     return text, {
-        "program": str(directory), "model": opened.meta["source"], "chosen": name, "busy": busy,
-        "measured_s": {which: {"median": median(every[which]), "quartiles": quartiles(every[which])}
-                       for which in ("imported", "fused", "exact")},
-        "saved": [{"laws": list(groups[left_out][0]), "predicted_s": structure.time - exact.time,
-                   **find_saving(taken, f"without {left_out}", "exact")._asdict()} for left_out, structure in ordered],
-        "steps": [{"output": step.output, "kernel": step.kernel, "operands": dict(step.operands),
-                   "attributes": dict(step.attributes)} for step in program.steps], "derivation": steps.splitlines(),
-        "front": [{key: point[key] for key in ("name", "measured_s", "measured_bytes", "predicted_error",
-                                               "measured_error")} for point in reported.front]}
+        "program": str(directory),
+        "model": opened.meta["source"],
+        "chosen": name,
+        "busy": busy,
+        "measured_s": {
+            which: {"median": median(every[which]), "quartiles": quartiles(every[which])}
+            for which in ("imported", "fused", "exact")
+        },
+        "saved": [
+            {
+                "laws": list(groups[left_out][0]),
+                "predicted_s": structure.time - exact.time,
+                **find_saving(taken, f"without {left_out}", "exact")._asdict(),
+            }
+            for left_out, structure in ordered
+        ],
+        "steps": [
+            {
+                "output": step.output,
+                "kernel": step.kernel,
+                "operands": dict(step.operands),
+                "attributes": dict(step.attributes),
+            }
+            for step in program.steps
+        ],
+        "derivation": steps.splitlines(),
+        "front": [
+            {key: point[key] for key in ("name", "measured_s", "measured_bytes", "predicted_error", "measured_error")}
+            for point in reported.front
+        ],
+    }
 
 
 def read_report(directory: Path) -> tuple[Reported, Path]:
@@ -103,7 +144,8 @@ def read_report(directory: Path) -> tuple[Reported, Path]:
     if (directory / REPORT).exists() or directory.resolve().parent.name != FRONT or not number.isdecimal():
         return Reported.read(directory / REPORT), directory / DERIVATION
     reported = Reported.read(whole / REPORT)
-    if (at := int(number)) >= len(reported.front): return Reported.read(directory / REPORT), directory / DERIVATION
+    if (at := int(number)) >= len(reported.front):
+        return Reported.read(directory / REPORT), directory / DERIVATION
     return replace(reported, chosen=at), (whole if at == reported.chosen else directory) / DERIVATION
 
 
@@ -115,15 +157,15 @@ def outline(steps: str) -> str:
 def format_program(program: Program) -> str:
     lines = str(program).splitlines()
     more = [f"… {len(lines) - SHOWN_STEPS - 2} more steps"] if len(lines) > SHOWN_STEPS + 2 else []
-    return "\n".join([*lines[:SHOWN_STEPS + 1], *more])
+    return "\n".join([*lines[: SHOWN_STEPS + 1], *more])
 
 
 class MeasuredSaving(NamedTuple):
     """Seconds that one program takes more than another, round by round."""
 
-    measured_s: float                                       # median
+    measured_s: float  # median
     quartiles_s: tuple[float, float]
-    below_noise: bool                                       # the difference is noise
+    below_noise: bool  # the difference is noise
 
 
 def find_saving(taken: Sequence[Seconds], name: str, base: str) -> MeasuredSaving:
@@ -137,47 +179,66 @@ def tell_saving(taken: Sequence[Seconds], name: str, base: str) -> list[str]:
     """Return the microseconds that `name` takes more than `base`, as text: the median, or that it is below noise, and
     quartiles."""
     saving = find_saving(taken, name, base)
-    return ["below noise" if saving.below_noise else f"{1e6 * saving.measured_s:.1f}",
-            " to ".join(f"{1e6 * end:.1f}" for end in saving.quartiles_s)]
+    return [
+        "below noise" if saving.below_noise else f"{1e6 * saving.measured_s:.1f}",
+        " to ".join(f"{1e6 * end:.1f}" for end in saving.quartiles_s),
+    ]
 
 
 def gains(taken: Seconds) -> str:
     middle = {name: median(taken[name]) for name in ("imported", "fused", "exact")}
-    rows = [[name, ms(seconds), between(quartiles(taken[name])), f"{100 * (1 - seconds / middle['imported']):.1f} %"]
-            for name, seconds in middle.items()]
+    rows = [
+        [name, ms(seconds), between(quartiles(taken[name])), f"{100 * (1 - seconds / middle['imported']):.1f} %"]
+        for name, seconds in middle.items()
+    ]
     return table(rows, ["", "ms measured", "quartiles", "saved"])
 
 
 def point_row(point: Mapping[str, Any], chosen: bool) -> list[str]:
-    return [("* " if chosen else "  ") + point["name"], ms(point["measured_s"]), megabytes(point["measured_bytes"]),
-            percent(point["predicted_error"]), percent(point["measured_error"])]
+    return [
+        ("* " if chosen else "  ") + point["name"],
+        ms(point["measured_s"]),
+        megabytes(point["measured_bytes"]),
+        percent(point["predicted_error"]),
+        percent(point["measured_error"]),
+    ]
 
 
-def find_steps(program: Program, found: Reported, opened: Opened, exact: Structure,
-               progress: Tell = unheard) -> str:
+def find_steps(program: Program, found: Reported, opened: Opened, exact: Structure, progress: Tell = unheard) -> str:
     """Return the steps to a saved program whose directory holds none. It is searched for again, as the report says that
     it was found, and recognised by its hash."""
-    if found.chosen == 0: return derive(exact, opened.laws)         # the front begins with the exact program
+    if found.chosen == 0:
+        return derive(exact, opened.laws)  # the front begins with the exact program
     if found.front[found.chosen]["smaller"]:
         return "none: a program of a smaller model has them only where `opmatrix optimize` chooses it"
     proposed = propose_approximations(search_exact(opened, progress), found.error, progress)
     for point in find_front(proposed, found.error, found.memory, progress).points:
         if point.program.replace(**program.meta).hash == program.hash:
             return tell_steps(point, opened.laws, proposed.choices, proposed.searched.workload.few)
-    return ("none: a search finds other programs by now, as prices or versions are others: `opmatrix optimize` makes "
-            "the program anew")
+    return (
+        "none: a search finds other programs by now, as prices or versions are others: `opmatrix optimize` makes "
+        "the program anew"
+    )
 
 
-def reopen(program: Program, found: Reported, model: str | None = None,
-           given: Mapping[str, Path | None] = NO_FILES) -> Opened:
+def reopen(
+    program: Program, found: Reported, model: str | None = None, given: Mapping[str, Path | None] = NO_FILES
+) -> Opened:
     """Return the inputs of the search that led to a program: the model that it came from, and the user's files."""
     checkpoint = open_model(model or origin(program), adapter_of(program))
     declared = UserDeclarations() if (laws_file := given.get("laws")) is None else load_laws(laws_file)
     text, texts = (None if (file := given.get(name)) is None else str(file) for name in ("text", "texts"))
     workload = Workload.of(checkpoint, text, found.tokens, texts, found.mix, found.generation)
     laws, _ = admit_laws(without((*EXACT_LAWS, *declared.laws), found.without))
-    opened = Opened(checkpoint.operator(program.pooled), workload, calibrated(unheard), laws, source(checkpoint),
-                    declared.approximations, found.number_type)
+    opened = Opened(
+        checkpoint.operator(program.pooled),
+        workload,
+        calibrated(unheard),
+        laws,
+        source(checkpoint),
+        declared.approximations,
+        found.number_type,
+    )
     return opened.leave_out_failing()[0]
 
 
@@ -187,7 +248,11 @@ def origin(program: Program) -> str:
     place = program.meta.get("source")
     if not isinstance(place, str):
         raise InputError("the program does not say which model it was made of: give it: --model MODEL")
-    if place in MODELS or is_hub_name(place): return place
-    if directory := find_directory(program, SOURCE_ENTRY, place): return directory
-    raise InputError(f"{shown(place)}: the model that the program was made of is not there, as seen from "
-                     f"{shown(Path.cwd())}: say where it is: --model MODEL")
+    if place in MODELS or is_hub_name(place):
+        return place
+    if directory := find_directory(program, SOURCE_ENTRY, place):
+        return directory
+    raise InputError(
+        f"{shown(place)}: the model that the program was made of is not there, as seen from "
+        f"{shown(Path.cwd())}: say where it is: --model MODEL"
+    )

@@ -1,5 +1,6 @@
 """The program that `generate` makes of a model: exact, neither approximated nor compared. A process that runs a saved
 program imports none of this module."""
+
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.runtime.program import Program
 from rewrites.laws import EXACT_LAWS
@@ -11,18 +12,20 @@ from rewrites.workload.resolve import calibrated, source
 from rewrites.workload.workload import draw_workload
 
 __all__ = ["find_exact", "open_model"]
-TIMED = Generation(128, 128)                                # the default request that a program is made cheapest for
+TIMED = Generation(128, 128)  # the default request that a program is made cheapest for
 
 
 def find_exact(checkpoint: Checkpoint, report: Report, asked: Generation | None = None) -> Program:
     """Return the cheapest program that equals a language model, as the search predicts it for a request. It is not
     approximated, measured or compared."""
-    with report.phase("weights"): operator = checkpoint.operator(pooled=True)
+    with report.phase("weights"):
+        operator = checkpoint.operator(pooled=True)
     if asked is None:
         half = max(1, checkpoint.positions // 2)
         asked = Generation(min(TIMED.prompt, half), min(TIMED.answer, half))
     workload, meta = draw_workload(asked, operator), source(checkpoint)
-    with report.phase("machine") as progress: machine = calibrated(progress, workload.timed)
+    with report.phase("machine") as progress:
+        machine = calibrated(progress, workload.timed)
     with report.phase("search"), silence_stdout():
         structure = Opened(operator, workload, machine, EXACT_LAWS, meta).structure(EXACT_LAWS)
         return with_shared_tables(structure.program(meta)[0], structure.lowerings[0].prices, structure.cost)

@@ -1,4 +1,5 @@
 """The work of `generate`: the program of a model or a directory, and its reply to a prompt as it grows."""
+
 import sys
 import time
 from os.path import exists
@@ -16,10 +17,22 @@ from rewrites.cli.outputs import possible, printable, write_results
 from rewrites.workload.phases import Report
 
 
-def write_reply(model: str, prompt: str, *, max_tokens: int = 128, temperature: float = 0.0, top_k: int | None = None,
-                top_p: float = 1.0, seed: int = 0, cache: str | None = None, results: Path | None = None,
-                quiet: bool = False, own: Path | None = None, began: float | None = None,
-                ahead: ParsedAhead | None = None) -> None:
+def write_reply(
+    model: str,
+    prompt: str,
+    *,
+    max_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    seed: int = 0,
+    cache: str | None = None,
+    results: Path | None = None,
+    quiet: bool = False,
+    own: Path | None = None,
+    began: float | None = None,
+    ahead: ParsedAhead | None = None,
+) -> None:
     """Run the command: print the reply to a prompt, and write its figures if requested. `began`: start of the command;
     `ahead`: the tokenizer of a saved program."""
     possible({"--json": (results, writable)}, model, own)
@@ -27,11 +40,20 @@ def write_reply(model: str, prompt: str, *, max_tokens: int = 128, temperature: 
     write_results(generate(model, prompt, max_tokens, sampling, cache, report, own, ahead), results)
 
 
-def generate(model: str, prompt: str, max_tokens: int, sampling: Sampling, cache: str | None,
-             report: Report, own: Path | None = None, ahead: ParsedAhead | None = None) -> dict[str, object]:
+def generate(
+    model: str,
+    prompt: str,
+    max_tokens: int,
+    sampling: Sampling,
+    cache: str | None,
+    report: Report,
+    own: Path | None = None,
+    ahead: ParsedAhead | None = None,
+) -> dict[str, object]:
     """Print the reply to a prompt, and return it with its figures, as for JSON. `own`: the user's file of functions
     that a saved program has. An invalid prompt is refused before a program is searched for."""
-    if cache is not None: check_cache(cache)
+    if cache is not None:
+        check_cache(cache)
     if exists(Path(model) / PROGRAM):
         with report.phase("load"):
             program = load(model, tokenizer=ahead or True, laws=own)
@@ -39,20 +61,32 @@ def generate(model: str, prompt: str, max_tokens: int, sampling: Sampling, cache
         reply = PromptReader.of(program).begin(prompt, 0, max_tokens)
     else:
         from rewrites.cli.find_exact import find_exact, open_model  # imports all laws; a saved program needs none
+
         with report.phase("model"):
             checkpoint = open_model(model)
             if not checkpoint.speaks:
-                raise InputError(f"{model}: no language model ({checkpoint.architecture or 'its config names none'}): "
-                                 "its rows are no scores of a vocabulary")
+                raise InputError(
+                    f"{model}: no language model ({checkpoint.architecture or 'its config names none'}): "
+                    "its rows are no scores of a vocabulary"
+                )
             reply = PromptReader(checkpoint.tokenizer(), checkpoint.positions).begin(prompt, 0, max_tokens)
         program = find_exact(checkpoint, report)
     if not find_ends(program):
         report.say(f"no end token in the files: {reply.most} tokens are written (--max-tokens)")
     taken = print_reply(program, reply, sampling, cache)
     report.say(figures(reply, taken))
-    return {"model": str(program.meta.get("model", model)), "prompt": prompt, "text": reply.text, "ids": reply.ids,
-            "ended": reply.ended, "prompt_tokens": len(reply.prompt), "first_token_s": taken[0],
-            "token_s": taken[1:], "sampling": vars(sampling), "cache": cache_number(decodable(program, cache))}
+    return {
+        "model": str(program.meta.get("model", model)),
+        "prompt": prompt,
+        "text": reply.text,
+        "ids": reply.ids,
+        "ended": reply.ended,
+        "prompt_tokens": len(reply.prompt),
+        "first_token_s": taken[0],
+        "token_s": taken[1:],
+        "sampling": vars(sampling),
+        "cache": cache_number(decodable(program, cache)),
+    }
 
 
 def print_reply(program: Program, reply: Reply, sampling: Sampling, cache: str | None) -> list[float]:
@@ -66,7 +100,8 @@ def print_reply(program: Program, reply: Reply, sampling: Sampling, cache: str |
             sys.stdout.write(printable(piece))
             sys.stdout.flush()
     finally:
-        if reply.ids: print(flush=True)
+        if reply.ids:
+            print(flush=True)
     return taken
 
 

@@ -1,193 +1,337 @@
 """Options of the command line that several commands share, and those of single commands."""
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from opmatrix.parallel.schedules.named import RUN_BY_RANKS, spelled
+from opmatrix.parallel.schedules.named import RUN_BY_RANKS, spell_schedules
 
-LARGEST_BATCH = 2 ** 31 - 1                                 # tokens: indices of rows have 32 bits
+LARGEST_BATCH = 2**31 - 1  # tokens: indices of rows have 32 bits
 
 # ---- of several commands
 
-ModelName = Annotated[str, typer.Argument(
-    help="minilm, smollm2, a directory with config.json, model.safetensors and tokenizer.json, a .gguf file, or a name "
-         "on the hub (org/name@revision, by huggingface_hub);"
-         " with --machine also a config.json alone, or a well-known model such as llama2-70b")]
-Laws = Annotated[Path | None, typer.Option(
-    "--laws", metavar="FILE", help="your own Python file of laws and approximations; it is run, so give only what you "
-                                   "trust")]
-OwnThings = Annotated[Path | None, typer.Option(
-    "--laws", metavar="FILE", help="your own Python file that declares the functions, monoids and patterns which a "
-                                   "saved program has; it is run, so give only what you trust")]
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        help="minilm, smollm2, a directory with config.json, model.safetensors and tokenizer.json, a .gguf file, or a "
+        "name on the hub (org/name@revision, by huggingface_hub);"
+        " with --machine also a config.json alone, or a well-known model such as llama2-70b"
+    ),
+]
+Laws = Annotated[
+    Path | None,
+    typer.Option(
+        "--laws",
+        metavar="FILE",
+        help="your own Python file of laws and approximations; it is run, so give only what you trust",
+    ),
+]
+OwnThings = Annotated[
+    Path | None,
+    typer.Option(
+        "--laws",
+        metavar="FILE",
+        help="your own Python file that declares the functions, monoids and patterns which a "
+        "saved program has; it is run, so give only what you trust",
+    ),
+]
 Results = Annotated[Path | None, typer.Option("--json", help="where to write all results")]
-Origin = Annotated[str | None, typer.Option(
-    "--model", help="the checkpoint that it was made of; without it, the one that the program names")]
+Origin = Annotated[
+    str | None,
+    typer.Option("--model", help="the checkpoint that it was made of; without it, the one that the program names"),
+]
 Saved = Annotated[Path, typer.Argument(help="a directory that `opmatrix optimize` wrote")]
-Truncate = Annotated[bool | None, typer.Option(
-    "--truncate/--no-truncate", help="cut long texts; by default where the checkpoint has a max_seq_length")]
+Truncate = Annotated[
+    bool | None,
+    typer.Option(
+        "--truncate/--no-truncate", help="cut long texts; by default where the checkpoint has a max_seq_length"
+    ),
+]
 
 # ---- of `generate`
 
-ModelOrSaved = Annotated[str, typer.Argument(
-    metavar="MODEL|DIR", help="a checkpoint, whose exact program is searched for, or a directory that `opmatrix "
-                              "optimize` wrote")]
+ModelOrSaved = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL|DIR",
+        help="a checkpoint, whose exact program is searched for, or a directory that `opmatrix optimize` wrote",
+    ),
+]
 MaxTokens = Annotated[int, typer.Option(help="of the reply, at most")]
-Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; else scores are divided by it, and one "
-                                                 "is drawn")]
+Temperature = Annotated[
+    float, typer.Option(help="0 takes the likeliest token; else scores are divided by it, and one is drawn")
+]
 TopK = Annotated[int | None, typer.Option(help="draw from so many of the likeliest tokens")]
 TopP = Annotated[float, typer.Option(help="draw from the fewest tokens that together are so likely")]
-CacheNumber = Annotated[str | None, typer.Option(
-    "--cache", metavar="float32|bf16", help="the number type of keys and values that are kept; bf16 rounds them and "
-                                            "takes half the memory")]
+CacheNumber = Annotated[
+    str | None,
+    typer.Option(
+        "--cache",
+        metavar="float32|bf16",
+        help="the number type of keys and values that are kept; bf16 rounds them and takes half the memory",
+    ),
+]
 Seed = Annotated[int, typer.Option(help="what is drawn: the same seed gives the same text")]
 
 # ---- of `optimize`
 
-Error = Annotated[float | None, typer.Option(
-    help="relative change of the output on held-out rows; 0: none; 0.02 without goals")]
-Goals = Annotated[list[str] | None, typer.Option(
-    "--keep", metavar="GOAL", help="error<=2%, spearman>=-0.3 (with --pairs) or perplexity<=1.02x (with --text, on "
-                                   "its held-out lines, and --output rows), against the exact program (may be "
-                                   "given again)")]
+Error = Annotated[
+    float | None, typer.Option(help="relative change of the output on held-out rows; 0: none; 0.02 without goals")
+]
+Goals = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--keep",
+        metavar="GOAL",
+        help="error<=2%, spearman>=-0.3 (with --pairs) or perplexity<=1.02x (with --text, on "
+        "its held-out lines, and --output rows), against the exact program (may be "
+        "given again)",
+    ),
+]
 Memory = Annotated[float | None, typer.Option(help="megabytes, stored and working together")]
-Text = Annotated[Path | None, typer.Option(
-    help="a file of lines: of every four one fits, one chooses, two state the error")]
+Text = Annotated[
+    Path | None, typer.Option(help="a file of lines: of every four one fits, one chooses, two state the error")
+]
 Tokens = Annotated[int | None, typer.Option(max=LARGEST_BATCH, help="the workload: one sentence of so many tokens")]
-WorkloadText = Annotated[str | None, typer.Option(
-    metavar="FILE|SHARES|REQUEST", help="the workload instead: texts, one a line, in batches as `embed` makes them; "
-                                        "shares of batches of sentences x tokens, such as 0.7:1x16,0.3:8x128; or text "
-                                        "that is generated: generate:512+128x8, tokens of a prompt, of its answer, and "
-                                        "how many sequences at once")]
-Narrowest = Annotated[str, typer.Option(
-    help="the narrowest that weights may be stored by: float32, bf16, int8 or int4")]
-ScoredPairs = Annotated[Path | None, typer.Option(
-    metavar="CSV", help="sentence pairs with scores: their ranking decides, in place of an error")]
-Drop = Annotated[float | None, typer.Option(
-    help="how far Spearman's correlation (x 100) of the pairs may fall; 0.3")]
-Remove = Annotated[str, typer.Option(
-    metavar="units,heads", help="try models with fewer hidden units, fewer heads, or both, too; nothing is trained")]
-Lines = Annotated[Path | None, typer.Option(
-    help="a file of lines, without scores, that what is left is fitted to; by default lines of --text")]
-Output = Annotated[str, typer.Option(
-    help="pooled: one row a text, as the checkpoint says; rows: one a token")]
-AdapterPlace = Annotated[Path | None, typer.Option(
-    metavar="DIR", help="a LoRA adapter of the model, as PEFT saves it")]
+WorkloadText = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|SHARES|REQUEST",
+        help="the workload instead: texts, one a line, in batches as `embed` makes them; "
+        "shares of batches of sentences x tokens, such as 0.7:1x16,0.3:8x128; or text "
+        "that is generated: generate:512+128x8, tokens of a prompt, of its answer, and "
+        "how many sequences at once",
+    ),
+]
+Narrowest = Annotated[
+    str, typer.Option(help="the narrowest that weights may be stored by: float32, bf16, int8 or int4")
+]
+ScoredPairs = Annotated[
+    Path | None,
+    typer.Option(metavar="CSV", help="sentence pairs with scores: their ranking decides, in place of an error"),
+]
+Drop = Annotated[float | None, typer.Option(help="how far Spearman's correlation (x 100) of the pairs may fall; 0.3")]
+Remove = Annotated[
+    str,
+    typer.Option(
+        metavar="units,heads", help="try models with fewer hidden units, fewer heads, or both, too; nothing is trained"
+    ),
+]
+Lines = Annotated[
+    Path | None,
+    typer.Option(help="a file of lines, without scores, that what is left is fitted to; by default lines of --text"),
+]
+Output = Annotated[str, typer.Option(help="pooled: one row a text, as the checkpoint says; rows: one a token")]
+AdapterPlace = Annotated[Path | None, typer.Option(metavar="DIR", help="a LoRA adapter of the model, as PEFT saves it")]
 Without = Annotated[list[str] | None, typer.Option(help="a law to leave out (may be given again)")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="where to save; ./MODEL.opmatrix by default")]
 Page = Annotated[Path | None, typer.Option("--html", metavar="OUT.html", help="where to write the report as a page")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="say nothing of phases meanwhile")]
-Elsewhere = Annotated[str | None, typer.Option(
-    metavar="NAME", help="only predict, for A100, H100, Ascend910B or TPUv5e")]
+Elsewhere = Annotated[
+    str | None, typer.Option(metavar="NAME", help="only predict, for A100, H100, Ascend910B or TPUv5e")
+]
 
 # ---- of `plan`
 
 Devices = Annotated[int, typer.Option("--devices", min=1, help="how many there are")]
-PlannedMachine = Annotated[str, typer.Option("--machine", metavar="NAME", help="what they are, such as A100, H100 or "
-                                                                               "Ascend910B; local: this machine")]
-StepBatch = Annotated[int | None, typer.Option("--batch", min=1, help="sequences of a step; as many as devices without "
-                                                                      "it")]
-SequenceTokens = Annotated[int | None, typer.Option("--seq", min=1, help="tokens of a sequence; the most that the "
-                                                                         "model takes without it")]
-DeviceMemory = Annotated[float | None, typer.Option("--memory", metavar="GB", help="of a device, if not as its data "
-                                                                                   "sheet says")]
-Infer = Annotated[bool, typer.Option("--infer", help="a forward pass of the batch, with its keys and values, in place "
-                                                     "of a step of training")]
+PlannedMachine = Annotated[
+    str,
+    typer.Option(
+        "--machine", metavar="NAME", help="what they are, such as A100, H100 or Ascend910B; local: this machine"
+    ),
+]
+StepBatch = Annotated[
+    int | None, typer.Option("--batch", min=1, help="sequences of a step; as many as devices without it")
+]
+SequenceTokens = Annotated[
+    int | None, typer.Option("--seq", min=1, help="tokens of a sequence; the most that the model takes without it")
+]
+DeviceMemory = Annotated[
+    float | None, typer.Option("--memory", metavar="GB", help="of a device, if not as its data sheet says")
+]
+Infer = Annotated[
+    bool,
+    typer.Option(
+        "--infer", help="a forward pass of the batch, with its keys and values, in place of a step of training"
+    ),
+]
 Carbon = Annotated[float, typer.Option("--carbon", min=0, help="grams of CO2 a kWh; the world's mean without it")]
 Flash = Annotated[bool, typer.Option("--flash/--no-flash", help="scores of attention stay where they are computed")]
 BestPlans = Annotated[int, typer.Option("--keep", min=1, max=100, help="how many strategies are shown")]
-PlanRows = Annotated[Path | None, typer.Option("--csv", metavar="OUT.csv", help="where to write a row for each "
-                                                                                "strategy that is shown")]
+PlanRows = Annotated[
+    Path | None, typer.Option("--csv", metavar="OUT.csv", help="where to write a row for each strategy that is shown")
+]
 
-PlanTimeline = Annotated[Path | None, typer.Option("--timeline", metavar="OUT.svg|OUT.json", help="where to draw the "
-                                                   "first strategy's pipeline, as a picture or a Chrome trace")]
-ExplainPlan = Annotated[bool, typer.Option("--explain", help="every constant, number of a data sheet and formula that "
-                                                             "the first strategy's prediction used")]
+PlanTimeline = Annotated[
+    Path | None,
+    typer.Option(
+        "--timeline",
+        metavar="OUT.svg|OUT.json",
+        help="where to draw the first strategy's pipeline, as a picture or a Chrome trace",
+    ),
+]
+ExplainPlan = Annotated[
+    bool,
+    typer.Option(
+        "--explain", help="every constant, number of a data sheet and formula that the first strategy's prediction used"
+    ),
+]
 
 # ---- of `partition`
 
-DataRanks = Annotated[int | None, typer.Option(
-    "--dp", min=1, help="ranks that share the sequences; without it 1, or as many as --ep needs")]
+DataRanks = Annotated[
+    int | None,
+    typer.Option("--dp", min=1, help="ranks that share the sequences; without it 1, or as many as --ep needs"),
+]
 TensorRanks = Annotated[int, typer.Option("--tp", min=1, help="ranks that share each weight")]
 StageRanks = Annotated[int, typer.Option("--pp", min=1, help="stages of layers")]
 ContextRanks = Annotated[int, typer.Option("--cp", min=1, help="ranks that share the tokens of each sequence")]
 CutNorms = Annotated[bool, typer.Option("--sequence", help="norms are cut by rows over tp")]
 ExpertRanks = Annotated[int, typer.Option("--ep", min=1, help="ranks of dp and cp that share the experts")]
-WholeExperts = Annotated[bool, typer.Option(
-    "--whole-experts", help="tp cuts no expert: experts lie over its ranks, too")]
+WholeExperts = Annotated[
+    bool, typer.Option("--whole-experts", help="tp cuts no expert: experts lie over its ranks, too")
+]
 Load = Annotated[float, typer.Option(min=1, help="times the mean that the busiest rank of experts is asked")]
-NodeRanks = Annotated[int, typer.Option("--node", help="neighbours of ep that are one node, to which a row goes once, "
-                                                       "however many experts it asks there; 0: to each expert")]
+NodeRanks = Annotated[
+    int,
+    typer.Option(
+        "--node",
+        help="neighbours of ep that are one node, to which a row goes once, "
+        "however many experts it asks there; 0: to each expert",
+    ),
+]
 Visits = Annotated[int, typer.Option(help="nodes that a row visits, as many as can be for 0")]
 Stages = Annotated[str | None, typer.Option(metavar="N,N,..", help="layers of each stage; as equal as can be without")]
 ContextKind = Annotated[str, typer.Option(help="how attention meets cut rows: ring, ulysses, keys or gathered")]
 NumberType = Annotated[str, typer.Option("--values", help="of what is computed and sent: bf16, float16 or float32")]
-WeightType = Annotated[str, typer.Option(
-    "--weights", metavar="KIND|NAMES=KIND,..", help="a number type or a format of weights, with its parameters, such "
-                                                    "as int8 or '*mlp*=nm:n=2:m=4,bf16'")]
-CrossingType = Annotated[str | None, typer.Option(
-    "--crossing", metavar="KIND|AXIS=KIND,..", help="of values where they cross, if not as --values; of stored weights "
-                                                    "as weights=KIND")]
-Cuts = Annotated[list[str] | None, typer.Option(
-    "--cut", metavar="NAMES=WAY", help="weights of these names are cut by columns or by rows over tp, or whole; what "
-                                       "meets them follows (may be given again)")]
-ZeroRanks = Annotated[int | None, typer.Option(min=1, help="so many neighbours of dp store it once, and other such "
-                                                           "groups again")]
+WeightType = Annotated[
+    str,
+    typer.Option(
+        "--weights",
+        metavar="KIND|NAMES=KIND,..",
+        help="a number type or a format of weights, with its parameters, such as int8 or '*mlp*=nm:n=2:m=4,bf16'",
+    ),
+]
+CrossingType = Annotated[
+    str | None,
+    typer.Option(
+        "--crossing",
+        metavar="KIND|AXIS=KIND,..",
+        help="of values where they cross, if not as --values; of stored weights as weights=KIND",
+    ),
+]
+Cuts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cut",
+        metavar="NAMES=WAY",
+        help="weights of these names are cut by columns or by rows over tp, or whole; what "
+        "meets them follows (may be given again)",
+    ),
+]
+ZeroRanks = Annotated[
+    int | None, typer.Option(min=1, help="so many neighbours of dp store it once, and other such groups again")
+]
 Offload = Annotated[int, typer.Option(help="what the host stores: 1 optimiser, 2 gradients, too, 3 weights, too")]
 Vocabulary = Annotated[bool, typer.Option("--vocabulary", help="the table of tokens and the head are cut over tp")]
-Train = Annotated[bool, typer.Option("--train", help="a step of training: backward, what is kept, schedule, peak; "
-                                                     "--batch is of a step")]
-PipelineOrder = Annotated[str, typer.Option(
-    "--schedule", metavar="NAME", help=f"of a step of training: {spelled()}; V chunks a stage")]
-RankOrder = Annotated[str, typer.Option(
-    "--schedule", metavar="NAME", help=f"of a step of training: {spelled(RUN_BY_RANKS)}; V chunks a stage")]
+Train = Annotated[
+    bool,
+    typer.Option("--train", help="a step of training: backward, what is kept, schedule, peak; --batch is of a step"),
+]
+PipelineOrder = Annotated[
+    str,
+    typer.Option("--schedule", metavar="NAME", help=f"of a step of training: {spell_schedules()}; V chunks a stage"),
+]
+RankOrder = Annotated[
+    str,
+    typer.Option(
+        "--schedule", metavar="NAME", help=f"of a step of training: {spell_schedules(RUN_BY_RANKS)}; V chunks a stage"
+    ),
+]
 MicroBatches = Annotated[int, typer.Option("--micro-batches", min=1, help="that a step's batch is cut into")]
-Recompute = Annotated[str, typer.Option(help="what backward computes again: none, selective (scores and their softmax) "
-                                             "or full (all but a layer's input)")]
+Recompute = Annotated[
+    str,
+    typer.Option(
+        help="what backward computes again: none, selective (scores and their softmax) "
+        "or full (all but a layer's input)"
+    ),
+]
 Dropout = Annotated[float, typer.Option(help="the share that training drops, whose masks are kept")]
-StateBytes = Annotated[str, typer.Option("--state", help="bytes a parameter of weights, gradients and Adam: 16, 18 or "
-                                                         "20")]
-Timeline = Annotated[Path | None, typer.Option(metavar="OUT.svg|OUT.json", help="where to draw a step of training, as "
-                                                                                "a picture or a Chrome trace")]
-Form = Annotated[str, typer.Option(help="table; latex; python: a function of the sizes; derivation: which rule "
-                                          "splits what; placements: of weights, as torch's DTensor has them, in JSON; "
-                                          "workflow: tasks, data and what they wait for, in YAML")]
+StateBytes = Annotated[
+    str, typer.Option("--state", help="bytes a parameter of weights, gradients and Adam: 16, 18 or 20")
+]
+Timeline = Annotated[
+    Path | None,
+    typer.Option(metavar="OUT.svg|OUT.json", help="where to draw a step of training, as a picture or a Chrome trace"),
+]
+Form = Annotated[
+    str,
+    typer.Option(
+        help="table; latex; python: a function of the sizes; derivation: which rule "
+        "splits what; placements: of weights, as torch's DTensor has them, in JSON; "
+        "workflow: tasks, data and what they wait for, in YAML"
+    ),
+]
 
 # ---- of each command: lines that its help and docs/commands.md show, and a test runs
 
-EXAMPLES = {                                                # command -> lines that show it, each run by a test
-    "optimize": ["opmatrix optimize minilm --error 0.02 --out fast.opmatrix --json found.json",
-                 "opmatrix optimize minilm --without spread --without associate --quiet --html report.html"],
+EXAMPLES = {  # command -> lines that show it, each run by a test
+    "optimize": [
+        "opmatrix optimize minilm --error 0.02 --out fast.opmatrix --json found.json",
+        "opmatrix optimize minilm --without spread --without associate --quiet --html report.html",
+    ],
     "calibrate": ["opmatrix calibrate --json measured.json", "opmatrix calibrate && opmatrix doctor"],
-    "compile": ["opmatrix compile minilm.opmatrix",
-                "opmatrix compile minilm.opmatrix --into minilm.opmatrix/cache"],
-    "run": ['opmatrix run minilm.opmatrix "a sentence" "another"',
-            'opmatrix run smollm2.opmatrix "the capital of France is" --json next.json'],
-    "generate": ['opmatrix generate smollm2 "the capital of France is"',
-                 'opmatrix generate smollm2.opmatrix "the capital of France is" --temperature 0.8 --seed 7'],
-    "embed": ["opmatrix embed minilm.opmatrix lines.txt --out vectors.npy",
-              "cat lines.txt | opmatrix embed minilm.opmatrix - --out vectors.npy --skip-bad"],
-    "evaluate": ["opmatrix evaluate minilm minilm.opmatrix --pairs pairs.csv",
-                 "opmatrix evaluate smollm2 --text text.txt --tokens 512"],
+    "compile": ["opmatrix compile minilm.opmatrix", "opmatrix compile minilm.opmatrix --into minilm.opmatrix/cache"],
+    "run": [
+        'opmatrix run minilm.opmatrix "a sentence" "another"',
+        'opmatrix run smollm2.opmatrix "the capital of France is" --json next.json',
+    ],
+    "generate": [
+        'opmatrix generate smollm2 "the capital of France is"',
+        'opmatrix generate smollm2.opmatrix "the capital of France is" --temperature 0.8 --seed 7',
+    ],
+    "embed": [
+        "opmatrix embed minilm.opmatrix lines.txt --out vectors.npy",
+        "cat lines.txt | opmatrix embed minilm.opmatrix - --out vectors.npy --skip-bad",
+    ],
+    "evaluate": [
+        "opmatrix evaluate minilm minilm.opmatrix --pairs pairs.csv",
+        "opmatrix evaluate smollm2 --text text.txt --tokens 512",
+    ],
     "doctor": ["opmatrix doctor", "opmatrix doctor --json machine.json"],
     "laws": ["opmatrix laws --kind value", "opmatrix laws --laws mine.py --kind own", "opmatrix laws --json laws.json"],
     "explain": ["opmatrix explain minilm.opmatrix --json told.json", "opmatrix explain minilm.opmatrix/front/1 --full"],
     "report": ["opmatrix report minilm.opmatrix", "opmatrix report minilm.opmatrix --out minilm.html"],
-    "profile": ["opmatrix profile minilm.opmatrix --tokens 16",
-                "opmatrix profile minilm.opmatrix --sentences 8 --tokens 12 --rounds 5 --json steps.json"],
+    "profile": [
+        "opmatrix profile minilm.opmatrix --tokens 16",
+        "opmatrix profile minilm.opmatrix --sentences 8 --tokens 12 --rounds 5 --json steps.json",
+    ],
     "verify": ["opmatrix verify minilm.opmatrix", "opmatrix verify minilm.opmatrix --model minilm --json checks.json"],
-    "plan": ["opmatrix plan gpt2 --devices 16 --machine A100 --batch 32 --seq 512",
-             "opmatrix plan gpt2 --devices 4 --machine H100 --batch 16 --infer --keep 3"],
-    "partition": ["opmatrix partition gpt2 --tp 4 --sequence --batch 8 --tokens 512 --machine A100",
-                  "opmatrix partition gpt2 --tp 2 --symbolic"],
-    "launch": ["opmatrix launch minilm --ranks 4 --dp 2 --tp 2",
-               "opmatrix launch minilm --cp 2 --context ulysses --trace trace.svg"],
-    "spectrum": ["opmatrix spectrum minilm", "opmatrix spectrum minilm --out spectra.svg --json spectra.json"]}
+    "plan": [
+        "opmatrix plan gpt2 --devices 16 --machine A100 --batch 32 --seq 512",
+        "opmatrix plan gpt2 --devices 4 --machine H100 --batch 16 --infer --keep 3",
+    ],
+    "partition": [
+        "opmatrix partition gpt2 --tp 4 --sequence --batch 8 --tokens 512 --machine A100",
+        "opmatrix partition gpt2 --tp 2 --symbolic",
+    ],
+    "launch": [
+        "opmatrix launch minilm --ranks 4 --dp 2 --tp 2",
+        "opmatrix launch minilm --cp 2 --context ulysses --trace trace.svg",
+    ],
+    "spectrum": ["opmatrix spectrum minilm", "opmatrix spectrum minilm --out spectra.svg --json spectra.json"],
+}
 
-STATUSES = {0: "all went well", 1: "a check of `verify` failed, or what is printed could not be written",
-            2: "bad input", 70: "a fault of opmatrix itself, kept in a file", 130: "an interruption",
-            143: "SIGTERM"}
+STATUSES = {
+    0: "all went well",
+    1: "a check of `verify` failed, or what is printed could not be written",
+    2: "bad input",
+    70: "a fault of opmatrix itself, kept in a file",
+    130: "an interruption",
+    143: "SIGTERM",
+}
 
 
 def show_examples(lines: Sequence[str]) -> str:
@@ -202,14 +346,15 @@ def show_statuses() -> str:
 
 # ---- of the whole command line
 
-FIRST_LINES = {                                             # first command lines -> the work of each
+FIRST_LINES = {  # first command lines -> the work of each
     "opmatrix doctor": "is this machine fit?",
     "opmatrix optimize minilm": "find and save its best program",
     'opmatrix run minilm.opmatrix "a sentence"': "embed a sentence by it",
     "opmatrix explain minilm.opmatrix": "tell which laws saved what",
-    "opmatrix verify minilm.opmatrix": "check its certificate again"}
+    "opmatrix verify minilm.opmatrix": "check its certificate again",
+}
 
-PANELS = {                                                  # headings of commands -> a short line for each of them
+PANELS = {  # headings of commands -> a short line for each of them
     "Programs": {
         "optimize": "Find, verify, measure and save the cheapest program of a MODEL.",
         "run": "Run a saved program on sentences.",
@@ -220,16 +365,20 @@ PANELS = {                                                  # headings of comman
         "report": "The report of a saved program as one page of HTML.",
         "profile": "Where the time of a saved program goes.",
         "verify": "Do the checks of a saved program's certificate again.",
-        "compile": "Compile ahead what a saved program needs, for all users to read."},
+        "compile": "Compile ahead what a saved program needs, for all users to read.",
+    },
     "Machines and laws": {
         "calibrate": "Measure this machine: peaks, bandwidths, BLAS, kernels.",
         "doctor": "Processor, libraries, caches; settings that hurt.",
         "laws": "Every law: its statement, its guard, its source.",
-        "spectrum": "Singular values and ranks of every weight of a MODEL."},
+        "spectrum": "Singular values and ranks of every weight of a MODEL.",
+    },
     "Many devices": {
         "plan": "How a MODEL is best trained or run on many devices.",
         "partition": "Formulas of a MODEL that is split over ranks.",
-        "launch": "Run a MODEL on ranks that are processes of this machine."}}
+        "launch": "Run a MODEL on ranks that are processes of this machine.",
+    },
+}
 
 
 def show_first() -> str:

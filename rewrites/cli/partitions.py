@@ -1,4 +1,5 @@
 """The work of the command `partition`: a model on a mesh, printed."""
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,50 +36,76 @@ VALUES = "bf16", "float16", "float32"
 @dataclass(frozen=True)
 class PartitionWish:
     """The options of `partition` besides a model and a mesh."""
-    sequences: int | None = None                            # sequences of the batch
-    tokens: int | None = None                               # tokens of each sequence
-    stages: Sequence[int] | None = None                     # layers of each stage
-    cuts: Mapping[str, str] | None = None                   # pattern of weight names -> their sharding
-    number: str = "bf16"                                    # number type of values
-    storage: Storage = "bf16"                               # storage of weights
+
+    sequences: int | None = None  # sequences of the batch
+    tokens: int | None = None  # tokens of each sequence
+    stages: Sequence[int] | None = None  # layers of each stage
+    cuts: Mapping[str, str] | None = None  # pattern of weight names -> their sharding
+    number: str = "bf16"  # number type of values
+    storage: Storage = "bf16"  # storage of weights
     crossing: Mapping[str, float] = field(default_factory=dict)  # bytes of a sent number, by axis
-    training: bool = False                                  # state of gradients and optimiser, too
-    sheet: Datasheet | None = None                          # the machine
-    form: str = "table"                                     # form of the output, one of FORMS
-    train: "TrainWish | None" = None                        # a step of training, if requested
+    training: bool = False  # state of gradients and optimiser, too
+    sheet: Datasheet | None = None  # the machine
+    form: str = "table"  # form of the output, one of FORMS
+    train: "TrainWish | None" = None  # a step of training, if requested
 
 
 @dataclass(frozen=True)
 class TrainWish:
     """The options of a step of training."""
-    kind: ChunkedSchedule                                   # the schedule
+
+    kind: ChunkedSchedule  # the schedule
     micro_batches: int
-    recompute: str                                          # the part of forward that backward recomputes
-    dropout: float                                          # share that is dropped
-    state: str                                              # bytes a parameter of state
-    timeline: Path | None                                   # the file that it is drawn into
+    recompute: str  # the part of forward that backward recomputes
+    dropout: float  # share that is dropped
+    state: str  # bytes a parameter of state
+    timeline: Path | None  # the file that it is drawn into
 
 
-def check_asked(batch: int | None, tokens: int | None, stages: str | None, cuts: Sequence[str], values: str,
-                weights: str, crossing: str | None, training: bool, machine: str | None,
-                form: str, train: TrainWish | None = None) -> PartitionWish:
+def check_asked(
+    batch: int | None,
+    tokens: int | None,
+    stages: str | None,
+    cuts: Sequence[str],
+    values: str,
+    weights: str,
+    crossing: str | None,
+    training: bool,
+    machine: str | None,
+    form: str,
+    train: TrainWish | None = None,
+) -> PartitionWish:
     """Check the options and collect them, before any file is opened. Raises InputError for an option with an unknown
     value."""
     check_among("--form", form, FORMS)
-    if train is not None and form != "table": raise InputError(f"--form {form}: a step of training is a table alone")
+    if train is not None and form != "table":
+        raise InputError(f"--form {form}: a step of training is a table alone")
     check_among("--values", values, VALUES)
     if (batch is None) != (tokens is None):
         missing = "--tokens" if tokens is None else "--batch"
         raise InputError(f"{missing} has no number: numbers beside the formulas need --batch and --tokens")
     for number, what in ((batch, "--batch"), (tokens, "--tokens")):
-        if number is not None and not 1 <= number <= 10 ** 12: raise InputError(f"{what} {number}: from 1 to 10^12")
+        if number is not None and not 1 <= number <= 10**12:
+            raise InputError(f"{what} {number}: from 1 to 10^12")
     sheet = None if machine is None else datasheet(machine)
-    return PartitionWish(batch, tokens, stages_of(stages), cuts_of(cuts), values, storage_of(weights),
-                         crossing_of(crossing), training, sheet, form, train)
+    return PartitionWish(
+        batch,
+        tokens,
+        stages_of(stages),
+        cuts_of(cuts),
+        values,
+        storage_of(weights),
+        crossing_of(crossing),
+        training,
+        sheet,
+        form,
+        train,
+    )
 
 
 def check_among(option: str, given: str, names: Sequence[str]) -> None:
-    if given in names: return
+    if given in names:
+        return
     raise InputError(f"{option} {given}: {suggest_name(given, names)}it is one of {', '.join(names)}")
 
 
@@ -90,10 +117,12 @@ def opened(model: str, symbolic: bool, scores: bool) -> tuple[Operator, Operator
     if config is None and not (symbolic or scores):
         operator = open_promised(model)
         return operator, operator, {}
-    if config is None: config = open_model(model).config
+    if config is None:
+        config = open_model(model).config
     named = name_sizes(config) if symbolic else config
     plain = promised(config, scores)
-    if any(True for _ in find_names(plain)): return promised(named, scores), None, {}
+    if any(True for _ in find_names(plain)):
+        return promised(named, scores), None, {}
     numbers = {str(name): int(str(config[key])) for key, name in named.items() if name != config[key]}
     return promised(named, scores), plain, numbers
 
@@ -101,7 +130,8 @@ def opened(model: str, symbolic: bool, scores: bool) -> tuple[Operator, Operator
 def config_of(model: str) -> Settings | None:
     """Return the configuration of a MODEL that is a configuration or a directory; None where the MODEL must be opened
     for it."""
-    if weightless(model): return configured(model)
+    if weightless(model):
+        return configured(model)
     file = Path(model) / "config.json"
     return configured(file) if file.is_file() else None
 
@@ -110,8 +140,10 @@ def told(model: str, mesh: Mesh, symbolic: bool, scores: bool, ask: PartitionWis
     """Return the formulas of a MODEL on a mesh, as tables, LaTeX or Python, with their values. Raises InputError for
     options that do not fit together."""
     if unknown := sorted(ask.crossing.keys() - {"*", "weights", *(axis.name for axis in mesh)}):
-        raise InputError(f"--crossing {unknown[0]}: the mesh has no such axis: it has "
-                         f"{', '.join([*(axis.name for axis in mesh), 'weights'])}")
+        raise InputError(
+            f"--crossing {unknown[0]}: the mesh has no such axis: it has "
+            f"{', '.join([*(axis.name for axis in mesh), 'weights'])}"
+        )
     live, plain, sizes = opened(model, symbolic, scores)
     if ask.train is not None:
         mesh = mesh_of_chunks(mesh, ask.train.kind, len(layers(chain(live))))
@@ -120,25 +152,36 @@ def told(model: str, mesh: Mesh, symbolic: bool, scores: bool, ask: PartitionWis
     plan, exact = planned_partitions(live, plain, mesh, name_of(model), ask)
     at = sizes | {name: count for name, count in (("b", ask.sequences), ("s", ask.tokens)) if count is not None}
     view = Overview(plan, ask.number, ask.storage, ask.training, exact, at, ask.sheet, ask.crossing)
-    if ask.train is not None: return f"{view.text()}\n\n{told_training(plan, exact, ask, ask.train)}"
-    if ask.form == "table": return view.text()
-    if ask.form == "derivation": return str(derivation_of(plan))
-    if ask.form == "placements": return placements_text(exact or plan)
-    if ask.form == "workflow": return workflow_of(exact or plan).yaml()
+    if ask.train is not None:
+        return f"{view.text()}\n\n{told_training(plan, exact, ask, ask.train)}"
+    if ask.form == "table":
+        return view.text()
+    if ask.form == "derivation":
+        return str(derivation_of(plan))
+    if ask.form == "placements":
+        return placements_text(exact or plan)
+    if ask.form == "workflow":
+        return workflow_of(exact or plan).yaml()
     return "\n\n".join(formulas.latex() if ask.form == "latex" else formulas.python() for formulas in view.formulas)
 
 
-def planned_partitions(live: Operator, plain: Operator | None, mesh: Mesh, name: str,
-                       ask: PartitionWish) -> tuple[Partition, Partition | None]:
+def planned_partitions(
+    live: Operator, plain: Operator | None, mesh: Mesh, name: str, ask: PartitionWish
+) -> tuple[Partition, Partition | None]:
     """Return a partition whose formulas have the sizes of the batch as symbols, and one at numbers for all sizes, where
     they are given. Where a pattern needs numbers, they are in the formulas, too."""
+
     def split(model: Operator, sizes: BatchSizes) -> Partition:
         return partition(model, mesh, sizes, name=name, stages=ask.stages, cuts=ask.cuts)
-    if ask.sequences is None or ask.tokens is None: return split(live, BatchSizes()), None
+
+    if ask.sequences is None or ask.tokens is None:
+        return split(live, BatchSizes()), None
     numbers = BatchSizes(ask.sequences, ask.tokens)
-    exact = None if plain is None else split(plain, numbers)                # raises InputError for unfit numbers
-    try: return split(live, BatchSizes()), exact
-    except InputError: return split(live, numbers), exact
+    exact = None if plain is None else split(plain, numbers)  # raises InputError for unfit numbers
+    try:
+        return split(live, BatchSizes()), exact
+    except InputError:
+        return split(live, numbers), exact
 
 
 def crossing_of(text: str | None) -> dict[str, float]:
@@ -153,8 +196,10 @@ def crossing_of(text: str | None) -> dict[str, float]:
 
 def stages_of(text: str | None) -> list[int] | None:
     """Parse the layers of each stage, such as "10,12,10"."""
-    if text is None: return None
-    try: return [int(count) for count in text.split(",")]
+    if text is None:
+        return None
+    try:
+        return [int(count) for count in text.split(",")]
     except ValueError:
         raise InputError(f"--stages {text}: numbers of layers with commas between them, such as 10,12,10") from None
 
@@ -184,16 +229,20 @@ def storage_of(text: str) -> Storage:
 
 def stored_of(kind: str, parameters: Sequence[str]) -> float | str | StoredIn:
     """Return a number type, or a format with its parameters."""
-    if kind in PLAIN_NUMBERS and not parameters: return PLAIN_NUMBERS[kind]
+    if kind in PLAIN_NUMBERS and not parameters:
+        return PLAIN_NUMBERS[kind]
     numbers = {}
     for parameter in parameters:
         name, _, value = parameter.partition("=")
-        try: numbers[name] = float(value) if "." in value else int(value)
+        try:
+            numbers[name] = float(value) if "." in value else int(value)
         except ValueError:
             raise InputError(f"--weights {kind}:{parameter}: parameters are numbers, such as nm:n=2:m=4") from None
     stored = StoredIn(kind, numbers)
-    try: check_stored(stored)
-    except InputError as error: raise InputError(f"--weights {error}") from None
+    try:
+        check_stored(stored)
+    except InputError as error:
+        raise InputError(f"--weights {error}") from None
     return stored
 
 
@@ -202,13 +251,26 @@ def name_of(model: str) -> str:
     return Path(model).stem if model.endswith(".json") else Path(model).name
 
 
-def check_train(train: bool, schedule: str, micro_batches: int, recompute: str, dropout: float, state: str,
-                timeline: Path | None, batch: int | None) -> TrainWish | None:
+def check_train(
+    train: bool,
+    schedule: str,
+    micro_batches: int,
+    recompute: str,
+    dropout: float,
+    state: str,
+    timeline: Path | None,
+    batch: int | None,
+) -> TrainWish | None:
     """Check and collect the options of a step of training; None without `--train`. Raises InputError for an option with
     an unknown value, and for an option without a step."""
-    options = {"--schedule": (schedule, USUAL_SCHEDULE.name), "--micro-batches": (micro_batches, 1),
-               "--recompute": (recompute, "none"), "--dropout": (dropout, 0), "--state": (state, "16"),
-               "--timeline": (timeline, None)}
+    options = {
+        "--schedule": (schedule, USUAL_SCHEDULE.name),
+        "--micro-batches": (micro_batches, 1),
+        "--recompute": (recompute, "none"),
+        "--dropout": (dropout, 0),
+        "--state": (state, "16"),
+        "--timeline": (timeline, None),
+    }
     if not train:
         check_left_out(options, "a step of training")
         return None
@@ -223,19 +285,39 @@ def check_left_out(own: Mapping[str, tuple[object, object]], what: str) -> None:
     """Raise InputError for an option that differs from its default, where the training that it belongs to is not
     requested."""
     for option, (value, usual) in own.items():
-        if value != usual: raise InputError(f"{option} {value}: it is of {what}: give --train, too")
+        if value != usual:
+            raise InputError(f"{option} {value}: it is of {what}: give --train, too")
 
 
 def told_training(plan: Partition, exact: Partition | None, ask: PartitionWish, train: TrainWish) -> str:
     """Return the text of a step of training of a partition; its timeline is drawn if requested."""
     stages = len(plan.stages) // train.kind.chunks
-    train.kind.tasks(stages, train.micro_batches)           # raises InputError without an order, before any reading
+    train.kind.tasks(stages, train.micro_batches)  # raises InputError without an order, before any reading
     keep, state = RECOMPUTED[train.recompute], STATES[train.state]
-    at = None if exact is None else TrainedPipeline(
-        training_step(exact, keep, train.dropout), train.kind, train.micro_batches, ask.number, ask.storage, state,
-        ask.crossing, sheet=ask.sheet)
-    view = StepOverview(training_step(plan, keep, train.dropout), train.kind, train.micro_batches, ask.number, state,
-                        train.recompute, at)
+    at = (
+        None
+        if exact is None
+        else TrainedPipeline(
+            training_step(exact, keep, train.dropout),
+            train.kind,
+            train.micro_batches,
+            ask.number,
+            ask.storage,
+            state,
+            ask.crossing,
+            sheet=ask.sheet,
+        )
+    )
+    view = StepOverview(
+        training_step(plan, keep, train.dropout),
+        train.kind,
+        train.micro_batches,
+        ask.number,
+        state,
+        train.recompute,
+        at,
+    )
     text = view.text()
-    if train.timeline is not None: text += f"\n\ndrawn in {view.draw(train.timeline)}"
+    if train.timeline is not None:
+        text += f"\n\ndrawn in {view.draw(train.timeline)}"
     return text

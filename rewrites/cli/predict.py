@@ -1,4 +1,5 @@
 """Predictions of programs on a machine that is not here: bounds from its data sheet. Nothing is run or measured."""
+
 import os
 from dataclasses import replace
 from typing import NamedTuple
@@ -18,9 +19,9 @@ from rewrites.search.planned import shapes, weightless
 from rewrites.search.search import SearchSpace, Structure, cheapest
 from rewrites.workload.phases import silence_stdout
 
-NUMBER_TYPES = ("float32", "bf16")                           # number types of activations: the vector unit computes
-                                                             # the first, matrix units the second
-PROGRAMS = ("imported", (), False), ("exact", EXACT_LAWS, True)    # name, laws, whether kernels are fused
+NUMBER_TYPES = ("float32", "bf16")  # number types of activations: the vector unit computes
+# the first, matrix units the second
+PROGRAMS = ("imported", (), False), ("exact", EXACT_LAWS, True)  # name, laws, whether kernels are fused
 BOTTLENECKS = ("matrix", "vector", "memory")
 
 
@@ -42,7 +43,8 @@ def open_promised(model: str) -> Operator:
 def open_known(model: str) -> Checkpoint:
     """Open a MODEL that has weights. Raises InputError for an unknown name; for one that is no path it lists the
     well-known ones."""
-    if not (os.path.exists(model) or model in MODELS or os.sep in model): find_known(model)
+    if not (os.path.exists(model) or model in MODELS or os.sep in model):
+        find_known(model)
     return open_model(model)
 
 
@@ -54,18 +56,30 @@ def predicted(model: Operator, sheet: Datasheet, tokens: int = 128) -> tuple[str
     for kind in NUMBER_TYPES:
         machine = replace(sheet, activations=kind)
         for name, laws, fusion in PROGRAMS:
-            spaces[name] = space = SearchSpace(model, laws, machine, extents, fusion, found=layers,
-                                               elsewhere=spaces.get(name))
+            spaces[name] = space = SearchSpace(
+                model, laws, machine, extents, fusion, found=layers, elsewhere=spaces.get(name)
+            )
             structure = cheapest(space)
-            rows.append(ProgramBounds(name, kind, structure.time, structure.memory,
-                                      shares(structure, machine, extents)))
-    text = "\n".join([f"{sheet.name}, one sentence of {tokens} tokens: lower bounds from its data sheet, nothing was "
-                      "run",
-                      f"source: {sheet.source}", "",
-                      table([row.cells for row in rows], ["", "activations", "µs at least", "MB stored",
-                                                          *(f"{unit} bound" for unit in BOTTLENECKS)])])
-    return text, {"machine": sheet.name, "source": sheet.source, "tokens": tokens,
-                  "programs": [row._asdict() for row in rows]}
+            rows.append(
+                ProgramBounds(name, kind, structure.time, structure.memory, shares(structure, machine, extents))
+            )
+    text = "\n".join(
+        [
+            f"{sheet.name}, one sentence of {tokens} tokens: lower bounds from its data sheet, nothing was run",
+            f"source: {sheet.source}",
+            "",
+            table(
+                [row.cells for row in rows],
+                ["", "activations", "µs at least", "MB stored", *(f"{unit} bound" for unit in BOTTLENECKS)],
+            ),
+        ]
+    )
+    return text, {
+        "machine": sheet.name,
+        "source": sheet.source,
+        "tokens": tokens,
+        "programs": [row._asdict() for row in rows],
+    }
 
 
 class ProgramBounds(NamedTuple):
@@ -73,15 +87,20 @@ class ProgramBounds(NamedTuple):
 
     name: str
     activations: str
-    predicted_s: float                                      # seconds, at least
+    predicted_s: float  # seconds, at least
     stored_bytes: float
-    bound: dict[str, float]                                 # unit -> share of the seconds that it decides
+    bound: dict[str, float]  # unit -> share of the seconds that it decides
 
     @property
     def cells(self) -> list[str]:
         """The row of the table."""
-        return [self.name, self.activations, f"{1e6 * self.predicted_s:.1f}", megabytes(self.stored_bytes),
-                *(f"{100 * share:.0f} %" for share in self.bound.values())]
+        return [
+            self.name,
+            self.activations,
+            f"{1e6 * self.predicted_s:.1f}",
+            megabytes(self.stored_bytes),
+            *(f"{100 * share:.0f} %" for share in self.bound.values()),
+        ]
 
 
 def shares(structure: Structure, machine: Datasheet, extents: Extents) -> dict[str, float]:

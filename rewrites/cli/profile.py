@@ -1,5 +1,6 @@
 """The work of `profile`: the seconds of a saved program by kind of step, as measured inside runs, beside the predicted
 ones."""
+
 from pathlib import Path
 from statistics import median
 
@@ -19,8 +20,9 @@ from rewrites.workload.resolve import calibrated
 HEADER = ["", "steps", "ms predicted", "measured", "share"]
 
 
-def profile(directory: Path, sentences: int = 1, tokens: int = 128, rounds: int = 15,
-            own: Path | None = None) -> tuple[str, dict[str, object]]:
+def profile(
+    directory: Path, sentences: int = 1, tokens: int = 128, rounds: int = 15, own: Path | None = None
+) -> tuple[str, dict[str, object]]:
     """Return the table, and its figures, for sentences of drawn tokens. Raises InputError for a directory that is no
     program, and for a program whose inputs cannot be drawn."""
     program = Program.load(directory, laws=own)
@@ -34,8 +36,9 @@ def profile(directory: Path, sentences: int = 1, tokens: int = 128, rounds: int 
     lines = [[what, str(count or ""), ms(ahead), ms(seen), f"{seen / whole:.0%}"] for what, count, ahead, seen in rows]
     noise = warn_busy(watch.seen(), "measured times are too long", machine.marks)
     figures = [dict(zip(OPERATOR_FIGURES, row, strict=True)) for row in rows]
-    text = "\n".join([f"{directory}: {sentences} x {tokens} tokens, medians of {rounds} runs", *noise,
-                      table(lines, HEADER)])
+    text = "\n".join(
+        [f"{directory}: {sentences} x {tokens} tokens, medians of {rounds} runs", *noise, table(lines, HEADER)]
+    )
     return text, {"program": str(directory), "sentences": sentences, "tokens": tokens, "steps": figures}
 
 

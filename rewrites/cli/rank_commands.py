@@ -1,5 +1,6 @@
 """The commands of ranks: `plan` finds the fastest ways to spread a model over many; `partition` shows what each
 computes, sends and holds; `launch` runs them as processes, compared with one rank and with the formulas."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -16,9 +17,9 @@ from rewrites.cli.outputs import possible, printable, say, write_results
 if TYPE_CHECKING:
     from opmatrix.models.config import Settings
 
-DRAWN_WEIGHTS = 2 * 10 ** 8                                 # weights that each rank may draw, at most
-BRIEF_DEVICES = 2048                                        # devices, at most, that are planned for in a second or so
-TOO_FAR = 1e-6                                              # error relative to the largest entry; rounding is smaller
+DRAWN_WEIGHTS = 2 * 10**8  # weights that each rank may draw, at most
+BRIEF_DEVICES = 2048  # devices, at most, that are planned for in a second or so
+TOO_FAR = 1e-6  # error relative to the largest entry; rounding is smaller
 
 
 def plan_model(
@@ -50,33 +51,53 @@ def plan_model(
     from opmatrix.parallel.search.plans import plan
     from opmatrix.parallel.search.stage_times import best_cut, draw_step
     from rewrites.cli.partitions import name_of
-    possible({"--json": (results, writable), "--csv": (rows, writable), "--timeline": (timeline, check_timeline)},
-             model)
-    if memory is not None and not 0 < memory < 1e9: raise InputError(f"--memory {memory:g}: GB, more than 0")
+
+    possible(
+        {"--json": (results, writable), "--csv": (rows, writable), "--timeline": (timeline, check_timeline)}, model
+    )
+    if memory is not None and not 0 < memory < 1e9:
+        raise InputError(f"--memory {memory:g}: GB, more than 0")
     config, line = planned_config(model), ProgressLine("strategies", quiet, brief=devices <= BRIEF_DEVICES)
-    local, asked = machine == LOCAL, dict[str, Any](
-        batch=batch or devices, seq=seq, memory=memory and memory * 1e9, infer=infer, keep=keep, carbon=carbon,
-        name=name_of(model), heard=line)
+    local, asked = (
+        machine == LOCAL,
+        dict[str, Any](
+            batch=batch or devices,
+            seq=seq,
+            memory=memory and memory * 1e9,
+            infer=infer,
+            keep=keep,
+            carbon=carbon,
+            name=name_of(model),
+            heard=line,
+        ),
+    )
     with line.ticking():
-        planned = (local_plan(config, devices, **asked) if local
-                   else plan(config, devices, machine, flash=flash, **asked))
+        planned = (
+            local_plan(config, devices, **asked) if local else plan(config, devices, machine, flash=flash, **asked)
+        )
     line.end(f"{planned.found.count:,}")
     say(str(planned))
-    if local: say(f"\nthe first: {launch_line(planned, planned.best[0], model)}")
-    if explain: say(f"\n{explain_choice(planned, planned.best[0])}")
+    if local:
+        say(f"\nthe first: {launch_line(planned, planned.best[0], model)}")
+    if explain:
+        say(f"\n{explain_choice(planned, planned.best[0])}")
     if timeline is not None:
         first = planned.best[0]
-        say("\ndrawn in "
-            f"{draw_step(first, timeline, f'{planned.name}: {first}', best_cut(first, planned.question.room))}")
+        say(
+            "\ndrawn in "
+            f"{draw_step(first, timeline, f'{planned.name}: {first}', best_cut(first, planned.question.room))}"
+        )
     write_results(plan_json(planned), results)
     if rows is not None:
-        with replacing(rows) as out: out.write(plan_csv(planned).encode())
+        with replacing(rows) as out:
+            out.write(plan_csv(planned).encode())
 
 
 def planned_config(model: str) -> Settings:
     """Return the configuration of a MODEL that is planned. Raises InputError for an unknown name."""
     from rewrites.cli.partitions import config_of
     from rewrites.cli.predict import open_known
+
     config = config_of(model)
     return open_known(model).config if config is None else config
 
@@ -124,13 +145,29 @@ def partition_model(
     from opmatrix.parallel.sharding.mesh import usual_mesh
     from rewrites.cli.partitions import check_asked, check_train, told
     from rewrites.workload.phases import silence_stdout
-    mesh = usual_mesh(dp, tp, pp, cp, ep=ep, zero=zero, zero_ranks=zero_ranks, offload=offload, context=context,
-                      sequence=sequence, vocabulary=vocabulary, whole_experts=whole_experts, load=load, node=node,
-                      visits=visits)
+
+    mesh = usual_mesh(
+        dp,
+        tp,
+        pp,
+        cp,
+        ep=ep,
+        zero=zero,
+        zero_ranks=zero_ranks,
+        offload=offload,
+        context=context,
+        sequence=sequence,
+        vocabulary=vocabulary,
+        whole_experts=whole_experts,
+        load=load,
+        node=node,
+        visits=visits,
+    )
     wish = check_train(train, schedule, micro_batches, recompute, dropout, state, timeline, batch)
     possible({"--timeline": (timeline, check_timeline)}, model)
     wishes = check_asked(batch, tokens, stages, cut or [], values, weights, crossing, training, machine, form, wish)
-    with silence_stdout(): text = told(model, mesh, symbolic, scores, wishes)
+    with silence_stdout():
+        text = told(model, mesh, symbolic, scores, wishes)
     say(text)
 
 
@@ -153,23 +190,33 @@ def launch_model(
     batch: Annotated[int, typer.Option(min=1, help="sequences, of drawn tokens")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="of each sequence")] = 32,
     steps: Annotated[int, typer.Option(min=1, help="forward passes, or steps of training")] = 2,
-    decode: Annotated[bool, typer.Option("--decode", help="a step makes the next token of each sequence, over caches "
-                                                          "of keys and values on the ranks")] = False,
+    decode: Annotated[
+        bool,
+        typer.Option(
+            "--decode", help="a step makes the next token of each sequence, over caches of keys and values on the ranks"
+        ),
+    ] = False,
     train: Annotated[bool, typer.Option("--train", help="steps of Adam on drawn tokens, each to say the next")] = False,
     rate: Annotated[float, typer.Option(help="of Adam")] = 1e-3,
     schedule: options.RankOrder = USUAL_SCHEDULE.name,
     micro_batches: options.MicroBatches = 1,
     recompute: options.Recompute = "none",
     dropout: Annotated[float, typer.Option(help="the share that layers drop in training")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="what tokens, weights of a configuration, and what is dropped, are "
-                                                  "drawn by")] = 0,
-    scores: Annotated[bool, typer.Option("--scores", help="with the head that scores the vocabulary, of a "
-                                                          "configuration")] = False,
+    seed: Annotated[
+        int, typer.Option(min=0, help="what tokens, weights of a configuration, and what is dropped, are drawn by")
+    ] = 0,
+    scores: Annotated[
+        bool, typer.Option("--scores", help="with the head that scores the vocabulary, of a configuration")
+    ] = False,
     deadline: Annotated[float, typer.Option(help="seconds in which some rank must get on")] = 8.0,
     port: Annotated[int, typer.Option(help="of this machine, where ranks meet; 0: a free one")] = 0,
     compare: Annotated[bool, typer.Option("--compare/--no-compare", help="with one rank, in this process")] = True,
-    trace: Annotated[Path | None, typer.Option(metavar="OUT.json|.svg", help="what each rank did in the last step, for "
-                                                                            "Chrome's tracing, or drawn")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT.json|.svg", help="what each rank did in the last step, for Chrome's tracing, or drawn"
+        ),
+    ] = None,
     results: options.Results = None,
 ) -> None:
     """Run a MODEL on ranks that are processes of this machine, over torch.distributed (gloo), in float64. What comes
@@ -178,23 +225,50 @@ def launch_model(
     from opmatrix.parallel.launch.headings import RanksFailed
     from opmatrix.parallel.sharding.mesh import usual_mesh
     from rewrites.cli.partitions import stages_of
+
     possible({"--trace": (trace, traceable), "--json": (results, writable)}, model)
-    mesh = usual_mesh(dp, tp, pp, cp, ep=ep, zero=zero, context=context, sequence=sequence, vocabulary=vocabulary,
-                      whole_experts=whole_experts, node=node, visits=visits)
-    if train and decode: raise InputError("--decode, --train: ranks do one of both: leave one out")
+    mesh = usual_mesh(
+        dp,
+        tp,
+        pp,
+        cp,
+        ep=ep,
+        zero=zero,
+        context=context,
+        sequence=sequence,
+        vocabulary=vocabulary,
+        whole_experts=whole_experts,
+        node=node,
+        visits=visits,
+    )
+    if train and decode:
+        raise InputError("--decode, --train: ranks do one of both: leave one out")
     learns = check_steps(train, rate, schedule, micro_batches, recompute, dropout, seed)
     if ranks is not None and ranks != mesh.ranks:
         axes = " × ".join(f"{axis.name} {axis.ranks}" for axis in mesh) or "one rank"
         raise InputError(f"--ranks {ranks}: the axes have {mesh.ranks} ({axes}): give axes of as many ranks as these")
-    if not 0 < deadline < 1e9: raise InputError(f"--deadline {deadline:g}: seconds, more than 0")
-    asked = dict(axes={axis.name: (axis.count, axis.strategy.name) for axis in mesh}, steps=steps, seed=seed,
-                 stages=stages_of(stages), scores=scores, traced=trace is not None, train=learns,
-                 decode=decode, node=node, visits=visits)
-    try: text, figures = launched(model, (batch, tokens), asked, (deadline, port), compare, trace)
-    except RanksFailed as error: end_with(str(error))
+    if not 0 < deadline < 1e9:
+        raise InputError(f"--deadline {deadline:g}: seconds, more than 0")
+    asked = dict(
+        axes={axis.name: (axis.count, axis.strategy.name) for axis in mesh},
+        steps=steps,
+        seed=seed,
+        stages=stages_of(stages),
+        scores=scores,
+        traced=trace is not None,
+        train=learns,
+        decode=decode,
+        node=node,
+        visits=visits,
+    )
+    try:
+        text, figures = launched(model, (batch, tokens), asked, (deadline, port), compare, trace)
+    except RanksFailed as error:
+        end_with(str(error))
     say(text)
     write_results(figures, results)
-    if not figures["holds"]: end_with("ranks differ from one rank or from the formulas, as the table says")
+    if not figures["holds"]:
+        end_with("ranks differ from one rank or from the formulas, as the table says")
 
 
 def end_with(line: str) -> NoReturn:
@@ -210,8 +284,14 @@ def traceable(place: Path) -> None:
     writable(place)
 
 
-def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch: tuple[float, int], compare: bool,
-             trace: Path | None) -> tuple[str, dict[str, object]]:
+def launched(
+    model: str,
+    size: tuple[int, int],
+    asked: dict[str, object],
+    watch: tuple[float, int],
+    compare: bool,
+    trace: Path | None,
+) -> tuple[str, dict[str, object]]:
     """Run ranks and return their results, as text and as figures. Raises InputError for an impossible model or mesh,
     and RanksFailed if a rank fails."""
     import numpy as np
@@ -225,47 +305,76 @@ def launched(model: str, size: tuple[int, int], asked: dict[str, object], watch:
     from opmatrix.parallel.launch.launcher import Ranks
     from opmatrix.parallel.launch.rank_traces import chrome_trace, drawn_trace
     from rewrites.cli.partitions import name_of
+
     if size[0] * size[1] > options.LARGEST_BATCH:
         raise InputError(f"--batch {size[0]}, --tokens {size[1]}: at most {options.LARGEST_BATCH} tokens together")
     opened = given_model(model)
-    wide = size[0], size[1] + bool(asked["train"])          # the next token of each is its target
+    wide = size[0], size[1] + bool(asked["train"])  # the next token of each is its target
     ids = np.random.default_rng(int(str(asked["seed"]))).integers(0, vocabulary_of(opened), wide)
-    job = Job(opened, ids=ids.tolist(), **asked)            # type: ignore[arg-type]
+    job = Job(opened, ids=ids.tolist(), **asked)  # type: ignore[arg-type]
     term = job.operator()
-    plan = job.plan(term)                                   # raises InputError before a process starts
+    plan = job.plan(term)  # raises InputError before a process starts
     ready = judge_of(job, plan, term)
-    with Ranks(int(job.mesh.ranks), *watch) as ranks: ran = ranks.run(job)
+    with Ranks(int(job.mesh.ranks), *watch) as ranks:
+        ran = ranks.run(job)
     counts, far, more = ready(ran, compare)
     if trace is not None:
         text = chrome_trace(ran.moments) if trace.suffix == ".json" else drawn_trace(ran.moments)
-        with replacing(trace) as out: out.write(text.encode())
+        with replacing(trace) as out:
+            out.write(text.encode())
     bad = [*unlike_said(counts)]
-    rows = [[count.name, shorten(count.counted, count.unit), shorten(count.formula, count.unit),
-             "equal" if count.holds else f"differs, first at {count.differs}"] for count in counts]
+    rows = [
+        [
+            count.name,
+            shorten(count.counted, count.unit),
+            shorten(count.formula, count.unit),
+            "equal" if count.holds else f"differs, first at {count.differs}",
+        ]
+        for count in counts
+    ]
     compared = [table(rows, ["all ranks", "counted", "by the formulas", ""], (0,)), ""] if rows else []
-    lines = [f"{name_of(model)} on {job.mesh.ranks} processes: {describe_axes(job.mesh)}; {size[0]} sequences of "
-             f"{size[1]} tokens, float64", "", *compared,
-             f"a step takes {1e3 * ran.later:.1f} ms, the first took {1e3 * ran.seconds[0]:.1f} ms; memory of all "
-             f"ranks {shorten(ran.memory[-1], 'B')}, {shorten(ran.memory[0], 'B')} after the first", *more]
+    lines = [
+        f"{name_of(model)} on {job.mesh.ranks} processes: {describe_axes(job.mesh)}; {size[0]} sequences of "
+        f"{size[1]} tokens, float64",
+        "",
+        *compared,
+        f"a step takes {1e3 * ran.later:.1f} ms, the first took {1e3 * ran.seconds[0]:.1f} ms; memory of all "
+        f"ranks {shorten(ran.memory[-1], 'B')}, {shorten(ran.memory[0], 'B')} after the first",
+        *more,
+    ]
     what = "loss" if job.train is not None else "entry"
-    if far is not None and not job.decode: lines.append(f"from one rank: {far:.1e} of the largest {what} at most")
-    if trace is not None: lines.append(f"the last step is in {trace}")
+    if far is not None and not job.decode:
+        lines.append(f"from one rank: {far:.1e} of the largest {what} at most")
+    if trace is not None:
+        lines.append(f"the last step is in {trace}")
     figures: dict[str, object] = dict(
-        holds=not bad and (far is None or far <= TOO_FAR), far=far, seconds=[*ran.seconds], memory=[*ran.memory],
-        counts=[dict(name=count.name, unit=count.unit, counted=count.counted, formula=count.formula)
-                for count in counts])
+        holds=not bad and (far is None or far <= TOO_FAR),
+        far=far,
+        seconds=[*ran.seconds],
+        memory=[*ran.memory],
+        counts=[
+            dict(name=count.name, unit=count.unit, counted=count.counted, formula=count.formula) for count in counts
+        ],
+    )
     return "\n".join(lines), figures
 
 
-def check_steps(train: bool, rate: float, schedule: str, micro_batches: int, recompute: str, dropout: float,
-                seed: int) -> dict[str, object] | None:
+def check_steps(
+    train: bool, rate: float, schedule: str, micro_batches: int, recompute: str, dropout: float, seed: int
+) -> dict[str, object] | None:
     """Check and collect the options of steps of training; None without `--train`. Raises InputError for an option with
     an unknown value, and for an option without `--train`."""
     from opmatrix.parallel.cost.timed_step import RECOMPUTED
     from opmatrix.parallel.train.requested_steps import TrainAsked, check_train_asked
     from rewrites.cli.partitions import check_among, check_left_out
-    defaults = {"--rate": (rate, 1e-3), "--schedule": (schedule, USUAL_SCHEDULE.name),
-                "--micro-batches": (micro_batches, 1), "--recompute": (recompute, "none"), "--dropout": (dropout, 0)}
+
+    defaults = {
+        "--rate": (rate, 1e-3),
+        "--schedule": (schedule, USUAL_SCHEDULE.name),
+        "--micro-batches": (micro_batches, 1),
+        "--recompute": (recompute, "none"),
+        "--dropout": (dropout, 0),
+    }
     if not train:
         check_left_out(defaults, "steps of training")
         return None
@@ -282,15 +391,19 @@ def given_model(model: str) -> str | Settings:
     from opmatrix.models import check, parameters
     from rewrites.cli.predict import open_promised
     from rewrites.search.planned import configured, weightless
+
     if not weightless(model):
-        if model in MODELS: return model
-        open_promised(model)                                # raises InputError if it is no model
+        if model in MODELS:
+            return model
+        open_promised(model)  # raises InputError if it is no model
         return str(Path(model).resolve()) if Path(model).exists() else model
     config = configured(model)
     check(config)
     if (count := parameters(config)) > DRAWN_WEIGHTS:
-        raise InputError(f"{model}: {count:.3g} weights, which every rank would draw: at most {DRAWN_WEIGHTS:.0e}; "
-                         "give a checkpoint, or fewer layers")
+        raise InputError(
+            f"{model}: {count:.3g} weights, which every rank would draw: at most {DRAWN_WEIGHTS:.0e}; "
+            "give a checkpoint, or fewer layers"
+        )
     return dict(config)
 
 
@@ -298,5 +411,6 @@ def vocabulary_of(given: str | Settings) -> int:
     """Return the number of tokens in a model's vocabulary."""
     from opmatrix.files.checkpoint import open_model
     from opmatrix.models import normalise_config
+
     config = open_model(given).config if isinstance(given, str) else given
     return int(normalise_config(config)["vocab_size"])

@@ -1,4 +1,5 @@
 """Candidates of a run that may fail alone."""
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ def describe_failure(error: Exception) -> str:
     """Return an error in one line: its text, and, unless it is an InputError or FormatError, its type and the place in
     the code."""
     text = brief(str(error), 200)
-    if isinstance(error, InputError | FormatError): return text
+    if isinstance(error, InputError | FormatError):
+        return text
     *_, last = extract_tb(error.__traceback__)
     return f"{type(error).__name__} in {Path(last.filename).name}, line {last.lineno}: {text}"
 
@@ -28,5 +30,7 @@ class Attempts:
     @contextmanager
     def leave_out(self, candidate: object) -> Iterator[None]:
         """Continue after an error, without the candidate that caused it."""
-        try: yield
-        except Exception as error: self.failed.append(f"{candidate}: it is left out: {describe_failure(error)}")
+        try:
+            yield
+        except Exception as error:
+            self.failed.append(f"{candidate}: it is left out: {describe_failure(error)}")

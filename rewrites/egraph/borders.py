@@ -1,6 +1,7 @@
 """Border forms: values that a segment may hand on in place of its full value, from which the next one can compute the
 full value. A form is one function in this file: its result is handed on, and the remaining operators are in
 `pending`."""
+
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,14 +13,22 @@ from rewrites.egraph.match import Matches
 from rewrites.laws.flat import flat
 from rewrites.laws.law import FunctionDeclaration, Sort, constant, n, scalar, stand_in, value
 
-FULL = "full"                                               # state of a border that hands on the full value
+FULL = "full"  # state of a border that hands on the full value
 
 
 # ---- operators from a normed value, which may lack its gain or its shift, to the full value
 
-def gained_shifted(y: value[n], gain: constant[n], shift: constant[n]): return y @ (I * gain) + shift
-def gained(y: value[n], gain: constant[n]): return y @ (I * gain)
-def shifted(y: value[n], shift: constant[n]): return y + shift
+
+def gained_shifted(y: value[n], gain: constant[n], shift: constant[n]):
+    return y @ (I * gain) + shift
+
+
+def gained(y: value[n], gain: constant[n]):
+    return y @ (I * gain)
+
+
+def shifted(y: value[n], shift: constant[n]):
+    return y + shift
 
 
 def symbols(sorts: dict[str, Sort]) -> dict[str, object]:
@@ -64,8 +73,10 @@ class BorderForm(FunctionDeclaration):
 def match_terms() -> Matches[Operator]:
     """Return matches of patterns among terms: each term is its only member, and a symbol matches terms with its
     properties."""
-    return Matches(lambda term, kind: [(term.children, term.attributes)] if term.kind.name == kind else (),
-                   fits=lambda symbol, term: all(getattr(term, fact) for fact in symbol.args[3]))
+    return Matches(
+        lambda term, kind: [(term.children, term.attributes)] if term.kind.name == kind else (),
+        fits=lambda symbol, term: all(getattr(term, fact) for fact in symbol.args[3]),
+    )
 
 
 FORMS: list[BorderForm] = []
@@ -73,9 +84,11 @@ FORMS: list[BorderForm] = []
 
 def form(*pending: Callable[..., Operator]) -> Callable[[Callable[..., Operator]], BorderForm]:
     """Enter a form into the table, declared by the value that it hands on. Forms are tried in this order."""
+
     def enter(body: Callable[..., Operator]) -> BorderForm:
         FORMS.append(BorderForm(body, pending))
         return FORMS[-1]
+
     return enter
 
 

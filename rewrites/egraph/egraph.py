@@ -1,4 +1,5 @@
 """The e-graph: kinds and laws as egglog text, saturated in phases, read back in bulk with freeze()."""
+
 import itertools
 import re
 import threading
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
     from egglog.bindings import EGraph
 
 SCHEDULE = (NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, SIMPLIFY, MARK, JOIN)
-TEXT_OR_NAME = re.compile(r'"(?:\\.|[^"\\])*"|\$')             # in a template: a quoted text, or the sign of a name
-OTHER_WAY = " backwards"                                    # suffix of the name of a law from right to left
-GROWTH_LIMIT = 4                                            # most budgets that the next round may reach if it grows as
-                                                            # the last one did
-PHASE_ROUNDS = {SELECT: 200, JOIN: 2}                       # rounds: one an operator; queries with keys, then both with
-                                                            # values
+TEXT_OR_NAME = re.compile(r'"(?:\\.|[^"\\])*"|\$')  # in a template: a quoted text, or the sign of a name
+OTHER_WAY = " backwards"  # suffix of the name of a law from right to left
+GROWTH_LIMIT = 4  # most budgets that the next round may reach if it grows as
+# the last one did
+PHASE_ROUNDS = {SELECT: 200, JOIN: 2}  # rounds: one an operator; queries with keys, then both with
+# values
 
 
 def write_pattern(term: Operator) -> str:
@@ -100,15 +101,20 @@ def write_rules(law: Law, trace: bool) -> Iterator[str]:
         yield f'(rule ({" ".join(query)}) ({" ".join(actions)}) :ruleset {law.phase} :name "{name}")'
 
 
-def prelude(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = (),
-            begun: Iterable[str] | None = None) -> tuple[str, ...]:
+def prelude(
+    laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = (), begun: Iterable[str] | None = None
+) -> tuple[str, ...]:
     """Return sort, constructors, facts and laws, as commands. Facts are the ones that these laws, or the laws in
     `later`, require. If `begun` has the kinds of nodes of a graph at its start, rules that can never match in it are
     left out."""
     asked = {guard.strip("()").split()[0] for law in (*laws, *later) for guard in law.guards}
     among = None if begun is None else reach(begun, laws)
-    bodies = [rule for law in laws for rule, (needs, _) in zip(rules(law, trace), ways(law), strict=True)
-              if among is None or needs <= among]
+    bodies = [
+        rule
+        for law in laws
+        for rule, (needs, _) in zip(rules(law, trace), ways(law), strict=True)
+        if among is None or needs <= among
+    ]
     rulesets = [f"(ruleset {name})" for name in dict.fromkeys(("facts", *SCHEDULE, *(law.phase for law in laws)))]
     return *declarations(), *rulesets, *facts.rules(asked, among), *bodies
 
@@ -123,8 +129,10 @@ def declarations() -> tuple[str, ...]:
 def ways(law: Law) -> tuple[tuple[frozenset[str], frozenset[str]], ...]:
     """Return, for each of a law's `directions`, the kinds of nodes that it matches, and those that it adds."""
     guarded = frozenset(facts.KIND.findall(" ".join(law.guards)))
+
     def kinds(side: tuple[Operator, ...]) -> frozenset[str]:
         return frozenset(node.kind.name for root in side for node in root.walk()) - {"symbol"}
+
     return tuple((kinds(direction.before) | guarded, kinds(direction.after)) for direction in directions(law))
 
 
@@ -169,7 +177,8 @@ class Graph:
         """Number of matches of each law, in both directions together; laws without a match are left out."""
         counts: dict[str, int] = defaultdict(int)
         for name, count in self.matches.items():
-            if count: counts[name.removesuffix(OTHER_WAY)] += count
+            if count:
+                counts[name.removesuffix(OTHER_WAY)] += count
         return dict(counts)
 
     @cached_property
@@ -234,10 +243,10 @@ class Engines(threading.local):
         self.kept: dict[tuple[str, ...], tuple[EgglogEngine, int]] = {}
 
 
-KEPT_ENGINES = 3                                            # cached engines of a thread, up to 70 MB each: of no laws,
-                                                            # for searches, and with trace
+KEPT_ENGINES = 3  # cached engines of a thread, up to 70 MB each: of no laws,
+# for searches, and with trace
 ENGINES, ENGINE_NUMBERS, NAMED_GRAPHS = Engines(), itertools.count(), itertools.count()
-GONE = set[int]()                                           # the numbers of engines without a reference
+GONE = set[int]()  # the numbers of engines without a reference
 
 
 class EgglogEngine:
@@ -247,6 +256,7 @@ class EgglogEngine:
 
     def __init__(self) -> None:
         from egglog.bindings import EGraph
+
         self.number = next(ENGINE_NUMBERS)
         finalize(self, leave, self.number).atexit = False
         leave()
@@ -267,8 +277,9 @@ def leave(*numbers: int) -> None:
         GONE.discard(number)
 
 
-def engine(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = (),
-           begun: Iterable[str] | None = None) -> EgglogEngine:
+def engine(
+    laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = (), begun: Iterable[str] | None = None
+) -> EgglogEngine:
     """Return an egglog engine with these laws and no term yet. Graphs may share it, one after another, if their terms
     begin with the kinds in `begun`. `later` are laws that it gets afterwards."""
     new_engine = EgglogEngine()
@@ -280,6 +291,7 @@ def engine(laws: Sequence[Law], trace: bool = False, later: Sequence[Law] = (),
 def parsed(text: str) -> tuple[Any, ...]:
     """Return the parsed commands of a text: the parsers of all engines are equal."""
     from egglog.bindings import EGraph
+
     return tuple(EGraph().parse_program(text))
 
 
@@ -288,28 +300,42 @@ def shared_engine(laws: Sequence[Law], trace: bool = False) -> EgglogEngine:
     a graph. KEPT_ENGINES are cached: the last one and the most requested ones."""
     told, engines = prelude(laws, trace), ENGINES.kept
     chosen, uses = engines.pop(told) if told in engines else (engine(laws, trace), 0)
-    while len(engines) >= KEPT_ENGINES: del engines[min(engines, key=lambda each: engines[each][1])]
+    while len(engines) >= KEPT_ENGINES:
+        del engines[min(engines, key=lambda each: engines[each][1])]
     engines[told] = chosen, uses + 1
     return chosen
 
 
 def discard(spoiled: EgglogEngine) -> None:
     """Remove an engine from the cache, after a graph was begun in it and not ended."""
-    for told in [told for told, (known, _) in ENGINES.kept.items() if known is spoiled]: del ENGINES.kept[told]
+    for told in [told for told, (known, _) in ENGINES.kept.items() if known is spoiled]:
+        del ENGINES.kept[told]
 
 
-def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, budget: int = 5000, rounds: int = 12,
-             shared: EgglogEngine | None = None, alone: bool = False, schedule: Sequence[str] = SCHEDULE) -> Graph:
+def saturate(
+    template: Template,
+    laws: Sequence[Law],
+    *,
+    trace: bool = False,
+    budget: int = 5000,
+    rounds: int = 12,
+    shared: EgglogEngine | None = None,
+    alone: bool = False,
+    schedule: Sequence[str] = SCHEDULE,
+) -> Graph:
     """Return the graph of every program that the laws reach from the template, phase by phase. A phase that is not
     saturated after `rounds` is stopped; past `budget` nodes all phases are, and also before a round that would far
     exceed it. `Graph.cut` names the law that was growing. `shared` is an engine of these laws, by default this
     thread's. With `alone` the graph has an engine of its own. `schedule` are the phases that run, in turn."""
     graph, names = Graph(), {law.name + back for law in laws for back in ("", OTHER_WAY)}
     start = time.perf_counter()
-    if alone: used = engine(laws, trace, begun={entry.kind for entry in template.entries})
-    else: used = shared_engine(laws, trace) if shared is None else shared
+    if alone:
+        used = engine(laws, trace, begun={entry.kind for entry in template.entries})
+    else:
+        used = shared_engine(laws, trace) if shared is None else shared
     graph.seconds["rules"] = time.perf_counter() - start
-    if alone: return fill_graph(used, graph, template, names, budget, rounds, schedule)
+    if alone:
+        return fill_graph(used, graph, template, names, budget, rounds, schedule)
     try:
         used.run_program(*used.parse_program("(push)"))
         fill_graph(used, graph, template, names, budget, rounds, schedule)
@@ -320,8 +346,15 @@ def saturate(template: Template, laws: Sequence[Law], *, trace: bool = False, bu
         raise
 
 
-def fill_graph(used: EgglogEngine, graph: Graph, template: Template, names: Container[str], budget: int,
-               rounds: int, schedule: Sequence[str]) -> Graph:
+def fill_graph(
+    used: EgglogEngine,
+    graph: Graph,
+    template: Template,
+    names: Container[str],
+    budget: int,
+    rounds: int,
+    schedule: Sequence[str],
+) -> Graph:
     """Fill and return the graph of a template, built in an engine. `names` are the names of the rules of laws."""
 
     def run(program: str, phase: str) -> Any:
@@ -330,7 +363,7 @@ def fill_graph(used: EgglogEngine, graph: Graph, template: Template, names: Cont
         graph.seconds[phase] += time.perf_counter() - start
         return outputs
 
-    sign = f"${next(NAMED_GRAPHS)}_"                        # a name of a popped graph is never used again
+    sign = f"${next(NAMED_GRAPHS)}_"  # a name of a popped graph is never used again
     run(TEXT_OR_NAME.sub(lambda found: sign if found[0] == "$" else found[0], template.text), "load")
     rows, wild = len(template.entries), False
     for phase in schedule:
@@ -345,8 +378,10 @@ def fill_graph(used: EgglogEngine, graph: Graph, template: Template, names: Cont
             before, rows = rows, sum(count for name, count in sizes.sizes if name.startswith("K_"))
             wild = rows * rows > GROWTH_LIMIT * budget * max(before, 1)  # a round cannot be stopped once it has begun
             if fired and (rows > budget or wild or (number == limit - 1 and phase not in PHASE_ROUNDS)):
-                graph.cut.append(f"{phase} at {rows} nodes after {number + 1} rounds: "
-                                 f"{max(fired, key=lambda name: fired[name])} was growing")
+                graph.cut.append(
+                    f"{phase} at {rows} nodes after {number + 1} rounds: "
+                    f"{max(fired, key=lambda name: fired[name])} was growing"
+                )
                 break
     run("(run-schedule (saturate (run facts)))", "facts")
     start = time.perf_counter()
@@ -384,14 +419,18 @@ def keep_imported(graph: Graph, template: Template) -> None:
     picks = {node.cls for node in graph.nodes if node.kind == "pick"}
     picked = {node.cls for node in graph.nodes if node.kind == "compose" and node.children[1] in picks}
     imported = imported_keys(graph, template)
-    graph.nodes = [node._replace(subsumed=node.subsumed and node[:3] not in imported and node.cls not in picked)
-                   for node in graph.nodes]
+    graph.nodes = [
+        node._replace(subsumed=node.subsumed and node[:3] not in imported and node.cls not in picked)
+        for node in graph.nodes
+    ]
 
 
 def imported_keys(graph: Graph, template: Template) -> set[tuple[str, tuple[int, ...], tuple[str, ...]]]:
     """Return kind, classes of the children and attributes of each imported node."""
-    return {(entry.kind, tuple(graph.named[child] for child in entry.children), entry.attributes)
-            for entry in template.entries}
+    return {
+        (entry.kind, tuple(graph.named[child] for child in entry.children), entry.attributes)
+        for entry in template.entries
+    }
 
 
 def imported_part(graph: Graph, template: Template) -> Graph:

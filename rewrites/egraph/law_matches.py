@@ -1,6 +1,7 @@
 """Matches of laws in a graph: by facts and by the shapes of their sides, which may admit more than the annotations. A
 graph has no sizes: `x: value[n], y: value[n]` side by side are matched at widths 6 and 4, and a matrix for each head
 where one matrix was meant."""
+
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
@@ -31,12 +32,24 @@ from rewrites.laws.law import (
     stand_in,
 )
 
-OTHER_SIZES = 11, 4, 1                                      # replacements of a size in a law: odd, even, least
-SIZED = {"value", "varying", "constant", "placed", "matrix", "operator", "rotation", "choice", "array", "scores",
-         "level", "distances"}                              # sorts whose sizes no graph reads
-ONE_HEAD = {"value": 1, "constant": 1, "matrix": 2}         # number of sizes of a sort without several heads
-APART_BY = 1e-6                                             # least relative difference of sides that differ
-MATCH_TRIALS = 16                                           # trials of each match; the annotations have more
+OTHER_SIZES = 11, 4, 1  # replacements of a size in a law: odd, even, least
+SIZED = {
+    "value",
+    "varying",
+    "constant",
+    "placed",
+    "matrix",
+    "operator",
+    "rotation",
+    "choice",
+    "array",
+    "scores",
+    "level",
+    "distances",
+}  # sorts whose sizes no graph reads
+ONE_HEAD = {"value": 1, "constant": 1, "matrix": 2}  # number of sizes of a sort without several heads
+APART_BY = 1e-6  # least relative difference of sides that differ
+MATCH_TRIALS = 16  # trials of each match; the annotations have more
 
 
 class SizePlace(NamedTuple):
@@ -74,9 +87,11 @@ def check_matches(law: Law, seed: int = 0) -> None:
 
 def describe_mismatch(sorts: str) -> str:
     """Return the sentence about sorts with which a law is matched and wrong."""
-    return (f"it is wrong with {sorts}, with which its left side is matched, too: a graph sees facts and what fits "
-            "together, and no sizes: write a left side that fits no others, or add a guard, such as "
-            'when="(single A)" of one matrix, or when="(same_size x y)" of two values')
+    return (
+        f"it is wrong with {sorts}, with which its left side is matched, too: a graph sees facts and what fits "
+        "together, and no sizes: write a left side that fits no others, or add a guard, such as "
+        'when="(single A)" of one matrix, or when="(same_size x y)" of two values'
+    )
 
 
 def list_needless(law: Law, seed: int = 0) -> list[str]:
@@ -85,9 +100,11 @@ def list_needless(law: Law, seed: int = 0) -> list[str]:
     needless = []
     for condition in law.when:
         guard = read_guard(condition)
-        if guard is None or guard.fact in DIRECTING or guard.fact in MARKED: continue
+        if guard is None or guard.fact in DIRECTING or guard.fact in MARKED:
+            continue
         freed = replace(law, when=tuple(other for other in law.when if other != condition))
-        if not (fails(freed, ANNOTATED, seed, MOST_TRIALS) or find_mismatch(freed, seed)): needless.append(condition)
+        if not (fails(freed, ANNOTATED, seed, MOST_TRIALS) or find_mismatch(freed, seed)):
+            needless.append(condition)
     return needless
 
 
@@ -96,14 +113,19 @@ def find_unasked(law: Law) -> str:
     there is none."""
     for condition in law.when:
         guard = read_guard(condition)
-        if guard is None: return f"when={condition!r}: write a fact and a variable in brackets, such as (linear A)"
-        if reason := find_unknown(law, guard): return f"when={condition!r}: {reason}"
+        if guard is None:
+            return f"when={condition!r}: write a fact and a variable in brackets, such as (linear A)"
+        if reason := find_unknown(law, guard):
+            return f"when={condition!r}: {reason}"
     for name, sort in law.sorts.items():
-        if list_ways(sort): continue
+        if list_ways(sort):
+            continue
         asked = " and ".join(dict.fromkeys(map(str, (*sort.facts, *(sort.sizes if takes_flags(sort) else ())))))
         able = ", ".join(fact for fact in name_facts(sort) if list_ways(replace(law.variables[name], facts=(fact,))))
-        return (f"nothing that {name}: {law.variables[name]} stands for in a check is {asked}, so that the law cannot "
-                f"be tried: annotate {name} otherwise" + (f", or ask for one of {able}" if able else ""))
+        return (
+            f"nothing that {name}: {law.variables[name]} stands for in a check is {asked}, so that the law cannot "
+            f"be tried: annotate {name} otherwise" + (f", or ask for one of {able}" if able else "")
+        )
     return ""
 
 
@@ -112,16 +134,20 @@ def find_unknown(law: Law, guard: Guard) -> str:
     if strange := [name for name in guard.variables if name not in law.variables]:
         return f"{strange[0]} is none of its variables, which are {', '.join(law.variables)}"
     if guard.fact in MARKED:
-        if len(guard.variables) == MARKED[guard.fact]: return ""
+        if len(guard.variables) == MARKED[guard.fact]:
+            return ""
         return f"{guard.fact} is asked of {MARKED[guard.fact]} variables"
     if guard.fact == SAME_SIZE:
         values = all("act" in law.variables[name].facts for name in guard.variables)
         return "" if len(guard.variables) == 2 and values else f"{SAME_SIZE} is asked of two values"
-    if len(guard.variables) > 1: return f"{guard.fact} is asked of one variable"
+    if len(guard.variables) > 1:
+        return f"{guard.fact} is asked of one variable"
     sort = law.variables[guard.variables[0]]
-    if guard.fact in (able := name_facts(sort)): return ""
-    return (f"{guard.fact} is no fact of {guard.variables[0]}: {sort}, of which "
-            + (f"may be asked {', '.join(able)}" if able else "none may be asked: leave it out"))
+    if guard.fact in (able := name_facts(sort)):
+        return ""
+    return f"{guard.fact} is no fact of {guard.variables[0]}: {sort}, of which " + (
+        f"may be asked {', '.join(able)}" if able else "none may be asked: leave it out"
+    )
 
 
 def takes_flags(sort: Sort) -> bool:
@@ -131,9 +157,12 @@ def takes_flags(sort: Sort) -> bool:
 
 def name_facts(sort: Sort) -> tuple[str, ...]:
     """Return the facts that may be required of a variable of a sort, by their names in a graph."""
-    if sort.name == "count": return ()
-    if sort.name in CHOICES and not takes_flags(sort): return *PROPERTIES,
-    if not takes_flags(sort): return *PROPERTIES, *(DIRECTING if "act" in sort.facts else ("imported", "turning"))
+    if sort.name == "count":
+        return ()
+    if sort.name in CHOICES and not takes_flags(sort):
+        return (*PROPERTIES,)
+    if not takes_flags(sort):
+        return *PROPERTIES, *(DIRECTING if "act" in sort.facts else ("imported", "turning"))
     return tuple(fact for fact in map(name_flag, flags()) if list_ways(Sort(sort.name, (fact,))))
 
 
@@ -146,15 +175,18 @@ def list_matches(law: Law) -> Iterator[Match]:
         for at, size in enumerate(reversed(sort.sizes if sort.name in SIZED else ())):
             by_size.setdefault(size, []).append(SizePlace(name, at))
     for size, places in by_size.items():
-        named = size in SAMPLE                              # else a number, or an expression such as 2 * n
+        named = size in SAMPLE  # else a number, or an expression such as 2 * n
         for other in OTHER_SIZES:
             if other != sampled(size):
                 yield from (resize(law, chosen, other) for chosen in list_some(places, other == 1, not named))
-    stacked = {name: sort[(h, *sort.sizes)] for name, sort in sorts.items()
-               if len(sort.sizes) == ONE_HEAD.get(sort.name)}
-    for name, sort in stacked.items(): yield Match({name: sort})
+    stacked = {
+        name: sort[(h, *sort.sizes)] for name, sort in sorts.items() if len(sort.sizes) == ONE_HEAD.get(sort.name)
+    }
+    for name, sort in stacked.items():
+        yield Match({name: sort})
     for pair in list_same_sizes(law):
-        if {*pair} <= stacked.keys(): yield Match({name: stacked[name] for name in pair})
+        if {*pair} <= stacked.keys():
+            yield Match({name: stacked[name] for name in pair})
 
 
 def list_same_sizes(law: Law) -> list[tuple[str, ...]]:
@@ -167,8 +199,10 @@ def list_some(places: list[SizePlace], first: bool, every: bool) -> Iterator[tup
     """Yield some of the places, in every combination. It is enough to change one group of places or its complement, so
     the first place is left out, unless `first`, for a size such as 1 that differs by itself. With `every`, for a size
     that is no name, also all places at once."""
-    for count in range(1, len(places)): yield from combinations(places if first else places[1:], count)
-    if every: yield tuple(places)
+    for count in range(1, len(places)):
+        yield from combinations(places if first else places[1:], count)
+    if every:
+        yield tuple(places)
 
 
 def resize(law: Law, places: tuple[SizePlace, ...], size: int) -> Match:
@@ -187,13 +221,18 @@ def fails(law: Law, match: Match, seed: int, most: int = MATCH_TRIALS) -> bool:
     patterns, functions and operators."""
     sorts, rng = law.sorts | match.sorts, np.random.default_rng([seed, 0])
     for one, other in list_same_sizes(law):
-        if [*map(sampled, sorts[one].sizes)] != [*map(sampled, sorts[other].sizes)]: return False
-    try: trials = [*law.trials(rng, most, **match.sorts)]
-    except (TypeError, ValueError): return False            # no operator has such sorts
+        if [*map(sampled, sorts[one].sizes)] != [*map(sampled, sorts[other].sizes)]:
+            return False
+    try:
+        trials = [*law.trials(rng, most, **match.sorts)]
+    except (TypeError, ValueError):
+        return False  # no operator has such sorts
     for variables in trials:
         off = compare_sides(law, variables, rng)
-        if off is None: continue                            # no graph matches it
-        if not off <= APART_BY and not (match.column and off == np.inf): return True
+        if off is None:
+            continue  # no graph matches it
+        if not off <= APART_BY and not (match.column and off == np.inf):
+            return True
     return False
 
 
@@ -201,15 +240,19 @@ def compare_sides(law: Law, variables: Mapping[str, Any], rng: np.random.Generat
     """Return the largest difference of the sides over these variables, built as a graph builds them; infinite where the
     right does not fit; None where the left does not."""
     left, right = law.sides()
-    named = {**variables} | {str(stand_in(name, sort)): variables[name] for name, sort in law.variables.items()
-                         if sort.name == "count"}
+    named = {**variables} | {
+        str(stand_in(name, sort)): variables[name] for name, sort in law.variables.items() if sort.name == "count"
+    }
     try:
         before = [build_over(term, named) for term in left]
         x, batch = rng.normal(size=(sum(ROWS), input_columns((tuple(before), ())))), ragged()
         wanted = [dense(term, x, batch) for term in before]
-    except (TypeError, ValueError): return None
-    try: results = [dense(build_over(term, named), x, batch) for term in right]
-    except (TypeError, ValueError): return np.inf
+    except (TypeError, ValueError):
+        return None
+    try:
+        results = [dense(build_over(term, named), x, batch) for term in right]
+    except (TypeError, ValueError):
+        return np.inf
     return max(apart(a, b) if a.shape == b.shape else np.inf for a, b in zip(wanted, results, strict=True))
 
 

@@ -1,6 +1,7 @@
 """A model as parts with borders between them: one graph for each distinct signature, one small program for each pair of
 border states, joined by a shortest path. A state is the name of the value handed on: the full value, or a form of it
 (rewrites/egraph/borders.py)."""
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -24,7 +25,7 @@ from rewrites.laws import SHIPPED
 from rewrites.laws.flat import factors, flat
 from rewrites.laws.law import Law
 
-Model = Operator | Mapping[str, Operator]                   # one output, or several by name; a run returns the first
+Model = Operator | Mapping[str, Operator]  # one output, or several by name; a run returns the first
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,20 @@ class Part:
 def outputs(model: Model) -> dict[str, Operator]:
     """Return the outputs of a model by name, with several heads side by side, as programs return them. Raises
     InputError for a model without outputs, and for an object that is no model."""
-    if isinstance(model, Operator): return {OUTPUT: side_by_side(model)}
-    if not isinstance(model, Mapping): raise InputError(f"a model is a name or a directory, not {model!r:.60}")
-    if not model: raise InputError("a model without outputs: give one operator, or several by name")
+    if isinstance(model, Operator):
+        return {OUTPUT: side_by_side(model)}
+    if not isinstance(model, Mapping):
+        raise InputError(f"a model is a name or a directory, not {model!r:.60}")
+    if not model:
+        raise InputError("a model without outputs: give one operator, or several by name")
     return {name: side_by_side(term) if isinstance(term, Operator) else term for name, term in model.items()}
 
 
 def side_by_side(term: Operator) -> Operator:
     """Return a term with its heads as columns of one head; caches, which sessions hold, keep their heads."""
     count, rows, _ = term.out
-    if not isinstance(count, int) or count == 1 or str(rows) == str(C): return term
+    if not isinstance(count, int) or count == 1 or str(rows) == str(C):
+        return term
     return term @ join(count)
 
 
@@ -64,26 +69,34 @@ def check_possible(model: Model) -> None:
                 raise InputError(f"pattern {attribute}: {UNWRITABLE}")
         _, rows, columns = term.out
         if not isinstance(rows, Space) or find_spaces(columns):
-            raise InputError(f"{name}: {brief(term)} gives {term.out}, but a program gives rows of a space, such as "
-                             f"{T}, of a known number of columns: turn it back, or evaluate the term itself, x @ term")
+            raise InputError(
+                f"{name}: {brief(term)} gives {term.out}, but a program gives rows of a space, such as "
+                f"{T}, of a known number of columns: turn it back, or evaluate the term itself, x @ term"
+            )
 
 
 def check_seen(node: Operator) -> None:
     """Raise InputError for a product whose pattern needs positions or relations that its rows lack. Rows of other
     spaces than tokens have a sequence and a position only where they were picked, and a relation applies only where its
     rows are those of the scores."""
-    where = next((attribute for attribute in node.attributes
-                  if isinstance(attribute, Pattern) and attribute is not everyone), None)
-    if where is None or not node.children: return
+    where = next(
+        (attribute for attribute in node.attributes if isinstance(attribute, Pattern) and attribute is not everyone),
+        None,
+    )
+    if where is None or not node.children:
+        return
     scores = node.children[0].out
     if where.relation is not None:
-        if [*map(str, scores[1:])] == [where.relation.rows, where.relation.cols]: return
+        if [*map(str, scores[1:])] == [where.relation.rows, where.relation.cols]:
+            return
         raise InputError(f"{brief(node)}: where={where}: scores are {scores}, other rows than the relation's")
     picked = {part.out.rows for child in node.children for part in child.walk() if part.kind.name == "pick"}
     strange = next((rows for rows in scores[1:] if rows is not T and rows not in picked), None)
     if strange is not None:
-        raise InputError(f"{brief(node)}: where={where}: scores are {scores}, and rows of {strange} were not picked: "
-                         "they have no position; give among(relation), or leave where= out")
+        raise InputError(
+            f"{brief(node)}: where={where}: scores are {scores}, and rows of {strange} were not picked: "
+            "they have no position; give among(relation), or leave where= out"
+        )
 
 
 def spine(model: Model) -> str:
@@ -107,7 +120,8 @@ def group_factors(every: Sequence[Operator]) -> list[list[Operator]]:
         if rows in born and not moved and not factor.selective and groups[-1]:
             groups.append([])
         moved = moved or any(node.kind.name == "pick" and node.args[0].custom for node in factor.walk())
-        if factor.kind.name == "entered": born.add(factor.out.rows)
+        if factor.kind.name == "entered":
+            born.add(factor.out.rows)
         groups[-1].append(factor)
         rows = rows if factor.out.rows is factor.into.rows else factor.out.rows
     return groups
@@ -116,11 +130,13 @@ def group_factors(every: Sequence[Operator]) -> list[list[Operator]]:
 def leaving(groups: Sequence[Sequence[Operator]], term: Operator) -> tuple[int, Operator]:
     """Return the part that a further output leaves a model in, and the output behind that part's border."""
     every, branch = [factor for group in groups for factor in group], [*factors(term)]
-    common = next((i for i, (a, b) in enumerate(zip(every, branch, strict=False)) if a is not b),
-                  min(len(every), len(branch)))
+    common = next(
+        (i for i, (a, b) in enumerate(zip(every, branch, strict=False)) if a is not b), min(len(every), len(branch))
+    )
     ends = [*accumulate(map(len, groups))]
-    number = next((i for i, end in enumerate(ends) if (common if common < len(branch) else common - 1) < end),
-                  len(groups) - 1)
+    number = next(
+        (i for i, end in enumerate(ends) if (common if common < len(branch) else common - 1) < end), len(groups) - 1
+    )
     start = ends[number] - len(groups[number])
     return number, reduce(matmul, branch[start:], I)
 
@@ -153,13 +169,16 @@ def parts(model: Model) -> list[dict[str, Part]]:
             more = {f"also{i}": in_own_rows(flat(term, x), term, x) for i, term in enumerate(also.values())}
             for root in (full, *more.values()):
                 check_order(root)
-                for node in root.walk(): check_seen(node)
+                for node in root.walk():
+                    check_seen(node)
             check_caches([full, *more.values()], dict(zip(also, more.values(), strict=True)))
             leaf = next((t for root in (full, *more.values()) for t in root.walk() if t.kind.name == "symbol"), None)
             states[state] = Part(
                 Template.of(roots | more | ({"border": leaf} if leaf else {}), [leaf] if leaf else []),
-                "$border" if leaf is not None else None, {name: f"${name}" for name in roots},
-                {name: f"${label}" for name, label in zip(also, more, strict=True)})
+                "$border" if leaf is not None else None,
+                {name: f"${name}" for name in roots},
+                {name: f"${label}" for name, label in zip(also, more, strict=True)},
+            )
         starts = {FULL: border(full)} | {name: over for name, _, over in forms}
         model_parts.append(states)
     return model_parts
@@ -171,15 +190,22 @@ def in_own_rows(full: Operator, term: Operator, x: Operator) -> Operator:
     input, the last one that the term computes there, or picked rows. Raises InputError where no factor is such a
     value."""
     rows = (x @ term).out.rows
-    if full.out.rows is rows or not full.constant: return full
+    if full.out.rows is rows or not full.constant:
+        return full
     for node in term.walk():
-        if node.out.rows is not rows: continue
-        if node.kind.name == "entered": return node @ full
-        if node.kind.name == "pick" and node.into.rows is T: return full @ node
+        if node.out.rows is not rows:
+            continue
+        if node.kind.name == "entered":
+            return node @ full
+        if node.kind.name == "pick" and node.into.rows is T:
+            return full @ node
     prefixes = [flat(prefix, x) for prefix in accumulate(factors(term), matmul)]
-    if before := [prefix for prefix in prefixes if prefix.out.rows is rows]: return before[-1] @ full
-    raise InputError(f"{brief(term)}: it gives a constant row for each row of space {rows}, and none of its factors is "
-                     f"a value of these: put it behind one, such as given('x', n, '{rows}') @ const(c)")
+    if before := [prefix for prefix in prefixes if prefix.out.rows is rows]:
+        return before[-1] @ full
+    raise InputError(
+        f"{brief(term)}: it gives a constant row for each row of space {rows}, and none of its factors is "
+        f"a value of these: put it behind one, such as given('x', n, '{rows}') @ const(c)"
+    )
 
 
 def check_order(full: Operator) -> None:
@@ -188,30 +214,44 @@ def check_order(full: Operator) -> None:
     for node in full.walk():
         seen = node.kind.name == "product" and everyone not in node.args
         if seen or (node.kind.name == "compose" and node.children[1].kind.name == "rotate"):
-            picks = (inner for child in node.children for inner in child.walk() if inner.kind.name == "pick"
-                     and inner.args[0].custom)
+            picks = (
+                inner
+                for child in node.children
+                for inner in child.walk()
+                if inner.kind.name == "pick" and inner.args[0].custom
+            )
             if (moved := next(picks, None)) is not None:
-                raise InputError(f"{brief(node)}: it reads the positions of rows that {moved} put in another order: "
-                                 "programs have rows of tokens in theirs; pick behind it")
+                raise InputError(
+                    f"{brief(node)}: it reads the positions of rows that {moved} put in another order: "
+                    "programs have rows of tokens in theirs; pick behind it"
+                )
 
 
 def check_caches(roots: Sequence[Operator], named: Mapping[str, Operator]) -> None:
     """Raise InputError for a cache that is read before new rows are appended to it, and where its next value is no
     output of its name."""
     for node in dict.fromkeys(node for root in roots for node in root.walk()):
-        for port in (child.args[0] for child in node.children if child.kind.name == "entered"
-                     and child.args[0].space == str(C)):
+        for port in (
+            child.args[0] for child in node.children if child.kind.name == "entered" and child.args[0].space == str(C)
+        ):
             if not appends(node):
-                raise InputError(f"{brief(node)}: it reads {port} before it is written: append to it first, "
-                                 f"given({port.name!r}, ..) + product(given({SLOTS.name!r}), ..)")
+                raise InputError(
+                    f"{brief(node)}: it reads {port} before it is written: append to it first, "
+                    f"given({port.name!r}, ..) + product(given({SLOTS.name!r}), ..)"
+                )
             if named.get(port.name) is not node:
-                raise InputError(f"{port}: what is appended to it, {brief(node)}, is no output of this name: it is the "
-                                 "cache's next value")
+                raise InputError(
+                    f"{port}: what is appended to it, {brief(node)}, is no output of this name: it is the "
+                    "cache's next value"
+                )
     for name, term in named.items():
-        if str(term.out.rows) == str(C) and not (appends(term)
-                                                 and any(cache.args[0].name == name for cache in find_caches(term))):
-            raise InputError(f"output {name!r}: its rows, of space {C}, stay with a session, but no input of this name "
-                             "has them as its next value")
+        if str(term.out.rows) == str(C) and not (
+            appends(term) and any(cache.args[0].name == name for cache in find_caches(term))
+        ):
+            raise InputError(
+                f"output {name!r}: its rows, of space {C}, stay with a session, but no input of this name "
+                "has them as its next value"
+            )
 
 
 def find_caches(term: Operator) -> list[Operator]:
@@ -221,9 +261,14 @@ def find_caches(term: Operator) -> list[Operator]:
 
 def appends(term: Operator) -> bool:
     """True if the term is a cache with new rows in their slots."""
+
     def new(each: Operator) -> bool:
-        return each.kind.name == "product" and each.children[
-            0].kind.name == "related" and each.children[0].args[0] == SLOTS
+        return (
+            each.kind.name == "product"
+            and each.children[0].kind.name == "related"
+            and each.children[0].args[0] == SLOTS
+        )
+
     return term.kind.name == "add" and len(find_caches(term)) == 1 and any(map(new, term.children))
 
 

@@ -1,5 +1,6 @@
 """All matches of a pattern in a subject: a class of a graph, which has many members, or a tree or a term, which is its
 only one. Matching goes from the leaves up: patterns that share a part match it once in each subject."""
+
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import eq
@@ -8,8 +9,8 @@ from typing import Any, Generic, TypeVar
 from opmatrix.algebra.term import Operator
 from rewrites.laws.law import is_variable
 
-Binding = dict[str, Any]                                    # variable -> a subject, or an attribute
-Subject = TypeVar("Subject")                                # an object that patterns are matched with
+Binding = dict[str, Any]  # variable -> a subject, or an attribute
+Subject = TypeVar("Subject")  # an object that patterns are matched with
 COMMUTES = ("add", "mul")
 
 
@@ -41,12 +42,14 @@ class Matches(Generic[Subject]):
             self.known[pattern, subject] = bindings
         return bindings
 
-    def _among_members(self, pattern: Operator,
-                       members: Sequence[tuple[Sequence[Subject], Sequence[object]]]) -> Iterator[Binding]:
+    def _among_members(
+        self, pattern: Operator, members: Sequence[tuple[Sequence[Subject], Sequence[object]]]
+    ) -> Iterator[Binding]:
         for children, attributes in members:
             ways = self._attributes(pattern.attributes, attributes)
             for part, child in zip(pattern.children, children, strict=True):
-                if not ways: break
+                if not ways:
+                    break
                 ways = join_matches(ways, self.find(part, child))
             yield from ways
 
@@ -54,15 +57,21 @@ class Matches(Generic[Subject]):
         binding: Binding = {}
         for want, have in zip(wanted, attributes, strict=True):
             if is_variable(want):
-                if binding.setdefault(self.variable(want), have) != have: return ()
-            elif not self.same(want, have): return ()
+                if binding.setdefault(self.variable(want), have) != have:
+                    return ()
+            elif not self.same(want, have):
+                return ()
         return [binding]
 
 
 def join_matches(ours: Sequence[Binding], theirs: Sequence[Binding]) -> list[Binding]:
     """Return every pair that agrees on its common variables, merged."""
-    return [one | other for one in ours for other in theirs
-            if not one or all(one[name] == other[name] for name in one.keys() & other.keys())]
+    return [
+        one | other
+        for one in ours
+        for other in theirs
+        if not one or all(one[name] == other[name] for name in one.keys() & other.keys())
+    ]
 
 
 def orders(kind: str, children: tuple[Subject, ...]) -> list[tuple[Subject, ...]]:

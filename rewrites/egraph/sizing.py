@@ -1,6 +1,7 @@
 """Small sizes that fit one another as the sizes of a template do. The ties between sizes are not listed: sizes that
 record every comparison go through the shape rules of kinds (concolic execution: Godefroid, Klarlund, Sen 2005), and
 small ones are searched for that give every comparison its old answer."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,30 +18,34 @@ from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import Operator
 
-Terms = tuple[tuple[tuple[int, ...], int], ...]             # polynomial in sizes: factors, coefficient
-LARGEST = (64, False), (256, False), (64, True)             # largest small size, and if others may stay: in order
-FIRST_TRIED, FACTOR = 4, 2                                        # first number tried, and that for factors
-TRIES = 1000                                                # most assignments in each search
+Terms = tuple[tuple[tuple[int, ...], int], ...]  # polynomial in sizes: factors, coefficient
+LARGEST = (64, False), (256, False), (64, True)  # largest small size, and if others may stay: in order
+FIRST_TRIED, FACTOR = 4, 2  # first number tried, and that for factors
+TRIES = 1000  # most assignments in each search
 
 
-ShapeQuery = tuple["Question", bool, set[int]]                   # a question, its answer, and its sizes
+ShapeQuery = tuple["Question", bool, set[int]]  # a question, its answer, and its sizes
 About = Mapping[int, Sequence[ShapeQuery]]
 
 
-def divides(a: int, b: int) -> bool: return b != 0 and a % b == 0
+def divides(a: int, b: int) -> bool:
+    return b != 0 and a % b == 0
 
 
 class Question(NamedTuple):
     """A comparison of two sizes: eq, lt, le or divides."""
+
     asked: Callable[[int, int], bool]
     left: Terms
     right: Terms
 
-    def sizes(self) -> set[int]: return {size for terms in self[1:] for factors, _ in terms for size in factors}
+    def sizes(self) -> set[int]:
+        return {size for terms in self[1:] for factors, _ in terms for size in factors}
 
     def answer(self, small: Mapping[int, int]) -> bool:
-        left, right = (sum(times * prod(small[size] for size in factors) for factors, times in terms)
-                       for terms in self[1:])
+        left, right = (
+            sum(times * prod(small[size] for size in factors) for factors, times in terms) for terms in self[1:]
+        )
         return self.asked(left, right)
 
     def leave(self, answer: bool, size: int, able: Sequence[int], small: Mapping[int, int]) -> list[int]:
@@ -62,7 +67,8 @@ def polynomial_in(size: int, terms: Terms, small: Mapping[int, int]) -> list[int
 
 def evaluate_at(n: int, coefficients: Sequence[int]) -> int:
     value = 0
-    for coefficient in coefficients: value = value * n + coefficient
+    for coefficient in coefficients:
+        value = value * n + coefficient
     return value
 
 
@@ -88,13 +94,15 @@ class Answers(dict[Question, bool]):
 
     def ask(self, asked: Callable[[int, int], bool], a: Traced, b: Traced) -> bool:
         answer = asked(int(a), int(b))
-        if a.terms != b.terms: self[Question(asked, a.terms, b.terms)] = answer
+        if a.terms != b.terms:
+            self[Question(asked, a.terms, b.terms)] = answer
         return answer
 
 
 class Traced(int):
     """A size that holds its polynomial in the template's sizes, and records its comparisons. A plain number from 3 on
     that it meets is the size of that number; 2 stays a factor."""
+
     terms: Terms
     answers: Answers
 
@@ -106,10 +114,12 @@ class Traced(int):
 
     def met(self, other: int) -> Traced:
         """Return the other operand as such a size."""
-        if isinstance(other, Traced): return other
+        if isinstance(other, Traced):
+            return other
         return self.answers.known(other) if other > 2 else Traced.of(other, (((), int(other)),), self.answers)
 
-    def __hash__(self) -> int: return hash((self.answers.serial, self.terms))
+    def __hash__(self) -> int:
+        return hash((self.answers.serial, self.terms))
 
 
 def combined(sign: int) -> Callable[[Traced, Traced], int]:
@@ -118,6 +128,7 @@ def combined(sign: int) -> Callable[[Traced, Traced], int]:
         for factors, times in chain(a.terms, ((factors, sign * times) for factors, times in b.terms)):
             count[factors] = count.get(factors, 0) + times
         return made_of(int(a) + sign * int(b), count, a.answers)
+
     return add
 
 
@@ -143,7 +154,8 @@ def divide_sizes(a: Traced, b: Traced) -> int:
     if not a.answers.ask(divides, a, b):
         a.answers.ask(le, product, a)
         a.answers.ask(lt, a, a.met(combined(1)(product, b)))
-    else: a.answers.ask(eq, product, a)
+    else:
+        a.answers.ask(eq, product, a)
     return quotient if int(quotient) > 1 else int(quotient)
 
 
@@ -152,38 +164,54 @@ def left_over(a: Traced, b: Traced) -> int:
     return int(a) % int(b)
 
 
-def compared(asked: Callable[[int, int], bool], a: Traced, b: Traced) -> bool: return a.answers.ask(asked, a, b)
+def compared(asked: Callable[[int, int], bool], a: Traced, b: Traced) -> bool:
+    return a.answers.ask(asked, a, b)
 
 
-def swapped(does: Callable[[Traced, Traced], int]) -> Callable[[Traced, Traced], int]: return lambda a, b: does(b, a)
+def swapped(does: Callable[[Traced, Traced], int]) -> Callable[[Traced, Traced], int]:
+    return lambda a, b: does(b, a)
 
 
 OPERATIONS: dict[str, Callable[[Traced, Traced], int]] = {
-    "add": combined(1), "sub": combined(-1), "mul": multiplied, "floordiv": divide_sizes, "mod": left_over}
+    "add": combined(1),
+    "sub": combined(-1),
+    "mul": multiplied,
+    "floordiv": divide_sizes,
+    "mod": left_over,
+}
 QUESTIONS: dict[str, Callable[[Traced, Traced], int]] = {
-    "eq": partial(compared, eq), "lt": partial(compared, lt), "le": partial(compared, le),
-    "ne": lambda a, b: not compared(eq, a, b), "gt": swapped(partial(compared, lt)),
-    "ge": swapped(partial(compared, le))}
+    "eq": partial(compared, eq),
+    "lt": partial(compared, lt),
+    "le": partial(compared, le),
+    "ne": lambda a, b: not compared(eq, a, b),
+    "gt": swapped(partial(compared, lt)),
+    "ge": swapped(partial(compared, le)),
+}
 
 
 def method(does: Callable[[Traced, Traced], int]) -> Callable[[Traced, object], object]:
     def applied(self: Traced, other: object) -> object:
         return does(self, self.met(other)) if isinstance(other, int) else NotImplemented
+
     return applied
 
 
 for name, does in OPERATIONS.items():
     setattr(Traced, f"__{name}__", method(does))
     setattr(Traced, f"__r{name}__", method(swapped(does)))
-for name, does in QUESTIONS.items(): setattr(Traced, f"__{name}__", method(does))
+for name, does in QUESTIONS.items():
+    setattr(Traced, f"__{name}__", method(does))
 
 
 def traced(name: str, value: object, answers: Answers) -> object:
     """Return a value of a template with sizes that record their comparisons."""
     size = answers.size
-    if isinstance(value, Data): return Promised(f"{name} {answers.serial}", tuple(map(size, value.shape)))
-    if isinstance(value, Port): return replace(value, columns=size(value.columns), heads=size(value.heads))
-    if isinstance(value, Shape): return Shape(*(size(s) if isinstance(s, int) else s for s in value))
+    if isinstance(value, Data):
+        return Promised(f"{name} {answers.serial}", tuple(map(size, value.shape)))
+    if isinstance(value, Port):
+        return replace(value, columns=size(value.columns), heads=size(value.heads))
+    if isinstance(value, Shape):
+        return Shape(*(size(s) if isinstance(s, int) else s for s in value))
     if isinstance(value, type) and issubclass(value, Monoid) and value.width and value.width > 1:
         return asking(value, value.width, answers)
     return size(value) if type(value) is int else value
@@ -195,33 +223,47 @@ def asking(monoid: type[Monoid], columns: int, answers: Answers) -> type:
     answers[Question(eq, width.terms, (((), columns),))] = True
 
     def count(merged: object) -> int:
-        if isinstance(merged, int): answers.ask(le, width, width.met(merged))
+        if isinstance(merged, int):
+            answers.ask(le, width, width.met(merged))
         return columns
+
     return type(monoid.__name__, (monoid,), {"count": staticmethod(count)})
 
 
-def ask_shapes(values: Mapping[str, object],
-               instance: Callable[[dict[str, object]], Mapping[str, Operator]]) -> Answers:
+def ask_shapes(
+    values: Mapping[str, object], instance: Callable[[dict[str, object]], Mapping[str, Operator]]
+) -> Answers:
     """Return the comparisons of a template's sizes by the shape rules of kinds, and by the sizes of its terms."""
     answers = Answers()
     built = instance({name: traced(name, value, answers) for name, value in values.items()})
     for term in built.values():
         for size in (*term.into, *term.out):
-            if isinstance(size, Traced): size.__eq__(answers.size(int(size)))
+            if isinstance(size, Traced):
+                size.__eq__(answers.size(int(size)))
         for shape in [known for known in [*term.shapes] if any(isinstance(size, Traced) for size in known)]:
-            term.shapes.pop(shape, None)                    # terms without such sizes outlive this call
+            term.shapes.pop(shape, None)  # terms without such sizes outlive this call
     return answers
 
 
 def shrink(answers: Answers) -> dict[int, int]:
     """Return a small number for each size, all different, so that every answer is as before. If none is found soon,
     some sizes may stay as they are; empty if that finds none either."""
-    products = {size for question in answers for terms in question[1:] for factors, _ in terms
-                if len(factors) > 1 or question.asked is divides for size in factors}
-    about = {size: [(question, answer, question.sizes()) for question, answer in answers.items()
-                    if size in question.sizes()] for size in answers.sizes}
-    tried = ({size: candidates(size, FACTOR if size in products else FIRST_TRIED, largest, stays)
-              for size in answers.sizes} for largest, stays in LARGEST)
+    products = {
+        size
+        for question in answers
+        for terms in question[1:]
+        for factors, _ in terms
+        if len(factors) > 1 or question.asked is divides
+        for size in factors
+    }
+    about = {
+        size: [(question, answer, question.sizes()) for question, answer in answers.items() if size in question.sizes()]
+        for size in answers.sizes
+    }
+    tried = (
+        {size: candidates(size, FACTOR if size in products else FIRST_TRIED, largest, stays) for size in answers.sizes}
+        for largest, stays in LARGEST
+    )
     return next((small for domains in tried if (small := search(about, domains)) is not None), {})
 
 
@@ -238,14 +280,17 @@ def search(about: About, domains: Mapping[int, list[int]]) -> dict[int, int] | N
 
     def give(small: dict[int, int], domains: Mapping[int, list[int]]) -> dict[int, int] | None:
         nonlocal left
-        if not domains: return small
+        if not domains:
+            return small
         size = min(domains, key=lambda each: (len(domains[each]), each))
         for number in domains[size]:
             left -= 1
-            if left < 0: return None
+            if left < 0:
+                return None
             more = small | {size: number}
             rest = {other: [n for n in able if n != number] for other, able in domains.items() if other != size}
-            if narrow_domains(about[size], more, rest) and (solution := give(more, rest)) is not None: return solution
+            if narrow_domains(about[size], more, rest) and (solution := give(more, rest)) is not None:
+                return solution
         return None
 
     start = dict(domains)
@@ -260,5 +305,6 @@ def narrow_domains(about: Sequence[ShapeQuery], small: Mapping[int, int], domain
         if len(waiting) == 1:
             size = waiting[0]
             domains[size] = question.leave(answer, size, domains[size], small)
-            if not domains[size]: return False
+            if not domains[size]:
+                return False
     return all(domains.values())

@@ -1,5 +1,6 @@
 """A layer without its numbers: the text that enters the graph, and a table of the numbers by name. Layers of equal
 structure have equal text and share one graph."""
+
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -77,8 +78,14 @@ class Template:
             for term in root.walk():
                 if term not in names:
                     names[term] = f"$t{len(names)}"
-                    entries.append(ImportedNode(names[term], term.kind.name, tuple(names[c] for c in term.children),
-                                         tuple(table.name(a) for a in term.attributes)))
+                    entries.append(
+                        ImportedNode(
+                            names[term],
+                            term.kind.name,
+                            tuple(names[c] for c in term.children),
+                            tuple(table.name(a) for a in term.attributes),
+                        )
+                    )
                     lines.append(f"(let {names[term]} {write_node(entries[-1])})")
                     lines += [f"({fact} {names[term]})" for fact in find_facts(term, leaves, measured)]
         lines += [f"(let ${name} {names[term]})" for name, term in roots.items()]
@@ -146,10 +153,11 @@ def shrunken(value: object, small: dict[int, int], draw: Callable[[tuple[int, ..
         return value if abs(value.array.item()) > 1e-3 else Data(abs(draw(tuple(map(int, value.shape)))))
     if isinstance(value, Data):
         name = value.name or (f"{value.base.name}.T" if value.base and value.base.name else None)
-        return Data(draw(tuple(small.get(s, s) for s in map(int, value.shape))), name)   # the name is for error texts
+        return Data(draw(tuple(small.get(s, s) for s in map(int, value.shape))), name)  # the name is for error texts
     if isinstance(value, Port):
-        return replace(value, columns=small.get(value.columns, value.columns),
-                       heads=small.get(value.heads, value.heads))
+        return replace(
+            value, columns=small.get(value.columns, value.columns), heads=small.get(value.heads, value.heads)
+        )
     if isinstance(value, Shape):
         return Shape(*(small.get(s, s) if isinstance(s, int) else s for s in value))
     return small.get(value, value) if type(value) is int else value
@@ -160,23 +168,34 @@ def spell_values(template: Template, laws: Sequence[Law]) -> Template:
     that a law needs of a side that is a variable alone; the template itself if nothing is added."""
     spoken = find_spoken(tuple(laws))
     names = {(type(value), value): name for name, value in spoken.items()}
-    called = {label: name for label, value in template.values.items()
-              if (name := names.get((type(value), value), label)) != label}
+    called = {
+        label: name
+        for label, value in template.values.items()
+        if (name := names.get((type(value), value), label)) != label
+    }
     added = {name: value for name, value in spoken.items() if name not in template.values}
     lines = [*state_flags(added), *state_imported(template, laws), *state_sizes(template, laws)]
-    if not called and not added and not lines: return template
+    if not called and not added and not lines:
+        return template
     text = template.text
-    for label, name in called.items(): text = text.replace(quoted(label), quoted(name))
-    entries = tuple(entry._replace(attributes=tuple(called.get(attribute, attribute) for attribute in entry.attributes))
-                    for entry in template.entries)
+    for label, name in called.items():
+        text = text.replace(quoted(label), quoted(name))
+    entries = tuple(
+        entry._replace(attributes=tuple(called.get(attribute, attribute) for attribute in entry.attributes))
+        for entry in template.entries
+    )
     values = {called.get(label, label): value for label, value in template.values.items()} | added
     return Template("\n".join([text, *lines]), values, entries)
 
 
 def state_flags(values: Mapping[str, object]) -> list[str]:
     """Return the flags of monoids and patterns, as facts about their names."""
-    return [f'({facts.name_flag(flag)} {quoted(name)})' for name, value in values.items() for flag in facts.flags()
-            if getattr(value, flag, False) is True]
+    return [
+        f"({facts.name_flag(flag)} {quoted(name)})"
+        for name, value in values.items()
+        for flag in facts.flags()
+        if getattr(value, flag, False) is True
+    ]
 
 
 def state_imported(template: Template, laws: Sequence[Law]) -> list[str]:
@@ -188,16 +207,27 @@ def state_imported(template: Template, laws: Sequence[Law]) -> list[str]:
 
 def state_sizes(template: Template, laws: Sequence[Law]) -> list[str]:
     """Return the sizes of imported terms, where a law requires equal ones and the text does not state them."""
-    if f"({SAME_SIZE} " not in " ".join(guard for law in laws for guard in law.when): return []
+    if f"({SAME_SIZE} " not in " ".join(guard for law in laws for guard in law.when):
+        return []
     sized = {name: term.out for name, term in template.instance(template.values).items()}
-    lines = [f'(set (sized_as {name}) "{out.heads} {out.rows} {out.cols}")' for name, out in sized.items()
-             if isinstance(out.cols, int) and isinstance(out.heads, int)]
+    lines = [
+        f'(set (sized_as {name}) "{out.heads} {out.rows} {out.cols}")'
+        for name, out in sized.items()
+        if isinstance(out.cols, int) and isinstance(out.heads, int)
+    ]
     return lines if lines and lines[0] not in template.text else []
 
 
 @cache
 def find_spoken(laws: tuple[Law, ...]) -> dict[str, Any]:
     """Return the numbers, monoids and patterns in laws, by their names there."""
-    return {spelled(value): value for law in laws for side in law.sides() for root in side
-            for term in root.walk() if term.kind.name != "symbol" for value in term.attributes
-            if not is_variable(value)}
+    return {
+        spelled(value): value
+        for law in laws
+        for side in law.sides()
+        for root in side
+        for term in root.walk()
+        if term.kind.name != "symbol"
+        for value in term.attributes
+        if not is_variable(value)
+    }

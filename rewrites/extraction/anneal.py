@@ -1,6 +1,7 @@
 """Annealing: a program changes one node at a time. Uses are counted, so a change costs only the nodes that it affects.
 
 Kirkpatrick, Gelatt, Vecchi 1983. For graphs too large for the relaxation it improves most in a second."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -11,8 +12,8 @@ from time import perf_counter
 from rewrites.extraction import greedy
 from rewrites.extraction.indexed import IndexedGraph
 
-MOVES = 500                                     # moves between two readings of the clock
-ROUND = 20_000                                  # moves between two calls of settle
+MOVES = 500  # moves between two readings of the clock
+ROUND = 20_000  # moves between two calls of settle
 
 
 class Walk:
@@ -33,7 +34,7 @@ class Walk:
         free = set(nodes)
         choice, _ = greedy.trees(self.graph, [0.0 if i in free else p for i, p in enumerate(self.graph.price)])
         self.choice, self.level = [0] * self.graph.classes, [0] * self.graph.classes
-        for c, i in choice.items():             # children first
+        for c, i in choice.items():  # children first
             self.choice[c], self.level[c] = i, self.above(i)
         chosen = self.graph.walk(choice)
         self.uses = [0] * self.graph.classes
@@ -55,7 +56,7 @@ class Walk:
         least = self.level[c]
         todo = [k for k in self.kids[node] if self.level[k] > least]
         seen = set(todo)
-        for d in todo:                          # grows while it is read
+        for d in todo:  # grows while it is read
             for k in self.kids[self.choice[d]]:
                 if k == c:
                     return True
@@ -67,7 +68,7 @@ class Walk:
     def lift(self, c: int) -> None:
         """Raise the levels of a class and of the classes that need it, as far as their chosen nodes require."""
         todo = [c]
-        for d in todo:                          # grows while it is read
+        for d in todo:  # grows while it is read
             if (level := self.above(self.choice[d])) > self.level[d]:
                 self.level[d] = level
                 todo += [self.graph.cls[i] for i in self.graph.users[d] if self.choice[self.graph.cls[i]] == i]
@@ -76,7 +77,7 @@ class Walk:
         """Add a use of a node; return its cost, and the classes that come into use."""
         todo, fresh, cost = [node], [], 0.0
         uses, kids, choice, price = self.uses, self.kids, self.choice, self.graph.price
-        for i in todo:                          # grows while it is read
+        for i in todo:  # grows while it is read
             cost += price[i]
             for k in kids[i]:
                 uses[k] += 1
@@ -89,7 +90,7 @@ class Walk:
         """Remove a use of a node; return the cost that this saves."""
         todo, saved = [node], 0.0
         uses, kids, choice, price = self.uses, self.kids, self.choice, self.graph.price
-        for i in todo:                          # grows while it is read
+        for i in todo:  # grows while it is read
             saved += price[i]
             for k in kids[i]:
                 uses[k] -= 1
@@ -103,7 +104,7 @@ class Walk:
         draw, used = self.random.random, self.used
         at = int(draw() * len(used))
         c = used[at]
-        if not self.uses[c]:                    # fell out of use
+        if not self.uses[c]:  # fell out of use
             used[at] = used[-1]
             used.pop()
             self.listed.discard(c)
@@ -130,7 +131,7 @@ def anneal(graph: IndexedGraph, nodes: Iterable[int], random: Random, seconds: f
     start, walk, moves = perf_counter(), Walk(graph, nodes, random), 0
     typical = walk.cost / (len(walk.used) or 1)
     while walk.used and (part := (perf_counter() - start) / max(seconds, 1e-3)) < 1:
-        heat = typical * 0.05 ** part
+        heat = typical * 0.05**part
         for _ in range(MOVES):
             walk.step(heat)
         moves += MOVES

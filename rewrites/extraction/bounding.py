@@ -2,6 +2,7 @@
 
 Every stage ends with a proof, or with a better program, a better bound, or a smaller graph: a node that cannot be in
 any program cheaper than the best so far is dropped, and the rest is presolved again."""
+
 from __future__ import annotations
 
 from collections import defaultdict
@@ -20,21 +21,29 @@ from rewrites.extraction.exact import CoveringProgram
 from rewrites.extraction.indexed import IndexedGraph, find_components
 from rewrites.extraction.presolve import presolve
 
-ANNEALED_NODES = 1000                           # fewest nodes for which annealing is worth its time
-ULP = 1e-9                                      # relative difference below which costs are equal
+ANNEALED_NODES = 1000  # fewest nodes for which annealing is worth its time
+ULP = 1e-9  # relative difference below which costs are equal
 
 
 class Found(NamedTuple):
     """The best program as nodes of the original graph, its cost, the proved bound, and the cost of the greedy
     program."""
+
     nodes: list[int]
     cost: float
     bound: float
     greedy: float
 
 
-def optimise(graph: IndexedGraph | None, budgets: Sequence[float], until: float, gap: float, deep: bool = True,
-             families: Mapping[int, Collection[str]] = MappingProxyType({}), known: float = inf) -> Found:
+def optimise(
+    graph: IndexedGraph | None,
+    budgets: Sequence[float],
+    until: float,
+    gap: float,
+    deep: bool = True,
+    families: Mapping[int, Collection[str]] = MappingProxyType({}),
+    known: float = inf,
+) -> Found:
     """Return the best program of a presolved graph: its independent parts, small ones first, share the time.
 
     Budgets tie the parts together: then the graph is searched as a whole. If there is only one part, programs that cost
@@ -47,16 +56,24 @@ def optimise(graph: IndexedGraph | None, budgets: Sequence[float], until: float,
     parts = sorted(find_components(graph), key=lambda part: len(part.cls))
     left = sum(len(part.cls) for part in parts)
     for part in parts:
-        if len(part.cls) == part.classes:       # no choice
+        if len(part.cls) == part.classes:  # no choice
             cost = sum(part.price)
             one = Found([o for origin in part.origin for o in origin], cost, cost, cost)
         else:
             now = perf_counter()
-            one = Search(part, (), now + (until - now) * len(part.cls) / left, gap, deep, families,
-                         known if len(parts) == 1 else inf).run()
+            one = Search(
+                part,
+                (),
+                now + (until - now) * len(part.cls) / left,
+                gap,
+                deep,
+                families,
+                known if len(parts) == 1 else inf,
+            ).run()
         left -= len(part.cls)
-        total = Found(total.nodes + one.nodes, total.cost + one.cost, total.bound + one.bound,
-                      total.greedy + one.greedy)
+        total = Found(
+            total.nodes + one.nodes, total.cost + one.cost, total.bound + one.bound, total.greedy + one.greedy
+        )
     return total
 
 
@@ -64,16 +81,24 @@ class Search:
     """The search for the best program of one graph; `floor` is the least cost of a program outside the remaining part
     of it."""
 
-    def __init__(self, graph: IndexedGraph, budgets: Sequence[float], until: float, gap: float, deep: bool,
-                 families: Mapping[int, Collection[str]] = MappingProxyType({}), known: float = inf) -> None:
+    def __init__(
+        self,
+        graph: IndexedGraph,
+        budgets: Sequence[float],
+        until: float,
+        gap: float,
+        deep: bool,
+        families: Mapping[int, Collection[str]] = MappingProxyType({}),
+        known: float = inf,
+    ) -> None:
         self.budgets, self.until, self.gap, self.deep = budgets, until, gap, deep
         self.families = families
         self.random = Random(len(graph.cls))
         self.best: list[int] = []
-        self.sizes = dict(area=100, core=200, cross=100)   # sizes of neighbourhoods
+        self.sizes = dict(area=100, core=200, cross=100)  # sizes of neighbourhoods
         self.cost, self.floor, self.greedy = known, inf, inf
         whole = all(p.is_integer() for p in graph.price)
-        self.grain = float(gcd(*map(int, graph.price))) if whole else 0.0      # costs are multiples of it
+        self.grain = float(gcd(*map(int, graph.price))) if whole else 0.0  # costs are multiples of it
         self.enter(graph)
 
     def enter(self, graph: IndexedGraph) -> None:
@@ -83,7 +108,7 @@ class Search:
         self.detours: list[list[float]] = []
         self.rows: CoveringProgram | None = None
         self.tried: set[cuts.CuttingPlane] = set()
-        self.elite: dict[frozenset[int], float] = {}    # the best programs so far
+        self.elite: dict[frozenset[int], float] = {}  # the best programs so far
 
     @property
     def left(self) -> float:
@@ -106,8 +131,7 @@ class Search:
         self.first()
         self.greedy = self.cost
         self.learn(landmarks.bound_by_landmarks(self.graph, self.graph.price, landmarks.QUICK))
-        while not self.done and (self.cheap() or self.walked() or self.relaxed(self.left / 3)
-                                 or self.improved()):
+        while not self.done and (self.cheap() or self.walked() or self.relaxed(self.left / 3) or self.improved()):
             if not self.budgets and len(find_components(self.graph)) > 1:
                 part = optimise(self.graph, (), self.until, self.gap, self.deep, self.families)
                 if part.cost < self.cost * (1 - ULP):
@@ -142,8 +166,11 @@ class Search:
                 break
             noise = self.random.choice((0.2, 0.6, 1.5))
             noisy = [p * (1 + noise * self.random.random()) for p in price]
-            self.offer((greedy.dag(self.graph, noisy) if self.random.random() < 0.7 else
-                        greedy.trees(self.graph, noisy)[0]).values())
+            self.offer(
+                (
+                    greedy.dag(self.graph, noisy) if self.random.random() < 0.7 else greedy.trees(self.graph, noisy)[0]
+                ).values()
+            )
         self.elite = dict(sorted(self.elite.items(), key=itemgetter(1))[:20])
 
     def first(self) -> None:
@@ -162,7 +189,7 @@ class Search:
             size = len(self.graph.cls)
             typical = sum(self.graph.price) / (size or 1)
             for step in range(-6, 8):
-                charge = [1.0, *(typical * 4.0 ** step * size / (b or 1.0) for b in self.budgets)]
+                charge = [1.0, *(typical * 4.0**step * size / (b or 1.0) for b in self.budgets)]
                 yield [sum(map(mul, charge, cost)) for cost in self.graph.cost]
 
     def learn(self, dual: landmarks.LandmarkBound) -> None:
@@ -236,7 +263,7 @@ class Search:
     def relaxed(self, seconds: float) -> bool:
         """Cut the linear relaxation until that stops helping. True if the graph shrank."""
         if self.budgets and len(self.graph.cls) < 200:
-            return False                        # the 0/1 program is as quick
+            return False  # the 0/1 program is as quick
         values: list[float] = []
         stop = perf_counter() + seconds
         while not self.done and perf_counter() < stop:
@@ -310,7 +337,7 @@ class Search:
             if not missing:
                 if self.done or not self.budgets or self.program.strict > 1:
                     return
-                self.program.strict = 1e4       # over a budget by the solver's tolerance
+                self.program.strict = 1e4  # over a budget by the solver's tolerance
             for landmark, c in missing:
                 self.program.cut(landmark, c)
 

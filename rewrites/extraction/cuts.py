@@ -1,4 +1,5 @@
 """Separation: landmarks that a solution of the relaxation, or a choice with cycles, violates."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -14,8 +15,8 @@ from rewrites.extraction.landmarks import bound_by_landmarks
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-CuttingPlane = tuple[tuple[int, ...], int | None]       # one of these for every program of this class (None: of roots)
-SLACK = 1e-3                                    # least violation of a cut that is worth a row
+CuttingPlane = tuple[tuple[int, ...], int | None]  # one of these for every program of this class (None: of roots)
+SLACK = 1e-3  # least violation of a cut that is worth a row
 
 
 def thresholds(graph: IndexedGraph, x: Sequence[float], most: int = 40) -> Iterable[CuttingPlane]:
@@ -49,8 +50,9 @@ def widest(graph: IndexedGraph, x: Sequence[float]) -> tuple[list[float], list[i
     return width, rank
 
 
-def flows(graph: IndexedGraph, x: Sequence[float], random: Random, rounds: int = 12,
-          targets: int = 3) -> Iterable[CuttingPlane]:
+def flows(
+    graph: IndexedGraph, x: Sequence[float], random: Random, rounds: int = 12, targets: int = 3
+) -> Iterable[CuttingPlane]:
     """Yield minimum cuts in the graph where each node keeps the child that x derives least: each cut is a landmark of
     its class.
 
@@ -59,7 +61,7 @@ def flows(graph: IndexedGraph, x: Sequence[float], random: Random, rounds: int =
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow
 
-    source, unit = graph.classes, 10 ** 6
+    source, unit = graph.classes, 10**6
     used = [sum(x[i] for i in nodes) for nodes in graph.members]
     now = np.clip(np.asarray(x, dtype=float), 0.0, 1.0)
     heads = np.array(graph.cls)

@@ -1,5 +1,6 @@
 """The Pareto front of time, memory and error by epsilon constraints: a grid of budgets, one exact extraction for
 each."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -9,8 +10,9 @@ from rewrites.extraction.problem import Extraction, Infeasible, Problem
 from rewrites.extraction.solve import extract
 
 
-def front(problem: Problem, errors: Sequence[float | None] = (None,), memories: int = 4,
-          **options: Any) -> list[Extraction]:
+def front(
+    problem: Problem, errors: Sequence[float | None] = (None,), memories: int = 4, **options: Any
+) -> list[Extraction]:
     """Return undominated programs, quickest first: for each budget of squared error the quickest program, the smallest,
     and the quickest within `memories` - 1 memory budgets between the two. `options` are those of extract.
 

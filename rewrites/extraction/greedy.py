@@ -1,4 +1,5 @@
 """Greedy extraction: each class takes its cheapest node, by tree cost or by the cost of the set of nodes below it."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

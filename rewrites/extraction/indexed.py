@@ -1,5 +1,6 @@
 """The indexed form of a problem that every stage works on: integers for classes and nodes, a tuple of criteria for
 costs."""
+
 from __future__ import annotations
 
 from collections import defaultdict
@@ -11,7 +12,7 @@ from math import inf
 from rewrites.extraction.problem import Problem
 
 Criteria = tuple[float, ...]
-ClassChoice = dict[int, int]                         # class -> node
+ClassChoice = dict[int, int]  # class -> node
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class IndexedGraph:
 
     The first criterion of `cost[i]` is the objective, the others are the budgeted resources. `origin[i]` are the nodes
     of the original graph that are chosen when node i is: presolve merges classes into their parents."""
+
     cls: list[int]
     kids: list[frozenset[int]]
     cost: list[Criteria]
@@ -61,8 +63,13 @@ class IndexedGraph:
     def keep(self, nodes: Iterable[int]) -> IndexedGraph:
         """Return a graph of these nodes alone."""
         nodes = list(nodes)
-        return replace(self, cls=[self.cls[i] for i in nodes], kids=[self.kids[i] for i in nodes],
-                       cost=[self.cost[i] for i in nodes], origin=[self.origin[i] for i in nodes])
+        return replace(
+            self,
+            cls=[self.cls[i] for i in nodes],
+            kids=[self.kids[i] for i in nodes],
+            cost=[self.cost[i] for i in nodes],
+            origin=[self.origin[i] for i in nodes],
+        )
 
     def total(self, nodes: Iterable[int]) -> Criteria:
         """Return the criteria of a set of nodes."""
@@ -75,7 +82,7 @@ class IndexedGraph:
     def reachable(self) -> set[int]:
         """Return the classes that some choice needs for the roots."""
         reached, queue = set(self.roots), list(self.roots)
-        for c in queue:                         # grows while it is read
+        for c in queue:  # grows while it is read
             more = {k for i in self.members[c] for k in self.kids[i]} - reached
             reached |= more
             queue += more
@@ -85,7 +92,7 @@ class IndexedGraph:
         """Return these classes, and all classes that their chosen nodes need."""
         queue = list(dict.fromkeys(classes))
         seen = set(queue)
-        for c in queue:                         # grows while it is read
+        for c in queue:  # grows while it is read
             for k in self.kids[choice[c]]:
                 if k not in seen:
                     seen.add(k)
@@ -104,7 +111,7 @@ class IndexedGraph:
             if not missing[i]:
                 queue.append(i)
         choice: ClassChoice = {}
-        for i in queue:                         # grows while it is read
+        for i in queue:  # grows while it is read
             if self.cls[i] not in choice:
                 choice[self.cls[i]] = i
                 for j in users[self.cls[i]]:
@@ -130,8 +137,9 @@ def union(sets: Sequence[int], kids: frozenset[int]) -> int:
     return out
 
 
-def index(problem: Problem, criteria: Sequence[Criteria],
-          forbidden: Iterable[object]) -> tuple[IndexedGraph, list[Hashable]]:
+def index(
+    problem: Problem, criteria: Sequence[Criteria], forbidden: Iterable[object]
+) -> tuple[IndexedGraph, list[Hashable]]:
     """Return the graph of a problem and the name of each of its classes; a class without members cannot be covered.
     Forbidden nodes, and those of infinite cost, are left out."""
     names: dict[Hashable, int] = {}
@@ -140,8 +148,7 @@ def index(problem: Problem, criteria: Sequence[Criteria],
     def number(name: Hashable) -> int:
         return names.setdefault(name, len(names))
 
-    use = [i for i, node in enumerate(problem.nodes)
-           if max(node[2:5]) < inf and (not banned or node not in banned)]
+    use = [i for i, node in enumerate(problem.nodes) if max(node[2:5]) < inf and (not banned or node not in banned)]
     cls = [number(problem.nodes[i].cls) for i in use]
     kids = [frozenset(map(number, problem.nodes[i].children)) for i in use]
     roots = frozenset(map(number, problem.roots))
@@ -208,8 +215,14 @@ def find_components(graph: IndexedGraph) -> list[IndexedGraph]:
     out = []
     for nodes in parts.values():
         number = {c: j for j, c in enumerate(dict.fromkeys(graph.cls[i] for i in nodes))}
-        out.append(IndexedGraph([number[graph.cls[i]] for i in nodes],
-                         [frozenset([number[k] for k in graph.kids[i]]) for i in nodes],
-                         [graph.cost[i] for i in nodes], [graph.origin[i] for i in nodes],
-                         frozenset([number[c] for c in number if c in graph.roots]), len(number)))
+        out.append(
+            IndexedGraph(
+                [number[graph.cls[i]] for i in nodes],
+                [frozenset([number[k] for k in graph.kids[i]]) for i in nodes],
+                [graph.cost[i] for i in nodes],
+                [graph.origin[i] for i in nodes],
+                frozenset([number[c] for c in number if c in graph.roots]),
+                len(number),
+            )
+        )
     return out

@@ -4,6 +4,7 @@ relaxation.
 Extraction is delete-free planning: a class is a fact, a node an action that derives it from its children. A *zone* is a
 set of classes around a root; the first class of it to be derived takes a node without children in it, so those nodes
 are a landmark."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from rewrites.extraction.indexed import IndexedGraph
 
 class LandmarkBound(NamedTuple):
     """A bound: every program costs at least `value`, and every one that uses node i at least `value + spare[i]`."""
+
     value: float
     spare: list[float]
     landmarks: list[list[int]]
@@ -36,11 +38,11 @@ class Levels:
         for c in graph.roots:
             self.users[c].append(n)
         self.level = [inf] * (n + 2)
-        self.highest = [-1] * (n + 1)           # for each node, the child with the highest level
+        self.highest = [-1] * (n + 1)  # for each node, the child with the highest level
         missing = [len(kids) for kids in self.kids]
         self.level[self.source] = 0.0
         heap, done = [(0.0, self.source)], [False] * (self.goal + 1)
-        level, highest, cls, price = self.level, self.highest, self.cls, self.price     # for a hot loop
+        level, highest, cls, price = self.level, self.highest, self.cls, self.price  # for a hot loop
         while heap:
             _, c = heappop(heap)
             if not done[c]:
@@ -125,11 +127,12 @@ class Zone:
         return self.heap[0][1]
 
 
-QUICK = 10 ** 9                                 # steps of the quickest bound
+QUICK = 10**9  # steps of the quickest bound
 
 
-def bound_by_landmarks(graph: IndexedGraph, price: Sequence[float], steps: int = 10, most: int = QUICK,
-                       until: float = inf) -> LandmarkBound:
+def bound_by_landmarks(
+    graph: IndexedGraph, price: Sequence[float], steps: int = 10, most: int = QUICK, until: float = inf
+) -> LandmarkBound:
     """Return landmark cuts (LM-cut: Helmert, Domshlak 2009): pay for the cheapest entrance of a zone, let the zone grow
     through it.
 
@@ -183,5 +186,7 @@ def detours(graph: IndexedGraph, spare: Sequence[float]) -> list[float]:
                     if up + spare[i] < above[k]:
                         above[k] = up + spare[i]
                         heappush(heap, (above[k], k))
-    return [levels.level[levels.highest[i]] + spare[i] + above[c] if levels.highest[i] >= 0 else inf
-            for i, c in enumerate(graph.cls)]
+    return [
+        levels.level[levels.highest[i]] + spare[i] + above[c] if levels.highest[i] >= 0 else inf
+        for i, c in enumerate(graph.cls)
+    ]

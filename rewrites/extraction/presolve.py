@@ -4,6 +4,7 @@ Read a solution as a *set of nodes from which every root can be derived*, childr
 node may be replaced by any node that derives its class at no more cost from the classes below it. Sets of classes are
 integers, one bit a class. `below(n)` are the classes in every program that uses node n (landmarks: Keyder, Richter,
 Helmert 2010)."""
+
 from __future__ import annotations
 
 from collections import Counter, defaultdict
@@ -24,8 +25,11 @@ def prune(graph: IndexedGraph, budgets: Sequence[float] = ()) -> IndexedGraph | 
     lost.
 
     Classes are numbered anew, children mostly before parents."""
-    able = graph.keep(i for i, (c, kids, cost) in enumerate(zip(graph.cls, graph.kids, graph.cost, strict=True))
-                      if c not in kids and all(map(le, cost[1:], budgets)))
+    able = graph.keep(
+        i
+        for i, (c, kids, cost) in enumerate(zip(graph.cls, graph.kids, graph.cost, strict=True))
+        if c not in kids and all(map(le, cost[1:], budgets))
+    )
     derived = able.derive(range(len(able.cls)))
     if not graph.roots <= derived.keys():
         return None
@@ -33,9 +37,13 @@ def prune(graph: IndexedGraph, budgets: Sequence[float] = ()) -> IndexedGraph | 
     reached = able.reachable()
     able = able.keep(i for i, c in enumerate(able.cls) if c in reached)
     number = {c: j for j, c in enumerate(c for c in derived if c in reached)}
-    return replace(able, cls=[number[c] for c in able.cls],
-                   kids=[frozenset([number[k] for k in kids]) for kids in able.kids],
-                   roots=frozenset([number[c] for c in able.roots]), classes=len(number))
+    return replace(
+        able,
+        cls=[number[c] for c in able.cls],
+        kids=[frozenset([number[k] for k in kids]) for kids in able.kids],
+        roots=frozenset([number[c] for c in able.roots]),
+        classes=len(number),
+    )
 
 
 def needs(graph: IndexedGraph) -> list[int]:
@@ -43,7 +51,7 @@ def needs(graph: IndexedGraph) -> list[int]:
     below(n), n in c."""
     need = [(1 << graph.classes) - 1] * graph.classes
     dirty, c = bytearray([1]) * graph.classes, -1
-    while (c := dirty.find(1, c + 1)) >= 0 or (c := dirty.find(1)) >= 0:       # upwards, again and again
+    while (c := dirty.find(1, c + 1)) >= 0 or (c := dirty.find(1)) >= 0:  # upwards, again and again
         dirty[c] = 0
         meet = -1
         for i in graph.members[c]:
@@ -60,7 +68,7 @@ def dominators(graph: IndexedGraph) -> list[int]:
     """Return for each class the classes on every path to it from a root, itself included."""
     over = [(1 << graph.classes) - 1] * graph.classes
     dirty, c = bytearray([1]) * graph.classes, graph.classes
-    while (c := dirty.rfind(1, 0, c)) >= 0 or (c := dirty.rfind(1)) >= 0:      # downwards, again and again
+    while (c := dirty.rfind(1, 0, c)) >= 0 or (c := dirty.rfind(1)) >= 0:  # downwards, again and again
         dirty[c] = 0
         meet = 0 if c in graph.roots else -1
         for p in graph.parents[c]:
@@ -76,8 +84,9 @@ def dominators(graph: IndexedGraph) -> list[int]:
 
 def acyclic(graph: IndexedGraph, need: Sequence[int], over: Sequence[int]) -> IndexedGraph:
     """Drop the nodes that need their own class or one above it on every path: they only close cycles."""
-    return graph.keep(i for i, (c, kids) in enumerate(zip(graph.cls, graph.kids, strict=True))
-                      if not union(need, kids) & over[c])
+    return graph.keep(
+        i for i, (c, kids) in enumerate(zip(graph.cls, graph.kids, strict=True)) if not union(need, kids) & over[c]
+    )
 
 
 def implied(graph: IndexedGraph, need: Sequence[int]) -> IndexedGraph:
@@ -102,15 +111,17 @@ def drop_dominated(graph: IndexedGraph, need: Sequence[int]) -> IndexedGraph:
     keep: list[int] = []
     for c, nodes in enumerate(graph.members):
         often = Counter(k for i in nodes for k in graph.kids[i]) if len(nodes) > 1 else Counter()
-        filed: dict[int, list[tuple[int, int]]] = defaultdict(list)     # remaining nodes, each under its rarest child
+        filed: dict[int, list[tuple[int, int]]] = defaultdict(list)  # remaining nodes, each under its rarest child
         best: list[int] = []
         drawers = 0
         for i in sorted(nodes, key=lambda i: (graph.cost[i], len(graph.kids[i]), choice.get(c) != i)):
             kids, cost = graph.kids[i], graph.cost[i]
             below = union(need, kids)
             candidates, outside = chain(filed[-1], *(filed[k] for k in bits(below & drawers))), ~below
-            if any(not mask & outside and (single or all(map(le, graph.cost[o], cost)))     # sorted by their costs
-                   for o, mask in candidates):
+            if any(
+                not mask & outside and (single or all(map(le, graph.cost[o], cost)))  # sorted by their costs
+                for o, mask in candidates
+            ):
                 continue
             if single and choice.get(c) != i and is_rederivable(graph, best[:20], i, outside, tree):
                 continue
@@ -126,14 +137,17 @@ def is_rederivable(graph: IndexedGraph, others: Iterable[int], node: int, rest: 
     """True if one of the others, with the cheapest trees of its children among the classes `rest`, costs no more than
     `node`."""
     cost = graph.cost[node][0]
-    if tree[graph.cls[node]] < cost: return True
+    if tree[graph.cls[node]] < cost:
+        return True
     for other in others:
         price, total = graph.cost[other][0], 0.0
         for k in graph.kids[other]:
             if rest >> k & 1:
                 total += tree[k]
-                if price + total > cost: break                # further children only add
-        if price + total <= cost: return True
+                if price + total > cost:
+                    break  # further children only add
+        if price + total <= cost:
+            return True
     return False
 
 
@@ -146,12 +160,14 @@ def merged(graph: IndexedGraph) -> IndexedGraph:
     def inlined(k: int) -> bool:
         """True if a class may go: that adds no nodes, and its chosen node is paid for once."""
         above, below = len(users[k]), len(inside[k])
-        if k in graph.roots or above * below > max(above + below, above * (below == 1)): return False
+        if k in graph.roots or above * below > max(above + below, above * (below == 1)):
+            return False
         return len({cls[n] for n in users[k]}) <= 1 or not any(any(cost[m]) for m in inside[k])
 
     def remove(node: int) -> None:
         inside[cls[node]].discard(node)
-        for k in kids[node]: users[k].discard(node)
+        for k in kids[node]:
+            users[k].discard(node)
 
     def add(parent: int, child: int, k: int) -> None:
         """Add a node that merges parent and child."""
@@ -160,12 +176,15 @@ def merged(graph: IndexedGraph) -> IndexedGraph:
         kids.append(kids[parent] - {k} | kids[child])
         cost.append(tuple(map(plus, cost[parent], cost[child])))
         origin.append(origin[parent] + origin[child])
-        for j in kids[node]: users[j].add(node)
+        for j in kids[node]:
+            users[j].add(node)
 
     for k in filter(inlined, range(graph.classes)):
         pairs = [(n, m) for n in users[k] for m in inside[k] if cls[n] not in kids[m]]
-        for node in (*users[k], *inside[k]): remove(node)
-        for n, m in pairs: add(n, m, k)
+        for node in (*users[k], *inside[k]):
+            remove(node)
+        for n, m in pairs:
+            add(n, m, k)
     whole = replace(graph, cls=cls, kids=kids, cost=cost, origin=origin)
     return whole.keep(i for nodes in inside for i in sorted(nodes))
 

@@ -2,6 +2,7 @@
 
 A *program* picks one node for each class that is needed, from the roots down, without a cycle. Shared work counts once:
 the cost of a program is the sum over its distinct nodes."""
+
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -17,6 +18,7 @@ class Infeasible(ValueError):
 class Node(NamedTuple):
     """One member of a class. Costs are not negative, and infinite for a node that may not be chosen; `error` is a
     *squared* error, so that it adds."""
+
     cls: Hashable
     children: tuple[Hashable, ...]
     time: float = 0.0
@@ -27,6 +29,7 @@ class Node(NamedTuple):
 
 class Problem(NamedTuple):
     """The nodes of all classes, and the classes that must be covered."""
+
     nodes: Sequence[Node]
     roots: Sequence[Hashable]
 
@@ -34,23 +37,26 @@ class Problem(NamedTuple):
 @dataclass(frozen=True)
 class Extraction:
     """The chosen program with its proof: no program within the budgets costs less than `bound`."""
-    nodes: tuple[Node, ...]                     # topological: children first
-    choice: Mapping[Hashable, Node]             # class -> its chosen node
+
+    nodes: tuple[Node, ...]  # topological: children first
+    choice: Mapping[Hashable, Node]  # class -> its chosen node
     time: float
     memory: float
-    error: float                                # squared
-    cost: float                                 # weights . (time, memory, error)
-    bound: float                                # proved: no program costs less
-    gap: float                                  # (cost - bound) / cost
-    greedy: float                               # cost of the greedy DAG incumbent; inf where greedy meets no budget
+    error: float  # squared
+    cost: float  # weights . (time, memory, error)
+    bound: float  # proved: no program costs less
+    gap: float  # (cost - bound) / cost
+    greedy: float  # cost of the greedy DAG incumbent; inf where greedy meets no budget
     seconds: float
-    optimal: bool                               # gap <= the requested gap
+    optimal: bool  # gap <= the requested gap
 
     def __str__(self) -> str:
         proof = "optimal" if self.optimal else f"gap {self.gap:.2%}"
-        return (f"{len(self.nodes)} nodes, cost {self.cost:.6g} ({proof}, greedy {self.greedy:.6g}), "
-                f"time {self.time:.6g}, memory {self.memory:.6g}, squared error {self.error:.6g}, "
-                f"in {1e3 * self.seconds:.0f} ms")
+        return (
+            f"{len(self.nodes)} nodes, cost {self.cost:.6g} ({proof}, greedy {self.greedy:.6g}), "
+            f"time {self.time:.6g}, memory {self.memory:.6g}, squared error {self.error:.6g}, "
+            f"in {1e3 * self.seconds:.0f} ms"
+        )
 
 
 def check_problem(problem: Problem) -> None:
@@ -62,8 +68,10 @@ def check_problem(problem: Problem) -> None:
         for name in ("time", "memory", "error"):
             value = getattr(node, name)
             if not value >= 0:
-                raise ValueError(f"{name} of node {node.label!r} in class {node.cls!r} is {value}: "
-                                 f"costs must be numbers, and not negative")
+                raise ValueError(
+                    f"{name} of node {node.label!r} in class {node.cls!r} is {value}: "
+                    f"costs must be numbers, and not negative"
+                )
 
 
 def order(choice: Mapping[Hashable, Node], roots: Sequence[Hashable]) -> tuple[Node, ...]:

@@ -1,5 +1,6 @@
 """A problem that is solved at many prices: the presolve that does not depend on prices is done once, and known programs
 bound the search from its start."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -29,16 +30,26 @@ class Repriced:
 
     Raises ValueError for a cost of the problem that is negative or not a number."""
 
-    def __init__(self, problem: Problem, criteria: Sequence[Criteria],
-                 families: Callable[[Hashable], Iterable[str]] | None = None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        criteria: Sequence[Criteria],
+        families: Callable[[Hashable], Iterable[str]] | None = None,
+    ) -> None:
         check_problem(problem)
         self.problem, self.leaves = problem, find_leaves(problem, families)
         self.whole, self.names = index(problem, criteria, ())
         self.graph = presolve(self.whole)
         self.worst = [max(problem.nodes[o].error for o in origin) for origin in self.graph.origin] if self.graph else []
 
-    def cheapest(self, prices: Sequence[float], most: float = inf, known: float = inf, time_limit: float = 10.0,
-                 gap: float = 1e-6) -> PricedProgram:
+    def cheapest(
+        self,
+        prices: Sequence[float],
+        most: float = inf,
+        known: float = inf,
+        time_limit: float = 10.0,
+        gap: float = 1e-6,
+    ) -> PricedProgram:
         """Return the cheapest program where no node adds a squared error over `most`; programs that cost `known` or
         more are not searched for.
 
@@ -49,6 +60,7 @@ class Repriced:
             raise Infeasible(f"no program whose nodes add a squared error of at most {most:g} each covers the roots")
         costs: list[Criteria] = [(float(sum(map(mul, prices, taken))),) for taken in graph.cost]
         best = solve(replace(graph, cost=costs), [], until, gap, self.leaves, known)
-        if best.cost >= known: return PricedProgram((), best.bound)
+        if best.cost >= known:
+            return PricedProgram((), best.bound)
         chosen = choose_nodes(self.problem, self.whole, self.names, best.nodes)
         return PricedProgram(order(chosen, self.problem.roots), best.bound)

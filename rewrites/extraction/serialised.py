@@ -1,4 +1,5 @@
 """egraph-serialize JSON, the format that e-graph engines share: read into a Problem, written from one."""
+
 from __future__ import annotations
 
 import json
@@ -10,7 +11,7 @@ from formats.core.errors import InputError
 from formats.disk.files import MAX_TEXT_BYTES, read_json
 from rewrites.extraction.problem import Node, Problem
 
-COSTS = ("cost", 1.0), ("memory", 0.0), ("error", 0.0)     # fields of a node's time, memory, squared error; defaults
+COSTS = ("cost", 1.0), ("memory", 0.0), ("error", 0.0)  # fields of a node's time, memory, squared error; defaults
 
 
 def from_json(data: object, where: str = "the graph") -> Problem:
@@ -29,8 +30,9 @@ def from_json(data: object, where: str = "the graph") -> Problem:
         if strange:
             raise InputError(f"{place} has the child {strange[0]!r:.80}, which is no node of the file")
         time, memory, error = (parse_cost(node.get(field, usual), f"{place}: {field}") for field, usual in COSTS)
-        out.append(Node(classes[name], tuple(classes[child] for child in children), time, memory, error,
-                        node.get("op", name)))
+        out.append(
+            Node(classes[name], tuple(classes[child] for child in children), time, memory, error, node.get("op", name))
+        )
     known = set(classes.values())
     unknown = [root for root in roots if not isinstance(root, str) or root not in known]
     if unknown:
@@ -71,11 +73,17 @@ def to_json(problem: Problem) -> dict[str, object]:
     for name, node in zip(names, problem.nodes, strict=True):
         missing = [child for child in node.children if child not in first]
         if missing:
-            raise ValueError(f"node {node.label!r} of class {node.cls!r} has the child class {missing[0]!r} without a "
-                             "node")
+            raise ValueError(
+                f"node {node.label!r} of class {node.cls!r} has the child class {missing[0]!r} without a node"
+            )
         extra = {field: value for field, value in (("memory", node.memory), ("error", node.error)) if value}
-        nodes[name] = dict(op=str(node.label), cost=node.time, eclass=str(node.cls),
-                           children=[first[child] for child in node.children], **extra)
+        nodes[name] = dict(
+            op=str(node.label),
+            cost=node.time,
+            eclass=str(node.cls),
+            children=[first[child] for child in node.children],
+            **extra,
+        )
     return dict(nodes=nodes, root_eclasses=[str(root) for root in problem.roots])
 
 

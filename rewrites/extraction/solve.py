@@ -1,4 +1,5 @@
 """Extraction from end to end: index, greedy incumbent, presolve, search, and a walk from the roots."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -12,10 +13,17 @@ from rewrites.extraction.presolve import presolve, prune
 from rewrites.extraction.problem import Extraction, Infeasible, Node, Problem, check_problem, order
 
 
-def extract(problem: Problem, *, memory: float | None = None, error: float | None = None,
-            weights: tuple[float, float, float] = (1, 0, 0),
-            families: Callable[[Hashable], Iterable[str]] | None = None,
-            time_limit: float = 10.0, gap: float = 1e-6, forbidden: Iterable[Node] = ()) -> Extraction:
+def extract(
+    problem: Problem,
+    *,
+    memory: float | None = None,
+    error: float | None = None,
+    weights: tuple[float, float, float] = (1, 0, 0),
+    families: Callable[[Hashable], Iterable[str]] | None = None,
+    time_limit: float = 10.0,
+    gap: float = 1e-6,
+    forbidden: Iterable[Node] = (),
+) -> Extraction:
     """Return the cheapest program: minimise weights . (time, memory, error), each chosen node counted once, within the
     budgets.
 
@@ -34,52 +42,81 @@ def extract(problem: Problem, *, memory: float | None = None, error: float | Non
     best = solve(graph, budgets, start + time_limit, gap, find_leaves(problem, families))
     if best.cost == inf:
         budget = f"memory {memory} and squared error {error}"
-        raise (Infeasible(f"no program fits {budget}") if best.bound == inf else
-               TimeoutError(f"no program that fits {budget} was found in {time_limit} s"))
+        raise (
+            Infeasible(f"no program fits {budget}")
+            if best.bound == inf
+            else TimeoutError(f"no program that fits {budget} was found in {time_limit} s")
+        )
     nodes = order(choose_nodes(problem, whole, names, best.nodes), problem.roots)
     totals = sum(n.time for n in nodes), sum(n.memory for n in nodes), sum(n.error for n in nodes)
     cost = sum(w * t for w, t in zip(weights, totals, strict=True))
     bound = min(best.bound, cost)
     left = (cost - bound) / cost if cost else 0.0
-    return Extraction(nodes, {n.cls: n for n in nodes}, *totals, cost, bound, left, max(best.greedy, cost),
-                      perf_counter() - start, left <= gap * (1 + 1e-6))
+    return Extraction(
+        nodes,
+        {n.cls: n for n in nodes},
+        *totals,
+        cost,
+        bound,
+        left,
+        max(best.greedy, cost),
+        perf_counter() - start,
+        left <= gap * (1 + 1e-6),
+    )
 
 
 def find_leaves(problem: Problem, families: Callable[[Hashable], Iterable[str]] | None) -> dict[int, tuple[str, ...]]:
     """Return the weight leaves that the class of each node is derived from, where there are any."""
-    return {} if families is None else {
-        i: leaf for i, node in enumerate(problem.nodes) if (leaf := tuple(families(node.cls) or ()))}
+    return (
+        {}
+        if families is None
+        else {i: leaf for i, node in enumerate(problem.nodes) if (leaf := tuple(families(node.cls) or ()))}
+    )
 
 
-def solve(graph: IndexedGraph, budgets: Sequence[float], until: float, gap: float,
-          families: Mapping[int, Collection[str]], known: float = inf) -> Found:
+def solve(
+    graph: IndexedGraph,
+    budgets: Sequence[float],
+    until: float,
+    gap: float,
+    families: Mapping[int, Collection[str]],
+    known: float = inf,
+) -> Found:
     """Return the best program of a pruned graph. If another program costs `known`, one that costs no less may be
     returned, and the bound holds for the cheaper of the two."""
     first = solve_greedy(graph, budgets) if known == inf else Found([], inf, 0.0, inf)
     floor = landmarks.bound_by_landmarks(graph, graph.price, landmarks.QUICK)
     graph = drop_costlier(graph, floor, min(first.cost, known))
-    best = (optimise(presolve(graph, budgets, until), budgets, until, gap, families=families, known=known)
-            if perf_counter() < until else first._replace(bound=floor.value))
+    best = (
+        optimise(presolve(graph, budgets, until), budgets, until, gap, families=families, known=known)
+        if perf_counter() < until
+        else first._replace(bound=floor.value)
+    )
     greedy = min(first.cost, best.greedy) if budgets else first.cost
-    if first.cost < best.cost or not best.nodes: best = best._replace(nodes=first.nodes, cost=first.cost)
+    if first.cost < best.cost or not best.nodes:
+        best = best._replace(nodes=first.nodes, cost=first.cost)
     return best._replace(bound=min(max(best.bound, floor.value), best.cost, known), greedy=greedy)
 
 
 def measure(problem: Problem, weights: tuple[float, float, float], memory: bool, error: bool) -> list[Criteria]:
     """Return the cost of each node, and its use of each budget."""
-    return [(weights[0] * n.time + weights[1] * n.memory + weights[2] * n.error, *[n.memory] * memory,
-             *[n.error] * error) for n in problem.nodes]
+    return [
+        (weights[0] * n.time + weights[1] * n.memory + weights[2] * n.error, *[n.memory] * memory, *[n.error] * error)
+        for n in problem.nodes
+    ]
 
 
 def drop_costlier(graph: IndexedGraph, floor: landmarks.LandmarkBound, cost: float) -> IndexedGraph:
     """Drop the nodes that no program below a cost uses."""
-    if cost == inf: return graph
+    if cost == inf:
+        return graph
     detours = landmarks.detours(graph, floor.spare)
     return graph.keep(i for i, detour in enumerate(detours) if floor.value + detour < cost)
 
 
-def choose_nodes(problem: Problem, whole: IndexedGraph, names: Sequence[Hashable],
-           chosen: Iterable[int]) -> dict[Hashable, Node]:
+def choose_nodes(
+    problem: Problem, whole: IndexedGraph, names: Sequence[Hashable], chosen: Iterable[int]
+) -> dict[Hashable, Node]:
     """Return the node of each class that is derived from chosen nodes."""
     position = {origin: i for i, (origin,) in enumerate(whole.origin)}
     derived = whole.derive(position[origin] for origin in chosen)
@@ -105,9 +142,13 @@ def uncovered(problem: Problem, memory: float | None, error: float | None, forbi
     have = whole.derive(range(len(whole.cls)))
     missing = [names[c] for c in whole.roots if c not in have]
     if not missing:
-        return Infeasible(f"no program of nodes that fit memory {memory} and squared error {error} each covers the "
-                          "roots")
+        return Infeasible(
+            f"no program of nodes that fit memory {memory} and squared error {error} each covers the roots"
+        )
     members = whole.members[names.index(missing[0])]
-    why = ("all its nodes need themselves or a class that nothing derives" if members
-           else "it has no node that may be chosen")
+    why = (
+        "all its nodes need themselves or a class that nothing derives"
+        if members
+        else "it has no node that may be chosen"
+    )
     return Infeasible(f"no program covers root {missing[0]!r}: {why}")

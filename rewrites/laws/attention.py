@@ -1,4 +1,5 @@
 """Laws of generalised products; attention is one, over softmax. No law here depends on a whole attention."""
+
 from dataclasses import replace
 
 from opmatrix.algebra.monoids import mean
@@ -37,16 +38,19 @@ from rewrites.laws.law import (
 )
 
 
-@law(phase=SIMPLIFY, canonical=True, source="linearity of the dot product",
-     without=(dict(s=varying[1]),))
+@law(phase=SIMPLIFY, canonical=True, source="linearity of the dot product", without=(dict(s=varying[1]),))
 def scale_scores(a: value[h, n], b: value[h, n], s: scalar):
     """1/√d belongs to the queries: n numbers a row instead of one for each pair of tokens. Nothing but one number fits
     both sides."""
     return product(a, turn(b)) @ (I * s), product(a @ (I * s), turn(b))
 
 
-@law(phase=SIMPLIFY, canonical=True, source="linearity in each row; Su et al. 2021, RoPE",
-     without=(dict(R=operator[n, n]), dict(s=varying[1])))
+@law(
+    phase=SIMPLIFY,
+    canonical=True,
+    source="linearity in each row; Su et al. 2021, RoPE",
+    without=(dict(R=operator[n, n]), dict(s=varying[1])),
+)
 def scale_rotated(x: value[h, n], R: rotation[n, n], s: scalar):
     """1/√d passes a rotation by positions, on its way into the weight of the queries."""
     return (x @ R) @ (I * s), (x @ (I * s)) @ R
@@ -58,22 +62,23 @@ def split_keys(a: value[h, n], b: value[h, n], c: constant[h, n]):
     return product(a, turn(b + c)), product(a, turn(b)) + product(a, turn(c))
 
 
-@law(phase=SIMPLIFY, canonical=True, source="Vaswani et al. 2017, eq. 1",
-     without=(dict(t=scores[h]), dict(M=over)))
+@law(phase=SIMPLIFY, canonical=True, source="Vaswani et al. 2017, eq. 1", without=(dict(t=scores[h]), dict(M=over)))
 def shift_scores(s: scores[h], t: level[h], v: value[h, n], M: over[shift_invariant], P: where):
     """Softmax ignores what is added to a whole row, so a key bias drops."""
     return product(s + t, v, M, P), product(s, v, M, P)
 
 
-@law(phase=SIMPLIFY, canonical=True, source="Vaswani et al. 2017, eq. 1",
-     without=(dict(t=scores[h]), dict(M=over)))
+@law(phase=SIMPLIFY, canonical=True, source="Vaswani et al. 2017, eq. 1", without=(dict(t=scores[h]), dict(M=over)))
 def shift_biased(s: scores[h], t: level[h], b: distances[h], v: value[h, n], M: over[shift_invariant], P: where):
     """A number that is added to a whole row drops before a bias by distance, too."""
     return product((s + t) + b, v, M, P), product(s + b, v, M, P)
 
 
-@law(phase=SIMPLIFY, source="weights of a row sum to one",
-     without=(dict(M=over), dict(P=where), dict(c=value[h, n]), dict(c=placed[h, n])))
+@law(
+    phase=SIMPLIFY,
+    source="weights of a row sum to one",
+    without=(dict(M=over), dict(P=where), dict(c=value[h, n]), dict(c=placed[h, n])),
+)
 def value_bias(s: scores[h], v: value[h, n], c: constant[h, n], M: over[normalised], P: where[reflexive]):
     """A bias of the values comes out unchanged where every row's weights sum to one; it may stay where the product that
     makes them adds one anyway, and the next does not."""
@@ -105,8 +110,13 @@ def stack_columns(x: value[n], A: matrix[n, h * p], H: count):
     return (x @ A) @ heads(H), x @ (A @ heads(H))
 
 
-@law(phase=SIMPLIFY, canonical=True, when=("(single A)",), source="block structure of the rows",
-     without=(dict(A=operator[h * q, p]),))
+@law(
+    phase=SIMPLIFY,
+    canonical=True,
+    when=("(single A)",),
+    source="block structure of the rows",
+    without=(dict(A=operator[h * q, p]),),
+)
 def stack_rows(x: value[h, q], A: matrix[h * q, p], H: count):
     """Joining heads before a product is a sum over heads of one matrix each."""
     return (x @ heads(H).T) @ A, (x @ by_head(A, H)) @ total
@@ -139,8 +149,8 @@ def total_shift(x: value[h, q], c: constant[h, q], A: matrix[h * q, p], H: count
     return (x @ B + c @ B) @ total, (x @ B) @ total + (c @ B) @ total
 
 
-table = replace(array, facts=("act",))                      # numbers of the input; stored values fold otherwise
-summing = replace(matrix, facts=("linear",))                # a matrix of any width, such as a sum, is not stored
+table = replace(array, facts=("act",))  # numbers of the input; stored values fold otherwise
+summing = replace(matrix, facts=("linear",))  # a matrix of any width, such as a sum, is not stored
 LINEAR_ATTENTION = "associativity; Katharopoulos et al. 2020, eq. 6"
 
 

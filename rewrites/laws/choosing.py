@@ -1,6 +1,7 @@
 """Chosen columns, `x @ P` with one 1 in each column of P, pass every operator that treats columns alike. They lead from
 a weight with rows of zeros to smaller weights before it (rewrites/approximate/structured.py). The search has no use for
 them, as it never widens a value."""
+
 from rewrites.laws.law import choice, collect, entrywise, law, matrix, n, p, value
 
 SOURCE = "columns apart"

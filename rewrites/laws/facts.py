@@ -6,6 +6,7 @@ from its replacement.
 Other facts only direct laws and kernels and make no law true: `act` depends on the input, `given` is a field of the
 batch, `turning` acts on rows by their positions, `distant` is a number for each pair by their distance, `imported` is
 part of the term that a graph begins with."""
+
 import re
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable
@@ -16,7 +17,7 @@ from opmatrix.algebra.term import KINDS, PROPERTIES, Kind, Operator
 from rewrites.laws.guards import SAME_SIZE
 from rewrites.laws.law import FLAGS, OF_MONOID
 
-Known = frozenset[tuple[str, str]]                          # (variable, property or flag)
+Known = frozenset[tuple[str, str]]  # (variable, property or flag)
 DIRECTING = "act", "given", "turning", "distant", "imported"
 # properties that kernels and markers always need
 ALWAYS = "storable", "single", "stacked", "constant", "uniform", "entrywise", "column", "row_linear"
@@ -68,12 +69,13 @@ def premises(kind: Kind, predicate: Callable[..., bool]) -> list[Known]:
     """Return every least set of facts about the arguments of a kind from which a predicate of them follows. More facts
     never make a predicate false, so the facts that it reads lead to all such sets."""
     least_sets, todo = list[Known](), [Known()]
-    for known in todo:                                      # the list grows in the loop, from smaller sets to larger
+    for known in todo:  # the list grows in the loop, from smaller sets to larger
         if any(least <= known for least in least_sets):
             continue
         asked: set[tuple[str, str]] = set()
-        arguments = [(Asked if k < kind.arity else AskedFlags)(name, known, asked)
-                     for k, name in enumerate(variables(kind))]
+        arguments = [
+            (Asked if k < kind.arity else AskedFlags)(name, known, asked) for k, name in enumerate(variables(kind))
+        ]
         if predicate(*arguments):
             least_sets.append(known)
         else:
@@ -92,9 +94,13 @@ def derived_of(kinds: tuple[Kind, ...], properties: tuple[str, ...]) -> tuple[tu
     derived = list[tuple[str, Known, str]]()
     for kind in kinds:
         node = f"(K_{' '.join([kind.name, *variables(kind)])})"
-        derived += [(node, known, name) for name in properties if name in kind.properties
-                  for known in premises(kind, kind.properties[name])]
-        derived += [(node, Known({(child, "act")}), "act") for child in variables(kind)[:kind.at_x]]
+        derived += [
+            (node, known, name)
+            for name in properties
+            if name in kind.properties
+            for known in premises(kind, kind.properties[name])
+        ]
+        derived += [(node, Known({(child, "act")}), "act") for child in variables(kind)[: kind.at_x]]
     return tuple(derived)
 
 
@@ -175,18 +181,24 @@ MARKERS = """
 SIZE_FACTS = ("(function sized_as (Op) String :merge old)", f"(relation {SAME_SIZE} (Op Op))")
 SIZE_RULES = (
     "(rule ((= e (K_compose a f)) (entrywise f) (= s (sized_as a))) ((set (sized_as e) s)) :ruleset facts)",
-    *(f"(rule ((= e (K_{kind} a b)) (= s (sized_as a)) (= s (sized_as b))) ((set (sized_as e) s)) :ruleset facts)"
-      for kind in ("add", "mul")),
-    f"(rule ((= s (sized_as a)) (= s (sized_as b))) (({SAME_SIZE} a b)) :ruleset facts)")
-MARKED = {fact: len(of.split()) for fact, of in re.findall(r"\(relation (\w+) \(([\w ]+)\)\)", MARKERS)}   # operands
-MADE = frozenset({"joined"})                                 # kinds of nodes that markers add
-KIND = re.compile(r"\(K_(\w+)")                               # a kind in the text of a rule
+    *(
+        f"(rule ((= e (K_{kind} a b)) (= s (sized_as a)) (= s (sized_as b))) ((set (sized_as e) s)) :ruleset facts)"
+        for kind in ("add", "mul")
+    ),
+    f"(rule ((= s (sized_as a)) (= s (sized_as b))) (({SAME_SIZE} a b)) :ruleset facts)",
+)
+MARKED = {fact: len(of.split()) for fact, of in re.findall(r"\(relation (\w+) \(([\w ]+)\)\)", MARKERS)}  # operands
+MADE = frozenset({"joined"})  # kinds of nodes that markers add
+KIND = re.compile(r"\(K_(\w+)")  # a kind in the text of a rule
 
 
 def relations() -> list[str]:
     """Return the declarations of all facts and flags."""
-    return [*SIZE_FACTS, *(f"(relation {fact} (Op))" for fact in (*PROPERTIES, *DIRECTING)),
-            *(f"(relation {name_flag(flag)} (String))" for flag in flags())]
+    return [
+        *SIZE_FACTS,
+        *(f"(relation {fact} (Op))" for fact in (*PROPERTIES, *DIRECTING)),
+        *(f"(relation {name_flag(flag)} (String))" for flag in flags()),
+    ]
 
 
 def needed(names: Iterable[str]) -> set[str]:
@@ -205,15 +217,24 @@ def rules(names: Iterable[str] = (), among: Container[str] | None = None) -> tup
     """Return the rules of facts and the markers, for every declared kind, or for the kinds in `among`. Covers the
     properties of these names and the properties that are always needed. Facts with equal premises are one rule."""
     names = {*names}
-    def matched(text: str) -> bool: return among is None or all(kind in among for kind in KIND.findall(text))
+
+    def matched(text: str) -> bool:
+        return among is None or all(kind in among for kind in KIND.findall(text))
+
     together: dict[tuple[str, Known], list[str]] = defaultdict(list)
     wanted = needed(names)
     for node, known, name in derive_facts():
         if name in wanted and matched(node):
             together[node, known].append(f"({name} e)")
-    lines = [rule([f"(= e {node})", *(f"({name} {of})" for of, name in sorted(known))], facts)
-             for (node, known), facts in together.items()]
-    lines += [rule([f"({stronger} e)"], [f"({name} e)"])
-              for name, declaration in PROPERTIES.items() if name in wanted for stronger in declaration.implied]
+    lines = [
+        rule([f"(= e {node})", *(f"({name} {of})" for of, name in sorted(known))], facts)
+        for (node, known), facts in together.items()
+    ]
+    lines += [
+        rule([f"({stronger} e)"], [f"({name} e)"])
+        for name, declaration in PROPERTIES.items()
+        if name in wanted
+        for stronger in declaration.implied
+    ]
     lines += SIZE_RULES if SAME_SIZE in names else ()
     return *lines, *filter(matched, re.split(r"\n(?=\()", MARKERS.strip()))

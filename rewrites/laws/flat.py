@@ -1,6 +1,7 @@
 """The flat reading of an operator, in terms of the algebra alone: every value written out from its input, every
 composition with one matrix or one entrywise function on its right, no shift of zeros, no gain of ones. The e-graph
 holds terms in this form."""
+
 from collections.abc import Iterator
 from functools import reduce
 from operator import matmul
@@ -28,7 +29,7 @@ def _flat(term: Operator, x: Operator, memo: dict[tuple[Operator, Operator], Ope
             return x
         case "const" | "related" | "entered":
             return term
-        case "pick" if x.constant and x.uniform:            # the same row, in any space
+        case "pick" if x.constant and x.uniform:  # the same row, in any space
             return x
         case "given" | "by_distance":
             return seen_from(term, x.out.rows, x)
@@ -48,7 +49,8 @@ def _flat(term: Operator, x: Operator, memo: dict[tuple[Operator, Operator], Ope
         return x @ term
     if term.kind.name == "add":
         a, b = (flat(child, x, memo) for child in term.children)
-        if a.kind.name == "by_distance": a, b = b, a        # laws and kernels expect a bias as the last term
+        if a.kind.name == "by_distance":
+            a, b = b, a  # laws and kernels expect a bias as the last term
         return add_constant(add_constant(widen_constant(a, b) + widen_constant(b, a), a, b), b, a)
     return term.kind(*(flat(child, x, memo) for child in term.children), *term.attributes)
 
@@ -56,9 +58,11 @@ def _flat(term: Operator, x: Operator, memo: dict[tuple[Operator, Operator], Ope
 def for_each_head(made: Operator, x: Operator, after: Operator) -> Operator:
     """Return a term written behind x in as many heads as it needs. A constant row, which reads nothing of x, fits any
     number of heads, and has one by itself."""
-    if made.out.heads is not H or not made.constant: return made
+    if made.out.heads is not H or not made.constant:
+        return made
     heads = (x @ after).out.heads
-    if not isinstance(heads, int) or heads == 1: return made
+    if not isinstance(heads, int) or heads == 1:
+        return made
     repeated: Operator = made @ repeat(heads)
     return repeated
 
@@ -69,18 +73,25 @@ def read_table(x: Operator, term: Operator) -> Operator | None:
     sizes."""
     field, *between = factors(x)
     data = term.args[0]
-    if field.kind is not KINDS["given"] or not between or x.out.heads != 1 or len(data.shape) != 2: return None
+    if field.kind is not KINDS["given"] or not between or x.out.heads != 1 or len(data.shape) != 2:
+        return None
     chain: Operator = reduce(matmul, between)
-    if not chain.linear or chain.storable or any(isinstance(attribute, Data) for node in chain.walk()
-                                                 for attribute in node.attributes): return None
+    if (
+        not chain.linear
+        or chain.storable
+        or any(isinstance(attribute, Data) for node in chain.walk() for attribute in node.attributes)
+    ):
+        return None
     name, rows = f"{data.label}_behind_{chain}", field.out.cols
-    if isinstance(data, Promised): return field @ weight(Promised(name, (rows, data.shape[1])))
+    if isinstance(data, Promised):
+        return field @ weight(Promised(name, (rows, data.shape[1])))
     return field @ weight(Data(dense(adjoint(chain, rows), data.array.T, dtype=data.array.dtype).T, name))
 
 
 def seen_from(field: Operator, rows: object, x: Operator) -> Operator:
     """Return a field of the rows of a space, which x was picked into. Raises ShapeError where they were pooled."""
-    if rows is T: return field
+    if rows is T:
+        return field
     picked = (node for node in x.walk() if node.kind.name == "pick" and node.out.rows is rows)
     if (picking := next(picked, None)) is None:
         raise ShapeError(f"{field} of rows of space {rows}: these were pooled, not picked, and have no {field.args[0]}")
@@ -101,7 +112,8 @@ def is_cut(c: Operator) -> bool:
 def scale_columns(x: Operator, c: Operator) -> Operator:
     """Return x with its columns times a constant row; x itself where the row is ones. A row that was cut into heads is
     stored as one row of each head: behind x it would be cut again."""
-    if is_cut(c) and not promised(c): c = const(dense(c, np.zeros((1, 1))))
+    if is_cut(c) and not promised(c):
+        c = const(dense(c, np.zeros((1, 1))))
     scaled: Operator = x @ (I * c)
     return x if full(c, 1) and same_columns(scaled, x) else scaled
 
@@ -114,8 +126,9 @@ def promised(term: Operator) -> bool:
 def add_constant(total: Operator, x: Operator, c: Operator) -> Operator:
     """Return the sum of x and c; x itself where c is zeros. A single column keeps its number: the eps of a norm may be
     0."""
-    return x if full(c, 0) and same_columns(total,
-                                            x) and x.out.cols != 1 and not isinstance(x.out.cols, Space) else total
+    return (
+        x if full(c, 0) and same_columns(total, x) and x.out.cols != 1 and not isinstance(x.out.cols, Space) else total
+    )
 
 
 def full(c: Operator, number: int) -> bool:
@@ -133,17 +146,19 @@ def widen_constant(c: Operator, other: Operator) -> Operator:
     """Return a number that is added to every column as a row as wide as the other, so that a law may send it through a
     matrix."""
     wide = other.out.cols
-    if not (c.constant and c.uniform and c.out.cols == 1 and c.out.heads in (1, H) and isinstance(wide, int)
-            and wide > 1):
+    if not (
+        c.constant and c.uniform and c.out.cols == 1 and c.out.heads in (1, H) and isinstance(wide, int) and wide > 1
+    ):
         return c
-    wider: Operator = (const(np.full(wide, c.args[0].array.item())) if c.kind.name == "const"
-                       else c @ weight(np.ones((1, wide))))
+    wider: Operator = (
+        const(np.full(wide, c.args[0].array.item())) if c.kind.name == "const" else c @ weight(np.ones((1, wide)))
+    )
     return wider
 
 
 def factors(term: Operator) -> Iterator[Operator]:
     """Yield the factors of a composition, left to right, along its left spine: embeddings, then one for each layer."""
-    behind = list[Operator]()                               # a loop, no recursion: there may be a thousand layers
+    behind = list[Operator]()  # a loop, no recursion: there may be a thousand layers
     while term.kind is KINDS["compose"]:
         term, last = term.children
         behind.append(last)

@@ -1,8 +1,9 @@
 """Conditions of laws in their written form, (fact variable ..), and the one about sizes."""
+
 import re
 from typing import NamedTuple
 
-SAME_SIZE = "same_size"                                     # fact of two values: equal heads, columns, row space
+SAME_SIZE = "same_size"  # fact of two values: equal heads, columns, row space
 CONDITION = re.compile(r"\((\w+)((?: \w+)+)\)", re.ASCII)
 
 

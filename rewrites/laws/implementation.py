@@ -1,5 +1,6 @@
 """Implementation laws: the kernels that compute a term. The left side is the kernel's meaning, which the float64 oracle
 reads too; the right side is a kernel of the runtime with operands named as the variables are."""
+
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -54,10 +55,12 @@ from rewrites.laws.law import (
 )
 
 
-def score(q: Operator, k: Operator, scale: Operator | None = None, heads: int | None = None,
-          bias: Operator | None = None) -> Operator:
+def score(
+    q: Operator, k: Operator, scale: Operator | None = None, heads: int | None = None, bias: Operator | None = None
+) -> Operator:
     logits: Operator = product(q, turn(k if heads is None else k @ repeated(heads)))
-    if scale is not None: logits = logits @ (I * scale)
+    if scale is not None:
+        logits = logits @ (I * scale)
     return logits if bias is None else logits + bias
 
 
@@ -65,71 +68,148 @@ def weigh(x: Operator, v: Operator, where: Pattern, heads: int | None = None) ->
     return product(x, v if heads is None else v @ repeated(heads), over=softmax, where=where)
 
 
-def attention(q: Operator, k: Operator, v: Operator, where: Pattern, scale: Operator | None = None,
-              heads: int | None = None, bias: Operator | None = None) -> Operator:
+def attention(
+    q: Operator,
+    k: Operator,
+    v: Operator,
+    where: Pattern,
+    scale: Operator | None = None,
+    heads: int | None = None,
+    bias: Operator | None = None,
+) -> Operator:
     return weigh(score(q, k, scale, heads, bias), v, where, heads)
 
 
-def headwise(x: Operator, weight: Operator) -> Operator: return x @ weight
-def linear_to_heads(x: Operator, weight: Operator) -> Operator: return x @ weight
-def linear_to_heads_bias(x: Operator, weight: Operator, bias: Operator) -> Operator: return x @ weight + bias
-def to_heads(x: Operator, heads: int) -> Operator: return x @ split(heads)
-def from_heads(x: Operator, heads: int) -> Operator: return x @ split(heads).T
-def repeat(x: Operator, heads: int) -> Operator: return x @ repeated(heads)
-def turned(x: Operator, angles: Operator) -> Operator: return x @ angles
-def first_columns(x: Operator, key: Operator) -> Operator: return kinds.left(x, key)
-def last_columns(x: Operator, key: Operator, own: Operator) -> Operator: return kinds.behind(x, key, own)
+def headwise(x: Operator, weight: Operator) -> Operator:
+    return x @ weight
+
+
+def linear_to_heads(x: Operator, weight: Operator) -> Operator:
+    return x @ weight
+
+
+def linear_to_heads_bias(x: Operator, weight: Operator, bias: Operator) -> Operator:
+    return x @ weight + bias
+
+
+def to_heads(x: Operator, heads: int) -> Operator:
+    return x @ split(heads)
+
+
+def from_heads(x: Operator, heads: int) -> Operator:
+    return x @ split(heads).T
+
+
+def repeat(x: Operator, heads: int) -> Operator:
+    return x @ repeated(heads)
+
+
+def turned(x: Operator, angles: Operator) -> Operator:
+    return x @ angles
+
+
+def first_columns(x: Operator, key: Operator) -> Operator:
+    return kinds.left(x, key)
+
+
+def last_columns(x: Operator, key: Operator, own: Operator) -> Operator:
+    return kinds.behind(x, key, own)
 
 
 def mixed(x: Operator, gate: Operator, up: Operator, activation: Operator, down: Operator) -> Operator:
     return ((x @ up @ activation) @ down * gate) @ total
-def mixed_gated(x: Operator, gate: Operator, up: Operator, activation: Operator, beside: Operator,
-                  down: Operator) -> Operator:
+
+
+def mixed_gated(
+    x: Operator, gate: Operator, up: Operator, activation: Operator, beside: Operator, down: Operator
+) -> Operator:
     return (((x @ up @ activation) * (x @ beside)) @ down * gate) @ total
-def mixed_biased(x: Operator, gate: Operator, up: Operator, bias: Operator, activation: Operator,
-                 down: Operator) -> Operator:
+
+
+def mixed_biased(
+    x: Operator, gate: Operator, up: Operator, bias: Operator, activation: Operator, down: Operator
+) -> Operator:
     return (((x @ up + bias) @ activation) @ down * gate) @ total
-def mixed_residual(residual: Operator, **others: Operator) -> Operator: return residual + mixed(**others)
+
+
+def mixed_residual(residual: Operator, **others: Operator) -> Operator:
+    return residual + mixed(**others)
+
+
 def mixed_biased_residual(residual: Operator, **others: Operator) -> Operator:
     return residual + mixed_biased(**others)
+
+
 def mixed_gated_residual(residual: Operator, **others: Operator) -> Operator:
     return residual + mixed_gated(**others)
 
 
-def weighed(x: Operator, by: Operator) -> Operator: return x * by
-def weighed_residual(x: Operator, by: Operator, residual: Operator) -> Operator: return residual + x * by
-def weighed_heads(x: Operator, by: Operator) -> Operator: return (x * by) @ total
+def weighed(x: Operator, by: Operator) -> Operator:
+    return x * by
+
+
+def weighed_residual(x: Operator, by: Operator, residual: Operator) -> Operator:
+    return residual + x * by
+
+
+def weighed_heads(x: Operator, by: Operator) -> Operator:
+    return (x * by) @ total
+
+
 def weighed_heads_residual(x: Operator, by: Operator, residual: Operator) -> Operator:
     return residual + weighed_heads(x, by)
-def activated_heads(x: Operator, activation: Operator) -> Operator: return x @ activation
-def biased_heads(x: Operator, bias: Operator) -> Operator: return x + bias
-def gated_heads(x: Operator, activation: Operator, times: Operator) -> Operator: return (x @ activation) * times
+
+
+def activated_heads(x: Operator, activation: Operator) -> Operator:
+    return x @ activation
+
+
+def biased_heads(x: Operator, bias: Operator) -> Operator:
+    return x + bias
+
+
+def gated_heads(x: Operator, activation: Operator, times: Operator) -> Operator:
+    return (x @ activation) * times
+
+
 def biased_activated_heads(x: Operator, bias: Operator, activation: Operator) -> Operator:
     return (x + bias) @ activation
 
 
-def shares(x: Operator) -> Operator: return x @ share
-def kept(x: Operator, by: Operator, few: int) -> Operator: return keep_top(x, by, few)
-def best_shares(x: Operator, few: int) -> Operator: return keep_top(x @ share, x, few)
-def summing_to_one(x: Operator) -> Operator: return x * (x @ ones @ reciprocal)
-def shares_of_best(x: Operator, few: int) -> Operator: return summing_to_one(best_shares(x, few))
+def shares(x: Operator) -> Operator:
+    return x @ share
+
+
+def kept(x: Operator, by: Operator, few: int) -> Operator:
+    return keep_top(x, by, few)
+
+
+def best_shares(x: Operator, few: int) -> Operator:
+    return keep_top(x @ share, x, few)
+
+
+def summing_to_one(x: Operator) -> Operator:
+    return x * (x @ ones @ reciprocal)
+
+
+def shares_of_best(x: Operator, few: int) -> Operator:
+    return summing_to_one(best_shares(x, few))
 
 
 split = heads
 tokens = replace(value, space="T")
 caches = replace(value, space="C")
-shared = replace(tokens, spread=True)                       # one head may serve all heads of another operand
-single, single_query = (replace(sort, space="S") for sort in (value, shared))           # one row of each sequence
+shared = replace(tokens, spread=True)  # one head may serve all heads of another operand
+single, single_query = (replace(sort, space="S") for sort in (value, shared))  # one row of each sequence
 QUERY, KEYS = dict(q=shared[h, n], k=shared[h, n]), dict(q=shared[h, n], k=tokens[k, n], heads=count)
 # patterns that kernels know
 SEEN, HELD, RECALLED = (dict(where=where[flags]) for flags in (("within", "reach", "stated"), "attends", "cached"))
 WEIGHED, GROUPED = dict(x=scores[h], v=shared[h, p], **SEEN), dict(x=scores[h], v=tokens[k, p], heads=count, **SEEN)
-PLAIN_PRODUCT = dict(x=value[n], weight=matrix[h, n, p])            # a product of a plain value into heads
+PLAIN_PRODUCT = dict(x=value[n], weight=matrix[h, n, p])  # a product of a plain value into heads
 SCALE, FIRST_COLUMNS = dict(scale=scalar), dict(x=value[p + q], key=operator[n, p])
-NUMBER = replace(value, facts=("act", "column"))            # one column for each head
+NUMBER = replace(value, facts=("act", "column"))  # one column for each head
 IN_HEADS, ACTIVATED, BIAS = dict(x=value[h, p]), dict(activation=entrywise[p]), dict(bias=constant[h, p])
-EXPERTS = dict(x=value[n], gate=NUMBER[h, 1], up=matrix[h, n, p],
-               activation=entrywise[p], down=matrix[h, p, q])
+EXPERTS = dict(x=value[n], gate=NUMBER[h, 1], up=matrix[h, n, p], activation=entrywise[p], down=matrix[h, p, q])
 BIASED = EXPERTS | BIAS
 GATED, RESIDUAL = EXPERTS | dict(beside=matrix[h, n, p]), dict(residual=value[q])
 KEPT_BY_GATE: dict[str, Any] = {"most": lambda at: at.kept("gate")}
@@ -158,19 +238,38 @@ OTHERS: tuple[tuple[Any, ...], ...] = (
     (biased_activated_heads, "pointwise", IN_HEADS | BIAS | ACTIVATED, False, BESIDE),
     (gated_heads, "pointwise", IN_HEADS | ACTIVATED | dict(times=value[h, p]), False, BESIDE),
     (repeat, "repeat", dict(x=value[k, p], heads=count), True, "a copy of each head for its group"),
-    (turned, "rotate", dict(x=tokens[h, n], angles=rotation[n, n]), True, "pairs of columns, turned by tables of the "
-                                                                          "position"),
+    (
+        turned,
+        "rotate",
+        dict(x=tokens[h, n], angles=rotation[n, n]),
+        True,
+        "pairs of columns, turned by tables of the position",
+    ),
     (to_heads, (), dict(x=value[h * p], heads=count), True, "no copy"),
     (from_heads, (), dict(x=value[h, p], heads=count), True, "no copy"),
-    (first_columns, "columns", FIRST_COLUMNS, True, "no copy",
-     {"lo": lambda at: 0, "hi": lambda at: at.columns("key")}),
-    (last_columns, "columns", FIRST_COLUMNS | dict(own=operator[n, q]), True, "no copy",
-     {"lo": lambda at: at.columns("key"), "hi": lambda at: at.columns("x")}))
+    (
+        first_columns,
+        "columns",
+        FIRST_COLUMNS,
+        True,
+        "no copy",
+        {"lo": lambda at: 0, "hi": lambda at: at.columns("key")},
+    ),
+    (
+        last_columns,
+        "columns",
+        FIRST_COLUMNS | dict(own=operator[n, q]),
+        True,
+        "no copy",
+        {"lo": lambda at: at.columns("key"), "hi": lambda at: at.columns("x")},
+    ),
+)
 
 
 # Attention and its scores, with optional parts: one number that scales, heads in groups, a bias by distance.
 class ScoreParts(NamedTuple):
     """The optional parts of scores that are present."""
+
     scaled: bool = False
     grouped: bool = False
     biased: bool = False
@@ -196,59 +295,119 @@ SCORE_PARTS = [ScoreParts(*reversed(flags)) for flags in product_of((False, True
 def attentions() -> Iterator[Implementation]:
     """Yield the implementations of attention in one pass, and in three."""
     for parts in SCORE_PARTS:
-        yield Implementation(parts.called("attention"), "attention", attention, parts.attended | HELD, {}, False,
-                             GQA if parts.grouped else FLASH)
+        yield Implementation(
+            parts.called("attention"),
+            "attention",
+            attention,
+            parts.attended | HELD,
+            {},
+            False,
+            GQA if parts.grouped else FLASH,
+        )
     for parts in SCORE_PARTS:
-        yield Implementation(parts.called("score"), "scores", score, parts.variables, {}, not parts.grouped,
-                             GQA if parts.grouped else SQUARE)
+        yield Implementation(
+            parts.called("score"),
+            "scores",
+            score,
+            parts.variables,
+            {},
+            not parts.grouped,
+            GQA if parts.grouped else SQUARE,
+        )
     for grouped in (False, True):
-        yield Implementation(ScoreParts(grouped=grouped).called("weigh"), ("softmax", "values"), weigh,
-                             GROUPED if grouped else WEIGHED, {}, not grouped, GQA if grouped else PASS)
+        yield Implementation(
+            ScoreParts(grouped=grouped).called("weigh"),
+            ("softmax", "values"),
+            weigh,
+            GROUPED if grouped else WEIGHED,
+            {},
+            not grouped,
+            GQA if grouped else PASS,
+        )
 
 
 # Operators that join rows: of sequences, alone and scaled to unit length; of other relations. And attention of one
 # query a sequence.
-POOLS = dict(first=lambda x: x @ pick("first"), last=lambda x: x @ pick("last"),
-             sum=lambda x: product(given("members"), x),
-             mean=lambda x: product(given("members"), x, over=mean),
-             max=lambda x: product(given("members"), x, over=monoids.max),
-             by_root=lambda x: product(given("members_by_root"), x),
-             by_place=lambda x: product(given("members_by_place"), x))
+POOLS = dict(
+    first=lambda x: x @ pick("first"),
+    last=lambda x: x @ pick("last"),
+    sum=lambda x: product(given("members"), x),
+    mean=lambda x: product(given("members"), x, over=mean),
+    max=lambda x: product(given("members"), x, over=monoids.max),
+    by_root=lambda x: product(given("members_by_root"), x),
+    by_place=lambda x: product(given("members_by_place"), x),
+)
 
 
-def append(cache: Operator, x: Operator) -> Operator: return cache + product(given(SLOTS), x)
-def unit(x: Operator, unit: Operator) -> Operator: return x @ unit_length(unit)
+def append(cache: Operator, x: Operator) -> Operator:
+    return cache + product(given(SLOTS), x)
+
+
+def unit(x: Operator, unit: Operator) -> Operator:
+    return x @ unit_length(unit)
+
+
 def pool_unit(body: Callable[[Operator], Operator], x: Operator, unit: Operator) -> Operator:
     return body(x) @ unit_length(unit)
+
+
 def link(x: Operator, relation: Relation, over: type[Monoid] = monoids.sum) -> Operator:
     return product(given(relation), x, over=over)
-def pick_related(x: Operator, relation: Relation) -> Operator: return x @ pick(relation)
+
+
+def pick_related(x: Operator, relation: Relation) -> Operator:
+    return x @ pick(relation)
 
 
 def relations() -> Iterator[Implementation]:
     """Yield the implementations of pooling, of picked rows, and of products with relations."""
     for how, body in POOLS.items():
         yield Implementation(f"pool_{how}", "pool", body, dict(x=value[n]), {"how": how}, True, "sums in float64")
-        yield Implementation(f"pool_{how}_unit", "pool", partial(pool_unit, body), dict(x=value[n], unit=scalar),
-                             {"how": how})
+        yield Implementation(
+            f"pool_{how}_unit", "pool", partial(pool_unit, body), dict(x=value[n], unit=scalar), {"how": how}
+        )
     yield Implementation("unit", "unit", unit, dict(x=value[n], unit=scalar), {}, True)
     yield Implementation("pick", "pick", pick_related, dict(x=value[n], relation=relation["custom"]), {}, True)
     for over in (monoids.sum, mean, monoids.max):
-        yield Implementation(f"link_{over.__name__}", "link", partial(link, over=over),
-                             dict(x=value[n], relation=relation["custom"]),
-                             {"over": over.__name__}, True, "entries alone (Hamilton et al. 2017, GraphSAGE)")
-    yield Implementation("turned_once", "rotate", turned, dict(x=single[h, n], angles=rotation[n, n]),
-                         {"rows": lambda at: at.picked("x")}, True)
+        yield Implementation(
+            f"link_{over.__name__}",
+            "link",
+            partial(link, over=over),
+            dict(x=value[n], relation=relation["custom"]),
+            {"over": over.__name__},
+            True,
+            "entries alone (Hamilton et al. 2017, GraphSAGE)",
+        )
+    yield Implementation(
+        "turned_once",
+        "rotate",
+        turned,
+        dict(x=single[h, n], angles=rotation[n, n]),
+        {"rows": lambda at: at.picked("x")},
+        True,
+    )
     for parts in SCORE_PARTS:
         once = dict(bias=replace(distances, facts=(), space="S")[h]) if parts.biased else {}
         name, variables = parts.called("attention"), parts.attended
-        yield Implementation(f"{name}_once", "attend_once", attention,
-                             variables | dict(q=single_query[h, n], **SEEN) | once,
-                             {"query": lambda at: at.picked("q")})
-        if parts.biased: continue                           # no term has the distances of rows of caches
+        yield Implementation(
+            f"{name}_once",
+            "attend_once",
+            attention,
+            variables | dict(q=single_query[h, n], **SEEN) | once,
+            {"query": lambda at: at.picked("q")},
+        )
+        if parts.biased:
+            continue  # no term has the distances of rows of caches
         of_caches = {name: replace(sort, space="C") if name in "kv" else sort for name, sort in variables.items()}
-        yield Implementation(f"{name}_cached", "attention_cached", attention, of_caches | RECALLED, {}, True,
-                             "over pages of keys and values (Kwon et al. 2023)")
+        yield Implementation(
+            f"{name}_cached",
+            "attention_cached",
+            attention,
+            of_caches | RECALLED,
+            {},
+            True,
+            "over pages of keys and values (Kwon et al. 2023)",
+        )
     yield Implementation("append", "append", append, dict(cache=caches[h, n], x=tokens[h, n]), {}, True, "in place")
 
 
@@ -257,19 +416,25 @@ def gates() -> Iterator[Implementation]:
     for behind, sort in (("", value[p]), ("_of_heads", value[h, p])):
         top: dict[str, Any] = {"k": lambda at: at.number("few")}
         ways: tuple[tuple[Any, ...], ...] = (
-                (shares, {"shares": 1}, dict(x=sort), True),
-                (kept, top, dict(x=sort, by=sort, few=count[few]), True),
-                (best_shares, top | {"shares": 1}, dict(x=sort, few=count[few]), False),
-                (summing_to_one, {"unit": 1}, dict(x=sort), True),
-                (shares_of_best, top | {"shares": 1, "unit": 1}, dict(x=sort, few=count[few]), False))
+            (shares, {"shares": 1}, dict(x=sort), True),
+            (kept, top, dict(x=sort, by=sort, few=count[few]), True),
+            (best_shares, top | {"shares": 1}, dict(x=sort, few=count[few]), False),
+            (summing_to_one, {"unit": 1}, dict(x=sort), True),
+            (shares_of_best, top | {"shares": 1, "unit": 1}, dict(x=sort, few=count[few]), False),
+        )
         for body, attributes, variables, alone in ways:
             yield Implementation(f"{body.__name__}{behind}", "gate", body, variables, attributes, alone, "one pass")
 
 
 IMPLEMENTATIONS = [
-    *attentions(), *(Implementation(body.__name__, kernels, body, variables, options[0] if options else {}, single,
-                                    source)
-                     for body, kernels, variables, single, source, *options in OTHERS), *relations(), *gates()]
+    *attentions(),
+    *(
+        Implementation(body.__name__, kernels, body, variables, options[0] if options else {}, single, source)
+        for body, kernels, variables, single, source, *options in OTHERS
+    ),
+    *relations(),
+    *gates(),
+]
 
 
 def implementations() -> Iterator[Implementation]:
@@ -278,19 +443,24 @@ def implementations() -> Iterator[Implementation]:
     yield from (chain for stages in epilogues() for head in HEADS if (chain := chain_stages(head, *stages)))
 
 
-def implements(*kernels: str, source: str = "",
-               **variables: Sort) -> Callable[[Callable[..., Operator]], Implementation]:
+def implements(
+    *kernels: str, source: str = "", **variables: Sort
+) -> Callable[[Callable[..., Operator]], Implementation]:
     """Declare, by a function of its variables, the term that kernels compute: searches offer them for it from then on.
     Raises ValueError for a name that is taken, TypeError for variables that differ from the function's, and for a
     scalar that is added."""
+
     def declare(body: Callable[..., Operator]) -> Implementation:
         name = body.__name__
         if any(known.name == name for known in implementations()):
             raise ValueError(f"implementation {name}: there is one already")
         if [*signature(body).parameters] != [*variables]:
-            raise TypeError(f"implementation {name}{signature(body)}: say what each of its variables is, such as "
-                            "x=value[n]")
-        IMPLEMENTATIONS.append(implementation := declared(
-            Implementation(name, kernels, body, variables, {}, True, source)))
+            raise TypeError(
+                f"implementation {name}{signature(body)}: say what each of its variables is, such as x=value[n]"
+            )
+        IMPLEMENTATIONS.append(
+            implementation := declared(Implementation(name, kernels, body, variables, {}, True, source))
+        )
         return implementation
+
     return declare

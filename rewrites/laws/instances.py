@@ -1,4 +1,5 @@
 """Operators of every kind that a guard of a law may require: for each property some that have it, and few others."""
+
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -35,37 +36,56 @@ from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import PROPERTIES, Operator
 
-ROWS, INPUT = (4, 1, 3), 5                                  # three sequences of unequal length, five input columns
-SWAPPED = relation("swapped", "T", "T")                     # the tokens of a batch backwards
-BEHIND = relation("behind", "T", "T")                       # rows with one entry up to all; random weights in a check
-RELATED = {SWAPPED.name: np.eye(sum(ROWS))[::-1], HELD.name: np.tri(sum(ROWS))[::-1],
-           BEHIND.name: np.tri(sum(ROWS))[::-1] * np.random.default_rng(1).normal(size=(sum(ROWS), 1))}
+ROWS, INPUT = (4, 1, 3), 5  # three sequences of unequal length, five input columns
+SWAPPED = relation("swapped", "T", "T")  # the tokens of a batch backwards
+BEHIND = relation("behind", "T", "T")  # rows with one entry up to all; random weights in a check
+RELATED = {
+    SWAPPED.name: np.eye(sum(ROWS))[::-1],
+    HELD.name: np.tri(sum(ROWS))[::-1],
+    BEHIND.name: np.tri(sum(ROWS))[::-1] * np.random.default_rng(1).normal(size=(sum(ROWS), 1)),
+}
 SCATTERED = np.random.default_rng(0).integers(0, 2, (max(ROWS), max(ROWS)))
-earlier = Pattern("earlier", lambda query, key: key.position < query.position)          # the first token sees no key
-bent = I + tanh                                             # neither linear nor bounded
-DrawNumbers: TypeAlias = Callable[..., Data]                # draws random numbers of a shape
+earlier = Pattern("earlier", lambda query, key: key.position < query.position)  # the first token sees no key
+bent = I + tanh  # neither linear nor bounded
+DrawNumbers: TypeAlias = Callable[..., Data]  # draws random numbers of a shape
 
 
 class sharp(monoids.softmax):
     """Softmax of twice the scores: a second monoid with its flags."""
-    closed = None                                           # type: ignore[assignment]
-    def lift(z: Any, v: Any) -> Any: return monoids.softmax.lift(2 * z, v)
+
+    closed = None  # type: ignore[assignment]
+
+    def lift(z: Any, v: Any) -> Any:
+        return monoids.softmax.lift(2 * z, v)
 
 
 ALL: list[type[Monoid]] = [*monoids.MONOIDS, sharp]
 CHOICES: dict[str, Sequence[object]] = dict(
-    entrywise=[SCALAR_FUNCTIONS[name] for name, activation in sorted(ACTIVATIONS.items())
-               if activation.everywhere] + [share],
+    entrywise=[SCALAR_FUNCTIONS[name] for name, activation in sorted(ACTIVATIONS.items()) if activation.everywhere]
+    + [share],
     over=[monoid for monoid in ALL if monoid.width == 1 and not monoid.indexed],
-    where=[earlier, patterns.causal, patterns.sequence, patterns.everyone, patterns.window(1),
-           patterns.causal & patterns.sequence,
-           patterns.among(HELD), patterns.mask(SCATTERED),
-           patterns.mask(SCATTERED | np.eye(max(ROWS), dtype=int)) & patterns.sequence],
-    relation=[GIVEN["last"], GIVEN["first"], SWAPPED], any_relation=[BEHIND, SWAPPED, GIVEN["last"]])
+    where=[
+        earlier,
+        patterns.causal,
+        patterns.sequence,
+        patterns.everyone,
+        patterns.window(1),
+        patterns.causal & patterns.sequence,
+        patterns.among(HELD),
+        patterns.mask(SCATTERED),
+        patterns.mask(SCATTERED | np.eye(max(ROWS), dtype=int)) & patterns.sequence,
+    ],
+    relation=[GIVEN["last"], GIVEN["first"], SWAPPED],
+    any_relation=[BEHIND, SWAPPED, GIVEN["last"]],
+)
 
 
-def split_heads(row: Operator, count: int) -> Operator: return row if count == 1 else row @ heads(count)
-def mix(x: Operator) -> Operator: return product(product(x, turn(x)), x)
+def split_heads(row: Operator, count: int) -> Operator:
+    return row if count == 1 else row @ heads(count)
+
+
+def mix(x: Operator) -> Operator:
+    return product(product(x, turn(x)), x)
 
 
 def ragged() -> Batch:
@@ -106,40 +126,40 @@ class Ends(NamedTuple):
 
 Instance: TypeAlias = Callable[[Ends], Operator]
 INSTANCES: tuple[Instance, ...] = (
-    lambda of: of.matrix @ bent,                            # row-wise, with no other property
-    lambda of: mix(of.matrix),                              # no property at all
+    lambda of: of.matrix @ bent,  # row-wise, with no other property
+    lambda of: mix(of.matrix),  # no property at all
     lambda of: of.matrix,
-    lambda of: ones @ weight(of.numbers(of.heads, 1, of.out)),      # a matrix with the number of input rows
-    lambda of: of.matrix @ relu,                            # homogeneous for positive numbers
-    lambda of: of.matrix @ tanh,                            # maps zero to zero
+    lambda of: ones @ weight(of.numbers(of.heads, 1, of.out)),  # a matrix with the number of input rows
+    lambda of: of.matrix @ relu,  # homogeneous for positive numbers
+    lambda of: of.matrix @ tanh,  # maps zero to zero
     lambda of: of.matrix @ softplus,
     lambda of: of.row,
-    lambda of: of.placed,                                   # constant, and another row at each position
-    lambda of: of.matrix * of.placed,                       # a matrix for each position
+    lambda of: of.placed,  # constant, and another row at each position
+    lambda of: of.matrix * of.placed,  # a matrix for each position
     lambda of: of.matrix * of.placed @ relu,
     lambda of: (of.matrix @ bent) * of.placed,
-    lambda of: of.matrix @ pick(SWAPPED),                   # one row, from another position
+    lambda of: of.matrix @ pick(SWAPPED),  # one row, from another position
     lambda of: of.matrix @ bent @ pick(SWAPPED),
-    lambda of: product(given(BEHIND), of.matrix),           # additive, and mixes rows
+    lambda of: product(given(BEHIND), of.matrix),  # additive, and mixes rows
     lambda of: product(given(BEHIND), of.matrix @ relu),
     lambda of: product(given(BEHIND), of.matrix @ tanh),
     lambda of: product(given(BEHIND), of.placed),
-    lambda of: I * 2.0,                                     # a single number, at any width
+    lambda of: I * 2.0,  # a single number, at any width
     lambda of: I + I,
     lambda of: bent,
     lambda of: relu,
     lambda of: tanh,
     lambda of: softplus,
     lambda of: softplus + given("positions", max(ROWS)) @ weight(of.numbers(max(ROWS), 1)),
-    lambda of: share,                                       # keeps the order of a row, and reads the whole row
+    lambda of: share,  # keeps the order of a row, and reads the whole row
     lambda of: diag(of.numbers(of.columns)),
     lambda of: diag(of.numbers(of.columns)) @ bent,
     lambda of: diag(of.numbers(of.columns)) @ relu,
     lambda of: diag(of.numbers(of.columns)) @ tanh,
     lambda of: rotate(of.angles, of.angles),
     lambda of: weight(of.numbers(of.columns, of.heads * of.out)) @ heads(max(2, of.heads)),
-    lambda of: heads(max(2, of.heads)),                     # moves numbers between heads
-    lambda of: ones,                                        # one column
+    lambda of: heads(max(2, of.heads)),  # moves numbers between heads
+    lambda of: ones,  # one column
     lambda of: over(ones, maximum),
 )
 
@@ -162,5 +182,6 @@ def list_facts(term: Operator) -> Iterator[str]:
 def has_facts(term: Any, facts: tuple[str, ...]) -> bool:
     """True if a term has all of these facts that are properties, and is no constant row where it must depend on an
     input; False for None."""
-    if term is None or ("act" in facts and term.constant and term.uniform): return False
+    if term is None or ("act" in facts and term.constant and term.uniform):
+        return False
     return all(getattr(term, fact) for fact in facts if fact in PROPERTIES)

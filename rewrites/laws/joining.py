@@ -1,5 +1,6 @@
 """Products that share their input are one, with the weights side by side. Markers of their common readers direct these
 laws."""
+
 from rewrites.laws.kinds import behind, blank, joined, left
 from rewrites.laws.law import JOIN, collect, constant, h, k, law, matrix, n, p, q, value
 

@@ -1,4 +1,5 @@
 """The class of implementation laws: kernels, and the term that they compute, which the float64 oracle reads too."""
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from rewrites.lowering.calls import CallVariables
 
 
-STACK = "stack"                                             # layout with a matrix for each head
+STACK = "stack"  # layout with a matrix for each head
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +85,13 @@ def declared(law: Implementation) -> Implementation:
     for name in (name for name, sort in law.variables.items() if sort == scalar):
         number = stand_in(name, scalar)
         for node in law.pattern.walk():
-            if number in node.children and node not in (I * number, number * I) and \
-                    any(child.out.cols != 1 for child in node.children):
-                raise TypeError(f"law {law.name.removeprefix('_')}: the scalar {name} is found only where it "
-                                f"multiplies, as I * {name}, or is added to one column: declare it constant, a row")
+            if (
+                number in node.children
+                and node not in (I * number, number * I)
+                and any(child.out.cols != 1 for child in node.children)
+            ):
+                raise TypeError(
+                    f"law {law.name.removeprefix('_')}: the scalar {name} is found only where it "
+                    f"multiplies, as I * {name}, or is added to one column: declare it constant, a row"
+                )
     return law

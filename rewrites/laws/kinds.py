@@ -19,18 +19,21 @@ def as_array(term: Operator, width: Expr | int | None = None) -> np.ndarray:
         return np.asarray(dense(term, np.zeros((1, 1))))
     width = term.into.cols if width is None else width
     match term.kind.name:
-        case "weight":                                      # no product with an identity: the numbers are stored
+        case "weight":  # no product with an identity: the numbers are stored
             return np.asarray(term.args[0].array, np.float64)
         case "adjoint":
             [turned] = term.children
             return as_array(turned, None if isinstance(turned.into.cols, int) else width).swapaxes(-1, -2)
         case "compose":
             first, then = term.children
-            if I in first.children and first.kind.name == "mul" and all(factor is I or factor.constant
-                                                                        for factor in first.children):
+            if (
+                I in first.children
+                and first.kind.name == "mul"
+                and all(factor is I or factor.constant for factor in first.children)
+            ):
                 numbers = as_array(then, width)
                 rows = dense(first, np.ones((1, int(width)))).swapaxes(-1, -2)
-                in_place = numbers.flags.owndata and numbers.flags.writeable     # a copy, just widened to float64
+                in_place = numbers.flags.owndata and numbers.flags.writeable  # a copy, just widened to float64
                 in_place = in_place and np.broadcast_shapes(rows.shape, numbers.shape) == numbers.shape
                 return np.asarray(np.multiply(rows, numbers, out=numbers if in_place else None))
             return np.asarray(dense(then, as_array(first, width)))
@@ -42,7 +45,7 @@ def transposed(term: Operator, x: Shape | DenseReading) -> Operator:
     if isinstance(x, Shape):
         into, out = (Shape(term.out.heads, T, cols) for cols in (term.out.cols, term.into.cols))
         return symbol("adjoint", into, out, linear=True)
-    width = None if isinstance(term.into.cols, int) else x.array.shape[-1]          # an operator of any width is square
+    width = None if isinstance(term.into.cols, int) else x.array.shape[-1]  # an operator of any width is square
     turned: Operator = weight(Data(as_array(term, width).swapaxes(-1, -2)))
     return turned
 
@@ -50,9 +53,10 @@ def transposed(term: Operator, x: Shape | DenseReading) -> Operator:
 def cut_rows(term: Operator, heads: int, x: Shape | DenseReading) -> Operator:
     """Return one block of rows of a matrix for each head."""
     if isinstance(x, Shape):
-        if term.into.cols is N:                             # any width: here that of all heads together
-            return symbol("by_head", Shape(heads, T, x.cols), Shape(heads, T, term(Shape(1, T, heads * x.cols)).cols),
-                          linear=True)
+        if term.into.cols is N:  # any width: here that of all heads together
+            return symbol(
+                "by_head", Shape(heads, T, x.cols), Shape(heads, T, term(Shape(1, T, heads * x.cols)).cols), linear=True
+            )
         rows = term.into.cols // heads if isinstance(term.into.cols, int) else term.into.cols / heads
         return symbol("by_head", Shape(heads, T, rows), Shape(heads, T, term.out.cols), linear=True)
     numbers = as_array(term, None if isinstance(term.into.cols, int) else heads * x.array.shape[-1])
@@ -60,14 +64,15 @@ def cut_rows(term: Operator, heads: int, x: Shape | DenseReading) -> Operator:
     return blocks
 
 
-def cut_block(term: Operator, before: Expr | int, rows: Expr | int, total: Expr | int,
-              x: Shape | DenseReading) -> Operator:
+def cut_block(
+    term: Operator, before: Expr | int, rows: Expr | int, total: Expr | int, x: Shape | DenseReading
+) -> Operator:
     """Return `rows` rows of a matrix of `total`, behind the first `before`."""
     if isinstance(x, Shape):
         out = term(Shape(1, T, total)) if term.into.cols is N else term.out
         return symbol("block", Shape(1, T, rows), Shape(1, T, out.cols), linear=True)
     start, count, width = (int(sympify(number)) for number in (before, rows, total))
-    block: Operator = weight(Data(as_array(term, width if term.into.cols is N else None)[start:start + count]))
+    block: Operator = weight(Data(as_array(term, width if term.into.cols is N else None)[start : start + count]))
     return block
 
 
@@ -113,21 +118,26 @@ def flattened(a: Operator, x: ReadAt) -> ReadAt:
     return a(x) if heads == 1 else a(x).join(heads)
 
 
-@combinator(at_x=2, **every("linear", "storable", "constant", "uniform", "row_wise"),
-            single=lambda a, b: a.storable and b.storable)
+@combinator(
+    at_x=2,
+    **every("linear", "storable", "constant", "uniform", "row_wise"),
+    single=lambda a, b: a.storable and b.storable,
+)
 def joined(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
     """All columns of `a`, its heads side by side, and behind them those of b, which may have another number of
     heads."""
     return flattened(a, x).beside(flattened(b, x))
 
 
-@combinator(at_x=2, **every("additive", "constant", "uniform", "row_wise", "positively_homogeneous",
-                            "maps_zero_to_zero"))
+@combinator(
+    at_x=2, **every("additive", "constant", "uniform", "row_wise", "positively_homogeneous", "maps_zero_to_zero")
+)
 def with_heads(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
     """The heads of `a`, and behind them those of b, of as many columns each."""
     (first, _), (last, _) = count_columns(a.term), count_columns(b.term)
     if isinstance(x, Shape):
-        if a(x).cols != b(x).cols: raise ShapeError(f"heads of {a(x).cols} columns with heads of {b(x).cols}")
+        if a(x).cols != b(x).cols:
+            raise ShapeError(f"heads of {a(x).cols} columns with heads of {b(x).cols}")
         return a(x)._replace(heads=first + last)
     return flattened(a, x).beside(flattened(b, x)).split(first + last)
 

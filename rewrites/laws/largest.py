@@ -1,10 +1,11 @@
 """Routing of rows: operators that the scores of a choice may pass without changing it. A law here holds for real
 numbers; where rounding makes two of them equal, either may be taken."""
+
 from opmatrix.algebra.operators import I, keep_top, share
 from rewrites.laws.law import SIMPLIFY, Sort, collect, constant, count, law, n, value, varying
 
-rising = Sort("entrywise", ("keeps_order",))                # larger numbers of a row stay larger, equal ones equal
-offset = Sort("column", ("column",))                        # one number for each row
+rising = Sort("entrywise", ("keeps_order",))  # larger numbers of a row stay larger, equal ones equal
+offset = Sort("column", ("column",))  # one number for each row
 
 
 @law(phase=SIMPLIFY, canonical=True, source="0 @ (I * c) = 0", without=(dict(c=varying[n]),))
@@ -13,8 +14,13 @@ def scale_kept(s: value[n], y: value[n], c: constant[n], top: count):
     return keep_top(s @ (I * c), y, top), keep_top(s, y, top) @ (I * c)
 
 
-@law(phase=SIMPLIFY, canonical=True, source="order is all that a choice sees", largest=1.0,
-     without=(dict(f=Sort("entrywise", ("entrywise",))),))
+@law(
+    phase=SIMPLIFY,
+    canonical=True,
+    source="order is all that a choice sees",
+    largest=1.0,
+    without=(dict(f=Sort("entrywise", ("entrywise",))),),
+)
 def choose_before(s: value[n], y: value[n], f: rising, top: count):
     """The largest numbers are the largest before a function that rises: a softmax of scores chooses as they do. Of
     large numbers float64 has one share, and no order."""

@@ -4,6 +4,7 @@ a variable is its guard: `W: matrix[n, p]` promises a linear operator, `A: opera
 Facts that direct laws (rewrites/laws/facts.py) never make one true: `act`, it depends on the input, keeps rules from
 rewriting stored values. Every other fact is needed for truth, as a counterexample in `without` shows, unless the law's
 docstring says that the law is true of any such variable."""
+
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,18 +31,22 @@ from rewrites.laws.instances import bent as bent
 from rewrites.laws.instances import ragged as ragged
 
 NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, MARK, JOIN = "normalise", "simplify", "select", "restructure", "mark", "join"
-FLAGS = shift_invariant, normalised, right_linear, reflexive = (             # flags of monoids and patterns, as guards
-    "shift_invariant", "normalised", "right_linear", "reflexive")
-OF_MONOID = "_over"                                         # suffix of a monoid's flag that has a property's name
+FLAGS = shift_invariant, normalised, right_linear, reflexive = (  # flags of monoids and patterns, as guards
+    "shift_invariant",
+    "normalised",
+    "right_linear",
+    "reflexive",
+)
+OF_MONOID = "_over"  # suffix of a monoid's flag that has a property's name
 EXACT, IMPLEMENTATION, APPROXIMATE, PARTITION = "exact", "implementation", "approximate", "partition"
 h, k, n, p, q = sympy.symbols("h k n p q", integer=True, positive=True)
-few = sympy.Symbol("few", integer=True, positive=True)      # number of largest numbers kept in a row
-MOST_TRIALS = 300                                           # most combinations of variables in a check
-SAMPLE = {h: 2, k: 7, n: 6, p: 4, q: 3, few: 2}             # sizes in a check: all different, none is 1
+few = sympy.Symbol("few", integer=True, positive=True)  # number of largest numbers kept in a row
+MOST_TRIALS = 300  # most combinations of variables in a check
+SAMPLE = {h: 2, k: 7, n: 6, p: 4, q: 3, few: 2}  # sizes in a check: all different, none is 1
 
 
-SortSize: TypeAlias = sympy.Expr | int | str                           # a size; a flag in sorts of attributes
-SidesOf = Callable[..., tuple[Any, Any]]                  # variables -> two sides, each one operator or several
+SortSize: TypeAlias = sympy.Expr | int | str  # a size; a flag in sorts of attributes
+SidesOf = Callable[..., tuple[Any, Any]]  # variables -> two sides, each one operator or several
 Sides = tuple[tuple[Operator, ...], tuple[Operator, ...]]
 
 
@@ -74,28 +79,28 @@ class Sort:
         return self.sizes[-1] if self.sizes else None
 
 
-value = Sort("value", ("act",))                             # depends on the input: [columns] or [heads, columns]
-matrix = Sort("matrix", ("storable",))                      # a linear operator: [in, out] or [heads, in, out]
-choice = Sort("choice")                                     # a matrix, one 1 a column, no two in a row: [in, out]
-constant = Sort("constant", ("constant", "uniform"))        # the same row for every input
-placed = Sort("placed", ("constant",))                      # a row of numbers for each position
-column = Sort("column", ("act", "column"))                  # a value with one column
+value = Sort("value", ("act",))  # depends on the input: [columns] or [heads, columns]
+matrix = Sort("matrix", ("storable",))  # a linear operator: [in, out] or [heads, in, out]
+choice = Sort("choice")  # a matrix, one 1 a column, no two in a row: [in, out]
+constant = Sort("constant", ("constant", "uniform"))  # the same row for every input
+placed = Sort("placed", ("constant",))  # a row of numbers for each position
+column = Sort("column", ("act", "column"))  # a value with one column
 scalar = Sort("scalar", ("constant", "uniform", "column"))  # one number
-scores = Sort("scores", ("act",))                           # a value with a column for each row: [heads]
-level = Sort("level", ("act", "level"))                     # scores whose columns are all the same: [heads]
-distances = Sort("distances", ("distant",), spread=True)     # a number for each pair of tokens by distance: [heads]
-rotation = Sort("rotation", ("row_linear", "turning"))      # a matrix for each position: [in, out]
-operator = Sort("operator")                                 # any operator
-array = Sort("array")                                       # numbers of any rows and columns: [rows, columns]
-varying = Sort("varying", ("act",))                         # a value that can be read at any width, but no constant
+scores = Sort("scores", ("act",))  # a value with a column for each row: [heads]
+level = Sort("level", ("act", "level"))  # scores whose columns are all the same: [heads]
+distances = Sort("distances", ("distant",), spread=True)  # a number for each pair of tokens by distance: [heads]
+rotation = Sort("rotation", ("row_linear", "turning"))  # a matrix for each position: [in, out]
+operator = Sort("operator")  # any operator
+array = Sort("array")  # numbers of any rows and columns: [rows, columns]
+varying = Sort("varying", ("act",))  # a value that can be read at any width, but no constant
 entrywise = Sort("entrywise", ("entrywise",))
-count = Sort("count")                                       # a number of heads, h or the named one
-by_rows = Sort("operator", ("row_wise",))                   # acts on each row by itself, at its position
-mixing = Sort("mixing")                                     # mixes rows
-relation = Sort("relation")                                 # one with exactly one entry a row; [square]: within a space
-any_relation = Sort("any_relation")                         # a relation with any entries
-over = Sort("over")                                         # a monoid; over[normalised] names a flag it must have
-where = Sort("where")                                       # a pattern; where[reflexive]
+count = Sort("count")  # a number of heads, h or the named one
+by_rows = Sort("operator", ("row_wise",))  # acts on each row by itself, at its position
+mixing = Sort("mixing")  # mixes rows
+relation = Sort("relation")  # one with exactly one entry a row; [square]: within a space
+any_relation = Sort("any_relation")  # a relation with any entries
+over = Sort("over")  # a monoid; over[normalised] names a flag it must have
+where = Sort("where")  # a pattern; where[reflexive]
 
 
 @dataclass(frozen=True)
@@ -106,9 +111,11 @@ class Name:
     rows, cols = "R", "T"
 
     @property
-    def __name__(self) -> str: return self.name
+    def __name__(self) -> str:
+        return self.name
 
-    def __str__(self) -> str: return self.name
+    def __str__(self) -> str:
+        return self.name
 
 
 def is_variable(attribute: object) -> bool:
@@ -124,13 +131,15 @@ def sampled(size: sympy.Expr | int) -> int:
 
 class Draw(NamedTuple):
     """Random numbers for one variable of a check."""
+
     rng: np.random.Generator
     variable: str
 
     def numbers(self, *shape: sympy.Expr | int) -> Data:
         return Data(self.rng.normal(size=[*map(sampled, shape)]), self.variable)
 
-    def weight(self, *shape: sympy.Expr | int) -> Operator: return weight(self.numbers(*shape))
+    def weight(self, *shape: sympy.Expr | int) -> Operator:
+        return weight(self.numbers(*shape))
 
     def ends(self, *shape: sympy.Expr | int) -> Ends:
         *heads, columns, out = map(sampled, shape)
@@ -143,18 +152,19 @@ class Draw(NamedTuple):
         return product(drawn(self.rng, value[heads, n], "a"), turn(drawn(self.rng, keys[heads, n], "b")))
 
 
-Way: TypeAlias = Callable[[Draw, Sort], object]             # a way to draw an operator of a sort
+Way: TypeAlias = Callable[[Draw, Sort], object]  # a way to draw an operator of a sort
 
 
 class Variable(NamedTuple):
     """A sort of variable: its symbol in a rewrite, by its name; an operator for it in a check, as general as the sort;
     and the ends of special operators, which have more properties."""
+
     symbol: Callable[[str, Sort], object]
     sample: Way | None = None
     special: Callable[[Draw, Sort], Ends] | None = None
 
 
-SymbolShapes = tuple[Shape | sympy.Expr | None, Shape | sympy.Expr | int]        # shapes before and behind an operator
+SymbolShapes = tuple[Shape | sympy.Expr | None, Shape | sympy.Expr | int]  # shapes before and behind an operator
 
 
 def typed_symbol(shapes: Callable[[Sort], SymbolShapes], **facts: bool) -> Callable[[str, Sort], Operator]:
@@ -162,10 +172,20 @@ def typed_symbol(shapes: Callable[[Sort], SymbolShapes], **facts: bool) -> Calla
     return lambda name, sort: symbol(name, *shapes(sort), **facts)
 
 
-def row_shapes(sort: Sort) -> SymbolShapes: return None, Shape(sort.heads, space(sort.space or "T"), sort.last)
-def score_shapes(sort: Sort) -> SymbolShapes: return None, Shape(sort.last, space(sort.space or "T"), T)
-def column_shapes(sort: Sort) -> SymbolShapes: return None, 1
-def square_shapes(sort: Sort) -> SymbolShapes: return sort.last, sort.last
+def row_shapes(sort: Sort) -> SymbolShapes:
+    return None, Shape(sort.heads, space(sort.space or "T"), sort.last)
+
+
+def score_shapes(sort: Sort) -> SymbolShapes:
+    return None, Shape(sort.last, space(sort.space or "T"), T)
+
+
+def column_shapes(sort: Sort) -> SymbolShapes:
+    return None, 1
+
+
+def square_shapes(sort: Sort) -> SymbolShapes:
+    return sort.last, sort.last
 
 
 def matrix_shapes(sort: Sort) -> SymbolShapes:
@@ -174,31 +194,50 @@ def matrix_shapes(sort: Sort) -> SymbolShapes:
 
 
 VARIABLES = {
-    "value": Variable(typed_symbol(row_shapes), lambda d, sort: d.weight(*sort.sizes[:-1], INPUT, sort.last) @ bent,
-                      lambda d, sort: d.ends(*sort.sizes[:-1], INPUT, sort.last)),
-    "varying": Variable(typed_symbol(row_shapes),
-                        lambda d, sort: ones @ d.weight(*sort.sizes[:-1], 1, sort.last) @ bent),
-    "array": Variable(typed_symbol(lambda sort: (None, Shape(1, *sort.sizes))),
-                     lambda d, sort: product(turn(d.weight(INPUT, sort.heads)), d.weight(INPUT, sort.last))),
+    "value": Variable(
+        typed_symbol(row_shapes),
+        lambda d, sort: d.weight(*sort.sizes[:-1], INPUT, sort.last) @ bent,
+        lambda d, sort: d.ends(*sort.sizes[:-1], INPUT, sort.last),
+    ),
+    "varying": Variable(
+        typed_symbol(row_shapes), lambda d, sort: ones @ d.weight(*sort.sizes[:-1], 1, sort.last) @ bent
+    ),
+    "array": Variable(
+        typed_symbol(lambda sort: (None, Shape(1, *sort.sizes))),
+        lambda d, sort: product(turn(d.weight(INPUT, sort.heads)), d.weight(INPUT, sort.last)),
+    ),
     "scores": Variable(typed_symbol(score_shapes), lambda d, sort: d.scores(sort.last, value)),
     "level": Variable(typed_symbol(score_shapes), lambda d, sort: d.scores(sort.last, constant)),
-    "constant": Variable(typed_symbol(row_shapes, constant=True, uniform=True),
-                        lambda d, sort: split_heads(const(d.numbers(sort.heads * sort.last)), sampled(sort.heads))),
-    "placed": Variable(typed_symbol(row_shapes, constant=True), lambda d, sort: split_heads(
-        given("positions", max(ROWS)) @ d.weight(max(ROWS), sort.heads * sort.last), sampled(sort.heads))),
+    "constant": Variable(
+        typed_symbol(row_shapes, constant=True, uniform=True),
+        lambda d, sort: split_heads(const(d.numbers(sort.heads * sort.last)), sampled(sort.heads)),
+    ),
+    "placed": Variable(
+        typed_symbol(row_shapes, constant=True),
+        lambda d, sort: split_heads(
+            given("positions", max(ROWS)) @ d.weight(max(ROWS), sort.heads * sort.last), sampled(sort.heads)
+        ),
+    ),
     "column": Variable(typed_symbol(column_shapes), lambda d, sort: d.weight(INPUT, 1) @ bent),
     "scalar": Variable(typed_symbol(column_shapes, constant=True, uniform=True), lambda d, sort: const(d.numbers(1))),
-    "matrix": Variable(typed_symbol(matrix_shapes, linear=True), lambda d, sort: d.weight(*sort.sizes),
-                       lambda d, sort: d.ends(*sort.sizes)),
+    "matrix": Variable(
+        typed_symbol(matrix_shapes, linear=True),
+        lambda d, sort: d.weight(*sort.sizes),
+        lambda d, sort: d.ends(*sort.sizes),
+    ),
     "choice": Variable(typed_symbol(matrix_shapes, linear=True), lambda d, sort: d.choice(*map(sampled, sort.sizes))),
     "operator": Variable(typed_symbol(matrix_shapes), None, lambda d, sort: d.ends(*sort.sizes)),
     "mixing": Variable(typed_symbol(matrix_shapes), lambda d, sort: mix(d.weight(*sort.sizes))),
-    "rotation": Variable(typed_symbol(square_shapes, row_linear=True),
-                        lambda d, sort: rotate(*(d.numbers(max(ROWS), sort.last / 2) for _ in range(2)))),
-    "distances": Variable(typed_symbol(score_shapes, constant=True),
-                          lambda d, sort: by_distance(d.numbers(sort.last, 5), 2)),
+    "rotation": Variable(
+        typed_symbol(square_shapes, row_linear=True),
+        lambda d, sort: rotate(*(d.numbers(max(ROWS), sort.last / 2) for _ in range(2))),
+    ),
+    "distances": Variable(
+        typed_symbol(score_shapes, constant=True), lambda d, sort: by_distance(d.numbers(sort.last, 5), 2)
+    ),
     "entrywise": Variable(lambda name, sort: symbol(name, *square_shapes(sort), **dict.fromkeys(sort.facts, True))),
-    "count": Variable(lambda name, sort: sort.last or h, lambda d, sort: sampled(sort.last or h))}
+    "count": Variable(lambda name, sort: sort.last or h, lambda d, sort: sampled(sort.last or h)),
+}
 ATTRIBUTE = Variable(lambda name, sort: Name(name))
 
 
@@ -213,18 +252,25 @@ def list_ways(sort: Sort) -> tuple[Way, ...]:
     that has them."""
     _, sample, special = VARIABLES.get(sort.name, ATTRIBUTE)
     probe = Draw(np.random.default_rng(0), "_")
-    if sample is not None and has_facts(sample(probe, sort), sort.facts): return sample,
-    if special is None: return tuple(lambda d, sort, each=option: each for option in choices(sort))
-    return tuple(lambda d, sort, each=instance: make_instance(each, special(d, sort)) for instance in INSTANCES
-                 if has_facts(make_instance(instance, special(probe, sort)), sort.facts))
+    if sample is not None and has_facts(sample(probe, sort), sort.facts):
+        return (sample,)
+    if special is None:
+        return tuple(lambda d, sort, each=option: each for option in choices(sort))
+    return tuple(
+        lambda d, sort, each=instance: make_instance(each, special(d, sort))
+        for instance in INSTANCES
+        if has_facts(make_instance(instance, special(probe, sort)), sort.facts)
+    )
 
 
 def drawn(rng: np.random.Generator, sort: Sort, variable: str, way: int | None = None) -> object:
     """Return an operator that the variable may be in a check, drawn in this one of its ways, by default the first, or
     any choice of an attribute. Values depend on the input; operators need not be linear."""
     ways = list_ways(sort)
-    if not ways: raise TypeError(f"{variable}: no way to draw a {sort.name}")
-    if way is None: way = int(rng.integers(len(ways))) if sort.name in CHOICES else 0
+    if not ways:
+        raise TypeError(f"{variable}: no way to draw a {sort.name}")
+    if way is None:
+        way = int(rng.integers(len(ways))) if sort.name in CHOICES else 0
     return ways[way](Draw(rng, variable), sort)
 
 
@@ -232,8 +278,11 @@ def choices(sort: Sort) -> list[object]:
     """Return every monoid, pattern or function that a variable of this sort may be: those that have its flags. Empty
     for other sorts."""
     flags = sort.sizes if sort.name != "entrywise" else ()
-    return [option for option in CHOICES.get(sort.name, ())
-            if all(getattr(option, str(flag).removesuffix(OF_MONOID), False) for flag in (*flags, *sort.facts))]
+    return [
+        option
+        for option in CHOICES.get(sort.name, ())
+        if all(getattr(option, str(flag).removesuffix(OF_MONOID), False) for flag in (*flags, *sort.facts))
+    ]
 
 
 class FunctionDeclaration:
@@ -242,12 +291,15 @@ class FunctionDeclaration:
     body: Callable[..., object]
 
     @property
-    def name(self) -> str: return self.body.__name__
+    def name(self) -> str:
+        return self.body.__name__
 
     @property
-    def doc(self) -> str: return inspect.getdoc(self.body) or ""
+    def doc(self) -> str:
+        return inspect.getdoc(self.body) or ""
 
-    def __repr__(self) -> str: return f"<{type(self).__name__.lower()} {self.name}>"
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__.lower()} {self.name}>"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -274,8 +326,12 @@ class Law(FunctionDeclaration):
     def guards(self) -> tuple[str, ...]:
         """Facts, as egglog text, that the matched classes and attributes must have."""
         facts = [f"({fact} {name})" for name, sort in self.variables.items() for fact in sort.facts]
-        flags = [f"({flag} {name})" for name, sort in self.variables.items() if sort.name in ("over", "where")
-                 for flag in sort.sizes]
+        flags = [
+            f"({flag} {name})"
+            for name, sort in self.variables.items()
+            if sort.name in ("over", "where")
+            for flag in sort.sizes
+        ]
         return (*facts, *flags, *self.when)
 
     def of(self, variables: Mapping[str, object]) -> Sides:
@@ -298,16 +354,18 @@ class Law(FunctionDeclaration):
     def sorts(self) -> dict[str, Sort]:
         """The sorts of its variables, with the facts that conditions require of one variable alone."""
         asked = [guard for condition in self.when if (guard := read_guard(condition))]
-        return {name: replace(sort, facts=(*sort.facts, *(required.fact for required in asked
-                                                          if required.variables == (name,))))
-                for name, sort in self.variables.items()}
+        return {
+            name: replace(
+                sort, facts=(*sort.facts, *(required.fact for required in asked if required.variables == (name,)))
+            )
+            for name, sort in self.variables.items()
+        }
 
     def drawn(self, rng: np.random.Generator, **other: Sort) -> dict[str, Any]:
         """Return an operator for each variable; `other` widens some sorts."""
         return {name: drawn(rng, sort, name) for name, sort in (self.sorts | other).items()}
 
-    def trials(self, rng: np.random.Generator, most: int = MOST_TRIALS, /,
-               **other: Sort) -> Iterator[dict[str, Any]]:
+    def trials(self, rng: np.random.Generator, most: int = MOST_TRIALS, /, **other: Sort) -> Iterator[dict[str, Any]]:
         """Yield operators for its variables in every combination of the ways to draw each, at most `most` of these."""
         sorts = self.sorts | other
         counts = [max(1, len(list_ways(sort))) for sort in sorts.values()]
@@ -337,18 +395,23 @@ class Law(FunctionDeclaration):
     def differences(self, rng: np.random.Generator, **other: Sort) -> Iterator[float]:
         """Yield the difference of both sides in every trial in which they fit."""
         for variables in self.trials(rng, **other):
-            try: yield self.difference_of(rng, variables)
-            except TypeError: continue
+            try:
+                yield self.difference_of(rng, variables)
+            except TypeError:
+                continue
 
     def check(self, rng: np.random.Generator) -> None:
         """Assert that the law holds as declared, and each counterexample fits and fails."""
-        assert self.holds(rng), (f"{self.name}: the two sides differ on random numbers, of size 1 and "
-                                 f"{self.largest:g}, or do not fit; `difference` says by how much")
-        small = replace(self, largest=1.0)                  # tanh is negligible beside large numbers
+        assert self.holds(rng), (
+            f"{self.name}: the two sides differ on random numbers, of size 1 and "
+            f"{self.largest:g}, or do not fit; `difference` says by how much"
+        )
+        small = replace(self, largest=1.0)  # tanh is negligible beside large numbers
         for other in self.without:
             widened = ", ".join(f"{name}: {sort}" for name, sort in other.items())
-            assert any(small.difference(rng, **other) > 1e-3
-                       for _ in range(40)), f"{self.name}: it holds with {widened} too"
+            assert any(small.difference(rng, **other) > 1e-3 for _ in range(40)), (
+                f"{self.name}: it holds with {widened} too"
+            )
 
     def statement(self, notation: Callable[[Operator], str] = str) -> str:
         left, right = self.sides()
@@ -360,7 +423,8 @@ class Law(FunctionDeclaration):
         guard = ", ".join(g.strip("()").replace(" ", "(", 1) + ")" for g in self.guards)
         return self.name, self.kind, self.statement(), guard, self.source
 
-    def _repr_html_(self) -> str: return str(body("display.shown.law_html")(self))
+    def _repr_html_(self) -> str:
+        return str(body("display.shown.law_html")(self))
 
 
 def input_columns(sides: Sides) -> int:
@@ -372,20 +436,26 @@ def apart(a: np.ndarray, b: np.ndarray) -> float:
     """Return the largest difference of two arrays, relative to 1 and to the largest entry of its row; infinite where
     only one of them is finite."""
     off, size = settled(*np.broadcast_arrays(a, b))
-    if not np.isfinite(off).all(): return np.inf
+    if not np.isfinite(off).all():
+        return np.inf
     return float((abs(off) / np.maximum(1, abs(size).max(-1, keepdims=True, initial=0))).max(initial=0))
 
 
 def law(**declared: Any) -> Callable[[SidesOf], Law]:
     """Declare a law by a function of its variables that returns both sides. Raises TypeError where a variable is not
     annotated."""
+
     def declare(body: SidesOf) -> Law:
-        if isinstance(condition := declared.get("when"), str): declared["when"] = (condition,)
+        if isinstance(condition := declared.get("when"), str):
+            declared["when"] = (condition,)
         new_law = Law(body, **declared)
         if bare := [v for v in inspect.signature(body).parameters if not isinstance(new_law.variables.get(v), Sort)]:
-            raise TypeError(f"law {new_law.name}: {bare[0]} does not say what it stands for: annotate it, such as "
-                            f"{bare[0]}: value[n]")
+            raise TypeError(
+                f"law {new_law.name}: {bare[0]} does not say what it stands for: annotate it, such as "
+                f"{bare[0]}: value[n]"
+            )
         return new_law
+
     return declare
 
 
@@ -397,5 +467,6 @@ def collect(namespace: Mapping[str, object]) -> tuple[Law, ...]:
 def find(laws: Sequence[Law], name: str) -> Law:
     """Return the law of that name. Raises KeyError, which lists the known names, for an unknown one."""
     for candidate in laws:
-        if candidate.name == name: return candidate
+        if candidate.name == name:
+            return candidate
     raise KeyError(f"no law {name!r}; there are {', '.join(sorted(known.name for known in laws))}")

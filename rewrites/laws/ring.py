@@ -1,4 +1,5 @@
 """The near-ring: composition distributes over sums from the left always, from the right where the factor is linear."""
+
 from opmatrix.algebra.operators import I, row
 from rewrites.laws.kinds import first_rows, last_rows
 from rewrites.laws.law import (
@@ -25,8 +26,9 @@ def associate(x: value[n], A: matrix[n, k], B: matrix[k, p]):
     return (x @ A) @ B, x @ (A @ B)
 
 
-@law(phase=NORMALISE, canonical=True, source="near-ring: x @ (A * B) = (x @ A) * (x @ B)",
-     without=(dict(c=varying[n]),))
+@law(
+    phase=NORMALISE, canonical=True, source="near-ring: x @ (A * B) = (x @ A) * (x @ B)", without=(dict(c=varying[n]),)
+)
 def gain(x: value[n], c: constant[n]):
     """Multiplying columns by constants is a diagonal matrix, so it folds like one."""
     return x * c, x @ (I * c)
@@ -58,8 +60,11 @@ def beside(x: value[n], A: matrix[n, p], B: matrix[n, k], C: matrix[k, p]):
     return x @ (A + B @ C), x @ A + (x @ B) @ C
 
 
-@law(when=("(single A)",), source="block matrices: [x y] @ [[V] [W]] = x @ V + y @ W",
-     without=(dict(A=operator[n + k, p]),))
+@law(
+    when=("(single A)",),
+    source="block matrices: [x y] @ [[V] [W]] = x @ V + y @ W",
+    without=(dict(A=operator[n + k, p]),),
+)
 def row_apart(x: value[n], y: value[k], A: matrix[n + k, p]):
     """Values side by side need not be put so before a product: each goes through its own rows of the matrix."""
     return row(x, y) @ A, x @ first_rows(A, x, y) + y @ last_rows(A, x, y)

@@ -1,5 +1,6 @@
 """Laws of picked rows: rows may be picked before any row-wise operator, so a value of which only a few rows are read is
 computed for those alone. No law here depends on a layer."""
+
 from opmatrix.algebra.operators import pick, product, row
 from rewrites.laws.law import (
     SELECT,
@@ -22,7 +23,7 @@ from rewrites.laws.law import (
 )
 
 EARLY = "early row selection"
-other = Sort("value")                                       # a value or a constant
+other = Sort("value")  # a value or a constant
 
 
 @law(phase=SELECT, source=EARLY, without=(dict(A=mixing[n, p]),))

@@ -1,5 +1,6 @@
 """Names of attributes in graphs, trees and laws: an object of the algebra has its own unique name; any other has a
 number behind its name, which is for reading. Equal objects have equal names, different ones never."""
+
 from collections.abc import Hashable
 
 from opmatrix.algebra.batch.relations import Relation, parse_relation
@@ -7,17 +8,22 @@ from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import is_known
 from opmatrix.algebra.positions.patterns import Pattern
 
-NUMBERS: dict[tuple[type, Hashable], int] = {}              # numbers of attributes, for the life of the process
+NUMBERS: dict[tuple[type, Hashable], int] = {}  # numbers of attributes, for the life of the process
 
 
 def spelled(attribute: Hashable) -> str:
     """Return the name of an attribute that is no variable, in nodes."""
     match attribute:
-        case None | str() | bool() | int() | float() | tuple(): return repr(attribute)
-        case Data(): return f"data {attribute.key}"
-        case Pattern() if attribute.stated: return attribute.text.format(*(data.key for data in attribute.data))
-        case Relation() if is_relation(attribute): return str(attribute)
-        case type() if is_known(attribute): return attribute.__name__
+        case None | str() | bool() | int() | float() | tuple():
+            return repr(attribute)
+        case Data():
+            return f"data {attribute.key}"
+        case Pattern() if attribute.stated:
+            return attribute.text.format(*(data.key for data in attribute.data))
+        case Relation() if is_relation(attribute):
+            return str(attribute)
+        case type() if is_known(attribute):
+            return attribute.__name__
     number = NUMBERS.setdefault((type(attribute), attribute), len(NUMBERS) + 1)
     return f"{describe_attribute(attribute)} #{number}"
 
@@ -29,5 +35,7 @@ def describe_attribute(attribute: object) -> str:
 
 def is_relation(relation: Relation) -> bool:
     """True if the text of a relation parses to an equal relation."""
-    try: return parse_relation(str(relation)) == relation
-    except ValueError: return False
+    try:
+        return parse_relation(str(relation)) == relation
+    except ValueError:
+        return False

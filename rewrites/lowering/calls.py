@@ -1,5 +1,6 @@
 """The kernels of a call, and their arguments as shapes, which is the form that prices need. Programs name the same
 kernels (rewrites/search/emit.py)."""
+
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +12,7 @@ from opmatrix.runtime.kernels import KERNELS
 if TYPE_CHECKING:
     from rewrites.lowering.lower import KernelCall, Lowering
 
-TABLE = "table"                                             # prefix of operands that rows are gathered from: table0 ...
+TABLE = "table"  # prefix of operands that rows are gathered from: table0 ...
 
 
 class CallVariables(NamedTuple):
@@ -62,8 +63,11 @@ def list_kernels(call: "KernelCall") -> list[Declared]:
 def attributes(lowering: "Lowering", call: "KernelCall", declared: Declared) -> dict[str, float | str]:
     """Return the attributes that an implementation gives a kernel."""
     at = CallVariables(lowering, dict(call.bound))
-    return {name: value(at) if callable(value) else value for name, value in call.implementation.attributes.items()
-            if name in declared.attributes}
+    return {
+        name: value(at) if callable(value) else value
+        for name, value in call.implementation.attributes.items()
+        if name in declared.attributes
+    }
 
 
 def shapes(lowering: "Lowering", cls: int, call: "KernelCall") -> Iterator[tuple[Declared, Arguments, Value]]:
@@ -73,27 +77,33 @@ def shapes(lowering: "Lowering", cls: int, call: "KernelCall") -> Iterator[tuple
     before: Value | None = None
     for declared in list_kernels(call):
         arguments = dict.fromkeys(declared.operands) | {
-            name: attribute.default for name, attribute in declared.attributes.items()}
+            name: attribute.default for name, attribute in declared.attributes.items()
+        }
         arguments |= attributes(lowering, call, declared)
         arguments |= {f"c{k}": data for k, data in enumerate(call.implementation.data(lowering.template.values))}
-        if before is not None: arguments[next(name for name in declared.operands if name not in bound)] = before
+        if before is not None:
+            arguments[next(name for name in declared.operands if name not in bound)] = before
         for name, at in bound.items():
             if name in declared.operands or name in declared.attributes:
-                arguments[name] = argument(lowering, declared.wanted(name),
-                                           call.implementation.variables[name].name, at)
+                arguments[name] = argument(
+                    lowering, declared.wanted(name), call.implementation.variables[name].name, at
+                )
         before = shaped(lowering, cls, declared.result)
         yield declared, declared.record(**arguments), before
 
 
 def argument(lowering: "Lowering", wanted: object, sort: str, at: Any) -> object:
     """Return a variable of this sort as prices see it, for an operand of the type `wanted`."""
-    if sort in ("value", "scores"): return shaped(lowering, at, wanted)
+    if sort in ("value", "scores"):
+        return shaped(lowering, at, wanted)
     return lowering.template.values[at] if sort in ("where", "relation") else None if sort == "matrix" else True
 
 
 def shaped(lowering: "Lowering", cls: int, wanted: object) -> Value:
     """Return the shape of a class, as a value of this type."""
     heads, row, space = int(lowering.matcher.heads[cls]), lowering.columns, size(str(lowering.matcher.rows[cls]))
-    if wanted is Scores: return Scores(heads)
-    if wanted is Cache: return Cache(heads, row(cls) // heads)
+    if wanted is Scores:
+        return Scores(heads)
+    if wanted is Cache:
+        return Cache(heads, row(cls) // heads)
     return Heads(heads, row(cls) // heads, space=space) if in_heads(wanted, heads) else Rows(row(cls), space=space)

@@ -1,5 +1,6 @@
 """The terms of a class, one for each way to read its members over the terms of the classes below. Values that kernels
 compute below, and values that do not depend on the input, are read as the standing term of their class."""
+
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,12 +12,15 @@ from opmatrix.algebra.term import Kind, Operator
 from rewrites.egraph.egraph import ENode, Graph, fitting
 from rewrites.laws import kinds
 
-MOST_TERMS = 10                                             # most terms of a class: the ones with fewest numbers
-MOST_WAYS = 64                                              # most combinations of child terms for a member
-MOST_MADE = 2000                                            # most combinations of one graph that are tried
-MAX_DEPTH_OF_TERMS = 12                                    # most passes over the classes, until no term is new
-REWRITING = frozenset(kind for kind in vars(kinds).values()           # kinds that no program names
-                      if isinstance(kind, Kind) and kind.body.__module__ == kinds.__name__)
+MOST_TERMS = 10  # most terms of a class: the ones with fewest numbers
+MOST_WAYS = 64  # most combinations of child terms for a member
+MOST_MADE = 2000  # most combinations of one graph that are tried
+MAX_DEPTH_OF_TERMS = 12  # most passes over the classes, until no term is new
+REWRITING = frozenset(
+    kind
+    for kind in vars(kinds).values()  # kinds that no program names
+    if isinstance(kind, Kind) and kind.body.__module__ == kinds.__name__
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,13 +32,14 @@ class ClassTerm:
     operator: Operator
     member: ENode | None = None
     parts: tuple["ClassTerm", ...] = ()
-    size: tuple[float, int] = (0.0, 0)                      # numbers that its nodes compute, and nodes, above values
+    size: tuple[float, int] = (0.0, 0)  # numbers that its nodes compute, and nodes, above values
 
     @property
     def through(self) -> Iterator[int]:
         """The classes that the term is made of, down to classes that a standing term represents."""
         yield self.cls
-        for part in self.parts: yield from part.through
+        for part in self.parts:
+            yield from part.through
 
 
 @dataclass
@@ -57,18 +62,21 @@ class ClassTerms:
     def read(self, targets: Iterable[int]) -> None:
         """Find the terms of these classes, and of the open ones below them."""
         order = [*self.order_below(targets)]
-        for cls in order: self.known.setdefault(cls, self.standing_terms(cls))
+        for cls in order:
+            self.known.setdefault(cls, self.standing_terms(cls))
         changed = set(order)
         for _ in range(MAX_DEPTH_OF_TERMS):
             before, changed = changed, set()
             for cls in order:
                 below = {cls, *self.children(cls)}
-                if below.isdisjoint(before) and below.isdisjoint(changed): continue
+                if below.isdisjoint(before) and below.isdisjoint(changed):
+                    continue
                 terms = self.combine(cls)
                 if [term.operator for term in terms] != [term.operator for term in self.known[cls]]:
                     self.known[cls] = terms
                     changed.add(cls)
-            if not changed: return
+            if not changed:
+                return
         self.left_out |= changed
 
     def order_below(self, targets: Iterable[int]) -> Iterator[int]:
@@ -78,7 +86,8 @@ class ClassTerms:
         todo = [(cls, False) for cls in targets]
         while todo:
             cls, done = todo.pop()
-            if done: yield cls
+            if done:
+                yield cls
             elif cls not in seen:
                 seen.add(cls)
                 todo.append((cls, True))
@@ -98,12 +107,15 @@ class ClassTerms:
         for member in self.graph.members.get(cls, ()):
             below = [self.terms_below(child) for child in member.children]
             ways = [*islice(product(*below), MOST_WAYS + 1)]
-            if len(ways) > MOST_WAYS: self.left_out.add(cls)
+            if len(ways) > MOST_WAYS:
+                self.left_out.add(cls)
             for parts in ways[:MOST_WAYS]:
                 term = self.make_once(member, parts)
-                if term is not None: terms.setdefault(term.operator, term)
+                if term is not None:
+                    terms.setdefault(term.operator, term)
         ranked = sorted(terms.values(), key=lambda each: (each.member is not None, each.size))
-        if len(ranked) > MOST_TERMS: self.left_out.add(cls)
+        if len(ranked) > MOST_TERMS:
+            self.left_out.add(cls)
         return ranked[:MOST_TERMS]
 
     def terms_below(self, cls: int) -> Sequence[ClassTerm]:
@@ -124,11 +136,14 @@ class ClassTerms:
         """Return a member over terms; None where the terms do not fit, where they contain its own class, and where no
         program can express the result."""
         cls = member.cls
-        if any(cls in part.through for part in parts): return None
+        if any(cls in part.through for part in parts):
+            return None
         operator = fitting(member, {part.cls: part.operator for part in parts}, self.values)
-        if operator is None or cls not in self.standing or operator.out != self.standing[cls].out: return None
+        if operator is None or cls not in self.standing or operator.out != self.standing[cls].out:
+            return None
         nodes = [*operator.walk()]
-        if self.standing[cls] in nodes[:-1] or not REWRITING.isdisjoint(node.kind for node in nodes): return None
+        if self.standing[cls] in nodes[:-1] or not REWRITING.isdisjoint(node.kind for node in nodes):
+            return None
         counted = self.walk_open(operator)
         return ClassTerm(cls, operator, member, parts, (sum(map(self.count_numbers, counted)), len(counted)))
 
@@ -142,12 +157,16 @@ class ClassTerms:
         seen, todo = {operator}, [*operator.children]
         while todo:
             node = todo.pop()
-            if node in seen or node in self.closed: continue
+            if node in seen or node in self.closed:
+                continue
             seen.add(node)
             todo += node.children
         return seen
 
     def count_numbers(self, node: Operator) -> float:
         """Return the number of numbers that a node computes."""
-        return prod(self.rows.get(str(size), 1.0) if isinstance(size, Space) else size for size in node.out
-                    if isinstance(size, Space | int))
+        return prod(
+            self.rows.get(str(size), 1.0) if isinstance(size, Space) else size
+            for size in node.out
+            if isinstance(size, Space | int)
+        )

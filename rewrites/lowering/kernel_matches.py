@@ -1,5 +1,6 @@
 """Matches of kernels with the classes of a frozen graph: patterns of implementations, and the facts, sizes and rows
 that their variables require. Costs and shapes are per class."""
+
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -15,8 +16,8 @@ from rewrites.laws.epilogues import chain_stages, precedes
 from rewrites.laws.kernel_law import Implementation
 from rewrites.laws.law import Sort, h, stand_in
 
-UNKNOWN = 1 << 60                                           # numbers in a row whose columns are no fixed number
-C = space("C")                                              # rows of caches
+UNKNOWN = 1 << 60  # numbers in a row whose columns are no fixed number
+C = space("C")  # rows of caches
 SPACES: dict[object, object] = {str(rows): rows for rows in (T, S, C)}
 
 
@@ -29,22 +30,29 @@ class KernelMatches:
         self.members: dict[tuple[int, str], list[tuple[tuple[int, ...], tuple[str, ...]]]] = defaultdict(list)
         for cls, nodes in graph.members.items():
             for node in nodes:
-                self.members[cls, node.kind] += [(children, node.attributes)
-                                                 for children in orders(node.kind, node.children)]
-        self.held: dict[int, set[str]] = defaultdict(set)    # the kinds of a class's members
-        for cls, kind in self.members: self.held[cls].add(kind)
-        self.matches = Matches(lambda cls, kind: self.members.get((cls, kind), ()),
-                               lambda want, have: self.values[have] == want, self._fits, attribute_variable)
+                self.members[cls, node.kind] += [
+                    (children, node.attributes) for children in orders(node.kind, node.children)
+                ]
+        self.held: dict[int, set[str]] = defaultdict(set)  # the kinds of a class's members
+        for cls, kind in self.members:
+            self.held[cls].add(kind)
+        self.matches = Matches(
+            lambda cls, kind: self.members.get((cls, kind), ()),
+            lambda want, have: self.values[have] == want,
+            self._fits,
+            attribute_variable,
+        )
         self.heads = {cls: 1 if term.out.heads is H else term.out.heads for cls, term in terms.items()}
         self.rows = {cls: term.out.rows for cls, term in terms.items()}
         self.columns = {cls: (term.into.cols, term.out.cols) for cls, term in terms.items()}
-        self.sized = {cls for cls, term in terms.items()
-                      if all(isinstance(s, int) for s in (term.into.cols, term.out.cols))}
+        self.sized = {
+            cls for cls, term in terms.items() if all(isinstance(s, int) for s in (term.into.cols, term.out.cols))
+        }
         self.square = {cls for cls, term in terms.items() if not isinstance(term.out.cols, int)}
         self.distinct: dict[tuple[Operator, int], Sequence[Binding]] = {}
         self.sorts: dict[Operator, Sort] = {}
         self.declared = set[Operator]()
-        self.counted: dict[int, int] = {}                   # numbers of a row that are not 0, by class
+        self.counted: dict[int, int] = {}  # numbers of a row that are not 0, by class
 
     @cached_property
     def picked(self) -> dict[int, str]:
@@ -59,38 +67,52 @@ class KernelMatches:
     @cached_property
     def displaced(self) -> set[int]:
         """The classes whose rows are tokens in another order than the batch's: row i is no longer token i."""
-        picks = {at for (at, kind), members in self.members.items() if kind == "pick" for _, (name,) in members
-                 if self.values[name].custom}
-        moved, more = set[int](), {node.cls for node in self.graph.nodes if node.kind == "compose"
-                                   and node.children[1] in picks}
-        while more - moved:                                 # and every class computed from them
+        picks = {
+            at
+            for (at, kind), members in self.members.items()
+            if kind == "pick"
+            for _, (name,) in members
+            if self.values[name].custom
+        }
+        moved, more = (
+            set[int](),
+            {node.cls for node in self.graph.nodes if node.kind == "compose" and node.children[1] in picks},
+        )
+        while more - moved:  # and every class computed from them
             moved |= more
-            more = {node.cls for node in self.graph.nodes if not moved.isdisjoint(node.children)
-                    and self.rows.get(node.cls) is T}
+            more = {
+                node.cls
+                for node in self.graph.nodes
+                if not moved.isdisjoint(node.children) and self.rows.get(node.cls) is T
+            }
         return moved
 
     def kept(self, cls: int) -> int:
         """Return an upper bound of the nonzero numbers in a row, all heads together: the count of `keep_top`, where
         every operation behind it maps 0 to 0."""
         if cls not in self.counted:
-            self.counted[cls] = whole = self.numbers(cls)   # the bound for a member in a cycle to here, too
-            self.counted[cls] = min((self._kept_by(node, whole) for node in self.graph.members.get(cls, ())),
-                                    default=whole)
+            self.counted[cls] = whole = self.numbers(cls)  # the bound for a member in a cycle to here, too
+            self.counted[cls] = min(
+                (self._kept_by(node, whole) for node in self.graph.members.get(cls, ())), default=whole
+            )
         return self.counted[cls]
 
     def _kept_by(self, node: ENode, whole: int) -> int:
         """Return an upper bound of the nonzero numbers that a member of a class leaves in a row."""
-        if node.kind == "keep_top": return min(whole, int(self.values[node.attributes[0]]) * int(self.heads[node.cls]))
+        if node.kind == "keep_top":
+            return min(whole, int(self.values[node.attributes[0]]) * int(self.heads[node.cls]))
         if node.kind == "mul":
             return min((self.kept(child) for child in node.children if self.numbers(child) == whole), default=whole)
-        if node.kind == "compose" and self.keeps_zeros(node.children[1]): return min(whole, self.kept(node.children[0]))
+        if node.kind == "compose" and self.keeps_zeros(node.children[1]):
+            return min(whole, self.kept(node.children[0]))
         return whole
 
     def keeps_zeros(self, cls: int) -> bool:
         """True if an operator leaves columns in place, side by side or in heads, and maps 0 to 0."""
         facts = self.graph.facts
-        return (cls in facts["entrywise"] and cls in facts["maps_zero_to_zero"]) \
-            or any((cls, kind) in self.members for kind in ("heads", "join"))
+        return (cls in facts["entrywise"] and cls in facts["maps_zero_to_zero"]) or any(
+            (cls, kind) in self.members for kind in ("heads", "join")
+        )
 
     def numbers(self, cls: int) -> int:
         """Return the numbers in a row of a class, all heads together; `UNKNOWN` where the columns are no fixed
@@ -102,7 +124,8 @@ class KernelMatches:
         """Yield each substitution once. Raises TypeError where one symbol is given two sorts."""
         for way in self._ways(pattern, cls, variables):
             bound = {name: way[name] for name in variables}
-            if self._agree(bound, variables): yield bound
+            if self._agree(bound, variables):
+                yield bound
 
     def able(self, patterns: Sequence[Implementation]) -> list[Implementation]:
         """Return the patterns whose kinds of nodes all occur in the graph."""
@@ -111,16 +134,23 @@ class KernelMatches:
     def select_rooted(self, cls: int, implementations: Sequence[Implementation]) -> Iterator[Implementation]:
         """Yield the implementations whose pattern begins with a kind that the class has a member of."""
         held = self.held.get(cls, ())
-        return (implementation for implementation in implementations
-                if implementation.root in held or implementation.root == "symbol")
+        return (
+            implementation
+            for implementation in implementations
+            if implementation.root in held or implementation.root == "symbol"
+        )
 
     def wholes(self, cls: int, implementations: Sequence[Implementation]) -> Iterator[tuple[Implementation, Binding]]:
         """Yield each implementation that matches a class as a whole, with each of its substitutions."""
-        return ((implementation, match) for implementation in self.select_rooted(cls, implementations)
-                for match in self.find(implementation.pattern, cls, implementation.variables))
+        return (
+            (implementation, match)
+            for implementation in self.select_rooted(cls, implementations)
+            for match in self.find(implementation.pattern, cls, implementation.variables)
+        )
 
-    def chains(self, cls: int, heads: Sequence[Implementation],
-               stages: Sequence[Implementation]) -> Iterator[tuple[Implementation, Binding]]:
+    def chains(
+        self, cls: int, heads: Sequence[Implementation], stages: Sequence[Implementation]
+    ) -> Iterator[tuple[Implementation, Binding]]:
         """Yield each chain of stages behind a head that matches a class, with its substitution, from the last stage
         back."""
         for after, first, operands in self._epilogues(cls, stages):
@@ -129,19 +159,26 @@ class KernelMatches:
                 if starts and (chain := chain_stages(head, *after)) is not None:
                     for start in starts:
                         bound = {name: (start if name in start else operands)[name] for name in chain.variables}
-                        if self._agree(bound, chain.variables): yield chain, bound
+                        if self._agree(bound, chain.variables):
+                            yield chain, bound
 
-    def _epilogues(self, cls: int, stages: Sequence[Implementation],
-                   after: tuple[Implementation, ...] = (),
-                   passed: tuple[int, ...] = ()) -> Iterator[tuple[tuple[Implementation, ...], int, Binding]]:
+    def _epilogues(
+        self,
+        cls: int,
+        stages: Sequence[Implementation],
+        after: tuple[Implementation, ...] = (),
+        passed: tuple[int, ...] = (),
+    ) -> Iterator[tuple[tuple[Implementation, ...], int, Binding]]:
         """Yield the stages that lead from a class to this one, the class, and their operands. `after` are the stages
         behind, which lead to the classes `passed`. A stage back to one of `passed` is left out, as it would change
         nothing."""
         yield after, cls, {}
         for stage in self.select_rooted(cls, stages):
             for way in self._ways(stage.pattern, cls, stage.variables):
-                if not all(precedes(stage, other) for other in after): break
-                if way["rows"] in (cls, *passed): continue
+                if not all(precedes(stage, other) for other in after):
+                    break
+                if way["rows"] in (cls, *passed):
+                    continue
                 for chained, first, operands in self._epilogues(way["rows"], stages, (stage, *after), (cls, *passed)):
                     yield chained, first, operands | way
 
@@ -160,11 +197,13 @@ class KernelMatches:
         """True if sizes of one name are equal, and patterns have the flags that their sorts require."""
         sizes: dict[object, object] = SPACES.copy()
         for name, sort in variables.items():
-            if sort.name in ("where", "relation") and not all(getattr(self.values[bound[name]], str(flag))
-                                                              for flag in sort.sizes):
+            if sort.name in ("where", "relation") and not all(
+                getattr(self.values[bound[name]], str(flag)) for flag in sort.sizes
+            ):
                 return False
             for symbol, size in self._sizes(bound[name], sort):
-                if sizes.setdefault(symbol, size) != size: return False
+                if sizes.setdefault(symbol, size) != size:
+                    return False
         return True
 
     def _sizes(self, cls: int, sort: Sort) -> Iterator[tuple[object, object]]:
@@ -172,7 +211,8 @@ class KernelMatches:
         each head gives no head count."""
         if sort.name in ("value", "scores", "column"):
             yield sort.space or "rows", self.rows[cls]
-        if sort.space == str(S): yield "picked", self.picked[cls]
+        if sort.space == str(S):
+            yield "picked", self.picked[cls]
         if of_heads(sort) and not (sort.spread and self.heads[cls] == 1):
             yield sort.sizes[0], self.heads[cls]
         if sort.name in ("value", "constant", "matrix") and sort.sizes:
@@ -194,30 +234,40 @@ class KernelMatches:
         """True if the class has the facts of the guard, the rows and columns of the sort, and one head or many as the
         sizes require."""
         sort, facts = self.sorts[symbol], self.graph.facts
-        if any(cls not in facts[fact] for fact in sort.facts) or cls not in self.heads: return False
+        if any(cls not in facts[fact] for fact in sort.facts) or cls not in self.heads:
+            return False
         if (sort.space == str(S) and cls not in self.picked) or (sort.space == str(T) and cls in self.displaced):
             return False
         match sort.name:
-            case "scalar" | "column" | "varying": return True
-            case "scores": return cls in self.square        # a column for each row
-            case "value": return self._is_value(cls, sort) and (of_heads(sort) or self.heads[cls] == 1)
-            case "operator": return not sort.sizes or isinstance(self.columns[cls][1], int)     # equal to another's
-            case "rotation": return (cls, "rotate") in self.members
-            case "distances": return self._is_table(cls, sort)
-            case "entrywise": return any((cls, kind) in self.members for kind in COMPILED)
+            case "scalar" | "column" | "varying":
+                return True
+            case "scores":
+                return cls in self.square  # a column for each row
+            case "value":
+                return self._is_value(cls, sort) and (of_heads(sort) or self.heads[cls] == 1)
+            case "operator":
+                return not sort.sizes or isinstance(self.columns[cls][1], int)  # equal to another's
+            case "rotation":
+                return (cls, "rotate") in self.members
+            case "distances":
+                return self._is_table(cls, sort)
+            case "entrywise":
+                return any((cls, kind) in self.members for kind in COMPILED)
             case "matrix" if cls not in self.sized or cls in facts["entrywise"]:
-                return False                                # centring and diagonals are passes, not kept as matrices
-        return of_heads(sort) == (self.heads[cls] != 1)     # one head is no stack
+                return False  # centring and diagonals are passes, not kept as matrices
+        return of_heads(sort) == (self.heads[cls] != 1)  # one head is no stack
 
     def _is_table(self, cls: int, sort: Sort) -> bool:
         """True if the class is a table of numbers by distance: of all tokens, or of picked rows of sequences."""
-        if sort.space != str(S): return (cls, "by_distance") in self.members
+        if sort.space != str(S):
+            return (cls, "by_distance") in self.members
         return any((first, "by_distance") in self.members for (first, *_), _ in self.members.get((cls, "compose"), ()))
 
     def _is_value(self, cls: int, sort: Sort) -> bool:
         """True if kernels compute the class: rows of a space with a fixed number of columns; rows of caches only for
         kernels of caches. Inputs match only sorts that require the fact `given`."""
-        if "given" not in sort.facts and (cls in self.graph.fixed or cls in self.graph.facts["given"]): return False
+        if "given" not in sort.facts and (cls in self.graph.fixed or cls in self.graph.facts["given"]):
+            return False
         rows = self.rows[cls]
         return cls not in self.square and isinstance(rows, Space) and (rows is C) == (sort.space == str(C))
 

@@ -2,6 +2,7 @@
 in one of its representations is a member of the class `use(x, W)`, "x times W in some stored form". So there is a node
 for each method and one for each kernel, not one for each pair: product time and error belong to the use, epilogue time
 to the kernel, bytes to the stored form."""
+
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,9 +50,9 @@ class Method(NamedTuple):
 
 
 EXACT = (Method(),)
-TURNED = "turned"                                           # layout of a table whose rows are stored as columns
-DIAGONAL = "wanda"                                          # metric of a weight's inputs: the norms of their columns
-FITTED = DIAGONAL, "whitened"                               # all metrics of a weight's inputs
+TURNED = "turned"  # layout of a table whose rows are stored as columns
+DIAGONAL = "wanda"  # metric of a weight's inputs: the norms of their columns
+FITTED = DIAGONAL, "whitened"  # all metrics of a weight's inputs
 
 
 def is_plain(name: str) -> bool:
@@ -145,8 +146,10 @@ class Lowering:
     def calls(self) -> list[tuple[int, KernelCall]]:
         """Every kernel that computes a class, with its operands, and terms as steps for classes that no kernel
         computes."""
-        return [*self.matched, *((cls, KernelCall(term, tuple(bound.items())))
-                                 for cls, term, bound in self.term_calls.list_calls())]
+        return [
+            *self.matched,
+            *((cls, KernelCall(term, tuple(bound.items()))) for cls, term, bound in self.term_calls.list_calls()),
+        ]
 
     @cached_property
     def term_calls(self) -> TermCalls:
@@ -156,7 +159,8 @@ class Lowering:
     @property
     def limit(self) -> str | None:
         """A line of text if some class has more terms than were read; None otherwise, and where no terms were read."""
-        if self.like is not None: return self.like.limit
+        if self.like is not None:
+            return self.like.limit
         return self.term_calls.limit if "calls" in vars(self) else None
 
     @cached_property
@@ -164,17 +168,24 @@ class Lowering:
         """The stages that follow the product of each use."""
         if self.like is not None:
             return self.like.epilogues
-        return {use: [stage.price for stage in FUSED if stage.operands.keys() & call.implementation.variables]
-                for cls, call in self.calls
-                for use in self.children(cls, call)[1]}
+        return {
+            use: [stage.price for stage in FUSED if stage.operands.keys() & call.implementation.variables]
+            for cls, call in self.calls
+            for use in self.children(cls, call)[1]
+        }
 
     @cached_property
     def routed(self) -> dict[Use, int]:
         """Most matrices of a stack that a row is multiplied by, for each use that reads only some of them."""
         if self.like is not None:
             return self.like.routed
-        return {use: int(arguments["most"]) for cls, call in self.calls for declared in list_kernels(call)
-                if "most" in (arguments := attributes(self, call, declared)) for use in self.children(cls, call)[1]}
+        return {
+            use: int(arguments["most"])
+            for cls, call in self.calls
+            for declared in list_kernels(call)
+            if "most" in (arguments := attributes(self, call, declared))
+            for use in self.children(cls, call)[1]
+        }
 
     @cached_property
     def matched(self) -> list[tuple[int, KernelCall]]:
@@ -189,18 +200,23 @@ class Lowering:
         if self.near is not None:
             return self.near.matched_imported
         imported = imported_part(self.graph, self.template)
-        if len(imported.nodes) < len(self.template.entries): return self.matched     # a schedule: as it was written
+        if len(imported.nodes) < len(self.template.entries):
+            return self.matched  # a schedule: as it was written
         return self.match_kernels(KernelMatches(imported, self.terms, self.template.values))
 
     def match_kernels(self, matcher: KernelMatches) -> list[tuple[int, KernelCall]]:
         """Return every match of an implementation, class by class."""
         whole, heads, stages = matcher.able(IMPLEMENTATIONS), matcher.able(HEADS), matcher.able(STAGES)
         varying = self.graph.facts["act"] - self.graph.fixed
-        return [(cls, KernelCall(implementation, tuple(bound.items())))
-                for cls in self.terms if cls in varying and cls in matcher.held
-                for implementation, bound in sorted(
-                    (*matcher.chains(cls, heads, stages), *matcher.wholes(cls, whole)), key=root_kind)
-                if self.fusion or implementation.single]
+        return [
+            (cls, KernelCall(implementation, tuple(bound.items())))
+            for cls in self.terms
+            if cls in varying and cls in matcher.held
+            for implementation, bound in sorted(
+                (*matcher.chains(cls, heads, stages), *matcher.wholes(cls, whole)), key=root_kind
+            )
+            if self.fusion or implementation.single
+        ]
 
     @cached_property
     def kernels(self) -> tuple[list[Node], list[Use]]:
@@ -211,17 +227,22 @@ class Lowering:
         uses: dict[Use, None] = {}
         rows: set[Hashable] = set()
         for cls, call in self.calls:
-            if isinf(seconds := self.prices.kernel(self, cls, call)): continue
+            if isinf(seconds := self.prices.kernel(self, cls, call)):
+                continue
             children, weights = self.children(cls, call)
             nodes.append(Node(cls, tuple(children), seconds, label=call))
-            nodes += [Node(child, (), memory=self.bytes_beside(child), label=child)
-                      for child in children if isinstance(child, Row | ByPosition | TermArray) and child not in rows]
+            nodes += [
+                Node(child, (), memory=self.bytes_beside(child), label=child)
+                for child in children
+                if isinstance(child, Row | ByPosition | TermArray) and child not in rows
+            ]
             rows.update(children)
             uses |= dict.fromkeys(weights)
         return nodes, [*uses]
 
-    def problem(self, roots: Sequence[int], given: Sequence[int],
-                methods: Callable[["Lowering", Use], Sequence[Method]]) -> Problem:
+    def problem(
+        self, roots: Sequence[int], given: Sequence[int], methods: Callable[["Lowering", Use], Sequence[Method]]
+    ) -> Problem:
         """Return the extraction problem of these root classes, with the borders `given` at no cost."""
         nodes, uses = self.kernels
         constants: dict[Hashable, Stored] = {}
@@ -255,14 +276,18 @@ class Lowering:
         prices = {method: self.price(use, method) for method in methods}
         plain = [method for method in methods if method.plain]
         for method, (seconds, size) in prices.items():
-            if method in plain and not self.stands_elsewhere(use.weight) and any(beats(prices[other], prices[method])
-                                                                                 for other in plain):
+            if (
+                method in plain
+                and not self.stands_elsewhere(use.weight)
+                and any(beats(prices[other], prices[method]) for other in plain)
+            ):
                 continue
             stored = self.held(use, method)
             same = self.content(stored) if self.tied else None
             first = made.setdefault(same or stored, stored)
             yield Node(use, (first,), seconds, error=method.error, label=method)
-            if first is stored: yield Node(stored, (), memory=size, label=stored)
+            if first is stored:
+                yield Node(stored, (), memory=size, label=stored)
 
     def gathers(self, use: Use) -> bool:
         """True if a use chooses rows of a table."""
@@ -298,8 +323,10 @@ class Lowering:
     def content(self, stored: Stored) -> Content | None:
         """Return the content that another part may share; None for a method fitted to the inputs of this part."""
         term, how, method = self.terms[stored.weight], stored.layout, stored.method._replace(error=0.0)
-        if method.fit in FITTED: return None
-        if how == TURNED and term.kind.name == "weight": term, how = weight(term.args[0].T), "columns"
+        if method.fit in FITTED:
+            return None
+        if how == TURNED and term.kind.name == "weight":
+            term, how = weight(term.args[0].T), "columns"
         return Content(term, how, method)
 
     @cached_property
@@ -321,14 +348,19 @@ class Lowering:
     def bytes_beside(self, child: Row | ByPosition | TermArray) -> float:
         """Return the bytes of a constant beside the weights."""
         match child:
-            case Row(): return 4.0 * self.columns(child.constant)
-            case ByPosition(): return 4.0 * sum(prod(data.shape) for data in self.tables(child.cls))
+            case Row():
+                return 4.0 * self.columns(child.constant)
+            case ByPosition():
+                return 4.0 * sum(prod(data.shape) for data in self.tables(child.cls))
         return 4.0 * prod(read_array(self.template.values, *child).shape)
 
     def tables(self, cls: int) -> list[Data]:
         """Return the cosines and sines of a rotation, or the table of numbers by distance, picked or not."""
-        nodes = [member for node in self.graph.members[cls] for member in
-                 (node, *(self.graph.members[node.children[0]] if node.kind == "compose" else ()))]
+        nodes = [
+            member
+            for node in self.graph.members[cls]
+            for member in (node, *(self.graph.members[node.children[0]] if node.kind == "compose" else ()))
+        ]
         node = next(node for node in nodes if node.kind in ("rotate", "by_distance"))
         return [value for name in node.attributes if isinstance(value := self.template.values[name], Data)]
 
@@ -351,7 +383,8 @@ class Lowering:
     def matrix(self, cls: int, how: str, width: int | None = None) -> np.ndarray:
         """Return the float64 numbers of a weight in the layout of a kernel: in x out, heads side by side or one above
         the other."""
-        if how == TURNED: return self.matrix(cls, "columns").T
+        if how == TURNED:
+            return self.matrix(cls, "columns").T
         if halves := self.halves(cls):
             rows = width or int(self.terms[cls].into.cols)
             return np.concatenate([self.matrix(half, how, rows) for half in halves], axis=-1)
@@ -369,9 +402,11 @@ class Lowering:
             filed = [blocks for part in parts for blocks in part]
             return filed if all(parts) and len({blocks.dtype for blocks in filed}) == 1 else []
         term = self.terms[cls]
-        if how not in ("columns", STACK, TURNED) or term.kind.name != "weight": return []
+        if how not in ("columns", STACK, TURNED) or term.kind.name != "weight":
+            return []
         file = term.args[0] if how == TURNED else term.args[0].base
-        if file is None or file.blocks is None: return []
+        if file is None or file.blocks is None:
+            return []
         return [file.blocks.reshape(-1, file.blocks.shape[-1]) if how == "columns" else file.blocks]
 
     def vector(self, cls: int, columns: int) -> np.ndarray:
@@ -399,4 +434,3 @@ class Lowering:
 def plainly(lowering: Lowering, use: Use) -> Sequence[Method]:
     """Return the plain methods of a use: panels and plain rows for a product, rows alone for a table."""
     return EXACT if lowering.gathers(use) else (*EXACT, Method("packed"))
-

@@ -4,6 +4,7 @@ the mean of the batches' prices.
     optimize(model, workload=[(0.7, "1x16"), (0.3, "8x128")])
 
 A batch is a Batch, or the lengths of its sentences as COUNTxTOKENS, several of them joined by +."""
+
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
     from opmatrix.runtime.program import Program
     from rewrites.lowering.lower import KernelCall, Lowering, Method, Use
 
-Mix = Sequence[tuple[float, Any]]                           # shares, each with a batch, lengths as a word, or extents
-Sized = Extents | Mix | Phases                              # sizes of one batch, of several, of a request
+Mix = Sequence[tuple[float, Any]]  # shares, each with a batch, lengths as a word, or extents
+Sized = Extents | Mix | Phases  # sizes of one batch, of several, of a request
 EXAMPLE = '[(0.7, "1x16"), (0.3, "8x128")]'
-OFF = 1e-6                                                  # largest difference of the sum of shares from 1
-MAX_BATCH_TOKENS = 1 << 20                                  # most tokens of a batch
-MIXED = re.compile(r"\s*[-+.\deE]+\s*:.*|.*:\s*\d+x\d.*")     # text with a number first, or a batch behind a share
+OFF = 1e-6  # largest difference of the sum of shares from 1
+MAX_BATCH_TOKENS = 1 << 20  # most tokens of a batch
+MIXED = re.compile(r"\s*[-+.\deE]+\s*:.*|.*:\s*\d+x\d.*")  # text with a number first, or a batch behind a share
 
 
 @dataclass(frozen=True)
@@ -47,21 +48,33 @@ class Mean:
         return max((prices.extents for _, prices in self.parts), key=lambda extents: extents[T])
 
     @property
-    def start(self) -> float: return self.of(lambda each: each.start)
+    def start(self) -> float:
+        return self.of(lambda each: each.start)
 
-    def beside(self, program: "Program") -> float: return self.of(lambda each: each.beside(program))
+    def beside(self, program: "Program") -> float:
+        return self.of(lambda each: each.beside(program))
 
     def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...] = ()) -> float:
         return self.of(lambda each: each.linear(form, n, p, parameters))
 
-    def stack(self, form: str, heads: int, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...] = (),
-              rows: float | None = None, most: int | None = None) -> tuple[float, float]:
+    def stack(
+        self,
+        form: str,
+        heads: int,
+        n: int,
+        p: int,
+        parameters: tuple[tuple[str, Hashable], ...] = (),
+        rows: float | None = None,
+        most: int | None = None,
+    ) -> tuple[float, float]:
         [(_, size), *_] = [prices.stack(form, heads, n, p, parameters, rows, most) for _, prices in self.parts]
         return self.of(lambda each: each.stack(form, heads, n, p, parameters, rows, most)[0]), size
 
-    def gathered(self, p: int) -> float: return self.of(lambda each: each.gathered(p))
+    def gathered(self, p: int) -> float:
+        return self.of(lambda each: each.gathered(p))
 
-    def spent(self, cost: Callable[[Extents], Costs]) -> float: return self.of(lambda each: each.spent(cost))
+    def spent(self, cost: Callable[[Extents], Costs]) -> float:
+        return self.of(lambda each: each.spent(cost))
 
     def product(self, lowering: "Lowering", use: "Use", method: "Method") -> tuple[float, float]:
         costs = [prices.product(lowering, use, method) for _, prices in self.parts]
@@ -74,26 +87,38 @@ class Mean:
 def priced(machine: TimeModel | Sequence[TimeModel], extents: Sized) -> Prices | Mean:
     """Return the prices of a batch of these extents, of several, [(share, extents), ..], or of the phases of a request.
     `machine` is one machine for all, or a sequence with one for each. Raises InputError for invalid shares."""
-    if isinstance(extents, Extents): return Prices(machine, extents)      # type: ignore[arg-type]
+    if isinstance(extents, Extents):
+        return Prices(machine, extents)  # type: ignore[arg-type]
     machines = machine if isinstance(machine, list | tuple) else [machine] * len(extents)
     if is_phases(extents):
-        return Mean(tuple((float(phase.times), Prices(model, phase.extents, phase.cached))
-                          for model, phase in zip(machines, extents, strict=True)))
+        return Mean(
+            tuple(
+                (float(phase.times), Prices(model, phase.extents, phase.cached))
+                for model, phase in zip(machines, extents, strict=True)
+            )
+        )
     check_shares(mix := cast(Mix, extents))
-    return Mean(tuple((float(share), Prices(model, sizes))
-                      for model, (share, sizes) in zip(machines, mix, strict=True)))
+    return Mean(
+        tuple((float(share), Prices(model, sizes)) for model, (share, sizes) in zip(machines, mix, strict=True))
+    )
 
 
 def check_shares(mix: Mix, where: str = "workload") -> None:
     """Raise InputError, which names the entry, unless these are shares above 0 that add to 1, each with a batch."""
-    if isinstance(mix, str) or not isinstance(mix, Sequence) or not all(isinstance(entry, tuple | list)
-                                                                        and len(entry) == 2 for entry in mix):
+    if (
+        isinstance(mix, str)
+        or not isinstance(mix, Sequence)
+        or not all(isinstance(entry, tuple | list) and len(entry) == 2 for entry in mix)
+    ):
         raise InputError(f"{where} {mix!r:.80}: it is no list of shares, such as {EXAMPLE}")
-    if not mix: raise InputError(f"{where}: it is empty: give shares that add to 1, such as {EXAMPLE}")
-    for share, of in mix: check_share(share, of, where)
+    if not mix:
+        raise InputError(f"{where}: it is empty: give shares that add to 1, such as {EXAMPLE}")
+    for share, of in mix:
+        check_share(share, of, where)
     if abs((total := fsum(share for share, _ in mix)) - 1) > OFF:
-        raise InputError(f"{where}: shares {', '.join(f'{share:g}' for share, _ in mix)} add to {total:g}, and must "
-                         "add to 1")
+        raise InputError(
+            f"{where}: shares {', '.join(f'{share:g}' for share, _ in mix)} add to {total:g}, and must add to 1"
+        )
 
 
 def check_share(share: object, of: object, where: str) -> None:
@@ -105,16 +130,21 @@ def check_share(share: object, of: object, where: str) -> None:
 def parse_mix(text: str) -> str | list[tuple[float, str]] | Generation:
     """Parse a workload of the command line: shares and lengths, `0.7:1x16,0.3:8x128`, or a request, `generate:512+128`;
     any other text names a file and is returned. Raises InputError, which names the part that is wrong."""
-    if Path(text).exists(): return text
-    if generation := parse_generation(text, "--workload"): return generation
-    if not MIXED.fullmatch(text): return text
+    if Path(text).exists():
+        return text
+    if generation := parse_generation(text, "--workload"):
+        return generation
+    if not MIXED.fullmatch(text):
+        return text
     mix, option = list[tuple[float, str]](), f"--workload {text:.80}"
     for i, part in enumerate(text.split(","), 1):
         where, (share, _, word) = f"{option}: part {i}, {part!r:.40}", part.partition(":")
-        try: mix.append((float(share), word.strip()))
+        try:
+            mix.append((float(share), word.strip()))
         except ValueError:
-            raise InputError(f"{where}: {share.strip()!r:.40} is no share: write SHARE:COUNTxTOKENS,..., such as "
-                             "0.7:1x16,0.3:8x128") from None
+            raise InputError(
+                f"{where}: {share.strip()!r:.40} is no share: write SHARE:COUNTxTOKENS,..., such as 0.7:1x16,0.3:8x128"
+            ) from None
         lengths(mix[-1][1], where)
         check_share(*mix[-1], where)
     check_shares(mix, option)
@@ -123,14 +153,18 @@ def parse_mix(text: str) -> str | list[tuple[float, str]] | Generation:
 
 def lengths(word: object, where: str = "workload") -> list[int]:
     """Return the lengths of sentences that a word names: `1x16`, or `8x128+1x16`. Raises InputError."""
-    parts = [re.fullmatch(r"(\d{1,9})x(\d{1,9})", part.strip(), re.ASCII)
-             for part in word.split("+")] if isinstance(word, str) else [None]
+    parts = (
+        [re.fullmatch(r"(\d{1,9})x(\d{1,9})", part.strip(), re.ASCII) for part in word.split("+")]
+        if isinstance(word, str)
+        else [None]
+    )
     counts = [(int(part[1]), int(part[2])) for part in parts if part]
     if len(counts) < len(parts) or any(0 in count for count in counts):
         raise InputError(f"{where}: {word!r:.60} is no batch: write COUNTxTOKENS, such as 8x128, or 8x128+1x16")
     if (rows := sum(count * tokens for count, tokens in counts)) > MAX_BATCH_TOKENS:
-        raise InputError(f"{where}: {word:.60} has {rows:,} tokens; a batch that is timed may have "
-                         f"{MAX_BATCH_TOKENS:,}")
+        raise InputError(
+            f"{where}: {word:.60} has {rows:,} tokens; a batch that is timed may have {MAX_BATCH_TOKENS:,}"
+        )
     return [tokens for count, tokens in counts for _ in range(count)]
 
 
@@ -148,5 +182,6 @@ def list_batches(mix: Mix, drawn: Callable[[Sequence[int]], Batch]) -> tuple[tup
 
 def describe_mix(mix: Sequence[tuple[float, Batch]]) -> str:
     """Return a mix in words."""
-    return ", ".join(f"{100 * share:g} % {format_lengths(batch)[:40]}"
-                     for share, batch in mix) + " (sentences x tokens)"
+    return (
+        ", ".join(f"{100 * share:g} % {format_lengths(batch)[:40]}" for share, batch in mix) + " (sentences x tokens)"
+    )

@@ -2,6 +2,7 @@
 need not be more exact either, nor the keys and values that sessions store.
 
 A step after a program is chosen; the program's error is measured with it."""
+
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -22,13 +23,16 @@ def narrowed(program: Program, prices: Prices | Mean) -> Program:
     """Return the program with attention in bfloat16 wherever q, k and v come from products that round their inputs, and
     the machine is faster so. Where sessions run the program, its caches are bfloat16 instead. Returns the same program
     if no step changes."""
-    if any(part.cached for _, part in prices.parts): return with_narrow_caches(program, prices)
+    if any(part.cached for _, part in prices.parts):
+        return with_narrow_caches(program, prices)
     steps, calls = list(program.steps), program.schedule.calls
-    for i, call in enumerate(calls[program.schedule.first:]):
+    for i, call in enumerate(calls[program.schedule.first :]):
         if not narrows(call) or not all(rounds_product(calls, v) for v in call.values.values()):
             continue
-        wide, narrow = (prices.spent(partial(call.kernel.cost, with_number_type(call, kind), call.shape))
-                        for kind in ("float32", NARROW))
+        wide, narrow = (
+            prices.spent(partial(call.kernel.cost, with_number_type(call, kind), call.shape))
+            for kind in ("float32", NARROW)
+        )
         if narrow < wide:
             steps[i] = with_attributes(steps[i], {"number_type": NARROW})
     return program if steps == list(program.steps) else program.over(steps)
@@ -39,12 +43,16 @@ def with_narrow_caches(program: Program, prices: Prices | Mean) -> Program:
     inputs and attention over such caches is faster. Its sessions then store them so."""
     calls, steps = program.schedule.calls, list[Step]()
     narrowed_values = set[str]()
-    for step, call in zip(program.steps, calls[program.schedule.first:], strict=True):
-        if call.kernel.cached_variant and saved_by_caches(call, prices) > 0 and all(
-                from_rounded(calls, call.values[operand]) for operand in "kv"):
+    for step, call in zip(program.steps, calls[program.schedule.first :], strict=True):
+        if (
+            call.kernel.cached_variant
+            and saved_by_caches(call, prices) > 0
+            and all(from_rounded(calls, call.values[operand]) for operand in "kv")
+        ):
             caches = {operand: f"{step.operands[operand]} {NARROW}" for operand in "kv"}
             for operand, name in caches.items():
-                if name not in narrowed_values: steps.append(Step("narrow", {"x": step.operands[operand]}, {}, name))
+                if name not in narrowed_values:
+                    steps.append(Step("narrow", {"x": step.operands[operand]}, {}, name))
                 narrowed_values.add(name)
             step = replace(step, operands={**step.operands, **caches})
         steps.append(step)
@@ -53,25 +61,31 @@ def with_narrow_caches(program: Program, prices: Prices | Mean) -> Program:
 
 def saved_by_caches(call: Call, prices: Prices | Mean) -> float:
     """Return the seconds that caches of bfloat16 save in a step of attention in a session."""
-    wide, half = (prices.spent(partial(cost_in_session, call.kernel, call.bound, call.shape, number=number))
-                  for number in (FLOAT, HALF))
+    wide, half = (
+        prices.spent(partial(cost_in_session, call.kernel, call.bound, call.shape, number=number))
+        for number in (FLOAT, HALF)
+    )
     return wide - half
 
 
 def held_narrow(program: Program, prices: Prices | Mean) -> tuple[int, float]:
     """Return the number of attention steps that read caches of bfloat16 in a program's sessions, and the seconds that
     this saves."""
-    bound = [*zip(program.steps, program.schedule.calls[program.schedule.first:], strict=True)]
+    bound = [*zip(program.steps, program.schedule.calls[program.schedule.first :], strict=True)]
     held = {step.output for step, call in bound if call.kernel.held_as}
-    saved = [saved_by_caches(call, prices) for step, call in bound
-             if call.kernel.cached_variant and step.operands["k"] in held]
+    saved = [
+        saved_by_caches(call, prices)
+        for step, call in bound
+        if call.kernel.cached_variant and step.operands["k"] in held
+    ]
     return len(saved), sum(saved)
 
 
 def most_held(program: Program, prices: Prices | Mean) -> float:
     """Return the seconds that a program would save at most if each of its caches had the faster number type; 0 where no
     session is priced."""
-    if not any(part.cached for _, part in prices.parts): return 0.0
+    if not any(part.cached for _, part in prices.parts):
+        return 0.0
     return sum(max(0.0, saved_by_caches(call, prices)) for call in program.schedule.calls if call.kernel.cached_variant)
 
 
@@ -79,7 +93,8 @@ def from_rounded(calls: list[Call], value: int) -> bool:
     """True if a value is computed, row by row, from a product whose format rounds its inputs."""
     call = calls[value]
     weight = getattr(call.bound, "weight", None)
-    if isinstance(weight, Format): return weight.rounds
+    if isinstance(weight, Format):
+        return weight.rounds
     return not call.kernel.row_mixing and "x" in call.values and from_rounded(calls, call.values["x"])
 
 
@@ -96,7 +111,8 @@ def with_number_type(call: Call, kind: str) -> Arguments:
 def rounds_product(calls: list[Call], value: int) -> bool:
     """True if a value is a product, or a view of one, whose format rounds its inputs."""
     call = calls[value]
-    if call.kernel.view: return rounds_product(calls, call.values["x"])
+    if call.kernel.view:
+        return rounds_product(calls, call.values["x"])
     weight = getattr(call.bound, "weight", None)
     return isinstance(weight, Format) and weight.rounds
 

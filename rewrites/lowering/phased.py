@@ -6,6 +6,7 @@ step for the prompts, and of a step of one row, at the mean context, for each to
 Every step of a program but attention computes a row from that row alone, so one program serves both. It is priced as
 sessions run it, with attention over caches. A program that no session can run recomputes its whole text for every
 token, and is priced so."""
+
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,13 +23,14 @@ from opmatrix.algebra.positions.patterns import Pattern, among
 EXAMPLE = "generate:512+128, or generate:512+128x8"
 PREFIX = "generate:"
 WRITTEN = re.compile(r"generate:(\d{1,9})\+(\d{1,9})(?:x(\d{1,6}))?", re.ASCII)
-NEW_SCORES = pairs[among(HELD)]                             # scores of new rows with all that their sequences hold
-MOST_ROWS = 1 << 20                                         # most tokens of all prompts and answers of a request
+NEW_SCORES = pairs[among(HELD)]  # scores of new rows with all that their sequences hold
+MOST_ROWS = 1 << 20  # most tokens of all prompts and answers of a request
 
 
 class Phase(NamedTuple):
     """Equal steps of a request: their count, the extents of one, the first row of each sequence, and whether earlier
     rows are in caches."""
+
     times: int
     extents: Extents
     starts: NDArray[np.int64]
@@ -39,6 +41,7 @@ class Phase(NamedTuple):
 class Generation:
     """A request: tokens of a prompt, tokens of its answer, and the number of such sequences that are generated at
     once."""
+
     prompt: int
     answer: int
     sequences: int = 1
@@ -71,8 +74,10 @@ class Generation:
         text."""
         seen = [*patterns]
         if cached:
-            return (prefill(self.prompt, self.sequences, seen),
-                    later_step(self.context, self.sequences, seen)._replace(times=self.answer))
+            return (
+                prefill(self.prompt, self.sequences, seen),
+                later_step(self.context, self.sequences, seen)._replace(times=self.answer),
+            )
         runs = (1, self.prompts), (self.answer, [self.context] * self.sequences)
         return tuple(Phase(times, counted(rows, seen), begin(rows), False) for times, rows in runs)
 
@@ -109,14 +114,21 @@ def begin(rows: Sequence[int]) -> NDArray[np.int64]:
 
 def parse_generation(text: str, where: str = "workload") -> Generation | None:
     """Parse `generate:512+128x8`; None for any other text. Raises InputError for invalid numbers."""
-    if not text.startswith(PREFIX): return None
+    if not text.startswith(PREFIX):
+        return None
     if not (match := WRITTEN.fullmatch(text.strip())):
-        raise InputError(f"{where} {text:.60}: it is no workload of generated text: write generate:PROMPT+ANSWER in "
-                         f"tokens, such as {EXAMPLE}")
+        raise InputError(
+            f"{where} {text:.60}: it is no workload of generated text: write generate:PROMPT+ANSWER in "
+            f"tokens, such as {EXAMPLE}"
+        )
     generation = Generation(int(match[1]), int(match[2]), int(match[3] or 1))
-    for what, count in (("prompt", generation.prompt), ("answer", generation.answer),
-                        ("sequences", generation.sequences)):
-        if not count: raise InputError(f"{where} {text}: {what} 0: give 1 or more, such as {EXAMPLE}")
+    for what, count in (
+        ("prompt", generation.prompt),
+        ("answer", generation.answer),
+        ("sequences", generation.sequences),
+    ):
+        if not count:
+            raise InputError(f"{where} {text}: {what} 0: give 1 or more, such as {EXAMPLE}")
     if (rows := generation.length * generation.sequences) > MOST_ROWS:
         raise InputError(f"{where} {text}: {rows:,} tokens in all; a workload may have {MOST_ROWS:,}")
     return generation

@@ -1,4 +1,5 @@
 """Prices: seconds of kernels and bytes of stored weights at the sizes of a workload, on a machine."""
+
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -46,8 +47,10 @@ def name_machine(machine: TimeModel) -> str:
 @lru_cache(4096)
 def holds(name: str, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...]) -> bool:
     """True if a format with these parameters takes n x p matrices."""
-    try: FORMATS[name].expected(n, p, **dict(parameters))
-    except FormatError: return False
+    try:
+        FORMATS[name].expected(n, p, **dict(parameters))
+    except FormatError:
+        return False
     return True
 
 
@@ -83,8 +86,9 @@ class Prices:
     def group(self) -> Extents:
         """The extents that the machine predicts: of one group, where a batch runs in groups; else of the batch."""
         extents: Extents = self.machine.group(self.extents) if isinstance(self.machine, Running) else self.extents
-        if not self.cached or extents is self.extents: return extents
-        share = extents["T"] / self.extents["T"]              # sequences are alike
+        if not self.cached or extents is self.extents:
+            return extents
+        share = extents["T"] / self.extents["T"]  # sequences are alike
         return Extents.made({size: count * share for size, count in self.extents.numbers.items()})
 
     @cached_property
@@ -95,7 +99,7 @@ class Prices:
     def rows(self, lowering: "Lowering", cls: int) -> float:
         """Return the number of rows of a class."""
         name = str(lowering.matcher.rows[cls])
-        return self.live[name] if name in self.live else self.group[name]           # its error names the missing size
+        return self.live[name] if name in self.live else self.group[name]  # its error names the missing size
 
     @property
     def start(self) -> float:
@@ -112,14 +116,24 @@ class Prices:
         first."""
         return learning(lambda: sum(self.machine.seconds(name, **sizes) for name, sizes in costs))
 
-    def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...] = (),
-               rows: float | None = None) -> float:
+    def linear(
+        self, form: str, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...] = (), rows: float | None = None
+    ) -> float:
         """Return the seconds of x times an n x p matrix in a format, for `rows` rows or by default all tokens."""
-        return self.seconds(times_format(form, count_sizes(form, n, p, parameters),
-                                               self.group["T"] if rows is None else rows))
+        return self.seconds(
+            times_format(form, count_sizes(form, n, p, parameters), self.group["T"] if rows is None else rows)
+        )
 
-    def stack(self, form: str, heads: int, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...] = (),
-              rows: float | None = None, most: int | None = None) -> tuple[float, float]:
+    def stack(
+        self,
+        form: str,
+        heads: int,
+        n: int,
+        p: int,
+        parameters: tuple[tuple[str, Hashable], ...] = (),
+        rows: float | None = None,
+        most: int | None = None,
+    ) -> tuple[float, float]:
         """Return the seconds of x times an n x p matrix for each head, and the bytes of these matrices. Dense ones take
         one kernel, other formats one for each head. If each row names `most` matrices at most, one for each that is
         named."""
@@ -127,7 +141,8 @@ class Prices:
         if most is not None:
             sizes = count_sizes(form, n, p, parameters)
             return self.seconds(times_experts(form, sizes, heads, min(most, heads), tokens)), size
-        if form == Dense.name: return self.seconds(times_stack((heads, n, p), tokens)), size
+        if form == Dense.name:
+            return self.seconds(times_stack((heads, n, p), tokens)), size
         return heads * self.linear(form, n, p, parameters, tokens), size
 
     def product(self, lowering: "Lowering", use: "Use", method: "Method") -> tuple[float, float]:
@@ -140,11 +155,13 @@ class Prices:
         if lowering.gathers(use):
             stored = lowering.stored(use.weight, lowering.held(use, method).layout)
             panels = "" if FORMATS[method.format].rowwise else method.format
-            return self.seconds(gather_cost(cols, tokens,
-                                               panels)), stored_bytes(method.format, *stored, method.parameters)
+            return self.seconds(gather_cost(cols, tokens, panels)), stored_bytes(
+                method.format, *stored, method.parameters
+            )
         size = stored_bytes(method.format, rows, cols, method.parameters)
         product = self.linear(method.format, rows, cols, method.parameters, tokens)
-        if FORMATS[method.format].rounds: product -= self.spared(lowering.epilogues.get(use, ()), tokens, cols)
+        if FORMATS[method.format].rounds:
+            product -= self.spared(lowering.epilogues.get(use, ()), tokens, cols)
         return max(product, 0.0), size
 
     @property
@@ -163,17 +180,22 @@ class Prices:
     def spared(self, stages: Sequence[str], rows: float, cols: int) -> float:
         """Return the seconds that an epilogue takes less than its kernel's price when it follows a product that
         rounds."""
-        plain, narrow = ([(name, {"T": rows, "p": cols}) for name in behind_product(stages, rounds)]
-                         for rounds in (False, True))
+        plain, narrow = (
+            [(name, {"T": rows, "p": cols}) for name in behind_product(stages, rounds)] for rounds in (False, True)
+        )
         return self.seconds(plain) - self.seconds(narrow)
 
     def kernel(self, lowering: "Lowering", cls: int, call: "KernelCall") -> float:
         """Return the seconds of a kernel without its products: of its epilogue, or of the whole where it has no weight;
         infinite where no session can run it."""
-        if self.cached and not all(map(in_sessions, list_kernels(call))): return inf
-        return sum(self.seconds(cost_in_session(kernel, bound, out, self.group) if self.cached
-                                else kernel.cost(bound, out, self.group))
-                   for kernel, bound, out in shapes(lowering, cls, call))
+        if self.cached and not all(map(in_sessions, list_kernels(call))):
+            return inf
+        return sum(
+            self.seconds(
+                cost_in_session(kernel, bound, out, self.group) if self.cached else kernel.cost(bound, out, self.group)
+            )
+            for kernel, bound, out in shapes(lowering, cls, call)
+        )
 
 
 def in_sessions(kernel: Declared) -> bool:
@@ -185,10 +207,12 @@ def cost_in_session(kernel: Declared, bound: Arguments, out: Any, extents: Exten
     """Return the cost of a kernel in a step of a session. Attention costs as much as its variant
     (opmatrix.inference.cached) over caches of the number type `number`, and a pass that writes its keys and values to
     them."""
-    if not kernel.cached_variant: return kernel.cost(bound, out, extents)
+    if not kernel.cached_variant:
+        return kernel.cost(bound, out, extents)
     variant, stored = KERNELS[kernel.cached_variant], (bound.k, bound.v)
     rows, (k, v) = "last" if hasattr(bound, "query") else "all", (Cache(x.heads, x.cols, number) for x in stored)
-    record = variant.record(q=bound.q, k=k, v=v, scale=1.0, where=SEEN, rows=rows,
-                            behind=window_attribute(bound).get("behind", BEYOND))
+    record = variant.record(
+        q=bound.q, k=k, v=v, scale=1.0, where=SEEN, rows=rows, behind=window_attribute(bound).get("behind", BEYOND)
+    )
     put = [("scale", {"T": extents["T"], "p": row_width(operand)}) for operand in stored]
     return [*variant.cost(record, out, extents), *put]

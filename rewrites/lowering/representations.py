@@ -1,6 +1,7 @@
 """Representations that hold a weight exactly: sparse formats where it is pruned, float16 where it was trained in it,
 blocks where its file stores them. No number is rounded, so they belong to the exact search. A dense weight costs a look
 at a sample of its numbers."""
+
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -20,8 +21,8 @@ from rewrites.lowering.half_numbers import SAMPLED_NUMBERS, exactly_half, has_ha
 from rewrites.lowering.kernel_matches import leaf
 from rewrites.lowering.lower import EXACT, TURNED, Lowering, Method, Use
 
-MAX_DENSITY = 0.5                                           # share of nonzero numbers above which no sparse format pays
-NUMBER_TYPES = {"float32": 32, "bf16": 16, "int8": 8, "int4": 4}      # bits of the narrowest stored numbers, by name
+MAX_DENSITY = 0.5  # share of nonzero numbers above which no sparse format pays
+NUMBER_TYPES = {"float32": 32, "bf16": 16, "int8": 8, "int4": 4}  # bits of the narrowest stored numbers, by name
 
 
 def check_budgets(memory: float | None, number_type: str) -> None:
@@ -32,6 +33,7 @@ def check_budgets(memory: float | None, number_type: str) -> None:
     if number_type not in NUMBER_TYPES:
         raise InputError(f"--number-type {number_type}: it is one of {', '.join(NUMBER_TYPES)}")
 
+
 Methods = Callable[[Lowering, Use], Sequence[Method]]
 LOOKED: WeakKeyDictionary[Data, frozenset[str]] = WeakKeyDictionary()
 
@@ -39,14 +41,16 @@ LOOKED: WeakKeyDictionary[Data, frozenset[str]] = WeakKeyDictionary()
 def traits(numbers: np.ndarray) -> frozenset[str]:
     """Return `sparse` and `float16`, as far as a sample of the numbers can tell."""
     sample = sample_numbers(numbers)
-    shares = {"sparse": np.count_nonzero(sample) <= (MAX_DENSITY + 0.1) * SAMPLED_NUMBERS,
-             "float16": exactly_half(sample)}
+    shares = {
+        "sparse": np.count_nonzero(sample) <= (MAX_DENSITY + 0.1) * SAMPLED_NUMBERS,
+        "float16": exactly_half(sample),
+    }
     return frozenset(name for name, holds in shares.items() if holds)
 
 
 def find_traits(data: Data) -> frozenset[str]:
     """Return the traits of a leaf, computed once. A leaf that is only promised has none."""
-    known = LOOKED.get(data)                                # once: its key may be an equal leaf, which others hold
+    known = LOOKED.get(data)  # once: its key may be an equal leaf, which others hold
     if known is None:
         known = frozenset() if isinstance(data, Promised) or len(data.shape) < 2 else traits(data.array)
         LOOKED[data] = known
@@ -67,7 +71,8 @@ def tells(value: object) -> bool:
 def choices(lowering: Lowering, methods: Methods) -> tuple[Hashable, ...]:
     """Return the methods of each use of a part: layers of equal structure are the same problem where these are equal.
     Empty where no number decides them."""
-    if not any(map(tells, lowering.template.values.values())): return ()
+    if not any(map(tells, lowering.template.values.values())):
+        return ()
     return tuple(tuple(methods(lowering, use)) for use in lowering.kernels[1])
 
 
@@ -89,24 +94,31 @@ def forms(numbers: np.ndarray) -> Iterator[Method]:
 
 
 def holds(form: type[Format], matrix: np.ndarray, layout: Mapping[str, Hashable]) -> bool:
-    try: form.pack(matrix, **layout)
-    except FormatError: return False
+    try:
+        form.pack(matrix, **layout)
+    except FormatError:
+        return False
     return True
 
 
 def fit_options(form: type[Format], stored: np.ndarray, layout: Mapping[str, Hashable]) -> dict[str, Hashable] | None:
     """Return the options by which a format holds a matrix exactly, stored in at most the share of dense that pays; None
     if there are none. A density counts whatever the format counts: numbers, or tiles."""
-    try: packed = form.pack(stored, **layout)
-    except FormatError: return None
+    try:
+        packed = form.pack(stored, **layout)
+    except FormatError:
+        return None
     options, (n, p) = dict(layout), stored.shape
     if "density" in form.parameters:
         whole = form.expected(n, p, **layout, density=1.0)
         [count] = [size for size in packed.sizes if not size.is_positive]
         options["density"] = packed.sizes[count] / whole[count]
     numbers = float((form.flops / 2 / T).subs(form.expected(n, p, **options)))
-    return options if numbers <= MAX_DENSITY * stored.size and np.array_equal(form.fit(stored, **options),
-                                                                           stored) else None
+    return (
+        options
+        if numbers <= MAX_DENSITY * stored.size and np.array_equal(form.fit(stored, **options), stored)
+        else None
+    )
 
 
 def keeps_width(method: Method, narrowest: int) -> bool:
@@ -149,6 +161,7 @@ def proposed(lowering: Lowering, use: Use) -> list[Method]:
     """Return the proposed formats that hold a matrix: any format where some leaf is sparse, float16 where all leaves
     have it. Other matrices made of leaves are dense in float32."""
     seen = [find_traits(leaf_traits) for leaf_traits in lowering.arrays(use.weight) if prod(leaf_traits.shape) > 1]
-    if any("sparse" in leaf_traits for leaf_traits in seen): return [*forms(lowering.matrix(use.weight, use.layout))]
+    if any("sparse" in leaf_traits for leaf_traits in seen):
+        return [*forms(lowering.matrix(use.weight, use.layout))]
     half = bool(seen) and all("float16" in leaf_traits for leaf_traits in seen) and has_half(lowering.terms[use.weight])
     return [Method(Half.name)] if half else []

@@ -1,5 +1,6 @@
 """Constants that several parts of a model store alike: they are one constant. This file identifies it, and sets the
 share of its bytes that each part pays."""
+
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,15 +17,20 @@ from rewrites.lowering.uncovered import read_array
 def find_shared(lowering: Lowering, cls: Hashable) -> Hashable:
     """Return the content of a stored class that another part may read, too: tables of positions, arrays of terms, and,
     where the model has leaves in several places, weights. None where it belongs to its part alone."""
-    if isinstance(cls, Stored): return lowering.content(cls) if lowering.tied else None
-    if isinstance(cls, TermArray): return read_array(lowering.template.values, *cls)
+    if isinstance(cls, Stored):
+        return lowering.content(cls) if lowering.tied else None
+    if isinstance(cls, TermArray):
+        return read_array(lowering.template.values, *cls)
     return tuple(lowering.tables(cls.cls)) if isinstance(cls, ByPosition) else None
 
 
 def contents(lowering: Lowering, extraction: Extraction) -> dict[Use, Content | None]:
     """Return the content that each use of a part's program reads."""
-    return {node.cls: lowering.content(lowering.held(node.cls, node.label))                   # type: ignore[arg-type]
-            for node in extraction.nodes if isinstance(node.cls, Use)}
+    return {
+        node.cls: lowering.content(lowering.held(node.cls, node.label))  # type: ignore[arg-type]
+        for node in extraction.nodes
+        if isinstance(node.cls, Use)
+    }
 
 
 def places(found: Sequence[dict[str, Part]]) -> dict[Data, int]:
@@ -48,8 +54,11 @@ class Shares:
     """Equal shares: a part pays one over the number of parts that could read the constant. No program then pays more
     than its bytes, so the cheapest cost under these shares is a lower bound for every program."""
 
-    def __init__(self, users: Mapping[Hashable, int]) -> None: self.users = users
-    def key(self, number: int) -> Hashable: return None
+    def __init__(self, users: Mapping[Hashable, int]) -> None:
+        self.users = users
+
+    def key(self, number: int) -> Hashable:
+        return None
 
     def share(self, number: int, lowering: Lowering, stored: Stored) -> float:
         content = lowering.content(stored)
@@ -58,8 +67,9 @@ class Shares:
 
 def users(problems: Iterable[tuple[int, Lowering, Problem]]) -> Counter[Hashable]:
     """Return the number of parts that could read each stored content, from the problems of parts by number."""
-    readers = {(number, find_shared(lowering, node.cls)) for number, lowering, problem in problems
-             for node in problem.nodes}
+    readers = {
+        (number, find_shared(lowering, node.cls)) for number, lowering, problem in problems for node in problem.nodes
+    }
     return Counter(content for _, content in readers if content is not None)
 
 
@@ -67,11 +77,13 @@ class OtherUses:
     """No cost for a constant that another part of the program stores already."""
 
     def __init__(self, parts: Sequence[dict[Use, Content | None]]) -> None:
-        self.there = [frozenset(content for at, part in enumerate(parts) if at != number for content in part.values()
-                                if content)
-                      for number in range(len(parts))]
+        self.there = [
+            frozenset(content for at, part in enumerate(parts) if at != number for content in part.values() if content)
+            for number in range(len(parts))
+        ]
 
-    def key(self, number: int) -> Hashable: return self.there[number]
+    def key(self, number: int) -> Hashable:
+        return self.there[number]
 
     def share(self, number: int, lowering: Lowering, stored: Stored) -> float:
         return float(lowering.content(stored) not in self.there[number])
@@ -79,9 +91,12 @@ class OtherUses:
 
 def rented(problem: Problem, number: int, lowering: Lowering, rent: Rent) -> Problem:
     """Return the problem of a part that pays its share."""
-    nodes = [node._replace(memory=node.memory * rent.share(number, lowering, node.cls)) if isinstance(node.cls, Stored)
-             else node
-             for node in problem.nodes]
+    nodes = [
+        node._replace(memory=node.memory * rent.share(number, lowering, node.cls))
+        if isinstance(node.cls, Stored)
+        else node
+        for node in problem.nodes
+    ]
     return problem._replace(nodes=nodes)
 
 
@@ -90,5 +105,6 @@ def restore_bytes(extraction: Extraction, problem: Problem) -> Extraction:
     shares."""
     true: dict[Hashable, Node] = {node.cls: node for node in problem.nodes if isinstance(node.cls, Stored)}
     nodes: tuple[Node, ...] = tuple(true.get(node.cls, node) for node in extraction.nodes)
-    return replace(extraction, nodes=nodes, choice={node.cls: node for node in nodes},
-                   memory=sum(node.memory for node in nodes))
+    return replace(
+        extraction, nodes=nodes, choice={node.cls: node for node in nodes}, memory=sum(node.memory for node in nodes)
+    )

@@ -1,5 +1,6 @@
 """Terms as steps of their own. For a class that the model's own kernels do not compute, every term that it has is one
 step, which covers all operators between the class and values that are computed."""
+
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,10 +24,10 @@ from rewrites.lowering.class_terms import MOST_TERMS, ClassTerm, ClassTerms
 if TYPE_CHECKING:
     from rewrites.lowering.lower import KernelCall, Lowering
 
-MOST_READ = 64                                              # most terms of a graph beside the standing ones
+MOST_READ = 64  # most terms of a graph beside the standing ones
 INTERPRET = "interpret"
-MatchedCalls = Sequence[tuple[int, "KernelCall"]]           # kernels, each with the class that it computes
-TermCall = tuple[int, "Interpreted", dict[str, int]]        # a class, its term, the classes of the values in it
+MatchedCalls = Sequence[tuple[int, "KernelCall"]]  # kernels, each with the class that it computes
+TermCall = tuple[int, "Interpreted", dict[str, int]]  # a class, its term, the classes of the values in it
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +60,9 @@ class TermCalls:
     lowering: "Lowering"
     matched: MatchedCalls
     done: set[int] = field(default_factory=set)
-    equal: dict[Operator, int] = field(default_factory=dict)            # terms of classes that a step may compute
+    equal: dict[Operator, int] = field(default_factory=dict)  # terms of classes that a step may compute
     steps: set[Hashable] = field(default_factory=set)
-    left: int = MOST_READ                                   # terms that may be read beside the standing ones
+    left: int = MOST_READ  # terms that may be read beside the standing ones
 
     @cached_property
     def reached(self) -> set[int]:
@@ -97,7 +98,8 @@ class TermCalls:
         values = self.lowering.template.values
         named = {value: (name, 0) for name, value in values.items() if isinstance(value, Data)}
         for name, value in values.items():
-            if isinstance(value, Pattern): named |= {data: (name, at) for at, data in enumerate(value.data)}
+            if isinstance(value, Pattern):
+                named |= {data: (name, at) for at, data in enumerate(value.data)}
         return named
 
     @cached_property
@@ -109,21 +111,30 @@ class TermCalls:
 
     @cached_property
     def terms(self) -> ClassTerms:
-        prices = self.lowering.prices                       # None if a graph is only verified, not extracted
+        prices = self.lowering.prices  # None if a graph is only verified, not extracted
         rows = {str(size): float(count) for size, count in prices.extents.items()} if prices else {}
-        return ClassTerms(self.lowering.graph, self.lowering.terms, self.lowering.template.values, self.is_open,
-                          lambda cls: is_row_buffer(self.lowering, cls), rows)
+        return ClassTerms(
+            self.lowering.graph,
+            self.lowering.terms,
+            self.lowering.template.values,
+            self.is_open,
+            lambda cls: is_row_buffer(self.lowering, cls),
+            rows,
+        )
 
     def is_open(self, cls: int) -> bool:
         """True for a class all of whose terms are read where it is a part of others: it depends on the input, and is no
         value that the model's own kernels compute."""
-        if cls not in self.lowering.graph.facts["act"] or cls not in self.lowering.terms: return False
+        if cls not in self.lowering.graph.facts["act"] or cls not in self.lowering.terms:
+            return False
         return cls not in self.settled or not is_row_buffer(self.lowering, cls)
 
     def is_offered(self, cls: int) -> bool:
         """True for a class whose terms are steps."""
-        if cls in (self.settled if self.needed else self.reached): return False
-        if cls in self.roots: return True
+        if cls in (self.settled if self.needed else self.reached):
+            return False
+        if cls in self.roots:
+            return True
         inputs = self.lowering.graph.facts["given"]
         return cls in self.lowering.terms and cls not in inputs and is_row_buffer(self.lowering, cls)
 
@@ -131,10 +142,15 @@ class TermCalls:
         """Yield every term that is a step: the standing term of each class, and others up to `MOST_READ`."""
         todo = {cls for cls in self.roots | self.imported if self.is_offered(cls)}
         while todo:
-            if self.needed: self.terms.read(todo)
+            if self.needed:
+                self.terms.read(todo)
             self.done |= todo
-            self.equal |= {term.operator: cls for cls, terms in self.terms.known.items()
-                           if is_row_buffer(self.lowering, cls) for term in terms}
+            self.equal |= {
+                term.operator: cls
+                for cls, terms in self.terms.known.items()
+                if is_row_buffer(self.lowering, cls)
+                for term in terms
+            }
             inside = set[int]()
             for term in self.choose_terms(todo):
                 calls = [*self.read_term(term)]
@@ -149,28 +165,42 @@ class TermCalls:
         every = [term for turn in zip_longest(*known) for term in turn if term is not None]
         standing = [term for term in every if term.member is None]
         others = [term for term in every if term.member is not None]
-        taken, self.left = others[:self.left], max(0, self.left - len(others))
-        self.terms.left_out |= {term.cls for term in others[len(taken):]}
+        taken, self.left = others[: self.left], max(0, self.left - len(others))
+        self.terms.left_out |= {term.cls for term in others[len(taken) :]}
         return [*standing, *taken]
 
     def read_term(self, read: ClassTerm) -> Iterator[TermCall]:
         """Yield a term as a step, over each choice of values in it."""
         term = read.operator
-        if not is_writable(term): return                    # a user's own objects have no text
+        if not is_writable(term):
+            return  # a user's own objects have no text
         inside = {part: at for part, at in (self.buffers | self.equal).items() if at != read.cls}
         for used, kernel in self.list_readings(term, inside):
-            if not inside.keys() >= {*used}: continue       # caches are for their own kernels
+            if not inside.keys() >= {*used}:
+                continue  # caches are for their own kernels
             names = {part: f"x{k}" for k, part in enumerate(used)}
             text, arrays = write_term(term, {part: k for k, part in enumerate(used)})
             wanted = {*names.values(), *(f"c{k}" for k in range(len(arrays)))}
-            if not wanted <= KERNELS[kernel].operands.keys() or not self.arrays.keys() >= {*arrays}: continue
+            if not wanted <= KERNELS[kernel].operands.keys() or not self.arrays.keys() >= {*arrays}:
+                continue
             step = read.cls, kernel, text, tuple(inside[part] for part in used), tuple(arrays)
-            if step in self.steps: continue                 # another term over the same values
+            if step in self.steps:
+                continue  # another term over the same values
             self.steps.add(step)
+
             def body(names: dict[Operator, str] = names, **o: Operator) -> Operator:
                 return substitute(term, {part: o[name] for part, name in names.items()})
-            interpreted = Interpreted("interpreted", kernel, body, dict.fromkeys(names.values(), rows), {"term": text},
-                               arrays=tuple(self.arrays[array] for array in arrays), read=read, used=frozenset(used))
+
+            interpreted = Interpreted(
+                "interpreted",
+                kernel,
+                body,
+                dict.fromkeys(names.values(), rows),
+                {"term": text},
+                arrays=tuple(self.arrays[array] for array in arrays),
+                read=read,
+                used=frozenset(used),
+            )
             yield read.cls, interpreted, {name: inside[part] for part, name in names.items()}
 
     def list_readings(self, term: Operator, inside: Mapping[Operator, int]) -> Iterator[tuple[list[Operator], str]]:
@@ -180,32 +210,44 @@ class TermCalls:
         the nearest values. Other terms run over the nearest values, in float64, and also row by row over values that
         mix rows."""
         ends: list[Container[int]] = [self.reached, ()] if self.needed else []
-        if ends and self.settled != self.reached: ends.insert(1, self.settled)
-        regions = [find_region(term, inside, lambda part, end=end: inside.get(part) in end)     # type: ignore[misc]
-                   for end in ends]
+        if ends and self.settled != self.reached:
+            ends.insert(1, self.settled)
+        regions = [
+            find_region(term, inside, lambda part, end=end: inside.get(part) in end)  # type: ignore[misc]
+            for end in ends
+        ]
         distinct = {frozenset(used): used for used in regions if used is not None}
         yield from ((used, "row_term") for used in distinct.values())
-        if distinct: return
+        if distinct:
+            return
         used = [*find_values(term, inside)]
         folded = fold_kernel_of(term, used) if self.needed and {*used} <= inside.keys() else None
         yield used, folded or INTERPRET
         region = find_region(term, inside, lambda part: False, yields=True) if self.needed else None
-        if region is not None: yield region, "row_term"
+        if region is not None:
+            yield region, "row_term"
 
     @property
     def limit(self) -> str | None:
         """A line of text if some class has more terms than were read; else None."""
-        if not self.terms.left_out: return None
-        return (f"terms: at most {MOST_TERMS} of a class and {MOST_READ} more of a graph are steps; "
-                f"{len(self.terms.left_out)} classes have more")
+        if not self.terms.left_out:
+            return None
+        return (
+            f"terms: at most {MOST_TERMS} of a class and {MOST_READ} more of a graph are steps; "
+            f"{len(self.terms.left_out)} classes have more"
+        )
 
 
 def is_row_buffer(lowering: "Lowering", cls: int) -> bool:
     """True for a buffer of rows: a value that depends on the input and has a fixed number of columns and rows of a
     space, not of caches."""
     rows, columns = lowering.terms[cls].out[1:]
-    return cls in lowering.graph.facts["act"] and isinstance(rows,
-                                                             Space) and str(rows) != str(C) and isinstance(columns, int)
+    return (
+        cls in lowering.graph.facts["act"]
+        and isinstance(rows, Space)
+        and str(rows) != str(C)
+        and isinstance(columns, int)
+    )
 
 
 def find_values(term: Operator, inside: Mapping[Operator, int]) -> Iterator[Operator]:
@@ -215,20 +257,26 @@ def find_values(term: Operator, inside: Mapping[Operator, int]) -> Iterator[Oper
         part = todo.pop()
         if part not in seen:
             seen.add(part)
-            if (part in inside and part.kind.name != "given") or part.kind.name == "entered": yield part
-            else: todo += part.children
+            if (part in inside and part.kind.name != "given") or part.kind.name == "entered":
+                yield part
+            else:
+                todo += part.children
 
 
 def reachable(lowering: "Lowering", calls: MatchedCalls) -> set[int]:
     """Return the classes that kernels compute from the inputs."""
     facts = lowering.graph.facts
-    reached = set(facts["given"]) | {cls for cls, term in lowering.terms.items()
-                                     if term.kind.name in ("symbol", "entered")}
-    todo = [(cls, [at for name, at in call.bound if call.implementation.variables[name].name in ("value", "scores")])
-            for cls, call in calls]
+    reached = set(facts["given"]) | {
+        cls for cls, term in lowering.terms.items() if term.kind.name in ("symbol", "entered")
+    }
+    todo = [
+        (cls, [at for name, at in call.bound if call.implementation.variables[name].name in ("value", "scores")])
+        for cls, call in calls
+    ]
     while todo:
         rest = [(cls, parts) for cls, parts in todo if not reached.issuperset(parts)]
         reached |= {cls for cls, parts in todo if reached.issuperset(parts)}
-        if len(rest) == len(todo): break
+        if len(rest) == len(todo):
+            break
         todo = [(cls, parts) for cls, parts in rest if cls not in reached]
     return reached

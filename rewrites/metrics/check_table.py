@@ -1,4 +1,5 @@
 """The table of `opmatrix verify`: a line for each check of a certificate, with its verdict."""
+
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -25,8 +26,10 @@ def judged(what: str, found: str, allowed: str, holds: bool) -> Check:
 
 def attempted(what: str, done: Callable[[], Check]) -> Check:
     """Run a check; an error while computing it counts as a failure."""
-    try: return done()
-    except WRONG as error: return Check(what, describe_error(error), "", FAILS)
+    try:
+        return done()
+    except WRONG as error:
+        return Check(what, describe_error(error), "", FAILS)
 
 
 def describe_error(error: Exception) -> str:
@@ -37,9 +40,11 @@ def describe_error(error: Exception) -> str:
 def format_checks(found: Sequence[Check]) -> str:
     """Return the table, with the counts of the verdicts."""
     width = max(len(check.what) for check in found)
-    lines = [f"{check.what:{width}}  {check.verdict:7}  "
-             f"{'; '.join(filter(None, (check.found[:400], check.allowed[:400])))}"
-             for check in found]
-    counts = ", ".join(f"{sum(check.verdict == verdict for check in found)} {verdict}"
-                       for verdict in (HOLDS, FAILS, CLAIMED))
+    lines = [
+        f"{check.what:{width}}  {check.verdict:7}  {'; '.join(filter(None, (check.found[:400], check.allowed[:400])))}"
+        for check in found
+    ]
+    counts = ", ".join(
+        f"{sum(check.verdict == verdict for check in found)} {verdict}" for verdict in (HOLDS, FAILS, CLAIMED)
+    )
     return "\n".join([*lines, "", counts])

@@ -1,5 +1,6 @@
 """The errors of programs against the model and against its import. All programs run on one group of sentences after
 another: whole outputs are never held, as a row of a language model is as wide as its vocabulary."""
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from itertools import chain
@@ -21,13 +22,14 @@ from rewrites.verify.differences import Change
 from rewrites.verify.routed import Flips, Reference, explain_flips, redrawn, score_moves
 from rewrites.workload.stated import PLENTY, change_cosines
 
-GROUP_ROWS = 256                                            # rows that the float64 oracle reads at a time
-EMBEDDED = 2 ** 23                                          # largest size of the embeddings whose cosines are compared
+GROUP_ROWS = 256  # rows that the float64 oracle reads at a time
+EMBEDDED = 2**23  # largest size of the embeddings whose cosines are compared
 
 
 class Compared(NamedTuple):
     """The change of an output, as both programs run; |Δcos| of every pair of compared embeddings; and the change along
     the routes of the program, without rows that go elsewhere."""
+
     change: Change
     cosines: NDArray[np.float64]
     along: Change
@@ -36,6 +38,7 @@ class Compared(NamedTuple):
 class Off(NamedTuple):
     """Relative errors of a program against the model, output by output: `free` as both run, `along` the routes that
     the program took, which is its rounding alone; and the rows that the model sends elsewhere."""
+
     free: dict[str, float]
     along: dict[str, float]
     flips: Flips
@@ -44,6 +47,7 @@ class Off(NamedTuple):
 class GroupOff(NamedTuple):
     """The changes of a program's outputs on a group of rows, as both run and along its routes, and the rows that go
     elsewhere."""
+
     free: dict[str, Change]
     along: dict[str, Change]
     flips: Flips
@@ -52,14 +56,16 @@ class GroupOff(NamedTuple):
 class Changes(NamedTuple):
     """The outputs of programs on a group of rows: each compared with the model; the change of each but the first from
     the first one, as both run and along its routes; and the embeddings of all, if there is room for them."""
+
     beside: list[GroupOff]
     changes: list[Change]
     along: list[Change]
     vectors: list[NDArray[np.float32]]
 
 
-def compare(programs: Sequence[Program], model: Mapping[str, Operator], verify: Batch, state: Batch,
-            exact: Sequence[bool] = ()) -> tuple[list[Off], list[Compared]]:
+def compare(
+    programs: Sequence[Program], model: Mapping[str, Operator], verify: Batch, state: Batch, exact: Sequence[bool] = ()
+) -> tuple[list[Off], list[Compared]]:
     """Compare each program with the model in float64 on `verify`. Compare each but the first with the first on
     `state`, sentence by sentence, as both run, and the cosines of the first sentences, as many as EMBEDDED allows. A
     program that is `exact` differs by rounding alone, which is measured on `verify`; `state` is run only if there are
@@ -71,17 +77,22 @@ def compare(programs: Sequence[Program], model: Mapping[str, Operator], verify: 
     others = [at for at in range(1, len(programs)) if not (exact and exact[at])]
     if state is not verify and others:
         far = compared_of(run_groups([programs[at] for at in (0, *others)], state))
-        for at, compared in zip(others, far, strict=True): stated[at - 1] = compared
+        for at, compared in zip(others, far, strict=True):
+            stated[at - 1] = compared
     return offs, stated
 
 
 def compared_of(looks: Sequence[Changes]) -> list[Compared]:
     """Return the changes of each program but the first, over all groups."""
     before, *after = map(np.concatenate, zip(*(look.vectors for look in looks if look.vectors), strict=True))
-    changes, along = (list(map(Change.joined, zip(*groups, strict=True)))
-                      for groups in ([look.changes for look in looks], [look.along for look in looks]))
-    return [Compared(change, change_cosines(before, vectors), beside)
-            for change, vectors, beside in zip(changes, after, along, strict=True)]
+    changes, along = (
+        list(map(Change.joined, zip(*groups, strict=True)))
+        for groups in ([look.changes for look in looks], [look.along for look in looks])
+    )
+    return [
+        Compared(change, change_cosines(before, vectors), beside)
+        for change, vectors, beside in zip(changes, after, along, strict=True)
+    ]
 
 
 def compare_given(programs: Sequence[Program], batch: Batch) -> list[float]:
@@ -92,24 +103,32 @@ def compare_given(programs: Sequence[Program], batch: Batch) -> list[float]:
 
 def join_groups(groups: Sequence[GroupOff]) -> Off:
     """Join a program's errors on all groups."""
+
     def joined(changes: Sequence[dict[str, Change]]) -> dict[str, float]:
         return {output: Change.joined(group[output] for group in changes).relative for output in changes[0]}
-    return Off(joined([group.free for group in groups]), joined([group.along for group in groups]),
-               reduce(add, (group.flips for group in groups)))
+
+    return Off(
+        joined([group.free for group in groups]),
+        joined([group.along for group in groups]),
+        reduce(add, (group.flips for group in groups)),
+    )
 
 
-def redraw(first: Program, programs: Mapping[Program, Mapping[str, NDArray[np.floating]]],
-           batch: Batch) -> dict[Program, Change]:
+def redraw(
+    first: Program, programs: Mapping[Program, Mapping[str, NDArray[np.floating]]], batch: Batch
+) -> dict[Program, Change]:
     """Compare routed programs, passed with their constants before rounding, with the first one on the sentences of a
     batch. Each time other rows are sent elsewhere (rewrites.verify.routed.Moved), until PLENTY sentences are compared.
     Empty if the batch has that many."""
     draws = ceil(PLENTY / len(batch))
-    if draws == 1: return {}
+    if draws == 1:
+        return {}
     moves = {program: score_moves(program, constants, batch) for program, constants in programs.items()}
 
     def of_group(group: Batch) -> list[Change]:
         wanted, starts = first.run(group), first.starts(group)
         return [redrawn(program, move, group, wanted, starts, draws) for program, move in moves.items()]
+
     groups = in_threads(partial(of_group, group) for group in batch.pieces(GROUP_ROWS))
     return {program: Change.joined(parts) for program, parts in zip(programs, zip(*groups, strict=True), strict=True)}
 
@@ -118,8 +137,9 @@ def run_groups(programs: Sequence[Program], batch: Batch) -> list[Changes]:
     return [look() for look in plan_groups(programs, {}, batch)]
 
 
-def plan_groups(programs: Sequence[Program], model: Mapping[str, Operator], batch: Batch,
-                exact: Sequence[bool] = ()) -> Iterator[Callable[[], Changes]]:
+def plan_groups(
+    programs: Sequence[Program], model: Mapping[str, Operator], batch: Batch, exact: Sequence[bool] = ()
+) -> Iterator[Callable[[], Changes]]:
     """Yield a call for each group of a batch."""
     rows = 0
     for group in batch.pieces(GROUP_ROWS):
@@ -127,15 +147,18 @@ def plan_groups(programs: Sequence[Program], model: Mapping[str, Operator], batc
         rows += len(programs[0].starts(group)) - 1
 
 
-def compare_group(programs: Sequence[Program], model: Mapping[str, Operator], group: Batch,
-                  before: int, exact: Sequence[bool] = ()) -> Changes:
+def compare_group(
+    programs: Sequence[Program], model: Mapping[str, Operator], group: Batch, before: int, exact: Sequence[bool] = ()
+) -> Changes:
     """Compare the outputs of programs on one group; `before` is the number of rows embedded before it. Raises
     InputError if the model's output is NaN or infinite, VerificationError if an exact program sends rows elsewhere
     than rounding explains."""
     names = [[name for name in program.outputs if name in model] for program in programs]
     meant = {name: Reference(partial(dense, model[name], group)) for name in dict.fromkeys(chain(*names))}
-    with np.errstate(all="ignore"): known = {name: reference.own[0] for name, reference in meant.items()}
-    for name, rows in known.items(): check_finite(f"the model's {name}", rows)
+    with np.errstate(all="ignore"):
+        known = {name: reference.own[0] for name, reference in meant.items()}
+    for name, rows in known.items():
+        check_finite(f"the model's {name}", rows)
     looked, starts = Changes([], [], [], []), programs[0].starts(group)
     first: Reference | None = None
     for at, (program, outputs) in enumerate(zip(programs, names, strict=True)):
@@ -145,15 +168,19 @@ def compare_group(programs: Sequence[Program], model: Mapping[str, Operator], gr
         beside = GroupOff({}, {}, Flips())
         for name in outputs:
             wanted, routes, parted = meant[name].beside(taken)
-            if exact and exact[at]: parted = explain_flips(f"program {at}", model[name], group, routes, parted)
-            beside.free[name], beside.along[name] = (Change.of(result[name], expected)
-                                                     for expected in (known[name], wanted))
+            if exact and exact[at]:
+                parted = explain_flips(f"program {at}", model[name], group, routes, parted)
+            beside.free[name], beside.along[name] = (
+                Change.of(result[name], expected) for expected in (known[name], wanted)
+            )
             beside = beside._replace(flips=beside.flips + parted)
         looked.beside.append(beside)
         rows = next(iter(result.values()))
-        if first is None: first = Reference(partial(program.run, group), (rows, taken))
+        if first is None:
+            first = Reference(partial(program.run, group), (rows, taken))
         else:
             looked.changes.append(Change.of(rows, first.own[0], starts))
             looked.along.append(Change.of(rows, first.beside(taken)[0], starts))
-        if before * rows[0].size < EMBEDDED: looked.vectors.append(programs[0].pooling(rows, starts))
+        if before * rows[0].size < EMBEDDED:
+            looked.vectors.append(programs[0].pooling(rows, starts))
     return looked

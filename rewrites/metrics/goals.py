@@ -1,5 +1,6 @@
 """Goals that a program has to keep, beside its memory: each a measure and a threshold. A figure of a program is
 compared with that of the exact one, so an exact program keeps every goal."""
+
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +17,10 @@ from rewrites.metrics.pairs import SentencePairs
 from rewrites.metrics.reported import Named
 from rewrites.workload.workload import divide_lines
 
-ERROR = 0.02                                                # error allowed if no goal is passed
-ANY = 0.4                                                   # error allowed beside other goals
-DROP = 0.3                                                  # hundredths of a rank correlation that may be lost
-TOKENS = 4096                                               # tokens of a text that programs are judged by
+ERROR = 0.02  # error allowed if no goal is passed
+ANY = 0.4  # error allowed beside other goals
+DROP = 0.3  # hundredths of a rank correlation that may be lost
+TOKENS = 4096  # tokens of a text that programs are judged by
 GOAL = re.compile(r"\s*(\w+)\s*(<=|>=)\s*(-?(?:\d+\.?\d*|\.\d+)(?:e-?\d{1,3})?)\s*([%x]?)\s*")
 
 
@@ -42,13 +43,38 @@ class Measure(NamedTuple):
     figure: Callable[[str, Program, Any], float] | None = None
 
 
-MEASURES = {measure.name: measure for measure in (
-    Measure("error", "<=", "%", 0.0, 0.999, "error<=2%"),
-    Measure("spearman", ">=", "", -100.0, 0.0, "spearman>=-0.3", sub, "Spearman x 100", "--pairs CSV",
-            SentencePairs.read, lambda name, program, data: pairs.score_pairs(name, program, data).spearman),
-    Measure("perplexity", "<=", "x", 1.0, 100.0, "perplexity<=1.02x", truediv, "perplexity", "--text FILE",
+MEASURES = {
+    measure.name: measure
+    for measure in (
+        Measure("error", "<=", "%", 0.0, 0.999, "error<=2%"),
+        Measure(
+            "spearman",
+            ">=",
+            "",
+            -100.0,
+            0.0,
+            "spearman>=-0.3",
+            sub,
+            "Spearman x 100",
+            "--pairs CSV",
+            SentencePairs.read,
+            lambda name, program, data: pairs.score_pairs(name, program, data).spearman,
+        ),
+        Measure(
+            "perplexity",
+            "<=",
+            "x",
+            1.0,
+            100.0,
+            "perplexity<=1.02x",
+            truediv,
+            "perplexity",
+            "--text FILE",
             lambda file: "\n".join(divide_lines(read_lines(file)).state),
-            lambda name, program, data: perplexity.of_text(name, program, data, "--text", TOKENS).perplexity))}
+            lambda name, program, data: perplexity.of_text(name, program, data, "--text", TOKENS).perplexity,
+        ),
+    )
+}
 
 
 class Judged(Protocol):
@@ -84,20 +110,22 @@ class Goal:
             raise InputError(f"{where}: a goal is a measure, <= or >=, and a number: {examples}")
         name, sign, number, unit = match.groups()
         if name not in MEASURES:
-            raise InputError(f"{where}: no measure is called {name}; {suggest_name(name, MEASURES)}there are "
-                             f"{', '.join(MEASURES)}")
+            raise InputError(
+                f"{where}: no measure is called {name}; {suggest_name(name, MEASURES)}there are {', '.join(MEASURES)}"
+            )
         measure = MEASURES[name]
         if sign != measure.sign:
             raise InputError(f"{where}: {name} is kept by {measure.sign}, such as {measure.example}")
         if unit != measure.unit and not (measure.unit == "%" and not unit):
             raise InputError(f"{where}: the number is written as in {measure.example}")
-        threshold = Decimal(number).scaleb(-2 if unit == "%" else 0)      # float / 100 would be off by its last digit
+        threshold = Decimal(number).scaleb(-2 if unit == "%" else 0)  # float / 100 would be off by its last digit
         return cls(measure, float(threshold)).checked(where)
 
     def checked(self, where: str) -> "Goal":
         """Return the goal itself. Raises InputError for a threshold that every program keeps, or no program."""
         low, high = (str(replace(self, threshold=threshold)) for threshold in (self.measure.low, self.measure.high))
-        if self.measure.low <= self.threshold <= self.measure.high: return self
+        if self.measure.low <= self.threshold <= self.measure.high:
+            return self
         raise InputError(f"{where}: from {low} to {high}, such as {self.measure.example}")
 
     def figure(self, name: str, program: Program) -> float:
@@ -107,7 +135,8 @@ class Goal:
 
     def value(self, point: Judged, exact: Judged) -> float:
         """Return the value that the threshold bounds."""
-        if self.measure.figure is None: return point.stated_error if point.methods else 0.0
+        if self.measure.figure is None:
+            return point.stated_error if point.methods else 0.0
         return self.measure.against(point.judged[self.measure.name], exact.judged[self.measure.name])
 
     def kept(self, point: Judged, exact: Judged) -> bool:
@@ -116,33 +145,45 @@ class Goal:
 
     def described(self, point: Judged, exact: Judged) -> dict[str, object]:
         """Return the goal as reports and certificates record it."""
-        return {"goal": str(self), "value": self.value(point, exact), "kept": self.kept(point, exact),
-                "of": self.file and self.file._asdict()}
+        return {
+            "goal": str(self),
+            "value": self.value(point, exact),
+            "kept": self.kept(point, exact),
+            "of": self.file and self.file._asdict(),
+        }
 
 
-def goals(keep: Sequence[str] = (), error: float | None = None, file: str | Path | None = None,
-          drop: float | None = None,
-          text: str | None = None) -> tuple[Goal, ...]:
+def goals(
+    keep: Sequence[str] = (),
+    error: float | None = None,
+    file: str | Path | None = None,
+    drop: float | None = None,
+    text: str | None = None,
+) -> tuple[Goal, ...]:
     """Return the goals of texts and of the short forms: `error`, and `drop` hundredths of the rank correlation of the
     pairs in `file`. The error comes first: without a goal for it ERROR, or ANY beside other goals. Perplexity is
     measured on the lines of `text` that are not used to fit or choose. Raises InputError for two goals of one measure,
     and for one without its data."""
     if error is not None and (isinstance(error, bool) or not isinstance(error, int | float)):
         raise InputError(f"error {error!r:.40}: give a number from 0 to 0.999, such as 0.02")
-    if isinstance(keep, str): raise InputError(f"keep {keep!r:.40}: give several goals, such as (\"error<=2%\",)")
+    if isinstance(keep, str):
+        raise InputError(f'keep {keep!r:.40}: give several goals, such as ("error<=2%",)')
     asked = [] if error is None else [Goal(MEASURES["error"], error).checked(f"--error {error}")]
-    if drop is not None: asked.append(Goal(MEASURES["spearman"], 0.0 - drop).checked(f"--drop {drop}"))
+    if drop is not None:
+        asked.append(Goal(MEASURES["spearman"], 0.0 - drop).checked(f"--drop {drop}"))
     asked += [Goal.parsed(goal_text) for goal_text in keep]
     by_measure = {goal.measure.name: goal for goal in reversed(asked)}
     for goal in asked:
         if goal is not (first := by_measure[goal.measure.name]):
             raise InputError(f"--keep {goal}: {first} is asked for, too: give one of them")
-    if file is not None: by_measure.setdefault("spearman", Goal(MEASURES["spearman"], -DROP))
+    if file is not None:
+        by_measure.setdefault("spearman", Goal(MEASURES["spearman"], -DROP))
     files: Mapping[str, str | Path | None] = {"spearman": file, "perplexity": text}
     for name in by_measure.keys() & files.keys():
         if (path := files[name]) is None:
-            raise InputError(f"--keep {by_measure[name]}: it is measured on data of yours: "
-                             f"give {by_measure[name].measure.needs}")
+            raise InputError(
+                f"--keep {by_measure[name]}: it is measured on data of yours: give {by_measure[name].measure.needs}"
+            )
         by_measure[name] = replace(by_measure[name], data=by_measure[name].measure.read(path), file=Named.of(path))
     error_goal = by_measure.pop("error", Goal(MEASURES["error"], ANY if by_measure else ERROR))
     return error_goal, *by_measure.values()

@@ -1,5 +1,6 @@
 """The agreement of embeddings with judged similarity of sentences: the rank correlation of their cosines with the
 scores that people gave to pairs (Agirre et al. 2012; Reimers and Gurevych 2019, section 4.1)."""
+
 import csv
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from opmatrix.inference.pooling import normalise_rows
 from opmatrix.runtime.program import Program
 
 COLUMNS = "sentence1", "sentence2", "score"
-WARMUP_TEXTS = 64                                           # texts on which a program is warmed up
+WARMUP_TEXTS = 64  # texts on which a program is warmed up
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,15 @@ class SentencePairs:
         three. Raises InputError, with the line, for a missing cell or a score that is no number, and if all scores are
         equal."""
         pairs = [*rows(Path(file))]
-        if len(pairs) < 2: raise InputError(f"{file}: {len(pairs)} pairs: a correlation needs 2 or more")
+        if len(pairs) < 2:
+            raise InputError(f"{file}: {len(pairs)} pairs: a correlation needs 2 or more")
         scores = np.array([score for *_, score in pairs])
         if (scores == scores[0]).all():
             raise InputError(f"{file}: every score is {scores[0]:g}: there is nothing to rank by")
         return cls(tuple(chain.from_iterable(pair for *pair, _ in pairs)), scores)
 
-    def __len__(self) -> int: return len(self.scores)
+    def __len__(self) -> int:
+        return len(self.scores)
 
 
 def rows(file: Path) -> Iterator[tuple[str, str, float]]:
@@ -51,13 +54,16 @@ def rows(file: Path) -> Iterator[tuple[str, str, float]]:
             places: Sequence[int] = range(3)
             for row in filter(None, lines):
                 names = [cell.strip().lower() for cell in row]
-                if lines.line_num == 1 and set(COLUMNS) <= set(names): places = [names.index(name) for name in COLUMNS]
-                else: yield pair(f"{file}: line {lines.line_num}", row, places)
+                if lines.line_num == 1 and set(COLUMNS) <= set(names):
+                    places = [names.index(name) for name in COLUMNS]
+                else:
+                    yield pair(f"{file}: line {lines.line_num}", row, places)
     except OSError as error:
         raise InputError(f"{file}: {reason(error)}: give a CSV file of {', '.join(COLUMNS)}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: byte {error.start} is not UTF-8: save it as UTF-8") from error
-    except csv.Error as error: raise InputError(f"{file}: line {lines.line_num}: {error}") from error
+    except csv.Error as error:
+        raise InputError(f"{file}: line {lines.line_num}: {error}") from error
 
 
 def pair(where: str, row: Sequence[str], places: Sequence[int]) -> tuple[str, str, float]:
@@ -65,8 +71,10 @@ def pair(where: str, row: Sequence[str], places: Sequence[int]) -> tuple[str, st
     if len(row) <= max(places):
         raise InputError(f"{where}: {len(row)} columns, but {', '.join(COLUMNS)} are needed")
     first, second, cell = (row[place] for place in places)
-    try: score = float(cell)
-    except ValueError: score = np.nan
+    try:
+        score = float(cell)
+    except ValueError:
+        score = np.nan
     if not isfinite(score):
         raise InputError(f"{where}: the score {cell!r} is no number: a header would be named {', '.join(COLUMNS)}")
     return first, second, score
@@ -87,16 +95,23 @@ class Evaluated:
         return self.texts / self.seconds
 
 
-def score_pairs(name: str, program: Program, pairs: SentencePairs, progress: Callable[..., None] = lambda *_: None,
-                truncate: bool | None = None) -> Evaluated:
+def score_pairs(
+    name: str,
+    program: Program,
+    pairs: SentencePairs,
+    progress: Callable[..., None] = lambda *_: None,
+    truncate: bool | None = None,
+) -> Evaluated:
     """Embed all texts of the pairs, in the order of the file, truncated as by `Program.embed`, and score them. Raises
     InputError for a program that cannot read text, and for one that gives all pairs the same cosine."""
     from scipy.stats import spearmanr
+
     program.embed(pairs.texts[:WARMUP_TEXTS], progress=False, truncate=truncate)
     start = time.perf_counter()
     vectors = program.embed(pairs.texts, progress=progress, truncate=truncate)
     seconds = time.perf_counter() - start
-    if not program.pooling.normalise: vectors = normalise_rows(vectors)
+    if not program.pooling.normalise:
+        vectors = normalise_rows(vectors)
     cosines = (vectors[0::2].astype(np.float64) * vectors[1::2]).sum(1)
     if (cosines == cosines[0]).all():
         raise InputError(f"{name}: every pair has the cosine {cosines[0]:.3g}: nothing is ranked")

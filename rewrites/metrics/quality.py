@@ -1,4 +1,5 @@
 """The goals of a run as one value, with a test if a program keeps them, and its memory."""
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -35,7 +36,8 @@ class Quality:
 
     def kept(self, program: Program, error: float, size: float = 0.0) -> bool:
         """True if a program with this error and size in bytes keeps all goals and the memory."""
-        if error > self.asked[0].threshold or (self.memory is not None and size > self.memory): return False
+        if error > self.asked[0].threshold or (self.memory is not None and size > self.memory):
+            return False
         figures = {goal.measure.name: goal.figure("a smaller model", program) for goal in self.asked[1:]}
         judged = JudgedProgram({"less": 1}, error, figures)
         return all(goal.kept(judged, JudgedProgram({}, 0.0, self.exactly)) for goal in self.asked)
@@ -45,5 +47,6 @@ def loosened(asked: Sequence[Goal], keep: Sequence[str]) -> tuple[Goal, ...]:
     """Return the goals with the loosest limit on the error, if there are others and the user passed none for the
     error: the output of a smaller model is far off while it ranks as before."""
     first, *others = asked
-    if not others or any(goal.lstrip().startswith(first.measure.name) for goal in keep): return tuple(asked)
+    if not others or any(goal.lstrip().startswith(first.measure.name) for goal in keep):
+        return tuple(asked)
     return replace(first, threshold=first.measure.high), *others

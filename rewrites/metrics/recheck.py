@@ -1,6 +1,7 @@
 """The checks of `opmatrix verify`: every check of a certificate is repeated that a directory allows. No limit is taken
 from the certificate: limits are in the code, stated figures are compared with those measured here, and the rest is
 printed as a claim."""
+
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -42,14 +43,14 @@ from rewrites.verify.routed import run_beside
 from rewrites.verify.sessions.verified_sessions import Sessions, verify_sessions
 from rewrites.workload.resolve import adapter_of, find_origin
 
-Files = Mapping[str, Path | None]                           # the files that goals are measured on, by measure
+Files = Mapping[str, Path | None]  # the files that goals are measured on, by measure
 NO_FILES: Files = MappingProxyType({})
-LIMITS = {"float64": EQUAL, "rounding": ROUNDING}           # limits that a certificate may state
-STATED = 1.0                                                # every stated error is less than this share of the output
-DRIFT = 1.25                                                # factor allowed on an error measured on another machine
+LIMITS = {"float64": EQUAL, "rounding": ROUNDING}  # limits that a certificate may state
+STATED = 1.0  # every stated error is less than this share of the output
+DRIFT = 1.25  # factor allowed on an error measured on another machine
 NEEDS_MODEL = "it needs --model MODEL"
-NEGLIGIBLE = UNIT / 64                                      # programs that round less are taken as equal
-FRESH = 64                                                  # rows that the certificate does not contain
+NEGLIGIBLE = UNIT / 64  # programs that round less are taken as equal
+FRESH = 64  # rows that the certificate does not contain
 
 
 class RunChecks(NamedTuple):
@@ -62,23 +63,36 @@ class RunChecks(NamedTuple):
     imported: Program
 
 
-RUN_MAKES = frozenset({"steps within bounds", "steps at other lengths", "sessions", "own rounding", "laws",
-                  "graphs of the laws", "errors at other lengths"})       # the checks that every run makes
+RUN_MAKES = frozenset(
+    {
+        "steps within bounds",
+        "steps at other lengths",
+        "sessions",
+        "own rounding",
+        "laws",
+        "graphs of the laws",
+        "errors at other lengths",
+    }
+)  # the checks that every run makes
 
 
 class Alike:
     """A machine on which every kernel takes equally long, so that the imported program is the same on all machines."""
 
-    def seconds(self, kernel: str, **sizes: float) -> float: return 1.0
+    def seconds(self, kernel: str, **sizes: float) -> float:
+        return 1.0
 
 
-def of_directory(directory: Path, model: str | None = None, files: Files = NO_FILES,
-                 own: Path | None = None) -> list[Check]:
+def of_directory(
+    directory: Path, model: str | None = None, files: Files = NO_FILES, own: Path | None = None
+) -> list[Check]:
     """Return the checks of a saved program, with the checkpoint that is passed or that the program names, and the
     files that its goals were measured on, by measure. Raises InputError if there is no program or checkpoint, and for
     a wrong file."""
-    if not exists(directory / PROGRAM): Program.load(directory, laws=own)
-    try: program = Program.load(directory, laws=own)
+    if not exists(directory / PROGRAM):
+        Program.load(directory, laws=own)
+    try:
+        program = Program.load(directory, laws=own)
     except InputError as error:
         return [Check("files", describe_error(error), "a whole program with its own certificate", FAILS)]
     place = find_origin(program) if model is None else model
@@ -90,8 +104,9 @@ def of_directory(directory: Path, model: str | None = None, files: Files = NO_FI
     return [loaded, *named, *checks(program, operator, files)]
 
 
-def checks(program: Program, model: Operator | None = None, files: Files = NO_FILES,
-           made: RunChecks | None = None) -> Iterator[Check]:
+def checks(
+    program: Program, model: Operator | None = None, files: Files = NO_FILES, made: RunChecks | None = None
+) -> Iterator[Check]:
     """Yield every check of a program and its certificate; with the model, the checks that need the oracle too, and
     with the files of its goals, these. A run that writes the certificate passes the results that it has at hand as
     `made`; the checks that it has done are left out."""
@@ -104,24 +119,34 @@ def checks(program: Program, model: Operator | None = None, files: Files = NO_FI
     stated, exact = search_for(certificate["verified"], "stated"), bool(search_for(certificate["verified"], "imported"))
     yield from statements(certificate["verified"], stated, exact)
     absent = "" if made is not None else describe_absent(program)
-    try: batches = input_batches(certificate["inputs"], absent, made)
+    try:
+        batches = input_batches(certificate["inputs"], absent, made)
     except WRONG as error:
         yield Check("inputs", describe_error(error), "their hash", FAILS)
         return
-    shown = (f"{len(certificate['inputs'])} batches, "
-             f"{sum(len(row) for batch in certificate['inputs'] for row in batch['tokens'])} rows")
-    if absent and certificate["inputs"]: yield Check("inputs", shown, absent, CLAIMED)
-    else: yield judged("inputs", shown, "their hash", bool(batches))
+    shown = (
+        f"{len(certificate['inputs'])} batches, "
+        f"{sum(len(row) for batch in certificate['inputs'] for row in batch['tokens'])} rows"
+    )
+    if absent and certificate["inputs"]:
+        yield Check("inputs", shown, absent, CLAIMED)
+    else:
+        yield judged("inputs", shown, "their hash", bool(batches))
     lengths, listed, told = certificate.get(LENGTHS_FIELD, []), list_errors(certificate["verified"]), set[Hashable]()
     again: dict[str, Callable[[], Check]] = {
-        "steps within bounds": lambda: steps("steps within bounds", program, batches, told)}
-    if lengths and batches: again["steps at other lengths"] = lambda: at_lengths(program, batches[0], lengths)
-    if batches and decoder_of(program): again["sessions"] = lambda: sessions(program, batches[0], lengths)
+        "steps within bounds": lambda: steps("steps within bounds", program, batches, told)
+    }
+    if lengths and batches:
+        again["steps at other lengths"] = lambda: at_lengths(program, batches[0], lengths)
+    if batches and decoder_of(program):
+        again["sessions"] = lambda: sessions(program, batches[0], lengths)
     again["own rounding"] = lambda: rounding(program, batches, certificate["own"], stated)
     again["laws"] = lambda: judged("laws", f"{verify_laws(EXACT_LAWS)['laws']} hold", "all", True)
     for what, check in again.items():
-        if absent and what != "laws": yield Check(what, "", absent, CLAIMED)
-        elif what not in done: yield attempted(what, check)
+        if absent and what != "laws":
+            yield Check(what, "", absent, CLAIMED)
+        elif what not in done:
+            yield attempted(what, check)
     yield from of_model(program, model, batches, stated, exact, certificate["verified"], told, made)
     if listed and "errors at other lengths" not in done:
         yield attempted("errors at other lengths", lambda: errors(program, model, batches[0], certificate, listed))
@@ -133,16 +158,21 @@ def describe_absent(program: Program) -> str:
     """Describe the matrices that a program reads of its batch and that no certificate holds; empty if it reads none."""
     schedule = program.schedule
     fields = [field for field in least_limits(schedule.calls) if field not in FIELDS]
-    read = [f"{kind} {name}" for kind, several in (("input", schedule.spaced), ("relation", schedule.elsewhere),
-                                                   ("field", fields)) for name in several]
+    read = [
+        f"{kind} {name}"
+        for kind, several in (("input", schedule.spaced), ("relation", schedule.elsewhere), ("field", fields))
+        for name in several
+    ]
     return f"it reads {', '.join(read)} of the batch, which no certificate holds" if read else ""
 
 
 def input_batches(kept: Sequence[Mapping[str, Any]], absent: str, made: RunChecks | None) -> Sequence[Batch]:
     """Return the batches of a certificate; empty if a program reads inputs that they lack. Raises VerificationError if
     their hash differs, or if a run has verified other batches."""
-    for batch in kept: check_hash(batch)
-    if made is None: return [] if absent else [restored(batch) for batch in kept]
+    for batch in kept:
+        check_hash(batch)
+    if made is None:
+        return [] if absent else [restored(batch) for batch in kept]
     if [*map(describe_batch, made.batches)] != [*kept]:
         raise VerificationError(3, "certificate", "its inputs are not those that were verified")
     return made.batches
@@ -154,11 +184,13 @@ def check_certificates(programs: Iterable[Program], model: Operator, made: RunCh
     for program in programs:
         for check in checks(program, model, made=made):
             if check.verdict == FAILS:
-                raise VerificationError(3, "certificate", f"{check.what} fails", found=check.found,
-                                        allowed=check.allowed)
+                raise VerificationError(
+                    3, "certificate", f"{check.what} fails", found=check.found, allowed=check.allowed
+                )
 
 
 # ---- checks that need no model
+
 
 def limits(kept: Mapping[str, Any]) -> Iterator[Check]:
     """Check that the limits of a certificate are no wider than those of the code."""
@@ -173,38 +205,60 @@ def statements(verified: Mapping[str, object], stated: object, exact: bool) -> I
         yield judged("stated error", few_digits(stated), f"below {STATED:g}", is_magnitude(stated) and stated < STATED)
     if (error := search_for(verified, "float64")) is not None:
         worst = error.get("worst_row") if isinstance(error, Mapping) else None
-        yield judged("float64 error, as it was found", few_digits(worst), f"at most {EQUAL:g}",
-                     is_magnitude(worst) and worst <= EQUAL)
+        yield judged(
+            "float64 error, as it was found",
+            few_digits(worst),
+            f"at most {EQUAL:g}",
+            is_magnitude(worst) and worst <= EQUAL,
+        )
     if isinstance(measured := verified.get("error"), Mapping) and stated is not None:
         held_out = measured.get("relative")
-        yield judged("error on held-out rows, as it was found", few_digits(held_out), "at most the stated one",
-                     is_magnitude(held_out) and is_magnitude(stated) and held_out <= stated)
+        yield judged(
+            "error on held-out rows, as it was found",
+            few_digits(held_out),
+            "at most the stated one",
+            is_magnitude(held_out) and is_magnitude(stated) and held_out <= stated,
+        )
 
 
 def steps(what: str, program: Program, batches: Sequence[Batch], told: set[Hashable]) -> Check:
     """Check every kernel against its float64 meaning on the same operands, and on telling ones."""
     result = verify_steps(program, batches, told)
-    bounds = ", ".join(f"{name} {kernel['allowed']:.1g}" for name, kernel in result["kernels"].items()
-                       if kernel["nearest"])
-    return judged(what, f"{result['count']} steps, the nearest at {result['nearest']:.2g} of its bound",
-                  f"1; bounds of what they give: {bounds}", result["nearest"] <= 1)
+    bounds = ", ".join(
+        f"{name} {kernel['allowed']:.1g}" for name, kernel in result["kernels"].items() if kernel["nearest"]
+    )
+    return judged(
+        what,
+        f"{result['count']} steps, the nearest at {result['nearest']:.2g} of its bound",
+        f"1; bounds of what they give: {bounds}",
+        result["nearest"] <= 1,
+    )
 
 
 def at_lengths(program: Program, sentences: Batch, lengths: Sequence[Sequence[int]]) -> Check:
     """Check every kernel against its float64 meaning, and whole runs, on batches of other lengths."""
     batches = tuple(map(tuple, lengths))
     result = verify_lengths(program, batches_at(batches, sentences), Steps.at(batches, [program]))
-    return judged("steps at other lengths", f"{len(lengths)} batches, {describe_lengths(lengths)}, the nearest at "
-                  f"{result['nearest']:.2g} of its bound", "1", result["nearest"] <= 1)
+    return judged(
+        "steps at other lengths",
+        f"{len(lengths)} batches, {describe_lengths(lengths)}, the nearest at {result['nearest']:.2g} of its bound",
+        "1",
+        result["nearest"] <= 1,
+    )
 
 
 def sessions(program: Program, sentences: Batch, lengths: Sequence[Sequence[int]]) -> Check:
     """Check attention over pages, forks, rewinds and windows against whole texts, on every number of threads."""
     seen = Sessions.of(lengths)
     holds = verify_sessions(program, sentences, seen)
-    return judged("sessions", f"{seen.rows} rows of texts of up to {seen.longest} tokens, over caches of "
-                  f"{' and '.join(seen.numbers)}, on {' and '.join(map(str, seen.threads))} threads, the nearest at "
-                  f"{seen.nearest:.2g} of its bound", "1", holds and seen.nearest <= 1)
+    return judged(
+        "sessions",
+        f"{seen.rows} rows of texts of up to {seen.longest} tokens, over caches of "
+        f"{' and '.join(seen.numbers)}, on {' and '.join(map(str, seen.threads))} threads, the nearest at "
+        f"{seen.nearest:.2g} of its bound",
+        "1",
+        holds and seen.nearest <= 1,
+    )
 
 
 def rounding(program: Program, batches: Sequence[Batch], then: float, stated: object) -> Check:
@@ -213,14 +267,27 @@ def rounding(program: Program, batches: Sequence[Batch], then: float, stated: ob
     now = measure_rounding(program, batches)
     most = ROUNDING * stated if is_magnitude(stated) and stated < STATED else STATED
     near = max(now, then) <= ROUNDING * max(min(now, then), NEGLIGIBLE)
-    return judged("own rounding", f"{now:.2g}", f"within {ROUNDING:g} times of {then:.2g}, at most {most:.2g}",
-                  near and now <= most)
+    return judged(
+        "own rounding",
+        f"{now:.2g}",
+        f"within {ROUNDING:g} times of {then:.2g}, at most {most:.2g}",
+        near and now <= most,
+    )
 
 
 # ---- checks that need the model
 
-def of_model(program: Program, model: Operator | None, batches: Sequence[Batch], stated: object, exact: bool,
-             verified: Mapping[str, object], told: set[Hashable], made: RunChecks | None = None) -> Iterator[Check]:
+
+def of_model(
+    program: Program,
+    model: Operator | None,
+    batches: Sequence[Batch],
+    stated: object,
+    exact: bool,
+    verified: Mapping[str, object],
+    told: set[Hashable],
+    made: RunChecks | None = None,
+) -> Iterator[Check]:
     """Yield the checks of the steps of the imported program; of the error against the oracle on the certificate's rows
     and on fresh rows; and of the graphs of the laws. `told` are the kinds of steps that were checked on telling
     operands."""
@@ -230,9 +297,12 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
         if single is not None:
             yield Check("worst sentence against the model", f"stated {few_digits(single)}", lacking, CLAIMED)
         yield Check("error against the model", f"stated {few_digits(stated)}", lacking, CLAIMED)
-        if model is None: yield Check("graphs of the laws", "", "they need --model MODEL", CLAIMED)
-        else: yield attempted("graphs of the laws", lambda: graphs(model))
-    if lacking or model is None: return
+        if model is None:
+            yield Check("graphs of the laws", "", "they need --model MODEL", CLAIMED)
+        else:
+            yield attempted("graphs of the laws", lambda: graphs(model))
+    if lacking or model is None:
+        return
     near = None if made is None else made.wanted
     imported = import_program(model) if made is None else made.imported
 
@@ -240,27 +310,39 @@ def of_model(program: Program, model: Operator | None, batches: Sequence[Batch],
         beside = run_beside(program, model, chosen, near if chosen is batches else None, exact=exact)
         off = Errors.of(beside.found, beside.wanted if exact else beside.alone).relative
         if not exact:
-            limit = (f"{stated:.3g}, as stated" if is_magnitude(stated) and stated < STATED
-                     else "nothing that was stated")
+            limit = (
+                f"{stated:.3g}, as stated" if is_magnitude(stated) and stated < STATED else "nothing that was stated"
+            )
             if not judge:
                 return Check(what, f"{off:.3g}", f"{limit} for text of the kind that it was made for", CLAIMED)
             return judged(what, f"{off:.3g}", limit, is_magnitude(stated) and stated < STATED and off <= stated)
         first = run_beside(imported, model, chosen, beside.wanted, exact=True)
         base = Errors.of(first.found, first.wanted).relative
         most = allowed_rounding(off, base, model, chosen)
-        return judged(what, f"{off:.3g}", f"{most:.3g}, {ROUNDING:g} times what the imported program rounds",
-                      off <= most)
+        return judged(
+            what, f"{off:.3g}", f"{most:.3g}, {ROUNDING:g} times what the imported program rounds", off <= most
+        )
+
     def worst() -> Check:
         beside = run_beside(program, model, batches, near, exact=exact)
-        off = max(float(Change.of(rows, wanted, program.starts(batch)).each.max())
-                  for batch, rows, wanted in zip(batches, beside.found, beside.alone, strict=True))
-        return judged("worst sentence against the model", f"{off:.3g}", f"{few_digits(single)}, as stated",
-                      is_magnitude(single) and off <= single)
-    if made is None:                                        # a run has checked its steps with those of the front
+        off = max(
+            float(Change.of(rows, wanted, program.starts(batch)).each.max())
+            for batch, rows, wanted in zip(batches, beside.found, beside.alone, strict=True)
+        )
+        return judged(
+            "worst sentence against the model",
+            f"{off:.3g}",
+            f"{few_digits(single)}, as stated",
+            is_magnitude(single) and off <= single,
+        )
+
+    if made is None:  # a run has checked its steps with those of the front
         yield attempted("steps of the import", lambda: steps("steps of the import", imported, batches, told))
     yield attempted("error against the model", lambda: error("error against the model", batches))
-    if single is not None: yield attempted("worst sentence against the model", worst)
-    if made is not None: return                             # a run has judged more rows than the fresh ones
+    if single is not None:
+        yield attempted("worst sentence against the model", worst)
+    if made is not None:
+        return  # a run has judged more rows than the fresh ones
     what = f"error on {FRESH} other rows"
     yield attempted(what, lambda: error(what, [fresh(program, model)], judge=False))
     yield attempted("graphs of the laws", lambda: graphs(model))
@@ -273,13 +355,20 @@ def list_errors(verified: Mapping[str, object]) -> list[Mapping[str, object]]:
     return [error for error in stated if isinstance(error, Mapping)] if isinstance(stated, list) else []
 
 
-def errors(program: Program, model: Operator | None, sentences: Batch, kept: Mapping[str, Any],
-           told: Sequence[Mapping[str, object]]) -> Check:
+def errors(
+    program: Program,
+    model: Operator | None,
+    sentences: Batch,
+    kept: Mapping[str, Any],
+    told: Sequence[Mapping[str, object]],
+) -> Check:
     """Check the errors against the model at other lengths: they are near the certificate's, up to differences of
     machines."""
-    if model is None: return Check("errors at other lengths", format_errors(told), NEEDS_MODEL, CLAIMED)
+    if model is None:
+        return Check("errors at other lengths", format_errors(told), NEEDS_MODEL, CLAIMED)
     every: dict[tuple[object, object], Sequence[int]] = {
-        (len(lengths), sum(lengths)): lengths for lengths in kept[LENGTHS_FIELD]}
+        (len(lengths), sum(lengths)): lengths for lengths in kept[LENGTHS_FIELD]
+    }
     batches = batches_at([every[error["sentences"], error["rows"]] for error in told], sentences)
     exact = bool(search_for(kept["verified"], "imported"))
     [now] = errors_at([(program, exact)], model, batches, oracle(model, batches))
@@ -293,8 +382,9 @@ def holds_near(found: Mapping[str, float], then: Mapping[str, object], spare: fl
     and as both run. The latter is not compared if rounding sends rows of an exact program elsewhere, as another
     machine may round otherwise."""
     elsewhere = exact and found["relative"] != found["along"]
-    pairs = [(found["along"], then.get("along", then["relative"]))]         # 0.20.0 and before state only one
-    if not elsewhere: pairs.append((found["relative"], then["relative"]))
+    pairs = [(found["along"], then.get("along", then["relative"]))]  # 0.20.0 and before state only one
+    if not elsewhere:
+        pairs.append((found["relative"], then["relative"]))
     return all(is_magnitude(before) and now <= DRIFT * before + spare for now, before in pairs)
 
 
@@ -310,8 +400,10 @@ def fresh(program: Program, model: Operator) -> Batch:
     if program.meta.get("tokenizer"):
         rows: list[list[int]] = []
         for row in program.tokenizer.rows(Parts.of(sentences()).state, LineReading(skip_bad=True)):
-            if row and max(row) < vocabulary and sum(map(len, rows)) + len(row) <= FRESH: rows.append(row)
-        if rows: return Batch(rows)
+            if row and max(row) < vocabulary and sum(map(len, rows)) + len(row) <= FRESH:
+                rows.append(row)
+        if rows:
+            return Batch(rows)
     rng = np.random.default_rng(0)
     return Batch([rng.integers(0, vocabulary, 8) for _ in range(FRESH // 8)])
 
@@ -324,6 +416,7 @@ def graphs(model: Operator) -> Check:
 
 # ---- the goals that it was certified for
 
+
 def list_goals(verified: Mapping[str, object]) -> list[Mapping[str, object]]:
     """Return the goals that a certificate states; entries of another form are skipped."""
     entries = verified.get("goals")
@@ -333,20 +426,26 @@ def list_goals(verified: Mapping[str, object]) -> list[Mapping[str, object]]:
 def same_files(program: Program, files: Files) -> None:
     """Raise InputError for a file that no goal was measured on, or that differs from the file of its goal."""
     certificate = program.meta.get("certificate")
-    known = ({str(goal.get("goal")): goal.get("of") for goal in list_goals(certificate["verified"])}
-             if certificate else {})
+    known = (
+        {str(goal.get("goal")): goal.get("of") for goal in list_goals(certificate["verified"])} if certificate else {}
+    )
     for name, file in files.items():
-        if file is None: continue
+        if file is None:
+            continue
         option = MEASURES[name].needs.split()[0]
         of = next((of for goal, of in known.items() if goal.startswith(name) and isinstance(of, Mapping)), None)
-        if of is None: raise InputError(f"{option} {file}: the program was certified for no {name}: leave it out")
+        if of is None:
+            raise InputError(f"{option} {file}: the program was certified for no {name}: leave it out")
         if (now := sha256_hex(file)) != of.get("sha256"):
-            raise InputError(f"{option} {file}: its SHA-256 is {now}, the {name} was measured on "
-                             f"{of.get('sha256')!s:.64}: give that file")
+            raise InputError(
+                f"{option} {file}: its SHA-256 is {now}, the {name} was measured on "
+                f"{of.get('sha256')!s:.64}: give that file"
+            )
 
 
-def of_goals(program: Program, model: Operator | None, stated: object, said: Sequence[Mapping[str, object]],
-             files: Files) -> Iterator[Check]:
+def of_goals(
+    program: Program, model: Operator | None, stated: object, said: Sequence[Mapping[str, object]], files: Files
+) -> Iterator[Check]:
     """Yield a check of every goal that the certificate states, measured again on its file and compared with the
     imported program, which equals the model but for rounding."""
     base: dict[str, float] = {}
@@ -354,8 +453,14 @@ def of_goals(program: Program, model: Operator | None, stated: object, said: Seq
         yield attempted(f"goal {goal.get('goal')!s:.40}", partial(of_goal, program, model, stated, goal, files, base))
 
 
-def of_goal(program: Program, model: Operator | None, stated: object, said: Mapping[str, object], files: Files,
-            base: dict[str, float]) -> Check:
+def of_goal(
+    program: Program,
+    model: Operator | None,
+    stated: object,
+    said: Mapping[str, object],
+    files: Files,
+    base: dict[str, float],
+) -> Check:
     """Check one goal; `base` collects the figures of the imported program by measure."""
     goal = Goal.parsed(str(said.get("goal")))
     what, name, then = f"goal {goal}", goal.measure.name, f"{few_digits(said.get('value'), 5)}, as it was found"
@@ -377,23 +482,34 @@ def of_goal(program: Program, model: Operator | None, stated: object, said: Mapp
 
 # ---- claims
 
+
 def claims(kept: Mapping[str, Any]) -> Iterator[Check]:
     """Yield the claims that cannot be checked here."""
     if isinstance(laws := kept["verified"].get("laws"), Mapping) and laws.get("own"):
-        yield Check("laws of the user's own", ", ".join(map(str, laws["own"])), "their file is not part of the "
-                                                                                "directory", CLAIMED)
+        yield Check(
+            "laws of the user's own",
+            ", ".join(map(str, laws["own"])),
+            "their file is not part of the directory",
+            CLAIMED,
+        )
     yield Check("float64 with unrounded weights", "", "the directory holds rounded ones", CLAIMED)
     now = versions()
-    changed = [f"{name} {then}, now {now.get(name, 'none')}" for name, then in kept["versions"].items()
-               if then != now.get(name)]
-    yield Check("made by", ", ".join(changed) or "these versions", f"on {kept['machine']}, seed {kept['seed']}",
-                CLAIMED)
+    changed = [
+        f"{name} {then}, now {now.get(name, 'none')}"
+        for name, then in kept["versions"].items()
+        if then != now.get(name)
+    ]
+    yield Check(
+        "made by", ", ".join(changed) or "these versions", f"on {kept['machine']}, seed {kept['seed']}", CLAIMED
+    )
 
 
 def search_for(tree: object, key: str) -> object:
     """Return the first value of that name in nested mappings; None if there is none."""
-    if not isinstance(tree, Mapping): return None
-    if key in tree: return tree[key]
+    if not isinstance(tree, Mapping):
+        return None
+    if key in tree:
+        return tree[key]
     return next((match for value in tree.values() if (match := search_for(value, key)) is not None), None)
 
 

@@ -1,5 +1,6 @@
 """The output of a saved program for texts that are passed one by one: embeddings and their cosines, or the tokens that
 a language model predicts to follow."""
+
 from collections.abc import Sequence
 
 from opmatrix.display.tables import table
@@ -8,7 +9,7 @@ from opmatrix.inference.pooling import normalise_rows
 from opmatrix.runtime.program import Program
 from rewrites.metrics.perplexity import find_likeliest
 
-SHOWN_NUMBERS = 6                                           # numbers of a vector that are printed
+SHOWN_NUMBERS = 6  # numbers of a vector that are printed
 
 
 def run_texts(program: Program, texts: Sequence[str], truncate: bool | None) -> tuple[str, dict[str, object]]:
@@ -17,18 +18,30 @@ def run_texts(program: Program, texts: Sequence[str], truncate: bool | None) -> 
     rows = program.embed(texts, truncate=truncate)
     if speaks(program):
         following = [find_likeliest(program, scores) for scores in rows]
-        lines = [f"{text[-60:]!r}: " + "  ".join(f"{token!r} {100 * share:.1f} %" for token, share in tokens)
-                 for text, tokens in zip(texts, following, strict=True)]
-        return "\n".join(lines), {"texts": [
-            {"text": text, "next": [{"token": token, "share": share} for token, share in tokens]}
-            for text, tokens in zip(texts, following, strict=True)]}
-    shown = [f"{text[:60]!r}: [{', '.join(f'{v:.4f}' for v in row[:SHOWN_NUMBERS])}, …] ({len(row)} numbers)"
-             for text, row in zip(texts, rows, strict=True)]
-    figures: dict[str, object] = {"texts": [{"text": text, "vector": row.tolist()}
-                                            for text, row in zip(texts, rows, strict=True)]}
+        lines = [
+            f"{text[-60:]!r}: " + "  ".join(f"{token!r} {100 * share:.1f} %" for token, share in tokens)
+            for text, tokens in zip(texts, following, strict=True)
+        ]
+        return "\n".join(lines), {
+            "texts": [
+                {"text": text, "next": [{"token": token, "share": share} for token, share in tokens]}
+                for text, tokens in zip(texts, following, strict=True)
+            ]
+        }
+    shown = [
+        f"{text[:60]!r}: [{', '.join(f'{v:.4f}' for v in row[:SHOWN_NUMBERS])}, …] ({len(row)} numbers)"
+        for text, row in zip(texts, rows, strict=True)
+    ]
+    figures: dict[str, object] = {
+        "texts": [{"text": text, "vector": row.tolist()} for text, row in zip(texts, rows, strict=True)]
+    }
     unit = rows if program.pooling.normalise else normalise_rows(rows)
     alike = unit @ unit.T
     if len(texts) > 1:
-        shown.append(table([[str(i + 1), *(f"{a:.3f}" for a in row)] for i, row in enumerate(alike)],
-                           ["cosine", *(str(i + 1) for i in range(len(texts)))]))
+        shown.append(
+            table(
+                [[str(i + 1), *(f"{a:.3f}" for a in row)] for i, row in enumerate(alike)],
+                ["cosine", *(str(i + 1) for i in range(len(texts)))],
+            )
+        )
     return "\n".join(shown), figures | {"cosines": alike.tolist()}

@@ -6,6 +6,7 @@ They are also equal if all their entries have one form, as polynomials of functi
 (rewrites/proofs/entry_forms.py). An equation that is not proved is tried with numbers (rewrites/proofs/refute.py): one
 place where the two differ refutes it. If none is found, the question stays open: the laws may not suffice, or the
 budget was spent; `tried` lists the attempts."""
+
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -31,9 +32,9 @@ from rewrites.proofs.refute import TRIED_NUMBERS, Counterexample, refute
 if TYPE_CHECKING:
     from egglog.bindings import _Command
 
-PROOFS_PER_ENGINE = 100                                     # proofs per engine
+PROOFS_PER_ENGINE = 100  # proofs per engine
 UNREAD = "rows are picked, and their positions or sequences read, of which laws of values know nothing"
-BASE = 1 << 32                                              # above any number of equal sizes in a sum
+BASE = 1 << 32  # above any number of equal sizes in a sum
 
 
 def operands(node: str) -> str:
@@ -58,26 +59,42 @@ SIZED = {
 DERIVED = {node.split()[0] for node in SIZED}
 # Heads of a class: those of its parts, if these agree; and those before a function of entries.
 AS_MANY = ("add a b", "mul a b", "row a b", "below a b", 'product a b "sum" w', "turn a")
-ANY_HEADS = BASE                                            # heads of a node that keeps those of its input
-FACTS = "\n".join([
-    *(f"(function {fact} (Op) BigInt :merge old)" for fact in ("tall", "wide", "deep")),
-    *(f"(rule ((= e (K_{node})) (= h (deep a)) {'(= h (deep b))' if ' b' in node else ''}) ((set (deep e) h)) :ruleset "
-      "facts)" for node in AS_MANY),
-    "(relation narrow (Op))",
-    *(f'(rule ((= (deep e) (from-string "{heads}"))) ((narrow e)) :ruleset facts)' for heads in (1, ANY_HEADS)),
-    "(rule ((= e (K_compose a f)) (entrywise f) (= h (deep a)) (= i (deep f)) (= i (from-string "
-    f'"{ANY_HEADS}"))) ((set (deep e) h)) :ruleset facts)',
-    *(f"(rule ((= e (K_{node})) {operands(node)} {where}) ((set (tall e) {rows}) (set (wide e) {columns})) :ruleset "
-      "facts)"
-      for node, (where, rows, columns) in SIZED.items())])
+ANY_HEADS = BASE  # heads of a node that keeps those of its input
+FACTS = "\n".join(
+    [
+        *(f"(function {fact} (Op) BigInt :merge old)" for fact in ("tall", "wide", "deep")),
+        *(
+            f"(rule ((= e (K_{node})) (= h (deep a)) {'(= h (deep b))' if ' b' in node else ''}) ((set (deep e) h)) "
+            ":ruleset facts)"
+            for node in AS_MANY
+        ),
+        "(relation narrow (Op))",
+        *(f'(rule ((= (deep e) (from-string "{heads}"))) ((narrow e)) :ruleset facts)' for heads in (1, ANY_HEADS)),
+        "(rule ((= e (K_compose a f)) (entrywise f) (= h (deep a)) (= i (deep f)) (= i (from-string "
+        f'"{ANY_HEADS}"))) ((set (deep e) h)) :ruleset facts)',
+        *(
+            f"(rule ((= e (K_{node})) {operands(node)} {where}) ((set (tall e) {rows}) (set (wide e) {columns})) "
+            ":ruleset facts)"
+            for node, (where, rows, columns) in SIZED.items()
+        ),
+    ]
+)
 
 
 def literal_facts(laws: Sequence[Law]) -> str:
     """Return the facts of the numbers that laws write: each has one column, and as many heads as its input."""
-    written = {quoted(spelled(term.args[0])) for law in laws for side in law.sides() for root in side
-               for term in root.walk() if term.kind.name == "const" and term.args[0].shape == (1,)}
-    return "\n".join(f'(rule ((= e (K_{leaf}))) ({fact} (set (deep e) (from-string "{ANY_HEADS}"))) :ruleset facts)'
-                     for leaf, fact in (("I", ""), *((f"const {name}", "(column e)") for name in sorted(written))))
+    written = {
+        quoted(spelled(term.args[0]))
+        for law in laws
+        for side in law.sides()
+        for root in side
+        for term in root.walk()
+        if term.kind.name == "const" and term.args[0].shape == (1,)
+    }
+    return "\n".join(
+        f'(rule ((= e (K_{leaf}))) ({fact} (set (deep e) (from-string "{ANY_HEADS}"))) :ruleset facts)'
+        for leaf, fact in (("I", ""), *((f"const {name}", "(column e)") for name in sorted(written)))
+    )
 
 
 ROUND = "(run-schedule (saturate (run facts))) (run {} 1) (print-size)"
@@ -119,8 +136,10 @@ class Proof:
         return "proved" if self.proved else "refuted" if self.at else "not found"
 
     def __str__(self) -> str:
-        if self.at: return f"refuted: {self.at}"
-        if self.proved: return f"proved by {self.tried[-1]}" if self.tried else "proved"
+        if self.at:
+            return f"refuted: {self.at}"
+        if self.proved:
+            return f"proved by {self.tried[-1]}" if self.tried else "proved"
         tried = f"; tried: {', '.join(map(str, self.tried))}" if self.tried else ""
         return f"not found{f': {self.cut}' if self.cut else ''}{tried}{f'; next: {self.next}' if self.next else ''}"
 
@@ -138,8 +157,9 @@ class Prover:
         used = {law.phase for law in self.laws}
         self.engine, self.proofs = engine((), later=self.laws), 0
         self.run("\n".join([FACTS, literal_facts(self.laws), *(rule for law in self.laws for rule in rules(law))]))
-        self.phases = [self.engine.parse_program(ROUND.format(phase)) for phase in dict.fromkeys(SCHEDULE)
-                       if phase in used]
+        self.phases = [
+            self.engine.parse_program(ROUND.format(phase)) for phase in dict.fromkeys(SCHEDULE) if phase in used
+        ]
 
     def refresh(self) -> None:
         """Make a fresh engine if this one has made enough proofs."""
@@ -269,12 +289,14 @@ class TriedEquation:
     first: Proof | None = None
     start: float = field(default_factory=time.perf_counter)
 
-    def __post_init__(self) -> None: self.sides = read_both(self.left, self.right)
+    def __post_init__(self) -> None:
+        self.sides = read_both(self.left, self.right)
 
     def answer(self, laws: tuple[Law, ...] | None) -> Proof:
         """Return the first proof or refutation, or the failed attempts."""
         for way in self.ways() if laws is None else self.ways_of(laws):
-            if (proof := way()) is not None: return proof
+            if (proof := way()) is not None:
+                return proof
         proof = self.nothing()
         return self.finished(replace(proof, next=self.advise(proof, laws)))
 
@@ -288,10 +310,16 @@ class TriedEquation:
     def ways(self) -> list[Callable[[], Proof | None]]:
         """Return the ways to try in turn if no laws are passed."""
         if self.left is self.right or are_numbers(self.left, self.right):
-            return [lambda: self.by("the laws of values", values.VALUE_LAWS), self.by_entries,
-                    lambda: self.by("the laws of the search", EXACT_LAWS), self.by_numbers,
-                    lambda: self.by("the laws of values and of numbers that cancel",     # last: its rounds grow where
-                                    values.VALUE_LAWS + cancelling.CANCELLING_LAWS)]    # nothing cancels
+            return [
+                lambda: self.by("the laws of values", values.VALUE_LAWS),
+                self.by_entries,
+                lambda: self.by("the laws of the search", EXACT_LAWS),
+                self.by_numbers,
+                lambda: self.by(
+                    "the laws of values and of numbers that cancel",  # last: its rounds grow where
+                    values.VALUE_LAWS + cancelling.CANCELLING_LAWS,
+                ),
+            ]  # nothing cancels
         self.tried.append(Attempt("the laws of values", UNREAD))
         return [lambda: self.by("the laws of the search", EXACT_LAWS), self.by_numbers]
 
@@ -319,7 +347,8 @@ class TriedEquation:
         """Return a proof by entries that have one form; None if there is none."""
         entries = compare_entries(self.left, self.right)
         self.tried.append(Attempt("entries as polynomials", entries.said))
-        if not entries.proved: return None
+        if not entries.proved:
+            return None
         return self.finished(Proof(True, dict.fromkeys(entries.laws, 1), 0, "", 0.0))
 
     def by_numbers(self) -> Proof | None:
@@ -330,15 +359,21 @@ class TriedEquation:
 
     def advise(self, proof: Proof, laws: tuple[Law, ...] | None) -> str:
         """Return advice for an equation that was neither proved nor refuted."""
-        if proof.cut and proof.cut != UNREAD: return f"a larger budget than {self.budget} nodes"
+        if proof.cut and proof.cut != UNREAD:
+            return f"a larger budget than {self.budget} nodes"
         if any(node.kind is KINDS["symbol"] for side in (self.left, self.right) for node in side.walk()):
-            return ("declare properties of the symbols that make it true, or state a step as a law, "
-                    "laws=(*opmatrix.laws, step)")
+            return (
+                "declare properties of the symbols that make it true, or state a step as a law, "
+                "laws=(*opmatrix.laws, step)"
+            )
         return "state a step between the sides as a law, laws=(*opmatrix.laws, step)"
 
 
-LAW_SETS = (("the laws of values", values.VALUE_LAWS), ("the laws of the search", EXACT_LAWS),
-         ("the laws of values and of numbers that cancel", values.VALUE_LAWS + cancelling.CANCELLING_LAWS))
+LAW_SETS = (
+    ("the laws of values", values.VALUE_LAWS),
+    ("the laws of the search", EXACT_LAWS),
+    ("the laws of values and of numbers that cancel", values.VALUE_LAWS + cancelling.CANCELLING_LAWS),
+)
 
 
 @lru_cache(maxsize=4)

@@ -1,4 +1,5 @@
 """A line of a product over a monoid, merged by the flags of the monoid, or by its definition."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from rewrites.proofs.polynomials import GaveUp, IndexTuple, Polynomial, as_polyn
 class MergedLine:
     """A row of the left side and a column of the right side, in pieces of these sizes along the inner index, and the
     part of it that is `seen`. If the left side holds entries of a relation, zeros are `absent`."""
+
     functions: OrderedForms
     sizes: tuple[LiveSize, ...]
     left: Sequence[Polynomial]
@@ -29,9 +31,12 @@ class MergedLine:
 
     def over(self, monoid: type[Monoid]) -> Polynomial:
         """Merge the line by a monoid."""
-        if monoid.ordinary: return self.summed(self.seen_of(self.products()))
-        if monoid.right_linear: return self.weighed(monoid)
-        if self.absent or self.seen is not None or monoid not in MERGED: return self.opaque(monoid)
+        if monoid.ordinary:
+            return self.summed(self.seen_of(self.products()))
+        if monoid.right_linear:
+            return self.weighed(monoid)
+        if self.absent or self.seen is not None or monoid not in MERGED:
+            return self.opaque(monoid)
         return MERGED[monoid](self)
 
     # ---- parts
@@ -48,7 +53,8 @@ class MergedLine:
         pairs = zip(self.sizes, line, strict=True)
         return ring.add(*(p if size == 1 else ring.summed(p, INNER, size) for size, p in pairs))
 
-    def of_each(self, f: Any) -> list[Polynomial]: return [self.functions.apply(f, p) for p in self.products()]
+    def of_each(self, f: Any) -> list[Polynomial]:
+        return [self.functions.apply(f, p) for p in self.products()]
 
     # ---- over monoids
 
@@ -60,7 +66,8 @@ class MergedLine:
 
     def weights(self, monoid: type[Monoid]) -> list[Polynomial]:
         functions, ring = self.functions, self.functions.ring
-        if self.absent: return self.atoms(monoid, self.left)
+        if self.absent:
+            return self.atoms(monoid, self.left)
         if monoid is monoids.softmax:
             powers = self.seen_of([functions.power(p) for p in self.left])
             mass = self.summed(powers)
@@ -71,16 +78,21 @@ class MergedLine:
             seen = self.seen_of([as_polynomial(1)] * len(self.sizes))
             share = functions.inverse(ZERO_OR_RECIPROCAL, self.summed(seen))
             return [ring.multiply(ring.multiply(a, b), share) for a, b in zip(self.left, seen, strict=True)]
-        if monoid is monoids.mean: return [ring.multiply(p, self.one_over_size()) for p in self.left]
+        if monoid is monoids.mean:
+            return [ring.multiply(p, self.one_over_size()) for p in self.left]
         line = [*self.left]
-        if monoid.shift_invariant: line = self.unshifted(line)
-        if monoid.linear: raise GaveUp(f"a product over {monoid.__name__} that is linear on both sides")
+        if monoid.shift_invariant:
+            line = self.unshifted(line)
+        if monoid.linear:
+            raise GaveUp(f"a product over {monoid.__name__} that is linear on both sides")
         return self.atoms(monoid, line)
 
     def atoms(self, monoid: type[Monoid], line: Sequence[Polynomial]) -> list[Polynomial]:
         """Return weights without a known form."""
-        return [self.atom(("weights", monoid, self.absent, j), line, (INNER,) if size != 1 else ())
-                for j, size in enumerate(self.sizes)]
+        return [
+            self.atom(("weights", monoid, self.absent, j), line, (INNER,) if size != 1 else ())
+            for j, size in enumerate(self.sizes)
+        ]
 
     def atom(self, content: tuple[Any, ...], line: Sequence[Polynomial], more: IndexTuple = ()) -> Polynomial:
         """Make an atom of the whole line, and of the pattern by which it is seen."""
@@ -89,8 +101,11 @@ class MergedLine:
 
     def unshifted(self, line: list[Polynomial]) -> list[Polynomial]:
         """Return the line without terms that are added to all of it."""
-        shared = {term: -number for term, number in line[0].terms.items() if INNER not in term.free
-                  and all(p.terms.get(term) == number for p in line)}
+        shared = {
+            term: -number
+            for term, number in line[0].terms.items()
+            if INNER not in term.free and all(p.terms.get(term) == number for p in line)
+        }
         return [self.functions.ring.add(p, Polynomial(shared)) for p in line]
 
     def one_over_size(self) -> Polynomial:
@@ -104,12 +119,14 @@ class MergedLine:
         line = [p.scaled(Fraction(-1)) for p in self.products()]
         return self.functions.largest([*zip(self.sizes, line, strict=True)]).scaled(Fraction(-1))
 
-    def rectified(self) -> Polynomial: return self.functions.apply(relu, self.largest())
+    def rectified(self) -> Polynomial:
+        return self.functions.apply(relu, self.largest())
 
     def squares(self) -> Polynomial:
         return self.summed([self.functions.ring.multiply(p, p) for p in self.products()])
 
-    def logarithm(self) -> Polynomial: return self.functions.apply(LOGARITHM, self.summed(self.of_each(exp)))
+    def logarithm(self) -> Polynomial:
+        return self.functions.apply(LOGARITHM, self.summed(self.of_each(exp)))
 
     def mean(self) -> Polynomial:
         return self.functions.ring.multiply(self.summed(self.products()), self.one_over_size())
@@ -122,11 +139,17 @@ class MergedLine:
 
     def opaque(self, monoid: type[Monoid]) -> Polynomial:
         """Merge pairs by a monoid without known forms."""
-        if monoid.width != 1: raise GaveUp(f"a product over {monoid.__name__}, of several columns")
+        if monoid.width != 1:
+            raise GaveUp(f"a product over {monoid.__name__}, of several columns")
         return self.atom(("merged", monoid, self.absent), [*self.left, *self.right])
 
 
-MERGED = {monoids.max: MergedLine.largest, monoids.min: MergedLine.smallest, monoids.rectify: MergedLine.rectified,
-          monoids.sumsq: MergedLine.squares, monoids.logsumexp: MergedLine.logarithm,
-          monoids.moments: MergedLine.variance,
-          monoids.moments.mean: MergedLine.mean}            # type: ignore[attr-defined]    # one of its finishes
+MERGED = {
+    monoids.max: MergedLine.largest,
+    monoids.min: MergedLine.smallest,
+    monoids.rectify: MergedLine.rectified,
+    monoids.sumsq: MergedLine.squares,
+    monoids.logsumexp: MergedLine.logarithm,
+    monoids.moments: MergedLine.variance,
+    monoids.moments.mean: MergedLine.mean,  # type: ignore[attr-defined]
+}  # one of its finishes

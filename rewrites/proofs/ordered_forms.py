@@ -1,4 +1,5 @@
 """Entries that are chosen by their order: the largest of a line, and membership among the largest."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from rewrites.proofs.polynomials import COLUMN_INDEX, AtomAt, Head, Polynomial, 
 class OrderedForms(Functions):
     """Functions of polynomials, and of lines of them by their order. `merged` maps an atom that is a maximum to its
     operands."""
+
     merged: dict[Head, list[tuple[LiveSize, Polynomial]]] = field(default_factory=dict)
 
     def largest(self, line: Sequence[tuple[LiveSize, Polynomial]]) -> Polynomial:
@@ -25,8 +27,11 @@ class OrderedForms(Functions):
         """
         line = [part for size, p in line for part in self.flattened(size, p)]
         first = line[0][1]
-        shared = {term: number for term, number in first.terms.items() if INNER not in term.free
-                  and all(p.terms.get(term) == number for _, p in line)}
+        shared = {
+            term: number
+            for term, number in first.terms.items()
+            if INNER not in term.free and all(p.terms.get(term) == number for _, p in line)
+        }
         outside, minus = Polynomial(shared), Polynomial(shared).scaled(Fraction(-1))
         parts: dict[Any, tuple[LiveSize, Polynomial]] = {}
         for size, p in line:
@@ -34,7 +39,8 @@ class OrderedForms(Functions):
             count = size if INNER in rest.free else 1
             parts[str(count), rest.key] = count, rest
         left = sorted(parts.values(), key=lambda part: (str(part[0]), order_of(part[1])))
-        if len(left) == 1 and left[0][0] == 1: return self.ring.add(outside, left[0][1])
+        if len(left) == 1 and left[0][0] == 1:
+            return self.ring.add(outside, left[0][1])
         if len(left) == 2 and left[0][0] == left[1][0] == 1:
             (_, a), (_, b) = left
             return self.ring.add(outside, b, self.apply(relu, self.ring.add(a, b.scaled(Fraction(-1)))))
@@ -44,22 +50,26 @@ class OrderedForms(Functions):
         (monomial,) = largest.terms
         head, at = monomial.factors[0]
         to = {index: k for k, index in enumerate(at)}
-        self.merged.setdefault(head, [(size, self.ring.moved(p, to))
-                                      for (size, _), p in zip(left, parts_of_head, strict=True)])
+        self.merged.setdefault(
+            head, [(size, self.ring.moved(p, to)) for (size, _), p in zip(left, parts_of_head, strict=True)]
+        )
         return self.ring.add(outside, largest.scaled(scale))
 
     def flattened(self, size: LiveSize, p: Polynomial) -> list[tuple[LiveSize, Polynomial]]:
         """List the operands of a maximum, each with the number added to it."""
-        if INNER in p.free: return [(size, p)]
+        if INNER in p.free:
+            return [(size, p)]
         for term, number in p.terms.items():
             factor = self.single(Polynomial({term: Fraction(1)}))
-            if number < 0 or factor is None or factor[0] not in self.merged: continue
+            if number < 0 or factor is None or factor[0] not in self.merged:
+                continue
             rest = Polynomial({other: by for other, by in p.terms.items() if other != term})
             to = dict(enumerate(factor[1]))
-            return [(count, self.ring.add(rest, self.ring.moved(part, to).scaled(number)))
-                    for count, part in self.merged[factor[0]]]
+            return [
+                (count, self.ring.add(rest, self.ring.moved(part, to).scaled(number)))
+                for count, part in self.merged[factor[0]]
+            ]
         return [(size, p)]
-
 
     def among_largest(self, k: int, line: Sequence[tuple[str, Polynomial]], j: int) -> Polynomial:
         """Return 1 where an entry of piece j of a row is among its k largest, the first ones of equal entries, else 0.
@@ -67,14 +77,20 @@ class OrderedForms(Functions):
         through a rising function; so these are removed."""
         polynomials = self.risen([p for _, p in line])
         first = polynomials[0]
-        shared = {term: -number for term, number in first.terms.items() if INNER not in term.free
-                  and all(p.terms.get(term) == number for p in polynomials)}
+        shared = {
+            term: -number
+            for term, number in first.terms.items()
+            if INNER not in term.free and all(p.terms.get(term) == number for p in polynomials)
+        }
         left = [self.ring.add(p, Polynomial(shared)) for p in polynomials]
         scale = next((abs(p.leading) for p in left if p.terms), Fraction(1))
         more = (COLUMN_INDEX,) if line[j][0] != "1" else ()
-        return self.of_lines(("among the largest", k, tuple(size for size, _ in line), j),
-                             [p.scaled(1 / scale) for p in left],
-                             outer(left), more=more)
+        return self.of_lines(
+            ("among the largest", k, tuple(size for size, _ in line), j),
+            [p.scaled(1 / scale) for p in left],
+            outer(left),
+            more=more,
+        )
 
     def divided(self, p: Polynomial, factors: Sequence[AtomAt]) -> Polynomial:
         """Return a polynomial without factors that all of its terms have."""
@@ -83,9 +99,14 @@ class OrderedForms(Functions):
     def risen(self, line: list[Polynomial]) -> list[Polynomial]:
         """Return the row before a function that keeps its order, and without a shared positive factor."""
         if all(len(p.terms) == 1 and p.leading > 0 for p in line):
-            (first, _), = line[0].terms.items()
-            shared = [factor for factor in dict.fromkeys(first.factors) if INNER not in factor[1]
-                      and self.is_above_zero(factor) and all(factor in term.factors for p in line for term in p.terms)]
+            ((first, _),) = line[0].terms.items()
+            shared = [
+                factor
+                for factor in dict.fromkeys(first.factors)
+                if INNER not in factor[1]
+                and self.is_above_zero(factor)
+                and all(factor in term.factors for p in line for term in p.terms)
+            ]
             if shared:
                 return self.risen([self.divided(p, shared) for p in line])
             numbers = {number for p in line for number in p.terms.values()}
@@ -95,7 +116,8 @@ class OrderedForms(Functions):
         factors = [self.single(p) for p in line]
         heads = {factor[0].content[1] if factor and factor[0] in self.inner else None for factor in factors}
         f = heads.pop() if len(heads) == 1 else None
-        if not isinstance(f, Operator) or not f.keeps_order: return line
+        if not isinstance(f, Operator) or not f.keeps_order:
+            return line
         return self.risen([self.argument(factor) for factor in factors if factor])
 
 

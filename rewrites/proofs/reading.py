@@ -1,6 +1,7 @@
 """Operators read as the values that they give: two operators are equal if they give the same value at every x. So
 proofs read both at one unknown value. A composition is then applied factor by factor, and a sum of operators is a sum
 of values."""
+
 from collections.abc import Container
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from opmatrix.algebra.term import KINDS, Operator
 from rewrites.laws.kinds import behind, joined, left, right, with_heads
 from rewrites.laws.proving.value_kinds import below
 
-PURE = {*LASTING.values(), below, behind, joined, left, right, with_heads}   # kinds that read x through operands alone
+PURE = {*LASTING.values(), below, behind, joined, left, right, with_heads}  # kinds that read x through operands alone
 
 
 def read_both(one: Operator, other: Operator) -> tuple[Operator, Operator]:
@@ -23,8 +24,12 @@ def read_both(one: Operator, other: Operator) -> tuple[Operator, Operator]:
     nodes = [node for side in (one, other) for node in side.walk()]
     names = {str(node.args[0]) for node in nodes if node.kind.name == "symbol"}
     one, other = (hide_absence(side, names) for side in (one, other))
-    sizes = {str(symbol) for node in nodes for attribute in (*node.attributes, *node.into, *node.out)
-             for symbol in getattr(attribute, "free_symbols", ())}
+    sizes = {
+        str(symbol)
+        for node in nodes
+        for attribute in (*node.attributes, *node.into, *node.out)
+        for symbol in getattr(attribute, "free_symbols", ())
+    }
     columns = next((side.into.cols for side in (one, other) if side.into.cols is not N), size(untaken("n", sizes)))
     heads = next((side.into.heads for side in (one, other) if side.into.heads is not H), H)
     reader = Reader(symbol(untaken("x", names), None, Shape(heads, T, columns)))
@@ -55,13 +60,13 @@ class Reader:
                 return at
             case "compose", (first, then):
                 return self.read(then, self.read(first, at))
-            case "mul", (a, b) if not term.constant and (is_number(a) or is_number(b)):     # laws write factors so
+            case "mul", (a, b) if not term.constant and (is_number(a) or is_number(b)):  # laws write factors so
                 a, b = (b, a) if is_number(a) else (a, b)
                 product: Operator = self.read(a, at) @ (I * b)
                 return product
         if term.kind in PURE and term.kind.at_x:
-            read = (self.read(child, at) for child in term.children[:term.kind.at_x])
-            value: Operator = term.kind(*read, *term.args[term.kind.at_x:])
+            read = (self.read(child, at) for child in term.children[: term.kind.at_x])
+            value: Operator = term.kind(*read, *term.args[term.kind.at_x :])
         else:
             alone = term.constant and at.out[:2] == self.x.out[:2] and (term.uniform or not is_picked(at))
             value = term if alone else at @ term
@@ -98,7 +103,8 @@ def are_numbers(*terms: Operator) -> bool:
     return not any(map(is_picked, terms)) or not any(
         node.kind in placed
         or any(isinstance(attribute, Pattern) and attribute != everyone for attribute in node.attributes)
-        for node in nodes)
+        for node in nodes
+    )
 
 
 def is_picked(term: Operator) -> bool:

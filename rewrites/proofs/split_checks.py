@@ -2,6 +2,7 @@
 gives the carrier of a monoid), sequences one by one and rows under a pattern (which depend on the batch). Carriers of
 ranks are merged in rationals, or, if there is an exponential, in intervals that include all rounding; a wrong merge
 shares no number with the interval."""
+
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -32,8 +33,8 @@ from rewrites.laws.splitting import RuleKey
 from rewrites.proofs.enclosure import Between
 from rewrites.verify.failure import VerificationError
 
-MANY, QUERY_ROWS, SEQUENCES = 9, 7, (4, 1, 3, 5)           # keys; rows; lengths of sequences
-THIN, CLOSE = 1e-9, 1e-12                                 # relative tolerances: of intervals, of float64
+MANY, QUERY_ROWS, SEQUENCES = 9, 7, (4, 1, 3, 5)  # keys; rows; lengths of sequences
+THIN, CLOSE = 1e-9, 1e-12  # relative tolerances: of intervals, of float64
 MERGED = tuple(over for over in monoids.MONOIDS if mergeable(over))
 UNEQUAL = "no operator gives what a monoid carries"
 BATCHES = "who sees whom is said by the batch"
@@ -46,6 +47,7 @@ class SplitCheck(FunctionDeclaration):
     """One check: `body` tries a number of pieces, over a monoid. `rules` are the rules that it justifies, `reason`
     says why there is no proof. The body raises VerificationError if the ranks' results differ from that of the whole.
     """
+
     body: Callable[[type[Monoid], int, np.random.Generator], None]
     rules: tuple[RuleKey, ...]
     reason: str
@@ -58,9 +60,11 @@ CheckBody = Callable[[type[Monoid], int, np.random.Generator], None]
 
 def try_parts(*rules: RuleKey, reason: str, over: Iterable[type[Monoid]] = MERGED) -> Callable[[CheckBody], SplitCheck]:
     """Declare a check of rules."""
+
     def declare(body: CheckBody) -> SplitCheck:
         CHECKS.append(SplitCheck(body, rules, reason, tuple(over)))
         return CHECKS[-1]
+
     return declare
 
 
@@ -77,8 +81,10 @@ Lifted = list[Carrier]
 def draw_carriers(over: type[Monoid], rng: np.random.Generator) -> Lifted:
     """Draw carriers: in rationals if the monoid computes in them, else in intervals."""
     drawn = rng.integers(-20, 21, (MANY, 2))
+
     def of(number: Callable[[int], object]) -> Lifted:
         return [over.lifted(number(x), number(w)) for x, w in drawn.tolist()]
+
     try:
         carriers = of(lambda u: Fraction(u, 4))
         over.finish(*merge_carriers(over, carriers))
@@ -90,9 +96,13 @@ def draw_carriers(over: type[Monoid], rng: np.random.Generator) -> Lifted:
 def merge_carriers(over: type[Monoid], carriers: Iterable[Carrier]) -> Carrier:
     """Merge all carriers in order. Merged units are whole numbers, which numpy divides to floats; these become
     rationals again."""
+
     def merged(a: Carrier, b: Carrier) -> Carrier:
-        return tuple(Fraction(float(number)) if isinstance(number, np.floating) and np.isfinite(number) else number
-                     for number in over.merged(a, b))
+        return tuple(
+            Fraction(float(number)) if isinstance(number, np.floating) and np.isfinite(number) else number
+            for number in over.merged(a, b)
+        )
+
     return reduce(merged, carriers, over.unit())
 
 
@@ -103,16 +113,25 @@ def same_carriers(one: Carrier, other: Carrier) -> bool:
 
 def same_number(a: object, b: object) -> bool:
     a, b = (number.item() if isinstance(number, np.ndarray) else number for number in (a, b))
-    if not (isinstance(a, Between) or isinstance(b, Between)): return bool(a == b)
-    a, b = (number if isinstance(number, Between) else Between(float(number))                   # type: ignore[arg-type]
-            for number in (a, b))
-    if a.low == b.low and a.high == b.high: return True
+    if not (isinstance(a, Between) or isinstance(b, Between)):
+        return bool(a == b)
+    a, b = (
+        number if isinstance(number, Between) else Between(float(number))  # type: ignore[arg-type]
+        for number in (a, b)
+    )
+    if a.low == b.low and a.high == b.high:
+        return True
     wide = THIN * max(abs(a).high, abs(b).high, 1.0)
     return a.low <= b.high and b.low <= a.high and a.high - a.low <= wide and b.high - b.low <= wide
 
 
-@try_parts(("act", "rows of a matrix"), ("product", "contraction"), ("move", "all_reduce"), ("move", "reduce_scatter"),
-       reason=UNEQUAL)
+@try_parts(
+    ("act", "rows of a matrix"),
+    ("product", "contraction"),
+    ("move", "all_reduce"),
+    ("move", "reduce_scatter"),
+    reason=UNEQUAL,
+)
 def carriers_in_order(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
     """Check that carriers of neighbours, merged in the order of ranks, are the carrier of all; a rank may have no
     entries."""
@@ -131,7 +150,8 @@ def carriers_in_a_ring(over: type[Monoid], n: int, rng: np.random.Generator) -> 
         seen[slice(*blocks[r])] = True
         carrier = over.unit()
         for lo, hi in (blocks[(r - d) % n] for d in range(n)):
-            if not seen[lo:hi].any(): continue
+            if not seen[lo:hi].any():
+                continue
             carrier = over.merged(carrier, merge_carriers(over, [every[at] for at in range(lo, hi) if seen[at]]))
         whole = merge_carriers(over, [every[at] for at in np.flatnonzero(seen)])
         compare_carriers("carriers_in_a_ring", over, carrier, whole)
@@ -161,17 +181,18 @@ def compare_pieces(name: str, what: object, found: NDArray[np.float64], wanted: 
         raise VerificationError(2, f"{name} over {what}", "ranks have other numbers", difference=apart(found, wanted))
 
 
-def by_sequences(term: Operator, n: int, rng: np.random.Generator) -> tuple[
-        NDArray[np.float64], NDArray[np.float64]]:
+def by_sequences(term: Operator, n: int, rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the result of a term for the sequences of each rank, joined, and for all sequences."""
     x = rng.normal(size=(sum(SEQUENCES), 5))
     ends, parts = [0, *accumulate(SEQUENCES)], []
     for lo, hi in uneven(len(SEQUENCES), n, rng):
-        if lo < hi: parts.append(np.asarray(dense(term, x[ends[lo]:ends[hi]], zeros(SEQUENCES[lo:hi]))))
+        if lo < hi:
+            parts.append(np.asarray(dense(term, x[ends[lo] : ends[hi]], zeros(SEQUENCES[lo:hi]))))
     return np.concatenate(parts), np.asarray(dense(term, x, zeros(SEQUENCES)))
 
 
-def zeros(lengths: Sequence[int]) -> Batch: return Batch([np.zeros(length, int) for length in lengths])
+def zeros(lengths: Sequence[int]) -> Batch:
+    return Batch([np.zeros(length, int) for length in lengths])
 
 
 @try_parts(("product", "sequences"), reason=BATCHES)
@@ -200,11 +221,16 @@ def rows_at_their_positions(over: type[Monoid], n: int, rng: np.random.Generator
         for lo, hi in uneven(QUERY_ROWS, n, rng):
             seen = visibility(where, np.arange(lo, hi), np.arange(QUERY_ROWS))
             parts.append((over.closed or over.product)(z[lo:hi], v, seen))
-        compare_pieces("rows_at_their_positions", f"{over.__name__} where {where}", np.concatenate(parts),
-                       np.asarray(dense(term, x, zeros([QUERY_ROWS]))))
+        compare_pieces(
+            "rows_at_their_positions",
+            f"{over.__name__} where {where}",
+            np.concatenate(parts),
+            np.asarray(dense(term, x, zeros([QUERY_ROWS]))),
+        )
 
 
 # ---- relations: rows that entries name
+
 
 def linked(rng: np.random.Generator) -> tuple[Sparse, Batch]:
     """Return entries between rows, some rows without any, and the batch that holds them."""
@@ -223,8 +249,12 @@ def rows_with_their_halo(over: type[Monoid], n: int, rng: np.random.Generator) -
         part, wanted = part_of_relation(whole, rows, (0, MANY)), named_rows(whole, n, r)
         merged = merge_entries(over, part, part.numbers, v[wanted], wanted)
         parts.append(over.finished(merged.carrier, (rows[1] - rows[0], v.shape[1])))
-    compare_pieces("rows_with_their_halo", over.__name__, np.concatenate(parts),
-                   np.asarray(dense(product(given(LINKS), term, over), x, batch)))
+    compare_pieces(
+        "rows_with_their_halo",
+        over.__name__,
+        np.concatenate(parts),
+        np.asarray(dense(product(given(LINKS), term, over), x, batch)),
+    )
 
 
 @try_parts(("among", "halo"), reason=BATCHES)
@@ -255,6 +285,7 @@ def rows_that_others_have(over: type[Monoid], n: int, rng: np.random.Generator) 
 
 # ---- experts
 
+
 @try_parts(("dispatch", TO), reason=GATES, over=(monoids.sum,))
 def rows_that_ask(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
     """Check that rows of each rank are sent to the ranks of the experts that their gates name, and the answers back; a
@@ -265,11 +296,13 @@ def rows_that_ask(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
     matrices = rng.integers(-9, 10, (experts, 3, 2)).astype(np.float64)
     asked = [whom(gate[lo:hi], 0, False) for lo, hi in ends]
     came = swapped([rows_asked(x[lo:hi], mine) for (lo, hi), mine in zip(ends, asked, strict=True)])
-    back = swapped([tuple(rows @ matrices[2 * r + at % 2] for at, rows in enumerate(received))
-                    for r, received in enumerate(came)])
+    back = swapped(
+        [tuple(rows @ matrices[2 * r + at % 2] for at, rows in enumerate(received)) for r, received in enumerate(came)]
+    )
     parts = [combined(answers, gate[lo:hi], mine) for answers, (lo, hi), mine in zip(back, ends, asked, strict=True)]
-    compare_pieces("rows_that_ask", "ranks of experts", np.concatenate(parts),
-                   np.einsum("ti,eij,te->tj", x, matrices, gate))
+    compare_pieces(
+        "rows_that_ask", "ranks of experts", np.concatenate(parts), np.einsum("ti,eij,te->tj", x, matrices, gate)
+    )
 
 
 @try_parts(("visit", TO), reason=GATES, over=(monoids.sum,))
@@ -281,11 +314,13 @@ def rows_that_visit(over: type[Monoid], n: int, rng: np.random.Generator) -> Non
     matrices = rng.integers(-9, 10, (2 * n, 3, 2)).astype(np.float64)
     sums = np.zeros((MANY, 2))
     for lo in range(0, 2 * n, 2):
-        here = whom(gate[:, lo:lo + 2], 0, False)
+        here = whom(gate[:, lo : lo + 2], 0, False)
         rows = here.any(1)
-        answers = tuple(asking @ matrix for asking, matrix in zip(rows_asked(x[rows], here[rows]), matrices[lo:lo + 2],
-                                                                  strict=True))
-        sums[rows] += combined(answers, gate[rows, lo:lo + 2], here[rows])
+        answers = tuple(
+            asking @ matrix
+            for asking, matrix in zip(rows_asked(x[rows], here[rows]), matrices[lo : lo + 2], strict=True)
+        )
+        sums[rows] += combined(answers, gate[rows, lo : lo + 2], here[rows])
     compare_pieces("rows_that_visit", "nodes of experts", sums, np.einsum("ti,eij,te->tj", x, matrices, gate))
 
 

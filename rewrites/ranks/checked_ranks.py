@@ -1,5 +1,6 @@
 """Programs of ranks compared with one rank in float64. The error allowed to a partition is that of an exact program of
 the whole model: rounding happens in other places and in another order, but there is no more of it."""
+
 from __future__ import annotations
 
 from collections.abc import Hashable
@@ -26,6 +27,7 @@ class RanksChecked(NamedTuple):
     """The result of the ranks; its error relative to one rank in float64, the error allowed, and that of the imported
     program of the whole model; the number of checked programs, and the largest share of its bound that a kernel's
     error takes."""
+
     ran: Ran
     relative: float
     allowed: float
@@ -45,13 +47,22 @@ def check_ranks(programs: RankPrograms, model: Operator, machine: TimeModel, fee
     def look(item: StretchProgram, batch: Batch) -> None:
         verify_outputs(item.program, item.model.outputs, [batch], unrounded(item.structure, item.emitter))
         near.append(verify_steps(item.program, [batch], told)["nearest"])
+
     ran = run_programs(programs, feed, look)
     whole = search(model, (), machine, batch.extents(*collect_needs(model)), fusion=False, methods=plainly)
     wanted = dense(model, batch)
-    mine, theirs = (Errors.of([rows], [wanted]).relative
-                    for rows in (ran.value.reshape(wanted.shape), whole.program({})[0].run(batch)))
+    mine, theirs = (
+        Errors.of([rows], [wanted]).relative
+        for rows in (ran.value.reshape(wanted.shape), whole.program({})[0].run(batch))
+    )
     allowed = allowed_rounding(mine, theirs, model, [batch])
     if not mine <= allowed:
-        raise VerificationError(3, "programs of ranks", "together they round more than a program of the model may",
-                                relative=mine, allowed=allowed, imported=theirs)
+        raise VerificationError(
+            3,
+            "programs of ranks",
+            "together they round more than a program of the model may",
+            relative=mine,
+            allowed=allowed,
+            imported=theirs,
+        )
     return RanksChecked(ran, mine, allowed, theirs, len(near) - 1, float(np.max(near)))

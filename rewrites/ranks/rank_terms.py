@@ -1,5 +1,6 @@
 """A stretch of a rank as a model: terms over the numbers that this rank stores, on the rows that it holds. Values of
 other steps enter as inputs; a factor of the model stays a factor, so borders are where the model has them."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ class StretchModel(NamedTuple):
     """The outputs of a stretch by name; the steps of its outputs (`gives`) and of its inputs. `sequences` and `rows`
     are the part of the batch on this rank. `ids` is the range of tokens whose table rows it holds, if these are not
     all: other tokens read the last row, which is zero."""
+
     outputs: Mapping[str, Operator]
     inputs: Mapping[str, int]
     gives: Mapping[str, int]
@@ -45,13 +47,15 @@ class StretchModel(NamedTuple):
 
 class LocalNumbers(Rank):
     """The arrays of a stage that one rank stores, and its values."""
+
     def __init__(self, stage: StageSteps, place: Coordinates) -> None:
         super().__init__(stage.steps, stage.out, stage.mesh, place, Feed(np.zeros((1, 1))), Meter(), None, {})
 
     def matrix(self, step: RankStep) -> Operator:
         """Return the matrix of a step with the numbers stored on this rank."""
         for key, data, _ in stored_arrays([step]):
-            if key not in self.kept: self.kept[key] = self.own(data.base or data, key[1])
+            if key not in self.kept:
+                self.kept[key] = self.own(data.base or data, key[1])
         return super().narrowed(step)
 
     def bounds(self, at: int, role: Role) -> Bounds:
@@ -67,6 +71,7 @@ class LocalNumbers(Rank):
 class StretchTerms:
     """A stretch while it is written. The body of a value is an operator of its factor's input: the result of the
     factor before, tokens, or, for the first factor, the input step `main`."""
+
     stage: StageSteps
     stretch: Stretch
     here: LocalNumbers
@@ -87,17 +92,21 @@ class StretchTerms:
 
     def is_x(self, at: int, factor: int) -> bool:
         """True if a value is the input of a factor."""
-        if at in self.own: return self.stage.factor[at] != factor
+        if at in self.own:
+            return self.stage.factor[at] != factor
         return self.is_tokens(at) or (at == self.main and factor == self.first)
 
     def reads_x(self, at: int, factor: int) -> bool:
         """True if the body of a value reads the input of its factor."""
         todo, seen = [at], set[int]()
         while todo:
-            if (one := todo.pop()) in seen: continue
+            if (one := todo.pop()) in seen:
+                continue
             seen.add(one)
-            if self.is_x(one, factor): return True
-            if one in self.own or self.stage.inlined[one]: todo += self.stage.steps[one].args
+            if self.is_x(one, factor):
+                return True
+            if one in self.own or self.stage.inlined[one]:
+                todo += self.stage.steps[one].args
         return False
 
     def entered(self, at: int) -> Operator:
@@ -114,42 +123,61 @@ class StretchTerms:
     def body(self, at: int, factor: int) -> Operator:
         key = at, factor
         if key not in self.memo:
-            if at == self.main and factor == self.first: operator = self.in_heads(at, I)
-            elif self.is_x(at, factor): operator = I
-            elif at in self.ports: operator = self.in_heads(at, self.entered(at))
-            else: operator = self.write(at, factor)
+            if at == self.main and factor == self.first:
+                operator = self.in_heads(at, I)
+            elif self.is_x(at, factor):
+                operator = I
+            elif at in self.ports:
+                operator = self.in_heads(at, self.entered(at))
+            else:
+                operator = self.write(at, factor)
             self.memo[key] = operator
         return self.memo[key]
 
     def write(self, at: int, factor: int) -> Operator:
         """Return an operation on bodies."""
         step = self.stage.steps[at]
-        if (turned := find_rotation(self.stage.steps, at)) is not None: return self.rotated(turned, factor)
-        if step.op == "act": return self.acted(step, factor)
+        if (turned := find_rotation(self.stage.steps, at)) is not None:
+            return self.rotated(turned, factor)
+        if step.op == "act":
+            return self.acted(step, factor)
         taken = [self.body(a, factor) for a in step.args]
         term: Operator
         match step.op:
-            case "given": term = nodes.given(*step.more)
+            case "given":
+                term = nodes.given(*step.more)
             case "by_distance":
                 table, most = step.more
                 term = nodes.by_distance(sliced(table, -2, *self.here.bounds(at, "heads")), most)
-            case "add": term = nodes.add(*taken)
-            case "mul": term = nodes.mul(*taken)
-            case "keep_top": term = nodes.keep_top(*taken, *step.more)
-            case "turn": term = nodes.turn(*taken)
-            case "beside": term = nodes.row(*taken)
-            case "split": term = taken[0] @ nodes.heads(self.here.extent(at, "heads"))
-            case "join": term = taken[0] @ nodes.join(self.here.extent(step.args[0], "heads"))
-            case "repeat": term = taken[0] @ nodes.repeat(self.here.extent(at, "heads"))
-            case "total": term = taken[0] @ nodes.total()
-            case "product": term = nodes.product(*taken, *step.more)
-            case _: raise AssertionError(f"{step.op} is no operation of terms")
+            case "add":
+                term = nodes.add(*taken)
+            case "mul":
+                term = nodes.mul(*taken)
+            case "keep_top":
+                term = nodes.keep_top(*taken, *step.more)
+            case "turn":
+                term = nodes.turn(*taken)
+            case "beside":
+                term = nodes.row(*taken)
+            case "split":
+                term = taken[0] @ nodes.heads(self.here.extent(at, "heads"))
+            case "join":
+                term = taken[0] @ nodes.join(self.here.extent(step.args[0], "heads"))
+            case "repeat":
+                term = taken[0] @ nodes.repeat(self.here.extent(at, "heads"))
+            case "total":
+                term = taken[0] @ nodes.total()
+            case "product":
+                term = nodes.product(*taken, *step.more)
+            case _:
+                raise AssertionError(f"{step.op} is no operation of terms")
         return term
 
     def acted(self, step: RankStep, factor: int) -> Operator:
         """Return x @ A, with the rows of a table for the tokens, or positions, on this rank."""
         matrix = self.here.matrix(step)
-        if not step.args: return matrix
+        if not step.args:
+            return matrix
         [x] = step.args
         source = self.stage.steps[x]
         if source.op == "given" and source.more[0] == "positions" and (lo := self.here.bounds(x, "rows")[0]):
@@ -175,9 +203,12 @@ class StretchTerms:
             factor = self.stage.factor[at]
             bodies.insert(0, (factor, self.body(at, factor)))
         starts = [self.entered(self.main)] if self.main is not None else []
-        if not starts: starts, bodies = [bodies[0][1]], bodies[1:]
-        layers = [reduce(lambda right, left: left @ right, [body for _, body in reversed([*group])])
-                  for _, group in groupby(bodies, lambda each: layer_of.get(each[0], 0))]
+        if not starts:
+            starts, bodies = [bodies[0][1]], bodies[1:]
+        layers = [
+            reduce(lambda right, left: left @ right, [body for _, body in reversed([*group])])
+            for _, group in groupby(bodies, lambda each: layer_of.get(each[0], 0))
+        ]
         return reduce(matmul, [*starts, *layers])
 
     def outer(self, at: int, body: Operator) -> Operator:
@@ -195,5 +226,11 @@ def write_model(stage: StageSteps, stretch: Stretch, here: LocalNumbers, layer_o
     gives = {f"y{k}": at for k, at in enumerate(stretch.outputs)}
     outputs = {name: terms.whole(at, layers) for name, at in gives.items()}
     at = stretch.outputs[0]
-    return StretchModel(outputs, {name: at for at, name in terms.ports.items()}, gives, here.bounds(at, "batch"),
-                        here.bounds(at, "rows"), terms.ids)
+    return StretchModel(
+        outputs,
+        {name: at for at, name in terms.ports.items()},
+        gives,
+        here.bounds(at, "batch"),
+        here.bounds(at, "rows"),
+        terms.ids,
+    )

@@ -1,6 +1,7 @@
 """The exact search of every stretch of every rank, with the sizes on that rank: `compile_ranks`. Stretches of equal
 structure share a saturated graph; if their sizes are equal too, they share the result, so equal layers and ranks are
 searched once."""
+
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -35,6 +36,7 @@ from rewrites.workload.phases import Tell
 class StretchProgram(NamedTuple):
     """A stretch of a rank with the program that computes it, the emitter of its constants, its structure, and the
     number of the search that found it."""
+
     model: StretchModel
     program: Program
     emitter: Emitter
@@ -42,13 +44,15 @@ class StretchProgram(NamedTuple):
     search: int
 
     @property
-    def kernels(self) -> list[str]: return [step.kernel for step in self.program.steps]
+    def kernels(self) -> list[str]:
+        return [step.kernel for step in self.program.steps]
 
 
 @dataclass(frozen=True)
 class RankPrograms:
     """The items that each rank of a partition runs, in order: programs, and steps outside of stretches, which are
     collectives or interpreted. `stages` are the steps of each stage; `searches` are the results of the searches."""
+
     plan: Partition
     stages: Sequence[StageSteps]
     items: Mapping[Coordinates, Sequence[StretchProgram | int]]
@@ -61,13 +65,17 @@ class RankPrograms:
     def interpreted(self, place: Coordinates) -> list[str]:
         """Return the operations that a rank computes without a program, by name."""
         steps = self.stages[self.plan.stage(place)].steps
-        return [steps[entry].op for entry in self.items[place] if isinstance(entry, int)
-                and steps[entry].op not in ("move", "slice", "input")]
+        return [
+            steps[entry].op
+            for entry in self.items[place]
+            if isinstance(entry, int) and steps[entry].op not in ("move", "slice", "input")
+        ]
 
 
 @dataclass
 class StretchSearch:
     """Searches of stretches, each made once."""
+
     machine: TimeModel
     laws: Sequence[Law]
     representable: Representable = field(default_factory=Representable)
@@ -79,7 +87,8 @@ class StretchSearch:
     def program(self, model: StretchModel) -> StretchProgram:
         """Return the program of a stretch. Replicas of a rank share one, as their terms are the same."""
         key = (*model.outputs.items(), model.size)
-        if key not in self.made: self.made[key] = self.compile(model)
+        if key not in self.made:
+            self.made[key] = self.compile(model)
         return self.made[key]._replace(model=model)
 
     def compile(self, model: StretchModel) -> StretchProgram:
@@ -105,22 +114,30 @@ class StretchSearch:
         for canonical in (True, False):
             laws = self.laws if canonical else [replace(law, canonical=False) for law in self.laws]
             space = SearchSpace(model.outputs, laws, running, extents, found=split)
-            space.explorer = self.explorers.setdefault(canonical, space.explorer)    # a graph does not depend on sizes
-            try: return space, cheapest(space, self.representable)
+            space.explorer = self.explorers.setdefault(canonical, space.explorer)  # a graph does not depend on sizes
+            try:
+                return space, cheapest(space, self.representable)
             except Infeasible:
-                if not canonical: raise
+                if not canonical:
+                    raise
         raise AssertionError("one of both returns")
 
 
 def describe_search(states: Mapping[str, Part]) -> Hashable:
     """Return the key of a part's search: its structure, its sizes, and the properties of its numbers that decide which
     formats can hold its weights."""
-    return tuple((state, part.template.text, sizes(part), content(part.template), *part.roots.items(),
-                  *part.outputs.items()) for state, part in states.items())
+    return tuple(
+        (state, part.template.text, sizes(part), content(part.template), *part.roots.items(), *part.outputs.items())
+        for state, part in states.items()
+    )
 
 
-def batch_of(model: StretchModel, tokens: np.ndarray | None = None, kinds: np.ndarray | None = None,
-             inputs: Mapping[str, np.ndarray] | None = None) -> Batch:
+def batch_of(
+    model: StretchModel,
+    tokens: np.ndarray | None = None,
+    kinds: np.ndarray | None = None,
+    inputs: Mapping[str, np.ndarray] | None = None,
+) -> Batch:
     """Return rows of a stretch as a batch: sequences of one length, with the input matrices."""
     count, rows = model.size
     none = np.zeros((count, rows), np.int64)
@@ -130,14 +147,17 @@ def batch_of(model: StretchModel, tokens: np.ndarray | None = None, kinds: np.nd
     return Batch([*(none if tokens is None else tokens)], [*(none if kinds is None else kinds)], inputs=matrices)
 
 
-def compile_ranks(plan: Partition, machine: TimeModel, laws: Sequence[Law] = EXACT_LAWS,
-                  progress: Tell = unheard) -> RankPrograms:
+def compile_ranks(
+    plan: Partition, machine: TimeModel, laws: Sequence[Law] = EXACT_LAWS, progress: Tell = unheard
+) -> RankPrograms:
     """Return the programs of every rank of a partition: exact ones over these laws, the cheapest on a machine for the
     rows of that rank. Raises InputError if a size of the batch, or a number of ranks, is a symbol."""
     named = {"sequences": plan.sizes.sequences, "tokens": plan.sizes.tokens} | {
-        f"ranks of {axis.name}": axis.ranks for axis in plan.mesh}
+        f"ranks of {axis.name}": axis.ranks for axis in plan.mesh
+    }
     for name, size in named.items():
-        if not isinstance(size, int): raise InputError(f"{name}: {size} is a symbol: programs need a number")
+        if not isinstance(size, int):
+            raise InputError(f"{name}: {size} is a symbol: programs need a number")
     stages = [StageSteps.of(plan, stage) for stage in range(len(plan.stages))]
     orders: list[list[Stretch | int]] = [divide(stage) for stage in stages]
     layer_of = {at: k for k, (lo, hi) in enumerate(layers(plan.chain), 1) for at in range(lo, hi)}

@@ -1,5 +1,6 @@
 """The steps of a stage as stretches: the computation of a rank between two collectives, which is one term. A
 collective, a ring, or a step that is no term of rows of tokens is an item of its own between them."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -15,12 +16,13 @@ from opmatrix.parallel.sharding.partition import Partition
 from opmatrix.parallel.sharding.redistribute import RankStep
 from opmatrix.parallel.sharding.spreading import replaced
 
-APART = "move", "ring", "slice", "pick", "related", "entered", "symbol", *ASKED     # operations outside of stretches
+APART = "move", "ring", "slice", "pick", "related", "entered", "symbol", *ASKED  # operations outside of stretches
 
 
 class Stretch(NamedTuple):
     """Steps that are one term: the steps it computes, the steps whose values it reads, and the steps whose values
     others read."""
+
     steps: tuple[int, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -30,6 +32,7 @@ class Stretch(NamedTuple):
 class StageSteps:
     """The steps of all factors of a stage, one after the other. `factor` is the factor of each step, `entry` the step
     that a factor begins with, `out` the step that computes the result of the stage."""
+
     steps: Sequence[RankStep]
     factor: Sequence[int]
     entry: dict[int, int]
@@ -61,21 +64,31 @@ class StageSteps:
         for step in self.steps:
             taken = [by_step[a] for a in step.args]
             match step.op:
-                case "input" | "given": by_step.append((True, False))
-                case "by_distance": by_step.append((True, True))
-                case "act" if not taken: by_step.append((False, False))
-                case "act": by_step.append((taken[0][0], taken[0][1] and step.more[0].entrywise))
-                case "turn": by_step.append(taken[0][::-1])
-                case "product" | "ring": by_step.append((taken[0][0], taken[1 if step.op == "product" else 2][1]))
-                case _: by_step.append((any(rows for rows, _ in taken), any(cols for _, cols in taken)))
+                case "input" | "given":
+                    by_step.append((True, False))
+                case "by_distance":
+                    by_step.append((True, True))
+                case "act" if not taken:
+                    by_step.append((False, False))
+                case "act":
+                    by_step.append((taken[0][0], taken[0][1] and step.more[0].entrywise))
+                case "turn":
+                    by_step.append(taken[0][::-1])
+                case "product" | "ring":
+                    by_step.append((taken[0][0], taken[1 if step.op == "product" else 2][1]))
+                case _:
+                    by_step.append((any(rows for rows, _ in taken), any(cols for _, cols in taken)))
         return by_step
 
     def row_cut(self, at: int) -> tuple[tuple[int, bool], ...]:
         """Return the axes that shard the sequences and tokens of a value, whether these are its rows or its columns;
         each with True if it shards sequences."""
         role = "rows" if self.tokens[at][0] else "cols"
-        return tuple((k, state.role == "batch") for k, state in self.steps[at].placement.cuts
-                     if isinstance(state, Cut) and state.role in ("batch", role))
+        return tuple(
+            (k, state.role == "batch")
+            for k, state in self.steps[at].placement.cuts
+            if isinstance(state, Cut) and state.role in ("batch", role)
+        )
 
     @cached_property
     def known(self) -> list[bool]:
@@ -83,33 +96,45 @@ class StageSteps:
         positions."""
         by_step: list[bool] = []
         for step in self.steps:
-            if step.op == "given": by_step.append(not has_cut_columns(step))
-            elif step.op == "by_distance": by_step.append(not has_cut_tokens(step))
-            else: by_step.append(step.op in ("act", "add", "mul") and all(by_step[a] for a in step.args))
+            if step.op == "given":
+                by_step.append(not has_cut_columns(step))
+            elif step.op == "by_distance":
+                by_step.append(not has_cut_tokens(step))
+            else:
+                by_step.append(step.op in ("act", "add", "mul") and all(by_step[a] for a in step.args))
         return by_step
 
     @cached_property
     def inlined(self) -> list[bool]:
         """For each step, True if each stretch that reads it computes it for itself: known values, one-hot rows, and
         transposed values, which have no row for each token and so enter no program."""
-        return [known or step.op == "turn" or (step.op == "input" and step.selects)
-                for known, step in zip(self.known, self.steps, strict=True)]
+        return [
+            known or step.op == "turn" or (step.op == "input" and step.selects)
+            for known, step in zip(self.known, self.steps, strict=True)
+        ]
 
     def reads(self, at: int) -> Iterator[int]:
         """Yield the steps that a step reads; for an inlined one, the steps that it reads in turn."""
         for arg in self.steps[at].args:
-            if self.inlined[arg]: yield from self.reads(arg)
-            else: yield arg
+            if self.inlined[arg]:
+                yield from self.reads(arg)
+            else:
+                yield arg
 
     def is_term(self, at: int) -> bool:
         """True if a step is an operation of terms, on rows that a rank holds."""
         step = self.steps[at]
-        if step.op in APART or step.op == "input": return False
-        if step.op == "by_distance" and has_cut_tokens(step): return False
-        if any(isinstance(s, Partial) and not s.over.plain() for _, s in step.placement.cuts): return False
+        if step.op in APART or step.op == "input":
+            return False
+        if step.op == "by_distance" and has_cut_tokens(step):
+            return False
+        if any(isinstance(s, Partial) and not s.over.plain() for _, s in step.placement.cuts):
+            return False
         chosen = [operand for operand in (self.steps[a] for a in step.args) if operand.selects]
-        if chosen and not (step.op == "act" and step.more[0].kind is weight): return False
-        if any(operand.op == "given" and has_cut_columns(operand) for operand in chosen): return False
+        if chosen and not (step.op == "act" and step.more[0].kind is weight):
+            return False
+        if any(operand.op == "given" and has_cut_columns(operand) for operand in chosen):
+            return False
         return step.op != "product" or self.is_alike(at)
 
     def is_alike(self, at: int) -> bool:
@@ -147,30 +172,37 @@ def divide(stage: StageSteps) -> list[Stretch | int]:
         home = {at: key for key, members in groups.items() for at in members}
         edges = [(arg, at) for at in every for arg in stage.reads(at) if not stage.enters(arg)]
         apart = {end for arg, at in edges if home.get(arg) != home.get(at) for end in (arg, at) if end in home}
-        if not apart: break
-        alone |= apart                                      # a value that cannot be handed on is computed where read
+        if not apart:
+            break
+        alone |= apart  # a value that cannot be handed on is computed where read
     readers: dict[int, list[int]] = {}
     for at in every:
-        for arg in stage.reads(at): readers.setdefault(arg, []).append(at)
+        for arg in stage.reads(at):
+            readers.setdefault(arg, []).append(at)
     items: list[tuple[int, int, Stretch | int]] = [(depth[at], at, at) for at in alone]
     for (level, _), members in groups.items():
         inside = {*members}
         inputs = sorted({arg for at in members for arg in stage.reads(at)} - inside)
         outputs = [at for at in members if at == stage.out or any(r not in inside for r in readers.get(at, ()))]
-        if outputs: items.append((level, members[0], Stretch(tuple(members), tuple(inputs), tuple(outputs))))
+        if outputs:
+            items.append((level, members[0], Stretch(tuple(members), tuple(inputs), tuple(outputs))))
     return [entry for _, _, entry in sorted(items, key=lambda each: each[:2])]
 
 
-def deepen(stage: StageSteps, every: Sequence[int],
-           alone: set[int]) -> tuple[dict[int, int], dict[tuple[int, object], list[int]]]:
+def deepen(
+    stage: StageSteps, every: Sequence[int], alone: set[int]
+) -> tuple[dict[int, int], dict[tuple[int, object], list[int]]]:
     """Return the number of borders before each step, and the steps of terms grouped by that number and by the sharding
     of their rows."""
     depth, groups = dict[int, int](), dict[tuple[int, object], list[int]]()
     for at in every:
         cut = stage.row_cut(at)
+
         def behind(arg: int, at: int = at, cut: object = cut) -> int:
             joined = at not in alone and arg not in alone and stage.row_cut(arg) == cut
             return depth[arg] + (not joined)
+
         depth[at] = max((behind(arg) for arg in stage.reads(at)), default=0)
-        if at not in alone: groups.setdefault((depth[at], cut), []).append(at)
+        if at not in alone:
+            groups.setdefault((depth[at], cut), []).append(at)
     return depth, groups

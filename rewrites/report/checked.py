@@ -1,5 +1,6 @@
 """The programs of a run compared with the model: their errors on held-out rows, and step by step on a few rows,
 several programs at a time."""
+
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,15 +20,7 @@ from rewrites.search.emit import Emitter
 from rewrites.search.substitutions import part_factors, substitute_blocks
 from rewrites.verify.differences import difference
 from rewrites.verify.failure import VerificationError
-from rewrites.verify.lengths import (
-    Steps,
-    batches_at,
-    errors_at,
-    lengths_of,
-    stated_at,
-    verify_lengths,
-    verify_rounding,
-)
+from rewrites.verify.lengths import Steps, batches_at, errors_at, lengths_of, stated_at, verify_lengths, verify_rounding
 from rewrites.verify.programs import (
     EQUAL,
     ROUNDING,
@@ -47,29 +40,43 @@ from rewrites.verify.sessions.verified_sessions import Sessions, verify_sessions
 from rewrites.workload.stated import RoutedChange, Stated
 
 
-def state_errors(searched: Searched, choices: Choices, points: Sequence[Point], few: Batch,
-                 near: np.ndarray) -> tuple[float, list[Point]]:
+def state_errors(
+    searched: Searched, choices: Choices, points: Sequence[Point], few: Batch, near: np.ndarray
+) -> tuple[float, list[Point]]:
     """Return the relative error of the import on held-out rows, and the points with their measured and stated errors.
     `near` is the model's output for a few of these rows. A program is verified if every output is within the planned
     error and the rounding allowed to an exact program. Raises VerificationError for an exact program that is not."""
     exact, imported, workload = searched.exact, searched.programs["imported"], searched.workload
     model = {name: searched.opened.outputs[name] for name in exact.outputs}
     programs = [imported, *(point.program for point in points)]
-    (base, *offs), changes = compare(programs, model, workload.verify, workload.state,
-                                            [True, *(not point.methods for point in points)])
+    (base, *offs), changes = compare(
+        programs, model, workload.verify, workload.state, [True, *(not point.methods for point in points)]
+    )
     given_errors = compare_given(programs, workload.given) if workload.given else [0.0] * len(points)
-    others = redraw(imported, {point.program: constants_of(searched, choices, point) for point in points},
-                    workload.state) if is_routed(model.values()) else {}
+    others = (
+        redraw(imported, {point.program: constants_of(searched, choices, point) for point in points}, workload.state)
+        if is_routed(model.values())
+        else {}
+    )
     allowed = {name: ROUNDING * off for name, off in base.along.items()}
     for point, off in zip(points, offs, strict=True):
-        if point.methods: continue
+        if point.methods:
+            continue
         batches = [*workload.verify.pieces(GROUP_ROWS)]
-        allowed = {name: max(most, allowed_rounding(off.along[name], base.along[name], model[name], batches))
-                   for name, most in allowed.items()}
+        allowed = {
+            name: max(most, allowed_rounding(off.along[name], base.along[name], model[name], batches))
+            for name, most in allowed.items()
+        }
         if over := [name for name, most in allowed.items() if not off.along[name] <= most]:
-            raise VerificationError(3, "exact", "on held-out rows it rounds more than the imported program",
-                                    output=over[0], relative=off.along[over[0]], imported=base.along[over[0]],
-                                    times=ROUNDING)
+            raise VerificationError(
+                3,
+                "exact",
+                "on held-out rows it rounds more than the imported program",
+                output=over[0],
+                relative=off.along[over[0]],
+                imported=base.along[over[0]],
+                times=ROUNDING,
+            )
     rounding, rows = next(iter(allowed.values())), int(exact.starts(workload.verify)[-1])
 
     def state(point: Point, off: Off, change: Compared, theirs: float) -> Point:
@@ -80,18 +87,33 @@ def state_errors(searched: Searched, choices: Choices, points: Sequence[Point], 
         routed = RoutedChange(change.along, others[point.program]) if point.program in others else None
         stated = Stated.of(change.change, change.cosines, rounding, checked + EQUAL, routed)
         return replace(
-            point, predicted_error=float(np.hypot(point.predicted_error, rounding)), measured_error=measured,
+            point,
+            predicted_error=float(np.hypot(point.predicted_error, rounding)),
+            measured_error=measured,
             verified=all(judged[name] <= float(np.hypot(point.stated_error, most)) for name, most in allowed.items()),
-            stated=stated, stated_error=stated.error,
-            checks={"error": {"relative": measured, "stated": stated.error, "rows": rows, "like": workload.like,
-                              **stated.described(), **describe_routing(off.flips, max(off.along.values()))}})
+            stated=stated,
+            stated_error=stated.error,
+            checks={
+                "error": {
+                    "relative": measured,
+                    "stated": stated.error,
+                    "rows": rows,
+                    "like": workload.like,
+                    **stated.described(),
+                    **describe_routing(off.flips, max(off.along.values())),
+                }
+            },
+        )
+
     return next(iter(base.free.values())), [
-        state(*row) for row in zip(points, offs, changes, given_errors, strict=True)]
+        state(*row) for row in zip(points, offs, changes, given_errors, strict=True)
+    ]
 
 
 def constants_of(searched: Searched, choices: Choices, point: Point) -> Unrounded:
     """Return the constants of a point's program before they were rounded."""
-    if point.structure is None or not point.methods: return unrounded(searched.optimum, searched.emitter)
+    if point.structure is None or not point.methods:
+        return unrounded(searched.optimum, searched.emitter)
     return unrounded(point.structure, emitter_of(choices, point))
 
 
@@ -106,53 +128,76 @@ def check_lengths(searched: Searched, points: Sequence[Point], few: Batch) -> li
     Returns the points with these lengths and the errors at some of them. Raises VerificationError."""
     opened, timed = searched.opened, searched.workload.lengths_run
     every = [searched.programs["imported"], *(point.program for point in points)]
-    limits = [opened.meta.get("config", {}).get("max_position_embeddings"),
-              *(need.limit for need in collect_needs(*opened.outputs.values())[0])]
+    limits = [
+        opened.meta.get("config", {}).get("max_position_embeddings"),
+        *(need.limit for need in collect_needs(*opened.outputs.values())[0]),
+    ]
     lengths = lengths_of(every[1:], timed, min((most for most in limits if most is not None), default=None))
-    if not lengths: return [*points]
+    if not lengths:
+        return [*points]
     batches, near = batches_at(lengths, few), batches_at(stated_at(every[0], lengths, timed), few)
     steps = Steps.at(lengths, every[1:], timed)
 
     def look() -> None:
-        for point in points: verify_lengths(point.program, batches, steps)
+        for point in points:
+            verify_lengths(point.program, batches, steps)
 
     def read() -> tuple[list[Batch], list[np.ndarray]]:
-        known = [(batch, rows) for batch, rows in zip(near, oracle(opened.operator, near), strict=True)
-                 if rows.any() and np.isfinite(rows).all()]        # beside other rows a relative error means nothing
+        known = [
+            (batch, rows)
+            for batch, rows in zip(near, oracle(opened.operator, near), strict=True)
+            if rows.any() and np.isfinite(rows).all()
+        ]  # beside other rows a relative error means nothing
         told, wanted = [batch for batch, _ in known], [rows for _, rows in known]
         constants = unrounded(searched.optimum, searched.emitter)
-        if told: verify_structure(searched.exact, told, constants, wanted, opened.operator)
+        if told:
+            verify_structure(searched.exact, told, constants, wanted, opened.operator)
         return told, wanted
+
     _, known_rows = in_threads([look, read])
-    assert known_rows is not None                                # `read` always returns
+    assert known_rows is not None  # `read` always returns
     told, wanted = known_rows
-    base, *errors = errors_at([*zip(every, [True, *(not point.methods for point in points)], strict=True)],
-                              opened.operator, told, wanted)
+    base, *errors = errors_at(
+        [*zip(every, [True, *(not point.methods for point in points)], strict=True)], opened.operator, told, wanted
+    )
     for point, error in zip(points, errors, strict=True):
-        if not point.methods: verify_rounding(point.program, error, base, opened.operator, told)
-    return [replace(point, lengths=lengths,
-                    checks=point.checks | {"lengths": {"nearest": steps.nearest, "errors": error}})
-            for point, error in zip(points, errors, strict=True)]
+        if not point.methods:
+            verify_rounding(point.program, error, base, opened.operator, told)
+    return [
+        replace(point, lengths=lengths, checks=point.checks | {"lengths": {"nearest": steps.nearest, "errors": error}})
+        for point, error in zip(points, errors, strict=True)
+    ]
 
 
-def check_programs(searched: Searched, choices: Choices, points: Sequence[Point], laws_verified: dict[str, object],
-                   few: Sequence[Batch], near: np.ndarray) -> list[Point]:
+def check_programs(
+    searched: Searched,
+    choices: Choices,
+    points: Sequence[Point],
+    laws_verified: dict[str, object],
+    few: Sequence[Batch],
+    near: np.ndarray,
+) -> list[Point]:
     """Return points with the results of level 3 on a few rows, for which the model's output is `near`: of the exact
     program, which all points share; of each other program its structure, equal ones once, and its steps; and of all of
     them the results at other lengths. Raises VerificationError."""
     exact, structure, opened = searched.exact, searched.optimum, searched.opened
     constants, told = unrounded(structure, searched.emitter), set[Hashable]()
-    calls: dict[str, Callable[[], Any]] = {"exact": partial(
-        verify_exact, exact, opened.operator, few, searched.programs["imported"], constants, [near], told),
-        "import": partial(verify_steps, searched.programs["imported"], few, told)}
-    if len(opened.outputs) > 1: calls["outputs"] = partial(verify_outputs, exact, opened.outputs, few, constants)
+    calls: dict[str, Callable[[], Any]] = {
+        "exact": partial(
+            verify_exact, exact, opened.operator, few, searched.programs["imported"], constants, [near], told
+        ),
+        "import": partial(verify_steps, searched.programs["imported"], few, told),
+    }
+    if len(opened.outputs) > 1:
+        calls["outputs"] = partial(verify_outputs, exact, opened.outputs, few, constants)
     # by reading: the name of the call that checks it
     read: dict[Hashable, str] = {(None, reading(exact, structure, searched.emitter)): "exact"}
-    products = ProductsSeen()                                    # steps whose weights several programs hold
+    products = ProductsSeen()  # steps whose weights several programs hold
     # by point: the call that checks its structure, and further entries of its checks
     whose, details = dict[int, str](), dict[int, dict[str, object]]()
     for at, point in enumerate(points):
-        if not point.methods: continue
+        if not point.methods:
+            continue
         assert point.structure is not None
         variant, substitutions = point.variant, [*point.structure.substitutions.values()]
         emitter = emitter_of(choices, point)
@@ -164,18 +209,22 @@ def check_programs(searched: Searched, choices: Choices, points: Sequence[Point]
         same = variant and variant.operator, reading(point.program, point.structure, emitter)
         whose[at] = read.setdefault(same, name := f"structure {at}")
         if whose[at] == name:
-            calls[name] = partial(verify_structure, point.program, few, unrounded(point.structure, emitter), [wanted],
-                                  meant)
+            calls[name] = partial(
+                verify_structure, point.program, few, unrounded(point.structure, emitter), [wanted], meant
+            )
         calls[f"steps {at}"] = partial(verify_steps, point.program, few, told, products)
     results = dict(zip(calls, in_threads(calls.values()), strict=True))
     shared = laws_verified | {name: results[name] for name in ("exact", "import", "outputs") if name in results}
     structures = results | {"exact": results["exact"]["float64"]}
 
     def checks(at: int) -> dict[str, object]:
-        if at not in whose: return {}
+        if at not in whose:
+            return {}
         return {**details[at], "exact": None, "steps": results[f"steps {at}"], "structure": structures[whose[at]]}
-    points = check_lengths(searched, [replace(point, checks=shared | point.checks | checks(at))
-                                      for at, point in enumerate(points)], few[0])
+
+    points = check_lengths(
+        searched, [replace(point, checks=shared | point.checks | checks(at)) for at, point in enumerate(points)], few[0]
+    )
     return check_decoders(points, few[0])
 
 
@@ -185,5 +234,7 @@ def check_decoders(points: Sequence[Point], few: Batch) -> list[Point]:
     sessions = Sessions.of(length for point in points for length in point.lengths)
     decoding = [verify_sessions(point.program, few, sessions) for point in points]
     checks = {"sessions": sessions.described()}
-    return [replace(point, checks=point.checks | checks) if decodes else point
-            for point, decodes in zip(points, decoding, strict=True)]
+    return [
+        replace(point, checks=point.checks | checks) if decodes else point
+        for point, decodes in zip(points, decoding, strict=True)
+    ]

@@ -1,5 +1,6 @@
 """Steps that are evaluated as terms because no kernel computes them: their number, their share of the time, and
 remedies."""
+
 import json
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.lowering.mixed import Mean
 from rewrites.lowering.price import Prices
 
-TERM = "term"                                               # the attribute that holds the term of a step
+TERM = "term"  # the attribute that holds the term of a step
 GUIDE = "docs/add_a_kernel.md"
 INTERPRET = KERNELS["interpret"]
 
@@ -26,14 +27,25 @@ def find_evaluated(program: Program, batch: Batch, rounds: int, prices: Prices |
     share of the time of a run of the batch, True if that is measured rather than predicted, and the kinds of their
     operators that no kernel computes. None if there are no such steps."""
     steps = [step for step in program.steps if is_evaluated(step)]
-    if not steps: return None
-    try: share, measured = measured_share(program, batch, rounds, {step.output for step in steps}), True
-    except RuntimeError: share, measured = predicted_share(program, prices), False
+    if not steps:
+        return None
+    try:
+        share, measured = measured_share(program, batch, rounds, {step.output for step in steps}), True
+    except RuntimeError:
+        share, measured = predicted_share(program, prices), False
     nodes = [node for step in steps for node in json.loads(str(step.attributes[TERM])) if node[0] != "value"]
-    kinds = {name_kind(kind, [word["over"] for word in words if isinstance(word, dict) and "over" in word])
-             for kind, _, words in nodes}
-    return {"steps": len(steps), "of": len(program.steps), "share": share, "measured": measured,
-            "kinds": sorted(kinds - computed_kinds()), "places": find_places(program)}
+    kinds = {
+        name_kind(kind, [word["over"] for word in words if isinstance(word, dict) and "over" in word])
+        for kind, _, words in nodes
+    }
+    return {
+        "steps": len(steps),
+        "of": len(program.steps),
+        "share": share,
+        "measured": measured,
+        "kinds": sorted(kinds - computed_kinds()),
+        "places": find_places(program),
+    }
 
 
 def is_evaluated(step: Step) -> bool:
@@ -44,14 +56,19 @@ def is_evaluated(step: Step) -> bool:
 def find_places(program: Program) -> list[str]:
     """Return the places in users' functions that could not be traced, so that their terms are evaluated."""
     from opmatrix.runtime.codegen.row_reading import NotByRows
+
     places: dict[str, None] = {}
     for call in program.schedule.calls:
-        if call.kernel is not INTERPRET: continue
+        if call.kernel is not INTERPRET:
+            continue
         for find in (partial(find_kernel, call.bound.term, split_operands(call.bound)), partial(find_fold, call.bound)):
-            try: find()
+            try:
+                find()
             except NotByRows as error:
-                if error.traced: places[str(error)] = None
-            except ValueError: continue                     # a table of a pattern is read, so rows mix
+                if error.traced:
+                    places[str(error)] = None
+            except ValueError:
+                continue  # a table of a pattern is read, so rows mix
     return [*places]
 
 
@@ -65,7 +82,7 @@ def measured_share(program: Program, batch: Batch, rounds: int, outputs: set[str
 def predicted_share(program: Program, prices: Prices | Mean) -> float:
     """Return the share of a run that the steps which evaluate terms take, by their prices, which are guesses."""
     seconds = {True: 0.0, False: 0.0}
-    calls = program.schedule.calls[program.schedule.first:]
+    calls = program.schedule.calls[program.schedule.first :]
     for step, call in zip(program.steps, calls, strict=True):
         if not (call.kernel.view or call.kernel.is_input):
             seconds[is_evaluated(step)] += prices.spent(partial(call.kernel.cost, call.bound, call.shape))
@@ -80,19 +97,27 @@ def name_kind(kind: str, monoids: list[str]) -> str:
 
 def computed_kinds() -> set[str]:
     """Return the kinds of operators that some kernel computes, alone or with others."""
+
     def kinds(term: Operator) -> set[str]:
         here = name_kind(term.kind.name, [monoid.__name__ for monoid in term.attributes if isinstance(monoid, type)])
         return {here}.union(*map(kinds, term.children))
+
     return set().union(*(kinds(law.pattern) for law in (*IMPLEMENTATIONS, *HEADS, *STAGES)))
 
 
 def tell_evaluated(found: dict[str, Any] | None) -> str:
     """Return the line of the report about them; empty if there are none."""
-    if found is None: return ""
-    lacking = f"no kernel computes {', '.join(found['kinds'])}" if found["kinds"] else \
-        "kernels compute each of their operators, but not so composed"
+    if found is None:
+        return ""
+    lacking = (
+        f"no kernel computes {', '.join(found['kinds'])}"
+        if found["kinds"]
+        else "kernels compute each of their operators, but not so composed"
+    )
     which = "1 step is evaluated as a term" if found["steps"] == 1 else f"{found['steps']} steps are evaluated as terms"
-    return (f"\nterms     {which}, of {found['of']}, in float64 by Python: {100 * found['share']:.3g} % of the time, "
-            f"as {'measured' if found['measured'] else 'predicted'};\n          {lacking}: say it by operators that\n"
-            f"          `opmatrix laws --kind implementation` lists, or add a kernel ({GUIDE})"
-            + "".join(f"\n          {place}" for place in found["places"]))
+    return (
+        f"\nterms     {which}, of {found['of']}, in float64 by Python: {100 * found['share']:.3g} % of the time, "
+        f"as {'measured' if found['measured'] else 'predicted'};\n          {lacking}: say it by operators that\n"
+        f"          `opmatrix laws --kind implementation` lists, or add a kernel ({GUIDE})"
+        + "".join(f"\n          {place}" for place in found["places"])
+    )

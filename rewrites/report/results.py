@@ -1,4 +1,5 @@
 """The results of a run, as text, as JSON, and as directories that run."""
+
 import json
 import platform
 from collections.abc import Mapping, Sequence
@@ -36,9 +37,9 @@ from rewrites.workload.workload import Workload
 UNSURE = "measured times are too long; of programs that they do not tell apart, predicted times and bytes decide"
 UNTRUSTED = "measured times are too long; of programs that they do not tell apart, bytes decide"
 TITLES = {name: measure.title for name, measure in MEASURES.items() if measure.figure}
-SHOWN_LAWS = 5                                              # rows of laws that a report shows
-TOLD = 5e-5                                                 # share of seconds below which a gap counts as 0
-SCREEN = 110                                                # characters of a line of phases
+SHOWN_LAWS = 5  # rows of laws that a report shows
+TOLD = 5e-5  # share of seconds below which a gap counts as 0
+SCREEN = 110  # characters of a line of phases
 PACKAGES = ("opmatrix", "numpy", "scipy", "numba", "egglog")
 
 
@@ -57,41 +58,45 @@ class Result:
     report: Report
     fused: Point
     steps: list[Gain]
-    goals: tuple[Goal, ...]                                 # goals of the user; the first is the error
-    memory: float | None = None                             # the budget in bytes, if there is one
-    bound: float | None = None                              # lower bound of predicted seconds within the budgets
+    goals: tuple[Goal, ...]  # goals of the user; the first is the error
+    memory: float | None = None  # the budget in bytes, if there is one
+    bound: float | None = None  # lower bound of predicted seconds within the budgets
     choices: Choices | None = None
     left_out: tuple[str, ...] = ()
-    failed: tuple[str, ...] = ()                            # a line for each law or candidate that failed
+    failed: tuple[str, ...] = ()  # a line for each law or candidate that failed
     laws: tuple[Law, ...] = ()
     dropped: list[Point] = field(default_factory=list)
     number_type: str = "int8"
-    busy: str = ""                                          # other load of the machine seen while programs were timed
-    terms: dict[str, object] | None = None                  # evaluated terms of the answer, see evaluated_terms.py
-    generated: list[dict[str, object]] | None = None        # generation by the answer, see generated.py
-    operators: Mapping[str, Sequence[Mapping[str, object]]] | None = None      # rows by operator, see by_operator.py
-    spectra: Mapping[str, object] | None = None             # spectra of weights, see weight_spectra.py
-    misled: Misled | None = None                            # price that misled the search, see fewer_laws.py
+    busy: str = ""  # other load of the machine seen while programs were timed
+    terms: dict[str, object] | None = None  # evaluated terms of the answer, see evaluated_terms.py
+    generated: list[dict[str, object]] | None = None  # generation by the answer, see generated.py
+    operators: Mapping[str, Sequence[Mapping[str, object]]] | None = None  # rows by operator, see by_operator.py
+    spectra: Mapping[str, object] | None = None  # spectra of weights, see weight_spectra.py
+    misled: Misled | None = None  # price that misled the search, see fewer_laws.py
 
     @property
-    def error(self) -> float: return self.goals[0].threshold
+    def error(self) -> float:
+        return self.goals[0].threshold
 
     @property
     def best(self) -> Point:
         return self.points[self.chosen]
 
     def __repr__(self) -> str:
-        return (f"<Result {self.model}: the best of {len(self.points)} programs is {self.best!r}; print it for the "
-                "report>")
+        return (
+            f"<Result {self.model}: the best of {len(self.points)} programs is {self.best!r}; print it for the report>"
+        )
 
-    def _repr_html_(self) -> str: return result_html(self)
+    def _repr_html_(self) -> str:
+        return result_html(self)
 
     def __str__(self) -> str:
         return printed(as_json(self, [Path()] * len(self.points)))
 
 
-def save(result: Result, target: Path, laws: Named | None = None,
-         origins: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+def save(
+    result: Result, target: Path, laws: Named | None = None, origins: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
     """Save the chosen program in `target`, with the report and the derivation, and in `target/front` every program of
     the front: all or nothing. `origins` are directories that the report names beside the programs. Returns the figures
     of the report."""
@@ -103,8 +108,9 @@ def save(result: Result, target: Path, laws: Named | None = None,
         figures_of_run |= origins
         with replacing_program(target) as fresh:
             places = [fresh / FRONT / f"{number}" for number in range(len(result.points))]
-            write_front({fresh: result.best.program} | dict(zip(places, (p.program for p in result.points),
-                                                                strict=True)))
+            write_front(
+                {fresh: result.best.program} | dict(zip(places, (p.program for p in result.points), strict=True))
+            )
             (fresh / DERIVATION).write_text(steps, "utf-8")
             (fresh / REPORT).write_text(json.dumps(figures_of_run | phase_seconds(report), indent=1), "utf-8")
     return figures_of_run | phase_seconds(report)
@@ -119,34 +125,64 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
     """Return all figures of a run, and the files of the user that took part."""
     exact = result.structures["exact"]
     return {
-        "model": result.model, "machine": name_machine(result.machine), "workload": result.workload.name,
-        "rows": result.workload.rows, "tokens": result.workload.tokens,
+        "model": result.model,
+        "machine": name_machine(result.machine),
+        "workload": result.workload.name,
+        "rows": result.workload.rows,
+        "tokens": result.workload.tokens,
         "mix": [[share, format_lengths(batch)] for share, batch in result.workload.mix] or None,
         "generate": str(result.workload.generation) if result.workload.generation else None,
-        **{name: file and file._asdict() for name, file in (("text", Named.of(result.workload.text)),
-                                                           ("texts", Named.of(result.workload.file)), ("laws", laws))},
-        "number_type": result.number_type, "without": sorted(result.left_out),
-        "failed": list(result.failed), "seeds": [0],
+        **{
+            name: file and file._asdict()
+            for name, file in (
+                ("text", Named.of(result.workload.text)),
+                ("texts", Named.of(result.workload.file)),
+                ("laws", laws),
+            )
+        },
+        "number_type": result.number_type,
+        "without": sorted(result.left_out),
+        "failed": list(result.failed),
+        "seeds": [0],
         "versions": {name: installed(name) for name in PACKAGES} | {"python": platform.python_version()},
-        "stated": {"like": result.workload.like, "lengths": result.workload.lengths,
-                   "uncovered": result.workload.uncovered},
+        "stated": {
+            "like": result.workload.like,
+            "lengths": result.workload.lengths,
+            "uncovered": result.workload.uncovered,
+        },
         **phase_seconds(result.report),
         "busy": {"calibration": next(iter(getattr(result.machine, "marks", ())), ""), "timing": result.busy},
-        "search": {"seconds": exact.seconds, "nodes": exact.nodes, "classes": exact.classes, "gap": exact.gap,
-                   "bound": exact.bound, "cut": exact.cut},
-        "error": result.error, "memory": result.memory,
+        "search": {
+            "seconds": exact.seconds,
+            "nodes": exact.nodes,
+            "classes": exact.classes,
+            "gap": exact.gap,
+            "bound": exact.bound,
+            "cut": exact.cut,
+        },
+        "error": result.error,
+        "memory": result.memory,
         "goals": [goal.described(result.best, result.points[0]) for goal in result.goals],
-        "generated": result.generated, "terms": result.terms, "operators": result.operators,
-        "spectra": result.spectra, "misled": result.misled and result.misled.described(),
-        "bound": report_bound(result), "prediction": prediction(result),
-        "baseline": figures(result.imported), "fused": figures(result.fused),
+        "generated": result.generated,
+        "terms": result.terms,
+        "operators": result.operators,
+        "spectra": result.spectra,
+        "misled": result.misled and result.misled.described(),
+        "bound": report_bound(result),
+        "prediction": prediction(result),
+        "baseline": figures(result.imported),
+        "fused": figures(result.fused),
         "front": [describe_point(point, place) for point, place in zip(result.points, places, strict=True)],
         "chosen": result.chosen,
         "steps": [step._asdict() for step in result.steps],
         "saved_s": (result.imported.measured_s or 0.0) - (result.best.measured_s or 0.0),
         "saved": [{"laws": list(names), "seconds": seconds} for names, seconds in result.saved],
-        "verified": {"laws": len(result.laws), "programs": len(result.points), "rows": result.workload.verify.rows,
-                     "kernels": bounds_of_kernels(result.points)},
+        "verified": {
+            "laws": len(result.laws),
+            "programs": len(result.points),
+            "rows": result.workload.verify.rows,
+            "kernels": bounds_of_kernels(result.points),
+        },
         "dropped": [figures(point) for point in result.dropped],
     }
 
@@ -165,8 +201,12 @@ def prediction(result: Result) -> dict[str, object]:
     points = [result.imported, result.fused, *result.points]
     off = {at: abs(point.predicted_s / point.measured_s - 1) for at, point in enumerate(points) if point.measured_s}
     worst = max(off, key=lambda at: off[at])
-    return {"programs": len(off), "median": median(off.values()), "worst": off[worst],
-            "worst_program": points[worst].name}
+    return {
+        "programs": len(off),
+        "median": median(off.values()),
+        "worst": off[worst],
+        "worst_program": points[worst].name,
+    }
 
 
 def installed(name: str) -> str:
@@ -179,22 +219,34 @@ def installed(name: str) -> str:
 
 def describe_point(point: Point, place: Path) -> dict[str, object]:
     removed = point.variant.removed if point.variant else None
-    return figures(point) | {"program": str(place), "laws": list(point.laws), "methods": point.methods,
-                             "removed": removed and removed.described(),
-             "detours": [str(detour) for detour in point.structure.substitutions.values()]
-                             if point.structure else []}
+    return figures(point) | {
+        "program": str(place),
+        "laws": list(point.laws),
+        "methods": point.methods,
+        "removed": removed and removed.described(),
+        "detours": [str(detour) for detour in point.structure.substitutions.values()] if point.structure else [],
+    }
 
 
 def figures(point: Point) -> dict[str, object]:
     """Return the predicted and the measured figures of a program."""
-    return {"name": point.name, "predicted_s": point.predicted_s, "measured_s": point.measured_s,
-            "predicted_bytes": point.predicted_bytes, "measured_bytes": point.measured_bytes,
-            "stored_bytes": point.program.stored_bytes,
-            "predicted_error": point.predicted_error, "measured_error": point.measured_error,
-            "stated_error": point.stated_error, "stated": point.stated and point.stated.described(), "gap": point.gap,
-            "near": point.checks.get("lengths", {}).get("errors", []),
-            "routing": point.checks.get("error", {}).get("routing"),
-            "verified": point.verified, **{name: point.judged.get(name) for name in TITLES}}
+    return {
+        "name": point.name,
+        "predicted_s": point.predicted_s,
+        "measured_s": point.measured_s,
+        "predicted_bytes": point.predicted_bytes,
+        "measured_bytes": point.measured_bytes,
+        "stored_bytes": point.program.stored_bytes,
+        "predicted_error": point.predicted_error,
+        "measured_error": point.measured_error,
+        "stated_error": point.stated_error,
+        "stated": point.stated and point.stated.described(),
+        "gap": point.gap,
+        "near": point.checks.get("lengths", {}).get("errors", []),
+        "routing": point.checks.get("error", {}).get("routing"),
+        "verified": point.verified,
+        **{name: point.judged.get(name) for name in TITLES},
+    }
 
 
 def printed(found: dict[str, Any], target: Path | None = None) -> str:
@@ -202,30 +254,48 @@ def printed(found: dict[str, Any], target: Path | None = None) -> str:
     search, front, checked, busy = found["search"], found["front"], found["verified"], found["busy"]
     header = [*POINT_COLUMNS, *(title for name, title in TITLES.items() if front[0][name] is not None)]
     wide = len(str(len(front) - 1))
-    rows = [format_point(f"  {'':{wide}} imported", found["baseline"]),
-            *(format_point(f"{'*' if at == found['chosen'] else ' '} {at:{wide}} {point['name']}", point)
-              for at, point in enumerate(front))]
-    return "\n\n".join([
-        phases(found),
-        f"model     {found['model']}\nmachine   {found['machine']}\nworkload  {found['workload']}\n"
-        f"search    {search['nodes']} nodes, {search['classes']} classes; {proof(search['gap'])}" +
-        "".join(f"\ncut       {cut}" for cut in search["cut"]) + f"\n{tell_bounds(found)}"
-        + tell_goals(found["goals"]) + tell_evaluated(found["terms"]),
-        *warn_busy(busy["timing"], UNTRUSTED if busy["calibration"] else UNSURE,
-                   [*filter(None, [busy["calibration"]])]),
-        *(["left out\n" + "\n".join(found["failed"])] if found["failed"] else []),
-        f"programs: * is chosen; numbers are directories of {FRONT}/\n" + table(rows, header),
-        *tell_generated(found["generated"]),
-        "what saved it: medians and quartiles of the same rounds\n" + gains(found),
-        "laws of the exact program, by leaving one out: savings overlap\n"
-        + table(list_saved(found)[:SHOWN_LAWS], ["", "µs predicted"]),
-        f"verified  {checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the "
-        f"float64 oracle on {checked['rows']} held-out rows" + tell_loosest(checked.get("kernels", {})) + "".join(
-            f"\ndropped   {point['name']}: {point['measured_error']:.3g} off, {point['predicted_error']:.3g} predicted"
-            for point in found["dropped"]) + f"\n{spoken(found['stated'], front[found['chosen']])}"
-        + tell_routing(front[found["chosen"]].get("routing")),
-        *([] if target is None else [f"saved     {target}\nnext      opmatrix run {target} \"a sentence\"    opmatrix "
-                                     f"explain {target}"])])
+    rows = [
+        format_point(f"  {'':{wide}} imported", found["baseline"]),
+        *(
+            format_point(f"{'*' if at == found['chosen'] else ' '} {at:{wide}} {point['name']}", point)
+            for at, point in enumerate(front)
+        ),
+    ]
+    return "\n\n".join(
+        [
+            phases(found),
+            f"model     {found['model']}\nmachine   {found['machine']}\nworkload  {found['workload']}\n"
+            f"search    {search['nodes']} nodes, {search['classes']} classes; {proof(search['gap'])}"
+            + "".join(f"\ncut       {cut}" for cut in search["cut"])
+            + f"\n{tell_bounds(found)}"
+            + tell_goals(found["goals"])
+            + tell_evaluated(found["terms"]),
+            *warn_busy(
+                busy["timing"], UNTRUSTED if busy["calibration"] else UNSURE, [*filter(None, [busy["calibration"]])]
+            ),
+            *(["left out\n" + "\n".join(found["failed"])] if found["failed"] else []),
+            f"programs: * is chosen; numbers are directories of {FRONT}/\n" + table(rows, header),
+            *tell_generated(found["generated"]),
+            "what saved it: medians and quartiles of the same rounds\n" + gains(found),
+            "laws of the exact program, by leaving one out: savings overlap\n"
+            + table(list_saved(found)[:SHOWN_LAWS], ["", "µs predicted"]),
+            f"verified  {checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the "
+            f"float64 oracle on {checked['rows']} held-out rows"
+            + tell_loosest(checked.get("kernels", {}))
+            + "".join(
+                f"\ndropped   {point['name']}: {point['measured_error']:.3g} off, "
+                f"{point['predicted_error']:.3g} predicted"
+                for point in found["dropped"]
+            )
+            + f"\n{spoken(found['stated'], front[found['chosen']])}"
+            + tell_routing(front[found["chosen"]].get("routing")),
+            *(
+                []
+                if target is None
+                else [f'saved     {target}\nnext      opmatrix run {target} "a sentence"    opmatrix explain {target}']
+            ),
+        ]
+    )
 
 
 def bounds_of_kernels(points: Sequence[Point]) -> dict[str, KernelVerified]:
@@ -237,26 +307,35 @@ def bounds_of_kernels(points: Sequence[Point]) -> dict[str, KernelVerified]:
         for steps in (exact.get("steps"), point.checks.get("import"), point.checks.get("steps")):
             for kernel, shares in (steps or {}).get("kernels", {}).items():
                 known = merged.get(kernel, shares)
-                merged[kernel] = KernelVerified(nearest=max(known["nearest"], shares["nearest"]),
-                                                allowed=max(known["allowed"], shares["allowed"]))
+                merged[kernel] = KernelVerified(
+                    nearest=max(known["nearest"], shares["nearest"]), allowed=max(known["allowed"], shares["allowed"])
+                )
     return merged
 
 
 def tell_loosest(found: dict[str, KernelVerified]) -> str:
     """Describe the loosest bound of a step, as the end of a line."""
-    if not found: return ""
+    if not found:
+        return ""
     kernel = max(found, key=lambda each: found[each]["allowed"])
     return f"; each step within its bound, at most {found[kernel]['allowed']:.1g} of what it gives ({kernel})"
 
 
 def tell_routing(found: dict[str, Any] | None) -> str:
     """Describe, if rows are routed, how many of them the program sends elsewhere than the model, as a line."""
-    if not found: return ""
+    if not found:
+        return ""
     share = found["rows"] / max(1, found["of"])
-    along = found.get("along")                              # absent in 0.20.0
-    return (f"\nrouted    {found['rows']:,} of {found['of']:,} rows ({percent(share)}) go elsewhere than the model "
-            "alone would send them, and count" + ("" if along is None else
-            f"; along the\n          routes that the program took it is off by {percent(along)}"))
+    along = found.get("along")  # absent in 0.20.0
+    return (
+        f"\nrouted    {found['rows']:,} of {found['of']:,} rows ({percent(share)}) go elsewhere than the model "
+        "alone would send them, and count"
+        + (
+            ""
+            if along is None
+            else f"; along the\n          routes that the program took it is off by {percent(along)}"
+        )
+    )
 
 
 def phases(found: dict[str, Any]) -> str:
@@ -264,7 +343,8 @@ def phases(found: dict[str, Any]) -> str:
     parts = [f"{name} {seconds:.1f} s" for name, seconds in found["phases"].items()]
     lines = [""]
     for part in [*parts, f"in all {found['wall_s']:.1f} s"]:
-        if len(lines[-1]) + len(part) + 2 > SCREEN: lines.append("")
+        if len(lines[-1]) + len(part) + 2 > SCREEN:
+            lines.append("")
         lines[-1] += f"  {part}"
     return "phases" + "\n      ".join(lines)
 
@@ -275,14 +355,16 @@ def format_point(name: str, point: dict[str, Any]) -> list[str]:
 
 def list_saved(found: Mapping[str, Any]) -> list[list[str]]:
     """Return a row for each law, or group of laws that fire alike, with savings above 0."""
-    return [[join_names(entry["laws"]), f"{1e6 * entry['seconds']:.1f}"] for entry in found["saved"]
-            if entry["seconds"] > 0]
+    return [
+        [join_names(entry["laws"]), f"{1e6 * entry['seconds']:.1f}"] for entry in found["saved"] if entry["seconds"] > 0
+    ]
 
 
 def proof(gap: float) -> str:
     """Describe the bound that the search proved on its optimum, and over which programs."""
-    return ("proved: no program equal to the model that these laws reach is predicted to be "
-            + (f"faster than `exact` by more than {percent(gap)}" if gap >= TOLD else "faster than `exact`"))
+    return "proved: no program equal to the model that these laws reach is predicted to be " + (
+        f"faster than `exact` by more than {percent(gap)}" if gap >= TOLD else "faster than `exact`"
+    )
 
 
 def tell_bounds(found: dict[str, Any]) -> str:
@@ -291,30 +373,49 @@ def tell_bounds(found: dict[str, Any]) -> str:
     if least["seconds"] is None:
         line = "none was proved for these budgets: the chosen program is the fastest of those measured"
     else:
-        line = (f"no program that the laws reach, with weights no narrower than {found['number_type']} and errors that "
-                f"add to {percent(found['error'])}, is\n          predicted below {ms(least['seconds'])} ms; the "
-                f"chosen one is at {ms(chosen['predicted_s'])} ms, " +
-                (f"of which {at_most(least['gap'])} could be saved" if least["gap"] > -TOLD else
-                 "as its errors add to more, and cancel"))
-    return (f"bound     {line}\nprices    predicted seconds of the {off['programs']} programs measured here are "
-            f"off by {percent(off['median'])} at the median, {percent(off['worst'])} at worst ({off['worst_program']})"
-            + describe_misled(found["misled"]))
+        line = (
+            f"no program that the laws reach, with weights no narrower than {found['number_type']} and errors that "
+            f"add to {percent(found['error'])}, is\n          predicted below {ms(least['seconds'])} ms; the "
+            f"chosen one is at {ms(chosen['predicted_s'])} ms, "
+            + (
+                f"of which {at_most(least['gap'])} could be saved"
+                if least["gap"] > -TOLD
+                else "as its errors add to more, and cancel"
+            )
+        )
+    return (
+        f"bound     {line}\nprices    predicted seconds of the {off['programs']} programs measured here are "
+        f"off by {percent(off['median'])} at the median, {percent(off['worst'])} at worst ({off['worst_program']})"
+        + describe_misled(found["misled"])
+    )
 
 
-def at_most(gap: float) -> str: return f"at most {percent(gap)}" if gap >= TOLD else "nothing"
+def at_most(gap: float) -> str:
+    return f"at most {percent(gap)}" if gap >= TOLD else "nothing"
 
 
 def tell_goals(goals: list[dict[str, object]]) -> str:
     """Describe the values of the goals for the chosen program, if there are goals beside the error."""
-    return "\ngoals     " + "; ".join(f"{goal['goal']}: {goal['value']:.4g}"
-                                      for goal in goals) if len(goals) > 1 else ""
+    return (
+        "\ngoals     " + "; ".join(f"{goal['goal']}: {goal['value']:.4g}" for goal in goals) if len(goals) > 1 else ""
+    )
 
 
 def list_gains(found: Mapping[str, Any]) -> list[list[str]]:
     """Return a row for each means, and a row for their sum."""
-    return [*([name_step(step), ms(step["measured_s"]), between(step["quartiles_s"]), ms(step["saved_s"]),
-               "below noise" * step["below_noise"]] for step in found["steps"]),
-            ["in all", "", "", ms(found["saved_s"]), ""]]
+    return [
+        *(
+            [
+                name_step(step),
+                ms(step["measured_s"]),
+                between(step["quartiles_s"]),
+                ms(step["saved_s"]),
+                "below noise" * step["below_noise"],
+            ]
+            for step in found["steps"]
+        ),
+        ["in all", "", "", ms(found["saved_s"]), ""],
+    ]
 
 
 def gains(found: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """An approximation declared by a function from a weight and parameters to a matrix near the weight. Every format that
 holds the result exactly may store it, so no more has to be declared."""
+
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
@@ -12,7 +13,7 @@ from rewrites.laws.law import APPROXIMATE, FunctionDeclaration
 from rewrites.lowering.lower import Method
 from rewrites.lowering.representations import forms
 
-Fit = Callable[..., ArrayLike | tuple[ArrayLike, ...]]      # a weight and parameters: a matrix, or two factors
+Fit = Callable[..., ArrayLike | tuple[ArrayLike, ...]]  # a weight and parameters: a matrix, or two factors
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -37,15 +38,19 @@ class Approximation(FunctionDeclaration):
     def fitted(self, weight: np.ndarray, parameters: Mapping[str, Hashable]) -> tuple[np.ndarray, ...]:
         """Return the approximate matrix, or two factors. Raises TypeError, with the shape, for any other result."""
         result = self.body(np.array(weight, np.float64), **parameters)
-        factors = tuple(np.asarray(factor, np.float64)
-                        for factor in (result if isinstance(result, tuple) else (result,)))
+        factors = tuple(
+            np.asarray(factor, np.float64) for factor in (result if isinstance(result, tuple) else (result,))
+        )
         shapes = [factor.shape for factor in factors]
         whole = shapes[0] if len(shapes) == 1 else (*shapes[0][:1], *shapes[-1][1:])
-        inner = len(shapes) == 1 or (len(shapes) == 2 and all(len(s) == 2 for s in shapes)
-                                     and shapes[0][1] == shapes[1][0])
+        inner = len(shapes) == 1 or (
+            len(shapes) == 2 and all(len(s) == 2 for s in shapes) and shapes[0][1] == shapes[1][0]
+        )
         if whole != weight.shape or not inner:
-            raise TypeError(f"{self.label(parameters)} of a {weight.shape} matrix gave "
-                            f"{' and '.join(map(str, shapes))}: it gives a matrix of that shape, or two factors of one")
+            raise TypeError(
+                f"{self.label(parameters)} of a {weight.shape} matrix gave "
+                f"{' and '.join(map(str, shapes))}: it gives a matrix of that shape, or two factors of one"
+            )
         if not all(np.isfinite(factor).all() for factor in factors):
             raise TypeError(f"{self.label(parameters)} gave what is not finite")
         return factors
@@ -67,8 +72,11 @@ class Approximation(FunctionDeclaration):
     def packed(self, weight: np.ndarray, method: Method, parameters: Mapping[str, Hashable]) -> Format:
         """Return the approximation of a weight with any parameters, in the format of one of `methods`."""
         factors, form = self.fitted(weight, parameters), FORMATS[method.format]
-        stored: Format = (form.pack_factors(*factors) if len(factors) == 2 else     # type: ignore[attr-defined]
-                        form.pack(factors[0].astype(np.float32), **dict(method.parameters)))
+        stored: Format = (
+            form.pack_factors(*factors)  # type: ignore[attr-defined]
+            if len(factors) == 2
+            else form.pack(factors[0].astype(np.float32), **dict(method.parameters))
+        )
         return stored
 
     def row(self) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """From chosen nodes to a program: steps with kernels of the runtime, constants evaluated in float64 and rounded
 once."""
+
 from collections.abc import Callable, Container, Hashable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,23 +24,26 @@ from rewrites.lowering.calls import list_kernels, multiplied, table_number
 from rewrites.lowering.lower import EXACT, TURNED, Content, KernelCall, Lowering, Method, Stored, Use
 from rewrites.search.fit import Fitter
 
-ConstantKey = tuple[int, Hashable]                                  # a constant: its part, and its key there
-ANYWHERE = -1                                               # in place of a part: the constant is keyed by its content
-AS_ROWS = 0                                                 # number of heads of a view as plain rows
+ConstantKey = tuple[int, Hashable]  # a constant: its part, and its key there
+ANYWHERE = -1  # in place of a part: the constant is keyed by its content
+AS_ROWS = 0  # number of heads of a view as plain rows
 
 
 def promise(shape: tuple[int, ...], method: Method = EXACT[0]) -> Constant:
     """Return a weight or a row that has no numbers yet: a single zero, broadcast."""
     form, options = FORMATS[method.format], dict[str, Any](method.parameters)
-    if len(shape) == 2: return form.promised(shape[0], shape[1], **options)
-    if len(shape) == 3 and method != EXACT[0]: return Stacked.promised(form, *shape, **options)
+    if len(shape) == 2:
+        return form.promised(shape[0], shape[1], **options)
+    if len(shape) == 3 and method != EXACT[0]:
+        return Stacked.promised(form, *shape, **options)
     return np.broadcast_to(np.zeros((), np.float32), shape)
 
 
 def store_blocks(form: Any, parts: Sequence[np.ndarray]) -> Constant:
     """Return blocks of a file (outputs, groups), or those of each head, in the format that holds such."""
     blocks = np.concatenate(parts, -2)
-    if blocks.ndim == 2: return form.of_blocks(blocks)      # type: ignore[no-any-return]
+    if blocks.ndim == 2:
+        return form.of_blocks(blocks)  # type: ignore[no-any-return]
     first = form.of_blocks(blocks[0])
     return Stacked.made(form, (len(blocks), *first.shape), lambda e: form.of_blocks(blocks[e]))
 
@@ -49,13 +53,13 @@ def vector(lowering: Lowering, cls: int, width: int) -> Constant:
     return promise((width,)) if lowering.promised(cls) else lowering.vector(cls, width)
 
 
-ATTRIBUTES: dict[str, Callable[[Lowering, Any], float | str]] = {   # sort of a variable -> its class as an attribute
+ATTRIBUTES: dict[str, Callable[[Lowering, Any], float | str]] = {  # sort of a variable -> its class as an attribute
     "scalar": lambda lowering, cls: float(as_array(lowering.terms[cls]).item()),
     "where": lambda lowering, cls: lowering.template.values[cls].text,
     "relation": lambda lowering, cls: str(lowering.template.values[cls]),
     "count": lambda lowering, cls: int(lowering.template.values[cls]),
-    "entrywise": lambda lowering, cls: next(node.kind for node in lowering.graph.members[cls]
-                                            if node.kind in COMPILED)}
+    "entrywise": lambda lowering, cls: next(node.kind for node in lowering.graph.members[cls] if node.kind in COMPILED),
+}
 
 
 class Spread(NamedTuple):
@@ -91,13 +95,13 @@ class Emitter:
     fitter: Fitter = field(default_factory=Fitter)
     steps: list[Step] = field(default_factory=list)
     constants: dict[str, Constant] = field(default_factory=dict)
-    named: dict[int, str] = field(default_factory=dict)     # constants by identity: a thousand layers have thousands
+    named: dict[int, str] = field(default_factory=dict)  # constants by identity: a thousand layers have thousands
     sources: list[ReadWeight] = field(default_factory=list)
-    origins: dict[str, tuple[int, Hashable]] = field(default_factory=dict)   # constant -> part, key there
+    origins: dict[str, tuple[int, Hashable]] = field(default_factory=dict)  # constant -> part, key there
     readings: list[tuple[KernelCall, int]] = field(default_factory=list)
-    parts: dict[str, int] = field(default_factory=dict)     # output of a step -> its part
+    parts: dict[str, int] = field(default_factory=dict)  # output of a step -> its part
     values: dict[int, Buffer] = field(default_factory=dict)
-    made: dict[ConstantKey, Constant] = field(default_factory=dict)      # weights that no step reads yet
+    made: dict[ConstantKey, Constant] = field(default_factory=dict)  # weights that no step reads yet
     part: int = 0
 
     @property
@@ -105,26 +109,38 @@ class Emitter:
         """The cached constants that programs of any structure share."""
         return {key: constant for key, constant in self.fitted.items() if key[0] == ANYWHERE}
 
-    def fit(self, parts: Iterable[tuple[int, Lowering, Iterable[Node]]],
-            decide: Callable[[int, Use, Method], Method]) -> None:
+    def fit(
+        self, parts: Iterable[tuple[int, Lowering, Iterable[Node]]], decide: Callable[[int, Use, Method], Method]
+    ) -> None:
         """Build the weights that parts read and the cache lacks, several at a time, the largest first. This takes
         nearly all the time of building a program."""
         calls, sizes = dict[ConstantKey, Callable[[], Constant]](), dict[ConstantKey, int]()
         for number, lowering, nodes in parts:
-            for use, method in [(node.cls, node.label) for node in nodes
-                                if isinstance(node.cls, Use) and isinstance(node.label, Method)]:
+            for use, method in [
+                (node.cls, node.label) for node in nodes if isinstance(node.cls, Use) and isinstance(node.label, Method)
+            ]:
                 key, make = self._storing(lowering, number, lowering.held(use, decide(number, use, method)))
-                if key in self.fitted: continue
+                if key in self.fitted:
+                    continue
                 calls[key], sizes[key] = make, prod(lowering.stored(use.weight, use.layout))
         order = sorted(calls, key=lambda key: -sizes[key])
         self.made = dict(zip(order, in_threads(map(calls.__getitem__, order)), strict=True))
 
-    def emit(self, lowering: Lowering, nodes: Iterable[Node], number: int, given: dict[int, Buffer],
-             decide: Callable[[int, Use, Method], Method]) -> None:
+    def emit(
+        self,
+        lowering: Lowering,
+        nodes: Iterable[Node],
+        number: int,
+        given: dict[int, Buffer],
+        decide: Callable[[int, Use, Method], Method],
+    ) -> None:
         """Emit the steps of one part, from the values at its border."""
         self.values, self.part = dict(given), number
-        methods = {node.cls: decide(number, node.cls, node.label) for node in nodes
-                   if isinstance(node.cls, Use) and isinstance(node.label, Method)}
+        methods = {
+            node.cls: decide(number, node.cls, node.label)
+            for node in nodes
+            if isinstance(node.cls, Use) and isinstance(node.label, Method)
+        }
         for node in nodes:
             if isinstance(node.label, KernelCall) and isinstance(node.cls, int):
                 self._call(lowering, node.cls, node.label, methods)
@@ -135,7 +151,8 @@ class Emitter:
         heads, before = int(lowering.matcher.heads[cls]), ""
         for declared in list_kernels(call):
             operands, attributes = self._arguments(lowering, cls, call, declared, methods)
-            if before: operands = {next(name for name in declared.operands if name not in operands): before} | operands
+            if before:
+                operands = {next(name for name in declared.operands if name not in operands): before} | operands
             before = self._name()
             self.steps.append(Step(declared.name, operands, attributes, before))
             self.parts[before] = self.part
@@ -143,8 +160,9 @@ class Emitter:
         if not before:
             self.values[cls] = Buffer(self.values[dict(call.bound)["x"]].names, heads)
 
-    def _arguments(self, lowering: Lowering, gives: int, call: KernelCall, declared: Declared,
-                   methods: dict[Use, Method]) -> tuple[dict[str, str], dict[str, float | str]]:
+    def _arguments(
+        self, lowering: Lowering, gives: int, call: KernelCall, declared: Declared, methods: dict[Use, Method]
+    ) -> tuple[dict[str, str], dict[str, float | str]]:
         """Return the operands of a kernel, by the names of buffers and constants, and its attributes."""
         bound, operands = dict(call.bound), dict[str, str]()
         attributes, turned = given(lowering, call, declared), list[str]()
@@ -155,7 +173,8 @@ class Emitter:
                 operands |= self._masks(lowering, cls) if sort == "where" else {}
             elif sort == "rotation":
                 operands |= dict(zip(("cos", "sin"), map(self._data, lowering.tables(cls)), strict=True))
-            elif sort == "distances": [operands[name]] = map(self._data, lowering.tables(cls))
+            elif sort == "distances":
+                [operands[name]] = map(self._data, lowering.tables(cls))
             elif sort == "constant":
                 by_head = declared.result is Heads
                 columns = int(lowering.terms[gives].out.cols) if by_head else lowering.columns(gives)
@@ -164,9 +183,12 @@ class Emitter:
                 use = Use(multiplied(bound, name), cls, call.implementation.layout, gives)
                 stored = lowering.held(use, methods[use])
                 operands[name] = self._weight(lowering, stored, use.x)
-                if stored.layout == TURNED: turned.append(table_number(name))
-            elif sort in ("value", "scores") and wanted: operands[name] = self._operand(wanted, cls)
-        if turned: attributes["turned"] = ",".join(turned)
+                if stored.layout == TURNED:
+                    turned.append(table_number(name))
+            elif sort in ("value", "scores") and wanted:
+                operands[name] = self._operand(wanted, cls)
+        if turned:
+            attributes["turned"] = ",".join(turned)
         arrays = call.implementation.data(lowering.template.values)
         return operands | {f"c{k}": self._data(data) for k, data in enumerate(arrays)}, attributes
 
@@ -181,17 +203,20 @@ class Emitter:
 
     def _operand(self, wanted: object, cls: int) -> str:
         """Return the buffer of a value, as one of this type."""
-        if wanted in (Scores, Cache): return next(iter(self.values[cls].names.values()))
+        if wanted in (Scores, Cache):
+            return next(iter(self.values[cls].names.values()))
         return self._heads(cls) if in_heads(wanted, int(self.values[cls].heads)) else self._rows(cls)
 
     def _data(self, data: Data) -> str:
-        if not isinstance(data, Promised): return self._constant((ANYWHERE, data), partial(np.asarray, data.array))
+        if not isinstance(data, Promised):
+            return self._constant((ANYWHERE, data), partial(np.asarray, data.array))
         return self._constant((ANYWHERE, data), partial(np.broadcast_to, np.float32(0), data.shape))
 
     def _weight(self, lowering: Lowering, stored: Stored, x: int) -> str:
         stored = stored._replace(method=stored.method._replace(error=0.0))
         key, make = self._storing(lowering, self.part, stored)
-        if lowering.promised(stored.weight): return self._constant(key, make)
+        if lowering.promised(stored.weight):
+            return self._constant(key, make)
         name = self._constant(key, make, stored)
         self.sources.append(ReadWeight(name, self.part, stored, x))
         return name
@@ -201,9 +226,11 @@ class Emitter:
         cls, how, method = stored = stored._replace(method=stored.method._replace(error=0.0))
         content = lowering.content(stored)
         key = (part, stored) if content is None else (ANYWHERE, content)
-        if lowering.promised(cls): return key, lambda: promise(lowering.stored(cls, how), method)
+        if lowering.promised(cls):
+            return key, lambda: promise(lowering.stored(cls, how), method)
         form: Any = FORMATS.get(method.format)
-        if form and form.filed: return key, lambda: store_blocks(form, lowering.filed(cls, how))
+        if form and form.filed:
+            return key, lambda: store_blocks(form, lowering.filed(cls, how))
         return key, lambda: self.fitter.store(lowering.matrix(cls, how), method, (part, cls, how))
 
     def _constant(self, key: ConstantKey, make: Callable[[], Constant], what: Hashable = None) -> str:
@@ -235,8 +262,10 @@ class Emitter:
         copied."""
         views = {step.output: step.operands["x"] for step in self.steps if KERNELS[step.kernel].view}
         source = name
-        while source in views: source = views[source]
-        if source not in entered: return name
+        while source in views:
+            source = views[source]
+        if source not in entered:
+            return name
         self.steps.append(Step("pointwise", {"x": name}, {}, copied := self._name()))
         return copied
 

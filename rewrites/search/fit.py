@@ -1,4 +1,5 @@
 """Storing a weight by a method. Low-rank directions, which many methods of one weight share, are computed once."""
+
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ from opmatrix.spectra.propose import Candidate
 from rewrites.lowering.lower import DIAGONAL, FITTED, Method
 from rewrites.search.approximation import Approximation
 
-WeightKey = tuple[int, int, str]                            # part, class and layout of a weight
+WeightKey = tuple[int, int, str]  # part, class and layout of a weight
 
 
 @dataclass
@@ -35,36 +36,44 @@ class Fitter:
         if (declared := self.own.get(method.fit.partition("(")[0])) is not None:
             return declared.store(numbers, method)
         form: Any = FORMATS[method.format]
-        if numbers.ndim == 3: return store_stack(form, numbers, method, seen)
+        if numbers.ndim == 3:
+            return store_stack(form, numbers, method, seen)
         if form.plain:
             return form.approximate(numbers.astype(np.float32))
         if form.projected:
             if (at := (key, id(self if seen is None else seen))) not in self.directions:
                 self.directions[at] = whitened(numbers, None if seen is None else seen.gram)[1]
             return form.projection(numbers, self.directions[at], **options)
-        metric = (None if seen is None or method.fit not in FITTED else seen.diagonal if method.fit == DIAGONAL
-                  else seen.gram)
-        numbers = storable(numbers)                         # frees the float64 ones: formats round these
+        metric = (
+            None if seen is None or method.fit not in FITTED else seen.diagonal if method.fit == DIAGONAL else seen.gram
+        )
+        numbers = storable(numbers)  # frees the float64 ones: formats round these
         return Candidate(method.format, options, method.fit).approximate(numbers, metric)
 
 
 def store_stack(form: type[Format], numbers: np.ndarray, method: Method, seen: Seen | None) -> Stacked | Floats:
     """Return the matrices of heads (heads x in x out) by one method: an array for plain dense storage, else a stack of
     the format, each matrix fitted to its own inputs."""
-    if form is Dense: return storable(numbers)
+    if form is Dense:
+        return storable(numbers)
     squares = head_squares(seen, numbers) if method.fit in FITTED else None
     fit = "plain" if squares is None else method.fit
     candidate = Candidate(method.format, dict[str, Any](method.parameters), fit)
-    return Stacked.made(form, numbers.shape, lambda e: candidate.approximate(
-        storable(numbers[e]), None if squares is None else squares[e]))
+    return Stacked.made(
+        form,
+        numbers.shape,
+        lambda e: candidate.approximate(storable(numbers[e]), None if squares is None else squares[e]),
+    )
 
 
 def head_squares(seen: Seen | None, numbers: np.ndarray) -> RealArray | None:
     """Return squared norms of the inputs of each head (heads, in): all share those of one value, or each has its own.
     None where they were not recorded, as they are inside a kernel."""
-    if seen is None: return None
+    if seen is None:
+        return None
     squares, (heads, n, _) = seen.diagonal, numbers.shape
-    if squares.size == n: return np.broadcast_to(squares, (heads, n))
+    if squares.size == n:
+        return np.broadcast_to(squares, (heads, n))
     return squares.reshape(heads, n) if squares.size == heads * n else None
 
 
@@ -73,5 +82,7 @@ def check_stored(numbers: np.ndarray) -> None:
     if not (held := np.isfinite(storable(numbers))).all():
         at = [int(indices[0]) for indices in np.nonzero(~held)]
         size = " × ".join(map(str, numbers.shape))
-        raise InputError(f"a weight of {size}: it has {numbers[tuple(at)]:g} at {at}, as given or multiplied "
-                         "out, and is stored in float32, which has numbers to 3.4e38: scale it")
+        raise InputError(
+            f"a weight of {size}: it has {numbers[tuple(at)]:g} at {at}, as given or multiplied "
+            "out, and is stored in float32, which has numbers to 3.4e38: scale it"
+        )

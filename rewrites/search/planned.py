@@ -1,5 +1,6 @@
 """The cheapest program of a model that has only a configuration: planned and priced for its shapes. No weight is loaded
 or allocated, so a configuration of 70 billion weights takes seconds and megabytes."""
+
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -42,13 +43,18 @@ class PlannedModel:
         return self.program.peak_bytes(self.extents)
 
     def __str__(self) -> str:
-        return "\n".join([f"# {1e3 * self.time:.4g} ms predicted, {megabytes(self.stored)} MB stored, "
-                          f"{megabytes(self.peak)} MB of buffers",
-                          str(self.program)])
+        return "\n".join(
+            [
+                f"# {1e3 * self.time:.4g} ms predicted, {megabytes(self.stored)} MB stored, "
+                f"{megabytes(self.peak)} MB of buffers",
+                str(self.program),
+            ]
+        )
 
 
-def planned(config: Mapping[str, object] | str | Path, machine: TimeModel,
-            lengths: Sequence[int] = (128,)) -> PlannedModel:
+def planned(
+    config: Mapping[str, object] | str | Path, machine: TimeModel, lengths: Sequence[int] = (128,)
+) -> PlannedModel:
     """Return the cheapest exact program for sentences of these lengths on a machine, calibrated or from a data sheet
     (`opmatrix.runtime.pricing.datasheet("H100")`). The configuration is a mapping, the path of its JSON, or the name
     of a well-known model (`opmatrix.models.known.names()`). Promised weights are taken to have no special numbers. The
@@ -83,11 +89,14 @@ def configured(config: Mapping[str, object] | str | Path) -> Settings:
     """Return a configuration: the mapping itself, that of a well-known model, or the content of a file. An existing
     file is preferred to a well-known model of its name. Raises InputError, which names the file, for a setting that its
     family lacks."""
-    if isinstance(config, Mapping): return config
-    if known.is_known(str(config)) and not exists(config): return known.configuration(str(config))
+    if isinstance(config, Mapping):
+        return config
+    if known.is_known(str(config)) and not exists(config):
+        return known.configuration(str(config))
     read = read_json(config)
     if not isinstance(read, dict):
         raise InputError(f"{config}: it is no configuration, but a JSON {type(read).__name__}")
     settings = Config(Path(config), read)
-    with settings.named(): normalise_config(settings)
+    with settings.named():
+        normalise_config(settings)
     return settings

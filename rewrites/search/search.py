@@ -1,4 +1,5 @@
 """The exact search: saturate each signature once, extract each pair of border states, join them by a shortest path."""
+
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,7 +40,7 @@ from rewrites.search.fit import Fitter
 from rewrites.search.incumbents import Incumbents
 from rewrites.search.substitutions import BlockSubstitution
 
-TIE = 1e-15                                                 # seconds a byte: of equally fast programs the smaller one
+TIE = 1e-15  # seconds a byte: of equally fast programs the smaller one
 
 
 @dataclass
@@ -60,11 +61,11 @@ class Structure:
     classes: int = 0
     cut: list[str] = field(default_factory=list)
     fired: frozenset[str] = frozenset()
-    names: tuple[str, ...] = (OUTPUT,)                      # names of the outputs, in the model's order
-    last: str = OUTPUT                                      # name of the output of the last part
-    substitutions: Mapping[int, BlockSubstitution] = field(default_factory=dict)     # the chosen ones, by number
-    numbers: Sequence[int] = ()                             # parts and substitutions on the path; default all parts
-    infinite: Mapping[str, tuple[float, ...]] = field(default_factory=dict)         # infinities that inputs may hold
+    names: tuple[str, ...] = (OUTPUT,)  # names of the outputs, in the model's order
+    last: str = OUTPUT  # name of the output of the last part
+    substitutions: Mapping[int, BlockSubstitution] = field(default_factory=dict)  # the chosen ones, by number
+    numbers: Sequence[int] = ()  # parts and substitutions on the path; default all parts
+    infinite: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # infinities that inputs may hold
 
     def __post_init__(self) -> None:
         self.numbers = self.numbers or range(len(self.path))
@@ -83,7 +84,7 @@ class Structure:
 
     @property
     def gap(self) -> float:
-        return max(0.0, self.cost - self.bound) / self.cost if self.cost else 0.0   # rounding may leave less
+        return max(0.0, self.cost - self.bound) / self.cost if self.cost else 0.0  # rounding may leave less
 
     @property
     def proved(self) -> float | None:
@@ -96,7 +97,8 @@ class Structure:
         stored: dict[Hashable, float] = {}
         for number, (lowering, extraction) in enumerate(zip(self.lowerings, self.extractions, strict=True)):
             for node in extraction.nodes:
-                if node.memory: stored[find_shared(lowering, node.cls) or (number, node.cls)] = node.memory
+                if node.memory:
+                    stored[find_shared(lowering, node.cls) or (number, node.cls)] = node.memory
         return sum(stored.values())
 
     @cached_property
@@ -107,7 +109,8 @@ class Structure:
     def exactly(self, number: int, use: Use, method: Method) -> Method:
         """Return a method that stores a weight exactly, in the same layout, instead of one with an error: several uses
         of one constant still share it."""
-        if not method.error: return method
+        if not method.error:
+            return method
         content = self.contents[self.numbers.index(number)][use]
         every = [known for part in self.contents for known in part.values()]
         turned = self.lowering(number).held(use, method).layout == TURNED
@@ -122,22 +125,26 @@ class Structure:
         """Yield every use of a weight, with the number and the graph of its part, and its method."""
         for number, lowering, extraction in zip(self.numbers, self.lowerings, self.extractions, strict=True):
             for node in extraction.nodes:
-                if isinstance(node.cls, Use): yield number, lowering, node.cls, node.label
+                if isinstance(node.cls, Use):
+                    yield number, lowering, node.cls, node.label
 
     @property
     def error(self) -> float:
         """The sum of the squared errors of its methods."""
         return sum(extraction.error for extraction in self.extractions)
 
-    def program(self, meta: Mapping[str, object],
-                decide: Callable[[int, Use, Method], Method] = lambda number, use, method: method,
-                fitted: MutableMapping[ConstantKey, Constant] | None = None,
-                fitter: Fitter | None = None) -> tuple[Program, Emitter]:
+    def program(
+        self,
+        meta: Mapping[str, object],
+        decide: Callable[[int, Use, Method], Method] = lambda number, use, method: method,
+        fitted: MutableMapping[ConstantKey, Constant] | None = None,
+        fitter: Fitter | None = None,
+    ) -> tuple[Program, Emitter]:
         """Return the program, its steps in the order that needs the least memory, and the emitter, which has the
         sources of its constants."""
         emitter = Emitter({} if fitted is None else fitted, fitter or Fitter())
         handed: dict[int, Buffer] = {}
-        result = Buffer({}, 1)                              # replaced by the first part's value
+        result = Buffer({}, 1)  # replaced by the first part's value
         chosen = zip(self.route, self.lowerings, self.extractions, self.parts, strict=True)
         output_names: dict[str, str] = {}
         ports: dict[str, Port] = {}
@@ -152,20 +159,28 @@ class Structure:
             output_names |= {name: emitter.output(named[cls], name in ports) for name, cls in part.outputs.items()}
         return self.made(emitter, output_names | {self.last: emitter.rows(result)}, ports, meta), emitter
 
-    def made(self, emitter: Emitter, found: dict[str, str], ports: dict[str, Port],
-             meta: Mapping[str, object]) -> Program:
+    def made(
+        self, emitter: Emitter, found: dict[str, str], ports: dict[str, Port], meta: Mapping[str, object]
+    ) -> Program:
         """Return the program of the emitted steps with these outputs. An output with the name of an input is the
         input's next value: state. Inputs that no step reads are left out."""
         outputs = {name: found[name] for name in self.names if name not in ports}
-        if not outputs: raise InputError("a model of state alone: name an output, too")
+        if not outputs:
+            raise InputError("a model of state alone: name an output, too")
         outputs = {name: emitter.own(value, ports) for name, value in outputs.items()}
         read = {name for step in emitter.steps for name in step.operands.values()}
         numbers = (value for part in self.parts for value in part.template.values.values())
         kind = Planned if any(isinstance(value, Promised) for value in numbers) else Program
-        program = kind(emitter.steps, emitter.constants, outputs, meta,
-                       inputs=[replace(port, infinite=self.infinite.get(port.name, ())) for port in ports.values()
-                               if port.name in read],
-                       state={name: value for name, value in found.items() if name in ports})
+        program = kind(
+            emitter.steps,
+            emitter.constants,
+            outputs,
+            meta,
+            inputs=[
+                replace(port, infinite=self.infinite.get(port.name, ())) for port in ports.values() if port.name in read
+            ],
+            state={name: value for name, value in found.items() if name in ports},
+        )
         return ordered(program, self.lowerings[0].prices.extents)
 
 
@@ -187,12 +202,18 @@ class SearchSpace:
     found: Sequence[dict[str, Part]] = ()
     like: "SearchSpace | None" = None
     elsewhere: "SearchSpace | None" = None
-    substitutions: Sequence[BlockSubstitution] = ()         # numbered behind the parts, for searches within budgets
+    substitutions: Sequence[BlockSubstitution] = ()  # numbered behind the parts, for searches within budgets
 
     def __post_init__(self) -> None:
         start = time.perf_counter()
-        self.found = self.elsewhere.found if self.elsewhere else [
-            {state: self.spell(part) for state, part in states.items()} for states in self.found or parts(self.model)]
+        self.found = (
+            self.elsewhere.found
+            if self.elsewhere
+            else [
+                {state: self.spell(part) for state, part in states.items()}
+                for states in self.found or parts(self.model)
+            ]
+        )
         self.seconds["flatten"] = time.perf_counter() - start
         graphs = self.like or self.elsewhere
         self.explorer: Explorer = Explorer(self.laws) if graphs is None else graphs.explorer
@@ -226,7 +247,8 @@ class SearchSpace:
 
     def shared(self, number: int) -> tuple[Data, ...]:
         """Return the leaves of a part that the model has in several places, in order."""
-        if not self.tied: return ()
+        if not self.tied:
+            return ()
         every = {leaf(data): None for part in self.behind(number).values() for data in part.template.weights}
         return tuple(data for data in every if data in self.tied)
 
@@ -238,9 +260,17 @@ class SearchSpace:
             same, near = (part.template.text, part_sizes := sizes(part)), (part.template.text, ranked(part_sizes))
             twin = self.elsewhere.lowerings.get((number, before)) if self.elsewhere else None
             graph = self.explorer.graph(part)
-            if twin is not None and twin.graph is not graph: twin = None
-            lowered = Lowering(graph, part.template, self.prices, self.fusion,
-                            self.first.get(same), twin or self.first.get(near), frozenset(self.tied))
+            if twin is not None and twin.graph is not graph:
+                twin = None
+            lowered = Lowering(
+                graph,
+                part.template,
+                self.prices,
+                self.fusion,
+                self.first.get(same),
+                twin or self.first.get(near),
+                frozenset(self.tied),
+            )
             for key in (same, near):
                 self.first.setdefault(key, lowered)
             self.lowerings[number, before] = lowered
@@ -266,28 +296,51 @@ class SearchSpace:
         part, lowering = self.behind(number)[before], self.lowering(number, before)
         named = lowering.graph.named
         roots = [named[part.roots[after]], *(named[cls] for cls in part.outputs.values())]
-        problem = lowering.problem(roots, [named[name] for name in (*([part.border] if part.border else []),
-                                                                  *part.template.entered)], methods)
-        if number < len(self.found): return problem
+        problem = lowering.problem(
+            roots, [named[name] for name in (*([part.border] if part.border else []), *part.template.entered)], methods
+        )
+        if number < len(self.found):
+            return problem
         border, *nodes = problem.nodes
         return problem._replace(
-            nodes=[border._replace(error=self.substitutions[number - len(self.found)].error), *nodes])
+            nodes=[border._replace(error=self.substitutions[number - len(self.found)].error), *nodes]
+        )
 
-    def structure(self, route: Sequence[tuple[int, tuple[str, str]]], chosen: list[Extraction], bound: float,
-                  greedy: float, seconds: dict[str, float], cost: float | None = None) -> Structure:
+    def structure(
+        self,
+        route: Sequence[tuple[int, tuple[str, str]]],
+        chosen: list[Extraction],
+        bound: float,
+        greedy: float,
+        seconds: dict[str, float],
+        cost: float | None = None,
+    ) -> Structure:
         """Return one program for every part, or substitution, along a path of border states."""
         start = self.prices.start
         graphs, total = self.explorer.graphs.values(), start + sum(e.time for e in chosen)
         cost, bound = total if cost is None else start + cost, start + bound
         fired = frozenset(name for g in graphs for name in g.fired)
         count = len(self.found)
-        return Structure([self.lowering(n, before) for n, (before, _) in route], chosen, [pair for _, pair in route],
-                         [self.behind(n)[before] for n, (before, _) in route],
-                         total, cost, min(bound, cost), greedy, self.seconds | seconds | self.explorer.seconds(),
-                         sum(len(g.nodes) for g in graphs), sum(len(g.members) for g in graphs),
-                         self.limits(), fired, tuple(outputs(self.model)), spine(self.model),
-                         {n: self.substitutions[n - count] for n, _ in route if n >= count}, [n for n, _ in route],
-                         infinite_inputs(outputs(self.model).values()))
+        return Structure(
+            [self.lowering(n, before) for n, (before, _) in route],
+            chosen,
+            [pair for _, pair in route],
+            [self.behind(n)[before] for n, (before, _) in route],
+            total,
+            cost,
+            min(bound, cost),
+            greedy,
+            self.seconds | seconds | self.explorer.seconds(),
+            sum(len(g.nodes) for g in graphs),
+            sum(len(g.members) for g in graphs),
+            self.limits(),
+            fired,
+            tuple(outputs(self.model)),
+            spine(self.model),
+            {n: self.substitutions[n - count] for n, _ in route if n >= count},
+            [n for n, _ in route],
+            infinite_inputs(outputs(self.model).values()),
+        )
 
     def limits(self) -> list[str]:
         """Return a line for each limit that graphs met, and for each where more terms are equal than were read."""
@@ -297,18 +350,30 @@ class SearchSpace:
         return [line for line in dict.fromkeys(lines) if line]
 
 
-def search(model: Model, laws: Sequence[Law], machine: TimeModel | Sequence[TimeModel], extents: Sized, *,
-           fusion: bool = True,
-           methods: Methods | None = None, time_limit: float = 10.0,
-           along: Sequence[tuple[str, str]] | None = None, found: Sequence[dict[str, Part]] = ()) -> Structure:
+def search(
+    model: Model,
+    laws: Sequence[Law],
+    machine: TimeModel | Sequence[TimeModel],
+    extents: Sized,
+    *,
+    fusion: bool = True,
+    methods: Methods | None = None,
+    time_limit: float = 10.0,
+    along: Sequence[tuple[str, str]] | None = None,
+    found: Sequence[dict[str, Part]] = (),
+) -> Structure:
     """Return the cheapest program of a model for a batch of these extents. `methods` are the representations that a
     weight may be stored in: by default every one that holds it exactly. With `along`, the cheapest program through
     these border states."""
     return cheapest(SearchSpace(model, laws, machine, extents, fusion, found=found), methods, time_limit, along)
 
 
-def cheapest(space: SearchSpace, methods: Methods | None = None, time_limit: float = 10.0,
-             along: Sequence[tuple[str, str]] | None = None) -> Structure:
+def cheapest(
+    space: SearchSpace,
+    methods: Methods | None = None,
+    time_limit: float = 10.0,
+    along: Sequence[tuple[str, str]] | None = None,
+) -> Structure:
     """Return the fastest exact program of a space: equal parts are solved once. Laws of the user's own never make it
     slower (incumbents.py)."""
     methods = Representable() if methods is None else methods
@@ -316,24 +381,42 @@ def cheapest(space: SearchSpace, methods: Methods | None = None, time_limit: flo
     return Incumbents(space, lambda each: solve_space(each, methods, time_limit, along, solved)).settle()
 
 
-def solve_space(space: SearchSpace, methods: Methods, time_limit: float, along: Sequence[tuple[str, str]] | None,
-                solved: dict[Hashable, Extraction | None]) -> Structure:
+def solve_space(
+    space: SearchSpace,
+    methods: Methods,
+    time_limit: float,
+    along: Sequence[tuple[str, str]] | None,
+    solved: dict[Hashable, Extraction | None],
+) -> Structure:
     """Return the fastest program over the lowerings of a space. `solved` are earlier extractions."""
-    problems = {} if not space.tied else {
-        at: space.problem(*at, methods) for at in states(space.found) if space.shared(at[0])
-        and (along is None or along[at[0]] == at[1:])}
+    problems = (
+        {}
+        if not space.tied
+        else {
+            at: space.problem(*at, methods)
+            for at in states(space.found)
+            if space.shared(at[0]) and (along is None or along[at[0]] == at[1:])
+        }
+    )
     counted = users((at[0], space.lowering(*at[:2]), problem) for at, problem in problems.items())
     structure = solve_chain(space, methods, time_limit, along, Shares(counted), solved, problems)
-    while space.tied:                                       # constants of other parts cost no bytes
+    while space.tied:  # constants of other parts cost no bytes
         other = solve_chain(space, methods, time_limit, along, OtherUses(structure.contents), solved, problems)
-        if other.time + TIE * other.memory >= structure.time + TIE * structure.memory: break
+        if other.time + TIE * other.memory >= structure.time + TIE * structure.memory:
+            break
         structure = replace(other, bound=structure.bound, greedy=structure.greedy)
     return structure
 
 
-def solve_chain(space: SearchSpace, methods: Methods, time_limit: float, along: Sequence[tuple[str, str]] | None,
-                rent: Rent, solved: dict[Hashable, Extraction | None],
-                problems: Mapping[tuple[int, str, str], Problem]) -> Structure:
+def solve_chain(
+    space: SearchSpace,
+    methods: Methods,
+    time_limit: float,
+    along: Sequence[tuple[str, str]] | None,
+    rent: Rent,
+    solved: dict[Hashable, Extraction | None],
+    problems: Mapping[tuple[int, str, str], Problem],
+) -> Structure:
     """Return the cheapest chain of parts where each pays the share of its shared constants that `rent` sets. `solved`
     are earlier extractions, `problems` are those of parts that share."""
     best: list[dict[tuple[str, str], Extraction]] = [{} for _ in space.found]
@@ -343,8 +426,14 @@ def solve_chain(space: SearchSpace, methods: Methods, time_limit: float, along: 
             continue
         part, lowering = space.found[number][before], space.lowering(number, before)
         shared = space.shared(number)
-        key = (part.template.text, id(lowering.graph), after, sizes(part), choices(lowering, methods),
-               shared and (shared, type(rent), rent.key(number)))
+        key = (
+            part.template.text,
+            id(lowering.graph),
+            after,
+            sizes(part),
+            choices(lowering, methods),
+            shared and (shared, type(rent), rent.key(number)),
+        )
         start = time.perf_counter()
         if key not in solved:
             problem = problems[number, before, after] if shared else space.problem(number, before, after, methods)
@@ -366,9 +455,10 @@ def input_buffer(port: Port) -> Buffer:
 
 def sizes(part: Part) -> tuple[Hashable, ...]:
     """Return the inputs of a price beside the signature: the sizes of a part's values."""
-    return tuple(value.shape if isinstance(value, Data) else tuple(value.described()) if isinstance(value, Port)
-                 else value
-                 for value in part.template.values.values())
+    return tuple(
+        value.shape if isinstance(value, Data) else tuple(value.described()) if isinstance(value, Port) else value
+        for value in part.template.values.values()
+    )
 
 
 def ranked(sizes: Hashable, seen: dict[Hashable, int] | None = None) -> Hashable:
@@ -388,8 +478,9 @@ def solve(problem: Problem, lowering: Lowering, time_limit: float) -> Extraction
         return None
 
 
-def shortest(stages: Sequence[Mapping[tuple[str, str], float]],
-             spans: Sequence[tuple[int, int]] = ()) -> list[tuple[int, tuple[str, str]]]:
+def shortest(
+    stages: Sequence[Mapping[tuple[str, str], float]], spans: Sequence[tuple[int, int]] = ()
+) -> list[tuple[int, tuple[str, str]]]:
     """Return the cheapest chain through all parts, from and to the full state: numbers of stages, each with its states
     before and after. `stages` are costs by these states; `spans` are the parts that each covers, by default its own."""
     spans = spans or [(number, number) for number in range(len(stages))]

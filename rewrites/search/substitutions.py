@@ -2,6 +2,7 @@
 + f(x) is x; residuals side by side, x + f(x) + g(x); and attention that sees fewer keys (sparse_attention.py). A block
 substitution leads from the full value before a part to the full value behind the same or the next one, so the search
 chooses it in the same way as a method of a weight."""
+
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -36,7 +37,8 @@ class BlockSubstitution:
     where: Pattern | None = None
 
     @property
-    def term(self) -> Operator: return reduce(matmul, self.factors, I)
+    def term(self) -> Operator:
+        return reduce(matmul, self.factors, I)
 
     @cached_property
     def part(self) -> Part:
@@ -47,7 +49,7 @@ class BlockSubstitution:
     def __str__(self) -> str:
         where = f"part {self.first + 1}" + f" to {self.last + 1}" * (self.last > self.first)
         seen = f", which sees {self.where}" if self.where else ""
-        return f"{self.what}: {where}{seen}, off by {100 * self.error ** 0.5:.3g} %"
+        return f"{self.what}: {where}{seen}, off by {100 * self.error**0.5:.3g} %"
 
 
 def part_factors(model: Model) -> list[list[Operator]]:
@@ -70,7 +72,8 @@ def substitute_blocks(groups: Sequence[Sequence[Operator]], taken: Iterable[Bloc
 
 def residual_branch(factor: Operator) -> Operator | None:
     """Return the f of a factor x + f(x); None for any other factor."""
-    if factor.kind.name != "add" or I not in factor.children: return None
+    if factor.kind.name != "add" or I not in factor.children:
+        return None
     others = [child for child in factor.children if child is not I]
     return reduce(add, others) if others else None
 
@@ -79,7 +82,8 @@ def list_substitutions(groups: Sequence[Sequence[Operator]]) -> Iterator[BlockSu
     """Yield layers and blocks of a model left out or side by side, from the factors of its parts. The first part
     computes rows of tokens, and stays."""
     for number, group in enumerate(groups):
-        if not number or group[0].into.rows is not T: continue
+        if not number or group[0].into.rows is not T:
+            continue
         width = width_before(groups, number)
         seen: set[Operator] = set()
         for what, left in (*drop_residuals(group, width), *parallel_residuals(group)):
@@ -93,27 +97,41 @@ def list_substitutions(groups: Sequence[Sequence[Operator]]) -> Iterator[BlockSu
 
 def width_before(groups: Sequence[Sequence[Operator]], number: int) -> int:
     """Return the columns of the input of a part; the factor of a norm takes any width."""
-    return next(cols for before in reversed(groups[:number]) for factor in reversed(before)
-                if isinstance(cols := factor.out.cols, int))
+    return next(
+        cols
+        for before in reversed(groups[:number])
+        for factor in reversed(before)
+        if isinstance(cols := factor.out.cols, int)
+    )
 
 
 def drop_residuals(group: Sequence[Operator], width: int) -> Iterator[tuple[str, list[Operator]]]:
     """Yield a part without its residuals; without all factors that keep the width, norms too; without one of several
     residuals."""
     at = [i for i, factor in enumerate(group) if residual_branch(factor) is not None]
-    if not at: return
+    if not at:
+        return
     yield LAYER_DROPPED, [factor for i, factor in enumerate(group) if i not in at]
-    start = next((i for i, factor in enumerate(group) if factor.out.rows is not T
-                 or (isinstance(factor.out.cols, int) and factor.out.cols != width)), len(group))
-    if start > at[-1]: yield LAYER_DROPPED, [*group[start:]]
-    if len(at) > 1: yield from ((BLOCK_DROPPED, [*group[:i], *group[i + 1:]]) for i in at)
+    start = next(
+        (
+            i
+            for i, factor in enumerate(group)
+            if factor.out.rows is not T or (isinstance(factor.out.cols, int) and factor.out.cols != width)
+        ),
+        len(group),
+    )
+    if start > at[-1]:
+        yield LAYER_DROPPED, [*group[start:]]
+    if len(at) > 1:
+        yield from ((BLOCK_DROPPED, [*group[:i], *group[i + 1 :]]) for i in at)
 
 
 def parallel_residuals(group: Sequence[Operator]) -> Iterator[tuple[str, list[Operator]]]:
     """Yield a part with two consecutive residuals side by side."""
     for i, (one, other) in enumerate(pairwise(group)):
         f, g = residual_branch(one), residual_branch(other)
-        if f is not None and g is not None: yield PARALLEL, [*group[:i], I + f + g, *group[i + 2:]]
+        if f is not None and g is not None:
+            yield PARALLEL, [*group[:i], I + f + g, *group[i + 2 :]]
 
 
 def parallel_parts(group: Sequence[Operator], after: Sequence[Operator]) -> list[Operator] | None:

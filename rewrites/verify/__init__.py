@@ -1,5 +1,6 @@
 """Verification of laws (level 1), of the graphs that laws make (level 2) and of programs (level 3). A failure raises
 VerificationError."""
+
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.graphs import Disagreement, check_graph, check_seeded
 from rewrites.verify.lengths import verify_lengths
@@ -16,6 +17,22 @@ from rewrites.verify.programs import (
 )
 from rewrites.verify.shrink import check_term, reproducer
 
-__all__ = ["Disagreement", "Errors", "VerificationError", "check_graph", "check_seeded", "check_term", "reading",
-           "reproducer", "unrounded", "verify_approximate", "verify_exact", "verify_graphs", "verify_laws",
-           "verify_lengths", "verify_outputs", "verify_steps", "verify_structure"]
+__all__ = [
+    "Disagreement",
+    "Errors",
+    "VerificationError",
+    "check_graph",
+    "check_seeded",
+    "check_term",
+    "reading",
+    "reproducer",
+    "unrounded",
+    "verify_approximate",
+    "verify_exact",
+    "verify_graphs",
+    "verify_laws",
+    "verify_lengths",
+    "verify_outputs",
+    "verify_steps",
+    "verify_structure",
+]

@@ -1,5 +1,6 @@
 """The certificate of a program: the checks that it passed, their inputs, bounds and versions. It is JSON that is
 stored with the program, and enough to repeat the verification (rewrites.metrics.recheck)."""
+
 import hashlib
 import json
 import platform
@@ -23,23 +24,44 @@ PACKAGES = "opmatrix", "numpy", "scipy", "sympy", "numba", "egglog"
 Certificate = dict[str, Any]
 
 
-def certificate(program: Program, results: Mapping[str, object], batches: Sequence[Batch], *, seed: int = 0,
-                machine: str = "", lengths: Lengths = ()) -> Certificate:
+def certificate(
+    program: Program,
+    results: Mapping[str, object],
+    batches: Sequence[Batch],
+    *,
+    seed: int = 0,
+    machine: str = "",
+    lengths: Lengths = (),
+) -> Certificate:
     """Return the certificate of a program: the `results` of `verify_laws`, `verify_graphs`, `verify_exact` or
     `verify_approximate` by name, on these batches and on batches of these lengths. `machine` names the machine they
     were measured on."""
-    return {"program": program.hash, "verified": as_json_value(results), "own": measure_rounding(program, batches),
-            "inputs": [describe_batch(batch) for batch in batches],
-            LENGTHS_FIELD: [[*sentences] for sentences in lengths],
-            "bounds": {"float64": EQUAL, "rounding": ROUNDING}, "seed": seed, "versions": versions(),
-            "machine": machine or platform.processor() or platform.machine()}
+    return {
+        "program": program.hash,
+        "verified": as_json_value(results),
+        "own": measure_rounding(program, batches),
+        "inputs": [describe_batch(batch) for batch in batches],
+        LENGTHS_FIELD: [[*sentences] for sentences in lengths],
+        "bounds": {"float64": EQUAL, "rounding": ROUNDING},
+        "seed": seed,
+        "versions": versions(),
+        "machine": machine or platform.processor() or platform.machine(),
+    }
 
 
-def certify(program: Program, results: Mapping[str, object], batches: Sequence[Batch], *, seed: int = 0,
-              machine: str = "", lengths: Lengths = ()) -> Program:
+def certify(
+    program: Program,
+    results: Mapping[str, object],
+    batches: Sequence[Batch],
+    *,
+    seed: int = 0,
+    machine: str = "",
+    lengths: Lengths = (),
+) -> Program:
     """Return the program with its certificate."""
-    return program.replace(certificate=certificate(program, results, batches, seed=seed, machine=machine,
-                                                   lengths=lengths))
+    return program.replace(
+        certificate=certificate(program, results, batches, seed=seed, machine=machine, lengths=lengths)
+    )
 
 
 def measure_rounding(program: Program, batches: Sequence[Batch]) -> float:
@@ -82,14 +104,18 @@ def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that compute here."""
     by_package = {"python": platform.python_version()}
     for package in PACKAGES:
-        try: by_package[package] = version(package)
-        except PackageNotFoundError: pass                   # opmatrix is run from its sources
+        try:
+            by_package[package] = version(package)
+        except PackageNotFoundError:
+            pass  # opmatrix is run from its sources
     return by_package
 
 
 def as_json_value(thing: object) -> object:
     """Return a value as JSON can hold it: numpy numbers become plain, and infinite numbers and NaN become None."""
-    if isinstance(thing, Mapping): return {str(name): as_json_value(value) for name, value in thing.items()}
-    if isinstance(thing, list | tuple): return [as_json_value(value) for value in thing]
+    if isinstance(thing, Mapping):
+        return {str(name): as_json_value(value) for name, value in thing.items()}
+    if isinstance(thing, list | tuple):
+        return [as_json_value(value) for value in thing]
     plain = thing.item() if isinstance(thing, np.generic) else thing
     return None if isinstance(plain, float) and not isfinite(plain) else plain

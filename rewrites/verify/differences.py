@@ -1,4 +1,5 @@
 """The distance of one output from another, and its variation from sentence to sentence."""
+
 from collections.abc import Iterable
 from typing import NamedTuple, Self
 
@@ -8,8 +9,8 @@ from numpy.typing import ArrayLike
 from formats.core.arrays import settled
 from formats.core.epilogue import UNIT
 
-DRAWS = 1000                                                # resamples of sentences, to estimate the variation
-BLOCK = 2 ** 22                                             # numbers compared at a time, in float64
+DRAWS = 1000  # resamples of sentences, to estimate the variation
+BLOCK = 2**22  # numbers compared at a time, in float64
 
 
 def difference(found: np.ndarray, wanted: np.ndarray) -> float:
@@ -28,6 +29,7 @@ def ratio(off: ArrayLike, size: ArrayLike) -> np.ndarray:
 class Change(NamedTuple):
     """The distance of one output from another: the squared Frobenius norms of the difference and of the wanted output
     for each sentence, (S,) each."""
+
     off: np.ndarray
     size: np.ndarray
 
@@ -59,11 +61,12 @@ class Change(NamedTuple):
     def each(self) -> np.ndarray:
         """The relative change of every sentence, (S,). A sentence whose norm is less than the rounding of the others
         is measured against that rounding."""
-        alone: np.ndarray = np.sqrt(ratio(self.off, np.maximum(self.size, UNIT ** 2 * self.size.mean())))
+        alone: np.ndarray = np.sqrt(ratio(self.off, np.maximum(self.size, UNIT**2 * self.size.mean())))
         return alone
 
     @property
-    def surely(self) -> float: return self.surely_of(len(self.off))
+    def surely(self) -> float:
+        return self.surely_of(len(self.off))
 
     def surely_of(self, sentences: int) -> float:
         """Return the bound that the change of `sentences` sentences, drawn again from these, exceeds one time in a
@@ -74,10 +77,11 @@ class Change(NamedTuple):
         return float(np.quantile(np.sqrt(ratio(self.off[again].sum(1), size)), 0.999))
 
     @property
-    def likely(self) -> float: return self.likely_of(len(self.off))
+    def likely(self) -> float:
+        return self.likely_of(len(self.off))
 
     def likely_of(self, sentences: int) -> float:
         """Return the bound that the change of `sentences` other sentences exceeds one time in a thousand. The
         bootstrap estimates how such an error varies; two samples vary alike, so their difference varies by √2 as much.
         """
-        return self.relative + 2 ** 0.5 * max(0.0, self.surely_of(sentences) - self.relative)
+        return self.relative + 2**0.5 * max(0.0, self.surely_of(sentences) - self.relative)

@@ -1,6 +1,7 @@
 """Level 2: every member of every class of a saturated graph has the value of its class, every fact is true of it and
 every kernel computes it, in float64 at shrunken sizes. So a wrong law is caught even if extraction would not choose
 it."""
+
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +27,7 @@ from rewrites.lowering.lower import Lowering
 from rewrites.verify.numbers import Drawn, Float64s
 
 TOLERANCE = 1e-9
-SKIPPED = ("approx",)                                       # such a node denotes its original, not its replacement
+SKIPPED = ("approx",)  # such a node denotes its original, not its replacement
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,15 @@ class Disagreement:
     @property
     def what(self) -> str:
         """The sentence "NODE is not EXPECTED" of the message."""
-        return (f"{f'{self.kernel}: ' if self.kernel else ''}{describe_term(self.node)} is not "
-                f"{describe_term(self.expected)}")
+        return (
+            f"{f'{self.kernel}: ' if self.kernel else ''}{describe_term(self.node)} is not "
+            f"{describe_term(self.expected)}"
+        )
 
 
-def check_graph(template: Template, laws: Sequence[Law], seed: int = 0, *, rounds: int = 6,
-                budget: int = 1500) -> list[Disagreement]:
+def check_graph(
+    template: Template, laws: Sequence[Law], seed: int = 0, *, rounds: int = 6, budget: int = 1500
+) -> list[Disagreement]:
     """Return the disagreements in the graph that the laws make of a template, the smallest made by a law first: the
     fault is there. Numbers are random and sizes shrunken; no node is subsumed; each phase runs for `rounds` rounds."""
     rng = np.random.default_rng(seed)
@@ -70,8 +74,9 @@ def small(template: Template, laws: Sequence[Law], rng: np.random.Generator) -> 
     return spell_values(replace(template, values=values), laws)
 
 
-def check_seeded(seeds: Sequence[Law], laws: Sequence[Law], seed: int = 0, shared: EgglogEngine | None = None,
-                 **other: Sort) -> tuple[list[Disagreement], Graph]:
+def check_seeded(
+    seeds: Sequence[Law], laws: Sequence[Law], seed: int = 0, shared: EgglogEngine | None = None, **other: Sort
+) -> tuple[list[Disagreement], Graph]:
     """Return the disagreements in a graph that starts from the left sides of these laws, so that laws are checked that
     no model needs, and the graph, which records if a law was refused. `shared` is an engine of the laws that traces;
     `other` widens the sorts of variables."""
@@ -94,17 +99,21 @@ def seeded(seeds: Sequence[Law], rng: np.random.Generator, **other: Sort) -> Tem
         roots += law.of(over)[0]
         for fact, *variables in (condition.strip("()").split() for condition in law.when):
             terms = [over[name] for name in variables]
-            stated = (fact == SAME_SIZE                     # stated by the template
-                      or not all(isinstance(term, Operator) for term in terms))
-            if not stated: asked.append((fact, terms))
+            stated = (
+                fact == SAME_SIZE  # stated by the template
+                or not all(isinstance(term, Operator) for term in terms)
+            )
+            if not stated:
+                asked.append((fact, terms))
     template = spell_values(Template.of({f"seed{i}": root for i, root in enumerate(roots)}, [border]), seeds)
     names = {term: name for name, term in template.instance(template.values).items()}
     lines = [f"({fact} {' '.join(names[term] for term in terms)})" for fact, terms in asked]
     return replace(template, text="\n".join([template.text, *lines]))
 
 
-def disagreements(graph: Graph, template: Template, rng: np.random.Generator,
-                  lengths: Sequence[int] = ROWS) -> list[Disagreement]:
+def disagreements(
+    graph: Graph, template: Template, rng: np.random.Generator, lengths: Sequence[int] = ROWS
+) -> list[Disagreement]:
     """Return the disagreements of a graph. Each class has the value of one acyclic member; all members, facts and
     kernels are compared with it."""
     values = Drawn(width(template), batch(template, rng, lengths), rng)
@@ -116,6 +125,7 @@ def disagreements(graph: Graph, template: Template, rng: np.random.Generator,
 
 def represented(graph: Graph, template: Template, values: Drawn) -> dict[int, Operator]:
     """Return the term of every class."""
+
     def make(node: ENode, terms: dict[int, Operator], attributes: dict[str, object]) -> Operator | None:
         if node.kind in SKIPPED or (term := fitting(node, terms, attributes)) is None:
             return None
@@ -132,14 +142,14 @@ def stack(graph: Graph, cls: int, term: Operator, values: Drawn) -> Operator:
         matrices: Operator = weight(Data(values.apply(term, np.eye(int(term.into.cols)))))
         return matrices
     except (TypeError, ValueError):
-        return term                                         # not a stack, in spite of the facts: facts are checked
+        return term  # not a stack, in spite of the facts: facts are checked
 
 
 def members(graph: Graph, terms: dict[int, Operator], template: Template, values: Drawn) -> Iterator[Disagreement]:
     """Yield members that have another value than their class, computed from the values of their children's classes."""
     for node in graph.nodes:
         if node.kind in SKIPPED or node.cls not in terms:
-            continue                                        # a misfit is part of something that is reported
+            continue  # a misfit is part of something that is reported
         if not all(child in terms for child in node.children):
             yield Disagreement("a member with a part that fits nowhere", terms[node.cls], np.inf, by(graph, node.cls))
             continue
@@ -148,8 +158,9 @@ def members(graph: Graph, terms: dict[int, Operator], template: Template, values
             yield Disagreement(term, terms[node.cls], off, by(graph, node.cls))
 
 
-def compare_term(graph: Graph, terms: dict[int, Operator], values: Drawn, cls: int,
-                 make: Callable[[], Operator]) -> tuple[Operator | str, float]:
+def compare_term(
+    graph: Graph, terms: dict[int, Operator], values: Drawn, cls: int, make: Callable[[], Operator]
+) -> tuple[Operator | str, float]:
     """Return a term and its distance from the value of a class. If the term does not fit, return the reason in words,
     and inf."""
     try:
@@ -189,14 +200,17 @@ def untrue(graph: Graph, terms: dict[int, Operator], values: Drawn) -> Iterator[
                 yield Disagreement(terms[cls], fact, off, by(graph, cls))
 
 
-def check_kernels(graph: Graph, terms: dict[int, Operator], template: Template,
-                  values: Drawn) -> Iterator[Disagreement]:
+def check_kernels(
+    graph: Graph, terms: dict[int, Operator], template: Template, values: Drawn
+) -> Iterator[Disagreement]:
     """Yield kernels of the lowered graph that compute another value than that of their class."""
-    lowering = Lowering(graph, template, prices=None)       # type: ignore[arg-type]       # nothing is priced here
+    lowering = Lowering(graph, template, prices=None)  # type: ignore[arg-type]       # nothing is priced here
     for cls, call in lowering.calls:
         sorts = call.implementation.variables
-        operands = {name: template.values[at] if sorts[name].name in ("count", "where", "relation") else terms[at]
-                    for name, at in call.bound}
+        operands = {
+            name: template.values[at] if sorts[name].name in ("count", "where", "relation") else terms[at]
+            for name, at in call.bound
+        }
         term, off = compare_term(graph, terms, values, cls, partial(call.implementation.over, operands))
         if not off <= TOLERANCE:
             yield Disagreement(term, terms[cls], off, (), call.implementation.name)
@@ -230,24 +244,36 @@ def batch(template: Template, rng: np.random.Generator, lengths: Sequence[int] =
     for field, limit in ((template.values[at] for at in e.attributes) for e in template.entries if e.kind == "given"):
         limits[field] = min(limit, limits.get(field, limit))
     placed = [len(template.values[e.attributes[0]].array) for e in template.entries if e.kind == "rotate"]
-    placed += [value.limit for value in template.values.values()
-               if isinstance(value, Pattern) and value.limit is not None]
+    placed += [
+        value.limit for value in template.values.values() if isinstance(value, Pattern) and value.limit is not None
+    ]
     lengths = [min(length, *placed, limits.get("positions", length)) for length in lengths]
-    return Batch([rng.integers(0, limits.get("tokens", 1), length) for length in lengths],
-                 [rng.integers(0, limits.get("kinds", 1), length) for length in lengths],
-                 draw_relations(template, rng, lengths),
-                 draw_inputs(template, rng, lengths))
+    return Batch(
+        [rng.integers(0, limits.get("tokens", 1), length) for length in lengths],
+        [rng.integers(0, limits.get("kinds", 1), length) for length in lengths],
+        draw_relations(template, rng, lengths),
+        draw_inputs(template, rng, lengths),
+    )
 
 
 def draw_inputs(template: Template, rng: np.random.Generator, lengths: Sequence[int]) -> dict[str, NDArray[np.float64]]:
     """Draw the matrices of the inputs that a template names."""
-    return {port.name: rng.normal(size=(len(lengths) if port.space == "S" else sum(lengths),
-                                        *([port.heads] if port.heads > 1 else []),
-                                        port.columns)) for port in template.values.values() if isinstance(port, Port)}
+    return {
+        port.name: rng.normal(
+            size=(
+                len(lengths) if port.space == "S" else sum(lengths),
+                *([port.heads] if port.heads > 1 else []),
+                port.columns,
+            )
+        )
+        for port in template.values.values()
+        if isinstance(port, Port)
+    }
 
 
-def draw_relations(template: Template, rng: np.random.Generator,
-                   lengths: Sequence[int]) -> dict[str, NDArray[np.float64]]:
+def draw_relations(
+    template: Template, rng: np.random.Generator, lengths: Sequence[int]
+) -> dict[str, NDArray[np.float64]]:
     """Draw the relations that a template names and that not every batch has. A relation that rows are picked by has
     one entry a row, others have more. If a monoid keeps several values, every entry is filled: with fewer, it would
     leave infinities, which have no sum. A space without a size of its own has as many rows as there are tokens."""
@@ -257,8 +283,10 @@ def draw_relations(template: Template, rng: np.random.Generator,
     def drawn(each: Relation) -> NDArray[np.float64]:
         rows, cols = (len(lengths) if space == "S" else sum(lengths) for space in (each.rows, each.cols))
         entries = np.eye(cols)[rng.integers(0, cols, rows)]
-        return (entries if each in picks else
-                entries + rng.normal(size=entries.shape) * (rng.random(entries.shape) < share))
+        return (
+            entries if each in picks else entries + rng.normal(size=entries.shape) * (rng.random(entries.shape) < share)
+        )
+
     spoken = {value.relation if isinstance(value, Pattern) else value for value in template.values.values()}
     named = sorted((value for value in spoken if isinstance(value, Relation) and value.name not in GIVEN), key=str)
     return {value.name: drawn(value) for value in named}
@@ -267,7 +295,9 @@ def draw_relations(template: Template, rng: np.random.Generator,
 def keeps_several(value: object) -> bool:
     """True if this is a monoid that lifts a single entry to numbers that are infinite, such as the three largest
     entries."""
-    if not (isinstance(value, type) and issubclass(value, Monoid)): return False
-    score, factor, index = np.array([1.0, 1.0, 0.0])        # numpy scalars, which divide by 0 without an error
-    with np.errstate(all="ignore"): lifted = value.lift(score, factor, *[index] * value.indexed)
+    if not (isinstance(value, type) and issubclass(value, Monoid)):
+        return False
+    score, factor, index = np.array([1.0, 1.0, 0.0])  # numpy scalars, which divide by 0 without an error
+    with np.errstate(all="ignore"):
+        lifted = value.lift(score, factor, *[index] * value.indexed)
     return not np.isfinite(np.asarray(lifted, float)).all()

@@ -3,6 +3,7 @@ one token, one less and one more than every border of a kernel's tiles or of a g
 that may occur, alone and behind another sentence.
 
 Batches are made of the tokens of the sentences that a certificate holds, so their lengths determine them."""
+
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,18 +25,18 @@ from rewrites.verify.failure import VerificationError, name
 from rewrites.verify.programs import ROUNDING, Errors, Meant, Outputs, allowed_rounding, launched, run_groups, step_kind
 from rewrites.verify.routed import run_beside
 
-MAX_LENGTH = 4096                                           # tokens of a sentence, unless the workload has longer ones
-SAMPLED = 1024                                              # rows from which only some rows of a step are checked
-TAIL = 8                                                    # consecutive numbers of rows, for rests of tiles
-DRAWN, MULTIPLES = 64, 8                                    # drawn rows beside borders; multiples of a border, at most
-TIMED_LENGTHS = 8                                           # lengths of a workload's sentences, at most
-ORACLE_WORK = 5e10                                                 # multiplications of the oracle for a batch, about
-ROW_WORK = 4e9                                              # multiplications of a step whose rows are all checked
-MAX_ROWS = MAX_INPUT_ROWS // 2                              # rows of single sentences, together
-GROUP_COUNT, LONG_COUNT = 3, 3                              # groups of a batch of many short sentences; long sentences
-MEMORY = 2 ** 30                                            # bytes that a run of a length not timed may take
-Near = dict[str, float]                                     # sentences, rows and relative error of a batch
-Lengths = tuple[tuple[int, ...], ...]                       # the lengths of the sentences of each batch
+MAX_LENGTH = 4096  # tokens of a sentence, unless the workload has longer ones
+SAMPLED = 1024  # rows from which only some rows of a step are checked
+TAIL = 8  # consecutive numbers of rows, for rests of tiles
+DRAWN, MULTIPLES = 64, 8  # drawn rows beside borders; multiples of a border, at most
+TIMED_LENGTHS = 8  # lengths of a workload's sentences, at most
+ORACLE_WORK = 5e10  # multiplications of the oracle for a batch, about
+ROW_WORK = 4e9  # multiplications of a step whose rows are all checked
+MAX_ROWS = MAX_INPUT_ROWS // 2  # rows of single sentences, together
+GROUP_COUNT, LONG_COUNT = 3, 3  # groups of a batch of many short sentences; long sentences
+MEMORY = 2**30  # bytes that a run of a length not timed may take
+Near = dict[str, float]  # sentences, rows and relative error of a batch
+Lengths = tuple[tuple[int, ...], ...]  # the lengths of the sentences of each batch
 
 
 def lengths_of(programs: Sequence[Program], timed: Iterable[Batch], positions: int | None = None) -> Lengths:
@@ -43,8 +44,10 @@ def lengths_of(programs: Sequence[Program], timed: Iterable[Batch], positions: i
     number of `positions` that sentences may have. Empty if batches cannot be made: of relations, inputs, or a
     session's caches."""
     timed = [*timed]
-    if any(program.inputs or program.state or program.schedule.elsewhere for program in programs): return ()
-    if any(batch.alone for batch in timed): return ()
+    if any(program.inputs or program.state or program.schedule.elsewhere for program in programs):
+        return ()
+    if any(batch.alone for batch in timed):
+        return ()
     lengths = sorted({int(n) for batch in timed for n in np.diff(batch.starts)})
     lengths = [lengths[i] for i in {*np.linspace(0, len(lengths) - 1, TIMED_LENGTHS).astype(int).tolist()}]
     longest = find_longest(programs, max(lengths), positions)
@@ -52,7 +55,8 @@ def lengths_of(programs: Sequence[Program], timed: Iterable[Batch], positions: i
     wanted = dict.fromkeys(n for n in (longest, longest - 1, 1, *reversed(lengths), *sorted(near)) if 1 <= n <= longest)
     singles = sorted(n for n, rows in zip(wanted, accumulate(wanted), strict=True) if rows <= MAX_ROWS)
     short, several = cycle([n for n in singles if 2 * n <= GROUP_ROWS]), list[int]()
-    while sum(several) <= GROUP_COUNT * GROUP_ROWS: several.append(next(short))
+    while sum(several) <= GROUP_COUNT * GROUP_ROWS:
+        several.append(next(short))
     batches = [*((n,) for n in singles), tuple(several)]
     batches.append((longest,) * LONG_COUNT if LONG_COUNT * longest <= MAX_LENGTH else (1, longest))
     return tuple(batch for batch in batches if len(batch) == 1 or fits(programs, batch))
@@ -66,7 +70,8 @@ def find_longest(programs: Sequence[Program], timed: int, positions: int | None)
     kernels = [call.kernel for program in programs for call in program.schedule.calls]
     if any(kernel.row_mixing and kernel.restrict is None for kernel in kernels):
         longest = min(longest, max(timed, SAMPLED))
-    while longest > timed and not fits(programs, (longest,)): longest = max(timed, longest // 2)
+    while longest > timed and not fits(programs, (longest,)):
+        longest = max(timed, longest // 2)
     return longest
 
 
@@ -78,16 +83,21 @@ def fits(programs: Iterable[Program], lengths: Sequence[int]) -> bool:
 
 def borders(programs: Iterable[Program]) -> set[int]:
     """Return the numbers of rows, or of tokens of a sentence, at which some kernel takes another path."""
-    return {border for program in programs for call in program.schedule.calls
-            for border in call.kernel.borders(call.bound)}
+    return {
+        border for program in programs for call in program.schedule.calls for border in call.kernel.borders(call.bound)
+    }
 
 
 def batches_at(lengths: Sequence[Sequence[int]], sentences: Batch) -> list[Batch]:
     """Make batches of these lengths, from the tokens of these sentences repeated."""
+
     def made(each: Sequence[int]) -> Batch:
         cuts = np.cumsum(each)[:-1]
-        return Batch(np.split(np.resize(sentences.tokens, sum(each)), cuts),
-                     np.split(np.resize(sentences.kinds, sum(each)), cuts))
+        return Batch(
+            np.split(np.resize(sentences.tokens, sum(each)), cuts),
+            np.split(np.resize(sentences.kinds, sum(each)), cuts),
+        )
+
     return [made(batch_lengths) for batch_lengths in lengths]
 
 
@@ -118,8 +128,12 @@ class Steps:
         every length that is at no border."""
         alone = [batch[0] for batch in lengths if len(batch) == 1]
         near = {border + more for border in (*borders(programs), GROUP_ROWS) for more in (-1, 0, 1)}
-        return cls(lengths, frozenset({1, *alone[-2:], *({*alone} - near),
-                                       *(int(n) for batch in timed for n in np.diff(batch.starts))}))
+        return cls(
+            lengths,
+            frozenset(
+                {1, *alone[-2:], *({*alone} - near), *(int(n) for batch in timed for n in np.diff(batch.starts))}
+            ),
+        )
 
     def fresh(self, program: Program, batch: Batch) -> set[int]:
         """Return the steps of a program that are to be checked on this batch and were not yet, each kind once."""
@@ -129,13 +143,14 @@ class Steps:
 
     def asks(self, call: Call, batch: Batch) -> bool:
         """True if the step is to be checked on this batch."""
-        if call.kernel.view or call.kernel.by_rows: return len(batch) == 1 and batch.rows == max(map(max, self.lengths))
+        if call.kernel.view or call.kernel.by_rows:
+            return len(batch) == 1 and batch.rows == max(map(max, self.lengths))
         return len(batch) > 1 or self.counts(call, batch.rows)
 
     def runs(self, batch: Batch, fresh: set[int]) -> bool:
         """True if the whole run of a program is checked on this batch; on very many rows only if it has `fresh` steps
         there."""
-        shorter = (longest := max(map(max, self.lengths))) - 1      # for the rows that tiles leave over, not for runs
+        shorter = (longest := max(map(max, self.lengths))) - 1  # for the rows that tiles leave over, not for runs
         several = len(batch) > 1 and (LONG_COUNT * longest <= MAX_LENGTH or np.diff(batch.starts).max() < longest)
         return bool(fresh or batch.rows < SAMPLED) and (several or batch.rows in self.all - {shorter})
 
@@ -159,8 +174,11 @@ class Steps:
                 out = launched(call, told := arguments | more, found.shape)
                 shares.append(Meant.of(call, told, batch, some).compared(shown, out, batch.rows))
         if call.kernel.by_rows and call.by_tokens:
-            together = {sum(batch_lengths) for batch_lengths in self.lengths
-                        if batch_lengths[1:] and batch_lengths != (1, batch.rows)}
+            together = {
+                sum(batch_lengths)
+                for batch_lengths in self.lengths
+                if batch_lengths[1:] and batch_lengths != (1, batch.rows)
+            }
             for count in together | {n for n, *more in self.lengths if not more and self.counts(call, n)}:
                 at = np.arange(count) % batch.rows
                 repeated = arguments | {name: np.ascontiguousarray(arguments[name][at]) for name in call.values}
@@ -174,10 +192,12 @@ class Steps:
 def compare_threads(shown: str, call: Call, arguments: dict[str, Any], found: np.ndarray, rows: int) -> None:
     """Check that a step has the same bits on every number of threads; with very many rows on one, two and all. Raises
     VerificationError."""
-    if call.kernel.view or (rows >= SAMPLED and not call.kernel.launches): return
+    if call.kernel.view or (rows >= SAMPLED and not call.kernel.launches):
+        return
     every = numbers_of_threads()
     for count in every if rows < SAMPLED else sorted({1, min(2, every[-1]), every[-1]}):
-        with on_threads(count): out = launched(call, arguments, found.shape)
+        with on_threads(count):
+            out = launched(call, arguments, found.shape)
         if not np.array_equal(out, found, equal_nan=True):
             raise VerificationError(3, shown, f"on {count} threads it has other bits", rows=rows)
 
@@ -186,21 +206,23 @@ def tails(shown: str, call: Call, arguments: dict[str, Any], meant: Meant, batch
     """Check a step on some consecutive numbers of rows, as many rows as are soon computed: on the last rows of a
     sentence if the kernel works row by row, else on its first rows. Yields shares of the bound. Raises
     VerificationError."""
-    if not call.by_tokens or call.kernel.restrict is None or call.kernel.view: return
+    if not call.by_tokens or call.kernel.restrict is None or call.kernel.view:
+        return
     weight, alone = getattr(call.bound, "weight", None), call.kernel.by_rows
     top = min(batch.rows, SAMPLED, int(ROW_WORK // (1 if weight is None else math.prod(weight.shape))))
     for count in range(max(1, top - TAIL + 1), top + 1):
         rows = slice(batch.rows - count, None) if alone else slice(count)
         operands = arguments | {name: arguments[name][rows] for name in call.values}
         part, some = Batch([batch.tokens[rows]], [batch.kinds[rows]]), np.arange(max(0, count - TAIL), count)
-        if call.kernel.batched: operands["batch"] = part
+        if call.kernel.batched:
+            operands["batch"] = part
         last = meant.last(count, batch.rows) if alone else Meant.of(call, operands, part, some)
         yield last.compared(shown, launched(call, operands, call.shape.at(part.extents())), count)
 
 
 def calls(program: Program) -> list[Call]:
     """Return the calls of a program's steps, without its inputs."""
-    return program.schedule.calls[program.schedule.first:]
+    return program.schedule.calls[program.schedule.first :]
 
 
 def kind_of(call: Call, batch: Batch) -> Hashable:
@@ -222,10 +244,13 @@ def verify_lengths(program: Program, batches: Sequence[Batch], steps: Steps) -> 
         called = {at - first for segment in segments if not isinstance(segment, Recorded) for at in segment.steps}
         # unrecorded steps take the whole batch, recorded ones groups of it: so they are checked separately
         apart = len(batch) > 1 and len(segments) > 1
-        if whole := (fresh & called if apart else set()): walk(looked, batch, whole, steps, until=max(whole) + 1)
+        if whole := (fresh & called if apart else set()):
+            walk(looked, batch, whole, steps, until=max(whole) + 1)
         for part in batch.pieces(GROUP_ROWS) if apart else [batch]:
-            if steps.runs(batch, fresh): compare_run(looked, part, fresh, steps)
-            elif fresh: walk(looked, part, fresh, steps, until=max(fresh) + 1)
+            if steps.runs(batch, fresh):
+                compare_run(looked, part, fresh, steps)
+            elif fresh:
+                walk(looked, part, fresh, steps, until=max(fresh) + 1)
         steps.noted(program, batch)
     return {"batches": len(batches), "nearest": steps.nearest}
 
@@ -239,15 +264,18 @@ def shortened(program: Program, asked: set[int]) -> Program:
     last = [*range(len(steps))]
     for i, step in enumerate(steps):
         for operand in step.operands.values():
-            if operand in at: last[at[operand]] = i
-    for output in program.outputs.values(): last[at[output]] = len(steps)
+            if operand in at:
+                last[at[operand]] = i
+    for output in program.outputs.values():
+        last[at[output]] = len(steps)
     left, instead, here = list[Step](), dict[str, str](), 0
     while here < len(steps):
         step = steps[here]
         operands = {operand: instead.get(value, value) for operand, value in step.operands.items()}
         left.append(Step(step.kernel, operands, step.attributes, step.output))
         end = end_of_stretch(here, bound, last, asked)
-        if end > here: instead[steps[end].output] = step.output
+        if end > here:
+            instead[steps[end].output] = step.output
         here = end + 1
     outputs = {output: instead.get(value, value) for output, value in program.outputs.items()}
     read = {value for step in left for value in step.operands.values()}
@@ -261,8 +289,10 @@ def end_of_stretch(begin: int, bound: Sequence[Call], last: Sequence[int], asked
     out; `begin` if there is none."""
     end, read = begin, 0
     for at in range(begin + 1, len(bound)):
-        if at in asked: break
-        if read <= at and bound[at].shape == bound[begin].shape and not bound[begin].kernel.view: end = at
+        if at in asked:
+            break
+        if read <= at and bound[at].shape == bound[begin].shape and not bound[begin].kernel.view:
+            end = at
         read = max(read, last[at])
     return end
 
@@ -273,10 +303,12 @@ def compare_run(program: Program, batch: Batch, fresh: set[int], steps: Steps) -
     workers, last = threads(), []
     parts = run_groups(program, batch, workers)
     for part in parts:
-        with limit(workers if len(parts) == 1 else 1): last.append(walk(program, part, fresh, steps))
+        with limit(workers if len(parts) == 1 else 1):
+            last.append(walk(program, part, fresh, steps))
     if not np.array_equal(program.run(batch), np.concatenate(last), equal_nan=True):
-        raise VerificationError(3, name(program), "its run is not what its steps give", rows=batch.rows,
-                                sentences=len(batch))
+        raise VerificationError(
+            3, name(program), "its run is not what its steps give", rows=batch.rows, sentences=len(batch)
+        )
 
 
 def stated_at(program: Program, lengths: Lengths, timed: Iterable[Batch]) -> Lengths:
@@ -289,34 +321,48 @@ def stated_at(program: Program, lengths: Lengths, timed: Iterable[Batch]) -> Len
     return tuple(batch for batch in within if batch[0] in told)
 
 
-def errors_at(programs: Sequence[tuple[Program, bool]], model: Operator, batches: Sequence[Batch],
-              wanted: Outputs) -> list[list[Near]]:
+def errors_at(
+    programs: Sequence[tuple[Program, bool]], model: Operator, batches: Sequence[Batch], wanted: Outputs
+) -> list[list[Near]]:
     """Return the errors of each program against the model's outputs `wanted`, batch by batch. Each program is paired
     with whether it is exact. `relative` compares both routed by themselves, `along` on the routes that the program
     took."""
+
     def near(program: Program, exact: bool, batch: Batch, rows: NDArray[np.floating]) -> Near:
         beside = run_beside(program, model, [batch], [rows], exact=exact)
         free, along = (Errors.of(beside.found, wanted).relative for wanted in (beside.alone, beside.wanted))
         return {"sentences": len(batch), "rows": batch.rows, "relative": free, "along": along}
+
     return [[near(*program, *pair) for pair in zip(batches, wanted, strict=True)] for program in programs]
 
 
-def verify_rounding(program: Program, found: Sequence[Near], imported: Sequence[Near], model: Operator,
-                    batches: Sequence[Batch]) -> None:
+def verify_rounding(
+    program: Program, found: Sequence[Near], imported: Sequence[Near], model: Operator, batches: Sequence[Batch]
+) -> None:
     """Compare an exact program's rounding, batch by batch, with that of the import. Raises VerificationError."""
     for mine, theirs, batch in zip(found, imported, batches, strict=True):
         off, base = mine["along"], theirs["along"]
         if not off <= allowed_rounding(off, base, model, [batch]):
-            raise VerificationError(3, name(program), "it rounds more than the imported program", relative=off,
-                                    imported=base, times=ROUNDING, sentences=len(batch), rows=batch.rows)
+            raise VerificationError(
+                3,
+                name(program),
+                "it rounds more than the imported program",
+                relative=off,
+                imported=base,
+                times=ROUNDING,
+                sentences=len(batch),
+                rows=batch.rows,
+            )
 
 
 def walk(program: Program, batch: Batch, fresh: set[int], steps: Steps, until: int | None = None) -> np.ndarray:
     """Return the output of a program run step by step, up to step `until` if that is set; fresh steps are checked."""
     last: NDArray[np.float32] | None = None
     for at, (call, arguments, result) in enumerate(program.schedule.walk(batch, until=until)):
-        if at in fresh: steps.look(program.steps[at].show(program.constants), call, arguments, result, batch)
-        if program.steps[at].output == program.output: last = result
+        if at in fresh:
+            steps.look(program.steps[at].show(program.constants), call, arguments, result, batch)
+        if program.steps[at].output == program.output:
+            last = result
     return np.asarray(last)
 
 
@@ -348,7 +394,9 @@ def describe_lengths(lengths: Sequence[Sequence[int]]) -> str:
 
 def format_errors(found: Sequence[Mapping[str, object]]) -> str:
     """Format errors, batch by batch, as words."""
+
     def named(one: Mapping[str, object]) -> str:
         rows = f"{one.get('rows')} token{'s' * (one.get('rows') != 1)}"
         return rows if one.get("sentences") == 1 else f"{one.get('sentences')} sentences of {rows}"
+
     return ", ".join(f"{one.get('relative'):.2g} on {named(one)}" for one in found)

@@ -1,6 +1,7 @@
 """The difference that two right readings of a model may have: the movement of each row of its output when every number
 that it is computed from changes a little. A row with a norm far below the numbers that cancelled to it is not known to
 a share of that norm; and a result that has no rounding by luck does not measure the rounding allowed to others."""
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,29 +15,34 @@ from opmatrix.algebra.oracles import DenseReading, dense, entered
 from opmatrix.algebra.routes import Route, noted
 from opmatrix.algebra.term import Operator, read
 
-NUDGES = 8                                                  # draws, whose root mean square is taken
+NUDGES = 8  # draws, whose root mean square is taken
 
 
 @dataclass(frozen=True, eq=False)
 class Nudged(DenseReading):
     """Whole arrays that are read with changed numbers each time: every number changes by a drawn share of itself, up
     to `unit`. Zeros, and chosen rather than computed values, do not change."""
+
     unit: float = 0.0
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     @property
-    def array(self) -> NDArray[np.floating]: return self.taken(self.whole())
+    def array(self) -> NDArray[np.floating]:
+        return self.taken(self.whole())
 
-    def taken(self, array: NDArray[np.floating]) -> NDArray[np.floating]: return self.nudge(array)
+    def taken(self, array: NDArray[np.floating]) -> NDArray[np.floating]:
+        return self.nudge(array)
 
-    def numbers(self, data: Data) -> NDArray[np.floating]: return self.nudge(data.array.astype(self.dtype))
+    def numbers(self, data: Data) -> NDArray[np.floating]:
+        return self.nudge(data.array.astype(self.dtype))
 
     def nudge(self, array: NDArray[np.floating]) -> NDArray[np.floating]:
         return array * (1 + self.unit * self.rng.uniform(-1, 1, array.shape))
 
 
-def nudge_along(term: Operator, batch: Batch, routes: Sequence[Route], unit: float,
-                rng: np.random.Generator) -> tuple[NDArray[np.floating], list[Route]]:
+def nudge_along(
+    term: Operator, batch: Batch, routes: Sequence[Route], unit: float, rng: np.random.Generator
+) -> tuple[NDArray[np.floating], list[Route]]:
     """Return the output of a model whose numbers change by up to `unit` of themselves, at each operator anew, along
     these routes; and the routes with their changed scores."""
     value = entered(term, batch)
@@ -55,8 +61,12 @@ def moved(term: Operator, batches: Sequence[Batch], unit: float) -> NDArray[np.f
             apart = np.where(output == wanted, 0.0, output - wanted)
         squared: NDArray[np.float64] = (np.swapaxes(apart, 0, -2).reshape(apart.shape[-2], -1) ** 2).sum(1)
         return squared
-    squares = [np.mean([off(batch, *unchanged) for _ in range(NUDGES)], axis=0)
-               for batch in batches for unchanged in [noted(partial(dense, term, batch))]]
+
+    squares = [
+        np.mean([off(batch, *unchanged) for _ in range(NUDGES)], axis=0)
+        for batch in batches
+        for unchanged in [noted(partial(dense, term, batch))]
+    ]
     norms: NDArray[np.float64] = np.sqrt(np.concatenate(squares))
     return norms
 

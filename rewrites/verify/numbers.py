@@ -1,5 +1,6 @@
 """The numbers of classes: the value of one member, at one random input for values, and at an input of its own size for
 operators."""
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,9 +13,12 @@ from opmatrix.algebra.oracles import DenseReading
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import Operator, read
 
-FREE_COLUMNS = 12                                           # columns of an input with any number: heads divide it
-TRIED: tuple[int, ...] = (*range(FREE_COLUMNS, 0, -1), *range(FREE_COLUMNS + 1, 257),
-                          *(FREE_COLUMNS << more for more in range(5, 13)))
+FREE_COLUMNS = 12  # columns of an input with any number: heads divide it
+TRIED: tuple[int, ...] = (
+    *range(FREE_COLUMNS, 0, -1),
+    *range(FREE_COLUMNS + 1, 257),
+    *(FREE_COLUMNS << more for more in range(5, 13)),
+)
 Float64s = NDArray[np.float64]
 
 
@@ -26,7 +30,7 @@ class AtBorder(DenseReading):
         return self
 
 
-TermReadings = dict[tuple[Operator, AtBorder], AtBorder]    # the results of terms at inputs
+TermReadings = dict[tuple[Operator, AtBorder], AtBorder]  # the results of terms at inputs
 
 
 def widest(term: Operator) -> int:
@@ -49,13 +53,13 @@ class Drawn:
         self.width, self.batch, self.rng = width, batch, rng
         self.drawn: dict[tuple[int, int, int], Float64s] = {}
         self.inputs: dict[tuple[tuple[int, ...], bytes], tuple[AtBorder, TermReadings]] = {}
-        self.taken: dict[Operator, tuple[int, int]] = {}    # heads and columns of the input that each operator takes
+        self.taken: dict[Operator, tuple[int, int]] = {}  # heads and columns of the input that each operator takes
 
     def at(self, heads: int, columns: int, number: int = 0) -> Float64s:
         """Return an input of this size; another one for each `number`."""
         key = heads, columns, number
         if key not in self.drawn:
-            self.drawn[key] = self.rng.normal(size=(heads, self.batch.rows, columns)[heads == 1:])
+            self.drawn[key] = self.rng.normal(size=(heads, self.batch.rows, columns)[heads == 1 :])
         return self.drawn[key]
 
     def of_value(self, term: Operator) -> Float64s:
@@ -71,8 +75,10 @@ class Drawn:
         a term needs it."""
         if term not in self.taken:
             heads, columns = term.into.heads, term.into.cols
-            self.taken[term] = (heads if isinstance(heads, int) else 1,
-                                columns if isinstance(columns, int) else widest(term))
+            self.taken[term] = (
+                heads if isinstance(heads, int) else 1,
+                columns if isinstance(columns, int) else widest(term),
+            )
         return self.taken[term]
 
     def of_property(self, term: Operator, value: bool) -> tuple[Callable[[Float64s], Float64s], Float64s, Float64s]:
@@ -83,7 +89,8 @@ class Drawn:
     def apply(self, term: Operator, x: Float64s) -> Float64s:
         """Return the output of an operator at this input, heads x rows x columns, in float64."""
         key = x.shape, x.tobytes()
-        if key not in self.inputs: self.inputs[key] = AtBorder(x, self.batch), {}
+        if key not in self.inputs:
+            self.inputs[key] = AtBorder(x, self.batch), {}
         with np.errstate(all="ignore"):
             output = read(term, *self.inputs[key]).array
         return np.asarray(output.reshape(-1, *output.shape[-2:]))

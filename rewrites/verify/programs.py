@@ -1,6 +1,7 @@
 """Level 3: programs. An exact program equals the float64 oracle where no number is rounded, and in float32 rounds
 hardly more than the imported program; each of its steps stays within its bound. An approximate program keeps its
 stated error."""
+
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -36,9 +37,9 @@ from rewrites.verify.failure import VerificationError, name
 from rewrites.verify.nudged import moved, row_scales
 from rewrites.verify.routed import Reference, describe_routing, explain_flips, run_beside
 
-EQUAL = 1e-10                                               # relative difference of two float64 readings of one model
-ROUNDING = 4.0                                              # most rounding of a program over that of the import
-TOLD_WORK = 4e9                                             # most multiplications of a step on telling operands
+EQUAL = 1e-10  # relative difference of two float64 readings of one model
+ROUNDING = 4.0  # most rounding of a program over that of the import
+TOLD_WORK = 4e9  # most multiplications of a step on telling operands
 TOLD_SEED = 0
 Outputs = Sequence[NDArray[np.floating]]
 
@@ -46,6 +47,7 @@ Outputs = Sequence[NDArray[np.floating]]
 class KernelVerified(TypedDict):
     """The largest share of its bound that a kernel's error takes (`nearest`), and the bound relative to the kernel's
     output (`allowed`), both in the Frobenius norm."""
+
     nearest: float
     allowed: float
 
@@ -53,6 +55,7 @@ class KernelVerified(TypedDict):
 class StepsVerified(TypedDict):
     """The number of steps, the step that comes nearest to its bound on any operands, the share of the bound it takes,
     and the result for each kernel."""
+
     count: int
     nearest: float
     step: str
@@ -95,13 +98,18 @@ class Unrounded(Mapping[str, NDArray[np.floating]]):
 
     def __getitem__(self, name: str) -> NDArray[np.floating]:
         part, what = self.emitter.origins[name]
-        if isinstance(what, Data): return what.array
-        if isinstance(what, Stored): return self.structure.lowering(part).matrix(what.weight, what.layout)
+        if isinstance(what, Data):
+            return what.array
+        if isinstance(what, Stored):
+            return self.structure.lowering(part).matrix(what.weight, what.layout)
         assert isinstance(what, Spread)
         return self.structure.lowering(part).vector(what.constant, self.emitter.constants[name].shape[0])
 
-    def __iter__(self) -> Iterator[str]: return iter(self.emitter.origins)
-    def __len__(self) -> int: return len(self.emitter.origins)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.emitter.origins)
+
+    def __len__(self) -> int:
+        return len(self.emitter.origins)
 
 
 def unrounded(structure: Structure, emitter: Emitter) -> Unrounded:
@@ -112,16 +120,30 @@ def unrounded(structure: Structure, emitter: Emitter) -> Unrounded:
 def reading(program: Program, structure: Structure, emitter: Emitter) -> Hashable:
     """Return a key of the program without rounding: programs with equal keys give the same output, however their
     weights are stored."""
-    stand = {name: (part, what._replace(method=Method()) if isinstance(what, Stored) else what)
-             for name, (part, what) in emitter.origins.items()}
+    stand = {
+        name: (part, what._replace(method=Method()) if isinstance(what, Stored) else what)
+        for name, (part, what) in emitter.origins.items()
+    }
     return structure.route, tuple(
-        (step.kernel, tuple((operand, stand.get(name, name)) for operand, name in step.operands.items()),
-         tuple(step.attributes.items()), step.output) for step in program.steps)
+        (
+            step.kernel,
+            tuple((operand, stand.get(name, name)) for operand, name in step.operands.items()),
+            tuple(step.attributes.items()),
+            step.output,
+        )
+        for step in program.steps
+    )
 
 
-def verify_exact(program: Program, model: Operator, batches: Sequence[Batch], imported: Program,
-                 constants: Mapping[str, NDArray[np.floating]], wanted: Outputs | None = None,
-                 told: set[Hashable] | None = None) -> dict[str, object]:
+def verify_exact(
+    program: Program,
+    model: Operator,
+    batches: Sequence[Batch],
+    imported: Program,
+    constants: Mapping[str, NDArray[np.floating]],
+    wanted: Outputs | None = None,
+    told: set[Hashable] | None = None,
+) -> dict[str, object]:
     """Verify an exact program against the model on batches: in float64 with `constants` unrounded, in float32 beside
     the imported program, and step by step. `wanted` is the oracle's output if it is at hand. Returns the measured
     errors. Raises VerificationError, which names the difference."""
@@ -130,41 +152,72 @@ def verify_exact(program: Program, model: Operator, batches: Sequence[Batch], im
     ours, others = (run_beside(candidate, model, batches, wanted, exact=True) for candidate in (program, imported))
     mine, theirs = (Errors.of(side.found, side.wanted) for side in (ours, others))
     if not mine.relative <= allowed_rounding(mine.relative, theirs.relative, model, batches):
-        raise VerificationError(3, name(program), "it rounds more than the imported program", relative=mine.relative,
-                                imported=theirs.relative, times=ROUNDING)
-    return {"float64": exact, "float32": asdict(mine), "imported": asdict(theirs),
-            "steps": verify_steps(program, batches, told), **describe_routing(ours.flips, mine.relative)}
+        raise VerificationError(
+            3,
+            name(program),
+            "it rounds more than the imported program",
+            relative=mine.relative,
+            imported=theirs.relative,
+            times=ROUNDING,
+        )
+    return {
+        "float64": exact,
+        "float32": asdict(mine),
+        "imported": asdict(theirs),
+        "steps": verify_steps(program, batches, told),
+        **describe_routing(ours.flips, mine.relative),
+    }
 
 
 def allowed_rounding(mine: float, imported: float, model: Operator, batches: Sequence[Batch]) -> float:
     """Return the largest relative error allowed for an exact program with error `mine`. It is ROUNDING times the error
     of the imported program, or, if that is larger, ROUNDING times the effect of rounding each number of the model, its
     result included, once: an import may happen to be nearer."""
-    if mine <= ROUNDING * imported: return ROUNDING * imported
+    if mine <= ROUNDING * imported:
+        return ROUNDING * imported
     sizes = [np.linalg.norm(wanted) for wanted in oracle(model, batches)]
     return ROUNDING * max(imported, float(ratio(np.linalg.norm(moved(model, batches, UNIT)), np.linalg.norm(sizes))))
 
 
-def verify_structure(program: Program, batches: Sequence[Batch], constants: Mapping[str, NDArray[np.floating]],
-                     wanted: Outputs, model: Operator | None = None) -> dict[str, float]:
+def verify_structure(
+    program: Program,
+    batches: Sequence[Batch],
+    constants: Mapping[str, NDArray[np.floating]],
+    wanted: Outputs,
+    model: Operator | None = None,
+) -> dict[str, float]:
     """Verify that the steps of any program, exact or not, compute the model in float64 on constants as they were
     before any was rounded, pruned or fitted. If `model` is passed, a row smaller than the numbers that it is computed
     from is compared relative to these. Returns the errors. Raises VerificationError."""
+
     def run(program: Program, batch: Batch) -> NDArray[np.floating]:
         return program.exact(batch, constants, rounded=False)
-    if model is None: outputs: Outputs = [run(program, batch) for batch in batches]
-    else: outputs, wanted, *_ = run_beside(program, model, batches, wanted, exact=True, run=run, unit=EQUAL)
+
+    if model is None:
+        outputs: Outputs = [run(program, batch) for batch in batches]
+    else:
+        outputs, wanted, *_ = run_beside(program, model, batches, wanted, exact=True, run=run, unit=EQUAL)
     errors = Errors.of(outputs, wanted)
     if not errors.worst_row <= EQUAL and model is not None:
         errors = Errors.of(outputs, wanted, row_scales(model, batches, EQUAL))
     if not errors.worst_row <= EQUAL:
-        raise VerificationError(3, name(program), "read in float64 it is not the model", relative=errors.relative,
-                                worst_row=errors.worst_row, allowed=EQUAL)
+        raise VerificationError(
+            3,
+            name(program),
+            "read in float64 it is not the model",
+            relative=errors.relative,
+            worst_row=errors.worst_row,
+            allowed=EQUAL,
+        )
     return asdict(errors)
 
 
-def verify_outputs(program: Program, outputs: Mapping[str, Operator], batches: Sequence[Batch],
-                   constants: Mapping[str, NDArray[np.floating]]) -> dict[str, float]:
+def verify_outputs(
+    program: Program,
+    outputs: Mapping[str, Operator],
+    batches: Sequence[Batch],
+    constants: Mapping[str, NDArray[np.floating]],
+) -> dict[str, float]:
     """Return the relative error of a program read in float64 for every output of a model, and for every next value of
     its state, by name. Raises VerificationError, which names the output."""
     worst = dict.fromkeys(outputs, 0.0)
@@ -177,34 +230,52 @@ def verify_outputs(program: Program, outputs: Mapping[str, Operator], batches: S
             pair = (array.reshape(len(rows), -1) for array in (arrays[output], rows))
             apart, size = map(np.linalg.norm, settled(*pair))
             off = ratio(apart, size)
-            if not off <= EQUAL: off = ratio(apart, max(size, np.linalg.norm(row_scales(term, [batch], EQUAL))))
             if not off <= EQUAL:
-                raise VerificationError(3, name(program), f"its output {output} read in float64 is not the model's",
-                                        relative=float(off),
-                                        allowed=EQUAL)
+                off = ratio(apart, max(size, np.linalg.norm(row_scales(term, [batch], EQUAL))))
+            if not off <= EQUAL:
+                raise VerificationError(
+                    3,
+                    name(program),
+                    f"its output {output} read in float64 is not the model's",
+                    relative=float(off),
+                    allowed=EQUAL,
+                )
             worst[output] = max(worst[output], float(off))
     return worst
 
 
-def verify_approximate(program: Program, model: Operator, batches: Sequence[Batch], stated: float,
-                       wanted: Outputs | None = None) -> dict[str, object]:
+def verify_approximate(
+    program: Program, model: Operator, batches: Sequence[Batch], stated: float, wanted: Outputs | None = None
+) -> dict[str, object]:
     """Verify an approximate program on held-out batches: the change of its whole output, rows that it routes otherwise
     included, is at most `stated`, and every step stays within its bound for the stored numbers. Raises
     VerificationError."""
     ours = run_beside(program, model, batches, wanted, exact=False)
     errors, along = Errors.of(ours.found, ours.alone), Errors.of(ours.found, ours.wanted)
     if not errors.relative <= stated:
-        raise VerificationError(3, name(program), "its output changes by more than was stated",
-                                relative=errors.relative, worst_row=errors.worst_row, rows=errors.rows, stated=stated)
-    return {"float32": asdict(errors), "stated": stated, "steps": verify_steps(program, batches),
-            **describe_routing(ours.flips, along.relative)}
+        raise VerificationError(
+            3,
+            name(program),
+            "its output changes by more than was stated",
+            relative=errors.relative,
+            worst_row=errors.worst_row,
+            rows=errors.rows,
+            stated=stated,
+        )
+    return {
+        "float32": asdict(errors),
+        "stated": stated,
+        "steps": verify_steps(program, batches),
+        **describe_routing(ours.flips, along.relative),
+    }
 
 
-ProductsSeen = dict[Hashable, KernelVerified]                    # steps with weights, on the rows of a batch
+ProductsSeen = dict[Hashable, KernelVerified]  # steps with weights, on the rows of a batch
 
 
-def verify_steps(program: Program, batches: Sequence[Batch], told: set[Hashable] | None = None,
-                 products: ProductsSeen | None = None) -> StepsVerified:
+def verify_steps(
+    program: Program, batches: Sequence[Batch], told: set[Hashable] | None = None, products: ProductsSeen | None = None
+) -> StepsVerified:
     """Verify each kernel against its float64 meaning on the same operands, and on telling ones, within its bound.
     Verify that the run, which launches the same kernels from a recording, has the same bits at each number of threads;
     it is compared by groups of rows, as some kernels sum in another order for other numbers of rows. Inputs that may
@@ -216,24 +287,36 @@ def verify_steps(program: Program, batches: Sequence[Batch], told: set[Hashable]
     told_batches = [*batches, *infinite_batches(program, batches)]
     for batch in (piece for told_batch in told_batches for piece in told_batch.pieces(GROUP_ROWS)):
         for step, (call, arguments, result) in zip(program.steps, program.schedule.walk(batch), strict=True):
-            if step.output == program.output: last = result
+            if step.output == program.output:
+                last = result
             same = None if products is None else weighed(step, program, batch)
             looked = None if products is None or same is None else products.get(same)
-            if looked is None: looked = look_at_step(step.show(program.constants), call, arguments, result, batch, told)
-            if products is not None and same is not None: products[same] = looked
+            if looked is None:
+                looked = look_at_step(step.show(program.constants), call, arguments, result, batch, told)
+            if products is not None and same is not None:
+                products[same] = looked
             nearest, at = max((nearest, at), (looked["nearest"], step.output))
             known = kernels.get(step.kernel, looked)
-            kernels[step.kernel] = KernelVerified(nearest=max(known["nearest"], looked["nearest"]),
-                                                  allowed=max(known["allowed"], looked["allowed"]))
-        with limit(1): whole = program.schedule.run(batch)[0]
+            kernels[step.kernel] = KernelVerified(
+                nearest=max(known["nearest"], looked["nearest"]), allowed=max(known["allowed"], looked["allowed"])
+            )
+        with limit(1):
+            whole = program.schedule.run(batch)[0]
         if not np.array_equal(last, whole, equal_nan=True):
             raise VerificationError(3, name(program), "its run is not what its steps give", rows=batch.rows)
-        for count in numbers_of_threads()[1:]: compare_bits(program, batch, count)
+        for count in numbers_of_threads()[1:]:
+            compare_bits(program, batch, count)
     return {"count": len(program.steps), "nearest": nearest, "step": at, "kernels": kernels}
 
 
-def look_at_step(shown: str, call: Call, arguments: Mapping[str, object], given: NDArray[np.floating], batch: Batch,
-                 told: set[Hashable]) -> KernelVerified:
+def look_at_step(
+    shown: str,
+    call: Call,
+    arguments: Mapping[str, object],
+    given: NDArray[np.floating],
+    batch: Batch,
+    told: set[Hashable],
+) -> KernelVerified:
     """Measure the share of its bound that a step's error takes, and how loose the bound is: on the operands of a run
     and, once for each kind of step, on telling operands. Raises VerificationError if the error is not within the
     bound."""
@@ -253,8 +336,10 @@ def step_kind(call: Call) -> Hashable:
 
 def described(value: object) -> Hashable:
     """Return a hashable description of an operand or an attribute; of a constant only its form."""
-    if isinstance(value, tuple) and not hasattr(value, "_fields"): return tuple(map(described, value))
-    if isinstance(value, Format | Stacked): return value.name, value.shape, tuple(value.remembered.items())
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(map(described, value))
+    if isinstance(value, Format | Stacked):
+        return value.name, value.shape, tuple(value.remembered.items())
     return (str(value.dtype), value.shape) if isinstance(value, np.ndarray) else repr(value)
 
 
@@ -271,13 +356,15 @@ def tell_step(shown: str, call: Call, arguments: Mapping[str, object], shape: tu
     more than 1."""
     share, operands = 0.0, call.kernel.telling(call.kernel.record(**arguments), np.random.default_rng(TOLD_SEED))
     for at, more in enumerate(operands):
-        if call.kernel.by_rows: more = {**thin_rows(call, more)}
+        if call.kernel.by_rows:
+            more = {**thin_rows(call, more)}
         told, where = {**arguments, **more}, more.get("batch", batch)
         assert isinstance(where, Fields)
         with np.errstate(all="ignore"):
             meant = Meant.of(call, told, where, None)
             share = max(share, meant.compared(shown, launched(call, told, meant.numbers.shape), where.rows))
-            if call.kernel.by_rows and at == 0: share = max(share, tell_rows(shown, call, told, meant))
+            if call.kernel.by_rows and at == 0:
+                share = max(share, tell_rows(shown, call, told, meant))
     return share
 
 
@@ -293,10 +380,12 @@ def thin_rows(call: Call, operands: Mapping[str, object]) -> Mapping[str, object
 def tell_rows(shown: str, call: Call, told: Mapping[str, object], meant: "Meant") -> float:
     """Check a step that works row by row on each row alone. `meant` is its meaning on all rows. Returns the largest
     share of its bound that an error takes."""
+
     def alone(row: int) -> float:
-        some = {name: np.asarray(told[name])[row:row + 1] for name in call.values}
-        wanted = Meant(meant.numbers[row:row + 1], meant.allowed[row:row + 1], None)
+        some = {name: np.asarray(told[name])[row : row + 1] for name in call.values}
+        wanted = Meant(meant.numbers[row : row + 1], meant.allowed[row : row + 1], None)
         return wanted.compared(shown, launched(call, {**told, **some}, wanted.numbers.shape), 1)
+
     return max((alone(row) for row in range(len(meant.numbers))), default=0.0)
 
 
@@ -304,7 +393,8 @@ def weighed(step: Step, program: Program, batch: Batch) -> Hashable:
     """Return a key of a step with weights, whatever rows enter it, for programs that hold the same weights; None if
     the step has no weights."""
     constants = {operand: program.constants.get(value) for operand, value in step.operands.items()}
-    if not any(isinstance(value, Format | Stacked) for value in constants.values()): return None
+    if not any(isinstance(value, Format | Stacked) for value in constants.values()):
+        return None
     held = tuple((operand, None if value is None else id(value)) for operand, value in sorted(constants.items()))
     return step.kernel, held, tuple(sorted(step.attributes.items())), batch.starts.tobytes()
 
@@ -313,7 +403,8 @@ def run_groups(program: Program, batch: Batch, workers: int) -> list[Batch]:
     """Return the batches that a run on `workers` threads takes one by one: groups of sentences, with their rows of
     inputs, if all steps are recorded; else the whole batch, whose rows may depend on one another."""
     schedule = program.schedule
-    if not all(isinstance(segment, Recorded) for segment in schedule.segments): return [batch]
+    if not all(isinstance(segment, Recorded) for segment in schedule.segments):
+        return [batch]
     groups = make_groups(batch.starts, workers, reading=schedule.reading)
     return [batch] if len(groups) < 2 else [cut_batch(batch, program, group) for group in groups]
 
@@ -337,12 +428,15 @@ def compare_bits(program: Program, batch: Batch, workers: int) -> None:
     for part in parts:
         with on_threads(1):
             for step, (_, _, result) in zip(program.steps, program.schedule.walk(part), strict=True):
-                if step.output == program.output: output = result
+                if step.output == program.output:
+                    output = result
         last.append(output)
-    with on_threads(workers): whole = program.schedule.run(batch)[0]
+    with on_threads(workers):
+        whole = program.schedule.run(batch)[0]
     if not np.array_equal(np.concatenate(last), whole, equal_nan=True):
-        raise VerificationError(3, name(program), f"its run on {workers} threads has other bits than its steps on one",
-                                rows=batch.rows)
+        raise VerificationError(
+            3, name(program), f"its run on {workers} threads has other bits than its steps on one", rows=batch.rows
+        )
 
 
 class Meant(NamedTuple):
@@ -360,7 +454,8 @@ class Meant(NamedTuple):
         chosen: tuple[Mapping[str, object], Fields] | None = None
         if rows is not None and call.kernel.restrict and call.by_tokens:
             chosen = call.kernel.restrict(arguments, [*call.values], batch, rows)
-        if chosen: arguments, batch = chosen
+        if chosen:
+            arguments, batch = chosen
         exact = widen_arguments(call.kernel, arguments, batch)
         numbers = call.kernel.reference(exact)
         allowed = spread_beyond(numbers, bound(call.kernel, arguments, exact) + SMALLEST)
@@ -373,11 +468,19 @@ class Meant(NamedTuple):
         result = found if self.rows is None else found[self.rows]
         off = abs(settled(result, self.numbers)[0])
         if not (right := (off == 0) | (off <= self.allowed) | np.isinf(self.allowed)).all():
-            worst = np.unravel_index(np.argmax(np.where(right, -1.0, np.nan_to_num(off - self.allowed, nan=np.inf))),
-                                     off.shape)
+            worst = np.unravel_index(
+                np.argmax(np.where(right, -1.0, np.nan_to_num(off - self.allowed, nan=np.inf))), off.shape
+            )
             at = worst if self.rows is None else (self.rows[worst[0]], *worst[1:])
-            raise VerificationError(3, shown, "it is not what its kernel means", off=off[worst],
-                                    allowed=self.allowed[worst], entry=[int(i) for i in at], rows=rows)
+            raise VerificationError(
+                3,
+                shown,
+                "it is not what its kernel means",
+                off=off[worst],
+                allowed=self.allowed[worst],
+                entry=[int(i) for i in at],
+                rows=rows,
+            )
         bounded = (self.allowed > 0) & np.isfinite(self.allowed)
         return float((off[bounded] / self.allowed[bounded]).max(initial=0.0))
 
@@ -390,12 +493,14 @@ class Meant(NamedTuple):
     def repeated(self, rows: int, of: int) -> "Meant":
         """Return the meaning of a step on `rows` rows that repeat the first `of` rows, those of this one."""
         at = np.arange(rows) % of
-        if self.rows is None: return Meant(self.numbers[at], self.allowed[at], None)
+        if self.rows is None:
+            return Meant(self.numbers[at], self.allowed[at], None)
         here, there = np.nonzero(at[:, None] == self.rows[None])
         return Meant(self.numbers[there], self.allowed[there], here)
 
     def last(self, rows: int, of: int) -> "Meant":
         """Return the meaning of a step on the last `rows` rows of this one, which has `of` rows."""
-        if self.rows is None: return Meant(self.numbers[-rows:], self.allowed[-rows:], None)
+        if self.rows is None:
+            return Meant(self.numbers[-rows:], self.allowed[-rows:], None)
         there = self.rows >= of - rows
         return Meant(self.numbers[there], self.allowed[there], self.rows[there] - (of - rows))

@@ -3,6 +3,7 @@ of scores may send it elsewhere, which no error of the rest would explain. So on
 other. A row that its own scores would route otherwise must have scores that rounding does not tell apart; such rows
 are counted. A user compares programs that are each routed by their own scores, so the stated error is that of these,
 rows that go elsewhere included; the error along the routes of the program is reported beside it."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,17 +24,18 @@ from rewrites.verify.differences import Change
 from rewrites.verify.failure import VerificationError, name
 from rewrites.verify.nudged import NUDGES, nudge_along
 
-SCORES = 32 * UNIT                                          # relative change of a score that float32 may cause
-RARER, NEAR = 16.0, 0.25                                    # largest factor on moves of scores; share of a margin
-SCORED = 512                                                # rows on which the moves of scores are measured
-SEEDING = 8                                                 # tokens of a batch that seed its draws
-SHOWN_FLIPS = 20                                                 # rows that are listed
+SCORES = 32 * UNIT  # relative change of a score that float32 may cause
+RARER, NEAR = 16.0, 0.25  # largest factor on moves of scores; share of a margin
+SCORED = 512  # rows on which the moves of scores are measured
+SEEDING = 8  # tokens of a batch that seed its draws
+SHOWN_FLIPS = 20  # rows that are listed
 Floating = NDArray[np.floating]
 
 
 class Flip(NamedTuple):
     """A row that goes elsewhere: its router, the gap by which its scores prefer another route, and the gap that
     rounding explains (`allowed`)."""
+
     row: int
     router: int
     gap: float
@@ -44,6 +46,7 @@ class Flip(NamedTuple):
 class Flips:
     """The number of rows that one reading routes otherwise than the other (`rows`), the number of rows that routers
     received (`of`), and some of these rows."""
+
     rows: int = 0
     of: int = 0
     listed: tuple[Flip, ...] = ()
@@ -71,12 +74,14 @@ def pair_routes(own: Sequence[Route], others: Sequence[Route]) -> dict[int, Take
     """Return the routes that another reading took, by the number of this reading's own router: routers may come in
     another order there. Each router is paired with the one whose choices are most alike, and among equal ones with the
     next in order."""
-    if not own or not others: return {}
+    if not own or not others:
+        return {}
     from scipy.optimize import linear_sum_assignment
 
     def apart(i: int, j: int) -> float:
         one, other = own[i].taken, others[j].taken
         return float((one != other).sum()) + abs(i - j) / 1024 if one.shape == other.shape else 1e12
+
     costs = np.array([[apart(i, j) for j in range(len(others))] for i in range(len(own))])
     return {int(i): others[j].taken for i, j in zip(*linear_sum_assignment(costs), strict=True) if costs[i, j] < 1e12}
 
@@ -84,11 +89,13 @@ def pair_routes(own: Sequence[Route], others: Sequence[Route]) -> dict[int, Take
 @dataclass(frozen=True, eq=False)
 class Reference:
     """A reading that programs are compared with: its own result, and its result along the routes of another reading."""
+
     give: Callable[[], Any]
-    known: tuple[Any, list[Route]] | None = None            # its own result and routes, if at hand
+    known: tuple[Any, list[Route]] | None = None  # its own result and routes, if at hand
 
     @cached_property
-    def own(self) -> tuple[Any, list[Route]]: return self.known or noted(self.give)
+    def own(self) -> tuple[Any, list[Route]]:
+        return self.known or noted(self.give)
 
     def beside(self, others: Sequence[Route]) -> tuple[Any, list[Route], Flips]:
         """Return the result along the routes of another reading, its own routes, and the number of rows that its own
@@ -98,8 +105,11 @@ class Reference:
         if all(np.array_equal(routes[at].taken, taken) for at, taken in paired.items()):
             return result, routes, Flips(of=sum(route.by.shape[1] for route in routes))
         result, routes = noted(self.give, paired)
-        return result, routes, Flips(sum(int((route.gaps() > 0).sum()) for route in routes),
-                                     sum(route.by.shape[1] for route in routes))
+        return (
+            result,
+            routes,
+            Flips(sum(int((route.gaps() > 0).sum()) for route in routes), sum(route.by.shape[1] for route in routes)),
+        )
 
     def along(self, give: Callable[[], Floating]) -> tuple[Floating, Floating]:
         """Return the rows of another reading, and the reference's rows along its routes; the rounding of the other
@@ -125,18 +135,28 @@ def score_scales(term: Operator, batch: Batch, routes: Sequence[Route]) -> list[
     return [scores / UNIT for scores in moved]
 
 
-def explain_flips(where: str, term: Operator, batch: Batch, routes: Sequence[Route], flips: Flips,
-                  unit: float = SCORES) -> Flips:
+def explain_flips(
+    where: str, term: Operator, batch: Batch, routes: Sequence[Route], flips: Flips, unit: float = SCORES
+) -> Flips:
     """Return the rows that go elsewhere, each with its gap. Raises VerificationError for a row whose scores are
     further apart than changes of `unit`, on both sides, in the numbers that they are computed from can explain."""
-    if not flips.rows: return flips
+    if not flips.rows:
+        return flips
     listed = []
     for router, (route, scale) in enumerate(zip(routes, score_scales(term, batch, routes), strict=True)):
         gaps, allowed = route.gaps(), 2 * unit * scale
         if (wrong := ~(gaps <= allowed)).any():
             row = int(np.argmax(np.where(wrong, gaps, -1.0)))
-            raise VerificationError(3, where, "a row goes elsewhere than its scores say", row=row, router=router,
-                                    gap=float(gaps[row]), allowed=float(allowed[row]), rows=int(wrong.sum()))
+            raise VerificationError(
+                3,
+                where,
+                "a row goes elsewhere than its scores say",
+                row=row,
+                router=router,
+                gap=float(gaps[row]),
+                allowed=float(allowed[row]),
+                rows=int(wrong.sum()),
+            )
         listed += [Flip(int(row), router, float(gaps[row]), float(allowed[row])) for row in np.flatnonzero(gaps)]
     return replace(flips, listed=tuple(listed[:SHOWN_FLIPS]))
 
@@ -144,14 +164,23 @@ def explain_flips(where: str, term: Operator, batch: Batch, routes: Sequence[Rou
 class Beside(NamedTuple):
     """The rows of a program on some batches; the model's rows along the program's routes (`wanted`), and routed by the
     model's own scores (`alone`); and the rows that these send elsewhere."""
+
     found: list[Floating]
     wanted: list[Floating]
     alone: list[Floating]
     flips: Flips
 
 
-def run_beside(program: Program, model: Operator, batches: Sequence[Batch], known: Sequence[Floating] | None = None, *,
-               exact: bool, run: Callable[[Program, Batch], Floating] = Program.run, unit: float = SCORES) -> Beside:
+def run_beside(
+    program: Program,
+    model: Operator,
+    batches: Sequence[Batch],
+    known: Sequence[Floating] | None = None,
+    *,
+    exact: bool,
+    run: Callable[[Program, Batch], Floating] = Program.run,
+    unit: float = SCORES,
+) -> Beside:
     """Run a program and the model in float64, routed alike and each by itself. `known` are the model's rows if they
     are at hand. In an exact program rows may go elsewhere only if rounding explains it; in an approximate one its
     changes may route rows otherwise. Raises VerificationError."""
@@ -163,7 +192,8 @@ def run_beside(program: Program, model: Operator, batches: Sequence[Batch], know
         rows, taken = noted(partial(run, program, batch))
         reference = Reference(partial(dense, model, batch))
         along, routes, parted = reference.beside(taken)
-        if exact: parted = explain_flips(name(program), model, batch, routes, parted, unit)
+        if exact:
+            parted = explain_flips(name(program), model, batch, routes, parted, unit)
         beside.found.append(rows)
         beside.wanted.append(along)
         beside.alone.append(reference.own[0])
@@ -173,9 +203,11 @@ def run_beside(program: Program, model: Operator, batches: Sequence[Batch], know
 
 # ---- the rows that other texts would send elsewhere
 
+
 class ScoreMove(NamedTuple):
     """The movement of a router's scores by a program: the deviation of normal numbers of the same mean size, and the
     largest factor on the movement that still keeps the rows that go elsewhere near a tie."""
+
     size: float
     times: float
 
@@ -190,7 +222,8 @@ class Moved(Routes):
         self.moves, self.rng = moves, rng
 
     @property
-    def steers(self) -> bool: return True
+    def steers(self) -> bool:
+        return True
 
     def take(self, by: NDArray[Any], k: int) -> Taken:
         """Choose the largest of the moved scores."""
@@ -209,8 +242,9 @@ def score_moves(program: Program, constants: Mapping[str, Floating], batch: Batc
     taken = {at: route.taken for at, route in enumerate(routes)}
     _, exact = noted(partial(program.exact, batch, constants, rounded=False), taken)
     moves = [(mean_move(route.by - other.by), middle_margin(other)) for route, other in zip(routes, exact, strict=True)]
-    return [ScoreMove(size, float(np.clip(NEAR * margin / size, 1.0, RARER)) if size else 1.0)
-            for size, margin in moves]
+    return [
+        ScoreMove(size, float(np.clip(NEAR * margin / size, 1.0, RARER)) if size else 1.0) for size, margin in moves
+    ]
 
 
 def middle_margin(route: Route) -> float:
@@ -227,13 +261,20 @@ def mean_move(moves: NDArray[Any]) -> float:
     return float(abs(finite - finite.mean(-1, keepdims=True)).mean() * (np.pi / 2) ** 0.5)
 
 
-def redrawn(program: Program, moves: Sequence[ScoreMove], batch: Batch, wanted: Floating, starts: NDArray[np.integer],
-            draws: int) -> Change:
+def redrawn(
+    program: Program,
+    moves: Sequence[ScoreMove],
+    batch: Batch,
+    wanted: Floating,
+    starts: NDArray[np.integer],
+    draws: int,
+) -> Change:
     """Compare a program with the outputs wanted of the sentences of a batch, `draws` times over, with other rows sent
     elsewhere each time."""
     changes = []
     for draw in range(draws):
         seed = [draw, len(wanted), *map(int, batch.tokens[:SEEDING])]
-        with noting(Moved(moves, np.random.default_rng(seed))): rows = program.run(batch)
+        with noting(Moved(moves, np.random.default_rng(seed))):
+            rows = program.run(batch)
         changes.append(Change.of(rows, wanted, starts))
     return Change.joined(changes)

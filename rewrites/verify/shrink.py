@@ -1,5 +1,6 @@
 """A minimal reproducer of a disagreement: the smallest term, the fewest laws, the smallest sizes and fewest rows that
 still disagree (delta debugging: Zeller and Hildebrandt 2002), as a few lines of the algebra."""
+
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,14 +22,18 @@ from rewrites.laws.flat import flat
 from rewrites.laws.law import ROWS, Law
 from rewrites.verify.graphs import Disagreement, disagreements
 
-MAX_GRAPHS, SHRINK_SECONDS = 200, 20                        # graphs that may be tried; time limit in seconds
-LENGTHS = (1,), (2,), (1, 1), (2, 1)                        # lengths of sentences, fewest rows first
-SPEAKS = (*(f"opmatrix.algebra.{module}" for module in ("operators", "monoids", "nodes", "term")),
-          "opmatrix.algebra.positions.patterns", "opmatrix", "rewrites.laws.kinds", "rewrites.laws.law")
+MAX_GRAPHS, SHRINK_SECONDS = 200, 20  # graphs that may be tried; time limit in seconds
+LENGTHS = (1,), (2,), (1, 1), (2, 1)  # lengths of sentences, fewest rows first
+SPEAKS = (
+    *(f"opmatrix.algebra.{module}" for module in ("operators", "monoids", "nodes", "term")),
+    "opmatrix.algebra.positions.patterns",
+    "opmatrix",
+    "rewrites.laws.kinds",
+    "rewrites.laws.law",
+)
 
 
-def check_term(term: Operator, laws: Sequence[Law], lengths: Sequence[int] = ROWS,
-               seed: int = 0) -> list[Disagreement]:
+def check_term(term: Operator, laws: Sequence[Law], lengths: Sequence[int] = ROWS, seed: int = 0) -> list[Disagreement]:
     """Return the disagreements in the graph that the laws make of an operator, at a random input of sentences of these
     lengths."""
     border = entrance(term)
@@ -91,7 +96,8 @@ class Shrinker:
         while self.terms() or self.sizes():
             pass
         for lengths in LENGTHS:
-            if self.tries(lengths=lengths): break
+            if self.tries(lengths=lengths):
+                break
         self.numbers()
         self.laws()
         return self.best
@@ -100,36 +106,52 @@ class Shrinker:
         """Keep the laws that the disagreement names, if that is enough; else drop laws that are not needed, half of
         them at a time."""
         named = tuple(law for law in self.best.laws if self.best.found and law.name in self.best.found.laws)
-        if self.tries(laws=named): pass
+        if self.tries(laws=named):
+            pass
         step = len(self.best.laws)
         while step := step // 2:
             for lo in range(len(self.best.laws) - step, -1, -step):
-                left = self.best.laws[:lo] + self.best.laws[lo + step:]
-                if len(left) < len(self.best.laws): self.tries(laws=left)
+                left = self.best.laws[:lo] + self.best.laws[lo + step :]
+                if len(left) < len(self.best.laws):
+                    self.tries(laws=left)
 
     def terms(self) -> bool:
         """Try a part for the whole, a part of a part for the part, or the input itself for a part."""
-        return any(self.tries(term=smaller) for smaller in sorted(set(list_smaller(self.best.term)), key=count_nodes)
-                   if count_nodes(smaller) < count_nodes(self.best.term))
+        return any(
+            self.tries(term=smaller)
+            for smaller in sorted(set(list_smaller(self.best.term)), key=count_nodes)
+            if count_nodes(smaller) < count_nodes(self.best.term)
+        )
 
     def sizes(self) -> bool:
         """Try one size made smaller everywhere, or all sizes that a number divides made smaller by it."""
         template = Template.of({"term": self.best.term})
-        have = sorted({s for v in template.values.values() for s in sizes_of(v)} | {
-            v for v in template.values.values() if type(v) is int})
+        have = sorted(
+            {s for v in template.values.values() for s in sizes_of(v)}
+            | {v for v in template.values.values() if type(v) is int}
+        )
         maps = [{size: small} for size in have for small in (1, 2, 3) if small < size]
         maps += [{size: size // by for size in have if size % by == 0} for by in (2, 3)]
         rng = np.random.default_rng(self.seed)
-        return any(self.tries(term=term) for sizes in maps if (term := resized(template, sizes, rng)) is not None
-                   and Failure(term, ()).weight() < Failure(self.best.term, ()).weight())
+        return any(
+            self.tries(term=term)
+            for sizes in maps
+            if (term := resized(template, sizes, rng)) is not None
+            and Failure(term, ()).weight() < Failure(self.best.term, ()).weight()
+        )
 
     def numbers(self) -> None:
         """Try whole numbers, then numbers of two decimals."""
         template, rng = Template.of({"term": self.best.term}), np.random.default_rng(self.seed)
         for most in (2, 3, 9):
-            values = {name: Data(rng.integers(1, most + 1, v.shape) * rng.choice([-1.0, 1.0], v.shape))
-                      if isinstance(v, Data) else v for name, v in template.values.items()}
-            if self.tries(term=last(template, values)): return
+            values = {
+                name: Data(rng.integers(1, most + 1, v.shape) * rng.choice([-1.0, 1.0], v.shape))
+                if isinstance(v, Data)
+                else v
+                for name, v in template.values.items()
+            }
+            if self.tries(term=last(template, values)):
+                return
         plain = {name: Data(v.array.round(2)) if isinstance(v, Data) else v for name, v in template.values.items()}
         self.tries(term=last(template, plain))
 
@@ -147,8 +169,13 @@ def resized(template: Template, sizes: dict[int, int], rng: np.random.Generator)
     """Return the term at other sizes; None if it does not fit."""
     every = {s: s for v in template.values.values() for s in (*sizes_of(v), *([v] if type(v) is int else []))}
     try:
-        return last(template, {name: shrunken(value, every | sizes, lambda shape: rng.normal(size=shape))
-                               for name, value in template.values.items()})
+        return last(
+            template,
+            {
+                name: shrunken(value, every | sizes, lambda shape: rng.normal(size=shape))
+                for name, value in template.values.items()
+            },
+        )
     except (TypeError, ValueError, KeyError):
         return None
 
@@ -173,6 +200,7 @@ def list_smaller(term: Operator) -> Iterator[Operator]:
 
 # ---- as text
 
+
 def reproducer(template: Template, laws: Sequence[Law], found: Disagreement, seed: int) -> str:
     """Return lines of Python that fail by an assert as long as the disagreement exists; empty if no single operator of
     the template shows it in time."""
@@ -181,15 +209,17 @@ def reproducer(template: Template, laws: Sequence[Law], found: Disagreement, see
     return "" if case is None else format_case(Shrinker(case, seed, found, until).run(), seed)
 
 
-def start(template: Template, laws: tuple[Law, ...], found: Disagreement, seed: int,
-          until: float = inf) -> Failure | None:
+def start(
+    template: Template, laws: tuple[Law, ...], found: Disagreement, seed: int, until: float = inf
+) -> Failure | None:
     """Return the first imported operator, small ones first, that disagrees by the named laws (by no law, where a fact
     alone is wrong), else by all laws; None if there is none in time."""
     named = tuple(law for law in laws if law.name in found.laws)
     terms = [t for t in template.instance(template.values).values() if t.children and t.out.rows is T]
     for tried in named, laws:
         for term in sorted(dict.fromkeys(map(as_operator, terms)), key=count_nodes):
-            if monotonic() > until: return None
+            if monotonic() > until:
+                return None
             try:
                 if again := [wrong for wrong in check_term(term, tried, ROWS, seed) if same_fault(wrong, found)]:
                     return Failure(term, tried, found=again[0])
@@ -201,8 +231,9 @@ def start(template: Template, laws: tuple[Law, ...], found: Disagreement, seed: 
 def as_operator(term: Operator) -> Operator:
     """Return the operator whose value at the border is this term, over arrays without names."""
     by = {node: I if node.args[0] == "border" else node for node in term.walk() if node.kind.name == "symbol"}
-    arrays = {node: node.kind(Data(node.args[0].array)) for node in term.walk()
-              if node.kind.name in ("weight", "const")}
+    arrays = {
+        node: node.kind(Data(node.args[0].array)) for node in term.walk() if node.kind.name in ("weight", "const")
+    }
     return substitute(term, by | arrays)
 
 
@@ -215,11 +246,16 @@ def format_case(case: Failure, seed: int) -> str:
             arrays.append(f"{name} = {kind}({leaf.array.tolist()})")
     body = text(case.term)
     names = ", ".join(law.name for law in case.laws)
-    lines = [*imports(" ".join([*arrays, body])),
-             *(f"from {law.body.__module__} import {law.name}" for law in case.laws),
-             "from rewrites.verify import check_term", "", *arrays, f"term = {body}",
-             *(f"# {line}" for line in str(disagreement).splitlines()),
-             f"assert not (found := check_term(term, [{names}], {case.lengths}, {seed})), str(found[0])"]
+    lines = [
+        *imports(" ".join([*arrays, body])),
+        *(f"from {law.body.__module__} import {law.name}" for law in case.laws),
+        "from rewrites.verify import check_term",
+        "",
+        *arrays,
+        f"term = {body}",
+        *(f"# {line}" for line in str(disagreement).splitlines()),
+        f"assert not (found := check_term(term, [{names}], {case.lengths}, {seed})), str(found[0])",
+    ]
     return "\n".join(lines)
 
 

@@ -1,6 +1,7 @@
 """Laws and approximations of a user, functions or files of functions, which are tried before they are used. A file is
 run, as any imported module is; its declarations are used only after they passed. A wrong law is refused with an
 example; a true law that the graph cannot use is left out, with a line that states the reason."""
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,7 +25,7 @@ from rewrites.search.approximation import Approximation
 from rewrites.verify.graphs import check_seeded
 
 DRAWS, SIDES_TOLERANCE = 8, 1e-9
-TRIED = (12, 8)                                             # shape of the weight on which an approximation is tried
+TRIED = (12, 8)  # shape of the weight on which an approximation is tried
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,21 @@ def load_laws(file: str | Path) -> UserDeclarations:
     names the file, the line and the law."""
     file = Path(file)
     module = run_file(file)
-    declarations = [value for value in vars(module).values()
-           if isinstance(value, Law | Approximation) and value.body.__code__.co_filename == str(file.absolute())]
-    once = sorted({id(value): value for value in declarations}.values(),
-                  key=lambda each: each.body.__code__.co_firstlineno)
+    declarations = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, Law | Approximation) and value.body.__code__.co_filename == str(file.absolute())
+    ]
+    once = sorted(
+        {id(value): value for value in declarations}.values(), key=lambda each: each.body.__code__.co_firstlineno
+    )
     laws = tuple(declaration for declaration in once if isinstance(declaration, Law))
     approximations = tuple(declaration for declaration in once if isinstance(declaration, Approximation))
     if not declarations and next(list_things(module), None) is None:
-        raise InputError(f"{file}: it declares no law: put @law(...) or @approximation(...) before a function (see "
-                         "docs/add_a_law.md)")
+        raise InputError(
+            f"{file}: it declares no law: put @law(...) or @approximation(...) before a function (see "
+            "docs/add_a_law.md)"
+        )
     distinct((*laws, *approximations))
     _, left_out = admit_laws(laws)
     for approximation in approximations:
@@ -65,7 +72,8 @@ def admit_laws(laws: Sequence[Law]) -> tuple[tuple[Law, ...], tuple[str, ...]]:
     usable, lines = list[Law](), list[str]()
     for law in laws:
         if law not in EXACT_LAWS:
-            if names.count(law.name) > 1: raise InputError(f"{locate(law)}: another has that name: give it another")
+            if names.count(law.name) > 1:
+                raise InputError(f"{locate(law)}: another has that name: give it another")
             if reason := try_law(law, tuple(other for other in laws if other not in EXACT_LAWS)):
                 lines.append(f"{locate(law)}: it is left out: {reason}")
                 continue
@@ -101,7 +109,8 @@ def try_law(law: Law, laws: tuple[Law, ...]) -> str:
         raise InputError(f"{where}: kind {law.kind!r}, phase {law.phase!r}: a law is {EXACT!r}, in one of {phases}")
     try:
         law.sides()
-        if unasked := find_unasked(law): raise AssertionError(unasked)
+        if unasked := find_unasked(law):
+            raise AssertionError(unasked)
         example = failing(law)
         law.check(np.random.default_rng(0)) if example is None else None
     except AssertionError as error:
@@ -110,17 +119,21 @@ def try_law(law: Law, laws: tuple[Law, ...]) -> str:
         raise InputError(f"{where}: its sides do not fit: {error}") from error
     if example is not None:
         raise InputError(f"{where}: it is wrong: {example}")
-    if reason := find_obstacle(law): return reason
+    if reason := find_obstacle(law):
+        return reason
     if needless := list_needless(law):
         raise InputError(f"{where}: it holds without when={needless[0]!r}, too: leave that out")
-    if sorts := find_mismatch(law): return describe_mismatch(sorts)
+    if sorts := find_mismatch(law):
+        return describe_mismatch(sorts)
     others = tuple(other for other in laws if other is not law and not find_obstacle(other))
     try:
         wrong, _ = check_seeded([law], (*EXACT_LAWS, *others, law))
     except Exception as error:
         return f"the graph refuses it: {brief(str(error), 200)}"
-    if not wrong: return ""
-    if wrong[0].difference == np.inf: return f"with the other laws it makes what fits nowhere: {wrong[0]}"
+    if not wrong:
+        return ""
+    if wrong[0].difference == np.inf:
+        return f"with the other laws it makes what fits nowhere: {wrong[0]}"
     raise InputError(f"{where}: with the other laws it makes what is not equal: {wrong[0]}")
 
 
@@ -128,8 +141,10 @@ def find_obstacle(law: Law) -> str:
     """Return the reason, read from its sides, why no graph can use a law; empty if a graph can."""
     if not (ways := directions(law)):
         unbound = list_directions(law)[0].unbound
-        return (f"{', '.join(unbound)} stands on the right alone, and what matches the left does not tell what it is: "
-                "exchange the sides")
+        return (
+            f"{', '.join(unbound)} stands on the right alone, and what matches the left does not tell what it is: "
+            "exchange the sides"
+        )
     if all(a is b for way in ways for a, b in zip(way.before, way.after, strict=True)):
         return "both sides are one term"
     return ""
@@ -142,16 +157,18 @@ def failing(law: Law) -> str | None:
     for seed in range(DRAWS):
         rng = np.random.default_rng(seed)
         for variables in law.trials(rng) if seed == 0 else [law.drawn(rng)]:
-            try: example = find_difference(law, variables, rng)
+            try:
+                example = find_difference(law, variables, rng)
             except TypeError as error:
-                if compare_sides(law, variables, rng) is None:   # rows differ: no graph matches it
+                if compare_sides(law, variables, rng) is None:  # rows differ: no graph matches it
                     misfit = misfit or error
                     continue
                 example = f"its sides do not fit: {error}"
             if example:
                 drawn = ", ".join(f"{name} = {short(value)}" for name, value in variables.items())
                 return f"with {drawn} (seed {seed}) {example}"
-    if misfit is not None and not [*law.differences(np.random.default_rng(0))]: raise misfit
+    if misfit is not None and not [*law.differences(np.random.default_rng(0))]:
+        raise misfit
     return None
 
 
@@ -162,8 +179,10 @@ def find_difference(law: Law, variables: Mapping[str, object], rng: np.random.Ge
     for a, b in zip(*sides, strict=True):
         with np.errstate(invalid="ignore", over="ignore"):
             left, right = dense(a, x, batch), dense(b, x, batch)
-        if left.shape == right.shape and apart(left, right) <= SIDES_TOLERANCE: continue
-        if left.shape != right.shape: return f"the left is {left.shape}, the right {right.shape}"
+        if left.shape == right.shape and apart(left, right) <= SIDES_TOLERANCE:
+            continue
+        if left.shape != right.shape:
+            return f"the left is {left.shape}, the right {right.shape}"
         entry = tuple(int(i) for i in np.argwhere(~np.isclose(left, right, rtol=1e-9, atol=1e-9))[0])
         return f"entry {entry} of the left is {left[entry]:.6g}, of the right {right[entry]:.6g}"
     return None
@@ -179,13 +198,17 @@ def try_approximation(each: Approximation) -> None:
     weight = np.random.default_rng(0).normal(size=TRIED)
     try:
         held = [method for parameters in each.options() for method in each.methods(weight, parameters)]
-        same = all(np.array_equal(a, b) for parameters in each.options()
-                   for a, b in zip(each.fitted(weight, parameters), each.fitted(weight, parameters), strict=True))
+        same = all(
+            np.array_equal(a, b)
+            for parameters in each.options()
+            for a, b in zip(each.fitted(weight, parameters), each.fitted(weight, parameters), strict=True)
+        )
     except Exception as error:
         raise InputError(f"{locate(each)}: {error}") from error
     if not same:
-        raise InputError(f"{locate(each)}: it gives another matrix each time: draw from a generator with a fixed "
-                         "seed")
+        raise InputError(f"{locate(each)}: it gives another matrix each time: draw from a generator with a fixed seed")
     if not held:
-        raise InputError(f"{locate(each)}: no format holds what it makes in less than dense does: it is to leave "
-                         "at most half of the entries, round to float16, or give two thin factors")
+        raise InputError(
+            f"{locate(each)}: no format holds what it makes in less than dense does: it is to leave "
+            "at most half of the entries, round to float16, or give two thin factors"
+        )

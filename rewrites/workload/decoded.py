@@ -1,5 +1,6 @@
 """Requests for generated text as sessions run them: seconds and bytes of programs, measured and planned. A program that
 no session can run recomputes its whole text for every token."""
+
 from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import cast
@@ -20,7 +21,7 @@ from rewrites.lowering.phased import Generation, Phase, prefill
 from rewrites.lowering.price import Prices, TimeModel
 from rewrites.workload.phases import Tell
 
-STEPS_A_ROUND = 4                                                   # timed steps of a session in a round
+STEPS_A_ROUND = 4  # timed steps of a session in a round
 TokenIds = NDArray[np.integer]
 
 
@@ -39,6 +40,7 @@ class Decoding:
     @cached_property
     def session(self) -> Session:
         from formats.kernels.attentions.chunks import PAGE
+
         assert self.decoder is not None
         return self.decoder.start(PAGE * self.sequences * (pages_of(self.context, PAGE) + pages_of(self.prompt, PAGE)))
 
@@ -46,24 +48,29 @@ class Decoding:
     def held(self) -> list[HeldSequence]:
         """Sequences with one row less than the context."""
         held = [self.session.join() for _ in range(self.sequences)]
-        if self.context > 1: self.session.step(dict(zip(held, self.texts(self.context - 1), strict=True)))
+        if self.context > 1:
+            self.session.step(dict(zip(held, self.texts(self.context - 1), strict=True)))
         return held
 
     def first(self) -> float:
         """Return the seconds of the prompts in one step, which ends when the first tokens are known."""
-        if self.decoder is None: return seconds(self.program.run, Batch(self.texts(self.prompt)))
+        if self.decoder is None:
+            return seconds(self.program.run, Batch(self.texts(self.prompt)))
         joined = {self.session.join(): ids for ids in self.texts(self.prompt)}
         taken = seconds(self.session.step, joined)
-        for sequence in joined: self.session.leave(sequence)
+        for sequence in joined:
+            self.session.leave(sequence)
         return taken
 
     def step(self, count: int = STEPS_A_ROUND) -> float:
         """Return the mean seconds of `count` steps at this context, each of which is undone."""
-        if self.decoder is None: return seconds(self.program.run, Batch(self.texts(self.context)))
+        if self.decoder is None:
+            return seconds(self.program.run, Batch(self.texts(self.context)))
         new, taken = {sequence: self.tokens[:1] for sequence in self.held}, 0.0
         for _ in range(count):
             taken += seconds(self.session.step, new)
-            for sequence in new: self.session.rewind(sequence, self.context - 1)
+            for sequence in new:
+                self.session.rewind(sequence, self.context - 1)
         return taken / count
 
 
@@ -73,18 +80,22 @@ def predict_step(machine: TimeModel, program: Program, phase: Phase) -> float:
     return prices.beside(program) + prices.spent(program.schedule.cost)
 
 
-def measure_requests(programs: Mapping[str, Program], asked: Generation, tokens: TokenIds, rounds: int,
-                     progress: Tell) -> Seconds:
+def measure_requests(
+    programs: Mapping[str, Program], asked: Generation, tokens: TokenIds, rounds: int, progress: Tell
+) -> Seconds:
     """Return the seconds that each program takes for a request, one number a round: its prompts, and for each token of
     the answer a step at the mean context. Programs take turns, and a first round is not counted."""
-    runs = {name: Decoding(program, asked.sequences, tokens, asked.context, asked.prompt)
-            for name, program in programs.items()}
+    runs = {
+        name: Decoding(program, asked.sequences, tokens, asked.context, asked.prompt)
+        for name, program in programs.items()
+    }
     taken: Seconds = {name: [] for name in runs}
     with undisturbed():
         for turn in range(-1, rounds):
             for name in rotate_order([*runs], turn):
                 elapsed = runs[name].first() + asked.answer * runs[name].step()
-                if turn >= 0: taken[name].append(elapsed)
+                if turn >= 0:
+                    taken[name].append(elapsed)
             progress(max(0, turn + 1), rounds)
     return taken
 
@@ -92,6 +103,7 @@ def measure_requests(programs: Mapping[str, Program], asked: Generation, tokens:
 def capacity_of(asked: Generation) -> int:
     """Return the rows of caches that a request needs."""
     from formats.kernels.attentions.chunks import PAGE
+
     return PAGE * asked.sequences * pages_of(asked.length, PAGE)
 
 

@@ -1,4 +1,5 @@
 """Phases of a run, with progress and seconds, and a redirection of stdout."""
+
 import os
 import sys
 import time
@@ -8,7 +9,7 @@ from dataclasses import dataclass, field
 
 from opmatrix.display.progress import AGAIN, ProgressLine
 
-Tell = Callable[..., None]                                  # reports the progress of a phase: (done, of), or words
+Tell = Callable[..., None]  # reports the progress of a phase: (done, of), or words
 
 
 @contextmanager
@@ -17,10 +18,12 @@ def silence_stdout() -> Iterator[None]:
     sys.stdout.flush()
     output, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
-    try: yield
+    try:
+        yield
     finally:
         os.dup2(output, 1)
-        for descriptor in (output, nothing): os.close(descriptor)
+        for descriptor in (output, nothing):
+            os.close(descriptor)
 
 
 @dataclass
@@ -31,7 +34,7 @@ class Report:
     quiet: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
     began: float | None = None
-    running: dict[str, float] = field(default_factory=dict)     # running phases, each with its start
+    running: dict[str, float] = field(default_factory=dict)  # running phases, each with its start
     ended: float = 0.0
 
     @contextmanager
@@ -39,11 +42,13 @@ class Report:
         """Run one phase; the value is called with (done, of) or with words as it goes. A `brief` one prints to a
         terminal alone: its errors about a command are a single line."""
         start, line = time.perf_counter(), ProgressLine(name, self.quiet, brief)
-        if self.began is None: self.began = start
+        if self.began is None:
+            self.began = start
         self.running[name] = start if self.seconds else self.began
         before = self.seconds.get(name)
         try:
-            with line.ticking(): yield line
+            with line.ticking():
+                yield line
         finally:
             self.ended = time.perf_counter()
             self.seconds[name] = (before or 0.0) + self.ended - self.running.pop(name)
@@ -53,8 +58,9 @@ class Report:
     @property
     def phases(self) -> dict[str, float]:
         """The seconds of every phase up to now."""
-        return self.seconds | {name: self.seconds.get(name, 0.0) + time.perf_counter() - start
-                               for name, start in self.running.items()}
+        return self.seconds | {
+            name: self.seconds.get(name, 0.0) + time.perf_counter() - start for name, start in self.running.items()
+        }
 
     @property
     def wall(self) -> float:
@@ -63,4 +69,5 @@ class Report:
 
     def say(self, line: str) -> None:
         """Print a line beside those of phases."""
-        if not self.quiet: print(f"{AGAIN if sys.stderr.isatty() else ''}{line}", file=sys.stderr, flush=True)
+        if not self.quiet:
+            print(f"{AGAIN if sys.stderr.isatty() else ''}{line}", file=sys.stderr, flush=True)

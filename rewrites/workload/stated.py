@@ -1,6 +1,7 @@
 """The stated error of an approximate program, on texts like those of its workload: the norm of all, single sentences,
 cosines; and the kinds of text that it does not cover. All of it comes from lines that no method was fitted to and no
 program chosen by."""
+
 from dataclasses import asdict, dataclass
 from math import exp, hypot, log
 from statistics import NormalDist
@@ -18,13 +19,13 @@ from rewrites.verify.differences import Change
 from rewrites.verify.lengths import format_errors
 from rewrites.workload.samples import TEXT_KINDS, make_lines
 
-ABOVE, DOUBT = 0.01, 0.01                                   # share of other sentences above the stated error; the
-                                                            # chance of a larger share
-MOST = log(np.finfo(np.float64).max)                        # largest logarithm of a limit
-TAIL = 4                                                    # one in TAIL, the largest, are the tail
-MIN_SENTENCES, PLENTY = 16, 459                             # fewest sentences for a tail; n with 0.99ⁿ < 0.01
-COVERAGE_LINES, COVERAGE_SHARE = 20, 0.9                    # lines of a kind in a test of coverage; the share of
-                                                            # covered ones that it requires
+ABOVE, DOUBT = 0.01, 0.01  # share of other sentences above the stated error; the
+# chance of a larger share
+MOST = log(np.finfo(np.float64).max)  # largest logarithm of a limit
+TAIL = 4  # one in TAIL, the largest, are the tail
+MIN_SENTENCES, PLENTY = 16, 459  # fewest sentences for a tail; n with 0.99ⁿ < 0.01
+COVERAGE_LINES, COVERAGE_SHARE = 20, 0.9  # lines of a kind in a test of coverage; the share of
+# covered ones that it requires
 
 
 @dataclass(frozen=True)
@@ -41,18 +42,31 @@ class Stated:
     cosine_most: float
 
     @classmethod
-    def of(cls, change: Change, cosines: np.ndarray, rounding: float = 0.0, checked: float = 0.0,
-           routed: "RoutedChange | None" = None) -> "Stated":
+    def of(
+        cls,
+        change: Change,
+        cosines: np.ndarray,
+        rounding: float = 0.0,
+        checked: float = 0.0,
+        routed: "RoutedChange | None" = None,
+    ) -> "Stated":
         """Return the stated error from the change of a program's output and of cosines against a reference, which
         itself has the error `rounding`. `checked` is the largest error on the rows that other checks use, and a lower
         bound of the stated one. Where rows are routed, `routed` is a lower bound, too."""
         changes = [change] if routed is None else [change, routed.redrawn]
         single = worst(change.each) if routed is None else routed.worst(change)
         together = max(checked, *(hypot(one.likely_of(len(change.off)), rounding) for one in changes))
-        return cls(len(change.off), together, None if single is None else single + rounding, len(cosines),
-                   float(cosines.mean()) if len(cosines) else 0.0, float(cosines.max(initial=0.0)))
+        return cls(
+            len(change.off),
+            together,
+            None if single is None else single + rounding,
+            len(cosines),
+            float(cosines.mean()) if len(cosines) else 0.0,
+            float(cosines.max(initial=0.0)),
+        )
 
-    def described(self) -> dict[str, object]: return asdict(self)
+    def described(self) -> dict[str, object]:
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,7 @@ class RoutedChange:
     """The part of sentences' errors that comes from rows routed elsewhere: `along` is the change with the routes of the
     program, without this part, and `redrawn` the change with other rows moved, for the same sentences several times. A
     row that moves is rare and has a large error, so the tail of a few sentences does not describe it."""
+
     along: Change
     redrawn: Change
 
@@ -79,14 +94,17 @@ def worst(errors: np.ndarray) -> float | None:
     lognormal with the mean and spread of all (Odeh and Owen 1980) counts where it is larger, and so does the largest
     seen. Errors below the rounding of one number count as that rounding. None, too, where such limits exceed
     float64."""
-    if (n := len(errors)) < MIN_SENTENCES: return None
+    if (n := len(errors)) < MIN_SENTENCES:
+        return None
     falling = np.sort(errors)[::-1]
-    if n >= PLENTY or falling[0] == 0: return float(falling[0])
+    if n >= PLENTY or falling[0] == 0:
+        return float(falling[0])
     from scipy.special import gammaincinv, nctdtrit
+
     k = n // TAIL
     top = np.log(np.maximum(falling, UNIT))
     mean = float((top[:k] - top[k]).sum() / gammaincinv(k, DOUBT))
-    times = float(nctdtrit(n - 1, NormalDist().inv_cdf(1 - ABOVE) * n ** 0.5, 1 - DOUBT)) / n ** 0.5
+    times = float(nctdtrit(n - 1, NormalDist().inv_cdf(1 - ABOVE) * n**0.5, 1 - DOUBT)) / n**0.5
     most = max(top[k] + mean * log(k / (n * ABOVE)), top.mean() + times * top.std(ddof=1))
     return max(float(falling[0]), exp(most)) if most < MOST else None
 
@@ -101,6 +119,7 @@ def change_cosines(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 # ---- kinds of text that are like a workload
 
+
 def uncovered(tokenizer: Tokenizer, fitted: Batch, stated: Batch) -> tuple[str, ...]:
     """Return the kinds of text that a workload does not cover: for more than one line in ten the length is outside the
     workload's range, or more tokens are new to it than in any line that its own error is stated from. Covered kinds
@@ -110,13 +129,18 @@ def uncovered(tokenizer: Tokenizer, fitted: Batch, stated: Batch) -> tuple[str, 
     most = max(unseen(row.tokens, fitted.tokens) for row in stated)
     whole = np.concatenate([fitted.tokens, stated.tokens])
 
-    def held(row: np.ndarray) -> bool: return low <= len(row) <= high and unseen(row, whole) <= most
+    def held(row: np.ndarray) -> bool:
+        return low <= len(row) <= high and unseen(row, whole) <= most
 
     def covered(kind: str) -> bool:
         reading = LineReading(truncate=True, skip_bad=True)
-        rows = [part.tokens for batch in batches(tokenizer, make_lines(kind, COVERAGE_LINES), reading=reading)
-                for part in batch]
+        rows = [
+            part.tokens
+            for batch in batches(tokenizer, make_lines(kind, COVERAGE_LINES), reading=reading)
+            for part in batch
+        ]
         return sum(map(held, rows)) >= COVERAGE_SHARE * len(rows)
+
     return tuple(kind for kind in TEXT_KINDS if not covered(kind))
 
 
@@ -127,18 +151,22 @@ def unseen(tokens: np.ndarray, known: np.ndarray) -> float:
 
 # ---- text of the report
 
+
 def spoken(workload: dict[str, Any], program: dict[str, Any]) -> str:
     """Return the sentence about a program's stated error, from the entries of a report: `stated` of the run and those
     of the program; and its error at other lengths."""
     (low, high), stated, near = workload["lengths"], program["stated"], program["near"]
     single = stated["sentence"]
-    worst = (f"a single one by {percent(single)}, which at most {percent(ABOVE)} of them exceed" if single is not None
-             else
-             f"nothing of a single one: that needs {2 * MIN_SENTENCES} lines")
+    worst = (
+        f"a single one by {percent(single)}, which at most {percent(ABOVE)} of them exceed"
+        if single is not None
+        else f"nothing of a single one: that needs {2 * MIN_SENTENCES} lines"
+    )
     lacks = workload["uncovered"]
-    return (f"stated    texts like {workload['like']}, {low} to {high} tokens, are off by {percent(stated['error'])} "
-            f"together; {worst}\n          (of {stated['sentences']} that nothing was fitted to or chosen by); cosines "
-            f"by {stated['cosine_mean']:.2g} on average, {stated['cosine_most']:.2g} at most of {stated['pairs']} pairs"
-            +
-            (f"\n          at other lengths it was found off by {format_errors(near)}" if near else "") +
-            (f"\n          not covered: {', '.join(lacks)}" if lacks else ""))
+    return (
+        f"stated    texts like {workload['like']}, {low} to {high} tokens, are off by {percent(stated['error'])} "
+        f"together; {worst}\n          (of {stated['sentences']} that nothing was fitted to or chosen by); cosines "
+        f"by {stated['cosine_mean']:.2g} on average, {stated['cosine_most']:.2g} at most of {stated['pairs']} pairs"
+        + (f"\n          at other lengths it was found off by {format_errors(near)}" if near else "")
+        + (f"\n          not covered: {', '.join(lacks)}" if lacks else "")
+    )

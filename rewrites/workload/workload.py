@@ -1,5 +1,6 @@
 """The workload that programs are optimized for, and the rows that methods are fitted to, programs chosen by, and errors
 stated from."""
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,30 +33,33 @@ from rewrites.workload.decoded import measure_requests, measured_peak, planned_p
 from rewrites.workload.phases import Tell
 from rewrites.workload.stated import MIN_SENTENCES, uncovered
 
-OUTPUTS = "pooled", "rows"                                  # one row a text, or one row a token
-PROBE = 16                                                  # most sentences of `probe`
-SAMPLED_LINES, SCANNED = 1024, 65536                        # most lines that rows come from; lines of a file read
-FIT, CHOOSE, VERIFY, STATE = 4096, 1024, 2048, 32768        # most rows, of whole sentences: VERIFY go through the
-                                                            # float64 oracle
-TEXTS = 16                                                  # most texts of joined lines: 4 choose, 8 state
+OUTPUTS = "pooled", "rows"  # one row a text, or one row a token
+PROBE = 16  # most sentences of `probe`
+SAMPLED_LINES, SCANNED = 1024, 65536  # most lines that rows come from; lines of a file read
+FIT, CHOOSE, VERIFY, STATE = 4096, 1024, 2048, 32768  # most rows, of whole sentences: VERIFY go through the
+# float64 oracle
+TEXTS = 16  # most texts of joined lines: 4 choose, 8 state
 CHECKED_ROWS = 64
-CALIBRATE = 8192                                            # approximate rows that removal is fitted to
+CALIBRATE = 8192  # approximate rows that removal is fitted to
 
 
 def drawn_from(text: str | None, file: str | None) -> tuple[Sequence[str], str, bool]:
     """Return the lines that rows are built from, their description, and whether they are the shipped ones: the lines of
     `text`, else of the `file` of texts if it has enough to estimate the spread of single sentences, else the shipped
     ones."""
-    if text: return read_lines(text), f"the lines of {text}", False
-    if file is None: return sentences(), "the shipped sentences", True
+    if text:
+        return read_lines(text), f"the lines of {text}", False
+    if file is None:
+        return sentences(), "the shipped sentences", True
     lines = [*islice(read(Path(file), open_regular), SCANNED)]
-    if len(lines) >= 2 * MIN_SENTENCES: return lines, f"the lines of {file}", False
+    if len(lines) >= 2 * MIN_SENTENCES:
+        return lines, f"the lines of {file}", False
     return sentences(), f"the shipped sentences: {file} has fewer than {2 * MIN_SENTENCES} lines", True
 
 
 def divide_lines(lines: Sequence[str]) -> Parts[str]:
     """Return at most SAMPLED_LINES of some lines, spread over all, in parts."""
-    return Parts.of(lines[::-(-len(lines) // SAMPLED_LINES)])
+    return Parts.of(lines[:: -(-len(lines) // SAMPLED_LINES)])
 
 
 def texts(tokenizer: Tokenizer, lines: Sequence[str], tokens: int) -> Iterator[list[int]]:
@@ -64,7 +68,8 @@ def texts(tokenizer: Tokenizer, lines: Sequence[str], tokens: int) -> Iterator[l
     count, reading = 0, LineReading(truncate=True, skip_bad=True)
     for line in lines:
         [row] = tokenizer.rows([line], reading)
-        if not row: continue
+        if not row:
+            continue
         held.append(line)
         count += len(row)
         if count >= tokens and len(text := tokenizer.cut(tokenizer.pooling.prompt + "\n".join(held), tokens)) == tokens:
@@ -78,7 +83,8 @@ def read_parts(tokenizer: Tokenizer, lines: Sequence[str], ours: bool) -> tuple[
     Raises InputError if that leaves a part empty, and for a line of the user's that cannot be read."""
     reading = LineReading(truncate=True, skip_bad=True) if ours else LineReading()
     parts = [[row for row in tokenizer.rows(part, reading) if row] for part in divide_lines(lines)]
-    if not all(parts): raise InputError(f"{reading.fault}: give lines that it can read: --text FILE")
+    if not all(parts):
+        raise InputError(f"{reading.fault}: give lines that it can read: --text FILE")
     done = [f"{reading.truncated} of them cut to {tokenizer.most} tokens"] * bool(reading.truncated)
     done += [f"{len(reading.skipped)} left out, as the tokenizer cannot read them"] * bool(reading.skipped)
     batches = [next(Batch(rows).pieces(most)) for rows, most in zip(parts, (FIT, CHOOSE, STATE), strict=True)]
@@ -88,8 +94,10 @@ def read_parts(tokenizer: Tokenizer, lines: Sequence[str], ours: bool) -> tuple[
 def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
     """Return the batch of median rows among those that `embed` builds from a file of texts, and its description. The
     file is read twice, so that only one batch of it is held."""
+
     def made() -> Iterator[Batch]:
         return batches(tokenizer, read(file, open_regular), reading=LineReading(partial(name_line, file)))
+
     rows = [batch.rows for batch in made()]
     middle = int(np.argsort(rows, kind="stable")[len(rows) // 2])
     [timed] = islice(made(), middle, middle + 1)
@@ -101,8 +109,10 @@ def check_tokens(checkpoint: Checkpoint, *batches: Batch) -> None:
     """Raise InputError for a token that the model has no row for."""
     vocabulary = checkpoint.said["vocab_size"]
     if (highest := max(batch.tokens.max() for batch in batches)) >= vocabulary:
-        raise InputError(f"{checkpoint.vocabulary}: it gives token {highest}, but the model has "
-                         f"{vocabulary} (vocab_size): take the tokenizer that belongs to the weights")
+        raise InputError(
+            f"{checkpoint.vocabulary}: it gives token {highest}, but the model has "
+            f"{vocabulary} (vocab_size): take the tokenizer that belongs to the weights"
+        )
 
 
 @dataclass(frozen=True)
@@ -120,14 +130,14 @@ class Workload:
     verify: Batch
     name: str
     like: str
-    uncovered: tuple[str, ...] | None = None                # None: there is no tokenizer
-    text: str | None = None                                 # its source, so that it can be rebuilt
+    uncovered: tuple[str, ...] | None = None  # None: there is no tokenizer
+    text: str | None = None  # its source, so that it can be rebuilt
     tokens: int | None = None
     file: str | None = None
-    mix: tuple[tuple[float, Batch], ...] = ()               # batches with shares; `timed` then has the most rows
-    generation: Generation | None = None                    # a request; `timed` is then its prompts
-    given: Batch | None = None                              # the user's batch: its error is a lower bound of the stated
-                                                            # one, as random rows have other shares of its tokens
+    mix: tuple[tuple[float, Batch], ...] = ()  # batches with shares; `timed` then has the most rows
+    generation: Generation | None = None  # a request; `timed` is then its prompts
+    given: Batch | None = None  # the user's batch: its error is a lower bound of the stated
+    # one, as random rows have other shares of its tokens
 
     @property
     def shares(self) -> tuple[tuple[float, Batch], ...]:
@@ -138,20 +148,23 @@ class Workload:
     def few(self) -> Batch:
         """Rows that every step is checked on: the first sentences of `verify`, long ones truncated."""
         first = next(self.verify.pieces(CHECKED_ROWS))
-        if first.alone or np.diff(first.starts).max() <= LONG: return first
+        if first.alone or np.diff(first.starts).max() <= LONG:
+            return first
         return Batch([row.tokens[:LONG] for row in first], [row.kinds[:LONG] for row in first])
 
     @property
     def lengths_run(self) -> list[Batch]:
         """The batches whose lengths programs meet: the timed ones, and a request's whole texts."""
         run_batches = [batch for _, batch in self.shares]
-        if self.generation is None: return run_batches
+        if self.generation is None:
+            return run_batches
         return [*run_batches, Batch([np.resize(self.timed.tokens, self.generation.length)])]
 
     def measured(self, programs: Mapping[str, Program], rounds: int, progress: Tell) -> Seconds:
         """Return the seconds of programs, round by round: the mean of the batches by their shares; for a request, in
         sessions."""
-        if self.generation: return measure_requests(programs, self.generation, self.timed.tokens, rounds, progress)
+        if self.generation:
+            return measure_requests(programs, self.generation, self.timed.tokens, rounds, progress)
         shares, batches = zip(*self.shares, strict=True)
         return measure(programs, batches, rounds, progress=progress, shares=shares)
 
@@ -161,7 +174,8 @@ class Workload:
 
     def peak_measured(self, program: Program, runs: int) -> float:
         """Return the most bytes that a call holds; for a request those of its prompts' step, caches among them."""
-        if self.generation: return measured_peak(program, self.generation, self.timed.tokens, runs)
+        if self.generation:
+            return measured_peak(program, self.generation, self.timed.tokens, runs)
         return peak(program, self.timed, runs)
 
     def running(self, machine: TimeModel, held: float = inf, cached: bool = True) -> TimeModel | Sequence[TimeModel]:
@@ -180,9 +194,11 @@ class Workload:
         """Return the sizes of the timed batch, with a model's patterns, sparser ones, inputs and relations; for several
         batches, with their shares; for a request, the phases, in sessions if `cached`, else as whole texts."""
         seen, ports, relations = collect_needs(*outputs(model).values())
-        if self.generation: return self.generation.phases(seen, cached)
-        every = dict.fromkeys([*seen, *(sparser for one in seen
-                                        for sparser in sparser_patterns(one, np.diff(self.timed.starts)))])
+        if self.generation:
+            return self.generation.phases(seen, cached)
+        every = dict.fromkeys(
+            [*seen, *(sparser for one in seen for sparser in sparser_patterns(one, np.diff(self.timed.starts)))]
+        )
         sized = [(share, batch.extents(every, ports, relations)) for share, batch in self.shares]
         return sized if self.mix else sized[0][1]
 
@@ -193,8 +209,15 @@ class Workload:
         return int(counts.min(initial=self.rows)), int(counts.max(initial=0))
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, text: str | None = None, tokens: int | None = None,
-           file: str | None = None, mix: Mix | None = None, generation: Generation | None = None) -> "Workload":
+    def of(
+        cls,
+        checkpoint: Checkpoint,
+        text: str | None = None,
+        tokens: int | None = None,
+        file: str | None = None,
+        mix: Mix | None = None,
+        generation: Generation | None = None,
+    ) -> "Workload":
         """Return the workload of a checkpoint. Rows come from the lines of `text`, or of `file`, or the shipped
         sentences; if the timed text is long, and there are enough lines, they are joined to texts of its length. The
         timed batch is that of a `mix`, or of `embed` on the texts of `file`, or one sentence of `tokens` tokens, or a
@@ -204,12 +227,14 @@ class Workload:
             request = generation or (file if mix is None else "of shares")
             raise InputError(f"--tokens {tokens} --workload {request}: give one of them, both say what is timed")
         limit = checkpoint.positions
-        if generation: check_speaks(checkpoint, generation)
+        if generation:
+            check_speaks(checkpoint, generation)
         length = min(128, limit) if tokens is None else tokens
         if not 1 <= length <= limit:
             raise InputError(f"--tokens {length}: {checkpoint.name} takes 1 to {limit} tokens")
         tokenizer = checkpoint.tokenizer()
-        if file is not None: timed, name = typical(tokenizer, Path(file))
+        if file is not None:
+            timed, name = typical(tokenizer, Path(file))
         lines, like, ours = drawn_from(text, file)
         (fit, choose, state), changed = read_parts(tokenizer, lines, ours)
         like += changed
@@ -217,7 +242,8 @@ class Workload:
             timed, name = Batch([np.resize(fit.tokens, length) for length in generation.prompts]), generation.said
         elif file is None and text and tokens is None:
             timed, name = tokenizer.encode(lines), f"{len(lines)} lines of {text}"
-        elif file is None: timed, name = Batch([np.resize(fit.tokens, length)]), f"one sentence of {length} tokens"
+        elif file is None:
+            timed, name = Batch([np.resize(fit.tokens, length)]), f"one sentence of {length} tokens"
         mixed: tuple[tuple[float, Batch], ...] = ()
         if mix is not None:
             mixed, name, timed = of_shares(mix, limit, checkpoint.name, fit.tokens)
@@ -228,9 +254,22 @@ class Workload:
             choose, state = Batch(Parts.of(joined).choose), Batch(Parts.of(joined).state)
             like += f", joined to texts of {longest} tokens"
         check_tokens(checkpoint, fit, choose, state, *(batch for _, batch in mixed or ((1.0, timed),)))
-        return cls(timed, fit, choose, probe, state,
-                   next(state.pieces(VERIFY)), name, like,
-                   uncovered(tokenizer, fit, state), text, tokens, file, mixed, generation)
+        return cls(
+            timed,
+            fit,
+            choose,
+            probe,
+            state,
+            next(state.pieces(VERIFY)),
+            name,
+            like,
+            uncovered(tokenizer, fit, state),
+            text,
+            tokens,
+            file,
+            mixed,
+            generation,
+        )
 
     @classmethod
     def drawn(cls, model: Model, timed: Batch | Mix | Generation, seed: int = 0, sentences: int = 48) -> "Workload":
@@ -238,7 +277,8 @@ class Workload:
         batch, fit and verify it. Relations and matrices are never random, so a batch that has some serves for all."""
         vocabulary = find_vocabulary(model) or 1
         if isinstance(timed, Generation):
-            for term in outputs(model).values(): check_sessions(term)         # raises where no session can run the term
+            for term in outputs(model).values():
+                check_sessions(term)  # raises where no session can run the term
             drawn = np.random.default_rng(seed).integers(0, vocabulary, timed.length)
             workload = cls.drawn(model, Batch([drawn]), seed, sentences)
             prompts = Batch([np.resize(drawn, length) for length in timed.prompts])
@@ -253,6 +293,7 @@ class Workload:
 
         def some(count: int) -> Batch:
             return Batch([rng.integers(0, vocabulary, length) for length in rng.choice(lengths, count)])
+
         sentences = min(sentences, max(4, STATE // int(lengths.max())))
         half, judged = some(sentences // 2), some(sentences)
         probe, verify, fit = (next(batch.pieces(2 * FIT)) for batch in (half, judged, some(sentences)))
@@ -270,38 +311,47 @@ def calibration(file: str | Path, tokenizer: Tokenizer, workload: Workload, othe
     rows = [row for row in every if row and row not in judged]
     if not rows:
         raise InputError(f"--calibrate {file}: each of its lines chooses programs or judges them, too: give other text")
-    return Batch([list(row) for row in rows[::-(-sum(map(len, rows)) // CALIBRATE)]])
+    return Batch([list(row) for row in rows[:: -(-sum(map(len, rows)) // CALIBRATE)]])
 
 
 def check_output(output: str) -> None:
     """Raise InputError for an unknown kind of output."""
-    if output not in OUTPUTS: raise InputError(f"--output {output}: it is one of {', '.join(OUTPUTS)}")
+    if output not in OUTPUTS:
+        raise InputError(f"--output {output}: it is one of {', '.join(OUTPUTS)}")
 
 
-def of_shares(mix: Mix, limit: int | None, model: str,
-              tokens: NDArray[np.integer]) -> tuple[tuple[tuple[float, Batch], ...], str, Batch]:
+def of_shares(
+    mix: Mix, limit: int | None, model: str, tokens: NDArray[np.integer]
+) -> tuple[tuple[tuple[float, Batch], ...], str, Batch]:
     """Return the batches of a mix with their shares, a description, and the batch with the most rows; lengths are
     filled with these tokens. Raises InputError for an invalid mix, and for a sentence longer than the model's limit."""
+
     def filled(lengths: Sequence[int]) -> Batch:
         return Batch(np.split(np.resize(tokens, sum(lengths)), np.cumsum(lengths)[:-1]))
+
     shares = list_batches(mix, filled)
     longest = max(int(np.diff(batch.starts).max()) for _, batch in shares)
     if limit is not None and longest > limit:
         raise InputError(f"workload: a sentence of {longest} tokens: {model} takes 1 to {limit} tokens")
     if any(batch.alone for _, batch in shares):
-        raise InputError("workload: a batch with relations or matrices of its own has no share: it stands for all, so "
-                         "give it alone")
+        raise InputError(
+            "workload: a batch with relations or matrices of its own has no share: it stands for all, so give it alone"
+        )
     return shares, said_of(shares), max((batch for _, batch in shares), key=lambda batch: batch.rows)
 
 
 def check_speaks(checkpoint: Checkpoint, asked: Generation) -> None:
     """Raise InputError if a model generates no text, or has too few positions for the request."""
     if not checkpoint.speaks:
-        raise InputError(f"workload {asked}: {checkpoint.name} is no language model "
-                         f"({checkpoint.architecture or 'its config names none'}): give sentences, such as 1x16")
+        raise InputError(
+            f"workload {asked}: {checkpoint.name} is no language model "
+            f"({checkpoint.architecture or 'its config names none'}): give sentences, such as 1x16"
+        )
     if asked.length > checkpoint.positions:
-        raise InputError(f"workload {asked}: prompt and answer have {asked.length} tokens: {checkpoint.name} takes 1 "
-                         f"to {checkpoint.positions} tokens (max_position_embeddings)")
+        raise InputError(
+            f"workload {asked}: prompt and answer have {asked.length} tokens: {checkpoint.name} takes 1 "
+            f"to {checkpoint.positions} tokens (max_position_embeddings)"
+        )
 
 
 def draw_workload(workload: Workload | Batch | Mix | Generation, model: Model) -> Workload:

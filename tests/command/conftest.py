@@ -1,4 +1,5 @@
 """What tests of files that users give share: a program with a tokenizer, a search that may not begin."""
+
 import checkpoints
 import pytest
 from programs import bert_program
@@ -15,5 +16,8 @@ def program(tmp_path_factory):
 @pytest.fixture
 def unsearched(monkeypatch):
     """Fails where a search begins."""
-    def begun(*_, **__): raise AssertionError("the search has begun")
+
+    def begun(*_, **__):
+        raise AssertionError("the search has begun")
+
     monkeypatch.setattr("rewrites.run.optimize", begun)

@@ -1,4 +1,5 @@
 """`opmatrix calibrate`: what it keeps is what later commands read; nothing is set behind a user's back."""
+
 import json
 import os
 import subprocess
@@ -25,8 +26,7 @@ RATES = {"": 1e11, "ZEN": 1.5e11}
 
 def machine():
     prices = catalogue()
-    return Machine({kernel: [1e-9] * len(prices[kernel].terms) for kernel in prices.common}, **here(),
-                   catalogue=prices)
+    return Machine({kernel: [1e-9] * len(prices[kernel].terms) for kernel in prices.common}, **here(), catalogue=prices)
 
 
 @pytest.fixture
@@ -43,10 +43,12 @@ def measured(monkeypatch):
     monkeypatch.setattr(peaks, "measure_peaks", lambda progress: progress(1, 1) or found)
     monkeypatch.setattr(blas, "fastest", lambda progress: progress(1, 1) or Blas("ZEN", RATES))
     runs = []
+
     def calibrated(catalogue, progress, full):
         progress(1, 1)
         runs.append(full)
         return machine()
+
     monkeypatch.setattr("rewrites.cli.machine.calibrate.calibrate", calibrated)
     monkeypatch.setattr(sys, "argv", ["opmatrix", "calibrate"])
     return runs
@@ -54,7 +56,8 @@ def measured(monkeypatch):
 
 def test_what_cannot_be_kept_is_told_all_the_same(measured, monkeypatch, capsys, caplog):
     monkeypatch.setenv("OPMATRIX_CACHE", "/proc/none")
-    with pytest.raises(SystemExit) as end: cli.main()
+    with pytest.raises(SystemExit) as end:
+        cli.main()
     said = capsys.readouterr().out
     assert end.value.code in (None, 0) and "linear.dense" in said and said.endswith("not kept\n")
     assert [line.split(": ")[1] for line in caplog.messages] == ["the calibration", "peaks", "the setting of BLAS"]
@@ -62,11 +65,21 @@ def test_what_cannot_be_kept_is_told_all_the_same(measured, monkeypatch, capsys,
 
 
 def test_a_command_measures_keeps_and_tells(kept, measured, capsys):
-    with pytest.raises(SystemExit) as end: cli.main()
+    with pytest.raises(SystemExit) as end:
+        cli.main()
     said = capsys.readouterr().out
     assert end.value.code in (None, 0) and measured == [True]
-    for words in ("vector", "200  400", "L1 (32 KiB)", "300  600", "12.0", "* ZEN", "150", "linear.dense",
-                  str(machine_file())):
+    for words in (
+        "vector",
+        "200  400",
+        "L1 (32 KiB)",
+        "300  600",
+        "12.0",
+        "* ZEN",
+        "150",
+        "linear.dense",
+        str(machine_file()),
+    ):
         assert words in said
     assert this_machine() == machine(), "later commands read what was measured"
     again = json.loads(machine_file().with_suffix(".peaks.json").read_text())
@@ -76,7 +89,8 @@ def test_a_command_measures_keeps_and_tells(kept, measured, capsys):
 
 def test_what_is_measured_is_written_as_figures(kept, measured, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["opmatrix", "calibrate", "--json", str(tmp_path / "found.json")])
-    with pytest.raises(SystemExit) as end: cli.main()
+    with pytest.raises(SystemExit) as end:
+        cli.main()
     found = json.loads((tmp_path / "found.json").read_text())
     assert end.value.code in (None, 0) and found["peaks"]["rates"] == {"vector": {"one": 2e11, "all": 4e11}}
     assert found["blas"] == {"core": "ZEN", "rates": RATES} and found["kept"] == str(machine_file())
@@ -98,14 +112,23 @@ def test_commands_run_with_the_setting_unless_the_user_set_one(kept):
     assert environment.blas() == {}, "the library's own choice is no setting"
 
 
-@pytest.mark.parametrize("spoiled", [
-    lambda text: text[:20], lambda text: "[]", lambda text: json.dumps(json.loads(text) | {"processor": "another"}),
-    lambda text: json.dumps(json.loads(text) | {"core": 3}),
-    lambda text: json.dumps(json.loads(text) | {"core": "a b;c"}),
-    lambda text: json.dumps(json.loads(text) | {"core": ["ZEN"]}), lambda text: text.replace("ZEN", "UNHEARD"),
-    lambda text: "[" * 100_000, lambda text: '{"processor": 1' + "0" * 400 + "}",
-    lambda text: text.replace("150000000000.0", "NaN"),
-    lambda text: text + " " * (1 << 20), lambda text: "\0\udcff"])
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        lambda text: text[:20],
+        lambda text: "[]",
+        lambda text: json.dumps(json.loads(text) | {"processor": "another"}),
+        lambda text: json.dumps(json.loads(text) | {"core": 3}),
+        lambda text: json.dumps(json.loads(text) | {"core": "a b;c"}),
+        lambda text: json.dumps(json.loads(text) | {"core": ["ZEN"]}),
+        lambda text: text.replace("ZEN", "UNHEARD"),
+        lambda text: "[" * 100_000,
+        lambda text: '{"processor": 1' + "0" * 400 + "}",
+        lambda text: text.replace("150000000000.0", "NaN"),
+        lambda text: text + " " * (1 << 20),
+        lambda text: "\0\udcff",
+    ],
+)
 def test_a_setting_of_another_processor_or_damaged_is_not_used(kept, spoiled):
     environment.remember("ZEN", RATES)
     file = environment.file()
@@ -131,14 +154,22 @@ def test_both_names_of_the_cache_are_one(kept, monkeypatch):
 
 
 def test_numpy_comes_after_the_environment():
-    asked = ("import sys, rewrites.cli.machine.environment as e\n"
-             "e.prepare({}); assert 'numpy' not in sys.modules, 'numpy'")
+    asked = (
+        "import sys, rewrites.cli.machine.environment as e\ne.prepare({}); assert 'numpy' not in sys.modules, 'numpy'"
+    )
     subprocess.run([sys.executable, "-c", asked], cwd=ROOT, check=True)
 
 
-@pytest.mark.parametrize("rates, best", [
-    ({"": 1.0, "HASWELL": 1.5, "ZEN": 1.2}, "HASWELL"), ({"": 1.0, "HASWELL": 1.01}, ""), ({"": 1.0}, ""), ({}, ""),
-    ({"ZEN": 1.0}, "ZEN")])
+@pytest.mark.parametrize(
+    "rates, best",
+    [
+        ({"": 1.0, "HASWELL": 1.5, "ZEN": 1.2}, "HASWELL"),
+        ({"": 1.0, "HASWELL": 1.01}, ""),
+        ({"": 1.0}, ""),
+        ({}, ""),
+        ({"ZEN": 1.0}, "ZEN"),
+    ],
+)
 def test_the_fastest_setting_must_win_clearly_and_run(monkeypatch, rates, best):
     monkeypatch.setattr(blas, "adjustable", lambda: True)
     monkeypatch.setattr(blas.platform, "machine", lambda: "AMD64")
@@ -168,11 +199,14 @@ def test_a_setting_is_tried_in_a_process_of_its_own(monkeypatch):
 def test_what_is_measured_is_what_is_said(monkeypatch):
     """With a clock that ticks evenly, rates are work over ticks."""
     now = [0.0]
+
     def tick():
         now[0] += 1e-3
         return now[0]
+
     monkeypatch.setattr(peaks.time, "perf_counter", tick)
     from formats.machine.rates import CHAINS
+
     assert peaks.vector_rate().one == pytest.approx(2 * CHAINS * (1 << 19) / 1e-3)
     array, _ = peaks.filled(1 << 16)
     assert array.nbytes == 1 << 16 and peaks.traffic(array) == 1 << 26

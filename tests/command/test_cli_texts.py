@@ -1,4 +1,5 @@
 """The command line on texts: run, embed and evaluate, with a program that was saved."""
+
 import io
 import json
 import sys
@@ -70,18 +71,24 @@ def test_run_gives_what_embed_gives(command, optimized, tmp_path):
     (tmp_path / "lines.txt").write_text(f"the bank\n{long}\n")
     assert command("embed", "max", "lines.txt", "--out", "o.npy").status == 0
     vectors, ran = np.load("o.npy"), command("run", "max", "the bank", long)
-    for vector in vectors: assert f"[{vector[0]:.4f}, {vector[1]:.4f}" in ran.out
+    for vector in vectors:
+        assert f"[{vector[0]:.4f}, {vector[1]:.4f}" in ran.out
     cosine = vectors[0] @ vectors[1] / np.linalg.norm(vectors[0]) / np.linalg.norm(vectors[1])
     assert f"{cosine:.3f}" in ran.out and "1.000" in ran.out
     refused(command("run", "max", "the bank", long, "--no-truncate"), "42 tokens")
 
 
-@pytest.mark.parametrize("arguments, words", [
-    (["absent.txt", "--out", "o.npy"], ["absent.txt", "No such file"]),
-    (["lines.txt", "--out", "diary.txt"], ["diary.txt"]),
-    (["lines.txt"], ["--out"]), (["lines.txt", "--out", "absent/o.npy"], ["absent/o.npy"]),
-    (["lines.txt", "--out", "o.npy", "--rows", "0"], ["rows 0"]),
-    (["long.txt", "--out", "o.npy"], ["long.txt: line 2", "42 tokens"])])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["absent.txt", "--out", "o.npy"], ["absent.txt", "No such file"]),
+        (["lines.txt", "--out", "diary.txt"], ["diary.txt"]),
+        (["lines.txt"], ["--out"]),
+        (["lines.txt", "--out", "absent/o.npy"], ["absent/o.npy"]),
+        (["lines.txt", "--out", "o.npy", "--rows", "0"], ["rows 0"]),
+        (["long.txt", "--out", "o.npy"], ["long.txt: line 2", "42 tokens"]),
+    ],
+)
 def test_embed_refuses(command, optimized, tmp_path, arguments, words):
     (tmp_path / "lines.txt").write_text("the bank")
     (tmp_path / "long.txt").write_text("the bank\n" + "the " * 40)
@@ -97,16 +104,22 @@ def test_evaluate_compares_programs(command, optimized, tmp_path):
     found = json.loads((tmp_path / "found.json").read_text())
     assert ran.status == 0 and "Spearman" in ran.out and found["count"] == 3
     assert [each["name"] for each in found["programs"]] == [str(model), str(out), str(out / "front" / "0")]
-    for each in found["programs"]: assert f"{each['spearman']:.2f}" in ran.out and each["texts_per_s"] > 0
+    for each in found["programs"]:
+        assert f"{each['spearman']:.2f}" in ran.out and each["texts_per_s"] > 0
     assert found["programs"][2]["difference"] == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize("arguments, words", [
-    (["{out}", "--pairs", "absent.csv"], ["absent.csv", "No such file"]), (["{out}"], ["--pairs"]),
-    (["{out}", "--pairs", "bad.csv"], ["bad.csv: line 2", "'high'"]),
-    (["{out}", "--pairs", "same.csv"], ["every score is 2"]),
-    (["absent", "--pairs", "good.csv"], ["absent"]),
-    (["{out}", "--pairs", "good.csv", "--json", "no/o.json"], ["--json no/o.json"])])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["{out}", "--pairs", "absent.csv"], ["absent.csv", "No such file"]),
+        (["{out}"], ["--pairs"]),
+        (["{out}", "--pairs", "bad.csv"], ["bad.csv: line 2", "'high'"]),
+        (["{out}", "--pairs", "same.csv"], ["every score is 2"]),
+        (["absent", "--pairs", "good.csv"], ["absent"]),
+        (["{out}", "--pairs", "good.csv", "--json", "no/o.json"], ["--json no/o.json"]),
+    ],
+)
 def test_evaluate_refuses(command, optimized, tmp_path, arguments, words):
     for name, last in (("good", "3"), ("bad", "high"), ("same", "2")):
         (tmp_path / f"{name}.csv").write_text(f"a,b,2\nc,d,{last}\n")

@@ -1,4 +1,5 @@
 """Spearman's correlation on sentence pairs: what is read, what is refused, what is compared."""
+
 import checkpoints
 import numpy as np
 import pytest
@@ -13,8 +14,12 @@ from rewrites.metrics.evaluate import evaluate_all, format_scores, open_program
 from rewrites.metrics.pairs import SentencePairs, score_pairs
 from rewrites.workload.phases import Report
 
-ROWS = [("the bank", "a bank", 4.5), ("the river, dry", "river", 3.0), ("a", "of", 0.25),
-        ("runs", "the river runs", 3.0)]
+ROWS = [
+    ("the bank", "a bank", 4.5),
+    ("the river, dry", "river", 3.0),
+    ("a", "of", 0.25),
+    ("runs", "the river runs", 3.0),
+]
 PLAIN = "".join(f'"{a}","{b}",{c}\n' for a, b, c in ROWS)
 
 
@@ -38,35 +43,55 @@ def written(directory, text, encoding="utf-8"):
 
 # ---- what is read
 
-@pytest.mark.parametrize("text", [
-    PLAIN, "\ufeff" + PLAIN, PLAIN.replace("\n", "\r\n"), PLAIN.replace("\n", "\n\n"),
-    "sentence1,sentence2,score\n" + PLAIN,
-    "Sentence1 , SENTENCE2,score\n" + PLAIN, PLAIN.replace(",4.5\n", ",4.5,more,columns\n"),
-    "score,genre,sentence2,sentence1\n" + "".join(f'{c},news,"{b}","{a}"\n' for a, b, c in ROWS)])
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PLAIN,
+        "\ufeff" + PLAIN,
+        PLAIN.replace("\n", "\r\n"),
+        PLAIN.replace("\n", "\n\n"),
+        "sentence1,sentence2,score\n" + PLAIN,
+        "Sentence1 , SENTENCE2,score\n" + PLAIN,
+        PLAIN.replace(",4.5\n", ",4.5,more,columns\n"),
+        "score,genre,sentence2,sentence1\n" + "".join(f'{c},news,"{b}","{a}"\n' for a, b, c in ROWS),
+    ],
+)
 def test_pairs_are_read_with_or_without_a_header(tmp_path, text):
     pairs = SentencePairs.read(written(tmp_path, text))
     assert pairs.texts == tuple(text for a, b, _ in ROWS for text in (a, b))
     assert pairs.scores.tolist() == [score for *_, score in ROWS] and len(pairs) == 4
 
 
-@pytest.mark.parametrize("text, words", [
-    (PLAIN + "a,b,high\n", "line 5: the score 'high'"), (PLAIN + "a,b,nan\n", "line 5: the score 'nan'"),
-    ("text_a,text_b,label\n" + PLAIN, "line 1: the score 'label' .* sentence1, sentence2, score"),
-    (PLAIN + "a,b\n", "line 5: 2 columns"), (PLAIN + '"a,b,1\n', "line 5: unexpected end"),
-    ("sentence1,sentence2,score\na,b,1\nc,2\n", "line 3: 2 columns"),
-    ("a,b,2\nc,d,2.0\n", "every score is 2"), ("a,b,2\n", "1 pairs"), ("", "0 pairs"),
-    ("sentence1,sentence2,score\n", "0 pairs")])
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        (PLAIN + "a,b,high\n", "line 5: the score 'high'"),
+        (PLAIN + "a,b,nan\n", "line 5: the score 'nan'"),
+        ("text_a,text_b,label\n" + PLAIN, "line 1: the score 'label' .* sentence1, sentence2, score"),
+        (PLAIN + "a,b\n", "line 5: 2 columns"),
+        (PLAIN + '"a,b,1\n', "line 5: unexpected end"),
+        ("sentence1,sentence2,score\na,b,1\nc,2\n", "line 3: 2 columns"),
+        ("a,b,2\nc,d,2.0\n", "every score is 2"),
+        ("a,b,2\n", "1 pairs"),
+        ("", "0 pairs"),
+        ("sentence1,sentence2,score\n", "0 pairs"),
+    ],
+)
 def test_bad_pairs_are_named_by_the_line(tmp_path, text, words):
-    with pytest.raises(InputError, match=rf"pairs\.csv: {words}"): SentencePairs.read(written(tmp_path, text))
+    with pytest.raises(InputError, match=rf"pairs\.csv: {words}"):
+        SentencePairs.read(written(tmp_path, text))
 
 
 def test_bad_files_are_named(tmp_path):
-    with pytest.raises(InputError, match="No such file"): SentencePairs.read(tmp_path / "absent.csv")
+    with pytest.raises(InputError, match="No such file"):
+        SentencePairs.read(tmp_path / "absent.csv")
     with pytest.raises(InputError, match="byte 0 is not UTF-8"):
         SentencePairs.read(written(tmp_path, "\xff,b,1\n", "latin-1"))
 
 
 # ---- what is found
+
 
 def ranks(numbers):
     """The mean place of each number among all: equal ones share theirs."""
@@ -84,8 +109,10 @@ def test_the_correlation_is_that_of_ranks_with_ties(place):
 
 
 def test_scores_of_a_program_s_own_cosines_are_perfect(place):
-    program, texts = Program.load(place / "exact"), ("the bank", "a river", "dry", "of the bank", "runs",
-                                                     "river runs dry")
+    program, texts = (
+        Program.load(place / "exact"),
+        ("the bank", "a river", "dry", "of the bank", "runs", "river runs dry"),
+    )
     vectors = program.embed(texts)
     cosines = (vectors[::2] * vectors[1::2]).sum(1)
     assert score_pairs("", program, SentencePairs(texts, cosines)).spearman == pytest.approx(100)
@@ -112,7 +139,8 @@ def test_embeddings_of_any_length_are_compared_by_their_angle(place):
 
 def test_long_texts_of_pairs_are_cut_where_that_is_asked_for(place):
     texts, program = ("the bank", "dry " * 30, "a river", "runs dry"), Program.load(place / "exact")
-    with pytest.raises(InputError, match="32 tokens"): score_pairs("", program, SentencePairs(texts, np.arange(2.0)))
+    with pytest.raises(InputError, match="32 tokens"):
+        score_pairs("", program, SentencePairs(texts, np.arange(2.0)))
     pairs = SentencePairs(texts, np.arange(2.0))
     assert abs(score_pairs("", program, pairs, truncate=True).spearman) == pytest.approx(100)
 
@@ -138,4 +166,5 @@ def test_programs_are_compared_with_the_first(place, tmp_path):
 
 
 def test_what_is_no_program_and_no_checkpoint_is_named(tmp_path):
-    with pytest.raises(InputError, match="absent"): open_program(str(tmp_path / "absent"))
+    with pytest.raises(InputError, match="absent"):
+        open_program(str(tmp_path / "absent"))

@@ -1,4 +1,5 @@
 """What explain says about a saved program: before and after, and each law left out, for the same workload."""
+
 import json
 import re
 import shutil
@@ -29,8 +30,9 @@ def saved(tmp_path_factory):
     text.write_text("\n".join(LINES))
     with pytest.MonkeyPatch.context() as patch:
         standin.know_laws(patch)
-        found = run.optimize(str(model), error=0.0, text=str(text), leave_out=["scale_scores"],
-                                  machine=standin.machine(), rounds=2)
+        found = run.optimize(
+            str(model), error=0.0, text=str(text), leave_out=["scale_scores"], machine=standin.machine(), rounds=2
+        )
     results.save(found, place / "out")
     return place, found
 
@@ -49,19 +51,21 @@ def test_before_and_after_are_programs(saved, told):
     before, after = told.index("before: "), told.index("after: exact")
     assert before < after
     shown = told[before:after].splitlines()
-    assert [line.split(" = ")[1].split("(")[0] for line in shown if line.startswith("h")] == steps[:explain.SHOWN_STEPS]
+    assert [line.split(" = ")[1].split("(")[0] for line in shown if line.startswith("h")] == steps[
+        : explain.SHOWN_STEPS
+    ]
     assert f"{len(steps) + 2 - explain.SHOWN_STEPS - 2} more steps" in told[before:after]
     own = str(Program.load(place / "out")).splitlines()
     assert own[1] in told[after:] and own[2] in told[after:]
 
 
 def test_every_law_that_saved_something_is_named(saved, told):
-    rows = told[told.index("what each law saved"):told.index("\nfront\n")].splitlines()[3:]
+    rows = told[told.index("what each law saved") : told.index("\nfront\n")].splitlines()[3:]
     cells = [re.split(r"  +", row) for row in rows if row.strip()]
     named = {law for row in cells for law in row[0].removesuffix(", together").split(" + ")}
     predicted = [float(row[1]) for row in cells]
     assert named and named <= saved[1].structures["exact"].fired
-    assert "scale_scores" not in named                      # it was left out from the beginning
+    assert "scale_scores" not in named  # it was left out from the beginning
     assert all(saving > 0 for saving in predicted) and predicted == sorted(predicted, reverse=True)
     for row in cells:
         assert row[2] == "below noise" or float(row[2]) != 0
@@ -70,22 +74,31 @@ def test_every_law_that_saved_something_is_named(saved, told):
 
 def test_what_is_within_its_spread_is_below_noise():
     """Microseconds of five rounds, measured three times."""
+
     def told(*repeats):
-        base = [1.0, 2.0, 1.5, 1.0, 3.0]                    # what both have in common disturbs nothing
-        taken = [{"with": base, "without": [b + 1e-6 * each for b, each in zip(base, rounds, strict=True)]}
-                 for rounds in repeats]
+        base = [1.0, 2.0, 1.5, 1.0, 3.0]  # what both have in common disturbs nothing
+        taken = [
+            {"with": base, "without": [b + 1e-6 * each for b, each in zip(base, rounds, strict=True)]}
+            for rounds in repeats
+        ]
         return explain.tell_saving(taken, "without", "with")
+
     assert told([5, 6, 7, 6, 5], [6, 6, 5, 7, 900], [6, 5, 5, 7, 6]) == ["6.0", "5.0 to 6.5"]
-    assert told([-8, -9, -7, -8, -8], [-8] * 5, [-7] * 5)[0] == "-8.0"     # a law that costs time is no noise
+    assert told([-8, -9, -7, -8, -8], [-8] * 5, [-7] * 5)[0] == "-8.0"  # a law that costs time is no noise
     assert told([-883, 10, 1847, 5, -20], [300, -200, 7, -3, 1], [5, 4, -90, 60, 0])[0] == "below noise"
-    assert told([9] * 5, [9] * 5, [-1, -1, -1, 9, 9]) == ["below noise", "9.0 to 9.0"]     # what does not come again
+    assert told([9] * 5, [9] * 5, [-1, -1, -1, 9, 9]) == ["below noise", "9.0 to 9.0"]  # what does not come again
 
 
 def test_what_is_told_is_written_as_figures(saved, monkeypatch):
     """Seconds and bytes as numbers; each law with what leaving it out takes."""
     monkeypatch.setattr(explain, "calibrated", lambda progress, *batches: standin.machine())
-    monkeypatch.setattr(explain, "group_fired", lambda opened, exact: [
-        (("associate",), opened.structure([law for law in opened.laws if law.name != "associate"]))])
+    monkeypatch.setattr(
+        explain,
+        "group_fired",
+        lambda opened, exact: [
+            (("associate",), opened.structure([law for law in opened.laws if law.name != "associate"]))
+        ],
+    )
     said, found = explain.find_explanation(saved[0] / "out", Report(quiet=True), rounds=2, text=saved[0] / "lines.txt")
     found = json.loads(json.dumps(found))
     assert found["chosen"] == "exact" and found["measured_s"].keys() == {"imported", "fused", "exact"}
@@ -105,12 +118,13 @@ def test_what_fusion_and_laws_saved_is_told(told):
 def test_the_derivation_is_told(saved, told):
     _, found = saved
     exact = found.structures["exact"]
-    said = told[told.index("derivation"):told.index("what each law saved")]
+    said = told[told.index("derivation") : told.index("what each law saved")]
     assert "every one checked in float64" in said and f"part {len(exact.parts)} of {len(exact.parts)}" in said
     assert "scale_scores" not in said and "stack_columns at" in said
     for extraction in exact.extractions:
         for node in extraction.nodes:
-            if isinstance(node.label, KernelCall): assert f" {node.label.implementation.name} at " in said
+            if isinstance(node.label, KernelCall):
+                assert f" {node.label.implementation.name} at " in said
 
 
 def test_approximations_are_steps_with_errors(saved):
@@ -122,16 +136,20 @@ def test_approximations_are_steps_with_errors(saved):
     def pruned(node):
         method = Method("csr", (("density", 0.5),), error=1e-6)
         return node._replace(label=method) if isinstance(node.cls, Use) and node.cls.layout == "rows" else node
-    coarser = replace(exact,
-                      extractions=[replace(each, nodes=tuple(map(pruned, each.nodes))) for each in exact.extractions])
+
+    coarser = replace(
+        exact, extractions=[replace(each, nodes=tuple(map(pruned, each.nodes))) for each in exact.extractions]
+    )
     program, _ = coarser.program({})
     changes = retelling.otherwise(coarser, program, batch)
-    assert [len(each) for each in changes.values()] == [0, 1, 0]         # embeddings, a layer, pooling
-    (words, error, held_out), = changes[1].values()
+    assert [len(each) for each in changes.values()] == [0, 1, 0]  # embeddings, a layer, pooling
+    ((words, error, held_out),) = changes[1].values()
     assert words == "csr[density=0.5]" and error == pytest.approx(1e-3) and 1e-2 < held_out < 1
     said = retelling.derive(coarser, found.laws, changes)
-    assert ("csr[density=0.5] at" in said and f"error 0.001 on calibration rows, {held_out:.2g} on held-out ones, "
-                                              "which is more" in said)
+    assert (
+        "csr[density=0.5] at" in said
+        and f"error 0.001 on calibration rows, {held_out:.2g} on held-out ones, which is more" in said
+    )
     assert "error 0.001 on calibration rows\n" in retelling.derive(coarser, found.laws)
 
 
@@ -139,8 +157,10 @@ def test_a_table_in_panels_is_told_beside_one_in_panels(saved):
     """Rows of an int8 table are gathered as columns, so what it is compared with lies as columns, too."""
     _, found = saved
     exact, batch = found.structures["exact"], found.workload.verify
-    tables = tuple(node._replace(label=Method("int8", error=1e-6)) if isinstance(node.cls, Use) else node
-                   for node in exact.extractions[0].nodes)
+    tables = tuple(
+        node._replace(label=Method("int8", error=1e-6)) if isinstance(node.cls, Use) else node
+        for node in exact.extractions[0].nodes
+    )
     narrowed = replace(exact, extractions=[replace(exact.extractions[0], nodes=tables), *exact.extractions[1:]])
     program, _ = narrowed.program({})
     assert program.steps[0].attributes["turned"]
@@ -190,16 +210,19 @@ def test_the_steps_of_others_of_a_front_are_found_when_somebody_asks(optimized, 
 
 def test_a_front_without_its_report_is_no_front(optimized, tmp_path):
     shutil.copytree(optimized.out / "front" / "1", tmp_path / "front" / "1")
-    with pytest.raises(InputError, match=r"report\.json: No such file"): explain.read_report(tmp_path / "front" / "1")
-    (tmp_path / "report.json").write_text(json.dumps(optimized.report | {"front": optimized.report["front"][:1],
-                                                                         "chosen": 0}))
-    with pytest.raises(InputError, match=r"1/report\.json: No such file"): explain.read_report(tmp_path / "front" / "1")
+    with pytest.raises(InputError, match=r"report\.json: No such file"):
+        explain.read_report(tmp_path / "front" / "1")
+    (tmp_path / "report.json").write_text(
+        json.dumps(optimized.report | {"front": optimized.report["front"][:1], "chosen": 0})
+    )
+    with pytest.raises(InputError, match=r"1/report\.json: No such file"):
+        explain.read_report(tmp_path / "front" / "1")
 
 
 def test_the_front_is_shown_as_it_was_found(saved, told):
     _, found = saved
     for point in found.points:
-        assert point.name in told[told.index("\nfront\n"):]
+        assert point.name in told[told.index("\nfront\n") :]
 
 
 def test_the_search_is_for_the_same_workload(saved, monkeypatch):
@@ -207,8 +230,11 @@ def test_the_search_is_for_the_same_workload(saved, monkeypatch):
     monkeypatch.setattr(explain, "calibrated", lambda progress, *batches: standin.machine())
     report = Reported.read(place / "out" / "report.json")
     opened = explain.reopen(Program.load(place / "out"), report, given={"text": place / "lines.txt"})
-    assert (opened.workload.rows, opened.workload.timed.extents(), opened.workload.name) == \
-        (found.workload.rows, found.workload.timed.extents(), found.workload.name)
+    assert (opened.workload.rows, opened.workload.timed.extents(), opened.workload.name) == (
+        found.workload.rows,
+        found.workload.timed.extents(),
+        found.workload.name,
+    )
     assert "scale_scores" not in {law.name for law in opened.laws}
     assert opened.structure(opened.laws).time == pytest.approx(found.structures["exact"].time, rel=1e-9)
 
@@ -234,8 +260,12 @@ def test_a_model_that_is_gone_is_named(saved, tmp_path, monkeypatch):
     try:
         with pytest.raises(InputError, match=r"model: the model .* is not there, as seen from .* --model MODEL"):
             explain.explain(place / "out", Report(quiet=True), text=place / "lines.txt")
-    finally: shutil.move(tmp_path / "elsewhere", place / "model")
-    def gone(name, adapter): raise InputError(f"{name}: gone")
+    finally:
+        shutil.move(tmp_path / "elsewhere", place / "model")
+
+    def gone(name, adapter):
+        raise InputError(f"{name}: gone")
+
     monkeypatch.setattr(explain, "open_model", gone)
     with pytest.raises(InputError, match="model: gone"):
         explain.explain(place / "out", Report(quiet=True), text=place / "lines.txt")

@@ -1,4 +1,5 @@
 """What is not the user's error: status 70, one line, and a file that keeps all of it; what is the user's stays so."""
+
 import errno
 import io
 import os
@@ -34,14 +35,21 @@ def drops_a_product(x: value[n], A: matrix[n, p], B: matrix[p, p]):
 
 def failing(monkeypatch, error):
     """`opmatrix laws` fails so."""
-    def fail(_): raise error
+
+    def fail(_):
+        raise error
+
     monkeypatch.setattr(commands, "declarations", fail)
 
 
 def faulted(ran):
     """The file that a fault's one line names."""
-    assert ran.status == 70 and not ran.out and len(
-        ran.err.splitlines()) == 1 and ran.err.startswith("opmatrix: a fault in opmatrix: ")
+    assert (
+        ran.status == 70
+        and not ran.out
+        and len(ran.err.splitlines()) == 1
+        and ran.err.startswith("opmatrix: a fault in opmatrix: ")
+    )
     return Path(re.search(r"see (\S+), and report it", ran.err)[1])
 
 
@@ -87,8 +95,9 @@ def test_too_little_memory_is_no_fault(command, monkeypatch):  # noqa: F811
 
 
 def test_a_law_of_the_user_s_own_is_the_user_s(tmp_path):
-    searched = SimpleNamespace(opened=SimpleNamespace(laws=[*EXACT_LAWS, drops_a_product]),
-                               optimum=SimpleNamespace(fired={"drops_a_product"}))
+    searched = SimpleNamespace(
+        opened=SimpleNamespace(laws=[*EXACT_LAWS, drops_a_product]), optimum=SimpleNamespace(fired={"drops_a_product"})
+    )
     for level, laws in ((2, ["associate", "drops_a_product"]), (3, [])):
         with pytest.raises(InputError, match=r"--laws: law drops_a_product: .*a is not b"), blame_own_laws(searched):
             raise VerificationError(level, "a graph", "a is not b", laws=laws)
@@ -113,27 +122,38 @@ def test_a_reproducer_takes_no_longer_than_it_may(monkeypatch):
     def slow(*given):
         clock[0] += 1
         return check(*given)
+
     monkeypatch.setattr(shrink, "monotonic", lambda: clock[0])
     monkeypatch.setattr(shrink, "check_term", slow)
     monkeypatch.setattr(shrink, "SHRINK_SECONDS", 3)
     templates = [part.template for by_state in parts(model())[1:2] for part in by_state.values()]
-    with pytest.raises(VerificationError) as error: verify_graphs(templates, [*EXACT_LAWS, drops_a_product])
+    with pytest.raises(VerificationError) as error:
+        verify_graphs(templates, [*EXACT_LAWS, drops_a_product])
     assert clock[0] <= 4 and error.value.laws == ("drops_a_product",)
 
 
 # ---- as a process
 
+
 def test_nobody_reads_to_the_end(tmp_path):
-    ran = subprocess.run(["bash", "-c", f"{sys.executable} -m rewrites.cli laws | head -1"], capture_output=True,
-                         text=True, cwd=tmp_path,
-                         env=ENVIRONMENT)
+    ran = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m rewrites.cli laws | head -1"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+    )
     assert len(ran.stdout.splitlines()) == 1 and not ran.stderr and not [*tmp_path.iterdir()]
 
 
 class Full(io.RawIOBase):
     """Takes no byte."""
-    def writable(self): return True
-    def write(self, some): raise OSError(errno.ENOSPC, "No space left on device")
+
+    def writable(self):
+        return True
+
+    def write(self, some):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize("buffered", [True, False], ids=["whole", "by lines"])
@@ -145,21 +165,33 @@ def test_a_full_output_is_a_line_and_no_fault(patched, monkeypatch, capfd, tmp_p
     monkeypatch.setattr(sys, "argv", ["opmatrix", *words])
     full = io.TextIOWrapper(io.BufferedWriter(Full()), "utf-8", line_buffering=not buffered)
     monkeypatch.setattr(sys, "stdout", full)
-    with pytest.raises(SystemExit) as end: cli.main()
+    with pytest.raises(SystemExit) as end:
+        cli.main()
     said = "opmatrix: what is printed: not written: No space left on device: make room there\n"
     assert (end.value.code, capfd.readouterr().err) == (1, said) and not [*tmp_path.iterdir()]
-    with suppress(OSError): full.close()
+    with suppress(OSError):
+        full.close()
 
 
 @pytest.mark.deep(every=4)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device")
-@pytest.mark.parametrize("redirected, status, words", [
-    ("> /dev/full", 1, "opmatrix: what is printed: not written: No space left on device: make room there\n"),
-    (">&-", 2, "opmatrix: standard output: it is closed: send it to a file, or to /dev/null\n"),
-    ("2>&-", 0, ""), ("> /dev/full 2>&1", 1, "")])
+@pytest.mark.parametrize(
+    "redirected, status, words",
+    [
+        ("> /dev/full", 1, "opmatrix: what is printed: not written: No space left on device: make room there\n"),
+        (">&-", 2, "opmatrix: standard output: it is closed: send it to a file, or to /dev/null\n"),
+        ("2>&-", 0, ""),
+        ("> /dev/full 2>&1", 1, ""),
+    ],
+)
 def test_streams_that_take_nothing(tmp_path, redirected, status, words):
-    ran = subprocess.run(["bash", "-c", f"{sys.executable} -m rewrites.cli --version {redirected}"],
-                         capture_output=True, text=True, cwd=tmp_path, env=ENVIRONMENT)
+    ran = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m rewrites.cli --version {redirected}"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+    )
     assert (ran.returncode, ran.stderr) == (status, words) and not [*tmp_path.iterdir()]
 
 

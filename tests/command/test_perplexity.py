@@ -1,4 +1,5 @@
 """Perplexity of language models: what the definition gives, whatever the windows; what has none is refused."""
+
 import json
 
 import checkpoints
@@ -39,7 +40,7 @@ def defined(checkpoint, side, tokens=None):
     ids = checkpoint.tokenizer().tokenizer.encode(TEXT).ids[:tokens]
     found = []
     for lo in range(0, len(ids), side):
-        window = np.array(ids[lo:lo + side])
+        window = np.array(ids[lo : lo + side])
         scores = dense(checkpoint.operator(), Batch([window]))
         p = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
         found += [-np.log(p[i, window[i + 1]]) for i in range(len(window) - 1)]
@@ -63,8 +64,9 @@ def test_some_tokens_of_a_text(place):
     nats, count, ids = defined(checkpoint, 16, tokens=9)
     found = score_text("it", Program.load(place / "rows"), place / "text", 9)
     read = len(checkpoint.tokenizer().tokenizer.decode(ids))
-    assert (found.count, found.bytes_a_token) == (count, read
-                                                  / 9) == (8, read / 9) and found.nats == pytest.approx(nats, rel=1e-5)
+    assert (found.count, found.bytes_a_token) == (count, read / 9) == (8, read / 9) and found.nats == pytest.approx(
+        nats, rel=1e-5
+    )
 
 
 def test_memory_holds_few_rows_of_scores(place, monkeypatch):
@@ -104,9 +106,10 @@ def test_run_says_what_follows(place, kind, tmp_path):
     checkpoint = open_model(place / "small.gguf")
     scores = dense(checkpoint.operator(), checkpoint.tokenizer().encode("the bird"))[-1]
     p = np.exp(scores) / np.exp(scores).sum()
-    wanted = "  ".join(f"{checkpoint.tokenizer().tokenizer.decode([at], skip_special_tokens=False)!r} "
-                       f"{100 * p[at]:.1f} %"
-                       for at in np.argsort(-p)[:5].tolist())
+    wanted = "  ".join(
+        f"{checkpoint.tokenizer().tokenizer.decode([at], skip_special_tokens=False)!r} {100 * p[at]:.1f} %"
+        for at in np.argsort(-p)[:5].tolist()
+    )
     words = "run", str(place / kind), "the bird", "--json", str(tmp_path / "next.json")
     told = CliRunner().invoke(commands.app, words)
     assert told.output.split() == f"'the bird': {wanted}".split()
@@ -114,10 +117,15 @@ def test_run_says_what_follows(place, kind, tmp_path):
     assert [each["share"] for each in found["next"]] == pytest.approx(np.sort(p)[:-6:-1], rel=1e-4)
 
 
-@pytest.mark.parametrize("options, words", [
-    ([], "give --pairs CSV or --text FILE"), (["--pairs", "a", "--text", "b"], "give --pairs CSV or --text FILE"),
-    (["--pairs", "a", "--tokens", "9"], "--tokens 9: it is of a text"),
-    (["--text", "b", "--tokens", "1"], "--tokens 1: at least 2")])
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ([], "give --pairs CSV or --text FILE"),
+        (["--pairs", "a", "--text", "b"], "give --pairs CSV or --text FILE"),
+        (["--pairs", "a", "--tokens", "9"], "--tokens 9: it is of a text"),
+        (["--text", "b", "--tokens", "1"], "--tokens 1: at least 2"),
+    ],
+)
 def test_options_that_do_not_fit_are_named(place, options, words):
     caught = CliRunner().invoke(commands.app, ["evaluate", str(place / "rows"), *options]).exception
     assert isinstance(caught, InputError) and words in str(caught)
@@ -125,6 +133,7 @@ def test_options_that_do_not_fit_are_named(place, options, words):
 
 def test_the_command_says_perplexity(place, tmp_path):
     out = tmp_path / "all.json"
-    told = CliRunner().invoke(commands.app,
-                              ["evaluate", str(place / "rows"), "--text", str(place / "text"), "--json", str(out)])
+    told = CliRunner().invoke(
+        commands.app, ["evaluate", str(place / "rows"), "--text", str(place / "text"), "--json", str(out)]
+    )
     assert told.exit_code == 0 and "perplexity" in told.output and "nats_per_byte" in out.read_text()

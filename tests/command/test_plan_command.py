@@ -1,4 +1,5 @@
 """The command `plan`: what it prints and writes, and that what cannot be planned is refused in a line."""
+
 import csv
 import json
 import re
@@ -14,8 +15,14 @@ CONFIG = GPT2 | dict(n_embd=12, n_head=6, n_layer=4)
 def machine(**more):
     """The file of a machine with one other number."""
     sheet = datasheet("A100")
-    said = dict(source="made up", matrix=dict(sheet.matrix), vector=dict(sheet.vector), tile=[*sheet.tile],
-                memory=[[*each] for each in sheet.memory], links=[["near", 8, 3e11, 1e-6], ["far", None, 25e9, 3e-6]])
+    said = dict(
+        source="made up",
+        matrix=dict(sheet.matrix),
+        vector=dict(sheet.vector),
+        tile=[*sheet.tile],
+        memory=[[*each] for each in sheet.memory],
+        links=[["near", 8, 3e11, 1e-6], ["far", None, 25e9, 3e-6]],
+    )
     return {"Mine": said | more}
 
 
@@ -24,11 +31,17 @@ def said(tmp_path, monkeypatch, capsys):
     """Runs the command in a folder with some models and machines, and gives status, output and errors."""
     monkeypatch.chdir(tmp_path)
     near = ["near", 8, 3e11, 1e-6]
-    for name, given in {"tiny": CONFIG, "named": CONFIG | dict(n_embd="h"), "bert": dict(model_type="bert"),
-                        "mine": machine(), "negative": machine(links=[["near", 8, -3e11, 1e-6]]),
-                        "missing": machine(links=[near, ["far", None]]), "alone": machine(links=[]),
-                        "hybrid": CONFIG | dict(model_type="jamba"),
-                        "headless": {key: CONFIG[key] for key in CONFIG if key != "n_head"}}.items():
+    for name, given in {
+        "tiny": CONFIG,
+        "named": CONFIG | dict(n_embd="h"),
+        "bert": dict(model_type="bert"),
+        "mine": machine(),
+        "negative": machine(links=[["near", 8, -3e11, 1e-6]]),
+        "missing": machine(links=[near, ["far", None]]),
+        "alone": machine(links=[]),
+        "hybrid": CONFIG | dict(model_type="jamba"),
+        "headless": {key: CONFIG[key] for key in CONFIG if key != "n_head"},
+    }.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(given))
     return command_runner("plan", monkeypatch, capsys)
 
@@ -37,24 +50,34 @@ ASKED = "--devices 4 --machine A100 --batch 8 --seq 16"
 
 
 @pytest.mark.deep(every=4)
-@pytest.mark.parametrize("line, words", [
-    (f"tiny.json {ASKED} --devices 17 --batch 32", r"--devices 17: no strategy divides them: .* are 16 and 18"),
-    (f"tiny.json {ASKED} --devices 35 --batch 5", r"--batch 5: too small for 35 devices: 35 is the next"),
-    (f"tiny.json {ASKED} --machine A10", r"machine 'A10': .*did you mean A100\?"),
-    (f"gpt22 {ASKED}", r"gpt22: no well-known model is called so; did you mean gpt2\?"),
-    (f"tiny.json {ASKED} --machine negative.json", r"negative.json: .*'near': positive bytes a second .* -3"),
-    (f"tiny.json {ASKED} --machine missing.json", r"missing.json: .*Mine: .*missing .* arguments"),
-    (f"tiny.json {ASKED} --machine alone.json", r"Mine: its data sheet states no links between devices: add `links`"),
-    (f"tiny.json {ASKED} --machine none.json", r"none.json: .*No such file"),
-    (f"named.json {ASKED}", r"hidden_size is .*: a plan needs its number|n_embd"),
-    (f"headless.json {ASKED}", r"n_head"),
-    (f"bert.json {ASKED}", r"config"),
-    (f"tiny.json {ASKED} --memory 1e-6", r"--memory 1e-06: no strategy of 4 .* are missing for .* would do"),
-    (f"tiny.json {ASKED} --memory -1", r"--memory -1: GB, more than 0"),
-    (f"tiny.json {ASKED} --seq 100000", r"--seq 100000: the model has \d+ positions"),
-    (f"hybrid.json {ASKED}", r"model_type is 'jamba': it must be one of"),
-    (f"tiny.json {ASKED} --csv tiny.json", r"--csv tiny.json: it would replace what is read"),
-    (f"tiny.json {ASKED} --timeline step.png", r"--timeline step.png: a timeline's name ends in one of .svg, .json")])
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        (f"tiny.json {ASKED} --devices 17 --batch 32", r"--devices 17: no strategy divides them: .* are 16 and 18"),
+        (f"tiny.json {ASKED} --devices 35 --batch 5", r"--batch 5: too small for 35 devices: 35 is the next"),
+        (f"tiny.json {ASKED} --machine A10", r"machine 'A10': .*did you mean A100\?"),
+        (f"gpt22 {ASKED}", r"gpt22: no well-known model is called so; did you mean gpt2\?"),
+        (f"tiny.json {ASKED} --machine negative.json", r"negative.json: .*'near': positive bytes a second .* -3"),
+        (f"tiny.json {ASKED} --machine missing.json", r"missing.json: .*Mine: .*missing .* arguments"),
+        (
+            f"tiny.json {ASKED} --machine alone.json",
+            r"Mine: its data sheet states no links between devices: add `links`",
+        ),
+        (f"tiny.json {ASKED} --machine none.json", r"none.json: .*No such file"),
+        (f"named.json {ASKED}", r"hidden_size is .*: a plan needs its number|n_embd"),
+        (f"headless.json {ASKED}", r"n_head"),
+        (f"bert.json {ASKED}", r"config"),
+        (f"tiny.json {ASKED} --memory 1e-6", r"--memory 1e-06: no strategy of 4 .* are missing for .* would do"),
+        (f"tiny.json {ASKED} --memory -1", r"--memory -1: GB, more than 0"),
+        (f"tiny.json {ASKED} --seq 100000", r"--seq 100000: the model has \d+ positions"),
+        (f"hybrid.json {ASKED}", r"model_type is 'jamba': it must be one of"),
+        (f"tiny.json {ASKED} --csv tiny.json", r"--csv tiny.json: it would replace what is read"),
+        (
+            f"tiny.json {ASKED} --timeline step.png",
+            r"--timeline step.png: a timeline's name ends in one of .svg, .json",
+        ),
+    ],
+)
 def test_what_cannot_be_planned_is_one_line(line, words, said):
     status, out, errors = said(line)
     assert status == 2 and not out
@@ -62,8 +85,9 @@ def test_what_cannot_be_planned_is_one_line(line, words, said):
 
 
 def test_a_plan_is_printed_written_drawn_and_explained(said, tmp_path):
-    status, out, _ = said(f"tiny.json {ASKED} --machine mine.json --explain --json plan.json --csv plan.csv "
-                          "--timeline step.svg --keep 3")
+    status, out, _ = said(
+        f"tiny.json {ASKED} --machine mine.json --explain --json plan.json --csv plan.csv --timeline step.svg --keep 3"
+    )
     found, rows = json.loads((tmp_path / "plan.json").read_text()), [*csv.DictReader((tmp_path / "plan.csv").open())]
     assert status == 0 and "tiny on 4 x Mine: 8 sequences of 16 tokens a step" in out
     assert "why the next lose" in out and "data sheet: made up" in out and "a billion tokens" in out
@@ -73,9 +97,13 @@ def test_a_plan_is_printed_written_drawn_and_explained(said, tmp_path):
     assert (tmp_path / "step.svg").read_text().startswith("<svg")
 
 
-@pytest.mark.parametrize("more, words", [
-    ("--infer", r"--\w+ \d.* --scores --batch 8 --tokens 16"),
-    ("", r"--\w+ \d.* --train --schedule \S+ --micro-batches \d+ --recompute none --batch 8 --tokens 16")])
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        ("--infer", r"--\w+ \d.* --scores --batch 8 --tokens 16"),
+        ("", r"--\w+ \d.* --train --schedule \S+ --micro-batches \d+ --recompute none --batch 8 --tokens 16"),
+    ],
+)
 def test_a_plan_of_local_ranks_is_a_line_that_launch_takes(said, monkeypatch, more, words):
     """Of rates as they were measured somewhere."""
     monkeypatch.setattr("opmatrix.parallel.launch.local_ranks.rank_rates", lambda ranks: RATES)

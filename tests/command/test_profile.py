@@ -1,5 +1,6 @@
 """Profiles: every step that computes is timed inside the run, whatever runs it, and what is priced of a run is all
 there."""
+
 import json
 
 import numpy as np
@@ -18,8 +19,9 @@ ONE = Batch([np.arange(40) % 20])
 
 def computing(program):
     """The names of what is no view."""
-    return [step.output for step, call in zip(program.steps, program.schedule.calls, strict=True)
-            if not call.kernel.view]
+    return [
+        step.output for step, call in zip(program.steps, program.schedule.calls, strict=True) if not call.kernel.view
+    ]
 
 
 @pytest.mark.parametrize("batch", [BATCH, ONE], ids=["groups", "one"])
@@ -34,12 +36,14 @@ def test_every_step_that_computes_is_timed_once_a_round(rng, batch, workers, bet
     assert [*taken.steps] == computing(program) and len(taken.runs) == 3
     assert all(len(each) == 3 and min(each) > 0 for each in taken.steps.values())
     rounds = zip(*taken.steps.values(), taken.runs, strict=True)
-    if workers == 1: assert all(sum(steps) < whole for *steps, whole in rounds)
+    if workers == 1:
+        assert all(sum(steps) < whole for *steps, whole in rounds)
 
 
 def test_a_machine_without_a_clock_is_told(rng, monkeypatch):
     monkeypatch.setattr(replay, "clock", lambda: 0)
-    with pytest.raises(RuntimeError, match="no clock"): stepped(rng).profile(ONE)
+    with pytest.raises(RuntimeError, match="no clock"):
+        stepped(rng).profile(ONE)
 
 
 def test_a_saved_program_is_profiled(command, optimized, monkeypatch, tmp_path):  # noqa: F811

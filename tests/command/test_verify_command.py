@@ -1,4 +1,5 @@
 """`opmatrix verify`: a saved program holds, and each kind of damage is named, with status 1."""
+
 import json
 import re
 import shutil
@@ -26,8 +27,9 @@ def place(tmp_path_factory):
     home = tmp_path_factory.mktemp("verified")
     model, (operator, made) = checkpoints.write(home / "model"), found()
     structure, _, emitter = made["exact"]
-    program, _ = structure.program({"model": "model", "source": str(model),
-                                    "tokenizer": (model / "tokenizer.json").read_text()})
+    program, _ = structure.program(
+        {"model": "model", "source": str(model), "tokenizer": (model / "tokenizer.json").read_text()}
+    )
     verified = verify_exact(program, operator, [RAGGED], made["imported"][1], unrounded(structure, emitter))
     certify(program, {"program": verified}, [RAGGED]).save(home / "program")
     return home
@@ -80,8 +82,9 @@ def test_the_worst_sentence_is_measured_again(command, copy, sentence, verdict):
     ran = command("verify", copy)
     assert ran.status == (verdict == "FAILS")
     assert not re.findall(r"\d\.\d{5,}", ran.out)
-    assert any(line.split()[:6] == ["worst", "sentence", "against", "the", "model", verdict]
-               for line in ran.out.splitlines()), ran.out
+    assert any(
+        line.split()[:6] == ["worst", "sentence", "against", "the", "model", verdict] for line in ran.out.splitlines()
+    ), ran.out
 
 
 def flip(directory):
@@ -90,23 +93,35 @@ def flip(directory):
     (directory / "weights.safetensors").write_bytes(raw)
 
 
-@pytest.mark.parametrize("harm, said", [
-    (flip, "hash"), (lambda place: certificate(place, own="small"), "own is 'small'"),
-    (lambda place: certificate(place, own=-1), "own is -1"),
-    (lambda place: certificate(place, more=1), "'more'"),
-    (lambda place: certificate(place, program="0" * 32), "lies beside"),
-    (lambda place: certificate(place, inputs=[{}]), "inputs[0]"),
-    (lambda place: certificate(place, inputs=[3]), "inputs[0] is a int"),
-    (lambda place: certificate(place, inputs=[{"hash": "", "sentences": 1, "rows": 1, "tokens": [[]], "kinds": [[]]}]),
-     "whole numbers"),
-    (lambda place: certificate(place,
-                               inputs=[{"hash": "", "sentences": 1, "rows": 1, "tokens": [[0] * 70000],
-                                        "kinds": [[0] * 70000]}]),
-     "70,000 rows"), (lambda place: certificate(place, bounds={"float64": "wide"}), "bounds"),
-    (lambda place: (place / "certificate.json").write_text("[]"), "certificate.json"),
-    (lambda place: certificate(place, own=1e9), "own rounding"),
-    (lambda place: certificate(place, verified={}), "stated error"),
-    (lambda place: (place / "certificate.json").unlink(), "certificate")])
+@pytest.mark.parametrize(
+    "harm, said",
+    [
+        (flip, "hash"),
+        (lambda place: certificate(place, own="small"), "own is 'small'"),
+        (lambda place: certificate(place, own=-1), "own is -1"),
+        (lambda place: certificate(place, more=1), "'more'"),
+        (lambda place: certificate(place, program="0" * 32), "lies beside"),
+        (lambda place: certificate(place, inputs=[{}]), "inputs[0]"),
+        (lambda place: certificate(place, inputs=[3]), "inputs[0] is a int"),
+        (
+            lambda place: certificate(
+                place, inputs=[{"hash": "", "sentences": 1, "rows": 1, "tokens": [[]], "kinds": [[]]}]
+            ),
+            "whole numbers",
+        ),
+        (
+            lambda place: certificate(
+                place, inputs=[{"hash": "", "sentences": 1, "rows": 1, "tokens": [[0] * 70000], "kinds": [[0] * 70000]}]
+            ),
+            "70,000 rows",
+        ),
+        (lambda place: certificate(place, bounds={"float64": "wide"}), "bounds"),
+        (lambda place: (place / "certificate.json").write_text("[]"), "certificate.json"),
+        (lambda place: certificate(place, own=1e9), "own rounding"),
+        (lambda place: certificate(place, verified={}), "stated error"),
+        (lambda place: (place / "certificate.json").unlink(), "certificate"),
+    ],
+)
 def test_damage_is_named_with_status_1(command, copy, harm, said):  # noqa: F811
     harm(copy)
     ran = command("verify", copy)
@@ -121,6 +136,7 @@ def test_no_program_is_bad_input(command, tmp_path):  # noqa: F811
 
 # ---- goals
 
+
 @pytest.fixture(scope="module")
 def speaking(tmp_path_factory):
     """A language model, the lines that its perplexity is measured on, and two of its programs that are said to keep
@@ -131,9 +147,11 @@ def speaking(tmp_path_factory):
     lines.write_text("the bird the cat 12\nthe fish the 1\n2 3 dog the end\nof the end the\n" * 4)
     made, _ = structure(checkpoint.operator(), *KINDS["exact"]).program(source(checkpoint))
     named = Named.of(lines)
-    goals = [{"goal": "perplexity<=1.02x", "value": 1.0, "kept": True, "of": named._asdict()},
-             {"goal": "perplexity<=1x", "value": 9.0, "kept": False, "of": named._asdict()},
-             {"goal": "error<=2%", "value": 0.01, "kept": True, "of": None}]
+    goals = [
+        {"goal": "perplexity<=1.02x", "value": 1.0, "kept": True, "of": named._asdict()},
+        {"goal": "perplexity<=1x", "value": 9.0, "kept": False, "of": named._asdict()},
+        {"goal": "error<=2%", "value": 0.01, "kept": True, "of": None},
+    ]
     head = made.constants[name := made.steps[-1].operands["weight"]]
     turned = made.over(made.steps, {**made.constants, name: FORMATS["dense"].pack(head.unpack()[:, ::-1])})
     for each, program in (("exact", made), ("turned", turned)):
@@ -142,9 +160,14 @@ def speaking(tmp_path_factory):
 
 
 @pytest.mark.deep(every=3)
-@pytest.mark.parametrize("which, options, verdicts", [
-    ("exact", ["--text", "lines.txt"], ["holds", "holds", "holds"]),
-    ("turned", ["--text", "lines.txt"], ["FAILS", "holds", "holds"]), ("exact", [], ["claimed", "claimed", "holds"])])
+@pytest.mark.parametrize(
+    "which, options, verdicts",
+    [
+        ("exact", ["--text", "lines.txt"], ["holds", "holds", "holds"]),
+        ("turned", ["--text", "lines.txt"], ["FAILS", "holds", "holds"]),
+        ("exact", [], ["claimed", "claimed", "holds"]),
+    ],
+)
 def test_goals_are_measured_again(command, speaking, which, options, verdicts):  # noqa: F811
     """On the file that they were measured on, against the imported program; what was not kept need not be."""
     ran = command("verify", speaking / which, *(speaking / each if "." in each else each for each in options))
@@ -152,7 +175,8 @@ def test_goals_are_measured_again(command, speaking, which, options, verdicts): 
     assert [words[2] for words in lines] == verdicts, ran.out
 
 
-@pytest.mark.parametrize("option, words", [("--text", "the perplexity was measured on"),
-                                           ("--pairs", "certified for no spearman")])
+@pytest.mark.parametrize(
+    "option, words", [("--text", "the perplexity was measured on"), ("--pairs", "certified for no spearman")]
+)
 def test_a_file_that_no_goal_was_measured_on_is_bad_input(command, speaking, option, words):  # noqa: F811
     refused(command("verify", speaking / "exact", option, speaking / "small.gguf"), option, words, "small.gguf")

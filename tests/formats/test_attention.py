@@ -1,4 +1,5 @@
 """Attention against float64, within the bound of its roundings: whole, in three steps, and in bfloat16."""
+
 from itertools import pairwise
 
 import numpy as np
@@ -36,7 +37,7 @@ def oracle(q, k, v, starts, scale):
 
 def in_parts(q, k, v, starts, scale, out):
     h, lengths = q.shape[1], np.diff(starts)
-    flat = room(h * int((lengths ** 2).sum()))
+    flat = room(h * int((lengths**2).sum()))
     kernels.scores(kernels.scale(np.ascontiguousarray(q), scale, room(*q.shape)), k, starts, flat)
     kernels.softmax(flat, starts, h, flat)
     return kernels.values(flat, v, starts, out)
@@ -48,11 +49,13 @@ def test_attention(rng, lengths, h, d, e):
     starts = np.concatenate([[0], np.cumsum(lengths)])
     T = int(starts[-1])
     wide = numbers(rng, T, h * (2 * d + e) + 3)
-    q, k, v = (np.lib.stride_tricks.as_strided(wide[:, at:], (T, h, w), (wide.strides[0], 4 * w, 4))
-               for at, w in ((0, d), (h * d, d), (2 * h * d, e)))
-    want, bound = oracle(q, k, v, starts, d ** -0.5)
-    within(kernels.attention(q, k, v, starts, room(T, h, e), d ** -0.5), want, bound)
-    within(in_parts(q, k, v, starts, d ** -0.5, room(T, h, e)), want, bound)
+    q, k, v = (
+        np.lib.stride_tricks.as_strided(wide[:, at:], (T, h, w), (wide.strides[0], 4 * w, 4))
+        for at, w in ((0, d), (h * d, d), (2 * h * d, e))
+    )
+    want, bound = oracle(q, k, v, starts, d**-0.5)
+    within(kernels.attention(q, k, v, starts, room(T, h, e), d**-0.5), want, bound)
+    within(in_parts(q, k, v, starts, d**-0.5, room(T, h, e)), want, bound)
 
 
 def test_attention_over_large_scores_and_long_rows(rng):
@@ -82,8 +85,14 @@ def test_what_recurs_is_added_up_as_nearly_as_what_does_not(rng, columns):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 110), min_size=1, max_size=6), st.integers(1, 4), st.integers(1, 40), st.integers(1, 70),
-       st.sampled_from([1, 3, 50, 256]), st.integers(0, 2**32 - 1))
+@given(
+    st.lists(st.integers(0, 110), min_size=1, max_size=6),
+    st.integers(1, 4),
+    st.integers(1, 40),
+    st.integers(1, 70),
+    st.sampled_from([1, 3, 50, 256]),
+    st.integers(0, 2**32 - 1),
+)
 def test_attention_of_any_batch(lengths, h, d, e, tile, seed):
     """Whatever the tiles of keys; nothing beside out is written."""
     rng, starts = np.random.default_rng(seed), np.concatenate([[0], np.cumsum(lengths)])
@@ -132,8 +141,11 @@ def masked(q, k, v, starts, scale, reach):
     for a, b in pairwise(starts):
         s, sees = scale * q[:, a:b] @ k[:, a:b].swapaxes(1, 2), seen_by(b - a, reach)
         size = np.where(sees, abs(scale) * (abs(q[:, a:b]) @ abs(k[:, a:b]).swapaxes(1, 2)), 0)
-        p = np.where(sees, np.exp(s - np.where(sees, s, -1e9).max(-1, keepdims=True, initial=-1e9)),
-                     0) if sees.any() else 0 * s
+        p = (
+            np.where(sees, np.exp(s - np.where(sees, s, -1e9).max(-1, keepdims=True, initial=-1e9)), 0)
+            if sees.any()
+            else 0 * s
+        )
         p /= np.maximum(p.sum(-1, keepdims=True), 1e-300)
         wrong = gamma(2 * q.shape[2] + b - a + 16) * (1 + 2 * size.max(-1, keepdims=True, initial=0))
         found = np.concatenate([found, p @ v[:, a:b]], 1)
@@ -141,7 +153,7 @@ def masked(q, k, v, starts, scale, reach):
     return found.swapaxes(0, 1), off.swapaxes(0, 1)
 
 
-REACHES = [(2 ** 40, 2 ** 40), (2 ** 40, 0), (0, 0), (3, 3), (7, 0), (200, 150), (-1, -1), (0, 2 ** 40)]
+REACHES = [(2**40, 2**40), (2**40, 0), (0, 0), (3, 3), (7, 0), (200, 150), (-1, -1), (0, 2**40)]
 
 
 @pytest.mark.deep(every=4)
@@ -159,34 +171,39 @@ def test_attention_of_masks_and_shared_heads(rng, heads, reach):
         flat = kernels.scores(q, k, starts, room(max(heads[:2]) * int(np.dot(lengths, lengths))), 0.4)
         kernels.softmax(flat, starts, max(heads[:2]), flat, reach)
         within(kernels.values(flat, v, starts, room(T, most, 5)), want, bound)
-    if reach == (-1, -1): assert not want.any()
+    if reach == (-1, -1):
+        assert not want.any()
 
 
-HALF = 2.0 ** -9                                             # what rounding to bfloat16 costs
+HALF = 2.0**-9  # what rounding to bfloat16 costs
 
 
 def in_halves(q, k, v, starts, scale, reach):
     """(attention, a bound on its error in bfloat16): two roundings of a score's factors, of exponentials and of v."""
     found, off = [], []
     for a, b in pairwise(starts):
-        s, size = (abs(scale) * np.einsum("qhd,khd->hqk", *parts)
-                   for parts in ((q[a:b], k[a:b]), (abs(q[a:b]), abs(k[a:b]))))
+        s, size = (
+            abs(scale) * np.einsum("qhd,khd->hqk", *parts) for parts in ((q[a:b], k[a:b]), (abs(q[a:b]), abs(k[a:b])))
+        )
         s, sees = s * np.sign(scale), seen_by(b - a, reach)
         top = np.where(sees, s, -np.inf).max(-1, keepdims=True, initial=-1e9)
         p = np.where(sees, np.exp(np.minimum(s - top, 0)), 0)
         p /= np.maximum(p.sum(-1, keepdims=True), 1e-300)
-        wrong = (2.1 * HALF + gamma(q.shape[2] + 4)) * np.where(sees, size,
-                                                                0).max(-1, keepdims=True, initial=0) + 1.5 * HALF
+        wrong = (2.1 * HALF + gamma(q.shape[2] + 4)) * np.where(sees, size, 0).max(
+            -1, keepdims=True, initial=0
+        ) + 1.5 * HALF
         found.append(np.einsum("hqk,khd->qhd", p, v[a:b]))
         off.append(np.einsum("hqk,khd->qhd", (np.expm1(2 * wrong) + 2 * HALF) * p, abs(v[a:b])))
     return np.concatenate(found), np.concatenate(off)
 
 
-@pytest.mark.parametrize("kernel",
-                         sorted({kernel.name for kernel in (halves.attend_halves, halves.attend_halves_matrix)}))
-@pytest.mark.parametrize("reach", [(2 ** 40, 2 ** 40), (2 ** 40, 0), (40, 3), (-1, -1)])
-@pytest.mark.parametrize("lengths, h, d, e, tile",
-                         [([1, 0, 13, 31], 3, 32, 32, 256), ([300, 77], 2, 40, 50, 96), ([65], 1, 1, 1, 1)])
+@pytest.mark.parametrize(
+    "kernel", sorted({kernel.name for kernel in (halves.attend_halves, halves.attend_halves_matrix)})
+)
+@pytest.mark.parametrize("reach", [(2**40, 2**40), (2**40, 0), (40, 3), (-1, -1)])
+@pytest.mark.parametrize(
+    "lengths, h, d, e, tile", [([1, 0, 13, 31], 3, 32, 32, 256), ([300, 77], 2, 40, 50, 96), ([65], 1, 1, 1, 1)]
+)
 def test_attention_in_halves(rng, kernel, reach, lengths, h, d, e, tile, monkeypatch):
     """By vectors and by matrix registers; nothing beside out is written."""
     monkeypatch.setattr(halves, "attend_halves_matrix", FUNCTIONS[kernel])
@@ -194,8 +211,10 @@ def test_attention_in_halves(rng, kernel, reach, lengths, h, d, e, tile, monkeyp
     T = int(starts[-1])
     q, k, v, around = numbers(rng, T, h, d), numbers(rng, T, h, d), numbers(rng, T, h, e), room(T + 2, h + 1, e + 3)
     out = around[1:-1, :-1, 1:-2]
-    within(kernels.attention_halves(q, k, v, starts, out, 0.3, reach, tile).copy(),
-           *in_halves(*(part.astype(np.float64) for part in (q, k, v)), starts, 0.3, reach))
+    within(
+        kernels.attention_halves(q, k, v, starts, out, 0.3, reach, tile).copy(),
+        *in_halves(*(part.astype(np.float64) for part in (q, k, v)), starts, 0.3, reach),
+    )
     out[...] = np.nan
     assert np.isnan(around).all()
 

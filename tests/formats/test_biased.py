@@ -1,5 +1,6 @@
 """Attention with a bias by distance against float64: lengths, borders and beyond the ends of the table; the same bits
 alone, beside others, on one thread and on two; what is no table is refused."""
+
 from itertools import pairwise
 
 import numpy as np
@@ -12,8 +13,8 @@ from formats.host.threads import limit
 from formats.kernels.attentions.chunks import CHUNK, PAGE
 from formats.storage.bf16 import nearest
 
-FAR = 2 ** 40
-SCALE, ROUGH = 0.3, 2.0 ** -5
+FAR = 2**40
+SCALE, ROUGH = 0.3, 2.0**-5
 
 
 def wanted(q, k, v, starts, bias, reach=(FAR, FAR)):
@@ -23,12 +24,14 @@ def wanted(q, k, v, starts, bias, reach=(FAR, FAR)):
     for a, b in pairwise(starts):
         ahead = np.arange(b - a) - np.arange(b - a)[:, None]
         seen = (ahead >= -reach[0]) & (ahead <= reach[1])
-        parts.append(softly(SCALE * q[:, a:b] @ k[:, a:b].swapaxes(1, 2) + near(bias, range(b - a), b - a), v[:, a:b],
-                            seen))
+        parts.append(
+            softly(SCALE * q[:, a:b] @ k[:, a:b].swapaxes(1, 2) + near(bias, range(b - a), b - a), v[:, a:b], seen)
+        )
     return tuple(np.concatenate(each) for each in zip(*parts, strict=True))
 
 
-def operands(rng, T, h=4, g=2, d=20, e=24): return numbers(rng, T, h, d), numbers(rng, T, g, d), numbers(rng, T, g, e)
+def operands(rng, T, h=4, g=2, d=20, e=24):
+    return numbers(rng, T, h, d), numbers(rng, T, g, d), numbers(rng, T, g, e)
 
 
 @pytest.mark.parametrize("lengths", [[1], [3, 5], [47, 48, 49, 130], [600]], ids=str)
@@ -76,16 +79,21 @@ def test_the_same_bits_alone_in_a_batch_and_on_two_threads(rng, name):
     starts = np.concatenate([[0], np.cumsum(lengths)])
     q, k, v = operands(rng, T := int(starts[-1]))
     bias = numbers(rng, 4, 101)
+
     def attend(a, b, at):
         out = room(b - a, 4, 24)
         return getattr(kernels, name)(q[a:b], k[a:b], v[a:b], np.array(at), out, SCALE, bias=bias)
-    with limit(1): one = attend(0, T, starts).tobytes()
-    with limit(2): assert attend(0, T, starts).tobytes() == one
+
+    with limit(1):
+        one = attend(0, T, starts).tobytes()
+    with limit(2):
+        assert attend(0, T, starts).tobytes() == one
     alone = b"".join(attend(a, b, [0, b - a]).tobytes() for a, b in pairwise(starts))
     assert alone == one
 
 
 # ---- caches
+
 
 @pytest.fixture(scope="module")
 def cached():
@@ -98,7 +106,8 @@ def cached():
     before[order[1:]] = order[:-1]
     slots = (order[:, None] * PAGE + np.arange(PAGE)).ravel()[:T]
     caches = [np.zeros((pages * PAGE, *each.shape[1:]), np.float32) for each in (k, v)]
-    for cache, each in zip(caches, (k, v), strict=True): cache[slots] = each
+    for cache, each in zip(caches, (k, v), strict=True):
+        cache[slots] = each
     return q, caches, slots, before, bias, wanted(q, k, v, [0, T], bias, (FAR, 0))
 
 
@@ -110,8 +119,9 @@ def test_rows_over_caches(cached):
         with limit(threads):
             found[threads] = kernels.attention_cached(q, k, v, slots, before, room(T, 4, 24), SCALE, bias=bias)
             for at in (0, PAGE, CHUNK - 1, CHUNK, T - 1):
-                one = kernels.attention_cached(q[at:at + 1], k, v, slots[at:at + 1], before, room(1, 4, 24), SCALE,
-                                               bias=bias)
+                one = kernels.attention_cached(
+                    q[at : at + 1], k, v, slots[at : at + 1], before, room(1, 4, 24), SCALE, bias=bias
+                )
                 assert np.array_equal(one[0], found[threads][at])
     within(found[1], exact, bound)
     assert np.array_equal(found[1], found[2])
@@ -137,10 +147,17 @@ def test_one_query_of_each_sequence(rng, last):
     within(found, exact, bound)
 
 
-@pytest.mark.parametrize("bias, said", [
-    (np.zeros((3, 9), np.float32), "a table of 3 heads, where there are 4"),
-    (np.zeros((4, 8), np.float32), "a table of 8 columns"), (np.zeros((4, 1), np.float32), "a table of 1 columns"),
-    (np.zeros((4, 9)), "float64"), (np.zeros((4, 18), np.float32)[:, ::2], "strides")], ids=lambda each: str(each)[:9])
+@pytest.mark.parametrize(
+    "bias, said",
+    [
+        (np.zeros((3, 9), np.float32), "a table of 3 heads, where there are 4"),
+        (np.zeros((4, 8), np.float32), "a table of 8 columns"),
+        (np.zeros((4, 1), np.float32), "a table of 1 columns"),
+        (np.zeros((4, 9)), "float64"),
+        (np.zeros((4, 18), np.float32)[:, ::2], "strides"),
+    ],
+    ids=lambda each: str(each)[:9],
+)
 def test_what_is_no_table_is_refused(rng, bias, said):
     q, k, v = operands(rng, 8)
     with pytest.raises(ValueError, match=f"^bias: .*{said}"):

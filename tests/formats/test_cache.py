@@ -1,5 +1,6 @@
 """The cache: believed where only its user and the system can write, never in the way where it cannot be used, and
 bounded."""
+
 import json
 import os
 import subprocess
@@ -24,7 +25,7 @@ from rewrites.approximate import error_cache as remember
 from rewrites.cli import __main__ as cli
 from rewrites.lowering.lower import Method
 
-OTHER = 54321                                                # a user who is neither us nor root
+OTHER = 54321  # a user who is neither us nor root
 owned = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files to others")
 posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files here do not say who owns them")
 
@@ -43,23 +44,31 @@ def home(tmp_path, monkeypatch):
     return cache.location()
 
 
-def kept(home): return home / "machines" / "kept.json"
+def kept(home):
+    return home / "machines" / "kept.json"
 
 
 # ---- who could have written it
 
+
 @posix
 @pytest.mark.parametrize("unnamed", [True, False])
-@pytest.mark.parametrize("umask, directories, file", [(0, 0o755, 0o644), (0o022, 0o755, 0o644), (0o002, 0o755, 0o644),
-                                                      (0o027, 0o750, 0o640), (0o077, 0o700, 0o600)])
-def test_what_is_made_others_read_as_the_umask_says_and_never_write(home, monkeypatch, unnamed, umask, directories,
-                                                                    file):
+@pytest.mark.parametrize(
+    "umask, directories, file",
+    [(0, 0o755, 0o644), (0o022, 0o755, 0o644), (0o002, 0o755, 0o644), (0o027, 0o750, 0o640), (0o077, 0o700, 0o600)],
+)
+def test_what_is_made_others_read_as_the_umask_says_and_never_write(
+    home, monkeypatch, unnamed, umask, directories, file
+):
     """From the first moment on, while it is still being written, too."""
-    if not unnamed: monkeypatch.setattr(files, "open_unnamed", lambda *_: None)
+    if not unnamed:
+        monkeypatch.setattr(files, "open_unnamed", lambda *_: None)
     at_first, before = [], os.umask(umask)
     monkeypatch.setattr(os, "fsync", lambda number: at_first.append(os.fstat(number).st_mode & 0o777))
-    try: cache.put(home / "deeper" / "and" / "deeper", b"")
-    finally: os.umask(before)
+    try:
+        cache.put(home / "deeper" / "and" / "deeper", b"")
+    finally:
+        os.umask(before)
     made = [home / "deeper", home / "deeper" / "and", home / "deeper" / "and" / "deeper"]
     assert [path.stat().st_mode & 0o777 for path in made] == [directories, directories, file]
     assert at_first == [file] and os.listdir(made[1]) == ["deeper"]
@@ -73,7 +82,8 @@ def test_a_link_is_no_file_of_the_cache(home, tmp_path):
     (tmp_path / "open").chmod(0o777)
     kept(home).rename(tmp_path / "open" / "kept.json")
     kept(home).symlink_to(tmp_path / "open" / "kept.json")
-    with pytest.raises(Distrusted, match=r"kept\.json: it is a link"): cache.recall(kept(home))
+    with pytest.raises(Distrusted, match=r"kept\.json: it is a link"):
+        cache.recall(kept(home))
 
 
 @pytest.mark.skipif(holdings.fcntl is None, reason="no locks here")
@@ -84,20 +94,25 @@ def test_a_lock_that_a_stranger_holds_is_not_waited_for(home, monkeypatch):
     try:
         holdings.fcntl.flock(stranger, holdings.fcntl.LOCK_EX)
         os.close(holdings.using(home))
-    finally: os.close(stranger)
+    finally:
+        os.close(stranger)
 
 
 @posix
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o750, 0o500])
 def test_what_others_can_only_read_is_believed(home, mode):
-    for path in (home.parent, home, home / "machines"): path.chmod(mode)
+    for path in (home.parent, home, home / "machines"):
+        path.chmod(mode)
     kept(home).chmod(mode & 0o644)
     assert cache.recall(kept(home)) == b"kept"
 
 
-WRITTEN = {"a directory above": lambda home: home.parent, "the cache": lambda home: home,
-           "a kind": lambda home: home / "machines",
-           "the file": kept}
+WRITTEN = {
+    "a directory above": lambda home: home.parent,
+    "the cache": lambda home: home,
+    "a kind": lambda home: home / "machines",
+    "the file": kept,
+}
 
 
 @posix
@@ -111,7 +126,8 @@ def test_what_others_may_write_is_refused_in_words(home, where, mode):
         cache.recall(kept(home))
     if where != "the file":
         assert "`chmod " in str(caught.value) and "OPMATRIX_CACHE" in str(caught.value)
-        with pytest.raises(Distrusted): cache.put(kept(home), b"more")
+        with pytest.raises(Distrusted):
+            cache.put(kept(home), b"more")
     place.chmod(0o700)
     assert cache.recall(kept(home)) == b"kept"
 
@@ -128,11 +144,13 @@ def test_what_belongs_to_another_is_refused_in_words(home, where):
 def test_a_directory_that_all_may_write_to_serves_as_parent_only_if_nobody_moves_what_is_anothers(home):
     home.parent.chmod(0o1777)
     assert cache.recall(kept(home)) == b"kept"
-    (home / "machines").chmod(0o1777)                        # there others could add files, and links to files of ours
-    with pytest.raises(Distrusted, match="machines: others may write there"): cache.recall(kept(home))
+    (home / "machines").chmod(0o1777)  # there others could add files, and links to files of ours
+    with pytest.raises(Distrusted, match="machines: others may write there"):
+        cache.recall(kept(home))
     (home / "machines").chmod(0o700)
     os.chown(home, OTHER, -1)
-    with pytest.raises(Distrusted, match=f"belongs to user {OTHER}"): cache.recall(kept(home))
+    with pytest.raises(Distrusted, match=f"belongs to user {OTHER}"):
+        cache.recall(kept(home))
 
 
 @owned
@@ -140,15 +158,18 @@ def test_links_are_followed_that_only_we_could_have_made(home, tmp_path, monkeyp
     for name, target in (("straight", home), ("around", Path("straight")), ("relative", Path("other/../mine/cache"))):
         (tmp_path / name).symlink_to(target)
     (tmp_path / "other").mkdir(0o700)
-    for name in ("straight", "around", "relative"): assert cache.recall(kept(tmp_path / name)) == b"kept"
+    for name in ("straight", "around", "relative"):
+        assert cache.recall(kept(tmp_path / name)) == b"kept"
     os.chown(tmp_path / "straight", OTHER, -1, follow_symlinks=False)
     for name in ("straight", "around"):
         with pytest.raises(Distrusted, match=f"straight: it belongs to user {OTHER}"):
             cache.recall(kept(tmp_path / name))
-    home.parent.chmod(0o777)                                 # the way that a link leads is looked at, too
-    with pytest.raises(Distrusted, match="mine: others may write there"): cache.recall(kept(tmp_path / "relative"))
+    home.parent.chmod(0o777)  # the way that a link leads is looked at, too
+    with pytest.raises(Distrusted, match="mine: others may write there"):
+        cache.recall(kept(tmp_path / "relative"))
     (tmp_path / "endless").symlink_to("endless")
-    with pytest.raises(InputError, match="symbolic links"): cache.recall(kept(tmp_path / "endless"))
+    with pytest.raises(InputError, match="symbolic links"):
+        cache.recall(kept(tmp_path / "endless"))
 
 
 UNREADABLE = """
@@ -168,20 +189,30 @@ except OSError as error: print(cache.why(Path(sys.argv[1]) / "machines", error))
 
 
 @posix
-@pytest.mark.parametrize("where, said, kept_said", [
-    ("the cache", "{home}: it belongs to user", "{home}: it belongs to user"),
-    ("a kind", "{home}/machines: it belongs to user", "{home}/machines: it belongs to user"),
-    ("the file", "{home}/machines: a file there belongs to user", "{home}/machines: Permission denied: set")])
+@pytest.mark.parametrize(
+    "where, said, kept_said",
+    [
+        ("the cache", "{home}: it belongs to user", "{home}: it belongs to user"),
+        ("a kind", "{home}/machines: it belongs to user", "{home}/machines: it belongs to user"),
+        ("the file", "{home}/machines: a file there belongs to user", "{home}/machines: Permission denied: set"),
+    ],
+)
 def test_what_may_not_be_read_is_said_so_and_not_that_writing_failed(where, said, kept_said):
     """By another user where this one is root, whom no mode stops."""
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)
         cache.put(kept(home := Path(place) / "cache"), b"kept")
-        for each in (home, home / "machines"): each.chmod(0o555)
+        for each in (home, home / "machines"):
+            each.chmod(0o555)
         WRITTEN[where](home).chmod(0o700 if os.geteuid() == 0 else 0)
-        done = subprocess.run([sys.executable, "-c", UNREADABLE, str(home), str(OTHER)], capture_output=True, text=True,
-                              env=os.environ | {"PYTHONPATH": str(ROOT), "OPMATRIX_CACHE": str(home)})
-        for each in (home, home / "machines"): each.chmod(0o700)
+        done = subprocess.run(
+            [sys.executable, "-c", UNREADABLE, str(home), str(OTHER)],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OPMATRIX_CACHE": str(home)},
+        )
+        for each in (home, home / "machines"):
+            each.chmod(0o700)
     read, written = done.stdout.splitlines()
     assert read.startswith("Unreadable " + said.format(home=home)) and f"chmod -R go+rX {home}" in read, done.stderr
     assert written.startswith(kept_said.format(home=home))
@@ -195,16 +226,19 @@ def test_a_file_is_what_was_opened_and_no_pipe(home, monkeypatch):
     other.chmod(0o666)
     real = cache.open_regular
     monkeypatch.setattr(cache, "open_regular", lambda path: os.replace(home / "other", path) or real(path))
-    with pytest.raises(Distrusted, match=r"kept\.json: others may write to it"): cache.recall(kept(home))
+    with pytest.raises(Distrusted, match=r"kept\.json: others may write to it"):
+        cache.recall(kept(home))
     monkeypatch.undo()
     assert not other.exists()
     kept(home).unlink()
     os.mkfifo(kept(home))
-    with pytest.raises(InputError, match="a pipe"): cache.recall(kept(home))
+    with pytest.raises(InputError, match="a pipe"):
+        cache.recall(kept(home))
 
 
 def test_a_file_that_is_too_large_is_not_read(home):
-    with pytest.raises(InputError, match=r"kept\.json: more than 3 bytes"): cache.recall(kept(home), 3)
+    with pytest.raises(InputError, match=r"kept\.json: more than 3 bytes"):
+        cache.recall(kept(home), 3)
 
 
 CHILD = """
@@ -223,20 +257,31 @@ print(holdings.try_put(file, b"new", "numbers"))
 
 
 @owned
-@pytest.mark.parametrize("owner, mode, said", [
-    (0, 0o755, ["kept", "False"]), (OTHER, 0o700, ["kept", "True"]), (OTHER, 0o777, ["Distrusted", "False"]),
-    (OTHER + 1, 0o755, ["Distrusted", "False"])])
+@pytest.mark.parametrize(
+    "owner, mode, said",
+    [
+        (0, 0o755, ["kept", "False"]),
+        (OTHER, 0o700, ["kept", "True"]),
+        (OTHER, 0o777, ["Distrusted", "False"]),
+        (OTHER + 1, 0o755, ["Distrusted", "False"]),
+    ],
+)
 def test_another_user_reads_what_is_the_systems_and_writes_only_what_is_his(owner, mode, said):
     """In a process of another user, whom modes do stop."""
     with tempfile.TemporaryDirectory() as place:
         cache.put(file := kept(Path(place) / "cache"), b"kept")
         file.chmod(0o644)
         Path(place).chmod(0o755)
-        for path in (file, *list(file.parents)[:2]): os.chown(path, owner, -1)
-        for path in list(file.parents)[:2]: path.chmod(mode)
-        done = subprocess.run([sys.executable, "-c", CHILD, str(file.parents[1]), str(OTHER)], capture_output=True,
-                              text=True,
-                              env=os.environ | {"PYTHONPATH": str(ROOT)})
+        for path in (file, *list(file.parents)[:2]):
+            os.chown(path, owner, -1)
+        for path in list(file.parents)[:2]:
+            path.chmod(mode)
+        done = subprocess.run(
+            [sys.executable, "-c", CHILD, str(file.parents[1]), str(OTHER)],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
         assert done.stdout.split() == said, done.stderr
         assert done.stderr.count("\n") == said.count("False") == done.stderr.count("opmatrix: numbers: not kept: ")
 
@@ -260,8 +305,9 @@ def unusable(request, tmp_path, monkeypatch):
 def known():
     """This machine with coefficients that were not measured."""
     prices = catalogue()
-    return Machine({kernel: [1e-9] * len(prices[kernel].terms) for kernel in prices.common}, **machines.here(),
-                   catalogue=prices)
+    return Machine(
+        {kernel: [1e-9] * len(prices[kernel].terms) for kernel in prices.common}, **machines.here(), catalogue=prices
+    )
 
 
 def test_without_a_cache_all_goes_on_with_a_line(unusable, monkeypatch, caplog):
@@ -277,15 +323,19 @@ def test_without_a_cache_all_goes_on_with_a_line(unusable, monkeypatch, caplog):
 
 def test_the_doctor_names_a_cache_that_cannot_be(unusable, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["opmatrix", "doctor"])
-    with pytest.raises(SystemExit) as end: cli.main()
+    with pytest.raises(SystemExit) as end:
+        cli.main()
     assert end.value.code in (None, 0) and "a cache that is not kept: " in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["opmatrix", "doctor", "--clean"])
-    with pytest.raises(SystemExit) as end: cli.main()
+    with pytest.raises(SystemExit) as end:
+        cli.main()
     assert end.value.code == 2 and capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_full_disk_keeps_what_was_there(home, monkeypatch, caplog):
-    def full(number): raise OSError(28, "No space left on device")
+    def full(number):
+        raise OSError(28, "No space left on device")
+
     monkeypatch.setattr("os.fsync", full)
     assert not holdings.try_put(kept(home), b"new", "numbers")
     assert cache.recall(kept(home)) == b"kept" and [path.name for path in kept(home).parent.iterdir()] == ["kept.json"]
@@ -294,9 +344,11 @@ def test_a_full_disk_keeps_what_was_there(home, monkeypatch, caplog):
 
 # ---- errors that were measured
 
-METHODS = {"a": [Method("half", (), "plain", 1e-9),
-                 Method("block", (("density", 0.5), ("tile", (16, 16))), "wanda", 0.0)],
-           "b": [Method("lowrank", (("rank", 8),), "whitened", 2.0)], "c": []}
+METHODS = {
+    "a": [Method("half", (), "plain", 1e-9), Method("block", (("density", 0.5), ("tile", (16, 16))), "wanda", 0.0)],
+    "b": [Method("lowrank", (("rank", 8),), "whitened", 2.0)],
+    "c": [],
+}
 
 
 def test_measured_errors_are_recalled(home):
@@ -305,16 +357,26 @@ def test_measured_errors_are_recalled(home):
     assert remember.recall(file, ["a", "d"]) is None, "not all of them"
 
 
-@pytest.mark.parametrize("change", [
-    lambda kept: kept[:40], lambda kept: "[]", lambda kept: "[" * 100_000,
-    lambda kept: kept.replace('"half"', '"none"'),
-    lambda kept: kept.replace("1e-09", "-1e-09"), lambda kept: kept.replace("1e-09", "NaN"),
-    lambda kept: kept.replace("1e-09", '"1"'),
-    lambda kept: kept.replace("1e-09", "true"), lambda kept: kept.replace('"plain"', '"fancy"'),
-    lambda kept: kept.replace("0.5", "null"),
-    lambda kept: kept.replace('"density"', '"rank"'), lambda kept: kept.replace('["density", 0.5]', '"density"'),
-    lambda kept: kept.replace('"rank", 8', '"rank", -8'), lambda kept: kept.replace('"a": [', '"a": [7, '),
-    lambda kept: kept.replace('"c": []', '"c": 0')])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda kept: kept[:40],
+        lambda kept: "[]",
+        lambda kept: "[" * 100_000,
+        lambda kept: kept.replace('"half"', '"none"'),
+        lambda kept: kept.replace("1e-09", "-1e-09"),
+        lambda kept: kept.replace("1e-09", "NaN"),
+        lambda kept: kept.replace("1e-09", '"1"'),
+        lambda kept: kept.replace("1e-09", "true"),
+        lambda kept: kept.replace('"plain"', '"fancy"'),
+        lambda kept: kept.replace("0.5", "null"),
+        lambda kept: kept.replace('"density"', '"rank"'),
+        lambda kept: kept.replace('["density", 0.5]', '"density"'),
+        lambda kept: kept.replace('"rank", 8', '"rank", -8'),
+        lambda kept: kept.replace('"a": [', '"a": [7, '),
+        lambda kept: kept.replace('"c": []', '"c": 0'),
+    ],
+)
 def test_errors_that_nobody_kept_so_are_measured_again(home, change):
     remember.save_errors(file := home / "errors" / "0.json", METHODS)
     good = file.read_text()
@@ -331,6 +393,7 @@ def test_errors_that_could_be_of_others_are_not_believed(home, caplog):
 
 
 # ---- what it holds, and what goes
+
 
 def entry(path, age, size=10):
     """A file, or a directory that holds one, last used so many seconds ago."""
@@ -357,11 +420,15 @@ def test_a_cache_is_bounded_by_last_use_and_what_runs_keeps_its_code(home):
     directories = [entry(home / "kernels" / f"{i:016x}", 100 * i) for i in range(most + 4)]
     mine = entry(home / "kernels" / "a word", 0)
     (link := home / "kernels" / ("f" * 16)).symlink_to(mine)
-    holder = subprocess.Popen([sys.executable, "-c", HOLDS, str(directories[-1])], stdout=subprocess.PIPE, text=True,
-                              env=os.environ | {"PYTHONPATH": str(ROOT)})
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(directories[-1])],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
     try:
         assert holder.stdout.readline() == "held\n"
-        os.utime(directories[-1], (0, 0))                    # it began long ago
+        os.utime(directories[-1], (0, 0))  # it began long ago
         holdings.evict_oldest(home / "kernels", holdings.ENTRY_KINDS["kernels"])
         there = [path.exists() for path in directories]
         assert there == [True] * most + [False] * 3 + [True], "the oldest go, but for what a process uses"
@@ -396,21 +463,26 @@ def test_what_is_recalled_stays_young_without_a_write_each_time(home):
 def test_the_doctor_says_what_there_is_and_cleans(home, monkeypatch, capsys):
     this, other = (entry(home / "kernels" / key, MONTH, 3_000_000) for key in (objects.key(), "0" * 16))
     known().save(mine := machines.machine_file())
-    fewer, peaks, foreign, beside = (home / "machines" / f"{i * 16}{end}" for i, end in
-                                     (("1", ".json"), ("1", ".peaks.json"), ("2", ".json"), ("2", ".peaks.json")))
+    fewer, peaks, foreign, beside = (
+        home / "machines" / f"{i * 16}{end}"
+        for i, end in (("1", ".json"), ("1", ".peaks.json"), ("2", ".json"), ("2", ".peaks.json"))
+    )
     for file, given in ((fewer, {"threads": 99}), (foreign, {"versions": {}})):
         file.write_text(json.dumps(json.loads(mine.read_text()) | given))
-    for file in (peaks, beside): file.write_text("{}")
+    for file in (peaks, beside):
+        file.write_text("{}")
     recent, forgotten = (entry(home / "errors" / f"{i * 24}.json", age) for i, age in (("1", DAY), ("2", 2 * MONTH)))
-    peer, running, strange = (entry(home / "peers" / name, age, 2_000_000) for name, age in
-                              (("engine-1.0-0123456789ab", 2 * DAY), ("engine-1.1-0123456789ab", 60),
-                               ("mine", 2 * DAY)))
+    peer, running, strange = (
+        entry(home / "peers" / name, age, 2_000_000)
+        for name, age in (("engine-1.0-0123456789ab", 2 * DAY), ("engine-1.1-0123456789ab", 60), ("mine", 2 * DAY))
+    )
     base = entry(home / "base", 2 * DAY).parent / "base"
     (base / "code.o").rename(base / "config.json")
     os.utime(base, (0, 0))
     model = entry(home / "minilm", MONTH)
     monkeypatch.setattr(sys, "argv", ["opmatrix", "doctor", "--clean"])
-    with pytest.raises(SystemExit) as end: cli.main()
+    with pytest.raises(SystemExit) as end:
+        cli.main()
     said = capsys.readouterr().out
     assert end.value.code in (None, 0)
     gone = [other, foreign, beside, forgotten, peer, base]
@@ -425,16 +497,34 @@ def test_nothing_is_cleaned_where_others_could_exchange_it(home, monkeypatch, ca
     other = entry(home / "kernels" / ("0" * 16), MONTH)
     home.chmod(0o777)
     monkeypatch.setattr(sys, "argv", ["opmatrix", "doctor", "--clean"])
-    with pytest.raises(SystemExit) as end: cli.main()
+    with pytest.raises(SystemExit) as end:
+        cli.main()
     assert end.value.code == 2 and "others may write there" in capsys.readouterr().err and other.exists()
 
 
 # ---- names
 
-@pytest.mark.parametrize("name", ["../square", "/square", "a/b", "", ".", "..", "a\0b", "square.o", "a-b",
-                                  "square-0123456789abcdeF",
-                                  "a\n", "x" * 10 + "/../y"])
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../square",
+        "/square",
+        "a/b",
+        "",
+        ".",
+        "..",
+        "a\0b",
+        "square.o",
+        "a-b",
+        "square-0123456789abcdeF",
+        "a\n",
+        "x" * 10 + "/../y",
+    ],
+)
 def test_a_symbol_does_not_lead_out_of_its_directory(name, tmp_path):
-    with pytest.raises(ValueError, match="a kernel is named by letters"): objects.file(tmp_path, name)
-    with pytest.raises(ValueError, match="a kernel is named by letters"): objects.write_code(tmp_path, name, b"", [])
+    with pytest.raises(ValueError, match="a kernel is named by letters"):
+        objects.file(tmp_path, name)
+    with pytest.raises(ValueError, match="a kernel is named by letters"):
+        objects.write_code(tmp_path, name, b"", [])
     assert objects.file(tmp_path, "square-0123456789abcdef") == tmp_path / "square-0123456789abcdef.o"

@@ -1,4 +1,5 @@
 """Collectives on nested links: bytes and messages as rings really send them, bounds, and groups that have no place."""
+
 import doctest
 from collections import Counter
 from itertools import pairwise, product
@@ -24,7 +25,7 @@ GROUPS = [(1,), (5,), (4, 3), (1, 4), (3, 1, 2), (2, 3, 4)]
 def neighbours(group, level):
     """The rings of one level: ranks, by their place at each level, that differ there alone."""
     others = product(*(range(1 if at == level else ranks) for at, ranks in enumerate(group)))
-    return [[(*each[:level], unit, *each[level + 1:]) for unit in range(group[level])] for each in others]
+    return [[(*each[:level], unit, *each[level + 1 :]) for unit in range(group[level])] for each in others]
 
 
 def one(counted, group):
@@ -42,9 +43,12 @@ def gather(group):
         for ring in neighbours(group, level):
             moving = {rank: {*held[rank]} for rank in ring}
             for _ in ring[1:]:
-                for rank in ring: sent[rank, level] += len(moving[rank]); messages[rank, level] += 1
+                for rank in ring:
+                    sent[rank, level] += len(moving[rank])
+                    messages[rank, level] += 1
                 moving = {ring[at]: moving[ring[at - 1]] for at in range(len(ring))}
-                for rank in ring: held[rank] |= moving[rank]
+                for rank in ring:
+                    held[rank] |= moving[rank]
     assert all(blocks == {*held} for blocks in held.values())
     return one(sent, group), one(messages, group)
 
@@ -52,15 +56,19 @@ def gather(group):
 def scatter(group):
     """Bytes and messages that a rank sends at each level, a byte for each rank, adding up from the nearest outward."""
     ranks = [*product(*map(range, group))]
-    held = {rank: {block: {rank} for block in ranks} for rank in ranks}      # of each block, whose numbers are added up
+    held = {rank: {block: {rank} for block in ranks} for rank in ranks}  # of each block, whose numbers are added up
     sent, messages = Counter(), Counter()
     for level in range(len(group)):
         for ring, step in product(neighbours(group, level), range(1, group[level])):
-            moving = [{block: held[rank].pop(block) for block in [*held[rank]]
-                       if block[level] == (at - step) % len(ring)} for at, rank in enumerate(ring)]
+            moving = [
+                {block: held[rank].pop(block) for block in [*held[rank]] if block[level] == (at - step) % len(ring)}
+                for at, rank in enumerate(ring)
+            ]
             for at, rank in enumerate(ring):
-                sent[rank, level] += len(moving[at]); messages[rank, level] += 1
-                for block, added in moving[at - 1].items(): held[rank][block] |= added
+                sent[rank, level] += len(moving[at])
+                messages[rank, level] += 1
+                for block, added in moving[at - 1].items():
+                    held[rank][block] |= added
     assert all(sums == {rank: {*ranks}} for rank, sums in held.items())
     return one(sent, group), one(messages, group)
 
@@ -68,15 +76,16 @@ def scatter(group):
 @pytest.mark.parametrize("group", GROUPS, ids=str)
 def test_rings_send_what_is_said(group):
     """Carried out, block by block: every rank ends with what it should have, and has sent so many bytes."""
-    payload = prod(group)                                   # so that a block is one byte
+    payload = prod(group)  # so that a block is one byte
     clock = tuple(Link(str(level), inf, 1.0, 1.0) for level in range(len(group)))
     for op, (sent, messages) in {"all_gather": gather(group), "reduce_scatter": scatter(group)}.items():
         assert level_bytes(op, payload, group) == pytest.approx(sent)
         assert collective_seconds(op, payload, group, clock).latency == pytest.approx(messages)
         assert level_bytes("all_reduce", payload, group) == pytest.approx([2 * each for each in sent])
     here = (0,) * len(group)
-    peers = [max(level for level, unit in enumerate(rank) if unit)
-             for rank in product(*map(range, group)) if rank != here]
+    peers = [
+        max(level for level, unit in enumerate(rank) if unit) for rank in product(*map(range, group)) if rank != here
+    ]
     shares = [peers.count(level) for level in range(len(group))]
     assert level_bytes("all_to_all", payload, group) == pytest.approx(shares)
     assert collective_seconds("all_to_all", payload, group, clock).latency == pytest.approx(shares), "a message each"
@@ -153,14 +162,17 @@ def whole(devices, machine):
 def test_more_takes_longer(op, payload, stride):
     """But in a mesh, in which more ranks have more links among them."""
     for machine in (NODE, RACKS, *(sheet.links for sheet in load_bundled().values())):
-        if any(link.meshed for link in machine): continue
+        if any(link.meshed for link in machine):
+            continue
         sizes = sorted(many << power for many in (1, 3) for power in range(9) if whole(stride * many << power, machine))
         assert {1, 2, 4} <= {*sizes} and sizes[-1] >= 128
         groups = [levels_of(stride, n, machine) for n in sizes]
         taken = [collective_seconds(op, payload, group, machine).seconds for group in groups]
         assert all(few <= many * (1 + 1e-12) for few, many in pairwise(taken))
-        assert all(collective_seconds(op, payload * 1.5, group, machine).seconds >= seconds
-                   for group, seconds in zip(groups, taken, strict=True))
+        assert all(
+            collective_seconds(op, payload * 1.5, group, machine).seconds >= seconds
+            for group, seconds in zip(groups, taken, strict=True)
+        )
 
 
 @pytest.mark.parametrize("op", COLLECTIVES)
@@ -175,21 +187,31 @@ def test_symbols_go_through(op):
     assert float(wire_bytes(op, V, n).subs({V: 800, n: 8})) == wire_bytes(op, 800, 8)
 
 
-@pytest.mark.parametrize("asked, said", [
-    (lambda: levels_of(1, 12, NODE), r"12 ranks, 1 apart, straddles units of 'node': the 12 devices .* its 8"),
-    (lambda: levels_of(3, 2, NODE), "straddles"),
-    (lambda: levels_of(3, 8, NODE), "straddles"), (lambda: levels_of(4, 3, NODE), "straddles"),
-    (lambda: levels_of(1, 3, NODE), "straddles"), (lambda: levels_of(1, 3, NODE, mesh=9), "straddles"),
-    (lambda: levels_of(1, 16, NODE[:1]), "larger than 'node' of 8 devices"),
-    (lambda: levels_of(8, 2, NODE[:1]), "larger than 'node'"), (lambda: levels_of(1, 2, ()), "needs links"),
-    (lambda: levels_of(0, 2, NODE), "at least 1"), (lambda: levels_of(1, 0, NODE), "at least 1"),
-    (lambda: wire_bytes("all_sum", 1, 2), "no collective 'all_sum'; there are all_gather, reduce_scatter"),
-    (lambda: wire_bytes("send", -1, 2), "send of -1 bytes"), (lambda: wire_bytes("send", 1, 0), "of 0 ranks"),
-    (lambda: collective_seconds("send", 1, (2,), NODE), r"\(2,\) ranks by level on 2 links"),
-    (lambda: collective_seconds("send", 1, (2, 0), NODE), "at least 1"),
-    (lambda: collective_seconds("send", 1, (16, 1), NODE), "has 16 in a unit of 'node', which has 8 devices")])
+@pytest.mark.parametrize(
+    "asked, said",
+    [
+        (lambda: levels_of(1, 12, NODE), r"12 ranks, 1 apart, straddles units of 'node': the 12 devices .* its 8"),
+        (lambda: levels_of(3, 2, NODE), "straddles"),
+        (lambda: levels_of(3, 8, NODE), "straddles"),
+        (lambda: levels_of(4, 3, NODE), "straddles"),
+        (lambda: levels_of(1, 3, NODE), "straddles"),
+        (lambda: levels_of(1, 3, NODE, mesh=9), "straddles"),
+        (lambda: levels_of(1, 16, NODE[:1]), "larger than 'node' of 8 devices"),
+        (lambda: levels_of(8, 2, NODE[:1]), "larger than 'node'"),
+        (lambda: levels_of(1, 2, ()), "needs links"),
+        (lambda: levels_of(0, 2, NODE), "at least 1"),
+        (lambda: levels_of(1, 0, NODE), "at least 1"),
+        (lambda: wire_bytes("all_sum", 1, 2), "no collective 'all_sum'; there are all_gather, reduce_scatter"),
+        (lambda: wire_bytes("send", -1, 2), "send of -1 bytes"),
+        (lambda: wire_bytes("send", 1, 0), "of 0 ranks"),
+        (lambda: collective_seconds("send", 1, (2,), NODE), r"\(2,\) ranks by level on 2 links"),
+        (lambda: collective_seconds("send", 1, (2, 0), NODE), "at least 1"),
+        (lambda: collective_seconds("send", 1, (16, 1), NODE), "has 16 in a unit of 'node', which has 8 devices"),
+    ],
+)
 def test_what_has_no_place_is_refused_in_a_line(asked, said):
-    with pytest.raises(InputError, match=said) as error: asked()
+    with pytest.raises(InputError, match=said) as error:
+        asked()
     assert "\n" not in str(error.value)
 
 

@@ -14,10 +14,12 @@ LOOKUP, PRODUCT = "pick", "linear.packed"
 MEDIAN, WORST, BUSY_MEDIAN, BUSY_WORST = 0.10, 0.25, 0.15, 0.40
 
 
-def places(rng, count): return [[*rng.uniform(0, 10, 2)] for _ in range(count)]
+def places(rng, count):
+    return [[*rng.uniform(0, 10, 2)] for _ in range(count)]
 
 
-def smooth(place): return 0.3 * np.sin(place[0]) + 0.05 * place[1]
+def smooth(place):
+    return 0.3 * np.sin(place[0]) + 0.05 * place[1]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -35,18 +37,22 @@ def test_of_few_calls_none_is_doubted():
     assert find_disturbed([[0.0], [1.0], [2.0]], [0.0, 3.0, 0.0], False) == []
 
 
-def row(seconds): return "kernel", {"T": 1}, seconds
+def row(seconds):
+    return "kernel", {"T": 1}, seconds
 
 
-def far_from_one(rows): return [i for i, (_, _, taken) in enumerate(rows) if taken > 1.2]
+def far_from_one(rows):
+    return [i for i, (_, _, taken) in enumerate(rows) if taken > 1.2]
 
 
 def test_a_disturbance_is_timed_again_and_a_step_stays():
     """The second row was disturbed once; the third is as it is, whatever its neighbours are."""
     truth, asked = [1.0, 1.0, 5.0], []
+
     def again(some):
         asked.append(list(some))
         return [truth[i] for i in some]
+
     found = settle_timings([row(1.0), row(24.0), row(5.1)], far_from_one, again)
     assert [taken for *_, taken in found] == [1.0, 1.0, 5.0] and asked == [[1, 2]]
 
@@ -91,7 +97,8 @@ class Script:
 def test_rounds_that_others_lengthen_give_what_cases_take(chance):
     truth = np.random.default_rng(2).uniform(100, 1e5, 90)
     rounds = Rounds([(range(0, 50), Script(truth[:50], chance, 3)), (range(50, 90), Script(truth[50:], chance, 4))])
-    for _ in range(5 * LEAST_ROUNDS): rounds.run([0, 1])
+    for _ in range(5 * LEAST_ROUNDS):
+        rounds.run([0, 1])
     off = [abs(1e9 * rounds.skew * rounds.middles()[i] / each - 1) for i, each in enumerate(truth)]
     assert np.median(off) < 0.02 and max(off) < 0.25 and rounds.disturbed == bool(chance)
 
@@ -106,10 +113,12 @@ def lookups():
 def weights():
     """Sizes of calls of a product whose weight is in memory, or in the caches."""
     rng = np.random.default_rng(5)
+
     def sized(far):
         n, p = (32 * int(each) for each in rng.integers(2, 64, 2))
         sizes = {"T": int(2 ** rng.uniform(0, 8)), "n": n, "p": p}
         return sizes | {FAR: far * weigh_format("packed", sizes)[0]}
+
     return [sized(far) for _ in range(40) for far in (1, 0)]
 
 
@@ -121,10 +130,13 @@ def made_up(monkeypatch):
     def measured(kernel, every, lengthen):
         cases = [(kernel, sizes, lambda: None) for sizes in every]
         sizes_of = {id(call): sizes for _, sizes, call in cases}
+
         def timed(call, seconds, least, most):
             return [truth.seconds(kernel, **sizes_of[id(call)]) * lengthen(id(call)) for _ in range(least)]
+
         monkeypatch.setattr(calibration, "timed", timed)
         return calibration.fit_rates(CATALOGUE, calibration.measured(CATALOGUE, cases, most=60.0)), cases
+
     return truth, measured
 
 
@@ -134,10 +146,12 @@ def test_one_disturbed_case_leaves_no_bump(made_up, kernel, every):
     truth, measured = made_up
     met = dict.fromkeys(range(len(every)), 0)
     order = {}
+
     def lengthen(call):
         at = order.setdefault(call, len(order))
         met[at] += 1
         return 24.0 if at == 20 and met[at] <= 9 else 1.0
+
     rates, _ = measured(kernel, every, lengthen)
     off = [abs(rates.seconds(kernel, **sizes) / truth.seconds(kernel, **sizes) - 1) for sizes in every]
     assert np.median(off) < 0.02 and max(off) < 0.1
@@ -150,11 +164,14 @@ def test_a_load_beside_a_calibration_leaves_prices_within_the_bars_of_a_busy_mac
     truth, measured = made_up
     rng = np.random.default_rng(seed)
     turn = {}
+
     def lengthen(call):
         count, factor = turn.get(call, (0, 1.0))
-        if count % 3 == 0: factor = rng.uniform(1.5, 5) if rng.random() < 1 / 3 else rng.uniform(1, 1.05)
+        if count % 3 == 0:
+            factor = rng.uniform(1.5, 5) if rng.random() < 1 / 3 else rng.uniform(1, 1.05)
         turn[call] = count + 1, factor
         return factor
+
     rates, _ = measured(kernel, every, lengthen)
     off = [abs(rates.seconds(kernel, **sizes) / truth.seconds(kernel, **sizes) - 1) for sizes in every]
     assert np.median(off) < BUSY_MEDIAN and max(off) < BUSY_WORST

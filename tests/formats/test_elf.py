@@ -1,4 +1,5 @@
 """Object code is brought into memory only where all that it says holds together; anything else is refused in a line."""
+
 import ctypes
 import random
 import struct
@@ -16,9 +17,9 @@ from formats.kernels.engine.compiled import FUNCTIONS, provide
 
 pytestmark = pytest.mark.skipif(not elf.HERE, reason="LLVM loads object code here")
 BASE = 0x7F12_3456_7000
-NAMES = "square", listed.name, attending.attend.name   # small; with what is written to; with constants and calls of C's
+NAMES = "square", listed.name, attending.attend.name  # small; with what is written to; with constants and calls of C's
 SECTION, SYMBOL = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ")
-WIDTHS = {1: 8, 2: 4, 4: 4, 10: 4, 11: 4, 24: 8}             # bytes that relocations write, of the table of the ABI
+WIDTHS = {1: 8, 2: 4, 4: 4, 10: 4, 11: 4, 24: 8}  # bytes that relocations write, of the table of the ABI
 FIELDS = "name kind flags address offset size link info align each".split()
 
 
@@ -44,20 +45,22 @@ def linked(code, name, outside):
     assert all(start + found.sections[i].size <= found.size for i, start in found.starts.items())
     for table in found.sections:
         if table.kind == elf.ADDENDS and table.info in found.starts:
-            for offset, info, _ in elf.RELA.iter_unpack(code[table.offset:table.offset + table.size]):
+            for offset, info, _ in elf.RELA.iter_unpack(code[table.offset : table.offset + table.size]):
                 assert offset + WIDTHS[info & 0xFFFFFFFF] <= found.sections[table.info].size
     return image
 
 
 def refused(code, name, outside):
     """Why it is refused, in a line; nothing where it is not."""
-    try: linked(code, name, outside)
+    try:
+        linked(code, name, outside)
     except InputError as error:
         assert "\n" not in str(error)
         return str(error)
 
 
 # ---- what is right
+
 
 def test_an_image_is_its_sections_with_addresses_written_in(code):
     """Whatever no relocation names stands there as in the file, and each address is that of its symbol."""
@@ -71,9 +74,12 @@ def test_an_image_is_its_sections_with_addresses_written_in(code):
                 assert info & 0xFFFFFFFF == 1, "LLVM writes whole addresses"
                 place, symbol = found.starts[table.info] + offset, found.symbols[info >> 32]
                 fields |= set(range(place, place + 8))
-                wanted = code[2][found.name(symbol)] if not symbol.section else BASE + found.starts[
-                    symbol.section] + symbol.value
-                assert int.from_bytes(image[place:place + 8], "little") == wanted + addend
+                wanted = (
+                    code[2][found.name(symbol)]
+                    if not symbol.section
+                    else BASE + found.starts[symbol.section] + symbol.value
+                )
+                assert int.from_bytes(image[place : place + 8], "little") == wanted + addend
     assert set(differ) <= fields
     for i, start in found.starts.items():
         each = found.sections[i]
@@ -98,9 +104,12 @@ print(rights, any("w" in r and "x" in r for _, r in lines), "llvmlite" in sys.mo
     assert run(code)[2:] == ["r-xp", "False", "False"]
 
 
-BY_LLVM = {"elsewhere": "elf.HERE = False", "no memory may be run": """
+BY_LLVM = {
+    "elsewhere": "elf.HERE = False",
+    "no memory may be run": """
 def refuse(*_): raise elf.Foreign("no")
-elf.protect = refuse"""}
+elf.protect = refuse""",
+}
 
 
 @pytest.mark.parametrize("way", BY_LLVM)
@@ -113,6 +122,7 @@ def test_llvm_loads_what_is_not_placed_here(way):
 def made(text, model):
     """What LLVM makes of its language, addresses as near as a model says."""
     import llvmlite.binding as llvm
+
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple().create_target_machine(codemodel="small", reloc=model)
@@ -131,22 +141,24 @@ define i64 @chosen(i64 %i) {
 def test_near_addresses_fit_or_are_refused():
     address = elf.load_object(made(TABLE, "pic"), "chosen", {})
     assert [ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)(i) for i in range(3)] == [5, 7, 11]
-    with pytest.raises(elf.Foreign, match="too far away"): elf.load_object(made(TABLE, "static"), "chosen", {})
+    with pytest.raises(elf.Foreign, match="too far away"):
+        elf.load_object(made(TABLE, "static"), "chosen", {})
 
 
 # ---- what is wrong
+
 
 def changed(code, at, form, **fields):
     """The entry at a place with other fields."""
     names = FIELDS if form is SECTION else "name kind other section value size".split()
     old = dict(zip(names, form.unpack_from(code, at), strict=True))
     new = {name: value(old[name]) if callable(value := fields.get(name, old[name])) else value for name in names}
-    return code[:at] + form.pack(*new.values()) + code[at + form.size:]
+    return code[:at] + form.pack(*new.values()) + code[at + form.size :]
 
 
 def table(code, wanted, **fields):
     """The object with another entry of the first section that is wanted."""
-    start, = struct.unpack_from("<Q", code, 40)
+    (start,) = struct.unpack_from("<Q", code, 40)
     i = next(i for i, each in enumerate(elf.sections(code)) if wanted(each))
     return changed(code, start + i * SECTION.size, SECTION, **fields)
 
@@ -160,17 +172,30 @@ def symbol(code, wanted, **fields):
 
 def relocation(code, **fields):
     """The object whose first relocation of code is another one."""
-    found = next(each for each in elf.sections(code) if each.kind == elf.ADDENDS
-                 and elf.sections(code)[each.info].rights == elf.EXECUTED)
+    found = next(
+        each
+        for each in elf.sections(code)
+        if each.kind == elf.ADDENDS and elf.sections(code)[each.info].rights == elf.EXECUTED
+    )
     offset, info, addend = elf.RELA.unpack_from(code, found.offset)
     info = fields.get("number", info >> 32) << 32 | fields.get("kind", info & 0xFFFFFFFF)
-    return code[:found.offset] + elf.RELA.pack(fields.get("offset", offset), info,
-                                               fields.get("addend", addend)) + code[found.offset + 24:]
+    return (
+        code[: found.offset]
+        + elf.RELA.pack(fields.get("offset", offset), info, fields.get("addend", addend))
+        + code[found.offset + 24 :]
+    )
 
 
-def text(each): return each.rights == elf.EXECUTED and each.size
-def own(found, each): return each.section and found.name(each).startswith("listed-")
-def patch(code, at, new): return code[:at] + new + code[at + len(new):]
+def text(each):
+    return each.rights == elf.EXECUTED and each.size
+
+
+def own(found, each):
+    return each.section and found.name(each).startswith("listed-")
+
+
+def patch(code, at, new):
+    return code[:at] + new + code[at + len(new) :]
 
 
 WRONG = {
@@ -192,37 +217,52 @@ WRONG = {
     "odd multiples": (lambda c: table(c, text, align=24), "Foreign: a section on multiples of 24"),
     "large multiples": (lambda c: table(c, text, align=1 << 40), "Foreign: a section on multiples"),
     "much room": (lambda c: table(c, lambda s: s.kind == elf.NOBITS, size=1 << 62), "a section takes"),
-    "too much room": (lambda c: table(c, lambda s: s.kind == elf.NOBITS, size=elf.MAX_OBJECT_BYTES),
-                      "its sections take"),
+    "too much room": (
+        lambda c: table(c, lambda s: s.kind == elf.NOBITS, size=elf.MAX_OBJECT_BYTES),
+        "its sections take",
+    ),
     "no symbols": (lambda c: table(c, lambda s: s.kind == elf.SYMTAB, kind=7), "0 tables of symbols"),
     "symbols without names": (lambda c: table(c, lambda s: s.kind == elf.SYMTAB, link=3), "symbols have no names"),
     "names beyond": (lambda c: table(c, lambda s: s.kind == elf.SYMTAB, link=99), "symbols have no names"),
     "odd symbols": (lambda c: table(c, lambda s: s.kind == elf.SYMTAB, each=16), "entries have another size"),
-    "half a symbol": (lambda c: table(c, lambda s: s.kind == elf.SYMTAB, size=lambda s: s - 1),
-                      "entries have another size"),
+    "half a symbol": (
+        lambda c: table(c, lambda s: s.kind == elf.SYMTAB, size=lambda s: s - 1),
+        "entries have another size",
+    ),
     "odd relocations": (lambda c: table(c, lambda s: s.kind == elf.ADDENDS, each=16), "entries have another size"),
     "no addends": (lambda c: table(c, lambda s: s.kind == elf.ADDENDS, kind=9), "Foreign: relocations without addends"),
     "an unknown relocation": (lambda c: relocation(c, kind=9), "Foreign: relocation 9"),
     "one beyond its section": (lambda c: relocation(c, offset=1 << 62), "a relocation lies outside"),
-    "one across its end": (lambda c: relocation(c, offset=next(filter(text, elf.sections(c))).size - 7),
-                           "a relocation lies outside"),
+    "one across its end": (
+        lambda c: relocation(c, offset=next(filter(text, elf.sections(c))).size - 7),
+        "a relocation lies outside",
+    ),
     "one of no symbol": (lambda c: relocation(c, number=0), "no symbol 0"),
     "one of none there is": (lambda c: relocation(c, number=1 << 20), "no symbol 1048576"),
     "one that is far": (lambda c: relocation(c, kind=2, addend=1 << 40), "Foreign: relocation 2 of what is too far"),
     "one below nothing": (lambda c: relocation(c, addend=-1 << 62), "Foreign: relocation 1 of what is too far"),
     "a function beyond": (lambda c: symbol(c, own, value=1 << 40), "defines no function listed"),
-    "data beyond": (lambda c: symbol(c, lambda o, s: s.kind == 3 and text(o.sections[s.section]), value=1 << 40),
-                    "a symbol lies outside"),
-    "data that is not there": (lambda c: symbol(c, lambda o, s: s.kind == 3 and text(o.sections[s.section]),
-                                                section=0xFFF1),
-                               "Foreign: symbol ''"),
-    "a function of data": (lambda c: symbol(c, own, section=lambda _: next(
-        i for i, s in enumerate(elf.sections(c)) if s.kind == elf.NOBITS)), "defines no function listed"),
+    "data beyond": (
+        lambda c: symbol(c, lambda o, s: s.kind == 3 and text(o.sections[s.section]), value=1 << 40),
+        "a symbol lies outside",
+    ),
+    "data that is not there": (
+        lambda c: symbol(c, lambda o, s: s.kind == 3 and text(o.sections[s.section]), section=0xFFF1),
+        "Foreign: symbol ''",
+    ),
+    "a function of data": (
+        lambda c: symbol(
+            c, own, section=lambda _: next(i for i, s in enumerate(elf.sections(c)) if s.kind == elf.NOBITS)
+        ),
+        "defines no function listed",
+    ),
     "no function": (lambda c: symbol(c, own, kind=0x11), "defines no function listed"),
     "of no section": (lambda c: symbol(c, own, section=0x7000), "a symbol is of no section"),
     "an absolute function": (lambda c: symbol(c, own, section=0xFFF1), "defines no function listed"),
-    "a function at the end": (lambda c: symbol(c, own, value=next(filter(text, elf.sections(c))).size),
-                              "defines no function listed"),
+    "a function at the end": (
+        lambda c: symbol(c, own, value=next(filter(text, elf.sections(c))).size),
+        "defines no function listed",
+    ),
     "a name beyond": (lambda c: symbol(c, own, name=1 << 30), "name of a symbol has no end"),
 }
 
@@ -231,20 +271,22 @@ WRONG = {
 def test_what_contradicts_itself_is_refused(what):
     code, name, outside = stored("listed")
     change, why = WRONG[what]
-    with pytest.raises(InputError) as caught: linked(change(code), name, outside)
+    with pytest.raises(InputError) as caught:
+        linked(change(code), name, outside)
     said = f"{'Foreign: ' * isinstance(caught.value, elf.Foreign)}{caught.value}"
     assert why in said and "\n" not in said
 
 
 def test_what_is_not_defined_is_refused():
     code, name, _ = stored("listed")
-    with pytest.raises(elf.Foreign, match="symbol 'NRT_"): linked(code, name, {})
+    with pytest.raises(elf.Foreign, match="symbol 'NRT_"):
+        linked(code, name, {})
 
 
 def test_what_is_refused_is_compiled_again(tmp_path):
     """Its checksum is right, so that only what it says is wrong; it is said in a line."""
     key = run(SQUARE, OPMATRIX_CACHE=str(tmp_path))[1]
-    file, = tmp_path.rglob("square-*.o")
+    (file,) = tmp_path.rglob("square-*.o")
     code, _, absent = objects.read_intact(file).rpartition(b"\n")
     objects.write_code(file.parent, file.stem, patch(code, 18, b"\xb7\0"), absent.decode().split())
     found = done(SQUARE, OPMATRIX_CACHE=str(tmp_path))
@@ -255,31 +297,62 @@ def test_what_is_refused_is_compiled_again(tmp_path):
 
 # ---- anything at all
 
-EDGES = [0, 1, 2, 3, 7, 8, 24, 63, 64, 255, 4096, 0xFF00, 0xFFF1, 0xFFFF, 1 << 31, (1 << 32) - 1, 1 << 62,
-         (1 << 63) - 1, (1 << 64) - 1]
+EDGES = [
+    0,
+    1,
+    2,
+    3,
+    7,
+    8,
+    24,
+    63,
+    64,
+    255,
+    4096,
+    0xFF00,
+    0xFFF1,
+    0xFFFF,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 62,
+    (1 << 63) - 1,
+    (1 << 64) - 1,
+]
 
 
 def mutants(code, count, seed):
     """Objects with some bytes changed, fields of tables at their edges, ends cut, parts moved."""
     rng = random.Random(seed)
-    start, = struct.unpack_from("<Q", code, 40)
-    tables = [range(64), range(start, len(code)),
-              *(range(each.offset, each.offset + each.size) for each in elf.sections(code)
-                                                    if each.kind in (elf.SYMTAB, elf.ADDENDS))]
+    (start,) = struct.unpack_from("<Q", code, 40)
+    tables = [
+        range(64),
+        range(start, len(code)),
+        *(
+            range(each.offset, each.offset + each.size)
+            for each in elf.sections(code)
+            if each.kind in (elf.SYMTAB, elf.ADDENDS)
+        ),
+    ]
     edges = [*EDGES, len(code), start, *(abs(each.size - less) for each in elf.sections(code) for less in (0, 1, 7))]
     for _ in range(count):
         found = bytearray(code)
         for _ in range(rng.choice((1, 1, 1, 2, 4))):
             way, at = rng.choice((0, 1, 2, 2, 2, 2, 3, 4)), rng.choice(rng.choice(tables))
-            if way == 2: at -= at % 4                        # where fields begin
-            if way == 0: found[at % len(found)] = rng.randrange(256)
-            elif way == 1: found[at % len(found)] ^= 1 << rng.randrange(8)
+            if way == 2:
+                at -= at % 4  # where fields begin
+            if way == 0:
+                found[at % len(found)] = rng.randrange(256)
+            elif way == 1:
+                found[at % len(found)] ^= 1 << rng.randrange(8)
             elif way == 2:
                 size = rng.choice((2, 4, 8))
-                found[at:at + size] = (rng.choice(edges) % (1 << 8 * size)).to_bytes(size, "little")
-            elif way == 3: del found[rng.randrange(len(found)):]
-            else: found[at:at] = bytes(rng.randrange(1, 80))
-            if not found: break
+                found[at : at + size] = (rng.choice(edges) % (1 << 8 * size)).to_bytes(size, "little")
+            elif way == 3:
+                del found[rng.randrange(len(found)) :]
+            else:
+                found[at:at] = bytes(rng.randrange(1, 80))
+            if not found:
+                break
         yield bytes(found)
 
 
@@ -288,7 +361,8 @@ def survey(count):
     told = {True: 0, False: 0}
     for name in NAMES:
         code, called, outside = stored(name)
-        for mutant in mutants(code, count, name): told[bool(refused(mutant, called, outside))] += 1
+        for mutant in mutants(code, count, name):
+            told[bool(refused(mutant, called, outside))] += 1
     return told
 
 
@@ -302,7 +376,7 @@ def test_nothing_damaged_brings_down_whoever_looks_at_it():
 def unbounded(code):
     """The table of sections, wherever they lie."""
     (start,), (count,) = struct.unpack_from("<Q", code, 40), struct.unpack_from("<H", code, 60)
-    return [elf.Section(*fields) for fields in SECTION.iter_unpack(code[start:start + count * SECTION.size])]
+    return [elf.Section(*fields) for fields in SECTION.iter_unpack(code[start : start + count * SECTION.size])]
 
 
 def anywhere(formula, field):
@@ -313,16 +387,20 @@ def anywhere(formula, field):
 FAULTS = {
     "sections may lie beyond": ("sections", unbounded),
     "relocations may write beyond": ("RELOCATIONS", {kind: anywhere(*each) for kind, each in elf.RELOCATIONS.items()}),
-    "entries may have any size": ("unpack_entries", lambda code, section,
-                                  each: each.iter_unpack(elf.content(code, section))),
+    "entries may have any size": (
+        "unpack_entries",
+        lambda code, section, each: each.iter_unpack(elf.content(code, section)),
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_these_mutants_would_find_a_check_that_is_missing(fault, monkeypatch):
-    for name in NAMES: stored(name)
+    for name in NAMES:
+        stored(name)
     monkeypatch.setattr(elf, *FAULTS[fault])
-    with pytest.raises((AssertionError, struct.error)): survey(6000)
+    with pytest.raises((AssertionError, struct.error)):
+        survey(6000)
 
 
 # ---- the processor, as LLVM calls it
@@ -338,7 +416,7 @@ def test_llvm_is_asked_once_what_processor_this_is(tmp_path):
     first = run(ASK, OPMATRIX_CACHE=str(tmp_path))
     assert first == [*processor.asked(), "True"]
     assert run(ASK, OPMATRIX_CACHE=str(tmp_path)) == [*first[:2], "False"]
-    file, = (tmp_path / "processors").iterdir()
+    (file,) = (tmp_path / "processors").iterdir()
     whole = file.read_bytes()
     for damaged in (whole[:-1], whole.replace(b"+sse2", b"-sse2"), b"", b"\xff", whole + b"\n"):
         file.write_bytes(damaged)
@@ -348,11 +426,14 @@ def test_llvm_is_asked_once_what_processor_this_is(tmp_path):
 @pytest.mark.parametrize("line", ["flags", "model", "microcode"])
 def test_of_another_processor_llvm_is_asked_anew(tmp_path, line):
     run(ASK, OPMATRIX_CACHE=str(tmp_path))
-    code = ASK.replace("print", f"""
+    code = ASK.replace(
+        "print",
+        f"""
 told = processor.cpuinfo()
 processor.cpuinfo = lambda: told | {{{line!r}: 'another'}}
 processor.processor()
-print""")
+print""",
+    )
     assert run(code, OPMATRIX_CACHE=str(tmp_path))[2] == "True" and len([*Path(tmp_path / "processors").iterdir()]) == 2
 
 

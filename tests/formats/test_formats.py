@@ -1,4 +1,5 @@
 """Every storage format: what it holds, what it costs, what it multiplies, and what it refuses."""
+
 import gzip
 import itertools
 
@@ -23,18 +24,21 @@ few = settings(max_examples=40, deadline=None)
 numbers = st.floats(-8, 8, width=32, allow_subnormal=False) | st.just(0.0)
 sides = st.tuples(st.integers(1, 20), st.integers(1, 20))
 matrices = sides.flatmap(lambda shape: arrays(np.float32, shape, elements=numbers, fill=st.just(0.0)))
-seeds = st.integers(0, 2 ** 32 - 1).map(np.random.default_rng)
+seeds = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 densities = st.floats(0, 1)
 
 
-def normal(rng, *shape): return rng.standard_normal(shape, np.float32)
+def normal(rng, *shape):
+    return rng.standard_normal(shape, np.float32)
 
 
 # ---- declared once, checked by being declared
 
+
 @pytest.mark.deep(every=7)
 @pytest.mark.parametrize("F", FORMATS.values(), ids=FORMATS)
-def test_declared(F): F.check(np.random.default_rng(0))
+def test_declared(F):
+    F.check(np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("F", FORMATS.values(), ids=FORMATS)
@@ -65,12 +69,23 @@ class Repeated(Format):
     """Every input has the same weights.
 
     Declared here alone, to show that a format is one class."""
+
     w: f4[p]
-    def fit(W): return np.broadcast_to(W.astype(np.float64).mean(0), W.shape)
-    def pack(W): return W[0]
-    def unpack(shape, w): return np.broadcast_to(w, shape)
-    def kernel(x, w, out, epilogue): out[...] = epilogue.reference(x.sum(1, keepdims=True, dtype=np.float32) * w)
-    def transpose(self): return Dense.pack(self.unpack().T)
+
+    def fit(W):
+        return np.broadcast_to(W.astype(np.float64).mean(0), W.shape)
+
+    def pack(W):
+        return W[0]
+
+    def unpack(shape, w):
+        return np.broadcast_to(w, shape)
+
+    def kernel(x, w, out, epilogue):
+        out[...] = epilogue.reference(x.sum(1, keepdims=True, dtype=np.float32) * w)
+
+    def transpose(self):
+        return Dense.pack(self.unpack().T)
 
 
 def test_a_new_format_is_one_class():
@@ -81,6 +96,7 @@ def test_a_new_format_is_one_class():
 
 
 # ---- round trips
+
 
 @few
 @given(matrices, sides)
@@ -102,14 +118,16 @@ def test_low_rank_is_found_and_held(rng, shape, rank):
     W = (rng.standard_normal((shape[0], rank)) @ rng.standard_normal((rank, shape[1]))).astype(np.float32)
     given_rank, found = LowRank.pack(W, rank=rank), LowRank.pack(W)
     assert given_rank.sizes[r] == rank and found.sizes[r] <= rank
-    for packed in given_rank, found: assert np.linalg.norm(packed.unpack() - W) <= packed.tolerance(W)
-    assert found.tolerance(W) <= 40 * UNIT * rank * np.linalg.norm(W)          # so that the line above says something
+    for packed in given_rank, found:
+        assert np.linalg.norm(packed.unpack() - W) <= packed.tolerance(W)
+    assert found.tolerance(W) <= 40 * UNIT * rank * np.linalg.norm(W)  # so that the line above says something
 
 
 def test_low_rank_refuses_what_has_a_higher_rank():
     W = normal(np.random.default_rng(3), 30, 20)
     nearly = LowRank.fit(W, rank=5) + 1e-5 * normal(np.random.default_rng(4), 30, 20)
-    with pytest.raises(FormatError, match="cannot hold this matrix"): LowRank.pack(nearly, rank=5)
+    with pytest.raises(FormatError, match="cannot hold this matrix"):
+        LowRank.pack(nearly, rank=5)
     assert LowRank.pack(nearly).sizes[r] == 20
 
 
@@ -117,8 +135,9 @@ def test_arrays_begin_at_a_cache_line_and_are_no_views():
     W = normal(np.random.default_rng(5), 48, 20)
     for F in FORMATS.values():
         packed = F.approximate(W)
-        assert all(array.ctypes.data % 64 == 0 and array.flags.c_contiguous for array in packed.arrays().values()
-                   if array.size)
+        assert all(
+            array.ctypes.data % 64 == 0 and array.flags.c_contiguous for array in packed.arrays().values() if array.size
+        )
         packed.unpack()[...] = 7
         assert not (packed.unpack() == 7).any()
     dense = Dense.pack(W)
@@ -127,6 +146,7 @@ def test_arrays_begin_at_a_cache_line_and_are_no_views():
 
 
 # ---- what fit promises
+
 
 @few
 @given(seeds, sides, densities, st.booleans())
@@ -145,13 +165,17 @@ def test_csr_keeps_the_highest(rng, shape, density, scaled):
 def test_block_keeps_whole_tiles_of_largest_norm(rng, shape, tile, density):
     W = normal(rng, *shape)
     packed = Block.approximate(W, density=density, tile=tile)
-    tiles = {(i, j): (slice(i, i + tile[0]), slice(j, j + tile[1]))
-             for i in range(0, shape[0], tile[0]) for j in range(0, shape[1], tile[1])}
+    tiles = {
+        (i, j): (slice(i, i + tile[0]), slice(j, j + tile[1]))
+        for i in range(0, shape[0], tile[0])
+        for j in range(0, shape[1], tile[1])
+    }
     norm = {at: np.square(W[where].astype(np.float64)).sum() for at, where in tiles.items()}
     there = [at for at, where in tiles.items() if packed.unpack()[where].any()]
     assert len(there) == round(density * len(tiles)) == packed.sizes[blocks]
     assert packed.sizes == Block.expected(*shape, density=density, tile=tile)
-    for at in there: assert np.array_equal(packed.unpack()[tiles[at]], W[tiles[at]])
+    for at in there:
+        assert np.array_equal(packed.unpack()[tiles[at]], W[tiles[at]])
     least = min((norm[at] for at in there), default=np.inf)
     assert all(norm[at] <= least * (1 + 1e-12) for at in tiles if at not in there)
     assert np.array_equal(Block.fit(packed.unpack(), density=density, tile=tile), packed.unpack())
@@ -175,7 +199,7 @@ def test_nm_keeps_n_of_every_m(rng, groups, outputs, m, chosen, scaled):
 @given(matrices)
 def test_half_rounds_to_the_nearest(W):
     fitted = Half.fit(W)
-    assert (abs(fitted - W) <= 2.0 ** -11 * abs(W) + 2.0 ** -25).all() and np.array_equal(Half.fit(fitted), fitted)
+    assert (abs(fitted - W) <= 2.0**-11 * abs(W) + 2.0**-25).all() and np.array_equal(Half.fit(fitted), fitted)
     assert np.array_equal(Half.pack(fitted).unpack(), fitted) and Half.pack(fitted).nbytes == 2 * W.size
 
 
@@ -184,7 +208,7 @@ def test_half_rounds_to_the_nearest(W):
 def test_low_rank_is_the_best_of_its_rank(rng, shape, chosen):
     rank = chosen.draw(st.integers(1, min(shape)))
     W, X, d = normal(rng, *shape), rng.standard_normal((max(1, shape[0] - 2), shape[0])), rng.uniform(0.5, 2, shape[0])
-    for weight, R in (None, np.eye(shape[0])), (d, np.diag(d)), (X.T @ X, X):              # the last Gram is singular
+    for weight, R in (None, np.eye(shape[0])), (d, np.diag(d)), (X.T @ X, X):  # the last Gram is singular
         best = np.linalg.norm(np.linalg.svd(R @ W, compute_uv=False)[rank:])
         fitted = LowRank.fit(W, rank=rank, weight=weight)
         rounding = 8 * UNIT * np.linalg.norm(R) * np.linalg.norm(W) * shape[0] ** 0.5
@@ -213,13 +237,20 @@ def test_scale_changes_what_is_kept():
 
 # ---- products and epilogues
 
+
 @few
 @given(matrices, seeds, st.sampled_from((1, 3, 70)), sides)
 def test_products_are_as_exact_as_rounding_allows(W, rng, rows, tile):
     x = normal(rng, rows, len(W))
     whole = LowRank.pack_factors(np.eye(len(W)), W)
-    for packed in (Dense.pack(W), Half.approximate(W), CSR.pack(W), Block.pack(W, tile=tile), whole,
-                   NM.pack(W, n=len(W), m=len(W))):
+    for packed in (
+        Dense.pack(W),
+        Half.approximate(W),
+        CSR.pack(W),
+        Block.pack(W, tile=tile),
+        whole,
+        NM.pack(W, n=len(W), m=len(W)),
+    ):
         check_product(packed, x, rng)
 
 
@@ -236,8 +267,13 @@ def test_epilogues(F, rows):
     exact, error = np.matmul(*packed.operands(x)), packed.bound(x)
     for parts in COMBINATIONS:
         bias, gain, shift = normal(rng, 3, 35)
-        every = {"bias": dict(bias=bias), "activation": dict(activation="gelu"), "residual": dict(
-            residual=normal(rng, rows, 35)), "eps": dict(eps=1e-12), "affine": dict(gain=gain, shift=shift)}
+        every = {
+            "bias": dict(bias=bias),
+            "activation": dict(activation="gelu"),
+            "residual": dict(residual=normal(rng, rows, 35)),
+            "eps": dict(eps=1e-12),
+            "affine": dict(gain=gain, shift=shift),
+        }
         epilogue = Epilogue(**{name: value for part in parts for name, value in every[part].items()})
         assert bool(epilogue) == bool(parts)
         out = np.full((rows, 35), np.nan, np.float32)
@@ -274,10 +310,10 @@ def test_the_oracle_of_epilogues():
     assert Epilogue(bias=[1, 1, 1], residual=[[1, 2, 3]]).reference(y).tolist() == [[3, 1, 8]]
     normed = Epilogue(eps=1e-30, gain=[2, 2, 2], shift=[1, 1, 1]).reference(y)
     assert np.allclose(normed.mean(), 1) and np.allclose(normed.std(), 2)
-    order = Epilogue(bias=[1, 0, 0], activation="gelu", residual=[[0, 1, 0]], gain=[1, 1, 2],
-                     shift=[0, 0, 1]).reference(y)
-    assert np.allclose(order,
-                       [[gelu(np.array(2.0)), gelu(np.array(-2.0)) + 1, 2 * gelu(np.array(4.0)) + 1]])
+    order = Epilogue(
+        bias=[1, 0, 0], activation="gelu", residual=[[0, 1, 0]], gain=[1, 1, 2], shift=[0, 0, 1]
+    ).reference(y)
+    assert np.allclose(order, [[gelu(np.array(2.0)), gelu(np.array(-2.0)) + 1, 2 * gelu(np.array(4.0)) + 1]])
 
 
 def test_the_bound_of_an_epilogue_is_no_wider_than_it_need_be():
@@ -309,6 +345,7 @@ def test_rows_with_gaps_are_read_and_written_in_place():
 
 
 # ---- patterns from pruned transformers (DLMC: Gale et al. 2020, arXiv:2006.10901)
+
 
 def smtx(path, rng):
     """A pattern of DLMC with normal numbers, as W (inputs, outputs): its rows are outputs."""

@@ -1,5 +1,6 @@
 """Masks of attention scores: patterns in and out, bytes, files that are not trusted, and attention over what is
 there."""
+
 import json
 
 import numpy as np
@@ -14,21 +15,26 @@ from formats.storage.masks import Mask
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.positions.patterns import causal, sequence, window
 
-seeds = st.integers(0, 2 ** 32 - 1).map(np.random.default_rng)
+seeds = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 sides = st.integers(1, 70) | st.sampled_from((15, 16, 17, 32, 33, 48, 64, 65))
 few = settings(max_examples=40, deadline=None)
 
 
-def places(n): return np.arange(n)[:, None], np.arange(n)[None]
+def places(n):
+    return np.arange(n)[:, None], np.arange(n)[None]
 
 
 PATTERNS = {
     "causal": (lambda n: Mask.causal(n, block=16), lambda q, k: k <= q),
     "window": (lambda n: Mask.window(n, 5, block=16), lambda q, k: abs(q - k) <= 5),
-    "sentences": (lambda n: Mask.sentences([n - n // 3, n // 3], block=16),
-                  lambda q, k: (q < q.size - q.size // 3) == (k < k.size - k.size // 3)),
-    "bigbird": (lambda n: Mask.bigbird(n, window=1, everywhere=1, random=0, block=16),
-                lambda q, k: (abs(q // 16 - k // 16) <= 1) | (q // 16 == 0) | (k // 16 == 0)),
+    "sentences": (
+        lambda n: Mask.sentences([n - n // 3, n // 3], block=16),
+        lambda q, k: (q < q.size - q.size // 3) == (k < k.size - k.size // 3),
+    ),
+    "bigbird": (
+        lambda n: Mask.bigbird(n, window=1, everywhere=1, random=0, block=16),
+        lambda q, k: (abs(q // 16 - k // 16) <= 1) | (q // 16 == 0) | (k // 16 == 0),
+    ),
 }
 
 
@@ -67,13 +73,15 @@ def test_any_pattern_comes_back_and_is_saved(rng, m, n, block, density):
     mask = Mask.pack(seen, block=block)
     assert np.array_equal(mask.unpack(), seen) and mask.nbytes == Mask.bytes.subs(mask.sizes)
     again = Mask.from_arrays(json.loads(json.dumps(mask.meta())), load(save(mask.arrays())))
-    assert repr(again) == repr(mask) and all(np.array_equal(again.arrays()[name], array)
-                                             for name, array in mask.arrays().items())
+    assert repr(again) == repr(mask) and all(
+        np.array_equal(again.arrays()[name], array) for name, array in mask.arrays().items()
+    )
     first, *lines = mask.show().splitlines()
     assert first == repr(mask) and len(lines) == min(m, 32) and {len(line) for line in lines} == {min(n, 64)}
 
 
 # ---- attention
+
 
 def attended(q, k, v, seen, scale):
     """(attention, a bound on its error) over what is seen; heads are shared where there are fewer."""
@@ -81,7 +89,8 @@ def attended(q, k, v, seen, scale):
     q, k, v = (part.astype(np.float64).repeat(heads // part.shape[1], 1).swapaxes(0, 1) for part in (q, k, v))
     s = np.where(seen, scale * q @ k.swapaxes(1, 2), -np.inf)
     size = np.where(seen, abs(scale) * (abs(q) @ abs(k).swapaxes(1, 2)), 0).max(-1, keepdims=True)
-    with np.errstate(invalid="ignore"): p = np.where(seen, np.exp(s - s.max(-1, keepdims=True)), 0)
+    with np.errstate(invalid="ignore"):
+        p = np.where(seen, np.exp(s - s.max(-1, keepdims=True)), 0)
     p /= np.maximum(p.sum(-1, keepdims=True), 1e-300)
     wrong = gamma(2 * q.shape[2] + seen.shape[1] + 16) * (1 + 2 * size)
     return (p @ v).swapaxes(0, 1), (4 * np.expm1(2 * wrong) * (p @ abs(v))).swapaxes(0, 1)
@@ -89,8 +98,10 @@ def attended(q, k, v, seen, scale):
 
 def compare(mask, rng, heads=(2, 2, 2), width=8, depth=5, scale=0.4):
     (m, n), seen = mask.shape, mask.unpack()
-    q, k, v = (rng.standard_normal(shape, np.float32)
-               for shape in ((m, heads[0], width), (n, heads[1], width), (n, heads[2], depth)))
+    q, k, v = (
+        rng.standard_normal(shape, np.float32)
+        for shape in ((m, heads[0], width), (n, heads[1], width), (n, heads[2], depth))
+    )
     out = np.full((m, max(heads), depth), np.nan, np.float32)
     want, bound = attended(q, k, v, seen, scale)
     assert mask.attention(q, k, v, out, scale) is out and (abs(out - want) <= bound).all()
@@ -104,9 +115,15 @@ def test_attention_over_blocks(name, length):
 
 
 @settings(max_examples=25, deadline=None)
-@given(seeds, sides, sides, st.sampled_from((16, 32, 64)), st.floats(0, 1),
-       st.sampled_from(((1, 1, 1), (4, 2, 1), (2, 2, 4))),
-       st.sampled_from((0.3, -0.7, 0.0)))
+@given(
+    seeds,
+    sides,
+    sides,
+    st.sampled_from((16, 32, 64)),
+    st.floats(0, 1),
+    st.sampled_from(((1, 1, 1), (4, 2, 1), (2, 2, 4))),
+    st.sampled_from((0.3, -0.7, 0.0)),
+)
 def test_attention_over_any_pattern(rng, m, n, block, density, heads, scale):
     """Also where rows see nothing, or nothing of a block that others see."""
     seen = (rng.random((m, n)) < density) & (rng.random((m, 1)) < 0.7) & (rng.random((1, n)) < 0.7)
@@ -134,8 +151,10 @@ def test_what_no_block_holds_is_never_read():
 # ---- what is refused
 
 WRONG = {
-    "block": (lambda: Mask.causal(100, block=20),
-              "100 queries and 100 keys in blocks of 20; blocks are multiples of 16"),
+    "block": (
+        lambda: Mask.causal(100, block=20),
+        "100 queries and 100 keys in blocks of 20; blocks are multiples of 16",
+    ),
     "axes": (lambda: Mask.pack(np.ones(5)), r"mask.pack: the pattern has shape \(5,\)"),
     "empty": (lambda: Mask.pack(np.ones((0, 3))), "0 queries and 3 keys"),
 }
@@ -144,21 +163,24 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_patterns_are_named(name):
     act, words = WRONG[name]
-    with pytest.raises(FormatError, match=words): act()
+    with pytest.raises(FormatError, match=words):
+        act()
 
 
 def test_attention_of_other_sizes_is_named():
     q, k = np.zeros((100, 2, 4), np.float32), np.zeros((90, 2, 4), np.float32)
     with pytest.raises(ValueError, match=r"mask\(100×100.*: given 100 queries and 90 keys"):
         Mask.causal(100).attention(q, k, k)
-    with pytest.raises(ValueError, match="v: expected float32 of shape"): Mask.causal(100).attention(q, q, k)
-    with pytest.raises(ValueError, match="q and k: widths 4 and 3 differ"): Mask.causal(90).attention(k, k[:, :, :3], k)
+    with pytest.raises(ValueError, match="v: expected float32 of shape"):
+        Mask.causal(100).attention(q, q, k)
+    with pytest.raises(ValueError, match="q and k: widths 4 and 3 differ"):
+        Mask.causal(90).attention(k, k[:, :, :3], k)
 
 
 DAMAGE = {
     "shape": (lambda meta, _: meta.update(shape=[100.0, 100]), "are not the format, the shape and the block"),
     "small block": (lambda meta, _: meta.update(block=8), "are not the format, the shape and the block"),
-    "huge block": (lambda meta, _: meta.update(block=2 ** 40), "are not the format, the shape and the block"),
+    "huge block": (lambda meta, _: meta.update(block=2**40), "are not the format, the shape and the block"),
     "other block": (lambda meta, _: meta.update(block=32), "mask.ptr: declared"),
     "absent": (lambda _, arrays: arrays.pop("bits"), "mask: it stores ptr, idx, edge, bits, given ptr, idx, edge"),
     "kind": (lambda _, arrays: arrays.update(idx=arrays["idx"].astype("i8")), "mask.idx: declared .*, given int64"),
@@ -176,4 +198,5 @@ def test_damaged_files_are_refused(name):
     meta, arrays = mask.meta(), {name: array.copy() for name, array in mask.arrays().items()}
     Mask.from_arrays(meta, arrays)
     damage(meta, arrays)
-    with pytest.raises(FormatError, match=words): Mask.from_arrays(meta, arrays)
+    with pytest.raises(FormatError, match=words):
+        Mask.from_arrays(meta, arrays)

@@ -1,4 +1,5 @@
 """What the storage formats refuse, and in which words: matrices, options, files, annotations."""
+
 import subprocess
 import sys
 
@@ -40,17 +41,23 @@ WRONG = {
     "scale value": (lambda: CSR.fit(W, scale=[1, 2, -3, 4]), r"csr.fit: scale\[2\] = -3.0 is not a finite"),
     "product": (lambda: W @ Dense.pack(W), r"x @ dense\(4×3\): x has shape \(4, 3\), it must be \(rows, 4\)"),
     "number": (lambda: 3 @ Dense.pack(W), "a single number has no columns"),
-    "out": (lambda: Dense.pack(W).matmul(W.T, out=W),
-            r"out is float32 \(4, 3\) with .* it must be float32 \(3, 3\) by rows"),
+    "out": (
+        lambda: Dense.pack(W).matmul(W.T, out=W),
+        r"out is float32 \(4, 3\) with .* it must be float32 \(3, 3\) by rows",
+    ),
     "overlap": (lambda: Dense.pack(G).matmul(*[np.ones((4, 4), np.float32)] * 2), "x overlaps out, and is still read"),
-    "in place": (lambda: Dense.pack(G).matmul(W.T, out=(y := W.T.copy()), epilogue=Epilogue(residual=y)),
-                 "residual overlaps out, and is still read"),
+    "in place": (
+        lambda: Dense.pack(G).matmul(W.T, out=(y := W.T.copy()), epilogue=Epilogue(residual=y)),
+        "residual overlaps out, and is still read",
+    ),
     "activation": (lambda: Epilogue(activation="sine"), r"epilogue: activation 'sine' is unknown"),
     "no eps": (lambda: Epilogue(eps=0.0), "epilogue: eps = 0.0 is not from"),
     "eps": (lambda: Epilogue(eps=-1.0), "epilogue: eps = -1.0 is not from"),
     "bias axes": (lambda: Epilogue(bias=W), r"epilogue: bias has shape \(4, 3\); it needs 1 axes"),
-    "bias": (lambda: Dense.pack(W).matmul(W.T, epilogue=Epilogue(bias=[1, 2])),
-             r"after dense\(4×3\): bias has 2 entries"),
+    "bias": (
+        lambda: Dense.pack(W).matmul(W.T, epilogue=Epilogue(bias=[1, 2])),
+        r"after dense\(4×3\): bias has 2 entries",
+    ),
     "residual": (lambda: Dense.pack(W).matmul(W.T, epilogue=Epilogue(residual=W)), r"residual is \(4, 3\), the output"),
 }
 
@@ -58,12 +65,15 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_input_is_named(name):
     act, words = WRONG[name]
-    with pytest.raises(ValueError, match=words): act()
+    with pytest.raises(ValueError, match=words):
+        act()
 
 
 def test_an_unknown_option_is_named():
-    with pytest.raises(TypeError, match=r"csr\.fit has no option densty; it has density, scale"): CSR.fit(W, densty=0.1)
-    with pytest.raises(TypeError, match=r"dense\.pack has no option tile; it has none"): Dense.pack(W, tile=(2, 2))
+    with pytest.raises(TypeError, match=r"csr\.fit has no option densty; it has density, scale"):
+        CSR.fit(W, densty=0.1)
+    with pytest.raises(TypeError, match=r"dense\.pack has no option tile; it has none"):
+        Dense.pack(W, tile=(2, 2))
 
 
 TAMPERED = {
@@ -94,7 +104,8 @@ def test_damaged_files_are_refused(name):
     meta, arrays = packed.meta(), packed.arrays()
     F.from_arrays(meta, arrays)
     damage(meta, arrays)
-    with pytest.raises(FormatError, match=words): F.from_arrays(meta, arrays)
+    with pytest.raises(FormatError, match=words):
+        F.from_arrays(meta, arrays)
 
 
 def test_an_unknown_format_is_named():
@@ -104,6 +115,7 @@ def test_an_unknown_format_is_named():
 
 
 # ---- sizes
+
 
 def test_sizes_are_live():
     assert f4[n, p].bytes == 4 * n * p and u4[p + 1].bytes == 4 * p + 4 and str(u1[p, n / 4]) == "u1[p, n/4]"
@@ -124,24 +136,39 @@ TYPOS = {
 @pytest.mark.parametrize("name", TYPOS)
 def test_a_typo_in_an_annotation_is_pointed_at(name):
     act, words = TYPOS[name]
-    with pytest.raises(SizeError, match=words) as caught: act()
+    with pytest.raises(SizeError, match=words) as caught:
+        act()
     place, line, caret = str(caught.value).splitlines()[1:]
     assert place.strip() == f"{__file__}:{act.__code__.co_firstlineno}"
-    assert line[caret.index("^"):caret.rindex("^") + 1] in ("\"nz\"", "sympy.Symbol(\"blcks\")", "2.5", "-1")
+    assert line[caret.index("^") : caret.rindex("^") + 1] in ('"nz"', 'sympy.Symbol("blcks")', "2.5", "-1")
 
 
 def test_a_declaration_with_a_hole_is_refused():
     with pytest.raises(TypeError, match="Hollow does not declare pack and kernel"):
+
         class Hollow(Format):
-            def fit(W): return W
-            def unpack(shape, w): return w
+            def fit(W):
+                return W
+
+            def unpack(shape, w):
+                return w
+
     with pytest.raises(TypeError, match=r"Listed.w is annotated with <class 'list'>, type; write an array such as f4"):
+
         class Listed(Format):
             w: list
-            def fit(W): return W
-            def pack(W): return W
-            def unpack(shape, w): return w
-            def kernel(x, w, out, epilogue): pass
+
+            def fit(W):
+                return W
+
+            def pack(W):
+                return W
+
+            def unpack(shape, w):
+                return w
+
+            def kernel(x, w, out, epilogue):
+                pass
 
 
 def test_importing_the_formats_imports_no_compiler():

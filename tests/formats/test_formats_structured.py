@@ -1,4 +1,5 @@
 """What slices and columns of inputs promise beyond what every format does."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,22 +10,30 @@ from formats.core.sizes import nnz
 from formats.storage.check import check_product
 
 few = settings(max_examples=30, deadline=None)
-seeds = st.integers(0, 2 ** 32 - 1).map(np.random.default_rng)
+seeds = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 sides = st.tuples(st.integers(1, 40), st.integers(1, 90))
 
 
-def normal(rng, *shape): return rng.standard_normal(shape, np.float32)
-def pruned(rng, shape, density): return normal(rng, *shape) * (rng.random(shape) < density)
+def normal(rng, *shape):
+    return rng.standard_normal(shape, np.float32)
+
+
+def pruned(rng, shape, density):
+    return normal(rng, *shape) * (rng.random(shape) < density)
 
 
 @few
 @given(seeds, sides, st.floats(0, 1), st.integers(1, 20), st.integers(1, 6))
 def test_any_pattern_is_held_in_any_slices(rng, shape, density, chunk, times):
     W = pruned(rng, shape, density)
-    for packed in (SELL.pack(W, chunk=chunk, sigma=chunk * times), SELL.pack(W, chunk=shape[1], sigma=shape[1]),
-                   CSC.pack(W)):
+    for packed in (
+        SELL.pack(W, chunk=chunk, sigma=chunk * times),
+        SELL.pack(W, chunk=shape[1], sigma=shape[1]),
+        CSC.pack(W),
+    ):
         assert np.array_equal(packed.unpack(), W)
-        for T in (1, 33): check_product(packed, normal(rng, T, len(W)), rng)
+        for T in (1, 33):
+            check_product(packed, normal(rng, T, len(W)), rng)
 
 
 def test_slices_are_as_long_as_their_longest_and_sorted_within_windows():
@@ -40,7 +49,7 @@ def test_slices_are_as_long_as_their_longest_and_sorted_within_windows():
 
 def test_options_of_a_file_ask_for_no_more_memory_than_its_numbers():
     packed = SELL.pack(np.zeros((5, 3)))
-    far = from_arrays(packed.meta() | {"chunk": 2 ** 29, "sigma": 2 ** 30}, packed.arrays())
+    far = from_arrays(packed.meta() | {"chunk": 2**29, "sigma": 2**30}, packed.arrays())
     assert not far.unpack().any() and not far.matmul(np.ones((2, 5))).any()
 
 
@@ -69,7 +78,8 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_options_are_named(name):
     act, words = WRONG[name]
-    with pytest.raises(FormatError, match=words): act()
+    with pytest.raises(FormatError, match=words):
+        act()
 
 
 DAMAGED = {
@@ -88,4 +98,5 @@ def test_damage_is_named(name):
     packed = F.approximate(W + 1, **({"density": 1.0} if "density" in F.parameters else {}))
     meta, arrays = packed.meta(), {name: array.copy() for name, array in packed.arrays().items()}
     arrays[array].flat[at] = value
-    with pytest.raises(FormatError, match=words): from_arrays(meta, arrays)
+    with pytest.raises(FormatError, match=words):
+        from_arrays(meta, arrays)

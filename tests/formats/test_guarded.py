@@ -1,5 +1,6 @@
 """Arrays of every step, alignment, overlap and flag before pages that nobody may touch: right or refused, for every
 format and kernel."""
+
 import random
 from collections import Counter
 
@@ -49,7 +50,7 @@ for line in sys.stdin:
     cases = [("well", 1, "x", "plain", True), (door, 1, "x", "plain", True), ("well", 1, "x", "plain", True)]
     found = guarded.run_all(cases)
     assert found["well", "right"] == 2 and sum(found.values()) == 3
-    (words, _), = [each for each in found if each[1] == "crashed"]
+    ((words, _),) = [each for each in found if each[1] == "crashed"]
     assert words.startswith(f"({door!r}")
 
 
@@ -61,42 +62,63 @@ RECORDS = np.zeros(5, np.dtype([("y", np.float32, 3), ("more", "u2")]))["y"]
 FIXED = np.zeros((5, 3), np.float32)
 FIXED.flags.writeable = False
 WORDS = {
-    "step": (lambda: kernels.product_dense(X, W, RECORDS),
-             r"out: rows must be contiguous and begin at multiples of 4 bytes.*\(14, 4\)"),
+    "step": (
+        lambda: kernels.product_dense(X, W, RECORDS),
+        r"out: rows must be contiguous and begin at multiples of 4 bytes.*\(14, 4\)",
+    ),
     "matmul": (lambda: Dense.pack(W).matmul(X, RECORDS), r"out is float32 \(5, 3\) with strides of \(14, 4\) bytes"),
     "read-only": (lambda: Dense.pack(W).matmul(X, FIXED), "out: it is read-only"),
-    "itself": (lambda: Dense.pack(W).matmul(X, SLIDING),
-               r"out: numbers of shape \(5, 3\) with strides of \(4, 4\) bytes lie upon each"),
-    "weight": (lambda: kernels.product_dense(np.ones((4, 4), np.float32), w := np.ones((4, 4), np.float32), w),
-               "w overlaps out"),
-    "bias": (lambda: Dense.pack(W).matmul(X, y := np.zeros((5, 3), np.float32), Epilogue(bias=y[2])),
-             "bias overlaps out"),
-    "part": (lambda: kernels.pointwise((y := np.zeros((6, 3), np.float32))[1:], y[:-1], Epilogue(eps=1.0)),
-             "x overlaps out"),
+    "itself": (
+        lambda: Dense.pack(W).matmul(X, SLIDING),
+        r"out: numbers of shape \(5, 3\) with strides of \(4, 4\) bytes lie upon each",
+    ),
+    "weight": (
+        lambda: kernels.product_dense(np.ones((4, 4), np.float32), w := np.ones((4, 4), np.float32), w),
+        "w overlaps out",
+    ),
+    "bias": (
+        lambda: Dense.pack(W).matmul(X, y := np.zeros((5, 3), np.float32), Epilogue(bias=y[2])),
+        "bias overlaps out",
+    ),
+    "part": (
+        lambda: kernels.pointwise((y := np.zeros((6, 3), np.float32))[1:], y[:-1], Epilogue(eps=1.0)),
+        "x overlaps out",
+    ),
     "no numbers": (lambda: X.astype(complex) @ Dense.pack(W), "x: given complex128; give real numbers"),
     "no bias": (lambda: Epilogue(bias=["a"]), "bias: given <U1; give real numbers"),
     "factor": (lambda: kernels.scale(X, 1e39, X), "the factor 1e[+]39 is no normal float32"),
-    "ids": (lambda: kernels.gather(np.array([0.5]), W, np.zeros((1, 3), np.float32)), "ids: expected 1 whole numbers, "
-                                                                                      "got float64"),
-    "starts": (lambda: kernels.softmax(e := np.zeros(0, np.float32), [0, 2 ** 32], 1, e),
-               "starts: 4294967296 rows, where fewer than"),
-    "parts of starts": (lambda: kernels.softmax(e := np.zeros(0, np.float32), [0, 1.5], 1, e),
-                        "starts: expected a row of whole numbers"),
+    "ids": (
+        lambda: kernels.gather(np.array([0.5]), W, np.zeros((1, 3), np.float32)),
+        "ids: expected 1 whole numbers, got float64",
+    ),
+    "starts": (
+        lambda: kernels.softmax(e := np.zeros(0, np.float32), [0, 2**32], 1, e),
+        "starts: 4294967296 rows, where fewer than",
+    ),
+    "parts of starts": (
+        lambda: kernels.softmax(e := np.zeros(0, np.float32), [0, 1.5], 1, e),
+        "starts: expected a row of whole numbers",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", WORDS)
 def test_what_is_refused_is_named(name):
     act, words = WORDS[name]
-    with pytest.raises(ValueError, match=words): act()
+    with pytest.raises(ValueError, match=words):
+        act()
 
 
 def test_masks_are_looked_at():
     """Indices of a mask, which kernels follow, are those of its arrays."""
     from formats import Mask
+
     q, mask = np.ones((40, 1, 4), np.float32), Mask.window(40, 3, 16)
-    for name, place, value, words in (("ptr", 1, 9, "does not rise"), ("idx", 0, 3, "block 3 of 16 keys"),
-                                      ("edge", 0, 99, "the bits 99")):
+    for name, place, value, words in (
+        ("ptr", 1, 9, "does not rise"),
+        ("idx", 0, 3, "block 3 of 16 keys"),
+        ("edge", 0, 99, "the bits 99"),
+    ):
         arrays = {each: array.copy() for each, array in mask.arrays().items()}
         arrays[name][place] = value
         with pytest.raises(ValueError, match=words):
@@ -106,6 +128,7 @@ def test_masks_are_looked_at():
 def test_no_rows():
     """Every kernel gives as many; a mask has a query."""
     for name, door in guarded.doors().items():
-        if name == "attention_blocks": continue
+        if name == "attention_blocks":
+            continue
         arrays = door.operands(np.random.default_rng(0), 0)
         door.call(np.empty(door.out(**arrays), np.float32), **arrays)

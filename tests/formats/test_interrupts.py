@@ -1,5 +1,6 @@
 """Interrupts at random moments, calls within callbacks, threads whose number changes, forks: nothing hangs, results
 stay right."""
+
 import ctypes
 import mmap
 import multiprocessing
@@ -30,8 +31,12 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import interrupts
 
-CONFIG = checkpoints.CONFIG | {"hidden_size": 48, "intermediate_size": 96, "num_attention_heads": 3,
-                               "max_position_embeddings": 64}
+CONFIG = checkpoints.CONFIG | {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_attention_heads": 3,
+    "max_position_embeddings": 64,
+}
 MANY = [[at % 40] * (at % 60 + 1) for at in range(30)]
 POSIX = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
@@ -47,6 +52,7 @@ def child(code, **environment):
 
 # ---- interrupts
 
+
 @POSIX
 def test_an_interrupted_run_leaves_the_next_one_right():
     """At random moments, one to three signals at a time, beside a busy process."""
@@ -54,13 +60,17 @@ def test_an_interrupted_run_leaves_the_next_one_right():
     assert Counter(end for _, end in said) == {"right": 50}
 
 
-class Elapsed(Exception): """What the signal of a time limit raises."""
+class Elapsed(Exception):
+    """What the signal of a time limit raises."""
 
 
 @POSIX
 def test_an_interrupt_waits_for_the_end_of_its_launch():
     """Whatever a handler raises: by then no thread works on what the launch was given."""
-    def elapsed(number, frame): raise Elapsed
+
+    def elapsed(number, frame):
+        raise Elapsed
+
     before, raised = signal.signal(signal.SIGALRM, elapsed), 0
     try:
         for at in range(20):
@@ -69,10 +79,13 @@ def test_an_interrupt_waits_for_the_end_of_its_launch():
             try:
                 signal.setitimer(signal.ITIMER_REAL, 1e-3 + at * 1e-4)
                 launch.launch(threads.threads(), (mark, arguments, 7))
-            except Elapsed: raised += 1
-            finally: signal.setitimer(signal.ITIMER_REAL, 0)
+            except Elapsed:
+                raised += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
             assert set(done) in ({0}, {1})
-    finally: signal.signal(signal.SIGALRM, before)
+    finally:
+        signal.signal(signal.SIGALRM, before)
     assert raised
 
 
@@ -83,34 +96,43 @@ def test_an_exception_that_another_thread_sets():
 
     def work():
         while not ended.is_set():
-            with suppress(Elapsed): right.append(np.array_equal(shared.run(MANY), wanted))
+            with suppress(Elapsed):
+                right.append(np.array_equal(shared.run(MANY), wanted))
 
     workers = [Thread(target=work) for _ in range(2)]
-    for each in workers: each.start()
+    for each in workers:
+        each.start()
     for _ in range(100):
         for each in workers:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(each.ident), ctypes.py_object(Elapsed))
         assert np.array_equal(shared.run(MANY), wanted)
     ended.set()
-    for each in workers: each.join()
+    for each in workers:
+        each.join()
     assert right and all(right)
 
 
 def test_a_recording_that_is_given_up_leaves_nothing():
     """An exception in the middle of it: launches run again, on as many threads as before."""
     one = program()
-    def broken(**arguments): raise Elapsed
+
+    def broken(**arguments):
+        raise Elapsed
+
     call = one.schedule.calls[2]
     one.schedule.calls[2] = call._replace(kernel=type(call.kernel).__new__(type(call.kernel)))
     vars(one.schedule.calls[2].kernel).update(vars(call.kernel) | {"function": broken})
-    with pytest.raises(Elapsed): one.run(MANY)
-    assert launch.RECORDING.get(
-        ) is None and compiled.MISSING.get() is None and threads.threads() == threads.available()
+    with pytest.raises(Elapsed):
+        one.run(MANY)
+    assert (
+        launch.RECORDING.get() is None and compiled.MISSING.get() is None and threads.threads() == threads.available()
+    )
     one.schedule.calls[2] = call
     assert np.array_equal(one.run(MANY), program().run(MANY))
 
 
 # ---- calls within calls
+
 
 @POSIX
 def test_a_handler_may_run_programs():
@@ -134,9 +156,11 @@ def test_a_handler_may_run_programs():
             outer = program()
             signal.setitimer(signal.ITIMER_REAL, moment)
             found = outer.run(small)
-            while np.array_equal(found, wanted[0]) and signal.getitimer(signal.ITIMER_REAL)[0]: found = outer.run(small)
+            while np.array_equal(found, wanted[0]) and signal.getitimer(signal.ITIMER_REAL)[0]:
+                found = outer.run(small)
             assert np.array_equal(found, wanted[0])
-    finally: signal.signal(signal.SIGALRM, before)
+    finally:
+        signal.signal(signal.SIGALRM, before)
     assert len(ran) >= 60 and all(ran)
 
 
@@ -162,14 +186,19 @@ def test_progress_may_run_programs_while_another_thread_needs_the_compiler(monke
     caller = Thread(target=lambda: compiled.provide([found], progress), daemon=True)
     caller.start()
     caller.join(LIMIT)
-    assert told == [64 ** 3]
+    assert told == [64**3]
 
 
 # ---- threads whose number changes
 
-OURS = *(f"attentions.{name}"
-         for name in ("attending", "heads", "masked")), "rows.passes", *(f"matmul.{name}" for name in (
-    "block_vectorwise", "by_head", "linear", "bf16_int8_int4", "packed_panels", "csr_nm"))
+OURS = (
+    *(f"attentions.{name}" for name in ("attending", "heads", "masked")),
+    "rows.passes",
+    *(
+        f"matmul.{name}"
+        for name in ("block_vectorwise", "by_head", "linear", "bf16_int8_int4", "packed_panels", "csr_nm")
+    ),
+)
 CHANGES = """
 import numpy as np
 import test_interrupts as here
@@ -199,9 +228,14 @@ PACKS = "packed", "int8", "bf16"
 
 def replace_threads(function):
     """In place of `threads`, wherever a launch may ask for it."""
-    modules = [sys.modules[f"formats.kernels.{name}"] if f"formats.kernels.{name}" in sys.modules
-               else __import__(f"formats.kernels.{name}", fromlist=["x"]) for name in OURS]
-    for module in (threads, recorded, *modules): module.threads = function
+    modules = [
+        sys.modules[f"formats.kernels.{name}"]
+        if f"formats.kernels.{name}" in sys.modules
+        else __import__(f"formats.kernels.{name}", fromlist=["x"])
+        for name in OURS
+    ]
+    for module in (threads, recorded, *modules):
+        module.threads = function
 
 
 def reserve_before_a_guard():
@@ -213,16 +247,16 @@ def reserve_before_a_guard():
         whole = -(-size // page) * page
         array = np.frombuffer(mmap.mmap(-1, whole + guard), np.uint8)
         assert libc.mprotect(ctypes.c_void_p(array.ctypes.data + whole), ctypes.c_size_t(guard), 0) == 0
-        return array[whole - size:whole]
+        return array[whole - size : whole]
 
     def anew(room, size, workers):
         room.memory = np.empty(0, np.uint8)
         return reserve(room, size, workers)
 
     launch.Room.reserve = anew
-    launch.np = SimpleNamespace(**vars(np)
-                                | {"empty": lambda shape, kind: (guarded if kind is np.uint8
-                                                                 else np.empty)(shape, kind)})
+    launch.np = SimpleNamespace(
+        **vars(np) | {"empty": lambda shape, kind: (guarded if kind is np.uint8 else np.empty)(shape, kind)}
+    )
 
 
 @pytest.mark.deep
@@ -238,17 +272,21 @@ def test_limits_that_come_and_go():
 
     def toggle():
         while not ended.is_set():
-            with threads.limit(1): time.sleep(1e-4)
+            with threads.limit(1):
+                time.sleep(1e-4)
             time.sleep(1e-4)
 
     togglers = [Thread(target=toggle) for _ in range(2)]
-    for each in togglers: each.start()
+    for each in togglers:
+        each.start()
     try:
         for _ in range(100):
-            for each, right in zip(shared, wanted, strict=True): assert np.array_equal(each.run(MANY), right)
+            for each, right in zip(shared, wanted, strict=True):
+                assert np.array_equal(each.run(MANY), right)
     finally:
         ended.set()
-        for each in togglers: each.join()
+        for each in togglers:
+            each.join()
     assert threads.threads() == threads.available()
 
 
@@ -307,7 +345,8 @@ def summed(rows):
 @pytest.mark.parametrize("kind", ["fork", "spawn"])
 def test_processes_of_multiprocessing(kind):
     wanted = [summed(rows) for rows in range(1, 5)]
-    with multiprocessing.get_context(kind).Pool(2) as processes: assert processes.map(summed, range(1, 5)) == wanted
+    with multiprocessing.get_context(kind).Pool(2) as processes:
+        assert processes.map(summed, range(1, 5)) == wanted
 
 
 ENDS = """
@@ -334,7 +373,8 @@ print("right")
 
 @pytest.mark.deep
 @POSIX
-def test_a_process_ends_while_threads_run_programs(): assert child(ENDS).endswith("right\n")
+def test_a_process_ends_while_threads_run_programs():
+    assert child(ENDS).endswith("right\n")
 
 
 def test_after_the_end_whoever_launches_does_everything():

@@ -1,4 +1,5 @@
 """Every kernel against float64, within the bound of its roundings: gamma(k) |A| |B| (Higham 2002, section 3.5)."""
+
 import subprocess
 import sys
 
@@ -16,14 +17,20 @@ FORMS = ["plain", "bias", "gelu", "residual", "norm", "all"]
 
 
 @pytest.fixture
-def rng(): return np.random.default_rng(20240517)
+def rng():
+    return np.random.default_rng(20240517)
 
 
 def epilogue(rng, form, T, p):
     bias, residual, gain, shift = numbers(rng, p), numbers(rng, T, p), numbers(rng, p), numbers(rng, p)
-    return {"plain": NOTHING, "bias": Epilogue(bias=bias), "gelu": Epilogue(activation="gelu"),
-            "residual": Epilogue(bias=bias, residual=residual), "norm": Epilogue(eps=1e-5, gain=gain, shift=shift),
-            "all": Epilogue(bias=bias, activation="gelu", residual=residual, eps=1e-12, gain=gain, shift=shift)}[form]
+    return {
+        "plain": NOTHING,
+        "bias": Epilogue(bias=bias),
+        "gelu": Epilogue(activation="gelu"),
+        "residual": Epilogue(bias=bias, residual=residual),
+        "norm": Epilogue(eps=1e-5, gain=gain, shift=shift),
+        "all": Epilogue(bias=bias, activation="gelu", residual=residual, eps=1e-12, gain=gain, shift=shift),
+    }[form]
 
 
 def product_within(got, x, w, after):
@@ -33,8 +40,9 @@ def product_within(got, x, w, after):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("T, n, p", [(1, 384, 1152), (3, 5, 7), (17, 384, 333), (129, 100, 384), (300, 33, 1),
-                                     (1000, 7, 65)])
+@pytest.mark.parametrize(
+    "T, n, p", [(1, 384, 1152), (3, 5, 7), (17, 384, 333), (129, 100, 384), (300, 33, 1), (1000, 7, 65)]
+)
 def test_product_dense(rng, T, n, p, form):
     x, w, after = numbers(rng, T, n), numbers(rng, n, p), epilogue(rng, form, T, p)
     product_within(kernels.product_dense(x, w, room(T, p), after), x, w, after)
@@ -60,8 +68,12 @@ def test_product_lowrank(rng, T, form):
     x, u, v, after = numbers(rng, T, 200), numbers(rng, 200, 9), numbers(rng, 9, 310), epilogue(rng, form, T, 310)
     a, b, c = (abs(part).astype(np.float64) for part in (x, u, v))
     y = x.astype(np.float64) @ u @ v
-    within(kernels.product_lowrank(x, u, v, room(T, 310), after), after.reference(y),
-           after.bound(y, gamma(200 + 9 + 4) * (a @ b @ c)))
+    within(
+        kernels.product_lowrank(x, u, v, room(T, 310), after),
+        after.reference(y),
+        after.bound(y, gamma(200 + 9 + 4) * (a @ b @ c)),
+    )
+
 
 def csr(w):
     """ptr, idx, val by column."""
@@ -119,8 +131,14 @@ def test_product_nm(rng, T, n, p, kept, group):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 150), st.integers(1, 70), st.integers(1, 70), st.integers(1, 20), st.integers(1, 20),
-       st.integers(0, 2**32 - 1))
+@given(
+    st.integers(1, 150),
+    st.integers(1, 70),
+    st.integers(1, 70),
+    st.integers(1, 20),
+    st.integers(1, 20),
+    st.integers(0, 2**32 - 1),
+)
 def test_sparse_products_agree(T, n, p, r, c, seed):
     """The same matrix in csr and in tiles of any size."""
     rng = np.random.default_rng(seed)
@@ -147,35 +165,44 @@ def test_pointwise(T, p, form, seed):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 90), st.integers(1, 5), st.integers(1, 40), st.integers(0, 20), st.booleans(),
-       st.integers(0, 2**32 - 1))
+@given(
+    st.integers(1, 90),
+    st.integers(1, 5),
+    st.integers(1, 40),
+    st.integers(0, 20),
+    st.booleans(),
+    st.integers(0, 2**32 - 1),
+)
 def test_rotate(T, h, k, rest, inside, seed):
     """In place or apart, of columns of a wider value; what a row becomes depends on no other row."""
     rng, d = np.random.default_rng(seed), 2 * k + rest
     wide, cos, sin, at = numbers(rng, T, h * d + 9), numbers(rng, 20, k), numbers(rng, 20, k), rng.integers(0, 20, T)
-    x = wide[:, 4:4 + h * d].reshape(T, h, d) if inside else numbers(rng, T, h, d)
+    x = wide[:, 4 : 4 + h * d].reshape(T, h, d) if inside else numbers(rng, T, h, d)
     given, got = x.copy(), kernels.rotate(x, at, cos, sin, room(T, h, d))
     a, b, left = np.split(given.astype(np.float64), (k, 2 * k), -1)
     c, s = (each.astype(np.float64)[at][:, None] for each in (cos, sin))
     size = np.concatenate([abs(a * c) + abs(b * s), abs(a * s) + abs(b * c), 0 * left], -1)
     within(got, np.concatenate([a * c - b * s, a * s + b * c, left], -1), gamma(2) * size)
     one = int(rng.integers(T))
-    assert (kernels.rotate(given[one:one + 1], at[one:one + 1], cos, sin, room(1, h, d)) == got[one]).all()
+    assert (kernels.rotate(given[one : one + 1], at[one : one + 1], cos, sin, room(1, h, d)) == got[one]).all()
     kernels.rotate(x, at, cos, sin, x)
     assert (x == got).all()
-    if inside: assert np.array_equal(wide[:, 4:4 + h * d].reshape(T, h, d), got)
+    if inside:
+        assert np.array_equal(wide[:, 4 : 4 + h * d].reshape(T, h, d), got)
 
 
 def test_what_a_rotation_refuses(rng):
     x, table, at = numbers(rng, 5, 2, 6), numbers(rng, 9, 3), np.arange(5)
     for message, error, arguments in (
-            (r"cos \(9, 3\) and sin \(9, 2\)", ValueError, (x, at, table, table[:, :2], x)),
-            (r"at most half of 6 columns", ValueError, (x, at, numbers(rng, 9, 4), numbers(rng, 9, 4), x)),
-            (r"positions: 9 is outside 0 to 8", IndexError, (x, at + 5, table, table, x)),
-            (r"positions: expected 5 whole numbers", ValueError, (x, at[:4], table, table, x)),
-            (r"x overlaps out", ValueError, (x[1:], at[1:], table, table, x[:-1])),
-            (r"out \(4, 2, 6\)", ValueError, (x, at, table, table, x[:4]))):
-        with pytest.raises(error, match=message): kernels.rotate(*arguments)
+        (r"cos \(9, 3\) and sin \(9, 2\)", ValueError, (x, at, table, table[:, :2], x)),
+        (r"at most half of 6 columns", ValueError, (x, at, numbers(rng, 9, 4), numbers(rng, 9, 4), x)),
+        (r"positions: 9 is outside 0 to 8", IndexError, (x, at + 5, table, table, x)),
+        (r"positions: expected 5 whole numbers", ValueError, (x, at[:4], table, table, x)),
+        (r"x overlaps out", ValueError, (x[1:], at[1:], table, table, x[:-1])),
+        (r"out \(4, 2, 6\)", ValueError, (x, at, table, table, x[:4])),
+    ):
+        with pytest.raises(error, match=message):
+            kernels.rotate(*arguments)
 
 
 def test_pointwise_in_place(rng):
@@ -189,17 +216,27 @@ def test_pointwise_in_place(rng):
 def test_gates_and_norms_behind_a_product(rng, T, n, p, norm, activation):
     """activation(x @ W + b) * times + residual, normed: all of a gated layer in one pass."""
     bias = numbers(rng, p) + (40 if activation == "rsqrt" else 0)
-    after = Epilogue(bias=bias, activation=activation, residual=numbers(rng, T, p),
-                     eps=None if norm is None else 1e-6, gain=numbers(rng, p), shift=numbers(rng, p),
-                     times=numbers(rng, T, p), norm=norm or "layer")
+    after = Epilogue(
+        bias=bias,
+        activation=activation,
+        residual=numbers(rng, T, p),
+        eps=None if norm is None else 1e-6,
+        gain=numbers(rng, p),
+        shift=numbers(rng, p),
+        times=numbers(rng, T, p),
+        norm=norm or "layer",
+    )
     x, w = numbers(rng, T, n), numbers(rng, n, p)
     product_within(kernels.product_dense(x, w, room(T, p), after), x, w, after)
 
 
 def test_what_an_epilogue_does_not_know_is_named(rng):
-    with pytest.raises(ValueError, match="activation 'sine' is unknown"): Epilogue(activation="sine")
-    with pytest.raises(ValueError, match="norm 'batch' is unknown"): Epilogue(eps=0.1, norm="batch")
-    with pytest.raises(ValueError, match=r"times is \(3, 4\)"): Epilogue(times=numbers(rng, 3, 4)).check(3, 5)
+    with pytest.raises(ValueError, match="activation 'sine' is unknown"):
+        Epilogue(activation="sine")
+    with pytest.raises(ValueError, match="norm 'batch' is unknown"):
+        Epilogue(eps=0.1, norm="batch")
+    with pytest.raises(ValueError, match=r"times is \(3, 4\)"):
+        Epilogue(times=numbers(rng, 3, 4)).check(3, 5)
 
 
 def test_scale(rng):
@@ -221,8 +258,10 @@ def test_gather_and_embed(rng):
 
 def test_ids_outside_the_table_are_named(rng):
     table = numbers(rng, 5, 3)
-    with pytest.raises(IndexError, match="7 is outside 0 to 4"): kernels.gather(np.array([1, 7]), table, room(2, 3))
-    with pytest.raises(IndexError, match="-1 is outside"): kernels.gather(np.array([-1, 0]), table, room(2, 3))
+    with pytest.raises(IndexError, match="7 is outside 0 to 4"):
+        kernels.gather(np.array([1, 7]), table, room(2, 3))
+    with pytest.raises(IndexError, match="-1 is outside"):
+        kernels.gather(np.array([-1, 0]), table, room(2, 3))
 
 
 @pytest.mark.parametrize("T, alike", [(1, False), (45, False), (200, True)])

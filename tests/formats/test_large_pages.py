@@ -1,4 +1,5 @@
 """Arrays side by side in one block: zeros of their own, from a cache line on, in small pages and in large ones."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,8 @@ KINDS = st.sampled_from([np.float32, np.uint16, np.float64])
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(SHAPES, KINDS), max_size=5), st.booleans())
 def test_arrays_are_zeros_of_their_own(wanted, large):
-    if large: wanted = [*wanted, ((LARGE_PAGE,), np.uint8)]
+    if large:
+        wanted = [*wanted, ((LARGE_PAGE,), np.uint8)]
     found = zeros_side_by_side(wanted)
     assert [(each.shape, each.dtype.type) for each in found] == wanted
     for i, each in enumerate(found):
@@ -25,4 +27,4 @@ def test_arrays_are_zeros_of_their_own(wanted, large):
 
 def test_too_little_memory_is_said():
     with pytest.raises(MemoryError, match="no memory for 4,000,000,000,000,000 bytes"):
-        zeros_side_by_side([((10 ** 15,), np.float32)])
+        zeros_side_by_side([((10**15,), np.float32)])

@@ -1,4 +1,5 @@
 """The machine model: prices are what the features say, fits find what made the data, files are trusted only if ours."""
+
 import json
 from dataclasses import replace
 from functools import partial
@@ -18,10 +19,32 @@ from formats.machine.predictor import Correction
 from formats.machine.prices import Catalogue
 from opmatrix.runtime.pricing import catalogue, this_machine
 
-SIZES = {"g": 2, "n": 384, "p": 1536, "nnz": 9000, "blocks": 70, "r": 16, "c": 16, "kept": 2, "group": 4, "S2": 20000,
-         "h": 12, "d": 32, "k": 2, "S": 5, "E": 8, "moved": 96, "written": 32, "operands": 3, "simple": 200, "slow": 7,
-         "deep": 40, "merged": 9, "loops": 5}
-RATES = (2e-11, 3e-10, 1e-9, 2e-9, 3e-9, 4e-9, 1e-5)        # seconds for one of each feature, as plain as any
+SIZES = {
+    "g": 2,
+    "n": 384,
+    "p": 1536,
+    "nnz": 9000,
+    "blocks": 70,
+    "r": 16,
+    "c": 16,
+    "kept": 2,
+    "group": 4,
+    "S2": 20000,
+    "h": 12,
+    "d": 32,
+    "k": 2,
+    "S": 5,
+    "E": 8,
+    "moved": 96,
+    "written": 32,
+    "operands": 3,
+    "simple": 200,
+    "slow": 7,
+    "deep": 40,
+    "merged": 9,
+    "loops": 5,
+}
+RATES = (2e-11, 3e-10, 1e-9, 2e-9, 3e-9, 4e-9, 1e-5)  # seconds for one of each feature, as plain as any
 
 
 CATALOGUE = catalogue()
@@ -30,8 +53,12 @@ RECORDED = {name for name in PRICES if CATALOGUE[name].recorded}
 OWN = {name for name in PRICES if not CATALOGUE[name].rides}
 
 
-def features(kernel): return CATALOGUE[kernel].terms
-def rates(kernel): return [1e-9] if CATALOGUE[kernel].rides else [*RATES[:len(features(kernel)) - 1], RATES[-1]]
+def features(kernel):
+    return CATALOGUE[kernel].terms
+
+
+def rates(kernel):
+    return [1e-9] if CATALOGUE[kernel].rides else [*RATES[: len(features(kernel)) - 1], RATES[-1]]
 
 
 def known(**more):
@@ -69,16 +96,19 @@ def test_more_rows_never_cost_less(kernel):
 def test_a_missing_size_and_an_unknown_kernel_are_named():
     with pytest.raises(ValueError, match=r"price of linear\.dense needs n; given were T, p"):
         CATALOGUE.evaluate_features("linear.dense", {"T": 1, "p": 2})
-    with pytest.raises(ValueError, match=r"linear\.sparse.*there are linear\.dense"): features("linear.sparse")
+    with pytest.raises(ValueError, match=r"linear\.sparse.*there are linear\.dense"):
+        features("linear.sparse")
 
 
 @pytest.mark.parametrize("kernel", sorted(OWN))
 def test_a_fit_finds_what_made_the_data(kernel):
     """Exactly without noise; within a few per cent where a fifth of the measurements were disturbed."""
     rng, machine = np.random.default_rng(5), known()
-    shapes = [SIZES | {"T": T, "n": n, "p": p, "nnz": n * p // 9, "blocks": n * p // 1024, "S2": T * s, "d": d, "h": h,
-                       "S": s}
-              for T, n, p, s, d, h in product((4, 24, 100, 400), (200, 900), (300, 1000), (10, 80), (32, 64), (3, 12))]
+    shapes = [
+        SIZES
+        | {"T": T, "n": n, "p": p, "nnz": n * p // 9, "blocks": n * p // 1024, "S2": T * s, "d": d, "h": h, "S": s}
+        for T, n, p, s, d, h in product((4, 24, 100, 400), (200, 900), (300, 1000), (10, 80), (32, 64), (3, 12))
+    ]
     rows = [(kernel, sizes, machine.seconds(kernel, **sizes)) for sizes in shapes]
     found = calibration.fit(CATALOGUE, kernel, rows)
     evaluate = partial(CATALOGUE.evaluate_features, kernel)
@@ -93,28 +123,39 @@ def test_calibration_recovers_a_machine(monkeypatch):
     """Every case runs; with a clock that follows the features, nothing is mispriced, not even new shapes."""
     truth, ran = known(), set()
     monkeypatch.setattr(calibration, "QUICK", calibration.Effort(3, 3, 256, 100))
+
     def measured(catalogue, cases, progress=lambda *_: None, most=0, watch=None, firsts=None):
         watch.note([[1.0, 1.0, 2.0, 3.0, 3.0]])
         for kernel, _, call in cases:
-            if kernel not in ran: call()
+            if kernel not in ran:
+                call()
             ran.add(kernel)
         progress(len(cases), len(cases))
         return [(kernel, sizes, truth.seconds(kernel, **sizes)) for kernel, sizes, _ in cases]
+
     monkeypatch.setattr(calibration, "measured", measured)
     monkeypatch.setattr(calibration, "timed", lambda call, *_: [call() is None or 1e-3] * 3)
     monkeypatch.setattr(calibration, "INSIDE", calibration.Effort(3, 3, 256, 100))
     inside = []
+
     def replayed(cases, memory, apart, seconds, progress, reads, doubtful):
         assert len(reads) == len(cases) and min(reads) > 0
         inside.append(({kernel for kernel, *_ in cases}, apart))
+
         def seconds(kernel, sizes):
-            if kernel not in PRICES: return 1e-6 * len(kernel)
+            if kernel not in PRICES:
+                return 1e-6 * len(kernel)
             return truth.seconds(kernel, **even(CATALOGUE[kernel], sizes, 1 if apart else threads()))
+
         rows = [(kernel, sizes, seconds(kernel, sizes)) for kernel, sizes, _ in cases]
         assert doubtful(rows) == [], "of what follows the features"
         return rows
+
     monkeypatch.setattr(calibration, "inside", replayed)
-    def cold(call): return 3e-5 if call() is not None else 0.0
+
+    def cold(call):
+        return 3e-5 if call() is not None else 0.0
+
     monkeypatch.setattr(calibration, "cold_cache_seconds", cold)
     told = []
     found = calibration.calibrate(CATALOGUE, lambda *what: told.append(what), whole=True)
@@ -165,17 +206,19 @@ def test_one_row_has_a_price_of_its_own():
 
 def test_a_weight_beyond_the_cache_costs_more_by_the_byte():
     machine = known(far={"linear.dense": [1e-10, 1e-11]})
+
     def more(n, T):
         return machine.seconds("linear.dense", T=T, n=n, p=n) - known().seconds("linear.dense", T=T, n=n, p=n)
-    assert more(20000, 1) == pytest.approx(1e-10 * 4 * 20000 ** 2, rel=0.3)
+
+    assert more(20000, 1) == pytest.approx(1e-10 * 4 * 20000**2, rel=0.3)
     assert more(20000, 1) == pytest.approx(10 * more(20000, 2))
-    assert more(100, 1) < 1e-10 * 4 * 100 ** 2 / 3
+    assert more(100, 1) < 1e-10 * 4 * 100**2 / 3
 
 
 def test_a_price_lies_within_its_interval_and_follows_the_correction():
     correction = Correction([1.0] * 2, 0.05, 0.2, 1.3, 0.1, [[5.0, 8.0]], [0.3])
     machine, plain = known(interval={"activation": 0.1}, corrections={"scale": correction}), known()
-    near, far = {"T": 32, "p": 256}, {"T": 2 ** 20, "p": 2 ** 18}
+    near, far = {"T": 32, "p": 256}, {"T": 2**20, "p": 2**18}
     place_of = dict(zip(CATALOGUE["scale"].compiled[0], locate_call(CATALOGUE["scale"], near), strict=True))
     assert place_of == {"T": 5, "p": 8}
     assert machine.seconds("scale", **near) > 1.2 * plain.seconds("scale", **near)
@@ -198,55 +241,65 @@ def test_a_file_gives_the_same_machine(tmp_path):
     assert [path.name for path in file.parent.iterdir()] == ["machine.json"]
 
 
-def spoiled(text, **changes): return json.dumps(json.loads(text) | changes)
+def spoiled(text, **changes):
+    return json.dumps(json.loads(text) | changes)
 
 
 @pytest.mark.deep(every=4)
-@pytest.mark.parametrize("spoil, said", [
-    (lambda text: text[:100], "no JSON"), (lambda text: "[]", "TypeError"),
-    (lambda text: "", "no JSON"), (lambda text: spoiled(text, beads=3), "TypeError"),
-    (lambda text: spoiled(text, versions=json.loads(text)["versions"] | {"flags": "abacus"}), "another machine"),
-    (lambda text: spoiled(text, ways={"uphill": record(Rates({}))}), "no prices of uphill"),
-    (lambda text: spoiled(text, ways={"apart": record(Rates({"scale": [-1, 1]}))}), "no prices of scale"),
-    (lambda text: spoiled(text, start=-1), "no prices of start"),
-    (lambda text: spoiled(text, ways={"apart": {}}), "KeyError"),
-    (lambda text: spoiled(text, ways=[1]), "AttributeError"),
-    (lambda text: spoiled(text, threads=99), "another machine"),
-    (lambda text: spoiled(text, versions={}), "another machine"),
-    (lambda text: spoiled(text, features=1), "another machine"),
-    (lambda text: spoiled(text, corrections={"scale": {"left": [0.1]}}), "no prices of scale"),
-    (lambda text: spoiled(text, corrections={"beads": {}}), "no prices of beads"),
-    (lambda text: spoiled(text, corrections={"scale": {"trust": 1.0}}), "TypeError"),
-    (lambda text: spoiled(text, corrections={"scale": {"scale": ["long"]}}), "no prices of scale"),
-    (lambda text: spoiled(text, corrections=7), "AttributeError"),
-    (lambda text: spoiled(text, far={"linear.dense": [1e-10]}), "no prices of linear.dense"),
-    (lambda text: spoiled(text, one_row={"linear.dense": [-1, 1, 1, 1]}), "no prices of linear.dense"),
-    (lambda text: spoiled(text, few={"linear.dense": [1e-9] * 3}), "no prices of linear.dense"),
-    (lambda text: text.replace("2e-11", '"much"'), "no prices of"),
-    (lambda text: text.replace("2e-11", '"2e-11"'), "no prices of"),
-    (lambda text: text.replace("2e-11", "true"), "no prices of"),
-    (lambda text: text.replace("2e-11", "-2e-11"), "no prices of"),
-    (lambda text: text.replace("2e-11", "NaN"), "NaN is no finite number"),
-    (lambda text: text.replace("2e-11", "1e999"), "1e999 is no finite number"),
-    (lambda text: "[" * 100_000, "nested too deeply"),
-    (lambda text: spoiled(text, coefficients=[[]] * 3), "AttributeError"),
-    (lambda text: spoiled(text, interval={"linear.dense": -1}), "no prices of linear.dense"),
-    (lambda text: spoiled(text, interval={"linear.dense": 1e300}), "no prices of linear.dense"),
-    (lambda text: spoiled(text, interval={"linear.dense": "wide"}), "no prices of linear.dense"),
-    (lambda text: spoiled(text, corrections={"linear.dense": {"noise": 1e-200}}), "no prices of linear.dense"),
-    (lambda text: spoiled(text, corrections={"linear.dense": {"left": [-1e300], "places": [[]]}}),
-     "no prices of linear.dense"),
-    (lambda text: spoiled(text, corrections={"linear.dense": {"amplitude": "full"}}), "no prices of linear.dense"),
-    (lambda text: spoiled(text, busy=["load"]), "a busy machine"),
-    (lambda text: spoiled(text, busy="load\n\033[2J"), "a busy machine"),
-    (lambda text: spoiled(text, busy="load" * 1000), "a busy machine"),
-    *((lambda text, pace=pace: spoiled(text, pace=pace), "a pace") for pace in ("1", -0.1, 2.0, True, None)),
-    (lambda text: text.replace("2e-11,", ""), "no prices of")])
+@pytest.mark.parametrize(
+    "spoil, said",
+    [
+        (lambda text: text[:100], "no JSON"),
+        (lambda text: "[]", "TypeError"),
+        (lambda text: "", "no JSON"),
+        (lambda text: spoiled(text, beads=3), "TypeError"),
+        (lambda text: spoiled(text, versions=json.loads(text)["versions"] | {"flags": "abacus"}), "another machine"),
+        (lambda text: spoiled(text, ways={"uphill": record(Rates({}))}), "no prices of uphill"),
+        (lambda text: spoiled(text, ways={"apart": record(Rates({"scale": [-1, 1]}))}), "no prices of scale"),
+        (lambda text: spoiled(text, start=-1), "no prices of start"),
+        (lambda text: spoiled(text, ways={"apart": {}}), "KeyError"),
+        (lambda text: spoiled(text, ways=[1]), "AttributeError"),
+        (lambda text: spoiled(text, threads=99), "another machine"),
+        (lambda text: spoiled(text, versions={}), "another machine"),
+        (lambda text: spoiled(text, features=1), "another machine"),
+        (lambda text: spoiled(text, corrections={"scale": {"left": [0.1]}}), "no prices of scale"),
+        (lambda text: spoiled(text, corrections={"beads": {}}), "no prices of beads"),
+        (lambda text: spoiled(text, corrections={"scale": {"trust": 1.0}}), "TypeError"),
+        (lambda text: spoiled(text, corrections={"scale": {"scale": ["long"]}}), "no prices of scale"),
+        (lambda text: spoiled(text, corrections=7), "AttributeError"),
+        (lambda text: spoiled(text, far={"linear.dense": [1e-10]}), "no prices of linear.dense"),
+        (lambda text: spoiled(text, one_row={"linear.dense": [-1, 1, 1, 1]}), "no prices of linear.dense"),
+        (lambda text: spoiled(text, few={"linear.dense": [1e-9] * 3}), "no prices of linear.dense"),
+        (lambda text: text.replace("2e-11", '"much"'), "no prices of"),
+        (lambda text: text.replace("2e-11", '"2e-11"'), "no prices of"),
+        (lambda text: text.replace("2e-11", "true"), "no prices of"),
+        (lambda text: text.replace("2e-11", "-2e-11"), "no prices of"),
+        (lambda text: text.replace("2e-11", "NaN"), "NaN is no finite number"),
+        (lambda text: text.replace("2e-11", "1e999"), "1e999 is no finite number"),
+        (lambda text: "[" * 100_000, "nested too deeply"),
+        (lambda text: spoiled(text, coefficients=[[]] * 3), "AttributeError"),
+        (lambda text: spoiled(text, interval={"linear.dense": -1}), "no prices of linear.dense"),
+        (lambda text: spoiled(text, interval={"linear.dense": 1e300}), "no prices of linear.dense"),
+        (lambda text: spoiled(text, interval={"linear.dense": "wide"}), "no prices of linear.dense"),
+        (lambda text: spoiled(text, corrections={"linear.dense": {"noise": 1e-200}}), "no prices of linear.dense"),
+        (
+            lambda text: spoiled(text, corrections={"linear.dense": {"left": [-1e300], "places": [[]]}}),
+            "no prices of linear.dense",
+        ),
+        (lambda text: spoiled(text, corrections={"linear.dense": {"amplitude": "full"}}), "no prices of linear.dense"),
+        (lambda text: spoiled(text, busy=["load"]), "a busy machine"),
+        (lambda text: spoiled(text, busy="load\n\033[2J"), "a busy machine"),
+        (lambda text: spoiled(text, busy="load" * 1000), "a busy machine"),
+        *((lambda text, pace=pace: spoiled(text, pace=pace), "a pace") for pace in ("1", -0.1, 2.0, True, None)),
+        (lambda text: text.replace("2e-11,", ""), "no prices of"),
+    ],
+)
 def test_foreign_and_damaged_files_are_measured_again(cache, monkeypatch, caplog, spoil, said):
     known().save(file := cache / "machine.json")
     good = file.read_text()
     file.write_text(spoil(good))
-    with pytest.raises(NotThisMachine, match=said): Machine.load(file, CATALOGUE)
+    with pytest.raises(NotThisMachine, match=said):
+        Machine.load(file, CATALOGUE)
     monkeypatch.setattr(local, "calibrate", lambda catalogue, progress: known())
     assert this_machine() == known()
     [file] = (cache / "machines").iterdir()
@@ -265,9 +318,11 @@ def price(kernel, machine=None, **sizes):
 def teaching(monkeypatch, **rates):
     """What is asked of `calibrate_more`, which finds these."""
     asked = []
+
     def more(catalogue, names, way, progress):
         asked.append(([*names], way))
         return known(**rates)
+
     monkeypatch.setattr(local, "calibrate_more", more)
     return asked
 
@@ -277,9 +332,11 @@ def test_what_a_calibration_lacks_is_measured_when_somebody_asks_and_kept_beside
     sizes, asked = SIZES | {"T": 16}, teaching(monkeypatch)
     before = replace(known(), coefficients={name: rates(name) for name in PRICES if name != "pool"})
     before.save(machines.machine_file())
-    with pytest.raises(UnknownPrice, match="pool"): this_machine().seconds("pool", **sizes)
+    with pytest.raises(UnknownPrice, match="pool"):
+        this_machine().seconds("pool", **sizes)
     assert not asked, "looking up measures nothing"
-    for _ in range(2): assert price("pool", **sizes) == known().seconds("pool", **sizes)
+    for _ in range(2):
+        assert price("pool", **sizes) == known().seconds("pool", **sizes)
     assert this_machine() == before and asked == [(["pool"], "called")]
     [beside] = set(machines.machine_file().parent.iterdir()) - {machines.machine_file()}
     beside.write_text(spoiled(beside.read_text(), coefficients={}))
@@ -298,7 +355,8 @@ def test_what_is_not_common_is_measured_alone(cache, monkeypatch):
         assert each.between(kernel, **sizes) == more.between(kernel, **sizes)
     assert asked == [([kernel], "called")] and price(other, machine, **sizes) > 0
     assert asked == [([each], "called") for each in (kernel, other)]
-    with pytest.raises(KeyError, match=kernel): price(kernel, replace(machine, versions={}), **sizes)
+    with pytest.raises(KeyError, match=kernel):
+        price(kernel, replace(machine, versions={}), **sizes)
 
 
 def test_a_way_of_running_is_measured_when_something_runs_so(cache, monkeypatch):
@@ -351,7 +409,7 @@ def test_a_calibration_taken_while_busy_is_used_marked_and_taken_anew_when_quiet
     assert json.loads(machines.machine_file().read_text())["busy"] == "the load was 8"
     assert len(looked) == 1, "once a process"
     now[0] = ""
-    local.find_others.cache_clear()                         # another process
+    local.find_others.cache_clear()  # another process
     assert this_machine() == this_machine() == known() and len(runs) == 2
     assert Machine.load(machines.machine_file(), CATALOGUE) == known()
     [anew] = caplog.messages
@@ -362,11 +420,13 @@ def test_a_calibration_taken_while_busy_is_used_marked_and_taken_anew_when_quiet
 def test_marks_of_every_table_of_prices_are_kept_and_none_is_said(cache, monkeypatch, caplog):
     """Prices come from one file or from several; a command says once what their marks mean for its figures."""
     seen = {"linear": "the load was 8", "pool": "the load was 9", "link": ""}
-    monkeypatch.setattr(local, "load_or_measure", lambda file, prices, measure, progress, names, way: known(
-        busy=seen[names[0]]))
+    monkeypatch.setattr(
+        local, "load_or_measure", lambda file, prices, measure, progress, names, way: known(busy=seen[names[0]])
+    )
     prices = Catalogue({name: replace(CATALOGUE[name], common=False) for name in ("pool", "link")})
     bare = replace(known(names=()), catalogue=prices, busy="the load was 7")
-    for name in ("pool", "link", "pool"): learning(lambda name=name: bare.holding(name))
+    for name in ("pool", "link", "pool"):
+        learning(lambda name=name: bare.holding(name))
     assert bare.marks == ["the load was 7", "the load was 9"] and not caplog.messages
 
 
@@ -375,20 +435,25 @@ def test_a_machine_is_what_it_can_do_and_not_its_name(cache, monkeypatch):
     monkeypatch.setattr(machines, "cpu", lambda: "the same under another name")
     assert Machine.load(file, CATALOGUE).name != machines.cpu()
     monkeypatch.setattr(machines, "caches", lambda: [1 << 15, 1 << 21])
-    with pytest.raises(NotThisMachine, match="another machine"): Machine.load(file, CATALOGUE)
+    with pytest.raises(NotThisMachine, match="another machine"):
+        Machine.load(file, CATALOGUE)
 
 
 def test_a_change_of_kernels_is_another_machine(cache, monkeypatch):
     known().save(file := cache / "machine.json")
     monkeypatch.setattr("formats.kernels.digest", lambda: "changed")
-    with pytest.raises(NotThisMachine, match="other versions"): Machine.load(file, CATALOGUE)
+    with pytest.raises(NotThisMachine, match="other versions"):
+        Machine.load(file, CATALOGUE)
 
 
 def test_a_slow_machine_measures_fewer_rounds(monkeypatch):
     """The first round is whole, the rest end with the time; progress still reaches its end."""
     now, told = [0.0], []
     monkeypatch.setattr(calibration.time, "perf_counter", lambda: now[0])
-    def slow(): now[0] += 1.0
+
+    def slow():
+        now[0] += 1.0
+
     cases = [("scale", {"T": T, "p": 1}, slow) for T in range(1, 6)]
     rows = calibration.measured(CATALOGUE, cases, lambda *what: told.append(what), most=3.0)
     assert [taken for *_, taken in rows] == [1.0] * 5 and told[-1] == (15, 15)

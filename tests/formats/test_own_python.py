@@ -1,5 +1,6 @@
 """A process that opmatrix starts imports no file of the working directory, however the process that starts it was
 started."""
+
 import os
 import subprocess
 import sys
@@ -14,8 +15,10 @@ from rewrites.cli import leave_working_directory
 
 TRAPS = "torch", "numpy", "queue", "pip", "formats", "llvmlite"
 STARTERS = {
-    "script": "from rewrites.cli.__main__ import main; main()", "-c": "from rewrites.cli.__main__ import main; main()",
-    "-m": ""}
+    "script": "from rewrites.cli.__main__ import main; main()",
+    "-c": "from rewrites.cli.__main__ import main; main()",
+    "-m": "",
+}
 INHERITED = {"clean": "{}", "an empty part first": ":{}", "an empty part last": "{}:"}
 
 
@@ -36,8 +39,15 @@ def sprung(folder):
 
 
 def run(child, folder):
-    return subprocess.run(child.command, cwd=folder, env=child.environment, text=True, capture_output=True,
-                          timeout=LIMIT, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        child.command,
+        cwd=folder,
+        env=child.environment,
+        text=True,
+        capture_output=True,
+        timeout=LIMIT,
+        stdin=subprocess.DEVNULL,
+    )
 
 
 @pytest.mark.parametrize("inherited", INHERITED)
@@ -69,7 +79,7 @@ def test_a_module_of_ours_is_the_one_of_this_process(trapped, tmp_path, monkeypa
     """Others of our names that the path has first are passed by; what a user declared kernels in is found last."""
     monkeypatch.setattr(sys, "path", ["", str(trapped), *sys.path])
     monkeypatch.chdir(trapped)
-    (tmp_path / TEXTS).touch()                              # a compiler that is asked for no kernel
+    (tmp_path / TEXTS).touch()  # a compiler that is asked for no kernel
     places = [str(tmp_path / name) for name in ("kernels", "spare", ".")]
     done = run(child_of_module("formats.kernels.engine.compiler", str(os.getpid()), *places), trapped)
     assert done.returncode == 0 and not sprung(trapped), done.stderr
@@ -77,10 +87,13 @@ def test_a_module_of_ours_is_the_one_of_this_process(trapped, tmp_path, monkeypa
 
 def test_the_folder_of_a_users_module_comes_last(tmp_path, monkeypatch):
     import json
+
     (tmp_path / "users_package").mkdir()
-    for name in ("__init__", "kernels"): (tmp_path / "users_package" / f"{name}.py").write_text("")
+    for name in ("__init__", "kernels"):
+        (tmp_path / "users_package" / f"{name}.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     import users_package.kernels  # noqa: F401
+
     monkeypatch.chdir(tmp_path)
     for user in ("users_package.kernels", "users_package"):
         *_, paths, module = child_of_module("formats.none", users=[user]).command
@@ -96,15 +109,26 @@ def test_a_command(trapped, tmp_path, starter, inherited):
     script = tmp_path / "opmatrix"
     script.write_text(STARTERS[starter])
     start = {"script": [str(script)], "-c": ["-c", STARTERS[starter]], "-m": ["-m", "rewrites.cli"]}[starter]
-    done = subprocess.run([sys.executable, *start, "laws"], cwd=trapped, env=environment, text=True,
-                          capture_output=True, timeout=LIMIT)
+    done = subprocess.run(
+        [sys.executable, *start, "laws"], cwd=trapped, env=environment, text=True, capture_output=True, timeout=LIMIT
+    )
     assert not sprung(trapped) and done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("arguments, named, left", [
-    (["-m"], "", []), (["/bin/opmatrix", "laws"], "", []), (["-m"], ".", ["", "here"]),
-    (["-c"], "/elsewhere", ["here"]), (["-c"], ":/elsewhere", []), (["-c"], "", ["here"]),
-    (["/home/run.py"], "", ["", "here"]), ([], "", ["", "here"]), ([""], "", ["", "here"])])
+@pytest.mark.parametrize(
+    "arguments, named, left",
+    [
+        (["-m"], "", []),
+        (["/bin/opmatrix", "laws"], "", []),
+        (["-m"], ".", ["", "here"]),
+        (["-c"], "/elsewhere", ["here"]),
+        (["-c"], ":/elsewhere", []),
+        (["-c"], "", ["here"]),
+        (["/home/run.py"], "", ["", "here"]),
+        ([], "", ["", "here"]),
+        ([""], "", ["", "here"]),
+    ],
+)
 def test_the_working_directory_is_left(tmp_path, monkeypatch, arguments, named, left):
     monkeypatch.chdir(tmp_path)
     path = ["", "/elsewhere", str(tmp_path)]
@@ -121,4 +145,5 @@ def test_what_a_parent_process_has_added_stays(tmp_path):
 
 def test_without_a_python_nothing_is_started(monkeypatch):
     monkeypatch.setattr(sys, "executable", "")
-    with pytest.raises(RuntimeError, match=r"sys\.executable does not name a Python"): child_of_python("-c", "")
+    with pytest.raises(RuntimeError, match=r"sys\.executable does not name a Python"):
+        child_of_python("-c", "")

@@ -1,4 +1,5 @@
 """Prices that were measured when the machine was faster or slower are read at the pace that it has now."""
+
 from dataclasses import replace
 
 import pytest
@@ -18,8 +19,12 @@ KERNEL = "linear.dense"
 
 def machine(**more):
     whole = known()
-    fields = {"one_row": {KERNEL: [2e-9] * len(whole.coefficients[KERNEL])}, "far": {KERNEL: [1e-9, 3e-9]},
-              "start": 2e-6, "cold": 1e-7}
+    fields = {
+        "one_row": {KERNEL: [2e-9] * len(whole.coefficients[KERNEL])},
+        "far": {KERNEL: [1e-9, 3e-9]},
+        "start": 2e-6,
+        "cold": 1e-7,
+    }
     plain = Rates(whole.coefficients, catalogue=whole.catalogue, **fields)
     return replace(whole, ways={way: plain for way in WAYS}, **fields, **more)
 
@@ -35,8 +40,9 @@ def kept(tmp_path, monkeypatch):
 
 def seconds(found: Machine):
     """What everything takes that a machine says."""
-    return [rates.seconds(KERNEL, **SIZES | {"T": rows}) for rates in (found, *found.ways.values()) for rows in (1, 40)
-            ] + [each for rates in (found, *found.ways.values()) for each in (rates.start, rates.cold)]
+    return [
+        rates.seconds(KERNEL, **SIZES | {"T": rows}) for rates in (found, *found.ways.values()) for rows in (1, 40)
+    ] + [each for rates in (found, *found.ways.values()) for each in (rates.start, rates.cold)]
 
 
 @settings(max_examples=25, deadline=None)
@@ -79,11 +85,13 @@ def test_what_is_measured_later_has_a_pace_of_its_own(kept, monkeypatch):
     assert found.holding(name).coefficients[name] == pytest.approx([0.5 * a for a in part.coefficients[name]])
 
 
-def vars_of(found): return {each: getattr(found, each) for each in ("name", "threads", "versions", "catalogue")}
+def vars_of(found):
+    return {each: getattr(found, each) for each in ("name", "threads", "versions", "catalogue")}
 
 
 def local_unknown(found, name):
-    with pytest.raises(local.UnknownPrice) as unknown: found.holding(name)
+    with pytest.raises(local.UnknownPrice) as unknown:
+        found.holding(name)
     return unknown.value
 
 
@@ -101,5 +109,6 @@ def test_rates_that_know_its_product_are_their_own_pace():
     sampled, known_rates = quiet.Pace(), machine().ways[WAYS[0]]
     sampled.taken = [1.0]
     assert pace_of([Rates({}, catalogue=known_rates.catalogue), known_rates], sampled) == known_rates.seconds(
-        KERNEL, **quiet.PACE_SIZES)
+        KERNEL, **quiet.PACE_SIZES
+    )
     assert pace_of([Rates({}, catalogue=known_rates.catalogue)], sampled) == 1.0

@@ -1,5 +1,6 @@
 """A row of a product has the same bits whatever rows stand beside it, on however many threads, by whatever tile of
 sums."""
+
 import numpy as np
 import pytest
 
@@ -13,17 +14,26 @@ from formats.kernels.simd.amx import MATRIX
 
 OTHERS = (8, 3), (6, 4), (3, 1), (1, 2)
 other_pairs = by_vectors(ATTENDED, OTHERS)
-STORED = [("dense", {}), ("half", {}), ("packed", {}), ("bf16", {}), ("int8", {}), ("int8", {"group": 64}),
-          ("int4", {"group": 64}),
-          ("int4", {"group": 128}), ("csr", {})]
+STORED = [
+    ("dense", {}),
+    ("half", {}),
+    ("packed", {}),
+    ("bf16", {}),
+    ("int8", {}),
+    ("int8", {"group": 64}),
+    ("int4", {"group": 64}),
+    ("int4", {"group": 128}),
+    ("csr", {}),
+]
 
 
 @Kernel
 def by_these(item, worker, arguments):
     """Sums of pairs by the tiles that kernels have."""
     a = longs(arguments, 7)
-    attended_pairs(0, a[0], a[1], a[2], 4 * a[3], a[4], 64, 64 * a[3], a[3], a[5], 4 * a[1], (0, 0, 0),
-                   (0, 0, 0, 0, 1, 0))
+    attended_pairs(
+        0, a[0], a[1], a[2], 4 * a[3], a[4], 64, 64 * a[3], a[3], a[5], 4 * a[1], (0, 0, 0), (0, 0, 0, 0, 1, 0)
+    )
 
 
 @Kernel
@@ -33,7 +43,8 @@ def by_others(item, worker, arguments):
     other_pairs(0, a[0], a[1], a[2], 4 * a[3], a[4], 64, 64 * a[3], a[3], a[5], 4 * a[1], (0, 0, 0), (0, 0, 0, 0, 1, 0))
 
 
-def halves(rng, count): return (rng.standard_normal(count, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+def halves(rng, count):
+    return (rng.standard_normal(count, np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
 @pytest.mark.parametrize("columns", [16, 32, 48, 64])
@@ -64,9 +75,11 @@ def alone(name):
 def test_a_row_has_the_same_bits_beside_any_others(name, given, n, p):
     rng, form = np.random.default_rng(0), FORMATS[name]
     w, x, bias, residual = (rng.standard_normal(size, np.float32) for size in ((n, p), (300, n), p, (300, p)))
-    if name == "csr": w[rng.random((n, p)) < 0.7] = 0
+    if name == "csr":
+        w[rng.random((n, p)) < 0.7] = 0
     weight = form.pack(form.fit(w, **given), **given) if hasattr(form, "fit") else form.pack(w)
-    with threads.limit(1): want = product(weight, x, bias, residual)
+    with threads.limit(1):
+        want = product(weight, x, bias, residual)
     for count in (1, 2, 3):
         with threads.limit(count):
             for rows in (*range(alone(name), 2 * TILES[0][0] + 2), 48, 61, 150, 300):

@@ -1,4 +1,5 @@
 """Kernels timed inside runs: every case does its work, on every worker, and has a time of its own."""
+
 import numpy as np
 import pytest
 from searched import found
@@ -20,11 +21,16 @@ def cases(seed=0):
     memory, inputs, outputs = allocate_both(1 << 12)
     inputs[:], outputs[:] = rng.standard_normal(inputs.size, np.float32), 0
     W = rng.standard_normal((24, 40), np.float32)
-    weight, x, product, scaled = FORMATS["packed"].pack(W), inputs[:240].reshape(10,
-                                                                                 24), outputs[
-        :400].reshape(10, 40), outputs[512:752]
-    found = [("linear.packed", {"T": 10}, lambda: weight.matmul(x, out=product)),
-             ("scale", {"T": 10}, lambda: kernels.scale(x, 0.5, scaled.reshape(10, 24)))]
+    weight, x, product, scaled = (
+        FORMATS["packed"].pack(W),
+        inputs[:240].reshape(10, 24),
+        outputs[:400].reshape(10, 40),
+        outputs[512:752],
+    )
+    found = [
+        ("linear.packed", {"T": 10}, lambda: weight.matmul(x, out=product)),
+        ("scale", {"T": 10}, lambda: kernels.scale(x, 0.5, scaled.reshape(10, 24))),
+    ]
     return memory, found, x, x @ W
 
 
@@ -40,10 +46,11 @@ def test_every_worker_does_every_case(monkeypatch, apart, workers):
     assert taken.shape == (2,) and (taken > 0).all() and (taken < 1e9).all()
     numbers, copies = ARENA.memory.view(np.float32), workers if apart else 1
     halves = 0.5 * x.ravel()
-    at = [i for i in np.flatnonzero(numbers == halves[0]) if np.array_equal(numbers[i:i + halves.size], halves)]
+    at = [i for i in np.flatnonzero(numbers == halves[0]) if np.array_equal(numbers[i : i + halves.size], halves)]
     assert 1 <= len(at) <= copies, "one may take the work of another that begins late"
-    for i in at: assert np.allclose(numbers[i - 512:i - 112].reshape(10, 40), wanted, rtol=1e-4, atol=1e-5)
-    assert not memory.view(np.float32)[1 << 12:].any(), "what is recorded is only run where it is replayed"
+    for i in at:
+        assert np.allclose(numbers[i - 512 : i - 112].reshape(10, 40), wanted, rtol=1e-4, atol=1e-5)
+    assert not memory.view(np.float32)[1 << 12 :].any(), "what is recorded is only run where it is replayed"
 
 
 def test_times_belong_to_their_cases(monkeypatch):
@@ -53,7 +60,10 @@ def test_times_belong_to_their_cases(monkeypatch):
     memory, inputs, outputs = allocate_both(1 << 16)
     inputs[:] = 1
     sizes = [1 << 16 if i == 5 else 64 for i in range(8)]
-    def scaled(size): return kernels.scale(inputs[:size].reshape(1, -1), 2.0, outputs[:size].reshape(1, -1))
+
+    def scaled(size):
+        return kernels.scale(inputs[:size].reshape(1, -1), 2.0, outputs[:size].reshape(1, -1))
+
     made = [("scale", {"T": 1, "p": size}, lambda size=size: scaled(size)) for size in sizes]
     rows = inside(made, memory, True, 0.0)
     assert [(kernel, given) for kernel, given, _ in rows] == [(kernel, given) for kernel, given, _ in made]
@@ -62,8 +72,13 @@ def test_times_belong_to_their_cases(monkeypatch):
 
 def weighed(count, turns):
     """So many weights, each multiplied with as many numbers of rows, twice each."""
-    return [("linear.packed", {"T": T, "n": n, FAR: far}, call)
-            for n in range(count) for T in range(turns) for call in [lambda: None] for far in (1.0, 0.0)]
+    return [
+        ("linear.packed", {"T": T, "n": n, FAR: far}, call)
+        for n in range(count)
+        for T in range(turns)
+        for call in [lambda: None]
+        for far in (1.0, 0.0)
+    ]
 
 
 @pytest.mark.parametrize("count, turns", ((1, 1), (5, 1), (1, 4), (40, 3)))

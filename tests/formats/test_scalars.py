@@ -1,4 +1,5 @@
 """Python on numbers is traced: what it means, how far float32 is from that, what cannot be followed."""
+
 import math
 
 import numpy as np
@@ -17,13 +18,32 @@ from opmatrix.algebra.monoid import Monoid
 from opmatrix.runtime.codegen.merging import traced_monoid
 
 
-def bent(u): return np.where(u > 0, u, np.expm1(np.minimum(u, 0))) + u ** 3 / (1 + np.abs(u))
-def asking(u): return u if u > 0 else -u
-def float_only(u): return math.lgamma(u)
-def whole_array(u): return u + isinstance(u, np.ndarray)
-def unknown(u): return np.sinc(u) + u
-def powered(u): return u ** u
-def both(u): return np.where((u > -1) & ~(u > 1) | (u == 5), np.sqrt(abs(u)), np.log1p(np.clip(u, 0, 2)))
+def bent(u):
+    return np.where(u > 0, u, np.expm1(np.minimum(u, 0))) + u**3 / (1 + np.abs(u))
+
+
+def asking(u):
+    return u if u > 0 else -u
+
+
+def float_only(u):
+    return math.lgamma(u)
+
+
+def whole_array(u):
+    return u + isinstance(u, np.ndarray)
+
+
+def unknown(u):
+    return np.sinc(u) + u
+
+
+def powered(u):
+    return u**u
+
+
+def both(u):
+    return np.where((u > -1) & ~(u > 1) | (u == 5), np.sqrt(abs(u)), np.log1p(np.clip(u, 0, 2)))
 
 
 @pytest.mark.parametrize("function", [bent, both])
@@ -31,7 +51,8 @@ def test_a_graph_is_its_function(function):
     x = np.concatenate([np.random.default_rng(0).normal(size=500) * 3, [0.0, -0.0, np.inf, -np.inf, np.nan, 5.0]])
     graph = trace_numbers(function)
     check_traced(graph, function)
-    with np.errstate(all="ignore"): np.testing.assert_allclose(exact_graph(graph, x)[0], function(x), rtol=1e-12)
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(exact_graph(graph, x)[0], function(x), rtol=1e-12)
     again, other = trace_numbers(function), trace_numbers(lambda u: u)
     assert graph.inputs == 1 and name_graph(graph) == name_graph(again) != name_graph(other)
     assert all(each > 0 for each in count_work(graph))
@@ -42,11 +63,18 @@ def test_parts_are_shared_once():
     assert simple == count_work(trace_numbers(np.exp))[0] + 2
 
 
-@pytest.mark.parametrize("function, said", [
-    (asking, "it asks whether a number is true"), (float_only, "it takes a number as a float"),
-    (unknown, "numpy.sinc is not followed"), (powered, "a power that is no literal")])
+@pytest.mark.parametrize(
+    "function, said",
+    [
+        (asking, "it asks whether a number is true"),
+        (float_only, "it takes a number as a float"),
+        (unknown, "numpy.sinc is not followed"),
+        (powered, "a power that is no literal"),
+    ],
+)
 def test_what_cannot_be_followed_is_said_with_its_line(function, said):
-    with pytest.raises(Untraceable) as caught: check_traced(trace_numbers(function), function)
+    with pytest.raises(Untraceable) as caught:
+        check_traced(trace_numbers(function), function)
     code = function.__code__
     assert str(caught.value).startswith(f"{code.co_filename}:{code.co_firstlineno}: {said}")
 
@@ -60,7 +88,7 @@ def test_what_differs_on_arrays_is_not_followed():
 def test_float32_is_within_the_running_bound(function):
     x = np.random.default_rng(1).normal(size=2000).astype(np.float32)
     [(meant, most)] = bound_graph(trace_numbers(function), (x.astype(np.float64), np.zeros(2000)))
-    wide = x.astype(np.float64) if isinstance(function, np.ufunc) else x      # numpy's float32 exp: up to 3 units off
+    wide = x.astype(np.float64) if isinstance(function, np.ufunc) else x  # numpy's float32 exp: up to 3 units off
     error = abs(function(wide).astype(np.float32) - meant)
     assert (error <= most).all() and np.median(most[error > 0] / error[error > 0]) < 1000
     [(_, spread)] = bound_graph(trace_numbers(function), (x.astype(np.float64), np.full(2000, 1e-3)))
@@ -72,17 +100,24 @@ def test_float32_is_within_the_running_bound(function):
 def test_monoids_are_graphs_without_what_nothing_needs(over):
     found = traced_monoid(over)
     assert found.merge.inputs == 2 * len(found.used) == 2 * found.finish.inputs
-    if over is monoids.moments.mean: assert found.used == (0, 1)
+    if over is monoids.moments.mean:
+        assert found.used == (0, 1)
 
 
 class whole_summed(Monoid):
     """A sum that knows arrays when it sees them."""
+
     identity = 0.0
-    def lift(x, w): return x * w + isinstance(x, np.ndarray)
-    def merge(a, b): return a + b
+
+    def lift(x, w):
+        return x * w + isinstance(x, np.ndarray)
+
+    def merge(a, b):
+        return a + b
 
 
 def test_a_monoid_that_is_no_graph_is_said_with_its_own_line():
     code = whole_summed.lift.__code__
-    with pytest.raises(Untraceable, match="what it does to single numbers") as caught: traced_monoid(whole_summed)
+    with pytest.raises(Untraceable, match="what it does to single numbers") as caught:
+        traced_monoid(whole_summed)
     assert str(caught.value).startswith(f"{code.co_filename}:{code.co_firstlineno}: ")

@@ -1,5 +1,6 @@
 """Selection: what holds a matrix within an error is offered, the cheapest by the machine first, the same on every
 run."""
+
 from dataclasses import replace
 
 import numpy as np
@@ -13,29 +14,36 @@ from formats.storage.select import Candidate, DecomposedMatrix, candidates, choo
 MACHINE = standin.machine()
 
 
-def normal(*shape, seed=0): return np.random.default_rng(seed).standard_normal(shape, np.float32)
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
-def sparse(n, p, density, seed=1): return normal(n, p) * (np.random.default_rng(seed).random((n, p)) < density)
+def sparse(n, p, density, seed=1):
+    return normal(n, p) * (np.random.default_rng(seed).random((n, p)) < density)
 
 
-def names(found): return {each.format for each in found}
+def names(found):
+    return {each.format for each in found}
 
 
 TWO_OF_FOUR = normal(128, 96) * (np.random.default_rng(2).random((32, 4, 96)).argsort(1) < 2).reshape(128, 96)
-SHARED = normal(128, 96) * np.repeat((np.random.default_rng(3).random((32, 4, 3)).argsort(1) < 2).reshape(128, 3), 32,
-                                     1)
+SHARED = normal(128, 96) * np.repeat(
+    (np.random.default_rng(3).random((32, 4, 3)).argsort(1) < 2).reshape(128, 3), 32, 1
+)
 TILES = np.kron(np.eye(8, 6), normal(16, 16)).astype(np.float32)
 
 
-@pytest.mark.parametrize("W, inside, outside", [
-    (normal(128, 96), {"dense", "packed", "csr"},
-     {"half", "bf16", "int8", "int4", "nm", "vectorwise", "lowrank"}),
-    (TWO_OF_FOUR, {"packed", "nm", "csr"}, {"vectorwise", "bf16"}),
-    (SHARED, {"packed", "nm", "vectorwise", "csr"}, {"half"}),
-    (TILES, {"packed", "block", "csr"}, {"bf16", "int8"}),
-    (normal(128, 96).astype(np.float16), {"half", "packed"}, {"bf16", "int8"}),
-    (np.zeros((128, 96), np.float32), {"csr", "nm", "block", "half"}, {"bf16"})])
+@pytest.mark.parametrize(
+    "W, inside, outside",
+    [
+        (normal(128, 96), {"dense", "packed", "csr"}, {"half", "bf16", "int8", "int4", "nm", "vectorwise", "lowrank"}),
+        (TWO_OF_FOUR, {"packed", "nm", "csr"}, {"vectorwise", "bf16"}),
+        (SHARED, {"packed", "nm", "vectorwise", "csr"}, {"half"}),
+        (TILES, {"packed", "block", "csr"}, {"bf16", "int8"}),
+        (normal(128, 96).astype(np.float16), {"half", "packed"}, {"bf16", "int8"}),
+        (np.zeros((128, 96), np.float32), {"csr", "nm", "block", "half"}, {"bf16"}),
+    ],
+)
 def test_what_holds_a_matrix_exactly_is_offered(W, inside, outside):
     found = names(candidates(DecomposedMatrix(np.asarray(W, np.float32)), 16, 0.0, MACHINE))
     assert inside <= found and not found & outside
@@ -50,15 +58,21 @@ def test_what_is_chosen_holds_the_matrix_and_costs_what_it_says():
 
 
 @pytest.mark.deep(every=3)
-@pytest.mark.parametrize("error, inside, outside",
-                         [(0.0, set(), {"bf16", "int8", "int4"}), (4e-3, {"bf16"}, {"int8", "int4"}),
-                                                    (1.5e-2, {"bf16", "int8"}, {"int4"}),
-                                                    (0.2, {"bf16", "int8", "int4"}, set())])
+@pytest.mark.parametrize(
+    "error, inside, outside",
+    [
+        (0.0, set(), {"bf16", "int8", "int4"}),
+        (4e-3, {"bf16"}, {"int8", "int4"}),
+        (1.5e-2, {"bf16", "int8"}, {"int4"}),
+        (0.2, {"bf16", "int8", "int4"}, set()),
+    ],
+)
 def test_an_allowed_error_lets_number_types_in_and_is_kept(error, inside, outside):
     W = normal(512, 256)
     found = candidates(DecomposedMatrix(W), 16, error, MACHINE)
     assert inside <= names(found) and not names(found) & outside
-    for each in found: assert deviation(each.pack(W), W) <= 1.1 * error + 1e-6
+    for each in found:
+        assert deviation(each.pack(W), W) <= 1.1 * error + 1e-6
 
 
 @pytest.mark.deep(every=5)
@@ -72,9 +86,9 @@ def test_errors_are_of_the_whole_matrix_and_rank_is_the_least_that_will_do(decay
         off = np.linalg.norm(each.pack(W).unpack() - W.astype(np.float64)) / np.linalg.norm(W)
         assert off <= error and (FORMATS[each.format].rounds or each.error == pytest.approx(off, rel=1e-5))
     squares = decay ** (2.0 * np.arange(256))
-    least = next(rank for rank in range(257) if squares[rank:].sum() <= error ** 2 * squares.sum())
+    least = next(rank for rank in range(257) if squares[rank:].sum() <= error**2 * squares.sum())
     ranks = [dict(each.options)["rank"] for each in found if each.format == "lowrank"]
-    assert (min(ranks) - least) in range(8) if least < 184 else not ranks       # 192 factors store as much as W
+    assert (min(ranks) - least) in range(8) if least < 184 else not ranks  # 192 factors store as much as W
 
 
 def test_the_same_question_has_the_same_answer_and_the_cheapest_comes_first():
@@ -88,17 +102,22 @@ def test_sparse_numbers_are_worth_it_only_where_there_are_few():
     """The stand-in's csr takes four times as long for a number as dense: it wins where fewer than about a quarter are
     left."""
     for density, best in ((0.02, "csr"), (0.1, "csr"), (0.5, "packed"), (0.9, "packed")):
-        assert select.select(sparse(512, 512, density), 128, machine=MACHINE,
-                             formats=("packed", "csr"))[0].format == best
-    prices = [select.candidates(DecomposedMatrix(sparse(256, 256, density)), 64, 0.0, MACHINE, ("csr",))[0].seconds
-              for density in (0.02, 0.1, 0.3, 0.6, 0.9)]
+        assert (
+            select.select(sparse(512, 512, density), 128, machine=MACHINE, formats=("packed", "csr"))[0].format == best
+        )
+    prices = [
+        select.candidates(DecomposedMatrix(sparse(256, 256, density)), 64, 0.0, MACHINE, ("csr",))[0].seconds
+        for density in (0.02, 0.1, 0.3, 0.6, 0.9)
+    ]
     assert prices == sorted(prices)
 
 
 def test_a_pattern_alone_is_enough():
     W = sparse(192, 128, 0.1)
-    assert choose(W != 0, 32, machine=MACHINE,
-                  measured=False).format == choose(W, 32, machine=MACHINE, measured=False).format
+    assert (
+        choose(W != 0, 32, machine=MACHINE, measured=False).format
+        == choose(W, 32, machine=MACHINE, measured=False).format
+    )
 
 
 def test_a_sample_is_whole_tiles_of_the_matrix():
@@ -112,8 +131,8 @@ def test_a_sample_is_whole_tiles_of_the_matrix():
 def test_what_holds_the_sample_but_not_the_rest_is_not_chosen():
     W = np.zeros((2048, 512), np.float32)
     W[:64, :64] = W[640:704, 256:320] = 1.0
-    W[300:304, 100] = 1 / 3                                                # outside the sample: no two of four, no
-                                                                           # float16
+    W[300:304, 100] = 1 / 3  # outside the sample: no two of four, no
+    # float16
     found = select.select(W, 16, machine=MACHINE)
     assert not names(found) & {"half", "nm"} and names(found) & {"csr", "block"}
     assert np.array_equal(found[0].pack(W).unpack(), W)
@@ -122,7 +141,8 @@ def test_what_holds_the_sample_but_not_the_rest_is_not_chosen():
 def test_nothing_holds_it():
     with pytest.raises(FormatError, match=r"none of half, nm holds this matrix within an error of 0"):
         select.select(normal(64, 48), 1, machine=MACHINE, formats=("half", "nm"))
-    with pytest.raises(FormatError, match="give an array of real numbers"): select.select([["a"]], 1, machine=MACHINE)
+    with pytest.raises(FormatError, match="give an array of real numbers"):
+        select.select([["a"]], 1, machine=MACHINE)
 
 
 def test_a_conversion_is_shared_by_products():
@@ -136,8 +156,10 @@ def test_those_that_lie_near_are_timed(monkeypatch):
     """A clock that runs ten times as fast for one of them, which is believed for the most part; what is surely slower
     is not even packed."""
     W, packed = sparse(128, 96, 0.2), []
-    near = [Candidate(name, (), seconds, 0.8 * seconds, 1.2 * seconds, 1) for name, seconds in
-            (("csr", 1.0), ("packed", 1.1), ("dense", 1.3), ("sell", 2.0))]
+    near = [
+        Candidate(name, (), seconds, 0.8 * seconds, 1.2 * seconds, 1)
+        for name, seconds in (("csr", 1.0), ("packed", 1.1), ("dense", 1.3), ("sell", 2.0))
+    ]
     held = Candidate.pack
     monkeypatch.setattr(Candidate, "pack", lambda each, W: packed.append(each.format) or held(each, W))
     kinds = []
@@ -149,8 +171,10 @@ def test_those_that_lie_near_are_timed(monkeypatch):
 
 def test_who_was_predicted_too_fast_is_found_out(monkeypatch):
     W = sparse(128, 96, 0.2)
-    found = [Candidate(name, (), seconds, 0.8 * seconds, 1.2 * seconds, 1)
-             for name, seconds in (("csr", 0.1), ("packed", 1.0))]
+    found = [
+        Candidate(name, (), seconds, 0.8 * seconds, 1.2 * seconds, 1)
+        for name, seconds in (("csr", 0.1), ("packed", 1.0))
+    ]
     turns = iter([5.0, 5.0, 1.0] + [5.0] * 30)
     monkeypatch.setattr(select, "burst", lambda call: [next(turns)])
     assert race_candidates(DecomposedMatrix(W), 4, found).format == "packed"
@@ -158,8 +182,10 @@ def test_who_was_predicted_too_fast_is_found_out(monkeypatch):
 
 def believed(*candidates):
     """Seconds as predicted with half the width of their interval, and those of the turns: what is believed of each."""
-    given = {Candidate(str(i), (), seconds, seconds / wide, seconds * wide, 1): [np.log(each) for each in turns]
-             for i, (seconds, wide, turns) in enumerate(candidates)}
+    given = {
+        Candidate(str(i), (), seconds, seconds / wide, seconds * wide, 1): [np.log(each) for each in turns]
+        for i, (seconds, wide, turns) in enumerate(candidates)
+    }
     return [belief.seconds for belief in select.believed(given).values()]
 
 
@@ -174,8 +200,9 @@ def test_timings_that_are_far_apart_leave_it_to_the_prediction():
 
 
 def test_a_busy_machine_slows_all_alike():
-    quiet, busy = (believed((1.0, 1.1, [factor, factor]), (1.1, 1.1, [1.2 * factor, 1.2 * factor]))
-                   for factor in (1.0, 1.5))
+    quiet, busy = (
+        believed((1.0, 1.1, [factor, factor]), (1.1, 1.1, [1.2 * factor, 1.2 * factor])) for factor in (1.0, 1.5)
+    )
     assert busy == pytest.approx(quiet, rel=0.12) and busy[1] / busy[0] == pytest.approx(quiet[1] / quiet[0], rel=1e-6)
 
 
@@ -187,8 +214,10 @@ def test_time_is_measured():
 
 def test_blas_is_in_the_race_where_it_was_calibrated():
     W, dense = normal(128, 96), MACHINE.coefficients["linear.dense"]
+
     def blas(factor):
         return replace(MACHINE, coefficients=MACHINE.coefficients | {"linear.blas": [factor * each for each in dense]})
+
     fast, slow = (select.select(W, 16, machine=blas(factor)) for factor in (0.01, 3.0))
     assert fast[0].format == "blas" and slow[0].format != "blas"
     assert "blas" not in names(select.select(W, 16, machine=MACHINE))
@@ -203,9 +232,11 @@ def test_one_decomposition_does_for_all_ranks(monkeypatch, shape):
     W = normal(shape[0], 96) @ inner @ normal(96, shape[1], seed=1)
     taken = dict.fromkeys(("eigh", "eigvalsh", "svd"), 0)
     for name in taken:
+
         def counted(*given, name=name, inner=getattr(np.linalg, name), **options):
             taken[name] += 1
             return inner(*given, **options)
+
         monkeypatch.setattr(np.linalg, name, counted)
     choose(W, 128, 0.02, MACHINE, seconds=0.0)
     assert taken == {"eigh": 1, "eigvalsh": 1, "svd": 0}
@@ -225,16 +256,19 @@ def test_no_vectors_are_worked_out_where_no_rank_is_low(monkeypatch):
 def test_what_is_measured_first_is_announced(monkeypatch):
     lines = []
     monkeypatch.setattr(select, "say", lines.append)
+
     def learning(ask, progress):
         progress(1, 3)
         return ask()
+
     monkeypatch.setattr(select, "learning", learning)
     select.select(normal(32, 32), 8, machine=MACHINE, formats=["csr"])
     assert lines and all(line.startswith("select: linear.csr is measured here") for line in lines)
 
 
-@pytest.mark.parametrize("asked", ({"rows": -1}, {"rows": 0}, {"rows": 1.5}, {"rows": 8, "error": -1},
-                                   {"rows": 8, "error": float("nan")}))
+@pytest.mark.parametrize(
+    "asked", ({"rows": -1}, {"rows": 0}, {"rows": 1.5}, {"rows": 8, "error": -1}, {"rows": 8, "error": float("nan")})
+)
 def test_rows_and_errors_that_are_none(asked):
     name = [*asked][-1]
     with pytest.raises(ValueError, match=f"select: {name}={asked[name]}: a (whole number|relative error)"):

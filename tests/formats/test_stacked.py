@@ -1,4 +1,5 @@
 """Stacks: E matrices in one format, equal to E formats one by one; generated from the formats' declarations."""
+
 import json
 
 import numpy as np
@@ -24,18 +25,22 @@ from formats import (
 from formats.core.arrays import LINE
 
 STACKABLE = [F for F in FORMATS.values() if can_stack(F)]
-FORMS = [pytest.param(F, options, id=f"{F.name}-{i}")
-         for F in STACKABLE for i, options in enumerate(F.choices(128, 72))]
+FORMS = [
+    pytest.param(F, options, id=f"{F.name}-{i}") for F in STACKABLE for i, options in enumerate(F.choices(128, 72))
+]
 NEEDED = {"packed", "half", "bf16", "int8", "int4", "q4_1"}
 
 
-def normal(*shape, seed=0): return np.random.default_rng(seed).standard_normal(shape, np.float32)
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
 def saved(stack):
     """The stack after a journey through JSON and safetensors."""
-    return read_stored(json.loads(json.dumps(stack.meta())), load(save({
-        name: np.ascontiguousarray(array) for name, array in stack.arrays().items()})))
+    return read_stored(
+        json.loads(json.dumps(stack.meta())),
+        load(save({name: np.ascontiguousarray(array) for name, array in stack.arrays().items()})),
+    )
 
 
 def test_what_can_be_stacked_is_read_from_declarations():
@@ -45,12 +50,22 @@ def test_what_can_be_stacked_is_read_from_declarations():
 
 class Counted(Format):
     """A format with a count of its own for every matrix, declared here alone."""
+
     from formats.core.sizes import f4, n, nnz, p
+
     w: f4[nnz]
-    def fit(W): return W
-    def pack(W): return W[W != 0]
-    def unpack(shape, w): return np.zeros(shape)
-    def kernel(x, w, out, epilogue): out[...] = 0
+
+    def fit(W):
+        return W
+
+    def pack(W):
+        return W[W != 0]
+
+    def unpack(shape, w):
+        return np.zeros(shape)
+
+    def kernel(x, w, out, epilogue):
+        out[...] = 0
 
 
 def test_what_has_a_count_of_its_own_cannot_be_stacked():
@@ -110,7 +125,8 @@ def test_options_of_single_matrices():
     W, scales = normal(2, 128, 16), [np.full(128, 2.0), np.linspace(1, 9, 128)]
     [F] = [F for F in STACKABLE if "scale" in F.parameters and F.metric() == "wanda" and F.name.startswith("balanced")]
     stack = Stacked.approximate(F, W, [{"scale": scale} for scale in scales])
-    for e in range(2): assert np.array_equal(stack[e].unpack(), F.approximate(W[e], scale=scales[e]).unpack())
+    for e in range(2):
+        assert np.array_equal(stack[e].unpack(), F.approximate(W[e], scale=scales[e]).unpack())
     assert not np.array_equal(stack[1].unpack(), F.approximate(W[1], scale=scales[0]).unpack())
 
 
@@ -122,22 +138,29 @@ def test_promised_stacks_have_sizes_and_bytes():
 
 # ---- what is refused
 
+
 def broken(**changes):
     """An int8 stack of three, as a file says it, with that changed."""
     stack = Stacked.approximate(Int8, normal(3, 64, 16))
     meta, arrays = stack.meta() | changes.pop("meta", {}), {name: a.copy() for name, a in stack.arrays().items()}
-    for name, change in changes.items(): arrays[name] = change(arrays[name])
+    for name, change in changes.items():
+        arrays[name] = change(arrays[name])
     return lambda: read_stored(meta, {name: array for name, array in arrays.items() if array is not None})
 
 
 def spoil(at, value):
-    def change(array): array[at] = value; return array
+    def change(array):
+        array[at] = value
+        return array
+
     return change
 
 
 REFUSED = {
-    "another count": (broken(meta={"shape": [4, 64, 16]}),
-                      r"int8.w: a stack of 4 matrices has an array of 4, given \[3, "),
+    "another count": (
+        broken(meta={"shape": [4, 64, 16]}),
+        r"int8.w: a stack of 4 matrices has an array of 4, given \[3, ",
+    ),
     "a part too short": (broken(w=lambda w: w[:, :-64]), "matrix 0 of a stack: int8.w: declared"),
     "negative scale": (broken(scale=spoil((2, 0, 5), -1)), "matrix 2 of a stack: int8: the scale -1.0 is negative"),
     "not finite": (broken(scale=spoil((1, 0, 3), np.nan)), "matrix 1 of a stack: int8.scale: it holds nan"),
@@ -146,10 +169,14 @@ REFUSED = {
     "an array lost": (broken(scale=lambda scale: None), "int8: it stores w, scale, given w"),
     "a wrong group": (broken(meta={"group": 3}), "matrix 0 of a stack: "),
     "no stack": (lambda: read_stored({"format": "csr", "shape": [2, 4, 4]}, {}), r"csr: the shape \[2, 4, 4\]"),
-    "beyond float16": (lambda: Stacked.approximate(Half, spoil((1, 0, 0), 1e5)(normal(2, 4, 4))),
-                       "matrix 1 of a stack: half.fit"),
-    "other shapes": (lambda: Stacked.pack(Dense, [normal(4, 4), normal(4, 5)]),
-                     r"dense: matrix 1 of a stack has shape \(4, 5\)"),
+    "beyond float16": (
+        lambda: Stacked.approximate(Half, spoil((1, 0, 0), 1e5)(normal(2, 4, 4))),
+        "matrix 1 of a stack: half.fit",
+    ),
+    "other shapes": (
+        lambda: Stacked.pack(Dense, [normal(4, 4), normal(4, 5)]),
+        r"dense: matrix 1 of a stack has shape \(4, 5\)",
+    ),
     "no matrix": (lambda: Stacked.pack(Dense, []), "dense: a stack has one matrix, at least"),
     "one matrix alone": (lambda: Stacked.pack(Dense, normal(4, 4)), r"matrix 0 of a stack has shape \(4,\)"),
     "low rank": (lambda: Stacked.approximate(LowRank, normal(2, 8, 8), rank=2), "lowrank: its arrays have sizes of"),
@@ -161,7 +188,8 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
     act, words = REFUSED[name]
-    with pytest.raises(FormatError, match=words): act()
+    with pytest.raises(FormatError, match=words):
+        act()
 
 
 @pytest.mark.parametrize("x", [normal(5, 64), normal(5, 2, 64), normal(5, 3, 63)], ids=str)

@@ -1,4 +1,5 @@
 """Texts of kernels as machine code are what Python makes of them."""
+
 import os
 import subprocess
 import sys
@@ -17,28 +18,57 @@ from formats.kernels.engine.native import njit
 from formats.kernels.generated.folding import fold_lanes
 
 doubles, f4, i8 = view_as(np.float64), np.float32, np.int64
-OUT, ASKED = 24, [(0, 0), (1, 5), (7, 2), (64, 63)]         # expressions of a kernel; what it is called with
+OUT, ASKED = 24, [(0, 0), (1, 5), (7, 2), (64, 63)]  # expressions of a kernel; what it is called with
 ENDS = "item", "worker", "a", "b", "out[0]", "-3", "1", "17"
 
 
 def expression(rng, depth):
     """Random Python over whole numbers: what is divided by is a number, so nothing divides by 0."""
-    if depth == 0: return ENDS[rng.integers(len(ENDS))]
+    if depth == 0:
+        return ENDS[rng.integers(len(ENDS))]
     x, y, z = (f"({expression(rng, depth - 1)})" for _ in range(3))
     by = rng.choice([-7, -2, 1, 3, 16])
-    return rng.choice([f"{x} + {y}", f"{x} - {y}", f"{x} * 3", f"{x} // {by}", f"{x} % {by}", f"min({x}, {y})",
-                       f"max({x}, {y})", f"{x} if {y} < {z} else {z}", f"-{x}", f"{x} >> 2", f"{x} & {y}",
-                       f"1 if {x} > {y} and {z} != 2 or {y} == {z} else 0"])
+    return rng.choice(
+        [
+            f"{x} + {y}",
+            f"{x} - {y}",
+            f"{x} * 3",
+            f"{x} // {by}",
+            f"{x} % {by}",
+            f"min({x}, {y})",
+            f"max({x}, {y})",
+            f"{x} if {y} < {z} else {z}",
+            f"-{x}",
+            f"{x} >> 2",
+            f"{x} & {y}",
+            f"1 if {x} > {y} and {z} != 2 or {y} == {z} else 0",
+        ]
+    )
 
 
 def whole_text(rng):
     """A kernel that assigns such numbers, in loops and by tests, and leaves early."""
-    lines = ["def numbers_of_text(item, worker, arguments):", f"    out = longs(arguments, {OUT})",
-             "    a, b = item - 8, worker * 5", "    item += 1"]
-    for k in range(OUT - 2): lines.append(f"    out[{k}] = {expression(rng, 3)}")
-    lines += ["    for i in range(item, item + worker, 3):", "        b += i // 2", "        out[1] += b",
-              "    while a < 3 and b != 0:", "        a += 2", "        if a > 2: out[2] = a", "        else: pass",
-              f"    out[{OUT - 2}] = a", "    if item % 2 == 0: return", f"    out[{OUT - 1}] = b", ""]
+    lines = [
+        "def numbers_of_text(item, worker, arguments):",
+        f"    out = longs(arguments, {OUT})",
+        "    a, b = item - 8, worker * 5",
+        "    item += 1",
+    ]
+    for k in range(OUT - 2):
+        lines.append(f"    out[{k}] = {expression(rng, 3)}")
+    lines += [
+        "    for i in range(item, item + worker, 3):",
+        "        b += i // 2",
+        "        out[1] += b",
+        "    while a < 3 and b != 0:",
+        "        a += 2",
+        "        if a > 2: out[2] = a",
+        "        else: pass",
+        f"    out[{OUT - 2}] = a",
+        "    if item % 2 == 0: return",
+        f"    out[{OUT - 1}] = b",
+        "",
+    ]
     return "\n".join(lines)
 
 
@@ -60,8 +90,11 @@ def test_numbers_are_compared_as_they_are():
     """Not by their whole parts; what is none is only unequal."""
     tests = "a < b", "a <= b", "a > b", "a >= b", "a == b", "a != b"
     lines = [f"    if {test}: out[{k}] = 1" for k, test in enumerate(tests)]
-    head = ["def compared_of_text(item, worker, arguments):", "    given, out = floats(arguments, 2), longs(item, 6)",
-            "    a, b = given[0], given[1]"]
+    head = [
+        "def compared_of_text(item, worker, arguments):",
+        "    given, out = floats(arguments, 2), longs(item, 6)",
+        "    a, b = given[0], given[1]",
+    ]
     kernel = TextKernel("\n".join([*head, *lines, ""]), fold_lanes.__name__)
     provide([kernel])
     for pair in [(0.25, 0.5), (0.5, 0.25), (0.5, 0.5), (np.nan, 0.5), (np.inf, np.inf), (-0.0, 0.0)]:
@@ -73,6 +106,7 @@ def test_numbers_are_compared_as_they_are():
 
 class Range(NamedTuple):
     """Where a few numbers are, and how many."""
+
     low: int
     count: int
 
@@ -80,8 +114,10 @@ class Range(NamedTuple):
 @njit
 def range_of(item, found):
     """Several values, of which one is a number of a known kind; or none where there is nothing."""
-    if found is None: return Range(item, 0), 0.5
-    if not item: return Range(0, 0), 0.25
+    if found is None:
+        return Range(item, 0), 0.5
+    if not item:
+        return Range(0, 0), 0.25
     return Range(found[0] % 5, len(found) - 1), 0.75
 
 
@@ -91,13 +127,16 @@ def python_of_all(out, given, count, far):
     numbers, wide, narrow = longs(given, count), doubles(far, 4), bytes_at(far + 32, 4)
     total, at, put = numbers[0] - numbers[0], -1, longs(out, 8)
     for number in range(count - 1, -1, -1):
-        if numbers[number] % 3 == 0: continue
-        if numbers[number] > 90: break
+        if numbers[number] % 3 == 0:
+            continue
+        if numbers[number] > 90:
+            break
         total += numbers[number]
         at = number
     while True:
         total -= 7
-        if not 0 < total <= 40: break
+        if not 0 < total <= 40:
+            break
     found, part = range_of(total, numbers)
     put[0], put[1], put[2] = total, at, found.low * 100 + found.count
     nothing, half = range_of(count, None)
@@ -108,8 +147,10 @@ def python_of_all(out, given, count, far):
     wide[1] += total / 4 + half
     wide[2] = -np.float64(f4(1) / f4(3))
     put[6] = np.int32(put[5]) if count and total else 0
-    for place in range(count - 1, -1, put[0] - put[0] - 2): put[6] += 3 * place
-    for place in range(0, count, put[0] - put[0] + 3): put[6] -= place
+    for place in range(count - 1, -1, put[0] - put[0] - 2):
+        put[6] += 3 * place
+    for place in range(0, count, put[0] - put[0] + 3):
+        put[6] -= place
     put[7] = narrow[0]
     return total
 
@@ -120,13 +161,17 @@ def test_what_functions_say_is_pythons():
         given = rng.integers(0, 99, count)
         found, wanted = np.zeros((2, 8), np.int64)
         far, like = np.zeros((2, 36), np.uint8)
-        for each in (far, like): each[:8] = np.array([30.25]).view(np.uint8)
+        for each in (far, like):
+            each[:8] = np.array([30.25]).view(np.uint8)
         gave = python_of_all.call(found.ctypes.data, given.ctypes.data, count, far.ctypes.data)
-        arrays = {"longs": lambda at, many, here=(wanted, given): here[0] if at == 0 else here[1],
-                  "doubles": lambda at, many, like=like: like[:32].view(np.float64),
-                  "bytes_at": lambda at, many, like=like: like[32:]}
-        body = FunctionType(python_of_all.body.__code__, python_of_all.body.__globals__ | arrays
-                            | {"range_of": range_of.py_func})
+        arrays = {
+            "longs": lambda at, many, here=(wanted, given): here[0] if at == 0 else here[1],
+            "doubles": lambda at, many, like=like: like[:32].view(np.float64),
+            "bytes_at": lambda at, many, like=like: like[32:],
+        }
+        body = FunctionType(
+            python_of_all.body.__code__, python_of_all.body.__globals__ | arrays | {"range_of": range_of.py_func}
+        )
         assert gave == body(0, 1, count, 2)
         np.testing.assert_array_equal(found, wanted)
         np.testing.assert_array_equal(far, like)
@@ -135,8 +180,12 @@ def test_what_functions_say_is_pythons():
 def test_that_function_is_written_without_numbas_inference():
     """A user's kernel may say what only numba knows, so that it would be compiled in any case."""
     code = "from tests.formats.test_text_code import python_of_all as f; compile_written(f)"
-    subprocess.run([sys.executable, "-c", f"from formats.kernels.llvm.text_code import compile_written; {code}"],
-                   env=os.environ | {"OPMATRIX_COMPILES": "1"}, cwd=Path(__file__).parents[2], check=True)
+    subprocess.run(
+        [sys.executable, "-c", f"from formats.kernels.llvm.text_code import compile_written; {code}"],
+        env=os.environ | {"OPMATRIX_COMPILES": "1"},
+        cwd=Path(__file__).parents[2],
+        check=True,
+    )
 
 
 def test_kernels_are_known_by_what_makes_code_of_them(monkeypatch):
@@ -148,32 +197,39 @@ def test_kernels_are_known_by_what_makes_code_of_them(monkeypatch):
 
 def test_nothing_is_divided_by_without_end():
     """numba's rule, for a processor would end the process."""
-    lines = ["def divided_of_text(item, worker, arguments):", "    out = longs(arguments, 2)",
-             "    out[0], out[1] = item // worker, item % worker", ""]
+    lines = [
+        "def divided_of_text(item, worker, arguments):",
+        "    out = longs(arguments, 2)",
+        "    out[0], out[1] = item // worker, item % worker",
+        "",
+    ]
     kernel, found = TextKernel("\n".join(lines), fold_lanes.__name__), np.ones(2, np.int64)
     provide([kernel])
     kernel.call(7, 0, found.ctypes.data)
     assert found.tolist() == [0, 0]
 
 
-REFUSED = {"a list": ("a = [item]", r"\[item\]: no text of a kernel says this"),
-           "an end of a loop": ("for i in range(3): pass\n    else: item = 1", "no text of a kernel says this"),
-           "an end of a while": ("while item < 0: item += 1\n    else: item = 1", "no text of a kernel says this"),
-           "a word of a call": ("a = max(item, worker, default=3)", "no text of a kernel says this"),
-           "a variable of two kinds": ("a = 1\n    a = a / 2", "float64 in a variable that holds int64"),
-           "a test or a number": ("a = item < 2 or worker", "int64 in a variable that holds bool"),
-           "tuples that are compared": ("a = (item, 1) == (worker, 1)", "several values are compared"),
-           "a place from the end": ("longs(arguments, 2)[-1] = 3", "place -1 of an array"),
-           "a place that is no whole number": ("longs(arguments, 2)[item / 2] = 3", "place"),
-           "a number beyond words": ("a = item + 0x8000000000000000", "no number"),
-           "words without signs": ("a = pointer(arguments, np.uint64)[0]", "no kind of array that is read")}
+REFUSED = {
+    "a list": ("a = [item]", r"\[item\]: no text of a kernel says this"),
+    "an end of a loop": ("for i in range(3): pass\n    else: item = 1", "no text of a kernel says this"),
+    "an end of a while": ("while item < 0: item += 1\n    else: item = 1", "no text of a kernel says this"),
+    "a word of a call": ("a = max(item, worker, default=3)", "no text of a kernel says this"),
+    "a variable of two kinds": ("a = 1\n    a = a / 2", "float64 in a variable that holds int64"),
+    "a test or a number": ("a = item < 2 or worker", "int64 in a variable that holds bool"),
+    "tuples that are compared": ("a = (item, 1) == (worker, 1)", "several values are compared"),
+    "a place from the end": ("longs(arguments, 2)[-1] = 3", "place -1 of an array"),
+    "a place that is no whole number": ("longs(arguments, 2)[item / 2] = 3", "place"),
+    "a number beyond words": ("a = item + 0x8000000000000000", "no number"),
+    "words without signs": ("a = pointer(arguments, np.uint64)[0]", "no kind of array that is read"),
+}
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_texts_do_not_say_is_refused_by_what_it_says(what):
     line, said = REFUSED[what]
     kernel = TextKernel(f"def refused(item, worker, arguments):\n    {line}\n", memory.__name__)
-    with pytest.raises(RuntimeError, match=said): provide([kernel])
+    with pytest.raises(RuntimeError, match=said):
+        provide([kernel])
 
 
 def test_a_loops_body_is_in_the_code_once():

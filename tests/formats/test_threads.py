@@ -1,4 +1,5 @@
 """The pool: several callers, few threads, forks, sleep; BLAS limited and restored."""
+
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,8 @@ def mark(item, worker, arguments):
     """Count the item, and whoever did it; every third item takes long."""
     a = longs(arguments, 3)
     if item % 3 == 0:
-        for _ in range(a[2]): pool.pause()
+        for _ in range(a[2]):
+            pool.pause()
     longs(a[0], item + 1)[item] += 1
     longs(a[1], worker + 1)[worker] += 1
 
@@ -43,7 +45,8 @@ def test_every_item_is_done_once(items):
 
 def test_launches_follow_one_another():
     """Thousands of launches of a few items: none is lost to a thread that still looks at the one before."""
-    for i in range(3000): assert (marked(1 + i % 5)[0] == 1).all()
+    for i in range(3000):
+        assert (marked(1 + i % 5)[0] == 1).all()
 
 
 def test_threads_wake_up():
@@ -74,10 +77,12 @@ def test_the_number_of_threads_changes_no_bit_of_a_row_split():
 
 
 def test_limit_refuses_nothing():
-    with pytest.raises(ValueError, match="at least 1, got 0"), threads.limit(0): pass
+    with pytest.raises(ValueError, match="at least 1, got 0"), threads.limit(0):
+        pass
 
 
-def run(code, **environment): return printed(code, ROOT, **environment)
+def run(code, **environment):
+    return printed(code, ROOT, **environment)
 
 
 USE = """
@@ -102,7 +107,8 @@ def test_threads_may_be_fewer_or_more_than_processors():
 def test_threads_are_no_more_than_a_quota_allows(monkeypatch):
     monkeypatch.setattr("formats.host.host.quota", lambda root: 1.5)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
-    for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"): monkeypatch.delenv(name, raising=False)
+    for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
     assert threads.available.__wrapped__() == 2
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert threads.available.__wrapped__() == 5
@@ -113,8 +119,16 @@ def test_threads_are_capped_and_what_is_no_number_is_ignored(monkeypatch, asked)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
     monkeypatch.setattr("formats.host.host.quota", lambda root: None)
-    for given, count in ((asked, 64), ("64", 64), ("000007,3", 7), ("many", 2), ("-4", 2), ("0" * 5000, 2), ("1e9", 2),
-                         ("", 2)):
+    for given, count in (
+        (asked, 64),
+        ("64", 64),
+        ("000007,3", 7),
+        ("many", 2),
+        ("-4", 2),
+        ("0" * 5000, 2),
+        ("1e9", 2),
+        ("", 2),
+    ):
         monkeypatch.setenv("NUMBA_NUM_THREADS", given)
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         assert threads.available.__wrapped__() == count
@@ -123,18 +137,25 @@ def test_threads_are_capped_and_what_is_no_number_is_ignored(monkeypatch, asked)
 
 
 def test_a_limit_is_no_way_around_the_cap():
-    with threads.limit(10 ** 6): assert threads.threads() == threads.available() <= threads.most()
+    with threads.limit(10**6):
+        assert threads.threads() == threads.available() <= threads.most()
 
 
 def test_a_hundred_thousand_threads_are_asked_for():
-    assert run(USE + "from formats.host.threads import most, threads; print(threads() == most())",
-               NUMBA_NUM_THREADS="100000") == "True\n"
+    assert (
+        run(
+            USE + "from formats.host.threads import most, threads; print(threads() == most())",
+            NUMBA_NUM_THREADS="100000",
+        )
+        == "True\n"
+    )
 
 
 def test_blas_is_limited_inside_and_restored():
     get = [get for get, _ in threads.libraries()]
     before = [count() for count in get]
-    with threads.single_blas(), threads.single_blas(): assert [count() for count in get] == [1] * len(get)
+    with threads.single_blas(), threads.single_blas():
+        assert [count() for count in get] == [1] * len(get)
     assert [count() for count in get] == before
 
 
@@ -167,8 +188,14 @@ for name in {formats}: check(FORMATS[name], rng)
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("off, left", [pytest.param(off, left, id=off) for off, left in OFF.items()
-                                       if {*left} <= {*FEATURES.split(",")} and (off != "amx" or MATRIX)])
+@pytest.mark.parametrize(
+    "off, left",
+    [
+        pytest.param(off, left, id=off)
+        for off, left in OFF.items()
+        if {*left} <= {*FEATURES.split(",")} and (off != "amx" or MATRIX)
+    ],
+)
 def test_a_processor_with_less(off, left):
     """Other tiles of sums are used there, and other instructions for narrow numbers; whole numbers have exact products.
     Its kernels are kept beside the others, under another key."""
@@ -197,8 +224,9 @@ check(FORMATS["half"], np.random.default_rng(0))
 
 
 @pytest.mark.deep(every=2)
-@pytest.mark.skipif("+f16c" not in FEATURES.split(","),
-                    reason="this processor has no instruction that could be missing")
+@pytest.mark.skipif(
+    "+f16c" not in FEATURES.split(","), reason="this processor has no instruction that could be missing"
+)
 @pytest.mark.parametrize("settings", [{}, {"OPMATRIX_FEATURES": "-avx"}], ids=["with", "without"])
 def test_every_float16_is_widened_to_the_same_bits_with_and_without_an_instruction(settings):
     run(HALVES.format(expected=not settings), **settings)

@@ -1,4 +1,5 @@
 """Torch gives what our kernels give, within the same bounds, over the same memory."""
+
 import os
 import subprocess
 import sys
@@ -61,11 +62,19 @@ def test_a_bound_is_broken_by_a_wrong_number(name, rng):
 @pytest.mark.parametrize("activation", Epilogue.ACTIVATIONS)
 @pytest.mark.parametrize("norm", ["layer", "rms", None])
 def test_epilogues_agree(activation, norm, rng):
-    W, x = rng.random((24, 35), np.float32) + 0.1, rng.random((9, 24), np.float32)      # positive, for rsqrt
+    W, x = rng.random((24, 35), np.float32) + 0.1, rng.random((9, 24), np.float32)  # positive, for rsqrt
     bias, gain, shift = rng.random((3, 35), np.float32)
     times, residual = rng.random((2, 9, 35), np.float32)
-    after = Epilogue(bias=bias, activation=activation, residual=residual, eps=None if norm is None else 1e-3, gain=gain,
-                     shift=shift, times=times, norm=norm or "layer")
+    after = Epilogue(
+        bias=bias,
+        activation=activation,
+        residual=residual,
+        eps=None if norm is None else 1e-3,
+        gain=gain,
+        shift=shift,
+        times=times,
+        norm=norm or "layer",
+    )
     packed = FORMATS["dense"].pack(W)
     exact, error = x.astype(np.float64) @ W, packed.bound(x)
     assert (abs(Held(packed).matmul(x, epilogue=after) - after.reference(exact)) <= after.bound(exact, error)).all()
@@ -77,7 +86,8 @@ def test_memory_is_shared(name, arrays, rng):
     packed = FORMATS[name].approximate(rng.standard_normal((32, 48), np.float32))
     held, x = Held(packed), rng.standard_normal((5, 32), np.float32)
     before = held.matmul(x)
-    for each in arrays: assert provider.as_tensor(getattr(packed, each)).data_ptr() == getattr(packed, each).ctypes.data
+    for each in arrays:
+        assert provider.as_tensor(getattr(packed, each)).data_ptr() == getattr(packed, each).ctypes.data
     getattr(packed, arrays[-1])[...] *= 2
     assert np.allclose(held.matmul(x), 2 * before, rtol=1e-5, atol=1e-5) and abs(before).max() > 0
 
@@ -98,14 +108,18 @@ def test_what_there_is_not_says_so(rng, monkeypatch):
     W = rng.standard_normal((16, 16), np.float32)
     with pytest.raises(Unavailable, match=r"no product for lowrank; it has dense"):
         Held(FORMATS["lowrank"].approximate(W))
-    with pytest.raises(Unavailable, match="only on CUDA"): Held(FORMATS["nm"].approximate(W))
-    with pytest.raises(Unavailable, match="square tiles"): Held(FORMATS["block"].approximate(W, tile=(8, 4)))
+    with pytest.raises(Unavailable, match="only on CUDA"):
+        Held(FORMATS["nm"].approximate(W))
+    with pytest.raises(Unavailable, match="square tiles"):
+        Held(FORMATS["block"].approximate(W, tile=(8, 4)))
     with pytest.raises(ValueError, match=r"x has shape \(2, 3\), it must be \(rows, 16\)"):
         Held(FORMATS["dense"].pack(W)).matmul(np.ones((2, 3)))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(Unavailable, match="no device 'cuda'"): Held(FORMATS["dense"].pack(W), "cuda")
+    with pytest.raises(Unavailable, match="no device 'cuda'"):
+        Held(FORMATS["dense"].pack(W), "cuda")
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(Unavailable, match="pip install torch"): Held(FORMATS["dense"].pack(W))
+    with pytest.raises(Unavailable, match="pip install torch"):
+        Held(FORMATS["dense"].pack(W))
 
 
 def test_torch_is_imported_at_first_use():
@@ -121,5 +135,5 @@ def test_products_on_a_gpu(name, rng):
     packed = FORMATS[name].approximate(W)
     x = rng.standard_normal((64, 128), np.float32)
     held = Held(packed, "cuda")
-    loose = held.bound(x) + 2.0 ** -7 * (abs(x).astype(float) @ abs(packed.unpack()))
+    loose = held.bound(x) + 2.0**-7 * (abs(x).astype(float) @ abs(packed.unpack()))
     assert (abs(held.matmul(x) - np.matmul(*packed.operands(x))) <= loose).all()

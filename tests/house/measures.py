@@ -1,6 +1,7 @@
 """What the tests of the house count: circles of imports, rooms that import each other, words with several meanings.
 
-    python tests/house/measures.py          prints all of them, with where they are"""
+python tests/house/measures.py          prints all of them, with where they are"""
+
 import ast
 import re
 import sys
@@ -15,15 +16,16 @@ ROOT = Path(__file__).parents[2]
 LADDER = "formats", "opmatrix", "rewrites"
 FILES = sorted(path for name in LADDER for path in ROOT.glob(f"{name}/**/*.py"))
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
-DOORS = {"opmatrix"}                                        # it names what is above as text, imported when asked for
-NUMBERS = {"f4", "i8"}                                      # numpy's own names for types of numbers
+DOORS = {"opmatrix"}  # it names what is above as text, imported when asked for
+NUMBERS = {"f4", "i8"}  # numpy's own names for types of numbers
 # rooms of like things, a file each
 ALIKE = "formats/storage", "rewrites/laws"
-OPAQUE = re.compile(r"(The same|Those|Of)\b")               # what a docstring must not begin with: it stands alone
+OPAQUE = re.compile(r"(The same|Those|Of)\b")  # what a docstring must not begin with: it stands alone
 
 
 @cache
-def tree(path: Path) -> ast.Module: return ast.parse(path.read_text("utf-8"))
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
 
 
 @cache
@@ -45,15 +47,19 @@ def sources(module: str, typed: bool = False) -> list[tuple[str, str]]:
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
     unread = set() if typed else typed_only(path)
     for node in nodes(path):
-        if id(node) in unread: continue
+        if id(node) in unread:
+            continue
         if isinstance(node, ast.Import):
             found += [(alias.name, "") for alias in node.names if alias.name in MODULES]
         elif isinstance(node, ast.ImportFrom):
-            base = ".".join([*package[:len(package) - node.level + 1], node.module or ""] if node.level
-                            else [node.module or ""]).rstrip(".")
+            base = ".".join(
+                [*package[: len(package) - node.level + 1], node.module or ""] if node.level else [node.module or ""]
+            ).rstrip(".")
             for alias in node.names:
-                if (inner := f"{base}.{alias.name}") in MODULES: found.append((inner, ""))
-                elif base in MODULES: found.append((base, alias.name))
+                if (inner := f"{base}.{alias.name}") in MODULES:
+                    found.append((inner, ""))
+                elif base in MODULES:
+                    found.append((base, alias.name))
     return found
 
 
@@ -77,14 +83,17 @@ def circles() -> list[list[str]]:
             if other not in index:
                 visit(other)
                 low[module] = min(low[module], low[other])
-            elif other in stack: low[module] = min(low[module], index[other])
+            elif other in stack:
+                low[module] = min(low[module], index[other])
         if low[module] == index[module]:
             at = stack.index(module)
-            if len(stack) - at > 1: found.append(sorted(stack[at:]))
+            if len(stack) - at > 1:
+                found.append(sorted(stack[at:]))
             del stack[at:]
 
     for module in MODULES:
-        if module not in index: visit(module)
+        if module not in index:
+            visit(module)
     return found
 
 
@@ -105,7 +114,8 @@ def arrows(typed: bool = True) -> dict[tuple[str, str], list[str]]:
     for module in MODULES:
         for other in {source for source, _ in sources(module, typed)} - {module}:
             a, b = room(module), room(other)
-            if a != b and not {a, b} & {*LADDER}: edges[a, b].append(f"{module} -> {other}")
+            if a != b and not {a, b} & {*LADDER}:
+                edges[a, b].append(f"{module} -> {other}")
     return edges
 
 
@@ -118,8 +128,7 @@ def mutual_rooms(typed: bool = True) -> dict[tuple[str, str], list[str]]:
 def against(order: Sequence[str], typed: bool = True) -> dict[tuple[str, str], list[str]]:
     """Imports of a room from one that comes later in an order of rooms."""
     place = {name: at for at, name in enumerate(order)}
-    return {(a, b): each for (a, b), each in arrows(typed).items()
-            if a in place and b in place and place[b] > place[a]}
+    return {(a, b): each for (a, b), each in arrows(typed).items() if a in place and b in place and place[b] > place[a]}
 
 
 def defined(path: Path) -> set[str]:
@@ -143,32 +152,45 @@ def homes(read) -> dict[str, list[str]]:
     """Each name that `read` finds in modules, with where."""
     found: dict[str, list[str]] = defaultdict(list)
     for module, path in MODULES.items():
-        for name in read(path): found[name].append(module)
+        for name in read(path):
+            found[name].append(module)
     return found
 
 
 def opaque_docstrings() -> list[str]:
-    return [f"{path.relative_to(ROOT)}:{node.lineno} {text.splitlines()[0]}"
-            for path in FILES for node in ast.walk(tree(path))
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and (text := ast.get_docstring(node) or "")
-            and OPAQUE.match(text)]
+    return [
+        f"{path.relative_to(ROOT)}:{node.lineno} {text.splitlines()[0]}"
+        for path in FILES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        and (text := ast.get_docstring(node) or "")
+        and OPAQUE.match(text)
+    ]
 
 
 def anys() -> Counter[Path]:
     """How often each file says Any."""
-    counts = {path: sum(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(tree(path)))
-              for path in FILES}
+    counts = {
+        path: sum(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(tree(path))) for path in FILES
+    }
     return Counter({path: count for path, count in counts.items() if count})
 
 
 def relaxed_lines() -> float:
     """The share of lines that lie under relaxed types."""
     rules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["overrides"]
-    loose = [pattern for rule in rules for pattern in rule["module"] if "disable_error_code" in rule
-             or "allow_untyped_defs" in rule]
+    loose = [
+        pattern
+        for rule in rules
+        for pattern in rule["module"]
+        if "disable_error_code" in rule or "allow_untyped_defs" in rule
+    ]
     lines = {module: len(path.read_text("utf-8").splitlines()) for module, path in MODULES.items()}
-    return sum(count for module, count in lines.items() if any(fnmatch(module, each) for each in loose)
-               or "mypy: ignore-errors" in MODULES[module].read_text("utf-8")) / sum(lines.values())
+    return sum(
+        count
+        for module, count in lines.items()
+        if any(fnmatch(module, each) for each in loose) or "mypy: ignore-errors" in MODULES[module].read_text("utf-8")
+    ) / sum(lines.values())
 
 
 def upward_changes(modules: Collection[str] = tuple(MODULES)) -> list[str]:
@@ -184,29 +206,49 @@ def upward_changes(modules: Collection[str] = tuple(MODULES)) -> list[str]:
         foreign |= {new for new, old in aliased.items() if old in foreign}
 
         def root(node: ast.expr) -> str:
-            while isinstance(node, ast.Subscript | ast.Attribute): node = node.value
+            while isinstance(node, ast.Subscript | ast.Attribute):
+                node = node.value
             return node.id if isinstance(node, ast.Name) else ""
+
         for node in nodes(path):
-            targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else \
-                [node.target] if isinstance(node, ast.AugAssign) else []
-            hit = any(isinstance(each, ast.Subscript | ast.Attribute) and root(each) in foreign for each in targets) \
-                or (isinstance(node, ast.AugAssign) and root(node.target) in foreign)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in changing \
-                    and isinstance(node.func.value, ast.Name) and node.func.value.id in foreign \
-                    and node.func.value.id.isupper():
+            targets = (
+                node.targets
+                if isinstance(node, ast.Assign | ast.Delete)
+                else [node.target]
+                if isinstance(node, ast.AugAssign)
+                else []
+            )
+            hit = any(
+                isinstance(each, ast.Subscript | ast.Attribute) and root(each) in foreign for each in targets
+            ) or (isinstance(node, ast.AugAssign) and root(node.target) in foreign)
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in changing
+                and isinstance(node.func.value, ast.Name)
+                and node.func.value.id in foreign
+                and node.func.value.id.isupper()
+            ):
                 hit = True
-            if hit: found.append(f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)[:80]}")
+            if hit:
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)[:80]}")
     return found
 
 
-def lines() -> int: return sum(len(path.read_text("utf-8").splitlines()) for path in FILES)
+def lines() -> int:
+    return sum(len(path.read_text("utf-8").splitlines()) for path in FILES)
 
 
 def from_the_command_line() -> list[str]:
     """Imports of the command line from elsewhere."""
     inside = ("rewrites.cli",)
-    return sorted(f"{module} -> {other}" for module in MODULES if not module.startswith(inside)
-                  for other in imported(module) if other.startswith(inside))
+    return sorted(
+        f"{module} -> {other}"
+        for module in MODULES
+        if not module.startswith(inside)
+        for other in imported(module)
+        if other.startswith(inside)
+    )
 
 
 def full_rooms() -> list[str]:
@@ -238,4 +280,5 @@ def main() -> None:
     print("## lines:", lines())
 
 
-if __name__ == "__main__": sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,10 +4,26 @@ docs/architecture.md prints them in this order. Opmatrix has arrows back, which 
 ROOMS = {
     "formats": ("core", "disk", "host", "kernels", "machine", "storage"),
     "opmatrix": ("algebra", "spectra", "display", "models", "autodiff", "inference", "files", "runtime", "parallel"),
-    "rewrites": ("laws", "egraph", "extraction", "lowering", "search", "verify", "proofs", "workload", "metrics",
-                 "approximate", "opened", "explain", "ranks", "report", "run", "cli"),
+    "rewrites": (
+        "laws",
+        "egraph",
+        "extraction",
+        "lowering",
+        "search",
+        "verify",
+        "proofs",
+        "workload",
+        "metrics",
+        "approximate",
+        "opened",
+        "explain",
+        "ranks",
+        "report",
+        "run",
+        "cli",
+    ),
 }
-BACK = 5                                                    # arrows of opmatrix against the order; 43 of 147 in 0.20
+BACK = 5  # arrows of opmatrix against the order; 43 of 147 in 0.20
 
 
 def order(package: str) -> list[str]:

@@ -1,5 +1,6 @@
 """docs/add_a_kernel.md: its three files, put into a copy of the packages, are enough, and it ends with the kernel in
 use; what is left out, or there twice, is one line, or planned as a term."""
+
 import re
 import shutil
 import subprocess
@@ -24,13 +25,15 @@ def packages(tmp_path):
 def run(packages, *blocks, use):
     """A process that imports the packages, where each block is appended to the file that its first line names."""
     for block in blocks:
-        with (packages / re.match(r"# (\S+)\n", block)[1]).open("a", encoding="utf-8") as file: file.write(block)
+        with (packages / re.match(r"# (\S+)\n", block)[1]).open("a", encoding="utf-8") as file:
+            file.write(block)
     script = packages / "use.py"
     script.write_text(f"import sys; sys.path.insert(0, {str(packages)!r})\n{use}", "utf-8")
     return subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=500, cwd=packages)
 
 
-def last(done): return done.stderr.splitlines()[-1]
+def last(done):
+    return done.stderr.splitlines()[-1]
 
 
 def replaced(text, before, after):
@@ -57,10 +60,15 @@ def test_a_row_that_fills_no_vector_is_within_the_bound(packages):
 
 @pytest.mark.deep
 def test_one_that_is_called_from_python_is_two_files(packages):
-    called = KERNEL.replace("compiled.widen_tanh(x, out)", CALLED).replace("launches=True, ", "").replace(
-        "partial(compiled.widen_tanh, x, numbers.room(len(x), 2 * x.shape[1]))",
-        "partial(np.concatenate, [x, x], 1, numbers.room(len(x), 2 * x.shape[1]))").replace(
-        "time_widening)", "time_widening, recorded=False)")
+    called = (
+        KERNEL.replace("compiled.widen_tanh(x, out)", CALLED)
+        .replace("launches=True, ", "")
+        .replace(
+            "partial(compiled.widen_tanh, x, numbers.room(len(x), 2 * x.shape[1]))",
+            "partial(np.concatenate, [x, x], 1, numbers.room(len(x), 2 * x.shape[1]))",
+        )
+        .replace("time_widening)", "time_widening, recorded=False)")
+    )
     assert CALLED in PAGE and "widen_tanh" not in called
     done = run(packages, called, LAW, use=USE)
     assert not done.returncode, done.stderr
@@ -76,13 +84,18 @@ def test_without_its_term_it_is_planned_as_a_term(packages):
 @pytest.mark.parametrize("part", ["run", "shape", "reference", "bound", "cost"])
 def test_a_reading_that_is_missing_is_one_line(packages, part):
     done = run(packages, CODE, KERNEL.replace(f"def {part}(", f"def no_{part}("), use=IMPORTED)
-    assert last(done) == (f"TypeError: kernel tanh_beside: it says no {part}: declare it as those in "
-                          "opmatrix/runtime/kernels")
+    assert last(done) == (
+        f"TypeError: kernel tanh_beside: it says no {part}: declare it as those in opmatrix/runtime/kernels"
+    )
 
 
-@pytest.mark.parametrize("before, after, said", [
-    (r", price=Price\(.*\)$", ")", "it says no price, or prices={} where it costs what others do"),
-    (r", time_widening\)", ")", "its price tanh_beside says no cases")])
+@pytest.mark.parametrize(
+    "before, after, said",
+    [
+        (r", price=Price\(.*\)$", ")", "it says no price, or prices={} where it costs what others do"),
+        (r", time_widening\)", ")", "its price tanh_beside says no cases"),
+    ],
+)
 def test_a_price_that_is_missing_is_one_line(packages, before, after, said):
     done = run(packages, CODE, replaced(KERNEL, before, after), use=IMPORTED)
     assert last(done) == f"TypeError: kernel tanh_beside: {said}: declare it as those in opmatrix/runtime/kernels"
@@ -97,8 +110,10 @@ def test_a_price_of_nobody_is_one_line(packages):
 @pytest.mark.parametrize("change", [lambda code: [], lambda code: [replaced(code, r"^__all__ = .*\n", "")]])
 def test_vector_code_that_no_module_lists_is_one_line(packages, change):
     done = run(packages, *change(CODE), KERNEL, use=IMPORTED)
-    assert last(done) == ("TypeError: kernel tanh_beside: no module of formats/kernels lists widen_tanh in __all__: "
-                          "declare it as those in opmatrix/runtime/kernels")
+    assert last(done) == (
+        "TypeError: kernel tanh_beside: no module of formats/kernels lists widen_tanh in __all__: "
+        "declare it as those in opmatrix/runtime/kernels"
+    )
 
 
 def test_what_is_there_twice_is_one_line(packages):

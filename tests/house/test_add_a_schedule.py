@@ -1,4 +1,5 @@
 """docs/add_a_schedule.md: its two files are enough, and every reader of a schedule then knows the new one."""
+
 import re
 import shutil
 import subprocess
@@ -9,13 +10,13 @@ from children import ROOT
 
 PAGE = (ROOT / "docs" / "add_a_schedule.md").read_text("utf-8")
 RECORD, USE = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
-NAMED, = re.findall(r"^```diff\n(.*?)^```$", PAGE, re.M | re.S)
+(NAMED,) = re.findall(r"^```diff\n(.*?)^```$", PAGE, re.M | re.S)
 READERS = """
-from opmatrix.parallel.schedules.named import SCHEDULES, spelled
+from opmatrix.parallel.schedules.named import SCHEDULES, spell_schedules
 from opmatrix.parallel.search.forms import PLANNED, STRATEGY_FORMS
 from opmatrix.parallel.train.requested_steps import TrainAsked, check_train_asked
 from rewrites.cli import options
-assert spelled().endswith("dualpipe or chimera")
+assert spell_schedules().endswith("dualpipe or chimera")
 assert "chimera" in options.PipelineOrder.__metadata__[0].help
 assert "chimera" not in options.RankOrder.__metadata__[0].help
 assert "chimera" not in PLANNED and {form.schedule for form in STRATEGY_FORMS} == {*PLANNED}
@@ -47,8 +48,11 @@ def test_two_files_are_enough(packages, script):
 
 
 def test_sizes_that_it_has_no_order_of_are_one_line(packages):
-    code = (f"import sys; sys.path.insert(0, {str(packages)!r})\n"
-            "from opmatrix.parallel.schedules.named import pipeline_tasks\npipeline_tasks('chimera', 3, 4)")
+    code = (
+        f"import sys; sys.path.insert(0, {str(packages)!r})\n"
+        "from opmatrix.parallel.schedules.named import pipeline_tasks\npipeline_tasks('chimera', 3, 4)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=packages, timeout=200)
     assert done.stderr.splitlines()[-1].endswith(
-        "chimera: 4 micro-batches on 3 stages: give an even number of each, and a micro-batch a stage")
+        "chimera: 4 micro-batches on 3 stages: give an even number of each, and a micro-batch a stage"
+    )

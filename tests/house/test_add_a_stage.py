@@ -1,5 +1,6 @@
 """docs/add_a_stage.md: its three patches, put into a copy of the packages, are enough; what is left out is refused when
 it is imported."""
+
 import re
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ from children import ROOT
 
 PAGE = (ROOT / "docs" / "add_a_stage.md").read_text("utf-8")
 RECORD, CODE, LAW = re.findall(r"^```diff\n(.*?)^```$", PAGE, re.M | re.S)
-USE, = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
+(USE,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
 
 
 def used(place, *patches, use):
@@ -31,11 +32,22 @@ def test_three_files_are_enough(tmp_path):
     assert not done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("patches, use, said", [
-    ([RECORD, LAW], "import formats.kernels.rows.following", "following.py has no slope, cap"),
-    ([RECORD, CODE], "import rewrites.laws.epilogues", "epilogues.py has no law for it, a function of its operands"),
-    ([RECORD.replace("operations = 10", "counted = 10")], "import formats.core.stage",
-     "it says no operations: declare it as those in formats/core/stage.py")])
+@pytest.mark.parametrize(
+    "patches, use, said",
+    [
+        ([RECORD, LAW], "import formats.kernels.rows.following", "following.py has no slope, cap"),
+        (
+            [RECORD, CODE],
+            "import rewrites.laws.epilogues",
+            "epilogues.py has no law for it, a function of its operands",
+        ),
+        (
+            [RECORD.replace("operations = 10", "counted = 10")],
+            "import formats.core.stage",
+            "it says no operations: declare it as those in formats/core/stage.py",
+        ),
+    ],
+)
 def test_what_is_left_out_is_one_line(tmp_path, patches, use, said):
     last = used(tmp_path, *patches, use=use).stderr.splitlines()[-1]
     assert last.startswith("TypeError: stage softcap: ") and last.endswith(said)
@@ -45,5 +57,11 @@ def test_a_scalar_that_is_added_is_one_line(tmp_path):
     """It would never be found: a number in a sum is a row."""
     added = LAW.replace("@ tanh @ (I * cap)", "@ tanh + cap")
     last = used(tmp_path, RECORD, CODE, added, use="import rewrites.laws.epilogues").stderr.splitlines()[-1]
-    assert last == ("TypeError: law softcap: the scalar cap is found only where it multiplies, as I * cap, or is "
-                    "added to one column: declare it constant, a row") and added != LAW
+    assert (
+        last
+        == (
+            "TypeError: law softcap: the scalar cap is found only where it multiplies, as I * cap, or is "
+            "added to one column: declare it constant, a row"
+        )
+        and added != LAW
+    )

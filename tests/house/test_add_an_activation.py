@@ -1,5 +1,6 @@
 """docs/add_an_activation.md: its two blocks, put into a copy of the packages, are enough; what is left out is refused
 when it is imported, or planned as a term."""
+
 import re
 import shutil
 import subprocess
@@ -31,9 +32,11 @@ def used(packages, record="", code="", use=USE):
             (packages / file).write_text(text.replace(f"\n{before}", f"\n{block}\n\n{before}"), "utf-8")
     script = packages / "use.py"
     script.write_text(f"import sys; sys.path.insert(0, {str(packages)!r})\n{use}", "utf-8")
-    try: return subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200, cwd=packages)
+    try:
+        return subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200, cwd=packages)
     finally:
-        for file in re.findall(r"# (formats/\S+\.py)\n", record + code): shutil.copy(ROOT / file, packages / file)
+        for file in re.findall(r"# (formats/\S+\.py)\n", record + code):
+            shutil.copy(ROOT / file, packages / file)
 
 
 @pytest.mark.deep
@@ -44,7 +47,7 @@ def test_two_blocks_are_enough(packages):
 
 @pytest.mark.deep
 def test_without_vector_code_it_is_planned_as_a_term(packages):
-    plan, named = USE[:USE.index("np.testing")], "import opmatrix as om\nassert om.ACTIVATIONS['mish'] is mish\n"
+    plan, named = USE[: USE.index("np.testing")], "import opmatrix as om\nassert om.ACTIVATIONS['mish'] is mish\n"
     done = used(packages, RECORD.replace('vector="mish_of", ', ""), use=plan + named)
     assert not done.returncode, done.stderr
 

@@ -1,4 +1,5 @@
 """benchmarks/paired.py: what it tells from noise, what it says of two trees, that a planted change is seen."""
+
 import csv
 import shutil
 import subprocess
@@ -71,8 +72,10 @@ def test_processes_that_lie_differently_widen_an_interval():
     assert pairing.interval([[(2.0, 2.1)], [(1.0, 1.05)] * 3]) == pytest.approx((1.05,) * 3)
 
 
-@pytest.mark.parametrize("low, high, said", [(1.021, 1.5, "slower"), (0.5, 0.979, "faster"), (1.019, 1.05, "same"),
-                                             (0.95, 0.981, "same"), (0.9, 1.1, "wide")])
+@pytest.mark.parametrize(
+    "low, high, said",
+    [(1.021, 1.5, "slower"), (0.5, 0.979, "faster"), (1.019, 1.05, "same"), (0.95, 0.981, "same"), (0.9, 1.1, "wide")],
+)
 def test_an_interval_reaches_into_one_or_does_not(low, high, said):
     assert pairing.verdict(low, high) == said
 
@@ -98,18 +101,23 @@ def test_how_far_results_are_apart():
     assert pairing.apart(first, first[:1]) == np.inf
 
 
-def row(**given): return Row("minilm", "exact", "1x16", **given)
+def row(**given):
+    return Row("minilm", "exact", "1x16", **given)
 
 
-@pytest.mark.parametrize("given, said", [
-    (dict(taken=[[(1.0, 1.0)] * 3], bits="equal", saved="equal"), ""),
-    (dict(taken=[[(1.0, 1.0)] * 3], bits="equal", saved="refused: version is 3"), ""),
-    (dict(taken=[[(1.0, 1.1)] * 3], bits="equal", saved="equal"), "slower"),
-    (dict(taken=[[(1.0, 0.9)] * 3], bits="equal", saved="equal"), "faster"),
-    (dict(taken=[[(1.0, 1.0)] * 3], bits="1.2e-07", saved="equal"), "bits: 1.2e-07"),
-    (dict(taken=[[(1.0, 1.0)] * 3], bits="equal", saved="fails: KeyError: 'x'"), "saved: fails: KeyError: 'x'"),
-    (dict(taken=[[(1.0, 1.0)] * 3], bits="equal", saved="3.0e-08"), "saved: 3.0e-08"),
-    (dict(bits="no result: ended with status -11"), "absent, bits: no result: ended with status -11")])
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (dict(taken=[[(1.0, 1.0)] * 3], bits="equal", saved="equal"), ""),
+        (dict(taken=[[(1.0, 1.0)] * 3], bits="equal", saved="refused: version is 3"), ""),
+        (dict(taken=[[(1.0, 1.1)] * 3], bits="equal", saved="equal"), "slower"),
+        (dict(taken=[[(1.0, 0.9)] * 3], bits="equal", saved="equal"), "faster"),
+        (dict(taken=[[(1.0, 1.0)] * 3], bits="1.2e-07", saved="equal"), "bits: 1.2e-07"),
+        (dict(taken=[[(1.0, 1.0)] * 3], bits="equal", saved="fails: KeyError: 'x'"), "saved: fails: KeyError: 'x'"),
+        (dict(taken=[[(1.0, 1.0)] * 3], bits="equal", saved="3.0e-08"), "saved: 3.0e-08"),
+        (dict(bits="no result: ended with status -11"), "absent, bits: no result: ended with status -11"),
+    ],
+)
 def test_what_counts_as_a_change(given, said):
     words, changed = told([row(**given)], "old", "new")
     assert changed == bool(said) and (f"NOT THE SAME  minilm exact 1x16: {said}\n" in words + "\n") == changed
@@ -125,10 +133,12 @@ def test_noise_is_said():
 
 # ---- trees
 
+
 class Told:
     """A tree that answers as it was told to, and remembers what it was asked."""
 
-    def __init__(self, name, **answers): self.name, self.answers, self.asked = name, answers, []
+    def __init__(self, name, **answers):
+        self.name, self.answers, self.asked = name, answers, []
 
     def ask(self, word, **given):
         self.asked.append((word, *given.values()))
@@ -160,7 +170,7 @@ def test_a_calibration_is_taken_where_features_and_packages_are_the_same(tmp_pat
     del given["linear.dense"]
     Machine(given, **own).save(machine_file())
     assert inside.priced()["wrong"] == f"{machine_file()}: it lacks prices of linear.dense"
-    assert inside.unusable(machine_file()) is None          # each side would measure what it lacks
+    assert inside.unusable(machine_file()) is None  # each side would measure what it lacks
     machine_file().unlink()
     made(numpy="another").save(file)
     assert "other versions" in inside.adopt(str(file)) and not machine_file().exists()
@@ -177,7 +187,8 @@ def test_a_workload_asks_the_model_how_long_texts_may_be(tmp_path):
     checkpoint = Checkpoint.open(checkpoints.write(tmp_path, max_position_embeddings=40))
     named = SimpleNamespace(positions=checkpoint.positions, config={"n_positions": 40}, tokenizer=checkpoint.tokenizer)
     assert workloads.made("1x40", named, None, 0).shape == [1, 40]
-    with pytest.raises(InputError, match="of 1 to 40 tokens"): workloads.made("1x41", named, None, 0)
+    with pytest.raises(InputError, match="of 1 to 40 tokens"):
+        workloads.made("1x41", named, None, 0)
 
 
 def test_another_point_of_the_same_front_is_taken(tmp_path, capsys):
@@ -195,17 +206,22 @@ def test_another_point_of_the_same_front_is_taken(tmp_path, capsys):
 
 def test_other_programs_are_also_run_as_the_first_found_them(monkeypatch):
     tree = lambda name: SimpleNamespace(name=name, cache=Path(name), find=lambda program, model: Path(name) / program)
-    monkeypatch.setattr(paired, "served",
-                        lambda name, checkpoint, works, found, trees, given: [(name, *map(str, found))])
+    monkeypatch.setattr(
+        paired, "served", lambda name, checkpoint, works, found, trees, given: [(name, *map(str, found))]
+    )
     trees, checkpoint = [tree("a"), tree("b")], SimpleNamespace(name="m", directory="m")
-    for same, rows in ((Path("b/front/1"), [("int8", "a/int8", "b/front/1")]),
-                       (None, [("int8", "a/int8", "b/int8"), ("int8 of a", "a/int8", "a/int8")])):
+    for same, rows in (
+        (Path("b/front/1"), [("int8", "a/int8", "b/front/1")]),
+        (None, [("int8", "a/int8", "b/int8"), ("int8 of a", "a/int8", "a/int8")]),
+    ):
         monkeypatch.setattr(paired, "alike", lambda *given, same=same: same)
         assert paired.compared("int8", checkpoint, [], trees, None) == rows
 
 
 def test_a_saved_program_may_be_refused_but_not_fail(monkeypatch):
-    def refuses(job, tree): raise Absent(tree)
+    def refuses(job, tree):
+        raise Absent(tree)
+
     monkeypatch.setattr(paired, "opened", refuses)
     assert paired.resaved(None, "InputError: a: version is 3", None) == "refused: a: version is 3"
     assert paired.resaved(None, "KeyError: 'version'", None) == "fails: KeyError: 'version'"
@@ -236,13 +252,15 @@ def test_a_process_that_hangs_is_ended(tmp_path, monkeypatch):
 def repository(tmp_path_factory):
     """A repository with this tree as its commit, a small BERT, and a program of it."""
     place = tmp_path_factory.mktemp("paired")
-    for name in trees.PACKAGES: shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in trees.PACKAGES:
+        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
     (place / "opmatrix" / "runtime" / "program.py").open("a").write(PLANTED.format(call=1e-3, factor=1.0))
     who = ["-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "as it was"]):
         subprocess.run(["git", "-C", place, *words], check=True)
-    checkpoint = Checkpoint.open(checkpoints.write(place.with_name(f"{place.name}-small"), num_hidden_layers=1,
-                                                    max_position_embeddings=160))
+    checkpoint = Checkpoint.open(
+        checkpoints.write(place.with_name(f"{place.name}-small"), num_hidden_layers=1, max_position_embeddings=160)
+    )
     structure = searched.structure(checkpoint.operator(), batch=Batch([[3, 4, 5]]))
     structure.program({})[0].save(place.with_name(f"{place.name}-program"))
     return place
@@ -262,7 +280,9 @@ def run(repository, monkeypatch, tmp_path):
         places = ["--models", f"{repository}-small", "--csv", str(tmp_path / "out.csv")]
         monkeypatch.setattr(sys, "argv", ["paired.py", *given, *places, *words])
         status = paired.main()
-        with (tmp_path / "out.csv").open(newline="") as file: return status, [*csv.DictReader(file)]
+        with (tmp_path / "out.csv").open(newline="") as file:
+            return status, [*csv.DictReader(file)]
+
     return run
 
 
@@ -273,7 +293,8 @@ def test_a_planted_change_is_seen(repository, run, capsys):
     try:
         file.write_text(before + PLANTED.format(call=5e-5, factor=1.000001))
         status, [row] = run("HEAD")
-    finally: file.write_text(before)
+    finally:
+        file.write_text(before)
     assert status == 1 and row["verdict"] == "slower" and float(row["ratio"]) == pytest.approx(1.05)
     assert 1e-7 < float(row["bits"]) < 1e-5 and row["saved"] == row["bits"]
     assert "and 1 files changed since" in (said := capsys.readouterr().out) and "NOT THE SAME" in said
@@ -283,19 +304,29 @@ def test_a_commit_is_the_same_as_itself(run, capsys):
     status, [row] = run("HEAD", "HEAD")
     assert status == 0 and float(row["ratio"]) == 1
     assert (row["verdict"], row["bits"], row["saved"]) == ("same", "equal", "equal")
-    assert "no change: equal bits and narrow intervals that reach into 1.00 ± 0.02 in 1 of 1 rows" in capsys.readouterr(
-        ).out
+    assert (
+        "no change: equal bits and narrow intervals that reach into 1.00 ± 0.02 in 1 of 1 rows"
+        in capsys.readouterr().out
+    )
 
 
-@pytest.mark.parametrize("words, said", [
-    (["no-such"], "no-such: no commit of"), (["--", "--output=x"], "--output=x: no commit of"),
-    (["HEAD", "--only", "fp8"], "--only fp8: exact, bf16"), (["HEAD", "--rounds", "2"], "--rounds 2: 3 to"),
-    (["HEAD", "--models", ","], "--models: it names nothing"), (["HEAD", "--patience", "-1"], "--patience -1.0: 0 to"),
-    (["HEAD", "--csv", "nowhere/out.csv"], "--csv nowhere/out.csv: it is to be"),
-    (["HEAD", "--keep", __file__], f"--keep {__file__}: it is no directory")])
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["no-such"], "no-such: no commit of"),
+        (["--", "--output=x"], "--output=x: no commit of"),
+        (["HEAD", "--only", "fp8"], "--only fp8: exact, bf16"),
+        (["HEAD", "--rounds", "2"], "--rounds 2: 3 to"),
+        (["HEAD", "--models", ","], "--models: it names nothing"),
+        (["HEAD", "--patience", "-1"], "--patience -1.0: 0 to"),
+        (["HEAD", "--csv", "nowhere/out.csv"], "--csv nowhere/out.csv: it is to be"),
+        (["HEAD", "--keep", __file__], f"--keep {__file__}: it is no directory"),
+    ],
+)
 def test_bad_options_are_refused(words, said, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["paired.py", *words])
-    with pytest.raises(InputError) as error: paired.main()
+    with pytest.raises(InputError) as error:
+        paired.main()
     assert str(error.value).startswith(said)
 
 

@@ -1,5 +1,6 @@
 """What all benchmarks share: they start from anywhere, refuse in a line, and judge their figures. Nothing is timed
 here."""
+
 import json
 import os
 import sys
@@ -31,7 +32,8 @@ EMPTY = {name: value for name, value in os.environ.items() if name not in ("PYTH
 def ran(tmp_path_factory):
     """A benchmark as it is started by hand, in another folder, with nothing that says where the packages are."""
     place = tmp_path_factory.mktemp("elsewhere")
-    with Forks(place, EMPTY) as run: yield lambda name, *words: run(place, HERE / name, *words)
+    with Forks(place, EMPTY) as run:
+        yield lambda name, *words: run(place, HERE / name, *words)
 
 
 def test_every_benchmark_starts(ran):
@@ -48,15 +50,18 @@ def test_no_benchmark_is_called_like_a_package():
 
 BAD = "this is no such file"
 REFUSED = [
-    ("extraction.py", ["nowhere"], "DIR: nowhere: it is no directory"), ("extraction.py", [], "nothing to extract"),
+    ("extraction.py", ["nowhere"], "DIR: nowhere: it is no directory"),
+    ("extraction.py", [], "nothing to extract"),
     ("extraction.py", ["{folder}"], "bad.json: no JSON"),
     ("peer_laws.py", ["nowhere.csv"], "file: nowhere.csv: No such file"),
     ("peer_laws.py", ["{folder}/bad.json"], "the columns lhs, rhs, truth are missing"),
     ("peer_laws.py", ["{folder}/bytes"], "byte 0 is not UTF-8"),
     ("prediction.py", ["--machine", "{folder}/bad.json"], "give what `opmatrix calibrate` saved here"),
     ("selection.py", ["nowhere"], "directory: nowhere: it is no directory"),
-    ("selection.py", ["{folder}"], "it holds no patterns"), ("stated.py", ["{folder}"], "report.json: No such file"),
-    ("gain.py", ["--model", "nowhere"], "nowhere: neither"), ("ranking.py", ["--model", "nowhere"], "nowhere: neither"),
+    ("selection.py", ["{folder}"], "it holds no patterns"),
+    ("stated.py", ["{folder}"], "report.json: No such file"),
+    ("gain.py", ["--model", "nowhere"], "nowhere: neither"),
+    ("ranking.py", ["--model", "nowhere"], "nowhere: neither"),
     ("sparse.py", ["--model", "{folder}"], "config.json"),
     ("whole.py", ["--rounds", "0"], "--rounds: 0: a whole number from 1 on"),
     ("spectra.py", ["--subspaces", "3,9"], "--subspaces 3: more than --count 4"),
@@ -70,7 +75,8 @@ REFUSED = [
     ("partitions.py", ["--count", "0"], "--count: 0: a whole number from 1 on"),
     ("pipelines.py", ["--pipelines", "1f1b:3+3"], "--pipelines 1f1b:3+3: a schedule and the layers of 4 stages"),
     ("local_plans.py", ["--width", "30"], "--width 30: a multiple of 4"),
-    ("models.py", ["--types", "float8"], "--types float8: float32")]
+    ("models.py", ["--types", "float8"], "--types float8: float32"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -89,32 +95,57 @@ def test_what_is_refused_is_one_line(ran, folder):
         assert lines[0].startswith(f"{name}: ") and said in lines[0], f"{name} {words}: {errors}"
 
 
-@pytest.mark.parametrize("kind, text, value", [
-    ("count", "7", 7), ("count", "0", None), ("count", "x", None), ("whole", "0", 0), ("whole", "-1", None),
-    ("whole", "1.5", None),
-    ("share", "0.5", 0.5), ("share", "0", None), ("share", "6.26", None), ("share", "nan", None),
-    ("positive", "inf", None),
-    ("shape", "8x128", (8, 128)), ("shape", "8", None), ("shape", "0x3", None)])
+@pytest.mark.parametrize(
+    "kind, text, value",
+    [
+        ("count", "7", 7),
+        ("count", "0", None),
+        ("count", "x", None),
+        ("whole", "0", 0),
+        ("whole", "-1", None),
+        ("whole", "1.5", None),
+        ("share", "0.5", 0.5),
+        ("share", "0", None),
+        ("share", "6.26", None),
+        ("share", "nan", None),
+        ("positive", "inf", None),
+        ("shape", "8x128", (8, 128)),
+        ("shape", "8", None),
+        ("shape", "0x3", None),
+    ],
+)
 def test_an_option_out_of_range_is_refused(kind, text, value):
     parser = command.Parser("What it does.", table=False)
     parser.add_argument("--it", type=getattr(command, kind))
-    if value is not None: assert parser.parse_args(["--it", text]).it == value
+    if value is not None:
+        assert parser.parse_args(["--it", text]).it == value
     else:
-        with pytest.raises(InputError, match=f"--it: {text}: "): parser.parse_args(["--it", text])
+        with pytest.raises(InputError, match=f"--it: {text}: "):
+            parser.parse_args(["--it", text])
 
 
-@pytest.mark.parametrize("given, verdict", [
-    (dict(value=0.8, least=0.7), "met"), (dict(value=0.6, least=0.7), "missed"), (dict(value=3.0, most=3), "met"),
-    (dict(value=3.1, most=3), "missed"), (dict(value=5.0), ""), (dict(value=2.0, least=1, most=3), "met"),
-    (dict(value=0.72, least=0.7, spread=0.1), "not measured here: the bar lies within the spread"),
-    (dict(value=0.72, least=0.7, spread=0.05), "met"), (dict(value=1.2, most=1, spread=0.2), "missed"),
-    (dict(value=6.26, least=0.7, ceiling=1), "impossible: beyond 1, so it was measured wrongly"),
-    (dict(value=-0.1, most=0.7, ceiling=1), "impossible: beyond 1, so it was measured wrongly"),
-    (dict(value=1.03, least=0.7, ceiling=1), "met"),
-    (dict(value=None, least=1, why="no torch"), "not measured here: no torch"),
-    (dict(value=nan, least=1), "not measured here: no number came out"),
-    (dict(value=inf, least=1), "not measured here: no number came out")])
-def test_a_figure_is_judged_by_its_bar(given, verdict): assert Figure("speed", **given).verdict == verdict
+@pytest.mark.parametrize(
+    "given, verdict",
+    [
+        (dict(value=0.8, least=0.7), "met"),
+        (dict(value=0.6, least=0.7), "missed"),
+        (dict(value=3.0, most=3), "met"),
+        (dict(value=3.1, most=3), "missed"),
+        (dict(value=5.0), ""),
+        (dict(value=2.0, least=1, most=3), "met"),
+        (dict(value=0.72, least=0.7, spread=0.1), "not measured here: the bar lies within the spread"),
+        (dict(value=0.72, least=0.7, spread=0.05), "met"),
+        (dict(value=1.2, most=1, spread=0.2), "missed"),
+        (dict(value=6.26, least=0.7, ceiling=1), "impossible: beyond 1, so it was measured wrongly"),
+        (dict(value=-0.1, most=0.7, ceiling=1), "impossible: beyond 1, so it was measured wrongly"),
+        (dict(value=1.03, least=0.7, ceiling=1), "met"),
+        (dict(value=None, least=1, why="no torch"), "not measured here: no torch"),
+        (dict(value=nan, least=1), "not measured here: no number came out"),
+        (dict(value=inf, least=1), "not measured here: no number came out"),
+    ],
+)
+def test_a_figure_is_judged_by_its_bar(given, verdict):
+    assert Figure("speed", **given).verdict == verdict
 
 
 def test_figures_are_printed_and_written(tmp_path, capsys):
@@ -122,8 +153,13 @@ def test_figures_are_printed_and_written(tmp_path, capsys):
     concluded(SimpleNamespace(figures=tmp_path / "out.json"), figures)
     assert [Figure(**each) for each in json.loads((tmp_path / "out.json").read_text())] == [*figures]
     said = capsys.readouterr().out
-    assert ("0.5 x" in said and "± 2.0 %" in said and "≥ 0.4" in said and "met" in said
-            and "not measured here: no data" in said)
+    assert (
+        "0.5 x" in said
+        and "± 2.0 %" in said
+        and "≥ 0.4" in said
+        and "met" in said
+        and "not measured here: no data" in said
+    )
 
 
 def test_too_few_times_have_no_spread():
@@ -132,6 +168,7 @@ def test_too_few_times_have_no_spread():
 
 
 # ---- products
+
 
 def asked(monkeypatch, *words):
     monkeypatch.setattr(sys, "argv", ["crossovers.py", *words])
@@ -142,33 +179,59 @@ def test_a_quick_run_keeps_the_options_that_are_given(monkeypatch):
     given = asked(monkeypatch, "--quick", "--shapes", "64x128", "--densities", "0.25", "--decode", "1")
     assert (given.shapes, given.densities, given.decode) == (["64x128"], [0.25], 1.0)
     assert {task for task, *_ in crossovers.tasks(given)} == {("64x128", "random", 0.25, (1, 128))}
-    assert len(crossovers.tasks(asked(monkeypatch,
-                                      "--quick"))) < len(crossovers.tasks(asked(monkeypatch, "--shapes", "64x128")))
+    assert len(crossovers.tasks(asked(monkeypatch, "--quick"))) < len(
+        crossovers.tasks(asked(monkeypatch, "--shapes", "64x128"))
+    )
     assert not asked(monkeypatch, "--quick").decode and asked(monkeypatch).decode
 
 
 def test_the_whole_grid_alone_holds_the_bars(monkeypatch):
-    held = {words: any(task[0] == "4096x4096" for task, *_ in crossovers.tasks(asked(monkeypatch, *words)))
-            for words in ((), ("--quick",), ("--structures", "random"), ("--bars",))}
+    held = {
+        words: any(task[0] == "4096x4096" for task, *_ in crossovers.tasks(asked(monkeypatch, *words)))
+        for words in ((), ("--quick",), ("--structures", "random"), ("--bars",))
+    }
     assert held == {(): True, ("--quick",): False, ("--structures", "random"): False, ("--bars",): True}
 
 
 def row(form, provider, at, seconds, structure="random", rows=128):
-    return dict(shape="64x128", rows=rows, structure=structure, density=at, format=form, provider=provider, threads=1,
-                median_s=seconds,
-                min_s=seconds, bytes=1, error=0.0, rounds=[seconds] * 5, spread=0.0)
+    return dict(
+        shape="64x128",
+        rows=rows,
+        structure=structure,
+        density=at,
+        format=form,
+        provider=provider,
+        threads=1,
+        median_s=seconds,
+        min_s=seconds,
+        bytes=1,
+        error=0.0,
+        rounds=[seconds] * 5,
+        spread=0.0,
+    )
 
 
 class Reads:
     """A process that multiplies at a share of the speed of reading."""
+
     provider, threads = "ours", 1
-    def __init__(self, share): self.share = share
-    def ask(self, what, /, **given): return 1 << 30, 9e9, 1e10, [0.1, *[self.share] * 7, 99.0]
+
+    def __init__(self, share):
+        self.share = share
+
+    def ask(self, what, /, **given):
+        return 1 << 30, 9e9, 1e10, [0.1, *[self.share] * 7, 99.0]
 
 
-@pytest.mark.parametrize("share, size, said", [
-    (0.8, 4, "met"), (0.5, 4, "missed"), (6.26, 4, "impossible: beyond 1, so it was measured wrongly"),
-    (0.8, 1, "not measured here: 64 MiB are less than twice the last cache of 64 MiB")])
+@pytest.mark.parametrize(
+    "share, size, said",
+    [
+        (0.8, 4, "met"),
+        (0.5, 4, "missed"),
+        (6.26, 4, "impossible: beyond 1, so it was measured wrongly"),
+        (0.8, 1, "not measured here: 64 MiB are less than twice the last cache of 64 MiB"),
+    ],
+)
 def test_no_product_reads_faster_than_memory(share, size, said, monkeypatch):
     monkeypatch.setattr(crossovers, "caches", lambda: [1 << 15, 64 << 20])
     monkeypatch.setattr(crossovers.peaks, "free_memory", lambda: 1 << 40)
@@ -177,8 +240,11 @@ def test_no_product_reads_faster_than_memory(share, size, said, monkeypatch):
 
 
 def test_bars_are_figures_of_the_first_number_of_threads(capsys):
-    rows = [row(form, who, at, seconds) for at in (0.1, 0.4, 0.8)
-            for form, who, seconds in (("dense", "numpy", 8.0), ("csr", "ours", 2.0))]
+    rows = [
+        row(form, who, at, seconds)
+        for at in (0.1, 0.4, 0.8)
+        for form, who, seconds in (("dense", "numpy", 8.0), ("csr", "ours", 2.0))
+    ]
     figures = {each.what: each for each in crossovers.report(Table(rows), [1])}
     assert figures["CSR at 0.1 against dense"].verdict == "met" and figures["CSR at 0.1 against dense"].value == 4.0
     assert figures["CSR: density up to which it beats dense float32"].value == 0.8, "it wins as far as was measured"
@@ -193,19 +259,23 @@ def test_the_legend_lies_beside_the_panels(tmp_path):
     figure = plot(Table(rows), tmp_path / "out.png")
     legend, edge = figure.legends[0].get_window_extent(), figure.get_window_extent()
     assert (tmp_path / "out.png").exists() and legend.x1 <= edge.x1 and legend.y0 >= edge.y0, "nothing of it is cut off"
-    for part in (*figure.axes, figure.texts[0]): assert not part.get_window_extent().overlaps(legend)
+    for part in (*figure.axes, figure.texts[0]):
+        assert not part.get_window_extent().overlaps(legend)
 
 
 # ---- prediction
+
 
 def test_one_matrix_of_each_format_is_enough(monkeypatch, tmp_path, capsys):
     """Its products get made-up seconds."""
     from formats import FORMATS
     from formats.machine import calibration
     from formats.machine.model import Machine
+
     monkeypatch.setattr(Machine, "load", lambda file, catalogue: standin.machine())
-    monkeypatch.setattr(calibration, "measured",
-                        lambda catalogue, cases, most: [(kernel, sizes, 1e-4) for kernel, sizes, _ in cases])
+    monkeypatch.setattr(
+        calibration, "measured", lambda catalogue, cases, most: [(kernel, sizes, 1e-4) for kernel, sizes, _ in cases]
+    )
     monkeypatch.setattr("formats.FORMATS", {name: FORMATS[name] for name in ("dense", "csr")})
     table = prediction.measured(tmp_path, 1)
     assert {row[0] for row in table} == {"dense", "csr"} and {row[5] for row in table} == {0.0}, "the even matrix"
@@ -217,7 +287,8 @@ def test_one_matrix_of_each_format_is_enough(monkeypatch, tmp_path, capsys):
 
 def test_a_calibration_of_elsewhere_is_refused(tmp_path):
     (tmp_path / "machine.json").write_text("{}")
-    with pytest.raises(InputError, match=r"machine\.json"): prediction.measured(tmp_path / "machine.json", 1)
+    with pytest.raises(InputError, match=r"machine\.json"):
+        prediction.measured(tmp_path / "machine.json", 1)
 
 
 def test_two_techniques_against_each_alone():
@@ -225,15 +296,25 @@ def test_two_techniques_against_each_alone():
     losses add."""
     import interactions
     from interactions import Outcome, apart, figures, narrow, ordered, structure
-    assert [*ordered(["int8", "2:4", "units"])] == [("2:4", "int8"), ("2:4", "units"), ("units", "int8"),
-                                                   ("units", "2:4")]
-    assert len([*ordered(interactions.NAMES)]) == 41        # 5 x 4 structures, 5 x 3 with numbers, 3 x 2 numbers
-    assert [narrow(structure(name, 64, 64), "int8").format for name in interactions.FITS] == ["lowrankint8", "nmint8",
-                                                                                             "int8"]
+
+    assert [*ordered(["int8", "2:4", "units"])] == [
+        ("2:4", "int8"),
+        ("2:4", "units"),
+        ("units", "int8"),
+        ("units", "2:4"),
+    ]
+    assert len([*ordered(interactions.NAMES)]) == 41  # 5 x 4 structures, 5 x 3 with numbers, 3 x 2 numbers
+    assert [narrow(structure(name, 64, 64), "int8").format for name in interactions.FITS] == [
+        "lowrankint8",
+        "nmint8",
+        "int8",
+    ]
     one, other = Outcome(0.5, 0.5, 0.3, 0.1, 1.0), Outcome(0.4, 0.2, 0.4, 0.2, -0.5)
     assert apart(one, other) == pytest.approx((0.2, 0.1, 0.5, 0.3, 0.5))
-    found = figures({"2:4": one, "units": other}, {("2:4", "units"): apart(one, other),
-                                                   ("units", "2:4"): Outcome(0.4, 0.1, 0.6, 0.15, 0.0)})
+    found = figures(
+        {"2:4": one, "units": other},
+        {("2:4", "units"): apart(one, other), ("units", "2:4"): Outcome(0.4, 0.1, 0.6, 0.15, 0.0)},
+    )
     assert [each.value for each in found[:3]] == pytest.approx([1.5, 1.0, 1.1])
     assert found[-1].value == pytest.approx(2.0)
 
@@ -245,11 +326,13 @@ def test_families_are_tried_at_several_sizes():
     import widths
 
     from opmatrix.models import FAMILIES
+
     made = [*widths.cases([*widths.FAMILIES])]
     known = {widths.FAMILIES[each.family].says.get("model_type", each.family) for each in made}
     assert known == FAMILIES.keys() - {"transformer", "PanguProMoE", "pr_moe", "deepseek_v3"}
     assert all(sum(each.family == name for each in made) >= 2 for name in widths.FAMILIES)
     assert widths.right(widths.Found("exact", 9e-6, 0.0), 0.0) and not widths.right(
-        widths.Found("exact", 2e-5, 0.0), 0.0)
+        widths.Found("exact", 2e-5, 0.0), 0.0
+    )
     assert widths.right(widths.Found("int8", 0.02, 0.011), 0.02)
     assert not widths.right(widths.Found("int8", 0.03, 0.011), 0.02)

@@ -1,5 +1,6 @@
 """What CONTRIBUTING.md says is so: its commands are those of CI, its recipes run, and what is declared lies where it
 says."""
+
 import re
 import shutil
 import subprocess
@@ -27,7 +28,7 @@ TEXT = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 ROW = r"^\| an? ([\w ]+) \| `([\w/.]+)` \| \[[\w/.]+\]\(([\w/.]+)\) \|$"
 ROWS = {what: (place, page) for what, place, page in re.findall(ROW, TEXT, re.M)}
 PAGES = sorted((ROOT / "docs").glob("add_a*_*.md"))
-TESTED = "add_a_kernel", "add_an_activation", "add_a_schedule", "add_a_stage"          # in files of their own
+TESTED = "add_a_kernel", "add_an_activation", "add_a_schedule", "add_a_stage"  # in files of their own
 
 
 def source(thing):
@@ -35,21 +36,26 @@ def source(thing):
     return Path(sys.modules[thing.__module__].__file__).relative_to(ROOT)
 
 
-DECLARED = {"law": [source(each.body) for each in EXACT_LAWS],
-            "storage format": [source(each) for each in FORMATS.values()],
-            "property": [source(each.sides) for each in PROPERTIES.values()],
-            "family of models": [source(each) for each in FAMILIES.values()],
-            "stage of an epilogue": [source(each) for each in STAGES],
-            "kernel": [source(each.function) for each in KERNELS.values()],
-            "activation": [source(each.function) for each in ACTIVATIONS.values()],
-            "function or other node kind": [source(each.body) for each in LASTING.values()
-                                            if each.body.__module__.startswith("opmatrix.")],
-            "monoid": [source(each) for each in MONOIDS if "." not in each.__name__],      # a finish is its monoid's
-            "attention pattern": [*(source(each.sees) for each in NAMED_PATTERNS.values()),
-                                  *(source(each) for each in NUMBERED_PATTERNS.values())],
-            "CLI command": [source(each.callback) for each in app.registered_commands],
-            "schedule of a pipeline": [source(each.tasks) for each in SCHEDULES.values()],
-            "machine": [FILE.relative_to(ROOT)] * len(datasheets())}
+DECLARED = {
+    "law": [source(each.body) for each in EXACT_LAWS],
+    "storage format": [source(each) for each in FORMATS.values()],
+    "property": [source(each.sides) for each in PROPERTIES.values()],
+    "family of models": [source(each) for each in FAMILIES.values()],
+    "stage of an epilogue": [source(each) for each in STAGES],
+    "kernel": [source(each.function) for each in KERNELS.values()],
+    "activation": [source(each.function) for each in ACTIVATIONS.values()],
+    "function or other node kind": [
+        source(each.body) for each in LASTING.values() if each.body.__module__.startswith("opmatrix.")
+    ],
+    "monoid": [source(each) for each in MONOIDS if "." not in each.__name__],  # a finish is its monoid's
+    "attention pattern": [
+        *(source(each.sees) for each in NAMED_PATTERNS.values()),
+        *(source(each) for each in NUMBERED_PATTERNS.values()),
+    ],
+    "CLI command": [source(each.callback) for each in app.registered_commands],
+    "schedule of a pipeline": [source(each.tasks) for each in SCHEDULES.values()],
+    "machine": [FILE.relative_to(ROOT)] * len(datasheets()),
+}
 
 
 def test_every_recipe_is_listed():
@@ -60,8 +66,9 @@ def test_every_recipe_is_listed():
 def test_what_there_is_lies_where_it_says(what):
     """From the listing of folders alone: the place has the thing's name, and holds all that there are of it."""
     place, page = ROWS[what]
-    assert any(word[:6].lower() in place for word in what.split()
-               if len(word) > 2) and place in (ROOT / page).read_text("utf-8")
+    assert any(word[:6].lower() in place for word in what.split() if len(word) > 2) and place in (
+        ROOT / page
+    ).read_text("utf-8")
     assert DECLARED[what] and all(file.is_relative_to(place.rstrip("/")) for file in DECLARED[what])
 
 
@@ -88,8 +95,8 @@ def follow(page, root):
     line, listed, entry = re.search(f"`formats/storage/catalogue.py`: {where}", text).groups()
     said = catalogue.read_text("utf-8")
     said = re.sub(r"^(?=from formats.storage.vector)", f"{line}\n", said, count=1, flags=re.M)
-    said = re.sub(r"(__all__ = \[.*?)\]", rf"\1, {listed}]", said, count=1, flags=re.S)
-    catalogue.write_text(re.sub(r"(FORMATS: .*?)\)\}", rf"\1, {entry})}}", said, count=1, flags=re.S), "utf-8")
+    said = re.sub(r"(__all__ = \[.*?),?\s*\]", rf"\1, {listed}]", said, count=1, flags=re.S)
+    catalogue.write_text(re.sub(r"(FORMATS: .*?),?\s*\)\s*\}", rf"\1, {entry})}}", said, count=1, flags=re.S), "utf-8")
     return ".".join(file.with_suffix("").parts)
 
 
@@ -97,9 +104,11 @@ def test_a_new_format_is_where_its_page_puts_it(tmp_path):
     """The page, word for word: the format is found, holds what formats promise, and is priced by more than zeros."""
     shutil.copytree(ROOT / "formats", tmp_path / "formats", ignore=shutil.ignore_patterns("*.pyc.*"))
     module = follow(ROOT / "docs/add_a_format.md", tmp_path)
-    script = (f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport numpy as np\nimport formats\n"
-              f"import {module}\nfound = formats.FORMATS[{module!r}.rpartition('.')[2]]\n"
-              "found.check(np.random.default_rng(0))\nassert all(found.work) and found.__name__ in formats.__all__\n")
+    script = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport numpy as np\nimport formats\n"
+        f"import {module}\nfound = formats.FORMATS[{module!r}.rpartition('.')[2]]\n"
+        "found.check(np.random.default_rng(0))\nassert all(found.work) and found.__name__ in formats.__all__\n"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert not done.returncode, done.stderr
 
@@ -109,6 +118,7 @@ def test_no_format_is_forgotten():
     import tomllib
 
     import formats
+
     overrides = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["mypy"]["overrides"]
     untyped = {module for each in overrides for module in each["module"] if module.startswith("formats.")}
     tables = (ROOT / "docs/tables.md").read_text("utf-8")

@@ -1,4 +1,5 @@
 """Every example in a docstring gives what it shows."""
+
 import doctest
 from importlib import import_module
 

@@ -1,5 +1,6 @@
 """`import opmatrix as om` is all that a first program needs: what it shows, what it costs, and that its help is
 enough."""
+
 import doctest
 import os
 import pydoc
@@ -18,22 +19,42 @@ from formats.core.errors import InputError
 from rewrites import run
 
 TABLE = re.findall(r"^    (\w+)  +(\w+(?:, \w+)*)$", om.__doc__, re.M)
-WANTED = ("optimize", "load", "Program", "Batch", "open_model", "select", "laws", "prove", "schedule", "weight", "relu",
-          "product",
-          "transpose", "sum_heads")
+WANTED = (
+    "optimize",
+    "load",
+    "Program",
+    "Batch",
+    "open_model",
+    "select",
+    "laws",
+    "prove",
+    "schedule",
+    "weight",
+    "relu",
+    "product",
+    "transpose",
+    "sum_heads",
+)
 
 
 def python(script, *paths, status=0, beside=True):
     """The output of a script in a process of its own, which finds modules in these folders first; its errors where it
     ends with a status. Without `beside` ours are in these folders alone."""
-    path = [*paths, *([ROOT] if beside else [])]            # -c looks where it runs first
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=path[0], timeout=120,
-                          env={"PYTHONPATH": os.pathsep.join(map(str, path))})
+    path = [*paths, *([ROOT] if beside else [])]  # -c looks where it runs first
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=path[0],
+        timeout=120,
+        env={"PYTHONPATH": os.pathsep.join(map(str, path))},
+    )
     assert done.returncode == status, done.stderr
     return done.stderr if status else done.stdout
 
 
 # ---- what it shows
+
 
 def test_it_shows_what_people_use_and_nothing_else():
     shown = [name for _, names in TABLE for name in names.split(", ")]
@@ -47,18 +68,26 @@ def test_names_are_the_things_themselves():
     from rewrites.explain.derivations.schedules import schedule
     from rewrites.laws import EXACT_LAWS
     from rewrites.proofs.equations import prove
-    assert (om.optimize, om.Program, om.prove, om.schedule,
-            om.select) == (run.optimize, Program, prove, schedule, select)
+
+    assert (om.optimize, om.Program, om.prove, om.schedule, om.select) == (
+        run.optimize,
+        Program,
+        prove,
+        schedule,
+        select,
+    )
     assert om.laws is EXACT_LAWS and om.load is Program.load and om.transpose is om.turn and om.sum_heads is om.total
 
 
 def test_an_unknown_name_says_where_names_are():
-    with pytest.raises(AttributeError, match=r"no attribute 'optimise': `help\(opmatrix\)` lists"): _ = om.optimise
+    with pytest.raises(AttributeError, match=r"no attribute 'optimise': `help\(opmatrix\)` lists"):
+        _ = om.optimise
 
 
 # ---- what it costs
 
 COUNT = "import sys; before = set(sys.modules); {}; print(*sorted(set(sys.modules) - before))"
+
 
 def test_importing_is_nearly_free():
     """Of the modules that numpy imports it needs a third, of its own none."""
@@ -69,8 +98,10 @@ def test_importing_is_nearly_free():
 
 def test_the_floor_above_is_imported_by_name_alone():
     for used, above in (("relu, om.product, om.Program, om.open_model, om.load", False), ("laws", True)):
-        assert ("rewrites" in {name.split(".")[0]
-                               for name in python(COUNT.format(f"import opmatrix as om; om.{used}")).split()}) == above
+        assert (
+            "rewrites"
+            in {name.split(".")[0] for name in python(COUNT.format(f"import opmatrix as om; om.{used}")).split()}
+        ) == above
 
 
 # ---- packages of somebody else's
@@ -82,7 +113,7 @@ PLACES = pytest.mark.parametrize("file", ["{}.py", "{}/__init__.py"])
 def foreign_module(folder, name, file):
     place = folder / file.format(name)
     place.parent.mkdir(exist_ok=True)
-    place.write_text("raise SystemExit('somebody else\'s')" if "init" in file else "THEIRS = True")
+    place.write_text("raise SystemExit('somebody else's')" if "init" in file else "THEIRS = True")
     return place
 
 
@@ -105,8 +136,10 @@ def test_a_foreign_package_that_was_imported_before_is_named(tmp_path, name):
 def test_a_package_of_ours_that_is_missing_is_named(tmp_path):
     shutil.copytree(ROOT / "opmatrix", tmp_path / "opmatrix")
     said = python("import opmatrix; opmatrix.InputError", tmp_path, status=1, beside=False).splitlines()[-1]
-    assert said == (f"ImportError: opmatrix needs its package formats at {tmp_path / 'formats' / '__init__.py'}, where "
-                    "there is none: install opmatrix again")
+    assert said == (
+        f"ImportError: opmatrix needs its package formats at {tmp_path / 'formats' / '__init__.py'}, where "
+        "there is none: install opmatrix again"
+    )
 
 
 def test_a_folder_of_that_name_without_python_in_it_harms_nobody(tmp_path):
@@ -115,6 +148,7 @@ def test_a_folder_of_that_name_without_python_in_it_harms_nobody(tmp_path):
 
 
 # ---- its help
+
 
 def test_the_examples_of_its_help_are_what_happens():
     runner = doctest.DocTestRunner()
@@ -145,6 +179,7 @@ def test_help_fits_a_screen(name):
 
 def test_help_says_what_every_option_of_optimize_is():
     import inspect
+
     words = set(re.findall(r"^    (\w+(?:, \w+)*)  ", om.optimize.__doc__, re.M))
     assert {name for line in words for name in line.split(", ")} == set(inspect.signature(om.optimize).parameters)
 

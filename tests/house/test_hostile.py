@@ -1,5 +1,6 @@
 """A thousand mutated files of every kind that is read: no code run, no crash, no hang, nothing accepted with other
 numbers."""
+
 import json
 import os
 
@@ -14,7 +15,8 @@ DOCUMENT = {"a": [1, 2.5, "x", {"b": None}], "term": '[["value",0],["heads",[],[
 
 
 @pytest.fixture(scope="module")
-def outcomes(): return [*judged(SEED, 0, FILES)]
+def outcomes():
+    return [*judged(SEED, 0, FILES)]
 
 
 @pytest.mark.deep
@@ -33,19 +35,27 @@ def test_mutations_are_of_every_kind_and_most_are_damage(outcomes):
 
 # ---- what would be seen, is seen
 
+
 def test_mutations_are_the_same_of_the_same_seed(tmp_path):
-    made = [[Mutator(np.random.default_rng([seed, k]), tmp_path).document(DOCUMENT) for k in range(300)]
-            for seed in (1, 1, 2)]
+    made = [
+        [Mutator(np.random.default_rng([seed, k]), tmp_path).document(DOCUMENT) for k in range(300)]
+        for seed in (1, 1, 2)
+    ]
     assert made[0] == made[1] != made[2]
     said = b"\n".join(made[0])
     assert str(tmp_path).encode() in said and b"[[[[[[[" in said and b"CANARY" not in said and b"@raw" not in said
     assert all(any(raw.encode() in text for text in made[0] + made[2]) for raw in ("NaN", "1e999", RAW[0]))
 
 
-FAULTS = {                                                  # what a reader might do, the outcome, and words of it
-    "time.sleep(999)": ("hang", ""), "os.abort()": ("crash", "exit -6"), "bytearray(1 << 36)": ("memory", ""),
-    "1 / 0": ("error", "ZeroDivision"), "float('x')": ("error", "ValueError"), "eval('1')": ("code", "compile"),
-    "os.system('true')": ("code", "os.system"), "subprocess.run(['true'])": ("code", "subprocess"),
+FAULTS = {  # what a reader might do, the outcome, and words of it
+    "time.sleep(999)": ("hang", ""),
+    "os.abort()": ("crash", "exit -6"),
+    "bytearray(1 << 36)": ("memory", ""),
+    "1 / 0": ("error", "ZeroDivision"),
+    "float('x')": ("error", "ValueError"),
+    "eval('1')": ("code", "compile"),
+    "os.system('true')": ("code", "os.system"),
+    "subprocess.run(['true'])": ("code", "subprocess"),
     "open(self.room.parent / 'canary', 'w')": ("code", "open"),
     "self.refused('two\\nlines')": ("error", "no line that names"),
     "self.wanted": ("same", ""),
@@ -92,7 +102,8 @@ def test_what_no_file_may_cause_is_refused(tmp_path):
         try:
             with pytest.raises(PermissionError, match="refused: "):
                 eval(code.replace("CANARY", str(tmp_path / "canary")))
-        finally: watch.on = False
+        finally:
+            watch.on = False
     assert len(watch.caught) == 3 and not any(tmp_path.iterdir())
 
 

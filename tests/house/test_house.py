@@ -1,4 +1,5 @@
 """The house keeps its shape: rooms that point one way, words with one meaning, docstrings that stand alone, types."""
+
 import re
 
 import measures
@@ -22,8 +23,9 @@ def test_rooms_are_few_and_have_an_order():
     assert len(measures.rooms()) <= 31
 
 
-@pytest.mark.parametrize("package, back, typed", [("formats", 2, True), ("opmatrix", BACK, True),
-                                                  ("rewrites", 0, False)])
+@pytest.mark.parametrize(
+    "package, back, typed", [("formats", 2, True), ("opmatrix", BACK, True), ("rewrites", 0, False)]
+)
 def test_rooms_import_from_those_before_them(package, back, typed):
     assert len(arrows := measures.against(order(package), typed)) <= back, arrows
 
@@ -44,8 +46,11 @@ def test_no_table_of_another_package_is_changed():
     assert measures.upward_changes() == []
 
 
-@pytest.mark.parametrize("read, least, most", [(measures.defined, 3, 15), (measures.types, 2, 10)],
-                         ids=["public names in three modules", "type names in two"])
+@pytest.mark.parametrize(
+    "read, least, most",
+    [(measures.defined, 3, 15), (measures.types, 2, 10)],
+    ids=["public names in three modules", "type names in two"],
+)
 def test_one_word_one_meaning(read, least, most):
     assert len(found := measures.listed(measures.homes(read), least)) <= most, "\n".join(found)
 
@@ -64,11 +69,16 @@ def test_types_are_said():
     assert measures.relaxed_lines() <= 0.20
 
 
-@pytest.mark.parametrize("source, wanted", [
-    ("from formats.machine.prices import PRICES\nPRICES['x'] = 1", 1),
-    ("from formats.machine import prices\nprices.PRICES |= {}", 1),
-    ("from formats.machine.running import STARTUP\ndef f(): STARTUP.append(1)", 1),
-    ("from rewrites.laws.law import LAWS\nLAWS['x'] = 1", 0), ("TABLE = {}\nTABLE['x'] = 1", 0)])
+@pytest.mark.parametrize(
+    "source, wanted",
+    [
+        ("from formats.machine.prices import PRICES\nPRICES['x'] = 1", 1),
+        ("from formats.machine import prices\nprices.PRICES |= {}", 1),
+        ("from formats.machine.running import STARTUP\ndef f(): STARTUP.append(1)", 1),
+        ("from rewrites.laws.law import LAWS\nLAWS['x'] = 1", 0),
+        ("TABLE = {}\nTABLE['x'] = 1", 0),
+    ],
+)
 def test_a_change_of_another_package_is_seen(source, wanted, tmp_path, monkeypatch):
     path = tmp_path / "changing.py"
     path.write_text(source)

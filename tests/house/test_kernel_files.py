@@ -1,4 +1,5 @@
 """A kernel is read in one place: its declaration, its law, and its compiled code."""
+
 import ast
 import re
 from importlib import import_module
@@ -14,17 +15,24 @@ from opmatrix.runtime.declarations.kernel import BESIDE, Arguments, kernel
 from opmatrix.runtime.kernels import KERNELS, enter
 
 ROOM = ROOT / "opmatrix/runtime/kernels"
-LANGUAGE = {"flat", "guards", "instances", "kinds", "law", "spelling"}     # what laws are written in
+LANGUAGE = {"flat", "guards", "instances", "kinds", "law", "spelling"}  # what laws are written in
 LAWS = sorted(path for path in (ROOT / "rewrites/laws").glob("*.py") if path.stem not in LANGUAGE)
 READ = {path: ast.parse(path.read_text("utf-8")) for path in sorted(ROOM.glob("*.py"))}
-CLASSES = {node.name: (path, node) for path, tree in READ.items() for node in tree.body
-           if isinstance(node, ast.ClassDef) and node.name in KERNELS}
+CLASSES = {
+    node.name: (path, node)
+    for path, tree in READ.items()
+    for node in tree.body
+    if isinstance(node, ast.ClassDef) and node.name in KERNELS
+}
 
 
 def attributes_of(tree, name):
     """The attributes that a tree reads of a variable."""
-    return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name) and node.value.id == name}
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
+    }
 
 
 def files(name):
@@ -53,8 +61,11 @@ def test_the_index_is_made_of_the_files():
 def test_readings_name_no_other_operands(name):
     """What a reading asks of its arguments is in the signature."""
     declared, (_, node) = KERNELS[name], CLASSES[name]
-    readings = [each for each in node.body if isinstance(each, ast.FunctionDef)
-                and [arg.arg for arg in each.args.args][:1] == ["a"]]
+    readings = [
+        each
+        for each in node.body
+        if isinstance(each, ast.FunctionDef) and [arg.arg for arg in each.args.args][:1] == ["a"]
+    ]
     asked = {name for each in readings for name in attributes_of(each, "a")}
     assert readings and asked <= {*declared.operands, *declared.attributes, *BESIDE}
 
@@ -62,6 +73,7 @@ def test_readings_name_no_other_operands(name):
 def test_mistakes_are_one_line():
     class nothing(Arguments):
         """No readings."""
+
     with pytest.raises(TypeError, match=r"^kernel nothing: it says no run: declare it as those in opmatrix/runtime/ke"):
         kernel()(nothing)
     with pytest.raises(ValueError, match=r"^kernel scale: there is one already; give it another name$"):
@@ -70,4 +82,5 @@ def test_mistakes_are_one_line():
         collect_operands((*STAGES, STAGES[0]))
     with pytest.raises(AttributeError, match=r"^kernel scale\(x; factor\) has no facto; there are x, factor$"):
         _ = KERNELS["scale"].record(x=1, factor=2.0).facto
-    with pytest.raises(TypeError, match=r"^kernel scale\(x; factor\) has no facto$"): KERNELS["scale"].record(facto=2.0)
+    with pytest.raises(TypeError, match=r"^kernel scale\(x; factor\) has no facto$"):
+        KERNELS["scale"].record(facto=2.0)

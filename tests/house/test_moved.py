@@ -1,4 +1,5 @@
 """An import of a module's old name gives the module, and a warning that says its new name."""
+
 import subprocess
 import sys
 
@@ -46,11 +47,15 @@ def test_every_old_name_is_the_module_itself():
     assert run(SAME).endswith("right\n")
 
 
-@pytest.mark.parametrize("statement, warned", [
-    ("from rewrites.law import law", "rewrites.law is rewrites.laws.law"),
-    ("from opmatrix.split import moving", "opmatrix.split.moving is opmatrix.parallel.sharding.redistribute"),
-    ("import opmatrix.partitions.plan", "opmatrix.partitions.plan is opmatrix.parallel.sharding.partition"),
-    ("import formats.machine.threads", "formats.machine.threads is formats.host.threads")])
+@pytest.mark.parametrize(
+    "statement, warned",
+    [
+        ("from rewrites.law import law", "rewrites.law is rewrites.laws.law"),
+        ("from opmatrix.split import moving", "opmatrix.split.moving is opmatrix.parallel.sharding.redistribute"),
+        ("import opmatrix.partitions.plan", "opmatrix.partitions.plan is opmatrix.parallel.sharding.partition"),
+        ("import formats.machine.threads", "formats.machine.threads is formats.host.threads"),
+    ],
+)
 def test_who_imports_an_old_name_is_told(statement, warned):
     assert f"FutureWarning: {warned} since opmatrix 0.21: import it from there" in run(statement)
 

@@ -1,4 +1,5 @@
 """One module, one name; one word, one meaning; imports without circles."""
+
 import ast
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -11,9 +12,12 @@ def statements(body):
     read."""
     for each in body:
         match each:
-            case ast.If(test=ast.Name(id="TYPE_CHECKING")): pass
-            case ast.If() | ast.Try(): yield from statements(each.body + each.orelse)
-            case ast.Import() | ast.ImportFrom(): yield each
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                pass
+            case ast.If() | ast.Try():
+                yield from statements(each.body + each.orelse)
+            case ast.Import() | ast.ImportFrom():
+                yield each
 
 
 def imported(module):
@@ -21,10 +25,12 @@ def imported(module):
     path = MODULES[module]
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
     for each in statements(ast.parse(path.read_text()).body):
-        if isinstance(each, ast.Import): named = [alias.name for alias in each.names]
+        if isinstance(each, ast.Import):
+            named = [alias.name for alias in each.names]
         else:
-            source = ".".join([*package[:len(package) - each.level + 1], each.module or ""] if each.level
-                              else [each.module]).rstrip(".")
+            source = ".".join(
+                [*package[: len(package) - each.level + 1], each.module or ""] if each.level else [each.module]
+            ).rstrip(".")
             named = [inner if (inner := f"{source}.{alias.name}") in MODULES else source for alias in each.names]
         yield from {*named} & {*MODULES} - {module}
 
@@ -52,10 +58,14 @@ def test_one_word_one_meaning():
     modules of laws, a law; in properties, a property; in the room of kernels, a kernel."""
     homes = defaultdict(list)
     for module, path in MODULES.items():
-        if module == "opmatrix.algebra.properties" or module.startswith(KERNELS) or (module.startswith(LAWS)
-                                                            and module != "rewrites.laws.facts"):
+        if (
+            module == "opmatrix.algebra.properties"
+            or module.startswith(KERNELS)
+            or (module.startswith(LAWS) and module != "rewrites.laws.facts")
+        ):
             continue
-        for name in defined(path): homes[name].append(module)
+        for name in defined(path):
+            homes[name].append(module)
     assert not (many := {name: found for name, found in sorted(homes.items()) if len(found) > 2}), many
 
 
@@ -65,5 +75,8 @@ def test_files_are_short():
 
 
 def test_a_room_says_what_it_is_for():
-    assert not [path for path in FILES if path.name == "__init__.py"
-                and not ast.get_docstring(ast.parse(Path(path).read_text()))]
+    assert not [
+        path
+        for path in FILES
+        if path.name == "__init__.py" and not ast.get_docstring(ast.parse(Path(path).read_text()))
+    ]

@@ -1,5 +1,6 @@
 """Notebooks of docs/ are stored with their outputs, and run again from the first cell to the last, beside an installed
 package: with the files of docs/, and nothing else of the repository."""
+
 import shutil
 
 import pytest
@@ -11,12 +12,22 @@ pytest.importorskip("ipykernel", reason="needs peers: ipykernel")
 pytest.importorskip("matplotlib", reason="needs peers: matplotlib")
 
 # of docs/, and how many pictures each has at least
-FILES = {"algebra": 5, "compression": 4, "exploring": 1, "families": 0, "formats": 5, "graphs": 2,
-         "partition": 1, "planner": 3, "training": 3}
+FILES = {
+    "algebra": 5,
+    "compression": 4,
+    "exploring": 1,
+    "families": 0,
+    "formats": 5,
+    "graphs": 2,
+    "partition": 1,
+    "planner": 3,
+    "training": 3,
+}
 
 
 def cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
 
 def pictures(notebook):
     """For each cell, how many pictures it draws."""
@@ -41,9 +52,12 @@ def test_it_is_stored_as_it_ran(stored):
 def beside(tmp_path, monkeypatch):
     """A folder with what lies beside the notebooks, where the packages are found elsewhere."""
     site, docs = tmp_path / "site", tmp_path / "docs"
-    for each in (site, docs): each.mkdir()
-    for package in ("formats", "opmatrix", "rewrites"): (site / package).symlink_to(ROOT / package)
-    for file in (ROOT / "docs").glob("*.json"): shutil.copy(file, docs)
+    for each in (site, docs):
+        each.mkdir()
+    for package in ("formats", "opmatrix", "rewrites"):
+        (site / package).symlink_to(ROOT / package)
+    for file in (ROOT / "docs").glob("*.json"):
+        shutil.copy(file, docs)
     monkeypatch.setenv("PYTHONPATH", str(site))
     return docs
 
@@ -59,7 +73,8 @@ def test_it_says_what_it_needs(tmp_path, monkeypatch):
 def test_it_runs(stored, beside):
     _, notebook, drawn = stored
     again = nbformat.from_dict(notebook.copy())
-    for cell in cells(again): cell.outputs, cell.execution_count = [], None
+    for cell in cells(again):
+        cell.outputs, cell.execution_count = [], None
     place = {"metadata": {"path": beside}}
     nbclient.NotebookClient(again, timeout=300, kernel_name="python3", resources=place).execute()
     assert pictures(again) == pictures(notebook) and sum(pictures(again)) >= drawn

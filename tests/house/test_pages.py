@@ -1,5 +1,6 @@
 """What pages show is what happens, in README.md, docs/ and elsewhere: links lead somewhere, every command is run, every
 block of Python runs, and what was written to be read once is short."""
+
 import doctest
 import re
 import runpy
@@ -22,20 +23,33 @@ from rewrites.cli.commands import app
 from rewrites.metrics import recheck
 from rewrites.workload.resolve import source
 
-PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
-         *sorted((ROOT / "docs").glob("**/*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+    *sorted((ROOT / "docs").glob("**/*.md")),
+]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text("utf-8") for page in PAGES}
 GUIDES = [name for name in TEXTS if name.startswith("docs/guide/")]
-SHORT = ["README.md", "docs/commands.md", "docs/results.md", "docs/add_a_command.md", "docs/add_a_monoid.md",
-         "docs/add_a_pattern.md", "docs/add_a_function.md", "docs/your_own_operator.md", "docs/add_an_activation.md",
-         *GUIDES]
+SHORT = [
+    "README.md",
+    "docs/commands.md",
+    "docs/results.md",
+    "docs/add_a_command.md",
+    "docs/add_a_monoid.md",
+    "docs/add_a_pattern.md",
+    "docs/add_a_function.md",
+    "docs/your_own_operator.md",
+    "docs/add_an_activation.md",
+    *GUIDES,
+]
 FENCED = re.compile(r"^```(.*?)\n(.*?)^```$", re.M | re.S)
 
 
-def prose(text): return FENCED.sub("", text)
+def prose(text):
+    return FENCED.sub("", text)
 
 
 # ---- links and length
+
 
 def anchors(text):
     """The headings of a page as links name them."""
@@ -47,7 +61,8 @@ def anchors(text):
 def test_links_lead_somewhere(name):
     for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", prose(TEXTS[name]))):
         file, _, anchor = target.partition("#")
-        if "://" in file: continue
+        if "://" in file:
+            continue
         page = ((ROOT / name).parent / file).resolve() if file else ROOT / name
         assert page.exists() and page.is_relative_to(ROOT), target
         assert not anchor or anchor in anchors(page.read_text("utf-8")), target
@@ -61,14 +76,20 @@ def test_it_is_read_once(name):
 
 
 def test_every_guide_is_found():
-    assert not [name for name in [*GUIDES, "docs/commands.md", "docs/results.md", "benchmarks/README.md"]
-                if f"]({name}" not in TEXTS["README.md"]]
+    assert not [
+        name
+        for name in [*GUIDES, "docs/commands.md", "docs/results.md", "benchmarks/README.md"]
+        if f"]({name}" not in TEXTS["README.md"]
+    ]
 
 
 # ---- Python
 
-PYTHON = {name: [block for how, block in FENCED.findall(text) if how == "python"] for name, text in TEXTS.items()
-          if name != "README.md" and not name.startswith("docs/add_a")}
+PYTHON = {
+    name: [block for how, block in FENCED.findall(text) if how == "python"]
+    for name, text in TEXTS.items()
+    if name != "README.md" and not name.startswith("docs/add_a")
+}
 PYTHON = {name: blocks for name, blocks in PYTHON.items() if blocks}
 
 
@@ -94,13 +115,20 @@ def test_its_python_runs(name, tmp_path, monkeypatch):
 
 SHELL = [block for text in TEXTS.values() for how, block in FENCED.findall(text) if not how.startswith("python")]
 LINES = sorted({line for block in SHELL for line in block.splitlines() if re.search(r"(^|&& |\| )opmatrix ", line)})
-DEAR = r"explain .*--(full|json)|optimize .*--machine|plan mixtral"       # seconds: of each kind others stay
+DEAR = r"explain .*--(full|json)|optimize .*--machine|plan mixtral"  # seconds: of each kind others stay
 COMMANDS = typer.main.get_command(app).commands
 PAIRS = 'the bank,a bank,4.5\n"the river, dry",river,3.0\na,of,0.25\nruns,the river runs,3.0\n'
 TEXT = "the bird the\ncat 12 the\nthe fish the\n12 3 dog\n"
-SMALL = {"minilm": "./minilm", "minilm/config.json": "./minilm/config.json", "smollm2": "./smollm2.gguf",
-         "128": "8", "0.7:1x16,0.3:8x128": "0.7:1x8,0.3:2x16", "a sentence": "the river", "another": "a bank",
-         "the capital of France is": "the bird"}
+SMALL = {
+    "minilm": "./minilm",
+    "minilm/config.json": "./minilm/config.json",
+    "smollm2": "./smollm2.gguf",
+    "128": "8",
+    "0.7:1x16,0.3:8x128": "0.7:1x8,0.3:2x16",
+    "a sentence": "the river",
+    "another": "a bank",
+    "the capital of France is": "the bird",
+}
 
 
 def asked(line):
@@ -136,17 +164,24 @@ def place(optimized, tmp_path_factory):
 @pytest.mark.parametrize("line", LINES)
 def test_a_command_is_as_the_command_line_has_it(line):
     name, *words = asked(line)[0]
-    with COMMANDS[name].make_context(name, words) as context: assert context.command is COMMANDS[name]
+    with COMMANDS[name].make_context(name, words) as context:
+        assert context.command is COMMANDS[name]
 
 
-@pytest.mark.parametrize("line", [pytest.param(line, marks=pytest.mark.deep) if re.search(DEAR, line) else line
-                                  for line in LINES])
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, marks=pytest.mark.deep) if re.search(DEAR, line) else line for line in LINES]
+)
 def test_a_command_does_what_it_says(line, optimized, place, laws_known, monkeypatch, capsys):
     """On small models and a machine that nobody measured. A search is the one that tests share: all that a line asks
     for is opened and checked, and its result is saved and printed. Laws are verified already (test_verify.py), what
     each saves is left to test_explain.py, calibrations to test_calibrate_command.py."""
-    for module in ("rewrites.run", "rewrites.cli.explained_program", "rewrites.metrics.evaluate",
-                   "rewrites.cli.profile", "rewrites.cli.find_exact"):
+    for module in (
+        "rewrites.run",
+        "rewrites.cli.explained_program",
+        "rewrites.metrics.evaluate",
+        "rewrites.cli.profile",
+        "rewrites.cli.find_exact",
+    ):
         monkeypatch.setattr(f"{module}.calibrated", lambda progress, *batches: standin.machine())
     monkeypatch.setattr("rewrites.run.pursue", lambda run, *given: optimized.result)
     monkeypatch.setattr("rewrites.cli.explained_program.group_fired", lambda opened, exact: [])
@@ -157,19 +192,28 @@ def test_a_command_does_what_it_says(line, optimized, place, laws_known, monkeyp
     monkeypatch.setattr(recheck, "verify_laws", lambda laws: {"laws": len(laws)})
     monkeypatch.setattr(recheck, "verify_graphs", lambda templates, laws: {"graphs": len([*templates])})
     words, piped = asked(line)
-    for package in packages_needed(words): pytest.importorskip(package, reason=f"needs peers: {package}")
-    words += {"explain": ["--text", "lines.txt"],           # which the shared run was given
-              "optimize": ["--out", "made.opmatrix"] * ("--machine" not in words)}.get(words[0], [])
+    for package in packages_needed(words):
+        pytest.importorskip(package, reason=f"needs peers: {package}")
+    words += {
+        "explain": ["--text", "lines.txt"],  # which the shared run was given
+        "optimize": ["--out", "made.opmatrix"] * ("--machine" not in words),
+    }.get(words[0], [])
     monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "argv", ["opmatrix", *(SMALL.get(word, word) for word in words)])
-    if piped: monkeypatch.setattr(sys, "stdin", open(piped))
-    with pytest.raises(SystemExit) as end: cli.main()
+    if piped:
+        monkeypatch.setattr(sys, "stdin", open(piped))
+    with pytest.raises(SystemExit) as end:
+        cli.main()
     told = capsys.readouterr()
     assert not end.value.code and told.out.strip(), told.err
 
 
-OPTIONS = {option for each in COMMANDS.values() for parameter in each.params
-           for option in (*parameter.opts, *parameter.secondary_opts)} | {"--help", "--version"}
+OPTIONS = {
+    option
+    for each in COMMANDS.values()
+    for parameter in each.params
+    for option in (*parameter.opts, *parameter.secondary_opts)
+} | {"--help", "--version"}
 
 
 @pytest.mark.parametrize("name", [*GUIDES, "README.md", "docs/results.md", "docs/commands.md"])

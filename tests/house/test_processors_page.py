@@ -7,8 +7,9 @@ from children import ROOT
 from formats.host.switches import SWITCHES, VARIABLE, switched_off
 
 PAGE = (ROOT / "docs" / "processors.md").read_text()
-ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines()
-        if line.startswith("| ")][1:]
+ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("| ")][
+    1:
+]
 SETTINGS = [row[1].strip("`") for row in ROWS if row[1]]
 
 

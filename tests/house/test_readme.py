@@ -1,5 +1,6 @@
 """What the README shows is what happens: its examples run, its two commands are the ones, and it is short. Links,
 commands and Python of all pages: tests/house/test_pages.py."""
+
 import doctest
 import re
 import runpy
@@ -43,8 +44,9 @@ def test_the_two_commands():
     assert "\npip install '.[test]' && pytest " in README
 
 
-@pytest.mark.parametrize("page, script, name", [("tables", "make_tables", "tables"),
-                                                ("commands", "make_commands", "commands")])
+@pytest.mark.parametrize(
+    "page, script, name", [("tables", "make_tables", "tables"), ("commands", "make_commands", "commands")]
+)
 def test_a_page_that_is_made_is_up_to_date(page, script, name):
     """Else run `python docs/make_tables.py`. In a process of its own: other tests declare kinds and commands too."""
     made = f"import runpy; print(runpy.run_path({str(ROOT / 'docs' / script) + '.py'!r})[{name!r}](), end='')"
@@ -56,12 +58,24 @@ def test_a_page_that_is_made_is_up_to_date(page, script, name):
 def test_the_picture_is_small_and_readable_without_colour():
     """What docs/make_front.py draws of a report: each program with its error, one of them chosen, twice the same."""
     made = runpy.run_path(str(ROOT / "docs" / "make_front.py"))
-    point = lambda name, ms, mb, error: {"name": name, "measured_error": error,
-                                         **{f"{kind}_{what}": number for kind in ("predicted", "measured")
-                                            for what, number in (("s", ms / 1e3), ("bytes", mb * 1e6))}}
+    point = lambda name, ms, mb, error: {
+        "name": name,
+        "measured_error": error,
+        **{
+            f"{kind}_{what}": number
+            for kind in ("predicted", "measured")
+            for what, number in (("s", ms / 1e3), ("bytes", mb * 1e6))
+        },
+    }
     front = [point("exact", 14.5, 91.4, 7e-7), point("int8 x3", 6.4, 29.0, 0.0123), point("bf16", 9.4, 74.3, 0.0032)]
-    report = {"model": "minilm", "machine": "a <machine>", "workload": "one sentence", "chosen": 1, "front": front,
-              "baseline": point("imported", 18.9, 93.0, 7e-7)}
+    report = {
+        "model": "minilm",
+        "machine": "a <machine>",
+        "workload": "one sentence",
+        "chosen": 1,
+        "front": front,
+        "baseline": point("imported", 18.9, 93.0, 7e-7),
+    }
     drawn = made["picture"](report)
     words = [each.text for each in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
     assert {"imported", "exact", "1.2 %, chosen", "0.32 %", "minilm, one sentence, a <machine>"} <= {*words}

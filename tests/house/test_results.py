@@ -1,5 +1,6 @@
 """What README.md and docs/results.md show was measured in one run, of this version, and is what docs/make_results.py
 makes of it."""
+
 import runpy
 import tomllib
 
@@ -29,8 +30,9 @@ def test_every_part_is_on_a_page_and_every_block_is_a_part():
 
 
 def test_a_figure_that_is_not_there_is_an_empty_cell(tmp_path):
-    (tmp_path / "models.csv").write_text("engine,number_type,workload,median_s,error\n"
-                                         "opmatrix,bf16,1x16,0.0123,0.002\n")
+    (tmp_path / "models.csv").write_text(
+        "engine,number_type,workload,median_s,error\nopmatrix,bf16,1x16,0.0123,0.002\n"
+    )
     measured = MADE["Measured"](tmp_path)
     assert MADE["cell"](measured, "bf16", "1x16", True) == "12.3 (0.2 %)"
     assert not MADE["cell"](measured, "int8", "1x16", False)

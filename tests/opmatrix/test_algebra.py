@@ -70,11 +70,22 @@ def test_a_power_is_depth(rng):
     assert relu**0 is I and relu**1 is relu and relu ** np.int64(2) is relu @ relu
 
 
-@pytest.mark.parametrize("power, error",
-                         [(-1, ValueError), (np.int32(-2), ValueError), (1.5, TypeError), (2.0, TypeError),
-                                          (True, TypeError), (np.True_, TypeError), ("2", TypeError), (I, TypeError)])
+@pytest.mark.parametrize(
+    "power, error",
+    [
+        (-1, ValueError),
+        (np.int32(-2), ValueError),
+        (1.5, TypeError),
+        (2.0, TypeError),
+        (True, TypeError),
+        (np.True_, TypeError),
+        ("2", TypeError),
+        (I, TypeError),
+    ],
+)
 def test_a_power_is_a_whole_number_from_0(power, error):
-    with pytest.raises(error, match=r"relu\) \*\* .*a power is"): relu**power
+    with pytest.raises(error, match=r"relu\) \*\* .*a power is"):
+        relu**power
 
 
 def test_numbers_before_an_operator_go_through_it(rng):
@@ -91,16 +102,24 @@ def test_numbers_before_an_operator_go_through_it(rng):
     np.testing.assert_array_equal(batch @ weight(W), W[[1, 3, 0]])
 
 
-@pytest.mark.parametrize("x, error, words", [
-    (np.ones((3, 5)), ShapeError, "5"), (np.ones(5), ShapeError, "5"), (2.0, ShapeError, r"shape \(\)"),
-    (np.ones((1, 1, 1, 4)), ShapeError, r"shape \(1, 1, 1, 4\)"),
-    (Data(np.ones((4, 4)), "W"), TypeError, r"weight\(W\)")])
+@pytest.mark.parametrize(
+    "x, error, words",
+    [
+        (np.ones((3, 5)), ShapeError, "5"),
+        (np.ones(5), ShapeError, "5"),
+        (2.0, ShapeError, r"shape \(\)"),
+        (np.ones((1, 1, 1, 4)), ShapeError, r"shape \(1, 1, 1, 4\)"),
+        (Data(np.ones((4, 4)), "W"), TypeError, r"weight\(W\)"),
+    ],
+)
 def test_what_does_not_fit_before_an_operator_is_named(rng, x, error, words):
-    with pytest.raises(error, match=words): x @ weight(rng.normal(size=(4, 5)))
+    with pytest.raises(error, match=words):
+        x @ weight(rng.normal(size=(4, 5)))
 
 
 def test_one_row_is_refused_where_it_gives_no_row():
-    with pytest.raises(ShapeError, match="at one row"): np.ones(4) @ formula(lambda x: x.T)
+    with pytest.raises(ShapeError, match="at one row"):
+        np.ones(4) @ formula(lambda x: x.T)
 
 
 def test_zero_and_identity(rng, data):
@@ -291,7 +310,10 @@ def test_errors_say_what_where_and_which_axis(wrong, words, data):
 @pytest.mark.parametrize("f", [lambda u: 3.0, lambda u: np.sum(u), lambda u: u[:1]])
 def test_a_scalar_function_gives_a_number_for_each_entry(f):
     """One's own is refused where it is evaluated, before shapes of the inside are."""
-    def mine(u): return f(u)
+
+    def mine(u):
+        return f(u)
+
     with pytest.raises(ShapeError, match=r"^mine: of \(2, 3\) entries it gives \(.*\): a scalar function"):
         scalar_function()(mine)(np.ones((2, 3)))
 
@@ -310,8 +332,16 @@ def test_arrays_are_equal_by_their_numbers():
     assert far != first and "key" not in vars(far)
 
 
-@pytest.mark.parametrize("made", [lambda: weight(np.zeros((3, 0))), lambda: weight(Data(np.zeros((0, 3)))),
-                                  lambda: const(np.zeros(0)), lambda: I * np.zeros((2, 1, 0))])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: weight(np.zeros((3, 0))),
+        lambda: weight(Data(np.zeros((0, 3)))),
+        lambda: const(np.zeros(0)),
+        lambda: I * np.zeros((2, 1, 0)),
+    ],
+)
 def test_arrays_without_numbers_are_refused(made):
     """As no columns are, however else they are asked for."""
-    with pytest.raises(ValueError, match=r"an array of shape \(.*0.*\) has no numbers: each of its sizes"): made()
+    with pytest.raises(ValueError, match=r"an array of shape \(.*0.*\) has no numbers: each of its sizes"):
+        made()

@@ -113,8 +113,10 @@ def test_patterns(batch):
         (mask(np.tri(4)), p[j] <= p[i]),
         (hubs(1), (p[i] < 1) | (p[j] < 1)),
         (coarse(causal, 2), p[j] // 2 <= p[i] // 2),
-        (sequence & coarse(window(0) | hubs(1), 2),
-         (s[i] == s[j]) & ((p[i] // 2 == p[j] // 2) | (p[i] < 2) | (p[j] < 2))),
+        (
+            sequence & coarse(window(0) | hubs(1), 2),
+            (s[i] == s[j]) & ((p[i] // 2 == p[j] // 2) | (p[i] < 2) | (p[j] < 2)),
+        ),
         (mask(np.eye(4)[::-1]) & sequence, (s[i] == s[j]) & (p[i] + p[j] == 3)),
     ):
         np.testing.assert_array_equal(seen(where, batch), want, err_msg=str(where))
@@ -145,7 +147,8 @@ def test_number_types(small, batch):
     W, x = weight(np.ones((3, 3))), np.ones((7, 3), np.float32)
     for m in (*MONOIDS, minplus):
         for A in (over(W, m), formula(lambda x, m=m: product(x @ x.T, x, over=m, where=sequence & causal))):
-            if m.width is None: continue
+            if m.width is None:
+                continue
             assert dense(A, x, batch, np.float32).dtype == np.float32, f"{m.__name__} widens"
     assert small(batch).tolist() == exact.tolist() and CONFIG["vocab_size"] == small.into.cols
 

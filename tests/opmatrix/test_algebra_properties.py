@@ -55,7 +55,7 @@ def test_whole_numbers_are_exact_however_many_digits(rng, data):
     """Those of numpy overflow."""
     x, A = rng.integers(-3, 4, (3, 4)), weight(data("W", 4, 4)) @ weight(data("V", 4, 4)) @ square
     exact = entrywise(A, x, number=Fraction)
-    assert max(v.denominator for v in exact.flat) > 2 ** 64
+    assert max(v.denominator for v in exact.flat) > 2**64
     assert (exact == entrywise(A, x.astype(float), number=Fraction)).all()
 
 

@@ -1,5 +1,6 @@
 """Bytes whose inputs are balanced and mixed: a few large inputs of x no longer leave the others few steps, nor do a few
 large numbers of a row."""
+
 import numpy as np
 import pytest
 
@@ -41,8 +42,10 @@ def test_large_inputs_are_taken_to_the_weight(seen, group, rows):
 def test_large_numbers_of_a_row_are_spread(rows):
     """Of inputs that are alike, so that factors have nothing to even out; and of a column of W."""
     rng = np.random.default_rng(1)
-    x, W = ((rng.standard_normal(shape) * rng.exponential(size=shape) ** 3).astype(np.float32)
-            for shape in ((90, 256), (256, 70)))
+    x, W = (
+        (rng.standard_normal(shape) * rng.exponential(size=shape) ** 3).astype(np.float32)
+        for shape in ((90, 256), (256, 70))
+    )
     rough = x, W, x.astype(np.float64) @ W
     assert off("balancedint8", 1 << 16, rough, rows) < 0.5 * off("int8", 1 << 16, rough, rows)
 
@@ -72,12 +75,13 @@ def test_it_is_proposed_where_inputs_are_large_and_not_where_none_are(seen):
     def error(x, name):
         found = propose(seen[1], Seen.of(x).diagonal, Limits(error=1.0))
         return min(each.predicted_error for each in (*found.kept,) if each.method == name)
+
     even = np.random.default_rng(1).standard_normal(seen[0].shape, np.float32)
     assert error(seen[0], "balancedint8") < 0.01
     assert "int8" in {each.method for each in propose(seen[1], Seen.of(even).diagonal, Limits(error=1.0)).kept}
 
 
-@pytest.mark.parametrize("factor", [0.0, -1.0, 2.0 ** 30, np.nan, np.inf])
+@pytest.mark.parametrize("factor", [0.0, -1.0, 2.0**30, np.nan, np.inf])
 def test_a_factor_that_is_none_is_refused(seen, factor):
     stored = BALANCED.approximate(seen[1])
     arrays = {name: each.copy() for name, each in stored.arrays().items()}
@@ -91,4 +95,5 @@ def test_what_an_older_version_stored_is_refused(seen):
     stored = BALANCED.approximate(seen[1])
     arrays = stored.arrays()
     arrays["turn"] = arrays.pop("factor")
-    with pytest.raises(FormatError, match="it stores factor, w, scale"): BALANCED.from_arrays(stored.meta(), arrays)
+    with pytest.raises(FormatError, match="it stores factor, w, scale"):
+        BALANCED.from_arrays(stored.meta(), arrays)

@@ -1,5 +1,6 @@
 """Pipelines in time: closed forms equal the simulation exactly, for all small numbers of stages, micro-batches and
 chunks; causes of waiting add up; what cannot end is named."""
+
 from fractions import Fraction
 
 import numpy as np
@@ -13,11 +14,16 @@ from opmatrix.parallel.schedules.simulated import ChunkWork, simulate, split_bub
 from opmatrix.parallel.schedules.symbolic import span
 from opmatrix.parallel.schedules.tasks import Task, TaskGraph, alone, in_a_row
 
-PASSES = [(1, 1, 1), (2, 3, 1), (3, 2, 2), (1, 2, 3), (2, 1, 5)]        # seconds of F, B and W, each shortest once
+PASSES = [(1, 1, 1), (2, 3, 1), (3, 2, 2), (1, 2, 3), (2, 1, 5)]  # seconds of F, B and W, each shortest once
 SMALL = range(1, 7)
-CASES = [(str(ChunkedSchedule(schedule, v)), p, m) for schedule in SCHEDULES.values()
-         for v in (SMALL if schedule.chunked else [1]) for p in SMALL for m in (*SMALL, 8, 12, 16)
-         if not schedule.illegal(p, m)]
+CASES = [
+    (str(ChunkedSchedule(schedule, v)), p, m)
+    for schedule in SCHEDULES.values()
+    for v in (SMALL if schedule.chunked else [1])
+    for p in SMALL
+    for m in (*SMALL, 8, 12, 16)
+    if not schedule.illegal(p, m)
+]
 
 
 def equal(schedule, passes):
@@ -60,7 +66,7 @@ def test_bubbles_of_the_papers():
     assert sympy.simplify(waiting("interleaved:3") / (m * (F + B + W)) - (p - 1) / (3 * m)) == 0
     short = {sympy.Min(B, F, W): W, sympy.Min(m, p): p}
     assert sympy.expand(waiting("zb-h1").subs(short) - (p - 1) * (F + B - W)) == 0
-    both, back = F + 2 * F, 2 * F                           # forward and backward at once; all of a backward pass
+    both, back = F + 2 * F, 2 * F  # forward and backward at once; all of a backward pass
     assert sympy.simplify(waiting("dualpipe", 2 * p + 2, F=F, B=F, W=F) - p * (both + back - 3 * F)) == 0
     assert waiting("zb-h1", 8, 32, F=3, B=4, W=2) == 7 * (3 + 4 - 2)
     assert waiting("dualpipe", 8, 32, F=5, B=5, W=5) == 3 * ((5 + 10) + 10 - 3 * 5)
@@ -117,8 +123,11 @@ def test_room_of_a_backward_pass_and_state_count_while_they_are_there():
 def test_an_order_that_cannot_end_is_named():
     stages = [[Task("B", 0, 0), Task("F", 0, 0)], [Task("F", 0, 1), Task("B", 0, 1)]]
     graph = TaskGraph("mine", [*map(alone, stages)], [0, 1], in_a_row(2))
-    with pytest.raises(InputError, match=r"mine: it cannot end: stage 0 waits with B0 of chunk 0 for F0 of chunk 0 on "
-                                         r"stage 0, stage 1 waits with F0 of chunk 1 for F0 of chunk 0 on stage 0"):
+    with pytest.raises(
+        InputError,
+        match=r"mine: it cannot end: stage 0 waits with B0 of chunk 0 for F0 of chunk 0 on "
+        r"stage 0, stage 1 waits with F0 of chunk 1 for F0 of chunk 0 on stage 0",
+    ):
         simulate(graph, [ChunkWork(1, 1)] * 2)
 
 
@@ -134,26 +143,43 @@ def test_an_expression_of_four_kinds_is_what_numbers_give():
             works = [ChunkWork(*(seconds.get(f"{kind}_{name}", 0) for kind in "FBW")) for name in names]
             assert at(**seconds) == simulate(graph, works).seconds
     assert span(pipeline_tasks("gpipe", 1, 3), "a") == 3 * sympy.Symbol("F_a", positive=True) + 3 * sympy.Symbol(
-        "B_a", positive=True)
+        "B_a", positive=True
+    )
     with pytest.raises(InputError, match="5 kinds of stages, a, b, c, d, e: at most 4"):
         span(pipeline_tasks("gpipe", 5, 1), "abcde")
 
 
-@pytest.mark.parametrize("call, words", [
-    (lambda: pipeline_kind("1f1c"), r"schedule 1f1c: did you mean 1f1b\? it is one of 1f1b, gpipe, interleaved:V"),
-    (lambda: pipeline_kind("gpipe:2"), r"schedule gpipe:2: gpipe has no chunks to number: give gpipe"),
-    (lambda: pipeline_kind("interleaved"), r"schedule interleaved: give the chunks of a stage as a number from 1 on"),
-    (lambda: pipeline_tasks("interleaved:2", 4, 6), r"6 micro-batches on 4 stages: .* give a multiple of 4"),
-    (lambda: pipeline_tasks("dualpipe", 3, 8), r"8 micro-batches on 3 stages: it pairs stages: give an even number"),
-    (lambda: pipeline_tasks("dualpipe", 4, 6), r"dualpipe: 6 micro-batches on 4 stages: .* at least 8"),
-    (lambda: pipeline_tasks("1f1b", 0, 6), r"1f1b: 0 stages: at least 1"),
-    (lambda: pipeline_tasks("1f1b", 10_000, 10_000), r"10000 micro-batches on 10000 stages .*: at most 666666 passes"),
-    (lambda: pipeline_kind("interleaved:3").check_layers(20, 4), r"20 layers on 4 stages of 3 chunks: 12 chunks must"),
-    (lambda: branching({"first": [], "b": ["fist"]}, 1), r"b reads fist: did you mean first\? stages are first, b"),
-    (lambda: branching({"a": ["b"], "b": ["a"]}, 1), r"a is read by b is read by a: a pipeline is a graph without"),
-])
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: pipeline_kind("1f1c"), r"schedule 1f1c: did you mean 1f1b\? it is one of 1f1b, gpipe, interleaved:V"),
+        (lambda: pipeline_kind("gpipe:2"), r"schedule gpipe:2: gpipe has no chunks to number: give gpipe"),
+        (
+            lambda: pipeline_kind("interleaved"),
+            r"schedule interleaved: give the chunks of a stage as a number from 1 on",
+        ),
+        (lambda: pipeline_tasks("interleaved:2", 4, 6), r"6 micro-batches on 4 stages: .* give a multiple of 4"),
+        (
+            lambda: pipeline_tasks("dualpipe", 3, 8),
+            r"8 micro-batches on 3 stages: it pairs stages: give an even number",
+        ),
+        (lambda: pipeline_tasks("dualpipe", 4, 6), r"dualpipe: 6 micro-batches on 4 stages: .* at least 8"),
+        (lambda: pipeline_tasks("1f1b", 0, 6), r"1f1b: 0 stages: at least 1"),
+        (
+            lambda: pipeline_tasks("1f1b", 10_000, 10_000),
+            r"10000 micro-batches on 10000 stages .*: at most 666666 passes",
+        ),
+        (
+            lambda: pipeline_kind("interleaved:3").check_layers(20, 4),
+            r"20 layers on 4 stages of 3 chunks: 12 chunks must",
+        ),
+        (lambda: branching({"first": [], "b": ["fist"]}, 1), r"b reads fist: did you mean first\? stages are first, b"),
+        (lambda: branching({"a": ["b"], "b": ["a"]}, 1), r"a is read by b is read by a: a pipeline is a graph without"),
+    ],
+)
 def test_what_cannot_be_is_refused_in_a_line(call, words):
-    with pytest.raises(InputError, match=words) as error: call()
+    with pytest.raises(InputError, match=words) as error:
+        call()
     assert "\n" not in str(error.value)
 
 

@@ -1,5 +1,6 @@
 """Steps of sessions: the same bits whoever else is in them, few scripts for prompts of any length, tables that are kept
 from step to step, memory that stays as it is, and a full cache."""
+
 import gc
 import tracemalloc
 import weakref
@@ -26,15 +27,22 @@ POSITIONS = CHUNK + 90
 def program(number="float32", every=False):
     """Of the last row of each sequence, or of every row: a LLaMA for texts of more than a chunk."""
     config, rng = LLAMA | {"max_position_embeddings": POSITIONS}, np.random.default_rng(3)
-    numbers = {name: (rng.normal(size=shape) * (shape[-1] ** -0.5 if len(shape) > 1 else 1)).astype(np.float32)
-               for name, shape in tensors(config).items()}
+    numbers = {
+        name: (rng.normal(size=shape) * (shape[-1] ** -0.5 if len(shape) > 1 else 1)).astype(np.float32)
+        for name, shape in tensors(config).items()
+    }
     model = build(config, lambda name, *shape: Data(numbers[name], name))
-    return cached(structure(model if every else model @ pick("last"), (), batch=SHORT).program({"config": config})[0],
-                  number)
+    return cached(
+        structure(model if every else model @ pick("last"), (), batch=SHORT).program({"config": config})[0], number
+    )
 
 
-def text(count, seed=0): return np.random.default_rng(seed).integers(0, LLAMA["vocab_size"], count).tolist()
-def scripts(made): return sum(len(each.scripts) for each in made.schedule.segments if isinstance(each, Recorded))
+def text(count, seed=0):
+    return np.random.default_rng(seed).integers(0, LLAMA["vocab_size"], count).tolist()
+
+
+def scripts(made):
+    return sum(len(each.scripts) for each in made.schedule.segments if isinstance(each, Recorded))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -56,12 +64,15 @@ def test_a_row_has_the_same_bits_whatever_is_around_it(number, threads):
         session.leave(others[1])
         split = session.fork(own)
         session.step({split: text(40, 5)})
-        for low in range(201, 241, 5): got[low + 4] = session.step({own: whole[low:low + 5], others[4]: [1]})[0]
+        for low in range(201, 241, 5):
+            got[low + 4] = session.step({own: whole[low : low + 5], others[4]: [1]})[0]
         session.rewind(split, 150)
         got[180] = session.step({split: whole[150:181]})[0]
         session.leave(others[2])
-        for at in range(241, len(whole)): got[at] = session.step({others[3]: [at % 50], own: [whole[at]]})[1]
-    for at, row in got.items(): assert np.array_equal(row, wanted[at]), at
+        for at in range(241, len(whole)):
+            got[at] = session.step({others[3]: [at % 50], own: [whole[at]]})[1]
+    for at, row in got.items():
+        assert np.array_equal(row, wanted[at]), at
 
 
 def test_a_row_of_every_row_is_its_own():
@@ -100,7 +111,8 @@ def test_tables_are_kept_from_step_to_step():
     session.step({one: [1]})
     assert session.kept != [(batch, repeated)]
     for wrong, said in ((50, "id 50 of .* is outside 0..49"), (1.5, "token ids are integers")):
-        with pytest.raises((ValueError, TypeError), match=said): session.step({one: [wrong]})
+        with pytest.raises((ValueError, TypeError), match=said):
+            session.step({one: [wrong]})
     assert one.length == 20 + PAGE + 4
 
 
@@ -110,10 +122,12 @@ def test_what_a_step_gave_stays_as_threads_come_and_go():
     made, ids = program(), text(2 * PAGE + 3)
     one, other = made.start(60), made.start(60)
     own, its = one.join(), other.join()
-    with limit(1): wanted = [other.step({its: np.array([token], np.int32)})[0] for token in ids]
+    with limit(1):
+        wanted = [other.step({its: np.array([token], np.int32)})[0] for token in ids]
     found = []
     for at, token in enumerate(ids):
-        with limit(1 + at % 3): found.append(one.step({own: [token]}))
+        with limit(1 + at % 3):
+            found.append(one.step({own: [token]}))
     assert all(np.array_equal(each[0], row) for each, row in zip(found, wanted, strict=True))
     assert not any(np.shares_memory(each, found[-1]) for each in found[:-1])
 
@@ -122,9 +136,11 @@ def test_sessions_of_one_program_take_turns():
     """A table knows where the arrays of its last step begin: those of another session are asked for, and none of one
     that is gone is held."""
     made, ids = program(), text(24)
+
     def begun():
         session = made.start(60)
         return session, session.join()
+
     with limit(2):
         (one, own), (other, its) = begun(), begun()
         alone = [one.step({own: [token]})[0] for token in ids]
@@ -140,7 +156,7 @@ def test_sessions_of_one_program_take_turns():
 
 
 def test_a_full_cache_says_what_to_set_and_loses_nothing():
-    session = program().start(40)                           # three pages
+    session = program().start(40)  # three pages
     one, other = session.join(), session.join()
     session.step({one: text(30), other: [3]})
     for new, capacity in (({one: text(5), other: text(20)}, 80), ({one: text(3)}, 64), ({other: text(60)}, 96)):
@@ -161,11 +177,15 @@ def test_memory_stays_flat():
         live = [session.join() for _ in range(6)]
         session.step({each: text(18 + k) for k, each in enumerate(live)})
         live += [session.fork(live[0])]
-        for at in range(30): session.step({each: [at] for each in live})
-        for each in live: session.leave(each)
+        for at in range(30):
+            session.step({each: [at] for each in live})
+        for each in live:
+            session.leave(each)
         gc.collect()
-        if not lap: tracemalloc.start()
-        else: sizes.append(tracemalloc.get_traced_memory()[0])
+        if not lap:
+            tracemalloc.start()
+        else:
+            sizes.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
     assert len(session.usage.free) == 45 and not session.sequences
     assert max(sizes[1:]) - sizes[0] < 20_000, sizes

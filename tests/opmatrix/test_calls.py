@@ -1,5 +1,6 @@
 """Many calls of one program: memory stays flat, threads that share it disturb nothing, the same batch gives the same
 bits, in this process and in another."""
+
 import gc
 import os
 import subprocess
@@ -18,10 +19,14 @@ from programs import bert_program, fused_layer, unfused_layer
 from formats import FORMATS
 from opmatrix.runtime.program import Program
 
-CONFIG = checkpoints.CONFIG | {"hidden_size": 48, "intermediate_size": 96, "num_attention_heads": 3,
-                               "max_position_embeddings": 64}
+CONFIG = checkpoints.CONFIG | {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_attention_heads": 3,
+    "max_position_embeddings": 64,
+}
 STATUS = Path("/proc/self/statm")
-FLAT = 2 ** 19                                              # bytes: 50 a call would be seen
+FLAT = 2**19  # bytes: 50 a call would be seen
 PACKED = ["packed", "bf16", "int8"]
 
 
@@ -32,9 +37,13 @@ def program(pack="packed", layer=fused_layer):
 def batches(count, seed=0, longest=64):
     """Of one to six sentences, of one token to the longest."""
     rng = np.random.default_rng(seed)
-    return [[rng.integers(0, CONFIG["vocab_size"], length).tolist()
-             for length in rng.integers(1, longest + 1, rng.integers(1, 7))]
-            for _ in range(count)]
+    return [
+        [
+            rng.integers(0, CONFIG["vocab_size"], length).tolist()
+            for length in rng.integers(1, longest + 1, rng.integers(1, 7))
+        ]
+        for _ in range(count)
+    ]
 
 
 def resident():
@@ -45,18 +54,22 @@ def resident():
 
 def grown(call, given, count):
     """Bytes that so many calls add, once each has been made twice."""
-    for each in 2 * given: call(each)
+    for each in 2 * given:
+        call(each)
     before = resident()
-    for at in range(count): call(given[at % len(given)])
+    for at in range(count):
+        call(given[at % len(given)])
     return resident() - before
 
 
 # ---- memory
 
+
 @pytest.mark.deep
 @pytest.mark.skipif(not STATUS.exists(), reason="this system does not tell how much is resident")
-@pytest.mark.parametrize("layer, count", [(fused_layer, 10_000), (unfused_layer, 300)],
-                         ids=["recorded", "step by step"])
+@pytest.mark.parametrize(
+    "layer, count", [(fused_layer, 10_000), (unfused_layer, 300)], ids=["recorded", "step by step"]
+)
 def test_thousands_of_calls_leave_memory_flat(layer, count):
     assert grown(program(layer=layer).run, batches(40, longest=6), count) < FLAT
 
@@ -72,11 +85,15 @@ def test_more_sizes_than_a_program_remembers_leave_memory_flat():
 @pytest.mark.skipif(not STATUS.exists(), reason="this system does not tell how much is resident")
 def test_programs_that_are_gone_leave_nothing():
     one = batches(1)
-    def use(batch): program().run(batch)
+
+    def use(batch):
+        program().run(batch)
+
     assert grown(use, one * 50, 50) < 4 * FLAT
 
 
 # ---- threads
+
 
 @pytest.mark.deep(every=3)
 @pytest.mark.parametrize("pack", PACKED)
@@ -89,6 +106,7 @@ def test_threads_that_share_a_new_program_get_what_one_gets(pack):
         start.wait()
         places = np.roll(np.tile(np.arange(len(given)), 5), offset)
         return [at for at in places if not np.array_equal(shared.run(given[at]), wanted[at])]
+
     with ThreadPoolExecutor(callers) as pool:
         assert [*pool.map(work, range(0, 6 * callers, 6))] == [[]] * callers
 
@@ -99,9 +117,14 @@ def test_threads_that_use_different_programs_get_what_one_gets():
 
     def work(at):
         mine = program(PACKED[at])
-        return all(np.array_equal(mine.run(batch), right) for _ in range(20)
-                   for batch, right in zip(given, wanted[at], strict=True))
-    with ThreadPoolExecutor(len(PACKED)) as pool: assert all(pool.map(work, range(len(PACKED))))
+        return all(
+            np.array_equal(mine.run(batch), right)
+            for _ in range(20)
+            for batch, right in zip(given, wanted[at], strict=True)
+        )
+
+    with ThreadPoolExecutor(len(PACKED)) as pool:
+        assert all(pool.map(work, range(len(PACKED))))
 
 
 def test_an_error_in_one_thread_is_its_own():
@@ -111,19 +134,24 @@ def test_an_error_in_one_thread_is_its_own():
     def work(spoils):
         for _ in range(60):
             if spoils:
-                with pytest.raises(ValueError, match="outside"): shared.run([[CONFIG["vocab_size"]]])
+                with pytest.raises(ValueError, match="outside"):
+                    shared.run([[CONFIG["vocab_size"]]])
             elif not all(np.array_equal(shared.run(batch), right) for batch, right in zip(given, wanted, strict=True)):
                 return False
         return True
-    with ThreadPoolExecutor(2) as pool: assert all(pool.map(work, (True, False)))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(work, (True, False)))
 
 
 # ---- bits
 
+
 def digest(program):
     """Of what a program gives for some batches."""
     told = blake2b(digest_size=16)
-    for batch in batches(12, seed=4): told.update(np.ascontiguousarray(program.run(batch)).tobytes())
+    for batch in batches(12, seed=4):
+        told.update(np.ascontiguousarray(program.run(batch)).tobytes())
     return told.hexdigest()
 
 
@@ -134,11 +162,13 @@ def test_the_same_bits_from_run_to_run(pack, tmp_path):
     made = program(pack)
     wanted = digest(made)
     made.save(tmp_path / "program")
-    for batch in batches(30, seed=5): made.run(batch)       # other sizes in between
+    for batch in batches(30, seed=5):
+        made.run(batch)  # other sizes in between
     assert digest(made) == wanted == digest(Program.load(tmp_path / "program"))
     code = f"import test_calls\nprint(test_calls.digest(test_calls.Program.load({str(tmp_path / 'program')!r})))"
     paths = os.pathsep.join(map(str, [Path(__file__).parent, SUPPORT, ROOT]))
     for _ in range(2 if pack == "packed" else 0):
-        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                             env=os.environ | {"PYTHONPATH": paths})
+        ran = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths}
+        )
         assert ran.stdout.strip() == wanted, ran.stderr

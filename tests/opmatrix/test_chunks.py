@@ -1,5 +1,6 @@
 """Attention over caches, chunk by chunk: a row has the same bits whatever pages its sequence was given, whoever else is
 in the step, as many rows as it has, on any number of threads; in float32 and in bfloat16."""
+
 from functools import cache
 
 import numpy as np
@@ -11,7 +12,7 @@ from formats.kernels.attentions import caches
 from formats.kernels.attentions.chunks import CHUNK, PAGE, STRANDS
 from formats.storage.bf16 import nearest, widen_bits
 
-LENGTHS = 1, 15, 16, 17, 255, 256, 257, 511, 513, 1000, CHUNK * STRANDS + 300       # the last in a strand of two chunks
+LENGTHS = 1, 15, 16, 17, 255, 256, 257, 511, 513, 1000, CHUNK * STRANDS + 300  # the last in a strand of two chunks
 SHAPES = {"grouped": (6, 2, 20, 24), "one for all": (3, 1, 16, 16), "a head each": (2, 2, 32, 8)}
 
 
@@ -21,9 +22,10 @@ class Held:
     def __init__(self, length, shape, halves, seed=0, between=0):
         h, g, d, e = shape
         rng = np.random.default_rng(length)
-        self.q, k, v = (rng.standard_normal((length, heads, cols), np.float32)
-                        for heads, cols in ((h, d), (g, d), (g, e)))
-        self.k, self.v = ((nearest(k), nearest(v)) if halves else (k, v))
+        self.q, k, v = (
+            rng.standard_normal((length, heads, cols), np.float32) for heads, cols in ((h, d), (g, d), (g, e))
+        )
+        self.k, self.v = (nearest(k), nearest(v)) if halves else (k, v)
         pages = -(-length // PAGE)
         own = np.arange(pages) if not seed else np.random.default_rng(seed).permutation(pages + between)[:pages]
         self.before = np.full(pages + between, -1)
@@ -41,8 +43,15 @@ class Held:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(caches, "threads", lambda: workers)
             out = np.full((len(rows), self.q.shape[1], self.v.shape[2]), np.nan, np.float32)
-            return kernels.attention_cached(self.q[rows], self.cached(self.k, junk), self.cached(self.v, junk),
-                                            self.slots[rows], self.before, out, 0.3)
+            return kernels.attention_cached(
+                self.q[rows],
+                self.cached(self.k, junk),
+                self.cached(self.v, junk),
+                self.slots[rows],
+                self.before,
+                out,
+                0.3,
+            )
 
 
 @cache
@@ -53,8 +62,10 @@ def alone(length, name, halves):
 
 def meant(held, row):
     h = held.q.shape[1]
-    k, v = ((widen_bits(each) if each.dtype == np.uint16 else each)[:row + 1].astype(np.float64) for each in
-            (held.k, held.v))
+    k, v = (
+        (widen_bits(each) if each.dtype == np.uint16 else each)[: row + 1].astype(np.float64)
+        for each in (held.k, held.v)
+    )
     k, v = (each.repeat(h // each.shape[1], 1) for each in (k, v))
     scores = np.einsum("hd,khd->hk", held.q[row], k) * 0.3
     shares = np.exp(scores - scores.max(1, keepdims=True))
@@ -91,7 +102,7 @@ def test_few_rows_are_shared_by_strands():
 def test_rows_are_rounded_as_bf16_is(columns, rng):
     """To nearest, ties to even, finite numbers to finite ones; other rows, and what lies behind, stay."""
     x = rng.standard_normal((3, 2, columns)).astype(np.float32)
-    x[0, 0, 0], x[1, 1, -1], x[2, 0, 0] = 1 + 2.0 ** -8, 3.4e38, np.inf
+    x[0, 0, 0], x[1, 1, -1], x[2, 0, 0] = 1 + 2.0**-8, 3.4e38, np.inf
     out = np.full((2 * PAGE, 2, columns), 7, np.uint16)
     kernels.append(x, np.array([17, 2, 5]), out)
     wanted = np.full_like(out, 7)
@@ -102,7 +113,9 @@ def test_rows_are_rounded_as_bf16_is(columns, rng):
 def test_caches_of_other_numbers_are_refused():
     held = Held(5, SHAPES["grouped"], False)
     k, v, out = held.cached(held.k, 0), held.cached(held.v, 0), np.empty((5, 6, 24), np.float32)
-    for wrong, said in (((k.astype(np.float16), v), "k: a cache is float32, or bfloat16 as uint16; this is float16"),
-                        ((nearest(k), v), "k and v: caches of uint16 and float32")):
+    for wrong, said in (
+        ((k.astype(np.float16), v), "k: a cache is float32, or bfloat16 as uint16; this is float16"),
+        ((nearest(k), v), "k and v: caches of uint16 and float32"),
+    ):
         with pytest.raises(ValueError, match=said):
             kernels.attention_cached(held.q, *wrong, held.slots, held.before, out)

@@ -1,5 +1,6 @@
 """Embeddings of streams of texts: the same in batches of any size, from any source, in bounded memory, whole or not at
 all."""
+
 import io
 import sys
 import tracemalloc
@@ -68,62 +69,86 @@ def test_batches_are_full_and_in_order_across_chunks(tokenizer):
     assert np.array_equal(np.concatenate([batch.tokens for batch in found]), whole.tokens)
     assert np.array_equal(np.concatenate([np.diff(batch.starts) for batch in found]), np.diff(whole.starts))
     assert max(batch.rows for batch in found) <= 100
-    for batch, after in pairwise(found): assert batch.rows + after.starts[1] > 100
+    for batch, after in pairwise(found):
+        assert batch.rows + after.starts[1] > 100
 
 
 def test_no_more_than_a_chunk_is_read_ahead(program):
     taken = []
+
     def endless():
         while True:
             taken.append(len(taken))
             yield "the river"
+
     blocks = program.stream(endless(), rows=40)
-    for _ in range(5): assert next(blocks).shape == (10, 24)
+    for _ in range(5):
+        assert next(blocks).shape == (10, 24)
     assert len(taken) == CHUNK_TEXTS
 
 
 def test_memory_does_not_grow_with_the_stream(tokenizer):
     read = Tokenizer.from_file(tokenizer)
+
     def peak(count):
         tracemalloc.start()
-        for _ in batches(read, ("the river runs dry" for _ in range(count)), rows=256): pass
+        for _ in batches(read, ("the river runs dry" for _ in range(count)), rows=256):
+            pass
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return most
+
     peak(2 * CHUNK_TEXTS)
     assert peak(8 * CHUNK_TEXTS) < 1.2 * peak(2 * CHUNK_TEXTS)
 
 
-@pytest.mark.parametrize("texts, words", [
-    (["fine", 7], "text 1 is 7"),
-    (["a river"] * (CHUNK_TEXTS + 2) + ["dry " * 30], rf"text {CHUNK_TEXTS + 2}, 'dry .*…', has 32 tokens")])
+@pytest.mark.parametrize(
+    "texts, words",
+    [
+        (["fine", 7], "text 1 is 7"),
+        (["a river"] * (CHUNK_TEXTS + 2) + ["dry " * 30], rf"text {CHUNK_TEXTS + 2}, 'dry .*…', has 32 tokens"),
+    ],
+)
 def test_bad_texts_are_named_by_their_place(program, texts, words):
-    with pytest.raises(InputError, match=words): program.embed(texts)
+    with pytest.raises(InputError, match=words):
+        program.embed(texts)
 
 
-@pytest.mark.parametrize("content, words", [
-    (None, "No such file"), (b"", "no text"), (b"fine\nthe \xff", r"line 2, byte 4 is not UTF-8"),
-    ("größe\nthe größe \udcff".encode(errors="surrogateescape"), r"line 2, byte 12 is not UTF-8"),
-    (b"fine\n" + b"dry " * 30, r"line 2, 'dry .*…', has 32 tokens.*--truncate")])
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (None, "No such file"),
+        (b"", "no text"),
+        (b"fine\nthe \xff", r"line 2, byte 4 is not UTF-8"),
+        ("größe\nthe größe \udcff".encode(errors="surrogateescape"), r"line 2, byte 12 is not UTF-8"),
+        (b"fine\n" + b"dry " * 30, r"line 2, 'dry .*…', has 32 tokens.*--truncate"),
+    ],
+)
 def test_bad_files_are_named_by_the_line(program, tmp_path, content, words):
-    if content is not None: (tmp_path / "texts.txt").write_bytes(content)
-    with pytest.raises(InputError, match=rf"{words}") as error: program.embed(tmp_path / "texts.txt")
+    if content is not None:
+        (tmp_path / "texts.txt").write_bytes(content)
+    with pytest.raises(InputError, match=rf"{words}") as error:
+        program.embed(tmp_path / "texts.txt")
     assert words == "no text" or "texts.txt" in str(error.value)
 
 
 def test_a_directory_and_no_rows_are_refused(program, tmp_path):
-    with pytest.raises(InputError, match="directory"): program.embed(tmp_path)
-    with pytest.raises(InputError, match="rows 0"): program.embed(["a"], rows=0)
+    with pytest.raises(InputError, match="directory"):
+        program.embed(tmp_path)
+    with pytest.raises(InputError, match="rows 0"):
+        program.embed(["a"], rows=0)
 
 
 def test_a_program_without_a_tokenizer_says_so():
     program = bert_program(checkpoints.CONFIG, checkpoints.arrays(checkpoints.CONFIG))
-    with pytest.raises(InputError, match="no tokenizer"): program.embed(["a"])
+    with pytest.raises(InputError, match="no tokenizer"):
+        program.embed(["a"])
 
 
 # ---- texts that are too long, and that are none
 
 LONG = "dry " * 30
+
 
 def test_a_long_text_is_cut_where_that_is_asked_for(program):
     texts = ["the bank", LONG, "a river"]
@@ -136,7 +161,8 @@ def test_a_checkpoint_with_a_length_cuts_by_itself(program):
     short = program.replace(pooling=Pooling(max_seq_length=7).described())
     assert np.array_equal(short.embed(["the bank", LONG]), program.embed(["the bank", "dry " * 5]))
     assert np.array_equal(short.embed(["dry " * 18], truncate=False), program.embed(["dry " * 18]))
-    with pytest.raises(InputError, match=r"text 1, .*32 tokens"): short.embed(["the bank", LONG], truncate=False)
+    with pytest.raises(InputError, match=r"text 1, .*32 tokens"):
+        short.embed(["the bank", LONG], truncate=False)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 64, BATCH_ROWS])
@@ -160,6 +186,7 @@ def test_lines_that_are_none_keep_their_places(program, tmp_path):
 def test_a_token_that_the_model_has_no_row_for_is_that_lines_fault(program, tmp_path):
     """It was added to the tokenizer alone; the other lines are embedded as they are without it."""
     from tokenizers import Tokenizer as Plain
+
     added = Plain.from_str(program.meta["tokenizer"])
     known = program.meta["config"]["vocab_size"]
     added.add_tokens([f"<{at}>" for at in range(known - added.get_vocab_size() + 1)])
@@ -169,7 +196,8 @@ def test_a_token_that_the_model_has_no_row_for_is_that_lines_fault(program, tmp_
     found = changed.embed(texts, skip_bad=True)
     assert np.array_equal(found[[0, 2]], program.embed(["the bank", "a river"])) and np.isnan(found[1]).all()
     words = rf"text 1, .*has the token '{last}' of tokenizer.json, id {known}, and the model has rows for {known} "
-    with pytest.raises(InputError, match=words): changed.embed(texts)
+    with pytest.raises(InputError, match=words):
+        changed.embed(texts)
 
 
 @pytest.mark.parametrize("texts", [list, tuple, lambda: np.array([], str), lambda: iter(())])
@@ -181,10 +209,12 @@ def test_no_text_is_no_row(program, texts):
 
 def test_texts_that_are_all_bad_are_refused(program):
     for texts, words in (([LONG, 3], "text 0, .*32 tokens"), (iter([3]), "text 0 is 3")):
-        with pytest.raises(InputError, match=f"no text is left: {words}"): program.embed(texts, skip_bad=True)
+        with pytest.raises(InputError, match=f"no text is left: {words}"):
+            program.embed(texts, skip_bad=True)
 
 
 # ---- progress
+
 
 def test_progress_is_told_after_every_batch(program):
     told = []
@@ -216,7 +246,8 @@ def test_how_many_texts_there_are(tmp_path):
 
 # ---- files of embeddings
 
-@pytest.mark.parametrize("rows", [1, 9, 10 ** 4])
+
+@pytest.mark.parametrize("rows", [1, 9, 10**4])
 def test_what_is_written_is_read(tmp_path, rows):
     blocks = [np.random.default_rng(i).normal(size=(size, 3)).astype(np.float32) for i, size in enumerate((rows, 2))]
     assert write_npy(iter(blocks), tmp_path / "out.npy") == (rows + 2, 3)
@@ -228,10 +259,13 @@ def test_a_stream_that_fails_leaves_nothing(tmp_path):
     def failing():
         yield np.zeros((2, 3), np.float32)
         raise InputError("the third is no text")
-    with pytest.raises(InputError, match="third"): write_npy(failing(), tmp_path / "out.npy")
+
+    with pytest.raises(InputError, match="third"):
+        write_npy(failing(), tmp_path / "out.npy")
     assert not [*tmp_path.iterdir()]
     np.save(tmp_path / "out.npy", np.ones(3))
-    with pytest.raises(InputError, match="third"): write_npy(failing(), tmp_path / "out.npy")
+    with pytest.raises(InputError, match="third"):
+        write_npy(failing(), tmp_path / "out.npy")
     assert np.array_equal(np.load(tmp_path / "out.npy"), np.ones(3))
 
 
@@ -239,8 +273,10 @@ def test_only_an_array_is_replaced(tmp_path):
     block = np.zeros((2, 3), np.float32)
     (tmp_path / "diary.txt").write_text("dear")
     for name, words in (("diary.txt", r"no \.npy file"), (".", "it is a directory")):
-        with pytest.raises(InputError, match=words): write_npy([block], tmp_path / name)
+        with pytest.raises(InputError, match=words):
+            write_npy([block], tmp_path / name)
     assert (tmp_path / "diary.txt").read_text() == "dear"
     with pytest.raises(InputError, match="not writable: No such file"):
         write_npy([block], tmp_path / "absent" / "out.npy")
-    for _ in range(2): assert write_npy([block], tmp_path / "out.npy") == (2, 3)
+    for _ in range(2):
+        assert write_npy([block], tmp_path / "out.npy") == (2, 3)

@@ -1,4 +1,5 @@
 """The tokens that end a text, wherever files name them."""
+
 import json
 import shutil
 
@@ -13,14 +14,24 @@ from opmatrix.inference.generation import find_ends
 from rewrites.workload.resolve import source
 
 
-@pytest.mark.parametrize("said, ends", [
-    ({}, []), ({"config.json": {"eos_token_id": 7}}, [7]),
-    ({"generation_config.json": {"eos_token_id": [9, 7]}}, [7, 9]),
-    ({"config.json": {"eos_token_id": 3}, "tokenizer_config.json": {"eos_token": "A", "model_max_length": 10 ** 30}},
-     [3, 65]),
-    ({"tokenizer_config.json": {"eos_token": {"content": "!"}}}, [33]),
-    ({"tokenizer_config.json": {"eos_token": "no token"}, "config.json": {"eos_token_id": 256}}, []),
-    ({"config.json": {"eos_token_id": None}, "generation_config.json": {"eos_token_id": [True, -1, 2.5, "x"]}}, [])])
+@pytest.mark.parametrize(
+    "said, ends",
+    [
+        ({}, []),
+        ({"config.json": {"eos_token_id": 7}}, [7]),
+        ({"generation_config.json": {"eos_token_id": [9, 7]}}, [7, 9]),
+        (
+            {
+                "config.json": {"eos_token_id": 3},
+                "tokenizer_config.json": {"eos_token": "A", "model_max_length": 10**30},
+            },
+            [3, 65],
+        ),
+        ({"tokenizer_config.json": {"eos_token": {"content": "!"}}}, [33]),
+        ({"tokenizer_config.json": {"eos_token": "no token"}, "config.json": {"eos_token_id": 256}}, []),
+        ({"config.json": {"eos_token_id": None}, "generation_config.json": {"eos_token_id": [True, -1, 2.5, "x"]}}, []),
+    ],
+)
 def test_they_are_what_any_file_calls_so(tmp_path, said, ends):
     directory = shutil.copytree(BYTES, tmp_path / "it")
     for name, entries in said.items():
@@ -33,14 +44,16 @@ def test_they_are_what_any_file_calls_so(tmp_path, said, ends):
 def test_a_file_that_is_no_json_is_named(tmp_path):
     directory = shutil.copytree(BYTES, tmp_path / "it")
     (directory / "generation_config.json").write_text("{")
-    with pytest.raises(InputError, match=r"generation_config.json: no JSON"): end_tokens(open_model(directory))
+    with pytest.raises(InputError, match=r"generation_config.json: no JSON"):
+        end_tokens(open_model(directory))
 
 
 def test_programs_that_were_saved_before_have_those_of_their_config():
     program = gpt2().program
     meta = {name: entry for name, entry in program.meta.items() if name != "ends"}
-    old = type(program)(program.steps, program.constants, program.outputs,
-                        meta | {"config": meta["config"] | {"eos_token_id": 5}})
+    old = type(program)(
+        program.steps, program.constants, program.outputs, meta | {"config": meta["config"] | {"eos_token_id": 5}}
+    )
     assert find_ends(old) == {5} and find_ends(program) == frozenset()
     assert find_ends(program.replace(ends=[4, "x", None])) == {4}
 

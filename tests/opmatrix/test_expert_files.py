@@ -1,4 +1,5 @@
 """Experts on disk, one by one and fused: equal leaves and one model; what is missing or does not fit is a line."""
+
 import json
 from os import stat
 
@@ -14,11 +15,25 @@ from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.models import tensors
 
 BATCH = Batch([[3, 4, 5, 6, 7, 9, 30, 2, 11], [8]])
-SIZES = dict(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1,
-             max_position_embeddings=20, rms_norm_eps=1e-5, rope_theta=300.0)
+SIZES = dict(
+    vocab_size=50,
+    hidden_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    num_key_value_heads=1,
+    max_position_embeddings=20,
+    rms_norm_eps=1e-5,
+    rope_theta=300.0,
+)
 MIXTRAL = SIZES | dict(model_type="mixtral", intermediate_size=20, num_local_experts=4, num_experts_per_tok=2)
-QWEN = SIZES | dict(model_type="qwen2_moe", intermediate_size=20, num_experts=4, num_experts_per_tok=2,
-                    moe_intermediate_size=8, shared_expert_intermediate_size=12)
+QWEN = SIZES | dict(
+    model_type="qwen2_moe",
+    intermediate_size=20,
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=8,
+    shared_expert_intermediate_size=12,
+)
 PR_MOE = dict(model_type="pr_moe", vocab_size=50, n_embd=24, n_layer=2, n_head=3, n_positions=20, num_experts=[3])
 OLD = dict(gate_proj="w1", up_proj="w3", down_proj="w2")
 UP = "layers.1.mlp.experts.up_proj"
@@ -27,9 +42,10 @@ UP = "layers.1.mlp.experts.up_proj"
 def arrays(config, seed=0):
     """Numbers of float16 for what a model is made of, by its own names."""
     rng = np.random.default_rng(seed)
-    return {name: rng.normal(size=shape).astype(np.float16).astype(np.float32) * (3 * shape[-1] ** -0.5 if shape[1:]
-                                                                                 else 1)
-            for name, shape in tensors(config).items()}
+    return {
+        name: rng.normal(size=shape).astype(np.float16).astype(np.float32) * (3 * shape[-1] ** -0.5 if shape[1:] else 1)
+        for name, shape in tensors(config).items()
+    }
 
 
 def apart(found, config):
@@ -39,8 +55,10 @@ def apart(found, config):
         stem, experts, part = name.partition(".mlp.experts.")
         if experts and mixtral:
             made |= {f"{stem}.block_sparse_moe.experts.{e}.{OLD[part]}.weight": one for e, one in enumerate(array)}
-        elif experts: made |= {f"{name.removesuffix(part)}{e}.{part}.weight": one for e, one in enumerate(array)}
-        else: made[name.replace(".mlp.gate.", ".block_sparse_moe.gate.") if mixtral else name] = array
+        elif experts:
+            made |= {f"{name.removesuffix(part)}{e}.{part}.weight": one for e, one in enumerate(array)}
+        else:
+            made[name.replace(".mlp.gate.", ".block_sparse_moe.gate.") if mixtral else name] = array
     return made
 
 
@@ -62,16 +80,21 @@ def test_either_way_gives_the_same_model(tmp_path, config, number):
     assert models[0] is models[1] is models[2]
     keys = {each.at(UP, *found[UP].shape).key for each in read}
     assert len(keys) == 1 and np.isfinite(dense(models[0], BATCH)).all()
-    if number == "F32": assert np.array_equal(read[1].at(UP, *found[UP].shape).array, found[UP])
+    if number == "F32":
+        assert np.array_equal(read[1].at(UP, *found[UP].shape).array, found[UP])
 
 
 def test_rows_of_experts_lie_as_vectors(tmp_path):
     found, made = arrays(PR_MOE), {}
     for name, array in found.items():
         stem, experts, part = name.partition("deepspeed_experts.")
-        if experts: made |= {f"{stem}{experts}{e}.{part}": one.reshape(-1) if part.endswith("bias") else one
-                             for e, one in enumerate(array)}
-        else: made[name] = array
+        if experts:
+            made |= {
+                f"{stem}{experts}{e}.{part}": one.reshape(-1) if part.endswith("bias") else one
+                for e, one in enumerate(array)
+            }
+        else:
+            made[name] = array
     checkpoint = Checkpoint.open(write(tmp_path, PR_MOE, made))
     name = "h.1.mlp.deepspeed_moe.experts.deepspeed_experts.c_fc.bias"
     assert np.array_equal(checkpoint.at(name, 3, 1, 96).array, found[name]) and checkpoint.operator().out.cols == 24
@@ -80,6 +103,7 @@ def test_rows_of_experts_lie_as_vectors(tmp_path):
 def test_experts_are_held_once(tmp_path):
     """Each matrix is read into its place: a weight takes its own bytes, and one expert's while they are read."""
     import tracemalloc
+
     big = MIXTRAL | dict(hidden_size=96, intermediate_size=512, num_local_experts=16)
     made = {f"layers.0.block_sparse_moe.experts.{e}.w3.weight": np.ones((512, 96), np.float32) for e in range(16)}
     checkpoint = Checkpoint.open(write(tmp_path, big, made))
@@ -91,30 +115,49 @@ def test_experts_are_held_once(tmp_path):
     assert stat(tmp_path / "model.safetensors").st_size > held.array.nbytes
 
 
-def stacked(found, config): return fused(found)
-def without(name): return lambda made: {n: a for n, a in made.items() if n != name}
-def with_(name, array): return lambda made: made | {name: array}
+def stacked(found, config):
+    return fused(found)
+
+
+def without(name):
+    return lambda made: {n: a for n, a in made.items() if n != name}
+
+
+def with_(name, array):
+    return lambda made: made | {name: array}
 
 
 W3, ROUTER = "layers.1.block_sparse_moe.experts.2.w3.weight", "layers.0.block_sparse_moe.gate.weight"
 FUSED = "layers.1.mlp.experts.gate_up_proj"
 
 
-@pytest.mark.parametrize("way, change, words", [
-    (apart, without(W3), f"tensor '{W3}' is missing from the weights: check .*config.json"),
-    (apart, with_(W3, np.ones((24, 20))), f"tensor '{W3}' is 24 × 20, but .*config.json leads to 20 × 24: check "),
-    (apart, with_(ROUTER, np.ones((5, 24))), f"tensor '{ROUTER}' is 5 × 24, but .* leads to 4 × 24: check "
-                                             "num_local_experts$"),
-    (apart, with_(W3.replace(".2.", ".4."), np.ones((20, 24))), r"'layers.1.block_sparse_moe.experts.4.w3.weight', "
-     "which .*config.json leaves out: check its number of layers and of experts$"),
-    (apart, with_(W3, np.full((20, 24), np.nan)), f"tensor '{W3}' has nan at \\[0, 0\\]"),
-    (stacked, with_(FUSED, np.ones((4, 20, 24))), f"tensor '{FUSED}' is 4 × 20 × 24, but .* leads to 4 × 40 × 24"),
-    (stacked, with_(FUSED, np.full((4, 40, 24), np.inf)), r"gate_up_proj\[0, 0:20\]' has inf at \[0, 0\]"),
-    (stacked, without(FUSED), "tensor 'layers.1.block_sparse_moe.experts.0.w1.weight' is missing from the weights"),
-], ids=["missing", "turned", "router", "too many", "nan", "fused shape", "fused inf", "none"])
+@pytest.mark.parametrize(
+    "way, change, words",
+    [
+        (apart, without(W3), f"tensor '{W3}' is missing from the weights: check .*config.json"),
+        (apart, with_(W3, np.ones((24, 20))), f"tensor '{W3}' is 24 × 20, but .*config.json leads to 20 × 24: check "),
+        (
+            apart,
+            with_(ROUTER, np.ones((5, 24))),
+            f"tensor '{ROUTER}' is 5 × 24, but .* leads to 4 × 24: check num_local_experts$",
+        ),
+        (
+            apart,
+            with_(W3.replace(".2.", ".4."), np.ones((20, 24))),
+            r"'layers.1.block_sparse_moe.experts.4.w3.weight', "
+            "which .*config.json leaves out: check its number of layers and of experts$",
+        ),
+        (apart, with_(W3, np.full((20, 24), np.nan)), f"tensor '{W3}' has nan at \\[0, 0\\]"),
+        (stacked, with_(FUSED, np.ones((4, 20, 24))), f"tensor '{FUSED}' is 4 × 20 × 24, but .* leads to 4 × 40 × 24"),
+        (stacked, with_(FUSED, np.full((4, 40, 24), np.inf)), r"gate_up_proj\[0, 0:20\]' has inf at \[0, 0\]"),
+        (stacked, without(FUSED), "tensor 'layers.1.block_sparse_moe.experts.0.w1.weight' is missing from the weights"),
+    ],
+    ids=["missing", "turned", "router", "too many", "nan", "fused shape", "fused inf", "none"],
+)
 def test_what_does_not_fit_is_named(tmp_path, way, change, words):
     directory = write(tmp_path, MIXTRAL, change(way(arrays(MIXTRAL), MIXTRAL)))
-    with pytest.raises(InputError, match=words) as caught: Checkpoint.open(directory).operator()
+    with pytest.raises(InputError, match=words) as caught:
+        Checkpoint.open(directory).operator()
     assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
 
 
@@ -127,6 +170,9 @@ def test_experts_of_several_types_are_refused(tmp_path):
     checkpoints.safetensors(tmp_path / "b.safetensors", {W3: made[W3]}, "F16")
     shards = {name: "b.safetensors" if name == W3 else "a.safetensors" for name in made}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
-    with pytest.raises(InputError, match=f"b.safetensors: tensor '{W3}' is of F16, but 'layers.1.block_sparse_moe."
-                                         "experts.0.w3.weight' of F32: experts of a layer are one weight"):
+    with pytest.raises(
+        InputError,
+        match=f"b.safetensors: tensor '{W3}' is of F16, but 'layers.1.block_sparse_moe."
+        "experts.0.w3.weight' of F32: experts of a layer are one weight",
+    ):
         Checkpoint.open(tmp_path).operator()

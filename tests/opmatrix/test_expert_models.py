@@ -1,5 +1,6 @@
 """Families with experts: the float64 reading is plain numpy, whoever is asked, and what a config may not say is refused
 in a line."""
+
 import numpy as np
 import plain_experts
 import pytest
@@ -17,16 +18,39 @@ from opmatrix.runtime.terms import data_of
 
 WORDS = 50
 RAGGED = Batch([[3, 4, 5, 6, 7, 9, 30, 2, 11], [8], [9, 2, 10, 11, 4, 4, 0, 2, 3]])
-LLAMA = dict(vocab_size=WORDS, hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4,
-             num_key_value_heads=2, max_position_embeddings=20, rms_norm_eps=1e-5, rope_theta=300.0)
+LLAMA = dict(
+    vocab_size=WORDS,
+    hidden_size=24,
+    intermediate_size=20,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=20,
+    rms_norm_eps=1e-5,
+    rope_theta=300.0,
+)
 QWEN = LLAMA | dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=8)
 QWEN2 = QWEN | dict(model_type="qwen2_moe", shared_expert_intermediate_size=12)
 QWEN3 = QWEN | dict(model_type="qwen3_moe", head_dim=8)
-PANGU = LLAMA | dict(model_type="PanguProMoE", num_experts=8, num_experts_per_tok=4, moe_intermediate_size=8,
-                     shared_expert_intermediate_size=12)
+PANGU = LLAMA | dict(
+    model_type="PanguProMoE",
+    num_experts=8,
+    num_experts_per_tok=4,
+    moe_intermediate_size=8,
+    shared_expert_intermediate_size=12,
+)
 MIXTRAL = LLAMA | dict(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2)
-PR_MOE = dict(model_type="pr_moe", vocab_size=WORDS, n_embd=24, n_layer=4, n_head=3, n_positions=20, num_experts=[3, 5],
-              expert_interval=2, layer_norm_epsilon=1e-5)
+PR_MOE = dict(
+    model_type="pr_moe",
+    vocab_size=WORDS,
+    n_embd=24,
+    n_layer=4,
+    n_head=3,
+    n_positions=20,
+    num_experts=[3, 5],
+    expert_interval=2,
+    layer_norm_epsilon=1e-5,
+)
 CASES = {
     "mixtral": (MIXTRAL, plain_experts.mixtral),
     "mixtral, all": (MIXTRAL | dict(num_experts_per_tok=4), plain_experts.mixtral),
@@ -52,15 +76,18 @@ def made(seed=0):
         if name not in found:
             gain = name.endswith("router_scale") or ("bias" not in name and len(shape) == 1)
             table = len(shape) == 2 and name.split(".")[0] in ("embed_tokens", "wte", "wpe")
-            numbers = rng.normal(size=shape) * (0.3 if gain or "bias" in name else 1.0 if table else
-                                                3 * max(shape[-2:]) ** -0.5)
+            numbers = rng.normal(size=shape) * (
+                0.3 if gain or "bias" in name else 1.0 if table else 3 * max(shape[-2:]) ** -0.5
+            )
             found[name] = Data((numbers + gain).astype(np.float32), name)
         return found[name]
+
     at.found = found
     return at
 
 
-def wide(at): return {name: data.array.astype(np.float64) for name, data in at.found.items()}
+def wide(at):
+    return {name: data.array.astype(np.float64) for name, data in at.found.items()}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -116,10 +143,20 @@ def test_one_expert_that_no_row_asks_and_one_that_all_ask():
 
 # ---- what one row reads
 
-@pytest.mark.parametrize("gate, wanted", [
-    (best_shares(2), 2), (best_shares(2) @ renormalised(), 2), (best_of_groups(4), 4),
-    (best_of_groups(4) * np.ones((1, 8)), 4), (best_shares(3) * best_shares(2), 2)], ids=str)
-def test_a_gate_keeps_so_many(gate, wanted): assert kept_columns(gate, 8) == wanted
+
+@pytest.mark.parametrize(
+    "gate, wanted",
+    [
+        (best_shares(2), 2),
+        (best_shares(2) @ renormalised(), 2),
+        (best_of_groups(4), 4),
+        (best_of_groups(4) * np.ones((1, 8)), 4),
+        (best_shares(3) * best_shares(2), 2),
+    ],
+    ids=str,
+)
+def test_a_gate_keeps_so_many(gate, wanted):
+    assert kept_columns(gate, 8) == wanted
 
 
 def test_shares_that_a_row_reads():
@@ -130,10 +167,13 @@ def test_shares_that_a_row_reads():
     assert {found[name] * 4 for name in stacks} == {2}
     routed, at = layer(4, 6, 1, best_shares(1))
     up = weight(at.found["mlp.experts.up_proj"].T)
-    both = read_shares(routed @ routed + up @ total @ weight(
-        np.ones((6, 10))))
+    both = read_shares(routed @ routed + up @ total @ weight(np.ones((6, 10))))
     assert {data.name: 4 * share for data, share in both.items() if data.name} == {
-        "mlp.gate.weight": 4, "mlp.experts.gate_proj": 1, "mlp.experts.up_proj": 4, "mlp.experts.down_proj": 1}
+        "mlp.gate.weight": 4,
+        "mlp.experts.gate_proj": 1,
+        "mlp.experts.up_proj": 4,
+        "mlp.experts.down_proj": 1,
+    }
 
 
 def test_counts_of_what_is_learned_and_what_a_row_reads():
@@ -163,37 +203,65 @@ def test_sizes_of_experts_have_names_of_their_own():
 
 def test_what_nobody_has_yet_is_read_by_its_shape_alone():
     """One zero that is seen everywhere would be as many numbers as the weight that it stands for."""
-    assert data_of(np.broadcast_to(np.float32(0), (2 ** 20, 2 ** 20))).shape == (2 ** 20, 2 ** 20)
+    assert data_of(np.broadcast_to(np.float32(0), (2**20, 2**20))).shape == (2**20, 2**20)
     assert data_of(np.zeros((2, 3), np.float32)) == Data(np.zeros((2, 3), np.float32))
 
 
 # ---- what is refused
 
-@pytest.mark.parametrize("config, words", [
-    (MIXTRAL | dict(num_experts_per_tok=0), "num_experts_per_tok is 0: it must be a whole number from 1"),
-    (MIXTRAL | dict(num_experts_per_tok=5), "num_experts_per_tok is 5: it must be at most num_local_experts, 4$"),
-    (QWEN2 | dict(num_experts_per_tok=7), "num_experts_per_tok is 7: it must be at most num_experts, 6$"),
-    (QWEN2 | dict(num_experts=None), "num_experts is null: it must be a whole number|'num_experts' is missing"),
-    (QWEN2 | dict(use_sliding_window=True), "use_sliding_window is true: it must be false or left out: versions of"),
-    (QWEN2 | dict(mlp_only_layers=[-1]), r"mlp_only_layers is \[-1\]: it must be a list of layers by their numbers"),
-    (QWEN2 | dict(decoder_sparse_step=0), "decoder_sparse_step is 0: it must be a whole number from 1"),
-    (QWEN3 | dict(num_experts=None), "num_experts is null: it must be a whole number"),
-    (PANGU | dict(num_experts_per_tok=3), "num_experts_per_tok is 3: it must be a divisor of num_experts, 8: one"),
-    (PANGU | dict(mlp_only_layers=[1], intermediate_size=None), "intermediate_size is null: it must be a whole number"),
-    (PANGU | dict(norm_topk_prob=True), "norm_topk_prob is true: it must be false or left out: shares of the chosen"),
-    (PANGU | dict(sandwich_norm=True), "sandwich_norm is true: it must be false or left out: the second version"),
-    (PR_MOE | dict(num_experts=[3]), r"num_experts is \[3\]: it must be as long as there are layers with experts, 2"),
-    (PR_MOE | dict(num_experts=[3, 0]), r"num_experts is \[3, 0\]: it must be a list of whole numbers from 1 on"),
-])
+
+@pytest.mark.parametrize(
+    "config, words",
+    [
+        (MIXTRAL | dict(num_experts_per_tok=0), "num_experts_per_tok is 0: it must be a whole number from 1"),
+        (MIXTRAL | dict(num_experts_per_tok=5), "num_experts_per_tok is 5: it must be at most num_local_experts, 4$"),
+        (QWEN2 | dict(num_experts_per_tok=7), "num_experts_per_tok is 7: it must be at most num_experts, 6$"),
+        (QWEN2 | dict(num_experts=None), "num_experts is null: it must be a whole number|'num_experts' is missing"),
+        (
+            QWEN2 | dict(use_sliding_window=True),
+            "use_sliding_window is true: it must be false or left out: versions of",
+        ),
+        (
+            QWEN2 | dict(mlp_only_layers=[-1]),
+            r"mlp_only_layers is \[-1\]: it must be a list of layers by their numbers",
+        ),
+        (QWEN2 | dict(decoder_sparse_step=0), "decoder_sparse_step is 0: it must be a whole number from 1"),
+        (QWEN3 | dict(num_experts=None), "num_experts is null: it must be a whole number"),
+        (PANGU | dict(num_experts_per_tok=3), "num_experts_per_tok is 3: it must be a divisor of num_experts, 8: one"),
+        (
+            PANGU | dict(mlp_only_layers=[1], intermediate_size=None),
+            "intermediate_size is null: it must be a whole number",
+        ),
+        (
+            PANGU | dict(norm_topk_prob=True),
+            "norm_topk_prob is true: it must be false or left out: shares of the chosen",
+        ),
+        (PANGU | dict(sandwich_norm=True), "sandwich_norm is true: it must be false or left out: the second version"),
+        (
+            PR_MOE | dict(num_experts=[3]),
+            r"num_experts is \[3\]: it must be as long as there are layers with experts, 2",
+        ),
+        (PR_MOE | dict(num_experts=[3, 0]), r"num_experts is \[3, 0\]: it must be a list of whole numbers from 1 on"),
+    ],
+)
 def test_what_a_config_may_not_say(config, words):
-    with pytest.raises(InputError, match=words) as caught: tensors(config)
+    with pytest.raises(InputError, match=words) as caught:
+        tensors(config)
     assert "\n" not in str(caught.value) and str(caught.value).startswith("config: ")
 
 
 # ---- groups of which some are reached
 
-DEEPSEEK = LLAMA | dict(model_type="deepseek_v3", n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1,
-                        moe_intermediate_size=8, n_group=4, topk_group=2, first_k_dense_replace=1)
+DEEPSEEK = LLAMA | dict(
+    model_type="deepseek_v3",
+    n_routed_experts=8,
+    num_experts_per_tok=3,
+    n_shared_experts=1,
+    moe_intermediate_size=8,
+    n_group=4,
+    topk_group=2,
+    first_k_dense_replace=1,
+)
 
 
 def test_a_row_reaches_its_best_groups_alone():
@@ -212,10 +280,15 @@ def test_a_row_reaches_its_best_groups_alone():
         assert len({*np.flatnonzero(own) // 3}) <= reached
 
 
-@pytest.mark.parametrize("changed, said", [
-    (dict(n_group=3), "n_group is 3: it must be a divisor of n_routed_experts, 8$"),
-    (dict(topk_group=5), "topk_group is 5: it must be at most n_group, 4$"),
-    (dict(kv_lora_rank=512), "kv_lora_rank is 512: .*latent attention is not built")])
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        (dict(n_group=3), "n_group is 3: it must be a divisor of n_routed_experts, 8$"),
+        (dict(topk_group=5), "topk_group is 5: it must be at most n_group, 4$"),
+        (dict(kv_lora_rank=512), "kv_lora_rank is 512: .*latent attention is not built"),
+    ],
+)
 def test_groups_that_do_not_fit(changed, said):
     assert promised(DEEPSEEK).shape
-    with pytest.raises(InputError, match=said): promised(DEEPSEEK | changed)
+    with pytest.raises(InputError, match=said):
+        promised(DEEPSEEK | changed)

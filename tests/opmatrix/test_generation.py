@@ -1,5 +1,6 @@
 """Text that follows prompts: against plain numpy that computes all rows anew for each token; alone, among others that
 join and leave, and in sessions that go on."""
+
 import json
 import re
 
@@ -37,8 +38,8 @@ def test_a_text_is_the_same_alone_and_among_others(how, monkeypatch):
     program = gpt2().program.replace(ends=[32])
     monkeypatch.setattr(generation, "AT_ONCE", 3)
     together = program.generate(PROMPTS, max_tokens=20, **how)
-    with limit(1): assert [each.ids for each in program.generate(PROMPTS, max_tokens=20, **how)] == [
-        each.ids for each in together]
+    with limit(1):
+        assert [each.ids for each in program.generate(PROMPTS, max_tokens=20, **how)] == [each.ids for each in together]
     assert len({len(each.ids) for each in together}) > 2
     for i, each in enumerate(together):
         alone = program.generate(PROMPTS[i], max_tokens=20, **how | {"seed": how.get("seed", 0) + i})[0]
@@ -48,8 +49,8 @@ def test_a_text_is_the_same_alone_and_among_others(how, monkeypatch):
 
 def test_pieces_are_the_text():
     program, tokenizer = gpt2().program, gpt2().program.tokenizer.tokenizer
-    for how in ({}, DRAWN, dict(temperature=3.0)):           # the last draws bytes that are no text
-        reply, = program.generate("The ", max_tokens=40, **how)
+    for how in ({}, DRAWN, dict(temperature=3.0)):  # the last draws bytes that are no text
+        (reply,) = program.generate("The ", max_tokens=40, **how)
         pieces = [*program.stream_text("The ", max_tokens=40, **how)]
         assert "".join(pieces) == reply.text == tokenizer.decode(reply.ids)
 
@@ -93,40 +94,60 @@ def test_a_full_cache_is_known_before():
     session = llama().program.decoder.start(48)
     one, other = session.join(), session.join()
     session.step({one: [1] * 20})
-    with pytest.raises(InputError, match=r"space C is full: .* of 2 sequences need 5 pages of 16 rows, and 1 are "
-                                         r"free: start\(capacity=112\), lower max_tokens, or let sequences leave"):
+    with pytest.raises(
+        InputError,
+        match=r"space C is full: .* of 2 sequences need 5 pages of 16 rows, and 1 are "
+        r"free: start\(capacity=112\), lower max_tokens, or let sequences leave",
+    ):
         session.generate({one: [2], other: [3]}, max_tokens=40)
     assert (one.length, other.length) == (20, 0)
-    split = session.fork(one)                               # whose last page is copied where one of both goes on
-    with pytest.raises(InputError, match="of 1 sequences need 2 pages"): session.generate({split: [2]}, max_tokens=20)
+    split = session.fork(one)  # whose last page is copied where one of both goes on
+    with pytest.raises(InputError, match="of 1 sequences need 2 pages"):
+        session.generate({split: [2]}, max_tokens=20)
     assert len(session.generate({one: [2]}, max_tokens=10)[0].ids) == 10
 
 
-@pytest.mark.parametrize("prompt, more, said", [
-    ("", {}, "prompt 0 is empty: give text"), ([], {}, "no prompt"), ([[1], []], {}, "prompt 1 is empty"),
-    ([[1, 1.7]], {}, "prompt 0: 1.7 is no token id: give whole numbers"), ([["1"]], {}, "prompt 0: '1' is no token id"),
-    ([[2, True]], {}, "prompt 0: True is no token id"), ([1.7, 2], {}, "prompt 0: 1.7 is float: give text, or a row"),
-    ([True], {}, "prompt 0: True is bool"), (b"ab", {}, "prompt 0: b.ab. is bytes"),
-    ([b"ab"], {}, "is bytes: give text"),
-    ([bytearray(b"a")], {}, "is bytearray"), (np.array([[1.0]]), {}, "prompt 0: .*1.0.* is no token id"),
-    ([None], {}, "prompt 0: None is NoneType"),
-    ("x" * 128, {}, "prompt 0 has 128 tokens, and the model has positions for 128, prompt and reply"),
-    ("a\udc80", {}, "prompt 0, byte 1 is not UTF-8"), ("a", dict(max_tokens=0), "max_tokens 0: give a whole number"),
-    ("a", dict(temperature=-1), "temperature -1"), ("a", dict(top_k=0), "top_k 0"), ("a", dict(top_p=0), "top_p 0")])
+@pytest.mark.parametrize(
+    "prompt, more, said",
+    [
+        ("", {}, "prompt 0 is empty: give text"),
+        ([], {}, "no prompt"),
+        ([[1], []], {}, "prompt 1 is empty"),
+        ([[1, 1.7]], {}, "prompt 0: 1.7 is no token id: give whole numbers"),
+        ([["1"]], {}, "prompt 0: '1' is no token id"),
+        ([[2, True]], {}, "prompt 0: True is no token id"),
+        ([1.7, 2], {}, "prompt 0: 1.7 is float: give text, or a row"),
+        ([True], {}, "prompt 0: True is bool"),
+        (b"ab", {}, "prompt 0: b.ab. is bytes"),
+        ([b"ab"], {}, "is bytes: give text"),
+        ([bytearray(b"a")], {}, "is bytearray"),
+        (np.array([[1.0]]), {}, "prompt 0: .*1.0.* is no token id"),
+        ([None], {}, "prompt 0: None is NoneType"),
+        ("x" * 128, {}, "prompt 0 has 128 tokens, and the model has positions for 128, prompt and reply"),
+        ("a\udc80", {}, "prompt 0, byte 1 is not UTF-8"),
+        ("a", dict(max_tokens=0), "max_tokens 0: give a whole number"),
+        ("a", dict(temperature=-1), "temperature -1"),
+        ("a", dict(top_k=0), "top_k 0"),
+        ("a", dict(top_p=0), "top_p 0"),
+    ],
+)
 def test_bad_input_is_one_line(prompt, more, said):
-    with pytest.raises(InputError, match=said) as found: gpt2().program.generate(prompt, **more)
+    with pytest.raises(InputError, match=said) as found:
+        gpt2().program.generate(prompt, **more)
     assert "\n" not in str(found.value)
 
 
 def test_a_prompt_with_a_token_that_the_model_has_no_row_for_is_one_line():
     from tokenizers import Tokenizer as Plain
+
     program = gpt2().program
     added, known = Plain.from_str(program.meta["tokenizer"]), program.meta["config"]["vocab_size"]
     added.add_tokens([f"<{at}>" for at in range(known - added.get_vocab_size() + 1)])
     token = re.escape(added.id_to_token(known))
     words = rf"prompt 1, .*, has the token '{token}' of tokenizer.json, id {known}, and the model has rows"
     prompts = ["a", f"b{added.id_to_token(known)}"]
-    with pytest.raises(InputError, match=words): program.replace(tokenizer=added.to_str()).generate(prompts)
+    with pytest.raises(InputError, match=words):
+        program.replace(tokenizer=added.to_str()).generate(prompts)
 
 
 def test_answers_end_where_positions_do():
@@ -136,15 +157,18 @@ def test_answers_end_where_positions_do():
 def test_what_is_no_language_model():
     encoder = bert_program(checkpoints.CONFIG, checkpoints.arrays(checkpoints.CONFIG))
     for refused in (lambda: encoder.generate([[1, 2]]), lambda: encoder.stream_text([1, 2])):
-        with pytest.raises(InputError, match=r"generate: .* is no language model: its rows are no scores"): refused()
-    with pytest.raises(InputError, match="no tokenizer: give token ids"): llama().program.generate("text")
+        with pytest.raises(InputError, match=r"generate: .* is no language model: its rows are no scores"):
+            refused()
+    with pytest.raises(InputError, match="no tokenizer: give token ids"):
+        llama().program.generate("text")
 
 
 def test_a_program_of_all_rows_generates_the_same():
     program, _ = structure(open_model(BYTES).operator(), (), batch=SHORT).program(gpt2().program.meta)
     assert not program.pooled
     assert [each.ids for each in program.generate(PROMPTS[:3], max_tokens=6)] == [
-        each.ids for each in gpt2().program.generate(PROMPTS[:3], max_tokens=6)]
+        each.ids for each in gpt2().program.generate(PROMPTS[:3], max_tokens=6)
+    ]
 
 
 def test_caches_of_bf16_are_rounded_once(tmp_path):
@@ -171,10 +195,11 @@ def test_the_number_type_of_caches():
     program = llama().program
     for number in ("float32", "bf16"):
         assert cache_number(generation.decodable(program, number)) == number
-        reply, = program.generate([[3, 4, 5]], max_tokens=4, cache=number)
+        (reply,) = program.generate([[3, 4, 5]], max_tokens=4, cache=number)
         session = cached(program, number).start(64)
         assert session.generate({session.join(): [3, 4, 5]}, max_tokens=4)[0].ids == reply.ids
     with pytest.raises(InputError, match=r"cache 'bf16': this program has caches of its own, of float32: leave it out"):
         program.decoder.generate([[3]], cache="bf16")
     for refused in (lambda: program.generate([[3]], cache="int8"), lambda: cached(program, "int8")):
-        with pytest.raises(InputError, match=r"cache 'int8': give float32 or bf16"): refused()
+        with pytest.raises(InputError, match=r"cache 'int8': give float32 or bf16"):
+            refused()

@@ -1,5 +1,6 @@
 """Heads on top of rows, of every family: what only trained a model is left alone, what answers by it is refused where
 an embedding is asked for, by its name; files that say how rows become embeddings go before both."""
+
 import json
 import re
 
@@ -18,24 +19,54 @@ from rewrites.workload.resolve import source
 
 BATCH = Batch([[3, 4, 5, 6, 7], [8]])
 CONFIGS = {"bert": BERT} | {family: config for family, config, _ in reversed(CASES.values())}
-POOLED = ["pooler.dense.weight"]                            # stands with the model, behind its prefix
+POOLED = ["pooler.dense.weight"]  # stands with the model, behind its prefix
 # as transformers 5.23.0 writes them: the architecture, and what stands on top
-HARMLESS = {"bert": {"BertModel": POOLED, "BertForMaskedLM": ["cls.predictions.transform.dense.weight"],
-                     "BertForPreTraining": [*POOLED, "cls.predictions.bias", "cls.seq_relationship.weight"],
-                     "Contriever": POOLED},
-            "roberta": {"RobertaModel": POOLED, "RobertaForMaskedLM": ["lm_head.dense.weight", "lm_head.bias"]},
-            "distilbert": {"DistilBertModel": [], "DistilBertForMaskedLM": [
-                "vocab_transform.weight", "vocab_layer_norm.weight", "vocab_projector.bias"]},
-            "gpt2": {"GPT2Model": []}, "llama": {"LlamaModel": []}, "mistral": {"MistralModel": []},
-            "qwen2": {"Qwen2Model": []}, "qwen3": {"Qwen3Model": []}, "bloom": {"BloomModel": []},
-            "t5": {"T5EncoderModel": [], "T5ForConditionalGeneration": ["decoder.final_layer_norm.weight"]}}
-ENCODERS = {"SequenceClassification": ["classifier.weight"], "TokenClassification": ["classifier.bias"],
-            "QuestionAnswering": ["qa_outputs.weight"], "MultipleChoice": [*POOLED, "classifier.weight"]}
+HARMLESS = {
+    "bert": {
+        "BertModel": POOLED,
+        "BertForMaskedLM": ["cls.predictions.transform.dense.weight"],
+        "BertForPreTraining": [*POOLED, "cls.predictions.bias", "cls.seq_relationship.weight"],
+        "Contriever": POOLED,
+    },
+    "roberta": {"RobertaModel": POOLED, "RobertaForMaskedLM": ["lm_head.dense.weight", "lm_head.bias"]},
+    "distilbert": {
+        "DistilBertModel": [],
+        "DistilBertForMaskedLM": ["vocab_transform.weight", "vocab_layer_norm.weight", "vocab_projector.bias"],
+    },
+    "gpt2": {"GPT2Model": []},
+    "llama": {"LlamaModel": []},
+    "mistral": {"MistralModel": []},
+    "qwen2": {"Qwen2Model": []},
+    "qwen3": {"Qwen3Model": []},
+    "bloom": {"BloomModel": []},
+    "t5": {"T5EncoderModel": [], "T5ForConditionalGeneration": ["decoder.final_layer_norm.weight"]},
+}
+ENCODERS = {
+    "SequenceClassification": ["classifier.weight"],
+    "TokenClassification": ["classifier.bias"],
+    "QuestionAnswering": ["qa_outputs.weight"],
+    "MultipleChoice": [*POOLED, "classifier.weight"],
+}
 DECODERS = {"SequenceClassification": ["score.weight"], "TokenClassification": ["score.weight", "score.bias"]}
-STEMS = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "gpt2": "GPT2", "llama": "Llama",
-         "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "bloom": "Bloom", "t5": "T5"}
-ANSWERING = {family: {f"{stem}For{task}": names for task, names in (
-    ENCODERS if "Bert" in stem or "Roberta" in stem else DECODERS).items()} for family, stem in STEMS.items()}
+STEMS = {
+    "bert": "Bert",
+    "roberta": "Roberta",
+    "distilbert": "DistilBert",
+    "gpt2": "GPT2",
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "bloom": "Bloom",
+    "t5": "T5",
+}
+ANSWERING = {
+    family: {
+        f"{stem}For{task}": names
+        for task, names in (ENCODERS if "Bert" in stem or "Roberta" in stem else DECODERS).items()
+    }
+    for family, stem in STEMS.items()
+}
 ANSWERING["bert"] |= {"BertForNextSentencePrediction": ["cls.seq_relationship.weight"], "Someone": ["mlp.dense.weight"]}
 ANSWERING["roberta"] |= {"RobertaForSequenceClassification": ["classifier.dense.weight", "classifier.out_proj.bias"]}
 ANSWERING["distilbert"] |= {"DistilBertForSequenceClassification": ["pre_classifier.weight", "classifier.weight"]}
@@ -61,7 +92,8 @@ def change_config(home, **changed):
     (home / "config.json").write_text(json.dumps({key: said for key, said in config.items() if said is not None}))
 
 
-def vectors(home): return dense(open_model(home).operator(True), BATCH)
+def vectors(home):
+    return dense(open_model(home).operator(True), BATCH)
 
 
 @pytest.mark.parametrize("family, architecture", cases(HARMLESS))
@@ -77,7 +109,8 @@ def test_a_model_that_answers_by_a_head_is_not_embedded(tmp_path, family, archit
     home = write(tmp_path / "model", family, architecture, names := ANSWERING[family][architecture])
     answering = [name for name in sorted(names) if not name.startswith(("lm_head", "pooler", "cls"))]
     named = f"{re.escape(str(home))}/model.safetensors: tensor {answering[0]!r} " if answering else "/config.json: "
-    with pytest.raises(InputError, match=rf"{named}\(?{architecture}\)?: a head .* AutoModel") as error: vectors(home)
+    with pytest.raises(InputError, match=rf"{named}\(?{architecture}\)?: a head .* AutoModel") as error:
+        vectors(home)
     assert "\n" not in str(error.value) and "--output rows" in str(error.value)
     rows = dense(open_model(home).operator(), BATCH)
     assert np.array_equal(rows, dense(open_model(write(tmp_path / "plain", family, None, [])).operator(), BATCH))
@@ -86,8 +119,13 @@ def test_a_model_that_answers_by_a_head_is_not_embedded(tmp_path, family, archit
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_the_rows_of_a_file_with_a_word_of_its_own_before_names(tmp_path, family):
     """transformers saves LlamaForQuestionAnswering so, and its AutoModel finds no weight of it: it draws some."""
-    home = write(tmp_path / "model", family, architecture := f"{STEMS[family]}ForQuestionAnswering",
-                 ["qa_outputs.weight"], "transformer.")
+    home = write(
+        tmp_path / "model",
+        family,
+        architecture := f"{STEMS[family]}ForQuestionAnswering",
+        ["qa_outputs.weight"],
+        "transformer.",
+    )
     with pytest.raises(InputError, match=rf"'qa_outputs.weight' \({architecture}\): a head .*: take a row a token"):
         vectors(home)
     rows = dense(open_model(home).operator(), BATCH)
@@ -100,8 +138,9 @@ def test_every_family_that_others_save_is_here():
     assert STEMS.keys() == HARMLESS.keys() == FAMILIES.keys() - {"gpt_pangu", "PanguEmbedded", "transformer"} - experts
 
 
-TYING = sorted(family for family, config in CONFIGS.items()
-               if family in STEMS and layout(config | {"model_type": family}).head)
+TYING = sorted(
+    family for family, config in CONFIGS.items() if family in STEMS and layout(config | {"model_type": family}).head
+)
 BESIDE = {"another": lambda table: table[::-1] + 1, "the table": lambda table: table, "none": None}
 
 
@@ -111,19 +150,26 @@ BESIDE = {"another": lambda table: table[::-1] + 1, "the table": lambda table: t
 def test_a_head_that_files_hold_goes_before_a_flag_that_ties_it(tmp_path, family, beside, tied):
     """As in transformers from version 5 on; earlier ones overwrote such a head by the table of tokens."""
     suffix = "LMHeadModel" if family == "gpt2" else "ForCausalLM"
-    home, names = write(tmp_path / "model", family, f"{STEMS[family]}{suffix}", []), layout(CONFIGS[family] | {
-        "model_type": family})
+    home, names = (
+        write(tmp_path / "model", family, f"{STEMS[family]}{suffix}", []),
+        layout(CONFIGS[family] | {"model_type": family}),
+    )
     change_config(home, tie_word_embeddings=tied)
     table = open_model(home).find(names.table).read()
-    if BESIDE[beside] is None: wanted = table
+    if BESIDE[beside] is None:
+        wanted = table
     else:
         wanted = BESIDE[beside](table).astype("<f4")
         numbers = {name: each.read() for name, each in open_model(home).tensors.items()}
         checkpoints.safetensors(home / "model.safetensors", numbers | {names.head: wanted})
     checkpoint, says = open_model(home), open_model(home).said["tie_word_embeddings"]
     if beside == "none" and not says:
-        with pytest.raises(InputError, match=r"config\.json: tie_word_embeddings is false or left out, but .* holds no "
-                                             r"tensor 'lm_head\.weight'"): checkpoint.operator()
+        with pytest.raises(
+            InputError,
+            match=r"config\.json: tie_word_embeddings is false or left out, but .* holds no "
+            r"tensor 'lm_head\.weight'",
+        ):
+            checkpoint.operator()
         return
     rows = dense(build(checkpoint.config, checkpoint.at), BATCH)
     np.testing.assert_allclose(dense(checkpoint.operator(), BATCH), rows @ wanted.T, rtol=1e-5, atol=1e-5)
@@ -142,8 +188,13 @@ def test_the_encoder_reads_its_own_copy_of_the_table_where_files_hold_one(tmp_pa
 
 
 def test_files_that_say_how_rows_become_embeddings_go_before_a_head(tmp_path):
-    home = checkpoints.pool(checkpoints.write(tmp_path, tensors={"classifier.weight": np.ones((2, 24), "<f4")},
-                                              architectures=["BertForSequenceClassification"]))
+    home = checkpoints.pool(
+        checkpoints.write(
+            tmp_path,
+            tensors={"classifier.weight": np.ones((2, 24), "<f4")},
+            architectures=["BertForSequenceClassification"],
+        )
+    )
     assert vectors(home).shape == (2, 24) and not open_model(home).head
 
 

@@ -1,4 +1,5 @@
 """Models by their names on the hub, from a stand-in for huggingface_hub: nothing here asks a network."""
+
 import json
 import sys
 from fnmatch import fnmatch
@@ -22,11 +23,13 @@ def hub(monkeypatch, tmp_path):
     """A hub of one model in shards, with code and pickled weights beside it; what it was asked for; where it puts what
     the patterns allow, as links to other files."""
     there = checkpoints.write(tmp_path / "there", shards=2)
-    for name in ("modeling.py", "pytorch_model.bin", "model.onnx"): (there / name).write_text("print('run')")
+    for name in ("modeling.py", "pytorch_model.bin", "model.onnx"):
+        (there / name).write_text("print('run')")
     asked = []
 
     def snapshot_download(repository, *, revision=None, allow_patterns):
-        if repository != "org/small": raise OSError("404 Client Error.\nRepository Not Found")
+        if repository != "org/small":
+            raise OSError("404 Client Error.\nRepository Not Found")
         asked.append((repository, revision))
         (place := tmp_path / "cache").mkdir(exist_ok=True)
         for file in (file for file in there.rglob("*") if file.is_file()):
@@ -40,8 +43,9 @@ def hub(monkeypatch, tmp_path):
     return SimpleNamespace(asked=asked, there=there, cache=tmp_path / "cache")
 
 
-@pytest.mark.parametrize("name, revision", [("org/small", None), ("org/small@v1.0", "v1.0"),
-                                            ("org/small@refs/pr/1", "refs/pr/1")])
+@pytest.mark.parametrize(
+    "name, revision", [("org/small", None), ("org/small@v1.0", "v1.0"), ("org/small@refs/pr/1", "refs/pr/1")]
+)
 def test_a_name_of_the_hub_is_the_model_there(hub, name, revision):
     found, batch = open_model(name), Batch([[1, 2, 3], [4]])
     assert hub.asked == [("org/small", revision)] and found.name == name
@@ -61,16 +65,23 @@ OPENED: list[str] | None = None
 
 def note(event, arguments):
     """An audit hook, which stays as long as the process: notes what is opened while somebody wants to know."""
-    if event == "open" and OPENED is not None: OPENED.append(str(arguments[0]))
+    if event == "open" and OPENED is not None:
+        OPENED.append(str(arguments[0]))
 
 
 @pytest.mark.parametrize("folders", [("1_Pooling", "2_Normalize"), ("pooling", "last")])
 def test_all_that_is_read_of_a_directory_is_brought(hub, monkeypatch, folders):
     """Every file that a directory with all of them is read from, and so the same tokens and pooling."""
-    checkpoints.pool(hub.there, "mean", files={
-        "config_sentence_transformers.json": {"prompts": {"query": "of "}, "default_prompt_name": "query"},
-        "sentence_bert_config.json": {"do_lower_case": True}, "tokenizer_config.json": {"model_max_length": 7},
-        "2_Normalize/config.json": {}})
+    checkpoints.pool(
+        hub.there,
+        "mean",
+        files={
+            "config_sentence_transformers.json": {"prompts": {"query": "of "}, "default_prompt_name": "query"},
+            "sentence_bert_config.json": {"do_lower_case": True},
+            "tokenizer_config.json": {"model_max_length": 7},
+            "2_Normalize/config.json": {},
+        },
+    )
     said = (hub.there / "modules.json").read_text()
     for name, other in zip(("1_Pooling", "2_Normalize"), folders, strict=True):
         (hub.there / name).rename(hub.there / other)
@@ -92,18 +103,30 @@ def test_all_that_is_read_of_a_directory_is_brought(hub, monkeypatch, folders):
 @pytest.fixture
 def speaking(hub):
     """A GPT-2 on the hub, which says in three files which tokens end a text, its shards called as nobody calls them."""
-    config = dict(model_type="gpt2", architectures=["GPT2LMHeadModel"], vocab_size=41, n_embd=8, n_positions=20,
-                  n_head=2, n_layer=1, eos_token_id=3)
+    config = dict(
+        model_type="gpt2",
+        architectures=["GPT2LMHeadModel"],
+        vocab_size=41,
+        n_embd=8,
+        n_positions=20,
+        n_head=2,
+        n_layer=1,
+        eos_token_id=3,
+    )
     arrays = {name: np.ones(shape, "<f4") for name, shape in tensors(config).items()}
-    for file in hub.there.glob("model-*"): file.unlink()
+    for file in hub.there.glob("model-*"):
+        file.unlink()
     shards = {name: f"part{place % 2}.safetensors" for place, name in enumerate(sorted(arrays))}
     for shard in set(shards.values()):
         checkpoints.safetensors(hub.there / shard, {name: arrays[name] for name in arrays if shards[name] == shard})
     for name, content in {
-            "model.safetensors.index.json": {"weight_map": shards}, "config.json": config,
-            "generation_config.json": {"eos_token_id": [4, 5]}, "tokenizer_config.json": {
-                "eos_token": "river", "tokenizer_class": "PreTrainedTokenizerFast"},
-            "special_tokens_map.json": {"eos_token": "river"}, "added_tokens.json": {}}.items():
+        "model.safetensors.index.json": {"weight_map": shards},
+        "config.json": config,
+        "generation_config.json": {"eos_token_id": [4, 5]},
+        "tokenizer_config.json": {"eos_token": "river", "tokenizer_class": "PreTrainedTokenizerFast"},
+        "special_tokens_map.json": {"eos_token": "river"},
+        "added_tokens.json": {},
+    }.items():
         (hub.there / name).write_text(json.dumps(content))
     return hub
 
@@ -116,10 +139,11 @@ def test_what_ends_a_text_is_the_same_by_name(speaking):
     assert open_model("org/small").operator().shape[1] == 41
 
 
-@pytest.mark.parametrize("index", ["[]", "{", "{\"weight_map\": {\"a\": \"../part0.safetensors\", \"b\": 3}}"])
+@pytest.mark.parametrize("index", ["[]", "{", '{"weight_map": {"a": "../part0.safetensors", "b": 3}}'])
 def test_a_damaged_index_brings_no_more(speaking, index):
     (speaking.there / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(InputError, match=r"index\.json"): open_model("org/small")
+    with pytest.raises(InputError, match=r"index\.json"):
+        open_model("org/small")
     assert len(speaking.asked) == 1
 
 
@@ -130,23 +154,42 @@ def test_a_directory_comes_before_the_hub(hub, tmp_path, monkeypatch):
 
 
 def test_what_the_hub_does_not_give_is_one_line(hub):
-    with pytest.raises(InputError, match=r"^org/large: no directory is called so, and huggingface_hub cannot give it: "
-                                         r"404 Client Error\.: check the name$"): open_model("org/large")
+    with pytest.raises(
+        InputError,
+        match=r"^org/large: no directory is called so, and huggingface_hub cannot give it: "
+        r"404 Client Error\.: check the name$",
+    ):
+        open_model("org/large")
 
 
-@pytest.mark.parametrize("name", ["./org/small", "/org/small", "org/small/", "org/small/more", "org/small@", "../small",
-                                  "org/sm all", "org/small@-x", "https://hub/org/small"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "./org/small",
+        "/org/small",
+        "org/small/",
+        "org/small/more",
+        "org/small@",
+        "../small",
+        "org/sm all",
+        "org/small@-x",
+        "https://hub/org/small",
+    ],
+)
 def test_what_is_no_name_of_the_hub_asks_nobody(hub, name):
-    with pytest.raises(InputError, match="neither a model that opmatrix fetches"): open_model(name)
+    with pytest.raises(InputError, match="neither a model that opmatrix fetches"):
+        open_model(name)
     assert not hub.asked
 
 
 def test_without_the_package_the_lines_that_make_a_directory_are_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(InputError) as caught: open_model("org/small@v1")
+    with pytest.raises(InputError) as caught:
+        open_model("org/small@v1")
     said = str(caught.value)
     assert "\n" not in said and said.endswith(
         "pip install huggingface_hub; or make a directory: from transformers import AutoModel, AutoTokenizer; "
         "AutoModel.from_pretrained('org/small').save_pretrained('small'); "
-        "AutoTokenizer.from_pretrained('org/small').save_pretrained('small')")
+        "AutoTokenizer.from_pretrained('org/small').save_pretrained('small')"
+    )
     compile(said.partition("make a directory: ")[2], "said", "exec")

@@ -1,4 +1,5 @@
 """Infinity is the identity of (min, +): an input may be it where a monoid says so; NaN may not."""
+
 import numpy as np
 import pytest
 from searched import structure
@@ -21,26 +22,38 @@ DISTANCES = np.array([[0, 3, 9], [3, 0, 4], [9, 4, 0]], np.float32)
 
 class minplus(Monoid):
     """The shortest way."""
+
     identity = np.inf
 
-    def lift(u, w): return u + w
-    def merge(a, b): return np.minimum(a, b)
+    def lift(u, w):
+        return u + w
+
+    def merge(a, b):
+        return np.minimum(a, b)
 
 
 class maxplus(Monoid):
     """The longest way."""
+
     identity = -np.inf
 
-    def lift(u, w): return u + w
-    def merge(a, b): return np.maximum(a, b)
+    def lift(u, w):
+        return u + w
+
+    def merge(a, b):
+        return np.maximum(a, b)
 
 
 class minmax(Monoid):
     """The way whose longest step is the shortest."""
+
     identity = np.inf
 
-    def lift(u, w): return np.maximum(u, w)
-    def merge(a, b): return np.minimum(a, b)
+    def lift(u, w):
+        return np.maximum(u, w)
+
+    def merge(a, b):
+        return np.minimum(a, b)
 
 
 START, OTHER = given("start", 3, "V"), given("other", 3, "V")
@@ -62,26 +75,41 @@ def test_an_input_may_be_the_identity_of_min_plus():
     assert np.array_equal(reached([0, np.inf, np.inf]), DISTANCES[:1])
 
 
-def test_a_finite_input_of_min_plus_runs(): assert np.array_equal(reached([0, 100, 100]), DISTANCES[:1])
+def test_a_finite_input_of_min_plus_runs():
+    assert np.array_equal(reached([0, 100, 100]), DISTANCES[:1])
 
 
 def test_an_input_may_not_be_nan():
-    with pytest.raises(InputError, match="nan"): reached([0, np.nan, 1])
+    with pytest.raises(InputError, match="nan"):
+        reached([0, np.nan, 1])
 
 
-@pytest.mark.parametrize("model, wanted", [
-    (MODEL, {"start": (np.inf,)}), (MODEL @ over(ROADS, minplus), {"start": (np.inf,)}),
-    (START @ over(ROADS, maxplus), {"start": (-np.inf,)}), (START @ monoids.max, {"start": (-np.inf,)}),
-    (START @ relu @ over(ROADS, minmax), {"start": (np.inf,)}), (row(MODEL, START), {"start": (np.inf,)}),
-    (product(START, turn(OTHER), minplus), {"start": (np.inf,), "other": (np.inf,)}),
-    (product(START, turn(OTHER), monoids.softmax), {"start": (-np.inf,)}),
-    (MODEL + START @ over(ROADS, maxplus), {}), (MODEL + START @ ROADS, {}), (START @ ROADS @ over(ROADS, minplus), {}),
-    (START @ (I + ROADS), {}), (START @ relu, {}), (product(product(START, turn(OTHER)), OTHER, monoids.softmax), {})])
-def test_the_monoids_that_merge_an_input_say_what_it_may_hold(model, wanted): assert infinite_inputs([model]) == wanted
+@pytest.mark.parametrize(
+    "model, wanted",
+    [
+        (MODEL, {"start": (np.inf,)}),
+        (MODEL @ over(ROADS, minplus), {"start": (np.inf,)}),
+        (START @ over(ROADS, maxplus), {"start": (-np.inf,)}),
+        (START @ monoids.max, {"start": (-np.inf,)}),
+        (START @ relu @ over(ROADS, minmax), {"start": (np.inf,)}),
+        (row(MODEL, START), {"start": (np.inf,)}),
+        (product(START, turn(OTHER), minplus), {"start": (np.inf,), "other": (np.inf,)}),
+        (product(START, turn(OTHER), monoids.softmax), {"start": (-np.inf,)}),
+        (MODEL + START @ over(ROADS, maxplus), {}),
+        (MODEL + START @ ROADS, {}),
+        (START @ ROADS @ over(ROADS, minplus), {}),
+        (START @ (I + ROADS), {}),
+        (START @ relu, {}),
+        (product(product(START, turn(OTHER)), OTHER, monoids.softmax), {}),
+    ],
+)
+def test_the_monoids_that_merge_an_input_say_what_it_may_hold(model, wanted):
+    assert infinite_inputs([model]) == wanted
 
 
-@pytest.mark.parametrize("model, start", [(START @ ROADS, [0, np.inf, 1]), (MODEL, [0, -np.inf, 1]),
-                                          (MODEL + START @ ROADS, [np.inf, 0, 0])])
+@pytest.mark.parametrize(
+    "model, start", [(START @ ROADS, [0, np.inf, 1]), (MODEL, [0, -np.inf, 1]), (MODEL + START @ ROADS, [np.inf, 0, 0])]
+)
 def test_another_infinite_number_is_refused(model, start):
     with pytest.raises(InputError, match=r"start: .*inf, no finite number, nor the identity of a monoid"):
         reached(start, model)
@@ -89,7 +117,8 @@ def test_another_infinite_number_is_refused(model, start):
 
 def test_a_number_beyond_float32_is_no_infinity():
     batch = Batch(inputs={"start": np.array([[0, 1e300, 1]])})
-    with pytest.raises(InputError, match=r"1e\+300, beyond float32"): program_of(MODEL, [0, 1, 1])[0].run(batch)
+    with pytest.raises(InputError, match=r"1e\+300, beyond float32"):
+        program_of(MODEL, [0, 1, 1])[0].run(batch)
 
 
 def test_a_step_that_makes_nan_of_an_infinite_input_is_named():
@@ -133,7 +162,8 @@ def test_a_saved_program_knows_what_its_inputs_may_hold(tmp_path):
     assert np.array_equal(loaded.run(batch), program.run(batch)) and loaded.signature == program.signature
     assert "start: V × 3 float32 or inf" in str(loaded)
     for wrong in (["nan"], [], ["inf", "inf"], "inf", [1], ["inf", "-inf"]):
-        with pytest.raises(ValueError, match="start: "): Port.read("start", ["V", 3, 1, "float32", wrong])
+        with pytest.raises(ValueError, match="start: "):
+            Port.read("start", ["V", 3, 1, "float32", wrong])
 
 
 def test_a_model_of_infinite_inputs_is_explored_and_optimized():
@@ -153,9 +183,12 @@ def test_a_kernel_that_is_wrong_for_infinite_numbers_alone_is_reported(monkeypat
     right = call.kernel.function
 
     def wrong(out, **operands):
-        operands = {name: np.nan_to_num(each, posinf=0) if isinstance(each, np.ndarray) else each
-                    for name, each in operands.items()}
+        operands = {
+            name: np.nan_to_num(each, posinf=0) if isinstance(each, np.ndarray) else each
+            for name, each in operands.items()
+        }
         right(out, **operands)
+
     monkeypatch.setattr(call.kernel, "function", wrong)
     with pytest.raises(VerificationError, match="it is not what its kernel means"):
         verify_steps(program, [Batch(inputs={"start": np.ones((9, 3), np.float32)})])

@@ -1,4 +1,5 @@
 """`keep_top`: what it keeps, in every reading; what it refuses; what it declares; the routes of a reading."""
+
 from fractions import Fraction
 
 import numpy as np
@@ -60,8 +61,9 @@ def test_one_head_serves_all_and_a_number_all_columns():
     mask = dense(keep_top(const(1.0), I, 2), x)
     assert (mask.sum(1) == 2).all() and set(mask.flat) == {0.0, 1.0}
     two = weight(RNG.normal(size=(2, 4, 4)))
-    np.testing.assert_array_equal(dense(keep_top(I, two, 1), x), [dense(keep_top(I, weight(each), 1), x)
-                                                                 for each in two.args[0].array])
+    np.testing.assert_array_equal(
+        dense(keep_top(I, two, 1), x), [dense(keep_top(I, weight(each), 1), x) for each in two.args[0].array]
+    )
 
 
 def test_a_row_with_no_number_in_it_is_none():
@@ -78,7 +80,7 @@ def test_intervals_say_what_they_know():
     found = enclose(keep_top(I, I, 1), x, Batch([[0]]))
     for each, wanted in zip(found.flat, (0, 3, 0), strict=True):
         assert each.holds(wanted) and each.high - each.low < 1e-12
-    near = keep_top(I, I * 0.1 * 10.0 + I * 0.3, 1)         # rounding does not tell 0.1 + 0.2 from 0.3 here
+    near = keep_top(I, I * 0.1 * 10.0 + I * 0.3, 1)  # rounding does not tell 0.1 + 0.2 from 0.3 here
     found = enclose(near, np.array([[1.0, 1.0]]), Batch([[0]]))
     assert all(isinstance(each, Between) and each.holds(0.0) and each.holds(1.0) for each in found.flat)
 
@@ -86,17 +88,22 @@ def test_intervals_say_what_they_know():
 W, V = weight(RNG.normal(size=(6, 8))), weight(RNG.normal(size=(6, 4)))
 
 
-@pytest.mark.parametrize("make, said", [
-    (lambda: keep_top(W, W, 0), r"keep_top: k = 0 of 8 columns: it is from 1 to 8"),
-    (lambda: keep_top(W, W, 9), r"keep_top: k = 9 of 8 columns"),
-    (lambda: keep_top(I, I, 7)(np.zeros((2, 6))), r"k = 7 of 6 columns"),
-    (lambda: keep_top(W @ heads(4), W @ heads(4), 3), r"k = 3 of 2 columns"),
-    (lambda: keep_top(W, V, 2), r"columns 8 ≠ 4"),
-    (lambda: keep_top(W @ heads(2), V, 2), r"a number to go by for each"),
-    (lambda: keep_top(W, W @ V.T @ V @ tanh, 2), "columns"),
-    (lambda: keep_top(W, W, 2.0), r"k is 2.0: it must be a whole number")])
+@pytest.mark.parametrize(
+    "make, said",
+    [
+        (lambda: keep_top(W, W, 0), r"keep_top: k = 0 of 8 columns: it is from 1 to 8"),
+        (lambda: keep_top(W, W, 9), r"keep_top: k = 9 of 8 columns"),
+        (lambda: keep_top(I, I, 7)(np.zeros((2, 6))), r"k = 7 of 6 columns"),
+        (lambda: keep_top(W @ heads(4), W @ heads(4), 3), r"k = 3 of 2 columns"),
+        (lambda: keep_top(W, V, 2), r"columns 8 ≠ 4"),
+        (lambda: keep_top(W @ heads(2), V, 2), r"a number to go by for each"),
+        (lambda: keep_top(W, W @ V.T @ V @ tanh, 2), "columns"),
+        (lambda: keep_top(W, W, 2.0), r"k is 2.0: it must be a whole number"),
+    ],
+)
 def test_what_does_not_fit_is_refused(make, said):
-    with pytest.raises((ShapeError, TypeError), match=said): make()
+    with pytest.raises((ShapeError, TypeError), match=said):
+        make()
 
 
 def test_what_it_declares():
@@ -123,22 +130,29 @@ def test_small_sizes_keep_no_more_than_there_are(experts, k, n, f):
     small = template.small_sizes()
     assert small[experts] < experts or experts == 4
     for made in template.instance(template.shrunken(lambda shape: RNG.normal(size=shape))).values():
-        if made.kind.name == "keep_top": assert made.args[2] <= made.out.cols == small[experts]
-        if made.kind.name == "weight" and len(made.shape) == 3: assert made.shape[0] == small[experts]
+        if made.kind.name == "keep_top":
+            assert made.args[2] <= made.out.cols == small[experts]
+        if made.kind.name == "weight" and len(made.shape) == 3:
+            assert made.shape[0] == small[experts]
 
 
-def W_in(n, vocabulary=64): return weight(RNG.normal(size=(vocabulary, n)))
+def W_in(n, vocabulary=64):
+    return weight(RNG.normal(size=(vocabulary, n)))
 
 
 def layer(rng, n, experts, k, f):
     """A layer of gated experts of which each row goes through k, and the row itself."""
-    def some(*shape): return weight((rng.normal(size=shape) / shape[-2] ** 0.5).astype(np.float32))
+
+    def some(*shape):
+        return weight((rng.normal(size=shape) / shape[-2] ** 0.5).astype(np.float32))
+
     router, up, beside, down = some(n, experts), some(experts, n, f), some(experts, n, f), some(experts, f, n)
 
     def of(x):
         p = x @ router @ share
         gate = keep_top(p, p, k)
         return x + (((x @ up @ tanh) * (x @ beside)) @ down * (gate @ heads(experts))) @ total
+
     return formula(of)
 
 
@@ -156,14 +170,17 @@ def test_a_layer_is_what_its_experts_are_row_by_row():
 def weights(term):
     """Router, up, beside and down of a layer."""
     found = [node.args[0].array.astype(float) for node in term.walk() if node.kind.name == "weight"]
-    router, = (each for each in found if each.ndim == 2)
-    down, = (each for each in found if each.ndim == 3 and each.shape[1] == 4)
+    (router,) = (each for each in found if each.ndim == 2)
+    (down,) = (each for each in found if each.ndim == 3 and each.shape[1] == 4)
     up, beside = (each for each in found if each.ndim == 3 and each.shape[1] == 6)
     return router, up, beside, down
 
 
-@pytest.mark.parametrize("axes", [dict(dp=(2, "data")), dict(tp=(2, "tensor")), dict(cp=(2, "ring")),
-                                  dict(dp=(2, "data"), tp=(2, "sequence"))], ids=str)
+@pytest.mark.parametrize(
+    "axes",
+    [dict(dp=(2, "data")), dict(tp=(2, "tensor")), dict(cp=(2, "ring")), dict(dp=(2, "data"), tp=(2, "sequence"))],
+    ids=str,
+)
 def test_it_is_split_by_rows(axes):
     """Each rank's rows go their own ways; no row of scores crosses."""
     term = W_in(16) @ layer(np.random.default_rng(2), 16, 4, 2, 8)
@@ -181,10 +198,18 @@ def test_scores_that_are_cut_by_columns_are_gathered():
 
 # ---- equal or not
 
-@pytest.mark.parametrize("one, other", [
-    (keep_top(W, W, 2), keep_top(W, W, 3)), (keep_top(W, W, 2), keep_top(W, W @ square, 2)),
-    (keep_top(W, W, 2), keep_top(W, -W, 2)), (keep_top(W, W, 8), W * 2.0)])
-def test_what_differs_is_refuted(one, other): assert prove(one, other).verdict == "refuted"
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (keep_top(W, W, 2), keep_top(W, W, 3)),
+        (keep_top(W, W, 2), keep_top(W, W @ square, 2)),
+        (keep_top(W, W, 2), keep_top(W, -W, 2)),
+        (keep_top(W, W, 8), W * 2.0),
+    ],
+)
+def test_what_differs_is_refuted(one, other):
+    assert prove(one, other).verdict == "refuted"
 
 
 def test_all_columns_are_all():
@@ -194,6 +219,7 @@ def test_all_columns_are_all():
 
 
 # ---- routes
+
 
 def test_a_reading_takes_what_another_one_took():
     x, other = RNG.normal(size=(5, 6)), RNG.normal(size=(5, 6))

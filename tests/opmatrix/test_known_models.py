@@ -1,4 +1,5 @@
 """Well-known models by name: what their configurations say, how many parameters they lead to, and who is refused."""
+
 import json
 import re
 from os.path import exists
@@ -14,18 +15,33 @@ from rewrites.search.planned import shapes
 # counted on models that transformers made of published config files (tests/peers/test_known_shapes.py), BERT's pooler
 # taken off
 COUNTED = {
-    "bert-base": 109_482_240 - 768 * 769, "bert-large": 335_141_888 - 1024 * 1025, "gpt2": 124_439_808,
-    "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200, "gpt3-175b": 174_604_259_328,
-    "llama-7b": 6_738_415_616, "llama-13b": 13_015_864_320, "llama-30b": 32_528_943_616, "llama-65b": 65_285_660_672,
-    "llama2-7b": 6_738_415_616, "llama2-70b": 68_976_648_192, "llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496,
-    "llama3-405b": 405_853_388_800, "qwen1.5-72b": 72_287_920_128, "mixtral-8x7b": 46_702_792_704,
-    "qwen1.5-moe-a2.7b": 14_315_784_192, "qwen3-30b-a3b": 30_532_122_624}
+    "bert-base": 109_482_240 - 768 * 769,
+    "bert-large": 335_141_888 - 1024 * 1025,
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "gpt3-175b": 174_604_259_328,
+    "llama-7b": 6_738_415_616,
+    "llama-13b": 13_015_864_320,
+    "llama-30b": 32_528_943_616,
+    "llama-65b": 65_285_660_672,
+    "llama2-7b": 6_738_415_616,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "qwen1.5-72b": 72_287_920_128,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen1.5-moe-a2.7b": 14_315_784_192,
+    "qwen3-30b-a3b": 30_532_122_624,
+}
 
 
 def count_pangu(layers, n):
     """Pangu-alpha by hand: a layer is 12 squares and 13 rows, two norms among them; tables of 40,000 tokens, of 1,024
     positions and of as many queries; a norm."""
-    return layers * (12 * n ** 2 + 13 * n) + (40_000 + 2 * 1024 + 2) * n
+    return layers * (12 * n**2 + 13 * n) + (40_000 + 2 * 1024 + 2) * n
 
 
 def count_embedded(layers, n, f, kept, tables):
@@ -45,8 +61,8 @@ def count_pangu_pro(layers, n, f, kept, experts):
 def count_pr_moe(layers, n, experts, sparse):
     """PR-MoE by hand: a GPT-2 of `layers` layers, in `sparse` of them a router, experts that are perceptrons, and two
     scores of which each is how much one branch counts."""
-    perceptron = 8 * n ** 2 + 5 * n
-    dense = layers * (4 * n ** 2 + 8 * n + perceptron) + (50_304 + 2048 + 2) * n
+    perceptron = 8 * n**2 + 5 * n
+    dense = layers * (4 * n**2 + 8 * n + perceptron) + (50_304 + 2048 + 2) * n
     return dense + experts * (perceptron + n) + sparse * 2 * (n + 1)
 
 
@@ -66,10 +82,12 @@ BY_HAND = {
     "deepseek-v3": DEEPSEEK + GROUPED_HEADS,
     "pangu-pro-moe-72b": count_pangu_pro(48, 5120, 1344, 1024, 64),
     "350m-pr-moe-32-64": count_pr_moe(24, 1024, 10 * 32 + 2 * 64, 12),
-    "pangu-alpha-2.6b": count_pangu(32, 2560), "pangu-alpha-13b": count_pangu(40, 5120),
+    "pangu-alpha-2.6b": count_pangu(32, 2560),
+    "pangu-alpha-13b": count_pangu(40, 5120),
     "pangu-alpha-200b": count_pangu(64, 16384),
     "openpangu-embedded-1b": count_embedded(26, 1536, 6144, 768, 1),
-    "openpangu-embedded-7b": count_embedded(34, 4096, 12800, 1024, 2)}
+    "openpangu-embedded-7b": count_embedded(34, 4096, 12800, 1024, 2),
+}
 
 
 # what one row reads of a model with experts, by hand: all but those that its routers leave out
@@ -79,9 +97,10 @@ ACTIVATED = {
     "qwen3-30b-a3b": COUNTED["qwen3-30b-a3b"] - 48 * 120 * 3 * 2048 * 768,
     "pangu-pro-moe-72b": BY_HAND["pangu-pro-moe-72b"] - 48 * 56 * 3 * 5120 * 1344,
     "deepseek-v3": BY_HAND["deepseek-v3"] - 58 * 248 * 3 * 7168 * 2048,
-    "350m-pr-moe-32-64": BY_HAND["350m-pr-moe-32-64"] - (10 * 31 + 2 * 63) * (8 * 1024 ** 2 + 5 * 1024)}
+    "350m-pr-moe-32-64": BY_HAND["350m-pr-moe-32-64"] - (10 * 31 + 2 * 63) * (8 * 1024**2 + 5 * 1024),
+}
 
-LAYERS = "num_hidden_layers", "n_layer", "num_layers"      # as families call them
+LAYERS = "num_hidden_layers", "n_layer", "num_layers"  # as families call them
 
 
 def few_positions(config):
@@ -115,9 +134,11 @@ def test_published_totals_are_near(counts):
         digits, unit, rest = re.fullmatch(r"([\d.]+)([BM])( without tables of tokens)?", published).groups()
         count -= known.find_known(name).more
         size = {"B": 1e9, "M": 1e6}[unit]
-        if rest: count -= (1 if config["tie_word_embeddings"] else 2) * config["vocab_size"] * config["hidden_size"]
+        if rest:
+            count -= (1 if config["tie_word_embeddings"] else 2) * config["vocab_size"] * config["hidden_size"]
         last = size * 10 ** -len(digits.partition(".")[2])
-        if abs(count - float(digits) * size) > max(last / 2, float(digits) * size / 40): far[name] = count, published
+        if abs(count - float(digits) * size) > max(last / 2, float(digits) * size / 40):
+            far[name] = count, published
     assert not far
 
 
@@ -154,17 +175,27 @@ def test_parameters_count_a_head_of_its_own_once():
     assert parameters(tied) == sum(n * (p or [1])[0] for n, *p in tensors(tied).values())
 
 
-@pytest.mark.parametrize("name, meant", [("llama2-70", "did you mean llama2-70b?"), ("GPT3", "did you mean gpt2?"),
-                                         ("qwen-1.5-72b", "did you mean qwen1.5-72b?"), ("zzz", "so; there are")])
+@pytest.mark.parametrize(
+    "name, meant",
+    [
+        ("llama2-70", "did you mean llama2-70b?"),
+        ("GPT3", "did you mean gpt2?"),
+        ("qwen-1.5-72b", "did you mean qwen1.5-72b?"),
+        ("zzz", "so; there are"),
+    ],
+)
 def test_a_name_that_there_is_not(name, meant):
-    with pytest.raises(InputError) as error: known.configuration(name)
+    with pytest.raises(InputError) as error:
+        known.configuration(name)
     assert str(error.value).startswith(f"{name}: no well-known model is called so; ") and meant in str(error.value)
     assert all(each in str(error.value) for each in known.names()) and "\n" not in str(error.value)
 
 
 # ---- on the command line
 
-def run(*words): app(["optimize", *words], standalone_mode=False)
+
+def run(*words):
+    app(["optimize", *words], standalone_mode=False)
 
 
 @pytest.mark.deep
@@ -184,9 +215,12 @@ def test_what_is_there_goes_before_a_name(tmp_path, monkeypatch):
     assert not exists("gpt2") and "wte" in str(shapes("gpt2"))
     (tmp_path / "gpt2").mkdir()
     (tmp_path / "llama-7b").write_text('{"model_type": "abacus"}')
-    with pytest.raises(InputError, match=r"gpt2/config\.json"): run("gpt2", "--machine", "A100")
-    with pytest.raises(InputError, match="llama-7b"): run("llama-7b", "--machine", "A100")
-    with pytest.raises(InputError, match="model_type is 'abacus'"): shapes("llama-7b")
+    with pytest.raises(InputError, match=r"gpt2/config\.json"):
+        run("gpt2", "--machine", "A100")
+    with pytest.raises(InputError, match="llama-7b"):
+        run("llama-7b", "--machine", "A100")
+    with pytest.raises(InputError, match="model_type is 'abacus'"):
+        shapes("llama-7b")
 
 
 def test_names_near_one_are_said_on_the_command_line(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """What a plan and a run are for others: placements of DTensor, a workflow of tasks, a trace. They say what ranks store,
 compute and hand over."""
+
 import json
 import re
 import xml.etree.ElementTree as tree
@@ -17,8 +18,12 @@ from opmatrix.parallel.ranks.ranks import Meter, Rank
 from opmatrix.parallel.sharding.feeds import Feed
 from opmatrix.parallel.sharding.mesh import Mesh
 
-MESHES = [dict(p=(2, "pipeline"), t=(2, "sequence-vocabulary")), dict(d=(2, "zero3"), t=(2, "tensor")),
-          dict(r=(3, "ring")), dict(u=(2, "ulysses"), d=(2, "data"))]
+MESHES = [
+    dict(p=(2, "pipeline"), t=(2, "sequence-vocabulary")),
+    dict(d=(2, "zero3"), t=(2, "tensor")),
+    dict(r=(3, "ring")),
+    dict(u=(2, "ulysses"), d=(2, "data")),
+]
 
 
 @pytest.mark.parametrize("axes", MESHES, ids=str)
@@ -26,11 +31,13 @@ def test_tasks_compute_and_send_what_formulas_say(axes):
     plan = planned(made(LLAMA), Mesh.of(**axes), 4, 7)
     found, places = workflow_of(plan), [*plan.mesh.places()]
     assert sum(task.flops for task in found.tasks) == sum(
-        value_at(plan, plan.flops(plan.stage(place)), place) for place in places)
+        value_at(plan, plan.flops(plan.stage(place)), place) for place in places
+    )
     assert sum(task.payload for task in found.tasks) == sum(
-        sum(crossed(plan, place, "payload").values()) for place in places)
+        sum(crossed(plan, place, "payload").values()) for place in places
+    )
     of = found.writers()
-    assert sum(len(task.writes) for task in found.tasks) == len(of)        # each is written once
+    assert sum(len(task.writes) for task in found.tasks) == len(of)  # each is written once
     assert all(value in of or value[1] < 0 for task in found.tasks for value in task.reads)
     assert all(max(after, default=-1) < number for number, after in enumerate(found.waits()))
     crossing = [task for task in found.tasks if " over " in task.component]
@@ -52,9 +59,12 @@ def test_a_workflow_is_yaml():
 
 
 def test_tasks_that_wait_for_each_other_are_refused():
-    one, other = FlowTask("one", reads=[(0, 0, 1)], writes=[(0, 0, 2)]), FlowTask("other", reads=[(0, 0, 2)],
-                                                                         writes=[(0, 0, 1)])
-    with pytest.raises(ValueError, match=r"^workflow: tasks wait for each other: one, other$"): [*ordered([one, other])]
+    one, other = (
+        FlowTask("one", reads=[(0, 0, 1)], writes=[(0, 0, 2)]),
+        FlowTask("other", reads=[(0, 0, 2)], writes=[(0, 0, 1)]),
+    )
+    with pytest.raises(ValueError, match=r"^workflow: tasks wait for each other: one, other$"):
+        [*ordered([one, other])]
 
 
 def test_placements_are_what_ranks_store():
@@ -74,8 +84,15 @@ def test_placements_are_what_ranks_store():
 @pytest.mark.parametrize("config, axes", [(GPT2, dict(t=(3, "tensor-vocabulary"))), (LLAMA, dict(t=(4, "tensor")))])
 def test_what_a_rank_stores_is_the_part_that_its_placement_names(config, axes):
     """By equal parts, or by the pieces that are said: of 23 tokens, of 2 heads of keys that 4 ranks copy."""
-    plan, n = planned(made(config, num_attention_heads=4, hidden_size=16) if config is LLAMA else made(config),
-                      Mesh.of(**axes), 4, 7), axes["t"][0]
+    plan, n = (
+        planned(
+            made(config, num_attention_heads=4, hidden_size=16) if config is LLAMA else made(config),
+            Mesh.of(**axes),
+            4,
+            7,
+        ),
+        axes["t"][0],
+    )
     seen = 0
     for group in plan.stages[0]:
         for (_, stored), (data, _) in group.booked.stored().items():
@@ -99,12 +116,22 @@ def test_what_zero_stores_once_is_flat_and_a_part_names_its_whole():
 
 
 def test_a_trace_has_a_lane_for_each_rank():
-    moments = {(r,): [Moment("compute", "", 4, 1.0 + r, 2.0 + r, 0),
-                      Moment("all_reduce", "t", 100_004, 2.0 + r, 4.0, 3)] for r in range(2)}
+    moments = {
+        (r,): [Moment("compute", "", 4, 1.0 + r, 2.0 + r, 0), Moment("all_reduce", "t", 100_004, 2.0 + r, 4.0, 3)]
+        for r in range(2)
+    }
     events = [each for each in json.loads(chrome_trace(moments))["traceEvents"] if each["ph"] == "X"]
     assert [each["tid"] for each in events] == [0, 0, 1, 1] and events[0]["ts"] == 0.0
-    assert events[1] == dict(name="all_reduce over t", cat="crossing", ph="X", ts=1e6, dur=2e6, pid=0, tid=0,
-                             args=dict(factor=1, step=4, bytes=24, axis="t"))
+    assert events[1] == dict(
+        name="all_reduce over t",
+        cat="crossing",
+        ph="X",
+        ts=1e6,
+        dur=2e6,
+        pid=0,
+        tid=0,
+        args=dict(factor=1, step=4, bytes=24, axis="t"),
+    )
     picture = tree.fromstring(drawn_trace(moments))
     boxes = [each for each in picture.iter() if each.tag.endswith("rect")]
     assert len(boxes) == 4 and float(boxes[1].get("width")) == pytest.approx(2 * float(boxes[0].get("width")), abs=0.01)

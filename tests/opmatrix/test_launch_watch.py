@@ -1,5 +1,6 @@
 """The launcher watches its ranks: who ends, fails, hangs or waits for ever is named in a line, within the deadline, and
 no process is left. Ranks here only act; real ones are in tests/peers/test_launch.py."""
+
 import os
 import socket
 import time
@@ -29,28 +30,35 @@ def acted(*parts, deadline=0.8):
         assert len(processes) == 2 and all(each.returncode is not None for each in processes)
 
 
-@pytest.mark.parametrize("parts, words", [
-    (("waits", "dies"), "^rank 1 died by SIGKILL$"),
-    (("ends", "waits"), "^rank 0 ended with status 1: nothing left to do$"),
-    (("waits", "fails"), "^step 3: rank 1: what comes out is not finite$"),
-    (("loses", "dies"), "^rank 1 died by SIGKILL$"),        # whoever of both is heard first
-    (("loses", "fails"), "^step 3: rank 1: what comes out is not finite$"),
-    (("waits", "computes"), "^rank 1 hangs: nothing of it for 0.8 s, and the others wait for it"),
-    (("stops", "waits"), "^rank 0 hangs: nothing of it for 0.8 s"),
-    (("goes on", "stops"), "^rank 1 hangs: nothing of it for 0.8 s: a longer --deadline"),
-    (("waits", "done"), "^ranks wait for each other: rank 0 waits in send of step 1 on axis x, waits$")])
+@pytest.mark.parametrize(
+    "parts, words",
+    [
+        (("waits", "dies"), "^rank 1 died by SIGKILL$"),
+        (("ends", "waits"), "^rank 0 ended with status 1: nothing left to do$"),
+        (("waits", "fails"), "^step 3: rank 1: what comes out is not finite$"),
+        (("loses", "dies"), "^rank 1 died by SIGKILL$"),  # whoever of both is heard first
+        (("loses", "fails"), "^step 3: rank 1: what comes out is not finite$"),
+        (("waits", "computes"), "^rank 1 hangs: nothing of it for 0.8 s, and the others wait for it"),
+        (("stops", "waits"), "^rank 0 hangs: nothing of it for 0.8 s"),
+        (("goes on", "stops"), "^rank 1 hangs: nothing of it for 0.8 s: a longer --deadline"),
+        (("waits", "done"), "^ranks wait for each other: rank 0 waits in send of step 1 on axis x, waits$"),
+    ],
+)
 def test_what_goes_wrong_is_named(parts, words):
     began, hangs = time.monotonic(), "hangs" in words or "wait for each other" in words
-    with pytest.raises(RanksFailed, match=words) as failed: acted(*parts, deadline=0.8 if hangs else 6.0)
+    with pytest.raises(RanksFailed, match=words) as failed:
+        acted(*parts, deadline=0.8 if hangs else 6.0)
     assert "\n" not in str(failed.value) and time.monotonic() - began < 8
 
 
 def test_who_only_lost_another_says_so():
-    with pytest.raises(RanksFailed, match=r"lost rank 1: closed|ended with status 1"): acted("loses", "waits")
+    with pytest.raises(RanksFailed, match=r"lost rank 1: closed|ended with status 1"):
+        acted("loses", "waits")
 
 
 def test_bad_input_of_a_rank_is_bad_input():
-    with pytest.raises(InputError, match=r"^mesh: not so$"): acted("refuses", "waits")
+    with pytest.raises(InputError, match=r"^mesh: not so$"):
+        acted("refuses", "waits")
 
 
 def test_what_is_done_is_handed_on():
@@ -60,16 +68,21 @@ def test_what_is_done_is_handed_on():
 
 
 def test_what_cannot_start_is_refused(monkeypatch):
-    monkeypatch.setattr("opmatrix.parallel.launch.launcher.find_spec", lambda name: name)        # torch may not be here
+    monkeypatch.setattr("opmatrix.parallel.launch.launcher.find_spec", lambda name: name)  # torch may not be here
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
-        with pytest.raises(InputError, match=rf"^port {port}: .*in use: name another, or 0"): Ranks(2, port=port)
-    with pytest.raises(InputError, match=r"^port 70000: a port is a number from 0 to 65535"): Ranks(2, port=70000)
-    with pytest.raises(InputError, match=r"^ranks 0: at least 1$"): Ranks(0)
-    with pytest.raises(InputError, match=r"^deadline 0: seconds"): Ranks(2, 0)
+        with pytest.raises(InputError, match=rf"^port {port}: .*in use: name another, or 0"):
+            Ranks(2, port=port)
+    with pytest.raises(InputError, match=r"^port 70000: a port is a number from 0 to 65535"):
+        Ranks(2, port=70000)
+    with pytest.raises(InputError, match=r"^ranks 0: at least 1$"):
+        Ranks(0)
+    with pytest.raises(InputError, match=r"^deadline 0: seconds"):
+        Ranks(2, 0)
     monkeypatch.setattr("opmatrix.parallel.launch.launcher.find_spec", lambda name: None)
     words = r"^launch: torch, .* not installed: pip install 'opmatrix\[launch\]'$"
-    with pytest.raises(InputError, match=words): Ranks(2)
+    with pytest.raises(InputError, match=words):
+        Ranks(2)
 
 
 def test_a_mesh_of_other_ranks_is_refused():
@@ -84,11 +97,13 @@ def test_who_is_stopped_while_ranks_start_is_named_within_the_deadline(parts, ra
     """And not after all that ranks may take to start."""
     began, ranks = time.monotonic(), Ranks(2, 0.8, program=child_of_python(ACTOR, *parts))
     with pytest.raises(RanksFailed, match=rf"^rank {rank} hangs: nothing of it for 0.8 s: a longer --deadline"):
-        with ranks: pass
+        with ranks:
+            pass
     assert time.monotonic() - began < 60
 
 
 def test_who_never_comes_is_named(monkeypatch):
     monkeypatch.setattr("opmatrix.parallel.launch.launcher.STARTING", 1.5)
     ranks = Ranks(2, program=child_of_python(ACTOR, "waits", "late"))
-    with pytest.raises(RanksFailed, match=r"^rank 1 hangs: nothing of it for 1.5 s"), ranks: pass
+    with pytest.raises(RanksFailed, match=r"^rank 1 hangs: nothing of it for 1.5 s"), ranks:
+        pass

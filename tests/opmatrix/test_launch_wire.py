@@ -1,5 +1,6 @@
 """Collectives over a wire: what ranks give is what virtual ranks give, to the bit, and what crosses is what formulas
 say. Ranks are threads here, with queues between them; over torch they are in tests/peers/test_launch.py."""
+
 import numpy as np
 import pytest
 from partitioned import ANY, BERT, LLAMA, differences, ids_of, made, planned
@@ -15,11 +16,17 @@ from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import Partition
 
 TERM = made(LLAMA, num_hidden_layers=2)
-MESHES = {"dp x tp": dict(d=(2, "zero3"), t=(2, "sequence-vocabulary")), "pp": dict(p=(2, "pipeline"), t=(2, "tensor")),
-          "ring": dict(r=(3, "ring")), "ulysses": dict(u=(2, "ulysses")), "keys": dict(k=(3, "keys"))}
+MESHES = {
+    "dp x tp": dict(d=(2, "zero3"), t=(2, "sequence-vocabulary")),
+    "pp": dict(p=(2, "pipeline"), t=(2, "tensor")),
+    "ring": dict(r=(3, "ring")),
+    "ulysses": dict(u=(2, "ulysses")),
+    "keys": dict(k=(3, "keys")),
+}
 
 
-def prepared(axes, term=TERM): return Prepared(planned(term, Mesh.of(**axes), 4, 7))
+def prepared(axes, term=TERM):
+    return Prepared(planned(term, Mesh.of(**axes), 4, 7))
 
 
 @pytest.mark.parametrize("name", MESHES)
@@ -40,23 +47,31 @@ def test_a_crossing_that_is_left_out_of_the_formulas_is_found(monkeypatch):
     assert not [*unlike_said(tallies(ready.plan, meters))]
     for at in range(len([*whole(ready.plan)])):
         with monkeypatch.context() as patched:
-            patched.setattr(Partition, "crossings", lambda self, stage=0, at=at: (
-                each for k, each in enumerate(whole(self, stage)) if k != at))
+            patched.setattr(
+                Partition,
+                "crossings",
+                lambda self, stage=0, at=at: (each for k, each in enumerate(whole(self, stage)) if k != at),
+            )
             assert {each.name.rpartition(", ")[2] for each in unlike_said(tallies(ready.plan, meters))} == {
-                "payload", "messages"}
+                "payload",
+                "messages",
+            }
 
 
 class Changed(Crossings):
     """Crossings of which rank 1 changes one, at its third."""
+
     run = 1
 
     def cross(self, message):
         self.count = getattr(self, "count", 0) + 1
-        if self.here == 1 and self.count == self.third: message = self.change(message)
+        if self.here == 1 and self.count == self.third:
+            message = self.change(message)
         return super().cross(message)
 
 
-def changing(how, third=3): return type("Changed", (Changed,), dict(change=staticmethod(how), third=third))
+def changing(how, third=3):
+    return type("Changed", (Changed,), dict(change=staticmethod(how), third=third))
 
 
 def other_numbers(message):
@@ -64,14 +79,20 @@ def other_numbers(message):
     return message
 
 
-@pytest.mark.parametrize("how, words", [
-    (lambda m: m._replace(at=m.at + 1),
-     r"ranks 0 and 1 disagree: rank 0 is in all_reduce of step (\d+) of factor \d on axis t with 4 × 1 × 7 × 12, "
-     r"rank 1 in all_reduce of step (?!\1)"),
-    (lambda m: m._replace(op="reduce_scatter"), "rank 1 in reduce_scatter of step"),
-    (lambda m: m._replace(unfinished=True), "and would cut or merge it otherwise$"),
-    (lambda m: m._replace(among=(0, 1)), "and would cut or merge it otherwise$"),
-    (lambda m: m._replace(arrays=(m.arrays[0][:, :, 1:],)), "with 4 × 1 × 7 × 12, rank 1 .* with 4 × 1 × 6 × 12")])
+@pytest.mark.parametrize(
+    "how, words",
+    [
+        (
+            lambda m: m._replace(at=m.at + 1),
+            r"ranks 0 and 1 disagree: rank 0 is in all_reduce of step (\d+) of factor \d on axis t with 4 × 1 × 7 × "
+            r"12, rank 1 in all_reduce of step (?!\1)",
+        ),
+        (lambda m: m._replace(op="reduce_scatter"), "rank 1 in reduce_scatter of step"),
+        (lambda m: m._replace(unfinished=True), "and would cut or merge it otherwise$"),
+        (lambda m: m._replace(among=(0, 1)), "and would cut or merge it otherwise$"),
+        (lambda m: m._replace(arrays=(m.arrays[0][:, :, 1:],)), "with 4 × 1 × 7 × 12, rank 1 .* with 4 × 1 × 6 × 12"),
+    ],
+)
 def test_ranks_that_disagree_are_named(how, words):
     ready = prepared(dict(t=(2, "tensor")))
     with pytest.raises(RanksDisagree, match=words):
@@ -95,9 +116,12 @@ def test_an_output_that_is_not_finite_is_named():
     """A gain of a last norm that is infinite."""
     from opmatrix.algebra.data import Data
     from opmatrix.models import build
+
     rng = np.random.default_rng(0)
+
     def at(name, *shape):
         return Data(np.full(shape, np.inf) if name == "norm.weight" else rng.normal(size=shape), name)
+
     ready = prepared(dict(d=(2, "data")), build(ANY | dict(norm="rms", num_hidden_layers=1), at))
     with pytest.raises(NotFinite, match=r"^rank [01]: what comes out is not finite$"), np.errstate(all="ignore"):
         run_threads(ready, ready.plan.mesh, Feed(ids_of(4, 7)))

@@ -1,5 +1,6 @@
 """Rows that go to a few of many matrices: what the kernel means, to the bit alone and in a batch, and what a wrong one
 is told by."""
+
 from itertools import product
 
 import numpy as np
@@ -16,8 +17,13 @@ from opmatrix.runtime.program import Program, Step
 from rewrites.verify import VerificationError, verify_steps
 
 STACKABLE = [name for name, form in FORMATS.items() if can_stack(form) and (form.proposed or form.plain or form.filed)]
-SIZES = {"one row": (1, 8, 2), "all experts": (5, 4, 4), "one expert": (40, 1, 1), "few rows": (7, 20, 4),
-         "several tiles": (2 * MAX_ITEM_ROWS + 9, 3, 1)}
+SIZES = {
+    "one row": (1, 8, 2),
+    "all experts": (5, 4, 4),
+    "one expert": (40, 1, 1),
+    "few rows": (7, 20, 4),
+    "several tiles": (2 * MAX_ITEM_ROWS + 9, 3, 1),
+}
 N, F, Q = 72, 100, 33
 
 
@@ -41,8 +47,17 @@ def mixed(x, gate, up, beside, down, k, activation="silu", residual=None, bias=N
 
 def held(found, x, gate, up, beside, down, k, activation="silu", residual=None, bias=None):
     """Whether it is within the kernel's own bound of its meaning."""
-    given = dict(x=x, gate=gate[:, :, None], up=up, down=down, beside=beside, residual=residual, most=k,
-                 activation=activation, bias=None if bias is None else bias.reshape(-1))
+    given = dict(
+        x=x,
+        gate=gate[:, :, None],
+        up=up,
+        down=down,
+        beside=beside,
+        residual=residual,
+        most=k,
+        activation=activation,
+        bias=None if bias is None else bias.reshape(-1),
+    )
     exact = meaning(KERNELS["experts"], given, None)
     return abs(found - exact) <= bound(KERNELS["experts"], given)
 
@@ -52,8 +67,11 @@ def held(found, x, gate, up, beside, down, k, activation="silu", residual=None, 
 @pytest.mark.parametrize("name", ["array", *STACKABLE])
 def test_it_is_what_it_means(rng, name, sizes):
     T, E, k = SIZES[sizes]
-    (up, beside, down), x, residual = stacks(rng, name, E), rng.standard_normal((T, N), np.float32), \
-        rng.standard_normal((T, Q), np.float32)
+    (up, beside, down), x, residual = (
+        stacks(rng, name, E),
+        rng.standard_normal((T, N), np.float32),
+        rng.standard_normal((T, Q), np.float32),
+    )
     routed = gate(rng, T, E, k)
     assert held(mixed(x, routed, up, beside, down, k), x, routed, up, beside, down, k).all()
     plain = mixed(x, routed, up, None, down, k, "", residual)
@@ -87,13 +105,18 @@ def test_the_same_bits_alone_in_a_batch_and_on_other_threads(rng, name):
     T, E, k = 300, 8, 2
     (up, beside, down), x, routed = stacks(rng, name, E), rng.standard_normal((T, N), np.float32), gate(rng, T, E, k)
     bias = rng.standard_normal((E, F), np.float32)
-    routed[3:290, :2] = 1, 0.5                               # one asked by nearly all, so that its tiles are full
+    routed[3:290, :2] = 1, 0.5  # one asked by nearly all, so that its tiles are full
     routed[3:290, 2:] = 0
     some = rng.permutation(T)[:50]
     for given in (dict(beside=beside), dict(beside=None, bias=bias, activation="gelu_tanh")):
-        def mix(at, given=given): return mixed(x[at], routed[at], up, down=down, k=k, **given)
-        with limit(1): whole = mix(slice(None))
-        with limit(2): np.testing.assert_array_equal(mix(slice(None)), whole)
+
+        def mix(at, given=given):
+            return mixed(x[at], routed[at], up, down=down, k=k, **given)
+
+        with limit(1):
+            whole = mix(slice(None))
+        with limit(2):
+            np.testing.assert_array_equal(mix(slice(None)), whole)
         np.testing.assert_array_equal(mix(some), whole[some])
         np.testing.assert_array_equal(np.stack([mix([at])[0] for at in some[:20]]), whole[some[:20]])
 
@@ -108,10 +131,12 @@ def test_matrices_of_two_formats_are_cut_at_the_same_columns(rng, raised, factor
     """The number of outputs that a thread takes at a time is each format's own."""
     (up, _, down), (_, beside, _) = (stacks(rng, name, 8, f=width) for name in (raised, factor))
     x, routed = rng.standard_normal((37, N), np.float32), gate(rng, 37, 8, 2)
-    with limit(1): alone = mixed(x, routed, up, beside, down, 2)
+    with limit(1):
+        alone = mixed(x, routed, up, beside, down, 2)
     assert held(alone, x, routed, up, beside, down, 2).all()
     for workers in (2, 3, 5):
-        with limit(workers): assert np.array_equal(mixed(x, routed, up, beside, down, 2), alone)
+        with limit(workers):
+            assert np.array_equal(mixed(x, routed, up, beside, down, 2), alone)
 
 
 def test_rows_at_every_border_of_tiles(rng):
@@ -131,7 +156,8 @@ def test_experts_that_no_row_names_are_not_read(rng):
     x, routed = rng.standard_normal((6, N), np.float32), gate(rng, 6, 5, 2)
     routed[:, 3], routed[0] = 0, 0
     whole = mixed(x, routed, up, beside, down, 2)
-    for each in (up, beside, down): each[3] = np.nan
+    for each in (up, beside, down):
+        each[3] = np.nan
     np.testing.assert_array_equal(mixed(x, routed, up, beside, down, 2), whole)
     assert (whole[0] == 0).all() and np.isfinite(whole).all()
 
@@ -144,42 +170,71 @@ def test_a_row_that_names_more_than_is_promised_is_no_number(rng):
     assert np.isnan(found[1]).all() and np.isfinite(found[[0, 2]]).all()
 
 
-@pytest.mark.parametrize("change, said", [
-    (dict(gate=np.zeros((3, 5), np.float32)), r"up: expected matrices \(5, 72, 100\), got \(4, 72, 100\)"),
-    (dict(down=np.zeros((4, 99, 33), np.float32)), r"up: expected matrices \(4, 72, 99\)"),
-    (dict(bias=np.zeros((3, 100), np.float32)), r"bias: expected float32 of shape \(4, 100\), got .* \(3, 100\)"),
-    (dict(k=0), "most: a row names one matrix at least, got 0"),
-    (dict(up=np.zeros((4, 72, 100))), "up: expected contiguous float32 of three axes, .* got float64")])
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (dict(gate=np.zeros((3, 5), np.float32)), r"up: expected matrices \(5, 72, 100\), got \(4, 72, 100\)"),
+        (dict(down=np.zeros((4, 99, 33), np.float32)), r"up: expected matrices \(4, 72, 99\)"),
+        (dict(bias=np.zeros((3, 100), np.float32)), r"bias: expected float32 of shape \(4, 100\), got .* \(3, 100\)"),
+        (dict(k=0), "most: a row names one matrix at least, got 0"),
+        (dict(up=np.zeros((4, 72, 100))), "up: expected contiguous float32 of three axes, .* got float64"),
+    ],
+)
 def test_what_does_not_fit_is_refused(rng, change, said):
     up, beside, down = stacks(rng, "array", 4)
     given = dict(x=np.zeros((3, N), np.float32), gate=np.zeros((3, 4), np.float32), up=up, beside=beside, down=down)
-    with pytest.raises(ValueError, match=said): mixed(**given | dict(k=2) | change)
+    with pytest.raises(ValueError, match=said):
+        mixed(**given | dict(k=2) | change)
 
 
 def test_formats_of_several_kernels_are_refused(rng):
     """As low rank, whose product is two."""
+
     class Two:
         shape = 2, 20, 30
-        def arrays(self): return {}
-        def __getitem__(self, e): return FORMATS["lowrank"].approximate(np.ones((20, 30), np.float32), rank=2)
+
+        def arrays(self):
+            return {}
+
+        def __getitem__(self, e):
+            return FORMATS["lowrank"].approximate(np.ones((20, 30), np.float32), rank=2)
+
     with pytest.raises(ValueError, match="up: a product of its format is not one kernel"):
-        mixed(np.zeros((3, 20), np.float32), np.zeros((3, 2), np.float32), Two(), None,
-              np.zeros((2, 30, 9), np.float32), 1)
+        mixed(
+            np.zeros((3, 20), np.float32),
+            np.zeros((3, 2), np.float32),
+            Two(),
+            None,
+            np.zeros((2, 30, 9), np.float32),
+            1,
+        )
 
 
 # ---- steps of programs
 
+
 def layer(rng, name="packed", E=6, k=2):
     """Embeddings, a router, its gate, experts."""
     up, beside, down = stacks(rng, name, E, 40, 48, 40)
-    constants = {"table": FORMATS["dense"].pack(rng.standard_normal((60, 40), np.float32)), "up": up, "down": down,
-                 "beside": beside, "router": FORMATS["packed"].pack(rng.standard_normal((40, E), np.float32))}
-    steps = [Step("embed", {"table0": "table"}, {"fields": "tokens"}, "x"),
-             Step("linear", {"x": "x", "weight": "router"}, {}, "s"),
-             Step("gate", {"x": "s"}, {"k": k, "shares": 1, "unit": 1}, "g"),
-             Step("heads", {"x": "g"}, {"heads": E}, "h"),
-             Step("experts", {"x": "x", "gate": "h", "up": "up", "down": "down", "beside": "beside", "residual": "x"},
-                  {"most": k, "activation": "silu"}, "y")]
+    constants = {
+        "table": FORMATS["dense"].pack(rng.standard_normal((60, 40), np.float32)),
+        "up": up,
+        "down": down,
+        "beside": beside,
+        "router": FORMATS["packed"].pack(rng.standard_normal((40, E), np.float32)),
+    }
+    steps = [
+        Step("embed", {"table0": "table"}, {"fields": "tokens"}, "x"),
+        Step("linear", {"x": "x", "weight": "router"}, {}, "s"),
+        Step("gate", {"x": "s"}, {"k": k, "shares": 1, "unit": 1}, "g"),
+        Step("heads", {"x": "g"}, {"heads": E}, "h"),
+        Step(
+            "experts",
+            {"x": "x", "gate": "h", "up": "up", "down": "down", "beside": "beside", "residual": "x"},
+            {"most": k, "activation": "silu"},
+            "y",
+        ),
+    ]
     return Program(steps, constants, "y")
 
 
@@ -199,7 +254,7 @@ def lost_tile(right, x, gate, *given, **options):
     """The last tile of the last expert that rows name is not there."""
     less, last = gate.copy(), np.flatnonzero(gate.any(0))[-1]
     rows = np.flatnonzero(gate[:, last])
-    less[rows[len(rows) // MAX_ITEM_ROWS * MAX_ITEM_ROWS:], last] = 0
+    less[rows[len(rows) // MAX_ITEM_ROWS * MAX_ITEM_ROWS :], last] = 0
     return right(x, less, *given, **options)
 
 
@@ -226,9 +281,10 @@ def test_the_check_of_steps_sees_a_wrong_kernel(monkeypatch, rng, name, fault):
 
 # ---- gates
 
+
 @pytest.mark.parametrize("T, h, n, k", [(1, 1, 8, 2), (7, 1, 64, 8), (5, 8, 8, 1), (9, 2, 37, 37), (3, 1, 1, 1)])
 def test_gates_are_what_they_mean(rng, T, h, n, k):
-    x = rng.integers(-4, 5, (T, h, n)).astype(np.float32)   # with ties
+    x = rng.integers(-4, 5, (T, h, n)).astype(np.float32)  # with ties
     for shares, unit, by in ((1, 1, None), (0, 0, None), (1, 0, rng.integers(-4, 5, (T, h, n)).astype(np.float32))):
         out = kernels.gate_rows(x, np.empty_like(x), by, k, bool(shares), bool(unit))
         given = dict(x=x, by=by, k=k, shares=shares, unit=unit)

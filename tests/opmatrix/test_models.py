@@ -133,8 +133,10 @@ def test_layers_with_equal_weights_are_one_node():
         (dict(model_type="gpt9"), "model_type is 'gpt9': it must be one of bert, "),
         (dict(model_type=None), "model_type is null: it must be one of bert, "),
         (dict(hidden_act="swiglu"), "hidden_act is 'swiglu': it must be one of gelu, "),
-        (dict(position_embedding_type="relative_key"),
-         "position_embedding_type is 'relative_key': it must be absolute"),
+        (
+            dict(position_embedding_type="relative_key"),
+            "position_embedding_type is 'relative_key': it must be absolute",
+        ),
         (dict(num_attention_heads=4), "num_attention_heads is 4: it must be a divisor of hidden_size, 6"),
     ],
 )
@@ -151,9 +153,8 @@ def test_a_missing_key_is_named(key, weights):
 
 def test_every_family_builds_from_what_it_promises():
     """A family says each name once: what it asks for is what `tensors` lists."""
-    for family in ("bert", "transformer"):                  # the others: test_families.py
+    for family in ("bert", "transformer"):  # the others: test_families.py
         asked = []
-
 
         def at(name, *shape):
             asked.append(name)  # noqa: B023

@@ -1,4 +1,5 @@
 """The order of steps: no other one needs less, and none changes a result."""
+
 from itertools import pairwise
 
 import numpy as np
@@ -23,18 +24,23 @@ EXTENTS = BATCH.extents()
 def every_order(program):
     """All orders of the steps, by trying (views too, wherever they may be)."""
     calls = program.schedule.calls
+
     def on(done):
-        if len(done) == len(calls): yield tuple(done)
+        if len(done) == len(calls):
+            yield tuple(done)
         for i in range(len(calls)):
-            if i not in done and all(v in done for v in calls[i].values.values()): yield from on([*done, i])
+            if i not in done and all(v in done for v in calls[i].values.values()):
+                yield from on([*done, i])
+
     return on([])
 
 
 def most_alive(program, steps):
     """By the planner's own reading of lives."""
     schedule, number = program.schedule, {old: new for new, old in enumerate(steps)}
-    calls = [schedule.calls[i]._replace(values={k: number[v] for k, v in schedule.calls[i].values.items()})
-             for i in steps]
+    calls = [
+        schedule.calls[i]._replace(values={k: number[v] for k, v in schedule.calls[i].values.items()}) for i in steps
+    ]
     home, last = homes(calls, [number[schedule.result]])
     return floor([Life(calls[b].shape.size.at(EXTENTS), b, last[b]) for b in sorted(set(home))])
 
@@ -54,9 +60,12 @@ def small_programs(draw):
                 key = f"w{made[x]}x{p}"
                 constants[key] = Dense.pack((rng.standard_normal((made[x], p)) / 12).astype(np.float32))
                 made[write.step("linear", x=x, weight=key)] = p
-            case "pointwise": made[write.step("pointwise", {"activation": "gelu"}, x=x)] = made[x]
-            case "scale": made[write.step("scale", {"factor": 0.5}, x=x)] = made[x]
-            case "sum": made[write.step("pointwise", x=x, residual=draw(st.sampled_from(twins)))] = made[x]
+            case "pointwise":
+                made[write.step("pointwise", {"activation": "gelu"}, x=x)] = made[x]
+            case "scale":
+                made[write.step("scale", {"factor": 0.5}, x=x)] = made[x]
+            case "sum":
+                made[write.step("pointwise", x=x, residual=draw(st.sampled_from(twins)))] = made[x]
     return Program(write.steps, constants, draw(st.sampled_from([*made])))
 
 
@@ -90,9 +99,11 @@ def forked():
     """Two wide branches that end narrow, begun together."""
     rng = np.random.default_rng(0)
     write = Writer({})
-    constants = {"E": Dense.pack(rng.standard_normal((20, 16)).astype(np.float32)),
-                 "up": Dense.pack(rng.standard_normal((16, 512)).astype(np.float32)),
-                 "down": Dense.pack(rng.standard_normal((512, 16)).astype(np.float32))}
+    constants = {
+        "E": Dense.pack(rng.standard_normal((20, 16)).astype(np.float32)),
+        "up": Dense.pack(rng.standard_normal((16, 512)).astype(np.float32)),
+        "down": Dense.pack(rng.standard_normal((512, 16)).astype(np.float32)),
+    }
     x = write.step("embed", {"fields": "tokens"}, table0="E")
     wide = [write.step("linear", {"activation": name}, x=x, weight="up") for name in ("gelu", "silu")]
     ends = [write.step("linear", x=each, weight="down") for each in wide]
@@ -103,7 +114,7 @@ def test_one_branch_after_the_other(forked):
     better = ordered(forked, EXTENTS)
     names = [step.output for step in better.steps]
     assert names in (["h0", "h1", "h3", "h2", "h4", "h5"], ["h0", "h2", "h4", "h1", "h3", "h5"])
-    wide = 13 * 4 * 512                                      # one less in the arena; the result lies elsewhere
+    wide = 13 * 4 * 512  # one less in the arena; the result lies elsewhere
     assert forked.peak_bytes(EXTENTS) - better.peak_bytes(EXTENTS) == wide
     assert np.array_equal(better.run(BATCH), forked.run(BATCH))
 
@@ -140,8 +151,10 @@ def test_long_chains_are_quick():
     constants["W"] = Dense.pack(rng.standard_normal((16, 16)).astype(np.float32))
     x = write.step("embed", {"fields": "tokens"}, table0="E")
     for _ in range(40):
-        branches = [write.step("linear", {"activation": name}, x=x, weight="W")
-                    for name in ("gelu", "silu", "relu", "tanh")]
-        for left, right in pairwise(branches): x = write.step("pointwise", x=left, residual=right)
+        branches = [
+            write.step("linear", {"activation": name}, x=x, weight="W") for name in ("gelu", "silu", "relu", "tanh")
+        ]
+        for left, right in pairwise(branches):
+            x = write.step("pointwise", x=left, residual=right)
     program = Program(write.steps, constants, x)
     assert order.least_peak(program.schedule, EXTENTS).floor > 0

@@ -1,4 +1,5 @@
 """Products one after the other, outside of a sum with x: columns of the first are cut with rows of the second."""
+
 import numpy as np
 import pytest
 from partitioned import LLAMA, differences, made
@@ -17,12 +18,19 @@ RNG = np.random.default_rng(0)
 TENSOR = om.Mesh.of(tp=(2, "tensor"))
 
 
-def matrix(n, p, name="W"): return weight(Data(RNG.normal(size=(n, p)), name))
-def row(n, p): return affine(Data(RNG.normal(size=(n, p))), Data(RNG.normal(size=p)))
-def planned(term, **how): return partition(term, TENSOR, om.BatchSizes(2, 3), tokens=False, **how)
+def matrix(n, p, name="W"):
+    return weight(Data(RNG.normal(size=(n, p)), name))
 
 
-CHAINS = {                                                  # with what a rank stores of it, and how often all wait
+def row(n, p):
+    return affine(Data(RNG.normal(size=(n, p))), Data(RNG.normal(size=p)))
+
+
+def planned(term, **how):
+    return partition(term, TENSOR, om.BatchSizes(2, 3), tokens=False, **how)
+
+
+CHAINS = {  # with what a rank stores of it, and how often all wait
     "two": (lambda: matrix(8, 16) @ relu @ matrix(16, 8), 128, 1),
     "biased": (lambda: row(8, 15) @ gelu @ row(15, 6), 8 * 8 + 8 + 8 * 6 + 6, 1),
     "nothing between": (lambda: matrix(8, 3) @ matrix(3, 8), 2 * 8 + 2 * 8, 1),
@@ -41,11 +49,15 @@ def test_each_rank_has_half(make, stored, waits):
     assert differences(plan, ran.meters) == []
     assert (formulas.state, formulas.at()["supersteps"]) == (stored, waits)
     wanted = np.stack([term(each) for each in x]) if "sequence" not in str(term) else None
-    if wanted is not None: np.testing.assert_allclose(ran.value[:, 0], wanted, rtol=1e-11)
+    if wanted is not None:
+        np.testing.assert_allclose(ran.value[:, 0], wanted, rtol=1e-11)
 
 
-@pytest.mark.parametrize("make", [lambda: matrix(8, 16) @ rmsnorm(1e-6) @ matrix(16, 8), lambda: matrix(8, 4) @ relu],
-                         ids=["a norm between", "no second"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: matrix(8, 16) @ rmsnorm(1e-6) @ matrix(16, 8), lambda: matrix(8, 4) @ relu],
+    ids=["a norm between", "no second"],
+)
 def test_what_nothing_merges_stays_whole(make):
     plan = planned(term := make())
     assert plan.parameters() == partition(term, om.Mesh.of(), plan.sizes, tokens=False).parameters()

@@ -1,6 +1,7 @@
 """What comparing formulas with counts would find: a crossing that is forgotten, in every strategy; a part of a sum that
 is taken for the whole; a softmax whose parts are sent as a sum; ranks that wait for ever; other numbers in a second
 run."""
+
 from functools import partial
 
 import numpy as np
@@ -17,7 +18,7 @@ from opmatrix.parallel.sharding.feeds import Feed
 from opmatrix.parallel.sharding.mesh import STRATEGIES, Mesh
 from opmatrix.parallel.sharding.partition import Partition
 
-STILL = "data", "zero1", "zero2"                            # strategies of which nothing crosses before gradients do
+STILL = "data", "zero1", "zero2"  # strategies of which nothing crosses before gradients do
 SENDING = [name for name, each in STRATEGIES.items() if not each.by_hand and name not in STILL]
 TERM = made(LLAMA)
 
@@ -35,8 +36,10 @@ def test_a_crossing_that_is_left_out_is_found(name, monkeypatch):
     every, whole = [[*plan.crossings(stage)] for stage in range(len(plan.stages))], Partition.crossings
     assert differences(plan, meters) == []
     for stage, at in [(stage, at) for stage, found in enumerate(every) for at in range(len(found))]:
+
         def but_one(self, of=0, stage=stage, at=at):
             yield from (each for k, each in enumerate(whole(self, of)) if (of, k) != (stage, at))
+
         with monkeypatch.context() as patched:
             patched.setattr(Partition, "crossings", but_one)
             found = {what for what, *_ in differences(plan, meters)}
@@ -55,9 +58,11 @@ def test_what_sends_nothing_counts_nothing(name):
 def planted(monkeypatch, op, forget, over):
     """A rule of an operation that gives something else for a part of a monoid."""
     right = rules.RULES[op]
+
     def wrong(*args):
         demand, out, stored, why = right(*args)
         return demand, forget if isinstance(out, Partial) and out.over is over else out, stored, why
+
     monkeypatch.setitem(rules.RULES, op, wrong)
 
 
@@ -77,15 +82,22 @@ def test_a_softmax_that_is_merged_as_a_sum_gives_other_numbers(monkeypatch):
     with monkeypatch.context() as patched:
         planted(patched, "product", Partial(monoids.sum), monoids.softmax)
         assert holds().error > 0.01
-    monkeypatch.setattr(monoids.softmax, "merge",
-                        staticmethod(lambda a, b: tuple(each + other for each, other in zip(a, b, strict=True))))
+    monkeypatch.setattr(
+        monoids.softmax,
+        "merge",
+        staticmethod(lambda a, b: tuple(each + other for each, other in zip(a, b, strict=True))),
+    )
     assert holds().error > 0.01
 
 
 def test_a_plan_of_other_sizes_differs():
     plan, meters = counted(Mesh.of(x=(2, "tensor")))
     assert {what for what, *_ in differences(planned(TERM, plan.mesh, 2, 8), meters)} == {
-        "flops", "peak", "payload", "wire"}
+        "flops",
+        "peak",
+        "payload",
+        "wire",
+    }
 
 
 # ---- runs
@@ -106,16 +118,22 @@ def test_ranks_that_wait_for_ever_are_named(monkeypatch):
 
     def forgetful(plan, place, body, meter):
         running = whole(plan, place, body, meter)
-        if place != (1, 0): return (yield from running)
+        if place != (1, 0):
+            return (yield from running)
         message = next(running)
         try:
-            while True: message = yield running.send(message.arrays[0])
-        except StopIteration as end: return end.value
+            while True:
+                message = yield running.send(message.arrays[0])
+        except StopIteration as end:
+            return end.value
+
     monkeypatch.setattr(virtual, "rank", forgetful)
-    with pytest.raises(Stuck) as stuck: run(plan, Feed(ids_of(2, 7)))
+    with pytest.raises(Stuck) as stuck:
+        run(plan, Feed(ids_of(2, 7)))
     said = str(stuck.value).split("; ")
     assert [each.split(" waits")[0] for each in said] == ["rank (1, 1)"] or {
-        each.split(" waits")[0] for each in said} == {"rank (1, 0)", "rank (1, 1)"}
+        each.split(" waits")[0] for each in said
+    } == {"rank (1, 0)", "rank (1, 1)"}
     assert all("all_reduce of step" in each and each.endswith("on axis t") for each in said)
 
 
@@ -124,8 +142,10 @@ def test_a_rank_that_is_missing_is_waited_for(monkeypatch):
     plan, whole = planned(made(ANY, num_hidden_layers=1), Mesh.of(r=(2, "ring")), 1, 6), virtual.rank
 
     def gone(*args):
-        if args[1] == (1,): return np.zeros((1, 1, 3, 12))
+        if args[1] == (1,):
+            return np.zeros((1, 1, 3, 12))
         return (yield from whole(*args))
+
     monkeypatch.setattr(virtual, "rank", gone)
     with pytest.raises(Stuck, match=r"^rank \(0,\) waits in send of step \d+ on axis r$"):
         run(plan, Feed(ids_of(1, 6)))

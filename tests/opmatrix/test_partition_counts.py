@@ -1,22 +1,12 @@
 """What virtual ranks compute, send, store and hold is what the formulas say, exactly, and what comes out is what one
 rank gives: every strategy, pairs and triples of them, three families, random shapes, cuts that do not divide.
 `benchmarks/partitions.py` draws as many as it is asked for."""
+
 from itertools import combinations
 
 import numpy as np
 import pytest
-from partitioned import (
-    ANY,
-    BERT,
-    GPT2,
-    LLAMA,
-    advised,
-    compared,
-    made,
-    planned,
-    random_arrays,
-    random_case,
-)
+from partitioned import ANY, BERT, GPT2, LLAMA, advised, compared, made, planned, random_arrays, random_case
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
@@ -27,12 +17,16 @@ FAMILIES = dict(bert=BERT, gpt2=GPT2, llama=LLAMA)
 NAMES = [name for name, each in STRATEGIES.items() if not each.by_hand]
 CUTTING = [name for name in NAMES if not STRATEGIES[name].layers]
 PAIRS = [pair for pair in combinations(NAMES, 2) if not meet(*map(STRATEGIES.get, pair))]
-TRIPLES = [three for three in combinations(CUTTING, 3)
-           if not any(meet(STRATEGIES[a], STRATEGIES[b]) for a, b in combinations(three, 2))]
-DRAWN, TRIED, CHUNK = 64, 16, 8                             # random models and meshes; triples; of one test
+TRIPLES = [
+    three
+    for three in combinations(CUTTING, 3)
+    if not any(meet(STRATEGIES[a], STRATEGIES[b]) for a, b in combinations(three, 2))
+]
+DRAWN, TRIED, CHUNK = 64, 16, 8  # random models and meshes; triples; of one test
 
 
-def holds(found): assert found.agrees, found
+def holds(found):
+    assert found.agrees, found
 
 
 def meshes_of(names, rng):
@@ -45,13 +39,17 @@ def meshes_of(names, rng):
 def fitted(term, axes, *sizes):
     """A mesh as refusals advise, where its order or its ranks do not fit."""
     while True:
-        try: planned(term, Mesh.of(**axes), *sizes)
-        except InputError as refused: axes = advised(axes, str(refused))
-        else: return Mesh.of(**axes)
+        try:
+            planned(term, Mesh.of(**axes), *sizes)
+        except InputError as refused:
+            axes = advised(axes, str(refused))
+        else:
+            return Mesh.of(**axes)
 
 
 def test_one_rank_is_the_model():
-    for config in FAMILIES.values(): holds(compared(made(config), Mesh.of()))
+    for config in FAMILIES.values():
+        holds(compared(made(config), Mesh.of()))
 
 
 @pytest.mark.deep(every=6)
@@ -80,7 +78,8 @@ def test_many_ranks(name, ranks):
 def test_shared_key_heads(name, ranks):
     """Groups are cut between ranks, and where there are more ranks than groups, heads of keys are copied."""
     for shared in (1, 2, 3, 6):
-        if ranks % shared and ranks > shared: continue
+        if ranks % shared and ranks > shared:
+            continue
         holds(compared(made(LLAMA, num_key_value_heads=shared, num_hidden_layers=1), Mesh.of(x=(ranks, name)), 2, 7))
 
 
@@ -117,20 +116,27 @@ def test_random_shapes(part):
 def test_layers_as_they_are_given():
     """Stages of a pipeline may have unequal numbers of layers."""
     term = made(LLAMA, num_hidden_layers=4)
-    for stages in ((1, 3), (3, 1)): holds(compared(term, Mesh.of(p=(2, "pipeline"), t=(2, "tensor")), stages=stages))
+    for stages in ((1, 3), (3, 1)):
+        holds(compared(term, Mesh.of(p=(2, "pipeline"), t=(2, "tensor")), stages=stages))
 
 
 def test_arrays_that_are_equal_in_one_layer():
     """They are stored once there, and not in other layers, of which they are two."""
     plain = random_arrays()
-    def at(name, *shape): return Data.of(np.ones(shape)) if "0.norm" in name or "bias" in name else plain(name, *shape)
+
+    def at(name, *shape):
+        return Data.of(np.ones(shape)) if "0.norm" in name or "bias" in name else plain(name, *shape)
+
     holds(compared(build(ANY, at), Mesh.of(x=(2, "tensor"))))
 
 
 def test_a_weight_that_equals_a_part_of_another():
     """Of another model, whose weights of queries, keys and values are one array."""
     joined, plain = made(GPT2, n_layer=1), random_arrays(1)
-    plan = planned(joined, Mesh.of(x=(2, "tensor")))        # it holds the parts while the other model is made
+    plan = planned(joined, Mesh.of(x=(2, "tensor")))  # it holds the parts while the other model is made
     whole = next(each.args[0] for each in joined.walk() if each.kind.name == "const" and each.args[0].shape == (36,))
-    def at(name, *shape): return Data.of(whole.array[:12]) if name == "layer.0.query.bias" else plain(name, *shape)
+
+    def at(name, *shape):
+        return Data.of(whole.array[:12]) if name == "layer.0.query.bias" else plain(name, *shape)
+
     holds(compared(build(ANY, at), plan.mesh))

@@ -1,5 +1,6 @@
 """Formulas of the literature, derived from terms and typed in here alone: what a layer sends and computes, what ZeRO
 stores (Shoeybi et al. 2019; Korthikanti et al. 2022; Rajbhandari et al. 2020). Another term gives other formulas."""
+
 from collections import Counter
 
 import pytest
@@ -14,14 +15,21 @@ from opmatrix.parallel.sharding.axis_states import even
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import partition
 
-B, S, H, A, T, N = map(size, "bshatn")                      # sequences, tokens, width, heads; ranks
-PARAMETERS = 12 * H ** 2 + 13 * H + (23 + 16) * H + 2 * H   # a layer, tables of 23 tokens and 16 positions, a norm
+B, S, H, A, T, N = map(size, "bshatn")  # sequences, tokens, width, heads; ranks
+PARAMETERS = 12 * H**2 + 13 * H + (23 + 16) * H + 2 * H  # a layer, tables of 23 tokens and 16 positions, a norm
 
 
 def gpt(**changed):
     """A layer of GPT with a name for every size."""
-    sizes = dict(hidden_size=H, intermediate_size=4 * H, num_attention_heads=A, num_key_value_heads=A, head_dim=H / A,
-                 num_hidden_layers=1, mask="sequence & causal")
+    sizes = dict(
+        hidden_size=H,
+        intermediate_size=4 * H,
+        num_attention_heads=A,
+        num_key_value_heads=A,
+        head_dim=H / A,
+        num_hidden_layers=1,
+        mask="sequence & causal",
+    )
     return promised(ANY | sizes | changed)
 
 
@@ -31,14 +39,16 @@ def layer_of(model, **axes):
     return plan, [each for times, each in plan.crossings() for _ in range(times)]
 
 
-def equals(found, wanted): return sympy.expand(even(found) - wanted) == 0
+def equals(found, wanted):
+    return sympy.expand(even(found) - wanted) == 0
 
 
 def test_a_layer_computes_what_the_literature_says():
     """24 b s h^2 + 4 b s^2 h, over t ranks."""
-    whole = 24 * B * S * H ** 2 + 4 * B * S ** 2 * H
+    whole = 24 * B * S * H**2 + 4 * B * S**2 * H
     assert equals(layer_of(gpt())[0].flops(), whole)
-    for name in ("tensor", "sequence"): assert equals(layer_of(gpt(), x=("t", name))[0].flops(), whole / T)
+    for name in ("tensor", "sequence"):
+        assert equals(layer_of(gpt(), x=("t", name))[0].flops(), whole / T)
     assert equals(layer_of(gpt(), x=("t", "data"))[0].flops(), whole / T)
     assert equals(layer_of(gpt(mask="sequence"), x=("t", "ring"))[0].flops(), whole / T)
     assert equals(layer_of(gpt(mask="sequence"), x=("t", "ulysses"))[0].flops(), whole / T)
@@ -76,9 +86,15 @@ def test_a_vocabulary_that_is_cut_sums_rows_of_its_table():
     assert [each.op for each in sent] == ["all_reduce"] and equals(sent[0].payload, B * S * H)
 
 
-@pytest.mark.parametrize("name, wanted", [
-    ("data", 16 * PARAMETERS), ("zero1", 4 * PARAMETERS + 12 * PARAMETERS / N),
-    ("zero2", 2 * PARAMETERS + 14 * PARAMETERS / N), ("zero3", 16 * PARAMETERS / N)])
+@pytest.mark.parametrize(
+    "name, wanted",
+    [
+        ("data", 16 * PARAMETERS),
+        ("zero1", 4 * PARAMETERS + 12 * PARAMETERS / N),
+        ("zero2", 2 * PARAMETERS + 14 * PARAMETERS / N),
+        ("zero3", 16 * PARAMETERS / N),
+    ],
+)
 def test_state_of_zero(name, wanted):
     """In mixed precision with Adam: 2 + 2 + 12 bytes a parameter."""
     plan = partition(gpt(), Mesh.of(x=("n", name)))
@@ -93,9 +109,10 @@ def test_zero_3_gathers_all_weights():
 
 # ---- the term varied
 
+
 def test_a_gate_is_a_product_more():
     """And crosses nothing: two weights are cut by columns, one by rows."""
-    whole = 4 * B * S ** 2 * H + 32 * B * S * H ** 2
+    whole = 4 * B * S**2 * H + 32 * B * S * H**2
     plan, sent = layer_of(gpt(gated=True), x=("t", "tensor"))
     assert equals(plan.flops(), whole / T) and [each.op for each in sent] == ["all_reduce"] * 2
 
@@ -104,12 +121,21 @@ def test_grouped_keys_are_narrower():
     """Of g heads of keys for a of queries, two products have g/a of the columns; a ring sends keys before they are
     repeated."""
     g = size("g")
-    grouped = promised(dict(model_type="llama", vocab_size=23, hidden_size=H, intermediate_size=4 * H,
-                            num_attention_heads=A, num_key_value_heads=g, max_position_embeddings=16,
-                            num_hidden_layers=1))
+    grouped = promised(
+        dict(
+            model_type="llama",
+            vocab_size=23,
+            hidden_size=H,
+            intermediate_size=4 * H,
+            num_attention_heads=A,
+            num_key_value_heads=g,
+            max_position_embeddings=16,
+            num_hidden_layers=1,
+        )
+    )
     _, sent = layer_of(grouped, x=("t", "tensor"))
     assert [each.op for each in sent] == ["all_reduce"] * 2
-    assert equals(layer_of(grouped)[0].flops(), (28 + 4 * g / A) * B * S * H ** 2 + 4 * B * S ** 2 * H)
+    assert equals(layer_of(grouped)[0].flops(), (28 + 4 * g / A) * B * S * H**2 + 4 * B * S**2 * H)
     [ring] = layer_of(gpt(mask="sequence", num_key_value_heads=g), x=("t", "ring"))[1]
     assert equals(ring.payload, 2 * (T - 1) * B * S * H * g / A / T)
 
@@ -128,8 +154,11 @@ def mixing_alone(at, h, heads, out):
     """A layer of attention with or without its output projection, behind a table, and an inner layer."""
     attend = attention(*(weight(at(name, h, h)) for name in "QKV"), heads, sequence & causal)
     mixed = attend @ weight(at("O", h, h)) if out else attend
-    return weight(at("table", 23, h)) @ (I + mixed) @ (I + weight(at("up", h, 2 * h)) @ gelu @ weight(at("down", 2 * h,
-                                                                                                          h)))
+    return (
+        weight(at("table", 23, h))
+        @ (I + mixed)
+        @ (I + weight(at("up", h, 2 * h)) @ gelu @ weight(at("down", 2 * h, h)))
+    )
 
 
 def test_without_an_output_projection_nothing_merges_heads():
@@ -139,6 +168,6 @@ def test_without_an_output_projection_nothing_merges_heads():
         model = mixing_alone(at, h, 6, out)
         plan, sent = layer_of(model, x=("t", "tensor"))
         assert [each.op for each in sent] == ["all_reduce"] * sums
-        mixed, inner = 2 * B * S * h * h * (3 + out) + 4 * B * S ** 2 * h, 8 * B * S * h * h
+        mixed, inner = 2 * B * S * h * h * (3 + out) + 4 * B * S**2 * h, 8 * B * S * h * h
         assert equals(plan.flops(), (mixed if out is False else mixed / T) + inner / T)
         assert compared(model, Mesh.of(x=(2, "tensor"))).agrees

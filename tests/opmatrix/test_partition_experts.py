@@ -1,6 +1,7 @@
 """Experts on an axis of their own: what ranks give is what one rank gives with every answer and zeros in the gate; what
 they compute, send, store and hold is what the formulas say where routing is even, and what the gates say where it is
 not."""
+
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -28,31 +29,62 @@ from opmatrix.parallel.sharding.mesh import Mesh, usual_mesh
 from opmatrix.parallel.sharding.partition import Partition
 from opmatrix.runtime.pricing import datasheet
 
-GIVEN = dict(vocab_size=23, hidden_size=12, num_attention_heads=6, num_key_value_heads=2, num_hidden_layers=1,
-             max_position_embeddings=32, rms_norm_eps=1e-5)
+GIVEN = dict(
+    vocab_size=23,
+    hidden_size=12,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    num_hidden_layers=1,
+    max_position_embeddings=32,
+    rms_norm_eps=1e-5,
+)
 MIXTRAL = GIVEN | dict(model_type="mixtral", intermediate_size=7, num_local_experts=4, num_experts_per_tok=2)
-SHARED = GIVEN | dict(model_type="qwen2_moe", intermediate_size=9, moe_intermediate_size=5, num_experts=8,
-                      num_experts_per_tok=2, shared_expert_intermediate_size=6)
-GROUPS = GIVEN | dict(model_type="PanguProMoE", moe_intermediate_size=5, num_experts=8, num_experts_per_tok=4,
-                      shared_expert_intermediate_size=6)
+SHARED = GIVEN | dict(
+    model_type="qwen2_moe",
+    intermediate_size=9,
+    moe_intermediate_size=5,
+    num_experts=8,
+    num_experts_per_tok=2,
+    shared_expert_intermediate_size=6,
+)
+GROUPS = GIVEN | dict(
+    model_type="PanguProMoE",
+    moe_intermediate_size=5,
+    num_experts=8,
+    num_experts_per_tok=4,
+    shared_expert_intermediate_size=6,
+)
 BIASED = dict(model_type="pr_moe", vocab_size=23, n_embd=12, n_positions=32, n_head=6, n_layer=2, num_experts=[4])
-LIMITED = GIVEN | dict(model_type="deepseek_v3", intermediate_size=9, n_routed_experts=8, num_experts_per_tok=4,
-                       n_shared_experts=1, moe_intermediate_size=5, n_group=4, topk_group=2, first_k_dense_replace=0)
+LIMITED = GIVEN | dict(
+    model_type="deepseek_v3",
+    intermediate_size=9,
+    n_routed_experts=8,
+    num_experts_per_tok=4,
+    n_shared_experts=1,
+    moe_intermediate_size=5,
+    n_group=4,
+    topk_group=2,
+    first_k_dense_replace=0,
+)
 FAMILIES = dict(mixtral=MIXTRAL, shared=SHARED, groups=GROUPS, biased=BIASED, limited=LIMITED)
-TOKENS = 8                                                  # times experts asked, a multiple of the experts of all
+TOKENS = 8  # times experts asked, a multiple of the experts of all
 
 
 @cache
-def model(name): return build(FAMILIES[name], random_arrays())
+def model(name):
+    return build(FAMILIES[name], random_arrays())
 
 
 def drawn_mesh(rng):
     """Data and context axes in any order, a tensor axis, and one of experts over them."""
     axes = dict(dp=(int(rng.integers(1, 4)), str(rng.choice(["data", "zero1", "zero3"]))))
-    if rng.random() < 0.4: axes["cp"] = 2, str(rng.choice(["ulysses", "gathered"]))
-    if rng.random() < 0.6: axes["tp"] = 2, str(rng.choice(["tensor", "sequence", "tensor-vocabulary"]))
+    if rng.random() < 0.4:
+        axes["cp"] = 2, str(rng.choice(["ulysses", "gathered"]))
+    if rng.random() < 0.6:
+        axes["tp"] = 2, str(rng.choice(["tensor", "sequence", "tensor-vocabulary"]))
     axes = {name: axes[name] for name in rng.permutation([*axes])}
-    if "tp" in axes: axes["tp"] = axes.pop("tp")            # rows that two axes cut nest in one order
+    if "tp" in axes:
+        axes["tp"] = axes.pop("tp")  # rows that two axes cut nest in one order
     whole = "tp" in axes and rng.random() < 0.4
     over = prod(n for name, (n, _) in axes.items() if name != "tp" or whole)
     fits = [n for n in (1, 2, 4) if over % n == 0]
@@ -110,16 +142,20 @@ def test_a_crossing_that_is_left_out_is_found(every, monkeypatch):
     assert len(crossing) == 2
     for at in crossing:
         with monkeypatch.context() as patched:
-            patched.setattr(Partition, "crossings", lambda self, of=0, at=at: (
-                each for k, each in enumerate(whole(self, of)) if k != at))
+            patched.setattr(
+                Partition,
+                "crossings",
+                lambda self, of=0, at=at: (each for k, each in enumerate(whole(self, of)) if k != at),
+            )
             assert {what for what, *_ in differences(plan, meters)} == {"payload", "wire", "messages"}
 
 
 def test_a_load_is_a_factor(every):
     """Of what the busiest rank computes and hands back; what rows ask is what they ask."""
     plan, meters = every
-    uneven = Partition(Mesh(EVERY.axes, load=sympy.Symbol("L")), plan.sizes, plan.chain, plan.cuts, plan.stages,
-                       splits=plan.splits)
+    uneven = Partition(
+        Mesh(EVERY.axes, load=sympy.Symbol("L")), plan.sizes, plan.chain, plan.cuts, plan.stages, splits=plan.splits
+    )
     loaded = planned(model("mixtral"), Mesh(EVERY.axes, load=2), 2, 8)
     assert uneven.mesh.load.name == "L"
     assert {what for what, *_ in differences(loaded, meters)} == {"flops", "payload", "wire", "peak"}
@@ -133,7 +169,7 @@ def test_counts_are_what_gates_say():
     term, mesh = model("shared"), Mesh.of(dp=(4, "data"), ep=(2, "experts"))
     plan, ids = planned(term, mesh, 4, 8), ids_of(4, 8)
     _, routes = noted(lambda: dense(term, Batch(list(ids))))
-    asked = routes[0].taken[0].reshape(4, 8, 2, 4).sum((1, 3))      # rank x rank of its pair that has the experts
+    asked = routes[0].taken[0].reshape(4, 8, 2, 4).sum((1, 3))  # rank x rank of its pair that has the experts
     [n], f = [12], 5
     ran = run(plan, Feed(ids))
     base = {place: meter.flops for place, meter in run(plan, Feed(ids, even=True)).meters.items()}
@@ -150,15 +186,23 @@ def test_counts_are_what_gates_say():
 
 # ---- rows once a node
 
+
 def noded(name, node, visits=0, tokens=8, **axes):
     """A model on four ranks of experts, so many of them a node, and the plan."""
     mesh = replace(Mesh.of(dp=(4, "data"), **axes, ep=(4, "experts")), node=node, visits=visits)
     return model(name), planned(model(name), mesh, 4, tokens)
 
 
-@pytest.mark.parametrize("name, node, visits, axes", [
-    ("limited", 2, 1, {}), ("groups", 2, 0, dict(tp=(2, "tensor"))), ("groups", 1, 2, {}), ("shared", 2, 2, {}),
-    ("mixtral", 1, 0, {})])
+@pytest.mark.parametrize(
+    "name, node, visits, axes",
+    [
+        ("limited", 2, 1, {}),
+        ("groups", 2, 0, dict(tp=(2, "tensor"))),
+        ("groups", 1, 2, {}),
+        ("shared", 2, 2, {}),
+        ("mixtral", 1, 0, {}),
+    ],
+)
 def test_rows_that_visit_nodes_find_what_one_rank_finds(name, node, visits, axes):
     """And what crosses, is computed and held is as formulas say where routing is even."""
     term, plan = noded(name, node, visits, **axes)
@@ -172,7 +216,7 @@ def test_a_row_goes_to_a_node_once():
     term, plan = noded("shared", 2)
     ids, [n, nodes, experts] = ids_of(4, 8), [12, 2, 8]
     _, routes = noted(lambda: dense(term, Batch(list(ids))))
-    asked = routes[0].taken[0].reshape(4, 8, nodes, -1)     # rank x row x node x expert
+    asked = routes[0].taken[0].reshape(4, 8, nodes, -1)  # rank x row x node x expert
     came, once = run(plan, Feed(ids)).meters, asked.any(-1).sum((1, 2))
     assert once.sum() < asked.sum()
     handed = sum(meter.payload["visit", "ep"] for meter in came.values())
@@ -190,8 +234,11 @@ def test_a_way_to_nodes_that_is_left_out_is_found(monkeypatch):
     assert differences(plan, meters) == [] and len(ways) == 4
     for at in ways:
         with monkeypatch.context() as patched:
-            patched.setattr(Partition, "crossings", lambda self, of=0, at=at: (
-                each for k, each in enumerate(whole(self, of)) if k != at))
+            patched.setattr(
+                Partition,
+                "crossings",
+                lambda self, of=0, at=at: (each for k, each in enumerate(whole(self, of)) if k != at),
+            )
             assert {what for what, *_ in differences(plan, meters)} == {"payload", "wire", "messages"}
 
 
@@ -202,12 +249,13 @@ def test_links_between_nodes_carry_visits_alone():
         sheet = replace(datasheet("A100"), links=(Link("near", 2, 3e11, 1e-6), Link("far", inf, 25e9, 3e-6)))
         seconds[node] = Timing(noded("groups", node)[1], sheet).stage(0).communication
     n, k, gates, rows = 12, 4, 4, 8
-    visits = 2 * rows * (2 * n + gates) / 2                 # of two nodes the other one
+    visits = 2 * rows * (2 * n + gates) / 2  # of two nodes the other one
     assert float(seconds[2]["far"]) == pytest.approx(2 * visits / 25e9)
     assert float(seconds[0]["far"]) == pytest.approx(2 * 2 * k * rows * n / 2 / 25e9)
 
 
 # ---- formulas
+
 
 def test_the_payload_is_k_rows_a_token():
     """There and back; experts are stored once over their axis, and all else as often as there are ranks of data."""
@@ -228,8 +276,10 @@ def test_the_payload_is_k_rows_a_token():
 
 def test_tensor_cuts_each_expert():
     """By columns and by rows, and one part of a sum is merged."""
-    one, two = (om.partition(model("mixtral"), Mesh.of(dp=(2, "data"), ep=(2, "experts"), **tensor)).formulas()
-                for tensor in ({}, dict(tp=(2, "tensor"))))
+    one, two = (
+        om.partition(model("mixtral"), Mesh.of(dp=(2, "data"), ep=(2, "experts"), **tensor)).formulas()
+        for tensor in ({}, dict(tp=(2, "tensor")))
+    )
     assert 0.5 < float(two.weights / one.weights) < 0.8
     assert {each.name for each in two.traffic} == {"all_to_all over ep", "all_reduce over tp"}
 
@@ -237,8 +287,10 @@ def test_tensor_cuts_each_expert():
 def test_state_of_copies():
     """ZeRO stores gradients and the optimiser of an expert once over its copies, of which there are as many as groups
     of ranks have all experts."""
+
     def training(dp, ep, zero):
         return om.partition(model("mixtral"), usual_mesh(dp, ep=ep, zero=zero)).formulas(training=True).state
+
     experts, rest = 3 * 4 * 12 * 7, training(4, 4, 0) - 16 * 3 * 12 * 7
     for ep, copies in ((2, 2), (4, 1)):
         found = training(4, ep, 2) - (2 + 14 / copies) * experts / ep
@@ -249,12 +301,13 @@ def test_latex_and_python():
     formulas = om.partition(model("mixtral"), Mesh.of(dp=("d", "data"), ep=("e", "experts"))).formulas()
     assert "all-to-all over ep, payload" in formulas.latex()
     space: dict = {}
-    exec(formulas.python(), dict(math=__import__("math")), space)       # what is written is run
+    exec(formulas.python(), dict(math=__import__("math")), space)  # what is written is run
     found = space["costs"](b=8, s=16, d=4, e=2)
     assert found["all_to_all over ep, payload"] == 2 * 2 * 2 * 8 * 16 // 4 * 12
 
 
 # ---- what is no mixture, and what is one
+
 
 def test_kept_numbers_of_gates():
     """Shares and gains keep zeros; what a gate has not is taken to be asked."""
@@ -262,8 +315,12 @@ def test_kept_numbers_of_gates():
     stack = weight(np.ones((4, 6, 6)))
     answers = stack @ gelu @ weight(np.ones((4, 6, 5)))
     for gate, k in ((x @ best_shares(3), 3), (keep_top(x, x, 2) * const(np.ones(4)), 2), (x @ share, 4)):
-        plan = om.partition((answers * (gate @ heads(4))) @ total, Mesh.of(dp=(2, "data"), ep=(2, "experts")),
-                            BatchSizes(2, 4), tokens=False)
+        plan = om.partition(
+            (answers * (gate @ heads(4))) @ total,
+            Mesh.of(dp=(2, "data"), ep=(2, "experts")),
+            BatchSizes(2, 4),
+            tokens=False,
+        )
         [sent] = [step for step in plan.splits[0].steps if step.op == "dispatch"]
         assert sent.more[1] == k
 
@@ -274,11 +331,14 @@ def test_answers_that_something_else_reads_are_computed():
     term = (answers * (gate @ heads(4))) @ total + answers @ total
     plan = om.partition(term, Mesh.of(dp=(2, "data")), BatchSizes(2, 4), tokens=False)
     assert not any(split.mixtures for split in plan.splits.values())
-    assert np.allclose(run(plan, Feed(x := np.random.default_rng(0).normal(size=(2, 4, 6)))).value.reshape(8, 5),
-                       dense(term, x.reshape(8, 6), Batch([np.zeros(4, int)] * 2)))
+    assert np.allclose(
+        run(plan, Feed(x := np.random.default_rng(0).normal(size=(2, 4, 6)))).value.reshape(8, 5),
+        dense(term, x.reshape(8, 6), Batch([np.zeros(4, int)] * 2)),
+    )
 
 
 # ---- where ranks lie
+
 
 def test_ranks_of_experts_are_neighbours():
     """Groups that have all experts are neighbours in number, whatever axes they are of."""
@@ -300,33 +360,69 @@ def test_an_axis_of_experts_is_the_last():
 
 # ---- bad input
 
-@pytest.mark.parametrize("make, said", [
-    (lambda: planned(model("mixtral"), Mesh.of(dp=(3, "data"), ep=(3, "experts"))),
-     "mesh: ep has 3 ranks and there are 4 experts: the nearest that divides is 2$"),
-    (lambda: planned(made(BERT), Mesh.of(dp=(2, "data"), ep=(2, "experts")), name="bert"),
-     "mesh: ep has 2 ranks of experts, and bert has no experts: leave ep out$"),
-    (lambda: Mesh.of(dp=(2, "data"), cp=(2, "ring"), ep=(8, "experts")),
-     "mesh: ep has 8 ranks, and dp × cp, over which experts lie, 4: the nearest that divides is 4$"),
-    (lambda: Mesh.of(dp=(6, "data"), ep=(4, "experts")), "the nearest that divides is 3$"),
-    (lambda: Mesh.of(tp=(2, "tensor"), ep=(2, "experts")), "no axis cuts sequences or tokens, .* such as dp=2$"),
-    (lambda: Mesh.of(dp=(4, "data"), ep=(2, "experts"), eq=(2, "whole-experts")), "axes ep and eq both split by"),
-    (lambda: Mesh.of(dp=(2, "data"), ep=(0, "experts")), "axis ep has 0 ranks: give a whole number"),
-    (lambda: usual_mesh(4, ep=4, node=3), "node 3: ep has 4 ranks, of which as many lie in each node: a divisor of 4$"),
-    (lambda: usual_mesh(4, ep=4, node=2, visits=3), "visits 3: there are 2 nodes: from 1 to 2$"),
-    (lambda: usual_mesh(4, node=2), "node 2: of no ranks of experts: give ep$"),
-    (lambda: usual_mesh(4, ep=4, visits=2), "visits 2: of no nodes: give node$"),
-    (lambda: noded("mixtral", 1, 3), "visits 3: a row asks 2 experts, as many on each node: give a divisor of 2$"),
-    (lambda: Mesh(load=0.5), "load 0.5: times the mean that the busiest has: a number from 1 on"),
-    (lambda: usual_mesh(2, load=2), "load 2: of no ranks of experts: give ep$"),
-    (lambda: usual_mesh(2, whole_experts=True), "whole experts: of no ranks of experts: give ep$"),
-    (lambda: planned(model("mixtral"), Mesh.of(dp=(2, "data"), tp=(11, "tensor"), ep=(2, "experts"))),
-     "tp has 11 ranks, and "),
-    (lambda: om.partition(model("mixtral"), usual_mesh(2, cp=6, ep=4, zero=2)).formulas(training=True).state,
-     "mesh: ep has 4 ranks, which end within cp and go on beyond it: give a multiple of 6, or a divisor"),
-], ids=["experts", "none", "axes", "divisor", "no axis", "twice", "ranks", "node", "visits", "no experts", "no node",
-        "as many", "load", "no load", "whole", "units", "ends"])
+
+@pytest.mark.parametrize(
+    "make, said",
+    [
+        (
+            lambda: planned(model("mixtral"), Mesh.of(dp=(3, "data"), ep=(3, "experts"))),
+            "mesh: ep has 3 ranks and there are 4 experts: the nearest that divides is 2$",
+        ),
+        (
+            lambda: planned(made(BERT), Mesh.of(dp=(2, "data"), ep=(2, "experts")), name="bert"),
+            "mesh: ep has 2 ranks of experts, and bert has no experts: leave ep out$",
+        ),
+        (
+            lambda: Mesh.of(dp=(2, "data"), cp=(2, "ring"), ep=(8, "experts")),
+            "mesh: ep has 8 ranks, and dp × cp, over which experts lie, 4: the nearest that divides is 4$",
+        ),
+        (lambda: Mesh.of(dp=(6, "data"), ep=(4, "experts")), "the nearest that divides is 3$"),
+        (lambda: Mesh.of(tp=(2, "tensor"), ep=(2, "experts")), "no axis cuts sequences or tokens, .* such as dp=2$"),
+        (lambda: Mesh.of(dp=(4, "data"), ep=(2, "experts"), eq=(2, "whole-experts")), "axes ep and eq both split by"),
+        (lambda: Mesh.of(dp=(2, "data"), ep=(0, "experts")), "axis ep has 0 ranks: give a whole number"),
+        (
+            lambda: usual_mesh(4, ep=4, node=3),
+            "node 3: ep has 4 ranks, of which as many lie in each node: a divisor of 4$",
+        ),
+        (lambda: usual_mesh(4, ep=4, node=2, visits=3), "visits 3: there are 2 nodes: from 1 to 2$"),
+        (lambda: usual_mesh(4, node=2), "node 2: of no ranks of experts: give ep$"),
+        (lambda: usual_mesh(4, ep=4, visits=2), "visits 2: of no nodes: give node$"),
+        (lambda: noded("mixtral", 1, 3), "visits 3: a row asks 2 experts, as many on each node: give a divisor of 2$"),
+        (lambda: Mesh(load=0.5), "load 0.5: times the mean that the busiest has: a number from 1 on"),
+        (lambda: usual_mesh(2, load=2), "load 2: of no ranks of experts: give ep$"),
+        (lambda: usual_mesh(2, whole_experts=True), "whole experts: of no ranks of experts: give ep$"),
+        (
+            lambda: planned(model("mixtral"), Mesh.of(dp=(2, "data"), tp=(11, "tensor"), ep=(2, "experts"))),
+            "tp has 11 ranks, and ",
+        ),
+        (
+            lambda: om.partition(model("mixtral"), usual_mesh(2, cp=6, ep=4, zero=2)).formulas(training=True).state,
+            "mesh: ep has 4 ranks, which end within cp and go on beyond it: give a multiple of 6, or a divisor",
+        ),
+    ],
+    ids=[
+        "experts",
+        "none",
+        "axes",
+        "divisor",
+        "no axis",
+        "twice",
+        "ranks",
+        "node",
+        "visits",
+        "no experts",
+        "no node",
+        "as many",
+        "load",
+        "no load",
+        "whole",
+        "units",
+        "ends",
+    ],
+)
 def test_meshes_that_do_not_fit(make, said):
-    with pytest.raises(InputError, match=said) as found: make()
+    with pytest.raises(InputError, match=said) as found:
+        make()
     assert "\n" not in str(found.value)
 
 

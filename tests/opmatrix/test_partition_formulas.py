@@ -1,5 +1,6 @@
 """Formulas of a partition: at numbers they are those of the busiest rank, and they can be read as Python, as LaTeX and
 as values. Weights that are cut by hand take along what meets them."""
+
 import re
 
 import numpy as np
@@ -29,12 +30,17 @@ def busiest(plan, stage):
     """The largest of what each formula is on the ranks of a stage."""
     found = {}
     for place in (each for each in plan.mesh.places() if plan.stage(each) == stage):
-        counted = {"operations": value_at(plan, plan.flops(stage), place), "values held at most": plan.peak(place),
-                   "state": value_at(plan, plan.state(stage, weights=1), place)}
-        if plan.gathered(stage): counted["weights gathered at most"] = gathered(plan, place)
+        counted = {
+            "operations": value_at(plan, plan.flops(stage), place),
+            "values held at most": plan.peak(place),
+            "state": value_at(plan, plan.state(stage, weights=1), place),
+        }
+        if plan.gathered(stage):
+            counted["weights gathered at most"] = gathered(plan, place)
         for table in TABLES:
             counted |= {f"{op} over {axis}, {table}": said for (op, axis), said in crossed(plan, place, table).items()}
-        for name, said in counted.items(): found[name] = max(said, found.get(name, 0))
+        for name, said in counted.items():
+            found[name] = max(said, found.get(name, 0))
     return found
 
 
@@ -51,8 +57,12 @@ def test_at_numbers_they_are_those_of_the_busiest_rank(model, mesh):
 
 @pytest.fixture(scope="module")
 def symbolic():
-    return partition(promised(name_sizes(LLAMA)), Mesh.of(dp=("d_", "zero3"), tp=("t", "sequence-vocabulary")),
-                     BatchSizes(), name="llama").formulas(training=True)
+    return partition(
+        promised(name_sizes(LLAMA)),
+        Mesh.of(dp=("d_", "zero3"), tp=("t", "sequence-vocabulary")),
+        BatchSizes(),
+        name="llama",
+    ).formulas(training=True)
 
 
 SIZES = dict(a=6, b=4, d_=2, f=18, h=12, k=2, p=16, s=12, t=2, v=24)
@@ -82,8 +92,9 @@ def test_latex_is_balanced(symbolic):
 
 def test_ranks_that_are_symbols_give_the_formula_of_every_number(symbolic):
     """What is derived for d and t ranks is what is derived for 2 and 2."""
-    fixed = partition(promised(name_sizes(LLAMA)), Mesh.of(dp=(2, "zero3"), tp=(2, "sequence-vocabulary")),
-                      BatchSizes()).formulas(training=True)
+    fixed = partition(
+        promised(name_sizes(LLAMA)), Mesh.of(dp=(2, "zero3"), tp=(2, "sequence-vocabulary")), BatchSizes()
+    ).formulas(training=True)
     ranks = {s: 2 for s in symbolic.flops.free_symbols | symbolic.state.free_symbols if str(s) in ("d_", "t")}
     for one, other in ((symbolic.flops, fixed.flops), (symbolic.state, fixed.state)):
         assert sympy.expand(one.subs(ranks) - other) == 0
@@ -104,8 +115,10 @@ def test_every_known_model_is_partitioned(name):
     """Each rank of four has a quarter of what is cut, experts too, and more than that in all. Two layers are like
     all."""
     shorter = dict.fromkeys(LAYERS, 2) | dict(first_k_dense_replace=1)
-    config = {key: shorter.get(key, said[:1] if isinstance(said, list) and "experts" in key else said)
-              for key, said in known.configuration(name).items()}
+    config = {
+        key: shorter.get(key, said[:1] if isinstance(said, list) and "experts" in key else said)
+        for key, said in known.configuration(name).items()
+    }
     model = promised(config)
     plan, whole = (om.partition(model, mesh) for mesh in (QUARTERS, om.Mesh.of()))
     stacks = any(dims.heads != 1 for _, dims, _ in whole.weights())
@@ -116,10 +129,14 @@ def test_every_known_model_is_partitioned(name):
 
 # ---- cuts by hand
 
+
 def cut_of(plan):
     """By the names of weights, their sizes on rank 0."""
-    return {str(data.cut_of or data): tuple(value_at(plan, each, [0]) for each in (dims.rows, dims.cols))
-            for data, dims, _ in plan.weights() if dims.rows != 1}
+    return {
+        str(data.cut_of or data): tuple(value_at(plan, each, [0]) for each in (dims.rows, dims.cols))
+        for data, dims, _ in plan.weights()
+        if dims.rows != 1
+    }
 
 
 HAND = om.Mesh.of(x=(2, "by-hand"))
@@ -128,23 +145,34 @@ HAND = om.Mesh.of(x=(2, "by-hand"))
 def test_what_is_cut_by_hand_takes_along_what_meets_it():
     cut = cut_of(planned(promised(LLAMA), HAND, cuts={"*q_proj*": "columns"}))
     whole = cut_of(planned(promised(LLAMA), HAND))
-    changed = {name.rpartition("self_attn_")[2]: (whole[name], size) for name, size in cut.items()
-               if size != whole[name]}
-    assert changed == {"q_proj_weight": ((12, 12), (12, 6)), "k_proj_weight": ((12, 4), (12, 2)),
-                       "v_proj_weight": ((12, 4), (12, 2)), "o_proj_weight": ((12, 12), (6, 12))}
+    changed = {
+        name.rpartition("self_attn_")[2]: (whole[name], size) for name, size in cut.items() if size != whole[name]
+    }
+    assert changed == {
+        "q_proj_weight": ((12, 12), (12, 6)),
+        "k_proj_weight": ((12, 4), (12, 2)),
+        "v_proj_weight": ((12, 4), (12, 2)),
+        "o_proj_weight": ((12, 12), (6, 12)),
+    }
 
 
 def test_rows_take_along_the_columns_before_them():
     cut = cut_of(planned(promised(LLAMA), HAND, cuts={"*down_proj*": "rows"}))
     assert {name.rpartition("mlp_")[2]: size for name, size in cut.items() if "mlp" in name} == {
-        "gate_proj_weight": (12, 9), "up_proj_weight": (12, 9), "down_proj_weight": (9, 12)}
+        "gate_proj_weight": (12, 9),
+        "up_proj_weight": (12, 9),
+        "down_proj_weight": (9, 12),
+    }
 
 
 def test_whole_leaves_a_group_whole():
     plan = planned(promised(LLAMA), om.Mesh.of(tp=(2, "tensor")), cuts={"*k_proj*": "whole"})
-    assert all(size == (12, {"k": 4, "v": 4}.get(name.rpartition("self_attn_")[2][0], 12))
-               for name, size in cut_of(plan).items() if "self_attn" in name)
-    assert sum(times for times, each in plan.crossings() if each.op == "all_reduce") == 2      # the MLP of each layer
+    assert all(
+        size == (12, {"k": 4, "v": 4}.get(name.rpartition("self_attn_")[2][0], 12))
+        for name, size in cut_of(plan).items()
+        if "self_attn" in name
+    )
+    assert sum(times for times, each in plan.crossings() if each.op == "all_reduce") == 2  # the MLP of each layer
 
 
 @pytest.mark.parametrize("cuts", [{"*q_proj*": "columns"}, {"*down_proj*": "rows"}, {"*k_proj*": "whole"}])
@@ -155,19 +183,26 @@ def test_what_is_cut_by_hand_computes_the_same(cuts):
     assert compared(model, mesh, cuts=cuts).agrees
 
 
-@pytest.mark.parametrize("cuts, words", [
-    ({"*q_prj*": "columns"}, r"cuts: no weight is called '\*q_prj\*': names are such as "),
-    ({"*q_proj*": "cols"}, r"cuts: \*q_proj\*: 'cols': a weight is cut by columns, rows, whole"),
-])
+@pytest.mark.parametrize(
+    "cuts, words",
+    [
+        ({"*q_prj*": "columns"}, r"cuts: no weight is called '\*q_prj\*': names are such as "),
+        ({"*q_proj*": "cols"}, r"cuts: \*q_proj\*: 'cols': a weight is cut by columns, rows, whole"),
+    ],
+)
 def test_a_cut_that_says_nothing_is_refused(cuts, words):
-    with pytest.raises(InputError, match=words): planned(promised(LLAMA), HAND, cuts=cuts)
+    with pytest.raises(InputError, match=words):
+        planned(promised(LLAMA), HAND, cuts=cuts)
 
 
-@pytest.mark.parametrize("axis, sequences, tokens, words", [
-    (dict(dp=(2, "data")), 1, 11, "mesh: dp has 2 ranks and there is 1 sequence: at most 1 rank"),
-    (dict(cp=(2, "ring")), 4, 1, "mesh: cp has 2 ranks and there is 1 token: at most 1 rank"),
-    (dict(tp=(2, "tensor")), 4, 17, "tokens 17: the model has 16 positions: at most 16 tokens a sequence"),
-])
+@pytest.mark.parametrize(
+    "axis, sequences, tokens, words",
+    [
+        (dict(dp=(2, "data")), 1, 11, "mesh: dp has 2 ranks and there is 1 sequence: at most 1 rank"),
+        (dict(cp=(2, "ring")), 4, 1, "mesh: cp has 2 ranks and there is 1 token: at most 1 rank"),
+        (dict(tp=(2, "tensor")), 4, 17, "tokens 17: the model has 16 positions: at most 16 tokens a sequence"),
+    ],
+)
 def test_a_batch_that_does_not_fit_is_refused(axis, sequences, tokens, words):
     with pytest.raises(InputError, match=words):
         planned(promised(GPT2), Mesh.of(**axis), sequences, tokens)
@@ -180,5 +215,5 @@ def test_a_ring_of_too_many_ranks_is_refused():
 
 def test_a_long_ring_of_many_tokens_is_quick():
     """A sequence of a million tokens has as many blocks as one of a hundred."""
-    plan = planned(promised(GPT2 | dict(n_positions=2 ** 20)), Mesh.of(cp=(8, "ring")), 1, 2 ** 20)
-    assert plan.formulas(number=1).at()["send over cp, payload"] == 2 * 2 * 12 * 2 ** 17 * 7
+    plan = planned(promised(GPT2 | dict(n_positions=2**20)), Mesh.of(cp=(8, "ring")), 1, 2**20)
+    assert plan.formulas(number=1).at()["send over cp, payload"] == 2 * 2 * 12 * 2**17 * 7

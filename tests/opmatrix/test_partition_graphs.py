@@ -1,5 +1,6 @@
 """A graph by rows with its halo, attention at the edges of one, and rows that are pooled or picked: what ranks count is
 what the formulas say, and they give what one rank gives."""
+
 import numpy as np
 import pytest
 import sympy
@@ -23,19 +24,29 @@ from opmatrix.parallel.sharding.partition import partition
 
 EDGES, WIDTH = relation("edges", "V", "V"), 6
 RNG = np.random.default_rng(0)
-MESHES = [Mesh.of(), Mesh.of(gp=(3, "rows")), Mesh.of(gp=(3, "rows"), tp=(2, "tensor")), Mesh.of(cp=(4, "ring")),
-          Mesh.of(cp=(2, "ring"), tp=(2, "sequence")), Mesh.of(gp=(2, "rows"), dp=(2, "zero3")),
-          Mesh.of(pp=(2, "pipeline"), gp=(2, "gathered"))]
+MESHES = [
+    Mesh.of(),
+    Mesh.of(gp=(3, "rows")),
+    Mesh.of(gp=(3, "rows"), tp=(2, "tensor")),
+    Mesh.of(cp=(4, "ring")),
+    Mesh.of(cp=(2, "ring"), tp=(2, "sequence")),
+    Mesh.of(gp=(2, "rows"), dp=(2, "zero3")),
+    Mesh.of(pp=(2, "pipeline"), gp=(2, "gathered")),
+]
 OVER = monoids.sum, monoids.max, monoids.softmax, monoids.logsumexp, monoids.topk(2)
 
 
 def named(each):
     """What a test of a mesh or a monoid is called."""
-    if not isinstance(each, Mesh): return getattr(each, "__name__", None)
+    if not isinstance(each, Mesh):
+        return getattr(each, "__name__", None)
     return ", ".join(f"{axis.ranks} {axis.strategy.name}" for axis in each) or "one rank"
 
 
-def drawn(*shape): return weight(RNG.normal(size=shape) * 0.4)
+def drawn(*shape):
+    return weight(RNG.normal(size=shape) * 0.4)
+
+
 def random_edges(count, share=0.2, seed=0):
     rng = np.random.default_rng(seed)
     return np.where(rng.random((count, count)) < share, rng.normal(size=(count, count)), 0)
@@ -49,13 +60,18 @@ def layer(over=monoids.mean):
 
 def network(tail, layers=2):
     term = given("features", WIDTH, "V")
-    for each in [tail] * layers: term = term @ each
+    for each in [tail] * layers:
+        term = term @ each
     return term @ drawn(WIDTH, 3)
 
 
 def planned_graph(term, mesh, edges, **more):
-    sizes = BatchSizes(1, 1, {"V": edges.shape[0], **{name: n for name, n in more.items() if isinstance(n, int)}},
-                       dict(edges=edges) | {name: each for name, each in more.items() if not isinstance(each, int)})
+    sizes = BatchSizes(
+        1,
+        1,
+        {"V": edges.shape[0], **{name: n for name, n in more.items() if isinstance(n, int)}},
+        dict(edges=edges) | {name: each for name, each in more.items() if not isinstance(each, int)},
+    )
     return partition(term, mesh, sizes)
 
 
@@ -75,15 +91,19 @@ def payload(ran, op="halo"):
     return {place: sum(n for (kind, _), n in each.payload.items() if kind == op) for place, each in ran.meters.items()}
 
 
-@pytest.mark.parametrize("over, mesh", [*((monoids.mean, mesh) for mesh in MESHES),
-                                        *((over, mesh) for over in OVER for mesh in MESHES[1:3])], ids=named)
+@pytest.mark.parametrize(
+    "over, mesh",
+    [*((monoids.mean, mesh) for mesh in MESHES), *((over, mesh) for over in OVER for mesh in MESHES[1:3])],
+    ids=named,
+)
 def test_counts_and_outputs_of_a_graph_network(over, mesh):
     """13 vertices, which no mesh divides. Largest and logarithm of a vertex without edges are no finite numbers, so
     every vertex has one."""
     edges = random_edges(13) + np.eye(13)
     plan, ran = ran_graph(network(layer(over)), mesh, edges)
     assert not differences(plan, ran.meters)
-    if any(axis.strategy.home == "rows" for axis in mesh): assert sum(payload(ran).values())
+    if any(axis.strategy.home == "rows" for axis in mesh):
+        assert sum(payload(ran).values())
 
 
 def halo_by_hand(edges, n):
@@ -98,14 +118,19 @@ STAR[1:, 0] = 1
 BLOCKS = np.kron(np.eye(3), np.ones((3, 3)))
 
 
-@pytest.mark.parametrize("edges, sent", [
-    (BLOCKS, [0, 0, 0]),                                    # no edge between ranks
-    (np.eye(9), [0, 0, 0]),                                 # a loop at every vertex
-    (STAR, [2, 0, 0]),                                      # the middle goes once to each other rank
-    (STAR.T, [0, 3, 3]),                                    # its edges name every vertex
-    (np.vstack([np.zeros((3, 9)), np.ones((6, 9))]), [6, 3, 3]),          # the first rank has no edge
-    (np.ones((9, 9)), [6, 6, 6]),                           # a row goes to each of two
-    (np.zeros((9, 9)), [0, 0, 0])], ids=["blocks", "loops", "star", "star turned", "none of one", "all", "none"])
+@pytest.mark.parametrize(
+    "edges, sent",
+    [
+        (BLOCKS, [0, 0, 0]),  # no edge between ranks
+        (np.eye(9), [0, 0, 0]),  # a loop at every vertex
+        (STAR, [2, 0, 0]),  # the middle goes once to each other rank
+        (STAR.T, [0, 3, 3]),  # its edges name every vertex
+        (np.vstack([np.zeros((3, 9)), np.ones((6, 9))]), [6, 3, 3]),  # the first rank has no edge
+        (np.ones((9, 9)), [6, 6, 6]),  # a row goes to each of two
+        (np.zeros((9, 9)), [0, 0, 0]),
+    ],
+    ids=["blocks", "loops", "star", "star turned", "none of one", "all", "none"],
+)
 def test_what_crosses_is_the_halo(edges, sent):
     found = formula(lambda x: product(given(EDGES), x, over=monoids.mean))
     plan, ran = ran_graph(given("features", WIDTH, "V") @ found, Mesh.of(gp=(3, "rows")), edges)
@@ -127,7 +152,8 @@ def test_random_graphs(seed):
     assert payload(ran) == {place: WIDTH * rows for place, rows in halo_by_hand(edges, n).items()}
     [halo] = [each for _, each in plan.crossings() if each.op == "halo"]
     assert sum(meter.flops for meter in ran.meters.values()) == 2 * WIDTH * np.count_nonzero(edges) + 2 * count * (
-        2 * WIDTH * WIDTH + 3 * WIDTH)
+        2 * WIDTH * WIDTH + 3 * WIDTH
+    )
     assert halo.supersteps == 1
 
 
@@ -150,7 +176,10 @@ def test_formulas_have_names_for_what_a_relation_says():
 
 def test_two_aggregations_share_a_halo():
     """What two products with a relation name is sent once."""
-    def both(x): return row(*(product(given(EDGES), x, over=over) for over in (monoids.sum, monoids.mean)))
+
+    def both(x):
+        return row(*(product(given(EDGES), x, over=over) for over in (monoids.sum, monoids.mean)))
+
     edges = random_edges(13)
     plan, ran = ran_graph(given("features", WIDTH, "V") @ formula(both), Mesh.of(gp=(3, "rows")), edges)
     assert payload(ran) == {place: WIDTH * rows for place, rows in halo_by_hand(edges, 3).items()}
@@ -183,20 +212,27 @@ def test_relations_between_spaces(mesh):
     buys, shops = (rng.random((8, 13)) < 0.3).astype(float), np.repeat(np.eye(4), 2, 1)
     users = formula(lambda x: product(given(BUYS), x @ relu, over=monoids.mean))
     sold = formula(lambda x: product(given(SHOPS), x @ drawn(WIDTH, 5), over=monoids.max))
-    plan, ran = ran_graph(given("features", WIDTH, "V") @ users @ sold, mesh, random_edges(13), U=8, G=4, buys=buys,
-                          shops=shops)
+    plan, ran = ran_graph(
+        given("features", WIDTH, "V") @ users @ sold, mesh, random_edges(13), U=8, G=4, buys=buys, shops=shops
+    )
     assert not differences(plan, ran.meters)
 
 
 @pytest.mark.parametrize("mesh", MESHES[:6], ids=named)
 def test_rows_that_a_relation_picks(mesh):
     roots = np.eye(13)[[12, 0, 5, 5]]
-    plan, ran = ran_graph(given("features", WIDTH, "V") @ layer() @ pick(ROOTS) @ drawn(WIDTH, 4), mesh,
-                          random_edges(13), R=4, roots=roots)
+    plan, ran = ran_graph(
+        given("features", WIDTH, "V") @ layer() @ pick(ROOTS) @ drawn(WIDTH, 4),
+        mesh,
+        random_edges(13),
+        R=4,
+        roots=roots,
+    )
     assert not differences(plan, ran.meters)
 
 
 # ---- attention at the edges
+
 
 def attend(h, over=monoids.softmax, through=lambda z: z):
     Q, K, V = (drawn(WIDTH, WIDTH) for _ in range(3))
@@ -205,58 +241,82 @@ def attend(h, over=monoids.softmax, through=lambda z: z):
         q, k, v = (x @ each @ heads(h) if h > 1 else x @ each for each in (Q, K, V))
         found = product(through(q @ k.T * 0.5), v, over=over, where=among(EDGES))
         return x + (found @ heads(h).T if h > 1 else found) @ layernorm(1e-5)
+
     return formula(mixed)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=named)
-@pytest.mark.parametrize("h, through", [(1, lambda z: z), (2, lambda z: z), (2, lambda z: z @ relu)],
-                         ids=["one head", "two heads", "behind a function"])
+@pytest.mark.parametrize(
+    "h, through",
+    [(1, lambda z: z), (2, lambda z: z), (2, lambda z: z @ relu)],
+    ids=["one head", "two heads", "behind a function"],
+)
 def test_attention_on_a_graph(mesh, h, through):
     """Scores at entries alone, one of which is stored as a zero and is seen; a vertex without edges has zeros."""
     edges = csr_array(random_edges(13))
     edges.data[2], found = 0, attend(h, through=through)
     plan, ran = ran_graph(network(found), mesh, edges)
     assert not differences(plan, ran.meters)
-    if len(mesh) == 1 and mesh.axes[0].name == "gp":                    # keys and values, in two layers
+    if len(mesh) == 1 and mesh.axes[0].name == "gp":  # keys and values, in two layers
         own = halo_by_hand(edges.toarray() + np.where(edges.toarray() == 0, structure(edges), 0), 3)
         assert payload(ran) == {place: 2 * 2 * WIDTH * rows for place, rows in own.items()}
     if not len(mesh):
         assert plan.on(plan.flops(), ()) == 2 * (2 * 2 * WIDTH * edges.nnz + 3 * 2 * 13 * WIDTH**2) + 2 * 13 * WIDTH * 3
 
 
-def structure(edges): return csr_array((np.ones(edges.nnz), edges.indices, edges.indptr), shape=edges.shape).toarray()
+def structure(edges):
+    return csr_array((np.ones(edges.nnz), edges.indices, edges.indptr), shape=edges.shape).toarray()
 
 
 @pytest.mark.parametrize("mesh", MESHES[:5], ids=named)
 def test_scores_that_something_else_reads_are_whole(mesh):
     """Numbers of edges are added to scores: all are computed, of keys that are gathered."""
+
     def mixed(x):
         y = x + product(given(EDGES), x)
         return product(y @ y.T + given(EDGES), y, over=monoids.softmax, where=among(EDGES))
+
     plan, ran = ran_graph(given("features", WIDTH, "V") @ formula(mixed), mesh, random_edges(13))
     assert not differences(plan, ran.meters)
 
 
 # ---- embeddings of sentences
 
-def pooled(name, over): return formula(lambda x: product(given(name), x, over=over))
+
+def pooled(name, over):
+    return formula(lambda x: product(given(name), x, over=over))
 
 
-POOLED = {"mean": pooled("members", monoids.mean), "largest": pooled("members", monoids.max),
-          "by places": pooled("members_by_place", monoids.sum), "by root": pooled("members_by_root", monoids.sum),
-          "soft": pooled("members_by_place", monoids.softmax), "last": pick("last"), "first": pick("first"),
-          "mean of last": pooled("last", monoids.mean),
-          "both": formula(lambda x: row(x @ pick("last"), product(given("members"), x, over=monoids.mean))),
-          "normed": pick("last") @ layernorm(1e-5)}
-SPLIT = [Mesh.of(dp=(2, "data")), Mesh.of(tp=(2, "sequence")), Mesh.of(cp=(3, "ring")), Mesh.of(cp=(3, "ulysses")),
-         Mesh.of(dp=(2, "zero3"), cp=(2, "ring"), tp=(2, "sequence")), Mesh.of(pp=(2, "pipeline"), tp=(2, "tensor"))]
+POOLED = {
+    "mean": pooled("members", monoids.mean),
+    "largest": pooled("members", monoids.max),
+    "by places": pooled("members_by_place", monoids.sum),
+    "by root": pooled("members_by_root", monoids.sum),
+    "soft": pooled("members_by_place", monoids.softmax),
+    "last": pick("last"),
+    "first": pick("first"),
+    "mean of last": pooled("last", monoids.mean),
+    "both": formula(lambda x: row(x @ pick("last"), product(given("members"), x, over=monoids.mean))),
+    "normed": pick("last") @ layernorm(1e-5),
+}
+SPLIT = [
+    Mesh.of(dp=(2, "data")),
+    Mesh.of(tp=(2, "sequence")),
+    Mesh.of(cp=(3, "ring")),
+    Mesh.of(cp=(3, "ulysses")),
+    Mesh.of(dp=(2, "zero3"), cp=(2, "ring"), tp=(2, "sequence")),
+    Mesh.of(pp=(2, "pipeline"), tp=(2, "tensor")),
+]
 
 
 @pytest.mark.parametrize("mesh", SPLIT, ids=named)
 @pytest.mark.parametrize("how", ["mean", "last"])
 def test_embeddings_of_sentences(how, mesh):
-    sentences(made(BERT, num_hidden_layers=1) if how == "mean" else made(GPT2, n_layer=1 + (mesh.stages is not None)),
-              how, mesh)
+    sentences(
+        made(BERT, num_hidden_layers=1) if how == "mean" else made(GPT2, n_layer=1 + (mesh.stages is not None)),
+        how,
+        mesh,
+    )
 
 
 @pytest.mark.parametrize("mesh", [SPLIT[2], Mesh.of(cp=(2, "ring"), tp=(2, "sequence"))], ids=named)
@@ -289,21 +349,46 @@ def test_pooling_sends_a_row_a_sentence(how, columns):
 
 # ---- what is refused
 
-@pytest.mark.parametrize("term, sizes, words", [
-    (network(layer(), 1), BatchSizes(1, 1, {"V": 8}, dict(edges=np.eye(9))), "relation edges: V × V is 9 × 9, and the "
-                                                                             "sizes are 8 × 8"),
-    (network(layer(), 1), BatchSizes(1, 1, {"V": 2}), "mesh: gp has 3 ranks and there are 2 rows: at most 2 ranks"),
-    (formula(lambda x: product(given(relation("links", "T", "T")), x)), BatchSizes(2, 9),
-     "relation links: T × T is of all 2 sequences together"),
-    (pick("last") @ given("positions", 4) @ weight(np.eye(4)), BatchSizes(2, 9), "positions of rows of S: only tokens"),
-    (given("features", WIDTH, "V") @ formula(lambda x: product(x @ x.T, x, where=among(EDGES) & causal)),
-     BatchSizes(1), "joins a relation and another pattern"),
-    (formula(lambda x: product(x @ pick("last") @ x.T, x, where=sequence & causal)), BatchSizes(2, 9),
-     r"scores of S × T where sequence & causal, which is of T × T"),
-    (given("features", WIDTH, "V") @ formula(lambda x: product(given(EDGES), x, where=among(EDGES))), BatchSizes(1),
-     "relation edges: V × V under pattern among")])
+
+@pytest.mark.parametrize(
+    "term, sizes, words",
+    [
+        (
+            network(layer(), 1),
+            BatchSizes(1, 1, {"V": 8}, dict(edges=np.eye(9))),
+            "relation edges: V × V is 9 × 9, and the sizes are 8 × 8",
+        ),
+        (network(layer(), 1), BatchSizes(1, 1, {"V": 2}), "mesh: gp has 3 ranks and there are 2 rows: at most 2 ranks"),
+        (
+            formula(lambda x: product(given(relation("links", "T", "T")), x)),
+            BatchSizes(2, 9),
+            "relation links: T × T is of all 2 sequences together",
+        ),
+        (
+            pick("last") @ given("positions", 4) @ weight(np.eye(4)),
+            BatchSizes(2, 9),
+            "positions of rows of S: only tokens",
+        ),
+        (
+            given("features", WIDTH, "V") @ formula(lambda x: product(x @ x.T, x, where=among(EDGES) & causal)),
+            BatchSizes(1),
+            "joins a relation and another pattern",
+        ),
+        (
+            formula(lambda x: product(x @ pick("last") @ x.T, x, where=sequence & causal)),
+            BatchSizes(2, 9),
+            r"scores of S × T where sequence & causal, which is of T × T",
+        ),
+        (
+            given("features", WIDTH, "V") @ formula(lambda x: product(given(EDGES), x, where=among(EDGES))),
+            BatchSizes(1),
+            "relation edges: V × V under pattern among",
+        ),
+    ],
+)
 def test_what_does_not_fit_is_said(term, sizes, words):
-    with pytest.raises(InputError, match=words): partition(term, Mesh.of(gp=(3, "rows")), sizes, tokens=False)
+    with pytest.raises(InputError, match=words):
+        partition(term, Mesh.of(gp=(3, "rows")), sizes, tokens=False)
 
 
 def test_a_feed_that_does_not_fit_is_said():

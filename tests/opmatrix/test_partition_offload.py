@@ -1,5 +1,6 @@
 """State that lies in the memory of the host, or once over some ranks of several axes: counted beside formulas, and by
 hand. Numbers of one type that cross as another."""
+
 from dataclasses import replace
 
 import numpy as np
@@ -88,8 +89,10 @@ def over(plan):
 
 def test_what_crosses_has_a_type_of_its_own():
     plan = planned(made(GPT2), Mesh.of(dp=(2, "zero3"), tp=(2, "sequence")))
+
     def traffic(**crossing):
         return {each.name: each.wire for each in plan.formulas(number=2, crossing=crossing).traffic}
+
     plain = traffic()
     assert traffic(**{"*": 1}) == {k: v / 2 if "tp" in k else v for k, v in plain.items()}
     assert traffic(tp=0.5) == {k: v / 4 if "tp" in k else v for k, v in plain.items()}
@@ -108,15 +111,21 @@ def test_seconds_of_the_host_by_hand():
     assert sheet.host.name not in Timing(planned(TERM, Mesh(offload=2)), sheet).stage(0).communication
 
 
-@pytest.mark.parametrize("make, said", [
-    (lambda: Mesh(offload=4), "offload 4: 1 the optimiser"),
-    (lambda: usual_mesh(dp=4, zero_ranks=2), "zero ranks 2: of no stage of ZeRO"),
-    (lambda: usual_mesh(dp=4, zero=3, zero_ranks=3), "zero ranks 3: they divide dp, 4"),
-    (lambda: Timing(planned(TERM, Mesh(offload=3)), datasheet("Ascend910B")).stage(0),
-     "Ascend910B: its data sheet states no link to the host"),
-])
+@pytest.mark.parametrize(
+    "make, said",
+    [
+        (lambda: Mesh(offload=4), "offload 4: 1 the optimiser"),
+        (lambda: usual_mesh(dp=4, zero_ranks=2), "zero ranks 2: of no stage of ZeRO"),
+        (lambda: usual_mesh(dp=4, zero=3, zero_ranks=3), "zero ranks 3: they divide dp, 4"),
+        (
+            lambda: Timing(planned(TERM, Mesh(offload=3)), datasheet("Ascend910B")).stage(0),
+            "Ascend910B: its data sheet states no link to the host",
+        ),
+    ],
+)
 def test_what_is_refused(make, said):
-    with pytest.raises(InputError, match=said): make()
+    with pytest.raises(InputError, match=said):
+        make()
 
 
 def test_relative_error_is_that_of_one_rank():

@@ -1,5 +1,6 @@
 """Keys that go round in a ring: what is computed and sent is what the definition says, block by block, counted here by
 hand. A block of keys that no query of a rank sees is not computed, and goes on only as far as somebody sees it."""
+
 import pytest
 from partitioned import ANY, GPT2, compared, ids_of, made, planned, value_at
 
@@ -10,16 +11,19 @@ from opmatrix.parallel.sharding.feeds import Feed
 from opmatrix.parallel.sharding.mesh import Mesh
 
 RANKS, SEQUENCES, HEADS, WIDTH = 4, 2, 6, 2
-SEES = {"sequence": lambda q, k: True, "sequence & causal": lambda q, k: k <= q,
-        "sequence & window(2)": lambda q, k: abs(q - k) <= 2,
-        "sequence & causal & window(1)": lambda q, k: 0 <= q - k <= 1,
-        "sequence & causal & window(5)": lambda q, k: 0 <= q - k <= 5}
+SEES = {
+    "sequence": lambda q, k: True,
+    "sequence & causal": lambda q, k: k <= q,
+    "sequence & window(2)": lambda q, k: abs(q - k) <= 2,
+    "sequence & causal & window(1)": lambda q, k: 0 <= q - k <= 1,
+    "sequence & causal & window(5)": lambda q, k: 0 <= q - k <= 5,
+}
 
 
 def blocks_of(tokens):
     """The tokens of each rank, the first ranks one more where it does not divide."""
     sizes = [tokens // RANKS + (r < tokens % RANKS) for r in range(RANKS)]
-    return [range(sum(sizes[:r]), sum(sizes[:r + 1])) for r in range(RANKS)]
+    return [range(sum(sizes[:r]), sum(sizes[: r + 1])) for r in range(RANKS)]
 
 
 def by_hand(sees, tokens, shared):
@@ -29,9 +33,10 @@ def by_hand(sees, tokens, shared):
     for j, keys in enumerate(blocks):
         seen_by = [any(sees(q, k) for q in queries for k in keys) for queries in blocks]
         for r in range(RANKS):
-            if seen_by[r]: flops[r] += 2 * SEQUENCES * HEADS * len(blocks[r]) * len(keys) * (WIDTH + WIDTH)
+            if seen_by[r]:
+                flops[r] += 2 * SEQUENCES * HEADS * len(blocks[r]) * len(keys) * (WIDTH + WIDTH)
         far = max((d for d in range(RANKS) if seen_by[(j + d) % RANKS]), default=0)
-        for d in range(far):                                # from its own rank to the last one that sees it
+        for d in range(far):  # from its own rank to the last one that sees it
             sent[(j + d) % RANKS] += 2 * SEQUENCES * shared * len(keys) * WIDTH
             messages[(j + d) % RANKS] += 1
     return flops, sent, messages
@@ -80,8 +85,9 @@ def test_what_is_seen_needs_numbers():
     """Where ranks are a symbol, everybody must see all; where tokens are, a causal ring is known, a window is not."""
     with pytest.raises(InputError, match="give the ranks of r as a number"):
         [*planned(made(GPT2), Mesh.of(r=("n", "ring"))).crossings()]
-    causal, narrow = (made(ANY, mask=mask, num_hidden_layers=1) for mask in ("sequence & causal",
-                                                                              "sequence & window(5)"))
+    causal, narrow = (
+        made(ANY, mask=mask, num_hidden_layers=1) for mask in ("sequence & causal", "sequence & window(5)")
+    )
     plan = planned(causal, Mesh.of(r=(RANKS, "ring")), 2, size("s"))
     [(_, sent)] = plan.crossings()
     assert [value_at(plan, sent.messages, (r,)) for r in range(RANKS)] == [1, 2, 3, 0]

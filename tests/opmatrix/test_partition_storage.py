@@ -1,4 +1,5 @@
 """What a rank stores of weights, in number types and formats at the sizes that it has, and what a low rank sends."""
+
 import numpy as np
 import pytest
 import sympy
@@ -15,8 +16,8 @@ from opmatrix.parallel.sharding.weight_storage import StoredIn
 
 CONFIG = LLAMA | dict(vocab_size=24, hidden_size=16, intermediate_size=32, num_attention_heads=4, num_key_value_heads=2)
 TENSOR = om.Mesh.of(tp=(2, "tensor"))
-LOCAL = [(16, 8), (16, 4), (16, 4), (8, 16), (16, 16), (16, 16), (16, 16)]     # of a layer: q, k, v, o, gate, up, down
-ROTARY = 2 * 2                                              # columns of two tables, rows for 16 positions
+LOCAL = [(16, 8), (16, 4), (16, 4), (8, 16), (16, 16), (16, 16), (16, 16)]  # of a layer: q, k, v, o, gate, up, down
+ROTARY = 2 * 2  # columns of two tables, rows for 16 positions
 TABLE, NORMS = 24 * 16, 5 * 16
 
 
@@ -30,9 +31,18 @@ def test_number_types_are_bytes_of_every_number(kind, size):
     assert float(stored_bytes(kind)) == size * numbers
 
 
-@pytest.mark.parametrize("method, parameters", [
-    ("nm", dict(n=2, m=4)), ("csr", dict(density=0.25)), ("block", {}), ("vectorwise", {}), ("lowrank", dict(rank=2)),
-    ("int4", {}), ("nmint8", {})])
+@pytest.mark.parametrize(
+    "method, parameters",
+    [
+        ("nm", dict(n=2, m=4)),
+        ("csr", dict(density=0.25)),
+        ("block", {}),
+        ("vectorwise", {}),
+        ("lowrank", dict(rank=2)),
+        ("int4", {}),
+        ("nmint8", {}),
+    ],
+)
 def test_formats_are_counted_at_the_sizes_of_a_rank(method, parameters):
     """Of the layers' matrices alone: what is stored otherwise is left out by storing it in no bytes."""
     form = FORMATS[method]
@@ -110,14 +120,20 @@ def test_a_low_rank_that_is_run_sends_what_is_said():
     assert {meter.payload["all_reduce", "x"] for meter in ran.meters.values()} == {15 * R}
 
 
-@pytest.mark.parametrize("storage, words", [
-    ("int3", r"^int3: weights are stored in float32, bf16, float16, int8, or in a format: dense, "),
-    (StoredIn("nm", dict(k=2)), "^nm: it has no k; it has density, m, n"),
-    ({"*embed*": StoredIn("nm", dict(n=1, m=7))},
-     "embed_tokens_weight, of which a rank has 24 × 16: nm: 24 inputs are"),
-])
+@pytest.mark.parametrize(
+    "storage, words",
+    [
+        ("int3", r"^int3: weights are stored in float32, bf16, float16, int8, or in a format: dense, "),
+        (StoredIn("nm", dict(k=2)), "^nm: it has no k; it has density, m, n"),
+        (
+            {"*embed*": StoredIn("nm", dict(n=1, m=7))},
+            "embed_tokens_weight, of which a rank has 24 × 16: nm: 24 inputs are",
+        ),
+    ],
+)
 def test_what_cannot_be_stored_is_refused(storage, words):
-    with pytest.raises(InputError, match=words): stored_bytes(storage)
+    with pytest.raises(InputError, match=words):
+        stored_bytes(storage)
 
 
 def test_blocks_of_named_sizes_are_refused():

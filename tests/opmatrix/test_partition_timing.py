@@ -1,4 +1,5 @@
 """What a partition takes on a machine of a data sheet: its parts, by hand, and the levels that they cross."""
+
 import pytest
 from partitioned import GPT2
 
@@ -14,7 +15,8 @@ NEAR, FAR = (link.name for link in A100.links)
 N, P, TOKENS = 4096, 8192, 512
 
 
-def timed(term, mesh, sizes=om.BatchSizes(4, 8), **how): return Timing(om.partition(term, mesh, sizes, **how), A100)
+def timed(term, mesh, sizes=om.BatchSizes(4, 8), **how):
+    return Timing(om.partition(term, mesh, sizes, **how), A100)
 
 
 def pair():
@@ -34,17 +36,25 @@ def test_two_products_and_a_sum_by_hand(tokens):
     assert float(found.communication[NEAR]) == pytest.approx(2 * 3 / 4 * 2 * tokens * N / link.bandwidth, rel=1e-12)
     assert float(found.synchronisation[NEAR]) == pytest.approx(2 * 3 * link.latency) and found.supersteps == 2
     assert found.communication[FAR] == found.synchronisation[FAR] == 0
-    assert float(found.seconds) == pytest.approx(2 * each + float(found.communication[NEAR] +
-                                                                  found.synchronisation[NEAR]))
+    assert float(found.seconds) == pytest.approx(
+        2 * each + float(found.communication[NEAR] + found.synchronisation[NEAR])
+    )
 
 
 WIDE = GPT2 | dict(n_head=16, n_embd=32)
 
 
-@pytest.mark.parametrize("axes, crossed", [
-    (dict(tp=8), {NEAR}), (dict(tp=16), {NEAR, FAR}), (dict(dp=2, zero=3, tp=8), {NEAR, FAR}),
-    (dict(dp=2, zero=3, tp=4), {NEAR}), (dict(pp=2, tp=8), {NEAR, FAR}), (dict(cp=4, tp=2), {NEAR}),
-])
+@pytest.mark.parametrize(
+    "axes, crossed",
+    [
+        (dict(tp=8), {NEAR}),
+        (dict(tp=16), {NEAR, FAR}),
+        (dict(dp=2, zero=3, tp=8), {NEAR, FAR}),
+        (dict(dp=2, zero=3, tp=4), {NEAR}),
+        (dict(pp=2, tp=8), {NEAR, FAR}),
+        (dict(cp=4, tp=2), {NEAR}),
+    ],
+)
 def test_levels_follow_the_placement(axes, crossed):
     """Eight devices are a node, the innermost axis lies nearest."""
     found = timed(WIDE, usual_mesh(**axes)).stage(0)
@@ -68,4 +78,5 @@ def test_more_bytes_a_number_take_longer():
 
 def test_ranks_that_are_symbols_have_no_place():
     plan = om.partition(GPT2, om.Mesh.of(tp=("t", "tensor")))
-    with pytest.raises(InputError, match=r"partition: ranks t on A100: give numbers"): Timing(plan, A100).stage(0)
+    with pytest.raises(InputError, match=r"partition: ranks t on A100: give numbers"):
+        Timing(plan, A100).stage(0)

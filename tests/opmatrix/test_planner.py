@@ -1,4 +1,5 @@
 """The planner: random lives never overlap; random programs give the right numbers in the space that was planned."""
+
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -47,8 +48,9 @@ def programs(draw):
     of = lambda *wanted: [name for name, shape in made.items() if shape[0] in wanted]
     for _ in range(draw(st.integers(1, 12))):
         kinds = ["pointwise", "scale", "linear", "columns", "heads"]
-        kinds += ["join", "attention", "scores",
-                  "rotate"] * bool(of("heads")) + ["softmax", "values"] * bool(of("scores"))
+        kinds += ["join", "attention", "scores", "rotate"] * bool(of("heads")) + ["softmax", "values"] * bool(
+            of("scores")
+        )
         match draw(st.sampled_from(kinds)):
             case "pointwise":
                 x = draw(st.sampled_from(of("rows")))

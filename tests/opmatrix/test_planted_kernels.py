@@ -1,5 +1,6 @@
 """Wrong kernels of narrow numbers, planted: the format's own check sees each, and so does the check of a program's
 steps."""
+
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +21,7 @@ SENTENCES = Batch([[1, 2, 3, 4, 5], [6, 7], [8, 9, 10, 11, 12, 13, 14, 15, 16]])
 
 
 # ---- faults: what a right kernel does, on other operands, or with its result changed
+
 
 def lost_input(right, x, *given, **options):
     """The input with the median size of those of the first row counts as 0."""
@@ -59,8 +61,10 @@ def shifted_group(right, x, *given, **options):
     """Scales of the group before, or of the output before where there is one group; where there are no scales, inputs
     of the one before."""
     *arrays, last, out, epilogue = given
-    if last.dtype != np.float32: right(np.roll(x, 1, 1), *arrays, last, out, epilogue, **options)
-    else: right(x, *arrays, np.roll(last, 1, 0 if last.ndim == 2 and len(last) > 1 else -1), out, epilogue, **options)
+    if last.dtype != np.float32:
+        right(np.roll(x, 1, 1), *arrays, last, out, epilogue, **options)
+    else:
+        right(x, *arrays, np.roll(last, 1, 0 if last.ndim == 2 and len(last) > 1 else -1), out, epilogue, **options)
 
 
 def zeros(right, x, *given, **options):
@@ -81,25 +85,30 @@ def plant(monkeypatch, F, fault):
 @pytest.mark.parametrize("name", ROUNDING)
 def test_the_check_of_a_format_sees_it(monkeypatch, name, fault):
     plant(monkeypatch, ROUNDING[name], fault)
-    with pytest.raises(AssertionError, match=f"^{name} "): ROUNDING[name].check(np.random.default_rng(0))
+    with pytest.raises(AssertionError, match=f"^{name} "):
+        ROUNDING[name].check(np.random.default_rng(0))
 
 
 def mlp(F, options, rng):
     """Embeddings, a product with gelu, one with a residual and a norm."""
     table = FORMATS["dense"].pack(rng.standard_normal((17, 200), np.float32))
-    up, down = (F.approximate(rng.standard_normal(shape, np.float32) / 14, **options)
-                for shape in ((200, 132), (132, 200)))
+    up, down = (
+        F.approximate(rng.standard_normal(shape, np.float32) / 14, **options) for shape in ((200, 132), (132, 200))
+    )
     bias, gain = rng.standard_normal(132).astype(np.float32), 1 + rng.standard_normal(200).astype(np.float32) / 5
-    steps = [Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x"),
-             Step("linear", {"x": "x", "weight": "U", "bias": "b"}, {"activation": "gelu"}, "y"),
-             Step("linear", {"x": "y", "weight": "D", "residual": "x", "gain": "g"}, {"eps": 1e-5}, "z")]
+    steps = [
+        Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x"),
+        Step("linear", {"x": "x", "weight": "U", "bias": "b"}, {"activation": "gelu"}, "y"),
+        Step("linear", {"x": "y", "weight": "D", "residual": "x", "gain": "g"}, {"eps": 1e-5}, "z"),
+    ]
     return Program(steps, {"E": table, "U": up, "D": down, "b": bias, "g": gain}, "z")
 
 
 @pytest.mark.deep(every=5)
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("name, options",
-                         [(name, options) for name, F in ROUNDING.items() for options in F.choices(200, 132)])
+@pytest.mark.parametrize(
+    "name, options", [(name, options) for name, F in ROUNDING.items() for options in F.choices(200, 132)]
+)
 def test_the_check_of_steps_sees_it(monkeypatch, rng, name, options, fault):
     program = mlp(ROUNDING[name], options, rng)
     assert verify_steps(program, [SENTENCES])["count"] == 3
@@ -126,14 +135,16 @@ def test_zeros_in_place_of_a_very_deep_product_are_seen(monkeypatch, name, rows)
     """Of 65,600 inputs, whose sums may round the most: where few of them are not 0, little is allowed."""
     F, rng = FORMATS[name], np.random.default_rng(1)
     W, x = rng.standard_normal((65600, 8), np.float32), few_inputs(rng, rows, 65600)
-    W[x.any(0)] *= 4                                         # so that what is sparse keeps them
+    W[x.any(0)] *= 4  # so that what is sparse keeps them
     packed = F.approximate(W)
     check_product(packed, x, np.random.default_rng(0))
     plant(monkeypatch, F, zeros)
-    with pytest.raises(AssertionError, match="rounding allows"): check_product(packed, x, np.random.default_rng(0))
+    with pytest.raises(AssertionError, match="rounding allows"):
+        check_product(packed, x, np.random.default_rng(0))
 
 
 # ---- attention in bfloat16
+
 
 def attended(q, k, v, lengths, scale=1.0, tile=256, call=kernels.attention_halves):
     starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -156,16 +167,22 @@ ATTENDING = {
     "a factor": lambda call, q, k, v, *rest: call(q, k, v * np.float32(1.01), *rest),
     "a wrong scale": lambda call, q, k, v, starts, out, scale, *rest: call(q, k, v, starts, out, scale * 1.05, *rest),
     "a shifted head": lambda call, q, k, v, *rest: call(q, k, np.roll(v, 1, 1), *rest),
-    "a lost row": lambda call, q, k, v, *rest: call(q * (np.arange(len(q)) < len(q) - 1)[:, None, None], k, v, *rest)}
+    "a lost row": lambda call, q, k, v, *rest: call(q * (np.arange(len(q)) < len(q) - 1)[:, None, None], k, v, *rest),
+}
 
 
 def test_equal_scores_give_the_mean_of_the_values_to_the_bit(rng):
     lengths = [1, 2, 4, 64, 128, 512]
     q, k, v = (rng.integers(-9, 9, (sum(lengths), 3, 32)).astype(np.float32) for _ in range(3))
     ends = np.cumsum(lengths)
-    means = np.concatenate([np.broadcast_to(v[end - n:end].mean(0, dtype=np.float64), (n, 3, 32))
-                            for n, end in zip(lengths, ends, strict=True)])
-    for tile in (32, 256): np.testing.assert_array_equal(attended(0 * q, k, v, lengths, tile=tile), means)
+    means = np.concatenate(
+        [
+            np.broadcast_to(v[end - n : end].mean(0, dtype=np.float64), (n, 3, 32))
+            for n, end in zip(lengths, ends, strict=True)
+        ]
+    )
+    for tile in (32, 256):
+        np.testing.assert_array_equal(attended(0 * q, k, v, lengths, tile=tile), means)
 
 
 def test_a_key_far_above_the_others_gives_its_value_to_the_bit(rng):
@@ -183,10 +200,18 @@ def test_a_key_far_above_the_others_gives_its_value_to_the_bit(rng):
 def test_the_check_of_steps_sees_wrong_attention(monkeypatch, rng, fault):
     names = ("Q", 24), ("K", 24), ("V", 40)
     constants = {name: FORMATS["dense"].pack(rng.standard_normal((17, p), np.float32)) for name, p in names}
-    steps = [step for name, _ in names for step in (Step("embed", {"table0": name}, {"fields": "tokens"}, name.lower()),
-                                                    Step("heads", {"x": name.lower()}, {"heads": 2}, f"{name}h"))]
-    steps += [Step("attention", {"q": "Qh", "k": "Kh", "v": "Vh"}, {"scale": 0.3, "number_type": "bf16"}, "a"),
-              Step("join", {"x": "a"}, {}, "z")]
+    steps = [
+        step
+        for name, _ in names
+        for step in (
+            Step("embed", {"table0": name}, {"fields": "tokens"}, name.lower()),
+            Step("heads", {"x": name.lower()}, {"heads": 2}, f"{name}h"),
+        )
+    ]
+    steps += [
+        Step("attention", {"q": "Qh", "k": "Kh", "v": "Vh"}, {"scale": 0.3, "number_type": "bf16"}, "a"),
+        Step("join", {"x": "a"}, {}, "z"),
+    ]
     program = Program(steps, constants, "z")
     assert verify_steps(program, [SENTENCES])["count"] == 8
     right = kernels.attention_halves
@@ -199,8 +224,9 @@ def test_the_check_of_steps_sees_wrong_attention(monkeypatch, rng, fault):
 def test_a_run_that_is_not_what_its_steps_give_is_found(monkeypatch, rng):
     program = mlp(ROUNDING["bf16"], {}, rng)
     right = type(program.schedule).run
-    monkeypatch.setattr(type(program.schedule), "run",
-                        lambda self, batch: tuple(np.roll(each, 1, 0) for each in right(self, batch)))
+    monkeypatch.setattr(
+        type(program.schedule), "run", lambda self, batch: tuple(np.roll(each, 1, 0) for each in right(self, batch))
+    )
     with pytest.raises(VerificationError, match="its run is not what its steps give"):
         verify_steps(program, [SENTENCES])
 
@@ -208,8 +234,9 @@ def test_a_run_that_is_not_what_its_steps_give_is_found(monkeypatch, rng):
 def test_what_attention_reads_is_within_a_unit_of_bfloat16(rng):
     """The meaning of its operands, told apart from the kernel: q, k, v are rounded to 8 bits, not left as they are."""
     q, k, v = (rng.standard_normal((16, 2, 32), np.float32) for _ in range(3))
-    call = SimpleNamespace(q=q, k=k, v=v, scale=0.25, number_type="bf16", where="sequence", tile=256, bias=None,
-                           batch=Batch([range(16)]))
+    call = SimpleNamespace(
+        q=q, k=k, v=v, scale=0.25, number_type="bf16", where="sequence", tile=256, bias=None, batch=Batch([range(16)])
+    )
     declared = KERNELS["attention"]
     found, exact = attended(q, k, v, [16], 0.25), meaning(declared, vars(call), call.batch)
     plain = meaning(declared, vars(call), call.batch, rounded=False)

@@ -1,5 +1,6 @@
 """What makes one embedding of a text: every mode by its definition, what the files of sentence-transformers say, what
 is refused, and that a saved program keeps it."""
+
 import json
 import math
 
@@ -15,24 +16,33 @@ from opmatrix.runtime.program import Program
 from rewrites.workload.resolve import open_arguments, source
 
 STARTS = np.array([0, 4, 5, 9])
-BY_HAND = {                                                 # of one sentence's rows, a column at a time
-    "cls": lambda column: column[0], "lasttoken": lambda column: column[-1], "max": max,
+BY_HAND = {  # of one sentence's rows, a column at a time
+    "cls": lambda column: column[0],
+    "lasttoken": lambda column: column[-1],
+    "max": max,
     "mean": lambda column: sum(column) / len(column),
     "mean_sqrt_len_tokens": lambda column: sum(column) / math.sqrt(len(column)),
-    "weightedmean": lambda column: sum(k * v for k, v in enumerate(column, 1)) / sum(range(1, len(column) + 1))}
+    "weightedmean": lambda column: sum(k * v for k, v in enumerate(column, 1)) / sum(range(1, len(column) + 1)),
+}
 
 
-def hidden(number=np.float64): return np.random.default_rng(0).normal(size=(9, 5)).astype(number)
+def hidden(number=np.float64):
+    return np.random.default_rng(0).normal(size=(9, 5)).astype(number)
+
 
 def by_hand(mode, rows):
     return np.array([[BY_HAND[mode](column) for column in part.T.tolist()] for part in np.split(rows, STARTS[1:-1])])
 
-def unit(vectors): return vectors / np.sqrt((vectors ** 2).sum(1, keepdims=True))
+
+def unit(vectors):
+    return vectors / np.sqrt((vectors**2).sum(1, keepdims=True))
 
 
 # ---- how rows become one
 
-def test_every_mode_is_tested(): assert MODES.keys() == BY_HAND.keys()
+
+def test_every_mode_is_tested():
+    assert MODES.keys() == BY_HAND.keys()
 
 
 @pytest.mark.parametrize("number, exact", [(np.float64, 1e-14), (np.float32, 1e-6)])
@@ -52,14 +62,17 @@ def test_several_modes_stand_side_by_side_and_have_length_one_together():
 
 
 @pytest.mark.parametrize("mode", BY_HAND)
-def test_rows_of_zeros_give_zeros(mode): assert not Pooling((mode,))(np.zeros((3, 2)), np.array([0, 3])).any()
+def test_rows_of_zeros_give_zeros(mode):
+    assert not Pooling((mode,))(np.zeros((3, 2)), np.array([0, 3])).any()
 
 
 def test_a_sentence_without_rows_is_refused():
-    with pytest.raises(ValueError, match=r"\[2, 0, 1\]"): MEAN(np.ones((3, 2)), np.array([0, 2, 2, 3]))
+    with pytest.raises(ValueError, match=r"\[2, 0, 1\]"):
+        MEAN(np.ones((3, 2)), np.array([0, 2, 2, 3]))
 
 
 # ---- what the files say
+
 
 def read(place, *arguments, **named):
     return Checkpoint.open(checkpoints.pool(checkpoints.write(place), *arguments, **named)).pooling()
@@ -80,10 +93,19 @@ def test_modes_are_read(tmp_path, mode, kind):
     assert read(tmp_path, [mode], normalise=False) == Pooling((mode,), False, 20)
 
 
-@pytest.mark.parametrize("flags, wanted", [
-    (["cls_token"], ["cls"]), (["max_tokens"], ["max"]), (["mean_tokens"], ["mean"]), (["lasttoken"], ["lasttoken"]),
-    (["weightedmean_tokens"], ["weightedmean"]), (["mean_sqrt_len_tokens"], ["mean_sqrt_len_tokens"]), ([], ["mean"]),
-    (["mean_tokens", "cls_token"], ["cls", "mean"])])
+@pytest.mark.parametrize(
+    "flags, wanted",
+    [
+        (["cls_token"], ["cls"]),
+        (["max_tokens"], ["max"]),
+        (["mean_tokens"], ["mean"]),
+        (["lasttoken"], ["lasttoken"]),
+        (["weightedmean_tokens"], ["weightedmean"]),
+        (["mean_sqrt_len_tokens"], ["mean_sqrt_len_tokens"]),
+        ([], ["mean"]),
+        (["mean_tokens", "cls_token"], ["cls", "mean"]),
+    ],
+)
 def test_flags_of_older_versions_are_read(tmp_path, flags, wanted):
     said = {"word_embedding_dimension": 24} | {f"pooling_mode_{flag}": flag in flags for flag in FLAGS}
     assert read(tmp_path, files={"1_Pooling/config.json": json.dumps(said)}).modes == tuple(wanted)
@@ -93,22 +115,28 @@ BERT, TOKENS, PROMPTS = "sentence_bert_config.json", "tokenizer_config.json", "c
 POOL, NORM = "1_Pooling/config.json", "2_Normalize/config.json"
 
 
-@pytest.mark.parametrize("files, wanted", [
-    ({BERT: {"max_seq_length": 7, "do_lower_case": True}}, (7, "", True)),
-    ({BERT: {"max_seq_length": 512, "do_lower_case": False}}, (20,)),
-    ({BERT: {"max_seq_length": None}, TOKENS: {"model_max_length": 9}}, (9,)),
-    ({BERT: {"max_seq_length": 11}, TOKENS: {"model_max_length": 9}}, (11,)),
-    ({TOKENS: {"model_max_length": 10 ** 30}}, (20,)),
-    ({TOKENS: {"model_max_length": 1e30, "truncation_side": "right"}}, (20,)),
-    ({BERT: {"processor_kwargs": {}, "query_length": 4, "transformer_task": "feature-extraction"}}, (20,)),
-    ({PROMPTS: {"prompts": {"query": "q: "}, "default_prompt_name": None}}, (20,)),
-    ({PROMPTS: {"prompts": {"query": "ask:\n"}, "default_prompt_name": "query"}}, (20, "ask:\n")),
-    ({NORM: {"module_input_name": "sentence_embedding", "module_output_name": None}}, (20,))])
+@pytest.mark.parametrize(
+    "files, wanted",
+    [
+        ({BERT: {"max_seq_length": 7, "do_lower_case": True}}, (7, "", True)),
+        ({BERT: {"max_seq_length": 512, "do_lower_case": False}}, (20,)),
+        ({BERT: {"max_seq_length": None}, TOKENS: {"model_max_length": 9}}, (9,)),
+        ({BERT: {"max_seq_length": 11}, TOKENS: {"model_max_length": 9}}, (11,)),
+        ({TOKENS: {"model_max_length": 10**30}}, (20,)),
+        ({TOKENS: {"model_max_length": 1e30, "truncation_side": "right"}}, (20,)),
+        ({BERT: {"processor_kwargs": {}, "query_length": 4, "transformer_task": "feature-extraction"}}, (20,)),
+        ({PROMPTS: {"prompts": {"query": "q: "}, "default_prompt_name": None}}, (20,)),
+        ({PROMPTS: {"prompts": {"query": "ask:\n"}, "default_prompt_name": "query"}}, (20, "ask:\n")),
+        ({NORM: {"module_input_name": "sentence_embedding", "module_output_name": None}}, (20,)),
+    ],
+)
 def test_settings_are_read(tmp_path, files, wanted):
     assert read(tmp_path, files=files) == Pooling(("cls",), True, *wanted)
 
 
-def typed(*types): return [{"path": "1_Pooling" * (at > 0), "type": kind} for at, kind in enumerate(types)]
+def typed(*types):
+    return [{"path": "1_Pooling" * (at > 0), "type": kind} for at, kind in enumerate(types)]
+
 
 MODULE = "sentence_transformers.models.{}".format
 TRANSFORMER, POOLING = MODULE("Transformer"), MODULE("Pooling")
@@ -117,7 +145,8 @@ REFUSED = [
     ("modules.json", typed(TRANSFORMER, "os.system"), "type 'os.system' is not supported"),
     ("modules.json", typed(TRANSFORMER, "elsewhere.Pooling"), "type 'elsewhere.Pooling'"),
     ("modules.json", typed(TRANSFORMER, 7), "type 7 is"),
-    ("modules.json", typed(TRANSFORMER), "no Pooling.* --output rows"), ("modules.json", [], "no Pooling"),
+    ("modules.json", typed(TRANSFORMER), "no Pooling.* --output rows"),
+    ("modules.json", [], "no Pooling"),
     ("modules.json", [3], "not a list of modules"),
     ("modules.json", typed(POOLING, TRANSFORMER), "Pooling is out of place"),
     ("modules.json", typed(TRANSFORMER, POOLING, POOLING), "Pooling is out of place"),
@@ -125,7 +154,8 @@ REFUSED = [
     ("modules.json", [{"type": TRANSFORMER, "path": "../other"}], "path is '../other'"),
     ("modules.json", [{"type": TRANSFORMER, "path": "0_Bert"}, {"type": POOLING, "path": "1"}], "move its files"),
     ("modules.json", [{"type": TRANSFORMER}], "path is None"),
-    ("modules.json", "[" * 10 ** 5, "nested too deeply"), ("modules.json", "[1, ", "no JSON"),
+    ("modules.json", "[" * 10**5, "nested too deeply"),
+    ("modules.json", "[1, ", "no JSON"),
     (POOL, {"pooling_mode": "first"}, "pooling_mode is 'first', not of cls, max"),
     (POOL, {"pooling_mode": ["cls", []]}, "pooling_mode is"),
     (POOL, {"pooling_mode": []}, "pooling_mode is \\[\\]"),
@@ -152,18 +182,21 @@ REFUSED = [
     (PROMPTS, {"prompts": {"q": "\ud800"}, "default_prompt_name": "q"}, "prompts: q is .*not valid Unicode"),
     (PROMPTS, {"truncate_dim": 8}, "truncate_dim is 8"),
     (PROMPTS, {"model_type": "SparseEncoder"}, "model_type is 'SparseEncoder'"),
-    (PROMPTS, {"model_type": "CrossEncoder"}, "model_type is 'CrossEncoder': it scores pairs .* --output rows")]
+    (PROMPTS, {"model_type": "CrossEncoder"}, "model_type is 'CrossEncoder': it scores pairs .* --output rows"),
+]
 
 
 @pytest.mark.parametrize("file, entries, words", REFUSED)
 def test_what_is_not_known_is_refused_by_file_and_entry(tmp_path, file, entries, words):
-    with pytest.raises(InputError, match=rf"{file}.*{words}"): read(tmp_path, files={file: entries})
+    with pytest.raises(InputError, match=rf"{file}.*{words}"):
+        read(tmp_path, files={file: entries})
 
 
 def test_a_pooling_without_its_file_is_refused(tmp_path):
     checkpoints.pool(checkpoints.write(tmp_path))
     (tmp_path / "1_Pooling" / "config.json").unlink()
-    with pytest.raises(InputError, match=r"1_Pooling/config\.json: No such file"): Checkpoint.open(tmp_path).pooling()
+    with pytest.raises(InputError, match=r"1_Pooling/config\.json: No such file"):
+        Checkpoint.open(tmp_path).pooling()
 
 
 def test_a_prompt_that_is_not_to_be_pooled_is_refused(tmp_path):
@@ -212,17 +245,31 @@ def test_json_keeps_every_entry():
     assert Pooling.parsed(None, "here") == MEAN == Pooling.parsed(MEAN.described(), "here")
 
 
-@pytest.mark.parametrize("entries", [
-    {"modes": "none"}, {"modes": ["cls", 4]}, {"modes": {}}, {"normalise": 1}, {"max_seq_length": -1},
-    {"max_seq_length": "9"}, {"prompt": 3}, {"prompt": "\udc80"}, {"lower": None}, {"dense": []}])
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"modes": "none"},
+        {"modes": ["cls", 4]},
+        {"modes": {}},
+        {"normalise": 1},
+        {"max_seq_length": -1},
+        {"max_seq_length": "9"},
+        {"prompt": 3},
+        {"prompt": "\udc80"},
+        {"lower": None},
+        {"dense": []},
+    ],
+)
 def test_a_program_of_another_pooling_is_not_loaded(tmp_path, tokenizer, entries):
     made = program(tokenizer, pooling=WHOLE.described() | entries)
     made.save(tmp_path / "program")
     with pytest.raises(InputError, match=rf"program\.json: pooling.*({next(iter(entries))}|an object of)"):
         Program.load(tmp_path / "program")
-    with pytest.raises(InputError, match="meta: pooling"): made.embed(["the bank"])
+    with pytest.raises(InputError, match="meta: pooling"):
+        made.embed(["the bank"])
 
 
 @pytest.mark.parametrize("given", [7, "mean", [], {}])
 def test_a_pooling_that_is_no_object_is_named(given):
-    with pytest.raises(InputError, match=r"here is .*not an object of modes"): Pooling.parsed(given, "here")
+    with pytest.raises(InputError, match=r"here is .*not an object of modes"):
+        Pooling.parsed(given, "here")

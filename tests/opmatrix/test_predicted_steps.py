@@ -1,4 +1,5 @@
 """What a step of training takes and holds: formulas that are read off a model, at numbers, arrays and symbols."""
+
 import json
 from dataclasses import replace
 
@@ -31,25 +32,32 @@ SIZES = dict(b=3, s=64, t=2, c=1)
 
 
 @pytest.fixture(scope="module")
-def work(): return model_work(GPT, dropout=0.1)
+def work():
+    return model_work(GPT, dropout=0.1)
 
 
 @pytest.fixture(scope="module")
-def found(work): return predict(work, "A100", HOW, 32, 1024)
+def found(work):
+    return predict(work, "A100", HOW, 32, 1024)
 
 
 def test_work_is_what_the_literature_says(work):
     """Operations of a layer, what it keeps, its parameters: of Korthikanti et al. 2022, for t tensor ranks."""
     (layer, count), b, s, h, t, a = work.layers[0], 3, 64, 2048, 2, 16
+
     def operations(during):
-        return sum(2 * each.count * np.prod([getattr(each, side).at(SIZES) for side in SIDES])
-                   for each in layer.products if each.during == during)
+        return sum(
+            2 * each.count * np.prod([getattr(each, side).at(SIZES) for side in SIDES])
+            for each in layer.products
+            if each.during == during
+        )
+
     assert count == 24 and work.tied and (work.heads, work.key_heads) == (16, 16)
-    assert operations("forward") == (24 * b * s * h ** 2 + 4 * b * s ** 2 * h) / t
+    assert operations("forward") == (24 * b * s * h**2 + 4 * b * s**2 * h) / t
     assert operations("backward") == 2 * operations("forward")
     kept, masks = (sum(each.at(SIZES) for each in held.values()) for held in (layer.kept, layer.masks))
     assert 2 * kept + masks == s * b * h * (10 + 24 / t + 5 * a * s / (h * t))
-    assert layer.parameters.at(SIZES) == 12 * h ** 2 / t + 7 * h / t + 6 * h
+    assert layer.parameters.at(SIZES) == 12 * h**2 / t + 7 * h / t + 6 * h
     assert [(each.op, each.count) for each in layer.crossings if each.axis == "tp"] == [("all_reduce", 2)] * 2
 
 
@@ -101,24 +109,39 @@ def test_a_mesh_gives_a_group_the_links_among_its_own():
 
 def test_sums_over_data_cross_the_levels_that_data_lies_on(work):
     """Ranks of data are 8 devices apart where stages lie between them; neighbours otherwise."""
+
     def crossed(order):
         own = predict(work, "A100", replace(HOW, dp=4, tp=1, pp=8, order=order), 64, 1024).seconds
         return {level for level in ("NVLink 3", "InfiniBand HDR") if own[f"gradients over {level}"] > 0}
+
     assert crossed(("tp", "cp", "dp", "pp")) == {"NVLink 3"} and crossed(("tp", "cp", "pp", "dp")) == {"InfiniBand HDR"}
 
 
 def test_gradients_that_wait_fill_the_bubble(work):
     """ZB-H1 waits for less than 1F1B by two gradients of weights a stage (Qi et al. 2023, table 2), and takes no less
     memory; where there is one micro-batch there is nothing to fill it with but what follows the last."""
-    plain, filled = (predict(work, "A100", replace(HOW, schedule=name, recompute="none", pp=4), 64, 1024)
-                     for name in ("1f1b", "zb-h1"))
+    plain, filled = (
+        predict(work, "A100", replace(HOW, schedule=name, recompute="none", pp=4), 64, 1024)
+        for name in ("1f1b", "zb-h1")
+    )
     assert filled.seconds["bubble"] < 0.7 * plain.seconds["bubble"] and filled.memory == plain.memory
     assert {name for name in plain.seconds if plain.seconds[name] != filled.seconds[name]} == {"bubble"}
 
 
-MIXTURE = dict(model_type="mixtral", vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-               num_attention_heads=4, num_key_value_heads=2, num_local_experts=8, num_experts_per_tok=2,
-               max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=False)
+MIXTURE = dict(
+    model_type="mixtral",
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    num_local_experts=8,
+    num_experts_per_tok=2,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=False,
+)
 
 
 @pytest.mark.parametrize("sequence", [False, True])
@@ -132,18 +155,30 @@ def test_work_of_experts_is_what_ranks_of_them_do(sequence):
     every = [work.first, *(layer for layer, _ in work.layers), work.last]
     assert work.asks and float(even(sum(step.flops().values()))) == sum(
         2 * each.count * np.prod([getattr(each, side).at(sizes) for side in SIDES])
-        for layer in every for each in layer.products)
+        for layer in every
+        for each in layer.products
+    )
     booked = [chunk.booked for chunk in step.stages[0]]
+
     def whole(axis):
         own = {"d": "dp", "t": "tp", "e": "ep"}[axis]
         read = sum(each.count * each.whole.at(sizes) for layer in every for each in layer.crossings if each.axis == own)
-        return read, float(sum(even(each.whole) for chunk in booked for each in chunk.crossings_of("forward", *BACKWARD)
-                         if each.axis == axis))
-    for axis in "te": assert whole(axis)[0] == whole(axis)[1] > 0
-    (layer, _), = work.layers
+        return read, float(
+            sum(
+                even(each.whole)
+                for chunk in booked
+                for each in chunk.crossings_of("forward", *BACKWARD)
+                if each.axis == axis
+            )
+        )
+
+    for axis in "te":
+        assert whole(axis)[0] == whole(axis)[1] > 0
+    ((layer, _),) = work.layers
     assert layer.experts.at(sizes) == 8 * 3 * 32 * 48 / 4 and layer.made.at(sizes) == 3 * 16 * 2 * (3 * 24 + 24 + 32)
-    assert layer.parameters.at(sizes) - layer.experts.at(sizes) == layer.parameters.at(sizes | dict(
-        e=1)) - layer.experts.at(sizes | dict(e=1))
+    assert layer.parameters.at(sizes) - layer.experts.at(sizes) == layer.parameters.at(
+        sizes | dict(e=1)
+    ) - layer.experts.at(sizes | dict(e=1))
 
 
 def test_experts_over_ranks_are_stored_once_and_asked(work):
@@ -161,9 +196,11 @@ def test_experts_over_ranks_are_stored_once_and_asked(work):
 
 def test_ragged_heads_leave_the_matrix_unit():
     """27 heads of 54 columns, 108 bytes each, beside 27 of 56."""
+
     def attention(width):
         own = predict(GPT | dict(n_embd=27 * width, n_head=27, n_layer=2), "A100", replace(HOW, tp=1), 32, 1024)
-        return own.seconds["computation"] / width ** 2
+        return own.seconds["computation"] / width**2
+
     assert attention(54) > 1.2 * attention(56)
 
 
@@ -176,10 +213,11 @@ def test_collectives_are_those_of_the_links():
             own = collective_parts(op, 1e9, n, stride, links, full)
             told = collective_seconds(op, 1e9, levels_of(stride, n, links), links)
             assert [seconds for _, seconds in own.moved] == pytest.approx(list(told.transfer))
-            far = own.waited - told.latency[0]              # between nodes sums go over trees, others round a ring
+            far = own.waited - told.latency[0]  # between nodes sums go over trees, others round a ring
             units = levels_of(stride, n, links)[1]
-            assert far == pytest.approx(2 * np.log2(units) * links[1].latency if op == "all_reduce"
-                                        else told.latency[1], abs=1e-15)
+            assert far == pytest.approx(
+                2 * np.log2(units) * links[1].latency if op == "all_reduce" else told.latency[1], abs=1e-15
+            )
     near, far = (collective_parts("send", 1e9, 2, stride, links, full).moved for stride in (1, 8))
     crossed = [[bool(seconds) for _, seconds in own] for own in (near, far)]
     assert crossed == [[True, False], [False, True]]
@@ -187,18 +225,31 @@ def test_collectives_are_those_of_the_links():
 
 def test_a_fit_finds_what_rows_were_made_with(work):
     """From predictions of other constants; rows that are too few, alike or no seconds are refused."""
-    sizes = {name: np.array(each, float) for name, each in dict(
-        dp=[1, 2, 1, 2, 4, 1, 2, 8, 1, 1, 1, 4], tp=[1, 1, 2, 2, 1, 4, 4, 1, 8, 2, 8, 2],
-        pp=[2, 1, 1, 2, 2, 1, 1, 1, 1, 4, 1, 1],
-        cp=[1] * 12, micro_batch=[1, 2, 4, 8, 1, 2, 4, 8, 1, 2, 8, 4], virtual=[1] * 12).items()}
+    sizes = {
+        name: np.array(each, float)
+        for name, each in dict(
+            dp=[1, 2, 1, 2, 4, 1, 2, 8, 1, 1, 1, 4],
+            tp=[1, 1, 2, 2, 1, 4, 4, 1, 8, 2, 8, 2],
+            pp=[2, 1, 1, 2, 2, 1, 1, 1, 1, 4, 1, 1],
+            cp=[1] * 12,
+            micro_batch=[1, 2, 4, 8, 1, 2, 4, 8, 1, 2, 8, 4],
+            virtual=[1] * 12,
+        ).items()
+    }
+
     def seconds(constants):
         return predict(work, "A100", replace(HOW, **sizes), 64, 1024, constants=constants).step_seconds
+
     true = load_constants()._replace(idle=0.7, memory=0.7, superstep=4e-5, gap=2e-5)
     fitted = fit_constants(seconds, seconds(true))
     assert fitted == pytest.approx(true, rel=0.02)
-    for rows, said in (([1, 2, 3], "3 rows for 4 constants: give at least 8"),
-                       ([2] * 12, "all 12 rows take 2 seconds"), ([*range(1, 12), -1], "-1.0 seconds: give positive")):
-        with pytest.raises(InputError, match=f"fit: {said}"): fit_constants(seconds, rows)
+    for rows, said in (
+        ([1, 2, 3], "3 rows for 4 constants: give at least 8"),
+        ([2] * 12, "all 12 rows take 2 seconds"),
+        ([*range(1, 12), -1], "-1.0 seconds: give positive"),
+    ):
+        with pytest.raises(InputError, match=f"fit: {said}"):
+            fit_constants(seconds, rows)
 
 
 def test_constants_are_fractions_and_latencies():
@@ -217,13 +268,15 @@ def test_machines_have_sources_and_clusters_links():
         datasheet("A1000")
     with pytest.raises(InputError, match="A100: its data sheet states no links"):
         predict(GPT, replace(datasheet("A100"), links=()), HOW, 32, 1024)
-    with pytest.raises(ValueError, match="A100: watts -1"): replace(datasheet("A100"), watts=-1)
+    with pytest.raises(ValueError, match="A100: watts -1"):
+        replace(datasheet("A100"), watts=-1)
     assert json.dumps(datasheet("A100").watts) == "400"
 
 
 def test_formulas_are_sums_of_products():
     b, s = sympy.symbols("b s")
-    formula = Formula.of(3 * b * s ** 2 + b / s)
+    formula = Formula.of(3 * b * s**2 + b / s)
     assert formula.at(dict(b=2, s=4)) == 96.5 and "3·b·s^2" in str(formula)
-    with pytest.raises(InputError, match="is no product of powers"): Formula.of(sympy.Max(b, s))
+    with pytest.raises(InputError, match="is no product of powers"):
+        Formula.of(sympy.Max(b, s))
     assert (most(1, 5, 2), least(4, 3), step_at(3, 2), step_at(1, 2)) == (5, 3, 1, 0)

@@ -1,4 +1,5 @@
 """What is priced and measured is a value: the same whatever else is imported, and more once more is declared."""
+
 import json
 import subprocess
 import sys
@@ -33,8 +34,11 @@ def test_a_calibration_has_the_same_cases_whatever_is_imported():
     alone = listed()
     assert len(alone[1]) > 30 and alone[3] == ["begin_run"] and len(alone[4]) > 40
     assert alone[0] == [*FORMAT_CATALOGUE.prices] and alone[1:3] == [catalogue().common, catalogue().lazy]
-    for first in (["formats.storage.select"], ["opmatrix.runtime.kernels", "opmatrix.runtime.program"],
-                  ["rewrites.cli.commands", "rewrites.laws", "rewrites.run"]):
+    for first in (
+        ["formats.storage.select"],
+        ["opmatrix.runtime.kernels", "opmatrix.runtime.program"],
+        ["rewrites.cli.commands", "rewrites.laws", "rewrites.run"],
+    ):
         assert listed(*first) == alone, first
 
 
@@ -43,7 +47,8 @@ def test_what_is_declared_later_is_in_the_next_catalogue(monkeypatch):
     monkeypatch.setitem(KERNELS, "double", known)
     monkeypatch.setattr(known, "prices", {"double": known.prices["scale"]})
     assert "double" in catalogue() and "double" not in before and "scale" in before
-    with pytest.raises(ValueError, match=r"no kernel 'double' has a price; there are linear\.dense"): before["double"]
+    with pytest.raises(ValueError, match=r"no kernel 'double' has a price; there are linear\.dense"):
+        before["double"]
 
 
 def test_the_command_and_the_library_measure_the_whole_catalogue(monkeypatch, tmp_path):
@@ -52,15 +57,20 @@ def test_the_command_and_the_library_measure_the_whole_catalogue(monkeypatch, tm
     from opmatrix.runtime.pricing import this_machine
     from rewrites.cli.machine import calibrate
     from rewrites.workload.phases import Report
+
     monkeypatch.setenv("OPMATRIX_CACHE", str(tmp_path))
     handed = []
+
     def measure(prices, progress, **options):
         handed.append((prices.common, prices.lazy, prices.startup_cases))
         raise InterruptedError
-    for module in (local, calibrate): monkeypatch.setattr(module, "calibrate", measure)
+
+    for module in (local, calibrate):
+        monkeypatch.setattr(module, "calibrate", measure)
     monkeypatch.setattr(calibrate.kernels, "warm", lambda progress: None)
     monkeypatch.setattr(calibrate.peaks, "measure_peaks", lambda progress: None)
     monkeypatch.setattr(calibrate.blas, "fastest", lambda progress: None)
     for entry in (this_machine, lambda: calibrate.calibrate_machine(Report())):
-        with pytest.raises(InterruptedError): entry()
+        with pytest.raises(InterruptedError):
+            entry()
     assert handed[0] == handed[1] == (catalogue().common, catalogue().lazy, catalogue().startup_cases)

@@ -1,5 +1,6 @@
 """Gradients as terms: against finite differences, whatever is kept; each kind's cotangent by its definition; what is
 refused; a tiny model whose loss falls."""
+
 from itertools import pairwise
 
 import numpy as np
@@ -25,11 +26,12 @@ IDS = [1, 2, 3], [4, 5, 6, 7]
 
 def drawn(config, seed=0):
     """A model and its arrays by name."""
-    rng, arrays = np.random.default_rng([seed, 27]), {}      # numbers that no other test has: equal arrays are one
+    rng, arrays = np.random.default_rng([seed, 27]), {}  # numbers that no other test has: equal arrays are one
 
     def at(name, *shape):
         arrays.setdefault(name, rng.normal(size=shape) * 0.4)
         return om.Data(arrays[name], name)
+
     return build(config, at), arrays
 
 
@@ -40,6 +42,7 @@ def along(make, arrays, name, batch, g, step=1e-5):
     def at(t):
         moved = {**arrays, name: arrays[name] + t * way}
         return (om.dense(make(lambda n, *shape: om.Data(moved[n], n)), batch) * g).sum()
+
     return (at(step) - at(-step)) / (2 * step), way
 
 
@@ -54,7 +57,8 @@ def test_gradients_are_those_of_differences_whatever_is_kept(name):
     np.testing.assert_allclose(found[0].value, om.dense(term, batch), rtol=1e-12)
     assert found[0].arrays.keys() == arrays.keys()
     for one, other in pairwise(found):
-        for each in arrays: np.testing.assert_array_equal(one.arrays[each], other.arrays[each])
+        for each in arrays:
+            np.testing.assert_array_equal(one.arrays[each], other.arrays[each])
     for each in list(arrays)[::3]:
         wanted, way = along(lambda at: build(config, at), arrays, each, batch, g)
         assert (found[0].arrays[each] * way).sum() == pytest.approx(wanted, rel=2e-6, abs=2e-6), each
@@ -69,13 +73,24 @@ def test_derivatives_stand_beside_their_functions(name):
 
 
 LINEAR = dict(
-    weight=om.weight(np.arange(24).reshape(4, 6) / 7), diag=om.diag([1., -2, 3, 4]), cols=om.cols(1, 3),
-    place=om.place(2, 9), sum=om.ones, mean=om.I @ om.mean, centre=om.centre, heads=om.heads(2),
-    widen=om.ones @ widen(5), repeat=om.heads(2) @ om.repeat(4), fold=om.heads(4) @ fold(2),
+    weight=om.weight(np.arange(24).reshape(4, 6) / 7),
+    diag=om.diag([1.0, -2, 3, 4]),
+    cols=om.cols(1, 3),
+    place=om.place(2, 9),
+    sum=om.ones,
+    mean=om.I @ om.mean,
+    centre=om.centre,
+    heads=om.heads(2),
+    widen=om.ones @ widen(5),
+    repeat=om.heads(2) @ om.repeat(4),
+    fold=om.heads(4) @ fold(2),
     total=om.heads(2) @ om.total,
     join=om.heads(2) @ om.weight(np.arange(20).reshape(2, 2, 5) / 9) @ om.heads(2).T,
-    row=om.row(om.cols(0, 2, 4), om.weight(np.ones((4, 1)))), rotate=om.rotary(8, 4), last=om.pick("last"),
-    stack=om.weight(np.arange(24).reshape(2, 4, 3) / 5))
+    row=om.row(om.cols(0, 2, 4), om.weight(np.ones((4, 1)))),
+    rotate=om.rotary(8, 4),
+    last=om.pick("last"),
+    stack=om.weight(np.arange(24).reshape(2, 4, 3) / 5),
+)
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -91,12 +106,20 @@ def test_linear_kinds_go_back_by_their_adjoint(name):
 
 CURVED = dict(
     attention=om.formula(lambda x: om.product(x @ x.T * 0.3, x, over=om.softmax, where=om.sequence & om.causal)),
-    share=om.share, logsumexp=om.over(om.ones, monoids.logsumexp), largest=om.I @ om.maximum,
-    smallest=om.I @ om.minimum, unit=om.unit_length(),
-    gate=om.keep_top(om.share, om.I, 2), layer=om.layernorm(1e-5), roots=om.rmsnorm(1e-5),
-    squares=om.formula(lambda x: x * x), squared=squared_error(4), entropy=cross_entropy(4),
+    share=om.share,
+    logsumexp=om.over(om.ones, monoids.logsumexp),
+    largest=om.I @ om.maximum,
+    smallest=om.I @ om.minimum,
+    unit=om.unit_length(),
+    gate=om.keep_top(om.share, om.I, 2),
+    layer=om.layernorm(1e-5),
+    roots=om.rmsnorm(1e-5),
+    squares=om.formula(lambda x: x * x),
+    squared=squared_error(4),
+    entropy=cross_entropy(4),
     product=om.formula(lambda x: om.product(x @ x.T, x)),
-    shared=om.formula(lambda x: om.product(shares(x @ x.T, om.sequence), x)))
+    shared=om.formula(lambda x: om.product(shares(x @ x.T, om.sequence), x)),
+)
 
 
 @pytest.mark.parametrize("name", CURVED)
@@ -123,7 +146,8 @@ def test_terms_are_what_the_numbers_are():
     np.testing.assert_allclose(om.dense(pulled.gradient("W"), x, batch), found.arrays["W"], rtol=1e-12)
     np.testing.assert_allclose(om.dense(pulled.cotangent, x, batch), found.x, rtol=1e-12)
     assert "derivative(gelu)" in str(pulled.gradient("W"))
-    with pytest.raises(InputError, match="no array 'V' learns: arrays are W"): pulled.gradient("V")
+    with pytest.raises(InputError, match="no array 'V' learns: arrays are W"):
+        pulled.gradient("V")
 
 
 def test_dropout_is_a_mask_of_the_batch():
@@ -150,23 +174,38 @@ def test_dropout_is_a_mask_of_the_batch():
 
 def test_what_has_no_pullback_is_named():
     """In a line, by its name."""
+
     @scalar_function()
-    def floor(u): return np.floor(u)
-    for term, said in ((floor, "floor declares no derivative"), (om.over(om.ones, om.monoids.moments), "moments"),
-                       (om.formula(lambda x: om.product(x @ x.T, x, over=om.mean, where=om.sequence)), "mean"),
-                       (om.symbol("A", 4, 4), "A"),
-                       (om.formula(lambda x: om.product(x @ x.T, x, where=om.sequence)), "over sum where sequence")):
-        with pytest.raises(InputError, match=said) as raised: pullback(term, x=4)
+    def floor(u):
+        return np.floor(u)
+
+    for term, said in (
+        (floor, "floor declares no derivative"),
+        (om.over(om.ones, om.monoids.moments), "moments"),
+        (om.formula(lambda x: om.product(x @ x.T, x, over=om.mean, where=om.sequence)), "mean"),
+        (om.symbol("A", 4, 4), "A"),
+        (om.formula(lambda x: om.product(x @ x.T, x, where=om.sequence)), "over sum where sequence"),
+    ):
+        with pytest.raises(InputError, match=said) as raised:
+            pullback(term, x=4)
         assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("told, said", [
-    (dict(keep="selectiv"), "keep 'selectiv': did you mean selective"), (dict(keep=["norm inn"]), "no unit"),
-    (dict(wrt=["V"]), "wrt 'V': no array is called so"), (dict(dropout=1.0), "dropout 1.0"),
-    (dict(keep=["weight in"]), "x is read, and neither kept nor computed again: keep 'input', too")])
+@pytest.mark.parametrize(
+    "told, said",
+    [
+        (dict(keep="selectiv"), "keep 'selectiv': did you mean selective"),
+        (dict(keep=["norm inn"]), "no unit"),
+        (dict(wrt=["V"]), "wrt 'V': no array is called so"),
+        (dict(dropout=1.0), "dropout 1.0"),
+        (dict(keep=["weight in"]), "x is read, and neither kept nor computed again: keep 'input', too"),
+    ],
+)
 def test_bad_input_is_named(told, said):
-    with pytest.raises(InputError, match="gelu takes any number of columns"): pullback(om.gelu)
-    with pytest.raises(InputError, match=said): pullback(om.gelu @ om.weight(om.Data(np.eye(3), "W")), **told)
+    with pytest.raises(InputError, match="gelu takes any number of columns"):
+        pullback(om.gelu)
+    with pytest.raises(InputError, match=said):
+        pullback(om.gelu @ om.weight(om.Data(np.eye(3), "W")), **told)
 
 
 def test_only_asked_arrays_learn():
@@ -186,7 +225,10 @@ def test_a_tiny_language_model_learns():
     batch = om.Batch(ids, inputs=dict(targets=np.roll(ids[0], -1)[:, None]))
     adam, losses = Adam(rate=0.03), []
     for _ in range(10):
-        def at(name, *_): return om.Data(arrays[name], name)                                    # noqa: B023
+
+        def at(name, *_):
+            return om.Data(arrays[name], name)  # noqa: B023
+
         term = build(config, at) @ head(config, at) @ cross_entropy(VOCABULARY)
         found = pullback(term, tokens=True, keep="full").at(batch)
         losses.append(found.value.mean())

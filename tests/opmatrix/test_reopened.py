@@ -1,4 +1,5 @@
 """Programs in other processes: by the directory that they lie in."""
+
 import copy
 import pickle
 from concurrent.futures import ProcessPoolExecutor
@@ -15,11 +16,13 @@ from opmatrix.runtime.program import Program
 RAGGED = [[3, 4, 5], [8]]
 
 
-def run(program): return program.run(RAGGED)
+def run(program):
+    return program.run(RAGGED)
 
 
 @pytest.fixture
-def program(): return bert_program(CONFIG, arrays(CONFIG))
+def program():
+    return bert_program(CONFIG, arrays(CONFIG))
 
 
 def test_a_spawned_process_has_the_same_program(program, tmp_path):
@@ -47,7 +50,8 @@ def test_a_copy_is_the_program_itself(program):
 def test_one_that_lies_nowhere_is_named(program, tmp_path):
     program.save(tmp_path / "p")
     for other in (bert_program(CONFIG, arrays(CONFIG)), program.replace(note="another")):
-        with pytest.raises(TypeError, match=r"lies in none: program\.save\(DIR\) first"): pickle.dumps(other)
+        with pytest.raises(TypeError, match=r"lies in none: program\.save\(DIR\) first"):
+            pickle.dumps(other)
 
 
 def test_another_program_in_its_place_is_named(program, tmp_path):
@@ -56,5 +60,7 @@ def test_another_program_in_its_place_is_named(program, tmp_path):
     program.replace(note="another").save(tmp_path / "p")
     with pytest.raises(InputError, match=f"/p: it holds the program .*, and {program.hash} was pickled"):
         pickle.loads(pickled)
-    for file in (tmp_path / "p").iterdir(): file.unlink()
-    with pytest.raises(InputError, match=r"/p: no program\.json in it"): pickle.loads(pickled)
+    for file in (tmp_path / "p").iterdir():
+        file.unlink()
+    with pytest.raises(InputError, match=r"/p: no program\.json in it"):
+        pickle.loads(pickled)

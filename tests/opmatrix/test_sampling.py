@@ -1,4 +1,5 @@
 """The token that is chosen: against a sorted vocabulary, and against the probabilities that it is drawn with."""
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -8,10 +9,14 @@ from hypothesis.extra.numpy import arrays
 from formats.core.errors import InputError
 from opmatrix.inference.sampling import Sampling, draw_place, keep_best, keep_share, uniform
 
-SCORES = arrays(np.float32, st.integers(1, 60), elements=st.sampled_from([-np.inf, -3, -1, 0, 0.5, 1, 2, 80]) |
-                st.floats(-30, 30, width=32))
-DEPTHS = arrays(np.float64, st.integers(1, 60), elements=st.sampled_from([0.0, 0.5, 1, 3, 63, 64, 65, 800]) |
-                st.floats(0, 70)).map(lambda depths: depths - depths.min())
+SCORES = arrays(
+    np.float32,
+    st.integers(1, 60),
+    elements=st.sampled_from([-np.inf, -3, -1, 0, 0.5, 1, 2, 80]) | st.floats(-30, 30, width=32),
+)
+DEPTHS = arrays(
+    np.float64, st.integers(1, 60), elements=st.sampled_from([0.0, 0.5, 1, 3, 63, 64, 65, 800]) | st.floats(0, 70)
+).map(lambda depths: depths - depths.min())
 
 
 @settings(deadline=None, max_examples=60)
@@ -28,7 +33,7 @@ def test_the_share_is_that_of_a_sorted_vocabulary(depths, share):
     """As few as can be of the first in order, but for what the sums round."""
     weights, order = np.exp(-depths), np.argsort(depths, kind="stable")
     kept = keep_share(depths, weights, share)
-    assert kept.tolist() == sorted(order[:len(kept)].tolist())
+    assert kept.tolist() == sorted(order[: len(kept)].tolist())
     sums, wanted = weights[order].cumsum(), share * weights.sum()
     assert sums[len(kept) - 1] >= wanted * (1 - 1e-12)
     assert len(kept) == 1 or sums[len(kept) - 2] < wanted * (1 + 1e-12)
@@ -44,12 +49,20 @@ def test_a_share_of_a_large_vocabulary(rng):
             kept = keep_share(depths, weights, share)
             count = int(weights[order].cumsum().searchsorted(share * weights.sum() * (1 - 1e-13))) + 1
             assert abs(len(kept) - count) <= 1 or share > 0.999
-            assert set(kept.tolist()) == set(order[:len(kept)].tolist())
+            assert set(kept.tolist()) == set(order[: len(kept)].tolist())
 
 
 @pytest.mark.deep(every=5)
-@pytest.mark.parametrize("how, kept", [({}, [0, 1, 2, 3, 4]), (dict(top_k=3), [0, 2, 4]), (dict(top_p=0.6), [2, 4]),
-                                       (dict(top_k=3, top_p=0.95), [0, 2, 4]), (dict(top_k=1), [4])])
+@pytest.mark.parametrize(
+    "how, kept",
+    [
+        ({}, [0, 1, 2, 3, 4]),
+        (dict(top_k=3), [0, 2, 4]),
+        (dict(top_p=0.6), [2, 4]),
+        (dict(top_k=3, top_p=0.95), [0, 2, 4]),
+        (dict(top_k=1), [4]),
+    ],
+)
 def test_tokens_are_drawn_as_often_as_they_are_likely(how, kept):
     """Of five tokens, at 2,000 positions of a seed, and from 2,000 seeds."""
     # which takes a second, and is asked for here alone
@@ -63,7 +76,8 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(how, kept):
         found = [Sampling(1.5, **how, seed=seed).choose(scores, at) for seed in seeds for at in positions]
         counts = np.bincount(found, minlength=5)
         assert not counts[shares == 0].any()
-        if len(kept) > 1: assert chisquare(counts[kept], 2000 * shares[kept]).pvalue > 1e-3
+        if len(kept) > 1:
+            assert chisquare(counts[kept], 2000 * shares[kept]).pvalue > 1e-3
 
 
 def test_the_likeliest_token_of_the_lower_id():
@@ -82,18 +96,27 @@ def test_a_number_belongs_to_a_seed_and_a_position():
 
 def test_what_has_no_weight_is_never_drawn():
     weights = np.array([0, 0.5, 0, 0, 0.5, 0])
-    assert [draw_place(weights, number) for number in (0, 0.49, 0.5, 1 - 2.0 ** -53)] == [1, 1, 4, 4]
-    assert draw_place(np.array([1, 1e-30]), 1 - 2.0 ** -53) == 0
+    assert [draw_place(weights, number) for number in (0, 0.49, 0.5, 1 - 2.0**-53)] == [1, 1, 4, 4]
+    assert draw_place(np.array([1, 1e-30]), 1 - 2.0**-53) == 0
 
 
-@pytest.mark.parametrize("given, said", [
-    (dict(temperature=-0.5), "temperature -0.5: give 0 or more"), (dict(temperature=np.nan), "temperature nan"),
-    (dict(temperature=np.inf), "temperature inf"), (dict(top_k=0), "top_k 0: give 1 or more"),
-    (dict(top_k=2.5), "top_k 2.5"), (dict(top_p=0.0), "top_p 0.0: give a share above 0"),
-    (dict(top_p=1.5), "top_p 1.5"),
-    (dict(seed=-1), "seed -1"), (dict(seed=1 << 64), "below 2")])
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (dict(temperature=-0.5), "temperature -0.5: give 0 or more"),
+        (dict(temperature=np.nan), "temperature nan"),
+        (dict(temperature=np.inf), "temperature inf"),
+        (dict(top_k=0), "top_k 0: give 1 or more"),
+        (dict(top_k=2.5), "top_k 2.5"),
+        (dict(top_p=0.0), "top_p 0.0: give a share above 0"),
+        (dict(top_p=1.5), "top_p 1.5"),
+        (dict(seed=-1), "seed -1"),
+        (dict(seed=1 << 64), "below 2"),
+    ],
+)
 def test_what_cannot_be_chosen_by_is_named(given, said):
-    with pytest.raises(InputError, match=said): Sampling(**given)
+    with pytest.raises(InputError, match=said):
+        Sampling(**given)
 
 
 def test_scores_that_are_no_numbers():

@@ -1,4 +1,5 @@
 """How a batch runs, and that prices follow it."""
+
 from dataclasses import replace
 from math import inf
 from types import SimpleNamespace
@@ -33,7 +34,8 @@ class Rate:
     def __init__(self, factor):
         self.factor, self.asked, self.coefficients = factor, [], {"attention": [], "linear.packed": []}
 
-    def holding(self, kernel, way=None): return self.ways[way] if way else self
+    def holding(self, kernel, way=None):
+        return self.ways[way] if way else self
 
     def seconds(self, kernel, **sizes):
         self.asked.append(sizes)
@@ -47,7 +49,8 @@ def machine(threads=2):
     return made
 
 
-def starts(*lengths): return np.cumsum([0, *lengths])
+def starts(*lengths):
+    return np.cumsum([0, *lengths])
 
 
 def test_a_sentence_is_priced_where_all_work_on_it():
@@ -71,9 +74,9 @@ def test_a_weight_comes_from_memory_as_far_as_the_last_cache_has_no_room_for_wha
 def test_groups_are_priced_at_their_own_rows_times_those_of_the_busiest_worker():
     found = machine()
     running = Running.of(found, starts(*[128] * 8))
-    assert running.group(counted([128] * 8)) == Extents({T: 256, S: 2, WHOLE: 2 * 128 ** 2})
-    assert running.seconds("attention", T=256, S2=2 * 128 ** 2) == 2 * 256
-    assert found.ways["apart"].asked == [{"T": 256, "S2": 2 * 128 ** 2}]
+    assert running.group(counted([128] * 8)) == Extents({T: 256, S: 2, WHOLE: 2 * 128**2})
+    assert running.seconds("attention", T=256, S2=2 * 128**2) == 2 * 256
+    assert found.ways["apart"].asked == [{"T": 256, "S2": 2 * 128**2}]
 
 
 def test_uneven_groups_cost_what_the_worker_with_the_most_takes():
@@ -94,9 +97,17 @@ def test_a_machine_without_ways_is_asked_itself():
     assert Running.of(plain, starts(16)) is plain
 
 
-@pytest.mark.parametrize("held, lengths, groups", (
-    (inf, [1] * 8, 1), (inf, [1] * 64, 1), (inf, [128] * 8, 4), (0.0, [1] * 8, 2), (0.0, [16, 16], 2),
-    (inf, [16, 16], 1)))
+@pytest.mark.parametrize(
+    "held, lengths, groups",
+    (
+        (inf, [1] * 8, 1),
+        (inf, [1] * 64, 1),
+        (inf, [128] * 8, 4),
+        (0.0, [1] * 8, 2),
+        (0.0, [16, 16], 2),
+        (inf, [16, 16], 1),
+    ),
+)
 def test_weights_that_caches_do_not_hold_are_read_once_for_few_rows(held, lengths, groups):
     """Each group reads all weights, so sequences of a row each are one group; unless a cache holds what is read."""
     assert len(make_groups(starts(*lengths), 2, reading=reading_rows(held * caches()[-1]))) == groups
@@ -125,18 +136,23 @@ def test_the_search_prices_what_runs(methods, way, batch):
     """What a structure is said to take is what its program's kernels cost, its start with them, narrow stages as narrow
     ones."""
     plain = standin.machine()
-    narrow = {name: [0.3 * rate for rate in rates] if name.endswith(NARROW_SUFFIX) else rates
-              for name, rates in plain.coefficients.items()}
+    narrow = {
+        name: [0.3 * rate for rate in rates] if name.endswith(NARROW_SUFFIX) else rates
+        for name, rates in plain.coefficients.items()
+    }
     assert {name for name, each in catalogue().prices.items() if each.rides} < set(narrow)
     twice = {name: [2 * rate for rate in rates] for name, rates in narrow.items()}
-    ways = {"apart": Rates(narrow, start=1e-5, catalogue=plain.catalogue),
-            "together": Rates(twice, start=2e-5, catalogue=plain.catalogue)}
+    ways = {
+        "apart": Rates(narrow, start=1e-5, catalogue=plain.catalogue),
+        "together": Rates(twice, start=2e-5, catalogue=plain.catalogue),
+    }
     running = Running.of(replace(plain, ways=ways, threads=2), batch.starts, 0.0)
     found = search(model(), EXACT_LAWS, running, batch.extents(), methods=methods)
     program, _ = found.program({})
     costs = program.cost(running.group(batch.extents()))
-    assert found.time == pytest.approx(running.start + sum(running.seconds(kernel, **sizes) for kernel, sizes in costs),
-                                       rel=1e-6)
+    assert found.time == pytest.approx(
+        running.start + sum(running.seconds(kernel, **sizes) for kernel, sizes in costs), rel=1e-6
+    )
     assert running.way == way and any(kernel.endswith(NARROW_SUFFIX) for kernel, _ in costs) == (methods is not plainly)
 
 
@@ -144,11 +160,17 @@ def test_columns_that_do_not_come_out_even_cost_what_the_busiest_worker_has():
     """Three panels on two workers are as four; what takes 16 columns at a time comes out even; rows are handed out
     where there are many; what is no product stays as it is."""
     prices = catalogue()
+
     def shared(kernel, workers=2, **sizes):
         found = even(prices[kernel], sizes | {"n": 384}, workers)
         return found["T"], found["p"]
+
     assert even(prices["linear.packed"], {"T": 16, "n": 384, "p": 130, "nnz": 7}, 2) == {
-        "T": 16, "n": 384, "p": 256, "nnz": 7}
+        "T": 16,
+        "n": 384,
+        "p": 256,
+        "nnz": 7,
+    }
     assert shared("linear.packed", T=16, p=1536) == (16, 1536) and shared("linear.packed", T=16, p=192) == (16, 256)
     assert shared("linear.dense", T=16, p=192) == (16, 192) and shared("linear.dense", T=16, p=130) == (16, 160)
     assert shared("linear.packed", T=256, p=192) == (256, 192) and shared("linear.int8", T=601, p=192) == (604, 192)
@@ -164,10 +186,12 @@ def test_columns_that_do_not_come_out_even_cost_what_the_busiest_worker_has():
 def test_prices_hand_out_what_kernels_hand_out(monkeypatch, name, rng):
     """What a launch divides a product into, is what its price takes it to be."""
     seen = []
+
     def noted(rows, columns, workers, unit=1):
         found = split_work(rows, columns, workers, unit)
         seen.append(found)
         return found
+
     monkeypatch.setattr(linear, "split_work", noted)
     form = FORMATS[name]
     with limit(2):

@@ -1,5 +1,6 @@
 """Segments: what can be recorded is recorded around steps that cannot, in groups of sentences, and nothing changes by
 it."""
+
 import gc
 import os
 import signal
@@ -31,8 +32,10 @@ WIDTH = 48
 def stepped(rng, between=1):
     """A program in which a term stands between products, so many times; attention reads values from both sides."""
     write = Writer({})
-    constants = {"E": Dense.pack(rng.standard_normal((20, WIDTH)).astype(np.float32)),
-                 "w": Dense.pack(rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 7)}
+    constants = {
+        "E": Dense.pack(rng.standard_normal((20, WIDTH)).astype(np.float32)),
+        "w": Dense.pack(rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 7),
+    }
     term, _ = write_term(symbol("y", None, WIDTH) @ relu, {symbol("y", None, WIDTH): 0})
     x = write.step("embed", {"fields": "tokens"}, table0="E")
     for _ in range(between):
@@ -44,7 +47,8 @@ def stepped(rng, between=1):
     return Program(write.steps, constants, x)
 
 
-def kinds(program): return [type(segment).__name__ for segment in program.schedule.segments]
+def kinds(program):
+    return [type(segment).__name__ for segment in program.schedule.segments]
 
 
 def test_all_other_steps_are_recorded(rng):
@@ -65,8 +69,9 @@ def test_sentences_are_cut_into_groups_in_each_segment(rng, threads, monkeypatch
     """Whatever the groups, the same bits; and there are groups."""
     program, sizes = stepped(rng), []
     script = Recorded.script
-    monkeypatch.setattr(Recorded, "script",
-                        lambda self, rows, workers: sizes.append(rows) or script(self, rows, workers))
+    monkeypatch.setattr(
+        Recorded, "script", lambda self, rows, workers: sizes.append(rows) or script(self, rows, workers)
+    )
     with limit(threads):
         found = program.run(BATCH)
         alone = np.concatenate([program.run(sentence) for sentence in BATCH])
@@ -78,23 +83,28 @@ def test_sentences_are_cut_into_groups_in_each_segment(rng, threads, monkeypatch
 @given(programs(), st.integers(1, 3))
 def test_random_programs_cut_anywhere(program, threads):
     """Steps that are called though they could be recorded: buffers of the whole batch are never one another's."""
-    with limit(threads): wanted = program.run(BATCH)
+    with limit(threads):
+        wanted = program.run(BATCH)
     rng = np.random.default_rng(len(program.steps))
     schedule = program.schedule
     pieces = [[step] for segment in schedule.segments for step in segment.steps]
-    schedule.segments = [Called(schedule, steps) if isinstance(segment, Called) or rng.random() < 0.3
-                         else Recorded(schedule, steps)
-                         for segment in schedule.segments for steps in pieces if steps[0] in segment.steps]
+    schedule.segments = [
+        Called(schedule, steps) if isinstance(segment, Called) or rng.random() < 0.3 else Recorded(schedule, steps)
+        for segment in schedule.segments
+        for steps in pieces
+        if steps[0] in segment.steps
+    ]
     schedule.crossing = schedule.between()
     vars(schedule).pop("row", None)
     schedule.forget()
-    with limit(threads): found = program.run(BATCH)
+    with limit(threads):
+        found = program.run(BATCH)
     assert np.allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
 
 
 def test_the_planned_peak_counts_what_lies_between_segments(rng):
     program, large = stepped(rng, 2), Batch([np.arange(n) % 20 for n in range(180, 320, 10)])
-    spare = 8 * WIDTH * large.rows                          # a term is read in float64, with room to make each number
+    spare = 8 * WIDTH * large.rows  # a term is read in float64, with room to make each number
     assert peak(program, large) <= program.peak_bytes(large) <= peak(program, large) + spare
 
 
@@ -112,12 +122,15 @@ def test_an_interrupt_between_segments_leaves_the_next_run_right(rng):
     begun = time.perf_counter()
     program.run(BATCH)
     taken = time.perf_counter() - begun
+
     def strike(number, frame):
         """Not within sympy, which reads sizes of the term: its own caches are not made for that."""
         while frame:
-            if "sympy" in frame.f_code.co_filename: return
+            if "sympy" in frame.f_code.co_filename:
+                return
             frame = frame.f_back
         raise KeyboardInterrupt
+
     before = signal.signal(signal.SIGALRM, strike)
     try:
         for moment in rng.uniform(1e-6, taken, 60):
@@ -129,7 +142,8 @@ def test_an_interrupt_between_segments_leaves_the_next_run_right(rng):
                 signal.setitimer(signal.ITIMER_REAL, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
             assert np.array_equal(program.run(BATCH), wanted)
-    finally: signal.signal(signal.SIGALRM, before)
+    finally:
+        signal.signal(signal.SIGALRM, before)
     assert struck
 
 
@@ -153,5 +167,6 @@ def test_a_batch_like_one_before_has_its_own_numbers(lengths):
     assert all(np.array_equal(found, each.run(batch)) for found, each, batch in zip(kept, fresh, batches, strict=True))
     assert len(program.schedule.segments[0].tables) == 1 and not np.array_equal(*kept)
     batches[0][-1][-1] = 20
-    with pytest.raises(ValueError, match=r"id 20 of sentence .* is outside 0\.\.19"): program.run(batches[0])
+    with pytest.raises(ValueError, match=r"id 20 of sentence .* is outside 0\.\.19"):
+        program.run(batches[0])
     assert np.array_equal(program.run(batches[1]), kept[1])

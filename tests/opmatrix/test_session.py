@@ -1,5 +1,6 @@
 """Cached steps: new rows of a causal program over keys and values that a session holds, against computing all rows
 anew."""
+
 from functools import cache
 from types import SimpleNamespace
 
@@ -56,24 +57,34 @@ def model(h=4, g=2, d=8, layers=2, where=sequence & causal):
     rng, width = np.random.default_rng(7), h * d + 2
     angles = np.arange(POSITIONS)[:, None] * 100.0 ** (-np.arange(d // 2) / (d // 2))
     table = rotate(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
-    def numbers(*shape): return Data((rng.normal(size=shape) / shape[0] ** 0.5).astype(np.float32))
+
+    def numbers(*shape):
+        return Data((rng.normal(size=shape) / shape[0] ** 0.5).astype(np.float32))
 
     def layer():
         def mix(x):
             x = x @ (rmsnorm(1e-3) @ diag(numbers(width)))
-            q, k = (x @ (weight(numbers(width, many * d)) + const(numbers(many * d))) @ heads(many) @ table
-                    for many in (h, g))
+            q, k = (
+                x @ (weight(numbers(width, many * d)) + const(numbers(many * d))) @ heads(many) @ table
+                for many in (h, g)
+            )
             v = x @ weight(numbers(width, g * d)) @ heads(g)
             scores = q @ (k @ repeat(h)).T * 0.25
-            return product(scores, v @ repeat(h), over=softmax,
-                           where=where) @ heads(h).T @ weight(numbers(h * d, width))
+            return (
+                product(scores, v @ repeat(h), over=softmax, where=where) @ heads(h).T @ weight(numbers(h * d, width))
+            )
+
         def feed(x):
             x = x @ (rmsnorm(1e-3) @ diag(numbers(width)))
-            return (x @ weight(numbers(width, 48))
-                    @ silu) * (x @ weight(numbers(width, 48))) @ weight(numbers(48, width))
+            return (
+                (x @ weight(numbers(width, 48)) @ silu) * (x @ weight(numbers(width, 48))) @ weight(numbers(48, width))
+            )
+
         return formula(lambda x: x + mix(x)) @ formula(lambda x: x + feed(x))
+
     made = weight(numbers(WORDS, width))
-    for _ in range(layers): made = made @ layer()
+    for _ in range(layers):
+        made = made @ layer()
     return made
 
 
@@ -99,10 +110,12 @@ def stepping(laws=EXACT_LAWS):
     return search(outputs, laws, Round(), batch.extents(*collect_needs(*outputs.values()))), outputs, batch
 
 
-def text(count, seed=0): return np.random.default_rng(seed).integers(0, WORDS, count)
+def text(count, seed=0):
+    return np.random.default_rng(seed).integers(0, WORDS, count)
 
 
 # ---- a step equals computing all rows anew
+
 
 def test_a_step_is_a_term():
     """Both oracles of a step agree, and with the model on whole sequences; what is found for it is that term, caches
@@ -120,8 +133,10 @@ def test_a_step_is_a_term():
         verify_steps(program, [batch])
         assert [*program.state] == [*outputs][1:] and program.signature.relations == ("slots: C × T", "held: T × C")
     verify_graphs([part.template for part in structure.parts[1:2]], EXACT_LAWS)
-    products = [[step.operands["weight"] for step in each.steps if step.kernel == "linear"]
-                for each in (found()[1], by_steps()[1])]
+    products = [
+        [step.operands["weight"] for step in each.steps if step.kernel == "linear"]
+        for each in (found()[1], by_steps()[1])
+    ]
     assert len(products[0]) == len(products[1]), "queries, keys and values are one product, as without caches"
 
 
@@ -139,15 +154,17 @@ def test_a_step_over_ragged_sequences_is_the_full_recompute(exact, within, laws,
     wanted = program.exact(whole)[whole.starts[1:] - 1]
     assert [each.length for each in sequences] == [length + 1 for length in lengths]
     assert relative(new, wanted) < within
-    if exact and not laws: assert relative(new, dense(model(), whole)[whole.starts[1:] - 1]) < 1e-12
+    if exact and not laws:
+        assert relative(new, dense(model(), whole)[whole.starts[1:] - 1]) < 1e-12
 
 
 @pytest.mark.deep
 def test_optimize_takes_a_step(tmp_path, savings_known):
     """Found, verified and measured on a step of sequences that have rows already; saved, and run by a session."""
     outputs = cached_model(model(layers=1))
-    result = optimize(outputs, workload=some(outputs, (1, 7, 20), (1, 1, 3), WORDS), machine=standin.machine(),
-                      rounds=3, error=0)
+    result = optimize(
+        outputs, workload=some(outputs, (1, 7, 20), (1, 1, 3), WORDS), machine=standin.machine(), rounds=3, error=0
+    )
     assert all(point.verified and point.measured_error < 1e-6 for point in result.points)
     result.best.program.save(tmp_path / "p")
     loaded, whole = Program.load(tmp_path / "p"), Batch([text(20)])
@@ -166,12 +183,15 @@ def test_many_rows_and_sequences_at_a_time(threads):
         texts = [text(length, length) for length in (130, 1, 90, 64, 17, 16, 15, 200, 128)]
         sequences = [session.join() for _ in texts]
         session.step({sequences[3]: texts[3][:20], sequences[1]: texts[1]})
-        rest = {each: ids[each.length:] for each, ids in zip(sequences, texts, strict=True) if each.length < len(ids)}
+        rest = {each: ids[each.length :] for each, ids in zip(sequences, texts, strict=True) if each.length < len(ids)}
         rows = session.step(rest)
     whole = Batch(texts)
     wanted = program.exact(whole)
-    kept = [i for i in range(whole.rows)
-            if not (whole.sequence[i] == 1 or (whole.sequence[i] == 3 and whole.positions[i] < 20))]
+    kept = [
+        i
+        for i in range(whole.rows)
+        if not (whole.sequence[i] == 1 or (whole.sequence[i] == 3 and whole.positions[i] < 20))
+    ]
     assert relative(rows, wanted[kept]) < 1e-5
 
 
@@ -179,8 +199,10 @@ def test_many_rows_and_sequences_at_a_time(threads):
 def test_a_program_of_last_rows_steps_in_last_rows(exact, within):
     """A row a sequence, of the last token of a prompt or of a step: nothing else is computed behind the last
     attention."""
-    term, batch = model() @ pick(
-        "last") @ weight(Data(np.random.default_rng(1).normal(size=(34, 50)))), Batch([text(40), text(30, 1)])
+    term, batch = (
+        model() @ pick("last") @ weight(Data(np.random.default_rng(1).normal(size=(34, 50)))),
+        Batch([text(40), text(30, 1)]),
+    )
     program, _ = search(term, EXACT_LAWS, Round(), batch.extents(patterns(term))).program({})
     step = cached(program)
     used = [(each.kernel, each.attributes.get("rows")) for each in step.steps]
@@ -188,15 +210,21 @@ def test_a_program_of_last_rows_steps_in_last_rows(exact, within):
     session, texts = step.start(600, exact), [text(n, n) for n in (41, 7, 200, 1, 3, 90)]
     sequences = [session.join() for _ in texts]
     for cut in (5, 60, 500):
-        new = {each: ids[each.length:cut] for each, ids in zip(sequences, texts, strict=True)
-               if each.length < min(cut, len(ids))}
+        new = {
+            each: ids[each.length : cut]
+            for each, ids in zip(sequences, texts, strict=True)
+            if each.length < min(cut, len(ids))
+        }
         found = session.step(new)
         wanted = program.exact(Batch([ids[:cut] for ids, each in zip(texts, sequences, strict=True) if each in new]))
         assert found.shape == (len(new), 50) and relative(found, wanted) < within
 
 
-BEHIND = {"first": pick("first"), "another order": pick(relation("swapped", "T", "T")),
-          "mean": formula(lambda x: product(given("members"), x, over=mean))}
+BEHIND = {
+    "first": pick("first"),
+    "another order": pick(relation("swapped", "T", "T")),
+    "mean": formula(lambda x: product(given("members"), x, over=mean)),
+}
 
 
 @pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
@@ -204,8 +232,10 @@ def test_rows_that_are_not_new_have_no_cached_step(behind):
     """They were passed by as if each row were itself."""
     term, batch = model() @ behind, Batch([[1, 2, 3]], relations={"swapped": np.eye(3)[::-1]})
     program, _ = search(term, (), Round(), batch.extents(patterns(term))).program({})
-    with pytest.raises(InputError, match=r"= (pool|pick): it reads other rows"): cached(program)
-    with pytest.raises(InputError, match=r"(given|pick)\(.*: it reads other rows"): cached_model(term)
+    with pytest.raises(InputError, match=r"= (pool|pick): it reads other rows"):
+        cached(program)
+    with pytest.raises(InputError, match=r"(given|pick)\(.*: it reads other rows"):
+        cached_model(term)
 
 
 class Interleaved(RuleBasedStateMachine):
@@ -242,22 +272,27 @@ class Interleaved(RuleBasedStateMachine):
         self.session.leave(of)
         del self.texts[of]
 
-    @rule(chosen=st.lists(sequences, min_size=1, max_size=4, unique_by=id),
-          counts=st.lists(st.integers(1, 2 * PAGE + 3), min_size=4),
-          seed=st.integers(0, 99))
+    @rule(
+        chosen=st.lists(sequences, min_size=1, max_size=4, unique_by=id),
+        counts=st.lists(st.integers(1, 2 * PAGE + 3), min_size=4),
+        seed=st.integers(0, 99),
+    )
     def step(self, chosen, counts, seed):
         new = {each: text(count, seed + i) for i, (each, count) in enumerate(zip(chosen, counts, strict=False))}
         before, free = {each: each.length for each in new}, len(self.session.usage.free)
-        try: rows = self.session.step(new)
+        try:
+            rows = self.session.step(new)
         except InputError as error:
             assert "space C is full" in str(error) and free == len(self.session.usage.free)
             assert all(each.length == length for each, length in before.items())
             return
-        for each, ids in new.items(): self.texts[each] += ids.tolist()
+        for each, ids in new.items():
+            self.texts[each] += ids.tolist()
         whole = Batch([self.texts[each] for each in new])
         wanted = self.program.exact(whole)
-        kept = np.concatenate([np.arange(stop - len(ids), stop)
-                               for stop, ids in zip(whole.starts[1:], new.values(), strict=True)])
+        kept = np.concatenate(
+            [np.arange(stop - len(ids), stop) for stop, ids in zip(whole.starts[1:], new.values(), strict=True)]
+        )
         assert relative(rows, wanted[kept]) < 1e-5
 
     @invariant()
@@ -275,10 +310,12 @@ def counted(session):
     assert followed.isdisjoint(usage.free) and len(followed) + len(usage.free) == len(session.before)
     users = [0] * len(session.before)
     for page in followed:
-        if (before := session.before[page]) >= 0: users[before] += 1
+        if (before := session.before[page]) >= 0:
+            users[before] += 1
     for held, pages in chains.items():
         assert len(pages) == -(-held.length // PAGE)
-        if pages: users[pages[0]] += 1
+        if pages:
+            users[pages[0]] += 1
     assert users == usage.users
 
 
@@ -292,9 +329,12 @@ def chain(session, held):
 
 
 TestInterleaved = Interleaved.TestCase
-TestInterleaved.settings = settings(max_examples=40, stateful_step_count=20, deadline=None,
-                                    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large,
-                                                           HealthCheck.filter_too_much])
+TestInterleaved.settings = settings(
+    max_examples=40,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
 
 
 def test_forks_share_pages_until_they_write():
@@ -332,31 +372,38 @@ def test_an_append_is_its_term():
 
 # ---- what it takes
 
+
 @pytest.mark.deep
 def test_a_thousand_steps_leave_memory_flat():
     """The same caches, where they were; no page is lost; what Python and numpy hold does not grow."""
     import gc
     import tracemalloc
+
     _, step = found()
     session = step.start(1100)
     one, other = session.join(), session.join()
     session.step({one: [1, 2], other: [3]})
     places, scripts = [cache.ctypes.data for cache in session.caches.values()], step.schedule.segments[0].scripts
+
     def held():
         gc.collect()
         return tracemalloc.get_traced_memory()[0]
+
     def steps(count):
         for at in range(count):
             if at % 100 == 99:
-                for each in (one, other): session.rewind(each, 5)
+                for each in (one, other):
+                    session.rewind(each, 5)
             session.step({one: [at % WORDS], other: [5]} if at % 5 == 0 else {one: [at % WORDS]})
+
     tracemalloc.start()
     try:
-        steps(1000)                                         # until Python keeps what it frees
+        steps(1000)  # until Python keeps what it frees
         before, kept = held(), len(scripts)
         steps(1000)
         assert held() - before < 24_000, "fewer bytes a step than a number takes"
-    finally: tracemalloc.stop()
+    finally:
+        tracemalloc.stop()
     assert [cache.ctypes.data for cache in session.caches.values()] == places and len(scripts) == kept
     session.leave(one)
     session.leave(other)
@@ -366,10 +413,11 @@ def test_a_thousand_steps_leave_memory_flat():
 def test_the_plan_counts_the_caches():
     _, step = found()
     session = step.start(500)
-    row = 2 * 2 * 2 * 8 * 4                                  # layers, keys and values, heads, columns, bytes
-    held = 512 + PAGE                                        # a page is nobody's
-    assert session.capacity == 512 and session.bytes == held * row == sum(cache.nbytes
-                                                                          for cache in session.caches.values())
+    row = 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, columns, bytes
+    held = 512 + PAGE  # a page is nobody's
+    assert session.capacity == 512 and session.bytes == held * row == sum(
+        cache.nbytes for cache in session.caches.values()
+    )
     assert f"{row:,} bytes a row of space C" in str(step).splitlines()[0]
     seen = {pairs[each]: 9 for each in step.patterns}
     peaks = [step.peak_bytes(Extents({**seen, T: 3, S: 1, C: rows})) for rows in (held, 2 * held)]

@@ -1,5 +1,6 @@
 """Windows in sessions: keys behind them are not seen, pages behind them are given back, forks and rewinds respect that;
 a text is what the program gives of the whole."""
+
 from functools import cache
 from itertools import pairwise
 
@@ -30,28 +31,44 @@ def decoder(where, heads=4, shared=2, columns=8, last=False):
     """Two layers of attention with residuals, scores of a vocabulary; perhaps of the last row of a text alone. `where`
     is a text, or one for each layer."""
     rng, width = np.random.default_rng(3), 24
-    def packed(*shape): return FORMATS["dense"].pack((rng.standard_normal(shape) / shape[0] ** 0.5).astype(np.float32))
+
+    def packed(*shape):
+        return FORMATS["dense"].pack((rng.standard_normal(shape) / shape[0] ** 0.5).astype(np.float32))
+
     constants, x = {"E": FORMATS["dense"].pack(rng.standard_normal((WORDS, width), np.float32))}, "x0"
     steps = [Step("embed", {"table0": "E"}, {"fields": "tokens"}, x)]
     for layer, seen in enumerate((where, where) if isinstance(where, str) else where):
         for name, count in (("Q", heads), ("K", shared), ("V", shared)):
             constants[name + str(layer)] = packed(width, count * columns)
-            steps += [Step("linear", {"x": x, "weight": name + str(layer)}, {}, f"{name.lower()}{layer}"),
-                      Step("heads", {"x": f"{name.lower()}{layer}"}, {"heads": count}, f"{name}h{layer}")]
+            steps += [
+                Step("linear", {"x": x, "weight": name + str(layer)}, {}, f"{name.lower()}{layer}"),
+                Step("heads", {"x": f"{name.lower()}{layer}"}, {"heads": count}, f"{name}h{layer}"),
+            ]
         constants[f"O{layer}"] = packed(heads * columns, width)
-        steps += [Step("attention", {"q": f"Qh{layer}", "k": f"Kh{layer}", "v": f"Vh{layer}"},
-                       {"scale": 0.5, "where": seen}, f"a{layer}"),
-                  Step("join", {"x": f"a{layer}"}, {}, f"j{layer}"),
-                  Step("linear", {"x": f"j{layer}", "weight": f"O{layer}", "residual": x}, {}, x := f"x{layer + 1}")]
+        steps += [
+            Step(
+                "attention",
+                {"q": f"Qh{layer}", "k": f"Kh{layer}", "v": f"Vh{layer}"},
+                {"scale": 0.5, "where": seen},
+                f"a{layer}",
+            ),
+            Step("join", {"x": f"a{layer}"}, {}, f"j{layer}"),
+            Step("linear", {"x": f"j{layer}", "weight": f"O{layer}", "residual": x}, {}, x := f"x{layer + 1}"),
+        ]
     constants["U"] = packed(width, WORDS)
-    if last: steps.append(Step("pool", {"x": x}, {"how": "last"}, x := "last"))
+    if last:
+        steps.append(Step("pool", {"x": x}, {"how": "last"}, x := "last"))
     steps.append(Step("linear", {"x": x, "weight": "U"}, {}, "scores"))
     meta = {"config": {"vocab_size": WORDS}, "pooling": LAST.described()} if last else {}
     return Program(steps, constants, "scores", meta)
 
 
-def seen(w): return "sequence & causal" if w is None else f"sequence & causal & window({w})"
-def text(count, seed=0): return np.random.default_rng(seed).integers(0, WORDS, count)
+def seen(w):
+    return "sequence & causal" if w is None else f"sequence & causal & window({w})"
+
+
+def text(count, seed=0):
+    return np.random.default_rng(seed).integers(0, WORDS, count)
 
 
 def entered(program, ids, cuts, **options):
@@ -70,7 +87,8 @@ def test_a_text_in_any_pieces_has_the_bits_of_one_step(w):
     once, _, _ = entered(program, ids, [0, 290], capacity=304)
     for cuts in ([*range(291)], [0, 7, 50, 51, 200, 203, 290], [0, 16, 128, 256, 290]):
         for count in (1, 2):
-            with limit(count): rows, session, _ = entered(program, ids, cuts, capacity=304, rewinds=0)
+            with limit(count):
+                rows, session, _ = entered(program, ids, cuts, capacity=304, rewinds=0)
             assert np.array_equal(rows, once), cuts
     assert abs(once - whole).max() < 1e-5 * abs(whole).max()
     exact, _, _ = entered(program, ids[:60], [0, 33, 34, 60], capacity=64, exact=True)
@@ -91,7 +109,7 @@ def test_memory_is_that_of_the_window():
 
 def test_a_layer_that_sees_all_keeps_all():
     program = cached(decoder((seen(5), seen(None))))
-    assert rows_behind(cached(decoder(seen(5)))) == 5 and rows_behind(program) > 2 ** 39
+    assert rows_behind(cached(decoder(seen(5)))) == 5 and rows_behind(program) > 2**39
     session = program.start(320, rewinds=0)
     held = session.join()
     session.step({held: text(300)})
@@ -106,7 +124,8 @@ def test_forks_keep_what_the_shortest_still_sees():
     first = session.join()
     session.step({first: text(200)})
     second = session.fork(first)
-    for at in range(200): session.step({first: [at % WORDS]})
+    for at in range(200):
+        session.step({first: [at % WORDS]})
     assert session.first_held(second) == 176 and session.first_held(first) == 368
     assert len(session.before) - len(session.usage.free) == 2 + 2, "those between are nobody's"
     wanted, _, _ = entered(decoder(seen(20)), np.append(text(200), 7), [0, 201], capacity=208)
@@ -119,18 +138,24 @@ def test_a_sequence_goes_back_as_far_as_it_was_promised():
     program, ids = decoder(seen(20)), text(400)
     session = cached(program).start(40 * PAGE, rewinds=50)
     held = session.join()
-    for at in range(400): session.step({held: ids[at:at + 1]})
-    for back in (350, 360, 399): session.rewind(session.fork(held), back)
+    for at in range(400):
+        session.step({held: ids[at : at + 1]})
+    for back in (350, 360, 399):
+        session.rewind(session.fork(held), back)
     session.rewind(held, 350)
     wanted, _, _ = entered(program, ids, [0, 400], capacity=400)
     assert np.array_equal(session.step({held: ids[350:]}), wanted[350:])
-    with pytest.raises(InputError, match=r"rewind: sequence 1 of 400 rows holds those from 320 on, and at 200 sees "
-                                         r"those from 180 on: go back to 0, or start\(capacity, rewinds=200\)"):
+    with pytest.raises(
+        InputError,
+        match=r"rewind: sequence 1 of 400 rows holds those from 320 on, and at 200 sees "
+        r"those from 180 on: go back to 0, or start\(capacity, rewinds=200\)",
+    ):
         session.rewind(held, 200)
     assert held.length == 400
     session.rewind(held, 0)
     assert np.array_equal(session.step({held: ids[:30]}), wanted[:30])
-    with pytest.raises(InputError, match="start: rewinds is -1"): cached(program).start(16, rewinds=-1)
+    with pytest.raises(InputError, match="start: rewinds is -1"):
+        cached(program).start(16, rewinds=-1)
 
 
 @given(st.data())
@@ -145,7 +170,8 @@ def test_any_interleaving_is_the_whole_text(data):
     for turn in range(data.draw(st.integers(3, 10))):
         one = data.draw(st.sampled_from([*texts]))
         match data.draw(st.sampled_from(["step", "step", "step", "fork", "rewind", "leave"])):
-            case "fork" if len(texts) < 4: texts[session.fork(one)] = [*texts[one]]
+            case "fork" if len(texts) < 4:
+                texts[session.fork(one)] = [*texts[one]]
             case "rewind":
                 length = max(0, one.length - data.draw(st.integers(0, rewinds)))
                 session.rewind(one, length)
@@ -155,13 +181,14 @@ def test_any_interleaving_is_the_whole_text(data):
                 del texts[one]
             case _:
                 new = {each: text(data.draw(st.sampled_from([1, 1, 2, 17, 40])), turn) for each in {one, [*texts][-1]}}
-                if any(each.length > 120 for each in new): continue
+                if any(each.length > 120 for each in new):
+                    continue
                 rows = session.step(new)
                 for each, ids in new.items():
                     texts[each] += ids.tolist()
                     once, _, _ = entered(program, np.array(texts[each]), [0, len(texts[each])], capacity=240)
-                    assert np.array_equal(rows[:len(ids)], once[-len(ids):])
-                    rows = rows[len(ids):]
+                    assert np.array_equal(rows[: len(ids)], once[-len(ids) :])
+                    rows = rows[len(ids) :]
         followed = set()
         for each in texts:
             page = session.state.sequences[each].page
@@ -178,30 +205,44 @@ def test_generated_text_needs_no_more_than_the_window(w):
     back, alone and among others, in either number type of caches."""
     program, prompt = decoder(seen(w), last=True), text(PROMPT_PIECE + 90).tolist()
     ids = [*prompt]
-    for _ in range(20): ids.append(int(program.run(Batch([ids]))[0].argmax()))
+    for _ in range(20):
+        ids.append(int(program.run(Batch([ids]))[0].argmax()))
     replies = program.generate([prompt, prompt[:5], prompt], max_tokens=20)
-    assert replies[0].ids == replies[2].ids == ids[len(prompt):]
-    assert pages_held(w, 10 ** 6) <= (w + PROMPT_PIECE) // PAGE + 3
-    assert program.generate([prompt], max_tokens=20, cache="bf16")[0].ids[:1] == ids[len(prompt):][:1]
-    session = cached(program).start(PAGE * pages_held(w + 64, 10 ** 6))
+    assert replies[0].ids == replies[2].ids == ids[len(prompt) :]
+    assert pages_held(w, 10**6) <= (w + PROMPT_PIECE) // PAGE + 3
+    assert program.generate([prompt], max_tokens=20, cache="bf16")[0].ids[:1] == ids[len(prompt) :][:1]
+    session = cached(program).start(PAGE * pages_held(w + 64, 10**6))
     held = session.join()
-    assert session.generate({held: prompt}, max_tokens=20)[0].ids == ids[len(prompt):]
+    assert session.generate({held: prompt}, max_tokens=20)[0].ids == ids[len(prompt) :]
 
 
 def test_a_mistral_like_model_has_sessions():
     """Its term looks back by a window, which no term over caches says; its program's session does."""
-    config = {"model_type": "mistral", "vocab_size": 41, "hidden_size": 32, "intermediate_size": 48,
-              "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "sliding_window": 6,
-              "max_position_embeddings": 400, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
+    config = {
+        "model_type": "mistral",
+        "vocab_size": 41,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 2,
+        "sliding_window": 6,
+        "max_position_embeddings": 400,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+    }
     from random_models import random_weights
+
     model = build(config, random_weights(config, np.random.default_rng(0)))
     check_sessions(model)
-    with pytest.raises(InputError, match=r"cached: .*window\(5\): no term says how far"): cached_model(model)
+    with pytest.raises(InputError, match=r"cached: .*window\(5\): no term says how far"):
+        cached_model(model)
     from searched import Round
 
     from opmatrix.algebra.batch.extents import patterns
     from rewrites.laws import EXACT_LAWS
     from rewrites.search.search import search
+
     batch = Batch([[1, 2, 3]])
     program, _ = search(model, EXACT_LAWS, Round(), batch.extents(patterns(model))).program({})
     ids = text(300)
@@ -212,7 +253,9 @@ def test_a_mistral_like_model_has_sessions():
 
 
 def test_patterns_that_are_no_windows_are_refused():
-    for where in (sequence & causal & window(3) | sequence & causal & window(5), ):
+    for where in (sequence & causal & window(3) | sequence & causal & window(5),):
         assert where.reach == (5, 0)
-    with pytest.raises(InputError, match="with a window or without"): cached(decoder("sequence & window(3)"))
-    with pytest.raises(InputError, match="with a window or without"): cached(decoder("sequence & coarse(causal, 4)"))
+    with pytest.raises(InputError, match="with a window or without"):
+        cached(decoder("sequence & window(3)"))
+    with pytest.raises(InputError, match="with a window or without"):
+        cached(decoder("sequence & coarse(causal, 4)"))

@@ -1,4 +1,5 @@
 """What threads fill and read at once: tables of answers, terms, what programs remember of the last batches."""
+
 import threading
 import time
 
@@ -30,17 +31,25 @@ def in_threads(*works):
     raised = []
 
     def guarded(work):
-        try: work()
-        except BaseException as error: raised.append(error)
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
     threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
-    for each in threads: each.start()
-    for each in threads: each.join()
-    if raised: raise raised[0]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    if raised:
+        raise raised[0]
 
 
 class Forgetful(dict):
     """As a table is for a thread, if another one empties it whenever something is entered."""
-    def __setitem__(self, key, value): pass
+
+    def __setitem__(self, key, value):
+        pass
 
 
 def test_answers_that_another_thread_forgets(monkeypatch, rng):
@@ -52,7 +61,8 @@ def test_answers_that_another_thread_forgets(monkeypatch, rng):
 
 
 @pytest.fixture
-def rng(): return np.random.default_rng(7)
+def rng():
+    return np.random.default_rng(7)
 
 
 def test_threads_that_make_the_same_term(monkeypatch):
@@ -64,6 +74,7 @@ def test_threads_that_make_the_same_term(monkeypatch):
     def make(number):
         together.wait()
         made[number] = I + weight(numbers) @ relu @ weight(numbers).T
+
     in_threads(*(lambda number=number: make(number) for number in range(3)))
     assert made[0] is made[1] is made[2] and len({*map(id, made[0].walk())}) == len({*made[0].walk()})
 
@@ -80,11 +91,13 @@ def test_threads_that_run_and_record_different_batches(share, monkeypatch, rng):
     fresh = program.over(program.steps)
 
     def runs(number):
-        for at in range(rounds): assert np.array_equal(fresh.run(batches[(at + number) % 4]), wanted[(at + number) % 4])
+        for at in range(rounds):
+            assert np.array_equal(fresh.run(batches[(at + number) % 4]), wanted[(at + number) % 4])
 
     def limits():
         for at in range(rounds):
-            with limit(1): assert np.array_equal(fresh.run(batches[at % 4]), wanted[at % 4])
+            with limit(1):
+                assert np.array_equal(fresh.run(batches[at % 4]), wanted[at % 4])
 
     def forgets():
         for at in range(rounds):
@@ -95,18 +108,29 @@ def test_threads_that_run_and_record_different_batches(share, monkeypatch, rng):
     def steps(rows):
         session = cached_program().start(300)
         held = session.join()
-        for at in range(rounds): rows.append(session.step({held: text(1 + at % 3, at)}))
+        for at in range(rounds):
+            rows.append(session.step({held: text(1 + at % 3, at)}))
 
     alone, beside = [], [[], []]
     steps(alone)
-    in_threads(limits, forgets, *(lambda number=number: runs(number) for number in range(2)),
-               *(lambda rows=rows: steps(rows) for rows in beside))
-    for rows in beside: assert all(map(np.array_equal, rows, alone))
+    in_threads(
+        limits,
+        forgets,
+        *(lambda number=number: runs(number) for number in range(2)),
+        *(lambda rows=rows: steps(rows) for rows in beside),
+    )
+    for rows in beside:
+        assert all(map(np.array_equal, rows, alone))
 
 
 @settings(max_examples=60, deadline=None)
-@hypothesis.given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 120)), min_size=1, max_size=4),
-                  st.integers(1, 3), st.integers(1, 3), st.sampled_from([8, 24, 64]), st.integers(0, 99))
+@hypothesis.given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 120)), min_size=1, max_size=4),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from([8, 24, 64]),
+    st.integers(0, 99),
+)
 def test_new_rows_give_the_same_bits_on_any_number_of_threads(sequences, groups, serve, d, seed):
     """And beside any others: of sequences with so many rows, and so many new ones, in pages anywhere."""
     rng, ends = np.random.default_rng(seed), np.cumsum([count for _, count in sequences])
@@ -115,15 +139,19 @@ def test_new_rows_give_the_same_bits_on_any_number_of_threads(sequences, groups,
     for (had, count), own in zip(sequences, pages, strict=True):
         before[own[1:]] = own[:-1]
         slots.append(np.array([own[at // PAGE] * PAGE + at % PAGE for at in range(had, had + count)]))
-    q, k, v = (rng.standard_normal((rows, heads, d), np.float32)
-               for rows, heads in ((ends[-1], groups * serve), *[(sum(sizes) * PAGE, groups)] * 2))
+    q, k, v = (
+        rng.standard_normal((rows, heads, d), np.float32)
+        for rows, heads in ((ends[-1], groups * serve), *[(sum(sizes) * PAGE, groups)] * 2)
+    )
 
     def run(workers, q, slots):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(caches, "threads", lambda: workers)
             return caches.attention_cached(q, k, v, slots, before, np.empty_like(q), 0.3)
+
     whole, *others = (run(workers, q, np.concatenate(slots)) for workers in (1, 2, 5))
-    for each in others: assert np.array_equal(whole, each)
+    for each in others:
+        assert np.array_equal(whole, each)
     for end, own in zip(ends, slots, strict=True):
         rows = slice(end - len(own), end)
         assert np.array_equal(run(2, q[rows].copy(), own), whole[rows])

@@ -1,5 +1,6 @@
 """What programs of a front share is in files of its own: stored once, loaded bit for bit, mistrusted as all other
 files."""
+
 import json
 import shutil
 
@@ -22,10 +23,14 @@ RAGGED = [[3, 4, 5, 6, 7], [8], list(range(9, 26))]
 def programs():
     """Three programs: the second differs from the first in its weights, the third is the first with another
     constant."""
-    first, second = (bert_program(CONFIG, arrays(CONFIG), unfused_layer, form)
-                     for form in (Dense.pack, Half.approximate))
-    name = next(name for name, constant in first.constants.items() if isinstance(constant, np.ndarray)
-                and constant.dtype == np.float32)
+    first, second = (
+        bert_program(CONFIG, arrays(CONFIG), unfused_layer, form) for form in (Dense.pack, Half.approximate)
+    )
+    name = next(
+        name
+        for name, constant in first.constants.items()
+        if isinstance(constant, np.ndarray) and constant.dtype == np.float32
+    )
     third = Program(first.steps, {**first.constants, name: first.constants[name] * 2}, first.output, first.meta)
     return first, second, third
 
@@ -38,8 +43,10 @@ def place(programs, tmp_path):
 
 
 def test_every_program_is_the_same_to_the_bit(place, programs):
-    for directory, program in [(place, programs[2]),
-                               *((place / f"front/{i}", each) for i, each in enumerate(programs))]:
+    for directory, program in [
+        (place, programs[2]),
+        *((place / f"front/{i}", each) for i, each in enumerate(programs)),
+    ]:
         loaded = Program.load(directory)
         assert loaded.hash == program.hash and np.array_equal(loaded.run(RAGGED), program.run(RAGGED))
         for (name, array), (other, kept) in zip(program.arrays(), loaded.arrays(), strict=True):
@@ -50,8 +57,12 @@ def test_no_array_is_stored_twice(place, programs):
     """Bytes on the disk, each file counted once: no more than the arrays that differ, and headers."""
     files = {path.stat().st_ino: path for path in place.rglob("*.safetensors")}.values()
     different = {(name, array.dtype.str, array.tobytes()) for program in programs for name, array in program.arrays()}
-    stored = [(name, array.dtype.str, array.tobytes()) for file in files for name, array in load_file(file).items()
-              if not name.startswith("padding")]
+    stored = [
+        (name, array.dtype.str, array.tobytes())
+        for file in files
+        for name, array in load_file(file).items()
+        if not name.startswith("padding")
+    ]
     assert sorted(stored) == sorted(different)
     assert len(stored) < 0.6 * sum(len(list(program.arrays())) for program in (*programs, programs[2]))
 
@@ -73,6 +84,7 @@ def described(**changes):
     def spoil(place):
         file = place / PROGRAM
         file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
     return spoil
 
 
@@ -80,8 +92,10 @@ def twice(place):
     """An array of one file in the other, too."""
     first, second = (load_file(file) for file in (place / SHARDS[0], place / WEIGHTS))
     name = min(name for name in first if not name.startswith("padding"))
-    save_file({**{key: array for key, array in second.items() if not key.startswith("padding")}, name: first[name]},
-              place / WEIGHTS)
+    save_file(
+        {**{key: array for key, array in second.items() if not key.startswith("padding")}, name: first[name]},
+        place / WEIGHTS,
+    )
 
 
 def flipped(place):
@@ -91,19 +105,31 @@ def flipped(place):
     (place / SHARDS[0]).write_bytes(raw)
 
 
-@pytest.mark.parametrize("spoil, said", [
-    (lambda place: (place / SHARDS[0]).unlink(), r"shared\.0\.safetensors: No such file"),
-    (lambda place: (place / SHARDS[0]).write_bytes(b"hello, world"),
-     r"shared\.0\.safetensors: 12 bytes that are no whole"),
-    (lambda place: shutil.copy(place / SHARDS[0], place / SHARDS[1]),
-     r"shared\.1\.safetensors: array .* lies in another file, too"),
-    (flipped, "hash is .* but the files have|which is not finite"), (twice, "lies in another file, too"),
-    (described(shared=0), "shared is 0, not from 1 to 64"),
-    (described(shared=65), "shared is 65"), (described(shared=True), "shared is True"),
-    (described(shared="../front/0/shared"), "'shared' is a str, not a int"),
-    (described(shared=10 ** 9), "shared is 1000000000, not"),
-    (described(version=3), "is missing, which program.json names"), (described(version=9), "version is 9"),
-    (described(version=5), "'inputs' is missing")])
+@pytest.mark.parametrize(
+    "spoil, said",
+    [
+        (lambda place: (place / SHARDS[0]).unlink(), r"shared\.0\.safetensors: No such file"),
+        (
+            lambda place: (place / SHARDS[0]).write_bytes(b"hello, world"),
+            r"shared\.0\.safetensors: 12 bytes that are no whole",
+        ),
+        (
+            lambda place: shutil.copy(place / SHARDS[0], place / SHARDS[1]),
+            r"shared\.1\.safetensors: array .* lies in another file, too",
+        ),
+        (flipped, "hash is .* but the files have|which is not finite"),
+        (twice, "lies in another file, too"),
+        (described(shared=0), "shared is 0, not from 1 to 64"),
+        (described(shared=65), "shared is 65"),
+        (described(shared=True), "shared is True"),
+        (described(shared="../front/0/shared"), "'shared' is a str, not a int"),
+        (described(shared=10**9), "shared is 1000000000, not"),
+        (described(version=3), "is missing, which program.json names"),
+        (described(version=9), "version is 9"),
+        (described(version=5), "'inputs' is missing"),
+    ],
+)
 def test_damage_is_named(place, spoil, said):
     spoil(place)
-    with pytest.raises(InputError, match=said): Program.load(place)
+    with pytest.raises(InputError, match=said):
+        Program.load(place)

@@ -152,19 +152,25 @@ def test_promised_weights_are_shown_by_their_names():
 
 # ---- parts that are met many times over
 
-def residual(x, W): return x + product(x @ x.T, x, over=softmax) @ W
+
+def residual(x, W):
+    return x + product(x @ x.T, x, over=softmax) @ W
 
 
-def gated(x, W): return x * (x @ W)
+def gated(x, W):
+    return x * (x @ W)
 
 
-def nested(A, W): return product(product(W @ A, opmatrix.turn(W @ A)), W @ A)
+def nested(A, W):
+    return product(product(W @ A, opmatrix.turn(W @ A)), W @ A)
 
 
-def doubled(A, W): return A @ W + A @ relu
+def doubled(A, W):
+    return A @ W + A @ relu
 
 
-def rows_of(A, W): return row(A, A) @ weight(np.ones((2 * A.out.cols, 4))) if A.out.cols == 4 else A
+def rows_of(A, W):
+    return row(A, A) @ weight(np.ones((2 * A.out.cols, 4))) if A.out.cols == 4 else A
 
 
 @pytest.mark.parametrize("layer", [residual, gated])
@@ -174,8 +180,10 @@ def test_a_formula_grows_by_a_layer_for_a_layer(layer, depth):
     W = weight(Data(np.arange(16.0).reshape(4, 4), "W"))
 
     def layers(x):
-        for _ in range(depth): x = layer(x, W)
+        for _ in range(depth):
+            x = layer(x, W)
         return x
+
     term = formula(layers)
     assert eval(str(term), names(term)) is term
     for said in (str(term), repr(term), latex(term), term._repr_html_(), term._repr_latex_()):
@@ -187,7 +195,8 @@ def test_a_formula_grows_by_a_layer_for_a_layer(layer, depth):
 def test_an_operator_grows_by_a_layer_for_a_layer(layer, depth):
     W = weight(Data(np.arange(16.0).reshape(4, 4), "W"))
     term = W
-    for _ in range(depth): term = layer(term, W)
+    for _ in range(depth):
+        term = layer(term, W)
     assert eval(str(term), names(term)) is term and len(str(term)) < 8000 + 200 * depth
 
 
@@ -195,27 +204,36 @@ def test_an_operator_grows_by_a_layer_for_a_layer(layer, depth):
 def test_any_sharing_reads_back(seed):
     """Terms drawn of a pool that grows: operands are met at any depth, as values and as operators."""
     rng = np.random.default_rng(seed)
-    W = weight(Data(np.arange(16.0).reshape(4, 4), "A1"))    # as a part might be called
+    W = weight(Data(np.arange(16.0).reshape(4, 4), "A1"))  # as a part might be called
     pool = [I, W, relu @ W, W @ tanh]
-    makers = [lambda a, b: a + b, lambda a, b: a * b, lambda a, b: a @ b, lambda a, b: a - b, lambda a, b: -(a + b),
-              lambda a, b: product(product(a, opmatrix.turn(b)), b, over=softmax, where=sequence & causal),
-              lambda a, b: attention(W, W, W, 1, sequence) @ a + b, lambda a, b: opmatrix.turn(opmatrix.turn(a) @ relu)]
+    makers = [
+        lambda a, b: a + b,
+        lambda a, b: a * b,
+        lambda a, b: a @ b,
+        lambda a, b: a - b,
+        lambda a, b: -(a + b),
+        lambda a, b: product(product(a, opmatrix.turn(b)), b, over=softmax, where=sequence & causal),
+        lambda a, b: attention(W, W, W, 1, sequence) @ a + b,
+        lambda a, b: opmatrix.turn(opmatrix.turn(a) @ relu),
+    ]
     for _ in range(60):
         a, b = (pool[-1 - int(rng.exponential(2)) % len(pool)] for _ in range(2))
         made = makers[rng.integers(len(makers))](a, b)
         pool += [made] * (made.shape == W.shape)
     term = pool[-1]
     assert eval(str(term), names(term)) is term
-    nodes = sum(1 for _ in term.walk())                      # each formula writes its values anew
-    assert len(str(term)) < 2000 + 40 * nodes ** 2 and len(latex(term)) < 2000 + 120 * nodes ** 2
+    nodes = sum(1 for _ in term.walk())  # each formula writes its values anew
+    assert len(str(term)) < 2000 + 40 * nodes**2 and len(latex(term)) < 2000 + 120 * nodes**2
 
 
 def test_a_value_shows_its_first_parts():
     shown = []
 
     def layers(x):
-        for _ in range(30): x = residual(x, I)
+        for _ in range(30):
+            x = residual(x, I)
         shown.append(repr(x))
         return x
+
     formula(layers)
     assert len(shown[0]) <= 300 and shown[0].startswith("(x1 := x + product(x @ x.T, x, over=softmax), x2 := ")

@@ -1,4 +1,5 @@
 """What shows itself in a notebook: figures that are its own, and nothing of a name that a browser would obey."""
+
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
@@ -20,8 +21,10 @@ EVIL = "<script>alert(1)</script>"
 def test_a_program_shows_its_steps():
     """What each stores, with its format and bytes."""
     table = FORMATS["dense"].pack(np.ones((9, 4), np.float32))
-    steps = [Step("embed", {"table0": "table"}, {"fields": "tokens"}, "x"), Step("pointwise", {"x": "x"},
-                                                                               {"activation": "relu"}, "y")]
+    steps = [
+        Step("embed", {"table0": "table"}, {"fields": "tokens"}, "x"),
+        Step("pointwise", {"x": "x"}, {"activation": "relu"}, "y"),
+    ]
     shown = Program(steps, {"table": table}, "y", {"model": EVIL})._repr_html_()
     assert "table0: dense 9×4" in shown and f"<td>{table.nbytes:,}</td>" in shown and "<script" not in shown
 
@@ -33,9 +36,14 @@ def test_a_law_shows_both_sides():
         assert ("fails with" in shown) == bool(law.without)
 
 
-@pytest.mark.parametrize("pattern, seen", [
-    (om.causal, lambda q, k: k <= q), (om.window(2), lambda q, k: abs(q - k) <= 2),
-    (om.causal & om.window(1), lambda q, k: (q >= k) & (q - k <= 1))])
+@pytest.mark.parametrize(
+    "pattern, seen",
+    [
+        (om.causal, lambda q, k: k <= q),
+        (om.window(2), lambda q, k: abs(q - k) <= 2),
+        (om.causal & om.window(1), lambda q, k: (q >= k) & (q - k <= 1)),
+    ],
+)
 def test_a_pattern_is_drawn(pattern, seen):
     """A dot for each key that a query sees."""
     q, k = np.indices((24, 24))
@@ -54,8 +62,15 @@ def test_what_else_shows_itself():
 
 
 def point(name, seconds, size, error):
-    return SimpleNamespace(name=name, predicted_s=seconds, measured_s=None, predicted_bytes=size, measured_bytes=None,
-                           predicted_error=error, measured_error=error)
+    return SimpleNamespace(
+        name=name,
+        predicted_s=seconds,
+        measured_s=None,
+        predicted_bytes=size,
+        measured_bytes=None,
+        predicted_error=error,
+        measured_error=error,
+    )
 
 
 def test_a_front_is_drawn():
@@ -77,8 +92,12 @@ def test_lines_stand_at_round_numbers(most):
 
 
 def test_boxes_stand_under_what_they_read():
-    boxes = [Box("a", ("a",)), Box("b", ("b",)), Box("c", (EVIL,), 1.0, ("a", "b")),
-             Box("d", ("d" * 99,), 0.5, ("c",), ("a",))]
+    boxes = [
+        Box("a", ("a",)),
+        Box("b", ("b",)),
+        Box("c", (EVIL,), 1.0, ("a", "b")),
+        Box("d", ("d" * 99,), 0.5, ("c",), ("a",)),
+    ]
     assert [[box.key for box in row] for row in box_levels(boxes)] == [["a", "b"], ["c"], ["d"]]
     root = ElementTree.fromstring(draw_boxes(boxes, EVIL))
     lines = [each.attrib for each in root if each.tag.endswith("}path")]
@@ -86,4 +105,5 @@ def test_boxes_stand_under_what_they_read():
 
 
 @pytest.mark.parametrize("seconds, said", [(0.0, "0"), (1.5e-3, "1500.0"), (2.345e-6, "2.35"), (1e-9, "0.001")])
-def test_microseconds(seconds, said): assert micro(seconds) == said
+def test_microseconds(seconds, said):
+    assert micro(seconds) == said

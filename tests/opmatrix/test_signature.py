@@ -1,5 +1,6 @@
 """What crosses the border of a program: several outputs, matrices that enter, spaces of a batch's own, and what files
 say of them."""
+
 import json
 import tracemalloc
 
@@ -34,7 +35,7 @@ FEATURES = given("features", 6, "V")
 
 def layer(over, seed, width=6):
     """GraphSAGE (Hamilton et al. 2017): a node beside what its neighbours are together."""
-    W = weight(np.random.default_rng(seed).normal(size=(2 * width, width)) / width ** 0.5)
+    W = weight(np.random.default_rng(seed).normal(size=(2 * width, width)) / width**0.5)
     return formula(lambda x: row(x, product(given(EDGES), x, over=over)) @ W) @ activation
 
 
@@ -55,6 +56,7 @@ def found(model, batch, laws=EXACT_LAWS):
 
 # ---- a space of the batch's own
 
+
 def test_both_oracles_read_a_matrix_that_enters():
     batch = graph()
     exact = entrywise(MODEL, batch)[0].astype(float)
@@ -62,8 +64,9 @@ def test_both_oracles_read_a_matrix_that_enters():
     heads = given("keys", 3, "C", 2)
     keys = np.random.default_rng(0).normal(size=(4, 2, 3))
     batch = Batch(inputs={"keys": keys})
-    assert np.array_equal(dense(heads, batch),
-                          keys.swapaxes(0, 1)) and np.array_equal(entrywise(heads, batch), keys.swapaxes(0, 1))
+    assert np.array_equal(dense(heads, batch), keys.swapaxes(0, 1)) and np.array_equal(
+        entrywise(heads, batch), keys.swapaxes(0, 1)
+    )
 
 
 @pytest.mark.parametrize("laws", [(), EXACT_LAWS], ids=["fused", "laws"])
@@ -83,27 +86,41 @@ def test_a_graph_runs_from_a_saved_directory(laws, tmp_path):
     verify_steps(program, [graph()])
 
 
-@pytest.mark.parametrize("batch, words", [
-    (Batch(inputs={"features": np.ones((7, 6))}), "relation edges: V × V: the batch gives none of this name"),
-    (Batch([[1]], relations={"edges": np.eye(7)}), "input features: V × 6 float32: the batch gives none of this name: "
-                                                   "none at all"),
-    (Batch(inputs={"features": np.ones((7, 5))}, relations={"edges": np.eye(7)}),
-     r"features: V × 6 float32: .* gives float64\[7, 5\]"),
-    (Batch(inputs={"features": np.full((7, 6), np.nan)}, relations={"edges": np.eye(7)}),
-     "features: .* no finite number"),
-    (Batch(inputs={"features": np.ones((7, 6))}, relations={"edges": np.eye(6)}),
-     "space V: input features: V × 6 float32 has 7 rows of it in this batch, relation edges: V × V 6"),
-    (Batch(inputs={"features": np.ones((7, 6))}, relations={"edges": np.ones((7, 6))}), "space V: input features.* 7 "
-                                                                                        ".* edges: V × V 6"),
-])
+@pytest.mark.parametrize(
+    "batch, words",
+    [
+        (Batch(inputs={"features": np.ones((7, 6))}), "relation edges: V × V: the batch gives none of this name"),
+        (
+            Batch([[1]], relations={"edges": np.eye(7)}),
+            "input features: V × 6 float32: the batch gives none of this name: none at all",
+        ),
+        (
+            Batch(inputs={"features": np.ones((7, 5))}, relations={"edges": np.eye(7)}),
+            r"features: V × 6 float32: .* gives float64\[7, 5\]",
+        ),
+        (
+            Batch(inputs={"features": np.full((7, 6), np.nan)}, relations={"edges": np.eye(7)}),
+            "features: .* no finite number",
+        ),
+        (
+            Batch(inputs={"features": np.ones((7, 6))}, relations={"edges": np.eye(6)}),
+            "space V: input features: V × 6 float32 has 7 rows of it in this batch, relation edges: V × V 6",
+        ),
+        (
+            Batch(inputs={"features": np.ones((7, 6))}, relations={"edges": np.ones((7, 6))}),
+            "space V: input features.* 7 .* edges: V × V 6",
+        ),
+    ],
+)
 def test_a_matrix_or_relation_that_does_not_fit_is_said(batch, words):
     program = found(MODEL, graph())[0]
     for use in (program.run, program.exact, program.peak_bytes):
-        with pytest.raises(ValueError, match=words): use(batch)
+        with pytest.raises(ValueError, match=words):
+            use(batch)
 
 
 HUGE = float(np.finfo(np.float32).max)
-MOST = 2.0 ** 128 - 2.0 ** 103                            # from here on float32 has only infinity
+MOST = 2.0**128 - 2.0**103  # from here on float32 has only infinity
 
 
 @pytest.mark.parametrize("number", [1e300, -1e300, np.inf, -np.inf, np.nan, MOST, -MOST])
@@ -113,8 +130,9 @@ def test_a_number_that_float32_has_not_is_named(at, number):
     x, edges = np.ones((7, 6)), np.eye(7)
     x[at] = number
     with pytest.raises(InputError, match=rf"input features: V × 6 float32: .* at \[{at[0]}, {at[1]}\]") as error:
-        program = Program([Step("scale", {"x": "features"}, {"factor": 2.0}, "y")], {}, "y",
-                          inputs=[Port("features", "V", 6)])
+        program = Program(
+            [Step("scale", {"x": "features"}, {"factor": 2.0}, "y")], {}, "y", inputs=[Port("features", "V", 6)]
+        )
         program.run(Batch(inputs={"features": x}))
     assert f"{number:g}, " in str(error.value) and "\n" not in str(error.value)
     edges[at] = number
@@ -124,7 +142,7 @@ def test_a_number_that_float32_has_not_is_named(at, number):
         assert f"{number:g}, " in str(error.value)
 
 
-@pytest.mark.parametrize("number", [HUGE, -HUGE, np.nextafter(MOST, 0), 2 ** 62, 5e-324])
+@pytest.mark.parametrize("number", [HUGE, -HUGE, np.nextafter(MOST, 0), 2**62, 5e-324])
 def test_the_largest_numbers_of_float32_are_taken(number):
     port = Port("x", "V", 1)
     assert np.isfinite(np.asarray(port.matrix(np.array([[number]]), "input"), np.float32)).all()
@@ -145,9 +163,10 @@ def test_entries_of_relations_are_extents():
     assert extents["V"] == 9 and extents[entries[EDGES]] == np.count_nonzero(batch.relations["edges"].dense())
     assert Extents({"V": 3, entries["edges: V × V"]: 5})[entries[EDGES]] == 5
     program = found(MODEL, batch)[0]
-    few, many = ([sizes["T"] for name, sizes in program.cost(Extents({"V": 10, entries[EDGES]: count}))
-                  if name == "link"]
-                 for count in (10, 90))
+    few, many = (
+        [sizes["T"] for name, sizes in program.cost(Extents({"V": 10, entries[EDGES]: count})) if name == "link"]
+        for count in (10, 90)
+    )
     assert few == [10, 10] and many == [50, 50], "what a relation joins is priced by its entries"
 
 
@@ -157,10 +176,12 @@ def test_optimize_takes_a_graph(savings_known):
     best = result.best.program
     assert best.space == "V" and result.points[0].verified and result.points[0].stated_error < 1e-5
     assert relative(best.run(batch), dense(MODEL, batch)) < 1e-5
-    with pytest.raises(InputError, match="nobody draws the matrices"): optimize(MODEL, machine=standin.machine())
+    with pytest.raises(InputError, match="nobody draws the matrices"):
+        optimize(MODEL, machine=standin.machine())
 
 
 # ---- several outputs
+
 
 def two():
     """Hidden states of one layer, and a pooled row, of one model."""
@@ -182,7 +203,8 @@ def test_several_outputs_are_one_program(laws, tmp_path):
         outputs = each.run_all(RAGGED)
         assert [*outputs] == [*model] and np.array_equal(outputs["pooled"], each.run(RAGGED))
         assert [port.space for port in each.signature.outputs.values()] == ["S", "T", "T"]
-        for name, term in model.items(): assert relative(outputs[name], dense(term, RAGGED)) < 1e-5
+        for name, term in model.items():
+            assert relative(outputs[name], dense(term, RAGGED)) < 1e-5
     assert max(verify_outputs(program, model, [RAGGED], unrounded(structure, emitter)).values()) < 1e-12
     verify_steps(program, [RAGGED])
 
@@ -192,10 +214,13 @@ def test_several_outputs_are_one_program(laws, tmp_path):
 def test_outputs_that_are_one_value_are_one_array(count, others):
     """However many names a value has: memory, said and taken, is that of the values."""
     steps = [Step("scale", {"x": "x"}, {"factor": float(i)}, f"h{i}") for i in range(1 + others)]
-    names = {f"same{i}": "h0" for i in range(count)} | {f"other{i}.{j}": f"h{i}" for i in range(1, 1 + others)
-                                                        for j in range(count)}
-    once, many = (Program(steps, {}, each, inputs=[Port("x", "V", 1024)]) for each in (
-        {name: f"h{i}" for i, name in enumerate("abcd"[:1 + others])}, names))
+    names = {f"same{i}": "h0" for i in range(count)} | {
+        f"other{i}.{j}": f"h{i}" for i in range(1, 1 + others) for j in range(count)
+    }
+    once, many = (
+        Program(steps, {}, each, inputs=[Port("x", "V", 1024)])
+        for each in ({name: f"h{i}" for i, name in enumerate("abcd"[: 1 + others])}, names)
+    )
     batch = Batch(inputs={"x": np.ones((200, 1024), np.float32)})
     assert once.peak_bytes(batch) == many.peak_bytes(batch)
     many.run_all(batch)
@@ -203,9 +228,11 @@ def test_outputs_that_are_one_value_are_one_array(count, others):
     try:
         found = many.run_all(batch)
         assert tracemalloc.get_traced_memory()[1] < many.peak_bytes(batch) + 200 * 1024
-    finally: tracemalloc.stop()
+    finally:
+        tracemalloc.stop()
     assert [*found] == [*names] and len({id(each) for each in found.values()}) == 1 + others
-    for name, value in names.items(): assert (found[name] == float(value[1:])).all()
+    for name, value in names.items():
+        assert (found[name] == float(value[1:])).all()
 
 
 @pytest.mark.deep
@@ -220,44 +247,56 @@ def test_optimize_states_the_worst_output(laws_known):
 
 # ---- what a file says
 
+
 @pytest.fixture
 def saved(tmp_path):
     found({"out": MODEL, "first": MODEL.children[0]}, graph())[0].save(tmp_path / "p")
     return tmp_path / "p" / "program.json"
 
 
-@pytest.mark.parametrize("spoil, words", [
-    (lambda f: f["inputs"].update(features=["V", 6, 1, "float64"]), "'features'|features: number type 'float64'"),
-    (lambda f: f["inputs"].update(features=["V", 6, 1, "bf16"]), "inputs: 'features' is bf16, which no program of ver"),
-    (lambda f: f.update(version=6, inputs={"features": ["V", 6, 1, "bf16"]}), "features: number type 'bf16': it may be "
-                                                                              "float32$"),
-    (lambda f: f["inputs"].update(features=["V", 0, 1, "float32"]), "features: 1 heads of 0 columns"),
-    (lambda f: f["inputs"].update(features=["V", 1 << 20, 2, "float32"]), "a row has 1 to"),
-    (lambda f: f["inputs"].update(features=["V", True, 1, "float32"]), "not .space, columns"),
-    (lambda f: f["inputs"].update(features=["V × V", 6, 1, "float32"]), "not .space, columns"),
-    (lambda f: f["inputs"].update(features=["V", 8, 1, "float32"]), "step|columns"),
-    (lambda f: f["inputs"].update(features=["T", 6, 1, "float32"]), "x rows"),
-    (lambda f: f["inputs"].update({"a\nb": ["V", 6, 1, "float32"]}), "is no name"),
-    (lambda f: f["inputs"].clear(), "which no earlier step gives"),
-    (lambda f: f["outputs"].update(more="features"), "no step gives 'features'"),
-    (lambda f: f["outputs"].update(more=3), "outputs: 'more' is 3, no value"),
-    (lambda f: f["outputs"].clear(), "gives one, at least"),
-    (lambda f: f["state"].update(features="h1"), "rows that a session holds are of space C"),
-    (lambda f: f.update(state=[]), "'state' is a list"),
-    (lambda f: f.pop("inputs"), "'inputs' is missing"),
-    (lambda f: f["signature"]["outputs"].update(out=["S", 6, 1, "float32"]), "signature: outputs: 'out' is .'S'.*but "
-                                                                             "the steps have .'V'"),
-    (lambda f: f["signature"].update(relations=["edges: V × T"]), "signature: relations are .'edges: V × T'"),
-    (lambda f: f.update(signature=7), "signature: it is 7"),
-    (lambda f: f.update(version=3), "'output' is missing"),
-    (lambda f: f.update(version=8), "'above' is missing"),
-    (lambda f: f.update(version=9), "version is 9"),
-])
+@pytest.mark.parametrize(
+    "spoil, words",
+    [
+        (lambda f: f["inputs"].update(features=["V", 6, 1, "float64"]), "'features'|features: number type 'float64'"),
+        (
+            lambda f: f["inputs"].update(features=["V", 6, 1, "bf16"]),
+            "inputs: 'features' is bf16, which no program of ver",
+        ),
+        (
+            lambda f: f.update(version=6, inputs={"features": ["V", 6, 1, "bf16"]}),
+            "features: number type 'bf16': it may be float32$",
+        ),
+        (lambda f: f["inputs"].update(features=["V", 0, 1, "float32"]), "features: 1 heads of 0 columns"),
+        (lambda f: f["inputs"].update(features=["V", 1 << 20, 2, "float32"]), "a row has 1 to"),
+        (lambda f: f["inputs"].update(features=["V", True, 1, "float32"]), "not .space, columns"),
+        (lambda f: f["inputs"].update(features=["V × V", 6, 1, "float32"]), "not .space, columns"),
+        (lambda f: f["inputs"].update(features=["V", 8, 1, "float32"]), "step|columns"),
+        (lambda f: f["inputs"].update(features=["T", 6, 1, "float32"]), "x rows"),
+        (lambda f: f["inputs"].update({"a\nb": ["V", 6, 1, "float32"]}), "is no name"),
+        (lambda f: f["inputs"].clear(), "which no earlier step gives"),
+        (lambda f: f["outputs"].update(more="features"), "no step gives 'features'"),
+        (lambda f: f["outputs"].update(more=3), "outputs: 'more' is 3, no value"),
+        (lambda f: f["outputs"].clear(), "gives one, at least"),
+        (lambda f: f["state"].update(features="h1"), "rows that a session holds are of space C"),
+        (lambda f: f.update(state=[]), "'state' is a list"),
+        (lambda f: f.pop("inputs"), "'inputs' is missing"),
+        (
+            lambda f: f["signature"]["outputs"].update(out=["S", 6, 1, "float32"]),
+            "signature: outputs: 'out' is .'S'.*but the steps have .'V'",
+        ),
+        (lambda f: f["signature"].update(relations=["edges: V × T"]), "signature: relations are .'edges: V × T'"),
+        (lambda f: f.update(signature=7), "signature: it is 7"),
+        (lambda f: f.update(version=3), "'output' is missing"),
+        (lambda f: f.update(version=8), "'above' is missing"),
+        (lambda f: f.update(version=9), "version is 9"),
+    ],
+)
 def test_a_signature_that_is_not_the_steps_is_refused_in_a_line(spoil, words, saved):
     said = json.loads(saved.read_text())
     spoil(said)
     saved.write_text(json.dumps(said))
-    with pytest.raises(InputError, match=words) as error: Program.load(saved.parent)
+    with pytest.raises(InputError, match=words) as error:
+        Program.load(saved.parent)
     assert "\n" not in str(error.value) and str(saved) in str(error.value)
 
 
@@ -269,11 +308,17 @@ def test_a_program_of_one_output_is_saved_as_before(tmp_path):
     program.save(tmp_path / "p")
     file = tmp_path / "p" / "program.json"
     said = json.loads(file.read_text())
-    assert said["version"] == 3 and said[
-        "output"] == "h0" and program.described().keys() == {"meta", "constants", "steps", "output"}
-    assert said["signature"] == {"inputs": {"tokens": ["T", 1, 1, "int64"]},
-                                 "outputs": {"output": ["T", 4, 1, "float32"]},
-                                 "relations": [], "state": {}}
+    assert (
+        said["version"] == 3
+        and said["output"] == "h0"
+        and program.described().keys() == {"meta", "constants", "steps", "output"}
+    )
+    assert said["signature"] == {
+        "inputs": {"tokens": ["T", 1, 1, "int64"]},
+        "outputs": {"output": ["T", 4, 1, "float32"]},
+        "relations": [],
+        "state": {},
+    }
     del said["signature"]
     file.write_text(json.dumps(said))
     assert Program.load(tmp_path / "p").hash == program.hash

@@ -1,5 +1,6 @@
 """Spaces and relations: rows that a batch picks and pools, in every reading; what does not fit is said with spaces,
 relation and sizes."""
+
 from fractions import Fraction
 
 import numpy as np
@@ -37,15 +38,19 @@ from rewrites.laws.flat import flat
 from rewrites.verify.graphs import disagreements
 
 EDGES, NODES = relation("edges", "V", "V"), relation("nodes", "V", "T")
-LINKS = np.array([[0, 2.0, 0], [1, 0, -3], [0, 0, 0]])      # node 2 has no neighbour
+LINKS = np.array([[0, 2.0, 0], [1, 0, -3], [0, 0, 0]])  # node 2 has no neighbour
 RELATIONS = dict(edges=LINKS, nodes=np.eye(6)[[0, 2, 5]])
 BATCH = Batch([[1, 2, 3], [4], [5, 6]], relations=RELATIONS)
 RNG = np.random.default_rng(0)
 X, W, Q = RNG.normal(size=(6, 4)), weight(RNG.normal(size=(4, 3))), weight(RNG.normal(size=(4, 4)))
 
 
-def pooled(over): return formula(lambda x: product(given("members"), x, over=over))
-def neighbours(over): return pick(NODES) @ formula(lambda x: row(x, product(given(EDGES), x, over=over)))
+def pooled(over):
+    return formula(lambda x: product(given("members"), x, over=over))
+
+
+def neighbours(over):
+    return pick(NODES) @ formula(lambda x: row(x, product(given(EDGES), x, over=over)))
 
 
 def queries(x):
@@ -53,14 +58,23 @@ def queries(x):
     return product(x @ pick("last") @ Q @ x.T, x @ W + 1.0, over=softmax, where=sequence & causal)
 
 
-TERMS = [I @ pick("last"), pick("first") @ W @ gelu, W @ pick("last") @ layernorm(1e-5),
-         pick("last") @ heads(2) @ heads(2).T,
-         rotary(8, 4) @ pick("last"), pick("last") @ rotary(8, 4), formula(queries), pooled(mean) + 1.0,
-         pooled(largest) @ (W + const([1.0, 2, 3])),
-         formula(lambda x: row(x @ pick("last"), product(given("members"), x))), neighbours(mean), neighbours(largest),
-         neighbours(softmax),
-         formula(lambda x: product(given("members_by_root"), x)),
-         formula(lambda x: product(given("members_by_place"), x))]
+TERMS = [
+    I @ pick("last"),
+    pick("first") @ W @ gelu,
+    W @ pick("last") @ layernorm(1e-5),
+    pick("last") @ heads(2) @ heads(2).T,
+    rotary(8, 4) @ pick("last"),
+    pick("last") @ rotary(8, 4),
+    formula(queries),
+    pooled(mean) + 1.0,
+    pooled(largest) @ (W + const([1.0, 2, 3])),
+    formula(lambda x: row(x @ pick("last"), product(given("members"), x))),
+    neighbours(mean),
+    neighbours(largest),
+    neighbours(softmax),
+    formula(lambda x: product(given("members_by_root"), x)),
+    formula(lambda x: product(given("members_by_place"), x)),
+]
 
 
 @pytest.mark.parametrize("term", TERMS, ids=str)
@@ -98,35 +112,50 @@ def test_pooling_is_exact_in_fractions():
     assert found[0, 1] == Fraction(1 + 5 + 9, 3) and found[2, 3] == Fraction(19 + 23, 2)
 
 
-@pytest.mark.parametrize("make, words", [
-    (lambda: formula(lambda x: x + x @ pick("last")), r"\+: .*rows T ≠ S"),
-    (lambda: pick("last") @ pick("first"), r"@ pick: .* against first: S × T: rows against columns S ≠ T"),
-    (lambda: pick("last") @ formula(lambda x: product(given("members"), x)), "columns against rows T ≠ S"),
-    (lambda: pick("last") @ pick(EDGES), "edges: V × V: rows against columns S ≠ V"),
-    (lambda: pick("tokens"), "pick: 'tokens' is no relation: first, last, members"),
-    (lambda: given("tokens"), "'tokens' is no relation"),
-    (lambda: relation("last", "V", "T"), "relation last: V × T: every batch gives last: S × T"),
-    (lambda: dense(pick(EDGES), X, BATCH), r"rows of T, the tokens of a batch, but V are wanted"),
-    (lambda: dense(pick(NODES), X, Batch([range(6)])), "relation nodes: V × T: the batch gives none of this name: "
-                                                       "first, last"),
-    (lambda: dense(pick(NODES) @ pick(EDGES), X, BATCH), "edges: V × V: row 1 of 3 in space V has 2 entries: a pick "
-                                                         "takes"),
-    (lambda: dense(pick(relation("far", "V", "T")), X, Batch([range(6)], relations=dict(far=np.eye(6, 7)))),
-     "relation far: V × T: it is 6 × 7, but space T has 6 rows"),
-    (lambda: dense(neighbours(mean), X, Batch([range(6)], relations=RELATIONS | dict(edges=np.eye(4)))),
-     "relation edges: V × V: it is 4 × 4 in this batch, but the value has 3 rows of space V"),
-    (lambda: dense(pooled(mean) @ rotary(8, 4), X, BATCH), "positions: these 3 rows have none: they were pooled, not "
-                                                           "picked"),
-    (lambda: flat(pooled(mean) @ given("positions", 4), I), "were pooled, not picked, and have no positions"),
-    (lambda: Batch([[1]], relations=dict(last=np.eye(1))), "relation 'last': every batch gives one of this name"),
-    (lambda: Batch([[1]], relations=dict(r=np.ones(3))), r"relation 'r' has shape \(3,\)"),
-    (lambda: Batch([[1]], relations=dict(r=[[np.inf]])), "no finite number"),
-])
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: formula(lambda x: x + x @ pick("last")), r"\+: .*rows T ≠ S"),
+        (lambda: pick("last") @ pick("first"), r"@ pick: .* against first: S × T: rows against columns S ≠ T"),
+        (lambda: pick("last") @ formula(lambda x: product(given("members"), x)), "columns against rows T ≠ S"),
+        (lambda: pick("last") @ pick(EDGES), "edges: V × V: rows against columns S ≠ V"),
+        (lambda: pick("tokens"), "pick: 'tokens' is no relation: first, last, members"),
+        (lambda: given("tokens"), "'tokens' is no relation"),
+        (lambda: relation("last", "V", "T"), "relation last: V × T: every batch gives last: S × T"),
+        (lambda: dense(pick(EDGES), X, BATCH), r"rows of T, the tokens of a batch, but V are wanted"),
+        (
+            lambda: dense(pick(NODES), X, Batch([range(6)])),
+            "relation nodes: V × T: the batch gives none of this name: first, last",
+        ),
+        (
+            lambda: dense(pick(NODES) @ pick(EDGES), X, BATCH),
+            "edges: V × V: row 1 of 3 in space V has 2 entries: a pick takes",
+        ),
+        (
+            lambda: dense(pick(relation("far", "V", "T")), X, Batch([range(6)], relations=dict(far=np.eye(6, 7)))),
+            "relation far: V × T: it is 6 × 7, but space T has 6 rows",
+        ),
+        (
+            lambda: dense(neighbours(mean), X, Batch([range(6)], relations=RELATIONS | dict(edges=np.eye(4)))),
+            "relation edges: V × V: it is 4 × 4 in this batch, but the value has 3 rows of space V",
+        ),
+        (
+            lambda: dense(pooled(mean) @ rotary(8, 4), X, BATCH),
+            "positions: these 3 rows have none: they were pooled, not picked",
+        ),
+        (lambda: flat(pooled(mean) @ given("positions", 4), I), "were pooled, not picked, and have no positions"),
+        (lambda: Batch([[1]], relations=dict(last=np.eye(1))), "relation 'last': every batch gives one of this name"),
+        (lambda: Batch([[1]], relations=dict(r=np.ones(3))), r"relation 'r' has shape \(3,\)"),
+        (lambda: Batch([[1]], relations=dict(r=[[np.inf]])), "no finite number"),
+    ],
+)
 def test_what_does_not_fit_is_said(make, words):
-    with pytest.raises((ShapeError, ValueError, TypeError), match=words): make()
+    with pytest.raises((ShapeError, ValueError, TypeError), match=words):
+        make()
 
 
 # ---- laws
+
 
 def graph_of(term, width=4):
     x = symbol("border", Shape(1, T, width), Shape(1, T, width))
@@ -134,8 +163,16 @@ def graph_of(term, width=4):
     return saturate(template, EXACT_LAWS, trace=True), template
 
 
-@pytest.mark.parametrize("term", [*TERMS[:8], W @ const([1.0, 2, 3]) @ pick("last"), neighbours(mean),
-                                  given("positions", 4) @ weight(np.ones((4, 4))) @ pick("last")], ids=str)
+@pytest.mark.parametrize(
+    "term",
+    [
+        *TERMS[:8],
+        W @ const([1.0, 2, 3]) @ pick("last"),
+        neighbours(mean),
+        given("positions", 4) @ weight(np.ones((4, 4))) @ pick("last"),
+    ],
+    ids=str,
+)
 def test_graphs_of_picked_rows_hold(term):
     """Every member of every class has its value, where rows are moved between spaces too."""
     graph, template = graph_of(term)
@@ -143,8 +180,10 @@ def test_graphs_of_picked_rows_hold(term):
 
 
 def layer(x):
-    mixed = product(x @ Q @ heads(2) @ (x @ Q @ heads(2)).T, x @ Q @ heads(2), over=softmax,
-                    where=sequence & causal) @ heads(2).T
+    mixed = (
+        product(x @ Q @ heads(2) @ (x @ Q @ heads(2)).T, x @ Q @ heads(2), over=softmax, where=sequence & causal)
+        @ heads(2).T
+    )
     y = (mixed @ Q + x) @ layernorm(1e-5) * np.array([1.0, 2, 3, 4]) + np.array([1.0, 0, 0, 1])
     return (y @ W @ gelu @ W.T + y) @ pick("last")
 
@@ -156,8 +195,11 @@ def test_what_is_behind_attention_is_found_in_the_rows_that_are_read():
     terms = graph.terms(template)
     seen = {node.kind for node in graph.members[graph.named["$seed"]]}
     assert "add" in seen
-    products = [cls for cls, members in graph.members.items()
-                if any(n.kind == "product" and n.attributes[0] == "softmax" for n in members)]
+    products = [
+        cls
+        for cls, members in graph.members.items()
+        if any(n.kind == "product" and n.attributes[0] == "softmax" for n in members)
+    ]
     assert {terms[cls].out.rows for cls in products} == {T, S}
 
 
@@ -165,16 +207,25 @@ def beyond(kind):
     """A 4 × 4 matrix of scipy, one entry of which lies beyond it: scipy does not look."""
     made = sparse.random_array((4, 4), density=0.5, format=kind, rng=np.random.default_rng(0))
     match kind:
-        case "coo": made.coords[0][0] = 7
-        case "lil": made.rows[3], made.data[3] = [9], [1.0]
-        case _: made.indices[-1] = 9
+        case "coo":
+            made.coords[0][0] = 7
+        case "lil":
+            made.rows[3], made.data[3] = [9], [1.0]
+        case _:
+            made.indices[-1] = 9
     return made
 
 
-@pytest.mark.parametrize("kind, words", [
-    ("csr", "entries beyond that: indices must be < 4"), ("csc", "entries beyond that: indices must be < 4"),
-    ("bsr", "entries beyond that: column index values must be < 4"), ("coo", "an entry in row 7"),
-    ("lil", "an entry in row 3, column 9")])
+@pytest.mark.parametrize(
+    "kind, words",
+    [
+        ("csr", "entries beyond that: indices must be < 4"),
+        ("csc", "entries beyond that: indices must be < 4"),
+        ("bsr", "entries beyond that: column index values must be < 4"),
+        ("coo", "an entry in row 7"),
+        ("lil", "an entry in row 3, column 9"),
+    ],
+)
 def test_entries_beyond_a_relation_s_shape_are_said(kind, words):
     with pytest.raises(ValueError, match=f"relation 'edges' is 4 × 4, but has {words}"):
         Batch([range(4)], relations={"edges": beyond(kind)})

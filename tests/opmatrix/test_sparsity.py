@@ -1,4 +1,5 @@
 """Single entries left out of a weight: which go, and how the rest makes up for them."""
+
 import sys
 
 import numpy as np
@@ -43,7 +44,8 @@ def test_other_metrics_only_choose(rule):
     for metric in (np.diagonal(gram), None):
         found, scores = sparsify(W, rule, metric), prune_scores(W, metric)
         assert np.array_equal(found[found != 0], W[found != 0]) and np.count_nonzero(found) == W.size // 2
-        if rule.groups is None: assert scores[found == 0].max() < scores[found != 0].min()
+        if rule.groups is None:
+            assert scores[found == 0].max() < scores[found != 0].min()
         else:
             left, scores = ((each.reshape(12, 4, 10)) for each in (found != 0, scores))
             assert (left.sum(1) == 2).all()
@@ -57,7 +59,16 @@ def test_blocks_are_no_other_result(monkeypatch):
     np.testing.assert_allclose(sparsify(W, Sparsity(groups=(2, 4)), gram), whole, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("rule, inputs", [(Sparsity(1.0), 8), (Sparsity(-0.1), 8), (Sparsity(groups=(0, 4)), 8),
-                                          (Sparsity(groups=(5, 4)), 8), (Sparsity(groups=(2, 4)), 10)])
+@pytest.mark.parametrize(
+    "rule, inputs",
+    [
+        (Sparsity(1.0), 8),
+        (Sparsity(-0.1), 8),
+        (Sparsity(groups=(0, 4)), 8),
+        (Sparsity(groups=(5, 4)), 8),
+        (Sparsity(groups=(2, 4)), 10),
+    ],
+)
 def test_what_leaves_nothing_or_does_not_divide_is_refused(rule, inputs):
-    with pytest.raises(InputError, match="sparsify: "): sparsify(np.ones((inputs, 2)), rule)
+    with pytest.raises(InputError, match="sparsify: "):
+        sparsify(np.ones((inputs, 2)), rule)

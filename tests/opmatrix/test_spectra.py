@@ -1,4 +1,5 @@
 """Spectra against their definitions, predictions against what is measured, solvers against LAPACK."""
+
 import itertools
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from opmatrix.spectra import (
 )
 from opmatrix.spectra.propose import Weighed
 
-PAIRS = BlockInt8, LowRankInt8, NMInt8                       # which are predicted without a fit
+PAIRS = BlockInt8, LowRankInt8, NMInt8  # which are predicted without a fit
 untimed = settings(deadline=None)
 
 
@@ -49,10 +50,12 @@ def activations(n, rows=40, seed=0):
     return random.standard_normal((rows, n)) * 10.0 ** random.uniform(-2, 1, n) @ random.standard_normal((n, n)) + 1
 
 
-def relative(x, w, a): return np.linalg.norm(x @ (w - a)) / np.linalg.norm(x @ w)
+def relative(x, w, a):
+    return np.linalg.norm(x @ (w - a)) / np.linalg.norm(x @ w)
 
 
 # ---- measures
+
 
 @untimed
 @given(matrices())
@@ -60,8 +63,8 @@ def test_measures_follow_their_definitions(w):
     found, values = Spectrum.of(w, "w"), np.linalg.svd(w)[1]
     share = values[values > 0] / values.sum()
     assert found.stable_rank == pytest.approx(np.linalg.norm(w) ** 2 / np.linalg.norm(w, 2) ** 2)
-    assert found.effective_rank == pytest.approx(np.prod(share ** -share))
-    assert 1 <= found.stable_rank <= found.effective_rank ** 2 + 1e-9 and found.effective_rank <= len(values) + 1e-9
+    assert found.effective_rank == pytest.approx(np.prod(share**-share))
+    assert 1 <= found.stable_rank <= found.effective_rank**2 + 1e-9 and found.effective_rank <= len(values) + 1e-9
     assert found.rank == np.linalg.matrix_rank(w)
     assert found.condition == pytest.approx(np.linalg.cond(w), rel=1e-3) or found.condition > 1e10
 
@@ -128,8 +131,10 @@ def test_spectra_refuse_what_is_no_matrix_of_numbers():
     broken[2, 1] = np.nan
     with pytest.raises(InputError, match=r"w3: 1 entries are not finite, the first at row 2, column 1"):
         Spectrum.of(broken, "w3")
-    with pytest.raises(InputError, match=r"w4: .* shape \(3,\)"): Spectrum.of(np.ones(3), "w4")
-    with pytest.raises(InputError, match="rank 5"): leverage(np.eye(4), 5)
+    with pytest.raises(InputError, match=r"w4: .* shape \(3,\)"):
+        Spectrum.of(np.ones(3), "w4")
+    with pytest.raises(InputError, match="rank 5"):
+        leverage(np.eye(4), 5)
 
 
 def test_the_report_says_every_measure():
@@ -141,13 +146,15 @@ def test_the_report_says_every_measure():
 
 # ---- activations
 
+
 def test_grams_of_parts_add_up():
     x = activations(5, 30)
     whole, parts = Gram.of(x), Gram.of(x[:11]) + Gram.of(x[11:])
     assert np.asarray(parts) == pytest.approx(np.asarray(whole)) and parts.rows == 30
     assert parts.covariance == pytest.approx(np.cov(x.T, bias=True))
     assert parts.spectrum().values == pytest.approx(np.linalg.svd(x - x.mean(0))[1] / np.sqrt(30), rel=1e-6)
-    with pytest.raises(InputError, match="widths differ"): whole + Gram.of(np.ones((2, 4)))
+    with pytest.raises(InputError, match="widths differ"):
+        whole + Gram.of(np.ones((2, 4)))
 
 
 @untimed
@@ -158,7 +165,7 @@ def test_predicted_error_is_the_relative_change_of_the_output(w, seed):
     assert predicted_error(w, a, Gram.of(x)) == pytest.approx(relative(x, w, a), rel=1e-6, abs=1e-9)
     assert predicted_error(w, a) == pytest.approx(relative(np.eye(len(w)), w, a))
     sizes = np.arange(1, len(w) + 1)
-    assert predicted_error(w, a, sizes ** 2) == pytest.approx(relative(np.diag(sizes), w, a))
+    assert predicted_error(w, a, sizes**2) == pytest.approx(relative(np.diag(sizes), w, a))
 
 
 def test_predicted_error_of_rounding_is_not_lost_in_rounding():
@@ -195,7 +202,7 @@ def test_the_lowrank_format_attains_the_whitened_error():
 @given(matrices(), st.integers(0, 99), st.booleans(), st.booleans())
 def test_mask_errors_are_measured_ones_at_every_density(w, seed, full, magnitude):
     x = activations(len(w), seed=seed)
-    gram = Gram.of(x) if full else (x ** 2).sum(0)
+    gram = Gram.of(x) if full else (x**2).sum(0)
     score = abs(w) if magnitude else prune_scores(w, gram)
     order = np.argsort(score, axis=None, kind="stable")
     for dropped, error in enumerate(mask_errors(w, gram, score)):
@@ -208,8 +215,10 @@ def test_wanda_masks_are_the_best_there_are_for_uncorrelated_columns():
     w, gram = np.random.default_rng(3).standard_normal((2, 4)), np.array([9.0, 0.25])
     errors = mask_errors(w, gram)
     for dropped in range(w.size + 1):
-        best = min(predicted_error(w, np.where(np.isin(np.arange(w.size), gone), 0, w.ravel()).reshape(w.shape), gram)
-                   for gone in itertools.combinations(range(w.size), dropped))
+        best = min(
+            predicted_error(w, np.where(np.isin(np.arange(w.size), gone), 0, w.ravel()).reshape(w.shape), gram)
+            for gone in itertools.combinations(range(w.size), dropped)
+        )
         assert errors[dropped] == pytest.approx(best)
 
 
@@ -218,16 +227,18 @@ def test_metrics_of_the_wrong_size_are_refused():
         predicted_error(np.ones((4, 2)), np.ones((4, 2)), np.eye(3))
     with pytest.raises(InputError, match=r"weight \(4, 2\) against approximated \(2, 4\)"):
         predicted_error(np.ones((4, 2)), np.ones((2, 4)))
-    with pytest.raises(InputError, match="low_rank: rank 3"): low_rank(np.ones((4, 2)), 3)
+    with pytest.raises(InputError, match="low_rank: rank 3"):
+        low_rank(np.ones((4, 2)), 3)
 
 
 # ---- proposals
+
 
 def decaying(n, p, seed=0):
     """A weight with a falling spectrum and a Gram of correlated activations."""
     random = np.random.default_rng(seed)
     values = np.exp(-np.arange(min(n, p)) / 6)
-    left, right = (np.linalg.qr(random.standard_normal((size, size)))[0][:, :min(n, p)] for size in (n, p))
+    left, right = (np.linalg.qr(random.standard_normal((size, size)))[0][:, : min(n, p)] for size in (n, p))
     return (left * values @ right.T).astype(np.float32), Gram.of(activations(n, 3 * n, seed))
 
 
@@ -240,17 +251,19 @@ def test_proposals_err_as_predicted_and_store_what_they_say():
         packed = each.approximate(w, gram)
         assert packed.name == each.method and packed.nbytes == each.stored_bytes
         exactly = not issubclass(FORMATS[each.method], PAIRS)
-        assert predicted_error(w, packed.unpack(),
-                               gram) == pytest.approx(each.predicted_error, rel=1e-3 if exactly else 0.1, abs=0.005)
+        assert predicted_error(w, packed.unpack(), gram) == pytest.approx(
+            each.predicted_error, rel=1e-3 if exactly else 0.1, abs=0.005
+        )
 
 
 @pytest.mark.parametrize("name", [F.name for F in PAIRS])
 def test_what_a_structure_of_bytes_is_predicted_to_lose_is_about_what_it_loses(name):
     """Without a fit, in the metric of the inputs' norms."""
     random = np.random.default_rng(3)
-    w, gram = random.standard_normal((128,
-                                      96)) * np.exp(random.standard_normal((128,
-                                                                            1))), np.diag(random.uniform(0.1, 9, 128))
+    w, gram = (
+        random.standard_normal((128, 96)) * np.exp(random.standard_normal((128, 1))),
+        np.diag(random.uniform(0.1, 9, 128)),
+    )
     found = propose(w, gram, Limits(most=99, error=2.0))
     mine = [each for each in (*found.kept, *found.rejected) if each.method == name]
     assert mine
@@ -268,9 +281,11 @@ def test_no_proposal_beats_another():
 
 
 def test_what_the_cost_cannot_repay_is_never_fitted_and_the_reason_says_so():
-    def price(method, parameters, n, p): return {"dense": (1.0, 100), "lowrank": (0.5, 50)}.get(method, (2.0, 120))
+    def price(method, parameters, n, p):
+        return {"dense": (1.0, 100), "lowrank": (0.5, 50)}.get(method, (2.0, 120))
+
     w, gram = decaying(48, 64)
-    w[0, 0] = 1e6                                           # float16 cannot hold it: fitting would say that instead
+    w[0, 0] = 1e6  # float16 cannot hold it: fitting would say that instead
     found = propose(w, gram, price=price)
     assert {each.method for each in found} == {"lowrank"}
     reasons = {each.method: each.reason for each in found.rejected if each.method != "lowrank"}
@@ -320,6 +335,7 @@ def test_a_price_that_is_no_price_is_refused():
 
 # ---- drawings
 
+
 def layers():
     random = np.random.default_rng(0)
     names = [f"encoder.layer.{layer}.{kind}.weight" for layer in range(3) for kind in ("query", "output.dense")]
@@ -327,14 +343,16 @@ def layers():
     return [*weights, Gram.of(activations(12)).spectrum("encoder.layer.0.input")]
 
 
-POINTS = [{"measured_s": 0.01, "measured_bytes": 9e6, "measured_error": 0.0},
-          {"measured_s": 0.008, "measured_bytes": 4e6, "measured_error": 0.01},
-          {"measured_s": None, "predicted_s": 0.007, "measured_bytes": 3e6, "predicted_error": 0.3}]
+POINTS = [
+    {"measured_s": 0.01, "measured_bytes": 9e6, "measured_error": 0.0},
+    {"measured_s": 0.008, "measured_bytes": 4e6, "measured_error": 0.01},
+    {"measured_s": None, "predicted_s": 0.007, "measured_bytes": 3e6, "predicted_error": 0.3},
+]
 
 
 def test_the_text_has_a_line_for_each_matrix():
     lines = draw.spectrum_text(layers()).splitlines()
-    table, said = lines[:lines.index("")], lines[lines.index("") + 1:]
+    table, said = lines[: lines.index("")], lines[lines.index("") + 1 :]
     assert len(table) == 2 + 7 and table[0].split()[:3] == ["layer", "matrix", "shape"]
     assert table[3].split()[:3] == ["0", "output.dense", "12×16"] and "█" in table[3]
     assert [line.split(": ")[0] for line in said] == [*draw.SPECTRUM_COLUMNS][3:]
@@ -347,29 +365,42 @@ def test_bars_fall_with_the_values_on_a_logarithmic_scale():
 
 
 @pytest.mark.deep(every=3)
-@pytest.mark.parametrize("figure", [lambda path: draw.spectrum_figure(layers(), path),
-                                    lambda path: draw.front_figure(POINTS, path, chosen=1, baseline=POINTS[0]),
-                                    lambda path: draw.front_figure(POINTS[:1], path)],
-                         ids=["spectra", "front", "front of one"])
+@pytest.mark.parametrize(
+    "figure",
+    [
+        lambda path: draw.spectrum_figure(layers(), path),
+        lambda path: draw.front_figure(POINTS, path, chosen=1, baseline=POINTS[0]),
+        lambda path: draw.front_figure(POINTS[:1], path),
+    ],
+    ids=["spectra", "front", "front of one"],
+)
 def test_figures_are_written_or_say_what_is_missing(figure, tmp_path):
     if find_spec("matplotlib") is None:
-        with pytest.raises(InputError, match="needs matplotlib"): figure(tmp_path / "figure.png")
-    else: assert figure(tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+        with pytest.raises(InputError, match="needs matplotlib"):
+            figure(tmp_path / "figure.png")
+    else:
+        assert figure(tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_matplotlib_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(InputError, match=r"pip install '\.\[plot\]'"): draw.front_figure(POINTS, "figure.png")
+    with pytest.raises(InputError, match=r"pip install '\.\[plot\]'"):
+        draw.front_figure(POINTS, "figure.png")
 
 
 def test_points_without_numbers_are_refused(tmp_path):
-    with pytest.raises(InputError, match="neither measured_s nor predicted_s"): draw.front_figure([{}], tmp_path / "f")
-    with pytest.raises(InputError, match="no points"): draw.front_figure([], tmp_path / "f")
-    with pytest.raises(InputError, match="no spectra"): draw.spectrum_figure([], tmp_path / "f")
+    with pytest.raises(InputError, match="neither measured_s nor predicted_s"):
+        draw.front_figure([{}], tmp_path / "f")
+    with pytest.raises(InputError, match="no points"):
+        draw.front_figure([], tmp_path / "f")
+    with pytest.raises(InputError, match="no spectra"):
+        draw.spectrum_figure([], tmp_path / "f")
 
 
 def test_importing_spectra_imports_neither_scipy_nor_matplotlib():
-    code = ("import sys, opmatrix.spectra, opmatrix.display.draw; "
-            "print({'scipy', 'matplotlib', 'numba', 'rich'} & set(sys.modules))")
+    code = (
+        "import sys, opmatrix.spectra, opmatrix.display.draw; "
+        "print({'scipy', 'matplotlib', 'numba', 'rich'} & set(sys.modules))"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert found.stdout == "set()\n"

@@ -4,15 +4,10 @@ import numpy as np
 import pytest
 
 from formats.core.errors import InputError
-from opmatrix.spectra import (
-    eigenvalues,
-    randomised_svd,
-    restarted_arnoldi,
-    singular_values,
-    unite_and_conquer,
-)
+from opmatrix.spectra import eigenvalues, randomised_svd, restarted_arnoldi, singular_values, unite_and_conquer
 
 # ---- solvers
+
 
 def symmetric(n=120, seed=0):
     frame = np.linalg.qr(np.random.default_rng(seed).standard_normal((n, n)))[0]
@@ -26,7 +21,9 @@ def rotating(n=120, seed=0):
     blocks = np.zeros((n, n))
     for i in range(0, n, 2):
         size, angle = 3 / (1 + i / 4), 0.3 + i
-        blocks[i:i + 2, i:i + 2] = size * np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+        blocks[i : i + 2, i : i + 2] = size * np.array(
+            [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
+        )
     frame = np.linalg.qr(random.standard_normal((n, n)))[0] @ np.diag(random.uniform(0.7, 1.4, n))
     return frame @ blocks @ np.linalg.inv(frame)
 
@@ -36,12 +33,14 @@ def true(a, count):
     return values[np.argsort(-abs(values))][:count]
 
 
-def alike(found, wanted): assert np.sort_complex(found) == pytest.approx(np.sort_complex(wanted), rel=1e-5, abs=1e-7)
+def alike(found, wanted):
+    assert np.sort_complex(found) == pytest.approx(np.sort_complex(wanted), rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.parametrize("solver", ["auto", "lapack", "arpack", "lobpcg", "unite"])
 def test_every_eigensolver_finds_the_largest_of_a_symmetric_matrix(solver):
     from scipy.sparse.linalg import aslinearoperator
+
     a = symmetric()
     for given_ in (a, aslinearoperator(a)):
         found = eigenvalues(given_, 5, solver, symmetric=True)
@@ -49,7 +48,8 @@ def test_every_eigensolver_finds_the_largest_of_a_symmetric_matrix(solver):
 
 
 @pytest.mark.parametrize("solver", ["auto", "lapack", "arpack", "unite"])
-def test_every_eigensolver_finds_complex_pairs(solver): alike(eigenvalues(rotating(), 6, solver), true(rotating(), 6))
+def test_every_eigensolver_finds_complex_pairs(solver):
+    alike(eigenvalues(rotating(), 6, solver), true(rotating(), 6))
 
 
 @pytest.mark.deep(every=4)
@@ -57,6 +57,7 @@ def test_every_eigensolver_finds_complex_pairs(solver): alike(eigenvalues(rotati
 @pytest.mark.parametrize("solver", ["auto", "lapack", "arpack", "lobpcg", "unite", "random"])
 def test_every_solver_finds_singular_values_of_matrices_and_operators(solver, shape):
     from scipy.sparse.linalg import aslinearoperator
+
     random = np.random.default_rng(4)
     a = random.standard_normal((shape[0], 70)) * 0.8 ** np.arange(70) @ random.standard_normal((70, shape[1]))
     wanted = np.linalg.svd(a, compute_uv=False)
@@ -67,9 +68,10 @@ def test_every_solver_finds_singular_values_of_matrices_and_operators(solver, sh
 
 def test_sparse_matrices_are_taken_as_they_are():
     from scipy.sparse import random_array
+
     a = random_array((90, 60), density=0.1, rng=np.random.default_rng(0), format="csr")
     assert singular_values(a, 4, "arpack") == pytest.approx(np.linalg.svd(a.toarray())[1][:4])
-    assert eigenvalues((a.T @ a).tocsr(), 4, "arpack").dtype == np.float64   # seen to be symmetric
+    assert eigenvalues((a.T @ a).tocsr(), 4, "arpack").dtype == np.float64  # seen to be symmetric
     assert eigenvalues((a.T @ a).tocsr(), 4) == pytest.approx(np.linalg.svd(a.toarray())[1][:4] ** 2)
 
 
@@ -81,26 +83,36 @@ def test_a_random_sketch_is_nearly_the_truncated_decomposition():
     assert best <= np.linalg.norm(a - u * values @ v) <= 1.01 * best
 
 
-@pytest.mark.parametrize("call, words", [
-    (lambda: eigenvalues(np.ones((3, 4))), "not square"),
-    (lambda: eigenvalues(np.eye(9), 3, "magic"), "no solver 'magic'; there are auto, lapack"),
-    (lambda: eigenvalues(rotating(), 3, "lobpcg"), "needs a symmetric operator"),
-    (lambda: eigenvalues(np.eye(9), 10), "count 10"),
-    (lambda: singular_values(np.eye(9), None, "arpack"), "all were asked for"),
-    (lambda: unite_and_conquer(np.eye(9), 5, (4, 6)), "5 of an operator of size 9 with subspaces"),
-    (lambda: unite_and_conquer(np.ones((3, 4)), 1), "must be square"),
-], ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: eigenvalues(np.ones((3, 4))), "not square"),
+        (lambda: eigenvalues(np.eye(9), 3, "magic"), "no solver 'magic'; there are auto, lapack"),
+        (lambda: eigenvalues(rotating(), 3, "lobpcg"), "needs a symmetric operator"),
+        (lambda: eigenvalues(np.eye(9), 10), "count 10"),
+        (lambda: singular_values(np.eye(9), None, "arpack"), "all were asked for"),
+        (lambda: unite_and_conquer(np.eye(9), 5, (4, 6)), "5 of an operator of size 9 with subspaces"),
+        (lambda: unite_and_conquer(np.ones((3, 4)), 1), "must be square"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_solvers_say_what_is_wrong(call, words):
-    with pytest.raises(InputError, match=words): call()
+    with pytest.raises(InputError, match=words):
+        call()
 
 
 # ---- unite and conquer
 
-def hermitian(): return symmetric() + 1j * (np.triu(rotating(), 1) - np.triu(rotating(), 1).T)
+
+def hermitian():
+    return symmetric() + 1j * (np.triu(rotating(), 1) - np.triu(rotating(), 1).T)
 
 
-@pytest.mark.parametrize("matrix, normal", [(symmetric(), True), (rotating(), False), (hermitian(), True)],
-                         ids=["symmetric", "complex pairs", "hermitian"])
+@pytest.mark.parametrize(
+    "matrix, normal",
+    [(symmetric(), True), (rotating(), False), (hermitian(), True)],
+    ids=["symmetric", "complex pairs", "hermitian"],
+)
 @pytest.mark.parametrize("subspaces", [(8, 11, 15), (20,)], ids=str)
 def test_united_processes_converge_to_the_dense_eigenpairs(matrix, normal, subspaces):
     found = unite_and_conquer(matrix, 6, subspaces, symmetric=normal)
@@ -110,7 +122,8 @@ def test_united_processes_converge_to_the_dense_eigenpairs(matrix, normal, subsp
     assert left == pytest.approx(found.residuals, abs=1e-12)
     assert found.restarts == len(found.history) and found.products <= found.restarts * (sum(subspaces) + 6)
     assert "converged" in repr(found) and np.array_equal(
-        unite_and_conquer(matrix, 6, subspaces, symmetric=normal).values, found.values)
+        unite_and_conquer(matrix, 6, subspaces, symmetric=normal).values, found.values
+    )
 
 
 def test_united_processes_find_repeated_eigenvalues_that_one_start_cannot():
@@ -130,8 +143,9 @@ def test_uniting_needs_fewer_restarts_than_any_process_alone():
     assert not any(each.converged for each in alone)
 
 
-@pytest.mark.parametrize("a", [np.zeros((12, 12)), np.eye(12), np.outer(np.arange(12.0), np.ones(12))],
-                         ids=["zero", "identity", "rank one"])
+@pytest.mark.parametrize(
+    "a", [np.zeros((12, 12)), np.eye(12), np.outer(np.arange(12.0), np.ones(12))], ids=["zero", "identity", "rank one"]
+)
 def test_invariant_subspaces_end_at_once(a):
     found = unite_and_conquer(a, 3, (4, 6))
     alike(found.values, true(a, 3))

@@ -1,4 +1,5 @@
 """Programs on disk: the same bits back, whole or not at all, and one line that names what is wrong with a file."""
+
 import json
 import mmap
 import shutil
@@ -23,8 +24,11 @@ from rewrites.verify import certificate
 
 RAGGED = [[3, 4, 5, 6, 7], [8], list(range(9, 26))]
 FORMATS = {
-    "dense": Dense.pack, "half": Half.approximate, "csr": lambda W: CSR.approximate(W, density=0.4),
-    "block": lambda W: Block.approximate(W, density=0.5, tile=(4, 8)), "nm": NM.approximate,
+    "dense": Dense.pack,
+    "half": Half.approximate,
+    "csr": lambda W: CSR.approximate(W, density=0.4),
+    "block": lambda W: Block.approximate(W, density=0.5, tile=(4, 8)),
+    "nm": NM.approximate,
     "lowrank": lambda W: LowRank.approximate(W, rank=7),
 }
 FORMATS = {name: form.approximate for name, form in ALL.items()} | FORMATS
@@ -65,7 +69,12 @@ def test_bit_for_bit(tmp_path, format, layer):
 
 def test_every_file_beside_it(saved, program, tokenizer):
     assert sorted(p.name for p in saved.iterdir()) == [
-        "certificate.json", "config.json", PROGRAM, "tokenizer.json", WEIGHTS]
+        "certificate.json",
+        "config.json",
+        PROGRAM,
+        "tokenizer.json",
+        WEIGHTS,
+    ]
     assert (saved / "tokenizer.json").read_text("utf-8") == tokenizer
     assert json.loads((saved / "config.json").read_text()) == CONFIG
     assert Program.load(saved).meta == program.meta
@@ -89,12 +98,24 @@ def test_what_programs_of_a_front_share_is_stored_once(program, other, tmp_path)
     place = with_front(program, other, tmp_path / "p")
     listed = sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file())
     shared = [name for name in listed if name.startswith("shared.")]
-    assert shared and listed == sorted(["certificate.json", "config.json", PROGRAM, "tokenizer.json", WEIGHTS, *shared,
-                                        f"front/0/{PROGRAM}", f"front/0/{WEIGHTS}", f"front/1/{PROGRAM}"])
+    assert shared and listed == sorted(
+        [
+            "certificate.json",
+            "config.json",
+            PROGRAM,
+            "tokenizer.json",
+            WEIGHTS,
+            *shared,
+            f"front/0/{PROGRAM}",
+            f"front/0/{WEIGHTS}",
+            f"front/1/{PROGRAM}",
+        ]
+    )
     assert all(path.stat().st_nlink == 1 for path in place.rglob("*") if path.is_file())
 
 
-def count_bytes(directory): return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+def count_bytes(directory):
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
 def test_a_copy_of_a_program_with_its_front_is_as_large(program, other, tmp_path):
@@ -119,8 +140,13 @@ def test_a_chosen_program_needs_no_front_and_a_front_no_chosen_program(program, 
     shutil.rmtree(tmp_path / "without/front")
     (third := program.replace(model="third")).save(place)
     third.save(place)
-    for each, expected in ((tmp_path / "alone", program), (tmp_path / "without", program), (place, third),
-                           (place / "front/0", other), (place / "front/1", program)):
+    for each, expected in (
+        (tmp_path / "alone", program),
+        (tmp_path / "without", program),
+        (place, third),
+        (place / "front/0", other),
+        (place / "front/1", program),
+    ):
         loaded = Program.load(each)
         assert loaded.hash == expected.hash and np.array_equal(loaded.run(RAGGED), expected.run(RAGGED))
     assert "certificate" in Program.load(place / "front/1").meta
@@ -130,24 +156,38 @@ def test_a_chosen_program_needs_no_front_and_a_front_no_chosen_program(program, 
 
 def test_a_point_without_what_it_has_in_common_says_so(program, other, tmp_path):
     place = with_front(program, other, tmp_path / "p")
-    for number in (0, 1): (place / f"front/{number}").rename(tmp_path / f"{number}")
     for number in (0, 1):
-        with pytest.raises(InputError, match=rf"^\S*/{number}: [\w.]+ is missing, which this program has in common .*: "
-                                             "copy the whole directory of that, or save the program alone"):
+        (place / f"front/{number}").rename(tmp_path / f"{number}")
+    for number in (0, 1):
+        with pytest.raises(
+            InputError,
+            match=rf"^\S*/{number}: [\w.]+ is missing, which this program has in common .*: "
+            "copy the whole directory of that, or save the program alone",
+        ):
             Program.load(tmp_path / f"{number}")
 
 
-@pytest.mark.parametrize("names, words", [
-    ("tokenizer.json", "'above' is a str, not a list"), (["../../../etc/passwd"], r"'\.\./\.\./\.\./etc/passwd' is no"),
-    (["/etc/passwd"], "'/etc/passwd' is no file"), ([PROGRAM], "'program.json' is no file"), ([3], "3 is no file"),
-    ([["tokenizer.json"]], "is no file"), ([], "hash is|shared.0.safetensors: No such file"),
-    (None, "'above' is missing")])
+@pytest.mark.parametrize(
+    "names, words",
+    [
+        ("tokenizer.json", "'above' is a str, not a list"),
+        (["../../../etc/passwd"], r"'\.\./\.\./\.\./etc/passwd' is no"),
+        (["/etc/passwd"], "'/etc/passwd' is no file"),
+        ([PROGRAM], "'program.json' is no file"),
+        ([3], "3 is no file"),
+        ([["tokenizer.json"]], "is no file"),
+        ([], "hash is|shared.0.safetensors: No such file"),
+        (None, "'above' is missing"),
+    ],
+)
 def test_what_a_point_says_of_files_above_it_is_mistrusted(program, other, tmp_path, names, words):
     place = with_front(program, other, tmp_path / "p") / "front" / "0"
     said = json.loads((place / PROGRAM).read_text()) | {"above": names}
-    if names is None: del said["above"]
+    if names is None:
+        del said["above"]
     (place / PROGRAM).write_text(json.dumps(said))
-    with pytest.raises(InputError, match=words): Program.load(place)
+    with pytest.raises(InputError, match=words):
+        Program.load(place)
 
 
 @pytest.mark.parametrize("numbers", [[64], [-1], [0, 0], [True], ["0"], [0.0], [[0]]])
@@ -155,7 +195,8 @@ def test_numbers_of_shared_files_are_mistrusted(program, other, tmp_path, number
     place = with_front(program, other, tmp_path / "p") / "front" / "0"
     said = json.loads((place / PROGRAM).read_text()) | {"shared": numbers}
     (place / PROGRAM).write_text(json.dumps(said))
-    with pytest.raises(InputError, match=r"shared is .*, not different numbers below 64"): Program.load(place)
+    with pytest.raises(InputError, match=r"shared is .*, not different numbers below 64"):
+        Program.load(place)
 
 
 def test_it_embeds_texts(saved):
@@ -170,15 +211,15 @@ def test_it_embeds_texts(saved):
     np.testing.assert_allclose(found[1], rows / np.linalg.norm(rows), atol=1e-6)
 
 
-@pytest.mark.parametrize("texts, complaint", [
-    ("river " * 30, "positions for 20"), ([3], "text 0 is 3"),
-])
+@pytest.mark.parametrize("texts, complaint", [("river " * 30, "positions for 20"), ([3], "text 0 is 3")])
 def test_texts_that_cannot_be_embedded(saved, texts, complaint):
-    with pytest.raises(InputError, match=complaint): Program.load(saved).embed(texts)
+    with pytest.raises(InputError, match=complaint):
+        Program.load(saved).embed(texts)
 
 
 def test_without_a_tokenizer():
-    with pytest.raises(InputError, match="no tokenizer"): bert_program(CONFIG, arrays(CONFIG)).embed("a bank")
+    with pytest.raises(InputError, match="no tokenizer"):
+        bert_program(CONFIG, arrays(CONFIG)).embed("a bank")
 
 
 def test_the_hash_is_of_everything_but_the_certificate(program):
@@ -186,17 +227,22 @@ def test_the_hash_is_of_everything_but_the_certificate(program):
     assert "certificate" in program.meta and "certificate" not in program.replace(rows=[1, 511]).meta
     changed = dict(program.constants)
     changed["word"] = Dense.pack(np.nextafter(program.constants["word"].unpack(), np.float32(9)))
-    others = [program.replace(rows=[1, 511]), program.replace(tokenizer=None),
-              Program(program.steps, changed, program.output, program.meta),
-              Program(program.steps, program.constants, program.steps[0].output, program.meta)]
+    others = [
+        program.replace(rows=[1, 511]),
+        program.replace(tokenizer=None),
+        Program(program.steps, changed, program.output, program.meta),
+        Program(program.steps, program.constants, program.steps[0].output, program.meta),
+    ]
     assert len({program.hash, *(other.hash for other in others)}) == 5
 
 
 # ---- arrays in a file
 
+
 def lies_in(array):
     """What a view is a view of, in the end."""
-    while isinstance(array, np.ndarray) and array.base is not None: array = array.base
+    while isinstance(array, np.ndarray) and array.base is not None:
+        array = array.base
     return array.obj if isinstance(array, memoryview) else array
 
 
@@ -218,8 +264,9 @@ def test_arrays_that_lie_anywhere_are_copied(tmp_path):
     save_file({"shift": np.zeros(3, np.uint8)} | dict(program.arrays()), file := tmp_path / "p" / WEIGHTS)
     raw = file.read_bytes()
     length = int.from_bytes(raw[:8], "little")
-    assert any((8 + length + entry["data_offsets"][0]) % 64 for entry in json.loads(raw[8:8 + length]).values())
-    with pytest.raises(InputError, match="array 'shift' belongs to no"): Program.load(tmp_path / "p")
+    assert any((8 + length + entry["data_offsets"][0]) % 64 for entry in json.loads(raw[8 : 8 + length]).values())
+    with pytest.raises(InputError, match="array 'shift' belongs to no"):
+        Program.load(tmp_path / "p")
     save_file(dict(program.arrays()), file)
     loaded = Program.load(tmp_path / "p")
     assert all(array.ctypes.data % 64 == 0 for _, array in loaded.arrays())
@@ -227,21 +274,35 @@ def test_arrays_that_lie_anywhere_are_copied(tmp_path):
 
 
 def test_what_cannot_be_mapped_is_read(saved, program, monkeypatch):
-    def none(*_, **__): raise OSError(19, "No such device")
+    def none(*_, **__):
+        raise OSError(19, "No such device")
+
     monkeypatch.setattr(mmap, "mmap", none)
     loaded = Program.load(saved)
     assert all(array.ctypes.data % 64 == 0 and isinstance(lies_in(array), np.ndarray) for _, array in loaded.arrays())
     assert loaded.hash == program.hash and np.array_equal(loaded.run(RAGGED), program.run(RAGGED))
 
 
-@pytest.mark.parametrize("harm", [
-    lambda saved, other: other.save(saved), lambda saved, other: shutil.rmtree(saved),
-    lambda saved, other: (saved / WEIGHTS).unlink(),
-], ids=["replaced", "removed", "weights removed"])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda saved, other: other.save(saved),
+        lambda saved, other: shutil.rmtree(saved),
+        lambda saved, other: (saved / WEIGHTS).unlink(),
+    ],
+    ids=["replaced", "removed", "weights removed"],
+)
 def test_a_loaded_program_outlives_its_files(saved, program, harm):
     loaded = Program.load(saved)
-    harm(saved, Program(program.steps, program.constants | {"word": Dense.pack(0 * program.constants["word"].unpack())},
-                        program.output, program.meta))
+    harm(
+        saved,
+        Program(
+            program.steps,
+            program.constants | {"word": Dense.pack(0 * program.constants["word"].unpack())},
+            program.output,
+            program.meta,
+        ),
+    )
     assert np.array_equal(loaded.run(RAGGED), program.run(RAGGED))
 
 
@@ -256,23 +317,30 @@ def test_the_hash_of_the_files_is_that_of_the_program(saved, program, monkeypatc
 
 
 def test_arrays_of_another_number_type_are_not_stored(program, tmp_path):
-    def holding(array): return Program(program.steps, {**program.constants, "odd": array}, program.output, program.meta)
+    def holding(array):
+        return Program(program.steps, {**program.constants, "odd": array}, program.output, program.meta)
+
     odd = holding(wide := np.zeros(3, np.longdouble))
-    with pytest.raises(InputError, match=f"array 'odd' is of {wide.dtype}"): odd.save(tmp_path / "odd")
-    with pytest.raises(ValueError, match="odd: given complex64; give real numbers"): holding(np.zeros(3, np.complex64))
+    with pytest.raises(InputError, match=f"array 'odd' is of {wide.dtype}"):
+        odd.save(tmp_path / "odd")
+    with pytest.raises(ValueError, match="odd: given complex64; give real numbers"):
+        holding(np.zeros(3, np.complex64))
     assert not list(tmp_path.iterdir())
 
 
 def test_loading_imports_nothing_heavy(saved):
     heavy = "{'sympy', 'scipy', 'numba', 'llvmlite', 'egglog', 'rich', 'tokenizers', 'torch', 'matplotlib'}"
-    code = (f"import sys; from opmatrix.runtime.program import Program; program = Program.load({str(saved)!r}); "
-            f"print(*{heavy} & set(sys.modules)); program.run([[3, 4], [5]]); program.cost([[3]]); print('sympy' in "
-            "sys.modules)")
+    code = (
+        f"import sys; from opmatrix.runtime.program import Program; program = Program.load({str(saved)!r}); "
+        f"print(*{heavy} & set(sys.modules)); program.run([[3, 4], [5]]); program.cost([[3]]); print('sympy' in "
+        "sys.modules)"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert run.stdout.split() == ["False"], run.stdout + run.stderr
 
 
 # ---- what was there before
+
 
 def test_a_program_is_replaced_and_what_else_was_there_is_kept(saved, program):
     (saved / "notes.txt").write_text("mine")
@@ -283,14 +351,18 @@ def test_a_program_is_replaced_and_what_else_was_there_is_kept(saved, program):
     assert [p.name for p in saved.parent.iterdir()] == [saved.name]
 
 
-@pytest.mark.parametrize("make", [
-    lambda path: path.write_text("a file"),
-    lambda path: (path.mkdir(), (path / "thesis.tex").write_text("years")),
-    lambda path: (path.mkdir(), (path / PROGRAM).write_text('{"kind": "another"}')),
-])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.write_text("a file"),
+        lambda path: (path.mkdir(), (path / "thesis.tex").write_text("years")),
+        lambda path: (path.mkdir(), (path / PROGRAM).write_text('{"kind": "another"}')),
+    ],
+)
 def test_anything_else_is_left_alone(program, tmp_path, make):
     make(path := tmp_path / "taken")
-    with pytest.raises(InputError, match=r"taken: it exists and is no opmatrix program"): program.save(path)
+    with pytest.raises(InputError, match=r"taken: it exists and is no opmatrix program"):
+        program.save(path)
     assert [p.name for p in tmp_path.iterdir()] == ["taken"]
 
 
@@ -303,34 +375,43 @@ def test_an_empty_directory_is_filled(program, tmp_path):
 def test_a_failed_save_leaves_the_old_one(saved, program, monkeypatch):
     before = {p.name: p.read_bytes() for p in saved.iterdir()}
 
-    def full(*_): raise OSError(28, "No space left on device")
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
     monkeypatch.setattr("opmatrix.files.saving.write_tensors", full)
-    with pytest.raises(InputError, match="No space left on device"): program.replace(model="other").save(saved)
+    with pytest.raises(InputError, match="No space left on device"):
+        program.replace(model="other").save(saved)
     assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
     assert [p.name for p in saved.parent.iterdir()] == [saved.name]
 
 
 # ---- what is wrong with a file
 
+
 def edit(change):
     """A way to damage program.json: the object is changed in place."""
+
     def damage(directory):
         found = json.loads((directory / PROGRAM).read_text())
         change(found)
         (directory / PROGRAM).write_text(json.dumps(found))
+
     return damage
 
 
 def tensors(change):
     """A way to damage the weights: the arrays are changed in place."""
+
     def damage(directory):
         found = load_file(directory / WEIGHTS)
         change(found)
         save_file(found, directory / WEIGHTS)
+
     return damage
 
 
-def cut(name, size): return lambda d: (d / name).write_bytes((d / name).read_bytes()[:size])
+def cut(name, size):
+    return lambda d: (d / name).write_bytes((d / name).read_bytes()[:size])
 
 
 WORD, BIAS = "word.w", "encoder.layer.0.output.dense.bias"
@@ -347,21 +428,30 @@ DAMAGE = {
     "steps are no list": (edit(lambda p: p.update(steps={})), "program.json: 'steps' is a dict, not a list"),
     "a step is no step": (edit(lambda p: p["steps"].insert(2, ["scale"])), r"program.json: steps\[2\] is \['scale'\]"),
     "an operand is no name": (edit(lambda p: p["steps"][1][1].update(x=1)), r"program.json: steps\[1\] is \["),
-    "an unknown kernel": (edit(lambda p: p["steps"].insert(1, ["exec", {}, {}, "y"])),
-                          "program.json: steps: step 1, y = exec: there is no such kernel"),
+    "an unknown kernel": (
+        edit(lambda p: p["steps"].insert(1, ["exec", {}, {}, "y"])),
+        "program.json: steps: step 1, y = exec: there is no such kernel",
+    ),
     "a step undefined": (edit(lambda p: p["steps"].pop(0)), "program.json: steps: step 0"),
     "no such output": (edit(lambda p: p.update(output="zz")), "program.json: steps: output: no step gives 'zz'"),
     "output is no name": (edit(lambda p: p.update(output=3)), "program.json: 'output' is a int, not a str"),
     "a step changed": (edit(lambda p: p["steps"][0][2].update(eps=1e-3)), "program.json: hash is '[0-9a-f]{32}', but"),
     "meta changed": (edit(lambda p: p["meta"].update(model="other")), "program.json: hash is"),
     "no hash": (edit(lambda p: p.pop("hash")), "program.json: 'hash' is missing"),
-    "a format of before": (edit(lambda p: p["constants"]["word"].update(format="coo")), "program.json: constants: "
-                           r"'word': there is no format 'coo' \(any more\): make the program anew; there are array, "),
+    "a format of before": (
+        edit(lambda p: p["constants"]["word"].update(format="coo")),
+        "program.json: constants: "
+        r"'word': there is no format 'coo' \(any more\): make the program anew; there are array, ",
+    ),
     "a constant is no object": (edit(lambda p: p["constants"].update(word=3)), "'word': there is no format 'None'"),
-    "a shape changed": (edit(lambda p: p["constants"]["word"].update(shape=[24, 41])),
-                        r"weights.safetensors: constant 'word': dense.w"),
-    "a constant more": (edit(lambda p: p["constants"].update(more={"format": "array"})),
-                        "weights.safetensors: array 'more' is missing"),
+    "a shape changed": (
+        edit(lambda p: p["constants"]["word"].update(shape=[24, 41])),
+        r"weights.safetensors: constant 'word': dense.w",
+    ),
+    "a constant more": (
+        edit(lambda p: p["constants"].update(more={"format": "array"})),
+        "weights.safetensors: array 'more' is missing",
+    ),
     "weights cut": (cut(WEIGHTS, 5000), "weights.safetensors: 5000 bytes that are no whole safetensors file"),
     "weights empty": (cut(WEIGHTS, 0), "weights.safetensors: 0 bytes that are no whole"),
     "weights are text": (lambda d: (d / WEIGHTS).write_text("hello, world"), "weights.safetensors: 12 bytes that are"),
@@ -369,17 +459,22 @@ DAMAGE = {
     "an array more": (tensors(lambda t: t.update(extra=t[WORD])), "weights.safetensors: array 'extra' belongs to no"),
     "padding that is none": (
         tensors(lambda t: next(v for k, v in t.items() if k.startswith("padding")).__setitem__(0, 1)),
-                             "array 'padding[0-9]+' belongs to no constant"),
+        "array 'padding[0-9]+' belongs to no constant",
+    ),
     "an array shorter": (tensors(lambda t: t.update({WORD: t[WORD][1:].copy()})), "safetensors: constant 'word'"),
-    "an array in float64": (tensors(lambda t: t.update({BIAS: t[BIAS].astype("f8")})),
-                            "program.json: steps: step .* must be Vector"),
+    "an array in float64": (
+        tensors(lambda t: t.update({BIAS: t[BIAS].astype("f8")})),
+        "program.json: steps: step .* must be Vector",
+    ),
     "a table in float64": (tensors(lambda t: t.update({WORD: t[WORD].astype("f8")})), "safetensors: constant 'word'"),
     "one number changed": (tensors(lambda t: t[WORD].__setitem__((3, 4), 1.5)), "program.json: hash is"),
     "nan": (tensors(lambda t: t[WORD].__setitem__((3, 4), np.nan)), "weights.safetensors: constant 'word': .*nan"),
     "config cut": (cut("config.json", 10), "config.json: no JSON"),
     "tokenizer changed": (lambda d: (d / "tokenizer.json").write_text("{}"), "program.json: hash is"),
-    "tokenizer is no text": (lambda d: (d / "tokenizer.json").write_bytes(b"\xff\xfe"), "tokenizer.json: byte 0 is not "
-                                                                                        "UTF-8"),
+    "tokenizer is no text": (
+        lambda d: (d / "tokenizer.json").write_bytes(b"\xff\xfe"),
+        "tokenizer.json: byte 0 is not UTF-8",
+    ),
 }
 
 
@@ -387,7 +482,8 @@ DAMAGE = {
 def test_damage_is_named(saved, damage):
     harm, complaint = DAMAGE[damage]
     harm(saved)
-    with pytest.raises(InputError, match=complaint) as error: Program.load(saved)
+    with pytest.raises(InputError, match=complaint) as error:
+        Program.load(saved)
     assert str(saved) in str(error.value) and "\n" not in str(error.value)
 
 
@@ -397,13 +493,15 @@ def test_no_flipped_bit_is_loaded(saved, at):
     raw = bytearray((saved / WEIGHTS).read_bytes())
     raw[at * (len(raw) - 1) // 999] ^= 16
     (saved / WEIGHTS).write_bytes(raw)
-    with pytest.raises(InputError): Program.load(saved)
+    with pytest.raises(InputError):
+        Program.load(saved)
 
 
 def places(value, path=()):
     """Every path into a JSON value."""
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, entry in entries: yield from [(*path, key), *places(entry, (*path, key))]
+    for key, entry in entries:
+        yield from [(*path, key), *places(entry, (*path, key))]
 
 
 @pytest.mark.deep(every=4)
@@ -413,8 +511,11 @@ def test_no_other_error_escapes(saved, program, value):
     good = (saved / PROGRAM).read_text()
     for path in list(places(json.loads(good)))[::7]:
         found = entry = json.loads(good)
-        for key in path[:-1]: entry = entry[key]
+        for key in path[:-1]:
+            entry = entry[key]
         entry[path[-1]] = value
         (saved / PROGRAM).write_text(json.dumps(found))
-        try: assert Program.load(saved).hash == program.hash
-        except InputError as error: assert str(saved) in str(error) and "\n" not in str(error)
+        try:
+            assert Program.load(saved).hash == program.hash
+        except InputError as error:
+            assert str(saved) in str(error) and "\n" not in str(error)

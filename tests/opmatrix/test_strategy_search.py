@@ -1,5 +1,6 @@
 """The search of strategies: what is found over columns is what each strategy is predicted alone, and nothing is better;
 lines of an explanation add up to it."""
+
 import ast
 import csv
 import io
@@ -72,15 +73,23 @@ FUNCTIONS = {"max": max, "min": min, "ceil": np.ceil, "power": pow, "log2": np.l
 
 def added_up(text, names):
     """A printed formula as a number, by nothing but names and arithmetic."""
+
     def read(node):
         match node:
-            case ast.Expression(body): return read(body)
-            case ast.Constant(value): return value
-            case ast.Name(name): return names[name]
-            case ast.BinOp(left, op, right): return SIGNS[type(op)](read(left), read(right))
-            case ast.Call(ast.Name(name), args): return FUNCTIONS[name](*map(read, args))
-            case ast.UnaryOp(ast.USub(), operand): return -read(operand)
+            case ast.Expression(body):
+                return read(body)
+            case ast.Constant(value):
+                return value
+            case ast.Name(name):
+                return names[name]
+            case ast.BinOp(left, op, right):
+                return SIGNS[type(op)](read(left), read(right))
+            case ast.Call(ast.Name(name), args):
+                return FUNCTIONS[name](*map(read, args))
+            case ast.UnaryOp(ast.USub(), operand):
+                return -read(operand)
         raise AssertionError(ast.dump(node))
+
     return read(ast.parse(text, mode="eval"))
 
 
@@ -97,7 +106,8 @@ def test_what_is_explained_adds_up(found):
         assert f"{each.name} = {each.formula} = {each.value:.8g}" in printed
         names[each.name] = added_up(each.formula, names)
         assert names[each.name] == pytest.approx(each.value, rel=1e-9)
-        if each.name.startswith("seconds of"): parts["seconds"] += names[each.name]
+        if each.name.startswith("seconds of"):
+            parts["seconds"] += names[each.name]
     assert names["seconds"] == pytest.approx(choice.seconds, rel=1e-9) == pytest.approx(parts["seconds"], rel=1e-9)
     assert names["bytes"] == pytest.approx(choice.bytes, rel=1e-9)
     assert {*datasheet("A100").source.split()[:3]} <= {*said.source.split()}
@@ -106,9 +116,20 @@ def test_what_is_explained_adds_up(found):
 @pytest.fixture(scope="module")
 def mixed():
     """A mixture of 8 experts on 16 devices."""
-    config = dict(model_type="mixtral", vocab_size=32000, hidden_size=1024, intermediate_size=3584, num_hidden_layers=4,
-                  num_attention_heads=16, num_key_value_heads=4, num_local_experts=8, num_experts_per_tok=2,
-                  max_position_embeddings=1024, rms_norm_eps=1e-5, tie_word_embeddings=False)
+    config = dict(
+        model_type="mixtral",
+        vocab_size=32000,
+        hidden_size=1024,
+        intermediate_size=3584,
+        num_hidden_layers=4,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        max_position_embeddings=1024,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=False,
+    )
     return om.plan(config, 16, "A100", batch=16, seq=1024)
 
 
@@ -119,7 +140,8 @@ def test_experts_lie_over_ranks_where_that_is_quicker(mixed):
     assert mixed.question.predicted(choice.form, {**choice.sizes, "ep": 1}).step_seconds > choice.seconds
     said = explain_choice(mixed, choice)
     names = {each.name: each.value for each in said.given}
-    for each in said.lines: names[each.name] = added_up(each.formula, names)
+    for each in said.lines:
+        names[each.name] = added_up(each.formula, names)
     assert names["seconds"] == pytest.approx(choice.seconds, rel=1e-9) and "ep" in names
     met = [*named_collectives(choice)]
     assert any(each.what == "ep" and each.op == "all_to_all" and each.ranks == choice.sizes["ep"] for each in met)
@@ -131,14 +153,17 @@ def test_collectives_have_names(found):
     choice = next(each for each in found.best if each.sizes["dp"] == 16)
     [sums] = [each for each in named_collectives(choice) if each.what == "gradients"]
     assert sums.levels == (("NVLink 3", 8, "a ring"), ("InfiniBand HDR", 2, "trees")) and sums.beside == 0.5
-    assert str(sums) == ("gradients: all_reduce among 16: a ring of 8 over NVLink 3, trees of 2 over InfiniBand HDR; "
-                         "50 % beside backward")
+    assert str(sums) == (
+        "gradients: all_reduce among 16: a ring of 8 over NVLink 3, trees of 2 over InfiniBand HDR; "
+        "50 % beside backward"
+    )
 
 
 def test_what_is_sensitive_is_what_is_waited_for(found):
     """Twice the bandwidth takes no longer, half takes no less, and each halves its own part at most."""
     for what, low, high in found.sensitivity(found.best[0]):
-        if "latency" in what: low, high = high, low
+        if "latency" in what:
+            low, high = high, low
         assert high <= 1 <= low < 2.001, what
 
 
@@ -152,11 +177,15 @@ def test_files_say_what_the_text_says(found):
         assert str(choice) in str(found)
 
 
-@pytest.mark.parametrize("asked, said", [
-    (dict(machine="A10"), "machine 'A10': .*did you mean A100.*"),
-    (dict(devices=17), "--devices 17: no strategy divides them: .* work are 16 and 18"),
-    (dict(memory=1e9), "--memory 1: no strategy of 16 devices fits: .* GB are missing .* would do"),
-    (dict(seq=4096), "--seq 4096: the model has 1024 positions")])
+@pytest.mark.parametrize(
+    "asked, said",
+    [
+        (dict(machine="A10"), "machine 'A10': .*did you mean A100.*"),
+        (dict(devices=17), "--devices 17: no strategy divides them: .* work are 16 and 18"),
+        (dict(memory=1e9), "--memory 1: no strategy of 16 devices fits: .* GB are missing .* would do"),
+        (dict(seq=4096), "--seq 4096: the model has 1024 positions"),
+    ],
+)
 def test_what_cannot_be_planned_is_refused(asked, said):
     with pytest.raises(om.InputError, match=said):
         om.plan("gpt2", **(dict(devices=16, machine="A100", batch=32, seq=512) | asked))
@@ -168,7 +197,7 @@ def test_a_forward_pass_is_a_part_of_a_step(found):
     best = asked.best[0]
     assert all(each.sizes["micro_batch"] * each.sizes["dp"] == 8 for each in asked.best)
     one = next(each for each in asked.best if each.sizes["dp"] == 4)
-    assert one.prediction.memory["caches"] == 4 * 2 * 12 * 768 * 2 * 256     # bytes, keys and values, layers, sequences
+    assert one.prediction.memory["caches"] == 4 * 2 * 12 * 768 * 2 * 256  # bytes, keys and values, layers, sequences
     line = launch_line(asked, best, "tiny.json")
     assert line.startswith("opmatrix launch tiny.json --ranks 4 ") and line.endswith("--batch 8 --tokens 256")
     assert prod(int(n) for n in re.findall(r"--(?:dp|tp|pp|cp) (\d+)", line)) == 4
@@ -205,6 +234,7 @@ def test_pipelines_run_as_formulas_say(found):
     def changed(**form):
         own = first.form._replace(**form)
         return PlanChoice(own, first.sizes, found.question.predicted(own, first.sizes))
+
     for schedule in ("1f1b", "gpipe", "zb-h1"):
         choice = changed(schedule=schedule)
         ran = run_stages(choice)
@@ -238,7 +268,8 @@ def test_a_tape_computes_what_numpy_does():
 
     def results(a, b):
         c = a * b + 2
-        return [c, np.maximum(c, a / b) - c ** 2, a, np.ceil(b ** -1) + 0 * a, np.minimum(3.0, c) / 1, 1 - (a - 1 * b)]
+        return [c, np.maximum(c, a / b) - c**2, a, np.ceil(b**-1) + 0 * a, np.minimum(3.0, c) / 1, 1 - (a - 1 * b)]
+
     columns = {name: rng.uniform(1, 2, 5000) for name in "ab"}
     out = np.empty((7, 5000))
     CompiledTape(tape, [*results(a, b), 5.0])(columns, out)

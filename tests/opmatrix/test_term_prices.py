@@ -1,4 +1,5 @@
 """What a calibration times of generated kernels says what each part of their price takes."""
+
 from dataclasses import replace
 
 import numpy as np
@@ -38,6 +39,7 @@ def test_what_each_part_takes_is_known_of_terms_that_were_not_timed(grid, count,
     rng = np.random.default_rng(0)
     for _ in range(4):
         taken = rng.uniform(0.5, 2, features.shape[1]) / features.mean(0)
-        found = fit(CATALOGUE, PRICE, [(PRICE, sizes, float(row @ taken)) for sizes, row in
-                                       zip(timed, features, strict=True)])
+        found = fit(
+            CATALOGUE, PRICE, [(PRICE, sizes, float(row @ taken)) for sizes, row in zip(timed, features, strict=True)]
+        )
         np.testing.assert_allclose(others @ found, others @ taken, rtol=1e-3)

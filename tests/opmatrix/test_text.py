@@ -1,4 +1,5 @@
 """Tokens without padding, texts that are too long, and the sentences that ship."""
+
 import json
 
 import checkpoints
@@ -25,7 +26,7 @@ def test_a_batch_is_ragged(path):
     short, empty, long = split(Tokenizer.from_file(path).encode(["The river runs?", "", "the bank " * 9]))
     assert short == [2, 4, 7, 8, 12, 3]
     assert empty == [2, 3]
-    assert long == [2, *[4, 5] * 9, 3]                      # the file says to cut at 8
+    assert long == [2, *[4, 5] * 9, 3]  # the file says to cut at 8
 
 
 def test_one_text_may_stand_alone(path):
@@ -38,14 +39,18 @@ def test_a_saved_tokenizer_is_the_same(path, tmp_path):
     assert split(again.encode(["the bank " * 9])) == [[2, *[4, 5] * 9, 3]]
 
 
-@pytest.mark.parametrize("texts, words", [
-    ([], "no text"),
-    (["fine", 7], "text 1 is 7"),
-    (["a river", "dry " * 30], r"text 1, 'dry .*…', has 32 tokens, .* 20 \(max_position_embeddings\)"),
-    (["\ud800"], "text 0, .* is no valid Unicode"),
-])
+@pytest.mark.parametrize(
+    "texts, words",
+    [
+        ([], "no text"),
+        (["fine", 7], "text 1 is 7"),
+        (["a river", "dry " * 30], r"text 1, 'dry .*…', has 32 tokens, .* 20 \(max_position_embeddings\)"),
+        (["\ud800"], "text 0, .* is no valid Unicode"),
+    ],
+)
 def test_bad_texts_are_named(path, texts, words):
-    with pytest.raises(InputError, match=words): Tokenizer.from_file(path, limit=20).encode(texts)
+    with pytest.raises(InputError, match=words):
+        Tokenizer.from_file(path, limit=20).encode(texts)
 
 
 def test_the_limit_itself_fits(path):
@@ -64,14 +69,18 @@ def test_a_token_that_takes_no_position_is_named(path):
 def test_a_text_without_any_token_is_named(path):
     from tokenizers import Tokenizer as Plain
     from tokenizers import models
-    with pytest.raises(InputError, match="text 0, '', has no tokens"): Tokenizer(Plain(models.BPE())).encode([""])
+
+    with pytest.raises(InputError, match="text 0, '', has no tokens"):
+        Tokenizer(Plain(models.BPE())).encode([""])
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"\xff\xfe", b"[1, 2"])
 def test_a_file_that_is_no_tokenizer_is_named(tmp_path, content):
     path = tmp_path / "tokenizer.json"
-    if content is not None: path.write_bytes(content)
-    with pytest.raises(InputError, match=r"tokenizer\.json"): Tokenizer.from_file(path)
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=r"tokenizer\.json"):
+        Tokenizer.from_file(path)
 
 
 def test_the_sentences_that_ship():
@@ -94,36 +103,45 @@ def test_lines_of_a_file(tmp_path):
     assert read_lines(path) == ["Eine Zeile.", "Größe", "the third"]
 
 
-@pytest.mark.parametrize("content, words", [
-    (None, r"lines\.txt: No such file"),
-    (b"", r"lines.txt: too few lines with text \(0\)"),
-    (b"\n \n", r"lines.txt: too few lines with text \(0\)"),
-    (b"only one\n", r"lines.txt: too few lines with text \(1\)"),
-    (b"one\ntwo\n", r"lines.txt: too few lines with text \(2\)"),
-    (b"two\nlin\xe9s", "lines.txt: byte 7 is not UTF-8"),
-])
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (None, r"lines\.txt: No such file"),
+        (b"", r"lines.txt: too few lines with text \(0\)"),
+        (b"\n \n", r"lines.txt: too few lines with text \(0\)"),
+        (b"only one\n", r"lines.txt: too few lines with text \(1\)"),
+        (b"one\ntwo\n", r"lines.txt: too few lines with text \(2\)"),
+        (b"two\nlin\xe9s", "lines.txt: byte 7 is not UTF-8"),
+    ],
+)
 def test_a_bad_file_of_lines_is_named(tmp_path, content, words):
     path = tmp_path / "lines.txt"
-    if content is not None: path.write_bytes(content)
-    with pytest.raises(InputError, match=words): read_lines(path)
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=words):
+        read_lines(path)
 
 
 def test_a_directory_is_no_file_of_lines(tmp_path):
-    with pytest.raises(InputError, match="it is a directory"): read_lines(tmp_path)
+    with pytest.raises(InputError, match="it is a directory"):
+        read_lines(tmp_path)
 
 
 # ---- texts that are too long, and that are none
 
-def cutting(path, most=None): return Tokenizer.from_file(path, 20, Pooling(max_seq_length=most))
+
+def cutting(path, most=None):
+    return Tokenizer.from_file(path, 20, Pooling(max_seq_length=most))
 
 
-@pytest.mark.parametrize("most, truncate, length", [
-    (None, True, 20), (9, None, 9), (9, True, 9), (64, None, 20), (3, None, 3)])
+@pytest.mark.parametrize(
+    "most, truncate, length", [(None, True, 20), (9, None, 9), (9, True, 9), (64, None, 20), (3, None, 3)]
+)
 def test_a_text_is_cut_and_special_tokens_are_kept(path, most, truncate, length):
     long = "the bank " * 9 + "river dry"
     whole = [2, *[4, 5] * 9, 7, 9, 3]
     found = cutting(path, most).encode([long, "a river"], truncate)
-    assert split(found) == [[*whole[:length - 1], 3], [2, 14, 7, 3][:length - 1] + [3] * (length == 3)]
+    assert split(found) == [[*whole[: length - 1], 3], [2, 14, 7, 3][: length - 1] + [3] * (length == 3)]
 
 
 def test_a_text_that_just_fits_is_whole(path):
@@ -139,11 +157,13 @@ def test_nothing_is_cut_that_should_not_be(path, most, truncate):
 
 
 def test_a_length_that_special_tokens_fill_is_refused(path):
-    with pytest.raises(InputError, match="max_seq_length 2 leaves no room for text: 2 tokens"): cutting(path, 2)
+    with pytest.raises(InputError, match="max_seq_length 2 leaves no room for text: 2 tokens"):
+        cutting(path, 2)
 
 
 def test_a_prompt_and_lower_case_come_first(path):
     from tokenizers import Tokenizer as Plain
+
     cased = Plain.from_file(str(path))
     cased.normalizer = None
     plain, lower = (Tokenizer(cased, pooling=Pooling(prompt="the bank ", lower=low)) for low in (False, True))
@@ -176,17 +196,24 @@ def test_a_tokenizer_that_contradicts_itself_is_refused(path):
         Tokenizer.from_file(path).encode("a bank")
 
 
-def deep(letter, end, depth): return letter * depth + "a" + end * depth
+def deep(letter, end, depth):
+    return letter * depth + "a" + end * depth
 
 
 @pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer", "decoder"])
-@pytest.mark.parametrize("pattern", [deep("(", ")*", 1000), deep("(a|", "|b)*", 200), "[a-z]" * 2000,
-                                     deep(r"\)(", ")+", 60)], ids=lambda pattern: pattern[:8])
+@pytest.mark.parametrize(
+    "pattern",
+    [deep("(", ")*", 1000), deep("(a|", "|b)*", 200), "[a-z]" * 2000, deep(r"\)(", ")+", 60)],
+    ids=lambda pattern: pattern[:8],
+)
 def test_an_expression_that_would_hold_native_code_is_refused(path, part, pattern):
     """A search gives up after so many steps, each of which takes longer the deeper brackets are."""
     expression = {"pattern": {"Regex": pattern}}
-    kinds = {"normalizer": {"type": "Replace", "content": "x"}, "decoder": {"type": "Replace", "content": "x"},
-             "pre_tokenizer": {"type": "Split", "behavior": "Isolated", "invert": False}}
+    kinds = {
+        "normalizer": {"type": "Replace", "content": "x"},
+        "decoder": {"type": "Replace", "content": "x"},
+        "pre_tokenizer": {"type": "Split", "behavior": "Isolated", "invert": False},
+    }
     found = json.loads(path.read_text())
     found[part] = kinds[part] | expression
     path.write_text(json.dumps(found))
@@ -194,8 +221,11 @@ def test_an_expression_that_would_hold_native_code_is_refused(path, part, patter
         Tokenizer.from_file(path)
 
 
-@pytest.mark.parametrize("step", [{"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10},
-                                  {"type": "Prepend", "prepend": "a" * 10}], ids=lambda step: step["type"])
+@pytest.mark.parametrize(
+    "step",
+    [{"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}, {"type": "Prepend", "prepend": "a" * 10}],
+    ids=lambda step: step["type"],
+)
 def test_normalizers_that_write_ever_more_are_refused(path, step):
     found = json.loads(path.read_text())
     for count, refused in ((2, False), (9, True)):
@@ -204,14 +234,17 @@ def test_normalizers_that_write_ever_more_are_refused(path, step):
         if refused:
             with pytest.raises(InputError, match=r"normalizer: a letter may become 1,000,000,000 letters"):
                 Tokenizer.from_file(path)
-        else: assert Tokenizer.from_file(path).encode("a bank").tokens.size
+        else:
+            assert Tokenizer.from_file(path).encode("a bank").tokens.size
 
 
 def test_published_expressions_are_within_the_bounds():
     """Those of BPE that a GGUF file names, and half of what is allowed."""
     from opmatrix.files.directory.merges import RULES
+
     patterns = [each for rule in RULES.values() if isinstance(rule.split, tuple) for each in rule.split]
     assert len(patterns) > 3
-    for each in patterns: check_expression(each, "here")
+    for each in patterns:
+        check_expression(each, "here")
     check_expression(deep("(", ")*", 50), "here")
     check_expression("a" * 4000, "here")

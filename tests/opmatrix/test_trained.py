@@ -1,5 +1,6 @@
 """A GPT-2, a Pangu-alpha and a Mixtral that were trained a little (tests/support/train_models.py): how well the
 programs of their stored files foresee a text that they have not seen."""
+
 import json
 from pathlib import Path
 
@@ -20,17 +21,20 @@ from rewrites.workload.resolve import source
 DATA = Path(__file__).parents[1] / "data"
 RECORD = json.loads((DATA / "record.json").read_text())
 MODELS = {"gpt2": plain.gpt2, "pangu": plain.pangu_alpha, "mixtral": plain_experts.mixtral}
-BYTES = 1 << 11                                             # of the text, of which plain numpy scores each
+BYTES = 1 << 11  # of the text, of which plain numpy scores each
 
 
 @pytest.fixture(scope="module")
-def text(): return (DATA / "held_out.txt").read_text()
+def text():
+    return (DATA / "held_out.txt").read_text()
 
 
 def numbers(family):
     """What the file holds, in float64; experts with three axes, by the names of plain_experts."""
-    found = {name: each.astype(np.float64) for name, each in load_file(DATA / f"{family}_bytes"
-                                                                       / "model.safetensors").items()}
+    found = {
+        name: each.astype(np.float64)
+        for name, each in load_file(DATA / f"{family}_bytes" / "model.safetensors").items()
+    }
     parts = {name.replace(".experts.0.", ".experts.#.") for name in found if ".experts.0." in name}
     own = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
     for name in parts:
@@ -45,8 +49,9 @@ def plain_nats(family, text, side):
     w = numbers(family)
     total, count, whole = 0.0, 0, np.frombuffer(text.encode(), np.uint8)
     for window in np.split(whole, range(side, len(whole), side)):
-        scores = MODELS[family](config, w, window)[:-1] @ w["embed_tokens.weight" if family == "mixtral" else
-                                                            "wte.weight"].T
+        scores = (
+            MODELS[family](config, w, window)[:-1] @ w["embed_tokens.weight" if family == "mixtral" else "wte.weight"].T
+        )
         top = scores.max(1)
         logs = top + np.log(np.exp(scores - top[:, None]).sum(1))
         total, count = total + (logs - scores[np.arange(len(scores)), window[1:]]).sum(), count + len(scores)
@@ -59,8 +64,12 @@ def test_a_trained_model_foresees_text_as_plain_numpy_does(family, text):
     """Far better than 5.55 nats, which is to know nothing of a byte; and what was written down after training."""
     checkpoint, side = open_model(DATA / f"{family}_bytes"), RECORD["models"][family]
     model = checkpoint.operator()
-    program, fused = (search(model, (), standin.machine(), counted([side["window"]], patterns(model)), methods=plainly,
-                             fusion=fusion).program(source(checkpoint))[0] for fusion in (False, True))
+    program, fused = (
+        search(
+            model, (), standin.machine(), counted([side["window"]], patterns(model)), methods=plainly, fusion=fusion
+        ).program(source(checkpoint))[0]
+        for fusion in (False, True)
+    )
     found = of_text(family, program, text[:BYTES], "held_out.txt")
     assert found.bytes_a_token == 1 and found.count == BYTES - BYTES // side["window"]
     assert found.nats == pytest.approx(plain_nats(family, text[:BYTES], side["window"]), rel=1e-5)

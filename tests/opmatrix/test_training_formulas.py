@@ -1,5 +1,6 @@
 """Formulas of the literature on training, derived from backward lines and typed in here alone (Korthikanti et al. 2022;
 Shoeybi et al. 2019; Rajbhandari et al. 2020), and the activations of its figure 1."""
+
 import csv
 import os
 from collections import Counter
@@ -23,15 +24,22 @@ from opmatrix.parallel.sharding.partition import partition
 from opmatrix.parallel.train.backward_split import BackwardSplit
 
 B, S, H, A, T = map(size, "bshat")
-Q = A * S / H                                               # a s / h
+Q = A * S / H  # a s / h
 DROPOUT = 0.1
 
 
 @cache
 def gpt(layers=2, **changed):
     """A GPT with a name for every size."""
-    sizes = dict(hidden_size=H, intermediate_size=4 * H, num_attention_heads=A, num_key_value_heads=A, head_dim=H / A,
-                 num_hidden_layers=layers, mask="sequence & causal")
+    sizes = dict(
+        hidden_size=H,
+        intermediate_size=4 * H,
+        num_attention_heads=A,
+        num_key_value_heads=A,
+        head_dim=H / A,
+        num_hidden_layers=layers,
+        mask="sequence & causal",
+    )
     return promised(ANY | sizes | changed)
 
 
@@ -51,14 +59,25 @@ def kept(keep="units", dropout=DROPOUT, model=None, **axes):
 TENSOR, SEQUENCE = dict(x=("t", "tensor")), dict(x=("t", "sequence"))
 
 
-@pytest.mark.parametrize("wanted, told", [
-    (34 + 5 * Q, {}), (10 + 24 / T + 5 * Q / T, TENSOR), ((34 + 5 * Q) / T, SEQUENCE),
-    (34, dict(keep="selective")), (10 + 24 / T, dict(keep="selective", **TENSOR)), (34 / T, dict(keep="selective",
-                                                                                                 **SEQUENCE)),
-    (2, dict(keep="full")), (2, dict(keep="full", **TENSOR)), (2 / T, dict(keep="full", **SEQUENCE)),
-    (32 + 2 * Q, dict(dropout=0)), (8 + 24 / T + 2 * Q / T, dict(dropout=0, **TENSOR)), (32, dict(
-        dropout=0, keep="selective")),
-    ((34 + 5 * Q) / T, dict(x=("t", "data")))], ids=str)
+@pytest.mark.parametrize(
+    "wanted, told",
+    [
+        (34 + 5 * Q, {}),
+        (10 + 24 / T + 5 * Q / T, TENSOR),
+        ((34 + 5 * Q) / T, SEQUENCE),
+        (34, dict(keep="selective")),
+        (10 + 24 / T, dict(keep="selective", **TENSOR)),
+        (34 / T, dict(keep="selective", **SEQUENCE)),
+        (2, dict(keep="full")),
+        (2, dict(keep="full", **TENSOR)),
+        (2 / T, dict(keep="full", **SEQUENCE)),
+        (32 + 2 * Q, dict(dropout=0)),
+        (8 + 24 / T + 2 * Q / T, dict(dropout=0, **TENSOR)),
+        (32, dict(dropout=0, keep="selective")),
+        ((34 + 5 * Q) / T, dict(x=("t", "data"))),
+    ],
+    ids=str,
+)
 def test_a_layer_keeps_what_the_literature_says(wanted, told):
     """Table 2 of Korthikanti et al.; and without dropout, whose masks and dropped shares then are not there."""
     assert sympy.expand(kept(**told) - wanted) == 0
@@ -72,8 +91,12 @@ def test_the_fewest_bytes_are_fewer():
 
 def test_another_term_keeps_other_values():
     """A gated layer of roots: the gate and what it lets through, wider; grouped keys are kept as they are made."""
-    llama = promised(LLAMA | dict(hidden_size=H, intermediate_size=4 * H, num_attention_heads=A, num_hidden_layers=2,
-                                  num_key_value_heads="g"))
+    llama = promised(
+        LLAMA
+        | dict(
+            hidden_size=H, intermediate_size=4 * H, num_attention_heads=A, num_hidden_layers=2, num_key_value_heads="g"
+        )
+    )
     g = size("g")
     assert sympy.expand(kept(dropout=0, model=llama) - (2 + 2 + 2 + 4 * g / A + 2 * Q + 2 + 2 + 2 + 24)) == 0
 
@@ -101,9 +124,11 @@ def test_a_step_sends_what_the_literature_says():
 def test_a_dual_that_is_forgotten_is_found(monkeypatch):
     """The control: parts of cotangents that are taken for the whole are summed by nobody."""
     right = BackwardSplit.lying
+
     def wrong(*args):
         demand, out, stored, why = right(*args)
         return demand, None if why == "rows of a matrix" else out, stored, why
+
     monkeypatch.setattr(BackwardSplit, "lying", wrong)
     _, booked = layer_of.__wrapped__(**TENSOR)
     assert Counter(each.op for each in booked.crossings_of(*EVERY)) == {"all_reduce": 2}
@@ -111,24 +136,24 @@ def test_a_dual_that_is_forgotten_is_found(monkeypatch):
 
 def test_backward_computes_twice_what_forward_does():
     """Of a layer; tables multiply nothing. What runs again is what is read: scores, or all but the last product."""
-    whole = 24 * B * S * H ** 2 + 4 * B * S ** 2 * H
+    whole = 24 * B * S * H**2 + 4 * B * S**2 * H
     for axes, share in (({}, 1), (TENSOR, T), (SEQUENCE, T), (dict(x=("t", "ulysses")), T)):
         step, _ = layer_of(**axes)
         flops = {name: sympy.expand(even(each) * share / 2) for name, each in step.flops().items()}
         assert flops == dict(forward=sympy.expand(whole), again=0, backward=sympy.expand(2 * whole))
     again = {keep: layer_of(keep)[0].flops()["again"] for keep in ("selective", "full")}
-    assert again["selective"] == 2 * 2 * B * S ** 2 * H
-    assert sympy.expand(again["full"] - 2 * (whole - 8 * B * S * H ** 2)) == 0
+    assert again["selective"] == 2 * 2 * B * S**2 * H
+    assert sympy.expand(again["full"] - 2 * (whole - 8 * B * S * H**2)) == 0
 
 
 def test_gradients_are_summed_over_data():
     """Once a step: 2 (n - 1)/n of the parameters by rings, whether they are stored once or not; norms whose rows are
     cut are summed, too."""
-    layer, n = 12 * H ** 2 + 13 * H, size("n")              # each layer's numbers
+    layer, n = 12 * H**2 + 13 * H, size("n")  # each layer's numbers
     scattered, gathered = "reduce_scatter", "all_gather"
     for name, ops in (("data", ["all_reduce"]), ("zero2", [scattered, gathered]), ("zero3", [scattered])):
         step, _ = layer_of(x=("n", name))
-        own = [each for count, each in step.gradients() if even(each.whole).has(H ** 2)]
+        own = [each for count, each in step.gradients() if even(each.whole).has(H**2)]
         assert [each.op for each in own] == ops
         wire = sum(even(each.wire) for each in own)
         assert sympy.expand(wire - len(ops * (2 if name == "data" else 1)) * layer * (n - 1) / n) == 0
@@ -141,8 +166,12 @@ def test_gradients_are_summed_over_data():
 def test_state_of_each_policy_is_so_many_bytes_a_parameter(policy):
     """16 to 20, and of what ZeRO stores once over n ranks a part each (Rajbhandari et al. 2020, figure 1)."""
     own, n = STATES[policy], size("n")
-    stored = {"data": (2, own.gradient, own.optimiser), "zero1": (2, own.gradient, own.optimiser / n),
-              "zero2": (2, own.gradient / n, own.optimiser / n), "zero3": (2 / n, own.gradient / n, own.optimiser / n)}
+    stored = {
+        "data": (2, own.gradient, own.optimiser),
+        "zero1": (2, own.gradient, own.optimiser / n),
+        "zero2": (2, own.gradient / n, own.optimiser / n),
+        "zero3": (2 / n, own.gradient / n, own.optimiser / n),
+    }
     assert 2 + own.gradient + own.optimiser == int(policy)
     for strategy, each in stored.items():
         plan = partition(gpt(), Mesh.of(x=("n", strategy)))
@@ -157,8 +186,10 @@ def test_policies_may_differ_by_layer():
     whole = training_step(plan, "units", DROPOUT)
     rest = sum(sum(chunk.booked.kept().values()) for chunk in whole.stages[0] if chunk.count == 1)
     assert sympy.expand(sum(step.kept().values()) - rest - S * B * H * (34 + 5 * Q + 4)) == 0
-    with pytest.raises(InputError, match="2 policies for 3 layers"): training_step(plan, ["full", "units"])
-    with pytest.raises(InputError, match="keep 'ful': did you mean full"): training_step(plan, "ful")
+    with pytest.raises(InputError, match="2 policies for 3 layers"):
+        training_step(plan, ["full", "units"])
+    with pytest.raises(InputError, match="keep 'ful': did you mean full"):
+        training_step(plan, "ful")
 
 
 @pytest.mark.parametrize("strategy", ["ring", "gathered"])
@@ -166,7 +197,7 @@ def test_attention_in_a_ring_gathers_its_keys(strategy):
     """Keys and values are gathered forward and once more backward, where what they are given is summed and scattered; a
     rank computes and keeps its share of rows."""
     step, booked = layer_of(model=gpt(mask="sequence"), x=("t", strategy))
-    once, whole = B * S * H * (T - 1) / T, 24 * B * S * H ** 2 + 4 * B * S ** 2 * H
+    once, whole = B * S * H * (T - 1) / T, 24 * B * S * H**2 + 4 * B * S**2 * H
     for phase, sends in (("forward", {"all_gather": 2}), ("backward", {"all_gather": 2, "reduce_scatter": 2})):
         crossings = [*booked.crossings_of(phase)]
         assert Counter(each.op for each in crossings) == sends
@@ -194,14 +225,18 @@ def test_key_heads_that_ranks_copy_are_summed(heads, copies, messages):
 def rows_of_figure():
     """Rows of figure 1: sizes, whether rows are cut and shares computed again, GiB of the first stage."""
     path = Path(os.environ.get("OPMATRIX_DATA", "")) / "parallel_measurements.csv"
-    if not path.is_file(): return []
+    if not path.is_file():
+        return []
     with path.open(encoding="utf-8") as file:
         return [row for row in csv.DictReader(file) if "Fig. 1" in row["source"]]
 
 
-FIGURE = {                                                  # GPT: layers, width, heads, stages, chunks, sequences; GiB
-    "22B": (48, 6144, 64, 1, 1, 4, 59.25, 9.5625), "175B": (96, 12288, 96, 8, 3, 1, 66.84375, 12.3515625),
-    "530B": (105, 20480, 128, 35, 3, 1, 114.0234375, 23.076171875), "1T": (128, 25600, 160, 64, 1, 1, 131.25, 26.5625)}
+FIGURE = {  # GPT: layers, width, heads, stages, chunks, sequences; GiB
+    "22B": (48, 6144, 64, 1, 1, 4, 59.25, 9.5625),
+    "175B": (96, 12288, 96, 8, 3, 1, 66.84375, 12.3515625),
+    "530B": (105, 20480, 128, 35, 3, 1, 114.0234375, 23.076171875),
+    "1T": (128, 25600, 160, 64, 1, 1, 131.25, 26.5625),
+}
 
 
 @pytest.mark.parametrize("name", FIGURE)
@@ -212,9 +247,10 @@ def test_activations_of_figure_1(name):
     held = layers * (1 + sympy.Rational(p - 1, p * v) if v > 1 else 1)
     for found, gib in (kept(x=(8, "tensor")), plain), (kept("selective", x=(8, "sequence")), selective):
         layer = (found * S * B * H).subs({S: 2048, B: sequences, H: width, A: heads})
-        assert float(held * layer / 2 ** 30) == pytest.approx(gib, rel=1e-3)
+        assert float(held * layer / 2**30) == pytest.approx(gib, rel=1e-3)
     for row in rows_of_figure():
-        if row["model"] != f"GPT-{name}": continue
+        if row["model"] != f"GPT-{name}":
+            continue
         assert (int(row["layers"]), int(row["hidden"]), int(row["heads"])) == (layers, width, heads)
         assert f"first stage {plain if row['recompute'] == 'none' else selective}" in row["notes"]
 
@@ -228,10 +264,20 @@ def test_the_busiest_rank_is_a_number_where_sizes_are():
 @pytest.mark.parametrize("strategy, ops", [("data", ["all_reduce"]), ("zero1", ["reduce_scatter", "all_gather"])])
 def test_copies_of_experts_are_summed_among_themselves(strategy, ops):
     """Two of four ranks have the same two experts of four: what they sum is those alone, between two."""
-    config = LLAMA | dict(model_type="mixtral", hidden_size=8, intermediate_size=5, num_attention_heads=4,
-                          num_key_value_heads=4, num_hidden_layers=1, num_local_experts=4, num_experts_per_tok=2)
-    step, place = training_step(partition(promised(config), Mesh.of(d=(4, strategy), e=(2, "experts")),
-                                          BatchSizes(4, 5))), (3, 1)
+    config = LLAMA | dict(
+        model_type="mixtral",
+        hidden_size=8,
+        intermediate_size=5,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        num_hidden_layers=1,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    )
+    step, place = (
+        training_step(partition(promised(config), Mesh.of(d=(4, strategy), e=(2, "experts")), BatchSizes(4, 5))),
+        (3, 1),
+    )
     own = 2 * 3 * 8 * 5
     found = [each for _, each in step.gradients() if step.plan.on(each.whole, place) == own]
     assert [each.op for each in found] == ops

@@ -1,5 +1,6 @@
 """Forward and backward on virtual ranks: gradients are one rank's, and what is counted is what the formulas say, for
 every strategy, pairs of them, and random models on random meshes."""
+
 import numpy as np
 import pytest
 from partitioned import ANY, BERT, GPT2, LLAMA, TABLES, ids_of, made, random_arrays
@@ -14,9 +15,17 @@ from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.train.backward_ranks import run_backward
 
 ONE = dict(num_hidden_layers=1)
-STRATEGIES = [dict(x=(3, "data")), dict(x=(2, "zero2")), dict(x=(2, "tensor")), dict(x=(2, "sequence")),
-              dict(x=(2, "ulysses")), dict(x=(3, "zero3"), y=(2, "gathered")), dict(x=(2, "sequence-vocabulary")),
-              dict(d=(2, "zero1"), x=(2, "tensor-vocabulary")), dict(d=(2, "data"), x=(2, "sequence"))]
+STRATEGIES = [
+    dict(x=(3, "data")),
+    dict(x=(2, "zero2")),
+    dict(x=(2, "tensor")),
+    dict(x=(2, "sequence")),
+    dict(x=(2, "ulysses")),
+    dict(x=(3, "zero3"), y=(2, "gathered")),
+    dict(x=(2, "sequence-vocabulary")),
+    dict(d=(2, "zero1"), x=(2, "tensor-vocabulary")),
+    dict(d=(2, "data"), x=(2, "sequence")),
+]
 
 
 @pytest.mark.deep(every=3)
@@ -37,8 +46,14 @@ def test_random_models_on_random_meshes(seed):
     assert trained(case).agrees, str(case)
 
 
-@pytest.mark.parametrize("config", [LLAMA | ONE | dict(num_attention_heads=4, hidden_size=16), ANY | ONE | dict(
-    positions="rotary", num_attention_heads=4)], ids=lambda config: config["model_type"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        LLAMA | ONE | dict(num_attention_heads=4, hidden_size=16),
+        ANY | ONE | dict(positions="rotary", num_attention_heads=4),
+    ],
+    ids=lambda config: config["model_type"],
+)
 @pytest.mark.parametrize("axes", [dict(), dict(c=(2, "ring"))], ids=["alone", "ring"])
 def test_one_head_of_keys_that_all_ranks_copy(config, axes):
     """Weights of keys that turn lie whole, those of values as a copy: what each rank's heads give is summed. Where rows
@@ -49,8 +64,15 @@ def test_one_head_of_keys_that_all_ranks_copy(config, axes):
     assert off(ran, alone.arrays) < 1e-13 and differences(ran) == []
 
 
-@pytest.mark.parametrize("axes", [dict(t=(2, "sequence-vocabulary")), dict(t=(3, "tensor-vocabulary")), dict(
-    d=(2, "data"), t=(2, "sequence-vocabulary"))], ids=str)
+@pytest.mark.parametrize(
+    "axes",
+    [
+        dict(t=(2, "sequence-vocabulary")),
+        dict(t=(3, "tensor-vocabulary")),
+        dict(d=(2, "data"), t=(2, "sequence-vocabulary")),
+    ],
+    ids=str,
+)
 def test_a_tied_head_gathers_rows_and_sends_no_scores(axes):
     """Scores of a vocabulary stay cut by columns, forward and back, so the gradient of the table is found where it
     lies; what crosses has as many numbers as the rows that come in, once each for forward, the gradient, the rows."""
@@ -79,7 +101,8 @@ def test_a_crossing_or_a_dual_that_is_left_out_is_found(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(BackwardBooked, "crossings_of", lambda self, *phases: [*whole(self, *phases)][:-1])
         assert {*differences(ran)} == {*TABLES}
-    with without_a_dual(): assert off(run_backward(term, mesh, Feed(ids), g), alone.arrays) > 0.01
+    with without_a_dual():
+        assert off(run_backward(term, mesh, Feed(ids), g), alone.arrays) > 0.01
 
 
 def test_dropout_is_the_same_on_every_mesh():
@@ -88,9 +111,12 @@ def test_dropout_is_the_same_on_every_mesh():
     ids, g, _ = drawn(term, 2, 5)
     shapes = (6, 5, 5), (1, 5, 12), (1, 5, 12)
     masks = {f"dropout {k}": rng.random((2, *shape)) < 0.7 for k, shape in enumerate(shapes)}
-    one, two = (run_backward(term, Mesh.of(**axes), Feed(ids, inputs=masks), g, dropout=0.3)
-                for axes in ({}, dict(x=(2, "sequence"))))
-    for name, each in one.gradients.items(): np.testing.assert_allclose(two.gradients[name], each, atol=1e-12)
+    one, two = (
+        run_backward(term, Mesh.of(**axes), Feed(ids, inputs=masks), g, dropout=0.3)
+        for axes in ({}, dict(x=(2, "sequence")))
+    )
+    for name, each in one.gradients.items():
+        np.testing.assert_allclose(two.gradients[name], each, atol=1e-12)
     plain = run_backward(term, Mesh.of(), Feed(ids), g)
     assert np.abs(plain.value - one.value).max() > 0.1
 

@@ -1,4 +1,5 @@
 """Three of the random BERTs of benchmarks/berts.py, from transformers' save_pretrained to a program that runs."""
+
 import sys
 
 import pytest
@@ -12,10 +13,14 @@ pytest.importorskip("torch", reason="needs peers: torch")
 pytest.importorskip("transformers", reason="needs peers: transformers")
 
 
-@pytest.mark.parametrize("number, said", [
-    (1, ("BertForMaskedLM", "float16", "fresh", "one")),
-    (3, ("BertForSequenceClassification", "float32", "zero biases", "shards")),
-    (20, ("BertLMHeadModel", "bfloat16", "random", "one"))])
+@pytest.mark.parametrize(
+    "number, said",
+    [
+        (1, ("BertForMaskedLM", "float16", "fresh", "one")),
+        (3, ("BertForSequenceClassification", "float32", "zero biases", "shards")),
+        (20, ("BertLMHeadModel", "bfloat16", "random", "one")),
+    ],
+)
 def test_what_transformers_saves_is_optimised_and_agrees(tmp_path, number, said, laws_known):
     made, result, exact, chosen = berts.compared(number, tmp_path / "model")
     assert (made.saved, made.number, made.filled, made.files) == said

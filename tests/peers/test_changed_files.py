@@ -1,5 +1,6 @@
 """Directories with one key changed, dropped or null, beside transformers and sentence-transformers: a fixed part of
 benchmarks/changed_files.py."""
+
 import sys
 from importlib.util import find_spec
 
@@ -19,30 +20,60 @@ from changed_files import DROPPED, MODEL, OLD, TOKENIZER, WORDS, Change
 pytest.importorskip("torch", reason="needs peers: torch")
 transformers = pytest.importorskip("transformers", reason="needs peers: transformers")
 
-TOKEN = {"id": 300, "content": "iver", "single_word": False, "lstrip": False, "rstrip": False, "normalized": True,
-         "special": False}
-NAMED = {                                                   # a kind each; what else there is, the benchmark tries
-    "bert": [Change(WORDS, ("do_lower_case",), False), Change(WORDS, ("strip_accents",), False),
-             Change(WORDS, ("tokenize_chinese_chars",), False), Change(WORDS, (), DROPPED),
-             Change(TOKENIZER, ("normalizer", "lowercase"), False), Change(TOKENIZER, ("post_processor",), None),
-             Change(WORDS, ("cls_token",), "river"), Change(MODEL, ("layer_norm_eps",), DROPPED)],
-    "bert, older files": [Change(OLD, ("mask_token",), "runs"), Change(OLD, (), DROPPED),
-                          Change(WORDS, ("tokenizer_class",), "PreTrainedTokenizerFast")],
-    "gpt2, older files": [Change(WORDS, ("add_prefix_space",), True), Change(OLD, ("bos_token",), None),
-                          Change(MODEL, ("tie_word_embeddings",), DROPPED),
-                          Change(TOKENIZER, ("pre_tokenizer",), None)],
-    "llama": [Change(MODEL, ("tie_word_embeddings",), True), Change(MODEL, ("rms_norm_eps",), DROPPED),
-              Change(MODEL, ("rope_scaling",), {"type": "linear", "factor": 2.0}),
-              Change(WORDS, ("additional_special_tokens",), ["river"]), Change(WORDS, ("add_bos_token",), False),
-              Change(TOKENIZER, ("added_tokens",), [TOKEN])],
-    "mistral": [Change(MODEL, ("sliding_window",), DROPPED), Change(MODEL, ("sliding_window",), None)],
-    "t5": [Change(TOKENIZER, ("post_processor",), None), Change(WORDS, ("extra_ids",), 3),
-           Change(MODEL, ("feed_forward_proj",), "relux"), Change(MODEL, ("dense_act_fn",), "gelu_new")],
+TOKEN = {
+    "id": 300,
+    "content": "iver",
+    "single_word": False,
+    "lstrip": False,
+    "rstrip": False,
+    "normalized": True,
+    "special": False,
 }
-EMBEDDING = [Change("sentence_bert_config.json", ("do_lower_case",), True),
-             Change("1_Pooling/config.json", ("word_embedding_dimension",), 25),
-             Change("1_Pooling/config.json", ("pooling_mode_max_tokens",), None), Change(OLD, ("cls_token",), "</s>"),
-             Change(WORDS, ("add_prefix_space",), True)]
+NAMED = {  # a kind each; what else there is, the benchmark tries
+    "bert": [
+        Change(WORDS, ("do_lower_case",), False),
+        Change(WORDS, ("strip_accents",), False),
+        Change(WORDS, ("tokenize_chinese_chars",), False),
+        Change(WORDS, (), DROPPED),
+        Change(TOKENIZER, ("normalizer", "lowercase"), False),
+        Change(TOKENIZER, ("post_processor",), None),
+        Change(WORDS, ("cls_token",), "river"),
+        Change(MODEL, ("layer_norm_eps",), DROPPED),
+    ],
+    "bert, older files": [
+        Change(OLD, ("mask_token",), "runs"),
+        Change(OLD, (), DROPPED),
+        Change(WORDS, ("tokenizer_class",), "PreTrainedTokenizerFast"),
+    ],
+    "gpt2, older files": [
+        Change(WORDS, ("add_prefix_space",), True),
+        Change(OLD, ("bos_token",), None),
+        Change(MODEL, ("tie_word_embeddings",), DROPPED),
+        Change(TOKENIZER, ("pre_tokenizer",), None),
+    ],
+    "llama": [
+        Change(MODEL, ("tie_word_embeddings",), True),
+        Change(MODEL, ("rms_norm_eps",), DROPPED),
+        Change(MODEL, ("rope_scaling",), {"type": "linear", "factor": 2.0}),
+        Change(WORDS, ("additional_special_tokens",), ["river"]),
+        Change(WORDS, ("add_bos_token",), False),
+        Change(TOKENIZER, ("added_tokens",), [TOKEN]),
+    ],
+    "mistral": [Change(MODEL, ("sliding_window",), DROPPED), Change(MODEL, ("sliding_window",), None)],
+    "t5": [
+        Change(TOKENIZER, ("post_processor",), None),
+        Change(WORDS, ("extra_ids",), 3),
+        Change(MODEL, ("feed_forward_proj",), "relux"),
+        Change(MODEL, ("dense_act_fn",), "gelu_new"),
+    ],
+}
+EMBEDDING = [
+    Change("sentence_bert_config.json", ("do_lower_case",), True),
+    Change("1_Pooling/config.json", ("word_embedding_dimension",), 25),
+    Change("1_Pooling/config.json", ("pooling_mode_max_tokens",), None),
+    Change(OLD, ("cls_token",), "</s>"),
+    Change(WORDS, ("add_prefix_space",), True),
+]
 
 
 def check(name, only):
@@ -54,12 +85,14 @@ def check(name, only):
 
 @pytest.mark.deep(every=3)
 @pytest.mark.parametrize("name", NAMED)
-def test_ids_and_scores_are_those_of_transformers(name): check(name, NAMED[name])
+def test_ids_and_scores_are_those_of_transformers(name):
+    check(name, NAMED[name])
 
 
 @pytest.mark.deep(every=2)
 def test_embeddings_are_those_of_sentence_transformers():
-    if not find_spec("sentence_transformers"): pytest.skip("needs peers: sentence-transformers")
+    if not find_spec("sentence_transformers"):
+        pytest.skip("needs peers: sentence-transformers")
     check("roberta, embeds", EMBEDDING)
 
 
@@ -71,8 +104,10 @@ def test_a_key_that_is_left_out_has_the_default_of_its_family(family):
     for name, key in FAMILIES[family].keys.items():
         called = key.called or name
         said = LEFT_OUT[family].get(called, key.default)
-        if called in fields: assert said == fields[called] or not (said or fields[called]), (called, said)
-        elif called == "rope_theta": assert said == kind.default_theta
+        if called in fields:
+            assert said == fields[called] or not (said or fields[called]), (called, said)
+        elif called == "rope_theta":
+            assert said == kind.default_theta
     assert LEFT_OUT[family].keys() <= {key.called or name for name, key in FAMILIES[family].keys.items()}
 
 

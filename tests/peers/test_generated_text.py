@@ -1,5 +1,6 @@
 """SmolLM2 with its real weights: 64 greedy tokens are transformers', up to the first whose two best scores are as good
 as equal."""
+
 import pytest
 from fetched import smollm2
 from searched import structure
@@ -23,7 +24,8 @@ def test_greedy_tokens_are_those_of_transformers():
     assert len(find_ends(program)) >= 1
     compared = 0
     for reply, likeliest in replies_beside(checkpoint, program):
-        assert reply.ids[:len(likeliest)] == likeliest, reply.text
+        assert reply.ids[: len(likeliest)] == likeliest, reply.text
         compared += len(likeliest)
-        if reply.number == 0: assert "Paris" in reply.text
+        if reply.number == 0:
+            assert "Paris" in reply.text
     assert compared > 0.8 * TOKENS * len(PROMPTS)

@@ -1,5 +1,6 @@
 """GGUF files that the `gguf` package writes and reads; SmolLM2 with its real weights, and its tokens, as transformers
 has them."""
+
 import numpy as np
 import pytest
 from fetched import data, smollm2
@@ -22,7 +23,8 @@ def test_blocks_are_widened_to_the_bit(rng, number):
     if stored.block.names:
         for name in {"d", "m"} & {*stored.block.names}:
             blocks[name] = rng.normal(size=500) * 10.0 ** rng.integers(-6, 2, 500)
-    else: blocks &= 0xBFFF                                  # no infinities
+    else:
+        blocks &= 0xBFFF  # no infinities
     wanted = gguf.quants.dequantize(blocks.view(np.uint8).reshape(500, -1), kind)
     assert np.array_equal(stored.widen(blocks).reshape(500, -1).view(np.uint32), wanted.view(np.uint32))
 
@@ -34,24 +36,44 @@ def permuted(array, heads):
 
 def written(file, family, number, tied, **more):
     """A random model of transformers, its matrices quantised, as a GGUF file; the model has what the file widens to."""
-    sizes = dict(vocab_size=64, hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-                 num_key_value_heads=2,
-                 max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=tied, bos_token_id=None,
-                 eos_token_id=None)
+    sizes = dict(
+        vocab_size=64,
+        hidden_size=256,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=tied,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     torch.manual_seed(0)
-    model = getattr(transformers,
-                    f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**sizes, **more)).eval()
+    model = getattr(transformers, f"{family}ForCausalLM")(
+        getattr(transformers, f"{family}Config")(**sizes, **more)
+    ).eval()
     writer, arch, kind = gguf.GGUFWriter(file, family.lower()), family.lower(), gguf.GGMLQuantizationType[number]
     names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, family.upper()), 2)
-    for key, said in dict(block_count=2, context_length=64, embedding_length=256, feed_forward_length=256, head_count=4,
-                          head_count_kv=2,
-                          layer_norm_rms_eps=1e-5, rope_freq_base=1e4,
-                          **({"key_length": more["head_dim"]} if more else {})).items():
+    for key, said in dict(
+        block_count=2,
+        context_length=64,
+        embedding_length=256,
+        feed_forward_length=256,
+        head_count=4,
+        head_count_kv=2,
+        layer_norm_rms_eps=1e-5,
+        rope_freq_base=1e4,
+        **({"key_length": more["head_dim"]} if more else {}),
+    ).items():
         getattr(writer, f"add_{key}")(said)
     with torch.no_grad():
         for name, each in model.named_parameters():
-            each.copy_(3 * torch.randn_like(each) * each.shape[-1] ** -0.5 if each.ndim > 1
-                       else 1 + 0.3 * torch.randn_like(each))
+            each.copy_(
+                3 * torch.randn_like(each) * each.shape[-1] ** -0.5
+                if each.ndim > 1
+                else 1 + 0.3 * torch.randn_like(each)
+            )
             ours, array = names.get_name(name, (".weight", ".bias")), each.numpy().copy()
             if each.ndim > 1:
                 packed = gguf.quants.quantize(array, kind)
@@ -60,48 +82,67 @@ def written(file, family, number, tied, **more):
                 if arch == "llama" and ("attn_q" in ours or "attn_k" in ours):
                     packed = permuted(packed, 4 if "attn_q" in ours else 2)
                 writer.add_tensor(ours, packed, raw_dtype=kind)
-            else: writer.add_tensor(ours, array)
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file,
-                  writer.close):
+            else:
+                writer.add_tensor(ours, array)
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
         write()
     return model
 
 
-@pytest.mark.parametrize("family, number, tied, more", [
-    ("Llama", "Q8_0", True, {}), ("Llama", "Q4_1", False, {}), ("Qwen2", "Q4_0", False, {}),
-    ("Qwen3", "F16", True, dict(head_dim=64))])
+@pytest.mark.parametrize(
+    "family, number, tied, more",
+    [
+        ("Llama", "Q8_0", True, {}),
+        ("Llama", "Q4_1", False, {}),
+        ("Qwen2", "Q4_0", False, {}),
+        ("Qwen3", "F16", True, dict(head_dim=64)),
+    ],
+)
 def test_scores_are_those_of_transformers(rng, tmp_path, family, number, tied, more):
     model = written(tmp_path / "it.gguf", family, number, tied, **more)
     tokens = rng.integers(0, 64, 60)
-    with torch.no_grad(): wanted = model(torch.from_numpy(tokens)[None]).logits[0].numpy()
+    with torch.no_grad():
+        wanted = model(torch.from_numpy(tokens)[None]).logits[0].numpy()
     found = dense(open_model(tmp_path / "it.gguf").operator(), Batch([tokens]))
     assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max()
 
 
 # ---- SmolLM2
 
+
 @pytest.fixture(scope="module")
-def smol(): return smollm2() / "SmolLM2-135M-Instruct.Q4_1.gguf"
+def smol():
+    return smollm2() / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def test_smollm2_scores_as_transformers(smol):
     """With the tensors that transformers' own reader of GGUF finds: all of them equal, and so is the likeliest of every
     96 tokens."""
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
     checkpoint = open_model("smollm2")
-    config = transformers.LlamaConfig(**{key: said for key, said in checkpoint.said.items() if said is not None
-                                         and "rope" not in key},
-                                      rope_parameters=dict(rope_type="default", rope_theta=1e5))
-    with torch.device("meta"): model = transformers.LlamaForCausalLM(config)
+    config = transformers.LlamaConfig(
+        **{key: said for key, said in checkpoint.said.items() if said is not None and "rope" not in key},
+        rope_parameters=dict(rope_type="default", rope_theta=1e5),
+    )
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
     state = load_gguf_checkpoint(str(smol), return_tensors=True, model_to_load=model)["tensors"]
-    assert all(np.array_equal(checkpoint.find(name.removeprefix("model.")).read(), array)
-               for name, array in state.items())
+    assert all(
+        np.array_equal(checkpoint.find(name.removeprefix("model.")).read(), array) for name, array in state.items()
+    )
     model = transformers.LlamaForCausalLM(config).eval()
     lost = model.load_state_dict({name: torch.tensor(array) for name, array in state.items()}, strict=False)
     assert lost.missing_keys == ["lm_head.weight"] and not lost.unexpected_keys
     model.tie_weights()
     tokens = checkpoint.tokenizer().encode(data("wikitext", "wiki.head.raw").read_text("utf-8")[:2000]).tokens[:96]
-    with torch.no_grad(): wanted = model(torch.from_numpy(tokens)[None]).logits[0].numpy()
+    with torch.no_grad():
+        wanted = model(torch.from_numpy(tokens)[None]).logits[0].numpy()
     found = dense(checkpoint.operator(), Batch([tokens]))
     assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max() and (found.argmax(1) == wanted.argmax(1)).all()
 

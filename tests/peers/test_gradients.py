@@ -1,4 +1,5 @@
 """Gradients of random small models of transformers, by torch.autograd in float64, beside those of their terms."""
+
 import numpy as np
 import pytest
 
@@ -28,13 +29,15 @@ def peer(family):
         model = in_double(transformers.LlamaModel(config))
     model = model.double().eval()
     with torch.no_grad():
-        for each in model.parameters(): each.add_(0.2 * torch.randn_like(each))
+        for each in model.parameters():
+            each.add_(0.2 * torch.randn_like(each))
     return model
 
 
 def in_double(model):
     """A LLaMA whose angles and norms are computed in float64: transformers rounds both to float32, whatever the model's
     number type is."""
+
     def angles(x, position_ids):
         d = model.config.hidden_size // model.config.num_attention_heads
         inverse = 1e4 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
@@ -43,9 +46,11 @@ def in_double(model):
 
     def norm_of(each):
         return lambda x: each.weight * x * (x.pow(2).mean(-1, keepdim=True) + each.variance_epsilon).rsqrt()
+
     model.rotary_emb.forward = angles
     for each in model.modules():
-        if type(each).__name__ == "LlamaRMSNorm": each.forward = norm_of(each)
+        if type(each).__name__ == "LlamaRMSNorm":
+            each.forward = norm_of(each)
     return model
 
 
@@ -69,4 +74,5 @@ def test_gradients_equal_autograd(family):
         assert np.abs(found.arrays[name] - wanted).max() <= 1e-10 * max(np.abs(wanted).max(), 1), name
     for keep in ("full", "least"):
         again = pullback(term, tokens=True, keep=keep).at(Batch(IDS), cotangent=g)
-        for name in state: np.testing.assert_array_equal(again.arrays[name], found.arrays[name])
+        for name in state:
+            np.testing.assert_array_equal(again.arrays[name], found.arrays[name])

@@ -1,4 +1,5 @@
 """Well-known models by name have the tensors of transformers' own code, made of their configurations without memory."""
+
 import pytest
 from plain_experts import fused
 
@@ -7,21 +8,28 @@ from opmatrix.models import known, layout, tensors
 torch = pytest.importorskip("torch", reason="needs peers: torch")
 transformers = pytest.importorskip("transformers", reason="needs peers: transformers")
 
-THEIRS = [name for name in known.names() if known.configuration(name)["model_type"] in transformers.CONFIG_MAPPING
-          and name != "deepseek-v3"]                        # its attention is latent there, and plain here
+THEIRS = [
+    name
+    for name in known.names()
+    if known.configuration(name)["model_type"] in transformers.CONFIG_MAPPING and name != "deepseek-v3"
+]  # its attention is latent there, and plain here
 
 
 def made(kind, config):
     said = {key: value for key, value in config.items() if key != "model_type"}
-    with torch.device("meta"): return kind.from_config(transformers.AutoConfig.for_model(config["model_type"], **said))
+    with torch.device("meta"):
+        return kind.from_config(transformers.AutoConfig.for_model(config["model_type"], **said))
 
 
 @pytest.mark.parametrize("name", THEIRS)
 def test_tensors_are_theirs(name):
     """By name and shape; a pooler is theirs alone, and gates and ups of experts are one tensor there."""
     config = known.configuration(name)
-    theirs = {each: tuple(tensor.shape) for each, tensor in made(transformers.AutoModel, config).state_dict().items()
-              if not each.startswith("pooler.")}
+    theirs = {
+        each: tuple(tensor.shape)
+        for each, tensor in made(transformers.AutoModel, config).state_dict().items()
+        if not each.startswith("pooler.")
+    }
     assert fused(tensors(config)) == theirs
 
 

@@ -1,5 +1,6 @@
 """Ranks as processes over gloo: one launch for all. What comes out is one rank's, what is counted is what formulas say,
 memory stays flat, and a rank that is killed is named."""
+
 import os
 import signal
 from dataclasses import replace
@@ -26,14 +27,20 @@ torch = pytest.importorskip("torch", reason="needs peers: torch")
 
 CONFIG = LLAMA | dict(hidden_size=16, num_attention_heads=4, num_key_value_heads=4)
 MIXTRAL = CONFIG | dict(model_type="mixtral", num_local_experts=4, num_experts_per_tok=2, num_hidden_layers=1)
-AXES = {"dp x tp": dict(dp=(2, "data"), tp=(2, "tensor")), "pp x tp": dict(pp=(2, "pipeline"), tp=(2, "sequence")),
-        "ring": dict(cp=(4, "ring")), "ulysses": dict(cp=(4, "ulysses")), "ZeRO-3": dict(dp=(4, "zero3")),
-        "keys": dict(cp=(4, "keys"))}
+AXES = {
+    "dp x tp": dict(dp=(2, "data"), tp=(2, "tensor")),
+    "pp x tp": dict(pp=(2, "pipeline"), tp=(2, "sequence")),
+    "ring": dict(cp=(4, "ring")),
+    "ulysses": dict(cp=(4, "ulysses")),
+    "ZeRO-3": dict(dp=(4, "zero3")),
+    "keys": dict(cp=(4, "keys")),
+}
 
 
 @pytest.fixture(scope="module")
 def ranks():
-    with Ranks(4) as found: yield found
+    with Ranks(4) as found:
+        yield found
 
 
 @pytest.mark.parametrize("name", AXES)
@@ -52,8 +59,13 @@ def test_four_processes_are_one_rank(ranks, name):
         assert handed == sum(ran.meters[place].payload.values())
 
 
-TRAINED = {"dp x tp": dict(dp=(2, "data"), tp=(2, "tensor")), "pp x tp": dict(pp=(2, "pipeline"), tp=(2, "sequence")),
-           "ZeRO-3": dict(dp=(4, "zero3")), "ring": dict(cp=(4, "ring")), "ulysses": dict(cp=(4, "ulysses"))}
+TRAINED = {
+    "dp x tp": dict(dp=(2, "data"), tp=(2, "tensor")),
+    "pp x tp": dict(pp=(2, "pipeline"), tp=(2, "sequence")),
+    "ZeRO-3": dict(dp=(4, "zero3")),
+    "ring": dict(cp=(4, "ring")),
+    "ulysses": dict(cp=(4, "ulysses")),
+}
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +88,18 @@ def test_three_steps_of_adam_are_one_ranks(ranks, alone, name):
 def test_stages_of_several_chunks_drop_as_one_rank(ranks):
     """Interleaved chunks, which the last stage hands on to the first; what layers drop is drawn alike. The most that a
     rank holds at a time is the formula's."""
-    job = Job(CONFIG | dict(num_hidden_layers=4), dict(pp=(2, "pipeline"), dp=(2, "zero1")), ids_of(8, 9).tolist(), 3,
-              train=dict(rate=1e-2, micro_batches=2, schedule="interleaved:2", dropout=0.1))
+    job = Job(
+        CONFIG | dict(num_hidden_layers=4),
+        dict(pp=(2, "pipeline"), dp=(2, "zero1")),
+        ids_of(8, 9).tolist(),
+        3,
+        train=dict(rate=1e-2, micro_batches=2, schedule="interleaved:2", dropout=0.1),
+    )
     one = replace(job, axes={}, train=dict(rate=1e-2, dropout=0.1))
     ran, train = ranks.run(job), train_plan(job)
-    np.testing.assert_allclose(mean_losses(train, ran.values), train_virtual(train_plan(one), one.feed, 3).losses,
-                               rtol=1e-6)
+    np.testing.assert_allclose(
+        mean_losses(train, ran.values), train_virtual(train_plan(one), one.feed, 3).losses, rtol=1e-6
+    )
     assert [each for each in train_tallies(train, ran.meters) if not each.holds] == []
 
 
@@ -100,8 +118,9 @@ def test_experts_learn_on_four_ranks(ranks, dp, ep):
     """Rows of cotangents go where forward's went; how many is what gates say, so no formula says it before. Where there
     are two copies of each expert they learn the same."""
     often = dict(rate=1e-2)
-    one, four = (Job(MIXTRAL, axes, ids_of(4, 9).tolist(), 3, train=often)
-                 for axes in ({}, dict(dp=(4, dp), ep=(ep, "experts"))))
+    one, four = (
+        Job(MIXTRAL, axes, ids_of(4, 9).tolist(), 3, train=often) for axes in ({}, dict(dp=(4, dp), ep=(ep, "experts")))
+    )
     losses = mean_losses(train_plan(four), ranks.run(four).values)
     np.testing.assert_allclose(losses, train_virtual(train_plan(one), one.feed, 3).losses, rtol=1e-6)
 
@@ -120,12 +139,12 @@ def test_a_loss_that_is_no_number_is_named():
 
 def test_a_hundred_steps_leave_memory_flat(ranks):
     ran = ranks.run(Job(CONFIG, AXES["dp x tp"], ids_of(4, 11), steps=100))
-    assert len(ran.seconds) == 100 and ran.memory[-1] - ran.memory[9] < 4 * 2 ** 20
+    assert len(ran.seconds) == 100 and ran.memory[-1] - ran.memory[9] < 4 * 2**20
 
 
 def test_steps_of_training_leave_memory_flat(ranks):
     ran = ranks.run(Job(CONFIG | dict(num_hidden_layers=1), TRAINED["ZeRO-3"], ids_of(4, 6).tolist(), 40, train={}))
-    assert ran.memory[-1] - ran.memory[9] < 4 * 2 ** 20
+    assert ran.memory[-1] - ran.memory[9] < 4 * 2**20
 
 
 def test_a_rank_that_is_killed_is_named(ranks):
@@ -141,9 +160,22 @@ def test_the_command_prints_what_it_counted(tmp_path):
     import json
 
     from rewrites.cli.commands import app
+
     (tmp_path / "tiny.json").write_text(json.dumps(CONFIG))
-    words = ["launch", str(tmp_path / "tiny.json"), "--ranks", "2", "--tp", "2", "--tokens", "8", "--trace",
-             str(tmp_path / "trace.json"), "--json", str(tmp_path / "found.json")]
+    words = [
+        "launch",
+        str(tmp_path / "tiny.json"),
+        "--ranks",
+        "2",
+        "--tp",
+        "2",
+        "--tokens",
+        "8",
+        "--trace",
+        str(tmp_path / "trace.json"),
+        "--json",
+        str(tmp_path / "found.json"),
+    ]
     ran = CliRunner().invoke(app, words)
     assert ran.exit_code == 0 and "from one rank: " in ran.output and "differs" not in ran.output
     found = json.loads((tmp_path / "found.json").read_text())

@@ -1,4 +1,5 @@
 """MiniLM, and every BERT that transformers writes, by the float64 oracle against transformers' own BertModel."""
+
 import checkpoints
 import numpy as np
 import pytest
@@ -28,7 +29,8 @@ def ours(checkpoint, batch):
     return dense(checkpoint.operator(), batch.selection("tokens", checkpoint.config["vocab_size"]), batch)
 
 
-def relative(found, expected): return np.abs(found - expected).max() / np.abs(expected).max()
+def relative(found, expected):
+    return np.abs(found - expected).max() / np.abs(expected).max()
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,8 @@ def rows(model):
 
 
 @pytest.fixture(scope="module")
-def expected(model, rows): return peer(model.directory, Batch(rows))
+def expected(model, rows):
+    return peer(model.directory, Batch(rows))
 
 
 def test_minilm_as_a_ragged_batch(model, rows, expected):
@@ -54,7 +57,7 @@ def test_minilm_as_a_ragged_batch(model, rows, expected):
 @pytest.mark.parametrize("at", range(len(LENGTHS)), ids=[f"{n} tokens" for n in LENGTHS])
 def test_minilm_singly(model, rows, expected, at):
     lo = sum(LENGTHS[:at])
-    assert relative(ours(model, Batch([rows[at]])), expected[lo:lo + LENGTHS[at]]) < 1e-11
+    assert relative(ours(model, Batch([rows[at]])), expected[lo : lo + LENGTHS[at]]) < 1e-11
 
 
 def test_minilm_on_texts(model):
@@ -76,8 +79,10 @@ def test_what_transformers_writes(tmp_path, way):
     torch.manual_seed(0)
     config = transformers.BertConfig(**{key: value for key, value in checkpoints.CONFIG.items() if key != "model_type"})
     theirs = (transformers.BertForMaskedLM if way == "masked" else transformers.BertModel)(config)
-    for parameter in theirs.parameters(): torch.nn.init.normal_(parameter, std=0.3)
-    if way == "bfloat16": theirs = theirs.to(torch.bfloat16)
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    if way == "bfloat16":
+        theirs = theirs.to(torch.bfloat16)
     theirs.save_pretrained(tmp_path, max_shard_size="10KB" if way == "shards" else "1GB")
     assert (tmp_path / "model.safetensors.index.json").exists() == (way == "shards")
     batch = Batch([np.array([2, 7, 19, 3]), np.array([40]), np.arange(20)])

@@ -1,5 +1,6 @@
 """The report's page as a browser shows it: no error, no request, nothing that axe-core finds serious, the figures of
 the text, at the width of a telephone and of a desk, with and without scripts; what files say stays text there, too."""
+
 import copy
 import json
 import os
@@ -28,31 +29,38 @@ def browser():
     """Chromium, of the system where it has one, else playwright's own."""
     with playwright.sync_playwright() as engines:
         place = next(filter(None, map(shutil.which, BROWSERS)), None)
-        alone = ["--no-sandbox"] if os.geteuid() == 0 else []            # which root has none
-        try: found = engines.chromium.launch(executable_path=place, args=alone)
-        except playwright.Error as error: pytest.skip(f"does not build: no Chromium: {str(error).splitlines()[0]:.80}")
+        alone = ["--no-sandbox"] if os.geteuid() == 0 else []  # which root has none
+        try:
+            found = engines.chromium.launch(executable_path=place, args=alone)
+        except playwright.Error as error:
+            pytest.skip(f"does not build: no Chromium: {str(error).splitlines()[0]:.80}")
         yield found
         found.close()
 
 
 def spoil(value, words):
     """Every text of the figures is somebody else's."""
-    if isinstance(value, dict): return {key: spoil(each, words) for key, each in value.items()}
-    if isinstance(value, list): return [spoil(each, words) for each in value]
+    if isinstance(value, dict):
+        return {key: spoil(each, words) for key, each in value.items()}
+    if isinstance(value, list):
+        return [spoil(each, words) for each in value]
     return words if isinstance(value, str) else value
 
 
 @pytest.fixture(scope="module")
-def figures(optimized): return check_report(json.loads((optimized.out / "report.json").read_text()), "report.json")
+def figures(optimized):
+    return check_report(json.loads((optimized.out / "report.json").read_text()), "report.json")
 
 
 @pytest.fixture(scope="module")
 def files(figures, tmp_path_factory):
     """Pages: of the run, and of the run with hostile words in every place."""
     room = tmp_path_factory.mktemp("pages")
-    every = {"report": figures} | {f"hostile{at}": spoil(copy.deepcopy(figures), words)
-                                   for at, words in enumerate(HOSTILE)}
-    for name, found in every.items(): write_html(check_report(found, name), room / f"{name}.html")
+    every = {"report": figures} | {
+        f"hostile{at}": spoil(copy.deepcopy(figures), words) for at, words in enumerate(HOSTILE)
+    }
+    for name, found in every.items():
+        write_html(check_report(found, name), room / f"{name}.html")
     return {name: room / f"{name}.html" for name in every}
 
 
@@ -60,6 +68,7 @@ def files(figures, tmp_path_factory):
 def shown(browser, files):
     """Opens a page at a width: the page, and what it asked for and complained of."""
     rooms = []
+
     def show(name, width, **options):
         room = browser.new_context(viewport={"width": width, "height": 900}, **options)
         rooms.append(room)
@@ -70,8 +79,10 @@ def shown(browser, files):
         page.on("request", lambda asked: noticed.append(asked.url) if asked.url != files[name].as_uri() else None)
         page.goto(files[name].as_uri())
         return page, noticed
+
     yield show
-    for room in rooms: room.close()
+    for room in rooms:
+        room.close()
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -96,11 +107,14 @@ def test_no_column_is_cut(shown, width):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["report", "hostile2"])
 def test_axe_finds_nothing_serious(shown, name, width):
-    page, _ = shown(name, width, bypass_csp=True)           # or axe itself could not run
+    page, _ = shown(name, width, bypass_csp=True)  # or axe itself could not run
     found = axe.Axe().run(page).response
     assert len(found["passes"]) > 10, "it looked"
-    serious = [(each["id"], [node["html"][:120] for node in each["nodes"]][:3]) for each in found["violations"]
-               if each["impact"] in ("serious", "critical")]
+    serious = [
+        (each["id"], [node["html"][:120] for node in each["nodes"]][:3])
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
     assert not serious
 
 
@@ -128,6 +142,7 @@ def test_it_prints(shown):
     """On paper nothing scrolls: each table is as wide as what it holds lets it be seen, on more than one page."""
     page, _ = shown("report", 1400)
     page.emulate_media(media="print")
-    assert page.evaluate("[...document.querySelectorAll('.scroll')].every(e => "
-                         "getComputedStyle(e).overflowX == 'visible')")
+    assert page.evaluate(
+        "[...document.querySelectorAll('.scroll')].every(e => getComputedStyle(e).overflowX == 'visible')"
+    )
     assert page.pdf().startswith(b"%PDF")

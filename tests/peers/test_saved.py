@@ -1,5 +1,6 @@
 """Random models of transformers, as save_pretrained writes them: hidden states and scores of the vocabulary, in its own
 float32."""
+
 from itertools import pairwise
 
 import numpy as np
@@ -15,40 +16,74 @@ torch = pytest.importorskip("torch", reason="needs peers: torch")
 transformers = pytest.importorskip("transformers", reason="needs peers: transformers")
 
 WORDS, LENGTHS = 90, (1, 7, 33, 60)
-SIZES = dict(vocab_size=WORDS, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-             max_position_embeddings=64)
+SIZES = dict(
+    vocab_size=WORDS,
+    hidden_size=48,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=64,
+)
 SHARED = SIZES | dict(num_key_value_heads=2, bos_token_id=None, eos_token_id=None)
-T5 = dict(vocab_size=WORDS, d_model=48, d_kv=12, d_ff=64, num_layers=2, num_heads=4,
-          relative_attention_num_buckets=16, relative_attention_max_distance=40)
+T5 = dict(
+    vocab_size=WORDS,
+    d_model=48,
+    d_kv=12,
+    d_ff=64,
+    num_layers=2,
+    num_heads=4,
+    relative_attention_num_buckets=16,
+    relative_attention_max_distance=40,
+)
 TIED = dict(tie_word_embeddings=True)
 
 
-def turning(kind, **more): return dict(rope_parameters=dict(rope_type=kind, rope_theta=1e4, factor=4.0, **more))
+def turning(kind, **more):
+    return dict(rope_parameters=dict(rope_type=kind, rope_theta=1e4, factor=4.0, **more))
 
 
-CASES = {                                                   # name: the class of the config, of the model, what the
-                                                            # config says
+CASES = {  # name: the class of the config, of the model, what the
+    # config says
     "bert": ("Bert", "ForMaskedLM", SIZES),
     "roberta": ("Roberta", "ForMaskedLM", SIZES | dict(max_position_embeddings=66)),
-    "distilbert": ("DistilBert", "Model",
-                   dict(vocab_size=WORDS, dim=48, hidden_dim=64, n_layers=2, n_heads=4, max_position_embeddings=64)),
-    "gpt2": ("GPT2", "LMHeadModel",
-             dict(vocab_size=WORDS, n_embd=48, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=1)),
-    "gpt2, hidden": ("GPT2", "Model",
-                     dict(vocab_size=WORDS, n_embd=48, n_layer=2, n_head=4, n_positions=64, n_inner=40, bos_token_id=1,
-                                           eos_token_id=1)),
-    "bloom": ("Bloom", "ForCausalLM",
-              dict(vocab_size=WORDS, hidden_size=48, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=1)),
-    "bloom, twelve heads": ("Bloom", "Model", dict(vocab_size=WORDS, hidden_size=48, n_layer=2, n_head=12,
-                                                   bos_token_id=1, eos_token_id=1)),
+    "distilbert": (
+        "DistilBert",
+        "Model",
+        dict(vocab_size=WORDS, dim=48, hidden_dim=64, n_layers=2, n_heads=4, max_position_embeddings=64),
+    ),
+    "gpt2": (
+        "GPT2",
+        "LMHeadModel",
+        dict(vocab_size=WORDS, n_embd=48, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=1),
+    ),
+    "gpt2, hidden": (
+        "GPT2",
+        "Model",
+        dict(
+            vocab_size=WORDS, n_embd=48, n_layer=2, n_head=4, n_positions=64, n_inner=40, bos_token_id=1, eos_token_id=1
+        ),
+    ),
+    "bloom": (
+        "Bloom",
+        "ForCausalLM",
+        dict(vocab_size=WORDS, hidden_size=48, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=1),
+    ),
+    "bloom, twelve heads": (
+        "Bloom",
+        "Model",
+        dict(vocab_size=WORDS, hidden_size=48, n_layer=2, n_head=12, bos_token_id=1, eos_token_id=1),
+    ),
     "t5": ("T5", "EncoderModel", T5),
     "t5, gated": ("T5", "EncoderModel", T5 | dict(feed_forward_proj="gated-gelu", num_heads=3, d_kv=20)),
     "llama": ("Llama", "ForCausalLM", SHARED),
     "llama, tied": ("Llama", "ForCausalLM", SHARED | TIED),
     "llama, biases": ("Llama", "Model", SHARED | dict(attention_bias=True, mlp_bias=True, head_dim=16)),
     "llama, linear": ("Llama", "Model", SHARED | turning("linear")),
-    "llama, llama3": ("Llama", "Model", SHARED | turning("llama3", low_freq_factor=1.0, high_freq_factor=4.0,
-                                                         original_max_position_embeddings=16)),
+    "llama, llama3": (
+        "Llama",
+        "Model",
+        SHARED | turning("llama3", low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16),
+    ),
     "llama, yarn": ("Llama", "Model", SHARED | turning("yarn", original_max_position_embeddings=16)),
     "mistral": ("Mistral", "ForCausalLM", SHARED | dict(sliding_window=7)),
     "mistral, no window": ("Mistral", "Model", SHARED | dict(sliding_window=None)),
@@ -69,10 +104,13 @@ def written(directory, case, changed=None):
     with torch.no_grad():
         for name, each in model.named_parameters():
             last = name.split(".")[-2].lower()
-            if each.ndim == 1: each.copy_(name.endswith("weight") + 0.3 * torch.randn_like(each))
+            if each.ndim == 1:
+                each.copy_(name.endswith("weight") + 0.3 * torch.randn_like(each))
             else:
-                each.copy_(torch.randn_like(each)
-                           * (1 if "embed" in last or last in ("wte", "wpe") else 3 * each.shape[1] ** -0.5))
+                each.copy_(
+                    torch.randn_like(each)
+                    * (1 if "embed" in last or last in ("wte", "wpe") else 3 * each.shape[1] ** -0.5)
+                )
     model.save_pretrained(directory, max_shard_size="40KB")
     assert (directory / "model.safetensors.index.json").exists()
     return model
@@ -86,7 +124,8 @@ def theirs(model, batch, scores):
     return np.concatenate([(each.logits if scores else each.last_hidden_state)[0].numpy() for each in found])
 
 
-def relative(found, wanted): return np.abs(found - wanted).max() / np.abs(wanted).max()
+def relative(found, wanted):
+    return np.abs(found - wanted).max() / np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -97,7 +136,7 @@ def test_what_transformers_saves_is_read_as_it_is(rng, tmp_path, case):
     batch = Batch([rng.integers(2, WORDS, length) for length in LENGTHS])
     wanted = theirs(model, batch, checkpoint.speaks)
     assert relative(dense(checkpoint.operator(), batch), wanted) < 1e-4
-    if checkpoint.speaks:                                   # a row a text: the scores of what comes next
+    if checkpoint.speaks:  # a row a text: the scores of what comes next
         assert relative(dense(checkpoint.operator(pooled=True), batch), wanted[batch.starts[1:] - 1]) < 1e-4
 
 

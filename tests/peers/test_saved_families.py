@@ -1,5 +1,6 @@
 """Families of benchmarks/widths.py from transformers' save_pretrained to a program that runs: grouped keys, a head
 wider than its share, one head alone."""
+
 import sys
 
 import pytest
@@ -15,13 +16,18 @@ pytest.importorskip("transformers", reason="needs peers: transformers")
 LLAMA = dict(hidden_size=48, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40)
 
 
-@pytest.mark.parametrize("made", [
-    widths.Case("gpt2", dict(n_embd=64, n_head=1), 1, "GPT2LMHeadModel", "float32"),
-    widths.Case("llama", LLAMA | dict(head_dim=20, attention_bias=True), 1, "LlamaForCausalLM", "bfloat16"),
-    widths.Case("distilbert", dict(dim=24, n_heads=3, hidden_dim=20), 2, "DistilBertModel", "float16"),
-    widths.Case("qwen3", LLAMA | dict(head_dim=16, tie_word_embeddings=True), 1, "Qwen3ForCausalLM", "float32"),
-    widths.Case("pangu-alpha", dict(hidden_size=48, num_heads=3), 2, "GPTPanguForCausalLM", "bfloat16"),
-    widths.Case("openpangu", LLAMA, 1, "LlamaForCausalLM", "float32")], ids=lambda made: made.family)
+@pytest.mark.parametrize(
+    "made",
+    [
+        widths.Case("gpt2", dict(n_embd=64, n_head=1), 1, "GPT2LMHeadModel", "float32"),
+        widths.Case("llama", LLAMA | dict(head_dim=20, attention_bias=True), 1, "LlamaForCausalLM", "bfloat16"),
+        widths.Case("distilbert", dict(dim=24, n_heads=3, hidden_dim=20), 2, "DistilBertModel", "float16"),
+        widths.Case("qwen3", LLAMA | dict(head_dim=16, tie_word_embeddings=True), 1, "Qwen3ForCausalLM", "float32"),
+        widths.Case("pangu-alpha", dict(hidden_size=48, num_heads=3), 2, "GPTPanguForCausalLM", "bfloat16"),
+        widths.Case("openpangu", LLAMA, 1, "LlamaForCausalLM", "float32"),
+    ],
+    ids=lambda made: made.family,
+)
 def test_what_transformers_saves_of_a_family_is_optimised_and_agrees(made, laws_known):
-    (good, row), = widths.ran(made, 0, [0.0])
+    ((good, row),) = widths.ran(made, 0, [0.0])
     assert good, row

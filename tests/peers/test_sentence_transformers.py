@@ -1,5 +1,6 @@
 """Embeddings of checkpoints that sentence-transformers writes, against its own: every mode, lengths, cutting, prompts,
 old files."""
+
 import json
 from importlib.util import find_spec
 
@@ -15,15 +16,29 @@ from rewrites.metrics.evaluate import open_program
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")
 transformers = pytest.importorskip("transformers", reason="needs peers: transformers")
-if not find_spec("sentence_transformers"):                  # to import it takes seconds: only its tests do
+if not find_spec("sentence_transformers"):  # to import it takes seconds: only its tests do
     pytest.skip("needs peers: sentence-transformers", allow_module_level=True)
 
-MOST = 12                                                   # tokens; the model has positions for 20
-TEXTS = ["", "a", "the bank", "The River runs dry.", "the bank of a river " * 2, "rivers runs dry ? " * 3, "dry " * 10,
-         "dry " * 11, "the bank of the river " * 30]
-OLD = {"cls": "pooling_mode_cls_token", "max": "pooling_mode_max_tokens", "mean": "pooling_mode_mean_tokens",
-       "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens", "weightedmean": "pooling_mode_weightedmean_tokens",
-       "lasttoken": "pooling_mode_lasttoken"}
+MOST = 12  # tokens; the model has positions for 20
+TEXTS = [
+    "",
+    "a",
+    "the bank",
+    "The River runs dry.",
+    "the bank of a river " * 2,
+    "rivers runs dry ? " * 3,
+    "dry " * 10,
+    "dry " * 11,
+    "the bank of the river " * 30,
+]
+OLD = {
+    "cls": "pooling_mode_cls_token",
+    "max": "pooling_mode_max_tokens",
+    "mean": "pooling_mode_mean_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
+}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +48,8 @@ def bert(tmp_path_factory):
     torch.manual_seed(0)
     config = transformers.BertConfig(**{key: value for key, value in checkpoints.CONFIG.items() if key != "model_type"})
     model = transformers.BertModel(config)
-    for parameter in model.parameters(): torch.nn.init.normal_(parameter, std=0.3)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(place)
     checkpoints.write_tokenizer(place / "tokenizer.json")
     names = dict(pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]")
@@ -45,6 +61,7 @@ def written(bert, place, modes, normalise=True, most=MOST, **more):
     """The checkpoint that sentence-transformers saves."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
     transformer = Transformer(str(bert), max_seq_length=most)
     modules = [transformer, Pooling(checkpoints.CONFIG["hidden_size"], modes), *[Normalize()] * normalise]
     SentenceTransformer(modules=modules, device="cpu", **more).save(str(place))
@@ -54,6 +71,7 @@ def written(bert, place, modes, normalise=True, most=MOST, **more):
 def compare(place, monkeypatch, texts=TEXTS):
     """Both embeddings of the texts: the program's, also once it was saved and loaded, and the peer's."""
     from sentence_transformers import SentenceTransformer
+
     monkeypatch.setattr(evaluate, "calibrated", lambda progress, *batches: standin.machine())
     program = open_program(str(place))
     program.save(place / "program")
@@ -80,7 +98,8 @@ def test_every_mode_as_older_versions_write_it(bert, tmp_path, monkeypatch, mode
     (place / "2_Normalize" / "config.json").unlink()
     (place / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 9, "do_lower_case": True}))
     listed = json.loads((place / "modules.json").read_text())
-    for module in listed: module["type"] = f"sentence_transformers.models.{module['type'].rpartition('.')[2]}"
+    for module in listed:
+        module["type"] = f"sentence_transformers.models.{module['type'].rpartition('.')[2]}"
     (place / "modules.json").write_text(json.dumps(listed))
     cased = (place / "tokenizer.json").read_text().replace('"lowercase": true', '"lowercase": false')
     assert '"lowercase": false' in cased
@@ -100,7 +119,8 @@ def test_a_default_prompt_stands_before_every_text(bert, tmp_path, monkeypatch):
     assert compare(place, monkeypatch)[0].pooling.prompt == "the bank: "
     file = place / "1_Pooling" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"include_prompt": False}))
-    with pytest.raises(InputError, match="include_prompt is false"): open_program(str(place))
+    with pytest.raises(InputError, match="include_prompt is false"):
+        open_program(str(place))
 
 
 def test_without_a_length_texts_are_cut_where_positions_end(bert, tmp_path, monkeypatch):
@@ -111,6 +131,7 @@ def test_without_a_length_texts_are_cut_where_positions_end(bert, tmp_path, monk
 def test_a_dense_layer_is_refused(bert, tmp_path):
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
+
     modules = [Transformer(str(bert)), Pooling(24, "cls"), Dense(24, 8)]
     SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path))
     with pytest.raises(InputError, match=r"modules\.json: a module of type '.*Dense' is not supported"):

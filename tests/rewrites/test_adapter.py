@@ -1,5 +1,6 @@
 """LoRA adapters: the model is the one with B A · alpha / r added to its weights; laws keep a thin product beside a
 weight that is stored narrower, and merge it where many rows are multiplied; what is none is refused in a line."""
+
 import json
 from pathlib import Path
 
@@ -37,8 +38,11 @@ def write(directory, pairs, more=None, **changed):
     """An adapter as PEFT saves it."""
     directory.mkdir()
     (directory / "adapter_config.json").write_text(json.dumps(CONFIG | changed))
-    tensors = {f"base_model.model.{name}.lora_{part}.weight": array for name, both in pairs.items()
-               for part, array in zip("AB", both, strict=True)}
+    tensors = {
+        f"base_model.model.{name}.lora_{part}.weight": array
+        for name, both in pairs.items()
+        for part, array in zip("AB", both, strict=True)
+    }
     checkpoints.safetensors(directory / "adapter_model.safetensors", tensors | (more or {}))
     return directory
 
@@ -69,27 +73,40 @@ def test_the_model_is_the_one_with_the_products_added(tmp_path, made):
     found = dense(open_model(plain, adapter).operator(), batch)
     assert difference(found, dense(open_model(merged).operator(), batch)) < 1e-6
     assert difference(found, dense(open_model(plain).operator(), batch)) > 0.05
-    rooted = write(tmp_path / "rooted", pairs, use_rslora=True, lora_alpha=ALPHA / RANK ** 0.5)
+    rooted = write(tmp_path / "rooted", pairs, use_rslora=True, lora_alpha=ALPHA / RANK**0.5)
     assert difference(dense(open_model(plain, rooted).operator(), batch), found) < 1e-12
 
 
 LAST, VALUE = "model.layers.1.mlp.down_proj", "model.layers.0.self_attn.v_proj"
 
 
-@pytest.mark.parametrize("pattern, name", [
-    ("down_proj", LAST), (r"layers\.1\.mlp\.down_proj", LAST), ("^model.layers.1.mlp.down_proj", LAST),
-    (r".*\.1\..*", LAST), ("v_proj", VALUE), ("(q|v)_proj", VALUE), ("proj", None), ("model.layers.1", None)])
+@pytest.mark.parametrize(
+    "pattern, name",
+    [
+        ("down_proj", LAST),
+        (r"layers\.1\.mlp\.down_proj", LAST),
+        ("^model.layers.1.mlp.down_proj", LAST),
+        (r".*\.1\..*", LAST),
+        ("v_proj", VALUE),
+        ("(q|v)_proj", VALUE),
+        ("proj", None),
+        ("model.layers.1", None),
+    ],
+)
 def test_a_pattern_gives_modules_a_number_of_their_own(tmp_path, pattern, name):
     """As PEFT matches: all of a name, or its end behind a dot."""
     _, pairs, _ = gguf(tmp_path)
     found = Adapter.read(write(tmp_path / "alphas", pairs, alpha_pattern={pattern: 2}))
     assert {each: pair.scale for each, pair in found.pairs.items()} == {
-        each: (2 if each == name else ALPHA) / RANK for each in pairs}
-    if name is None: return
+        each: (2 if each == name else ALPHA) / RANK for each in pairs
+    }
+    if name is None:
+        return
     wide = pairs | {name: (np.repeat(pairs[name][0], 2, 0), np.repeat(pairs[name][1], 2, 1))}
     found = Adapter.read(write(tmp_path / "ranks", wide, rank_pattern={pattern: 2 * RANK}))
     assert {each: pair.scale for each, pair in found.pairs.items()} == {
-        each: ALPHA / (2 * RANK if each == name else RANK) for each in pairs}
+        each: ALPHA / (2 * RANK if each == name else RANK) for each in pairs
+    }
 
 
 @pytest.mark.parametrize("made", [gguf, bert])
@@ -134,7 +151,7 @@ def merged_by_numpy(arrays, adapter, pairs):
         product = scale * pairs[f"{each}.lora_B.weight"].astype(np.float64) @ pairs[f"{each}.lora_A.weight"]
         to = f"{each.removeprefix('base_model.model.')}.weight"
         to = to if to in arrays else to.removeprefix("transformer.")
-        turned = adapter["fan_in_fan_out"] and not to.startswith("lm_head")              # a plain Linear
+        turned = adapter["fan_in_fan_out"] and not to.startswith("lm_head")  # a plain Linear
         merged[to] = (arrays[to] + (product.T if turned else product)).astype("<f4")
     return merged
 
@@ -145,10 +162,16 @@ def test_what_peft_saves_is_read(tmp_path, rng, name):
     model, weights, adapter, tensors = RECORDED[name].values()
     arrays = {each: (rng.normal(size=shape) / 4 + (len(shape) == 1)).astype("<f4") for each, shape in weights.items()}
     pairs = {each: rng.normal(size=shape).astype("<f4") / 4 for each, shape in tensors.items()}
-    stored(tmp_path, plain=(model, arrays), merged=(model, merged_by_numpy(arrays, adapter, pairs)),
-           adapter=(adapter, pairs))
-    found, wanted, without = (dense(open_model(tmp_path / place, also).operator(), Batch(TOKENS)) for place, also in (
-        ("plain", tmp_path / "adapter"), ("merged", None), ("plain", None)))
+    stored(
+        tmp_path,
+        plain=(model, arrays),
+        merged=(model, merged_by_numpy(arrays, adapter, pairs)),
+        adapter=(adapter, pairs),
+    )
+    found, wanted, without = (
+        dense(open_model(tmp_path / place, also).operator(), Batch(TOKENS))
+        for place, also in (("plain", tmp_path / "adapter"), ("merged", None), ("plain", None))
+    )
     assert difference(found, wanted) < 1e-6 and difference(without, wanted) > 0.01
 
 
@@ -166,18 +189,27 @@ def test_pairs_belong_to_names_whatever_weights_are_equal(tmp_path, name, seed):
     untied = dict(arrays)
     if tied := next((each for each in arrays if each.endswith("wte.weight")), None):
         untied["lm_head.weight"] = arrays[tied]
-    matrices = [each for each, array in untied.items() if array.ndim == 2
-                and not any(other in each for other in ("embed", "pooler", "wte", "wpe"))]
+    matrices = [
+        each
+        for each, array in untied.items()
+        if array.ndim == 2 and not any(other in each for other in ("embed", "pooler", "wte", "wpe"))
+    ]
     pairs, thin_pools = {}, {}
-    for each in rng.permutation(matrices)[:rng.integers(1, len(matrices) + 1)]:
-        out, n = untied[each].shape[::-1 if adapter["fan_in_fan_out"] and "lm_head" not in each else 1]
+    for each in rng.permutation(matrices)[: rng.integers(1, len(matrices) + 1)]:
+        out, n = untied[each].shape[:: -1 if adapter["fan_in_fan_out"] and "lm_head" not in each else 1]
         stem = f"base_model.model.{each.removesuffix('.weight')}"
         for part, shape in (("A", (adapter["r"], n)), ("B", (out, adapter["r"]))):
             pairs[f"{stem}.lora_{part}.weight"] = thin_pools.setdefault(shape, pool(shape)[0])
-    stored(tmp_path, plain=(model, arrays), adapter=(adapter, pairs),
-           merged=(model | {"tie_word_embeddings": False}, merged_by_numpy(untied, adapter, pairs)))
-    found, wanted = (dense(open_model(tmp_path / place, also).operator(), Batch(TOKENS)) for place, also in (
-        ("plain", tmp_path / "adapter"), ("merged", None)))
+    stored(
+        tmp_path,
+        plain=(model, arrays),
+        adapter=(adapter, pairs),
+        merged=(model | {"tie_word_embeddings": False}, merged_by_numpy(untied, adapter, pairs)),
+    )
+    found, wanted = (
+        dense(open_model(tmp_path / place, also).operator(), Batch(TOKENS))
+        for place, also in (("plain", tmp_path / "adapter"), ("merged", None))
+    )
     assert difference(found, wanted) < 1e-6
 
 
@@ -185,11 +217,14 @@ def test_one_weight_that_an_adapter_names_twice_is_refused(tmp_path):
     plain, pairs, _ = gguf(tmp_path)
     (name, pair), *_ = pairs.items()
     place = write(tmp_path / "twice", {name: pair, name.removeprefix("model."): pair})
-    with pytest.raises(InputError, match="are one weight of the model"): open_model(plain, place).operator()
+    with pytest.raises(InputError, match="are one weight of the model"):
+        open_model(plain, place).operator()
 
 
-@pytest.mark.parametrize("name, rows, forms", [
-    (name, *each) for name in ("half", "q4_1") for each in ((1, ["dense", "dense", name]), (4096, ["dense"]))])
+@pytest.mark.parametrize(
+    "name, rows, forms",
+    [(name, *each) for name in ("half", "q4_1") for each in ((1, ["dense", "dense", name]), (4096, ["dense"]))],
+)
 def test_a_thin_product_is_kept_beside_a_narrow_weight_for_one_row_and_merged_for_many(rng, name, rows, forms):
     """The weight is float16 as it comes, or blocks of a file, which its sum with the product is not; a number is read
     in half the time."""
@@ -198,7 +233,8 @@ def test_a_thin_product_is_kept_beside_a_narrow_weight_for_one_row_and_merged_fo
     machine.coefficients[f"linear.{name}"] = [arithmetic, read / 2, *others]
     made = blocks(rng, 512, 16)
     W = rng.normal(size=(512, 512)).astype(np.float16).astype(np.float32)
-    if name == "q4_1": W = Data(widened(made), "W", made).T
+    if name == "q4_1":
+        W = Data(widened(made), "W", made).T
     A, B = (rng.normal(size=shape).astype(np.float32) for shape in ((512, 8), (8, 512)))
     model = weight(rng.normal(size=(11, 512)).astype(np.float32)) @ tanh @ (weight(W) + weight(A) @ weight(B))
     batch = Batch([rng.integers(0, 11, rows)])
@@ -214,34 +250,44 @@ def test_a_thin_product_is_kept_beside_a_narrow_weight_for_one_row_and_merged_fo
 def test_what_is_no_adapter_of_the_model_is_named(tmp_path):
     plain, pairs, _ = gguf(tmp_path)
     name, wide = "model.layers.1.mlp.down_proj", thin(99, 32)
-    cases = [({}, {}, {}, "it holds no tensor"), (pairs, {"r": 4}, {}, "they must be 4 x in"),
-             (pairs, {"r": 0}, {}, "r is 0"), (pairs, {"lora_alpha": 1e200}, {}, "lora_alpha is 1e+200"),
-             (pairs, {"peft_type": "IA3"}, {}, "peft_type is 'IA3'"),
-             (pairs, {"use_dora": True}, {}, "lora_magnitude_vector is None, with use_dora True"),
-             (pairs, {"use_rslora": 1}, {}, "use_rslora is 1: it must be true or false"),
-             (pairs, {"use_dora": "yes"}, {}, "use_dora is 'yes'"),
-             (pairs, {"rank_pattern": {"down_proj": 4}}, {}, "they must be 4 x in"),
-             (pairs, {"rank_pattern": {"down_proj": True}}, {}, "rank_pattern: down_proj is True"),
-             (pairs, {"rank_pattern": [3]}, {}, "rank_pattern is [3]"),
-             (pairs, {"alpha_pattern": {"down_proj": "8"}}, {}, "alpha_pattern: down_proj is '8'"),
-             (pairs, {"alpha_pattern": {"(a+)+": 8}}, {}, "'(a+)+' is refused (too involved)"),
-             (pairs, {"alpha_pattern": {"a" * 999: 8}}, {}, "is refused (too involved)"),
-             (pairs, {"alpha_pattern": {"[a": 8}}, {}, "'[a' is refused (unterminated character set"),
-             (pairs, {}, {f"base_model.model.{name}.lora_magnitude_vector": np.ones(32, "<f4")},
-              "lora_magnitude_vector is (32,), with use_dora False"),
-             (pairs, {"alora_invocation_tokens": [3, 4]}, {}, "alora_invocation_tokens is [3, 4]"),
-             (pairs, {"use_later": True}, {}, "use_later is True"),
-             (pairs, {"init_lora_weights": "pissa"}, {}, "init_lora_weights is 'pissa'"),
-             (pairs, {}, {"base_model.model.lm_head.weight": wide[0]}, "'base_model.model.lm_head.weight' is none of"),
-             ({name: wide}, {}, {}, "is for a weight of 99 x 32, the model has 64 x 32"),
-             ({"model.layers.7.mlp.down_proj": pairs[name]}, {}, {}, "the model has none of that name"),
-             ({name: (pairs[name][0], pairs[name][1].T.copy())}, {}, {}, "they must be 3 x in and out x 3")]
+    cases = [
+        ({}, {}, {}, "it holds no tensor"),
+        (pairs, {"r": 4}, {}, "they must be 4 x in"),
+        (pairs, {"r": 0}, {}, "r is 0"),
+        (pairs, {"lora_alpha": 1e200}, {}, "lora_alpha is 1e+200"),
+        (pairs, {"peft_type": "IA3"}, {}, "peft_type is 'IA3'"),
+        (pairs, {"use_dora": True}, {}, "lora_magnitude_vector is None, with use_dora True"),
+        (pairs, {"use_rslora": 1}, {}, "use_rslora is 1: it must be true or false"),
+        (pairs, {"use_dora": "yes"}, {}, "use_dora is 'yes'"),
+        (pairs, {"rank_pattern": {"down_proj": 4}}, {}, "they must be 4 x in"),
+        (pairs, {"rank_pattern": {"down_proj": True}}, {}, "rank_pattern: down_proj is True"),
+        (pairs, {"rank_pattern": [3]}, {}, "rank_pattern is [3]"),
+        (pairs, {"alpha_pattern": {"down_proj": "8"}}, {}, "alpha_pattern: down_proj is '8'"),
+        (pairs, {"alpha_pattern": {"(a+)+": 8}}, {}, "'(a+)+' is refused (too involved)"),
+        (pairs, {"alpha_pattern": {"a" * 999: 8}}, {}, "is refused (too involved)"),
+        (pairs, {"alpha_pattern": {"[a": 8}}, {}, "'[a' is refused (unterminated character set"),
+        (
+            pairs,
+            {},
+            {f"base_model.model.{name}.lora_magnitude_vector": np.ones(32, "<f4")},
+            "lora_magnitude_vector is (32,), with use_dora False",
+        ),
+        (pairs, {"alora_invocation_tokens": [3, 4]}, {}, "alora_invocation_tokens is [3, 4]"),
+        (pairs, {"use_later": True}, {}, "use_later is True"),
+        (pairs, {"init_lora_weights": "pissa"}, {}, "init_lora_weights is 'pissa'"),
+        (pairs, {}, {"base_model.model.lm_head.weight": wide[0]}, "'base_model.model.lm_head.weight' is none of"),
+        ({name: wide}, {}, {}, "is for a weight of 99 x 32, the model has 64 x 32"),
+        ({"model.layers.7.mlp.down_proj": pairs[name]}, {}, {}, "the model has none of that name"),
+        ({name: (pairs[name][0], pairs[name][1].T.copy())}, {}, {}, "they must be 3 x in and out x 3"),
+    ]
     for at, (own, changed, more, words) in enumerate(cases):
         place = write(tmp_path / f"{at}", own, more, **changed)
-        with pytest.raises(InputError) as error: open_model(plain, place).operator()
+        with pytest.raises(InputError) as error:
+            open_model(plain, place).operator()
         assert words in str(error.value) and str(place) in str(error.value) and "\n" not in str(error.value)
     (place / "adapter_model.safetensors").write_bytes(b"\xff" * 40)
-    with pytest.raises(InputError, match="no whole safetensors file"): open_model(plain, place)
+    with pytest.raises(InputError, match="no whole safetensors file"):
+        open_model(plain, place)
 
 
 def test_the_command_names_a_directory_that_holds_no_adapter(command, tmp_path):  # noqa: F811

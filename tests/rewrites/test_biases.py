@@ -1,5 +1,6 @@
 """A bias of scores by distance, from the term to the kernels of attention: what is searched, verified, planted, kept in
 sessions, split among ranks; and what is refused."""
+
 import numpy as np
 import pytest
 from partitioned import compared
@@ -26,32 +27,42 @@ WORDS, N, H = 30, 24, 4
 BATCH = Batch([[3, 4, 5, 6, 7, 9, 20, 2, 11], [8], [9, 2, 10, 11, 4, 4, 0, 2, 3, 1, 1, 1, 5, 6, 7]])
 
 
-def drawn(*shape, seed=0): return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-def table(own=H, most=5): return by_distance(Data(drawn(own, 2 * most + 1, seed=9), "near"), most)
+def drawn(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def table(own=H, most=5):
+    return by_distance(Data(drawn(own, 2 * most + 1, seed=9), "near"), most)
 
 
 def attending(bias, where=sequence, scale=0.4, shared=H, shift=False, first=False):
     """Embeddings, attention with a bias, and what is added to."""
+
     def linear(seed, columns):
         w = drawn(N, columns, seed=seed) / 5
         return affine(w, drawn(columns, seed=seed + 10)) if shift else weight(w)
 
     def mixed(x):
         q, (k, v) = x @ linear(1, N) @ heads(H), (x @ linear(s, N // H * shared) @ heads(shared) for s in (2, 3))
-        if shared != H: k, v = k @ repeat(H), v @ repeat(H)
+        if shared != H:
+            k, v = k @ repeat(H), v @ repeat(H)
         scores = q @ k.T if scale == 1 else q @ k.T * scale
         near = bias + scores if first else scores + bias
         return product(near, v, over="softmax", where=where) @ heads(H).T
+
     return weight(drawn(WORDS, N)) @ (I + om.formula(mixed))
 
 
 CASES = {
-    "alibi": (alibi(H, 20), {}), "alibi, causal": (alibi(H, 20), dict(where=sequence & causal)),
+    "alibi": (alibi(H, 20), {}),
+    "alibi, causal": (alibi(H, 20), dict(where=sequence & causal)),
     "t5": (bucketed(Data(drawn(8, H, seed=4), "buckets"), 12), dict(scale=1)),
-    "one table for all heads": (table(1), {}), "groups": (table(), dict(shared=2)),
+    "one table for all heads": (table(1), {}),
+    "groups": (table(), dict(shared=2)),
     "the bias first": (table(), dict(first=True, shift=True)),
     "shifts": (table(), dict(shift=True, where=sequence & causal)),
-    "a window": (table(), dict(where=sequence & om.window(3)))}
+    "a window": (table(), dict(where=sequence & om.window(3))),
+}
 
 
 @pytest.mark.deep(every=4)
@@ -68,7 +79,7 @@ def test_a_term_becomes_attention_with_a_bias(case):
     exact = programs["exact"][0]
     [step] = [step for step in exact.steps if step.kernel == "attention"]
     assert exact.constants[step.operands["bias"]].shape == bias.args[0].shape
-    assert sum(step.kernel == "linear" for step in exact.steps) <= 2        # queries, keys and values are one product
+    assert sum(step.kernel == "linear" for step in exact.steps) <= 2  # queries, keys and values are one product
     np.testing.assert_allclose(exact.run(BATCH), dense(operator, BATCH), rtol=1e-4, atol=1e-5)
 
 
@@ -86,6 +97,7 @@ def test_distances_from_another_row_than_the_query_are_no_bias_of_it():
     def mixed(x):
         q, k, v = (x @ weight(drawn(N, N, seed=s) / 5) @ heads(H) for s in (1, 2, 3))
         return product((q @ pick("last")) @ k.T + table() @ pick("first"), v, over="softmax") @ heads(H).T
+
     operator = weight(drawn(WORDS, N)) @ om.formula(mixed)
     program, _ = structure(operator, batch=Batch([[1, 2, 3, 4, 5]])).program({})
     assert "attend_once" not in {step.kernel for step in program.steps}
@@ -111,40 +123,53 @@ def test_a_kernel_that_shifts_its_bias_by_one_is_found(monkeypatch, kernel, more
     right = getattr(kernels, kernel)
 
     def shifted(*given, bias=None, **options):
-        if bias is None: *given, bias = given
+        if bias is None:
+            *given, bias = given
         return right(*given, bias=np.ascontiguousarray(np.roll(bias, 1, 1)), **options)
+
     monkeypatch.setattr(kernels, kernel, shifted)
-    with pytest.raises(VerificationError, match=kernel): verify_steps(made, [BATCH])
+    with pytest.raises(VerificationError, match=kernel):
+        verify_steps(made, [BATCH])
 
 
 # ---- sessions
 
+
 def test_a_session_of_a_bloom_gives_what_whole_texts_give():
     config = dict(model_type="bloom", vocab_size=WORDS, hidden_size=N, n_layer=2, n_head=H, seq_length=400)
-    def at(name, *shape): return Data(drawn(*shape, seed=len(name)) * (0.3 if len(shape) > 1 else 1), name)
+
+    def at(name, *shape):
+        return Data(drawn(*shape, seed=len(name)) * (0.3 if len(shape) > 1 else 1), name)
+
     model = build(config, at)
     text = np.random.default_rng(1).integers(0, WORDS, 300).tolist()
     whole = structure(model, batch=BATCH).program({"config": config})[0]
     rows, session = whole.run(Batch([text])), cached(whole).start(400)
     own = session.join()
-    def near(found, k): np.testing.assert_allclose(np.reshape(found, (-1, N))[-1], rows[k], rtol=1e-3, atol=1e-4)
+
+    def near(found, k):
+        np.testing.assert_allclose(np.reshape(found, (-1, N))[-1], rows[k], rtol=1e-3, atol=1e-4)
+
     near(session.step({own: text[:270]}), 269)
-    for k in range(270, 300): near(session.step({own: [text[k]]}), k)
+    for k in range(270, 300):
+        near(session.step({own: [text[k]]}), k)
 
 
 def test_terms_over_caches_say_no_distances():
     model = attending(table(), where=sequence & causal)
-    with pytest.raises(InputError, match=r"by_distance.*take cached\(program\)"): cached_model(model)
-    check_sessions(model)                                   # of a program a session computes it
+    with pytest.raises(InputError, match=r"by_distance.*take cached\(program\)"):
+        cached_model(model)
+    check_sessions(model)  # of a program a session computes it
 
 
 # ---- tables
 
+
 def test_slopes_are_those_that_were_published():
     """Press et al. 2022: a geometric sequence for a power of two; for 12 heads those of 8, and every second of 16."""
-    assert list_slopes(8) == [2.0 ** -k for k in range(1, 9)]
+    assert list_slopes(8) == [2.0**-k for k in range(1, 9)]
     assert list_slopes(12) == list_slopes(8) + [2.0 ** -(k + 0.5) for k in range(4)]
-    assert list_slopes(1) == [2.0 ** -8]
+    assert list_slopes(1) == [2.0**-8]
 
 
 def test_buckets_are_those_of_the_paper():
@@ -161,21 +186,29 @@ def test_both_oracles_agree():
     np.testing.assert_allclose(entrywise(term, x, batch)[0].astype(float), dense(term, x, batch), rtol=1e-12)
 
 
-@pytest.mark.parametrize("made, said", [
-    (lambda: by_distance(np.zeros((4, 8)), 4), "a table of 4 × 8 for distances up to 4: give .* 9 columns"),
-    (lambda: by_distance(np.zeros((4, 7)), 4), "a table of 4 × 7 for distances up to 4"),
-    (lambda: by_distance(np.zeros(9), 4), "a table of 9 for distances"),
-    (lambda: by_distance(np.full((4, 9), np.inf), 4), "not finite"),
-    (lambda: attending(alibi(3, 9)), "heads 4 ≠ 3"),
-    (lambda: alibi(0, 9), "alibi: heads is 0"), (lambda: alibi(4, 0), "alibi: most is 0"),
-    (lambda: bucketed(Data(np.zeros((3, 4)))), "bucketed: numbers of"),
-    (lambda: pick("last") @ by_distance(np.zeros((4, 9)), 4), "distances are between tokens")], ids=range(9))
+@pytest.mark.parametrize(
+    "made, said",
+    [
+        (lambda: by_distance(np.zeros((4, 8)), 4), "a table of 4 × 8 for distances up to 4: give .* 9 columns"),
+        (lambda: by_distance(np.zeros((4, 7)), 4), "a table of 4 × 7 for distances up to 4"),
+        (lambda: by_distance(np.zeros(9), 4), "a table of 9 for distances"),
+        (lambda: by_distance(np.full((4, 9), np.inf), 4), "not finite"),
+        (lambda: attending(alibi(3, 9)), "heads 4 ≠ 3"),
+        (lambda: alibi(0, 9), "alibi: heads is 0"),
+        (lambda: alibi(4, 0), "alibi: most is 0"),
+        (lambda: bucketed(Data(np.zeros((3, 4)))), "bucketed: numbers of"),
+        (lambda: pick("last") @ by_distance(np.zeros((4, 9)), 4), "distances are between tokens"),
+    ],
+    ids=range(9),
+)
 def test_what_is_no_table_is_refused(made, said):
-    with pytest.raises((TypeError, ValueError, InputError), match=said) as error: made()
+    with pytest.raises((TypeError, ValueError, InputError), match=said) as error:
+        made()
     assert "\n" not in str(error.value)
 
 
 # ---- ranks, gradients
+
 
 @pytest.mark.parametrize("strategy", ["data", "tensor", "sequence", "ulysses", "ring", "zero3"])
 def test_ranks_give_what_one_gives(strategy):
@@ -186,4 +219,5 @@ def test_ranks_give_what_one_gives(strategy):
 
 def test_a_table_that_would_learn_has_no_pullback_and_says_so():
     model = attending(table())
-    with pytest.raises(InputError, match=r"pullback: by_distance\(near\): .* not built"): om.pullback(model)
+    with pytest.raises(InputError, match=r"pullback: by_distance\(near\): .* not built"):
+        om.pullback(model)

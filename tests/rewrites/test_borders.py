@@ -1,4 +1,5 @@
 """Border forms: what is handed on and what is still to follow are the full value; a form is one function."""
+
 import numpy as np
 import pytest
 from random_models import random_config, random_weights
@@ -25,14 +26,19 @@ BATCH = Batch([[3, 1, 4], [1], [5, 9]])
 PENDING = [(form, full) for form in FORMS for full in form.pending]
 
 
-def numbers(rng, *shape): return Data(rng.normal(size=shape))
-def start(rng): return weight(numbers(rng, 10, WIDE)) @ gelu
+def numbers(rng, *shape):
+    return Data(rng.normal(size=shape))
+
+
+def start(rng):
+    return weight(numbers(rng, 10, WIDE)) @ gelu
 
 
 def made(rng, function, **known):
     """What a declaration gives, of drawn operators where nothing else is known."""
-    return function(**{name: known.get(name) or drawn(rng, sort, name)
-                       for name, sort in function.__annotations__.items()})
+    return function(
+        **{name: known.get(name) or drawn(rng, sort, name) for name, sort in function.__annotations__.items()}
+    )
 
 
 @pytest.mark.parametrize("form, full", PENDING, ids=[f"{form.name}-{full.__name__}" for form, full in PENDING])
@@ -48,9 +54,18 @@ def test_a_value_taken_apart_and_put_together_is_itself(form, full):
     assert relative(dense(term, np.zeros((BATCH.rows, 1)), BATCH), dense(whole, BATCH)) < 1e-12
 
 
-@pytest.mark.parametrize("term",
-                         [layernorm(0.25), rmsnorm(0.25), relu, I * const(np.arange(1.0, 7)), gelu + const(np.ones(6)),
-                                  gelu @ (I * const(np.arange(1.0, 7))) + const(np.ones(6))], ids=str)
+@pytest.mark.parametrize(
+    "term",
+    [
+        layernorm(0.25),
+        rmsnorm(0.25),
+        relu,
+        I * const(np.arange(1.0, 7)),
+        gelu + const(np.ones(6)),
+        gelu @ (I * const(np.arange(1.0, 7))) + const(np.ones(6)),
+    ],
+    ids=str,
+)
 def test_what_is_of_no_form_is_handed_on_whole(term):
     """A norm without gain and shift is full already; a gain or a shift of what is no norm is not pending."""
     assert not [*split_forms(flat(start(np.random.default_rng(0)) @ term, TOKENS))]
@@ -65,6 +80,7 @@ def test_a_shift_that_depends_on_the_position_is_not_pending(each):
 
 
 # ---- models
+
 
 def along(model, state):
     """The program that hands on this state between all layers, and how far it is from the model."""

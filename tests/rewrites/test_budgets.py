@@ -1,4 +1,5 @@
 """The search within budgets of error and memory: against every program of a small model, solved as one problem."""
+
 from dataclasses import replace
 from itertools import pairwise, product
 from zlib import crc32
@@ -29,16 +30,19 @@ class Formats(Round):
         return share * super().seconds(kernel, **size)
 
 
-def space(): return SearchSpace(OPERATOR, LAWS, Formats(), RAGGED.extents())
+def space():
+    return SearchSpace(OPERATOR, LAWS, Formats(), RAGGED.extents())
 
 
 def offered(lowering, use):
     """Errors that belong to leaf and method, whatever the variant that is stored."""
-    if use.layout == "stack" or use.x in lowering.graph.facts["given"]: return EXACT
+    if use.layout == "stack" or use.x in lowering.graph.facts["given"]:
+        return EXACT
     leaves = [t.args[0].key for t in lowering.terms[use.weight].walk() if t.kind.name == "weight"]
-    return *EXACT, *(method._replace(error=sum((1 + crc32(f"{leaf}{method.format}".encode()) % 97) / 1e4
-                                               for leaf in leaves))
-                     for method in OFFERED)
+    return *EXACT, *(
+        method._replace(error=sum((1 + crc32(f"{leaf}{method.format}".encode()) % 97) / 1e4 for leaf in leaves))
+        for method in OFFERED
+    )
 
 
 def whole(found, error, memory):
@@ -47,15 +51,17 @@ def whole(found, error, memory):
     for path in product(*({stage.pair for stage in found if stage.number == n} for n in range(last + 1))):
         if path[0][0] == path[-1][1] == FULL and all(a[1] == b[0] for a, b in pairwise(path)):
             chosen = [next(s for s in found if (s.number, s.pair) == at) for at in enumerate(path)]
-            nodes = [Node((s.number, n.cls), tuple((s.number, c) for c in n.children), *n[2:]) for s in chosen
-                     for n in s.problem.nodes]
+            nodes = [
+                Node((s.number, n.cls), tuple((s.number, c) for c in n.children), *n[2:])
+                for s in chosen
+                for n in s.problem.nodes
+            ]
             roots = tuple((s.number, root) for s in chosen for root in s.problem.roots)
             try:
                 costs.append(extract(Problem(nodes, roots), error=error, memory=memory, time_limit=20.0, gap=1e-9).cost)
-            except Infeasible: pass
+            except Infeasible:
+                pass
     return min(costs)
-
-
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +112,7 @@ def test_prices_may_end_before_they_settle(rounds, ends, monkeypatch):
         dual = filled(search)
         assert len(dual.shares) == len(search.master.columns)
         return dual
+
     settled = within(space(), offered, error=error, memory=memory)
     monkeypatch.setattr(budgets, "PRICING_ROUNDS", rounds)
     monkeypatch.setattr(budgets.Budgeted, "filled", whole)

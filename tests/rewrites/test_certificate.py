@@ -1,4 +1,5 @@
 """Certificates: what they say, that they are checked again, and what they refuse."""
+
 import json
 from functools import cache
 
@@ -32,7 +33,8 @@ ONCE = {name: cache(getattr(recheck, name)) for name in ("verify_laws", "graphs"
 def once():
     """Laws and graphs are the same for every certificate of a process: they are checked once."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, checked in ONCE.items(): patch.setattr(recheck, name, checked)
+        for name, checked in ONCE.items():
+            patch.setattr(recheck, name, checked)
         yield
 
 
@@ -58,16 +60,27 @@ def test_a_certificate_survives_the_disk_and_holds(kept, tmp_path):
     kept.save(tmp_path / "program")
     back = Program.load(tmp_path / "program")
     assert back.meta["certificate"] == kept.meta["certificate"]
-    for model_ in (None, found()[0]): assert not failing(back, model_)
-    assert {check.what for check in checks(back)
-            if check.verdict == CLAIMED} >= {"error against the model", "graphs of the laws"}
+    for model_ in (None, found()[0]):
+        assert not failing(back, model_)
+    assert {check.what for check in checks(back) if check.verdict == CLAIMED} >= {
+        "error against the model",
+        "graphs of the laws",
+    }
     done = {check.what for check in checks(back, found()[0]) if check.verdict == HOLDS}
-    assert done >= {"program", "inputs", "steps within bounds", "own rounding", "laws", "error against the model",
-                    "error on 64 other rows",
-                    "graphs of the laws"}
+    assert done >= {
+        "program",
+        "inputs",
+        "steps within bounds",
+        "own rounding",
+        "laws",
+        "error against the model",
+        "error on 64 other rows",
+        "graphs of the laws",
+    }
 
 
-def failing(program, model_=None): return {check.what for check in checks(program, model_) if check.verdict == FAILS}
+def failing(program, model_=None):
+    return {check.what for check in checks(program, model_) if check.verdict == FAILS}
 
 
 def test_an_approximate_certificate_is_checked_against_what_was_stated():
@@ -78,40 +91,61 @@ def test_an_approximate_certificate_is_checked_against_what_was_stated():
     assert failing(kept, model(1)) == {"error against the model"}
 
 
-def said(kept, **changed): return kept.replace(certificate=dict(kept.meta["certificate"]) | changed)
-def inputs(kept, **changed): return [{**kept.meta["certificate"]["inputs"][0], **changed}]
-def foreign(rows): return {"tokens": rows, "kinds": rows, "hash": hash_rows({"tokens": rows, "kinds": rows})}
+def said(kept, **changed):
+    return kept.replace(certificate=dict(kept.meta["certificate"]) | changed)
+
+
+def inputs(kept, **changed):
+    return [{**kept.meta["certificate"]["inputs"][0], **changed}]
+
+
+def foreign(rows):
+    return {"tokens": rows, "kinds": rows, "hash": hash_rows({"tokens": rows, "kinds": rows})}
+
+
 def without_a_stated(kept):
     return {name: entry for name, entry in kept.meta["certificate"]["verified"].items() if name != "program"}
 
 
-@pytest.mark.parametrize("change, named", [
-    (lambda kept: {"program": "0" * 32}, "program"),
-    (lambda kept: {"inputs": inputs(kept, tokens=[[1, 2]], kinds=[[0, 0]])}, "inputs"),
-    (lambda kept: {"inputs": []}, "inputs"),
-    (lambda kept: {"inputs": inputs(kept, **foreign([[10 ** 6]]))}, "steps within bounds"),
-    (lambda kept: {"inputs": inputs(kept, **foreign([[1] * 1000]))}, "steps within bounds"),
-    (lambda kept: {"own": 1e-12}, "own rounding"), (lambda kept: {"own": 1e9}, "own rounding"),
-    (lambda kept: {"bounds": {"float64": 1e9, "rounding": 4.0}}, "limit of float64"),
-    (lambda kept: {"bounds": {"float64": 1e-10, "rounding": 1e9}}, "limit of rounding"),
-    (lambda kept: {"bounds": {}}, "limit of float64"),
-    (lambda kept: {"verified": without_a_stated(kept)}, "stated error"),
-    (lambda kept: {"verified": {"stated": 1e9}}, "stated error"),
-    (lambda kept: {"verified": {"stated": "small"}}, "stated error"),
-    (lambda kept: {"verified": {"error": {"stated": 0.1, "relative": 0.2}}}, "error on held-out rows, as it was found"),
-    (lambda kept: {"verified": {"stated": 0.1, "float64": {"worst_row": 1e-3}}}, "float64 error, as it was found")])
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        (lambda kept: {"program": "0" * 32}, "program"),
+        (lambda kept: {"inputs": inputs(kept, tokens=[[1, 2]], kinds=[[0, 0]])}, "inputs"),
+        (lambda kept: {"inputs": []}, "inputs"),
+        (lambda kept: {"inputs": inputs(kept, **foreign([[10**6]]))}, "steps within bounds"),
+        (lambda kept: {"inputs": inputs(kept, **foreign([[1] * 1000]))}, "steps within bounds"),
+        (lambda kept: {"own": 1e-12}, "own rounding"),
+        (lambda kept: {"own": 1e9}, "own rounding"),
+        (lambda kept: {"bounds": {"float64": 1e9, "rounding": 4.0}}, "limit of float64"),
+        (lambda kept: {"bounds": {"float64": 1e-10, "rounding": 1e9}}, "limit of rounding"),
+        (lambda kept: {"bounds": {}}, "limit of float64"),
+        (lambda kept: {"verified": without_a_stated(kept)}, "stated error"),
+        (lambda kept: {"verified": {"stated": 1e9}}, "stated error"),
+        (lambda kept: {"verified": {"stated": "small"}}, "stated error"),
+        (
+            lambda kept: {"verified": {"error": {"stated": 0.1, "relative": 0.2}}},
+            "error on held-out rows, as it was found",
+        ),
+        (lambda kept: {"verified": {"stated": 0.1, "float64": {"worst_row": 1e-3}}}, "float64 error, as it was found"),
+    ],
+)
 def test_what_a_certificate_says_wrong_is_named(kept, change, named):
     assert named in failing(said(kept, **change(kept))) and not failing(kept)
 
 
 def test_an_error_that_is_stated_too_large_hides_nothing(kept):
     """Whatever an exact program states, it may round no more than so many times the imported one."""
-    constants = {name: Dense.pack(1.001 * c.unpack()) if isinstance(c, Dense | Packed) and len(c.shape) == 2 else c
-                 for name, c in kept.constants.items()}
+    constants = {
+        name: Dense.pack(1.001 * c.unpack()) if isinstance(c, Dense | Packed) and len(c.shape) == 2 else c
+        for name, c in kept.constants.items()
+    }
     spoilt = Program(kept.steps, constants, kept.output, {**kept.meta, "certificate": None})
     verified = dict(kept.meta["certificate"]["verified"]) | {"error": {"relative": 0.1, "stated": 0.99}}
-    assert failing(certify(spoilt, verified, [RAGGED]),
-                   found()[0]) == {"error against the model", "error on 64 other rows"}
+    assert failing(certify(spoilt, verified, [RAGGED]), found()[0]) == {
+        "error against the model",
+        "error on 64 other rows",
+    }
 
 
 def test_a_program_that_was_never_verified_fails(kept):
@@ -147,8 +181,9 @@ def test_a_run_finds_what_verify_finds_of_what_it_states(halved):
     made_here = recheck.RunChecks(recheck.RUN_MAKES, [RAGGED], oracle(operator, [RAGGED]), made["imported"][1])
     right = certify(program, {"error": error}, [RAGGED])
     recheck.check_certificates([right], operator, made_here)
-    changed = {"stated": {"stated": off / 2}, "sentence": {"sentence": off / 1000},
-               "relative": {"relative": 2 * off}}[halved]
+    changed = {"stated": {"stated": off / 2}, "sentence": {"sentence": off / 1000}, "relative": {"relative": 2 * off}}[
+        halved
+    ]
     wrong = certify(program, {"error": error | changed}, [RAGGED])
     assert failing(wrong, operator)
     with pytest.raises(VerificationError, match=r"certificate.*fails"):
@@ -164,7 +199,8 @@ ENTERING = {
     "input x: T × 4": (given("x", 4, "T") @ W @ tanh, Batch(TEXTS, inputs={"x": np.ones((6, 4))})),
     "input x: S × 4": (given("x", 4, "S") @ W @ tanh, Batch(TEXTS, inputs={"x": np.ones((3, 4))})),
     "input x: V × 4": (given("x", 4, "V") @ W @ tanh, Batch(inputs={"x": np.ones((5, 4))})),
-    "relation edges: T × T": (weight(np.eye(6)) @ BESIDE, Batch(TEXTS, relations={"edges": GRAPH}))}
+    "relation edges: T × T": (weight(np.eye(6)) @ BESIDE, Batch(TEXTS, relations={"edges": GRAPH})),
+}
 
 
 @pytest.mark.parametrize("named", ENTERING)
@@ -189,4 +225,4 @@ def test_what_a_certificate_does_not_hold_is_claimed(named, monkeypatch):
 def test_matrices_do_not_excuse_a_program_that_reads_none(kept):
     """Whatever a certificate says: its tokens are all that it needs."""
     assert not describe_absent(kept)
-    assert failing(said(kept, inputs=inputs(kept, **foreign([[10 ** 6]])))) >= {"steps within bounds"}
+    assert failing(said(kept, inputs=inputs(kept, **foreign([[10**6]])))) >= {"steps within bounds"}

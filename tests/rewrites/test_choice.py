@@ -1,4 +1,5 @@
 """Which program is the answer: on seconds that are made up, with and without a neighbour."""
+
 from dataclasses import dataclass, replace
 from math import comb, inf
 from statistics import median
@@ -8,8 +9,8 @@ import pytest
 
 from rewrites.report.choice import ALIKE, LEVEL, choose, middle
 
-ROUNDS = 11                                                 # of `optimize`
-WITHIN = 0.05                                               # of predicted seconds
+ROUNDS = 11  # of `optimize`
+WITHIN = 0.05  # of predicted seconds
 
 
 @dataclass
@@ -23,12 +24,17 @@ class Made:
     rounds_s: tuple = ()
 
     @property
-    def measured_s(self): return median(self.rounds_s)
+    def measured_s(self):
+        return median(self.rounds_s)
 
 
-FRONT = [Made("exact", 3.5, 3.52, 95e6), Made("bf16", 2.05, 2.0, 50e6), Made("int8 wide", 1.40, 1.40, 36e6),
-         Made("int8", 1.40, 1.41, 20e6),
-         Made("pruned", 2.3, 2.4, 18e6)]
+FRONT = [
+    Made("exact", 3.5, 3.52, 95e6),
+    Made("bf16", 2.05, 2.0, 50e6),
+    Made("int8 wide", 1.40, 1.40, 36e6),
+    Made("int8", 1.40, 1.41, 20e6),
+    Made("pruned", 2.3, 2.4, 18e6),
+]
 
 
 def timed(points, noise, seed, rounds=ROUNDS):
@@ -36,12 +42,19 @@ def timed(points, noise, seed, rounds=ROUNDS):
     and of rounds."""
     rng = np.random.default_rng(seed)
     whole = 1 + rng.exponential(noise, rounds)
-    return [replace(p, rounds_s=tuple(p.true_s * whole * (1 + 0.01 * rng.standard_normal(rounds) ** 2
-                                                          + rng.exponential(noise, rounds))))
-            for p in points]
+    return [
+        replace(
+            p,
+            rounds_s=tuple(
+                p.true_s * whole * (1 + 0.01 * rng.standard_normal(rounds) ** 2 + rng.exponential(noise, rounds))
+            ),
+        )
+        for p in points
+    ]
 
 
-def answers(noise, count=300): return [choose(timed(FRONT, noise, seed)) for seed in range(count)]
+def answers(noise, count=300):
+    return [choose(timed(FRONT, noise, seed)) for seed in range(count)]
 
 
 def test_of_equally_fast_programs_the_smallest_is_taken():
@@ -75,18 +88,22 @@ def test_equal_measurements_count_more_than_a_prediction():
 
 
 def test_without_rounds_predictions_decide_and_then_bytes():
-    points = [Made("a", 0, 1.0, 3.0, (5.0,)), Made("b", 0, 1 + 0.9 * ALIKE, 2.0, (4.0,)),
-              Made("c", 0, 1 + 2 * ALIKE, 1.0, (3.0,))]
+    points = [
+        Made("a", 0, 1.0, 3.0, (5.0,)),
+        Made("b", 0, 1 + 0.9 * ALIKE, 2.0, (4.0,)),
+        Made("c", 0, 1 + 2 * ALIKE, 1.0, (3.0,)),
+    ]
     assert choose(points).name == "b" and choose(points[:1]).name == "a"
 
 
 def test_the_interval_of_a_median():
     """Eleven values: less than a twentieth of cases has three or more on a wrong side, and few values say nothing."""
-    assert middle(range(11)) == (2, 8) and middle([]) == (0.0,
-                                                          inf) == middle(
-        [1.0]) == middle(range(4)) and middle(range(5)) == (0, 4)
-    assert sum(comb(11, k)
-               for k in range(3)) / 2 ** 11 <= (1 - LEVEL) / 2 < sum(comb(11, k) for k in range(4)) / 2 ** 11
+    assert (
+        middle(range(11)) == (2, 8)
+        and middle([]) == (0.0, inf) == middle([1.0]) == middle(range(4))
+        and middle(range(5)) == (0, 4)
+    )
+    assert sum(comb(11, k) for k in range(3)) / 2**11 <= (1 - LEVEL) / 2 < sum(comb(11, k) for k in range(4)) / 2**11
     rng = np.random.default_rng(0)
     inside = [low <= 0 <= high for low, high in (middle(rng.standard_cauchy(25)) for _ in range(2000))]
     assert np.mean(inside) > LEVEL - 0.01
@@ -96,6 +113,9 @@ def test_prices_of_a_busy_calibration_tell_nothing_apart():
     """A lookup that was disturbed when it was timed is priced 24 times too high: of programs that the rounds do not
     tell apart the smallest is taken, and the fastest of those that they do."""
     front = [Made("exact", 3.5, 3.52, 95e6), Made("packed", 1.40, 1.41, 36e6), Made("bytes", 1.40, 5.0, 24.4e6)]
-    def answers(front, trusted): return [choose(timed(front, 0.02, seed), trusted).name for seed in range(100)]
+
+    def answers(front, trusted):
+        return [choose(timed(front, 0.02, seed), trusted).name for seed in range(100)]
+
     assert answers(front, False).count("bytes") > 90 > answers(front, True).count("bytes")
     assert set(answers([*front[:2], replace(front[2], true_s=2.8)], False)) == {"packed"}

@@ -1,4 +1,5 @@
 """Programs compared with the model and with the import: the same whatever the groups in which they run."""
+
 import numpy as np
 import pytest
 from searched import RAGGED, found, relative
@@ -18,8 +19,10 @@ def programs():
     _, imported, _ = made["imported"]
     _, exact, _ = made["exact"]
     weights = {name for step in exact.steps for operand, name in step.operands.items() if operand == "weight"}
-    narrow = {name: FORMATS["int8"].approximate(each.unpack()) if name in weights else each
-              for name, each in exact.constants.items()}
+    narrow = {
+        name: FORMATS["int8"].approximate(each.unpack()) if name in weights else each
+        for name, each in exact.constants.items()
+    }
     return operator, imported, exact.over(exact.steps, narrow)
 
 
@@ -43,4 +46,4 @@ def test_so_many_embeddings_are_kept_as_there_is_room_for(programs, monkeypatch)
     monkeypatch.setattr(compared, "GROUP_ROWS", 1)
     monkeypatch.setattr(compared, "EMBEDDED", imported.run(RAGGED).shape[1] + 1)
     _, [(change, cosines, _)] = compared.compare([imported, narrow], {OUTPUT: operator}, RAGGED, RAGGED)
-    assert len(change.off) == 3 and len(cosines) == 1       # of the first two sentences
+    assert len(change.off) == 3 and len(cosines) == 1  # of the first two sentences

@@ -1,5 +1,6 @@
 """The chain of laws from an import to what was extracted: applied again it gives that program, every step holds in
 numbers, and what is no instance of a law is refused."""
+
 import random
 from dataclasses import replace
 from functools import cache
@@ -43,7 +44,8 @@ def derived(forest, laws, start, goal):
 
 
 @cache
-def prepared(laws): return engine(laws)
+def prepared(laws):
+    return engine(laws)
 
 
 def forest_of(template, laws):
@@ -55,34 +57,42 @@ def drawn(forest, cls, rng):
     chosen = {}
 
     def pick(cls, path):
-        if cls in chosen: return chosen[cls]
+        if cls in chosen:
+            return chosen[cls]
         members = [] if cls in path else rng.sample(forest.members[cls], len(forest.members[cls]))
         for node in members:
             children = [pick(child, path | {cls}) for child in node.children]
             if all(children):
                 tree = forest.tree(node.kind, tuple(children), node.attributes)
-                if rng.random() < 0.8: chosen[cls] = tree      # else another may be drawn where it is read again
+                if rng.random() < 0.8:
+                    chosen[cls] = tree  # else another may be drawn where it is read again
                 return tree
         return None
+
     return pick(cls, frozenset())
 
 
 # ---- what was extracted
 
+
 def test_the_steps_lead_from_the_import_to_the_kernels_that_were_chosen():
     exact, steps = whole()
-    for derivation, part, extraction, (_, after) in zip(steps.parts, exact.parts, exact.extractions, exact.path,
-                                                        strict=True):
+    for derivation, part, extraction, (_, after) in zip(
+        steps.parts, exact.parts, exact.extractions, exact.path, strict=True
+    ):
         calls = {node.cls: node.label for node in extraction.nodes if isinstance(node.label, KernelCall)}
 
         def same(tree, cls, calls=calls):
-            if cls not in calls: return tree.kind in ("symbol", "given")
+            if cls not in calls:
+                return tree.kind in ("symbol", "given")
             call = calls[cls]
             read = [(name, at) for name, at in call.bound if isinstance(at, int)]
             sorts = call.implementation.variables
             return tree.kind == f"{call.implementation.name}()" and all(
                 same(child, at) if sorts[name].name in ("value", "scores") else child.cls == at
-                for child, (name, at) in zip(tree.children, read, strict=True))
+                for child, (name, at) in zip(tree.children, read, strict=True)
+            )
+
         assert derivation.start is derivation.forest.imported[part.roots[after]]
         assert same(derivation.end, derivation.forest.graph.named[part.roots[after]])
         assert sum(step.kind == "implementation" for step in derivation.steps) == len(calls)
@@ -135,7 +145,8 @@ def test_any_program_of_a_class_is_reached_from_any_other(seed):
     assert derivation.end is goal and derivation.steps and derivation.check(EXACT_LAWS) < 1e-12
 
 
-def spelled_out(edge): return repr((edge.law.name, edge.number, sorted(edge.bound.items()), edge.ends))
+def spelled_out(edge):
+    return repr((edge.law.name, edge.number, sorted(edge.bound.items()), edge.ends))
 
 
 @pytest.mark.parametrize("each", EXACT_LAWS, ids=lambda each: each.name)
@@ -143,7 +154,7 @@ def test_every_law_makes_a_step(each):
     template = seeded([each], np.random.default_rng(0))
     forest = forest_of(template, EXACT_LAWS)
     alone, every, fired = deriver(forest, [each]), deriver(forest, [each]), 0
-    every.completed = lambda law, found: found              # what guards alone say, of every class there is
+    every.completed = lambda law, found: found  # what guards alone say, of every class there is
     for cls in forest.members:
         assert {*map(spelled_out, alone.edges(cls))} == {*map(spelled_out, every.edges(cls))}
         for edge in alone.edges(cls):
@@ -163,11 +174,13 @@ def test_a_law_looks_where_its_sides_can_be(monkeypatch):
     """What only one side names is looked for in the class of the other: facts are not tried by every pair of
     classes."""
     exact, asked = found()[1]["exact"][0], []
-    monkeypatch.setattr(finding, "match_rows", lambda rows, names, bound: asked.append(names) or
-                        match_rows(rows, names, bound))
+    monkeypatch.setattr(
+        finding, "match_rows", lambda rows, names, bound: asked.append(names) or match_rows(rows, names, bound)
+    )
     steps = derive_chain(exact, EXACT_LAWS)
-    members = sum(len(part.forest.graph.nodes) for number, part in enumerate(steps.parts)
-                  if steps.like[number] == number)
+    members = sum(
+        len(part.forest.graph.nodes) for number, part in enumerate(steps.parts) if steps.like[number] == number
+    )
     assert 0 < len(asked) < 10 * members
 
 
@@ -189,8 +202,9 @@ def test_a_law_whose_right_side_is_a_variable():
 
 def test_what_no_kernel_computes_is_a_step_that_reads_a_term():
     rng = np.random.default_rng(0)
-    E, A, B = (weight(Data(rng.normal(size=shape), name))
-               for name, shape in (("E", (41, 24)), ("A", (24, 16)), ("B", (16, 8))))
+    E, A, B = (
+        weight(Data(rng.normal(size=shape), name)) for name, shape in (("E", (41, 24)), ("A", (24, 16)), ("B", (16, 8)))
+    )
     exact = structure(E @ (A + const(Data(rng.normal(size=16), "b"))) @ (I * over(I, logsumexp)) @ B)
     steps = derive_chain(exact, EXACT_LAWS)
     assert any(step.law == READ for part in steps.parts for step in part.steps) and steps.checked < 1e-12
@@ -198,6 +212,7 @@ def test_what_no_kernel_computes_is_a_step_that_reads_a_term():
 
 
 # ---- what is refused
+
 
 def test_a_step_that_does_not_hold_is_named():
     @law(phase=SIMPLIFY, source="nowhere")
@@ -215,8 +230,9 @@ def test_a_step_that_is_no_instance_is_named():
     _, steps = whole()
     derivation = steps.parts[1]
     number, step = next((i, s) for i, s in enumerate(derivation.steps) if s.law == "spread")
-    wrong = replace(derivation,
-                    steps=(*derivation.steps[:number], replace(step, law="factor"), *derivation.steps[number + 1:]))
+    wrong = replace(
+        derivation, steps=(*derivation.steps[:number], replace(step, law="factor"), *derivation.steps[number + 1 :])
+    )
     with pytest.raises(VerificationError, match=rf"step {number + 1}, factor: it is no instance"):
         wrong.check(EXACT_LAWS)
 
@@ -228,31 +244,41 @@ def test_steps_out_of_order_do_not_apply():
         _ = replace(derivation, steps=derivation.steps[::-1]).end
     first = derivation.steps[0]
     with pytest.raises(ValueError, match="is not at"):
-        first.__class__(first.law, first.kind, False, first.before, first.after,
-                        ((),)).apply(derivation.forest, derivation.start)
+        first.__class__(first.law, first.kind, False, first.before, first.after, ((),)).apply(
+            derivation.forest, derivation.start
+        )
 
 
 def test_without_the_law_there_is_no_chain():
     _, steps = whole()
     derivation = steps.parts[1]
     left = [each for each in EXACT_LAWS if each.name != "stack_columns"]
-    goal = next(program for program, step in zip(derivation.programs(), derivation.steps, strict=False)
-                if step.kind == "implementation")
-    with pytest.raises(Underivable, match="no law leads"): derived(derivation.forest, left, derivation.start, goal)
+    goal = next(
+        program
+        for program, step in zip(derivation.programs(), derivation.steps, strict=False)
+        if step.kind == "implementation"
+    )
+    with pytest.raises(Underivable, match="no law leads"):
+        derived(derivation.forest, left, derivation.start, goal)
 
 
 # ---- how it reads
+
 
 def test_it_reads_step_by_step_and_folds():
     _, steps = whole()
     said, page = str(steps), steps._repr_html_()
     for derivation in steps.parts:
-        for law_name in derivation.laws(): assert law_name in said
+        for law_name in derivation.laws():
+            assert law_name in said
     assert "every one checked in float64" in said and "attention_self_key_weight" in said
     distinct = [part for number, part in enumerate(steps.parts) if steps.like[number] == number]
     assert said.count("\n      = ") == sum(len(part.steps) for part in distinct)
-    assert page.count("<details>") == page.count(
-        "</details>") == len(steps.parts) + sum(len(part.steps) for part in steps.parts)
+    assert (
+        page.count("<details>")
+        == page.count("</details>")
+        == len(steps.parts) + sum(len(part.steps) for part in steps.parts)
+    )
 
 
 def test_a_weight_stored_otherwise_is_a_step_with_its_error():
@@ -264,4 +290,4 @@ def test_a_weight_stored_otherwise_is_a_step_with_its_error():
     assert (last.kind, last.law, last.error) == ("approximate", "half", 3e-4) and last.before is weights[0]
     assert last.after in set(coarser.parts[1].end.walk()) and last.before not in set(coarser.parts[1].end.walk())
     assert coarser.parts[0].steps == steps.parts[0].steps and "error 0.0003 on calibration rows" in str(coarser)
-    assert coarser.checked < 1e-12                              # it denotes its original
+    assert coarser.checked < 1e-12  # it denotes its original

@@ -1,5 +1,6 @@
 """Random operators through the whole of `optimize`, and what is rare in models that people trained: rows of zeros,
 outputs that cancel or are inputs, no arrays, luck in rounding."""
+
 import sys
 
 import numpy as np
@@ -54,7 +55,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import drawn
 
-SEEDS = 3, 6, 10, 12, 13, 15, 29, 39, 59, 107, 893, 1070     # quick ones, by turns exact (even) and not
+SEEDS = 3, 6, 10, 12, 13, 15, 29, 39, 59, 107, 893, 1070  # quick ones, by turns exact (even) and not
 RNG = np.random.default_rng(0)
 BATCH = Batch([[0, 1, 2], [3], [4, 4]], inputs={"x": RNG.normal(size=(6, 4)).astype(np.float32)})
 ENTERING = given("x", 4, "T")
@@ -74,7 +75,8 @@ def quick(monkeypatch):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_operators_are_right_or_refused(seed, quick, monkeypatch):
     """What laws save is asked of two."""
-    if seed not in SEEDS[:2]: standin.know_savings(monkeypatch)
+    if seed not in SEEDS[:2]:
+        standin.know_savings(monkeypatch)
     found = drawn.one(seed, 0)
     assert found.outcome not in drawn.BAD, f"seed {found.seed}: {found.said}"
 
@@ -90,7 +92,7 @@ def test_rare_things_are_drawn():
 
 # ---- results that are operands, constants, one another
 
-DEGENERATE_SEEDS = 1, 7, 13, 45, 137, 231                   # of one output and several; the last are constants in heads
+DEGENERATE_SEEDS = 1, 7, 13, 45, 137, 231  # of one output and several; the last are constants in heads
 
 
 @pytest.mark.deep(every=3)
@@ -113,20 +115,29 @@ def test_degenerate_things_are_drawn():
     assert any(term.out.cols == 1 for term in terms) and any(term.out.rows is not T for term in terms)
 
 
-SPACED = Batch([[0, 1, 2], [3], [4, 4]], inputs={"s": RNG.normal(size=(3, 3)).astype(np.float32),
-                                                "v": RNG.normal(size=(7, 3)).astype(np.float32)},
-               relations={"edges": np.ones((2, 7)), "links": np.tri(7)})
+SPACED = Batch(
+    [[0, 1, 2], [3], [4, 4]],
+    inputs={"s": RNG.normal(size=(3, 3)).astype(np.float32), "v": RNG.normal(size=(7, 3)).astype(np.float32)},
+    relations={"edges": np.ones((2, 7)), "links": np.tri(7)},
+)
 ROW, TOKENS = const(RNG.normal(size=3)), weight(RNG.normal(size=(5, 3)))
 POOLED = product(given("members"), TOKENS)
 FORGETTING = {
-    "tokens": TOKENS @ ROW, "picked": TOKENS @ pick("last") @ ROW, "then picked": TOKENS @ ROW @ pick("last"),
-    "sequences": given("s", 3, "S") @ ROW, "another space": given("v", 3, "V") @ ROW, "pooled": POOLED @ ROW,
+    "tokens": TOKENS @ ROW,
+    "picked": TOKENS @ pick("last") @ ROW,
+    "then picked": TOKENS @ ROW @ pick("last"),
+    "sequences": given("s", 3, "S") @ ROW,
+    "another space": given("v", 3, "V") @ ROW,
+    "pooled": POOLED @ ROW,
     "entries": product(given(relation("edges", "R", "V")), given("v", 3, "V")) @ ROW,
     "of a relation alone": product(given(relation("links", "V", "V")), given("v", 3, "V") @ ROW),
     "a constant pooled": product(given("members"), TOKENS @ ROW),
-    "heads": TOKENS @ heads(3) @ const(RNG.normal(size=(3, 1, 2))), "heads of one row": TOKENS @ heads(3) @ ROW,
-    "heads joined again": TOKENS @ heads(3) @ const(2.0) @ heads(3).T, "heads that read": TOKENS @ heads(3) @ tanh,
-    "of both": {"a": given("v", 3, "V") @ ROW, "b": given("v", 3, "V"), "c": TOKENS @ ROW, "d": TOKENS @ ROW}}
+    "heads": TOKENS @ heads(3) @ const(RNG.normal(size=(3, 1, 2))),
+    "heads of one row": TOKENS @ heads(3) @ ROW,
+    "heads joined again": TOKENS @ heads(3) @ const(2.0) @ heads(3).T,
+    "heads that read": TOKENS @ heads(3) @ tanh,
+    "of both": {"a": given("v", 3, "V") @ ROW, "b": given("v", 3, "V"), "c": TOKENS @ ROW, "d": TOKENS @ ROW},
+}
 
 
 @pytest.mark.parametrize("name", FORGETTING)
@@ -167,6 +178,7 @@ def test_a_small_number_keeps_its_shape_where_graphs_are_shrunk(shape):
 
 # ---- rows of zeros, luck, cancellation
 
+
 def test_nothing_is_off_by_nothing():
     assert ratio([0.0, 1.0, 3.0, 0.0], [0.0, 0.0, 2.0, 5.0]).tolist() == [0.0, np.inf, 1.5, 0.0]
     zeros, rows = np.zeros((2, 3)), np.ones((3, 3))
@@ -181,12 +193,16 @@ def test_what_is_stated_of_rare_outputs_are_numbers(seed):
     """Sentences of zeros, of one row, without any error, with numbers of any size: what is stated is no NaN, and never
     less than what is seen."""
     rng = np.random.default_rng(seed)
-    rows = np.where(rng.random(30) < rng.random(), 0.0, 1.0)[:, None] * rng.normal(size=(30, 2)) * 10.0 ** rng.integers(
-        -30, 30, (30, 1)) ** rng.integers(0, 2)
+    rows = (
+        np.where(rng.random(30) < rng.random(), 0.0, 1.0)[:, None]
+        * rng.normal(size=(30, 2))
+        * 10.0 ** rng.integers(-30, 30, (30, 1)) ** rng.integers(0, 2)
+    )
     rows[0] = 1.0
     noise = np.where(rng.random((30, 1)) < rng.random(), 0.0, rng.normal(size=(30, 2)) * UNIT)
-    change = Change.of(rows * (1 + noise) + rng.integers(0, 2) * UNIT ** 2 * rng.normal(size=(30, 2)), rows,
-                       np.arange(31))
+    change = Change.of(
+        rows * (1 + noise) + rng.integers(0, 2) * UNIT**2 * rng.normal(size=(30, 2)), rows, np.arange(31)
+    )
     single = worst(change.each)
     assert not np.isnan([change.relative, change.surely, change.likely, *change.each]).any()
     assert change.likely >= change.relative and (single is None or single >= change.each.max())
@@ -226,14 +242,17 @@ def test_an_import_that_happens_to_be_exact_forbids_no_rounding():
 
 # ---- whole runs
 
+
 def whole(model, batch, error=0.0):
     """The result of `optimize`, whose programs give what the model gives."""
     result = optimize(model, workload=batch, error=error, machine=standin.machine(), rounds=1)
     for name, term in model.items() if isinstance(model, dict) else [("output", model)]:
         wanted = dense(term, batch)
         for point in result.points:
-            off = ratio(np.linalg.norm(point.program.run_all(batch)[name].reshape(wanted.shape) - wanted),
-                        np.linalg.norm(wanted))
+            off = ratio(
+                np.linalg.norm(point.program.run_all(batch)[name].reshape(wanted.shape) - wanted),
+                np.linalg.norm(wanted),
+            )
             assert off <= max(1e-5, point.stated_error), f"{point.name}: {name}"
     return result
 
@@ -256,7 +275,8 @@ def test_sentences_of_one_token(sentences, error, quick, laws_known):
     """Each is a row, which sees itself alone."""
     model, batch = weight(TABLE) @ formula(lambda x: x + product(x @ x.T, x, where=sequence)) @ gelu, Batch(sentences)
     result = optimize(model, workload=batch, error=error, machine=standin.machine(), rounds=1)
-    for point in result.points: assert relative(point.program.run(batch), dense(model, batch)) <= max(1e-5, error)
+    for point in result.points:
+        assert relative(point.program.run(batch), dense(model, batch)) <= max(1e-5, error)
 
 
 def test_rows_of_zeros_at_real_width(quick, laws_known):
@@ -267,9 +287,13 @@ def test_rows_of_zeros_at_real_width(quick, laws_known):
 
 
 @pytest.mark.deep(every=4)
-@pytest.mark.parametrize("model", [ENTERING, ENTERING @ heads(2) @ heads(2).T, ENTERING @ (I + gelu),
-                                   {"same": ENTERING, "other": ENTERING @ relu}], ids=str)
-def test_models_without_arrays(model, quick, laws_known): whole(model, BATCH)
+@pytest.mark.parametrize(
+    "model",
+    [ENTERING, ENTERING @ heads(2) @ heads(2).T, ENTERING @ (I + gelu), {"same": ENTERING, "other": ENTERING @ relu}],
+    ids=str,
+)
+def test_models_without_arrays(model, quick, laws_known):
+    whole(model, BATCH)
 
 
 @pytest.mark.deep(every=2)
@@ -294,8 +318,10 @@ def test_rows_in_another_order_are_refused_of_any_output(names):
 def test_the_first_output_need_not_read_tokens(quick, laws_known):
     """Tokens are drawn below what another one reads."""
     table = weight(RNG.normal(size=(5, 64)))
-    whole({"positions": given("positions", 64) @ weight(RNG.normal(size=(64, 3))), "tokens": table},
-          Batch([[1, 2, 3], [4, 4]]))
+    whole(
+        {"positions": given("positions", 64) @ weight(RNG.normal(size=(64, 3))), "tokens": table},
+        Batch([[1, 2, 3], [4, 4]]),
+    )
 
 
 def test_a_table_that_one_step_gathers_from_twice(quick, laws_known):
@@ -320,8 +346,10 @@ def test_a_table_in_panels_is_what_products_of_its_transpose_read(made, quick, l
         content, numbers = lowering.content(stored), lowering.matrix(use.weight, TURNED)
         assert stored.layout == TURNED and content.method == panels
         assert np.allclose(numbers, dense(term, Batch([range(50)])).T)
-        if term in (A, C): assert content[:2] == (weight(numbers), "columns")
-        else: assert content[:2] == (term, TURNED)
+        if term in (A, C):
+            assert content[:2] == (weight(numbers), "columns")
+        else:
+            assert content[:2] == (term, TURNED)
     whole(table @ relu @ table.T, Batch([rng.integers(0, 50, 9)] * 3), 0.05)
 
 
@@ -334,23 +362,36 @@ def test_a_weight_that_what_was_proposed_for_its_leaf_does_not_fit(quick, laws_k
 
 
 @pytest.mark.deep(every=4)
-@pytest.mark.parametrize("model", [
-    weight(TABLE) @ formula(lambda x: product(x @ x.T, x, over=largest, where=causal)),
-    weight(TABLE) @ formula(lambda x: product(x @ x.T, x, where=mask(np.tri(6)) & sequence)),
-    weight(TABLE) * 0.0 + given("positions", 64) @ weight(POSITIONS),
-    weight(TABLE[:, :1]) @ centre @ gelu + given("positions", 64) @ weight(POSITIONS) @ relu],
-    ids=["rows of other sentences", "a table of positions", "zeros of one token", "some rows of zeros"])
-def test_other_lengths_than_the_workload_has(model, quick, laws_known): whole(model, Batch([[1, 2, 3], [4, 5]]))
+@pytest.mark.parametrize(
+    "model",
+    [
+        weight(TABLE) @ formula(lambda x: product(x @ x.T, x, over=largest, where=causal)),
+        weight(TABLE) @ formula(lambda x: product(x @ x.T, x, where=mask(np.tri(6)) & sequence)),
+        weight(TABLE) * 0.0 + given("positions", 64) @ weight(POSITIONS),
+        weight(TABLE[:, :1]) @ centre @ gelu + given("positions", 64) @ weight(POSITIONS) @ relu,
+    ],
+    ids=["rows of other sentences", "a table of positions", "zeros of one token", "some rows of zeros"],
+)
+def test_other_lengths_than_the_workload_has(model, quick, laws_known):
+    whole(model, Batch([[1, 2, 3], [4, 5]]))
 
 
-@pytest.mark.parametrize("model, said", [
-    (product(given(relation("none", "T", "T")), ENTERING, over=largest), "-inf at .*a maximum over nothing is -inf"),
-    (ENTERING @ (I * 100.0) @ exp @ (I * 1e-30), "not finite in float32, as numbers on the way are beyond 3.4e"),
-    (ENTERING * 0.0, "at most 0")], ids=str)
+@pytest.mark.parametrize(
+    "model, said",
+    [
+        (
+            product(given(relation("none", "T", "T")), ENTERING, over=largest),
+            "-inf at .*a maximum over nothing is -inf",
+        ),
+        (ENTERING @ (I * 100.0) @ exp @ (I * 1e-30), "not finite in float32, as numbers on the way are beyond 3.4e"),
+        (ENTERING * 0.0, "at most 0"),
+    ],
+    ids=str,
+)
 def test_what_float32_does_not_carry_is_refused(model, said, quick, laws_known):
     batch = Batch([[0] * 3], relations={"none": np.zeros((3, 3))}, inputs={"x": np.full((3, 4), 1.0, np.float32)})
-    with pytest.raises(InputError, match=said): optimize(model, workload=batch, error=0.0, machine=standin.machine(),
-                                                         rounds=1)
+    with pytest.raises(InputError, match=said):
+        optimize(model, workload=batch, error=0.0, machine=standin.machine(), rounds=1)
 
 
 @pytest.mark.parametrize("wide", [-I, I + I, I * 2.0, centre, I @ (I * -0.5)], ids=str)
@@ -358,6 +399,10 @@ def test_what_has_as_many_columns_as_it_is_given_is_not_joined(wide):
     """A gate and what it multiplies, and queries and keys."""
     join = [law for law in EXACT_LAWS if law.name.startswith("join")]
     W = weight(RNG.normal(size=(4, 4)))
-    for model in (formula(lambda x: (x @ wide @ tanh) * (x @ wide)), formula(lambda x: (x @ W @ tanh) * (x @ wide)),
-                  formula(lambda x: product((x @ wide) @ (x @ W).T, x @ wide)), const(np.ones(4)) + wide @ W):
+    for model in (
+        formula(lambda x: (x @ wide @ tanh) * (x @ wide)),
+        formula(lambda x: (x @ W @ tanh) * (x @ wide)),
+        formula(lambda x: product((x @ wide) @ (x @ W).T, x @ wide)),
+        const(np.ones(4)) + wide @ W,
+    ):
         assert not check_term(ENTERING @ model, join, (1,), 0)

@@ -1,5 +1,6 @@
 """The e-graph: what enters it, what laws make of it, when it stops, what is known of a class, what a kernel matches,
 which thread an engine is of."""
+
 import gc
 import re
 import sys
@@ -47,11 +48,16 @@ from rewrites.proofs.equations import prove, prover
 from rewrites.verify.numbers import AtBorder
 
 
-def numbers(*shape, seed=0): return Data(np.random.default_rng(seed).normal(size=shape))
+def numbers(*shape, seed=0):
+    return Data(np.random.default_rng(seed).normal(size=shape))
 
-def matrices(*sizes): return [weight(numbers(a, b, seed=a)) for a, b in pairwise(sizes)]
 
-def border(width): return symbol("border", Shape(1, T, width), Shape(1, T, width))
+def matrices(*sizes):
+    return [weight(numbers(a, b, seed=a)) for a, b in pairwise(sizes)]
+
+
+def border(width):
+    return symbol("border", Shape(1, T, width), Shape(1, T, width))
 
 
 def graph_of(term, laws=EXACT_LAWS, width=6, **options):
@@ -60,10 +66,12 @@ def graph_of(term, laws=EXACT_LAWS, width=6, **options):
     return saturate(template, laws, **options), template
 
 
-def kinds(graph, cls): return sorted(node.kind for node in graph.members[cls])
+def kinds(graph, cls):
+    return sorted(node.kind for node in graph.members[cls])
 
 
 # ---- what enters
+
 
 def test_layers_of_equal_structure_have_equal_text():
     """Numbers and sizes are in the table, not in the text, so one graph serves all layers and all sizes."""
@@ -122,8 +130,12 @@ def test_shrunken_tables_keep_what_sizes_say():
     term = layernorm(1e-12) @ weight(numbers(384, 1536)) @ heads(12) @ heads(12).T @ weight(numbers(1536, 384)) * 0.35
     template = Template.of({"full": flat(term + given("tokens", 30522) @ weight(numbers(30522, 384)), x)}, [x])
     small = template.shrunken(lambda shape: np.ones(shape))
-    to = {old: new for name, value in template.values.items() if isinstance(value, Data) and value.array.size > 1
-          for old, new in zip(value.shape, small[name].shape, strict=True)}
+    to = {
+        old: new
+        for name, value in template.values.items()
+        if isinstance(value, Data) and value.array.size > 1
+        for old, new in zip(value.shape, small[name].shape, strict=True)
+    }
     assert len({*to.values()}) == 3 and max(to.values()) <= 16 and to[1536] == 2 * (to[1536] // 2)
     changed = {value: small[name] for name, value in template.values.items()}
     assert changed[30522] == to[30522] and changed[12] == 2
@@ -134,11 +146,12 @@ def test_shrunken_tables_keep_what_sizes_say():
 
 # ---- what laws make of it
 
+
 def test_a_chain_of_matrices_is_one_class_in_every_order():
     A, B, C = matrices(6, 5, 4, 3)
     graph, template = graph_of(A @ B @ C, ring.RING_LAWS)
     root = graph.named["$full"]
-    assert kinds(graph, root) == ["compose"] * 4             # (x A B) C, (x A) (B C), x (A (B C)), x ((A B) C)
+    assert kinds(graph, root) == ["compose"] * 4  # (x A B) C, (x A) (B C), x (A (B C)), x ((A B) C)
     x = np.random.default_rng(1).normal(size=(5, 6))
     terms = graph.terms(template)
     for node in graph.members[root]:
@@ -149,7 +162,7 @@ def test_a_chain_of_matrices_is_one_class_in_every_order():
 def test_no_law_goes_through_gelu():
     A, B = matrices(6, 5, 4)
     graph, _ = graph_of(A @ gelu @ B, ring.RING_LAWS)
-    assert len(graph.nodes) == len(graph.members) == 7       # border, A, gelu, B, three compositions: nothing was made
+    assert len(graph.nodes) == len(graph.members) == 7  # border, A, gelu, B, three compositions: nothing was made
     assert not any(graph.matches[name] for name in ("associate", "spread", "factor", "late_scale"))
 
 
@@ -159,7 +172,7 @@ def test_a_canonical_law_leaves_its_left_side_out_but_for_the_import():
     graph, _ = graph_of(((matrices(6, 5)[0] + c) + c) + c, ring.RING_LAWS)
     root, gone = graph.named["$full"], [node for node in graph.nodes if node.subsumed]
     assert gone and not any(node in graph.members[node.cls] for node in gone)
-    assert kinds(graph, root) == ["add", "add"]              # as imported, and with one bias
+    assert kinds(graph, root) == ["add", "add"]  # as imported, and with one bias
 
 
 def test_a_trace_keeps_everything_and_says_who_made_it():
@@ -174,9 +187,14 @@ def test_a_norm_loses_its_shift_to_the_next_product():
     graph, template = graph_of((I * const(g) + const(b)) @ W, ring.RING_LAWS)
     root, terms = graph.named["$full"], graph.terms(template)
     assert any(node.kind == "add" and node.children[1] in graph.fixed for node in graph.members[root])
-    folded = [node for node in graph.nodes if node.kind == "compose" and node.children[0] == graph.named["$border"]
-              and terms[node.children[1]].out.cols == 4]
-    assert folded                                            # border @ (diag(g) @ W): the gain is in the weight
+    folded = [
+        node
+        for node in graph.nodes
+        if node.kind == "compose"
+        and node.children[0] == graph.named["$border"]
+        and terms[node.children[1]].out.cols == 4
+    ]
+    assert folded  # border @ (diag(g) @ W): the gain is in the weight
 
 
 @pytest.mark.parametrize("state", [FULL, normed.name])
@@ -200,14 +218,16 @@ def test_every_part_of_a_layer_has_a_term():
 
 # ---- when it stops
 
+
 @law(phase=SIMPLIFY)
 def double(x: value[n], c: constant[n]):
     """It never ends: the left side is in the right."""
     return x + c, (x + c) + (c + c)
 
 
-@pytest.mark.parametrize("options, said", [(dict(rounds=4), "simplify at .* nodes after 4 rounds"),
-                                           (dict(budget=40), "simplify at")])
+@pytest.mark.parametrize(
+    "options, said", [(dict(rounds=4), "simplify at .* nodes after 4 rounds"), (dict(budget=40), "simplify at")]
+)
 def test_a_law_that_explodes_is_stopped_and_named(options, said):
     (A,), c = matrices(6, 5), const(numbers(5))
     graph, _ = graph_of(A + c, (double,), **options)
@@ -222,6 +242,7 @@ def test_joining_runs_twice_and_no_more():
 
 
 # ---- what is known of a class
+
 
 def test_facts_of_parts_become_facts_of_wholes():
     A, B = matrices(6, 5, 4)
@@ -243,6 +264,7 @@ def test_a_diagonal_is_linear_and_centring_is():
 
 # ---- what a kernel matches
 
+
 def calls(term, width=6):
     graph, template = graph_of(term, (), width)
     lowering = Lowering(graph, template, Prices(Round(), counted([1, 3, 4])))
@@ -251,24 +273,34 @@ def calls(term, width=6):
 
 def test_kernels_of_a_product_with_its_epilogue():
     (A,), b = matrices(6, 5), const(numbers(5))
-    assert {name for name, root in calls((A + b) @ gelu) if root} == {"linear_bias_activate", "bias_activate",
-                                                                      "activate", "activated_heads"}
+    assert {name for name, root in calls((A + b) @ gelu) if root} == {
+        "linear_bias_activate",
+        "bias_activate",
+        "activate",
+        "activated_heads",
+    }
 
 
 def test_a_sum_is_matched_in_both_orders():
     A, B = matrices(6, 5)[0], weight(numbers(6, 5, seed=9))
     activated = ["activate_residual", "linear_activate_residual"]
     assert sorted(name for name, root in calls(A @ gelu + B) if root) == [
-        *activated, "linear_residual", "residual", "residual"]
+        *activated,
+        "linear_residual",
+        "residual",
+        "residual",
+    ]
     assert sorted(name for name, root in calls(A @ gelu + A @ gelu) if root) == [*activated, "residual"]
 
 
 def test_what_is_entrywise_is_no_matrix():
-    for term in (I * 3.0, centre, gelu): assert not any(name.startswith("linear") for name, _ in calls(term))
+    for term in (I * 3.0, centre, gelu):
+        assert not any(name.startswith("linear") for name, _ in calls(term))
 
 
-@pytest.mark.parametrize("where, kernels",
-                         [(sequence, {"attention", "weigh"}), (everyone, {"interpreted"}), (causal, {"interpreted"})])
+@pytest.mark.parametrize(
+    "where, kernels", [(sequence, {"attention", "weigh"}), (everyone, {"interpreted"}), (causal, {"interpreted"})]
+)
 def test_attention_is_matched_within_sentences_alone(where, kernels):
     q, k, v = (weight(numbers(2, 6, 3, seed=s)) for s in range(3))
     term = product(q, turn(k), where=everyone)
@@ -289,8 +321,9 @@ def test_heads_tell_one_matrix_from_several():
 
 def test_a_table_is_gathered_from_and_not_multiplied():
     graph = saturate(template := Template.of({"full": given("tokens", 6) @ weight(numbers(6, 4))}), ())
-    names = [call.implementation.name
-             for _, call in Lowering(graph, template, Prices(Round(), counted([1, 3, 4]))).calls]
+    names = [
+        call.implementation.name for _, call in Lowering(graph, template, Prices(Round(), counted([1, 3, 4]))).calls
+    ]
     assert names == ["embed1"]
 
 
@@ -301,8 +334,9 @@ def test_columns_of_an_import_stay_where_they_are():
 
 # ---- guards between laws
 
+
 def test_laws_are_values_that_add():
-    assert EXACT_LAWS[:len(ring.RING_LAWS)] == ring.RING_LAWS
+    assert EXACT_LAWS[: len(ring.RING_LAWS)] == ring.RING_LAWS
     assert len({law.name for law in EXACT_LAWS}) == len(EXACT_LAWS)
     assert replace(ring.RING_LAWS[0], phase=SIMPLIFY) != ring.RING_LAWS[0]
 
@@ -322,6 +356,7 @@ def test_a_law_in_one_direction_matches_no_other():
 
 
 # ---- threads
+
 
 def in_another(work):
     """What it gives in a thread of its own."""
@@ -363,7 +398,8 @@ def test_an_engine_that_another_thread_collects_is_dropped_by_its_own(makes, unr
 
 def test_an_engine_that_outlives_its_thread_is_refused(unraised):
     made = in_another(lambda: engine(()))
-    with pytest.raises(RuntimeError, match="a thread that did not make it"): made.parse_program("(push)")
+    with pytest.raises(RuntimeError, match="a thread that did not make it"):
+        made.parse_program("(push)")
     del made
     gc.collect()
     assert not unraised

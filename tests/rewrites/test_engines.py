@@ -1,4 +1,5 @@
 """Engines that know the same laws are shared by graphs, one after another."""
+
 import numpy as np
 import pytest
 from random_programs import VOCABULARY, Choices, Grower
@@ -42,7 +43,10 @@ def test_a_graph_that_has_its_engine_alone_is_the_same_and_leaves_none():
 def test_an_engine_whose_graph_was_interrupted_is_not_used_again(monkeypatch):
     (A,), laws = matrices(6, 5), EXACT_LAWS[:3]
     wanted, spoiled = graph_of(A, laws)[0], shared_engine(laws)
-    def interrupted(*_): raise KeyboardInterrupt
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("rewrites.egraph.egraph.freeze", interrupted)
         graph_of(A, laws)
@@ -50,18 +54,23 @@ def test_an_engine_whose_graph_was_interrupted_is_not_used_again(monkeypatch):
 
 
 def test_few_are_kept_and_those_that_are_asked_for_most():
-    for _ in range(3): often = shared_engine(EXACT_LAWS[:2])
-    for count in range(3, 7): shared_engine(EXACT_LAWS[:count])
+    for _ in range(3):
+        often = shared_engine(EXACT_LAWS[:2])
+    for count in range(3, 7):
+        shared_engine(EXACT_LAWS[:count])
     assert len(ENGINES.kept) == KEPT_ENGINES and shared_engine(EXACT_LAWS[:2]) is often
 
 
 def grown(seed):
     """A program of some random steps."""
     rng, draw = np.random.default_rng(seed), Choices(seed)
+
     def made(x):
         grower = Grower(draw, rng, x, False)
-        for step in rng.choice(STEPS, 4): grower.pool.append(getattr(grower, step)(grower.pool[-1]))
+        for step in rng.choice(STEPS, 4):
+            grower.pool.append(getattr(grower, step)(grower.pool[-1]))
         return grower.pool[-1]
+
     return formula(made)
 
 
@@ -72,8 +81,10 @@ def test_what_can_never_match_is_left_out_and_nothing_else(laws, seed):
     that it begins with, and all that it holds is among what is reached."""
     template = Template.of({"full": flat(grown(seed), given("tokens", VOCABULARY))})
     begun = {entry.kind for entry in template.entries}
-    whole, part = (saturate(template, laws, rounds=4, budget=800, shared=each)
-                   for each in (engine(laws), engine(laws, begun=begun)))
+    whole, part = (
+        saturate(template, laws, rounds=4, budget=800, shared=each)
+        for each in (engine(laws), engine(laws, begun=begun))
+    )
     assert (whole.nodes, whole.named, whole.matches, whole.cut) == (part.nodes, part.named, part.matches, part.cut)
     assert all(whole.facts[name] == part.facts[name] for name in {*whole.facts, *part.facts})
     assert len(prelude(laws, begun=begun)) < len(prelude(laws))

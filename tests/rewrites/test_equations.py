@@ -1,4 +1,5 @@
 """Equality by laws: every law of values holds and is guarded, what is proved is equal, and the engine decides."""
+
 import csv
 import re
 import sys
@@ -38,16 +39,24 @@ EACH = pytest.mark.parametrize("each", LAWS, ids=lambda law: law.name)
 
 # ---- every law alone
 
+
 @pytest.mark.deep(every=3)
 @EACH
 @pytest.mark.parametrize("seed", range(3))
-def test_declared(each, seed): each.check(np.random.default_rng(seed))
+def test_declared(each, seed):
+    each.check(np.random.default_rng(seed))
 
 
 @pytest.mark.deep(every=6)
-@pytest.mark.parametrize("each", [law for law in LAWS if "relu" not in law.name
-                                  and all(sort.name != "entrywise" for sort in law.variables.values())],
-                                  ids=lambda law: law.name)
+@pytest.mark.parametrize(
+    "each",
+    [
+        law
+        for law in LAWS
+        if "relu" not in law.name and all(sort.name != "entrywise" for sort in law.variables.values())
+    ],
+    ids=lambda law: law.name,
+)
 def test_polynomial_laws_hold_exactly(each):
     """In rationals, without any tolerance."""
     rng = Whole(3)
@@ -66,9 +75,11 @@ def test_a_guard_without_a_counterexample_is_none_of_truth(each):
     """The law holds without it, and says so."""
     needed = {name for other in each.without for name in other}
     for name, sort in each.variables.items():
-        if name in needed or not sort.facts or "Hardly another fits" in each.doc: continue
-        assert (f"True of any {name}" in each.doc
-                or f"any {name}" in each.doc), f"{each.name} does not say why {name} is guarded"
+        if name in needed or not sort.facts or "Hardly another fits" in each.doc:
+            continue
+        assert f"True of any {name}" in each.doc or f"any {name}" in each.doc, (
+            f"{each.name} does not say why {name} is guarded"
+        )
         anything = SAME_BY_ROWS if f"any {name} that acts on single rows" in each.doc else operator
         other = {"scalar": varying[1], "entrywise": anything[n, n], "matrix": operator}[sort.name]
         assert all(each.holds(np.random.default_rng(seed), **{name: other}) for seed in range(3))
@@ -77,27 +88,33 @@ def test_a_guard_without_a_counterexample_is_none_of_truth(each):
 @pytest.mark.parametrize("each", [law for law in LAWS if "Hardly another fits" in law.doc], ids=lambda law: law.name)
 def test_what_is_no_function_of_single_entries_fails(each):
     """Taking off a row's mean fits any number of columns too."""
-    x, sides = np.random.default_rng(0).normal(size=(sum(ROWS),
-                                                     INPUT)), each.of(each.drawn(np.random.default_rng(1))
-                                                                      | {"f": centre})
+    x, sides = (
+        np.random.default_rng(0).normal(size=(sum(ROWS), INPUT)),
+        each.of(each.drawn(np.random.default_rng(1)) | {"f": centre}),
+    )
     a, b = (dense(side[0], x) for side in sides)
     assert a.shape == b.shape and abs(a - b).max() > 1e-3
 
 
 # ---- sizes are guards: in the graph, blocks that do not meet are left alone
 
+
 def misfit(each):
     """Variables of other sizes, which the guard tells apart: the left side fits all the same."""
     sorts = dict(each.variables)
-    if each.when == EQUALLY_WIDE: sorts["b"] = array[k, 1]
-    elif "d" in sorts: sorts["c"], sorts["d"] = sorts["d"], sorts["c"]
-    else: sorts["c"] = array[q, p]
+    if each.when == EQUALLY_WIDE:
+        sorts["b"] = array[k, 1]
+    elif "d" in sorts:
+        sorts["c"], sorts["d"] = sorts["d"], sorts["c"]
+    else:
+        sorts["c"] = array[q, p]
     return {name: stand_in(name, sort) for name, sort in sorts.items()}
 
 
 def over(term, by):
     """The term with its symbols replaced."""
-    if term.kind.name == "symbol": return by[term.args[0]]
+    if term.kind.name == "symbol":
+        return by[term.args[0]]
     return term.kind(*(over(child, by) for child in term.children), *term.attributes)
 
 
@@ -108,9 +125,11 @@ def test_the_graph_refuses_what_does_not_fit(each):
     fits, misfits = before, over(before, other)
     assert each.name in prove(fits, symbol("other", None, fits.out)).matches
     assert each.name not in prove(misfits, symbol("other", None, misfits.out)).matches
-    try: (_, after), = zip(*each.of(other), strict=True)
-    except TypeError: return
-    assert after.out != misfits.out                         # without the guard two sizes were one
+    try:
+        ((_, after),) = zip(*each.of(other), strict=True)
+    except TypeError:
+        return
+    assert after.out != misfits.out  # without the guard two sizes were one
 
 
 def test_sizes_are_told_apart():
@@ -131,7 +150,8 @@ Q = symbol("Q", None, Shape(1, K, K))
 s, t = (symbol(name, None, 1, constant=True, uniform=True) for name in "st")
 
 
-def scaled(a, number): return compose(a, I * number)
+def scaled(a, number):
+    return compose(a, I * number)
 
 
 EQUAL = [
@@ -150,14 +170,22 @@ EQUAL = [
     (product(A, D, over=softmax), product(turn(turn(A)), D, over=softmax)),
 ]
 DIFFERENT = [
-    (A, B), (A + A, A), (A * A, A), (Q, turn(Q)), (product(Q, turn(Q)), product(turn(Q), Q)),
+    (A, B),
+    (A + A, A),
+    (A * A, A),
+    (Q, turn(Q)),
+    (product(Q, turn(Q)), product(turn(Q), Q)),
     (scaled(A, s), scaled(A, t)),
     (compose(A + B, gelu), compose(A, gelu) + compose(B, gelu)),
     (compose(scaled(A, s), relu), scaled(compose(A, relu), s)),
-    (row(A, B), row(B, A)), (left(row(A, B), C), B), ((A + B) * C, A * C + B), (product(A, D), product(A, E)),
+    (row(A, B), row(B, A)),
+    (left(row(A, B), C), B),
+    ((A + B) * C, A * C + B),
+    (product(A, D), product(A, E)),
     (product(A, D, over=softmax), product(A, D)),
     (turn(product(A, D, over=softmax)), product(turn(D), turn(A), over=softmax)),
-    (compose(A, gelu), compose(A, relu)), (unit(A), Q),
+    (compose(A, gelu), compose(A, relu)),
+    (unit(A), Q),
 ]
 
 
@@ -173,10 +201,16 @@ def test_refuted(one, other):
     proof = prove(one, other)
     assert not proof and not proof.cut and proof.verdict == "refuted"
     assert abs(proof.at.left - proof.at.right) > 1e-6 and str(proof).startswith("refuted: entry ")
-    left, right = (instance(side, {leaf: proof.at.symbols[leaf.args[0]] for leaf in side.walk()
-                                   if leaf.kind.name == "symbol"}) for side in (one, other)) \
-        if not sizes(one, other) else (None, None)
-    if left is not None: assert not np.allclose(dense(left, proof.at.x), dense(right, proof.at.x))
+    left, right = (
+        (
+            instance(side, {leaf: proof.at.symbols[leaf.args[0]] for leaf in side.walk() if leaf.kind.name == "symbol"})
+            for side in (one, other)
+        )
+        if not sizes(one, other)
+        else (None, None)
+    )
+    if left is not None:
+        assert not np.allclose(dense(left, proof.at.x), dense(right, proof.at.x))
 
 
 def sizes(*terms):
@@ -186,7 +220,8 @@ def sizes(*terms):
 
 
 @pytest.mark.parametrize("one, other", EQUAL)
-def test_what_is_equal_is_not_refuted(one, other): assert refute(one, other, draws=5) is None
+def test_what_is_equal_is_not_refuted(one, other):
+    assert refute(one, other, draws=5) is None
 
 
 @pytest.mark.parametrize("each", [*LAWS, *EXACT_LAWS], ids=lambda law: law.name)
@@ -194,8 +229,12 @@ def test_no_law_is_refuted(each):
     assert not any(refute(one, other) for one, other in zip(*each.sides(), strict=True))
 
 
-def largest(a, b): return b + compose(a + scaled(b, -1.0), relu)
-def least(a, b): return scaled(largest(scaled(a, -1.0), scaled(b, -1.0)), -1.0)
+def largest(a, b):
+    return b + compose(a + scaled(b, -1.0), relu)
+
+
+def least(a, b):
+    return scaled(largest(scaled(a, -1.0), scaled(b, -1.0)), -1.0)
 
 
 def test_what_laws_do_not_reach_is_not_found():
@@ -228,20 +267,24 @@ def test_different_shapes_refute():
 
 
 def test_what_is_no_operator_is_named():
-    with pytest.raises(TypeError, match="prove: the right side is 'p', no operator"): prove(A, "p")
+    with pytest.raises(TypeError, match="prove: the right side is 'p', no operator"):
+        prove(A, "p")
 
 
 @EACH
 def test_every_law_proves_itself(each):
-    for one, other in zip(*each.sides(), strict=True): assert prove(one, other)
+    for one, other in zip(*each.sides(), strict=True):
+        assert prove(one, other)
 
 
 def test_laws_decide():
     """What a prover was not told it does not know; what it was told wrongly it believes, whatever the numbers are."""
+
     @law()
     def symmetric(a: array[n, n]):
         """Wrong."""
         return turn(a), a
+
     without = Prover([law for law in LAWS if law.name not in ("turn_product", "sum_order", "sum_exchange")])
     assert prove(*EQUAL[0]) and not without.prove(*EQUAL[0]) and not without.prove(A + B, B + A)
     assert without.prove((A + B) + C, A + (B + C))
@@ -263,7 +306,9 @@ def test_linear_attention_is_associativity():
         def read(x):
             q, k, v = (x @ W for W in V)
             return (q @ k.T) @ v if first else q @ (k.T @ v)
+
         return formula(read)
+
     assert prove(attention(True), attention(False))
     assert dense(attention(True), np.ones((5, 6))) == pytest.approx(dense(attention(False), np.ones((5, 6))))
 
@@ -276,7 +321,9 @@ def test_what_spreads_is_not_taken_apart():
 
 
 def test_a_budget_is_reported():
-    def sums(names): return [symbol(a, None, Shape(1, M, K)) + symbol(b, None, Shape(1, M, K)) for a, b in names]
+    def sums(names):
+        return [symbol(a, None, Shape(1, M, K)) + symbol(b, None, Shape(1, M, K)) for a, b in names]
+
     pairs = sums(["ab", "cd", "ef", "gh"])
     whole, last = pairs[0] * pairs[1] * pairs[2] * pairs[3], pairs[3].children
     parted = pairs[0] * pairs[1] * pairs[2] * last[0] + pairs[0] * pairs[1] * pairs[2] * last[1]
@@ -294,20 +341,33 @@ def test_sums_are_sorted():
 
 # ---- what is proved is equal, and here what is equal is proved
 
+
 def random_term(rng, depth, leaves):
     """A term over square leaves; blocks are cut or multiplied away at once."""
-    def part(): return random_term(rng, depth - 1, leaves)
+
+    def part():
+        return random_term(rng, depth - 1, leaves)
+
     a = leaves["a"]
-    if depth == 0: return leaves[rng.choice(sorted(leaves))]
+    if depth == 0:
+        return leaves[rng.choice(sorted(leaves))]
     match rng.integers(8):
-        case 0: return part() + part()
-        case 1: return part() * part()
-        case 2: return product(part(), part())
-        case 3: return turn(part())
-        case 4: return compose(part(), relu)
-        case 5: return turn(left(turn(below(part(), part())), a))
-        case 6: return right(row(part(), part()), a)
-        case 7: return product(row(part(), part()), below(part(), part()))
+        case 0:
+            return part() + part()
+        case 1:
+            return part() * part()
+        case 2:
+            return product(part(), part())
+        case 3:
+            return turn(part())
+        case 4:
+            return compose(part(), relu)
+        case 5:
+            return turn(left(turn(below(part(), part())), a))
+        case 6:
+            return right(row(part(), part()), a)
+        case 7:
+            return product(row(part(), part()), below(part(), part()))
 
 
 @pytest.mark.deep
@@ -317,8 +377,10 @@ def test_proved_is_equal():
     symbols = {name: stand_in(name, array[n, n]) for name in "ab"}
     numbers = {name: drawn(np.random.default_rng(ord(name)), array[n, n], name) for name in "ab"}
     for seed in range(4):
-        terms, meant = ([random_term(np.random.default_rng([seed, i]), 1 + i % 2, leaves) for i in range(14)]
-                        for leaves in (symbols, numbers))
+        terms, meant = (
+            [random_term(np.random.default_rng([seed, i]), 1 + i % 2, leaves) for i in range(14)]
+            for leaves in (symbols, numbers)
+        )
         values = [dense(term, x) for term in meant]
         for i, j in combinations(range(14), 2):
             equal = np.allclose(values[i], values[j])
@@ -348,26 +410,40 @@ PEERS = [
 
 def test_equations_are_read_and_judged(tmp_path, monkeypatch, capsys):
     file, out = tmp_path / "in.csv", tmp_path / "out.csv"
-    with file.open("w", newline="") as lines: csv.writer(lines).writerows([("truth", "lhs", "rhs"), *PEERS])
+    with file.open("w", newline="") as lines:
+        csv.writer(lines).writerows([("truth", "lhs", "rhs"), *PEERS])
     monkeypatch.setattr("sys.argv", ["peer_laws", str(file), "--csv", str(out)])
     peer_laws.main()
-    with out.open(newline="") as lines: rows = list(csv.DictReader(lines))
+    with out.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
     assert [(row["truth"], row["lhs"], row["rhs"]) for row in rows] == PEERS
     assert [row["proved"] for row in rows] == [str(truth == "true") for truth, _, _ in PEERS]
     assert all(float(row["seconds"]) > 0 for row in rows)
     assert "no sizes fit: 2 blocks" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text, said", [
-    ("(Foo (In a))", "token 1 stands ( Foo"), ("(MM (In a))", "MM takes 2 operands, not 1"),
-    ("(T (In a)", "T takes 1 operand"),
-    ("(In a) (In b)", "( In b ) stands behind its end"), ("", "nothing"), ("In a", "token 1 stands In a"),
-    ("(T a)", "T was given ['a']"), ("(In (In a))", "In takes a name"),
-    ("(S (In a) (MM (In s) (In t)))", "the second operand of S is a number"),
-    ("(S (In a) (In a))", "a is a matrix in one place and a number in another"),
-    ("(Add (In a) (Cat1 (In a) (In b)))", "no sizes fit: 2 blocks of rows or columns would be as many as one of them")])
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("(Foo (In a))", "token 1 stands ( Foo"),
+        ("(MM (In a))", "MM takes 2 operands, not 1"),
+        ("(T (In a)", "T takes 1 operand"),
+        ("(In a) (In b)", "( In b ) stands behind its end"),
+        ("", "nothing"),
+        ("In a", "token 1 stands In a"),
+        ("(T a)", "T was given ['a']"),
+        ("(In (In a))", "In takes a name"),
+        ("(S (In a) (MM (In s) (In t)))", "the second operand of S is a number"),
+        ("(S (In a) (In a))", "a is a matrix in one place and a number in another"),
+        (
+            "(Add (In a) (Cat1 (In a) (In b)))",
+            "no sizes fit: 2 blocks of rows or columns would be as many as one of them",
+        ),
+    ],
+)
 def test_what_is_no_equation_is_named(text, said):
-    with pytest.raises(InputError, match=re.escape(said)): peer_laws.Reader().sides(text, "(In a)")
+    with pytest.raises(InputError, match=re.escape(said)):
+        peer_laws.Reader().sides(text, "(In a)")
 
 
 def test_a_file_without_the_columns_is_named(tmp_path):

@@ -1,5 +1,6 @@
 """Programs of families with experts: each is the reading, no step is interpreted, and experts that no row asks are not
 computed."""
+
 import pytest
 from searched import KINDS, structure
 from test_expert_models import CASES, RAGGED, made

@@ -1,5 +1,6 @@
 """What an exploration shows is what `optimize` does; laws, lengths and machines that are changed change it; why is a
 chain that holds in numbers."""
+
 import re
 from xml.etree import ElementTree
 
@@ -19,11 +20,13 @@ OPERATOR = model()
 
 
 @pytest.fixture(scope="module")
-def machine(): return standin.machine()
+def machine():
+    return standin.machine()
 
 
 @pytest.fixture(scope="module")
-def found(machine): return explore(OPERATOR, 16, machine=machine)
+def found(machine):
+    return explore(OPERATOR, 16, machine=machine)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,8 @@ def test_it_is_what_optimize_finds(optimized):
     assert (shown.seconds, shown.structure.nodes, shown.structure.classes) == (exact.time, exact.nodes, exact.classes)
     assert shown.structure.fired == exact.fired and shown.structure.path == exact.path
     assert [step.described() if hasattr(step, "described") else str(step) for step in shown.best.steps] == [
-        step.described() if hasattr(step, "described") else str(step) for step in result.points[0].program.steps]
+        step.described() if hasattr(step, "described") else str(step) for step in result.points[0].program.steps
+    ]
     assert str(shown.derivation) == str(derive_chain(exact, EXACT_LAWS))
 
 
@@ -78,9 +82,11 @@ def test_nothing_but_the_import(found):
     """Steps lead from no law to what all laws reach."""
     now = found.imported
     assert not now.fired and now.seconds >= found.seconds
-    for _ in range(7): now = now.step()
+    for _ in range(7):
+        now = now.step()
     assert now.seconds == pytest.approx(found.seconds) and now.fired == found.fired
-    with pytest.raises(InputError, match="all phases have run: begin at"): now.step()
+    with pytest.raises(InputError, match="all phases have run: begin at"):
+        now.step()
 
 
 def test_one_law_alone(found):
@@ -109,7 +115,9 @@ def test_an_operator_of_ones_own(idle):
     assert "is not storable" in idle.about("associate")
 
     @law(source="max(max(u, 0), 0) = max(u, 0)", phase=RESTRUCTURE)
-    def relu_twice(x: value[n]): return x @ om.relu @ om.relu, x @ om.relu
+    def relu_twice(x: value[n]):
+        return x @ om.relu @ om.relu, x @ om.relu
+
     more = idle.with_laws(relu_twice)
     assert more.fired["relu_twice"] and idle.compare(more).seconds < 0
     assert "relu_twice" in more.why().steps
@@ -117,8 +125,11 @@ def test_an_operator_of_ones_own(idle):
 
 def test_a_wrong_law_of_ones_own(idle):
     @law(source="wrong")
-    def twice(x: value[n]): return x @ om.tanh, x @ om.tanh @ om.tanh
-    with pytest.raises(InputError, match="law twice: it is wrong: with"): idle.with_laws(twice)
+    def twice(x: value[n]):
+        return x @ om.tanh, x @ om.tanh @ om.tanh
+
+    with pytest.raises(InputError, match="law twice: it is wrong: with"):
+        idle.with_laws(twice)
 
 
 def test_lengths_and_machines(idle, machine):
@@ -146,24 +157,37 @@ def test_a_picture_that_is_cut(found, tmp_path):
     assert f"left out: {count - 3} classes that take" in drawn.said and f"draw(most={count})" in drawn.said
     assert len(found.draw(found.view.result, most=3).svg) > len(drawn.svg)
     assert drawn.save(tmp_path / "graph.svg").read_text() == drawn.svg
-    with pytest.raises(InputError, match="give a name in"): drawn.save(tmp_path / "graph.png")
+    with pytest.raises(InputError, match="give a name in"):
+        drawn.save(tmp_path / "graph.png")
 
 
-@pytest.mark.parametrize("ask, said", [
-    (lambda e: e.without("asociate"), "law 'asociate': .*did you mean associate?"),
-    (lambda e: e.only(), "name a law"), (lambda e: e.step("nothing"), "no such phase or law"),
-    (lambda e: e.about("joined"), "law 'joined'"),
-    (lambda e: e.members("c99999"), "class 'c99999': this part has none"),
-    (lambda e: e.at(99), "part 99: the model has parts 0 to"), (lambda e: e.over("8 by 128"), "batch '8 by 128'"),
-    (lambda e: e.over("1x99999999999"), "batch 1x99999999999: explore takes at most 1,000,000 tokens"),
-    (lambda e: e.over("9" * 5000), "at most 1,000,000 tokens"), (lambda e: e.over("99999x99999"), "at most 1,000,000"),
-    (lambda e: e.over(10 ** 12), "batch of so many tokens"), (lambda e: e.over([600_000, 600_000]), "of 2 sentences"),
-    (lambda e: explore(OPERATOR, "1x99999999999"), "at most 1,000,000"),
-    (lambda e: e.over([3, 0]), "lengths are whole numbers from 1 on"), (lambda e: e.on("A1000"), "machine 'A1000'"),
-    (lambda e: e.with_laws("laws.txt"), "does not end in .py"), (lambda e: e.with_laws(EXACT_LAWS[0]), "of that name"),
-    (lambda e: e.draw(most=0), "at least 1"), (lambda e: explore(OPERATOR, 0), "0 tokens")])
+@pytest.mark.parametrize(
+    "ask, said",
+    [
+        (lambda e: e.without("asociate"), "law 'asociate': .*did you mean associate?"),
+        (lambda e: e.only(), "name a law"),
+        (lambda e: e.step("nothing"), "no such phase or law"),
+        (lambda e: e.about("joined"), "law 'joined'"),
+        (lambda e: e.members("c99999"), "class 'c99999': this part has none"),
+        (lambda e: e.at(99), "part 99: the model has parts 0 to"),
+        (lambda e: e.over("8 by 128"), "batch '8 by 128'"),
+        (lambda e: e.over("1x99999999999"), "batch 1x99999999999: explore takes at most 1,000,000 tokens"),
+        (lambda e: e.over("9" * 5000), "at most 1,000,000 tokens"),
+        (lambda e: e.over("99999x99999"), "at most 1,000,000"),
+        (lambda e: e.over(10**12), "batch of so many tokens"),
+        (lambda e: e.over([600_000, 600_000]), "of 2 sentences"),
+        (lambda e: explore(OPERATOR, "1x99999999999"), "at most 1,000,000"),
+        (lambda e: e.over([3, 0]), "lengths are whole numbers from 1 on"),
+        (lambda e: e.on("A1000"), "machine 'A1000'"),
+        (lambda e: e.with_laws("laws.txt"), "does not end in .py"),
+        (lambda e: e.with_laws(EXACT_LAWS[0]), "of that name"),
+        (lambda e: e.draw(most=0), "at least 1"),
+        (lambda e: explore(OPERATOR, 0), "0 tokens"),
+    ],
+)
 def test_bad_input(found, ask, said):
-    with pytest.raises(InputError, match=said): ask(found)
+    with pytest.raises(InputError, match=said):
+        ask(found)
 
 
 def test_without_a_calibration(idle, monkeypatch, tmp_path):
@@ -186,6 +210,7 @@ def test_a_law_of_ones_own_over_a_relation():
     @law(source="(E x) W = E (x W)")
     def mine(x: value[n], W: matrix[n, p], r: any_relation):
         return om.product(om.given(r), x, over="mean") @ W, om.product(om.given(r), x @ W, over="mean")
+
     more = graph.with_laws(mine)
     assert more.why().steps == ("mine",) and graph.compare(more).seconds < 0 == known.compare(more).seconds
     np.testing.assert_allclose(more.best.run(batch), om.dense(om.given("x", 64, "V") @ layer, batch), atol=1e-4)
@@ -193,4 +218,6 @@ def test_a_law_of_ones_own_over_a_relation():
     @law(source="wrong")
     def widest_first(x: value[n], W: matrix[n, p], r: any_relation):
         return om.product(om.given(r), x, over="max") @ W, om.product(om.given(r), x @ W, over="max")
-    with pytest.raises(InputError, match="law widest_first: it is wrong: with"): graph.with_laws(widest_first)
+
+    with pytest.raises(InputError, match="law widest_first: it is wrong: with"):
+        graph.with_laws(widest_first)

@@ -1,4 +1,5 @@
 """Extraction against the definition: brute force on small problems, the gym's proved optima, and a checker."""
+
 from __future__ import annotations
 
 import csv
@@ -51,8 +52,12 @@ def indexed(problem: Problem) -> IndexedGraph:
 
 
 @settings(max_examples=300, deadline=None)
-@given(small_problems, st.none() | st.integers(0, 9), st.none() | st.integers(0, 9),
-       st.sampled_from([(1, 0, 0), (1, 2, 0.5)]))
+@given(
+    small_problems,
+    st.none() | st.integers(0, 9),
+    st.none() | st.integers(0, 9),
+    st.sampled_from([(1, 0, 0), (1, 2, 0.5)]),
+)
 def test_equals_brute_force(problem, memory, error, weights):
     """Optimum, bounds in order, budgets, infeasibility: all as the definition says."""
     optimum = brute(problem, inf if memory is None else memory, inf if error is None else error, weights)
@@ -77,11 +82,16 @@ def test_presolve_and_bounds_keep_the_optimum(problem):
     assert (graph is None) == (optimum == inf)
     if graph is None:
         return
-    again = Problem([Node(c, tuple(kids), *cost, label=i) for i, (c, kids, cost)
-                     in enumerate(zip(graph.cls, graph.kids, graph.cost, strict=True))], sorted(graph.roots))
+    again = Problem(
+        [
+            Node(c, tuple(kids), *cost, label=i)
+            for i, (c, kids, cost) in enumerate(zip(graph.cls, graph.kids, graph.cost, strict=True))
+        ],
+        sorted(graph.roots),
+    )
     costs = [(sum(node.time for node in nodes), [node.label for node in nodes]) for nodes in programs(again)]
     assert min(cost for cost, _ in costs) == pytest.approx(optimum)
-    for steps in (1, 3, 10 ** 9):
+    for steps in (1, 3, 10**9):
         bound = landmarks.bound_by_landmarks(graph, graph.price, steps)
         detours = landmarks.detours(graph, bound.spare)
         for cost, used in costs:
@@ -122,11 +132,20 @@ def test_gym_optima():
 
 def shared() -> Problem:
     """Two roots; a shared node that costs more than each private one, less than both; a cycle that costs nothing."""
-    return Problem([
-        Node("a", ("s",), 0.0, label="a shared"), Node("a", ("p",), 0.0, label="a private"),
-        Node("b", ("s",), 0.0, label="b shared"), Node("b", ("q",), 0.0, label="b private"),
-        Node("s", (), 3.0, 5.0, label="s"), Node("p", (), 2.0, 1.0, label="p"), Node("q", (), 2.0, 1.0, label="q"),
-        Node("p", ("q",), 0.0, 9.0, 1.0, label="p of q"), Node("q", ("p",), 0.0, 9.0, 1.0, label="q of p")], ["a", "b"])
+    return Problem(
+        [
+            Node("a", ("s",), 0.0, label="a shared"),
+            Node("a", ("p",), 0.0, label="a private"),
+            Node("b", ("s",), 0.0, label="b shared"),
+            Node("b", ("q",), 0.0, label="b private"),
+            Node("s", (), 3.0, 5.0, label="s"),
+            Node("p", (), 2.0, 1.0, label="p"),
+            Node("q", (), 2.0, 1.0, label="q"),
+            Node("p", ("q",), 0.0, 9.0, 1.0, label="p of q"),
+            Node("q", ("p",), 0.0, 9.0, 1.0, label="q of p"),
+        ],
+        ["a", "b"],
+    )
 
 
 def test_sharing_cycles_and_budgets():
@@ -150,11 +169,14 @@ def test_order_is_children_first():
         seen.add(node.cls)
 
 
-@pytest.mark.parametrize("nodes, words", [
-    ([Node("r", ("x",))], "no program covers root 'r'"),
-    ([Node("r", ("x",)), Node("x", ("r",))], "need themselves"),
-    ([Node("x", ())], "it has no node"),
-])
+@pytest.mark.parametrize(
+    "nodes, words",
+    [
+        ([Node("r", ("x",))], "no program covers root 'r'"),
+        ([Node("r", ("x",)), Node("x", ("r",))], "need themselves"),
+        ([Node("x", ())], "it has no node"),
+    ],
+)
 def test_infeasible_in_words(nodes, words):
     """The message names the root and the reason."""
     with pytest.raises(Infeasible, match=words):
@@ -178,9 +200,17 @@ def test_what_is_infinite_is_no_choice():
 
 def test_roots_repeated_free_and_on_a_cycle():
     """Roots may repeat, need each other, cost nothing; children may repeat."""
-    problem = Problem([Node("a", ("b", "b"), 0.0), Node("a", ("c",), 1.0), Node("b", ("a",), 0.5),
-                       Node("b", ("c", "c"), 2.0),
-                       Node("c", ("a", "b"), 0.0), Node("c", (), 0.0)], ["b", "a", "b"])
+    problem = Problem(
+        [
+            Node("a", ("b", "b"), 0.0),
+            Node("a", ("c",), 1.0),
+            Node("b", ("a",), 0.5),
+            Node("b", ("c", "c"), 2.0),
+            Node("c", ("a", "b"), 0.0),
+            Node("c", (), 0.0),
+        ],
+        ["b", "a", "b"],
+    )
     answer = extract(problem)
     verify(problem, answer)
     assert answer.optimal and answer.cost == 1.5
@@ -221,10 +251,14 @@ def test_checker_refuses():
     problem = shared()
     good = extract(problem, error=0.0)
     verify(problem, good)
-    for bad in (replace(good, time=good.time + 1), replace(good, nodes=good.nodes[1:]),
-                replace(good, bound=good.cost + 1),
-                replace(good, nodes=(*good.nodes, problem.nodes[5])), replace(good, greedy=good.cost - 1),
-                replace(good, nodes=good.nodes[::-1])):
+    for bad in (
+        replace(good, time=good.time + 1),
+        replace(good, nodes=good.nodes[1:]),
+        replace(good, bound=good.cost + 1),
+        replace(good, nodes=(*good.nodes, problem.nodes[5])),
+        replace(good, greedy=good.cost - 1),
+        replace(good, nodes=good.nodes[::-1]),
+    ):
         with pytest.raises(AssertionError):
             verify(problem, bad)
     with pytest.raises(AssertionError, match="memory"):
@@ -236,8 +270,13 @@ def tangled(nodes: int, seed: int = 0) -> Problem:
     random = Random(seed)
     classes = nodes // 3
     child = lambda c: random.randrange(max(0, c - 30), min(classes, c + 10) if random.random() < 0.3 else c)
-    return Problem([Node(c, tuple(child(c) for _ in range(random.choice((1, 2, 3)))) if c > 20 else (), random.random())
-                    for c in (i % classes for i in range(nodes))], [classes - 1, classes - 2])
+    return Problem(
+        [
+            Node(c, tuple(child(c) for _ in range(random.choice((1, 2, 3)))) if c > 20 else (), random.random())
+            for c in (i % classes for i in range(nodes))
+        ],
+        [classes - 1, classes - 2],
+    )
 
 
 @pytest.mark.parametrize("limit", [0.0, 0.05, 1.0])
@@ -288,7 +327,8 @@ def test_components(problem):
             assert (part[c] == part[d]) == (c == d or (c in reach[d] and d in reach[c]))
             assert d not in below[c] or part[d] <= part[c]
     assert sorted(o for p in find_components(graph) for origin in p.origin for o in origin) == sorted(
-        o for origin in graph.origin for o in origin)
+        o for origin in graph.origin for o in origin
+    )
 
 
 @settings(max_examples=100, deadline=None)
@@ -296,8 +336,14 @@ def test_components(problem):
 def test_json_round_trip(problem):
     """What is written is read back, with classes and labels as text."""
     named = {node.cls for node in problem.nodes}
-    text = Problem([Node(str(n.cls), tuple(str(k) for k in n.children), *n[2:5], label=str(n.label))
-                    for n in problem.nodes if named.issuperset(n.children)], [str(r) for r in problem.roots])
+    text = Problem(
+        [
+            Node(str(n.cls), tuple(str(k) for k in n.children), *n[2:5], label=str(n.label))
+            for n in problem.nodes
+            if named.issuperset(n.children)
+        ],
+        [str(r) for r in problem.roots],
+    )
     alive = {node.cls for node in text.nodes}
     if alive.issuperset(k for n in text.nodes for k in n.children) and alive.issuperset(text.roots):
         back = from_json(to_json(text))
@@ -310,16 +356,21 @@ def test_files(tmp_path):
     write_problem(shared(), path)
     assert extract(read_problem(path)).cost == extract(shared()).cost
     node = '{"nodes": {"n": {"eclass": "c", "children": [%s], "cost": %s}}, "root_eclasses": [%s]}'
-    for text, words in (("{", "no JSON"), ("[" * 100_000, "nested too deeply"), ("[]", "'nodes' is missing"),
-                        ("{}", "'nodes' is missing"),
-                        ('{"nodes": [], "root_eclasses": []}', r"'nodes' is '\[\]', must be an object"),
-                        ('{"nodes": {"n": 3}, "root_eclasses": []}', "node 'n' is no egraph-serialize JSON: 'eclass'"),
-                        (node % ('"m"', 1, '"c"'), "node 'n' has the child 'm'"),
-                        (node % ("[]", 1, '"c"'), r"the child \[\]"),
-                        (node % ("", 1, '"d"'), "class 'd' has no node"),
-                        (node % ("", 1, "{}"), "class {} has no node"),
-                        (node % ("", '"x"', '"c"'), "node 'n': cost is 'x', must be a number"),
-                        (node % ("", -1, '"c"'), "cost is '-1'"), (node % ("", "NaN", '"c"'), "cost is 'nan'")):
+    for text, words in (
+        ("{", "no JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[]", "'nodes' is missing"),
+        ("{}", "'nodes' is missing"),
+        ('{"nodes": [], "root_eclasses": []}', r"'nodes' is '\[\]', must be an object"),
+        ('{"nodes": {"n": 3}, "root_eclasses": []}', "node 'n' is no egraph-serialize JSON: 'eclass'"),
+        (node % ('"m"', 1, '"c"'), "node 'n' has the child 'm'"),
+        (node % ("[]", 1, '"c"'), r"the child \[\]"),
+        (node % ("", 1, '"d"'), "class 'd' has no node"),
+        (node % ("", 1, "{}"), "class {} has no node"),
+        (node % ("", '"x"', '"c"'), "node 'n': cost is 'x', must be a number"),
+        (node % ("", -1, '"c"'), "cost is '-1'"),
+        (node % ("", "NaN", '"c"'), "cost is 'nan'"),
+    ):
         path.write_text(text)
         with pytest.raises(InputError, match=words) as fault:
             read_problem(path)
@@ -339,8 +390,11 @@ def methods(uses: int = 5) -> Problem:
     """`uses` products with three methods each: exact, half the bytes, a quarter of the bytes at a larger error."""
     nodes = [Node("out", tuple(f"use{u}" for u in range(uses)))]
     for u in range(uses):
-        for name, time, memory, error in (("f32", 4.0, 4.0, 0.0), ("f16", 3.0, 2.0, 0.1 * u),
-                                          ("csr", 1.0, 1.0, 1.0 + u)):
+        for name, time, memory, error in (
+            ("f32", 4.0, 4.0, 0.0),
+            ("f16", 3.0, 2.0, 0.1 * u),
+            ("csr", 1.0, 1.0, 1.0 + u),
+        ):
             nodes += [Node(f"use{u}", (f"{name}{u}",), time + u, 0.0, error, name), Node(f"{name}{u}", (), 0.0, memory)]
     return Problem(nodes, ["out"])
 

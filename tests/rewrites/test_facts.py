@@ -1,4 +1,5 @@
 """Class facts: what a graph derives of its classes is what the algebra says of their terms, and no more."""
+
 from dataclasses import replace
 
 import numpy as np
@@ -21,8 +22,12 @@ from rewrites.verify.graphs import disagreements
 TERMS, TOGETHER = 2000, 100
 
 
-def numbers(*shape, seed=0): return Data(np.random.default_rng(seed).normal(size=shape))
-def border(width): return symbol("border", Shape(1, T, width), Shape(1, T, width))
+def numbers(*shape, seed=0):
+    return Data(np.random.default_rng(seed).normal(size=shape))
+
+
+def border(width):
+    return symbol("border", Shape(1, T, width), Shape(1, T, width))
 
 
 @pytest.fixture
@@ -33,13 +38,15 @@ def everything(monkeypatch):
 
 # ---- facts are properties
 
+
 def random_terms(seed):
     """Terms of many kinds, and kinds that only rewriting makes over some of them."""
     grower = Grower(np.random.default_rng(seed))
     for _ in range(TOGETHER):
         term = grower.term(5, grower.pick(3, 5), int(grower.rng.integers(0, 4)))
         yield term
-        if term.storable: yield KINDS["adjoint"](term)
+        if term.storable:
+            yield KINDS["adjoint"](term)
 
 
 def differing(terms):
@@ -53,7 +60,8 @@ def differing(terms):
         for name in PROPERTIES:
             has = graph.named[cls_name] in graph.facts[name]
             counts[name] += has
-            if has != getattr(term, name): wrong.append((name, has, term))
+            if has != getattr(term, name):
+                wrong.append((name, has, term))
     return wrong, counts
 
 
@@ -63,14 +71,19 @@ def test_every_fact_is_the_property_on_random_terms(everything):
     for seed in range(TERMS // TOGETHER):
         wrong, counts = differing([*random_terms(seed)])
         assert not wrong, wrong[0]
-        for name, count in counts.items(): total[name] += count
-    assert min(total.values()) > 20, total                  # every property is among them
+        for name, count in counts.items():
+            total[name] += count
+    assert min(total.values()) > 20, total  # every property is among them
 
 
-@pytest.mark.parametrize("planted", [
-    "(rule ((= e (K_compose c a)) (constant c) (additive a)) ((uniform e)) :ruleset facts)",
-    "(rule ((= e (K_add a b)) (linear a)) ((linear e)) :ruleset facts)",
-    "(rule ((= e (K_mul a b)) (column b)) ((column e)) :ruleset facts)"])
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "(rule ((= e (K_compose c a)) (constant c) (additive a)) ((uniform e)) :ruleset facts)",
+        "(rule ((= e (K_add a b)) (linear a)) ((linear e)) :ruleset facts)",
+        "(rule ((= e (K_mul a b)) (column b)) ((column e)) :ruleset facts)",
+    ],
+)
 def test_a_fact_that_is_no_property_is_found(everything, monkeypatch, planted):
     monkeypatch.setattr(facts, "MARKERS", facts.MARKERS + planted)
     assert any(has for seed in range(3) for _, has, _ in differing([*random_terms(seed)])[0])
@@ -90,25 +103,33 @@ def test_the_least_premises_say_when_a_property_holds(kind, name):
     """Whatever is known of the operands: the predicate holds where a premise is known, and nowhere else."""
     rng, predicate = np.random.default_rng(0), kind.properties[name]
     found, names = facts.premises(kind, predicate), facts.variables(kind)
-    about = [(variable, each) for variable in names
-             for each in (*PROPERTIES, "linear_over", "right_linear", "homogeneous_over")]
+    about = [
+        (variable, each)
+        for variable in names
+        for each in (*PROPERTIES, "linear_over", "right_linear", "homogeneous_over")
+    ]
     for _ in range(60):
-        known = frozenset(one for one in about
-                          if rng.random() < 0.6) | (found[rng.integers(len(found))] if found and rng.random() < 0.3
-                                                                         else frozenset())
-        arguments = [(facts.Asked if k < kind.arity else facts.AskedFlags)(each, known, set())
-                     for k, each in enumerate(names)]
+        known = frozenset(one for one in about if rng.random() < 0.6) | (
+            found[rng.integers(len(found))] if found and rng.random() < 0.3 else frozenset()
+        )
+        arguments = [
+            (facts.Asked if k < kind.arity else facts.AskedFlags)(each, known, set()) for k, each in enumerate(names)
+        ]
         assert bool(predicate(*arguments)) == any(least <= known for least in found)
 
 
 def test_a_fact_is_generated_for_whatever_a_law_asks():
     """Rules of properties that nobody asks for are left out."""
-    def text(*names): return "\n".join(facts.rules(names))
+
+    def text(*names):
+        return "\n".join(facts.rules(names))
+
     assert "((row_wise e))" not in text() and "((row_wise e))" in text("row_wise")
     assert len(facts.needed(["row_wise"])) > len(facts.needed([]))
 
 
 # ---- constant and uniform
+
 
 def graph_of(term, laws=EXACT_LAWS, width=6, **options):
     x = border(width)
@@ -119,8 +140,9 @@ def graph_of(term, laws=EXACT_LAWS, width=6, **options):
 R = rotary(5, 4)
 
 
-@pytest.mark.parametrize("position", [R, I * (KINDS["given"]("positions", 5) @ weight(numbers(5, 4)))],
-                         ids=["rotary", "times a table"])
+@pytest.mark.parametrize(
+    "position", [R, I * (KINDS["given"]("positions", 5) @ weight(numbers(5, 4)))], ids=["rotary", "times a table"]
+)
 def test_a_kind_that_depends_on_the_position_makes_no_row_of_constants(position):
     """It is additive, so what is the same row before it is constant behind it, but another row at each position."""
     assert position.row_linear and position.additive and not position.uniform and not position.linear
@@ -133,8 +155,9 @@ def test_a_kind_that_depends_on_the_position_makes_no_row_of_constants(position)
     assert abs(found[0] - found[1]).max() > 0.1
 
 
-ADDITIVE = ("(rule ((= e (K_compose c a)) (constant c) (uniform c) (additive a)) ((constant e) (uniform e)) :ruleset "
-            "facts)")
+ADDITIVE = (
+    "(rule ((= e (K_compose c a)) (constant c) (uniform c) (additive a)) ((constant e) (uniform e)) :ruleset facts)"
+)
 
 
 @law(phase=SIMPLIFY)
@@ -177,15 +200,22 @@ def test_a_scale_passes_rope_into_the_queries():
     graph = saturate(template := rotated_attention(R), EXACT_LAWS)
     assert graph.matches["scale_scores"] and graph.matches["scale_rotated"]
     terms = graph.terms(template)
-    folded = [node for node in graph.nodes if node.kind == "compose" and node.children[1] in graph.facts["turning"]
-              and not any(kept.kind == "mul" for kept in terms[node.children[0]].children)]
+    folded = [
+        node
+        for node in graph.nodes
+        if node.kind == "compose"
+        and node.children[1] in graph.facts["turning"]
+        and not any(kept.kind == "mul" for kept in terms[node.children[0]].children)
+    ]
     assert folded and not disagreements(graph, template, np.random.default_rng(0))
 
 
 # ---- adding one
 
+
 def test_a_property_is_declared_in_one_place():
     """By its meaning, and by who has it: operators, facts, guards and checks of classes know it then."""
+
     @holding("additive")
     def odd(f, x, y):
         """(-x) @ A = -(x @ A)"""

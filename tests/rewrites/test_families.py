@@ -1,5 +1,6 @@
 """Families of checkpoints: the float64 reading is plain numpy, programs are the reading, and what is none is refused in
 a line."""
+
 from functools import partial
 
 import numpy as np
@@ -16,21 +17,47 @@ from opmatrix.models import FAMILIES, build, head, layout, normalise_config, rop
 from rewrites.verify import unrounded, verify_exact
 
 WORDS = 50
-EXPERTS = "mixtral", "qwen2_moe", "qwen3_moe", "PanguProMoE", "pr_moe", "deepseek_v3"      # test_expert_models.py
+EXPERTS = "mixtral", "qwen2_moe", "qwen3_moe", "PanguProMoE", "pr_moe", "deepseek_v3"  # test_expert_models.py
 RAGGED = Batch([[3, 4, 5, 6, 7, 9, 30, 2, 11], [8], [9, 2, 10, 11, 4, 4, 0, 2, 3]])
-BERT = dict(vocab_size=WORDS, hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=3,
-            max_position_embeddings=20,
-            type_vocab_size=1, layer_norm_eps=1e-5)
-LLAMA = dict(vocab_size=WORDS, hidden_size=24, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4,
-             num_key_value_heads=2,
-             max_position_embeddings=20, rms_norm_eps=1e-5, rope_theta=300.0)
+BERT = dict(
+    vocab_size=WORDS,
+    hidden_size=24,
+    intermediate_size=20,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    max_position_embeddings=20,
+    type_vocab_size=1,
+    layer_norm_eps=1e-5,
+)
+LLAMA = dict(
+    vocab_size=WORDS,
+    hidden_size=24,
+    intermediate_size=20,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=20,
+    rms_norm_eps=1e-5,
+    rope_theta=300.0,
+)
 GPT2 = dict(vocab_size=WORDS, n_embd=24, n_layer=2, n_head=3, n_positions=20, n_inner=None, layer_norm_epsilon=1e-5)
-PANGU = dict(vocab_size=WORDS, hidden_size=24, num_layers=3, num_heads=3, max_position_embeddings=20,
-             layer_norm_epsilon=1e-5)
+PANGU = dict(
+    vocab_size=WORDS, hidden_size=24, num_layers=3, num_heads=3, max_position_embeddings=20, layer_norm_epsilon=1e-5
+)
 BLOOM = dict(vocab_size=WORDS, hidden_size=24, n_layer=2, n_head=4, layer_norm_epsilon=1e-5, seq_length=20)
-T5 = dict(vocab_size=WORDS, d_model=24, d_kv=10, d_ff=20, num_layers=2, num_heads=3, layer_norm_epsilon=1e-6,
-          relative_attention_num_buckets=8, relative_attention_max_distance=16, n_positions=20)
-TURNS = 300.0 ** (-np.arange(0, 6, 2) / 6)                  # of heads of 6 columns
+T5 = dict(
+    vocab_size=WORDS,
+    d_model=24,
+    d_kv=10,
+    d_ff=20,
+    num_layers=2,
+    num_heads=3,
+    layer_norm_epsilon=1e-6,
+    relative_attention_num_buckets=8,
+    relative_attention_max_distance=16,
+    n_positions=20,
+)
+TURNS = 300.0 ** (-np.arange(0, 6, 2) / 6)  # of heads of 6 columns
 
 
 def scaled(kind, factor=4.0, **more):
@@ -52,11 +79,13 @@ def yarn():
     return TURNS / 4 * ramp + TURNS * (1 - ramp)
 
 
-CASES = {                                                   # a family, its config, and the same in numpy
+CASES = {  # a family, its config, and the same in numpy
     "roberta": ("roberta", BERT, plain.roberta),
-    "distilbert": ("distilbert",
-                   dict(vocab_size=WORDS, dim=24, hidden_dim=20, n_heads=3, n_layers=2, max_position_embeddings=20),
-                   plain.distilbert),
+    "distilbert": (
+        "distilbert",
+        dict(vocab_size=WORDS, dim=24, hidden_dim=20, n_heads=3, n_layers=2, max_position_embeddings=20),
+        plain.distilbert,
+    ),
     "gpt2": ("gpt2", GPT2, plain.gpt2),
     "pangu-alpha": ("gpt_pangu", PANGU, plain.pangu_alpha),
     "bloom": ("bloom", BLOOM, plain.bloom),
@@ -65,28 +94,56 @@ CASES = {                                                   # a family, its conf
     "t5, said twice": ("t5", T5 | dict(feed_forward_proj="silu", dense_act_fn="gelu_new", is_gated_act=True), plain.t5),
     "llama": ("llama", LLAMA, plain.llama),
     "llama, biases": ("llama", LLAMA | dict(attention_bias=True, mlp_bias=True, num_key_value_heads=1), plain.llama),
-    "llama, partial": ("llama", LLAMA | dict(partial_rotary_factor=0.7),
-                       partial(plain.llama, frequencies=300.0 ** (-np.arange(0, 4, 2) / 4))),
-    "llama, linear": ("llama", LLAMA | dict(rope_scaling=dict(type="linear", factor=4.0)),
-                      partial(plain.llama, frequencies=TURNS / 4)),
-    "llama, said twice": ("llama", LLAMA | dict(rope_scaling=dict(type="linear", factor=4.0),
-                                                rope_parameters=dict(rope_type="default", rope_theta=7.0)),
-                          partial(plain.llama, frequencies=TURNS / 4)),
-    "llama, llama3": ("llama",
-                      LLAMA | dict(rope_parameters=scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0)),
-                      partial(plain.llama, frequencies=llama3())),
-    "llama, yarn": ("llama", LLAMA | dict(rope_parameters=scaled("yarn")),
-                    partial(plain.llama, frequencies=yarn(), scale=0.1 * np.log(4) + 1)),
+    "llama, partial": (
+        "llama",
+        LLAMA | dict(partial_rotary_factor=0.7),
+        partial(plain.llama, frequencies=300.0 ** (-np.arange(0, 4, 2) / 4)),
+    ),
+    "llama, linear": (
+        "llama",
+        LLAMA | dict(rope_scaling=dict(type="linear", factor=4.0)),
+        partial(plain.llama, frequencies=TURNS / 4),
+    ),
+    "llama, said twice": (
+        "llama",
+        LLAMA
+        | dict(rope_scaling=dict(type="linear", factor=4.0), rope_parameters=dict(rope_type="default", rope_theta=7.0)),
+        partial(plain.llama, frequencies=TURNS / 4),
+    ),
+    "llama, llama3": (
+        "llama",
+        LLAMA | dict(rope_parameters=scaled("llama3", low_freq_factor=1.0, high_freq_factor=4.0)),
+        partial(plain.llama, frequencies=llama3()),
+    ),
+    "llama, yarn": (
+        "llama",
+        LLAMA | dict(rope_parameters=scaled("yarn")),
+        partial(plain.llama, frequencies=yarn(), scale=0.1 * np.log(4) + 1),
+    ),
     "mistral": ("mistral", LLAMA | dict(sliding_window=3), partial(plain.llama, windows=[3, 3])),
     "mistral, no window": ("mistral", LLAMA | dict(sliding_window=None, head_dim=10), plain.llama),
     "qwen2": ("qwen2", LLAMA, plain.llama),
-    "qwen2, windows": ("qwen2", LLAMA | dict(use_sliding_window=True, sliding_window=4, max_window_layers=1),
-                       partial(plain.llama, windows=[99, 4])),
+    "qwen2, windows": (
+        "qwen2",
+        LLAMA | dict(use_sliding_window=True, sliding_window=4, max_window_layers=1),
+        partial(plain.llama, windows=[99, 4]),
+    ),
     "qwen3": ("qwen3", LLAMA | dict(head_dim=8), plain.llama),
     "openpangu": ("PanguEmbedded", LLAMA | dict(bias=True), plain.llama),
 }
-VERIFIED = ("roberta", "distilbert", "gpt2", "pangu-alpha", "llama, yarn", "mistral", "qwen2", "qwen3", "openpangu",
-            "bloom", "t5")
+VERIFIED = (
+    "roberta",
+    "distilbert",
+    "gpt2",
+    "pangu-alpha",
+    "llama, yarn",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "openpangu",
+    "bloom",
+    "t5",
+)
 
 
 def made(config, seed=0):
@@ -100,6 +157,7 @@ def made(config, seed=0):
             numbers = rng.normal(size=shape) * (1.0 if table and matrix else 3 * shape[-1] ** -0.5 if matrix else 0.3)
             found[name] = Data((numbers + (not matrix and name.endswith("weight"))).astype(np.float32), name)
         return found[name]
+
     at.found = found
     return at
 
@@ -124,7 +182,7 @@ def test_the_reading_is_plain_numpy(case):
 def test_of_a_context_of_millions_tables_hold_what_fits(monkeypatch, case):
     """Frequencies are those of the whole context; shorter texts are read as with whole tables."""
     family, config, numpy = CASES[case]
-    config = config | dict(model_type=family, max_position_embeddings=2 ** 30)
+    config = config | dict(model_type=family, max_position_embeddings=2**30)
     turning = 4 if "partial" in case else config.get("head_dim", 6)
     monkeypatch.setattr(rope, "MAX_TABLE_NUMBERS", 20 * turning + 1)
     at = made(config)
@@ -137,7 +195,8 @@ def test_of_a_context_of_millions_tables_hold_what_fits(monkeypatch, case):
 
 @pytest.mark.deep(every=11)
 @pytest.mark.parametrize("case", VERIFIED)
-def test_its_programs_are_the_reading(case): verified(model(case)[1])
+def test_its_programs_are_the_reading(case):
+    verified(model(case)[1])
 
 
 @pytest.mark.deep(every=5)
@@ -162,8 +221,15 @@ def verified(operator):
 
 def test_a_bloom_by_the_names_of_published_configs():
     """As bigscience/bloom-560m says them."""
-    older = dict(n_embed=24, n_layer=2, num_attention_heads=4, layer_norm_epsilon=1e-5, vocab_size=WORDS, n_inner=None,
-                 seq_length=20)
+    older = dict(
+        n_embed=24,
+        n_layer=2,
+        num_attention_heads=4,
+        layer_norm_epsilon=1e-5,
+        vocab_size=WORDS,
+        n_inner=None,
+        seq_length=20,
+    )
     assert build(older | dict(model_type="bloom"), at := made(BLOOM)) is build(BLOOM | dict(model_type="bloom"), at)
 
 
@@ -178,9 +244,16 @@ def test_a_head_scores_the_vocabulary(case, tied):
     np.testing.assert_allclose(scores, dense(operator, RAGGED) @ table.T.astype(np.float64), rtol=1e-12)
 
 
-@pytest.mark.parametrize("keys, biased", [
-    (dict(), ""), (dict(mlp_bias=True), "gate up down"), (dict(attention_bias=True), "q k v o"),
-    (dict(attention_bias=True, mlp_bias=True), "q k v o gate up down")], ids=str)
+@pytest.mark.parametrize(
+    "keys, biased",
+    [
+        (dict(), ""),
+        (dict(mlp_bias=True), "gate up down"),
+        (dict(attention_bias=True), "q k v o"),
+        (dict(attention_bias=True, mlp_bias=True), "q k v o gate up down"),
+    ],
+    ids=str,
+)
 def test_a_llama_has_the_biases_that_its_config_says(keys, biased):
     names = {name for name in tensors(LLAMA | keys | dict(model_type="llama")) if name.endswith(".bias")}
     assert {name.split(".")[-2].removesuffix("_proj") for name in names} == {*biased.split()}
@@ -193,8 +266,12 @@ def test_openpangu_is_a_llama_with_biases():
 
 
 def test_layers_of_qwen_say_who_has_the_window():
-    listed = LLAMA | dict(model_type="qwen2", use_sliding_window=True, sliding_window=4,
-                          layer_types=["full_attention", "sliding_attention"])
+    listed = LLAMA | dict(
+        model_type="qwen2",
+        use_sliding_window=True,
+        sliding_window=4,
+        layer_types=["full_attention", "sliding_attention"],
+    )
     at = made(listed)
     assert build(listed, at) is build(listed | dict(layer_types=None, max_window_layers=1), at)
 
@@ -202,7 +279,7 @@ def test_layers_of_qwen_say_who_has_the_window():
 def test_every_name_is_asked_for_once():
     for family, config, _ in CASES.values():
         asked = []
-        build(config | dict(model_type=family), lambda name, *shape: asked.append(name) or Data(np.ones(shape)))    # noqa: B023
+        build(config | dict(model_type=family), lambda name, *shape: asked.append(name) or Data(np.ones(shape)))  # noqa: B023
         assert [*tensors(config | dict(model_type=family))] == asked and len({*asked}) == len(asked)
     assert {family for family, _, _ in CASES.values()} == FAMILIES.keys() - {"bert", "transformer", *EXPERTS}
 
@@ -213,43 +290,85 @@ def test_settings_have_one_name_in_all_families():
         assert (found["hidden_size"], found["vocab_size"], found["max_position_embeddings"]) == (24, WORDS, 20)
 
 
-@pytest.mark.parametrize("family, config, words", [
-    ("mistral", LLAMA | dict(sliding_window=0), "sliding_window is 0: it must be a whole number from 1"),
-    ("llama", LLAMA | dict(num_attention_heads=5), "num_attention_heads is 5: it must be a divisor of hidden_size, 24, "
-                                                   "where"),
-    ("llama", LLAMA | dict(num_key_value_heads=3), "num_key_value_heads is 3: it must be a divisor of "
-                                                   "num_attention_heads, 4"),
-    ("llama", LLAMA | dict(head_dim=5),
-     "head_dim is 5: it must be such that an even number of its columns turn, not 5"),
-    ("llama", LLAMA | dict(partial_rotary_factor=0.1), "head_dim is 6: it must be such that an even number of its "
-                                                       "columns turn, not 0"),
-    ("llama", LLAMA | dict(rope_parameters=[1]), r"rope_parameters is \[1\]: it must be an object, or left out"),
-    ("llama", LLAMA | dict(rope_scaling=dict(type="su")), "rope_type is 'su': it must be one of default, linear, "
-                                                          "llama3, yarn"),
-    ("llama", LLAMA | dict(rope_scaling=dict(type="linear")), "'factor' is missing"),
-    ("llama", LLAMA | dict(rope_scaling=scaled("llama3", low_freq_factor=4.0, high_freq_factor=4.0)),
-     "high_freq_factor is 4.0: it must be more than low_freq_factor, 4.0"),
-    ("llama", LLAMA | dict(rope_theta="many"), "rope_theta is 'many'"),
-    ("llama", LLAMA | dict(quantization_config={"bits": 4}), "quantization_config is .* dequantised"),
-    ("qwen2", LLAMA | dict(layer_types=["full_attention"]), "layer_types is .* as long as there are layers, 2"),
-    ("qwen2", LLAMA | dict(layer_types=["half"]), "layer_types is .* a list of full_attention and sliding_attention"),
-    ("qwen2", LLAMA | dict(layer_types=["sliding_attention"] * 2), "sliding_window is null: it must be a whole number, "
-                                                                   "as"),
-    ("gpt2", GPT2 | dict(n_head=5), "n_head is 5: it must be a divisor of n_embd, 24"),
-    ("gpt2", GPT2 | dict(n_embd=None), "n_embd is null: it must be a whole number"),
-    ("gpt2", GPT2 | dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx is true: it must be "
-                                                                "false or left out"),
-    ("bloom", BLOOM | dict(n_head=5), "n_head is 5: it must be a divisor of hidden_size, 24"),
-    ("bloom", BLOOM | dict(seq_length=2 ** 30), "seq_length is 1073741824: it must be at most 16,777,215 for 4 heads"),
-    ("bloom", BLOOM | dict(apply_residual_connection_post_layernorm=True), "apply_residual.* is true: it must be"),
-    ("t5", T5 | dict(relative_attention_max_distance=4, relative_attention_num_buckets=32),
-     "relative_attention_max_distance is 4: it must be more than 8, as 32 buckets have"),
-    ("t5", T5 | dict(feed_forward_proj="swish"), "feed_forward_proj is 'swish': it must be relu or gated-gelu"),
-    ("gpt_pangu", PANGU | dict(num_layers=0), "num_layers is 0: it must be a whole number from 1"),
-    ("roberta", BERT | dict(max_position_embeddings=2),
-     r"max_position_embeddings is 2: it must be more than pad_token_id \+ 1, 2"),
-])
+@pytest.mark.parametrize(
+    "family, config, words",
+    [
+        ("mistral", LLAMA | dict(sliding_window=0), "sliding_window is 0: it must be a whole number from 1"),
+        (
+            "llama",
+            LLAMA | dict(num_attention_heads=5),
+            "num_attention_heads is 5: it must be a divisor of hidden_size, 24, where",
+        ),
+        (
+            "llama",
+            LLAMA | dict(num_key_value_heads=3),
+            "num_key_value_heads is 3: it must be a divisor of num_attention_heads, 4",
+        ),
+        (
+            "llama",
+            LLAMA | dict(head_dim=5),
+            "head_dim is 5: it must be such that an even number of its columns turn, not 5",
+        ),
+        (
+            "llama",
+            LLAMA | dict(partial_rotary_factor=0.1),
+            "head_dim is 6: it must be such that an even number of its columns turn, not 0",
+        ),
+        ("llama", LLAMA | dict(rope_parameters=[1]), r"rope_parameters is \[1\]: it must be an object, or left out"),
+        (
+            "llama",
+            LLAMA | dict(rope_scaling=dict(type="su")),
+            "rope_type is 'su': it must be one of default, linear, llama3, yarn",
+        ),
+        ("llama", LLAMA | dict(rope_scaling=dict(type="linear")), "'factor' is missing"),
+        (
+            "llama",
+            LLAMA | dict(rope_scaling=scaled("llama3", low_freq_factor=4.0, high_freq_factor=4.0)),
+            "high_freq_factor is 4.0: it must be more than low_freq_factor, 4.0",
+        ),
+        ("llama", LLAMA | dict(rope_theta="many"), "rope_theta is 'many'"),
+        ("llama", LLAMA | dict(quantization_config={"bits": 4}), "quantization_config is .* dequantised"),
+        ("qwen2", LLAMA | dict(layer_types=["full_attention"]), "layer_types is .* as long as there are layers, 2"),
+        (
+            "qwen2",
+            LLAMA | dict(layer_types=["half"]),
+            "layer_types is .* a list of full_attention and sliding_attention",
+        ),
+        (
+            "qwen2",
+            LLAMA | dict(layer_types=["sliding_attention"] * 2),
+            "sliding_window is null: it must be a whole number, as",
+        ),
+        ("gpt2", GPT2 | dict(n_head=5), "n_head is 5: it must be a divisor of n_embd, 24"),
+        ("gpt2", GPT2 | dict(n_embd=None), "n_embd is null: it must be a whole number"),
+        (
+            "gpt2",
+            GPT2 | dict(scale_attn_by_inverse_layer_idx=True),
+            "scale_attn_by_inverse_layer_idx is true: it must be false or left out",
+        ),
+        ("bloom", BLOOM | dict(n_head=5), "n_head is 5: it must be a divisor of hidden_size, 24"),
+        (
+            "bloom",
+            BLOOM | dict(seq_length=2**30),
+            "seq_length is 1073741824: it must be at most 16,777,215 for 4 heads",
+        ),
+        ("bloom", BLOOM | dict(apply_residual_connection_post_layernorm=True), "apply_residual.* is true: it must be"),
+        (
+            "t5",
+            T5 | dict(relative_attention_max_distance=4, relative_attention_num_buckets=32),
+            "relative_attention_max_distance is 4: it must be more than 8, as 32 buckets have",
+        ),
+        ("t5", T5 | dict(feed_forward_proj="swish"), "feed_forward_proj is 'swish': it must be relu or gated-gelu"),
+        ("gpt_pangu", PANGU | dict(num_layers=0), "num_layers is 0: it must be a whole number from 1"),
+        (
+            "roberta",
+            BERT | dict(max_position_embeddings=2),
+            r"max_position_embeddings is 2: it must be more than pad_token_id \+ 1, 2",
+        ),
+    ],
+)
 def test_what_is_none_of_a_family_is_named(family, config, words):
     config = config | dict(model_type=family)
-    with pytest.raises(InputError, match=f"^config: {words}") as caught: build(config, made(config))
+    with pytest.raises(InputError, match=f"^config: {words}") as caught:
+        build(config, made(config))
     assert "\n" not in str(caught.value)

@@ -1,4 +1,5 @@
 """The exact program where rounds show that laws made a program slower: on seconds that are made up."""
+
 from dataclasses import dataclass, replace
 from statistics import median
 from types import SimpleNamespace
@@ -21,13 +22,17 @@ BATCH = Batch([[3, 1, 4, 1], [5], [9, 2, 6]])
 @dataclass
 class Timed:
     """A program with seconds of its rounds."""
+
     name: str
     rounds_s: tuple
 
     @property
-    def measured_s(self): return median(self.rounds_s)
+    def measured_s(self):
+        return median(self.rounds_s)
+
     @property
-    def program(self): return SimpleNamespace(hash=self.name)
+    def program(self):
+        return SimpleNamespace(hash=self.name)
 
 
 def rounds(seconds, noise, seed, count=11):
@@ -51,8 +56,10 @@ def test_equal_programs_equal_seconds_and_noise_change_nothing():
     assert find_faster(exact, [Timed("exact", rounds(0.5, 0.02, 1))]) is None, "it is the same program"
     near = 1.0 / SURELY_FASTER + 0.005
     assert find_faster(Timed("exact", (1.0,) * 11), [Timed("fused", (near,) * 11)]) is None
-    noisy = [find_faster(Timed("exact", rounds(1.0, 0.5, seed)), [Timed("fused", rounds(1.0, 0.5, seed + 1000))])
-             for seed in range(200)]
+    noisy = [
+        find_faster(Timed("exact", rounds(1.0, 0.5, seed)), [Timed("fused", rounds(1.0, 0.5, seed + 1000))])
+        for seed in range(200)
+    ]
     assert sum(each is not None for each in noisy) < 0.06 * len(noisy)
 
 
@@ -62,8 +69,11 @@ def operator_row(what, predicted, measured):
 
 def test_the_price_that_misled_is_the_one_that_is_off_by_most_between_the_two():
     """Attention is dear in both; the joined product is what the search took for cheap."""
-    exact = [operator_row("attention", 0.01, 0.08), operator_row("linear 576×1536", 0.05, 0.09),
-             operator_row("before and after", 0.0, 0.0)]
+    exact = [
+        operator_row("attention", 0.01, 0.08),
+        operator_row("linear 576×1536", 0.05, 0.09),
+        operator_row("before and after", 0.0, 0.0),
+    ]
     fused = [operator_row("attention", 0.01, 0.08), operator_row("linear 576×576", 0.07, 0.07)]
     assert find_price(exact, fused) == ("linear 576×1536", 0.05, 0.09)
     assert find_price([operator_row("attention", 0.01, None)], fused) is None
@@ -79,9 +89,12 @@ def test_the_faster_program_is_verified_certified_and_told(monkeypatch, laws_kno
     taken = {"exact": 2.0, "fused": 1.0, "imported": 3.0}
 
     def measured(workload, programs, count, progress):
-        *_, last = programs                                 # imported, the front's, fused
-        return {name: [taken["imported"] if name == "0" else taken["fused"] if name == last else taken["exact"]] * 11
-                for name in programs}
+        *_, last = programs  # imported, the front's, fused
+        return {
+            name: [taken["imported"] if name == "0" else taken["fused"] if name == last else taken["exact"]] * 11
+            for name in programs
+        }
+
     monkeypatch.setattr("rewrites.workload.workload.Workload.measured", measured)
     monkeypatch.setattr("rewrites.run.is_priced_here", lambda machine: True)
     numbers = checkpoints.arrays(checkpoints.CONFIG, 0)

@@ -1,4 +1,5 @@
 """Models written out: tables behind matrices without numbers are looked up, rows of heads scale heads."""
+
 import numpy as np
 import pytest
 from checkpoints import CONFIG
@@ -15,7 +16,8 @@ BATCH = Batch([[3, 4, 5, 6, 7], [8] * 9])
 rng = np.random.default_rng(0)
 
 
-def drawn(*shape): return rng.normal(size=shape).astype(np.float32)
+def drawn(*shape):
+    return rng.normal(size=shape).astype(np.float32)
 
 
 TOKENS = weight(drawn(41, 24))
@@ -31,11 +33,18 @@ def right(model, laws):
 
 
 @pytest.mark.parametrize("laws", [(), EXACT_LAWS])
-@pytest.mark.parametrize("behind", [
-    place(2, 66) @ weight(drawn(66, 24)), place(0, 64) @ weight(drawn(64, 24)), place(2, 66) @ weight(drawn(66, 1)),
-    place(2, 66) @ place(3, 70) @ weight(drawn(70, 24)), cols(2, 30) @ weight(drawn(28, 24)),
-    place(2, 66) @ weight(drawn(66, 24)) @ weight(drawn(24, 24)),
-    place(2, 66) @ weight(drawn(66, 24)) @ diag(drawn(24))])
+@pytest.mark.parametrize(
+    "behind",
+    [
+        place(2, 66) @ weight(drawn(66, 24)),
+        place(0, 64) @ weight(drawn(64, 24)),
+        place(2, 66) @ weight(drawn(66, 1)),
+        place(2, 66) @ place(3, 70) @ weight(drawn(70, 24)),
+        cols(2, 30) @ weight(drawn(28, 24)),
+        place(2, 66) @ weight(drawn(66, 24)) @ weight(drawn(24, 24)),
+        place(2, 66) @ weight(drawn(66, 24)) @ diag(drawn(24)),
+    ],
+)
 def test_a_table_behind_matrices_without_numbers_is_looked_up(behind, laws):
     assert "interpret" not in right(TOKENS + given("positions", 64) @ behind, laws)
 
@@ -49,11 +58,17 @@ def test_a_roberta_has_no_interpreted_step(pad):
 
 
 ROW = const(drawn(24)) @ heads(4)
-HEADS = {"value * row": lambda x: x * ROW, "row * value": lambda x: ROW * x, "value + row": lambda x: x + ROW,
-         "scaled twice": lambda x: x * ROW * ROW, "value - row": lambda x: x - ROW,
-         "ones": lambda x: x * (const(np.ones(24)) @ heads(4)),
-         "one number": lambda x: x * (const(drawn(4)) @ heads(4)),
-         "entrywise": lambda x: (x * ROW) @ silu, "row of two": lambda x: x * (ROW + ROW)}
+HEADS = {
+    "value * row": lambda x: x * ROW,
+    "row * value": lambda x: ROW * x,
+    "value + row": lambda x: x + ROW,
+    "scaled twice": lambda x: x * ROW * ROW,
+    "value - row": lambda x: x - ROW,
+    "ones": lambda x: x * (const(np.ones(24)) @ heads(4)),
+    "one number": lambda x: x * (const(drawn(4)) @ heads(4)),
+    "entrywise": lambda x: (x * ROW) @ silu,
+    "row of two": lambda x: x * (ROW + ROW),
+}
 
 
 @pytest.mark.parametrize("laws", [(), EXACT_LAWS])

@@ -1,5 +1,6 @@
 """Where a tile says that nothing which is compared is NaN, a minimum is one instruction; what is NaN or infinite is
 merged as numpy says all the same."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,18 +22,26 @@ def declared(lift, merge, identity, **more):
     return type("mine", (Monoid,), dict(identity=identity, lift=lift, merge=merge, **more))
 
 
-MERGES = {"shortest": (minplus, "above or below"),
-          "longest": (declared(lambda x, w: x + w, np.maximum, -np.inf), "above or below"),
-          "widest": (declared(lambda x, w: np.minimum(x, w), np.maximum, -np.inf), "above or below"),
-          "largest product": (declared(lambda x, w: x * w, np.maximum, -np.inf), "above and below"),
-          "both ends": (declared(lambda x, w: (x * w, x * w), lambda a, b: (np.minimum(a[0], b[0]),
-                                                                            np.maximum(a[1], b[1])),
-                                 (np.inf, -np.inf), finish=lambda low, high: high - low), "above and below"),
-          "a quotient": (declared(lambda x, w: x / w, np.maximum, -np.inf), None),
-          "of a difference": (declared(lambda x, w: x * w - x * w, np.maximum, -np.inf), None),
-          "a sum": (declared(lambda x, w: x + w, lambda a, b: a + b, 0.0), None)}
+MERGES = {
+    "shortest": (minplus, "above or below"),
+    "longest": (declared(lambda x, w: x + w, np.maximum, -np.inf), "above or below"),
+    "widest": (declared(lambda x, w: np.minimum(x, w), np.maximum, -np.inf), "above or below"),
+    "largest product": (declared(lambda x, w: x * w, np.maximum, -np.inf), "above and below"),
+    "both ends": (
+        declared(
+            lambda x, w: (x * w, x * w),
+            lambda a, b: (np.minimum(a[0], b[0]), np.maximum(a[1], b[1])),
+            (np.inf, -np.inf),
+            finish=lambda low, high: high - low,
+        ),
+        "above and below",
+    ),
+    "a quotient": (declared(lambda x, w: x / w, np.maximum, -np.inf), None),
+    "of a difference": (declared(lambda x, w: x * w - x * w, np.maximum, -np.inf), None),
+    "a sum": (declared(lambda x, w: x + w, lambda a, b: a + b, 0.0), None),
+}
 EDGES = st.sampled_from([float(each) for each in ORDERED_KINDS])
-ROWS, KEYS, COLUMNS = 70, 130, 21                           # two units of queries, three tiles of keys
+ROWS, KEYS, COLUMNS = 70, 130, 21  # two units of queries, three tiles of keys
 
 
 def kernel_of(name):
@@ -56,8 +65,9 @@ def test_what_is_told_keeps_nan_away(name, data):
     """A merge of carriers that are numbers with what a tile may hold has no NaN in it, whichever numbers these are."""
     step = kernel_of(name).written.step
     for word in [word for word, pair in TILE_KINDS.items() if keeps_order(step, pair, pair)]:
-        pair = st.sampled_from([float(each) for each in TILE_KINDS[word]]) | st.floats(width=32, allow_nan=False,
-                                                                                allow_infinity=False)
+        pair = st.sampled_from([float(each) for each in TILE_KINDS[word]]) | st.floats(
+            width=32, allow_nan=False, allow_infinity=False
+        )
         carriers = [data.draw(EDGES) for _ in step.carriers]
         given = [*carriers, data.draw(pair), data.draw(pair), 0.0]
         with np.errstate(all="ignore"):
@@ -72,8 +82,14 @@ def kernels():
     return found
 
 
-SPECIAL = {"none": [], "an edge that is missing": [np.inf], "one that is free": [-np.inf], "both": [np.inf, -np.inf],
-           "NaN": [np.nan], "all": [np.inf, -np.inf, np.nan]}
+SPECIAL = {
+    "none": [],
+    "an edge that is missing": [np.inf],
+    "one that is free": [-np.inf],
+    "both": [np.inf, -np.inf],
+    "NaN": [np.nan],
+    "all": [np.inf, -np.inf, np.nan],
+}
 
 
 @pytest.mark.parametrize("special", SPECIAL)
@@ -84,14 +100,18 @@ def test_special_numbers_are_merged_as_numpy_says(kernels, name, special, where)
     x, W = (rng.standard_normal(size).astype(np.float32) for size in ((ROWS, KEYS), (KEYS, COLUMNS)))
     at = {"first": slice(0, 5), "last": slice(KEYS - 2, KEYS), "everywhere": slice(0, KEYS)}[where]
     for each in SPECIAL[special]:
-        for array in (x[:, at], W[at]): array[rng.random(array.shape) < 0.1] = each
+        for array in (x[:, at], W[at]):
+            array[rng.random(array.shape) < 0.1] = each
     monoid, _ = MERGES[name]
     with np.errstate(all="ignore"):
         lifted = monoid.lift(x[:, :, None], W[None])
         parts = lifted if isinstance(lifted, tuple) else (lifted,)
-        wanted = [np.minimum.reduce(each, 1) if unit > 0 else np.maximum.reduce(each, 1)
-                  for each, unit in zip(parts, np.atleast_1d(monoid.identity), strict=True)]
-        if len(wanted) == 2: wanted = [wanted[1] - wanted[0]]
+        wanted = [
+            np.minimum.reduce(each, 1) if unit > 0 else np.maximum.reduce(each, 1)
+            for each, unit in zip(parts, np.atleast_1d(monoid.identity), strict=True)
+        ]
+        if len(wanted) == 2:
+            wanted = [wanted[1] - wanted[0]]
     out = np.zeros((ROWS, COLUMNS), np.float32)
     kernels[name]([x], [W], out)
     np.testing.assert_array_equal(out, *wanted)

@@ -1,4 +1,5 @@
 """Products over a monoid of what a relation names: rows of any space, some of which it names nobody for."""
+
 import numpy as np
 import pytest
 from scipy.sparse import csr_array
@@ -17,9 +18,14 @@ COUNT, WIDE = dict(V=7, U=4), 6
 
 class farthest(Monoid):
     """The longest way."""
+
     identity, idempotent = -np.inf, True
-    def lift(e, x): return e + x
-    def merge(a, b): return np.maximum(a, b)
+
+    def lift(e, x):
+        return e + x
+
+    def merge(a, b):
+        return np.maximum(a, b)
 
 
 @pytest.mark.parametrize("over", [farthest, monoids.max, monoids.topk(2)], ids=str)

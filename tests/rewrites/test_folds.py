@@ -1,4 +1,5 @@
 """Products over any monoid are kernels of their own: right within their bounds, chosen, and refused in a line."""
+
 import numpy as np
 import pytest
 from tests.terms_of_folds import EDGES, MOST, REACH, Case, cases, minplus
@@ -26,11 +27,13 @@ from tests import standin
 
 LENGTHS = 1, 70, 0, 16
 BATCH = om.Batch([[1, 2, 3], [8], [4, 5]])
-FAULTS = {"a lost tile": ("capped attention", "for b in range(at, last):", "for b in range(at, last - 1):"),
-          "a tile before it": ("ways by distance", "for b in range(at, last):", "for b in range(at + 1, last):"),
-          "a bias shifted by one": ("ways by distance", "low - key - keys + 1,", "low - key - keys + 2,"),
-          "a key ahead": ("sliding max", "row + c.ahead + 1", "row + c.ahead"),
-          "a lost key": ("min-plus", "for j in range(keys):", "for j in range(keys - 1):")}
+FAULTS = {
+    "a lost tile": ("capped attention", "for b in range(at, last):", "for b in range(at, last - 1):"),
+    "a tile before it": ("ways by distance", "for b in range(at, last):", "for b in range(at + 1, last):"),
+    "a bias shifted by one": ("ways by distance", "low - key - keys + 1,", "low - key - keys + 2,"),
+    "a key ahead": ("sliding max", "row + c.ahead + 1", "row + c.ahead"),
+    "a lost key": ("min-plus", "for j in range(keys):", "for j in range(keys - 1):"),
+}
 
 
 @pattern(reflexive=True, within=True)
@@ -41,20 +44,28 @@ def every_third(q, k):
 
 class longest(Monoid):
     """The largest, where order counts."""
+
     identity, commutative = -np.inf, False
-    def lift(x, w): return x + w
-    def merge(a, b): return np.maximum(a, b)
+
+    def lift(x, w):
+        return x + w
+
+    def merge(a, b):
+        return np.maximum(a, b)
 
 
-def found_of(case): return find_fold(case.operands | {"term": case.text}).kernel
+def found_of(case):
+    return find_fold(case.operands | {"term": case.text}).kernel
 
 
 @pytest.fixture(scope="module")
 def compiled():
     """The products by name and their batch; their kernels, and faulty ones, compiled together."""
     made, batch = cases(np.random.default_rng(0), [each for each in LENGTHS if each], n=21, p=70)
-    faulty = {name: from_text.TextKernel(found_of(made[case]).text.replace(*change), fold_lanes.__name__)
-              for name, (case, *change) in FAULTS.items()}
+    faulty = {
+        name: from_text.TextKernel(found_of(made[case]).text.replace(*change), fold_lanes.__name__)
+        for name, (case, *change) in FAULTS.items()
+    }
     provide([*(found_of(case).function for case in made.values()), *faulty.values()])
     return made, batch, faulty
 
@@ -71,8 +82,15 @@ def run(case, batch):
     return out, share_of(out, meant, most)
 
 
-NAMES = ("min-plus", "log-sum-exp", "top-2 over keys", "sliding max", "shortest paths", "capped attention",
-         "ways by distance")
+NAMES = (
+    "min-plus",
+    "log-sum-exp",
+    "top-2 over keys",
+    "sliding max",
+    "shortest paths",
+    "capped attention",
+    "ways by distance",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -81,22 +99,24 @@ def test_products_are_within_their_bounds_and_as_numpy(compiled, name):
     out, share = run(made[name], batch)
     assert (share <= 1).all(), share.max()
     seen = 1 / share[share > 0]
-    assert not seen.size or np.median(seen) <= 1000         # nor are bounds far from what is seen
+    assert not seen.size or np.median(seen) <= 1000  # nor are bounds far from what is seen
     wanted = made[name].by_hand()
     both = np.isfinite(wanted)
     np.testing.assert_allclose(out[both], wanted[both], rtol=1e-4, atol=1e-4)
 
 
 def restricted(case, rows):
-    return case._replace(operands={name: each[rows] if name.startswith("x") else each
-                                   for name, each in case.operands.items()})
+    return case._replace(
+        operands={name: each[rows] if name.startswith("x") else each for name, each in case.operands.items()}
+    )
 
 
 @pytest.mark.parametrize("name", ["min-plus", "sliding max", "capped attention", "ways by distance"])
 def test_rows_are_the_same_alone_in_a_batch_and_on_other_threads(compiled, name):
     made, batch, _ = compiled
     whole, _ = run(made[name], batch)
-    with limit(1): one, _ = run(made[name], batch)
+    with limit(1):
+        one, _ = run(made[name], batch)
     alone, _ = run(restricted(made[name], slice(1, 71)), om.Batch([[0] * 70]))
     assert whole.tobytes() == one.tobytes() and whole[1:71].tobytes() == alone.tobytes()
 
@@ -110,7 +130,8 @@ def test_planted_faults_are_found(compiled, fault, monkeypatch):
     assert not (run(case, batch)[1] <= 1).all()
 
 
-def steps(program): return [step.kernel for step in program.program.steps]
+def steps(program):
+    return [step.kernel for step in program.program.steps]
 
 
 def test_programs_have_such_kernels_and_interpret_nothing():
@@ -133,6 +154,7 @@ def test_a_bias_by_distance_is_in_the_kernel_or_the_term_is_read(compiled, where
     def mixed(x):
         q, k = x @ A @ heads(3), x @ B @ heads(3)
         return product(product(q, turn(k)) @ tanh + by_distance(near, MOST), k, minplus, where) @ join(3)
+
     model = table @ formula(mixed)
     program = om.schedule(model, BATCH, machine=standin.machine())
     assert {"fold_term", "interpret"} & {*steps(program)} == {kernel}
@@ -143,7 +165,8 @@ def refused(term, values):
     text, arrays = write_term(term, {each: k for k, each in enumerate(values)})
     operands = {f"x{k}": np.zeros((2, int(each.out.cols)), np.float32) for k, each in enumerate(values)}
     operands |= {f"c{k}": np.zeros(each.shape, np.float32) for k, each in enumerate(arrays)}
-    with pytest.raises(InputError) as caught: find_fold(operands | {"term": text})
+    with pytest.raises(InputError) as caught:
+        find_fold(operands | {"term": text})
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -155,13 +178,20 @@ def over_one(**parts):
     return x @ over(weight(np.ones((4, 2))), type("mine", (Monoid,), usual | parts)), [x]
 
 
-BROKEN = {"a merge that is not associative": (dict(merge=lambda a, b: a + b + a * a * b), "mine breaks its promise"),
-          "a false flag": (dict(merge=lambda a, b: a + b, idempotent=True), "mine breaks its promise: idempotent"),
-          "an order that counts": (dict(identity=(0.0, 0.0), lift=lambda x, w: (x * w, 1.0),
-                                        merge=lambda a, b: (np.where(b[1] > 0, b[0], a[0]), a[1] + b[1])),
-                                   "mine breaks its promise: commutative"),
-          "a merge with NaN": (dict(merge=lambda a, b: (a + b) + 0 * (1 / a)), "mine"),
-          "a merge of another shape": (dict(merge=lambda a, b: (a, b)), "mine")}
+BROKEN = {
+    "a merge that is not associative": (dict(merge=lambda a, b: a + b + a * a * b), "mine breaks its promise"),
+    "a false flag": (dict(merge=lambda a, b: a + b, idempotent=True), "mine breaks its promise: idempotent"),
+    "an order that counts": (
+        dict(
+            identity=(0.0, 0.0),
+            lift=lambda x, w: (x * w, 1.0),
+            merge=lambda a, b: (np.where(b[1] > 0, b[0], a[0]), a[1] + b[1]),
+        ),
+        "mine breaks its promise: commutative",
+    ),
+    "a merge with NaN": (dict(merge=lambda a, b: (a + b) + 0 * (1 / a)), "mine"),
+    "a merge of another shape": (dict(merge=lambda a, b: (a, b)), "mine"),
+}
 
 
 @pytest.mark.parametrize("fault", BROKEN)
@@ -176,11 +206,15 @@ def test_a_monoid_without_identity_is_refused_where_it_is_declared():
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("reach, said", [((1, 0), "sees position 0, though its reach is 1 behind"),
-                                         ((3, 0), "does not see position 0, though")])
+@pytest.mark.parametrize(
+    "reach, said",
+    [((1, 0), "sees position 0, though its reach is 1 behind"), ((3, 0), "does not see position 0, though")],
+)
 def test_a_pattern_that_looks_elsewhere_than_it_says_is_refused(reach, said):
     @pattern(reflexive=True, within=True, reach=reach)
-    def looks(q, k): return (q.sequence == k.sequence) & (k.position <= q.position) & (k.position >= q.position - 2)
+    def looks(q, k):
+        return (q.sequence == k.sequence) & (k.position <= q.position) & (k.position >= q.position - 2)
+
     x = value(0, 4)
     one = x @ const(1.0)
     assert said in refused(product(product(one, turn(one)), x, monoids.max, looks), [x])
@@ -188,32 +222,56 @@ def test_a_pattern_that_looks_elsewhere_than_it_says_is_refused(reach, said):
 
 class alike(Monoid):
     """The same number twice."""
+
     identity, width = 0.0, 2
-    def lift(x, w): return x * w
-    def merge(a, b): return a + b
-    def finish(a): return a, a
+
+    def lift(x, w):
+        return x * w
+
+    def merge(a, b):
+        return a + b
+
+    def finish(a):
+        return a, a
 
 
 class fixed(Monoid):
     """A number that nothing changes."""
+
     identity, idempotent = -np.inf, True
-    def lift(x, w): return x * w
-    def merge(a, b): return np.maximum(a, b)
-    def finish(a): return 3.0 + 0.0 * np.minimum(np.maximum(a, 0.0), 1.0)
+
+    def lift(x, w):
+        return x * w
+
+    def merge(a, b):
+        return np.maximum(a, b)
+
+    def finish(a):
+        return 3.0 + 0.0 * np.minimum(np.maximum(a, 0.0), 1.0)
 
 
 class scores_alone(Monoid):
     """The largest score: no column is read."""
+
     identity, idempotent = -np.inf, True
-    def lift(x, w): return x + 0.0 * np.minimum(np.maximum(w, 0.0), 1.0)
-    def merge(a, b): return np.maximum(a, b)
+
+    def lift(x, w):
+        return x + 0.0 * np.minimum(np.maximum(w, 0.0), 1.0)
+
+    def merge(a, b):
+        return np.maximum(a, b)
 
 
 class rows_alone(Monoid):
     """The largest of each column: no score is read."""
+
     identity, idempotent = -np.inf, True
-    def lift(x, w): return w
-    def merge(a, b): return np.maximum(a, b)
+
+    def lift(x, w):
+        return w
+
+    def merge(a, b):
+        return np.maximum(a, b)
 
 
 def narrow_case(over_by, way, columns):
@@ -225,7 +283,8 @@ def narrow_case(over_by, way, columns):
         "stored": ("fold_rows", y @ over(weight(rng.normal(size=(4, columns))), over_by), [y]),
         "scored": ("fold_term", product(product(y, turn(y)), x, over_by, sequence), [x, y]),
         "windowed": ("fold_term", product(product(one, turn(one)), x, over_by, sequence & window(1)), [x]),
-        "entries": ("fold_entries", product(related(EDGES), x, over_by), [x])}[way]
+        "entries": ("fold_entries", product(related(EDGES), x, over_by), [x]),
+    }[way]
     text, arrays = write_term(term, {each: k for k, each in enumerate(values)})
     operands = {f"x{k}": rng.normal(size=(66, int(each.out.cols))).astype(np.float32) for k, each in enumerate(values)}
     operands |= {f"c{k}": np.atleast_1d(np.asarray(each.array, np.float32)) for k, each in enumerate(arrays)}
@@ -258,14 +317,20 @@ def test_a_writer_that_leaves_out_numbers_is_refused(way, monkeypatch):
         FoldKernel(plan).text  # noqa: B018
 
 
-@pytest.mark.parametrize("way, said", [("windowed", "starts: sequences end at row 65, where out has 66 rows"),
-                                       ("entries", "starts: of 65 rows, where out has 66")])
+@pytest.mark.parametrize(
+    "way, said",
+    [
+        ("windowed", "starts: sequences end at row 65, where out has 66 rows"),
+        ("entries", "starts: of 65 rows, where out has 66"),
+    ],
+)
 def test_rows_that_no_sequence_has_are_refused(way, said):
     """They would be left as they were."""
     case, batch = narrow_case(rows_alone, way, 3)
     kernel, x, out = found_of(case), [case.operands["x0"]], np.zeros((66, 3), np.float32)
     with pytest.raises(ValueError, match=said):
-        if way == "windowed": kernel(x, [np.ones(1, np.float32)], out, np.array([0, 65]), (1, 1))
+        if way == "windowed":
+            kernel(x, [np.ones(1, np.float32)], out, np.array([0, 65]), (1, 1))
         else:
             links = batch.relation(EDGES)
             kernel.gather(x, out, links.starts[:-1], links.at, links.numbers)

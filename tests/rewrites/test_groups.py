@@ -1,4 +1,5 @@
 """Laws of heads in groups and of products in blocks: each holds, and falls without its guard."""
+
 import numpy as np
 import pytest
 
@@ -12,4 +13,8 @@ def test_declared(each):
 
 def test_heads_that_do_not_meet_are_guarded():
     assert {each.name for each in GROUP_LAWS if each.when == AS_MANY_HEADS} == {
-        "add_heads", "multiply_heads", "product_heads", "row_heads"}
+        "add_heads",
+        "multiply_heads",
+        "product_heads",
+        "row_heads",
+    }

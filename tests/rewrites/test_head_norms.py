@@ -1,4 +1,5 @@
 """Norms, gains and shifts of single heads, as queries and keys have them: one kernel, whatever heads share."""
+
 import numpy as np
 import pytest
 from searched import KINDS, RAGGED, relative, structure
@@ -29,6 +30,7 @@ def model(rng, norm, apart):
     def mix(x):
         q, k = (x @ W @ each @ turned for W, each in zip((Q, K), norms, strict=True))
         return product(q @ k.T * 0.5, x @ V, over=softmax, where=sequence & causal) @ heads(h).T
+
     return weight(Data(rng.normal(size=(WIDE, WIDE)))) @ formula(mix)
 
 
@@ -51,18 +53,25 @@ def test_nothing_of_such_a_model_is_interpreted(rng, norm, apart, kind, tmp_path
 
 def test_a_gain_of_all_heads_alike_is_stored_once(rng):
     """Of a head's columns, not of all."""
-    made, _ = structure(weight(Data(rng.normal(size=(WIDE, h * d)))) @ heads(h) @ rmsnorm(1e-3)
-                        @ diag(rng.normal(size=d))
-                        @ heads(h).T).program({})
+    made, _ = structure(
+        weight(Data(rng.normal(size=(WIDE, h * d)))) @ heads(h) @ rmsnorm(1e-3) @ diag(rng.normal(size=d)) @ heads(h).T
+    ).program({})
     [step] = [step for step in made.steps if step.kernel == "pointwise_heads"]
     assert made.constants[step.operands["gain"]].shape == (d,)
 
 
-@pytest.mark.parametrize("given, words", [
-    ({"gain": np.ones(3, np.float32)}, r"gain: \(3,\), where \(4,\) is needed"),
-    ({"eps": 0.0}, "eps = 0.0 is not from"),
-    ({"norm": "both"}, "'both' is none of layer, rms"), ({"shift": np.ones((3, 4), np.float32)}, r"shift: \(3, 4\)")])
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ({"gain": np.ones(3, np.float32)}, r"gain: \(3,\), where \(4,\) is needed"),
+        ({"eps": 0.0}, "eps = 0.0 is not from"),
+        ({"norm": "both"}, "'both' is none of layer, rms"),
+        ({"shift": np.ones((3, 4), np.float32)}, r"shift: \(3, 4\)"),
+    ],
+)
 def test_what_does_not_fit_is_said(given, words):
     from formats import kernels
+
     x = np.ones((2, h, d), np.float32)
-    with pytest.raises(ValueError, match=words): kernels.pointwise_heads(x, np.empty_like(x), **given)
+    with pytest.raises(ValueError, match=words):
+        kernels.pointwise_heads(x, np.empty_like(x), **given)

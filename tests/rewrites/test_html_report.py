@@ -1,4 +1,5 @@
 """The page says what the text says; whatever files say stays text; a report that no run wrote is refused by name."""
+
 import copy
 import json
 import re
@@ -15,7 +16,7 @@ from rewrites.report.results import printed
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?")
 HOSTILE = "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "\u202egnol\u202c \x1b[31m", "x" * 100_000
 MEGABYTE = 1_000_000
-TERMS = {"steps": 1, "of": 9, "share": 0.5, "measured": True, "kinds": []}      # as 0.17.0 writes them
+TERMS = {"steps": 1, "of": 9, "share": 0.5, "measured": True, "kinds": []}  # as 0.17.0 writes them
 
 
 class Reader(HTMLParser):
@@ -28,22 +29,26 @@ class Reader(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta",): self.open.append(tag)
+        if tag not in ("meta",):
+            self.open.append(tag)
 
     def handle_endtag(self, tag):
         assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-1:]}"
         self.open.pop()
 
     def handle_data(self, data):
-        if "style" not in self.open: self.words.append(data)
+        if "style" not in self.open:
+            self.words.append(data)
 
 
 @pytest.fixture(scope="module")
-def found(optimized): return json.loads((optimized.out / "report.json").read_text())
+def found(optimized):
+    return json.loads((optimized.out / "report.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def read(found): return Reader(html_report(found))
+def read(found):
+    return Reader(html_report(found))
 
 
 def test_every_figure_of_the_text_is_on_the_page(found, read):
@@ -78,17 +83,23 @@ def test_who_does_not_see_reads_it(read):
     assert tags.count("table") == tags.count("caption") == tags.count("thead")
     assert all(given.get("scope") in ("col", "row") for tag, given in read.tags if tag == "th")
     for tag, given in read.tags:
-        if tag == "svg": assert given["role"] == "img" and given["aria-labelledby"] in ("front-title", "spectra-title")
-        if given.get("role") == "region": assert given["tabindex"] == "0" and given["aria-label"]
+        if tag == "svg":
+            assert given["role"] == "img" and given["aria-labelledby"] in ("front-title", "spectra-title")
+        if given.get("role") == "region":
+            assert given["tabindex"] == "0" and given["aria-label"]
 
 
 @pytest.mark.parametrize("words", HOSTILE, ids=["script", "attribute", "turned", "long"])
 def test_what_files_say_stays_text(found, words):
     """Every word of the figures is somebody else's."""
+
     def spoilt(value):
-        if isinstance(value, dict): return {key: spoilt(each) for key, each in value.items()}
-        if isinstance(value, list): return [spoilt(each) for each in value]
+        if isinstance(value, dict):
+            return {key: spoilt(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [spoilt(each) for each in value]
         return words if isinstance(value, str) else value
+
     bad = spoilt(copy.deepcopy(found))
     bad["front"][0]["methods"] = {words: 3}
     page = html_report(check_report(bad, "report.json"))
@@ -99,26 +110,35 @@ def test_what_files_say_stays_text(found, words):
     assert words.strip("\u202e")[:4] in " ".join(told.words)
 
 
-@pytest.mark.parametrize("change, said", [
-    (lambda r: r.pop("search"), "it has no search"), (lambda r: r.update(front=[]), "front is .*: no list of 1 to 100"),
-    (lambda r: r["front"][0].update(predicted_s="fast"), r"front\[0\].predicted_s is 'fast': no number"),
-    (lambda r: r["front"][0].update(predicted_s=1e300), r"front\[0\].predicted_s is 1e\+300: no number of a run"),
-    (lambda r: r["front"][0].update(predicted_s=-1.0), r"front\[0\].predicted_s is -1: below 0"),
-    (lambda r: r["baseline"].update(measured_s=-1e-9), r"baseline.measured_s is -1e-09: below 0"),
-    (lambda r: r["front"][-1].update(measured_bytes=-1), r"front\[\d\].measured_bytes is -1: below 0"),
-    (lambda r: r["phases"].update(search=-0.1), r"phases\['search'\] is -0.1: below 0"),
-    (lambda r: r.update(wall_s=-1), "wall_s is -1: below 0"),
-    (lambda r: r["steps"][0].update(quartiles_s=[-1, 2]), r"steps\[0\].quartiles_s\[0\] is -1: below 0"),
-    (lambda r: r["spectra"]["weights"][0].update(curve=[]), r"spectra.weights\[0\].curve is .*: no list"),
-    (lambda r: r.update(chosen=99), "chosen is 99: the front has"),
-    (lambda r: r.update(model=3), "model is 3: no text"),
-    (lambda r: r.update(bound={"seconds": 1.0, "gap": None}), "bound.gap is None, though bound.seconds was proved"),
-    (lambda r: r.update(terms=TERMS | {"places": [3]}), r"terms.places\[0\] is 3: no text"),
-    (lambda r: (r.pop("bound"), r["versions"].update(opmatrix="0.1.0")), r"it has no bound \(opmatrix 0.1.0 wrote it")])
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda r: r.pop("search"), "it has no search"),
+        (lambda r: r.update(front=[]), "front is .*: no list of 1 to 100"),
+        (lambda r: r["front"][0].update(predicted_s="fast"), r"front\[0\].predicted_s is 'fast': no number"),
+        (lambda r: r["front"][0].update(predicted_s=1e300), r"front\[0\].predicted_s is 1e\+300: no number of a run"),
+        (lambda r: r["front"][0].update(predicted_s=-1.0), r"front\[0\].predicted_s is -1: below 0"),
+        (lambda r: r["baseline"].update(measured_s=-1e-9), r"baseline.measured_s is -1e-09: below 0"),
+        (lambda r: r["front"][-1].update(measured_bytes=-1), r"front\[\d\].measured_bytes is -1: below 0"),
+        (lambda r: r["phases"].update(search=-0.1), r"phases\['search'\] is -0.1: below 0"),
+        (lambda r: r.update(wall_s=-1), "wall_s is -1: below 0"),
+        (lambda r: r["steps"][0].update(quartiles_s=[-1, 2]), r"steps\[0\].quartiles_s\[0\] is -1: below 0"),
+        (lambda r: r["spectra"]["weights"][0].update(curve=[]), r"spectra.weights\[0\].curve is .*: no list"),
+        (lambda r: r.update(chosen=99), "chosen is 99: the front has"),
+        (lambda r: r.update(model=3), "model is 3: no text"),
+        (lambda r: r.update(bound={"seconds": 1.0, "gap": None}), "bound.gap is None, though bound.seconds was proved"),
+        (lambda r: r.update(terms=TERMS | {"places": [3]}), r"terms.places\[0\] is 3: no text"),
+        (
+            lambda r: (r.pop("bound"), r["versions"].update(opmatrix="0.1.0")),
+            r"it has no bound \(opmatrix 0.1.0 wrote it",
+        ),
+    ],
+)
 def test_a_report_that_no_run_wrote(found, change, said):
     bad = copy.deepcopy(found)
     change(bad)
-    with pytest.raises(InputError, match=f"report.json: {said}"): check_report(bad, "report.json")
+    with pytest.raises(InputError, match=f"report.json: {said}"):
+        check_report(bad, "report.json")
 
 
 def test_terms_of_an_older_report(found):
@@ -141,8 +161,10 @@ def test_spectra_are_drawn_and_listed(found, read):
 def test_a_report_that_is_cut_short(optimized, tmp_path):
     file = tmp_path / "report.json"
     file.write_text((optimized.out / "report.json").read_text()[:300])
-    with pytest.raises(InputError, match="no JSON"): read_kept(tmp_path)
-    with pytest.raises(InputError, match="nothing: No such file"): read_kept(tmp_path / "nothing")
+    with pytest.raises(InputError, match="no JSON"):
+        read_kept(tmp_path)
+    with pytest.raises(InputError, match="nothing: No such file"):
+        read_kept(tmp_path / "nothing")
 
 
 def test_where_it_is_written(found, tmp_path):
@@ -151,8 +173,10 @@ def test_where_it_is_written(found, tmp_path):
     write_html(found, page)
     page_place(page)
     other.write_text("mine")
-    with pytest.raises(InputError, match="it exists, and is no page of a report"): page_place(other)
-    with pytest.raises(InputError, match=r"a page's name ends in \.html"): page_place(tmp_path / "report.txt")
+    with pytest.raises(InputError, match="it exists, and is no page of a report"):
+        page_place(other)
+    with pytest.raises(InputError, match=r"a page's name ends in \.html"):
+        page_place(tmp_path / "report.txt")
     assert [each.name for each in sorted(tmp_path.iterdir())] == ["other.html", "report.html"]
 
 

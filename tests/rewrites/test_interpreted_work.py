@@ -1,5 +1,6 @@
 """Work of an interpreted term: its products are priced, and the numbers that it makes are counted in peaks,
 which bound what verification looks at."""
+
 import tracemalloc
 
 import numpy as np
@@ -37,11 +38,14 @@ from rewrites.verify.lengths import lengths_of
 from rewrites.verify.nudged import moved
 
 ROWS = 256
-FORMS = {"scores times scores turned": lambda q, k, v: product(q @ k.T * (q @ k.T).T, v, over=softmax, where=sequence),
-         "scores and scores turned": lambda q, k, v: product(q @ k.T + (q @ k.T).T, v, over=softmax, where=sequence)}
+FORMS = {
+    "scores times scores turned": lambda q, k, v: product(q @ k.T * (q @ k.T).T, v, over=softmax, where=sequence),
+    "scores and scores turned": lambda q, k, v: product(q @ k.T + (q @ k.T).T, v, over=softmax, where=sequence),
+}
 
 
-def batch(rows): return Batch([np.random.default_rng(rows).integers(0, 41, rows)])
+def batch(rows):
+    return Batch([np.random.default_rng(rows).integers(0, 41, rows)])
 
 
 @pytest.fixture(params=FORMS)
@@ -52,6 +56,7 @@ def interpreted(request):
     def mixing(x):
         q, k, v = (x @ weight(rng.normal(size=(24, 24)).astype(np.float32)) @ heads(8) for _ in range(3))
         return FORMS[request.param](q, k, v) @ heads(8).T
+
     model = weight(rng.normal(size=(41, 24)).astype(np.float32)) @ formula(mixing)
     program, _ = structure(model, batch=batch(ROWS)).program({})
     assert "interpret" in {step.kernel for step in program.steps}
@@ -68,7 +73,7 @@ def test_a_peak_has_what_an_interpreted_step_makes(interpreted):
     assert made <= interpreted.peak_bytes(given) <= 4 * made
 
 
-@pytest.mark.parametrize("memory", [2 ** 20, 2 ** 24])
+@pytest.mark.parametrize("memory", [2**20, 2**24])
 def test_verification_looks_at_lengths_within_its_memory(interpreted, monkeypatch, memory):
     monkeypatch.setattr(lengths, "MEMORY", memory)
     timed = batch(48)
@@ -92,33 +97,41 @@ def test_an_interpreted_product_costs_more_than_a_kernel(inner, columns):
 
 # ---- many heads, some at a time
 
+
 def time_mix(form, channels, rng):
     """The time mix of RWKV-4 (Peng et al. 2023, eq. 16) with a decay for each channel: scores of all pairs of tokens in
     as many heads as there are channels."""
-    def matrix(): return weight(rng.normal(size=(channels, channels)) / channels ** 0.5)
+
+    def matrix():
+        return weight(rng.normal(size=(channels, channels)) / channels**0.5)
+
     table = Data(-abs(rng.normal(size=(channels, 1))) * np.maximum(0, 7 - np.arange(17)), "decay")
 
     def mixing(x):
         r, k, v = x @ matrix(), x @ matrix() @ heads(channels), x @ matrix() @ heads(channels)
         s = product(k * 0.0 + 1.0, k.T) + by_distance(table, 8)
         return (r @ sigmoid * (form(s, v) @ heads(channels).T)) @ matrix()
+
     return weight(rng.normal(size=(41, channels))) @ (I + formula(mixing))
 
 
 PAST = causal & sequence
-MIXES = {"softmax": lambda s, v: product(s, v, over=softmax, where=PAST),
-         "sums": lambda s, v: (product(s @ exp, v, where=PAST)
-                               * (product(s @ exp, v * 0.0 + 1.0, where=PAST) @ reciprocal)),
-         "turned": lambda s, v: product((s + s.T) @ relu, v, where=PAST),
-         "shares": lambda s, v: product((s * s.T) @ share, v, where=PAST),
-         "of rows": lambda s, v: v * (s @ maximum)}
+MIXES = {
+    "softmax": lambda s, v: product(s, v, over=softmax, where=PAST),
+    "sums": lambda s, v: product(s @ exp, v, where=PAST) * (product(s @ exp, v * 0.0 + 1.0, where=PAST) @ reciprocal),
+    "turned": lambda s, v: product((s + s.T) @ relu, v, where=PAST),
+    "shares": lambda s, v: product((s * s.T) @ share, v, where=PAST),
+    "of rows": lambda s, v: v * (s @ maximum),
+}
 
 
 def traced(run):
     """What a run gives, and the bytes that it needs at most."""
     tracemalloc.start()
-    try: return run(), tracemalloc.get_traced_memory()[1]
-    finally: tracemalloc.stop()
+    try:
+        return run(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("form", MIXES)
@@ -130,7 +143,7 @@ def test_an_oracle_of_many_heads_holds_some_of_them_and_gives_the_same(form, mon
     some, less = traced(lambda: dense(model, given))
     assert less <= 0.3 * needed
     np.testing.assert_allclose(some, every, rtol=1e-13, atol=1e-13)
-    np.testing.assert_allclose(moved(model, [given], 2.0 ** -24), moved(model, [given], 2.0 ** -24))
+    np.testing.assert_allclose(moved(model, [given], 2.0**-24), moved(model, [given], 2.0**-24))
 
 
 @pytest.mark.parametrize("most", [1, 1 << 14, 1 << 40])

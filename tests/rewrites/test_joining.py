@@ -1,5 +1,6 @@
 """Products that share their input, joined by columns: behind rotations, norms and copies, with unequal numbers of
 heads."""
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -45,11 +46,13 @@ class Calls(Round):
         return 2e-5 * dear + super().seconds(kernel, **size)
 
 
-def numbers(rng, *shape): return Data(rng.normal(size=shape) / shape[0] ** 0.5)
+def numbers(rng, *shape):
+    return Data(rng.normal(size=shape) / shape[0] ** 0.5)
 
 
 def model(rng, h=4, g=2, d=4, rope=True, norms=True, biases=(), gated=True, wide=10):
     """A layer of attention and one of a gate, behind an embedding."""
+
     def projection(name, count):
         W = weight(numbers(rng, wide, count * d))
         return (W + const(numbers(rng, count * d)) if name in biases else W) @ heads(count)
@@ -57,23 +60,31 @@ def model(rng, h=4, g=2, d=4, rope=True, norms=True, biases=(), gated=True, wide
     def turned(count, name):
         behind = [rmsnorm(1e-3) @ diag(1 + numbers(rng, d).array)] * norms + [rotary(9, d, 50.0)] * rope
         found = projection(name, count)
-        for each in behind: found = found @ each
+        for each in behind:
+            found = found @ each
         return found
+
     Q, K, V = turned(h, "q"), turned(g, "k"), projection("v", g)
     shared = repeat(h) if g != h else I
 
     def mix(x):
         k, v = x @ K @ shared, x @ V @ shared
-        return product((x @ Q) @ k.T * d ** -0.5, v, over=softmax,
-                       where=sequence & causal) @ heads(h).T @ weight(numbers(rng, h * d, wide))
+        return (
+            product((x @ Q) @ k.T * d**-0.5, v, over=softmax, where=sequence & causal)
+            @ heads(h).T
+            @ weight(numbers(rng, h * d, wide))
+        )
 
     def feed(x):
         G, U = weight(numbers(rng, wide, 12)), weight(numbers(rng, wide, 12))
-        if "g" in biases: G, U = G + const(numbers(rng, 12)), U + const(numbers(rng, 12))
-        return (x @ G @ silu) * (x
-                                 @ U) @ weight(numbers(rng, 12,
-                                                       wide)) if gated else x @ G @ relu @ weight(
-            numbers(rng, 12, wide))
+        if "g" in biases:
+            G, U = G + const(numbers(rng, 12)), U + const(numbers(rng, 12))
+        return (
+            (x @ G @ silu) * (x @ U) @ weight(numbers(rng, 12, wide))
+            if gated
+            else x @ G @ relu @ weight(numbers(rng, 12, wide))
+        )
+
     return weight(numbers(rng, 10, wide)) @ formula(lambda x: x + mix(x)) @ formula(lambda x: x + feed(x))
 
 
@@ -86,11 +97,15 @@ def products(made):
 
 
 CASES = {
-    "LLaMA": dict(norms=False), "with norms": {}, "no rotation": dict(rope=False, norms=False),
+    "LLaMA": dict(norms=False),
+    "with norms": {},
+    "no rotation": dict(rope=False, norms=False),
     "as many heads": dict(g=4),
-    "one head of keys": dict(g=1), "biases of queries and keys": dict(biases="qk", norms=False),
+    "one head of keys": dict(g=1),
+    "biases of queries and keys": dict(biases="qk", norms=False),
     "all biases": dict(biases="qkvg"),
-    "a bias of queries": dict(biases="q", norms=False)}
+    "a bias of queries": dict(biases="q", norms=False),
+}
 
 
 @pytest.mark.deep(every=5)
@@ -110,8 +125,8 @@ def test_queries_keys_and_values_are_one_product(rng, changed):
 
 # a norm of a single head ends its product; with as
 READ = {name: changed for name, changed in CASES.items() if "g" not in changed}
-                                                            # many heads of keys as of queries, values are projected
-                                                            # behind attention
+# many heads of keys as of queries, values are projected
+# behind attention
 
 
 @pytest.mark.deep(every=6)
@@ -122,9 +137,11 @@ def test_keys_and_values_are_one_product_where_few_queries_are_read(rng, changed
     operator = model(rng, **changed) @ pick(relation)
     batch = Batch([rng.integers(0, 10, 9) for _ in range(40)])
     made = program(operator, EXACT_LAWS, Round(), batch)
-    all_rows = [made.constants[step.operands["weight"]].shape
-                for step, call in zip(made.steps, made.schedule.calls, strict=True)
-                if step.kernel == "linear" and call.shape.space == T]
+    all_rows = [
+        made.constants[step.operands["weight"]].shape
+        for step, call in zip(made.steps, made.schedule.calls, strict=True)
+        if step.kernel == "linear" and call.shape.space == T
+    ]
     assert "attend_once" in [step.kernel for step in made.steps] and all_rows == [(10, 16)]
     assert relative(made.run(batch), dense(operator, batch)) < 1e-6
     verify_steps(made, [batch])
@@ -138,13 +155,21 @@ def test_what_calls_are_cheap_for_stays_apart(rng):
 
 @pytest.mark.deep
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from([(4, 2), (3, 3), (6, 1), (2, 1)]), st.sampled_from([2, 4, 6]), st.booleans(), st.booleans(),
-       st.sampled_from(["", "q", "qk", "qkv", "kv", "g"]), st.booleans(), st.integers(0, 2**32 - 1))
+@given(
+    st.sampled_from([(4, 2), (3, 3), (6, 1), (2, 1)]),
+    st.sampled_from([2, 4, 6]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["", "q", "qk", "qkv", "kv", "g"]),
+    st.booleans(),
+    st.integers(0, 2**32 - 1),
+)
 def test_every_member_of_a_graph_with_joined_products_agrees(sizes, d, rope, norms, biases, gated, seed):
     rng = np.random.default_rng(seed)
     operator = model(rng, *sizes, d, rope, norms, biases, gated)
     for part in parts(operator):
-        for each in part.values(): assert not check_graph(each.template, EXACT_LAWS)
+        for each in part.values():
+            assert not check_graph(each.template, EXACT_LAWS)
     assert relative(program(operator, EXACT_LAWS).run(RAGGED), dense(operator, RAGGED)) < 1e-6
 
 

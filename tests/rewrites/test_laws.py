@@ -1,4 +1,5 @@
 """Level 1: every law alone. What it says holds, what guards it is needed, and kernels compute what is said of them."""
+
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -78,22 +79,37 @@ COUNTEREXAMPLES = [(law, other) for law in EXACT_LAWS for other in law.without]
 
 # ---- exact laws
 
+
 @LAWS
 @pytest.mark.parametrize("seed", range(3))
-def test_declared(each, seed): each.check(np.random.default_rng(seed))
+def test_declared(each, seed):
+    each.check(np.random.default_rng(seed))
 
 
 class Whole:
     """Draws whole numbers where others draw any, and always the first of a choice."""
 
-    def __init__(self, seed): self.rng = np.random.default_rng(seed)
-    def normal(self, size): return self.rng.integers(-3, 4, size)
-    def integers(self, count): return 0
+    def __init__(self, seed):
+        self.rng = np.random.default_rng(seed)
+
+    def normal(self, size):
+        return self.rng.integers(-3, 4, size)
+
+    def integers(self, count):
+        return 0
 
 
-@pytest.mark.parametrize("each", [law for law in EXACT_LAWS if not {"shift_invariant", "normalised"} & {
-    flag for sort in law.variables.values() for flag in sort.sizes if isinstance(flag, str)}
-    and law.name not in ("choose_before", "share_unshifted")], ids=lambda law: law.name)    # exponentials
+@pytest.mark.parametrize(
+    "each",
+    [
+        law
+        for law in EXACT_LAWS
+        if not {"shift_invariant", "normalised"}
+        & {flag for sort in law.variables.values() for flag in sort.sizes if isinstance(flag, str)}
+        and law.name not in ("choose_before", "share_unshifted")
+    ],
+    ids=lambda law: law.name,
+)  # exponentials
 def test_polynomial_laws_hold_exactly(each):
     """In rationals, without any tolerance, a square for what is not linear."""
     rng = Whole(0)
@@ -110,12 +126,23 @@ def dropped(each, other):
     for name, wide in other.items():
         old = each.variables[name]
         yield from set(old.facts) - set(wide.facts) - {*DIRECTING}
-        if old.name in ("over", "where"): yield from set(old.sizes) - set(wide.sizes)
+        if old.name in ("over", "where"):
+            yield from set(old.sizes) - set(wide.sizes)
 
 
 def test_every_guard_has_its_counterexample():
     assert {fact for each, other in COUNTEREXAMPLES for fact in dropped(each, other)} == {
-        "storable", "linear", "row_linear", "row_wise", "constant", "uniform", "column", "level", "keeps_order", *FLAGS}
+        "storable",
+        "linear",
+        "row_linear",
+        "row_wise",
+        "constant",
+        "uniform",
+        "column",
+        "level",
+        "keeps_order",
+        *FLAGS,
+    }
 
 
 @LAWS
@@ -124,7 +151,8 @@ def test_a_guard_without_a_counterexample_is_none_of_truth(each):
     needed = {name for other in each.without for name in other}
     for name, sort in each.variables.items():
         flags = sort.sizes if sort.name in ("over", "where") else ()
-        if name in needed or not (set(sort.facts) - {*DIRECTING} or flags): continue
+        if name in needed or not (set(sort.facts) - {*DIRECTING} or flags):
+            continue
         wide = Sort(sort.name) if flags else WIDER[sort.name][sort.sizes]
         for seed in range(3):
             assert each.holds(np.random.default_rng(seed), **{name: wide}), f"{name} is needed"
@@ -160,11 +188,13 @@ def test_what_holds_of_small_numbers_alone_is_no_law():
     def unbent(x: value[n]):
         """No number is larger."""
         return x @ below_hundred, x
+
     with pytest.raises(AssertionError, match="differ on random numbers, of size 1 and 1000"):
         unbent.check(np.random.default_rng(0))
 
 
 # ---- the trap: what is true of matrices is not true of operators
+
 
 @law()
 def spread_anything(x: value[n], c: constant[n], A: operator[n, p]):
@@ -175,7 +205,7 @@ def spread_anything(x: value[n], c: constant[n], A: operator[n, p]):
 def test_a_shift_goes_through_a_matrix_and_through_nothing_else():
     spread, rng = find(EXACT_LAWS, "spread"), np.random.default_rng(0)
     assert spread.holds(rng) and not spread_anything.holds(rng)
-    assert spread_anything.holds(rng, A=matrix[n, p])        # a test with matrices alone would not have seen it
+    assert spread_anything.holds(rng, A=matrix[n, p])  # a test with matrices alone would not have seen it
     x, c = symbol("border", Shape(1, T, 6), Shape(1, T, 6)), const(Data(np.arange(6.0)))
     template = Template.of({"full": flat(gelu, x + c)}, [x])
     assert saturate(template, EXACT_LAWS).matches["spread"] == 0
@@ -185,6 +215,7 @@ def test_a_shift_goes_through_a_matrix_and_through_nothing_else():
 
 
 # ---- what is said of them
+
 
 @LAWS
 def test_rows_of_the_table(each):
@@ -197,25 +228,29 @@ def test_rows_of_the_table(each):
 def test_names():
     names = [each.name for each in (*EXACT_LAWS, *implementations())]
     assert len(set(names)) == len(names)
-    with pytest.raises(KeyError, match=r"no law 'sread'; there are .*spread"): find(EXACT_LAWS, "sread")
+    with pytest.raises(KeyError, match=r"no law 'sread'; there are .*spread"):
+        find(EXACT_LAWS, "sread")
 
 
 # ---- implementation laws: the kernel that runs computes the term
 
+
 class Flat:
     """A machine on which everything takes a microsecond."""
 
-    def seconds(self, kernel, **sizes): return 1e-6
+    def seconds(self, kernel, **sizes):
+        return 1e-6
 
 
-FIELDS = dict(zip("nqk", ("tokens", "kinds", "positions"), strict=True))         # 6, 3 and 7 rows
+FIELDS = dict(zip("nqk", ("tokens", "kinds", "positions"), strict=True))  # 6, 3 and 7 rows
 VOCABULARY = SAMPLE[n]
 
 
-GROUPS = {k: 1}                                             # heads of keys that serve all SAMPLE[h] of queries
+GROUPS = {k: 1}  # heads of keys that serve all SAMPLE[h] of queries
 
 
-def numbers(rng, *sizes): return Data(rng.normal(size=[int(sympify(size).subs(SAMPLE)) for size in sizes]))
+def numbers(rng, *sizes):
+    return Data(rng.normal(size=[int(sympify(size).subs(SAMPLE)) for size in sizes]))
 
 
 TOKENS = given("tokens", VOCABULARY)
@@ -224,30 +259,45 @@ TOKENS = given("tokens", VOCABULARY)
 def operand(rng, name, sort):
     """What kernels can compute from tokens, or is stored, for a variable of an implementation."""
     tokens = TOKENS @ weight(numbers(rng, VOCABULARY, INPUT))
-    if sort.space == "S": return operand(rng, name, replace(sort, space="")) @ pick("last")
+    if sort.space == "S":
+        return operand(rng, name, replace(sort, space="")) @ pick("last")
     match sort.name, sort.sizes:
-        case "value", (size,) if "given" in sort.facts: return given(FIELDS[str(size)], SAMPLE[size])
-        case "value", (size,): return tokens @ weight(numbers(rng, INPUT, size)) @ gelu
-        case "value", (many, size): return tokens @ weight(numbers(rng, GROUPS.get(many, many), INPUT, size))
+        case "value", (size,) if "given" in sort.facts:
+            return given(FIELDS[str(size)], SAMPLE[size])
+        case "value", (size,):
+            return tokens @ weight(numbers(rng, INPUT, size)) @ gelu
+        case "value", (many, size):
+            return tokens @ weight(numbers(rng, GROUPS.get(many, many), INPUT, size))
         case "scores", (many,):
             query, key = (operand(rng, side, value[many, n]) for side in "qk")
             return product(query, turn(key))
-        case "matrix" | "operator", sizes: return weight(numbers(rng, *sizes))
-        case "constant", (size,): return const(numbers(rng, size))
-        case "constant", (many, size): return const(numbers(rng, many * size)) @ heads(SAMPLE[many])
-        case "scalar", _: return const(Data(np.abs(numbers(rng, 1).array)))
-        case "count", _: return SAMPLE[h]
-        case "entrywise", _: return gelu
-        case "rotation", (size, _): return rotate(*(numbers(rng, max(ROWS), SAMPLE[size] // 2) for _ in range(2)))
-        case "distances", (many,): return by_distance(numbers(rng, many, 5), 2)
-        case "where", _: return sequence & causal
-        case "relation", _: return SWAPPED
+        case "matrix" | "operator", sizes:
+            return weight(numbers(rng, *sizes))
+        case "constant", (size,):
+            return const(numbers(rng, size))
+        case "constant", (many, size):
+            return const(numbers(rng, many * size)) @ heads(SAMPLE[many])
+        case "scalar", _:
+            return const(Data(np.abs(numbers(rng, 1).array)))
+        case "count", _:
+            return SAMPLE[h]
+        case "entrywise", _:
+            return gelu
+        case "rotation", (size, _):
+            return rotate(*(numbers(rng, max(ROWS), SAMPLE[size] // 2) for _ in range(2)))
+        case "distances", (many,):
+            return by_distance(numbers(rng, many, 5), 2)
+        case "where", _:
+            return sequence & causal
+        case "relation", _:
+            return SWAPPED
     raise TypeError(f"{name}: {sort}")
 
 
 def rows(rng, term):
     """What is computed as rows of a program: heads are joined, scores weigh some values."""
-    if term.out.cols == T: term = product(term, operand(rng, "v", value[h, p]), over=softmax, where=sequence)
+    if term.out.cols == T:
+        term = product(term, operand(rng, "v", value[h, p]), over=softmax, where=sequence)
     return term @ heads(SAMPLE[h]).T if term.out.heads == SAMPLE[h] else term
 
 
@@ -261,13 +311,15 @@ def forced(implementation, rng):
     problem, at = lowering.problem([graph.named["$full"]], [], plainly), graph.named["$seed"]
     found = extract(Problem([node for node in problem.nodes if allowed(node, at, implementation)], problem.roots))
     part = Part(template, None, {FULL: "$full"})
-    return Structure([lowering], [found], [(FULL, FULL)], [part], found.time, found.cost, found.bound,
-                     found.greedy), full
+    return Structure(
+        [lowering], [found], [(FULL, FULL)], [part], found.time, found.cost, found.bound, found.greedy
+    ), full
 
 
 def allowed(node, at, implementation):
     """That implementation alone at its own class, and elsewhere nothing that would take its place."""
-    if not isinstance(node.label, KernelCall): return True
+    if not isinstance(node.label, KernelCall):
+        return True
     chosen = node.label.implementation
     return chosen is implementation if node.cls == at else "attention" not in chosen.named
 
@@ -284,14 +336,17 @@ def test_a_kernel_of_caches_computes_its_term(implementation):
     assert matched and worst < 1e-9
 
 
-SHORT = [made for stages in ((), *((stage,) for stage in STAGES)) for head in HEADS
-         if (made := chain_stages(head, *stages))]
-LONG = [*implementations()][len(IMPLEMENTATIONS)::7]         # chains of all lengths
+SHORT = [
+    made for stages in ((), *((stage,) for stage in STAGES)) for head in HEADS if (made := chain_stages(head, *stages))
+]
+LONG = [*implementations()][len(IMPLEMENTATIONS) :: 7]  # chains of all lengths
 
 
-@pytest.mark.parametrize("implementation", dict.fromkeys((*(each for each in IMPLEMENTATIONS if each not in OF_CACHES),
-                                                          *SHORT, *LONG)),
-                         ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "implementation",
+    dict.fromkeys((*(each for each in IMPLEMENTATIONS if each not in OF_CACHES), *SHORT, *LONG)),
+    ids=lambda each: each.name,
+)
 def test_a_kernel_computes_its_term(implementation):
     rng = np.random.default_rng(0)
     structure, full = forced(implementation, rng)
@@ -306,9 +361,29 @@ def test_a_kernel_computes_its_term(implementation):
 
 def test_the_table_of_implementations():
     assert {kernel for each in (*IMPLEMENTATIONS, *HEADS) for kernel in each.named} == {
-        "linear", "pointwise", "pointwise_heads", "embed", "attention", "scores", "softmax", "values", "headwise",
-        "repeat", "rotate", "experts", "gate", "blend_heads",
-        "columns", "pool", "unit", "link", "pick", "attend_once", "append", "attention_cached"}
+        "linear",
+        "pointwise",
+        "pointwise_heads",
+        "embed",
+        "attention",
+        "scores",
+        "softmax",
+        "values",
+        "headwise",
+        "repeat",
+        "rotate",
+        "experts",
+        "gate",
+        "blend_heads",
+        "columns",
+        "pool",
+        "unit",
+        "link",
+        "pick",
+        "attend_once",
+        "append",
+        "attention_cached",
+    }
     name, kind, statement, *_ = find([*implementations()], "linear_bias_rms").row()
     assert (name, kind) == ("linear_bias_rms", "implementation")
     assert statement.startswith("linear(x, weight, bias, eps, norm='rms') = (x") and statement.endswith("rsqrt)")
@@ -333,7 +408,11 @@ def test_chains_are_found_where_their_whole_pattern_is(stages):
     lowering, *_ = computed.lower_implementation(chain_stages(HEADS[0], *stages), np.random.default_rng(0))
     matcher = lowering.matcher
     every = [made for each in epilogues() for head in HEADS if (made := chain_stages(head, *each))]
-    staged, whole = ({(cls, each.name, *found.items()) for cls in lowering.terms for each, found in ways(cls)}
-                     for ways in (partial(matcher.chains, heads=HEADS, stages=STAGES),
-                                  partial(matcher.wholes, implementations=matcher.able(every))))
+    staged, whole = (
+        {(cls, each.name, *found.items()) for cls in lowering.terms for each, found in ways(cls)}
+        for ways in (
+            partial(matcher.chains, heads=HEADS, stages=STAGES),
+            partial(matcher.wholes, implementations=matcher.able(every)),
+        )
+    )
     assert staged == whole and {chain_stages(HEADS[0], *stages).name} < {name for _, name, *_ in whole}

@@ -1,4 +1,5 @@
 """Any pattern within sequences is an operand of attention: what a mask leaves out is neither computed nor counted."""
+
 from itertools import pairwise
 
 import numpy as np
@@ -32,10 +33,12 @@ def table(seed, side, share=0.2):
 
 TABLED = st.builds(table, st.integers(0, 99), st.sampled_from(SIDES), st.sampled_from([0.0, 0.1, 0.5, 1.0]))
 RANGED = st.one_of(st.just(causal), st.builds(window, st.integers(0, 100)))
-PATTERNS = st.one_of(TABLED, st.builds(lambda a, b: a | b, TABLED, RANGED),
-                     st.builds(lambda a, b: a & b, TABLED, RANGED),
-                     st.builds(lambda a, b, c: a & b | c, TABLED, TABLED,
-                               RANGED)).map(lambda pattern: sequence & pattern)
+PATTERNS = st.one_of(
+    TABLED,
+    st.builds(lambda a, b: a | b, TABLED, RANGED),
+    st.builds(lambda a, b: a & b, TABLED, RANGED),
+    st.builds(lambda a, b, c: a & b | c, TABLED, TABLED, RANGED),
+).map(lambda pattern: sequence & pattern)
 
 
 def seen(pattern, length):
@@ -45,7 +48,7 @@ def seen(pattern, length):
 
 
 def model(rng, where, width=24, h=3, d=8):
-    W = lambda n, p: weight(numbers(rng, n, p) * n ** -0.5)
+    W = lambda n, p: weight(numbers(rng, n, p) * n**-0.5)
     embed = W(40, width) + field("positions", POSITIONS) @ W(POSITIONS, width)
     return embed @ (I + attention(W(width, h * d), W(width, h * d), W(width, h * d), h, where) @ W(h * d, width))
 
@@ -69,11 +72,16 @@ def test_the_kernel_sees_what_the_mask_holds(lengths, pattern, block, tile, seed
 @given(LENGTHS, PATTERNS)
 def test_scores_are_counted_by_blocks(lengths, pattern):
     """Every score of a block of the mask's table of which somebody sees something, as far as the sentence reaches."""
+
     def by_blocks(length):
         side, whole = 64, seen(pattern, pattern.limit)
-        return sum(min(side, length - i) * min(side, length - j) for i in range(0, length, side)
-                   for j in range(0, length, side)
-                   if whole[i:i + side, j:j + side].any())
+        return sum(
+            min(side, length - i) * min(side, length - j)
+            for i in range(0, length, side)
+            for j in range(0, length, side)
+            if whole[i : i + side, j : j + side].any()
+        )
+
     assert counted(lengths, [pattern])[pairs[pattern]] == sum(map(by_blocks, lengths))
 
 
@@ -84,9 +92,10 @@ def test_programs_compute_what_the_model_says(lengths, pattern, seed):
     operator, batch = model(rng, pattern), Batch([rng.integers(0, 40, length) for length in lengths])
     program, _ = structure(operator, batch=batch).program({})
     assert [step.kernel for step in program.steps].count("attention") == 1 and len(program.schedule.segments) == 1
-    assert patterns(operator) == program.patterns == (pattern,
-                                                      ) and parse(pattern.form,
-                                                                  [d.array for d in pattern.data]) == pattern
+    assert (
+        patterns(operator) == program.patterns == (pattern,)
+        and parse(pattern.form, [d.array for d in pattern.data]) == pattern
+    )
     want, found = dense(operator, batch), program.run(batch)
     assert abs(program.exact(batch) - want).max() < 1e-6 and abs(found - want).max() < 1e-4
 
@@ -98,8 +107,9 @@ def test_a_program_keeps_its_tables(rng, tmp_path):
     again = Program.load(tmp_path / "p")
     assert np.array_equal(again.run(batch), program.run(batch)) and again.cost(batch) == program.cost(batch)
     step = next(step for step in again.steps if step.kernel == "attention")
-    assert step.attributes[
-        "where"] == "sequence & (mask({}, 64) | window(3))" and again.constants[step.operands["mask0"]].shape == (5, 5)
+    assert step.attributes["where"] == "sequence & (mask({}, 64) | window(3))" and again.constants[
+        step.operands["mask0"]
+    ].shape == (5, 5)
 
 
 def test_a_table_knows_so_many_positions(rng):
@@ -110,8 +120,9 @@ def test_a_table_knows_so_many_positions(rng):
     assert abs(program.run(short) - dense(operator, short)).max() < 1e-4
     with pytest.raises(ValueError, match=r"positions: id 48 of sentence 0, token 48 .* is outside 0\.\.47"):
         program.run([[1] * 49])
-    with pytest.raises(ValueError,
-                       match=r"extents: a sentence of 49 tokens: sequence & mask\(_\w+, 16\) knows 48 positions"):
+    with pytest.raises(
+        ValueError, match=r"extents: a sentence of 49 tokens: sequence & mask\(_\w+, 16\) knows 48 positions"
+    ):
         program.cost([[1] * 49])
 
 
@@ -151,19 +162,26 @@ def test_more_tables_than_the_kernel_takes_are_read_as_a_term(rng):
 def test_bfloat16_needs_ranges(rng):
     batch = Batch([rng.integers(0, 40, 30)])
     program, _ = structure(model(rng, sequence & table(1, 16)), batch=batch).program({})
+
     class Fast:
-        def seconds(self, kernel, **sizes): return 0.0 if kernel.endswith("bf16") else 1.0
+        def seconds(self, kernel, **sizes):
+            return 0.0 if kernel.endswith("bf16") else 1.0
+
     rounded = stored(program, BF16)
     assert narrowed(rounded, Prices(Fast(), program.extents(batch))) is rounded
     at = next(i for i, step in enumerate(program.steps) if step.kernel == "attention")
     step = program.steps[at]
+
     def changed(operands, **attributes):
         made = type(step)("attention", {**step.operands, **operands}, {**step.attributes, **attributes}, step.output)
-        return Program([*program.steps[:at], made, *program.steps[at + 1:]], program.constants, program.output)
+        return Program([*program.steps[:at], made, *program.steps[at + 1 :]], program.constants, program.output)
+
     with pytest.raises(ValueError, match=r"no range of positions, which bf16 attention needs"):
         changed({}, number_type="bf16")
-    with pytest.raises(ValueError, match="speaks of 1 tables, given 2"): changed({"mask1": step.operands["mask0"]})
-    with pytest.raises(ValueError, match="looks beyond sequences"): changed({}, where="mask({}, 16)")
+    with pytest.raises(ValueError, match="speaks of 1 tables, given 2"):
+        changed({"mask1": step.operands["mask0"]})
+    with pytest.raises(ValueError, match="looks beyond sequences"):
+        changed({}, where="mask({}, 16)")
 
 
 @pytest.mark.parametrize("side", [0, -1, 2.0, 1 << 21])
@@ -173,5 +191,6 @@ def test_a_side_that_is_none_is_refused(side):
 
 
 def test_units_lie_within_blocks():
-    for block in range(16, 1025, 16): assert block % attending.units(500, block)[1] == 0
+    for block in range(16, 1025, 16):
+        assert block % attending.units(500, block)[1] == 0
     assert counted([7], [sequence & table(0, 16, 1.0)])[T] == 7

@@ -1,4 +1,5 @@
 """A workload of several batches with shares: what is predicted, chosen, measured and reported is their mean."""
+
 import json
 
 import numpy as np
@@ -47,8 +48,10 @@ def test_what_is_found_depends_on_the_shares(rng):
     short, long = (counted(each, patterns(operator)) for each in ([2], [60, 40]))
 
     def joined(extents):
-        return sum(step.kernel == "linear"
-                   for step in search(operator, EXACT_LAWS, Dear(), extents).program({})[0].steps)
+        return sum(
+            step.kernel == "linear" for step in search(operator, EXACT_LAWS, Dear(), extents).program({})[0].steps
+        )
+
     few, many = joined(short), joined(long)
     assert few < many
     assert joined([(1 - 1e-6, short), (1e-6, long)]) == few and joined([(1e-3, short), (1 - 1e-3, long)]) == many
@@ -66,17 +69,25 @@ def test_seconds_are_weighed_by_shares(monkeypatch):
     monkeypatch.setattr(measure, "seconds", lambda call, batch: call(batch))
     batches = [Batch([[1]]), Batch([[1, 2, 3]])]
     taken = measure.measure({"rows": lambda batch: float(batch.rows)}, batches, 2, 0, shares=[0.75, 0.25])
-    assert taken == {"rows": [1.5, 1.5]} and measure.measure({"rows": lambda batch: float(batch.rows)}, batches, 1,
-                                                             0) == {"rows": [4.0]}
+    assert taken == {"rows": [1.5, 1.5]} and measure.measure(
+        {"rows": lambda batch: float(batch.rows)}, batches, 1, 0
+    ) == {"rows": [4.0]}
 
 
 @pytest.mark.deep
 def test_a_workload_of_shares_is_optimized_and_kept(tmp_path, laws_known):
-    found = run.optimize(model(), workload=[(0.75, "1x3"), (0.25, Batch([[1, 2, 3], [4, 5]]))],
-                         machine=standin.machine(), rounds=2, leave_out=standin.EVERY_LAW)
+    found = run.optimize(
+        model(),
+        workload=[(0.75, "1x3"), (0.25, Batch([[1, 2, 3], [4, 5]]))],
+        machine=standin.machine(),
+        rounds=2,
+        leave_out=standin.EVERY_LAW,
+    )
     workload = found.workload
-    assert [(share, np.diff(batch.starts).tolist())
-            for share, batch in workload.shares] == [(0.75, [3]), (0.25, [3, 2])]
+    assert [(share, np.diff(batch.starts).tolist()) for share, batch in workload.shares] == [
+        (0.75, [3]),
+        (0.25, [3, 2]),
+    ]
     assert workload.timed is workload.shares[1][1] and workload.name == "75 % 1x3, 25 % 1x3+1x2 (sentences x tokens)"
     apart = [search(model(), (), standin.machine(), batch.extents(), fusion=False).time for _, batch in workload.shares]
     assert found.structures["imported"].time == pytest.approx(np.dot([0.75, 0.25], apart), rel=1e-12)
@@ -84,50 +95,67 @@ def test_a_workload_of_shares_is_optimized_and_kept(tmp_path, laws_known):
     report = Reported.read(tmp_path / "out" / "report.json")
     assert report.mix == ((0.75, "1x3"), (0.25, "1x3+1x2"))
     again = Workload.drawn(model(), report.mix)
-    assert [batch.starts.tolist() for _, batch in again.shares] == [batch.starts.tolist()
-                                                                    for _, batch in workload.shares]
+    assert [batch.starts.tolist() for _, batch in again.shares] == [
+        batch.starts.tolist() for _, batch in workload.shares
+    ]
     whole = json.loads((tmp_path / "out" / "report.json").read_text())
     for wrong in ([], [[0.5, "1x3"]], [["all", "1x3"]], [[1, "x"]], [[1, 2]], "1x3", [[1.0, "1x3", 2]]):
         (tmp_path / "report.json").write_text(json.dumps(whole | {"mix": wrong}))
-        with pytest.raises(InputError, match="mix"): Reported.read(tmp_path / "report.json")
+        with pytest.raises(InputError, match="mix"):
+            Reported.read(tmp_path / "report.json")
 
 
-@pytest.mark.parametrize("mix, words", [
-    ([], r"workload: it is empty: give shares that add to 1"),
-    ([(0.5, "1x3")], r"workload: shares 0\.5 add to 0\.5, and must add to 1"),
-    ([(0.5, "1x3"), (0.6, "1x4")], r"shares 0\.5, 0\.6 add to 1\.1"),
-    ([(0, "1x3"), (1, "1x4")], r"the share of 1x3 is 0: it must be a number above 0"),
-    ([(-0.5, "1x3"), (1.5, "1x4")], r"the share of 1x3 is -0\.5"),
-    ([(float("nan"), "1x3")], r"the share of 1x3 is nan"),
-    ([("half", "1x3")], r"the share of 1x3 is 'half'"), ([(True, "1x3")], r"the share of 1x3 is True"),
-    (["1x3"], r"it is no list of shares"), ([1.0], r"it is no list of shares"),
-    ({"1x3": 1.0}, r"it is no list of shares"),
-    ([(1.0, "0x3")], r"'0x3' is no batch: write COUNTxTOKENS"), ([(1.0, "3")], r"'3' is no batch"),
-    ([(1.0, 3)], r"3 is no batch"),
-    ([(1.0, "999999x999999")], r"tokens; a batch that is timed may have"),
-    ([(1.0, Batch([[1]], relations={"edges": np.eye(1)}))],
-     r"a batch with relations or matrices of its own has no share"),
-], ids=lambda each: str(each)[:30])
+@pytest.mark.parametrize(
+    "mix, words",
+    [
+        ([], r"workload: it is empty: give shares that add to 1"),
+        ([(0.5, "1x3")], r"workload: shares 0\.5 add to 0\.5, and must add to 1"),
+        ([(0.5, "1x3"), (0.6, "1x4")], r"shares 0\.5, 0\.6 add to 1\.1"),
+        ([(0, "1x3"), (1, "1x4")], r"the share of 1x3 is 0: it must be a number above 0"),
+        ([(-0.5, "1x3"), (1.5, "1x4")], r"the share of 1x3 is -0\.5"),
+        ([(float("nan"), "1x3")], r"the share of 1x3 is nan"),
+        ([("half", "1x3")], r"the share of 1x3 is 'half'"),
+        ([(True, "1x3")], r"the share of 1x3 is True"),
+        (["1x3"], r"it is no list of shares"),
+        ([1.0], r"it is no list of shares"),
+        ({"1x3": 1.0}, r"it is no list of shares"),
+        ([(1.0, "0x3")], r"'0x3' is no batch: write COUNTxTOKENS"),
+        ([(1.0, "3")], r"'3' is no batch"),
+        ([(1.0, 3)], r"3 is no batch"),
+        ([(1.0, "999999x999999")], r"tokens; a batch that is timed may have"),
+        (
+            [(1.0, Batch([[1]], relations={"edges": np.eye(1)}))],
+            r"a batch with relations or matrices of its own has no share",
+        ),
+    ],
+    ids=lambda each: str(each)[:30],
+)
 def test_what_is_no_workload_is_said_in_a_line(mix, words):
-    with pytest.raises(InputError, match=words) as found: run.optimize(model(), workload=mix, machine=standin.machine())
+    with pytest.raises(InputError, match=words) as found:
+        run.optimize(model(), workload=mix, machine=standin.machine())
     assert "\n" not in str(found.value)
 
 
 def test_shares_of_the_command_line(tmp_path, monkeypatch):
-    assert parse_mix("0.7:1x16,0.3:8x128+2x4") == [(0.7, "1x16"),
-                                                   (0.3, "8x128+2x4")] and parse_mix("texts.txt") == "texts.txt"
-    for text, words in (("0.7:1x16", "0.7:1x16: shares 0.7 add to 0.7"),
-                        ("0.7:1x16,0.4:8x128", "0.7:1x16,0.4:8x128: shares 0.7, 0.4 add to 1.1"),
-                        ("1:eight", "part 1, '1:eight': 'eight' is no batch"),
-                        ("1:1x3,", "part 2, '': '' is no share"),
-                        ("0.5:1x2,0.5.5:1x3", "part 2, '0.5.5:1x3': '0.5.5' is no share"),
-                        ("0.5:1x2,half:1x3", "part 2, 'half:1x3': 'half' is no share"),
-                        ("half:1x2,0.5:1x3", "part 1, 'half:1x2': 'half' is no share"),
-                        ("nan:1x2", "part 1, 'nan:1x2': the share of 1x2 is nan"),
-                        ("0.5:1x2,-0.5:1x3,1:1x4", "part 2, '-0.5:1x3': the share of 1x3 is -0.5"),
-                        ("0,7:1x16", "part 1, '0': '' is no batch"),
-                        ("0.5:1x2,0.5:0x3", "part 2, '0.5:0x3': '0x3' is no batch")):
-        with pytest.raises(InputError) as error: parse_mix(text)
+    assert (
+        parse_mix("0.7:1x16,0.3:8x128+2x4") == [(0.7, "1x16"), (0.3, "8x128+2x4")]
+        and parse_mix("texts.txt") == "texts.txt"
+    )
+    for text, words in (
+        ("0.7:1x16", "0.7:1x16: shares 0.7 add to 0.7"),
+        ("0.7:1x16,0.4:8x128", "0.7:1x16,0.4:8x128: shares 0.7, 0.4 add to 1.1"),
+        ("1:eight", "part 1, '1:eight': 'eight' is no batch"),
+        ("1:1x3,", "part 2, '': '' is no share"),
+        ("0.5:1x2,0.5.5:1x3", "part 2, '0.5.5:1x3': '0.5.5' is no share"),
+        ("0.5:1x2,half:1x3", "part 2, 'half:1x3': 'half' is no share"),
+        ("half:1x2,0.5:1x3", "part 1, 'half:1x2': 'half' is no share"),
+        ("nan:1x2", "part 1, 'nan:1x2': the share of 1x2 is nan"),
+        ("0.5:1x2,-0.5:1x3,1:1x4", "part 2, '-0.5:1x3': the share of 1x3 is -0.5"),
+        ("0,7:1x16", "part 1, '0': '' is no batch"),
+        ("0.5:1x2,0.5:0x3", "part 2, '0.5:0x3': '0x3' is no batch"),
+    ):
+        with pytest.raises(InputError) as error:
+            parse_mix(text)
         assert str(error.value).startswith(f"--workload {text}: ") and words in str(error.value)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "1:1x3").write_text("the river")

@@ -1,4 +1,5 @@
 """Mixtures of experts as a search finds them: one kernel, the experts that rows name, what it is priced at."""
+
 import numpy as np
 import pytest
 import sympy
@@ -28,13 +29,17 @@ def best_of_groups(x):
     return keep_top(p, p, 1) @ heads(3).T
 
 
-def scaled(x): return best_two(x) * (x @ share)
+def scaled(x):
+    return best_two(x) * (x @ share)
 
 
 def mixture(gate):
     """A table, then a layer of experts with a residual."""
     rng = np.random.default_rng(0)
-    def drawn(*shape): return weight(rng.normal(size=shape) / 4)
+
+    def drawn(*shape):
+        return weight(rng.normal(size=shape) / 4)
+
     table, router, up, beside, down = drawn(WORDS, N), drawn(N, E), drawn(E, N, F), drawn(E, N, F), drawn(E, F, N)
     layer = formula(lambda x: x + (((x @ up @ silu) * (x @ beside)) @ down * (gate(x @ router) @ heads(E))) @ total)
     return table @ layer
@@ -86,6 +91,8 @@ def test_bytes_of_the_touched_come_from_where_all_of_them_fit():
     sheet, sizes = datasheet("A100"), {"n": 2048, "p": 1024}
     [(name, one)], [(_, many)] = (times_experts("dense", sizes, 64, 1, rows) for rows in (1, 2048))
     assert name == "linear.dense" and round(many["times"]) == 64 and one["times"] == 1
-    rates = [each["times"] * (each["T"] * 3072 + 2048 * 1024) / sheet.roofline(name, **each)["memory"]
-             for each in (one, many)]                       # numbers a second
+    rates = [
+        each["times"] * (each["T"] * 3072 + 2048 * 1024) / sheet.roofline(name, **each)["memory"]
+        for each in (one, many)
+    ]  # numbers a second
     assert rates[0] > 2 * rates[1]

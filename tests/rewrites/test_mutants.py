@@ -1,5 +1,6 @@
 """Mutants: what the checks of a law are worth. Every one is named by a check, or both its sides are proved to be
 one."""
+
 from collections import Counter
 from functools import cache
 
@@ -22,14 +23,17 @@ seeds = pytest.mark.parametrize("seed", range(3))
 
 
 @cache
-def all_mutants(): return [*mutants(EXACT_LAWS)]            # it takes seconds, so no import makes them
+def all_mutants():
+    return [*mutants(EXACT_LAWS)]  # it takes seconds, so no import makes them
 
 
 @cache
-def all_kernel_mutants(): return [*kernel_mutants(EVERY[::32])]
+def all_kernel_mutants():
+    return [*kernel_mutants(EVERY[::32])]
 
 
 # ---- mutants are made of every law, in every way
+
 
 @pytest.mark.deep
 def test_every_law_has_mutants_of_every_kind_that_fits_it():
@@ -60,11 +64,12 @@ def test_what_is_no_rule_is_no_mutant():
 
 # ---- every one is caught or equal
 
+
 @pytest.mark.deep
 @pytest.mark.parametrize("part", range(4))
 def test_every_mutant_of_a_law_is_caught_or_equal(part):
     """Every tenth; benchmarks/mutants.py judges all."""
-    verdicts = [judge(each) for each in all_mutants()[part * 10::40]]
+    verdicts = [judge(each) for each in all_mutants()[part * 10 :: 40]]
     assert not [str(v.mutant) for v in verdicts if v.survived]
     assert all(v.graph for v in verdicts if v.law), "a graph does not see what the law's test sees"
     assert Counter(v.law for v in verdicts)[True] > len(verdicts) / 2
@@ -73,7 +78,7 @@ def test_every_mutant_of_a_law_is_caught_or_equal(part):
 @pytest.mark.deep
 @pytest.mark.parametrize("part", range(2))
 def test_every_mutant_of_a_kernel_is_caught_or_equal(part):
-    verdicts = [judge(each) for each in all_kernel_mutants()[part * 5::40]]
+    verdicts = [judge(each) for each in all_kernel_mutants()[part * 5 :: 40]]
     assert not [str(v.mutant) for v in verdicts if v.survived]
     assert Counter(v.law for v in verdicts)[True] > len(verdicts) / 2
 
@@ -88,6 +93,7 @@ def test_a_kernel_is_its_term_alone_and_in_a_graph(implementation, seed):
 
 
 # ---- what proves them equal
+
 
 @seeds
 @pytest.mark.parametrize("axiom", AXIOMS, ids=lambda each: each.name)
@@ -108,14 +114,17 @@ def test_a_law_is_proved_by_the_others_and_a_wrong_one_is_not():
     @law()
     def unguarded(x: value[n], y: value[n], r: value[n], A: matrix[n, n]):
         return (x * r) @ A, (x @ A) * r
+
     assert proved(twice) and not proved(once) and not proved(unguarded)
 
 
 def differs(each, seed):
     """Whether the sides fit, as those of some numbers of heads do not, and are apart."""
     rng = np.random.default_rng(seed)
-    try: return any(each.difference_of(rng, chosen) > 1e-9 for chosen in each.trials(rng))
-    except TypeError: return False
+    try:
+        return any(each.difference_of(rng, chosen) > 1e-9 for chosen in each.trials(rng))
+    except TypeError:
+        return False
 
 
 @pytest.mark.deep
@@ -129,9 +138,11 @@ def test_most_laws_follow_from_the_axioms(each):
 
 def test_a_survivor_is_one():
     """True, but nothing says so: neither caught nor proved."""
+
     @law()
     def again(x: value[n], r: column):
         return x @ relu @ relu, x @ relu
+
     assert again.holds(np.random.default_rng(0))
     assert judge(Mutant(again, again, "term", "none")).survived
 
@@ -146,6 +157,7 @@ def test_numbers_monoids_and_patterns_of_a_law_are_known_to_the_graph():
     @law()
     def halves(a: value[n], b: value[n]):
         return product(a, turn(b)) * 2.0, product(a @ (I * 2.0), turn(b))
+
     verdict = judge(Mutant(halves, halves, "scale", "none"))
     assert not verdict.law and not verdict.graph
     assert stand_in("a", value[n]) in set(halves.sides()[0][0].walk())

@@ -1,4 +1,5 @@
 """Things of one name that are not one thing: what enters graphs, programs and files is the thing itself."""
+
 import re
 from itertools import combinations
 
@@ -29,7 +30,8 @@ M, K = size("m"), size("k")
 A, B = (symbol(name, None, Shape(1, M, K)) for name in "AB")
 
 
-def numbers(*shape, seed=0): return np.random.default_rng(seed).normal(size=shape)
+def numbers(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
 
 
 def attended(x, where, over=softmax, heads_of=1):
@@ -40,9 +42,34 @@ def attended(x, where, over=softmax, heads_of=1):
 
 # ---- names in graphs
 
-THINGS = [*OURS, *OWN, *PATTERNS, *LINKS, None, "sum", "mine", "None", "data1", "links: T × T", "everyone", "m", M,
-          size("data1"), (), ("linear",), "('linear',)", 3, 3.0, True, "3", Shape(1, M, K),
-          Data(numbers(2), "W"), Data(numbers(2, seed=1), "W"), Data(numbers(1), "sum"), mask(Data(np.eye(3), "seen"))]
+THINGS = [
+    *OURS,
+    *OWN,
+    *PATTERNS,
+    *LINKS,
+    None,
+    "sum",
+    "mine",
+    "None",
+    "data1",
+    "links: T × T",
+    "everyone",
+    "m",
+    M,
+    size("data1"),
+    (),
+    ("linear",),
+    "('linear',)",
+    3,
+    3.0,
+    True,
+    "3",
+    Shape(1, M, K),
+    Data(numbers(2), "W"),
+    Data(numbers(2, seed=1), "W"),
+    Data(numbers(1), "sum"),
+    mask(Data(np.eye(3), "seen")),
+]
 
 
 def test_each_thing_has_a_name_of_its_own():
@@ -51,8 +78,9 @@ def test_each_thing_has_a_name_of_its_own():
         table = AttributeTable()
         names = [table.name(each) for each in things]
         assert len({*names}) == len(things) == len(table.values)
-        assert all(table.values[name] is each or table.values[name] == each
-                   for name, each in zip(names, things, strict=True))
+        assert all(
+            table.values[name] is each or table.values[name] == each for name, each in zip(names, things, strict=True)
+        )
         assert [table.name(each) for each in things] == names
 
 
@@ -95,10 +123,12 @@ def test_a_monoid_called_sum_is_not_turned():
 
 def test_a_law_speaks_of_its_own_monoid():
     """One's own law about one's own monoid, and about no other of its name."""
+
     @law()
     def turned(a: value[n], b: value[n]):
         """True where merging is."""
         return product(a, turn(b), over=OWN[2]), turn(product(b, turn(a), over=OWN[2]))
+
     a, b = (symbol(name, None, 4) for name in "ab")
     for over, known in ((OWN[2], True), (OWN[1], False)):
         sides = product(a, turn(b), over=over), turn(product(b, turn(a), over=over))
@@ -107,12 +137,22 @@ def test_a_law_speaks_of_its_own_monoid():
 
 # ---- equal patterns
 
-def near(w, reflexive=True): return Pattern(f"near({w})", lambda q, k: abs(q.position - k.position) <= w, reflexive)
+
+def near(w, reflexive=True):
+    return Pattern(f"near({w})", lambda q, k: abs(q.position - k.position) <= w, reflexive)
 
 
-MADE = [lambda: window(2), lambda: hubs(1), lambda: scattered(2), lambda: sequence & causal & window(1),
-        lambda: sequence & (causal & window(1)), lambda: sequence & (causal | window(1)),
-        lambda: coarse(window(1) | hubs(1), 4), lambda: mask(Data(np.tri(5), "seen")), lambda: mask(np.tri(4), 2)]
+MADE = [
+    lambda: window(2),
+    lambda: hubs(1),
+    lambda: scattered(2),
+    lambda: sequence & causal & window(1),
+    lambda: sequence & (causal & window(1)),
+    lambda: sequence & (causal | window(1)),
+    lambda: coarse(window(1) | hubs(1), 4),
+    lambda: mask(Data(np.tri(5), "seen")),
+    lambda: mask(np.tri(4), 2),
+]
 
 
 @pytest.mark.parametrize("made", MADE)
@@ -125,12 +165,14 @@ def test_patterns_see_what_they_compute():
     assert near(2) == near(2) and near(2) != near(3) and near(2) != near(2, reflexive=False)
     assert not near(2).stated and not (near(2) & causal).stated
     assert mask(Data(np.tri(5), "seen")) != mask(Data(np.tri(5).T, "seen"))
-    one, other = (Pattern("p", lambda q, k, table=table: table[q.position, k.position])
-                  for table in (np.eye(3), np.ones((3, 3))))
+    one, other = (
+        Pattern("p", lambda q, k, table=table: table[q.position, k.position]) for table in (np.eye(3), np.ones((3, 3)))
+    )
     assert one != other
 
 
 # ---- programs
+
 
 def test_masks_of_one_name_are_two_in_a_program():
     """Two layers, each with its own table, both called alike."""
@@ -140,15 +182,25 @@ def test_masks_of_one_name_are_two_in_a_program():
     np.testing.assert_allclose(program(RAGGED), dense(model, RAGGED), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("where", [
-    Pattern("causal & sequence", lambda q, k: (q.sequence == k.sequence) & (k.position >= q.position), True, True,
-            reach=(0, 1 << 40)),
-    Pattern("sequence", lambda q, k: (q.sequence == k.sequence) & (q.position == k.position), True, True)])
+@pytest.mark.parametrize(
+    "where",
+    [
+        Pattern(
+            "causal & sequence",
+            lambda q, k: (q.sequence == k.sequence) & (k.position >= q.position),
+            True,
+            True,
+            reach=(0, 1 << 40),
+        ),
+        Pattern("sequence", lambda q, k: (q.sequence == k.sequence) & (q.position == k.position), True, True),
+    ],
+)
 def test_a_pattern_of_ones_own_is_not_taken_for_ours(where):
     """Kernels read patterns by their text: one that says something else is no kernel's, and is refused."""
     model = formula(lambda x: attended(x @ weight(numbers(TOKENS, WIDTH)), where))
     assert not where.attends and not is_writable(model)
-    with pytest.raises((InputError, Infeasible)): structure(model).program({})
+    with pytest.raises((InputError, Infeasible)):
+        structure(model).program({})
 
 
 @pytest.mark.parametrize("over", [each for each in OWN if each.__name__ in ("sum", "softmax")])
@@ -157,7 +209,7 @@ def test_a_monoid_of_ones_own_is_not_taken_for_ours(over):
     model = formula(lambda x: attended(x @ weight(numbers(TOKENS, WIDTH)), sequence, over))
     program, _ = structure(model).program({})
     assert "attention" not in [step.kernel for step in program.steps]
-    verify_steps(program, [RAGGED])                         # each within its bound: a kernel merges in float32
+    verify_steps(program, [RAGGED])  # each within its bound: a kernel merges in float32
     assert relative(program(RAGGED), dense(model, RAGGED)) < 1e-5
     assert re.search(rf'"over":"{over.__name__}:[0-9a-f]{{16}}"', write_term(model, {})[0])
 

@@ -1,5 +1,6 @@
 """Attention in bfloat16, and caches: only between products that round, only where it is quicker, and then within its
 bound."""
+
 import numpy as np
 import pytest
 from searched import RAGGED, Round, found, relative
@@ -18,7 +19,9 @@ from rewrites.verify import verify_steps
 class Narrow(Round):
     """bfloat16 takes so many times as long."""
 
-    def __init__(self, times): self.times = times
+    def __init__(self, times):
+        self.times = times
+
     def seconds(self, kernel, **size):
         return (self.times if kernel.endswith(".bf16") else 1.0) * super().seconds(kernel, **size)
 
@@ -26,8 +29,9 @@ class Narrow(Round):
 def stored(program, form):
     """The program with all weights that are multiplied by in another format."""
     names = {step.operands["weight"] for step in program.steps if step.kernel == "linear"}
-    constants = {name: form.pack(form.fit(each.unpack())) if name in names else each
-                 for name, each in program.constants.items()}
+    constants = {
+        name: form.pack(form.fit(each.unpack())) if name in names else each for name, each in program.constants.items()
+    }
     return Program(program.steps, constants, program.output, program.meta)
 
 
@@ -36,7 +40,8 @@ def types(program):
 
 
 @pytest.fixture(scope="module")
-def exact(): return found()[1]["exact"][1]
+def exact():
+    return found()[1]["exact"][1]
 
 
 def test_exact_programs_stay_as_they_are(exact):
@@ -56,8 +61,9 @@ def test_exact_products_keep_it_exact(exact):
     rounded = stored(exact, BF16)
     reads = {name for step in exact.steps if step.kernel == "linear" for name in [step.operands["weight"]]}
     mixed = {name: exact.constants[name] if name in reads else each for name, each in rounded.constants.items()}
-    assert types(narrowed(Program(exact.steps, mixed, exact.output),
-                          Prices(Narrow(0.5), RAGGED.extents()))) == {"float32"}
+    assert types(narrowed(Program(exact.steps, mixed, exact.output), Prices(Narrow(0.5), RAGGED.extents()))) == {
+        "float32"
+    }
 
 
 def test_it_is_saved_with_the_program(exact, tmp_path):
@@ -70,20 +76,24 @@ def test_it_is_saved_with_the_program(exact, tmp_path):
 
 # ---- caches
 
+
 def request(times):
     """Prices of a request whose attention over caches of bfloat16 takes so many times as long."""
     return priced(Narrow(times), Generation(6, 4).phases([]))
 
 
 @pytest.fixture(scope="module")
-def speaks(): return stored(llama().program, BF16)
+def speaks():
+    return stored(llama().program, BF16)
 
 
 @pytest.fixture(scope="module")
-def halved(speaks): return narrowed(speaks, request(0.5))
+def halved(speaks):
+    return narrowed(speaks, request(0.5))
 
 
-def numbers(program): return {port.number for port in program.inputs}
+def numbers(program):
+    return {port.number for port in program.inputs}
 
 
 def test_caches_are_narrow_behind_products_that_round_where_that_is_quicker(speaks, halved):
@@ -96,7 +106,8 @@ def test_caches_are_narrow_behind_products_that_round_where_that_is_quicker(spea
     layers = [step for step in speaks.steps if step.kernel in ("attention", "attend_once")]
     count, saved = held_narrow(halved, request(0.5))
     assert (count, held_narrow(speaks, request(0.5))) == (len(layers), (0, 0)) and saved == most_held(
-        speaks, request(0.5)) > 0
+        speaks, request(0.5)
+    ) > 0
     assert most_held(speaks, request(2.0)) == most_held(speaks, Prices(Narrow(0.5), SHORT.extents())) == 0
 
 

@@ -1,4 +1,5 @@
 """True laws of odd shape: they are used, or left out with a line that says why; none ends a search."""
+
 import re
 from dataclasses import replace
 
@@ -44,53 +45,119 @@ BATCH = om.Batch([[0, 3, 1, 8], [4], [5, 2]])
 
 
 @law()
-def turned(x: value[n]): return x, turn(turn(x))
+def turned(x: value[n]):
+    return x, turn(turn(x))
+
+
 @law()
-def turned_back(x: value[n]): return turn(turn(x)), x
+def turned_back(x: value[n]):
+    return turn(turn(x)), x
+
+
 @law()
-def twice_less(x: value[n]): return x, (x + x) - x
+def twice_less(x: value[n]):
+    return x, (x + x) - x
+
+
 @law()
-def number(x: value[n]): return x, x * 2.0 - x
+def number(x: value[n]):
+    return x, x * 2.0 - x
+
+
 @law()
-def number_left(x: value[n]): return x @ (I * 2.0), x + x
+def number_left(x: value[n]):
+    return x @ (I * 2.0), x + x
+
+
 @law()
-def nests(x: value[n], A: matrix[n, p]): return x @ A, (x @ A) @ relu - (x @ A * -1.0) @ relu
+def nests(x: value[n], A: matrix[n, p]):
+    return x @ A, (x @ A) @ relu - (x @ A * -1.0) @ relu
+
+
 @law()
-def thrice(x: value[n]): return x @ relu, x @ relu @ relu @ relu
+def thrice(x: value[n]):
+    return x @ relu, x @ relu @ relu @ relu
+
+
 @law(both=True)
-def only_left(x: value[n], y: value[n]): return x @ relu + (y - y), x @ relu
+def only_left(x: value[n], y: value[n]):
+    return x @ relu + (y - y), x @ relu
+
+
 @law(canonical=True)
-def canonical_variable(x: value[n]): return x, x + x - x
-@law()
-def times_one(x: value[n]): return x, x * 1.0
-@law()
-def of_matrices(A: matrix[n, p]): return A, A + A - A
-@law()
-def of_constants(c: constant[n]): return c, c + c - c
-@law()
-def no_variables(): return relu, relu @ relu
-@law()
-def two_sides(x: value[n], y: value[n]): return (x, y), ((x + y) - y, y)
-
-
-USED = [turned, turned_back, twice_less, number, number_left, nests, thrice, canonical_variable, times_one,
-        of_matrices, of_constants, no_variables]
+def canonical_variable(x: value[n]):
+    return x, x + x - x
 
 
 @law()
-def only_right(x: value[n], y: value[n]): return x @ relu @ relu, x @ relu + (y - y)
-@law()
-def same(x: value[n], A: matrix[n, p]): return x @ A, x @ A
-@law()
-def bare(x: value[n]): return x, x @ I
-@law()
-def plus_zero(x: value[n]): return x, x + const(0.0)
+def times_one(x: value[n]):
+    return x, x * 1.0
 
 
-LEFT_OUT = [(only_right, "y stands on the right alone"), (same, "both sides are one term"),
-            (bare, "both sides are one term"), (plus_zero, "fits nowhere"),
-            (only_left, r"it is wrong with y: value[h, n], with which its left side is matched, too"),
-            (two_sides, r"it is wrong with y: value[11], with which its left side is matched, too")]
+@law()
+def of_matrices(A: matrix[n, p]):
+    return A, A + A - A
+
+
+@law()
+def of_constants(c: constant[n]):
+    return c, c + c - c
+
+
+@law()
+def no_variables():
+    return relu, relu @ relu
+
+
+@law()
+def two_sides(x: value[n], y: value[n]):
+    return (x, y), ((x + y) - y, y)
+
+
+USED = [
+    turned,
+    turned_back,
+    twice_less,
+    number,
+    number_left,
+    nests,
+    thrice,
+    canonical_variable,
+    times_one,
+    of_matrices,
+    of_constants,
+    no_variables,
+]
+
+
+@law()
+def only_right(x: value[n], y: value[n]):
+    return x @ relu @ relu, x @ relu + (y - y)
+
+
+@law()
+def same(x: value[n], A: matrix[n, p]):
+    return x @ A, x @ A
+
+
+@law()
+def bare(x: value[n]):
+    return x, x @ I
+
+
+@law()
+def plus_zero(x: value[n]):
+    return x, x + const(0.0)
+
+
+LEFT_OUT = [
+    (only_right, "y stands on the right alone"),
+    (same, "both sides are one term"),
+    (bare, "both sides are one term"),
+    (plus_zero, "fits nowhere"),
+    (only_left, r"it is wrong with y: value[h, n], with which its left side is matched, too"),
+    (two_sides, r"it is wrong with y: value[11], with which its left side is matched, too"),
+]
 
 
 def model():
@@ -100,7 +167,8 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def wanted(): return om.explore(model(), BATCH, machine="A100").best.run(BATCH)
+def wanted():
+    return om.explore(model(), BATCH, machine="A100").best.run(BATCH)
 
 
 @pytest.mark.deep(every=5)
@@ -119,27 +187,36 @@ def test_what_no_graph_can_use_is_left_out_with_a_line(odd, reason, wanted):
     assert f"law {odd.name}: it is left out: " in line and reason in line and line in str(found)
     assert odd not in found.laws and np.array_equal(found.best.run(BATCH), wanted)
     by_hand = om.schedule(model(), BATCH, machine=datasheet("A100"))
-    with pytest.raises(InputError, match=re.escape(reason)): by_hand | odd
+    with pytest.raises(InputError, match=re.escape(reason)):
+        by_hand | odd
 
 
 @pytest.mark.deep(every=7)
 @pytest.mark.parametrize("odd", USED, ids=lambda each: each.name)
 def test_an_odd_law_by_hand_is_applied_or_refused_with_a_reason(odd):
     before = om.schedule(model(), BATCH, machine=datasheet("A100"))
-    try: after = before | odd
-    except InputError as error: assert "it applies nowhere: part 1 " in str(error)
-    else: np.testing.assert_allclose(after.run(BATCH), before.run(BATCH), atol=1e-5)
+    try:
+        after = before | odd
+    except InputError as error:
+        assert "it applies nowhere: part 1 " in str(error)
+    else:
+        np.testing.assert_allclose(after.run(BATCH), before.run(BATCH), atol=1e-5)
 
 
 def test_a_law_that_ends_the_search_is_left_out_with_its_cause(monkeypatch, wanted):
     """An error that nothing foresees names its type and its place; other laws stay."""
+
     @law()
-    def fails_late(x: value[n]): return x @ relu @ relu, x @ relu
+    def fails_late(x: value[n]):
+        return x @ relu @ relu, x @ relu
+
     saturate = layers.saturate
 
     def failing(template, laws, **options):
-        if fails_late in laws: raise KeyError("a member")
+        if fails_late in laws:
+            raise KeyError("a member")
         return saturate(template, laws, **options)
+
     monkeypatch.setattr(layers, "saturate", failing)
     found = om.explore(model(), BATCH, machine="A100", laws=(*om.laws, fails_late, thrice))
     [line] = found.left_out
@@ -149,11 +226,16 @@ def test_a_law_that_ends_the_search_is_left_out_with_its_cause(monkeypatch, want
 
 def test_a_law_given_as_a_function_is_tried_as_one_of_a_file_is():
     @law()
-    def drops(x: value[n], A: operator[n, p]): return x @ A @ relu, x @ A
-    for use in (lambda: om.explore(model(), BATCH, machine="A100", laws=(*om.laws, drops)),
-                lambda: om.optimize(model(), workload=BATCH, laws=(*om.laws, drops)),
-                lambda: om.schedule(model(), BATCH, machine=datasheet("A100")) | drops):
-        with pytest.raises(InputError, match="law drops: it is wrong: with x = "): use()
+    def drops(x: value[n], A: operator[n, p]):
+        return x @ A @ relu, x @ A
+
+    for use in (
+        lambda: om.explore(model(), BATCH, machine="A100", laws=(*om.laws, drops)),
+        lambda: om.optimize(model(), workload=BATCH, laws=(*om.laws, drops)),
+        lambda: om.schedule(model(), BATCH, machine=datasheet("A100")) | drops,
+    ):
+        with pytest.raises(InputError, match="law drops: it is wrong: with x = "):
+            use()
 
 
 def test_a_direction_whose_variables_no_match_tells_is_not_written():
@@ -163,6 +245,7 @@ def test_a_direction_whose_variables_no_match_tells_is_not_written():
 
 # ---- where a graph matches laws
 
+
 @pytest.mark.parametrize("each", [*EXACT_LAWS, *CHOOSING_LAWS], ids=lambda each: each.name)
 def test_a_law_holds_wherever_a_graph_matches_it(each):
     """At sizes that are one in the annotations and not in a graph, of several heads; and no condition is needless."""
@@ -170,22 +253,43 @@ def test_a_law_holds_wherever_a_graph_matches_it(each):
 
 
 @law()
-def folded(x: value[n], y: value[n]): return row(x, y) @ heads(2) @ total, x + y
+def folded(x: value[n], y: value[n]):
+    return row(x, y) @ heads(2) @ total, x + y
+
+
 @law()
-def shared_heads(x: value[n]): return x, x @ repeat(2) @ total * 0.5
+def shared_heads(x: value[n]):
+    return x, x @ repeat(2) @ total * 0.5
+
+
 @law()
-def of_four(x: value[4]): return turn(turn(x)), x @ heads(2) @ heads(2).T
+def of_four(x: value[4]):
+    return turn(turn(x)), x @ heads(2) @ heads(2).T
+
+
 @law()
-def stack_rows(x: value[h, q], A: matrix[h * q, p], H: count): return (x @ heads(H).T) @ A, (x @ by_head(A, H)) @ total
+def stack_rows(x: value[h, q], A: matrix[h * q, p], H: count):
+    return (x @ heads(H).T) @ A, (x @ by_head(A, H)) @ total
+
+
 @law()
 def row_apart(x: value[n], y: value[k], A: matrix[n + k, p]):
     return row(x, y) @ A, x @ first_rows(A, x, y) + y @ last_rows(A, x, y)
+
+
 @law()
-def two_widths(x: value[n], y: value[n]): return (x @ relu, y @ relu), ((x + y - y) @ relu, y @ relu)
+def two_widths(x: value[n], y: value[n]):
+    return (x @ relu, y @ relu), ((x + y - y) @ relu, y @ relu)
 
 
-WIDER = [(folded, "y: value[4]"), (shared_heads, "x: value[h, n]"), (of_four, "x: value[11]"),
-         (stack_rows, "A: matrix[h, h*q, p]"), (row_apart, "A: matrix[h, k + n, p]"), (two_widths, "y: value[11]")]
+WIDER = [
+    (folded, "y: value[4]"),
+    (shared_heads, "x: value[h, n]"),
+    (of_four, "x: value[11]"),
+    (stack_rows, "A: matrix[h, h*q, p]"),
+    (row_apart, "A: matrix[h, k + n, p]"),
+    (two_widths, "y: value[11]"),
+]
 
 
 @pytest.mark.parametrize("wrong, sorts", WIDER, ids=lambda each: getattr(each, "name", ""))
@@ -197,7 +301,9 @@ def test_a_law_that_is_matched_where_it_is_wrong_is_refused(wrong, sorts):
 
 def test_a_condition_that_nothing_needs_is_refused():
     @law(when=("(single A)",))
-    def needless(x: value[n], A: matrix[n, p]): return x @ relu @ relu @ A, x @ relu @ A
+    def needless(x: value[n], A: matrix[n, p]):
+        return x @ relu @ relu @ A, x @ relu @ A
+
     with pytest.raises(InputError, match=r"law needless: it holds without when='\(single A\)', too"):
         om.explore(model(), BATCH, machine="A100", laws=(*om.laws, needless))
 
@@ -206,6 +312,7 @@ def test_products_of_values_are_matched_at_the_widths_that_fit():
     @law()
     def regrouped(a: value[n], b: value[n], v: value[p]):
         return product(product(a, turn(b)), v), product(a, product(turn(b), v))
+
     assert not find_mismatch(regrouped)
 
 
@@ -215,12 +322,26 @@ SIZED = operator[n, n], operator[n, p], operator[h, n, p], operator[h, h * p, p]
 ADDITIVE = {"maps_zero_to_zero", "positively_homogeneous"}
 BY_ROWS = {"row_wise", "selective"}
 LINEAR = {"additive", "row_linear", "uniform", *ADDITIVE, *BY_ROWS}
-FOLLOWS = {                                                 # from each property, or from every kind that has it
-    "additive": ADDITIVE, "column": {"level"}, "constant": set(), "diagonal": {"uniform", *BY_ROWS},
-    "entrywise": {"diagonal", "uniform", *BY_ROWS}, "keeps_order": BY_ROWS, "level": {"column"}, "linear": LINEAR,
-    "maps_zero_to_zero": set(), "positively_homogeneous": set(), "row_linear": LINEAR - {"row_linear", "uniform"},
-    "row_wise": {"selective"}, "selective": set(), "single": {"linear", "storable", *LINEAR}, "storable": LINEAR,
-    "splits": LINEAR - {"row_linear"}, "stacked": {"storable", *LINEAR}, "uniform": BY_ROWS}
+FOLLOWS = {  # from each property, or from every kind that has it
+    "additive": ADDITIVE,
+    "column": {"level"},
+    "constant": set(),
+    "diagonal": {"uniform", *BY_ROWS},
+    "entrywise": {"diagonal", "uniform", *BY_ROWS},
+    "keeps_order": BY_ROWS,
+    "level": {"column"},
+    "linear": LINEAR,
+    "maps_zero_to_zero": set(),
+    "positively_homogeneous": set(),
+    "row_linear": LINEAR - {"row_linear", "uniform"},
+    "row_wise": {"selective"},
+    "selective": set(),
+    "single": {"linear", "storable", *LINEAR},
+    "storable": LINEAR,
+    "splits": LINEAR - {"row_linear"},
+    "stacked": {"storable", *LINEAR},
+    "uniform": BY_ROWS,
+}
 
 
 def drawn_with(fact):
@@ -239,45 +360,80 @@ def test_a_check_draws_operators_that_have_a_property_and_no_other(fact):
 
 
 @law(when="(positively_homogeneous A)")
-def scaled_before(x: value[n], A: operator[n, p]): return (x * 2.0) @ A, (x @ A) * 2.0
+def scaled_before(x: value[n], A: operator[n, p]):
+    return (x * 2.0) @ A, (x @ A) * 2.0
+
+
 @law(when="(uniform A)")
-def picked_before(x: value[n], A: operator[n, p], r: relation): return x @ A @ pick(r), x @ pick(r) @ A
+def picked_before(x: value[n], A: operator[n, p], r: relation):
+    return x @ A @ pick(r), x @ pick(r) @ A
+
+
 @law(when="(constant A)")
-def of_any_rows(x: value[n], A: operator[n, p]): return x @ A, (x * 2.0) @ A
+def of_any_rows(x: value[n], A: operator[n, p]):
+    return x @ A, (x * 2.0) @ A
+
+
 @law(when="(maps_zero_to_zero f)")
-def none_of_none(x: value[n], f: entrywise): return (x * 0.0) @ f, x * 0.0
+def none_of_none(x: value[n], f: entrywise):
+    return (x * 0.0) @ f, x * 0.0
+
+
 @law(when="(right_linear m)")
 def scaled_keys(x: value[n], z: scores[h], m: over, w: where):
     return product(z, x * -2.0, m, w), product(z, x, m, w) * -2.0
+
+
 @law(when=("(constant y)",))
-def same_rows(x: value[n], y: value[n], r: relation): return (x + y) @ pick(r), x @ pick(r) + y @ pick(r)
+def same_rows(x: value[n], y: value[n], r: relation):
+    return (x + y) @ pick(r), x @ pick(r) + y @ pick(r)
+
+
 @law(when="(additive A)")
-def wrong_one(x: value[n], A: operator[n, p], r: relation): return x @ A @ pick(r), x @ pick(r) @ A
+def wrong_one(x: value[n], A: operator[n, p], r: relation):
+    return x @ A @ pick(r), x @ pick(r) @ A
+
+
 @law(when="(row_wise A)")
-def wrong_two(x: value[n], A: operator[n, p]): return (x * 2.0) @ A, (x @ A) * 2.0
+def wrong_two(x: value[n], A: operator[n, p]):
+    return (x * 2.0) @ A, (x @ A) * 2.0
+
+
 @law(when="(selective A)")
-def wrong_three(x: value[n], A: operator[n, p], r: relation): return x @ A @ pick(r), x @ pick(r) @ A
+def wrong_three(x: value[n], A: operator[n, p], r: relation):
+    return x @ A @ pick(r), x @ pick(r) @ A
+
+
 @law(when="(homogeneous_over m)")
 def wrong_four(x: value[n], z: scores[h], m: over, w: where):
     return product(z, x * -2.0, m, w), product(z, x, m, w) * -2.0
+
+
 @law()
-def wrong_five(x: value[n], A: operator[n, p], r: relation): return x @ A @ pick(r), x @ pick(r) @ A
+def wrong_five(x: value[n], A: operator[n, p], r: relation):
+    return x @ A @ pick(r), x @ pick(r) @ A
 
 
 def told(law):
     """The outcome of trying a law: empty where it is used."""
-    try: return try_law(law, (law,))
-    except InputError as error: return str(error)
+    try:
+        return try_law(law, (law,))
+    except InputError as error:
+        return str(error)
 
 
-@pytest.mark.parametrize("true", [scaled_before, picked_before, of_any_rows, none_of_none, scaled_keys],
-                         ids=lambda each: each.name)
-def test_a_law_with_a_condition_that_it_needs_is_used(true): assert told(true) == ""
+@pytest.mark.parametrize(
+    "true", [scaled_before, picked_before, of_any_rows, none_of_none, scaled_keys], ids=lambda each: each.name
+)
+def test_a_law_with_a_condition_that_it_needs_is_used(true):
+    assert told(true) == ""
 
 
-@pytest.mark.parametrize("wrong", [wrong_one, wrong_two, wrong_three, wrong_four, wrong_five],
-                         ids=lambda each: each.name)
-def test_a_law_that_needs_more_than_its_condition_is_wrong(wrong): assert "it is wrong: with x = " in told(wrong)
+@pytest.mark.parametrize(
+    "wrong", [wrong_one, wrong_two, wrong_three, wrong_four, wrong_five], ids=lambda each: each.name
+)
+def test_a_law_that_needs_more_than_its_condition_is_wrong(wrong):
+    assert "it is wrong: with x = " in told(wrong)
 
 
 def test_a_condition_on_a_value_that_changes_no_truth_is_refused():
@@ -293,7 +449,8 @@ def test_a_law_with_a_condition_is_matched_where_it_holds_alone():
 
 
 @law(when="(positively_homogeneous A)")
-def scaled_again(x: value[n], A: operator[n, n]): return x @ (I * 2.0) @ A, x @ A @ (I * 2.0)
+def scaled_again(x: value[n], A: operator[n, n]):
+    return x @ (I * 2.0) @ A, x @ A @ (I * 2.0)
 
 
 UNASKED = [
@@ -311,7 +468,8 @@ UNASKED = [
     ("(normalised w)", "normalised is no fact of w: where, of which may be asked reflexive"),
     ("(linear r)", "linear is no fact of r: relation, of which none may be asked: leave it out"),
     ("(single H)", "single is no fact of H: count, of which none may be asked: leave it out"),
-    ("(constant f)", "nothing that f: entrywise stands for in a check is entrywise and constant")]
+    ("(constant f)", "nothing that f: entrywise stands for in a check is entrywise and constant"),
+]
 
 
 @pytest.mark.parametrize("condition, reason", UNASKED, ids=[condition for condition, _ in UNASKED])
@@ -319,25 +477,41 @@ def test_a_condition_that_no_check_can_try_is_refused_with_what_to_do(condition,
     @law(when=condition)
     def asking(x: value[n], A: operator[n, p], m: over, w: where, r: relation, H: count, f: entrywise):
         return x @ A @ relu, x @ A @ relu @ relu
+
     assert reason in told(asking) and "law asking: " in told(asking)
 
 
 @pytest.mark.parametrize("each", [*EXACT_LAWS, *CHOOSING_LAWS], ids=lambda each: each.name)
-def test_each_shipped_condition_can_be_tried(each): assert find_unasked(each) == ""
+def test_each_shipped_condition_can_be_tried(each):
+    assert find_unasked(each) == ""
 
 
 # ---- values of one size
 
+
 @law(when="(same_size x y)")
-def nothing_added(x: value[n], y: value[n]): return x @ relu + (y - y), x @ relu
+def nothing_added(x: value[n], y: value[n]):
+    return x @ relu + (y - y), x @ relu
+
+
 @law(when="(same_size x y)")
-def two_of_one_size(x: value[n], y: value[n]): return (x @ relu, y @ relu), ((x + y - y) @ relu, y @ relu)
+def two_of_one_size(x: value[n], y: value[n]):
+    return (x @ relu, y @ relu), ((x + y - y) @ relu, y @ relu)
+
+
 @law(when=("(additive A)", "(same_size x y)"))
-def through_additive(x: value[n], y: value[n], A: operator[n, p]): return (x + y) @ A, x @ A + y @ A
+def through_additive(x: value[n], y: value[n], A: operator[n, p]):
+    return (x + y) @ A, x @ A + y @ A
+
+
 @law(when="(same_size x y)")
-def in_any_order(x: value[n], y: value[n]): return x + y, y + x
+def in_any_order(x: value[n], y: value[n]):
+    return x + y, y + x
+
+
 @law(when="(same_size x y)")
-def not_additive(x: value[n], y: value[n]): return (x + y) @ relu, x @ relu + y @ relu
+def not_additive(x: value[n], y: value[n]):
+    return (x + y) @ relu, x @ relu + y @ relu
 
 
 @pytest.mark.parametrize("true", [nothing_added, two_of_one_size, through_additive], ids=lambda each: each.name)
@@ -351,8 +525,11 @@ def test_equal_sizes_are_asked_for_where_they_are_needed():
     assert "it holds without when='(same_size x y)', too" in told(in_any_order)
     assert "it is wrong: " in told(not_additive)
     for condition in ("(same_size x)", "(same_size x A)", "(same_size x x x)"):
+
         @law(when=condition)
-        def asking(x: value[n], A: matrix[n, n]): return x @ A @ relu, x @ A @ relu @ relu
+        def asking(x: value[n], A: matrix[n, n]):
+            return x @ A @ relu, x @ A @ relu @ relu
+
         assert "same_size is asked of two values" in told(asking)
 
 
@@ -360,6 +537,7 @@ def test_equal_sizes_are_asked_for_where_they_are_needed():
 def test_a_law_of_equal_sizes_is_matched_at_equal_sizes_alone(columns, cut, fires):
     """One column, and heads, fit beside a value of another size. What is made entry by entry has the size of that."""
     x, y = (given("tokens", 9) @ om.weight(np.ones((9, size))) @ tanh for size in (8, columns * cut))
-    if cut > 1: y = y @ heads(cut)
+    if cut > 1:
+        y = y @ heads(cut)
     template = spell_values(Template.of({"root": x @ relu + (y - y)}, [x, y]), [nothing_added])
     assert bool(saturate(template, [nothing_added]).fired) == fires

@@ -1,4 +1,5 @@
 """The search and the whole run: every program is right, bounds and budgets hold, nothing depends on luck."""
+
 import hashlib
 import re
 from dataclasses import replace
@@ -36,8 +37,13 @@ from rewrites.run import Verified, optimize, time_front
 from rewrites.search.search import search
 from rewrites.verify.differences import difference
 
-MINILM = {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12, "num_hidden_layers": 2,
-          "vocab_size": 100}
+MINILM = {
+    "hidden_size": 384,
+    "intermediate_size": 1536,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 2,
+    "vocab_size": 100,
+}
 BATCH = Batch([[3, 1, 4, 1], [5], [9, 2, 6]])
 MACHINE = standin.machine()
 
@@ -53,12 +59,16 @@ def model(seed=0, change=lambda name, array: array, **config):
 def structures(**config):
     """Imported, fused and exact, for a workload of 16 tokens."""
     operator = model(**config)
-    found = [search(operator, (), MACHINE, counted([16]), fusion=False), search(operator, (), MACHINE, counted([16])),
-             search(operator, EXACT_LAWS, MACHINE, counted([16]))]
+    found = [
+        search(operator, (), MACHINE, counted([16]), fusion=False),
+        search(operator, (), MACHINE, counted([16])),
+        search(operator, EXACT_LAWS, MACHINE, counted([16])),
+    ]
     return operator, dict(zip(("imported", "fused", "exact"), found, strict=True))
 
 
-def oracle(operator, batch=BATCH): return dense(operator, batch)
+def oracle(operator, batch=BATCH):
+    return dense(operator, batch)
 
 
 def right(program, operator, batch=BATCH):
@@ -67,6 +77,7 @@ def right(program, operator, batch=BATCH):
 
 
 # ---- the exact search
+
 
 @pytest.mark.deep(every=2)
 @pytest.mark.parametrize("config", [{}, MINILM], ids=["small", "minilm"])
@@ -113,10 +124,15 @@ def test_every_state_of_a_border_gives_a_right_program(state):
 def test_every_program_of_random_configs_is_right(seed):
     rng = np.random.default_rng(seed)
     heads = int(rng.integers(1, 7))
-    config = {"num_attention_heads": heads, "hidden_size": heads * int(rng.integers(1, 9)),
-              "intermediate_size": int(rng.integers(1, 40)), "num_hidden_layers": int(rng.integers(1, 5)),
-              "vocab_size": int(rng.integers(10, 60)), "type_vocab_size": int(rng.integers(1, 4)),
-              "layer_norm_eps": float(10.0 ** -rng.integers(1, 13))}
+    config = {
+        "num_attention_heads": heads,
+        "hidden_size": heads * int(rng.integers(1, 9)),
+        "intermediate_size": int(rng.integers(1, 40)),
+        "num_hidden_layers": int(rng.integers(1, 5)),
+        "vocab_size": int(rng.integers(10, 60)),
+        "type_vocab_size": int(rng.integers(1, 4)),
+        "layer_norm_eps": float(10.0 ** -rng.integers(1, 13)),
+    }
     lengths = rng.integers(1, 12, int(rng.integers(1, 5)))
     batch = Batch([rng.integers(0, config["vocab_size"], length) for length in lengths])
     operator = model(seed, **config)
@@ -139,38 +155,51 @@ def test_layers_of_equal_structure_are_explored_once(graphs_anew):
 
 
 def test_an_unknown_law_is_named():
-    with pytest.raises(InputError, match="gravity"): without(EXACT_LAWS, ["gravity"])
+    with pytest.raises(InputError, match="gravity"):
+        without(EXACT_LAWS, ["gravity"])
 
 
 # ---- representations that hold a weight exactly
+
 
 @pytest.mark.deep
 def test_layers_pruned_differently_are_stored_sparse_and_are_right():
     """They are different problems, unlike layers of equal structure."""
     rng = np.random.default_rng(5)
+
     def pruned(name, array):
-        if array.ndim != 2 or "encoder" not in name: return array
+        if array.ndim != 2 or "encoder" not in name:
+            return array
         return array * (rng.random(array.shape) < (0.02 if "layer.0" in name else 0.2))
+
     operator = model(change=pruned, hidden_size=128, intermediate_size=512, num_attention_heads=4, num_hidden_layers=2)
-    sparse, stored_dense = (search(operator, EXACT_LAWS, MACHINE, counted([64]), methods=how)
-                            for how in (None, plainly))
+    sparse, stored_dense = (
+        search(operator, EXACT_LAWS, MACHINE, counted([64]), methods=how) for how in (None, plainly)
+    )
     program, plain = sparse.program({})[0], stored_dense.program({})[0]
     kept = {constant.name for constant in program.constants.values() if hasattr(constant, "unpack")}
     assert kept & {"csr", "nm", "block"}
     assert sparse.time < stored_dense.time and sparse.memory < 0.5 * stored_dense.memory
     assert program.stored_bytes == pytest.approx(sparse.memory, rel=0.02)
     assert right(program, operator) and right(plain, operator)
-    assert peak(program, BATCH) < 4 * 128 * 512                 # never a dense weight
+    assert peak(program, BATCH) < 4 * 128 * 512  # never a dense weight
 
 
-@pytest.mark.parametrize("matrix, names", [
-    (np.random.default_rng(0).normal(size=(64, 48)), set()),
-    (np.zeros((64, 48)), {"half", "csr", "block", "nm", "vectorwise"}),
-    (np.kron(np.eye(4, 3), np.random.default_rng(1).normal(size=(16, 16))), {"csr", "block"}),
-    (np.where(np.arange(64)[:, None] % 4 == 1, np.random.default_rng(2).normal(size=(64, 48)), 0),
-     {"csr", "block", "nm", "vectorwise"}),
-    (np.random.default_rng(3).normal(size=(64, 48)).astype(np.float16), {"half"}),
-    (np.full((64, 48), 1e6), set()), (np.where(np.arange(50)[:, None] % 4 == 1, 1 / 3, np.zeros((50, 7))), {"csr"})])
+@pytest.mark.parametrize(
+    "matrix, names",
+    [
+        (np.random.default_rng(0).normal(size=(64, 48)), set()),
+        (np.zeros((64, 48)), {"half", "csr", "block", "nm", "vectorwise"}),
+        (np.kron(np.eye(4, 3), np.random.default_rng(1).normal(size=(16, 16))), {"csr", "block"}),
+        (
+            np.where(np.arange(64)[:, None] % 4 == 1, np.random.default_rng(2).normal(size=(64, 48)), 0),
+            {"csr", "block", "nm", "vectorwise"},
+        ),
+        (np.random.default_rng(3).normal(size=(64, 48)).astype(np.float16), {"half"}),
+        (np.full((64, 48), 1e6), set()),
+        (np.where(np.arange(50)[:, None] % 4 == 1, 1 / 3, np.zeros((50, 7))), {"csr"}),
+    ],
+)
 def test_forms_are_exact_and_priced_by_their_true_sizes(matrix, names):
     found = list(forms(matrix))
     assert {method.format for method in found} == names
@@ -183,6 +212,7 @@ def test_forms_are_exact_and_priced_by_their_true_sizes(matrix, names):
 
 # ---- number types
 
+
 def width(name):
     """Bits of the numbers that a format of this name multiplies by, as people say them."""
     known = {"half": 16, "bf16": 16, "q4_1": 16, "q8_0": 16, "int8": 8, "int4": 4}
@@ -190,7 +220,8 @@ def width(name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_format_says_how_narrow_its_numbers_are(name): assert FORMATS[name].narrowest() == width(name)
+def test_a_format_says_how_narrow_its_numbers_are(name):
+    assert FORMATS[name].narrowest() == width(name)
 
 
 @pytest.mark.parametrize("number_type", NUMBER_TYPES)
@@ -198,8 +229,11 @@ def test_nothing_is_proposed_in_narrower_numbers(number_type):
     weight = np.random.default_rng(0).normal(size=(64, 128))
     found = propose(weight, limits=Limits(most=99, error=2.0, narrowest=NUMBER_TYPES[number_type]))
     names = {each.method for each in (*found, *found.rejected)}
-    assert names == {name for name, form in FORMATS.items()
-                     if form.proposed and name != "dense" and width(name) >= NUMBER_TYPES[number_type]}
+    assert names == {
+        name
+        for name, form in FORMATS.items()
+        if form.proposed and name != "dense" and width(name) >= NUMBER_TYPES[number_type]
+    }
 
 
 @pytest.mark.deep(every=3)
@@ -208,12 +242,14 @@ def test_a_half_model_is_stored_half_where_that_is_allowed(number_type, expected
     operator = model(change=lambda name, array: array.astype(np.float16).astype(np.float32), num_hidden_layers=1)
     methods = Representable(NUMBER_TYPES[number_type])
     structure = search(operator, EXACT_LAWS, MACHINE, counted([16]), methods=methods)
-    offered = {method.format for each in structure.lowerings for use in each.kernels[1]
-               for method in methods(each, use)}
+    offered = {
+        method.format for each in structure.lowerings for use in each.kernels[1] for method in methods(each, use)
+    }
     assert ("half" in offered) == expected
 
 
 # ---- the whole run
+
 
 @pytest.fixture
 def again(optimized, laws_known):
@@ -223,7 +259,8 @@ def again(optimized, laws_known):
 
 
 @pytest.fixture
-def result(optimized): return optimized.result
+def result(optimized):
+    return optimized.result
 
 
 def test_no_point_of_the_front_is_dominated(result):
@@ -254,21 +291,27 @@ def test_every_point_says_what_it_stores(result):
         assert point.measured_bytes >= point.program.stored_bytes and point.measured_s > 0
 
 
-def test_the_chosen_point_meets_the_error(result): assert result.best.measured_error <= 0.2 and result.best.verified
+def test_the_chosen_point_meets_the_error(result):
+    assert result.best.measured_error <= 0.2 and result.best.verified
 
 
 @pytest.mark.deep(every=2)
 @pytest.mark.parametrize("number_type", ["float32", "bf16"])
 def test_no_program_stores_narrower_numbers(again, number_type):
     found = again(error=0.5, number_type=number_type, leave_out=standin.EVERY_LAW)
-    formats = {constant.name for point in found.points for constant in point.program.constants.values()
-               if hasattr(constant, "unpack")}
+    formats = {
+        constant.name
+        for point in found.points
+        for constant in point.program.constants.values()
+        if hasattr(constant, "unpack")
+    }
     assert min(map(width, formats)) >= NUMBER_TYPES[number_type] and found.number_type == number_type
-    assert len(found.points) >= 2                           # there are approximations within it, all the same
+    assert len(found.points) >= 2  # there are approximations within it, all the same
 
 
 def test_an_unknown_number_type_is_named(again):
-    with pytest.raises(InputError, match=r"--number-type float16.*bf16"): again(number_type="float16")
+    with pytest.raises(InputError, match=r"--number-type float16.*bf16"):
+        again(number_type="float16")
 
 
 def test_budgets_that_exclude_each_other_say_what_each_allows(again, result, monkeypatch):
@@ -277,11 +320,11 @@ def test_budgets_that_exclude_each_other_say_what_each_allows(again, result, mon
     exact = result.points[0]
     smallest = min(point.predicted_bytes for point in result.points)
     between = (smallest + exact.predicted_bytes) / 2
-    with pytest.raises(Infeasible,
-                       match=r"needs [\d.]+ MB, the least error within the memory is [\d.e-]+$") as caught:
+    with pytest.raises(Infeasible, match=r"needs [\d.]+ MB, the least error within the memory is [\d.e-]+$") as caught:
         again(error=1e-6, memory=between, leave_out=standin.EVERY_LAW)
-    needed, least = (float(found)
-                     for found in re.search(r"needs ([\d.]+) MB.* is ([\d.e-]+)$", str(caught.value)).groups())
+    needed, least = (
+        float(found) for found in re.search(r"needs ([\d.]+) MB.* is ([\d.e-]+)$", str(caught.value)).groups()
+    )
     assert between < 1e6 * needed <= 1.01 * exact.predicted_bytes and least > 1e-6
     with pytest.raises(Infeasible, match="the least error within the memory is none that any program has"):
         again(error=0.9, memory=1000.0, number_type="float32", leave_out=standin.EVERY_LAW)
@@ -310,14 +353,23 @@ def test_a_busy_machine_is_said_with_what_it_means(result, monkeypatch, tmp_path
     line."""
     monkeypatch.setattr(Watch, "seen", lambda self: f"{len(self.runs)} programs were disturbed")
     prices = Prices(MACHINE, result.workload.timed.extents())
-    searched = Searched(None, result.workload, SimpleNamespace(prices=prices), result.structures,
-                        {"fused": result.imported.program}, None)
+    searched = Searched(
+        None,
+        result.workload,
+        SimpleNamespace(prices=prices),
+        result.structures,
+        {"fused": result.imported.program},
+        None,
+    )
     timed = time_front(searched, Verified(result.points, [], result.imported, np.zeros(1)), 2, lambda *_: None)
     assert timed.busy == f"{len(result.points) + 2} programs were disturbed"
     assert all(len(point.rounds_s) == 2 and point.measured_s == sum(point.rounds_s) / 2 for point in timed.points)
     given = replace(result, busy=timed.busy)
     places = [tmp_path] * len(result.points)
-    def told(found): return printed(as_json(found, places), tmp_path)
+
+    def told(found):
+        return printed(as_json(found, places), tmp_path)
+
     assert f"busy machine: {timed.busy}: measured times are too long" in told(given)
     assert "busy machine" not in told(replace(result, busy=""))
     assert as_json(given, places)["busy"] == {"calibration": "", "timing": timed.busy}
@@ -325,8 +377,10 @@ def test_a_busy_machine_is_said_with_what_it_means(result, monkeypatch, tmp_path
 
 # ---- quality
 
+
 def test_pairs_are_read_before_anything_else():
-    with pytest.raises(InputError, match=r"absent\.csv"): optimize("absent", pairs="absent.csv")
+    with pytest.raises(InputError, match=r"absent\.csv"):
+        optimize("absent", pairs="absent.csv")
 
 
 @pytest.mark.deep
@@ -335,22 +389,27 @@ def test_quality_decides_in_place_of_the_error(tmp_path, monkeypatch, laws_known
     checkpoints.write(tmp_path / "model")
     words = ["the bank", "a river", "dry.", "the river?", "runs of a bank", "banks", "the dry river runs", "of"]
     pairs = tmp_path / "pairs.csv"
-    pairs.write_text("".join(f"{a},{b},{(3 * i + 7 * j) % 11}\n" for i, a in enumerate(words)
-                             for j, b in enumerate(words)))
+    pairs.write_text(
+        "".join(f"{a},{b},{(3 * i + 7 * j) % 11}\n" for i, a in enumerate(words) for j, b in enumerate(words))
+    )
     (tmp_path / "lines.txt").write_text("\n".join(LINES * 5))
-    given = dict(text=str(tmp_path / "lines.txt"), pairs=pairs, tokens=8, machine=MACHINE, rounds=1,
-                 leave_out=standin.EVERY_LAW)
+    given = dict(
+        text=str(tmp_path / "lines.txt"), pairs=pairs, tokens=8, machine=MACHINE, rounds=1, leave_out=standin.EVERY_LAW
+    )
     asked = []
-    monkeypatch.setattr("rewrites.run.allowed", lambda points, *budgets: asked.append(budgets) or
-                        allowed(points, *budgets))
+    monkeypatch.setattr(
+        "rewrites.run.allowed", lambda points, *budgets: asked.append(budgets) or allowed(points, *budgets)
+    )
     found = optimize(str(tmp_path / "model"), drop=100.0, **given)
     exact = found.points[0]
     assert exact.name == "exact" and len(found.points) > 1 and all("spearman" in point.judged for point in found.points)
-    assert [[*map(str, kept)]
-            for kept, _ in asked] == [["error<=40%", "spearman>=-100"]] and found.best is choose(found.points)
+    assert [[*map(str, kept)] for kept, _ in asked] == [["error<=40%", "spearman>=-100"]] and found.best is choose(
+        found.points
+    )
     keep = [point for point in found.points if point.judged["spearman"] >= exact.judged["spearman"]]
     assert allowed(found.points, goals(drop=0.0, file=pairs), None) == keep and len(keep) < len(found.points)
     kept = [point.program.meta["certificate"]["verified"]["goals"][1] for point in found.points]
-    assert [each["value"] for each in kept] == [point.judged["spearman"] - exact.judged["spearman"]
-                                                for point in found.points]
+    assert [each["value"] for each in kept] == [
+        point.judged["spearman"] - exact.judged["spearman"] for point in found.points
+    ]
     assert all(each["of"]["sha256"] == hashlib.sha256(pairs.read_bytes()).hexdigest() for each in kept)

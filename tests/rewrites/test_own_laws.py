@@ -1,5 +1,6 @@
 """Laws of the user's own: a true one never makes a program dearer, whatever limits its graph meets, and every term that
 it makes equal is offered."""
+
 from functools import reduce
 from operator import add, mul
 
@@ -25,7 +26,8 @@ VOCABULARY, WIDTH = 30, 16
 MACHINE = datasheet("A100")
 
 
-def matrix(rng, *shape): return weight(rng.normal(size=shape) / shape[-2] ** 0.5)
+def matrix(rng, *shape):
+    return weight(rng.normal(size=shape) / shape[-2] ** 0.5)
 
 
 def found(model, *own, lengths=(9, 3)):
@@ -63,7 +65,8 @@ def long_sum(rng):
     return matrix(rng, VOCABULARY, WIDTH) @ summed @ (magnitude * magnitude) @ matrix(rng, WIDTH, 4)
 
 
-def sum_of(terms): return reduce(add, terms)
+def sum_of(terms):
+    return reduce(add, terms)
 
 
 MODELS = {each.__name__: each for each in (deep, two_relus, two_parts)}
@@ -89,10 +92,14 @@ def test_a_law_that_lets_a_kernel_compute_a_term_takes_nothing_away(rng):
     space = SearchSpace(model, (*EXACT_LAWS, abs_squared), MACHINE, counted([9, 3]))
     cheapest(space)
     (lowering,) = (each for each in space.lowerings.values() if abs_squared.name in each.graph.fired)
-    steps = {call.implementation.attributes["term"] for _, call in lowering.calls
-             if isinstance(call.implementation, Interpreted)}
-    assert any("magnitude" in step for step in steps) and any("mul" in step and "magnitude" not in step
-                                                              for step in steps)
+    steps = {
+        call.implementation.attributes["term"]
+        for _, call in lowering.calls
+        if isinstance(call.implementation, Interpreted)
+    }
+    assert any("magnitude" in step for step in steps) and any(
+        "mul" in step and "magnitude" not in step for step in steps
+    )
 
 
 @pytest.mark.deep
@@ -123,34 +130,49 @@ def test_a_part_keeps_what_was_found_without_a_law_and_another_takes_it(rng):
 
 # ---- linear attention
 
+
 def written(name, rng):
     """Linear attention written from the scores, and from the state."""
     queries, keys, values = (matrix(rng, WIDTH, WIDTH) for _ in range(3))
     one = const(np.ones(1))
     match name:
-        case "plain": ways = (product(product(queries, turn(keys)), values),
-                              product(queries, product(turn(keys), values)))
-        case "mean": ways = (product(product(queries, turn(keys)), values, mean),
-                             product(queries, product(turn(keys), values, mean)))
-        case "scaled": ways = (product(product(queries, turn(keys)) @ (I * 0.25), values),
-                               product(queries @ (I * 0.25), product(turn(keys), values)))
+        case "plain":
+            ways = (product(product(queries, turn(keys)), values), product(queries, product(turn(keys), values)))
+        case "mean":
+            ways = (
+                product(product(queries, turn(keys)), values, mean),
+                product(queries, product(turn(keys), values, mean)),
+            )
+        case "scaled":
+            ways = (
+                product(product(queries, turn(keys)) @ (I * 0.25), values),
+                product(queries @ (I * 0.25), product(turn(keys), values)),
+            )
         case "heads":
             queries, keys, values = (each @ heads(2) for each in (queries, keys, values))
-            ways = (product(product(queries, turn(keys)), values) @ heads(2).T,
-                    product(queries, product(turn(keys), values)) @ heads(2).T)
+            ways = (
+                product(product(queries, turn(keys)), values) @ heads(2).T,
+                product(queries, product(turn(keys), values)) @ heads(2).T,
+            )
         case "by sums of scores":
             scores, features = product(queries @ relu, turn(keys @ relu)), turn(keys @ relu)
-            ways = (product(scores, values) * (scores @ ones @ reciprocal),
-                    product(queries @ relu, product(features, values))
-                    * (product(queries @ relu, features @ ones) @ reciprocal))
+            ways = (
+                product(scores, values) * (scores @ ones @ reciprocal),
+                product(queries @ relu, product(features, values))
+                * (product(queries @ relu, features @ ones) @ reciprocal),
+            )
         case "by a column of ones":
             scores, features = product(queries, turn(keys)), turn(keys)
-            ways = (product(scores, values) * product(scores, one),
-                    product(queries, product(features, values)) * product(queries, product(features, one)))
+            ways = (
+                product(scores, values) * product(scores, one),
+                product(queries, product(features, values)) * product(queries, product(features, one)),
+            )
         case "chain":
             first, second = product(queries, turn(keys)), product(values, turn(queries))
-            ways = (product(product(first, second), keys),
-                    product(queries, product(turn(keys), product(values, product(turn(queries), keys)))))
+            ways = (
+                product(product(first, second), keys),
+                product(queries, product(turn(keys), product(values, product(turn(queries), keys)))),
+            )
     embedded = matrix(rng, VOCABULARY, WIDTH)
     return [embedded @ way for way in ways]
 
@@ -166,13 +188,23 @@ def test_linear_attention_is_one_program_however_it_is_written(rng, name, tokens
     one, other = (found(way, lengths=[tokens]) for way in ways)
     assert str(one.program({})[0]) == str(other.program({})[0]) and one.time == pytest.approx(other.time, rel=1e-9)
     check_numbers(one, ways[0])
-    if tokens == 4096: assert one.time < 0.2 * search(ways[0], without(EXACT_LAWS, [
-        "associate_products", "associate_means", "associate_with_matrix"]), MACHINE, counted([tokens])).time
+    if tokens == 4096:
+        assert (
+            one.time
+            < 0.2
+            * search(
+                ways[0],
+                without(EXACT_LAWS, ["associate_products", "associate_means", "associate_with_matrix"]),
+                MACHINE,
+                counted([tokens]),
+            ).time
+        )
 
 
 def test_a_pattern_keeps_scores(rng):
     """Scores of which some are left out are no product of values: nothing is re-associated."""
     from opmatrix.algebra.positions.patterns import sequence
+
     queries, keys, values = (matrix(rng, WIDTH, WIDTH) for _ in range(3))
     model = matrix(rng, VOCABULARY, WIDTH) @ product(product(queries, turn(keys)), values, where=sequence)
     structure = found(model)

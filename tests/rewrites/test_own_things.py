@@ -1,5 +1,6 @@
 """Functions, monoids and patterns of one's own in files: saved by name and digest, loaded with the module that declares
 them, and refused where it declares others."""
+
 import subprocess
 import sys
 
@@ -76,7 +77,8 @@ def changed(tmp_path, file, old, new):
 
 def refused(directory, laws=None):
     """What is said of a program that is not loaded."""
-    with pytest.raises(InputError) as caught: om.load(directory, laws=laws)
+    with pytest.raises(InputError) as caught:
+        om.load(directory, laws=laws)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -84,7 +86,7 @@ def refused(directory, laws=None):
 def test_it_is_saved_and_loaded_with_its_module(place):
     directory, file, program, wanted = place
     np.testing.assert_allclose(program.run(BATCH), wanted, rtol=1e-4, atol=1e-5)
-    assert "attention" in [step.kernel for step in program.steps]   # a pattern of one's own is a mask to its kernel
+    assert "attention" in [step.kernel for step in program.steps]  # a pattern of one's own is a mask to its kernel
     for laws in (file, str(file), run_file(file)):
         loaded = om.load(directory, laws=laws)
         assert loaded.run(BATCH).tobytes() == program.run(BATCH).tobytes() and loaded.hash == program.hash
@@ -93,10 +95,13 @@ def test_it_is_saved_and_loaded_with_its_module(place):
 def test_another_process_loads_it(place):
     """One that has declared nothing, so that everything comes of the file that it is given."""
     directory, file, program, _ = place
-    code = ("import sys, opmatrix as om; print(om.load(sys.argv[1], laws=sys.argv[2])"
-            ".run(om.Batch([[1, 2, 3, 1], [8, 0]])).tobytes().hex())")
-    found = subprocess.run([sys.executable, "-c", code, str(directory), str(file)], capture_output=True, text=True,
-                           check=False)
+    code = (
+        "import sys, opmatrix as om; print(om.load(sys.argv[1], laws=sys.argv[2])"
+        ".run(om.Batch([[1, 2, 3, 1], [8, 0]])).tobytes().hex())"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(directory), str(file)], capture_output=True, text=True, check=False
+    )
     assert found.stdout.strip() == program.run(BATCH).tobytes().hex(), found.stderr
 
 
@@ -104,27 +109,43 @@ def test_without_its_module_it_says_what_to_give(place, capsys, monkeypatch):
     directory, file, _, _ = place
     said = refused(directory)
     assert all(word in said for word in ("bent", "counted", "peak", "even", "laws=module", "--laws FILE"))
-    for more, said in (([], "--laws FILE"), (["--laws", str(file)], "tokenizer")):    # loaded, it has no tokenizer
+    for more, said in (([], "--laws FILE"), (["--laws", str(file)], "tokenizer")):  # loaded, it has no tokenizer
         monkeypatch.setattr("sys.argv", ["opmatrix", "run", str(directory), "a text", *more])
-        with pytest.raises(SystemExit) as end: cli.main()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
         assert end.value.code == 2 and said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("old, new, name", [
-    ("np.maximum(a, b)", "a + b", "peak"), ("np.abs(x * w)", "x * w", "peak"),
-    ("idempotent = 0.0", "idempotent = 1.0", "peak"),
-    ("STEEP = 2.0", "STEEP = 2.5", "bent"), ("% 2 == 0", "% 2 == 1", "even"),
-    ("reflexive=True", "reflexive=False", "even"),
-    ("math.lgamma(abs(u) + 1)", "math.lgamma(abs(u) + 2)", "counted")])
+@pytest.mark.parametrize(
+    "old, new, name",
+    [
+        ("np.maximum(a, b)", "a + b", "peak"),
+        ("np.abs(x * w)", "x * w", "peak"),
+        ("idempotent = 0.0", "idempotent = 1.0", "peak"),
+        ("STEEP = 2.0", "STEEP = 2.5", "bent"),
+        ("% 2 == 0", "% 2 == 1", "even"),
+        ("reflexive=True", "reflexive=False", "even"),
+        ("math.lgamma(abs(u) + 1)", "math.lgamma(abs(u) + 2)", "counted"),
+    ],
+)
 def test_a_module_that_was_changed_is_refused(place, tmp_path, old, new, name):
     directory, file, _, _ = place
-    assert f"{name} in {tmp_path / 'mine.py'} is not the one that the program was saved with" in \
-        refused(directory, changed(tmp_path, file, old, new))
+    assert f"{name} in {tmp_path / 'mine.py'} is not the one that the program was saved with" in refused(
+        directory, changed(tmp_path, file, old, new)
+    )
 
 
-@pytest.mark.parametrize("old, new", [("u / (1 +", "u  /  (1.0 +"), ('"""The largest size."""', '"""Another word."""'),
-                                      ("def merge(a, b): return np.maximum(a, b)",
-                                       "def merge(one, two):\n        top = np.maximum(one, two)\n        return top")])
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("u / (1 +", "u  /  (1.0 +"),
+        ('"""The largest size."""', '"""Another word."""'),
+        (
+            "def merge(a, b): return np.maximum(a, b)",
+            "def merge(one, two):\n        top = np.maximum(one, two)\n        return top",
+        ),
+    ],
+)
 def test_what_computes_the_same_is_the_same(place, tmp_path, old, new):
     directory, file, program, _ = place
     assert om.load(directory, laws=changed(tmp_path, file, old, new)).hash == program.hash
@@ -141,11 +162,15 @@ def test_no_file_is_imported_because_a_program_names_it(place, tmp_path):
     """What a file says of one's own is a name: where it is said otherwise than in the steps it is refused."""
     directory, file, _, _ = place
     text = (directory / PROGRAM).read_text()
-    for old, new, said in (('"own": [', '"own": ["os:0123456789abcdef",', "own:"),
-                           ('"version": 7', '"version": 3', "one's own"), ("bent:", "os.system:", "one's own")):
+    for old, new, said in (
+        ('"own": [', '"own": ["os:0123456789abcdef",', "own:"),
+        ('"version": 7', '"version": 3', "one's own"),
+        ("bent:", "os.system:", "one's own"),
+    ):
         other = tmp_path / old.strip('": [')
         other.mkdir()
-        for each in directory.iterdir(): (other / each.name).write_bytes(each.read_bytes())
+        for each in directory.iterdir():
+            (other / each.name).write_bytes(each.read_bytes())
         (other / PROGRAM).write_text(text.replace(old, new))
         assert said in refused(other, file)
 
@@ -153,14 +178,23 @@ def test_no_file_is_imported_because_a_program_names_it(place, tmp_path):
 @pytest.mark.parametrize("name, what", [("max", "monoid"), ("tanh", "function"), ("causal", "pattern")])
 def test_names_of_ours_are_refused_where_it_is_saved(name, what, tmp_path):
     """Here they run."""
-    mine = run_file_of(tmp_path, TEXT.replace("class peak", f"class {name if what == 'monoid' else 'peak'}")
-                       .replace("def bent", f"def {name if what == 'function' else 'bent'}")
-                       .replace("def even", f"def {name if what == 'pattern' else 'even'}"))
+    mine = run_file_of(
+        tmp_path,
+        TEXT.replace("class peak", f"class {name if what == 'monoid' else 'peak'}")
+        .replace("def bent", f"def {name if what == 'function' else 'bent'}")
+        .replace("def even", f"def {name if what == 'pattern' else 'even'}"),
+    )
     rng = np.random.default_rng(0)
     table, W = om.weight(rng.normal(size=(9, 8))), om.weight(rng.normal(size=(8, 8)))
     own = getattr(mine, name)
-    model = table @ {"monoid": lambda: om.formula(lambda x: x * (x @ own)), "function": lambda: own,
-                     "pattern": lambda: om.attention(W, W, W, 2, own & om.sequence)}[what]()
+    model = (
+        table
+        @ {
+            "monoid": lambda: om.formula(lambda x: x * (x @ own)),
+            "function": lambda: own,
+            "pattern": lambda: om.attention(W, W, W, 2, own & om.sequence),
+        }[what]()
+    )
     program = om.schedule(model, BATCH, machine=standin.machine()).program
     np.testing.assert_allclose(program.run(BATCH), om.dense(model, BATCH), rtol=1e-4, atol=1e-5)
     with pytest.raises(InputError, match=f"not saved: {name} is one's own, and opmatrix has a {what} of that name"):
@@ -178,7 +212,7 @@ def test_patterns_of_ones_own_are_parts_of_others(place):
     mine = run_file(place[1])
     seen = (mine.even | om.hubs(1)) & om.sequence
     assert seen.stated and not seen.ours and parse(seen.text) == seen and str(seen) == "(even | hubs(1)) & sequence"
-    assert not Pattern("even", mine.even.sees, True).stated          # that nobody declared by a name
+    assert not Pattern("even", mine.even.sees, True).stated  # that nobody declared by a name
     with pytest.raises(ValueError, match="'odd' is one's own, and nobody has declared it here"):
         parse("odd:0123456789abcdef & sequence")
 
@@ -186,6 +220,10 @@ def test_patterns_of_ones_own_are_parts_of_others(place):
 def test_digests_are_of_what_is_computed():
     def made(by):
         return type("scaled", (om.Monoid,), dict(identity=0.0, lift=lambda x, w: by * x * w, merge=lambda a, b: a + b))
+
     assert digest_monoid(made(2)) == digest_monoid(made(2)) != digest_monoid(made(3))
-    def held(by): return lambda u: u + by
+
+    def held(by):
+        return lambda u: u + by
+
     assert digest_code(held(2)) == digest_code(held(2)) != digest_code(held(3))

@@ -1,4 +1,5 @@
 """A workload of generated text: what is asked, what it is priced at, what sessions are timed for, what reports show."""
+
 import json
 
 import checkpoints
@@ -59,21 +60,31 @@ def found(speaker, tmp_path_factory):
 
 # ---- what is asked
 
+
 def test_a_request_is_a_word():
     assert parse_mix("generate:512+128") == Generation(512, 128) == Generation(512, 128, 1)
-    for each in (Generation(512, 128), Generation(1, 1, 8)): assert parse_mix(str(each)) == each
+    for each in (Generation(512, 128), Generation(1, 1, 8)):
+        assert parse_mix(str(each)) == each
     assert (ASKED.length, ASKED.context, ASKED.prompts) == (10, 8, [6, 6])
 
 
-@pytest.mark.parametrize("text, words", [
-    ("generate:0+5", "prompt 0: give 1 or more"), ("generate:5+0", "answer 0"), ("generate:5+5x0", "sequences 0"),
-    ("generate:5", "it is no workload of generated text: write generate:PROMPT+ANSWER"),
-    ("generate:", "write generate:PROMPT"), ("generate:-1+5", "write generate:PROMPT"),
-    ("generate:5+5x", "write generate:PROMPT"), ("generate:a+b", "write generate:PROMPT"),
-    ("generate:999999999+1x9", "tokens in all; a workload may have"),
-])
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("generate:0+5", "prompt 0: give 1 or more"),
+        ("generate:5+0", "answer 0"),
+        ("generate:5+5x0", "sequences 0"),
+        ("generate:5", "it is no workload of generated text: write generate:PROMPT+ANSWER"),
+        ("generate:", "write generate:PROMPT"),
+        ("generate:-1+5", "write generate:PROMPT"),
+        ("generate:5+5x", "write generate:PROMPT"),
+        ("generate:a+b", "write generate:PROMPT"),
+        ("generate:999999999+1x9", "tokens in all; a workload may have"),
+    ],
+)
 def test_what_is_no_request_is_said_in_a_line(text, words):
-    with pytest.raises(InputError) as error: parse_mix(text)
+    with pytest.raises(InputError) as error:
+        parse_mix(text)
     assert str(error.value).startswith(f"--workload {text}") and words in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -88,7 +99,8 @@ def test_a_model_that_generates_no_text_is_refused(tmp_path):
     place = str(checkpoints.write(tmp_path / "bert"))
     with pytest.raises(InputError, match=r"workload generate:5\+3: bert is no language model"):
         open_arguments(place, "generate:5+3", None, None)
-    with pytest.raises(InputError, match="it reads other rows"): draw_workload(Generation(5, 3), encoder())
+    with pytest.raises(InputError, match="it reads other rows"):
+        draw_workload(Generation(5, 3), encoder())
     limit = open_model(BYTES).positions
     with pytest.raises(InputError, match=rf"prompt and answer have {limit + 1} tokens: \w+ takes 1 to {limit} tokens"):
         open_arguments(str(BYTES), f"generate:{limit}+1", None, None)
@@ -97,6 +109,7 @@ def test_a_model_that_generates_no_text_is_refused(tmp_path):
 
 
 # ---- what it is priced at
+
 
 def test_phases_count_rows_and_scores():
     first, later = ASKED.phases([CAUSAL])
@@ -121,26 +134,34 @@ def test_the_price_of_a_request_is_that_of_the_program_that_sessions_run(speaker
 def test_attention_of_steps_has_a_price_of_its_own(speaker):
     """Where it is dear, a request is dear, by what its rows see, and no kernel stands in that sessions do not run; runs
     of whole texts are not."""
+
     class Dear(Round):
         def seconds(self, kernel, **size):
             return size["S2"] * 1.0 if kernel == "attention_cached" else super().seconds(kernel, **size)
+
     scores = 42 + 4 * 16
-    for phases, least, most in ((ASKED.phases([CAUSAL]), scores - 1e-3 * scores, scores + 1),
-                                (ASKED.phases([CAUSAL], cached=False), 0, 1)):
+    for phases, least, most in (
+        (ASKED.phases([CAUSAL]), scores - 1e-3 * scores, scores + 1),
+        (ASKED.phases([CAUSAL], cached=False), 0, 1),
+    ):
         found = search(speaker, (), Dear(), phases)
         assert least <= found.time <= most
 
 
 def test_groups_of_sequences_are_priced_by_their_share():
     """Half of the sequences have half of the scores, though lengths alone do not say them."""
+
     class Halves(Running):
-        def group(self, extents): return extents.mean((1,), 1)
+        def group(self, extents):
+            return extents.mean((1,), 1)
+
     later = later_step(8, 2, [CAUSAL])
     [(_, prices)] = priced([Halves(standin.machine(), "apart")], (later,)).parts
     assert prices.group[NEW_SCORES] == 8 and prices.group[T] == 1
 
 
 # ---- what sessions are timed for
+
 
 def test_a_session_is_timed_at_its_context():
     """Steps are taken back, so each sees as many rows, and gives the row of a whole run."""
@@ -166,11 +187,12 @@ def test_bytes_of_a_request_hold_its_caches():
     program, ids = llama().program, np.arange(9) % 50
     planned = planned_peak(program, Generation(20, 13, 2))
     assert planned >= program.decoder.schedule.cached * 2 * 48, "two sequences of 33 rows, in pages of 16"
-    asked = Generation(48, 14, 16)                          # beside which Python's own objects are little
+    asked = Generation(48, 14, 16)  # beside which Python's own objects are little
     assert measured_peak(program, asked, ids, 2) == pytest.approx(planned_peak(program, asked), rel=0.15)
 
 
 # ---- what a report shows
+
 
 def test_the_report_of_a_request(found):
     result, text, file = found
@@ -183,7 +205,8 @@ def test_the_report_of_a_request(found):
     whole = json.loads(file.read_text())
     for wrong in (5, "generate:5", "5+5"):
         (file.parent / "wrong.json").write_text(json.dumps(whole | {"generate": wrong}))
-        with pytest.raises(InputError, match="generate is"): Reported.read(file.parent / "wrong.json")
+        with pytest.raises(InputError, match="generate is"):
+            Reported.read(file.parent / "wrong.json")
 
 
 def test_contexts_go_as_far_as_positions():
@@ -197,8 +220,12 @@ def test_contexts_go_as_far_as_positions():
 
 class Slow:
     """A machine that takes a minute for anything."""
-    def __init__(self, machine): self.machine = machine
-    def seconds(self, kernel, **sizes): return 60.0
+
+    def __init__(self, machine):
+        self.machine = machine
+
+    def seconds(self, kernel, **sizes):
+        return 60.0
 
 
 def test_errors_are_stated_of_whole_texts():
@@ -210,6 +237,7 @@ def test_errors_are_stated_of_whole_texts():
 
 
 # ---- caches of bf16 on a front
+
 
 @pytest.fixture(scope="module")
 def front(speaker):
@@ -227,8 +255,9 @@ def test_points_of_a_front_say_and_take_off_what_their_caches_save(front):
         count, saved = held_narrow(point.program, prices)
         halved = {port.number for port in point.program.decoder.inputs} == {"bf16"}
         assert (count > 0) == (saved > 0) == halved == ("bf16 caches" in point.name)
-        assert point.predicted_s == pytest.approx(point.structure.time - saved + prices.beside(point.program)
-                                                  - prices.start, rel=1e-9)
+        assert point.predicted_s == pytest.approx(
+            point.structure.time - saved + prices.beside(point.program) - prices.start, rel=1e-9
+        )
         said.append(halved)
     assert found.points[0].name == "exact" and not said[0] and any(said)
 

@@ -1,5 +1,6 @@
 """Programs that give a row a sequence: pooled as checkpoints say, or of one token alone, whose other rows vanish behind
 the last attention."""
+
 import numpy as np
 import pytest
 import standin
@@ -43,8 +44,9 @@ def program(operator, kind="exact", batch=RAGGED):
 
 @pytest.mark.deep(every=24)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("modes, normalise",
-                         [*(((mode,), True) for mode in MODES), (("mean",), False), (("mean", "max"), True)], ids=str)
+@pytest.mark.parametrize(
+    "modes, normalise", [*(((mode,), True) for mode in MODES), (("mean",), False), (("mean", "max"), True)], ids=str
+)
 def test_a_program_pools_as_numpy_does(modes, normalise, kind, tmp_path):
     """By the pooling of rows, which programs of rows are still embedded with."""
     pooling = Pooling(modes, normalise)
@@ -61,7 +63,7 @@ def test_a_program_pools_as_numpy_does(modes, normalise, kind, tmp_path):
 def test_a_pooled_program_has_the_steps_of_rows_and_at_most_three_more():
     rows, pooled = (program(operator)[0] for operator in (ROWS_ONLY, ROWS_ONLY @ Pooling().operator()))
     lines = [str(each).splitlines()[1:-1] for each in (rows, pooled)]
-    assert lines[1][:len(lines[0])] == lines[0] and len(lines[1]) == len(lines[0]) + 1
+    assert lines[1][: len(lines[0])] == lines[0] and len(lines[1]) == len(lines[0]) + 1
     assert not rows.pooled and (rows.vectors(RAGGED) == Pooling()(rows.run(RAGGED), RAGGED.starts)).all()
     np.testing.assert_allclose(np.linalg.norm(pooled.vectors(RAGGED), axis=1), 1, rtol=1e-6)
 
@@ -86,8 +88,14 @@ def test_few_scripts_serve_a_stream_of_fresh_lengths(mode):
     there are, in every group, and no others."""
     made = program(ROWS_ONLY @ Pooling((mode,)).operator())[0]
     rng, recorded = np.random.default_rng(0), made.schedule.segments[0]
-    for lengths in ([1] * 40, [3, 1, 8], [3, 1, 8, 1], [6, 6], [12],
-                    *(rng.integers(1, 12, rng.integers(30, 90)) for _ in range(12))):
+    for lengths in (
+        [1] * 40,
+        [3, 1, 8],
+        [3, 1, 8, 1],
+        [6, 6],
+        [12],
+        *(rng.integers(1, 12, rng.integers(30, 90)) for _ in range(12)),
+    ):
         batch = Batch([rng.integers(0, 40, n) for n in lengths])
         alone = np.concatenate([made.run(one) for one in batch])
         np.testing.assert_allclose(made.run(batch), alone, rtol=0, atol=2e-6)
@@ -97,18 +105,21 @@ def test_few_scripts_serve_a_stream_of_fresh_lengths(mode):
 
 # ---- one token that is read
 
+
 @pytest.mark.deep(every=2)
 @pytest.mark.parametrize("mode", ["cls", "lasttoken"])
 def test_behind_the_last_attention_there_are_only_rows_that_are_read(mode):
     made, emitter, found = program(ROWS_ONLY @ Pooling((mode,)).operator())
     calls = made.schedule.calls
     at = next(i for i, call in enumerate(calls) if call.kernel.name == "attend_once")
-    behind = [call for call in calls[at + 1:] if not call.kernel.view]
+    behind = [call for call in calls[at + 1 :] if not call.kernel.view]
     assert len(behind) > 3 and {call.shape.space for call in behind} == {made.schedule.calls[at].shape.space}
     assert not any(call.kernel.name == "attention" for call in calls[at:])
     assert "pick_queries" in str(derive_chain(found, EXACT_LAWS)) and "pick_before" in found.fired
-    assert relative(made.exact(RAGGED, unrounded(found, emitter)),
-                    dense(ROWS_ONLY @ Pooling((mode,)).operator(), RAGGED)) < 1e-12
+    assert (
+        relative(made.exact(RAGGED, unrounded(found, emitter)), dense(ROWS_ONLY @ Pooling((mode,)).operator(), RAGGED))
+        < 1e-12
+    )
 
 
 def test_a_head_is_of_the_rows_that_are_read():
@@ -153,23 +164,31 @@ def test_a_layer_of_a_graph(over, kind):
     assert relative(made.exact(batch, unrounded(found, emitter)), dense(term, batch)) < 1e-12
     assert relative(made.run(batch), dense(term, batch)) < 1e-5
     verify_steps(made, [batch])
-    other = nodes(seed=3)                                   # other entries, another number of them
+    other = nodes(seed=3)  # other entries, another number of them
     assert relative(made.run(other), dense(term, other)) < 1e-5
 
 
-@pytest.mark.parametrize("batch, words", [
-    (Batch([range(7)]), "relation edges: T × T: the batch gives none of this name"),
-    (Batch([range(7)], relations={"edges": np.eye(6)}), "relation edges: T × T: it is 6 × 6, but space T has 7 rows"),
-])
+@pytest.mark.parametrize(
+    "batch, words",
+    [
+        (Batch([range(7)]), "relation edges: T × T: the batch gives none of this name"),
+        (
+            Batch([range(7)], relations={"edges": np.eye(6)}),
+            "relation edges: T × T: it is 6 × 6, but space T has 7 rows",
+        ),
+    ],
+)
 def test_a_relation_that_does_not_fit_is_said(batch, words):
     made = program(graph_layer(mean), batch=nodes())[0]
-    with pytest.raises(ValueError, match=words): made.run(batch)
+    with pytest.raises(ValueError, match=words):
+        made.run(batch)
 
 
 @pytest.mark.deep
 def test_a_pick_that_has_no_single_entry_is_said():
-    made = program(ROWS_ONLY @ pick(relation("seen", "T", "T")),
-                   batch=Batch([[3, 4, 5]], relations={"seen": np.eye(3)[::-1]}))[0]
+    made = program(
+        ROWS_ONLY @ pick(relation("seen", "T", "T")), batch=Batch([[3, 4, 5]], relations={"seen": np.eye(3)[::-1]})
+    )[0]
     found = made.run(Batch([[3, 4, 5]], relations={"seen": np.eye(3)[::-1]}))
     np.testing.assert_allclose(found, dense(ROWS_ONLY, Batch([[3, 4, 5]]))[::-1], rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="seen: T × T: row 1 of 3 in space T has 0 entries: a pick takes"):
@@ -190,8 +209,9 @@ def test_rows_in_another_order_keep_their_positions(kind):
     assert relative(made.exact(batch, unrounded(found, emitter)), dense(term, batch)) < 1e-12
     assert relative(made.run(batch), dense(term, batch)) < 1e-5
     for behind in (layer, formula(lambda x: x @ rotary(9, 24))):
-        with pytest.raises(InputError,
-                           match=r"it reads the positions of rows that pick.* put in another order: .* pick behind it"):
+        with pytest.raises(
+            InputError, match=r"it reads the positions of rows that pick.* put in another order: .* pick behind it"
+        ):
             program(ROWS_ONLY @ swapped @ gelu @ behind, kind, batch)
 
 

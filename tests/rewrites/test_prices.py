@@ -1,4 +1,5 @@
 """Prices: what a search is told that kernels cost is what the program that it finds is said to cost."""
+
 import numpy as np
 import pytest
 from random_models import random_config, random_weights
@@ -11,8 +12,11 @@ from opmatrix.inference.pooling import Pooling
 from opmatrix.models.transformer import transformer
 from rewrites.search.search import search
 
-ENDS = {"every row": lambda rows: rows, "pooled": lambda rows: rows @ Pooling().operator(),
-        "last": lambda rows: rows @ pick("last")}
+ENDS = {
+    "every row": lambda rows: rows,
+    "pooled": lambda rows: rows @ Pooling().operator(),
+    "last": lambda rows: rows @ pick("last"),
+}
 
 
 @pytest.mark.deep(every=36)

@@ -1,4 +1,5 @@
 """Weights that a GGUF file stores in blocks of Q4_1: kept as they are where that pays, to the bit."""
+
 import ggufs
 import numpy as np
 import pytest
@@ -43,7 +44,8 @@ def test_blocks_are_kept_to_the_bit(rng, outputs):
     made = blocks(rng, outputs, 5)
     stored = Q4_1.of_blocks(made)
     assert np.array_equal(stored.unpack(), widened(made).T) and stored.nbytes == 20 * 5 * -(-outputs // 16) * 16
-    for rows in (1, 2, 4, 7, 8, 9, 40): check_product(stored, rng.standard_normal((rows, 160), np.float32), rng)
+    for rows in (1, 2, 4, 7, 8, 9, 40):
+        check_product(stored, rng.standard_normal((rows, 160), np.float32), rng)
 
 
 @pytest.mark.parametrize("inputs", (1, 7, 33, 389))
@@ -64,29 +66,41 @@ def test_any_levels_are_found_again(rng):
         d, m = abs(rng.normal(size=(2, 1, 10))).astype(np.float16).astype(np.float32)
         W = (d * q - m).astype(np.float32)
         assert np.array_equal(Q4_1.pack(W).unpack(), W)
-    with pytest.raises(FormatError, match="cannot hold this matrix"): Q4_1.pack(rng.standard_normal((64, 3)))
-    with pytest.raises(FormatError, match="beyond 65504"): Q4_1.fit(np.full((4, 3), 1e5))
+    with pytest.raises(FormatError, match="cannot hold this matrix"):
+        Q4_1.pack(rng.standard_normal((64, 3)))
+    with pytest.raises(FormatError, match="beyond 65504"):
+        Q4_1.fit(np.full((4, 3), 1e5))
 
 
 # ---- in programs
 
+
 def space_of(folder, stem, layers=2, number=TYPE, make=blocks):
     """Of a model of so many layers, 2 or more, whose matrices of these names are blocks of a number type of GGUF."""
     rng = np.random.default_rng(5)
-    made = {name: make(rng, shape[0], shape[1] // GROUP) for name, shape in ggufs.shapes().items()
-            if name.startswith(stem) and len(shape) > 1}
+    made = {
+        name: make(rng, shape[0], shape[1] // GROUP)
+        for name, shape in ggufs.shapes().items()
+        if name.startswith(stem) and len(shape) > 1
+    }
     tensors = {name: (number, (len(each), GROUP * each.shape[1]), each.tobytes()) for name, each in made.items()}
-    more = {f"blk.{l}.{name[6:]}": array for l in range(2, layers) for name, array in ggufs.arrays(l).items()
-            if name.startswith("blk.1.")}
+    more = {
+        f"blk.{l}.{name[6:]}": array
+        for l in range(2, layers)
+        for name, array in ggufs.arrays(l).items()
+        if name.startswith("blk.1.")
+    }
     model = open_model(ggufs.write(folder / "small.gguf", {"llama.block_count": layers}, more | tensors)).operator()
     return SearchSpace(model, EXACT_LAWS, standin.machine(), counted([7, 1], patterns(model)))
 
 
 @pytest.fixture(scope="module")
-def space(tmp_path_factory): return space_of(tmp_path_factory.mktemp("blocks"), "blk.")
+def space(tmp_path_factory):
+    return space_of(tmp_path_factory.mktemp("blocks"), "blk.")
 
 
-def formats_of(program): return [each.name for each in program.constants.values() if hasattr(each, "unpack")]
+def formats_of(program):
+    return [each.name for each in program.constants.values() if hasattr(each, "unpack")]
 
 
 def test_a_search_within_memory_keeps_blocks_as_they_are(space, tmp_path):

@@ -1,5 +1,6 @@
 """Weights that a GGUF file stores in blocks of Q8_0: kept as they are where that pays, to the bit; a tied table
 once."""
+
 import ggufs
 import numpy as np
 import pytest
@@ -73,17 +74,25 @@ def test_any_whole_multiples_are_found_again(rng):
     d = (abs(W.reshape(2, 32, 3)).max(1, keepdims=True) / np.float32(127)).astype(np.float16).astype(np.float32)
     assert np.array_equal(Q8_0.fit(W), (np.rint(W.reshape(2, 32, 3) / d) * d).reshape(64, 3))
     assert not Q8_0.fit(np.zeros((33, 4), np.float32)).any()
-    with pytest.raises(FormatError, match="cannot hold this matrix"): Q8_0.pack(W)
-    with pytest.raises(FormatError, match="beyond 8319008"): Q8_0.fit(np.full((4, 3), 1e7))
+    with pytest.raises(FormatError, match="cannot hold this matrix"):
+        Q8_0.pack(W)
+    with pytest.raises(FormatError, match="beyond 8319008"):
+        Q8_0.fit(np.full((4, 3), 1e7))
 
 
-@pytest.mark.parametrize("name, spoil, said", [
-    ("scale", lambda a: np.where(np.arange(len(a)) == 3, np.float16(np.nan), a), "holds nan, which is not finite"),
-    ("scale", lambda a: a.astype(np.float32), "declared f2"), ("w", lambda a: a[:-1], "w"),
-    ("w", lambda a: a.astype(np.uint16), "declared u1")])
+@pytest.mark.parametrize(
+    "name, spoil, said",
+    [
+        ("scale", lambda a: np.where(np.arange(len(a)) == 3, np.float16(np.nan), a), "holds nan, which is not finite"),
+        ("scale", lambda a: a.astype(np.float32), "declared f2"),
+        ("w", lambda a: a[:-1], "w"),
+        ("w", lambda a: a.astype(np.uint16), "declared u1"),
+    ],
+)
 def test_what_is_damaged_in_a_file_is_refused(rng, name, spoil, said):
     arrays = (stored := Q8_0.of_blocks(made_bytes(rng, 20, 2))).arrays()
-    with pytest.raises(FormatError, match=said): Q8_0.from_arrays(stored.meta(), arrays | {name: spoil(arrays[name])})
+    with pytest.raises(FormatError, match=said):
+        Q8_0.from_arrays(stored.meta(), arrays | {name: spoil(arrays[name])})
     assert np.array_equal(Q8_0.from_arrays(stored.meta(), arrays).unpack(), stored.unpack())
 
 
@@ -98,10 +107,12 @@ def test_files_keep_the_blocks_that_formats_hold():
     """Each kind of block that a leaf keeps is one format's that rounds nothing, and every such format has one."""
     kept = {number: each.block for number, each in STORED.items() if each.kept}
     assert {name.lower(): block for name, block in kept.items()} == {
-        name: form.filed for name, form in FORMATS.items() if form.filed is not None and not form.rounds}
+        name: form.filed for name, form in FORMATS.items() if form.filed is not None and not form.rounds
+    }
 
 
 # ---- in programs
+
 
 @pytest.fixture(scope="module")
 def space(tmp_path_factory):
@@ -137,8 +148,12 @@ def test_blocks_of_two_kinds_are_no_one_weight(tmp_path):
     rng = np.random.default_rng(3)
     kinds = {"attn_q": (TYPE, made_bytes), "attn_k": (TYPE, made_bytes), "attn_v": (3, blocks)}
     shapes = ggufs.shapes()
-    tensors = {name: (number, shapes[name], make(rng, shapes[name][0], shapes[name][1] // 32).tobytes())
-               for l in range(2) for part, (number, make) in kinds.items() for name in [f"blk.{l}.{part}.weight"]}
+    tensors = {
+        name: (number, shapes[name], make(rng, shapes[name][0], shapes[name][1] // 32).tobytes())
+        for l in range(2)
+        for part, (number, make) in kinds.items()
+        for name in [f"blk.{l}.{part}.weight"]
+    }
     model = open_model(ggufs.write(tmp_path / "mixed.gguf", {}, tensors)).operator()
     space = SearchSpace(model, EXACT_LAWS, standin.machine(), counted([7, 1], patterns(model)))
     least = within(space, Representable(), weights=(0, 1, 0)).program({})[0]

@@ -1,5 +1,6 @@
 """Hypothesis over random well-typed programs: whatever the laws, the extraction and the kernels make of one is it
 still. OPMATRIX_EXAMPLES sets how many are tried; each run of thousands starts from a seed of its own."""
+
 import os
 
 import numpy as np
@@ -13,25 +14,32 @@ from opmatrix.algebra.nodes import LASTING
 from opmatrix.algebra.term import formula
 
 EXAMPLES = int(os.environ.get("OPMATRIX_EXAMPLES", 0))
-many = settings(max_examples=EXAMPLES or 12, derandomize=not EXAMPLES, deadline=None, database=None,
-                suppress_health_check=list(HealthCheck))
+many = settings(
+    max_examples=EXAMPLES or 12,
+    derandomize=not EXAMPLES,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
 # what rewriting alone makes
-MADE = {"adjoint", "by_head", "left", "right", "behind", "joined", "blank", "below", "unit", "first_rows",
-        "last_rows"}
-UNKNOWN = {"symbol", "log"}                                                     # has no numbers; has none below 0
+MADE = {"adjoint", "by_head", "left", "right", "behind", "joined", "blank", "below", "unit", "first_rows", "last_rows"}
+UNKNOWN = {"symbol", "log"}  # has no numbers; has none below 0
 
 
 @many
 @forall(programs())
-def test_every_form_of_a_program_is_it(example): check(example)
+def test_every_form_of_a_program_is_it(example):
+    check(example)
 
 
 def grown(step, seed):
     """A program that ends with this step."""
+
     def made(x):
         grower = Grower(Choices(seed), np.random.default_rng(seed), x, step in PLAIN)
         grower.pool.append(grower.linear(grower.pool[0]))
         return getattr(grower, step)(grower.pool[-1])
+
     return formula(made)
 
 

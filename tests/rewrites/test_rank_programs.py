@@ -1,5 +1,6 @@
 """Ranks run programs that the search found for their own numbers: outputs, kernels, what is searched once, what
 crosses."""
+
 from functools import cache
 
 import numpy as np
@@ -23,12 +24,19 @@ from rewrites.verify.failure import VerificationError
 
 MACHINE = standin.machine()
 SIZES = BatchSizes(4, 7)
-WIDTHS = dict(vocab_size=23, hidden_size=16, num_attention_heads=4, num_hidden_layers=2, max_position_embeddings=20,
-              intermediate_size=24)
+WIDTHS = dict(
+    vocab_size=23,
+    hidden_size=16,
+    num_attention_heads=4,
+    num_hidden_layers=2,
+    max_position_embeddings=20,
+    intermediate_size=24,
+)
 CONFIGS = {
     "bert": WIDTHS | dict(model_type="bert", type_vocab_size=2, layer_norm_eps=1e-12),
     "gpt2": dict(model_type="gpt2", vocab_size=23, n_embd=16, n_positions=20, n_head=4, n_layer=2),
-    "llama": WIDTHS | dict(model_type="llama", num_key_value_heads=2, rms_norm_eps=1e-5)}
+    "llama": WIDTHS | dict(model_type="llama", num_key_value_heads=2, rms_norm_eps=1e-5),
+}
 MESHES = {"tp": Mesh.of(tp=(2, "tensor")), "dp": Mesh.of(dp=(2, "zero3")), "pp": Mesh.of(pp=(2, "pipeline"))}
 
 
@@ -38,14 +46,17 @@ def model(name, **changed):
     return build(CONFIGS[name] | changed, lambda name, *shape: Data(rng.normal(size=shape) * 0.3, name))
 
 
+def feed(seed=1):
+    return Feed(np.random.default_rng(seed).integers(0, 23, (4, 7)))
 
 
-def feed(seed=1): return Feed(np.random.default_rng(seed).integers(0, 23, (4, 7)))
 @cache
-def compiled(term, mesh): return compile_ranks(partition(term, mesh, SIZES), MACHINE)
+def compiled(term, mesh):
+    return compile_ranks(partition(term, mesh, SIZES), MACHINE)
 
 
-def layers_of(name, count): return {"n_layer" if name == "gpt2" else "num_hidden_layers": count}
+def layers_of(name, count):
+    return {"n_layer" if name == "gpt2" else "num_hidden_layers": count}
 
 
 def off(term, found, x):
@@ -101,7 +112,8 @@ CUT = {
     "rows change with heads": ("llama", 1, Mesh.of(cp=(2, "ulysses")), set()),
     "stages": ("gpt2", 2, Mesh.of(pp=(2, "pipeline"), dp=(3, "data"), tp=(2, "sequence")), set()),
     "ring": ("llama", 1, Mesh.of(cp=(3, "ring")), {"ring"}),
-    "keys are gathered": ("gpt2", 1, Mesh.of(cp=(2, "gathered")), {"product", "mul"})}
+    "keys are gathered": ("gpt2", 1, Mesh.of(cp=(2, "gathered")), {"product", "mul"}),
+}
 
 
 @pytest.mark.deep(every=6)
@@ -147,7 +159,8 @@ def test_a_wrong_number_is_seen():
     items = programs.items[(0,)]
     at = next(k for k, each in enumerate(items) if not isinstance(each, int))
     items[at] = items[at]._replace(program=programs.items[(1,)][at].program)
-    with pytest.raises(VerificationError): check_ranks(programs, term, MACHINE, feed())
+    with pytest.raises(VerificationError):
+        check_ranks(programs, term, MACHINE, feed())
     assert off(term, run_programs(programs, feed()), feed()) > 1e-3
 
 

@@ -1,5 +1,6 @@
 """Hidden units and heads removed: the closed form, the algebra around it, whole models, and a run that chooses among
 them."""
+
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
@@ -34,6 +35,7 @@ from rewrites.verify.failure import VerificationError
 from rewrites.workload.phases import Report
 
 # ---- the closed form
+
 
 def activations(rng, rows, n, rank):
     return rng.normal(size=(rows, rank)) @ rng.normal(size=(rank, n)) + 0.1 * rng.normal(size=(rows, n))
@@ -83,7 +85,7 @@ def test_a_diagonal_metric_is_wanda_and_none_is_magnitude():
     for gram, scores in ((None, np.square(W).sum(1)), (np.square(X).sum(0), np.square(W).sum(1) * np.square(X).sum(0))):
         found = remove(W, 7, gram)
         assert found.left.tolist() == sorted(np.argsort(scores)[7:])
-        np.testing.assert_allclose(found.weight, W[found.left], rtol=1e-12)          # nothing can be corrected
+        np.testing.assert_allclose(found.weight, W[found.left], rtol=1e-12)  # nothing can be corrected
 
 
 @pytest.mark.parametrize("constant", [0.0, 2.5])
@@ -93,19 +95,23 @@ def test_inputs_that_never_change_and_weights_of_zeros_can_be_removed(constant):
     X[:, 4:8], W[1] = constant, 0.0
     found = remove(W, 4, X.T @ X)
     assert 1 not in found.left and np.isfinite(found.weight).all()
-    assert found.error < 0.02 and len({4, 5, 6, 7} & {*found.left}) <= 1      # of four equal ones three go
+    assert found.error < 0.02 and len({4, 5, 6, 7} & {*found.left}) <= 1  # of four equal ones three go
     assert np.isfinite(remove(np.zeros((6, 2)), 3, np.zeros((6, 6))).weight).all()
 
 
 def test_sizes_that_do_not_fit_are_refused():
-    with pytest.raises(InputError, match="6 of 6 groups"): remove(np.ones((6, 2)), 6)
-    with pytest.raises(InputError, match="6 inputs in groups of 4"): remove(np.ones((6, 2)), 1, None, 4)
+    with pytest.raises(InputError, match="6 of 6 groups"):
+        remove(np.ones((6, 2)), 6)
+    with pytest.raises(InputError, match="6 inputs in groups of 4"):
+        remove(np.ones((6, 2)), 1, None, 4)
 
 
 # ---- the algebra
 
+
 @pytest.mark.parametrize("each", CHOOSING_LAWS, ids=lambda law: law.name)
-def test_laws_of_chosen_columns(each): each.check(np.random.default_rng(0))
+def test_laws_of_chosen_columns(each):
+    each.check(np.random.default_rng(0))
 
 
 def small(seed, **changed):
@@ -114,11 +120,20 @@ def small(seed, **changed):
     return transformer(config, random_weights(config, rng)), Batch(random_sentences(config, rng, 40)), config
 
 
-FAMILIES = [dict(num_attention_heads=4, num_key_value_heads=2, head_dim=8, positions="rotary", pre_norm=True,
-                 gated=True,
-                 norm="rms", bias=False),
-            dict(num_attention_heads=3, num_key_value_heads=3, head_dim=5, pre_norm=False, gated=False, bias=True),
-            dict(num_attention_heads=6, num_key_value_heads=2, head_dim=4, pre_norm=True, gated=True, bias=True)]
+FAMILIES = [
+    dict(
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        positions="rotary",
+        pre_norm=True,
+        gated=True,
+        norm="rms",
+        bias=False,
+    ),
+    dict(num_attention_heads=3, num_key_value_heads=3, head_dim=5, pre_norm=False, gated=False, bias=True),
+    dict(num_attention_heads=6, num_key_value_heads=2, head_dim=4, pre_norm=True, gated=True, bias=True),
+]
 
 
 @pytest.mark.parametrize("seed, family", [*enumerate(FAMILIES)])
@@ -131,7 +146,7 @@ def test_a_weight_with_rows_of_zeros_is_a_smaller_model(seed, family):
         less = factor
         for at in range(sum(1 for _ in coupled_weights(factor))):
             pair, twin = ([*coupled_weights(each)][at] for each in (less, factor))
-            left = spread(np.sort(rng.permutation(pair.groups)[:pair.groups // 2]), pair.group)
+            left = spread(np.sort(rng.permutation(pair.groups)[: pair.groups // 2]), pair.group)
             numbers = np.zeros(pair.weight.shape)
             numbers[left] = rng.normal(size=(len(left), numbers.shape[1]))
             bias = pair.bias and rng.normal(size=numbers.shape[1])
@@ -157,10 +172,23 @@ def test_nothing_is_removed_before_what_columns_do_not_pass():
 
 # ---- whole models
 
+
 def test_layers_are_fitted_on_what_is_already_smaller_and_beat_wanda_and_magnitude():
-    model, batch, _ = small(7, num_hidden_layers=2, hidden_size=24, intermediate_size=64, num_attention_heads=3,
-                            num_key_value_heads=3, head_dim=8, gated=False, norm="layer", pre_norm=False, bias=True,
-                            mask="sequence", hidden_act="gelu")
+    model, batch, _ = small(
+        7,
+        num_hidden_layers=2,
+        hidden_size=24,
+        intermediate_size=64,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        head_dim=8,
+        gated=False,
+        norm="layer",
+        pre_norm=False,
+        bias=True,
+        mask="sequence",
+        hidden_act="gelu",
+    )
     wanted, off = dense(model, batch), {}
     for metric in ("gram", "diagonal", "none"):
         found = remove_groups(model, Level(0.5, 0.4), batch, metric)
@@ -169,23 +197,29 @@ def test_layers_are_fitted_on_what_is_already_smaller_and_beat_wanda_and_magnitu
         off[metric] = np.linalg.norm(dense(found.model, batch) - wanted)
     assert off["gram"] < off["diagonal"] and off["gram"] < off["none"]
     first = [*factors(remove_groups(model, Level(0.5, 0.4), batch).model)]
-    alone = [*factors(remove_groups(reduce(matmul, [*factors(model)][:len(first) // 2]), Level(0.5, 0.4), batch).model)]
-    assert first[:len(alone)] == alone                      # of what comes later nothing is known
+    alone = [
+        *factors(remove_groups(reduce(matmul, [*factors(model)][: len(first) // 2]), Level(0.5, 0.4), batch).model)
+    ]
+    assert first[: len(alone)] == alone  # of what comes later nothing is known
 
 
 def test_a_smaller_model_that_is_another_one_is_named():
     model, batch, _ = small(3, num_hidden_layers=1)
     found = remove_groups(model, Level(0.5), batch)
     wrong = replace(found, model=model)
-    with pytest.raises(VerificationError, match="rows of zeros"): wrong.checked(batch)
+    with pytest.raises(VerificationError, match="rows of zeros"):
+        wrong.checked(batch)
 
 
 def test_too_little_text_is_refused_and_what_cannot_go_too():
     model, batch, _ = small(5, num_hidden_layers=1, intermediate_size=160)
     few = Batch([batch.tokens[:2]])
-    with pytest.raises(InputError, match="2 tokens say too little of the"): remove_groups(model, Level(0.5), few)
-    with pytest.raises(InputError, match="--remove layers: it is one of units, heads"): check_removal(["layers"], None)
-    with pytest.raises(InputError, match="none that could go"): levels([*curves(model, [], batch, batch)], [UNITS])
+    with pytest.raises(InputError, match="2 tokens say too little of the"):
+        remove_groups(model, Level(0.5), few)
+    with pytest.raises(InputError, match="--remove layers: it is one of units, heads"):
+        check_removal(["layers"], None)
+    with pytest.raises(InputError, match="none that could go"):
+        levels([*curves(model, [], batch, batch)], [UNITS])
 
 
 def test_constant_activations_are_said():
@@ -195,8 +229,9 @@ def test_constant_activations_are_said():
 
 
 def test_levels_leave_sizes_that_kernels_take():
-    model, _, _ = small(0, num_hidden_layers=1, intermediate_size=1536, num_attention_heads=12, num_key_value_heads=12,
-                        head_dim=2)
+    model, _, _ = small(
+        0, num_hidden_layers=1, intermediate_size=1536, num_attention_heads=12, num_key_value_heads=12, head_dim=2
+    )
     [heads, units] = [pair for factor in factors(model) for pair in coupled_weights(factor)]
     assert {Level(share).left(units) % 64 for share in STEPS} == {0} and fewer_groups(heads) == [10, 9, 8, 6, 4, 3, 2]
     assert [Level(share).left(units) for share in (0, 0.2, 0.5)] == [1536, 1216, 768]
@@ -204,6 +239,7 @@ def test_levels_leave_sizes_that_kernels_take():
 
 
 # ---- which layer loses how much
+
 
 @pytest.mark.parametrize("group", [1, 4])
 def test_one_sweep_removes_as_each_count_alone(group):
@@ -220,14 +256,23 @@ def test_one_sweep_removes_as_each_count_alone(group):
 def test_a_level_is_the_cheapest_of_all(seed):
     """Against every combination of steps."""
     rng = np.random.default_rng(seed)
-    found = [Curve(UNITS, 8, (Loss(8, 0, 0.0), *(Loss(8 - 2 * k, 2 * k * size, error) for k, error in
-                                                   enumerate(np.sort(rng.uniform(0, 1, 3)), 1))))
-             for size in rng.integers(1, 5, 4).tolist()]
+    found = [
+        Curve(
+            UNITS,
+            8,
+            (
+                Loss(8, 0, 0.0),
+                *(Loss(8 - 2 * k, 2 * k * size, error) for k, error in enumerate(np.sort(rng.uniform(0, 1, 3)), 1)),
+            ),
+        )
+        for size in rng.integers(1, 5, 4).tolist()
+    ]
     least = rng.uniform(0.1, 0.9) * sum(curve.losses[-1].gone for curve in found)
     every = [each for each in product(*(curve.losses for curve in found)) if sum(one.gone for one in each) >= least]
     level = cheapest_level(found, least)
-    taken = [next(each for each in curve.losses if each.left == left)
-             for curve, left in zip(found, level.kept, strict=True)]
+    taken = [
+        next(each for each in curve.losses if each.left == left) for curve, left in zip(found, level.kept, strict=True)
+    ]
     assert sum(each.gone for each in taken) >= least
     assert sum(each.error for each in taken) == pytest.approx(min(sum(one.error for one in each) for each in every))
     assert level.units == pytest.approx(1 - sum(level.kept) / 32) and level.heads == 0
@@ -236,23 +281,43 @@ def test_a_level_is_the_cheapest_of_all(seed):
 def test_the_layer_whose_units_do_little_loses_them():
     """In one of three layers units count for a hundredth. Errors measured alone add up to what is measured together,
     and it is less than where every layer loses as much."""
-    model, batch, _ = small(11, num_hidden_layers=3, hidden_size=24, intermediate_size=64, num_attention_heads=3,
-                                 num_key_value_heads=3, head_dim=8, gated=False, norm="layer", pre_norm=True, bias=True,
-                                 mask="sequence", hidden_act="gelu")
+    model, batch, _ = small(
+        11,
+        num_hidden_layers=3,
+        hidden_size=24,
+        intermediate_size=64,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        head_dim=8,
+        gated=False,
+        norm="layer",
+        pre_norm=True,
+        bias=True,
+        mask="sequence",
+        hidden_act="gelu",
+    )
     units = [pair for pair in every_coupled(model) if pair.what == UNITS]
     quiet = units[1].zeroed(units[1].weight.array / 100, units[1].bias.array)
     model = substitute(model, {units[1].node: quiet})
     wanted, found = dense(model, batch), [*curves(model, [UNITS], batch, batch)]
     [level] = levels(found, [UNITS], [0.25])
     assert level.kept[0::2] == (3, 3, 3) and level.heads == 0 and level.kept[3] < min(level.kept[1], level.kept[5])
-    predicted = sum(next(each.error for each in curve.losses if each.left == left)
-                    for curve, left in zip(found, level.kept, strict=True)) ** 0.5
-    off, even = (np.linalg.norm(dense(remove_groups(model, each, batch).model, batch) - wanted) / np.linalg.norm(wanted)
-                 for each in (level, Level(level.units)))
+    predicted = (
+        sum(
+            next(each.error for each in curve.losses if each.left == left)
+            for curve, left in zip(found, level.kept, strict=True)
+        )
+        ** 0.5
+    )
+    off, even = (
+        np.linalg.norm(dense(remove_groups(model, each, batch).model, batch) - wanted) / np.linalg.norm(wanted)
+        for each in (level, Level(level.units))
+    )
     assert off < even / 2 and 0.7 < off / predicted < 1.4
 
 
 # ---- a run that chooses
+
 
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory):
@@ -261,20 +326,31 @@ def run_of(tmp_path_factory):
     sizes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
     config = checkpoints.CONFIG | sizes
     up = checkpoints.arrays(config)["encoder.layer.0.intermediate.dense.weight"]
-    up[32:] = up[:32]                                       # every unit twice
+    up[32:] = up[:32]  # every unit twice
     bias = np.tile(checkpoints.arrays(config)["encoder.layer.0.intermediate.dense.bias"][:32], 2)
-    model = checkpoints.write(place / "model", tensors={"encoder.layer.0.intermediate.dense.weight": up,
-                                                       "encoder.layer.0.intermediate.dense.bias": bias}, **config)
+    model = checkpoints.write(
+        place / "model",
+        tensors={"encoder.layer.0.intermediate.dense.weight": up, "encoder.layer.0.intermediate.dense.bias": bias},
+        **config,
+    )
     lines, text = place / "lines.txt", place / "text.txt"
     lines.write_text("\n".join(optimized.LINES * 5))
     text.write_text("\n".join(" ".join(np.random.default_rng(i).permutation(checkpoints.WORDS[:6])) for i in range(40)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "calibrated", lambda progress, *batches: standin.machine())
-        patch.setattr(run, "ForkedTask", lambda *_: nullcontext())          # laws are verified by tests of their own
+        patch.setattr(run, "ForkedTask", lambda *_: nullcontext())  # laws are verified by tests of their own
         patch.setattr(run, "take_judgement", lambda *_: ({}, []))
         patch.setattr(losses, "SHARES", (0.4, 0.5))
-        result = run.optimize(str(model), error=0.2, text=str(lines), remove=("units", "heads"), calibrate=text,
-                              rounds=1, report=Report(quiet=True), leave_out=standin.EVERY_LAW)
+        result = run.optimize(
+            str(model),
+            error=0.2,
+            text=str(lines),
+            remove=("units", "heads"),
+            calibrate=text,
+            rounds=1,
+            report=Report(quiet=True),
+            leave_out=standin.EVERY_LAW,
+        )
         save(result, place / "out")
     return result, place
 
@@ -304,6 +380,7 @@ def test_units_that_are_there_twice_go_for_nothing(run_of):
 def test_what_judges_is_not_calibrated_with(run_of):
     result, place = run_of
     from rewrites.workload.workload import calibration
+
     tokenizer = open_model(str(place / "model")).tokenizer()
     assert len(calibration(place / "text.txt", tokenizer, result.workload, ["the bank of river runs dry"])) <= 40
     with pytest.raises(InputError, match="each of its lines chooses programs or judges them"):

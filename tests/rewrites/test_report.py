@@ -1,5 +1,6 @@
 """The report of a run: every number that is printed is one of its figures, what means save adds up, and a bound is of
 what was asked."""
+
 import copy
 import re
 from dataclasses import replace
@@ -31,9 +32,17 @@ from rewrites.workload.stated import MIN_SENTENCES
 
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]\d+)?(?![\w])")
 SAID = "int8", "float64", f"that needs {2 * MIN_SENTENCES} lines"  # words with digits, and a constant
-WAYS = (("{:.2f}", 1e3), ("{:.1f}", 1e6), ("{:.1f}", 1e-6), ("{:.3g}", 100), ("{:.2g}", 100), ("{:.2g}", 1),
-        ("{:.0e}", 1),
-        ("{:.1f}", 1), ("{}", 1))
+WAYS = (
+    ("{:.2f}", 1e3),
+    ("{:.1f}", 1e6),
+    ("{:.1f}", 1e-6),
+    ("{:.3g}", 100),
+    ("{:.2g}", 100),
+    ("{:.2g}", 1),
+    ("{:.0e}", 1),
+    ("{:.1f}", 1),
+    ("{}", 1),
+)
 
 
 @pytest.fixture
@@ -45,8 +54,10 @@ def ran(optimized):
 def leaves(found):
     """Every number and every word of JSON."""
     if isinstance(found, dict | list):
-        for each in found.values() if isinstance(found, dict) else found: yield from leaves(each)
-    elif not isinstance(found, bool) and found is not None: yield found
+        for each in found.values() if isinstance(found, dict) else found:
+            yield from leaves(each)
+    elif not isinstance(found, bool) and found is not None:
+        yield found
 
 
 def untraced(text, found, target):
@@ -63,7 +74,7 @@ def test_every_number_of_the_report_is_a_figure_of_the_json(ran):
     text = results.printed(found, target)
     assert len(NUMBER.findall(text)) > 60 and untraced(text, found, target) == []
     quiet = found | {"busy": {"calibration": "", "timing": ""}}
-    assert len(results.printed(quiet, target).splitlines()) <= 50     # a screen
+    assert len(results.printed(quiet, target).splitlines()) <= 50  # a screen
 
 
 def test_programs_have_the_numbers_of_their_directories(ran):
@@ -73,33 +84,58 @@ def test_programs_have_the_numbers_of_their_directories(ran):
     assert lines[first].split()[0] == "imported"
     for number, point in enumerate(found["front"]):
         words = lines[first + 1 + number].split()
-        if number == found["chosen"]: assert words.pop(0) == "*"
+        if number == found["chosen"]:
+            assert words.pop(0) == "*"
         assert int(words[0]) == number and " ".join(words[1:]).startswith(point["name"])
         assert Path(point["program"]).name == f"{number}"
 
 
-@pytest.mark.parametrize("path", [
-    ["bound", "seconds"], ["bound", "gap"], ["prediction", "median"], ["prediction", "worst"], ["error"], ["saved_s"],
-    ["saved", 0, "seconds"], ["steps", 0, "measured_s"], ["steps", 1, "saved_s"], ["steps", 2, "quartiles_s", 0],
-    ["baseline", "measured_s"], ["front", 0, "predicted_s"], ["front", 0, "measured_error"], ["phases", "search"],
-    ["search", "gap"], ["verified", "rows"]], ids=str)
+@pytest.mark.parametrize(
+    "path",
+    [
+        ["bound", "seconds"],
+        ["bound", "gap"],
+        ["prediction", "median"],
+        ["prediction", "worst"],
+        ["error"],
+        ["saved_s"],
+        ["saved", 0, "seconds"],
+        ["steps", 0, "measured_s"],
+        ["steps", 1, "saved_s"],
+        ["steps", 2, "quartiles_s", 0],
+        ["baseline", "measured_s"],
+        ["front", 0, "predicted_s"],
+        ["front", 0, "measured_error"],
+        ["phases", "search"],
+        ["search", "gap"],
+        ["verified", "rows"],
+    ],
+    ids=str,
+)
 def test_a_number_that_is_no_figure_is_seen(ran, path):
     """Another figure in each place, one that the JSON has nowhere."""
     _, found, target = ran
     other = copy.deepcopy(found)
     place = other
-    for key in path[:-1]: place = place[key]
+    for key in path[:-1]:
+        place = place[key]
     place[path[-1]] = 98765 if isinstance(place[path[-1]], int) else 98.76543
     assert untraced(results.printed(other, target), found, target)
 
 
 # ---- what each means saves
 
+
 def test_what_means_save_adds_up(ran):
     found, kept, _ = ran
     rows = [step for step in kept["steps"] if step["program"]]
-    assert [step["name"] for step in kept["steps"]] == ["imported", "+ fusion", "+ laws", "+ number types",
-                                                        "+ sparsity and rank"]
+    assert [step["name"] for step in kept["steps"]] == [
+        "imported",
+        "+ fusion",
+        "+ laws",
+        "+ number types",
+        "+ sparsity and rank",
+    ]
     assert rows[0]["measured_s"] == found.imported.measured_s and rows[-1]["measured_s"] == found.best.measured_s
     assert kept["saved_s"] == found.imported.measured_s - found.best.measured_s
     assert sum(step["saved_s"] for step in rows[1:]) == pytest.approx(kept["saved_s"], abs=1e-12)
@@ -110,30 +146,51 @@ def test_what_means_save_adds_up(ran):
 
 
 def test_a_means_that_nothing_has_says_so():
-    rows = [("imported", "imported", [9.0, 8.0, 10.0]), ("+ fusion", "fused", [5.0, 5.0, 6.0]),
-            ("+ laws", "exact", [5.1, 4.8, 6.0]),
-            ("+ number types", "", None), ("+ sparsity and rank", "csr x2", [3.0, 3.0, 3.0])]
+    rows = [
+        ("imported", "imported", [9.0, 8.0, 10.0]),
+        ("+ fusion", "fused", [5.0, 5.0, 6.0]),
+        ("+ laws", "exact", [5.1, 4.8, 6.0]),
+        ("+ number types", "", None),
+        ("+ sparsity and rank", "csr x2", [3.0, 3.0, 3.0]),
+    ]
     found = [*steps(rows)]
     assert [step.saved_s for step in found] == [None, 4.0, pytest.approx(-0.1), None, pytest.approx(2.1)]
     assert [step.below_noise for step in found] == [False, False, True, False, False]
     assert results.name_step(found[3]._asdict()) == "+ number types: nothing"
 
 
-@pytest.mark.parametrize("methods, only", [({"bf16": 3, "int8": 1, "half": 2, "int4": 1}, True), ({}, True),
-                                           ({"bf16": 3, "csr": 1}, False),
-                                           ({"lowrank": 1}, False), ({"nm": 1}, False), ({"mine": 1}, False)], ids=str)
-def test_number_types_keep_every_weight(methods, only): assert only_narrows(methods) == only
+@pytest.mark.parametrize(
+    "methods, only",
+    [
+        ({"bf16": 3, "int8": 1, "half": 2, "int4": 1}, True),
+        ({}, True),
+        ({"bf16": 3, "csr": 1}, False),
+        ({"lowrank": 1}, False),
+        ({"nm": 1}, False),
+        ({"mine": 1}, False),
+    ],
+    ids=str,
+)
+def test_number_types_keep_every_weight(methods, only):
+    assert only_narrows(methods) == only
 
 
 # ---- laws that save nothing without one another
+
 
 @pytest.fixture(scope="module")
 def layer():
     """A layer opened for a search, its exact program, and what is found without laws of these names."""
     operator = searched.model(num_hidden_layers=1)
     extents = searched.RAGGED.extents(*collect_needs(operator))
-    opened = SimpleNamespace(model=operator, laws=EXACT_LAWS, running=searched.Round(), parts=parts(operator),
-                             workload=SimpleNamespace(extents=lambda model: extents), representable=Representable())
+    opened = SimpleNamespace(
+        model=operator,
+        laws=EXACT_LAWS,
+        running=searched.Round(),
+        parts=parts(operator),
+        workload=SimpleNamespace(extents=lambda model: extents),
+        representable=Representable(),
+    )
     exact = searched.structure(operator)
     return operator, exact, lambda names: search_without(opened, names, exact)
 
@@ -157,19 +214,24 @@ def test_laws_of_one_entry_save_only_together(layer):
     left = {}
     for law in EXACT_LAWS:
         if law.name in exact.fired:
-            try: left[law.name] = lacking([law.name])
-            except Infeasible: continue                     # other canonical forms rest on it
+            try:
+                left[law.name] = lacking([law.name])
+            except Infeasible:
+                continue  # other canonical forms rest on it
     entries = [names for names, each in group_laws(left.items(), exact.time, lacking) if saves(each, exact.time)]
     assert {"scale_scores", "shift_scores"} in map(set, entries) and max(map(len, entries)) > 3
     for names in entries:
-        for pair in combinations(names[:3], 2): assert lacking(pair).time == pytest.approx(left[pair[0]].time, rel=1e-9)
+        for pair in combinations(names[:3], 2):
+            assert lacking(pair).time == pytest.approx(left[pair[0]].time, rel=1e-9)
 
 
 def test_laws_that_save_as_much_apart_are_not_one():
     """Each of a and b saves 2 of its own, c and d save 2 only together, and e nothing."""
+
     def lacking(names):
         given = set(names)
         return SimpleNamespace(time=10.0 + 2 * len(given & {"a", "b"}) + 2 * bool(given & {"c", "d"}))
+
     found = group_laws([(name, lacking([name])) for name in "acebd"], 10.0, lacking)
     assert {names for names, _ in found} == {("e",), ("a",), ("b",), ("c", "d")}
     assert [join_names(names) for names in (("a",), ("c", "d"))] == ["a", "c + d, together"]
@@ -178,12 +240,20 @@ def test_laws_that_save_as_much_apart_are_not_one():
 def test_laws_that_save_nothing_are_left_out_together():
     """In one search where no one of them saves anything; where one does, or cannot go, it is found; none is lost."""
     asked = []
+
     def lacking(names):
         asked.append(names)
-        if "rest" in names: raise Infeasible("others rest on it")
+        if "rest" in names:
+            raise Infeasible("others rest on it")
         return SimpleNamespace(time=10.0 + 2 * ("c" in names) - ("hides" in names))
-    for names, searches, wanted in (("abd", 1, [10, 10, 10]), ("abcd", 5, [10, 10, 12, 10]), ("", 0, []),
-                                    (["a", "b", "hides"], 5, [10, 10, 9]), (["a", "rest", "b"], 5, [10, 10])):
+
+    for names, searches, wanted in (
+        ("abd", 1, [10, 10, 10]),
+        ("abcd", 5, [10, 10, 12, 10]),
+        ("", 0, []),
+        (["a", "b", "hides"], 5, [10, 10, 9]),
+        (["a", "rest", "b"], 5, [10, 10]),
+    ):
         asked.clear()
         found = dict(leave_out(names, 10.0, lacking))
         assert [each.time for each in found.values()] == wanted and len(asked) == searches
@@ -197,18 +267,21 @@ def test_what_a_program_follows_from_is_searched_without_one_by_one(layer):
     assert {"associate", "stack_columns"} <= used & exact.fired and len(exact.fired - used) > 2
     spare = [law.name for law in EXACT_LAWS if law.name in exact.fired - used]
     asked = []
+
     def lacking(names):
         asked.append(names)
         return search_lacking(names)
+
     assert {each.time for _, each in leave_out(spare, exact.time, lacking)} == {exact.time} and asked == [spare]
 
 
 # ---- what was proved
 
+
 def test_the_bound_is_of_the_error_asked_for(ran):
     found, kept, _ = ran
     assert 0 < found.bound <= found.choices.choose(0.2).time * (1 + 1e-9) and kept["bound"]["seconds"] == found.bound
-    inside = [point for point in found.points if point.structure.error <= 0.2 ** 2]
+    inside = [point for point in found.points if point.structure.error <= 0.2**2]
     assert found.best in inside and all(found.bound <= point.predicted_s * (1 + 1e-9) for point in inside)
     assert kept["bound"]["gap"] == pytest.approx(1 - found.bound / found.best.predicted_s)
 
@@ -216,16 +289,19 @@ def test_the_bound_is_of_the_error_asked_for(ran):
 class Tightened(Front):
     """A program is twice as far off as its parts say."""
 
-    def errors(self, program, most, structure): return program, 2 * program
+    def errors(self, program, most, structure):
+        return program, 2 * program
 
 
 def test_a_tightened_budget_has_another_bound():
     """The bound of what was asked for is that of the first search, whatever is found at last."""
     asked = []
+
     def choose(budget, memory, weights, prove):
         asked.append(budget)
-        return SimpleNamespace(error=budget ** 2, bound=1 / budget, time=1 / budget, substitutions={}, uses=list)
-    choices = SimpleNamespace(choose=choose, program=lambda structure, meta: structure.error ** 0.5)
+        return SimpleNamespace(error=budget**2, bound=1 / budget, time=1 / budget, substitutions={}, uses=list)
+
+    choices = SimpleNamespace(choose=choose, program=lambda structure, meta: structure.error**0.5)
     front = Tightened(choices, SimpleNamespace(peak_bytes=lambda batch: 0), (), None, {})
     assert front.within(0.2, None, OBJECTIVES[0], True).time > 5.0 and len(asked) > 1
     assert front.bound == pytest.approx(5.0) and not front.attempts.failed
@@ -239,8 +315,14 @@ def test_a_report_says_where_nothing_was_proved(ran):
     assert "could be saved" not in beyond and "add to more" in beyond
 
 
-@pytest.mark.parametrize("gap, words", [(0.0, "to be faster than `exact`"), (1.6e-7, "to be faster than `exact`"),
-                                        (0.034, "to be faster than `exact` by more than 3.4 %")])
+@pytest.mark.parametrize(
+    "gap, words",
+    [
+        (0.0, "to be faster than `exact`"),
+        (1.6e-7, "to be faster than `exact`"),
+        (0.034, "to be faster than `exact` by more than 3.4 %"),
+    ],
+)
 def test_what_is_proved_names_what_about(ran, gap, words):
     """In digits that say something, and never below nothing."""
     _, found, target = ran
@@ -248,7 +330,7 @@ def test_what_is_proved_names_what_about(ran, gap, words):
         search = found["search"] | {"gap": gap, "cut": []}
         said = results.printed(found | {"search": search, "bound": {"seconds": 1.0, "gap": bound}}, target)
         assert f"no program equal to the model that these laws reach is predicted {words}\n" in said
-        bounded = said[said.index("bound "):said.index("prices ")]
+        bounded = said[said.index("bound ") : said.index("prices ")]
         assert f"{'at most 3.4 %' if bound == 0.034 else 'nothing'} could be saved" in bounded and "e-" not in bounded
 
 
@@ -261,13 +343,20 @@ def test_a_gap_is_never_below_nothing(cost, bound, gap):
 
 # ---- what is evaluated as terms
 
+
 @pytest.fixture(scope="module")
 def uncovered():
     """A program with a step that reads a term: no kernel has this pattern, and none keeps all numbers."""
-    def program(operator): return searched.structure(operator).program({})[0]
+
+    def program(operator):
+        return searched.structure(operator).program({})[0]
+
     attending = searched.model() @ attention(*(np.eye(24) for _ in range(3)), 2, causal)
-    return {"no": program(searched.model()), "composed": program(attending),
-            "kind": program(searched.model() @ over(weight(np.ones((24, 1))), concat))}
+    return {
+        "no": program(searched.model()),
+        "composed": program(attending),
+        "kind": program(searched.model() @ over(weight(np.ones((24, 1))), concat)),
+    }
 
 
 @pytest.mark.deep(every=6)
@@ -275,7 +364,8 @@ def uncovered():
 @pytest.mark.parametrize("kind", ["no", "composed", "kind"])
 def test_steps_that_read_terms_are_counted_and_told(uncovered, clock, kind, monkeypatch):
     program, batch = uncovered[kind], searched.RAGGED
-    if not clock: monkeypatch.setattr(replay, "clock", lambda: 0)
+    if not clock:
+        monkeypatch.setattr(replay, "clock", lambda: 0)
     prices = Prices(standin.machine(), program.extents(batch))
     found = find_evaluated(program, batch, 2, prices)
     steps = [step for step in program.steps if step.kernel == "interpret"]
@@ -292,7 +382,12 @@ def test_steps_that_read_terms_are_counted_and_told(uncovered, clock, kind, monk
 
 
 def test_the_error_of_predictions_is_that_of_this_run():
-    def point(name, predicted, measured): return SimpleNamespace(name=name, predicted_s=predicted, measured_s=measured)
-    found = results.prediction(SimpleNamespace(imported=point("imported", 3.0, 4.0), fused=point("fused", 3.0, 2.0),
-                                               points=[point("exact", 1.1, 1.0)]))
+    def point(name, predicted, measured):
+        return SimpleNamespace(name=name, predicted_s=predicted, measured_s=measured)
+
+    found = results.prediction(
+        SimpleNamespace(
+            imported=point("imported", 3.0, 4.0), fused=point("fused", 3.0, 2.0), points=[point("exact", 1.1, 1.0)]
+        )
+    )
     assert found == {"programs": 3, "median": 0.25, "worst": 0.5, "worst_program": "fused"}

@@ -1,4 +1,5 @@
 """A problem that is asked at many prices, against every program of it."""
+
 from math import inf
 from operator import mul
 
@@ -21,11 +22,14 @@ def test_a_problem_is_asked_at_any_prices(problem, asked, most, marked):
     allowed = Problem([node for node in problem.nodes if node.error <= most], problem.roots)
     marker = problem.nodes[marked] if marked < len(problem.nodes) else None
     for each in asked:
+
         def cost(nodes, each=each):
             return sum(sum(map(mul, each, (*n[2:5], float(n is marker)))) for n in nodes)
+
         best = min(map(cost, programs(allowed)), default=inf)
         if best == inf:
-            with pytest.raises(Infeasible): repriced.cheapest(each, most)
+            with pytest.raises(Infeasible):
+                repriced.cheapest(each, most)
             continue
         found = repriced.cheapest(each, most)
         assert found.nodes and cost(found.nodes) == pytest.approx(best, abs=1e-9) == found.bound

@@ -1,5 +1,6 @@
 """A run with other constants from the first step on that reads them: to the bit the run of the program that has
 them."""
+
 from functools import partial
 
 import numpy as np
@@ -16,8 +17,12 @@ from rewrites.approximate.sites import gathered_rows, sites, stored_for
 from rewrites.lowering.lower import TURNED, Method
 from rewrites.search.fit import Fitter
 
-CASES = {"bert": (lambda: searched.model(), RAGGED), "llama": (lambda: model("llama")[1], TOKENS),
-         "mistral": (lambda: model("mistral")[1], TOKENS), "qwen3": (lambda: model("qwen3")[1], TOKENS)}
+CASES = {
+    "bert": (lambda: searched.model(), RAGGED),
+    "llama": (lambda: model("llama")[1], TOKENS),
+    "mistral": (lambda: model("mistral")[1], TOKENS),
+    "qwen3": (lambda: model("qwen3")[1], TOKENS),
+}
 
 
 @pytest.mark.deep(every=8)
@@ -27,14 +32,17 @@ def test_what_is_resumed_is_a_run(rng, case, kind):
     made, batch = CASES[case]
     program, _ = structure(made(), *KINDS[kind], batch=batch).program({})
     first = {name: i for i, step in reversed([*enumerate(program.steps)]) for name in step.operands.values()}
-    values, read = [], sorted((at, name) for name, at in first.items()
-                              if hasattr(program.constants.get(name), "unpack"))
+    values, read = (
+        [],
+        sorted((at, name) for name, at in first.items() if hasattr(program.constants.get(name), "unpack")),
+    )
     walk = program.schedule.walk(batch, values)
     assert len(read) > 5
     for at, name in read:
         old = program.constants[name]
         new = FORMATS["dense"].pack((old.unpack() + rng.normal(size=old.shape)).astype(np.float32))
-        while len(values) < at: next(walk)
+        while len(values) < at:
+            next(walk)
         changed = Program(program.steps, {**program.constants, name: new}, program.output)
         wanted = changed.run(batch)
         assert np.array_equal(changed.schedule.resumed(values, batch), wanted)
@@ -51,11 +59,13 @@ def test_methods_that_are_tried_side_by_side_give_what_each_gives_alone(rng, mon
     values, places = [], sorted(sites(program, found, emitter), key=lambda site: site.readers(program))
     assert len(places) > 5
     for site in places:
-        for _ in program.schedule.walk(batch, values, site.readers(program)[0]): pass
+        for _ in program.schedule.walk(batch, values, site.readers(program)[0]):
+            pass
         old = program.constants[site.constant].unpack()
         new = [FORMATS["dense"].pack((old + rng.normal(size=old.shape)).astype(np.float32)) for _ in range(3)]
-        outputs = trials.try_weights(program, site, [partial(list.__getitem__, new, at) for at in range(3)], values,
-                                     batch)
+        outputs = trials.try_weights(
+            program, site, [partial(list.__getitem__, new, at) for at in range(3)], values, batch
+        )
         for each, rows in zip(new, outputs, strict=True):
             wanted = Program(program.steps, {**program.constants, site.constant: each}, program.output).run(batch)
             np.testing.assert_allclose(rows, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
@@ -74,8 +84,10 @@ def test_of_a_table_the_rows_that_are_chosen_are_stored_otherwise(case, name):
     for site in tables:
         rows, numbers = gathered_rows(site, program, batch), site.numbers()
         some, whole = (stored_for(site, numbers, Fitter(), Method(name), *only) for only in ([rows], []))
-        outputs = [Program(program.steps, {**program.constants, site.constant: each}, program.output).run(batch)
-                   for each in (some, whole, program.constants[site.constant])]
+        outputs = [
+            Program(program.steps, {**program.constants, site.constant: each}, program.output).run(batch)
+            for each in (some, whole, program.constants[site.constant])
+        ]
         assert np.array_equal(*outputs[:2]) and not np.array_equal(*outputs[1:])
         kept = some.unpack().T if site.stored.layout == TURNED else some.unpack()
         left = np.setdiff1d(np.arange(len(numbers)), rows)
@@ -89,4 +101,4 @@ def test_fewer_sentences_serve_a_large_model(monkeypatch):
     monkeypatch.setattr(trials, "WORK", 1.0)
     monkeypatch.setattr(trials, "LEAST", 2)
     few = trials.sample(program, batch, 1)
-    assert len(few) == 2 < len(batch) and np.array_equal(few.tokens, batch.tokens[:few.rows])
+    assert len(few) == 2 < len(batch) and np.array_equal(few.tokens, batch.tokens[: few.rows])

@@ -1,4 +1,5 @@
 """RoPE: what the kind means in every reading, what it refuses, and that programs with it are the model."""
+
 from dataclasses import replace
 from fractions import Fraction
 
@@ -41,7 +42,8 @@ RAGGED = Batch([[3, 1, 4, 1, 5], [9], [2, 6]])
 WIDE, POSITIONS = 6, 9
 
 
-def numbers(rng, *shape): return Data(rng.normal(size=shape) / shape[0] ** 0.5)
+def numbers(rng, *shape):
+    return Data(rng.normal(size=shape) / shape[0] ** 0.5)
 
 
 def turned(x, positions, base=10000.0):
@@ -77,7 +79,8 @@ def test_lengths_and_angles_between_equal_distances_stay(rng):
     R, batch = rotary(POSITIONS, WIDE), Batch([[0] * POSITIONS])
     q, k = (np.repeat(rng.normal(size=(1, WIDE)), POSITIONS, 0) for _ in range(2))
     scores = dense(R, q, batch) @ dense(R, k, batch).T
-    for apart in range(-3, 4): assert np.ptp(np.diagonal(scores, apart)) < 1e-12
+    for apart in range(-3, 4):
+        assert np.ptp(np.diagonal(scores, apart)) < 1e-12
     assert np.ptp(scores[0]) > 0.1
 
 
@@ -85,13 +88,16 @@ def test_what_it_refuses(rng):
     table = np.ones((4, 3))
     with pytest.raises(ShapeError, match=r"rotate: tables of cosines \(4, 3\) and sines \(4, 2\)"):
         rotate(table, table[:, :2])
-    with pytest.raises(ShapeError, match="columns"): weight(np.ones((5, 5))) @ rotate(table, table)
+    with pytest.raises(ShapeError, match="columns"):
+        weight(np.ones((5, 5))) @ rotate(table, table)
     with pytest.raises(ValueError, match=r"positions: id 4 of sentence 0, token 4 .* outside 0..3"):
         dense(rotate(table, table), rng.normal(size=(8, 6)), RAGGED)
-    with pytest.raises(TypeError, match="adjoint"): rotate(table, table).T      # noqa: B018
+    with pytest.raises(TypeError, match="adjoint"):
+        rotate(table, table).T  # noqa: B018
 
 
 # ---- programs
+
 
 def rope_model(rng, h=4, g=2, d=4, layers=2):
     """Norms of roots before, grouped queries, RoPE, a gate, as LLaMA has them, but with biases of keys and queries."""
@@ -100,15 +106,20 @@ def rope_model(rng, h=4, g=2, d=4, layers=2):
     def layer():
         def mix(x):
             x = x @ (rmsnorm(1e-3) @ diag(rng.normal(size=width)))
-            q, k = (x @ (weight(numbers(rng, width, many * d)) + const(numbers(rng, many * d))) @ heads(many) @ table
-                    for many in (h, g))
+            q, k = (
+                x @ (weight(numbers(rng, width, many * d)) + const(numbers(rng, many * d))) @ heads(many) @ table
+                for many in (h, g)
+            )
             v = x @ weight(numbers(rng, width, g * d)) @ heads(g)
-            scores = q @ (k @ repeat(h)).T * d ** -0.5
+            scores = q @ (k @ repeat(h)).T * d**-0.5
             y = product(scores, v @ repeat(h), over=softmax, where=sequence & causal) @ heads(h).T
             return y @ weight(numbers(rng, h * d, width))
+
         return formula(lambda x: x + mix(x))
+
     model = weight(numbers(rng, 10, width)) + given("positions", POSITIONS) @ weight(numbers(rng, POSITIONS, width))
-    for _ in range(layers): model = model @ layer()
+    for _ in range(layers):
+        model = model @ layer()
     return model
 
 
@@ -120,8 +131,11 @@ def test_a_program_with_rope_is_the_model(rng, laws, fusion, tmp_path):
     assert relative(program.run(RAGGED), wanted) < 1e-5
     verify_steps(program, [RAGGED])
     kernels = [step.kernel for step in program.steps]
-    assert kernels.count("attention" if fusion
-                         else "softmax") == 2 and kernels.count("rotate") == 4 and "interpret" not in kernels
+    assert (
+        kernels.count("attention" if fusion else "softmax") == 2
+        and kernels.count("rotate") == 4
+        and "interpret" not in kernels
+    )
     assert (len(program.schedule.segments) == 1) == fusion
     program.save(tmp_path / "p")
     assert (Program.load(tmp_path / "p").run(RAGGED) == program.run(RAGGED)).all()
@@ -147,8 +161,10 @@ def test_a_sentence_longer_than_the_tables_is_refused(rng):
         program.run([[1], [1] * 5])
     more = {"a": np.ones((4, 3), np.float32), "b": np.ones((4, 4), np.float32), "c": np.ones(4, np.float32)}
     for cos, sin in ("ab", "bb", "cc"):
-        steps = [replace(step, operands={**step.operands, "cos": cos, "sin": sin}) if step.kernel == "rotate" else step
-                 for step in program.steps]
+        steps = [
+            replace(step, operands={**step.operands, "cos": cos, "sin": sin}) if step.kernel == "rotate" else step
+            for step in program.steps
+        ]
         with pytest.raises(ValueError, match=r"rotate: (sin|cos): \(4"):
             Program(steps, {**program.constants, **more}, program.output)
 
@@ -160,9 +176,9 @@ def test_every_member_of_a_graph_with_rope_agrees(rng, h, d, rest):
     wide, each = h * (d + rest), d + rest
     x = symbol("border", None, wide)
     q, k = (x @ weight(numbers(rng, wide, wide)) @ heads(h) @ table for _ in range(2))
-    model = flat(product(product(q, turn(k)) @ (I * each ** -0.5), x @ heads(h), softmax, sequence) @ heads(h).T, I)
+    model = flat(product(product(q, turn(k)) @ (I * each**-0.5), x @ heads(h), softmax, sequence) @ heads(h).T, I)
     template = Template.of({"full": model}, [x])
     small = template.shrunken(lambda shape: np.ones(shape))
     assert max(max(value.shape) for value in small.values() if isinstance(value, Data)) <= min(32, wide)
-    template.instance(small)                                # or it does not fit
+    template.instance(small)  # or it does not fit
     assert not check_graph(template, EXACT_LAWS)

@@ -1,5 +1,6 @@
 """Blocks of files times rows that are rounded to bytes by groups of 32, as ggml rounds them: on the same arrays, as
 approximations with a measured error."""
+
 import numpy as np
 import pytest
 from test_q4_1 import BATCH, blocks, formats_of, space_of
@@ -22,9 +23,10 @@ def rounded(x):
     found = np.zeros(x.shape)
     for row, out in zip(x, found, strict=True):
         for at in range(0, len(row), 32):
-            group = row[at:at + 32]
+            group = row[at : at + 32]
             scale = np.float32(abs(group).max()) / np.float32(127)
-            if scale: out[at:at + 32] = np.rint(group * (np.float32(127) / abs(group).max())) * np.float64(scale)
+            if scale:
+                out[at : at + 32] = np.rint(group * (np.float32(127) / abs(group).max())) * np.float64(scale)
     return found
 
 
@@ -40,7 +42,8 @@ def test_rows_are_rounded_by_groups_and_multiplied_exactly(rng, exact, form, mak
         assert np.array_equal(rounded(x), form.reads(x)) and (abs(whole - wanted) <= stored.bound(x)).all()
         assert np.linalg.norm(stored.bound(x)) < 1e-4 * np.linalg.norm(wanted)
         assert 1e-4 < np.linalg.norm(whole - x @ kept) / np.linalg.norm(wanted) < 2e-2
-        for rows in (1, 2, 3, 6, 7, 13): assert np.array_equal(x[:rows] @ stored, whole[:rows])
+        for rows in (1, 2, 3, 6, 7, 13):
+            assert np.array_equal(x[:rows] @ stored, whole[:rows])
 
 
 @pytest.mark.parametrize("exact, form, make", PAIRS)
@@ -98,8 +101,9 @@ def test_rounding_has_a_measured_error_and_is_chosen_within_it(space):
     program, emitter = structure.program({})
     rng = np.random.default_rng(1)
     fit, probe = (Batch([rng.integers(0, 40, 12) for _ in range(4)]) for _ in range(2))
-    choices = propose_methods(space, structure, program, emitter, Representable(), fit, probe,
-                              Limits(error=0.2, narrowest=8))
+    choices = propose_methods(
+        space, structure, program, emitter, Representable(), fit, probe, Limits(error=0.2, narrowest=8)
+    )
     measured = {method.error for each in choices.measured.values() for method in each if method.format == "q8_0int8"}
     made = choices.program(choices.choose(0.1), {})
     assert "q8_0int8" in formats_of(made) and max(measured) > 0

@@ -1,5 +1,6 @@
 """Whole programs where rows are routed: what they are compared with goes the same ways; a row that goes elsewhere is
 one whose scores rounding does not tell apart, and is counted; any other is refused."""
+
 from dataclasses import replace
 from functools import cache, partial
 
@@ -39,11 +40,13 @@ BATCH = Batch([*np.random.default_rng(3).permutation(TOKENS)[:480].reshape(12, 4
 def layer(rng, number):
     def some(name, *shape):
         return weight(Data((rng.normal(size=shape) / shape[-2] ** 0.5).astype(np.float32), f"{name}{number}"))
+
     router, up, down = some("router", WIDTH, EXPERTS), some("up", EXPERTS, WIDTH, 8), some("down", EXPERTS, 8, WIDTH)
 
     def of(x):
         p = x @ router @ share
         return x + ((x @ up @ tanh) @ down * (keep_top(p, p, 2) @ split(EXPERTS))) @ total
+
     return formula(of)
 
 
@@ -53,9 +56,12 @@ def model(near=0.0):
     rng = np.random.default_rng(0)
     table = rng.normal(size=(TOKENS, WIDTH)).astype(np.float32)
     layers = [layer(rng, number) for number in range(2)]
-    if near:                                                # the second and the third score of half of the tokens
-        router = next(node.args[0].array for node in layers[0].walk() if node.kind.name == "weight"
-                      and node.shape == (WIDTH, EXPERTS)).astype(float)
+    if near:  # the second and the third score of half of the tokens
+        router = next(
+            node.args[0].array
+            for node in layers[0].walk()
+            if node.kind.name == "weight" and node.shape == (WIDTH, EXPERTS)
+        ).astype(float)
         for row in table[::2]:
             order = np.argsort(-(row @ router))
             apart = router[:, order[1]] - router[:, order[2]]
@@ -80,8 +86,11 @@ def with_constants(program, **new):
 
 def routers(program):
     """The constants that scores are computed by."""
-    return [step.operands["weight"] for step in program.steps
-            if step.kernel == "linear" and program.constants[step.operands["weight"]].shape == (WIDTH, EXPERTS)]
+    return [
+        step.operands["weight"]
+        for step in program.steps
+        if step.kernel == "linear" and program.constants[step.operands["weight"]].shape == (WIDTH, EXPERTS)
+    ]
 
 
 def off_by(program, amount, name):
@@ -162,12 +171,18 @@ def test_a_router_that_is_off_by_a_thousandth_is_refused(at):
 def test_a_router_of_fewer_experts_is_refused():
     """A structure that is not the model's, read in float64."""
     operator, imported, program, constants = programs()
-    steps = [replace(step, attributes=step.attributes | {"k": 1}) if step.attributes.get("k") == 2 else
-             Step(step.kernel, step.operands, {"term": step.attributes["term"].replace("[2]", "[1]")}, step.output)
-             if "keep_top" in str(step.attributes.get("term")) else step for step in program.steps]
+    steps = [
+        replace(step, attributes=step.attributes | {"k": 1})
+        if step.attributes.get("k") == 2
+        else Step(step.kernel, step.operands, {"term": step.attributes["term"].replace("[2]", "[1]")}, step.output)
+        if "keep_top" in str(step.attributes.get("term"))
+        else step
+        for step in program.steps
+    ]
     wrong = Program(steps, program.constants, program.output, dict(program.meta))
     assert wrong.hash != program.hash
-    with pytest.raises(VerificationError): verify_exact(wrong, operator, [BATCH], imported, constants)
+    with pytest.raises(VerificationError):
+        verify_exact(wrong, operator, [BATCH], imported, constants)
 
 
 def test_an_approximate_program_is_stated_with_the_rows_that_it_sends_elsewhere():
@@ -215,10 +230,12 @@ def test_a_row_is_named():
 
 # ---- errors of texts that nobody has seen
 
+
 def narrowed(program, form="bf16"):
     """A program with its experts' and routers' matrices in a narrow format."""
-    return with_constants(program, **{name: FORMATS[form].approximate(program.constants[name].unpack())
-                                      for name in routers(program)})
+    return with_constants(
+        program, **{name: FORMATS[form].approximate(program.constants[name].unpack()) for name in routers(program)}
+    )
 
 
 def drawn_texts(seed, count):
@@ -236,12 +253,16 @@ def test_moved_scores_send_as_many_rows_elsewhere_as_the_program_does():
     def share(one, other):
         parted = [a.parted(b) for a, b in zip(one, other, strict=True)]
         return sum(each.sum() for each in parted) / sum(map(len, parted))
+
     known, found = (noted(partial(each.run, many))[1] for each in (imported, small))
-    true = share([found[at] for at in range(2)],
-                 [found[at]._replace(taken=taken) for at, taken in sorted(pair_routes(found, known).items())])
+    true = share(
+        [found[at] for at in range(2)],
+        [found[at]._replace(taken=taken) for at, taken in sorted(pair_routes(found, known).items())],
+    )
     own, draws = noted(partial(small.run, some))[1], []
     for seed in range(20):
-        with noting(Moved(sizes, np.random.default_rng(seed))) as moved: small.run(some)
+        with noting(Moved(sizes, np.random.default_rng(seed))) as moved:
+            small.run(some)
         draws.append(share(own, moved.found))
     assert true / 2 < np.mean(draws) < 2 * true
 
@@ -249,7 +270,8 @@ def test_moved_scores_send_as_many_rows_elsewhere_as_the_program_does():
 def test_a_row_that_is_sent_elsewhere_counts_in_what_runs():
     """To the output, and not to what is noted alone."""
     _, _, program, _ = programs()
-    with noting(Moved([ScoreMove(10.0, 1.0)] * 2, np.random.default_rng(0))): moved = program.run(BATCH)
+    with noting(Moved([ScoreMove(10.0, 1.0)] * 2, np.random.default_rng(0))):
+        moved = program.run(BATCH)
     elsewhere = relative(moved, program.run(BATCH))
     assert elsewhere > 1e-2 and Moved([], np.random.default_rng(0)).steers
 
@@ -280,5 +302,7 @@ def test_a_smooth_part_is_judged_by_its_tail_and_a_rare_one_by_what_is_drawn():
     again[rng.integers(0, 480, 5)] = 0.16
     routed = RoutedChange(Change(smooth, size), Change(again, np.ones(480)))
     assert routed.worst(Change(seen, size)) == pytest.approx(0.4)
-    assert routed.worst(Change(seen[:9], size[:9])) == pytest.approx(0.4) and \
-        RoutedChange(Change(smooth[:9], size[:9]), Change(again, np.ones(480))).worst(Change(seen, size)) is None
+    assert (
+        routed.worst(Change(seen[:9], size[:9])) == pytest.approx(0.4)
+        and RoutedChange(Change(smooth[:9], size[:9]), Change(again, np.ones(480))).worst(Change(seen, size)) is None
+    )

@@ -1,4 +1,5 @@
 """Terms that go through rows one by one are kernels of their own: right within their bounds, chosen, found again."""
+
 import math
 import re
 from functools import reduce
@@ -51,8 +52,8 @@ from tests import standin
 
 TERM = KERNELS["row_term"]
 COLUMNS = 1, 15, 16, 17, 48
-TERMS, ABREAST = 100, 4                                    # random ones, and how many are columns of one
-BOTH = {width: [value(k, width) for k in range(2)] for width in COLUMNS}       # the values that terms are drawn over
+TERMS, ABREAST = 100, 4  # random ones, and how many are columns of one
+BOTH = {width: [value(k, width) for k in range(2)] for width in COLUMNS}  # the values that terms are drawn over
 BATCH = om.Batch([[1, 2, 3], [8]])
 
 
@@ -85,13 +86,17 @@ def planted():
 def known():
     """A term, its operands, and what it is by numpy."""
     given, x = np.random.default_rng(3).normal(size=(4, 21)).astype(np.float32) * 3, value(0, 21)
-    one = x @ cols(0, 3, 21) @ heads(3) @ total                         # a single number, of heads
-    fixed = row(x @ cols(0, 3, 21) @ seven @ place(1, 5), x @ seven @ ones)     # as wide as what it is of
+    one = x @ cols(0, 3, 21) @ heads(3) @ total  # a single number, of heads
+    fixed = row(x @ cols(0, 3, 21) @ seven @ place(1, 5), x @ seven @ ones)  # as wide as what it is of
     text, arrays = write(row(x @ elu, x @ over(ones, monoids.topk(2)), x @ share, x * one, fixed), [x])
     e, top = np.exp(given - given.max(1, keepdims=True)), np.argsort(-given, 1)[:, :2]
-    wanted = [np.where(given > 0, given, np.expm1(given)), np.take_along_axis(given, top, 1),
-              e / e.sum(1, keepdims=True), given * given[:, :3].sum(1, keepdims=True),
-              np.tile([0.0, 7.0, 7.0, 7.0, 0.0, 7.0 * 21], (4, 1))]
+    wanted = [
+        np.where(given > 0, given, np.expm1(given)),
+        np.take_along_axis(given, top, 1),
+        e / e.sum(1, keepdims=True),
+        given * given[:, :3].sum(1, keepdims=True),
+        np.tile([0.0, 7.0, 7.0, 7.0, 0.0, 7.0 * 21], (4, 1)),
+    ]
     return text, ([given], arrays), np.concatenate(wanted, 1)
 
 
@@ -112,11 +117,33 @@ def same_terms(n):
     it is and behind more; the last ones in heads of one column."""
     rng, x, y = np.random.default_rng(n), value(0, n), value(1, n)
     fixed, negated = const(rng.normal(size=n)), I * -1.0
-    alone = [x, y @ I, x @ fixed, x @ const(0.5), x @ cols(0, n, n), y @ cols(n - 1, n, n), x @ place(0, n),
-             x @ heads(1) @ total, x @ heads(n) @ const(rng.normal(size=(n, 1, 1))), x @ ones @ fixed, x * 0.0,
-             x @ negated @ negated, x @ heads(n) @ total, x @ heads(n) @ heads(n).T, x @ seven]
-    return [*alone, row(x, x), row(x @ fixed, y), row(x @ const(0.5), x), row(y, x @ ones) @ cols(0, n, n + 1),
-            x + x @ fixed, row(x @ heads(n) @ total, x @ cols(0, 1, n)), (x @ heads(n) @ exp) @ heads(n).T]
+    alone = [
+        x,
+        y @ I,
+        x @ fixed,
+        x @ const(0.5),
+        x @ cols(0, n, n),
+        y @ cols(n - 1, n, n),
+        x @ place(0, n),
+        x @ heads(1) @ total,
+        x @ heads(n) @ const(rng.normal(size=(n, 1, 1))),
+        x @ ones @ fixed,
+        x * 0.0,
+        x @ negated @ negated,
+        x @ heads(n) @ total,
+        x @ heads(n) @ heads(n).T,
+        x @ seven,
+    ]
+    return [
+        *alone,
+        row(x, x),
+        row(x @ fixed, y),
+        row(x @ const(0.5), x),
+        row(y, x @ ones) @ cols(0, n, n + 1),
+        x + x @ fixed,
+        row(x @ heads(n) @ total, x @ cols(0, 1, n)),
+        (x @ heads(n) @ exp) @ heads(n).T,
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +156,17 @@ def drawn():
         terms = [random_term(rng, width)[0] for _ in range(ABREAST)]
         made.append((*write(reduce(row, terms), BOTH[width]), BOTH[width]))
     kernels = [find_kernel(text, (draw(rng, values, 1), arrays)) for text, arrays, values in made]
-    faulty = [from_text.TextKernel(find_kernel(*planted()).text.replace(*change), row_lanes.__name__) for change in
-              CHANGES.values()]
-    provide([*(each.function for each in (*kernels, find_kernel(*planted()), find_kernel(*known()[:2]))), *faulty,
-             find_kernel(near()[0], ([np.zeros((1, 16), np.float32)], near()[1])).function])
+    faulty = [
+        from_text.TextKernel(find_kernel(*planted()).text.replace(*change), row_lanes.__name__)
+        for change in CHANGES.values()
+    ]
+    provide(
+        [
+            *(each.function for each in (*kernels, find_kernel(*planted()), find_kernel(*known()[:2]))),
+            *faulty,
+            find_kernel(near()[0], ([np.zeros((1, 16), np.float32)], near()[1])).function,
+        ]
+    )
     return made
 
 
@@ -166,24 +200,35 @@ def test_a_result_that_is_an_operand_is_written(width):
             given = draw(rng, BOTH[width], rows)
             before = [each.copy() for each in (*given, *arrays)]
             assert (off(text, arrays, given)[1] <= 1).all(), (term, rows)
-            for each, kept in zip((*given, *arrays), before, strict=True): np.testing.assert_array_equal(each, kept)
+            for each, kept in zip((*given, *arrays), before, strict=True):
+                np.testing.assert_array_equal(each, kept)
 
 
 class Forgetful(RowText):
     """A writer that leaves out what it should store of a result, or of a value that is kept, from a column on."""
+
     left = "out"
 
     def keep(self, vector, node, h, at, lanes, start=0, part=0):
-        if self.word(node, part) == self.left and (start or self.written_columns[0]): return
+        if self.word(node, part) == self.left and (start or self.written_columns[0]):
+            return
         super().keep(vector, node, h, at, lanes, start, part)
 
 
-@pytest.mark.parametrize("width, made, left, said", [
-    (17, lambda x: x, "out", "out: its kernel stores 16 of 17 columns of 1 heads"),
-    (3, lambda x: row(x, x @ ones), "out", "out: its kernel stores 3 of 4 columns of 1 heads"),
-    (3, lambda x: row(x, x) @ weight(np.ones((6, 2))), "s0", "s0: its kernel stores 3 of 6 columns of 1 heads"),
-    (34, lambda x: x @ heads(2) @ exp @ tanh @ heads(2).T @ weight(np.ones((34, 2))), "s0",
-     "s0: its kernel stores 16 of 17 columns of 2 heads")])
+@pytest.mark.parametrize(
+    "width, made, left, said",
+    [
+        (17, lambda x: x, "out", "out: its kernel stores 16 of 17 columns of 1 heads"),
+        (3, lambda x: row(x, x @ ones), "out", "out: its kernel stores 3 of 4 columns of 1 heads"),
+        (3, lambda x: row(x, x) @ weight(np.ones((6, 2))), "s0", "s0: its kernel stores 3 of 6 columns of 1 heads"),
+        (
+            34,
+            lambda x: x @ heads(2) @ exp @ tanh @ heads(2).T @ weight(np.ones((34, 2))),
+            "s0",
+            "s0: its kernel stores 16 of 17 columns of 2 heads",
+        ),
+    ],
+)
 def test_a_writer_that_leaves_out_columns_is_refused(width, made, left, said, monkeypatch):
     """Of the result and of what is kept on the way; a program of such a step is not even bound."""
     x = value(0, width)
@@ -191,7 +236,8 @@ def test_a_writer_that_leaves_out_columns_is_refused(width, made, left, said, mo
     kernel = find_kernel(text, ([np.zeros((1, width), np.float32)], arrays))
     RowText(kernel.root, 1, len(arrays))
     monkeypatch.setattr(Forgetful, "left", left)
-    with pytest.raises(ValueError, match=said): Forgetful(kernel.root, 1, len(arrays))
+    with pytest.raises(ValueError, match=said):
+        Forgetful(kernel.root, 1, len(arrays))
     monkeypatch.setattr("formats.kernels.generated.rowwise.row_kernel.RowText", Forgetful)
     vars(kernel).pop("written", None)
     constants = {f"c{k}": each for k, each in enumerate(arrays)}
@@ -206,7 +252,8 @@ def test_rows_are_the_same_alone_in_a_batch_and_on_other_threads(drawn):
     for text, arrays, values in drawn[:3]:
         given = draw(rng, values, 33)
         whole, _ = off(text, arrays, given)
-        with limit(1): one, _ = off(text, arrays, given)
+        with limit(1):
+            one, _ = off(text, arrays, given)
         alone, _ = off(text, arrays, [each[5:6] for each in given])
         assert whole.tobytes() == one.tobytes() and whole[5].tobytes() == alone[0].tobytes()
 
@@ -227,10 +274,12 @@ def test_functions_are_as_near_as_they_say(drawn):
     assert (share[defined] <= 1).all() and defined.mean() > 0.7 and share[defined].max() > 0.5
 
 
-def program_of(term): return om.schedule(term, BATCH, machine=standin.machine())
+def program_of(term):
+    return om.schedule(term, BATCH, machine=standin.machine())
 
 
-def steps(program): return [step.kernel for step in program.program.steps]
+def steps(program):
+    return [step.kernel for step in program.program.steps]
 
 
 def test_what_no_kernel_computes_is_one_kernel_and_right():
@@ -259,16 +308,23 @@ def test_what_stands_side_by_side_goes_through_rows_of_the_matrix():
 def test_arrays_that_terms_read_are_counted():
     """A program takes as many bytes as was planned."""
     rng = np.random.default_rng(9)
-    model = weight(rng.normal(size=(9, 24))) @ (I * rng.normal(size=24) + rng.normal(size=24)) @ elu @ weight(
-        rng.normal(size=(24, 5)))
+    model = (
+        weight(rng.normal(size=(9, 24)))
+        @ (I * rng.normal(size=24) + rng.normal(size=24))
+        @ elu
+        @ weight(rng.normal(size=(24, 5)))
+    )
     found = search(model, EXACT_LAWS, standin.machine(), BATCH.extents())
     assert "row_term" in [step.kernel for step in found.program({})[0].steps]
     assert found.memory == found.program({})[0].stored_bytes
 
 
 def test_one_text_serves_all_widths_and_names_its_kernel():
-    texts = {find_kernel(write(x @ elu, [x])[0], ([np.zeros((1, n), np.float32)], [])).text
-             for n in (20, 33) for x in [value(0, n)]}
+    texts = {
+        find_kernel(write(x @ elu, [x])[0], ([np.zeros((1, n), np.float32)], [])).text
+        for n in (20, 33)
+        for x in [value(0, n)]
+    }
     assert len(texts) == 1
     made = from_text.TextKernel(texts.pop(), row_lanes.__name__)
     assert re.fullmatch("term-[0-9a-f]{16}", made.symbol)
@@ -315,21 +371,28 @@ def test_without_a_compiler_a_new_term_is_refused_in_a_line(monkeypatch):
 
 def test_code_of_terms_has_a_bound_of_its_own(drawn):
     from formats.disk.holdings import CODE, TERM_CODE
+
     names = [each.name for each in objects.home().iterdir() if each.name.startswith("term-")]
     assert names and all(TERM_CODE.names.fullmatch(each) and not CODE.names.fullmatch(each) for each in names)
 
 
 def test_what_mixes_rows_is_no_such_step():
     """In a file that others wrote: refused where it is bound, in a line."""
-    for text, said in (('[["value",0],["turn",[0],[]]]', "mixes rows"),
-                       ('[["value",0],["cols",[],[0,9,null]],["compose",[0,1],[]]]', "columns 0 to 9 of 5")):
-        with pytest.raises(ValueError, match=said): find_kernel(text, ([np.zeros((1, 5), np.float32)], []))
+    for text, said in (
+        ('[["value",0],["turn",[0],[]]]', "mixes rows"),
+        ('[["value",0],["cols",[],[0,9,null]],["compose",[0,1],[]]]', "columns 0 to 9 of 5"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            find_kernel(text, ([np.zeros((1, 5), np.float32)], []))
 
 
-GIVEN = {"an operand": '[["value",0]]', "a row": '[["const",[],[{"array":0}]]]',
-         "a number": '[["const",[],[{"array":1}]]]',
-         "columns": '[["value",0],["cols",[],[1,2,null]],["compose",[0,1],[]]]',
-         "twice": '[["value",0],["row",[0,0],[]]]'}
+GIVEN = {
+    "an operand": '[["value",0]]',
+    "a row": '[["const",[],[{"array":0}]]]',
+    "a number": '[["const",[],[{"array":1}]]]',
+    "columns": '[["value",0],["cols",[],[1,2,null]],["compose",[0,1],[]]]',
+    "twice": '[["value",0],["row",[0,0],[]]]',
+}
 
 
 def test_saved_steps_whose_result_is_given_show_no_memory(tmp_path):
@@ -338,8 +401,13 @@ def test_saved_steps_whose_result_is_given_show_no_memory(tmp_path):
     rng = np.random.default_rng(3)
     given = rng.normal(size=(5, 3)).astype(np.float32)
     constants = {"a": rng.normal(size=3).astype(np.float32), "b": np.array([2.5], np.float32)}
-    wanted = {"an operand": given, "a row": np.tile(constants["a"], (5, 1)), "a number": np.full((5, 1), 2.5),
-              "columns": given[:, 1:2], "twice": np.tile(given, 2)}
+    wanted = {
+        "an operand": given,
+        "a row": np.tile(constants["a"], (5, 1)),
+        "a number": np.full((5, 1), 2.5),
+        "columns": given[:, 1:2],
+        "twice": np.tile(given, 2),
+    }
     steps = [Step("row_term", {"x0": "x", "c0": "a", "c1": "b"}, {"term": text}, name) for name, text in GIVEN.items()]
     steps += [Step("row_term", {"x0": name}, {"term": GIVEN["an operand"]}, f"{name} again") for name in GIVEN]
     outputs = {each.output: each.output for each in steps}
@@ -367,5 +435,6 @@ def test_what_a_kernel_leaves_out_is_no_number_in_tests(monkeypatch):
     assert silent != kernel.text
     monkeypatch.setitem(vars(kernel), "function", from_text.TextKernel(silent, row_lanes.__name__))
     wrong = Program(steps, {}, "z", inputs=[port])
-    for _ in range(2): assert np.isnan(wrong.run(batch)).all()
+    for _ in range(2):
+        assert np.isnan(wrong.run(batch)).all()
     assert all(np.isnan(found).all() for _, found, _ in wrong.trace(batch))

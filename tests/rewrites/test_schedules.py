@@ -1,5 +1,6 @@
 """Schedules by hand: stages apply laws and approximations, and what comes out is priced, verified and runs; what does
 not apply says where and why."""
+
 import numpy as np
 import pytest
 import standin
@@ -35,12 +36,14 @@ from rewrites.verify import VerificationError
 
 @pytest.fixture(scope="module")
 def start():
-    return schedule(model(hidden_size=32, num_attention_heads=2, intermediate_size=64), RAGGED,
-                    machine=standin.machine())
+    return schedule(
+        model(hidden_size=32, num_attention_heads=2, intermediate_size=64), RAGGED, machine=standin.machine()
+    )
 
 
 @pytest.fixture(scope="module")
-def joined(start): return start | join_qkv
+def joined(start):
+    return start | join_qkv
 
 
 def off(program, start):
@@ -49,6 +52,7 @@ def off(program, start):
 
 # ---- laws by hand
 
+
 def test_without_a_stage_it_is_the_fused_import(start):
     fused = search(start.model, (), standin.machine(), RAGGED.extents())
     assert start.seconds == pytest.approx(fused.time) and off(start, start) < 1e-5
@@ -56,9 +60,16 @@ def test_without_a_stage_it_is_the_fused_import(start):
 
 
 @pytest.mark.deep(every=4)
-@pytest.mark.parametrize("stage, laws", [
-    (fold_scale, ["scale_scores"]), (drop_key_bias, ["split_keys", "shift_scores"]), (fold_norm, ["associate"]),
-    (join_qkv, ["join_bias", "value_bias"])], ids=lambda each: getattr(each, "name", ""))
+@pytest.mark.parametrize(
+    "stage, laws",
+    [
+        (fold_scale, ["scale_scores"]),
+        (drop_key_bias, ["split_keys", "shift_scores"]),
+        (fold_norm, ["associate"]),
+        (join_qkv, ["join_bias", "value_bias"]),
+    ],
+    ids=lambda each: getattr(each, "name", ""),
+)
 def test_a_composition_is_the_model_still(start, stage, laws):
     made = start | stage
     found = made.verify()
@@ -69,8 +80,10 @@ def test_a_composition_is_the_model_still(start, stage, laws):
 
 
 def test_joining_is_one_product_for_each_layer(start, joined):
-    def products(program): return sum(step.kernel == "linear" for step in program.program.steps)
-    assert products(start) - products(joined) == 2 * 2          # three become one, in two layers
+    def products(program):
+        return sum(step.kernel == "linear" for step in program.program.steps)
+
+    assert products(start) - products(joined) == 2 * 2  # three become one, in two layers
     assert joined.seconds < start.seconds
     assert (start | fold_norm | join_qkv).program.hash != joined.program.hash
 
@@ -85,7 +98,7 @@ def test_a_law_by_its_name_or_itself(start):
     first = next(each for each in EXACT_LAWS if each.name == "scale_scores")
     by_name, itself = start | "scale_scores", start | first
     assert itself.stages[0].laws == by_name.stages[0].laws == (first,)
-    assert by_name.applications() == itself.applications() == 2         # once in each layer
+    assert by_name.applications() == itself.applications() == 2  # once in each layer
 
 
 def test_a_law_of_ones_own():
@@ -96,6 +109,7 @@ def test_a_law_of_ones_own():
 
     from opmatrix import Data
     from opmatrix.algebra.operators import weight
+
     rng = np.random.default_rng(0)
     E, A = (weight(Data(rng.normal(size=shape), name)) for name, shape in (("E", (41, 8)), ("A", (8, 6))))
     made = schedule(E @ A @ relu @ relu, RAGGED, machine=standin.machine()) | relu_twice
@@ -108,17 +122,25 @@ def test_a_wrong_law_is_refused_and_named_when_it_is_verified(start, monkeypatch
         """Wrong."""
         return x @ gelu, x @ relu
 
-    with pytest.raises(InputError, match="law lose: it is wrong: with x = "): start | lose
+    with pytest.raises(InputError, match="law lose: it is wrong: with x = "):
+        start | lose
     monkeypatch.setattr("rewrites.explain.derivations.by_hand.admit_laws", lambda laws: (laws, ()))
     made = start | lose
-    with pytest.raises(VerificationError, match="level 1: lose"): made.verify()
+    with pytest.raises(VerificationError, match="level 1: lose"):
+        made.verify()
 
 
 # ---- approximations by hand
 
-STORES = [(prune(0.5), "csr"), (prune_blocks(0.5), "block"), (keep(2, 4), "nm"), (low_rank(8), "lowrank"),
-          (half(), "half"),
-          (bf16(), "bf16"), (int8(), "int8")]
+STORES = [
+    (prune(0.5), "csr"),
+    (prune_blocks(0.5), "block"),
+    (keep(2, 4), "nm"),
+    (low_rank(8), "lowrank"),
+    (half(), "half"),
+    (bf16(), "bf16"),
+    (int8(), "int8"),
+]
 
 
 @pytest.mark.deep(every=7)
@@ -126,7 +148,7 @@ STORES = [(prune(0.5), "csr"), (prune_blocks(0.5), "block"), (keep(2, 4), "nm"),
 def test_an_approximation_states_its_error_and_keeps_it(joined, stage, form):
     made = joined | stage
     weights = [c for c in made.program.constants.values() if getattr(c, "name", "") == form]
-    assert len(weights) == made.applications() == 8             # q k v, output, up, down, in each of two layers
+    assert len(weights) == made.applications() == 8  # q k v, output, up, down, in each of two layers
     assert 0 < made.error < 1 and made.bytes < joined.bytes
     found = made.verify()
     assert found["program"]["float32"]["relative"] <= found["program"]["stated"]
@@ -156,20 +178,26 @@ def test_an_approximation_of_ones_own(joined):
         return np.where(abs(W) >= np.quantile(abs(W), 1 - density), W, 0)
 
     made = joined | nearest(largest, "intermediate") | nearest(largest, "query", density=0.25)
-    stored = [c for c in made.program.constants.values()
-              if getattr(c, "name", "dense") not in ("dense", "packed", "half")]
-    assert len(stored) == 4 and sorted({round(np.count_nonzero(c.unpack()) / c.unpack().size, 2)
-                                        for c in stored}) == [0.25, 0.5]
+    stored = [
+        c for c in made.program.constants.values() if getattr(c, "name", "dense") not in ("dense", "packed", "half")
+    ]
+    assert len(stored) == 4 and sorted({round(np.count_nonzero(c.unpack()) / c.unpack().size, 2) for c in stored}) == [
+        0.25,
+        0.5,
+    ]
     assert "largest(density=0.25)" in str(made) and made.verify()["program"]["float32"]["relative"] < 1
 
     @approximation()
     def same(W):
         """Nothing is saved."""
         return W + 1
-    with pytest.raises(InputError, match=r"same\(\): encoder_layer_0.*no format holds"): joined | nearest(same)
+
+    with pytest.raises(InputError, match=r"same\(\): encoder_layer_0.*no format holds"):
+        joined | nearest(same)
 
 
 # ---- tiles
+
 
 @pytest.mark.deep(every=3)
 @pytest.mark.parametrize("keys", [1, 3, 64])
@@ -180,7 +208,7 @@ def test_attention_over_tiles_of_keys(joined, keys):
     assert off(made, joined) < 1e-5 and made.verify()["program"]["float64"]["worst_row"] < 1e-10
     assert made.split_holds() < 1e-12 and f"tile({keys}) at" in str(made.derivation)
     run, other = made.run(RAGGED), joined.run(RAGGED)
-    assert (keys == 64) == np.array_equal(run, other)           # a sentence has 15 tokens: other tiles round otherwise
+    assert (keys == 64) == np.array_equal(run, other)  # a sentence has 15 tokens: other tiles round otherwise
 
 
 @pytest.mark.deep
@@ -193,15 +221,23 @@ def test_tiles_and_approximations(joined):
 # ---- what is refused
 
 REFUSED = [
-    (lambda p: p | join_qkv, "join_qkv: it applies nowhere: part 1 has x_ @ A + a, x_ @ B at 0",
-     "not joinable_bias(A, B)"),
+    (
+        lambda p: p | join_qkv,
+        "join_qkv: it applies nowhere: part 1 has x_ @ A + a, x_ @ B at 0",
+        "not joinable_bias(A, B)",
+    ),
     (lambda p: p | fold_scale, "fold_scale: it applies nowhere: part 1 has no"),
     (lambda p: p | "absorb", "no law 'absorb'; there are absorb_keys"),
-    (lambda p: p | prune(0.5) | fold_norm, "fold_norm after prune(0.5): laws come first",
-     "put fold_norm before prune(0.5)"),
+    (
+        lambda p: p | prune(0.5) | fold_norm,
+        "fold_norm after prune(0.5): laws come first",
+        "put fold_norm before prune(0.5)",
+    ),
     (lambda p: p | prune(0.5) | half(), "half(): encoder_layer_0", "is stored as csr[density=0.5] already"),
-    (lambda p: p | half("gate"), "half(): no weight is called gate: there are "
-                                 "encoder_layer_0_attention_self_query_weight.T"),
+    (
+        lambda p: p | half("gate"),
+        "half(): no weight is called gate: there are encoder_layer_0_attention_self_query_weight.T",
+    ),
     (lambda p: p | low_rank(33), "low_rank(33): encoder_layer_0", "rank = 33 is not between 1 and 32"),
     (lambda p: p | keep(2, 7), "keep(2, 7): encoder_layer_0", "32 inputs are not a multiple of m = 7"),
     (lambda p: p | prune(1.5), "prune(1.5)", "density"),
@@ -213,11 +249,14 @@ REFUSED = [
 
 
 @pytest.mark.deep(every=9)
-@pytest.mark.parametrize("build, words", [(build, words) for build, *words in REFUSED],
-                         ids=[words[0][:20] for _, *words in REFUSED])
+@pytest.mark.parametrize(
+    "build, words", [(build, words) for build, *words in REFUSED], ids=[words[0][:20] for _, *words in REFUSED]
+)
 def test_what_does_not_apply_says_where_and_why(joined, build, words):
-    with pytest.raises(InputError) as refusal: build(joined)
-    for word in words: assert word in str(refusal.value), str(refusal.value)
+    with pytest.raises(InputError) as refusal:
+        build(joined)
+    for word in words:
+        assert word in str(refusal.value), str(refusal.value)
 
 
 def test_a_program_that_no_kernel_computes_waits_for_more_laws(start):
@@ -232,4 +271,5 @@ def test_a_program_that_no_kernel_computes_waits_for_more_laws(start):
 
 
 def test_an_operator_needs_a_batch(start):
-    with pytest.raises(InputError, match="give a batch"): schedule(start.model, machine=standin.machine())
+    with pytest.raises(InputError, match="give a batch"):
+        schedule(start.model, machine=standin.machine())

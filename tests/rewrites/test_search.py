@@ -1,4 +1,5 @@
 """The exact search: equal programs, from the import with one kernel an operator to the cheapest that the laws reach."""
+
 import numpy as np
 import pytest
 from searched import KINDS, RAGGED, Round, found, model, relative, structure
@@ -24,13 +25,16 @@ OPERATOR = model()
 
 
 @pytest.fixture(scope="module")
-def wanted(): return dense(OPERATOR, RAGGED)
+def wanted():
+    return dense(OPERATOR, RAGGED)
 
 
-def kernels(program): return [step.kernel for step in program.steps]
+def kernels(program):
+    return [step.kernel for step in program.steps]
 
 
 # ---- the programs are the model
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_program_is_the_model(kind, wanted):
@@ -67,6 +71,7 @@ def test_laws_that_did_not_fire_may_all_be_left_out(wanted):
 
 # ---- they are what a person would have written
 
+
 def test_the_import_has_one_kernel_for_each_operator():
     _, program, _ = found()[1]["imported"]
     for step in program.steps:
@@ -101,8 +106,10 @@ def test_laws_and_fusion_only_help():
 
 
 @pytest.mark.deep(every=4)
-@pytest.mark.parametrize("case, law", [("gpt2", "value_bias"), ("pangu-alpha", "value_bias"),
-                                       ("qwen2", "value_bias"), ("qwen2", "repeat_shift")])
+@pytest.mark.parametrize(
+    "case, law",
+    [("gpt2", "value_bias"), ("pangu-alpha", "value_bias"), ("qwen2", "value_bias"), ("qwen2", "repeat_shift")],
+)
 def test_no_law_is_in_the_way(case, law):
     """What a norm's shift adds to values comes late, and once kept products apart that are joined without this law; a
     bias of shared values costs nothing beside that of queries, and once came behind a product that has none."""
@@ -120,6 +127,7 @@ def test_shared_constants_are_stored_once():
 
 # ---- what was found is proved
 
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_extractions_are_what_they_say(kind):
     each, _, _ = found()[1][kind]
@@ -133,7 +141,7 @@ def test_extractions_are_what_they_say(kind):
 
 def test_predicted_bytes_are_stored_bytes():
     for each, program, _ in found()[1].values():
-        assert abs(each.memory / program.stored_bytes - 1) < 0.02      # a row that two parts hold is stored twice
+        assert abs(each.memory / program.stored_bytes - 1) < 0.02  # a row that two parts hold is stored twice
 
 
 def test_the_front_door_says_what_it_did():
@@ -145,11 +153,13 @@ def test_the_front_door_says_what_it_did():
 
 # ---- layers
 
+
 @pytest.mark.parametrize("layers", [3, 12])
 def test_one_graph_for_each_signature(layers, graphs_anew):
     explorer, found_parts = Explorer(EXACT_LAWS), parts(model(num_hidden_layers=layers))
-    for number, before, _ in states(found_parts): explorer.graph(found_parts[number][before])
-    assert len(found_parts) == layers + 1 and len(explorer.graphs) == 3     # embeddings, and a layer behind each state
+    for number, before, _ in states(found_parts):
+        explorer.graph(found_parts[number][before])
+    assert len(found_parts) == layers + 1 and len(explorer.graphs) == 3  # embeddings, and a layer behind each state
 
 
 def test_borders_hand_on_the_full_value_or_the_normed_one():
@@ -168,22 +178,28 @@ def test_a_model_that_ends_in_a_norm_ends_in_the_full_value():
 def test_the_cheapest_chain_of_states():
     stages = [{("full", "full"): 1.0, ("full", "normed"): 2.0}, {("full", "full"): 5.0, ("normed", "full"): 1.0}]
     assert shortest(stages) == [(0, ("full", "normed")), (1, ("normed", "full"))]
-    with pytest.raises(Infeasible, match="part 1 of the model has no program"): shortest([*stages[:1], {}])
+    with pytest.raises(Infeasible, match="part 1 of the model has no program"):
+        shortest([*stages[:1], {}])
 
 
 # ---- what has no kernel
 
+
 @pytest.mark.deep(every=6)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("where", [everyone, sequence & (mask(np.eye(15)) | mask(np.tri(15)) & mask(np.tri(15).T))],
-                         ids=("everyone", "three masks"))
+@pytest.mark.parametrize(
+    "where",
+    [everyone, sequence & (mask(np.eye(15)) | mask(np.tri(15)) & mask(np.tri(15).T))],
+    ids=("everyone", "three masks"),
+)
 def test_patterns_that_attention_does_not_know_have_a_kernel_written(where, kind):
     """As much of the model as needs these patterns, and no more, is one step, which a kernel of its own computes."""
     operator = OPERATOR @ attention(*(np.eye(24) for _ in range(3)), 2, where)
     program, _ = structure(operator, *KINDS[kind]).program({})
     written = kernels(program)
     assert "interpret" not in written and [each for each in written if each.startswith("fold_")] == [
-        "fold_batch" if where is everyone else "fold_term"]
+        "fold_batch" if where is everyone else "fold_term"
+    ]
     assert relative(program.run(RAGGED), dense(operator, RAGGED)) < 1e-6
 
 
@@ -195,6 +211,7 @@ def test_masks_and_activations_are_those_of_the_model(changed):
 
 
 # ---- prices and methods
+
 
 def test_prices_follow_the_workload():
     one, many = (structure(OPERATOR, batch=Batch([list(range(1, 1 + rows))])) for rows in (2, 20))

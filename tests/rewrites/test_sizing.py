@@ -1,5 +1,6 @@
 """Small sizes that fit one another as a template's own do: whatever shape rules ask, whatever the widths; and where
 there are none, a template is verified at its own."""
+
 import gc
 
 import numpy as np
@@ -42,14 +43,18 @@ HEADS, EACH, INNER = (3, 5, 8, 12, 14, 16), (48, 64, 80, 96, 128), (100, 768, 10
 class Sizes:
     """Draws operators at real widths, of what ties sizes: each part takes so many columns."""
 
-    def __init__(self, rng): self.rng = rng
-    def one(self, among): return int(self.rng.choice(among))
+    def __init__(self, rng):
+        self.rng = rng
+
+    def one(self, among):
+        return int(self.rng.choice(among))
 
     def numbers(self, *shape):
         """An array of which nobody needs the numbers."""
         return Promised(f"w{self.rng.integers(1 << 60)}", shape)
 
-    def matrix(self, n, p): return weight(self.numbers(n, p))
+    def matrix(self, n, p):
+        return weight(self.numbers(n, p))
 
     def rotated(self, columns):
         rest = self.one([0, 8, columns // 2])
@@ -74,7 +79,8 @@ class Sizes:
         """Columns side by side, taken apart again."""
         a, b, c = (self.one(INNER) for _ in range(3))
         return row(self.matrix(n, a) @ gelu, self.matrix(n, b) @ square, self.matrix(n, c)) @ (
-            cols(a, a + b, a + b + c) @ self.matrix(b, n) + cols(0, a + b, a + b + c) @ self.matrix(a + b, n))
+            cols(a, a + b, a + b + c) @ self.matrix(b, n) + cols(0, a + b, a + b + c) @ self.matrix(a + b, n)
+        )
 
     def shared(self, n):
         """Grouped queries, heads wider or narrower than n / heads."""
@@ -88,16 +94,21 @@ class Sizes:
         k, columns = self.one([2, 3, 6, 20]), self.one([1, 5, 24])
         return over(self.matrix(n, columns), monoids.topk(k)) @ self.matrix(columns * k, n)
 
-    def each_beside(self, n): return over(self.matrix(n, 7), monoids.concat) @ self.matrix(7 * n, n)
-    def scaled(self, n): return diag(self.numbers(n)) @ self.matrix(n, f := self.one(INNER)) @ relu @ self.matrix(f, n)
+    def each_beside(self, n):
+        return over(self.matrix(n, 7), monoids.concat) @ self.matrix(7 * n, n)
+
+    def scaled(self, n):
+        return diag(self.numbers(n)) @ self.matrix(n, f := self.one(INNER)) @ relu @ self.matrix(f, n)
 
     def drawn(self):
         """A template of three parts, behind a border."""
         n = self.one(HEADS) * self.one(EACH)
-        drawn = self.rng.choice([self.wide, self.cut, self.piece, self.beside, self.shared, self.most, self.each_beside,
-                                 self.scaled], 3)
+        drawn = self.rng.choice(
+            [self.wide, self.cut, self.piece, self.beside, self.shared, self.most, self.each_beside, self.scaled], 3
+        )
         term = I
-        for part in drawn: term = term @ (I + part(n))
+        for part in drawn:
+            term = term @ (I + part(n))
         return template(term, n)
 
 
@@ -116,7 +127,8 @@ def held(template, small):
     own, built = template.instance(template.values), template.instance(template.shrunken(np.ones))
     for name, term in own.items():
         for a, b in zip((*term.into, *term.out), (*built[name].into, *built[name].out), strict=True):
-            if isinstance(a, int): assert b == small.get(a, a), (str(term)[:80], a, b)
+            if isinstance(a, int):
+                assert b == small.get(a, a), (str(term)[:80], a, b)
 
 
 @pytest.mark.deep
@@ -138,13 +150,18 @@ def test_what_is_never_small_stays_alone():
     assert small[300] == 300 and small[2000] < 10
 
 
-AT_OWN = [                                                   # operators of some columns
+AT_OWN = [  # operators of some columns
     (20, lambda n: weight(n(20, 26)) @ heads(13) @ relu @ heads(13).T),
     (26, lambda n: heads(13) @ weight(n(13, 2, 3)) @ relu @ heads(13).T @ weight(n(39, 4))),
     (24, lambda n: weight(n(24, 45)) @ (cols(30, 45) @ relu @ place(17, 40) + cols(0, 40) @ square)),
     (16, lambda n: attention(weight(n(16, 30)), weight(n(16, 30)), weight(n(16, 30)), 15, sequence & causal)),
-    (24, lambda n: grouped(weight(n(24, 98)), weight(n(24, 14)), weight(n(24, 14)), 14, 2, sequence,
-                           rotate(n(5, 3), n(5, 3), 1)))]
+    (
+        24,
+        lambda n: grouped(
+            weight(n(24, 98)), weight(n(24, 14)), weight(n(24, 14)), 14, 2, sequence, rotate(n(5, 3), n(5, 3), 1)
+        ),
+    ),
+]
 
 
 @pytest.mark.parametrize("number", range(len(AT_OWN)))
@@ -155,7 +172,8 @@ def test_where_no_small_sizes_are_found_a_template_is_verified_at_its_own(rng, m
     made = template(term(lambda *shape: Data(rng.normal(size=shape))), n)
     assert not made.small_sizes()
     assert [each.shape for each in made.shrunken(np.ones).values() if isinstance(each, Data)] == [
-        each.shape for each in made.values.values() if isinstance(each, Data)]
+        each.shape for each in made.values.values() if isinstance(each, Data)
+    ]
     assert not check_graph(made, EXACT_LAWS)
 
 
@@ -168,36 +186,68 @@ def test_a_shape_rule_that_cannot_be_followed_leaves_sizes_as_they_are(monkeypat
 
 # ---- families
 
-BERT_BASE = dict(vocab_size=30522, hidden_size=768, intermediate_size=3072, num_hidden_layers=1, num_attention_heads=12,
-                 max_position_embeddings=512, type_vocab_size=2, layer_norm_eps=1e-12)
-SMOL = dict(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=1, num_attention_heads=9,
-            num_key_value_heads=3, max_position_embeddings=8192)
+BERT_BASE = dict(
+    vocab_size=30522,
+    hidden_size=768,
+    intermediate_size=3072,
+    num_hidden_layers=1,
+    num_attention_heads=12,
+    max_position_embeddings=512,
+    type_vocab_size=2,
+    layer_norm_eps=1e-12,
+)
+SMOL = dict(
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_hidden_layers=1,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    max_position_embeddings=8192,
+)
 GPT2_BASE = dict(vocab_size=50257, n_embd=768, n_layer=1, n_head=12, n_positions=1024)
-REAL = [                                                    # families at the widths that people have
-    ("bert", BERT_BASE), ("bert", BERT_BASE | dict(hidden_size=384, intermediate_size=1536)),
+REAL = [  # families at the widths that people have
+    ("bert", BERT_BASE),
+    ("bert", BERT_BASE | dict(hidden_size=384, intermediate_size=1536)),
     ("bert", BERT_BASE | dict(hidden_size=64, num_attention_heads=1, intermediate_size=64)),
     ("roberta", BERT_BASE | dict(type_vocab_size=1, max_position_embeddings=514)),
-    ("distilbert", dict(vocab_size=30522, dim=768, hidden_dim=3072, n_heads=12, n_layers=1,
-                        max_position_embeddings=512)),
-    ("gpt2", GPT2_BASE), ("gpt2", GPT2_BASE | dict(n_embd=1280, n_head=20, n_inner=2048)),
+    (
+        "distilbert",
+        dict(vocab_size=30522, dim=768, hidden_dim=3072, n_heads=12, n_layers=1, max_position_embeddings=512),
+    ),
+    ("gpt2", GPT2_BASE),
+    ("gpt2", GPT2_BASE | dict(n_embd=1280, n_head=20, n_inner=2048)),
     ("gpt2", GPT2_BASE | dict(n_embd=64, n_head=1)),
     ("bloom", dict(vocab_size=250880, hidden_size=1024, n_layer=1, n_head=16, seq_length=2048)),
     ("t5", dict(vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_layers=1, num_heads=8)),
-    ("t5", dict(vocab_size=32128, d_model=512, d_kv=64, d_ff=1024, num_layers=1, num_heads=6,
-                feed_forward_proj="gated-gelu")),
+    (
+        "t5",
+        dict(
+            vocab_size=32128, d_model=512, d_kv=64, d_ff=1024, num_layers=1, num_heads=6, feed_forward_proj="gated-gelu"
+        ),
+    ),
     ("gpt_pangu", dict(vocab_size=40000, hidden_size=2560, num_layers=2, num_heads=32, max_position_embeddings=1024)),
-    ("llama", SMOL), ("llama", SMOL | dict(hidden_size=4096, intermediate_size=14336, num_attention_heads=32,
-                                           num_key_value_heads=8)),
-    ("llama", SMOL | dict(hidden_size=768, num_attention_heads=12, num_key_value_heads=4, head_dim=80,
-                          partial_rotary_factor=0.7)),
+    ("llama", SMOL),
+    ("llama", SMOL | dict(hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8)),
+    (
+        "llama",
+        SMOL
+        | dict(hidden_size=768, num_attention_heads=12, num_key_value_heads=4, head_dim=80, partial_rotary_factor=0.7),
+    ),
     ("llama", SMOL | dict(attention_bias=True, mlp_bias=True, num_key_value_heads=1, head_dim=32)),
-    ("mistral", SMOL | dict(hidden_size=1024, num_attention_heads=8, num_key_value_heads=2, head_dim=128,
-                            sliding_window=4096)),
+    (
+        "mistral",
+        SMOL | dict(hidden_size=1024, num_attention_heads=8, num_key_value_heads=2, head_dim=128, sliding_window=4096),
+    ),
     ("qwen2", SMOL | dict(hidden_size=896, intermediate_size=4864, num_attention_heads=14, num_key_value_heads=2)),
     ("qwen3", SMOL | dict(hidden_size=1024, num_attention_heads=16, num_key_value_heads=8, intermediate_size=3072)),
     ("PanguEmbedded", SMOL | dict(hidden_size=1536, num_attention_heads=12, num_key_value_heads=12, bias=True)),
-    *((config["model_type"], config | {"num_hidden_layers": 2} if "num_hidden_layers" in config else config)
-      for config in map(known.configuration, known.names()) if "expert" in str(config))]
+    *(
+        (config["model_type"], config | {"num_hidden_layers": 2} if "num_hidden_layers" in config else config)
+        for config in map(known.configuration, known.names())
+        if "expert" in str(config)
+    ),
+]
 
 
 def templates(family, config):
@@ -216,7 +266,12 @@ def test_families_shrink_from_the_widths_that_people_have():
 
 def test_nothing_that_was_asked_stays_in_terms():
     """Terms without sizes, such as relu, are those of every template."""
-    for made in templates("gpt2", GPT2_BASE): made.small_sizes()
+    for made in templates("gpt2", GPT2_BASE):
+        made.small_sizes()
     gc.collect()
-    assert not [shape for node in [*Operator.nodes.values()] for shape in [*node.shapes, node.into, node.out]
-                if any(isinstance(size, sizing.Traced) for size in shape)]
+    assert not [
+        shape
+        for node in [*Operator.nodes.values()]
+        for shape in [*node.shapes, node.into, node.out]
+        if any(isinstance(size, sizing.Traced) for size in shape)
+    ]

@@ -1,5 +1,6 @@
 """Attention that sees fewer keys, as a step of the search within budgets: where sentences are long, and errors are
 known of sentences as long."""
+
 import json
 from functools import cache
 
@@ -22,14 +23,7 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.report.results import save
 from rewrites.report.retelling import tell_steps
 from rewrites.search.search import SearchSpace, cheapest
-from rewrites.search.sparse_attention import (
-    KEPT,
-    LEFT_OUT,
-    LONG,
-    SPARSE,
-    sparse_attention_candidates,
-    sparser_patterns,
-)
+from rewrites.search.sparse_attention import KEPT, LEFT_OUT, LONG, SPARSE, sparse_attention_candidates, sparser_patterns
 from rewrites.search.substitutions import part_factors, substitute_blocks
 from rewrites.workload.workload import Workload
 
@@ -43,13 +37,15 @@ def model(where=sequence & causal, far=None):
     rng = np.random.default_rng(0)
 
     def one(name, scale=1.0):
-        return weight(Data((scale * rng.normal(size=(N, N)) * N ** -0.5).astype(np.float32), name))
+        return weight(Data((scale * rng.normal(size=(N, N)) * N**-0.5).astype(np.float32), name))
 
     near = one("near", 0.1) + const(np.full(N, 6.0))
     turned = rotary(2 * LONG, N // 2, 1000.0)
-    return (weight(Data(rng.normal(size=(WORDS, N)).astype(np.float32), "table"))
-            @ (I + rmsnorm(1e-6) @ attention(near, near, one("v0"), 2, where, turned) @ one("o0"))
-            @ (I + rmsnorm(1e-6) @ attention(one("q1", 3.0), one("k1", 3.0), one("v1"), 2, far or where) @ one("o1")))
+    return (
+        weight(Data(rng.normal(size=(WORDS, N)).astype(np.float32), "table"))
+        @ (I + rmsnorm(1e-6) @ attention(near, near, one("v0"), 2, where, turned) @ one("o0"))
+        @ (I + rmsnorm(1e-6) @ attention(one("q1", 3.0), one("k1", 3.0), one("v1"), 2, far or where) @ one("o1"))
+    )
 
 
 def tokens(*lengths):
@@ -74,9 +70,10 @@ def test_sparser_patterns_leave_out_scores_of_long_sentences_whatever_their_leng
     assert not [*sparser_patterns(where & window(8), LENGTHS)]
     for each in (where & one for one in SPARSE):
         few, many = each.mask(LONG // 2).unpack(), each.mask(LONG).unpack()
-        assert (few == many[:LONG // 2, :LONG // 2]).all() and many.diagonal().all() and each.attends
+        assert (few == many[: LONG // 2, : LONG // 2]).all() and many.diagonal().all() and each.attends
         assert parse(each.form) == each and (each in found) == (
-            count_scores(each, LENGTHS) <= KEPT * count_scores(where, LENGTHS))
+            count_scores(each, LENGTHS) <= KEPT * count_scores(where, LENGTHS)
+        )
 
 
 @pytest.mark.parametrize("side, near, drawn", [(16, 0, 1), (64, 1, 3), (32, 2, 5)])
@@ -97,7 +94,8 @@ def test_a_part_that_sees_fewer_keys_is_the_part_with_another_pattern():
     assert len(every) == LAYERS * len([*sparser_patterns(sequence & causal, LENGTHS)])
     assert [each.first for each in every[:LAYERS]] == [1, 2] and len({each.where for each in every[:LAYERS]}) == 1
     for each in every:
-        if each.first == LAYERS: assert substitute_blocks(groups, [each]) is model(sequence & causal, each.where)
+        if each.first == LAYERS:
+            assert substitute_blocks(groups, [each]) is model(sequence & causal, each.where)
     few = mask(np.eye(2), LONG // 2)
     assert not [*sparse_attention_candidates(part_factors(model(sequence & few & causal & window(3))), LENGTHS)]
     assert not [*sparse_attention_candidates(groups, LENGTHS - 1)]
@@ -110,7 +108,7 @@ def test_errors_are_those_of_the_model_with_the_pattern():
     wanted = dense(model(), batch)
     for each in found[::3]:
         off = relative(dense(substitute_blocks(groups, [each]), batch), wanted)
-        assert each.error ** 0.5 == pytest.approx(off, rel=1e-3, abs=1e-6) and str(each.where) in str(each)
+        assert each.error**0.5 == pytest.approx(off, rel=1e-3, abs=1e-6) and str(each.where) in str(each)
     least = min(each.error for each in found) ** 0.5
     assert not tried.measure_errors(0.999 * least) and not tried.measure_errors(0)
 
@@ -129,8 +127,9 @@ def test_the_search_takes_fewer_keys_where_the_error_allows_it(monkeypatch, tmp_
     """In the layer that looks near by, not in the other one. The program is verified against the model with the
     pattern, saved, loaded and named; within next to no error attention sees all keys."""
     standin.know_laws(monkeypatch)
-    asked = dict(workload=tokens(LONG), machine=standin.machine(), rounds=1, number_type="float32",
-                 leave_out=standin.EVERY_LAW)
+    asked = dict(
+        workload=tokens(LONG), machine=standin.machine(), rounds=1, number_type="float32", leave_out=standin.EVERY_LAW
+    )
     found = run.optimize(model(), error=0.1, **asked)
     point = next(point for point in found.points if LEFT_OUT in point.methods)
     [taken] = point.structure.substitutions.values()

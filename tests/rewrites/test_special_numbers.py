@@ -1,5 +1,6 @@
 """Special numbers in every tensor of a BERT in turn: no fact is read from them, so graphs, searches and programs stay
 right."""
+
 import numpy as np
 import pytest
 from checkpoints import CONFIG, arrays
@@ -31,9 +32,14 @@ def single(x):
     return y
 
 
-SPECIAL = {"zeros": np.zeros_like, "ones": np.ones_like, "single": single,
-           "equal rows": lambda x: np.broadcast_to(x[:1], x.shape),
-           "denormal": lambda x: x * np.float32(1e-40), "huge": lambda x: x * np.float32(1e30)}
+SPECIAL = {
+    "zeros": np.zeros_like,
+    "ones": np.ones_like,
+    "single": single,
+    "equal rows": lambda x: np.broadcast_to(x[:1], x.shape),
+    "denormal": lambda x: x * np.float32(1e-40),
+    "huge": lambda x: x * np.float32(1e30),
+}
 MATRICES = [name for name, numbers in NUMBERS.items() if numbers.ndim == 2]
 
 
@@ -62,7 +68,8 @@ def program(model, explorer, fusion=True):
 def fault(model):
     """How far the program is from the float64 oracle, once every graph that is new has been checked."""
     for part in (part for by_state in parts(model) for part in by_state.values()):
-        if part.template.text not in CHECKED: assert not check_graph(part.template, EXACT_LAWS)
+        if part.template.text not in CHECKED:
+            assert not check_graph(part.template, EXACT_LAWS)
         CHECKED.add(part.template.text)
     return relative(program(model, FUSED).run(RAGGED), dense(model, RAGGED))
 
@@ -72,12 +79,17 @@ def fault(model):
 def test_special_numbers_in_a_tensor(name):
     for what, made in special(name).items():
         model = bert(**{name: made(NUMBERS[name])})
-        with np.errstate(all="ignore"): found = fault(model)
-        if what != "huge": assert found < 1e-5, what
+        with np.errstate(all="ignore"):
+            found = fault(model)
+        if what != "huge":
+            assert found < 1e-5, what
         else:
-            try: check_precision(model, [program(model, PLAIN, fusion=False), program(model, FUSED)], RAGGED)
-            except InputError as error: assert repr(name) in str(error) and "float32" in str(error)
-            else: assert found < 1e-5, what
+            try:
+                check_precision(model, [program(model, PLAIN, fusion=False), program(model, FUSED)], RAGGED)
+            except InputError as error:
+                assert repr(name) in str(error) and "float32" in str(error)
+            else:
+                assert found < 1e-5, what
 
 
 def test_a_bias_that_drops_out_of_the_exact_program_is_named_too():
@@ -90,8 +102,9 @@ def test_a_bias_that_drops_out_of_the_exact_program_is_named_too():
 
 
 def test_an_output_of_zeros_is_refused_in_words():
-    last = {name: np.zeros_like(row) for name, row in NUMBERS.items()
-            if name.startswith("encoder.layer.0.output.LayerNorm")}
+    last = {
+        name: np.zeros_like(row) for name, row in NUMBERS.items() if name.startswith("encoder.layer.0.output.LayerNorm")
+    }
     model = bert(**last)
     with pytest.raises(InputError, match="output on ordinary text is at most 0, so"):
         check_precision(model, [program(model, FUSED)], RAGGED)
@@ -110,7 +123,7 @@ def test_zeros_are_not_added_and_ones_are_no_gain():
     assert flat(diag(np.ones(3)), x) is x and flat(I * np.ones(3), x) is x
     assert flat(I + const([0.0, 0.0, 1.0]), x) is not x and flat(diag([1.0, 1.0, 2.0]), x) is not x
     column = symbol("c", None, 1)
-    assert flat(I + const(np.zeros(3)), column).out.cols == 3               # what spreads to more columns stays
+    assert flat(I + const(np.zeros(3)), column).out.cols == 3  # what spreads to more columns stays
 
 
 def test_properties_are_not_read_from_numbers():
@@ -124,6 +137,7 @@ def test_a_weight_beyond_float32_is_refused_in_words_of_weights(number):
     numbers = np.full((4, 4), 2.0)
     numbers[2, 1] = number
     for model in (weight(numbers), weight(np.full((9, 4), 2.0)) @ weight(numbers)):
-        if number == 3e38 and model.kind is weight: continue                    # float32 has it
+        if number == 3e38 and model.kind is weight:
+            continue  # float32 has it
         with pytest.raises(InputError, match=r"^a weight of \d × 4: it has \S+ at \[\d, \d\], .* scale it$"):
             program(model, FUSED)

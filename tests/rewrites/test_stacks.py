@@ -1,4 +1,5 @@
 """Matrices of heads in storage formats: proposed, measured, budgeted, stored and saved like any weight."""
+
 from functools import cache
 
 import numpy as np
@@ -43,17 +44,24 @@ def block_diagonal(stack=None):
     """A layer in which each head has a matrix of its own, behind a table."""
     up, down = normal(WIDE, HEADS * INNER, seed=1), normal(HEADS * SIDE, WIDE, seed=3)
     stack = weight(STACK) if stack is None else stack
-    layer = formula(lambda x: x + (x @ weight(up) @ gelu @ heads(HEADS) @ stack @ heads(HEADS).T @ gelu)
-                    @ weight(down))
+    layer = formula(lambda x: x + (x @ weight(up) @ gelu @ heads(HEADS) @ stack @ heads(HEADS).T @ gelu) @ weight(down))
     return weight(normal(WORDS, WIDE, seed=4)) @ layer
 
 
 def mixture():
     """A layer of experts that all rows ask, behind a table."""
     gate = normal(WIDE, HEADS, seed=3)
-    layer = formula(lambda x: x + ((x @ weight(normal(HEADS, WIDE, INNER, seed=5)) @ gelu)
-                                   @ weight(normal(HEADS, INNER, WIDE, seed=6)) * (x @ weight(gate) @ heads(HEADS)))
-                    @ total)
+    layer = formula(
+        lambda x: (
+            x
+            + (
+                (x @ weight(normal(HEADS, WIDE, INNER, seed=5)) @ gelu)
+                @ weight(normal(HEADS, INNER, WIDE, seed=6))
+                * (x @ weight(gate) @ heads(HEADS))
+            )
+            @ total
+        )
+    )
     return weight(normal(WORDS, WIDE, seed=4)) @ layer
 
 
@@ -63,8 +71,9 @@ def proposed(made=block_diagonal):
     space = SearchSpace(made(), EXACT_LAWS, Round(), FIT.extents())
     exact = cheapest(space)
     program, emitter = exact.program({})
-    choices = propose_methods(space, exact, program, emitter, Representable(), FIT, PROBE,
-                              Limits(error=0.5, narrowest=8))
+    choices = propose_methods(
+        space, exact, program, emitter, Representable(), FIT, PROBE, Limits(error=0.5, narrowest=8)
+    )
     return space.model, exact, program, emitter, choices
 
 
@@ -89,13 +98,13 @@ def test_errors_of_a_stack_are_measured_alone():
     """A method's error is the squared change of the output by that stack alone, told anew."""
     _, _, program, _, choices = proposed()
     stack, name = read_by(program, "headwise"), next(iter(stacks(program)))
-    [leaf] = [key for key in choices.measured if len(key) == 1 and next(iter(key)) == Data(
-        STACK).key]
+    [leaf] = [key for key in choices.measured if len(key) == 1 and next(iter(key)) == Data(STACK).key]
     methods = {method.format: method for method in choices.measured[leaf]}
     assert {"half", "bf16", "int8"} & methods.keys() and all(can_stack(FORMATS[name]) for name in methods)
     wanted = program.run(PROBE)
     for method in methods.values():
-        if method.fit != "plain": continue
+        if method.fit != "plain":
+            continue
         instead = Stacked.approximate(FORMATS[method.format], stack.unpack(), **dict(method.parameters))
         changed = Program(program.steps, {**program.constants, name: instead}, program.output).run(PROBE)
         assert method.error == pytest.approx(relative(changed, wanted) ** 2, rel=1e-3)
@@ -109,8 +118,8 @@ def test_the_smallest_program_within_an_error_has_its_stack_in_bytes(tmp_path):
     assert stack.form in (Int8, FORMATS["balancedint8"]) and stack.shape == (HEADS, INNER, SIDE)
     assert stack.nbytes == HEADS * stack.form.bytes.subs(stack.sizes)
     assert abs(found.memory - program.stored_bytes) < 64
-    assert found.error ** 0.5 <= 0.02
-    assert 1e-4 < relative(program.run(HELD_OUT), dense(model, HELD_OUT)) < 1.5 * found.error ** 0.5
+    assert found.error**0.5 <= 0.02
+    assert 1e-4 < relative(program.run(HELD_OUT), dense(model, HELD_OUT)) < 1.5 * found.error**0.5
     assert verify_steps(program, [HELD_OUT])["nearest"] <= 1
     verify_structure(program, [HELD_OUT], unrounded(found, emitter), [dense(model, HELD_OUT)], model)
     program.save(tmp_path / "p")
@@ -123,12 +132,12 @@ def test_prices_of_programs_are_those_of_the_search():
     *_, choices = proposed()
     for weights in (1, 0, 0), (1e-9, 1, 0):
         found = choices.choose(0.02, weights=weights)
-        seconds = sum(Round().seconds(kernel, **sizes)
-                      for kernel, sizes in found.program({})[0].cost(FIT.extents()))
+        seconds = sum(Round().seconds(kernel, **sizes) for kernel, sizes in found.program({})[0].cost(FIT.extents()))
         assert found.time == pytest.approx(seconds, rel=1e-9)
 
 
 # ---- one kernel, any format
+
 
 @pytest.mark.parametrize("alike", [False, True], ids=("a value each", "one value"))
 @pytest.mark.parametrize("F", STACKABLE, ids=lambda F: F.name)
@@ -136,9 +145,12 @@ def test_headwise_reads_any_stack(F, alike, tmp_path):
     """Recorded, in groups and alone; steps are their formats' meanings, within their bounds."""
     count = 1 if alike else 3
     stack = Stacked.approximate(F, normal(3, 32, 40))
-    steps = [Step("embed", {"table0": "table"}, {"fields": "tokens"}, "x"), Step("heads", {"x": "x"}, {"heads": count},
-                                                                                   "h"),
-             Step("headwise", {"x": "h", "weight": "stack"}, {}, "y"), Step("join", {"x": "y"}, {}, "z")]
+    steps = [
+        Step("embed", {"table0": "table"}, {"fields": "tokens"}, "x"),
+        Step("heads", {"x": "x"}, {"heads": count}, "h"),
+        Step("headwise", {"x": "h", "weight": "stack"}, {}, "y"),
+        Step("join", {"x": "y"}, {}, "z"),
+    ]
     table = FORMATS["dense"].pack(normal(WORDS, 32 * count, seed=5))
     program = Program(steps, {"table": table, "stack": stack}, "z")
     assert [type(each).__name__ for each in program.schedule.segments] == ["Recorded"]
@@ -150,20 +162,24 @@ def test_headwise_reads_any_stack(F, alike, tmp_path):
     assert np.array_equal(program.run(one), program.run(batch)[:1])
     program.save(tmp_path / "p")
     assert np.array_equal(Program.load(tmp_path / "p").run(batch), program.run(batch))
-    assert program.cost(batch.extents())[-3:] == 3 * [(f"linear.{F.name}", {"T": batch.rows, **{
-        str(size): value for size, value in stack.sizes.items()}})]
+    assert program.cost(batch.extents())[-3:] == 3 * [
+        (f"linear.{F.name}", {"T": batch.rows, **{str(size): value for size, value in stack.sizes.items()}})
+    ]
 
 
 def test_a_stack_is_no_weight_of_rows():
     stack = Stacked.approximate(Half, normal(3, 32, 40))
     table = FORMATS["dense"].pack(normal(WORDS, 32))
-    steps = [Step("embed", {"table0": "table"}, {"fields": "tokens"}, "x"),
-             Step("linear", {"x": "x", "weight": "stack"}, {}, "y")]
+    steps = [
+        Step("embed", {"table0": "table"}, {"fields": "tokens"}, "x"),
+        Step("linear", {"x": "x", "weight": "stack"}, {}, "y"),
+    ]
     with pytest.raises(ValueError, match=r"step 1, y = linear: .* weight is 3 × half\(32×40\); it must be Weight"):
         Program(steps, {"table": table, "stack": stack}, "y")
 
 
 # ---- how it is fitted and promised
+
 
 def test_each_head_is_fitted_to_its_own_inputs():
     """Where all heads have one value its norms serve all; of what lies within a kernel nothing is known."""
@@ -176,8 +192,9 @@ def test_each_head_is_fitted_to_its_own_inputs():
         assert np.array_equal(own[e].unpack(), alone.unpack())
     alike = Fitter({key: Seen.of(x[:, :64])}).store(W, method, key)
     squares = np.sqrt(Seen.of(x[:, :64]).diagonal)
-    assert np.array_equal(alike[1].unpack(), FORMATS["balancedint8"].approximate(W[1].astype(np.float32),
-                                                                                 scale=squares).unpack())
+    assert np.array_equal(
+        alike[1].unpack(), FORMATS["balancedint8"].approximate(W[1].astype(np.float32), scale=squares).unpack()
+    )
     unknown = Fitter({key: Seen.of(x[:, :50])}).store(W, method, key)
     assert np.array_equal(unknown[1].unpack(), FORMATS["balancedint8"].approximate(W[1].astype(np.float32)).unpack())
 
@@ -199,8 +216,11 @@ def test_prices_of_stacks_are_those_of_their_heads(form):
     seconds, size = prices.stack(form, 6, 64, 32)
     one = FORMATS[form].bytes.subs(FORMATS[form].expected(64, 32))
     assert size == float(6 * one)
-    assert seconds == (Round().seconds("headwise", T=PROBE.rows, h=6, n=64, p=32) if form == "dense" else
-                       6 * Round().seconds(f"linear.{form}", T=PROBE.rows, n=64, p=32))
+    assert seconds == (
+        Round().seconds("headwise", T=PROBE.rows, h=6, n=64, p=32)
+        if form == "dense"
+        else 6 * Round().seconds(f"linear.{form}", T=PROBE.rows, n=64, p=32)
+    )
 
 
 def test_blocks_of_a_file_stay_what_they_are():

@@ -1,5 +1,6 @@
 """What is stated of texts that nobody has seen: the rate at which it is exceeded, cosines, which kinds of text it
 leaves out."""
+
 from itertools import pairwise
 
 import numpy as np
@@ -14,11 +15,14 @@ from rewrites.verify.differences import Change, difference
 from rewrites.workload.samples import TEXT_KINDS, make_lines
 from rewrites.workload.stated import MIN_SENTENCES, PLENTY, Stated, change_cosines, uncovered, worst
 
-DRAWN = {"lognormal": lambda rng, n: np.exp(0.1 * rng.standard_normal(n)),
-         "wide": lambda rng, n: np.exp(rng.standard_normal(n)),
-         "skewed": lambda rng, n: 1 + rng.gamma(2, 0.1, n), "exponential": lambda rng, n: rng.exponential(size=n),
-         "texts that recur": lambda rng, n: rng.choice(np.geomspace(0.8, 1, 6), n, p=[0.1, 0.2, 0.2, 0.2, 0.28, 0.02]),
-         "power law": lambda rng, n: rng.pareto(5, n) + 1}
+DRAWN = {
+    "lognormal": lambda rng, n: np.exp(0.1 * rng.standard_normal(n)),
+    "wide": lambda rng, n: np.exp(rng.standard_normal(n)),
+    "skewed": lambda rng, n: 1 + rng.gamma(2, 0.1, n),
+    "exponential": lambda rng, n: rng.exponential(size=n),
+    "texts that recur": lambda rng, n: rng.choice(np.geomspace(0.8, 1, 6), n, p=[0.1, 0.2, 0.2, 0.2, 0.28, 0.02]),
+    "power law": lambda rng, n: rng.pareto(5, n) + 1,
+}
 
 
 @pytest.mark.deep(every=5)
@@ -61,8 +65,9 @@ def test_every_sentence_and_every_pair_by_itself(monkeypatch, block):
     before, after = (np.array([values[at].mean(0) for at in rows]) for values in (wanted, found))
     change = Change.of(found, wanted, starts)
     said = Stated.of(change, change_cosines(before, after))
-    assert change.each == pytest.approx([np.linalg.norm(found[at] - wanted[at]) / np.linalg.norm(wanted[at])
-                                         for at in rows])
+    assert change.each == pytest.approx(
+        [np.linalg.norm(found[at] - wanted[at]) / np.linalg.norm(wanted[at]) for at in rows]
+    )
     assert change.relative == pytest.approx(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
     before, after = normalise_rows(before), normalise_rows(after)
     changed = [abs(after[i] @ after[j] - before[i] @ before[j]) for j in range(40) for i in range(j)]
@@ -79,17 +84,21 @@ def test_as_many_other_sentences_together_stay_below():
 
 # ---- which texts are like those of a workload
 
+
 @pytest.fixture(scope="module")
 def characters():
     """A tokenizer of single characters, between two special tokens."""
-    found = tokenizers.Tokenizer(tokenizers.models.BPE({chr(at): at for at in range(0x20, 0x10000)
-                                                        if not 0xd800 <= at < 0xe000}, []))
-    found.post_processor = tokenizers.processors.TemplateProcessing(single="[ $A ]",
-                                                                    special_tokens=[("[", 0x5b), ("]", 0x5d)])
+    found = tokenizers.Tokenizer(
+        tokenizers.models.BPE({chr(at): at for at in range(0x20, 0x10000) if not 0xD800 <= at < 0xE000}, [])
+    )
+    found.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[ $A ]", special_tokens=[("[", 0x5B), ("]", 0x5D)]
+    )
     return Tokenizer(found, 512)
 
 
-def encoded(tokenizer, texts): return Batch(tokenizer.rows(texts, LineReading(truncate=True)))
+def encoded(tokenizer, texts):
+    return Batch(tokenizer.rows(texts, LineReading(truncate=True)))
 
 
 @pytest.mark.parametrize("kind", TEXT_KINDS)
@@ -100,6 +109,7 @@ def test_a_workload_covers_its_own_kind_and_lacks_others(characters, kind):
 
 
 def test_lines_of_a_kind_are_the_same_every_time():
-    assert [make_lines(kind, 3, seed=1) for kind in TEXT_KINDS] == [make_lines(kind, 5, seed=1)[:3]
-                                                                    for kind in TEXT_KINDS]
+    assert [make_lines(kind, 3, seed=1) for kind in TEXT_KINDS] == [
+        make_lines(kind, 5, seed=1)[:3] for kind in TEXT_KINDS
+    ]
     assert len({line for line in make_lines("random ids", 100)}) == 100

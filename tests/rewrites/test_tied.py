@@ -1,5 +1,6 @@
 """A table of words that is gathered from and multiplied by: stored once where one layout serves both, priced, planned,
 saved so."""
+
 from itertools import product
 
 import numpy as np
@@ -28,24 +29,42 @@ from rewrites.search.search import SearchSpace, search
 from rewrites.verify.programs import unrounded, verify_exact
 
 WORDS, WIDE = 3000, 24
-CONFIG = dict(model_type="transformer", vocab_size=WORDS, max_position_embeddings=32, hidden_size=WIDE,
-              intermediate_size=40,
-              num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=6, norm="layer",
-              norm_eps=1e-5, pre_norm=True,
-              hidden_act="silu", gated=True, bias=False, mask="sequence & causal", positions="rotary", head="tied")
+CONFIG = dict(
+    model_type="transformer",
+    vocab_size=WORDS,
+    max_position_embeddings=32,
+    hidden_size=WIDE,
+    intermediate_size=40,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=6,
+    norm="layer",
+    norm_eps=1e-5,
+    pre_norm=True,
+    hidden_act="silu",
+    gated=True,
+    bias=False,
+    mask="sequence & causal",
+    positions="rotary",
+    head="tied",
+)
 BATCH = Batch([[1, 2, 3, WORDS - 1, 5, 6, 7, 8, 9], [7, 0, 64, 2999]])
-TABLE = 4 * WIDE * 16 * -(-WORDS // 16)                     # bytes of the panels of one table
+TABLE = 4 * WIDE * 16 * -(-WORDS // 16)  # bytes of the panels of one table
 
 
 class Stages(Round):
     """Stages of an epilogue ride for nothing, panels are multiplied by a little faster, and gathered from a little
     slower."""
 
-    def __init__(self, gathering=0.0): self.gathering = gathering
+    def __init__(self, gathering=0.0):
+        self.gathering = gathering
 
     def seconds(self, kernel, **sizes):
-        if kernel.startswith("gather."): return super().seconds(kernel, **sizes) + self.gathering
-        if kernel in ("bias", "activation", "residual", "norm", "affine"): return 0.0
+        if kernel.startswith("gather."):
+            return super().seconds(kernel, **sizes) + self.gathering
+        if kernel in ("bias", "activation", "residual", "norm", "affine"):
+            return 0.0
         return super().seconds(kernel, **sizes) * (0.9 if kernel == "linear.packed" else 1)
 
 
@@ -54,7 +73,8 @@ def model(**changed):
     return build(config, random_weights(config, np.random.default_rng(0)))
 
 
-def extents(operator): return counted([9, 4], patterns(operator))
+def extents(operator):
+    return counted([9, 4], patterns(operator))
 
 
 def tables(program):
@@ -71,17 +91,25 @@ def plain_rows(program):
 def saved(program, place):
     """Bytes of the arrays of a file."""
     program.save(place)
-    return sum(array.nbytes for name, array in load_file(place / "weights.safetensors").items()
-               if not name.startswith("padding"))
+    return sum(
+        array.nbytes
+        for name, array in load_file(place / "weights.safetensors").items()
+        if not name.startswith("padding")
+    )
 
 
 # ---- the kernel
 
+
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from([("packed", {}), ("bf16", {}), ("int8", {}), ("int8", {"group": 64}),
-                        ("int4", {}), ("int4", {"group": 128})]), st.integers(1, 150),
-       st.integers(1, 150),
-       st.integers(0, 2 ** 32))
+@given(
+    st.sampled_from(
+        [("packed", {}), ("bf16", {}), ("int8", {}), ("int8", {"group": 64}), ("int4", {}), ("int4", {"group": 128})]
+    ),
+    st.integers(1, 150),
+    st.integers(1, 150),
+    st.integers(0, 2**32),
+)
 def test_columns_are_gathered_to_the_bit(form, n, words, seed):
     """What a format stores, and nothing that its kernel rounds besides."""
     (name, options), rng = form, np.random.default_rng(seed)
@@ -97,20 +125,31 @@ def test_panels_that_do_not_fit_are_refused():
     stored = FORMATS["int8"].approximate(np.ones((24, 40), np.float32))
     columns, out = kernels.Columns.of(stored), np.empty((1, 24), np.float32)
     ids = np.zeros(1, int)
-    for wrong, said in ((columns._replace(w=columns.w[1:]), "are no panels of 24 by 40"),
-                        (columns._replace(scale=None), "no scales"),
-                        (columns._replace(scale=columns.scale[:, 1:]), r"where float32 of \(1, 40\)"),
-                        (columns._replace(shape=(23, 40)), "shape"),
-                        (columns._replace(w=columns.w.astype(np.int64)), "int64")):
-        with pytest.raises(ValueError, match=said): kernels.gather(ids, wrong, out)
-    with pytest.raises(IndexError, match="40 is outside 0 to 39"): kernels.gather(ids + 40, columns, out)
+    for wrong, said in (
+        (columns._replace(w=columns.w[1:]), "are no panels of 24 by 40"),
+        (columns._replace(scale=None), "no scales"),
+        (columns._replace(scale=columns.scale[:, 1:]), r"where float32 of \(1, 40\)"),
+        (columns._replace(shape=(23, 40)), "shape"),
+        (columns._replace(w=columns.w.astype(np.int64)), "int64"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            kernels.gather(ids, wrong, out)
+    with pytest.raises(IndexError, match="40 is outside 0 to 39"):
+        kernels.gather(ids + 40, columns, out)
 
 
-@pytest.mark.parametrize("turned, form, said", [
-    ("", "packed", "of which no rows can be gathered"), ("0", "dense", "of which no columns can be gathered"),
-    ("1", "packed", "names no tables of 1"), ("0,0", "packed", "names no tables"),
-    ("x" * 999, "packed", "turned: 'xxx"),
-    (0, "packed", "turned is 0; it must be text"), ("0", "csr", "it must be Tables")])
+@pytest.mark.parametrize(
+    "turned, form, said",
+    [
+        ("", "packed", "of which no rows can be gathered"),
+        ("0", "dense", "of which no columns can be gathered"),
+        ("1", "packed", "names no tables of 1"),
+        ("0,0", "packed", "names no tables"),
+        ("x" * 999, "packed", "turned: 'xxx"),
+        (0, "packed", "turned is 0; it must be text"),
+        ("0", "csr", "it must be Tables"),
+    ],
+)
 def test_steps_that_gather_what_they_cannot_are_refused(turned, form, said):
     table = FORMATS[form].approximate(np.eye(24, dtype=np.float32))
     with pytest.raises(ValueError, match=said):
@@ -118,6 +157,7 @@ def test_steps_that_gather_what_they_cannot_are_refused(turned, form, said):
 
 
 # ---- exact programs
+
 
 @pytest.mark.deep
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
@@ -167,10 +207,15 @@ def test_a_table_is_read_from_the_head_where_that_takes_next_to_nothing_more():
 
 def laid(own, gathered, multiplied):
     """Methods by which what stands elsewhere, too, is gathered from one format and multiplied by in another."""
+
     def methods(lowering, use):
         wanted = gathered if lowering.gathers(use) else multiplied
-        return [each for each in own(lowering, use) if each.format == wanted] \
-            if lowering.stands_elsewhere(use.weight) else own(lowering, use)
+        return (
+            [each for each in own(lowering, use) if each.format == wanted]
+            if lowering.stands_elsewhere(use.weight)
+            else own(lowering, use)
+        )
+
     return methods
 
 
@@ -189,6 +234,7 @@ def test_the_search_for_bytes_alone_takes_one_layout():
 
 
 # ---- within budgets
+
 
 @pytest.fixture(scope="module")
 def space():
@@ -219,8 +265,9 @@ def test_bounds_hold_for_every_pair_of_layouts(space):
     """No program of any layouts is below the bound that was proved within its bytes."""
     own, found = Representable(), []
     for gathered, multiplied in product(("dense", "packed"), repeat=2):
-        found.append(search(space.model, EXACT_LAWS, space.machine, space.extents,
-                            methods=laid(own, gathered, multiplied)))
+        found.append(
+            search(space.model, EXACT_LAWS, space.machine, space.extents, methods=laid(own, gathered, multiplied))
+        )
     for memory in {each.memory for each in found}:
         best = within(space, own, memory=memory)
         assert best.memory <= memory
@@ -234,21 +281,27 @@ def test_a_narrow_layout_serves_both_and_its_error_is_measured_for_each(tmp_path
     program, emitter = structure.program({})
     rng = np.random.default_rng(1)
     fit, probe = (Batch([rng.integers(0, WORDS, 12) for _ in range(4)]) for _ in range(2))
-    choices = propose_methods(space, structure, program, emitter, Representable(), fit, probe,
-                              Limits(error=0.5, narrowest=8))
-    narrow = choices.choose(0.5, 500_000)                   # one table in half has 384,000 bytes, in bytes 204,544
+    choices = propose_methods(
+        space, structure, program, emitter, Representable(), fit, probe, Limits(error=0.5, narrowest=8)
+    )
+    narrow = choices.choose(0.5, 500_000)  # one table in half has 384,000 bytes, in bytes 204,544
     found = choices.program(narrow, {})
     own = choices.sources[found]
     table, head = tables(found)
     assert table == head and found.constants[head].name in ("int8", "bf16")
-    errors = [node.label.error for lowering, extraction in zip(narrow.lowerings, narrow.extractions, strict=True)
-              for node in extraction.nodes if isinstance(node.cls, Use) and lowering.stands_elsewhere(node.cls.weight)]
+    errors = [
+        node.label.error
+        for lowering, extraction in zip(narrow.lowerings, narrow.extractions, strict=True)
+        for node in extraction.nodes
+        if isinstance(node.cls, Use) and lowering.stands_elsewhere(node.cls.weight)
+    ]
     wanted = program.run(probe)
 
     def change(name, instead):
         """The squared relative change of the output by one constant alone."""
         changed = Program(program.steps, {**program.constants, name: instead}, program.output).run(probe)
         return (np.linalg.norm(changed - wanted) / np.linalg.norm(wanted)) ** 2
+
     stored, (gathered, multiplied) = found.constants[head], tables(program)
     each = change(gathered, FORMATS["dense"].pack(stored.unpack().T)), change(multiplied, stored)
     assert sorted(errors) == pytest.approx(sorted(each), rel=1e-6)

@@ -1,5 +1,6 @@
 """Values whose rows are of no space, as a state kᵀ v: what goes through rows one by one may follow, and a step reads
 them."""
+
 import numpy as np
 import pytest
 
@@ -10,8 +11,12 @@ from opmatrix.algebra.term import formula
 from tests import standin
 
 TOKENS = 9
-BEHIND = {"nothing": lambda e: I, "a function": lambda e: tanh, "shares": lambda e: share,
-          "a matrix": lambda e: weight(np.cos(np.arange(e * 3.0)).reshape(e, 3))}
+BEHIND = {
+    "nothing": lambda e: I,
+    "a function": lambda e: tanh,
+    "shares": lambda e: share,
+    "a matrix": lambda e: weight(np.cos(np.arange(e * 3.0)).reshape(e, 3)),
+}
 
 
 def draw_batch(rng):
@@ -24,11 +29,19 @@ def test_a_state_is_read_within_a_step(behind):
     h, d, e = rng.integers(1, 4, 3)
     n, wide = h * d + 2, h * (e + 1)
     table, Q, K, V = (weight(rng.normal(size=size)) for size in ((TOKENS, n), (n, h * d), (n, h * d), (n, wide)))
-    model = table @ formula(lambda x: (x @ Q @ heads(int(h))) @ (
-        ((x @ K @ heads(int(h))).T @ (x @ V @ heads(int(h)))) @ BEHIND[behind](int(e) + 1))) @ join(int(h))
+    model = (
+        table
+        @ formula(
+            lambda x: (
+                (x @ Q @ heads(int(h)))
+                @ (((x @ K @ heads(int(h))).T @ (x @ V @ heads(int(h)))) @ BEHIND[behind](int(e) + 1))
+            )
+        )
+        @ join(int(h))
+    )
     batch = draw_batch(rng)
     program = om.schedule(model, batch, machine=standin.machine())
-    for each in (batch, draw_batch(rng)):                   # its sizes are those of a run
+    for each in (batch, draw_batch(rng)):  # its sizes are those of a run
         np.testing.assert_allclose(program.run(each), om.dense(model, each), rtol=1e-4, atol=1e-4)
 
 
@@ -40,6 +53,7 @@ def test_linear_attention_as_it_is_written():
     def attend(x):
         q, k = x @ Q @ relu, x @ K @ relu
         return (q @ (k.T @ (x @ V))) * (q @ (k.T @ ones) @ reciprocal)
+
     model, batch = table @ formula(attend), draw_batch(rng)
     program = om.schedule(model, batch, machine=standin.machine())
     x = om.dense(table, batch)

@@ -1,4 +1,5 @@
 """Sessions as they are verified: right ones hold, planted faults are found by `verify` and by `optimize`."""
+
 from functools import cache
 
 import numpy as np
@@ -30,35 +31,66 @@ LONGEST = 150
 def decoding(where="sequence & causal", heads=4, shared=2, d=8, e=8, last=False, bias=False):
     """Attention over embeddings and positions, and a product; perhaps of the last row of a text alone."""
     rng, constants = np.random.default_rng(5), {}
-    def array(*shape): return rng.standard_normal(shape, np.float32)
-    for name, width in (("E", 24), ("P", 24)): constants[name] = FORMATS["dense"].pack(array(400, width))
+
+    def array(*shape):
+        return rng.standard_normal(shape, np.float32)
+
+    for name, width in (("E", 24), ("P", 24)):
+        constants[name] = FORMATS["dense"].pack(array(400, width))
     steps = [Step("embed", {"table0": "E", "table1": "P"}, {"fields": "tokens,positions"}, "x")]
     for name, width in (("Q", heads * d), ("K", shared * d), ("V", shared * e)):
         constants[name] = FORMATS["dense"].pack(array(24, width) / 5)
         x = "first" if last and name == "Q" else "x"
-        if x == "first": steps.append(Step("pool", {"x": "x"}, {"how": "last"}, x))
-        steps += [Step("linear", {"x": x, "weight": name}, {}, name.lower()),
-                  Step("heads", {"x": name.lower()}, {"heads": heads if name == "Q" else shared}, f"{name}h")]
+        if x == "first":
+            steps.append(Step("pool", {"x": "x"}, {"how": "last"}, x))
+        steps += [
+            Step("linear", {"x": x, "weight": name}, {}, name.lower()),
+            Step("heads", {"x": name.lower()}, {"heads": heads if name == "Q" else shared}, f"{name}h"),
+        ]
     operands, attributes = {"q": "Qh", "k": "Kh", "v": "Vh"}, {"scale": 0.3, "where": where}
-    if bias: constants["B"], operands = array(heads, 41), operands | {"bias": "B"}
-    if last: attributes["query"] = "last"
-    steps += [Step("attend_once" if last else "attention", operands, attributes, "a"),
-              Step("join", {"x": "a"}, {}, "j")]
+    if bias:
+        constants["B"], operands = array(heads, 41), operands | {"bias": "B"}
+    if last:
+        attributes["query"] = "last"
+    steps += [
+        Step("attend_once" if last else "attention", operands, attributes, "a"),
+        Step("join", {"x": "a"}, {}, "j"),
+    ]
     constants["U"] = FORMATS["dense"].pack(array(heads * e, 24) / 5)
     return Program([*steps, Step("linear", {"x": "j", "weight": "U"}, {}, "z")], constants, "z")
 
 
-def certified(program): return certify(program, {}, [SENTENCES], lengths=((1,), (LONGEST,)))
-def rebound(program): return program.over(program.steps)
+def certified(program):
+    return certify(program, {}, [SENTENCES], lengths=((1,), (LONGEST,)))
 
 
-@pytest.mark.parametrize("changed", [
-    {}, dict(where="sequence & causal & window(20)"),
-    *(pytest.param(each, marks=pytest.mark.deep) for each in (
-        dict(where="sequence & causal & window(0)"), dict(where="sequence & causal & window(16)"),
-        dict(where="sequence & causal & window(999)"), dict(heads=3, shared=1, d=5, e=3), dict(heads=1, shared=1),
-        dict(heads=2, shared=2, d=64, e=64), dict(last=True), dict(last=True, where="sequence & window(9)"),
-        dict(bias=True), dict(bias=True, where="sequence & causal & window(20)")))], ids=str)
+def rebound(program):
+    return program.over(program.steps)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        dict(where="sequence & causal & window(20)"),
+        *(
+            pytest.param(each, marks=pytest.mark.deep)
+            for each in (
+                dict(where="sequence & causal & window(0)"),
+                dict(where="sequence & causal & window(16)"),
+                dict(where="sequence & causal & window(999)"),
+                dict(heads=3, shared=1, d=5, e=3),
+                dict(heads=1, shared=1),
+                dict(heads=2, shared=2, d=64, e=64),
+                dict(last=True),
+                dict(last=True, where="sequence & window(9)"),
+                dict(bias=True),
+                dict(bias=True, where="sequence & causal & window(20)"),
+            )
+        ),
+    ],
+    ids=str,
+)
 def test_right_sessions_hold(changed):
     sessions = Sessions.of([[300]])
     assert verify_sessions(decoding(**changed), SENTENCES, sessions)
@@ -71,13 +103,19 @@ def test_right_sessions_hold(changed):
 def test_steps_that_round_their_rows_hold(form):
     """Read in float64 nothing is rounded, over caches or whole; attention in bfloat16 neither."""
     program, rng = decoding(), np.random.default_rng(1)
-    weights = {name: FORMATS[form].approximate(rng.standard_normal(program.constants[name].shape, np.float32))
-               for name in "QKVU"}
-    steps = [step if step.kernel != "attention" else
-             Step(step.kernel, step.operands, {**step.attributes, "number_type": "bf16"}, step.output)
-             for step in program.steps]
-    verify_steps_over_caches(rounding := program.over(steps, {**program.constants, **weights}),
-                             rounding.decoder, SENTENCES, 9)
+    weights = {
+        name: FORMATS[form].approximate(rng.standard_normal(program.constants[name].shape, np.float32))
+        for name in "QKVU"
+    }
+    steps = [
+        step
+        if step.kernel != "attention"
+        else Step(step.kernel, step.operands, {**step.attributes, "number_type": "bf16"}, step.output)
+        for step in program.steps
+    ]
+    verify_steps_over_caches(
+        rounding := program.over(steps, {**program.constants, **weights}), rounding.decoder, SENTENCES, 9
+    )
 
 
 @pytest.mark.parametrize("longest", [1, 2, 15, 16, 17, 33])
@@ -113,7 +151,8 @@ def test_a_planted_fault_is_found(fault, tmp_path):
         found = {check.what: check for check in checks(Program.load(tmp_path / "p"))}
         assert found["sessions"].verdict == FAILS and found["steps within bounds"].verdict == HOLDS, fault
         point = Point("planted", rebound(right), 0.0, 0.0, None, lengths=((LONGEST,),))
-        with pytest.raises(VerificationError): check_decoders([point], SENTENCES)
+        with pytest.raises(VerificationError):
+            check_decoders([point], SENTENCES)
 
 
 def test_sessions_that_are_right_hold_in_verify_and_in_optimize():
@@ -129,7 +168,7 @@ def test_values_between_two_of_bfloat16_show_what_is_rounded_twice():
     values, reads = ties(60), FORMATS["bf16"].reads
     for bits in range(9, 23):
         part, power = np.frexp(values)
-        twice = reads(np.ldexp(np.round(part * 2.0 ** bits) / 2.0 ** bits, power).astype(np.float32))
+        twice = reads(np.ldexp(np.round(part * 2.0**bits) / 2.0**bits, power).astype(np.float32))
         assert (twice != reads(values)).any(), bits
     assert set(np.sign(reads(values) - values)) == {-1, 1}
     [(attention, bias)] = find_attention(decoding())
@@ -139,11 +178,15 @@ def test_values_between_two_of_bfloat16_show_what_is_rounded_twice():
 
 # ---- threads
 
+
 def on_two(right):
     """On two threads the last number is off by a bit."""
+
     def wrong(out, **given):
         right(out, **given)
-        if threads() == 2: out.reshape(-1).view(np.uint32)[-1] ^= 1
+        if threads() == 2:
+            out.reshape(-1).view(np.uint32)[-1] ^= 1
+
     return wrong
 
 
@@ -155,7 +198,8 @@ def test_a_kernel_that_is_wrong_on_two_threads_only_is_found(name, monkeypatch):
     monkeypatch.setattr(declared, "function", on_two(declared.function))
     monkeypatch.setattr(declared, "launches", False)
     program = rebound(decoding())
-    with limit(1), pytest.raises(VerificationError, match="threads"): verify_steps(program, [SENTENCES])
+    with limit(1), pytest.raises(VerificationError, match="threads"):
+        verify_steps(program, [SENTENCES])
     lengths = ((1,), (5,), (LONGEST,))
     with pytest.raises(VerificationError, match=r"threads|its run is not|is not what its kernel means"):
         verify_lengths(program, batches_at(lengths, SENTENCES), Steps.at(lengths, [program]))

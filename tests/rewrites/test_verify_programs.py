@@ -1,4 +1,5 @@
 """Level 3 of verification: programs that are what they say pass, those that are not are refused."""
+
 from dataclasses import replace
 
 import numpy as np
@@ -41,7 +42,7 @@ def test_constants_are_rounded_once():
         kept = program.constants[name]
         stored = kept.unpack() if hasattr(kept, "unpack") else kept
         assert exact.dtype == np.float64 and np.array_equal(exact.astype(np.float32), stored)
-    assert relative(program.exact(RAGGED), dense(operator, RAGGED)) > 1e-9      # with the stored ones, rounding shows
+    assert relative(program.exact(RAGGED), dense(operator, RAGGED)) > 1e-9  # with the stored ones, rounding shows
 
 
 def changed(program, at, **new):
@@ -52,8 +53,12 @@ def changed(program, at, **new):
 
 
 def first(program, kernel, **having):
-    return next(i for i, step in enumerate(program.steps) if step.kernel == kernel and all(
-        name in step.operands or name in step.attributes for name in having.get("names", ())))
+    return next(
+        i
+        for i, step in enumerate(program.steps)
+        if step.kernel == kernel
+        and all(name in step.operands or name in step.attributes for name in having.get("names", ()))
+    )
 
 
 def test_a_program_that_is_not_the_model_is_refused():
@@ -63,9 +68,11 @@ def test_a_program_that_is_not_the_model_is_refused():
     at = first(program, "linear", names=["bias"])
     operands = {name: ref for name, ref in program.steps[at].operands.items() if name != "bias"}
     embed = first(program, "embed")
-    for wrong in (changed(program, at, operands=operands),
-                  changed(program, first(program, "attention"), attributes={"scale": 0.9}),
-                  changed(program, embed, attributes=program.steps[embed].attributes | {"eps": 1e-4})):
+    for wrong in (
+        changed(program, at, operands=operands),
+        changed(program, first(program, "attention"), attributes={"scale": 0.9}),
+        changed(program, embed, attributes=program.steps[embed].attributes | {"eps": 1e-4}),
+    ):
         said = r"level 3: program exact .*read in float64 it is not the model"
         with pytest.raises(VerificationError, match=said) as caught:
             verify_exact(wrong, operator, [RAGGED], imported, constants)
@@ -81,14 +88,17 @@ def test_a_program_that_rounds_too_much_is_refused():
         verify_exact(program, operator, [RAGGED], made["imported"][1], unrounded(structure_, emitter))
 
 
-@pytest.mark.parametrize("name, wrong", [
-    ("pointwise", lambda x, out, e: np.copyto(out, replace(e, activation="").reference(x))),
-    ("attention", lambda q, k, v, starts, out, scale, reach, tile, bias: np.copyto(out, v)),
-    ("softmax", lambda x, starts, heads_, out, reach: np.copyto(out, np.exp(x))),
-    ("values", lambda p_, v, starts, out: np.copyto(out, v)),
-    ("scores", lambda q, k, starts, out, scale, bias: kernels.__getattr__("scores")(q, k, starts, out, 1.0, bias)),
-    ("embed", lambda fields, out, e: np.copyto(out, 0.0)),
-])
+@pytest.mark.parametrize(
+    "name, wrong",
+    [
+        ("pointwise", lambda x, out, e: np.copyto(out, replace(e, activation="").reference(x))),
+        ("attention", lambda q, k, v, starts, out, scale, reach, tile, bias: np.copyto(out, v)),
+        ("softmax", lambda x, starts, heads_, out, reach: np.copyto(out, np.exp(x))),
+        ("values", lambda p_, v, starts, out: np.copyto(out, v)),
+        ("scores", lambda q, k, starts, out, scale, bias: kernels.__getattr__("scores")(q, k, starts, out, 1.0, bias)),
+        ("embed", lambda fields, out, e: np.copyto(out, 0.0)),
+    ],
+)
 def test_a_wrong_kernel_is_found_at_its_step(monkeypatch, name, wrong):
     program = found()[1]["fused" if name == "attention" else "imported"][1]
     monkeypatch.setattr(kernels, name, wrong)
@@ -105,38 +115,55 @@ def test_a_kernel_that_is_only_a_little_off_is_found(monkeypatch):
         found_ = right(self, x, out, epilogue)
         found_ *= np.float32(1.001)
         return found_
+
     monkeypatch.setattr(Dense, "matmul", matmul)
-    with pytest.raises(VerificationError, match=r"= linear.*not what its kernel means"): verify_steps(program, [RAGGED])
+    with pytest.raises(VerificationError, match=r"= linear.*not what its kernel means"):
+        verify_steps(program, [RAGGED])
 
 
 def test_what_float32_does_not_tell_from_nothing_is_no_fault(rng):
     """A product times factors, all of them numbers like any other, that is below its smallest number."""
-    x, W, r = (rng.normal(size=shape) * 2.0 ** -50 for shape in ((7, 12), (12, 3), (7, 3)))
+    x, W, r = (rng.normal(size=shape) * 2.0**-50 for shape in ((7, 12), (12, 3), (7, 3)))
     batch = Batch([[0]] * 7, inputs={"x": x.astype(np.float32), "r": r.astype(np.float32)})
     term = given("x", 12, "T") @ weight(W) * given("r", 3, "T")
     program = structure(term, batch=batch).program({})[0]
-    assert 0 < abs(program.exact(batch)).max() < 2 ** -145
+    assert 0 < abs(program.exact(batch)).max() < 2**-145
     verify_steps(program, [batch])
 
 
 def test_a_number_that_is_none_is_found(monkeypatch):
     monkeypatch.setattr(kernels, "pointwise", lambda x, out, e: np.copyto(out, np.nan))
-    with pytest.raises(VerificationError, match="= pointwise"): verify_steps(found()[1]["imported"][1], [RAGGED])
+    with pytest.raises(VerificationError, match="= pointwise"):
+        verify_steps(found()[1]["imported"][1], [RAGGED])
 
 
 NAN, INF = np.nan, np.inf
 
 
-@pytest.mark.parametrize("meant, found, right", [
-    (NAN, NAN, True), (INF, INF, True), (-INF, -INF, True), (1.0, 1.0, True), (NAN, 0.0, False), (1.0, NAN, False),
-    (INF, NAN, False), (NAN, INF, False), (INF, -INF, False), (INF, 1e38, False), (0.0, 1.0, False)])
+@pytest.mark.parametrize(
+    "meant, found, right",
+    [
+        (NAN, NAN, True),
+        (INF, INF, True),
+        (-INF, -INF, True),
+        (1.0, 1.0, True),
+        (NAN, 0.0, False),
+        (1.0, NAN, False),
+        (INF, NAN, False),
+        (NAN, INF, False),
+        (INF, -INF, False),
+        (INF, 1e38, False),
+        (0.0, 1.0, False),
+    ],
+)
 def test_what_is_no_number_is_so_on_both_sides(meant, found, right):
     """0/0 of a sentence is what its kernel means there, and no fault; a number in its place is one, and so is what is
     none in the place of a number."""
     numbers = np.array([[0.0, meant], [2.0, 3.0]])
     step = Meant(numbers, np.where(np.isnan(numbers), np.nan, 1e-6), None)
     own = np.array([[0.0, found], [2.0, 3.0]], np.float32)
-    if right: assert 0 <= step.compared("", own, 2) < 1
+    if right:
+        assert 0 <= step.compared("", own, 2) < 1
     else:
         with pytest.raises(VerificationError, match=r"not what its kernel means.*entry \[0, 1\]"):
             step.compared("", own, 2)
@@ -145,11 +172,16 @@ def test_what_is_no_number_is_so_on_both_sides(meant, found, right):
 def test_steps_of_large_scores_stay_within_their_bounds():
     """Shares that are flushed to zero, and maxima far apart."""
     table = Dense.pack(20 * np.random.default_rng(0).standard_normal((41, 24)).astype(np.float32))
-    steps = [Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x"), Step("heads", {"x": "x"}, {"heads": 3}, "h"),
-             Step("scores", {"q": "h", "k": "h"}, {"scale": 0.1}, "s"), Step("softmax", {"x": "s"}, {}, "p"),
-             Step("values", {"p": "p", "v": "h"}, {}, "v"),
-             Step("attention", {"q": "h", "k": "h", "v": "v"}, {"scale": 0.1}, "a"),
-             Step("join", {"x": "a"}, {}, "j"), Step("scale", {"x": "j"}, {"factor": 0.3}, "z")]
+    steps = [
+        Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x"),
+        Step("heads", {"x": "x"}, {"heads": 3}, "h"),
+        Step("scores", {"q": "h", "k": "h"}, {"scale": 0.1}, "s"),
+        Step("softmax", {"x": "s"}, {}, "p"),
+        Step("values", {"p": "p", "v": "h"}, {}, "v"),
+        Step("attention", {"q": "h", "k": "h", "v": "v"}, {"scale": 0.1}, "a"),
+        Step("join", {"x": "a"}, {}, "j"),
+        Step("scale", {"x": "j"}, {"factor": 0.3}, "z"),
+    ]
     said = verify_steps(Program(steps, {"E": table}, "z"), [RAGGED])
     assert said["count"] == 8 and said["nearest"] <= 1
 
@@ -171,9 +203,14 @@ def test_the_structure_of_an_approximate_program_is_the_model(form):
     """Read with the numbers from before anything was rounded; a lost bias, which its error could hide, is found."""
     operator, made = found()
     structure_ = made["exact"][0]
+
     def decide(part, use, method):
-        return method if use.layout == "stack" or use.x in structure_.lowerings[
-            part].graph.facts["given"] else Method(form)
+        return (
+            method
+            if use.layout == "stack" or use.x in structure_.lowerings[part].graph.facts["given"]
+            else Method(form)
+        )
+
     program, emitter = structure_.program({}, decide)
     at = [i for i, step in enumerate(program.steps) if step.kernel == "attention"]
     for i in at if form != "half" else ():
@@ -192,11 +229,14 @@ def test_a_run_of_kernels_that_sum_by_rows_is_its_steps(rng):
     """csr sums in another order for few rows, and a batch may be cut into groups of few."""
     W = rng.standard_normal((32, 64), np.float32) * (rng.random((32, 64)) < 0.25)
     constants = {"E": Dense.pack(rng.standard_normal((41, 32), np.float32)), "W": CSR.pack(W.astype(np.float32))}
-    program = Program([Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x"),
-                       Step("linear", {"x": "x", "weight": "W"}, {}, "y")],
-                      constants, "y")
-    assert verify_steps(program,
-                        [RAGGED, Batch([[i % 41 for i in range(n)] for n in (7, 7, 5, 90, 200)])])["count"] == 2
+    program = Program(
+        [Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x"), Step("linear", {"x": "x", "weight": "W"}, {}, "y")],
+        constants,
+        "y",
+    )
+    assert (
+        verify_steps(program, [RAGGED, Batch([[i % 41 for i in range(n)] for n in (7, 7, 5, 90, 200)])])["count"] == 2
+    )
 
 
 def test_errors_are_of_the_whole_and_of_the_worst_row():

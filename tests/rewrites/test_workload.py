@@ -1,4 +1,5 @@
 """What a program is made cheapest for: which batch is timed, which rows calibrate and verify it."""
+
 import json
 from types import SimpleNamespace
 
@@ -30,7 +31,8 @@ def many(count):
     return ["river " * length for length in np.random.default_rng(0).integers(1, 13, count)]
 
 
-def tokens(batch): return [row.tolist() for row in np.split(batch.tokens, batch.starts[1:-1])]
+def tokens(batch):
+    return [row.tolist() for row in np.split(batch.tokens, batch.starts[1:-1])]
 
 
 def test_a_small_file_is_one_batch_in_its_order(model, tmp_path):
@@ -38,8 +40,12 @@ def test_a_small_file_is_one_batch_in_its_order(model, tmp_path):
     file.write_text("\n".join(LINES))
     found = Workload.of(model, file=str(file))
     assert tokens(found.timed) == tokens(model.tokenizer().encode(LINES))
-    assert found.file == str(
-        file) and "4 texts" in found.name and str(file) in found.name and "batch 1 of" not in found.name
+    assert (
+        found.file == str(file)
+        and "4 texts" in found.name
+        and str(file) in found.name
+        and "batch 1 of" not in found.name
+    )
 
 
 @pytest.mark.parametrize("count", [900, 1400, 2000])
@@ -55,18 +61,21 @@ def test_of_a_large_file_a_batch_of_median_rows_is_timed(model, tmp_path, count)
 
 def test_one_line_alone_is_a_workload(model, tmp_path):
     (tmp_path / "one.txt").write_text("the river")
-    assert tokens(Workload.of(model,
-                              file=str(tmp_path / "one.txt")).timed) == tokens(model.tokenizer().encode("the river"))
+    assert tokens(Workload.of(model, file=str(tmp_path / "one.txt")).timed) == tokens(
+        model.tokenizer().encode("the river")
+    )
 
 
 def test_rows_are_the_workload_s_own_in_parts_that_share_no_line(model, tmp_path):
     for name, lines in (("texts", many(60)), ("few", many(5)), ("other", LINES)):
         (tmp_path / name).write_text("\n".join(lines))
     texts, few, other = (str(tmp_path / name) for name in ("texts", "few", "other"))
-    for text, file, lines, like in ((None, None, sentences(), "the shipped sentences"),
-                                    (other, texts, LINES, f"the lines of {other}"),
-                                    (None, texts, many(60), f"the lines of {texts}"),
-                                    (None, few, sentences(), f"the shipped sentences: {few} has fewer than 32 lines")):
+    for text, file, lines, like in (
+        (None, None, sentences(), "the shipped sentences"),
+        (other, texts, LINES, f"the lines of {other}"),
+        (None, texts, many(60), f"the lines of {texts}"),
+        (None, few, sentences(), f"the shipped sentences: {few} has fewer than 32 lines"),
+    ):
         found = Workload.of(model, text, file=file)
         assert found.like == like
         for batch, part in zip((found.fit, found.choose, found.state), Parts.of(lines), strict=True):
@@ -84,36 +93,51 @@ def test_lines_of_ours_are_cut_to_what_a_model_can_read(positions, tmp_path):
         assert np.diff(batch.starts).tolist() == [min(length, positions) for length in part]
     assert found.like == "the shipped sentences" + f", {longer} of them cut to {positions} tokens" * bool(longer)
     (tmp_path / "own.txt").write_text("\n".join(["river " * positions] * 3))
-    with pytest.raises(InputError, match=r"text 0, .* has positions for"): Workload.of(short, str(tmp_path / "own.txt"))
+    with pytest.raises(InputError, match=r"text 0, .* has positions for"):
+        Workload.of(short, str(tmp_path / "own.txt"))
 
 
 def test_lines_of_ours_without_tokens_are_left_out(model, monkeypatch):
     """As of a tokenizer that knows none of their characters; where none is left, somebody has to give lines."""
     row = Tokenizer.row
-    def deaf(self, text, ids, why, reading): return row(self, text, ids if "the" in text.lower() else [], why, reading)
+
+    def deaf(self, text, ids, why, reading):
+        return row(self, text, ids if "the" in text.lower() else [], why, reading)
+
     monkeypatch.setattr(Tokenizer, "row", deaf)
     left = [line for line in sentences() if "the" in line.lower()]
     found = Workload.of(model)
     assert len(found.fit) + len(found.choose) + len(found.state) == len(left) < len(sentences())
     assert f"{len(sentences()) - len(left)} left out" in found.like
     monkeypatch.setattr(Tokenizer, "row", lambda self, text, ids, why, reading: row(self, text, [], why, reading))
-    with pytest.raises(InputError, match=r"has no tokens.*--text FILE"): Workload.of(model)
+    with pytest.raises(InputError, match=r"has no tokens.*--text FILE"):
+        Workload.of(model)
 
 
 def test_of_many_rows_the_oracle_reads_the_first_that_state(model, tmp_path):
     (tmp_path / "texts").write_text("\n".join(many(3000)))
     found = Workload.of(model, file=str(tmp_path / "texts"))
-    assert VERIFY / 2 < found.verify.rows <= VERIFY < found.state.rows and tokens(
-        found.verify) == tokens(found.state)[:len(found.verify)]
+    assert (
+        VERIFY / 2 < found.verify.rows <= VERIFY < found.state.rows
+        and tokens(found.verify) == tokens(found.state)[: len(found.verify)]
+    )
     assert len(found.state) == 500 and found.fit.rows <= FIT and found.choose.rows <= CHOOSE
 
 
-@pytest.mark.parametrize("content, words", [
-    (None, "No such file"), (b"", r"texts\.txt: no text"), (b"a\n\xff", "line 2, byte 0 is not UTF-8"),
-    (b"the river\n" + b"dry " * 90, r"line 2, 'dry .*…', has 92 tokens")])
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (None, "No such file"),
+        (b"", r"texts\.txt: no text"),
+        (b"a\n\xff", "line 2, byte 0 is not UTF-8"),
+        (b"the river\n" + b"dry " * 90, r"line 2, 'dry .*…', has 92 tokens"),
+    ],
+)
 def test_files_that_are_bad(model, tmp_path, content, words):
-    if content is not None: (tmp_path / "texts.txt").write_bytes(content)
-    with pytest.raises(InputError, match=words): Workload.of(model, file=str(tmp_path / "texts.txt"))
+    if content is not None:
+        (tmp_path / "texts.txt").write_bytes(content)
+    with pytest.raises(InputError, match=words):
+        Workload.of(model, file=str(tmp_path / "texts.txt"))
 
 
 def test_tokens_and_texts_exclude_each_other(model, tmp_path):
@@ -125,11 +149,13 @@ def test_tokens_and_texts_exclude_each_other(model, tmp_path):
 def test_in_python_a_workload_is_a_file_or_a_batch(model, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(LINES))
     for given in (tmp_path / "texts.txt", str(tmp_path / "texts.txt")):
-        assert tokens(open_arguments(str(model.directory), given, None,
-                                     None)[1].timed) == tokens(model.tokenizer().encode(LINES))
+        assert tokens(open_arguments(str(model.directory), given, None, None)[1].timed) == tokens(
+            model.tokenizer().encode(LINES)
+        )
     batch = Batch([[1, 2, 3], [4]])
     assert open_arguments(str(model.directory), batch, None, None)[1].timed is batch
-    with pytest.raises(InputError, match="no tokenizer"): open_arguments(I, "texts.txt", None, None)
+    with pytest.raises(InputError, match="no tokenizer"):
+        open_arguments(I, "texts.txt", None, None)
 
 
 @pytest.mark.deep
@@ -146,6 +172,7 @@ def test_lines_are_joined_where_what_is_timed_is_long(lines, joined, tmp_path):
 
 # ---- where a model comes from, as a saved program says
 
+
 @pytest.fixture
 def named(tmp_path, monkeypatch):
     """What a program says of a checkpoint, by its directory and its name, in a working directory below `tmp_path`."""
@@ -155,10 +182,18 @@ def named(tmp_path, monkeypatch):
     return lambda directory, name: resolve.name_origin(SimpleNamespace(directory=directory, name=name))
 
 
-@pytest.mark.parametrize("place, name, said", [
-    ("work/model", "model", "./model"), ("work/deep/model", "model", "./deep/model"), ("model", "model", "./model"),
-    ("work/minilm", "minilm", "./minilm"), ("cache/minilm", "minilm", "minilm"),
-    ("hub/snapshots/1f", "org/name@main", "org/name@main"), ("work", "work", "./.")])
+@pytest.mark.parametrize(
+    "place, name, said",
+    [
+        ("work/model", "model", "./model"),
+        ("work/deep/model", "model", "./deep/model"),
+        ("model", "model", "./model"),
+        ("work/minilm", "minilm", "./minilm"),
+        ("cache/minilm", "minilm", "minilm"),
+        ("hub/snapshots/1f", "org/name@main", "org/name@main"),
+        ("work", "work", "./."),
+    ],
+)
 def test_a_program_names_no_directory_as_it_lies_on_one_machine(named, tmp_path, place, name, said):
     assert named(tmp_path / place, name) == said
 

@@ -1,5 +1,6 @@
 """What sums, products and compositions mean, as laws of any values and operators, stored or not. They serve the proof
 that two statements are equal (equal.py), not the search."""
+
 from opmatrix.algebra.operators import I, heads, keep_top, product, row, share, total, turn
 from opmatrix.algebra.term import KINDS
 from rewrites.laws.kinds import adjoint, behind, blank, by_head, joined, left, right
@@ -26,11 +27,11 @@ from rewrites.laws.law import (
     where,
 )
 
-value, scores = Sort("value"), Sort("scores")               # any value, whether or not it depends on the input
+value, scores = Sort("value"), Sort("scores")  # any value, whether or not it depends on the input
 level = Sort("level", ("level",))
-factors = Sort("column", ("column",))                       # a number for each row
+factors = Sort("column", ("column",))  # a number for each row
 additive, by_rows = Sort("matrix", ("additive",)), Sort("rotation", ("row_linear",))
-number = Sort("scalar", ("constant", "column"))             # for all rows, or one for each position
+number = Sort("scalar", ("constant", "column"))  # for all rows, or one for each position
 
 
 @law(both=True)
@@ -38,185 +39,222 @@ def associative(x: value[n], A: operator[n, k], B: operator[k, p]):
     """Composition of maps."""
     return (x @ A) @ B, x @ (A @ B)
 
+
 @law()
 def identity(x: value[n]):
     """The identity follows without effect."""
     return KINDS["compose"](x, I), x
+
 
 @law()
 def whatever(x: value[n], c: placed[n]):
     """A constant is the same behind anything, if another at each position."""
     return x @ c, c
 
+
 @law()
 def add_commutes(x: value[n], y: value[n]):
     """Numbers add in any order."""
     return x + y, y + x
+
 
 @law(both=True)
 def add_associates(x: value[n], y: value[n], z: value[n]):
     """Numbers add in any grouping."""
     return (x + y) + z, x + (y + z)
 
+
 @law()
 def mul_commutes(x: value[n], y: value[n]):
     """Numbers multiply in any order."""
     return x * y, y * x
+
 
 @law(both=True)
 def sum_behind(x: value[n], A: operator[n, p], B: operator[n, p]):
     """The sum of operators, by definition."""
     return x @ (A + B), x @ A + x @ B
 
+
 @law(both=True)
 def product_behind(x: value[n], A: operator[n, p], B: operator[n, p]):
     """The entrywise product of operators, by definition."""
     return x @ (A * B), (x @ A) * (x @ B)
+
 
 @law(both=True)
 def row_behind(x: value[n], A: operator[n, p], B: operator[n, q]):
     """Operators side by side, by definition."""
     return x @ row(A, B), row(x @ A, x @ B)
 
+
 @law(both=True, without=(dict(A=operator[n, p]),))
 def additivity(x: value[n], y: value[n], A: additive[n, p]):
     """What additive means."""
     return (x + y) @ A, x @ A + y @ A
+
 
 @law(both=True)
 def scaled_rows(x: value[n], y: value[n], r: column):
     """Multiplication distributes over addition."""
     return (x + y) * r, x * r + y * r
 
+
 @law(both=True)
 def turned_sum(x: value[n], y: value[n]):
     """Numbers are turned one by one."""
     return turn(x + y), turn(x) + turn(y)
+
 
 @law(both=True, without=(dict(M=over),))
 def weighted_sum(s: Sort("scores")[k], v: value[k, n], w: value[k, n], M: over[right_linear], P: where):
     """What right-linear means."""
     return product(s, v + w, M, P), product(s, v, M, P) + product(s, w, M, P)
 
+
 @law(both=True, without=(dict(A=operator[n, n]),))
 def homogeneity(x: value[n], r: factors, A: by_rows[n, n]):
     """What row-linear means, beside additive: a map for every row, which numbers of rows pass."""
     return (x * r) @ A, (x @ A) * r
+
 
 @law(without=(dict(M=over), dict(t=scores[h])))
 def shift_invariance(s: scores[h], t: level[h], v: value[h, n], M: over[shift_invariant], P: where):
     """What shift-invariant means."""
     return product(s + t, v, M, P), product(s, v, M, P)
 
+
 @law(without=(dict(M=over), dict(P=where)))
 def normality(s: scores[h], c: constant[h, n], M: over[normalised], P: where[reflexive]):
     """What normalised means: of equal values their own is left, where there is one."""
     return product(s, c, M, P), c
+
 
 @law(both=True, without=(dict(M=over), dict(A=operator[h, n, p])))
 def mapped_values(s: scores[h], v: value[n], A: matrix[h, n, p], M: over[right_linear], P: where):
     """What right-linear means, of linear maps of the values."""
     return product(s, v @ A, M, P), product(s, v, M, P) @ A
 
+
 @law(both=True, without=(dict(A=operator[h, n, p]),))
 def adjointness(a: value[h, p], b: value[n], A: matrix[h, n, p]):
     """What the adjoint is."""
     return product(a, turn(b @ A)), product(a @ adjoint(A), turn(b))
+
 
 @law(both=True, when=("(single A)",), without=(dict(A=operator[h * q, p]),))
 def joined_rows(x: value[h, q], A: matrix[h * q, p], H: count):
     """What the rows of a matrix by heads are."""
     return (x @ heads(H).T) @ A, (x @ by_head(A, H)) @ total
 
+
 @law(both=True)
 def factor_out(a: value[n], b: value[n], s: number):
     """A number leaves a sum of products."""
     return product(a * s, turn(b)), product(a, turn(b)) * s
+
 
 @law(when=("(alike x z)",))
 def added_rows(x: value[n], y: value[p], z: value[n], w: value[p]):
     """Side by side, each with its own."""
     return row(x, y) + row(z, w), row(x + z, y + w)
 
+
 @law(both=True)
 def scaled_row(x: value[n], y: value[p], s: number):
     """A number multiplies both."""
     return row(x, y) * s, row(x * s, y * s)
+
 
 @law(when=("(alike x A)",))
 def first_columns(x: value[n], y: value[p], A: operator[k, n]):
     """As many as A gives."""
     return left(row(x, y), A), x
 
+
 @law(when=("(alike x A)",))
 def last_columns(x: value[n], y: value[p], A: operator[k, n]):
     """Those behind as many as A gives."""
     return right(row(x, y), A), y
+
 
 @law(both=True)
 def joined_behind(x: value[n], A: operator[h, n, p], B: operator[k, n, q]):
     """Operators side by side with their heads, by definition."""
     return x @ joined(A, B), joined(x @ A, x @ B)
 
+
 @law(when=("(like x z)", "(like y w)"))
 def added_parts(x: value[h, n], y: value[k, p], z: value[h, n], w: value[k, p]):
     """Side by side, each with its own."""
     return joined(x, y) + joined(z, w), joined(x + z, y + w)
+
 
 @law(both=True)
 def scaled_parts(x: value[h, n], y: value[k, p], s: number):
     """A number multiplies both."""
     return joined(x, y) * s, joined(x * s, y * s)
 
+
 @law(when=("(like x A)",))
 def first_of_joined(x: value[h, n], y: value[k, p], A: operator[h, q, n]):
     """As many columns as A gives, in as many heads."""
     return left(joined(x, y), A), x
+
 
 @law(when=("(like x A)", "(like y B)"))
 def last_of_joined(x: value[h, n], y: value[k, p], A: operator[h, q, n], B: operator[k, q, p]):
     """Those behind as many as A gives, in as many heads as B gives."""
     return behind(joined(x, y), A, B), y
 
+
 @law(both=True)
 def gained_total(x: value[h, p], c: constant[p]):
     """One gain for all heads passes their sum."""
     return (x @ (I * c)) @ total, (x @ total) @ (I * c)
+
 
 @law(when=("(alike A B)",))
 def first_place(z: value[n + p], A: operator[k, p], B: operator[k, p]):
     """A place is as many columns as A gives, whatever they are."""
     return left(z, A), left(z, B)
 
+
 @law(when=("(alike A B)",))
 def last_place(z: value[n + p], A: operator[k, p], B: operator[k, p]):
     """The same of the columns behind."""
     return right(z, A), right(z, B)
+
 
 @law()
 def kept_of_twice(s: value[n], y: value[n], top: count):
     """Numbers twice as large are in the same order."""
     return keep_top(s, y + y, top), keep_top(s, y, top)
 
+
 @law()
 def kept_of_a_shift(s: value[n], y: value[n], r: factors, top: count):
     """What is added to a whole row changes no order in it."""
     return keep_top(s, y + r, top), keep_top(s, y, top)
+
 
 @law()
 def kept_of_columns(s: value[n], y: value[n], c: constant[n], top: count):
     """A choice among columns, each times its number."""
     return keep_top(s @ (I * c), y, top), keep_top(s, y, top) @ (I * c)
 
+
 @law()
 def shared_shift(x: value[n], r: factors):
     """A factor of all shares and of their sum."""
     return (x + r) @ share, x @ share
 
+
 @law(when=("(alike x A)",))
 def adds_nothing(x: value[n], A: operator[k, n]):
     """Zeros."""
     return x + blank(A), x
+
 
 @law()
 def stays_nothing(A: operator[k, n], s: number):

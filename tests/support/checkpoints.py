@@ -1,16 +1,31 @@
 """Writes small random BERT checkpoints, in every way that they come: whole or in shards, in three number types, with or
 without a prefix, in the old spelling; and a tokenizer that pads and cuts as pretrained ones do."""
+
 import json
 from pathlib import Path
 
 import numpy as np
 
-CONFIG = {"model_type": "bert", "vocab_size": 41, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
-          "intermediate_size": 40, "max_position_embeddings": 20, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
-          "hidden_act": "gelu", "position_embedding_type": "absolute"}
-NUMBERS = {"F32": lambda x: x.astype("<f4"), "F16": lambda x: x.astype("<f2"), "F64": lambda x: x.astype("<f8"),
-           "I32": lambda x: x.astype("<i4"),
-           "BF16": lambda x: (x.astype("<f4").view("<u4") >> 16).astype("<u2")}          # cut off, not rounded
+CONFIG = {
+    "model_type": "bert",
+    "vocab_size": 41,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 40,
+    "max_position_embeddings": 20,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "hidden_act": "gelu",
+    "position_embedding_type": "absolute",
+}
+NUMBERS = {
+    "F32": lambda x: x.astype("<f4"),
+    "F16": lambda x: x.astype("<f2"),
+    "F64": lambda x: x.astype("<f8"),
+    "I32": lambda x: x.astype("<i4"),
+    "BF16": lambda x: (x.astype("<f4").view("<u4") >> 16).astype("<u2"),
+}  # cut off, not rounded
 WORDS = ["the", "bank", "of", "river", "runs", "dry", "##s", "##ing", "?", ".", "a"]
 
 
@@ -19,11 +34,14 @@ def shapes(config):
     d, f = config["hidden_size"], config["intermediate_size"]
     linear = lambda name, n, p: {f"{name}.weight": (p, n), f"{name}.bias": (p,)}
     norm = lambda name: {f"{name}.LayerNorm.weight": (d,), f"{name}.LayerNorm.bias": (d,)}
-    found = {"embeddings.word_embeddings.weight": (config["vocab_size"], d),
-             "embeddings.position_embeddings.weight": (config["max_position_embeddings"], d),
-             "embeddings.token_type_embeddings.weight": (config["type_vocab_size"], d)} | norm("embeddings")
+    found = {
+        "embeddings.word_embeddings.weight": (config["vocab_size"], d),
+        "embeddings.position_embeddings.weight": (config["max_position_embeddings"], d),
+        "embeddings.token_type_embeddings.weight": (config["type_vocab_size"], d),
+    } | norm("embeddings")
     for layer in (f"encoder.layer.{l}" for l in range(config["num_hidden_layers"])):
-        for part in ("query", "key", "value"): found |= linear(f"{layer}.attention.self.{part}", d, d)
+        for part in ("query", "key", "value"):
+            found |= linear(f"{layer}.attention.self.{part}", d, d)
         found |= linear(f"{layer}.attention.output.dense", d, d) | norm(f"{layer}.attention.output")
         found |= linear(f"{layer}.intermediate.dense", d, f) | linear(f"{layer}.output.dense", f, d)
         found |= norm(f"{layer}.output")
@@ -35,8 +53,10 @@ def arrays(config, seed=0):
     rng = np.random.default_rng(seed)
     scale = lambda name, shape: 0.1 if len(shape) == 1 else shape[-1] ** -0.5
     gain = lambda name: 1.0 if name.endswith("LayerNorm.weight") else 0.0
-    return {name: (gain(name) + scale(name, shape) * rng.normal(size=shape)).astype(np.float32)
-            for name, shape in shapes(config).items()}
+    return {
+        name: (gain(name) + scale(name, shape) * rng.normal(size=shape)).astype(np.float32)
+        for name, shape in shapes(config).items()
+    }
 
 
 def safetensors(path, tensors, number="F32"):
@@ -59,14 +79,16 @@ def write(directory, *, seed=0, shards=1, number="F32", prefix="", old=False, to
     (directory / "config.json").write_text(json.dumps(config))
     spelt = lambda n: n.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta") if old else n
     named = {prefix + spelt(name): array for name, array in (arrays(config, seed) | (tensors or {})).items()}
-    if shards == 1: safetensors(directory / "model.safetensors", named, number)
+    if shards == 1:
+        safetensors(directory / "model.safetensors", named, number)
     else:
         file = lambda s: f"model-{s % shards + 1:05}-of-{shards:05}.safetensors"
         weight_map = {name: file(s) for s, name in enumerate(named)}
         for s in range(shards):
             safetensors(directory / file(s), {n: a for n, a in named.items() if weight_map[n] == file(s)}, number)
         (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    if tokenizer: write_tokenizer(directory / "tokenizer.json")
+    if tokenizer:
+        write_tokenizer(directory / "tokenizer.json")
     return directory
 
 
@@ -75,9 +97,13 @@ def pool(directory, mode="cls", normalise=True, files=None, kind="sentence_trans
     some."""
     modules = ["Transformer", "Pooling", *["Normalize"] * normalise]
     paths = ["", "1_Pooling", "2_Normalize"]
-    written = {"modules.json": [{"idx": i, "name": str(i), "path": path, "type": f"{kind}.{name}"}
-                                for i, (name, path) in enumerate(zip(modules, paths, strict=False))],
-               "1_Pooling/config.json": {"embedding_dimension": CONFIG["hidden_size"], "pooling_mode": mode}}
+    written = {
+        "modules.json": [
+            {"idx": i, "name": str(i), "path": path, "type": f"{kind}.{name}"}
+            for i, (name, path) in enumerate(zip(modules, paths, strict=False))
+        ],
+        "1_Pooling/config.json": {"embedding_dimension": CONFIG["hidden_size"], "pooling_mode": mode},
+    }
     for name, entries in (files or {}).items():
         written[name] = written.get(name, {}) | entries if isinstance(entries, dict) else entries
     for name, entries in written.items():
@@ -89,6 +115,7 @@ def pool(directory, mode="cls", normalise=True, files=None, kind="sentence_trans
 def write_tokenizer(path):
     """Word pieces over a few words and every letter; padding and cutting to 8 tokens switched on."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
     letters = [chr(c) for c in range(ord("b"), ord("z") + 1)]
     vocabulary = {piece: at for at, piece in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS, *letters])}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
@@ -107,6 +134,8 @@ def fused(found):
     for name, array in found.items():
         if name.endswith("experts.gate_proj"):
             made[name.replace("gate_proj", "gate_up_proj")] = np.concatenate(
-                [array, found[name.replace("gate_proj", "up_proj")]], 1)
-        elif not name.endswith("experts.up_proj"): made[name] = array
+                [array, found[name.replace("gate_proj", "up_proj")]], 1
+            )
+        elif not name.endswith("experts.up_proj"):
+            made[name] = array
     return made

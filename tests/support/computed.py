@@ -1,5 +1,6 @@
 """What the kernels of the runtime make of a call, in float64: the other side of an implementation law. Its own side is
 the term that the kernel is said to compute."""
+
 from collections.abc import Mapping
 from dataclasses import replace
 from inspect import Parameter
@@ -32,7 +33,7 @@ from rewrites.search.emit import AS_ROWS, Buffer, Emitter
 from rewrites.verify.numbers import Drawn, Float64s
 
 VALUES = ("value", "scores", "column", "level", "varying")
-FIELDS = {n: "tokens", q: "kinds"}                          # one-hot values, by their size; any other is of positions
+FIELDS = {n: "tokens", q: "kinds"}  # one-hot values, by their size; any other is of positions
 
 
 class Always(dict[Any, Method]):
@@ -54,15 +55,19 @@ def computed(lowering: Lowering, cls: int, call: KernelCall, values: Drawn) -> F
             arrays[f"given {at}"] = lazily(lowering, at, values)
     emitter._call(lowering, cls, call, Always())
     made = emitter.values[cls]
-    result = next(iter(made.names.values())) if cls in lowering.matcher.square or cached(
-        lowering, cls) else emitter.rows(made)
+    result = (
+        next(iter(made.names.values()))
+        if cls in lowering.matcher.square or cached(lowering, cls)
+        else emitter.rows(made)
+    )
     arrays |= {name: widen_value(constant, {}) for name, constant in emitter.constants.items()}
     arrays |= unrounded(lowering, emitter)
     for step in emitter.steps:
         own = {operand: arrays[name] for operand, name in step.operands.items()}
         own = {operand: each() if callable(each) else each for operand, each in own.items()}
-        arrays[step.output] = meaning(KERNELS[step.kernel], bind_arguments(step.kernel, own, step.attributes),
-                                      values.batch)
+        arrays[step.output] = meaning(
+            KERNELS[step.kernel], bind_arguments(step.kernel, own, step.attributes), values.batch
+        )
     found = arrays[result]
     return np.asarray(found() if callable(found) else found)
 
@@ -89,7 +94,8 @@ def cached(lowering: Lowering, cls: int) -> bool:
 def unrounded(lowering: Lowering, emitter: Emitter) -> Mapping[str, Float64s]:
     """The emitted constants before they were rounded."""
     from rewrites.verify.programs import unrounded as constants
-    return constants(SimpleNamespace(lowering=lambda part: lowering), emitter)      # type: ignore[arg-type]
+
+    return constants(SimpleNamespace(lowering=lambda part: lowering), emitter)  # type: ignore[arg-type]
 
 
 def bind_arguments(kernel: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,14 +116,15 @@ def bind_arguments(kernel: str, operands: Mapping[str, Any], attributes: Mapping
 
 # ---- an implementation alone
 
+
 def operand(rng: np.random.Generator, name: str, sort: Sort) -> Any:
     """Something that the variable of an implementation may be, and is no more than its facts say."""
-    if sort.name == "entrywise":                            # a function that kernels have
+    if sort.name == "entrywise":  # a function that kernels have
         able = [each for each in choices(sort) if each.kind.name in COMPILED]
         return able[rng.integers(len(able))]
     if sort.space == str(C):
         heads, columns = (int(size.subs(SAMPLE)) for size in sort.sizes)
-        return given(f"cache {name}", columns, C, 1 if sort.sizes[0] is k else heads)     # one head that serves all
+        return given(f"cache {name}", columns, C, 1 if sort.sizes[0] is k else heads)  # one head that serves all
     if sort.space == "S":
         return operand(rng, name, replace(sort, space="")) @ pick("last")
     if "given" in sort.facts:
@@ -127,9 +134,9 @@ def operand(rng: np.random.Generator, name: str, sort: Sort) -> Any:
     if sort.name == "scalar" and "constant" in sort.facts:
         return const(np.abs(rng.normal(size=1 if "column" in sort.facts else SAMPLE[p])))
     if sort.name == "value" and sort.sizes[0] is k and len(sort.sizes) > 1:
-        return drawn(rng, replace(sort, sizes=(sympify(1), *sort.sizes[1:])), name)     # one head that serves all
+        return drawn(rng, replace(sort, sizes=(sympify(1), *sort.sizes[1:])), name)  # one head that serves all
     if sort.name in FREE and "act" not in sort.facts:
-        return drawn(rng, replace(sort, name=FREE[sort.name]), name)                   # what is stored
+        return drawn(rng, replace(sort, name=FREE[sort.name]), name)  # what is stored
     wide = {"constant": ("constant", "varying"), "scalar": ("constant", "varying"), "matrix": ("storable", "operator")}
     fact, other = wide.get(sort.name, ("", ""))
     if other == "operator" and fact not in sort.facts:
@@ -144,25 +151,37 @@ def mixing(matrix: Operator) -> Operator:
     return formula(lambda x: product(product(x @ matrix, turn(x @ matrix)), x @ matrix))
 
 
-def lower_implementation(implementation: Implementation,
-                         rng: np.random.Generator) -> tuple[Lowering, KernelCall, int, Drawn]:
+def lower_implementation(
+    implementation: Implementation, rng: np.random.Generator
+) -> tuple[Lowering, KernelCall, int, Drawn]:
     """A graph that holds the term of an implementation over drawn operands, and the call that computes it."""
     border = symbol("border", Shape(1, T, INPUT), Shape(1, T, INPUT))
     operands = {name: operand(rng, name, sort) for name, sort in implementation.variables.items()}
-    operands = {name: flat(each, border) if implementation.variables[name].name in VALUES else each
-                for name, each in operands.items()}
+    operands = {
+        name: flat(each, border) if implementation.variables[name].name in VALUES else each
+        for name, each in operands.items()
+    }
     roots = {name: each for name, each in operands.items() if isinstance(each, Operator)}
     template = Template.of(roots | {"seed": flat(implementation.over(operands), I)}, [border])
     graph = saturate(template, ())
-    labels = {name: next((label for label, value in template.values.items() if value == each), "")
-              for name, each in operands.items() if name not in roots}
-    call = KernelCall(implementation, tuple((name, labels[name] if name in labels else graph.named[f"${name}"])
-                                      for name in implementation.variables))
+    labels = {
+        name: next((label for label, value in template.values.items() if value == each), "")
+        for name, each in operands.items()
+        if name not in roots
+    }
+    call = KernelCall(
+        implementation,
+        tuple((name, labels[name] if name in labels else graph.named[f"${name}"]) for name in implementation.variables),
+    )
     tokens, types = ([rng.integers(0, int(size.subs(SAMPLE)), length) for length in LENGTHS] for size in (n, q))
     caches = {term.args[0].name: term for term in roots.values() if term.kind.name == "entered"}
     batch = some(caches, LENGTHS, LENGTHS, 1) if caches else Batch(tokens, types, RELATED)
-    return (Lowering(graph, template, prices=None), call, graph.named["$seed"],      # type: ignore[arg-type]
-            Drawn(INPUT, batch, rng))
+    return (
+        Lowering(graph, template, prices=None),
+        call,
+        graph.named["$seed"],  # type: ignore[arg-type]
+        Drawn(INPUT, batch, rng),
+    )
 
 
 def compare_kernel(implementation: Implementation, rng: np.random.Generator) -> float:

@@ -1,5 +1,6 @@
 """Statements shown to be equal: both sides in one class of a graph of axioms. What mutation leaves standing is either
 caught by no check, or is proved here."""
+
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -13,7 +14,7 @@ from rewrites.egraph.egraph import engine, rules, saturate
 from rewrites.egraph.template import Template, quoted
 from rewrites.laws.law import FLAGS, Law, Name, normalised, right_linear
 
-IMPLIED = {normalised: (right_linear,)}                     # flags of a monoid
+IMPLIED = {normalised: (right_linear,)}  # flags of a monoid
 
 # (alike a b): as many columns, (like a b): in as many heads too; of what is made on the way as well. (one a): of one
 # head. A number of one head, times which heads stay as they are, is a K_const.
@@ -45,21 +46,29 @@ def proved(statement: Law, rounds: int = 4) -> bool:
     before, after = statement.sides()
     roots = {f"{name}{i}": term for name, side in (("left", before), ("right", after)) for i, term in enumerate(side)}
     template = Template.of(roots)
-    named = {str(term.args[0]): name for name, term in template.instance(template.values).items()
-             if term.kind.name == "symbol"}
+    named = {
+        str(term.args[0]): name
+        for name, term in template.instance(template.values).items()
+        if term.kind.name == "symbol"
+    }
     chosen = {str(value): label for label, value in template.values.items() if isinstance(value, Name)}
-    lines = [f"(alike {a} {b})"
-             for a, b in pair_by_size(template)] + [f"(like {a} {b})" for a, b in pair_by_size(template, heads=True)]
+    lines = [f"(alike {a} {b})" for a, b in pair_by_size(template)] + [
+        f"(like {a} {b})" for a, b in pair_by_size(template, heads=True)
+    ]
     lines += [f"(one {name})" for name, term in template.instance(template.values).items() if term.out.heads == 1]
     for fact, *about in (guard.strip("()").split() for guard in statement.guards):
         if all(name in named for name in about):
             lines.append(f"({fact} {' '.join(named[name] for name in about)})")
         elif fact in FLAGS and about[0] in chosen:
-            lines += [f'({flag} {quoted(chosen[about[0]])})' for flag in (fact, *IMPLIED.get(fact, ()))]
-    lines += [f"(single {named[name]})" for name, sort in statement.variables.items()
-              if sort.name in ("matrix", "operator") and len(sort.sizes) == 2 and name in named]
-    graph = saturate(replace(template, text="\n".join([template.text, *lines])), AXIOMS, shared=prover(), rounds=rounds,
-                     budget=300)
+            lines += [f"({flag} {quoted(chosen[about[0]])})" for flag in (fact, *IMPLIED.get(fact, ()))]
+    lines += [
+        f"(single {named[name]})"
+        for name, sort in statement.variables.items()
+        if sort.name in ("matrix", "operator") and len(sort.sizes) == 2 and name in named
+    ]
+    graph = saturate(
+        replace(template, text="\n".join([template.text, *lines])), AXIOMS, shared=prover(), rounds=rounds, budget=300
+    )
     return all(graph.named[f"$left{i}"] == graph.named[f"$right{i}"] for i in range(len(before)))
 
 

@@ -2,6 +2,7 @@
 it calls rewrites.egraph.egraph.saturate, or asks for the fixture `graphs_anew`. Laws alone follow from themselves:
 whole runs of one process verify the same ones once, while tests of that call it by its own name. A cheapest program
 follows from its problem, whatever the numbers of its weights."""
+
 from rewrites.egraph.egraph import prelude
 from rewrites.egraph.layers import Explorer
 from rewrites.extraction import Infeasible
@@ -10,12 +11,13 @@ from rewrites.verify.levels import verify_laws
 
 anew, extract = Explorer.graph, search.extract
 
-VERIFIED = {}                                               # by laws, seed and draws
+VERIFIED = {}  # by laws, seed and draws
 
 
 def verify_once(laws, seed=0, draws=2, announce=lambda line: None):
     """As verify_laws; what fails fails each time."""
-    if (key := (tuple(laws), seed, draws)) not in VERIFIED: VERIFIED[key] = verify_laws(laws, seed, draws, announce)
+    if (key := (tuple(laws), seed, draws)) not in VERIFIED:
+        VERIFIED[key] = verify_laws(laws, seed, draws, announce)
     return dict(VERIFIED[key])
 
 
@@ -27,13 +29,20 @@ def remembering(most=64):
     def extract_once(problem, *, families, **options):
         key = (*problem.nodes, *problem.roots, *options.items())
         if key not in solved:
-            try: found = extract(problem, families=families, **options)
-            except Infeasible as error: found = error
-            if isinstance(found, Infeasible) or found.optimal: solved[key] = found
-            if len(solved) > most: del solved[next(iter(solved))]
-        else: found = solved[key]
-        if isinstance(found, Infeasible): raise found
+            try:
+                found = extract(problem, families=families, **options)
+            except Infeasible as error:
+                found = error
+            if isinstance(found, Infeasible) or found.optimal:
+                solved[key] = found
+            if len(solved) > most:
+                del solved[next(iter(solved))]
+        else:
+            found = solved[key]
+        if isinstance(found, Infeasible):
+            raise found
         return found
+
     return extract_once
 
 
@@ -46,9 +55,12 @@ def sharing(patch):
 
     def graph(explorer, part):
         own = vars(explorer)
-        if "rules" not in own: own["rules"] = prelude(explorer.laws)
+        if "rules" not in own:
+            own["rules"] = prelude(explorer.laws)
         key = own["rules"], explorer.budget, tuple(explorer.schedule), part.template.text, part.template.entries
-        if key in made: explorer.graphs.setdefault(part.template.text, made[key])
+        if key in made:
+            explorer.graphs.setdefault(part.template.text, made[key])
         made[key] = anew(explorer, part)
         return made[key]
+
     patch.setattr(Explorer, "graph", graph)

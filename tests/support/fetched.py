@@ -1,4 +1,5 @@
 """Where tests find what is not part of the repository: development data, and the pretrained models."""
+
 import os
 from pathlib import Path
 
@@ -12,13 +13,17 @@ def data(*parts: str) -> Path:
     """A file of the development data, in $OPMATRIX_DATA or else beside the repository; absent, the test skips."""
     beside = Path(__file__).parents[3] / "shared" / "data"
     path = Path(os.environ.get("OPMATRIX_DATA") or beside).joinpath(*parts)
-    if not path.exists(): pytest.skip(f"needs data: {path} is absent, set OPMATRIX_DATA to the directory of the data")
+    if not path.exists():
+        pytest.skip(f"needs data: {path} is absent, set OPMATRIX_DATA to the directory of the data")
     return path
 
 
-def minilm() -> Path: return fetched("minilm")
+def minilm() -> Path:
+    return fetched("minilm")
 
-def smollm2() -> Path: return fetched("smollm2")
+
+def smollm2() -> Path:
+    return fetched("smollm2")
 
 
 def fetched(name: str) -> Path:

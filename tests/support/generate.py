@@ -183,7 +183,7 @@ class Grower:
                 else formula(lambda x: (x @ Q).T.T @ weight(self.data(4, p)))
             ),
         ]
-        if p % 2 == 0 and not self.exact and isinstance(Q.into.cols, int):     # how wide a query is must be known
+        if p % 2 == 0 and not self.exact and isinstance(Q.into.cols, int):  # how wide a query is must be known
             choices += [lambda: attention(Q, K, self.term(n, p, depth - 1), 2, where)]
         return self.pick(*choices)()
 

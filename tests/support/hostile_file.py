@@ -1,5 +1,6 @@
 """A kind of file that opmatrix reads: how a good one is made, how it is read, which part of it is spoilt, and what came
 of reading it."""
+
 import json
 from contextlib import contextmanager
 
@@ -11,10 +12,12 @@ KINDS = []
 
 class Kind:
     """A file in a directory of its own; `good` makes it `read` gives bytes for what it says."""
+
     file, part, refusals = "", "", (InputError,)
 
     def __init_subclass__(cls):
-        if cls.file: KINDS.append(cls)
+        if cls.file:
+            KINDS.append(cls)
 
     def __init__(self, room):
         room.mkdir(0o700)
@@ -23,22 +26,27 @@ class Kind:
         self.content, self.wanted = self.path.read_bytes(), self.read()
 
     @property
-    def name(self): return f"{self.file}{self.part and ': '}{self.part}"
+    def name(self):
+        return f"{self.file}{self.part and ': '}{self.part}"
 
     @contextmanager
     def spoilt(self, mutator):
         """The file as a mutation leaves it, for as long as the block lasts."""
         self.path.write_bytes(self.spoil(mutator))
-        try: yield
-        finally: self.path.write_bytes(self.content)
+        try:
+            yield
+        finally:
+            self.path.write_bytes(self.content)
 
     def spoil(self, mutator):
         return mutator.document(json.loads(self.content)) if mutator.below(5) else mutator.text(self.content)
 
     def outcome(self):
         """One of hostile.OUTCOMES, and what was said."""
-        try: found = self.read()
-        except self.refusals as error: return self.refused(error)
+        try:
+            found = self.read()
+        except self.refusals as error:
+            return self.refused(error)
         return "same" if found == self.wanted else "other", ""
 
     def refused(self, error):

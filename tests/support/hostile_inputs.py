@@ -1,4 +1,5 @@
 """Kinds of files that people bring beside a checkpoint: tokenizers, adapters, data sheets, configurations alone."""
+
 import json
 
 import checkpoints
@@ -24,8 +25,11 @@ class TokenizerFile(Kind):
     def good(self):
         checkpoints.write_tokenizer(self.path)
         found = json.loads(self.path.read_text())
-        steps = [found["normalizer"], {"type": "Replace", "pattern": {"Regex": "x{2,3}"}, "content": "y"},
-                 {"type": "Prepend", "prepend": "the "}]
+        steps = [
+            found["normalizer"],
+            {"type": "Replace", "pattern": {"Regex": "x{2,3}"}, "content": "y"},
+            {"type": "Prepend", "prepend": "the "},
+        ]
         found["normalizer"] = {"type": "Sequence", "normalizers": steps}
         split = {"type": "Split", "pattern": {"Regex": EXPRESSION}, "behavior": "Isolated", "invert": False}
         found["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, found["pre_tokenizer"]]}
@@ -42,18 +46,33 @@ class TokenizerFile(Kind):
 
 class AdapterFile(Kind):
     """An adapter of a small model, by either of its files."""
+
     file = "adapter_config.json"
 
     def good(self):
         model = self.room / "model"
-        if not model.exists(): checkpoints.write(model, **MODEL)
+        if not model.exists():
+            checkpoints.write(model, **MODEL)
         name, down, up = "encoder.layer.0.attention.self.query", [[0.5] * 6] * 2, [[0.25] * 2] * 6
-        config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none", "target_modules": ["query"],
-                  "rank_pattern": {}, "alpha_pattern": {"query": 3}, "use_rslora": False, "use_dora": False}
+        config = {
+            "peft_type": "LORA",
+            "r": 2,
+            "lora_alpha": 4,
+            "bias": "none",
+            "target_modules": ["query"],
+            "rank_pattern": {},
+            "alpha_pattern": {"query": 3},
+            "use_rslora": False,
+            "use_dora": False,
+        }
         (self.room / "adapter_config.json").write_text(json.dumps(config))
-        checkpoints.safetensors(self.room / "adapter_model.safetensors", {
-            f"base_model.model.{name}.lora_{part}.weight": checkpoints.np.array(numbers, "<f4")
-            for part, numbers in (("A", down), ("B", up))})
+        checkpoints.safetensors(
+            self.room / "adapter_model.safetensors",
+            {
+                f"base_model.model.{name}.lora_{part}.weight": checkpoints.np.array(numbers, "<f4")
+                for part, numbers in (("A", down), ("B", up))
+            },
+        )
 
     def read(self):
         return dense(open_model(self.room / "model", self.room).operator(), Batch(BATCH)).tobytes()
@@ -61,11 +80,14 @@ class AdapterFile(Kind):
 
 class AdapterTensors(AdapterFile):
     file = "adapter_model.safetensors"
-    def spoil(self, mutator): return (mutator.header if mutator.below(3) else mutator.body)(self.content)
+
+    def spoil(self, mutator):
+        return (mutator.header if mutator.below(3) else mutator.body)(self.content)
 
 
 class DatasheetFile(Kind):
     """A machine of a user's own, by which a small model is planned."""
+
     file = "mine.json"
 
     def good(self):
@@ -82,12 +104,27 @@ class DatasheetFile(Kind):
 
 class ConfigurationFile(Kind):
     """A configuration alone, whose shapes are asked for."""
+
     file, part = "alone.json", "without weights"
 
     def good(self):
-        self.path.write_text(json.dumps({
-            "model_type": "llama", "hidden_size": 24, "intermediate_size": 40, "num_attention_heads": 4,
-            "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 64, "max_position_embeddings": 128,
-            "rms_norm_eps": 1e-5, "rope_theta": 300.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}))
+        self.path.write_text(
+            json.dumps(
+                {
+                    "model_type": "llama",
+                    "hidden_size": 24,
+                    "intermediate_size": 40,
+                    "num_attention_heads": 4,
+                    "num_key_value_heads": 2,
+                    "num_hidden_layers": 2,
+                    "vocab_size": 64,
+                    "max_position_embeddings": 128,
+                    "rms_norm_eps": 1e-5,
+                    "rope_theta": 300.0,
+                    "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+                }
+            )
+        )
 
-    def read(self): return str(shapes(str(self.path)))
+    def read(self):
+        return str(shapes(str(self.path)))

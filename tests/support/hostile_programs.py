@@ -1,4 +1,5 @@
 """Kinds of files of saved programs: every entry of them, and their arrays."""
+
 import json
 import re
 
@@ -26,15 +27,28 @@ TEXTS = ["the bank", "a river runs dry"]
 class Saved(Kind):
     """A program of every format, and of every kernel that recordings know. A file that does not fit the hash is given
     the hash that it has, and read again: anybody can do so."""
+
     file = ""
 
     def good(self):
         rng, write = np.random.default_rng(0), Writer({})
         rows = lambda *shape: rng.normal(size=shape).astype(np.float32) / 4
-        write.constants |= {"table": Dense.pack(rows(9, 32)), "places": Half.approximate(rows(20, 32)), "g": rows(32),
-                            "stack": rows(4, 8, 8), "cos": rows(20, 3), "sin": rows(20, 3)}
-        write.steps.append(Step("embed", {"table0": "table", "table1": "places", "gain": "g", "shift": "g"},
-                                {"fields": "tokens,positions", "eps": 1e-5}, "x"))
+        write.constants |= {
+            "table": Dense.pack(rows(9, 32)),
+            "places": Half.approximate(rows(20, 32)),
+            "g": rows(32),
+            "stack": rows(4, 8, 8),
+            "cos": rows(20, 3),
+            "sin": rows(20, 3),
+        }
+        write.steps.append(
+            Step(
+                "embed",
+                {"table0": "table", "table1": "places", "gain": "g", "shift": "g"},
+                {"fields": "tokens,positions", "eps": 1e-5},
+                "x",
+            )
+        )
         x = "x"
         for name, F in FORMATS.items():
             write.constants[name] = F.approximate(rows(32, 32))
@@ -45,8 +59,9 @@ class Saved(Kind):
         k = write.step("repeat", {"heads": 4}, x=k)
         y = write.step("attention", {"scale": 0.3, "where": "sequence & causal", "tile": 64}, q=h, k=k, v=h)
         y = write.step("join", x=write.step("headwise", x=y, weight="stack"))
-        last = write.step("pointwise", {"norm": "rms", "eps": 1e-5}, x=write.step("scale", {"factor": 0.5}, x=y),
-                          gain="g")
+        last = write.step(
+            "pointwise", {"norm": "rms", "eps": 1e-5}, x=write.step("scale", {"factor": 0.5}, x=y), gain="g"
+        )
         self.save(Program(write.steps, write.constants, last))
 
     def save(self, program):
@@ -55,51 +70,67 @@ class Saved(Kind):
         self.finished(program.replace(**meta)).save(self.room / "p")
         self.path = self.room / "p" / self.file
 
-    def finished(self, program): return program
+    def finished(self, program):
+        return program
 
     def read(self):
         program = Program.load(self.room / "p")
         return program.hash.encode(), self.used(program)
 
-    def used(self, program): return program.run(BATCH).tobytes()
+    def used(self, program):
+        return program.run(BATCH).tobytes()
 
     def outcome(self):
-        try: program = Program.load(self.room / "p")
+        try:
+            program = Program.load(self.room / "p")
         except InputError as error:
             found = re.search(r"hash is '(\w{32})', but the files have '(\w{32})'", str(error))
-            if not found: return self.refused(error)
+            if not found:
+                return self.refused(error)
             before = (file := self.room / "p" / PROGRAM).read_bytes()
             try:
                 file.write_bytes(before.replace(*(f'"hash": "{each}"'.encode() for each in found.groups()), 1))
                 return self.signed()
-            finally: file.write_bytes(before)
+            finally:
+                file.write_bytes(before)
         return "same" if (program.hash.encode(), self.used(program)) == self.wanted else "changed", ""
 
     def signed(self):
         """A file whose hash fits may say anything, and is as safe."""
-        try: program = Program.load(self.room / "p")
-        except InputError as error: return self.refused(error)
-        try: found = program.hash.encode(), self.used(program)
-        except ValueError as error: return "refused", str(error)
+        try:
+            program = Program.load(self.room / "p")
+        except InputError as error:
+            return self.refused(error)
+        try:
+            found = program.hash.encode(), self.used(program)
+        except ValueError as error:
+            return "refused", str(error)
         return "same" if found == self.wanted else "other", "its hash fits"
 
 
-class Whole(Saved): file, part = PROGRAM, ""
+class Whole(Saved):
+    file, part = PROGRAM, ""
 
 
 class Steps(Saved):
     file, part = PROGRAM, "steps"
-    def spoil(self, mutator): return mutator.document(json.loads(self.content), ("steps",))
+
+    def spoil(self, mutator):
+        return mutator.document(json.loads(self.content), ("steps",))
 
 
 class Constants(Saved):
     file, part = PROGRAM, "constants"
-    def spoil(self, mutator): return mutator.document(json.loads(self.content), ("constants",))
+
+    def spoil(self, mutator):
+        return mutator.document(json.loads(self.content), ("constants",))
 
 
 class Attributes(Saved):
     """Those of one step."""
+
     file, part = PROGRAM, "attributes"
+
     def spoil(self, mutator):
         found = json.loads(self.content)
         told = [k for k, step in enumerate(found["steps"]) if step[2]]
@@ -108,28 +139,42 @@ class Attributes(Saved):
 
 class Header(Saved):
     file, part = WEIGHTS, "header"
-    def spoil(self, mutator): return mutator.header(self.content)
+
+    def spoil(self, mutator):
+        return mutator.header(self.content)
 
 
 class Body(Saved):
     file, part = WEIGHTS, "numbers"
-    def spoil(self, mutator): return mutator.body(self.content)
+
+    def spoil(self, mutator):
+        return mutator.body(self.content)
 
 
 class Tokenizer(Saved):
     file = "tokenizer.json"
-    def used(self, program): return program.embed(TEXTS, progress=False).tobytes()
-    def good(self): self.save(bert_program(CONFIG, arrays(CONFIG)))
+
+    def used(self, program):
+        return program.embed(TEXTS, progress=False).tobytes()
+
+    def good(self):
+        self.save(bert_program(CONFIG, arrays(CONFIG)))
 
 
-class Config(Tokenizer): file, part = "config.json", "of a program"
+class Config(Tokenizer):
+    file, part = "config.json", "of a program"
+
+
 class Certificate(Saved):
     file = "certificate.json"
-    def finished(self, program): return certify(program, {"error": {"relative": 0.25, "stated": 0.5}}, [Batch(BATCH)])
+
+    def finished(self, program):
+        return certify(program, {"error": {"relative": 0.25, "stated": 0.5}}, [Batch(BATCH)])
 
 
 class Terms(Saved):
     """A program that is read rather than computed: terms over values and arrays, and scores that are kept."""
+
     file, part = PROGRAM, "terms"
 
     def good(self):
@@ -140,12 +185,21 @@ class Terms(Saved):
         text, held = write_term(term + given("tokens", 9) @ weight(table), {y: 0})
         held = {f"c{k}": data.array.astype("f4") for k, data in enumerate(held)}
         constants = {"table": Dense.pack(rng.normal(size=(9, 8))), **held}
-        self.save(Program([
-            Step("embed", {"table0": "table"}, {"fields": "tokens"}, "x"), Step("heads", {"x": "x"}, {"heads": 2}, "h"),
-            Step("scores", {"q": "h", "k": "h"}, {"scale": 0.5}, "s"),
-            Step("softmax", {"x": "s"}, {"where": "sequence & window(2)"}, "p"),
-            Step("values", {"p": "p", "v": "h"}, {}, "v"), Step("join", {"x": "v"}, {}, "j"),
-            Step("interpret", {"x0": "j", **{name: name for name in held}}, {"term": text}, "z")], constants, "z"))
+        self.save(
+            Program(
+                [
+                    Step("embed", {"table0": "table"}, {"fields": "tokens"}, "x"),
+                    Step("heads", {"x": "x"}, {"heads": 2}, "h"),
+                    Step("scores", {"q": "h", "k": "h"}, {"scale": 0.5}, "s"),
+                    Step("softmax", {"x": "s"}, {"where": "sequence & window(2)"}, "p"),
+                    Step("values", {"p": "p", "v": "h"}, {}, "v"),
+                    Step("join", {"x": "v"}, {}, "j"),
+                    Step("interpret", {"x0": "j", **{name: name for name in held}}, {"term": text}, "z"),
+                ],
+                constants,
+                "z",
+            )
+        )
 
     def spoil(self, mutator):
         found = json.loads(self.content)
@@ -156,22 +210,26 @@ class Terms(Saved):
 
 class Patterns(Terms):
     """Random words in the place of a pattern, of a step or of a term."""
+
     file, part = PROGRAM, "patterns"
 
     def spoil(self, mutator):
         found, text = json.loads(self.content), mutator.pattern()
-        if mutator.below(2): found["steps"][3][2]["where"] = text
+        if mutator.below(2):
+            found["steps"][3][2]["where"] = text
         else:
             term = json.loads(found["steps"][6][2]["term"])
             for node in term:
                 for attribute in node[2] if len(node) > 2 else ():
-                    if isinstance(attribute, dict) and "pattern" in attribute: attribute["pattern"] = text
+                    if isinstance(attribute, dict) and "pattern" in attribute:
+                        attribute["pattern"] = text
             found["steps"][6][2]["term"] = json.dumps(term)
         return json.dumps(found).encode()
 
 
 class Gathered(Saved):
     """Rows of tables that lie as products multiply by them: the attributes of the step that gathers."""
+
     file, part = PROGRAM, "panels"
 
     def good(self):
@@ -182,21 +240,29 @@ class Gathered(Saved):
         said = {"fields": ",".join(["tokens"] * len(operands)), "turned": ",".join(map(str, range(len(tables))))}
         self.save(Program([Step("embed", operands, said, "x")], constants, "x"))
 
-    def spoil(self, mutator): return mutator.document(json.loads(self.content), ("steps", 0, 2))
+    def spoil(self, mutator):
+        return mutator.document(json.loads(self.content), ("steps", 0, 2))
 
 
 class Border(Saved):
     """A matrix that enters, a relation, several outputs: what a file says of its border."""
+
     file, part = PROGRAM, "border"
 
     def good(self):
         rows = lambda *shape: np.random.default_rng(0).normal(size=shape).astype(np.float32)
-        self.save(Program([
-            Step("linear", {"x": "features", "weight": "w"}, {}, "a"),
-            Step("link", {"x": "a"}, {"relation": "edges: V × V", "over": "max"}, "b"),
-            Step("embed", {"table0": "t"}, {"fields": "tokens"}, "c")],
-            {"w": Dense.pack(rows(8, 4)), "t": Dense.pack(rows(9, 4))}, {"c": "c", "b": "b", "a": "a"},
-            inputs=[Port("features", "V", 8)]))
+        self.save(
+            Program(
+                [
+                    Step("linear", {"x": "features", "weight": "w"}, {}, "a"),
+                    Step("link", {"x": "a"}, {"relation": "edges: V × V", "over": "max"}, "b"),
+                    Step("embed", {"table0": "t"}, {"fields": "tokens"}, "c"),
+                ],
+                {"w": Dense.pack(rows(8, 4)), "t": Dense.pack(rows(9, 4))},
+                {"c": "c", "b": "b", "a": "a"},
+                inputs=[Port("features", "V", 8)],
+            )
+        )
 
     def spoil(self, mutator):
         return mutator.document(json.loads(self.content), (mutator.pick(["inputs", "outputs", "state", "signature"]),))

@@ -1,5 +1,6 @@
 """What becomes of a mutant: named by the test of its law, named in a graph that starts from its own left side, or shown
 to be no mutant at all."""
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +69,7 @@ def of_implementation(mutant: Mutant, made: Implementation) -> Verdict:
     if alone or graph:
         return Verdict(mutant, alone, graph)
     if made.variables != mutant.original.variables and made.body == mutant.original.body:
-        return Verdict(mutant, False, False, TRIED)         # operands were drawn without the fact
+        return Verdict(mutant, False, False, TRIED)  # operands were drawn without the fact
     law = of_kernel(made)
     whole = make_law(law, made.variables, (of_kernel(mutant.original).sides()[0], law.sides()[0]))
     return Verdict(mutant, False, False, AXIOMS if at_place(mutant, law) or proved(whole) else "")

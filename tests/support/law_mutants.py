@@ -1,5 +1,6 @@
 """Mutants: laws with one thing wrong, made from the declaration itself by rewriting the two sides as terms (DeMillo,
 Lipton and Sayward 1978). What the checks of a law are worth is how many of its mutants they name."""
+
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,14 +19,20 @@ from rewrites.laws.law import Law, Name, Sides, Sort, h, is_variable, k, n, p, q
 from rewrites.proofs.refute import instance
 
 Place = tuple[Operator, Operator]
-Made = tuple[str, str, Law, Place | None]                   # kind of mutant, change in words, the law, the place
-Change = tuple[str, str, Callable[[], Operator]]            # kind of mutant, what is changed in words, the term instead
+Made = tuple[str, str, Law, Place | None]  # kind of mutant, change in words, the law, the place
+Change = tuple[str, str, Callable[[], Operator]]  # kind of mutant, what is changed in words, the term instead
 SQUARES = ({k: n, p: n, q: n}, {n: h * q, k: h * q, p: h * q}, {n: h * p, k: h * p, q: p}, {p: q})
-LACKING = {"storable": "operator", "row_linear": "operator", "constant": "varying", "uniform": "placed",
-           "level": "scores",
-           "column": "value", "row_wise": "mixing"}         # a fact, and what has it not
+LACKING = {
+    "storable": "operator",
+    "row_linear": "operator",
+    "constant": "varying",
+    "uniform": "placed",
+    "level": "scores",
+    "column": "value",
+    "row_wise": "mixing",
+}  # a fact, and what has it not
 ATTRIBUTES = "over", "where", "relation"
-FREE = {"value": "constant", "column": "scalar"}            # what does not depend on the input
+FREE = {"value": "constant", "column": "scalar"}  # what does not depend on the input
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ class Mutant:
     law: Any
     kind: str
     change: str
-    place: Place | None = None                              # the node that was changed, and what stands there now
+    place: Place | None = None  # the node that was changed, and what stands there now
 
     def __str__(self) -> str:
         return f"{self.original.name}: {self.change}"
@@ -54,6 +61,7 @@ def mutants(laws: Sequence[Law]) -> Iterator[Mutant]:
 
 # ---- statements as terms
 
+
 def make_law(law: Law, sorts: dict[str, Sort], sides: Sides, **more: Any) -> Law:
     """A law of these two sides, over variables of these sorts."""
     counts = {name: str(stand_in(name, sort)) for name, sort in sorts.items() if sort.name == "count"}
@@ -62,6 +70,7 @@ def make_law(law: Law, sorts: dict[str, Sort], sides: Sides, **more: Any) -> Law
         by = variables | {symbol: variables[name] for name, symbol in counts.items()}
         first, second = (tuple(instance(term, keyed(term, by)) for term in side) for side in sides)
         return first, second
+
     body.__name__, body.__annotations__, body.__doc__ = law.name, sorts, law.doc
     return replace(law, body=body, without=(), canonical=False, **more)
 
@@ -69,16 +78,20 @@ def make_law(law: Law, sorts: dict[str, Sort], sides: Sides, **more: Any) -> Law
 def keyed(term: Operator, by: dict[str, Any]) -> dict[Any, Any]:
     """What stands for the variables of a term, by their names, by what they are there."""
     leaves = {node: node.args[0] for node in term.walk() if node.kind.name == "symbol"}
-    leaves |= {each: str(each) for node in term.walk() for each in node.attributes
-               if node not in leaves and is_variable(each)}
+    leaves |= {
+        each: str(each) for node in term.walk() for each in node.attributes if node not in leaves and is_variable(each)
+    }
     return {leaf: by[name] for leaf, name in leaves.items() if name in by}
 
 
 def resized(sorts: dict[str, Sort], sizes: dict[Any, Any]) -> dict[str, Sort]:
     """The same sorts at other sizes."""
-    return {name: sort if sort.name in ATTRIBUTES else
-            replace(sort, sizes=tuple(sympify(s).subs(sizes, simultaneous=True) for s in sort.sizes))
-            for name, sort in sorts.items()}
+    return {
+        name: sort
+        if sort.name in ATTRIBUTES
+        else replace(sort, sizes=tuple(sympify(s).subs(sizes, simultaneous=True) for s in sort.sizes))
+        for name, sort in sorts.items()
+    }
 
 
 def fits(law: Law) -> bool:
@@ -129,6 +142,7 @@ def variables(term: Operator) -> set[str]:
 
 # ---- guards
 
+
 def unguarded(law: Law) -> Iterator[Made]:
     """Each fact of each variable dropped, each flag, each condition."""
     sorts = law.variables
@@ -172,6 +186,7 @@ def restate(law: Law, sorts: dict[str, Sort]) -> Law | None:
 
 # ---- sides
 
+
 def rewritten(law: Law, of: tuple[int, ...] = (0, 1)) -> Iterator[Made]:
     """Each change at each place of each side, at the first sizes where it fits."""
     done = set()
@@ -190,8 +205,9 @@ def rewritten(law: Law, of: tuple[int, ...] = (0, 1)) -> Iterator[Made]:
                     yield kind, said, *found
 
 
-def changed(law: Law, sorts: dict[str, Sort], sides: Sides, number: int, at: int, node: Operator,
-            make: Callable[[], Operator]) -> tuple[Law, Place] | None:
+def changed(
+    law: Law, sorts: dict[str, Sort], sides: Sides, number: int, at: int, node: Operator, make: Callable[[], Operator]
+) -> tuple[Law, Place] | None:
     """The law with another term at a node, wherever that node is in this term; none where it does not fit."""
     try:
         own, other = [list(side) for side in sides], make()
@@ -207,8 +223,11 @@ def changes(node: Operator, sorts: dict[str, Sort], symbols: dict[str, Any]) -> 
     kind, children = node.kind, node.children
     if len(children) == 2:
         a, b = children
-        yield ("order" if kind.name == "compose"
-               else "operand"), f"({node}) has its parts exchanged", lambda: again(node, b, a)
+        yield (
+            ("order" if kind.name == "compose" else "operand"),
+            f"({node}) has its parts exchanged",
+            lambda: again(node, b, a),
+        )
         if kind.name in ("compose", "add", "mul"):
             yield "term", f"({node}) is its first part", lambda: a
             yield "term", f"({node}) is its second part", lambda: b
@@ -221,9 +240,11 @@ def changes(node: Operator, sorts: dict[str, Sort], symbols: dict[str, Any]) -> 
     yield "scale", f"({node}) is doubled", lambda: node + node
     if kind.name == "symbol":
         own = sorts[str(node.args[0])]
-        yield from (("index", f"({node}) is ({name})", lambda other=symbols[name]: other)
-                    for name, sort in sorts.items()
-                    if (sort.name, sort.sizes) == (own.name, own.sizes) and symbols[name] is not node)
+        yield from (
+            ("index", f"({node}) is ({name})", lambda other=symbols[name]: other)
+            for name, sort in sorts.items()
+            if (sort.name, sort.sizes) == (own.name, own.sizes) and symbols[name] is not node
+        )
         yield "transpose", f"({node}) is turned", lambda: adjoint(node) if node.linear else turn(node)
     else:
         yield "transpose", f"({node}) is turned", lambda: turn(node)
@@ -254,6 +275,7 @@ def again(node: Operator, *children: Operator) -> Operator:
 
 # ---- implementations: a kernel equals a term
 
+
 def kernel_mutants(implementations: Sequence[Implementation]) -> Iterator[Mutant]:
     """Every mutant of the term that each kernel is said to compute, and of the guards of its operands."""
     for each in implementations:
@@ -277,8 +299,10 @@ def narrowed(sort: Sort) -> Iterator[Sort]:
 
 def of_kernel(implementation: Implementation) -> Law:
     """The term of an implementation, twice: one will be changed."""
+
     def body(**operands: Any) -> tuple[Operator, Operator]:
         return implementation.over(operands), implementation.over(operands)
+
     body.__name__, body.__annotations__ = implementation.name, implementation.variables
     return Law(body, both=True)
 

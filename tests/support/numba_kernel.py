@@ -1,4 +1,5 @@
 """A kernel that says more than is written without numba: its object has data that is written to, and numba's names."""
+
 from formats.kernels.engine.compiled import Function
 from formats.kernels.engine.memory import longs
 

@@ -1,4 +1,5 @@
 """One whole run of `opmatrix optimize` on a small model, which many tests read and none changes."""
+
 import json
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ def small(directory, **changed):
 class Optimized(NamedTuple):
     """The checkpoint, the lines that it was fitted to, what was saved, its report as it is read back, and the result
     itself."""
+
     model: Path
     lines: Path
     out: Path
@@ -39,6 +41,7 @@ def optimized(place):
     def noted(*given, **options):
         found.append(optimize(*given, **options))
         return found[-1]
+
     arguments = [model, "--text", lines, "--error", "0.2", "--out", place / "out", "--json", place / "found.json"]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
         patch.setattr(run, "calibrated", lambda progress, *batches: standin.machine())

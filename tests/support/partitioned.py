@@ -1,5 +1,6 @@
 """Partitions that are run: what the virtual ranks count beside what the formulas say, and random models on random
 meshes."""
+
 import re
 from math import prod
 from typing import NamedTuple
@@ -25,28 +26,64 @@ MASKS = "sequence", "sequence & causal", "sequence & window(2)", "sequence & cau
 ADVICE = re.compile(r"mesh: (\w+) has \d+ ranks\b.*(?:divides is|at most) (\d+)|mesh: \d+ stages.*at most (\d+)")
 ORDER = re.compile(r"cut in different orders: give (\w+) before (\w+)")
 
-BERT = dict(model_type="bert", vocab_size=VOCABULARY, hidden_size=12, intermediate_size=18, max_position_embeddings=16,
-            num_attention_heads=6, num_hidden_layers=2, type_vocab_size=2, layer_norm_eps=1e-12)
+BERT = dict(
+    model_type="bert",
+    vocab_size=VOCABULARY,
+    hidden_size=12,
+    intermediate_size=18,
+    max_position_embeddings=16,
+    num_attention_heads=6,
+    num_hidden_layers=2,
+    type_vocab_size=2,
+    layer_norm_eps=1e-12,
+)
 GPT2 = dict(model_type="gpt2", vocab_size=VOCABULARY, n_embd=12, n_positions=16, n_head=6, n_layer=2)
-LLAMA = dict(model_type="llama", vocab_size=VOCABULARY, hidden_size=12, intermediate_size=18, rms_norm_eps=1e-5,
-             max_position_embeddings=16, num_attention_heads=6, num_key_value_heads=2, num_hidden_layers=2)
-ANY = dict(model_type="transformer", vocab_size=VOCABULARY, max_position_embeddings=16, hidden_size=12,
-           intermediate_size=18, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=6, head_dim=2,
-           norm="layer", norm_eps=1e-5, pre_norm=True, hidden_act="gelu", gated=False, bias=True, mask="sequence",
-           positions="learned", head="none")
+LLAMA = dict(
+    model_type="llama",
+    vocab_size=VOCABULARY,
+    hidden_size=12,
+    intermediate_size=18,
+    rms_norm_eps=1e-5,
+    max_position_embeddings=16,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    num_hidden_layers=2,
+)
+ANY = dict(
+    model_type="transformer",
+    vocab_size=VOCABULARY,
+    max_position_embeddings=16,
+    hidden_size=12,
+    intermediate_size=18,
+    num_hidden_layers=2,
+    num_attention_heads=6,
+    num_key_value_heads=6,
+    head_dim=2,
+    norm="layer",
+    norm_eps=1e-5,
+    pre_norm=True,
+    hidden_act="gelu",
+    gated=False,
+    bias=True,
+    mask="sequence",
+    positions="learned",
+    head="none",
+)
 
 
-RATES = RankRates(2e10, 2e9, 3e-5, 2e-3, 1e9, 1.8, "somewhere")        # of ranks that share a machine
+RATES = RankRates(2e10, 2e9, 3e-5, 2e-3, 1e9, 1.8, "somewhere")  # of ranks that share a machine
 
 
 class Compared(NamedTuple):
     """How far the output is from one rank's, relative to its largest entry, and every number that is not as its formula
     says: what it is, the place of the rank, formula, count."""
+
     error: float
     differences: list[tuple[str, tuple[int, ...], object, object]]
 
     @property
-    def agrees(self) -> bool: return self.error <= 1e-12 and not self.differences
+    def agrees(self) -> bool:
+        return self.error <= 1e-12 and not self.differences
 
 
 def random_arrays(seed=0):
@@ -82,18 +119,25 @@ def differences(plan, meters):
     found = []
     for place, meter in meters.items():
         stage = plan.stage(place)
-        for what, formula, count in (("flops", plan.flops(stage), meter.flops),
-                                     ("stored", plan.state(stage, weights=1), meter.stored)):
-            if (said := value_at(plan, formula, place)) != count: found.append((what, place, said, count))
-        if (said := plan.peak(place)) != meter.peak: found.append(("peak", place, said, meter.peak))
-        if (said := gathered(plan, place)) != meter.gathered: found.append(("gathered", place, said, meter.gathered))
+        for what, formula, count in (
+            ("flops", plan.flops(stage), meter.flops),
+            ("stored", plan.state(stage, weights=1), meter.stored),
+        ):
+            if (said := value_at(plan, formula, place)) != count:
+                found.append((what, place, said, count))
+        if (said := plan.peak(place)) != meter.peak:
+            found.append(("peak", place, said, meter.peak))
+        if (said := gathered(plan, place)) != meter.gathered:
+            found.append(("gathered", place, said, meter.gathered))
         for table in TABLES:
             said, count = crossed(plan, place, table), getattr(meter, table)
-            if said != count: found.append((table, place, said, count))
+            if said != count:
+                found.append((table, place, said, count))
     return found
 
 
-def value_at(plan, formula, place): return int(plan.on(sympy.sympify(formula), place))
+def value_at(plan, formula, place):
+    return int(plan.on(sympy.sympify(formula), place))
 
 
 def gathered(plan, place):
@@ -112,11 +156,12 @@ def crossed(plan, place, table):
 
 class DrawnCase(NamedTuple):
     """A configuration, a mesh that it fits, and how large the batch is."""
+
     config: dict[str, object]
     mesh: Mesh
     sequences: int
     tokens: int
-    advised: tuple[str, ...]                                # refusals whose advice was taken
+    advised: tuple[str, ...]  # refusals whose advice was taken
 
     def __str__(self):
         axes = ", ".join(f"{axis.name}={axis.ranks} {axis.strategy.name}" for axis in self.mesh)
@@ -131,9 +176,12 @@ def random_case(seed):
     axes, said = random_axes(rng), []
     while True:
         mesh = Mesh.of(**axes)
-        try: planned(build(config, random_arrays()), mesh, sequences, tokens)
-        except InputError as refused: said.append(str(refused))
-        else: return DrawnCase(config, mesh, sequences, tokens, tuple(said))
+        try:
+            planned(build(config, random_arrays()), mesh, sequences, tokens)
+        except InputError as refused:
+            said.append(str(refused))
+        else:
+            return DrawnCase(config, mesh, sequences, tokens, tuple(said))
         axes = advised(axes, said[-1])
 
 
@@ -143,17 +191,36 @@ def random_config(rng):
     width, inner, layers = heads * 2 * int(rng.integers(1, 3)), int(rng.integers(2, 20)), int(rng.integers(1, 4))
     shared = int(pick(*(g for g in range(1, heads + 1) if heads % g == 0)))
     match pick("bert", "gpt2", "llama", "transformer", "transformer"):
-        case "bert": return BERT | dict(hidden_size=width, intermediate_size=inner, num_attention_heads=heads,
-                                        num_hidden_layers=layers)
-        case "gpt2": return GPT2 | dict(n_embd=width, n_head=heads, n_layer=layers)
-        case "llama": return LLAMA | dict(hidden_size=width, intermediate_size=inner, num_attention_heads=heads,
-                                          num_key_value_heads=shared, num_hidden_layers=layers)
+        case "bert":
+            return BERT | dict(
+                hidden_size=width, intermediate_size=inner, num_attention_heads=heads, num_hidden_layers=layers
+            )
+        case "gpt2":
+            return GPT2 | dict(n_embd=width, n_head=heads, n_layer=layers)
+        case "llama":
+            return LLAMA | dict(
+                hidden_size=width,
+                intermediate_size=inner,
+                num_attention_heads=heads,
+                num_key_value_heads=shared,
+                num_hidden_layers=layers,
+            )
     return ANY | dict(
-        hidden_size=int(pick(width, rng.integers(2, 20))), intermediate_size=inner, num_attention_heads=heads,
-        num_key_value_heads=shared, num_hidden_layers=layers, head_dim=int(pick(2, 4)), norm=pick("layer", "rms"),
-        pre_norm=bool(rng.integers(2)), hidden_act=pick("gelu", "relu", "silu"), gated=bool(rng.integers(2)),
-        bias=bool(rng.integers(2)), mask=pick(*MASKS), positions=pick("learned", "rotary"),
-        head=pick("none", "tied", "own"))
+        hidden_size=int(pick(width, rng.integers(2, 20))),
+        intermediate_size=inner,
+        num_attention_heads=heads,
+        num_key_value_heads=shared,
+        num_hidden_layers=layers,
+        head_dim=int(pick(2, 4)),
+        norm=pick("layer", "rms"),
+        pre_norm=bool(rng.integers(2)),
+        hidden_act=pick("gelu", "relu", "silu"),
+        gated=bool(rng.integers(2)),
+        bias=bool(rng.integers(2)),
+        mask=pick(*MASKS),
+        positions=pick("learned", "rotary"),
+        head=pick("none", "tied", "own"),
+    )
 
 
 def random_axes(rng, among=lambda strategy: True):
@@ -161,9 +228,10 @@ def random_axes(rng, among=lambda strategy: True):
     axes, count = {}, int(rng.integers(1, 4))
     for name in rng.permutation([name for name, each in STRATEGIES.items() if not each.by_hand and among(each)]):
         strategy, left = STRATEGIES[name], 8 // prod((n for n, _ in axes.values()), start=1)
-        if left < 2 or len(axes) == count: break
+        if left < 2 or len(axes) == count:
+            break
         if not any(meet(strategy, other) for _, other in axes.values()):
-            room = left // 2 ** (count - len(axes) - 1)     # the axes to come have two ranks at least
+            room = left // 2 ** (count - len(axes) - 1)  # the axes to come have two ranks at least
             axes["abc"[len(axes)]] = int(rng.integers(2, room + 1)), strategy
     return axes
 
@@ -191,7 +259,9 @@ def command_runner(command, monkeypatch, capsys):
 
     def run(line):
         monkeypatch.setattr("sys.argv", ["opmatrix", command, *line.split()])
-        with pytest.raises(SystemExit) as end: cli.main()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
         told = capsys.readouterr()
         return end.value.code or 0, told.out, told.err
+
     return run

@@ -1,10 +1,11 @@
 """Families of transformers in plain numpy, one sentence at a time, as their papers write them: `w` gives arrays by
 name."""
+
 import numpy as np
 from scipy.special import erf
 
 GELU = lambda u: u * (1 + erf(u / np.sqrt(2))) / 2
-GELU_NEW = lambda u: u * (1 + np.tanh(np.sqrt(2 / np.pi) * (u + 0.044715 * u ** 3))) / 2
+GELU_NEW = lambda u: u * (1 + np.tanh(np.sqrt(2 / np.pi) * (u + 0.044715 * u**3))) / 2
 SILU = lambda u: u / (1 + np.exp(-u))
 
 
@@ -13,7 +14,8 @@ def layernorm(x, w, name, eps):
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w[f"{name}.weight"] + w[f"{name}.bias"]
 
 
-def rmsnorm(x, w, name, eps): return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w[f"{name}.weight"]
+def rmsnorm(x, w, name, eps):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w[f"{name}.weight"]
 
 
 def linear(x, w, name):
@@ -34,15 +36,15 @@ def turned(x, frequencies, scale=1.0):
     """By halves, the columns behind them as they are."""
     k = len(frequencies)
     angles = np.outer(np.arange(len(x)), frequencies)[:, None]
-    cos, sin, a, b = scale * np.cos(angles), scale * np.sin(angles), x[..., :k], x[..., k:2 * k]
-    return np.concatenate([a * cos - b * sin, a * sin + b * cos, x[..., 2 * k:]], -1)
+    cos, sin, a, b = scale * np.cos(angles), scale * np.sin(angles), x[..., :k], x[..., k : 2 * k]
+    return np.concatenate([a * cos - b * sin, a * sin + b * cos, x[..., 2 * k :]], -1)
 
 
 def roberta(c, w, tokens, first=2):
     """Devlin et al. 2018, section 3; positions begin at row `first` of their table (Liu et al. 2019)."""
     n, h, eps = len(tokens), c["num_attention_heads"], c["layer_norm_eps"]
     table = "embeddings.{}_embeddings.weight".format
-    x = w[table("word")][tokens] + w[table("position")][first:first + n] + w[table("token_type")][0]
+    x = w[table("word")][tokens] + w[table("position")][first : first + n] + w[table("token_type")][0]
     x = layernorm(x, w, "embeddings.LayerNorm", eps)
     for l in (f"encoder.layer.{i}" for i in range(c["num_hidden_layers"])):
         q, k, v = (linear(x, w, f"{l}.attention.self.{part}").reshape(n, h, -1) for part in ("query", "key", "value"))
@@ -61,8 +63,9 @@ def distilbert(c, w, tokens):
     for l in (f"transformer.layer.{i}" for i in range(c["n_layers"])):
         q, k, v = (linear(x, w, f"{l}.attention.{part}_lin").reshape(n, h, -1) for part in "qkv")
         x = layernorm(x + linear(attend(q, k, v, True), w, f"{l}.attention.out_lin"), w, f"{l}.sa_layer_norm", 1e-12)
-        x = layernorm(x + linear(GELU(linear(x, w, f"{l}.ffn.lin1")), w, f"{l}.ffn.lin2"), w, f"{l}.output_layer_norm",
-                      1e-12)
+        x = layernorm(
+            x + linear(GELU(linear(x, w, f"{l}.ffn.lin1")), w, f"{l}.ffn.lin2"), w, f"{l}.output_layer_norm", 1e-12
+        )
     return x
 
 
@@ -118,8 +121,10 @@ def t5(c, w, tokens):
         q, k, v = (linear(normed, w, f"{l}.0.SelfAttention.{part}").reshape(n, h, d) for part in "qkv")
         x = x + linear(attend(q * np.sqrt(d), k, v, True, bias), w, f"{l}.0.SelfAttention.o")
         normed, unit = rmsnorm(x, w, f"{l}.1.layer_norm", eps), f"{l}.1.DenseReluDense"
-        if f"{unit}.wi.weight" in w: up = np.maximum(linear(normed, w, f"{unit}.wi"), 0)
-        else: up = GELU_NEW(linear(normed, w, f"{unit}.wi_0")) * linear(normed, w, f"{unit}.wi_1")
+        if f"{unit}.wi.weight" in w:
+            up = np.maximum(linear(normed, w, f"{unit}.wi"), 0)
+        else:
+            up = GELU_NEW(linear(normed, w, f"{unit}.wi_0")) * linear(normed, w, f"{unit}.wi_1")
         x = x + linear(up, w, f"{unit}.wo")
     return rmsnorm(x, w, "encoder.final_layer_norm", eps)
 
@@ -130,7 +135,8 @@ def pangu_alpha(c, w, tokens):
     seen = np.tri(n, dtype=bool)
     x = w["wte.weight"][tokens] + w["wpe.weight"][:n]
     for i in range(c["num_layers"]):
-        if i == last: x = layernorm(x, w, "ln_f", eps)
+        if i == last:
+            x = layernorm(x, w, "ln_f", eps)
         normed = layernorm(x, w, f"h.{i}.ln_1", eps)
         asking = w["wqe.weight"][:n] if i == last else normed
         parts = zip("qkv", (asking, normed, normed), strict=True)
@@ -147,7 +153,8 @@ def llama(c, w, tokens, windows=None, frequencies=None, scale=1.0, unit=None):
     n, h, g, eps = len(tokens), c["num_attention_heads"], c["num_key_value_heads"], c["rms_norm_eps"]
     d = c.get("head_dim") or c["hidden_size"] // h
     at = np.arange(n)
-    if frequencies is None: frequencies = c["rope_theta"] ** (-np.arange(0, d, 2) / d)
+    if frequencies is None:
+        frequencies = c["rope_theta"] ** (-np.arange(0, d, 2) / d)
     x = w["embed_tokens.weight"][tokens]
     for i in range(c["num_hidden_layers"]):
         l, far = f"layers.{i}", windows[i] if windows else n
@@ -163,5 +170,6 @@ def llama(c, w, tokens, windows=None, frequencies=None, scale=1.0, unit=None):
         if unit is None:
             up = SILU(linear(normed, w, f"{l}.mlp.gate_proj")) * linear(normed, w, f"{l}.mlp.up_proj")
             x = x + linear(up, w, f"{l}.mlp.down_proj")
-        else: x = x + unit(normed, i, f"{l}.mlp")
+        else:
+            x = x + unit(normed, i, f"{l}.mlp")
     return rmsnorm(x, w, "norm", eps)

@@ -1,5 +1,6 @@
 """Mixtures of experts in plain numpy, row by row and expert by expert, as their papers write them: `w` gives arrays by
 name, those of experts with three axes."""
+
 import numpy as np
 import plain
 from plain import SILU, linear
@@ -17,8 +18,9 @@ def best(scores, k):
 
 def gated(x, w, name, e=None):
     """A gated unit, or expert e of those that are called so."""
-    gate, up, down = (w[f"{name}.{part}_proj.weight"] if e is None else w[f"{name}.{part}_proj"][e]
-                      for part in ("gate", "up", "down"))
+    gate, up, down = (
+        w[f"{name}.{part}_proj.weight"] if e is None else w[f"{name}.{part}_proj"][e] for part in ("gate", "up", "down")
+    )
     return (SILU(x @ gate.T) * (x @ up.T)) @ down.T
 
 
@@ -26,7 +28,8 @@ def asked(x, w, name, gates, expert):
     """Of each row what its experts say, times their gates; `gates` gives a row's, by number."""
     out = np.zeros_like(x)
     for r, (row, shares) in enumerate(zip(x, softmax(x @ w[name].T), strict=True)):
-        for e, gate in gates(shares).items(): out[r] += gate * expert(row, e)
+        for e, gate in gates(shares).items():
+            out[r] += gate * expert(row, e)
     return out
 
 
@@ -34,6 +37,7 @@ def best_gates(k, normalised):
     def gates(shares):
         chosen = {e: shares[e] for e in best(shares, k)}
         return {e: gate / sum(chosen.values()) for e, gate in chosen.items()} if normalised else chosen
+
     return gates
 
 
@@ -52,11 +56,14 @@ def qwen(c, w, tokens):
     gates = best_gates(c["num_experts_per_tok"], c.get("norm_topk_prob", False))
 
     def unit(x, i, name):
-        if (i + 1) % c.get("decoder_sparse_step", 1) or i in c.get("mlp_only_layers", ()): return gated(x, w, name)
+        if (i + 1) % c.get("decoder_sparse_step", 1) or i in c.get("mlp_only_layers", ()):
+            return gated(x, w, name)
         found = experts(x, w, name, gates)
-        if f"{name}.shared_expert_gate.weight" not in w: return found
+        if f"{name}.shared_expert_gate.weight" not in w:
+            return found
         share = 1 / (1 + np.exp(-linear(x, w, f"{name}.shared_expert_gate")))
         return found + share * gated(x, w, f"{name}.shared_expert")
+
     return decoder(c, w, tokens, unit)
 
 
@@ -66,11 +73,15 @@ def pangu(c, w, tokens):
     each = c["num_experts"] // groups
 
     def unit(x, i, name):
-        if i in c.get("mlp_only_layers", ()): return gated(x, w, name)
+        if i in c.get("mlp_only_layers", ()):
+            return gated(x, w, name)
+
         def gates(shares):
-            chosen = [g * each + int(np.argmax(shares[g * each:(g + 1) * each])) for g in range(groups)]
+            chosen = [g * each + int(np.argmax(shares[g * each : (g + 1) * each])) for g in range(groups)]
             return {e: shares[e] * w[f"{name}.router_scale"][0, e] for e in chosen}
+
         return experts(x, w, name, gates) + gated(x, w, f"{name}.shared_expert")
+
     return decoder(c, w, tokens, unit)
 
 
@@ -81,17 +92,25 @@ def decoder(c, w, tokens, unit):
 
 def pr_moe(c, w, tokens):
     """Rajbhandari et al. 2022, section 4.1."""
+
     def mlp(x, name, e=...):
         up = x @ w[f"{name}.c_fc.weight"][e] + w[f"{name}.c_fc.bias"][e]
         return plain.GELU_NEW(up) @ w[f"{name}.c_proj.weight"][e] + w[f"{name}.c_proj.bias"][e]
 
     def unit(x, i, name):
-        if (i + 1) % c["expert_interval"]: return mlp(x, name)
+        if (i + 1) % c["expert_interval"]:
+            return mlp(x, name)
         inner = f"{name}.deepspeed_moe"
-        expert = asked(x, w, f"{inner}.gate.wg.weight", best_gates(1, False),
-                       lambda row, e: mlp(row, f"{inner}.experts.deepspeed_experts", e).reshape(-1))
+        expert = asked(
+            x,
+            w,
+            f"{inner}.gate.wg.weight",
+            best_gates(1, False),
+            lambda row, e: mlp(row, f"{inner}.experts.deepspeed_experts", e).reshape(-1),
+        )
         both = softmax(linear(x, w, f"{name}.coefficient"))
         return expert * both[:, :1] + mlp(x, f"{name}.mlp") * both[:, 1:]
+
     return plain.gpt2(c, w, tokens, unit=unit)
 
 

@@ -1,4 +1,5 @@
 """BERT programs written by hand, from the arrays of a checkpoint: one kernel an operator, or all that can be fused."""
+
 import numpy as np
 
 from formats import Dense
@@ -48,22 +49,39 @@ def fused_layer(write, x, l, heads, scale, eps):
     q, k, v = (write.step("heads", {"heads": heads}, x=part) for part in columns)
     mixed = write.step("join", x=write.step("attention", {"scale": scale, "where": "sequence"}, q=q, k=k, v=v))
     out, up, down = (f"{l}.{part}.dense" for part in ("attention.output", "intermediate", "output"))
-    x = write.step("linear", {"eps": eps}, x=mixed, weight=write.weight(out), bias=write.vector(f"{out}.bias"),
-                   residual=x, **write.norm(f"{l}.attention.output"))
+    x = write.step(
+        "linear",
+        {"eps": eps},
+        x=mixed,
+        weight=write.weight(out),
+        bias=write.vector(f"{out}.bias"),
+        residual=x,
+        **write.norm(f"{l}.attention.output"),
+    )
     u = write.step("linear", {"activation": "gelu"}, x=x, weight=write.weight(up), bias=write.vector(f"{up}.bias"))
-    return write.step("linear", {"eps": eps}, x=u, weight=write.weight(down), bias=write.vector(f"{down}.bias"),
-                      residual=x, **write.norm(f"{l}.output"))
+    return write.step(
+        "linear",
+        {"eps": eps},
+        x=u,
+        weight=write.weight(down),
+        bias=write.vector(f"{down}.bias"),
+        residual=x,
+        **write.norm(f"{l}.output"),
+    )
 
 
 def unfused_layer(write, x, l, heads, scale, eps):
     """One kernel an operator."""
-    affine = lambda x, name: write.step("pointwise", x=write.step("linear", x=x, weight=write.weight(name)),
-                                        bias=write.vector(f"{name}.bias"))
+    affine = lambda x, name: write.step(
+        "pointwise", x=write.step("linear", x=x, weight=write.weight(name)), bias=write.vector(f"{name}.bias")
+    )
+
     def normed(x, residual, name):
         total = write.step("pointwise", x=x, residual=residual)
         gain, shift = write.norm(name).values()
         scaled = write.step("pointwise", x=write.step("pointwise", {"eps": eps}, x=total), gain=gain)
         return write.step("pointwise", x=scaled, shift=shift)
+
     q, k, v = (affine(x, f"{l}.attention.self.{part}") for part in ("query", "key", "value"))
     q = write.step("scale", {"factor": scale}, x=q)
     q, k, v = (write.step("heads", {"heads": heads}, x=part) for part in (q, k, v))
@@ -88,6 +106,8 @@ def held(program, arrays):
     found = dict(arrays)
     for key, constant in program.constants.items():
         names = [f"{name}.weight" for name in key.split("+")]
-        if names[0] not in arrays: continue
-        for name, part in zip(names, np.split(constant.unpack(), len(names), 1), strict=True): found[name] = part.T
+        if names[0] not in arrays:
+            continue
+        for name, part in zip(names, np.split(constant.unpack(), len(names), 1), strict=True):
+            found[name] = part.T
     return found

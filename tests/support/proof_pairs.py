@@ -1,5 +1,6 @@
 """Random pairs of terms for `prove`: equal by identities that are applied to them, or changed where names collide and
 numbers cancel; and a judge that knows neither laws nor intervals, but many digits."""
+
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
@@ -38,7 +39,7 @@ from opmatrix.algebra.term import Operator, substitute
 from rewrites.proofs import refute
 from rewrites.proofs.equations import prove
 
-DIGITS, CLOSE = 150, 1e-9                                   # of the judge; relative, what it takes for equal
+DIGITS, CLOSE = 150, 1e-9  # of the judge; relative, what it takes for equal
 NUMBERS = 2.0, 0.5, -1.0, 3.0, 0.0, 0.1, 1e12, 1e-30, 1e30, 1e15, 7.25
 CANCELLED = (*NUMBERS, np.inf, -np.inf)
 SIZES = 3, 4, 5, size("n"), size("p")
@@ -49,15 +50,27 @@ def merging(name, merge, identity=0.0, lift=lambda x, w: x * w, **more):
 
 
 OURS = monoids.sum, monoids.max, monoids.mean, monoids.softmax
-OWN = (merging("sum", lambda a, b: a + b + a * b), merging("mine", lambda a, b: a + b),
-       merging("mine", lambda a, b: np.maximum(a, b), -np.inf), merging("max", lambda a, b: np.minimum(a, b), np.inf),
-       type("softmax", (monoids.softmax,), dict(lift=lambda z, v: monoids.softmax.lift(2 * z, v), closed=None)))
+OWN = (
+    merging("sum", lambda a, b: a + b + a * b),
+    merging("mine", lambda a, b: a + b),
+    merging("mine", lambda a, b: np.maximum(a, b), -np.inf),
+    merging("max", lambda a, b: np.minimum(a, b), np.inf),
+    type("softmax", (monoids.softmax,), dict(lift=lambda z, v: monoids.softmax.lift(2 * z, v), closed=None)),
+)
 SEEN = np.tri(8, dtype=int)
-PATTERNS = (everyone, causal, sequence, window(1), sequence & causal, mask(Data(SEEN, "seen")),
-            mask(Data(SEEN.T.copy(), "seen")), Pattern("mine", lambda q, k: q.position <= k.position, reflexive=True),
-            Pattern("mine", lambda q, k: q.position >= k.position, reflexive=True),
-            Pattern("causal", lambda q, k: q.position == k.position, reflexive=True),
-            Pattern("everyone", lambda q, k: q.position != k.position + 1, reflexive=True))
+PATTERNS = (
+    everyone,
+    causal,
+    sequence,
+    window(1),
+    sequence & causal,
+    mask(Data(SEEN, "seen")),
+    mask(Data(SEEN.T.copy(), "seen")),
+    Pattern("mine", lambda q, k: q.position <= k.position, reflexive=True),
+    Pattern("mine", lambda q, k: q.position >= k.position, reflexive=True),
+    Pattern("causal", lambda q, k: q.position == k.position, reflexive=True),
+    Pattern("everyone", lambda q, k: q.position != k.position + 1, reflexive=True),
+)
 BACKWARDS = relation("backwards", "T", "T")
 LINKS = relation("links", "T", "T"), relation("links", "V", "T")
 
@@ -65,21 +78,26 @@ LINKS = relation("links", "T", "T"), relation("links", "V", "T")
 @cache
 def functions():
     """Functions of ours, and others of their names."""
+
     def declared(name, f):
         f.__name__ = name
         return scalar_function()(f)
+
     own = ("relu", lambda u: 2 * u), ("mine", lambda u: u * u + 1), ("mine", lambda u: u * u - 1)
     return gelu, tanh, square, relu, *(declared(*each) for each in own)
 
 
 # ---- terms
 
+
 class Drawer:
     """Operators between sizes, out of few things whose names collide."""
 
-    def __init__(self, rng): self.rng = rng
+    def __init__(self, rng):
+        self.rng = rng
 
-    def pick(self, among): return among[self.rng.integers(len(among))]
+    def pick(self, among):
+        return among[self.rng.integers(len(among))]
 
     def numbers(self, *shape):
         found = self.rng.integers(-3, 4, shape) * self.pick((1.0, 0.5, 0.1))
@@ -88,35 +106,56 @@ class Drawer:
     def leaf(self, n, p):
         """One operator."""
         choice = self.rng.integers(8)
-        if n == p and choice < 2: return self.pick((I, centre, I * self.pick(NUMBERS)))
-        if n == p and choice < 4: return self.pick(functions())
+        if n == p and choice < 2:
+            return self.pick((I, centre, I * self.pick(NUMBERS)))
+        if n == p and choice < 4:
+            return self.pick(functions())
         if choice == 4 and isinstance(p, int) and isinstance(n, int):
-            if n == p == 4 and self.rng.integers(3) == 0: return rotary(5, 4)
-            return self.pick((given("tokens", 6) @ weight(self.numbers(6, p)), given("feature", 3, "T")
-                              @ weight(self.numbers(3, p)), const(self.numbers(p)),
-                              given("positions", 5) @ weight(self.numbers(5, p))))
-        if choice < 7 and isinstance(p, int) and isinstance(n, int): return weight(self.numbers(n, p))
+            if n == p == 4 and self.rng.integers(3) == 0:
+                return rotary(5, 4)
+            return self.pick(
+                (
+                    given("tokens", 6) @ weight(self.numbers(6, p)),
+                    given("feature", 3, "T") @ weight(self.numbers(3, p)),
+                    const(self.numbers(p)),
+                    given("positions", 5) @ weight(self.numbers(5, p)),
+                )
+            )
+        if choice < 7 and isinstance(p, int) and isinstance(n, int):
+            return weight(self.numbers(n, p))
         name, facts = self.pick(("A", "B", "sum", "x", "data1", "softmax")), self.pick(({}, dict(linear=True)))
         return symbol(name, n, p, **facts)
 
     def term(self, n, p, depth):
-        if depth <= 0: return self.leaf(n, p)
-        def part(n, p): return self.term(n, p, depth - 1 - self.rng.integers(2))
+        if depth <= 0:
+            return self.leaf(n, p)
+
+        def part(n, p):
+            return self.term(n, p, depth - 1 - self.rng.integers(2))
+
         match self.rng.integers(9):
-            case 0 | 1 | 2: k = self.pick((n, p, 3)); return part(n, k) @ part(k, p)
-            case 3 | 4: return part(n, p) + part(n, p)
-            case 5: return part(n, p) * part(n, p)
+            case 0 | 1 | 2:
+                k = self.pick((n, p, 3))
+                return part(n, k) @ part(k, p)
+            case 3 | 4:
+                return part(n, p) + part(n, p)
+            case 5:
+                return part(n, p) * part(n, p)
             case 6 if isinstance(p, int) and self.rng.integers(3) == 0:
                 return keep_top(part(n, p), part(n, p) @ self.pick((I, share)), self.pick((1, 2, p)))
-            case 6: return part(n, p) * self.pick(NUMBERS)
+            case 6:
+                return part(n, p) * self.pick(NUMBERS)
             case 7:
                 scores = product(part(n, 3), turn(part(n, 3)))
                 return product(scores, part(n, p), over=self.pick(OURS + OWN), where=self.pick(PATTERNS))
-            case 8 if self.rng.integers(4) == 0: return part(n, n) @ pick(BACKWARDS) @ part(n, p)
-            case _: return product(given(self.pick(LINKS[:1])), part(n, p), over=self.pick(OURS + OWN))
+            case 8 if self.rng.integers(4) == 0:
+                return part(n, n) @ pick(BACKWARDS) @ part(n, p)
+            case _:
+                return product(given(self.pick(LINKS[:1])), part(n, p), over=self.pick(OURS + OWN))
 
 
 # ---- identities: what a node is, too
+
 
 def identities(node, drawer):
     """Operators that are equal to a node, each with the name of why."""
@@ -133,17 +172,26 @@ def identities(node, drawer):
     yield "turn", turn(turn(node)) if node.out.rows is T else node
     kind = node.kind.name
     if kind == "compose":
-        if a[1].kind.name == "compose": yield "associate", (a[0] @ a[1].children[0]) @ a[1].children[1]
-        if a[0].kind.name == "compose": yield "associate", a[0].children[0] @ (a[0].children[1] @ a[1])
-        if a[1].kind.name == "add": yield "distribute", a[0] @ a[1].children[0] + a[0] @ a[1].children[1]
-        if a[1].kind.name == "mul": yield "distribute", (a[0] @ a[1].children[0]) * (a[0] @ a[1].children[1])
+        if a[1].kind.name == "compose":
+            yield "associate", (a[0] @ a[1].children[0]) @ a[1].children[1]
+        if a[0].kind.name == "compose":
+            yield "associate", a[0].children[0] @ (a[0].children[1] @ a[1])
+        if a[1].kind.name == "add":
+            yield "distribute", a[0] @ a[1].children[0] + a[0] @ a[1].children[1]
+        if a[1].kind.name == "mul":
+            yield "distribute", (a[0] @ a[1].children[0]) * (a[0] @ a[1].children[1])
         if a[0].kind.name == "add" and a[1].linear:
             yield "linear", a[0].children[0] @ a[1] + a[0].children[1] @ a[1]
-        if a[1].linear: yield "linear", (a[0] * c @ a[1]) * (1 / c) if c in (2.0, 0.5, -1.0) else node
-        if a[1] is relu: yield "relu", node @ relu
-        if a[1] is relu: yield "relu", (a[0] * 2.0 @ relu) * 0.5
-        if a[1] is centre: yield "centre", node @ centre
-        if a[1] is square: yield "square", a[0] * a[0]
+        if a[1].linear:
+            yield "linear", (a[0] * c @ a[1]) * (1 / c) if c in (2.0, 0.5, -1.0) else node
+        if a[1] is relu:
+            yield "relu", node @ relu
+        if a[1] is relu:
+            yield "relu", (a[0] * 2.0 @ relu) * 0.5
+        if a[1] is centre:
+            yield "centre", node @ centre
+        if a[1] is square:
+            yield "square", a[0] * a[0]
     if kind == "keep_top":
         yield "order", keep_top(a[0], a[1] @ share, node.args[2])
         yield "scale", keep_top(a[0] * 2.0, a[1] * 2.0, node.args[2]) * 0.5
@@ -151,19 +199,28 @@ def identities(node, drawer):
         yield "commute", a[1] + a[0]
         yield "scale", a[0] * 2.0 + a[1] * 2.0 - node
         for k in (0, 1):
-            if a[k].kind.name == "add": yield "commute", (a[k].children[0] + a[1 - k]) + a[k].children[1]
+            if a[k].kind.name == "add":
+                yield "commute", (a[k].children[0] + a[1 - k]) + a[k].children[1]
     if kind == "mul":
         yield "commute", a[1] * a[0]
-        if a[0].kind.name == "add": yield "distribute", a[0].children[0] * a[1] + a[0].children[1] * a[1]
-    if node is centre: yield "centre", centre @ centre
+        if a[0].kind.name == "add":
+            yield "distribute", a[0].children[0] * a[1] + a[0].children[1] * a[1]
+    if node is centre:
+        yield "centre", centre @ centre
     if kind == "product":
         left, right, over, where = node.args
         if over in OURS and over is not monoids.max and right.kind.name == "add":
-            yield "linear", sum((product(left, part, over, where) for part in right.children[1:]),
-                                product(left, right.children[0], over, where))
+            yield (
+                "linear",
+                sum(
+                    (product(left, part, over, where) for part in right.children[1:]),
+                    product(left, right.children[0], over, where),
+                ),
+            )
         if over is monoids.softmax and left.kind.name == "product":
             yield "shift", product(left + left @ ones * 0.0, right, over, where)
-        if over is monoids.sum and where is everyone: yield "turn", turn(product(turn(right), turn(left)))
+        if over is monoids.sum and where is everyone:
+            yield "turn", turn(product(turn(right), turn(left)))
 
 
 def mutations(node, drawer):
@@ -177,17 +234,23 @@ def mutations(node, drawer):
     if kind == "product":
         left, right, over, where = node.args
         twins = [each for each in OURS + OWN if each.__name__ == over.__name__ and each is not over]
-        for twin in twins or [drawer.pick(OURS + OWN)]: yield "monoid", product(left, right, twin, where)
+        for twin in twins or [drawer.pick(OURS + OWN)]:
+            yield "monoid", product(left, right, twin, where)
         same = [each for each in PATTERNS if each.name == where.name and each is not where]
         if left.kind.name == "product":
-            for twin in same or [drawer.pick(PATTERNS)]: yield "pattern", product(left, right, over, twin)
-    if kind in ("add", "mul"): yield "drop", a[0]
-    if kind == "keep_top": yield "order", keep_top(a[0], -a[1], node.args[2])
-    if kind == "compose": yield "exchange", a[1] @ a[0]
+            for twin in same or [drawer.pick(PATTERNS)]:
+                yield "pattern", product(left, right, over, twin)
+    if kind in ("add", "mul"):
+        yield "drop", a[0]
+    if kind == "keep_top":
+        yield "order", keep_top(a[0], -a[1], node.args[2])
+    if kind == "compose":
+        yield "exchange", a[1] @ a[0]
     if node in functions():
         named = [f for f in functions() if f.kind.__name__ == node.kind.__name__ and f is not node]
         yield "function", drawer.pick(named or functions())
-    if kind == "weight": yield "data", weight(Data(node.args[0].array + drawer.pick((1.0, 1e-3)), node.args[0].name))
+    if kind == "weight":
+        yield "data", weight(Data(node.args[0].array + drawer.pick((1.0, 1e-3)), node.args[0].name))
     if kind == "symbol":
         yield "symbol", symbol(node.args[0], *node.args[1:3], **({} if node.linear else dict(linear=True)))
 
@@ -196,7 +259,8 @@ def keeps_rows(node, why):
     """Whether an identity of numbers is one of a value, too: a relation tells what is absent, and a sum has the
     positions of its first operand, which are others where rows were picked."""
     last = node
-    while last.kind.name == "compose": last = last.children[1]
+    while last.kind.name == "compose":
+        last = last.children[1]
     picked = any(each.kind.name == "pick" for each in node.walk())
     return last.kind.name != "related" and not (why == "commute" and picked)
 
@@ -204,6 +268,7 @@ def keeps_rows(node, why):
 @dataclass(frozen=True)
 class Pair:
     """Two terms; what was done to one of them to make the other; whether they are equal by that."""
+
     left: Operator
     right: Operator
     how: str
@@ -214,8 +279,10 @@ def pair(seed):
     """The pair of a seed."""
     drawer, made = Drawer(np.random.default_rng([7, seed])), None
     while made is None or made.right is made.left:
-        try: made = changed(drawer)
-        except (TypeError, ValueError): continue
+        try:
+            made = changed(drawer)
+        except (TypeError, ValueError):
+            continue
     return made
 
 
@@ -223,36 +290,50 @@ def changed(drawer):
     """A term, and what it becomes by one to three identities, or by one mutation among them."""
     n = drawer.pick(SIZES)
     left = right = drawer.term(n, drawer.pick((n, n, 3)), drawer.rng.integers(1, 4))
-    if drawer.rng.random() < 0.1: left = right = left @ pick(drawer.pick(("last", "first", BACKWARDS)))
+    if drawer.rng.random() < 0.1:
+        left = right = left @ pick(drawer.pick(("last", "first", BACKWARDS)))
     false, said = drawer.rng.random() < 0.5, []
     for step in range(count := drawer.rng.integers(1, 4)):
         node = drawer.pick([*right.walk()])
         mutated = false and step == count - 1
         found = [*(mutations if mutated else identities)(node, drawer)]
-        if not mutated: found = [(why, new) for why, new in found if keeps_rows(node, why)]
-        if not found: continue
+        if not mutated:
+            found = [(why, new) for why, new in found if keeps_rows(node, why)]
+        if not found:
+            continue
         why, new = drawer.pick(found)
-        if new.out != node.out and not mutated: continue
+        if new.out != node.out and not mutated:
+            continue
         right = substitute(right, {node: new})
         said.append(why)
-    if not said: raise ValueError("nothing was done")
+    if not said:
+        raise ValueError("nothing was done")
     return Pair(left, right, ("not " if false else "") + said[-1], not false)
 
 
 # ---- the judge
 
+
 class High:
     """A number of many digits, as numpy's functions and comparisons take one."""
 
-    def __init__(self, value): self.value = value
-    def __repr__(self): return str(self.value)
-    def __bool__(self): return bool(self.value)
+    def __init__(self, value):
+        self.value = value
+
+    def __repr__(self):
+        return str(self.value)
+
+    def __bool__(self):
+        return bool(self.value)
+
     __hash__ = None
 
     def __array_ufunc__(self, ufunc, method, *inputs, **more):
         with mpmath.workdps(DIGITS):
-            try: return wrap(OPERATIONS[ufunc.__name__](*map(bare, inputs)))
-            except ZeroDivisionError: return High(mpmath.nan)
+            try:
+                return wrap(OPERATIONS[ufunc.__name__](*map(bare, inputs)))
+            except ZeroDivisionError:
+                return High(mpmath.nan)
 
     def __array_function__(self, function, types, inputs, more):
         return inputs[1 if inputs[0] else 2] if function is np.where else NotImplemented
@@ -263,8 +344,10 @@ def bare(number):
     return number.value if isinstance(number, High) else mpmath.mpf(number)
 
 
-def wrap(found): return High(found) if isinstance(found, mpmath.mpf) else High(mpmath.nan) if isinstance(
-    found, mpmath.mpc) else found
+def wrap(found):
+    return (
+        High(found) if isinstance(found, mpmath.mpf) else High(mpmath.nan) if isinstance(found, mpmath.mpc) else found
+    )
 
 
 def largest(pick):
@@ -272,13 +355,41 @@ def largest(pick):
 
 
 OPERATIONS = dict(
-    add=lambda a, b: a + b, subtract=lambda a, b: a - b, multiply=lambda a, b: a * b, divide=lambda a, b: a / b,
-    negative=lambda a: -a, power=lambda a, b: a ** b, less=lambda a, b: a < b, less_equal=lambda a, b: a <= b,
-    greater=lambda a, b: a > b, greater_equal=lambda a, b: a >= b, equal=lambda a, b: a == b,
-    not_equal=lambda a, b: a != b, maximum=largest(max), minimum=largest(min), absolute=abs, exp=mpmath.exp,
-    expm1=mpmath.expm1, tanh=mpmath.tanh, sqrt=mpmath.sqrt, log=mpmath.log, erf=mpmath.erf)
-BINARY = dict(add="add", sub="subtract", mul="multiply", truediv="divide", pow="power", lt="less", le="less_equal",
-              gt="greater", ge="greater_equal", eq="equal", ne="not_equal")
+    add=lambda a, b: a + b,
+    subtract=lambda a, b: a - b,
+    multiply=lambda a, b: a * b,
+    divide=lambda a, b: a / b,
+    negative=lambda a: -a,
+    power=lambda a, b: a**b,
+    less=lambda a, b: a < b,
+    less_equal=lambda a, b: a <= b,
+    greater=lambda a, b: a > b,
+    greater_equal=lambda a, b: a >= b,
+    equal=lambda a, b: a == b,
+    not_equal=lambda a, b: a != b,
+    maximum=largest(max),
+    minimum=largest(min),
+    absolute=abs,
+    exp=mpmath.exp,
+    expm1=mpmath.expm1,
+    tanh=mpmath.tanh,
+    sqrt=mpmath.sqrt,
+    log=mpmath.log,
+    erf=mpmath.erf,
+)
+BINARY = dict(
+    add="add",
+    sub="subtract",
+    mul="multiply",
+    truediv="divide",
+    pow="power",
+    lt="less",
+    le="less_equal",
+    gt="greater",
+    ge="greater_equal",
+    eq="equal",
+    ne="not_equal",
+)
 for short, name in BINARY.items():
     setattr(High, f"__{short}__", lambda a, b, name=name: getattr(np, name)(a, b))
     if short in ("add", "sub", "mul", "truediv"):
@@ -293,6 +404,7 @@ class Precise(Entrywise):
         def at(h, r, j):
             found = value(h, r, j // width)
             return High(bare(found[j % width] if isinstance(found, tuple) else found))
+
         return self.of((*shape[:2], shape[2] * width), at)
 
 
@@ -308,8 +420,11 @@ def differ(one, other, x, batch):
     both = np.broadcast_arrays(*(evaluate(term, x, batch) for term in (one, other)))
     with mpmath.workdps(DIGITS):
         pairs = [(u.value, v.value) for u, v in zip(*(each.flat for each in both), strict=True)]
-        return sum(abs(u - v) > CLOSE * max(abs(u), abs(v), mpmath.mpf("1e-100"))
-                   for u, v in pairs if mpmath.isfinite(u) and mpmath.isfinite(v))
+        return sum(
+            abs(u - v) > CLOSE * max(abs(u), abs(v), mpmath.mpf("1e-100"))
+            for u, v in pairs
+            if mpmath.isfinite(u) and mpmath.isfinite(v)
+        )
 
 
 def lacks(one, other, x, batch):
@@ -333,14 +448,18 @@ def judged(seed):
     """How a pair was made, the verdict, and what is wrong with it: `false proof`, `false refutation`, a fault, or
     nothing."""
     each = pair(seed)
-    try: proof = prove(each.left, each.right, budget=1000)
-    except Exception as error: return each.how, "fault", f"{type(error).__name__}: {error}"
+    try:
+        proof = prove(each.left, each.right, budget=1000)
+    except Exception as error:
+        return each.how, "fault", f"{type(error).__name__}: {error}"
     wrong = ""
     if proof.verdict == "proved":
-        try: apart = differ(*drawn(each.left, each.right, seed))
-        except (TypeError, ValueError, StopIteration): apart = 0            # nothing to judge it at
+        try:
+            apart = differ(*drawn(each.left, each.right, seed))
+        except (TypeError, ValueError, StopIteration):
+            apart = 0  # nothing to judge it at
         wrong = "false proof" if apart else ""
-    if proof.verdict == "refuted":                          # by an entry, or by the shape where there is none
+    if proof.verdict == "refuted":  # by an entry, or by the shape where there is none
         place = *proof.at.sides, proof.at.x, proof.at.batch
         certain = not each.equal and (not proof.at.entry or differ(*place) or lacks(*place))
         wrong = "" if certain else "false refutation"
@@ -353,5 +472,6 @@ def tabulated(seeds):
     for seed in seeds:
         how, verdict, said = judged(seed)
         counts[how, verdict] += 1
-        if said: wrong[seed] = f"{how}: {said}"
+        if said:
+            wrong[seed] = f"{how}: {said}"
     return counts, wrong

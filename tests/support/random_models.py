@@ -1,4 +1,5 @@
 """Small transformers of random shape, their weights, and sentences for them."""
+
 import numpy as np
 
 from opmatrix.algebra.data import Data
@@ -12,13 +13,23 @@ def random_config(rng):
     h, d = int(rng.integers(1, 7)), int(pick(2, 4, 5, 8, 12, 16))
     shared = [g for g in range(1, h + 1) if h % g == 0]
     return dict(
-        model_type="transformer", vocab_size=int(rng.integers(5, 200)), max_position_embeddings=64,
-        hidden_size=int(pick(h * d, rng.integers(8, 97))), intermediate_size=int(rng.integers(8, 193)),
-        num_hidden_layers=int(rng.integers(1, 4)), num_attention_heads=h, num_key_value_heads=int(pick(*shared)),
-        head_dim=d, norm=pick("layer", "rms"), norm_eps=float(pick(1e-12, 1e-6, 1e-5)), pre_norm=bool(rng.integers(2)),
-        hidden_act=pick("gelu", "gelu_new", "relu", "silu", "tanh"), gated=bool(rng.integers(2)),
+        model_type="transformer",
+        vocab_size=int(rng.integers(5, 200)),
+        max_position_embeddings=64,
+        hidden_size=int(pick(h * d, rng.integers(8, 97))),
+        intermediate_size=int(rng.integers(8, 193)),
+        num_hidden_layers=int(rng.integers(1, 4)),
+        num_attention_heads=h,
+        num_key_value_heads=int(pick(*shared)),
+        head_dim=d,
+        norm=pick("layer", "rms"),
+        norm_eps=float(pick(1e-12, 1e-6, 1e-5)),
+        pre_norm=bool(rng.integers(2)),
+        hidden_act=pick("gelu", "gelu_new", "relu", "silu", "tanh"),
+        gated=bool(rng.integers(2)),
         bias=bool(rng.integers(2)),
-        mask=pick(*MASKS).format(int(rng.integers(0, 9))))
+        mask=pick(*MASKS).format(int(rng.integers(0, 9))),
+    )
 
 
 def random_weights(config, rng):
@@ -31,6 +42,7 @@ def random_weights(config, rng):
             numbers = rng.normal(size=shape) * scale + (len(shape) == 1 and name.endswith("weight"))
             made[name] = Data(numbers.astype(np.float32), name)
         return made[name]
+
     at.made = made
     return at
 

@@ -1,4 +1,5 @@
 """Small random problems of extraction, and every program of one."""
+
 from collections.abc import Iterator
 from random import Random
 
@@ -13,12 +14,14 @@ def random_problem(seed: int) -> Problem:
     classes = random.randint(1, 7)
     cost = random.choice((lambda: float(random.randint(0, 3)), lambda: random.choice((0.0, 0.0, 1.0)), random.random))
     name = lambda: random.randrange(classes)
-    nodes = [Node(name(), tuple(name() for _ in range(random.choice((0, 1, 1, 2, 2, 3)))), cost(), cost(), cost())
-             for _ in range(random.randint(1, 16))]
+    nodes = [
+        Node(name(), tuple(name() for _ in range(random.choice((0, 1, 1, 2, 2, 3)))), cost(), cost(), cost())
+        for _ in range(random.randint(1, 16))
+    ]
     return Problem(nodes, [name() for _ in range(random.randint(1, 3))])
 
 
-small_problems = st.builds(random_problem, st.integers(0, 2 ** 32))
+small_problems = st.builds(random_problem, st.integers(0, 2**32))
 
 
 def programs(problem: Problem) -> Iterator[tuple[Node, ...]]:
@@ -29,8 +32,9 @@ def programs(problem: Problem) -> Iterator[tuple[Node, ...]]:
         choice, needed = todo.pop()
         missing = [cls for cls in needed if cls not in choice]
         if missing:
-            todo += [({**choice, node.cls: node}, (*missing[1:], *node.children))
-                     for node in members.get(missing[0], ())]
+            todo += [
+                ({**choice, node.cls: node}, (*missing[1:], *node.children)) for node in members.get(missing[0], ())
+            ]
             continue
         try:
             yield order(choice, problem.roots)

@@ -1,4 +1,5 @@
 """Small models and a machine of round numbers, for tests of the search and of what it finds."""
+
 from functools import cache
 
 import numpy as np
@@ -12,7 +13,7 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.search.search import search
 
 RAGGED = Batch([[3, 4, 5, 6, 7], [8], list(range(9, 24))], [[0, 0, 1, 1, 0], [1], [0] * 15])
-KINDS = {"imported": ((), False), "fused": ((), True), "exact": (EXACT_LAWS, True)}    # laws, and whether kernels fuse
+KINDS = {"imported": ((), False), "fused": ((), True), "exact": (EXACT_LAWS, True)}  # laws, and whether kernels fuse
 
 
 class Round:
@@ -21,13 +22,20 @@ class Round:
     def seconds(self, kernel, **size):
         T, n, p, h, d, pairs = (size.get(name, 1) for name in ("T", "n", "p", "h", "d", "S2"))
         match kernel.partition("."):
-            case "linear", _, _: return 1e-6 + T * n * p / 2e10
-            case "pointwise", _, _: return 2e-6 + T * p / 1e9
-            case "attention", _, _: return pairs * h * (2 * d + 4) / 1e10
-            case "scores" | "values", _, _: return 1e-6 + pairs * h * d / 1e10
-            case "softmax", _, _: return 1e-6 + pairs * h / 5e8
-            case "rotate", _, _: return 2e-6 + T * p / 1e9
-            case "headwise", _, _: return 1e-6 + T * h * n * p / 1e10
+            case "linear", _, _:
+                return 1e-6 + T * n * p / 2e10
+            case "pointwise", _, _:
+                return 2e-6 + T * p / 1e9
+            case "attention", _, _:
+                return pairs * h * (2 * d + 4) / 1e10
+            case "scores" | "values", _, _:
+                return 1e-6 + pairs * h * d / 1e10
+            case "softmax", _, _:
+                return 1e-6 + pairs * h / 5e8
+            case "rotate", _, _:
+                return 2e-6 + T * p / 1e9
+            case "headwise", _, _:
+                return 1e-6 + T * h * n * p / 1e10
         return T * p / 1e10
 
 
@@ -50,4 +58,5 @@ def found():
     return operator, {kind: (each, *each.program({"model": kind})) for kind, each in made.items()}
 
 
-def relative(found, wanted): return np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
+def relative(found, wanted):
+    return np.linalg.norm(found - wanted) / np.linalg.norm(wanted)

@@ -1,5 +1,6 @@
 """Small language models, each as a program and in plain numpy: a GPT-2 of bytes that was trained a little, and a random
 LLaMA, which reads token ids alone."""
+
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +19,18 @@ from opmatrix.models import build, tensors
 from rewrites.workload.resolve import source
 
 BYTES = Path(__file__).parents[1] / "data" / "gpt2_bytes"
-LLAMA = dict(model_type="llama", vocab_size=50, hidden_size=24, intermediate_size=20, num_hidden_layers=2,
-             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-5,
-             rope_theta=300.0)
+LLAMA = dict(
+    model_type="llama",
+    vocab_size=50,
+    hidden_size=24,
+    intermediate_size=20,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-5,
+    rope_theta=300.0,
+)
 SHORT = Batch([[3, 4, 5], [6] * 7])
 
 
@@ -38,8 +48,10 @@ def gpt2():
 def llama():
     """As `gpt2`; scores lie far apart."""
     rng = np.random.default_rng(3)
-    numbers = {name: (rng.normal(size=shape) * (shape[-1] ** -0.5 if len(shape) > 1 else 1)).astype(np.float32)
-               for name, shape in tensors(LLAMA).items()}
+    numbers = {
+        name: (rng.normal(size=shape) * (shape[-1] ** -0.5 if len(shape) > 1 else 1)).astype(np.float32)
+        for name, shape in tensors(LLAMA).items()
+    }
     top = (3 * rng.normal(size=(24, 50))).astype(np.float32)
     wide = {name: array.astype(np.float64) for name, array in numbers.items()}
     model = build(LLAMA, lambda name, *shape: Data(numbers[name], name)) @ pick("last") @ weight(Data(top, "top"))
@@ -50,5 +62,6 @@ def llama():
 def greedy(scores, prompt, count):
     """The likeliest tokens, one after another, each of all rows anew."""
     ids = [*prompt]
-    for _ in range(count): ids.append(int(scores(np.array(ids))[-1].argmax()))
-    return ids[len(prompt):]
+    for _ in range(count):
+        ids.append(int(scores(np.array(ids))[-1].argmax()))
+    return ids[len(prompt) :]

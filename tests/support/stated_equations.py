@@ -57,7 +57,10 @@ from opmatrix.algebra.shapes import Shape, size
 from opmatrix.algebra.term import formula
 
 RNG = np.random.default_rng(20)
-def drawn(*shape): return RNG.normal(size=shape)
+
+
+def drawn(*shape):
+    return RNG.normal(size=shape)
 
 
 N, M, K, P, R = (size(name) for name in "nmkpr")
@@ -72,8 +75,10 @@ EACH, HOMOGENEOUS = symbol("f", None, None, entrywise=True), symbol("g", N, M, p
 ADDITIVE = symbol("h", N, M, additive=True)
 s, t = (symbol(name, None, 1, constant=True, uniform=True) for name in "st")
 b, c = (symbol(name, None, M, constant=True, uniform=True) for name in "bc")
-a1, a2, b1, b2 = (symbol(name, None, Shape(1, rows, cols)) for name, rows, cols in (
-    ("a1", M, K), ("a2", M, K), ("b1", K, P), ("b2", K, P)))
+a1, a2, b1, b2 = (
+    symbol(name, None, Shape(1, rows, cols))
+    for name, rows, cols in (("a1", M, K), ("a2", M, K), ("b1", K, P), ("b2", K, P))
+)
 left4, right3 = symbol("l", None, 4), symbol("r", None, 3)
 L, S = symbol("L", 4, 5, linear=True), symbol("S", 3, 5, linear=True)
 q, k, v = (symbol(name, 6, 4, linear=True) for name in "qkv")
@@ -82,7 +87,10 @@ NOTHING = I * 0.0
 LARGEST, LEAST, AVERAGE = (over(ones, monoid) for monoid in (maximum, minimum, mean))
 
 
-def scores(x): return (x @ q) @ (x @ k).T
+def scores(x):
+    return (x @ q) @ (x @ k).T
+
+
 def attend(z, over=softmax, where=None, value=lambda x: x @ v):
     more = {} if where is None else dict(where=where)
     return formula(lambda x: product(z(x), value(x), over=over, **more))
@@ -90,16 +98,26 @@ def attend(z, over=softmax, where=None, value=lambda x: x @ v):
 
 class minplus(Monoid):
     "The cheapest way."
+
     identity = np.inf
-    def lift(x, w): return x + w
-    def merge(a, b): return np.minimum(a, b)
-    def distributes(w): return True
+
+    def lift(x, w):
+        return x + w
+
+    def merge(a, b):
+        return np.minimum(a, b)
+
+    def distributes(w):
+        return True
 
 
 class sharp(softmax):
     "Softmax of twice the scores."
+
     closed = None
-    def lift(z, v): return softmax.lift(2 * z, v)
+
+    def lift(z, v):
+        return softmax.lift(2 * z, v)
 
 
 TRUE = {
@@ -153,10 +171,14 @@ TRUE = {
     "a product is additive": (product(a1 + a2, b1), product(a1, b1) + product(a2, b1)),
     "four products": (product(a1 + a2, b1 + b2), product(a1, b1) + product(a2, b2) + product(a1, b2) + product(a2, b1)),
     "a product is associative": (product(product(a1, b1), turn(b2)), product(a1, product(b1, turn(b2)))),
-    "linear attention": (formula(lambda x: ((x @ q) @ (x @ k).T) @ (x @ v)),
-                         formula(lambda x: (x @ q) @ ((x @ k).T @ (x @ v)))),
-    "a key's matrix moves": (formula(lambda x: (x @ weight(A)) @ (x @ weight(A2)).T), formula(
-        lambda x: product(x @ weight(A @ A2.T), x.T))),
+    "linear attention": (
+        formula(lambda x: ((x @ q) @ (x @ k).T) @ (x @ v)),
+        formula(lambda x: (x @ q) @ ((x @ k).T @ (x @ v))),
+    ),
+    "a key's matrix moves": (
+        formula(lambda x: (x @ weight(A)) @ (x @ weight(A2)).T),
+        formula(lambda x: product(x @ weight(A @ A2.T), x.T)),
+    ),
     "symmetric scores": (formula(lambda x: (x @ x.T).T), formula(lambda x: x @ x.T)),
     "a function of a transpose": (turn(a1 @ gelu), turn(a1) @ gelu),
     "entries of a transpose": (turn(a1 * a2), turn(a2) * turn(a1)),
@@ -221,15 +243,21 @@ TRUE = {
     "rmsnorm of a scaled row": (DOUBLE @ rmsnorm(4e-5), rmsnorm(1e-5)),
     "rmsnorm is odd": (MINUS @ rmsnorm(1e-6), -rmsnorm(1e-6)),
     "a norm's gain folds": (rmsnorm(1e-6) @ diag(G) @ weight(A), rmsnorm(1e-6) @ weight(G[:, None] * A)),
-    "a norm may divide last": (rmsnorm(1e-6) @ weight(A), formula(
-        lambda x: (x @ weight(A)) * (x @ (square @ mean + 1e-6) @ rsqrt))),
+    "a norm may divide last": (
+        rmsnorm(1e-6) @ weight(A),
+        formula(lambda x: (x @ weight(A)) * (x @ (square @ mean + 1e-6) @ rsqrt)),
+    ),
     # ---- products over monoids
     "softmax ignores a shift": (attend(lambda x: scores(x) + x @ q @ ones), attend(scores)),
     "softmax of a constant key": (attend(lambda x: (x @ q) @ (x @ k + const(B[:, 0])).T), attend(scores)),
-    "softmax is linear on the right": (attend(scores, value=lambda x: x @ v * 2.0 + x @ q),
-                                       attend(scores) * 2.0 + attend(scores, value=lambda x: x @ q)),
-    "softmax and a matrix": (attend(scores, where=causal) @ L,
-                             attend(scores, where=causal, value=lambda x: (x @ v) @ L)),
+    "softmax is linear on the right": (
+        attend(scores, value=lambda x: x @ v * 2.0 + x @ q),
+        attend(scores) * 2.0 + attend(scores, value=lambda x: x @ q),
+    ),
+    "softmax and a matrix": (
+        attend(scores, where=causal) @ L,
+        attend(scores, where=causal, value=lambda x: (x @ v) @ L),
+    ),
     "a bias of the values": (attend(scores, value=lambda x: x @ v + const(B[:, 1])), attend(scores) + const(B[:, 1])),
     "shares sum to one": (share @ ones, const(1.0) + zero),
     "shares ignore a shift": (formula(lambda x: (x + x @ ones) @ share), share),
@@ -245,15 +273,21 @@ TRUE = {
     "largest commutes": (row(left4, right3) @ maximum, row(right3, left4) @ maximum),
     "minimum and maximum": (row(ones, AVERAGE) @ maximum + row(ones, AVERAGE) @ minimum, ones + AVERAGE),
     "relu over a monoid": (over(I, monoids.rectify), relu),
-    "a mean is additive": (product(turn(a1), a2 + a1, over=monoids.mean),
-                           product(turn(a1), a1, over=monoids.mean) + product(turn(a1), a2, over=monoids.mean)),
-    "logsumexp of shifted": (formula(lambda x: (x + x @ mean) @ monoids.logsumexp), formula(
-        lambda x: x @ monoids.logsumexp + x @ mean)),
+    "a mean is additive": (
+        product(turn(a1), a2 + a1, over=monoids.mean),
+        product(turn(a1), a1, over=monoids.mean) + product(turn(a1), a2, over=monoids.mean),
+    ),
+    "logsumexp of shifted": (
+        formula(lambda x: (x + x @ mean) @ monoids.logsumexp),
+        formula(lambda x: x @ monoids.logsumexp + x @ mean),
+    ),
     "a sum of squares": (over(ones, monoids.sumsq), square @ ones),
     "a variance": (over(ones, monoids.moments), centre @ square @ mean),
     "a smooth maximum": (over(ones, monoids.logsumexp), exp @ ones @ log),
-    "another softmax ignores a shift": (attend(lambda x: scores(x) + x @ q @ ones, over=sharp),
-                                        attend(scores, over=sharp)),
+    "another softmax ignores a shift": (
+        attend(lambda x: scores(x) + x @ q @ ones, over=sharp),
+        attend(scores, over=sharp),
+    ),
     # ---- heads, choices, rows
     "heads and back": (heads(2) @ heads(2).T @ weight(A), weight(A)),
     "heads are additive": ((weight(A) + weight(A2)) @ heads(2), weight(A2) @ heads(2) + weight(A) @ heads(2)),
@@ -271,11 +305,13 @@ TRUE = {
     "a residual": (formula(lambda x: x + x @ SQUARE), I + SQUARE),
     "a residual of two": ((I + SQUARE) @ (I + SQUARE), I + SQUARE * 2.0 + SQUARE @ SQUARE),
     "a gate": (formula(lambda x: (x @ W @ silu) * (x @ W2)), formula(lambda x: (x @ W2) * (x @ W) * (x @ W @ sigmoid))),
-    "low rank, late": (F @ (X + symbol("D", M, R, linear=True) @ symbol("E", R, K, linear=True)),
-                       F @ X + (F @ symbol("D", M, R, linear=True)) @ symbol("E", R, K, linear=True)),
+    "low rank, late": (
+        F @ (X + symbol("D", M, R, linear=True) @ symbol("E", R, K, linear=True)),
+        F @ X + (F @ symbol("D", M, R, linear=True)) @ symbol("E", R, K, linear=True),
+    ),
 }
 
-CLIP = relu - (I - 1000.0) @ relu                           # a number from 0 to 1000
+CLIP = relu - (I - 1000.0) @ relu  # a number from 0 to 1000
 FALSE = {
     # ---- order, sign, transposition
     "composition commutes": (SQUARE @ symbol("Q2", N, N, linear=True), symbol("Q2", N, N, linear=True) @ SQUARE),
@@ -297,8 +333,10 @@ FALSE = {
     "scores are symmetric": (formula(lambda x: (x @ q) @ (x @ k).T), formula(lambda x: (x @ k) @ (x @ q).T)),
     "a transposed matrix": (weight(A @ A2.T), weight(A2 @ A.T)),
     "linear attention of softmax": (attend(scores), formula(lambda x: (x @ q) @ ((x @ k).T @ (x @ v)))),
-    "keys for values": (formula(lambda x: (x @ q) @ ((x @ k).T @ (x @ v))),
-                        formula(lambda x: (x @ q) @ ((x @ v).T @ (x @ k)))),
+    "keys for values": (
+        formula(lambda x: (x @ q) @ ((x @ k).T @ (x @ v))),
+        formula(lambda x: (x @ q) @ ((x @ v).T @ (x @ k))),
+    ),
     "entries for a product": (formula(lambda x: (x @ q) * (x @ k)), formula(lambda x: (x @ q) * (x @ v))),
     "a number twice": ((F * 2.0) * 3.0, F * 5.0),
     "a sum of numbers": (F * 2.0 + F, F * 2.0),
@@ -311,8 +349,10 @@ FALSE = {
     # ---- blocks, choices
     "columns in another order": (row(F, W), row(W, F)),
     "another part": (row(left4, right3) @ cols(0, 4, 7), left4 @ weight(np.eye(4)[::-1])),
-    "blocks crossed": (row(F, W) @ col(X, symbol("X2", M, K, linear=True)),
-                       W @ X + F @ symbol("X2", M, K, linear=True)),
+    "blocks crossed": (
+        row(F, W) @ col(X, symbol("X2", M, K, linear=True)),
+        W @ X + F @ symbol("X2", M, K, linear=True),
+    ),
     "a permutation and itself": (weight(ORDER) @ weight(ORDER), cols(0, 6, 6)),
     "a permutation is symmetric": (weight(ORDER), weight(ORDER.T)),
     "a choice before a matrix": (weight(A) @ cols(0, 2, 4), weight(A[:, 1:3])),
@@ -341,8 +381,10 @@ FALSE = {
     "no absorption": (row(ones, row(ones, AVERAGE) @ maximum) @ maximum, ones),
     "smooth and sharp": (over(ones, monoids.logsumexp), LARGEST),
     "mean for sum": (weight(A) @ mean, weight(A) @ ones),
-    "cheapest ways commute": (over(weight(A[:4]), minplus) @ over(weight(A[2:]), minplus),
-                              over(weight(A[2:]), minplus) @ over(weight(A[:4]), minplus)),
+    "cheapest ways commute": (
+        over(weight(A[:4]), minplus) @ over(weight(A[2:]), minplus),
+        over(weight(A[2:]), minplus) @ over(weight(A[:4]), minplus),
+    ),
     "kept by others": (keep_top(weight(A), weight(A), 2), keep_top(weight(A), -weight(A), 2)),
     "kept more": (keep_top(weight(A), weight(A), 2), keep_top(weight(A), weight(A), 3)),
     "a variance about zero": (over(ones, monoids.moments), square @ mean),

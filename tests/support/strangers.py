@@ -2,6 +2,7 @@
 
 The other user need not be able to read this Python: all modules that a command imports are imported before it begins,
 as a first run, by this user, has them, and the key of its kernels, which names releases of packages, is known."""
+
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ import sys
 
 from children import LIMIT, ROOT
 
-OTHER = 54321                                                # a user who is neither us nor root
+OTHER = 54321  # a user who is neither us nor root
 COMMAND = """
 import json, os, sys
 from contextlib import suppress
@@ -35,16 +36,23 @@ finally:
 def as_stranger(arguments, cwd, **variables):
     """(what a command printed, what it said, the modules that it imported) by another user, in a process without HOME.
     It must end well."""
-    environment = {name: value for name, value in os.environ.items()
-                   if name not in ("HOME", "XDG_CACHE_HOME", "OPMATRIX_CACHE")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME", "OPMATRIX_CACHE")
+    }
     environment |= {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"} | variables
     modules = []
     for user in (0, OTHER):
         source, sink = os.pipe()
         with os.fdopen(source) as told:
-            ran = subprocess.run([sys.executable, "-c", COMMAND, json.dumps([modules, user, sink, *arguments])],
-                                 cwd=cwd, env=environment, capture_output=True, text=True, timeout=LIMIT,
-                                 pass_fds=[sink])
+            ran = subprocess.run(
+                [sys.executable, "-c", COMMAND, json.dumps([modules, user, sink, *arguments])],
+                cwd=cwd,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT,
+                pass_fds=[sink],
+            )
             os.close(sink)
             assert ran.returncode == 0, ran.stderr
             modules = json.loads(told.read())

@@ -1,4 +1,5 @@
 """A BERT of two layers, six columns wide."""
+
 CONFIG = dict(
     model_type="bert",
     hidden_act="gelu",

@@ -2,6 +2,7 @@
 
 On the CPU arrays are shared, not copied, wherever torch can read them as they lie. What runs on CUDA alone, and CUDA
 itself, is UNTESTED: nobody has run it on such a device."""
+
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -17,8 +18,8 @@ from formats.core.epilogue import NOTHING, Epilogue
 from formats.core.stage import OPERANDS, activation, norm, stages_of
 from formats.storage.format import Format
 
-Product = Callable[[Any], Any]                               # a tensor (T, n) to a tensor (T, p)
-ROUNDED = "bf16", "nm"                                       # torch rounds what these products give to bfloat16
+Product = Callable[[Any], Any]  # a tensor (T, n) to a tensor (T, p)
+ROUNDED = "bf16", "nm"  # torch rounds what these products give to bfloat16
 
 
 class Unavailable(RuntimeError):
@@ -40,13 +41,15 @@ def as_tensor(array: NDArray[Any]) -> Any:
     """The array as a tensor over the same memory; unsigned indices, as torch has none, as signed ones of the same
     bits."""
     torch = torch_here()
-    if array.dtype == np.uint32: array = array.view(np.int32)       # they stay below 2^31: a format's sizes do
+    if array.dtype == np.uint32:
+        array = array.view(np.int32)  # they stay below 2^31: a format's sizes do
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")     # nobody writes here
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nobody writes here
         return torch.from_numpy(array)
 
 
 # ---- a product for each format
+
 
 def dense(packed: Any, device: str) -> Product:
     """float32 as it lies."""
@@ -57,11 +60,13 @@ def dense(packed: Any, device: str) -> Product:
 def half(packed: Any, device: str) -> Product:
     """float16, widened once: the CPU has no fast product of its own; on CUDA in float16."""
     torch, w = torch_here(device), as_tensor(packed.w).to(device)
-    if device != "cpu": return lambda x: (x.to(torch.float16) @ w).to(torch.float32)
+    if device != "cpu":
+        return lambda x: (x.to(torch.float16) @ w).to(torch.float32)
     return partial(multiply, wide=w.float())
 
 
-def multiply(x: Any, wide: Any) -> Any: return x @ wide
+def multiply(x: Any, wide: Any) -> Any:
+    return x @ wide
 
 
 def bf16(packed: Any, device: str) -> Product:
@@ -89,10 +94,11 @@ def block(packed: Any, device: str) -> Product:
         raise Unavailable(f"provider torch: {packed!r}: on the CPU it multiplies by square tiles alone")
     inputs, outputs = (-(-side // tile) * tile for side, tile in zip(packed.shape, (r, c), strict=True))
     parts = (as_tensor(part).to(device) for part in (packed.ptr, packed.idx))
-    w = torch.sparse_bsr_tensor(*parts, as_tensor(packed.val).to(device).transpose(1, 2), size=(outputs, inputs),
-                                check_invariants=True)
+    w = torch.sparse_bsr_tensor(
+        *parts, as_tensor(packed.val).to(device).transpose(1, 2), size=(outputs, inputs), check_invariants=True
+    )
     beyond = inputs - packed.shape[0]
-    return lambda x: (w @ torch.nn.functional.pad(x, (0, beyond)).T).T[:, :packed.shape[1]]
+    return lambda x: (w @ torch.nn.functional.pad(x, (0, beyond)).T).T[:, : packed.shape[1]]
 
 
 def nm(packed: Any, device: str) -> Product:
@@ -106,7 +112,13 @@ def nm(packed: Any, device: str) -> Product:
 
 
 PRODUCTS: dict[str, Callable[[Any, str], Product]] = {
-    "dense": dense, "half": half, "bf16": bf16, "csr": csr, "block": block, "nm": nm}
+    "dense": dense,
+    "half": half,
+    "bf16": bf16,
+    "csr": csr,
+    "block": block,
+    "nm": nm,
+}
 
 
 class Held:
@@ -118,7 +130,8 @@ class Held:
         if packed.name not in PRODUCTS:
             raise Unavailable(f"provider torch: it has no product for {packed.name}; it has {', '.join(PRODUCTS)}")
         self.packed, self.device, self.torch = packed, device, torch_here(device)
-        with self.torch.inference_mode(): self.product = PRODUCTS[packed.name](packed, device)
+        with self.torch.inference_mode():
+            self.product = PRODUCTS[packed.name](packed, device)
 
     def matmul(self, x: ArrayLike, out: Floats | None = None, epilogue: Epilogue | None = None) -> Floats:
         """x @ W, then the epilogue: x (T, n) -> (T, p) in float32. x is read, and on the CPU the result is, where it
@@ -126,11 +139,13 @@ class Held:
         x, (inputs, outputs) = by_rows(x), self.packed.shape
         if x.ndim != 2 or x.shape[1] != inputs:
             raise ValueError(f"x @ {self.packed!r}: x has shape {x.shape}, it must be (rows, {inputs})")
-        if epilogue: epilogue.check(len(x), outputs, self.packed)
+        if epilogue:
+            epilogue.check(len(x), outputs, self.packed)
         with self.torch.inference_mode():
             y = finished(self.product(as_tensor(x).to(self.device)), epilogue or NOTHING)
         found: Floats = y.contiguous().cpu().numpy()
-        if out is None: return found
+        if out is None:
+            return found
         out[...] = found
         return out
 
@@ -138,9 +153,10 @@ class Held:
         """Entrywise bound on what torch's product may be off by: that of the format, and what rounding bfloat16 results
         adds."""
         error = self.packed.bound(x)
-        if self.packed.name not in ROUNDED: return error
+        if self.packed.name not in ROUNDED:
+            return error
         size: NDArray[np.float64] = abs(np.asarray(x, np.float64)) @ abs(self.packed.unpack().astype(np.float64))
-        return error + 2.0 ** -7 * (size + error)
+        return error + 2.0**-7 * (size + error)
 
 
 def finished(y: Any, epilogue: Epilogue) -> Any:
@@ -156,25 +172,37 @@ def finished(y: Any, epilogue: Epilogue) -> Any:
 
 def normalised(y: Any, e: Any) -> Any:
     """A norm, on a tensor."""
-    if e.norm == "layer": y = y - y.mean(1, keepdim=True)
+    if e.norm == "layer":
+        y = y - y.mean(1, keepdim=True)
     return y * torch_here().rsqrt(y.square().mean(1, keepdim=True) + e.eps)
 
 
-FAST: dict[Any, Callable[[Any, Any], Any]] = {              # where torch has its own; sums and products are as they are
-    activation: lambda y, e: activated(y, e.activation), norm: normalised}
+FAST: dict[Any, Callable[[Any, Any], Any]] = {  # where torch has its own; sums and products are as they are
+    activation: lambda y, e: activated(y, e.activation),
+    norm: normalised,
+}
 
 
 def activated(y: Any, name: str) -> Any:
     """One of Epilogue's activations, on a tensor: by torch's function of that name, else by its meaning in float64."""
     torch = torch_here()
-    if name == "gelu_tanh": return torch.nn.functional.gelu(y, approximate="tanh")
+    if name == "gelu_tanh":
+        return torch.nn.functional.gelu(y, approximate="tanh")
     for place in (torch.nn.functional, torch):
-        if function := getattr(place, name, None): return function(y)
+        if function := getattr(place, name, None):
+            return function(y)
     return torch.from_numpy(COMPILED[name].function(y.double().cpu().numpy())).to(y)
 
 
-def attend(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], starts: NDArray[Any], scale: float = 1.0,
-           causal: bool = False, device: str = "cpu") -> Floats:
+def attend(
+    q: NDArray[Any],
+    k: NDArray[Any],
+    v: NDArray[Any],
+    starts: NDArray[Any],
+    scale: float = 1.0,
+    causal: bool = False,
+    device: str = "cpu",
+) -> Floats:
     """softmax(scale q kᵀ) v within each sequence and head by scaled_dot_product_attention: q, k (T, ·, d), v (T, ·, e)
     -> (T, h, e), fewer heads of k and v serve groups of q's; starts (S + 1) are the rows at which sequences begin, and
     T."""
@@ -182,10 +210,12 @@ def attend(q: NDArray[Any], k: NDArray[Any], v: NDArray[Any], starts: NDArray[An
     with torch.inference_mode():
         whole = [as_tensor(np.asarray(part)).to(device).transpose(0, 1)[None] for part in (q, k, v)]
         heads = whole[0].shape[1]
-        parts = [torch.nn.functional.scaled_dot_product_attention(
-            *(repeat_heads(part[:, :, low:high], heads) for part in whole), is_causal=causal,
-            scale=scale)[0].transpose(0, 1)
-            for low, high in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)]
+        parts = [
+            torch.nn.functional.scaled_dot_product_attention(
+                *(repeat_heads(part[:, :, low:high], heads) for part in whole), is_causal=causal, scale=scale
+            )[0].transpose(0, 1)
+            for low, high in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)
+        ]
         found: Floats = torch.cat(parts).cpu().numpy()
     return found
 

@@ -1,5 +1,6 @@
 """Forward and backward that are run on virtual ranks: what they count beside what the formulas say, gradients beside
 one rank's, and random models on random meshes under random policies."""
+
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from opmatrix.parallel.sharding.partition import partition
 from opmatrix.parallel.train.backward_ranks import run_backward
 from opmatrix.parallel.train.backward_split import BackwardSplit
 
-SPEAKING = "gpt2", "llama"                                  # families of whose configurations the head is known
+SPEAKING = "gpt2", "llama"  # families of whose configurations the head is known
 POLICIES = "units", "selective", "full", "least", "reads"
 
 
@@ -42,41 +43,50 @@ def differences(ran):
     found = []
     for place, counted in ran.meters.items():
         pairs = zip(("", " of gradients"), ran.foreseen(place), (counted, ran.summed[place]), strict=True)
-        found += [field.name + of for of, said, own in pairs for field in fields(Meter)
-                  if getattr(said, field.name) != getattr(own, field.name)]
+        found += [
+            field.name + of
+            for of, said, own in pairs
+            for field in fields(Meter)
+            if getattr(said, field.name) != getattr(own, field.name)
+        ]
     return found
 
 
 def off(ran, alone, least=1):
     """How far gradients are from one rank's, by name, of the largest, or of `least`."""
     assert ran.gradients.keys() == alone.keys()
-    return max(np.abs(ran.gradients[name] - each).max() / max(least, np.abs(each).max())
-               for name, each in alone.items())
+    return max(
+        np.abs(ran.gradients[name] - each).max() / max(least, np.abs(each).max()) for name, each in alone.items()
+    )
 
 
 class TrainedCase(NamedTuple):
     """A configuration, a mesh that it fits, a batch, what is kept, the rate of dropout."""
+
     config: dict[str, object]
     mesh: Mesh
     sequences: int
     tokens: int
     keep: str
     dropout: float
-    loss: bool = False                                      # cross entropy, of the vocabulary where scores are known
-    changed: int = 0                                        # times that a mesh was refused and changed
+    loss: bool = False  # cross entropy, of the vocabulary where scores are known
+    changed: int = 0  # times that a mesh was refused and changed
 
     def __str__(self):
         axes = ", ".join(f"{axis.name}={axis.ranks} {axis.strategy.name}" for axis in self.mesh)
         return f"{self.config}, {axes}, {self.sequences} x {self.tokens}, {self.keep}, dropout {self.dropout}" + (
-            ", cross entropy" if self.loss else "")
+            ", cross entropy" if self.loss else ""
+        )
 
     @property
     def term(self):
         """The model, and the loss of what it gives or of scores of the next token."""
         at = random_arrays()
         model = build(self.config, at)
-        if not self.loss: return model
-        if self.config["model_type"] in SPEAKING: model = model @ head(self.config, at)
+        if not self.loss:
+            return model
+        if self.config["model_type"] in SPEAKING:
+            model = model @ head(self.config, at)
         return model @ cross_entropy(int(model.out.cols))
 
 
@@ -95,11 +105,13 @@ def random_training_case(seed):
     while True:
         mesh = Mesh.of(**axes)
         case = TrainedCase(config, mesh, sequences, tokens, keep, dropout, loss, said)
-        try: check(case)
+        try:
+            check(case)
         except InputError as refused:
             said += 1
             axes = advised(axes, str(refused))
-        else: return case
+        else:
+            return case
 
 
 def check(case):
@@ -115,20 +127,24 @@ def trained(case, least=1):
     targets = dict(targets=np.roll(ids, -1, 1) % scored(term)) if case.loss else {}
     feed = Feed(ids, targets, masks_of(term, case))
     ran = run_backward(term, case.mesh, feed, g, keep=case.keep, dropout=case.dropout)
-    if case.dropout: alone = run_backward(term, Mesh.of(), feed, g, dropout=case.dropout).gradients
-    else: alone = drawn(term, case.sequences, case.tokens, **targets)[2].arrays
+    if case.dropout:
+        alone = run_backward(term, Mesh.of(), feed, g, dropout=case.dropout).gradients
+    else:
+        alone = drawn(term, case.sequences, case.tokens, **targets)[2].arrays
     return Compared(off(ran, alone, least), differences(ran))
 
 
-SMALL = 1e-9                                                # gradients below are rounding
+SMALL = 1e-9  # gradients below are rounding
 
 
 def noticed(case):
     """Whether gradients differ where a dual is left out, each of its own largest: behind a norm of two columns all are
     small. Ranks that then have other shapes to sum notice it at once."""
     with without_a_dual():
-        try: return trained(case, SMALL).error > 1e-6
-        except (ValueError, RuntimeError): return True
+        try:
+            return trained(case, SMALL).error > 1e-6
+        except (ValueError, RuntimeError):
+            return True
 
 
 def scored(term):
@@ -138,10 +154,14 @@ def scored(term):
 
 def masks_of(term, case):
     """Random masks of what a term drops, by name: sequences x heads x rows x columns."""
-    if not case.dropout: return {}
+    if not case.dropout:
+        return {}
     pulled, rng = pullback(term, dropout=case.dropout, tokens=True), np.random.default_rng(2)
-    shapes = {line.more[0]: BatchSizes(case.sequences, case.tokens).dims(line.shape)
-              for line in pulled.lines if line.op == "dropped"}
+    shapes = {
+        line.more[0]: BatchSizes(case.sequences, case.tokens).dims(line.shape)
+        for line in pulled.lines
+        if line.op == "dropped"
+    }
     return {name: rng.random(tuple(map(int, dims))) >= case.dropout for name, dims in shapes.items()}
 
 
@@ -154,6 +174,9 @@ def without_a_dual():
     def wrong(*args):
         demand, out, stored, why = right(*args)
         return demand, None if why == "rows of a matrix" else out, stored, why
+
     BackwardSplit.lying = wrong
-    try: yield
-    finally: BackwardSplit.lying = right
+    try:
+        yield
+    finally:
+        BackwardSplit.lying = right

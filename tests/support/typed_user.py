@@ -1,4 +1,5 @@
 """A small program of the public parts, which `mypy --strict` accepts: what users call has ordinary types."""
+
 from pathlib import Path
 
 import numpy as np

@@ -4,6 +4,7 @@ query from -most to most; larger distances take the number at the end of the row
 Tiles of scores have a line for each key and a lane for each query. Lines of the bias overlap in one strip, which holds
 a number for each distance query - key, in order: the line of the next key begins one number earlier. A line is read
 where it is stored."""
+
 import numpy as np
 
 from formats.core.arrays import LINE as CACHE_LINE
@@ -14,8 +15,8 @@ from formats.kernels.engine.native import njit
 from formats.kernels.simd.arithmetic import fused, get, keep
 
 LOG2_E = 1.4426950408889634
-BY_DISTANCE = words("table table_head most strip")          # fields of a record; table: 0 if there is none; strip:
-                                                            # its offset in a worker's room, in bytes
+BY_DISTANCE = words("table table_head most strip")  # fields of a record; table: 0 if there is none; strip:
+# its offset in a worker's room, in bytes
 f4 = np.float32
 
 
@@ -30,14 +31,16 @@ def lay_strip(table, most, first, count, factor, strip):
     """Write `count` numbers of a row of a table to a strip: those for queries `first` and more positions ahead, times a
     factor."""
     row, numbers = floats(table, 2 * most + 1), floats(strip, count)
-    for t in range(count): numbers[t] = row[column_of(most, first + t)] * factor
+    for t in range(count):
+        numbers[t] = row[column_of(most, first + t)] * factor
 
 
 @njit(**HELPER)
 def lay_lines(c, head, low, key, keys, wide, factor, strip):
     """Write the strip of keys from `key` on against queries from `low` on, times a factor; return the address of the
     first key's line in it. 0 if there is no table."""
-    if not c.table: return 0
+    if not c.table:
+        return 0
     lay_strip(c.table + 4 * head * c.table_head, c.most, low - key - keys + 1, keys + wide - 1, factor, strip)
     return strip + 4 * (keys - 1)
 
@@ -64,7 +67,8 @@ def add_rows(c, s, step, keys, head, many, ahead, strip):
     numbers = floats(strip, keys)
     for i in range(many):
         row = floats(c.table + 4 * (head + i) * c.table_head, 2 * c.most + 1)
-        for key in range(keys): numbers[key] = row[column_of(c.most, ahead - key)]
+        for key in range(keys):
+            numbers[key] = row[column_of(c.most, ahead - key)]
         for g in range(0, 4 * keys, 64):
             at = s + i * step + g
             keep(fused(get(strip + g, None), f4(LOG2_E), get(at, None)), at, None)
@@ -73,10 +77,13 @@ def add_rows(c, s, step, keys, head, many, ahead, strip):
 def table_of(bias: np.ndarray | None, heads: int) -> tuple[int, int, int]:
     """Return (address, numbers between heads, most) of a table by distance for this many heads; zeros if there is none.
     ValueError for an array that is no such table."""
-    if bias is None: return 0, 0, 0
+    if bias is None:
+        return 0, 0, 0
     if bias.dtype != f4 or bias.ndim != 2 or not (bias.flags.c_contiguous and bias.flags.aligned):
-        raise ValueError(f"bias: expected contiguous float32 of two axes, got {bias.dtype} of {bias.shape} with "
-                         f"strides of {bias.strides} bytes")
+        raise ValueError(
+            f"bias: expected contiguous float32 of two axes, got {bias.dtype} of {bias.shape} with "
+            f"strides of {bias.strides} bytes"
+        )
     table_heads, columns = bias.shape
     if table_heads not in (1, heads):
         raise ValueError(f"bias: a table of {table_heads} heads, where there are {heads}")

@@ -8,6 +8,7 @@ strands are merged in ascending order. So the order of every sum follows from po
 pages that a sequence was given, on how many rows meet a page together, or on which worker computes which strand. A
 score is summed column by column, an output key by key, in any tile of registers; a key that a row does not see yet adds
 zero."""
+
 from typing import NamedTuple
 
 import numpy as np
@@ -32,15 +33,16 @@ from formats.kernels.simd.arithmetic import fused, get, keep, larger
 from formats.kernels.simd.maths import ONE, exp2, reciprocal
 from formats.kernels.simd.vectors import MANY_REGISTERS, add_outer, fetch, span, store_tile, times_rows, zeros
 
-CHUNK = 256                                                  # keys of a chunk
-STRANDS = 8                                                  # separate sums, one for every eighth chunk
-FADED, BEGUN = 1, 2                                          # an output holds sums to be faded, or to be continued
+CHUNK = 256  # keys of a chunk
+STRANDS = 8  # separate sums, one for every eighth chunk
+FADED, BEGUN = 1, 2  # an output holds sums to be faded, or to be continued
 f4 = np.float32
 
 
 class Unit(NamedTuple):
     """Queries that meet keys together, as lines of `wide` numbers: rows of one head, or one row of a few heads; and the
     addresses of a worker's scratch for them."""
+
     rows: int
     many: int
     wide: int
@@ -55,6 +57,7 @@ class Unit(NamedTuple):
 
 
 # ---- a tile of keys
+
 
 @njit(**HELPER)
 def score_tile(none, k, along, turned, depth, s):
@@ -76,7 +79,8 @@ def score_pages(k, along, keys, turned, depth, s, wide):
             for g in range(0, 4 * wide, 64):
                 for few in range(0, PAGE, 4):
                     score_tile(zeros(4, 1), at + few * along, along, turned + g, depth, line + few * LINE + g)
-        elif wide == 16: score_tile(zeros(16, 1), at, along, turned, depth, line)
+        elif wide == 16:
+            score_tile(zeros(16, 1), at, along, turned, depth, line)
         elif wide == 32:
             score_tile(zeros(8, 2), at, along, turned, depth, line)
             score_tile(zeros(8, 2), at + 8 * along, along, turned, depth, line + 8 * LINE)
@@ -95,13 +99,16 @@ def sum_fourth(at):
 def soften_lines(s, keys, tops, masses, fades, shares, fresh):
     """Run `soften_heads` for 16 queries: a vector of each of `keys` lines."""
     whole = s + (keys + PAGE - 1) // PAGE * PAGE * LINE
-    for at in range(s + keys * LINE, whole, LINE): keep(zeros(1, 1) + HIDDEN, at, None)
+    for at in range(s + keys * LINE, whole, LINE):
+        keep(zeros(1, 1) + HIDDEN, at, None)
     old = get(tops, None)
     top, mass = highest_lines(s, keys, old), zeros(1, 1)
     for page in range(s, whole, PAGE * LINE):
-        for at in range(page, page + PAGE * LINE, LINE): keep(exp2(get(at, None) - top), at, None)
-        mass = mass + ((sum_fourth(page) + sum_fourth(page + 2 * LINE))
-                       + (sum_fourth(page + LINE) + sum_fourth(page + 3 * LINE)))
+        for at in range(page, page + PAGE * LINE, LINE):
+            keep(exp2(get(at, None) - top), at, None)
+        mass = mass + (
+            (sum_fourth(page) + sum_fourth(page + 2 * LINE)) + (sum_fourth(page + LINE) + sum_fourth(page + 3 * LINE))
+        )
     carry(old, top, mass, tops, masses, fades, shares, fresh, False)
 
 
@@ -110,8 +117,10 @@ def weigh_tile(none, p, beside, along, keys, v, across, o, step, held, fades, la
     """Update rows of outputs: their stored sums, plus p v; beside and along are the bytes of p between queries and
     keys."""
     sums = none
-    if held == FADED: sums = times_rows(fetch(none, o, step, lanes), fades)
-    elif held: sums = fetch(none, o, step, lanes)
+    if held == FADED:
+        sums = times_rows(fetch(none, o, step, lanes), fades)
+    elif held:
+        sums = fetch(none, o, step, lanes)
     for _ in range(keys):
         sums = add_outer(sums, p, beside, v, lanes)
         p += along
@@ -127,8 +136,20 @@ def weigh_band(broad, narrow, row, columns, p, beside, along, keys, v, across, o
         weigh_tile(broad, p, beside, along, keys, v + 4 * left, across, o + 4 * left, step, held, fades, None)
         left += span(broad)
     while left < columns:
-        weigh_tile(narrow, p, beside, along, keys, v + 4 * left, across, o + 4 * left, step, held, fades,
-                   min(16, columns - left))
+        weigh_tile(
+            narrow,
+            p,
+            beside,
+            along,
+            keys,
+            v + 4 * left,
+            across,
+            o + 4 * left,
+            step,
+            held,
+            fades,
+            min(16, columns - left),
+        )
         left += 16
 
 
@@ -164,7 +185,8 @@ def hide_later(s, keys, first, rows):
     further row one more."""
     for j in range(max(first, 0), keys):
         line = floats(s + j * LINE, QUERIES)
-        for i in range(min(j - first + 1, rows)): line[i] = HIDDEN
+        for i in range(min(j - first + 1, rows)):
+            line[i] = HIDDEN
 
 
 @njit(**HELPER)
@@ -173,7 +195,8 @@ def hide_earlier(s, keys, first, rows):
     each further row."""
     for j in range(min(first + rows - 1, keys)):
         line = floats(s + j * LINE, QUERIES)
-        for i in range(max(j - first + 1, 0), rows): line[i] = HIDDEN
+        for i in range(max(j - first + 1, 0), rows):
+            line[i] = HIDDEN
 
 
 @njit(**HELPER)
@@ -181,10 +204,12 @@ def hide_earlier_of_row(s, keys, first, heads):
     """Set scores of keys behind the window of one row to minus infinity, in each of its heads."""
     for head in range(heads):
         scores = floats(s + head * ROW, KEYS_AT_ONCE)
-        for j in range(min(first, keys)): scores[j] = HIDDEN
+        for j in range(min(first, keys)):
+            scores[j] = HIDDEN
 
 
 # ---- a strand of chunks
+
 
 @njit(**HELPER)
 def count_pages(before, page):
@@ -200,7 +225,8 @@ def count_pages(before, page):
 def run_of(pages, at, end):
     """Count the pages from one on that are stored consecutively."""
     count = 1
-    while at + count < end and pages[at + count] == pages[at] + count: count += 1
+    while at + count < end and pages[at + count] == pages[at] + count:
+        count += 1
     return count
 
 
@@ -216,7 +242,8 @@ def score_lines(c, u, k, pages, at, end, keys, head, ahead):
             lies, along = u.widened, 4 * c.d
         score_pages(lies, along, count * PAGE, u.turned, c.d, u.s + (page - at) * PAGE * LINE, u.wide)
         page += count
-    if c.table: add_lines(u.s, LINE, keys, u.wide, lay_lines(c, head, ahead - 1, 0, keys, u.wide, ONE, u.strip))
+    if c.table:
+        add_lines(u.s, LINE, keys, u.wide, lay_lines(c, head, ahead - 1, 0, keys, u.wide, ONE, u.strip))
     hide_later(u.s, keys, ahead, u.rows)
     hide_earlier(u.s, keys, ahead - 1 - c.behind, u.rows)
 
@@ -230,7 +257,8 @@ def score_heads_of_row(c, u, k, pages, at, end, keys, head, ahead):
         turn_page(c.halves, lies, along, c.d, u.keys + 4 * side, u.widened)
         if side or page + 1 == end:
             score_turned(u.turned, u.many, u.keys, c.d, u.s + 4 * ((page - at) * PAGE - side))
-    if c.table: add_rows(c, u.s, ROW, keys, head, u.many, ahead - 1, u.strip)
+    if c.table:
+        add_rows(c, u.s, ROW, keys, head, u.many, ahead - 1, u.strip)
     hide_earlier_of_row(u.s, keys, ahead - 1 - c.behind, u.many)
 
 
@@ -261,9 +289,11 @@ def add_tile(c, u, head, at, keys, ahead, fresh, tops, masses, o, beside):
 @njit(**HELPER)
 def begin_carrier(u, columns, masses, o, beside):
     """Write masses and sums of no key: zeros."""
-    for g in range(0, 4 * u.wide, 64): keep(zeros(1, 1), masses + g, None)
+    for g in range(0, 4 * u.wide, 64):
+        keep(zeros(1, 1), masses + g, None)
     for i in range(u.many):
-        for j in range(0, columns, 16): keep(zeros(1, 1), o + i * beside + 4 * j, min(16, columns - j))
+        for j in range(0, columns, 16):
+            keep(zeros(1, 1), o + i * beside + 4 * j, min(16, columns - j))
 
 
 @njit(**HELPER)
@@ -274,21 +304,35 @@ def add_strand(c, u, head, slot, length, strand, tops, masses, o, beside):
     chunk, fresh = (length - 1) // CHUNK, True
     chunk -= (chunk - strand) % STRANDS
     lowest = max(length - u.rows - c.behind, 0) // PAGE
-    for g in range(0, 4 * u.wide, 64): keep(zeros(1, 1) + LOWEST, tops + g, None)
+    for g in range(0, 4 * u.wide, 64):
+        keep(zeros(1, 1) + LOWEST, tops + g, None)
     while chunk >= lowest // (CHUNK // PAGE):
         first = chunk * (CHUNK // PAGE)
         while at >= max(first, lowest):
-            if at < first + CHUNK // PAGE: pages[at - first] = page
-            page, at = max(longs(c.before + 8 * page, 1)[0], 0), at - 1      # a missing page is read as page 0
+            if at < first + CHUNK // PAGE:
+                pages[at - first] = page
+            page, at = max(longs(c.before + 8 * page, 1)[0], 0), at - 1  # a missing page is read as page 0
         for tile in range(0, CHUNK, KEYS_AT_ONCE):
             begins = max(chunk * CHUNK + tile, lowest * PAGE)
             keys = min(chunk * CHUNK + tile + KEYS_AT_ONCE, length) - begins
             if keys > 0:
-                add_tile(c, u, head, (begins - chunk * CHUNK) // PAGE, keys, length - u.rows + 1 - begins, fresh, tops,
-                         masses, o, beside)
+                add_tile(
+                    c,
+                    u,
+                    head,
+                    (begins - chunk * CHUNK) // PAGE,
+                    keys,
+                    length - u.rows + 1 - begins,
+                    fresh,
+                    tops,
+                    masses,
+                    o,
+                    beside,
+                )
                 fresh = False
         chunk -= STRANDS
-    if fresh: begin_carrier(u, c.e, masses, o, beside)
+    if fresh:
+        begin_carrier(u, c.e, masses, o, beside)
 
 
 @njit(**HELPER)
@@ -313,7 +357,8 @@ def merge_sums(count, wide, columns, tops, masses, o, beside, more_tops, more_ma
 @njit(**HELPER)
 def share_sums(count, wide, columns, masses, o, beside, shares):
     """Divide outputs by their masses."""
-    for g in range(0, 4 * wide, 64): keep(reciprocal(get(masses + g, None)), shares + g, None)
+    for g in range(0, 4 * wide, 64):
+        keep(reciprocal(get(masses + g, None)), shares + g, None)
     each = floats(shares, count)
     for i in range(count):
         at = o + i * beside

@@ -3,6 +3,7 @@
 An item is a tile of queries of one head of one sequence. A query sees the keys within a reach behind it and ahead of
 it; a row without keys gives zeros. Heads may be shared: if q, k or v have fewer heads than the others, each serves a
 group."""
+
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -28,11 +29,17 @@ __all__ = ["scores", "softmax", "values"]
 PLACES = words("q q_row q_head k k_row k_head v v_row v_head o o_row o_head")
 # first[s]: query tiles before sequence s; before[s]: scores (of one head) before it; p: flat scores; q_of: heads served
 # by one head of q; behind, ahead: the reach of a query, in keys; tile: keys processed at a time
-ATTENTION = np.dtype([*PLACES, *words("starts first before S h d e multiply room apart p q_of k_of v_of behind ahead "
-                                      "tile"), *BY_DISTANCE, ("scale", "f8")])
-QUERIES, KEYS, ALL = 128, 256, 2 ** 40
+ATTENTION = np.dtype(
+    [
+        *PLACES,
+        *words("starts first before S h d e multiply room apart p q_of k_of v_of behind ahead tile"),
+        *BY_DISTANCE,
+        ("scale", "f8"),
+    ]
+)
+QUERIES, KEYS, ALL = 128, 256, 2**40
 __borders__ = QUERIES, KEYS
-MAX_ROWS = 2 ** 31                                       # a batch has fewer rows: a length squared is an int64
+MAX_ROWS = 2**31  # a batch has fewer rows: a length squared is an int64
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 f4 = np.float32
 
@@ -42,10 +49,12 @@ def turn_keys(source, step, rows, columns, target, across):
     """target (columns, rows) = the transpose of source (rows, columns); step and across: bytes between rows."""
     even, full = rows // 16 * 16, columns // 16 * 16
     for i in range(0, even, 16):
-        for j in range(0, full, 16): turn(source + i * step + 4 * j, step, target + j * across + 4 * i, across)
+        for j in range(0, full, 16):
+            turn(source + i * step + 4 * j, step, target + j * across + 4 * i, across)
     for i in range(rows):
         row = floats(source + i * step, columns)
-        for j in range(full if i < even else 0, columns): floats(target + j * across, rows)[i] = row[j]
+        for j in range(full if i < even else 0, columns):
+            floats(target + j * across, rows)[i] = row[j]
 
 
 @njit(**HELPER)
@@ -56,8 +65,10 @@ def part(c, item):
     low, high = 0, c.S
     while high - low > 1:
         middle = (low + high) // 2
-        if first[middle] <= block: low = middle
-        else: high = middle
+        if first[middle] <= block:
+            low = middle
+        else:
+            high = middle
     query = (block - first[low]) * QUERIES
     length = starts[low + 1] - starts[low]
     return starts[low], length, head, query, min(query + QUERIES, length), low
@@ -69,8 +80,10 @@ def copy_rows(source, step, rows, columns, target, across):
     full = columns // 16 * 16
     for i in range(rows):
         row, copy = source + i * step, target + i * across
-        for j in range(0, full, 16): keep(get(row + 4 * j, None), copy + 4 * j, None)
-        if full < columns: keep(get(row + 4 * full, columns - full), copy + 4 * full, columns - full)
+        for j in range(0, full, 16):
+            keep(get(row + 4 * j, None), copy + 4 * j, None)
+        if full < columns:
+            keep(get(row + 4 * full, columns - full), copy + 4 * full, columns - full)
 
 
 @njit(**HELPER)
@@ -91,8 +104,10 @@ def seen(c, query, key, keys):
 @njit(**HELPER)
 def blank(s, low, high, count):
     """Write zeros before `low` and from `high` on, in a row of `count` numbers."""
-    for j in range(low): s[j] = 0
-    for j in range(max(low, high), count): s[j] = 0
+    for j in range(low):
+        s[j] = 0
+    for j in range(max(low, high), count):
+        s[j] = 0
 
 
 @njit(**HELPER)
@@ -114,12 +129,14 @@ def score(item, worker, arguments):
     if c.scale != 1:
         for i in range(high - low):
             s = floats(p + 4 * i * length, length)
-            for j in range(length): s[j] *= f4(c.scale)
+            for j in range(length):
+                s[j] *= f4(c.scale)
     if c.table:
         bias = floats(c.table + 4 * head * c.table_head, 2 * c.most + 1)
         for i in range(high - low):
             s = floats(p + 4 * i * length, length)
-            for j in range(length): s[j] += bias[column_of(c.most, low + i - j)]
+            for j in range(length):
+                s[j] += bias[column_of(c.most, low + i - j)]
 
 
 @Kernel
@@ -131,13 +148,16 @@ def share_row(item, worker, arguments):
     offset = flat_offset(c, sequence, head, low, length)
     for i in range(high - low):
         x, y = floats(c.q + offset + 4 * i * length, length), floats(c.p + offset + 4 * i * length, length)
-        for j in range(length): y[j] = x[j]
+        for j in range(length):
+            y[j] = x[j]
         left, right = seen(c, low + i, 0, length)
         blank(y, left, right, length)
-        if left >= right: continue
+        if left >= right:
+            continue
         at, count = c.p + offset + 4 * (i * length + left), right - left
         mass = f4(1) / exponentials(at, count, f4(1), largest(at, count, f4(1)))
-        for j in range(left, right): y[j] *= mass
+        for j in range(left, right):
+            y[j] *= mass
 
 
 @Kernel
@@ -145,12 +165,22 @@ def weigh(item, worker, arguments):
     """Compute p v of a tile of rows of p."""
     c = record(arguments, ATTENTION)
     start, length, head, low, high, sequence = part(c, item)
-    multiply(c.multiply, high - low, c.e, length, c.p + flat_offset(c, sequence, head, low, length), 4 * length,
-             c.v + 4 * (start * c.v_row + head // c.v_of * c.v_head), 4 * c.v_row,
-             c.o + 4 * ((start + low) * c.o_row + head * c.o_head), 4 * c.o_row, 1)
+    multiply(
+        c.multiply,
+        high - low,
+        c.e,
+        length,
+        c.p + flat_offset(c, sequence, head, low, length),
+        4 * length,
+        c.v + 4 * (start * c.v_row + head // c.v_of * c.v_head),
+        4 * c.v_row,
+        c.o + 4 * ((start + low) * c.o_row + head * c.o_head),
+        4 * c.o_row,
+        1,
+    )
 
 
-Reach = tuple[int, int]                                      # keys behind a query that it sees, and ahead of it
+Reach = tuple[int, int]  # keys behind a query that it sees, and ahead of it
 EVERY: Reach = (ALL, ALL)
 
 
@@ -160,18 +190,22 @@ def clipped(reach: Reach) -> Reach:
     return behind, ahead
 
 
-def heads_of(name: str, array: np.ndarray | None, rows: int, heads: int,
-             number: type[np.generic] = f4) -> tuple[int, int, int]:
+def heads_of(
+    name: str, array: np.ndarray | None, rows: int, heads: int, number: type[np.generic] = f4
+) -> tuple[int, int, int]:
     """Return (address, step between rows, step between heads) of a (rows, heads, width) view, contiguous within a
     head."""
-    if array is None: return 0, 0, 0
+    if array is None:
+        return 0, 0, 0
     if array.dtype != number or array.ndim != 3 or array.shape[:2] != (rows, heads):
         wanted = f"{np.dtype(number)} of shape ({rows}, {heads}, width)"
         raise ValueError(f"{name}: expected {wanted}, got {array.dtype} of {array.shape}")
     size = array.itemsize
     if not array.flags.aligned or (array.size > 1 and array.shape[2] > 1 and array.strides[2] != size):
-        raise ValueError(f"{name}: a head's numbers must be contiguous, heads begin at multiples of {size} bytes; got "
-                         f"strides of {array.strides} bytes")
+        raise ValueError(
+            f"{name}: a head's numbers must be contiguous, heads begin at multiples of {size} bytes; got "
+            f"strides of {array.strides} bytes"
+        )
     return address(array), array.strides[0] // size, array.strides[1] // size
 
 
@@ -179,19 +213,22 @@ def check_heads(out: np.ndarray, **read: np.ndarray) -> None:
     """Check the arguments of kernels of heads: all have three axes, out is writable, and does not overlap the arrays
     that are read. ValueError names the array that does not fit."""
     for name, array in (*read.items(), ("out", out)):
-        if array.ndim != 3: raise ValueError(f"{name}: expected three axes, got shape {array.shape}")
+        if array.ndim != 3:
+            raise ValueError(f"{name}: expected three axes, got shape {array.shape}")
     writable("out", out)
     separate(out, **read)
 
 
 def check_scale(scale: float) -> float:
     """Return a scale of scores; ValueError if it is no finite float32."""
-    if abs(scale) <= FLOAT32_MAX: return scale
+    if abs(scale) <= FLOAT32_MAX:
+        return scale
     raise ValueError(f"scale: {scale} is no finite float32")
 
 
 class Layout(NamedTuple):
     """The places of the sequences of a batch: row offsets, and the scores of one head before each sequence."""
+
     starts: np.ndarray
     before: np.ndarray
 
@@ -199,16 +236,19 @@ class Layout(NamedTuple):
 @lru_cache(64)
 def layout(starts: bytes) -> Layout:
     """Return the layout of the sequences that begin at these rows (int64); cached, as every layer needs it."""
-    rows = np.frombuffer(starts, np.int64).copy()             # the address of a writable array is found sooner
+    rows = np.frombuffer(starts, np.int64).copy()  # the address of a writable array is found sooner
     lengths = np.diff(rows)
-    if not rows.size or rows[0] != 0 or (lengths < 0).any(): raise ValueError(f"starts: must rise from 0, got {rows}")
-    if rows[-1] >= MAX_ROWS: raise ValueError(f"starts: {rows[-1]} rows, where fewer than {MAX_ROWS} are possible")
-    return Layout(rows, sums(lengths ** 2))
+    if not rows.size or rows[0] != 0 or (lengths < 0).any():
+        raise ValueError(f"starts: must rise from 0, got {rows}")
+    if rows[-1] >= MAX_ROWS:
+        raise ValueError(f"starts: {rows[-1]} rows, where fewer than {MAX_ROWS} are possible")
+    return Layout(rows, sums(lengths**2))
 
 
 def sequences(starts: ArrayLike | Layout) -> Layout:
     """Return the layout of integers that rise from 0; a layout as it is. ValueError for other arguments."""
-    if isinstance(starts, Layout): return starts
+    if isinstance(starts, Layout):
+        return starts
     array = np.asarray(starts)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"starts: expected a row of whole numbers, got {array.dtype} of shape {array.shape}")
@@ -222,42 +262,83 @@ def sums(counts: np.ndarray) -> np.ndarray:
 
 def served(name: str, array: np.ndarray | None, heads: int) -> int:
     """Return how many of `heads` heads are served by one head of a (rows, its heads, width) view."""
-    if heads < 1: raise ValueError(f"out: it has {heads} heads")
+    if heads < 1:
+        raise ValueError(f"out: it has {heads} heads")
     array_heads = heads if array is None or array.ndim != 3 else array.shape[1]
     if array_heads < 1 or heads % array_heads:
         raise ValueError(f"{name}: its {array_heads} heads do not divide {heads}")
     return heads // array_heads
 
 
-def run_heads(kernel: Kernel, starts: np.ndarray, heads: int, views: dict[str, np.ndarray | None], scale: float = 1.0,
-              flat: np.ndarray | None = None, source: np.ndarray | None = None, room: int = 0,
-              reach: Reach = EVERY, tile: int = KEYS, bias: np.ndarray | None = None) -> None:
+def run_heads(
+    kernel: Kernel,
+    starts: np.ndarray,
+    heads: int,
+    views: dict[str, np.ndarray | None],
+    scale: float = 1.0,
+    flat: np.ndarray | None = None,
+    source: np.ndarray | None = None,
+    room: int = 0,
+    reach: Reach = EVERY,
+    tile: int = KEYS,
+    bias: np.ndarray | None = None,
+) -> None:
     """Launch a kernel over all tiles of queries of all heads of all sequences."""
     batch = sequences(starts)
     first = sums(-(-np.diff(batch.starts) // QUERIES))
     T, S, count = int(batch.starts[-1]), len(batch.starts) - 1, heads * int(batch.before[-1])
     for array in (flat, source):
-        if array is None: continue
+        if array is None:
+            continue
         if array.dtype != f4 or not (array.flags.c_contiguous and array.flags.aligned) or array.size != count:
-            raise ValueError(f"scores: expected {count} contiguous float32 at multiples of 4 bytes, got {array.dtype} "
-                             f"of {array.shape} with strides of {array.strides} bytes")
+            raise ValueError(
+                f"scores: expected {count} contiguous float32 at multiples of 4 bytes, got {array.dtype} "
+                f"of {array.shape} with strides of {array.strides} bytes"
+            )
     serves = [served(name, views.get(name), heads) for name in "qkv"]
-    places = [number for name, many in zip("qkvo", (*serves, 1), strict=True)
-              for number in heads_of(name, views.get(name), T, heads // many)]
-    if source is not None: places[0] = address(source)
+    places = [
+        number
+        for name, many in zip("qkvo", (*serves, 1), strict=True)
+        for number in heads_of(name, views.get(name), T, heads // many)
+    ]
+    if source is not None:
+        places[0] = address(source)
     q, k, v, o = (0 if (view := views.get(name)) is None else view.shape[2] for name in "qkvo")
-    if q != k: raise ValueError(f"q and k: widths {q} and {k} differ")
-    if v != o: raise ValueError(f"v and out: widths {v} and {o} differ")
+    if q != k:
+        raise ValueError(f"q and k: widths {q} and {k} differ")
+    if v != o:
+        raise ValueError(f"v and out: widths {v} and {o} differ")
     table, workers = table_of(bias, heads), threads()
     with POOL.lock:
         reserved = ROOM.reserve(room, workers) if room else (0, 0)
-        values = (*places, *map(address, (batch.starts, first, batch.before)), S, heads, q, v, gemm.address,
-                  *reserved, address(flat), *serves, *clipped(reach), tile, *table, 0, check_scale(scale))
+        values = (
+            *places,
+            *map(address, (batch.starts, first, batch.before)),
+            S,
+            heads,
+            q,
+            v,
+            gemm.address,
+            *reserved,
+            address(flat),
+            *serves,
+            *clipped(reach),
+            tile,
+            *table,
+            0,
+            check_scale(scale),
+        )
         launch(workers, (kernel, make_record([values], ATTENTION), int(first[-1]) * heads))
 
 
-def scores(q: np.ndarray, k: np.ndarray, starts: np.ndarray, out: np.ndarray, scale: float = 1.0,
-           bias: np.ndarray | None = None) -> np.ndarray:
+def scores(
+    q: np.ndarray,
+    k: np.ndarray,
+    starts: np.ndarray,
+    out: np.ndarray,
+    scale: float = 1.0,
+    bias: np.ndarray | None = None,
+) -> np.ndarray:
     """out: flat, for each sequence (h, length, length): scale q kᵀ + bias, a table by distance (biased.py); h is the
     largest number of heads among q, k and the bias."""
     if q.ndim != 3 or k.ndim != 3:
@@ -271,7 +352,8 @@ def scores(q: np.ndarray, k: np.ndarray, starts: np.ndarray, out: np.ndarray, sc
 
 def softmax(x: np.ndarray, starts: np.ndarray, heads: int, out: np.ndarray, reach: Reach = EVERY) -> np.ndarray:
     """Compute softmax over the keys that each query sees of flat scores, zeros elsewhere; out may be x."""
-    if heads < 1: raise ValueError(f"softmax: {heads} heads")
+    if heads < 1:
+        raise ValueError(f"softmax: {heads} heads")
     writable("out", out)
     separate(out, over=True, x=x)
     run_heads(share_row, starts, heads, {}, 1.0, out, x, reach=reach)

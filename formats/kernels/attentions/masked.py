@@ -1,5 +1,6 @@
 """Attention over blocks of scores: blocks that a mask leaves out are never computed, and bits decide only at its
 edges."""
+
 import numpy as np
 
 from formats.core.arrays import separate
@@ -30,16 +31,18 @@ __all__ = ["attention_blocks"]
 __borders__ = QUERIES, KEYS
 
 # the mask's arrays and its block (see formats/storage/masks.py), m queries and n keys; the rest as in heads.py
-MASKED = np.dtype([*PLACES, *words("ptr idx edge bits block m n h d e multiply room apart q_of k_of v_of tile"),
-                   ("scale", "f8")])
+MASKED = np.dtype(
+    [*PLACES, *words("ptr idx edge bits block m n h d e multiply room apart q_of k_of v_of tile"), ("scale", "f8")]
+)
 f4, i8 = np.float32, np.int64
 HIDDEN = f4(-np.inf)
-FAINT = 1e-30                                      # replaces a scale of 0, which would turn hidden scores into NaN
+FAINT = 1e-30  # replaces a scale of 0, which would turn hidden scores into NaN
 
 
 @intrinsic
 def hide(typing, bits, s, value):
     """Store a number in those of the 16 at s whose bit is not set."""
+
     def code(context, builder, signature, values):
         bits, s, value = values
         gone = builder.bitcast(builder.trunc(builder.not_(bits), ir.IntType(LANES)), MASK)
@@ -49,6 +52,7 @@ def hide(typing, bits, s, value):
         masked = llvm_function(builder, f"llvm.masked.store.v{LANES}f32.p0", ir.VoidType(), VECTOR, at.type, LANE, MASK)
         builder.call(masked, [several, at, LANE(4), gone])
         return context.get_dummy_value()
+
     return types.void(types.int64, types.int64, types.float32), code
 
 
@@ -57,12 +61,14 @@ def hide_edges(c, b, count, rows, scores, value):
     """Hide the scores that the bits of edge blocks leave out, in a run of blocks."""
     edge = pointer(c.edge, np.uint32)
     for j in range(count):
-        if not edge[b + j]: continue
+        if not edge[b + j]:
+            continue
         bits = c.bits + (i8(edge[b + j]) - 1) * c.block * c.block // 8
         for i in range(rows):
             words = pointer(bits + i * c.block // 8, np.uint16)
             for g in range(c.block // 16):
-                if words[g] != 0xFFFF: hide(i8(words[g]), scores + 4 * (i * c.tile + j * c.block + 16 * g), value)
+                if words[g] != 0xFFFF:
+                    hide(i8(words[g]), scores + 4 * (i * c.tile + j * c.block + 16 * g), value)
 
 
 @njit(**HELPER)
@@ -82,14 +88,16 @@ def fold_in(c, rows, keys, scores, o, tops, masses, scale):
         tops[i], masses[i] = top, masses[i] * kept + exponentials(s, keys, scale, top)
         if kept != f4(1):
             y = floats(o + 4 * i * c.o_row, c.e)
-            for j in range(c.e): y[j] *= kept
+            for j in range(c.e):
+                y[j] *= kept
 
 
 @njit(**HELPER)
 def neighbours(c, b, end):
     """Count the consecutive blocks from b on, at most a tile."""
     idx, count = pointer(c.idx, np.uint32), 1
-    while b + count < end and (count + 1) * c.block <= c.tile and idx[b + count] == idx[b] + count: count += 1
+    while b + count < end and (count + 1) * c.block <= c.tile and idx[b + count] == idx[b] + count:
+        count += 1
     return count
 
 
@@ -107,7 +115,8 @@ def attend_blocks(item, worker, arguments):
     b, end, fresh = i8(ptr[row]), i8(ptr[row + 1]), 1
     for i in range(rows):
         tops[i], masses[i] = 0, 0
-        if b == end: blank(floats(o + 4 * i * c.o_row, c.e), c.e, c.e, c.e)
+        if b == end:
+            blank(floats(o + 4 * i * c.o_row, c.e), c.e, c.e, c.e)
     while b < end:
         count, key = neighbours(c, b, end), i8(idx[b]) * c.block
         keys = min(count * c.block, c.n - key)
@@ -119,30 +128,45 @@ def attend_blocks(item, worker, arguments):
         fresh, b = 0, b + count
     for i in range(rows):
         y, share = floats(o + 4 * i * c.o_row, c.e), f4(0) if masses[i] == 0 else f4(1) / masses[i]
-        for j in range(c.e): y[j] *= share
+        for j in range(c.e):
+            y[j] *= share
 
 
-def attention_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, ptr: np.ndarray, idx: np.ndarray, edge: np.ndarray,
-                     bits: np.ndarray, out: np.ndarray, block: int, scale: float = 1.0) -> np.ndarray:
+def attention_blocks(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    ptr: np.ndarray,
+    idx: np.ndarray,
+    edge: np.ndarray,
+    bits: np.ndarray,
+    out: np.ndarray,
+    block: int,
+    scale: float = 1.0,
+) -> np.ndarray:
     """out (m, h, e) = softmax(scale q kᵀ) v over the scores that a mask holds (formats.storage.masks), in each head.
 
     q (m, ·, d), k (n, ·, d) and v (n, ·, e) are views with any steps between rows and heads, each of as many heads as
     out or of a divisor; ptr, idx, edge: uint32, bits: uint16. Rows that see no key are zeros."""
     check_heads(out, q=q, k=k, v=v)
-    for name, array in (("ptr", ptr), ("idx", idx), ("edge", edge)): typed(name, array, np.uint32)
+    for name, array in (("ptr", ptr), ("idx", idx), ("edge", edge)):
+        typed(name, array, np.uint32)
     separate(out, ptr=ptr, idx=idx, edge=edge, bits=typed("bits", bits, np.uint16, axes=3))
     (m, h, e), (n, _, d) = out.shape, k.shape
     if block < 16 or block % 16 or bits.shape[1:] != (block, block // 16):
         raise ValueError(f"mask: bits of {bits.shape} are not of blocks of {block}, which must be a multiple of 16")
     if len(ptr) - 1 != -(-m // block) or not ptr[-1] == len(idx) == len(edge) or ptr[0] or (ptr[1:] < ptr[:-1]).any():
-        raise ValueError(f"mask: ptr of {len(ptr)} does not rise from 0 to {len(idx)} blocks of {block} over {m} "
-                         "queries")
+        raise ValueError(
+            f"mask: ptr of {len(ptr)} does not rise from 0 to {len(idx)} blocks of {block} over {m} queries"
+        )
     if len(idx) and int(idx.max()) * block >= n:
         raise ValueError(f"mask: block {idx.max()} of {block} keys, there are {n}")
     if len(edge) and int(edge.max()) > len(bits):
         raise ValueError(f"mask: an edge has the bits {edge.max()}, there are {len(bits)}")
-    if q.shape[2] != d: raise ValueError(f"q and k: widths {q.shape[2]} and {d} differ")
-    if v.shape[2] != e: raise ValueError(f"v and out: widths {v.shape[2]} and {e} differ")
+    if q.shape[2] != d:
+        raise ValueError(f"q and k: widths {q.shape[2]} and {d} differ")
+    if v.shape[2] != e:
+        raise ValueError(f"v and out: widths {v.shape[2]} and {e} differ")
     serves = [served(name, view, h) for name, view in (("q", q), ("k", k), ("v", v))]
     views = zip("qkvo", (q, k, v, out), (m, n, n, m), (*serves, 1), strict=True)
     places = [number for name, view, rows, many in views for number in heads_of(name, view, rows, h // many)]
@@ -150,7 +174,20 @@ def attention_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, ptr: np.ndarra
     workers = threads()
     with POOL.lock:
         room = ROOM.reserve(4 * (block * (tile + 2) + tile * max(d, e)), workers)
-        fields = (*places, *map(address, (ptr, idx, edge, bits)), block, m, n, h, d, e, gemm.address, *room, *serves,
-                  tile, check_scale(scale) or FAINT)
+        fields = (
+            *places,
+            *map(address, (ptr, idx, edge, bits)),
+            block,
+            m,
+            n,
+            h,
+            d,
+            e,
+            gemm.address,
+            *room,
+            *serves,
+            tile,
+            check_scale(scale) or FAINT,
+        )
         launch(workers, (attend_blocks, make_record([fields], MASKED), (len(ptr) - 1) * h))
     return out

@@ -5,6 +5,7 @@ All is checked before any of it is placed. A contradictory file is damaged: Inpu
 is not supported here (a relocation, a symbol, a kind of section) is Foreign, and left to LLVM. Memory is written first
 and protected then: no page is ever both writable and executable. No unwinding information is registered, as kernels do
 not raise."""
+
 import ctypes
 import mmap
 import platform
@@ -19,24 +20,24 @@ from typing import NamedTuple
 from formats.core.errors import InputError
 
 HERE = sys.platform == "linux" and platform.machine() == "x86_64" and sys.maxsize > 1 << 32
-MAGIC, RELOCATABLE, X86_64 = b"\x7fELF\x02\x01\x01", 1, 62   # 64 bits, little endian, version 1
+MAGIC, RELOCATABLE, X86_64 = b"\x7fELF\x02\x01\x01", 1, 62  # 64 bits, little endian, version 1
 HEADER, SECTION = Struct("<16sHHIQQQIHHHHHH"), Struct("<IIQQQQIIQQ")
 SYMBOL, RELA = Struct("<IBBHQQ"), Struct("<QQq")
-PROGBITS, SYMTAB, STRTAB, ADDENDS, NOBITS, PLAIN, UNWIND = 1, 2, 3, 4, 8, 9, 0x70000001      # types of sections
-WRITE, ALLOCATED, EXECUTED = 1, 2, 4                   # flags of sections; loading ignores the others:
-KNOWN = WRITE | ALLOCATED | EXECUTED | 0x10 | 0x20 | 0x40 | 0x10000000       # merge, strings, info, large
-UNDEFINED, RESERVED, GLOBAL_FUNCTION = 0, 0xFF00, 0x12       # of symbols: special sections, and a binding with a type
-PAGE, MAX_OBJECT_BYTES = mmap.PAGESIZE, 1 << 26              # bytes of a page; largest size of an object in memory
+PROGBITS, SYMTAB, STRTAB, ADDENDS, NOBITS, PLAIN, UNWIND = 1, 2, 3, 4, 8, 9, 0x70000001  # types of sections
+WRITE, ALLOCATED, EXECUTED = 1, 2, 4  # flags of sections; loading ignores the others:
+KNOWN = WRITE | ALLOCATED | EXECUTED | 0x10 | 0x20 | 0x40 | 0x10000000  # merge, strings, info, large
+UNDEFINED, RESERVED, GLOBAL_FUNCTION = 0, 0xFF00, 0x12  # of symbols: special sections, and a binding with a type
+PAGE, MAX_OBJECT_BYTES = mmap.PAGESIZE, 1 << 26  # bytes of a page; largest size of an object in memory
 
 # the relocations of table 4.9 that need no table of the linker's own: the value (S: symbol, A: addend, P: place), and
 # the field that it must fit. A function of PLT32 is called at its own address.
 RELOCATIONS: dict[int, tuple[Callable[[int, int, int], int], Struct]] = {
-    1: (lambda s, a, p: s + a, Struct("<Q")),                # R_X86_64_64
-    2: (lambda s, a, p: s + a - p, Struct("<i")),            # R_X86_64_PC32
-    4: (lambda s, a, p: s + a - p, Struct("<i")),            # R_X86_64_PLT32
-    10: (lambda s, a, p: s + a, Struct("<I")),               # R_X86_64_32
-    11: (lambda s, a, p: s + a, Struct("<i")),               # R_X86_64_32S
-    24: (lambda s, a, p: s + a - p, Struct("<q")),           # R_X86_64_PC64
+    1: (lambda s, a, p: s + a, Struct("<Q")),  # R_X86_64_64
+    2: (lambda s, a, p: s + a - p, Struct("<i")),  # R_X86_64_PC32
+    4: (lambda s, a, p: s + a - p, Struct("<i")),  # R_X86_64_PLT32
+    10: (lambda s, a, p: s + a, Struct("<I")),  # R_X86_64_32
+    11: (lambda s, a, p: s + a, Struct("<i")),  # R_X86_64_32S
+    24: (lambda s, a, p: s + a - p, Struct("<q")),  # R_X86_64_PC64
 }
 
 
@@ -46,6 +47,7 @@ class Foreign(InputError):
 
 class Section(NamedTuple):
     """An entry of the table of sections, in the order of its fields."""
+
     name: int
     kind: int
     flags: int
@@ -58,13 +60,17 @@ class Section(NamedTuple):
     each: int
 
     @property
-    def rights(self) -> int: return self.flags & (WRITE | EXECUTED)
+    def rights(self) -> int:
+        return self.flags & (WRITE | EXECUTED)
+
     @property
-    def stored(self) -> int: return 0 if self.kind in (0, NOBITS) else self.size             # bytes in the file
+    def stored(self) -> int:
+        return 0 if self.kind in (0, NOBITS) else self.size  # bytes in the file
 
 
 class Symbol(NamedTuple):
     """An entry of the table of symbols, in the order of its fields."""
+
     name: int
     kind: int
     other: int
@@ -81,7 +87,7 @@ class Object:
         self.code, self.sections = code, sections(code)
         self.symbols, self.names = symbols(code, self.sections)
         self.starts: dict[int, int] = {}
-        self.spans: list[tuple[int, int, int]] = []          # (begin, end, rights)
+        self.spans: list[tuple[int, int, int]] = []  # (begin, end, rights)
         at = 0
         for rights in (EXECUTED, 0, WRITE):
             begin = at
@@ -90,8 +96,10 @@ class Object:
                     self.starts[i] = at + -at % max(section.align, 1)
                     at = self.starts[i] + section.size
             at += -at % PAGE
-            if at > begin: self.spans.append((begin, at, rights))
-        if not 0 < at <= MAX_OBJECT_BYTES: raise InputError(f"its sections take {at:,} bytes")
+            if at > begin:
+                self.spans.append((begin, at, rights))
+        if not 0 < at <= MAX_OBJECT_BYTES:
+            raise InputError(f"its sections take {at:,} bytes")
         self.size = at
 
     def image(self, base: int, outside: Mapping[str, int]) -> bytearray:
@@ -99,27 +107,35 @@ class Object:
         image = bytearray(self.size)
         for i, start in self.starts.items():
             if (section := self.sections[i]).kind == PROGBITS:
-                image[start:start + section.size] = content(self.code, section)
+                image[start : start + section.size] = content(self.code, section)
         for table in self.sections:
-            if table.info in self.starts and table.kind == PLAIN: raise Foreign("relocations without addends")
-            if table.info not in self.starts or table.kind != ADDENDS: continue
+            if table.info in self.starts and table.kind == PLAIN:
+                raise Foreign("relocations without addends")
+            if table.info not in self.starts or table.kind != ADDENDS:
+                continue
             start, size = self.starts[table.info], self.sections[table.info].stored
             for offset, info, addend in unpack_entries(self.code, table, RELA):
                 number, kind = info >> 32, info & 0xFFFFFFFF
-                if kind not in RELOCATIONS: raise Foreign(f"relocation {kind}")
+                if kind not in RELOCATIONS:
+                    raise Foreign(f"relocation {kind}")
                 formula, field = RELOCATIONS[kind]
-                if offset + field.size > size: raise InputError("a relocation lies outside of its section")
+                if offset + field.size > size:
+                    raise InputError("a relocation lies outside of its section")
                 place = start + offset
-                try: field.pack_into(image, place, formula(self.address(number, base, outside), addend, base + place))
-                except Overflow: raise Foreign(f"relocation {kind} of what is too far away") from None
+                try:
+                    field.pack_into(image, place, formula(self.address(number, base, outside), addend, base + place))
+                except Overflow:
+                    raise Foreign(f"relocation {kind} of what is too far away") from None
         return image
 
     def address(self, number: int, base: int, outside: Mapping[str, int]) -> int:
         """Return the address of a symbol."""
-        if not 0 < number < len(self.symbols): raise InputError(f"it has no symbol {number}")
+        if not 0 < number < len(self.symbols):
+            raise InputError(f"it has no symbol {number}")
         symbol = self.symbols[number]
         if symbol.section == UNDEFINED:
-            if (name := self.name(symbol)) not in outside: raise Foreign(f"symbol {name[:80]!r}")
+            if (name := self.name(symbol)) not in outside:
+                raise Foreign(f"symbol {name[:80]!r}")
             return outside[name]
         return base + self.place(symbol)
 
@@ -127,18 +143,26 @@ class Object:
         """Return the offset of a symbol that the object defines."""
         if symbol.section not in self.starts:
             raise Foreign(f"symbol {self.name(symbol)[:80]!r} is of no section that is placed")
-        if symbol.value > self.sections[symbol.section].size: raise InputError("a symbol lies outside of its section")
+        if symbol.value > self.sections[symbol.section].size:
+            raise InputError("a symbol lies outside of its section")
         return self.starts[symbol.section] + symbol.value
 
     def name(self, symbol: Symbol) -> str:
         end = self.names.find(b"\0", symbol.name)
-        if end < symbol.name: raise InputError("the name of a symbol has no end")
-        return self.names[symbol.name:end].decode("ascii", "replace")
+        if end < symbol.name:
+            raise InputError("the name of a symbol has no end")
+        return self.names[symbol.name : end].decode("ascii", "replace")
 
     def entry(self, name: str) -> int:
         """Return the offset of the function of this name."""
-        matches = [symbol for symbol in self.symbols if symbol.kind == GLOBAL_FUNCTION and symbol.section in self.starts
-                 and self.sections[symbol.section].rights == EXECUTED and self.name(symbol) == name]
+        matches = [
+            symbol
+            for symbol in self.symbols
+            if symbol.kind == GLOBAL_FUNCTION
+            and symbol.section in self.starts
+            and self.sections[symbol.section].rights == EXECUTED
+            and self.name(symbol) == name
+        ]
         if len(matches) != 1 or matches[0].value >= self.sections[matches[0].section].size:
             raise InputError(f"it defines no function {name}")
         return self.place(matches[0])
@@ -146,36 +170,48 @@ class Object:
 
 def sections(code: bytes) -> list[Section]:
     """Read the table of sections. All must be within the file and must not overlap."""
-    if len(code) < HEADER.size: raise InputError("it ends within its header")
+    if len(code) < HEADER.size:
+        raise InputError("it ends within its header")
     ident, kind, machine, _, _, _, start, _, _, _, _, entry_size, count, _ = HEADER.unpack_from(code)
-    if (ident[:len(MAGIC)], kind, machine) != (MAGIC, RELOCATABLE, X86_64):
+    if (ident[: len(MAGIC)], kind, machine) != (MAGIC, RELOCATABLE, X86_64):
         raise InputError("it is no relocatable ELF file of x86-64")
     if entry_size != SECTION.size or start + count * entry_size > len(code):
         raise InputError("its table of sections lies outside of it")
-    table = [Section(*fields) for fields in SECTION.iter_unpack(code[start:start + count * entry_size])]
-    taken = sorted([(0, HEADER.size), (start, start + count * entry_size),
-                    *((s.offset, s.offset + s.stored) for s in table if s.stored)])
-    if taken[-1][1] > len(code): raise InputError("a section lies outside of it")
-    if any(end > begin for (_, end), (begin, _) in pairwise(taken)): raise InputError("sections overlap")
+    table = [Section(*fields) for fields in SECTION.iter_unpack(code[start : start + count * entry_size])]
+    taken = sorted(
+        [
+            (0, HEADER.size),
+            (start, start + count * entry_size),
+            *((s.offset, s.offset + s.stored) for s in table if s.stored),
+        ]
+    )
+    if taken[-1][1] > len(code):
+        raise InputError("a section lies outside of it")
+    if any(end > begin for (_, end), (begin, _) in pairwise(taken)):
+        raise InputError("sections overlap")
     return table
 
 
 def needs_memory(section: Section) -> bool:
     """True if a section is to be in memory. Foreign for one that needs more than that."""
-    if not section.flags & ALLOCATED or section.kind == UNWIND or not section.size: return False
+    if not section.flags & ALLOCATED or section.kind == UNWIND or not section.size:
+        return False
     if section.kind not in (PROGBITS, NOBITS) or section.flags & ~KNOWN:
         raise Foreign(f"a section of kind {section.kind:#x}")
-    if section.rights == WRITE | EXECUTED: raise Foreign("a section that is written to and run")
+    if section.rights == WRITE | EXECUTED:
+        raise Foreign("a section that is written to and run")
     if section.align & (section.align - 1) or section.align > PAGE:
         raise Foreign(f"a section on multiples of {section.align:,} bytes")
-    if section.size > MAX_OBJECT_BYTES: raise InputError(f"a section takes {section.size:,} bytes")
+    if section.size > MAX_OBJECT_BYTES:
+        raise InputError(f"a section takes {section.size:,} bytes")
     return True
 
 
 def symbols(code: bytes, sections: list[Section]) -> tuple[list[Symbol], bytes]:
     """Read the one table of symbols, and the table of their names."""
     tables = [section for section in sections if section.kind == SYMTAB]
-    if len(tables) != 1: raise InputError(f"it has {len(tables)} tables of symbols")
+    if len(tables) != 1:
+        raise InputError(f"it has {len(tables)} tables of symbols")
     table = [Symbol(*fields) for fields in unpack_entries(code, tables[0], SYMBOL)]
     if tables[0].link >= len(sections) or (names := sections[tables[0].link]).kind != STRTAB:
         raise InputError("its symbols have no names")
@@ -186,16 +222,18 @@ def symbols(code: bytes, sections: list[Section]) -> tuple[list[Symbol], bytes]:
 
 def unpack_entries(code: bytes, section: Section, each: Struct) -> Iterator[tuple[int, ...]]:
     """Yield the entries of a section, all of one size."""
-    if section.each != each.size or section.size % each.size: raise InputError("a table's entries have another size")
+    if section.each != each.size or section.size % each.size:
+        raise InputError("a table's entries have another size")
     return each.iter_unpack(content(code, section))
 
 
-def content(code: bytes, section: Section) -> bytes: return code[section.offset:section.offset + section.size]
+def content(code: bytes, section: Section) -> bytes:
+    return code[section.offset : section.offset + section.size]
 
 
 # ---- in memory
 
-REGIONS: list[mmap.mmap] = []                              # as long as the process: addresses may still be called
+REGIONS: list[mmap.mmap] = []  # as long as the process: addresses may still be called
 
 
 def load_object(code: bytes, name: str, outside: Mapping[str, int]) -> int:

@@ -1,5 +1,6 @@
 """Kernels from texts that are generated with a program: compiled when they are chosen, and found by a digest of the
 text ever after."""
+
 import json
 from collections.abc import Iterable
 from functools import cached_property
@@ -9,7 +10,7 @@ from typing import Any
 from formats.kernels.engine.compiled import Function, Kernel, digest_code
 from formats.kernels.engine.frozen import sources
 
-PREFIX = "term-"                                            # prefix of their names; a digest of the text follows
+PREFIX = "term-"  # prefix of their names; a digest of the text follows
 
 
 class TextKernel(Kernel):
@@ -22,10 +23,12 @@ class TextKernel(Kernel):
         self.arguments, self.result, self.rare, self.place = 3, False, True, 0
 
     @property
-    def module(self) -> str: return self.home
+    def module(self) -> str:
+        return self.home
 
     @property
-    def symbol(self) -> str: return self.name
+    def symbol(self) -> str:
+        return self.name
 
     @cached_property
     def words(self) -> dict[str, Any]:
@@ -47,5 +50,6 @@ def take_over(content: bytes) -> dict[str, Function]:
     kernels: dict[str, Function] = {}
     for name, (text, home) in json.loads(content or b"{}").items():
         kernels[name] = TextKernel(text, home)
-        if kernels[name].name != name: raise ValueError(f"{name}: its text is another's")
+        if kernels[name].name != name:
+            raise ValueError(f"{name}: its text is another's")
     return kernels

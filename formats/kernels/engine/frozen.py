@@ -4,6 +4,7 @@ modules.
 A kernel of this package is identified by the sources of its module and of the modules of the package that it imports,
 and by the values that these import from elsewhere in the project (`sources`). A kernel declared outside is identified
 by the sources and the values of its module and of all that it imports (`closure`)."""
+
 import hashlib
 import re
 import sys
@@ -18,11 +19,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-IMPORTS = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]*)"
-                     r"|^[ \t]*import[ \t]+([\w., \t]+)", re.MULTILINE)
+IMPORTS = re.compile(
+    r"^[ \t]*from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n#]*)"
+    r"|^[ \t]*import[ \t]+([\w., \t]+)",
+    re.MULTILINE,
+)
 COMMENT = re.compile(r"#[^\n]*")
-ROOT, PACKAGE = __name__.split(".")[0], __name__.rsplit(".", 2)[0]     # the root package, and that of kernels
-PROJECT = Path(__file__).parents[3]                          # the folder of the project's packages
+ROOT, PACKAGE = __name__.split(".")[0], __name__.rsplit(".", 2)[0]  # the root package, and that of kernels
+PROJECT = Path(__file__).parents[3]  # the folder of the project's packages
 CONSTANT = type(None), bool, int, float, complex, str, bytes, tuple, frozenset, np.generic, np.dtype
 
 
@@ -34,7 +38,8 @@ def imported(home: Path, package: str) -> Iterator[str]:
         within = ".".join([package, *file.relative_to(home).parts[:-1]])
         for module, name in imports(file.read_text("utf-8")):
             whole = resolve_name(module, within) if module.startswith(".") else module
-            if whole.partition(".")[0] == ROOT and not f"{whole}.".startswith(f"{package}."): pairs.add((whole, name))
+            if whole.partition(".")[0] == ROOT and not f"{whole}.".startswith(f"{package}."):
+                pairs.add((whole, name))
     for module, name in sorted(pairs):
         yield f"{module}.{name} {words(member(module, name))}"
 
@@ -57,7 +62,8 @@ def read_module(name: str) -> Module:
         whole = resolve_name(base, within) if base.startswith(".") else base
         if is_kernels(whole):
             inside |= {candidate for candidate in (whole, f"{whole}.{attribute}") if is_written(candidate)}
-        elif whole.partition(".")[0] == ROOT: outside.add((whole, attribute))
+        elif whole.partition(".")[0] == ROOT:
+            outside.add((whole, attribute))
     return Module(source, frozenset(inside), frozenset(outside))
 
 
@@ -68,7 +74,8 @@ def sources(name: str) -> str:
     source changes it."""
     modules, left = dict[str, Module](), [name]
     while left:
-        if (module := left.pop()) in modules: continue
+        if (module := left.pop()) in modules:
+            continue
         modules[module] = read_module(module)
         left += modules[module].inside
     outside = frozenset[tuple[str, str]]().union(*(module.outside for module in modules.values()))
@@ -98,15 +105,17 @@ def is_written(module: str) -> bool:
 def imports(source: str) -> Iterator[tuple[str, str]]:
     """Yield (module, name) of each name that a source imports; a module by itself has no name."""
     for module, names, modules in IMPORTS.findall(source):
-        listed = (entry.split()[0] for entry in COMMENT.sub("", names or modules).strip("() \t\n").split(",")
-                  if entry.strip())
+        listed = (
+            entry.split()[0] for entry in COMMENT.sub("", names or modules).strip("() \t\n").split(",") if entry.strip()
+        )
         yield from ((module, entry) if module else (entry, "") for entry in listed)
 
 
 def member(module: str, name: str) -> object:
     """Return the value of an import: a module, or its attribute of that name, or a module within it."""
     there = import_module(module)
-    if not name: return there
+    if not name:
+        return there
     return getattr(there, name) if hasattr(there, name) else import_module(f"{module}.{name}")
 
 
@@ -114,14 +123,19 @@ def words(value: object) -> str:
     """Describe numbers, texts, arrays and tables of them, the values that code can hold; any other value gets the same
     word."""
     match value:
-        case np.ndarray(): return f"{value.dtype} {value.shape} {value.tobytes().hex()}"
-        case tuple() | list(): return f"{type(value).__name__}({', '.join(map(words, value))})"
-        case set() | frozenset(): return f"set({', '.join(sorted(map(words, value)))})"
-        case dict(): return f"dict({', '.join(f'{words(key)}: {words(entry)}' for key, entry in value.items())})"
+        case np.ndarray():
+            return f"{value.dtype} {value.shape} {value.tobytes().hex()}"
+        case tuple() | list():
+            return f"{type(value).__name__}({', '.join(map(words, value))})"
+        case set() | frozenset():
+            return f"set({', '.join(sorted(map(words, value)))})"
+        case dict():
+            return f"dict({', '.join(f'{words(key)}: {words(entry)}' for key, entry in value.items())})"
     return f"{type(value).__name__} {value!r}" if isinstance(value, CONSTANT) else "…"
 
 
 # ---- kernels that are declared outside
+
 
 def closure(body: Callable[..., object]) -> str:
     """Return the sources of a function's module and of all that it imports, except libraries, with the values that
@@ -129,21 +143,30 @@ def closure(body: Callable[..., object]) -> str:
     compiles gets the same words."""
     import ast
     from linecache import getlines
+
     trees, texts, ours, left = dict[str, ast.Module](), dict[str, str](), set[str](), [body.__module__]
     while left:
-        if is_kernels(name := left.pop()) and find_file(name).is_file(): ours.add(name)
-        if name in trees or not (name == body.__module__ or is_own(name)): continue
+        if is_kernels(name := left.pop()) and find_file(name).is_file():
+            ours.add(name)
+        if name in trees or not (name == body.__module__ or is_own(name)):
+            continue
         module = vars(sys.modules[name])
         texts[name] = "".join(getlines(module.get("__file__") or body.__code__.co_filename, module))
         trees[name] = ast.parse(texts[name])
         for node in ast.walk(trees[name]):
             match node:
-                case ast.Import(names=names): left += [alias.name for alias in names]
+                case ast.Import(names=names):
+                    left += [alias.name for alias in names]
                 case ast.ImportFrom(module=base, names=names, level=level):
                     whole = resolve_name("." * level + (base or ""), module.get("__package__")) if level else base
                     left += [str(whole), *(f"{whole}.{alias.name}" for alias in names)]
-    spoken = {getattr(node, "id", "") or getattr(node, "attr", "") for tree in trees.values() for function in
-              ast.walk(tree) if isinstance(function, ast.FunctionDef) for node in ast.walk(function)}
+    spoken = {
+        getattr(node, "id", "") or getattr(node, "attr", "")
+        for tree in trees.values()
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+    }
     seen = set[int]()
     parts = [held(body, trees, seen), *map(sources, sorted(ours))]
     for name in sorted(texts):
@@ -155,12 +178,14 @@ def closure(body: Callable[..., object]) -> str:
 def held(function: object, modules: Container[str], seen: set[int]) -> str:
     """Describe the values that a function of these modules holds beyond its source: defaults and the cells of its
     closure, and those of functions among them. Empty for any other object."""
-    function = getattr(function, "py_func", function)       # the function that a compiler wrapped
-    if not isinstance(function, FunctionType) or function.__module__ not in modules or id(function) in seen: return ""
+    function = getattr(function, "py_func", function)  # the function that a compiler wrapped
+    if not isinstance(function, FunctionType) or function.__module__ not in modules or id(function) in seen:
+        return ""
     seen.add(id(function))
     values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
-        with suppress(ValueError): values.append(cell.cell_contents)            # a cell that is still empty
+        with suppress(ValueError):
+            values.append(cell.cell_contents)  # a cell that is still empty
     return f"{function.__qualname__} {words(values)}{''.join(held(value, modules, seen) for value in values)}"
 
 
@@ -168,7 +193,9 @@ def is_own(module: str) -> bool:
     """True if a module belongs to the user, here in a file: it is no library's, and not of this project, whose values
     are described where they are imported."""
     from sysconfig import get_path
+
     file = getattr(sys.modules.get(module), "__file__", None)
-    if not file or module.partition(".")[0] == ROOT: return False
+    if not file or module.partition(".")[0] == ROOT:
+        return False
     libraries = {Path(get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return not libraries & {*Path(file).resolve().parents}

@@ -1,5 +1,6 @@
 """numba and LLVM for the one process that compiles (compiler.py). In every other process their names mean Nothing, so
 that declaring kernels costs no time, and only their object code runs."""
+
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
@@ -15,10 +16,12 @@ class Inert(type):
     """Any attribute and any call of its classes is Nothing."""
 
     def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"): raise AttributeError(name)
+        if name.startswith("__"):
+            raise AttributeError(name)
         return Nothing
 
-    def __call__(cls, *arguments: Any, **options: Any) -> Any: return Nothing
+    def __call__(cls, *arguments: Any, **options: Any) -> Any:
+        return Nothing
 
 
 class Nothing(metaclass=Inert):
@@ -29,9 +32,14 @@ class Kept:
     """A function that is compiled elsewhere: not callable here, but its contents are part of a kernel's name
     (frozen.py)."""
 
-    def __init__(self, function: Any) -> None: self.py_func = function
-    def __call__(self, *arguments: Any, **options: Any) -> Any: return Nothing
-    def __getattr__(self, name: str) -> Any: return getattr(Nothing, name)
+    def __init__(self, function: Any) -> None:
+        self.py_func = function
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return Nothing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(Nothing, name)
 
 
 def defer(function: Any = None, **options: Any) -> Any:
@@ -52,10 +60,11 @@ if TYPE_CHECKING or COMPILES:
 else:
     llvm = ir = cfunc = typeof = types = cgutils = get_or_insert_function = rewrite_module = FastMathOptions = Nothing
     ConcreteTemplate = infer_global = signature = lower_builtin = models = register_model = Nothing
-if TYPE_CHECKING:                                            # types that numba does not declare
+if TYPE_CHECKING:  # types that numba does not declare
     from numba.core.base import BaseContext as Context
     from numba.core.typing.context import BaseContext as Typing
     from numba.core.typing.templates import Signature
+
     Body = TypeVar("Body", bound=Callable[..., object])
     Values: TypeAlias = Sequence[ir.Value]
     Intrinsic: TypeAlias = tuple[Signature, Callable[[Context, ir.IRBuilder, Signature, Values], ir.Value]]
@@ -76,9 +85,35 @@ else:
     if COMPILES:
         from numba import carray, njit
         from numba.extending import intrinsic
-    else: carray, intrinsic, njit = Nothing, Nothing, defer
+    else:
+        carray, intrinsic, njit = Nothing, Nothing, defer
 
-__all__ = ["COMPILES", "FEATURES", "NAME", "ConcreteTemplate", "Context", "FastMathOptions", "Intrinsic", "Nothing",
-           "Signature", "Typing", "Values", "carray", "cfunc", "cgutils", "get_or_insert_function", "infer_global",
-           "intrinsic", "ir", "llvm", "lower_builtin", "models", "njit", "register_model", "rewrite_module",
-           "signature", "typeof", "types"]
+__all__ = [
+    "COMPILES",
+    "FEATURES",
+    "NAME",
+    "ConcreteTemplate",
+    "Context",
+    "FastMathOptions",
+    "Intrinsic",
+    "Nothing",
+    "Signature",
+    "Typing",
+    "Values",
+    "carray",
+    "cfunc",
+    "cgutils",
+    "get_or_insert_function",
+    "infer_global",
+    "intrinsic",
+    "ir",
+    "llvm",
+    "lower_builtin",
+    "models",
+    "njit",
+    "register_model",
+    "rewrite_module",
+    "signature",
+    "typeof",
+    "types",
+]

@@ -3,6 +3,7 @@ where their features are supported (elf.py), by LLVM elsewhere.
 
 A file is named like the one symbol that it defines, which has a digest of the sources that it was made from. Behind the
 code are a line of names that only raising needs, and a checksum: damaged code is compiled again."""
+
 import ctypes
 import hashlib
 import os
@@ -27,23 +28,34 @@ if TYPE_CHECKING:
 
 # prefixes of names that code needs only to raise, which no kernel does, and of numba's code for that
 RAISING = "Py", "_Py", "NRT_", "numba_gil_", "numba_do_raise", "numba_unpickle", "numba_runtime_"
-IGNORED_SETTINGS = "NUMBA_NUM_THREADS", "NUMBA_CACHE_DIR"    # settings that no code depends on
+IGNORED_SETTINGS = "NUMBA_NUM_THREADS", "NUMBA_CACHE_DIR"  # settings that no code depends on
 KEPT_CONTENT = "compiled kernels"
 CODES = re.compile(r".+\.o")
-SYMBOL = re.compile(r"\w+(-[0-9a-f]{16})?")                  # names of symbols, and so of files
-SIZE = 16                                                    # bytes of a checksum
-BASIC = "memcpy", "memmove", "memset", "memcmp"              # functions of C that a compiler calls by itself
-LOADED: dict[str, int] = {}                                  # addresses by name
+SYMBOL = re.compile(r"\w+(-[0-9a-f]{16})?")  # names of symbols, and so of files
+SIZE = 16  # bytes of a checksum
+BASIC = "memcpy", "memmove", "memset", "memcmp"  # functions of C that a compiler calls by itself
+LOADED: dict[str, int] = {}  # addresses by name
 
 
 @cache
 def key() -> str:
     """Return a digest of all that object code depends on beside sources: processor, compiler versions, compiler
     settings. For Python that is its bytecode, which is the same for all builds of a version."""
-    settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("NUMBA_")
-                      and name not in IGNORED_SETTINGS)
-    parts = (NAME, FEATURES, release("numba"), release("llvmlite"), sys.implementation.cache_tag, sys.platform,
-             platform.machine(), settings)
+    settings = sorted(
+        (name, value)
+        for name, value in os.environ.items()
+        if name.startswith("NUMBA_") and name not in IGNORED_SETTINGS
+    )
+    parts = (
+        NAME,
+        FEATURES,
+        release("numba"),
+        release("llvmlite"),
+        sys.implementation.cache_tag,
+        sys.platform,
+        platform.machine(),
+        settings,
+    )
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
@@ -56,6 +68,7 @@ def home() -> Path:
 def spare() -> "tempfile.TemporaryDirectory[str]":
     """Make a directory of this process, for use where the cache cannot be used."""
     import tempfile
+
     return tempfile.TemporaryDirectory(prefix="opmatrix-kernels-")
 
 
@@ -103,7 +116,8 @@ def tidy() -> None:
 
 def file(directory: Path, name: str) -> Path:
     """Return the file of a symbol. ValueError for a name that could lead out of the directory."""
-    if not SYMBOL.fullmatch(name): raise ValueError(f"{name[:80]!r}: a kernel is named by letters, digits and _")
+    if not SYMBOL.fullmatch(name):
+        raise ValueError(f"{name[:80]!r}: a kernel is named by letters, digits and _")
     return directory / f"{name}.o"
 
 
@@ -116,23 +130,32 @@ def read_code(name: str) -> bytes:
     """Return the content of the file of this name; empty unless it is there and complete. A file that others could have
     written, or that this user may not read, is reported and not read from the cache; in a spare directory it is an
     error."""
-    if spare.cache_info().currsize and (code := read_intact(file(Path(spare().name), name))): return code
-    try: directory = guarded(home())
-    except (OSError, Distrusted): return b""                 # reported when code is to be stored there
-    try: code = read_intact(file(directory, name))
-    except (Distrusted, Unreadable) as error: say(f"compiled again: {error}")
+    if spare.cache_info().currsize and (code := read_intact(file(Path(spare().name), name))):
+        return code
+    try:
+        directory = guarded(home())
+    except (OSError, Distrusted):
+        return b""  # reported when code is to be stored there
+    try:
+        code = read_intact(file(directory, name))
+    except (Distrusted, Unreadable) as error:
+        say(f"compiled again: {error}")
     else:
         with suppress(OSError, InputError):
-            if code: hold(directory)
+            if code:
+                hold(directory)
         return code
     return b""
 
 
 def read_intact(place: Path) -> bytes:
     """Return the code in a file; empty where there is none or it is damaged. Raise Distrusted, Unreadable."""
-    try: content = recall(place)
-    except (Distrusted, Unreadable): raise
-    except InputError: return b""
+    try:
+        content = recall(place)
+    except (Distrusted, Unreadable):
+        raise
+    except InputError:
+        return b""
     return content[:-SIZE] if content[-SIZE:] == checksum(content[:-SIZE]) else b""
 
 
@@ -143,15 +166,18 @@ def write_code(directory: Path, name: str, code: bytes, absent: list[str]) -> No
     put(file(directory, name), content + checksum(content))
 
 
-def checksum(content: bytes) -> bytes: return hashlib.blake2b(content, digest_size=SIZE).digest()
+def checksum(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=SIZE).digest()
 
 
 def load_function(name: str) -> int:
     """Return the address of the function of this name, 0 if it is not there."""
     if name not in LOADED and (content := read_code(name)):
         code, _, absent = content.rpartition(b"\n")
-        try: LOADED[name] = load_code(name, code, absent.decode("ascii", "replace").split())
-        except InputError as error: say(f"compiled again: {file(home(), name)}: {error}")
+        try:
+            LOADED[name] = load_code(name, code, absent.decode("ascii", "replace").split())
+        except InputError as error:
+            say(f"compiled again: {file(home(), name)}: {error}")
     return LOADED.get(name, 0)
 
 
@@ -159,10 +185,13 @@ def load_code(name: str, code: bytes, absent: list[str]) -> int:
     """Load code into memory and return the address of its function. Raise InputError for damaged code."""
     outside = {symbol: find_c_function(symbol) for symbol in BASIC} | dict.fromkeys(absent, find_c_function("abort"))
     if elf.HERE:
-        with suppress(elf.Foreign): return elf.load_object(code, name, outside)
+        with suppress(elf.Foreign):
+            return elf.load_object(code, name, outside)
     import llvmlite.binding as llvm
+
     for symbol in absent:
-        if llvm.address_of_symbol(symbol) is None: llvm.add_symbol(symbol, find_c_function("abort"))
+        if llvm.address_of_symbol(symbol) is None:
+            llvm.add_symbol(symbol, find_c_function("abort"))
     linker().add_object_file(llvm.ObjectFileRef.from_data(code))
     linker().finalize_object()
     return int(linker().get_function_address(name))
@@ -172,7 +201,9 @@ def load_code(name: str, code: bytes, absent: list[str]) -> int:
 def linker() -> "llvm.ExecutionEngine":
     """Make the linker of LLVM, whose code lasts as long as the process."""
     import llvmlite.binding as llvm
-    with suppress(RuntimeError): llvm.initialize()           # newer versions raise, as they need it no more
+
+    with suppress(RuntimeError):
+        llvm.initialize()  # newer versions raise, as they need it no more
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(jit=True)

@@ -3,6 +3,7 @@
 A recording keeps the records of its launches as words in which addresses are relative to the memory of a run. It is
 replayed by one worker (a group of sentences each, no waiting between stages), or stage by stage by all workers
 together. With a clock, they note when each stage began."""
+
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -39,17 +40,18 @@ GROUP = np.dtype(words("script inputs given home arrays"))
 # clock: C's clock_gettime, 0 for none; stamps: (seconds, nanoseconds) of every stage's beginning and of the end; along:
 # the count of stamps of a group
 REPLAY = np.dtype(words("groups memory apart room step clock stamps along"))
-ENTRY = 3                                                    # words of a table entry: function, arguments, items
-OWN = 3                                                     # kinds of addresses that every script has: base, room, step
+ENTRY = 3  # words of a table entry: function, arguments, items
+OWN = 3  # kinds of addresses that every script has: base, room, step
 MONOTONIC = int(getattr(time, "CLOCK_MONOTONIC", 0))
-look = calling(2)                                            # calls the clock
+look = calling(2)  # calls the clock
 T = TypeVar("T")
 Regions = Sequence[tuple[Record, int]]
 
 
 def clock() -> int:
     """Return the address of C's clock_gettime; 0 where it is missing."""
-    with suppress(OSError, AttributeError): return find_c_function("clock_gettime")
+    with suppress(OSError, AttributeError):
+        return find_c_function("clock_gettime")
     return 0
 
 
@@ -66,18 +68,20 @@ class Recording:
         self.memory, self.workers, self.elsewhere, self.scratch = memory, workers, elsewhere, 0
         self.stages: list[Launch] = []
         self.records: list[Record] = []
-        self.temporaries: list[np.ndarray] = []              # temporaries of this step
-        self.addressed: dict[int, tuple[Record, int]] = {}   # by id: arrays, and their addresses in records
+        self.temporaries: list[np.ndarray] = []  # temporaries of this step
+        self.addressed: dict[int, tuple[Record, int]] = {}  # by id: arrays, and their addresses in records
         self.regions: list[tuple[Record, int]] = [(memory, 0)]  # memory and its place, in bytes
-        self.ends = [0]                                      # the end of each step, as a count of stages
+        self.ends = [0]  # the end of each step, as a count of stages
         self.end = round_to_lines(memory.nbytes)
 
     def keep(self, walk: Callable[[], T]) -> T:
         """Return walk(), with launches of this thread recorded. The context is restored however the walk ends."""
+
         def kept() -> T:
             RECORDING.set(self)
             FIXED.set(self.workers)
             return walk()
+
         return copy_context().run(kept)
 
     def reserve(self, size: int) -> tuple[int, int]:
@@ -97,8 +101,9 @@ class Recording:
     def script(self) -> "Script":
         """Return the recorded launches, with relative addresses."""
         self.step()
-        table = np.array([[kernel.address, address(arguments), items] for kernel, arguments, items in self.stages],
-                         np.int64).reshape(-1, ENTRY)
+        table = np.array(
+            [[kernel.address, address(arguments), items] for kernel, arguments, items in self.stages], np.int64
+        ).reshape(-1, ENTRY)
         pieces = [np.frombuffer(array, np.int64) for array in self.records]
         content = np.concatenate([*pieces, table.ravel()])
         places = self.end + np.cumsum([0, *(piece.nbytes for piece in pieces)])[:-1]
@@ -106,8 +111,15 @@ class Recording:
         region = relocate(content, [*regions, *((array, 0) for array in self.elsewhere)])
         moved = [np.flatnonzero((region >= 0) & (region < len(regions)))]
         moved += [np.flatnonzero(region == i) for i in range(len(regions), len(regions) + len(self.elsewhere))]
-        return Script(content, moved, len(content) - table.size, self.ends, self.end, self.scratch,
-                      outside(self.addressed.values(), [*regions, *((array, 0) for array in self.elsewhere)]))
+        return Script(
+            content,
+            moved,
+            len(content) - table.size,
+            self.ends,
+            self.end,
+            self.scratch,
+            outside(self.addressed.values(), [*regions, *((array, 0) for array in self.elsewhere)]),
+        )
 
 
 def outside(addressed: Collection[tuple[Record, int]], regions: Regions) -> list[Record]:
@@ -116,14 +128,15 @@ def outside(addressed: Collection[tuple[Record, int]], regions: Regions) -> list
     return [array for (array, _), region in zip(addressed, where.tolist(), strict=True) if region < 0]
 
 
-def round_to_lines(size: int) -> int: return -(-size // 64) * 64
+def round_to_lines(size: int) -> int:
+    return -(-size // 64) * 64
 
 
 def relocate(content: np.ndarray, regions: Regions) -> np.ndarray:
     """Replace words that are addresses in a region by offsets, in place; return the region of each word, -1 for none.
     Regions: memory, offset."""
     starts = np.array([address(array) for array, _ in regions], np.int64)
-    sizes = np.array([memoryview(array).nbytes for array, _ in regions], np.int64)      # type: ignore[arg-type]
+    sizes = np.array([memoryview(array).nbytes for array, _ in regions], np.int64)  # type: ignore[arg-type]
     order = np.argsort(starts)
     index = np.searchsorted(starts[order], content, "right") - 1
     region = order[np.maximum(index, 0)]
@@ -138,8 +151,16 @@ class Script:
     those to which its address is added. ends: the count of stages before the first step, and after each. read: the
     arrays whose addresses they have (weights, masks, copies); they last as long as this object."""
 
-    def __init__(self, content: np.ndarray, moved: list[np.ndarray], table: int, ends: list[int], home: int,
-                 scratch: int, read: Sequence[Record] = ()) -> None:
+    def __init__(
+        self,
+        content: np.ndarray,
+        moved: list[np.ndarray],
+        table: int,
+        ends: list[int],
+        home: int,
+        scratch: int,
+        read: Sequence[Record] = (),
+    ) -> None:
         self.ends, self.read = ends, (*read,)
         self.content, self.home, self.size, self.scratch = content, home, home + content.nbytes, scratch
         rooms, steps = np.flatnonzero(content == ROOM_START), np.flatnonzero(content == ROOM_STEP)
@@ -154,20 +175,23 @@ class Script:
 def copy_words(source: int, target: int, count: int) -> None:
     """Copy `count` words from one address to another."""
     given, kept = longs(source, count), longs(target, count)
-    for i in range(count): kept[i] = given[i]
+    for i in range(count):
+        kept[i] = given[i]
 
 
 @njit(**HELPER)
 def add_each(target: int, places: int, count: int, value: int) -> None:
     """Add a value to the words at these indices."""
     which = longs(places, count)
-    for i in range(count): longs(target + 8 * which[i], 1)[0] += value
+    for i in range(count):
+        longs(target + 8 * which[i], 1)[0] += value
 
 
 @njit(**HELPER)
 def stamp(c: np.record, item: int, stage: int) -> None:
     """Note when a group's stage begins."""
-    if c.clock: look(c.clock, MONOTONIC, c.stamps + 16 * (item * c.along + stage))
+    if c.clock:
+        look(c.clock, MONOTONIC, c.stamps + 16 * (item * c.along + stage))
 
 
 @njit(**HELPER)
@@ -180,7 +204,8 @@ def prepare(g: np.record, base: int, room: int, apart: int) -> int:
     add_each(home, added[0], added[1], base)
     add_each(home, added[2], added[3], room)
     add_each(home, added[4], added[5], apart)
-    for i in range(OWN, s.kinds): add_each(home, added[2 * i], added[2 * i + 1], arrays[i - OWN])
+    for i in range(OWN, s.kinds):
+        add_each(home, added[2 * i], added[2 * i + 1], arrays[i - OWN])
     table: int = home + 8 * s.table
     return table
 
@@ -195,7 +220,8 @@ def replay(item: int, worker: int, arguments: int) -> None:
     for i in range(stages):
         stamp(c, item, i)
         stage = longs(table + 8 * ENTRY * i, ENTRY)
-        for each in range(stage[2]): call(stage[0], each, worker, stage[1])
+        for each in range(stage[2]):
+            call(stage[0], each, worker, stage[1])
     stamp(c, item, stages)
 
 
@@ -209,23 +235,35 @@ def conduct(state: int, arguments: int, workers: int) -> None:
         stamp(c, 0, i)
         stage = longs(table + 8 * ENTRY * i, ENTRY)
         items = stage[2]
-        if items == 1: call(stage[0], 0, 0, stage[1])
+        if items == 1:
+            call(stage[0], 0, 0, stage[1])
         elif items:
             publish(state, stage[0], stage[1], items, min(workers, items))
             finish(state)
     stamp(c, 0, stages)
 
 
-def replay_groups(groups: int, count: int, size: int, scratch: int, workers: int, clock: int = 0,
-                  stamps: Record | None = None, along: int = 0) -> None:
+def replay_groups(
+    groups: int,
+    count: int,
+    size: int,
+    scratch: int,
+    workers: int,
+    clock: int = 0,
+    stamps: Record | None = None,
+    along: int = 0,
+) -> None:
     """Run `count` groups, whose records begin at the address `groups`, each with `size` bytes of memory and `scratch`
     bytes of room: one group by all workers together, several by one worker each. The pool is locked."""
     base, room = ARENA.reserve(size, workers if count > 1 else 1), ROOM.reserve(scratch, workers)
     arguments = filled(groups, *base, *room, clock, address(stamps), along)
-    if count == 1: conduct.call(POOL.state, address(arguments), POOL.ready(workers))
-    elif workers > 1: POOL.run(replay.address, address(arguments), count, workers)
+    if count == 1:
+        conduct.call(POOL.state, address(arguments), POOL.ready(workers))
+    elif workers > 1:
+        POOL.run(replay.address, address(arguments), count, workers)
     else:
-        for i in range(count): replay.call(i, 0, address(arguments))
+        for i in range(count):
+            replay.call(i, 0, address(arguments))
 
 
 GROUP_WORDS = len(GROUP.names or ())

@@ -2,6 +2,7 @@
 so numba's type inference, which takes most of a compilation, is not needed. Kernels may assign, branch by `if`, and
 loop by `while`, and by `for` over a range; all other statements are refused. A function that they call is written once
 a process for each kind of arguments, and is placed behind the kernels that call it."""
+
 from __future__ import annotations
 
 import ast
@@ -35,10 +36,10 @@ from formats.kernels.llvm.text_kinds import (
 )
 from formats.kernels.llvm.text_values import Scope, ValueWriter
 
-HEAD_LINES = 3                                              # header lines of a module's text: its name and target
-PASS_LEVEL = 3                                              # optimisation level of LLVM's passes, the highest
-LARGE = 1000                                                # instructions of a function from which it is not inlined,
-                                                            # so that it has its own registers and loops
+HEAD_LINES = 3  # header lines of a module's text: its name and target
+PASS_LEVEL = 3  # optimisation level of LLVM's passes, the highest
+LARGE = 1000  # instructions of a function from which it is not inlined,
+# so that it has its own registers and loops
 
 
 @cache
@@ -52,19 +53,21 @@ def read_function(function: Callable[..., Any]) -> tuple[ast.FunctionDef, dict[s
 
 class Helper(NamedTuple):
     """A called function: the kind of its result, its text, and the helpers that it calls."""
+
     gives: ValueKind
     text: str
     calls: dict[str, Helper]
 
 
 GIVES_NOTHING = KnownKind(None)
-HELPERS: dict[tuple[Any, ...], Helper] = {}                 # keyed by function and kinds of arguments
+HELPERS: dict[tuple[Any, ...], Helper] = {}  # keyed by function and kinds of arguments
 HELPER_NUMBERS: dict[tuple[Any, ...], int] = {}
 NUMBERED = re.compile(r"helper\.(\d+)")
 
 
 class LoopEnds(NamedTuple):
     """The blocks where a loop continues (`again`) and where it ends (`behind`)."""
+
     again: LlvmValue
     behind: LlvmValue
 
@@ -86,8 +89,10 @@ class TextWriter(ValueWriter):
         begin, args, values = self.build.block, iter(self.function.args), list[GivenValue]()
         result = self.write(definition, names, [rebuilt(kind, args) for kind in self.kinds])
         gives = self.kind_of(result, values)
-        if self.function.ftype.return_type == ir.VoidType(): self.build.ret_void()
-        else: self.build.ret(pack_values(self.build, self.function.ftype.return_type, values))
+        if self.function.ftype.return_type == ir.VoidType():
+            self.build.ret_void()
+        else:
+            self.build.ret(pack_values(self.build, self.function.ftype.return_type, values))
         ir.IRBuilder(self.entry).branch(begin)
         return gives
 
@@ -104,8 +109,10 @@ class TextWriter(ValueWriter):
 
     def kind_of(self, given: GivenValue, values: list[GivenValue]) -> ValueKind:
         """Return the kind of an argument; its computed parts are appended to `values`."""
-        if is_several(given): return PartsKind(type(given), tuple(self.kind_of(part, values) for part in given))
-        if not isinstance(given, Computed | int | float | np.number): return KnownKind(given)
+        if is_several(given):
+            return PartsKind(type(given), tuple(self.kind_of(part, values) for part in given))
+        if not isinstance(given, Computed | int | float | np.number):
+            return KnownKind(given)
         computed = self.known(given)
         values.append(computed.value)
         return computed.kind
@@ -114,11 +121,12 @@ class TextWriter(ValueWriter):
         """Return the result of a function for these arguments; its code is inserted here."""
         bound = dict(zip((arg.arg for arg in definition.args.args), args, strict=True))
         outer, self.scope = self.scope, Scope({}, {**names, **bound}, [], self.function.append_basic_block())
-        for node in ast.walk(definition):                   # an argument that is assigned is a variable
+        for node in ast.walk(definition):  # an argument that is assigned is a variable
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in bound:
                 self.keep(node.id, bound[node.id])
         self.follow(definition.body)
-        if self.scope.results and self.is_reached(): self.refuse(definition)        # one path returns no value
+        if self.scope.results and self.is_reached():
+            self.refuse(definition)  # one path returns no value
         self.leave(self.scope.end)
         self.build.position_at_end(self.scope.end)
         [result] = [each_part(self.read, place) for place in self.scope.results] or [None]
@@ -128,39 +136,62 @@ class TextWriter(ValueWriter):
     def follow(self, body: list[ast.stmt]) -> None:
         """Write statements, one after another, up to the first that leaves the block."""
         for statement in body:
-            if self.build.block.is_terminated: return
+            if self.build.block.is_terminated:
+                return
             match statement:
-                case ast.Pass(): pass
-                case ast.Expr(value=value): self.value(value)
-                case ast.Assign(targets=[target], value=value): self.assign(target, self.value(value))
-                case ast.AnnAssign(target=target, value=ast.expr() as value): self.assign(target, self.value(value))
+                case ast.Pass():
+                    pass
+                case ast.Expr(value=value):
+                    self.value(value)
+                case ast.Assign(targets=[target], value=value):
+                    self.assign(target, self.value(value))
+                case ast.AnnAssign(target=target, value=ast.expr() as value):
+                    self.assign(target, self.value(value))
                 case ast.AugAssign(target=ast.Name(id=name), op=op, value=value):
                     self.keep(name, self.binary(op, self.value(ast.Name(name)), self.value(value)))
                 case ast.AugAssign(target=ast.Subscript(value=value, slice=at), op=op, value=more):
                     where, kind = self.element(self.value(value), self.value(at))
                     self.put(self.binary(op, self.load(where, kind), self.value(more)), where, kind)
-                case ast.Break(): self.leave(self.loops[-1].behind)
-                case ast.Continue(): self.leave(self.loops[-1].again)
+                case ast.Break():
+                    self.leave(self.loops[-1].behind)
+                case ast.Continue():
+                    self.leave(self.loops[-1].again)
                 case ast.If(test=test, body=one, orelse=other) if isinstance(told := self.test(test), Computed):
-                    self.choose(told, lambda one=one: self.follow(one),        # type: ignore[misc]
-                                lambda other=other: self.follow(other))                    # type: ignore[misc]
-                case ast.If(body=one, orelse=other): self.follow(one if told else other)
+                    self.choose(
+                        told,
+                        lambda one=one: self.follow(one),  # type: ignore[misc]
+                        lambda other=other: self.follow(other),  # type: ignore[misc]
+                    )
+                case ast.If(body=one, orelse=other):
+                    self.follow(one if told else other)
                 case ast.While(test=test, body=inside, orelse=[]):
-                    with self.looping(lambda test=test: self.test(test)): self.follow(inside)       # type: ignore[misc]
-                case ast.For(target=ast.Name(id=name), body=inside, orelse=[],
-                             iter=ast.Call(func=ast.Name(id="range"), args=bounds, keywords=[])):
+                    with self.looping(lambda test=test: self.test(test)):  # type: ignore[misc]
+                        self.follow(inside)
+                case ast.For(
+                    target=ast.Name(id=name),
+                    body=inside,
+                    orelse=[],
+                    iter=ast.Call(func=ast.Name(id="range"), args=bounds, keywords=[]),
+                ):
                     self.count(name, [*map(self.value, bounds)], inside)
-                case ast.Return(value=value): self.give(value and self.value(value))
-                case _: self.refuse(statement)
+                case ast.Return(value=value):
+                    self.give(value and self.value(value))
+                case _:
+                    self.refuse(statement)
 
     def assign(self, target: ast.expr, found: GivenValue) -> None:
         match target:
             case ast.Tuple(elts=parts):
-                for part, value_part in zip(parts, found, strict=True): self.assign(part, value_part)
-            case ast.Subscript(value=value, slice=at): self.put(found, *self.element(self.value(value), self.value(at)))
-            case ast.Attribute(value=value, attr=name): self.put(found, *self.field(self.value(value), name))
-            case ast.Name(id=name): self.keep(name, found)
-            case _: self.refuse(target)
+                for part, value_part in zip(parts, found, strict=True):
+                    self.assign(part, value_part)
+            case ast.Subscript(value=value, slice=at):
+                self.put(found, *self.element(self.value(value), self.value(at)))
+            case ast.Attribute(value=value, attr=name):
+                self.put(found, *self.field(self.value(value), name))
+            case ast.Name(id=name):
+                self.keep(name, found)
+            case _:
+                self.refuse(target)
 
     def keep(self, name: str, found: GivenValue) -> None:
         """Store a value in a variable, which has several parts if the value is a tuple."""
@@ -185,7 +216,8 @@ class TextWriter(ValueWriter):
         return not block.is_terminated and any(block in end.operands for end in ends)
 
     def leave(self, block: LlvmValue) -> None:
-        if not self.build.block.is_terminated: self.build.branch(block)
+        if not self.build.block.is_terminated:
+            self.build.branch(block)
 
     @contextmanager
     def looping(self, test: Callable[[], Any], step: Callable[[], None] = lambda: None) -> Iterator[None]:
@@ -194,8 +226,10 @@ class TextWriter(ValueWriter):
         self.build.branch(head)
         self.build.position_at_end(head)
         told = test()
-        if isinstance(told, Computed): self.build.cbranch(told.value, body, behind)
-        else: self.build.branch(body if told else behind)
+        if isinstance(told, Computed):
+            self.build.cbranch(told.value, body, behind)
+        else:
+            self.build.branch(body if told else behind)
         self.build.position_at_end(body)
         self.loops.append(LoopEnds(again, behind))
         yield
@@ -212,14 +246,19 @@ class TextWriter(ValueWriter):
         first, last, step = (self.as_kind(bound, types.int64).value for bound in (start, stop, by))
         at, none = self.place(types.int64), INTEGER64(0)
         self.build.store(first, at.value)
-        def advance() -> None: self.build.store(self.build.add(self.read(at).value, step, flags=("nsw",)), at.value)
+
+        def advance() -> None:
+            self.build.store(self.build.add(self.read(at).value, step, flags=("nsw",)), at.value)
+
         def within() -> Computed:
             here = self.read(at).value
             ascends, descends = (self.build.icmp_signed(past, here, last) for past in "<>")
             if isinstance(by, Computed):
                 test = self.build.select(self.build.icmp_signed("<", step, none), descends, ascends)
-            else: test = descends if by < 0 else ascends
+            else:
+                test = descends if by < 0 else ascends
             return Computed(types.boolean, test)
+
         with self.looping(within, advance):
             self.keep(name, self.read(at))
             self.follow(body)
@@ -247,10 +286,12 @@ def find_helper(function: Any, kinds: tuple[Any, ...]) -> Helper:
         writer = TextWriter(name, kinds, gives)
         writer.function.linkage = "internal"
         writer.whole(definition, names)
-        if function.targetoptions.get("forceinline"): writer.function.attributes.add("alwaysinline")
+        if function.targetoptions.get("forceinline"):
+            writer.function.attributes.add("alwaysinline")
         elif sum(len(block.instructions) for block in writer.function.blocks) > LARGE:
             writer.function.attributes.add("noinline")
-        if fast := function.targetoptions.get("fastmath"): rewrite_module(writer.module, FastMathOptions(fast))
+        if fast := function.targetoptions.get("fastmath"):
+            rewrite_module(writer.module, FastMathOptions(fast))
         HELPERS[key] = Helper(gives, str(writer.module), writer.calls)
     return HELPERS[key]
 
@@ -264,12 +305,14 @@ def join_modules(writer: TextWriter) -> str:
         helpers |= fresh
         left += [helper.calls for helper in fresh.values()]
     declared, lines = {*helpers}, str(writer.module).splitlines()
-    for helper in helpers.values(): lines += helper.text.splitlines()[HEAD_LINES:]
+    for helper in helpers.values():
+        lines += helper.text.splitlines()[HEAD_LINES:]
     needed = []
     for line in lines:
         if line.startswith("declare"):
             name = line.split('@"')[1].split('"')[0]
-            if name in declared: continue
+            if name in declared:
+                continue
             declared.add(name)
         needed.append(line)
     order: dict[str, int] = {}
@@ -280,6 +323,7 @@ def join_modules(writer: TextWriter) -> str:
 def code_maker() -> GivenValue:
     """Return numba's code generator, which knows the processor and the addressing of code."""
     from numba.core.codegen import JITCPUCodegen
+
     return JITCPUCodegen("texts")
 
 
@@ -295,10 +339,12 @@ def pass_through(module: LlvmValue) -> None:
 def compile_written(function: Function) -> bytes:
     """Compile to object code. Raises `Unwritten` for Python that the writer does not support."""
     if isinstance(function, TextKernel):
-        [definition] = [statement for statement in ast.parse(function.text).body
-                        if isinstance(statement, ast.FunctionDef)]
+        [definition] = [
+            statement for statement in ast.parse(function.text).body if isinstance(statement, ast.FunctionDef)
+        ]
         names = {"min": min, "max": max} | function.words
-    else: definition, names = read_function(function.body)
+    else:
+        definition, names = read_function(function.body)
     kinds, gives = [types.int64] * function.arguments, types.int64 if function.result else GIVES_NOTHING
     writer = TextWriter(function.symbol, kinds, gives)
     writer.whole(definition, names)

@@ -24,7 +24,7 @@ __all__ = ["product_block", "product_vectorwise"]
 # ptr: 0 if every column of tiles has `held` of them; chunk: tokens transposed at once; depth: lines of a transposed
 # strip; once: outputs whose tiles stay in cache for all strips of a chunk
 BLOCKS = np.dtype(words("ptr held idx val r c chunk depth once"))
-TALL = 24                                                    # tokens of a strip; 16, 8 or 1 if that is enough
+TALL = 24  # tokens of a strip; 16, 8 or 1 if that is enough
 __borders__ = ENOUGH, MAX_ITEM_ROWS, TALL
 f4, i8 = np.float32, np.int64
 
@@ -57,7 +57,8 @@ def row_sums(none, c, idx, val, low, high, r, x, out):
             odd = add_outer(odd, factors + 4, 4, row + 4 * c, None)
             factors += 8
             row += 8 * c
-        if r % 2: even = add_outer(even, factors, 4, row, None)
+        if r % 2:
+            even = add_outer(even, factors, 4, row, None)
     store_tile(plus(even, odd), out, 0, None)
 
 
@@ -69,22 +70,28 @@ def tile_column(w, idx, low, high, x, tokens, out, step):
     for j in range(0, c, 64 if c % 64 == 0 else 32 if c % 32 == 0 else 16):
         val, to = w.val + 4 * j, out + 4 * j
         if tokens == 1:
-            if c % 64 == 0: row_sums(zeros(1, 4), c, idx, val, low, high, r, x, to)
-            elif c % 32 == 0: row_sums(zeros(1, 2), c, idx, val, low, high, r, x, to)
-            else: row_sums(zeros(1, 1), c, idx, val, low, high, r, x, to)
+            if c % 64 == 0:
+                row_sums(zeros(1, 4), c, idx, val, low, high, r, x, to)
+            elif c % 32 == 0:
+                row_sums(zeros(1, 2), c, idx, val, low, high, r, x, to)
+            else:
+                row_sums(zeros(1, 1), c, idx, val, low, high, r, x, to)
         elif c % 64 == 0 and MANY_REGISTERS:
             for t in range(0, tokens, 4):
                 tile_sums(zeros(4, 4), c, idx, val, low, high, r, x + 4 * t, tokens, to + t * step, step)
         elif c % 32 == 0 and MANY_REGISTERS:
             for t in range(0, tokens, 8):
                 tile_sums(zeros(8, 2), c, idx, val, low, high, r, x + 4 * t, tokens, to + t * step, step)
-        elif tokens == TALL and MANY_REGISTERS: tile_sums(zeros(24, 1), c, idx, val, low, high, r, x, tokens, to, step)
-        elif tokens == 16 and MANY_REGISTERS: tile_sums(zeros(16, 1), c, idx, val, low, high, r, x, tokens, to, step)
+        elif tokens == TALL and MANY_REGISTERS:
+            tile_sums(zeros(24, 1), c, idx, val, low, high, r, x, tokens, to, step)
+        elif tokens == 16 and MANY_REGISTERS:
+            tile_sums(zeros(16, 1), c, idx, val, low, high, r, x, tokens, to, step)
         else:
             for v in range(0, 64 if c % 64 == 0 else 32 if c % 32 == 0 else 16, 16):
                 for t in range(0, tokens, 4):
-                    tile_sums(zeros(4, 1), c, idx, val + 4 * v, low, high, r, x + 4 * t, tokens, to + 4 * v + t * step,
-                              step)
+                    tile_sums(
+                        zeros(4, 1), c, idx, val + 4 * v, low, high, r, x + 4 * t, tokens, to + 4 * v + t * step, step
+                    )
 
 
 @Kernel
@@ -93,7 +100,7 @@ def block_strips(item, worker, arguments):
     c = record(arguments, LINEAR)
     w = record(c.w, BLOCKS)
     low, high, left, right = tile(c, item)
-    spare = c.room + worker * c.apart                        # room for outputs beyond the edge of out
+    spare = c.room + worker * c.apart  # room for outputs beyond the edge of out
     x = spare + 4 * TALL * w.c
     for first in range(low, high, w.chunk):
         count = min(w.chunk, high - first)
@@ -106,7 +113,8 @@ def block_strips(item, worker, arguments):
                 for start in range(begin, min(begin + w.once, right), w.c):
                     block_column(c, w, start, x + 4 * t * w.depth, here, out + 4 * start, spare)
     finish_block(c.after, low, high, left, right)
-    if right - left == c.p: finish_rows(c.after, low, high)
+    if right - left == c.p:
+        finish_rows(c.after, low, high)
 
 
 @njit(**HELPER)
@@ -115,12 +123,14 @@ def block_column(c, w, start, x, count, out, spare):
     j, ptr, idx = start // w.c, pointer(w.ptr, np.uint32), pointer(w.idx, np.uint32)
     low, high = (i8(ptr[j]), i8(ptr[j + 1])) if w.ptr else (j * w.held, (j + 1) * w.held)
     tokens, width = tall(count), min(w.c, c.p - start)
-    if tokens == count and width == w.c: tile_column(w, idx, low, high, x, tokens, out, 4 * c.step)
+    if tokens == count and width == w.c:
+        tile_column(w, idx, low, high, x, tokens, out, 4 * c.step)
     else:
         tile_column(w, idx, low, high, x, tokens, spare, 4 * w.c)
         for t in range(count):
             found, kept = floats(spare + 4 * t * w.c, width), floats(out + 4 * t * c.step, width)
-            for i in range(width): kept[i] = found[i]
+            for i in range(width):
+                kept[i] = found[i]
 
 
 @njit(**HELPER)
@@ -130,6 +140,7 @@ def tall(count):
 
 
 # ---- tiles of other widths
+
 
 @njit(**HELPER)
 def block_strip(none, w, ptr, idx, column, j, tokens, x, y):
@@ -164,8 +175,10 @@ def block_columns(weight, start, width, tokens, x, y):
 
 # ---- from Python
 
-def product_block(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray,
-                  epilogue: Epilogue | None = None) -> np.ndarray:
+
+def product_block(
+    x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray, epilogue: Epilogue | None = None
+) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; W consists of tiles of r inputs by c outputs.
 
     val: float32 (blocks, r, c); ptr: uint32, block columns + 1; idx: uint32, the block row of every block. Tiles that
@@ -173,16 +186,25 @@ def product_block(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarr
     arrays = typed("ptr", ptr, np.uint32), typed("idx", idx, np.uint32), typed("val", val, f4, axes=3)
     check_product(x, None, None, out, ptr=ptr, idx=idx, val=val)
     _, r, c = val.shape
-    if min(r, c) < 1: raise ValueError(f"block: tiles of {r} by {c}")
+    if min(r, c) < 1:
+        raise ValueError(f"block: tiles of {r} by {c}")
     if len(ptr) - 1 != -(-out.shape[1] // c) or not ptr[-1] == len(idx) == len(val):
-        raise ValueError(f"block: ptr of {len(ptr)} ending at {ptr[-1]}, idx of {len(idx)} and val of {val.shape} "
-                         f"do not make {out.shape[1]} columns")
-    if c % 16: return launch_sparse(x, arrays, out, epilogue, (block_columns, None), (r, c), c, r)
+        raise ValueError(
+            f"block: ptr of {len(ptr)} ending at {ptr[-1]}, idx of {len(idx)} and val of {val.shape} "
+            f"do not make {out.shape[1]} columns"
+        )
+    if c % 16:
+        return launch_sparse(x, arrays, out, epilogue, (block_columns, None), (r, c), c, r)
     return launch_blocks(x, arrays, out, epilogue, (r, c))
 
 
-def launch_blocks(x: np.ndarray, weights: tuple[np.ndarray | int, np.ndarray, np.ndarray], out: np.ndarray,
-                  epilogue: Epilogue | None, tile: tuple[int, int]) -> np.ndarray:
+def launch_blocks(
+    x: np.ndarray,
+    weights: tuple[np.ndarray | int, np.ndarray, np.ndarray],
+    out: np.ndarray,
+    epilogue: Epilogue | None,
+    tile: tuple[int, int],
+) -> np.ndarray:
     """Launch a product. weights: ptr, or the number of tiles of every column of them; idx; val. tile: r inputs by c
     outputs, c a multiple of 16."""
     ptr, idx, val = weights
@@ -198,8 +220,9 @@ def launch_blocks(x: np.ndarray, weights: tuple[np.ndarray | int, np.ndarray, np
     return out
 
 
-def product_vectorwise(x: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray,
-                       epilogue: Epilogue | None = None) -> np.ndarray:
+def product_vectorwise(
+    x: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray, epilogue: Epilogue | None = None
+) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; tile i of W, c outputs wide, has the rows val[i] for the inputs
     idx[i].
 

@@ -23,11 +23,11 @@ __all__ = ["product_csr", "product_nm"]
 # columns: the function of the format, single: its function for one token; r, c: sizes of the format; chunk: tokens
 # transposed at once; depth: lines of a transposed strip; once: columns computed before they are transposed back
 SPARSE = np.dtype(words("columns single ptr idx val r c chunk depth p once"))
-ROOMY = 1 << 20                                              # bytes for transposed tokens: half of an L2
-NEAR = 1 << 19                                               # bytes of a weight that stay in cache
-STRIP = 32                                                   # tokens of a strip; 16 if that is enough
+ROOMY = 1 << 20  # bytes for transposed tokens: half of an L2
+NEAR = 1 << 19  # bytes of a weight that stay in cache
+STRIP = 32  # tokens of a strip; 16 if that is enough
 __borders__ = ENOUGH, MAX_ITEM_ROWS, STRIP
-BLOCK_COLUMNS = 64                                           # columns computed before they are transposed back
+BLOCK_COLUMNS = 64  # columns computed before they are transposed back
 f4, i8 = np.float32, np.int64
 columns, single = calling(6), calling(5)
 
@@ -46,7 +46,8 @@ def sparse(item, worker, arguments):
         for first in range(low, high, w.chunk):
             multiply_chunk(c, w, first, min(w.chunk, high - first), left, right, x, y)
     finish_block(c.after, low, high, left, right)
-    if right - left == c.p: finish_rows(c.after, low, high)
+    if right - left == c.p:
+        finish_rows(c.after, low, high)
 
 
 @njit(**HELPER)
@@ -55,13 +56,15 @@ def multiply_chunk(c, w, first, count, left, right, x, y):
     but one."""
     for t in range(0, count, STRIP):
         here = min(STRIP, count - t)
-        turn_in(c.x + 4 * (first + t) * c.along, 4 * c.along, here, c.n, x + 4 * t * w.depth, strip_width(here),
-                w.depth)
+        turn_in(
+            c.x + 4 * (first + t) * c.along, 4 * c.along, here, c.n, x + 4 * t * w.depth, strip_width(here), w.depth
+        )
     for start in range(left, right, w.once):
         width = min(w.once, right - start)
         for t in range(0, count, STRIP):
             here, out = min(STRIP, count - t), c.out + 4 * ((first + t) * c.step + start)
-            for row in range(here): prefetch(zeros(1, 4), out + 4 * row * c.step)
+            for row in range(here):
+                prefetch(zeros(1, 4), out + 4 * row * c.step)
             columns(w.columns, c.w, start, width, strip_width(here), x + 4 * t * w.depth, y)
             turn_out(y, strip_width(here), width, out, 4 * c.step, here)
 
@@ -73,6 +76,7 @@ def strip_width(count):
 
 
 # ---- csr
+
 
 @njit(**HELPER)
 def csr_column(none, idx, val, k, end, x, along, y):
@@ -97,8 +101,10 @@ def csr_range(w, idx, start, width, tokens, x, y):
     ptr, along = carray(pointer(w.ptr, np.uint32), w.p + 1), 4 * tokens
     for j in range(width):
         k, end = i8(ptr[start + j]), i8(ptr[start + j + 1])
-        if tokens == STRIP: csr_column(zeros(1, 2), idx, w.val, k, end, x, along, y + j * along)
-        else: csr_column(zeros(1, 1), idx, w.val, k, end, x, along, y + j * along)
+        if tokens == STRIP:
+            csr_column(zeros(1, 2), idx, w.val, k, end, x, along, y + j * along)
+        else:
+            csr_column(zeros(1, 1), idx, w.val, k, end, x, along, y + j * along)
 
 
 @njit(fastmath=FAST, **HELPER)
@@ -108,10 +114,13 @@ def csr_dots(w, idx, idx_bytes, start, width, x, y):
     for j in range(width):
         k, end, total = i8(ptr[start + j]), i8(ptr[start + j + 1]), f4(0)
         while k < end:
-            for i in range(0, 1024, 256): prefetch(zeros(1, 4), w.val + 4 * k + AHEAD + i)
-            for i in range(0, 256 * idx_bytes, 256): prefetch(zeros(1, 4), w.idx + idx_bytes * k + AHEAD + i)
+            for i in range(0, 1024, 256):
+                prefetch(zeros(1, 4), w.val + 4 * k + AHEAD + i)
+            for i in range(0, 256 * idx_bytes, 256):
+                prefetch(zeros(1, 4), w.idx + idx_bytes * k + AHEAD + i)
             stop = min(k + 256, end)
-            for i in range(k, stop): total += val[i] * x[i8(idx[i])]
+            for i in range(k, stop):
+                total += val[i] * x[i8(idx[i])]
             k = stop
         y[j] = total
 
@@ -146,6 +155,7 @@ def csr_short_single(weight, start, width, x, y):
 
 # ---- n:m
 
+
 @njit(**HELPER)
 def nm_column(none, idx, val, kept, group, x, along, y):
     """Compute one column of n:m weights: an index has one byte, as it is a place within its group."""
@@ -154,7 +164,8 @@ def nm_column(none, idx, val, kept, group, x, along, y):
         for i in range(0, kept - 1, 2):
             even = add_outer(even, val + 4 * (k + i), 0, x + i8(idx[k + i]) * along, None)
             odd = add_outer(odd, val + 4 * (k + i) + 4, 0, x + i8(idx[k + i + 1]) * along, None)
-        if kept % 2: even = add_outer(even, val + 4 * (k + kept - 1), 0, x + i8(idx[k + kept - 1]) * along, None)
+        if kept % 2:
+            even = add_outer(even, val + 4 * (k + kept - 1), 0, x + i8(idx[k + kept - 1]) * along, None)
         x += group * along
     store_tile(plus(even, odd), y, 0, None)
 
@@ -163,11 +174,13 @@ def nm_column(none, idx, val, kept, group, x, along, y):
 def nm_columns(weight, start, width, tokens, x, y):
     """Compute columns start.. of x @ W at y, tokens contiguous; every group of c inputs keeps r."""
     w = record(weight, SPARSE)
-    held, along = w.ptr, 4 * tokens                          # held: numbers of a column
+    held, along = w.ptr, 4 * tokens  # held: numbers of a column
     for j in range(width):
         idx, val = carray(pointer(w.idx + (start + j) * held, np.uint8), held), w.val + 4 * (start + j) * held
-        if tokens == STRIP: nm_column(zeros(1, 2), idx, val, w.r, w.c, x, along, y + j * along)
-        else: nm_column(zeros(1, 1), idx, val, w.r, w.c, x, along, y + j * along)
+        if tokens == STRIP:
+            nm_column(zeros(1, 2), idx, val, w.r, w.c, x, along, y + j * along)
+        else:
+            nm_column(zeros(1, 1), idx, val, w.r, w.c, x, along, y + j * along)
 
 
 @njit(fastmath={"contract"}, **HELPER)
@@ -188,14 +201,17 @@ def nm_dot(idx, val, x, groups, kept, group):
     """Compute one column of n:m weights for one token."""
     total = f4(0)
     if kept == 1:
-        for g in range(groups): total += val[g] * x[g * group + idx[g]]
+        for g in range(groups):
+            total += val[g] * x[g * group + idx[g]]
     elif kept == 2:
         for g in range(groups):
             total += val[2 * g] * x[g * group + idx[2 * g]] + val[2 * g + 1] * x[g * group + idx[2 * g + 1]]
-    elif kept == 4: return nm_fours(idx, val, x, groups, group)
+    elif kept == 4:
+        return nm_fours(idx, val, x, groups, group)
     else:
         for g in range(groups):
-            for i in range(g * kept, (g + 1) * kept): total += val[i] * x[g * group + idx[i]]
+            for i in range(g * kept, (g + 1) * kept):
+                total += val[i] * x[g * group + idx[i]]
     return total
 
 
@@ -211,10 +227,18 @@ def nm_single(weight, start, width, x, y):
 
 # ---- from Python
 
-def launch_sparse(x: np.ndarray, weights: tuple[np.ndarray | int, np.ndarray, np.ndarray], out: np.ndarray,
-                  epilogue: Epilogue | None, functions: tuple[Function, Function | None],
-                  sizes: tuple[int, int] = (1, 1), group: int = 1, inputs: int = 1,
-                  columns: int = BLOCK_COLUMNS) -> np.ndarray:
+
+def launch_sparse(
+    x: np.ndarray,
+    weights: tuple[np.ndarray | int, np.ndarray, np.ndarray],
+    out: np.ndarray,
+    epilogue: Epilogue | None,
+    functions: tuple[Function, Function | None],
+    sizes: tuple[int, int] = (1, 1),
+    group: int = 1,
+    inputs: int = 1,
+    columns: int = BLOCK_COLUMNS,
+) -> np.ndarray:
     """Launch a product. weights: ptr (or a number), idx, val; functions: for a strip of tokens, and for one token;
     sizes: r and c, as those functions read them; group: columns that belong together, inputs: inputs that belong
     together; columns: columns computed at once."""
@@ -223,8 +247,18 @@ def launch_sparse(x: np.ndarray, weights: tuple[np.ndarray | int, np.ndarray, np
     depth = -(-(-(-n // inputs) * inputs) // 16) * 16
     chunk = choose_tokens(idx.nbytes + val.nbytes, depth, STRIP)
     once = max(columns // group, 1) * group
-    fields = (many.address, one.address if one else 0, ptr if isinstance(ptr, int) else address(ptr), address(idx),
-              address(val), *sizes, chunk, depth, out.shape[1], once)
+    fields = (
+        many.address,
+        one.address if one else 0,
+        ptr if isinstance(ptr, int) else address(ptr),
+        address(idx),
+        address(val),
+        *sizes,
+        chunk,
+        depth,
+        out.shape[1],
+        once,
+    )
     weight, after, workers = filled(*fields), epilogue_record(epilogue, out), threads()
     with POOL.lock:
         room = ROOM.reserve(4 * (min(chunk, -(-T // STRIP) * STRIP) * depth + (once + 16) * STRIP), workers)
@@ -238,8 +272,9 @@ def choose_tokens(size: int, depth: int, strip: int) -> int:
     return strip if size <= NEAR else max(ROOMY // (4 * depth) // strip, 1) * strip
 
 
-def product_csr(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray,
-                epilogue: Epilogue | None = None) -> np.ndarray:
+def product_csr(
+    x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray, epilogue: Epilogue | None = None
+) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; column j of W has val[ptr[j]:ptr[j + 1]] in the rows idx[same].
 
     ptr: uint32 (p + 1), idx: uint16 or uint32 (nnz), val: float32 (nnz)."""
@@ -251,14 +286,16 @@ def product_csr(x: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray
     return launch_sparse(x, arrays, out, epilogue, functions)
 
 
-def product_nm(x: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray, group: int = 4,
-               epilogue: Epilogue | None = None) -> np.ndarray:
+def product_nm(
+    x: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray, group: int = 4, epilogue: Epilogue | None = None
+) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; a column keeps some of every `group` inputs.
 
     idx: uint8 (p, kept in all), the place within the group; val: float32 of the same shape."""
     typed("idx", idx, np.uint8, axes=2)
     check_product(x, None, len(idx), out, idx=idx, val=typed("val", val, f4, axes=2))
-    if group < 1: raise ValueError(f"nm: a group of {group} inputs")
+    if group < 1:
+        raise ValueError(f"nm: a group of {group} inputs")
     arrays, groups = (idx.shape[1], idx, val), -(-x.shape[1] // group)
     if idx.shape != val.shape or not idx.size or idx.shape[1] % groups:
         raise ValueError(f"nm: idx {idx.shape} and val {val.shape} do not fill {groups} groups of {group} inputs")

@@ -3,6 +3,7 @@ format's own kernels, tile by tile of the rows of one expert.
 
 The tiles are found at run time, so a recording has items for the largest possible number of tiles; items without a tile
 return. Experts that no row names are not read."""
+
 import math
 from typing import NamedTuple
 
@@ -38,11 +39,12 @@ __borders__ = (MAX_ITEM_ROWS,)
 # p numbers, one for each matrix, bias_row apart; beside: matrices that compute the factor; 0 if there is none. aside:
 # bytes of room before those of the formats' kernels
 TILED = np.dtype(words("tiles x along single out step p cols own after bias bias_row beside aside room apart multiply"))
-RECORD = 128                                                 # bytes for the record of a product, or of an epilogue
+RECORD = 128  # bytes for the record of a product, or of an epilogue
 LINEAR_WORDS, AFTER_WORDS = LINEAR.itemsize // 8, EPILOGUE.itemsize // 8
-AFTER_OUT, AFTER_STEP, AFTER_BIAS, AFTER_TIMES, AFTER_BESIDE = map((EPILOGUE.names or ()).index, (
-    "out", "step", "bias", "times", "beside"))
-ITEMS_EACH = 4                                                    # items for each worker, as some have little work
+AFTER_OUT, AFTER_STEP, AFTER_BIAS, AFTER_TIMES, AFTER_BESIDE = map(
+    (EPILOGUE.names or ()).index, ("out", "step", "bias", "times", "beside")
+)
+ITEMS_EACH = 4  # items for each worker, as some have little work
 
 
 @njit(**HELPER)
@@ -62,16 +64,19 @@ def expert_tile(item, worker, arguments):
     c = record(arguments, TILED)
     across = (c.p + c.cols - 1) // c.cols
     at, block = item // across, item % across
-    if at >= longs(c.tiles, 1)[0]: return
+    if at >= longs(c.tiles, 1)[0]:
+        return
     found = longs(c.tiles + 8 * (1 + TILE_WORDS * at), TILE_WORDS)
     e, low, rows = found[0], found[1], found[2] - found[1]
     x, along, out, after = c.x + 4 * low * c.along, c.along, c.out + 4 * low * c.step, 0
     if c.after:
         after = c.room + worker * c.apart + RECORD
         given, kept = longs(c.after, AFTER_WORDS), longs(after, AFTER_WORDS)
-        for i in range(AFTER_WORDS): kept[i] = given[i]
+        for i in range(AFTER_WORDS):
+            kept[i] = given[i]
         kept[AFTER_OUT], kept[AFTER_STEP] = out, c.step
-        if c.bias: kept[AFTER_BIAS] = c.bias + 4 * e * c.bias_row
+        if c.bias:
+            kept[AFTER_BIAS] = c.bias + 4 * e * c.bias_row
         if c.beside:
             factor = after + RECORD - 4 * block * c.cols
             multiply_tile(c, c.beside, block, worker, rows, e, x, along, factor, c.cols, 0)
@@ -90,6 +95,7 @@ def cut_columns(tiles: int, p: int, workers: int, portion: int) -> int:
 class ItemCut(NamedTuple):
     """Sizes of the work items: `rows` of a tile, at most `tiles` tiles, columns of an item of each product (`up`,
     `down`), and bytes of room before those of the formats' kernels (`aside`)."""
+
     rows: int
     tiles: int
     up: int
@@ -106,43 +112,109 @@ class ItemCut(NamedTuple):
         return cls(rows, tiles, up, down, 2 * RECORD + -(-4 * rows * up // 64) * 64)
 
 
-def experts(x: np.ndarray, gate: np.ndarray, up: MatrixStack, down: MatrixStack, out: np.ndarray,
-            beside: MatrixStack | None = None, activation: str = "", most: int = 1,
-            residual: np.ndarray | None = None, bias: np.ndarray | None = None) -> np.ndarray:
+def experts(
+    x: np.ndarray,
+    gate: np.ndarray,
+    up: MatrixStack,
+    down: MatrixStack,
+    out: np.ndarray,
+    beside: MatrixStack | None = None,
+    activation: str = "",
+    most: int = 1,
+    residual: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+) -> np.ndarray:
     """out (T, q) = the sum over e of gate[:, e] * ((act(x @ up[e] + bias[e]) * (x @ beside[e])) @ down[e]), + residual,
     for the e at which a row of gate (T, E) is not 0, `most` at most: a row with more becomes NaN. Without beside, its
     factor is left out. up, beside: E matrices (n, f), down: (f, q), of float32 or of one format each; bias: (E, f)."""
     check_experts(x, gate, up, down, out, beside, most, residual, bias)
     (T, n), E, (f, q) = x.shape, gate.shape[1], down.shape[1:]
-    if not T: return out
+    if not T:
+        return out
     workers, most = threads(), min(most, E)
     places = T * most
-    first, last, second = (None if stack is None else find_own(name, stack)
-                           for name, stack in (("up", up), ("down", down), ("beside", beside)))
+    first, last, second = (
+        None if stack is None else find_own(name, stack)
+        for name, stack in (("up", up), ("down", down), ("beside", beside))
+    )
     assert first is not None and last is not None
-    beside_portion = 1 if second is None else second.portion       # an item cuts both matrices at the same columns
+    beside_portion = 1 if second is None else second.portion  # an item cuts both matrices at the same columns
     cut = ItemCut.of(places, E, f, q, workers, (math.lcm(first.portion, beside_portion), last.portion))
     raised, parts = temporary((places, f)), temporary((places, max(n if T > 1 else 0, q)))
     held = [*map(word_array, count_words(T, most, E, cut.rows)), parts, parts]
     after = epilogue_record(Epilogue(activation=activation), raised, rough=first.rounds)
     chunk = -(-T // (4 * workers))
-    routed = make_record([(address(x), step(x), T, n, address(gate), step(gate), E, most, cut.rows, *map(address, held),
-                           q, address(out), step(out), address(residual), 0 if residual is None else step(residual),
-                           chunk)], ROUTED)
+    routed = make_record(
+        [
+            (
+                address(x),
+                step(x),
+                T,
+                n,
+                address(gate),
+                step(gate),
+                E,
+                most,
+                cut.rows,
+                *map(address, held),
+                q,
+                address(out),
+                step(out),
+                address(residual),
+                0 if residual is None else step(residual),
+                chunk,
+            )
+        ],
+        ROUTED,
+    )
     told = [None if products is None else products.record() for products in (first, second, last)]
     with POOL.lock:
-        room = ROOM.reserve(cut.aside + max(products.room(cut.rows) for products in (first, second, last) if products),
-                            workers)
+        room = ROOM.reserve(
+            cut.aside + max(products.room(cut.rows) for products in (first, second, last) if products), workers
+        )
         row = address(bias), 0 if bias is None else step(bias)
         ordered = (address(x), 0, 1) if T == 1 else (address(parts), n, 0)
-        raising = filled(address(held[5]), *ordered, address(raised), f, f, cut.up, address(told[0]), address(after),
-                         *row, address(told[1]), cut.aside, *room, gemm.address)
-        lowering = filled(address(held[5]), address(raised), f, T == 1, address(parts), q, q, cut.down,
-                          address(told[2]), 0, 0, 0, 0, cut.aside, *room, gemm.address)
-        launch(workers, (place_rows, routed, 1), *([(order_rows, routed, -(-T // chunk))] if T > 1 else ()),
-               (expert_tile, raising, cut.tiles * -(-f // cut.up)),
-               (expert_tile, lowering, cut.tiles * -(-q // cut.down)),
-               (sum_parts, routed, -(-T // chunk)))
+        raising = filled(
+            address(held[5]),
+            *ordered,
+            address(raised),
+            f,
+            f,
+            cut.up,
+            address(told[0]),
+            address(after),
+            *row,
+            address(told[1]),
+            cut.aside,
+            *room,
+            gemm.address,
+        )
+        lowering = filled(
+            address(held[5]),
+            address(raised),
+            f,
+            T == 1,
+            address(parts),
+            q,
+            q,
+            cut.down,
+            address(told[2]),
+            0,
+            0,
+            0,
+            0,
+            cut.aside,
+            *room,
+            gemm.address,
+        )
+        launch(
+            workers,
+            (place_rows, routed, 1),
+            *([(order_rows, routed, -(-T // chunk))] if T > 1 else ()),
+            (expert_tile, raising, cut.tiles * -(-f // cut.up)),
+            (expert_tile, lowering, cut.tiles * -(-q // cut.down)),
+            (sum_parts, routed, -(-T // chunk)),
+        )
     return out
 
 
@@ -151,26 +223,47 @@ def word_array(count: int) -> np.ndarray:
     return temporary((2 * count,))
 
 
-def check_experts(x: np.ndarray, gate: np.ndarray, up: MatrixStack, down: MatrixStack, out: np.ndarray,
-                  beside: MatrixStack | None, most: int, residual: np.ndarray | None,
-                  bias: np.ndarray | None) -> None:
+def check_experts(
+    x: np.ndarray,
+    gate: np.ndarray,
+    up: MatrixStack,
+    down: MatrixStack,
+    out: np.ndarray,
+    beside: MatrixStack | None,
+    most: int,
+    residual: np.ndarray | None,
+    bias: np.ndarray | None,
+) -> None:
     """Check the arguments: sizes fit, and out does not overlap the arrays that are read. ValueError names the array
     that does not fit."""
     if x.ndim != 2 or gate.ndim != 2:
         raise ValueError(f"x and gate: expected two axes each, got shapes {x.shape} and {gate.shape}")
     (T, n), E = x.shape, gate.shape[1]
-    shapes = {name: tuple(stack.shape) for name, stack in (("up", up), ("beside", beside), ("down", down))
-              if stack is not None}
+    shapes = {
+        name: tuple(stack.shape)
+        for name, stack in (("up", up), ("beside", beside), ("down", down))
+        if stack is not None
+    }
     f, q = shapes["down"][1:] if len(shapes["down"]) == 3 else (0, 0)
     for name, shape in shapes.items():
         wanted = (E, f, q) if name == "down" else (E, n, f)
-        if shape != wanted or 0 in shape: raise ValueError(f"{name}: expected matrices {wanted}, got {shape}")
-    if most < 1: raise ValueError(f"most: a row names one matrix at least, got {most}")
+        if shape != wanted or 0 in shape:
+            raise ValueError(f"{name}: expected matrices {wanted}, got {shape}")
+    if most < 1:
+        raise ValueError(f"most: a row names one matrix at least, got {most}")
     for name, array, columns in (("x", x, n), ("gate", gate, E), ("out", out, q), ("residual", residual, q)):
-        if array is not None: readable(name, array, (T, columns))
-    if bias is not None: readable("bias", bias, (E, f))
+        if array is not None:
+            readable(name, array, (T, columns))
+    if bias is not None:
+        readable("bias", bias, (E, f))
     writable("out", out)
-    stacks = {name: stack for name, stack in (("up", up), ("beside", beside), ("down", down))
-              if isinstance(stack, np.ndarray)}
-    separate(out, x=x, gate=gate, **stacks, **{name: array for name, array in (
-        ("residual", residual), ("bias", bias)) if array is not None})
+    stacks = {
+        name: stack for name, stack in (("up", up), ("beside", beside), ("down", down)) if isinstance(stack, np.ndarray)
+    }
+    separate(
+        out,
+        x=x,
+        gate=gate,
+        **stacks,
+        **{name: array for name, array in (("residual", residual), ("bias", bias)) if array is not None},
+    )

@@ -8,7 +8,7 @@ from formats.kernels.simd.vectors import MANY_REGISTERS, add_outer, fetch, span,
 
 # the tile of sums: 24 of 32 registers as wide as a vector, or 12 of 16 registers half as wide
 TILE_ROWS, TILE_VECTORS, MIDDLE = (8, 3, 2) if MANY_REGISTERS else (6, 1, 1)
-ROW_VECTORS = 12 if MANY_REGISTERS else 4                    # vectors of a tile of one row
+ROW_VECTORS = 12 if MANY_REGISTERS else 4  # vectors of a tile of one row
 # depths of a block of a panel of 64 columns, whose rows are 256 bytes apart: the block (24 KiB) stays in L1 from tile
 # to tile. Tiles as wide as three quarters of a panel read it so seldom that they need no blocks
 NEAR_DEPTH = 1 << 30 if MANY_REGISTERS else 96
@@ -46,16 +46,55 @@ def bands(rows, columns, depth, x, along, w, across, y, step, fresh):
     """Compute all rows, by bands from large to small."""
     row = 0
     while row + TILE_ROWS <= rows:
-        band(zeros(TILE_ROWS, TILE_VECTORS), zeros(TILE_ROWS, MIDDLE), zeros(TILE_ROWS, 1), row, columns, depth, x,
-             along, w, across, y, step, fresh)
+        band(
+            zeros(TILE_ROWS, TILE_VECTORS),
+            zeros(TILE_ROWS, MIDDLE),
+            zeros(TILE_ROWS, 1),
+            row,
+            columns,
+            depth,
+            x,
+            along,
+            w,
+            across,
+            y,
+            step,
+            fresh,
+        )
         row += TILE_ROWS
     if row + 4 <= rows:
-        band(zeros(4, TILE_VECTORS), zeros(4, TILE_VECTORS), zeros(4, 1), row, columns, depth, x, along, w, across, y,
-             step, fresh)
+        band(
+            zeros(4, TILE_VECTORS),
+            zeros(4, TILE_VECTORS),
+            zeros(4, 1),
+            row,
+            columns,
+            depth,
+            x,
+            along,
+            w,
+            across,
+            y,
+            step,
+            fresh,
+        )
         row += 4
     while row < rows:
-        band(zeros(1, ROW_VECTORS), zeros(1, ROW_VECTORS), zeros(1, 1), row, columns, depth, x, along, w, across, y,
-             step, fresh)
+        band(
+            zeros(1, ROW_VECTORS),
+            zeros(1, ROW_VECTORS),
+            zeros(1, 1),
+            row,
+            columns,
+            depth,
+            x,
+            along,
+            w,
+            across,
+            y,
+            step,
+            fresh,
+        )
         row += 1
 
 

@@ -4,6 +4,7 @@ QuaRot, arXiv:2404.00456, section 4).
 
 Sums of vectors need no shuffles, and each is one float32 operation, so that numpy computes the same bits
 (formats/storage/pairs/balancedint8.py)."""
+
 from collections.abc import Callable
 
 from formats.core.layout import MIXED
@@ -15,21 +16,27 @@ from formats.kernels.simd.vectors import LANES, load_vector, put
 def mixing(order: int) -> Callable[..., None]:
     """Build an intrinsic that mixes `order` vectors at x times those at factors, and stores them. With lanes, only that
     many numbers are read, and zeros."""
+
     @intrinsic
     def mix(typing, x, factors, to, lanes):
         def code(context, builder, signature, values):
             x, factors, to, left = values
+
             def each(address, v):
                 some = None if lanes == types.none else builder.sub(left, left.type(LANES * v))
                 return load_vector(builder, address, 64 * v, some)
+
             found = [builder.fmul(each(x, v), each(factors, v)) for v in range(order)]
-            for apart in (2 ** stage for stage in range(order.bit_length() - 1)):
+            for apart in (2**stage for stage in range(order.bit_length() - 1)):
                 for v in (v for v in range(order) if not v & apart):
                     a, b = found[v], found[v + apart]
                     found[v], found[v + apart] = builder.fadd(a, b), builder.fsub(a, b)
-            for v, vector in enumerate(found): put(builder, vector, to, 64 * v)
+            for v, vector in enumerate(found):
+                put(builder, vector, to, 64 * v)
             return context.get_dummy_value()
+
         return types.void(types.int64, types.int64, types.int64, lanes), code
+
     return mix
 
 
@@ -42,10 +49,13 @@ def by_order(order: int) -> Callable[..., int]:
     def groups(x, n, factors, to, start, depth):
         while start + width <= depth:
             at = 4 * start
-            if start + width <= n: mix(x + at, factors + at, to + at, None)
-            else: mix(x + at, factors + at, to + at, n - start)
+            if start + width <= n:
+                mix(x + at, factors + at, to + at, None)
+            else:
+                mix(x + at, factors + at, to + at, n - start)
             start += width
         return start
+
     return groups
 
 

@@ -1,5 +1,6 @@
 """Products of narrow numbers by matrix registers: an item rounds its rows into pieces of the registers' layout, and
 keeps the sums of a band of rows in scratch, from where they pass through the epilogue."""
+
 import numpy as np
 
 from formats.core.layout import PANEL
@@ -14,7 +15,7 @@ from formats.kernels.simd.amx import MATRIX, matrix_fours, matrix_pairs, release
 from formats.kernels.simd.arithmetic import get, keep
 from formats.kernels.simd.words import as_numbers
 
-BAND = 32                                                    # rows of two registers, whose sums are in scratch
+BAND = 32  # rows of two registers, whose sums are in scratch
 f4 = np.float32
 
 
@@ -33,7 +34,8 @@ def settle_rows(sums, rows, columns, totals, groups, g, scales, scale, to):
     for i in range(rows):
         less, factor = ints_at(totals + 4 * (i * groups + g), 1)[0], floats(scales + 4 * i, 1)[0]
         found, kept = sums + 4 * PANEL * i, to + 4 * PANEL * i
-        for j in range(0, full, 16): settle(found + 4 * j, less, factor, scale + 4 * j, kept + 4 * j, g == 0, None)
+        for j in range(0, full, 16):
+            settle(found + 4 * j, less, factor, scale + 4 * j, kept + 4 * j, g == 0, None)
         if full < columns:
             settle(found + 4 * full, less, factor, scale + 4 * full, kept + 4 * full, g == 0, columns - full)
 
@@ -42,8 +44,11 @@ def settle_rows(sums, rows, columns, totals, groups, g, scales, scale, to):
 def spread_nibbles(w, count, target):
     """Convert halves of bytes to bytes: `count` lines of 64 at w, each of two words of depth, become twice as many."""
     for k in range(count):
-        source, low, high = bytes_at(w + 64 * k, 64), bytes_at(target + 128 * k,
-                                                               64), bytes_at(target + 128 * k + 64, 64)
+        source, low, high = (
+            bytes_at(w + 64 * k, 64),
+            bytes_at(target + 128 * k, 64),
+            bytes_at(target + 128 * k + 64, 64),
+        )
         for i in range(64):
             low[i] = source[i] & 15
             high[i] = source[i] >> 4
@@ -67,7 +72,8 @@ def following(panel, size, rows, more):
 
 
 halves_matrix, quantised_matrix, nibbled_matrix = halves, quantised, nibbled
-if MATRIX:                                                   # other processors cannot compile these
+if MATRIX:  # other processors cannot compile these
+
     @Kernel
     def halves_matrix(item, worker, arguments):
         """Multiply by bfloat16, with matrix registers."""
@@ -75,7 +81,7 @@ if MATRIX:                                                   # other processors 
         w = record(c.w, NARROW)
         low, high, left, right = tile(c, item)
         x = c.room + worker * c.apart
-        sums = x + (high - low + BAND - 1) // BAND * BAND * w.span        # registers take whole bands of rows
+        sums = x + (high - low + BAND - 1) // BAND * BAND * w.span  # registers take whole bands of rows
         shape_registers(sums + 4 * BAND * PANEL)
         for i in range(high - low):
             round_halves(c.x + 4 * (low + i) * c.along, c.n, row_of(x, i, w.span), w.depth, 1024)
@@ -85,11 +91,24 @@ if MATRIX:                                                   # other processors 
             ahead, lines = following(panel, 2 * w.depth * stored, high - low, start + PANEL < right)
             for i in range(0, high - low, BAND):
                 rows, out = min(BAND, high - low - i), c.out + 4 * ((low + i) * c.step + start)
-                matrix_pairs(rows, stored, x + i * w.span, w.span, panel, 64, 32 * w.depth, w.depth // 2, sums,
-                             4 * PANEL, ahead + 2 * i * lines, lines)
+                matrix_pairs(
+                    rows,
+                    stored,
+                    x + i * w.span,
+                    w.span,
+                    panel,
+                    64,
+                    32 * w.depth,
+                    w.depth // 2,
+                    sums,
+                    4 * PANEL,
+                    ahead + 2 * i * lines,
+                    lines,
+                )
                 move_block(c.after, low + i, low + i + rows, start, start + columns, sums, 4 * PANEL, out, 4 * c.step)
         release_registers()
-        if right - left == c.p: finish_rows(c.after, low, high)
+        if right - left == c.p:
+            finish_rows(c.after, low, high)
 
     @njit(forceinline=True, **HELPER)
     def bytes_by(middle, per, spread, item, worker, arguments):
@@ -100,7 +119,7 @@ if MATRIX:                                                   # other processors 
         low, high, left, right = tile(c, item)
         groups = w.groups
         x = c.room + worker * c.apart
-        sums = x + (high - low + BAND - 1) // BAND * BAND * w.span        # registers take whole bands of rows
+        sums = x + (high - low + BAND - 1) // BAND * BAND * w.span  # registers take whole bands of rows
         scales = sums + 4 * BAND * PANEL + 64
         lifts, far = scales + 4 * (high - low), False
         totals = lifts + 4 * (high - low)
@@ -111,8 +130,9 @@ if MATRIX:                                                   # other processors 
         shape_registers(sums + 4 * BAND * PANEL)
         for i in range(high - low):
             at, n = balanced(c, low + i, w.depth, w.factors, aside)
-            scale, lift = round_bytes(at, n, row_of(x, i, w.span), w.depth, 1024, w.group, groups,
-                                      totals + 4 * i * groups, middle)
+            scale, lift = round_bytes(
+                at, n, row_of(x, i, w.span), w.depth, 1024, w.group, groups, totals + 4 * i * groups, middle
+            )
             floats(scales + 4 * i, 1)[0], floats(lifts + 4 * i, 1)[0] = scale, lift
             far |= lift != ONE
         for start in range(left, right, PANEL):
@@ -126,15 +146,37 @@ if MATRIX:                                                   # other processors 
                 rows, out = min(BAND, high - low - i), c.out + 4 * ((low + i) * c.step + start)
                 for g in range(groups):
                     length = min(w.group, w.depth - g * w.group)
-                    matrix_fours(rows, stored, x + i * w.span + g * w.group * 16, w.span,
-                             panel + g * w.group * 64 // packed, 64, w.depth * 64 // packed, length // 4, sums,
-                             4 * PANEL, ahead + 2 * i * lines, lines if g == 0 else 0)
-                    settle_rows(sums, rows, columns, totals + 4 * i * groups, groups, g, scales + 4 * i,
-                                w.scale + 4 * (g * c.p + start), block)
-                if far: lift_rows(block, rows, lifts + 4 * i)
+                    matrix_fours(
+                        rows,
+                        stored,
+                        x + i * w.span + g * w.group * 16,
+                        w.span,
+                        panel + g * w.group * 64 // packed,
+                        64,
+                        w.depth * 64 // packed,
+                        length // 4,
+                        sums,
+                        4 * PANEL,
+                        ahead + 2 * i * lines,
+                        lines if g == 0 else 0,
+                    )
+                    settle_rows(
+                        sums,
+                        rows,
+                        columns,
+                        totals + 4 * i * groups,
+                        groups,
+                        g,
+                        scales + 4 * i,
+                        w.scale + 4 * (g * c.p + start),
+                        block,
+                    )
+                if far:
+                    lift_rows(block, rows, lifts + 4 * i)
                 move_block(c.after, low + i, low + i + rows, start, start + columns, block, 4 * PANEL, out, 4 * c.step)
         release_registers()
-        if right - left == c.p: finish_rows(c.after, low, high)
+        if right - left == c.p:
+            finish_rows(c.after, low, high)
 
     @Kernel
     def quantised_matrix(item, worker, arguments):

@@ -1,5 +1,6 @@
 """Products of narrow numbers by vectors: an item rounds its rows, and multiplies them by panel after panel with tiles
 of sums (tiles.py)."""
+
 import numpy as np
 
 from formats.core.layout import PANEL
@@ -18,7 +19,7 @@ from formats.kernels.simd.vectors import zeros
 # depth: numbers of a column of W, in whole steps of 64 bytes; group: inputs that share a scale; groups: their number;
 # span: bytes of a converted row; factors: of balanced inputs, 0 if there are none
 NARROW = np.dtype(words("w scale depth group groups span factors"))
-BAND = 4 * TALLEST_TILE                                 # rows that meet a panel one after another, while it is in cache
+BAND = 4 * TALLEST_TILE  # rows that meet a panel one after another, while it is in cache
 
 
 @njit(**HELPER)
@@ -26,7 +27,8 @@ def lift_rows(block, rows, lifts):
     """Multiply rows of sums by the factors that their scales leave out (see LIFT)."""
     for i in range(rows):
         lift, row = floats(lifts + 4 * i, 1)[0], floats(block + 4 * PANEL * i, PANEL)
-        for j in range(PANEL if lift != ONE else 0): row[j] *= lift
+        for j in range(PANEL if lift != ONE else 0):
+            row[j] *= lift
 
 
 @njit(**HELPER)
@@ -41,7 +43,8 @@ def scales_at(how, start, columns, edge):
     copied to the edge."""
     less, factors, scales, pitch, groups, group = how
     scales += 4 * start
-    if columns % 16 == 0: return less, factors, scales, pitch, groups, group
+    if columns % 16 == 0:
+        return less, factors, scales, pitch, groups, group
     for g in range(groups):
         for j in range(0, columns, 16):
             keep(get(scales + g * pitch + 4 * j, min(16, columns - j)), edge + 4 * (g * PANEL + j), None)
@@ -55,7 +58,8 @@ def by_panels(multiply, scaled, c, w, item, x, size, words, how, far, lifts, blo
     vector."""
     low, high, left, right = tile(c, item)
     most, simple, nothing = high - low, pointwise_sums(c.after), block + 4 * BAND * PANEL
-    for j in range(0, 4 * PANEL, 64): keep(negative(zeros(1, 1)), nothing + j, None)    # x + -0 is x, whatever x is
+    for j in range(0, 4 * PANEL, 64):
+        keep(negative(zeros(1, 1)), nothing + j, None)  # x + -0 is x, whatever x is
     for start in range(left, right, PANEL):
         columns = min(PANEL, c.p - start)
         stored, here, aside = (columns + 15) // 16 * 16, scaled(how, start, columns, edge), far or columns % 16 > 0
@@ -64,12 +68,24 @@ def by_panels(multiply, scaled, c, w, item, x, size, words, how, far, lifts, blo
             rows, out = min(BAND, most - i), c.out + 4 * (low * c.step + start)
             to, step = (block - 4 * PANEL * i, 4 * PANEL) if aside else (out, 4 * c.step)
             multiply(i, i + rows, stored, x, w.span, w.w + size * start, 64, 16 * size, words, to, step, after, here)
-            if far: lift_rows(block, rows, lifts + 4 * i)
+            if far:
+                lift_rows(block, rows, lifts + 4 * i)
             if aside:
-                move_block(c.after, low + i, low + i + rows, start, start + columns, block, 4 * PANEL,
-                           out + 4 * i * c.step, 4 * c.step)
-            elif not simple: finish_sums(c.after, low + i, low + i + rows, start, start + columns, 1)
-    if right - left == c.p: finish_rows(c.after, low, high)
+                move_block(
+                    c.after,
+                    low + i,
+                    low + i + rows,
+                    start,
+                    start + columns,
+                    block,
+                    4 * PANEL,
+                    out + 4 * i * c.step,
+                    4 * c.step,
+                )
+            elif not simple:
+                finish_sums(c.after, low + i, low + i + rows, start, start + columns, 1)
+    if right - left == c.p:
+        finish_rows(c.after, low, high)
 
 
 @Kernel
@@ -80,7 +96,8 @@ def halves(item, worker, arguments):
     low, high, _, _ = tile(c, item)
     block = c.room + worker * c.apart
     x = block + 4 * (BAND + 1) * PANEL
-    for i in range(high - low): round_halves(c.x + 4 * (low + i) * c.along, c.n, x + i * w.span, w.depth, 64)
+    for i in range(high - low):
+        round_halves(c.x + 4 * (low + i) * c.along, c.n, x + i * w.span, w.depth, 64)
     by_panels(vector_pairs, unscaled, c, w, item, x, 2 * w.depth, w.depth // 2, (0, 0, 0, 0, 1, 0), False, 0, block, 0)
 
 
@@ -89,7 +106,8 @@ def balanced(c, row, depth, factors, aside):
     """Return the address of a row of x, and its count of numbers. If inputs have factors, the balanced row is computed
     at `aside`."""
     at = c.x + 4 * row * c.along
-    if not factors: return at, c.n
+    if not factors:
+        return at, c.n
     mix_row(at, c.n, factors, aside, depth)
     return aside, depth
 
@@ -125,9 +143,11 @@ def bytes_by_vectors(whole, grouped, per, middle, item, worker, arguments):
     aside = totals + 4 * rows * groups
     far = round_rows(c, w, low, rows, x, scales, lifts, totals, middle, 1, w.factors, aside)
     how, size = (totals, scales, w.scale, 4 * c.p, groups, w.group // 4), w.depth * 4 // per
-    words = (c.n + 3) // 4 if per == 4 and not w.factors else w.depth // 4     # the padding of x is zero
-    if groups == 1: by_panels(whole, scales_at, c, w, item, x, size, words, how, far, lifts, block, edge)
-    else: by_panels(grouped, scales_at, c, w, item, x, size, words, how, far, lifts, block, edge)
+    words = (c.n + 3) // 4 if per == 4 and not w.factors else w.depth // 4  # the padding of x is zero
+    if groups == 1:
+        by_panels(whole, scales_at, c, w, item, x, size, words, how, far, lifts, block, edge)
+    else:
+        by_panels(grouped, scales_at, c, w, item, x, size, words, how, far, lifts, block, edge)
 
 
 @Kernel

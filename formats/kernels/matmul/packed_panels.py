@@ -18,9 +18,9 @@ from formats.kernels.simd.vectors import AHEAD, MANY_REGISTERS, add_outer, ask, 
 
 __all__ = ["product_packed"]
 
-FEW_ROWS = 48                                                # rows below which there is little time to prefetch
+FEW_ROWS = 48  # rows below which there is little time to prefetch
 __borders__ = ENOUGH, MAX_ITEM_ROWS, FEW_ROWS
-BLOCK_DEPTH = 384                                            # depths of a block: 96 KiB of a panel
+BLOCK_DEPTH = 384  # depths of a block: 96 KiB of a panel
 
 
 @njit(**HELPER)
@@ -45,7 +45,8 @@ def deep(none, fresh, x, along, w, depth, y, step, this, following, lines):
         for k in range(4 * i, 4 * i + 4):
             ask(none, this, 4 * PANEL * k)
             sums = add_outer(sums, x + 4 * k, along, w + 4 * PANEL * k, None)
-    for k in range(depth // 4 * 4, depth): sums = add_outer(sums, x + 4 * k, along, w + 4 * PANEL * k, None)
+    for k in range(depth // 4 * 4, depth):
+        sums = add_outer(sums, x + 4 * k, along, w + 4 * PANEL * k, None)
     store_tile(sums, y, step, None)
 
 
@@ -60,8 +61,10 @@ def block_of_panel(rows, fresh, depth, x, along, w, y, step, lines):
         row = 6
     while row + 6 <= rows:
         at, to = x + row * along, y + row * step
-        if following < w + 2 * size: deep(zeros(6, 4), fresh, at, along, w, depth, to, step, None, following, lines)
-        else: deep(zeros(6, 4), fresh, at, along, w, depth, to, step, None, None, lines)
+        if following < w + 2 * size:
+            deep(zeros(6, 4), fresh, at, along, w, depth, to, step, None, following, lines)
+        else:
+            deep(zeros(6, 4), fresh, at, along, w, depth, to, step, None, None, lines)
         following += span(lines) * depth
         row += 6
     if row + 4 <= rows:
@@ -84,8 +87,10 @@ def whole_panel(rows, depth, x, along, w, y, step):
     block = ((depth + blocks - 1) // blocks + 3) // 4 * 4
     for top in range(0, depth, block):
         at, to, less = x + 4 * top, w + 4 * PANEL * top, min(block, depth - top)
-        if rows < FEW_ROWS: block_of_panel(rows, top == 0, less, at, along, to, y, step, zeros(1, 4))
-        else: block_of_panel(rows, top == 0, less, at, along, to, y, step, zeros(1, 1))
+        if rows < FEW_ROWS:
+            block_of_panel(rows, top == 0, less, at, along, to, y, step, zeros(1, 4))
+        else:
+            block_of_panel(rows, top == 0, less, at, along, to, y, step, zeros(1, 1))
 
 
 @Kernel
@@ -102,7 +107,8 @@ def packed(item, worker, arguments):
             across = 4 * ((columns + 15) // 16 * 16)
             multiply(c.multiply, high - low, columns, c.n, x, 4 * c.along, w, across, out + 4 * start, 4 * c.step, 1)
         finish_block(c.after, low, high, start, start + columns)
-    if right - left == c.p: finish_rows(c.after, low, high)
+    if right - left == c.p:
+        finish_rows(c.after, low, high)
 
 
 def product_packed(x: np.ndarray, w: np.ndarray, out: np.ndarray, epilogue: Epilogue | None = None) -> np.ndarray:

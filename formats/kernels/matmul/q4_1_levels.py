@@ -20,7 +20,8 @@ __all__ = ["product_levels"]
 def level(builder, words, i):
     """Return number i of the eight levels of each word, as float32."""
     shifted = builder.lshr(words, words_of(4 * i)) if i else words
-    if "+avx512f" in FEATURES: return permute(builder, [float(q) for q in range(16)], shifted)
+    if "+avx512f" in FEATURES:
+        return permute(builder, [float(q) for q in range(16)], shifted)
     return builder.uitofp(builder.and_(shifted, words_of(15)), VECTOR)
 
 
@@ -28,8 +29,11 @@ def read_pairs(builder, scale, across):
     """Load d, then m, of `across` vectors of outputs; d and m are stored in pairs."""
     pairs = [builder.bitcast(load_vector(builder, scale, 64 * v), WORDS) for v in range(across)]
     shorts = ir.VectorType(SHORT, LANES)
-    return [widen_halves(builder, builder.trunc(builder.lshr(pair, words_of(part)), shorts))
-            for part in (0, 16) for pair in pairs]
+    return [
+        widen_halves(builder, builder.trunc(builder.lshr(pair, words_of(part)), shorts))
+        for part in (0, 16)
+        for pair in pairs
+    ]
 
 
 LEVELS = Wording(WORD_INPUTS, 4, level, read_pairs)
@@ -42,8 +46,9 @@ def levels(item, worker, arguments):
     multiply_levels(item, worker, arguments)
 
 
-def product_levels(x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray,
-                   epilogue: Epilogue | None = None) -> np.ndarray:
+def product_levels(
+    x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray, epilogue: Epilogue | None = None
+) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; w: words (uint32) of eight levels, in panels, n rounded up to 32;
     scale: float16, d and m in pairs, a row for every 32 inputs, in panels. Sums are float32."""
     w, scale = typed("w", w, np.uint32), typed("scale", scale, np.float16)

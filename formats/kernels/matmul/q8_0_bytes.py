@@ -43,8 +43,9 @@ def scaled_bytes(item, worker, arguments):
     multiply_scaled_bytes(item, worker, arguments)
 
 
-def product_scaled_bytes(x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray,
-                         epilogue: Epilogue | None = None) -> np.ndarray:
+def product_scaled_bytes(
+    x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray, epilogue: Epilogue | None = None
+) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; w: bytes W / d + 128, in panels of fours, n rounded up to 32;
     scale: d in float16, a row for every 32 inputs, in panels. Sums are float32."""
     w, scale = typed("w", w, np.uint8), typed("scale", scale, np.float16)

@@ -1,5 +1,6 @@
 """Rows of float32 as bfloat16, or as bytes with a scale for each row (dynamic quantisation: Dettmers et al. 2022,
 arXiv:2208.07339, section 2.1), 64 numbers at a time."""
+
 import numpy as np
 
 from formats.core.layout import LEAST_SCALED
@@ -22,26 +23,29 @@ from formats.kernels.simd.vectors import (
 from formats.kernels.simd.words import BYTE, SHORT, WORDS, BFloat, add_fours, store_words, words_of
 from formats.storage.bf16 import BF16_OVERFLOW
 
-PACKS = "+avx512bw" in FEATURES                              # instructions that narrow two vectors into one
+PACKS = "+avx512bw" in FEATURES  # instructions that narrow two vectors into one
 HALVES = "+avx512bf16" in FEATURES
 f4, i4 = np.float32, np.int32
 FINITE = f4(np.finfo(f4).max)
 # rows whose largest number is below or above these are multiplied or divided by LIFT, so that their scale, one over it,
 # and its product with a scale of W, are float32
-LIFT_BELOW, LIFT_ABOVE, LIFT = f4(LEAST_SCALED), f4(2.0 ** 60), f4(2.0 ** 64)
+LIFT_BELOW, LIFT_ABOVE, LIFT = f4(LEAST_SCALED), f4(2.0**60), f4(2.0**64)
 
 
-def as_words(builder, vector): return builder.bitcast(vector, WORDS)
+def as_words(builder, vector):
+    return builder.bitcast(vector, WORDS)
 
 
 @intrinsic
 def larger_magnitude(typing, most, x):
     """Return the larger magnitude of each lane; a NaN is larger than all numbers."""
+
     def code(context, builder, signature, values):
         most, x = (as_words(builder, builder.extract_value(value, 0)) for value in values)
         x = builder.and_(x, words_of(0x7FFFFFFF))
         found = builder.select(builder.icmp_unsigned("<", most, x), x, most)
         return closed(builder, [builder.bitcast(found, VECTOR)])
+
     return VECTOR16(VECTOR16, VECTOR16), code
 
 
@@ -51,22 +55,27 @@ def greater(builder, x, y):
 
 
 largest_magnitude = folded(greater)
-added_words = folded(lambda builder, x, y: builder.bitcast(builder.add(as_words(builder, x), as_words(builder, y)),
-                                                           VECTOR))
+added_words = folded(
+    lambda builder, x, y: builder.bitcast(builder.add(as_words(builder, x), as_words(builder, y)), VECTOR)
+)
 
 
 @intrinsic
 def bits(typing, number):
     """Return the integer whose bits a float32 has."""
-    def code(context, builder, signature, values): return builder.bitcast(values[0], LANE)
+
+    def code(context, builder, signature, values):
+        return builder.bitcast(values[0], LANE)
+
     return types.int32(types.float32), code
 
 
 def nearest_words(builder, vector):
     """Round to integers, to nearest."""
     if not PACKS:
-        return builder.fptosi(builder.call(llvm_function(builder, f"llvm.rint.v{LANES}f32", VECTOR, VECTOR), [vector]),
-                              WORDS)
+        return builder.fptosi(
+            builder.call(llvm_function(builder, f"llvm.rint.v{LANES}f32", VECTOR, VECTOR), [vector]), WORDS
+        )
     convert = llvm_function(builder, "llvm.x86.avx512.mask.cvtps2dq.512", WORDS, VECTOR, WORDS, SHORT, LANE)
     return builder.call(convert, [vector, words_of(0), SHORT(0xFFFF), LANE(4)])
 
@@ -74,6 +83,7 @@ def nearest_words(builder, vector):
 @intrinsic
 def keep_bytes(typing, a, b, c, d, address):
     """Store four vectors as 64 bytes, to nearest."""
+
     def code(context, builder, signature, values):
         *vectors, address = values
         numbers = [nearest_words(builder, builder.extract_value(vector, 0)) for vector in vectors]
@@ -84,20 +94,23 @@ def keep_bytes(typing, a, b, c, d, address):
         shorts, bytes_ = ir.VectorType(SHORT, 2 * LANES), ir.VectorType(BYTE, 4 * LANES)
         pairs = llvm_function(builder, "llvm.x86.avx512.packssdw.512", shorts, WORDS, WORDS)
         fours = llvm_function(builder, "llvm.x86.avx512.packsswb.512", bytes_, shorts, shorts)
-        halves = [builder.call(pairs, numbers[i:i + 2]) for i in (0, 2)]
+        halves = [builder.call(pairs, numbers[i : i + 2]) for i in (0, 2)]
         mixed = as_words(builder, builder.call(fours, halves))
         order = ir.Constant(WORDS, [4 * (i % 4) + i // 4 for i in range(LANES)])
         builder.store(builder.shuffle_vector(mixed, mixed, order), pointer_at(builder, address, 0, WORDS)).align = 1
         return context.get_dummy_value()
+
     return types.void(a, b, c, d, types.int64), code
 
 
 @intrinsic
 def add_bytes(typing, sums, address):
     """Add 64 signed bytes to the lanes of sums, which are integers by their bits."""
+
     def code(context, builder, signature, values):
         found = as_words(builder, load_vector(builder, values[1]))
         return closed(builder, [add_fours(builder, builder.extract_value(values[0], 0), found, words_of(0x01010101))])
+
     return VECTOR16(VECTOR16, types.int64), code
 
 
@@ -105,6 +118,7 @@ def add_bytes(typing, sums, address):
 def kept_finite(typing, vector):
     """Replace finite numbers that would round to an infinite bfloat16 by the largest one, and NaN by one that no
     rounding changes."""
+
     def code(context, builder, signature, values):
         word = as_words(builder, builder.extract_value(values[0], 0))
         size = builder.and_(word, words_of(0x7FFFFFFF))
@@ -113,18 +127,21 @@ def kept_finite(typing, vector):
         cut = builder.select(nan, builder.or_(cut, words_of(1 << 22)), cut)
         found = builder.select(builder.icmp_unsigned("<", size, words_of(BF16_OVERFLOW)), word, cut)
         return closed(builder, [builder.bitcast(found, VECTOR)])
+
     return VECTOR16(VECTOR16), code
 
 
 @intrinsic
 def keep_halves(typing, vector, address):
     """Store a vector as 16 bfloat16: to nearest, ties to even, finite numbers to finite ones; NaN stays NaN."""
+
     def code(context, builder, signature, values):
         value = builder.extract_value(values[0], 0)
         word = as_words(builder, value)
         size = builder.and_(word, words_of(0x7FFFFFFF))
-        beyond = builder.icmp_unsigned("<", builder.sub(size, words_of(BF16_OVERFLOW)),
-                                       words_of(0x7F800000 - BF16_OVERFLOW))
+        beyond = builder.icmp_unsigned(
+            "<", builder.sub(size, words_of(BF16_OVERFLOW)), words_of(0x7F800000 - BF16_OVERFLOW)
+        )
         if HALVES:
             value = builder.bitcast(builder.select(beyond, builder.and_(word, words_of(0xFFFF0000)), word), VECTOR)
             narrow = ir.VectorType(BFloat(), LANES)
@@ -138,6 +155,7 @@ def keep_halves(typing, vector, address):
         kept = builder.lshr(builder.select(beyond, word, usual), words_of(16))
         store_words(builder, kept, values[1], SHORT)
         return context.get_dummy_value()
+
     return types.void(vector, types.int64), code
 
 
@@ -164,13 +182,23 @@ def keep_row(x, n, target, depth, piece, group, groups, totals, middle, lift, tu
         start, end, added = g * group, min((g + 1) * group, depth), zeros(1, 1)
         for k in range(start, min(end, full), 64):
             at, to = x + 4 * k, target + k // 64 * piece
-            keep_bytes(get(at, None) * lift * turns, get(at + 64, None) * lift * turns,
-                       get(at + 128, None) * lift * turns, get(at + 192, None) * lift * turns, to)
+            keep_bytes(
+                get(at, None) * lift * turns,
+                get(at + 64, None) * lift * turns,
+                get(at + 128, None) * lift * turns,
+                get(at + 192, None) * lift * turns,
+                to,
+            )
             added = add_bytes(added, to)
         if start <= full < end:
             at, left, to = x + 4 * full, n - full, target + full // 64 * piece
-            keep_bytes(get(at, left) * lift * turns, get(at + 64, left - 16) * lift * turns,
-                       get(at + 128, left - 32) * lift * turns, get(at + 192, left - 48) * lift * turns, to)
+            keep_bytes(
+                get(at, left) * lift * turns,
+                get(at + 64, left - 16) * lift * turns,
+                get(at + 128, left - 32) * lift * turns,
+                get(at + 192, left - 48) * lift * turns,
+                to,
+            )
             added = add_bytes(added, to)
         totals[g] = i4(middle * bits(added_words(added)))
 
@@ -192,7 +220,8 @@ def round_bytes(x, n, target, depth, piece, group, groups, sums, middle):
     for k in range(0, full, 64):
         a = larger_magnitude(larger_magnitude(a, get(x + 4 * k, None)), get(x + 4 * k + 64, None))
         b = larger_magnitude(larger_magnitude(b, get(x + 4 * k + 128, None)), get(x + 4 * k + 192, None))
-    for k in range(full, n, 16): a = larger_magnitude(a, get(x + 4 * k, n - k))
+    for k in range(full, n, 16):
+        a = larger_magnitude(a, get(x + 4 * k, n - k))
     largest = largest_magnitude(larger_magnitude(a, b))
     if f4(0) < largest < LIFT_BELOW or LIFT_ABOVE < largest <= FINITE:
         lift = LIFT if largest < LIFT_BELOW else ONE / LIFT

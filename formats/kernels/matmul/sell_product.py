@@ -42,6 +42,7 @@ def add_gathered(typing, sums, val, idx, kind, x):
     (addresses)."""
     names = ir.VectorType(ir.IntType(kind.instance_type.bitwidth), LANES)
     far, lanes = ir.VectorType(ir.IntType(64), LANES), ir.VectorType(LANE, LANES)
+
     def code(context, builder, signature, values):
         tile, val, idx, _, x = values
         found = builder.load(pointer_at(builder, idx, 0, names))
@@ -50,19 +51,23 @@ def add_gathered(typing, sums, val, idx, kind, x):
         start = builder.shuffle_vector(start, start, ir.Constant(lanes, [0] * LANES))
         apart = builder.mul(builder.zext(found, far), ir.Constant(far, [4] * LANES))
         at = builder.inttoptr(builder.add(start, apart), ir.VectorType(ir.FloatType().as_pointer(), LANES))
-        gather = llvm_function(builder, f"llvm.masked.gather.v{LANES}f32.v{LANES}p0", VECTOR, at.type, LANE, MASK,
-                               VECTOR)
+        gather = llvm_function(
+            builder, f"llvm.masked.gather.v{LANES}f32.v{LANES}p0", VECTOR, at.type, LANE, MASK, VECTOR
+        )
         entries = builder.call(gather, [at, LANE(4), ir.Constant(MASK, [1] * LANES), ir.Constant(VECTOR, None)])
         new = multiply_add(builder, entries, load_vector(builder, val), builder.extract_value(tile, 0))
         return builder.insert_value(tile, new, 0)
+
     return sums(sums, types.int64, types.int64, kind, types.int64), code
 
 
 @intrinsic
 def lane(typing, sums, i):
     """Return number i of the first vector."""
+
     def code(context, builder, signature, values):
         return builder.extract_element(builder.extract_value(values[0], 0), builder.trunc(values[1], LANE))
+
     return types.float32(sums, types.int64), code
 
 
@@ -92,10 +97,13 @@ def sell_range(w, s, idx, start, width, tokens, x, y):
     ptr, val, chunk, along = pointer(s.ptr, np.uint32), pointer(w.val, np.float32), s.chunk, 4 * tokens
     for slot in range(start, start + width):
         k, end = i8(ptr[slot // chunk]) * chunk + slot % chunk, i8(ptr[slot // chunk + 1]) * chunk + slot % chunk
-        while end > k and val[end - chunk] == 0: end -= chunk
+        while end > k and val[end - chunk] == 0:
+            end -= chunk
         to = y + (read_unsigned(s.order, s.named, slot) - start) * along
-        if tokens == STRIP: slot_column(zeros(1, 2), idx, w.val, k, end, chunk, x, along, to)
-        else: slot_column(zeros(1, 1), idx, w.val, k, end, chunk, x, along, to)
+        if tokens == STRIP:
+            slot_column(zeros(1, 2), idx, w.val, k, end, chunk, x, along, to)
+        else:
+            slot_column(zeros(1, 1), idx, w.val, k, end, chunk, x, along, to)
 
 
 @Function.of(6, rare=True)
@@ -120,7 +128,8 @@ def slice_sums(none, w, s, kind, k, end, x):
         even = add_gathered(even, w.val + 4 * k, w.idx + s.bytes * k, kind, x)
         odd = add_gathered(odd, w.val + 4 * (k + s.chunk), w.idx + s.bytes * (k + s.chunk), kind, x)
         k += 2 * s.chunk
-    if k < end: even = add_gathered(even, w.val + 4 * k, w.idx + s.bytes * k, kind, x)
+    if k < end:
+        even = add_gathered(even, w.val + 4 * k, w.idx + s.bytes * k, kind, x)
     return plus(even, odd)
 
 
@@ -146,14 +155,25 @@ def sell_single(weight, start, width, x, y):
         if together == 1:
             out[read_unsigned(s.order, s.named, slot) - start] = slot_dot(w, s, k, end, row)
             continue
-        if s.bytes == 2: sums = slice_sums(zeros(1, 1), w, s, np.uint16, k, end, x)
-        else: sums = slice_sums(zeros(1, 1), w, s, np.uint32, k, end, x)
+        if s.bytes == 2:
+            sums = slice_sums(zeros(1, 1), w, s, np.uint16, k, end, x)
+        else:
+            sums = slice_sums(zeros(1, 1), w, s, np.uint32, k, end, x)
         for i in range(min(16, start + width - slot)):
             out[read_unsigned(s.order, s.named, slot + i) - start] = lane(sums, i)
 
 
-def product_sell(x: np.ndarray, order: np.ndarray, ptr: np.ndarray, idx: np.ndarray, val: np.ndarray, out: np.ndarray,
-                 chunk: int, sigma: int, epilogue: Epilogue | None = None) -> np.ndarray:
+def product_sell(
+    x: np.ndarray,
+    order: np.ndarray,
+    ptr: np.ndarray,
+    idx: np.ndarray,
+    val: np.ndarray,
+    out: np.ndarray,
+    chunk: int,
+    sigma: int,
+    epilogue: Epilogue | None = None,
+) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue; slice s of `chunk` columns has the rows ptr[s]:ptr[s + 1] of
     idx and val (each of `chunk` numbers); its columns are order[s chunk:(s + 1) chunk], sorted within windows of
     `sigma`.
@@ -162,10 +182,13 @@ def product_sell(x: np.ndarray, order: np.ndarray, ptr: np.ndarray, idx: np.ndar
     order, ptr = typed("order", order, np.uint16, np.uint32), typed("ptr", ptr, np.uint32)
     weights = typed("idx", idx, np.uint16, np.uint32), typed("val", val, f4)
     check_product(x, None, len(order), out, order=order, ptr=ptr, idx=idx, val=val)
-    if min(chunk, sigma) < 1: raise ValueError(f"sell: slices of {chunk}, windows of {sigma}")
+    if min(chunk, sigma) < 1:
+        raise ValueError(f"sell: slices of {chunk}, windows of {sigma}")
     if len(ptr) - 1 != -(-len(order) // chunk) or not int(ptr[-1]) * chunk == len(idx) == len(val) or sigma % chunk:
-        raise ValueError(f"sell: ptr of {len(ptr)} ending at {ptr[-1]}, {len(idx)} indices and {len(val)} numbers do "
-                         f"not make {len(order)} columns in slices of {chunk}, windows of {sigma}")
+        raise ValueError(
+            f"sell: ptr of {len(ptr)} ending at {ptr[-1]}, {len(idx)} indices and {len(val)} numbers do "
+            f"not make {len(order)} columns in slices of {chunk}, windows of {sigma}"
+        )
     slices = filled(address(order), address(ptr), chunk, idx.itemsize, order.itemsize)
     functions = sell_short if idx.itemsize == 2 else sell_wide, sell_single
     return launch_sparse(x, (address(slices), *weights), out, epilogue, functions, group=min(sigma, len(order)))

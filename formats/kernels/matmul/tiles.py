@@ -3,6 +3,7 @@
 One generator makes them all, loops included, so that sums never pass through memory. A sum is one chain along the depth
 in any tile, so its bits do not depend on the tile. A product of words takes up to six cycles and two begin in each (Zen
 5), so at least twelve sums must be in flight."""
+
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import NamedTuple
@@ -75,21 +76,26 @@ def emit_loop(builder, count, values, body):
 def accumulate(builder, kind, rows, across, x, along, w, apart, beside, steps):
     """Return (x and w after `steps` words of depth, sums by rows). A tile of one row waits for memory, so it
     prefetches."""
+
     def step(_, values):
         x, w, *sums = values
         starts = [offset_by(builder, w, beside, v) for v in range(across)]
         if rows == 1:
-            for start in starts: ask_line(builder, builder.add(start, WORD(AHEAD)))
+            for start in starts:
+                ask_line(builder, builder.add(start, WORD(AHEAD)))
         loaded = [builder.bitcast(load_vector(builder, start), WORDS) for start in starts]
         for i, vectors in enumerate(zip(*(kind.split(builder, v) for v in loaded), strict=True)):
             for r in range(rows):
-                factor = everywhere(builder,
-                                    builder.load(pointer_at(builder, offset_by(builder, x, along, r), 4 * i, LANE)))
+                factor = everywhere(
+                    builder, builder.load(pointer_at(builder, offset_by(builder, x, along, r), 4 * i, LANE))
+                )
                 for v, vector in enumerate(vectors):
                     sums[r * across + v] = kind.add(builder, sums[r * across + v], factor, vector)
         return [builder.add(x, WORD(4 * kind.deep)), builder.add(w, apart), *sums]
-    x, w, *sums = emit_loop(builder, builder.udiv(steps, WORD(kind.deep)),
-                            [x, w, *[ir.Constant(VECTOR, None)] * (rows * across)], step)
+
+    x, w, *sums = emit_loop(
+        builder, builder.udiv(steps, WORD(kind.deep)), [x, w, *[ir.Constant(VECTOR, None)] * (rows * across)], step
+    )
     return x, w, sums
 
 
@@ -104,8 +110,9 @@ def settle_sums(builder, sums, numbers, across, less, apart, factors, scales):
     row and scales of the columns; plus numbers, if given."""
     scale, new = [load_vector(builder, scales, 64 * v) for v in range(across)], []
     for i, vector in enumerate(sums):
-        off = everywhere(builder,
-                         builder.load(pointer_at(builder, offset_by(builder, less, apart, i // across), 0, LANE)))
+        off = everywhere(
+            builder, builder.load(pointer_at(builder, offset_by(builder, less, apart, i // across), 0, LANE))
+        )
         factor = splat(builder, builder.load(pointer_at(builder, factors, 4 * (i // across), FLOAT)))
         number = builder.sitofp(builder.sub(builder.bitcast(vector, WORDS), off), VECTOR)
         by = builder.fmul(scale[i % across], factor)
@@ -118,12 +125,49 @@ def make_tile(kind: TileKind, rows: int, across: int) -> Callable[..., None]:
     depth, the next depth apart, the next 16 columns beside; steps: words of depth. Sums go to y, step bytes a row, plus
     a bias, plus a residual, further bytes a row. Integer sums are settled, see `settle_sums`; scales of groups are
     pitch bytes apart, a group has `group` words."""
+
     @intrinsic
-    def tile(typing, x, along, w, apart, beside, steps, y, step, bias, residual, further, less, factors, scales, pitch,
-             groups, group):
+    def tile(
+        typing,
+        x,
+        along,
+        w,
+        apart,
+        beside,
+        steps,
+        y,
+        step,
+        bias,
+        residual,
+        further,
+        less,
+        factors,
+        scales,
+        pitch,
+        groups,
+        group,
+    ):
         def code(context, builder, signature, values):
-            (x, along, w, apart, beside, steps, y, step, bias, residual, further, less, factors, scales, pitch, groups,
-             group) = values
+            (
+                x,
+                along,
+                w,
+                apart,
+                beside,
+                steps,
+                y,
+                step,
+                bias,
+                residual,
+                further,
+                less,
+                factors,
+                scales,
+                pitch,
+                groups,
+                group,
+            ) = values
+
             def one_group(g, values):
                 x, w, *numbers = values
                 left = builder.sub(steps, builder.mul(g, group))
@@ -132,10 +176,13 @@ def make_tile(kind: TileKind, rows: int, across: int) -> Callable[..., None]:
                 off, apart_rows = builder.add(less, builder.mul(g, WORD(4))), builder.mul(groups, WORD(4))
                 scale = builder.add(scales, builder.mul(g, pitch))
                 return [x, w, *settle_sums(builder, sums, numbers, across, off, apart_rows, factors, scale)]
+
             if kind.groups:
-                _, _, *sums = emit_loop(builder, groups, [x, w, *[ir.Constant(VECTOR, None)] * (rows * across)],
-                                        one_group)
-            else: _, _, sums = accumulate(builder, kind, rows, across, x, along, w, apart, beside, steps)
+                _, _, *sums = emit_loop(
+                    builder, groups, [x, w, *[ir.Constant(VECTOR, None)] * (rows * across)], one_group
+                )
+            else:
+                _, _, sums = accumulate(builder, kind, rows, across, x, along, w, apart, beside, steps)
             if kind.whole and not kind.groups:
                 sums = settle_sums(builder, sums, None, across, less, WORD(4), factors, scales)
             for i, each in enumerate(sums):
@@ -145,7 +192,9 @@ def make_tile(kind: TileKind, rows: int, across: int) -> Callable[..., None]:
                     each = builder.fadd(each, load_vector(builder, offset_by(builder, residual, further, r), 64 * v))
                 put(builder, each, offset_by(builder, y, step, r), 64 * v)
             return context.get_dummy_value()
+
         return types.void(*[types.int64] * ARGUMENTS), code
+
     return tile
 
 
@@ -167,13 +216,48 @@ def by_bands(kind: TileKind, high: int, across: int) -> Callable[..., int]:
                 at, to = x + i * along, y + i * step + 4 * column
                 more, off = residual + i * further + 4 * column, less + 4 * i * groups
                 if many:
-                    wide(at, along, first, apart, beside, steps, to, step, bias + 4 * column, more, further, off,
-                         factors + 4 * i, scales + 4 * column, pitch, groups, group)
+                    wide(
+                        at,
+                        along,
+                        first,
+                        apart,
+                        beside,
+                        steps,
+                        to,
+                        step,
+                        bias + 4 * column,
+                        more,
+                        further,
+                        off,
+                        factors + 4 * i,
+                        scales + 4 * column,
+                        pitch,
+                        groups,
+                        group,
+                    )
                 else:
-                    single(at, along, first, apart, beside, steps, to, step, bias + 4 * column, more, further, off,
-                           factors + 4 * i, scales + 4 * column, pitch, groups, group)
+                    single(
+                        at,
+                        along,
+                        first,
+                        apart,
+                        beside,
+                        steps,
+                        to,
+                        step,
+                        bias + 4 * column,
+                        more,
+                        further,
+                        off,
+                        factors + 4 * i,
+                        scales + 4 * column,
+                        pitch,
+                        groups,
+                        group,
+                    )
             column += width if many else 16
         return left
+
     return bands
 
 
@@ -187,6 +271,7 @@ def by_vectors(kind: TileKind, tiles: tuple[tuple[int, int], ...] = TILES) -> Ca
         row = second(row, rows, columns, x, along, w, apart, beside, steps, y, step, after, how)
         row = third(row, rows, columns, x, along, w, apart, beside, steps, y, step, after, how)
         last(row, rows, columns, x, along, w, apart, beside, steps, y, step, after, how)
+
     return multiply
 
 

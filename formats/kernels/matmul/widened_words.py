@@ -4,6 +4,7 @@ scales (`Wording`).
 
 Words are widened to the float32 numbers that they mean: in registers for few rows, where memory sets the pace; for more
 rows, a block of a panel into scratch that stays in cache, and is then multiplied as a float32 panel is."""
+
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -53,6 +54,7 @@ class Wording(NamedTuple):
     """The meaning of words. A word holds `inputs` inputs of an output; `number` (builder, words, i) is number i of
     each, as float32. A group has `scale_bytes` bytes of scales for an output; from these `scales` (builder, address,
     vectors) makes d, then m, of vectors of outputs."""
+
     inputs: int
     scale_bytes: int
     number: Callable[..., ir.Value]
@@ -61,7 +63,8 @@ class Wording(NamedTuple):
 
 def widen_halves(builder, shorts):
     """Return 16 float16, given by their bits, as float32."""
-    if WIDENS: return builder.fpext(builder.bitcast(shorts, SIXTEEN_HALVES), VECTOR)
+    if WIDENS:
+        return builder.fpext(builder.bitcast(shorts, SIXTEEN_HALVES), VECTOR)
     vector = ir.Constant(VECTOR, ir.Undefined)
     for lane in map(LANE, range(LANES)):
         bits = builder.zext(builder.extract_element(shorts, lane), LANE)
@@ -71,7 +74,8 @@ def widen_halves(builder, shorts):
 
 def ask_ahead(builder, across, w):
     """Prefetch words that are needed a little later."""
-    for v in range(across): ask_line(builder, builder.add(w, w.type(AHEAD + 64 * v)))
+    for v in range(across):
+        ask_line(builder, builder.add(w, w.type(AHEAD + 64 * v)))
 
 
 def word_readers(wording: Wording) -> tuple[Callable[..., Any], ...]:
@@ -82,20 +86,30 @@ def word_readers(wording: Wording) -> tuple[Callable[..., Any], ...]:
     def numbers_of(builder, turns, across, w, i):
         """Return number i of the words at w, a vector for each 16 outputs: d q + m."""
         vectors = [builder.bitcast(load_vector(builder, w, 64 * v), WORDS) for v in range(across)]
-        return [multiply_add(builder, builder.extract_value(turns, v), wording.number(builder, vector, i),
-                             builder.extract_value(turns, across + v)) for v, vector in enumerate(vectors)]
+        return [
+            multiply_add(
+                builder,
+                builder.extract_value(turns, v),
+                wording.number(builder, vector, i),
+                builder.extract_value(turns, across + v),
+            )
+            for v, vector in enumerate(vectors)
+        ]
 
     @intrinsic
     def read_turns(typing, sums, scale):
         """Load d, then m, of as many vectors of columns as a tile has."""
+
         def code(context, builder, signature, values):
             return closed(builder, wording.scales(builder, values[1], sums.across))
+
         return Vectors(2, sums.across)(sums, types.int64), code
 
     @intrinsic
     def add_words(typing, sums, x, along, w, turns):
         """Return sums + (the inputs of a word of each row, rows along bytes apart) times the numbers of the words at
         w."""
+
         def code(context, builder, signature, values):
             tile, x, along, w, turns = values
             sums_ = [builder.extract_value(tile, i) for i in range(sums.count)]
@@ -109,12 +123,14 @@ def word_readers(wording: Wording) -> tuple[Callable[..., Any], ...]:
                         k = r * sums.across + v
                         sums_[k] = multiply_add(builder, factor, number, sums_[k])
             return closed(builder, sums_)
+
         return sums(sums, types.int64, types.int64, types.int64, turns), code
 
     @intrinsic
     def store_words(typing, sums, w, turns, to, apart):
         """Store the numbers of the words at w, a row of a block for each input, the rows apart bytes from each
         other."""
+
         def code(context, builder, signature, values):
             _, w, turns, to, apart = values
             ask_ahead(builder, sums.across, w)
@@ -123,7 +139,9 @@ def word_readers(wording: Wording) -> tuple[Callable[..., Any], ...]:
                 for v, number in enumerate(numbers_of(builder, turns, sums.across, w, i)):
                     put(builder, number, row, 64 * v)
             return context.get_dummy_value()
+
         return types.void(sums, types.int64, turns, types.int64, types.int64), code
+
     return read_turns, add_words, store_words
 
 
@@ -176,10 +194,12 @@ def word_strips(wording: Wording) -> tuple[Callable[..., None], ...]:
     @njit(**HELPER)
     def widen_columns(whole, columns, w, scale, across, depth, to):
         """Widen all columns of a panel, see `widen_strip`."""
-        if whole: widen_strip(zeros(1, 4), w, scale, across, depth, to)
+        if whole:
+            widen_strip(zeros(1, 4), w, scale, across, depth, to)
         else:
             for at in range(0, columns, LANES):
                 widen_strip(zeros(1, 1), w + 4 * at, scale + scale_bytes * at, across, depth, to + 4 * at)
+
     return strip_words, strips, widen_columns
 
 
@@ -194,54 +214,123 @@ def multiply_words(wording: Wording) -> Callable[..., None]:
         c = record(arguments, LINEAR)
         w = record(c.w, WORDED)
         low, high, left, right = tile(c, item)
-        x, along, step, room, rows = (c.x + 4 * low * c.along, 4 * c.along, 4 * c.step, c.room + worker * c.apart,
-                                      high - low)
+        x, along, step, room, rows = (
+            c.x + 4 * low * c.along,
+            4 * c.along,
+            4 * c.step,
+            c.room + worker * c.apart,
+            high - low,
+        )
         for start in range(left, right, PANEL):
             columns, y = min(PANEL, c.p - start), c.out + 4 * low * c.step + 4 * start
             across, whole = (columns + 15) // 16 * 64, MANY_REGISTERS and columns == PANEL
             stored = w.w + 4 * GROUP_INPUTS // inputs * w.groups * start
             scale = w.scale + scale_bytes * w.groups * start
-            if rows == REGISTER_ROWS and whole:              # each word is widened only once
+            if rows == REGISTER_ROWS and whole:  # each word is widened only once
                 for at in range(0, PANEL, 2 * LANES):
-                    strip_words(zeros(8, 2), x, along, stored + 4 * at, scale + scale_bytes * at, across, c.n,
-                                y + 4 * at, step, room, None)
+                    strip_words(
+                        zeros(8, 2),
+                        x,
+                        along,
+                        stored + 4 * at,
+                        scale + scale_bytes * at,
+                        across,
+                        c.n,
+                        y + 4 * at,
+                        step,
+                        room,
+                        None,
+                    )
             elif rows <= REGISTER_ROWS and whole:
-                strips(zeros(4, 4), zeros(2, 4), zeros(1, 4), rows, x, along, stored, scale, across, c.n, y, step, room,
-                       None)
+                strips(
+                    zeros(4, 4),
+                    zeros(2, 4),
+                    zeros(1, 4),
+                    rows,
+                    x,
+                    along,
+                    stored,
+                    scale,
+                    across,
+                    c.n,
+                    y,
+                    step,
+                    room,
+                    None,
+                )
             elif rows <= REGISTER_ROWS:
-                twice = columns // (2 * LANES) * 2 * LANES if rows == 1 else 0     # a single sum would wait for itself
+                twice = columns // (2 * LANES) * 2 * LANES if rows == 1 else 0  # a single sum would wait for itself
                 for at in range(0, twice, 2 * LANES):
-                    strip_words(zeros(1, 2), x, along, stored + 4 * at, scale + scale_bytes * at, across, c.n,
-                                y + 4 * at, step, room, None)
+                    strip_words(
+                        zeros(1, 2),
+                        x,
+                        along,
+                        stored + 4 * at,
+                        scale + scale_bytes * at,
+                        across,
+                        c.n,
+                        y + 4 * at,
+                        step,
+                        room,
+                        None,
+                    )
                 for at in range(twice, columns, LANES):
-                    strips(zeros(4, 1), zeros(2, 1), zeros(1, 1), rows, x, along, stored + 4 * at,
-                           scale + scale_bytes * at, across, c.n, y + 4 * at, step, room, min(LANES, columns - at))
+                    strips(
+                        zeros(4, 1),
+                        zeros(2, 1),
+                        zeros(1, 1),
+                        rows,
+                        x,
+                        along,
+                        stored + 4 * at,
+                        scale + scale_bytes * at,
+                        across,
+                        c.n,
+                        y + 4 * at,
+                        step,
+                        room,
+                        min(LANES, columns - at),
+                    )
             else:
                 for top in range(0, c.n, BLOCK_DEPTH):
                     depth, begin = min(BLOCK_DEPTH, c.n - top), x + 4 * top
                     some, turns = stored + across * top // inputs, across // 4 * scale_bytes * top // GROUP_INPUTS
                     widen_columns(whole, columns, some, scale + turns, across, depth, room)
-                    if whole: block_of_panel(rows, top == 0, depth, begin, along, room, y, step, zeros(1, 1))
-                    else: multiply(c.multiply, rows, columns, depth, begin, along, room, 4 * PANEL, y, step, top == 0)
+                    if whole:
+                        block_of_panel(rows, top == 0, depth, begin, along, room, y, step, zeros(1, 1))
+                    else:
+                        multiply(c.multiply, rows, columns, depth, begin, along, room, 4 * PANEL, y, step, top == 0)
             finish_block(c.after, low, high, start, start + columns)
-        if right - left == c.p: finish_rows(c.after, low, high)
+        if right - left == c.p:
+            finish_rows(c.after, low, high)
+
     return multiply_item
 
 
-def check_words(kernel: Kernel, wording: Wording, x: np.ndarray, w: np.ndarray, scale: np.ndarray,
-                out: np.ndarray) -> int:
+def check_words(
+    kernel: Kernel, wording: Wording, x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray
+) -> int:
     """Return the number of groups of inputs. ValueError if the arrays of words and scales are no panels of n by p."""
     check_product(x, None, None, out, w=w, scale=scale)
     groups, columns = -(-x.shape[1] // GROUP_INPUTS), -(-out.shape[1] // LANES) * LANES
     wanted = 4 * GROUP_INPUTS // wording.inputs * groups * columns, wording.scale_bytes * groups * columns
     if (w.nbytes, scale.nbytes) != wanted:
-        raise ValueError(f"{kernel.name}: {w.size} numbers and {scale.size} scales do not make panels of {x.shape[1]} "
-                         f"by {out.shape[1]}")
+        raise ValueError(
+            f"{kernel.name}: {w.size} numbers and {scale.size} scales do not make panels of {x.shape[1]} "
+            f"by {out.shape[1]}"
+        )
     return groups
 
 
-def product_words(kernel: Kernel, wording: Wording, x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray,
-                  epilogue: Epilogue | None) -> np.ndarray:
+def product_words(
+    kernel: Kernel,
+    wording: Wording,
+    x: np.ndarray,
+    w: np.ndarray,
+    scale: np.ndarray,
+    out: np.ndarray,
+    epilogue: Epilogue | None,
+) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue, by a kernel of this wording."""
     groups = check_words(kernel, wording, x, w, scale, out)
     after, workers, weight = epilogue_record(epilogue, out), threads(), filled(address(w), address(scale), groups)

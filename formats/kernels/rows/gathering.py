@@ -1,4 +1,5 @@
 """Rows of tables gathered from the storage of products: the columns of a matrix in panels (formats/core/layout.py)."""
+
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -17,11 +18,12 @@ __all__ = ["Columns"]
 SOURCE = np.dtype(words("ids apart table bytes width words deep halves N scale half group"))
 SOURCE_BYTES = SOURCE.itemsize
 f4 = np.float32
-PANEL_TYPES = np.float32, np.uint16, np.uint8                # panels: float32, bfloat16, bytes or 4-bit with scales
+PANEL_TYPES = np.float32, np.uint16, np.uint8  # panels: float32, bfloat16, bytes or 4-bit with scales
 
 
 class Columns(NamedTuple):
     """The columns of a matrix (n, N) in panels, as a table of N rows of n numbers."""
+
     shape: tuple[int, int]
     panelled: Panelled
     w: np.ndarray
@@ -36,23 +38,39 @@ class Columns(NamedTuple):
     def told(self) -> tuple[int, ...]:
         """Return the kernel's fields for this table. ValueError for arrays of other sizes or kinds."""
         (n, N), (width, side, _, halves, half), deep = self.shape, self.panelled, self.panelled.stored(self.shape[0])
-        if self.w.dtype not in PANEL_TYPES or self.w.shape != (deep * -(-N // VECTOR) * VECTOR,
-                                                               ) or not is_contiguous(self.w):
+        if (
+            self.w.dtype not in PANEL_TYPES
+            or self.w.shape != (deep * -(-N // VECTOR) * VECTOR,)
+            or not is_contiguous(self.w)
+        ):
             raise ValueError(f"table: {self.w.dtype} of {self.w.shape} are no panels of {n} by {N} numbers")
         group = half or self.group
         groups = -(-n // group) if group else 0
         if (self.w.itemsize == 1) != bool(groups) or (self.scale is not None) != bool(groups):
             raise ValueError(f"table: panels of {self.w.dtype} with {'no' if self.scale is None else 'given'} scales")
         kind, shape = (np.float16, (groups * -(-N // VECTOR) * VECTOR,)) if half else (f4, (groups, N))
-        if self.scale is not None and (self.scale.shape != shape or self.scale.dtype != kind
-                                       or not is_contiguous(self.scale)):
-            raise ValueError(f"table: scales {self.scale.dtype} of {self.scale.shape}, where {np.dtype(kind)} of "
-                             f"{shape} are needed")
-        return (address(self.w), self.w.itemsize, width, side, deep, int(halves), N, address(self.scale), int(half > 0),
-                group)
+        if self.scale is not None and (
+            self.scale.shape != shape or self.scale.dtype != kind or not is_contiguous(self.scale)
+        ):
+            raise ValueError(
+                f"table: scales {self.scale.dtype} of {self.scale.shape}, where {np.dtype(kind)} of {shape} are needed"
+            )
+        return (
+            address(self.w),
+            self.w.itemsize,
+            width,
+            side,
+            deep,
+            int(halves),
+            N,
+            address(self.scale),
+            int(half > 0),
+            group,
+        )
 
 
-def is_contiguous(array: np.ndarray) -> bool: return bool(array.flags.c_contiguous and array.flags.aligned)
+def is_contiguous(array: np.ndarray) -> bool:
+    return bool(array.flags.c_contiguous and array.flags.aligned)
 
 
 def describe_table(table: np.ndarray | Columns) -> tuple[int, ...]:
@@ -61,7 +79,8 @@ def describe_table(table: np.ndarray | Columns) -> tuple[int, ...]:
 
 
 @njit(**HELPER)
-def add(y, j, number, fresh): y[j] = number + (f4(0) if fresh else y[j])
+def add(y, j, number, fresh):
+    y[j] = number + (f4(0) if fresh else y[j])
 
 
 @njit(**HELPER)
@@ -69,10 +88,12 @@ def add_row(y, f, row, fresh):
     """Set y to a row of float32 or float16, or add the row to it."""
     if f.bytes == 2:
         stored = shorts(f.table + 2 * row * y.size, y.size)
-        for j in range(y.size): add(y, j, widen(stored[j]), fresh)
+        for j in range(y.size):
+            add(y, j, widen(stored[j]), fresh)
     else:
         single = floats(f.table + 4 * row * y.size, y.size)
-        for j in range(y.size): add(y, j, single[j], fresh)
+        for j in range(y.size):
+            add(y, j, single[j], fresh)
 
 
 @njit(**HELPER)
@@ -91,7 +112,8 @@ def add_halves(y, f, column, along, stored, fresh):
 def scale_of(f, column, start, across, group):
     """Return the scale of a group of a column, in a panel that begins at column `start` and is `across` columns
     wide."""
-    if not f.half: return floats(f.scale + 4 * (group * f.N + column), 1)[0]
+    if not f.half:
+        return floats(f.scale + 4 * (group * f.N + column), 1)[0]
     return widen(shorts(f.scale + 2 * (f.deep // f.group * start + group * across + column - start), 1)[0])
 
 
@@ -101,17 +123,24 @@ def add_column(y, f, column, fresh):
     start = column // f.width * f.width
     along = min(f.width, (f.N + VECTOR - 1) // VECTOR * VECTOR - start) * f.words
     count, first = (f.deep // f.words - 1) * along + f.words, f.deep * start + (column - start) * f.words
-    single, short, stored = floats(f.table + 4 * first,
-                                   count), shorts(f.table + 2 * first, count), bytes_at(f.table + first, count)
-    if f.halves: return add_halves(y, f, column, along, stored, fresh)
+    single, short, stored = (
+        floats(f.table + 4 * first, count),
+        shorts(f.table + 2 * first, count),
+        bytes_at(f.table + first, count),
+    )
+    if f.halves:
+        return add_halves(y, f, column, along, stored, fresh)
     at = 0
     for low in range(0, y.size, f.words):
         high = min(low + f.words, y.size)
         if f.bytes == 4:
-            for j in range(low, high): add(y, j, single[at + j - low], fresh)
+            for j in range(low, high):
+                add(y, j, single[at + j - low], fresh)
         elif f.bytes == 2:
-            for j in range(low, high): add(y, j, extended(short[at + j - low]), fresh)
+            for j in range(low, high):
+                add(y, j, extended(short[at + j - low]), fresh)
         else:
             scale = scale_of(f, column, start, along // f.words, low // f.group)
-            for j in range(low, high): add(y, j, f4(np.int64(stored[at + j - low]) - 128) * scale, fresh)
+            for j in range(low, high):
+                add(y, j, f4(np.int64(stored[at + j - low]) - 128) * scale, fresh)
         at += along

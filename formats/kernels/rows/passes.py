@@ -1,4 +1,5 @@
 """Passes over rows: the epilogue alone, a factor, gathered rows and their sum."""
+
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,7 +29,8 @@ def rowwise(item, worker, arguments):
     factor = f4(c.factor)
     for row in range(low, high):
         x, y = floats(c.x + 4 * row * c.along, c.p), floats(c.out + 4 * row * c.step, c.p)
-        for j in range(c.p): y[j] = factor * x[j]
+        for j in range(c.p):
+            y[j] = factor * x[j]
         finish_block(c.after, row, row + 1, 0, c.p)
         finish_rows(c.after, row, row + 1)
 
@@ -42,17 +44,26 @@ def gathered(item, worker, arguments):
         for k in range(c.count):
             f = record(c.fields + SOURCE_BYTES * k, SOURCE)
             index = longs(f.ids + row * f.apart, 1)[0]
-            if f.words: add_column(y, f, index, k == 0)
-            else: add_row(y, f, index, k == 0)
+            if f.words:
+                add_column(y, f, index, k == 0)
+            else:
+                add_row(y, f, index, k == 0)
         finish_block(c.after, row, row + 1, 0, c.p)
         finish_rows(c.after, row, row + 1)
 
 
-def run_pass(kernel: Kernel, x: np.ndarray | None, out: np.ndarray, epilogue: Epilogue | None = None,
-             factor: float = 1.0, fields: np.ndarray | None = None) -> np.ndarray:
+def run_pass(
+    kernel: Kernel,
+    x: np.ndarray | None,
+    out: np.ndarray,
+    epilogue: Epilogue | None = None,
+    factor: float = 1.0,
+    fields: np.ndarray | None = None,
+) -> np.ndarray:
     """Launch a pass over chunks of rows."""
     T, p = out.shape
-    if not out.size: return out
+    if not out.size:
+        return out
     rows = max(1, -(-T // (4 * (workers := threads()))))
     source = (0, 0) if x is None else (address(x), step(x))
     count, after = 0 if fields is None else len(fields), epilogue_record(epilogue, out)
@@ -63,7 +74,8 @@ def run_pass(kernel: Kernel, x: np.ndarray | None, out: np.ndarray, epilogue: Ep
 
 def pointwise(x: np.ndarray, out: np.ndarray, epilogue: Epilogue | None) -> np.ndarray:
     """Apply the epilogue to x (T, p) in one pass; out may be x."""
-    if out.ndim != 2: raise ValueError(f"out: expected two axes, got shape {out.shape}")
+    if out.ndim != 2:
+        raise ValueError(f"out: expected two axes, got shape {out.shape}")
     check_pass(x, out)
     return run_pass(rowwise, x, out, epilogue)
 
@@ -71,7 +83,8 @@ def pointwise(x: np.ndarray, out: np.ndarray, epilogue: Epilogue | None) -> np.n
 def scale(x: np.ndarray, factor: float, out: np.ndarray) -> np.ndarray:
     """out = factor x; out may be x. Matrices with contiguous rows, or contiguous arrays of any number of axes, which
     are split into rows. factor: 0, or a normal float32."""
-    if factor and not TINY <= abs(factor) <= HUGE: raise ValueError(f"scale: the factor {factor} is no normal float32")
+    if factor and not TINY <= abs(factor) <= HUGE:
+        raise ValueError(f"scale: the factor {factor} is no normal float32")
     check_pass(x, out)
     source, target = (x, out) if x.ndim == 2 else (flat_rows("x", x), flat_rows("out", out))
     run_pass(rowwise, source, target, None, factor)
@@ -104,7 +117,8 @@ def gather(ids: np.ndarray, table: Table, out: np.ndarray) -> np.ndarray:
 
 def embed(fields: Sequence[tuple[np.ndarray, Table]], out: np.ndarray, epilogue: Epilogue | None = None) -> np.ndarray:
     """out (T, p) = the sum over (ids, table) of table[ids], then the epilogue. IndexError for an id outside."""
-    if out.ndim != 2: raise ValueError(f"out: expected two axes, got shape {out.shape}")
+    if out.ndim != 2:
+        raise ValueError(f"out: expected two axes, got shape {out.shape}")
     T, p = out.shape
     readable("out", out, (T, p))
     writable("out", out)
@@ -116,10 +130,13 @@ def embed(fields: Sequence[tuple[np.ndarray, Table]], out: np.ndarray, epilogue:
             raise ValueError(f"table: expected {wanted}, got {numbers.dtype} of {shape}")
         places("ids", ids, T, shape[0], of="the table")
         ids = np.asarray(ids, np.int64)
-        if not ids.flags.aligned: ids = as_contiguous("ids", ids)
-        if numbers is table: table = numbers = as_contiguous("table", table)
+        if not ids.flags.aligned:
+            ids = as_contiguous("ids", ids)
+        if numbers is table:
+            table = numbers = as_contiguous("table", table)
         separate(out, ids=ids, table=numbers)
-        if isinstance(table, Columns) and table.scale is not None: separate(out, scale=table.scale)
+        if isinstance(table, Columns) and table.scale is not None:
+            separate(out, scale=table.scale)
         held.append((ids, table))
     sources = [(address(ids), ids.strides[0], *describe_table(table)) for ids, table in held]
     return run_pass(gathered, None, out, epilogue, fields=make_record(sources, SOURCE))

@@ -1,5 +1,6 @@
 """Rows in the order of the experts that they are routed to, and back. Each row names a few of many matrices by nonzero
 gate numbers; the result is the sum of its products with them, times those numbers."""
+
 import numpy as np
 
 from formats.kernels.engine.compiled import HELPER, Kernel
@@ -15,8 +16,12 @@ from formats.kernels.simd.vectors import zeros
 # names, then NONE, and the places of its copies; order: the row of each place; starts, fills (E + 1): the first place
 # of each matrix; tiles: their number, then (matrix, first place, end) of each, `rows` places at most; ordered: rows of
 # x in places; parts (places, q): their products with the matrices; chunk: rows of x that an item copies, or sums
-ROUTED = np.dtype(words("x along T n gate gate_row E most rows which slots order starts fills tiles ordered parts q "
-                        "out step residual across chunk"))
+ROUTED = np.dtype(
+    words(
+        "x along T n gate gate_row E most rows which slots order starts fills tiles ordered parts q "
+        "out step residual across chunk"
+    )
+)
 NONE, TOO_MANY = -1, -2
 TILE_WORDS = 3
 
@@ -38,10 +43,13 @@ def name_matrices(c, row):
     gate, which, found = floats(c.gate + 4 * row * c.gate_row, c.E), longs(c.which + 8 * row * c.most, c.most), 0
     for e in range(c.E):
         if gate[e] != 0:
-            if found < c.most: which[found] = e
+            if found < c.most:
+                which[found] = e
             found += 1
-    for i in range(found if found <= c.most else 0, c.most): which[i] = NONE
-    if found > c.most: which[0] = TOO_MANY
+    for i in range(found if found <= c.most else 0, c.most):
+        which[i] = NONE
+    if found > c.most:
+        which[0] = TOO_MANY
 
 
 @njit(**HELPER)
@@ -63,16 +71,20 @@ def place_rows(item, worker, arguments):
     places = c.T * c.most
     starts, fills, which = longs(c.starts, c.E + 1), longs(c.fills, c.E), longs(c.which, places)
     slots, order = longs(c.slots, places), longs(c.order, places)
-    for e in range(c.E + 1): starts[e] = 0
-    for row in range(c.T): name_matrices(c, row)
+    for e in range(c.E + 1):
+        starts[e] = 0
+    for row in range(c.T):
+        name_matrices(c, row)
     for i in range(places):
-        if which[i] >= 0: starts[which[i] + 1] += 1
+        if which[i] >= 0:
+            starts[which[i] + 1] += 1
     for e in range(c.E):
         fills[e] = starts[e]
         starts[e + 1] += starts[e]
     for i in range(places):
         e = which[i]
-        if e < 0: continue
+        if e < 0:
+            continue
         slots[i] = fills[e]
         order[fills[e]] = i // c.most
         fills[e] += 1
@@ -86,7 +98,8 @@ def order_rows(item, worker, arguments):
     which, slots = longs(c.which, c.T * c.most), longs(c.slots, c.T * c.most)
     for row in range(item * c.chunk, min((item + 1) * c.chunk, c.T)):
         for i in range(row * c.most, (row + 1) * c.most):
-            if which[i] >= 0: combine(c.x + 4 * row * c.along, c.ordered + 4 * slots[i] * c.n, c.n, 0, 0, 0)
+            if which[i] >= 0:
+                combine(c.x + 4 * row * c.along, c.ordered + 4 * slots[i] * c.n, c.n, 0, 0, 0)
 
 
 @njit(forceinline=True, **HELPER)
@@ -95,10 +108,13 @@ def sum_vector(c, row, at, lanes):
     which, slots = longs(c.which + 8 * row * c.most, c.most), longs(c.slots + 8 * row * c.most, c.most)
     gate, total = floats(c.gate + 4 * row * c.gate_row, c.E), zeros(1, 1)
     for i in range(c.most):
-        if which[i] < 0: break
+        if which[i] < 0:
+            break
         total = total + get(c.parts + 4 * (slots[i] * c.q + at), lanes) * gate[which[i]]
-    if c.residual: total = total + get(c.residual + 4 * (row * c.across + at), lanes)
-    if which[0] == TOO_MANY: total = zeros(1, 1) / ZERO
+    if c.residual:
+        total = total + get(c.residual + 4 * (row * c.across + at), lanes)
+    if which[0] == TOO_MANY:
+        total = zeros(1, 1) / ZERO
     keep(total, c.out + 4 * (row * c.step + at), lanes)
 
 
@@ -108,5 +124,7 @@ def sum_parts(item, worker, arguments):
     c = record(arguments, ROUTED)
     full = c.q // 16 * 16
     for row in range(item * c.chunk, min((item + 1) * c.chunk, c.T)):
-        for at in range(0, full, 16): sum_vector(c, row, at, None)
-        if full < c.q: sum_vector(c, row, full, c.q - full)
+        for at in range(0, full, 16):
+            sum_vector(c, row, at, None)
+        if full < c.q:
+            sum_vector(c, row, full, c.q - full)

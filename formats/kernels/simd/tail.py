@@ -2,6 +2,7 @@
 
 R, half of erfcx(a / √2), is a polynomial on each of 16 intervals of a, selected by the highest bits of a + 1; vectors
 look up 16 coefficients at once."""
+
 import math
 from functools import cache
 from itertools import pairwise
@@ -15,9 +16,9 @@ from formats.kernels.simd.arithmetic import VECTOR16, WHOLE, fused
 from formats.kernels.simd.vectors import FLOAT, LANE, LANES, VECTOR, closed, llvm_function
 
 DEGREE, ONE = 6, np.float32(1)
-EDGE = np.float32(13.2625)                                   # from there on, e^(-a²/2) is 0
-SHIFT = 21                                             # bits above it in a float32: sign, exponent, two more
-EDGES = [2.0 ** octave * (1 + quarter / 4) - 1 for octave in range(4) for quarter in range(4)] + [15.0]
+EDGE = np.float32(13.2625)  # from there on, e^(-a²/2) is 0
+SHIFT = 21  # bits above it in a float32: sign, exponent, two more
+EDGES = [2.0**octave * (1 + quarter / 4) - 1 for octave in range(4) for quarter in range(4)] + [15.0]
 
 
 def scaled_tail(a: float) -> float:
@@ -48,8 +49,10 @@ def fit_tables() -> np.ndarray:
 def permute(builder, values, codes):
     """Return in each lane the one of 16 values that the lane's low 4 bits select."""
     if "+avx512f" in FEATURES:
-        return builder.call(llvm_function(builder, "llvm.x86.avx512.permvar.sf.512", VECTOR, VECTOR, WHOLE),
-                            [ir.Constant(VECTOR, values), codes])
+        return builder.call(
+            llvm_function(builder, "llvm.x86.avx512.permvar.sf.512", VECTOR, VECTOR, WHOLE),
+            [ir.Constant(VECTOR, values), codes],
+        )
     nothing, parts = ir.Constant(VECTOR, ir.Undefined), []
     if "+avx2" in FEATURES:
         half, lanes = ir.VectorType(FLOAT, 8), ir.VectorType(LANE, 8)
@@ -57,9 +60,10 @@ def permute(builder, values, codes):
         for first in (0, 8):
             order = ir.Constant(lanes, list(range(first, first + 8)))
             some = builder.shuffle_vector(codes, ir.Constant(WHOLE, ir.Undefined), order)
-            low, high = (builder.call(permute, [ir.Constant(half, values[at:at + 8]), some]) for at in (0, 8))
-            upper = builder.icmp_unsigned("!=", builder.and_(some, ir.Constant(lanes, [8] * 8)),
-                                          ir.Constant(lanes, [0] * 8))
+            low, high = (builder.call(permute, [ir.Constant(half, values[at : at + 8]), some]) for at in (0, 8))
+            upper = builder.icmp_unsigned(
+                "!=", builder.and_(some, ir.Constant(lanes, [8] * 8)), ir.Constant(lanes, [0] * 8)
+            )
             parts.append(builder.select(upper, high, low))
         return builder.shuffle_vector(*parts, ir.Constant(WHOLE, list(range(LANES))))
     for lane in range(LANES):
@@ -71,13 +75,16 @@ def permute(builder, values, codes):
 
 def make_lookup(row):
     """Build an intrinsic that selects, for a vector of a + 1, from the 16 values of a row of the tables."""
+
     @intrinsic
     def look_up(typing, sums):
         def code(context, builder, signature, given):
             bits = builder.bitcast(builder.extract_value(given[0], 0), WHOLE)
             codes = builder.lshr(bits, ir.Constant(WHOLE, [SHIFT] * LANES))
             return closed(builder, [permute(builder, fit_tables()[row].tolist(), codes)])
+
         return VECTOR16(VECTOR16), code
+
     return look_up
 
 

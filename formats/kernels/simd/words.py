@@ -3,23 +3,31 @@
 Sums are tiles of vectors as in vectors.py; integers are stored in them as their bits. The code depends on the
 processor: its own instructions for pairs (vdpbf16ps) and fours (vpdpbusd), or widening to numbers that it can
 multiply."""
+
 from collections.abc import Callable
 
 from formats.kernels.engine.native import FEATURES, Context, Intrinsic, Signature, Typing, Values, intrinsic, ir, types
 from formats.kernels.simd.vectors import LANE, LANES, VECTOR, closed, llvm_function, multiply_add, pointer_at
 
-PAIRS = "+avx512bf16" in FEATURES and "+amx-bf16" not in FEATURES      # with AMX, pairs are the slower way
+PAIRS = "+avx512bf16" in FEATURES and "+amx-bf16" not in FEATURES  # with AMX, pairs are the slower way
 FOURS = "+avx512vnni" in FEATURES
 WORDS = ir.VectorType(LANE, LANES)
 BYTE, SHORT = ir.IntType(8), ir.IntType(16)
 
 
-class BFloat(ir.Type):                                       # type: ignore[misc]
+class BFloat(ir.Type):  # type: ignore[misc]
     """LLVM's bfloat, for which llvmlite has no name."""
+
     intrinsic_name = "bf16"
-    def __str__(self) -> str: return "bfloat"
-    def __eq__(self, other: object) -> bool: return isinstance(other, BFloat)
-    def __hash__(self) -> int: return hash("bfloat")
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat)
+
+    def __hash__(self) -> int:
+        return hash("bfloat")
 
 
 def everywhere(builder: ir.IRBuilder, word: ir.Value) -> ir.Value:
@@ -29,7 +37,8 @@ def everywhere(builder: ir.IRBuilder, word: ir.Value) -> ir.Value:
     return builder.shuffle_vector(first, nothing, ir.Constant(WORDS, [0] * LANES))
 
 
-def words_of(number: int) -> ir.Value: return ir.Constant(WORDS, [number] * LANES)
+def words_of(number: int) -> ir.Value:
+    return ir.Constant(WORDS, [number] * LANES)
 
 
 def add_pairs(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, w: ir.Value) -> ir.Value:
@@ -38,7 +47,7 @@ def add_pairs(builder: ir.IRBuilder, total: ir.Value, x: ir.Value, w: ir.Value) 
         kind = ir.VectorType(BFloat(), 2 * LANES)
         dot = llvm_function(builder, "llvm.x86.avx512bf16.dpbf16ps.512", VECTOR, VECTOR, kind, kind)
         return builder.call(dot, [total, builder.bitcast(x, kind), builder.bitcast(w, kind)])
-    parts: tuple[Callable[[ir.Value], ir.Value], ...]        # the low halves of words, and the high ones
+    parts: tuple[Callable[[ir.Value], ir.Value], ...]  # the low halves of words, and the high ones
     parts = lambda v: builder.shl(v, words_of(16)), lambda v: builder.and_(v, words_of(0xFFFF0000))
     for part in parts:
         total = multiply_add(builder, builder.bitcast(part(x), VECTOR), builder.bitcast(part(w), VECTOR), total)
@@ -74,10 +83,12 @@ def store_words(builder: ir.IRBuilder, words: ir.Value, address: ir.Value, kind:
 @intrinsic
 def as_numbers(typing: Typing, vector: types.Type, less: types.Type) -> Intrinsic:
     """Return the integers whose bits a vector holds, minus `less`, as float32."""
+
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, values: Values) -> ir.Value:
         words = builder.bitcast(builder.extract_value(values[0], 0), WORDS)
         number = builder.sitofp(builder.sub(words, everywhere(builder, values[1])), VECTOR)
         return closed(builder, [number])
+
     return vector(vector, types.int32), code
 
 

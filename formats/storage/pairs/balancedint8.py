@@ -1,6 +1,7 @@
 """Bytes of balanced and mixed inputs: inputs that are large in x are scaled down, and their rows of W up (Xiao et al.
 2022, SmoothQuant, arXiv:2211.10438, equation 4); remaining large values are spread over their neighbours by an
 orthogonal matrix (Ashkboos et al. 2024, QuaRot, arXiv:2404.00456)."""
+
 from types import MappingProxyType
 from typing import Self
 
@@ -14,7 +15,7 @@ from formats.storage.format import Format
 from formats.storage.int8 import COLUMN, STEP_INPUTS, Int8, bound_error, by_row, check_size, row_rounding, unsound
 from formats.storage.packed import Packed
 
-LARGEST = 2.0 ** 20                                          # the largest factor; the least is its inverse
+LARGEST = 2.0**20  # the largest factor; the least is its inverse
 
 
 class BalancedInt8(Format):
@@ -25,6 +26,7 @@ class BalancedInt8(Format):
     after which both have one norm; without norms of x all are equal. Where it is large in some rows, H helps, a
     Hadamard matrix (sums and differences) of 16 inputs that are 16 apart, or of 8 or 4 at the end; columns of W gain.
     `group`: as for int8."""
+
     factor: f4[n]
     w: u1[64 * ceiling(n / 64) * 16 * ceiling(p / 16)]
     scale: f4[ceiling(n / size), p]
@@ -38,13 +40,15 @@ class BalancedInt8(Format):
         """Round to the nearest integer multiples of scales, in balance. scale: the norms of inputs, (n,)."""
         return BalancedInt8.approximate(W, group=group, scale=scale).unpack()
 
-    def pack(W, *, group=COLUMN): return stored(W, np.ones(len(W)), group)
+    def pack(W, *, group=COLUMN):
+        return stored(W, np.ones(len(W)), group)
 
     def unpack(shape, factor, w, scale, *, group):
-        return mixed(unpacked(shape, w, scale, group))[:shape[0]] * factor[:, None]
+        return mixed(unpacked(shape, w, scale, group))[: shape[0]] * factor[:, None]
 
     def kernel(x, factor, w, scale, out, epilogue, *, group):
         from formats.kernels import product_balanced_bytes
+
         product_balanced_bytes(x, factor, w, scale, group, out, epilogue)
 
     @classmethod
@@ -68,8 +72,11 @@ class BalancedInt8(Format):
     def bound(self, x, operands=None):
         return bound_error(self.turned(x), *operands or self.operands(x), len(self.scale))
 
-    def tolerance(self, W): return 16 * 2.0 ** -24 * float(np.linalg.norm(W.astype(np.float64)))
-    def transpose(self): return Packed.pack(self.unpack().T)             # scales of outputs are none of inputs
+    def tolerance(self, W):
+        return 16 * 2.0**-24 * float(np.linalg.norm(W.astype(np.float64)))
+
+    def transpose(self):
+        return Packed.pack(self.unpack().T)  # scales of outputs are none of inputs
 
     def unsound(self):
         if not ((self.factor >= 1 / LARGEST / MIXED[0]) & (self.factor <= LARGEST)).all():
@@ -85,16 +92,19 @@ class BalancedInt8(Format):
         return row_rounding(spectrum, np.concatenate(shared), spectrum.weight / turn[:, None])
 
     @classmethod
-    def choices(cls, inputs, outputs): return Int8.choices(inputs, outputs)
+    def choices(cls, inputs, outputs):
+        return Int8.choices(inputs, outputs)
+
     @classmethod
-    def counts(cls, inputs, outputs, *, group=COLUMN, scale=None): return Int8.counts(inputs, outputs, group=group)
+    def counts(cls, inputs, outputs, *, group=COLUMN, scale=None):
+        return Int8.counts(inputs, outputs, group=group)
 
 
 def balancing(W, scale):
     """Return the root of W's norm over x's for each input, float32; within bounds, around 1, also where an input is
     rare."""
     some = max(1, ROUNDED_TOGETHER // W.shape[1])
-    row_norms = [np.linalg.norm(W[at:at + some].astype(np.float64), axis=1) for at in range(0, len(W), some)]
+    row_norms = [np.linalg.norm(W[at : at + some].astype(np.float64), axis=1) for at in range(0, len(W), some)]
     norms = np.concatenate(row_norms), np.asarray(scale, np.float64)
     both = (norms[0] > 0) & (norms[1] > 0)
     factors = np.sqrt(np.divide(norms[0], norms[1], out=np.ones(len(W)), where=both))
@@ -120,7 +130,7 @@ def mixing_groups(rows):
     """Yield views of rows that are mixed with one another: (order, 16, m)."""
     at, order = 0, orders(len(rows))
     while at < len(rows):
-        yield rows[at:at + VECTOR * order[at]].reshape(order[at], VECTOR, -1)
+        yield rows[at : at + VECTOR * order[at]].reshape(order[at], VECTOR, -1)
         at += VECTOR * order[at]
 
 
@@ -129,7 +139,7 @@ def mixed(rows):
     result = topped_up(rows)
     for part in mixing_groups(result):
         order = len(part)
-        for apart in (2 ** stage for stage in range(order.bit_length() - 1)):
+        for apart in (2**stage for stage in range(order.bit_length() - 1)):
             pairs = part.reshape(-1, 2, apart, *part.shape[1:])
             pairs[:, 0], pairs[:, 1] = pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]
     return result
@@ -139,9 +149,10 @@ def stored(W, balance, group):
     """Return the arrays of W (n, p) with inputs balanced by these factors. Factors make H a multiple of an orthogonal
     matrix, by which no number grows beyond the largest of its group, so that none overflows."""
     order = orders(len(W))
-    factor = (balance / np.sqrt(MIXED[0] * order[:len(W)])).astype(np.float32)
-    with np.errstate(over="ignore"): balanced = W / factor[:, None]
-    check_size(abs(balanced).max())                         # before sums of infinities become NaN
+    factor = (balance / np.sqrt(MIXED[0] * order[: len(W)])).astype(np.float32)
+    with np.errstate(over="ignore"):
+        balanced = W / factor[:, None]
+    check_size(abs(balanced).max())  # before sums of infinities become NaN
     return factor, *Int8.declared.pack(mixed(balanced) / order[:, None].astype(np.float32), group=group)
 
 

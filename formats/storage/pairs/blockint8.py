@@ -1,4 +1,5 @@
 """Sparse blocks of bytes: tiles of the size that registers and vectors take."""
+
 import numpy as np
 
 from formats.core.sizes import T, blocks, ceiling, f4, n, p, u1, u4
@@ -7,7 +8,7 @@ from formats.storage.csr import compression
 from formats.storage.format import Format
 from formats.storage.pairs.in_bytes import INT8_ERROR, Bytes, shifted, unsound
 
-TILE_INPUTS, TILE_OUTPUTS = TILE_SHAPE = 64, 16            # inputs: a line of a row of bytes; outputs: a vector of sums
+TILE_INPUTS, TILE_OUTPUTS = TILE_SHAPE = 64, 16  # inputs: a line of a row of bytes; outputs: a vector of sums
 
 
 class BlockInt8(Bytes, Format, structure=Block, tile=TILE_SHAPE):
@@ -15,6 +16,7 @@ class BlockInt8(Bytes, Format, structure=Block, tile=TILE_SHAPE):
 
     W / scale is rounded to whole numbers up to 127, x as for int8; tiles are chosen and stored as in block. Each has 16
     words of 4 inputs, each of 16 outputs, with 128 added."""
+
     ptr: u4[ceiling(p / 16) + 1]
     idx: u4[blocks]
     w: u1[blocks, 16, 16, 4]
@@ -30,16 +32,18 @@ class BlockInt8(Bytes, Format, structure=Block, tile=TILE_SHAPE):
 
     def kernel(x, ptr, idx, w, scale, out, epilogue):
         from formats.kernels import product_byte_blocks
+
         product_byte_blocks(x, ptr, idx, w, scale, out, epilogue)
 
     def unsound(self):
         return compression(self.ptr, self.idx, -(-self.shape[0] // TILE_INPUTS)) or unsound(self.shape[0], self.scale)
 
     @classmethod
-    def choices(cls, inputs, outputs): return [{"density": density} for density in (0.5, 0.25, 0.1)]
+    def choices(cls, inputs, outputs):
+        return [{"density": density} for density in (0.5, 0.25, 0.1)]
 
     @classmethod
     def predicted(cls, spectrum, *, density):
         """Return the error of the tiles left out, if inputs are orthogonal, and of rounding to bytes."""
         held = np.sort(tiles(spectrum.shares, TILE_SHAPE).sum((2, 3)), axis=None)
-        return float(np.hypot(np.sqrt(held[:held.size - round(density * held.size)].sum()), INT8_ERROR))
+        return float(np.hypot(np.sqrt(held[: held.size - round(density * held.size)].sum()), INT8_ERROR))

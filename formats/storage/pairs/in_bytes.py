@@ -1,4 +1,5 @@
 """Bytes with a scale for each output, as the number type of a pair."""
+
 import inspect
 from collections.abc import Callable
 from typing import ClassVar
@@ -13,14 +14,15 @@ from formats.storage.format import Format, options
 from formats.storage.int8 import UNIT, bound_error, by_row, quantised, scale_groups
 from formats.storage.packed import Packed
 
-COLUMN, DEEP = 1 << 30, 1 << 17                            # a group of all inputs; inputs whose sums of bytes are int32
-INT8_ERROR = 0.007                                           # relative error of normal numbers as bytes
+COLUMN, DEEP = 1 << 30, 1 << 17  # a group of all inputs; inputs whose sums of bytes are int32
+INT8_ERROR = 0.007  # relative error of normal numbers as bytes
 
 
 class Bytes:
     """The numbers of a structure as bytes, with 128 added, and a scale for each output, the last array; x is rounded as
     for int8. Options of the structure that the kernel fixes are class keywords, and no options of the pair; options
     that the structure remembers are passed to `arranged` and `restored`."""
+
     structure: ClassVar[type[Format]]
     fixed: ClassVar[dict[str, object]]
     arranged: ClassVar[Callable[..., tuple[np.ndarray, ...]]]
@@ -30,12 +32,16 @@ class Bytes:
     def __init_subclass__(cls, structure: type[Format], **fixed: object) -> None:
         cls.structure, cls.fixed, whole = structure, fixed, structure.declared
 
-        def fit(W, **given): return scale_groups(*quantised(whole.fit(W, **given, **fixed), COLUMN, 127), COLUMN)
+        def fit(W, **given):
+            return scale_groups(*quantised(whole.fit(W, **given, **fixed), COLUMN, 127), COLUMN)
+
         def pack(W, **given):
-            if len(W) > DEEP: raise FormatError(f"{cls.name}: {too_deep(len(W))}")
+            if len(W) > DEEP:
+                raise FormatError(f"{cls.name}: {too_deep(len(W))}")
             numbers, scale = quantised(W, COLUMN, 127)
             remembered = {name: given.get(name, options(whole.pack)[name]) for name in options(cls.declared.unpack)}
             return *cls.arranged(*whole.pack(numbers, **given, **fixed), **remembered), scale[0]
+
         def unpack(shape, *arrays, **given):
             *arrays, scale = arrays
             also = {name: value for name, value in fixed.items() if name in options(whole.unpack)}
@@ -44,26 +50,34 @@ class Bytes:
         for method in (fit, pack, unpack):
             taken = inspect.signature(getattr(whole, method.__name__))
             left = [parameter for name, parameter in taken.parameters.items() if name not in fixed]
-            method.__signature__ = taken.replace(parameters=left)                    # type: ignore[union-attr]
+            method.__signature__ = taken.replace(parameters=left)  # type: ignore[union-attr]
             setattr(cls, method.__name__, method)
         super().__init_subclass__()
 
-    def transpose(self): return Packed.pack(self.unpack().T)             # scales of outputs are none of inputs
-    def tolerance(self, W): return 4 * UNIT * float(np.linalg.norm(W.astype(np.float64)))
-    def bound(self, x, operands=None): return bound_error(x, *operands or self.operands(x), 1)
+    def transpose(self):
+        return Packed.pack(self.unpack().T)  # scales of outputs are none of inputs
+
+    def tolerance(self, W):
+        return 4 * UNIT * float(np.linalg.norm(W.astype(np.float64)))
+
+    def bound(self, x, operands=None):
+        return bound_error(x, *operands or self.operands(x), 1)
 
     @staticmethod
-    def reads(x): return by_row(x)
+    def reads(x):
+        return by_row(x)
 
     @classmethod
-    def indices(cls): return [name for name in cls.structure.indices() if name in cls.fields]
+    def indices(cls):
+        return [name for name in cls.structure.indices() if name in cls.fields]
 
     @classmethod
     def counts(cls, inputs, outputs, **given):
         used = set()
         for array in cls.fields.values():
             for axis in array.shape:
-                if isinstance(axis, Size): axis.read(lambda size: used.add(size) or 1, ON_NUMBERS)
+                if isinstance(axis, Size):
+                    axis.read(lambda size: used.add(size) or 1, ON_NUMBERS)
         counts = cls.structure.counts(inputs, outputs, **given, **cls.fixed)
         return {size: count for size, count in counts.items() if size in used}
 

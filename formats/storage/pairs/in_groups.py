@@ -1,4 +1,5 @@
 """Blocks of files where x is rounded, too: each 32 numbers of a row to bytes with a scale of their own."""
+
 import inspect
 
 import numpy as np
@@ -15,20 +16,22 @@ from formats.storage.q4_1 import GROUP_INPUTS, Blocks
 class InGroups(Blocks):
     """A format of blocks, multiplied by rows whose groups are rounded to 255 steps, as ggml does it. The arrays are
     those of `structure`, to the bit, so code that gathers its columns reads them as they are."""
+
     structure: type[Format]
     unit = "int8"
-    least = LEAST_SCALED                                    # groups whose largest number is below it are read as zeros
+    least = LEAST_SCALED  # groups whose largest number is below it are read as zeros
 
     def __init_subclass__(cls, structure: type[Format]) -> None:
         whole = structure.declared
         cls.structure, cls.__annotations__ = structure, inspect.get_annotations(structure)
-        cls.filed, cls.panelled = structure.filed, structure.panelled                      # type: ignore[attr-defined]
-        cls.flops, cls.work = 2 * T * n * p, (T * n * p, n * p, T * (n + p), T * n)        # type: ignore[attr-defined]
-        cls.fit, cls.pack, cls.unpack = whole.fit, whole.pack, whole.unpack                # type: ignore[attr-defined]
+        cls.filed, cls.panelled = structure.filed, structure.panelled  # type: ignore[attr-defined]
+        cls.flops, cls.work = 2 * T * n * p, (T * n * p, n * p, T * (n + p), T * n)  # type: ignore[attr-defined]
+        cls.fit, cls.pack, cls.unpack = whole.fit, whole.pack, whole.unpack  # type: ignore[attr-defined]
         super().__init_subclass__()
 
     @staticmethod
-    def reads(x): return by_group(x)
+    def reads(x):
+        return by_group(x)
 
     def bound(self, x, operands=None):
         """Bound the roundings: sums of a group are exact; rounded are its product with d, the addition, and for levels
@@ -42,7 +45,8 @@ class InGroups(Blocks):
         return abs(W)
 
     @classmethod
-    def narrowest(cls): return 8
+    def narrowest(cls):
+        return 8
 
     @classmethod
     def of_blocks(cls, blocks):
@@ -59,4 +63,4 @@ def by_group(x):
     largest = abs(parts).max(2, keepdims=True)
     turns = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest >= LEAST_SCALED)
     read = np.rint(parts * turns).astype(np.float64) * (largest / np.float32(127))
-    return read.reshape(len(x), -1)[:, :x.shape[1]]
+    return read.reshape(len(x), -1)[:, : x.shape[1]]

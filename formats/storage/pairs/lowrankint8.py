@@ -1,4 +1,5 @@
 """Low rank in bytes: two thin factors, each in bytes, and the product with the first in bytes too."""
+
 from typing import Self
 
 import numpy as np
@@ -12,7 +13,7 @@ from formats.storage.int8 import STEP_INPUTS, Int8, bound_error, by_row, row_byt
 from formats.storage.lowrank import LowRank, multiply_factors
 from formats.storage.pairs.in_bytes import COLUMN, INT8_ERROR, too_deep, unsound
 
-ONE_SCALE = {"group": COLUMN}                                # a factor has a scale for each of its outputs
+ONE_SCALE = {"group": COLUMN}  # a factor has a scale for each of its outputs
 
 
 class LowRankInt8(Format):
@@ -20,6 +21,7 @@ class LowRankInt8(Format):
 
     Each is stored as in int8, with a scale for each of its outputs; x and x @ u are rounded row by row as for int8.
     The factors are scaled so that a column of u and its row of v have one norm, as rounding then loses least."""
+
     left: f4[r]
     u: u1[64 * ceiling(n / 64) * 16 * ceiling(r / 16)]
     v: u1[64 * ceiling(r / 64) * 16 * ceiling(p / 16)]
@@ -33,11 +35,15 @@ class LowRankInt8(Format):
         """Return the product of the factors of low rank, each rounded."""
         return LowRankInt8.approximate(W, rank=rank, weight=weight).unpack()
 
-    def pack(W, *, rank=None): return halves(*map(np.float32, LowRank.declared.pack(W, rank=rank)))
-    def unpack(shape, left, u, v, right): return multiply_factors(*unpack_factors(shape, left, u, v, right))
+    def pack(W, *, rank=None):
+        return halves(*map(np.float32, LowRank.declared.pack(W, rank=rank)))
+
+    def unpack(shape, left, u, v, right):
+        return multiply_factors(*unpack_factors(shape, left, u, v, right))
 
     def kernel(x, left, u, v, right, out, epilogue):
         from formats.kernels import product_lowrank_bytes
+
         product_lowrank_bytes(x, u, left, v, right, out, epilogue)
 
     @classmethod
@@ -62,14 +68,17 @@ class LowRankInt8(Format):
         """Return u (n, r) and v (r, p) as they are stored, in float32."""
         return unpack_factors(self.shape, *self.arrays().values())
 
-    def transpose(self): return LowRank.pack_factors(*(factor.T for factor in reversed(self.factors())))
+    def transpose(self):
+        return LowRank.pack_factors(*(factor.T for factor in reversed(self.factors())))
+
     def unsound(self):
         r, p = len(self.left), self.shape[1]
         if unpanelled(self.v, (-(-r // STEP_INPUTS) * STEP_INPUTS, p), 4, TILE)[r:].any():
             return f"v has numbers beyond its rank, {r}"
         return unsound(self.shape[0], self.left) or unsound(r, self.right)
 
-    def scratch(self): return len(self.left)
+    def scratch(self):
+        return len(self.left)
 
     def tolerance(self, W):
         """Return three times the norm that roundings of the factors add up to, if they are independent and uniform
@@ -79,15 +88,17 @@ class LowRankInt8(Format):
         return float(3 * np.sqrt(lost / 12))
 
     @staticmethod
-    def reads(x): return by_row(x)
+    def reads(x):
+        return by_row(x)
 
     def operands(self, x):
         """Return the product with the first factor, as it is rounded, and v: the sums of bytes are exact, their float32
         is made by the kernel's steps."""
         u, v = self.factors()
         whole, scale, lift = row_bytes(x)
-        sums = (whole.astype(np.float64)
-                @ np.rint(u.astype(np.float64) / np.where(self.left > 0, self.left, 1))).astype(np.float32)
+        sums = (
+            whole.astype(np.float64) @ np.rint(u.astype(np.float64) / np.where(self.left > 0, self.left, 1))
+        ).astype(np.float32)
         return by_row(sums * (self.left * scale) / lift), v.astype(np.float64)
 
     def bound(self, x, operands=None):
@@ -95,27 +106,38 @@ class LowRankInt8(Format):
         return bound_error(middle, middle, v, 1)
 
     @classmethod
-    def choices(cls, inputs, outputs): return LowRank.choices(inputs, outputs)
+    def choices(cls, inputs, outputs):
+        return LowRank.choices(inputs, outputs)
+
     @classmethod
-    def proposed_by(cls, spectrum): return LowRank.proposed_by(spectrum)
+    def proposed_by(cls, spectrum):
+        return LowRank.proposed_by(spectrum)
+
     @classmethod
-    def predicted(cls, spectrum, *, rank): return float(np.hypot(spectrum.errors[rank], 2 ** 0.5 * INT8_ERROR))
+    def predicted(cls, spectrum, *, rank):
+        return float(np.hypot(spectrum.errors[rank], 2**0.5 * INT8_ERROR))
+
     @classmethod
-    def counts(cls, inputs, outputs, *, rank=None, weight=None): return LowRank.counts(inputs, outputs, rank=rank)
+    def counts(cls, inputs, outputs, *, rank=None, weight=None):
+        return LowRank.counts(inputs, outputs, rank=rank)
 
 
 def halves(u, v):
     """Return the arrays of two factors; a column of u and the row of v are scaled to equal norms."""
-    if wrong := too_deep(len(u)): raise FormatError(f"lowrankint8: {wrong}")
+    if wrong := too_deep(len(u)):
+        raise FormatError(f"lowrankint8: {wrong}")
     norms = [np.linalg.norm(factor.astype(np.float64), axis=axis) for factor, axis in ((u, 0), (v, 1))]
     share = np.sqrt(np.divide(norms[1], norms[0], out=np.ones_like(norms[0]), where=np.minimum(*norms) > 0))
-    (first, left), (second, right) = (Int8.declared.pack(factor.astype(np.float32), **ONE_SCALE)
-                                      for factor in (u * share, v / share[:, None]))
+    (first, left), (second, right) = (
+        Int8.declared.pack(factor.astype(np.float32), **ONE_SCALE) for factor in (u * share, v / share[:, None])
+    )
     return left[0], first, second, right[0]
 
 
 def unpack_factors(shape, left, u, v, right):
     """Return the factors that `halves` stored, in float32."""
     (n, p), r = shape, len(left)
-    return (Int8.declared.unpack((n, r), u, left[None], **ONE_SCALE),
-            Int8.declared.unpack((r, p), v, right[None], **ONE_SCALE))
+    return (
+        Int8.declared.unpack((n, r), u, left[None], **ONE_SCALE),
+        Int8.declared.unpack((r, p), v, right[None], **ONE_SCALE),
+    )

@@ -1,4 +1,5 @@
 """Q4_1 where x is rounded to bytes."""
+
 import numpy as np
 
 from formats.core.layout import unpanelled
@@ -12,10 +13,11 @@ class Q4_1Int8(InGroups, Format, structure=Q4_1):
 
     def kernel(x, w, scale, out, epilogue):
         from formats.kernels import product_rounded_levels
+
         product_rounded_levels(x, w, scale, out, epilogue)
 
     def sizes_of(self, W):
         """Return |W| + 2 |m|, which bounds |d| q + |m|, whatever their signs."""
         groups = -(-len(W) // GROUP_INPUTS)
         m = unpanelled(self.scale, (2 * groups, W.shape[1]), 2)[1::2].astype(np.float64)
-        return abs(W) + 2 * np.repeat(abs(m), GROUP_INPUTS, 0)[:len(W)]
+        return abs(W) + 2 * np.repeat(abs(m), GROUP_INPUTS, 0)[: len(W)]

@@ -1,4 +1,5 @@
 """Q8_0 where x is rounded to bytes, too."""
+
 from formats.storage.format import Format
 from formats.storage.pairs.in_groups import InGroups
 from formats.storage.q8_0 import Q8_0
@@ -9,4 +10,5 @@ class Q8_0Int8(InGroups, Format, structure=Q8_0):
 
     def kernel(x, w, scale, out, epilogue):
         from formats.kernels import product_rounded_bytes
+
         product_rounded_bytes(x, w, scale, out, epilogue)

@@ -5,6 +5,7 @@ rows, its columns and heads, its number type.
 
 An input matrix is given with the batch, fields and relations are read from it; a piece of state is an input whose next
 value is an output, in the same buffer."""
+
 from __future__ import annotations
 
 import re
@@ -21,15 +22,15 @@ from formats.core.errors import InputError
 
 __all__ = ["Port", "Signature"]
 
-FLOAT, INTEGER, HALF = "float32", "int64", "bf16"           # number types: values; fields of a batch; narrower caches
+FLOAT, INTEGER, HALF = "float32", "int64", "bf16"  # number types: values; fields of a batch; narrower caches
 NUMBERS = FLOAT, INTEGER
 INFINITIES = -inf, inf
 NAMED_INFINITIES = [["-inf"]], [["inf"]], [["-inf", "inf"]]  # infinite numbers of a port, as JSON
-CACHED = "C"                                                # the space of rows of caches
+CACHED = "C"  # the space of rows of caches
 HELD_NUMBERS: dict[str, type[np.generic]] = {FLOAT: np.float32, HALF: np.uint16}  # types of caches: bf16 as its bits
 NAME = re.compile(r"[A-Za-z][\w ]{0,39}", re.ASCII)
-GivenMatrix: TypeAlias = NDArray[np.integer | np.floating]           # a matrix that a batch gives
-WIDEST = 1 << 20                                            # numbers in a row of a value: a small file asks for no more
+GivenMatrix: TypeAlias = NDArray[np.integer | np.floating]  # a matrix that a batch gives
+WIDEST = 1 << 20  # numbers in a row of a value: a small file asks for no more
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Port:
     """A value that crosses the border of a program: rows of a space, each of `heads` heads of `columns` columns, in a
     number type. `infinite`: the infinite numbers that an input of a program may hold; None in a term, which may be
     given any."""
+
     name: str
     space: str
     columns: int
@@ -67,8 +69,10 @@ class Port:
         if isinstance(said, list) and said[4:] in NAMED_INFINITIES:
             said, infinite = said[:4], tuple(map(float, said[4]))
         match said:
-            case [str(space), int(columns), int(heads), str(number)] if (
-                    NAME.fullmatch(space) and {type(columns), type(heads)} == {int}):
+            case [str(space), int(columns), int(heads), str(number)] if NAME.fullmatch(space) and {
+                type(columns),
+                type(heads),
+            } == {int}:
                 allowed = {*numbers} - (set() if space == CACHED else {HALF})
                 if number not in allowed:
                     raise ValueError(f"{name}: number type {number!r:.40}: it may be {', '.join(sorted(allowed))}")
@@ -91,13 +95,16 @@ class Port:
 
 def check_cache(number: object) -> None:
     """Raise InputError unless this is a number type of caches."""
-    if number not in HELD_NUMBERS: raise InputError(f"cache {number!r:.40}: give {' or '.join(HELD_NUMBERS)}")
+    if number not in HELD_NUMBERS:
+        raise InputError(f"cache {number!r:.40}: give {' or '.join(HELD_NUMBERS)}")
 
 
 def widened(found: NDArray[Any]) -> NDArray[Any]:
     """Return the numbers of a value as float32 or float64: bf16, whose bits are uint16, is widened."""
-    if found.dtype != HELD_NUMBERS[HALF]: return found
+    if found.dtype != HELD_NUMBERS[HALF]:
+        return found
     from formats.storage.bf16 import widen_bits
+
     return np.asarray(widen_bits(found))
 
 
@@ -105,6 +112,7 @@ def widened(found: NDArray[Any]) -> NDArray[Any]:
 class Signature:
     """The inputs and outputs of a program: matrices and fields, relations as texts, outputs, and for each piece of
     state the value that is its next one."""
+
     inputs: Mapping[str, Port]
     relations: tuple[str, ...]
     outputs: Mapping[str, Port]
@@ -112,23 +120,30 @@ class Signature:
 
     def described(self) -> dict[str, Any]:
         """Return the signature as JSON."""
-        ports = {name: {port_name: port.described() for port_name, port in sorted(of.items())}
-                 for name, of in (("inputs", self.inputs), ("outputs", self.outputs))}
+        ports = {
+            name: {port_name: port.described() for port_name, port in sorted(of.items())}
+            for name, of in (("inputs", self.inputs), ("outputs", self.outputs))
+        }
         return ports | {"relations": sorted(self.relations), "state": dict(sorted(self.state.items()))}
 
     def differs(self, said: object) -> str:
         """Return, in words, the difference of this signature from one described as JSON; an empty text where there is
         none."""
         described = self.described()
-        if not isinstance(said, dict): return f"it is {said!r:.60}, not an object"
+        if not isinstance(said, dict):
+            return f"it is {said!r:.60}, not an object"
         for name in sorted({*described, *map(str, said)}):
-            if name not in described: return f"{name!r:.40} is no part of one"
-            if name not in said: return f"{name!r} is missing"
-            if described[name] == said[name]: continue
+            if name not in described:
+                return f"{name!r:.40} is no part of one"
+            if name not in said:
+                return f"{name!r} is missing"
+            if described[name] == said[name]:
+                continue
             both = isinstance(described[name], dict) and isinstance(said[name], dict)
             for key in sorted({*described[name], *map(str, said[name])}) if both else ():
                 here, there = described[name].get(key), said[name].get(key)
-                if here != there: return f"{name}: {key!r:.60} is {there!r:.80}, but the steps have {here!r:.80}"
+                if here != there:
+                    return f"{name}: {key!r:.60} is {there!r:.80}, but the steps have {here!r:.80}"
             return f"{name} are {said[name]!r:.80}, but the steps have {described[name]!r:.80}"
         return ""
 

@@ -1,5 +1,6 @@
 """The reading of a term that records its operations: a line for each, in order, with the shape of its result. Any other
 reading can take the lines one by one, so a term is split, counted and run from them."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from opmatrix.algebra.term import Operator, read
 class Operation(NamedTuple):
     """One operation: a method of readings, the lines that it takes, its attributes, and the shape that it gives.
     `level`: one row whatever x is, as a bias gives."""
+
     op: str
     args: tuple[int, ...]
     more: tuple[Any, ...]
@@ -30,11 +32,13 @@ class Operation(NamedTuple):
 @dataclass
 class Trace:
     """The lines of a term; equal lines are one."""
+
     lines: list[Operation] = field(default_factory=list)
     known: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
-    def write(self, op: str, args: tuple[int, ...], more: tuple[Any, ...], shape: Shape,
-              level: bool = False) -> TracedValue:
+    def write(
+        self, op: str, args: tuple[int, ...], more: tuple[Any, ...], shape: Shape, level: bool = False
+    ) -> TracedValue:
         key = op, args, more, shape
         if key not in self.known:
             self.known[key] = len(self.lines)
@@ -45,15 +49,21 @@ class Trace:
 @dataclass(frozen=True, eq=False)
 class TracedValue:
     """A value of a trace."""
+
     trace: Trace
     at: int
 
     @property
-    def line(self) -> Operation: return self.trace.lines[self.at]
+    def line(self) -> Operation:
+        return self.trace.lines[self.at]
+
     @property
-    def shape(self) -> Shape: return self.line.shape
+    def shape(self) -> Shape:
+        return self.line.shape
+
     @property
-    def size(self) -> tuple[LiveSize, LiveSize]: return self.shape.size
+    def size(self) -> tuple[LiveSize, LiveSize]:
+        return self.shape.size
 
     def then(self, op: str, *others: TracedValue, more: tuple[Any, ...] = (), shape: Shape) -> TracedValue:
         """Write the line of an operation on this value and others; it is one row where all of them are."""
@@ -63,56 +73,88 @@ class TracedValue:
 
     def act(self, matrix: Operator) -> TracedValue:
         shape = self.shape.act(matrix)
-        if matrix.kind.name == "I": return self
-        if matrix.constant:                                 # one row, of one head unless it is a stack
+        if matrix.kind.name == "I":
+            return self
+        if matrix.constant:  # one row, of one head unless it is a stack
             heads = shape.heads if len(matrix.args[0].shape) == 3 else 1
             return self.trace.write("act", (), (matrix,), shape._replace(heads=heads), True)
-        if matrix.kind.name == "cols" and (narrowed := narrow_columns(self, *matrix.args[:2])): return narrowed
+        if matrix.kind.name == "cols" and (narrowed := narrow_columns(self, *matrix.args[:2])):
+            return narrowed
         return self.then("act", more=(matrix,), shape=shape)
 
-    def __add__(self, other: TracedValue) -> TracedValue: return self.then("add", other, shape=self.shape + other.shape)
-    def __mul__(self, other: TracedValue) -> TracedValue: return self.then("mul", other, shape=self.shape * other.shape)
+    def __add__(self, other: TracedValue) -> TracedValue:
+        return self.then("add", other, shape=self.shape + other.shape)
+
+    def __mul__(self, other: TracedValue) -> TracedValue:
+        return self.then("mul", other, shape=self.shape * other.shape)
+
     def keep_top(self, by: TracedValue, k: LiveSize) -> TracedValue:
         return self.then("keep_top", by, more=(k,), shape=self.shape.keep_top(by.shape, k))
-    def turn(self) -> TracedValue: return self.then("turn", shape=self.shape.turn())
+
+    def turn(self) -> TracedValue:
+        return self.then("turn", shape=self.shape.turn())
+
     def beside(self, other: TracedValue) -> TracedValue:
         return self.then("beside", other, shape=self.shape.beside(other.shape))
-    def split(self, h: LiveSize) -> TracedValue: return self.then("split", more=(h,), shape=self.shape.split(h))
-    def join(self, h: LiveSize) -> TracedValue: return self.then("join", more=(h,), shape=self.shape.join(h))
+
+    def split(self, h: LiveSize) -> TracedValue:
+        return self.then("split", more=(h,), shape=self.shape.split(h))
+
+    def join(self, h: LiveSize) -> TracedValue:
+        return self.then("join", more=(h,), shape=self.shape.join(h))
+
     def repeat(self, h: LiveSize) -> TracedValue:
         return self if self.shape.heads == h else self.then("repeat", more=(h,), shape=self.shape.repeat(h))
-    def total(self) -> TracedValue: return self.then("total", shape=self.shape.total())
+
+    def total(self) -> TracedValue:
+        return self.then("total", shape=self.shape.total())
+
     def fold(self, h: LiveSize) -> TracedValue:
         return self if self.shape.heads == h else self.then("fold", more=(h,), shape=self.shape.fold(h))
-    def shares(self, where: Pattern) -> TracedValue: return self.then("shares", more=(where,), shape=self.shape)
+
+    def shares(self, where: Pattern) -> TracedValue:
+        return self.then("shares", more=(where,), shape=self.shape)
+
     def dropped(self, name: str, rate: float) -> TracedValue:
         return self.then("dropped", more=(name, rate), shape=self.shape)
 
     # Further operations of backward lines: sums over all rows, of all sequences, and values that forward saves.
 
-    def kept(self) -> TracedValue: return self.then("kept", shape=self.shape)
-    def summed(self) -> TracedValue: return self.then("summed", shape=self.shape._replace(rows=1))
+    def kept(self) -> TracedValue:
+        return self.then("kept", shape=self.shape)
+
+    def summed(self) -> TracedValue:
+        return self.then("summed", shape=self.shape._replace(rows=1))
+
     def outer(self, other: TracedValue) -> TracedValue:
         """Multiply the numbers of each row by those of the other's row, and sum over all rows."""
         shape = self.shape.turn().product(other.shape, "sum", None)
         return self.then("outer", other, shape=shape)
 
-    def spread(self, rows: LiveSize, cols: LiveSize) -> TracedValue: return self
+    def spread(self, rows: LiveSize, cols: LiveSize) -> TracedValue:
+        return self
+
     def pick(self, relation: Relation) -> TracedValue:
         return self.then("pick", more=(relation,), shape=self.shape.pick(relation))
 
     def given(self, field: str, cols: LiveSize) -> TracedValue:
         return self.trace.write("given", (), (field, cols), self.shape.given(field, cols))
+
     def by_distance(self, table: Data, most: LiveSize) -> TracedValue:
         return self.trace.write("by_distance", (), (table, most), self.shape.by_distance(table, most))
+
     def related(self, relation: Relation) -> TracedValue:
         return self.trace.write("related", (), (relation,), self.shape.related(relation))
+
     def entered(self, port: Port) -> TracedValue:
         return self.entered_as(port, self.shape.entered(port))
+
     def entered_as(self, port: Port, shape: Shape) -> TracedValue:
         return self.trace.write("entered", (), (port,), shape)
+
     def symbol(self, name: str, into: Shape, out: Shape) -> TracedValue:
         return self.then("symbol", more=(name, into, out), shape=self.shape.symbol(name, into, out))
+
     def product(self, other: TracedValue, over: type[Monoid], where: Pattern) -> TracedValue:
         return self.then("product", other, more=(over, where), shape=self.shape.product(other.shape, over, where))
 
@@ -124,27 +166,31 @@ def narrow_columns(value: TracedValue, lo: LiveSize, hi: LiveSize) -> TracedValu
     if line.op == "add":
         parts = [narrow_columns(TracedValue(value.trace, at), lo, hi) for at in line.args]
         return parts[0] + parts[1] if parts[0] and parts[1] else None
-    if line.op != "act" or line.more[0].kind.matrix is None: return None
+    if line.op != "act" or line.more[0].kind.matrix is None:
+        return None
     matrix = line.more[0]
     if matrix.constant and matrix.args[0].shape and matrix.args[0].shape[-1] != 1:
         shape = line.shape._replace(cols=hi - lo)
         return value.trace.write("act", (), (matrix.kind(sliced(matrix.args[0], -1, lo, hi)),), shape, True)
-    if matrix.kind is not weight: return None
+    if matrix.kind is not weight:
+        return None
     return TracedValue(value.trace, line.args[0]).act(weight(sliced(matrix.args[0], -1, lo, hi)))
 
 
 def sliced(data: Data, axis: int, lo: LiveSize, hi: LiveSize) -> Data:
     """Return rows, columns or heads lo to hi of an array, without hi."""
     axis %= len(data.shape)
-    if (lo, hi) == (0, data.shape[axis]): return data
+    if (lo, hi) == (0, data.shape[axis]):
+        return data
     if isinstance(data, Promised):
-        shape = (*data.shape[:axis], hi - lo, *data.shape[axis + 1:])
+        shape = (*data.shape[:axis], hi - lo, *data.shape[axis + 1 :])
         part: Data = Promised(f"{data}[{', '.join([':'] * axis + [f'{lo}:{hi}'])}]", shape)
     else:
         part = Data.of(data.array[(slice(None),) * axis + (slice(lo, hi),)])
-        part.key = f"{data.key}[{axis}:{lo}:{hi}]"         # another array of these numbers is no part of this one
+        part.key = f"{data.key}[{axis}:{lo}:{hi}]"  # another array of these numbers is no part of this one
     part.cut_of, inside = data.cut_of or data, 0
-    if data.cut_at is not None and data.cut_at[0] == axis - len(data.shape): inside = data.cut_at[1]
+    if data.cut_at is not None and data.cut_at[0] == axis - len(data.shape):
+        inside = data.cut_at[1]
     part.cut_at = axis - len(data.shape), inside + lo, inside + hi
     return part
 
@@ -155,12 +201,14 @@ MATRIX_AXES: tuple[tuple[Role, int], ...] = ("cols", -1), ("rows", -2), ("heads"
 def sliced_at(data: Data, places: Mapping[Role, Bounds]) -> Data:
     """Return the part of an array at some columns, rows and heads, where it has these axes."""
     for role, axis in MATRIX_AXES:
-        if role in places and len(data.shape) >= -axis: data = sliced(data, axis, *places[role])
+        if role in places and len(data.shape) >= -axis:
+            data = sliced(data, axis, *places[role])
     return data
 
 
 class Reads(Protocol):
     """A line that takes the values of other lines, by their numbers."""
+
     @property
     def args(self) -> tuple[int, ...]: ...
 
@@ -169,7 +217,8 @@ def renumber(lines: Sequence[Reads], results: set[int]) -> dict[int, int]:
     """Return the new number of each line that some results need, when the lines they do not need are left out."""
     needed = {*results}
     for at in range(len(lines) - 1, -1, -1):
-        if at in needed: needed |= {*lines[at].args}
+        if at in needed:
+            needed |= {*lines[at].args}
     return {at: k for k, at in enumerate(sorted(needed))}
 
 

@@ -1,5 +1,6 @@
 """Digests of Python functions: of their operations on stand-ins where these can be noted, else of their code, which
 belongs to one version of Python."""
+
 import hashlib
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import numpy as np
 from opmatrix.algebra.custom.custom_names import DIGITS_OF_DIGEST
 
 TWO_SIDED = "add sub mul floordiv mod pow truediv and or xor lt le gt ge eq ne lshift rshift"
-MAX_DEPTH = 8                                               # levels of calls that are followed
+MAX_DEPTH = 8  # levels of calls that are followed
 
 
 def digest_text(*parts: str) -> str:
@@ -21,21 +22,34 @@ def digest_text(*parts: str) -> str:
 class Noted:
     """A number that is not known: its text records the operations on it."""
 
-    def __init__(self, text: str) -> None: self.text = text
+    def __init__(self, text: str) -> None:
+        self.text = text
+
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, **more: object) -> "Noted":
         return Noted(f"{ufunc.__name__}.{method}({', '.join(map(note, inputs))}, {sorted(more)})")
-    def __abs__(self) -> "Noted": return Noted(f"absolute.__call__({self.text}, [])")
-    def __neg__(self) -> "Noted": return Noted(f"neg({self.text})")
-    def __invert__(self) -> "Noted": return Noted(f"invert({self.text})")
-    def __bool__(self) -> NoReturn: raise TypeError("whether it is true is not known")
-    __hash__ = None                                         # type: ignore[assignment]    # equality is not known
+
+    def __abs__(self) -> "Noted":
+        return Noted(f"absolute.__call__({self.text}, [])")
+
+    def __neg__(self) -> "Noted":
+        return Noted(f"neg({self.text})")
+
+    def __invert__(self) -> "Noted":
+        return Noted(f"invert({self.text})")
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError("whether it is true is not known")
+
+    __hash__ = None  # type: ignore[assignment]    # equality is not known
 
 
 def noted(name: str, turned: bool) -> Callable[[Noted, object], Noted]:
     """Return an operation of two numbers; where it is turned, the second number stands first."""
+
     def operation(one: Noted, other: object) -> Noted:
         sides = (note(other), note(one)) if turned else (note(one), note(other))
         return Noted(f"{name}({', '.join(sides)})")
+
     return operation
 
 
@@ -47,9 +61,12 @@ for _ in TWO_SIDED.split():
 def note(given: object) -> str:
     """Return an operand as text. Raises TypeError for anything but numbers and arrays."""
     match given:
-        case Noted(): return given.text
-        case bool() | int() | float() | np.generic(): return repr(float(given))
-        case np.ndarray(): return describe_value(given)
+        case Noted():
+            return given.text
+        case bool() | int() | float() | np.generic():
+            return repr(float(given))
+        case np.ndarray():
+            return describe_value(given)
     raise TypeError(f"a {type(given).__name__} meets a number")
 
 
@@ -62,12 +79,18 @@ def digest_code(*functions: object) -> str:
 def describe_value(value: Any, depth: int = 0) -> str:
     """Return a value as text that is the same in every process; of an object that cannot be inspected, its type."""
     match value:
-        case None | bool() | int() | float() | complex() | str() | bytes(): return repr(value)
-        case np.generic(): return f"{value.dtype} {value!r}"
-        case np.ndarray(): return f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
-        case tuple() | list(): return f"({', '.join(describe_value(element, depth + 1) for element in value)})"
-        case CodeType(): return describe_code(value, depth)
-        case staticmethod(): return describe_value(value.__func__, depth)
+        case None | bool() | int() | float() | complex() | str() | bytes():
+            return repr(value)
+        case np.generic():
+            return f"{value.dtype} {value!r}"
+        case np.ndarray():
+            return f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+        case tuple() | list():
+            return f"({', '.join(describe_value(element, depth + 1) for element in value)})"
+        case CodeType():
+            return describe_code(value, depth)
+        case staticmethod():
+            return describe_value(value.__func__, depth)
         case FunctionType() if depth < MAX_DEPTH:
             held = [cell.cell_contents for cell in value.__closure__ or () if cell_filled(cell)]
             used = [value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__]
@@ -77,8 +100,10 @@ def describe_value(value: Any, depth: int = 0) -> str:
 
 
 def cell_filled(cell: Any) -> bool:
-    try: return cell.cell_contents is not cell
-    except ValueError: return False
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
 
 
 def describe_code(code: CodeType, depth: int) -> str:

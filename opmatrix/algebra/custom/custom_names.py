@@ -1,5 +1,6 @@
 """The names of custom things in programs and files: a thing's own name, and a digest of what it computes. Two things of
 one name are two, and a thing that was changed is another."""
+
 import re
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
@@ -8,7 +9,7 @@ from formats.core.errors import InputError
 
 DIGITS_OF_DIGEST = 16
 OWN_NAME = re.compile(rf"([^\W\d][\w.()]{{0,59}}):([0-9a-f]{{{DIGITS_OF_DIGEST}}})", re.ASCII)
-OWN_THINGS: dict[str, object] = {}                          # declared or written here, by name and digest
+OWN_THINGS: dict[str, object] = {}  # declared or written here, by name and digest
 Thing = TypeVar("Thing")
 
 
@@ -24,11 +25,13 @@ def enter_own(name: str, digest: str, thing: object) -> str:
 def find_named(called: str, kind: type[Thing]) -> Thing:
     """Return the custom thing that has this name in programs, if it is of this kind. Raises ValueError for a name that
     this process has not declared."""
-    if isinstance(thing := OWN_THINGS.get(called), kind): return thing
+    if isinstance(thing := OWN_THINGS.get(called), kind):
+        return thing
     raise ValueError(f"{called.partition(':')[0]!r:.80} is one's own, and nobody has declared it here")
 
 
-def is_own_name(word: object) -> bool: return isinstance(word, str) and bool(OWN_NAME.fullmatch(word))
+def is_own_name(word: object) -> bool:
+    return isinstance(word, str) and bool(OWN_NAME.fullmatch(word))
 
 
 def list_own_names(attributes: Mapping[str, object]) -> list[str]:
@@ -42,5 +45,6 @@ def refuse_collisions(called: Iterable[str], ours: Mapping[str, str]) -> None:
     one."""
     for full_name in called:
         if (name := full_name.partition(":")[0]) in ours:
-            raise InputError(f"not saved: {name} is one's own, and opmatrix has a {ours[name]} of that name: give "
-                             "yours another name")
+            raise InputError(
+                f"not saved: {name} is one's own, and opmatrix has a {ours[name]} of that name: give yours another name"
+            )

@@ -1,5 +1,6 @@
 """Visibility in a batch, as readings of numbers need it: visible pairs of rows, shares of the rows that are seen,
 entries that a mask of the batch drops."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -23,7 +24,8 @@ Seen: TypeAlias = "NDArray[np.bool_] | None"
 
 def needed(batch: Fields | None, what: object) -> Fields:
     """Return the batch, where something depends on it. Raises TypeError where there is none."""
-    if batch is None: raise TypeError(f"{what} depends on the batch: give one, as in dense(term, x, batch)")
+    if batch is None:
+        raise TypeError(f"{what} depends on the batch: give one, as in dense(term, x, batch)")
     return batch
 
 
@@ -35,11 +37,14 @@ def visible(where: Pattern, queries: Fields | None, query: Places, keys: Fields 
 def visible_pairs(where: Pattern, left: Fields | None, right: Fields | None, size: tuple[int, int]) -> Seen:
     """Return a mask, queries × keys, of the keys that each query sees; None where everyone sees all. Raises ShapeError
     where the batch has another number of rows."""
-    if where is everyone: return None
+    if where is everyone:
+        return None
     queries, keys = (needed(fields, f"the pattern {where}") for fields in (left, right))
     if size != (queries.rows, keys.rows):
-        raise ShapeError(f"product where {where}: scores are {size[0]} × {size[1]}, but the batch has {queries.rows} "
-                         "rows" + (f" that see {keys.rows}" if queries is not keys else ""))
+        raise ShapeError(
+            f"product where {where}: scores are {size[0]} × {size[1]}, but the batch has {queries.rows} "
+            "rows" + (f" that see {keys.rows}" if queries is not keys else "")
+        )
     pairs = visible(where, queries, np.arange(size[0])[:, None], keys, np.arange(size[1]))
     return np.broadcast_to(pairs, size)
 
@@ -59,8 +64,9 @@ def mask_of(batch: Fields | None, name: str, shape: tuple[int, ...]) -> Numeric:
     Raises ValueError where the batch gives no mask of this name, or one of another shape."""
     inputs = needed(batch, f"dropout {name!r}").whole.inputs
     if name not in inputs:
-        raise ValueError(f"dropout {name!r}: the batch gives no mask of this name: Batch(.., inputs={{{name!r}: "
-                         "mask}})")
+        raise ValueError(
+            f"dropout {name!r}: the batch gives no mask of this name: Batch(.., inputs={{{name!r}: mask}}}})"
+        )
     mask = np.asarray(inputs[name])
     if mask.shape[-2:] != shape[-2:] or mask.size not in (np.prod(shape[-2:]), np.prod(shape)):
         raise ValueError(f"dropout {name!r}: the mask has shape {mask.shape}, and the value {shape}")
@@ -69,14 +75,17 @@ def mask_of(batch: Fields | None, name: str, shape: tuple[int, ...]) -> Numeric:
 
 class Seeing(ByHeads):
     """The operations of a dense reading on rows that see rows."""
+
     batch: Fields | None
 
     def shares(self, where: Pattern) -> Self:
         rows, cols = self.value.shape[-2:]
         seen = visible_pairs(where, self.batch, self.batch, (rows, cols))
         return self.in_heads(self.value.shape, lambda z: shares_of(z, seen))
+
     def dropped(self, name: str, rate: float) -> Self:
         return self.of(self.array * mask_of(self.batch, name, self.array.shape) / (1 - rate))
+
     def fold(self, h: int) -> Self:
         stacked = self.array.reshape(-1, *self.array.shape[-2:])
         return self.of(stacked.reshape(h, -1, *stacked.shape[-2:]).sum(1))
@@ -84,42 +93,56 @@ class Seeing(ByHeads):
 
 class SeeingEntries:
     """The operations of an entrywise reading on rows that see rows."""
+
     value: NDArray[np.object_]
     batch: Fields | None
 
-    def shares(self: Entrywise, where: Pattern) -> Entrywise:                   # type: ignore[misc]    # mixed into it
-        if self.number is not float: raise TypeError("shares has no exact value: it is no polynomial of its input")
+    def shares(self: Entrywise, where: Pattern) -> Entrywise:  # type: ignore[misc]    # mixed into it
+        if self.number is not float:
+            raise TypeError("shares has no exact value: it is no polynomial of its input")
 
         def at(h: int, r: int, j: int) -> object:
-            def sees(i: int) -> bool: return where is everyone or bool(visible(where, self.batch, r, self.batch, i))
+            def sees(i: int) -> bool:
+                return where is everyone or bool(visible(where, self.batch, r, self.batch, i))
+
             seen = [i for i in range(self.size[1]) if sees(i)]
-            if j not in seen: return 0.0
+            if j not in seen:
+                return 0.0
             top = max(self.value[h, r, i] for i in seen)
             return exp(self.value[h, r, j] - top) / sum(exp(self.value[h, r, i] - top) for i in seen)
+
         return self.of(self.value.shape, at)
 
-    def dropped(self: Entrywise, name: str, rate: float) -> Entrywise:          # type: ignore[misc]    # mixed into it
+    def dropped(self: Entrywise, name: str, rate: float) -> Entrywise:  # type: ignore[misc]    # mixed into it
         mask = np.broadcast_to(mask_of(self.batch, name, self.value.shape), self.value.shape)
         scale = self.number(1.0) / self.number(1 - rate)
         reading = self.of(self.value.shape, lambda *at: self.value[at] * self.number(float(mask[at])) * scale)
         return replace(reading)
 
-    def fold(self: Entrywise, h: int) -> Entrywise:                             # type: ignore[misc]    # mixed into it
+    def fold(self: Entrywise, h: int) -> Entrywise:  # type: ignore[misc]    # mixed into it
         heads, rows, cols = self.value.shape
-        def at(k: int, r: int, j: int) -> object: return sum(self.value[k * (heads // h):(k + 1) * (heads // h), r, j])
+
+        def at(k: int, r: int, j: int) -> object:
+            return sum(self.value[k * (heads // h) : (k + 1) * (heads // h), r, j])
+
         return self.of((h, rows, cols), at)
 
 
 def check_scores(scores: Shape, where: Pattern) -> None:
     """Raise ShapeError, which names the pattern, where its rows cannot be those of the scores: these have columns
     instead, or rows of another space than its relation."""
-    if where is everyone or not isinstance(where, Pattern): return         # a law has names for patterns
+    if where is everyone or not isinstance(where, Pattern):
+        return  # a law has names for patterns
     numbers = next((size for size in scores[1:] if not isinstance(size, Space) and size is not N), None)
     if numbers is not None:
-        raise ShapeError(f"product where {where}: scores are {scores}: {numbers} is a number of columns, and a pattern "
-                         "is of rows: leave where= out, or multiply rows by rows, as in q @ k.T")
+        raise ShapeError(
+            f"product where {where}: scores are {scores}: {numbers} is a number of columns, and a pattern "
+            "is of rows: leave where= out, or multiply rows by rows, as in q @ k.T"
+        )
     for relation in (part.relation for part in where.parts or (where,) if part.relation is not None):
         wanted = space(relation.rows), space(relation.cols)
-        if scores.cols not in (T, N, wanted[1]):            # rows may have been picked, and stand where they stood
-            raise ShapeError(f"product where {where}: scores are {scores}, but {relation} lets rows of {wanted[0]} see "
-                             f"those of {wanted[1]}")
+        if scores.cols not in (T, N, wanted[1]):  # rows may have been picked, and stand where they stood
+            raise ShapeError(
+                f"product where {where}: scores are {scores}, but {relation} lets rows of {wanted[0]} see "
+                f"those of {wanted[1]}"
+            )

@@ -1,5 +1,6 @@
 """The files that sentence-transformers writes beside a checkpoint. Their entries about texts and rows become a Pooling;
 any other entry is refused. No class that a file names is imported."""
+
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -10,15 +11,22 @@ from formats.disk.files import read_json
 from opmatrix.files.directory.model_files import CONFIG, MODULES, PROMPTS, TOKENIZER_CONFIG, TRANSFORMER
 from opmatrix.inference.pooling import Pooling, check_count, check_text, expect, modes, truth
 
-KNOWN = "Transformer", "Pooling", "Normalize"               # modules that it may name, in order; the last is optional
-FLAGS = {                                                   # older names of modes, in the order of their results
-    "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max", "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken"}
-WIDTHS = "embedding_dimension", "word_embedding_dimension"   # the model says so itself
-USUAL = {"transformer_task": "feature-extraction", "module_output_name": "token_embeddings",
-         "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}}
-IGNORED_KEYS = "unpad_inputs", "query_length", "document_length"        # they change no embedding of a plain text
+KNOWN = "Transformer", "Pooling", "Normalize"  # modules that it may name, in order; the last is optional
+FLAGS = {  # older names of modes, in the order of their results
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+WIDTHS = "embedding_dimension", "word_embedding_dimension"  # the model says so itself
+USUAL = {
+    "transformer_task": "feature-extraction",
+    "module_output_name": "token_embeddings",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+}
+IGNORED_KEYS = "unpad_inputs", "query_length", "document_length"  # they change no embedding of a plain text
 
 
 def embeds(directory: Path) -> bool:
@@ -30,22 +38,26 @@ def read_pooling(directory: Path, positions: int) -> Pooling:
     """Read the pooling that the files beside a checkpoint declare. `positions`: the number of positions of the model.
     Without a modules.json the pooling is the mean, normalised to length one. Raises InputError that names the file and
     the unsupported entry."""
-    if not embeds(directory): return Pooling()
+    if not embeds(directory):
+        return Pooling()
     check_task(directory)
     folders = modules(directory)
     prompt, (longest, lower) = prompted(directory / PROMPTS), transformer(directory)
     which = read_modes(folders["Pooling"] / CONFIG, prompt)
-    if normal := folders.get("Normalize"): check_normalize(normal / CONFIG)
+    if normal := folders.get("Normalize"):
+        check_normalize(normal / CONFIG)
     return Pooling(which, normal is not None, positions if longest is None else min(longest, positions), prompt, lower)
 
 
 @dataclass(frozen=True)
 class DeclaredEntries:
     """The object of a JSON file, with the names of its entries for error texts."""
+
     file: Path
     said: dict[str, object]
 
-    def at(self, key: str) -> str: return f"{self.file}: {key}"
+    def at(self, key: str) -> str:
+        return f"{self.file}: {key}"
 
     def flag(self, key: str, default: bool = False) -> bool:
         """Return an entry that is true or false; null is neither true nor the default. Raises InputError for another
@@ -67,8 +79,9 @@ class DeclaredEntries:
 
 def read_entries(file: Path, absent: bool = False) -> DeclaredEntries:
     """Read the entries of a JSON file; no entries if the file may be absent and is."""
-    if absent and not file.exists(): return DeclaredEntries(file, {})
-    content = read_json(file, integer=int)                    # "no limit" is written as 10^30
+    if absent and not file.exists():
+        return DeclaredEntries(file, {})
+    content = read_json(file, integer=int)  # "no limit" is written as 10^30
     expect(isinstance(content, dict), str(file), content, "a JSON object")
     return DeclaredEntries(file, content)
 
@@ -90,8 +103,10 @@ def modules(directory: Path) -> dict[str, Path]:
             raise InputError(f"{file}: {name} is out of place: supported is {', '.join(KNOWN)}")
         folders[name] = directory / path
     if "Pooling" not in folders:
-        raise InputError(f"{file}: it names no Pooling, so how rows become one is not said: add the model's own, or "
-                         "take a row a token from a copy without modules.json: --output rows")
+        raise InputError(
+            f"{file}: it names no Pooling, so how rows become one is not said: add the model's own, or "
+            "take a row a token from a copy without modules.json: --output rows"
+        )
     if folders["Transformer"] != directory:
         raise InputError(f"{file}: its Transformer lies in {folders['Transformer']}: move its files beside {MODULES}")
     return folders
@@ -103,7 +118,8 @@ def read_modes(file: Path, prompt: str) -> tuple[str, ...]:
     entries.only({*FLAGS, *WIDTHS, "pooling_mode", "include_prompt"})
     if not entries.flag("include_prompt", True) and prompt:
         raise InputError(
-            f"{entries.at('include_prompt')} is false, but the prompt {prompt!r:.60} is always pooled here")
+            f"{entries.at('include_prompt')} is false, but the prompt {prompt!r:.60} is always pooled here"
+        )
     flags = [mode for key, mode in FLAGS.items() if entries.flag(key)]
     return modes(entries.said.get("pooling_mode", flags or "mean"), entries.at("pooling_mode"))
 
@@ -115,7 +131,8 @@ def check_task(directory: Path) -> None:
     if entries.said.get("model_type") == "CrossEncoder":
         raise InputError(
             f"{entries.at('model_type')} is 'CrossEncoder': it scores pairs of texts by a head, and embeds "
-            "none: take a model that embeds, or a row a token from a copy without modules.json: --output rows")
+            "none: take a model that embeds, or a row a token from a copy without modules.json: --output rows"
+        )
 
 
 def check_normalize(file: Path) -> None:
@@ -123,7 +140,8 @@ def check_normalize(file: Path) -> None:
     entries = read_entries(file, absent=True)
     entries.only({"module_input_name", "module_output_name"})
     for key, value in entries.said.items():
-        if value is not None: entries.usual(key, "sentence_embedding")
+        if value is not None:
+            entries.usual(key, "sentence_embedding")
 
 
 def prompted(file: Path) -> str:
@@ -132,8 +150,10 @@ def prompted(file: Path) -> str:
     entries.usual("model_type", "SentenceTransformer")
     entries.usual("truncate_dim", None)
     prompts, name = entries.said.get("prompts"), entries.said.get("default_prompt_name")
-    if name is None: return ""
-    if not isinstance(prompts, dict): prompts = {}
+    if name is None:
+        return ""
+    if not isinstance(prompts, dict):
+        prompts = {}
     expect(isinstance(name, str) and name in prompts, entries.at("default_prompt_name"), name, "one of its prompts")
     return check_text(prompts[name] or "", entries.at(f"prompts: {name}"))
 
@@ -143,8 +163,10 @@ def transformer(directory: Path) -> tuple[int | None, bool]:
     files = [file for name in TRANSFORMER if (file := directory / name).exists()] or [directory / TRANSFORMER[0]]
     entries, tokens = read_entries(files[0], absent=True), read_entries(directory / TOKENIZER_CONFIG, absent=True)
     entries.only({"max_seq_length", "do_lower_case", *USUAL, *IGNORED_KEYS}, empty=True)
-    for key, wanted in USUAL.items(): entries.usual(key, wanted)
+    for key, wanted in USUAL.items():
+        entries.usual(key, wanted)
     tokens.usual("truncation_side", "right")
     longest = check_count(entries.said.get("max_seq_length"), entries.at("max_seq_length"))
-    if longest is None: longest = check_count(tokens.said.get("model_max_length"), tokens.at("model_max_length"))
+    if longest is None:
+        longest = check_count(tokens.said.get("model_max_length"), tokens.at("model_max_length"))
     return longest, entries.flag("do_lower_case")

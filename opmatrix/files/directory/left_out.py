@@ -1,26 +1,59 @@
 """Values of the keys that a config.json leaves out, by family: the defaults of transformers, which it does not write
 into every file. Only sizes and settings that a family reads are here; a null in a file stays null."""
+
 from collections.abc import Mapping
 
-BERT = dict(vocab_size=30522, hidden_size=768, intermediate_size=3072, num_attention_heads=12, num_hidden_layers=12,
-            max_position_embeddings=512, type_vocab_size=2, layer_norm_eps=1e-12)
-LLAMA = dict(vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_attention_heads=32, num_hidden_layers=32,
-             max_position_embeddings=2048)
+BERT = dict(
+    vocab_size=30522,
+    hidden_size=768,
+    intermediate_size=3072,
+    num_attention_heads=12,
+    num_hidden_layers=12,
+    max_position_embeddings=512,
+    type_vocab_size=2,
+    layer_norm_eps=1e-12,
+)
+LLAMA = dict(
+    vocab_size=32000,
+    hidden_size=4096,
+    intermediate_size=11008,
+    num_attention_heads=32,
+    num_hidden_layers=32,
+    max_position_embeddings=2048,
+)
 MISTRAL = LLAMA | dict(intermediate_size=14336, num_key_value_heads=8, max_position_embeddings=131072)
 QWEN = LLAMA | dict(vocab_size=151936, intermediate_size=22016, num_key_value_heads=32, max_position_embeddings=32768)
 QWEN_MOE = QWEN | dict(hidden_size=2048, num_hidden_layers=24)
 
-LEFT_OUT: Mapping[str, Mapping[str, object]] = {               # by model_type, keys as files call them
-    "bert": BERT, "roberta": BERT | dict(vocab_size=50265),
+LEFT_OUT: Mapping[str, Mapping[str, object]] = {  # by model_type, keys as files call them
+    "bert": BERT,
+    "roberta": BERT | dict(vocab_size=50265),
     "distilbert": dict(vocab_size=30522, dim=768, hidden_dim=3072, n_heads=12, n_layers=6, max_position_embeddings=512),
     "gpt2": dict(vocab_size=50257, n_embd=768, n_head=12, n_layer=12, n_positions=1024),
     "bloom": dict(vocab_size=250880, hidden_size=64, n_head=8, n_layer=2),
     "t5": dict(vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_heads=8, num_layers=6),
-    "llama": LLAMA, "mistral": MISTRAL | dict(sliding_window=4096),
+    "llama": LLAMA,
+    "mistral": MISTRAL | dict(sliding_window=4096),
     "mixtral": MISTRAL | dict(num_local_experts=8, num_experts_per_tok=2, rms_norm_eps=1e-5, rope_theta=1e6),
-    "qwen2": QWEN | dict(sliding_window=4096), "qwen3": QWEN | dict(sliding_window=4096),
-    "qwen2_moe": QWEN_MOE | dict(intermediate_size=5632, num_attention_heads=16, num_key_value_heads=16,
-                                 num_experts=60, num_experts_per_tok=4, moe_intermediate_size=1408,
-                                 shared_expert_intermediate_size=5632),
-    "qwen3_moe": QWEN_MOE | dict(intermediate_size=6144, num_key_value_heads=4, num_experts=128, num_experts_per_tok=8,
-                                 moe_intermediate_size=768, sliding_window=4096),}
+    "qwen2": QWEN | dict(sliding_window=4096),
+    "qwen3": QWEN | dict(sliding_window=4096),
+    "qwen2_moe": QWEN_MOE
+    | dict(
+        intermediate_size=5632,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        num_experts=60,
+        num_experts_per_tok=4,
+        moe_intermediate_size=1408,
+        shared_expert_intermediate_size=5632,
+    ),
+    "qwen3_moe": QWEN_MOE
+    | dict(
+        intermediate_size=6144,
+        num_key_value_heads=4,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        sliding_window=4096,
+    ),
+}

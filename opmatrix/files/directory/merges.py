@@ -1,5 +1,6 @@
 """Tokenizers of GGUF files: byte pairs that merge (Sennrich et al. 2016), with the rules of the pre-tokenizer that the
 file names."""
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,28 +12,40 @@ if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
 
 KEY = "tokenizer.ggml."
-CONTROL, OWN = 3, 4                                         # types of tokens that no merge makes: special, user-defined
-SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
-         r"|\s*[\r\n]+|"
-         r"\s+(?!\S)|\s+")
+CONTROL, OWN = 3, 4  # types of tokens that no merge makes: special, user-defined
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+    r"|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
 
 
-UNNAMED = (r"[\p{P}\$\+<=>\^~\|]+",
-           r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)", r"\p{N}+", r"[0-9][0-9][0-9]")
+UNNAMED = (
+    r"[\p{P}\$\+<=>\^~\|]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    r"\p{N}+",
+    r"[0-9][0-9][0-9]",
+)
 
 
 class Rule(NamedTuple):
     """The rules of a pre-tokenizer (llama.cpp, llama-vocab). `split`: patterns that split words in turn, or GPT-2's
     rule (None), or that with each digit apart. `whole`: whole words are looked up before merges. `begins`: texts begin
     with a token of their own unless the file says otherwise."""
+
     split: tuple[str, ...] | str | None = None
     whole: bool = False
     begins: bool = False
 
 
-RULES = {"gpt-2": Rule(), "default": Rule(UNNAMED), "smollm": Rule("digits"), "qwen2": Rule((SPLIT.format(""),)),
-         "llama-bpe": Rule((SPLIT.format("{1,3}"),), True, True)}           # by name of the pre-tokenizer; a file
-                                                                            # without a name means "default"
+RULES = {
+    "gpt-2": Rule(),
+    "default": Rule(UNNAMED),
+    "smollm": Rule("digits"),
+    "qwen2": Rule((SPLIT.format(""),)),
+    "llama-bpe": Rule((SPLIT.format("{1,3}"),), True, True),
+}  # by name of the pre-tokenizer; a file
+# without a name means "default"
 
 
 @unpanicked()
@@ -41,18 +54,22 @@ def tokenizer(said: Mapping[str, Any], rows: int, file: Path) -> str:
     many `rows` of tokens. Raises InputError for another kind of tokenizer, and for a vocabulary that does not fit."""
     import tokenizers
     from tokenizers import models, processors
+
     tokens, merges, kinds = (listed(said, name, file) for name in ("tokens", "merges", "token_type"))
     for name, known in (("model", ["gpt2"]), ("pre", [*RULES])):
         if (value := said.get(KEY + name, "default" if name == "pre" else None)) not in known:
             raise InputError(f"{file}: {KEY}{name} is {value!r:.40}: what is read is {', '.join(known)}")
     if len(tokens) != rows:
         raise InputError(f"{file}: {len(tokens)} tokens, but the model has {rows}: take another file")
-    if len(kinds) != rows: raise InputError(f"{file}: {len(kinds)} types of {rows} tokens: take another file")
+    if len(kinds) != rows:
+        raise InputError(f"{file}: {len(kinds)} types of {rows} tokens: take another file")
     vocabulary = {token: at for at, token in enumerate(tokens)}
-    if len(vocabulary) != rows: raise InputError(f"{file}: a token is in the vocabulary twice: take another file")
+    if len(vocabulary) != rows:
+        raise InputError(f"{file}: a token is in the vocabulary twice: take another file")
     rule = RULES[said.get(f"{KEY}pre", "default")]
-    first, last = (special(said, f"{end}_token", default, tokens, file)
-                   for end, default in (("bos", rule.begins), ("eos", False)))
+    first, last = (
+        special(said, f"{end}_token", default, tokens, file) for end, default in (("bos", rule.begins), ("eos", False))
+    )
     if switch(said, "add_sep_token", False, file):
         raise InputError(f"{file}: {KEY}add_sep_token is True: texts would be read without it: take another file")
     try:
@@ -60,13 +77,17 @@ def tokenizer(said: Mapping[str, Any], rows: int, file: Path) -> str:
         bpe = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=rule.whole))
         bpe.pre_tokenizer, bpe.decoder = before(rule.split), tokenizers.decoders.ByteLevel()
         for wanted in (CONTROL, OWN):
-            added = [tokenizers.AddedToken(token, special=wanted == CONTROL, normalized=False)
-                     for token, kind in zip(tokens, kinds, strict=True) if kind == wanted]
+            added = [
+                tokenizers.AddedToken(token, special=wanted == CONTROL, normalized=False)
+                for token, kind in zip(tokens, kinds, strict=True)
+                if kind == wanted
+            ]
             (bpe.add_special_tokens if wanted == CONTROL else bpe.add_tokens)(added)
         if first or last:
             bpe.post_processor = processors.TemplateProcessing(
                 single=[*first, "$A", *last],
-                special_tokens=[(token, vocabulary[token]) for token in dict.fromkeys(first + last)])
+                special_tokens=[(token, vocabulary[token]) for token in dict.fromkeys(first + last)],
+            )
     except Exception as error:
         raise InputError(f"{file}: its vocabulary is no tokenizer ({error!s:.200}): get it again") from error
     return str(bpe.to_str())
@@ -74,23 +95,28 @@ def tokenizer(said: Mapping[str, Any], rows: int, file: Path) -> str:
 
 def switch(said: Mapping[str, object], name: str, default: bool, file: Path) -> bool:
     """Return a flag of a tokenizer. Raises InputError for any other value than true and false."""
-    if type(value := said.get(KEY + name, default)) is bool: return value
+    if type(value := said.get(KEY + name, default)) is bool:
+        return value
     raise InputError(f"{file}: {KEY}{name} is {value!r:.40}: it must be true or false")
 
 
 def special(said: Mapping[str, object], name: str, default: bool, tokens: list[str], file: Path) -> list[str]:
     """Return the token that every text begins or ends with, as a list of one; empty if the file, or its default, has
     none."""
-    if not switch(said, f"add_{name}", default, file): return []
-    if type(at := said.get(f"{KEY}{name}_id")) is int and 0 <= at < len(tokens): return [tokens[at]]
-    raise InputError(f"{file}: {KEY}{name}_id is {at!r:.40}: texts have it, so it must be a whole number below "
-                     f"{len(tokens)}")
+    if not switch(said, f"add_{name}", default, file):
+        return []
+    if type(at := said.get(f"{KEY}{name}_id")) is int and 0 <= at < len(tokens):
+        return [tokens[at]]
+    raise InputError(
+        f"{file}: {KEY}{name}_id is {at!r:.40}: texts have it, so it must be a whole number below {len(tokens)}"
+    )
 
 
 def listed(said: Mapping[str, object], name: str, file: Path) -> list[Any]:
     """Return a list of texts, or of numbers. Raises InputError for any other value."""
     values, kind = said.get(KEY + name), int if name == "token_type" else str
-    if isinstance(values, list) and all(type(value) is kind for value in values): return values
+    if isinstance(values, list) and all(type(value) is kind for value in values):
+        return values
     raise InputError(f"{file}: {KEY}{name} is {values!r:.40}: a list is needed")
 
 
@@ -98,7 +124,11 @@ def before(rule: tuple[str, ...] | str | None) -> "PreTokenizer":
     """Return the pre-tokenizer, which splits a text into words before bytes merge."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
-    if rule is None: return ByteLevel(add_prefix_space=False)
-    if rule == "digits": return Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
-    return Sequence([*(Split(Regex(pattern), "isolated") for pattern in rule),
-                     ByteLevel(add_prefix_space=False, use_regex=False)])
+
+    if rule is None:
+        return ByteLevel(add_prefix_space=False)
+    if rule == "digits":
+        return Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+    return Sequence(
+        [*(Split(Regex(pattern), "isolated") for pattern in rule), ByteLevel(add_prefix_space=False, use_regex=False)]
+    )

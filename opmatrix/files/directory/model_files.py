@@ -6,10 +6,25 @@ WEIGHTS, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "m
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
-TRANSFORMER = tuple(f"sentence_{kind}_config.json" for kind in
-                    ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"))
-MODULE = "*/config.json"                                    # modules.json gives the names of the folders
+TRANSFORMER = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+MODULE = "*/config.json"  # modules.json gives the names of the folders
 
 # shards of other names are fetched once the index has named them
-FETCHED = (CONFIG, GENERATION, WEIGHTS, INDEX, SHARDS, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS,
-           MODULES, PROMPTS, *TRANSFORMER, MODULE)
+FETCHED = (
+    CONFIG,
+    GENERATION,
+    WEIGHTS,
+    INDEX,
+    SHARDS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    SPECIAL_TOKENS,
+    ADDED_TOKENS,
+    MODULES,
+    PROMPTS,
+    *TRANSFORMER,
+    MODULE,
+)

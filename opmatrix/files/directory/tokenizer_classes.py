@@ -1,6 +1,7 @@
 """Classes of tokenizers as transformers has them, from version 5 on. A plain class takes tokenizer.json as it is. The
 other classes take its words and merges, and make the rest from tokenizer_config.json and from their own defaults: if
 the files differ, tokenizer.json does not count."""
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,12 +12,13 @@ JsonObject: TypeAlias = dict[str, Any]
 
 class TokenizerFlag(NamedTuple):
     """A flag of tokenizer_config.json: its default, and the meaning of null: the default, null itself, or an error."""
+
     default: bool | None
-    null: str = ""                                          # DEFAULT, ITSELF, or refused
+    null: str = ""  # DEFAULT, ITSELF, or refused
 
 
 DEFAULT, ITSELF = "default", "itself"
-TokenizerPart: TypeAlias = Callable[[JsonObject, JsonObject], JsonObject | None]    # (settings, tokenizer.json) -> part
+TokenizerPart: TypeAlias = Callable[[JsonObject, JsonObject], JsonObject | None]  # (settings, tokenizer.json) -> part
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class TokenizerClass:
     """The parts of a tokenizer.json that a class makes from its settings. `named`: its special tokens unless a file
     names others. `template`: the tokens around a text, each as the key of its name and its id if it has no name;
     without a template that of tokenizer.json stays."""
+
     named: Mapping[str, str | None]
     flags: Mapping[str, TokenizerFlag]
     model: TokenizerPart
@@ -31,8 +34,8 @@ class TokenizerClass:
     decoder: TokenizerPart
     normalizer: TokenizerPart = lambda settings, source: None
     template: tuple[tuple[str, int | None], tuple[str, int | None]] | None = None
-    extra: tuple[str, ...] = ()                             # more special tokens, if no file lists any
-    again: bool = False                                     # True: special tokens are added once more, as plain ones
+    extra: tuple[str, ...] = ()  # more special tokens, if no file lists any
+    again: bool = False  # True: special tokens are added once more, as plain ones
 
 
 def constant_part(part: JsonObject) -> TokenizerPart:
@@ -42,15 +45,29 @@ def constant_part(part: JsonObject) -> TokenizerPart:
 
 def word_pieces(settings: JsonObject, source: JsonObject) -> JsonObject:
     """Return word pieces (Schuster, Nakajima 2012)."""
-    return {"type": "WordPiece", "unk_token": str(settings["unk_token"]), "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100, "vocab": words_by_id(source["model"]["vocab"])}
+    return {
+        "type": "WordPiece",
+        "unk_token": str(settings["unk_token"]),
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
+        "vocab": words_by_id(source["model"]["vocab"]),
+    }
 
 
 def byte_pairs(settings: JsonObject, source: JsonObject) -> JsonObject:
     """Return byte pairs (Sennrich et al. 2016)."""
-    return {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "",
-            "end_of_word_suffix": "", "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
-            "vocab": words_by_id(source["model"]["vocab"]), "merges": source["model"]["merges"]}
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": "",
+        "end_of_word_suffix": "",
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": words_by_id(source["model"]["vocab"]),
+        "merges": source["model"]["merges"],
+    }
 
 
 def unigrams(settings: JsonObject, source: JsonObject, unknown: int) -> JsonObject:
@@ -60,20 +77,30 @@ def unigrams(settings: JsonObject, source: JsonObject, unknown: int) -> JsonObje
 
 def words_by_id(words: object) -> object:
     """Return words with their ids, from an object or from a list."""
-    if not isinstance(words, list): return words
+    if not isinstance(words, list):
+        return words
     return {word[0] if isinstance(word, list) else word: place for place, word in enumerate(words)}
 
 
 def bert_text(settings: JsonObject, source: JsonObject) -> JsonObject:
     """Return the normalizer of BERT: lower case, accents and Chinese letters as the settings say."""
-    return {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": settings["tokenize_chinese_chars"],
-            "strip_accents": settings["strip_accents"], "lowercase": settings["do_lower_case"]}
+    return {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": settings["tokenize_chinese_chars"],
+        "strip_accents": settings["strip_accents"],
+        "lowercase": settings["do_lower_case"],
+    }
 
 
 def byte_letters(settings: JsonObject, source: JsonObject, regex: bool = True) -> JsonObject:
     """Return the pre-tokenizer with a letter for each byte; it splits words by GPT-2's rule if `regex`."""
-    return {"type": "ByteLevel", "add_prefix_space": settings["add_prefix_space"], "trim_offsets": True,
-            "use_regex": regex}
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": settings["add_prefix_space"],
+        "trim_offsets": True,
+        "use_regex": regex,
+    }
 
 
 def qwen_words(settings: JsonObject, source: JsonObject) -> JsonObject:
@@ -100,43 +127,95 @@ def characters(settings: JsonObject, source: JsonObject) -> JsonObject | None:
     return next((step for step in steps if step.get("type") == "Precompiled"), None)
 
 
-QWEN_WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-              r"\s+(?!\S)|\s+")
+QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
 BYTE_DECODER = constant_part({"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True})
-ROBERTA_TOKENS = dict(bos_token="<s>", eos_token="</s>", sep_token="</s>", cls_token="<s>", unk_token="<unk>",
-                      pad_token="<pad>", mask_token="<mask>")
+ROBERTA_TOKENS = dict(
+    bos_token="<s>",
+    eos_token="</s>",
+    sep_token="</s>",
+    cls_token="<s>",
+    unk_token="<unk>",
+    pad_token="<pad>",
+    mask_token="<mask>",
+)
 END, PREFIX_SPACE = "<|endoftext|>", TokenizerFlag(False)
 
 BERT_TOKENIZER = TokenizerClass(
     dict(unk_token="[UNK]", sep_token="[SEP]", pad_token="[PAD]", cls_token="[CLS]", mask_token="[MASK]"),
-    dict(do_lower_case=TokenizerFlag(True), tokenize_chinese_chars=TokenizerFlag(True),
-         strip_accents=TokenizerFlag(None, ITSELF)),
-    word_pieces, constant_part({"type": "BertPreTokenizer"}),
-    constant_part({"type": "WordPiece", "prefix": "##", "cleanup": True}), bert_text,
-    (("cls_token", 2), ("sep_token", 3)))
+    dict(
+        do_lower_case=TokenizerFlag(True),
+        tokenize_chinese_chars=TokenizerFlag(True),
+        strip_accents=TokenizerFlag(None, ITSELF),
+    ),
+    word_pieces,
+    constant_part({"type": "BertPreTokenizer"}),
+    constant_part({"type": "WordPiece", "prefix": "##", "cleanup": True}),
+    bert_text,
+    (("cls_token", 2), ("sep_token", 3)),
+)
 ROBERTA_TOKENIZER = TokenizerClass(
-    ROBERTA_TOKENS, dict(add_prefix_space=PREFIX_SPACE, trim_offsets=TokenizerFlag(True)), byte_pairs, byte_letters,
-    BYTE_DECODER, template=(("cls_token", None), ("sep_token", None)))
+    ROBERTA_TOKENS,
+    dict(add_prefix_space=PREFIX_SPACE, trim_offsets=TokenizerFlag(True)),
+    byte_pairs,
+    byte_letters,
+    BYTE_DECODER,
+    template=(("cls_token", None), ("sep_token", None)),
+)
 GPT2_TOKENIZER = TokenizerClass(
-    dict(unk_token=END, bos_token=END, eos_token=END, pad_token=None), dict(add_prefix_space=PREFIX_SPACE), byte_pairs,
-    byte_letters, BYTE_DECODER)
+    dict(unk_token=END, bos_token=END, eos_token=END, pad_token=None),
+    dict(add_prefix_space=PREFIX_SPACE),
+    byte_pairs,
+    byte_letters,
+    BYTE_DECODER,
+)
 QWEN2_TOKENIZER = TokenizerClass(
     dict(unk_token=END, bos_token=None, eos_token=END, pad_token=END),
-    dict(add_prefix_space=TokenizerFlag(False, DEFAULT)), byte_pairs, qwen_words, BYTE_DECODER,
-    constant_part({"type": "NFC"}), again=True)
+    dict(add_prefix_space=TokenizerFlag(False, DEFAULT)),
+    byte_pairs,
+    qwen_words,
+    BYTE_DECODER,
+    constant_part({"type": "NFC"}),
+    again=True,
+)
 XLM_ROBERTA_TOKENIZER = TokenizerClass(
-    ROBERTA_TOKENS, dict(add_prefix_space=TokenizerFlag(True, ITSELF)), partial(unigrams, unknown=3), marked_words,
-    space_mark, characters, (("bos_token", None), ("eos_token", None)))
+    ROBERTA_TOKENS,
+    dict(add_prefix_space=TokenizerFlag(True, ITSELF)),
+    partial(unigrams, unknown=3),
+    marked_words,
+    space_mark,
+    characters,
+    (("bos_token", None), ("eos_token", None)),
+)
 T5_TOKENIZER = TokenizerClass(
-    dict(eos_token="</s>", unk_token="<unk>", pad_token="<pad>"), {}, partial(unigrams, unknown=2), marked_words,
-    space_mark, characters, (("", None), ("eos_token", None)), tuple(f"<extra_id_{place}>" for place in range(100)))
+    dict(eos_token="</s>", unk_token="<unk>", pad_token="<pad>"),
+    {},
+    partial(unigrams, unknown=2),
+    marked_words,
+    space_mark,
+    characters,
+    (("", None), ("eos_token", None)),
+    tuple(f"<extra_id_{place}>" for place in range(100)),
+)
 
 TOKENIZER_CLASSES = {
-    "BertTokenizer": BERT_TOKENIZER, "DistilBertTokenizer": BERT_TOKENIZER, "RobertaTokenizer": ROBERTA_TOKENIZER,
-    "GPT2Tokenizer": GPT2_TOKENIZER, "Qwen2Tokenizer": QWEN2_TOKENIZER, "XLMRobertaTokenizer": XLM_ROBERTA_TOKENIZER,
-    "T5Tokenizer": T5_TOKENIZER}
+    "BertTokenizer": BERT_TOKENIZER,
+    "DistilBertTokenizer": BERT_TOKENIZER,
+    "RobertaTokenizer": ROBERTA_TOKENIZER,
+    "GPT2Tokenizer": GPT2_TOKENIZER,
+    "Qwen2Tokenizer": QWEN2_TOKENIZER,
+    "XLMRobertaTokenizer": XLM_ROBERTA_TOKENIZER,
+    "T5Tokenizer": T5_TOKENIZER,
+}
 PLAIN_CLASS = "TokenizersBackend"
-REGISTERED = {"bert": "BertTokenizer", "distilbert": "BertTokenizer", "roberta": "RobertaTokenizer",
-              "gpt2": "GPT2Tokenizer", "t5": "T5Tokenizer",
-              **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), "Qwen2Tokenizer")}      # by model_type
-MISNAMED = "qwen2",                                         # families whose files name a wrong class
+REGISTERED = {
+    "bert": "BertTokenizer",
+    "distilbert": "BertTokenizer",
+    "roberta": "RobertaTokenizer",
+    "gpt2": "GPT2Tokenizer",
+    "t5": "T5Tokenizer",
+    **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), "Qwen2Tokenizer"),
+}  # by model_type
+MISNAMED = ("qwen2",)  # families whose files name a wrong class

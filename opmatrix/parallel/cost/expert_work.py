@@ -1,5 +1,6 @@
 """The work of the experts of a layer: the products that experts compute on the rows routed to their rank, forward and
 backward, and the numbers that they make on the way."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -20,12 +21,13 @@ EXPERT_STEPS = "answer", BACK
 
 class ProductSides(NamedTuple):
     """A product rows x inner x cols."""
+
     rows: LiveSize
     inner: LiveSize
     cols: LiveSize
-    batch: LiveSize                                         # products of one batched call
-    again: bool = False                                     # forward has computed it already
-    learns: bool = False                                    # it gives a gradient of weights
+    batch: LiveSize  # products of one batched call
+    again: bool = False  # forward has computed it already
+    learns: bool = False  # it gives a gradient of weights
 
     def pairs(self) -> list[LiveSize]:
         """Return the numbers of both operands and of the result, for one product of the batch."""
@@ -41,7 +43,8 @@ def count_experts(config: Settings) -> int:
 def body_of_step(booked: BackwardBooked, at: int) -> tuple[Sequence[RankStep], list[LiveSize]]:
     """Return the operations of an expert in a step, and for each value the columns that a rank has of it."""
     step = booked.steps[at]
-    if step.op == BACK: return step.more[3], booked.expert_widths(step)
+    if step.op == BACK:
+        return step.more[3], booked.expert_widths(step)
     return step.more[0], booked.asked.widths(at)
 
 
@@ -58,10 +61,12 @@ def expert_products(booked: BackwardBooked, at: int) -> Iterator[ProductSides]:
     here, back = experts_here(booked, at), booked.steps[at].op == BACK
     rows = booked.asked.came(at) / here
     for step, cols in zip(body, widths, strict=True):
-        if step.op != "act" or not step.args or not contracts(step.more[0]): continue
+        if step.op != "act" or not step.args or not contracts(step.more[0]):
+            continue
         inner = widths[step.args[0]]
         yield ProductSides(rows, inner, cols, here, again=back)
-        if not back: continue
+        if not back:
+            continue
         yield ProductSides(rows, cols, inner, here)
         yield ProductSides(inner, rows, cols, here, learns=True)
 

@@ -1,5 +1,6 @@
 """The cost of a partition, as formulas of its busiest rank: operations, bytes sent by collective and axis, state,
 values held. They are given as expressions, as LaTeX, and as a Python function of the sizes."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,16 +21,18 @@ from opmatrix.parallel.sharding.weight_storage import Storage, weight_bytes
 @dataclass(frozen=True)
 class Formulas:
     """The cost formulas of the busiest rank of one stage."""
+
     plan: Partition
     stage: int = 0
-    number: float = 2                                       # bytes of a value's number
-    storage: Storage = 2                                    # storage of weights
-    training: bool = False                                  # also gradients and optimiser state, mixed precision
+    number: float = 2  # bytes of a value's number
+    storage: Storage = 2  # storage of weights
+    training: bool = False  # also gradients and optimiser state, mixed precision
     crossing: Mapping[str, float] = field(default_factory=dict)  # bytes of a sent number if not as held, by axis;
-                                                                 # "weights": stored weights; "*": all values
+    # "weights": stored weights; "*": all values
 
     @cached_property
-    def flops(self) -> sympy.Expr: return busiest(self.plan.flops(self.stage))
+    def flops(self) -> sympy.Expr:
+        return busiest(self.plan.flops(self.stage))
 
     @cached_property
     def traffic(self) -> list[Crossing]:
@@ -37,8 +40,13 @@ class Formulas:
         totals: dict[tuple[str, str], list[sympy.Expr]] = {}
         for count, crossing in self.plan.crossings(self.stage):
             size = self.bytes_of(crossing)
-            amounts = [size * crossing.payload, size * crossing.wire, size * crossing.whole, crossing.messages,
-                       crossing.supersteps]
+            amounts = [
+                size * crossing.payload,
+                size * crossing.wire,
+                size * crossing.whole,
+                crossing.messages,
+                crossing.supersteps,
+            ]
             sums = totals.setdefault((crossing.op, crossing.axis), [sympy.Integer(0)] * 5)
             totals[crossing.op, crossing.axis] = [a + count * b for a, b in zip(sums, amounts, strict=True)]
         return [Crossing(*key, *map(busiest, sums)) for key, sums in totals.items()]
@@ -46,10 +54,12 @@ class Formulas:
     def bytes_of(self, crossing: Crossing) -> sympy.Expr:
         """Return the bytes of a number in a collective: as `crossing` says for its axis; else a weight as it is stored,
         on average, and a value as it is held. Numbers from the host are sent as they are stored."""
-        if crossing.axis == HOST: return self.weight_size
+        if crossing.axis == HOST:
+            return self.weight_size
         of_weights = crossing.of == "weights"
         declared = self.crossing.get("weights" if of_weights else crossing.axis)
-        if declared is None and not of_weights: declared = self.crossing.get("*", self.number)
+        if declared is None and not of_weights:
+            declared = self.crossing.get("*", self.number)
         return self.weight_size if declared is None else sympy.nsimplify(declared)
 
     @cached_property
@@ -102,8 +112,10 @@ class Formulas:
         """Yield the formulas of operations, memory and supersteps, each with its name and unit."""
         yield "operations", "flop", self.flops
         yield "state", "B", self.state
-        if self.plan.mesh.offload: yield "state of the host", "B", self.host_state
-        if self.gathered is not None: yield "weights gathered at most", "B", self.gathered
+        if self.plan.mesh.offload:
+            yield "state of the host", "B", self.host_state
+        if self.gathered is not None:
+            yield "weights gathered at most", "B", self.gathered
         yield "values held at most", "B", self.values
         yield "supersteps", "", add_up(crossing.supersteps for crossing in self.traffic)
 
@@ -127,14 +139,21 @@ class Formulas:
             if missing := [name for name in names if name not in sizes]:
                 raise InputError(f"{', '.join(missing)}: sizes without a number: give {', '.join(names)}")
             return dict(zip(labels, map(float, evaluate(*(sizes[name] for name in names))), strict=True))
+
         return at
 
     def python(self) -> str:
         """Return the text of a Python function of the sizes that gives each formula by name."""
         lines = [f"        {name!r}: {sympy.pycode(e)}," for name, _, e in self.named()]
-        return "\n".join([f"def costs({', '.join(self.sizes)}):",
-                          f'    """{self.plan.name}, the busiest rank of stage {self.stage}."""',
-                          "    return {", *lines, "    }"])
+        return "\n".join(
+            [
+                f"def costs({', '.join(self.sizes)}):",
+                f'    """{self.plan.name}, the busiest rank of stage {self.stage}."""',
+                "    return {",
+                *lines,
+                "    }",
+            ]
+        )
 
     def latex(self) -> str:
         """Return a LaTeX table of the formulas."""
@@ -145,7 +164,8 @@ class Formulas:
 def times_another(one: sympy.Expr, other: sympy.Expr) -> sympy.Expr:
     """Return the quotient of two sums of products. It is a number where they are proportional, since sympy takes long
     to cancel sums of many symbols."""
-    if other == 0: return sympy.Integer(0)
+    if other == 0:
+        return sympy.Integer(0)
     term, count = next(iter(other.as_coefficients_dict().items()))
     quotient = one.as_coefficients_dict()[term] / count
     return quotient if sympy.expand(one - quotient * other) == 0 else one / other
@@ -155,10 +175,12 @@ def busiest(e: sympy.Expr) -> sympy.Expr:
     """Return an expression on the rank where it is largest. It is exact where sizes are numbers; a shard of a symbolic
     size is taken to be even."""
     e = nameless(sympy.sympify(e))
-    while live := [cut for cut in e.atoms(Piece) if not counted(cut)]: e = e.xreplace({x: x.even() for x in live})
+    while live := [cut for cut in e.atoms(Piece) if not counted(cut)]:
+        e = e.xreplace({x: x.even() for x in live})
     ranks = sorted((s for s in e.free_symbols if isinstance(s, Coordinate)), key=str)
-    if not ranks: return sympy.expand(e)
-    outer = {s for cut in e.atoms(Piece) for s in cut.args[0].free_symbols}      # axes whose shards are sharded again
+    if not ranks:
+        return sympy.expand(e)
+    outer = {s for cut in e.atoms(Piece) for s in cut.args[0].free_symbols}  # axes whose shards are sharded again
     axis = next((s for s in ranks if s in outer), ranks[0])
     return Largest(*(busiest(e.xreplace({axis: sympy.Integer(r)})) for r in unlike(e, axis)))
 

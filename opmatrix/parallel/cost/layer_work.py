@@ -1,6 +1,7 @@
 """The work of one layer on a rank: operations, collectives, saved values and parameters, as formulas of b sequences of
 s tokens, t tensor ranks, c context ranks and e expert ranks. They are read off the layer's term, forward and backward,
 once for each kind of layer and strategy."""
+
 from __future__ import annotations
 
 import json
@@ -34,56 +35,61 @@ LayerPass: TypeAlias = Literal["forward", "backward"]
 LAYERS_READ, UNEVEN = 3, ("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers")
 DATA_RANKS, CONTEXT_RANKS, EXPERT_RANKS = map(size, "dce")
 NO_SIZE = Formula(())
-WHOLE_READ = 8                                              # numbers of two bytes that a matrix unit reads at once
+WHOLE_READ = 8  # numbers of two bytes that a matrix unit reads at once
 
 
 @dataclass(frozen=True)
 class ProductWork:
     """Equal products of a layer: rows x inner x cols, `batch` of them at once, `count` times."""
-    during: LayerPass                                       # the pass that computes them
-    count: int                                              # how many of them a layer has
+
+    during: LayerPass  # the pass that computes them
+    count: int  # how many of them a layer has
     rows: Formula
     inner: Formula
     cols: Formula
-    batch: Formula                                          # products of one batched call
-    numbers: Formula                                        # numbers that the product reads and writes
-    scores: Formula                                         # the part of them with one for each pair of tokens
-    ragged: bool = False                                    # columns of a head are no multiple of 16 bytes, so
-                                                            # matrix units do not read them
-    again: bool = False                                     # forward has computed it already, whatever is saved
-    learns: bool = False                                    # it gives a gradient of weights; no other step waits
+    batch: Formula  # products of one batched call
+    numbers: Formula  # numbers that the product reads and writes
+    scores: Formula  # the part of them with one for each pair of tokens
+    ragged: bool = False  # columns of a head are no multiple of 16 bytes, so
+    # matrix units do not read them
+    again: bool = False  # forward has computed it already, whatever is saved
+    learns: bool = False  # it gives a gradient of weights; no other step waits
 
     @property
-    def between(self) -> bool: return bool(self.scores.terms)
+    def between(self) -> bool:
+        return bool(self.scores.terms)
 
 
 @dataclass(frozen=True)
 class CrossingWork:
     """A collective of a group of ranks of an axis: its result in numbers, and how often a layer runs it."""
+
     during: LayerPass
     op: str
     axis: str
     count: int
-    whole: Formula                                          # numbers of the result
+    whole: Formula  # numbers of the result
 
 
-@dataclass(frozen=True, eq=False)                           # compared by identity
+@dataclass(frozen=True, eq=False)  # compared by identity
 class LayerWork:
     """One layer, or the operations before or behind all layers. Equal layers that are different objects are unequal."""
+
     products: tuple[ProductWork, ...]
     crossings: tuple[CrossingWork, ...]
-    kept: Mapping[str, Formula]                             # numbers saved for backward, by unit
-    between: frozenset[str]                                 # units with one number for each pair of tokens
-    masks: Mapping[str, Formula]                            # numbers of dropout masks, by unit
-    out: Formula                                            # numbers of the output
-    parameters: Formula                                     # numbers of weights that a rank stores
-    lines: int                                              # operations forward
-    experts: Formula = NO_SIZE                              # the part of `parameters` that belongs to experts
-    made: Formula = NO_SIZE                                 # numbers that these experts compute of rows, not saved
+    kept: Mapping[str, Formula]  # numbers saved for backward, by unit
+    between: frozenset[str]  # units with one number for each pair of tokens
+    masks: Mapping[str, Formula]  # numbers of dropout masks, by unit
+    out: Formula  # numbers of the output
+    parameters: Formula  # numbers of weights that a rank stores
+    lines: int  # operations forward
+    experts: Formula = NO_SIZE  # the part of `parameters` that belongs to experts
+    made: Formula = NO_SIZE  # numbers that these experts compute of rows, not saved
 
 
 class ModelWork(NamedTuple):
     """A model: its kinds of layers, each with its count, and the operations before and behind all layers."""
+
     first: LayerWork
     layers: tuple[tuple[LayerWork, int], ...]
     last: LayerWork
@@ -92,7 +98,9 @@ class ModelWork(NamedTuple):
     tied: bool
 
     @property
-    def count(self) -> int: return sum(count for _, count in self.layers)          # type: ignore[override]
+    def count(self) -> int:  # type: ignore[override]
+        return sum(count for _, count in self.layers)
+
     @property
     def asks(self) -> bool:
         """True if the model routes rows to experts."""
@@ -103,12 +111,15 @@ def model_work(config: Settings, context: str = "ulysses", sequence: bool = Fals
     """Read the operations, collectives, saved values and parameters of a model, once for a configuration and a
     strategy. Where all layers are alike only a few are read. Raises InputError for a model without a backward pass or
     without a head."""
+
     def read(said: Settings) -> ModelWork:
         work: ModelWork = read_model(json.dumps(said, sort_keys=True), context, sequence, dropout)
         return work
+
     depth = spelling(config, "num_hidden_layers")
     count = config.get(depth)
-    if not isinstance(count, int) or count <= LAYERS_READ or layers_differ(config): return read(config)
+    if not isinstance(count, int) or count <= LAYERS_READ or layers_differ(config):
+        return read(config)
     few = read({**config, depth: LAYERS_READ})
     return read(config) if len(few.layers) > 1 else few._replace(layers=((few.layers[0][0], count),))
 
@@ -124,28 +135,37 @@ def read_model(config: str, context: str, sequence: bool, dropout: float) -> Mod
     settings = json.loads(config)
     axes: dict[str, tuple[LiveSize | str, str]] = dict(
         cp=("c", "gathered" if context == "ring" else context),
-        tp=("t", "sequence-vocabulary" if sequence else "tensor-vocabulary"))
+        tp=("t", "sequence-vocabulary" if sequence else "tensor-vocabulary"),
+    )
     batch = BatchSizes()
-    if count_experts(settings):                             # experts are sharded over the data and context ranks
+    if count_experts(settings):  # experts are sharded over the data and context ranks
         axes = dict(dp=("d", "data")) | axes | dict(ep=(DATA_RANKS * CONTEXT_RANKS, "experts"))
         batch = BatchSizes(batch.sequences * DATA_RANKS)
     plan = partition(promised(settings, scores=True), Mesh.of(**axes), batch)
     chunks = [chunk for stage in training_step(plan, "units", dropout).stages for chunk in stage]
     works = [read_layer(chunk.booked) for chunk in chunks]
     places = [at for at, work in enumerate(works) if any(product.between for product in work.products)]
-    if not places: raise InputError("planner: the model has no layer in which tokens meet")
+    if not places:
+        raise InputError("planner: the model has no layer in which tokens meet")
     lo, hi = places[0], places[-1] + 1
     sizes = normalise_config(settings)
     heads = sizes["num_attention_heads"]
-    return ModelWork(add_layers(works[:lo]), tuple((works[at], chunks[at].count) for at in places),
-                     add_layers(works[hi:]), heads, sizes.get("num_key_value_heads") or heads,
-                     shares_table(chunks[:lo], chunks[hi:]))
+    return ModelWork(
+        add_layers(works[:lo]),
+        tuple((works[at], chunks[at].count) for at in places),
+        add_layers(works[hi:]),
+        heads,
+        sizes.get("num_key_value_heads") or heads,
+        shares_table(chunks[:lo], chunks[hi:]),
+    )
 
 
 def shares_table(first: Iterable[Chunk], last: Iterable[Chunk]) -> bool:
     """True if an array is stored both before and behind all layers."""
+
     def keys(chunks: Iterable[Chunk]) -> set[str]:
         return {key for chunk in chunks for key, _ in chunk.booked.stored()}
+
     return bool(keys(first) & keys(last))
 
 
@@ -158,12 +178,17 @@ def read_layer(booked: BackwardBooked) -> LayerWork:
     bodies = sum(bool(step.args) for at in asked for step in booked.steps[at].more[0])
     stored = [(key[1], dims.numbers) for key, (_, dims) in booked.stored().items()]
     return LayerWork(
-        tuple(read_products(booked)), tuple(read_crossings(booked)), held, between,
+        tuple(read_products(booked)),
+        tuple(read_crossings(booked)),
+        held,
+        between,
         {unit: of_a_rank(size) for unit, size in masks.items() if size != 0},
-        of_a_rank(booked.numbers(booked.out)), of_a_rank(add_up(numbers for _, numbers in stored)),
+        of_a_rank(booked.numbers(booked.out)),
+        of_a_rank(add_up(numbers for _, numbers in stored)),
         sum(phase == "forward" for phase in booked.split.step_phases) + bodies,
         of_a_rank(add_up(numbers for lies, numbers in stored if lies_by_expert(booked.mesh, lies))),
-        of_a_rank(add_up(made_by_experts(booked, at) for at in asked)))
+        of_a_rank(add_up(made_by_experts(booked, at) for at in asked)),
+    )
 
 
 def of_a_rank(e: LiveSize) -> Formula:
@@ -191,27 +216,46 @@ def read_products(booked: BackwardBooked) -> Iterator[ProductWork]:
     """Yield the products of all passes, equal ones as one with their count."""
     counts: Counter[ProductWork] = Counter()
     for at, step in enumerate(booked.steps):
-        if booked.flops(at) == 0: continue
+        if booked.flops(at) == 0:
+            continue
         during: LayerPass = "forward" if booked.split.step_phases[at] == "forward" else "backward"
         for product in expert_products(booked, at) if step.op in EXPERT_STEPS else [sides_of(booked, at)]:
             touched = [step.args[0], at] if step.op == "act" else [*step.args, at]
             numbers = [of_a_rank(booked.numbers(one)) for one in touched]
-            if step.op in EXPERT_STEPS: numbers = [of_a_rank(product.batch * n) for n in product.pairs()]
+            if step.op in EXPERT_STEPS:
+                numbers = [of_a_rank(product.batch * n) for n in product.pairs()]
             scores = [one for one in numbers if squares(one)]
-            if step.op == "act": numbers.append(of_a_rank(product.inner * product.cols))
+            if step.op == "act":
+                numbers.append(of_a_rank(product.inner * product.cols))
             sides = [of_a_rank(side) for side in product[:4]]
             ragged = bool(scores) and any(isinstance(side, int) and side % WHOLE_READ for side in product[1:3])
-            counts[ProductWork(during, 1, sides[0], sides[1], sides[2], sides[3], add_formulas(numbers),
-                               add_formulas(scores), ragged, product.again, product.learns)] += 1
-    for work, count in counts.items(): yield replace(work, count=count)
+            counts[
+                ProductWork(
+                    during,
+                    1,
+                    sides[0],
+                    sides[1],
+                    sides[2],
+                    sides[3],
+                    add_formulas(numbers),
+                    add_formulas(scores),
+                    ragged,
+                    product.again,
+                    product.learns,
+                )
+            ] += 1
+    for work, count in counts.items():
+        yield replace(work, count=count)
 
 
 def sides_of(booked: BackwardBooked, at: int) -> ProductSides:
     """Return the sides of the product of a step without experts."""
     step, dims = booked.steps[at], booked.held_dims[at]
     x = booked.held_dims[step.args[0]]
-    if step.op == "outer": return ProductSides(dims.rows, x.batch * x.rows, dims.cols, dims.heads, learns=True)
-    if step.op == "act": return ProductSides(dims.rows * dims.batch * dims.heads, x.cols, dims.cols, 1)
+    if step.op == "outer":
+        return ProductSides(dims.rows, x.batch * x.rows, dims.cols, dims.heads, learns=True)
+    if step.op == "act":
+        return ProductSides(dims.rows * dims.batch * dims.heads, x.cols, dims.cols, 1)
     return ProductSides(dims.rows, x.cols, booked.held_dims[step.args[1]].cols, dims.batch * dims.heads)
 
 
@@ -219,32 +263,45 @@ def read_crossings(booked: BackwardBooked) -> Iterator[CrossingWork]:
     """Yield the collectives of all passes, equal ones as one with their count."""
     counts: Counter[CrossingWork] = Counter()
     for at, phase in enumerate(booked.split.step_phases):
-        if (crossing := booked.crossing(at)) is None: continue
+        if (crossing := booked.crossing(at)) is None:
+            continue
         during: LayerPass = "forward" if phase == "forward" else "backward"
         counts[CrossingWork(during, crossing.op, crossing.axis, 1, of_a_rank(crossing.whole))] += 1
-    for work, count in counts.items(): yield replace(work, count=count)
+    for work, count in counts.items():
+        yield replace(work, count=count)
 
 
 def add_formulas(each: Iterable[Formula]) -> Formula:
     """Return the sum of formulas."""
     coefficients: dict[Powers, float] = {}
     for formula in each:
-        for count, powers in formula.terms: coefficients[powers] = coefficients.get(powers, 0) + count
-    return Formula(tuple(sorted(((count, powers) for powers, count in coefficients.items() if count),
-                                key=lambda e: e[1])))
+        for count, powers in formula.terms:
+            coefficients[powers] = coefficients.get(powers, 0) + count
+    return Formula(
+        tuple(sorted(((count, powers) for powers, count in coefficients.items() if count), key=lambda e: e[1]))
+    )
 
 
 def add_layers(works: Iterable[LayerWork]) -> LayerWork:
     """Return the work of several layers as one."""
     works = [*works]
+
     def united(held: Iterable[Mapping[str, Formula]]) -> dict[str, Formula]:
         sums: dict[str, Formula] = {}
         for one in held:
             for unit, formula in one.items():
                 sums[unit] = add_formulas([sums[unit], formula] if unit in sums else [formula])
         return sums
-    return LayerWork(tuple(e for w in works for e in w.products), tuple(e for w in works for e in w.crossings),
-                     united(w.kept for w in works), frozenset(e for w in works for e in w.between),
-                     united(w.masks for w in works), works[-1].out if works else Formula(()),
-                     add_formulas(w.parameters for w in works), sum(w.lines for w in works),
-                     add_formulas(w.experts for w in works), add_formulas(w.made for w in works))
+
+    return LayerWork(
+        tuple(e for w in works for e in w.products),
+        tuple(e for w in works for e in w.crossings),
+        united(w.kept for w in works),
+        frozenset(e for w in works for e in w.between),
+        united(w.masks for w in works),
+        works[-1].out if works else Formula(()),
+        add_formulas(w.parameters for w in works),
+        sum(w.lines for w in works),
+        add_formulas(w.experts for w in works),
+        add_formulas(w.made for w in works),
+    )

@@ -1,4 +1,5 @@
 """Seconds of collectives over nested links, by level, for groups whose sizes may be arrays or symbols."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -11,11 +12,12 @@ from formats.machine.links import Link
 from opmatrix.parallel.cost.constants import Constants
 from opmatrix.parallel.cost.quantities import Quantity, binary_log, least, most, multiply, step_at
 
-TREES = "all_reduce",                                       # collectives that use trees between nodes
+TREES = ("all_reduce",)  # collectives that use trees between nodes
 
 
 class LevelSeconds(NamedTuple):
     """Seconds of one collective: of its bytes by level, and of its messages and of waiting for the slowest rank."""
+
     moved: tuple[tuple[str, Quantity], ...]
     waited: Quantity
 
@@ -29,8 +31,9 @@ def units_of(n: Quantity, stride: Quantity, links: Sequence[Link]) -> list[Quant
     return [far / near for near, far in pairwise(inside)]
 
 
-def collective_parts(op: str, size: Quantity, n: Quantity, stride: Quantity, links: Sequence[Link],
-                     constants: Constants) -> LevelSeconds:
+def collective_parts(
+    op: str, size: Quantity, n: Quantity, stride: Quantity, links: Sequence[Link], constants: Constants
+) -> LevelSeconds:
     """Return the seconds of a collective of `size` bytes. It is hierarchical: a value is scattered inside a level
     before it is sent over the next one. Ranks form a ring; between nodes sums go up and down two trees, each of half
     the bytes, in fewer messages (Sanders et al. 2009, Parallel Computing 35). All ranks wait for the slowest: among n
@@ -39,7 +42,7 @@ def collective_parts(op: str, size: Quantity, n: Quantity, stride: Quantity, lin
     moved, waited = [], 0 * size
     for k, (link, unit) in enumerate(zip(links, units, strict=True)):
         inside: Any = multiply(units[:k])
-        outside: Any = multiply(units[k + 1:])
+        outside: Any = multiply(units[k + 1 :])
         place = LevelPlace(unit, inside, outside)
         share = constants.near if k == 0 else constants.far
         if op == "send":
@@ -48,7 +51,8 @@ def collective_parts(op: str, size: Quantity, n: Quantity, stride: Quantity, lin
         else:
             bytes_ = COLLECTIVES[op].sent(size, place)
             messages = COLLECTIVES[op].messages(place)
-        if op in TREES and k: messages = 2 * binary_log(unit)
+        if op in TREES and k:
+            messages = 2 * binary_log(unit)
         moved.append((link.name, bytes_ / (share * link.rate_to(most(unit - 1, 1)))))
         waited = waited + messages * link.latency
     return LevelSeconds(tuple(moved), waited + constants.superstep * binary_log(n) ** 0.5)

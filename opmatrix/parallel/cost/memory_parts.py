@@ -1,4 +1,5 @@
 """The peak memory of the fullest stage, part by part; the parts add up."""
+
 from __future__ import annotations
 
 from opmatrix.parallel.cost.layer_work import LayerWork, is_of_pairs
@@ -9,7 +10,7 @@ from opmatrix.parallel.schedules.named import SCHEDULES, USUAL_SCHEDULE
 # bytes reserved for a byte that is allocated, and bytes of a process, its collective library and its buckets:
 # chosen with all BLOOM rows in view
 RESERVED_SHARE, CONTEXT = 1.2, 4e9
-TIGHT_SHARE = 1.1                                           # the same where free blocks are returned: fragments alone
+TIGHT_SHARE = 1.1  # the same where free blocks are returned: fragments alone
 STATE = "weights", "gradients", "optimiser"
 PRODUCT_INPUTS = "input", "weight in", "product in"
 
@@ -18,7 +19,8 @@ def memory_parts(setting: Setting) -> PartSeconds:
     """Return the bytes that are allocated at the peak, by part."""
     strategy = setting.strategy
     schedule = SCHEDULES[strategy.schedule]
-    if schedule.chunked: schedule = USUAL_SCHEDULE                   # its virtual stages hold a factor more: `chunks`
+    if schedule.chunked:
+        schedule = USUAL_SCHEDULE  # its virtual stages hold a factor more: `chunks`
     held = schedule.held(0, strategy.pp, setting.micro_batches, 1)
     chunks = 1 + (strategy.pp - 1) / (strategy.pp * strategy.virtual) * step_at(strategy.virtual, 2)
     saved = fullest_share(setting) * add_all(count * kept_bytes(setting, work) for work, count in setting.model.layers)
@@ -27,9 +29,12 @@ def memory_parts(setting: Setting) -> PartSeconds:
     if setting.model.asks:
         working = working + setting.number * most(*(work.made.at(setting.sizes) for work, _ in setting.model.layers), 0)
     state = zip(STATE, bytes_of_state(setting), strict=True)
-    return {**{name: size * stored_numbers(setting, strategy.zero > 2 - at) for at, (name, size) in enumerate(state)},
-            "kept": saved * held * chunks, "working": working,
-            "logits": logits_bytes(setting)}
+    return {
+        **{name: size * stored_numbers(setting, strategy.zero > 2 - at) for at, (name, size) in enumerate(state)},
+        "kept": saved * held * chunks,
+        "working": working,
+        "logits": logits_bytes(setting),
+    }
 
 
 def bytes_of_state(setting: Setting) -> tuple[float, float, float]:
@@ -43,17 +48,22 @@ def state_bytes(setting: Setting, work: LayerWork) -> float:
     strategy, sizes = setting.strategy, setting.sizes
     whole, experts = work.parameters.at(sizes), work.experts.at(sizes)
     once = (whole + (strategy.ep - 1) * experts) / (strategy.dp * strategy.cp)
-    return float(sum(size * (once if strategy.zero > 2 - at else whole)
-                     for at, size in enumerate(bytes_of_state(setting))))
+    return float(
+        sum(size * (once if strategy.zero > 2 - at else whole) for at, size in enumerate(bytes_of_state(setting)))
+    )
 
 
 def kept_bytes(setting: Setting, work: LayerWork) -> Quantity:
     """Return the bytes that a layer saves for backward, for one micro-batch."""
     strategy, sizes = setting.strategy, setting.sizes
-    if strategy.recompute == "full": return setting.number * work.kept["input"].at(sizes)
-    if strategy.recompute == "selective" and strategy.flash:          # all operations but products are recomputed
-        return setting.number * add_all(formula.at(sizes) for unit, formula in work.kept.items()
-                                        if unit in PRODUCT_INPUTS and unit not in work.between)
+    if strategy.recompute == "full":
+        return setting.number * work.kept["input"].at(sizes)
+    if strategy.recompute == "selective" and strategy.flash:  # all operations but products are recomputed
+        return setting.number * add_all(
+            formula.at(sizes)
+            for unit, formula in work.kept.items()
+            if unit in PRODUCT_INPUTS and unit not in work.between
+        )
     return whole_bytes(setting, work, strategy.flash or strategy.recompute == "selective")
 
 
@@ -65,6 +75,7 @@ def whole_bytes(setting: Setting, work: LayerWork, without_pairs: bool | None = 
     def held(formula: Formula) -> Quantity:
         terms = tuple(term for term in formula.terms if not (without and is_of_pairs(term[1])))
         return Formula(terms).at(setting.sizes)
+
     return setting.number * add_all(map(held, work.kept.values())) + add_all(map(held, work.masks.values()))
 
 
@@ -72,7 +83,8 @@ def logits_bytes(setting: Setting) -> Quantity:
     """Return the bytes of the vocabulary scores of one micro-batch, as numbers and in float32 with their gradients,
     where one stage has all layers. With more stages the last one has them, which saves fewer micro-batches, so they do
     not count."""
-    if (scores := score_count(setting)) is None: return 0
+    if (scores := score_count(setting)) is None:
+        return 0
     return (setting.number + 4) * scores * (1 - step_at(setting.strategy.pp, 2))
 
 

@@ -1,5 +1,6 @@
 """A partition as text: its mesh, the formulas of the busiest rank of each stage, their values, and the seconds on a
 machine."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,32 +27,37 @@ PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 @dataclass(frozen=True)
 class Overview:
     """The printed text of a partition. Without `exact` it has the formulas alone."""
+
     plan: Partition
-    number: str = "bf16"                                    # number type of values
+    number: str = "bf16"  # number type of values
     storage: Storage = "bf16"
     training: bool = False
-    exact: Partition | None = None                          # the same partition at numbers, printed beside formulas
-    at: Mapping[str, int] = field(default_factory=dict)     # these numbers by name
+    exact: Partition | None = None  # the same partition at numbers, printed beside formulas
+    at: Mapping[str, int] = field(default_factory=dict)  # these numbers by name
     sheet: Datasheet | None = None
     crossing: Mapping[str, float] = field(default_factory=dict)
 
     def text(self) -> str:
         parts = [self.heading(), *(self.stage(first, last) for first, last in self.alike())]
-        if self.sheet is not None: parts.append(self.seconds(self.sheet))
+        if self.sheet is not None:
+            parts.append(self.seconds(self.sheet))
         return "\n\n".join(parts)
 
     def heading(self) -> str:
         mesh, sizes = self.plan.mesh, self.plan.sizes
-        return (f"{self.plan.name} on {mesh.ranks} rank{'s' * (mesh.ranks != 1)}: {describe_axes(mesh)}"
-                f"{self.experts()}\n"
-                f"{sizes.sequences} sequences of {sizes.tokens} tokens, values in {self.number}"
-                + self.training * ", trained in mixed precision with Adam"
-                + (f"; {OFFLOADED[mesh.offload]} in the memory of the host" if mesh.offload else ""))
+        return (
+            f"{self.plan.name} on {mesh.ranks} rank{'s' * (mesh.ranks != 1)}: {describe_axes(mesh)}"
+            f"{self.experts()}\n"
+            f"{sizes.sequences} sequences of {sizes.tokens} tokens, values in {self.number}"
+            + self.training * ", trained in mixed precision with Adam"
+            + (f"; {OFFLOADED[mesh.offload]} in the memory of the host" if mesh.offload else "")
+        )
 
     def experts(self) -> str:
         """Describe the axes over which experts are sharded, and the load of the busiest rank."""
         mesh = self.plan.mesh
-        if mesh.experts is None: return ""
+        if mesh.experts is None:
+            return ""
         over = " × ".join(mesh.axes[k].name for k in mesh.folded)
         load = "" if mesh.load == 1 else f", the busiest with {mesh.load} times the mean"
         return f"; {mesh.experts.name} {mesh.experts.ranks} ({mesh.experts.strategy.name}) over {over}{load}"
@@ -78,19 +84,26 @@ class Overview:
         rows = [[name, str(e), *shown(numbers, [name], unit)] for name, unit, e in formulas.own()]
         beside = [] if numbers is None else [self.point(formulas)]
         text = table(rows, [self.title(first, last), "formula", *beside], (0, 1))
-        sent = [[crossing.name, str(crossing.payload), str(crossing.wire), str(crossing.messages),
-                 *shown(numbers, [f"{crossing.name}, payload", f"{crossing.name}, wire"], "B")]
-                for crossing in formulas.traffic]
+        sent = [
+            [
+                crossing.name,
+                str(crossing.payload),
+                str(crossing.wire),
+                str(crossing.messages),
+                *shown(numbers, [f"{crossing.name}, payload", f"{crossing.name}, wire"], "B"),
+            ]
+            for crossing in formulas.traffic
+        ]
         header = ["a rank sends", "payload, bytes", "on the wire", "messages"]
         more = [] if numbers is None else ["payload " + self.point(formulas), "on the wire"]
         return "\n\n".join([text, *([table(sent, header + more, (0, 1, 2))] if sent else [])])
 
     def title(self, first: int, last: int) -> str:
         """Name the stages and their layers."""
-        if len(self.plan.stages) == 1: return "each rank, at most"
+        if len(self.plan.stages) == 1:
+            return "each rank, at most"
         every = layers(self.plan.chain)
-        numbers = [k + 1 for k, (lo, _) in enumerate(every)
-                   if self.plan.cuts[first][0] <= lo < self.plan.cuts[last][1]]
+        numbers = [k + 1 for k, (lo, _) in enumerate(every) if self.plan.cuts[first][0] <= lo < self.plan.cuts[last][1]]
         name = f"stage {first + 1}" if first == last else f"stages {first + 1} to {last + 1}"
         return f"{name}, layers {numbers[0]} to {numbers[-1]}"
 
@@ -111,15 +124,23 @@ class Overview:
             rows += [["all, one after the other", *sums(stages)]] if len(stages) > 1 else []
             levels = [f"{kind} {name}" for kind in ("bytes on", "messages on") for name in stages[0].communication]
             lines = [table(rows, ["ms at least", "computation", *levels, "in all", "supersteps"])]
-        return "\n".join([f"{sheet.name}, from its data sheet: lower bounds, nothing overlaps, nothing was run",
-                          f"source: {sheet.source}", "", *lines])
+        return "\n".join(
+            [
+                f"{sheet.name}, from its data sheet: lower bounds, nothing overlaps, nothing was run",
+                f"source: {sheet.source}",
+                "",
+                *lines,
+            ]
+        )
 
 
 def expressions(each: StageSeconds) -> Iterator[str]:
     """Yield lines of formulas of seconds."""
     yield f"computation {sympy.N(each.computation, 4)} s"
-    for name, e in each.communication.items(): yield f"bytes on {name} {sympy.N(e, 4)} s"
-    for name, e in each.synchronisation.items(): yield f"messages on {name} {sympy.N(e, 4)} s"
+    for name, e in each.communication.items():
+        yield f"bytes on {name} {sympy.N(e, 4)} s"
+    for name, e in each.synchronisation.items():
+        yield f"messages on {name} {sympy.N(e, 4)} s"
     yield f"supersteps {each.supersteps}"
 
 
@@ -150,7 +171,9 @@ def describe_axes(mesh: Mesh) -> str:
 
 def shorten(value: float, unit: str) -> str:
     """Return a number with at most four figures and an SI prefix; without a unit it has no prefix."""
-    if not unit: return f"{value:g}"
+    if not unit:
+        return f"{value:g}"
     at = 0
-    while abs(value) >= 999.95 and at < len(PREFIXES) - 1: value, at = value / 1000, at + 1
+    while abs(value) >= 999.95 and at < len(PREFIXES) - 1:
+        value, at = value / 1000, at + 1
     return f"{value:.4g} {PREFIXES[at]}{unit}"

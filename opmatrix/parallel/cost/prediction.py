@@ -1,4 +1,5 @@
 """`predict`: the time and memory of a step of training, by a strategy on a machine, part by part."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -19,16 +20,22 @@ from opmatrix.parallel.cost.strategies import Strategy
 @dataclass(frozen=True)
 class Prediction:
     """Seconds of a step by part, and bytes of the fullest device by part; the parts of each add up to the total."""
+
     setting: Setting
     seconds: Mapping[str, Quantity]
     memory: Mapping[str, Quantity]
 
     @property
-    def step_seconds(self) -> Quantity: return sum_parts(self.seconds)
+    def step_seconds(self) -> Quantity:
+        return sum_parts(self.seconds)
+
     @property
-    def allocated(self) -> Quantity: return sum_parts(self.memory)
+    def allocated(self) -> Quantity:
+        return sum_parts(self.memory)
+
     @property
-    def reserved(self) -> Quantity: return reserved_bytes(self.setting, self.allocated)
+    def reserved(self) -> Quantity:
+        return reserved_bytes(self.setting, self.allocated)
 
 
 def read_work(model: str | Settings, strategy: Strategy, dropout: float = 0) -> ModelWork:
@@ -37,8 +44,16 @@ def read_work(model: str | Settings, strategy: Strategy, dropout: float = 0) -> 
     return model_work(config, strategy.context, strategy.sequence, dropout)
 
 
-def predict(model: str | Settings | ModelWork, machine: str | Datasheet, strategy: Strategy, batch: Quantity,
-            seq: Quantity, *, dropout: float = 0, constants: Constants | None = None) -> Prediction:
+def predict(
+    model: str | Settings | ModelWork,
+    machine: str | Datasheet,
+    strategy: Strategy,
+    batch: Quantity,
+    seq: Quantity,
+    *,
+    dropout: float = 0,
+    constants: Constants | None = None,
+) -> Prediction:
     """Predict the time and memory of a step. Numbers of the strategy, `batch` and `seq` may be arrays or symbols: then
     the results are, too. Raises InputError for a machine without links, and for a model without a backward pass."""
     sheet = datasheet(machine) if isinstance(machine, str) else machine
@@ -54,5 +69,7 @@ def predict_step(setting: Setting) -> Prediction:
 
 def check_linked(sheet: Datasheet) -> None:
     """Raise InputError for a machine whose data sheet states no links between devices."""
-    if not sheet.links: raise InputError(f"{sheet.name}: its data sheet states no links between devices: add `links` "
-                                         "(docs/add_a_machine.md)")
+    if not sheet.links:
+        raise InputError(
+            f"{sheet.name}: its data sheet states no links between devices: add `links` (docs/add_a_machine.md)"
+        )

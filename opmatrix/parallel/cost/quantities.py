@@ -1,4 +1,5 @@
 """Arithmetic that is read as numbers, as arrays of them, or as expressions: one declaration for all three."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -26,20 +27,22 @@ def is_array(*each: Quantity) -> bool:
 
 def round_up(one: Quantity) -> Quantity:
     """Return the next whole number, element by element."""
-    if is_symbolic(one): return sympy.ceiling(one)
+    if is_symbolic(one):
+        return sympy.ceiling(one)
     return np.ceil(one) if is_array(one) else float(np.ceil(float(one)))
 
 
 def binary_log(one: Quantity) -> Quantity:
     """Return the logarithm to base 2, element by element."""
-    if is_symbolic(one): return sympy.log(one, 2)
+    if is_symbolic(one):
+        return sympy.log(one, 2)
     return np.log2(one) if is_array(one) else float(np.log2(float(one)))
 
 
 def soft_most(one: Quantity, other: Quantity) -> Quantity:
     """Return a smooth maximum of two positive quantities: the root of the sum of fourth powers. It is a little more
     than the larger one where they are alike."""
-    return (one ** 4 + other ** 4) ** 0.25
+    return (one**4 + other**4) ** 0.25
 
 
 def step_at(one: Quantity, bound: float) -> Quantity:
@@ -49,6 +52,7 @@ def step_at(one: Quantity, bound: float) -> Quantity:
 
 class Formula(NamedTuple):
     """A sum of products of powers of sizes, as read off a model: coefficients, and powers by names."""
+
     terms: tuple[tuple[float, Powers], ...]
 
     @classmethod
@@ -69,13 +73,16 @@ class Formula(NamedTuple):
     def __str__(self) -> str:
         def one(count: float, powers: Powers) -> str:
             return "·".join([f"{count:.6g}", *(name if power == 1 else f"{name}^{power}" for name, power in powers)])
+
         return " + ".join(one(*term) for term in self.terms) or "0"
 
 
-def add_all(each: Iterable[Quantity]) -> Quantity: return sum(each, 0)
+def add_all(each: Iterable[Quantity]) -> Quantity:
+    return sum(each, 0)
 
 
 def multiply(each: Iterable[Quantity]) -> Quantity:
     product: Quantity = 1
-    for one in each: product = product * one
+    for one in each:
+        product = product * one
     return product

@@ -1,5 +1,6 @@
 """The seconds of one step of training, part by part: computation, collectives by axis and level, synchronisation, the
 bubble, gradients, the optimiser. The parts add up."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,12 +18,13 @@ from opmatrix.parallel.schedules.closed_forms import rounds
 from opmatrix.parallel.schedules.named import SCHEDULES
 
 PartSeconds = dict[str, Quantity]
-LEAST_SHARE = 1e-9                                          # a negligible share of a layer, or of a second
-CORE_TILE = 1 << 15                                         # sums that a core holds: 256 x 128 in float32
+LEAST_SHARE = 1e-9  # a negligible share of a layer, or of a second
+CORE_TILE = 1 << 15  # sums that a core holds: 256 x 128 in float32
 
 
 class Setting(NamedTuple):
     """All inputs of the formulas."""
+
     model: ModelWork
     machine: Datasheet
     strategy: Strategy
@@ -30,8 +32,8 @@ class Setting(NamedTuple):
     seq: Quantity
     constants: Constants
     passes: dict[tuple[object, ...], PartSeconds] | None = None  # parts already computed for other strategies that
-                                                            # differ in nothing but their form
-                                                            # differ in nothing but their form
+    # differ in nothing but their form
+    # differ in nothing but their form
 
     @property
     def sizes(self) -> Mapping[str, Quantity]:
@@ -39,17 +41,23 @@ class Setting(NamedTuple):
         return {"b": strategy.micro_batch, "s": self.seq, "t": strategy.tp, "c": strategy.cp, "e": strategy.ep}
 
     @property
-    def number(self) -> float: return BYTES[self.strategy.precision]
+    def number(self) -> float:
+        return BYTES[self.strategy.precision]
+
     @property
-    def micro_batches(self) -> Quantity: return self.batch / (self.strategy.dp * self.strategy.micro_batch)
+    def micro_batches(self) -> Quantity:
+        return self.batch / (self.strategy.dp * self.strategy.micro_batch)
+
     @property
-    def bandwidth(self) -> float: return self.constants.memory * self.machine.memory[-1][2]
+    def bandwidth(self) -> float:
+        return self.constants.memory * self.machine.memory[-1][2]
 
 
 def add_parts(*each: Mapping[str, Quantity]) -> PartSeconds:
     parts: PartSeconds = {}
     for one in each:
-        for name, seconds in one.items(): parts[name] = parts[name] + seconds if name in parts else seconds
+        for name, seconds in one.items():
+            parts[name] = parts[name] + seconds if name in parts else seconds
     return parts
 
 
@@ -57,7 +65,8 @@ def scale_parts(each: Mapping[str, Quantity], count: Quantity) -> PartSeconds:
     return {name: count * seconds for name, seconds in each.items()}
 
 
-def sum_parts(parts: Mapping[str, Quantity]) -> Quantity: return add_all(parts.values())
+def sum_parts(parts: Mapping[str, Quantity]) -> Quantity:
+    return add_all(parts.values())
 
 
 def product_seconds(setting: Setting, work: ProductWork) -> Quantity:
@@ -66,14 +75,17 @@ def product_seconds(setting: Setting, work: ProductWork) -> Quantity:
     idle."""
     constants, sizes, flash = setting.constants, setting.sizes, setting.strategy.flash
     rate = setting.machine.product_rate(setting.strategy.precision)[0]
-    if work.ragged and not flash: rate = setting.machine.vector_rate("float32")
+    if work.ragged and not flash:
+        rate = setting.machine.vector_rate("float32")
     inner, cores = work.inner.at(sizes), setting.machine.cores
     operations = 2 * work.rows.at(sizes) * inner * work.cols.at(sizes) * work.batch.at(sizes)
     numbers = work.numbers.at(sizes)
-    if flash and work.between: operations, numbers = operations / 2, numbers - work.scores.at(sizes)
-    idle = constants.idle * 2 * inner * CORE_TILE * cores   # of cores without a tile while others compute their last
-    return work.count * most((operations + idle) / (constants.matrix * rate),
-                             setting.number * numbers / setting.bandwidth)
+    if flash and work.between:
+        operations, numbers = operations / 2, numbers - work.scores.at(sizes)
+    idle = constants.idle * 2 * inner * CORE_TILE * cores  # of cores without a tile while others compute their last
+    return work.count * most(
+        (operations + idle) / (constants.matrix * rate), setting.number * numbers / setting.bandwidth
+    )
 
 
 def passing_seconds(setting: Setting, work: LayerWork, during: LayerPass) -> Quantity:
@@ -83,7 +95,7 @@ def passing_seconds(setting: Setting, work: LayerWork, during: LayerPass) -> Qua
     saved = [formula.at(sizes) for unit, formula in work.kept.items() if not (flash and unit in work.between)]
     masks = [formula.at(sizes) for formula in work.masks.values()]
     size, expert_bytes = setting.number * add_all(saved) + add_all(masks), setting.number * work.made.at(sizes)
-    once = (2 if during == "forward" else 3) * size         # experts recompute forward before their backward
+    once = (2 if during == "forward" else 3) * size  # experts recompute forward before their backward
     return (once + (2 if during == "forward" else 5) * expert_bytes) / setting.bandwidth
 
 
@@ -91,7 +103,8 @@ def crossing_parts(setting: Setting, crossings: Iterable[CrossingWork], during: 
     """Return the seconds of the collectives of a pass over a layer, by axis and level."""
     parts: PartSeconds = {}
     for crossing in crossings:
-        if crossing.during != during: continue
+        if crossing.during != during:
+            continue
         n, stride = getattr(setting.strategy, crossing.axis), setting.strategy.stride(crossing.axis)
         size = setting.number * crossing.whole.at(setting.sizes)
         took = collective_parts(crossing.op, size, n, stride, setting.machine.links, setting.constants)
@@ -114,9 +127,11 @@ def pass_parts(setting: Setting, work: LayerWork, during: LayerPass) -> PartSeco
 
 def known_pass(setting: Setting, work: LayerWork, during: LayerPass) -> PartSeconds:
     """Return `pass_parts`, computed once for all forms of strategies that lay out the axes alike."""
-    if setting.passes is None: return pass_parts(setting, work, during)
+    if setting.passes is None:
+        return pass_parts(setting, work, during)
     key = work, during, setting.strategy.order
-    if key not in setting.passes: setting.passes[key] = pass_parts(setting, work, during)
+    if key not in setting.passes:
+        setting.passes[key] = pass_parts(setting, work, during)
     return setting.passes[key]
 
 
@@ -124,17 +139,23 @@ def layer_parts(setting: Setting, work: LayerWork) -> PartSeconds:
     """Return the seconds of forward, recomputation and backward of a layer."""
     forward, backward = known_pass(setting, work, "forward"), known_pass(setting, work, "backward")
     again: PartSeconds = {}
-    if setting.strategy.recompute == "full": again = {f"{name}, again": seconds for name, seconds in forward.items()}
+    if setting.strategy.recompute == "full":
+        again = {f"{name}, again": seconds for name, seconds in forward.items()}
     if setting.strategy.recompute == "selective" and not setting.strategy.flash:
-        again = {"computation, again": add_all(product_seconds(setting, product) for product in work.products
-                                               if product.between and product.during == "forward")}
+        again = {
+            "computation, again": add_all(
+                product_seconds(setting, product)
+                for product in work.products
+                if product.between and product.during == "forward"
+            )
+        }
     if setting.strategy.recompute == "selective" and setting.strategy.flash:
         again = {"computation, again": passing_seconds(setting, work, "forward")}
     summed = 4 * setting.strategy.gradient_bytes * work.parameters.at(setting.sizes) / setting.bandwidth
     return add_parts(forward, again, backward, {"computation": summed})
 
 
-LOSS_FORWARD, LOSS_BACKWARD = 38, 22                        # bytes read and written for each vocabulary score
+LOSS_FORWARD, LOSS_BACKWARD = 38, 22  # bytes read and written for each vocabulary score
 
 
 def score_count(setting: Setting) -> Quantity | None:
@@ -146,16 +167,19 @@ def score_count(setting: Setting) -> Quantity | None:
 def loss_parts(setting: Setting) -> PartSeconds:
     """Return the seconds of the loss of a micro-batch: scores in float32, their maximum, exponentials, sum and shares,
     and the backward pass."""
-    if (scores := score_count(setting)) is None: return {}
+    if (scores := score_count(setting)) is None:
+        return {}
     return {"loss": (LOSS_FORWARD + LOSS_BACKWARD) * scores / setting.bandwidth}
 
 
 def known_parts(setting: Setting, name: str, find: Callable[[Setting], PartSeconds]) -> PartSeconds:
     """Return parts, computed once for all forms of strategies that recompute the same and lay out the axes alike."""
-    if setting.passes is None: return find(setting)
+    if setting.passes is None:
+        return find(setting)
     strategy = setting.strategy
     key = name, setting.model, strategy.recompute, strategy.order, strategy.sequence, strategy.balanced
-    if key not in setting.passes: setting.passes[key] = find(setting)
+    if key not in setting.passes:
+        setting.passes[key] = find(setting)
     return setting.passes[key]
 
 
@@ -164,19 +188,22 @@ def step_parts(setting: Setting) -> PartSeconds:
     strategy = setting.strategy
     busy, rest = known_parts(setting, "busy", busy_parts), known_parts(setting, "bubble", waited_parts)
     parts = {**scale_parts(busy, setting.micro_batches), "bubble": rest["bubble"] / strategy.virtual}
-    if SCHEDULES[strategy.schedule].weights_apart: parts["bubble"] = most(parts["bubble"] - filled_seconds(setting), 0)
-    parts = add_parts(parts, known_parts(setting, "gradients", gradient_parts), stored_parts(setting),
-                      optimiser_parts(setting))
+    if SCHEDULES[strategy.schedule].weights_apart:
+        parts["bubble"] = most(parts["bubble"] - filled_seconds(setting), 0)
+    parts = add_parts(
+        parts, known_parts(setting, "gradients", gradient_parts), stored_parts(setting), optimiser_parts(setting)
+    )
     return add_parts(parts, turn_parts(setting, parts))
 
 
-COMPUTED = "computation", "loss", "host", "optimiser"       # beginnings of the names of parts that need a processor
+COMPUTED = "computation", "loss", "host", "optimiser"  # beginnings of the names of parts that need a processor
 
 
 def turn_parts(setting: Setting, parts: Mapping[str, Quantity]) -> PartSeconds:
     """Return the seconds that ranks on shared processors wait for their turn. While a stage waits for other stages
     these use its processor."""
-    if setting.machine.processors == inf: return {}
+    if setting.machine.processors == inf:
+        return {}
     computed = add_all(seconds for name, seconds in parts.items() if name.startswith(COMPUTED))
     others = most(setting.strategy.devices / setting.machine.processors, 1) - 1
     return {"turns": most(others * computed - parts["bubble"], 0)}
@@ -186,8 +213,10 @@ def end_parts(setting: Setting) -> tuple[PartSeconds, PartSeconds]:
     """Return the seconds of the operations before all layers, and of the operations behind them. Neither are ever
     recomputed."""
     once = setting._replace(strategy=replace(setting.strategy, recompute="none"))
-    return (layer_parts(once, setting.model.first),
-            add_parts(layer_parts(once, setting.model.last), loss_parts(setting)))
+    return (
+        layer_parts(once, setting.model.first),
+        add_parts(layer_parts(once, setting.model.last), loss_parts(setting)),
+    )
 
 
 def body_parts(setting: Setting) -> PartSeconds:
@@ -200,7 +229,8 @@ def slowest_parts(setting: Setting) -> PartSeconds:
     where layers do not divide, or the last stage, which has the operations behind all layers."""
     strategy, (first, last) = setting.strategy, end_parts(setting)
     bodies = known_parts(setting, "bodies", body_parts)
-    if strategy.balanced: return scale_parts(add_parts(bodies, first, last), 1 / strategy.pp)
+    if strategy.balanced:
+        return scale_parts(add_parts(bodies, first, last), 1 / strategy.pp)
     alone, share = 1 - step_at(strategy.pp, 2), fullest_share(setting)
     fewer = round_up(setting.model.count / strategy.pp - 1 + LEAST_SHARE) / setting.model.count
     longer = (share - fewer) * sum_parts(bodies) / most(sum_parts(last), LEAST_SHARE)
@@ -249,15 +279,18 @@ def send_parts(setting: Setting) -> PartSeconds:
     """Return the seconds in which a stage sends the values of a micro-batch, forward and backward. Each tensor rank
     sends its share, and the receiving ranks gather them (Narayanan et al. 2021, section 4.1)."""
     strategy, links, constants = setting.strategy, setting.machine.links, setting.constants
-    whole = (setting.number * setting.model.layers[0][0].out.at(setting.sizes)
-             * (strategy.tp if strategy.sequence else 1))
+    whole = (
+        setting.number * setting.model.layers[0][0].out.at(setting.sizes) * (strategy.tp if strategy.sequence else 1)
+    )
     several = step_at(strategy.pp, 2)
     sent = collective_parts("send", whole / strategy.tp, 1 + several, strategy.stride("pp"), links, constants)
     gathered = collective_parts("all_gather", several * whole, strategy.tp, strategy.stride("tp"), links, constants)
     shared = 0 if strategy.sequence else 1
     moved = add_parts(dict(sent.moved), scale_parts(dict(gathered.moved), shared))
-    return add_parts({f"pp over {level}": 2 * strategy.virtual * seconds for level, seconds in moved.items()},
-                     {"synchronisation": 2 * strategy.virtual * (sent.waited + shared * several * gathered.waited)})
+    return add_parts(
+        {f"pp over {level}": 2 * strategy.virtual * seconds for level, seconds in moved.items()},
+        {"synchronisation": 2 * strategy.virtual * (sent.waited + shared * several * gathered.waited)},
+    )
 
 
 def fullest_share(setting: Setting) -> Quantity:
@@ -271,7 +304,7 @@ def stage_parameters(setting: Setting) -> Quantity:
     """Count the numbers that a rank of the fullest stage stores."""
     strategy, model, sizes = setting.strategy, setting.model, setting.sizes
     bodies = fullest_share(setting) * add_all(count * work.parameters.at(sizes) for work, count in model.layers)
-    layer = model.layers[0][0].parameters.at(sizes) if strategy.balanced else 0   # a table takes a layer's place
+    layer = model.layers[0][0].parameters.at(sizes) if strategy.balanced else 0  # a table takes a layer's place
     one, other = model.first.parameters.at(sizes), model.last.parameters.at(sizes)
     several = step_at(strategy.pp, 2)
     return bodies + most(most(one, other) - layer, 0) * several + (1 - several) * (one if model.tied else one + other)
@@ -279,16 +312,19 @@ def stage_parameters(setting: Setting) -> Quantity:
 
 def stage_experts(setting: Setting) -> Quantity:
     """Count the numbers of experts that a rank of the fullest stage stores."""
-    if not setting.model.asks: return 0
-    return fullest_share(setting) * add_all(count * work.experts.at(setting.sizes)
-                                            for work, count in setting.model.layers)
+    if not setting.model.asks:
+        return 0
+    return fullest_share(setting) * add_all(
+        count * work.experts.at(setting.sizes) for work, count in setting.model.layers
+    )
 
 
 def stored_numbers(setting: Setting, once: bool) -> Quantity:
     """Count the numbers that a rank stores: replicated, or with `once` sharded over data and context. Experts are
     sharded over their replicas."""
     whole, strategy = stage_parameters(setting), setting.strategy
-    if not once: return whole
+    if not once:
+        return whole
     return (whole + (strategy.ep - 1) * stage_experts(setting)) / (strategy.dp * strategy.cp)
 
 
@@ -298,12 +334,16 @@ def over_copies(setting: Setting, op: str, bytes_each: float, seen: Quantity, na
     strategy, experts = setting.strategy, stage_experts(setting)
     ranks, stride = strategy.dp * strategy.cp, strategy.stride("ep")
     groups = [(stage_parameters(setting) - experts, ranks, stride)]
-    if setting.model.asks: groups.append((experts, ranks / strategy.ep, stride * strategy.ep))
+    if setting.model.asks:
+        groups.append((experts, ranks / strategy.ep, stride * strategy.ep))
     parts: PartSeconds = {}
     for numbers, n, apart in groups:
         took = collective_parts(op, bytes_each * numbers, n, apart, setting.machine.links, setting.constants)
-        parts = add_parts(parts, {f"{name} over {level}": seen * seconds for level, seconds in took.moved},
-                          {"synchronisation": took.waited if op == "all_reduce" else seen * took.waited})
+        parts = add_parts(
+            parts,
+            {f"{name} over {level}": seen * seconds for level, seconds in took.moved},
+            {"synchronisation": took.waited if op == "all_reduce" else seen * took.waited},
+        )
     return parts
 
 
@@ -319,9 +359,12 @@ def stored_parts(setting: Setting) -> PartSeconds:
     7)."""
     strategy, m = setting.strategy, setting.micro_batches
     parts: PartSeconds = {}
-    for least, what, op, size, times in ((2, "gradients", "reduce_scatter", strategy.gradient_bytes, m - 1),
-                                         (3, "weights", "all_gather", setting.number, 2 * m - 1)):
-        if strategy.zero < least: continue
+    for least, what, op, size, times in (
+        (2, "gradients", "reduce_scatter", strategy.gradient_bytes, m - 1),
+        (3, "weights", "all_gather", setting.number, 2 * m - 1),
+    ):
+        if strategy.zero < least:
+            continue
         seen = times * (1 - setting.constants.hidden * strategy.overlap)
         parts = add_parts(parts, over_copies(setting, op, size, seen, what))
     return parts

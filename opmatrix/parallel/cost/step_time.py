@@ -1,6 +1,7 @@
 """A step of training in time: the passes of the virtual stages of a pipeline on a machine of a data sheet, in the order
 of a schedule; the memory of stages; gradient sums beside the last backward pass. Rates are full, so times are lower
 bounds, and only gradient sums overlap."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,11 +24,12 @@ from opmatrix.parallel.sharding.placement import local
 from opmatrix.parallel.sharding.weight_storage import Storage
 
 PerChunk = TypeVar("PerChunk")
-BUCKET = 25 * 2 ** 20                                       # bytes (Li et al. 2020, PyTorch Distributed, section 3.2.3)
+BUCKET = 25 * 2**20  # bytes (Li et al. 2020, PyTorch Distributed, section 3.2.3)
 
 
 class StatePolicy(NamedTuple):
     """Bytes a parameter of gradients and of the optimiser, besides its weight of two bytes."""
+
     gradient: float
     optimiser: float
     said: str
@@ -36,7 +38,8 @@ class StatePolicy(NamedTuple):
 STATES = {
     "16": StatePolicy(2, 12, "gradients as weights; a copy of weights and two moments in float32"),
     "18": StatePolicy(4, 12, "gradients in float32; a copy of weights and two moments in float32"),
-    "20": StatePolicy(6, 12, "gradients as weights and in float32; a copy of weights and two moments in float32")}
+    "20": StatePolicy(6, 12, "gradients as weights and in float32; a copy of weights and two moments in float32"),
+}
 
 
 def exposed(total: sympy.Expr, bucket: float, window: sympy.Expr, rate: sympy.Expr, wait: sympy.Expr) -> sympy.Expr:
@@ -44,7 +47,8 @@ def exposed(total: sympy.Expr, bucket: float, window: sympy.Expr, rate: sympy.Ex
     `total` bytes are computed evenly over `window` seconds; n buckets of them are summed one after the other, each from
     when it is complete, in `wait` seconds and `rate` a byte: Max(one, all of them − window (n − 1) / n)."""
     n = sympy.ceiling(sympy.sympify(total) / bucket)
-    if n.is_number and n == 0: return sympy.Integer(0)
+    if n.is_number and n == 0:
+        return sympy.Integer(0)
     one = wait + rate * total / n
     return sympy.Max(one, n * one - window * (n - 1) / n)
 
@@ -53,34 +57,39 @@ def exposed(total: sympy.Expr, bucket: float, window: sympy.Expr, rate: sympy.Ex
 class TrainedPipeline:
     """A step of training of a partition whose sizes are numbers. Each virtual stage of the pipeline is a stage of the
     partition."""
+
     step: TrainingStep
     kind: ChunkedSchedule
     micro_batches: int
     number: str = "bf16"
     storage: Storage = "bf16"
-    state: StatePolicy = STATES["16"]                       # bytes of gradients and optimiser
+    state: StatePolicy = STATES["16"]  # bytes of gradients and optimiser
     crossing: Mapping[str, float] = field(default_factory=dict)
-    bucket: float = BUCKET                                  # bytes of gradients that are summed at once
-    sheet: Datasheet | None = None                          # the machine; without it operations stand for seconds
+    bucket: float = BUCKET  # bytes of gradients that are summed at once
+    sheet: Datasheet | None = None  # the machine; without it operations stand for seconds
 
     @property
     def machine(self) -> Datasheet:
         """The data sheet. Raises InputError where none was given."""
-        if self.sheet is not None: return self.sheet
+        if self.sheet is not None:
+            return self.sheet
         raise InputError("training: seconds need a machine: give its data sheet")
 
     @property
-    def stages(self) -> int: return len(self.step.plan.stages) // self.kind.chunks
+    def stages(self) -> int:
+        return len(self.step.plan.stages) // self.kind.chunks
 
     @cached_property
-    def graph(self) -> TaskGraph: return self.kind.tasks(self.stages, self.micro_batches)
+    def graph(self) -> TaskGraph:
+        return self.kind.tasks(self.stages, self.micro_batches)
 
     @property
     def positions(self) -> list[int]:
         """The stage of the partition of each virtual stage. With two chains the second one goes through the stages in
         reverse."""
         p = self.stages
-        if self.kind.schedule.chains == 2: return [*range(p), *reversed(range(p))]
+        if self.kind.schedule.chains == 2:
+            return [*range(p), *reversed(range(p))]
         return [*range(len(self.step.plan.stages))]
 
     def chunks_of(self, stage: int) -> list[int]:
@@ -99,6 +108,7 @@ class TrainedPipeline:
         def stored(at: int) -> float:
             more = busiest(self.step.plan.state(at, 0, gradient, optimiser))
             return numbered((self.formulas(at).weights if offload < 3 else sympy.Integer(0)) + more)
+
         sizes = self.by_chunk(stored)
         return [sum(sizes[at] for at in self.chunks_of(stage)) for stage in range(self.stages)]
 
@@ -120,9 +130,17 @@ class TrainedPipeline:
         size = BYTES[self.number]
 
         def beside(at: int) -> float:
-            return max([0.0, *(size * max(map(numbered, map(busiest, {*chunk.booked.held()})), default=0)
-                               - numbered(busiest(add_up(chunk.booked.kept(size).values())))
-                               for chunk in self.step.stages[at])])
+            return max(
+                [
+                    0.0,
+                    *(
+                        size * max(map(numbered, map(busiest, {*chunk.booked.held()})), default=0)
+                        - numbered(busiest(add_up(chunk.booked.kept(size).values())))
+                        for chunk in self.step.stages[at]
+                    ),
+                ]
+            )
+
         return self.by_chunk(beside)
 
     @cached_property
@@ -130,8 +148,10 @@ class TrainedPipeline:
         """Seconds and saved bytes of each virtual stage; without a machine operations stand for seconds. Gradients of
         weights are taken to read all saved values."""
         takes = self.by_chunk(self.operations if self.sheet is None else self.seconds)
-        works = [ChunkWork(*passes, saved, saved, room)
-                 for passes, saved, room in zip(takes, self.kept, self.room, strict=True)]
+        works = [
+            ChunkWork(*passes, saved, saved, room)
+            for passes, saved, room in zip(takes, self.kept, self.room, strict=True)
+        ]
         return [works[at] for at in self.positions]
 
     def operations(self, at: int) -> tuple[float, float, float]:
@@ -148,9 +168,11 @@ class TrainedPipeline:
         """Return the seconds of a virtual stage: forward, backward with recomputation, and gradients of weights."""
         timing, formulas = self.timing, self.formulas(at)
         forward = timing.computation(at, formulas) + self.crossing_seconds(
-            timing, formulas, ((n, crossing) for n, crossing in self.step.plan.crossings(at) if crossing.of != "stage"))
+            timing, formulas, ((n, crossing) for n, crossing in self.step.plan.crossings(at) if crossing.of != "stage")
+        )
         back = self.crossing_seconds(
-            timing, formulas, ((n, crossing) for n, crossing in self.step.crossings(at) if crossing.of != "stage"))
+            timing, formulas, ((n, crossing) for n, crossing in self.step.crossings(at) if crossing.of != "stage")
+        )
         weights = sympy.Integer(0)
         for chunk in self.step.stages[at]:
             late = {*gradient_steps(chunk.booked)}
@@ -171,25 +193,31 @@ class TrainedPipeline:
         for at in steps:
             step = booked.steps[at]
             work = busiest(booked.flops(at))
-            if work == 0: continue
+            if work == 0:
+                continue
             touched = [k for k in [*step.args, at] if not booked.steps[k].dims.rows == booked.steps[k].dims.cols != 1]
             size = BYTES[self.number] * busiest(add_up(map(booked.numbers, touched)))
             size += formulas.weight_size * add_up(
                 busiest(sympy.sympify(local(stored_dims(data), step.stored, booked.mesh).numbers))
-                for _, data, _ in stored_arrays([step]))
+                for _, data, _ in stored_arrays([step])
+            )
             seconds += sympy.Max(work / sheet.product_rate(self.number)[0], size / sheet.memory[-1][2])
         return seconds
 
     @staticmethod
     def crossing_seconds(timing: Timing, formulas: Formulas, each: Iterable[tuple[int, Crossing]]) -> sympy.Expr:
-        return add_up(count * (moved + waits) for count, crossing in each
-                      for _, moved, waits in timing.levels(crossing, formulas.bytes_of(crossing)))
+        return add_up(
+            count * (moved + waits)
+            for count, crossing in each
+            for _, moved, waits in timing.levels(crossing, formulas.bytes_of(crossing))
+        )
 
     @cached_property
     def links(self) -> dict[tuple[int, int], float]:
         """Seconds of a send between stages, forward and backward; empty without a machine."""
         sends: dict[tuple[int, int], float] = {}
-        if self.sheet is None: return sends
+        if self.sheet is None:
+            return sends
         for chunk, sources in enumerate(self.graph.reads):
             for source in sources:
                 at = min(self.positions[source], self.positions[chunk])
@@ -225,7 +253,8 @@ class TrainedPipeline:
         return simulate(self.graph, self.works, self.links, self.states)
 
     @cached_property
-    def bubble(self) -> BubbleSplit: return split_bubble(self.graph, self.works, self.links)
+    def bubble(self) -> BubbleSplit:
+        return split_bubble(self.graph, self.works, self.links)
 
     def summing(self, stage: int) -> tuple[float, float]:
         """Return the seconds of a stage after its last backward pass: of gradient sums that are not overlapped, and of
@@ -239,35 +268,46 @@ class TrainedPipeline:
                 levels = [*timing.levels(crossing, width)]
                 moved = numbered(count * add_up(moved for _, moved, _ in levels))
                 waits = numbered(add_up(waits for _, _, waits in levels))
-                if gathered: after += moved + waits
+                if gathered:
+                    after += moved + waits
                 else:
                     together += moved
                     size = max(size, 0.0) + numbered(count * width * busiest(crossing.payload))
                     steps = max(steps, waits)
-        if size == 0: return 0.0, after
-        window = sum(self.works[k].backward + self.works[k].gradients for k, place in enumerate(self.graph.places)
-                     if place == stage)
+        if size == 0:
+            return 0.0, after
+        window = sum(
+            self.works[k].backward + self.works[k].gradients
+            for k, place in enumerate(self.graph.places)
+            if place == stage
+        )
         return float(exposed(size, self.bucket, window, together / size, steps)), after
 
     def optimiser_seconds(self, stage: int) -> float:
         """Return the seconds in which a stage reads gradients and the optimiser state, and writes the state and
         weights."""
-        if self.step.plan.mesh.offload: return 0.0
-        size = sum(numbered(busiest(self.step.plan.state(at, 0, self.state.gradient, 2 * self.state.optimiser + 2)))
-                   for at in self.chunks_of(stage))
+        if self.step.plan.mesh.offload:
+            return 0.0
+        size = sum(
+            numbered(busiest(self.step.plan.state(at, 0, self.state.gradient, 2 * self.state.optimiser + 2)))
+            for at in self.chunks_of(stage)
+        )
         return size / self.machine.memory[-1][2]
 
     @cached_property
     def step_seconds(self) -> float:
         """Seconds of a step, until the last stage has its new weights."""
-        return max(float(self.ran.last[stage]) + sum(self.summing(stage)) + self.optimiser_seconds(stage)
-                   for stage in range(self.stages))
+        return max(
+            float(self.ran.last[stage]) + sum(self.summing(stage)) + self.optimiser_seconds(stage)
+            for stage in range(self.stages)
+        )
 
 
 def gradient_steps(booked: BackwardBooked) -> Iterator[int]:
     """Yield the steps of backward that multiply rows and sum over them: gradients of weights."""
-    return (at for at, step in enumerate(booked.steps)
-            if step.op == "outer" and booked.split.step_phases[at] != "forward")
+    return (
+        at for at, step in enumerate(booked.steps) if step.op == "outer" and booked.split.step_phases[at] != "forward"
+    )
 
 
 def numbered(e: sympy.Expr | float) -> float:

@@ -1,4 +1,5 @@
 """A strategy: how a number of devices trains a model. Its numbers may be arrays or symbols; its words are one form."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -16,35 +17,39 @@ RECOMPUTES: tuple[RecomputeKind, ...] = ("none", "selective", "full")
 class Strategy:
     """A way to train a model on many devices: ranks of each axis, sizes, and choices by name. Numbers may be arrays or
     symbols."""
-    dp: Quantity = 1                                        # data-parallel ranks
-    tp: Quantity = 1                                        # tensor-parallel ranks
-    pp: Quantity = 1                                        # pipeline stages
-    cp: Quantity = 1                                        # context-parallel ranks
-    ep: Quantity = 1                                        # expert-parallel ranks, laid over the ranks of dp and cp
-    micro_batch: Quantity = 1                               # sequences of a micro-batch
-    virtual: Quantity = 1                                   # virtual stages of a rank
-    zero: int = 0                                           # ZeRO: dp and cp shard 1 optimiser, 2 + gradients,
-                                                            # 3 + weights
-    sequence: bool = False                                  # sequence parallelism: norms are sharded over tp
-    recompute: RecomputeKind = "none"                       # the part of forward that backward recomputes
-    context: str = "ring"                                   # how attention meets tokens sharded over cp
-    schedule: str = USUAL_SCHEDULE.name                     # pipeline schedule
-    order: tuple[str, ...] = AXES                           # axes by the distance of their ranks, nearest first
-    flash: bool = False                                     # scores of attention are never stored
-    overlap: bool = True                                    # sums of gradients run beside the backward pass
-    precision: str = "bf16"                                 # number type of values
-    cut: tuple[int, ...] | None = None                      # layers of each stage; None: as many each
-    balanced: bool = False                                  # the embedding table and the head count as a layer each
-    gradient_bytes: float = 2                               # bytes of a parameter's gradient that are summed
-    accumulated: float = 0                                  # bytes of accumulated gradients beside them
+
+    dp: Quantity = 1  # data-parallel ranks
+    tp: Quantity = 1  # tensor-parallel ranks
+    pp: Quantity = 1  # pipeline stages
+    cp: Quantity = 1  # context-parallel ranks
+    ep: Quantity = 1  # expert-parallel ranks, laid over the ranks of dp and cp
+    micro_batch: Quantity = 1  # sequences of a micro-batch
+    virtual: Quantity = 1  # virtual stages of a rank
+    zero: int = 0  # ZeRO: dp and cp shard 1 optimiser, 2 + gradients,
+    # 3 + weights
+    sequence: bool = False  # sequence parallelism: norms are sharded over tp
+    recompute: RecomputeKind = "none"  # the part of forward that backward recomputes
+    context: str = "ring"  # how attention meets tokens sharded over cp
+    schedule: str = USUAL_SCHEDULE.name  # pipeline schedule
+    order: tuple[str, ...] = AXES  # axes by the distance of their ranks, nearest first
+    flash: bool = False  # scores of attention are never stored
+    overlap: bool = True  # sums of gradients run beside the backward pass
+    precision: str = "bf16"  # number type of values
+    cut: tuple[int, ...] | None = None  # layers of each stage; None: as many each
+    balanced: bool = False  # the embedding table and the head count as a layer each
+    gradient_bytes: float = 2  # bytes of a parameter's gradient that are summed
+    accumulated: float = 0  # bytes of accumulated gradients beside them
 
     @property
-    def devices(self) -> Quantity: return self.dp * self.tp * self.pp * self.cp
+    def devices(self) -> Quantity:
+        return self.dp * self.tp * self.pp * self.cp
 
     def stride(self, axis: str) -> Quantity:
         """Return how many devices lie between neighbours of an axis. Expert ranks, and the groups that sum gradients,
         run over the context ranks first, then over the data ranks."""
-        if axis == "ep": return self.stride("dp") / self.cp
+        if axis == "ep":
+            return self.stride("dp") / self.cp
         distance: Quantity = 1
-        for name in self.order[:self.order.index(axis)]: distance = distance * getattr(self, name)
+        for name in self.order[: self.order.index(axis)]:
+            distance = distance * getattr(self, name)
         return distance

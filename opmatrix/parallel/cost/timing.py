@@ -1,5 +1,6 @@
 """The seconds of one batch on a machine of a data sheet: computation, communication by level, synchronisation. Each is
 an expression of the sizes that have no number. They are lower bounds: full rates, no other load, no overlap."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -20,12 +21,13 @@ from opmatrix.parallel.sharding.partition import FactorGroup, Partition
 from opmatrix.parallel.sharding.placement import local
 from opmatrix.parallel.sharding.weight_storage import Storage
 
-MADE_OF = {"visit": "all_to_all"}                           # operation -> the collective by which links time it
+MADE_OF = {"visit": "all_to_all"}  # operation -> the collective by which links time it
 
 
 class StageSeconds(NamedTuple):
     """Seconds of the busiest rank of a stage. Seconds of bytes (`communication`) and of messages (`synchronisation`)
     are by level of links."""
+
     computation: sympy.Expr
     communication: dict[str, sympy.Expr]
     synchronisation: dict[str, sympy.Expr]
@@ -39,6 +41,7 @@ class StageSeconds(NamedTuple):
 @dataclass(frozen=True)
 class Timing:
     """A partition on a machine, for number types of values and weights."""
+
     plan: Partition
     sheet: Datasheet
     number: str = "bf16"
@@ -63,10 +66,14 @@ class Timing:
     def links(self) -> tuple[Link, ...]:
         """The levels of the machine, and behind them the host where weights are offloaded. Raises InputError for a
         machine that states no link to the host."""
-        if self.plan.mesh.offload < 3: return self.sheet.links
-        if self.sheet.host is not None: return (*self.sheet.links, self.sheet.host)
-        raise InputError(f"{self.sheet.name}: its data sheet states no link to the host, by which weights are fetched: "
-                         "add `host` (docs/add_a_machine.md), or offload less")
+        if self.plan.mesh.offload < 3:
+            return self.sheet.links
+        if self.sheet.host is not None:
+            return (*self.sheet.links, self.sheet.host)
+        raise InputError(
+            f"{self.sheet.name}: its data sheet states no link to the host, by which weights are fetched: "
+            "add `host` (docs/add_a_machine.md), or offload less"
+        )
 
     def levels(self, crossing: Crossing, size: sympy.Expr) -> Iterator[tuple[str, sympy.Expr, sympy.Expr]]:
         """Yield for each level its name and the seconds of the bytes and of the messages of a collective."""
@@ -82,18 +89,23 @@ class Timing:
         value = size * busiest(crossing.payload if crossing.op == "send" else crossing.whole)
         seconds = collective_seconds(MADE_OF.get(crossing.op, crossing.op), value, group, self.sheet.links)
         times = busiest(crossing.messages) if crossing.op == "send" else 1
-        for name, moved, waits in zip(*seconds, strict=True): yield name, moved, times * waits
+        for name, moved, waits in zip(*seconds, strict=True):
+            yield name, moved, times * waits
 
     def group(self, at: int, n: int, crossing: Crossing) -> tuple[int, ...]:
         """Return how many of n ranks of an axis meet at each level of links. For expert ranks: the ranks of a node, or
         one of each node where rows visit nodes."""
         mesh, devices = self.plan.mesh, [axis.count for axis in self.plan.mesh.devices]
         if mesh.axes[at] is not mesh.experts:
-            return levels_of(prod(devices[at + 1:]), n, self.sheet.links, float(prod(devices)))
-        strides = [prod(devices[k + 1:]) for k in range(len(devices))]
+            return levels_of(prod(devices[at + 1 :]), n, self.sheet.links, float(prod(devices)))
+        strides = [prod(devices[k + 1 :]) for k in range(len(devices))]
         meet = mesh.group(mesh.located((0,) * len(devices)), at)
-        if mesh.nodes > 1: meet = meet[::mesh.node] if crossing.op == "visit" else meet[
-            :int(crossing.messages / crossing.supersteps) + 1]
+        if mesh.nodes > 1:
+            meet = (
+                meet[:: mesh.node]
+                if crossing.op == "visit"
+                else meet[: int(crossing.messages / crossing.supersteps) + 1]
+            )
         return levels_among([sum(map(prod, zip(place, strides, strict=False))) for place in meet], self.sheet.links)
 
     @staticmethod
@@ -114,12 +126,16 @@ class Timing:
         booked, seconds = group.booked, sympy.Integer(0)
         for at, step in enumerate(booked.steps):
             work = busiest(booked.flops(at))
-            if work == 0: continue
+            if work == 0:
+                continue
             touched = [*step.args, at] if step.op != "ring" else [*step.args[:3], at]
             values = add_up(booked.numbers(value) for value in touched if not self.scores(group, value))
-            weights = add_up(busiest(sympy.sympify(local(stored_dims(data), placement.stored, booked.mesh).numbers))
-                             for _, data, placement in stored_arrays([step]))
-            if step.op == "answer": weights *= self.read_share(group, at)
+            weights = add_up(
+                busiest(sympy.sympify(local(stored_dims(data), placement.stored, booked.mesh).numbers))
+                for _, data, placement in stored_arrays([step])
+            )
+            if step.op == "answer":
+                weights *= self.read_share(group, at)
             size = BYTES[self.number] * busiest(values) + formulas.weight_size * weights
             seconds += sympy.Max(work / self.sheet.product_rate(self.number)[0], size / self.sheet.memory[-1][2])
         return seconds

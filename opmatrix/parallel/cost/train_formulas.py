@@ -1,5 +1,6 @@
 """The formulas of a rank in a step of training: operations, and the collectives of forward, of backward, of sharded
 weights, of gradient sums and of new weights."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from opmatrix.parallel.train.requested_steps import TrainPlan
 from opmatrix.parallel.train.stage_chunks import StageChunk
 
 PHASES: tuple[PassPhase, ...] = ("forward", "kept", "again", "backward")
-OftenCrossed: TypeAlias = tuple[int, Crossing]              # count of a collective in a step, and the collective
+OftenCrossed: TypeAlias = tuple[int, Crossing]  # count of a collective in a step, and the collective
 
 
 def step_flops(train: TrainPlan, stage: int) -> sympy.Expr:
@@ -36,13 +37,18 @@ def step_crossings(train: TrainPlan, stage: int) -> Iterator[OftenCrossed]:
     """Yield the collectives of a rank of a stage in a step, each with its count."""
     often, buckets = train.asked.micro_batches, train.buckets[stage]
     for number, chunk in enumerate(train.chunks[stage]):
-        for crossing in chunk.booked.crossings_of(*PHASES): yield often, crossing
+        for crossing in chunk.booked.crossings_of(*PHASES):
+            yield often, crossing
         for bucket in buckets:
-            if number not in bucket.chunks: continue
-            for k in bucket.stored: yield 2 * often, gathered(train, bucket, k)
+            if number not in bucket.chunks:
+                continue
+            for k in bucket.stored:
+                yield 2 * often, gathered(train, bucket, k)
     for leg in train.legs_of(stage):
-        for neighbour in (leg, leg - 1): yield from ((often, sent) for sent in train.plan.handing(neighbour))
-    for bucket in buckets: yield from ((1, collective) for collective in learned(train, bucket))
+        for neighbour in (leg, leg - 1):
+            yield from ((often, sent) for sent in train.plan.handing(neighbour))
+    for bucket in buckets:
+        yield from ((1, collective) for collective in learned(train, bucket))
 
 
 def step_peak(train: TrainPlan, place: Coordinates) -> int:
@@ -52,13 +58,18 @@ def step_peak(train: TrainPlan, place: Coordinates) -> int:
     chunks, buckets = train.chunks[stage], train.buckets[stage]
 
     def size(e: sympy.Expr) -> int:
-        if e not in known: known[e] = int(train.plan.on(sympy.sympify(e), place))
+        if e not in known:
+            known[e] = int(train.plan.on(sympy.sympify(e), place))
         return known[e]
+
     runs = [ChunkSizes.of(chunk, size) for chunk in chunks]
-    learned = [(array.chunks, size(local(array.dims, array.key[1], train.plan.mesh.flat).numbers))
-               for bucket in buckets for array in bucket.arrays]
+    learned = [
+        (array.chunks, size(local(array.dims, array.key[1], train.plan.mesh.flat).numbers))
+        for bucket in buckets
+        for array in bucket.arrays
+    ]
     now = most = 0
-    waiting = {*range(len(learned))}                        # gradients that are not computed yet
+    waiting = {*range(len(learned))}  # gradients that are not computed yet
     for kind, _, leg in train.order[stage]:
         numbers = train.chunk_numbers(leg)
         for number in numbers if kind == "F" else reversed(numbers):
@@ -76,16 +87,18 @@ def step_peak(train: TrainPlan, place: Coordinates) -> int:
 
 class ChunkSizes(NamedTuple):
     """Counts of numbers that a rank holds of a chunk."""
-    forward: int                                            # at most, in the forward pass
-    saved: int                                              # saved for backward
-    backward: int                                           # at most in the backward pass, with the saved numbers
-    found: int                                              # gradients and cotangent after the backward pass
+
+    forward: int  # at most, in the forward pass
+    saved: int  # saved for backward
+    backward: int  # at most in the backward pass, with the saved numbers
+    found: int  # gradients and cotangent after the backward pass
 
     @classmethod
     def of(cls, chunk: StageChunk, size: Callable[[sympy.Expr], int]) -> ChunkSizes:
         held: dict[int, int] = {}
         forward = chunk.walked(chunk.there, held, size)
-        if chunk.out not in chunk.saved: held.pop(chunk.out)
+        if chunk.out not in chunk.saved:
+            held.pop(chunk.out)
         saved = sum(held.values())
         backward = chunk.walked(chunk.back, held, size)
         return cls(forward, saved, backward, sum(held.values()))
@@ -95,7 +108,8 @@ def level_sizes(train: TrainPlan, bucket: Bucket) -> list[sympy.Expr]:
     """Return the numbers of a bucket, and of its shard after each axis that shards it."""
     mesh = train.plan.mesh.flat
     sizes = [add_up(local(array.dims, array.key[1], mesh).numbers for array in bucket.arrays)]
-    for k in bucket.pieces: sizes.append(sympy.sympify(piece(sizes[-1], *among(train, bucket, k))))
+    for k in bucket.pieces:
+        sizes.append(sympy.sympify(piece(sizes[-1], *among(train, bucket, k))))
     return sizes
 
 
@@ -115,19 +129,27 @@ def gathered(train: TrainPlan, bucket: Bucket, k: int) -> Crossing:
 def learned(train: TrainPlan, bucket: Bucket) -> Iterator[Crossing]:
     """Yield the collectives that sum the gradients of a bucket, and gather its new numbers."""
     mesh, sizes = train.plan.mesh.flat, level_sizes(train, bucket)
-    for k, state in bucket.copied: yield among_copies(mesh.axes[k], state, sizes[0])
-    for k in bucket.summed: yield summed_whole(mesh.axes[k], sizes[0], *among(train, bucket, k))
+    for k, state in bucket.copied:
+        yield among_copies(mesh.axes[k], state, sizes[0])
+    for k in bucket.summed:
+        yield summed_whole(mesh.axes[k], sizes[0], *among(train, bucket, k))
     for k, whole in zip(bucket.pieces, sizes, strict=False):
         yield summed_in_pieces(mesh.axes[k], whole, *among(train, bucket, k))
-    if bucket.stages: yield between_sharing(train, bucket.stages, sizes[-1])
+    if bucket.stages:
+        yield between_sharing(train, bucket.stages, sizes[-1])
     for k in bucket.pieces:
-        if k not in bucket.stored: yield gathered(train, bucket, k)
+        if k not in bucket.stored:
+            yield gathered(train, bucket, k)
 
 
 def between_sharing(train: TrainPlan, stages: Sequence[int], numbers: sympy.Expr) -> Crossing:
     """Return the all-reduce of an array that several stages share, among these stages; each merges a piece."""
     along = train.plan.mesh.stages
     assert along is not None
-    n, place = len(stages), sympy.Piecewise(*((sympy.Integer(r), sympy.Eq(along.at, at))
-                                              for r, at in enumerate(stages)), (sympy.Integer(0), True))
+    n, place = (
+        len(stages),
+        sympy.Piecewise(
+            *((sympy.Integer(r), sympy.Eq(along.at, at)) for r, at in enumerate(stages)), (sympy.Integer(0), True)
+        ),
+    )
     return summed_whole(along, numbers, n, place)

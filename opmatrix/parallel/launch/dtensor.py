@@ -1,5 +1,6 @@
 """The placement of each weight on the ranks, as placements of torch's DTensor: Shard(dim) or Replicate() for each axis
 of the mesh of a stage. They are text; torch is not used."""
+
 from __future__ import annotations
 
 import json
@@ -15,26 +16,31 @@ from opmatrix.parallel.sharding.axis_states import Cut
 from opmatrix.parallel.sharding.partition import FactorGroup, Partition
 from opmatrix.parallel.sharding.placement import Placement
 
-PiecesByAxis: TypeAlias = dict[str, list[Bounds]]           # the range of each rank, by the name of the axis
+PiecesByAxis: TypeAlias = dict[str, list[Bounds]]  # the range of each rank, by the name of the axis
 
 
 @dataclass(frozen=True)
 class PlacedWeight:
     """A stored array with its placement on each axis."""
-    name: str                                               # name of the array
-    shape: tuple[LiveSize, ...]                             # shape of the whole array
-    stage: int                                              # stage that stores it
-    placements: tuple[str, ...]                             # placement on each axis of the stage
-    flat: tuple[str, ...]                                   # ZeRO axes: Shard(0) of all remaining numbers, as one row
-    pieces: PiecesByAxis                                    # ranges on axes of unequal parts, unlike torch's
-    part_of: tuple[LiveSize, ...] | None = None             # shape of the array that holds it, as for q, k, v
+
+    name: str  # name of the array
+    shape: tuple[LiveSize, ...]  # shape of the whole array
+    stage: int  # stage that stores it
+    placements: tuple[str, ...]  # placement on each axis of the stage
+    flat: tuple[str, ...]  # ZeRO axes: Shard(0) of all remaining numbers, as one row
+    pieces: PiecesByAxis  # ranges on axes of unequal parts, unlike torch's
+    part_of: tuple[LiveSize, ...] | None = None  # shape of the array that holds it, as for q, k, v
 
     def json(self) -> dict[str, object]:
-        record: dict[str, object] = dict(name=self.name, shape=plain(self.shape), stage=self.stage,
-                                         placements=[*self.placements])
-        if self.flat: record["flat"] = [*self.flat]
-        if self.part_of: record["part_of"] = plain(self.part_of)
-        if self.pieces: record["pieces"] = self.pieces
+        record: dict[str, object] = dict(
+            name=self.name, shape=plain(self.shape), stage=self.stage, placements=[*self.placements]
+        )
+        if self.flat:
+            record["flat"] = [*self.flat]
+        if self.part_of:
+            record["part_of"] = plain(self.part_of)
+        if self.pieces:
+            record["pieces"] = self.pieces
         return record
 
 
@@ -71,8 +77,10 @@ def placed(plan: Partition, name: str, shape: tuple[LiveSize, ...], stage: int, 
         elif isinstance(state, Cut) and state.role in dims and len(shape) >= -dims[state.role]:
             dim = len(shape) + dims[state.role]
             placements.append(f"Shard({dim})")
-            if ranges := uneven(state, axis.ranks, shape[dim]): pieces[axis.name] = ranges
-        else: placements.append("Replicate()")
+            if ranges := uneven(state, axis.ranks, shape[dim]):
+                pieces[axis.name] = ranges
+        else:
+            placements.append("Replicate()")
     return PlacedWeight(name, shape, stage, tuple(placements), tuple(flat), pieces)
 
 
@@ -83,10 +91,12 @@ def plain(sizes: Sequence[LiveSize]) -> list[int | str]:
 
 def uneven(state: Cut, ranks: LiveSize, size: LiveSize) -> list[Bounds]:
     """Return the range of each rank, in order, if ranks do not hold equal parts; empty if they do."""
-    if not (isinstance(ranks, int) and isinstance(size, int) and isinstance(state.units, int)): return []
+    if not (isinstance(ranks, int) and isinstance(size, int) and isinstance(state.units, int)):
+        return []
     unit = size // state.units
     every = [state.bounds(ranks, r, state.units) for r in range(ranks)]
-    if not state.copied and state.units % ranks == 0: return []
+    if not state.copied and state.units % ranks == 0:
+        return []
     return [(lo * unit, hi * unit) for lo, hi in every]
 
 
@@ -94,6 +104,13 @@ def placements_text(plan: Partition) -> str:
     """Return all placements as JSON. `mesh_dim_names` and `mesh_shape` are those of a stage, as `init_device_mesh`
     takes them."""
     axes = plan.mesh.flat.axes
-    return json.dumps(dict(model=plan.name, stages=len(plan.stages), mesh_dim_names=[axis.name for axis in axes],
-                           mesh_shape=plain([axis.ranks for axis in axes]),
-                           weights=[weight.json() for weight in placed_weights(plan)]), indent=1)
+    return json.dumps(
+        dict(
+            model=plan.name,
+            stages=len(plan.stages),
+            mesh_dim_names=[axis.name for axis in axes],
+            mesh_shape=plain([axis.ranks for axis in axes]),
+            weights=[weight.json() for weight in placed_weights(plan)],
+        ),
+        indent=1,
+    )

@@ -1,5 +1,6 @@
 """Collectives of carriers over a wire that moves vectors between pairs of ranks. Parts are merged in the order of
 ranks, so bits are those of virtual ranks. Communication is counted at the vectors."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,12 +20,13 @@ from opmatrix.parallel.sharding.cost_formulas import PAIR
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.placement import Coordinates
 
-RankVectors: TypeAlias = Mapping[int, Numeric]              # a vector by rank
+RankVectors: TypeAlias = Mapping[int, Numeric]  # a vector by rank
 NOTHING = np.zeros(0)
 
 
 class Wire(Protocol):
     """A wire that moves vectors of float64."""
+
     def exchange(self, sends: RankVectors, takes: Mapping[int, int], wait: bool = True, lane: int = 0) -> RankVectors:
         """Send a vector, which must not change any more, to each of some ranks, and receive one of a given size from
         others. Without `wait` the call returns before sent vectors have arrived. Between two ranks vectors of one lane
@@ -43,6 +45,7 @@ class NotFinite(RanksFailed):
 class Crossings:
     """One rank's end of all communication. In the first run a heading goes before each message. Sizes are known then,
     and later the heading is the front of the message itself."""
+
     def __init__(self, wire: Wire, mesh: Mesh, place: Coordinates, meter: Meter) -> None:
         self.wire, self.mesh, self.place, self.meter = wire, mesh, place, meter
         self.ranks = {coordinates: number for number, coordinates in enumerate(mesh.places())}
@@ -50,7 +53,7 @@ class Crossings:
         self.checking = Checking(mesh, self.here)
         self.known: dict[tuple[int, int], dict[int, Heading]] = {}
         self.groups: dict[tuple[str, int, tuple[int, ...]], list[int]] = {}
-        self.current: Message | None = None                 # the message that this rank waits in
+        self.current: Message | None = None  # the message that this rank waits in
         self.begin(meter)
 
     def begin(self, meter: Meter) -> None:
@@ -62,8 +65,9 @@ class Crossings:
         """Return the result of a message. Raises RanksDisagree if other ranks are in another operation, and NotFinite
         for values that are not finite numbers."""
         if any(map(holds_nan, message.arrays)):
-            raise NotFinite(f"rank {self.here}: what it hands over in {Heading.of(message).told(self.mesh)[:60]} is "
-                            "not a number")
+            raise NotFinite(
+                f"rank {self.here}: what it hands over in {Heading.of(message).told(self.mesh)[:60]} is not a number"
+            )
         self.current = message
         result, wire, messages = EXCHANGES[message.op](RankCrossing(self, message))
         self.current = None
@@ -79,16 +83,19 @@ class Crossings:
             self.groups[key] = [self.ranks[member] for member in group_of(self.place, message, self.mesh)]
         return self.groups[key]
 
-    def meet(self, message: Message, own: Heading, sends: Sequence[int],
-             takes: Sequence[int]) -> tuple[dict[int, Heading], Numeric]:
+    def meet(
+        self, message: Message, own: Heading, sends: Sequence[int], takes: Sequence[int]
+    ) -> tuple[dict[int, Heading], Numeric]:
         """Return the headings of other ranks, and the vector that goes before the numbers: empty if the heading was
         sent on its own."""
         at, vector = message.at, own.vector(self.length)
         key = at, self.times.get(at, 0)
         self.times[at] = key[1] + 1
-        if key in self.known: return self.known[key], vector
-        came = self.wire.exchange(dict.fromkeys(sends, vector), dict.fromkeys(takes, self.length),
-                                  message.op not in POSTED, lane_of(message))
+        if key in self.known:
+            return self.known[key], vector
+        came = self.wire.exchange(
+            dict.fromkeys(sends, vector), dict.fromkeys(takes, self.length), message.op not in POSTED, lane_of(message)
+        )
         headings = {rank: Heading.read(front) for rank, front in came.items()}
         self.checking.demand(message, own, headings)
         self.known[key] = headings
@@ -97,6 +104,7 @@ class Crossings:
 
 class RankCrossing:
     """One message of one rank: its group in order, and the position of this rank in it."""
+
     def __init__(self, line: Crossings, message: Message) -> None:
         self.line, self.message, self.heading = line, message, Heading.of(message)
         self.group = line.group(message)
@@ -116,14 +124,23 @@ class RankCrossing:
         of a vector is checked."""
         front, vectors, outgoing = len(self.front), dict[int, Numeric](), dict[int, Numeric]()
         for q, arrays in sends.items():
-            if id(arrays) not in vectors: vectors[id(arrays)] = as_vector(self.front, arrays)  # one for all ranks
+            if id(arrays) not in vectors:
+                vectors[id(arrays)] = as_vector(self.front, arrays)  # one for all ranks
             outgoing[self.group[q]] = vectors[id(arrays)]
-        came = self.line.wire.exchange(outgoing, {self.group[q]: front + size for q, size in takes.items()},
-                                       self.message.op not in POSTED, lane_of(self.message))
+        came = self.line.wire.exchange(
+            outgoing,
+            {self.group[q]: front + size for q, size in takes.items()},
+            self.message.op not in POSTED,
+            lane_of(self.message),
+        )
         if front:
-            unlike = {rank: Heading.read(vector[:front]) for rank, vector in came.items()
-                      if not np.array_equal(vector[:front], self.front)}  # equal headings agree
-            if unlike: self.line.checking.demand(self.message, self.heading, unlike)
+            unlike = {
+                rank: Heading.read(vector[:front])
+                for rank, vector in came.items()
+                if not np.array_equal(vector[:front], self.front)
+            }  # equal headings agree
+            if unlike:
+                self.line.checking.demand(self.message, self.heading, unlike)
         self.front = NOTHING
         return {q: came[self.group[q]][front:] for q in takes}
 
@@ -132,8 +149,12 @@ class RankCrossing:
         goes to every rank."""
         then, widest = self.message.then, max(array.shape[-1] for array in arrays)
         assert then is not None
-        return tuple(array if then.role == "cols" and array.shape[-1] < widest
-                     else cut_piece(array, then, self.message.unit, self.n, r) for array in arrays)
+        return tuple(
+            array
+            if then.role == "cols" and array.shape[-1] < widest
+            else cut_piece(array, then, self.message.unit, self.n, r)
+            for array in arrays
+        )
 
     def portioned(self, rank: int, r: int) -> tuple[ArrayShape, ...]:
         """Return the shapes of a portion of the arrays of another rank."""
@@ -148,7 +169,8 @@ class RankCrossing:
         """Return the value of a merged carrier; the carrier itself if it is partial on other axes, too."""
         over = self.message.over
         assert over is not None
-        if self.message.unfinished or over.plain(): return total
+        if self.message.unfinished or over.plain():
+            return total
         shape = np.broadcast_shapes(*(part.shape for part in total))
         return (np.asarray(over.finished(total, shape), np.float64),)
 
@@ -162,8 +184,10 @@ def gather_all(one: RankCrossing) -> Crossed:
     one.opened(one.others, one.others)
     sizes = {q: count_all(one.shapes[q]) for q in one.others}
     came = one.swap(dict.fromkeys(one.others, message.arrays), sizes)
-    sent = [message._replace(arrays=message.arrays if q == one.own else as_arrays(came[q], one.shapes[q]))
-            for q in range(one.n)]
+    sent = [
+        message._replace(arrays=message.arrays if q == one.own else as_arrays(came[q], one.shapes[q]))
+        for q in range(one.n)
+    ]
     assert message.cut is not None
     return pieces_of(message.cut, sent), sum(sizes.values()), len(one.others)
 
@@ -172,7 +196,8 @@ def all_reduce(one: RankCrossing) -> Crossed:
     """Let each rank merge one piece and give it to all: equally many numbers each, of carriers equally many rows."""
     arrays, n, single = one.message.arrays, one.n, len(one.message.arrays) == 1
     one.opened(one.others, one.others)
-    if n == PAIR: return merge_pair(one)
+    if n == PAIR:
+        return merge_pair(one)
     rows = [arrays[0].reshape(-1)] if single else [array.reshape(-1, array.shape[-1]) for array in arrays]
     cuts = [bounds(len(rows[0]), n, r) for r in range(n)]
     pieces = [tuple(array[lo:hi] for array in rows) for lo, hi in cuts]
@@ -184,9 +209,11 @@ def all_reduce(one: RankCrossing) -> Crossed:
     more = one.swap(dict.fromkeys(one.others, done), took)
     parts = [done if q == one.own else as_arrays(more[q], wholes[q]) for q in range(n)]
     final = [array.shape for array in arrays]
-    if not one.message.unfinished: final = [np.broadcast_shapes(*final)]
-    whole = tuple(np.concatenate(blocks).reshape(shape) for blocks, shape in zip(zip(*parts, strict=True), final,
-                                                                                 strict=True))
+    if not one.message.unfinished:
+        final = [np.broadcast_shapes(*final)]
+    whole = tuple(
+        np.concatenate(blocks).reshape(shape) for blocks, shape in zip(zip(*parts, strict=True), final, strict=True)
+    )
     wire = sum(count_sizes(pieces[q]) for q in one.others) + sum(took.values())
     return (whole if one.message.unfinished else whole[0]), wire, 2 * len(one.others)
 
@@ -240,7 +267,8 @@ def exchange_halo(one: RankCrossing) -> Crossed:
 def hand_on(one: RankCrossing) -> Crossed:
     """Send to the right neighbour, and receive from the left one."""
     right, left, arrays = (one.own + 1) % one.n, (one.own - 1) % one.n, one.message.arrays
-    if one.n == 1: return arrays, 0, 0
+    if one.n == 1:
+        return arrays, 0, 0
     one.opened([right], [left])
     came = one.swap({right: arrays}, {left: count_all(one.shapes[left])})
     return as_arrays(came[left], one.shapes[left]), count_sizes(arrays), int(bool(arrays))
@@ -265,34 +293,59 @@ def exchange_rows(one: RankCrossing) -> Crossed:
     """Give each rank its share of the arrays, in order of senders. The numbers of rows go before them every time,
     because the routing of rows is not known in advance."""
     arrays, share = one.message.arrays, len(one.message.arrays) // one.n
-    shares = {q: arrays[q * share:(q + 1) * share] for q in range(one.n)}
+    shares = {q: arrays[q * share : (q + 1) * share] for q in range(one.n)}
     one.opened(one.others, one.others)
-    told = one.swap({q: (np.array([len(array) for array in shares[q]], np.float64),) for q in one.others},
-                    dict.fromkeys(one.others, share))
+    told = one.swap(
+        {q: (np.array([len(array) for array in shares[q]], np.float64),) for q in one.others},
+        dict.fromkeys(one.others, share),
+    )
     wide = arrays[0].shape[-1]
     shapes = {q: [(int(rows), wide) for rows in counts] for q, counts in told.items()}
     came = one.swap({q: shares[q] for q in one.others}, {q: count_all(sizes) for q, sizes in shapes.items()})
     parts = [shares[q] if q == one.own else as_arrays(came[q], shapes[q]) for q in range(one.n)]
-    return (tuple(array for part in parts for array in part), sum(count_sizes(shares[q]) for q in one.others),
-            len(one.others))
+    return (
+        tuple(array for part in parts for array in part),
+        sum(count_sizes(shares[q]) for q in one.others),
+        len(one.others),
+    )
 
 
 EXCHANGES: dict[str, Callable[[RankCrossing], Crossed]] = dict(
-    give=give, take=take, give_back=give, take_back=take, exchange=exchange_rows, visit=exchange_rows,
-    all_gather=gather_all, all_reduce=all_reduce, reduce_scatter=reduce_scatter, all_to_all=all_to_all, send=hand_on,
-    halo=exchange_halo)
+    give=give,
+    take=take,
+    give_back=give,
+    take_back=take,
+    exchange=exchange_rows,
+    visit=exchange_rows,
+    all_gather=gather_all,
+    all_reduce=all_reduce,
+    reduce_scatter=reduce_scatter,
+    all_to_all=all_to_all,
+    send=hand_on,
+    halo=exchange_halo,
+)
 
 
 def lane_of(message: Message) -> int:
     """Return the lane of a message. Messages between stages have lanes of their own, one for each place and direction,
     because a stage of several chunks takes them in another order than they are sent."""
-    if message.op in ("give", "take"): return 1 + 2 * message.at
+    if message.op in ("give", "take"):
+        return 1 + 2 * message.at
     return 2 + 2 * message.at if message.op in ("give_back", "take_back") else 0
 
 
-def empty(shape: ArrayShape) -> Numeric: return np.broadcast_to(0.0, shape)
-def count_all(shapes: Sequence[ArrayShape]) -> int: return sum(map(prod, shapes))
-def count_sizes(arrays: Carriers) -> int: return sum(each.size for each in arrays)
+def empty(shape: ArrayShape) -> Numeric:
+    return np.broadcast_to(0.0, shape)
+
+
+def count_all(shapes: Sequence[ArrayShape]) -> int:
+    return sum(map(prod, shapes))
+
+
+def count_sizes(arrays: Carriers) -> int:
+    return sum(each.size for each in arrays)
+
+
 def as_vector(front: Numeric, arrays: Carriers) -> Numeric:
     """Return a vector of the numbers of some arrays, one after another, copied once."""
     return np.concatenate([front, *arrays], None, dtype=np.float64)
@@ -309,6 +362,6 @@ def as_arrays(vector: Numeric, shapes: Sequence[ArrayShape]) -> Carriers:
     arrays, at = list[Numeric](), 0
     for shape in shapes:
         size = prod(shape)
-        arrays.append(vector[at:at + size].reshape(shape))
+        arrays.append(vector[at : at + size].reshape(shape))
         at += size
     return tuple(arrays)

@@ -1,5 +1,6 @@
 """Headings that ranks send each other before the numbers of a message: operation, step, axis, sharding, shapes. Ranks
 that are not in one operation are named, all of them."""
+
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
@@ -17,7 +18,7 @@ from opmatrix.parallel.sharding.carrier_pieces import AXES
 from opmatrix.parallel.sharding.mesh import Mesh
 
 OPERATIONS = *MERGES, *POSTED, *POSTED.values()
-SAME_SHAPES = "all_reduce", "reduce_scatter"                # operations with the same shapes on all ranks
+SAME_SHAPES = "all_reduce", "reduce_scatter"  # operations with the same shapes on all ranks
 DIMENSIONS = 4
 ArrayShape = tuple[int, ...]
 
@@ -32,18 +33,20 @@ class RanksDisagree(RanksFailed):
 
 class Heading(NamedTuple):
     """The description that one rank sends of the message that it is in."""
-    op: str                                                 # collective or transfer
-    axis: int                                               # number of the axis
-    at: int                                                 # number of the step
-    how: int                                                # checksum of how it is sharded and merged
-    shapes: tuple[ArrayShape, ...]                          # shapes of the arrays
+
+    op: str  # collective or transfer
+    axis: int  # number of the axis
+    at: int  # number of the step
+    how: int  # checksum of how it is sharded and merged
+    shapes: tuple[ArrayShape, ...]  # shapes of the arrays
 
     @classmethod
     def of(cls, message: Message) -> Heading:
         over = message.over.__name__ if message.over else ""
         how = how_told(over, message.cut, message.then, message.unit, message.units, message.unfinished, message.among)
         shapes = tuple([array.shape for array in message.arrays])
-        if message.op in ("exchange", "visit"): shapes = ((len(shapes), shapes[0][-1]),)    # row counts come later
+        if message.op in ("exchange", "visit"):
+            shapes = ((len(shapes), shapes[0][-1]),)  # row counts come later
         return cls(message.op, message.axis, message.at, how, shapes)
 
     def vector(self, length: int) -> Numeric:
@@ -53,8 +56,8 @@ class Heading(NamedTuple):
     @classmethod
     def read(cls, vector: Numeric) -> Heading:
         op, axis, at, how, count = map(int, vector[:5])
-        rows = vector[5:5 + count * (DIMENSIONS + 1)].astype(int).reshape(count, DIMENSIONS + 1)
-        return cls(OPERATIONS[op], axis, at, how, tuple(tuple(map(int, row[1:1 + row[0]])) for row in rows))
+        rows = vector[5 : 5 + count * (DIMENSIONS + 1)].astype(int).reshape(count, DIMENSIONS + 1)
+        return cls(OPERATIONS[op], axis, at, how, tuple(tuple(map(int, row[1 : 1 + row[0]])) for row in rows))
 
     def told(self, mesh: Mesh) -> str:
         shapes = ", ".join(" × ".join(map(str, shape)) for shape in self.shapes) or "nothing"
@@ -68,7 +71,8 @@ class Heading(NamedTuple):
 def heading_vector(own: Heading, length: int) -> Numeric:
     """Return a heading as numbers, which must not change: a rank sends the same ones in every step."""
     numbers = [OPERATIONS.index(own.op), own.axis, own.at, own.how, len(own.shapes)]
-    for shape in own.shapes: numbers += [len(shape), *shape, *[0] * (DIMENSIONS - len(shape))]
+    for shape in own.shapes:
+        numbers += [len(shape), *shape, *[0] * (DIMENSIONS - len(shape))]
     return np.array(numbers + [0] * (length - len(numbers)), np.float64)
 
 
@@ -89,16 +93,22 @@ def meets(one: Heading, other: Heading, cut_along: int | None) -> bool:
     round or to neighbours may differ in rows."""
     if POSTED.get(one.op) == other.op or POSTED.get(other.op) == one.op:
         return (one.axis, one.at) == (other.axis, other.at)
-    if one[:4] != other[:4]: return False
-    if one.op in ("send", "halo"): return True
+    if one[:4] != other[:4]:
+        return False
+    if one.op in ("send", "halo"):
+        return True
     free = None if one.op in SAME_SHAPES else cut_along
-    def kept(shape: ArrayShape) -> ArrayShape: return tuple(n for k, n in enumerate(shape) if k != free)
+
+    def kept(shape: ArrayShape) -> ArrayShape:
+        return tuple(n for k, n in enumerate(shape) if k != free)
+
     return [*map(kept, one.shapes)] == [*map(kept, other.shapes)]
 
 
 @dataclass(frozen=True)
 class Checking:
     """A comparison of the headings of a group with that of one of its ranks."""
+
     mesh: Mesh
     here: int
 
@@ -106,8 +116,11 @@ class Checking:
         """Raise RanksDisagree, which names both ranks, if a heading does not meet that of this rank."""
         along = AXES[message.cut.role] if message.cut else None
         for rank, other in said.items():
-            if meets(own, other, along): continue
+            if meets(own, other, along):
+                continue
             (a, first), (b, second) = sorted([(self.here, own), (rank, other)])
             how = " and would cut or merge it otherwise" if first[:3] == second[:3] and first.how != second.how else ""
-            raise RanksDisagree(f"ranks {a} and {b} disagree: rank {a} is in {first.told(self.mesh)}, rank {b} in "
-                               f"{second.told(self.mesh)}{how}")
+            raise RanksDisagree(
+                f"ranks {a} and {b} disagree: rank {a} is in {first.told(self.mesh)}, rank {b} in "
+                f"{second.told(self.mesh)}{how}"
+            )

@@ -1,4 +1,5 @@
 """This machine as a target of plans: ranks that are processes of it, as `opmatrix launch` runs them, in float64."""
+
 from __future__ import annotations
 
 import os
@@ -19,38 +20,73 @@ def local_plan(model: str | Settings, ranks: int, rates: RankRates | None = None
     """Return a `plan` for ranks of this machine, whose rates are measured if they are not given."""
     measured = rates or rank_rates(ranks)
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / ranks
-    return plan(model, ranks, measured.sheet(ranks, room), flash=False, precision=LOCAL_NUMBER,
-                constants=measured.constants, **asked)      # type: ignore[arg-type]
+    return plan(
+        model,
+        ranks,
+        measured.sheet(ranks, room),
+        flash=False,
+        precision=LOCAL_NUMBER,
+        constants=measured.constants,
+        **asked,  # type: ignore[arg-type]
+    )
 
 
 def mesh_of(choice: PlanChoice) -> Mesh:
     """Return the mesh of a strategy, as `launch` has it."""
     sizes, form = choice.sizes, choice.form
-    return usual_mesh(sizes["dp"], sizes["tp"], sizes["pp"], sizes["cp"], ep=sizes["ep"], zero=form.zero,
-                      context=form.context, sequence=form.sequence, vocabulary=sizes["tp"] > 1)
+    return usual_mesh(
+        sizes["dp"],
+        sizes["tp"],
+        sizes["pp"],
+        sizes["cp"],
+        ep=sizes["ep"],
+        zero=form.zero,
+        context=form.context,
+        sequence=form.sequence,
+        vocabulary=sizes["tp"] > 1,
+    )
 
 
 def launch_job(plan: StrategyPlan, choice: PlanChoice, ids: Sequence[Sequence[int]], steps: int) -> Job:
     """Return the job of a strategy; `ids` are those of the batch, in training a token more of each sequence."""
-    train = None if plan.question.infer else dict(
-        schedule=schedule_of(choice), micro_batches=micro_batches(choice), keep=RECOMPUTED[choice.form.recompute])
+    train = (
+        None
+        if plan.question.infer
+        else dict(
+            schedule=schedule_of(choice), micro_batches=micro_batches(choice), keep=RECOMPUTED[choice.form.recompute]
+        )
+    )
     axes = {axis.name: (axis.count, axis.strategy.name) for axis in mesh_of(choice)}
     return Job(plan.question.config, axes, ids, steps, scores=True, train=train)
 
 
-def micro_batches(choice: PlanChoice) -> int: return round(float(choice.prediction.setting.micro_batches))
+def micro_batches(choice: PlanChoice) -> int:
+    return round(float(choice.prediction.setting.micro_batches))
 
 
 def launch_line(plan: StrategyPlan, choice: PlanChoice, model: str) -> str:
     """Return the command that runs a strategy on this machine."""
     sizes, form = choice.sizes, choice.form
     more = [f"--{name} {sizes[name]}" for name in ("dp", "tp", "pp", "cp", "ep") if sizes[name] > 1]
-    if sizes["cp"] > 1: more.append(f"--context {form.context}")
-    if sizes["tp"] > 1: more.append("--vocabulary")
-    if form.sequence: more.append("--sequence")
-    if form.zero: more.append(f"--zero {form.zero}")
-    if plan.question.infer: more.append("--scores")
-    else: more.append(f"--train --schedule {schedule_of(choice)} --micro-batches {micro_batches(choice)} "
-                      f"--recompute {form.recompute}")
-    return " ".join([f"opmatrix launch {model} --ranks {plan.question.devices}", *more,
-                     f"--batch {plan.question.batch} --tokens {plan.question.seq}"])
+    if sizes["cp"] > 1:
+        more.append(f"--context {form.context}")
+    if sizes["tp"] > 1:
+        more.append("--vocabulary")
+    if form.sequence:
+        more.append("--sequence")
+    if form.zero:
+        more.append(f"--zero {form.zero}")
+    if plan.question.infer:
+        more.append("--scores")
+    else:
+        more.append(
+            f"--train --schedule {schedule_of(choice)} --micro-batches {micro_batches(choice)} "
+            f"--recompute {form.recompute}"
+        )
+    return " ".join(
+        [
+            f"opmatrix launch {model} --ranks {plan.question.devices}",
+            *more,
+            f"--batch {plan.question.batch} --tokens {plan.question.seq}",
+        ]
+    )

@@ -1,4 +1,5 @@
 """A partition that is ready to run: its splits are made once, each run is a generator driven over a wire."""
+
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
@@ -20,16 +21,18 @@ from opmatrix.parallel.sharding.placement import Coordinates
 
 class Moment(NamedTuple):
     """An event of a rank: it computed, or communicated."""
-    what: str                                               # compute, or the operation
-    axis: str                                               # name of the axis; empty for compute
-    at: int                                                 # number of the step; -1 at the end
-    begin: float                                            # seconds of the machine's clock
-    end: float                                              # seconds of the machine's clock
-    numbers: int                                            # numbers that were handed over
+
+    what: str  # compute, or the operation
+    axis: str  # name of the axis; empty for compute
+    at: int  # number of the step; -1 at the end
+    begin: float  # seconds of the machine's clock
+    end: float  # seconds of the machine's clock
+    numbers: int  # numbers that were handed over
 
 
 class Prepared:
     """A partition with the splits of all its factors."""
+
     def __init__(self, plan: Partition) -> None:
         self.plan = plan
         self.splits = {at: plan.split_of(at) for at in range(len(plan.chain))}
@@ -57,6 +60,7 @@ class Prepared:
 
 class PreparedRun:
     """One rank of a job that runs forward over a wire, step by step."""
+
     def __init__(self, job: Job, place: Coordinates) -> None:
         self.prepared, self.place, self.feed = Prepared(job.plan()), place, job.feed
 
@@ -68,9 +72,11 @@ def follow(running: Generator[Message, Any, Numeric], line: Crossings, moments: 
     """Run one rank until it is done, and record its events."""
     value, began = None, monotonic()
     while True:
-        try: message = running.send(value)
+        try:
+            message = running.send(value)
         except StopIteration as end:
-            if moments is not None: moments.append(Moment("compute", "", -1, began, monotonic(), 0))
+            if moments is not None:
+                moments.append(Moment("compute", "", -1, began, monotonic(), 0))
             result: Numeric = end.value
             return result
         met = monotonic()
@@ -78,6 +84,8 @@ def follow(running: Generator[Message, Any, Numeric], line: Crossings, moments: 
         done = monotonic()
         if moments is not None:
             axis = line.mesh.axes[message.axis].name
-            moments += [Moment("compute", "", message.at, began, met, 0),
-                        Moment(message.op, axis, message.at, met, done, message.numbers)]
+            moments += [
+                Moment("compute", "", message.at, began, met, 0),
+                Moment(message.op, axis, message.at, met, done, message.numbers),
+            ]
         began = done

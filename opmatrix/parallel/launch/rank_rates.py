@@ -1,6 +1,7 @@
 """Rates of ranks that are processes of this machine, and the time that they take to meet, measured by running some. One
 rank is timed in this process, all ranks over gloo. Bytes are those that the planner counts, so its prediction for such
 a layer is the measurement."""
+
 from __future__ import annotations
 
 import time
@@ -29,28 +30,36 @@ from opmatrix.parallel.ranks.ranks import Meter
 from opmatrix.parallel.train.train_ranks import TrainingRank
 
 SIDE, LAYERS, TIMED_STEPS, VOCABULARY = 512, 2, 5, 64
-TINY_HEADS, WIDE_HEADS = (4, 4), (64, 64)                   # columns of a head, tokens of a sequence
-SLOWEST, FASTEST = 1e7, 1e13                                # bounds of measured bytes a second
-LOCAL_NUMBER, WIDER = "float32", 2                          # formulas count float32, ranks have twice the bytes
-LATENCY = 1e-6                                              # seconds of a message beside the time to meet
-ASSUMED = 2e-3, 1e9                                         # `met` and `wire` where torch is absent
+TINY_HEADS, WIDE_HEADS = (4, 4), (64, 64)  # columns of a head, tokens of a sequence
+SLOWEST, FASTEST = 1e7, 1e13  # bounds of measured bytes a second
+LOCAL_NUMBER, WIDER = "float32", 2  # formulas count float32, ranks have twice the bytes
+LATENCY = 1e-6  # seconds of a message beside the time to meet
+ASSUMED = 2e-3, 1e9  # `met` and `wire` where torch is absent
 
 
 class RankRates(NamedTuple):
     """The measured rates of ranks."""
-    product: float                                          # operations a second of one rank alone
-    passed: float                                           # bytes a second of operations other than products
-    issued: float                                           # seconds of an operation beside its numbers
-    met: float                                              # seconds to meet, of two ranks with almost no numbers
-    wire: float                                             # bytes a second of each rank, if all hand over at once
-    processors: float                                       # throughput of all ranks at once, relative to one
-    source: str                                             # origin of the rates
+
+    product: float  # operations a second of one rank alone
+    passed: float  # bytes a second of operations other than products
+    issued: float  # seconds of an operation beside its numbers
+    met: float  # seconds to meet, of two ranks with almost no numbers
+    wire: float  # bytes a second of each rank, if all hand over at once
+    processors: float  # throughput of all ranks at once, relative to one
+    source: str  # origin of the rates
 
     def sheet(self, ranks: int, room: float) -> Datasheet:
         """Return the data sheet of one of `ranks` ranks, with `room` bytes of memory."""
-        return Datasheet("local", self.source, {LOCAL_NUMBER: self.product}, {LOCAL_NUMBER: self.product}, (1, 1, 1),
-                         (("memory", room, self.passed / WIDER),), processors=min(ranks, self.processors),
-                         links=(Link("processes", float("inf"), self.wire / WIDER, LATENCY),))
+        return Datasheet(
+            "local",
+            self.source,
+            {LOCAL_NUMBER: self.product},
+            {LOCAL_NUMBER: self.product},
+            (1, 1, 1),
+            (("memory", room, self.passed / WIDER),),
+            processors=min(ranks, self.processors),
+            links=(Link("processes", float("inf"), self.wire / WIDER, LATENCY),),
+        )
 
     @property
     def constants(self) -> Constants:
@@ -62,10 +71,16 @@ def rank_rates(ranks: int) -> RankRates:
     """Return the rates of `ranks` ranks; rates that take torch to measure are assumed without it."""
     a = np.ones((SIDE, SIDE))
     with single_blas():
-        product = 2 * SIDE ** 3 / best(lambda: a @ a)
+        product = 2 * SIDE**3 / best(lambda: a @ a)
         tiny, wide = (step_of_one(drawn_job(ranks, size)) for size in (TINY_HEADS, WIDE_HEADS))
-    rates = RankRates(product, 1.0, tiny / issued_operations(ranks), *ASSUMED, float(available()),
-                      f"measured: a product of {SIDE} x {SIDE} in float64, steps of one rank; how ranks meet: assumed")
+    rates = RankRates(
+        product,
+        1.0,
+        tiny / issued_operations(ranks),
+        *ASSUMED,
+        float(available()),
+        f"measured: a product of {SIDE} x {SIDE} in float64, steps of one rank; how ranks meet: assumed",
+    )
     rates = rates._replace(passed=passed_bytes(rates, ranks, wide))
     return rates if ranks == 1 or find_spec("torch") is None else meeting_rates(rates, ranks, wide)
 
@@ -74,22 +89,33 @@ def meeting_rates(alone: RankRates, ranks: int, seconds: float) -> RankRates:
     """Return the rates with the time in which all ranks meet, and their throughput at once, given the seconds of a step
     of one rank."""
     with Ranks(ranks, deadline=60) as running:
-        tiny, wide = (crossing_seconds(running.run(drawn_job(ranks, size, tp=(ranks, "tensor"))))
-                      for size in (TINY_HEADS, WIDE_HEADS))
+        tiny, wide = (
+            crossing_seconds(running.run(drawn_job(ranks, size, tp=(ranks, "tensor"))))
+            for size in (TINY_HEADS, WIDE_HEADS)
+        )
         at_once = running.run(drawn_job(ranks, WIDE_HEADS, dp=(ranks, "data")))
     moved = float(wire_bytes("all_reduce", NUMBER_BYTES * ranks * WIDE_HEADS[0] * WIDE_HEADS[1], ranks))
-    computed = [sum(moment.end - moment.begin for moment in row if moment.what == "compute")
-                for row in at_once.moments.values()]
-    return alone._replace(met=tiny / float(np.log2(ranks)) ** 0.5, wire=moved / max(wide - tiny, 0.01 * wide),
-                          processors=max(1.0, ranks * seconds / median(computed)),
-                          source=f"measured: a product of {SIDE} x {SIDE} in float64, steps of one rank, and of "
-                                 f"{ranks} over gloo")
+    computed = [
+        sum(moment.end - moment.begin for moment in row if moment.what == "compute") for row in at_once.moments.values()
+    ]
+    return alone._replace(
+        met=tiny / float(np.log2(ranks)) ** 0.5,
+        wire=moved / max(wide - tiny, 0.01 * wide),
+        processors=max(1.0, ranks * seconds / median(computed)),
+        source=f"measured: a product of {SIDE} x {SIDE} in float64, steps of one rank, and of {ranks} over gloo",
+    )
 
 
 def drawn_config(ranks: int, size: tuple[int, int]) -> Settings:
     """Return the configuration of a GPT-2 with a head a rank."""
-    return dict(model_type="gpt2", vocab_size=VOCABULARY, n_embd=ranks * size[0], n_positions=size[1], n_head=ranks,
-                n_layer=LAYERS)
+    return dict(
+        model_type="gpt2",
+        vocab_size=VOCABULARY,
+        n_embd=ranks * size[0],
+        n_positions=size[1],
+        n_head=ranks,
+        n_layer=LAYERS,
+    )
 
 
 def drawn_job(ranks: int, size: tuple[int, int], **axes: tuple[int, str]) -> Job:
@@ -105,7 +131,8 @@ def step_of_one(job: Job) -> float:
     rank, feeds = TrainingRank(train, next(train.mesh.places())), train.feeds(job.feed)
     for _ in range(job.steps):
         begin = time.perf_counter()
-        for _ in rank.step(feeds, Meter()): raise AssertionError("one rank waits for nobody")
+        for _ in rank.step(feeds, Meter()):
+            raise AssertionError("one rank waits for nobody")
         seconds.append(time.perf_counter() - begin)
     return min(seconds[1:])
 
@@ -135,7 +162,8 @@ def crossing_seconds(ran: Launched) -> float:
     for row in ran.moments.values():
         seen = Counter[int]()
         for moment in row:
-            if moment.what != "all_reduce": continue
+            if moment.what != "all_reduce":
+                continue
             ended[moment.at, seen[moment.at]].append(moment.end - moment.begin)
             seen[moment.at] += 1
     return median(map(min, ended.values()))

@@ -1,5 +1,6 @@
 """Steps of training, and of decoding token by token, over a wire: ranks drive the generators of
 `opmatrix.parallel.train`."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ def train_plan(job: Job, model: Operator | None = None) -> TrainPlan:
 
 class TrainingRun:
     """One rank that trains over a wire; its weights stay from step to step."""
+
     def __init__(self, job: Job, place: Coordinates) -> None:
         train = train_plan(job)
         self.rank, self.feeds = TrainingRank(train, place), train.feeds(job.feed)
@@ -35,8 +37,10 @@ class TrainingRun:
         """Run a step, and return the rank's part of the losses. Raises NotFinite for a loss or a gradient that is not
         finite."""
         line.begin(Meter())
-        try: return follow(self.rank.step(self.feeds, line.meter), line, moments)
-        except LossNotFinite as error: raise NotFinite(f"rank {line.here}: {error}") from None
+        try:
+            return follow(self.rank.step(self.feeds, line.meter), line, moments)
+        except LossNotFinite as error:
+            raise NotFinite(f"rank {line.here}: {error}") from None
 
 
 def decode_plan(job: Job, model: Operator | None = None) -> DecodePlan:
@@ -48,6 +52,7 @@ def decode_plan(job: Job, model: Operator | None = None) -> DecodePlan:
 
 class DecodingRun:
     """One rank that generates text over a wire; its caches grow from step to step."""
+
     def __init__(self, job: Job, place: Coordinates) -> None:
         self.rank, self.new = DecodingRank(decode_plan(job), place), np.asarray(job.ids, np.int64)
 
@@ -61,8 +66,10 @@ class DecodingRun:
 
 def run_of(job: Job, place: Coordinates) -> TrainingRun | DecodingRun | PreparedRun:
     """Return the run of a rank in a job, step by step. Raises InputError for a job that trains and decodes at once."""
-    if job.train is not None and job.decode: raise InputError("job: it trains or it decodes: ask for one of both")
-    if job.decode: return DecodingRun(job, place)
+    if job.train is not None and job.decode:
+        raise InputError("job: it trains or it decodes: ask for one of both")
+    if job.decode:
+        return DecodingRun(job, place)
     return PreparedRun(job, place) if job.train is None else TrainingRun(job, place)
 
 

@@ -1,5 +1,6 @@
 """One rank as a process: `python -m opmatrix.parallel.launch.worker`, which the launcher starts. It reads jobs, each a
 line of JSON, and ends when its input is closed."""
+
 from __future__ import annotations
 
 import json
@@ -22,20 +23,23 @@ from opmatrix.parallel.ranks.ranks import Meter
 from opmatrix.parallel.sharding.cost_formulas import CROSSED
 
 OPENING = "opens the model"
-BEAT = 0.2                                                  # seconds between two signs of life
+BEAT = 0.2  # seconds between two signs of life
 
 
 class Worker:
     """A rank that runs jobs, and reports its progress all the time."""
+
     def __init__(self, notes: NoteWriter) -> None:
         self.notes, self.lines = notes, SimpleQueue[str]()
         self.line: Crossings | None = None
         self.at, self.step = "", 0
-        for body in (self.listen, self.beat): Thread(target=body, daemon=True).start()
+        for body in (self.listen, self.beat):
+            Thread(target=body, daemon=True).start()
 
     def listen(self) -> None:
         """Read lines of the launcher; end the process when the launcher is gone."""
-        for text in sys.stdin: self.lines.put(text)
+        for text in sys.stdin:
+            self.lines.put(text)
         os._exit(0)
 
     def beat(self) -> None:
@@ -47,15 +51,17 @@ class Worker:
             meter = line.meter if line else Meter()
             waits = line.current if line else None
             told = Heading.of(waits).told(line.mesh) if line and waits else ""
-            busy = time.process_time() if self.at == OPENING else 0     # counts start with the run
-            self.notes.send("beat", progress=[self.at, self.step, busy, meter.flops, *meter.messages.values()],
-                            waits=told)
+            busy = time.process_time() if self.at == OPENING else 0  # counts start with the run
+            self.notes.send(
+                "beat", progress=[self.at, self.step, busy, meter.flops, *meter.messages.values()], waits=told
+            )
 
     def serve(self) -> None:
         """Meet the other ranks, then run jobs."""
         settings = json.loads(self.lines.get())
         self.at = "meets others"
         from opmatrix.parallel.launch.gloo import GlooWire, Meeting
+
         rank, wire = int(settings["rank"]), GlooWire(Meeting(**settings))
         self.notes.send("ready")
         while True:
@@ -66,22 +72,30 @@ class Worker:
         from opmatrix.parallel.launch.jobs import Job
         from opmatrix.parallel.launch.prepared import Moment
         from opmatrix.parallel.launch.train_runs import run_of
+
         self.at = OPENING
         job = Job.read(asked)
         place = [*job.mesh.places()][rank]
         ready = run_of(job, place)
-        self.line = line = Crossings(wire, job.mesh, place, Meter())      # type: ignore[arg-type]
+        self.line = line = Crossings(wire, job.mesh, place, Meter())  # type: ignore[arg-type]
         values: list[Numeric] = []
         times, memory, moments = list[tuple[float, float]](), list[int](), list[Moment]()
         self.at = "runs"
         for self.step in range(1, job.steps + 1):
             begun, traced = time.monotonic(), job.traced and self.step == job.steps
             value = ready.run(line, moments if traced else None)
-            if job.each_step: values.append(value)
+            if job.each_step:
+                values.append(value)
             times.append((begun, time.monotonic()))
             memory.append(resident())
-        self.notes.send("done", np.stack(values) if values else value, times=times, memory=memory, moments=moments,
-                        meter=meter_json(line.meter))
+        self.notes.send(
+            "done",
+            np.stack(values) if values else value,
+            times=times,
+            memory=memory,
+            moments=moments,
+            meter=meter_json(line.meter),
+        )
         self.line = None
 
 
@@ -92,8 +106,10 @@ def meter_json(meter: Meter) -> dict[str, object]:
 
 def resident() -> int:
     """Return the bytes of memory of this process; 0 if the system does not report them."""
-    try: return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError): return 0
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
 
 
 def run_worker() -> None:
@@ -101,18 +117,21 @@ def run_worker() -> None:
     stream = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     worker = Worker(NoteWriter(stream))
-    try: worker.serve()
+    try:
+        worker.serve()
     except (RanksFailed, InputError) as error:
         during = f"step {worker.step}: " if worker.at == "runs" and type(error).__name__ == "NotFinite" else ""
         worker.notes.send("failed", what=type(error).__name__, text=f"{during}{error}")
-    except MemoryError: worker.notes.send("failed", what="MemoryError", text="there is not enough memory")
+    except MemoryError:
+        worker.notes.send("failed", what="MemoryError", text="there is not enough memory")
     except ModuleNotFoundError as error:
         worker.notes.send("failed", what="InputError", text=f"{error}: pip install 'opmatrix[launch]'")
     except Exception as error:
         import traceback
+
         traceback.print_exc()
         worker.notes.send("failed", what="Error", text=f"{type(error).__name__}: {error}")
-    os._exit(1)                                             # a wire that is in use would wait for ranks that are gone
+    os._exit(1)  # a wire that is in use would wait for ranks that are gone
 
 
 if __name__ == "__main__":

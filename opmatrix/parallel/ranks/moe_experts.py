@@ -1,5 +1,6 @@
 """A rank's part of a mixture: rows go to the ranks of their experts, one array for each expert, and the answers come
 back to the senders. A gate is known only once it is computed: a row is routed to the experts whose gate is not 0."""
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -19,16 +20,17 @@ from opmatrix.parallel.sharding.moe_rows import live_lines
 from opmatrix.parallel.sharding.placement import Coordinates, Placement
 from opmatrix.parallel.sharding.redistribute import RankStep
 
-ByExpert: TypeAlias = tuple[Numeric, ...]                   # rows of each expert, or of each expert and sender
-AskedExperts: TypeAlias = NDArray[np.bool_]                        # rows x experts
-CountFlops: TypeAlias = Callable[[int], None]                    # counts multiplications and additions
-NOT_ASKED = np.inf                                          # marks no routing: a gate may be 0 in even routing
+ByExpert: TypeAlias = tuple[Numeric, ...]  # rows of each expert, or of each expert and sender
+AskedExperts: TypeAlias = NDArray[np.bool_]  # rows x experts
+CountFlops: TypeAlias = Callable[[int], None]  # counts multiplications and additions
+NOT_ASKED = np.inf  # marks no routing: a gate may be 0 in even routing
 
 
 def whom(gate: Numeric, asked: int, even: bool, nodes: int = 1, visits: int = 1) -> AskedExperts:
     """Return the experts that the rows of a gate are routed to, as rows x experts: those whose gate is not 0. With
     `even` routing they are `asked` experts in turn, equally many on each of the nodes that a row visits in turn."""
-    if not even: return np.asarray(gate != 0)
+    if not even:
+        return np.asarray(gate != 0)
     routed, turn = np.zeros(gate.shape, bool), np.arange(len(gate) * visits)
     many, here = asked // visits, gate.shape[1] // nodes
     times = (turn // nodes)[:, None] * many + np.arange(many)
@@ -45,18 +47,21 @@ def rows_asked(x: Numeric, asked: AskedExperts) -> ByExpert:
 def combined(answers: ByExpert, gate: Numeric, asked: AskedExperts) -> Numeric:
     """Return the answers to each row times its gate, summed in ascending order of experts."""
     total: Numeric = np.zeros((len(gate), answers[0].shape[-1]))
-    for e, answer in enumerate(answers): total[asked[:, e]] += gate[asked[:, e], e, None] * answer
+    for e, answer in enumerate(answers):
+        total[asked[:, e]] += gate[asked[:, e], e, None] * answer
     return total
 
 
-def answered(body: Sequence[RankStep], narrowed: Sequence[Operator | None], came: ByExpert, experts: int,
-             count: CountFlops) -> tuple[ByExpert, int]:
+def answered(
+    body: Sequence[RankStep], narrowed: Sequence[Operator | None], came: ByExpert, experts: int, count: CountFlops
+) -> tuple[ByExpert, int]:
     """Return the answers of experts to rows, which are sorted by sender, and the most numbers that are held of
     intermediate values. `narrowed`: matrices with the local numbers."""
     values: list[list[Numeric]] = [[rows for rows in came]]
     room, live = 0, live_lines(body)
     for at, (step, matrix) in enumerate(zip(body, narrowed, strict=True)):
-        if not at: continue
+        if not at:
+            continue
         results = []
         for place in range(len(came)):
             taken = [values[a][place] for a in step.args]
@@ -71,22 +76,27 @@ def entry(step: RankStep, matrix: Operator | None, taken: Sequence[Numeric], cou
     if matrix is None:
         one, other = taken
         return one + other if step.op == "add" else one * other
-    if not taken: return np.atleast_2d(matrix.args[0].array)[-1:].astype(np.float64)
+    if not taken:
+        return np.atleast_2d(matrix.args[0].array)[-1:].astype(np.float64)
     result: Numeric = DenseReading(taken[0]).act(matrix).array
-    if contracts(matrix): count(2 * result.size * taken[0].shape[-1])
+    if contracts(matrix):
+        count(2 * result.size * taken[0].shape[-1])
     return result
 
 
 def expert_of(matrix: Operator, e: int) -> Operator:
     """Return the matrix of one expert."""
+
     def own(each: Any) -> Any:
         return Data.of(each.array[e]) if isinstance(each, Data) and len(each.shape) == 3 else each
+
     sliced: Operator = matrix.kind(*map(own, matrix.args))
     return sliced
 
 
 class AskingRank(ABC):
     """The mixture steps of a rank."""
+
     values: dict[int, Any]
     steps: Sequence[RankStep]
     mesh: Mesh
@@ -94,8 +104,9 @@ class AskingRank(ABC):
     feed: Feed
 
     @abstractmethod
-    def exchanged(self, at: int, axis: int, arrays: ByExpert, op: str = "exchange",
-                  among: tuple[int, ...] = ()) -> Generator[Any, Any, ByExpert]:
+    def exchanged(
+        self, at: int, axis: int, arrays: ByExpert, op: str = "exchange", among: tuple[int, ...] = ()
+    ) -> Generator[Any, Any, ByExpert]:
         """Send each rank of an axis, or of the ranks `among` them, its share of the arrays, in order. Return the arrays
         that came, in the order of senders."""
 
@@ -128,7 +139,8 @@ class AskingRank(ABC):
 
     def neighbours(self, axis: int) -> tuple[int, ...]:
         """Return the expert ranks among which rows go to experts: those of a node; empty for all ranks."""
-        if self.mesh.nodes == 1: return ()
+        if self.mesh.nodes == 1:
+            return ()
         first = self.place[axis] - self.place[axis] % self.mesh.node
         return tuple(range(first, first + self.mesh.node))
 
@@ -153,12 +165,16 @@ class AskingRank(ABC):
     def dispatch(self, at: int, step: RankStep) -> Generator[Any, Any, tuple[ByExpert, int]]:
         """Send rows to their experts. Return the rows that came, and the numbers held meanwhile."""
         count, asked, axis = step.more
-        if len(step.args) == 1: x, _, mine = self.visitors(step.args[0], count)
-        else: x, (_, mine) = self.values[step.args[0]], self.gate(step.args[1], asked)
+        if len(step.args) == 1:
+            x, _, mine = self.visitors(step.args[0], count)
+        else:
+            x, (_, mine) = self.values[step.args[0]], self.gate(step.args[1], asked)
         sent = rows_asked(x, mine)
-        if axis is None: return sent, 0
+        if axis is None:
+            return sent, 0
         return (yield from self.exchanged(at, axis, sent, among=self.neighbours(axis))), sum(
-            block.size for block in sent)
+            block.size for block in sent
+        )
 
     def answer(self, at: int, step: RankStep) -> Generator[Any, Any, tuple[ByExpert, int]]:
         """Apply the local experts to the rows that came."""
@@ -174,14 +190,17 @@ class AskingRank(ABC):
         sums, and the numbers held meanwhile."""
         count, asked, axis = step.more
         visits = self.steps[step.args[1]].op == "visit"
-        if visits: _, gate, mine = self.visitors(step.args[1], count)
-        else: gate, mine = self.gate(step.args[1], asked)
+        if visits:
+            _, gate, mine = self.visitors(step.args[1], count)
+        else:
+            gate, mine = self.gate(step.args[1], asked)
         answers, room = self.values[step.args[0]], 0
         if axis is not None:
             answers = yield from self.exchanged(at, axis, answers, among=self.neighbours(axis))
             room = sum(block.size for block in answers)
         total = combined(answers, gate, mine)
-        if visits: return tuple(np.split(total, np.cumsum([*map(len, self.values[step.args[1]])])[:-1])), room
+        if visits:
+            return tuple(np.split(total, np.cumsum([*map(len, self.values[step.args[1]])])[:-1])), room
         return total.reshape(*self.values[step.args[1]].shape[:-1], -1), room
 
     def leave(self, at: int, step: RankStep) -> Generator[Any, Any, tuple[Numeric, int]]:
@@ -191,5 +210,6 @@ class AskingRank(ABC):
         gate, mine = self.gate(step.args[1], asked)
         came = yield from self.exchanged(at, axis, self.values[step.args[0]], "visit", self.alike(axis))
         total: Numeric = np.zeros((len(gate), came[0].shape[-1]))
-        for node, block in enumerate(came): total[mine[:, self.experts_of(node, count)].any(1)] += block
+        for node, block in enumerate(came):
+            total[mine[:, self.experts_of(node, count)].any(1)] += block
         return total.reshape(*self.values[step.args[1]].shape[:-1], -1), sum(block.size for block in came)

@@ -1,5 +1,6 @@
 """A rank: a generator that runs its steps in float64 and yields the messages that it sends. It counts operations, sent
 and held numbers at the arrays themselves, so a formula is compared with the run."""
+
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
@@ -37,29 +38,32 @@ Held: TypeAlias = "Numeric | OneHot | Sparse | Carriers"
 
 class Message(NamedTuple):
     """The arrays that a rank hands over on an axis, and how the result for which it waits is made."""
-    op: str                                                 # collective or transfer
-    axis: int                                               # number of the axis
-    arrays: Carriers                                        # the arrays that are handed over
-    at: int                                                 # number of the step
-    over: type[Monoid] | None = None                        # monoid of a partial value
-    cut: Cut | None = None                                  # present sharding
-    then: Cut | None = None                                 # wanted sharding
-    unit: int = 1                                           # size of a unit of the wanted sharding
-    units: int = 0                                          # units of the present sharding
-    unfinished: bool = False                                # partial on other axes, too: the merge stays a carrier
-    among: tuple[int, ...] = ()                             # ranks of the axis that take part; empty for all
+
+    op: str  # collective or transfer
+    axis: int  # number of the axis
+    arrays: Carriers  # the arrays that are handed over
+    at: int  # number of the step
+    over: type[Monoid] | None = None  # monoid of a partial value
+    cut: Cut | None = None  # present sharding
+    then: Cut | None = None  # wanted sharding
+    unit: int = 1  # size of a unit of the wanted sharding
+    units: int = 0  # units of the present sharding
+    unfinished: bool = False  # partial on other axes, too: the merge stays a carrier
+    among: tuple[int, ...] = ()  # ranks of the axis that take part; empty for all
 
     @property
-    def numbers(self) -> int: return sum(array.size for array in self.arrays)
+    def numbers(self) -> int:
+        return sum(array.size for array in self.arrays)
 
 
 @dataclass
 class Meter:
     """The counts of one rank, in numbers; payload, wire and messages by operation and axis."""
-    flops: int = 0                                          # multiplications and additions
-    peak: int = 0                                           # most numbers of values held at a time
-    stored: int = 0                                         # stored weights
-    gathered: int = 0                                       # most gathered weights held at a time
+
+    flops: int = 0  # multiplications and additions
+    peak: int = 0  # most numbers of values held at a time
+    stored: int = 0  # stored weights
+    gathered: int = 0  # most gathered weights held at a time
     payload: dict[tuple[str, str], int] = field(default_factory=dict)  # handed over
     wire: dict[tuple[str, str], int] = field(default_factory=dict)  # left the rank
     messages: dict[tuple[str, str], int] = field(default_factory=dict)  # messages sent
@@ -71,18 +75,30 @@ class Meter:
 
 def count_held(held: Held) -> int:
     """Return the numbers that are held of a value."""
-    if isinstance(held, OneHot): return held.ids.size
-    if isinstance(held, Sparse): return held.starts.size + held.at.size + held.numbers.size
+    if isinstance(held, OneHot):
+        return held.ids.size
+    if isinstance(held, Sparse):
+        return held.starts.size + held.at.size + held.numbers.size
     return held.size if isinstance(held, np.ndarray) else sum(int(part.size) for part in held)
 
 
-WAITING = "ring", *ASKED                                     # steps that yield messages while they run
+WAITING = "ring", *ASKED  # steps that yield messages while they run
 
 
 class Rank(AskingRank):
     """A rank that runs the steps of a term at one place of a mesh."""
-    def __init__(self, steps: Sequence[RankStep], out: int, mesh: Mesh, place: Coordinates, feed: Feed, meter: Meter,
-                 start: Numeric | None, kept: dict[Any, Data]) -> None:
+
+    def __init__(
+        self,
+        steps: Sequence[RankStep],
+        out: int,
+        mesh: Mesh,
+        place: Coordinates,
+        feed: Feed,
+        meter: Meter,
+        start: Numeric | None,
+        kept: dict[Any, Data],
+    ) -> None:
         self.steps, self.out, self.mesh, self.place, self.feed = steps, out, mesh, place, feed
         self.values: dict[int, Held] = {}
         self.meter, self.start, self.kept = meter, start, kept
@@ -93,13 +109,18 @@ class Rank(AskingRank):
         lasts = last_reads(self.steps, self.out)
         for at, step in enumerate(self.steps):
             room = 0
-            if step.op == "move": self.values[at] = yield self.message(at, step)
-            elif step.op in WAITING: self.values[at], room = yield from getattr(self, step.op)(at, step)
-            elif step.op == "among": self.values[at], room = self.among(step)
-            else: self.values[at] = getattr(self, step.op)(step, *self.operands(step))
+            if step.op == "move":
+                self.values[at] = yield self.message(at, step)
+            elif step.op in WAITING:
+                self.values[at], room = yield from getattr(self, step.op)(at, step)
+            elif step.op == "among":
+                self.values[at], room = self.among(step)
+            else:
+                self.values[at] = getattr(self, step.op)(step, *self.operands(step))
             held = sum(map(count_held, self.values.values())) + room
             self.meter.peak = max(self.meter.peak, held)
-            for done in [v for v in self.values if lasts[v] <= at]: del self.values[done]
+            for done in [v for v in self.values if lasts[v] <= at]:
+                del self.values[done]
         result = self.values[self.out]
         assert isinstance(result, np.ndarray)
         return result
@@ -108,11 +129,13 @@ class Rank(AskingRank):
         """Store the local numbers of all matrices, each array once. If an axis stores weights once, a rank stores a
         piece of each and gathers the rest. Weights on the host are fetched."""
         arrays: dict[Any, Data] = {}
-        large, apart = list[Any](), list[Any]()             # keys of arrays of more than a number; of experts
+        large, apart = list[Any](), list[Any]()  # keys of arrays of more than a number; of experts
         for key, data, _ in stored_arrays(self.steps):
-            if key in arrays: continue
+            if key in arrays:
+                continue
             arrays[key] = self.own(data.base or data, key[1])
-            if stored_dims(data).numbers != 1: (apart if self.by_expert(key[1]) else large).append(key)
+            if stored_dims(data).numbers != 1:
+                (apart if self.by_expert(key[1]) else large).append(key)
         flat, fresh = [arrays[key].array.ravel() for key in large], [key not in self.kept for key in large]
         whole = [*map(len, flat)]
         over = [k for k, axis in reversed([*enumerate(self.mesh.axes)]) if axis.strategy.stored > 2 and large]
@@ -124,27 +147,34 @@ class Rank(AskingRank):
         self.meter.stored += sum(arrays[key].array.size for key in apart if key not in self.kept)
         more = sum(arrays[key].array.size for key in apart) if self.mesh.offload > 2 else 0
         fetched = sum(map(len, flat)) + more
-        if fetched and self.mesh.offload > 2: self.meter.sent(("fetch", HOST), fetched, fetched, 1)
-        if over or self.mesh.offload > 2: self.meter.gathered = max(self.meter.gathered, sum(whole) + more)
+        if fetched and self.mesh.offload > 2:
+            self.meter.sent(("fetch", HOST), fetched, fetched, 1)
+        if over or self.mesh.offload > 2:
+            self.meter.gathered = max(self.meter.gathered, sum(whole) + more)
         for k, sizes in zip(reversed(over), reversed(levels), strict=True):
             n = int(self.mesh.axes[k].ranks)
-            came = yield Message("all_gather", k, (np.concatenate([*flat, np.zeros(0)]),), 99_999 - k,
-                                 cut=Cut("batch", sum(sizes)))
+            came = yield Message(
+                "all_gather", k, (np.concatenate([*flat, np.zeros(0)]),), 99_999 - k, cut=Cut("batch", sum(sizes))
+            )
             ends = np.cumsum([b - a for r in range(n) for a, b in (bounds(s, n, r) for s in sizes)])
             parts = iter(np.split(came, ends))
             by_rank = [[next(parts) for _ in sizes] for _ in range(n)]
             flat = [np.concatenate([ranks[at] for ranks in by_rank]) for at in range(len(sizes))]
-        for key, numbers in zip(large, flat, strict=True): arrays[key] = Data.of(numbers.reshape(arrays[key].shape))
+        for key, numbers in zip(large, flat, strict=True):
+            arrays[key] = Data.of(numbers.reshape(arrays[key].shape))
         self.kept.update(arrays)
 
     def own(self, data: Data, stored: Placement) -> Data:
         """Return the part of an array that a rank stores."""
         return sliced_at(data, found_at(stored_dims(data), stored, self.mesh, self.place))
 
-    def worked(self, flops: int) -> None: self.meter.flops += flops
-    def exchanged(self, at: int, axis: int, arrays: ByExpert, op: str = "exchange",
-                  among: tuple[int, ...] = ()) -> Generator[Message, Any, ByExpert]:
-        return (yield Message(op, axis, arrays, at, among=among))      # type: ignore[no-any-return]
+    def worked(self, flops: int) -> None:
+        self.meter.flops += flops
+
+    def exchanged(
+        self, at: int, axis: int, arrays: ByExpert, op: str = "exchange", among: tuple[int, ...] = ()
+    ) -> Generator[Message, Any, ByExpert]:
+        return (yield Message(op, axis, arrays, at, among=among))  # type: ignore[no-any-return]
 
     def array(self, at: int) -> Numeric:
         held = self.values[at]
@@ -159,26 +189,37 @@ class Rank(AskingRank):
     def selecting(self, step: RankStep, ids: Numeric) -> OneHot:
         batch, _, rows, cols = self.window(step.dims, step.placement)
         if wrong := [number for number in (ids.min(initial=0), ids.max(initial=0)) if not 0 <= number < step.dims.cols]:
-            raise InputError(f"batch: id {wrong[0]} of {step.more[0] if step.op == 'given' else 'tokens'} is outside "
-                             f"0..{int(step.dims.cols) - 1}")
+            raise InputError(
+                f"batch: id {wrong[0]} of {step.more[0] if step.op == 'given' else 'tokens'} is outside "
+                f"0..{int(step.dims.cols) - 1}"
+            )
         return OneHot(ids[batch, rows], cols.start, cols.stop)
+
     def input(self, step: RankStep) -> Held:
-        if self.start is not None: return self.start
-        if step.selects: return self.selecting(step, self.feed.x)
+        if self.start is not None:
+            return self.start
+        if step.selects:
+            return self.selecting(step, self.feed.x)
         return self.feed.x[:, None][self.window(step.dims, step.placement)]
-    def given(self, step: RankStep) -> Held: return self.selecting(step, self.feed.ids(step.more[0]))
+
+    def given(self, step: RankStep) -> Held:
+        return self.selecting(step, self.feed.ids(step.more[0]))
+
     def by_distance(self, step: RankStep) -> Held:
         batch, heads, rows, cols = self.window(step.dims, step.placement)
         table, most = step.more
         apart = np.arange(cols.start, cols.stop) - np.arange(rows.start, rows.stop)[:, None]
         numbers = table.array[heads][:, np.clip(apart, -most, most) + most]
         return np.repeat(numbers[None], batch.stop - batch.start, 0)
+
     def entered(self, step: RankStep) -> Held:
         return self.feed.inputs[step.more[0].name][None][self.window(step.dims, step.placement)]
+
     def related(self, step: RankStep) -> Held:
         _, _, rows, cols = self.window(step.dims, step.placement)
         whole = self.relation(step.more[0], step.dims)
         return part_of_relation(whole, (rows.start, rows.stop), (cols.start, cols.stop))
+
     def relation(self, relation: Relation, dims: Dims) -> Sparse:
         """Return all of a relation: every rank knows it."""
         return self.feed.relation(relation, (int(dims.rows), int(dims.cols)))
@@ -196,8 +237,8 @@ class Rank(AskingRank):
         """Return the numbers of the rows of a whole value that this rank has."""
         step = self.steps[at]
         for k, state in step.placement.cuts:
-            if isinstance(state, Needed): return named_rows(
-                self.feed.sparse[state.relation.name], int(self.mesh.axes[k].ranks), self.place[k])
+            if isinstance(state, Needed):
+                return named_rows(self.feed.sparse[state.relation.name], int(self.mesh.axes[k].ranks), self.place[k])
         rows = self.window(step.dims, step.placement)[2]
         return np.arange(rows.start, rows.stop)
 
@@ -206,23 +247,36 @@ class Rank(AskingRank):
     def narrowed(self, step: RankStep) -> Operator:
         """Return the matrix of a step with the numbers that this rank stores."""
         matrix: Operator = step.more[0]
-        if not any(isinstance(a, Data) for a in matrix.args): return matrix
+        if not any(isinstance(a, Data) for a in matrix.args):
+            return matrix
+
         def own(data: Data) -> Data:
             stored = self.kept[stored_key(data, step.stored)]
             return stored if data.base is None else stored.T
+
         local: Operator = matrix.kind(*(own(a) if isinstance(a, Data) else a for a in matrix.args))
         return local
 
     def act(self, step: RankStep, x: Held | None = None) -> Held:
         matrix = self.narrowed(step)
-        if x is None: return np.atleast_2d(matrix.args[0].array)[None, None, -1:].astype(np.float64)
-        if isinstance(x, OneHot): return self.chosen(matrix, x)
+        if x is None:
+            return np.atleast_2d(matrix.args[0].array)[None, None, -1:].astype(np.float64)
+        if isinstance(x, OneHot):
+            return self.chosen(matrix, x)
         assert isinstance(x, np.ndarray)
-        partial = next((s for k, s in step.placement.cuts if isinstance(s, Partial)
-                        and not isinstance(self.steps[step.args[0]].placement.on(k), Partial)), None)
-        if partial is not None and not partial.over.plain(): return self.carrier(matrix, x)
+        partial = next(
+            (
+                s
+                for k, s in step.placement.cuts
+                if isinstance(s, Partial) and not isinstance(self.steps[step.args[0]].placement.on(k), Partial)
+            ),
+            None,
+        )
+        if partial is not None and not partial.over.plain():
+            return self.carrier(matrix, x)
         result = DenseReading(x).act(matrix).array
-        if contracts(matrix): self.meter.flops += 2 * result.size * x.shape[-1]
+        if contracts(matrix):
+            self.meter.flops += 2 * result.size * x.shape[-1]
         return np.asarray(result)
 
     def chosen(self, matrix: Operator, x: OneHot) -> Held:
@@ -237,13 +291,19 @@ class Rank(AskingRank):
         a, over = reduced(matrix)
         return carried(over, x, DenseReading(np.eye(x.shape[-1])).act(a).array)
 
-    def add(self, step: RankStep, u: Numeric, v: Numeric) -> Held: return u + v
+    def add(self, step: RankStep, u: Numeric, v: Numeric) -> Held:
+        return u + v
+
     def mul(self, step: RankStep, u: Numeric | OneHot, v: Numeric | OneHot) -> Held:
         one, other = (operand.rows if isinstance(operand, OneHot) else operand for operand in (u, v))
         return one * other
+
     def keep_top(self, step: RankStep, s: Numeric, by: Numeric) -> Held:
         return keep_taken(np.broadcast_to(s, by.shape), by, largest(by, *step.more))
-    def turn(self, step: RankStep, x: Numeric) -> Held: return x.swapaxes(-1, -2)
+
+    def turn(self, step: RankStep, x: Numeric) -> Held:
+        return x.swapaxes(-1, -2)
+
     def beside(self, step: RankStep, u: Numeric, v: Numeric) -> Held:
         shape = np.broadcast_shapes(u.shape[:-1], v.shape[:-1])
         return np.concatenate([np.broadcast_to(operand, (*shape, operand.shape[-1])) for operand in (u, v)], -1)
@@ -252,21 +312,33 @@ class Rank(AskingRank):
         """Return the range of a dimension of a value that this rank has."""
         part = self.window(step.dims, step.placement)[ROLES.index(role)]
         return part.start, part.stop
-    def heads(self, step: RankStep) -> int: return len(range(*self.span(step, "heads")))
+
+    def heads(self, step: RankStep) -> int:
+        return len(range(*self.span(step, "heads")))
+
     def split(self, step: RankStep, x: Numeric) -> Held:
         b, _, s, c = x.shape
         h = self.heads(step)
         return x.reshape(b, s, h, c // h).swapaxes(1, 2)
+
     def join(self, step: RankStep, x: Numeric) -> Held:
         b, h, s, c = x.shape
         return x.swapaxes(1, 2).reshape(b, 1, s, h * c)
+
     def repeat(self, step: RankStep, x: Numeric) -> Held:
         return np.repeat(x, self.heads(step) // x.shape[1], 1)
-    def total(self, step: RankStep, x: Numeric) -> Held: return np.asarray(x.sum(1, keepdims=True))
+
+    def total(self, step: RankStep, x: Numeric) -> Held:
+        return np.asarray(x.sum(1, keepdims=True))
+
     def slice(self, step: RankStep, x: Numeric | Carriers) -> Held:
         k, state = step.more
-        return each_of(x, lambda each: cut_piece(each, state, unit_size(step.dims, state),
-                                                 int(self.mesh.axes[k].ranks), self.place[k]))
+        return each_of(
+            x,
+            lambda each: cut_piece(
+                each, state, unit_size(step.dims, state), int(self.mesh.axes[k].ranks), self.place[k]
+            ),
+        )
 
     def pick(self, step: RankStep, x: Numeric) -> Held:
         relation, rows = step.more[0], self.window(step.dims, step.placement)[2]
@@ -278,7 +350,8 @@ class Rank(AskingRank):
         over, x = step.more[0], v.rows if isinstance(v, OneHot) else v
         carrier, flops = merge_entries(over, u, u.numbers, x, self.rows_held(step.args[1]))
         self.meter.flops += flops
-        if any(isinstance(s, Partial) for _, s in step.placement.cuts): return carrier[0] if over.plain() else carrier
+        if any(isinstance(s, Partial) for _, s in step.placement.cuts):
+            return carrier[0] if over.plain() else carrier
         return np.asarray(over.finished(carrier, (*x.shape[:-2], len(u.starts) - 1, x.shape[-1])), np.float64)
 
     def among(self, step: RankStep) -> tuple[Numeric, int]:
@@ -299,25 +372,29 @@ class Rank(AskingRank):
     def through(self, body: Sequence[tuple[str, int | Operator]], z: Numeric) -> Numeric:
         """Apply the operations of the body to scores."""
         for op, other in body:
-            if isinstance(other, Operator): z = DenseReading(z).act(other).array
-            else: z = z + self.array(other) if op == "add" else z * self.array(other)
+            if isinstance(other, Operator):
+                z = DenseReading(z).act(other).array
+            else:
+                z = z + self.array(other) if op == "add" else z * self.array(other)
         return z
 
     def product(self, step: RankStep, u: Numeric | Sparse, v: Numeric) -> Held:
         over, where = step.more
-        if isinstance(u, Sparse): return self.related_product(step, u, v)
+        if isinstance(u, Sparse):
+            return self.related_product(step, u, v)
         partial = next((s for k, s in step.placement.cuts if isinstance(s, Partial)), None)
         rows = int(np.prod(np.broadcast_shapes(u.shape[:-1], (*v.shape[:-2], 1))))
         self.meter.flops += 2 * rows * u.shape[-1] * v.shape[-1]
         seen = None if where.name == "everyone" else self.seen(where, self.steps[step.args[0]])
-        if partial is not None and not partial.over.plain(): return carried(over, u, v, seen)
+        if partial is not None and not partial.over.plain():
+            return carried(over, u, v, seen)
         return np.asarray((over.closed or over.product)(u, v, seen), np.float64)
 
     def seen(self, where: Pattern, scores: RankStep) -> Numeric:
         """Return which local columns of scores their rows see."""
         _, _, rows, cols = self.window(scores.dims, scores.placement)
-        if where.relation is None: return visibility(where, np.arange(rows.start, rows.stop),
-                                                     np.arange(cols.start, cols.stop))
+        if where.relation is None:
+            return visibility(where, np.arange(rows.start, rows.stop), np.arange(cols.start, cols.stop))
         whole = self.relation(where.relation, scores.dims)
         part = part_of_relation(whole, (rows.start, rows.stop), (cols.start, cols.stop))
         return part.there()[:, cols]
@@ -327,15 +404,22 @@ class Rank(AskingRank):
     def message(self, at: int, step: RankStep) -> Message:
         k, current, state = step.more
         held = self.values[step.args[0]]
-        if isinstance(state, Needed): return Message("halo", k, self.halo(step, state), at)
+        if isinstance(state, Needed):
+            return Message("halo", k, self.halo(step, state), at)
         arrays = held if isinstance(held, tuple) and not isinstance(held, OneHot) else (held,)
         dims = self.steps[step.args[0]].dims
-        return Message(step.why, k, arrays, at,             # type: ignore[arg-type]
-                       current.over if isinstance(current, Partial) else None,
-                       current if isinstance(current, Cut) else None, state,
-                       unit_size(dims, state) if state is not None else 1,
-                       int(current.units) if isinstance(current, Cut) else 0,
-                       any(isinstance(s, Partial) and not s.over.plain() for _, s in step.placement.cuts))
+        return Message(
+            step.why,
+            k,
+            arrays,  # type: ignore[arg-type]
+            at,
+            current.over if isinstance(current, Partial) else None,
+            current if isinstance(current, Cut) else None,
+            state,
+            unit_size(dims, state) if state is not None else 1,
+            int(current.units) if isinstance(current, Cut) else 0,
+            any(isinstance(s, Partial) and not s.over.plain() for _, s in step.placement.cuts),
+        )
 
     def halo(self, step: RankStep, state: Needed) -> Carriers:
         """Return the local rows that each rank of the axis names."""
@@ -359,8 +443,10 @@ class Rank(AskingRank):
             if d:
                 hands = block if (j + 1) % n in sent_blocks(seen, r) else ()
                 block = yield Message("send", k, hands, at)
-            if not seen[r][j]: continue
-            if d: keys, values = (self.rewound(step, a, dict(zip(sources, block, strict=True))) for a in (1, 2))
+            if not seen[r][j]:
+                continue
+            if d:
+                keys, values = (self.rewound(step, a, dict(zip(sources, block, strict=True))) for a in (1, 2))
             z = q @ keys
             self.meter.flops += 2 * z.size * (q.shape[-1] + values.shape[-1])
             z = self.through(body, z)
@@ -378,7 +464,8 @@ class Rank(AskingRank):
             path.append(self.steps[at])
             at = self.steps[at].args[0]
         value = came[source]
-        for later in reversed(path): value = getattr(self, later.op)(later, value)
+        for later in reversed(path):
+            value = getattr(self, later.op)(later, value)
         return value
 
 
@@ -389,6 +476,7 @@ def carried(over: type[Monoid], left: Numeric, right: Numeric, seen: Numeric | N
     total = tuple(np.full((*rows, width), unit) for unit, width in zip(over.unit(), widths(over, cols), strict=True))
     for i in range(left.shape[-1]):
         part = over.lifted(left[..., i, None], right[..., i, None, :], i)
-        if seen is not None: part = over.masked(part, seen[..., i, None])
+        if seen is not None:
+            part = over.masked(part, seen[..., i, None])
         total = over.merged(total, part)
     return tuple(np.asarray(component, np.float64) for component in total)

@@ -1,5 +1,6 @@
 """Products with a relation on a rank: only its entries, of the rows that the rank has. Their multiplications are
 counted at the gathered rows."""
+
 from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
@@ -12,13 +13,14 @@ from opmatrix.algebra.data import Numeric
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.parallel.sharding.axis_states import widths
 
-HeldRows: TypeAlias = NDArray[np.int64]                          # row numbers of a value that a rank has, ascending
+HeldRows: TypeAlias = NDArray[np.int64]  # row numbers of a value that a rank has, ascending
 
 
 class Merged(NamedTuple):
     """The merged carriers of the rows of a relation."""
-    carrier: tuple[Numeric, ...]                            # components of the carriers
-    flops: int                                              # multiplications and additions of the merge
+
+    carrier: tuple[Numeric, ...]  # components of the carriers
+    flops: int  # multiplications and additions of the merge
 
 
 def merge_entries(over: type[Monoid], relation: Sparse, numbers: Numeric, right: Numeric, held: HeldRows) -> Merged:
@@ -26,8 +28,10 @@ def merge_entries(over: type[Monoid], relation: Sparse, numbers: Numeric, right:
     those of the entries, along the last axis. `right` are the rows `held` of the right operand."""
     counts, columns = np.diff(relation.starts), right.shape[-1]
     lead: tuple[int, ...] = np.broadcast_shapes(numbers.shape[:-1], right.shape[:-2])
-    total = [np.full((*lead, len(counts), width), unit, np.float64)
-             for unit, width in zip(over.unit(), widths(over, columns), strict=True)]
+    total = [
+        np.full((*lead, len(counts), width), unit, np.float64)
+        for unit, width in zip(over.unit(), widths(over, columns), strict=True)
+    ]
     flops = 0
     for k in range(int(counts.max(initial=0))):
         rows = np.flatnonzero(counts > k)
@@ -38,7 +42,7 @@ def merge_entries(over: type[Monoid], relation: Sparse, numbers: Numeric, right:
         fresh = over.lifted(numbers[..., entries, None], came, at[:, None])
         merged = over.merged(tuple(part[..., rows, :] for part in total), fresh)
         for place, (part, new) in enumerate(zip(total, merged, strict=True)):
-            if np.shape(new)[-1:] not in ((), (1,), part.shape[-1:]):       # widened: a place for each number
+            if np.shape(new)[-1:] not in ((), (1,), part.shape[-1:]):  # widened: a place for each number
                 total[place] = part = np.repeat(part, np.shape(new)[-1], -1)
             part[..., rows, :] = new
     return Merged(tuple(total), flops)

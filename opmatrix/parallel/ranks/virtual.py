@@ -1,5 +1,6 @@
 """Ranks that run in one process: generators that wait for each other, merged in the order of ranks, so every run gives
 the same bits. Communication is counted at the arrays."""
+
 from __future__ import annotations
 
 from collections import defaultdict, deque
@@ -23,10 +24,10 @@ from opmatrix.parallel.sharding.placement import Coordinates, found_at
 from opmatrix.parallel.sharding.redistribute import RankStep
 from opmatrix.parallel.sharding.spreading import Split
 
-STEPS = 100_000                                             # more steps than a factor has
-POSTED = {"give": "take", "give_back": "take_back"}         # sent without waiting for the receiver
-COUNTED = {"give": "send", "give_back": "send", "exchange": "all_to_all"}      # the operation that it is counted as
-NEIGHBOURS = dict(give=(0, 1), take=(-1, 0), give_back=(-1, 0), take_back=(0, 1))      # offsets of two stages
+STEPS = 100_000  # more steps than a factor has
+POSTED = {"give": "take", "give_back": "take_back"}  # sent without waiting for the receiver
+COUNTED = {"give": "send", "give_back": "send", "exchange": "all_to_all"}  # the operation that it is counted as
+NEIGHBOURS = dict(give=(0, 1), take=(-1, 0), give_back=(-1, 0), take_back=(0, 1))  # offsets of two stages
 
 
 RankBody: TypeAlias = Callable[[Coordinates, Meter, Numeric | None], Generator[Message, Any, Numeric]]
@@ -39,8 +40,9 @@ class Stuck(RuntimeError):
 @dataclass(frozen=True)
 class Ran:
     """The result of a run."""
-    value: Numeric                                          # the whole value
-    meters: Mapping[Coordinates, Meter]                     # counts of each rank
+
+    value: Numeric  # the whole value
+    meters: Mapping[Coordinates, Meter]  # counts of each rank
 
 
 def run(plan: Partition, feed: Feed) -> Ran:
@@ -48,8 +50,10 @@ def run(plan: Partition, feed: Feed) -> Ran:
     for a batch whose sizes are not those of the partition."""
     dims, shape = plan.sizes.dims(plan.splits[0].x), feed.x.shape[:2]
     if (dims.batch, dims.rows) != shape:
-        raise InputError(f"batch: {shape[0]} sequences of {shape[1]} rows, and the partition is of {dims.batch} of "
-                         f"{dims.rows}: give it the sizes of the batch")
+        raise InputError(
+            f"batch: {shape[0]} sequences of {shape[1]} rows, and the partition is of {dims.batch} of "
+            f"{dims.rows}: give it the sizes of the batch"
+        )
     splits = {at: plan.split_of(at) for at in range(len(plan.chain))}
     final = splits[len(plan.chain) - 1]
     return run_ranks(plan, partial(factor_by_factor, plan, splits, feed), final.steps[final.out])
@@ -69,20 +73,22 @@ def last_stage(plan: Partition, results: Mapping[Coordinates, Numeric]) -> dict[
     return {plan.flat(place): value for place, value in results.items() if plan.stage(place) == last}
 
 
-def rank(plan: Partition, place: Coordinates, body: RankBody,
-                   meter: Meter) -> Generator[Message, Any, Numeric]:
+def rank(plan: Partition, place: Coordinates, body: RankBody, meter: Meter) -> Generator[Message, Any, Numeric]:
     """Run the body of a rank in its stage, between taking a value and handing one on."""
     stage, start = plan.stage(place), None
     lo, hi = plan.cuts[stage]
     axis = plan.mesh.index(plan.mesh.stages.name) if plan.mesh.stages else 0
-    if stage: [start] = yield Message("take", axis, (), lo)
+    if stage:
+        [start] = yield Message("take", axis, (), lo)
     value = yield from body(place, meter, start)
-    if stage < len(plan.stages) - 1: yield Message("give", axis, (value,), hi)
+    if stage < len(plan.stages) - 1:
+        yield Message("give", axis, (value,), hi)
     return value
 
 
-def factor_by_factor(plan: Partition, splits: Mapping[int, Split], feed: Feed, place: Coordinates, meter: Meter,
-                     value: Numeric | None) -> Generator[Message, Any, Numeric]:
+def factor_by_factor(
+    plan: Partition, splits: Mapping[int, Split], feed: Feed, place: Coordinates, meter: Meter, value: Numeric | None
+) -> Generator[Message, Any, Numeric]:
     """Run the factors of a rank's stage, one after the other."""
     stored: dict[Any, Data] = {}
     for at in range(*plan.cuts[plan.stage(place)]):
@@ -92,19 +98,23 @@ def factor_by_factor(plan: Partition, splits: Mapping[int, Split], feed: Feed, p
     return value
 
 
-def with_mesh_axes(running: Generator[Message, Any, Numeric], plan: Partition,
-                   at: int) -> Generator[Message, Any, Numeric]:
+def with_mesh_axes(
+    running: Generator[Message, Any, Numeric], plan: Partition, at: int
+) -> Generator[Message, Any, Numeric]:
     """Run a factor; give its messages the axes of the whole mesh, and step numbers that no other factor has."""
     axes = [plan.mesh.index(axis.name) for axis in plan.mesh.flat]
     value = None
     while True:
-        try: message = running.send(value)
-        except StopIteration as end: return end.value  # type: ignore[no-any-return]
+        try:
+            message = running.send(value)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
         value = yield message._replace(axis=axes[message.axis], at=at * STEPS + message.at)
 
 
-def drive(running: Mapping[Coordinates, Any], mesh: Mesh,
-          meters: Mapping[Coordinates, Meter]) -> dict[Coordinates, Numeric]:
+def drive(
+    running: Mapping[Coordinates, Any], mesh: Mesh, meters: Mapping[Coordinates, Meter]
+) -> dict[Coordinates, Numeric]:
     """Run all ranks until each is done; a group goes on when all of its ranks hand over arrays for the same
     operation."""
     results: dict[Coordinates, Numeric] = {}
@@ -120,30 +130,45 @@ def drive(running: Mapping[Coordinates, Any], mesh: Mesh,
                 mail[receiver, POSTED[message.op], message.at].append(message.arrays)
                 value = ()
             waits[place] = message
-        except StopIteration as end: results[place] = end.value
-    for place in running: advance(place, None)
+        except StopIteration as end:
+            results[place] = end.value
+
+    for place in running:
+        advance(place, None)
     while waits:
         taking = [place for place, message in waits.items() if mail.get((place, message.op, message.at))]
         for place in taking:
             taken = waits.pop(place)
             advance(place, mail[place, taken.op, taken.at].popleft())
-        if taking: continue
+        if taking:
+            continue
         groups = {group_of(place, message, mesh): message for place, message in waits.items()}
-        ready = [(group, message) for group, message in groups.items()
-                 if all(p in waits and alike(waits[p], message) for p in group)]
+        ready = [
+            (group, message)
+            for group, message in groups.items()
+            if all(p in waits and alike(waits[p], message) for p in group)
+        ]
         if not ready:
-            raise Stuck("; ".join(f"rank {p} waits in {m.op} of step {m.at} on axis {mesh.axes[m.axis].name}"
-                                  for p, m in waits.items()))
+            raise Stuck(
+                "; ".join(
+                    f"rank {p} waits in {m.op} of step {m.at} on axis {mesh.axes[m.axis].name}"
+                    for p, m in waits.items()
+                )
+            )
         for group, message in ready:
             sent = [waits.pop(p) for p in group]
             values = MERGES[message.op](sent, [meters[p] for p in group], mesh.axes[message.axis].name)
-            for place, value in zip(group, values, strict=True): advance(place, value)
+            for place, value in zip(group, values, strict=True):
+                advance(place, value)
     return results
 
 
 def alike(one: Message, other: Message) -> bool:
     """True if two ranks wait for each other: in one operation of one step."""
-    def met(message: Message) -> tuple[object, ...]: return message.op, message.axis, message.at, message.among
+
+    def met(message: Message) -> tuple[object, ...]:
+        return message.op, message.axis, message.at, message.among
+
     return one.op not in POSTED.values() and met(one) == met(other)
 
 
@@ -151,9 +176,9 @@ def group_of(place: Coordinates, message: Message, mesh: Mesh) -> tuple[Coordina
     """Return the ranks that take part: ranks that meet on an axis, in order, or two neighbours."""
     axis, here = message.axis, place[message.axis]
     along = NEIGHBOURS.get(message.op)
-    if along is not None:                                   # with several chunks the last stage gives to the first
+    if along is not None:  # with several chunks the last stage gives to the first
         n = mesh.axes[axis].count
-        return tuple((*place[:axis], (here + step) % n, *place[axis + 1:]) for step in along)
+        return tuple((*place[:axis], (here + step) % n, *place[axis + 1 :]) for step in along)
     group = mesh.group(place, axis)
     return tuple(group[r] for r in message.among) or group
 
@@ -161,8 +186,11 @@ def group_of(place: Coordinates, message: Message, mesh: Mesh) -> tuple[Coordina
 def pieces_of(cut: Cut, sent: Sequence[Message]) -> Numeric | Carriers:
     """Return the whole of a sharded value, for each component of a carrier; pieces that ranks copy are taken once."""
     n, units = len(sent), sent[0].units
-    pieces = [m.arrays for r, m in enumerate(sent)
-              if not (cut.copied and r and cut.bounds(n, r, units) == cut.bounds(n, r - 1, units))]
+    pieces = [
+        m.arrays
+        for r, m in enumerate(sent)
+        if not (cut.copied and r and cut.bounds(n, r, units) == cut.bounds(n, r - 1, units))
+    ]
     whole = tuple(np.concatenate(parts, AXES[cut.role]) for parts in zip(*pieces, strict=True))
     return whole if len(whole) > 1 else whole[0]
 
@@ -182,7 +210,8 @@ def merge_sent(sent: Sequence[Message]) -> Numeric | Carriers:
     over = sent[0].over
     assert over is not None
     total: Carriers = reduce(over.merged, (m.arrays for m in sent))
-    if sent[0].unfinished: return total
+    if sent[0].unfinished:
+        return total
     shape = np.broadcast_shapes(*(part.shape for part in total))
     return np.asarray(over.finished(total, shape), np.float64)
 
@@ -213,8 +242,9 @@ def all_to_all(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> l
     return scattered(pieces_of(cut, sent), sent, meters, axis)
 
 
-def scattered(whole: Numeric | Carriers, sent: Sequence[Message], meters: Sequence[Meter],
-              axis: str) -> list[Numeric | Carriers]:
+def scattered(
+    whole: Numeric | Carriers, sent: Sequence[Message], meters: Sequence[Meter], axis: str
+) -> list[Numeric | Carriers]:
     """Return the pieces of the whole that ranks shall hold; the piece that a rank has already is not sent."""
     n = len(sent)
     for r, (m, meter) in enumerate(zip(sent, meters, strict=True)):
@@ -235,10 +265,14 @@ def exchange_rows(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -
     """Give each rank its share of the arrays of every rank, in order of ranks; a rank's share of its own arrays is not
     sent."""
     share = len(sent[0].arrays) // len(sent)
-    shares = [[m.arrays[r * share:(r + 1) * share] for m in sent] for r in range(len(sent))]
+    shares = [[m.arrays[r * share : (r + 1) * share] for m in sent] for r in range(len(sent))]
     for r, (m, meter) in enumerate(zip(sent, meters, strict=True)):
-        meter.sent((COUNTED.get(m.op, m.op), axis), m.numbers, m.numbers - sum(array.size for array in shares[r][r]),
-                   len(sent) - 1)
+        meter.sent(
+            (COUNTED.get(m.op, m.op), axis),
+            m.numbers,
+            m.numbers - sum(array.size for array in shares[r][r]),
+            len(sent) - 1,
+        )
     return [tuple(array for arrays in came for array in arrays) for came in shares]
 
 
@@ -250,9 +284,15 @@ def hand_on(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list
 
 
 MERGES: dict[str, Callable[[Sequence[Message], Sequence[Meter], str], Sequence[Any]]] = dict(
-    all_gather=gather, all_reduce=all_reduce, reduce_scatter=reduce_scatter,
-    all_to_all=all_to_all, send=hand_on, halo=exchange_halo,
-    exchange=exchange_rows, visit=exchange_rows)
+    all_gather=gather,
+    all_reduce=all_reduce,
+    reduce_scatter=reduce_scatter,
+    all_to_all=all_to_all,
+    send=hand_on,
+    halo=exchange_halo,
+    exchange=exchange_rows,
+    visit=exchange_rows,
+)
 
 
 def assembled(step: RankStep, results: Mapping[Coordinates, Numeric], mesh: Mesh) -> Numeric:

@@ -1,5 +1,6 @@
 """Pipelines whose stages are a graph: branches run side by side, and a later stage joins them (Jeon et al. 2024,
 GraphPipe, section 5; Xhebraj et al. 2024, JaxPP, section 3)."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,8 @@ def branching(reads: Mapping[str, Sequence[str]], micro_batches: int) -> TaskGra
     names = [*reads]
     for name, sources in reads.items():
         for source in sources:
-            if source in reads: continue
+            if source in reads:
+                continue
             raise InputError(f"{name} reads {source}: {suggest_name(source, names)}stages are {', '.join(names)}")
     ahead = heights(reads)
     at = {name: k for k, name in enumerate(names)}
@@ -34,10 +36,11 @@ def heights(reads: Mapping[str, Sequence[str]]) -> dict[str, int]:
     @cache
     def height(name: str) -> int:
         if name in under_way:
-            circle = [*under_way[under_way.index(name):], name]
+            circle = [*under_way[under_way.index(name) :], name]
             raise InputError(f"{' is read by '.join(circle)}: a pipeline is a graph without circles")
         under_way.append(name)
         stages = 1 + max(map(height, readers[name]), default=0)
         under_way.pop()
         return stages
+
     return {name: height(name) for name in reads}

@@ -1,6 +1,7 @@
 """DualPipe: micro-batches enter a pipeline at both ends, so each stage has two virtual stages, and a forward pass of
 one direction runs at once with a backward pass of the other (DeepSeek-AI 2024, DeepSeek-V3, section 3.2.1, figure
 5)."""
+
 from __future__ import annotations
 
 from collections import deque
@@ -8,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from opmatrix.parallel.schedules.closed_forms import most, one_part
-from opmatrix.parallel.schedules.pipeline_schedule import Schedule
+from opmatrix.parallel.schedules.pipeline_schedule import PipelineSchedule
 from opmatrix.parallel.schedules.tasks import Pass, Slot, Task, TaskGraph
 
 
@@ -23,10 +24,11 @@ def both_ways(stages: int, micro_batches: int, chunks: int = 1) -> TaskGraph:
 
 class BothWays:
     """The slots of one stage. Way 0 is the direction that enters at the nearer end."""
+
     def __init__(self, stage: int, stages: int, micro_batches: int) -> None:
         self.half, self.stages = micro_batches // 2, stages
-        self.depth = min(stage, stages - 1 - stage)             # stages from the nearer end
-        self.inner = stages // 2 - 1 - self.depth               # stages from here to the middle
+        self.depth = min(stage, stages - 1 - stage)  # stages from the nearer end
+        self.inner = stages // 2 - 1 - self.depth  # stages from here to the middle
         far = stage >= stages // 2
         ways = (stages + stage, stage) if far else (stage, stages + stage)
         self.chunks = ways
@@ -38,24 +40,32 @@ class BothWays:
     def slots(self) -> list[Slot]:
         """Return the slots of the eight phases of figure 5."""
         depth, inner = self.depth, self.inner
-        for _ in range(2 * inner): self.run("F0")
-        for _ in range(depth + 1): self.run("F0", "F1")
-        for _ in range(inner): self.run("B1-", "W", "F1")
+        for _ in range(2 * inner):
+            self.run("F0")
+        for _ in range(depth + 1):
+            self.run("F0", "F1")
+        for _ in range(inner):
+            self.run("B1-", "W", "F1")
         for k in range(self.half - self.stages + depth + 1):
             self.run(*(["F0", "B1"] if k == 0 and inner == 0 else ["F0B1"]), "F1B0")
-        for _ in range(inner): self.run("B1", "F1B0")
+        for _ in range(inner):
+            self.run("B1", "F1B0")
         for k in range(2 * (depth + 1)):
-            self.run(f"B{1 - k % 2}" + "-" * (k > depth))       # the second half defers gradients of weights
-        for _ in range(inner): self.run("W", "B0-")
-        for _ in range(depth + 1): self.run("W")
+            self.run(f"B{1 - k % 2}" + "-" * (k > depth))  # the second half defers gradients of weights
+        for _ in range(inner):
+            self.run("W", "B0-")
+        for _ in range(depth + 1):
+            self.run("W")
         return self.made
 
     def run(self, *each: str) -> None:
         """Append slots given by letters: pass and direction. A - defers the gradients of weights; W runs the oldest
         deferred ones."""
         for text in each:
-            if text == "W": self.made.append((self.put_off.popleft(),))
-            else: self.made.append(tuple(self.task(text[at:at + 2]) for at in range(0, len(text.rstrip("-")), 2)))
+            if text == "W":
+                self.made.append((self.put_off.popleft(),))
+            else:
+                self.made.append(tuple(self.task(text[at : at + 2]) for at in range(0, len(text.rstrip("-")), 2)))
             if text.endswith("-"):
                 _, micro, chunk = self.made[-1][0]
                 self.put_off.append(Task("W", micro, chunk))
@@ -69,8 +79,10 @@ class BothWays:
 def unpaired(stages: int, micro_batches: int) -> str:
     """Return the complaint about an odd number of stages, and about an odd number of micro-batches or fewer than two a
     stage; empty where there is none."""
-    if stages % 2: return "it pairs stages: give an even number of them"
-    if micro_batches % 2 == 0 and micro_batches >= 2 * stages: return ""
+    if stages % 2:
+        return "it pairs stages: give an even number of them"
+    if micro_batches % 2 == 0 and micro_batches >= 2 * stages:
+        return ""
     return f"give an even number of micro-batches, at least {2 * stages}"
 
 
@@ -82,6 +94,14 @@ def both_ways_rounds(p: Any, m: Any, v: Any, F: Any, B: Any, W: Any) -> Any:
     return most(0, most(2 * n * F, n * B + (n - 1) * F) + n * most(0, B - W))
 
 
-DUALPIPE = Schedule("dualpipe", "micro-batches enter at both ends, forward beside backward (DeepSeek-AI 2024)",
-                    both_ways, bubble=both_ways_rounds, held=lambda s, p, m, v: p + 1, illegal=unpaired, chains=2,
-                    weights_apart=True, planned=False)
+DUALPIPE = PipelineSchedule(
+    "dualpipe",
+    "micro-batches enter at both ends, forward beside backward (DeepSeek-AI 2024)",
+    both_ways,
+    bubble=both_ways_rounds,
+    held=lambda s, p, m, v: p + 1,
+    illegal=unpaired,
+    chains=2,
+    weights_apart=True,
+    planned=False,
+)

@@ -1,8 +1,9 @@
 """GPipe: all forward passes, then all backward passes (Huang et al. 2019, section 2.3)."""
+
 from __future__ import annotations
 
 from opmatrix.parallel.schedules.closed_forms import rounds
-from opmatrix.parallel.schedules.pipeline_schedule import Schedule
+from opmatrix.parallel.schedules.pipeline_schedule import PipelineSchedule
 from opmatrix.parallel.schedules.tasks import Task, TaskGraph, alone, in_a_row
 
 
@@ -13,5 +14,10 @@ def forward_first(stages: int, micro_batches: int, chunks: int = 1) -> TaskGraph
     return TaskGraph("gpipe", slots, range(stages), in_a_row(stages))
 
 
-GPIPE = Schedule("gpipe", "all forward passes, then all backward passes (Huang et al. 2019)", forward_first,
-                 bubble=rounds, held=lambda s, p, m, v: m)
+GPIPE = PipelineSchedule(
+    "gpipe",
+    "all forward passes, then all backward passes (Huang et al. 2019)",
+    forward_first,
+    bubble=rounds,
+    held=lambda s, p, m, v: m,
+)

@@ -1,5 +1,6 @@
 """A pipeline schedule: the order in which stages run their passes, declared once, a file each. The planner, ranks, the
 launcher, the command line and docs/tables.md read the declaration."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -15,19 +16,20 @@ def any_sizes(stages: int, micro_batches: int) -> str:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class PipelineSchedule:
     """An order of p stages, m micro-batches and v virtual stages (chunks) a stage. F, B and W are the seconds that a
     stage takes for a micro-batch forward, backward, and for gradients of weights, in all of its chunks."""
-    name: str                                               # the value of `--schedule`
-    help: str                                               # the idea and its source, in a sentence
-    tasks: Callable[[int, int, int], TaskGraph]             # (p, m, v): each stage's passes, in order
-    bubble: Callable[..., Any]                              # (p, m, v, F, B, W): seconds that each stage waits
-    held: Callable[..., Any]                                # (s, p, m, v): micro-batches that stage s holds at most
-    illegal: Callable[[int, int], str] = any_sizes          # (p, m): why there is no such order; empty if there is
-    chunked: bool = False                                   # stages have several chunks; the name is NAME:V
-    chains: int = 1                                         # chains of chunks through the stages
-    weights_apart: bool = False                             # gradients of weights are passes of their own
-    planned: bool = True                                    # `plan` tries it
+
+    name: str  # the value of `--schedule`
+    help: str  # the idea and its source, in a sentence
+    tasks: Callable[[int, int, int], TaskGraph]  # (p, m, v): each stage's passes, in order
+    bubble: Callable[..., Any]  # (p, m, v, F, B, W): seconds that each stage waits
+    held: Callable[..., Any]  # (s, p, m, v): micro-batches that stage s holds at most
+    illegal: Callable[[int, int], str] = any_sizes  # (p, m): why there is no such order; empty if there is
+    chunked: bool = False  # stages have several chunks; the name is NAME:V
+    chains: int = 1  # chains of chunks through the stages
+    weights_apart: bool = False  # gradients of weights are passes of their own
+    planned: bool = True  # `plan` tries it
 
     @property
     def spelled(self) -> str:

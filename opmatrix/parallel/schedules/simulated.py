@@ -1,5 +1,6 @@
 """A pipeline in time: a task begins when its stage is free and its inputs have arrived; a value is held from its
 forward pass until the last pass that reads it."""
+
 from __future__ import annotations
 
 from collections import defaultdict
@@ -16,32 +17,37 @@ Sends: TypeAlias = "Mapping[tuple[int, int], Any] | float"  # seconds of a send 
 
 class ChunkWork(NamedTuple):
     """Seconds and bytes of a chunk for one micro-batch, as numbers of any type that adds and compares."""
-    forward: Any                                            # seconds of forward
-    backward: Any                                           # seconds of backward of its input
-    gradients: Any = 0                                      # seconds of the gradients of its weights
-    kept: Any = 1                                           # bytes saved from forward to backward
-    kept_for_gradients: Any = 1                             # the part of them that gradients of weights read
-    room: Any = 0                                           # bytes of a backward pass while it runs
+
+    forward: Any  # seconds of forward
+    backward: Any  # seconds of backward of its input
+    gradients: Any = 0  # seconds of the gradients of its weights
+    kept: Any = 1  # bytes saved from forward to backward
+    kept_for_gradients: Any = 1  # the part of them that gradients of weights read
+    room: Any = 0  # bytes of a backward pass while it runs
 
     def seconds(self, task: Task, deferred: bool) -> Any:
         match task.kind:
-            case "F": return self.forward
-            case "B": return self.backward if deferred else self.backward + self.gradients
+            case "F":
+                return self.forward
+            case "B":
+                return self.backward if deferred else self.backward + self.gradients
         return self.gradients
 
 
 @dataclass(frozen=True)
 class Simulated:
     """The times of each task, and the load and memory of each stage."""
+
     graph: TaskGraph
-    begins: Mapping[Task, Any]                              # time at which each task begins
-    ends: Mapping[Task, Any]                                # time at which each task ends
-    busy: Sequence[Any]                                     # seconds of work of each stage
-    last: Sequence[Any]                                     # end of the last task of each stage
-    peaks: Sequence[Any]                                    # bytes that each stage holds at most
+    begins: Mapping[Task, Any]  # time at which each task begins
+    ends: Mapping[Task, Any]  # time at which each task ends
+    busy: Sequence[Any]  # seconds of work of each stage
+    last: Sequence[Any]  # end of the last task of each stage
+    peaks: Sequence[Any]  # bytes that each stage holds at most
 
     @property
-    def seconds(self) -> Any: return max(self.last)
+    def seconds(self) -> Any:
+        return max(self.last)
 
     @property
     def idle(self) -> list[Any]:
@@ -54,8 +60,14 @@ class Simulated:
         return float(sum(self.idle)) / (len(self.busy) * float(self.seconds)) if self.seconds else 0.0
 
 
-def simulate(graph: TaskGraph, works: Sequence[ChunkWork], links: Sends = 0, state: Sequence[Any] | None = None, *,
-             latest: Callable[[Iterable[Any]], Any] = max) -> Simulated:
+def simulate(
+    graph: TaskGraph,
+    works: Sequence[ChunkWork],
+    links: Sends = 0,
+    state: Sequence[Any] | None = None,
+    *,
+    latest: Callable[[Iterable[Any]], Any] = max,
+) -> Simulated:
     """Simulate the tasks of a pipeline, given the seconds of each chunk and of sends between stages. Sends within a
     stage take no time, and no stage waits to send. `state`: bytes that a stage holds all the time. `latest` returns the
     largest of times. Raises InputError for a deadlock, and names the tasks that wait and their missing inputs."""
@@ -90,7 +102,8 @@ def simulate(graph: TaskGraph, works: Sequence[ChunkWork], links: Sends = 0, sta
 def sending(graph: TaskGraph, need: Task, stage: int, links: Sends) -> Any:
     """Return the seconds until the result of a task is on a stage."""
     source = graph.places[need.chunk]
-    if source == stage: return 0
+    if source == stage:
+        return 0
     return links.get((source, stage), 0) if isinstance(links, Mapping) else links
 
 
@@ -98,11 +111,14 @@ def check_ended(graph: TaskGraph, heads: Sequence[int], ends: Mapping[Task, Any]
     """Raise InputError if stages are deadlocked."""
     stuck = []
     for stage, place in enumerate(heads):
-        if place == len(graph.slots[stage]): continue
-        task, need = next((task, need) for task in graph.slots[stage][place] for need in graph.needs(task)
-                          if need not in ends)
+        if place == len(graph.slots[stage]):
+            continue
+        task, need = next(
+            (task, need) for task in graph.slots[stage][place] for need in graph.needs(task) if need not in ends
+        )
         stuck.append(f"stage {stage} waits with {task} for {need} on stage {graph.places[need.chunk]}")
-    if stuck: raise InputError(f"{graph.name}: it cannot end: {', '.join(stuck)}: put what is waited for first")
+    if stuck:
+        raise InputError(f"{graph.name}: it cannot end: {', '.join(stuck)}: put what is waited for first")
 
 
 def held_at_most(graph: TaskGraph, works: Sequence[ChunkWork], state: Sequence[Any] | None) -> list[Any]:
@@ -116,17 +132,20 @@ def held_at_most(graph: TaskGraph, works: Sequence[ChunkWork], state: Sequence[A
             most = max(most, held + sum(works[task.chunk].room for task in slot if task.kind == "B"))
             for task in slot:
                 work, later = works[task.chunk], task[1:] in graph.deferred
-                if task.kind == "B": held -= work.kept - work.kept_for_gradients if later else work.kept
-                elif task.kind == "W": held -= work.kept_for_gradients
+                if task.kind == "B":
+                    held -= work.kept - work.kept_for_gradients if later else work.kept
+                elif task.kind == "W":
+                    held -= work.kept_for_gradients
         peaks.append(most)
     return peaks
 
 
 class BubbleSplit(NamedTuple):
     """Seconds that a stage waits, on average, by cause. Their sum is the whole wait of a stage."""
-    ramp: Any                                               # the wait with equal stages and free sends
-    imbalance: Any                                          # added by unequal stages
-    send: Any                                               # added by sends
+
+    ramp: Any  # the wait with equal stages and free sends
+    imbalance: Any  # added by unequal stages
+    send: Any  # added by sends
 
 
 def split_bubble(graph: TaskGraph, works: Sequence[ChunkWork], links: Sends = 0) -> BubbleSplit:
@@ -145,5 +164,9 @@ def balanced(works: Sequence[ChunkWork]) -> ChunkWork:
 def bars_of(ran: Simulated) -> list[Bar]:
     """Return the tasks of a pipeline as bars, a lane for each stage. Of two tasks that run at once the later one is
     drawn over the other."""
-    return [Bar(stage, ran.begins[task], ran.ends[task], task.kind, str(task))
-            for stage, slots in enumerate(ran.graph.slots) for slot in slots for task in slot]
+    return [
+        Bar(stage, ran.begins[task], ran.ends[task], task.kind, str(task))
+        for stage, slots in enumerate(ran.graph.slots)
+        for slot in slots
+        for task in slot
+    ]

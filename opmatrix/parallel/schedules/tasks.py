@@ -1,5 +1,6 @@
 """The tasks of a pipeline: for each stage the order of the forward, backward and weight-gradient passes of each
 micro-batch, and the values that it waits for."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -7,32 +8,36 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
-Pass: TypeAlias = Literal["F", "B", "W"]                    # forward, backward, gradients of weights
+Pass: TypeAlias = Literal["F", "B", "W"]  # forward, backward, gradients of weights
 
 
 class Task(NamedTuple):
     """One pass of a micro-batch through a chunk. A chunk is a virtual stage: layers that a stage runs without a stop
     between."""
+
     kind: Pass
     micro: int
     chunk: int
 
-    def __str__(self) -> str: return f"{self.kind}{self.micro} of chunk {self.chunk}"
+    def __str__(self) -> str:
+        return f"{self.kind}{self.micro} of chunk {self.chunk}"
 
 
-Slot: TypeAlias = tuple[Task, ...]                          # tasks that run at once, as one
+Slot: TypeAlias = tuple[Task, ...]  # tasks that run at once, as one
 
 
 @dataclass(frozen=True)
 class TaskGraph:
     """The slots of each stage, in order, and the dependencies of chunks."""
+
     name: str
     slots: Sequence[Sequence[Slot]]
-    places: Sequence[int]                                   # the stage of each chunk
-    reads: Sequence[Sequence[int]]                          # for each chunk, the chunks whose values it reads
+    places: Sequence[int]  # the stage of each chunk
+    reads: Sequence[Sequence[int]]  # for each chunk, the chunks whose values it reads
 
     @property
-    def stages(self) -> int: return len(self.slots)
+    def stages(self) -> int:
+        return len(self.slots)
 
     @property
     def order(self) -> list[list[Task]]:
@@ -44,7 +49,8 @@ class TaskGraph:
         """For each chunk, the chunks that read its value."""
         readers: list[list[int]] = [[] for _ in self.places]
         for chunk, sources in enumerate(self.reads):
-            for source in sources: readers[source].append(chunk)
+            for source in sources:
+                readers[source].append(chunk)
         return readers
 
     @cached_property
@@ -61,11 +67,13 @@ class TaskGraph:
         """Yield the tasks that must end before a task begins."""
         kind, micro, chunk = task
         match kind:
-            case "F": yield from (Task("F", micro, source) for source in self.reads[chunk])
+            case "F":
+                yield from (Task("F", micro, source) for source in self.reads[chunk])
             case "B":
                 yield Task("F", micro, chunk)
                 yield from (Task("B", micro, reader) for reader in self.readers[chunk])
-            case "W": yield Task("B", micro, chunk)
+            case "W":
+                yield Task("B", micro, chunk)
 
 
 def in_a_row(chunks: int) -> list[list[int]]:

@@ -1,12 +1,13 @@
 """ZB-H1: 1F1B in which stage s computes gradients of weights s micro-batches later, when it would wait. So no stage
 holds more than the first (Qi et al. 2023, section 2.2)."""
+
 from __future__ import annotations
 
 from typing import Any
 
 from opmatrix.parallel.schedules.closed_forms import least
 from opmatrix.parallel.schedules.one_f_one_b import alternating
-from opmatrix.parallel.schedules.pipeline_schedule import Schedule
+from opmatrix.parallel.schedules.pipeline_schedule import PipelineSchedule
 from opmatrix.parallel.schedules.tasks import Task, TaskGraph, alone, in_a_row
 
 
@@ -17,7 +18,8 @@ def deferred(stages: int, micro_batches: int, chunks: int = 1) -> TaskGraph:
         tasks: list[Task] = []
         for task in alternating(s, stages - s, micro_batches):
             tasks.append(task)
-            if task.kind == "B" and task.micro >= s: tasks.append(Task("W", task.micro - s, s))
+            if task.kind == "B" and task.micro >= s:
+                tasks.append(Task("W", task.micro - s, s))
         tasks += [Task("W", i, s) for i in range(max(0, micro_batches - s), micro_batches)]
         slots.append(alone(tasks))
     return TaskGraph("zb-h1", slots, range(stages), in_a_row(stages))
@@ -30,5 +32,11 @@ def deferred_rounds(p: Any, m: Any, v: Any, F: Any, B: Any, W: Any) -> Any:
     return (p - 1) * (F + B) - (least(m, p) - 1) * least(F, B, W)
 
 
-ZB_H1 = Schedule("zb-h1", "1F1B whose gradients of weights fill the bubble (Qi et al. 2023)", deferred,
-                 bubble=deferred_rounds, held=lambda s, p, m, v: least(m, p), weights_apart=True)
+ZB_H1 = PipelineSchedule(
+    "zb-h1",
+    "1F1B whose gradients of weights fill the bubble (Qi et al. 2023)",
+    deferred,
+    bubble=deferred_rounds,
+    held=lambda s, p, m, v: least(m, p),
+    weights_apart=True,
+)

@@ -1,5 +1,6 @@
 """A forward pass of a batch, as in inference: its time and memory by a strategy, with the keys and values that stay,
 and the time of the next token. It is made of the same passes as a step of training."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -26,7 +27,9 @@ def forward_parts(setting: Setting) -> PartSeconds:
     """Return the seconds until the last micro-batch has left the last stage, part by part."""
     strategy, model, m = setting.strategy, setting.model, setting.micro_batches
 
-    def forward(work: LayerWork) -> PartSeconds: return known_pass(setting, work, "forward")
+    def forward(work: LayerWork) -> PartSeconds:
+        return known_pass(setting, work, "forward")
+
     bodies = add_parts(*(scale_parts(forward(work), count) for work, count in model.layers))
     first, last, several = forward(model.first), forward(model.last), step_at(strategy.pp, 2)
     slowest = add_parts(scale_parts(bodies, 1 / strategy.pp), last, scale_parts(first, 1 - several))
@@ -40,16 +43,28 @@ def cache_bytes(setting: Setting, width: int) -> Quantity:
     """Return the bytes of keys and values of all sequences on a rank of a stage; `width`: columns of a head of keys."""
     strategy, model = setting.strategy, setting.model
     heads = model.key_heads / least(strategy.tp, model.key_heads)
-    return (2 * setting.number * heads * width * model.count / strategy.pp * setting.batch / strategy.dp
-            * setting.seq / strategy.cp)
+    return (
+        2
+        * setting.number
+        * heads
+        * width
+        * model.count
+        / strategy.pp
+        * setting.batch
+        / strategy.dp
+        * setting.seq
+        / strategy.cp
+    )
 
 
 def predict_forward(setting: Setting, width: int) -> Prediction:
     """Predict the time and memory of a forward pass of a batch."""
     body = setting.model.layers[0][0]
     memory: Mapping[str, Quantity] = {
-        "weights": setting.number * stage_parameters(setting), "caches": cache_bytes(setting, width),
-        "working": whole_bytes(setting, body)}
+        "weights": setting.number * stage_parameters(setting),
+        "caches": cache_bytes(setting, width),
+        "working": whole_bytes(setting, body),
+    }
     return Prediction(setting, forward_parts(setting), memory)
 
 
@@ -57,8 +72,11 @@ def next_token_seconds(setting: Setting, width: int) -> float:
     """Return the seconds of one more token for each sequence: every layer runs on one row of each, and keys and values
     are read."""
     strategy = setting.strategy
-    one = setting._replace(seq=strategy.cp, passes=None,    # a token is on one context rank
-                           strategy=replace(strategy, micro_batch=setting.batch / strategy.dp))
+    one = setting._replace(
+        seq=strategy.cp,
+        passes=None,  # a token is on one context rank
+        strategy=replace(strategy, micro_batch=setting.batch / strategy.dp),
+    )
     layers = [(setting.model.first, 1), *setting.model.layers, (setting.model.last, 1)]
     passes = add_all(count * sum_parts(known_pass(one, work, "forward")) for work, count in layers)
     sent = (strategy.pp - 1) * sum_parts(send_parts(one)) / 2

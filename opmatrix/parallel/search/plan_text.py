@@ -1,5 +1,6 @@
 """A plan as text, rows and JSON: the best strategies with their time and memory by part, their costs, and why the
 slower ones lose."""
+
 from __future__ import annotations
 
 import csv
@@ -15,26 +16,39 @@ from opmatrix.parallel.search.plans import KINDS_OF_TIME, PlanChoice, StrategyPl
 from opmatrix.parallel.search.stage_times import StageCut, best_cut, run_stages
 
 GIGA = 1e9
-RUN = 3                                                     # strategies whose pipelines are simulated task by task
+RUN = 3  # strategies whose pipelines are simulated task by task
 
 
 def plan_text(plan: StrategyPlan) -> str:
     """Return the printed text of a plan."""
-    return "\n\n".join([heading(plan), best_table(plan), memory_table(plan), costs_table(plan), *losses(plan),
-                         *run_lines(plan), *collective_lines(plan), sensitivity_table(plan)])
+    return "\n\n".join(
+        [
+            heading(plan),
+            best_table(plan),
+            memory_table(plan),
+            costs_table(plan),
+            *losses(plan),
+            *run_lines(plan),
+            *collective_lines(plan),
+            sensitivity_table(plan),
+        ]
+    )
 
 
 def heading(plan: StrategyPlan) -> str:
     """Return the inputs of the plan, and the number of strategies."""
     question, strategies = plan.question, plan.found
     what = "a pass" if question.infer else "a step"
-    return (f"{plan.name} on {question.devices} x {question.machine.name}: {question.batch} sequences of "
-            f"{question.seq} tokens {what}, {question.precision}, {question.room / GIGA:g} GB a device\n"
-            f"{strategies.count:,} strategies predicted, {strategies.fit:,} fit; the fastest of each way to factor the "
-            "devices:")
+    return (
+        f"{plan.name} on {question.devices} x {question.machine.name}: {question.batch} sequences of "
+        f"{question.seq} tokens {what}, {question.precision}, {question.room / GIGA:g} GB a device\n"
+        f"{strategies.count:,} strategies predicted, {strategies.fit:,} fit; the fastest of each way to factor the "
+        "devices:"
+    )
 
 
-def in_percent(part: float, whole: float) -> str: return f"{round(100 * part / whole, 1) + 0.0:.1f}"     # no -0.0
+def in_percent(part: float, whole: float) -> str:
+    return f"{round(100 * part / whole, 1) + 0.0:.1f}"  # no -0.0
 
 
 def best_table(plan: StrategyPlan) -> str:
@@ -42,20 +56,36 @@ def best_table(plan: StrategyPlan) -> str:
     rows = []
     for number, choice in enumerate(plan.best, 1):
         grouped = choice.grouped()
-        rows.append([str(number), str(choice), f"{choice.seconds:.4g}",
-                     *(in_percent(grouped[name], choice.seconds) for name in KINDS_OF_TIME),
-                     f"{choice.bytes / GIGA:.1f}",
-                     in_percent(plan.utilisation(choice), 1), f"{plan.tokens_a_second(choice):.0f}"])
-    return table(rows, ["", "strategy", "s a step", *(f"{name} %" for name in KINDS_OF_TIME), "GB", "MFU %",
-                        "tokens/s a device"], (0, 1))
+        rows.append(
+            [
+                str(number),
+                str(choice),
+                f"{choice.seconds:.4g}",
+                *(in_percent(grouped[name], choice.seconds) for name in KINDS_OF_TIME),
+                f"{choice.bytes / GIGA:.1f}",
+                in_percent(plan.utilisation(choice), 1),
+                f"{plan.tokens_a_second(choice):.0f}",
+            ]
+        )
+    return table(
+        rows,
+        ["", "strategy", "s a step", *(f"{name} %" for name in KINDS_OF_TIME), "GB", "MFU %", "tokens/s a device"],
+        (0, 1),
+    )
 
 
 def memory_table(plan: StrategyPlan) -> str:
     """Return the table of the bytes of the fullest device, by part."""
     names = [*dict.fromkeys(name for choice in plan.best for name in choice.prediction.memory)]
-    rows = [[str(number), *(f"{float(choice.prediction.memory.get(name, 0)) / GIGA:.2f}" for name in names),
-             f"{float(choice.prediction.allocated) / GIGA:.2f}", f"{choice.bytes / GIGA:.2f}"]
-            for number, choice in enumerate(plan.best, 1)]
+    rows = [
+        [
+            str(number),
+            *(f"{float(choice.prediction.memory.get(name, 0)) / GIGA:.2f}" for name in names),
+            f"{float(choice.prediction.allocated) / GIGA:.2f}",
+            f"{choice.bytes / GIGA:.2f}",
+        ]
+        for number, choice in enumerate(plan.best, 1)
+    ]
     return table(rows, ["GB of", *names, "allocated", "reserved"])
 
 
@@ -86,8 +116,10 @@ def lost(first: PlanChoice, other: PlanChoice) -> str:
     more = sorted((name for name in change if change[name] > least), key=lambda name: -change[name])
     less = sorted((name for name in change if change[name] < -least), key=lambda name: change[name])
     text = f"{100 * (other.seconds / first.seconds - 1):.1f} % slower"
-    if more: text += ": " + ", ".join(f"{change[name]:.3g} s more {name}" for name in more[:3])
-    if less: text += "; " + ", ".join(f"{-change[name]:.3g} s less {name}" for name in less[:2])
+    if more:
+        text += ": " + ", ".join(f"{change[name]:.3g} s more {name}" for name in more[:3])
+    if less:
+        text += "; " + ", ".join(f"{-change[name]:.3g} s less {name}" for name in less[:2])
     return text
 
 
@@ -95,58 +127,91 @@ def run_lines(plan: StrategyPlan) -> Iterator[str]:
     """Yield the simulated pipelines of the first strategies, and uneven stages where they are faster."""
     lines = []
     for number, choice in enumerate(() if plan.question.infer or plan.question.local else plan.best[:RUN], 1):
-        if choice.sizes["pp"] == 1: continue
-        try: ran = run_stages(choice)
-        except InputError: continue
+        if choice.sizes["pp"] == 1:
+            continue
+        try:
+            ran = run_stages(choice)
+        except InputError:
+            continue
         line = f"{number}: {ran.seconds:.4g} s (by formula {choice.seconds:.4g})"
         if (cut := best_cut(choice, plan.question.room)) is not None:
             other = run_stages(choice, cut.layers, again=cut.again)
-            if other.seconds < ran.seconds: line += f"; {other.seconds:.4g} s where stages have {stages_text(cut)}"
+            if other.seconds < ran.seconds:
+                line += f"; {other.seconds:.4g} s where stages have {stages_text(cut)}"
         lines.append(line)
-    if lines: yield "\n".join(["run task by task:", *lines])
+    if lines:
+        yield "\n".join(["run task by task:", *lines])
 
 
 def stages_text(cut: StageCut) -> str:
     """Return the layers of each stage and what it recomputes; equal stages are grouped."""
     groups = [(pair, len([*same])) for pair, same in groupby(zip(cut.layers, cut.again, strict=True))]
-    return ", ".join(f"{layers} layers" + f" ({again} again)" * (again != "none") + f" x {n}" * (n > 1)
-                     for (layers, again), n in groups)
+    return ", ".join(
+        f"{layers} layers" + f" ({again} again)" * (again != "none") + f" x {n}" * (n > 1)
+        for (layers, again), n in groups
+    )
 
 
 def collective_lines(plan: StrategyPlan) -> Iterator[str]:
     """Yield the collectives of the first strategy."""
     lines = [str(collective) for collective in named_collectives(plan.best[0], plan.question.infer)]
-    if lines: yield "\n".join(["collectives of the first:", *lines])
+    if lines:
+        yield "\n".join(["collectives of the first:", *lines])
 
 
 def sensitivity_table(plan: StrategyPlan) -> str:
     """Return the table of the first strategy's time on changed machines."""
-    rows = [[what, f"{100 * (low - 1):+.1f}", f"{100 * (high - 1):+.1f}"]
-            for what, low, high in plan.sensitivity(plan.best[0])]
+    rows = [
+        [what, f"{100 * (low - 1):+.1f}", f"{100 * (high - 1):+.1f}"]
+        for what, low, high in plan.sensitivity(plan.best[0])
+    ]
     return table(rows, ["seconds of the first, in percent, with", "half", "twice"])
 
 
 # ---- as data
 
+
 def choice_row(plan: StrategyPlan, each: PlanChoice) -> dict[str, object]:
     """Return all figures of a strategy, by name."""
-    return {**each.sizes, **each.form._asdict(), "order": " ".join(each.form.order), "seconds": each.seconds,
-            **{f"seconds of {name}": seconds for name, seconds in each.grouped().items()},
-            "allocated bytes": float(each.prediction.allocated), "reserved bytes": each.bytes,
-            "utilisation": plan.utilisation(each), "tokens a second and device": plan.tokens_a_second(each),
-            **{f"{name} a billion tokens": value for name, value in plan.costs(each).items()}}
+    return {
+        **each.sizes,
+        **each.form._asdict(),
+        "order": " ".join(each.form.order),
+        "seconds": each.seconds,
+        **{f"seconds of {name}": seconds for name, seconds in each.grouped().items()},
+        "allocated bytes": float(each.prediction.allocated),
+        "reserved bytes": each.bytes,
+        "utilisation": plan.utilisation(each),
+        "tokens a second and device": plan.tokens_a_second(each),
+        **{f"{name} a billion tokens": value for name, value in plan.costs(each).items()},
+    }
 
 
 def plan_json(plan: StrategyPlan) -> dict[str, object]:
     """Return a plan as JSON, with every part of time and memory."""
     question = plan.question
-    strategies = [{**choice_row(plan, choice), "seconds by part": by_part(choice.prediction.seconds),
-                   "bytes by part": by_part(choice.prediction.memory)} for choice in plan.best]
+    strategies = [
+        {
+            **choice_row(plan, choice),
+            "seconds by part": by_part(choice.prediction.seconds),
+            "bytes by part": by_part(choice.prediction.memory),
+        }
+        for choice in plan.best
+    ]
     met = [collective._asdict() for collective in named_collectives(plan.best[0], question.infer)]
-    return {"model": plan.name, "machine": question.machine.name, "devices": question.devices, "batch": question.batch,
-            "tokens": question.seq, "bytes of a device": question.room, "strategies predicted": plan.found.count,
-            "strategies that fit": plan.found.fit, "strategies": strategies,
-            "collectives of the first": met, "sensitivity": [[*change] for change in plan.sensitivity(plan.best[0])]}
+    return {
+        "model": plan.name,
+        "machine": question.machine.name,
+        "devices": question.devices,
+        "batch": question.batch,
+        "tokens": question.seq,
+        "bytes of a device": question.room,
+        "strategies predicted": plan.found.count,
+        "strategies that fit": plan.found.fit,
+        "strategies": strategies,
+        "collectives of the first": met,
+        "sensitivity": [[*change] for change in plan.sensitivity(plan.best[0])],
+    }
 
 
 def by_part(parts: Mapping[str, object]) -> dict[str, float]:

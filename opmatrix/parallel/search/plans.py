@@ -1,4 +1,5 @@
 """`plan`: the fastest strategies of a model on a number of devices of a machine, with time, memory and cost."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,41 +22,56 @@ from opmatrix.parallel.search.forms import StrategyForm
 from opmatrix.parallel.search.strategy_search import FoundStrategies, PlanQuestion, search_strategies
 
 BEST_KEPT = 10
-CARBON = 473.0                                              # grams of CO2 a kWh: the world's mean of 2024 (Ember 2025,
-                                                            # Global Electricity Review)
-KINDS_OF_TIME = {"computation": ("computation", "loss", "host", "turns"),
-                 "communication": (),                       # every part that belongs to no other kind
-                 "synchronisation": ("synchronisation", "waiting"), "bubble": ("bubble",), "optimiser": ("optimiser",)}
-FACTORS = 0.5, 2.0                                          # factors of links, memory and rates for `sensitivity`
+CARBON = 473.0  # grams of CO2 a kWh: the world's mean of 2024 (Ember 2025,
+# Global Electricity Review)
+KINDS_OF_TIME = {
+    "computation": ("computation", "loss", "host", "turns"),
+    "communication": (),  # every part that belongs to no other kind
+    "synchronisation": ("synchronisation", "waiting"),
+    "bubble": ("bubble",),
+    "optimiser": ("optimiser",),
+}
+FACTORS = 0.5, 2.0  # factors of links, memory and rates for `sensitivity`
 
 
 class PlanChoice(NamedTuple):
     """A strategy: its form, its sizes, and its predicted time and memory."""
+
     form: StrategyForm
     sizes: Mapping[str, int]
     prediction: Prediction
 
     @property
-    def seconds(self) -> float: return float(self.prediction.step_seconds)
+    def seconds(self) -> float:
+        return float(self.prediction.step_seconds)
+
     @property
-    def bytes(self) -> float: return float(self.prediction.reserved)
+    def bytes(self) -> float:
+        return float(self.prediction.reserved)
 
     def __str__(self) -> str:
         sizes = self.sizes
         axes = [f"{name} {sizes[name]}" for name in ("tp", "cp", "pp", "dp", "ep") if sizes[name] > 1] or ["one device"]
         more = [f"micro-batch {sizes['micro_batch']}"]
-        if sizes["virtual"] > 1: more.append(f"{sizes['virtual']} chunks a stage")
-        elif sizes["pp"] > 1: more.append(self.form.schedule)
-        if self.form.zero: more.append(f"ZeRO {self.form.zero}")
-        if self.form.sequence: more.append("norms cut")
-        if sizes["cp"] > 1: more.append(self.form.context)
-        if self.form.recompute != "none": more.append(f"{self.form.recompute} again")
+        if sizes["virtual"] > 1:
+            more.append(f"{sizes['virtual']} chunks a stage")
+        elif sizes["pp"] > 1:
+            more.append(self.form.schedule)
+        if self.form.zero:
+            more.append(f"ZeRO {self.form.zero}")
+        if self.form.sequence:
+            more.append("norms cut")
+        if sizes["cp"] > 1:
+            more.append(self.form.context)
+        if self.form.recompute != "none":
+            more.append(f"{self.form.recompute} again")
         return f"{' × '.join(axes)}; {', '.join(more)}"
 
     def grouped(self) -> dict[str, float]:
         """Return the seconds of a step by kind; they add up to the step."""
         totals = dict.fromkeys(KINDS_OF_TIME, 0.0)
-        for part, seconds in self.prediction.seconds.items(): totals[group_of(part)] += float(seconds)
+        for part, seconds in self.prediction.seconds.items():
+            totals[group_of(part)] += float(seconds)
         return totals
 
 
@@ -67,6 +83,7 @@ def group_of(part: str) -> str:
 @dataclass(frozen=True)
 class StrategyPlan:
     """The best strategies, the fastest first, one for each way to factor the devices over axes."""
+
     name: str
     question: PlanQuestion
     found: FoundStrategies
@@ -76,8 +93,9 @@ class StrategyPlan:
     @cached_property
     def model_operations(self) -> float:
         """Operations of a step, forward and backward, without recomputation: the numerator of a utilisation."""
-        return model_operations(self.question.work(StrategyForm()), self.question.batch, self.question.seq,
-                                self.question.infer)
+        return model_operations(
+            self.question.work(StrategyForm()), self.question.batch, self.question.seq, self.question.infer
+        )
 
     def utilisation(self, choice: PlanChoice) -> float:
         """Return the share of the devices' rate that is spent on the model's own operations."""
@@ -97,7 +115,8 @@ class StrategyPlan:
         if question.machine.watts is not None:
             amounts["kWh"] = hours * question.machine.watts / 1000
             amounts["kg of CO2"] = amounts["kWh"] * self.carbon / 1000
-        if question.machine.hourly is not None: amounts["dollars"] = hours * question.machine.hourly
+        if question.machine.hourly is not None:
+            amounts["dollars"] = hours * question.machine.hourly
         return amounts
 
     def seconds_on(self, machine: Datasheet, choice: PlanChoice) -> float:
@@ -108,8 +127,9 @@ class StrategyPlan:
         """Yield each property of the machine that is varied, and the time of a step with half of it and with twice as
         much, relative to the predicted time."""
         for what, change in CHANGES.items():
-            low, high = (self.seconds_on(change(self.question.machine, factor), choice) / choice.seconds
-                         for factor in FACTORS)
+            low, high = (
+                self.seconds_on(change(self.question.machine, factor), choice) / choice.seconds for factor in FACTORS
+            )
             yield what, low, high
 
     def __str__(self) -> str:
@@ -117,14 +137,21 @@ class StrategyPlan:
         return text
 
 
-def scale_links(sheet: Datasheet, bandwidth: float = 1, latency: float = 1, first: int = 0,
-                last: int | None = None) -> Datasheet:
+def scale_links(
+    sheet: Datasheet, bandwidth: float = 1, latency: float = 1, first: int = 0, last: int | None = None
+) -> Datasheet:
     """Return a machine whose links, from level `first` up to `last`, have bandwidth and latency multiplied by
     factors."""
     chosen = range(*slice(first, last).indices(len(sheet.links)))
-    return replace(sheet, links=tuple(
-        link._replace(bandwidth=link.bandwidth * bandwidth, latency=link.latency * latency) if at in chosen else link
-        for at, link in enumerate(sheet.links)))
+    return replace(
+        sheet,
+        links=tuple(
+            link._replace(bandwidth=link.bandwidth * bandwidth, latency=link.latency * latency)
+            if at in chosen
+            else link
+            for at, link in enumerate(sheet.links)
+        ),
+    )
 
 
 def scale_memory(sheet: Datasheet, by: float) -> Datasheet:
@@ -138,7 +165,8 @@ CHANGES: Mapping[str, Callable[[Datasheet, float], Datasheet]] = {
     "bandwidth of all farther links": lambda sheet, by: scale_links(sheet, bandwidth=by, first=1),
     "latency of links": lambda sheet, by: scale_links(sheet, latency=by),
     "bandwidth of memory": scale_memory,
-    "rate of products": lambda sheet, by: replace(sheet, matrix={k: by * rate for k, rate in sheet.matrix.items()})}
+    "rate of products": lambda sheet, by: replace(sheet, matrix={k: by * rate for k, rate in sheet.matrix.items()}),
+}
 
 
 def model_operations(work: ModelWork, batch: int, seq: int, forward: bool = False) -> float:
@@ -146,16 +174,34 @@ def model_operations(work: ModelWork, batch: int, seq: int, forward: bool = Fals
     Recomputation does not count."""
     sizes = {"b": 1, "s": seq, "t": 1, "c": 1, "e": 1}
     layers = [(work.first, 1), *work.layers, (work.last, 1)]
-    return batch * sum(count * 2 * product.count * float(
-        product.rows.at(sizes) * product.inner.at(sizes) * product.cols.at(sizes) * product.batch.at(sizes))
-        for layer, count in layers for product in layer.products
-        if not product.again and (not forward or product.during == "forward"))
+    return batch * sum(
+        count
+        * 2
+        * product.count
+        * float(product.rows.at(sizes) * product.inner.at(sizes) * product.cols.at(sizes) * product.batch.at(sizes))
+        for layer, count in layers
+        for product in layer.products
+        if not product.again and (not forward or product.during == "forward")
+    )
 
 
-def plan(model: str | Settings, devices: int, machine: str | Datasheet, *, batch: int, seq: int | None = None,
-         memory: float | None = None, infer: bool = False, flash: bool = True,
-         precision: str = "bf16", keep: int = BEST_KEPT, carbon: float = CARBON, constants: Constants | None = None,
-         name: str | None = None, heard: Callable[..., None] = unheard) -> StrategyPlan:
+def plan(
+    model: str | Settings,
+    devices: int,
+    machine: str | Datasheet,
+    *,
+    batch: int,
+    seq: int | None = None,
+    memory: float | None = None,
+    infer: bool = False,
+    flash: bool = True,
+    precision: str = "bf16",
+    keep: int = BEST_KEPT,
+    carbon: float = CARBON,
+    constants: Constants | None = None,
+    name: str | None = None,
+    heard: Callable[..., None] = unheard,
+) -> StrategyPlan:
     """Find the fastest strategies of a MODEL, a well-known name or a configuration, on a number of devices of a
     machine, a name or a data sheet. `batch`: sequences a step; `seq`: their tokens, by default the most that the model
     takes. `memory`: bytes of a device, by default as its data sheet says. `infer`: a forward pass in place of a step of
@@ -163,14 +209,21 @@ def plan(model: str | Settings, devices: int, machine: str | Datasheet, *, batch
     a model or machine that cannot be planned, and where no strategy fits the memory."""
     config = known.configuration(model) if isinstance(model, str) else model
     sheet = read_machine(machine) if isinstance(machine, str) else machine
-    if devices > 1: check_linked(sheet)
+    if devices > 1:
+        check_linked(sheet)
     tokens = check_tokens(config, seq)
-    question = PlanQuestion(config, sheet, devices, batch, tokens, memory or sheet.memory[-1][1], flash,
-                            precision, constants, infer)
+    question = PlanQuestion(
+        config, sheet, devices, batch, tokens, memory or sheet.memory[-1][1], flash, precision, constants, infer
+    )
     strategies = search_strategies(question, heard)
-    if not strategies.fit: refuse_memory(strategies)
-    best = [PlanChoice(form, sizes, question.predicted(form, sizes)) for form, sizes in (
-        (question.forms[strategies.forms[row]], strategies.sizes.row(row)) for row in strategies.best_rows(keep))]
+    if not strategies.fit:
+        refuse_memory(strategies)
+    best = [
+        PlanChoice(form, sizes, question.predicted(form, sizes))
+        for form, sizes in (
+            (question.forms[strategies.forms[row]], strategies.sizes.row(row)) for row in strategies.best_rows(keep)
+        )
+    ]
     default_name = model if isinstance(model, str) else str(config.get("model_type", "model"))
     return StrategyPlan(name or default_name, question, strategies, tuple(best), carbon)
 
@@ -178,22 +231,27 @@ def plan(model: str | Settings, devices: int, machine: str | Datasheet, *, batch
 def read_machine(name: str) -> Datasheet:
     """Return a machine or a cluster by name, or the only one of a .json file (format: docs/add_a_machine.md). Raises
     InputError for an unknown name or a bad file."""
-    if not name.endswith(".json"): return datasheet(name)
-    try: sheets = [*datasheets(Path(name)).values()]
+    if not name.endswith(".json"):
+        return datasheet(name)
+    try:
+        sheets = [*datasheets(Path(name)).values()]
     except (OSError, ValueError) as error:
         raise InputError(f"--machine {name}: {str(error).removeprefix(f'{name}: ')}") from None
-    if len(sheets) != 1: raise InputError(f"--machine {name}: it has {len(sheets)} machines: give a file of one")
+    if len(sheets) != 1:
+        raise InputError(f"--machine {name}: it has {len(sheets)} machines: give a file of one")
     return sheets[0]
 
 
 def check_tokens(config: Settings, seq: int | None) -> int:
     """Return the tokens of a sequence: as requested, else as many as the model takes. Raises InputError for more than
     the model takes, and where neither is given."""
-    most = next((limit for limit in map(config.get, ("max_position_embeddings", "n_positions"))
-                 if isinstance(limit, int)), None)
+    most = next(
+        (limit for limit in map(config.get, ("max_position_embeddings", "n_positions")) if isinstance(limit, int)), None
+    )
     if seq is not None and most is not None and seq > most and "rope_theta" not in config:
         raise InputError(f"--seq {seq}: the model has {most} positions: at most {most} tokens a sequence")
-    if (tokens := seq or most) is not None: return tokens
+    if (tokens := seq or most) is not None:
+        return tokens
     raise InputError("--seq: the configuration does not say how long sequences are: give a number of tokens")
 
 
@@ -206,9 +264,11 @@ def refuse_memory(found: FoundStrategies) -> None:
     largest = max(parts, key=lambda name: parts[name])
     more = devices_that_fit(question)
     helps = f"{more} devices would do" if more else f"--memory {least / 1e9:.1f} would do"
-    raise InputError(f"--memory {question.room / 1e9:g}: no strategy of {question.devices} devices fits: "
-                     f"{(least - question.room) / 1e9:.1f} GB are missing for {choice}, which needs the least, "
-                     f"{least / 1e9:.1f} GB, {parts[largest] / 1e9:.1f} of them {largest}; {helps}")
+    raise InputError(
+        f"--memory {question.room / 1e9:g}: no strategy of {question.devices} devices fits: "
+        f"{(least - question.room) / 1e9:.1f} GB are missing for {choice}, which needs the least, "
+        f"{least / 1e9:.1f} GB, {parts[largest] / 1e9:.1f} of them {largest}; {helps}"
+    )
 
 
 def devices_that_fit(question: PlanQuestion) -> int | None:
@@ -216,7 +276,10 @@ def devices_that_fit(question: PlanQuestion) -> int | None:
     form = StrategyForm(*("none", 0) if question.infer else ("full", 3), USUAL_SCHEDULE.name, "ring", True)
     for factor in (2, 4, 8, 16, 32, 64):
         other = replace(question, devices=question.devices * factor)
-        try: strategies = search_strategies(other, forms=[form, form._replace(sequence=False)])
-        except InputError: continue
-        if strategies.fit: return other.devices
+        try:
+            strategies = search_strategies(other, forms=[form, form._replace(sequence=False)])
+        except InputError:
+            continue
+        if strategies.fit:
+            return other.devices
     return None

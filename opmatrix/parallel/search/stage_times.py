@@ -1,6 +1,7 @@
 """The pipeline of a strategy in time: its tasks one by one, with unequal stages, or partitioned so that the slowest
 stage is as fast as possible. The best strategies of a search are simulated this way, where formulas take stages to be
 alike."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -28,20 +29,22 @@ from opmatrix.parallel.search.plans import PlanChoice
 from opmatrix.parallel.search.uneven_cuts import LayerWays, cut_stages
 from opmatrix.parallel.sharding.axis_states import bounds
 
-MOST_TASKS = 20_000                                         # tasks of a pipeline that is simulated, at most
-DRAWN = 16_000                                              # tasks of a picture, at most
+MOST_TASKS = 20_000  # tasks of a pipeline that is simulated, at most
+DRAWN = 16_000  # tasks of a picture, at most
 
 
 @dataclass(frozen=True)
 class StageTimes:
     """A simulated pipeline."""
-    cut: tuple[int, ...]                                    # layers of each chunk
-    again: tuple[RecomputeKind, ...]                        # the recomputation of each chunk
-    ran: Simulated                                          # the tasks in time
-    after: float                                            # seconds of a step after the last task
+
+    cut: tuple[int, ...]  # layers of each chunk
+    again: tuple[RecomputeKind, ...]  # the recomputation of each chunk
+    ran: Simulated  # the tasks in time
+    after: float  # seconds of a step after the last task
 
     @property
-    def seconds(self) -> float: return float(self.ran.seconds) + self.after
+    def seconds(self) -> float:
+        return float(self.ran.seconds) + self.after
 
 
 def pass_seconds(setting: Setting, work: LayerWork, last: bool = False) -> tuple[float, float, float]:
@@ -72,8 +75,12 @@ def even_cut(layers: int, chunks: int) -> tuple[int, ...]:
     return tuple(end - begin for begin, end in (bounds(layers, chunks, at) for at in range(chunks)))
 
 
-def run_stages(choice: PlanChoice, cut: Sequence[int] | None = None, micro_batches: int | None = None,
-               again: Sequence[RecomputeKind] | None = None) -> StageTimes:
+def run_stages(
+    choice: PlanChoice,
+    cut: Sequence[int] | None = None,
+    micro_batches: int | None = None,
+    again: Sequence[RecomputeKind] | None = None,
+) -> StageTimes:
     """Simulate the pipeline of a strategy, task by task. `cut`: layers of each chunk, even by default; `again`: the
     recomputation of each chunk. Raises InputError for more tasks than are simulated."""
     setting, sizes = choice.prediction.setting, choice.sizes
@@ -88,10 +95,12 @@ def run_stages(choice: PlanChoice, cut: Sequence[int] | None = None, micro_batch
     works, at = [], 0
     for chunk, (layers, kind) in enumerate(zip(cut, again, strict=True)):
         ends = [pass_seconds(setting, setting.model.first)] if chunk == 0 else []
-        if chunk == chunks - 1: ends.append(pass_seconds(setting, setting.model.last, last=True))
-        forward, backward, learnt = (sum(seconds[k] for seconds in [*timed[kind][at:at + layers], *ends])
-                                     for k in range(3))
-        saved = sum(held[kind][at:at + layers])
+        if chunk == chunks - 1:
+            ends.append(pass_seconds(setting, setting.model.last, last=True))
+        forward, backward, learnt = (
+            sum(seconds[k] for seconds in [*timed[kind][at : at + layers], *ends]) for k in range(3)
+        )
+        saved = sum(held[kind][at : at + layers])
         works.append(ChunkWork(forward, backward, learnt, saved, saved))
         at += layers
     graph = pipeline_tasks(schedule_of(choice), sizes["pp"], m)
@@ -105,14 +114,16 @@ def schedule_of(choice: PlanChoice) -> str:
     """Return the name of the schedule whose tasks are simulated."""
     chunks = choice.sizes["virtual"]
     schedule = SCHEDULES[choice.form.schedule]
-    if not schedule.chunked: return schedule.name
+    if not schedule.chunked:
+        return schedule.name
     return str(ChunkedSchedule(schedule, chunks)) if chunks > 1 else USUAL_SCHEDULE.name
 
 
 class StageCut(NamedTuple):
     """A partition of layers into stages."""
-    layers: tuple[int, ...]                                 # layers of each stage
-    again: tuple[RecomputeKind, ...]                        # the recomputation of each stage
+
+    layers: tuple[int, ...]  # layers of each stage
+    again: tuple[RecomputeKind, ...]  # the recomputation of each stage
 
 
 def best_cut(choice: PlanChoice, room: float) -> StageCut | None:
@@ -120,21 +131,35 @@ def best_cut(choice: PlanChoice, room: float) -> StageCut | None:
     each fits `room` bytes. None for a single stage, for several chunks a stage, and if no partition fits."""
     setting, sizes = choice.prediction.setting, choice.sizes
     stages = sizes["pp"]
-    if stages == 1 or sizes["virtual"] > 1: return None
+    if stages == 1 or sizes["virtual"] > 1:
+        return None
     settings = [recomputing(setting, kind) for kind in RECOMPUTES]
     costs = [[*map(sum, layer_seconds(variant))] for variant in settings]
     stored = [size for work, times in setting.model.layers for size in [state_bytes(setting, work)] * times]
     held, m = [layer_bytes(variant) for variant in settings], round(float(setting.micro_batches))
     schedule = pipeline_kind(schedule_of(choice)).schedule
     waits = [schedule.held(at, stages, m, 1) for at in range(stages)]
-    ways = [[LayerWays(costs[k], [state + many * size for state, size in zip(stored, held[k], strict=True)])
-             for k in range(len(RECOMPUTES))] for many in waits]
-    spare = allocatable(setting, room) * (1 + 1e-9)         # the even partition may just fit
+    ways = [
+        [
+            LayerWays(costs[k], [state + many * size for state, size in zip(stored, held[k], strict=True)])
+            for k in range(len(RECOMPUTES))
+        ]
+        for many in waits
+    ]
+    spare = allocatable(setting, room) * (1 + 1e-9)  # the even partition may just fit
     spare -= float(choice.prediction.memory["working"])
-    rooms = [spare - (at == 0) * state_bytes(setting, setting.model.first)
-             - (at == stages - 1) * state_bytes(setting, setting.model.last) for at in range(stages)]
-    best = cut_stages(ways, rooms, sum(pass_seconds(setting, setting.model.first)),
-                      sum(pass_seconds(setting, setting.model.last, last=True)))
+    rooms = [
+        spare
+        - (at == 0) * state_bytes(setting, setting.model.first)
+        - (at == stages - 1) * state_bytes(setting, setting.model.last)
+        for at in range(stages)
+    ]
+    best = cut_stages(
+        ways,
+        rooms,
+        sum(pass_seconds(setting, setting.model.first)),
+        sum(pass_seconds(setting, setting.model.last, last=True)),
+    )
     return None if best is None else StageCut(best[0], tuple(RECOMPUTES[k] for k in best[1]))
 
 
@@ -147,5 +172,6 @@ def draw_step(choice: PlanChoice, path: Path, title: str, cut: StageCut | None =
     count = round(float(choice.prediction.setting.micro_batches))
     layers, again = cut or (None, None)
     ran = run_stages(choice, layers, min(count, most), again).ran
-    if count > most: title += f", the first {most} of {count} micro-batches"
+    if count > most:
+        title += f", the first {most} of {count} micro-batches"
     return write_timeline(path, bars_of(ran), [f"stage {at}" for at in range(stages)], title)

@@ -1,5 +1,6 @@
 """The search over all strategies of a model on a number of devices: every form is predicted for all sizes at once. The
 formulas that predict one strategy are evaluated over columns, and common parts of forms are computed once."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,16 +33,17 @@ SIZE_NAMES = tuple(column.name for column in fields(SizeColumns))
 @dataclass(frozen=True)
 class PlanQuestion:
     """The inputs of a plan."""
+
     config: Settings
     machine: Datasheet
-    devices: int                                            # number of devices
-    batch: int                                              # sequences of a step
-    seq: int                                                # tokens of a sequence
-    room: float                                             # bytes of a device
-    flash: bool = True                                      # scores of attention are never stored
+    devices: int  # number of devices
+    batch: int  # sequences of a step
+    seq: int  # tokens of a sequence
+    room: float  # bytes of a device
+    flash: bool = True  # scores of attention are never stored
     precision: str = "bf16"
     constants: Constants | None = None
-    infer: bool = False                                     # a forward pass alone
+    infer: bool = False  # a forward pass alone
 
     @property
     def local(self) -> bool:
@@ -49,20 +51,24 @@ class PlanQuestion:
         return self.machine.processors < inf
 
     @cached_property
-    def limits(self) -> ModelLimits: return limits_of(self.config)
+    def limits(self) -> ModelLimits:
+        return limits_of(self.config)
 
     @cached_property
     def sizes(self) -> SizeColumns:
         sizes = legal_sizes(self.limits, self.devices, self.batch, self.seq)
-        if self.infer: sizes = sizes[sizes.virtual == 1]
+        if self.infer:
+            sizes = sizes[sizes.virtual == 1]
         return sizes[sizes.micro_batch * sizes.dp == self.batch] if self.infer and self.local else sizes
 
     @property
     def forms(self) -> Sequence[StrategyForm]:
         """All forms that apply. A forward pass saves no values and has no state to shard. Ranks of one machine are all
         equally near, and none defers gradients of weights."""
-        if self.infer: return [form for form in STRATEGY_FORMS if form[:3] == ("none", 0, USUAL_SCHEDULE.name)]
-        if not self.local: return STRATEGY_FORMS
+        if self.infer:
+            return [form for form in STRATEGY_FORMS if form[:3] == ("none", 0, USUAL_SCHEDULE.name)]
+        if not self.local:
+            return STRATEGY_FORMS
         return [form for form in STRATEGY_FORMS if form.schedule in RUN_BY_RANKS and form.order == ORDERS[0]]
 
     def work(self, form: StrategyForm) -> ModelWork:
@@ -71,33 +77,54 @@ class PlanQuestion:
 
     def strategy(self, form: StrategyForm, sizes: Mapping[str, object]) -> Strategy:
         """Return a form at sizes, which may be columns."""
-        return Strategy(**sizes,                            # type: ignore[arg-type]
-                        zero=form.zero, sequence=form.sequence, recompute=form.recompute, context=form.context,
-                        schedule=form.schedule, order=form.order, flash=self.flash, precision=self.precision,
-                        gradient_bytes=BYTES[self.precision])
+        return Strategy(
+            **sizes,  # type: ignore[arg-type]
+            zero=form.zero,
+            sequence=form.sequence,
+            recompute=form.recompute,
+            context=form.context,
+            schedule=form.schedule,
+            order=form.order,
+            flash=self.flash,
+            precision=self.precision,
+            gradient_bytes=BYTES[self.precision],
+        )
 
-    def predicted(self, form: StrategyForm, sizes: Mapping[str, object],
-                  passes: dict[tuple[object, ...], PartSeconds] | None = None) -> Prediction:
+    def predicted(
+        self,
+        form: StrategyForm,
+        sizes: Mapping[str, object],
+        passes: dict[tuple[object, ...], PartSeconds] | None = None,
+    ) -> Prediction:
         """Predict the time and memory of a form at sizes, which may be columns. `passes`: passes that forms of the same
         columns share."""
         return self.predicted_on(self.machine, form, sizes, self.batch, self.seq, self.constants, passes)
 
-    def predicted_on(self, machine: Datasheet, form: StrategyForm, sizes: Mapping[str, object], batch: Any, seq: Any,
-                     constants: Constants | None,
-                     passes: dict[tuple[object, ...], PartSeconds] | None = None) -> Prediction:
+    def predicted_on(
+        self,
+        machine: Datasheet,
+        form: StrategyForm,
+        sizes: Mapping[str, object],
+        batch: Any,
+        seq: Any,
+        constants: Constants | None,
+        passes: dict[tuple[object, ...], PartSeconds] | None = None,
+    ) -> Prediction:
         """Predict with other numbers of the machine, the batch or the constants."""
-        setting = Setting(self.work(form), machine, self.strategy(form, sizes), batch, seq,
-                          constants or load_constants(), passes)
+        setting = Setting(
+            self.work(form), machine, self.strategy(form, sizes), batch, seq, constants or load_constants(), passes
+        )
         return predict_forward(setting, self.limits.head) if self.infer else predict_step(setting)
 
 
 @dataclass(frozen=True)
 class FormPrograms:
     """Times and peaks of all forms as one program. Equal results are computed once."""
+
     forms: Sequence[StrategyForm]
     program: CompiledTape
-    times: NDArray[np.intp]                                 # for each form the index of its time
-    peaks: NDArray[np.intp]                                 # for each form the index of its peak
+    times: NDArray[np.intp]  # for each form the index of its time
+    peaks: NDArray[np.intp]  # for each form the index of its peak
 
 
 def compile_forms(question: PlanQuestion, forms: Sequence[StrategyForm]) -> FormPrograms:
@@ -111,6 +138,7 @@ def compile_forms(question: PlanQuestion, forms: Sequence[StrategyForm]) -> Form
             results[key] = len(values)
             values.append(value)
         return results[key]
+
     times, peaks, passes = [], [], dict[tuple[object, ...], PartSeconds]()
     for form in forms:
         prediction = question.predicted(form, tape.columns, passes)
@@ -122,31 +150,34 @@ def compile_forms(question: PlanQuestion, forms: Sequence[StrategyForm]) -> Form
 @dataclass(frozen=True)
 class FoundStrategies:
     """The fastest form that fits for each row of sizes."""
+
     question: PlanQuestion
     sizes: SizeColumns
-    forms: NDArray[np.intp]                                 # index of that form, by row
-    seconds: NDArray[np.float64]                            # its seconds; infinite where no form fits
-    peaks: NDArray[np.float64]                              # its bytes
-    count: int                                              # strategies predicted
-    fit: int                                                # strategies that fit
-    least: tuple[StrategyForm, int, float]                  # form, row and bytes with the smallest memory
+    forms: NDArray[np.intp]  # index of that form, by row
+    seconds: NDArray[np.float64]  # its seconds; infinite where no form fits
+    peaks: NDArray[np.float64]  # its bytes
+    count: int  # strategies predicted
+    fit: int  # strategies that fit
+    least: tuple[StrategyForm, int, float]  # form, row and bytes with the smallest memory
 
     def best_rows(self, keep: int) -> list[int]:
         """Return the fastest rows, one for each way to factor devices over axes."""
         rows: dict[tuple[int, ...], int] = {}
         for row in np.argsort(self.seconds, kind="stable"):
-            if not np.isfinite(self.seconds[row]) or len(rows) == keep: break
+            if not np.isfinite(self.seconds[row]) or len(rows) == keep:
+                break
             at = self.sizes.row(int(row))
             rows.setdefault((at["dp"], at["tp"], at["pp"], at["cp"], at["ep"]), int(row))
         return [*rows.values()]
 
 
-def search_strategies(question: PlanQuestion, heard: Callable[..., None] = unheard,
-                      forms: Sequence[StrategyForm] | None = None) -> FoundStrategies:
+def search_strategies(
+    question: PlanQuestion, heard: Callable[..., None] = unheard, forms: Sequence[StrategyForm] | None = None
+) -> FoundStrategies:
     """Predict every strategy. `heard` is called with the number of rows done and their total. Raises InputError where
     no sizes are legal."""
     forms = question.forms if forms is None else forms
-    if not len(question.sizes):                             # refuses before any model is read
+    if not len(question.sizes):  # refuses before any model is read
         raise InputError(f"--devices {question.devices}: no strategy of them runs a batch of {question.batch} at once")
     strategies = predict_columns(question, compile_forms(question, forms), heard)
     if not strategies.count:
@@ -154,8 +185,9 @@ def search_strategies(question: PlanQuestion, heard: Callable[..., None] = unhea
     return strategies
 
 
-def predict_columns(question: PlanQuestion, programs: FormPrograms,
-                    heard: Callable[..., None] = unheard) -> FoundStrategies:
+def predict_columns(
+    question: PlanQuestion, programs: FormPrograms, heard: Callable[..., None] = unheard
+) -> FoundStrategies:
     """Predict every form for all sizes, block by block, and keep for each row the fastest form that fits."""
     sizes, forms = question.sizes, programs.forms
     masks = FormMasks(forms, question.limits, question.seq, question.local)

@@ -1,5 +1,6 @@
 """Arithmetic traced once and run over columns of numbers: common subexpressions are computed once, for any number of
 results, block by block in buffers that stay in a near cache."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -10,19 +11,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 TapeNumbers: TypeAlias = "NDArray[np.float64]"
-TAPE_ROWS = 2048                                                # rows of a block: 16 kB a buffer
+TAPE_ROWS = 2048  # rows of a block: 16 kB a buffer
 
 UFUNCS: Mapping[str, Callable[..., Any]] = {
-    "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.true_divide, "maximum": np.maximum,
-    "minimum": np.minimum, "ceil": np.ceil, "floor": np.floor, "sqrt": np.sqrt, "log2": np.log2, "exp": np.exp,
-    "power": np.power}
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "divide": np.true_divide,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "ceil": np.ceil,
+    "floor": np.floor,
+    "sqrt": np.sqrt,
+    "log2": np.log2,
+    "exp": np.exp,
+    "power": np.power,
+}
 COMMUTE = {"add", "multiply", "maximum", "minimum"}
-NEUTRAL = {"add": 0.0, "subtract": 0.0, "multiply": 1.0, "divide": 1.0}     # right operands; left, too, if commuting
+NEUTRAL = {"add": 0.0, "subtract": 0.0, "multiply": 1.0, "divide": 1.0}  # right operands; left, too, if commuting
 
 
 class Tape:
     """A trace of operations, each stored once: its name, and the places of its operands. Columns and numbers have
     places, too."""
+
     def __init__(self, *names: str) -> None:
         self.nodes: list[tuple[Any, ...]] = []
         self.places: dict[tuple[Any, ...], int] = {}
@@ -42,56 +54,90 @@ class Tape:
         if type(one) is TracedColumn:
             a = one.at
             if type(other) is not TracedColumn:
-                if op in NEUTRAL and other == NEUTRAL[op]: return one
-                if op == "multiply" and other == 0: return 0.0
+                if op in NEUTRAL and other == NEUTRAL[op]:
+                    return one
+                if op == "multiply" and other == 0:
+                    return 0.0
         else:
-            if op in COMMUTE and op in NEUTRAL and one == NEUTRAL[op]: return other
-            if op in ("multiply", "divide") and one == 0: return 0.0
+            if op in COMMUTE and op in NEUTRAL and one == NEUTRAL[op]:
+                return other
+            if op in ("multiply", "divide") and one == 0:
+                return 0.0
             a = self.place(("number", float(one)))
         b = other.at if type(other) is TracedColumn else self.place(("number", float(other)))
-        if op in COMMUTE and b < a: a, b = b, a
+        if op in COMMUTE and b < a:
+            a, b = b, a
         return TracedColumn(self, self.place((op, a, b)))
 
 
 class TracedColumn:
     """A column on a tape. Arithmetic and numpy's functions of it are recorded there."""
+
     __slots__ = "at", "tape"
-    def __init__(self, tape: Tape, at: int) -> None: self.tape, self.at = tape, at
-    def __add__(self, other: Any) -> Any: return self.tape.write("add", self, other)
-    def __radd__(self, other: Any) -> Any: return self.tape.write("add", other, self)
-    def __sub__(self, other: Any) -> Any: return self.tape.write("subtract", self, other)
-    def __rsub__(self, other: Any) -> Any: return self.tape.write("subtract", other, self)
-    def __mul__(self, other: Any) -> Any: return self.tape.write("multiply", self, other)
-    def __rmul__(self, other: Any) -> Any: return self.tape.write("multiply", other, self)
-    def __truediv__(self, other: Any) -> Any: return self.tape.write("divide", self, other)
-    def __rtruediv__(self, other: Any) -> Any: return self.tape.write("divide", other, self)
-    def __neg__(self) -> Any: return self.tape.write("multiply", -1.0, self)
+
+    def __init__(self, tape: Tape, at: int) -> None:
+        self.tape, self.at = tape, at
+
+    def __add__(self, other: Any) -> Any:
+        return self.tape.write("add", self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return self.tape.write("add", other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return self.tape.write("subtract", self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self.tape.write("subtract", other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return self.tape.write("multiply", self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self.tape.write("multiply", other, self)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self.tape.write("divide", self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self.tape.write("divide", other, self)
+
+    def __neg__(self) -> Any:
+        return self.tape.write("multiply", -1.0, self)
 
     def __pow__(self, power: float) -> Any:
-        if power != int(power): return self.tape.write("power", self, power)
-        if power < 0: return 1.0 / self ** -power
+        if power != int(power):
+            return self.tape.write("power", self, power)
+        if power < 0:
+            return 1.0 / self**-power
         product: Any = self if power else 1.0
-        for _ in range(int(power) - 1): product = product * self
+        for _ in range(int(power) - 1):
+            product = product * self
         return product
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **more: Any) -> Any:
         name = "divide" if ufunc is np.true_divide else ufunc.__name__
-        if method != "__call__" or more or name not in UFUNCS: return NotImplemented
-        if len(inputs) == 2: return self.tape.write(name, *inputs)
+        if method != "__call__" or more or name not in UFUNCS:
+            return NotImplemented
+        if len(inputs) == 2:
+            return self.tape.write(name, *inputs)
         return TracedColumn(self.tape, self.tape.place((name, self.at)))
 
 
 class CompiledTape:
     """Some results of a tape as a program over columns. Only their operations are computed, and a buffer is reused once
     its last reader has run. Results that are numbers stay numbers."""
+
     def __init__(self, tape: Tape, results: Sequence[Any]) -> None:
         self.results = [result.at if type(result) is TracedColumn else float(result) for result in results]
         needed, stack = set[int](), [place for place in self.results if type(place) is int]
         while stack:
             at = stack.pop()
-            if at in needed: continue
+            if at in needed:
+                continue
             needed.add(at)
-            if tape.nodes[at][0] not in ("column", "number"): stack += tape.nodes[at][1:]
+            if tape.nodes[at][0] not in ("column", "number"):
+                stack += tape.nodes[at][1:]
         self.names = [(at, str(tape.nodes[at][1])) for at in sorted(needed) if tape.nodes[at][0] == "column"]
         self.numbers = {at: np.float64(tape.nodes[at][1]) for at in needed if tape.nodes[at][0] == "number"}
         self.steps: list[tuple[Callable[..., Any], tuple[int, ...], int]] = []
@@ -101,14 +147,15 @@ class CompiledTape:
     def allot(self, tape: Tape, order: Sequence[int]) -> int:
         """Append the steps, each with the buffer that it fills, and return the number of buffers."""
         uses = Counter(arg for at in order for arg in {*tape.nodes[at][1:]})
-        uses.update(result for result in self.results if type(result) is int)     # a result is read at the end
+        uses.update(result for result in self.results if type(result) is int)  # a result is read at the end
         buffers, free, count = dict[int, int](), list[int](), 0
         for at in order:
             op, *args = tape.nodes[at]
             places = tuple(buffers[place] if place in buffers else -1 - place for place in args)
             for operand in {*args} & buffers.keys():
                 uses[operand] -= 1
-                if not uses[operand]: free.append(buffers[operand])
+                if not uses[operand]:
+                    free.append(buffers[operand])
             if not free:
                 free.append(count)
                 count += 1
@@ -128,8 +175,12 @@ class CompiledTape:
         """Run the steps on one block of rows."""
         if not self.held or len(self.held[0]) != out.shape[1]:
             self.held = {at: np.empty(out.shape[1]) for at in range(self.buffers)}
-        held: dict[int, Any] = {**self.held, **{-1 - at: number for at, number in self.numbers.items()},
-                                **{-1 - at: columns[name] for at, name in self.names}}
-        for run, places, into in self.steps: run(*[held[place] for place in places], out=held[into])
+        held: dict[int, Any] = {
+            **self.held,
+            **{-1 - at: number for at, number in self.numbers.items()},
+            **{-1 - at: columns[name] for at, name in self.names},
+        }
+        for run, places, into in self.steps:
+            run(*[held[place] for place in places], out=held[into])
         for row, result in enumerate(self.results):
             out[row] = held[self.places[result]] if type(result) is int else result

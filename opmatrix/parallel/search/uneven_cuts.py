@@ -1,6 +1,7 @@
 """The partition of layers into stages of unequal numbers, with a way to run each stage (such as what it recomputes):
 the slowest stage is as fast as possible, and each fits its memory. A dynamic program over the first layers, a row for
 each stage."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -10,8 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def cut_layers(costs: Sequence[float], stages: int, first: float = 0, last: float = 0,
-               sizes: Sequence[float] | None = None, room: Sequence[float] | None = None) -> tuple[int, ...] | None:
+def cut_layers(
+    costs: Sequence[float],
+    stages: int,
+    first: float = 0,
+    last: float = 0,
+    sizes: Sequence[float] | None = None,
+    room: Sequence[float] | None = None,
+) -> tuple[int, ...] | None:
     """Return the layers of each stage, at least one each. `costs`: cost of each layer; `first` and `last`: cost of the
     operations before all layers, on the first stage, and behind them, on the last. `sizes`: bytes of each layer;
     `room`: bytes that each stage has for them. None if no partition fits.
@@ -25,12 +32,14 @@ def cut_layers(costs: Sequence[float], stages: int, first: float = 0, last: floa
 
 class LayerWays(NamedTuple):
     """One way to run layers on a stage."""
-    costs: Sequence[float]                                  # cost of each layer
-    sizes: Sequence[float]                                  # bytes of each layer
+
+    costs: Sequence[float]  # cost of each layer
+    sizes: Sequence[float]  # bytes of each layer
 
 
-def cut_stages(ways: Sequence[Sequence[LayerWays]], room: Sequence[float], first: float = 0,
-               last: float = 0) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def cut_stages(
+    ways: Sequence[Sequence[LayerWays]], room: Sequence[float], first: float = 0, last: float = 0
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Return the layers of each stage, and the index of the way that runs them: the fastest that fits its room. None if
     no partition fits.
 
@@ -38,19 +47,25 @@ def cut_stages(ways: Sequence[Sequence[LayerWays]], room: Sequence[float], first
         >>> cut_stages([[fast, slow]] * 2, [3, 8])
         ((2, 2), (1, 0))"""
     stages, count = len(ways), len(ways[0][0].costs)
-    if stages > count: return None
-    inside = np.arange(count + 1)[:, None] > np.arange(count + 1)[None]     # stages of layers [from, to); row: `to`
+    if stages > count:
+        return None
+    inside = np.arange(count + 1)[:, None] > np.arange(count + 1)[None]  # stages of layers [from, to); row: `to`
     best, froms, chosen = np.full(count + 1, np.inf), [], []
     best[0] = 0.0
     for stage, options in enumerate(ways):
         more = first * (stage == 0) + last * (stage == stages - 1)
-        took = np.stack([np.where(inside & (sums_between(way.sizes) <= room[stage]), sums_between(way.costs), np.inf)
-                         for way in options])
+        took = np.stack(
+            [
+                np.where(inside & (sums_between(way.sizes) <= room[stage]), sums_between(way.costs), np.inf)
+                for way in options
+            ]
+        )
         ends = np.maximum(best[None], took.min(0) + more)
         froms.append(nearest_even(ends, stage, stages, count))
         chosen.append(took.argmin(0))
         best = ends.min(1)
-    if np.isinf(best[count]): return None
+    if np.isinf(best[count]):
+        return None
     cut = followed_back(froms, count)
     end = np.cumsum(cut)
     return cut, tuple(int(choices[to, to - n]) for choices, to, n in zip(chosen, end, cut, strict=True))

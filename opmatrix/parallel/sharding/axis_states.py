@@ -1,5 +1,6 @@
 """The placement of a value on one mesh axis: replicated, sharded along one dimension, or a partial sum that is not
 reduced yet. Sizes are numbers or expressions; `Piece` is the part of a sharded dimension that a rank holds."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -16,48 +17,57 @@ from opmatrix.algebra.shapes import LiveSize, as_int
 
 class Cut(NamedTuple):
     """A dimension sharded into contiguous pieces of whole units."""
-    role: Role                                              # the sharded dimension
-    units: LiveSize                                         # indivisible units, such as heads for columns
-    copied: bool = False                                    # fewer units than ranks: each holds one, as shared keys
+
+    role: Role  # the sharded dimension
+    units: LiveSize  # indivisible units, such as heads for columns
+    copied: bool = False  # fewer units than ranks: each holds one, as shared keys
 
     def bounds(self, n: int, r: int, units: int) -> Bounds:
         """Return the half-open range of `units` units that rank `r` of `n` holds."""
         return (r * units // n, r * units // n + 1) if self.copied else bounds(units, n, r)
 
-    def __str__(self) -> str: return f"{self.role} of {self.units}" + " copied" * self.copied
+    def __str__(self) -> str:
+        return f"{self.role} of {self.units}" + " copied" * self.copied
 
 
 class Partial(NamedTuple):
     """A partial value: each rank holds a carrier of the monoid. The value is the finished merge of all carriers."""
+
     over: type[Monoid]
 
-    def __str__(self) -> str: return f"partial {self.over.__name__}"
+    def __str__(self) -> str:
+        return f"partial {self.over.__name__}"
 
 
 class Needed(NamedTuple):
     """Each rank holds the rows that its entries of a relation name, including rows of other ranks: its halo. The rows
     of the relation are sharded on the same axis."""
-    relation: Relation                                      # the relation whose entries name rows
-    units: LiveSize                                         # rows of the value
 
-    def __str__(self) -> str: return f"rows that {self.relation} names"
+    relation: Relation  # the relation whose entries name rows
+    units: LiveSize  # rows of the value
+
+    def __str__(self) -> str:
+        return f"rows that {self.relation} names"
 
 
-AxisState: TypeAlias = Cut | Partial | Needed | None        # placement on one axis; None is replicated
+AxisState: TypeAlias = Cut | Partial | Needed | None  # placement on one axis; None is replicated
 
 
-class Coordinate(sympy.Symbol):                             # type: ignore[misc]
+class Coordinate(sympy.Symbol):  # type: ignore[misc]
     """The coordinate of a rank on an axis, from 0 on: a symbol that equals no size, whatever sizes are called."""
 
 
-def describe(state: AxisState) -> str: return "whole" if state is None else str(state)
+def describe(state: AxisState) -> str:
+    return "whole" if state is None else str(state)
 
 
-class Piece(sympy.Function):                                # type: ignore[misc]
+class Piece(sympy.Function):  # type: ignore[misc]
     """The units that rank `r` of `n` holds of `units`: an equal share, and one more on the first ranks."""
+
     @classmethod
     def eval(cls, units: Any, n: Any, r: Any) -> Any:
-        if n == 1: return units
+        if n == 1:
+            return units
         if all(size.is_Integer for size in (units, n, r)):
             lo, hi = bounds(int(units), int(n), int(r))
             return sympy.Integer(hi - lo)
@@ -68,21 +78,29 @@ class Piece(sympy.Function):                                # type: ignore[misc]
         units, n, _ = self.args
         return units / n
 
-    def _latex(self, printer: Any, **_: object) -> str: return str(printer.doprint(self.even()))
+    def _latex(self, printer: Any, **_: object) -> str:
+        return str(printer.doprint(self.even()))
 
 
-class Largest(sympy.Function):                              # type: ignore[misc]
+class Largest(sympy.Function):  # type: ignore[misc]
     """The largest of several sums of products of sizes. Sums that are never the largest are left out. Symbols are not
     compared otherwise, because that takes sympy's Max seconds."""
+
     @classmethod
     def eval(cls, *each: Any) -> Any:
         candidates = leave_dominated(each)
-        if all(e.is_number for e in candidates): return max(candidates)
-        if len(candidates) == 1: return candidates[0]
+        if all(e.is_number for e in candidates):
+            return max(candidates)
+        if len(candidates) == 1:
+            return candidates[0]
         return None if len(candidates) == len(each) else cls(*candidates)
 
-    def _sympystr(self, printer: Any) -> str: return f"Max({', '.join(map(printer.doprint, self.args))})"
-    def _pythoncode(self, printer: Any) -> str: return f"max({', '.join(map(printer.doprint, self.args))})"
+    def _sympystr(self, printer: Any) -> str:
+        return f"Max({', '.join(map(printer.doprint, self.args))})"
+
+    def _pythoncode(self, printer: Any) -> str:
+        return f"max({', '.join(map(printer.doprint, self.args))})"
+
     def _latex(self, printer: Any, **_: object) -> str:
         return rf"\max\left({', '.join(map(printer.doprint, self.args))}\right)"
 
@@ -92,7 +110,8 @@ def leave_dominated(each: Iterable[sympy.Expr]) -> list[sympy.Expr]:
     candidates: list[tuple[sympy.Expr, Mapping[sympy.Expr, sympy.Expr]]] = []
     for e in dict.fromkeys(map(sympy.expand, each)):
         terms = e.as_coefficients_dict()
-        if any(covers(other, terms) for _, other in candidates): continue
+        if any(covers(other, terms) for _, other in candidates):
+            continue
         candidates = [(o, other) for o, other in candidates if not covers(terms, other)] + [(e, terms)]
     return [e for e, _ in candidates]
 
@@ -117,7 +136,8 @@ def piece(units: LiveSize, n: LiveSize, r: LiveSize) -> LiveSize:
 def even(e: LiveSize) -> sympy.Expr:
     """Return the expression with every piece of equal size."""
     expression = sympy.sympify(e)
-    while held := expression.atoms(Piece): expression = expression.xreplace({part: part.even() for part in held})
+    while held := expression.atoms(Piece):
+        expression = expression.xreplace({part: part.even() for part in held})
     return expression
 
 
@@ -142,4 +162,3 @@ def carried_columns(over: type[Monoid], cols: LiveSize) -> LiveSize:
 def all_bounds(units: int, n: int) -> list[Bounds]:
     """Return the bounds of all ranks."""
     return [bounds(units, n, r) for r in range(n)]
-

@@ -1,4 +1,5 @@
 """The blocks of keys that each block of queries of a ring sees, so that unread blocks are neither computed nor sent."""
+
 from __future__ import annotations
 
 from functools import lru_cache
@@ -10,9 +11,9 @@ from opmatrix.algebra.positions.patterns import FAR, Pattern, Positions
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.parallel.sharding.axis_states import all_bounds
 
-PROBED_TOKENS = 4, 12                                              # tokens a rank to probe, if their number is a symbol
-RANKS = 256                                                 # most ranks of a ring: each pair of ranks is a block
-TOKENS = 16_384                                             # most tokens whose pairs fit into memory
+PROBED_TOKENS = 4, 12  # tokens a rank to probe, if their number is a symbol
+RANKS = 256  # most ranks of a ring: each pair of ranks is a block
+TOKENS = 16_384  # most tokens whose pairs fit into memory
 
 
 @lru_cache(256)
@@ -20,13 +21,18 @@ def seen_blocks(where: Pattern, tokens: LiveSize, n: int) -> tuple[tuple[bool, .
     """Return for each i and j if any query of block i sees any key of block j. Raises InputError if that depends on a
     size that is a symbol, and for more ranks than are checked one by one."""
     if n > RANKS:
-        raise InputError(f"mesh: a ring has {n} ranks, and whom each of them sees is looked at block by block: at most "
-                         f"{RANKS} ranks")
-    if isinstance(tokens, int): return count_blocks(where, tokens, n)
+        raise InputError(
+            f"mesh: a ring has {n} ranks, and whom each of them sees is looked at block by block: at most {RANKS} ranks"
+        )
+    if isinstance(tokens, int):
+        return count_blocks(where, tokens, n)
     one, other = (count_blocks(where, n * per_rank, n) for per_rank in PROBED_TOKENS)
-    if one == other: return one
-    raise InputError(f"partition: which blocks of keys are seen under {where} depends on the number of tokens, "
-                     f"{tokens}: give it as a number")
+    if one == other:
+        return one
+    raise InputError(
+        f"partition: which blocks of keys are seen under {where} depends on the number of tokens, "
+        f"{tokens}: give it as a number"
+    )
 
 
 def count_blocks(where: Pattern, tokens: int, n: int) -> tuple[tuple[bool, ...], ...]:
@@ -38,8 +44,10 @@ def count_blocks(where: Pattern, tokens: int, n: int) -> tuple[tuple[bool, ...],
         back, ahead = where.reach
         return tuple(tuple(c <= b - 1 + ahead and d - 1 >= a - back for c, d in cuts) for a, b in cuts)
     if tokens > TOKENS:
-        raise InputError(f"partition: a ring over {tokens} tokens under {where}: whom each sees is looked at one by "
-                         f"one: at most {TOKENS} tokens")
+        raise InputError(
+            f"partition: a ring over {tokens} tokens under {where}: whom each sees is looked at one by "
+            f"one: at most {TOKENS} tokens"
+        )
     seen = visibility(where, np.arange(tokens), np.arange(tokens))
     return tuple(tuple(bool(seen[a:b, c:d].any()) for c, d in cuts) for a, b in cuts)
 

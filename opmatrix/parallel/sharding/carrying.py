@@ -1,6 +1,7 @@
 """The weights that may be sharded by columns: their output goes, column by column or head by head, to a next weight,
 which is then sharded by rows. The lines of a term decide this, so a gate, grouped keys or a missing projection change
 it."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -33,18 +34,21 @@ PASSING = "split", "join", "repeat", "turn", "product", "beside", "keep_top", "s
 @dataclass(frozen=True)
 class Grain:
     """The heads that a value was split into; fewer than the value has if groups share them."""
-    heads: LiveSize                                         # number of heads
-    shared: bool = False                                    # groups of heads share them
+
+    heads: LiveSize  # number of heads
+    shared: bool = False  # groups of heads share them
 
 
 class Cuttable:
     """An analysis of lines: if the columns or heads of each line can stay sharded until a weight merges them, and by
     which units."""
+
     def __init__(self, lines: Sequence[Operation]) -> None:
         self.lines = lines
         self.readers: list[list[int]] = [[] for _ in lines]
         for at, line in enumerate(lines):
-            for arg in line.args: self.readers[arg].append(at)
+            for arg in line.args:
+                self.readers[arg].append(at)
         self.grain: list[Grain | None] = []
         self.opened: list[bool] = []
         for line in lines:
@@ -61,7 +65,8 @@ class Cuttable:
         for reader in self.readers[at]:
             line = self.lines[reader]
             heads = line.more[0] if line.op == "split" else self.own_heads(reader)
-            if heads is not None: return heads
+            if heads is not None:
+                return heads
         return None
 
     def gathers(self, line: Operation) -> bool:
@@ -85,68 +90,93 @@ class Cuttable:
         members, todo = set[int](), [start]
         while todo:
             at = todo.pop()
-            if at in members: continue
+            if at in members:
+                continue
             members.add(at)
             line = self.lines[at]
             if not (line.op == "act" and contracts(line.more[0])):
                 todo += [arg for arg in line.args if self.carry[arg] and self.opened[arg]]
             if self.carry[at]:
-                todo += [r for r in self.readers[at] if self.carry[r]
-                         and not (self.lines[r].op == "act" and contracts(self.lines[r].more[0]))]
+                todo += [
+                    r
+                    for r in self.readers[at]
+                    if self.carry[r] and not (self.lines[r].op == "act" and contracts(self.lines[r].more[0]))
+                ]
         return members
 
-    def headed(self, at: int) -> bool: return bool(self.lines[at].shape.heads != 1)
+    def headed(self, at: int) -> bool:
+        return bool(self.lines[at].shape.heads != 1)
 
     def find_grain(self, line: Operation) -> Grain | None:
-        if line.op == "split": return Grain(line.more[0])
+        if line.op == "split":
+            return Grain(line.more[0])
         grains = [g for g in (self.grain[a] for a in line.args) if g]
-        if line.op == "repeat": return Grain(grains[0].heads, True) if grains else None
-        if line.shape.heads == 1 and line.op != "join": return None
+        if line.op == "repeat":
+            return Grain(grains[0].heads, True) if grains else None
+        if line.shape.heads == 1 and line.op != "join":
+            return None
         return next((g for g in grains if g.shared), grains[0] if grains else None)
 
     def opens(self, line: Operation) -> bool:
         """True if the columns or heads of the line come from weights that may be sharded."""
         if line.op == "act":
             matrix = line.more[0]
-            if not line.args: return False
+            if not line.args:
+                return False
             opened = self.opened[line.args[0]]
             return contracts(matrix) if line.shape.heads == 1 and not (matrix.entrywise or matrix.diagonal) else opened
-        if self.gathers(line): return self.opened[line.args[-1]]
-        if line.op in ("add", "mul"): return any(self.opened[a] for a in line.args)
+        if self.gathers(line):
+            return self.opened[line.args[-1]]
+        if line.op in ("add", "mul"):
+            return any(self.opened[a] for a in line.args)
         return line.op in PASSING and all(self.opened[a] for a in line.args)
 
     def passes(self, reader: Operation, at: int, of: int) -> bool:
         """True if a reader can take a line sharded."""
         heads, on = self.headed(of), self.carry[at]
-        if self.gathers(reader): return on and of == reader.args[-1]
+        if self.gathers(reader):
+            return on and of == reader.args[-1]
         match reader.op:
             case "act":
                 matrix = reader.more[0]
-                if heads or matrix.entrywise or matrix.diagonal: return on
-                return contracts(matrix) and divisible(matrix) and not on       # shard the second of two
+                if heads or matrix.entrywise or matrix.diagonal:
+                    return on
+                return contracts(matrix) and divisible(matrix) and not on  # shard the second of two
             case "add" | "mul":
                 other = next((a for a in reader.args if a != of), of)
                 beside = self.lines[other]
-                if not heads and self.lines[of].shape.cols == 1: return False       # one column is broadcast
-                if beside.level or beside.shape.cols == 1: return on
-                if heads != self.headed(other): return on and heads
+                if not heads and self.lines[of].shape.cols == 1:
+                    return False  # one column is broadcast
+                if beside.level or beside.shape.cols == 1:
+                    return on
+                if heads != self.headed(other):
+                    return on and heads
                 return on and self.opened[other]
-            case "split" | "join" | "repeat" | "dropped": return on
-            case "turn" | "shares": return on and heads
-            case "beside" | "keep_top": return on and heads and all(self.opened[a] for a in reader.args)
-            case "product": return on and heads and all(map(self.headed, reader.args))
-            case "total": return True
+            case "split" | "join" | "repeat" | "dropped":
+                return on
+            case "turn" | "shares":
+                return on and heads
+            case "beside" | "keep_top":
+                return on and heads and all(self.opened[a] for a in reader.args)
+            case "product":
+                return on and heads and all(map(self.headed, reader.args))
+            case "total":
+                return True
         return False
 
     def demand(self, at: int) -> Grain | None:
         """Return the units by which columns or heads may be sharded: as many as every reader can take."""
-        if not self.carry[at]: return None
+        if not self.carry[at]:
+            return None
         wanted = [self.wanted(r) for r in self.readers[at]]
         return next((grain for grain in wanted if grain is not None), None)
 
     def wanted(self, reader: int) -> Grain | None:
         line = self.lines[reader]
-        if line.op in ("product", "join") and not self.gathers(line): return self.grain[reader]
-        if line.op == "total": return self.grain[line.args[0]]
-        if line.op == "act" and contracts(line.more[0]) and not self.headed(reader): return None
+        if line.op in ("product", "join") and not self.gathers(line):
+            return self.grain[reader]
+        if line.op == "total":
+            return self.grain[line.args[0]]
+        if line.op == "act" and contracts(line.more[0]) and not self.headed(reader):
+            return None
         return self.units[reader]

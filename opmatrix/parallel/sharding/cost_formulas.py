@@ -1,5 +1,6 @@
 """The costs of steps as formulas: operations, communication, stored numbers and the peak of held numbers. They are
 exact for any sharding: `Piece` (opmatrix/parallel/sharding/axis_states.py) is the part that a rank holds."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,35 +23,39 @@ from opmatrix.parallel.sharding.moe_rows import AskedRows
 from opmatrix.parallel.sharding.placement import Placement, local
 from opmatrix.parallel.sharding.redistribute import TURNED_ROLES, RankStep, last_reads
 
-CROSSED = "payload", "wire", "messages"                     # fields of a crossing that are formulas and are counted
-PAIR = 2                                                    # group of two ranks, which both merge the whole value
-RENAMED = ("kept",)                                         # steps whose value is their operand itself
+CROSSED = "payload", "wire", "messages"  # fields of a crossing that are formulas and are counted
+PAIR = 2  # group of two ranks, which both merge the whole value
+RENAMED = ("kept",)  # steps whose value is their operand itself
 
 
 class Crossing(NamedTuple):
     """The communication of one rank in an operation on an axis, in numbers or in bytes."""
-    op: str                                                 # collective or transfer, such as all_gather
-    axis: str                                               # name of the axis
-    payload: sympy.Expr                                     # handed over by the rank
-    wire: sympy.Expr                                        # leaves the rank
-    whole: sympy.Expr                                       # value that its group makes of the payloads
-    messages: sympy.Expr                                    # messages of a ring algorithm
-    supersteps: sympy.Expr                                  # times that all ranks wait for each other
-    of: Literal["values", "weights", "stage"] = "values"    # values of a step, stored weights, or a stage's output
+
+    op: str  # collective or transfer, such as all_gather
+    axis: str  # name of the axis
+    payload: sympy.Expr  # handed over by the rank
+    wire: sympy.Expr  # leaves the rank
+    whole: sympy.Expr  # value that its group makes of the payloads
+    messages: sympy.Expr  # messages of a ring algorithm
+    supersteps: sympy.Expr  # times that all ranks wait for each other
+    of: Literal["values", "weights", "stage"] = "values"  # values of a step, stored weights, or a stage's output
 
     @property
-    def name(self) -> str: return f"{self.op} over {self.axis}"
+    def name(self) -> str:
+        return f"{self.op} over {self.axis}"
 
 
 NONE = sympy.Integer(0)
-StoredKey: TypeAlias = tuple[str, Placement]                # key of an array, and its placement
+StoredKey: TypeAlias = tuple[str, Placement]  # key of an array, and its placement
 
 
-class ByRank(sympy.Function):                               # type: ignore[misc]
+class ByRank(sympy.Function):  # type: ignore[misc]
     """One of several expressions, selected by the coordinate of a rank."""
+
     @classmethod
     def eval(cls, r: Any, *each: Any) -> Any:
-        if len({*each}) == 1: return each[0]
+        if len({*each}) == 1:
+            return each[0]
         return each[int(r)] if r.is_Integer else None
 
 
@@ -61,6 +66,7 @@ def on_rank(axis: Axis, e: LiveSize, r: LiveSize) -> sympy.Expr:
 
 class Booked:
     """Formulas of the steps on a mesh."""
+
     def __init__(self, steps: Sequence[RankStep], mesh: Mesh, out: int) -> None:
         self.steps, self.mesh, self.out = steps, mesh, out
         self.held_dims = [local(step.dims, step.placement, mesh) for step in steps]
@@ -70,35 +76,50 @@ class Booked:
         """Return the numbers that a rank holds of a value: one a row for one-hot rows, the carrier for a partial
         value."""
         step, dims = self.steps[at], self.held_dims[at]
-        if step.selects: return sympy.sympify(dims.batch * dims.rows)
-        if step.op == "related": return dims.rows + 1 + 2 * self.entries(at)
-        if step.op in ASKED and self.asked.ragged(at): return self.asked.numbers(at)
+        if step.selects:
+            return sympy.sympify(dims.batch * dims.rows)
+        if step.op == "related":
+            return dims.rows + 1 + 2 * self.entries(at)
+        if step.op in ASKED and self.asked.ragged(at):
+            return self.asked.numbers(at)
         return sympy.sympify(self.carrier(step.placement, dims).numbers)
 
     def entries(self, at: int) -> sympy.Expr:
         """Return the entries that a rank holds of a relation (of one sequence if it is within sequences). They are
         stored by rows: the start of each row, and a column and a number for each entry."""
         step, dims = self.steps[at], self.held_dims[at]
-        if step.more[0].pooled: return sympy.sympify(dims.rows * dims.cols)
-        return HeldEntries.at(step.more[0], *((state.role, self.mesh.axes[k].ranks, self.mesh.axes[k].at)
-                                              for k, state in step.placement.cuts
-                                              if isinstance(state, Cut) and state.role in ("rows", "cols")))
+        if step.more[0].pooled:
+            return sympy.sympify(dims.rows * dims.cols)
+        return HeldEntries.at(
+            step.more[0],
+            *(
+                (state.role, self.mesh.axes[k].ranks, self.mesh.axes[k].at)
+                for k, state in step.placement.cuts
+                if isinstance(state, Cut) and state.role in ("rows", "cols")
+            ),
+        )
 
     @staticmethod
     def carrier(placement: Placement, dims: Dims) -> Dims:
         merging = dict.fromkeys(state.over for _, state in placement.cuts if isinstance(state, Partial))
-        for over in merging: dims = dims._replace(cols=carried_columns(over, dims.cols))
+        for over in merging:
+            dims = dims._replace(cols=carried_columns(over, dims.cols))
         return dims
 
     def flops(self, at: int) -> sympy.Expr:
         """Return the multiplications and additions of the products of a step."""
         step = self.steps[at]
-        if step.op == "ring": return self.ring_flops(at)
-        if step.op == "answer": return self.asked.flops(at)
-        if step.op == "among": return self.entry_scores(at) * 2 * self.entry_columns(at)
-        if not step.args or step.op not in ("act", "product"): return NONE
+        if step.op == "ring":
+            return self.ring_flops(at)
+        if step.op == "answer":
+            return self.asked.flops(at)
+        if step.op == "among":
+            return self.entry_scores(at) * 2 * self.entry_columns(at)
+        if not step.args or step.op not in ("act", "product"):
+            return NONE
         x, result = self.held_dims[step.args[0]], self.held_dims[at]
-        if step.op == "act" and (self.steps[step.args[0]].selects or not contracts(step.more[0])): return NONE
+        if step.op == "act" and (self.steps[step.args[0]].selects or not contracts(step.more[0])):
+            return NONE
         cols = result.cols if step.op == "act" else self.held_dims[step.args[1]].cols
         if self.steps[step.args[0]].op == "related":
             return sympy.sympify(2 * result.batch * result.heads * self.entries(step.args[0]) * cols)
@@ -122,10 +143,12 @@ class Booked:
     def keys_seen(self, at: int) -> sympy.Expr:
         """Return the number of keys in the blocks that a rank sees."""
         axis, where, whole = self.ring_of(self.steps[at])
-        if not isinstance(axis.ranks, int): return sympy.sympify(self.all_seen(axis, where, whole))
+        if not isinstance(axis.ranks, int):
+            return sympy.sympify(self.all_seen(axis, where, whole))
         seen = seen_blocks(where, whole, axis.ranks)
-        return ByRank(axis.at, *(add_up(piece(whole, len(seen), j) for j, sees in enumerate(row) if sees)
-                                 for row in seen))
+        return ByRank(
+            axis.at, *(add_up(piece(whole, len(seen), j) for j, sees in enumerate(row) if sees) for row in seen)
+        )
 
     def ring_of(self, step: RankStep) -> tuple[Axis, Any, LiveSize]:
         """Return the axis of a ring, its pattern, and the number of keys that go round in it."""
@@ -136,21 +159,28 @@ class Booked:
     @staticmethod
     def all_seen(axis: Axis, where: Any, whole: LiveSize) -> LiveSize:
         """Return the number of all keys. Raises InputError if ranks are a symbol and a rank does not see all keys."""
-        if sees_all(where): return whole
-        raise InputError(f"partition: a ring of {axis.ranks} ranks under {where} sends what each of them sees: give "
-                         f"the ranks of {axis.name} as a number")
+        if sees_all(where):
+            return whole
+        raise InputError(
+            f"partition: a ring of {axis.ranks} ranks under {where} sends what each of them sees: give "
+            f"the ranks of {axis.name} as a number"
+        )
 
     def crossing(self, at: int) -> Crossing | None:
         """Return the communication of a step; None for a local step."""
         step = self.steps[at]
-        if step.op == "ring": return self.ring_crossing(at)
-        if step.op in ASKED: return self.rows_crossing(at)
-        if step.op != "move": return None
+        if step.op == "ring":
+            return self.ring_crossing(at)
+        if step.op in ASKED:
+            return self.rows_crossing(at)
+        if step.op != "move":
+            return None
         k, _, state = step.more
         axis, n = self.mesh.axes[k], sympy.sympify(self.mesh.axes[k].ranks)
         before = self.steps[step.args[0]]
         handed = sympy.sympify(self.carrier(before.placement, self.held_dims[step.args[0]]).numbers)
-        if isinstance(state, Needed): return self.halo_crossing(at, axis, state)
+        if isinstance(state, Needed):
+            return self.halo_crossing(at, axis, state)
         retained = self.stays(before, k, state)
         match step.why:
             case "all_gather":
@@ -166,7 +196,8 @@ class Booked:
         """Return the communication of rows to their nodes or experts, or of answers to the senders; None if all experts
         are local."""
         amounts, axis = self.asked.exchanged(at), self.mesh.experts
-        if amounts is None or axis is None: return None
+        if amounts is None or axis is None:
+            return None
         op = "visit" if self.steps[at].op in ("visit", "leave") else "all_to_all"
         return Crossing(op, axis.name, *amounts, self.asked.meeting(at) - 1, sympy.Integer(1))
 
@@ -176,12 +207,20 @@ class Booked:
         dims = self.held_dims[self.steps[at].args[0]]
         slicing = HALO_ROWS, axis.ranks, axis.at
         sent = SentRows.at(state.relation, slicing) * dims.batch * dims.heads * dims.cols
-        return Crossing("halo", axis.name, sent, sent, sympy.sympify(self.held_dims[at].numbers),
-                        Receivers.at(state.relation, slicing), sympy.Integer(1))
+        return Crossing(
+            "halo",
+            axis.name,
+            sent,
+            sent,
+            sympy.sympify(self.held_dims[at].numbers),
+            Receivers.at(state.relation, slicing),
+            sympy.Integer(1),
+        )
 
     def stays(self, step: RankStep, k: int, state: AxisState) -> sympy.Expr:
         """Return the part of a rank's payload that it retains itself, in numbers."""
-        if not isinstance(state, Cut): return NONE
+        if not isinstance(state, Cut):
+            return NONE
         dims = local(step.dims, Placement((*step.placement.cuts, (k, state))), self.mesh)
         return sympy.sympify(self.carrier(step.placement, dims).numbers)
 
@@ -212,7 +251,8 @@ class Booked:
         read, transposed or not. Single numbers are left out."""
         arrays: dict[StoredKey, tuple[Data, Dims]] = {}
         for key, data, step in stored_arrays(self.steps):
-            if (dims := stored_dims(data)).numbers != 1: arrays[key] = data, local(dims, step.stored, self.mesh)
+            if (dims := stored_dims(data)).numbers != 1:
+                arrays[key] = data, local(dims, step.stored, self.mesh)
         return arrays
 
     def held(self, to_end: Iterable[int] = ()) -> Iterator[sympy.Expr]:
@@ -221,11 +261,14 @@ class Booked:
         computed value, and no copy of it."""
         lasts, now = last_reads(self.steps, self.out, *to_end), NONE
         ending: dict[int, list[int]] = {}
-        for at, last in enumerate(lasts): ending.setdefault(last, []).append(at)
+        for at, last in enumerate(lasts):
+            ending.setdefault(last, []).append(at)
         for at, step in enumerate(self.steps):
             over = ending.get(at, [])
-            if step.op in RENAMED and step.args[0] in over: over.remove(step.args[0])
-            else: now += self.numbers(at)
+            if step.op in RENAMED and step.args[0] in over:
+                over.remove(step.args[0])
+            else:
+                now += self.numbers(at)
             yield now + (ROOM[step.op](self, at) if step.op in ROOM else 0)
             now -= add_up(map(self.numbers, over))
 
@@ -237,29 +280,47 @@ class Booked:
         q, v = (self.held_dims[a] for a in (step.args[0], step.args[2]))
         rows = sympy.sympify(q.batch * q.heads * q.rows)
         carrier = q._replace(cols=carried_columns(step.more[2], v.cols)).numbers
-        if not isinstance(axis.ranks, int): return block + rows * piece(whole, axis.ranks, axis.at) + carrier
+        if not isinstance(axis.ranks, int):
+            return block + rows * piece(whole, axis.ranks, axis.at) + carrier
         seen, n = seen_blocks(where, whole, axis.ranks), axis.ranks
-        return carrier + ByRank(axis.at, *(Largest(*(
-            (on_rank(axis, block, j) if j != r else NONE) + rows * piece(whole, n, j)
-            for j in range(n) if seen[r][j])) for r in range(n)))
+        return carrier + ByRank(
+            axis.at,
+            *(
+                Largest(
+                    *(
+                        (on_rank(axis, block, j) if j != r else NONE) + rows * piece(whole, n, j)
+                        for j in range(n)
+                        if seen[r][j]
+                    )
+                )
+                for r in range(n)
+            ),
+        )
 
 
 def all_reduced(axis: str, numbers: sympy.Expr, own: sympy.Expr, ranks: LiveSize) -> Crossing:
     """Return the communication of an all-reduce, in which each rank merges one piece, its `own`, and gives it to all.
     Two ranks give each other all numbers at once, which is as much as two halves, and both merge them."""
-    if ranks == PAIR: return Crossing("all_reduce", axis, numbers, numbers, numbers, sympy.Integer(1), sympy.Integer(1))
-    return Crossing("all_reduce", axis, numbers, 2 * (numbers - own), numbers, 2 * (sympy.sympify(ranks) - 1),
-                    sympy.Integer(2))
+    if ranks == PAIR:
+        return Crossing("all_reduce", axis, numbers, numbers, numbers, sympy.Integer(1), sympy.Integer(1))
+    return Crossing(
+        "all_reduce", axis, numbers, 2 * (numbers - own), numbers, 2 * (sympy.sympify(ranks) - 1), sympy.Integer(2)
+    )
 
 
-def asked_room(booked: Booked, at: int) -> sympy.Expr: return booked.asked.room(at)
+def asked_room(booked: Booked, at: int) -> sympy.Expr:
+    return booked.asked.room(at)
 
 
-ROOM = dict(ring=Booked.ring_room, among=Booked.entry_scores,          # numbers beside operands and value of a step
-            **dict.fromkeys(ASKED, asked_room))
+ROOM = dict(
+    ring=Booked.ring_room,
+    among=Booked.entry_scores,  # numbers beside operands and value of a step
+    **dict.fromkeys(ASKED, asked_room),
+)
 
 
-def add_up(each: Iterable[LiveSize]) -> sympy.Expr: return sum(map(sympy.sympify, each), NONE)
+def add_up(each: Iterable[LiveSize]) -> sympy.Expr:
+    return sum(map(sympy.sympify, each), NONE)
 
 
 def gathers(arrays: Sequence[LiveSize], axes: Iterable[Axis]) -> Iterator[Crossing]:
@@ -268,21 +329,32 @@ def gathers(arrays: Sequence[LiveSize], axes: Iterable[Axis]) -> Iterator[Crossi
     for axis in axes if arrays else ():
         whole, arrays = add_up(arrays), [piece(numbers, axis.ranks, axis.at) for numbers in arrays]
         stored = add_up(arrays)
-        yield Crossing("all_gather", axis.name, stored, whole - stored, whole, sympy.sympify(axis.ranks) - 1,
-                       sympy.Integer(1), "weights")
+        yield Crossing(
+            "all_gather",
+            axis.name,
+            stored,
+            whole - stored,
+            whole,
+            sympy.sympify(axis.ranks) - 1,
+            sympy.Integer(1),
+            "weights",
+        )
 
 
 def stored_arrays(steps: Iterable[RankStep]) -> Iterator[tuple[StoredKey, Data, RankStep]]:
     """Yield every array that steps read: its storage key, the array and the step, which may be a step of an expert."""
     for step in steps:
-        if step.op == "answer": yield from stored_arrays(step.more[0])
+        if step.op == "answer":
+            yield from stored_arrays(step.more[0])
         for data in step.more[0].args if step.op == "act" else ():
-            if isinstance(data, Data): yield stored_key(data, step.stored), data, step
+            if isinstance(data, Data):
+                yield stored_key(data, step.stored), data, step
 
 
 def stored_key(data: Data, stored: Placement) -> StoredKey:
     """Return the identity of a stored array: the key of the array before any transpose, and its placement."""
-    if data.base is None: return data.key, stored
+    if data.base is None:
+        return data.key, stored
     return data.base.key, stored.turned(TURNED_ROLES)
 
 

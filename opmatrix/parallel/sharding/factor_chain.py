@@ -1,5 +1,6 @@
 """A model as a chain: the factors that x goes through, many of which are alike and are split once. A layer begins at a
 factor that mixes rows, and a stage of a pipeline is a run of layers."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -22,9 +23,10 @@ from opmatrix.parallel.sharding.carrying import Cuttable, asked_of
 
 class Factor(NamedTuple):
     """One factor of a model."""
-    term: Operator                                          # its operator
-    signature: tuple[Any, ...]                              # its nodes, without the names of its arrays
-    arrays: tuple[Data, ...]                                # its arrays, in order
+
+    term: Operator  # its operator
+    signature: tuple[Any, ...]  # its nodes, without the names of its arrays
+    arrays: tuple[Data, ...]  # its arrays, in order
 
 
 def chain(model: Operator, cuts: Mapping[str, str] | None = None) -> list[Factor]:
@@ -48,12 +50,16 @@ def carried_on(own: Sequence[Factor], at: int, known: dict[tuple[Any, ...], bool
     """Return the end of the run of factors from `at` on in which a weight merges the columns that the first one gives,
     and the factors between pass them on; at + 1 if there is none."""
     for end in range(at + 2, len(own) + 1):
-        if any(asked_of(data, cuts) for data in own[end - 1].arrays): break
+        if any(asked_of(data, cuts) for data in own[end - 1].arrays):
+            break
         key = tuple(factor.signature for factor in own[at:end])
-        if key not in known: known[key] = carries(own[at:end])
-        if known[key]: return end
+        if key not in known:
+            known[key] = carries(own[at:end])
+        if known[key]:
+            return end
         last = own[end - 1].term
-        if not (last.entrywise or last.additive): break
+        if not (last.entrywise or last.additive):
+            break
     return at + 1
 
 
@@ -62,8 +68,11 @@ def carries(own: Sequence[Factor]) -> bool:
     both = joined(own).term
     x = Shape(1 if both.into.heads is H else both.into.heads, both.into.rows, both.into.cols)
     alone, together = (Cuttable(trace(term, x)[0]) for term in (own[0].term, both))
-    return any(together.carry[at] and not alone.carry[at] for at, line in enumerate(alone.lines)      # both begin alike
-               if line.op == "act" and contracts(line.more[0]))
+    return any(
+        together.carry[at] and not alone.carry[at]
+        for at, line in enumerate(alone.lines)  # both begin alike
+        if line.op == "act" and contracts(line.more[0])
+    )
 
 
 def signature_of(term: Operator) -> tuple[tuple[Any, ...], tuple[Data, ...]]:
@@ -76,9 +85,10 @@ def signature_of(term: Operator) -> tuple[tuple[Any, ...], tuple[Data, ...]]:
             if isinstance(entry, Data):
                 arrays.append(entry.base or entry)
                 single = None if isinstance(entry, Promised) or prod(entry.shape) != 1 else entry.array.item()
-                first = arrays.index(arrays[-1])            # equal arrays are stored once
+                first = arrays.index(arrays[-1])  # equal arrays are stored once
                 attributes.append(("array", entry.shape, entry.base is not None, single, first))
-            else: attributes.append(entry)
+            else:
+                attributes.append(entry)
         nodes.append((node.kind, tuple(places[c] for c in node.children), tuple(attributes)))
     return tuple(nodes), tuple(arrays)
 
@@ -103,7 +113,8 @@ def cut_stages(model: Sequence[Factor], count: int, given: Sequence[int] | None 
     """Return the first factor and the end of each stage. Stages have equally many layers, the first ones one more, or
     the `given` numbers of layers. Factors before the first layer belong to the first stage, factors behind the last
     layer to the last. Raises InputError for more stages than layers, and for given numbers that do not fit."""
-    if count == 1 and given is None: return [(0, len(model))]
+    if count == 1 and given is None:
+        return [(0, len(model))]
     spans = layers(model)
     if given is not None and (len(given) != count or sum(given) != len(spans) or min(given) < 1):
         raise InputError(f"stages {[*given]}: give {count} numbers of layers, each from 1 on, {len(spans)} in all")

@@ -1,5 +1,6 @@
 """The inputs that a rank gets from a batch of sequences of one length: rows of tokens, positions and kinds, inputs,
 relations."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from opmatrix.algebra.data import Numeric
 
 class OneHot(NamedTuple):
     """One-hot rows as ids, sequences x rows, of columns `lo` to `hi` of all columns that can be selected."""
+
     ids: NDArray[np.int64]
     lo: int
     hi: int
@@ -33,17 +35,20 @@ class OneHot(NamedTuple):
 class Feed:
     """The inputs of a batch. A relation is a scipy matrix, or an array whose zeros are absent entries. With `even`
     routing each expert gets equally many rows, and the output is that of no model."""
-    x: Numeric                                              # sequences x rows x columns, or sequences x rows of ids
+
+    x: Numeric  # sequences x rows x columns, or sequences x rows of ids
     fields: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)  # ids by field; default positions 0, 1, ...
     inputs: Mapping[str, Numeric] = field(default_factory=dict)  # heads x rows x columns by name
     relations: Mapping[str, object] = field(default_factory=dict)  # matrices by name
-    even: bool = False                                      # route rows to experts in turn, whatever their gates are
+    even: bool = False  # route rows to experts in turn, whatever their gates are
 
     def ids(self, name: str) -> NDArray[np.int64]:
         """Return the ids of a field, sequences x rows."""
         batch, rows = self.x.shape[:2]
-        if name in self.fields: return self.fields[name]
-        if name == "tokens": return self.x
+        if name in self.fields:
+            return self.fields[name]
+        if name == "tokens":
+            return self.x
         return np.broadcast_to(np.arange(rows) if name == "positions" else np.zeros(rows, np.int64), (batch, rows))
 
     @cached_property
@@ -57,12 +62,15 @@ class Feed:
         """Return the entries of a relation. Raises InputError if the feed has no relation of the name, or one of
         another shape."""
         if relation.name not in self.sparse:
-            raise InputError(f"relation {relation}: the feed gives none of this name: Feed(.., relations={{name: "
-                             "matrix})")
+            raise InputError(
+                f"relation {relation}: the feed gives none of this name: Feed(.., relations={{name: matrix}})"
+            )
         sparse = self.sparse[relation.name]
         if sparse.shape != shape:
-            raise InputError(f"relation {relation}: the feed's is {sparse.shape[0]} × {sparse.shape[1]}, and the plan "
-                             f"is for {shape[0]} × {shape[1]}")
+            raise InputError(
+                f"relation {relation}: the feed's is {sparse.shape[0]} × {sparse.shape[1]}, and the plan "
+                f"is for {shape[0]} × {shape[1]}"
+            )
         return sparse
 
 

@@ -1,5 +1,6 @@
 """Numbers that a relation determines on each rank, as symbols in formulas: its entries, the rows that they name, the
 rows that are sent for them. They stay symbols until the relation is known."""
+
 from __future__ import annotations
 
 from abc import abstractmethod
@@ -15,13 +16,14 @@ from opmatrix.algebra.batch.relations import Relation, Sparse
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.parallel.sharding.axis_states import bounds
 
-Slicing: TypeAlias = tuple[str, LiveSize, LiveSize]          # rows or cols, number of ranks, coordinate
+Slicing: TypeAlias = tuple[str, LiveSize, LiveSize]  # rows or cols, number of ranks, coordinate
 HALO_ROWS, COLS = "rows", "cols"
 
 
-class FromRelation(sympy.Function):                          # type: ignore[misc]
+class FromRelation(sympy.Function):  # type: ignore[misc]
     """A number that a relation determines on a rank: the relation's name, and how it is sharded, the outermost axis
     first."""
+
     is_integer, is_nonnegative = True, True
     word: ClassVar[str]
 
@@ -30,9 +32,13 @@ class FromRelation(sympy.Function):                          # type: ignore[misc
         return cls(sympy.Symbol(relation.name), *(sympy.Tuple(sympy.Symbol(role), n, r) for role, n, r in slicings))
 
     @property
-    def relation(self) -> str: return str(self.args[0])
+    def relation(self) -> str:
+        return str(self.args[0])
+
     @property
-    def slicings(self) -> list[Slicing]: return [(str(role), n, r) for role, n, r in self.args[1:]]
+    def slicings(self) -> list[Slicing]:
+        return [(str(role), n, r) for role, n, r in self.args[1:]]
+
     @property
     def placed(self) -> bool:
         """True if it is the number of one concrete rank."""
@@ -50,6 +56,7 @@ class FromRelation(sympy.Function):                          # type: ignore[misc
     def _sympystr(self, printer: object) -> str:
         places = ", ".join(str(r) for _, _, r in self.slicings)
         return f"{self.word}_{self.relation}" + f"({places})" * bool(places)
+
     def _latex(self, printer: object, **_: object) -> str:
         places = ", ".join(sympy.latex(r) for _, _, r in self.slicings)
         return rf"\mathrm{{{self.word}}}_{{\mathrm{{{self.relation}}}}}" + f"({places})" * bool(places)
@@ -57,13 +64,18 @@ class FromRelation(sympy.Function):                          # type: ignore[misc
 
 class HeldEntries(FromRelation):
     """The number of entries of a relation that a rank has."""
+
     word = "entries"
-    def count(self, whole: Sparse) -> int: return len(part_of_relation(whole, *windows(whole, self.slicings)).at)
+
+    def count(self, whole: Sparse) -> int:
+        return len(part_of_relation(whole, *windows(whole, self.slicings)).at)
 
 
 class NamedRows(FromRelation):
     """The number of distinct rows that the entries of a rank name, including its own rows."""
+
     word = "named"
+
     def count(self, whole: Sparse) -> int:
         [(_, n, r)] = self.slicings
         return len(named_rows(whole, int(n), int(r)))
@@ -71,8 +83,11 @@ class NamedRows(FromRelation):
 
 class SentRows(FromRelation):
     """The number of rows of a rank that the entries of other ranks name, once for each receiving rank."""
+
     word = "halo"
-    def count(self, whole: Sparse) -> int: return sum(map(len, self.sent(whole)))
+
+    def count(self, whole: Sparse) -> int:
+        return sum(map(len, self.sent(whole)))
 
     def sent(self, whole: Sparse) -> list[NDArray[np.int64]]:
         """Return the rows that go to each other rank."""
@@ -82,8 +97,11 @@ class SentRows(FromRelation):
 
 class Receivers(SentRows):
     """The number of ranks to which a rank sends any row."""
+
     word = "neighbours"
-    def count(self, whole: Sparse) -> int: return sum(len(rows) > 0 for rows in self.sent(whole))
+
+    def count(self, whole: Sparse) -> int:
+        return sum(len(rows) > 0 for rows in self.sent(whole))
 
 
 def windows(whole: Sparse, slicings: Sequence[Slicing]) -> tuple[Bounds, Bounds]:
@@ -109,7 +127,7 @@ def part_of_relation(whole: Sparse, rows: Bounds, cols: Bounds) -> Sparse:
 def named_rows(whole: Sparse, n: int, r: int) -> NDArray[np.int64]:
     """Return the columns that have an entry in the rows of rank r of n, ascending."""
     lo, hi = bounds(whole.shape[0], n, r)
-    return np.unique(whole.at[whole.starts[lo]:whole.starts[hi]])
+    return np.unique(whole.at[whole.starts[lo] : whole.starts[hi]])
 
 
 def own_rows(whole: Sparse, n: int, q: int, r: int) -> NDArray[np.int64]:

@@ -1,5 +1,6 @@
 """A mesh of ranks: axes, each with a name, a number of ranks and a strategy. A strategy declares how values between
 operators are placed, and which dimensions and weights are sharded; the communication follows."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ Mixing: TypeAlias = Literal["ring", "heads", "keys", "gathered"]
 
 
 @dataclass(frozen=True)
-class Strategy:
+class AxisStrategy:
     """The way in which one axis of a mesh splits a model.
 
     `mixing`: "ring" sends keys round in a ring (Liu et al. 2023), "heads" exchanges rows for heads (Jacobs et al. 2023,
@@ -28,59 +29,71 @@ class Strategy:
     `stored`: the state that is stored once over the axis: 1 optimiser, 2 gradients, too, 3 weights, too (Rajbhandari et
     al. 2020, ZeRO). `experts`: the axis places experts; with "cut" a tensor axis shards each expert further, with
     "whole" it does not, and experts are placed over that axis, too."""
-    name: str                                               # its name, such as tensor
-    home: Role | None = None                                # sharded dimension of values between operators, if any
-    weights: bool = False                                   # weights by columns, then rows (Shoeybi et al. 2019)
-    vocabulary: bool = False                                # tables by rows, heads of the vocabulary by columns
-    mixing: Mixing | None = None                            # how attention meets sharded rows
-    layers: bool = False                                    # pipeline stages of layers
-    stored: int = 0                                         # ZeRO stage: 1 optimiser, 2 gradients, 3 weights
-    by_hand: bool = False                                   # only named weights are sharded, and those that follow
-    experts: Literal["cut", "whole"] | None = None          # experts are placed on the axis
+
+    name: str  # its name, such as tensor
+    home: Role | None = None  # sharded dimension of values between operators, if any
+    weights: bool = False  # weights by columns, then rows (Shoeybi et al. 2019)
+    vocabulary: bool = False  # tables by rows, heads of the vocabulary by columns
+    mixing: Mixing | None = None  # how attention meets sharded rows
+    layers: bool = False  # pipeline stages of layers
+    stored: int = 0  # ZeRO stage: 1 optimiser, 2 gradients, 3 weights
+    by_hand: bool = False  # only named weights are sharded, and those that follow
+    experts: Literal["cut", "whole"] | None = None  # experts are placed on the axis
 
     @property
-    def cuts_weights(self) -> bool: return self.weights or self.vocabulary or self.by_hand
+    def cuts_weights(self) -> bool:
+        return self.weights or self.vocabulary or self.by_hand
 
 
-STRATEGIES = {strategy.name: strategy for strategy in (
-    Strategy("data", home="batch"),
-    Strategy("zero1", home="batch", stored=1),
-    Strategy("zero2", home="batch", stored=2),
-    Strategy("zero3", home="batch", stored=3),
-    Strategy("tensor", weights=True),
-    Strategy("tensor-vocabulary", weights=True, vocabulary=True),
-    Strategy("sequence", home="rows", weights=True),
-    Strategy("sequence-vocabulary", home="rows", weights=True, vocabulary=True),
-    Strategy("vocabulary", vocabulary=True),
-    Strategy("ring", home="rows", mixing="ring"),
-    Strategy("ulysses", home="rows", mixing="heads"),
-    Strategy("keys", home="rows", mixing="keys"),
-    Strategy("gathered", home="rows", mixing="gathered"),
-    Strategy("rows", home="rows", mixing="gathered"),
-    Strategy("pipeline", layers=True),
-    Strategy("by-hand", by_hand=True))}
+STRATEGIES = {
+    strategy.name: strategy
+    for strategy in (
+        AxisStrategy("data", home="batch"),
+        AxisStrategy("zero1", home="batch", stored=1),
+        AxisStrategy("zero2", home="batch", stored=2),
+        AxisStrategy("zero3", home="batch", stored=3),
+        AxisStrategy("tensor", weights=True),
+        AxisStrategy("tensor-vocabulary", weights=True, vocabulary=True),
+        AxisStrategy("sequence", home="rows", weights=True),
+        AxisStrategy("sequence-vocabulary", home="rows", weights=True, vocabulary=True),
+        AxisStrategy("vocabulary", vocabulary=True),
+        AxisStrategy("ring", home="rows", mixing="ring"),
+        AxisStrategy("ulysses", home="rows", mixing="heads"),
+        AxisStrategy("keys", home="rows", mixing="keys"),
+        AxisStrategy("gathered", home="rows", mixing="gathered"),
+        AxisStrategy("rows", home="rows", mixing="gathered"),
+        AxisStrategy("pipeline", layers=True),
+        AxisStrategy("by-hand", by_hand=True),
+    )
+}
 
-EXPERT_STRATEGIES = {strategy.name: strategy for strategy in (  # for an axis of its own over the ranks of other axes
-    Strategy("experts", experts="cut"),
-    Strategy("whole-experts", experts="whole"))}
+EXPERT_STRATEGIES = {
+    strategy.name: strategy
+    for strategy in (  # for an axis of its own over the ranks of other axes
+        AxisStrategy("experts", experts="cut"),
+        AxisStrategy("whole-experts", experts="whole"),
+    )
+}
 
-HOST = "host"                                               # axis name of transfers to and from the host
+HOST = "host"  # axis name of transfers to and from the host
 CONTEXTS = "ring", "ulysses", "keys", "gathered"
 
 
-def strategy_named(name: str) -> Strategy:
+def strategy_named(name: str) -> AxisStrategy:
     """Return the strategy of a name. Raises InputError for an unknown name."""
     known = STRATEGIES | EXPERT_STRATEGIES
-    if name in known: return known[name]
+    if name in known:
+        return known[name]
     raise InputError(f"strategy {name!r}: there is none of this name: {', '.join(known)}")
 
 
 @dataclass(frozen=True)
 class Axis:
     """Ranks that split a model by one strategy. If the number of ranks is a symbol, it is taken to divide all sizes."""
+
     name: str
     ranks: LiveSize
-    strategy: Strategy
+    strategy: AxisStrategy
 
     @property
     def at(self) -> Coordinate:
@@ -90,7 +103,8 @@ class Axis:
     @property
     def count(self) -> int:
         """The number of ranks. Raises InputError if it is a symbol."""
-        if isinstance(self.ranks, int): return self.ranks
+        if isinstance(self.ranks, int):
+            return self.ranks
         raise InputError(f"mesh: axis {self.name} has {self.ranks} ranks, a name: a number is needed here")
 
 
@@ -107,24 +121,28 @@ class Mesh:
     a row goes to a node once, however many of its experts are there, and on from there (DeepSeek-AI 2024, section
     3.2.2). Raises InputError for an invalid number of ranks, for two axes that split the same thing, for an unknown
     ZeRO stage, and for experts that do not fit the other axes."""
-    axes: tuple[Axis, ...] = ()                             # the outermost first
-    offload: int = 0                                        # ZeRO stage of the state on the host; 0 for none
-    load: LiveSize | float = 1                              # rows of the busiest expert rank, relative to the mean
-    node: int = 0                                           # neighbours of the axis of experts in a node; 0: no nodes
-    visits: int = 0                                         # nodes that a row goes to; 0: as many as possible
+
+    axes: tuple[Axis, ...] = ()  # the outermost first
+    offload: int = 0  # ZeRO stage of the state on the host; 0 for none
+    load: LiveSize | float = 1  # rows of the busiest expert rank, relative to the mean
+    node: int = 0  # neighbours of the axis of experts in a node; 0: no nodes
+    visits: int = 0  # nodes that a row goes to; 0: as many as possible
 
     @classmethod
-    def of(cls, **axes: tuple[LiveSize | str, str | Strategy]) -> Mesh:
+    def of(cls, **axes: tuple[LiveSize | str, str | AxisStrategy]) -> Mesh:
         """Build a mesh of axes by name: `Mesh.of(dp=(2, "data"), tp=(4, "tensor"))` has the ranks and the strategy of
         each."""
         built = []
         for name, (ranks, strategy) in axes.items():
-            if isinstance(ranks, str) and ranks.isidentifier(): ranks = size(ranks)
-            if isinstance(ranks, bool) or (not isinstance(ranks, sympy.Expr) and (
-                    not isinstance(ranks, int) or ranks < 1)):
+            if isinstance(ranks, str) and ranks.isidentifier():
+                ranks = size(ranks)
+            if isinstance(ranks, bool) or (
+                not isinstance(ranks, sympy.Expr) and (not isinstance(ranks, int) or ranks < 1)
+            ):
                 raise InputError(f"mesh: axis {name} has {ranks!r} ranks: give a whole number from 1 on, or a name")
             resolved = strategy_named(strategy) if isinstance(strategy, str) else strategy
-            if ranks == 1: resolved = Strategy(resolved.name, layers=resolved.layers, experts=resolved.experts)
+            if ranks == 1:
+                resolved = AxisStrategy(resolved.name, layers=resolved.layers, experts=resolved.experts)
             built.append(Axis(name, ranks, resolved))
         return cls(tuple(built))
 
@@ -133,13 +151,22 @@ class Mesh:
             raise InputError(f"offload {self.offload}: 1 the optimiser, 2 gradients, too, 3 weights, too, or 0")
         object.__setattr__(self, "axes", tuple(sorted(self.axes, key=lambda axis: axis.strategy.experts is not None)))
         for number, axis in enumerate(self.axes):
-            twin = next((other for other in self.axes[:number] if 1 not in (other.ranks, axis.ranks)
-                         and meet(other.strategy, axis.strategy)), None)
+            twin = next(
+                (
+                    other
+                    for other in self.axes[:number]
+                    if 1 not in (other.ranks, axis.ranks) and meet(other.strategy, axis.strategy)
+                ),
+                None,
+            )
             if twin is not None:
                 by = axis.strategy.name
-                if by != twin.strategy.name: by = f"what {twin.strategy.name} and {by} have in common"
-                raise InputError(f"mesh: axes {twin.name} and {axis.name} both split by {by}: make them one axis, of "
-                                 "as many ranks as both")
+                if by != twin.strategy.name:
+                    by = f"what {twin.strategy.name} and {by} have in common"
+                raise InputError(
+                    f"mesh: axes {twin.name} and {axis.name} both split by {by}: make them one axis, of "
+                    "as many ranks as both"
+                )
         self.check_experts()
 
     def check_experts(self) -> None:
@@ -147,27 +174,37 @@ class Mesh:
         if not isinstance(self.load, sympy.Expr) and (isinstance(self.load, bool) or not 1 <= self.load < inf):
             raise InputError(f"load {self.load}: times the mean that the busiest has: a number from 1 on, or a name")
         if self.experts is None or self.experts.ranks == 1:
-            if self.node or self.visits: raise InputError(f"node {self.node}: of no ranks of experts: give ep")
+            if self.node or self.visits:
+                raise InputError(f"node {self.node}: of no ranks of experts: give ep")
             return
-        if not self.node and self.visits: raise InputError(f"visits {self.visits}: of no nodes: give node")
+        if not self.node and self.visits:
+            raise InputError(f"visits {self.visits}: of no nodes: give node")
         if self.node and (self.node < 1 or self.experts.count % self.node):
-            raise InputError(f"node {self.node}: {self.experts.name} has {self.experts.ranks} ranks, of which as many "
-                             f"lie in each node: a divisor of {self.experts.ranks}")
+            raise InputError(
+                f"node {self.node}: {self.experts.name} has {self.experts.ranks} ranks, of which as many "
+                f"lie in each node: a divisor of {self.experts.ranks}"
+            )
         if self.node and not 0 <= self.visits <= self.nodes:
             raise InputError(f"visits {self.visits}: there are {self.nodes} nodes: from 1 to {self.nodes}")
         within, names = [self.axes[k].ranks for k in self.folded], [self.axes[k].name for k in self.folded]
         if not within:
-            raise InputError(f"mesh: {self.experts.name} has {self.experts.ranks} ranks, and no axis cuts sequences or "
-                             "tokens, over which experts lie: give data or context as many ranks, such as "
-                             f"dp={self.experts.ranks}")
-        if not all(isinstance(n, int) for n in (*within, self.experts.ranks)): return
+            raise InputError(
+                f"mesh: {self.experts.name} has {self.experts.ranks} ranks, and no axis cuts sequences or "
+                "tokens, over which experts lie: give data or context as many ranks, such as "
+                f"dp={self.experts.ranks}"
+            )
+        if not all(isinstance(n, int) for n in (*within, self.experts.ranks)):
+            return
         if prod(within) % self.experts.count:
-            raise InputError(f"mesh: {self.experts.name} has {self.experts.ranks} ranks, and {' × '.join(names)}, over "
-                             f"which experts lie, {prod(within)}: the nearest that divides is "
-                             f"{nearest_divisor(prod(within), self.experts.count)}")
+            raise InputError(
+                f"mesh: {self.experts.name} has {self.experts.ranks} ranks, and {' × '.join(names)}, over "
+                f"which experts lie, {prod(within)}: the nearest that divides is "
+                f"{nearest_divisor(prod(within), self.experts.count)}"
+            )
 
     @property
-    def ranks(self) -> LiveSize: return prod((axis.ranks for axis in self.devices), start=1)
+    def ranks(self) -> LiveSize:
+        return prod((axis.ranks for axis in self.devices), start=1)
 
     @property
     def devices(self) -> tuple[Axis, ...]:
@@ -175,10 +212,12 @@ class Mesh:
         return tuple(axis for axis in self.axes if axis.strategy.experts is None)
 
     @cached_property
-    def experts(self) -> Axis | None: return next((axis for axis in self.axes if axis.strategy.experts), None)
+    def experts(self) -> Axis | None:
+        return next((axis for axis in self.axes if axis.strategy.experts), None)
 
     @property
-    def sends_to_experts(self) -> bool: return self.experts is not None and self.experts.ranks != 1
+    def sends_to_experts(self) -> bool:
+        return self.experts is not None and self.experts.ranks != 1
 
     @property
     def nodes(self) -> int:
@@ -189,31 +228,39 @@ class Mesh:
     def visited(self, asked: LiveSize) -> LiveSize:
         """Return the number of nodes that a row visits if it is routed to `asked` experts. Raises InputError if it is
         not routed to equally many on each node."""
-        if self.nodes == 1: return 1
-        if not isinstance(asked, int): raise InputError(f"node {self.node}: a row asks {asked} experts: give a number")
+        if self.nodes == 1:
+            return 1
+        if not isinstance(asked, int):
+            raise InputError(f"node {self.node}: a row asks {asked} experts: give a number")
         count = self.visits or nearest_divisor(asked, self.nodes)
-        if asked % count: raise InputError(f"visits {count}: a row asks {asked} experts, as many on each node: give a "
-                                           f"divisor of {asked}")
+        if asked % count:
+            raise InputError(
+                f"visits {count}: a row asks {asked} experts, as many on each node: give a divisor of {asked}"
+            )
         return count
 
     @cached_property
     def folded(self) -> tuple[int, ...]:
         """The numbers of the axes over whose ranks experts are placed: axes that shard sequences and tokens, and for
         whole experts also axes that shard weights."""
-        if self.experts is None: return ()
+        if self.experts is None:
+            return ()
         whole = self.experts.strategy.experts == "whole"
         return tuple(k for k, axis in enumerate(self.axes) if (whole if axis.strategy.weights else axis.strategy.home))
 
     def copies(self, axis: Axis) -> LiveSize:
         """Return the number of ranks of an axis that have copies of an expert. Neighbours have different experts, so
         the last axes have no copies. Raises InputError if experts end within an axis and go on beyond it."""
-        if self.experts is None or axis not in [self.axes[k] for k in self.folded]: return axis.ranks
+        if self.experts is None or axis not in [self.axes[k] for k in self.folded]:
+            return axis.ranks
         left, by_axis = self.experts.count, dict[str, int]()
         for other in (self.axes[k] for k in reversed(self.folded)):
             shared = gcd(left, other.count)
             if left // shared > 1 and shared < other.count:
-                raise InputError(f"mesh: {self.experts.name} has {self.experts.ranks} ranks, which end within "
-                                 f"{other.name} and go on beyond it: give a multiple of {other.count}, or a divisor")
+                raise InputError(
+                    f"mesh: {self.experts.name} has {self.experts.ranks} ranks, which end within "
+                    f"{other.name} and go on beyond it: give a multiple of {other.count}, or a divisor"
+                )
             left, by_axis[other.name] = left // shared, other.count // shared
         return by_axis[axis.name]
 
@@ -222,9 +269,14 @@ class Mesh:
         nearest axis shards first, so transfers between far ranks are pieces of those between near ranks."""
         return [axis for axis in reversed(self.axes) if axis.strategy.stored >= level]
 
-    def __iter__(self) -> Iterator[Axis]: return iter(self.axes)
-    def __len__(self) -> int: return len(self.axes)
-    def index(self, name: str) -> int: return next(k for k, axis in enumerate(self.axes) if axis.name == name)
+    def __iter__(self) -> Iterator[Axis]:
+        return iter(self.axes)
+
+    def __len__(self) -> int:
+        return len(self.axes)
+
+    def index(self, name: str) -> int:
+        return next(k for k, axis in enumerate(self.axes) if axis.name == name)
 
     @property
     def flat(self) -> Mesh:
@@ -232,7 +284,8 @@ class Mesh:
         return replace(self, axes=tuple(axis for axis in self.axes if not axis.strategy.layers))
 
     @property
-    def stages(self) -> Axis | None: return next((axis for axis in self.axes if axis.strategy.layers), None)
+    def stages(self) -> Axis | None:
+        return next((axis for axis in self.axes if axis.strategy.layers), None)
 
     def places(self) -> Iterator[tuple[int, ...]]:
         """Return the coordinates of every rank, the last axis fastest; the coordinate on the axis of experts follows
@@ -241,20 +294,21 @@ class Mesh:
 
     def located(self, place: tuple[int, ...]) -> tuple[int, ...]:
         """Return the coordinates of a rank including that on the axis of experts, which follows from the others."""
-        on_devices = place[:len(self.devices)]
+        on_devices = place[: len(self.devices)]
         return on_devices if self.experts is None else (*on_devices, self.number(on_devices) % self.experts.count)
 
     def number(self, place: tuple[int, ...]) -> int:
         """Return the number of a rank among those over which experts are placed, the last axis fastest."""
         total = 0
-        for k in self.folded: total = total * self.axes[k].count + place[k]
+        for k in self.folded:
+            total = total * self.axes[k].count + place[k]
         return total
 
     def group(self, place: tuple[int, ...], axis: int) -> tuple[tuple[int, ...], ...]:
         """Return the ranks that meet on an axis, in order: ranks that differ in one coordinate alone, or ranks that
         together have all experts."""
         if self.experts is None or self.axes[axis] is not self.experts:
-            return tuple(self.located((*place[:axis], r, *place[axis + 1:])) for r in range(self.axes[axis].count))
+            return tuple(self.located((*place[:axis], r, *place[axis + 1 :])) for r in range(self.axes[axis].count))
         first = self.number(place) - place[axis]
         return tuple(self.placed(place, first + r) for r in range(self.experts.count))
 
@@ -262,7 +316,8 @@ class Mesh:
         """Return the rank that has a number among those over which experts are placed, and the other coordinates of a
         place."""
         coordinates = [*place]
-        for k in reversed(self.folded): number, coordinates[k] = divmod(number, self.axes[k].count)
+        for k in reversed(self.folded):
+            number, coordinates[k] = divmod(number, self.axes[k].count)
         return self.located(tuple(coordinates))
 
 
@@ -271,10 +326,24 @@ def nearest_divisor(number: int, wish: int) -> int:
     return max(d for d in range(1, min(number, wish) + 1) if number % d == 0)
 
 
-def usual_mesh(dp: int | None = None, tp: int = 1, pp: int = 1, cp: int = 1, *, ep: int = 1, zero: int = 0,
-               zero_ranks: int | None = None, offload: int = 0, context: str = "ring", sequence: bool = False,
-               vocabulary: bool = False, whole_experts: bool = False, load: float = 1, node: int = 0,
-               visits: int = 0) -> Mesh:
+def usual_mesh(
+    dp: int | None = None,
+    tp: int = 1,
+    pp: int = 1,
+    cp: int = 1,
+    *,
+    ep: int = 1,
+    zero: int = 0,
+    zero_ranks: int | None = None,
+    offload: int = 0,
+    context: str = "ring",
+    sequence: bool = False,
+    vocabulary: bool = False,
+    whole_experts: bool = False,
+    load: float = 1,
+    node: int = 0,
+    visits: int = 0,
+) -> Mesh:
     """Build a mesh of axes with their usual names; axes of one rank are left out. Stages `pp` are outermost, then data
     `dp` with its ZeRO stage, context `cp`, and tensor `tp` innermost, between neighbours. `zero_ranks`: neighbours of
     `dp` that store the ZeRO state once; other such groups (`copies`) store it again. `sequence`: norms are sharded by
@@ -282,26 +351,47 @@ def usual_mesh(dp: int | None = None, tp: int = 1, pp: int = 1, cp: int = 1, *, 
     and cp, and with `whole_experts` over tp, which otherwise shards each expert. `node`: expert ranks in a node, to
     which a row goes once; `visits`: nodes that a row goes to. Without `dp` it is as large as the experts need. Raises
     InputError for invalid numbers."""
-    if dp is None: dp = max(ep, 1) // gcd(max(ep, 1), cp * (tp if whole_experts else 1))
+    if dp is None:
+        dp = max(ep, 1) // gcd(max(ep, 1), cp * (tp if whole_experts else 1))
     if ep == 1 and (whole_experts or load != 1):
         raise InputError(f"{'whole experts' if whole_experts else f'load {load}'}: of no ranks of experts: give ep")
-    if zero not in range(4): raise InputError(f"zero {zero}: a stage of ZeRO is 0, 1, 2 or 3")
-    if zero and dp == 1: raise InputError(f"zero {zero}: it stores state over the ranks of dp, of which there is one")
+    if zero not in range(4):
+        raise InputError(f"zero {zero}: a stage of ZeRO is 0, 1, 2 or 3")
+    if zero and dp == 1:
+        raise InputError(f"zero {zero}: it stores state over the ranks of dp, of which there is one")
     within = dp if zero_ranks is None else zero_ranks
-    if zero_ranks is not None and not zero: raise InputError(f"zero ranks {zero_ranks}: of no stage of ZeRO: give zero")
-    if within < 1 or dp % within: raise InputError(f"zero ranks {within}: they divide dp, {dp}")
-    if context not in CONTEXTS: raise InputError(f"context {context!r}: it is one of {', '.join(CONTEXTS)}")
+    if zero_ranks is not None and not zero:
+        raise InputError(f"zero ranks {zero_ranks}: of no stage of ZeRO: give zero")
+    if within < 1 or dp % within:
+        raise InputError(f"zero ranks {within}: they divide dp, {dp}")
+    if context not in CONTEXTS:
+        raise InputError(f"context {context!r}: it is one of {', '.join(CONTEXTS)}")
     tensor = ("sequence" if sequence else "tensor") + "-vocabulary" * vocabulary
-    axes = dict(pp=(pp, "pipeline"), copies=(dp // within, "data"), dp=(within, f"zero{zero}" if zero else "data"),
-                cp=(cp, context), tp=(tp, tensor), ep=(ep, "whole-experts" if whole_experts else "experts"))
-    return replace(Mesh.of(**{name: axis for name, axis in axes.items() if axis[0] != 1}), offload=offload, load=load,
-                   node=node, visits=visits)
+    axes = dict(
+        pp=(pp, "pipeline"),
+        copies=(dp // within, "data"),
+        dp=(within, f"zero{zero}" if zero else "data"),
+        cp=(cp, context),
+        tp=(tp, tensor),
+        ep=(ep, "whole-experts" if whole_experts else "experts"),
+    )
+    return replace(
+        Mesh.of(**{name: axis for name, axis in axes.items() if axis[0] != 1}),
+        offload=offload,
+        load=load,
+        node=node,
+        visits=visits,
+    )
 
 
-def meet(one: Strategy, other: Strategy) -> bool:
+def meet(one: AxisStrategy, other: AxisStrategy) -> bool:
     """True if two strategies split the same thing, so that a mesh has only one of them. State that is stored once is
     gathered level by level, so ZeRO may have several axes."""
     alike = one.name == other.name and not one.stored
-    return alike or (one.weights and other.weights) or (one.layers and other.layers) or bool(
-        one.experts and other.experts) or (
-        one.mixing is not None and one.mixing == other.mixing)
+    return (
+        alike
+        or (one.weights and other.weights)
+        or (one.layers and other.layers)
+        or bool(one.experts and other.experts)
+        or (one.mixing is not None and one.mixing == other.mixing)
+    )

@@ -2,6 +2,7 @@
 back, and its answers are summed in ascending order of experts. On an axis of experts each rank has some experts, for
 the rows of its whole group. If the mesh has nodes a row visits each node once: it goes to the rank with the same
 position in that node, which sends it on to the experts of the node and returns the sum of their answers."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -29,10 +30,12 @@ def ask_experts(split: Ground, mixture: Mixture, dims: Dims, rows: int, gate: in
     bodies: dict[int, BodyStates] = {}
     for k, mesh_axis in enumerate(split.mesh.axes):
         state = split.merged_on(k, rows)
-        if role_of(state) not in ("batch", "rows"): state = split.home(k, rows)
+        if role_of(state) not in ("batch", "rows"):
+            state = split.home(k, rows)
         if mesh_axis.strategy.weights:
             if axis is not None and k in split.mesh.folded:
-                if state is None: state = split.shared(k, Cut("rows", split.steps[rows].dims.rows))
+                if state is None:
+                    state = split.shared(k, Cut("rows", split.steps[rows].dims.rows))
             elif (cut := cut_body(mixture.body)) is not None:
                 bodies[k], state = cut, None
                 check_units(mesh_axis, mixture, cut)
@@ -40,18 +43,22 @@ def ask_experts(split: Ground, mixture: Mixture, dims: Dims, rows: int, gate: in
     source = split.steps[rows]
     passed = tuple((k, pass_rule(state)) for k, state in source.placement.cuts)
 
-    def add(op: str, args: tuple[int, ...], more: tuple[object, ...], dims: Dims, placement: Placement,
-            rule: str) -> int:
+    def add(
+        op: str, args: tuple[int, ...], more: tuple[object, ...], dims: Dims, placement: Placement, rule: str
+    ) -> int:
         named = tuple((k, CUT) for k in bodies if placement.on(k) is not None)
         of_experts = () if number is None else ((number, rule),)
         return split.add(RankStep(op, args, more, dims, placement, why=rule, rules=(*passed, *named, *of_experts)))
+
     answered = source.placement
-    for k, cut in bodies.items(): answered = answered.but(k, cut.values[-1])
+    for k, cut in bodies.items():
+        answered = answered.but(k, cut.values[-1])
     more = mixture.experts, mixture.asked, number
     taken: tuple[int, ...] = rows, gate
     visits = axis is not None and split.mesh.nodes > 1
-    split.mesh.visited(mixture.asked)                       # raises if rows do not visit nodes evenly
-    if visits: taken = (add("visit", taken, more, source.dims, source.placement, TO),)
+    split.mesh.visited(mixture.asked)  # raises if rows do not visit nodes evenly
+    if visits:
+        taken = (add("visit", taken, more, source.dims, source.placement, TO),)
     sent = add("dispatch", taken, more, source.dims, source.placement, TO)
     body = tuple(body_steps(mixture, bodies, number))
     answers = add("answer", (sent,), (body,), dims, answered, AT)
@@ -62,9 +69,11 @@ def ask_experts(split: Ground, mixture: Mixture, dims: Dims, rows: int, gate: in
 def mixture_steps(steps: Sequence[RankStep], at: int) -> tuple[int, int]:
     """Return the step of the rows of a mixture and the step of its answers, given its last step."""
     answer = at
-    while steps[answer].op != "answer": answer = steps[answer].args[0]
+    while steps[answer].op != "answer":
+        answer = steps[answer].args[0]
     rows = answer
-    while steps[rows].op in ASKED: rows = steps[rows].args[0]
+    while steps[rows].op in ASKED:
+        rows = steps[rows].args[0]
     return rows, answer
 
 
@@ -72,20 +81,26 @@ def experts_axis(split: Ground, mixture: Mixture) -> Axis | None:
     """Return the axis of experts if it has more than one rank, else None. Raises InputError for ranks among which
     experts cannot be shared evenly."""
     axis = split.mesh.experts
-    if axis is None or axis.ranks == 1: return None
+    if axis is None or axis.ranks == 1:
+        return None
     if isinstance(mixture.experts, int) and isinstance(axis.ranks, int) and mixture.experts % axis.ranks:
-        raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks and there are {mixture.experts} experts: the "
-                         f"nearest that divides is {nearest_divisor(mixture.experts, axis.ranks)}")
+        raise InputError(
+            f"mesh: {axis.name} has {axis.ranks} ranks and there are {mixture.experts} experts: the "
+            f"nearest that divides is {nearest_divisor(mixture.experts, axis.ranks)}"
+        )
     return axis
 
 
 def check_units(axis: Axis, mixture: Mixture, cut: BodyStates) -> None:
     """Raise InputError for more ranks than an expert has hidden units."""
     for line, state in zip(mixture.body, cut.stored, strict=True):
-        if not (isinstance(state, Cut) and isinstance(state.units, int) and isinstance(axis.ranks, int)): continue
+        if not (isinstance(state, Cut) and isinstance(state.units, int) and isinstance(axis.ranks, int)):
+            continue
         if state.units < axis.ranks:
-            raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks, and {line.more[0]} has {state.units} hidden "
-                             f"units of each expert: the nearest that divides is {state.units}")
+            raise InputError(
+                f"mesh: {axis.name} has {axis.ranks} ranks, and {line.more[0]} has {state.units} hidden "
+                f"units of each expert: the nearest that divides is {state.units}"
+            )
 
 
 def body_steps(mixture: Mixture, bodies: dict[int, BodyStates], number: int | None) -> list[RankStep]:

@@ -1,5 +1,6 @@
 """`partition`: a model on a mesh. The split determines the formulas of the operations, communication, stored and held
 numbers of each rank, exact for any sharding, and the steps that virtual ranks run."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -32,13 +33,15 @@ from opmatrix.parallel.sharding.spreading import Split
 @dataclass(frozen=True)
 class FactorGroup:
     """Factors of one stage that are split alike."""
-    split: Split                                            # split of one of the factors
-    booked: Booked                                          # its formulas
-    own: tuple[Data, ...]                                   # its arrays
-    arrays: tuple[tuple[Data, ...], ...]                    # arrays of every factor
+
+    split: Split  # split of one of the factors
+    booked: Booked  # its formulas
+    own: tuple[Data, ...]  # its arrays
+    arrays: tuple[tuple[Data, ...], ...]  # arrays of every factor
 
     @property
-    def count(self) -> int: return len(self.arrays)
+    def count(self) -> int:
+        return len(self.arrays)
 
     def distinct(self, data: Data) -> set[str]:
         """Return the keys of the arrays at one array's position in all factors; a shared array counts once."""
@@ -49,22 +52,29 @@ class FactorGroup:
     @cached_property
     def flops(self) -> sympy.Expr:
         return add_up(self.booked.flops(at) for at in range(len(self.split.steps)))
+
     @cached_property
-    def crossings(self) -> list[Crossing]: return [*self.booked.crossings()]
+    def crossings(self) -> list[Crossing]:
+        return [*self.booked.crossings()]
+
     @cached_property
-    def held(self) -> list[sympy.Expr]: return [*dict.fromkeys(self.booked.held())]
+    def held(self) -> list[sympy.Expr]:
+        return [*dict.fromkeys(self.booked.held())]
+
     @cached_property
-    def stored(self) -> list[LiveSize]: return [dims.numbers for _, dims in self.booked.stored().values()]
+    def stored(self) -> list[LiveSize]:
+        return [dims.numbers for _, dims in self.booked.stored().values()]
 
 
 @dataclass(frozen=True)
 class Partition:
     """A model on a mesh: groups of factors by stage. Sizes are in numbers, not bytes: see `formulas`."""
+
     mesh: Mesh
-    sizes: BatchSizes                                       # sizes of the batch
-    chain: Sequence[Factor]                                 # factors, from the input on
-    cuts: Sequence[tuple[int, int]]                         # first factor and end of each stage
-    stages: Sequence[Sequence[FactorGroup]]                 # groups of factors of each stage
+    sizes: BatchSizes  # sizes of the batch
+    chain: Sequence[Factor]  # factors, from the input on
+    cuts: Sequence[tuple[int, int]]  # first factor and end of each stage
+    stages: Sequence[Sequence[FactorGroup]]  # groups of factors of each stage
     name: str = "model"
     splits: Mapping[int, Split] = field(default_factory=dict)  # splits by the index of the factor
 
@@ -72,8 +82,10 @@ class Partition:
     def like(self) -> list[int]:
         """The first stage with as many of the same factors, and so the same formulas, for each stage."""
         last, known = len(self.stages) - 1, dict[object, int]()
-        return [known.setdefault((k == last, *((id(group.split), group.count) for group in groups)), k)
-                for k, groups in enumerate(self.stages)]
+        return [
+            known.setdefault((k == last, *((id(group.split), group.count) for group in groups)), k)
+            for k, groups in enumerate(self.stages)
+        ]
 
     def stage(self, place: Sequence[int]) -> int:
         """Return the stage of a rank."""
@@ -88,17 +100,27 @@ class Partition:
         """Return the split of one factor with its own arrays. If it is `routed`, experts answer only the rows that are
         routed to them."""
         known = self.splits[at]
-        return Split(self.chain[at].term, known.mesh, self.sizes, selects=known.selects, x=known.x, cuts=known.cuts,
-                     last=known.last, routed=routed)
+        return Split(
+            self.chain[at].term,
+            known.mesh,
+            self.sizes,
+            selects=known.selects,
+            x=known.x,
+            cuts=known.cuts,
+            last=known.last,
+            routed=routed,
+        )
 
     def formulas(self, stage: int = 0, **how: Any) -> Any:
         """Return the formulas of the busiest rank of a stage, as `opmatrix.parallel.cost.formulas.Formulas`. `how`:
         number types, storage of weights, training."""
         return body("parallel.cost.formulas.Formulas")(self, stage, **how)
 
-    def __str__(self) -> str: return str(body("parallel.cost.overview.Overview")(self).text())
+    def __str__(self) -> str:
+        return str(body("parallel.cost.overview.Overview")(self).text())
 
-    def _repr_html_(self) -> str: return str(body("display.shown.partition_html")(self))
+    def _repr_html_(self) -> str:
+        return str(body("display.shown.partition_html")(self))
 
     def flops(self, stage: int = 0) -> sympy.Expr:
         """Return the multiplications and additions of one batch on a rank of a stage."""
@@ -107,21 +129,27 @@ class Partition:
     def crossings(self, stage: int = 0) -> Iterator[tuple[int, Crossing]]:
         """Yield the communication of a rank of a stage, each crossing with its number of times."""
         for part in self.stages[stage]:
-            for crossing in part.crossings: yield part.count, crossing
+            for crossing in part.crossings:
+                yield part.count, crossing
             arrays = [numbers for numbers in part.stored if not self.by_expert(numbers)]
             experts = add_up(numbers for numbers in part.stored if self.by_expert(numbers))
-            for crossing in gathers(arrays, self.mesh.storing(3)): yield part.count, crossing
+            for crossing in gathers(arrays, self.mesh.storing(3)):
+                yield part.count, crossing
             if part.stored and self.mesh.offload > 2:
                 sent = add_up(self.share(numbers, 3) for numbers in arrays) + experts
-                yield part.count, Crossing("fetch", HOST, sent, sent, sent, sympy.Integer(1), sympy.Integer(0),
-                                           "weights")
-        for crossing in self.handing(stage): yield 1, crossing
+                yield (
+                    part.count,
+                    Crossing("fetch", HOST, sent, sent, sent, sympy.Integer(1), sympy.Integer(0), "weights"),
+                )
+        for crossing in self.handing(stage):
+            yield 1, crossing
 
     def handing(self, stage: int) -> Iterator[Crossing]:
         """Yield the crossing in which a rank of a stage sends to the next stage, or gets back from it. There is none
         behind the last stage, and without stages."""
         along = self.mesh.stages
-        if along is None or not 0 <= stage < len(self.stages) - 1: return
+        if along is None or not 0 <= stage < len(self.stages) - 1:
+            return
         sent, one = self.handed(stage), sympy.Integer(1)
         yield Crossing("send", along.name, sent, sent, sent, one, one, "stage")
 
@@ -136,7 +164,8 @@ class Partition:
         arrays: dict[Any, tuple[Data, Dims]] = {}
         for group in self.stages[stage]:
             for (key, stored), (data, dims) in group.booked.stored().items():
-                for name in group.distinct(data): arrays[name, key if data.cut_of else "", stored] = data, dims
+                for name in group.distinct(data):
+                    arrays[name, key if data.cut_of else "", stored] = data, dims
         times = Counter((id(data), dims) for data, dims in arrays.values())
         by_key = {(id(data), dims): (data, dims) for data, dims in arrays.values()}
         return [(*by_key[key], count) for key, count in times.items()]
@@ -160,8 +189,10 @@ class Partition:
         experts are stored once over the axes of their copies; weights of experts are not, because rows are sent to
         them."""
         for axis in self.mesh.storing(level):
-            if not self.by_expert(numbers): numbers = piece(numbers, axis.ranks, axis.at)
-            elif level < 3: numbers = piece(numbers, self.mesh.copies(axis), 0)
+            if not self.by_expert(numbers):
+                numbers = piece(numbers, axis.ranks, axis.at)
+            elif level < 3:
+                numbers = piece(numbers, self.mesh.copies(axis), 0)
         return numbers
 
     def by_expert(self, numbers: LiveSize) -> bool:
@@ -172,9 +203,14 @@ class Partition:
     def gathered(self, stage: int = 0) -> list[sympy.Expr]:
         """Return the numbers of the weights of each factor that are whole only while it runs, because they are stored
         in pieces or by the host."""
-        if not self.mesh.storing(3) and self.mesh.offload < 3: return []
-        return [*dict.fromkeys(add_up(size for size in part.stored if self.mesh.offload > 2 or not self.by_expert(size))
-                               for part in self.stages[stage])]
+        if not self.mesh.storing(3) and self.mesh.offload < 3:
+            return []
+        return [
+            *dict.fromkeys(
+                add_up(size for size in part.stored if self.mesh.offload > 2 or not self.by_expert(size))
+                for part in self.stages[stage]
+            )
+        ]
 
     def held(self, stage: int = 0) -> list[sympy.Expr]:
         """Return the numbers of values that a rank holds at a time, step by step: the largest is the peak."""
@@ -187,7 +223,8 @@ class Partition:
         return formula.xreplace({number: self.said(number) for number in formula.atoms(FromRelation)})
 
     @cached_property
-    def counts(self) -> dict[FromRelation, sympy.Expr]: return {}      # numbers of relations, counted once
+    def counts(self) -> dict[FromRelation, sympy.Expr]:
+        return {}  # numbers of relations, counted once
 
     def said(self, each: FromRelation) -> sympy.Expr:
         """Return the number that the relations of the batch determine; the symbol itself if they do not."""
@@ -201,8 +238,10 @@ class Partition:
         that the sizes do not give, or on a size that is a symbol."""
         amounts = [self.on(e, place) for e in self.held(self.stage(place))]
         if unknown := sorted({number.relation for e in amounts for number in e.atoms(FromRelation)}):
-            raise InputError(f"relation {unknown[0]}: what a rank holds depends on its entries: BatchSizes(.., "
-                             "relations={name: matrix})")
+            raise InputError(
+                f"relation {unknown[0]}: what a rank holds depends on its entries: BatchSizes(.., "
+                "relations={name: matrix})"
+            )
         if named := sorted({str(symbol) for e in amounts for symbol in e.free_symbols}):
             raise InputError(f"{named[0]}: it is the name of a size: a peak needs its number")
         return max(map(int, amounts))
@@ -211,9 +250,16 @@ class Partition:
 WAYS = "columns", "rows", "whole"
 
 
-def partition(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes = BatchSizes(), *, tokens: bool = True,
-              name: str = "model", stages: Sequence[int] | None = None,
-              cuts: Mapping[str, str] | None = None) -> Partition:
+def partition(
+    model: Operator | Settings,
+    mesh: Mesh,
+    sizes: BatchSizes = BatchSizes(),
+    *,
+    tokens: bool = True,
+    name: str = "model",
+    stages: Sequence[int] | None = None,
+    cuts: Mapping[str, str] | None = None,
+) -> Partition:
     """Partition a model over a mesh, for a batch of the given sizes, numbers or symbols. `tokens`: it reads one-hot
     tokens, else x is numbers. `stages`: layers of each stage of a pipeline. `cuts`: how weights are sharded over an
     axis by tensor or by hand, by patterns of their names: "columns", "rows" or "whole"; the rest follows. Raises
@@ -235,11 +281,13 @@ def partition(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes = BatchS
         splits[at], shape = known[key], known[key].lines[known[key].result].shape
     check_positions(known.values(), sizes.tokens)
     check_asked(mesh, known.values(), name)
-    if not any(is_other(line.shape.rows) for split in known.values() for line in split.lines): check_batch(mesh, sizes)
+    if not any(is_other(line.shape.rows) for split in known.values() for line in split.lines):
+        check_batch(mesh, sizes)
     by_stage: list[list[FactorGroup]] = []
     for lo, hi in bounds:
         groups: dict[int, list[int]] = {}
-        for at in range(lo, hi): groups.setdefault(id(splits[at]), []).append(at)
+        for at in range(lo, hi):
+            groups.setdefault(id(splits[at]), []).append(at)
         by_stage.append([part_of(splits, members, factors) for members in groups.values()])
     return Partition(mesh, sizes, factors, bounds, by_stage, name, splits)
 
@@ -247,7 +295,8 @@ def partition(model: Operator | Settings, mesh: Mesh, sizes: BatchSizes = BatchS
 def check_sizes(sizes: BatchSizes) -> None:
     """Raise InputError for sequences or tokens that are neither a whole number from 1 on nor an expression."""
     for what, number in (("sequences", sizes.sequences), ("tokens", sizes.tokens)):
-        if isinstance(number, sympy.Expr) or (type(number) is int and number > 0): continue
+        if isinstance(number, sympy.Expr) or (type(number) is int and number > 0):
+            continue
         raise InputError(f"{what} {number!r}: give a whole number from 1 on, or a name")
 
 
@@ -255,7 +304,8 @@ def check_cuts(factors: Sequence[Factor], cuts: Mapping[str, str]) -> None:
     """Raise InputError for an unknown way to shard, and for a pattern that no weight fits."""
     names = {data.name for factor in factors for data in factor.arrays if data.name and 1 not in (1, *data.shape)[-2:]}
     for pattern, how in cuts.items():
-        if how not in WAYS: raise InputError(f"cuts: {pattern}: {how!r}: a weight is cut by {', '.join(WAYS)}")
+        if how not in WAYS:
+            raise InputError(f"cuts: {pattern}: {how!r}: a weight is cut by {', '.join(WAYS)}")
         if not any(fnmatch(name, pattern) for name in names):
             raise InputError(f"cuts: no weight is called {pattern!r}: names are such as {', '.join(sorted(names)[:4])}")
 
@@ -270,16 +320,20 @@ def check_batch(mesh: Mesh, sizes: BatchSizes) -> None:
     """Raise InputError for ranks that would share one sequence, or one token, if there are no other rows."""
     for axis in () if sizes.spaces else mesh:
         count, what = {"batch": (sizes.sequences, "sequence"), "rows": (sizes.tokens, "token")}.get(
-            axis.strategy.home or "", (None, ""))
+            axis.strategy.home or "", (None, "")
+        )
         if count == 1 and isinstance(axis.ranks, int) and axis.ranks > 1:
             raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks and there is 1 {what}: at most 1 rank")
 
 
 def check_asked(mesh: Mesh, splits: Iterable[Split], name: str) -> None:
     """Raise InputError for ranks of experts if a model has no experts."""
-    if mesh.experts is None or mesh.experts.ranks == 1 or any(split.mixtures for split in splits): return
-    raise InputError(f"mesh: {mesh.experts.name} has {mesh.experts.ranks} ranks of experts, and {name} has no experts: "
-                     f"leave {mesh.experts.name} out")
+    if mesh.experts is None or mesh.experts.ranks == 1 or any(split.mixtures for split in splits):
+        return
+    raise InputError(
+        f"mesh: {mesh.experts.name} has {mesh.experts.ranks} ranks of experts, and {name} has no experts: "
+        f"leave {mesh.experts.name} out"
+    )
 
 
 def check_positions(splits: Iterable[Split], tokens: LiveSize) -> None:
@@ -295,5 +349,9 @@ def part_of(splits: Mapping[int, Split], own: Sequence[int], factors: Sequence[F
     """Return the group of some factors of a stage that are split alike."""
     split = splits[own[0]]
     first = next(at for at, other in splits.items() if other is split)
-    return FactorGroup(split, Booked(split.steps, split.mesh, split.out), factors[first].arrays,
-                tuple(factors[at].arrays for at in own))
+    return FactorGroup(
+        split,
+        Booked(split.steps, split.mesh, split.out),
+        factors[first].arrays,
+        tuple(factors[at].arrays for at in own),
+    )

@@ -1,5 +1,6 @@
 """Split rules of products with a relation, of rows that a relation picks, and of attention between the rows of its
 entries. If output rows are sharded like input rows, a rank needs the rows that its entries name: its halo."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -23,18 +24,24 @@ def related_product(split: Ground, k: int, line: Operation, args: Sequence[int])
     over, where = line.more
     relation: Relation = split.steps[args[0]].more[0]
     if where is not everyone:
-        raise InputError(f"partition: relation {relation} under pattern {where}: leave out entries in the relation, "
-                         "where=everyone")
+        raise InputError(
+            f"partition: relation {relation} under pattern {where}: leave out entries in the relation, where=everyone"
+        )
     v, out = split.merged_on(k, args[1]), output_home(split, k, line)
     match role_of(v):
-        case "batch" | "heads": return [v, v], v, None, "sequences" if role_of(v) == "batch" else "heads"
-        case "cols": return [None, v], v, None, "columns of the product"
+        case "batch" | "heads":
+            return [v, v], v, None, "sequences" if role_of(v) == "batch" else "heads"
+        case "cols":
+            return [None, v], v, None, "columns of the product"
         case "rows" if role_of(out) == "rows":
-            if (state := halo_of(split, k, args[1], relation)) is not None: return [out, state], out, None, "halo"
-            if whole_anyway(split, args[1]): return [out, None], out, None, "rows"
+            if (state := halo_of(split, k, args[1], relation)) is not None:
+                return [out, state], out, None, "halo"
+            if whole_anyway(split, args[1]):
+                return [out, None], out, None, "rows"
         case "rows" if mergeable(over):
-            return [Cut("cols", v.units), v], Partial(over), None, "contraction"         # type: ignore[union-attr]
-        case None if role_of(out) == "rows" and not rows_cut(split, args[1]): return [out, None], out, None, "rows"
+            return [Cut("cols", v.units), v], Partial(over), None, "contraction"  # type: ignore[union-attr]
+        case None if role_of(out) == "rows" and not rows_cut(split, args[1]):
+            return [out, None], out, None, "rows"
     return [None, None], None, None, ""
 
 
@@ -42,8 +49,10 @@ def picked_rows(split: Ground, k: int, line: Operation, args: Sequence[int]) -> 
     """Return the ruling of rows that a relation picks. Rows are picked where they are, with zeros for rows of other
     ranks, or they are sent to the ranks of the output rows."""
     current, out = split.merged_on(k, args[0]), output_home(split, k, line)
-    if role_of(current) != "rows": return [current], current, None, "picked rows"
-    if role_of(out) != "rows": return [current], Partial(monoids.sum), None, "rows that are picked"
+    if role_of(current) != "rows":
+        return [current], current, None, "picked rows"
+    if role_of(out) != "rows":
+        return [current], Partial(monoids.sum), None, "rows that are picked"
     state = halo_of(split, k, args[0], line.more[0])
     return [state], out if state else None, None, "halo" if state else ""
 
@@ -57,7 +66,8 @@ def rows_cut(split: Ground, at: int) -> list[int]:
     return [k for k, state in split.steps[at].placement.cuts if role_of(state) == "rows"]
 
 
-def outermost(split: Ground, k: int, at: int) -> bool: return rows_cut(split, at)[:1] in ([k], [])
+def outermost(split: Ground, k: int, at: int) -> bool:
+    return rows_cut(split, at)[:1] in ([k], [])
 
 
 def whole_anyway(split: Ground, at: int) -> bool:
@@ -68,17 +78,21 @@ def whole_anyway(split: Ground, at: int) -> bool:
 def halo_of(split: Ground, k: int, at: int, relation: Relation) -> Needed | None:
     """Return the state of a value of which a rank has the rows that its entries name. None if an outer axis shards its
     rows, too, or if no communication is needed."""
-    if whole_anyway(split, at) or not outermost(split, k, at): return None
+    if whole_anyway(split, at) or not outermost(split, k, at):
+        return None
     return Needed(relation, split.steps[at].dims.rows)
 
 
 # Scores that are read at the entries of a relation alone.
 
-def begin_scores(split: Ground, held: Sequence[int | WaitingScores], where: Pattern | None,
-                 dims: Dims) -> WaitingScores | None:
+
+def begin_scores(
+    split: Ground, held: Sequence[int | WaitingScores], where: Pattern | None, dims: Dims
+) -> WaitingScores | None:
     """Return waiting scores if only the entries of a relation are read of them; None if all scores are read."""
     u, v = held
-    if where is None or where.relation is None: return None
+    if where is None or where.relation is None:
+        return None
     assert isinstance(u, int) and isinstance(v, int)
     return WaitingScores(-1, u, v, (), dims, where.relation)
 
@@ -87,7 +101,8 @@ def attend_entries(split: Ground, line: Operation, dims: Dims, scores: WaitingSc
     """Add the step that computes the scores of entries and merges the values that they name, row by row. Returns None
     if the product is not over the relation of the scores."""
     relation = scores.relation
-    if relation is None or line.more[1].relation != relation: return None
+    if relation is None or line.more[1].relation != relation:
+        return None
     args, placement = [scores.queries, turned_back(split, scores.keys), values], Placement()
     for k in range(len(split.mesh)):
         demand = demand_entries(split, k, relation, args, split.home_of(k, dims))
@@ -95,11 +110,28 @@ def attend_entries(split: Ground, line: Operation, dims: Dims, scores: WaitingSc
         placement = placement.but(k, demand[0])
     rows = tuple((k, state) for k, state in placement.cuts if role_of(state) == "rows")
     shape = Shape(1, space(relation.rows), space(relation.cols))
-    entries = split.add(RankStep("related", (), (relation,), split.sizes.dims(shape), Placement(rows),
-                                 rules=tuple((k, "slice") for k, _ in rows)))
+    entries = split.add(
+        RankStep(
+            "related",
+            (),
+            (relation,),
+            split.sizes.dims(shape),
+            Placement(rows),
+            rules=tuple((k, "slice") for k, _ in rows),
+        )
+    )
     taken = [other for _, other in scores.body if isinstance(other, int)]
-    return split.add(RankStep("among", (*args, entries, *taken), (relation, scores.body, *line.more), dims, placement,
-                              why="halo", rules=product_rules(placement, {}, "halo")))
+    return split.add(
+        RankStep(
+            "among",
+            (*args, entries, *taken),
+            (relation, scores.body, *line.more),
+            dims,
+            placement,
+            why="halo",
+            rules=product_rules(placement, {}, "halo"),
+        )
+    )
 
 
 def demand_entries(split: Ground, k: int, relation: Relation, args: Sequence[int], out: AxisState) -> list[AxisState]:
@@ -107,20 +139,32 @@ def demand_entries(split: Ground, k: int, relation: Relation, args: Sequence[int
     rows that the entries of the queries name."""
     states = [split.merged_on(k, a) for a in args]
     shared = next((s for s in states if role_of(s) in ("heads", "batch")), None)
-    if shared is not None: return [shared] * 3
-    if role_of(out) != "rows": return [None] * 3
+    if shared is not None:
+        return [shared] * 3
+    if role_of(out) != "rows":
+        return [None] * 3
     cut = [a for a, s in zip(args[1:], states[1:], strict=True) if role_of(s) == "rows"]
-    if not all(outermost(split, k, a) if a in cut else not rows_cut(split, a) for a in args[1:]): return [None] * 3
+    if not all(outermost(split, k, a) if a in cut else not rows_cut(split, a) for a in args[1:]):
+        return [None] * 3
     return [out, *(halo_of(split, k, a, relation) if a in cut else None for a in args[1:])]
 
 
 def turned_back(split: Ground, at: int) -> int:
     """Return the rows of the keys whose transpose scores read."""
     step = split.steps[at]
-    if step.op == "turn": return step.args[0]
+    if step.op == "turn":
+        return step.args[0]
     dims = step.dims._replace(rows=step.dims.cols, cols=step.dims.rows)
-    return split.add(RankStep("turn", (at,), (), dims, step.placement.turned(TURNED_ROLES),
-                              rules=tuple((k, "turned") for k, _ in step.placement.cuts)))
+    return split.add(
+        RankStep(
+            "turn",
+            (at,),
+            (),
+            dims,
+            step.placement.turned(TURNED_ROLES),
+            rules=tuple((k, "turned") for k, _ in step.placement.cuts),
+        )
+    )
 
 
 def compute_scores(split: Ground, scores: WaitingScores) -> int:
@@ -137,25 +181,40 @@ def compute_scores(split: Ground, scores: WaitingScores) -> int:
 
 def score_rows(split: Ground, args: tuple[int, int], scores: WaitingScores, placement: Placement) -> int:
     """Add the scores of queries and keys as they are placed, and the operations of the body."""
-    at = split.add(RankStep("product", args, (monoids.sum, everyone), scores.dims, placement, why="rows",
-                            rules=product_rules(placement, {})))
+    at = split.add(
+        RankStep(
+            "product",
+            args,
+            (monoids.sum, everyone),
+            scores.dims,
+            placement,
+            why="rows",
+            rules=product_rules(placement, {}),
+        )
+    )
     passed = tuple((k, pass_rule(state)) for k, state in placement.cuts)
     alike = tuple((k, "entry by entry") for k, _ in placement.cuts)
     for op, other in scores.body:
         if isinstance(other, Operator):
             at = split.add(RankStep("act", (at,), (other,), scores.dims, placement, rules=passed))
-        else: at = split.add(RankStep(op, (at, other), (), scores.dims, placement, rules=alike))
+        else:
+            at = split.add(RankStep(op, (at, other), (), scores.dims, placement, rules=alike))
     return at
 
 
 def check_pattern(line: Operation, left: Operation) -> None:
     """Raise InputError for a pattern between rows that is not supported here."""
     where: Pattern = line.more[1]
-    if where is everyone: return
+    if where is everyone:
+        return
     if where.relation is None and "among(" in where.form:
-        raise InputError(f"partition: {where} joins a relation and another pattern: leave out entries in the relation, "
-                         "where=among(relation) alone")
+        raise InputError(
+            f"partition: {where} joins a relation and another pattern: leave out entries in the relation, "
+            "where=among(relation) alone"
+        )
     spaces = ("T", "T") if where.relation is None else (where.relation.rows, where.relation.cols)
     if (actual := tuple(map(str, (left.shape.rows, left.shape.cols)))) != spaces:
-        raise InputError(f"partition: scores of {' × '.join(actual)} where {where}, which is of {' × '.join(spaces)}: "
-                         "partition attention between the rows of its pattern")
+        raise InputError(
+            f"partition: scores of {' × '.join(actual)} where {where}, which is of {' × '.join(spaces)}: "
+            "partition attention between the rows of its pattern"
+        )

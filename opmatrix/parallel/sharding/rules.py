@@ -1,6 +1,7 @@
 """Split rules of each operation, on one axis at a time: the states that its operands need, that of its result and that
 of its stored numbers. A rule reads the declarations of an operator (entrywise, diagonal, its numbers), never its
 name."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -23,9 +24,12 @@ RULES: dict[str, SplitRule] = {}
 
 def rule(*ops: str) -> Callable[[SplitRule], SplitRule]:
     """Declare the split rule of operations."""
+
     def enter(f: SplitRule) -> SplitRule:
-        for op in ops: RULES[op] = f
+        for op in ops:
+            RULES[op] = f
         return f
+
     return enter
 
 
@@ -40,10 +44,12 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
     matrix, x, state = line.more[0], split.steps[args[0]], split.merged_on(k, args[0])
     entrywise = matrix.entrywise or matrix.diagonal
     stack = len(matrix.args[0].shape) == 3 if contracts(matrix) else False
-    if isinstance(state, Cut) and state.role == "heads": return [state], state, state if stack else None, "heads"
+    if isinstance(state, Cut) and state.role == "heads":
+        return [state], state, state if stack else None, "heads"
     asked = split.asked.get(at) if axis.strategy.weights or axis.strategy.by_hand else None
     if isinstance(state, Cut) and state.role == "cols" and asked != "columns":
-        if entrywise: return [state], state, state, "columns"
+        if entrywise:
+            return [state], state, state, "columns"
         able = mergeable(reduced(matrix)[1]) and divisible(matrix)
         if able and asked != "whole" and (axis.strategy.cuts_weights or not contracts(matrix)):
             over = reduced(matrix)[1]
@@ -53,8 +59,10 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
     if contracts(matrix) and not stack:
         if axis.strategy.vocabulary and x.op == "input" and x.selects:
             if isinstance(x.dims.cols, int) and isinstance(axis.ranks, int) and x.dims.cols < axis.ranks:
-                raise InputError(f"mesh: {axis.name} has {axis.ranks} ranks and the table has {x.dims.cols} rows: at "
-                                 f"most {x.dims.cols} ranks")
+                raise InputError(
+                    f"mesh: {axis.name} has {axis.ranks} ranks and the table has {x.dims.cols} rows: at "
+                    f"most {x.dims.cols} ranks"
+                )
             return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a table"
         if asked == "rows":
             return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a matrix"
@@ -67,7 +75,8 @@ def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Seque
 def columns_cut(split: Ground, axis: Axis, at: int, line: Operation) -> bool:
     """True if a weight is sharded by columns: its output goes on to another weight, or it scores the vocabulary."""
     strategy = axis.strategy
-    if strategy.weights and split.carried.carry[at]: return True
+    if strategy.weights and split.carried.carry[at]:
+        return True
     return strategy.vocabulary and at == len(split.carried.lines) - 1 == 1 and not split.steps[0].selects
 
 
@@ -76,33 +85,47 @@ def heads_fit(split: Ground, at: int, axis: Axis) -> Cut:
     between single heads, with shared heads copied. Raises InputError for a number of ranks that fits neither."""
     grain, n, carried = split.carried.units[at], axis.ranks, split.carried
     units = split.lines[at].shape.cols if grain is None else grain.heads
-    if not (isinstance(units, int) and isinstance(n, int)) or n <= units: return Cut("cols", units)
+    if not (isinstance(units, int) and isinstance(n, int)) or n <= units:
+        return Cut("cols", units)
     heads = carried.own_heads(at)
+
     def fits(n: int) -> bool:
-        if n <= units or heads is None: return n <= units
+        if n <= units or heads is None:
+            return n <= units
         return bool(grain and grain.shared and n % units == 0 and (heads == units or heads % n == 0))
-    if heads is not None and fits(n): return Cut("cols", heads, copied=heads == units)
-    candidates = (min(units, n - 1), *range(1, min(heads or 0, n - 1) + 1))     # ranks may be absurdly many
+
+    if heads is not None and fits(n):
+        return Cut("cols", heads, copied=heads == units)
+    candidates = (min(units, n - 1), *range(1, min(heads or 0, n - 1) + 1))  # ranks may be absurdly many
     fit = max(filter(fits, candidates))
     what = f"{units} " + ("heads" if grain else "columns")
-    if grain and grain.shared: what = f"{heads} heads in groups of {units}"
-    raise InputError(f"mesh: {axis.name} has {n} ranks, and {split.lines[at].more[0]} gives {what}: the nearest that "
-                     f"divides is {fit}")
+    if grain and grain.shared:
+        what = f"{heads} heads in groups of {units}"
+    raise InputError(
+        f"mesh: {axis.name} has {n} ranks, and {split.lines[at].more[0]} gives {what}: the nearest that "
+        f"divides is {fit}"
+    )
 
 
 @rule("add", "mul")
 def split_pointwise(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Split an operation entry by entry: both operands are sharded alike. Two parts of one sum are added as they
     are."""
-    u, v = (None if split.free(a) and any(not split.free(b) for b in args) else state
-            for a, state in zip(args, states_on(split, k, args), strict=True))
-    if isinstance(u, Partial) and u == v and line.op == "add" and u.over.ordinary: return [u, v], u, None, "sums"
+    u, v = (
+        None if split.free(a) and any(not split.free(b) for b in args) else state
+        for a, state in zip(args, states_on(split, k, args), strict=True)
+    )
+    if isinstance(u, Partial) and u == v and line.op == "add" and u.over.ordinary:
+        return [u, v], u, None, "sums"
     cuts = [s for s in (u, v) if isinstance(s, Cut)]
     dims = split.sizes.dims(line.shape, line.level)
     home = split.home_of(k, dims)
-    if isinstance(u, Partial) or isinstance(v, Partial): target: AxisState = home
-    elif cuts and all(cut == cuts[0] for cut in cuts): target = cuts[0]
-    else: target = home if cuts else None
+    if isinstance(u, Partial) or isinstance(v, Partial):
+        target: AxisState = home
+    elif cuts and all(cut == cuts[0] for cut in cuts):
+        target = cuts[0]
+    else:
+        target = home if cuts else None
     return [target, target], target, None, "entry by entry"
 
 
@@ -149,7 +172,8 @@ def split_heads(split: Ground, k: int, axis: Axis, at: int, line: Operation, arg
 def split_join(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Join heads into columns: sharded heads become sharded columns."""
     state = split.merged_on(k, args[0])
-    if role_of(state) == "cols": state = split.home(k, args[0])
+    if role_of(state) == "cols":
+        state = split.home(k, args[0])
     out = state._replace(role="cols") if isinstance(state, Cut) and state.role == "heads" else state
     return [state], out, None, pass_rule(state)
 
@@ -168,7 +192,8 @@ def split_repeat(split: Ground, k: int, axis: Axis, at: int, line: Operation, ar
 def split_total(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Sum over heads: a rank has some of them, so the sum is partial."""
     [state] = states_on(split, k, args)
-    if isinstance(state, Cut) and state.role == "heads": return [state], Partial(monoids.sum), None, "sum of heads"
+    if isinstance(state, Cut) and state.role == "heads":
+        return [state], Partial(monoids.sum), None, "sum of heads"
     return [state], state, None, pass_rule(state)
 
 
@@ -178,7 +203,8 @@ def split_fold(split: Ground, k: int, axis: Axis, at: int, line: Operation, args
     of its own heads to its copy; weights of copied columns take it as a part of a sum."""
     state, h = split.merged_on(k, args[0]), line.more[0]
     if isinstance(state, Cut) and state.role == "heads" and not divides(state.units, h):
-        if not axis.strategy.cuts_weights: return [home := split.home(k, args[0])], home, None, pass_rule(home)
+        if not axis.strategy.cuts_weights:
+            return [home := split.home(k, args[0])], home, None, pass_rule(home)
         return [state], Cut("heads", h, copied=True), None, "copied heads"
     return [state], state, None, pass_rule(state)
 
@@ -187,7 +213,8 @@ def split_fold(split: Ground, k: int, axis: Axis, at: int, line: Operation, args
 def split_shares(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Split rows one by one, in every head: the sum of a row is known only with all of its columns."""
     state = split.merged_on(k, args[0])
-    if role_of(state) == "cols": state = split.home(k, args[0])
+    if role_of(state) == "cols":
+        state = split.home(k, args[0])
     return [state], state, None, pass_rule(state)
 
 
@@ -203,8 +230,10 @@ def split_summed(split: Ground, k: int, axis: Axis, at: int, line: Operation, ar
     """Sum over all rows, of which a rank has some. Columns that attention has sharded are redistributed first, as for
     the gradients of weights."""
     state = split.merged_on(k, args[0])
-    if role_of(state) == "cols" and not axis.strategy.cuts_weights: state = split.home(k, args[0])
-    if role_of(state) in ("batch", "rows"): return [state], Partial(monoids.sum), None, "contraction"
+    if role_of(state) == "cols" and not axis.strategy.cuts_weights:
+        state = split.home(k, args[0])
+    if role_of(state) in ("batch", "rows"):
+        return [state], Partial(monoids.sum), None, "contraction"
     return [state], state, None, pass_rule(state)
 
 
@@ -213,16 +242,20 @@ def split_outer(split: Ground, k: int, axis: Axis, at: int, line: Operation, arg
     """Split the product of rows with rows, summed over all rows. Columns and heads stay sharded; sharded rows give a
     part of a sum."""
     u, v = (split.merged_on(k, a) for a in args)
-    if split.steps[args[0]].selects: return outer_of_table(split, k, axis, args, v)
-    if not axis.strategy.cuts_weights:                      # redistribute columns that attention has sharded
+    if split.steps[args[0]].selects:
+        return outer_of_table(split, k, axis, args, v)
+    if not axis.strategy.cuts_weights:  # redistribute columns that attention has sharded
         u, v = (split.home(k, a) if role_of(s) == "cols" else s for a, s in zip(args, (u, v), strict=True))
     match role_of(u), role_of(v):
-        case ("heads", _) | (_, "heads"): return [cut := u or v, cut], cut, None, "heads"
+        case ("heads", _) | (_, "heads"):
+            return [cut := u or v, cut], cut, None, "heads"
         case "cols", _:
             assert isinstance(u, Cut)
             return [u, None], u._replace(role="rows"), None, "rows of a matrix"
-        case _, "cols": return [None, v], v, None, "columns of a matrix"
-        case None, None: return [None, None], None, None, ""
+        case _, "cols":
+            return [None, v], v, None, "columns of a matrix"
+        case None, None:
+            return [None, None], None, None, ""
     return [cut := u or v, cut], Partial(monoids.sum), None, "contraction"
 
 
@@ -232,7 +265,8 @@ def outer_of_table(split: Ground, k: int, axis: Axis, args: Sequence[int], v: Ax
     rows = split.steps[args[0]].dims.cols
     if axis.strategy.vocabulary and split.steps[args[0]].op == "input":
         return [Cut("cols", rows), None], Cut("rows", rows), None, "rows of a table"
-    if role_of(v) in ("batch", "rows"): return [v, v], Partial(monoids.sum), None, "contraction"
+    if role_of(v) in ("batch", "rows"):
+        return [v, v], Partial(monoids.sum), None, "contraction"
     return [None, v], v, None, pass_rule(v)
 
 
@@ -246,27 +280,38 @@ def split_pick(split: Ground, k: int, axis: Axis, at: int, line: Operation, args
 def product(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Split u · v over a monoid. If the contracted axis is sharded, each rank merges its part, and the carrier is
     partial."""
-    if split.steps[args[0]].op == "related": return related_product(split, k, line, args)
+    if split.steps[args[0]].op == "related":
+        return related_product(split, k, line, args)
     over = line.more[0]
     u, v = (split.merged_on(k, a) for a in args)
-    if not mergeable(over): u, v = (None if role_of(s) == cut else s for s, cut in ((u, "cols"), (v, "rows")))
+    if not mergeable(over):
+        u, v = (None if role_of(s) == cut else s for s, cut in ((u, "cols"), (v, "rows")))
     known = split.is_known(args[0])
     match role_of(u), role_of(v), axis.strategy.mixing:
-        case "batch", _, _: return [u, u if v is not None else None], u, None, "sequences"
-        case None, "batch", _: return [v, v], v, None, "sequences"
-        case "heads", _, _: return [u, u], u, None, "heads"
-        case _, "heads", _: return [v, v], v, None, "heads"
-        case "rows", "cols", "heads": return by_heads(split, axis, at, args)
-        case "rows", "cols", "keys": return [None, v], v, None, "columns of the product"
+        case "batch", _, _:
+            return [u, u if v is not None else None], u, None, "sequences"
+        case None, "batch", _:
+            return [v, v], v, None, "sequences"
+        case "heads", _, _:
+            return [u, u], u, None, "heads"
+        case _, "heads", _:
+            return [v, v], v, None, "heads"
+        case "rows", "cols", "heads":
+            return by_heads(split, axis, at, args)
+        case "rows", "cols", "keys":
+            return [None, v], v, None, "columns of the product"
         case "rows" | None, "rows", _ if known:
-            return [Cut("cols", v.units), v], Partial(over), None, "contraction"    # type: ignore[union-attr]
-        case ("rows", None | "rows" | "cols", _): return [u, None], u, None, "rows"
-        case None, "cols", _: return [None, v], v, None, "columns of the product"
+            return [Cut("cols", v.units), v], Partial(over), None, "contraction"  # type: ignore[union-attr]
+        case ("rows", None | "rows" | "cols", _):
+            return [u, None], u, None, "rows"
+        case None, "cols", _:
+            return [None, v], v, None, "columns of the product"
         case "cols", "rows" | None, _:
-            return [u, Cut("rows", u.units)], Partial(over), None, "contraction"    # type: ignore[union-attr]
+            return [u, Cut("rows", u.units)], Partial(over), None, "contraction"  # type: ignore[union-attr]
         case None, "rows", _:
-            return [Cut("cols", v.units), v], Partial(over), None, "contraction"    # type: ignore[union-attr]
-        case "cols", "cols", _: return [None, v], v, None, "columns of the product"
+            return [Cut("cols", v.units), v], Partial(over), None, "contraction"  # type: ignore[union-attr]
+        case "cols", "cols", _:
+            return [None, v], v, None, "columns of the product"
     return [None, None], None, None, ""
 
 

@@ -1,6 +1,7 @@
 """From a term and a mesh to the steps of every rank: the lines of the trace with sharded operands, and the
 redistributions between them. A rule demands the states of its operands and returns the state of the result, axis by
 axis."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -27,24 +28,46 @@ from opmatrix.parallel.sharding.rules import RULES
 class Split(Ground):
     """The steps of a term on a mesh. If it is `routed`, experts answer only the rows that are routed to them. Raises
     InputError naming the operation that no rule splits."""
+
     mixtures: Mapping[int, Mixture] = MappingProxyType({})
 
-    def __init__(self, term: Operator, mesh: Mesh, sizes: BatchSizes = BatchSizes(), *, selects: bool = False,
-                 x: Shape | None = None, cuts: Mapping[str, str] | None = None, last: bool = True,
-                 routed: bool = True) -> None:
+    def __init__(
+        self,
+        term: Operator,
+        mesh: Mesh,
+        sizes: BatchSizes = BatchSizes(),
+        *,
+        selects: bool = False,
+        x: Shape | None = None,
+        cuts: Mapping[str, str] | None = None,
+        last: bool = True,
+        routed: bool = True,
+    ) -> None:
         self.x, self.selects, self.last = x or Shape(1, term.into.rows, term.into.cols), selects, last
         lines, self.result = trace(term, self.x)
         self.cuts = dict(cuts or {})
         carried = Cuttable(lines)
-        super().__init__(mesh, sizes, carried, carried.spread({
-            at: how for at, line in enumerate(lines) if line.op == "act" and contracts(line.more[0])
-            and (how := asked_of(line.more[0].args[0], self.cuts))}))
+        super().__init__(
+            mesh,
+            sizes,
+            carried,
+            carried.spread(
+                {
+                    at: how
+                    for at, line in enumerate(lines)
+                    if line.op == "act"
+                    and contracts(line.more[0])
+                    and (how := asked_of(line.more[0].args[0], self.cuts))
+                }
+            ),
+        )
         self.place: dict[int, int | WaitingScores] = {}
         self.scored = patterns_of_scores(self.lines)
         self.mixtures = find_mixtures(lines) if routed else {}
         inside = frozenset[int]().union(*(mixture.inside for mixture in self.mixtures.values()))
         for at, line in enumerate(self.lines):
-            if at not in inside: self.place[at] = self.split(at, line, selects)
+            if at not in inside:
+                self.place[at] = self.split(at, line, selects)
         out = self.settled(self.place[self.result])
         for k in range(len(mesh)):
             if not last or isinstance(self.steps[out].placement.on(k), Partial):
@@ -54,24 +77,39 @@ class Split(Ground):
     def split(self, at: int, line: Operation, selects: bool) -> int | WaitingScores:
         """Add the step of a line, behind the redistributions that its operands need."""
         dims = self.sizes.dims(line.shape, line.level)
-        if line.op in ("related", "pick"): self.sizes.check(line.more[0])
+        if line.op in ("related", "pick"):
+            self.sizes.check(line.more[0])
         if line.op == "given" and line.shape.rows is not T:
-            raise InputError(f"partition: {line.more[0]} of rows of {line.shape.rows}: only tokens have them here: "
-                             "pick rows behind what reads them")
-        if line.op == "product": self.check_within(line)
+            raise InputError(
+                f"partition: {line.more[0]} of rows of {line.shape.rows}: only tokens have them here: "
+                "pick rows behind what reads them"
+            )
+        if line.op == "product":
+            self.check_within(line)
         if line.op in GIVEN:
             homes = [(k, self.home_of(k, dims)) for k in range(len(self.mesh))]
             placement = Placement(tuple((k, s) for k, s in homes if s is not None))
-            return self.add(RankStep(line.op, (), line.more or ((at,) if line.op == "input" else ()), dims, placement,
-                                 selects=selects if line.op == "input" else line.op == "given",
-                                 rules=tuple((k, "slice") for k, _ in placement.cuts)))
-        if line.op == "act" and not line.args: return self.add(RankStep("act", (), line.more, dims, Placement()))
+            return self.add(
+                RankStep(
+                    line.op,
+                    (),
+                    line.more or ((at,) if line.op == "input" else ()),
+                    dims,
+                    placement,
+                    selects=selects if line.op == "input" else line.op == "given",
+                    rules=tuple((k, "slice") for k, _ in placement.cuts),
+                )
+            )
+        if line.op == "act" and not line.args:
+            return self.add(RankStep("act", (), line.more, dims, Placement()))
         if (mixture := self.mixtures.get(at)) is not None:
             rows, gate = (self.settled(self.place[a]) for a in (mixture.rows, mixture.gate))
             return ask_experts(self, mixture, dims, rows, gate)
-        if line.op == "product": check_pattern(line, self.lines[line.args[0]])
+        if line.op == "product":
+            check_pattern(line, self.lines[line.args[0]])
         later = deferred(self, [self.place[a] for a in line.args], line, dims, self.scored.get(at))
-        if later is not None: return later
+        if later is not None:
+            return later
         args = [self.settled(self.place[a]) for a in line.args]
         return self.ruled(at, line, dims, args)
 
@@ -82,13 +120,16 @@ class Split(Ground):
         left = self.lines[line.args[0]]
         apart = where.within or (left.op == "related" and not left.more[0].custom)
         if left.shape.cols is T and not apart and self.sizes.sequences != 1:
-            raise InputError(f"partition: a product over {over.__name__} where {where} merges tokens of all sequences: "
-                             f"give a pattern within sequences, or one sequence in place of {self.sizes.sequences}")
+            raise InputError(
+                f"partition: a product over {over.__name__} where {where} merges tokens of all sequences: "
+                f"give a pattern within sequences, or one sequence in place of {self.sizes.sequences}"
+            )
 
     def ruled(self, at: int, line: Operation, dims: Dims, args: list[int]) -> int:
         if line.op not in RULES:
-            raise InputError(f"partition: no rule splits {line.op} {line.more[0] if line.more else ''}: "
-                             "what it does is not known")
+            raise InputError(
+                f"partition: no rule splits {line.op} {line.more[0] if line.more else ''}: what it does is not known"
+            )
         placement, stored, why = Placement(), Placement(), ""
         order: list[int] = []
         outs: dict[int, AxisState] = {}
@@ -97,14 +138,19 @@ class Split(Ground):
             demand, out, numbers, rule = self.ruling(k, at, line, args)
             args = [self.want(a, k, state) for a, state in zip(args, demand, strict=True)]
             outs[k], stored, why = out, stored.but(k, numbers), why or rule
-            if any(state is not None for state in (*demand, out, numbers)): rules.append((k, rule))
-        for a in args: order += [k for k, _ in self.steps[a].placement.cuts if k not in order]
+            if any(state is not None for state in (*demand, out, numbers)):
+                rules.append((k, rule))
+        for a in args:
+            order += [k for k, _ in self.steps[a].placement.cuts if k not in order]
         order += [k for k in outs if k not in order]
-        for k in order: placement = placement.but(k, outs[k])
-        for a in args: self.check_nested(a, placement, line)
+        for k in order:
+            placement = placement.but(k, outs[k])
+        for a in args:
+            self.check_nested(a, placement, line)
         where = self.scored.get(at)
-        return self.add(RankStep(line.op, tuple(args), line.more, dims, placement, stored, why, where=where,
-                                 rules=tuple(rules)))
+        return self.add(
+            RankStep(line.op, tuple(args), line.more, dims, placement, stored, why, where=where, rules=tuple(rules))
+        )
 
     def ruling(self, k: int, at: int, line: Operation, args: Sequence[int]) -> Ruling:
         """Return the states and the name of an operation's rule on an axis."""
@@ -122,27 +168,34 @@ class Split(Ground):
         shared = [k for k, state in lies.cuts if isinstance(state, Cut) and placement.on(k) == state]
         for role in {role_of(lies.on(k)) for k in shared}:
             axes = [k for k in shared if role_of(lies.on(k)) == role]
-            if axes == [k for k, _ in placement.cuts if k in axes]: continue
+            if axes == [k for k, _ in placement.cuts if k in axes]:
+                continue
             names = [self.mesh.axes[k].name for k in sorted(axes)]
-            raise InputError(f"mesh: {line.op} meets {role} that axes {' and '.join(names)} cut in different orders: "
-                             f"give {names[-1]} before {' and '.join(names[:-1])}")
+            raise InputError(
+                f"mesh: {line.op} meets {role} that axes {' and '.join(names)} cut in different orders: "
+                f"give {names[-1]} before {' and '.join(names[:-1])}"
+            )
 
     def settled(self, found: int | WaitingScores) -> int:
         """Return a step; waiting scores of a ring are computed, with keys that are gathered first."""
-        if isinstance(found, int): return found
+        if isinstance(found, int):
+            return found
         return computed(self, found)
 
 
 def live(steps: Sequence[RankStep], result: int) -> tuple[list[RankStep], int]:
     """Return the steps that a result needs, and the number of the result."""
     place = renumber(steps, {result})
-    return [steps[at]._replace(args=tuple(place[a] for a in steps[at].args), more=replaced(steps[at], place))
-            for at in place], place[result]
+    return [
+        steps[at]._replace(args=tuple(place[a] for a in steps[at].args), more=replaced(steps[at], place))
+        for at in place
+    ], place[result]
 
 
 def replaced(step: RankStep, place: Mapping[int, int]) -> tuple[Any, ...]:
     """Return the attributes of a step with new numbers of steps; the body of waiting scores names steps, too."""
-    if step.op not in ("ring", "among"): return step.more
+    if step.op not in ("ring", "among"):
+        return step.more
     body = tuple((op, place[other] if isinstance(other, int) else other) for op, other in step.more[1])
     return (step.more[0], body, *step.more[2:])
 
@@ -158,5 +211,6 @@ def patterns_of_scores(lines: Sequence[Operation]) -> dict[int, Any]:
                 patterns.setdefault(line.args[0], line.more[1])
         if at in patterns and line.op in ("add", "mul", "act"):
             for arg in line.args:
-                if isinstance(lines[arg].shape.cols, Space): patterns.setdefault(arg, patterns[at])
+                if isinstance(lines[arg].shape.cols, Space):
+                    patterns.setdefault(arg, patterns[at])
     return patterns

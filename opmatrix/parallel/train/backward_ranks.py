@@ -1,5 +1,6 @@
 """Virtual ranks that run forward and backward: the same steps as those of the formulas, in float64, with gradients
 summed over the ranks that have parts of them. Operations and communication are counted at the arrays."""
+
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
@@ -33,17 +34,18 @@ from opmatrix.parallel.sharding.redistribute import RankStep, last_reads
 from opmatrix.parallel.train.backward_split import BackwardSplit
 from opmatrix.parallel.train.moe_gradients import ExpertGradients
 
-REDUCTIONS = 1_000_000                                      # step numbers of gradients, apart from those of values
+REDUCTIONS = 1_000_000  # step numbers of gradients, apart from those of values
 
 
 @dataclass(frozen=True)
 class RanBackward:
     """The result of a forward and backward run."""
-    value: Numeric                                          # the output
-    gradients: Mapping[str, Numeric]                        # gradients of whole arrays, by name
-    meters: Mapping[Coordinates, Meter]                     # counts of each rank, without sums of gradients
-    summed: Mapping[Coordinates, Meter]                     # counts of the sums of gradients
-    booked: BackwardBooked                                  # the formulas
+
+    value: Numeric  # the output
+    gradients: Mapping[str, Numeric]  # gradients of whole arrays, by name
+    meters: Mapping[Coordinates, Meter]  # counts of each rank, without sums of gradients
+    summed: Mapping[Coordinates, Meter]  # counts of the sums of gradients
+    booked: BackwardBooked  # the formulas
 
     @cached_property
     def sent(self) -> tuple[list[Crossing], list[Crossing]]:
@@ -52,9 +54,12 @@ class RanBackward:
         return [*booked.fetched(), *booked.crossings_of("forward", *BACKWARD)], [*booked.reductions()]
 
     @cached_property
-    def held(self) -> list[sympy.Expr]: return self.booked.held_both_ways()
+    def held(self) -> list[sympy.Expr]:
+        return self.booked.held_both_ways()
+
     @cached_property
-    def flops(self) -> sympy.Expr: return self.booked.flops_of("forward", *BACKWARD)
+    def flops(self) -> sympy.Expr:
+        return self.booked.flops_of("forward", *BACKWARD)
 
     def foreseen(self, place: Coordinates) -> tuple[Meter, Meter]:
         """Return the counts of a rank by the formulas: all but sums of gradients, and sums of gradients. They equal
@@ -62,11 +67,15 @@ class RanBackward:
         mesh, whole = self.booked.mesh, [dims.numbers for _, dims in self.booked.stored().values()]
         here = {axis.at: sympy.Integer(r) for axis, r in zip(mesh.axes, place, strict=True)}
 
-        def at(e: LiveSize) -> int: return int(sympy.sympify(e).xreplace(here))
+        def at(e: LiveSize) -> int:
+            return int(sympy.sympify(e).xreplace(here))
+
         parts = whole
-        for axis in mesh.storing(3): parts = [piece(size, axis.ranks, axis.at) for size in parts]
-        values = Meter(at(self.flops), max(map(at, self.held)), at(add_up(parts)),
-                       at(add_up(whole)) if mesh.storing(3) else 0)
+        for axis in mesh.storing(3):
+            parts = [piece(size, axis.ranks, axis.at) for size in parts]
+        values = Meter(
+            at(self.flops), max(map(at, self.held)), at(add_up(parts)), at(add_up(whole)) if mesh.storing(3) else 0
+        )
         sums = Meter()
         for meter, crossings in zip((values, sums), self.sent, strict=True):
             for crossing in crossings:
@@ -76,8 +85,16 @@ class RanBackward:
 
 class BackwardRank(Rank, ExpertGradients):
     """A rank that runs forward and backward. Sums of gradients are counted apart."""
-    def __init__(self, split: BackwardSplit, place: Coordinates, feed: Feed, meter: Meter, cotangent: Numeric,
-                 kept: dict[Any, Data]) -> None:
+
+    def __init__(
+        self,
+        split: BackwardSplit,
+        place: Coordinates,
+        feed: Feed,
+        meter: Meter,
+        cotangent: Numeric,
+        kept: dict[Any, Data],
+    ) -> None:
         super().__init__(split.steps, split.out, split.mesh, place, feed, meter, None, kept)
         self.cotangent = cotangent
         self.asked = {line: split.places[line] for line in split.pulled.gradients.values()}
@@ -87,11 +104,15 @@ class BackwardRank(Rank, ExpertGradients):
         yield from self.fetch()
         lasts = last_reads(self.steps, self.out, *self.asked.values())
         for at, step in enumerate(self.steps):
-            if step.op == "move": self.values[at] = yield self.message(at, step)
-            elif step.op == "kept": self.renamed(at, step, lasts)
-            else: self.values[at] = getattr(self, step.op)(step, *self.operands(step))
+            if step.op == "move":
+                self.values[at] = yield self.message(at, step)
+            elif step.op == "kept":
+                self.renamed(at, step, lasts)
+            else:
+                self.values[at] = getattr(self, step.op)(step, *self.operands(step))
             self.meter.peak = max(self.meter.peak, sum(map(count_held, self.values.values())))
-            for done in [v for v in self.values if lasts[v] <= at]: del self.values[done]
+            for done in [v for v in self.values if lasts[v] <= at]:
+                del self.values[done]
         results = {-1: self.array(self.out)}
         buckets: dict[GradientBucket, list[int]] = {}
         for line, at in self.asked.items():
@@ -103,10 +124,13 @@ class BackwardRank(Rank, ExpertGradients):
             for k, state in copied:
                 holders = copy_holders(state, self.mesh.axes[k].count, self.place[k])
                 flat = yield Message("all_reduce", k, (flat,), REDUCTIONS + number, monoids.sum, among=holders)
-            for k in parts: flat = yield from self.reduced(flat, k, REDUCTIONS + number)
+            for k in parts:
+                flat = yield from self.reduced(flat, k, REDUCTIONS + number)
             ends = np.cumsum([array.size for array in arrays])[:-1]
-            results |= {line: part.reshape(array.shape)
-                        for line, part, array in zip(lines, np.split(flat, ends), arrays, strict=True)}
+            results |= {
+                line: part.reshape(array.shape)
+                for line, part, array in zip(lines, np.split(flat, ends), arrays, strict=True)
+            }
         return results
 
     def reduced(self, flat: Numeric, k: int, at: int) -> Generator[Message, Any, Numeric]:
@@ -129,33 +153,49 @@ class BackwardRank(Rank, ExpertGradients):
         """Save a value: the saved value is the value itself, and no copy, unless another step reads it later."""
         source = step.args[0]
         self.values[at] = self.values[source]
-        if lasts[source] <= at: del self.values[source]
+        if lasts[source] <= at:
+            del self.values[source]
 
     # Operations of backward steps.
 
     def entered(self, step: RankStep) -> Held:
         array = self.cotangent if step.more[0].name == COTANGENT else self.feed.inputs[step.more[0].name]
         return array[self.window(step.dims, step.placement)]
-    def summed(self, step: RankStep, x: Numeric) -> Held: return np.asarray(x.sum((0, 2), keepdims=True))
+
+    def summed(self, step: RankStep, x: Numeric) -> Held:
+        return np.asarray(x.sum((0, 2), keepdims=True))
+
     def outer(self, step: RankStep, u: Numeric | OneHot, g: Numeric) -> Held:
         left = u.rows if isinstance(u, OneHot) else u
         product = np.asarray((left.swapaxes(-1, -2) @ g).sum(0, keepdims=True))
-        if not isinstance(u, OneHot): self.meter.flops += 2 * product.size * left.shape[0] * left.shape[2]
+        if not isinstance(u, OneHot):
+            self.meter.flops += 2 * product.size * left.shape[0] * left.shape[2]
         return product
+
     def shares(self, step: RankStep, z: Numeric) -> Held:
         where = step.more[0]
         return shares_of(z, None if where.name == "everyone" else self.seen(where, self.steps[step.args[0]]))
+
     def dropped(self, step: RankStep, x: Numeric) -> Held:
         name, rate = step.more
         mask = np.broadcast_to(self.feed.inputs[name], tuple(map(int, step.dims)))
         return np.asarray(x * mask[self.window(step.dims, step.placement)] / (1 - rate))
+
     def fold(self, step: RankStep, x: Numeric) -> Held:
         (b, h, s, c), heads = x.shape, self.heads(step)
         return np.asarray(x.reshape(b, heads, h // heads, s, c).sum(2))
 
 
-def run_backward(term: Operator, mesh: Mesh, feed: Feed, cotangent: Numeric, *, keep: Keep = "units",
-                 dropout: float = 0, tokens: bool = True) -> RanBackward:
+def run_backward(
+    term: Operator,
+    mesh: Mesh,
+    feed: Feed,
+    cotangent: Numeric,
+    *,
+    keep: Keep = "units",
+    dropout: float = 0,
+    tokens: bool = True,
+) -> RanBackward:
     """Run a model of tokens, or of rows of numbers, forward and backward on every rank of a mesh without stages;
     `cotangent` is that of the output, sequences x rows x columns. Raises InputError for a mesh with stages."""
     if mesh.stages is not None:
@@ -168,8 +208,10 @@ def run_backward(term: Operator, mesh: Mesh, feed: Feed, cotangent: Numeric, *, 
     summed = {place: Meter() for place in meters}
     results = drive({place: counted_apart(rank, summed[place]) for place, rank in ranks.items()}, mesh, meters)
     by_rank: Mapping[Coordinates, Any] = results
-    gradients = {line: whole_of_gradient(split.steps[at], {p: parts[line] for p, parts in by_rank.items()}, mesh)
-                 for line, at in next(iter(ranks.values())).asked.items()}
+    gradients = {
+        line: whole_of_gradient(split.steps[at], {p: parts[line] for p, parts in by_rank.items()}, mesh)
+        for line, at in next(iter(ranks.values())).asked.items()
+    }
     value = assembled(split.steps[split.out], {p: parts[-1] for p, parts in by_rank.items()}, mesh)
     return RanBackward(value, assembled_gradients(pulled, gradients), meters, summed, BackwardBooked(split))
 
@@ -178,15 +220,19 @@ def counted_apart(rank: BackwardRank, summed: Meter) -> Generator[Message, Any, 
     """Run a rank; its sums of gradients are counted in a meter of their own."""
     running, value, meter = rank.both_ways(), None, rank.meter
     while True:
-        try: message = running.send(value)
-        except StopIteration as end: return end.value       # type: ignore[no-any-return]
+        try:
+            message = running.send(value)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
         before = {name: dict(getattr(meter, name)) for name in CROSSED}
         value = yield message
-        if message.at < REDUCTIONS: continue
+        if message.at < REDUCTIONS:
+            continue
         key = message.op, rank.mesh.axes[message.axis].name
         more = [getattr(meter, name)[key] - before[name].get(key, 0) for name in before]
         summed.sent(key, *more)
-        for name, table in before.items(): setattr(meter, name, table)
+        for name, table in before.items():
+            setattr(meter, name, table)
 
 
 def whole_of_gradient(step: RankStep, results: Mapping[Coordinates, Carriers], mesh: Mesh) -> Numeric:

@@ -1,6 +1,7 @@
 """Text that ranks generate together: a prompt, then a row a sequence and step, with keys and values of earlier rows in
 caches on the ranks that have their heads and layers. The next token is the one with the largest score, which is sent to
 all ranks."""
+
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
@@ -31,13 +32,14 @@ from opmatrix.parallel.sharding.redistribute import RankStep
 from opmatrix.parallel.sharding.spreading import Split
 
 NextTokens: TypeAlias = NDArray[np.int64]
-ONE_ROW = 10 ** 9                                           # step numbers of single rows, apart from those of prompts
-TELLING = 95_000                                            # step numbers of tokens, apart from those of values
-UNKNOWN = -1                                                # the token of a sequence that other ranks have
+ONE_ROW = 10**9  # step numbers of single rows, apart from those of prompts
+TELLING = 95_000  # step numbers of tokens, apart from those of values
+UNKNOWN = -1  # the token of a sequence that other ranks have
 
 
 class CachedRank(Rank):
     """A rank whose attention sees rows of earlier steps: its keys and values are appended to caches."""
+
     caches: dict[tuple[int, int], Numeric]
     factor = 0
     past = 0
@@ -45,7 +47,8 @@ class CachedRank(Rank):
     def product(self, step: RankStep, u: Numeric | Sparse, v: Numeric) -> Held:
         over, where = step.more
         at = next(k for k, other in enumerate(self.steps) if other is step)
-        if step.where is not None: v = self.appended(at, v, -1)
+        if step.where is not None:
+            v = self.appended(at, v, -1)
         elif over is monoids.softmax:
             assert not isinstance(u, Sparse)
             v = self.appended(at, v, -2)
@@ -68,29 +71,37 @@ class CachedRank(Rank):
 @dataclass(frozen=True)
 class DecodePlan:
     """A model with the head of its vocabulary on a mesh, for prompts of some sequences of one length."""
+
     model: Operator
     mesh: Mesh
-    sequences: int                                          # number of prompts
-    prompt: int                                             # tokens of each prompt
-    stages: Sequence[int] | None = None                     # layers of each pipeline stage
+    sequences: int  # number of prompts
+    prompt: int  # tokens of each prompt
+    stages: Sequence[int] | None = None  # layers of each pipeline stage
 
     def __post_init__(self) -> None:
         for axis in self.mesh:
             if axis.strategy.home not in (None, "batch") or axis.strategy.experts:
-                raise InputError(f"mesh: {axis.name}: a step has a row a sequence, which {axis.strategy.name} cuts: "
-                                 "give data, tensor or pipeline")
+                raise InputError(
+                    f"mesh: {axis.name}: a step has a row a sequence, which {axis.strategy.name} cuts: "
+                    "give data, tensor or pipeline"
+                )
         if self.model.out.cols != self.model.into.cols:
-            raise InputError(f"decode: the model gives {self.model.out.cols} features and scores no vocabulary of "
-                             f"{self.model.into.cols}: give one with a head, such as GPT-2 or LLaMA")
+            raise InputError(
+                f"decode: the model gives {self.model.out.cols} features and scores no vocabulary of "
+                f"{self.model.into.cols}: give one with a head, such as GPT-2 or LLaMA"
+            )
         for factor in self.plans[0].chain:
             for node in factor.term.walk():
-                if node.kind.name == "product" and node.args[2] is monoids.softmax: check_causal(node.args[3])
+                if node.kind.name == "product" and node.args[2] is monoids.softmax:
+                    check_causal(node.args[3])
 
     @cached_property
     def plans(self) -> tuple[Partition, Partition]:
         """The partitions: one for prompts, one for a row of each sequence."""
-        prompt, row = (partition(self.model, self.mesh, BatchSizes(self.sequences, rows), stages=self.stages)
-                       for rows in (self.prompt, 1))
+        prompt, row = (
+            partition(self.model, self.mesh, BatchSizes(self.sequences, rows), stages=self.stages)
+            for rows in (self.prompt, 1)
+        )
         return prompt, row
 
     @cached_property
@@ -101,12 +112,14 @@ class DecodePlan:
 
 def check_causal(where: Pattern) -> None:
     """Raise InputError for attention to later rows."""
-    if where.within and where.reach == parse(CAUSAL).reach: return
+    if where.within and where.reach == parse(CAUSAL).reach:
+        return
     raise InputError(f"decode: attention where {where} reads later rows: only {CAUSAL!r} has caches")
 
 
 class DecodingRank:
     """One rank with its caches; `step` is a generator that returns the next token of each sequence."""
+
     def __init__(self, decode: DecodePlan, place: Coordinates) -> None:
         self.decode, self.place = decode, place
         self.caches: dict[tuple[int, int], Numeric] = {}
@@ -122,15 +135,17 @@ class DecodingRank:
         running = self.whole(plan, splits, feed, meter)
         value = None
         while True:
-            try: message = running.send(value)
+            try:
+                message = running.send(value)
             except StopIteration as end:
                 self.past += ids.shape[1]
                 tokens: NextTokens = end.value
                 return tokens
             value = yield message._replace(at=message.at + later * ONE_ROW)
 
-    def whole(self, plan: Partition, splits: Mapping[int, Split], feed: Feed,
-              meter: Meter) -> Generator[Message, Any, NextTokens]:
+    def whole(
+        self, plan: Partition, splits: Mapping[int, Split], feed: Feed, meter: Meter
+    ) -> Generator[Message, Any, NextTokens]:
         """Run new rows through the stage of this rank, and return the tokens with the largest scores of the last
         stage."""
         value = yield from rank(plan, self.place, partial(self.factors, plan, splits, feed), meter)
@@ -140,23 +155,40 @@ class DecodingRank:
         if plan.stage(self.place) == len(plan.stages) - 1:
             scores = value[:, :, -1:]
             for k, state in reversed(step.placement.cuts):
-                if not isinstance(state, Cut) or state.role != "cols": continue
-                scores = yield Message("all_gather", plan.mesh.index(plan.mesh.flat.axes[k].name), (scores,),
-                                       TELLING, None, state, units=int(state.units))
+                if not isinstance(state, Cut) or state.role != "cols":
+                    continue
+                scores = yield Message(
+                    "all_gather",
+                    plan.mesh.index(plan.mesh.flat.axes[k].name),
+                    (scores,),
+                    TELLING,
+                    None,
+                    state,
+                    units=int(state.units),
+                )
             tokens = scores[:, 0, 0].argmax(-1).astype(np.float64)
         if plan.mesh.stages is not None:
-            tokens = yield Message("all_gather", plan.mesh.index(plan.mesh.stages.name), (tokens,), TELLING + 1, None,
-                                   Cut("batch", 1))
+            tokens = yield Message(
+                "all_gather", plan.mesh.index(plan.mesh.stages.name), (tokens,), TELLING + 1, None, Cut("batch", 1)
+            )
         known = np.full(self.decode.sequences, UNKNOWN)
         known[slice(*found_at(step.dims, step.placement, plan.mesh.flat, flat).get("batch", (0, len(known))))] = tokens
         return known
 
-    def factors(self, plan: Partition, splits: Mapping[int, Split], feed: Feed, place: Coordinates, meter: Meter,
-                value: Numeric | None) -> Generator[Message, Any, Numeric]:
+    def factors(
+        self,
+        plan: Partition,
+        splits: Mapping[int, Split],
+        feed: Feed,
+        place: Coordinates,
+        meter: Meter,
+        value: Numeric | None,
+    ) -> Generator[Message, Any, Numeric]:
         """Run the factors of the stage, one after the other, over caches."""
         for at in range(*plan.cuts[plan.stage(place)]):
-            one = CachedRank(splits[at].steps, splits[at].out, splits[at].mesh, plan.flat(place), feed, meter, value,
-                             self.stored)
+            one = CachedRank(
+                splits[at].steps, splits[at].out, splits[at].mesh, plan.flat(place), feed, meter, value, self.stored
+            )
             one.caches, one.factor, one.past = self.caches, at, self.past
             value = yield from with_mesh_axes(one.run(), plan, at)
         assert value is not None
@@ -179,5 +211,3 @@ def decode_virtual(decode: DecodePlan, ids: NextTokens, count: int) -> NextToken
         tokens.append(known_tokens([*told.values()]))
         new = tokens[-1][:, None]
     return np.stack(tokens, 1)
-
-

@@ -1,5 +1,6 @@
 """The arrays that the ranks of a stage train: how their gradients are summed, and in which pieces the optimiser,
 gradients and weights are stored. Arrays that are placed alike form one bucket, whose numbers are sent together."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,24 +22,29 @@ from opmatrix.parallel.train.stage_chunks import StageChunk
 
 class GradientUse(NamedTuple):
     """A gradient that a chunk gives of an array."""
-    chunk: int                                              # number of the chunk in its stage
-    line: int                                               # line of the gradient
-    turned: bool                                            # the gradient is that of the transposed array
-    partial: tuple[int, ...]                                # axes over which ranks have parts
+
+    chunk: int  # number of the chunk in its stage
+    line: int  # line of the gradient
+    turned: bool  # the gradient is that of the transposed array
+    partial: tuple[int, ...]  # axes over which ranks have parts
 
 
 @dataclass(frozen=True)
 class LearnedArray:
     """An array as a stage stores it, and the gradients of it."""
-    key: StoredKey                                          # key of the array, and its placement
-    data: Data                                              # the array
-    uses: tuple[GradientUse, ...]                           # the gradients that chunks give of it
-    stages: tuple[int, ...]                                 # stages that train it, if several do
+
+    key: StoredKey  # key of the array, and its placement
+    data: Data  # the array
+    uses: tuple[GradientUse, ...]  # the gradients that chunks give of it
+    stages: tuple[int, ...]  # stages that train it, if several do
 
     @property
-    def name(self) -> str: return name_of_array(self.data)
+    def name(self) -> str:
+        return name_of_array(self.data)
+
     @property
-    def chunks(self) -> tuple[int, ...]: return tuple(dict.fromkeys(use.chunk for use in self.uses))
+    def chunks(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(use.chunk for use in self.uses))
 
     @property
     def partial(self) -> tuple[int, ...]:
@@ -47,24 +53,27 @@ class LearnedArray:
         return tuple(sorted({k for use in self.uses for k in use.partial}))
 
     @property
-    def dims(self) -> Dims: return stored_dims(self.data)
+    def dims(self) -> Dims:
+        return stored_dims(self.data)
 
 
 @dataclass(frozen=True)
 class Bucket:
     """Arrays whose gradients are sent together. Gradients of experts are summed, and stored in pieces, only among ranks
     with copies of the same expert."""
-    number: int                                             # number of the bucket in its stage
-    arrays: tuple[LearnedArray, ...]                        # arrays of the bucket
-    summed: tuple[int, ...]                                 # axes over which gradients are summed whole
-    pieces: tuple[int, ...]                                 # axes that store the optimiser once; stored ones first
-    stored: tuple[int, ...]                                 # axes that store the weights once, too
-    stages: tuple[int, ...]                                 # stages among which gradients are summed, too
-    copied: tuple[tuple[int, Cut], ...] = ()                # states of axes on which ranks hold copies
-    expert_copies: tuple[tuple[int, int], ...] = ()         # number of copies of experts, by axis
+
+    number: int  # number of the bucket in its stage
+    arrays: tuple[LearnedArray, ...]  # arrays of the bucket
+    summed: tuple[int, ...]  # axes over which gradients are summed whole
+    pieces: tuple[int, ...]  # axes that store the optimiser once; stored ones first
+    stored: tuple[int, ...]  # axes that store the weights once, too
+    stages: tuple[int, ...]  # stages among which gradients are summed, too
+    copied: tuple[tuple[int, Cut], ...] = ()  # states of axes on which ranks hold copies
+    expert_copies: tuple[tuple[int, int], ...] = ()  # number of copies of experts, by axis
 
     @cached_property
-    def chunks(self) -> frozenset[int]: return frozenset(k for array in self.arrays for k in array.chunks)
+    def chunks(self) -> frozenset[int]:
+        return frozenset(k for array in self.arrays for k in array.chunks)
 
 
 def placed_gradients(chunk: StageChunk, number: int) -> Iterator[tuple[StoredKey, Data, GradientUse]]:
@@ -76,8 +85,10 @@ def placed_gradients(chunk: StageChunk, number: int) -> Iterator[tuple[StoredKey
         base, key = data.base or data, stored_key(data, cuts)
         known = chunk.split.stored_as.get(base.key)
         if known is not None and {*known.cuts} != {*key[1].cuts}:
-            raise InputError(f"training: {base}: it lies as {placement_words(known, chunk)}, and its gradient as "
-                             f"{placement_words(key[1], chunk)}: cut it otherwise")
+            raise InputError(
+                f"training: {base}: it lies as {placement_words(known, chunk)}, and its gradient as "
+                f"{placement_words(key[1], chunk)}: cut it otherwise"
+            )
         yield (base.key, known or key[1]), base, GradientUse(number, line, data.base is not None, lies.partial)
 
 
@@ -123,7 +134,17 @@ def buckets_of(plan: Partition, arrays: Sequence[LearnedArray]) -> list[Bucket]:
         copies = expert_copies(mesh, members[0].key[1])
         parts = *members[0].partial, *(k for k, _ in copies)
         pieces = sorted((k for k in parts if axes[k].strategy.stored), key=lambda k: (axes[k].strategy.stored < 3, k))
-        stored = tuple(k for k in pieces if axes[k].strategy.stored > 2 and not copies)     # rows come to whole experts
-        buckets.append(Bucket(number, tuple(members), tuple(k for k in parts if k not in pieces), tuple(pieces), stored,
-                              members[0].stages, members[0].key[1].copied, copies))
+        stored = tuple(k for k in pieces if axes[k].strategy.stored > 2 and not copies)  # rows come to whole experts
+        buckets.append(
+            Bucket(
+                number,
+                tuple(members),
+                tuple(k for k in parts if k not in pieces),
+                tuple(pieces),
+                stored,
+                members[0].stages,
+                members[0].key[1].copied,
+                copies,
+            )
+        )
     return buckets

@@ -1,6 +1,7 @@
 """The backward pass of mixtures: rows of a cotangent go to the experts that forward's rows were routed to, which
 recompute forward and run backward; the cotangents of each row and of its gate come back. There is one line of forward
 and one of backward, whose parts are the cotangents of rows and gate and the gradients of each stack."""
+
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
@@ -30,15 +31,19 @@ if TYPE_CHECKING:
     from opmatrix.parallel.train.backward_split import BackwardSplit
 
 MIXTURE, BACK, PART = "mixture", "mixture_back", "mixture_part"
-FoundGradients: TypeAlias = dict[int, Numeric]              # gradients of local experts, by line of their body
+FoundGradients: TypeAlias = dict[int, Numeric]  # gradients of local experts, by line of their body
 
 
 def taught(mixture: Mixture) -> dict[int, Data]:
     """Return the trained arrays of a mixture, by the line of its body. Raises InputError for an array that two lines
     read."""
-    arrays = {at: data for at, line in enumerate(mixture.body) if line.op == "act"
-              and (data := teaches(line.more[0])) is not None}
-    if len({*arrays.values()}) < len(arrays): raise refuse("an expert that reads one array twice")
+    arrays = {
+        at: data
+        for at, line in enumerate(mixture.body)
+        if line.op == "act" and (data := teaches(line.more[0])) is not None
+    }
+    if len({*arrays.values()}) < len(arrays):
+        raise refuse("an expert that reads one array twice")
     return arrays
 
 
@@ -47,20 +52,26 @@ def pull_mixture(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     [mixture] = line.more
     x, gate = line.args
     for body_line in mixture.body:
-        if body_line.op == "act" and body_line.args: check_pulled(body_line.more[0])
+        if body_line.op == "act" and body_line.args:
+            check_pulled(body_line.more[0])
     back = pull.value(x, at).then(BACK, pull.value(gate, at), g, more=(mixture,), shape=pull.shape(x))
 
-    def part(number: int, shape: Shape) -> TracedValue: return back.then(PART, more=(number,), shape=shape)
+    def part(number: int, shape: Shape) -> TracedValue:
+        return back.then(PART, more=(number,), shape=shape)
+
     pull.give(x, lambda: part(0, pull.shape(x)))
     pull.give(gate, lambda: part(1, pull.shape(gate)))
     for number, data in enumerate(taught(mixture).values(), 2):
-        if data in pull.learned: pull.gradients[data] = part(number, Shape(*data.shape))
+        if data in pull.learned:
+            pull.gradients[data] = part(number, Shape(*data.shape))
 
 
 def check_pulled(matrix: Operator) -> None:
     """Raise InputError for an operator of an expert that has no pullback."""
-    if matrix.entrywise and not matrix.linear: derivative_of(matrix)
-    elif matrix.kind not in (weight, diag): raise refuse(matrix)
+    if matrix.entrywise and not matrix.linear:
+        derivative_of(matrix)
+    elif matrix.kind not in (weight, diag):
+        raise refuse(matrix)
 
 
 def split_mixture(split: BackwardSplit, line: Operation, args: Sequence[int]) -> int:
@@ -71,10 +82,19 @@ def split_mixture(split: BackwardSplit, line: Operation, args: Sequence[int]) ->
     lies = split.steps[rows].placement
     taken = []
     for at in args:
-        for k in range(len(split.mesh)): at = split.want(at, k, lies.on(k))
+        for k in range(len(split.mesh)):
+            at = split.want(at, k, lies.on(k))
         taken.append(at)
-    return split.add(RankStep(BACK, tuple(taken), (*last.more, split.steps[answer].more[0]), split.steps[rows].dims,
-                              last.placement, why="experts backward"))
+    return split.add(
+        RankStep(
+            BACK,
+            tuple(taken),
+            (*last.more, split.steps[answer].more[0]),
+            split.steps[rows].dims,
+            last.placement,
+            why="experts backward",
+        )
+    )
 
 
 def split_part(split: BackwardSplit, line: Operation, back: int) -> int:
@@ -90,6 +110,7 @@ def split_part(split: BackwardSplit, line: Operation, back: int) -> int:
 
 class ExpertGradients(AskingRank):
     """The backward steps of mixtures on a rank."""
+
     def mixture_back(self, at: int, step: RankStep) -> Generator[Any, Any, tuple[ByExpert, int]]:
         """Return the cotangents of rows and gate, and the gradients of the local experts. Rows, their cotangents and
         gates go to experts at once; cotangents of rows and gates come back."""
@@ -98,11 +119,13 @@ class ExpertGradients(AskingRank):
         gate, mine = self.gate(step.args[1], asked)
         sent: ByExpert = tuple(np.concatenate([x[m], g[m], gate[m, e, None]], -1) for e, m in enumerate(mine.T))
         came: ByExpert = sent
-        if axis is not None: came = yield from self.exchanged(at, axis, sent)
+        if axis is not None:
+            came = yield from self.exchanged(at, axis, sent)
         here = len(came) if axis is None else int(count) // self.mesh.axes[axis].count
         matrices = [self.narrowed(line) if line.op == "act" else None for line in body]
         answers, gradients = back_through(body, matrices, came, (here, x.shape[-1]), self.worked)
-        if axis is not None: answers = yield from self.exchanged(at, axis, answers)
+        if axis is not None:
+            answers = yield from self.exchanged(at, axis, answers)
         rows, gates = np.zeros_like(x), np.zeros_like(gate)
         for e, answer in enumerate(answers):
             rows[mine[:, e]] += answer[:, :-1]
@@ -115,37 +138,57 @@ class ExpertGradients(AskingRank):
         return part if part.ndim == 4 else part[None]
 
 
-def back_through(body: Sequence[RankStep], narrowed: Sequence[Operator | None], came: ByExpert, sizes: tuple[int, int],
-                 count: CountFlops) -> tuple[ByExpert, list[Numeric]]:
+def back_through(
+    body: Sequence[RankStep],
+    narrowed: Sequence[Operator | None],
+    came: ByExpert,
+    sizes: tuple[int, int],
+    count: CountFlops,
+) -> tuple[ByExpert, list[Numeric]]:
     """Return the cotangents of the rows and gates that came to experts, and the gradient of each trained stack.
     `sizes`: the number of local experts, and the columns of a row."""
     here, wide = sizes
-    gradients: FoundGradients = {at: np.zeros(matrix.args[0].array.shape)
-                                 for at, (step, matrix) in enumerate(zip(body, narrowed, strict=True))
-                                 if matrix is not None and teaches(step.more[0]) is not None}
+    gradients: FoundGradients = {
+        at: np.zeros(matrix.args[0].array.shape)
+        for at, (step, matrix) in enumerate(zip(body, narrowed, strict=True))
+        if matrix is not None and teaches(step.more[0]) is not None
+    }
     answers = []
     for place, block in enumerate(came):
         matrices = [expert_of(matrix, place % here) if matrix else None for matrix in narrowed]
         values, x, g = [block[:, :wide]], block[:, :wide], block[:, wide:-1]
         for at, (step, matrix) in enumerate(zip(body, matrices, strict=True)):
-            if at: values.append(entry(step, matrix, [values[a] for a in step.args], count))
+            if at:
+                values.append(entry(step, matrix, [values[a] for a in step.args], count))
         back = {0: np.zeros_like(x), len(body) - 1: block[:, -1:] * g}
         for at in range(len(body) - 1, 0, -1):
-            if at in back: one_back(at, body[at], matrices[at], values, back, gradients, place % here, count)
+            if at in back:
+                one_back(at, body[at], matrices[at], values, back, gradients, place % here, count)
         answers.append(np.concatenate([back[0], (g * values[-1]).sum(-1, keepdims=True)], -1))
     return tuple(answers), [*gradients.values()]
 
 
-def one_back(at: int, step: RankStep, matrix: Operator | None, values: Sequence[Numeric], back: FoundGradients,
-             found: FoundGradients, e: int, count: CountFlops) -> None:
+def one_back(
+    at: int,
+    step: RankStep,
+    matrix: Operator | None,
+    values: Sequence[Numeric],
+    back: FoundGradients,
+    found: FoundGradients,
+    e: int,
+    count: CountFlops,
+) -> None:
     """Run backward through one line of an expert: give its cotangent to its operands, and the gradient to its trained
     array."""
     g = back.pop(at)
 
     def give(arg: int, more: Numeric) -> None:
-        if len(values[arg]) == 1 != len(more): more = more.sum(0, keepdims=True)
-        if values[arg].shape[-1] == 1 != more.shape[-1]: more = more.sum(-1, keepdims=True)
+        if len(values[arg]) == 1 != len(more):
+            more = more.sum(0, keepdims=True)
+        if values[arg].shape[-1] == 1 != more.shape[-1]:
+            more = more.sum(-1, keepdims=True)
         back[arg] = back[arg] + more if arg in back else more
+
     if matrix is None:
         one, other = step.args
         give(one, g if step.op == "add" else g * values[other])
@@ -153,26 +196,32 @@ def one_back(at: int, step: RankStep, matrix: Operator | None, values: Sequence[
         return
     data = matrix.args[0].array if matrix.args else None
     if not step.args:
-        if at in found: found[at][e] += g.sum(0) if found[at][e].ndim == 1 else g.sum(0, keepdims=True)
+        if at in found:
+            found[at][e] += g.sum(0) if found[at][e].ndim == 1 else g.sum(0, keepdims=True)
         return
     x = values[step.args[0]]
     if contracts(matrix):
         assert data is not None
         give(step.args[0], g @ data.T)
         count(2 * 2 * g.size * x.shape[-1])
-        if at in found: found[at][e] += x.T @ g
+        if at in found:
+            found[at][e] += x.T @ g
     elif matrix.kind is diag:
         give(step.args[0], g * data)
-        if at in found: found[at][e] += (x * g).sum(0).reshape(found[at][e].shape)
-    else: give(step.args[0], g * DenseReading(x).act(derivative(matrix)).array)
+        if at in found:
+            found[at][e] += (x * g).sum(0).reshape(found[at][e].shape)
+    else:
+        give(step.args[0], g * DenseReading(x).act(derivative(matrix)).array)
 
 
 def expert_copies(mesh: Mesh, stored: Placement) -> tuple[tuple[int, int], ...]:
     """Return the axes whose ranks have copies of an expert, with the number of copies, for an array that ranks have
     expert by expert; empty for another array. Raises InputError if experts lie across parts of axes."""
     axis = mesh.experts
-    if axis is None or stored.on(mesh.index(axis.name)) is None: return ()
-    if prod([mesh.axes[k].ranks for k in mesh.folded]) == axis.ranks: return ()
+    if axis is None or stored.on(mesh.index(axis.name)) is None:
+        return ()
+    if prod([mesh.axes[k].ranks for k in mesh.folded]) == axis.ranks:
+        return ()
     return tuple((k, int(n)) for k in mesh.folded if (n := mesh.copies(mesh.axes[k])) != 1)
 
 
@@ -180,6 +229,11 @@ def back_flops(step: RankStep, widths: Sequence[Any]) -> sympy.Expr:
     """Return the operations that a row takes backward: forward recomputed, the cotangent of each weight's operand, and
     the gradient of the weight."""
     body = step.more[3]
-    return 3 * sum((sympy.sympify(2 * widths[line.args[0]] * width) for line, width in zip(body, widths, strict=True)
-                    if line.op == "act" and line.args and contracts(line.more[0])), sympy.Integer(0))
-
+    return 3 * sum(
+        (
+            sympy.sympify(2 * widths[line.args[0]] * width)
+            for line, width in zip(body, widths, strict=True)
+            if line.op == "act" and line.args and contracts(line.more[0])
+        ),
+        sympy.Integer(0),
+    )

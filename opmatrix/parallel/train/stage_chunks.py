@@ -1,5 +1,6 @@
 """A stage as training runs it: its layers, and the factors before and behind them, each with forward and backward steps
 over its own arrays."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -17,22 +18,26 @@ from opmatrix.parallel.sharding.partition import Partition
 from opmatrix.parallel.sharding.redistribute import RankStep
 from opmatrix.parallel.train.backward_split import BackwardSplit
 
-SizesHeld: TypeAlias = dict[int, int]                       # numbers of values by their steps
-Lives: TypeAlias = list[tuple[int, list[int]]]              # steps, each with the values that are dead behind it
+SizesHeld: TypeAlias = dict[int, int]  # numbers of values by their steps
+Lives: TypeAlias = list[tuple[int, list[int]]]  # steps, each with the values that are dead behind it
 
 
 @dataclass(frozen=True)
 class StageChunk:
     """Factors `lo` to `hi`, forward and backward. Steps of forward run first; backward reads some of their values
     later."""
+
     lo: int
     hi: int
     split: BackwardSplit
 
     @property
-    def steps(self) -> list[RankStep]: return self.split.steps
+    def steps(self) -> list[RankStep]:
+        return self.split.steps
+
     @property
-    def out(self) -> int: return self.split.out
+    def out(self) -> int:
+        return self.split.out
 
     @property
     def cotangent(self) -> int | None:
@@ -46,7 +51,8 @@ class StageChunk:
         todo = [self.out, *(arg for step in self.steps if step.op == "kept" for arg in step.args)]
         needed = set[int]()
         while todo:
-            if (at := todo.pop()) in needed: continue
+            if (at := todo.pop()) in needed:
+                continue
             needed.add(at)
             todo += self.steps[at].args
         return sorted(needed)
@@ -73,12 +79,15 @@ class StageChunk:
         return frozenset(self.gradients.values()) | ({self.cotangent} if self.cotangent is not None else set())
 
     @cached_property
-    def booked(self) -> BackwardBooked: return BackwardBooked(self.split)
+    def booked(self) -> BackwardBooked:
+        return BackwardBooked(self.split)
 
     def lives(self, part: Sequence[int], pinned: frozenset[int]) -> Lives:
         lasts = {arg: at for at in part for arg in (at, *self.steps[at].args)}
-        return [(at, [done for done in {at, *self.steps[at].args} if lasts[done] == at and done not in pinned])
-                for at in part]
+        return [
+            (at, [done for done in {at, *self.steps[at].args} if lasts[done] == at and done not in pinned])
+            for at in part
+        ]
 
     @cached_property
     def there(self) -> Lives:
@@ -96,7 +105,8 @@ class StageChunk:
         most, now = 0, sum(sizes.values())
         for at, gone in way:
             step = self.steps[at]
-            if step.op in RENAMED and step.args[0] in gone: now -= sizes.pop(step.args[0])
+            if step.op in RENAMED and step.args[0] in gone:
+                now -= sizes.pop(step.args[0])
             sizes[at] = size(self.booked.numbers(at))
             now += sizes[at]
             most = max(most, now + (size(ROOM[step.op](self.booked, at)) if step.op in ROOM else 0))
@@ -109,5 +119,7 @@ def stage_chunks(plan: Partition, stage: int, keep: Keep = "units", dropout: flo
     behind them save their units, and drop no entries. Raises InputError for an operator that has no pullback."""
     spans_of_layers = layers(plan.chain)
     starts = {lo for lo, _ in spans_of_layers}
-    return [StageChunk(lo, hi, split_both_ways(plan, lo, hi, *((keep, dropout) if lo in starts else ("units",))))
-            for lo, hi in spans(*plan.cuts[stage], spans_of_layers)]
+    return [
+        StageChunk(lo, hi, split_both_ways(plan, lo, hi, *((keep, dropout) if lo in starts else ("units",))))
+        for lo, hi in spans(*plan.cuts[stage], spans_of_layers)
+    ]

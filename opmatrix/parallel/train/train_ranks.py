@@ -1,5 +1,6 @@
 """A rank that trains: micro-batches through its stage in the order of a schedule, gradients summed over the ranks that
 have parts of them, a step of Adam on the optimiser state that this rank stores, new weights gathered."""
+
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
@@ -25,8 +26,8 @@ from opmatrix.parallel.train.drop_masks import DropMasks
 from opmatrix.parallel.train.learned_arrays import Bucket
 from opmatrix.parallel.train.requested_steps import TrainPlan
 
-GATHERING, SUMMING, RENEWING = 70_000, 80_000, 90_000       # step numbers of weights, apart from those of values
-VERSIONS = count()                                          # version numbers that keep the keys of arrays unique
+GATHERING, SUMMING, RENEWING = 70_000, 80_000, 90_000  # step numbers of weights, apart from those of values
+VERSIONS = count()  # version numbers that keep the keys of arrays unique
 
 
 class LossNotFinite(ArithmeticError):
@@ -36,15 +37,17 @@ class LossNotFinite(ArithmeticError):
 @dataclass
 class Shard:
     """The part of a bucket that a rank stores."""
-    bucket: Bucket                                          # the bucket
-    flat: Numeric                                           # its numbers; a piece if an axis stores weights once
-    shapes: Sequence[tuple[int, ...]]                       # shapes of its arrays on this rank, when gathered
-    sizes: Sequence[int]                                    # numbers in all, and behind each axis of pieces
-    adam: Adam                                              # optimiser of the numbers that the rank updates
+
+    bucket: Bucket  # the bucket
+    flat: Numeric  # its numbers; a piece if an axis stores weights once
+    shapes: Sequence[tuple[int, ...]]  # shapes of its arrays on this rank, when gathered
+    sizes: Sequence[int]  # numbers in all, and behind each axis of pieces
+    adam: Adam  # optimiser of the numbers that the rank updates
 
 
 class TrainingRank:
     """One rank with its weights; `step` is a generator, like the runs of other ranks."""
+
     def __init__(self, train: TrainPlan, place: Coordinates) -> None:
         self.train, self.plan, self.place, self.flat_place = train, train.plan, place, train.plan.flat(place)
         self.stage, self.steps = self.plan.stage(place), 0
@@ -53,7 +56,8 @@ class TrainingRank:
         self.mesh = self.plan.mesh.flat
         self.numbers = [self.plan.mesh.index(axis.name) for axis in self.mesh]
         for chunk in self.chunks:
-            for key, data, _ in stored_arrays(chunk.steps): self.arrays.setdefault(key, self.stored(data, key))
+            for key, data, _ in stored_arrays(chunk.steps):
+                self.arrays.setdefault(key, self.stored(data, key))
         self.shards = [self.beginning(bucket) for bucket in self.buckets]
 
     def stored(self, data: Data, key: StoredKey) -> Data:
@@ -68,15 +72,18 @@ class TrainingRank:
         for k in bucket.pieces:
             part = self.own_piece(bucket, k, sizes[-1])
             sizes.append(part.stop - part.start)
-            if k in bucket.stored: flat = flat[part]
+            if k in bucket.stored:
+                flat = flat[part]
         shard = Shard(bucket, flat, [array.shape for array in arrays], sizes, Adam(self.train.asked.rate))
-        if bucket.stored: self.drop(bucket)
+        if bucket.stored:
+            self.drop(bucket)
         return shard
 
     def own_piece(self, bucket: Bucket, k: int, size: int) -> slice:
         """Return the slice of a bucket that this rank stores, among the ranks that store pieces of it on an axis."""
         among = self.among(bucket, k)
-        if not among: return slice(*bounds(size, self.mesh.axes[k].count, self.flat_place[k]))
+        if not among:
+            return slice(*bounds(size, self.mesh.axes[k].count, self.flat_place[k]))
         return slice(*bounds(size, len(among), among.index(self.flat_place[k])))
 
     def among(self, bucket: Bucket, k: int) -> tuple[int, ...]:
@@ -95,9 +102,12 @@ class TrainingRank:
         self.gradients: dict[StoredKey, Numeric] = {}
         losses: dict[int, Numeric] = {}
         for kind, micro, leg in self.train.order[self.stage]:
-            if kind == "F": losses[micro] = yield from self.ahead(micro, leg, feeds[micro])
-            else: yield from self.back(micro, leg)
-        for shard in self.shards: yield from self.learn(shard)
+            if kind == "F":
+                losses[micro] = yield from self.ahead(micro, leg, feeds[micro])
+            else:
+                yield from self.back(micro, leg)
+        for shard in self.shards:
+            yield from self.learn(shard)
         return np.stack([losses[m] for m in sorted(losses)])
 
     def ahead(self, micro: int, leg: int, feed: Feed) -> Generator[Message, Any, Numeric]:
@@ -105,7 +115,8 @@ class TrainingRank:
         along, passes, (lo, hi) = self.along, list[ChunkPass](), self.plan.cuts[leg]
         asked, first = self.train.asked, micro * int(self.plan.sizes.sequences)
         value: Numeric | None = None
-        if leg: [value] = yield Message("take", along, (), lo)
+        if leg:
+            [value] = yield Message("take", along, (), lo)
         for number in self.train.chunk_numbers(leg):
             yield from self.gather(number)
             chunk = self.chunks[number]
@@ -127,32 +138,39 @@ class TrainingRank:
         micro-batches."""
         along, (lo, hi) = self.along, self.plan.cuts[leg]
         g: Any = 1 / self.train.rows
-        if leg < self.train.legs - 1: [g] = yield Message("take_back", along, (), hi)
+        if leg < self.train.legs - 1:
+            [g] = yield Message("take_back", along, (), hi)
         passes = self.passes.pop((micro, leg))
         for number in reversed(self.train.chunk_numbers(leg)):
             yield from self.gather(number)
             chunk, one = self.chunks[number], passes.pop()
-            went: Any = yield from with_mesh_axes(one.back(g), self.plan, chunk.lo)      # type: ignore[arg-type]
+            went: Any = yield from with_mesh_axes(one.back(g), self.plan, chunk.lo)  # type: ignore[arg-type]
             g = went.cotangent
             self.add_gradients(number, went.gradients)
             one.end()
             self.leave(number)
-        if leg: yield Message("give_back", along, (g,), lo)
+        if leg:
+            yield Message("give_back", along, (g,), lo)
 
     @property
-    def along(self) -> int: return self.plan.mesh.index(self.plan.mesh.stages.name) if self.plan.mesh.stages else 0
+    def along(self) -> int:
+        return self.plan.mesh.index(self.plan.mesh.stages.name) if self.plan.mesh.stages else 0
 
     def add_gradients(self, number: int, found: Mapping[int, Numeric]) -> None:
         """Add the gradients of a chunk to those of its arrays, in the layout in which the arrays are stored."""
         for shard in self.shards:
             for array in shard.bucket.arrays:
                 for use in array.uses:
-                    if use.chunk != number: continue
+                    if use.chunk != number:
+                        continue
                     g = found[use.line]
-                    if use.turned: g = g.swapaxes(-1, -2)
-                    if any(self.flat_place[k] for k in array.partial if k not in use.partial): g = np.zeros_like(g)
+                    if use.turned:
+                        g = g.swapaxes(-1, -2)
+                    if any(self.flat_place[k] for k in array.partial if k not in use.partial):
+                        g = np.zeros_like(g)
                     total = self.gradients.get(array.key)
-                    if total is None: self.held.change(g.size)
+                    if total is None:
+                        self.held.change(g.size)
                     self.gradients[array.key] = np.array(g) if total is None else total + g
         self.held.look()
 
@@ -160,23 +178,35 @@ class TrainingRank:
 
     def gather(self, number: int) -> Generator[Message, Any, None]:
         for shard in self.shards:
-            if not shard.bucket.stored or number not in shard.bucket.chunks: continue
+            if not shard.bucket.stored or number not in shard.bucket.chunks:
+                continue
             flat = shard.flat
-            for k in reversed(shard.bucket.stored): flat = yield from self.whole(shard, flat, k, GATHERING)
+            for k in reversed(shard.bucket.stored):
+                flat = yield from self.whole(shard, flat, k, GATHERING)
             self.put(shard, flat)
 
     def leave(self, number: int) -> None:
         for shard in self.shards:
-            if shard.bucket.stored and number in shard.bucket.chunks: self.drop(shard.bucket)
+            if shard.bucket.stored and number in shard.bucket.chunks:
+                self.drop(shard.bucket)
 
     def drop(self, bucket: Bucket) -> None:
-        for array in bucket.arrays: self.arrays.pop(array.key, None)
+        for array in bucket.arrays:
+            self.arrays.pop(array.key, None)
 
     def whole(self, shard: Shard, own: Numeric, k: int, after: int) -> Generator[Message, Any, Numeric]:
         """Gather a bucket from the pieces of all ranks of an axis that stores pieces of it."""
         whole = shard.sizes[shard.bucket.pieces.index(k)]
-        gathered: Numeric = yield Message("all_gather", self.numbers[k], (own,), self.named(shard.bucket, after), None,
-                                          Cut("batch", whole), units=whole, among=self.among(shard.bucket, k))
+        gathered: Numeric = yield Message(
+            "all_gather",
+            self.numbers[k],
+            (own,),
+            self.named(shard.bucket, after),
+            None,
+            Cut("batch", whole),
+            units=whole,
+            among=self.among(shard.bucket, k),
+        )
         return gathered
 
     def named(self, bucket: Bucket, after: int) -> int:
@@ -188,7 +218,7 @@ class TrainingRank:
         at = 0
         for array, shape in zip(shard.bucket.arrays, shard.shapes, strict=True):
             size = prod(shape)
-            data = Data(flat[at:at + size].reshape(shape))
+            data = Data(flat[at : at + size].reshape(shape))
             data.key = f"{array.key[0]} version {next(VERSIONS)}"
             data.T.key = f"{data.key}.T"
             self.arrays[array.key], at = data, at + size
@@ -200,45 +230,68 @@ class TrainingRank:
         at = self.named(bucket, SUMMING)
         flat = np.concatenate([self.gradients[array.key].ravel() for array in bucket.arrays])
         self.held.look(flat.size)
-        self.check_finite(bucket, flat)                     # behind a sum their array is not known
+        self.check_finite(bucket, flat)  # behind a sum their array is not known
         for k, state in bucket.copied:
             holders = copy_holders(state, self.mesh.axes[k].count, self.flat_place[k])
             flat = yield Message("all_reduce", self.numbers[k], (flat,), at, monoids.sum, among=holders)
         for k in bucket.summed:
             flat = yield Message("all_reduce", self.numbers[k], (flat,), at, monoids.sum, among=self.among(bucket, k))
         for k in bucket.pieces:
-            flat = yield Message("reduce_scatter", self.numbers[k], (flat,), at, monoids.sum, None,
-                                 Cut("batch", flat.size), among=self.among(bucket, k))
+            flat = yield Message(
+                "reduce_scatter",
+                self.numbers[k],
+                (flat,),
+                at,
+                monoids.sum,
+                None,
+                Cut("batch", flat.size),
+                among=self.among(bucket, k),
+            )
         if bucket.stages:
-            flat = yield Message("all_reduce", self.along, (flat,), self.shared_at(bucket), monoids.sum,
-                                 among=bucket.stages)
+            flat = yield Message(
+                "all_reduce", self.along, (flat,), self.shared_at(bucket), monoids.sum, among=bucket.stages
+            )
         self.check_finite(bucket, flat)
         weights, apart = shard.flat, [k for k in bucket.pieces if k not in bucket.stored]
-        for k in apart: weights = weights[self.own_piece(bucket, k, len(weights))]
+        for k in apart:
+            weights = weights[self.own_piece(bucket, k, len(weights))]
         new = shard.adam.step({"": weights}, {"": flat})[""]
-        for k in reversed(apart): new = yield from self.whole(shard, new, k, RENEWING)
+        for k in reversed(apart):
+            new = yield from self.whole(shard, new, k, RENEWING)
         shard.flat = new
-        if not bucket.stored: self.put(shard, new)
+        if not bucket.stored:
+            self.put(shard, new)
 
     def check_finite(self, bucket: Bucket, flat: Numeric) -> None:
         """Raise LossNotFinite for a gradient that is no number, or too large for one."""
-        if np.isfinite(flat).all(): return
-        raise LossNotFinite(f"the gradient of {bucket.arrays[0].name} is not finite: a smaller rate than "
-                            f"{self.train.asked.rate:g} may help")
+        if np.isfinite(flat).all():
+            return
+        raise LossNotFinite(
+            f"the gradient of {bucket.arrays[0].name} is not finite: a smaller rate than "
+            f"{self.train.asked.rate:g} may help"
+        )
 
     def shared_at(self, bucket: Bucket) -> int:
         """Return the step number of a sum between stages, which must be the same on all of them."""
-        shared = sorted({array.key[0] for buckets in self.train.buckets.values() for one in buckets if one.stages
-                         for array in one.arrays})
+        shared = sorted(
+            {
+                array.key[0]
+                for buckets in self.train.buckets.values()
+                for one in buckets
+                if one.stages
+                for array in one.arrays
+            }
+        )
         return SUMMING + shared.index(bucket.arrays[0].key[0])
 
 
 @dataclass(frozen=True)
 class TrainRan:
     """The result of steps of training."""
-    losses: Sequence[float]                                 # mean loss of each step
-    meters: Mapping[Coordinates, Meter]                     # counts of each rank in the last step
-    ranks: Mapping[Coordinates, TrainingRank]               # the ranks, with their weights
+
+    losses: Sequence[float]  # mean loss of each step
+    meters: Mapping[Coordinates, Meter]  # counts of each rank in the last step
+    ranks: Mapping[Coordinates, TrainingRank]  # the ranks, with their weights
 
 
 def train_virtual(train: TrainPlan, feed: Feed, steps: int) -> TrainRan:
@@ -251,8 +304,9 @@ def train_virtual(train: TrainPlan, feed: Feed, steps: int) -> TrainRan:
     return TrainRan(losses, meters, ranks)
 
 
-def virtual_step(train: TrainPlan, ranks: Mapping[Coordinates, TrainingRank],
-                 feeds: Sequence[Feed]) -> tuple[float, dict[Coordinates, Meter]]:
+def virtual_step(
+    train: TrainPlan, ranks: Mapping[Coordinates, TrainingRank], feeds: Sequence[Feed]
+) -> tuple[float, dict[Coordinates, Meter]]:
     """Run one step of ranks in this process, and return the mean loss and the counts of each rank."""
     meters = {place: Meter() for place in ranks}
     running = {place: rank.step(feeds, meters[place]) for place, rank in ranks.items()}

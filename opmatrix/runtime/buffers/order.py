@@ -4,6 +4,7 @@ whole buffers).
 The set of live buffers depends on the set of done steps, not on their order. So orders are paths through sets of done
 steps, and the least peak is a bottleneck path. A step that frees at least as much as it takes, and whose own moment is
 not above a peak that is reached anyway, may go first: it only lowers the live bytes, whatever else is done before."""
+
 import heapq
 from collections.abc import Iterator, Sequence
 from copy import copy
@@ -18,15 +19,16 @@ from opmatrix.runtime.schedule import Call, Schedule, homes
 if TYPE_CHECKING:
     from opmatrix.runtime.program import Program
 
-KEPT = 64                                                   # answers that are cached
-FOUND: "dict[tuple[object, ...], Order]" = {}               # cached answers, by the buffers of a schedule
-STATES, WORK = 50_000, 60_000                               # bounds: sets of done steps; sets, or plans, times steps
+KEPT = 64  # answers that are cached
+FOUND: "dict[tuple[object, ...], Order]" = {}  # cached answers, by the buffers of a schedule
+STATES, WORK = 50_000, 60_000  # bounds: sets of done steps; sets, or plans, times steps
 
 
 class Order(NamedTuple):
     """Numbers of steps in the order in which they run; planned bytes of its buffers; the most bytes live at one step,
     which no order has fewer of (0: not known); and whether it is proved that no order is planned with fewer bytes
     either."""
+
     steps: tuple[int, ...]
     peak: int
     floor: int
@@ -38,9 +40,10 @@ class StepGraph:
 
     def __init__(self, calls: Sequence[Call], outputs: Sequence[int], extents: Extents) -> None:
         self.calls = calls
-        base = list(range(len(calls)))                       # the step whose buffer a view shows
+        base = list(range(len(calls)))  # the step whose buffer a view shows
         for i, call in enumerate(calls):
-            if call.kernel.view: base[i] = base[call.values["x"]]
+            if call.kernel.view:
+                base[i] = base[call.values["x"]]
         self.base = base
         self.real = [i for i, call in enumerate(calls) if not (call.kernel.view or call.kernel.is_input)]
         entered = sum(1 << i for i, call in enumerate(calls) if call.kernel.is_input)
@@ -48,7 +51,8 @@ class StepGraph:
         self.needs = [sum(1 << root for root in {base[v] for v in call.values.values()}) & ~entered for call in calls]
         self.readers = [0] * len(calls)
         for i in self.real:
-            for v in calls[i].values.values(): self.readers[base[v]] |= 1 << i
+            for v in calls[i].values.values():
+                self.readers[base[v]] |= 1 << i
         self.kept, self.all = {base[at] for at in outputs}, sum(1 << i for i in self.real)
 
     def alive(self, done: int) -> int:
@@ -70,13 +74,19 @@ class StepGraph:
     def over(self, i: int, done: int) -> bool:
         """True if step i may write over its operand: as `schedule.over` decides, in terms of the done steps."""
         call = self.calls[i]
-        if call.kernel.inplace is None: return False
+        if call.kernel.inplace is None:
+            return False
         v = call.values[call.kernel.inplace]
         root = self.base[v]
         alone = [self.base[w] for w in call.values.values()].count(root) == 1
-        if self.calls[root].kernel.is_input: return isinstance(call.shape, Cache)
-        return alone and self.calls[
-            v].shape == call.shape and root not in self.kept and not self.readers[root] & ~(done | 1 << i)
+        if self.calls[root].kernel.is_input:
+            return isinstance(call.shape, Cache)
+        return (
+            alone
+            and self.calls[v].shape == call.shape
+            and root not in self.kept
+            and not self.readers[root] & ~(done | 1 << i)
+        )
 
     def free(self, i: int, done: int, alive: int, peak: int) -> bool:
         """True if step i may go first: it raises neither the live bytes nor the peak."""
@@ -87,9 +97,11 @@ class StepGraph:
         after."""
         before, after = [0] * len(self.calls), [0] * len(self.calls)
         for i in self.real:
-            for j in each_step(self.needs[i]): before[i] |= before[j] | 1 << j
+            for j in each_step(self.needs[i]):
+                before[i] |= before[j] | 1 << j
         for i in reversed(self.real):
-            for j in each_step(self.needs[i]): after[j] |= after[i] | 1 << i
+            for j in each_step(self.needs[i]):
+                after[j] |= after[i] | 1 << i
         return [before[i] | 1 << i for i in self.real if before[i] | after[i] | 1 << i == self.all] + [self.all]
 
     def within(self, done: int, goal: int) -> "StepGraph":
@@ -106,7 +118,7 @@ class StepGraph:
         done, peak, order, least = 0, 0, list[int](), True
         near = self
         for goal in self.cuts():
-            near = near.within(done, goal)                  # the smaller graph saves visiting n steps n times
+            near = near.within(done, goal)  # the smaller graph saves visiting n steps n times
             answer, looked = near.between(done, goal, peak, most)
             most -= looked
             least = least and answer is not None
@@ -117,12 +129,14 @@ class StepGraph:
     def between(self, start: int, goal: int, paid: int, most: int) -> tuple[tuple[int, list[int]] | None, int]:
         """Find the least peak from one set of done steps to another, after a peak `paid`, with its order; None if
         `most` sets are too few. Return also the number of visited sets."""
-        queue: list[tuple[int, int, int]] = [(paid, 0, start)]      # peak, minus the number of done steps, done steps
+        queue: list[tuple[int, int, int]] = [(paid, 0, start)]  # peak, minus the number of done steps, done steps
         best, came = {start: paid}, dict[int, tuple[int, int]]()
         while queue and len(best) <= most:
             peak, _, done = heapq.heappop(queue)
-            if done == goal: return (peak, back(start, done, came)), len(best)
-            if peak > best[done]: continue
+            if done == goal:
+                return (peak, back(start, done, came)), len(best)
+            if peak > best[done]:
+                continue
             alive = self.alive(done)
             ready = [i for i in self.ready(done) if goal >> i & 1]
             free = next((i for i in ready if self.free(i, done, alive, peak)), None)
@@ -162,7 +176,8 @@ class StepGraph:
         """Return an order of all steps: inputs first, and every view right behind the step that it shows."""
         views: dict[int, list[int]] = {}
         for i in range(len(self.calls)):
-            if self.base[i] != i: views.setdefault(self.base[i], []).append(i)
+            if self.base[i] != i:
+                views.setdefault(self.base[i], []).append(i)
         entered = [i for i, call in enumerate(self.calls) if call.kernel.is_input]
         return tuple(step for i in (*entered, *order) for step in (i, *views.get(i, ())))
 
@@ -194,12 +209,19 @@ def least_peak(schedule: Schedule, extents: Extents) -> Order:
     unless another takes fewer. An order that is planned at the floor is proved best; else all orders that could be
     better are planned, as many as WORK allows. Programs of a front that differ in stored numbers alone have one answer,
     which is searched once."""
-    asked = tuple(schedule.results), extents, tuple(
-        (call.kernel.is_input, call.kernel.view, call.kernel.inplace, tuple(call.values.items()), call.shape)
-        for call in schedule.calls)
-    if (known := FOUND.get(asked)) is not None: return known                 # a single read: other threads change it
+    asked = (
+        tuple(schedule.results),
+        extents,
+        tuple(
+            (call.kernel.is_input, call.kernel.view, call.kernel.inplace, tuple(call.values.items()), call.shape)
+            for call in schedule.calls
+        ),
+    )
+    if (known := FOUND.get(asked)) is not None:
+        return known  # a single read: other threads change it
     answer = sought(schedule, extents)
-    if len(FOUND) >= KEPT: FOUND.clear()
+    if len(FOUND) >= KEPT:
+        FOUND.clear()
     FOUND[asked] = answer
     return answer
 
@@ -209,13 +231,18 @@ def sought(schedule: Schedule, extents: Extents) -> Order:
     given_bytes = schedule.plan(extents).end
     peak, order, least = graph.path()
     best = Order(graph.given, given_bytes, peak if least else 0, False)
-    if least and given_bytes <= peak: return best._replace(proved=True)
+    if least and given_bytes <= peak:
+        return best._replace(proved=True)
     best = better(best, schedule, graph.whole(order), extents)
-    if best.peak <= best.floor: return best._replace(proved=True)
+    if best.peak <= best.floor:
+        return best._replace(proved=True)
     for states, candidate in enumerate(graph.below(best.peak)):
-        if states * len(graph.calls) > WORK: return best
-        if candidate is not None: best = better(best, schedule, graph.whole(candidate), extents)
-        if best.peak <= best.floor: break
+        if states * len(graph.calls) > WORK:
+            return best
+        if candidate is not None:
+            best = better(best, schedule, graph.whole(candidate), extents)
+        if best.peak <= best.floor:
+            break
     return best._replace(proved=True)
 
 
@@ -228,8 +255,10 @@ def better(best: Order, schedule: Schedule, steps: tuple[int, ...], extents: Ext
 def planned(schedule: Schedule, steps: Sequence[int], extents: Extents) -> int:
     """Return the bytes of the buffers of a schedule's steps in another order."""
     number = {old: new for new, old in enumerate(steps)}
-    calls = [call._replace(values={name: number[v] for name, v in call.values.items()})
-             for call in map(schedule.calls.__getitem__, steps)]
+    calls = [
+        call._replace(values={name: number[v] for name, v in call.values.items()})
+        for call in map(schedule.calls.__getitem__, steps)
+    ]
     home, last = homes(calls, [number[at] for at in schedule.results])
     buffers, result = sorted({b for b in home if not calls[b].kernel.is_input}), number[schedule.result]
     lives = [Life(calls[b].shape.size.at(extents), b, last[b]) for b in buffers]
@@ -240,6 +269,7 @@ def ordered(program: "Program", extents: Extents) -> "Program":
     """Return a program with its steps in the order of the least planned peak; the program itself if none is lower, or
     if the other needs more when it runs in segments."""
     order, first = least_peak(program.schedule, extents), program.schedule.first
-    if order.steps == tuple(range(len(order.steps))): return program
+    if order.steps == tuple(range(len(order.steps))):
+        return program
     reordered = program.over([program.steps[i - first] for i in order.steps[first:]])
     return reordered if reordered.schedule.peak(extents) <= program.schedule.peak(extents) else program

@@ -1,6 +1,7 @@
 """Placement of buffers: one block reused by offset, the largest first, each in the tightest gap.
 
 Greedy by size for offsets (Pisarchyk and Lee 2020, Efficient memory management for deep neural net inference)."""
+
 from collections.abc import Iterator, Sequence
 from math import inf
 from typing import NamedTuple
@@ -8,21 +9,25 @@ from typing import NamedTuple
 
 class Life(NamedTuple):
     """The lifetime of a buffer: from the step that writes it to the last that reads it, both included."""
+
     size: int
     first: int
     last: int
 
-    def meets(self, other: "Life") -> bool: return self.first <= other.last and other.first <= self.last
+    def meets(self, other: "Life") -> bool:
+        return self.first <= other.last and other.first <= self.last
 
 
 class Plan(NamedTuple):
     """Offsets in bytes, one a buffer; below `wall` is the result's own block, the arena is behind it."""
+
     offsets: tuple[int, ...]
     wall: int
     end: int
 
     @property
-    def arena(self) -> int: return self.end - self.wall
+    def arena(self) -> int:
+        return self.end - self.wall
 
     def times(self, count: int) -> "Plan":
         """Return the plan of buffers that are all `count` times as large."""
@@ -33,8 +38,11 @@ def gaps(busy: list[tuple[int, int]], wall: int) -> Iterator[tuple[float, float]
     """Yield the free intervals between the busy ones, split at the wall; the last has no end."""
     at: float = 0
     for low, high in [*sorted(busy), (inf, inf)]:
-        if at < wall < low: yield at, wall; at = wall
-        if at < low: yield at, low
+        if at < wall < low:
+            yield at, wall
+            at = wall
+        if at < low:
+            yield at, low
         at = max(at, high)
 
 

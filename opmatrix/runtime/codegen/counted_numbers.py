@@ -1,5 +1,6 @@
 """Counts of the numbers that reading a term makes, and of the products that it computes: for every node, also where
 rows mix."""
+
 from __future__ import annotations
 
 import json
@@ -23,6 +24,7 @@ from opmatrix.runtime.terms import parse_operator
 class ProductSizes(NamedTuple):
     """A product: `rows` of all heads times a matrix, or a value, of `inner` rows and `columns`. `ordinary`: by a
     product of arrays, else merged number by number."""
+
     rows: sympy.Expr
     inner: sympy.Expr
     columns: sympy.Expr
@@ -31,12 +33,14 @@ class ProductSizes(NamedTuple):
 
 class ValueSize(NamedTuple):
     """The heads of a value, and the numbers of all of them."""
+
     heads: int
     numbers: sympy.Expr
 
 
 class TermWork(NamedTuple):
     """The work of reading a term: its values, and its products."""
+
     values: tuple[ValueSize, ...]
     products: tuple[ProductSizes, ...]
 
@@ -49,6 +53,7 @@ class TermWork(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class CountedShape:
     """A value's shape; `made` has the numbers of every value so far, `products` the products so far."""
+
     shape: Shape
     values: Sequence[Shape]
     made: list[ValueSize]
@@ -64,23 +69,55 @@ class CountedShape:
         rows = expression(out.heads) * expression(out.rows)
         self.products.append(ProductSizes(rows, expression(self.shape.cols), expression(out.cols), ordinary))
 
-    def __add__(self, other: CountedShape) -> CountedShape: return self.of(self.shape + other.shape)
-    def __mul__(self, other: CountedShape) -> CountedShape: return self.of(self.shape * other.shape)
-    def keep_top(self, by: CountedShape, k: int) -> CountedShape: return self.of(self.shape.keep_top(by.shape, k))
-    def turn(self) -> CountedShape: return self.of(self.shape.turn())
-    def beside(self, other: CountedShape) -> CountedShape: return self.of(self.shape.beside(other.shape))
-    def split(self, h: int) -> CountedShape: return self.of(self.shape.split(h))
-    def join(self, h: int) -> CountedShape: return self.of(self.shape.join(h))
-    def repeat(self, h: int) -> CountedShape: return self.of(self.shape.repeat(h))
-    def total(self) -> CountedShape: return self.of(self.shape.total())
-    def given(self, field: str, cols: int) -> CountedShape: return self.of(self.shape.given(field, cols))
-    def related(self, relation: Relation) -> CountedShape: return self.of(self.shape.related(relation))
-    def by_distance(self, table: Data, most: int) -> CountedShape: return self.of(self.shape.by_distance(table, most))
-    def pick(self, relation: Relation) -> CountedShape: return self.of(self.shape.pick(relation))
-    def entered(self, port: object) -> NoReturn: raise TypeError("what enters is a value of a step")
+    def __add__(self, other: CountedShape) -> CountedShape:
+        return self.of(self.shape + other.shape)
+
+    def __mul__(self, other: CountedShape) -> CountedShape:
+        return self.of(self.shape * other.shape)
+
+    def keep_top(self, by: CountedShape, k: int) -> CountedShape:
+        return self.of(self.shape.keep_top(by.shape, k))
+
+    def turn(self) -> CountedShape:
+        return self.of(self.shape.turn())
+
+    def beside(self, other: CountedShape) -> CountedShape:
+        return self.of(self.shape.beside(other.shape))
+
+    def split(self, h: int) -> CountedShape:
+        return self.of(self.shape.split(h))
+
+    def join(self, h: int) -> CountedShape:
+        return self.of(self.shape.join(h))
+
+    def repeat(self, h: int) -> CountedShape:
+        return self.of(self.shape.repeat(h))
+
+    def total(self) -> CountedShape:
+        return self.of(self.shape.total())
+
+    def given(self, field: str, cols: int) -> CountedShape:
+        return self.of(self.shape.given(field, cols))
+
+    def related(self, relation: Relation) -> CountedShape:
+        return self.of(self.shape.related(relation))
+
+    def by_distance(self, table: Data, most: int) -> CountedShape:
+        return self.of(self.shape.by_distance(table, most))
+
+    def pick(self, relation: Relation) -> CountedShape:
+        return self.of(self.shape.pick(relation))
+
+    def entered(self, port: object) -> NoReturn:
+        raise TypeError("what enters is a value of a step")
+
     @property
-    def size(self) -> tuple[LiveSize, LiveSize]: return self.shape.size
-    def spread(self, rows: LiveSize, cols: LiveSize) -> CountedShape: return self.of(self.shape.spread(rows, cols))
+    def size(self) -> tuple[LiveSize, LiveSize]:
+        return self.shape.size
+
+    def spread(self, rows: LiveSize, cols: LiveSize) -> CountedShape:
+        return self.of(self.shape.spread(rows, cols))
+
     def symbol(self, name: str, into: Shape, out: Shape) -> CountedShape:
         return CountedShape(self.values[int(name[1:])], self.values, self.made, self.products)
 
@@ -105,10 +142,13 @@ class CountedShape:
 def count_work(text: str, values: tuple[tuple[int, str, int], ...], arrays: tuple[tuple[int, ...], ...]) -> TermWork:
     """Count a term's work over values of these heads, rows of a space and columns, in sizes of spaces."""
     shapes = [Shape(heads, space(rows), cols) for heads, rows, cols in values]
-    tables = list_tables(text)                              # read when patterns are built; the count of scores covers
-                                                            # which rows see which
-    term = parse_operator(text, shapes, [np.ones(shape, bool) if k in tables else Promised(f"c{k}", shape)
-                                         for k, shape in enumerate(arrays)])
+    tables = list_tables(text)  # read when patterns are built; the count of scores covers
+    # which rows see which
+    term = parse_operator(
+        text,
+        shapes,
+        [np.ones(shape, bool) if k in tables else Promised(f"c{k}", shape) for k, shape in enumerate(arrays)],
+    )
     start = CountedShape(Shape(1, T, 1), shapes, [], [])
     read(term, start, {})
     return TermWork(tuple(start.made), tuple(start.products))

@@ -1,5 +1,6 @@
 """Modules that declare custom functions, monoids and patterns: the list of their declarations, and a check that these
 are what a file was saved with. No module is imported because a file names it: the caller gives the module."""
+
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -20,18 +21,24 @@ from opmatrix.runtime.codegen.custom_things import OwnThing, name_kind, name_mon
 
 def module_of(laws: object) -> ModuleType | None:
     """Return the module that the caller gives, or run its file. Raises InputError for any other value."""
-    if laws is None or isinstance(laws, ModuleType): return laws
-    if isinstance(laws, str | Path): return run_file(Path(laws))
-    raise InputError(f"laws={laws!r:.80} is no module: give the module that declares your functions, monoids and "
-                     "patterns, or its file")
+    if laws is None or isinstance(laws, ModuleType):
+        return laws
+    if isinstance(laws, str | Path):
+        return run_file(Path(laws))
+    raise InputError(
+        f"laws={laws!r:.80} is no module: give the module that declares your functions, monoids and "
+        "patterns, or its file"
+    )
 
 
 def list_things(module: ModuleType) -> Iterator[OwnThing]:
     """Yield the custom functions, kinds, monoids and patterns that a module has by name, imported ones too."""
     for held in vars(module).values():
         match held:
-            case Pattern() if held.own: yield held
-            case Kind() if LASTING.get(held.name) is not held: yield held
+            case Pattern() if held.own:
+                yield held
+            case Kind() if LASTING.get(held.name) is not held:
+                yield held
             case Operator():
                 kinds = (node.kind for node in held.walk())
                 yield from (kind for kind in kinds if LASTING.get(kind.name) is not kind)
@@ -42,30 +49,38 @@ def list_things(module: ModuleType) -> Iterator[OwnThing]:
 
 def name_thing(thing: OwnThing) -> list[str]:
     """Return the names in programs of a custom thing, or of the parts that it is joined of."""
-    if isinstance(thing, Pattern): return [match[0] for match in OWN_NAME.finditer(thing.own)]
+    if isinstance(thing, Pattern):
+        return [match[0] for match in OWN_NAME.finditer(thing.own)]
     return [name_kind(thing) if isinstance(thing, Kind) else name_monoid(thing)]
 
 
 def check_declared(file: Path, called: Iterable[str], module: ModuleType | None) -> None:
     """Raise InputError unless a module declares all custom names of a file, and they compute the same as when it was
     saved."""
-    if not (wanted := [*dict.fromkeys(called)]): return
+    if not (wanted := [*dict.fromkeys(called)]):
+        return
     names = ", ".join(full_name.partition(":")[0] for full_name in wanted)
     if module is None:
-        raise InputError(f"{file}: it computes {names} of one's own: load it with the module that declares them, "
-                         "om.load(DIR, laws=module), or --laws FILE on the command line")
+        raise InputError(
+            f"{file}: it computes {names} of one's own: load it with the module that declares them, "
+            "om.load(DIR, laws=module), or --laws FILE on the command line"
+        )
     where = getattr(module, "__file__", None) or module.__name__
     every = {*chain(*map(name_thing, list_things(module)))}
     by_name = {full_name.partition(":")[0]: full_name for full_name in every}
     for full_name in wanted:
-        if full_name in every: continue
+        if full_name in every:
+            continue
         name = full_name.partition(":")[0]
         if name not in by_name:
-            raise InputError(f"{file}: it computes {name} of one's own, which {where} does not declare: give the "
-                             "module that does")
-        raise InputError(f"{file}: {name} in {where} is not the one that the program was saved with "
-                         f"({by_name[name]}, saved {full_name}): it was changed since, or another Python reads code "
-                         "that is not followed: take the module as it was, or make the program anew")
+            raise InputError(
+                f"{file}: it computes {name} of one's own, which {where} does not declare: give the module that does"
+            )
+        raise InputError(
+            f"{file}: {name} in {where} is not the one that the program was saved with "
+            f"({by_name[name]}, saved {full_name}): it was changed since, or another Python reads code "
+            "that is not followed: take the module as it was, or make the program anew"
+        )
 
 
 def run_file(file: Path) -> ModuleType:
@@ -88,6 +103,9 @@ def run_file(file: Path) -> ModuleType:
 
 def find_line(file: Path, error: BaseException) -> int:
     """Return the last line of a file that an error went through."""
-    lines = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__)
-             if frame.filename == str(file.absolute())]
+    lines = [
+        frame.lineno or 0
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == str(file.absolute())
+    ]
     return lines[-1] if lines else 0

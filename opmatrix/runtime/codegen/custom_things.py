@@ -1,5 +1,6 @@
 """Names of custom things: a function of numbers and a monoid are named by the graph of their effect on numbers, however
 the Python is written; one that cannot be traced is named by its code."""
+
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import TypeAlias
@@ -19,7 +20,7 @@ from opmatrix.algebra.term import KINDS, Kind, Operator
 from opmatrix.runtime.codegen.merging import trace_monoid
 from opmatrix.runtime.codegen.row_reading import traced_function
 
-OUR_PACKAGES = "opmatrix", "rewrites"                       # packages of our kinds, those of rewriting and training too
+OUR_PACKAGES = "opmatrix", "rewrites"  # packages of our kinds, those of rewriting and training too
 OwnThing: TypeAlias = Kind | type[Monoid] | Pattern
 
 
@@ -43,9 +44,12 @@ def find_kind(name: str) -> Kind | None:
 def find_unlasting(attributes: Mapping[str, object]) -> str | None:
     """Return the name of a kind in a step's term that no file may name, as only rewriting and training make it. None if
     there is none."""
-    if not isinstance(text := attributes.get("term"), str): return None
-    try: entries = parse_json(text, "term")
-    except ValueError: return None
+    if not isinstance(text := attributes.get("term"), str):
+        return None
+    try:
+        entries = parse_json(text, "term")
+    except ValueError:
+        return None
     named = [entry[0] for entry in entries if isinstance(entry, list) and entry] if isinstance(entries, list) else []
     return next((name for name in named if isinstance(name, str) and name in KINDS and name not in LASTING), None)
 
@@ -56,8 +60,10 @@ def digest_kind(kind: Kind) -> str:
     code."""
     if kind.matrix and not kind.signature.parameters and Operator(kind).entrywise:
         function = kind.body(0, 0)
-        try: return name_graph(traced_function(function))
-        except Untraceable: return digest_code(function)
+        try:
+            return name_graph(traced_function(function))
+        except Untraceable:
+            return digest_code(function)
     return digest_code(kind.body, kind.matrix, kind.dense)
 
 
@@ -70,14 +76,22 @@ def digest_monoid(over: type[Monoid]) -> str:
 @lru_cache(256)
 def digest_functions(over: type[Monoid], lift: object, merge: object, finish: object) -> str:
     """Return a digest of a monoid with these functions."""
-    parts = (describe_value([float(np.asarray(number)) for number in over.unit()]), repr(over.commutative),
-             repr(over.width))
-    try: graphs = trace_monoid(over)
-    except Untraceable: return digest_text(*parts, digest_code(lift, merge, finish))
+    parts = (
+        describe_value([float(np.asarray(number)) for number in over.unit()]),
+        repr(over.commutative),
+        repr(over.width),
+    )
+    try:
+        graphs = trace_monoid(over)
+    except Untraceable:
+        return digest_text(*parts, digest_code(lift, merge, finish))
     return digest_text(*parts, *map(name_graph, graphs[:3]), repr(graphs.used))
 
 
 def our_names() -> dict[str, str]:
     """Return the names of opmatrix's kinds, monoids and patterns, with the kind of thing that each is."""
-    return (dict.fromkeys([*NAMED_PATTERNS, *NUMBERED_PATTERNS, "mask", "coarse", "among"], "pattern")
-            | dict.fromkeys([monoid.__name__ for monoid in MONOIDS], "monoid") | dict.fromkeys(LASTING, "function"))
+    return (
+        dict.fromkeys([*NAMED_PATTERNS, *NUMBERED_PATTERNS, "mask", "coarse", "among"], "pattern")
+        | dict.fromkeys([monoid.__name__ for monoid in MONOIDS], "monoid")
+        | dict.fromkeys(LASTING, "function")
+    )

@@ -1,4 +1,5 @@
 """The kernel of a step's product over a monoid: made from its text and the shapes of its operands, once."""
+
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -23,6 +24,7 @@ KEPT_FOLDS = 256
 
 class FoldedTerm(NamedTuple):
     """A kernel, with the rows that its queries see, or the relation whose entries it merges by."""
+
     kernel: FoldKernel
     where: Pattern
     relation: Relation | None
@@ -33,8 +35,12 @@ def folded_term(text: str, values: Sequence[tuple[int, int]], arrays: Sequence[n
     numbers are given; of all other arrays only shapes count. Raises ValueError for a text that is no term, NotByRows
     for a term that is no product over a monoid."""
     tables = list_tables(text)
-    described = tuple((Data(array) if isinstance(array, np.ndarray) else Data(np.ones(array.shape, bool)))
-                  if k in tables else tuple(array.shape) for k, array in enumerate(arrays))
+    described = tuple(
+        (Data(array) if isinstance(array, np.ndarray) else Data(np.ones(array.shape, bool)))
+        if k in tables
+        else tuple(array.shape)
+        for k, array in enumerate(arrays)
+    )
     folded: FoldedTerm = kept_fold(text, tuple(values), described)
     return folded
 
@@ -58,9 +64,11 @@ def settle_rows(text: str, values: Sequence[tuple[int, int]], arrays: Sequence[D
     while True:
         shapes = [Shape(heads, rows, cols) for heads, cols in values]
         term = parse_operator(text, shapes, arrays)
-        try: return term, measured(term, shapes)
+        try:
+            return term, measured(term, shapes)
         except Needs as needs:
-            if T not in needs.sizes or rows is not T: raise
+            if T not in needs.sizes or rows is not T:
+                raise
             rows = needs.sizes[T]
 
 
@@ -73,10 +81,15 @@ def sees_batch(found: FoldForm) -> bool:
 def fold_kernel_of(term: Operator, used: Collection[Operator]) -> str | None:
     """Return the kernel that computes a term over these values: of rows, of sequences, of a whole batch, or of entries;
     None if it is no product over a monoid that a kernel is written for."""
-    operands: Mapping[str, FoldOperand] = {f"x{k}": FoldOperand(OF_VALUE, k, heads_of_value(part), int(part.out.cols))
-                                       for k, part in enumerate(used)}
-    try: form = read_fold(over_symbols(term, used), operands, number_arrays(term))
-    except NotByRows: return None
-    if form.relation is not None: return "fold_entries"
-    if form.plan.keys is None and any(part.out.rows is not T for part in used): return None    # keys of another space
+    operands: Mapping[str, FoldOperand] = {
+        f"x{k}": FoldOperand(OF_VALUE, k, heads_of_value(part), int(part.out.cols)) for k, part in enumerate(used)
+    }
+    try:
+        form = read_fold(over_symbols(term, used), operands, number_arrays(term))
+    except NotByRows:
+        return None
+    if form.relation is not None:
+        return "fold_entries"
+    if form.plan.keys is None and any(part.out.rows is not T for part in used):
+        return None  # keys of another space
     return "fold_rows" if form.plan.keys is not None else "fold_batch" if sees_batch(form) else "fold_term"

@@ -1,4 +1,5 @@
 """Monoids as graphs of numbers: lift, merge and finish, without parts that are not needed."""
+
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -12,6 +13,7 @@ from opmatrix.algebra.monoid import Monoid
 class MonoidGraphs(NamedTuple):
     """The graphs of a monoid: `lift` of a number, its factor and its index; `merge` of two carriers; `finish` of one.
     `used`: the numbers of its carrier that are needed."""
+
     lift: NumberGraph
     merge: NumberGraph
     finish: NumberGraph
@@ -23,24 +25,30 @@ FOUND: WeakKeyDictionary[type[Monoid], MonoidGraphs] = WeakKeyDictionary()
 
 def traced_monoid(over: type[Monoid]) -> MonoidGraphs:
     """Return the graphs of a monoid, made once. Raises Untraceable, which names the place in its file."""
-    if over not in FOUND: FOUND[over] = trace_monoid(over)
+    if over not in FOUND:
+        FOUND[over] = trace_monoid(over)
     return FOUND[over]
 
 
 def trace_monoid(over: type[Monoid]) -> MonoidGraphs:
     """Trace the graphs of a monoid and check them against its functions."""
-    if over.width is None: raise Untraceable(f"{over.__name__}: it keeps every number, and has no carrier of one size")
+    if over.width is None:
+        raise Untraceable(f"{over.__name__}: it keeps every number, and has no carrier of one size")
     k = len(over.unit())
     lift = follow(lambda x, w, i: over.lifted(x, w, i), 3, over.lift)
-    merge = follow(lambda *c: over.carry(over.merge(*((c[0], c[1]) if over.single else (c[:k], c[k:])))), 2 * k,
-                   over.merge)
+    merge = follow(
+        lambda *c: over.carry(over.merge(*((c[0], c[1]) if over.single else (c[:k], c[k:])))), 2 * k, over.merge
+    )
     finish = follow(lambda *c: over.finish(*c), k, over.finish)
     used = needed_parts(merge, finish)
     at = {part: place for place, part in enumerate(used)}
     places = [*(at.get(part, 0) for part in range(k)), *(len(used) + at.get(part, 0) for part in range(k))]
-    return MonoidGraphs(NumberGraph(3, tuple(lift.outputs[part] for part in used)),
-                  renumbered(NumberGraph(2 * k, tuple(merge.outputs[part] for part in used)), places, 2 * len(used)),
-                  renumbered(finish, places[:k], len(used)), used)
+    return MonoidGraphs(
+        NumberGraph(3, tuple(lift.outputs[part] for part in used)),
+        renumbered(NumberGraph(2 * k, tuple(merge.outputs[part] for part in used)), places, 2 * len(used)),
+        renumbered(finish, places[:k], len(used)),
+        used,
+    )
 
 
 def follow(function: Callable[..., Any], inputs: int, own: Callable[..., Any]) -> NumberGraph:
@@ -68,8 +76,16 @@ def read_inputs(graph: NumberGraph) -> list[int]:
 
 def renumbered(graph: NumberGraph, places: Sequence[int], inputs: int) -> NumberGraph:
     """Return a graph with other numbers of its inputs."""
-    return NumberGraph(inputs, tuple(graph.fill([StandIn("input", value=float(place)) for place in places], number,
-                                                lambda node, args: StandIn(node.op, *args))))
+    return NumberGraph(
+        inputs,
+        tuple(
+            graph.fill(
+                [StandIn("input", value=float(place)) for place in places],
+                number,
+                lambda node, args: StandIn(node.op, *args),
+            )
+        ),
+    )
 
 
 def merge_row(over: type[Monoid], x: RowValue) -> list[RowValue]:

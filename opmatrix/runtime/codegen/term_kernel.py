@@ -1,4 +1,5 @@
 """The kernel of a step's term: made from its text and the shapes of its operands, once."""
+
 from functools import lru_cache
 
 from formats.kernels.generated.rowwise.row_kernel import RowKernel
@@ -18,7 +19,7 @@ def term_kernel(text: str, values: tuple[tuple[int, int], ...], arrays: tuple[tu
     promised = [Promised(f"c{k}", shape) for k, shape in enumerate(arrays)]
     shapes = [Shape(heads, T, cols) for heads, cols in values]
     term = parse_operator(text, shapes, promised)
-    expected = measured(term, shapes)                       # refuses a term that would be too large
+    expected = measured(term, shapes)  # refuses a term that would be too large
     names = {f"x{k}": RowValue("value", heads, cols, extra=k) for k, (heads, cols) in enumerate(values)}
     value = read_rows(term, names, {data: k for k, data in enumerate(promised)})
     if (value.heads, value.cols) != (expected.heads, expected.cols):

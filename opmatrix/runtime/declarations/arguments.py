@@ -1,12 +1,13 @@
 """The argument of a kernel's readings: a record made from its signature."""
+
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-BESIDE = "batch", "exact", "at"                             # names that a reading may have beside its signature
+BESIDE = "batch", "exact", "at"  # names that a reading may have beside its signature
 Doubles = NDArray[np.float64]
-MAX_VALUES = 64                                             # values, and arrays, of a step that is a term
+MAX_VALUES = 64  # values, and arrays, of a step that is a term
 VALUE_NAMES, ARRAY_NAMES = (tuple(f"{letter}{k}" for k in range(MAX_VALUES)) for letter in "xc")
 TermOperands = tuple[list[Any], list[Any]]
 
@@ -14,6 +15,7 @@ TermOperands = tuple[list[Any], list[Any]]
 class Arguments:
     """A kernel's operands and attributes by name; for float64 readings also the `batch`, and in bounds the same in
     float64, as `exact`. The record of a kernel is this class with the names of its signature, and has no others."""
+
     kernel = ""
     names: frozenset[str] = frozenset()
 
@@ -30,6 +32,7 @@ class Arguments:
 def split_operands(given: Any) -> TermOperands:
     """Return the values and the arrays of a step that is a term, those that it has, in order."""
     held = given if isinstance(given, dict) else vars(given)
-    values, arrays = ([held[name] for name in names if held.get(name) is not None]
-                      for names in (VALUE_NAMES, ARRAY_NAMES))
+    values, arrays = (
+        [held[name] for name in names if held.get(name) is not None] for names in (VALUE_NAMES, ARRAY_NAMES)
+    )
     return values, arrays

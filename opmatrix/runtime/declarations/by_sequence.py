@@ -1,5 +1,6 @@
 """Attention in float64, sentence by sentence, shared by its kernels: slow and obvious, without arithmetic of the
 kernels; and the bound on the rounding of softmax (Higham 2002, sections 3.1 to 3.5)."""
+
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -12,10 +13,11 @@ from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.runtime.declarations.arguments import Arguments
 from opmatrix.runtime.declarations.arguments import Doubles as Doubles
 
-LEAST_SHARE = 2.0 ** -125                                   # error of an exponential that is flushed to zero
+LEAST_SHARE = 2.0**-125  # error of an exponential that is flushed to zero
 
 
 # ---- rows, and which rows see which
+
 
 def sentence_rows(batch: Batch) -> Iterator[slice]:
     """Yield the rows of each sentence."""
@@ -27,8 +29,10 @@ def asked_queries(a: Arguments) -> Iterator[tuple[slice, NDArray[np.int64], slic
     keys. These are all queries, or those `at` some rows of the batch, which q then has alone."""
     at = None if getattr(a, "at", None) is None else a.at.astype(np.int64)
     for keys in sentence_rows(a.batch):
-        if at is None: yield keys, np.arange(keys.start, keys.stop), keys
-        elif len(rows := at[(within := slice(*np.searchsorted(at, (keys.start, keys.stop))))]): yield within, rows, keys
+        if at is None:
+            yield keys, np.arange(keys.start, keys.stop), keys
+        elif len(rows := at[(within := slice(*np.searchsorted(at, (keys.start, keys.stop))))]):
+            yield within, rows, keys
 
 
 def unseen(batch: Batch, rows: slice, where: Pattern, queries: NDArray[np.int64] | None = None) -> NDArray[np.bool_]:
@@ -36,13 +40,15 @@ def unseen(batch: Batch, rows: slice, where: Pattern, queries: NDArray[np.int64]
     all."""
     at = np.arange(rows.start, rows.stop)
     queries = at if queries is None else queries
-    return np.broadcast_to(~np.asarray(where.sees(batch.token(queries[:, None]), batch.token(at))),
-                           (len(queries), len(at)))
+    return np.broadcast_to(
+        ~np.asarray(where.sees(batch.token(queries[:, None]), batch.token(at))), (len(queries), len(at))
+    )
 
 
 def held(slot: int, before: NDArray[np.int64]) -> list[int]:
     """Return the rows of a cache that a sequence holds up to one of them."""
     from formats.kernels.attentions.chunks import PAGE
+
     page, rows = slot // PAGE, slot % PAGE + 1
     slots: list[int] = []
     while page >= 0:
@@ -53,12 +59,14 @@ def held(slot: int, before: NDArray[np.int64]) -> list[int]:
 
 # ---- heads
 
+
 def squares(flat: Doubles, batch: Batch) -> Iterator[tuple[slice, Doubles]]:
     """Yield the rows of each sentence, and its scores (heads, length, length)."""
     lengths = np.diff(batch.starts)
     heads = len(flat) // int(lengths @ lengths)
-    parts = np.split(flat, heads * np.cumsum(lengths ** 2)[:-1])
-    for rows, part, n in zip(sentence_rows(batch), parts, lengths, strict=True): yield rows, part.reshape(heads, n, n)
+    parts = np.split(flat, heads * np.cumsum(lengths**2)[:-1])
+    for rows, part, n in zip(sentence_rows(batch), parts, lengths, strict=True):
+        yield rows, part.reshape(heads, n, n)
 
 
 def most_heads(*values: Doubles) -> int:
@@ -85,12 +93,14 @@ def weigh_heads(p: Doubles, v: Doubles) -> Doubles:
 def near_keys(bias: Doubles | None, queries: NDArray[np.int64] | int, keys: NDArray[np.int64]) -> Doubles | float:
     """Return the numbers of a table by distance, (heads, queries, keys), or (heads, keys) for one query: the number at
     key - query, or at the nearer end of the table; 0 without a table."""
-    if bias is None: return 0.0
+    if bias is None:
+        return 0.0
     most = bias.shape[1] // 2
     return np.asarray(bias[:, np.clip(keys - queries, -most, most) + most])
 
 
 # ---- softmax
+
 
 def softened(scores: Doubles) -> Doubles:
     """Return softmax along the last axis, in which scores of -inf have no share; zeros if there are no others."""

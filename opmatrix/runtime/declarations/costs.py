@@ -2,6 +2,7 @@
 scores of one head.
 
 Operands are shapes. A weight that is None is priced elsewhere: by the search, in each form that it may be stored in."""
+
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -26,9 +27,11 @@ def one_pass(name: str) -> Cost:
 
 def by_scores(name: str, *operands: str, seen: Callable[[Arguments], PatternPairs] = lambda _: WHOLE) -> Cost:
     """Return the cost of a kernel whose work grows with the scores that are `seen`; `operands` have its columns."""
+
     def cost(a: Arguments, out: Any, extents: Extents) -> Costs:
         widths = [operand.cols for operand in (getattr(a, one) for one in operands) if hasattr(operand, "cols")] or [1]
         return [(name, {"T": extents[T], "S2": extents[seen(a)], "h": out.heads, "d": sum(widths) / len(widths)})]
+
     return cost
 
 
@@ -46,8 +49,12 @@ def times_experts(name: str, sizes: Mapping[Any, float], count: int, most: int, 
     """Return the cost of rows times experts: `count` matrices of these sizes in a format, where a row names `most` of
     them. It is a product with each that is named, of an equal share of the rows."""
     touched = count_touched(count, most, rows)
-    return [(f"linear.{name}", {"T": rows * most / touched, TIMES: touched,
-                                **{str(size): number for size, number in sizes.items()}})]
+    return [
+        (
+            f"linear.{name}",
+            {"T": rows * most / touched, TIMES: touched, **{str(size): number for size, number in sizes.items()}},
+        )
+    ]
 
 
 def count_touched(count: int, most: int, rows: Any) -> Any:

@@ -1,5 +1,6 @@
 """A kernel is a class: its call, whose signature declares its operands and attributes, and the readings of its
 arguments."""
+
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dis import get_instructions
 from functools import wraps
@@ -31,12 +32,12 @@ from opmatrix.runtime.declarations.telling import telling_fills, telling_values
 from opmatrix.runtime.seen import patterns_seen
 
 REQUIRED = Parameter.empty
-SPACED = Rows, Heads                                        # values that name the space of their rows
-DEFAULT_RANGES = {float: Range(float, -LARGEST_FLOAT32, LARGEST_FLOAT32), int: Range(int, -2 ** 31, 2 ** 31 - 1)}
-DIGITS = "0123456789"                                       # numbered operands: the first ten are shown, and the last
-PARTS = "run", "shape", "reference", "bound"                # parts of every kernel; one that is no view has a cost, too
+SPACED = Rows, Heads  # values that name the space of their rows
+DEFAULT_RANGES = {float: Range(float, -LARGEST_FLOAT32, LARGEST_FLOAT32), int: Range(int, -(2**31), 2**31 - 1)}
+DIGITS = "0123456789"  # numbered operands: the first ten are shown, and the last
+PARTS = "run", "shape", "reference", "bound"  # parts of every kernel; one that is no view has a cost, too
 RowNumbers = NDArray[np.int64]
-Restricted = tuple[dict[str, object], Fields]               # arguments of a kernel, and the batch that they belong to
+Restricted = tuple[dict[str, object], Fields]  # arguments of a kernel, and the batch that they belong to
 Telling = Callable[[Arguments, np.random.Generator], Iterator[dict[str, object]]]
 Restrict = Callable[[Mapping[str, Any], Sequence[str], Fields, RowNumbers], Restricted | None]
 
@@ -73,15 +74,30 @@ class Declared:
     those that bring a batch of their own. For a kernel without `telling`, they are chosen by the types of its operands
     (`tell_by_sort`). Raises TypeError for a missing part."""
 
-    def __init__(self, cls: type[Arguments], *, stages: tuple[type[Stage], ...] = (), price: Price | None = None,
-                 prices: Mapping[str, Price] | None = None, inplace: str | None = None, launches: bool = False,
-                 row_mixing: bool = False, is_input: bool = False, changes_space: bool = False,
-                 pads_sequences: bool = False, cached_variant: str = "", held_as: str = ""):
+    def __init__(
+        self,
+        cls: type[Arguments],
+        *,
+        stages: tuple[type[Stage], ...] = (),
+        price: Price | None = None,
+        prices: Mapping[str, Price] | None = None,
+        inplace: str | None = None,
+        launches: bool = False,
+        row_mixing: bool = False,
+        is_input: bool = False,
+        changes_space: bool = False,
+        pads_sequences: bool = False,
+        cached_variant: str = "",
+        held_as: str = "",
+    ):
         self.name, self.__doc__ = cls.__name__, cls.__doc__
         self.prices = dict(prices or {}) | ({self.name: price} if price else {})
         if missing := next(missing_parts(cls, self.prices, price is not None or prices is not None, is_input), None):
             raise TypeError(f"kernel {self.name}: {missing}: declare it as those in opmatrix/runtime/kernels")
-        def reading(name: str, otherwise: object = None) -> Any: return vars(cls).get(name, otherwise)
+
+        def reading(name: str, otherwise: object = None) -> Any:
+            return vars(cls).get(name, otherwise)
+
         self.shape: Callable[[Arguments], Value] = reading("shape")
         self.reference: Callable[[Arguments], Doubles] = reading("reference")
         self.bound: Callable[[Arguments], ArrayLike] = reading("bound")
@@ -105,17 +121,27 @@ class Declared:
         self.function = fold_epilogue(run, [*collect_operands(stages)]) if stages else run
         self.result = signature(self.shape).return_annotation
         self.view, self.batched = named.pop("out", None) is None, named.pop("batch", None) is not None
-        self.attributes = {name: parameter for name, parameter in named.items()
-                           if parameter.kind is Parameter.KEYWORD_ONLY}
+        self.attributes = {
+            name: parameter for name, parameter in named.items() if parameter.kind is Parameter.KEYWORD_ONLY
+        }
         self.operands = {name: parameter for name, parameter in named.items() if name not in self.attributes}
-        self.record: Callable[..., Arguments] = type(self.name, (Arguments,), {
-            "kernel": repr(self), "names": frozenset({*self.operands, *self.attributes, *BESIDE}),
-            "__annotations__": {name: parameter.annotation for name, parameter in named.items()}})
+        self.record: Callable[..., Arguments] = type(
+            self.name,
+            (Arguments,),
+            {
+                "kernel": repr(self),
+                "names": frozenset({*self.operands, *self.attributes, *BESIDE}),
+                "__annotations__": {name: parameter.annotation for name, parameter in named.items()},
+            },
+        )
 
     def __repr__(self) -> str:
         last = {name.rstrip(DIGITS): name for name in self.operands}
-        operands = ", ".join(name if p.default is REQUIRED else f"[{name}]" for name, p in self.operands.items()
-                             if name == last[stem := name.rstrip(DIGITS)] or len(name) == len(stem) + 1)
+        operands = ", ".join(
+            name if p.default is REQUIRED else f"[{name}]"
+            for name, p in self.operands.items()
+            if name == last[stem := name.rstrip(DIGITS)] or len(name) == len(stem) + 1
+        )
         return f"{self.name}({'; '.join(filter(None, (operands, ', '.join(self.attributes))))})"
 
     @property
@@ -126,11 +152,16 @@ class Declared:
     def tell_by_sort(self, a: Arguments, rng: np.random.Generator) -> Iterator[dict[str, object]]:
         """Yield telling operands of any kernel: values of every kind, with vectors as they are; and with added operands
         zero, as these hide small numbers."""
-        shapes = {name: value.shape for name, value in vars(a).items()
-                  if is_value(self.operands.get(name)) and isinstance(value, np.ndarray)}
-        if not shapes: return
+        shapes = {
+            name: value.shape
+            for name, value in vars(a).items()
+            if is_value(self.operands.get(name)) and isinstance(value, np.ndarray)
+        }
+        if not shapes:
+            return
         if not self.by_rows:
-            for fills in telling_fills(shapes, rng): yield {**fills}
+            for fills in telling_fills(shapes, rng):
+                yield {**fills}
             return
         rows: dict[str, object] = {**telling_values({name: shape[1:] for name, shape in shapes.items()}, rng)}
         yield rows
@@ -140,24 +171,28 @@ class Declared:
 
     def wanted(self, name: str) -> object:
         """Return the type of an operand, also of one among many tables; None for any other name."""
-        if name in self.operands: return self.operands[name].annotation
+        if name in self.operands:
+            return self.operands[name].annotation
         return Tables if f"{name.rstrip('0123456789')}s" in self.operands else None
 
     def seated(self, shape: Value, bound: Arguments) -> Value:
         """Return the shape of the result, in the space of the operands. Raises ValueError if these are of several
         spaces."""
-        if self.changes_space or not isinstance(shape, SPACED): return shape
+        if self.changes_space or not isinstance(shape, SPACED):
+            return shape
         spaces = {name: value.space for name, value in vars(bound).items() if isinstance(value, SPACED)}
         wanted = T if self.batched or not spaces else next(iter(spaces.values()))
         for name, space in spaces.items():
-            if space != wanted: raise ValueError(f"{name}: its rows are of space {space}, where {wanted} is needed")
+            if space != wanted:
+                raise ValueError(f"{name}: its rows are of space {space}, where {wanted} is needed")
         return shape._replace(space=wanted)
 
     def bind(self, operands: Mapping[str, object], attributes: Mapping[str, object]) -> Arguments:
         """Return the arguments by name, absent ones at their defaults, many tables as one tuple. Raises ValueError that
         describes the fault."""
         rest, values = dict(operands), dict[str, object]()
-        for name, parameter in self.operands.items(): values[name] = self._operand(name, parameter, rest)
+        for name, parameter in self.operands.items():
+            values[name] = self._operand(name, parameter, rest)
         for name, parameter in self.attributes.items():
             values[name] = self._attribute(name, parameter, attributes.get(name, parameter.default))
         if unknown := sorted(set(rest) | set(attributes) - set(self.attributes)):
@@ -167,27 +202,34 @@ class Declared:
     def _operand(self, name: str, parameter: Parameter, rest: dict[str, object]) -> object:
         if parameter.annotation is Tables:
             names = [key for i in range(len(rest)) if (key := f"{name[:-1]}{i}") in rest]
-            if not names: raise ValueError(f"{self}: {name[:-1]}0 is missing")
+            if not names:
+                raise ValueError(f"{self}: {name[:-1]}0 is missing")
             return tuple(self._typed(key, Tables, rest.pop(key)) for key in names)
-        if name in rest: return self._typed(name, parameter.annotation, rest.pop(name))
-        if parameter.default is REQUIRED: raise ValueError(f"{self}: {name} is missing")
+        if name in rest:
+            return self._typed(name, parameter.annotation, rest.pop(name))
+        if parameter.default is REQUIRED:
+            raise ValueError(f"{self}: {name} is missing")
         return parameter.default
 
     def _typed(self, name: str, wanted: Any, value: Any) -> object:
-        if wanted.holds(value) if wanted in CONSTANT else isinstance(value, wanted): return value
+        if wanted.holds(value) if wanted in CONSTANT else isinstance(value, wanted):
+            return value
         shown = value if isinstance(value, Value | Format | Stacked) else f"an array {value.dtype}{list(value.shape)}"
         needed = f"{wanted.__name__}: {wanted.__doc__}" if isinstance(wanted, type) else wanted
         raise ValueError(f"{self}: {name} is {shown}; it must be {needed}")
 
     def _attribute(self, name: str, parameter: Parameter, value: object) -> object:
-        if value is REQUIRED: raise ValueError(f"{self}: {name} is missing")
+        if value is REQUIRED:
+            raise ValueError(f"{self}: {name} is missing")
         wanted = parameter.annotation
         if isinstance(wanted, OneOf):
-            if wanted.holds(value): return value
+            if wanted.holds(value):
+                return value
             raise ValueError(f"{self}: {name} is {value!r:.80}; it may be {' or '.join(map(repr, wanted.words))}")
         wanted = DEFAULT_RANGES.get(wanted, wanted)
         holds = wanted.holds(value) if isinstance(wanted, Range) else isinstance(value, wanted)
-        if value is parameter.default or holds: return value
+        if value is parameter.default or holds:
+            return value
         needed = wanted if isinstance(wanted, Range) else "text"
         raise ValueError(f"{self}: {name} is {value!r:.80}; it must be {needed}")
 
@@ -202,11 +244,17 @@ def missing_parts(cls: type[Arguments], prices: Mapping[str, Price], priced: boo
     that are timed. An input keeps its numbers, and takes no time."""
     yield from (f"it says no {part}" for part in PARTS if part not in vars(cls) and not (enters and part == "bound"))
     run: Callable[..., object] = getattr(vars(cls)["run"], "__func__", vars(cls)["run"])
-    yield from (f"no module of formats/kernels lists {name} in __all__" for name in asked_of(kernels, run)
-                if name not in dir(kernels))
-    if enters or "out" not in signature(run).parameters: return     # a view takes no time, either
-    if "cost" not in vars(cls): yield "it says no cost"
-    if not priced: yield "it says no price, or prices={} where it costs what others do"
+    yield from (
+        f"no module of formats/kernels lists {name} in __all__"
+        for name in asked_of(kernels, run)
+        if name not in dir(kernels)
+    )
+    if enters or "out" not in signature(run).parameters:
+        return  # a view takes no time, either
+    if "cost" not in vars(cls):
+        yield "it says no cost"
+    if not priced:
+        yield "it says no price, or prices={} where it costs what others do"
     yield from (f"its price {name} says no cases" for name, price in prices.items() if price.cases is untimed)
 
 
@@ -220,29 +268,35 @@ def asked_of(module: object, function: Callable[..., object]) -> Iterator[str]:
 def parameters(run: Callable[..., object], stages: tuple[type[Stage], ...]) -> dict[str, Parameter]:
     """Return the parameters of a kernel's call, by name: its operands, then its attributes, with those of its stages;
     annotations are plain, without None for an optional operand."""
-    named = {name: parameter.replace(annotation=plain(parameter.annotation))
-             for name, parameter in signature(run).parameters.items()}
+    named = {
+        name: parameter.replace(annotation=plain(parameter.annotation))
+        for name, parameter in signature(run).parameters.items()
+    }
     named.pop("epilogue", None)
     attributes = {name: parameter for name, parameter in named.items() if parameter.kind is Parameter.KEYWORD_ONLY}
     operands = {name: parameter for name, parameter in named.items() if name not in attributes}
     for name, kind in collect_operands(stages).items():
         if isinstance(kind, str):
-            operands[name] = Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None,
-                                       annotation=Vector if kind == PER_COLUMN else Rows)
-        else: attributes[name] = Parameter(name, Parameter.KEYWORD_ONLY, default=kind.default, annotation=kind)
+            operands[name] = Parameter(
+                name, Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=Vector if kind == PER_COLUMN else Rows
+            )
+        else:
+            attributes[name] = Parameter(name, Parameter.KEYWORD_ONLY, default=kind.default, annotation=kind)
     return operands | attributes
 
 
 def is_value(parameter: Parameter | None) -> bool:
     """True if an operand is a value of float32: rows, heads, or scores."""
-    if parameter is None: return False
+    if parameter is None:
+        return False
     return not {Rows, Heads, Scores}.isdisjoint({parameter.annotation, *get_args(parameter.annotation)})
 
 
 def plain(annotation: object) -> object:
     """Return the type of an operand or attribute when it is given: X of `X | None`, a Range or OneOf of an
     annotation."""
-    if get_origin(annotation) is Annotated: return get_args(annotation)[1]
+    if get_origin(annotation) is Annotated:
+        return get_args(annotation)[1]
     others = [part for part in get_args(annotation) if part is not NoneType]
     if len(others) < len(get_args(annotation)):
         return plain(others[0]) if len(others) == 1 else plain(others[0] | others[1])
@@ -251,10 +305,12 @@ def plain(annotation: object) -> object:
 
 def fold_epilogue(run: Callable[..., object], names: Sequence[str]) -> Callable[..., Any]:
     """Return `run`, called with the operands of stages by name in place of an epilogue."""
+
     @wraps(run)
     def function(*args: object, **given: object) -> object:
         parts = {name: given.pop(name) for name in names if name in given}
         return run(*args, **given, epilogue=Epilogue(**parts))
+
     return function
 
 

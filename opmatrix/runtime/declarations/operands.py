@@ -1,5 +1,6 @@
 """Types of the values that steps read and write. A class is the shape of a value and, as the annotation of a kernel's
 operand, its type."""
+
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +13,8 @@ from formats.storage.stacked import Stacked
 from opmatrix.algebra.batch.extents import WHOLE, Extents, S, T
 from opmatrix.algebra.batch.signature import CACHED, FLOAT, HELD_NUMBERS, Port
 
-FLOAT_BYTES = 4                                             # bytes of a number at run time: every value is float32
-C = size(CACHED)                                            # rows of caches
+FLOAT_BYTES = 4  # bytes of a number at run time: every value is float32
+C = size(CACHED)  # rows of caches
 
 
 def round_to_lines(size: int) -> int:
@@ -24,6 +25,7 @@ def round_to_lines(size: int) -> int:
 class BufferSize(NamedTuple):
     """The bytes of a buffer: for each row of the batch, each pair of tokens of one sentence, each sequence, and each
     row of another space."""
+
     row: int
     pair: int
     sequence: int = 0
@@ -32,65 +34,93 @@ class BufferSize(NamedTuple):
 
     def at(self, extents: Extents) -> int:
         total = self.row * extents[T] if self.row else 0
-        if self.pair: total += round_to_lines(self.pair * extents[WHOLE])
-        if self.other: total += self.other * extents[self.space]
+        if self.pair:
+            total += round_to_lines(self.pair * extents[WHOLE])
+        if self.other:
+            total += self.other * extents[self.space]
         return int(total + self.sequence * extents[S] if self.sequence else total)
 
 
 def rows_of(space: Live, numbers: int) -> BufferSize:
     """Return the size of a buffer of rows of `numbers` numbers."""
     size = round_to_lines(FLOAT_BYTES * numbers)
-    if space == T: return BufferSize(size, 0)
+    if space == T:
+        return BufferSize(size, 0)
     return BufferSize(0, 0, size) if space == S else BufferSize(0, 0, 0, size, space)
 
 
 class Rows(NamedTuple):
     """(T, cols): one row a token, sentences in turn; (S, cols): one a sequence; or of another space. In a view of a
     wider value rows are `apart` numbers apart."""
+
     cols: int
     apart: int = 0
     space: Live = T
 
-    def at(self, extents: Extents) -> tuple[int, ...]: return extents[self.space], self.cols
+    def at(self, extents: Extents) -> tuple[int, ...]:
+        return extents[self.space], self.cols
+
     @property
-    def size(self) -> BufferSize: return rows_of(self.space, self.cols)
-    def __str__(self) -> str: return f"{self.space}×{self.cols}"
+    def size(self) -> BufferSize:
+        return rows_of(self.space, self.cols)
+
+    def __str__(self) -> str:
+        return f"{self.space}×{self.cols}"
 
 
 class Heads(NamedTuple):
     """(T, heads, cols), or (S, heads, cols): a row's columns in equal blocks, rows apart as above."""
+
     heads: int
     cols: int
     apart: int = 0
     space: Live = T
 
-    def at(self, extents: Extents) -> tuple[int, ...]: return extents[self.space], self.heads, self.cols
+    def at(self, extents: Extents) -> tuple[int, ...]:
+        return extents[self.space], self.heads, self.cols
+
     @property
-    def size(self) -> BufferSize: return rows_of(self.space, self.heads * self.cols)
-    def __str__(self) -> str: return f"{self.space}×{self.heads}×{self.cols}"
+    def size(self) -> BufferSize:
+        return rows_of(self.space, self.heads * self.cols)
+
+    def __str__(self) -> str:
+        return f"{self.space}×{self.heads}×{self.cols}"
 
 
 class Scores(NamedTuple):
     """Block-diagonal scores, flat: for each sentence in turn (heads, length, length)."""
+
     heads: int
 
-    def at(self, extents: Extents) -> tuple[int, ...]: return (self.heads * extents[WHOLE],)
+    def at(self, extents: Extents) -> tuple[int, ...]:
+        return (self.heads * extents[WHOLE],)
+
     @property
-    def size(self) -> BufferSize: return BufferSize(0, FLOAT_BYTES * self.heads)
-    def __str__(self) -> str: return f"{self.heads}×Σlength²"
+    def size(self) -> BufferSize:
+        return BufferSize(0, FLOAT_BYTES * self.heads)
+
+    def __str__(self) -> str:
+        return f"{self.heads}×Σlength²"
 
 
 class Cache(NamedTuple):
     """(C, heads, cols): rows of a cache, which lies with a session, in a number type."""
+
     heads: int
     cols: int
     number: str = FLOAT
 
-    def at(self, extents: Extents) -> tuple[int, ...]: return extents[C], self.heads, self.cols
+    def at(self, extents: Extents) -> tuple[int, ...]:
+        return extents[C], self.heads, self.cols
+
     @property
-    def size(self) -> BufferSize: return BufferSize(0, 0)
+    def size(self) -> BufferSize:
+        return BufferSize(0, 0)
+
     @property
-    def row(self) -> int: return np.dtype(HELD_NUMBERS[self.number]).itemsize * self.heads * self.cols
+    def row(self) -> int:
+        return np.dtype(HELD_NUMBERS[self.number]).itemsize * self.heads * self.cols
+
     def __str__(self) -> str:
         return f"C×{self.heads}×{self.cols}" + (f" {self.number}" if self.number != FLOAT else "")
 
@@ -101,9 +131,13 @@ Value = Rows | Heads | Scores | Cache
 def entering(port: Port) -> Value:
     """Return the value of an input in the steps: a cache for the space of caches, else rows, or heads if it has
     several."""
-    if port.space == CACHED: return Cache(port.heads, port.columns, port.number)
-    return Rows(port.columns,
-                space=size(port.space)) if port.heads == 1 else Heads(port.heads, port.columns, space=size(port.space))
+    if port.space == CACHED:
+        return Cache(port.heads, port.columns, port.number)
+    return (
+        Rows(port.columns, space=size(port.space))
+        if port.heads == 1
+        else Heads(port.heads, port.columns, space=size(port.space))
+    )
 
 
 def number_of(value: Value) -> type[np.generic]:
@@ -114,37 +148,47 @@ def number_of(value: Value) -> type[np.generic]:
 def leaving(name: str, of: str, value: Value) -> Port:
     """Return the port of an output, and of the value that it is. Raises ValueError for a value that is no rows."""
     if not isinstance(value, Rows):
-        raise ValueError(f"output: {of!r} is {value}; a program gives one row a token or a sequence, or one of another "
-                         "space")
+        raise ValueError(
+            f"output: {of!r} is {value}; a program gives one row a token or a sequence, or one of another space"
+        )
     return Port(name, str(value.space), value.cols)
 
 
 class Weight:
     """A constant in a storage format, used as x @ W: shape (n, p)."""
+
     @staticmethod
-    def holds(constant: object) -> bool: return isinstance(constant, Format)
+    def holds(constant: object) -> bool:
+        return isinstance(constant, Format)
 
 
 class Vector:
     """A constant float32 array: one number a column."""
+
     @staticmethod
-    def holds(constant: object) -> bool: return is_float32(constant, 1)
+    def holds(constant: object) -> bool:
+        return is_float32(constant, 1)
 
 
 class Stack:
     """A constant float32 array, or a stack in a storage format: a matrix (d, n) for each head."""
+
     @staticmethod
-    def holds(constant: object) -> bool: return isinstance(constant, Stacked) or is_float32(constant, 3)
+    def holds(constant: object) -> bool:
+        return isinstance(constant, Stacked) or is_float32(constant, 3)
 
 
 class Array:
     """A constant float32 array of any shape."""
+
     @staticmethod
-    def holds(constant: object) -> bool: return isinstance(constant, np.ndarray) and constant.dtype == np.float32
+    def holds(constant: object) -> bool:
+        return isinstance(constant, np.ndarray) and constant.dtype == np.float32
 
 
 class Tables:
     """As many constants as are given, named table0, table1, …: rows, or columns of panels, to choose from."""
+
     @staticmethod
     def holds(constant: object) -> bool:
         return isinstance(constant, Format) and (constant.rowwise or constant.panelled is not None)

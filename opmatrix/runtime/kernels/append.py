@@ -1,4 +1,5 @@
 """New rows appended to a cache, in place; and rows as a cache would store them."""
+
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
@@ -25,7 +26,8 @@ class append(Arguments):
     are to lie. In a cache of bfloat16 they are rounded."""
 
     def run(out: Any, batch: Any, x: Heads, cache: Cache, *, number: HeldNumber = FLOAT) -> None:
-        if out is not cache: out[...] = cache
+        if out is not cache:
+            out[...] = cache
         compiled.append(x, batch.slots, out)
 
     def shape(a) -> Cache:
@@ -36,10 +38,12 @@ class append(Arguments):
 
     def reads(a) -> Mapping[str, object]:
         """Return the rows as the cache stores them."""
-        if a.number != HALF: return {}
+        if a.number != HALF:
+            return {}
         return {"x": FORMATS["bf16"].reads(a.x)}
 
-    def relations(a) -> tuple[Relation, ...]: return (SLOTS,)
+    def relations(a) -> tuple[Relation, ...]:
+        return (SLOTS,)
 
     def reference(a) -> Doubles:
         """Return the cache with rows of x in their slots."""
@@ -50,9 +54,11 @@ class append(Arguments):
     def bound(a) -> Any:
         """Return 0, or the largest number that a processor may flush, below any normal number, for bfloat16."""
         return copied(a) if a.number == FLOAT else np.full(a.cache.shape, FLUSHED)
+
     cost = one_pass("scale")
 
-    def borders(a) -> Collection[int]: return compiled.borders("append")
+    def borders(a) -> Collection[int]:
+        return compiled.borders("append")
 
 
 @kernel(held_as=HALF, prices={})
@@ -60,9 +66,19 @@ class narrow(Arguments):
     """Keys or values as a cache of bfloat16 holds them. A session rounds them when it puts them into one, and has no
     such step."""
 
-    def run(out: Any, x: Heads) -> None: out[...] = FORMATS["bf16"].reads(x)
-    def shape(a) -> Heads: return Heads(a.x.heads, a.x.cols)
-    def reads(a) -> Mapping[str, object]: return {"x": FORMATS["bf16"].reads(a.x)}
-    def reference(a) -> Doubles: return np.asarray(a.x)
-    def bound(a) -> Any: return np.full(a.x.shape, FLUSHED)
+    def run(out: Any, x: Heads) -> None:
+        out[...] = FORMATS["bf16"].reads(x)
+
+    def shape(a) -> Heads:
+        return Heads(a.x.heads, a.x.cols)
+
+    def reads(a) -> Mapping[str, object]:
+        return {"x": FORMATS["bf16"].reads(a.x)}
+
+    def reference(a) -> Doubles:
+        return np.asarray(a.x)
+
+    def bound(a) -> Any:
+        return np.full(a.x.shape, FLUSHED)
+
     cost = one_pass("scale")

@@ -1,6 +1,7 @@
 """softmax(q kᵀ · scale + bias) v in one pass, so that scores are never stored (Dao et al. 2022): of all queries, of one
 a sequence, and over what sequences have cached. With fewer heads of k and v, or of q, each serves a group of the
 others; `where` is a pattern within sequences; a bias is a table of numbers by distance, a row a head or one for all."""
+
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -44,18 +45,18 @@ from opmatrix.runtime.declarations.telling import short_sequences
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
 
-BF16 = 1.01 * 2.0 ** -8 + 2.0 ** -12                        # rounding of a share to bfloat16, with an exponential and a
-                                                            # mass that are exact to 2^-13
-FLUSHED = 2.0 ** -126                                       # a smaller number may count as 0
-PRICED = {"float32": "attention", "bf16": "attention.bf16"}     # price by the number type that q, k, v are rounded to
-HELD_PRICED = {FLOAT: "attention_cached", HALF: "attention_cached.bf16"}    # price by the number type of the caches
-SEEN = among(HELD).name                                     # pattern of the rows of a session that a row sees
-BEYOND = 2 ** 40                                            # farther than any sequence is long
-REACHES = (BEYOND, BEYOND), (BEYOND, 0), (32, 32)           # keys that a timed query sees, behind it and ahead
-SPREAD = 3.0                                                # spread of scores: the largest have most of a row's mass
-FINITE = 1e15                                               # bound of factors: its square is a float32
-TOLD_SIZES = 10.0 ** np.arange(-38, 31)                     # sizes of the rows of telling short sequences
-LARGE_SCORES = np.float32(1e3)                              # size of large scores, relative to ordinary ones
+BF16 = 1.01 * 2.0**-8 + 2.0**-12  # rounding of a share to bfloat16, with an exponential and a
+# mass that are exact to 2^-13
+FLUSHED = 2.0**-126  # a smaller number may count as 0
+PRICED = {"float32": "attention", "bf16": "attention.bf16"}  # price by the number type that q, k, v are rounded to
+HELD_PRICED = {FLOAT: "attention_cached", HALF: "attention_cached.bf16"}  # price by the number type of the caches
+SEEN = among(HELD).name  # pattern of the rows of a session that a row sees
+BEYOND = 2**40  # farther than any sequence is long
+REACHES = (BEYOND, BEYOND), (BEYOND, 0), (32, 32)  # keys that a timed query sees, behind it and ahead
+SPREAD = 3.0  # spread of scores: the largest have most of a row's mass
+FINITE = 1e15  # bound of factors: its square is a float32
+TOLD_SIZES = 10.0 ** np.arange(-38, 31)  # sizes of the rows of telling short sequences
+LARGE_SCORES = np.float32(1e3)  # size of large scores, relative to ordinary ones
 Keys = Annotated[int, Range(int, 1, 1 << 16)]
 KeyNumbers = Annotated[str, OneOf(tuple(PRICED))]
 End = Annotated[str, OneOf(("first", "last"))]
@@ -66,25 +67,33 @@ Behind = Annotated[int, Range(int, 0, BEYOND)]
 
 def time_attention(call: Callable[..., object]) -> Cases:
     """Return timed calls in which each query sees all keys, those up to itself, or a window."""
+
     def cases(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
         from formats.kernels.attentions.heads import layout
+
         for lengths in grid.batches:
             starts = layout(np.cumsum([0, *lengths]).tobytes())
             for head_shape in grid.heads:
-                sizes: dict[str, float] = {"T": sum(lengths), "S2": int(np.dot(lengths, lengths)),
-                                           **dict(zip("hd", head_shape, strict=True))}
+                sizes: dict[str, float] = {
+                    "T": sum(lengths),
+                    "S2": int(np.dot(lengths, lengths)),
+                    **dict(zip("hd", head_shape, strict=True)),
+                }
                 q, out = numbers.some(sum(lengths), *head_shape), numbers.room(sum(lengths), *head_shape)
                 for reach in REACHES:
                     scores = sum(attended(length, *reach) for length in lengths)
-                    if reach != REACHES[0] and scores == sizes["S2"]: continue
+                    if reach != REACHES[0] and scores == sizes["S2"]:
+                        continue
                     yield sizes | {"S2": scores}, partial(call, q, q, q, starts, out, 1.0, reach)
+
     return cases
 
 
 def price_attention(call: Callable[..., object]) -> Price:
     """Return the price: products in whole tiles, exponentials, and bytes moved."""
-    return Price(SCORED, lambda tile: Work(4 * S2 * h * up(d, tile[1]), 8 * S2 * h, 4 * T * h * d),
-                 time_attention(call))
+    return Price(
+        SCORED, lambda tile: Work(4 * S2 * h * up(d, tile[1]), 8 * S2 * h, 4 * T * h * d), time_attention(call)
+    )
 
 
 def fit_heads(a: Arguments) -> Heads:
@@ -103,27 +112,48 @@ def biased(a: Arguments) -> int:
     return 0 if a.bias is None else 2
 
 
-def rows_of_keys(keys: slice) -> RowNumbers: return np.arange(keys.start, keys.stop)
+def rows_of_keys(keys: slice) -> RowNumbers:
+    return np.arange(keys.start, keys.stop)
 
 
-@kernel(launches=True, row_mixing=True, cached_variant="attention_cached", prices={
-    PRICED["float32"]: price_attention(lambda *a: compiled.attention(*a)),
-    PRICED["bf16"]: price_attention(lambda *a: compiled.attention_halves(*a))})
+@kernel(
+    launches=True,
+    row_mixing=True,
+    cached_variant="attention_cached",
+    prices={
+        PRICED["float32"]: price_attention(lambda *a: compiled.attention(*a)),
+        PRICED["bf16"]: price_attention(lambda *a: compiled.attention_halves(*a)),
+    },
+)
 class attention(Arguments):
     """softmax(q kᵀ · scale) v within each sentence, over tiles of keys: scores are never stored (Dao et al. 2022), nor
     computed where nobody sees a tile. mask0 and mask1 are the tables that `where` speaks of. q, k, v and the shares of
     softmax may be rounded to bfloat16."""
 
-    def run(out: Any, batch: Any, q: Heads, k: Heads, v: Heads, mask0: Array | None = None,
-            mask1: Array | None = None, bias: Array | None = None, *, scale: float = 1.0, where: str = "sequence",
-            tile: Keys = 256, number_type: KeyNumbers = "float32") -> None:
+    def run(
+        out: Any,
+        batch: Any,
+        q: Heads,
+        k: Heads,
+        v: Heads,
+        mask0: Array | None = None,
+        mask1: Array | None = None,
+        bias: Array | None = None,
+        *,
+        scale: float = 1.0,
+        where: str = "sequence",
+        tile: Keys = 256,
+        number_type: KeyNumbers = "float32",
+    ) -> None:
         tables = seen.tables(Arguments(mask0=mask0, mask1=mask1))
         if (reach := parse(where, tables).reach) is None:
-            compiled.attention(q, k, v, batch.starts, out, scale, tile=tile,
-                               mask=seen.build_mask(where, tables, batch), bias=bias)
+            compiled.attention(
+                q, k, v, batch.starts, out, scale, tile=tile, mask=seen.build_mask(where, tables, batch), bias=bias
+            )
         elif number_type == "float32":
             compiled.attention(q, k, v, batch.starts, out, scale, reach, tile, bias=bias)
-        else: compiled.attention_halves(q, k, v, batch.starts, out, scale, reach, tile, bias=bias)
+        else:
+            compiled.attention_halves(q, k, v, batch.starts, out, scale, reach, tile, bias=bias)
 
     def shape(a) -> Heads:
         result = fit_heads(a)
@@ -134,8 +164,10 @@ class attention(Arguments):
 
     def reads(a) -> dict[str, object]:
         """Return q, times the scale in powers of two, k and v as attention in bfloat16 reads them."""
-        if a.number_type == "float32": return {}
+        if a.number_type == "float32":
+            return {}
         from formats.kernels.attentions.attending_halves import operands
+
         return {**dict(zip("qkv", operands(a.q, a.k, a.v, a.scale), strict=True)), "scale": 1.0}
 
     def reference(a) -> Doubles:
@@ -160,7 +192,7 @@ class attention(Arguments):
             hidden = unseen(a.batch, keys, seen.pattern(a), queries)
             rounded = rounding * np.where(hidden, False, size > 0).any(-1, keepdims=True)
             share, doubt = bound_shares(exact, gamma(a.q.shape[2] + 2 + biased(a)) * size, hidden)
-            merges = -(-share.shape[-1] // a.tile) - 1       # each merge rescales mass and values once more
+            merges = -(-share.shape[-1] // a.tile) - 1  # each merge rescales mass and values once more
             total = doubt + (gamma(share.shape[-1] + 4 + 2 * merges) + rounded) * (share + doubt)
             parts.append(weigh_heads(total, abs(in_groups(a.exact.v[keys], len(share)))) + (rounding > 0) * FLUSHED)
         return np.concatenate(parts)
@@ -189,7 +221,7 @@ class attention(Arguments):
             drawn = SPREAD * rng.standard_normal(a.bias.shape, np.float32)
             yield {"q": np.zeros(a.q.shape, np.float32), "v": v, "bias": drawn}
         plain = 1 / FINITE < abs(a.scale) < FINITE
-        factor = np.float32(SPREAD / (d ** 0.5 * a.scale)) if plain else np.float32(1)
+        factor = np.float32(SPREAD / (d**0.5 * a.scale)) if plain else np.float32(1)
         if plain:
             q, k, v = (rng.standard_normal(operand.shape, np.float32) for operand in (a.q, a.k, a.v))
             yield {"q": q * factor, "k": k, "v": v}
@@ -206,9 +238,11 @@ def attend_short(a: Arguments, rng: "np.random.Generator", factor: np.float32) -
     def drawn() -> dict[str, Any]:
         operands = {name: rng.standard_normal((batch.rows, *getattr(a, name).shape[1:]), np.float32) for name in "qkv"}
         return {"batch": batch, **operands, "q": operands["q"] * factor}
+
     for name in "qkv":
         told = drawn()
-        if name != "v": told["q"][:, :, 1:], told["k"][:, :, 0] = 0, 0
+        if name != "v":
+            told["q"][:, :, 1:], told["k"][:, :, 0] = 0, 0
         yield told | {name: told[name] * sizes}
         yield told | {name: told[name] * (rng.integers(0, 2, (batch.rows, 1, 1)) > 0)}
         yield told | {name: np.broadcast_to(told[name][:1], told[name].shape).copy()}
@@ -220,17 +254,32 @@ def attend_short(a: Arguments, rng: "np.random.Generator", factor: np.float32) -
 @timed_batches
 def time_once(numbers: "Numbers", starts: RowNumbers, sizes: dict[str, float], h: int, d: int) -> Timed:
     from formats.kernels.attentions.heads import layout
+
     lines, k, out = layout(starts.tobytes()), numbers.some(starts[-1], h, d), numbers.room(len(starts) - 1, h, d)
-    return ({"T": len(k), "h": h, "d": d}, partial(compiled.attend_once, k[:len(out)], k, k, lines, out))
+    return ({"T": len(k), "h": h, "d": d}, partial(compiled.attend_once, k[: len(out)], k, k, lines, out))
 
 
-@kernel(launches=True, changes_space=True, cached_variant="attention_cached", price=Price(
-    (T * h * d,), lambda tile: Work(vector=4 * T * h * d, moved=2 * T * h * d), time_once, common=False))
+@kernel(
+    launches=True,
+    changes_space=True,
+    cached_variant="attention_cached",
+    price=Price((T * h * d,), lambda tile: Work(vector=4 * T * h * d, moved=2 * T * h * d), time_once, common=False),
+)
 class attend_once(Arguments):
     """Attention of one query of each sequence, its first token or its last, to those that it sees."""
 
-    def run(out: Any, batch: Any, q: Heads, k: Heads, v: Heads, bias: Array | None = None, *, scale: float = 1.0,
-            where: str = "sequence", query: End) -> None:
+    def run(
+        out: Any,
+        batch: Any,
+        q: Heads,
+        k: Heads,
+        v: Heads,
+        bias: Array | None = None,
+        *,
+        scale: float = 1.0,
+        where: str = "sequence",
+        query: End,
+    ) -> None:
         compiled.attend_once(q, k, v, batch.starts, out, scale, query == "last", parse(where).reach, bias)
 
     def shape(a) -> Heads:
@@ -244,9 +293,10 @@ class attend_once(Arguments):
         heads, parts = all_heads(a), []
         for s, rows in enumerate(sentence_rows(a.batch)):
             at = rows.start if a.query == "first" else rows.stop - 1
-            q, k, v = (in_groups(operand, heads) for operand in (a.q[s:s + 1], a.k[rows], a.v[rows]))
+            q, k, v = (in_groups(operand, heads) for operand in (a.q[s : s + 1], a.k[rows], a.v[rows]))
             visible = np.broadcast_to(
-                parse(a.where).sees(a.batch.token(at), a.batch.token(np.arange(rows.start, rows.stop))), len(k))
+                parse(a.where).sees(a.batch.token(at), a.batch.token(np.arange(rows.start, rows.stop))), len(k)
+            )
             scores = np.einsum("hd,khd->hk", q[0], k) * a.scale + near_keys(a.bias, at, rows_of_keys(rows))
             scores = np.where(visible, scores, -np.inf)
             parts.append(np.einsum("hk,khd->hd", softened(scores), v))
@@ -257,13 +307,18 @@ class attend_once(Arguments):
         heads, parts = all_heads(a), []
         for s, rows in enumerate(sentence_rows(a.batch)):
             at = 0 if a.query == "first" else rows.stop - rows.start - 1
-            q, k, v = (in_groups(operand, heads) for operand in (a.exact.q[s:s + 1], a.exact.k[rows], a.exact.v[rows]))
-            exact, size = (np.einsum("qhd,khd->hqk", *pair) * abs(float(a.exact.scale))
-                           for pair in ((q, k), (abs(q), abs(k))))
+            q, k, v = (
+                in_groups(operand, heads) for operand in (a.exact.q[s : s + 1], a.exact.k[rows], a.exact.v[rows])
+            )
+            exact, size = (
+                np.einsum("qhd,khd->hqk", *pair) * abs(float(a.exact.scale)) for pair in ((q, k), (abs(q), abs(k)))
+            )
             near = near_keys(a.exact.bias, np.array([[at]]), np.arange(rows.stop - rows.start))
-            share, doubt = bound_shares(exact * np.sign(a.exact.scale) + near,
-                                        gamma(a.q.shape[2] + 2 + biased(a)) * (size + abs(near)),
-                                        unseen(a.batch, rows, seen.pattern(a))[at:at + 1])
+            share, doubt = bound_shares(
+                exact * np.sign(a.exact.scale) + near,
+                gamma(a.q.shape[2] + 2 + biased(a)) * (size + abs(near)),
+                unseen(a.batch, rows, seen.pattern(a))[at : at + 1],
+            )
             total = doubt + gamma(share.shape[-1] + 4) * (share + doubt)
             parts.append(np.einsum("hqk,khd->qhd", total, abs(v)))
         return np.concatenate(parts)
@@ -273,17 +328,18 @@ class attend_once(Arguments):
         return [("attend_once", {"T": extents[T], "h": out.heads, "d": (a.k.cols + a.v.cols) / 2})]
 
 
-TIMED_HEADS = (9, 3, 64), (12, 12, 64), (32, 8, 128), (6, 2, 32)    # heads of queries, heads of keys, columns of a head
+TIMED_HEADS = (9, 3, 64), (12, 12, 64), (32, 8, 128), (6, 2, 32)  # heads of queries, heads of keys, columns of a head
 TIMED_STEPS = tuple((count, 1, context) for count in (1, 8) for context in (16, 64, 256, 1024, 4096))
 TIMED_PROMPTS = (1, 16, 16), (1, 16, 512), (1, 64, 64), (1, 200, 200), (1, 512, 512), (8, 64, 64)
-TIMED_PRODUCTS = 2 ** 25                                    # the most products of a call that is timed
-ONES = {FLOAT: 1.0, HALF: 0x3F80}                           # 1 in a cache
+TIMED_PRODUCTS = 2**25  # the most products of a call that is timed
+ONES = {FLOAT: 1.0, HALF: 0x3F80}  # 1 in a cache
 
 
 def time_cached(number: str, grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     """Yield timed calls of new rows of a few sequences, each of one row and of whole prompts, over KV caches that have
     left the caches of the processor: other layers were read since."""
     from formats.kernels.attentions.chunks import PAGE
+
     held = np.dtype(HELD_NUMBERS[number])
     memory, begun = np.full(uncached() // held.itemsize, ONES[number], held), 0
     for (heads, shared, cols), (count, rows, context) in product(TIMED_HEADS, TIMED_STEPS + TIMED_PROMPTS):
@@ -292,26 +348,32 @@ def time_cached(number: str, grid: "Grid", numbers: "Numbers") -> Iterator[Timed
         seen = count * sum(range(context - rows + 1, context + 1))
         if max(2 * room / len(memory), T * heads * cols / numbers.count, seen * heads * cols / TIMED_PRODUCTS) > 1:
             continue
-        if begun + 2 * room > len(memory): begun = 0
-        k, v = memory[begun:begun + 2 * room].reshape(2, count * pages * PAGE, shared, cols)
+        if begun + 2 * room > len(memory):
+            begun = 0
+        k, v = memory[begun : begun + 2 * room].reshape(2, count * pages * PAGE, shared, cols)
         begun += 2 * room
         before = np.where(np.arange(count * pages) % pages, np.arange(count * pages) - 1, -1)
         slots = np.concatenate(
-            [np.arange(context - rows, context) + sequence * pages * PAGE for sequence in range(count)])
+            [np.arange(context - rows, context) + sequence * pages * PAGE for sequence in range(count)]
+        )
         q, out = numbers.some(T, heads, cols), numbers.room(T, heads, cols)
-        yield ({"T": T, "S2": seen, "h": heads, "g": shared, "d": cols},
-               partial(compiled.attention_cached, q, k, v, slots, before, out, 1.0))
+        yield (
+            {"T": T, "S2": seen, "h": heads, "g": shared, "d": cols},
+            partial(compiled.attention_cached, q, k, v, slots, before, out, 1.0),
+        )
 
 
 def window_of(a: Arguments, slot: int) -> list[int]:
     """Return the rows of a cache that a row in this slot sees."""
-    return held(slot, a.batch.before)[-a.behind - 1:]
+    return held(slot, a.batch.before)[-a.behind - 1 :]
 
 
 def least_of(*numbers: Any) -> Any:
     """Return the smallest of numbers, or of formulas."""
-    if all(isinstance(number, int | float) for number in numbers): return min(numbers)
+    if all(isinstance(number, int | float) for number in numbers):
+        return min(numbers)
     import sympy
+
     return sympy.Min(*numbers)
 
 
@@ -323,22 +385,41 @@ def cached_slots(a: Arguments) -> Any:
 def price_cached(number: str) -> Price:
     """Return the price: products, reads of caches, and rows; caches narrower than float32 have a share of the bytes."""
     share = np.dtype(HELD_NUMBERS[number]).itemsize / FLOAT_BYTES
-    return Price((S2 * h * d, S2 * g * d, T * h * d), lambda tile: Work(
-        4 * S2 * h * up(d, tile[1]), 8 * S2 * h, 2 * T * h * d + 2 * share * S2 / T * g * d),
-        partial(time_cached, number), common=False)
+    return Price(
+        (S2 * h * d, S2 * g * d, T * h * d),
+        lambda tile: Work(4 * S2 * h * up(d, tile[1]), 8 * S2 * h, 2 * T * h * d + 2 * share * S2 / T * g * d),
+        partial(time_cached, number),
+        common=False,
+    )
 
 
-@kernel(launches=True, row_mixing=True, changes_space=True,
-        prices={name: price_cached(number) for number, name in HELD_PRICED.items()})
+@kernel(
+    launches=True,
+    row_mixing=True,
+    changes_space=True,
+    prices={name: price_cached(number) for number, name in HELD_PRICED.items()},
+)
 class attention_cached(Arguments):
     """softmax(q kᵀ · scale) v of each row, or of the last of each sequence, over what its sequence has cached, up to
     the row itself, or so many keys `behind` it at most: chunk by chunk of keys, counted from its first token."""
 
-    def run(out: Any, batch: Any, q: Heads, k: Cache, v: Cache, bias: Array | None = None, *, scale: float = 1.0,
-            where: Cached = SEEN, rows: SomeRows = "all", behind: Behind = BEYOND) -> None:
+    def run(
+        out: Any,
+        batch: Any,
+        q: Heads,
+        k: Cache,
+        v: Cache,
+        bias: Array | None = None,
+        *,
+        scale: float = 1.0,
+        where: Cached = SEEN,
+        rows: SomeRows = "all",
+        behind: Behind = BEYOND,
+    ) -> None:
         window = (None, None) if behind == BEYOND else (behind, batch.field("positions", BEYOND))
-        compiled.attention_cached(q, k, v, batch.slots, batch.before, out, scale,
-                                  None if rows == "all" else batch.starts, bias, *window)
+        compiled.attention_cached(
+            q, k, v, batch.slots, batch.before, out, scale, None if rows == "all" else batch.starts, bias, *window
+        )
 
     def shape(a) -> Heads:
         result = fit_heads(a)
@@ -346,9 +427,11 @@ class attention_cached(Arguments):
         same("q rows", a.q.space, space := T if a.rows == "all" else S)
         return result._replace(space=space)
 
-    def limits(a) -> dict[str, int]: return {"positions": BEYOND} if a.behind < BEYOND else {}
+    def limits(a) -> dict[str, int]:
+        return {"positions": BEYOND} if a.behind < BEYOND else {}
 
-    def relations(a) -> tuple[Relation, ...]: return (HELD,)
+    def relations(a) -> tuple[Relation, ...]:
+        return (HELD,)
 
     def reference(a) -> Doubles:
         """Return softmax of each row, over the keys that its sequence has cached."""
@@ -367,8 +450,11 @@ class attention_cached(Arguments):
             k, v = (in_groups(cache[window_of(a, slot)], heads) for cache in (a.exact.k, a.exact.v))
             exact, size = (np.einsum("hd,khd->hk", *pair) for pair in ((q, k), (abs(q), abs(k))))
             near = near_keys(a.exact.bias, len(k) - 1, np.arange(len(k)))
-            share, doubt = bound_shares(exact * a.scale + near, gamma(k.shape[2] + 2 + biased(a))
-                                        * (abs(a.scale) * size + abs(near)), np.zeros(exact.shape, bool))
+            share, doubt = bound_shares(
+                exact * a.scale + near,
+                gamma(k.shape[2] + 2 + biased(a)) * (abs(a.scale) * size + abs(near)),
+                np.zeros(exact.shape, bool),
+            )
             # every page may rescale the sums before it
             total = doubt + gamma(3 * share.shape[-1] + 4) * (share + doubt)
             parts.append(np.einsum("hk,khd->hd", total, abs(v)))
@@ -378,10 +464,16 @@ class attention_cached(Arguments):
         """Return the price for the scores of its rows; for the last row of each sequence for theirs, as later new rows
         see more keys."""
         rows, scores = extents[T], extents[pairs[seen.pattern(a)]]
-        if a.rows == "last": rows, scores = extents[S], 2 * scores * extents[S] / (rows + extents[S])
-        if a.behind < BEYOND: scores = least_of(scores, rows * (a.behind + 1))
-        return [(HELD_PRICED[a.k.number], {"T": rows, "S2": scores, "h": out.heads, "g": a.k.heads,
-                                           "d": (a.k.cols + a.v.cols) / 2})]
+        if a.rows == "last":
+            rows, scores = extents[S], 2 * scores * extents[S] / (rows + extents[S])
+        if a.behind < BEYOND:
+            scores = least_of(scores, rows * (a.behind + 1))
+        return [
+            (
+                HELD_PRICED[a.k.number],
+                {"T": rows, "S2": scores, "h": out.heads, "g": a.k.heads, "d": (a.k.cols + a.v.cols) / 2},
+            )
+        ]
 
     def borders(a) -> Collection[int]:
         """Return the numbers of keys that are processed at once, of a page, a chunk, a round of strands; and the first

@@ -1,5 +1,6 @@
 """Products over any monoid, each a kernel of its own (opmatrix/runtime/codegen, formats/kernels/generated): scores tile
 by tile, never stored; written and compiled when a program that has it first runs, and cached."""
+
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -27,12 +28,13 @@ if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
     from opmatrix.runtime.codegen.folded_term import FoldedTerm
 
-TIMED_ROWS, TIMED_COLUMNS = (16, 48, 128, 256), 256         # rows and columns of one timed sequence
+TIMED_ROWS, TIMED_COLUMNS = (16, 48, 128, 256), 256  # rows and columns of one timed sequence
 
 
 def find_fold(a: Arguments | dict[str, Any]) -> "FoldedTerm":
     """Return the kernel of a step. A program without such a step imports no code that reads one."""
     from opmatrix.runtime.codegen.folded_term import folded_term
+
     values, arrays = split_operands(a)
     return folded_term(a["term"] if isinstance(a, dict) else a.term, [*map(count_columns, values)], arrays)
 
@@ -49,10 +51,13 @@ def run_fold(out: Any, batch: Any, *, term: str, **operands: Any) -> None:
     values, arrays = split_operands(operands)
     kernel, where, _ = find_fold({"term": term, **operands})
     constants = [np.ascontiguousarray(array, np.float32) for array in arrays]
-    if not kernel.plan.masked: kernel(values, constants, out)
-    elif where.reach is not None: kernel(values, constants, out, batch.starts, where.reach)
+    if not kernel.plan.masked:
+        kernel(values, constants, out)
+    elif where.reach is not None:
+        kernel(values, constants, out, batch.starts, where.reach)
     else:
-        if where.limit is not None: batch.field("positions", where.limit)
+        if where.limit is not None:
+            batch.field("positions", where.limit)
         kernel(values, constants, out, batch.starts, mask=where.mask(batch.rows))
 
 
@@ -64,13 +69,13 @@ def run_entries(out: Any, batch: Any, *, term: str, **operands: Any) -> None:
     fold.kernel.gather(values, out, sparse.starts, sparse.at, sparse.numbers)
 
 
-run_fold_rows.__signature__ = declared_signature()          # type: ignore[attr-defined]    # a function has one
-run_entries.__signature__ = declared_signature(batched=True)    # type: ignore[attr-defined]
-run_fold.__signature__ = declared_signature(batched=True)   # type: ignore[attr-defined]    # a function has one
+run_fold_rows.__signature__ = declared_signature()  # type: ignore[attr-defined]    # a function has one
+run_entries.__signature__ = declared_signature(batched=True)  # type: ignore[attr-defined]
+run_fold.__signature__ = declared_signature(batched=True)  # type: ignore[attr-defined]    # a function has one
 
 
 def fold_shape(a: Arguments) -> Rows | Heads:
-    plan = find_fold(a).kernel.written.plan                 # `written` runs the writer, which checks that all is stored
+    plan = find_fold(a).kernel.written.plan  # `written` runs the writer, which checks that all is stored
     return Rows(plan.cols) if plan.heads == 1 else Heads(plan.heads, plan.cols)
 
 
@@ -93,6 +98,7 @@ def entries_relation(a: Arguments) -> tuple[Relation, ...]:
 def entries_values(a: Arguments, given: Arguments) -> tuple[Doubles, Doubles]:
     """Return the meaning of a step, and a bound on its error."""
     from formats.kernels.generated.folding.fold_bounds import bound_entries
+
     fold = find_fold(a)
     value = split_operands(given)[0][fold.kernel.plan.right.number]
     sparse = entries_of(a.batch, str(fold.relation), len(value))
@@ -130,16 +136,19 @@ def known_positions(a: Arguments) -> dict[str, int]:
 def bound_values(a: Arguments, given: Arguments) -> tuple[Doubles, Doubles]:
     """Return the meaning of a step in the requested rows, and a bound on its error."""
     from formats.kernels.generated.folding.fold_bounds import FoldPart, bound_fold
+
     fold = find_fold(a)
     values, arrays = split_operands(given)
     plan, at = fold.kernel.plan, getattr(a, "at", None)
     rows = np.arange(len(values[0]))
-    if not plan.masked: return bound_fold(plan, values, arrays, [FoldPart(rows, slice(0, len(rows)), None)])
+    if not plan.masked:
+        return bound_fold(plan, values, arrays, [FoldPart(rows, slice(0, len(rows)), None)])
     parts = []
     for keys in sentence_rows(a.batch):
         asked = keys if at is None else slice(*np.searchsorted(at, (keys.start, keys.stop)))
         queries = (rows if at is None else at.astype(np.int64))[asked]
-        if len(queries): parts.append(FoldPart(queries, keys, ~unseen(a.batch, keys, fold.where, queries)))
+        if len(queries):
+            parts.append(FoldPart(queries, keys, ~unseen(a.batch, keys, fold.where, queries)))
     return bound_fold(plan, values, arrays, parts)
 
 
@@ -147,6 +156,7 @@ def fold_reference(a: Arguments) -> Doubles:
     """Return the term read in float64, or some of its rows."""
     if hasattr(a, "batch") and getattr(a, "at", None) is None:
         from opmatrix.runtime import interpreted
+
         return interpreted.exact(a)
     return in_shape(bound_values(a, a)[0])
 
@@ -166,8 +176,10 @@ def fold_cost(a: Arguments, out: Rows | Heads, extents: Extents) -> Costs:
     """Return the price by the operations, divisions and roots of a score, and the numbers of a row."""
     fold = find_fold(a)
     plan, counts, rows = fold.kernel.plan, fold.kernel.counts, extents[out.space]
-    if plan.keys is not None: scores = rows * plan.keys
-    elif not plan.masked: scores = rows * rows
+    if plan.keys is not None:
+        scores = rows * plan.keys
+    elif not plan.masked:
+        scores = rows * rows
     else:
         [seen] = fold_patterns(a)
         scores = extents[pairs[seen]]
@@ -177,6 +189,7 @@ def fold_cost(a: Arguments, out: Rows | Heads, extents: Extents) -> Costs:
 def time_folds(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     """Yield timed calls of a few kernels, with little work a score and with much, over some rows."""
     from opmatrix.runtime.codegen.sample_products import FOLDS
+
     for (text, arrays), rows in product(FOLDS, TIMED_ROWS):
         x = numbers.some(rows, TIMED_COLUMNS)
         constants = [np.ones(shape, np.float32) for shape in arrays]
@@ -186,44 +199,81 @@ def time_folds(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
         scores = rows * plan.keys if plan.keys is not None else count_attended(fold.where, rows)
         reach = fold.where.reach
         assert reach is not None
-        yield ({"T": rows, "S2": scores, "h": plan.heads, **counts._asdict()},
-               partial(fold.kernel, [x], constants, out, starts, reach))
+        yield (
+            {"T": rows, "S2": scores, "h": plan.heads, **counts._asdict()},
+            partial(fold.kernel, [x], constants, out, starts, reach),
+        )
 
 
-@kernel(launches=True, price=Price(
-    (S2 * h * simple, S2 * h * slow, T * moved),
-    lambda tile: Work(vector=S2 * h * (simple + SLOW * slow), moved=T * moved), time_folds, common=False))
+@kernel(
+    launches=True,
+    price=Price(
+        (S2 * h * simple, S2 * h * slow, T * moved),
+        lambda tile: Work(vector=S2 * h * (simple + SLOW * slow), moved=T * moved),
+        time_folds,
+        common=False,
+    ),
+)
 class fold_rows(Arguments):
     """Rows times a stored matrix over any monoid, in a kernel of its own."""
+
     run, cost = run_fold_rows, fold_cost
-    def shape(a) -> Rows | Heads: return fold_shape(a)
-    def reference(a) -> Doubles: return fold_reference(a)
-    def bound(a) -> Doubles: return fold_bound(a)
+
+    def shape(a) -> Rows | Heads:
+        return fold_shape(a)
+
+    def reference(a) -> Doubles:
+        return fold_reference(a)
+
+    def bound(a) -> Doubles:
+        return fold_bound(a)
 
 
 @kernel(launches=True, row_mixing=True, prices={})
 class fold_term(Arguments):
     """A product over any monoid within sequences, in a kernel of its own."""
+
     run, cost, limits, sees = run_fold, fold_cost, known_positions, fold_patterns
-    def shape(a) -> Rows | Heads: return fold_shape(a)
-    def reference(a) -> Doubles: return fold_reference(a)
-    def bound(a) -> Doubles: return fold_bound(a)
+
+    def shape(a) -> Rows | Heads:
+        return fold_shape(a)
+
+    def reference(a) -> Doubles:
+        return fold_reference(a)
+
+    def bound(a) -> Doubles:
+        return fold_bound(a)
+
     restrict = ask_rows
 
 
 @kernel(row_mixing=True, prices={})
 class fold_batch(Arguments):
     """A product over any monoid whose index counts all rows of a batch, or in which all see all, in its own kernel."""
+
     run, cost, limits, sees = run_fold, fold_cost, known_positions, fold_patterns
-    def shape(a) -> Rows | Heads: return fold_shape(a)
-    def reference(a) -> Doubles: return fold_reference(a)
-    def bound(a) -> Doubles: return fold_bound(a)
+
+    def shape(a) -> Rows | Heads:
+        return fold_shape(a)
+
+    def reference(a) -> Doubles:
+        return fold_reference(a)
+
+    def bound(a) -> Doubles:
+        return fold_bound(a)
 
 
 @kernel(changes_space=True, prices={})
 class fold_entries(Arguments):
     """Rows that the entries of a relation name, merged by any monoid, in a kernel of its own."""
+
     run, cost, relations = run_entries, entries_cost, entries_relation
-    def shape(a) -> Rows | Heads: return entries_shape(a)
-    def reference(a) -> Doubles: return fold_reference(a)
-    def bound(a) -> Doubles: return entries_bound(a)
+
+    def shape(a) -> Rows | Heads:
+        return entries_shape(a)
+
+    def reference(a) -> Doubles:
+        return fold_reference(a)
+
+    def bound(a) -> Doubles:
+        return entries_bound(a)

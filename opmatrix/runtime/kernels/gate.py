@@ -1,4 +1,5 @@
 """The routers' treatment of scores: shares, the largest few and zeros, a sum of one."""
+
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
 
 Switch = Annotated[int, Range(int, 0, 1)]
-Few = Annotated[int, Range(int, 0, 2 ** 20)]
-k = size("k")                                               # largest columns of a head, the others become 0
+Few = Annotated[int, Range(int, 0, 2**20)]
+k = size("k")  # largest columns of a head, the others become 0
 
 
 def in_heads(x: Any) -> Any:
@@ -44,7 +45,8 @@ def by_heads(x: Any) -> Doubles:
 
 
 def soft_shares(x: Doubles) -> Doubles:
-    with np.errstate(invalid="ignore"): grown = np.exp(x - x.max(-1, keepdims=True))
+    with np.errstate(invalid="ignore"):
+        grown = np.exp(x - x.max(-1, keepdims=True))
     return np.asarray(grown / grown.sum(-1, keepdims=True))
 
 
@@ -55,23 +57,32 @@ def time_gates(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
             yield {"T": rows, "p": cols, "k": most}, partial(compiled.gate_rows, x, out, None, most, True, True)
 
 
-@kernel(launches=True, price=Price((T * p, T * p * k), lambda tile: Work(vector=(20 + k) * T * p, moved=2 * T * p),
-                                   time_gates, common=False))
+@kernel(
+    launches=True,
+    price=Price(
+        (T * p, T * p * k), lambda tile: Work(vector=(20 + k) * T * p, moved=2 * T * p), time_gates, common=False
+    ),
+)
 class gate(Arguments):
     """Rows, with `shares` their softmax, with k those where `by` (x itself, where nothing is given) is among the k
     largest of its head and 0 elsewhere, with `unit` over their sum, in this order."""
 
-    def run(out: Any, x: Rows | Heads, by: Rows | Heads | None = None, *, k: Few = 0, shares: Switch = 0,
-            unit: Switch = 0) -> None:
-        compiled.gate_rows(in_heads(x), in_heads(out), None if by is None else in_heads(by), k, bool(shares),
-                           bool(unit))
+    def run(
+        out: Any, x: Rows | Heads, by: Rows | Heads | None = None, *, k: Few = 0, shares: Switch = 0, unit: Switch = 0
+    ) -> None:
+        compiled.gate_rows(
+            in_heads(x), in_heads(out), None if by is None else in_heads(by), k, bool(shares), bool(unit)
+        )
 
     def shape(a) -> Rows | Heads:
-        if a.by is not None: same("by", a.by[:2], a.x[:2])
-        if a.k > a.x.cols: raise ValueError(f"k: {a.k} of {a.x.cols} columns")
+        if a.by is not None:
+            same("by", a.by[:2], a.x[:2])
+        if a.k > a.x.cols:
+            raise ValueError(f"k: {a.k} of {a.x.cols} columns")
         return Rows(a.x.cols) if isinstance(a.x, Rows) else Heads(a.x.heads, a.x.cols)
 
-    def keeps(a) -> bool: return bool(a.k)
+    def keeps(a) -> bool:
+        return bool(a.k)
 
     def reference(a) -> Doubles:
         result = soft_shares(a.x) if a.shares else a.x
@@ -87,14 +98,15 @@ class gate(Arguments):
         result, error = x, np.zeros(x.shape)
         if a.shares:
             result = soft_shares(x)
-            below = np.where(np.isneginf(x), 0.0, x.max(-1, keepdims=True) - x)        # the share of -inf is exactly 0
+            below = np.where(np.isneginf(x), 0.0, x.max(-1, keepdims=True) - x)  # the share of -inf is exactly 0
             error = result * (gamma(cols + 8) + 2 * UNIT * below) + LEAST_SHARE
             error = error + result * error.sum(-1, keepdims=True)
         if a.k:
             by = by_heads(x if a.by is None else np.asarray(a.exact.by))
             mask = np.swapaxes(keep_taken(np.ones(by.shape), by, take_top(by, a.k)), 0, 1).reshape(x.shape)
             result, error = result * mask, error * mask
-        if not a.unit: return error
+        if not a.unit:
+            return error
         total, size = result.sum(-1, keepdims=True), abs(result).sum(-1, keepdims=True)
         moved = (error.sum(-1, keepdims=True) + gamma(cols + 2) * size) / abs(total)
         return np.asarray((error + abs(result) * moved) / abs(total) * (1 + 2 * moved) + 2 * UNIT * abs(result / total))
@@ -106,7 +118,8 @@ class gate(Arguments):
         yield {**telling_values(shapes, rng)}
         tied = {name: tied_rows(shape, rng) for name, shape in shapes.items()}
         yield {**tied}
-        if a.by is not None: yield {**tied, "x": rng.standard_normal(tied["x"].shape, np.float32)}
+        if a.by is not None:
+            yield {**tied, "x": rng.standard_normal(tied["x"].shape, np.float32)}
 
     def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
         """Return the price by the numbers that are read, once for each that is kept."""

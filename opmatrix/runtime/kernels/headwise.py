@@ -1,4 +1,5 @@
 """A product for each head, with its own matrix."""
+
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from formats.machine.calibration import Numbers
 
 
-def multiply_heads(x: Doubles, weight: Doubles) -> Doubles: return (x.swapaxes(0, 1) @ weight).swapaxes(0, 1)
+def multiply_heads(x: Doubles, weight: Doubles) -> Doubles:
+    return (x.swapaxes(0, 1) @ weight).swapaxes(0, 1)
 
 
 @timed_batches
@@ -30,37 +32,51 @@ def time_heads(numbers: "Numbers", starts: RowNumbers, sizes: dict[str, float], 
     return {"T": len(x), "h": h, "n": d, "p": d}, lambda: compiled.headwise(x, weight, out)
 
 
-@kernel(launches=True, price=Price((T * h * n * p, h * n * p, T * h * (n + p)), lambda tile: Work(
-    2 * h * up(T, tile[0]) * up(n, tile[1]) * up(p, tile[2]), 0, h * n * p + T * h * (n + p)), time_heads))
+@kernel(
+    launches=True,
+    price=Price(
+        (T * h * n * p, h * n * p, T * h * (n + p)),
+        lambda tile: Work(2 * h * up(T, tile[0]) * up(n, tile[1]) * up(p, tile[2]), 0, h * n * p + T * h * (n + p)),
+        time_heads,
+    ),
+)
 class headwise(Arguments):
     """x @ W for each head with its own W, an array or a stack in whatever format; an x of one head serves all."""
 
     def run(out: Any, x: Heads, weight: Stack) -> None:
-        if isinstance(weight, Stacked): weight.matmul(x, out)
-        else: compiled.headwise(x, weight, out)
+        if isinstance(weight, Stacked):
+            weight.matmul(x, out)
+        else:
+            compiled.headwise(x, weight, out)
 
     def shape(a) -> Heads:
         heads, rows, cols = a.weight.shape
         same("x columns", a.x.cols, rows)
-        if a.x.heads != 1: same("x heads", a.x.heads, heads)
+        if a.x.heads != 1:
+            same("x heads", a.x.heads, heads)
         return Heads(heads, cols)
 
     def reads(a) -> dict[str, object]:
         """Return x and the matrices as the format multiplies them."""
-        if not isinstance(a.weight, Stacked): return {}
+        if not isinstance(a.weight, Stacked):
+            return {}
         return dict(zip(("x", "weight"), a.weight.operands(a.x), strict=True))
 
-    def reference(a) -> Doubles: return multiply_heads(a.x, a.weight)
+    def reference(a) -> Doubles:
+        return multiply_heads(a.x, a.weight)
 
     def bound(a) -> Doubles:
-        if isinstance(a.weight, Stacked): return a.weight.bound(a.x, (a.exact.x, a.exact.weight))
+        if isinstance(a.weight, Stacked):
+            return a.weight.bound(a.x, (a.exact.x, a.exact.weight))
         deep = a.x.shape[2]
         return np.asarray(gamma(deep) * multiply_heads(abs(a.exact.x), abs(a.exact.weight)) + deep * SMALLEST)
 
     def cost(a, out: Heads, extents: Extents) -> Costs:
         """Return the price: one kernel for an array; for a stack the format's own, once a head."""
-        if a.weight is None: return []
-        if not isinstance(a.weight, Stacked): return times_stack(a.weight.shape, extents[out.space])
+        if a.weight is None:
+            return []
+        if not isinstance(a.weight, Stacked):
+            return times_stack(a.weight.shape, extents[out.space])
         return len(a.weight) * times_format(a.weight.name, a.weight.sizes, extents[out.space])
 
     def scratch(a) -> BufferSize:

@@ -1,4 +1,5 @@
 """Rows joined by a relation that the batch gives: sums, means and maxima of several, or a single one."""
+
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
@@ -31,7 +32,8 @@ def relation_of(a: Arguments) -> Relation:
     return a.relation if isinstance(a.relation, Relation) else parse_relation(a.relation)
 
 
-def read_relation(a: Arguments) -> tuple[Relation, ...]: return (relation_of(a),)
+def read_relation(a: Arguments) -> tuple[Relation, ...]:
+    return (relation_of(a),)
 
 
 def entries_of(batch: Batch, relation: str, rows: int) -> Sparse:
@@ -58,11 +60,16 @@ def time_links(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
 
 
 def time_picks(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
-    for sizes, x, out in grid.passes(numbers): yield sizes, partial(np.take, x, numbers.rng.permutation(len(x)), 0, out)
+    for sizes, x, out in grid.passes(numbers):
+        yield sizes, partial(np.take, x, numbers.rng.permutation(len(x)), 0, out)
 
 
-@kernel(changes_space=True, price=Price(ONE_PASS, lambda tile: Work(vector=2 * T * p, moved=2 * T * p), time_links,
-                                        recorded=False, common=False))
+@kernel(
+    changes_space=True,
+    price=Price(
+        ONE_PASS, lambda tile: Work(vector=2 * T * p, moved=2 * T * p), time_links, recorded=False, common=False
+    ),
+)
 class link(Arguments):
     """A row for each row of a relation that the batch gives: what its entries join, times their numbers."""
 
@@ -99,8 +106,10 @@ class link(Arguments):
         return [("link", {"T": (extents[out.space] + count) / 2, "p": row_width(out)})]
 
 
-@kernel(changes_space=True, price=Price(ONE_PASS, lambda tile: Work(moved=2 * T * p), time_picks, recorded=False,
-                                        common=False))
+@kernel(
+    changes_space=True,
+    price=Price(ONE_PASS, lambda tile: Work(moved=2 * T * p), time_picks, recorded=False, common=False),
+)
 class pick(Arguments):
     """The row of x that a relation has as its only entry, for each row of the relation."""
 
@@ -108,5 +117,8 @@ class pick(Arguments):
         np.take(np.asarray(x), entries_of(batch, relation, len(x)).single(), 0, out)
 
     shape, relations = related, read_relation
-    def reference(a) -> Doubles: return np.asarray(a.x[entries_of(a.batch, a.relation, len(a.x)).single()])
+
+    def reference(a) -> Doubles:
+        return np.asarray(a.x[entries_of(a.batch, a.relation, len(a.x)).single()])
+
     bound, cost = copied, one_pass("pick")

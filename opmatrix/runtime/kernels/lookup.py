@@ -1,4 +1,5 @@
 """The sum of one row of each of some tables, chosen by fields of the batch: embed."""
+
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -39,8 +40,10 @@ def lying(tables: Sequence[NDArray[np.float32] | Format], turned: str) -> list[b
 
 def sizes(tables: Sequence[NDArray[np.float32] | Format], turned: str) -> list[tuple[int, int]]:
     """Return (rows to choose from, columns) of each table."""
-    return [table.shape[::-1] if columns else table.shape
-            for table, columns in zip(tables, lying(tables, turned), strict=True)]
+    return [
+        table.shape[::-1] if columns else table.shape
+        for table, columns in zip(tables, lying(tables, turned), strict=True)
+    ]
 
 
 def chosen(a: Arguments) -> list[Doubles]:
@@ -53,7 +56,7 @@ def time_rows(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     """Yield timed calls on a table that is larger than any cache, as a vocabulary is."""
     memory = np.ones(uncached() // 4, np.float32)
     for sizes, x, out in grid.passes(numbers):
-        table = memory[:memory.size // x.shape[1] * x.shape[1]].reshape(-1, x.shape[1])
+        table = memory[: memory.size // x.shape[1] * x.shape[1]].reshape(-1, x.shape[1])
         at = numbers.rng.integers(0, len(table), len(x))
         yield sizes, partial(compiled.gather, at, table, out)
 
@@ -65,15 +68,17 @@ def time_columns(form: type[Format], grid: "Grid", numbers: "Numbers") -> Iterat
     for sizes, x, out in grid.passes(numbers):
         deep, width = form.panelled.stored(n := x.shape[1]), form.panelled.width
         N = len(memory) // deep // width * width
-        table = compiled.Columns((n, N), form.panelled, memory[:deep * N], *unit_scales(form, n, N))
+        table = compiled.Columns((n, N), form.panelled, memory[: deep * N], *unit_scales(form, n, N))
         yield sizes, partial(compiled.gather, numbers.rng.integers(0, N, len(x)), table, out)
 
 
 def unit_scales(form: type[Format], inputs: int, columns: int) -> tuple[np.ndarray | None, int]:
     """Return scales of ones in the form of a format's panels, and the inputs of a group if the panels do not give
     them."""
-    if "scale" not in form.fields or form.panelled is None: return None, 0
-    if group := form.panelled.group: return np.ones(-(-inputs // group) * columns, np.float16), 0
+    if "scale" not in form.fields or form.panelled is None:
+        return None, 0
+    if group := form.panelled.group:
+        return np.ones(-(-inputs // group) * columns, np.float16), 0
     return np.ones((1, columns), np.float32), inputs
 
 
@@ -81,13 +86,22 @@ def price_columns(form: type[Format]) -> Price:
     """Return the price of columns of a format's panels, as rows: it reads its own numbers, at least, and writes those
     of the result."""
     stored = int(form.fields["w"].number.bytes)
-    return Price(ONE_PASS, lambda tile: Work(moved=T * p, stored=stored * T * p / form.together),
-                 partial(time_columns, form), common=form.proposed or form.plain)
+    return Price(
+        ONE_PASS,
+        lambda tile: Work(moved=T * p, stored=stored * T * p / form.together),
+        partial(time_columns, form),
+        common=form.proposed or form.plain,
+    )
 
 
-@kernel(stages=(norm, gain_shift), launches=True, prices={
-    "gather": Price(ONE_PASS, lambda tile: Work(moved=2 * T * p), time_rows),
-    **{f"gather.{name}": price_columns(form) for name, form in FORMATS.items() if form.panelled}})
+@kernel(
+    stages=(norm, gain_shift),
+    launches=True,
+    prices={
+        "gather": Price(ONE_PASS, lambda tile: Work(moved=2 * T * p), time_rows),
+        **{f"gather.{name}": price_columns(form) for name, form in FORMATS.items() if form.panelled},
+    },
+)
 class embed(Arguments):
     """The sum of one row of each table, chosen by that field of the batch, then the epilogue. Of the tables that
     `turned` numbers, which lie as products multiply by them, columns are rows."""
@@ -103,14 +117,16 @@ class embed(Arguments):
             if not (table.panelled if turned else table.rowwise):
                 raise ValueError(f"table{i}: {table}, of which no {'columns' if turned else 'rows'} can be gathered")
         (_, width), *others = sizes(a.tables, a.turned)
-        for _, columns in others: same("table columns", columns, width)
+        for _, columns in others:
+            same("table columns", columns, width)
         return after(a, width)
 
     def limits(a) -> dict[str, int]:
         """Return the fields of the batch, each with the rows of its shortest table as limit."""
         return field_limits(a)
 
-    def reference(a) -> Doubles: return apply_stages(np.asarray(sum(chosen(a))), a)
+    def reference(a) -> Doubles:
+        return apply_stages(np.asarray(sum(chosen(a))), a)
 
     def bound(a) -> Doubles:
         rows = chosen(a.exact)
@@ -120,7 +136,8 @@ class embed(Arguments):
         """Yield every row of each table; and tables with rows of every kind, each beside zeros."""
         batch, fields = a.batch.whole, a.fields.split(",")
         (_, width), *_ = sizes(a.tables, a.turned)
-        for ids in every_id(field_limits(a), width, batch): yield {"batch": ids}
+        for ids in every_id(field_limits(a), width, batch):
+            yield {"batch": ids}
         rows = telling_rows((width,), rng)
         some, none = FORMATS["dense"].pack(rows), FORMATS["dense"].pack(0 * rows)
         ids = some_ids(np.arange(len(rows)), dict.fromkeys(fields, len(rows)), batch)
@@ -132,8 +149,11 @@ class embed(Arguments):
     def cost(a, out: Rows, extents: Extents) -> Costs:
         """Return the price of a gathering for each table, then of the epilogue."""
         rows, tables = extents[out.space], a.tables or ()
-        first = [cost for table, columns in zip(tables, lying(tables, a.turned) if tables else (), strict=True)
-                 for cost in gather_cost(out.cols, rows, table.name if columns else "")]
+        first = [
+            cost
+            for table, columns in zip(tables, lying(tables, a.turned) if tables else (), strict=True)
+            for cost in gather_cost(out.cols, rows, table.name if columns else "")
+        ]
         return first + [(name, {"T": rows, "p": out.cols}) for name in stage_prices(a)]
 
 
@@ -148,6 +168,8 @@ def field_limits(a: Arguments) -> dict[str, int]:
 def add_rows(out: Any, batch: Batch, tables: Any, fields: list[str], turned: str, epilogue: Epilogue) -> None:
     """Call the compiled kernel, with tables as they are stored."""
     at = [batch.field(field, rows) for field, (rows, _) in zip(fields, sizes(tables, turned), strict=True)]
-    rows = [compiled.Columns.of(table) if columns else next(iter(table.arrays().values()))
-            for table, columns in zip(tables, lying(tables, turned), strict=True)]
+    rows = [
+        compiled.Columns.of(table) if columns else next(iter(table.arrays().values()))
+        for table, columns in zip(tables, lying(tables, turned), strict=True)
+    ]
     compiled.embed(list(zip(at, rows, strict=True)), out, epilogue)

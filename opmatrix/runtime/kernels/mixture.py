@@ -1,4 +1,5 @@
 """Mixtures of experts: each row by the few stacked matrices that its gate names."""
+
 from collections.abc import Collection, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
 
 Activated = Annotated[str, OneOf(("", *COMPILED))]
-Most = Annotated[int, Range(int, 1, 2 ** 20)]
-BYTE_STEP = 1 / 127                                         # step of a row in bytes, relative to its largest number
-TOLD_ROWS, EXPERTS_TOLD = 5, 64                             # rows of a telling batch; experts that get all rows or one
-EXPERTS_COUNTED = 20                                        # experts that get no row, one, two and so on
+Most = Annotated[int, Range(int, 1, 2**20)]
+BYTE_STEP = 1 / 127  # step of a row in bytes, relative to its largest number
+TOLD_ROWS, EXPERTS_TOLD = 5, 64  # rows of a telling batch; experts that get all rows or one
+EXPERTS_COUNTED = 20  # experts that get no row, one, two and so on
 TOLD_SHARES = 1e-30, 1e-6, 1e6
-WORD_BYTES = 72                                             # bytes of a row's place: its matrix, slot, row, two tiles
-k, E = size("k"), size("E")                                 # experts that a row names, and all experts
+WORD_BYTES = 72  # bytes of a row's place: its matrix, slot, row, two tiles
+k, E = size("k"), size("E")  # experts that a row names, and all experts
 
 
 def bias_rows(bias: Any, count: int) -> Any:
@@ -46,7 +47,8 @@ class Matrices:
     """The matrices of a stack, read one at a time in float64, and rows as they are multiplied: all of a large stack at
     once would be twice its size in float32."""
 
-    def __init__(self, stack: Any) -> None: self.stack = stack
+    def __init__(self, stack: Any) -> None:
+        self.stack = stack
 
     def operands(self, e: int, x: Doubles) -> tuple[Doubles, Doubles]:
         """Return two matrices whose product is the kernel's result for these rows, but for the roundings of its
@@ -62,14 +64,16 @@ class Matrices:
 
     def bound(self, e: int, x: Doubles, read: Doubles, W: Doubles) -> Doubles:
         """Bound the error of a product, relative to the exact product of `read` and W."""
-        if isinstance(self.stack, Stacked): return np.asarray(self.stack[e].bound(x, (read, W)))
+        if isinstance(self.stack, Stacked):
+            return np.asarray(self.stack[e].bound(x, (read, W)))
         return np.asarray(gamma(len(W)) * (abs(read) @ abs(W)) + len(W) * SMALLEST)
 
     def spread(self, e: int, x: Doubles, read: Doubles, error: Doubles) -> Doubles:
         """Bound the error of the rows as they are read if x has an error: a number near the middle between two stored
         ones may become either. Rows are scaled by their largest number, whose own error affects all; if columns are
         mixed before, any number may be near a middle."""
-        if not (isinstance(self.stack, Stacked) and self.stack.rounds): return error
+        if not (isinstance(self.stack, Stacked) and self.stack.rounds):
+            return error
         largest = abs(x).max(1, keepdims=True)
         relative = (error / np.maximum(largest, SMALLEST)).max(1, keepdims=True) + 4 * UNIT
         if self.stack.form.rounds_otherwise():
@@ -82,6 +86,7 @@ class Matrices:
 
 class Raised(NamedTuple):
     """The stages of an expert's first product: its bias, in whatever precision it comes, and the function."""
+
     bias: Doubles | None
     activation: str
 
@@ -94,7 +99,8 @@ class Raised(NamedTuple):
 def routed(gate: Doubles) -> Iterator[tuple[int, Any]]:
     """Yield the matrices that rows name, with the rows of each."""
     for e in range(gate.shape[1]):
-        if len(rows := np.flatnonzero(gate[:, e])): yield e, rows
+        if len(rows := np.flatnonzero(gate[:, e])):
+            yield e, rows
 
 
 def named_too_many(a: Arguments) -> Any:
@@ -108,21 +114,41 @@ def time_routing(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
         up, down = numbers.fresh(count, 16, 16), numbers.fresh(count, 16, 256)
         for rows in (1, 16, 256):
             x, out, gate = numbers.some(rows, 16), numbers.room(rows, 256), np.zeros((rows, count), np.float32)
-            for at in range(rows): gate[at, np.random.default_rng(at).permutation(count)[:most]] = 0.5
-            yield ({"T": rows, "n": 16, "p": 256, "k": most, "E": count},
-                   partial(compiled.experts, x, gate, up, down, out, most=most))
+            for at in range(rows):
+                gate[at, np.random.default_rng(at).permutation(count)[:most]] = 0.5
+            yield (
+                {"T": rows, "n": 16, "p": 256, "k": most, "E": count},
+                partial(compiled.experts, x, gate, up, down, out, most=most),
+            )
 
 
-@kernel(launches=True, price=Price((T * E, T * k, k * T * (n + p)), lambda tile: Work(
-    vector=T * E + 2 * T * k * p, moved=T * E + T * k * (n + 2 * p)), time_routing, common=False))
+@kernel(
+    launches=True,
+    price=Price(
+        (T * E, T * k, k * T * (n + p)),
+        lambda tile: Work(vector=T * E + 2 * T * k * p, moved=T * E + T * k * (n + 2 * p)),
+        time_routing,
+        common=False,
+    ),
+)
 class experts(Arguments):
     """The sum over the experts e that a row's gate names of gate[e] * (f(x @ up[e] + bias[e]) @ down[e]), + residual,
     where f is a function of each number, times x @ beside[e] where that is given. The others are not read. bias: the
     rows of all experts, one after another."""
 
-    def run(out: Any, x: Rows, gate: Heads, up: Stack, down: Stack, bias: Vector | None = None,
-            beside: Stack | None = None, residual: Rows | None = None, *, most: Most,
-            activation: Activated = "") -> None:
+    def run(
+        out: Any,
+        x: Rows,
+        gate: Heads,
+        up: Stack,
+        down: Stack,
+        bias: Vector | None = None,
+        beside: Stack | None = None,
+        residual: Rows | None = None,
+        *,
+        most: Most,
+        activation: Activated = "",
+    ) -> None:
         by = in_columns(gate)
         compiled.experts(x, by, up, down, out, beside, activation, most, residual, bias_rows(bias, by.shape[1]))
 
@@ -132,26 +158,33 @@ class experts(Arguments):
         same("gate columns of a head", a.gate.cols, 1)
         same("x columns", a.x.cols, rows)
         same("down", a.down.shape[:2], (count, hidden))
-        if a.bias is not None: same("bias", a.bias.shape, (count * hidden,))
-        if a.beside is not None: same("beside", a.beside.shape, a.up.shape)
-        if a.residual is not None: same("residual columns", a.residual.cols, cols)
+        if a.bias is not None:
+            same("bias", a.bias.shape, (count * hidden,))
+        if a.beside is not None:
+            same("beside", a.beside.shape, a.up.shape)
+        if a.residual is not None:
+            same("residual columns", a.residual.cols, cols)
         return Rows(cols)
 
     def reads(a) -> dict[str, object]:
         """Return stacks as Matrices, read one by one, which read rows as their format does."""
-        return {name: Matrices(stack) for name in ("up", "down", "beside")
-                if isinstance(stack := getattr(a, name), Stacked)}
+        return {
+            name: Matrices(stack) for name in ("up", "down", "beside") if isinstance(stack := getattr(a, name), Stacked)
+        }
 
     def reference(a) -> Doubles:
         """Return the result; a row that names more experts than `most` is NaN."""
-        up, down, beside = (stack if isinstance(stack, Matrices) else Matrices(stack)
-                            for stack in (a.up, a.down, a.beside))
+        up, down, beside = (
+            stack if isinstance(stack, Matrices) else Matrices(stack) for stack in (a.up, a.down, a.beside)
+        )
         total = np.zeros((len(a.x), down.stack.shape[2]))
         for e, rows in routed(in_columns(a.gate)):
             y = apply_stages(up.multiply(e, a.x[rows]), Raised.of(a, e))
-            if a.beside is not None: y = y * beside.multiply(e, a.x[rows])
+            if a.beside is not None:
+                y = y * beside.multiply(e, a.x[rows])
             total[rows] += a.gate[rows, e] * down.multiply(e, y)
-        if a.residual is not None: total = total + a.residual
+        if a.residual is not None:
+            total = total + a.residual
         total[named_too_many(a)] = np.nan
         return total
 
@@ -168,7 +201,8 @@ class experts(Arguments):
             weight = abs(gate[rows, e][:, None])
             errors[rows] += weight * lost
             sizes[rows] += weight * (abs(read @ W) + lost)
-        if a.residual is not None: sizes += abs(a.exact.residual)
+        if a.residual is not None:
+            sizes += abs(a.exact.residual)
         return errors + gamma(a.most + 2) * sizes + SMALLEST
 
     def cost(a, out: Rows, extents: Extents) -> Costs:
@@ -176,8 +210,12 @@ class experts(Arguments):
         rows, count = extents[out.space], a.gate.heads
         most = min(a.most, count)
         costs = [("experts", {"T": rows, "n": a.x.cols, "p": out.cols, "k": most, "E": count})]
-        return costs + [cost for stack in (a.up, a.beside, a.down) if stack is not None
-                      for cost in times_experts(*described(stack), count, most, rows)]
+        return costs + [
+            cost
+            for stack in (a.up, a.beside, a.down)
+            if stack is not None
+            for cost in times_experts(*described(stack), count, most, rows)
+        ]
 
     def telling(a, rng: "np.random.Generator") -> Iterator[dict[str, object]]:
         """Yield rows of every kind among all experts; all rows with one expert, and all but one, for each expert (for
@@ -197,7 +235,8 @@ class experts(Arguments):
         (_, n, f), q = a.up.shape, a.down.shape[2]
         return BufferSize(min(a.most, a.gate.heads) * (FLOAT_BYTES * (f + max(n, q)) + WORD_BYTES), 0)
 
-    def borders(a) -> Collection[int]: return compiled.borders("experts")
+    def borders(a) -> Collection[int]:
+        return compiled.borders("experts")
 
 
 def drawn_gates(rows: int, count: int, most: int, rng: "np.random.Generator") -> Any:
@@ -213,8 +252,8 @@ def routed_gates(count: int, most: int, rng: "np.random.Generator") -> "Iterator
     few = np.eye(count, dtype=np.float32)
     ends = {0, count - 1, *rng.permutation(count)[:EXPERTS_TOLD].tolist()}
     for e in sorted(ends):
-        yield few[[e] * TOLD_ROWS]                              # all rows with one expert
-        yield few[[e, *[(e + 1) % count] * (TOLD_ROWS - 1)]]    # one row with one expert, all others with the next
+        yield few[[e] * TOLD_ROWS]  # all rows with one expert
+        yield few[[e, *[(e + 1) % count] * (TOLD_ROWS - 1)]]  # one row with one expert, all others with the next
     order = rng.permutation(count)[:EXPERTS_COUNTED]
     counts = np.repeat(order, np.arange(len(order)))
     yield few[rng.permutation(counts)] if len(counts) else few[:1]
@@ -222,7 +261,8 @@ def routed_gates(count: int, most: int, rng: "np.random.Generator") -> "Iterator
     yield 0 * few[:1]
     mixed = drawn_gates(TOLD_ROWS * count, count, most, rng)
     yield mixed * (rng.integers(0, 2, mixed.shape) > 0)
-    for share in TOLD_SHARES: yield np.float32(share) * drawn_gates(TOLD_ROWS, count, most, rng)
+    for share in TOLD_SHARES:
+        yield np.float32(share) * drawn_gates(TOLD_ROWS, count, most, rng)
 
 
 def in_gates(gates: Any, like: Any) -> Any:
@@ -232,18 +272,22 @@ def in_gates(gates: Any, like: Any) -> Any:
 
 def described(stack: Any) -> tuple[str, dict[Any, float]]:
     """Return the format of a stack's matrices, and the sizes of each."""
-    if isinstance(stack, Stacked): return stack.name, dict(stack.sizes)
+    if isinstance(stack, Stacked):
+        return stack.name, dict(stack.sizes)
     return "dense", dict(zip("np", stack.shape[1:], strict=True))
 
 
 def hidden_rows(a: Arguments, up: Matrices, beside: Matrices, x: Doubles, e: int) -> tuple[Doubles, Doubles]:
     """Return the rows between the two products of an expert, and a bound on their error."""
+
     def product(stack: Matrices) -> tuple[Doubles, Doubles]:
         read, W = stack.operands(e, x)
         return read @ W, stack.bound(e, x, read, W)
+
     y, error = product(up)
     stages, rough = Raised.of(a, e), isinstance(a.up, Stacked) and a.up.rounds
     y, error = apply_stages(y, stages), bound_stages(y, error, stages, rough)
-    if a.beside is None: return y, error
+    if a.beside is None:
+        return y, error
     v, v_error = product(beside)
     return y * v, error * abs(v) + v_error * (abs(y) + error) + UNIT * (abs(y) + error) * (abs(v) + v_error)

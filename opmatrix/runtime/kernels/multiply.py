@@ -1,4 +1,5 @@
 """x @ W: rows times a weight in any format, and an epilogue on each chunk of rows while it is in cache."""
+
 from collections.abc import Collection
 from typing import Any
 
@@ -14,14 +15,16 @@ from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import FLOAT_BYTES, BufferSize, Rows, Weight
 
 
-def apply_weight(x: Any, weight: Any, out: Any, e: Epilogue) -> None: weight.matmul(x, out=out, epilogue=e)
+def apply_weight(x: Any, weight: Any, out: Any, e: Epilogue) -> None:
+    weight.matmul(x, out=out, epilogue=e)
 
 
 @kernel(stages=STAGES, launches=True, prices={})
 class linear(Arguments):
     """x @ W in whatever format W has; the epilogue runs on each chunk of rows while it is in cache."""
 
-    def run(out: Any, x: Rows, weight: Weight, *, epilogue: Epilogue) -> None: apply_weight(x, weight, out, epilogue)
+    def run(out: Any, x: Rows, weight: Weight, *, epilogue: Epilogue) -> None:
+        apply_weight(x, weight, out, epilogue)
 
     def shape(a) -> Rows:
         same("x columns", a.x.cols, a.weight.shape[0])
@@ -31,7 +34,8 @@ class linear(Arguments):
         """Return x and the weight as the weight's format multiplies them."""
         return dict(zip(("x", "weight"), a.weight.operands(a.x), strict=True)) if hasattr(a.weight, "operands") else {}
 
-    def reference(a) -> Doubles: return apply_stages(a.x @ a.weight, a)
+    def reference(a) -> Doubles:
+        return apply_stages(a.x @ a.weight, a)
 
     def bound(a) -> Doubles:
         """Return the error bound of the format, carried through the epilogue."""
@@ -42,11 +46,14 @@ class linear(Arguments):
         """Return the price of the format's product, then of the epilogue."""
         rows = extents[out.space]
         first = [] if a.weight is None else times_format(a.weight.name, a.weight.sizes, rows)
-        return first + [(name, {"T": rows, "p": out.cols})
-                        for name in behind_product(stage_prices(a), a.weight is not None and a.weight.rounds)]
+        return first + [
+            (name, {"T": rows, "p": out.cols})
+            for name in behind_product(stage_prices(a), a.weight is not None and a.weight.rounds)
+        ]
 
     def scratch(a) -> BufferSize:
         """Return the bytes that a product of two factors stores between them."""
         return BufferSize(FLOAT_BYTES * a.weight.scratch(), 0)
 
-    def borders(a) -> Collection[int]: return frozenset(a.weight.borders())
+    def borders(a) -> Collection[int]:
+        return frozenset(a.weight.borders())

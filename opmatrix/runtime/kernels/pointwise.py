@@ -1,4 +1,5 @@
 """An epilogue alone: of rows, and of each head of each row by itself."""
+
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,18 @@ def passes_over(a: Arguments, out: Rows, extents: Extents) -> Costs:
 class pointwise(Arguments):
     """The epilogue alone, in one pass."""
 
-    def run(out: Any, x: Rows, *, epilogue: Epilogue) -> None: compiled.pointwise(x, out, epilogue)
-    def shape(a) -> Rows: return after(a, a.x.cols)
-    def reference(a) -> Doubles: return apply_stages(a.x, a)
-    def bound(a) -> Doubles: return bound_stages(a.x, np.zeros(a.x.shape), a)
+    def run(out: Any, x: Rows, *, epilogue: Epilogue) -> None:
+        compiled.pointwise(x, out, epilogue)
+
+    def shape(a) -> Rows:
+        return after(a, a.x.cols)
+
+    def reference(a) -> Doubles:
+        return apply_stages(a.x, a)
+
+    def bound(a) -> Doubles:
+        return bound_stages(a.x, np.zeros(a.x.shape), a)
+
     cost = passes_over
 
 
@@ -43,12 +52,15 @@ class pointwise_heads(Arguments):
 
     def shape(a) -> Heads:
         for name in ("gain", "shift"):
-            if (row := getattr(a, name)) is not None: same(name, row.shape, (a.x.cols,))
+            if (row := getattr(a, name)) is not None:
+                same(name, row.shape, (a.x.cols,))
         return Heads(a.x.heads, a.x.cols)
 
-    def reference(a) -> Doubles: return apply_stages(a.x.reshape(-1, a.x.shape[2]), a).reshape(a.x.shape)
+    def reference(a) -> Doubles:
+        return apply_stages(a.x.reshape(-1, a.x.shape[2]), a).reshape(a.x.shape)
 
     def bound(a) -> Doubles:
         rows = a.x.reshape(-1, a.x.shape[2])
         return bound_stages(rows, np.zeros(rows.shape), a).reshape(a.x.shape)
+
     cost = passes_over

@@ -1,4 +1,5 @@
 """The rows of each sequence as one, and rows of length one."""
+
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,9 +32,12 @@ def reduce_rows(x: Doubles, how: str) -> Doubles:
     """Reduce rows to one."""
     places = np.arange(1.0, len(x) + 1)
     match how:
-        case "first" | "last": return np.asarray(x[0 if how == "first" else -1])
-        case "max": return np.asarray(x.max(0))
-        case "by_place": return np.asarray(places @ x / places.sum())
+        case "first" | "last":
+            return np.asarray(x[0 if how == "first" else -1])
+        case "max":
+            return np.asarray(x.max(0))
+        case "by_place":
+            return np.asarray(places @ x / places.sum())
     return np.asarray(x.sum(0) / {"sum": 1, "mean": len(x), "by_root": len(x) ** 0.5}[how])
 
 
@@ -48,6 +52,7 @@ def lengthen(x: Doubles, least: float | None) -> Doubles:
 
 def time_pooling(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     from formats.kernels.attentions.heads import layout
+
     for lengths in grid.batches:
         starts = layout(np.cumsum([0, *lengths]).tobytes())
         for width in grid.widths:
@@ -55,8 +60,12 @@ def time_pooling(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
             yield {"T": len(x), "S": len(out), "p": width}, partial(compiled.pool_rows, x, starts, out, "mean")
 
 
-@kernel(launches=True, changes_space=True, pads_sequences=True, price=Price(
-    (T * p, S * p), lambda tile: Work(vector=T * p, moved=(T + S) * p), time_pooling))
+@kernel(
+    launches=True,
+    changes_space=True,
+    pads_sequences=True,
+    price=Price((T * p, S * p), lambda tile: Work(vector=T * p, moved=(T + S) * p), time_pooling),
+)
 class pool(Arguments):
     """A row for each sequence, made of its rows; with `unit` of length one, the square of which it is added to."""
 
@@ -67,15 +76,17 @@ class pool(Arguments):
         same("x rows", a.x.space, T)
         return Rows(a.x.cols, space=S)
 
-    def reference(a) -> Doubles: return lengthen(reduce_sentences(a.x, a.batch, a.how), a.unit)
+    def reference(a) -> Doubles:
+        return lengthen(reduce_sentences(a.x, a.batch, a.how), a.unit)
 
     def bound(a) -> Doubles:
         """Bound the error of a result that is computed in float64, with a norm too, and rounded once: the rounding of
         float64 itself is visible if a sum cancels."""
         row, size = (reduce_sentences(x, a.batch, a.how) for x in (a.exact.x, abs(a.exact.x)))
-        doubt = 2 * len(a.x) * 2.0 ** -52
-        return np.asarray(2 * UNIT * abs(lengthen(row, a.unit)) + doubt * (size if a.unit is None else 1.0)
-                          + LEAST_SHARE)
+        doubt = 2 * len(a.x) * 2.0**-52
+        return np.asarray(
+            2 * UNIT * abs(lengthen(row, a.unit)) + doubt * (size if a.unit is None else 1.0) + LEAST_SHARE
+        )
 
     def telling(a, rng: "np.random.Generator") -> Iterator[dict[str, object]]:
         """Yield short sequences, each of rows of one kind: as they are, scaled by half to one and a half, and with
@@ -84,20 +95,35 @@ class pool(Arguments):
         batch = short_sequences(len(rows))
         same, shares = rows[batch.sequence], rng.uniform(0.5, 1.5, (batch.rows, 1)).astype(np.float32)
         signs = np.float32(1 - 2 * (batch.positions[:, None] % 2))
-        for x in (same, same * shares, same * signs): yield {"batch": batch, "x": x}
+        for x in (same, same * shares, same * signs):
+            yield {"batch": batch, "x": x}
 
     def cost(a, out: Rows, extents: Extents) -> Costs:
         """Return the price by the rows that are read, and those that are written."""
         return [("pool", {"T": extents[S if a.how in PICKS else T], "S": extents[S], "p": out.cols})]
 
 
-@kernel(launches=True, price=Price(ONE_PASS, lambda tile: Work(vector=3 * T * p, moved=2 * T * p), passes(
-    lambda x, out: compiled.pool_rows(x, None, out, "first", 1e-12))))
+@kernel(
+    launches=True,
+    price=Price(
+        ONE_PASS,
+        lambda tile: Work(vector=3 * T * p, moved=2 * T * p),
+        passes(lambda x, out: compiled.pool_rows(x, None, out, "first", 1e-12)),
+    ),
+)
 class unit(Arguments):
     """Each row with length one, to the square of which `unit` is added."""
 
-    def run(out: Any, x: Rows, *, unit: Least) -> None: compiled.pool_rows(x, None, out, "first", unit)
-    def shape(a) -> Rows: return after(a, a.x.cols)
-    def reference(a) -> Doubles: return lengthen(a.x, a.unit)
-    def bound(a) -> Doubles: return 2 * UNIT * abs(lengthen(a.exact.x, a.unit)) + LEAST_SHARE
+    def run(out: Any, x: Rows, *, unit: Least) -> None:
+        compiled.pool_rows(x, None, out, "first", unit)
+
+    def shape(a) -> Rows:
+        return after(a, a.x.cols)
+
+    def reference(a) -> Doubles:
+        return lengthen(a.x, a.unit)
+
+    def bound(a) -> Doubles:
+        return 2 * UNIT * abs(lengthen(a.exact.x, a.unit)) + LEAST_SHARE
+
     cost = one_pass("unit")

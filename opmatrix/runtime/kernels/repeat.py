@@ -1,4 +1,5 @@
 """Heads that serve groups of others, one copy for each."""
+
 from typing import Annotated, Any
 
 from formats.core.choices import Range
@@ -12,19 +13,23 @@ from opmatrix.runtime.declarations.operands import Heads
 Count = Annotated[int, Range(int, 1, WIDEST)]
 
 
-def copy_heads(x: Any, out: Any) -> None: out.reshape(len(x), x.shape[1], -1, x.shape[2])[...] = x[:, :, None]
+def copy_heads(x: Any, out: Any) -> None:
+    out.reshape(len(x), x.shape[1], -1, x.shape[2])[...] = x[:, :, None]
 
 
 @kernel(prices={})
 class repeat(Arguments):
     """Each head so many times in a row that there are `heads` of them."""
 
-    def run(out: Any, x: Heads, *, heads: Count) -> None: copy_heads(x, out)
+    def run(out: Any, x: Heads, *, heads: Count) -> None:
+        copy_heads(x, out)
 
     def shape(a) -> Heads:
         if a.heads < 1 or a.heads % a.x.heads:
             raise ValueError(f"x heads: {a.x.heads}, which do not divide {a.heads}")
         return Heads(a.heads, a.x.cols)
 
-    def reference(a) -> Doubles: return in_groups(a.x, a.heads)
+    def reference(a) -> Doubles:
+        return in_groups(a.x, a.heads)
+
     bound, cost = copied, one_pass("pick")

@@ -1,4 +1,5 @@
 """Pairs of columns turned by angles that the position chooses (Su et al. 2021, RoPE)."""
+
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -22,7 +23,7 @@ from opmatrix.runtime.declarations.telling import many_ids, some_ids, telling_fi
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
 
-TURNED = 64                                                 # columns of a timed head
+TURNED = 64  # columns of a timed head
 Picked = Annotated[str, OneOf(("all", "first", "last"))]
 
 
@@ -35,12 +36,17 @@ def time_rotation(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
 
 def pick_rows(a: Arguments, positions: RowNumbers) -> Any:
     """Return the positions of the rotated rows."""
-    if a.rows == "all": return positions
+    if a.rows == "all":
+        return positions
     return positions[a.batch.starts[:-1] if a.rows == "first" else a.batch.starts[1:] - 1]
 
 
-@kernel(launches=True, changes_space=True, inplace="x", price=Price(
-    ONE_PASS, lambda tile: Work(vector=3 * T * p, moved=2 * T * p), time_rotation, common=False))
+@kernel(
+    launches=True,
+    changes_space=True,
+    inplace="x",
+    price=Price(ONE_PASS, lambda tile: Work(vector=3 * T * p, moved=2 * T * p), time_rotation, common=False),
+)
 class rotate(Arguments):
     """Columns i and k + i of every head as a pair, turned by the angle of column i in the row of the tables that a
     row's position names; tables are positions × k, columns behind 2 k stay (Su et al. 2021, RoPE). Rows are all tokens,
@@ -58,24 +64,26 @@ class rotate(Arguments):
         same("x rows", a.x.space, space := T if a.rows == "all" else S)
         return Heads(a.x.heads, a.x.cols, space=space)
 
-    def limits(a) -> dict[str, int]: return {"positions": len(a.cos)}
+    def limits(a) -> dict[str, int]:
+        return {"positions": len(a.cos)}
 
     def reference(a) -> Doubles:
         """Return pairs of columns as complex numbers, times numbers of the unit circle."""
         at, k = pick_rows(a, a.batch.field("positions", len(a.cos))), a.cos.shape[1]
-        pairs = (a.x[..., :k] + 1j * a.x[..., k:2 * k]) * (a.cos + 1j * a.sin)[at][:, None]
-        return np.concatenate([pairs.real, pairs.imag, a.x[..., 2 * k:]], -1)
+        pairs = (a.x[..., :k] + 1j * a.x[..., k : 2 * k]) * (a.cos + 1j * a.sin)[at][:, None]
+        return np.concatenate([pairs.real, pairs.imag, a.x[..., 2 * k :]], -1)
 
     def bound(a) -> Doubles:
         """Bound the error of two products, and their sum."""
         at, k = pick_rows(a, a.batch.positions), a.cos.shape[1]
         x, c, s = abs(a.exact.x), abs(a.exact.cos)[at][:, None], abs(a.exact.sin)[at][:, None]
-        left, right = x[..., :k], x[..., k:2 * k]
-        return gamma(2) * np.concatenate([left * c + right * s, left * s + right * c, 0 * x[..., 2 * k:]], -1)
+        left, right = x[..., :k], x[..., k : 2 * k]
+        return gamma(2) * np.concatenate([left * c + right * s, left * s + right * c, 0 * x[..., 2 * k :]], -1)
 
     @staticmethod
-    def restrict(arguments: Mapping[str, Any], values: Sequence[str], batch: Batch,
-                 at: RowNumbers) -> Restricted | None:
+    def restrict(
+        arguments: Mapping[str, Any], values: Sequence[str], batch: Batch, at: RowNumbers
+    ) -> Restricted | None:
         """Restrict to some rows of a rotation of all tokens; None for a rotation of one a sequence."""
         return restrict_rows(arguments, values, batch, at) if arguments["rows"] == "all" else None
 
@@ -85,7 +93,8 @@ class rotate(Arguments):
         one batch has."""
         row, limits, batch = a.x.shape[1:], {"positions": len(a.cos)}, a.batch.whole
         if a.rows != "all":
-            for fill in telling_fills({"x": a.x.shape}, rng): yield {**fill}
+            for fill in telling_fills({"x": a.x.shape}, rng):
+                yield {**fill}
             return
         at = many_ids(len(a.cos), math.prod(row), rng)
         yield {"batch": some_ids(at, limits, batch), "x": rng.standard_normal((len(at), *row), np.float32)}

@@ -1,5 +1,6 @@
 """A term that goes through rows one by one, as a kernel of its own (opmatrix/runtime/codegen,
 formats/kernels/generated): written and compiled when a program that has it first runs, and cached."""
+
 from collections.abc import Iterator
 from functools import partial
 from inspect import Parameter, Signature
@@ -23,24 +24,26 @@ if TYPE_CHECKING:
 
 moved, simple, slow, deep, of_merges, loops = map(size, ("moved", "simple", "slow", "deep", "merged", "loops"))
 of_writes, looked_at = map(size, ("written", "operands"))
-NARROW_ROWS, MANY_ROWS = 64, 2048                           # columns of narrow timed values; rows of long ones
-MOST_TIMED = 2 ** 19                                        # the most numbers of a timed value
-NEAR_NUMBERS = 2 ** 20                                      # numbers, about, that the caches of a core hold
-STREAMED = T * (moved + of_writes)                          # a cache line is read before it is written
-SLOW = 8                                                    # a division or a root counts as this many operations
+NARROW_ROWS, MANY_ROWS = 64, 2048  # columns of narrow timed values; rows of long ones
+MOST_TIMED = 2**19  # the most numbers of a timed value
+NEAR_NUMBERS = 2**20  # numbers, about, that the caches of a core hold
+STREAMED = T * (moved + of_writes)  # a cache line is read before it is written
+SLOW = 8  # a division or a root counts as this many operations
 
 
 def find_kernel(term: str, operands: TermOperands) -> "RowKernel":
     """Return the kernel of a term over these operands, arrays or shapes. A program without a term imports no code that
     reads one."""
     from opmatrix.runtime.codegen.term_kernel import term_kernel
+
     values, arrays = operands
     return term_kernel(term, tuple(map(count_columns, values)), tuple(tuple(array.shape) for array in arrays))
 
 
 def count_columns(value: Any) -> tuple[int, int]:
     """Return the heads, and the columns of one."""
-    if isinstance(value, Rows | Heads): return getattr(value, "heads", 1), value.cols
+    if isinstance(value, Rows | Heads):
+        return getattr(value, "heads", 1), value.cols
     return (1, value.shape[1]) if value.ndim == 2 else value.shape[1:]
 
 
@@ -59,44 +62,62 @@ def declared_signature(batched: bool = False) -> Signature:
     return Signature([*first, *operands, Parameter("term", Parameter.KEYWORD_ONLY, annotation=str)])
 
 
-run_rows.__signature__ = declared_signature()               # type: ignore[attr-defined]    # a function has one
+run_rows.__signature__ = declared_signature()  # type: ignore[attr-defined]    # a function has one
 
 
 def time_terms(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     """Yield timed calls of some kernels, with little work and with much, over these rows; over narrow ones, in which
     loops take most of the time; and over many, in which memory does."""
     from opmatrix.runtime.codegen.sample_terms import SAMPLES
+
     sizes = [*product((NARROW_ROWS, *grid.widths), (*grid.rows, MANY_ROWS))]
     for number, (text, values) in enumerate(SAMPLES):
-        for p, rows in sizes[number % 2::2]:
+        for p, rows in sizes[number % 2 :: 2]:
             row_kernel = find_kernel(text, ([np.empty((0, p))] * values, []))
-            if rows * p > MOST_TIMED or rows * max(values * p, row_kernel.root.cols) > numbers.count: continue
+            if rows * p > MOST_TIMED or rows * max(values * p, row_kernel.root.cols) > numbers.count:
+                continue
             operands = [*numbers.some(values, rows, p)]
-            yield {"T": rows, **row_kernel.counts._asdict()}, partial(
-                row_kernel, operands, [], numbers.room(rows, row_kernel.root.cols))
+            yield (
+                {"T": rows, **row_kernel.counts._asdict()},
+                partial(row_kernel, operands, [], numbers.room(rows, row_kernel.root.cols)),
+            )
 
 
-@kernel(launches=True, price=Price(
-    (STREAMED * STREAMED / (STREAMED + NEAR_NUMBERS), T * simple, T * slow, T * deep, T * of_merges, T * loops,
-     looked_at),
-    lambda tile: Work(vector=T * (simple + SLOW * slow + of_merges), moved=T * moved),
-    time_terms, common=False))
+@kernel(
+    launches=True,
+    price=Price(
+        (
+            STREAMED * STREAMED / (STREAMED + NEAR_NUMBERS),
+            T * simple,
+            T * slow,
+            T * deep,
+            T * of_merges,
+            T * loops,
+            looked_at,
+        ),
+        lambda tile: Work(vector=T * (simple + SLOW * slow + of_merges), moved=T * moved),
+        time_terms,
+        common=False,
+    ),
+)
 class row_term(Arguments):
     """A term that goes through rows one by one, over these values and arrays, in a kernel of its own."""
 
     run = run_rows
 
     def shape(a) -> Rows | Heads:
-        root = kernel_of(a).written.root                    # `written` runs the writer, which checks that all is stored
+        root = kernel_of(a).written.root  # `written` runs the writer, which checks that all is stored
         return Rows(root.cols) if root.heads == 1 else Heads(root.heads, root.cols)
 
     def reference(a) -> Doubles:
         from formats.kernels.generated.rowwise.row_bounds import mean_rows
+
         return in_shape(mean_rows(kernel_of(a).root, *split_operands(a), count_rows(a)))
 
     def bound(a) -> Doubles:
         """Return a running error of every operation, in the kernel's own order."""
         from formats.kernels.generated.rowwise.row_bounds import bound_rows
+
         meant, error = bound_rows(kernel_of(a).root, *split_operands(a.exact), count_rows(a.exact))
         return in_shape(error) + UNIT * in_shape(abs(meant)) * 1e-6
 
@@ -105,7 +126,8 @@ class row_term(Arguments):
         return [("row_term", {"T": extents[out.space], **kernel_of(a).counts._asdict()})]
 
 
-def kernel_of(a: Arguments) -> "RowKernel": return find_kernel(a.term, split_operands(a))
+def kernel_of(a: Arguments) -> "RowKernel":
+    return find_kernel(a.term, split_operands(a))
 
 
 def count_rows(a: Arguments) -> int:

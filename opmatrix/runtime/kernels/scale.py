@@ -1,4 +1,5 @@
 """Rows times numbers: every number times a factor; each head of a row times a number of its own, summed."""
+
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,22 +23,31 @@ if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
 
 
-@kernel(launches=True, inplace="x", price=Price(
-    ONE_PASS, lambda tile: Work(vector=T * p, moved=2 * T * p), passes(lambda x, out: compiled.scale(x, 0.5, out))))
+@kernel(
+    launches=True,
+    inplace="x",
+    price=Price(
+        ONE_PASS, lambda tile: Work(vector=T * p, moved=2 * T * p), passes(lambda x, out: compiled.scale(x, 0.5, out))
+    ),
+)
 class scale(Arguments):
     """Every number times a factor."""
 
-    def run(out: Any, x: Rows, *, factor: float) -> None: compiled.scale(x, factor, out)
+    def run(out: Any, x: Rows, *, factor: float) -> None:
+        compiled.scale(x, factor, out)
 
     def shape(a) -> Rows:
-        if a.x.apart: raise ValueError(f"x: its rows are columns of a wider value, {a.x.apart} numbers apart")
+        if a.x.apart:
+            raise ValueError(f"x: its rows are columns of a wider value, {a.x.apart} numbers apart")
         return Rows(a.x.cols)
 
-    def reference(a) -> Doubles: return np.asarray(a.x * a.factor)
+    def reference(a) -> Doubles:
+        return np.asarray(a.x * a.factor)
 
     def bound(a) -> Doubles:
         """Bound the error: the factor is rounded, and the product."""
         return np.asarray(gamma(2) * abs(a.exact.x * a.factor))
+
     cost = one_pass("scale")
 
 
@@ -52,8 +62,12 @@ def time_weighing(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
             yield {"T": rows, "h": heads, "p": cols}, partial(compiled.blend_heads, x, by, out)
 
 
-@kernel(launches=True, price=Price((T * h * p, T * p), lambda tile: Work(
-    vector=2 * T * h * p, moved=T * h * p + 2 * T * p), time_weighing))
+@kernel(
+    launches=True,
+    price=Price(
+        (T * h * p, T * p), lambda tile: Work(vector=2 * T * h * p, moved=T * h * p + 2 * T * p), time_weighing
+    ),
+)
 class blend_heads(Arguments):
     """The sum of a row's heads, each times a number of its own, + residual; rows are one head."""
 
@@ -63,7 +77,8 @@ class blend_heads(Arguments):
     def shape(a) -> Rows:
         same("by heads", getattr(a.by, "heads", 1), getattr(a.x, "heads", 1))
         same("by columns of a head", a.by.cols, 1)
-        if a.residual is not None: same("residual columns", a.residual.cols, a.x.cols)
+        if a.residual is not None:
+            same("residual columns", a.residual.cols, a.x.cols)
         return Rows(a.x.cols)
 
     def reference(a) -> Doubles:
@@ -72,7 +87,8 @@ class blend_heads(Arguments):
     def bound(a) -> Doubles:
         """Bound the error: a rounding for each product and each sum."""
         sizes = sum_products(abs(a.exact.x), abs(a.exact.by))
-        if a.residual is not None: sizes = sizes + abs(a.exact.residual)
+        if a.residual is not None:
+            sizes = sizes + abs(a.exact.residual)
         return np.asarray(gamma(in_heads(a.x).shape[1] + 1) * sizes + SMALLEST)
 
     def cost(a, out: Rows, extents: Extents) -> Costs:

@@ -1,4 +1,5 @@
 """Attention in three steps, whose scores are stored: q kᵀ, softmax, p v."""
+
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,8 @@ def multiply_queries(q: Doubles, k: Doubles, batch: Batch, bias: Doubles | None 
 
 def near_rows(bias: Doubles | None, a: Arguments) -> Doubles:
     """Return the numbers of a table by distance for each pair of a sentence, flat as scores; one 0 without a table."""
-    if bias is None: return np.zeros(1)
+    if bias is None:
+        return np.zeros(1)
     heads, parts = max(most_heads(a.q, a.k), len(bias)), list[Doubles]()
     for rows in sentence_rows(a.batch):
         at = np.arange(rows.stop - rows.start)
@@ -68,9 +70,15 @@ def near_rows(bias: Doubles | None, a: Arguments) -> Doubles:
     return np.concatenate(parts)
 
 
-@kernel(row_mixing=True, price=Price(
-    SCORED, lambda tile: Work(2 * S2 * h * up(d, tile[1]), S2 * h, 2 * T * h * d + S2 * h), time_scores,
-    recorded=False))
+@kernel(
+    row_mixing=True,
+    price=Price(
+        SCORED,
+        lambda tile: Work(2 * S2 * h * up(d, tile[1]), S2 * h, 2 * T * h * d + S2 * h),
+        time_scores,
+        recorded=False,
+    ),
+)
 class scores(Arguments):
     """q kᵀ · scale within each sentence, plus a bias, a table of numbers by distance."""
 
@@ -93,12 +101,17 @@ class scores(Arguments):
         least = (a.q.shape[2] + 2) * SMALLEST * max(1.0, abs(float(a.exact.scale)))
         return np.asarray(gamma(a.q.shape[2] + 2 + (a.bias is not None)) * spread + least)
 
-    def borders(a) -> Collection[int]: return compiled.borders("scores")
+    def borders(a) -> Collection[int]:
+        return compiled.borders("scores")
+
     cost = by_scores("scores", "q", "k")
 
 
-@kernel(row_mixing=True, inplace="x", price=Price(
-    (S2 * h,), lambda tile: Work(0, 8 * S2 * h, 2 * S2 * h), time_softmax, recorded=False))
+@kernel(
+    row_mixing=True,
+    inplace="x",
+    price=Price((S2 * h,), lambda tile: Work(0, 8 * S2 * h, 2 * S2 * h), time_softmax, recorded=False),
+)
 class softmax(Arguments):
     """Each row of scores as positive numbers that sum to one over whom it sees, and zeros."""
 
@@ -111,15 +124,25 @@ class softmax(Arguments):
 
     def reference(a) -> Doubles:
         """Return softmax along the keys that are seen."""
-        return np.concatenate([softened(np.where(unseen(a.batch, rows, seen.pattern(a)), -np.inf, part)).ravel()
-                               for rows, part in squares(a.x, a.batch)])
+        return np.concatenate(
+            [
+                softened(np.where(unseen(a.batch, rows, seen.pattern(a)), -np.inf, part)).ravel()
+                for rows, part in squares(a.x, a.batch)
+            ]
+        )
 
     def bound(a) -> Doubles:
         """Bound the error: a share is a quotient of exponentials, see `bound_shares`."""
-        return np.concatenate([bound_shares(part, 0.0, unseen(a.batch, rows, seen.pattern(a)))[1].ravel()
-                               for rows, part in squares(a.exact.x, a.batch)])
+        return np.concatenate(
+            [
+                bound_shares(part, 0.0, unseen(a.batch, rows, seen.pattern(a)))[1].ravel()
+                for rows, part in squares(a.exact.x, a.batch)
+            ]
+        )
 
-    def borders(a) -> Collection[int]: return compiled.borders("softmax")
+    def borders(a) -> Collection[int]:
+        return compiled.borders("softmax")
+
     cost = by_scores("softmax", "x")
 
 
@@ -128,23 +151,32 @@ def weigh_values(p: Doubles, v: Doubles, batch: Batch) -> list[Doubles]:
     return [np.einsum("hqk,khd->qhd", part, in_groups(v[rows], len(part))) for rows, part in squares(p, batch)]
 
 
-@kernel(row_mixing=True, price=Price(
-    SCORED, lambda tile: Work(2 * S2 * h * up(d, tile[1]), 0, 2 * T * h * d + S2 * h), time_values, recorded=False))
+@kernel(
+    row_mixing=True,
+    price=Price(
+        SCORED, lambda tile: Work(2 * S2 * h * up(d, tile[1]), 0, 2 * T * h * d + S2 * h), time_values, recorded=False
+    ),
+)
 class values(Arguments):
     """p v within each sentence."""
 
-    def run(out: Any, batch: Any, p: Scores, v: Heads) -> None: compiled.values(p, v, batch.starts, out)
+    def run(out: Any, batch: Any, p: Scores, v: Heads) -> None:
+        compiled.values(p, v, batch.starts, out)
 
     def shape(a) -> Heads:
-        if a.p.heads % a.v.heads: raise ValueError(f"v heads: {a.v.heads}, which do not divide the {a.p.heads} of p")
+        if a.p.heads % a.v.heads:
+            raise ValueError(f"v heads: {a.v.heads}, which do not divide the {a.p.heads} of p")
         return Heads(a.p.heads, a.v.cols)
 
-    def reference(a) -> Doubles: return np.concatenate(weigh_values(a.p, a.v, a.batch))
+    def reference(a) -> Doubles:
+        return np.concatenate(weigh_values(a.p, a.v, a.batch))
 
     def bound(a) -> Doubles:
         """Return γ of a sentence's length, times |p| |v|, and the least number for each product."""
         weighed = weigh_values(abs(a.exact.p), abs(a.exact.v), a.batch)
         return np.concatenate([gamma(len(part)) * part + len(part) * SMALLEST for part in weighed])
 
-    def borders(a) -> Collection[int]: return compiled.borders("values")
+    def borders(a) -> Collection[int]:
+        return compiled.borders("values")
+
     cost = by_scores("values", "p", "v")

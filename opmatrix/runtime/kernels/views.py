@@ -1,4 +1,5 @@
 """Views, which copy no numbers: a row's columns as heads, heads as columns again, some columns alone."""
+
 from typing import Annotated, Any
 
 from formats.core.choices import Range
@@ -11,9 +12,16 @@ from opmatrix.runtime.kernels.repeat import Count
 Place = Annotated[int, Range(int, 0, WIDEST)]
 
 
-def divide(x: Any, heads: int) -> Any: return x.reshape(len(x), heads, -1)
-def flatten(x: Any) -> Any: return x.reshape(len(x), -1)
-def cut(x: Any, lo: int, hi: int) -> Any: return x[:, lo:hi]
+def divide(x: Any, heads: int) -> Any:
+    return x.reshape(len(x), heads, -1)
+
+
+def flatten(x: Any) -> Any:
+    return x.reshape(len(x), -1)
+
+
+def cut(x: Any, lo: int, hi: int) -> Any:
+    return x[:, lo:hi]
 
 
 @kernel()
@@ -21,13 +29,17 @@ class heads(Arguments):
     """A row's columns as equal blocks."""
 
     @staticmethod
-    def run(x: Rows, *, heads: Count) -> Any: return divide(x, heads)
+    def run(x: Rows, *, heads: Count) -> Any:
+        return divide(x, heads)
 
     def shape(a) -> Heads:
-        if a.heads < 1 or a.x.cols % a.heads: raise ValueError(f"{a.heads} heads do not divide x of {a.x}")
+        if a.heads < 1 or a.x.cols % a.heads:
+            raise ValueError(f"{a.heads} heads do not divide x of {a.x}")
         return Heads(a.heads, a.x.cols // a.heads, a.x.apart)
 
-    def reference(a) -> Any: return divide(a.x, a.heads)
+    def reference(a) -> Any:
+        return divide(a.x, a.heads)
+
     bound = copied
 
 
@@ -36,9 +48,15 @@ class join(Arguments):
     """Blocks side by side again."""
 
     @staticmethod
-    def run(x: Heads) -> Any: return flatten(x)
-    def shape(a) -> Rows: return Rows(a.x.heads * a.x.cols, a.x.apart)
-    def reference(a) -> Any: return flatten(a.x)
+    def run(x: Heads) -> Any:
+        return flatten(x)
+
+    def shape(a) -> Rows:
+        return Rows(a.x.heads * a.x.cols, a.x.apart)
+
+    def reference(a) -> Any:
+        return flatten(a.x)
+
     bound = copied
 
 
@@ -47,11 +65,15 @@ class columns(Arguments):
     """Columns lo to hi, hi excluded."""
 
     @staticmethod
-    def run(x: Rows, *, lo: Place, hi: Place) -> Any: return cut(x, lo, hi)
+    def run(x: Rows, *, lo: Place, hi: Place) -> Any:
+        return cut(x, lo, hi)
 
     def shape(a) -> Rows:
-        if not 0 <= a.lo < a.hi <= a.x.cols: raise ValueError(f"x of {a.x} has no columns {a.lo} to {a.hi}")
+        if not 0 <= a.lo < a.hi <= a.x.cols:
+            raise ValueError(f"x of {a.x} has no columns {a.lo} to {a.hi}")
         return Rows(a.hi - a.lo, a.x.apart or a.x.cols)
 
-    def reference(a) -> Any: return cut(a.x, a.lo, a.hi)
+    def reference(a) -> Any:
+        return cut(a.x, a.lo, a.hi)
+
     bound = copied

@@ -1,5 +1,6 @@
 """Environment variables that the command line sets before numpy is imported: one pool of threads, and the kernels of
 numpy's BLAS that `opmatrix calibrate` found fastest on this processor. This module does not import numpy."""
+
 import hashlib
 import json
 import os
@@ -14,19 +15,22 @@ from formats.disk.holdings import try_put
 from formats.host.blas import CORE_VARIABLE, CORES
 from formats.host.threads import command_line_environment
 
-MAX_KEPT_BYTES = 1 << 16                                     # bytes of the saved file, at most
+MAX_KEPT_BYTES = 1 << 16  # bytes of the saved file, at most
 
 
 def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set the variables that the user has not set."""
-    for name, value in (command_line_environment() | blas()).items(): environment.setdefault(name, value)
+    for name, value in (command_line_environment() | blas()).items():
+        environment.setdefault(name, value)
 
 
 def blas() -> dict[str, str]:
     """Return the BLAS variable that a calibration of this very processor saved; empty if there is none, if it cannot be
     read, or if other users could have written it."""
-    try: saved = parse_json(cache.recall(file(), MAX_KEPT_BYTES), str(file()))
-    except InputError: return {}
+    try:
+        saved = parse_json(cache.recall(file(), MAX_KEPT_BYTES), str(file()))
+    except InputError:
+        return {}
     core = saved.get("core") if isinstance(saved, dict) and saved.get("processor") == processor() else None
     return {CORE_VARIABLE: core} if isinstance(core, str) and any(core in cores for cores in CORES.values()) else {}
 
@@ -45,9 +49,17 @@ def file() -> Path:
 
 def processor() -> str:
     """Return an identifier of the processor's abilities: kernels for another one might not run at all."""
-    try: lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError: lines = [platform.processor(), platform.machine()]
-    telling = sorted({line for line in lines
-                      if not line.startswith(("cpu MHz", "processor", "bogomips", "BogoMIPS", "apicid",
-                                                                    "initial apicid", "core id", "physical id"))})
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = [platform.processor(), platform.machine()]
+    telling = sorted(
+        {
+            line
+            for line in lines
+            if not line.startswith(
+                ("cpu MHz", "processor", "bogomips", "BogoMIPS", "apicid", "initial apicid", "core id", "physical id")
+            )
+        }
+    )
     return hashlib.blake2b("\n".join(telling).encode(), digest_size=8).hexdigest()

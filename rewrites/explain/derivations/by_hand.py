@@ -1,6 +1,7 @@
 """Laws applied by hand to one program: wherever they fit, in the requested order. The graph holds the terms that these
 laws reach, stage by stage, and so the facts that guards need; the program is a tree in it, and every application a
 step."""
+
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from rewrites.verify.user_laws import admit_laws
 
 NOTHING_NEW = "what it makes is there already, or is made of itself"
 Kinds = tuple[dict[str, tuple[str, ...]], ...]
-BUDGET, ROUNDS, MAX_APPLICATIONS = 5000, 12, 1000           # nodes and rounds of a graph; applications to a program
+BUDGET, ROUNDS, MAX_APPLICATIONS = 5000, 12, 1000  # nodes and rounds of a graph; applications to a program
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Rewrite:
     def check_usable(self) -> None:
         """Raise InputError for a user's law that is wrong, or that no graph can use."""
         _, left_out = admit_laws(self.laws)
-        if left_out: raise InputError(f"{self.name}: {left_out[0]}")
+        if left_out:
+            raise InputError(f"{self.name}: {left_out[0]}")
 
 
 Stages = Sequence[Rewrite]
@@ -67,7 +69,7 @@ class Applied:
         """Return the result of these stages for another part of equal structure."""
         if part is self.part:
             return self
-        forest = Forest(Lowering(self.forest.graph, part.template, None), self.forest.made)     # type: ignore[arg-type]
+        forest = Forest(Lowering(self.forest.graph, part.template, None), self.forest.made)  # type: ignore[arg-type]
         return replace(self, part=part, forest=forest)
 
     @cached_property
@@ -98,13 +100,15 @@ def reached(template: Template, stages: Stages) -> Graph:
             changed = [run(f"(run by_{law.name} 1)")[0].report.updated for law in stage.laws]
             rows = sum(count for name, count in run("(print-size)")[0].sizes if name.startswith("K_"))
             if rows > BUDGET:
-                raise InputError(f"{stage.name}: more than {BUDGET} programs after a few rounds: leave one law of the "
-                                 "stage out")
+                raise InputError(
+                    f"{stage.name}: more than {BUDGET} programs after a few rounds: leave one law of the stage out"
+                )
             if not any(changed):
                 break
 
     run(template.text)
-    for stage in stages: explore(stage)
+    for stage in stages:
+        explore(stage)
     run("(run-schedule (saturate (run facts)))")
     freeze(stage_engine, graph)
     keep_imported(graph, template)
@@ -113,9 +117,10 @@ def reached(template: Template, stages: Stages) -> Graph:
 
 def apply_stages(part: Part, number: int, stages: Stages) -> Applied:
     """Return the import of a part after these stages. Raises InputError for a law that cannot be used."""
-    for stage in stages: stage.check_usable()
+    for stage in stages:
+        stage.check_usable()
     graph = reached(part.template, stages)
-    forest = Forest(Lowering(graph, part.template, None))   # type: ignore[arg-type]       # nothing is priced here
+    forest = Forest(Lowering(graph, part.template, None))  # type: ignore[arg-type]       # nothing is priced here
     start = tree = forest.imported[part.roots[FULL]]
     steps: list[Application] = []
     counts: list[dict[str, int]] = []
@@ -135,7 +140,8 @@ def following(deriver: Deriver, stage: Rewrite, tree: Tree, seen: set[Tree]) -> 
     Programs that compute a value from itself, as (xᵀ)ᵀ does x, are skipped: a program computes every value once."""
     for law in stage.laws:
         for before, after in fitting(deriver, law, tree, stage.kinds.get(law.name, ({},))):
-            if before is after: continue
+            if before is after:
+                continue
             rewritten = deriver.forest.replace(tree, before, after)
             if rewritten not in seen and not is_nested(rewritten):
                 return Application(law.name, law.kind, False, before, after)
@@ -147,7 +153,8 @@ def is_nested(tree: Tree) -> bool:
     below: dict[Tree, frozenset[int]] = {}
     for part in tree.walk():
         below[part] = frozenset(child.cls for child in part.children).union(*(below[child] for child in part.children))
-        if part.cls in below[part]: return True
+        if part.cls in below[part]:
+            return True
     return False
 
 
@@ -164,7 +171,7 @@ def fitting(deriver: Deriver, law: Law, tree: Tree, kinds: Kinds) -> Iterator[tu
             others = [at for at in range(len(left)) if at != index]
             if all({deriver.member(left[at], full), deriver.member(right[at], full)} & keys for at in others):
                 trees = {name: at for name, at in binding.items() if isinstance(at, Tree)}
-                with suppress(KeyError):                    # the graph may lack the result
+                with suppress(KeyError):  # the graph may lack the result
                     yield part, deriver.over(right[index], full, trees)
 
 

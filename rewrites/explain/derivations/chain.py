@@ -1,4 +1,5 @@
 """The derivation of a whole model: one for each part, layers of equal structure by the same steps."""
+
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -30,20 +31,28 @@ class Chain:
 
     def approximated(self, methods: Mapping[int, Otherwise]) -> "Chain":
         """Return the chain with the steps that store weights by other methods: by part, by class and layout."""
-        return replace(self, parts=tuple(part.approximated(methods.get(number, {}))
-                                         for number, part in enumerate(self.parts)))
+        return replace(
+            self, parts=tuple(part.approximated(methods.get(number, {})) for number, part in enumerate(self.parts))
+        )
 
     def title(self, number: int) -> str:
         before, after = self.states[number]
-        borders = [f"{what} the {state} value" for what, state in (("takes", before), ("hands on", after))
-                   if state != FULL]
+        borders = [
+            f"{what} the {state} value" for what, state in (("takes", before), ("hands on", after)) if state != FULL
+        ]
         first, count = self.like[number], len(self.parts[number].steps)
-        return ", ".join([f"part {number + 1} of {len(self.parts)}: {count} step{'s' * (count != 1)}", *borders,
-                          *([f"as part {first + 1}"] if first != number else [])])
+        return ", ".join(
+            [
+                f"part {number + 1} of {len(self.parts)}: {count} step{'s' * (count != 1)}",
+                *borders,
+                *([f"as part {first + 1}"] if first != number else []),
+            ]
+        )
 
     def __str__(self) -> str:
-        lines = [f"{sum(len(part.steps) for part in self.parts)} steps, every one checked in float64 to "
-                 f"{self.checked:.0e}"]
+        lines = [
+            f"{sum(len(part.steps) for part in self.parts)} steps, every one checked in float64 to {self.checked:.0e}"
+        ]
         for number, part in enumerate(self.parts):
             lines.append(self.title(number))
             exact = sum(step.kind != APPROXIMATE for step in part.steps)
@@ -53,8 +62,10 @@ class Chain:
 
     def _repr_html_(self) -> str:
         """Return HTML that folds in a notebook: parts, and in them steps."""
-        return "".join(f"<details><summary>{self.title(number)}</summary>{wording.html(part, self.laws)}</details>"
-                       for number, part in enumerate(self.parts))
+        return "".join(
+            f"<details><summary>{self.title(number)}</summary>{wording.html(part, self.laws)}</details>"
+            for number, part in enumerate(self.parts)
+        )
 
 
 def derive_chain(structure: Structure, laws: Sequence[Law], stored: dict[int, Otherwise] | None = None) -> Chain:
@@ -71,20 +82,26 @@ def derive_chain(structure: Structure, laws: Sequence[Law], stored: dict[int, Ot
         like.append(first)
         if first == number:
             derived.append(derive(lowering, extraction, part.roots[after], laws))
-        else:                                               # an equal graph has equal trees: only numbers differ
+        else:  # an equal graph has equal trees: only numbers differ
             same = derived[first]
             derived.append(replace(same, forest=replace(same.forest, lowering=lowering)))
     exact = Chain(tuple(derived), tuple(like), tuple(structure.path), tuple(laws))
     numbered = zip(structure.numbers, structure.extractions, strict=True)
-    return exact.approximated({place: nearly(extraction) if stored is None else stored.get(number, {})
-                               for place, (number, extraction) in enumerate(numbered)})
+    return exact.approximated(
+        {
+            place: nearly(extraction) if stored is None else stored.get(number, {})
+            for place, (number, extraction) in enumerate(numbered)
+        }
+    )
 
 
 def nearly(extraction: Extraction) -> Otherwise:
     """Return the weights that a program does not store as they are."""
-    return {(node.cls.weight, node.cls.layout): (describe_method(node.label), node.label.error ** 0.5, None)
-            for node in extraction.nodes
-            if isinstance(node.cls, Use) and isinstance(node.label, Method) and node.label.error}
+    return {
+        (node.cls.weight, node.cls.layout): (describe_method(node.label), node.label.error**0.5, None)
+        for node in extraction.nodes
+        if isinstance(node.cls, Use) and isinstance(node.label, Method) and node.label.error
+    }
 
 
 def describe_method(method: Method) -> str:

@@ -1,5 +1,6 @@
 """A derivation: the steps from an imported program to the chosen one, each one application of a law. It can be
 repeated, checked in numbers at every step, and read."""
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,7 @@ from rewrites.verify.failure import VerificationError
 from rewrites.verify.graphs import TOLERANCE, batch, compare_values, stack, width
 from rewrites.verify.numbers import Drawn
 
-MAX_EXACT_SIZE = 16                                         # largest size at which numbers are read as they are
+MAX_EXACT_SIZE = 16  # largest size at which numbers are read as they are
 
 
 # by class and layout of a weight: its storage in words, and the error that causes on calibration and held-out rows
@@ -135,8 +136,9 @@ class TreeValues:
     def apart(self, a: Tree, b: Tree) -> float:
         """Return the distance of two trees of a class."""
         facts = self.forest.graph.facts
-        return compare_values(self.term(a), self.term(b), a.cls in facts["act"] or a.cls in facts["constant"],
-                              self.numbers)
+        return compare_values(
+            self.term(a), self.term(b), a.cls in facts["act"] or a.cls in facts["constant"], self.numbers
+        )
 
     def term(self, tree: Tree) -> Operator:
         """Return the operator that a tree denotes. A stack of one matrix for each head is one weight, which takes
@@ -155,10 +157,12 @@ class TreeValues:
             return substitute(whole, dict(zip(inside, parts, strict=True)))
         if (kernel := self.forest.kernels.get(tree.kind)) is not None:
             operands, others = iter(parts), iter(tree.attributes)
-            return kernel.over({name: self.values[next(others)] if sort.name in OPEN else next(operands)
-                                for name, sort in kernel.variables.items()})
+            return kernel.over(
+                {
+                    name: self.values[next(others)] if sort.name in OPEN else next(operands)
+                    for name, sort in kernel.variables.items()
+                }
+            )
         places = dict(enumerate(parts))
         term = build(ENode(tree.kind, tuple(places), tree.attributes, tree.cls, False), places, self.values)
         return stack(self.forest.graph, tree.cls, term, self.numbers)
-
-

@@ -2,6 +2,7 @@
 graph determines which members of a class one law joins, so a chain is a shortest path from member to member, class by
 class from the root down (Flatt et al. 2022, on small proofs, solve the same problem with the graph's own union-find).
 """
+
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -45,8 +46,7 @@ class Move(NamedTuple):
 
 @dataclass
 class Deriver:
-    """Chains between trees of one forest. `preferred` are the trees that fill variables which one side does not name.
-    """
+    """Chains between trees of one forest. `preferred` trees fill the variables that one side does not name."""
 
     forest: Forest
     laws: Sequence[Law]
@@ -60,16 +60,23 @@ class Deriver:
     @cached_property
     def matches(self) -> Matches[int]:
         """Matches of patterns among classes; subsumed members are included."""
-        return Matches(lambda cls, kind: [(node.children, node.attributes) for node in self.forest.members.get(cls, ())
-                                          if node.kind == kind],
-                       lambda attribute, name: spelled(attribute) == name)
+        return Matches(
+            lambda cls, kind: [
+                (node.children, node.attributes) for node in self.forest.members.get(cls, ()) if node.kind == kind
+            ],
+            lambda attribute, name: spelled(attribute) == name,
+        )
 
     def edges(self, cls: int) -> list[Edge]:
         """Return every law instance whose sides are members of a class."""
         if cls not in self.known:
-            self.known[cls] = [edge for law in self.laws for index, side in enumerate(law.sides()[0])
-                               for bound in self.guarded(law, self.completed(law, self.matches.find(side, cls)))
-                               if (edge := self.edge(law, index, bound, cls)) is not None]
+            self.known[cls] = [
+                edge
+                for law in self.laws
+                for index, side in enumerate(law.sides()[0])
+                for bound in self.guarded(law, self.completed(law, self.matches.find(side, cls)))
+                if (edge := self.edge(law, index, bound, cls)) is not None
+            ]
         return self.known[cls]
 
     def completed(self, law: Law, found: Iterable[Binding]) -> Iterator[Binding]:
@@ -83,7 +90,8 @@ class Deriver:
                     if (cls := self.find(known, bound)) is not None:
                         yield from self.completed(law, join_matches([bound], self.matches.find(other, cls)))
                     break
-            else: yield bound
+            else:
+                yield bound
 
     def edge(self, law: Law, index: int, bound: Binding, cls: int) -> Edge | None:
         """Return the instance, if all its sides are in the graph."""
@@ -230,6 +238,7 @@ class Deriver:
             if (a, b) not in known:
                 known[a, b] = self.forest.over(a, tuple(map(filled, a.children, b.children))) if a.key == b.key else a
             return known[a, b]
+
         return filled(tree, goal)
 
 

@@ -1,5 +1,6 @@
 """The derivation of a model on a mesh: step by step the rule that shards a value, its equation, and the collective.
 Factors that are sharded alike are printed once, and so are runs of steps that keep the sharding."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -20,13 +21,14 @@ from rewrites.laws.law import PARTITION
 from rewrites.laws.splitting import RuleKey, key_of, statement
 
 PASSING = {"rows one by one", "entry by entry", "turned", "side by side", "columns", "slice"}
-HEADED = {("act", "heads"), ("split", "heads"), ("join", "heads"), ("repeat", "heads")}     # these keep sharded heads
+HEADED = {("act", "heads"), ("split", "heads"), ("join", "heads"), ("repeat", "heads")}  # these keep sharded heads
 
 
 @dataclass(frozen=True)
 class PartitionStep:
     """One application of a rule on axes of a mesh: its equation, the matrix or value that it is applied to, the
     collective, and the number of steps in a run."""
+
     rule: RuleKey
     axes: tuple[str, ...]
     says: str
@@ -45,6 +47,7 @@ class PartitionStep:
 @dataclass(frozen=True)
 class PartitionPart:
     """Factors of a model that are sharded alike, by their numbers from 1 on, and the steps of one of them."""
+
     factors: tuple[int, ...]
     steps: tuple[PartitionStep, ...]
 
@@ -57,6 +60,7 @@ class PartitionPart:
 @dataclass(frozen=True)
 class PartitionDerivation:
     """The steps from a model to the program of each rank of a mesh. Prints as text."""
+
     name: str
     count: int
     between: tuple[PartitionStep, ...]
@@ -66,20 +70,25 @@ class PartitionDerivation:
     def steps(self) -> Iterator[PartitionStep]:
         """All steps in order, those of equal factors once."""
         yield from self.between
-        for part in self.parts: yield from part.steps
+        for part in self.parts:
+            yield from part.steps
 
     def __str__(self) -> str:
         lines = [f"{self.name}: {sum(1 for _ in self.steps)} steps", *map(str, self.between)]
-        for part in self.parts: lines += [part.title(self.count), *(f"  {step}" for step in part.steps)]
+        for part in self.parts:
+            lines += [part.title(self.count), *(f"  {step}" for step in part.steps)]
         return "\n".join(lines)
 
 
 def derivation_of(plan: Partition) -> PartitionDerivation:
     """Return the derivation of a partition: its stages, its sharded weights, and the steps of its factors."""
     groups: dict[int, list[int]] = {}
-    for at, split in plan.splits.items(): groups.setdefault(id(split), []).append(at)
-    parts = tuple(PartitionPart(tuple(at + 1 for at in members), tuple(steps_of(plan.splits[members[0]])))
-                  for members in groups.values())
+    for at, split in plan.splits.items():
+        groups.setdefault(id(split), []).append(at)
+    parts = tuple(
+        PartitionPart(tuple(at + 1 for at in members), tuple(steps_of(plan.splits[members[0]])))
+        for members in groups.values()
+    )
     return PartitionDerivation(plan.name, len(plan.chain), tuple(between_stages(plan)), parts)
 
 
@@ -88,14 +97,30 @@ def between_stages(plan: Partition) -> Iterator[PartitionStep]:
     rule = "stage", "stages"
     for stage, (lo, hi) in enumerate(plan.cuts if plan.mesh.stages else ()):
         sent = next((spelled(crossing) for _, crossing in plan.crossings(stage) if crossing.of == "stage"), "")
-        yield PartitionStep(rule, (plan.mesh.stages.name,), statement(rule),        # type: ignore[union-attr]
-                            f"stage {stage + 1}: factors {runs(range(lo + 1, hi + 1))}", sent)
+        yield PartitionStep(
+            rule,
+            (plan.mesh.stages.name,),  # type: ignore[union-attr]
+            statement(rule),
+            f"stage {stage + 1}: factors {runs(range(lo + 1, hi + 1))}",
+            sent,
+        )
     for axis in plan.mesh.storing(3):
-        stored = sum((count * crossing.whole for stage in range(len(plan.stages))
-                      for count, crossing in plan.crossings(stage)
-                      if crossing.of == "weights" and crossing.axis == axis.name), sympy.Integer(0))
-        yield PartitionStep(("move", "all_gather"), (axis.name,), statement(("move", "all_gather")), "stored weights",
-                            f"all-gather over {axis.name} of {spell(stored)} numbers in all stages")
+        stored = sum(
+            (
+                count * crossing.whole
+                for stage in range(len(plan.stages))
+                for count, crossing in plan.crossings(stage)
+                if crossing.of == "weights" and crossing.axis == axis.name
+            ),
+            sympy.Integer(0),
+        )
+        yield PartitionStep(
+            ("move", "all_gather"),
+            (axis.name,),
+            statement(("move", "all_gather")),
+            "stored weights",
+            f"all-gather over {axis.name} of {spell(stored)} numbers in all stages",
+        )
 
 
 def steps_of(split: Split) -> Iterator[PartitionStep]:
@@ -119,7 +144,8 @@ def steps_of(split: Split) -> Iterator[PartitionStep]:
 def by_rule(split: Split, step: RankStep) -> dict[str, tuple[str, ...]]:
     """Return the axes of each rule of a step, in their order."""
     axes_of: dict[str, tuple[str, ...]] = {}
-    for k, rule in sorted(step.rules): axes_of[rule] = (*axes_of.get(rule, ()), split.mesh.axes[k].name)
+    for k, rule in sorted(step.rules):
+        axes_of[rule] = (*axes_of.get(rule, ()), split.mesh.axes[k].name)
     return axes_of
 
 
@@ -130,19 +156,22 @@ def said(passed: dict[tuple[str, RuleKey, tuple[str, ...]], int]) -> Iterator[Pa
         says = statement(key)
         first, before = counts.get((says, axes), (key, 0))
         counts[says, axes] = first, before + count
-    for (says, axes), (key, count) in counts.items(): yield PartitionStep(key, axes, says, times=count)
+    for (says, axes), (key, count) in counts.items():
+        yield PartitionStep(key, axes, says, times=count)
 
 
 def merged_over(split: Split, step: RankStep) -> type[Monoid]:
     """Return the monoid over which a step merges parts, or makes them."""
     states = [*step.more[1:2]] if step.op == "move" else [state for _, state in step.placement.cuts]
-    if step.op == "ring": return step.more[2]                # type: ignore[no-any-return]
+    if step.op == "ring":
+        return step.more[2]  # type: ignore[no-any-return]
     return next((state.over for state in states if isinstance(state, Partial)), monoids.sum)
 
 
 def name_of_step(step: RankStep) -> str:
     """Return the name of the stored matrix of a step, or of its product."""
-    if step.op == "act": return next((str(data) for data in step.more[0].args if isinstance(data, Data)), "")
+    if step.op == "act":
+        return next((str(data) for data in step.more[0].args if isinstance(data, Data)), "")
     if step.op == "answer":
         return ", ".join(dict.fromkeys(str(data) for _, data, _ in stored_arrays([step])))
     if step.op in ("product", "ring"):
@@ -154,17 +183,22 @@ def name_of_step(step: RankStep) -> str:
 def spelled(crossing: Crossing) -> str:
     """Describe a collective in numbers of the busiest rank: the size of the value that a group makes, and the numbers
     that leave the rank."""
-    return (f"{crossing.op.replace('_', '-')} over {crossing.axis} of {spell(crossing.whole)} numbers, "
-            f"{spell(crossing.wire)} on the wire")
+    return (
+        f"{crossing.op.replace('_', '-')} over {crossing.axis} of {spell(crossing.whole)} numbers, "
+        f"{spell(crossing.wire)} on the wire"
+    )
 
 
-def spell(e: sympy.Expr) -> str: return str(sympy.factor_terms(busiest(e))).replace("**", "^").replace("*", "·")
+def spell(e: sympy.Expr) -> str:
+    return str(sympy.factor_terms(busiest(e))).replace("**", "^").replace("*", "·")
 
 
 def runs(numbers: Sequence[int]) -> str:
     """Return numbers in ascending order as text, neighbours as a range."""
     groups: list[list[int]] = []
     for number in numbers:
-        if groups and number == groups[-1][-1] + 1: groups[-1].append(number)
-        else: groups.append([number])
+        if groups and number == groups[-1][-1] + 1:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in groups)

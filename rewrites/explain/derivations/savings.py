@@ -1,4 +1,5 @@
 """The savings of each law, measured by leaving it out; laws that only save together are one entry."""
+
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
@@ -11,15 +12,20 @@ from rewrites.laws.law import Law
 from rewrites.opened import Opened
 from rewrites.search.search import SearchSpace, Structure, cheapest
 
-LawGroup = tuple[tuple[str, ...], Structure]                # laws, and the program without one of them
-SAME_SUM = 1e-9                                             # relative: smaller differences of seconds are rounding
+LawGroup = tuple[tuple[str, ...], Structure]  # laws, and the program without one of them
+SAME_SUM = 1e-9  # relative: smaller differences of seconds are rounding
 
 
 def search_without(opened: Opened, names: Sequence[str], exact: Structure) -> Structure:
     """Return the optimum without some laws, along the border states of the exact program. A graph in which none of
     them matched is reused."""
-    space = SearchSpace(opened.model, without(opened.laws, names), opened.running,
-                        opened.workload.extents(opened.model), found=opened.parts)
+    space = SearchSpace(
+        opened.model,
+        without(opened.laws, names),
+        opened.running,
+        opened.workload.extents(opened.model),
+        found=opened.parts,
+    )
     for (number, (before, _)), lowering in zip(exact.route, exact.lowerings, strict=True):
         if lowering.graph.fired.keys().isdisjoint(names):
             space.lowerings[number, before] = lowering
@@ -32,21 +38,28 @@ def leave_out_each(opened: Opened, exact: Structure) -> Iterator[tuple[str, Stru
     alone. Laws that the derivation of the exact program does not use are left out together first: mostly none of them
     saves time."""
     used, fired = find_used(exact, opened.laws), [law.name for law in opened.laws if law.name in exact.fired]
-    def lacking(names: Sequence[str]) -> Structure: return search_without(opened, names, exact)
+
+    def lacking(names: Sequence[str]) -> Structure:
+        return search_without(opened, names, exact)
+
     by_law = dict(leave_out([name for name in fired if name not in used], exact.time, lacking))
     for name in fired:
         if name in used:
-            with suppress(Infeasible): by_law[name] = lacking([name])
+            with suppress(Infeasible):
+                by_law[name] = lacking([name])
     yield from ((name, by_law[name]) for name in fired if name in by_law)
 
 
-def leave_out(names: Sequence[str], least: float,
-              lacking: Callable[[Sequence[str]], Structure]) -> Iterator[tuple[str, Structure]]:
+def leave_out(
+    names: Sequence[str], least: float, lacking: Callable[[Sequence[str]], Structure]
+) -> Iterator[tuple[str, Structure]]:
     """Yield the optimum without each of these laws. One search suffices if all can be left out and the time does not
     change, as fewer laws reach no other programs; otherwise each half is searched by itself."""
-    if not names: return
+    if not names:
+        return
     optimum, half = None, len(names) // 2
-    with suppress(Infeasible): optimum = lacking(names)
+    with suppress(Infeasible):
+        optimum = lacking(names)
     if optimum is not None and (not half or abs(optimum.time - least) <= SAME_SUM * least):
         yield from ((name, optimum) for name in names)
     elif half:
@@ -56,8 +69,10 @@ def leave_out(names: Sequence[str], least: float,
 
 def find_used(exact: Structure, laws: Sequence[Law]) -> frozenset[str]:
     """Return the laws in the derivation of a program from its import; all that fired if no derivation is found."""
-    try: return frozenset(step.law for part in derive_chain(exact, laws).parts for step in part.steps)
-    except Underivable: return exact.fired
+    try:
+        return frozenset(step.law for part in derive_chain(exact, laws).parts for step in part.steps)
+    except Underivable:
+        return exact.fired
 
 
 def group_fired(opened: Opened, exact: Structure) -> list[LawGroup]:
@@ -68,12 +83,14 @@ def group_fired(opened: Opened, exact: Structure) -> list[LawGroup]:
 
 def rank_savings(opened: Opened, exact: Structure) -> list[tuple[tuple[str, ...], float]]:
     """Return the predicted seconds that groups of laws save, the most first."""
-    return sorted(((names, left.time - exact.time) for names, left in group_fired(opened, exact)),
-                  key=lambda pair: -pair[1])
+    return sorted(
+        ((names, left.time - exact.time) for names, left in group_fired(opened, exact)), key=lambda pair: -pair[1]
+    )
 
 
-def group_laws(left: Iterable[tuple[str, Structure]], least: float,
-               lacking: Callable[[Sequence[str]], Structure]) -> list[LawGroup]:
+def group_laws(
+    left: Iterable[tuple[str, Structure]], least: float, lacking: Callable[[Sequence[str]], Structure]
+) -> list[LawGroup]:
     """Group laws, each with the optimum without it, into entries of laws that save nothing without one another:
     leaving out all of them costs the same as leaving out one. `least` are the seconds of the program with all laws;
     `lacking` searches without some."""
@@ -84,10 +101,18 @@ def group_laws(left: Iterable[tuple[str, Structure]], least: float,
         if len(names) > 1 and saves(first := next(iter(names.values())), least) and joint([*names], first, lacking):
             joined = [([*names], first)]
         for name, structure in names.items() if not joined else ():
-            group = next((members for members, _ in joined if saves(structure, least)
-                          and joint([*members, name], structure, lacking)), None)
-            if group is None: joined.append(([name], structure))
-            else: group.append(name)
+            group = next(
+                (
+                    members
+                    for members, _ in joined
+                    if saves(structure, least) and joint([*members, name], structure, lacking)
+                ),
+                None,
+            )
+            if group is None:
+                joined.append(([name], structure))
+            else:
+                group.append(name)
         groups += joined
     return [(tuple(names), structure) for names, structure in groups]
 
@@ -99,7 +124,8 @@ def saves(structure: Structure, least: float) -> bool:
 
 def joint(laws: Sequence[str], one: Structure, lacking: Callable[[Sequence[str]], Structure]) -> bool:
     """True if leaving out all these laws costs no more than leaving out one."""
-    with suppress(Infeasible): return lacking(laws).time <= one.time * (1 + SAME_SUM)
+    with suppress(Infeasible):
+        return lacking(laws).time <= one.time * (1 + SAME_SUM)
     return False
 
 

@@ -1,6 +1,7 @@
 """Schedules by hand (Halide: Ragan-Kelley et al. 2013): `schedule("minilm") | join_qkv | prune(0.5)`. A stage applies
 laws to the program wherever they fit, or stores its weights by an approximation. The result is priced, verified and
 run like the result of a search, because it consists of the same parts."""
+
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -45,9 +46,9 @@ from rewrites.verify.routed import Reference
 from rewrites.workload.resolve import source
 from rewrites.workload.workload import Workload
 
-MAX_TILE_KEYS, EQUAL_SPLITS = 4096, 1e-9                    # most keys of a tile; tolerance of equal splits
-VERIFIED_ROWS, ROUNDED = 256, 1e-6                          # rows that are verified; rounding of float32
-StoredSite = tuple[int, int, str]                                 # part, class and layout of a weight
+MAX_TILE_KEYS, EQUAL_SPLITS = 4096, 1e-9  # most keys of a tile; tolerance of equal splits
+VERIFIED_ROWS, ROUNDED = 256, 1e-6  # rows that are verified; rounding of float32
+StoredSite = tuple[int, int, str]  # part, class and layout of a weight
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,15 @@ class HandSchedule:
             law = find_law(stage) if isinstance(stage, str) else stage
             stage = Rewrite(law.name, (law,))
         if not isinstance(stage, Rewrite | Store | TileStage):
-            raise InputError(f"{stage!r} is no stage: give a law, its name, a composition such as join_qkv, an "
-                             "approximation such as prune(0.5), or tile(64)")
+            raise InputError(
+                f"{stage!r} is no stage: give a law, its name, a composition such as join_qkv, an "
+                "approximation such as prune(0.5), or tile(64)"
+            )
         if isinstance(stage, Rewrite) and (done := next((s for s in self.stages if not isinstance(s, Rewrite)), None)):
-            raise InputError(f"{stage.name} after {done.name}: laws come first, since they make other weights and "
-                             f"kernels: put {stage.name} before {done.name}")
+            raise InputError(
+                f"{stage.name} after {done.name}: laws come first, since they make other weights and "
+                f"kernels: put {stage.name} before {done.name}"
+            )
         after = replace(self, stages=(*self.stages, stage), before=self)
         if isinstance(stage, TileStage):
             return after.tiled(stage)
@@ -88,19 +93,23 @@ class HandSchedule:
         stage = self.stages[-1]
         assert isinstance(stage, Rewrite)
         if not any(result.counts[-1][name] for result in self.rewritten for name in stage.goals):
-            reasons = dict.fromkeys(refusal(result, law) for law in stage.laws if law.name in stage.goals
-                                    for result in self.rewritten)
+            reasons = dict.fromkeys(
+                refusal(result, law) for law in stage.laws if law.name in stage.goals for result in self.rewritten
+            )
             near = sorted(reasons, key=lambda reason: (reason.count(" not "), " has no " in reason))
             raise InputError(f"{stage.name}: it applies nowhere: {'; '.join(near[:2])}")
         return self
 
     @cached_property
-    def extents(self) -> Extents: return self.batch.extents(*collect_needs(self.model))
+    def extents(self) -> Extents:
+        return self.batch.extents(*collect_needs(self.model))
 
     @cached_property
     def split(self) -> list[Part]:
-        return [replace(part, template=spell_values(part.template, self.laws))
-                for part in (states[FULL] for states in parts(self.model))]
+        return [
+            replace(part, template=spell_values(part.template, self.laws))
+            for part in (states[FULL] for states in parts(self.model))
+        ]
 
     @cached_property
     def rewritten(self) -> list[Applied]:
@@ -119,13 +128,17 @@ class HandSchedule:
     def structure(self) -> Structure:
         """The cheapest kernels of exactly this program. Raises InputError if some operator has none."""
         prices = Prices(self.machine, self.extents)
-        lowerings = [Lowering(result.alone, part.template, prices)
-                     for result, part in zip(self.rewritten, self.split, strict=True)]
-        extractions = [choose_kernels(lowering, result)
-                       for lowering, result in zip(lowerings, self.rewritten, strict=True)]
+        lowerings = [
+            Lowering(result.alone, part.template, prices)
+            for result, part in zip(self.rewritten, self.split, strict=True)
+        ]
+        extractions = [
+            choose_kernels(lowering, result) for lowering, result in zip(lowerings, self.rewritten, strict=True)
+        ]
         seconds = sum(extraction.time for extraction in extractions)
-        return Structure(lowerings, extractions, [(FULL, FULL)] * len(extractions), self.split,
-                         seconds, seconds, seconds, seconds)
+        return Structure(
+            lowerings, extractions, [(FULL, FULL)] * len(extractions), self.split, seconds, seconds, seconds, seconds
+        )
 
     @cached_property
     def exact(self) -> tuple[Program, Emitter]:
@@ -138,15 +151,19 @@ class HandSchedule:
         first = {part.template.text: number for number, part in reversed([*enumerate(self.split)])}
         like = tuple(first[part.template.text] for part in self.split)
         derived = []
-        for result, lowering, extraction in zip(self.rewritten, self.structure.lowerings, self.structure.extractions,
-                                                strict=True):
+        for result, lowering, extraction in zip(
+            self.rewritten, self.structure.lowerings, self.structure.extractions, strict=True
+        ):
             forest = replace(result.forest, lowering=lowering)
             _, called = forest.extracted(extraction, result.tree.cls)
             derived.append(Derivation(result.forest, result.start, (*result.steps, *lowered(called))))
         chain = Chain(tuple(derived), like, ((FULL, FULL),) * len(derived), self.laws)
         chain = chain.approximated(self.alone) if self.methods else chain
-        return chain if self.keys is None else replace(chain,
-                                                       parts=tuple(split_axis(part, self.keys) for part in chain.parts))
+        return (
+            chain
+            if self.keys is None
+            else replace(chain, parts=tuple(split_axis(part, self.keys) for part in chain.parts))
+        )
 
     # ---- tiles
 
@@ -157,8 +174,10 @@ class HandSchedule:
         if done := next((s for s in self.stages[:-1] if isinstance(s, TileStage)), None):
             raise InputError(f"{stage.name}: attention has {done.name} already: leave one out")
         if not self.applications():
-            raise InputError(f"{stage.name}: no part has a product over softmax that one kernel computes: "
-                             f"there are {', '.join(dict.fromkeys(step.kernel for step in self.exact[0].steps))}")
+            raise InputError(
+                f"{stage.name}: no part has a product over softmax that one kernel computes: "
+                f"there are {', '.join(dict.fromkeys(step.kernel for step in self.exact[0].steps))}"
+            )
         return self
 
     @property
@@ -171,8 +190,9 @@ class HandSchedule:
         longest sentence of the batch: the law behind `tile`, on random numbers."""
         rng, longest = np.random.default_rng(seed), int(np.diff(self.batch.starts).max())
         scores, values = rng.normal(size=(3, longest)), rng.normal(size=(longest, 5))
-        return apart(softmax.product(scores, values, tile=self.keys or longest),
-                     softmax.product(scores, values, tile=longest))
+        return apart(
+            softmax.product(scores, values, tile=self.keys or longest), softmax.product(scores, values, tile=longest)
+        )
 
     # ---- approximations
 
@@ -184,8 +204,10 @@ class HandSchedule:
             raise InputError(f"{stage.name}: no weight is called {' or '.join(stage.only)}: there are {names}")
         assert self.before is not None
         if taken := next((site for site in chosen if site in self.before.methods), None):
-            raise InputError(f"{stage.name}: {' and '.join(self.names(taken))} is stored as "
-                             f"{self.before.methods[taken]} already: name other weights, or leave one stage out")
+            raise InputError(
+                f"{stage.name}: {' and '.join(self.names(taken))} is stored as "
+                f"{self.before.methods[taken]} already: name other weights, or leave one stage out"
+            )
         for site in chosen:
             try:
                 if stage.own is None:
@@ -209,14 +231,21 @@ class HandSchedule:
 
     def choice(self, stage: Store) -> list[StoredSite]:
         """Return the weights that a stage stores."""
-        return [site for site in self.sites if not stage.only
-                or any(word in name for word in stage.only for name in self.names(site))]
+        return [
+            site
+            for site in self.sites
+            if not stage.only or any(word in name for word in stage.only for name in self.names(site))
+        ]
 
     @cached_property
     def methods(self) -> dict[StoredSite, Method]:
         """The methods of weights that are not stored as they are."""
-        return {site: self.method(stage, site) for stage in self.stages if isinstance(stage, Store)
-                for site in self.choice(stage)}
+        return {
+            site: self.method(stage, site)
+            for stage in self.stages
+            if isinstance(stage, Store)
+            for site in self.choice(stage)
+        }
 
     def method(self, stage: Store, site: StoredSite) -> Method:
         """Return the method by which a stage stores a weight. Raises InputError if no format holds the result of a
@@ -225,16 +254,19 @@ class HandSchedule:
             return Method(stage.format, tuple(stage.parameters.items()), FORMATS[stage.format].metric())
         prices, (n, p) = Prices(self.machine, self.extents), self.sites[site].shape
         if not (methods := [*stage.own.methods(self.sites[site])]):
-            raise InputError(f"{stage.name}: {' and '.join(self.names(site))}: no format holds what it makes of it in "
-                             "less than dense does")
+            raise InputError(
+                f"{stage.name}: {' and '.join(self.names(site))}: no format holds what it makes of it in "
+                "less than dense does"
+            )
         return min(methods, key=lambda method: prices.linear(method.format, n, p, method.parameters))
 
     @cached_property
     def fitter(self) -> Fitter:
         """The fitter of weights to their inputs on calibration rows."""
         program, emitter = self.exact
-        return fitter(program, [site for site in sites(program, self.structure, emitter) if site.x], self.fit,
-                      self.declared)
+        return fitter(
+            program, [site for site in sites(program, self.structure, emitter) if site.x], self.fit, self.declared
+        )
 
     @property
     def declared(self) -> dict[str, Approximation]:
@@ -243,8 +275,9 @@ class HandSchedule:
         for stage in self.stages:
             if isinstance(stage, Store) and (latest := stage.own) is not None:
                 other = by_name.get(latest.name, latest)
-                by_name[latest.name] = replace(latest, grid={
-                    key: (*dict.fromkeys((*other.grid[key], *latest.grid[key])),) for key in latest.grid})
+                by_name[latest.name] = replace(
+                    latest, grid={key: (*dict.fromkeys((*other.grid[key], *latest.grid[key])),) for key in latest.grid}
+                )
         return by_name
 
     @cached_property
@@ -259,7 +292,8 @@ class HandSchedule:
             by_part.setdefault(site[0], {})[site[1:]] = describe_method(method), near, far
         return by_part
 
-    def reference(self, batch: Batch) -> Reference: return Reference(partial(self.exact[0].run, batch))
+    def reference(self, batch: Batch) -> Reference:
+        return Reference(partial(self.exact[0].run, batch))
 
     # ---- the result
 
@@ -274,16 +308,20 @@ class HandSchedule:
 
     def emitted(self, methods: dict[StoredSite, Method]) -> tuple[Program, Emitter]:
         """Return the program before its attention is tiled, and the emitter of its constants."""
+
         def decide(part: int, use: Use, method: Method) -> Method:
             return methods.get((part, use.weight, use.layout), method)
+
         return self.structure.program(self.meta, decide, {}, self.fitter)
 
     def over_tiles(self, program: Program) -> Program:
         """Return a program whose attention merges as many keys at a time as a stage sets."""
         if self.keys is None:
             return program
-        steps = [replace(step, attributes={**step.attributes, "tile": self.keys}) if has_tiles(step.kernel) else step
-                 for step in program.steps]
+        steps = [
+            replace(step, attributes={**step.attributes, "tile": self.keys}) if has_tiles(step.kernel) else step
+            for step in program.steps
+        ]
         return program.over(steps)
 
     def run(self, batch: Given) -> np.ndarray:
@@ -320,8 +358,9 @@ class HandSchedule:
         constants, wanted = unrounded(self.structure, self.emitted(self.methods)[1]), oracle(self.model, batches)
         if self.methods:
             results["structure"] = verify_structure(self.program, batches, constants, wanted, self.model)
-            return results | {"program": verify_approximate(self.program, self.model, batches,
-                                                            TRUST * self.error + ROUNDED, wanted)}
+            return results | {
+                "program": verify_approximate(self.program, self.model, batches, TRUST * self.error + ROUNDED, wanted)
+            }
         imported, _ = search(self.model, (), self.machine, self.extents, fusion=False, methods=plainly).program({})
         return results | {"program": verify_exact(self.program, self.model, batches, imported, constants)}
 
@@ -330,8 +369,10 @@ class HandSchedule:
         chain = [self]
         while chain[0].before is not None:
             chain.insert(0, chain[0].before)
-        rows = [[one.stages[-1].name if one.stages else "imported", str(one.applications() or ""), *one.figures()]
-                for one in chain]
+        rows = [
+            [one.stages[-1].name if one.stages else "imported", str(one.applications() or ""), *one.figures()]
+            for one in chain
+        ]
         return table(rows, ["stage", "places", "ms predicted", "MB", "error on calibration rows"])
 
     def figures(self) -> list[str]:
@@ -348,8 +389,11 @@ class HandSchedule:
         stage = self.stages[-1]
         if isinstance(stage, TileStage):
             return sum(has_tiles(step.kernel) for step in self.exact[0].steps)
-        return len(self.choice(stage)) if isinstance(stage,
-                                                     Store) else sum(sum(e.counts[-1].values()) for e in self.rewritten)
+        return (
+            len(self.choice(stage))
+            if isinstance(stage, Store)
+            else sum(sum(e.counts[-1].values()) for e in self.rewritten)
+        )
 
 
 def choose_kernels(lowering: Lowering, each: Applied) -> Extraction:
@@ -388,8 +432,14 @@ def split_axis(part: Derivation, keys: int) -> Derivation:
     return replace(part, steps=tuple(steps))
 
 
-def schedule(model: str | Operator, batch: Batch | None = None, *, text: str | None = None, tokens: int | None = None,
-             machine: TimeModel | None = None) -> HandSchedule:
+def schedule(
+    model: str | Operator,
+    batch: Batch | None = None,
+    *,
+    text: str | None = None,
+    tokens: int | None = None,
+    machine: TimeModel | None = None,
+) -> HandSchedule:
     """Return a model without stages, for the workload of `optimize`; an operator needs a `batch`, on which it is then
     timed, fitted and verified. Raises InputError for wrong arguments."""
     machine = machine or this_machine()
@@ -401,5 +451,6 @@ def schedule(model: str | Operator, batch: Batch | None = None, *, text: str | N
     checkpoint = open_model(model)
     workload = Workload.of(checkpoint, text, tokens)
     operator, timed = checkpoint.operator(), batch or workload.timed
-    return HandSchedule(operator, timed, Running.of(machine, timed.starts), workload.probe, workload.verify,
-                    source(checkpoint))
+    return HandSchedule(
+        operator, timed, Running.of(machine, timed.starts), workload.probe, workload.verify, source(checkpoint)
+    )

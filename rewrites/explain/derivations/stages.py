@@ -1,4 +1,5 @@
 """Stages of a schedule by hand: compositions of laws, methods to store weights, tiles."""
+
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +18,7 @@ class Store:
     format: str
     parameters: dict[str, Hashable] = field(default_factory=dict)
     only: tuple[str, ...] = ()
-    own: Approximation | None = None                        # of a user: the cheapest format that holds it is used
+    own: Approximation | None = None  # of a user: the cheapest format that holds it is used
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,20 @@ BOTH: dict[str, Kinds] = {"spread": (*SCALED["spread"], *MOVED["spread"]), "asso
 
 fold_scale = rewrite("fold_scale", *SCALE_LAWS, needed=("scale_scores",), kinds=SCALED)
 drop_key_bias = rewrite("drop_key_bias", *SCALE_LAWS, "split_keys", "shift_scores", kinds=SCALED)
-move_value_bias = rewrite("move_value_bias", *SPLIT, "value_bias", "join_shift", "spread", "merge_shifts",
-                          needed=("value_bias",), kinds=MOVED)
+move_value_bias = rewrite(
+    "move_value_bias", *SPLIT, "value_bias", "join_shift", "spread", "merge_shifts", needed=("value_bias",), kinds=MOVED
+)
 fold_norm = rewrite("fold_norm", "merge_shifts", "spread", "associate", kinds=GAINED)
-join_qkv = rewrite("join_qkv", *SCALE_LAWS, "split_keys", "shift_scores", "value_bias", "join_shift", "merge_shifts",
-                   "join_bias", "join",
-                   needed=("join", "join_bias"), kinds=BOTH)
+join_qkv = rewrite(
+    "join_qkv",
+    *SCALE_LAWS,
+    "split_keys",
+    "shift_scores",
+    "value_bias",
+    "join_shift",
+    "merge_shifts",
+    "join_bias",
+    "join",
+    needed=("join", "join_bias"),
+    kinds=BOTH,
+)

@@ -1,5 +1,6 @@
 """Single programs of a saturated graph: a tree picks one member for every class that it needs, and equal subtrees are
 one object. Chains of law applications lead from tree to tree."""
+
 import re
 from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, field
@@ -21,10 +22,10 @@ from rewrites.lowering.lower import KernelCall, Lowering, Method, Use
 from rewrites.lowering.uncovered import Interpreted
 
 OPEN = "count", "where", "over", "relation", "any_relation"  # sorts of variables that stand for attributes
-READ = "interpreted"                                        # a term without a kernel, read over its operands
-STORED = "stored"                                           # a weight in a representation; its value is the weight
-NodeKey = tuple[str, tuple[int, ...], tuple[str, ...]]      # a member: kind, classes of its children, attributes
-Path = tuple[int, ...]                                      # number of the child at each level, from the root down
+READ = "interpreted"  # a term without a kernel, read over its operands
+STORED = "stored"  # a weight in a representation; its value is the weight
+NodeKey = tuple[str, tuple[int, ...], tuple[str, ...]]  # a member: kind, classes of its children, attributes
+Path = tuple[int, ...]  # number of the child at each level, from the root down
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +55,7 @@ class Tree:
                 for child in tree.children:
                     yield from below(child)
                 yield tree
+
         yield from below(self)
 
 
@@ -63,8 +65,8 @@ class Forest:
 
     lowering: Lowering
     made: dict[Hashable, Tree] = field(default_factory=dict)
-    kernels: dict[str, Implementation] = field(default_factory=dict)    # by the kinds of trees that are calls
-    read: dict[int, tuple[Tree, ...]] = field(default_factory=dict)     # by interpreted class: its tree, its operands'
+    kernels: dict[str, Implementation] = field(default_factory=dict)  # by the kinds of trees that are calls
+    read: dict[int, tuple[Tree, ...]] = field(default_factory=dict)  # by interpreted class: its tree, its operands'
 
     @property
     def graph(self) -> Graph:
@@ -83,8 +85,9 @@ class Forest:
             by_class.setdefault(node.cls, []).append(node)
         return by_class
 
-    def tree(self, kind: str, children: tuple[Tree, ...], attributes: tuple[str, ...] = (),
-             cls: int | None = None) -> Tree:
+    def tree(
+        self, kind: str, children: tuple[Tree, ...], attributes: tuple[str, ...] = (), cls: int | None = None
+    ) -> Tree:
         """Return the tree of these parts. Its class is looked up unless it is passed: KeyError if the graph has no
         such member."""
         if (key := (kind, children, attributes)) not in self.made:
@@ -101,7 +104,7 @@ class Forest:
         if not path:
             return new
         at, children = path[0], tree.children
-        return self.over(tree, (*children[:at], self.put(children[at], path[1:], new), *children[at + 1:]))
+        return self.over(tree, (*children[:at], self.put(children[at], path[1:], new), *children[at + 1 :]))
 
     def replace(self, tree: Tree, before: Tree, after: Tree) -> Tree:
         """Return the tree with a subtree replaced wherever it occurs."""
@@ -130,16 +133,18 @@ class Forest:
 
         def make(node: ENode, terms: dict[int, Operator], values: dict[str, object]) -> Operator | None:
             if (term := fitting(node, terms, values)) is not None:
-                by_class.setdefault(node.cls,
-                                    self.tree(node.kind, tuple(by_class[c] for c in node.children), node.attributes))
+                by_class.setdefault(
+                    node.cls, self.tree(node.kind, tuple(by_class[c] for c in node.children), node.attributes)
+                )
             return term
+
         self.graph.terms(template, make)
         return by_class
 
     def tree_of_term(self, read: ClassTerm, used: Collection[Operator]) -> Tree:
-        """Return a term of a class as a tree: by the members from which it was read, down to the values that it uses.
-        """
-        if read.member is None or read.operator in used: return self.representatives[read.cls]
+        """Return a term of a class as a tree: the members from which it was read, down to the values that it uses."""
+        if read.member is None or read.operator in used:
+            return self.representatives[read.cls]
         parts = tuple(self.tree_of_term(part, used) for part in read.parts)
         return self.tree(read.member.kind, parts, read.member.attributes, read.cls)
 
@@ -153,8 +158,11 @@ class Forest:
         """Return the chosen program, in the notation of the algebra; and, for the result of each kernel, the kernel's
         call over such trees, with approximated weights still as they are."""
         calls = {node.cls: node.label for node in extraction.nodes if isinstance(node.label, KernelCall)}
-        uses = {node.cls: node.label for node in extraction.nodes
-                if isinstance(node.cls, Use) and isinstance(node.label, Method)}
+        uses = {
+            node.cls: node.label
+            for node in extraction.nodes
+            if isinstance(node.cls, Use) and isinstance(node.label, Method)
+        }
         results, called = dict[int, Tree](), dict[Tree, Tree]()
 
         def value(cls: int) -> Tree:
@@ -193,8 +201,9 @@ class Forest:
             x = multiplied(dict(call.bound), name)
             how = call.implementation.layout
             method = uses[Use(x, tree.cls, how, cls)]
-            return self.tree(STORED, (tree,), (Method().format if method.error or method.plain else str(method), how),
-                             tree.cls)
+            return self.tree(
+                STORED, (tree,), (Method().format if method.error or method.plain else str(method), how), tree.cls
+            )
 
         return value(root), called
 
@@ -204,11 +213,13 @@ class Forest:
         values = self.lowering.template.values
 
         def name(attribute: object) -> str:
-            if is_variable(attribute): return str(operands[attribute_variable(attribute)])
+            if is_variable(attribute):
+                return str(operands[attribute_variable(attribute)])
             return next(name for name, value in values.items() if value == attribute)
 
         def made(pattern: Operator) -> Iterator[Tree]:
-            if pattern.kind.name == "symbol": yield operands[str(pattern.args[0])]
+            if pattern.kind.name == "symbol":
+                yield operands[str(pattern.args[0])]
             else:
                 kind, attributes = pattern.kind.name, tuple(map(name, pattern.attributes))
                 for parts in product(*map(made, pattern.children)):
@@ -223,5 +234,7 @@ class Forest:
 
 def match_trees() -> Matches[Tree]:
     """Return the matches of patterns among trees: each tree is the only member of its class."""
-    return Matches(lambda tree, kind: [(tree.children, tree.attributes)] if tree.kind == kind else (),
-                   lambda attribute, name: spelled(attribute) == name)
+    return Matches(
+        lambda tree, kind: [(tree.children, tree.attributes)] if tree.kind == kind else (),
+        lambda attribute, name: spelled(attribute) == name,
+    )

@@ -1,4 +1,5 @@
 """Derivations as text and as HTML that folds. Long terms are named by the variable of the law."""
+
 from collections.abc import Sequence
 from html import escape
 from itertools import groupby
@@ -14,10 +15,10 @@ from rewrites.laws.law import APPROXIMATE, Law
 from rewrites.laws.spelling import describe_attribute
 
 INFIX = {"add": (1, " + "), "mul": (2, " * "), "compose": (2, " @ ")}
-NAMED = 12                                                  # nodes of an operator that may have a name of its own
-INLINE_LETTERS = 44                                         # letters of a term that is printed in full
+NAMED = 12  # nodes of an operator that may have a name of its own
+INLINE_LETTERS = 44  # letters of a term that is printed in full
 DEPTH = 5
-TRUST, ROUNDED = 1.3, 1e-6                                  # factor on the stated error; rounding of float32
+TRUST, ROUNDED = 1.3, 1e-6  # factor on the stated error; rounding of float32
 
 
 class TreeWriter:
@@ -76,7 +77,7 @@ class TreeWriter:
             data = self.values[tree.attributes[0]]
             if (label := self.numbered.get(data.base or data)) is not None:
                 return f"{label}.T" if data.base else label
-            return str(data.label)[self.skip:] if data.name or (data.base and data.base.name) else str(data.label)
+            return str(data.label)[self.skip :] if data.name or (data.base and data.base.name) else str(data.label)
         return self.own_name(tree) if tree.size <= NAMED else None
 
     def own_name(self, tree: Tree) -> str | None:
@@ -87,8 +88,9 @@ class TreeWriter:
         return None if name is None or len(name) > 1 else str(name[0])
 
     def term(self, tree: Tree) -> Operator:
-        return Operator(KINDS[tree.kind], *map(self.term, tree.children),
-                        *(self.values[name] for name in tree.attributes))
+        return Operator(
+            KINDS[tree.kind], *map(self.term, tree.children), *(self.values[name] for name in tree.attributes)
+        )
 
     def attribute(self, name: str) -> str:
         value = self.values.get(name, name)
@@ -107,14 +109,24 @@ def describe_sides(forest: Forest, step: Application, laws: dict[str, Law]) -> t
         trees = instance(laws[step.law], step) or {}
     elif step.after.kind in forest.kernels and step.before.kind not in forest.kernels:
         names = [name for name, sort in forest.kernels[step.after.kind].variables.items() if sort.name not in OPEN]
-        trees = dict(zip(names, (child.children[0] if child.kind == STORED else child for child in step.after.children),
-                         strict=True))
+        trees = dict(
+            zip(
+                names,
+                (child.children[0] if child.kind == STORED else child for child in step.after.children),
+                strict=True,
+            )
+        )
     texts = {name: (tree, plain.text(tree)) for name, tree in trees.items() if isinstance(tree, Tree)}
     long = {name: (tree, text) for name, (tree, text) in texts.items() if len(text) > INLINE_LETTERS or "…" in text}
     writer = TreeWriter(forest, {tree: name for name, (tree, _) in long.items()})
-    return writer.text(step.before, depth=12), writer.text(step.after, depth=12), {
-        name: f"{text[:INLINE_LETTERS].rsplit(' ', 1)[0]} … ({tree.size} operators)"
-        for name, (tree, text) in long.items()}
+    return (
+        writer.text(step.before, depth=12),
+        writer.text(step.after, depth=12),
+        {
+            name: f"{text[:INLINE_LETTERS].rsplit(' ', 1)[0]} … ({tree.size} operators)"
+            for name, (tree, text) in long.items()
+        },
+    )
 
 
 def describe_place(program: Tree, step: Application) -> str:
@@ -177,6 +189,8 @@ def html(derivation: Derivation, laws: Sequence[Law]) -> str:
     steps = []
     for head, before, after, where in describe_steps(derivation, laws):
         names = "".join(f"<br><small>{escape(name)} = {escape(what)}</small>" for name, what in where.items())
-        steps.append(f"<li><details><summary>{escape(head)}</summary><code>{escape(before)}</code><br>= "
-                     f"<code>{escape(after)}</code>{names}</details></li>")
+        steps.append(
+            f"<li><details><summary>{escape(head)}</summary><code>{escape(before)}</code><br>= "
+            f"<code>{escape(after)}</code>{names}</details></li>"
+        )
     return f"<ol>{''.join(steps)}</ol>"

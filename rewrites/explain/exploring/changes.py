@@ -1,4 +1,5 @@
 """Two explorations side by side: the effect of a law, a machine or a length on the program and its price."""
+
 from dataclasses import dataclass
 
 from opmatrix.display.html import html_table
@@ -6,7 +7,7 @@ from opmatrix.display.tables import megabytes, micro, table
 from rewrites.lowering.lower import KernelCall, Use
 from rewrites.search.search import Structure
 
-BRIEF_SECONDS = 1e-5                                        # seconds: shorter times are printed in microseconds
+BRIEF_SECONDS = 1e-5  # seconds: shorter times are printed in microseconds
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,16 @@ class ProgramChange:
         for name in dict.fromkeys([*mine, *other]):
             a, b = mine.get(name, KernelShare(0, 0.0)), other.get(name, KernelShare(0, 0.0))
             if a.count != b.count or abs(b.seconds - a.seconds) > 1e-3 * max(a.seconds, b.seconds):
-                rows.append((name, str(a.count), str(b.count), micro(a.seconds), micro(b.seconds),
-                             f"{1e6 * (b.seconds - a.seconds):+.1f}"))
+                rows.append(
+                    (
+                        name,
+                        str(a.count),
+                        str(b.count),
+                        micro(a.seconds),
+                        micro(b.seconds),
+                        f"{1e6 * (b.seconds - a.seconds):+.1f}",
+                    )
+                )
         return sorted(rows, key=lambda row: -abs(float(row[-1])))
 
     @property
@@ -86,9 +95,11 @@ class ProgramChange:
         share = self.seconds / self.prices[0].seconds if self.prices[0].seconds else 0.0
         lines = [f"{name}: {price}" for name, price in zip(self.names, self.prices, strict=True)]
         lines.append(f"the other takes {1e6 * self.seconds:+.1f} µs, {100 * share:+.2f} %")
-        for which, laws in zip(("this one", "the other"), (self.fired[0] - self.fired[1],
-                                                           self.fired[1] - self.fired[0]), strict=True):
-            if laws: lines.append(f"fires in {which} alone: {', '.join(sorted(laws))}")
+        for which, laws in zip(
+            ("this one", "the other"), (self.fired[0] - self.fired[1], self.fired[1] - self.fired[0]), strict=True
+        ):
+            if laws:
+                lines.append(f"fires in {which} alone: {', '.join(sorted(laws))}")
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -97,4 +108,5 @@ class ProgramChange:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str: return html_table(CHANGE_COLUMNS, self.rows, self.said)
+    def _repr_html_(self) -> str:
+        return html_table(CHANGE_COLUMNS, self.rows, self.said)

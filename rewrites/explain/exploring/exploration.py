@@ -1,5 +1,6 @@
 """`om.explore`: a model with everything that laws make equal to it, the price of each member, and the choice of
 extraction. It shows the search of `optimize`: the graphs, prices and program are those of its exact search."""
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,7 +36,7 @@ from rewrites.opened import Opened
 from rewrites.search.search import SearchSpace, Structure
 from rewrites.workload.phases import silence_stdout
 
-AskedClass = int | str | EqualityClass | Member | None           # a class, or one of its members
+AskedClass = int | str | EqualityClass | Member | None  # a class, or one of its members
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -48,18 +49,20 @@ class Exploration:
     schedule: tuple[str, ...] = SCHEDULE
     number: int | None = None
     name: str = ""
-    note: str = ""                                          # a remark, if prices are not of a calibrated machine
-    left_out: tuple[str, ...] = ()                          # a line for each user law that cannot be used
+    note: str = ""  # a remark, if prices are not of a calibrated machine
+    left_out: tuple[str, ...] = ()  # a line for each user law that cannot be used
 
     @cached_property
     def searched(self) -> tuple[SearchSpace, Structure]:
         """The space and its optimum, as `optimize` finds them."""
         with silence_stdout():
-            if self.schedule == SCHEDULE: return self.opened.explore(self.laws)
+            if self.schedule == SCHEDULE:
+                return self.opened.explore(self.laws)
             return search_stepped(self.opened, self.laws, self.schedule)
 
     @property
-    def structure(self) -> Structure: return self.searched[1]
+    def structure(self) -> Structure:
+        return self.searched[1]
 
     # ---- the part that is shown
 
@@ -75,7 +78,8 @@ class Exploration:
     def looked_at(self) -> int:
         """The number of the part that is shown. By default it is of the signature that most parts have; of several
         such, the dearest."""
-        if self.number is not None: return self.number
+        if self.number is not None:
+            return self.number
         times = [extraction.time for extraction in self.structure.extractions]
         return max(self.alike, key=lambda numbers: (len(numbers), times[numbers[0]]))[0]
 
@@ -86,10 +90,21 @@ class Exploration:
         for numbers in self.alike:
             graph = self.structure.lowering(numbers[0]).graph
             listed = ", ".join(str(n) for n in numbers) if len(numbers) < 8 else f"{numbers[0]} … {numbers[-1]}"
-            rows.append(("*" * (self.looked_at in numbers), listed, str(len(graph.nodes)), str(len(graph.members)),
-                         micro(sum(times[n] for n in numbers))))
-        return Listing(f"{len(self.structure.path)} parts, {len(rows)} signatures; * is looked at",
-                       ("", "parts", "nodes", "classes", "µs"), tuple(rows), self.alike)
+            rows.append(
+                (
+                    "*" * (self.looked_at in numbers),
+                    listed,
+                    str(len(graph.nodes)),
+                    str(len(graph.members)),
+                    micro(sum(times[n] for n in numbers)),
+                )
+            )
+        return Listing(
+            f"{len(self.structure.path)} parts, {len(rows)} signatures; * is looked at",
+            ("", "parts", "nodes", "classes", "µs"),
+            tuple(rows),
+            self.alike,
+        )
 
     def at(self, number: int) -> "Exploration":
         """Show another part. Raises InputError if there is no part of this number."""
@@ -100,27 +115,54 @@ class Exploration:
         """The part that is shown."""
         space, structure = self.searched
         number, (before, after) = self.looked_at, structure.path[self.looked_at]
-        with silence_stdout(): problem = space.problem(number, before, after, self.opened.representable)
-        return LookedAt(structure.lowering(number), structure.extractions[number], problem.nodes,
-                        structure.parts[number], after, space.laws)
+        with silence_stdout():
+            problem = space.problem(number, before, after, self.opened.representable)
+        return LookedAt(
+            structure.lowering(number),
+            structure.extractions[number],
+            problem.nodes,
+            structure.parts[number],
+            after,
+            space.laws,
+        )
 
     @property
     def classes(self) -> Listing[EqualityClass]:
         """The classes of the part, those of the program first, in the order in which it runs."""
         listed = [*self.view.list_classes()]
-        rows = tuple(("*" * bool(cls.chosen), f"c{cls.number}", cls.text, str(cls.terms), str(cls.kernels),
-                      cls.chosen, "" if cls.seconds is None else micro(cls.seconds)) for cls in listed)
+        rows = tuple(
+            (
+                "*" * bool(cls.chosen),
+                f"c{cls.number}",
+                cls.text,
+                str(cls.terms),
+                str(cls.kernels),
+                cls.chosen,
+                "" if cls.seconds is None else micro(cls.seconds),
+            )
+            for cls in listed
+        )
         head = f"part {self.looked_at}: {len(listed)} classes; * are computed by the cheapest program"
-        return Listing(head, ("", "class", "what", "terms", "kernels", "chosen", "µs"), rows, tuple(listed),
-                       "each is there by its number, .members(number)")
+        return Listing(
+            head,
+            ("", "class", "what", "terms", "kernels", "chosen", "µs"),
+            rows,
+            tuple(listed),
+            "each is there by its number, .members(number)",
+        )
 
     def members(self, asked: AskedClass = None) -> Listing[Member]:
         """List the members of a class, by default of the result: kernels with prices, then terms; * is chosen."""
         cls = self.view.resolve(asked)
         listed = [*self.view.list_members(cls)]
         rows = tuple(member.row for member in listed)
-        return Listing(f"c{cls}: {self.view.say(cls)}", MEMBER_COLUMNS, rows, tuple(listed),
-                       "the values are all there, .members(c)[40:]")
+        return Listing(
+            f"c{cls}: {self.view.say(cls)}",
+            MEMBER_COLUMNS,
+            rows,
+            tuple(listed),
+            "the values are all there, .members(c)[40:]",
+        )
 
     # ---- laws
 
@@ -137,15 +179,16 @@ class Exploration:
     def only(self, *names: str) -> "Exploration":
         """Explore with these laws alone."""
         check_names(names, self.laws)
-        return self.changed(laws=tuple(law for law in self.laws if law.name in names),
-                            name=f"{self.name} only by {', '.join(names)}")
+        return self.changed(
+            laws=tuple(law for law in self.laws if law.name in names), name=f"{self.name} only by {', '.join(names)}"
+        )
 
     def with_laws(self, *own: Law | str | Path) -> "Exploration":
         """Explore with further laws of the user: functions under @law, or files of them. Each is tried first: raises
         InputError for a wrong one, with an example; `left_out` has a line for each that cannot be used."""
         usable, left_out = own_laws(own, self.laws)
         laws, failed = self.opened.list_usable((*self.laws, *usable))
-        names = ", ".join(law.name for law in laws[len(self.laws):]) or "no other law"
+        names = ", ".join(law.name for law in laws[len(self.laws) :]) or "no other law"
         lines = (*self.left_out, *left_out, *failed)
         return self.changed(laws=laws, name=f"{self.name} with {names}", left_out=lines)
 
@@ -173,7 +216,8 @@ class Exploration:
 
     def tree(self, asked: AskedClass | Operator) -> Tree:
         """Return a member as a tree; for a class, the member that the program uses, else its representative."""
-        if isinstance(asked, Member): return self.view.tree_of(asked)
+        if isinstance(asked, Member):
+            return self.view.tree_of(asked)
         cls = self.view.find_term(asked) if isinstance(asked, Operator) else self.view.resolve(asked)
         return self.view.taken(cls) or self.view.stand_for(cls)
 
@@ -186,7 +230,8 @@ class Exploration:
 
     def cost(self, machine: MachineName = None) -> ProgramPrice:
         """Return the price of the cheapest program; with `machine`, that of a new search for that machine."""
-        if machine is not None: return self.on(machine).cost()
+        if machine is not None:
+            return self.on(machine).cost()
         return ProgramPrice(self.structure.time, self.structure.memory, name_machine(self.opened.machine))
 
     def on(self, machine: MachineName) -> "Exploration":
@@ -212,9 +257,12 @@ class Exploration:
 
     def compare(self, other: "Exploration") -> ProgramChange:
         """Return the differences of another exploration in the program and its price."""
-        return ProgramChange((self.name, other.name), (self.cost(), other.cost()),
-                             (share_by_kernel(self.structure), share_by_kernel(other.structure)),
-                             (self.structure.fired, other.structure.fired))
+        return ProgramChange(
+            (self.name, other.name),
+            (self.cost(), other.cost()),
+            (share_by_kernel(self.structure), share_by_kernel(other.structure)),
+            (self.structure.fired, other.structure.fired),
+        )
 
     # ---- pictures
 
@@ -223,7 +271,8 @@ class Exploration:
         At most `most` classes are drawn; the picture names those left out."""
         return draw_graph(self.view, None if asked is None else self.view.resolve(asked), most, str(self))
 
-    def _repr_html_(self) -> str: return self.draw()._repr_html_()
+    def _repr_html_(self) -> str:
+        return self.draw()._repr_html_()
 
     def __str__(self) -> str:
         limits = [f"limit: {line}" for line in self.structure.cut]
@@ -234,14 +283,15 @@ class Exploration:
 
     def changed(self, **fields: object) -> "Exploration":
         """Return a copy with other fields. Its searches are repeated unless only the part or texts change."""
-        other: Exploration = replace(self, **fields)        # type: ignore[arg-type]
+        other: Exploration = replace(self, **fields)  # type: ignore[arg-type]
         if not fields.keys() - {"number", "name", "note", "left_out"} and "searched" in vars(self):
-            vars(other)["searched"] = self.searched         # the cached result
+            vars(other)["searched"] = self.searched  # the cached result
         return other
 
 
-def explore(model: str | Model, batch: AnyBatch = None, *, machine: MachineName = None,
-            laws: Sequence[Law] | None = None) -> Exploration:
+def explore(
+    model: str | Model, batch: AnyBatch = None, *, machine: MachineName = None, laws: Sequence[Law] | None = None
+) -> Exploration:
     """Explore a model, an operator, or several by name. `batch` is a number of tokens (128), sentences x tokens such
     as "8x128", lengths, or a Batch; `machine` a name of a data sheet, or a calibrated machine; by default this
     machine if it is calibrated, else a data sheet, which `note` names.

@@ -1,4 +1,5 @@
 """The lists of an exploration: rows that print as a table, fold in a notebook, and have values."""
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar, overload
@@ -7,7 +8,7 @@ from opmatrix.display.html import html_table
 from opmatrix.display.tables import table
 
 Listed = TypeVar("Listed")
-MOST_ROWS = 40                                              # rows that are printed; values are complete
+MOST_ROWS = 40  # rows that are printed; values are complete
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,9 +25,14 @@ class Listing(Sequence[Listed], Generic[Listed]):
     def __getitem__(self, at: int) -> Listed: ...
     @overload
     def __getitem__(self, at: slice) -> tuple[Listed, ...]: ...
-    def __getitem__(self, at: int | slice) -> Listed | tuple[Listed, ...]: return self.values[at]
-    def __len__(self) -> int: return len(self.values)
-    def __iter__(self) -> Iterator[Listed]: return iter(self.values)
+    def __getitem__(self, at: int | slice) -> Listed | tuple[Listed, ...]:
+        return self.values[at]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __iter__(self) -> Iterator[Listed]:
+        return iter(self.values)
 
     @property
     def left_out(self) -> str:

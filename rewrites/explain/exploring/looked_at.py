@@ -1,4 +1,5 @@
 """One part of an explored model: its classes, the members of each with their prices, and the choice of extraction."""
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +20,7 @@ from rewrites.laws.law import Law
 from rewrites.lowering.lower import KernelCall, Lowering, Use
 
 MEMBER_COLUMNS = "", "member", "µs", "kB stored"
-SHOWN_DEPTH, SHOWN_LETTERS = 4, 90                          # depth of a printed class; letters of a printed member
+SHOWN_DEPTH, SHOWN_LETTERS = 4, 90  # depth of a printed class; letters of a printed member
 
 
 class Member(NamedTuple):
@@ -28,7 +29,7 @@ class Member(NamedTuple):
 
     cls: int
     text: str
-    kernel: str                                             # the name of the kernel, empty for a term
+    kernel: str  # the name of the kernel, empty for a term
     seconds: float | None
     stored: float | None
     chosen: bool
@@ -37,8 +38,12 @@ class Member(NamedTuple):
     @property
     def row(self) -> tuple[str, ...]:
         """Its row of a table, see MEMBER_COLUMNS; * is chosen."""
-        return ("*" * self.chosen, self.text, "" if self.seconds is None else micro(self.seconds),
-                "" if self.stored is None else f"{self.stored / 1e3:.1f}")
+        return (
+            "*" * self.chosen,
+            self.text,
+            "" if self.seconds is None else micro(self.seconds),
+            "" if self.stored is None else f"{self.stored / 1e3:.1f}",
+        )
 
     def __repr__(self) -> str:
         return f"<{'*' * self.chosen}member of c{self.cls}: {self.text}>"
@@ -53,9 +58,10 @@ class EqualityClass(NamedTuple):
     terms: int
     kernels: int
     seconds: float | None
-    chosen: str                                             # the kernel, empty if the program does not compute it
+    chosen: str  # the kernel, empty if the program does not compute it
 
-    def __repr__(self) -> str: return f"<class c{self.number}: {self.text}>"
+    def __repr__(self) -> str:
+        return f"<class c{self.number}: {self.text}>"
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +77,12 @@ class LookedAt:
     laws: Sequence[Law]
 
     @cached_property
-    def forest(self) -> Forest: return Forest(self.lowering)
+    def forest(self) -> Forest:
+        return Forest(self.lowering)
 
     @cached_property
-    def writer(self) -> TreeWriter: return TreeWriter(self.forest)
+    def writer(self) -> TreeWriter:
+        return TreeWriter(self.forest)
 
     @property
     def result(self) -> int:
@@ -134,8 +142,11 @@ class LookedAt:
     @cached_property
     def running(self) -> dict[int, Node]:
         """The classes that the program computes, with their kernels, in the order in which it runs."""
-        return {node.cls: node for node in self.extraction.nodes
-                if isinstance(node.cls, int) and self.chosen(node.cls) is not None}
+        return {
+            node.cls: node
+            for node in self.extraction.nodes
+            if isinstance(node.cls, int) and self.chosen(node.cls) is not None
+        }
 
     def taken(self, cls: int) -> Tree | None:
         """Return the member of a class that the program uses."""
@@ -146,14 +157,16 @@ class LookedAt:
     def say(self, cls: int, depth: int = SHOWN_DEPTH) -> str:
         """Return a class in the notation of the algebra."""
         tree = self.forest.representatives.get(cls)
-        if tree is None: return f"c{cls}"
+        if tree is None:
+            return f"c{cls}"
         data = None if tree.children or not tree.attributes else self.writer.values.get(tree.attributes[0])
         shape = f" {'×'.join(map(str, data.shape))}" if isinstance(data, Data) and not data.name else ""
         return shorten(self.writer.text(tree, depth=depth)) + shape * (shape != " 1")
 
     def operand(self, at: object) -> str:
         """Return an operand of a kernel: a value by its class, a stored one in words."""
-        if not isinstance(at, int): return self.writer.attribute(str(at))
+        if not isinstance(at, int):
+            return self.writer.attribute(str(at))
         return f"c{at}" if at in self.lowering.graph.facts["act"] else self.say(at, 2)
 
     def say_call(self, call: KernelCall) -> str:
@@ -165,12 +178,16 @@ class LookedAt:
     def resolve(self, asked: "int | str | EqualityClass | Member | None") -> int:
         """Return the number of a class, passed as 12, "c12", the class, or a member of it; by default that of the
         part's result. Raises InputError."""
-        if asked is None: return self.result
-        if isinstance(asked, EqualityClass | Member): asked = asked[0]
+        if asked is None:
+            return self.result
+        if isinstance(asked, EqualityClass | Member):
+            asked = asked[0]
         number = int(asked[1:]) if isinstance(asked, str) and asked[:1] == "c" and asked[1:].isdigit() else asked
         if not isinstance(number, int) or number not in self.forest.members:
-            raise InputError(f"class {asked!r:.60}: this part has none: its classes are c0 to "
-                             f"c{max(self.forest.members, default=0)}, see .classes")
+            raise InputError(
+                f"class {asked!r:.60}: this part has none: its classes are c0 to "
+                f"c{max(self.forest.members, default=0)}, see .classes"
+            )
         return number
 
     def find_term(self, term: Operator) -> int:
@@ -178,23 +195,33 @@ class LookedAt:
         known = {operator: cls for cls, operator in reversed(self.lowering.terms.items())}
         entering = [operator for operator in known if operator.kind.name in ("given", "entered", "symbol")]
         for spelling in (term, *(flat(term, x) for x in entering if fits(term, x))):
-            if spelling in known: return known[spelling]
-        raise InputError(f"{term!r:.60}: no class of this part holds it as it is written: ask by a class or a member, "
-                         "see .classes")
+            if spelling in known:
+                return known[spelling]
+        raise InputError(
+            f"{term!r:.60}: no class of this part holds it as it is written: ask by a class or a member, see .classes"
+        )
 
     def list_classes(self) -> Iterator[EqualityClass]:
         """Yield classes of the program in the order in which it runs, then all others."""
         for cls in dict.fromkeys([*self.running, *sorted(self.forest.members)]):
             node = self.chosen(cls)
             name = node.label.implementation.name if node and isinstance(node.label, KernelCall) else ""
-            yield EqualityClass(cls, self.say(cls), len(self.forest.members[cls]), len(self.calls.get(cls, ())),
-                                None if node is None else self.price(node)[0], name)
+            yield EqualityClass(
+                cls,
+                self.say(cls),
+                len(self.forest.members[cls]),
+                len(self.calls.get(cls, ())),
+                None if node is None else self.price(node)[0],
+                name,
+            )
 
     def list_members(self, cls: int) -> Iterator[Member]:
         """Yield kernels, the chosen one first and then by their price; then terms."""
         taken, walked = self.chosen(cls), {tree.key for tree in self.program.walk()}
-        kernels = [(node is taken or (taken is not None and node.label == taken.label), *self.price(node), node.label)
-                   for node in self.calls.get(cls, ())]
+        kernels = [
+            (node is taken or (taken is not None and node.label == taken.label), *self.price(node), node.label)
+            for node in self.calls.get(cls, ())
+        ]
         for chosen, seconds, stored, label in sorted(kernels, key=lambda each: (not each[0], each[1])):
             assert isinstance(label, KernelCall)
             yield Member(cls, self.say_call(label), label.implementation.name, seconds, stored, chosen, label)
@@ -217,18 +244,25 @@ class LookedAt:
 
     def tree_of(self, member: Member) -> Tree:
         """Return a member as a tree of the graph."""
-        if not isinstance(member.key, KernelCall): return self.tree_of_term(member.key, member.cls)
-        if member.chosen and (used := self.taken(member.cls)): return used
-        return self.forest.instance(member.key, member.cls, {name: self.stand_for(at) if isinstance(at, int) else at
-                                                             for name, at in member.key.bound})
+        if not isinstance(member.key, KernelCall):
+            return self.tree_of_term(member.key, member.cls)
+        if member.chosen and (used := self.taken(member.cls)):
+            return used
+        return self.forest.instance(
+            member.key,
+            member.cls,
+            {name: self.stand_for(at) if isinstance(at, int) else at for name, at in member.key.bound},
+        )
 
 
 def fits(term: Operator, x: Operator) -> bool:
     """True if a term takes rows of this width."""
-    try: return term(x.out) is not None
-    except (ShapeError, TypeError): return False
+    try:
+        return term(x.out) is not None
+    except (ShapeError, TypeError):
+        return False
 
 
 def shorten(text: str) -> str:
     """Return a text cut to the length of a row, with dots at the end."""
-    return text if len(text) <= SHOWN_LETTERS else f"{text[:SHOWN_LETTERS - 2]} …"
+    return text if len(text) <= SHOWN_LETTERS else f"{text[: SHOWN_LETTERS - 2]} …"

@@ -1,4 +1,5 @@
 """Phases and single laws, run in turn: the contents of a graph after some of them."""
+
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from rewrites.laws.law import JOIN, MARK, Law
 from rewrites.opened import Opened
 from rewrites.search.search import SearchSpace, Structure, cheapest
 
-LAW_PHASE = "by_"                                               # prefix of the phase of a single law
+LAW_PHASE = "by_"  # prefix of the phase of a single law
 
 
 def next_phase(ran: Sequence[str], which: str | None, laws: Sequence[Law]) -> tuple[str, ...]:
@@ -20,11 +21,14 @@ def next_phase(ran: Sequence[str], which: str | None, laws: Sequence[Law]) -> tu
         if len(done) >= len(SCHEDULE):
             raise InputError("step: all phases have run: begin at .imported, or name a phase or a law")
         return *ran, SCHEDULE[len(done)]
-    if which in SCHEDULE: return *ran, which
+    if which in SCHEDULE:
+        return *ran, which
     if (law := next((law for law in laws if law.name == which), None)) is None:
         known = [*dict.fromkeys(SCHEDULE), *(law.name for law in laws)]
-        raise InputError(f"step {which!r}: no such phase or law; {suggest_name(which, known)}phases are "
-                         f"{', '.join(dict.fromkeys(SCHEDULE))}; laws are in `opmatrix laws`")
+        raise InputError(
+            f"step {which!r}: no such phase or law; {suggest_name(which, known)}phases are "
+            f"{', '.join(dict.fromkeys(SCHEDULE))}; laws are in `opmatrix laws`"
+        )
     return (*ran, *[MARK] * (law.phase == JOIN), LAW_PHASE + which)
 
 
@@ -36,11 +40,16 @@ def say_steps(schedule: Sequence[str]) -> str:
 def search_stepped(opened: Opened, laws: Sequence[Law], schedule: Sequence[str]) -> tuple[SearchSpace, Structure]:
     """Return the space after these steps and its optimum. If canonical forms leave no program, the search is repeated
     with laws that keep both their sides."""
+
     def optimum(laws: Sequence[Law]) -> tuple[SearchSpace, Structure]:
         alone = [replace(law, phase=LAW_PHASE + law.name) for law in laws if LAW_PHASE + law.name in schedule]
-        space = SearchSpace(opened.model, laws, opened.running, opened.workload.extents(opened.model),
-                            found=opened.parts)
+        space = SearchSpace(
+            opened.model, laws, opened.running, opened.workload.extents(opened.model), found=opened.parts
+        )
         space.explorer = Explorer([*laws, *alone], schedule=tuple(schedule))
         return space, cheapest(space, opened.representable)
-    try: return optimum(laws)
-    except Infeasible: return optimum([replace(law, canonical=False) for law in laws])
+
+    try:
+        return optimum(laws)
+    except Infeasible:
+        return optimum([replace(law, canonical=False) for law in laws])

@@ -1,5 +1,6 @@
 """Values in blocks, side by side and one above the other, and their parts. Directed: blocks come out of everything, and
 parts of blocks are found. Equal sizes are guards: blocks that do not meet are left alone."""
+
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import product, row, turn
 from rewrites.laws.kinds import left, right
@@ -24,6 +25,7 @@ def turn_below(a: array[k, n], b: array[p, n]):
 
 
 # ---- blocks come out
+
 
 @law(phase=SIMPLIFY, both=True, source=BLOCK_ALGEBRA)
 def beside(a: array[k, n], b: array[k, p], c: array[k, q]):
@@ -134,6 +136,7 @@ def parts_below(a: array[k, n + p], c: array[q, n]):
 
 
 # ---- parts go in
+
 
 @law(phase=SIMPLIFY, source=BLOCK_ALGEBRA, when=EQUALLY_WIDE)
 def first_of_sum(a: array[k, n + p], b: array[k, n + p], c: array[q, n]):

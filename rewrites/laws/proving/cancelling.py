@@ -1,6 +1,7 @@
 """Numbers that cancel: a value less itself, times zero, times one; averages of a value shifted by one number.
 `EQUAL_SIZES` requires equal rows, columns and heads, so that no operand is repeated; a number that is `narrow` is one
 for all heads. A canonical left side is no longer matched: a times one is a, and so is a times one times one."""
+
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import I, const, mean
 from rewrites.laws.law import JOIN, SIMPLIFY, array, collect, k, law, n, p, q, scalar
@@ -10,8 +11,12 @@ SPREADING = ("(column r)", "(= (tall a) (tall r))", "(= (deep a) (deep r))")
 RING, AVERAGE = "ring axioms", "an average of a sum is the sum of the averages"
 
 
-def none(a): return compose(a, I * 0.0)
-def minus(a): return compose(a, I * -1.0)
+def none(a):
+    return compose(a, I * 0.0)
+
+
+def minus(a):
+    return compose(a, I * -1.0)
 
 
 @law(phase=SIMPLIFY, canonical=True, source=RING)

@@ -1,19 +1,22 @@
 """Functions of single numbers: their definitions by other functions, their values at a negated number, and pairs that
 undo each other. By these laws entries have one form (rewrites/proofs/function_forms.py), each used by the shape of its
 left side."""
+
 from opmatrix.algebra.nodes import SCALAR_FUNCTIONS, exp, magnitude, reciprocal
 from opmatrix.algebra.operators import I, const, gelu, gelu_tanh, relu, rsqrt, sigmoid, silu, softplus, square, tanh
 from rewrites.laws.law import SIMPLIFY, Sort, collect, law, n
 
 DEFINITION, REFLECTION, INVERSE, SIGN = "definition", "f(-u) by f(u)", "inverse functions", "no number is negative"
-any_numbers = Sort("value")                                        # numbers that may depend on the input
-SMALL_NUMBERS = 1.0                                                 # for larger numbers e^u overflows float64
+any_numbers = Sort("value")  # numbers that may depend on the input
+SMALL_NUMBERS = 1.0  # for larger numbers e^u overflows float64
 
 
-def negated(x): return x @ (I * -1.0)
+def negated(x):
+    return x @ (I * -1.0)
 
 
 # ---- definitions
+
 
 @law(phase=SIMPLIFY, source=DEFINITION)
 def square_is(x: any_numbers[n]):
@@ -53,6 +56,7 @@ def elu_is(x: any_numbers[n]):
 
 # ---- functions of a negated number
 
+
 @law(phase=SIMPLIFY, source=REFLECTION)
 def relu_of_minus(x: any_numbers[n]):
     """relu(u) - relu(-u) = u."""
@@ -84,6 +88,7 @@ def sigmoid_of_minus(x: any_numbers[n]):
 
 
 # ---- functions of another function
+
 
 @law(phase=SIMPLIFY, source=INVERSE, largest=SMALL_NUMBERS)
 def log_of_exp(x: any_numbers[n]):
@@ -135,6 +140,7 @@ def reciprocal_twice(x: any_numbers[n]):
 
 # ---- functions without negative values
 
+
 @law(phase=SIMPLIFY, source=SIGN)
 def relu_of_relu(x: any_numbers[n]):
     """Numbers that are not negative stay."""
@@ -166,6 +172,7 @@ def relu_of_rsqrt(x: any_numbers[n]):
 
 
 # ---- products of a function with itself or another
+
 
 @law(phase=SIMPLIFY, source="relu(u) is u or 0")
 def relu_squared(x: any_numbers[n]):

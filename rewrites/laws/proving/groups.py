@@ -1,31 +1,17 @@
 """Heads in groups, and products over any monoid in blocks: the computation of a rank that has some heads, some columns
 or some rows. They serve proofs that a shard rule is right (rewrites/proofs/split_rules.py)."""
+
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import product, row, total, turn
 from rewrites.laws.kinds import with_heads
-from rewrites.laws.law import (
-    SIMPLIFY,
-    Sort,
-    array,
-    collect,
-    entrywise,
-    h,
-    k,
-    law,
-    mixing,
-    n,
-    over,
-    p,
-    q,
-    where,
-)
+from rewrites.laws.law import SIMPLIFY, Sort, array, collect, entrywise, h, k, law, mixing, n, over, p, q, where
 from rewrites.laws.proving.value_kinds import below
 
 BY_HEAD, MONOID = "heads do not see each other", "definition of a product over a monoid"
-some = Sort("value")                                        # a value or a constant, of several heads
-between = Sort("scores")                                    # scores that may depend on the input
+some = Sort("value")  # a value or a constant, of several heads
+between = Sort("scores")  # scores that may depend on the input
 AS_MANY_HEADS = ("(= (deep a) (deep c))",)
-each_row = Sort("operator", ("row_wise", "uniform"))        # acts on each row by itself, at any position
+each_row = Sort("operator", ("row_wise", "uniform"))  # acts on each row by itself, at any position
 
 
 @law(phase=SIMPLIFY, source=BY_HEAD)

@@ -1,4 +1,5 @@
 """Node kinds of values alone, which no model needs and proofs about values do: rows above rows, the identity matrix."""
+
 from functools import reduce
 
 import numpy as np
@@ -11,8 +12,11 @@ from opmatrix.algebra.shapes import Shape, ShapeError
 from opmatrix.algebra.term import Operator
 
 
-@combinator(at_x=2, constant=lambda a, b: a.constant and b.constant,
-            **{name: PRESERVED[name] for name in ("additive", "positively_homogeneous", "maps_zero_to_zero")})
+@combinator(
+    at_x=2,
+    constant=lambda a, b: a.constant and b.constant,
+    **{name: PRESERVED[name] for name in ("additive", "positively_homogeneous", "maps_zero_to_zero")},
+)
 def below(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
     """The rows of a above those of b."""
     return a(x).turn().beside(b(x).turn()).turn()
@@ -24,6 +28,7 @@ def unit(x: ReadAt, a: Operator) -> ReadAt:
     n = a.term.out.cols
     if isinstance(x, Shape):
         return Shape(1, n, n)
-    if not sympify(n).is_Integer: raise ShapeError(f"unit: {n} columns, of which nobody says how many they are")
+    if not sympify(n).is_Integer:
+        raise ShapeError(f"unit: {n} columns, of which nobody says how many they are")
     columns = (x.act(const(Data(row))).turn().act(cols(0, 1)) for row in np.eye(int(n)))
     return reduce(lambda left, right: left.beside(right), columns)

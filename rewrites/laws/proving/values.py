@@ -5,6 +5,7 @@ them.
 
 A sum is taken apart only where no column is repeated (EQUALLY_WIDE). No law subsumes its left side: a node that is no
 longer matched may still be needed once its class is merged with another."""
+
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import I, product, relu, turn
 from rewrites.laws.law import (
@@ -27,11 +28,12 @@ from rewrites.laws.proving import blocks
 from rewrites.laws.proving.blocks import EQUALLY_WIDE
 from rewrites.laws.proving.value_kinds import unit
 
-SORTED = ("(= a (ordering-max a b))", "(!= a b)")           # a and b are in the wrong order
+SORTED = ("(= a (ordering-max a b))", "(!= a b)")  # a and b are in the wrong order
 TRANSPOSE, RING, LINEARITY = "(a b)ᵀ = bᵀ aᵀ", "ring axioms", "linearity"
 
 
 # ---- transposes go to the leaves
+
 
 @law(phase=SIMPLIFY, source=TRANSPOSE)
 def turn_back(a: array[k, n]):
@@ -71,6 +73,7 @@ def turn_unit(a: array[k, n]):
 
 # ---- sums come out of products
 
+
 @law(source=RING, when=EQUALLY_WIDE)
 def sum_left(a: array[k, n], b: array[k, n], c: array[n, p]):
     """A product is linear in its left factor."""
@@ -102,6 +105,7 @@ def sum_through(a: array[k, n], b: array[k, n], A: matrix[n, p]):
 
 
 # ---- numbers and matrices come out of products of values
+
 
 @law(phase=SIMPLIFY, source=LINEARITY, without=(dict(s=varying[1]),))
 def scale_left(a: array[k, n], b: array[n, p], s: scalar):
@@ -141,6 +145,7 @@ def scale_sum(a: array[k, n], s: scalar, t: scalar):
 
 # ---- products associate to the right; repeated operators are dropped
 
+
 @law(phase=SIMPLIFY, source="associativity")
 def chain(a: array[k, n], b: array[n, p], c: array[p, q]):
     """A product of three may begin at either end."""
@@ -172,6 +177,7 @@ def relu_once(a: array[k, n]):
 
 
 # ---- sums and products of entries are sorted, not saturated: of all orders only that of the class numbers is built
+
 
 @law(phase=JOIN, source="associativity of +")
 def sum_chain(a: array[k, n], b: array[k, n], c: array[k, n]):

@@ -1,4 +1,5 @@
 """The report of a run as one page: the figures of report.json, in the words of the text report, with a picture."""
+
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
@@ -32,22 +33,24 @@ from rewrites.workload.stated import spoken
 
 FRONT = ("program", *POINT_COLUMNS[1:])
 SPECTRUM_FIGURES = "matrix", "shape", "σ₁", "stable", "effective", "tail 10 %", "tail 1 %", "knee"
-OURS = b"<title>opmatrix: "                                # the beginning of every page
-MOST_WEIGHTS = 400                                          # rows of the table of weights
+OURS = b"<title>opmatrix: "  # the beginning of every page
+MOST_WEIGHTS = 400  # rows of the table of weights
 
 
 def html_report(found: dict[str, Any]) -> str:
-    """Return the page. `found` are the figures of a run, checked (rewrites/report/pages/kept_report.py) or made by it.
-    """
+    """Return the page. `found` are the figures of a run, made by it or checked (kept_report.py)."""
     return page(f"opmatrix: {found['model']}", sections(found))
 
 
 def write_html(found: dict[str, Any], file: Path | None) -> None:
     """Write the page to `file`, if it is not None, whole or not at all."""
-    if file is None: return
+    if file is None:
+        return
     try:
-        with replacing(file) as out: out.write(html_report(found).encode("utf-8", "backslashreplace"))
-    except OSError as error: raise InputError(f"{file}: not written: {reason(error)}") from error
+        with replacing(file) as out:
+            out.write(html_report(found).encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        raise InputError(f"{file}: not written: {reason(error)}") from error
 
 
 def page_place(file: Path) -> None:
@@ -63,34 +66,84 @@ def sections(found: dict[str, Any]) -> Iterator[str]:
     """Yield the parts of the page in reading order."""
     best, base, busy = found["front"][found["chosen"]], found["baseline"], found["busy"]
     yield f"<header><h1>{text_of(found['model'])}</h1>{paragraph(summary(found, best, base))}"
-    yield "".join(map(paragraph, warn_busy(
-        busy["timing"], UNTRUSTED if busy["calibration"] else UNSURE, [*filter(None, [busy["calibration"]])])))
+    yield "".join(
+        map(
+            paragraph,
+            warn_busy(
+                busy["timing"], UNTRUSTED if busy["calibration"] else UNSURE, [*filter(None, [busy["calibration"]])]
+            ),
+        )
+    )
     yield "".join(map(paragraph, found["failed"]))
-    yield facts_of([("machine", found["machine"]), ("workload", found["workload"]),
-                    ("stored", f"{megabytes(best['stored_bytes'])} MB"),
-                    ("verified", "yes" if best["verified"] else "no")]) + "</header>"
+    yield (
+        facts_of(
+            [
+                ("machine", found["machine"]),
+                ("workload", found["workload"]),
+                ("stored", f"{megabytes(best['stored_bytes'])} MB"),
+                ("verified", "yes" if best["verified"] else "no"),
+            ]
+        )
+        + "</header>"
+    )
     yield section("The front, and the choice", *front(found))
-    if found["operators"]: yield section("Before and after, by operator", *operators(found["operators"]))
-    yield section("What saved it", grid_of(
-        "Medians and quartiles of the same rounds", ("means", "ms measured", "quartiles", "ms saved", "note"),
-        list_gains(found)))
+    if found["operators"]:
+        yield section("Before and after, by operator", *operators(found["operators"]))
+    yield section(
+        "What saved it",
+        grid_of(
+            "Medians and quartiles of the same rounds",
+            ("means", "ms measured", "quartiles", "ms saved", "note"),
+            list_gains(found),
+        ),
+    )
     yield section("Laws of the exact program", *laws(found))
-    if found["generated"]: yield section("Generated text", generated(found["generated"]))
-    yield section("Goals", grid_of("Of the chosen program", ("goal", "value", "kept"), [
-        [goal["goal"], f"{goal['value']:.4g}", {True: "yes", False: "no"}.get(goal["kept"], "")]
-        for goal in found["goals"]]))
-    yield section("What is stated, and what is not covered", *map(paragraph, split_stated(
-        spoken(found["stated"], best))), paragraph(tell_routing(best["routing"])))
+    if found["generated"]:
+        yield section("Generated text", generated(found["generated"]))
+    yield section(
+        "Goals",
+        grid_of(
+            "Of the chosen program",
+            ("goal", "value", "kept"),
+            [
+                [goal["goal"], f"{goal['value']:.4g}", {True: "yes", False: "no"}.get(goal["kept"], "")]
+                for goal in found["goals"]
+            ],
+        ),
+    )
+    yield section(
+        "What is stated, and what is not covered",
+        *map(paragraph, split_stated(spoken(found["stated"], best))),
+        paragraph(tell_routing(best["routing"])),
+    )
     yield section("How weights are stored", stored_methods(best["methods"]))
-    if found["spectra"]: yield section("Spectra of weights", *spectra(found["spectra"]))
-    yield section("Verified", paragraph(verified(found)), *(
-        paragraph(f"dropped: {point['name']}: {point['measured_error']:.3g} off, "
-                  f"{point['predicted_error']:.3g} predicted")
-        for point in found["dropped"] if None not in (point["measured_error"], point["predicted_error"])))
-    yield section("To repeat it", f"<pre>{escape(chr(10).join(repeat_commands(found)))}</pre>",
-                  facts_of(sorted(found["versions"].items())), files(found))
-    yield section("Phases", grid_of("Seconds of this run", ("phase", "s"), [
-        [name, f"{seconds:.1f}"] for name, seconds in [*found["phases"].items(), ("in all", found["wall_s"])]]))
+    if found["spectra"]:
+        yield section("Spectra of weights", *spectra(found["spectra"]))
+    yield section(
+        "Verified",
+        paragraph(verified(found)),
+        *(
+            paragraph(
+                f"dropped: {point['name']}: {point['measured_error']:.3g} off, {point['predicted_error']:.3g} predicted"
+            )
+            for point in found["dropped"]
+            if None not in (point["measured_error"], point["predicted_error"])
+        ),
+    )
+    yield section(
+        "To repeat it",
+        f"<pre>{escape(chr(10).join(repeat_commands(found)))}</pre>",
+        facts_of(sorted(found["versions"].items())),
+        files(found),
+    )
+    yield section(
+        "Phases",
+        grid_of(
+            "Seconds of this run",
+            ("phase", "s"),
+            [[name, f"{seconds:.1f}"] for name, seconds in [*found["phases"].items(), ("in all", found["wall_s"])]],
+        ),
+    )
 
 
 def split_stated(said: str) -> list[str]:
@@ -104,27 +157,39 @@ def summary(found: Mapping[str, Any], best: Mapping[str, Any], base: Mapping[str
     before, after = base["measured_s"], best["measured_s"]
     times = "" if not before or not after else f", measured, beside {ms(before)} ms of the import"
     takes = ms(best["predicted_s"] if after is None else after)
-    return (f"The chosen program, {best['name'][:MOST_NAME]}, takes {takes} ms{times}"
-            f"; it is off by {percent(best['measured_error'])}.")
+    return (
+        f"The chosen program, {best['name'][:MOST_NAME]}, takes {takes} ms{times}"
+        f"; it is off by {percent(best['measured_error'])}."
+    )
 
 
 def front(found: dict[str, Any]) -> Iterator[str]:
     """Yield the picture, its table, and the proved bounds."""
     points, base, search = found["front"], found["baseline"], found["search"]
     extra = [title for name, title in TITLES.items() if points[0][name] is not None]
-    rows = [format_point("imported", base), *(
-        format_point(f"{'* ' * (at == found['chosen'])}{at} {point['name']}", point)
-        for at, point in enumerate(points))]
+    rows = [
+        format_point("imported", base),
+        *(
+            format_point(f"{'* ' * (at == found['chosen'])}{at} {point['name']}", point)
+            for at, point in enumerate(points)
+        ),
+    ]
     rows = [row + [""] * (len(FRONT) + len(extra) - len(row)) for row in rows]
-    yield (f"<figure>{front_plot(base, points, found['chosen'])}<figcaption>Time and memory. A diamond is the import, "
-           "a square an exact program, a disc an approximate one; the ring is the chosen one. Numbers are those of the "
-           "table and of the directories of front/, names how weights are stored: int8 x3, three of them as bytes."
-           "</figcaption></figure>")
+    yield (
+        f"<figure>{front_plot(base, points, found['chosen'])}<figcaption>Time and memory. A diamond is the import, "
+        "a square an exact program, a disc an approximate one; the ring is the chosen one. Numbers are those of the "
+        "table and of the directories of front/, names how weights are stored: int8 x3, three of them as bytes."
+        "</figcaption></figure>"
+    )
     yield grid_of("Programs; * is chosen", (*FRONT, *extra), rows, found["chosen"] + 1)
-    yield facts_of([("search", f"{search['nodes']} nodes, {search['classes']} classes; {proof(search['gap'])}"),
-                    *(("cut", cut) for cut in search["cut"]), *(
-                        (name, " ".join(rest.split())) for name, rest in named_lines(tell_bounds(found))),
-                    *((name, " ".join(rest.split())) for name, rest in named_lines(tell_evaluated(found["terms"])))])
+    yield facts_of(
+        [
+            ("search", f"{search['nodes']} nodes, {search['classes']} classes; {proof(search['gap'])}"),
+            *(("cut", cut) for cut in search["cut"]),
+            *((name, " ".join(rest.split())) for name, rest in named_lines(tell_bounds(found))),
+            *((name, " ".join(rest.split())) for name, rest in named_lines(tell_evaluated(found["terms"]))),
+        ]
+    )
 
 
 def named_lines(said: str) -> Iterator[tuple[str, str]]:
@@ -132,28 +197,42 @@ def named_lines(said: str) -> Iterator[tuple[str, str]]:
     name, rest = "", ""
     for line in said.splitlines():
         if line[:1].strip():
-            if name: yield name, rest
+            if name:
+                yield name, rest
             name, _, rest = line.partition(" ")
-        else: rest += " " + line
-    if name: yield name, rest
+        else:
+            rest += " " + line
+    if name:
+        yield name, rest
 
 
 def operators(found: Mapping[str, Any]) -> Iterator[str]:
     """Yield the import and the chosen program, each as a table."""
-    for which, title in (("before", "Before: the import, a kernel for each operator"),
-                         ("after", "After: the chosen program")):
-        yield grid_of(title, ("operator", "steps", "ms predicted", "measured"), [
-            [row["what"], str(row["steps"] or ""), ms(row["predicted_s"]), ms(row["measured_s"])]
-            for row in found[which]])
+    for which, title in (
+        ("before", "Before: the import, a kernel for each operator"),
+        ("after", "After: the chosen program"),
+    ):
+        yield grid_of(
+            title,
+            ("operator", "steps", "ms predicted", "measured"),
+            [
+                [row["what"], str(row["steps"] or ""), ms(row["predicted_s"]), ms(row["measured_s"])]
+                for row in found[which]
+            ],
+        )
 
 
 def laws(found: Mapping[str, Any]) -> Iterator[str]:
     """Yield the cost of leaving out each law."""
     others = [join_names(entry["laws"]) for entry in found["saved"] if not entry["seconds"] > 0]
-    if rows := list_saved(found): yield grid_of("By leaving one out: savings overlap", ("law", "µs predicted"), rows)
-    if others: yield paragraph(f"Left out alone, these cost nothing: {', '.join(others)}.")
-    if not found["saved"]: yield paragraph("No law was asked what it saves.")
-    if found["without"]: yield paragraph(f"Left out: {', '.join(found['without'])}")
+    if rows := list_saved(found):
+        yield grid_of("By leaving one out: savings overlap", ("law", "µs predicted"), rows)
+    if others:
+        yield paragraph(f"Left out alone, these cost nothing: {', '.join(others)}.")
+    if not found["saved"]:
+        yield paragraph("No law was asked what it saves.")
+    if found["without"]:
+        yield paragraph(f"Left out: {', '.join(found['without'])}")
 
 
 def generated(found: list[dict[str, Any]]) -> str:
@@ -163,35 +242,57 @@ def generated(found: list[dict[str, Any]]) -> str:
 
 def stored_methods(methods: Mapping[str, object]) -> str:
     """Return a table of the number of weights that each method stores."""
-    if not methods: return paragraph("All weights are stored as they are.")
+    if not methods:
+        return paragraph("All weights are stored as they are.")
     rows = [[name, str(what)] for name, what in [*methods.items()][:MOST_WEIGHTS]]
     more = len(methods) - len(rows)
     return grid_of("Methods of the chosen program, and how many weights each stores", ("method", "weights"), rows) + (
-        paragraph(f"and {more} more, in report.json") if more else "")
+        paragraph(f"and {more} more, in report.json") if more else ""
+    )
 
 
 def spectra(found: Mapping[str, Any]) -> Iterator[str]:
     """Yield a picture of the sampled weights, and their figures."""
-    rows = [[row["name"], "×".join(map(str, row["shape"])), f"{row['largest']:.3g}", f"{row['stable']:.1f}",
-             f"{row['effective']:.0f}", str(row["tail_10"]), str(row["tail_1"]), str(row["knee"])]
-            for row in found["weights"]]
-    yield paragraph(f"{len(rows)} of the {found['of']} matrices that the model multiplies by: of each kind the first "
-                    "layer's, the middle one's and the last one's. What falls fast can be stored by low rank. "
-                    "`opmatrix spectrum MODEL` prints all.")
-    if not rows: return
-    yield (f"<figure>{spectra_plot(found['weights'])}<figcaption>Singular values over the largest, by index. The first "
-           "layer's line is solid, the middle one's dashed, the last one's dotted.</figcaption></figure>")
-    yield grid_of("Of each matrix: σ₁; stable and effective rank; the ranks that leave 10 % and 1 % of the energy; the "
-                  "knee", SPECTRUM_FIGURES, rows)
+    rows = [
+        [
+            row["name"],
+            "×".join(map(str, row["shape"])),
+            f"{row['largest']:.3g}",
+            f"{row['stable']:.1f}",
+            f"{row['effective']:.0f}",
+            str(row["tail_10"]),
+            str(row["tail_1"]),
+            str(row["knee"]),
+        ]
+        for row in found["weights"]
+    ]
+    yield paragraph(
+        f"{len(rows)} of the {found['of']} matrices that the model multiplies by: of each kind the first "
+        "layer's, the middle one's and the last one's. What falls fast can be stored by low rank. "
+        "`opmatrix spectrum MODEL` prints all."
+    )
+    if not rows:
+        return
+    yield (
+        f"<figure>{spectra_plot(found['weights'])}<figcaption>Singular values over the largest, by index. The first "
+        "layer's line is solid, the middle one's dashed, the last one's dotted.</figcaption></figure>"
+    )
+    yield grid_of(
+        "Of each matrix: σ₁; stable and effective rank; the ranks that leave 10 % and 1 % of the energy; the knee",
+        SPECTRUM_FIGURES,
+        rows,
+    )
 
 
 def verified(found: Mapping[str, Any]) -> str:
     """Describe the verification of laws, graphs and programs."""
     checked = found["verified"]
     loosest = tell_loosest(checked.get("kernels", {}))
-    return (f"{checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the float64 "
-            f"oracle on {checked['rows']} held-out rows{loosest}. The certificate lies beside the program; `opmatrix "
-            "verify` does its checks again.")
+    return (
+        f"{checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the float64 "
+        f"oracle on {checked['rows']} held-out rows{loosest}. The certificate lies beside the program; `opmatrix "
+        "verify` does its checks again."
+    )
 
 
 def files(found: Mapping[str, Any]) -> str:

@@ -1,9 +1,10 @@
 """The frame of a page: one file that makes no network request and runs no script, and can be read on a phone, on
 paper, without colour and by a screen reader."""
+
 from collections.abc import Iterable, Sequence
 from html import escape
 
-MOST_NAME, MOST_WORDS = 300, 4000                           # letters of a cell, and of a paragraph, at most
+MOST_NAME, MOST_WORDS = 300, 4000  # letters of a cell, and of a paragraph, at most
 
 STYLE = """
 :root{color-scheme:light}
@@ -37,7 +38,8 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-a
 def text_of(words: object, most: int = MOST_NAME) -> str:
     """Return words of a file as isolated text: escaped, of bounded length, whatever the direction of its letters."""
     text = str(words)
-    if len(text) > most: text = f"{text[:most]} … ({len(text):,} letters)"
+    if len(text) > most:
+        text = f"{text[:most]} … ({len(text):,} letters)"
     return f"<bdi>{escape(spell_out(text))}</bdi>"
 
 
@@ -48,11 +50,14 @@ def spell_out(words: str) -> str:
 
 def page(title: str, parts: Iterable[str]) -> str:
     """Return the whole file."""
-    return ("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-            f"<title>{escape(spell_out(title)[:MOST_NAME])}</title><style>{STYLE}</style></head>\n<body><main>\n"
-            + spell_out("\n".join(parts)) + "\n</main></body></html>\n")
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f"<title>{escape(spell_out(title)[:MOST_NAME])}</title><style>{STYLE}</style></head>\n<body><main>\n"
+        + spell_out("\n".join(parts))
+        + "\n</main></body></html>\n"
+    )
 
 
 def section(title: str, *parts: str) -> str:
@@ -65,21 +70,35 @@ def paragraph(words: str) -> str:
     return f"<p>{text_of(' '.join(words.split()), MOST_WORDS)}</p>" if words.strip() else ""
 
 
-def grid_of(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]], chosen: int | None = None,
-            words: Sequence[int] = (0,)) -> str:
+def grid_of(
+    caption: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    chosen: int | None = None,
+    words: Sequence[int] = (0,),
+) -> str:
     """Return a table whose rows wrap to two lines on a narrow screen, and which scrolls if a word is wider still; the
     chosen row is also marked by a star. Roles are written, as a row with another layout loses its implicit ones."""
-    head = "".join(f'<th scope="col" role="columnheader" class="{"words" if at in words else "head"}">{text_of(cell)}'
-                   "</th>" if cell else '<td role="cell"></td>' for at, cell in enumerate(header))
+    head = "".join(
+        f'<th scope="col" role="columnheader" class="{"words" if at in words else "head"}">{text_of(cell)}</th>'
+        if cell
+        else '<td role="cell"></td>'
+        for at, cell in enumerate(header)
+    )
     lines = []
     for number, row in enumerate(rows):
-        cells = "".join(f'<th scope="row" role="rowheader" class="words">{text_of(cell)}</th>' if at == 0 else
-                        f'<td role="cell"{" class=words" if at in words else ""}>{text_of(cell)}</td>'
-                        for at, cell in enumerate(row))
+        cells = "".join(
+            f'<th scope="row" role="rowheader" class="words">{text_of(cell)}</th>'
+            if at == 0
+            else f'<td role="cell"{" class=words" if at in words else ""}>{text_of(cell)}</td>'
+            for at, cell in enumerate(row)
+        )
         lines.append(f'<tr role="row"{" class=chosen" if number == chosen else ""}>{cells}</tr>')
-    return (f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption, quote=True)}">'
-            f'<table role="table"><caption>{escape(caption)}</caption><thead><tr role="row">{head}</tr></thead>'
-            f"<tbody>{''.join(lines)}</tbody></table></div>")
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption, quote=True)}">'
+        f'<table role="table"><caption>{escape(caption)}</caption><thead><tr role="row">{head}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
 
 
 def facts_of(pairs: Iterable[tuple[str, object]]) -> str:

@@ -4,6 +4,7 @@ whole sentences, and over the caches of a session.
 Whatever its weights are, the sessions of a program differ from whole texts by attention alone
 (opmatrix.inference.cached). So a program of that step is quickly computed on texts of any length, while pages, kernels
 and caches are the same."""
+
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,11 +26,11 @@ from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
 from rewrites.verify.programs import Meant
 
-EVEN_SHARES, SPREAD_SHARES = "even", "spread"               # shares of keys: all equal; some far above the others
-WORDS_A_COLUMN = 2                                          # tokens for each column of values, at least
-SCORE_SPREAD = 3.0                                          # deviation of scores: a few keys have most of the mass
-HALF_UNIT = 2.0 ** -8                                       # half a unit of bfloat16 at 1
-FLOAT32_BITS = 23                                           # mantissa bits of a float32
+EVEN_SHARES, SPREAD_SHARES = "even", "spread"  # shares of keys: all equal; some far above the others
+WORDS_A_COLUMN = 2  # tokens for each column of values, at least
+SCORE_SPREAD = 3.0  # deviation of scores: a few keys have most of the mass
+HALF_UNIT = 2.0**-8  # half a unit of bfloat16 at 1
+FLOAT32_BITS = 23  # mantissa bits of a float32
 FloatTable = NDArray[np.float32]
 
 
@@ -56,8 +57,14 @@ class Attention:
 
     def kind(self, bias: Constant | None) -> Hashable:
         """Return a key of the step, without its numbers."""
-        return (self.widths, self.scale, self.where, self.whole, self.picked and self.picked.kernel,
-                getattr(bias, "shape", None))
+        return (
+            self.widths,
+            self.scale,
+            self.where,
+            self.whole,
+            self.picked and self.picked.kernel,
+            getattr(bias, "shape", None),
+        )
 
     @property
     def work(self) -> int:
@@ -73,25 +80,40 @@ class Attention:
 def find_attention(program: Program) -> Iterator[tuple[Attention, Constant | None]]:
     """Yield each kind of attention whose rows sessions compute, once, with its table by distance."""
     seen = set[Hashable]()
-    calls = program.schedule.calls[program.schedule.first:]
-    picked = next((step for step, call in zip(program.steps, calls, strict=True)
-                   if call.kernel.changes_space and not call.kernel.cached_variant and of_new_rows(call)), None)
+    calls = program.schedule.calls[program.schedule.first :]
+    picked = next(
+        (
+            step
+            for step, call in zip(program.steps, calls, strict=True)
+            if call.kernel.changes_space and not call.kernel.cached_variant and of_new_rows(call)
+        ),
+        None,
+    )
     for step, call in zip(program.steps, calls, strict=True):
         over = HELD in call.kernel.relations(call.bound)
-        if not (over or reads_back(call)): continue
+        if not (over or reads_back(call)):
+            continue
         last = getattr(call.bound, "query", "") == "last" or getattr(call.bound, "rows", "all") == "last"
-        attention = Attention(tuple((x.heads, x.cols) for x in (call.bound.q, call.bound.k, call.bound.v)),
-                          float(step.attributes.get("scale", 1.0)), where_of(call, over), step.operands.get("bias", ""),
-                              picked if last else None, call.kernel.name if over else call.kernel.cached_variant)
+        attention = Attention(
+            tuple((x.heads, x.cols) for x in (call.bound.q, call.bound.k, call.bound.v)),
+            float(step.attributes.get("scale", 1.0)),
+            where_of(call, over),
+            step.operands.get("bias", ""),
+            picked if last else None,
+            call.kernel.name if over else call.kernel.cached_variant,
+        )
         bias = program.constants.get(attention.bias)
-        if (kind := attention.kind(bias)) not in seen: yield attention, bias
+        if (kind := attention.kind(bias)) not in seen:
+            yield attention, bias
         seen.add(kind)
 
 
 def where_of(call: Call, over: bool) -> str:
     """Return the pattern of the keys that a row of a step sees in its sentence."""
-    if over: reach = (min(FAR, getattr(call.bound, "behind", FAR)), 0)
-    else: reach = (pattern(call.bound) & causal).reach or (FAR, 0)
+    if over:
+        reach = (min(FAR, getattr(call.bound, "behind", FAR)), 0)
+    else:
+        reach = (pattern(call.bound) & causal).reach or (FAR, 0)
     back = sequence & causal
     return str(back if reach[0] >= FAR else back & window(reach[0]))
 
@@ -113,8 +135,14 @@ class Miniature:
             token, position = self.tables[name]
             constants[f"token {name}"] = FORMATS["dense"].pack(token)
             constants[f"position {name}"] = FORMATS["dense"].pack(position)
-            steps.append(Step("embed", {"table0": f"token {name}", "table1": f"position {name}"},
-                              {"fields": "tokens,positions"}, f"{name} rows"))
+            steps.append(
+                Step(
+                    "embed",
+                    {"table0": f"token {name}", "table1": f"position {name}"},
+                    {"fields": "tokens,positions"},
+                    f"{name} rows",
+                )
+            )
             rows = f"{name} rows"
             if name == "q" and attention.picked is not None:
                 steps.append(Step(attention.picked.kernel, {"x": rows}, attention.picked.attributes, "q last"))
@@ -124,15 +152,26 @@ class Miniature:
         if bias is not None:
             constants["bias"] = bias
             operands["bias"] = "bias"
-        self.program = Program([*steps, Step(self.step_kernel, operands, self.attributes, "attended"),
-                                Step("join", {"x": "attended"}, {}, "rows")], constants, "rows")
+        self.program = Program(
+            [
+                *steps,
+                Step(self.step_kernel, operands, self.attributes, "attended"),
+                Step("join", {"x": "attended"}, {}, "rows"),
+            ],
+            constants,
+            "rows",
+        )
 
     @property
     def step_kernel(self) -> str:
         """The kernel for whole sentences that a program has."""
-        if self.attention.picked is None: return self.attention.kernel.name
-        return next(kernel.name for kernel in KERNELS.values()
-                    if kernel.cached_variant == self.attention.whole and "query" in kernel.attributes)
+        if self.attention.picked is None:
+            return self.attention.kernel.name
+        return next(
+            kernel.name
+            for kernel in KERNELS.values()
+            if kernel.cached_variant == self.attention.whole and "query" in kernel.attributes
+        )
 
     @property
     def attributes(self) -> dict[str, float | int | str]:
@@ -146,9 +185,9 @@ class Miniature:
             token, position = (np.zeros((rows, count * columns), np.float32) for rows in (self.words, self.length))
             if self.shares == SPREAD_SHARES and name in "qk":
                 scale = abs(self.attention.scale) or 1.0
-                share = (SCORE_SPREAD / (wide ** 0.5 * scale)) ** 0.5
+                share = (SCORE_SPREAD / (wide**0.5 * scale)) ** 0.5
                 for table in (token, position):
-                    table[:] = np.float32(share / 2 ** 0.5) * rng.standard_normal(table.shape, np.float32)
+                    table[:] = np.float32(share / 2**0.5) * rng.standard_normal(table.shape, np.float32)
             elif self.shares == SPREAD_SHARES:
                 token[:] = rng.standard_normal(token.shape, np.float32)
                 token[0], token[1] = ties(token.shape[1]), -ties(token.shape[1])
@@ -168,7 +207,8 @@ class Miniature:
         """Return a text of `length` tokens. For even shares the columns take turns, so that no two nearby keys appear
         in the same one."""
         drawn = rng.integers(0, self.words, self.length)
-        if self.shares == SPREAD_SHARES: return drawn
+        if self.shares == SPREAD_SHARES:
+            return drawn
         columns = np.arange(self.length) % (self.words // 2)
         return 2 * columns + drawn % 2
 
@@ -176,14 +216,15 @@ class Miniature:
         """Return the rows gathered for queries, keys or values, (tokens, heads, columns)."""
         token, position = self.tables[name]
         heads, columns = self.attention.widths["qkv".index(name)]
-        return (token[text] + position[:len(text)]).reshape(len(text), heads, columns)
+        return (token[text] + position[: len(text)]).reshape(len(text), heads, columns)
 
     def held(self, name: str, text: NDArray[np.int64], number: str) -> NDArray[np.float32]:
         """Return keys or values as a cache of this number type holds them, by the meaning of its step."""
         rows = self.rows(name, text)
         decoder = self.program.decode_with(number)
-        for call in decoder.schedule.calls[decoder.schedule.first:]:
-            if SLOTS not in call.kernel.relations(call.bound): continue
+        for call in decoder.schedule.calls[decoder.schedule.first :]:
+            if SLOTS not in call.kernel.relations(call.bound):
+                continue
             record = call.kernel.record(**{**vars(call.bound), "x": rows})
             return np.asarray(call.kernel.reads(record).get("x", rows), np.float32)
         return rows
@@ -191,12 +232,13 @@ class Miniature:
     def meant(self, text: NDArray[np.int64], at: NDArray[np.int64], number: str) -> Meant:
         """Return the attention of these rows of a text in float64 as over the whole text, with keys and values as a
         cache of this number type holds them, and the largest error allowed to a kernel."""
-        rows = text[:int(at.max()) + 1]
+        rows = text[: int(at.max()) + 1]
         batch = Batch([rows])
         keys, values = (self.held(name, rows, number) for name in "kv")
         (h, d), (g, _), (j, e) = self.attention.widths
         bound: dict[str, object] = {"q": Heads(h, d), "k": Heads(g, d), "v": Heads(j, e)}
-        if "bias" in self.program.constants: bound["bias"] = self.program.constants["bias"]
+        if "bias" in self.program.constants:
+            bound["bias"] = self.program.constants["bias"]
         attributes = {name: value for name, value in self.attributes.items() if name != "query"}
         record = self.attention.kernel.bind(bound, {**attributes, "tile": page_side()})
         call = Call(self.attention.kernel, record, {"q": 0, "k": 1, "v": 2}, self.attention.kernel.shape(record))
@@ -208,6 +250,7 @@ class Miniature:
 def page_side() -> int:
     """Return the rows of a page."""
     from formats.kernels.attentions.chunks import PAGE
+
     return PAGE
 
 

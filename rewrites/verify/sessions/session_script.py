@@ -1,5 +1,6 @@
 """A script of calls of a session, and the results: prompts, steps of one row and of several on both sides of every
 border, forks that write to shared pages, rewinds, sequences that leave while others go on."""
+
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,19 +14,19 @@ from opmatrix.inference.session import HeldSequence, Session
 from opmatrix.runtime.program import Program
 from rewrites.verify.sessions.miniature import EVEN_SHARES, Miniature, page_side
 
-EVERY_PAGE_UP_TO = 640                                      # rows up to which every page is watched
-BORDER_MULTIPLES = 8                                        # multiples of a border, at most
-ROW_BY_ROW = 300                                            # rows that are appended one by one
-FORKS_A_STEP, PARTING_FORKS = 16, 5                         # forks that step at once; one in 5 parts
-DRAWN_ROWS, LAST_ROWS = 24, 4                               # drawn rows beside borders; last rows
-PARTING_AT = 5, 21, 32                                      # lengths at which sequences part, in a page and at its end
+EVERY_PAGE_UP_TO = 640  # rows up to which every page is watched
+BORDER_MULTIPLES = 8  # multiples of a border, at most
+ROW_BY_ROW = 300  # rows that are appended one by one
+FORKS_A_STEP, PARTING_FORKS = 16, 5  # forks that step at once; one in 5 parts
+DRAWN_ROWS, LAST_ROWS = 24, 4  # drawn rows beside borders; last rows
+PARTING_AT = 5, 21, 32  # lengths at which sequences part, in a page and at its end
 TextTokens = NDArray[np.int64]
 StepRows = NDArray[np.float32]
 
 
 class GivenRows(NamedTuple):
-    """The rows that a step returned: their text and first position. A program of last rows returns only the last one.
-    """
+    """The rows that a step returned: their text and first position. A program of last rows returns the last one."""
+
     text: int
     first: int
     rows: StepRows
@@ -33,6 +34,7 @@ class GivenRows(NamedTuple):
 
 class CachedRows(NamedTuple):
     """The rows of a cache for a sequence: the last rows of the first `length` of a text."""
+
     text: int
     length: int
     cache: str
@@ -51,7 +53,7 @@ class SessionScript:
         self.observed: list[GivenRows] = []
         self.kept: list[CachedRows] = []
         self.along: dict[HeldSequence, int] = {}
-        self.rows: dict[HeldSequence, int] = {}             # the rows that a sequence should have
+        self.rows: dict[HeldSequence, int] = {}  # the rows that a sequence should have
         self.session: Session
 
     # ---- the calls
@@ -63,7 +65,8 @@ class SessionScript:
     def new_text(self, begun: TextTokens | None = None) -> int:
         """Add a text that begins with these tokens; returns its number."""
         text = self.miniature.text(self.rng)
-        if begun is not None: text[:len(begun)] = begun
+        if begun is not None:
+            text[: len(begun)] = begun
         self.texts.append(text)
         return len(self.texts) - 1
 
@@ -77,8 +80,10 @@ class SessionScript:
         """Fork a sequence; the fork may be rewound, and may part from the text of the other."""
         fork = self.session.fork(of)
         self.along[fork], self.rows[fork] = self.along[of], self.rows[of]
-        if length is not None: self.rewind(fork, length)
-        if part: self.part(fork)
+        if length is not None:
+            self.rewind(fork, length)
+        if part:
+            self.part(fork)
         return fork
 
     def rewind(self, sequence: HeldSequence, length: int) -> None:
@@ -87,7 +92,7 @@ class SessionScript:
 
     def part(self, sequence: HeldSequence) -> None:
         """Go on along another text."""
-        self.along[sequence] = self.new_text(self.texts[self.along[sequence]][:self.rows[sequence]])
+        self.along[sequence] = self.new_text(self.texts[self.along[sequence]][: self.rows[sequence]])
 
     def leave(self, sequences: Sequence[HeldSequence]) -> None:
         for sequence in sequences:
@@ -96,19 +101,28 @@ class SessionScript:
 
     def step(self, counts: dict[HeldSequence, int]) -> None:
         """Append `counts` rows to each sequence, as far as its text goes, and record the results."""
-        counts = {sequence: min(count, self.miniature.length - self.rows[sequence])
-                  for sequence, count in counts.items()}
+        counts = {
+            sequence: min(count, self.miniature.length - self.rows[sequence]) for sequence, count in counts.items()
+        }
         counts = {sequence: count for sequence, count in counts.items() if count > 0}
-        if not counts: return
+        if not counts:
+            return
         firsts = {sequence: self.rows[sequence] for sequence in counts}
-        new = {sequence: self.texts[self.along[sequence]][first:first + counts[sequence]]
-               for sequence, first in firsts.items()}
+        new = {
+            sequence: self.texts[self.along[sequence]][first : first + counts[sequence]]
+            for sequence, first in firsts.items()
+        }
         rows = self.session.step(new)
         at = 0
         for sequence, count in counts.items():
             returned = 1 if self.program.pooled else count
-            self.observed.append(GivenRows(self.along[sequence], firsts[sequence] + count - returned,
-                                           np.array(rows[at:at + returned], np.float32)))
+            self.observed.append(
+                GivenRows(
+                    self.along[sequence],
+                    firsts[sequence] + count - returned,
+                    np.array(rows[at : at + returned], np.float32),
+                )
+            )
             self.rows[sequence] += count
             if sequence.length != self.rows[sequence]:
                 raise ValueError(f"{sequence!r} has taken {self.rows[sequence]} rows")
@@ -122,17 +136,21 @@ class SessionScript:
         for sequence in self.along:
             page, pages = self.session.state.sequences[sequence].page, 0
             while page != NO_PAGE:
-                if page in free: raise ValueError(f"page {page} of {sequence!r} is free")
+                if page in free:
+                    raise ValueError(f"page {page} of {sequence!r} is free")
                 page, pages = int(before[page]), pages + 1
-                if pages > len(before): raise ValueError(f"the pages of {sequence!r} lead in a circle")
+                if pages > len(before):
+                    raise ValueError(f"the pages of {sequence!r} lead in a circle")
 
     def keep(self) -> None:
         """Record the rows that the caches hold of each sequence."""
         from opmatrix.runtime.declarations.by_sequence import held
+
         session = self.session
         for sequence, text in self.along.items():
             length, page = self.rows[sequence], session.state.sequences[sequence].page
-            if not length: continue
+            if not length:
+                continue
             at = held(page * session.side + (length - 1) % session.side, session.before)[-length:]
             self.kept += [CachedRows(text, length, name, cache[at].copy()) for name, cache in session.caches.items()]
 
@@ -172,13 +190,16 @@ class SessionScript:
         self.step({prompt: length})
         watched = [*watched]
         for at in range(0, len(watched), FORKS_A_STEP):
-            forks = [self.fork(prompt, position, part=number % PARTING_FORKS == 0)
-                     for number, position in enumerate(watched[at:at + FORKS_A_STEP])]
+            forks = [
+                self.fork(prompt, position, part=number % PARTING_FORKS == 0)
+                for number, position in enumerate(watched[at : at + FORKS_A_STEP])
+            ]
             self.step(dict.fromkeys(forks, 1))
             self.leave(forks)
         for border in self.borders:
             for count in (border - 1, border, border + 1):
-                if not 1 < count < length: continue
+                if not 1 < count < length:
+                    continue
                 fork = self.fork(prompt, int(self.rng.integers(0, length - count + 1)))
                 self.step({fork: count})
                 self.leave([fork])
@@ -203,7 +224,8 @@ class SessionScript:
         side, length = page_side(), self.miniature.length
         self.start(len(PARTING_AT) * 40 * side, rewinds=length)
         for begun in PARTING_AT:
-            if begun + 2 >= length: continue
+            if begun + 2 >= length:
+                continue
             first = self.join(self.new_text())
             self.step({first: begun})
             second, third = self.fork(first, part=True), self.fork(first, part=True)

@@ -1,6 +1,7 @@
 """Verification of sessions against the whole text. Attention on the texts of a script is compared in float64, and at
 every number of threads to the bit; caches are compared to the bit; and the steps of a program over caches in float64
 with those over whole sentences."""
+
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -21,11 +22,11 @@ from rewrites.verify.programs import EQUAL
 from rewrites.verify.sessions.miniature import EVEN_SHARES, SPREAD_SHARES, Miniature, find_attention
 from rewrites.verify.sessions.session_script import CachedRows, GivenRows, SessionScript, StepRows
 
-UNLISTED_LENGTH = 1024                                      # rows of texts if a certificate lists no lengths
-PROMPT_WORK = 7e10                                          # multiplications of a prompt, at most
-READ_TOKENS = 5                                             # tokens on which a program's steps are read in float64
-SESSION_ERRORS = InputError, ValueError, TypeError, LookupError# errors that a session may raise
-COMPARED_WHOLE = 512                                        # rows of a prompt up to which all are compared
+UNLISTED_LENGTH = 1024  # rows of texts if a certificate lists no lengths
+PROMPT_WORK = 7e10  # multiplications of a prompt, at most
+READ_TOKENS = 5  # tokens on which a program's steps are read in float64
+SESSION_ERRORS = InputError, ValueError, TypeError, LookupError  # errors that a session may raise
+COMPARED_WHOLE = 512  # rows of a prompt up to which all are compared
 
 
 @dataclass
@@ -56,22 +57,30 @@ def verify_sessions(program: Program, sentences: Batch, sessions: Sessions) -> b
     yet checked, on a script of calls, and the program's steps over caches on a few tokens of these sentences. Raises
     VerificationError."""
     decoder = decoder_of(program)
-    if decoder is None: return False
-    if not program.state: verify_steps_over_caches(program, decoder, sentences, sessions.longest)
+    if decoder is None:
+        return False
+    if not program.state:
+        verify_steps_over_caches(program, decoder, sentences, sessions.longest)
     for attention, bias in find_attention(program):
-        if attention.kind(bias) in sessions.kinds: continue
+        if attention.kind(bias) in sessions.kinds:
+            continue
         length = int(min(sessions.longest, max(COMPARED_WHOLE, (PROMPT_WORK / attention.work) ** 0.5)))
         for shares in (EVEN_SHARES, SPREAD_SHARES):
             miniature = attention.miniature(shares, length, bias)
-            for number in sessions.numbers: verify_script(miniature, number, decoder, sessions)
+            for number in sessions.numbers:
+                verify_script(miniature, number, decoder, sessions)
         sessions.kinds.add(attention.kind(bias))
     return True
 
 
 def borders_of(decoder: Program) -> set[int]:
     """Return the rows at which some kernel over caches takes another path."""
-    return {border for call in decoder.schedule.calls if {HELD, SLOTS} & {*call.kernel.relations(call.bound)}
-            for border in call.kernel.borders(call.bound)}
+    return {
+        border
+        for call in decoder.schedule.calls
+        if {HELD, SLOTS} & {*call.kernel.relations(call.bound)}
+        for border in call.kernel.borders(call.bound)
+    }
 
 
 def verify_script(miniature: Miniature, number: str, decoder: Program, sessions: Sessions) -> None:
@@ -82,31 +91,43 @@ def verify_script(miniature: Miniature, number: str, decoder: Program, sessions:
         borders = borders_of(decoder) | borders_of(miniature.program.decode_with(number))
         script = SessionScript(miniature, number, [*borders])
         try:
-            with on_threads(count): script.run()
+            with on_threads(count):
+                script.run()
         except SESSION_ERRORS as error:
-            raise VerificationError(3, str(miniature.attention), "a session does not take what it is given: "
-                                    f"{error}", number=number) from error
+            raise VerificationError(
+                3, str(miniature.attention), f"a session does not take what it is given: {error}", number=number
+            ) from error
         if first is None:
             first = script
-            with single_blas(): sessions.nearest = max(sessions.nearest, compare_rows(script, number))
+            with single_blas():
+                sessions.nearest = max(sessions.nearest, compare_rows(script, number))
             sessions.rows += sum(len(given_rows.rows) for given_rows in script.observed)
-        else: compare_session_threads(first, script, sessions.threads[0], count)
-        for cached in script.kept: compare_cache(script, cached, number)
+        else:
+            compare_session_threads(first, script, sessions.threads[0], count)
+        for cached in script.kept:
+            compare_cache(script, cached, number)
 
 
 def compare_session_threads(first: SessionScript, other: SessionScript, one: int, count: int) -> None:
     """Compare the bits of a script on two numbers of threads. Raises VerificationError."""
     for mine, theirs in zip(first.observed, other.observed, strict=True):
-        if np.array_equal(mine.rows, theirs.rows, equal_nan=True): continue
-        raise VerificationError(3, str(first.miniature.attention), f"a session on {count} threads has other bits "
-                                f"than on {one}", rows=len(mine.rows), position=mine.first)
+        if np.array_equal(mine.rows, theirs.rows, equal_nan=True):
+            continue
+        raise VerificationError(
+            3,
+            str(first.miniature.attention),
+            f"a session on {count} threads has other bits than on {one}",
+            rows=len(mine.rows),
+            position=mine.first,
+        )
 
 
 def compare_rows(script: SessionScript, number: str) -> float:
     """Compare every row with the whole text, in float64; of long prompts some rows. Returns the largest share of its
     bound that an error takes. Raises VerificationError."""
     nearest, by_text = 0.0, dict[int, list[GivenRows]]()
-    for given_rows in script.observed: by_text.setdefault(given_rows.text, []).append(given_rows)
+    for given_rows in script.observed:
+        by_text.setdefault(given_rows.text, []).append(given_rows)
     watched = np.array([*script.watched()])
     for text, observed in by_text.items():
         at, rows = positions_of(observed, watched)
@@ -114,8 +135,12 @@ def compare_rows(script: SessionScript, number: str) -> float:
         meant = script.miniature.meant(script.texts[text], places, number)
         meant = meant._replace(numbers=meant.numbers[where], allowed=meant.allowed[where])
         results = rows.reshape(meant.numbers.shape)
-        nearest = max(nearest, meant.compared(f"{script.miniature.attention} in a session over caches of "
-                                              f"{number}", results, int(at.max()) + 1))
+        nearest = max(
+            nearest,
+            meant.compared(
+                f"{script.miniature.attention} in a session over caches of {number}", results, int(at.max()) + 1
+            ),
+        )
     return nearest
 
 
@@ -124,7 +149,8 @@ def positions_of(observed: Sequence[GivenRows], watched: NDArray[np.int64]) -> t
     at, rows = list[NDArray[np.int64]](), list[NDArray[np.float32]]()
     for given_rows in observed:
         places = np.arange(given_rows.first, given_rows.first + len(given_rows.rows))
-        if len(places) > COMPARED_WHOLE: places = watched[(watched >= places[0]) & (watched <= places[-1])]
+        if len(places) > COMPARED_WHOLE:
+            places = watched[(watched >= places[0]) & (watched <= places[-1])]
         at.append(places)
         rows.append(given_rows.rows[places - given_rows.first])
     return np.concatenate(at), np.concatenate(rows)
@@ -134,12 +160,19 @@ def compare_cache(script: SessionScript, kept: CachedRows, number: str) -> None:
     """Compare the rows of a sequence in a cache, to the bit. Raises VerificationError."""
     names = [port.name for port in script.program.inputs]
     for name, port in zip("kv", names, strict=True):
-        if port != kept.cache: continue
-        wanted = script.miniature.held(name, script.texts[kept.text][:kept.length], number)
+        if port != kept.cache:
+            continue
+        wanted = script.miniature.held(name, script.texts[kept.text][: kept.length], number)
         rows = widened(kept.rows)
-        if not np.array_equal(rows, wanted[kept.length - len(rows):]):
-            raise VerificationError(3, str(script.miniature.attention), "a cache does not hold the rows of its "
-                                    "sequence", cache=kept.cache, number=number, rows=kept.length)
+        if not np.array_equal(rows, wanted[kept.length - len(rows) :]):
+            raise VerificationError(
+                3,
+                str(script.miniature.attention),
+                "a cache does not hold the rows of its sequence",
+                cache=kept.cache,
+                number=number,
+                rows=kept.length,
+            )
 
 
 def verify_steps_over_caches(program: Program, decoder: Program, sentences: Batch, longest: int) -> None:
@@ -155,7 +188,12 @@ def verify_steps_over_caches(program: Program, decoder: Program, sentences: Batc
         batch, rows = session.batch({held: part})
         output = session.exactly(batch, rounded=False)
         session.commit(rows)
-    off = float(ratio(np.linalg.norm(output - wanted[-len(output):]), np.linalg.norm(wanted[-len(output):])))
+    off = float(ratio(np.linalg.norm(output - wanted[-len(output) :]), np.linalg.norm(wanted[-len(output) :])))
     if not off <= EQUAL:
-        raise VerificationError(3, str(decoder.meta.get("model", "program")), "its steps over caches, read in float64, "
-                                "are not what it gives of the whole text", relative=off, allowed=EQUAL)
+        raise VerificationError(
+            3,
+            str(decoder.meta.get("model", "program")),
+            "its steps over caches, read in float64, are not what it gives of the whole text",
+            relative=off,
+            allowed=EQUAL,
+        )

@@ -1,4 +1,5 @@
 """The vocabulary of generated products: that of rows (../rowwise/row_lanes.py), and tiles of queries and keys."""
+
 import numpy as np
 
 from formats.kernels.attentions.biased import lay_strip as lay_strip
@@ -55,7 +56,8 @@ def unit_at(starts, count, nth):
     for s in range(count):
         length = rows[s + 1] - rows[s]
         units = (length + UNIT_SIDE - 1) // UNIT_SIDE
-        if left < units: return rows[s], length, left * UNIT_SIDE
+        if left < units:
+            return rows[s], length, left * UNIT_SIDE
         left -= units
     return i8(0), i8(0), i8(-1)
 
@@ -67,10 +69,12 @@ def tiles_seen(c, low, rows, length):
     if c.ptr:
         ptr, idx = pointer(c.ptr, np.uint32), pointer(c.idx, np.uint32)
         at, end = i8(ptr[low // UNIT_SIDE]), i8(ptr[low // UNIT_SIDE + 1])
-        while at < end and i8(idx[end - 1]) * UNIT_SIDE >= length: end -= 1
+        while at < end and i8(idx[end - 1]) * UNIT_SIDE >= length:
+            end -= 1
         return at, end
     first, last = max(0, low - c.behind), min(length, low + rows + c.ahead)
-    if first >= last: return i8(0), i8(0)
+    if first >= last:
+        return i8(0), i8(0)
     return first // UNIT_SIDE, (last + UNIT_SIDE - 1) // UNIT_SIDE
 
 
@@ -91,7 +95,8 @@ def tile_seen(c, at, low, rows, length, lines):
     for k in range(keys):
         line = floats(lines + SCORE_BYTES * k, UNIT_SIDE)
         first, last = key + k - c.ahead - low, key + k + c.behind - low
-        for i in range(UNIT_SIDE): line[i] = 1 if i >= first and i <= last else 0
+        for i in range(UNIT_SIDE):
+            line[i] = 1 if i >= first and i <= last else 0
     return key, keys, key >= low + rows - 1 - c.behind and key + keys - 1 <= low + c.ahead
 
 
@@ -99,7 +104,8 @@ def tile_seen(c, at, low, rows, length, lines):
 def keys_seen(c, query, key, keys):
     """Return (first, end) of the keys of a tile that some of 16 queries see. With a mask these are all keys: the lines
     say which query sees which."""
-    if c.ptr: return i8(0), i8(keys)
+    if c.ptr:
+        return i8(0), i8(keys)
     return max(0, query - c.behind - key), min(keys, query + 16 + c.ahead - key)
 
 
@@ -128,7 +134,8 @@ def all_finite(at, rows, columns, across):
 def within_infinity(at, rows, columns, across):
     """Return (True if all numbers of an array are above -inf, True if all are below inf). `across`: bytes between
     rows."""
-    if all_finite(at, rows, columns, across): return True, True
+    if all_finite(at, rows, columns, across):
+        return True, True
     above, below = in_all_lanes(f4(0)), in_all_lanes(f4(0))
     for i in range(rows):
         for j in range(0, columns, 16):

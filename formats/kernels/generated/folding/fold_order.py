@@ -1,6 +1,7 @@
 """Merges in which no compared number can be NaN. There a minimum is one instruction; five are needed where a NaN must
 pass through. The numbers that may occur are tracked by kind: finite, infinite, NaN. Each operation is tried on numbers
 of all kinds of its arguments, among them the largest, the smallest and 0, where kinds change."""
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,7 +17,7 @@ UPPER_KINDS, LOWER_KINDS = np.array([*FINITE_KINDS, np.inf], f4), np.array([*FIN
 ORDERED_KINDS = np.array([*UPPER_KINDS, -np.inf], f4)
 ALL_KINDS = np.array([*ORDERED_KINDS, np.nan], f4)
 COMPARING = "minimum", "maximum"
-TILE_KINDS = {"above": UPPER_KINDS, "below": LOWER_KINDS, "above and below": FINITE_KINDS}      # spelt as in texts
+TILE_KINDS = {"above": UPPER_KINDS, "below": LOWER_KINDS, "above and below": FINITE_KINDS}  # spelt as in texts
 
 
 def all_kinds(found: Float32s) -> Float32s:
@@ -34,13 +35,17 @@ def keeps_order(step: MergeStep, score: Float32s, factor: Float32s) -> bool:
     compares: list[Float32s] = []
 
     def kinds(node: StandIn) -> Float32s:
-        if node.op == "literal": return all_kinds(np.array([node.value], f4))
+        if node.op == "literal":
+            return all_kinds(np.array([node.value], f4))
         if id(node) not in held:
             args = np.meshgrid(*map(kinds, node.args))
-            if node.op in COMPARING: compares.extend(args)
+            if node.op in COMPARING:
+                compares.extend(args)
             held[id(node)] = all_kinds(np.asarray(SCALAR_OPERATIONS[node.op].exact(*args), f4))
         return held[id(node)]
-    with np.errstate(all="ignore"): results = [kinds(step.merged[k]) for k in step.by_factor]
+
+    with np.errstate(all="ignore"):
+        results = [kinds(step.merged[k]) for k in step.by_factor]
     return not any(np.isnan(numbers).any() for numbers in (*results, *compares))
 
 
@@ -53,6 +58,7 @@ def compared(step: MergeStep) -> int:
 def told_by(step: MergeStep, scored: bool) -> str | None:
     """Return the condition on a tile's factors, and on its scores if these are tested (`scored`), under which nothing
     compared is NaN, in the words of the kernel's text. None if nothing is compared, or if no condition suffices."""
-    if not compared(step): return None
+    if not compared(step):
+        return None
     words = [word for word, kinds in TILE_KINDS.items() if keeps_order(step, kinds if scored else ALL_KINDS, kinds)]
     return " or ".join(words[:2]) or None

@@ -1,5 +1,6 @@
 """A product over a monoid, as its kernel is written from it: the leaves of scores, the merge, and the part of a merge
 that depends on scores alone, so that it is computed once for all columns."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -9,23 +10,26 @@ from typing import NamedTuple
 from formats.kernels.generated.rowwise.scalar_graphs import count_work
 from formats.kernels.generated.rowwise.scalars import NumberGraph, StandIn, apply, number
 
-OF_VALUE, OF_ARRAY = "x", "c"                               # kinds of operand: rows of a value, or a stored array
+OF_VALUE, OF_ARRAY = "x", "c"  # kinds of operand: rows of a value, or a stored array
 
 
 class FoldOperand(NamedTuple):
     """A value or an array, by its number, with its heads and the columns of a head."""
+
     kind: str
     number: int
     heads: int
     cols: int
 
     @property
-    def word(self) -> str: return f"{self.kind}{self.number}"
+    def word(self) -> str:
+        return f"{self.kind}{self.number}"
 
 
 class Folding(NamedTuple):
     """A merge of pairs of numbers, as graphs: `lift` of a score, a number and an index; `merge` of two carriers;
     `finish` of one carrier. `unit` is the carrier of no pairs; `ordinary`: the merge is the sum of products."""
+
     lift: NumberGraph
     merge: NumberGraph
     finish: NumberGraph
@@ -33,13 +37,15 @@ class Folding(NamedTuple):
     ordinary: bool = False
 
     @property
-    def width(self) -> int: return len(self.finish.outputs)
+    def width(self) -> int:
+        return len(self.finish.outputs)
 
 
 class ScoreLeaf(NamedTuple):
     """One input of the scores. `row`: numbers of a query's row, one for each key; `query`, `key`, `head`: one number
     for each of them; `distance`: a number of a head's row of a table, by the distance of the key behind the query;
     `pairs`: a row of the query and a row of the key, merged column by column."""
+
     kind: str
     left: FoldOperand
     right: FoldOperand | None = None
@@ -54,6 +60,7 @@ class FoldPlan(NamedTuple):
     """Scores, as a graph of leaves, merged with the rows of `right`, which is a value with a row for each key, or an
     array of `keys` rows. `masked`: a pattern says which query sees which key, within sequences; `ranged`: the keys of a
     query are consecutive; `sparse`: scores are the entries of a sparse matrix, and there are no leaves."""
+
     leaves: tuple[ScoreLeaf, ...]
     score: NumberGraph
     folding: Folding
@@ -77,8 +84,11 @@ class FoldPlan(NamedTuple):
     @property
     def words(self) -> list[str]:
         """The words of its operands in the record of a call."""
-        return [f"{operand.word}{what}" for operand in self.operands
-                for what in (("", "_row", "_head", "_of") if operand.kind == OF_VALUE else ("", "_head"))]
+        return [
+            f"{operand.word}{what}"
+            for operand in self.operands
+            for what in (("", "_row", "_head", "_of") if operand.kind == OF_VALUE else ("", "_head"))
+        ]
 
     @property
     def operands(self) -> list[FoldOperand]:
@@ -86,13 +96,16 @@ class FoldPlan(NamedTuple):
         return [*dict.fromkeys((*(operand for leaf in self.leaves for operand in leaf.operands), self.right))]
 
     @property
-    def heads(self) -> int: return max(operand.heads for operand in self.operands)
+    def heads(self) -> int:
+        return max(operand.heads for operand in self.operands)
 
     @property
-    def cols(self) -> int: return self.right.cols * self.folding.width
+    def cols(self) -> int:
+        return self.right.cols * self.folding.width
 
 
-def same_number(node: StandIn, args: list[StandIn]) -> StandIn: return apply(node.op, *args)
+def same_number(node: StandIn, args: list[StandIn]) -> StandIn:
+    return apply(node.op, *args)
 
 
 class MergeStep:
@@ -123,9 +136,12 @@ class MergeStep:
         todo = [self.merged[k] for k in self.by_factor]
         while todo:
             node = todo.pop()
-            if node is self.factor or id(node) in {id(self.carriers[k]) for k in self.by_factor}: continue
-            if self.needs(node, self.by_factor): todo += reversed(node.args)
-            elif node.op != "literal": outermost[id(node)] = node
+            if node is self.factor or id(node) in {id(self.carriers[k]) for k in self.by_factor}:
+                continue
+            if self.needs(node, self.by_factor):
+                todo += reversed(node.args)
+            elif node.op != "literal":
+                outermost[id(node)] = node
         return [*outermost.values()]
 
     @property

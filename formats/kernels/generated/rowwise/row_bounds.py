@@ -1,4 +1,5 @@
 """The meaning of a value of each row in float64, and a bound on the error of float32, merged in the kernel's order."""
+
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ def bound_rows(root: RowValue, values: Sequence[Any], arrays: Sequence[Any], row
     arrays (rows, columns) or (rows, heads, columns); `arrays`: those that are operands; `rows`: the number of rows if
     there are no values."""
     pairs: dict[int, Any] = {}
-    for node in root.walk(): pairs[id(node)] = read_value(node, [pairs[id(arg)] for arg in node.args], values, arrays)
+    for node in root.walk():
+        pairs[id(node)] = read_value(node, [pairs[id(arg)] for arg in node.args], values, arrays)
     y, e = pairs[id(root)]
     shape = len(values[0]) if values else rows, root.heads, root.cols
     return np.broadcast_to(y, shape), np.broadcast_to(e, shape)
@@ -28,42 +30,75 @@ def mean_rows(root: RowValue, values: Sequence[Any], arrays: Sequence[Any], rows
 def read_value(node: RowValue, args: list[Any], values: Sequence[Any], arrays: Sequence[Any]) -> Any:
     """Compute one value from its arguments: a pair (numbers, error bounds), or for a fold one pair for each number of
     the carrier."""
-    def each(change: Any) -> NumberPair: return change(args[0][0]), change(args[0][1])
+
+    def each(change: Any) -> NumberPair:
+        return change(args[0][0]), change(args[0][1])
+
     match node.op:
-        case "value": return certain(heads_second(np.asarray(values[node.extra], np.float64)))
-        case "const": return certain(np.asarray(arrays[node.extra], np.float64).reshape(1, node.heads, node.cols))
-        case "literal": return np.full((1, 1, 1), node.extra), np.full((1, 1, 1), lost(node.extra))
-        case "index": return certain(np.arange(node.cols, dtype=np.float64).reshape(1, 1, -1))
-        case "map": return spread_by(node.extra, args)
-        case "part": return args[0][node.extra]
-        case "fold": return merge_rows(node.extra, node.heads, args)
-        case "cols": return each(lambda a: whole_columns(a, node.args[0])[..., node.extra:node.extra + node.cols])
-        case "split": return each(lambda a: whole_columns(a, node.args[0]).reshape(len(a), node.heads, node.cols))
-        case "join": return each(lambda a: whole_columns(a, node.args[0]).reshape(len(a), 1, node.cols))
-        case "wide": return each(lambda a: np.broadcast_to(a, (len(a), node.heads, node.cols)))
+        case "value":
+            return certain(heads_second(np.asarray(values[node.extra], np.float64)))
+        case "const":
+            return certain(np.asarray(arrays[node.extra], np.float64).reshape(1, node.heads, node.cols))
+        case "literal":
+            return np.full((1, 1, 1), node.extra), np.full((1, 1, 1), lost(node.extra))
+        case "index":
+            return certain(np.arange(node.cols, dtype=np.float64).reshape(1, 1, -1))
+        case "map":
+            return spread_by(node.extra, args)
+        case "part":
+            return args[0][node.extra]
+        case "fold":
+            return merge_rows(node.extra, node.heads, args)
+        case "cols":
+            return each(lambda a: whole_columns(a, node.args[0])[..., node.extra : node.extra + node.cols])
+        case "split":
+            return each(lambda a: whole_columns(a, node.args[0]).reshape(len(a), node.heads, node.cols))
+        case "join":
+            return each(lambda a: whole_columns(a, node.args[0]).reshape(len(a), 1, node.cols))
+        case "wide":
+            return each(lambda a: np.broadcast_to(a, (len(a), node.heads, node.cols)))
         case "repeat":
             times = node.heads // node.args[0].heads
             return each(lambda a: np.repeat(whole_columns(a, node.args[0]), times, 1))
         case "beside":
             rows = max(len(y) for y, _ in args)
+
             def side(at: int) -> Any:
-                return np.concatenate([np.broadcast_to(pair[at], (rows, node.heads, part.cols))
-                                       for pair, part in zip(args, node.args, strict=True)], -1)
+                return np.concatenate(
+                    [
+                        np.broadcast_to(pair[at], (rows, node.heads, part.cols))
+                        for pair, part in zip(args, node.args, strict=True)
+                    ],
+                    -1,
+                )
+
             return side(0), side(1)
-        case "place": return each(lambda a: padded(whole_columns(a, node.args[0]), node.extra, node.cols))
+        case "place":
+            return each(lambda a: padded(whole_columns(a, node.args[0]), node.extra, node.cols))
         case "total":
             y, e = args[0]
             size = sum_sizes(y, 1)
             off = e.sum(1, keepdims=True)
             return y.sum(1, keepdims=True), off + rounding(y.shape[1], size + off)
-        case "times": return multiply_pairs(node, args[0], np.asarray(arrays[node.extra[0]], np.float64))
+        case "times":
+            return multiply_pairs(node, args[0], np.asarray(arrays[node.extra[0]], np.float64))
     raise ValueError(f"{node.op}: no such value")
 
 
-def certain(y: Any) -> NumberPair: return y, np.zeros(y.shape)
-def heads_second(y: Any) -> Any: return y[:, None] if y.ndim == 2 else y
-def sum_sizes(y: Any, axis: int) -> Any: return abs(y).sum(axis, keepdims=True)
-def rounding(count: int, size: Any) -> Any: return count * HALF_UNIT * size * 1.01 + count * VANISHED
+def certain(y: Any) -> NumberPair:
+    return y, np.zeros(y.shape)
+
+
+def heads_second(y: Any) -> Any:
+    return y[:, None] if y.ndim == 2 else y
+
+
+def sum_sizes(y: Any, axis: int) -> Any:
+    return abs(y).sum(axis, keepdims=True)
+
+
+def rounding(count: int, size: Any) -> Any:
+    return count * HALF_UNIT * size * 1.01 + count * VANISHED
 
 
 def whole_columns(a: Any, node: RowValue) -> Any:
@@ -73,7 +108,7 @@ def whole_columns(a: Any, node: RowValue) -> Any:
 
 def padded(a: Any, start: int, cols: int) -> Any:
     out = np.zeros((*a.shape[:-1], cols))
-    out[..., start:start + a.shape[-1]] = a
+    out[..., start : start + a.shape[-1]] = a
     return out
 
 
@@ -94,14 +129,18 @@ def merge_rows(merging: Merging, heads: int, carriers: Sequence[NumberPair]) -> 
         full = np.full((rows, heads, blocks * ABREAST), fill)
         full[..., :n] = np.broadcast_to(a, (rows, heads, n))
         return full.reshape(rows, heads, blocks, ABREAST)
+
     parts = [(spread_out(y, unit), spread_out(e, 0.0)) for (y, e), unit in zip(carriers, merging.unit, strict=True)]
     held: list[NumberPair] = [(np.full((1, 1, ABREAST), unit), np.zeros((1, 1, ABREAST))) for unit in merging.unit]
     for k in range(blocks):
         fresh = [(y[:, :, k], e[:, :, k]) for y, e in parts]
         held = bound_graph(merging.merge, *held, *(fresh if merging.commutative else merge_lanes(merging, fresh)))
-    if merging.commutative: held = merge_lanes(merging, held)
-    return [(np.broadcast_to(y, (rows, heads, ABREAST))[..., :1], np.broadcast_to(e, (rows, heads, ABREAST))[..., :1])
-            for y, e in held]
+    if merging.commutative:
+        held = merge_lanes(merging, held)
+    return [
+        (np.broadcast_to(y, (rows, heads, ABREAST))[..., :1], np.broadcast_to(e, (rows, heads, ABREAST))[..., :1])
+        for y, e in held
+    ]
 
 
 def merge_lanes(merging: Merging, held: Sequence[NumberPair]) -> list[NumberPair]:

@@ -1,4 +1,5 @@
 """A value of each row as a kernel: its text, its record, its call, and the operations that it counts."""
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,8 +20,8 @@ from formats.kernels.generated.rowwise.row_values import ABREAST, RowValue
 from formats.kernels.generated.rowwise.scalar_functions import SCALAR_OPERATIONS
 from formats.kernels.generated.rowwise.scalar_graphs import count_waiting
 
-OVERLAPPING = 20.0                                          # operations of a number that overlap with the next
-HOME = "formats.kernels.generated.rowwise.row_lanes"                          # the vocabulary of the texts
+OVERLAPPING = 20.0  # operations of a number that overlap with the next
+HOME = "formats.kernels.generated.rowwise.row_lanes"  # the vocabulary of the texts
 
 
 class Counts(NamedTuple):
@@ -29,6 +30,7 @@ class Counts(NamedTuple):
     which waits for the one before; `loops` over columns; `moved`: numbers read and written; `written`: numbers written.
     `operands`, for a call of any number of rows: operands that are checked, values twice, as the result must not
     overlap them."""
+
     simple: float
     slow: float
     deep: float
@@ -42,14 +44,18 @@ class Counts(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class RowKernel:
     """The kernel of a value over `values` operands and `arrays` arrays."""
+
     root: RowValue
     values: int
     arrays: int
 
     @cached_property
-    def written(self) -> RowText: return RowText(self.root, self.values, self.arrays)
+    def written(self) -> RowText:
+        return RowText(self.root, self.values, self.arrays)
+
     @cached_property
-    def text(self) -> str: return self.written.whole()
+    def text(self) -> str:
+        return self.written.whole()
 
     @cached_property
     def function(self) -> TextKernel:
@@ -82,14 +88,24 @@ class RowKernel:
             node = self.operands.get(("const", k))
             if node is not None and array.size != node.heads * node.cols:
                 raise ValueError(f"c{k}: {array.shape} is not ({node.heads}, {node.cols})")
-            if not array.flags.c_contiguous: raise ValueError(f"c{k}: its numbers do not lie side by side")
-        if not out.size: return out
+            if not array.flags.c_contiguous:
+                raise ValueError(f"c{k}: its numbers do not lie side by side")
+        if not out.size:
+            return out
         workers = threads()
         rows = max(1, -(-T // (4 * workers)))
         with POOL.lock:
             room = ROOM.reserve(self.written.room, workers) if self.written.room else (0, 0)
-            record = filled(*places, *map(address, arrays), *locate_rows("out", out, T), *room, T, rows,
-                            *self.written.sizes, *(at for at, _ in self.written.places.values()))
+            record = filled(
+                *places,
+                *map(address, arrays),
+                *locate_rows("out", out, T),
+                *room,
+                T,
+                rows,
+                *self.written.sizes,
+                *(at for at, _ in self.written.places.values()),
+            )
             launch(workers, (self.function, record, -(-T // rows)))
         return out
 
@@ -100,32 +116,43 @@ class RowKernel:
         simple = slow = deep = merged = 0.0
         for loop in loops.loops:
             numbers = loop.heads * -(-loop.cols // ABREAST) * ABREAST
-            seen: set[int] = set()                          # values that items of a loop share count once
+            seen: set[int] = set()  # values that items of a loop share count once
             for number in loop.items:
                 entry = loops.items[number]
                 if entry.node.op == "times":
                     simple += entry.node.args[0].cols * entry.node.heads * -(-entry.node.cols // ABREAST) * ABREAST
-                if entry.node.op == "total": numbers *= entry.node.args[0].heads
+                if entry.node.op == "total":
+                    numbers *= entry.node.args[0].heads
                 if entry.node.op == "fold":
                     blocks, held = numbers + 4 * ABREAST * loop.heads, len(entry.node.args)
                     merged += blocks * count_waiting(entry.node.extra.merge, held)
                 for part, _ in entry.parts:
                     if entry.node.op in ("beside", "place"):
-                        numbers, seen = loop.heads * -(-part.cols // ABREAST) * ABREAST, set()     # its own columns
+                        numbers, seen = loop.heads * -(-part.cols // ABREAST) * ABREAST, set()  # its own columns
                     a, b = count_inside(loops, part, part is entry.node, seen)
                     simple, slow = simple + numbers * a, slow + numbers * b
                     deep += numbers * max(a + SLOW * b - OVERLAPPING, 0.0)
         read = sum(node.heads * node.cols for node in self.root.walk() if node.op == "value")
         wrote = self.root.heads * self.root.cols
-        return Counts(simple, slow, deep, merged, float(sum(loop.heads for loop in loops.loops)), read + wrote, wrote,
-                      2.0 * self.values + self.arrays)
+        return Counts(
+            simple,
+            slow,
+            deep,
+            merged,
+            float(sum(loop.heads for loop in loops.loops)),
+            read + wrote,
+            wrote,
+            2.0 * self.values + self.arrays,
+        )
 
 
 def count_inside(loops: Loops, node: RowValue, own: bool, seen: set[int]) -> tuple[float, float]:
     """Count simple and slow operations of an expression at one number; a load is one."""
-    if id(node) in seen: return 0.0, 0.0
+    if id(node) in seen:
+        return 0.0, 0.0
     seen.add(id(node))
-    if (id(node) in loops.kept and not own) or not node.args: return float(node.op != "literal"), 0.0
+    if (id(node) in loops.kept and not own) or not node.args:
+        return float(node.op != "literal"), 0.0
     function = SCALAR_OPERATIONS[node.extra] if node.op == "map" else None
     simple, slow = (function.simple, function.slow) if function else (0.0, 0.0)
     for arg in node.args:
@@ -136,7 +163,9 @@ def count_inside(loops: Loops, node: RowValue, own: bool, seen: set[int]) -> tup
 
 def locate_rows(name: str, value: np.ndarray, rows: int) -> tuple[int, int, int]:
     """Return the address, the step from row to row, and the step from head to head, in numbers."""
-    if value.ndim == 3: return heads_of(name, value, rows, value.shape[1])
+    if value.ndim == 3:
+        return heads_of(name, value, rows, value.shape[1])
     readable(name, value, value.shape)
-    if len(value) != rows: raise ValueError(f"{name}: {len(value)} rows, where {rows} are needed")
+    if len(value) != rows:
+        raise ValueError(f"{name}: {len(value)} rows, where {rows} are needed")
     return address(value), step(value), value.shape[1]

@@ -1,4 +1,5 @@
 """Vector code of generated kernels: the operations of scalar_functions.py, 16 numbers at a time."""
+
 import numpy as np
 
 from formats.kernels.engine.compiled import HELPER
@@ -21,9 +22,9 @@ from formats.kernels.simd.maths import tanh_of as tanh_of
 from formats.kernels.simd.vectors import LANES, VECTOR, closed, llvm_function
 
 f4 = np.float32
-FROM, BEYOND = f4(-87.4), f4(89)                            # e^x is 0 below FROM, infinite from BEYOND on
-HALF_ROUNDER = f4(ROUNDER - ONE)                            # powers of two are kept halved, so that none is too large
-SMALL, GROWN, GROWTH = f4(2 ** -126), f4(2 ** 23), f4(23)   # subnormal numbers are multiplied first
+FROM, BEYOND = f4(-87.4), f4(89)  # e^x is 0 below FROM, infinite from BEYOND on
+HALF_ROUNDER = f4(ROUNDER - ONE)  # powers of two are kept halved, so that none is too large
+SMALL, GROWN, GROWTH = f4(2**-126), f4(2**23), f4(23)  # subnormal numbers are multiplied first
 ONE_HALF = f4(0.5)
 LG1, LG2, LG3, LG4 = (f4(c) for c in (0.66666662693, 0.40000972152, 0.28498786688, 0.24279078841))  # see musl's logf
 INFINITY, NAN = f4(np.inf), f4(np.nan)
@@ -34,10 +35,12 @@ def as_truth(builder, test):
     return builder.select(test, ir.Constant(VECTOR, [1.0] * LANES), ir.Constant(VECTOR, [0.0] * LANES))
 
 
-def is_true(builder, x): return builder.fcmp_unordered("!=", x, ir.Constant(VECTOR, [0.0] * LANES))
+def is_true(builder, x):
+    return builder.fcmp_unordered("!=", x, ir.Constant(VECTOR, [0.0] * LANES))
 
 
-def unless_nan(builder, x, other): return builder.select(builder.fcmp_unordered("uno", x, x), x, other)
+def unless_nan(builder, x, other):
+    return builder.select(builder.fcmp_unordered("uno", x, x), x, other)
 
 
 # NaN in either operand gives NaN
@@ -56,30 +59,40 @@ in_all_lanes = unary(lambda b, x: x)
 @intrinsic
 def lanes_of(typing, test, one, other):
     """Return `one` where a test is not 0, else `other`."""
-    def emit(builder, test, one, other): return builder.select(is_true(builder, test), one, other)
-    def code(context, builder, signature, values): return emitted(emit, builder, signature.args, values)
+
+    def emit(builder, test, one, other):
+        return builder.select(is_true(builder, test), one, other)
+
+    def code(context, builder, signature, values):
+        return emitted(emit, builder, signature.args, values)
+
     return VECTOR16(test, one, other), code
 
 
 @intrinsic
 def lane_numbers(typing, start):
     """Return start, start + 1, ..., start + 15, one in each lane."""
+
     def code(context, builder, signature, values):
         first = emitted(lambda b, x: x, builder, (NUMBER,), [values[0]])
         lanes = ir.Constant(VECTOR, [float(i) for i in range(LANES)])
         return closed(builder, [builder.fadd(builder.extract_value(first, 0), lanes)])
+
     return VECTOR16(NUMBER), code
 
 
 def moved_down(distance):
     """Build an intrinsic that moves lanes down: lane i gets lane i + distance, cyclically."""
+
     @intrinsic
     def move(typing, vector):
         def code(context, builder, signature, values):
             order = ir.Constant(WHOLE, [(lane + distance) % LANES for lane in range(LANES)])
             x = builder.extract_value(values[0], 0)
             return closed(builder, [builder.shuffle_vector(x, x, order)])
+
         return VECTOR16(VECTOR16), code
+
     return move
 
 
@@ -89,9 +102,11 @@ down1, down2, down4, down8 = map(moved_down, (1, 2, 4, 8))
 @intrinsic
 def first_lane(typing, vector):
     """Copy the first number to all lanes."""
+
     def code(context, builder, signature, values):
         x = builder.extract_value(values[0], 0)
         return closed(builder, [builder.shuffle_vector(x, x, ir.Constant(WHOLE, [0] * LANES))])
+
     return VECTOR16(VECTOR16), code
 
 
@@ -139,7 +154,7 @@ def log_whole(x):
     r = z * (w * LG3 + LG1) + w * (w * LG4 + LG2)
     h = f * f * ONE_HALF
     found = fused(s, h + r, e * LN2_LOW) - h + f + e * LN2_HIGH
-    found = lanes_of(less(x, INFINITY), found, x)           # infinity and NaN pass through
+    found = lanes_of(less(x, INFINITY), found, x)  # infinity and NaN pass through
     return lanes_of(less_equal(x, ZERO), lanes_of(equal(x, ZERO), in_all_lanes(-INFINITY), in_all_lanes(NAN)), found)
 
 

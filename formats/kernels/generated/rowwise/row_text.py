@@ -2,6 +2,7 @@
 
 Sizes above 8 are words of its record, so one text serves all widths; columns beyond the last whole vector are a vector
 of fewer lanes."""
+
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,39 +12,45 @@ from formats.kernels.generated.rowwise.row_values import Merging, RowValue
 from formats.kernels.generated.rowwise.stored import StoredColumns
 from formats.kernels.generated.rowwise.vector_text import IN_TEXT, VectorText
 
-LANE_STEPS = 1, 2, 4, 8                                     # distances of lanes that are merged, one after another
+LANE_STEPS = 1, 2, 4, 8  # distances of lanes that are merged, one after another
 
 
 @dataclass
 class RowText(VectorText):
     """Text of a row-wise kernel: its lines, and the layout of the record of a call."""
+
     root: RowValue
     values: int
     arrays: int
     seen: dict[tuple[int, str, str], str] = field(default_factory=dict)
-    places: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)   # of a kept value: offset and word
+    places: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)  # of a kept value: offset and word
     room: int = 0
-    written_heads: int = 1                                  # heads of the loop that is being written
-    written_columns: tuple[int, int] = (0, 0)               # columns of that loop: the first, and the end
+    written_heads: int = 1  # heads of the loop that is being written
+    written_columns: tuple[int, int] = (0, 0)  # columns of that loop: the first, and the end
 
     def __post_init__(self) -> None:
         self.loops = Loops(self.root)
         self.kept = self.loops.number
-        for number, entry in enumerate(self.loops.items): self.reserve(number, entry.node)
-        for loop in self.loops.loops: self.write_loop(loop)
+        for number, entry in enumerate(self.loops.items):
+            self.reserve(number, entry.node)
+        for loop in self.loops.loops:
+            self.write_loop(loop)
         self.check_stored()
 
     def check_stored(self) -> None:
         """Raise ValueError if a number of the result, or of a kept value, is stored by no line."""
         for entry in self.loops.items:
             node = entry.node
-            if self.is_variable(node): continue
+            if self.is_variable(node):
+                continue
             parts = len(node.args) if node.op == "fold" and node is not self.loops.root else 1
-            for part in range(parts): self.stores.check(self.word(node, part), node.heads, node.cols)
+            for part in range(parts):
+                self.stores.check(self.word(node, part), node.heads, node.cols)
 
     def reserve(self, number: int, node: RowValue) -> None:
         """Reserve scratch for an item; none for single numbers of one head, which are variables, nor for the result."""
-        if node is self.loops.root or self.is_variable(node): return
+        if node is self.loops.root or self.is_variable(node):
+            return
         parts = len(node.args) if node.op == "fold" else 1
         for k in range(parts):
             self.places[id(node), k] = self.room, f"s{len(self.places)}"
@@ -57,7 +64,8 @@ class RowText(VectorText):
 
     def address(self, node: RowValue, h: str, at: str, part: int = 0) -> str:
         """Return the address at which the number of a head and a column of an operand or a kept value is read."""
-        if node.op == "value": return join_sum(f"x{node.extra}", scaled(h, f"c.x{node.extra}_head"), at)
+        if node.op == "value":
+            return join_sum(f"x{node.extra}", scaled(h, f"c.x{node.extra}_head"), at)
         if node.op == "const":
             return join_sum(f"c.c{node.extra}", scaled(h, self.size(node.cols)), at)
         return self.place(node, h, at, part)
@@ -89,7 +97,8 @@ class RowText(VectorText):
         """Return the variable of a kept value or an operand at a place."""
         if self.is_variable(node) and id(node) in self.kept:
             return f"t{self.kept[id(node)]}_{part}"
-        if node.cols == 1: return self.name(f"one_number({self.address(node, h, '0', part)})")
+        if node.cols == 1:
+            return self.name(f"one_number({self.address(node, h, '0', part)})")
         return self.name(f"get({self.address(node, h, at, part)}, {lanes})")
 
     # ---- expressions
@@ -107,21 +116,30 @@ class RowText(VectorText):
         return self.name(f"in_all_lanes({vector})") if vector.startswith("K") else vector
 
     def expression(self, node: RowValue, h: str, at: str, lanes: str, own: bool) -> str:
-        if id(node) in self.kept and not own: return self.stored(node, h, at, lanes)
+        if id(node) in self.kept and not own:
+            return self.stored(node, h, at, lanes)
         match node.op:
-            case "literal": return self.literal(node.extra)
-            case "value" | "const": return self.stored(node, h, at, lanes)
-            case "index": return self.name(f"lane_numbers(f4({at}))")
-            case "part": return self.stored(node.args[0], h, at, lanes, node.extra)
+            case "literal":
+                return self.literal(node.extra)
+            case "value" | "const":
+                return self.stored(node, h, at, lanes)
+            case "index":
+                return self.name(f"lane_numbers(f4({at}))")
+            case "part":
+                return self.stored(node.args[0], h, at, lanes, node.extra)
             case "cols":
                 return self.value(node.args[0], h, plus(at, self.size(node.extra) if node.extra else ""), lanes)
-            case "split": return self.value(node.args[0], "0", plus(scaled(h, self.size(node.cols)), at), lanes)
-            case "wide": return self.value(node.args[0], h, "0", lanes)
+            case "split":
+                return self.value(node.args[0], "0", plus(scaled(h, self.size(node.cols)), at), lanes)
+            case "wide":
+                return self.value(node.args[0], h, "0", lanes)
             case "repeat":
                 group = node.heads // node.args[0].heads
                 return self.value(node.args[0], f"({h} // {self.size(group)})", at, lanes)
-            case "join": return self.flat(node.args[0], at, lanes)
-            case "map": return self.operation(node.extra, [self.value(arg, h, at, lanes) for arg in node.args])
+            case "join":
+                return self.flat(node.args[0], at, lanes)
+            case "map":
+                return self.operation(node.extra, [self.value(arg, h, at, lanes) for arg in node.args])
         raise ValueError(f"{node.op}: no such value")
 
     def flat(self, node: RowValue, at: str, lanes: str) -> str:
@@ -133,22 +151,30 @@ class RowText(VectorText):
     def write_loop(self, loop: Loop) -> None:
         """Write a loop over heads, and over columns within them."""
         items = [(number, self.loops.items[number]) for number in loop.items]
-        body = {"beside": self.write_beside, "place": self.write_place, "total": self.write_total,
-                "times": self.write_times}.get(items[0][1].node.op)
+        body = {
+            "beside": self.write_beside,
+            "place": self.write_place,
+            "total": self.write_total,
+            "times": self.write_times,
+        }.get(items[0][1].node.op)
         heads = loop.heads > 1
         if heads:
             self.put(f"for h in range({self.size(loop.heads)}):")
             self.indent += 1
         h = "h" if heads else "0"
         self.written_heads = loop.heads
-        if body: body(items[0][1].node, h)
-        else: self.write_items(loop, h)
-        if heads: self.indent -= 1
+        if body:
+            body(items[0][1].node, h)
+        else:
+            self.write_items(loop, h)
+        if heads:
+            self.indent -= 1
 
     def columns(self, cols: int, body: Callable[[str, str], None]) -> None:
         """Write a body for each whole vector of `cols` columns, and once more for the remaining columns."""
         whole = cols // 16 * 16
-        if cols <= IN_TEXT: return self.block_of((0, cols), partial(body, "0", str(cols)))
+        if cols <= IN_TEXT:
+            return self.block_of((0, cols), partial(body, "0", str(cols)))
         self.put(f"for at in range(0, {self.size(cols)} // 16 * 16, 16):")
         self.indent += 1
         self.block_of((0, whole), partial(body, "at", "None"))
@@ -170,7 +196,8 @@ class RowText(VectorText):
         before, self.seen = self.seen, {}
         start = len(self.lines)
         body()
-        if len(self.lines) == start: self.put("pass")
+        if len(self.lines) == start:
+            self.put("pass")
         self.seen = before
 
     def write_items(self, loop: Loop, h: str) -> None:
@@ -178,20 +205,27 @@ class RowText(VectorText):
         items = [(number, self.loops.items[number]) for number in loop.items]
         folds = [(number, entry.node) for number, entry in items if entry.node.op == "fold"]
         for number, node in folds:
-            for k, unit in enumerate(node.extra.unit): self.put(f"a{number}_{k} = in_all_lanes({self.literal(unit)})")
+            for k, unit in enumerate(node.extra.unit):
+                self.put(f"a{number}_{k} = in_all_lanes({self.literal(unit)})")
 
         def body(at: str, lanes: str) -> None:
             for number, entry in items:
-                if entry.node.op == "fold": self.merge_block(number, entry.node, h, at, lanes)
-                else: self.store(number, entry.node, h, at, lanes)
+                if entry.node.op == "fold":
+                    self.merge_block(number, entry.node, h, at, lanes)
+                else:
+                    self.store(number, entry.node, h, at, lanes)
+
         self.columns(loop.cols, body)
-        for number, node in folds: self.close_fold(number, node, h)
+        for number, node in folds:
+            self.close_fold(number, node, h)
 
     def store(self, number: int, node: RowValue, h: str, at: str, lanes: str) -> None:
         """Store a value at its place."""
         vector = self.lanes(node, h, at, lanes, own=True)
-        if self.is_variable(node): self.put(f"t{number}_0 = first_lane({vector})")
-        else: self.keep(vector, node, h, at, lanes)
+        if self.is_variable(node):
+            self.put(f"t{number}_0 = first_lane({vector})")
+        else:
+            self.keep(vector, node, h, at, lanes)
 
     def merge_block(self, number: int, node: RowValue, h: str, at: str, lanes: str) -> None:
         """Merge 16 more numbers into the carriers of a fold; lanes without a number hold the unit."""
@@ -200,7 +234,8 @@ class RowText(VectorText):
         for arg, unit in zip(node.args, merging.unit, strict=True):
             vector = self.lanes(arg, h, at, lanes)
             fresh.append(vector if lanes == "None" else self.name(f"cut({vector}, {lanes}, {self.literal(unit)})"))
-        if not merging.commutative: fresh = self.merge_lanes(merging, fresh)
+        if not merging.commutative:
+            fresh = self.merge_lanes(merging, fresh)
         held = [f"a{number}_{k}" for k in range(len(fresh))]
         for name, vector in zip(held, self.graph(merging.merge, [*held, *fresh]), strict=True):
             self.put(f"{name} = {vector}")
@@ -215,26 +250,33 @@ class RowText(VectorText):
     def close_fold(self, number: int, node: RowValue, h: str) -> None:
         """Merge the 16 lanes of a fold's carriers into one, and store it."""
         carriers = [f"a{number}_{k}" for k in range(len(node.args))]
-        if node.extra.commutative: carriers = self.merge_lanes(node.extra, carriers)
+        if node.extra.commutative:
+            carriers = self.merge_lanes(node.extra, carriers)
         self.written_columns = 0, 1
         for k, carrier in enumerate(carriers):
-            if node.heads == 1: self.put(f"t{number}_{k} = first_lane({carrier})")
-            else: self.keep(carrier, node, h, "0", "1", part=k)
+            if node.heads == 1:
+                self.put(f"t{number}_{k} = first_lane({carrier})")
+            else:
+                self.keep(carrier, node, h, "0", "1", part=k)
 
     def write_beside(self, node: RowValue, h: str) -> None:
         """Write the columns of several values, side by side."""
         for part, start in zip(node.args, node.extra, strict=True):
+
             def body(at: str, lanes: str, part: RowValue = part, start: int = start) -> None:
                 self.keep(self.lanes(part, h, at, lanes), node, h, at, lanes, start)
+
             self.columns(part.cols, body)
 
     def write_place(self, node: RowValue, h: str) -> None:
         """Write columns among zeros."""
+
         def zero(at: str, lanes: str) -> None:
             self.keep(f"in_all_lanes({self.literal(0.0)})", node, h, at, lanes)
 
         def body(at: str, lanes: str) -> None:
             self.keep(self.lanes(node.args[0], h, at, lanes), node, h, at, lanes, node.extra)
+
         self.columns(node.cols, zero)
         self.columns(node.args[0].cols, body)
 
@@ -249,6 +291,7 @@ class RowText(VectorText):
             self.block(lambda: self.put(f"a = a + {self.value(node.args[0], 'k', at, lanes)}"))
             self.indent -= 1
             self.keep("a", node, "0", at, lanes)
+
         self.columns(node.cols, body)
 
     def write_times(self, node: RowValue, h: str) -> None:
@@ -268,6 +311,7 @@ class RowText(VectorText):
             self.put(f"a = fused({one}, get({join_sum(f'c.c{array}', matrix, f'i * {p} + {at}')}, {lanes}), a)")
             self.indent -= 1
             self.keep("a", node, h, at, lanes)
+
         self.columns(node.cols, body)
 
     # ---- the whole
@@ -275,19 +319,39 @@ class RowText(VectorText):
     def fields(self) -> list[str]:
         """Return the words of a call's record, in order."""
         values = [f"x{k}{what}" for k in range(self.values) for what in ("", "_row", "_head")]
-        return [*values, *(f"c{k}" for k in range(self.arrays)), "out", "out_row", "out_head", "room", "apart", "T",
-                "rows", *self.sizes.values(), *(name for _, name in self.places.values())]
+        return [
+            *values,
+            *(f"c{k}" for k in range(self.arrays)),
+            "out",
+            "out_row",
+            "out_head",
+            "room",
+            "apart",
+            "T",
+            "rows",
+            *self.sizes.values(),
+            *(name for _, name in self.places.values()),
+        ]
 
     def whole(self) -> str:
         """Return the whole text."""
         sizes = [f"{name} = c.{name}" for name in self.sizes.values()]
         rooms = [f"{name} = base + c.{name}" for _, name in self.places.values()]
         rows = [f"x{k} = c.x{k} + 4 * row * c.x{k}_row" for k in range(self.values)]
-        head = [*self.constants(), "", f"RECORD = np.dtype(words({' '.join(self.fields())!r}))", "", "",
-                "def rows_of_term(item, worker, arguments):", "    c = record(arguments, RECORD)"]
+        head = [
+            *self.constants(),
+            "",
+            f"RECORD = np.dtype(words({' '.join(self.fields())!r}))",
+            "",
+            "",
+            "def rows_of_term(item, worker, arguments):",
+            "    c = record(arguments, RECORD)",
+        ]
         inside = [*sizes, *(["base = c.room + worker * c.apart", *rooms] if rooms else [])]
-        loop = ["    for row in range(item * c.rows, min((item + 1) * c.rows, c.T)):",
-                *(f"        {line}" for line in (*rows, "out = c.out + 4 * row * c.out_row"))]
+        loop = [
+            "    for row in range(item * c.rows, min((item + 1) * c.rows, c.T)):",
+            *(f"        {line}" for line in (*rows, "out = c.out + 4 * row * c.out_row")),
+        ]
         lines = [line[4:] for line in self.lines]
         return "\n".join([*head, *(f"    {line}" for line in inside), *loop, *lines, ""])
 

@@ -3,6 +3,7 @@
 `value` k and `const` k are operands, `literal` a number, `index` the numbers of columns; `map` is an operation, entry
 by entry; `fold` merges a row; `cols`, `place`, `beside`, `split`, `join`, `repeat`, `wide` move numbers, `total` adds
 heads up, `times` multiplies by a matrix that is an operand."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -11,12 +12,13 @@ from weakref import WeakValueDictionary
 
 from formats.kernels.generated.rowwise.scalars import NumberGraph, walk_made
 
-ABREAST = 16                                         # numbers that are computed at a time
-SMALL_MATRIX = 4096                                         # most numbers of a matrix that multiplies rows here
+ABREAST = 16  # numbers that are computed at a time
+SMALL_MATRIX = 4096  # most numbers of a matrix that multiplies rows here
 
 
 class Merging(NamedTuple):
     """A merge of `cols` columns: the unit, the graph of two carriers, and True if their order is free."""
+
     unit: tuple[float, ...]
     merge: NumberGraph
     commutative: bool
@@ -25,6 +27,7 @@ class Merging(NamedTuple):
 
 class RowValue:
     """A value of each row; equal values are one object."""
+
     __slots__ = ("__weakref__", "args", "cols", "extra", "heads", "op")
     made: ClassVar[WeakValueDictionary[tuple[Any, ...], RowValue]] = WeakValueDictionary()
     op: str
@@ -46,7 +49,8 @@ class RowValue:
         return walk_made([self])
 
 
-def literal(value: float) -> RowValue: return RowValue("literal", 1, 1, extra=float(value))
+def literal(value: float) -> RowValue:
+    return RowValue("literal", 1, 1, extra=float(value))
 
 
 def mapped(op: str, *args: RowValue) -> RowValue:

@@ -1,4 +1,5 @@
 """The operations of graphs of numbers: the meaning of each, its error propagation, its vector code, its work."""
+
 from collections.abc import Callable
 from functools import reduce
 from typing import Any, NamedTuple
@@ -8,10 +9,10 @@ import numpy as np
 from formats.core.activation import COMPILED, Activation
 from formats.core.stage import GELU_ERROR
 
-HALF_UNIT, VANISHED = 2.0 ** -24, 2.0 ** -125         # half a unit in the last place; bound on underflow
-DIFFERENCE_LOSS = 2.0 ** -50                                # largest relative error of a difference in float64
+HALF_UNIT, VANISHED = 2.0**-24, 2.0**-125  # half a unit in the last place; bound on underflow
+DIFFERENCE_LOSS = 2.0**-50  # largest relative error of a difference in float64
 SpreadError = Callable[..., Any]
-ErrorPair = tuple[Any, Any]                                # an argument, and a bound on its error
+ErrorPair = tuple[Any, Any]  # an argument, and a bound on its error
 
 
 class ScalarFunction(NamedTuple):
@@ -20,6 +21,7 @@ class ScalarFunction(NamedTuple):
     place; `code`: its name in row_lanes.py, or an operator between operands if it has none; `simple` and `slow`: counts
     of operations, `slow` those of divisions and roots; `exact_at`: the argument at which its code is exact; `most`: a
     bound on the error of its code, as a function of y, where that is tighter than `units`."""
+
     exact: Callable[..., Any]
     spread: SpreadError
     code: str
@@ -38,10 +40,12 @@ def either_way(y: Any, *pairs: ErrorPair) -> Any:
 def of_extreme(extreme: Callable[..., Any]) -> SpreadError:
     """Build the error propagation of the larger or the smaller of two numbers: the distance to its values at both ends
     of their intervals. An argument that surely loses adds no error."""
+
     def spread(y: Any, a: ErrorPair, b: ErrorPair) -> Any:
         with np.errstate(all="ignore"):
             reach = np.fmax(extreme(a[0] + a[1], b[0] + b[1]) - y, y - extreme(a[0] - a[1], b[0] - b[1]))
             return np.fmin(either_way(y, a, b), reach + DIFFERENCE_LOSS * abs(y))
+
     return spread
 
 
@@ -68,7 +72,8 @@ def spread_log1p(y: Any, a: ErrorPair) -> Any:
 
 
 def spread_exp(y: Any, a: ErrorPair) -> Any:
-    with np.errstate(all="ignore"): return np.where(a[1] == 0, 0.0, np.exp(a[0]) * np.expm1(a[1]))
+    with np.errstate(all="ignore"):
+        return np.where(a[1] == 0, 0.0, np.exp(a[0]) * np.expm1(a[1]))
 
 
 def spread_test(y: Any, a: ErrorPair, b: ErrorPair) -> Any:
@@ -87,7 +92,10 @@ def spread_choice(y: Any, c: ErrorPair, a: ErrorPair, b: ErrorPair) -> Any:
 
 def spread_product(y: Any, a: ErrorPair, b: ErrorPair) -> Any:
     with np.errstate(all="ignore"):
-        def part(size: Any, error: Any) -> Any: return np.where(np.asarray(error) == 0, 0.0, abs(size) * error)
+
+        def part(size: Any, error: Any) -> Any:
+            return np.where(np.asarray(error) == 0, 0.0, abs(size) * error)
+
         return part(a[0], b[1]) + part(b[0], a[1]) + part(a[1], b[1])
 
 
@@ -98,10 +106,12 @@ def spread_floor(y: Any, a: ErrorPair) -> Any:
 def ascending(function: Callable[..., Any]) -> SpreadError:
     """Build the error propagation of a function that is monotonic, and nowhere steeper than 1: the distance to its
     values at both ends of its argument's interval."""
+
     def spread(y: Any, a: ErrorPair) -> Any:
         with np.errstate(all="ignore"):
             reach = np.fmax(abs(function(a[0] + a[1]) - y), abs(y - function(a[0] - a[1])))
             return np.fmin(a[1], reach + DIFFERENCE_LOSS * abs(y))
+
     return spread
 
 
@@ -111,9 +121,16 @@ def saturated(y: Any) -> Any:
     return np.where(abs(y) > 0.56, HALF_UNIT * (abs(y) + 6 * (1 - abs(y))), np.inf)
 
 
-def added(y: Any, a: ErrorPair, b: ErrorPair) -> Any: return a[1] + b[1]
-def kept_error(y: Any, a: ErrorPair) -> Any: return a[1]
-def truth_of(test: Callable[..., Any]) -> Callable[..., Any]: return lambda *x: np.asarray(test(*x), np.float64)
+def added(y: Any, a: ErrorPair, b: ErrorPair) -> Any:
+    return a[1] + b[1]
+
+
+def kept_error(y: Any, a: ErrorPair) -> Any:
+    return a[1]
+
+
+def truth_of(test: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *x: np.asarray(test(*x), np.float64)
 
 
 def within(activation: Activation) -> Callable[[Any, ErrorPair], Any]:
@@ -147,5 +164,8 @@ SCALAR_OPERATIONS: dict[str, ScalarFunction] = {
     "log1p": ScalarFunction(np.log1p, spread_log1p, "log1p_whole", 8.0, 26.0, 2.0),
     "tanh": ScalarFunction(np.tanh, ascending(np.tanh), "tanh_of", 4.0, 18.0, 1.0, most=saturated),
     "floor": ScalarFunction(np.floor, spread_floor, "whole_below", 0.0),
-} | {name: ScalarFunction(activation.function, within(activation), activation.vector, 4.0, *OF_VECTOR_CODE[name])
-     for name, activation in COMPILED.items() if name in OF_VECTOR_CODE}
+} | {
+    name: ScalarFunction(activation.function, within(activation), activation.vector, 4.0, *OF_VECTOR_CODE[name])
+    for name, activation in COMPILED.items()
+    if name in OF_VECTOR_CODE
+}

@@ -1,4 +1,5 @@
 """Readings of a graph of numbers: its meaning, a running bound of its error, its work, its name."""
+
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -10,10 +11,10 @@ from formats.core.stage import may_overflow
 from formats.kernels.generated.rowwise.scalar_functions import HALF_UNIT, SCALAR_OPERATIONS, VANISHED
 from formats.kernels.generated.rowwise.scalars import NumberGraph, StandIn, Untraceable, find_place
 
-NumberPair = tuple[Any, Any]                                # float64 numbers, and a bound on float32's error
+NumberPair = tuple[Any, Any]  # float64 numbers, and a bound on float32's error
 EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1e-38, -1e-38, 1e38, -1e38, np.inf, -np.inf, np.nan, 88.0, -88.0]
 TRIED_DRAWS, TOLERANCE = 1000, 1e-9
-WAITING_SLOW = 3.0                                          # operations that a division takes where others wait for it
+WAITING_SLOW = 3.0  # operations that a division takes where others wait for it
 
 
 def exact_graph(graph: NumberGraph, *given: Any) -> list[Any]:
@@ -26,8 +27,10 @@ def bound_graph(graph: NumberGraph, *given: NumberPair) -> list[NumberPair]:
     """Evaluate a graph, and bound the error of float32: a running error (Higham 2002, section 3.3)."""
     pairs: dict[int, NumberPair] = {}
     for node in graph.walk():
-        if node.op == "input": pairs[id(node)] = given[int(node.value)]
-        elif node.op == "literal": pairs[id(node)] = node.value, lost(node.value)
+        if node.op == "input":
+            pairs[id(node)] = given[int(node.value)]
+        elif node.op == "literal":
+            pairs[id(node)] = node.value, lost(node.value)
         else:
             pair = spread_by(node.op, [pairs[id(arg)] for arg in node.args])
             pairs[id(node)] = bound_beside_extreme(node, pair, pairs)
@@ -37,15 +40,18 @@ def bound_graph(graph: NumberGraph, *given: NumberPair) -> list[NumberPair]:
 def bound_beside_extreme(node: StandIn, pair: NumberPair, made: dict[int, NumberPair]) -> NumberPair:
     """Tighten the bound of x - max(x, z), x == max(x, z), and the like with min. Where x is surely the extreme, that
     equals x to the bit: the difference is 0, and the comparison is known."""
-    if node.op not in ("sub", "equal"): return pair
+    if node.op not in ("sub", "equal"):
+        return pair
     for one, both in (node.args, node.args[::-1]):
-        if both.op not in ("maximum", "minimum") or all(arg is not one for arg in both.args): continue
+        if both.op not in ("maximum", "minimum") or all(arg is not one for arg in both.args):
+            continue
         (x, e), (z, f) = made[id(one)], made[id(both.args[both.args[0] is one])]
         y, error = pair
         with np.errstate(all="ignore"):
             ahead = np.where(x == z, 0.0, np.asarray(x) - z) * (1 if both.op == "maximum" else -1)
             sure = (abs(ahead) > e + f) | ((x == z) & (e + f == 0))
-            if node.op == "equal": return y, np.where(sure, 0.0, 1.0)
+            if node.op == "equal":
+                return y, np.where(sure, 0.0, 1.0)
             rounded = np.where(np.isfinite(y), e + f + HALF_UNIT * (abs(y) + e + f) + VANISHED, error)
             return y, np.where(sure & (ahead >= 0), np.where(np.isfinite(y), 0.0, error), np.minimum(rounded, error))
     return pair
@@ -65,10 +71,13 @@ def spread_by(op: str, args: Sequence[NumberPair]) -> NumberPair:
         if function.units:
             size = np.where(np.isfinite(y), abs(y), 0.0)
             rounding = function.units * HALF_UNIT * (size + error)
-            if function.most: rounding = np.fmin(rounding, function.most(y) + function.units * HALF_UNIT * error)
+            if function.most:
+                rounding = np.fmin(rounding, function.most(y) + function.units * HALF_UNIT * error)
             exact = exactly(y, function.units)
-            if function.exact_at is not None: exact = exact | (np.asarray(args[0][0]) == function.exact_at)
-            if op == "mul": rounding = np.where(scales(*args[0]) | scales(*args[1]), 0.0, rounding)
+            if function.exact_at is not None:
+                exact = exact | (np.asarray(args[0][0]) == function.exact_at)
+            if op == "mul":
+                rounding = np.where(scales(*args[0]) | scales(*args[1]), 0.0, rounding)
             error = np.where((error == 0) & exact, 0.0, error + rounding + VANISHED)
         return y, np.where(may_overflow(y, error), np.inf, error)
 
@@ -85,8 +94,9 @@ def exactly(y: Any, units: float) -> Any:
 
 def count_work(graph: NumberGraph, held: Iterable[StandIn] = ()) -> tuple[float, float]:
     """Count simple operations, and divisions and roots, needed for the outputs if the nodes `held` are available."""
-    counted = [SCALAR_OPERATIONS[node.op] for node in walk_to(graph.outputs, held)
-               if node.op not in ("input", "literal")]
+    counted = [
+        SCALAR_OPERATIONS[node.op] for node in walk_to(graph.outputs, held) if node.op not in ("input", "literal")
+    ]
     return sum(function.simple for function in counted), sum(function.slow for function in counted)
 
 
@@ -97,7 +107,8 @@ def walk_to(ends: Sequence[StandIn], held: Iterable[StandIn]) -> Iterator[StandI
     todo = [*ends]
     while todo:
         node = todo.pop()
-        if id(node) in seen: continue
+        if id(node) in seen:
+            continue
         seen.add(id(node))
         yield node
         todo += node.args
@@ -109,12 +120,15 @@ def count_waiting(graph: NumberGraph, held: int) -> float:
     longest: dict[int, float | None] = {}
     for node in graph.walk():
         before = [longest[id(arg)] for arg in node.args if longest[id(arg)] is not None]
-        if node.op == "input": longest[id(node)] = 0.0 if node.value < held else None
-        elif not before: longest[id(node)] = None
+        if node.op == "input":
+            longest[id(node)] = 0.0 if node.value < held else None
+        elif not before:
+            longest[id(node)] = None
         else:
             function = SCALAR_OPERATIONS[node.op]
-            longest[id(node)] = max(length for length in before if length is not None) + function.simple + \
-                WAITING_SLOW * function.slow
+            longest[id(node)] = (
+                max(length for length in before if length is not None) + function.simple + WAITING_SLOW * function.slow
+            )
     return max((longest[id(output)] or 0.0 for output in graph.outputs), default=0.0)
 
 
@@ -133,13 +147,18 @@ def check_traced(graph: NumberGraph, function: Callable[..., Any], own: Callable
     """Raise Untraceable if a graph differs from its function, at random numbers or at the edges of the number range.
     The error names the place of the user's function, which is `own` if another function calls it."""
     rng = np.random.default_rng(0)
-    draws = [np.concatenate([rng.normal(size=TRIED_DRAWS) * 3, rng.permutation(np.array(EDGES * 3))])
-             for _ in range(graph.inputs)]
-    with np.errstate(all="ignore"): meant = function(*draws)
+    draws = [
+        np.concatenate([rng.normal(size=TRIED_DRAWS) * 3, rng.permutation(np.array(EDGES * 3))])
+        for _ in range(graph.inputs)
+    ]
+    with np.errstate(all="ignore"):
+        meant = function(*draws)
     wanted = meant if isinstance(meant, tuple) else (meant,)
     for traced, other in zip(exact_graph(graph, *draws), wanted, strict=True):
-        one, two = (np.broadcast_to(np.asarray(numbers, np.float64), draws[0].shape if draws else ()) for numbers in
-                    (traced, other))
+        one, two = (
+            np.broadcast_to(np.asarray(numbers, np.float64), draws[0].shape if draws else ())
+            for numbers in (traced, other)
+        )
         if not equal_numbers(one, two):
             complaint = "what it does to single numbers is not what it does to arrays"
             raise Untraceable(f"{find_place(own or function, None)}: {complaint}")

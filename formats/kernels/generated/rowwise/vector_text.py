@@ -1,4 +1,5 @@
 """The common part of kernel texts: variables that hold vectors of 16 numbers, constants, graphs of numbers."""
+
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -8,23 +9,25 @@ from formats.kernels.generated.rowwise.scalar_functions import SCALAR_OPERATIONS
 from formats.kernels.generated.rowwise.scalars import NumberGraph, StandIn
 from formats.kernels.generated.rowwise.stored import Stores
 
-IN_TEXT = 8                                                 # sizes up to this are numbers in the text
+IN_TEXT = 8  # sizes up to this are numbers in the text
 OPERATORS = "+", "-", "*", "/"
-EXTREMES = {"largest_of": "larger", "smallest_of": "smaller"}   # for any numbers: if the second is not NaN
+EXTREMES = {"largest_of": "larger", "smallest_of": "smaller"}  # for any numbers: if the second is not NaN
 
 
 @dataclass
 class VectorText:
     """A kernel text under construction: its lines, the words of sizes, and the constants."""
+
     lines: list[str] = field(default_factory=list, kw_only=True)
     sizes: dict[int, str] = field(default_factory=dict, kw_only=True)
     literals: dict[str, str] = field(default_factory=dict, kw_only=True)
     indent: int = field(default=3, kw_only=True)
     count: int = field(default=0, kw_only=True)
-    ordered: bool = field(default=False, kw_only=True)      # no number that is compared is NaN
+    ordered: bool = field(default=False, kw_only=True)  # no number that is compared is NaN
     stores: Stores = field(default_factory=Stores, kw_only=True)
 
-    def put(self, line: str) -> None: self.lines.append("    " * self.indent + line)
+    def put(self, line: str) -> None:
+        self.lines.append("    " * self.indent + line)
 
     def name(self, code: str) -> str:
         """Assign an expression to a new variable, and return the variable."""
@@ -34,7 +37,8 @@ class VectorText:
 
     def size(self, number: int) -> str:
         """Return a size as the text spells it: a number, or the word of a large one."""
-        if number <= IN_TEXT: return str(number)
+        if number <= IN_TEXT:
+            return str(number)
         return self.sizes.setdefault(number, f"n{len(self.sizes)}")
 
     def literal(self, value: float) -> str:
@@ -44,10 +48,14 @@ class VectorText:
     def operation(self, op: str, args: list[str]) -> str:
         """Return a variable that holds an operation on others."""
         code = SCALAR_OPERATIONS[op].code
-        if all(arg.startswith("K") for arg in args): args = [f"in_all_lanes({args[0]})", *args[1:]]
-        if code in OPERATORS: return self.name(f"{args[0]} {code} {args[1]}")
-        if code in EXTREMES and args[0].startswith("K"): args = args[::-1]
-        if code in EXTREMES and (self.ordered or args[1].startswith("K")): code = EXTREMES[code]
+        if all(arg.startswith("K") for arg in args):
+            args = [f"in_all_lanes({args[0]})", *args[1:]]
+        if code in OPERATORS:
+            return self.name(f"{args[0]} {code} {args[1]}")
+        if code in EXTREMES and args[0].startswith("K"):
+            args = args[::-1]
+        if code in EXTREMES and (self.ordered or args[1].startswith("K")):
+            code = EXTREMES[code]
         return self.name(f"{code}({', '.join(args)})")
 
     def graph(self, graph: NumberGraph, inputs: list[str]) -> list[str]:
@@ -57,20 +65,25 @@ class VectorText:
     def emit(self, ends: Iterable[StandIn], held: dict[int, str]) -> list[str]:
         """Return the variables of numbers, given the variables in `held`, by id of node; each new variable is added to
         `held`."""
+
         def one(node: StandIn) -> str:
             if (variable := held.get(id(node))) is None:
                 literal = node.op == "literal"
                 variable = self.literal(node.value) if literal else self.operation(node.op, [*map(one, node.args)])
                 held[id(node)] = variable
             return variable
+
         return [*map(one, ends)]
 
     def assign(self, names: list[str], found: list[str]) -> None:
         """Assign all values at once: no variable is read after it was written."""
-        sources = [self.name(source) if source in names and source != name else source
-                for name, source in zip(names, found, strict=True)]
+        sources = [
+            self.name(source) if source in names and source != name else source
+            for name, source in zip(names, found, strict=True)
+        ]
         for name, source in zip(names, sources, strict=True):
-            if name != source: self.put(f"{name} = {source}")
+            if name != source:
+                self.put(f"{name} = {source}")
 
     def vector(self, word: str) -> str:
         """Return a variable or a constant as a vector, which may be stored."""
@@ -82,7 +95,8 @@ class VectorText:
         self.indent += 1
         start = len(self.lines)
         body()
-        if len(self.lines) == start: self.put("pass")
+        if len(self.lines) == start:
+            self.put("pass")
         self.indent -= 1
 
     def constants(self) -> list[str]:

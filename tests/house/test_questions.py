@@ -1,4 +1,5 @@
 """Twenty questions of somebody new: the file that answers each is in the listing, by a word of the question."""
+
 import re
 
 import pytest
@@ -40,6 +41,9 @@ def test_the_answer_is_there(question, answer):
 
 def test_the_listing_answers():
     """The name of the file shares a word with the question, in 18 of 20 at least."""
-    told = [question for question, answer in QUESTIONS.items()
-            if words(question) & words(answer.rpartition("/")[2].removesuffix(".py").replace("_", " "))]
+    told = [
+        question
+        for question, answer in QUESTIONS.items()
+        if words(question) & words(answer.rpartition("/")[2].removesuffix(".py").replace("_", " "))
+    ]
     assert len(QUESTIONS) == 20 and len(told) >= 18, {*QUESTIONS} - {*told}
