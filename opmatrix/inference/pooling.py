@@ -108,21 +108,21 @@ class Pooling:
         return asdict(self) | {"modes": [*self.modes]}
 
     @classmethod
-    def parsed(cls, found: Any, where: str) -> "Pooling":
+    def parsed(cls, value: Any, where: str) -> "Pooling":
         """Return the pooling that `described` has written; the default for None. Raises InputError that names the
         entry."""
-        if found is None:
+        if value is None:
             return cls()
         names = [*cls.__dataclass_fields__]
-        whole = isinstance(found, dict) and sorted(found) == sorted(names)
-        expect(whole, where, found, f"an object of {', '.join(names)}")
+        whole = isinstance(value, dict) and sorted(value) == sorted(names)
+        expect(whole, where, value, f"an object of {', '.join(names)}")
         at = f"{where}: ".__add__
         return cls(
-            modes(found["modes"], at("modes")),
-            truth(found["normalise"], at("normalise")),
-            check_count(found["max_seq_length"], at("max_seq_length")),
-            check_text(found["prompt"], at("prompt")),
-            truth(found["lower"], at("lower")),
+            modes(value["modes"], at("modes")),
+            truth(value["normalise"], at("normalise")),
+            check_count(value["max_seq_length"], at("max_seq_length")),
+            check_text(value["prompt"], at("prompt")),
+            truth(value["lower"], at("lower")),
         )
 
 
@@ -132,32 +132,32 @@ MEAN, LAST = Pooling(), Pooling(("lasttoken",), normalise=False)  # poolings of 
 # ---- allowed values of entries
 
 
-def expect(holds: bool, where: str, found: object, wanted: str) -> None:
+def expect(holds: bool, where: str, value: object, wanted: str) -> None:
     """Raise InputError unless `holds` is true."""
     if not holds:
-        raise InputError(f"{where} is {found!r:.60}, not {wanted}")
+        raise InputError(f"{where} is {value!r:.60}, not {wanted}")
 
 
-def truth(found: object, where: str) -> bool:
-    expect(isinstance(found, bool), where, found, "true or false")
-    return bool(found)
+def truth(value: object, where: str) -> bool:
+    expect(isinstance(value, bool), where, value, "true or false")
+    return bool(value)
 
 
-def check_text(found: object, where: str) -> str:
-    expect(isinstance(found, str) and not re.search("[\ud800-\udfff]", found), where, found, "valid Unicode")
-    return str(found)
+def check_text(value: object, where: str) -> str:
+    expect(isinstance(value, str) and not re.search("[\ud800-\udfff]", value), where, value, "valid Unicode")
+    return str(value)
 
 
-def check_count(found: Any, where: str) -> int | None:
+def check_count(value: Any, where: str) -> int | None:
     """Return a number of tokens, given as int or float, or None. Raises InputError for any other value."""
-    whole = type(found) in (int, float) and found >= 1 and found % 1 == 0
-    expect(found is None or whole, where, found, "a whole number above 0, or null")
-    return None if found is None else int(found)
+    whole = type(value) in (int, float) and value >= 1 and value % 1 == 0
+    expect(value is None or whole, where, value, "a whole number above 0, or null")
+    return None if value is None else int(value)
 
 
-def modes(found: object, where: str) -> tuple[str, ...]:
+def modes(value: object, where: str) -> tuple[str, ...]:
     """Return one name, or several, as a tuple. Raises InputError for an unknown one."""
-    names = found if isinstance(found, list) else [found]
+    names = value if isinstance(value, list) else [value]
     known = 0 < len(names) <= len(MODES) and all(isinstance(name, str) and name in MODES for name in names)
-    expect(known, where, found, f"of {', '.join(MODES)}")
+    expect(known, where, value, f"of {', '.join(MODES)}")
     return tuple(names)

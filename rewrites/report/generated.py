@@ -64,27 +64,27 @@ def describe_context(
     return figures | {"first_measured_s": timed.first(), "token_measured_s": timed.step(MORE_STEPS)}
 
 
-def tell_generated(found: list[dict[str, Any]] | None) -> Iterator[str]:
+def tell_generated(record: list[dict[str, Any]] | None) -> Iterator[str]:
     """Yield the table of the report, if text is generated."""
-    if not found:
+    if not record:
         return
     yield (
-        f"generated: {count_sequences(found[0]['sequences'])}, by a session of the chosen program\n"
-        + table([context_row(figures) for figures in found], CONTEXT_COLUMNS)
+        f"generated: {count_sequences(record[0]['sequences'])}, by a session of the chosen program\n"
+        + table([context_row(figures) for figures in record], CONTEXT_COLUMNS)
     )
 
 
-def context_row(found: Mapping[str, Any]) -> list[str]:
+def context_row(record: Mapping[str, Any]) -> list[str]:
     """Return the cells of a context in the table."""
-    seconds = found["token_measured_s"] or found["token_predicted_s"] or 1.0  # a file may hold 0
+    seconds = record["token_measured_s"] or record["token_predicted_s"] or 1.0  # a file may hold 0
     return [
-        f"{found['context']:,}",
-        ms(found["first_predicted_s"]),
-        ms(found["first_measured_s"]),
-        ms(found["token_predicted_s"]),
-        ms(found["token_measured_s"]),
-        f"{found['sequences'] / seconds:.1f}",
-        megabytes(found["cache_bytes"]),
+        f"{record['context']:,}",
+        ms(record["first_predicted_s"]),
+        ms(record["first_measured_s"]),
+        ms(record["token_predicted_s"]),
+        ms(record["token_measured_s"]),
+        f"{record['sequences'] / seconds:.1f}",
+        megabytes(record["cache_bytes"]),
     ]
 
 

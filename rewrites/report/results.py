@@ -249,46 +249,46 @@ def figures(point: Point) -> dict[str, object]:
     }
 
 
-def printed(found: dict[str, Any], target: Path | None = None) -> str:
+def printed(record: dict[str, Any], target: Path | None = None) -> str:
     """Return the report of a run as text, from its figures (see `as_json`) and the place where it is saved."""
-    search, front, checked, busy = found["search"], found["front"], found["verified"], found["busy"]
+    search, front, checked, busy = record["search"], record["front"], record["verified"], record["busy"]
     header = [*POINT_COLUMNS, *(title for name, title in TITLES.items() if front[0][name] is not None)]
     wide = len(str(len(front) - 1))
     rows = [
-        format_point(f"  {'':{wide}} imported", found["baseline"]),
+        format_point(f"  {'':{wide}} imported", record["baseline"]),
         *(
-            format_point(f"{'*' if at == found['chosen'] else ' '} {at:{wide}} {point['name']}", point)
+            format_point(f"{'*' if at == record['chosen'] else ' '} {at:{wide}} {point['name']}", point)
             for at, point in enumerate(front)
         ),
     ]
     return "\n\n".join(
         [
-            phases(found),
-            f"model     {found['model']}\nmachine   {found['machine']}\nworkload  {found['workload']}\n"
+            phases(record),
+            f"model     {record['model']}\nmachine   {record['machine']}\nworkload  {record['workload']}\n"
             f"search    {search['nodes']} nodes, {search['classes']} classes; {proof(search['gap'])}"
             + "".join(f"\ncut       {cut}" for cut in search["cut"])
-            + f"\n{tell_bounds(found)}"
-            + tell_goals(found["goals"])
-            + tell_evaluated(found["terms"]),
+            + f"\n{tell_bounds(record)}"
+            + tell_goals(record["goals"])
+            + tell_evaluated(record["terms"]),
             *warn_busy(
                 busy["timing"], UNTRUSTED if busy["calibration"] else UNSURE, [*filter(None, [busy["calibration"]])]
             ),
-            *(["left out\n" + "\n".join(found["failed"])] if found["failed"] else []),
+            *(["left out\n" + "\n".join(record["failed"])] if record["failed"] else []),
             f"programs: * is chosen; numbers are directories of {FRONT}/\n" + table(rows, header),
-            *tell_generated(found["generated"]),
-            "what saved it: medians and quartiles of the same rounds\n" + gains(found),
+            *tell_generated(record["generated"]),
+            "what saved it: medians and quartiles of the same rounds\n" + gains(record),
             "laws of the exact program, by leaving one out: savings overlap\n"
-            + table(list_saved(found)[:SHOWN_LAWS], ["", "µs predicted"]),
+            + table(list_saved(record)[:SHOWN_LAWS], ["", "µs predicted"]),
             f"verified  {checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the "
             f"float64 oracle on {checked['rows']} held-out rows"
             + tell_loosest(checked.get("kernels", {}))
             + "".join(
                 f"\ndropped   {point['name']}: {point['measured_error']:.3g} off, "
                 f"{point['predicted_error']:.3g} predicted"
-                for point in found["dropped"]
+                for point in record["dropped"]
             )
-            + f"\n{spoken(found['stated'], front[found['chosen']])}"
-            + tell_routing(front[found["chosen"]].get("routing")),
+            + f"\n{spoken(record['stated'], front[record['chosen']])}"
+            + tell_routing(front[record["chosen"]].get("routing")),
             *(
                 []
                 if target is None
@@ -313,22 +313,22 @@ def bounds_of_kernels(points: Sequence[Point]) -> dict[str, KernelVerified]:
     return merged
 
 
-def tell_loosest(found: dict[str, KernelVerified]) -> str:
+def tell_loosest(record: dict[str, KernelVerified]) -> str:
     """Describe the loosest bound of a step, as the end of a line."""
-    if not found:
+    if not record:
         return ""
-    kernel = max(found, key=lambda each: found[each]["allowed"])
-    return f"; each step within its bound, at most {found[kernel]['allowed']:.1g} of what it gives ({kernel})"
+    kernel = max(record, key=lambda each: record[each]["allowed"])
+    return f"; each step within its bound, at most {record[kernel]['allowed']:.1g} of what it gives ({kernel})"
 
 
-def tell_routing(found: dict[str, Any] | None) -> str:
+def tell_routing(record: dict[str, Any] | None) -> str:
     """Describe, if rows are routed, how many of them the program sends elsewhere than the model, as a line."""
-    if not found:
+    if not record:
         return ""
-    share = found["rows"] / max(1, found["of"])
-    along = found.get("along")  # absent in 0.20.0
+    share = record["rows"] / max(1, record["of"])
+    along = record.get("along")  # absent in 0.20.0
     return (
-        f"\nrouted    {found['rows']:,} of {found['of']:,} rows ({percent(share)}) go elsewhere than the model "
+        f"\nrouted    {record['rows']:,} of {record['of']:,} rows ({percent(share)}) go elsewhere than the model "
         "alone would send them, and count"
         + (
             ""
@@ -338,11 +338,11 @@ def tell_routing(found: dict[str, Any] | None) -> str:
     )
 
 
-def phases(found: dict[str, Any]) -> str:
+def phases(record: dict[str, Any]) -> str:
     """Return the seconds of each phase, and of all, in lines that fit a screen."""
-    parts = [f"{name} {seconds:.1f} s" for name, seconds in found["phases"].items()]
+    parts = [f"{name} {seconds:.1f} s" for name, seconds in record["phases"].items()]
     lines = [""]
-    for part in [*parts, f"in all {found['wall_s']:.1f} s"]:
+    for part in [*parts, f"in all {record['wall_s']:.1f} s"]:
         if len(lines[-1]) + len(part) + 2 > SCREEN:
             lines.append("")
         lines[-1] += f"  {part}"
@@ -353,10 +353,12 @@ def format_point(name: str, point: dict[str, Any]) -> list[str]:
     return [*point_row(name, point), *(f"{point[name]:.2f}" for name in TITLES if point[name] is not None)]
 
 
-def list_saved(found: Mapping[str, Any]) -> list[list[str]]:
+def list_saved(record: Mapping[str, Any]) -> list[list[str]]:
     """Return a row for each law, or group of laws that fire alike, with savings above 0."""
     return [
-        [join_names(entry["laws"]), f"{1e6 * entry['seconds']:.1f}"] for entry in found["saved"] if entry["seconds"] > 0
+        [join_names(entry["laws"]), f"{1e6 * entry['seconds']:.1f}"]
+        for entry in record["saved"]
+        if entry["seconds"] > 0
     ]
 
 
@@ -367,15 +369,15 @@ def proof(gap: float) -> str:
     )
 
 
-def tell_bounds(found: dict[str, Any]) -> str:
+def tell_bounds(record: dict[str, Any]) -> str:
     """Describe the lower bound of seconds within the budgets, and the errors of predicted seconds."""
-    least, chosen, off = found["bound"], found["front"][found["chosen"]], found["prediction"]
+    least, chosen, off = record["bound"], record["front"][record["chosen"]], record["prediction"]
     if least["seconds"] is None:
         line = "none was proved for these budgets: the chosen program is the fastest of those measured"
     else:
         line = (
-            f"no program that the laws reach, with weights no narrower than {found['number_type']} and errors that "
-            f"add to {percent(found['error'])}, is\n          predicted below {ms(least['seconds'])} ms; the "
+            f"no program that the laws reach, with weights no narrower than {record['number_type']} and errors that "
+            f"add to {percent(record['error'])}, is\n          predicted below {ms(least['seconds'])} ms; the "
             f"chosen one is at {ms(chosen['predicted_s'])} ms, "
             + (
                 f"of which {at_most(least['gap'])} could be saved"
@@ -386,7 +388,7 @@ def tell_bounds(found: dict[str, Any]) -> str:
     return (
         f"bound     {line}\nprices    predicted seconds of the {off['programs']} programs measured here are "
         f"off by {percent(off['median'])} at the median, {percent(off['worst'])} at worst ({off['worst_program']})"
-        + describe_misled(found["misled"])
+        + describe_misled(record["misled"])
     )
 
 
@@ -401,7 +403,7 @@ def tell_goals(goals: list[dict[str, object]]) -> str:
     )
 
 
-def list_gains(found: Mapping[str, Any]) -> list[list[str]]:
+def list_gains(record: Mapping[str, Any]) -> list[list[str]]:
     """Return a row for each means, and a row for their sum."""
     return [
         *(
@@ -412,15 +414,15 @@ def list_gains(found: Mapping[str, Any]) -> list[list[str]]:
                 ms(step["saved_s"]),
                 "below noise" * step["below_noise"],
             ]
-            for step in found["steps"]
+            for step in record["steps"]
         ),
-        ["in all", "", "", ms(found["saved_s"]), ""],
+        ["in all", "", "", ms(record["saved_s"]), ""],
     ]
 
 
-def gains(found: dict[str, Any]) -> str:
+def gains(record: dict[str, Any]) -> str:
     """Return the savings of each means, as a table."""
-    return table(list_gains(found), ["", "ms measured", "quartiles", "ms saved", ""])
+    return table(list_gains(record), ["", "ms measured", "quartiles", "ms saved", ""])
 
 
 def name_step(step: dict[str, str]) -> str:

@@ -68,23 +68,23 @@ def sample_layers(kinds: Mapping[str, list[Data]]) -> Iterator[Data]:
             yield members[layer]
 
 
-def spectrum_figures(found: Spectrum) -> dict[str, object]:
+def spectrum_figures(record: Spectrum) -> dict[str, object]:
     """Return the figures of a spectrum in a report. `curve` holds singular values over the largest, evenly spread over
     the indices."""
-    layer, kind = parse_weight_name(found.name)
-    at = np.linspace(0, len(found.values) - 1, min(CURVE, len(found.values))).round().astype(int)
-    ten, one = map(found.rank_at, TAILS)
-    top = max(float(found.values[0]), np.finfo(float).tiny)
+    layer, kind = parse_weight_name(record.name)
+    at = np.linspace(0, len(record.values) - 1, min(CURVE, len(record.values))).round().astype(int)
+    ten, one = map(record.rank_at, TAILS)
+    top = max(float(record.values[0]), np.finfo(float).tiny)
     return {
-        "name": found.name,
+        "name": record.name,
         "layer": layer,
         "kind": kind,
-        "shape": list(found.shape),
-        "largest": float(found.values[0]),
-        "stable": found.stable_rank,
-        "effective": found.effective_rank,
+        "shape": list(record.shape),
+        "largest": float(record.values[0]),
+        "stable": record.stable_rank,
+        "effective": record.effective_rank,
         "tail_10": ten,
         "tail_1": one,
-        "knee": found.knee,
-        "curve": (found.values[at] / top).tolist(),
+        "knee": record.knee,
+        "curve": (record.values[at] / top).tolist(),
     }

@@ -5,6 +5,7 @@ python tests/house/measures.py          prints all of them, with where they are"
 import ast
 import re
 import sys
+import tokenize
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
@@ -20,7 +21,9 @@ DOORS = {"opmatrix"}  # it names what is above as text, imported when asked for
 NUMBERS = {"f4", "i8"}  # numpy's own names for types of numbers
 # rooms of like things, a file each
 ALIKE = "formats/storage", "rewrites/laws"
-OPAQUE = re.compile(r"(The same|Those|Of)\b")  # what a docstring must not begin with: it stands alone
+OPAQUE = re.compile(
+    r"(The same|Those|Of|What|Whether|How|Which|Where|So)\b"
+)  # what a docstring must not begin with: it stands alone
 
 
 @cache
@@ -168,6 +171,47 @@ def opaque_docstrings() -> list[str]:
     ]
 
 
+GENERIC = "found", "got", "res", "item", "each", "own", "given", "kept", "made", "said"
+
+
+def generic_names() -> Counter[str]:
+    """Uses of names that say no type and no role, as variables and as parameters."""
+    return Counter(
+        name
+        for path in FILES
+        for node in nodes(path)
+        for name in (node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else "",)
+        if name in GENERIC
+    )
+
+
+def docstring_lines(path: Path) -> set[int]:
+    """The lines of a file's docstrings."""
+    found = set[int]()
+    for node in nodes(path):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, False):
+            found |= {*range(node.body[0].lineno, node.body[0].end_lineno + 1)}
+    return found
+
+
+def code_lines(path: Path) -> set[int]:
+    """The lines of a file that hold code: no docstrings, comments, or brackets and commas alone."""
+    silent = tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER
+    found = set[int]()
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type in (*silent, tokenize.ENCODING) or token.string in [*"()[]{},:"]:
+                continue
+            found |= {*range(token.start[0], token.end[0] + 1)}
+    return found - docstring_lines(path)
+
+
+def density(package: str) -> float:
+    """Nodes of the syntax tree a line of code, in one of the packages."""
+    files = [path for path in FILES if path.is_relative_to(ROOT / package)]
+    return sum(len(nodes(path)) for path in files) / sum(len(code_lines(path)) for path in files)
+
+
 def anys() -> Counter[Path]:
     """How often each file says Any."""
     counts = {
@@ -277,6 +321,8 @@ def main() -> None:
     most = [(str(path.relative_to(ROOT)), count) for path, count in anys().most_common(25)]
     print("\n## Any:", sum(anys().values()), most)
     print("## relaxed:", round(relaxed_lines(), 3))
+    print("## generic names:", dict(generic_names()))
+    print("## nodes a line of code:", {package: round(density(package), 2) for package in LADDER})
     print("## lines:", lines())
 
 

@@ -133,4 +133,5 @@ def test_commands_are_those_of_ci():
     ci = (ROOT / ".ci" / "run").read_text("utf-8")
     assert len(commands) == 4 and commands[0][0] == "pip" and "'.[test]'" in commands[0] and "'.[test]'" in ci
     assert commands[1:3] == [["pytest"], ["pytest", "--deep"]]
-    assert commands[3] == ["ruff", "check", ".", "&&", "mypy"] and "ruff check . && mypy" in ci
+    assert " ".join(commands[3]) == "ruff check . && ruff format --check . && mypy"
+    assert "\nruff check .\nruff format --check .\nmypy " in ci

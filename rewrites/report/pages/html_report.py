@@ -37,18 +37,18 @@ OURS = b"<title>opmatrix: "  # the beginning of every page
 MOST_WEIGHTS = 400  # rows of the table of weights
 
 
-def html_report(found: dict[str, Any]) -> str:
-    """Return the page. `found` are the figures of a run, made by it or checked (kept_report.py)."""
-    return page(f"opmatrix: {found['model']}", sections(found))
+def html_report(record: dict[str, Any]) -> str:
+    """Return the page. `record` are the figures of a run, made by it or checked (kept_report.py)."""
+    return page(f"opmatrix: {record['model']}", sections(record))
 
 
-def write_html(found: dict[str, Any], file: Path | None) -> None:
+def write_html(record: dict[str, Any], file: Path | None) -> None:
     """Write the page to `file`, if it is not None, whole or not at all."""
     if file is None:
         return
     try:
         with replacing(file) as out:
-            out.write(html_report(found).encode("utf-8", "backslashreplace"))
+            out.write(html_report(record).encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise InputError(f"{file}: not written: {reason(error)}") from error
 
@@ -62,10 +62,10 @@ def page_place(file: Path) -> None:
         raise InputError(f"{file}: it exists, and is no page of a report: name another place")
 
 
-def sections(found: dict[str, Any]) -> Iterator[str]:
+def sections(record: dict[str, Any]) -> Iterator[str]:
     """Yield the parts of the page in reading order."""
-    best, base, busy = found["front"][found["chosen"]], found["baseline"], found["busy"]
-    yield f"<header><h1>{text_of(found['model'])}</h1>{paragraph(summary(found, best, base))}"
+    best, base, busy = record["front"][record["chosen"]], record["baseline"], record["busy"]
+    yield f"<header><h1>{text_of(record['model'])}</h1>{paragraph(summary(record, best, base))}"
     yield "".join(
         map(
             paragraph,
@@ -74,32 +74,32 @@ def sections(found: dict[str, Any]) -> Iterator[str]:
             ),
         )
     )
-    yield "".join(map(paragraph, found["failed"]))
+    yield "".join(map(paragraph, record["failed"]))
     yield (
         facts_of(
             [
-                ("machine", found["machine"]),
-                ("workload", found["workload"]),
+                ("machine", record["machine"]),
+                ("workload", record["workload"]),
                 ("stored", f"{megabytes(best['stored_bytes'])} MB"),
                 ("verified", "yes" if best["verified"] else "no"),
             ]
         )
         + "</header>"
     )
-    yield section("The front, and the choice", *front(found))
-    if found["operators"]:
-        yield section("Before and after, by operator", *operators(found["operators"]))
+    yield section("The front, and the choice", *front(record))
+    if record["operators"]:
+        yield section("Before and after, by operator", *operators(record["operators"]))
     yield section(
         "What saved it",
         grid_of(
             "Medians and quartiles of the same rounds",
             ("means", "ms measured", "quartiles", "ms saved", "note"),
-            list_gains(found),
+            list_gains(record),
         ),
     )
-    yield section("Laws of the exact program", *laws(found))
-    if found["generated"]:
-        yield section("Generated text", generated(found["generated"]))
+    yield section("Laws of the exact program", *laws(record))
+    if record["generated"]:
+        yield section("Generated text", generated(record["generated"]))
     yield section(
         "Goals",
         grid_of(
@@ -107,41 +107,41 @@ def sections(found: dict[str, Any]) -> Iterator[str]:
             ("goal", "value", "kept"),
             [
                 [goal["goal"], f"{goal['value']:.4g}", {True: "yes", False: "no"}.get(goal["kept"], "")]
-                for goal in found["goals"]
+                for goal in record["goals"]
             ],
         ),
     )
     yield section(
         "What is stated, and what is not covered",
-        *map(paragraph, split_stated(spoken(found["stated"], best))),
+        *map(paragraph, split_stated(spoken(record["stated"], best))),
         paragraph(tell_routing(best["routing"])),
     )
     yield section("How weights are stored", stored_methods(best["methods"]))
-    if found["spectra"]:
-        yield section("Spectra of weights", *spectra(found["spectra"]))
+    if record["spectra"]:
+        yield section("Spectra of weights", *spectra(record["spectra"]))
     yield section(
         "Verified",
-        paragraph(verified(found)),
+        paragraph(verified(record)),
         *(
             paragraph(
                 f"dropped: {point['name']}: {point['measured_error']:.3g} off, {point['predicted_error']:.3g} predicted"
             )
-            for point in found["dropped"]
+            for point in record["dropped"]
             if None not in (point["measured_error"], point["predicted_error"])
         ),
     )
     yield section(
         "To repeat it",
-        f"<pre>{escape(chr(10).join(repeat_commands(found)))}</pre>",
-        facts_of(sorted(found["versions"].items())),
-        files(found),
+        f"<pre>{escape(chr(10).join(repeat_commands(record)))}</pre>",
+        facts_of(sorted(record["versions"].items())),
+        files(record),
     )
     yield section(
         "Phases",
         grid_of(
             "Seconds of this run",
             ("phase", "s"),
-            [[name, f"{seconds:.1f}"] for name, seconds in [*found["phases"].items(), ("in all", found["wall_s"])]],
+            [[name, f"{seconds:.1f}"] for name, seconds in [*record["phases"].items(), ("in all", record["wall_s"])]],
         ),
     )
 
@@ -152,7 +152,7 @@ def split_stated(said: str) -> list[str]:
     return said.removeprefix("stated").replace("\n          (", " (").split("\n")
 
 
-def summary(found: Mapping[str, Any], best: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+def summary(record: Mapping[str, Any], best: Mapping[str, Any], base: Mapping[str, Any]) -> str:
     """Return the answer in a sentence."""
     before, after = base["measured_s"], best["measured_s"]
     times = "" if not before or not after else f", measured, beside {ms(before)} ms of the import"
@@ -163,31 +163,31 @@ def summary(found: Mapping[str, Any], best: Mapping[str, Any], base: Mapping[str
     )
 
 
-def front(found: dict[str, Any]) -> Iterator[str]:
+def front(record: dict[str, Any]) -> Iterator[str]:
     """Yield the picture, its table, and the proved bounds."""
-    points, base, search = found["front"], found["baseline"], found["search"]
+    points, base, search = record["front"], record["baseline"], record["search"]
     extra = [title for name, title in TITLES.items() if points[0][name] is not None]
     rows = [
         format_point("imported", base),
         *(
-            format_point(f"{'* ' * (at == found['chosen'])}{at} {point['name']}", point)
+            format_point(f"{'* ' * (at == record['chosen'])}{at} {point['name']}", point)
             for at, point in enumerate(points)
         ),
     ]
     rows = [row + [""] * (len(FRONT) + len(extra) - len(row)) for row in rows]
     yield (
-        f"<figure>{front_plot(base, points, found['chosen'])}<figcaption>Time and memory. A diamond is the import, "
+        f"<figure>{front_plot(base, points, record['chosen'])}<figcaption>Time and memory. A diamond is the import, "
         "a square an exact program, a disc an approximate one; the ring is the chosen one. Numbers are those of the "
         "table and of the directories of front/, names how weights are stored: int8 x3, three of them as bytes."
         "</figcaption></figure>"
     )
-    yield grid_of("Programs; * is chosen", (*FRONT, *extra), rows, found["chosen"] + 1)
+    yield grid_of("Programs; * is chosen", (*FRONT, *extra), rows, record["chosen"] + 1)
     yield facts_of(
         [
             ("search", f"{search['nodes']} nodes, {search['classes']} classes; {proof(search['gap'])}"),
             *(("cut", cut) for cut in search["cut"]),
-            *((name, " ".join(rest.split())) for name, rest in named_lines(tell_bounds(found))),
-            *((name, " ".join(rest.split())) for name, rest in named_lines(tell_evaluated(found["terms"]))),
+            *((name, " ".join(rest.split())) for name, rest in named_lines(tell_bounds(record))),
+            *((name, " ".join(rest.split())) for name, rest in named_lines(tell_evaluated(record["terms"]))),
         ]
     )
 
@@ -206,7 +206,7 @@ def named_lines(said: str) -> Iterator[tuple[str, str]]:
         yield name, rest
 
 
-def operators(found: Mapping[str, Any]) -> Iterator[str]:
+def operators(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the import and the chosen program, each as a table."""
     for which, title in (
         ("before", "Before: the import, a kernel for each operator"),
@@ -217,27 +217,27 @@ def operators(found: Mapping[str, Any]) -> Iterator[str]:
             ("operator", "steps", "ms predicted", "measured"),
             [
                 [row["what"], str(row["steps"] or ""), ms(row["predicted_s"]), ms(row["measured_s"])]
-                for row in found[which]
+                for row in record[which]
             ],
         )
 
 
-def laws(found: Mapping[str, Any]) -> Iterator[str]:
+def laws(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the cost of leaving out each law."""
-    others = [join_names(entry["laws"]) for entry in found["saved"] if not entry["seconds"] > 0]
-    if rows := list_saved(found):
+    others = [join_names(entry["laws"]) for entry in record["saved"] if not entry["seconds"] > 0]
+    if rows := list_saved(record):
         yield grid_of("By leaving one out: savings overlap", ("law", "µs predicted"), rows)
     if others:
         yield paragraph(f"Left out alone, these cost nothing: {', '.join(others)}.")
-    if not found["saved"]:
+    if not record["saved"]:
         yield paragraph("No law was asked what it saves.")
-    if found["without"]:
-        yield paragraph(f"Left out: {', '.join(found['without'])}")
+    if record["without"]:
+        yield paragraph(f"Left out: {', '.join(record['without'])}")
 
 
-def generated(found: list[dict[str, Any]]) -> str:
+def generated(record: list[dict[str, Any]]) -> str:
     """Return the table of generation at each context."""
-    return grid_of("By a session of the chosen program", CONTEXT_COLUMNS, [context_row(figures) for figures in found])
+    return grid_of("By a session of the chosen program", CONTEXT_COLUMNS, [context_row(figures) for figures in record])
 
 
 def stored_methods(methods: Mapping[str, object]) -> str:
@@ -251,7 +251,7 @@ def stored_methods(methods: Mapping[str, object]) -> str:
     )
 
 
-def spectra(found: Mapping[str, Any]) -> Iterator[str]:
+def spectra(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield a picture of the sampled weights, and their figures."""
     rows = [
         [
@@ -264,17 +264,17 @@ def spectra(found: Mapping[str, Any]) -> Iterator[str]:
             str(row["tail_1"]),
             str(row["knee"]),
         ]
-        for row in found["weights"]
+        for row in record["weights"]
     ]
     yield paragraph(
-        f"{len(rows)} of the {found['of']} matrices that the model multiplies by: of each kind the first "
+        f"{len(rows)} of the {record['of']} matrices that the model multiplies by: of each kind the first "
         "layer's, the middle one's and the last one's. What falls fast can be stored by low rank. "
         "`opmatrix spectrum MODEL` prints all."
     )
     if not rows:
         return
     yield (
-        f"<figure>{spectra_plot(found['weights'])}<figcaption>Singular values over the largest, by index. The first "
+        f"<figure>{spectra_plot(record['weights'])}<figcaption>Singular values over the largest, by index. The first "
         "layer's line is solid, the middle one's dashed, the last one's dotted.</figcaption></figure>"
     )
     yield grid_of(
@@ -284,9 +284,9 @@ def spectra(found: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def verified(found: Mapping[str, Any]) -> str:
+def verified(record: Mapping[str, Any]) -> str:
     """Describe the verification of laws, graphs and programs."""
-    checked = found["verified"]
+    checked = record["verified"]
     loosest = tell_loosest(checked.get("kernels", {}))
     return (
         f"{checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the float64 "
@@ -295,7 +295,7 @@ def verified(found: Mapping[str, Any]) -> str:
     )
 
 
-def files(found: Mapping[str, Any]) -> str:
+def files(record: Mapping[str, Any]) -> str:
     """Return a table of the user's files that took part."""
-    rows = [[name, found[name]["file"], found[name]["sha256"]] for name in ("text", "texts", "laws") if found[name]]
+    rows = [[name, record[name]["file"], record[name]["sha256"]] for name in ("text", "texts", "laws") if record[name]]
     return grid_of("Files that took part", ("as", "file", "SHA-256"), rows, words=(0, 1, 2)) if rows else ""

@@ -216,27 +216,27 @@ def read_kept(directory: Path) -> dict[str, Any]:
     return check_report(read_json(file, MOST_BYTES), shown(file))
 
 
-def check_report(found: object, where: str) -> dict[str, Any]:
+def check_report(record: object, where: str) -> dict[str, Any]:
     """Return the figures if all of them can be shown. Raises InputError otherwise."""
     try:
-        if isinstance(found, dict):  # entries that are absent in 0.20.0 and before
-            found = {"operators": None, "spectra": None, "misled": None, "failed": [], **found}
-            if isinstance(found.get("terms"), dict):
-                found["terms"] = {"places": [], **found["terms"]}
-        REPORTED(found, "")
-        assert isinstance(found, dict)
-        if not 0 <= found["chosen"] < len(found["front"]):
-            raise Misfit(f"chosen is {found['chosen']}: the front has {len(found['front'])} programs")
-        if found["bound"]["seconds"] is not None and found["bound"]["gap"] is None:
+        if isinstance(record, dict):  # entries that are absent in 0.20.0 and before
+            record = {"operators": None, "spectra": None, "misled": None, "failed": [], **record}
+            if isinstance(record.get("terms"), dict):
+                record["terms"] = {"places": [], **record["terms"]}
+        REPORTED(record, "")
+        assert isinstance(record, dict)
+        if not 0 <= record["chosen"] < len(record["front"]):
+            raise Misfit(f"chosen is {record['chosen']}: the front has {len(record['front'])} programs")
+        if record["bound"]["seconds"] is not None and record["bound"]["gap"] is None:
             raise Misfit("bound.gap is None, though bound.seconds was proved")
     except Misfit as error:
-        raise InputError(f"{where}: {error}{tell_version(found)}: make the program anew") from None
-    return found
+        raise InputError(f"{where}: {error}{tell_version(record)}: make the program anew") from None
+    return record
 
 
-def tell_version(found: object) -> str:
+def tell_version(record: object) -> str:
     """Return the version that wrote a report, in words, if it is another one."""
-    versions = found.get("versions") if isinstance(found, Mapping) else None
+    versions = record.get("versions") if isinstance(record, Mapping) else None
     wrote = versions.get(PACKAGES[0]) if isinstance(versions, Mapping) else None
     here = installed(PACKAGES[0])
     return f" (opmatrix {wrote!s:.20} wrote it, this is {here})" if wrote is not None and wrote != here else ""
