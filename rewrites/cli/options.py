@@ -231,6 +231,7 @@ Cuts = Annotated[
         "meets them follows (may be given again)",
     ),
 ]
+ZeroStage = Annotated[int, typer.Option(help="what dp stores once: 1 optimiser, 2 gradients, too, 3 weights, too")]
 ZeroRanks = Annotated[
     int | None, typer.Option(min=1, help="so many neighbours of dp store it once, and other such groups again")
 ]

@@ -19,12 +19,13 @@ from opmatrix.parallel.cost.step_time import STATES, TrainedPipeline
 from opmatrix.parallel.cost.timed_step import RECOMPUTED, cut_batch, mesh_of_chunks
 from opmatrix.parallel.launch.dtensor import placements_text
 from opmatrix.parallel.launch.workflow import workflow_of
-from opmatrix.parallel.schedules.named import USUAL_SCHEDULE, ChunkedSchedule, pipeline_kind
+from opmatrix.parallel.schedules.named import ChunkedSchedule, pipeline_kind
 from opmatrix.parallel.sharding.factor_chain import chain, layers
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import WAYS, Partition, partition
 from opmatrix.parallel.sharding.weight_storage import PLAIN_NUMBERS, Storage, StoredIn, check_stored
 from opmatrix.runtime.pricing import datasheet
+from rewrites.cli.option_groups import StoredOptions, TrainedStepOptions, left_out
 from rewrites.cli.predict import open_promised
 from rewrites.explain.derivations.partitioned import derivation_of
 from rewrites.search.planned import configured, weightless
@@ -62,44 +63,31 @@ class TrainWish:
     timeline: Path | None  # the file that it is drawn into
 
 
-def check_asked(
-    batch: int | None,
-    tokens: int | None,
-    stages: str | None,
-    cuts: Sequence[str],
-    values: str,
-    weights: str,
-    crossing: str | None,
-    training: bool,
-    machine: str | None,
-    form: str,
-    train: TrainWish | None = None,
-) -> PartitionWish:
+def check_asked(stored: StoredOptions, train: TrainWish | None = None) -> PartitionWish:
     """Check the options and collect them, before any file is opened. Raises InputError for an option with an unknown
     value."""
-    check_among("--form", form, FORMS)
-    if train is not None and form != "table":
-        raise InputError(f"--form {form}: a step of training is a table alone")
-    check_among("--values", values, VALUES)
-    if (batch is None) != (tokens is None):
-        missing = "--tokens" if tokens is None else "--batch"
+    check_among("--form", stored.form, FORMS)
+    if train is not None and stored.form != "table":
+        raise InputError(f"--form {stored.form}: a step of training is a table alone")
+    check_among("--values", stored.values, VALUES)
+    if (stored.batch is None) != (stored.tokens is None):
+        missing = "--tokens" if stored.tokens is None else "--batch"
         raise InputError(f"{missing} has no number: numbers beside the formulas need --batch and --tokens")
-    for number, what in ((batch, "--batch"), (tokens, "--tokens")):
+    for number, what in ((stored.batch, "--batch"), (stored.tokens, "--tokens")):
         if number is not None and not 1 <= number <= 10**12:
             raise InputError(f"{what} {number}: from 1 to 10^12")
-    sheet = None if machine is None else datasheet(machine)
     return PartitionWish(
-        batch,
-        tokens,
-        stages_of(stages),
-        cuts_of(cuts),
-        values,
-        storage_of(weights),
-        crossing_of(crossing),
-        training,
-        sheet,
-        form,
-        train,
+        sequences=stored.batch,
+        tokens=stored.tokens,
+        sheet=None if stored.machine is None else datasheet(stored.machine),
+        stages=stages_of(stored.stages),
+        cuts=cuts_of(stored.cut or []),
+        number=stored.values,
+        storage=storage_of(stored.weights),
+        crossing=crossing_of(stored.crossing),
+        training=stored.training,
+        form=stored.form,
+        train=train,
     )
 
 
@@ -251,34 +239,18 @@ def name_of(model: str) -> str:
     return Path(model).stem if model.endswith(".json") else Path(model).name
 
 
-def check_train(
-    train: bool,
-    schedule: str,
-    micro_batches: int,
-    recompute: str,
-    dropout: float,
-    state: str,
-    timeline: Path | None,
-    batch: int | None,
-) -> TrainWish | None:
+def check_train(step: TrainedStepOptions, batch: int | None) -> TrainWish | None:
     """Check and collect the options of a step of training; None without `--train`. Raises InputError for an option with
     an unknown value, and for an option without a step."""
-    options = {
-        "--schedule": (schedule, USUAL_SCHEDULE.name),
-        "--micro-batches": (micro_batches, 1),
-        "--recompute": (recompute, "none"),
-        "--dropout": (dropout, 0),
-        "--state": (state, "16"),
-        "--timeline": (timeline, None),
-    }
-    if not train:
-        check_left_out(options, "a step of training")
+    if not step.train:
+        check_left_out(left_out(step, "train"), "a step of training")
         return None
-    check_among("--recompute", recompute, [*RECOMPUTED])
-    check_among("--state", state, [*STATES])
-    if timeline is not None and batch is None:
+    check_among("--recompute", step.recompute, [*RECOMPUTED])
+    check_among("--state", step.state, [*STATES])
+    if step.timeline is not None and batch is None:
         raise InputError("--timeline: it is drawn at numbers: give --batch and --tokens")
-    return TrainWish(pipeline_kind(schedule), micro_batches, recompute, dropout, state, timeline)
+    kind = pipeline_kind(step.schedule)
+    return TrainWish(kind, step.micro_batches, step.recompute, step.dropout, step.state, step.timeline)
 
 
 def check_left_out(own: Mapping[str, tuple[object, object]], what: str) -> None:

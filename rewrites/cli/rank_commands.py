@@ -10,8 +10,17 @@ import typer
 
 from formats.core.errors import InputError
 from formats.disk.files import writable
-from opmatrix.parallel.schedules.named import USUAL_SCHEDULE
 from rewrites.cli import options
+from rewrites.cli.option_groups import (
+    MeshOptions,
+    PlannedMeshOptions,
+    RunStepsOptions,
+    StoredOptions,
+    TrainedStepOptions,
+    WatchOptions,
+    left_out,
+    with_groups,
+)
 from rewrites.cli.outputs import possible, printable, say, write_results
 
 if TYPE_CHECKING:
@@ -102,90 +111,37 @@ def planned_config(model: str) -> Settings:
     return open_known(model).config if config is None else config
 
 
+@with_groups
 def partition_model(
     model: options.ModelName,
-    dp: options.DataRanks = None,
-    tp: options.TensorRanks = 1,
-    pp: options.StageRanks = 1,
-    cp: options.ContextRanks = 1,
-    ep: options.ExpertRanks = 1,
-    whole_experts: options.WholeExperts = False,
-    load: options.Load = 1,
-    node: options.NodeRanks = 0,
-    visits: options.Visits = 0,
-    zero: Annotated[int, typer.Option(help="what dp stores once: 1 optimiser, 2 gradients, too, 3 weights, too")] = 0,
-    zero_ranks: options.ZeroRanks = None,
-    offload: options.Offload = 0,
-    context: options.ContextKind = "ring",
-    sequence: options.CutNorms = False,
-    vocabulary: options.Vocabulary = False,
-    stages: options.Stages = None,
-    cut: options.Cuts = None,
-    batch: Annotated[int | None, typer.Option(help="sequences, for numbers beside the formulas")] = None,
-    tokens: Annotated[int | None, typer.Option(help="of each sequence, for numbers beside the formulas")] = None,
-    values: options.NumberType = "bf16",
-    weights: options.WeightType = "bf16",
-    crossing: options.CrossingType = None,
-    training: Annotated[bool, typer.Option("--training", help="state of gradients and optimiser, too")] = False,
-    train: options.Train = False,
-    schedule: options.PipelineOrder = USUAL_SCHEDULE.name,
-    micro_batches: options.MicroBatches = 1,
-    recompute: options.Recompute = "none",
-    dropout: options.Dropout = 0,
-    state: options.StateBytes = "16",
-    timeline: options.Timeline = None,
+    axes: PlannedMeshOptions,
+    stored: StoredOptions,
+    step: TrainedStepOptions,
     symbolic: Annotated[bool, typer.Option("--symbolic", help="sizes of the model stay names")] = False,
     scores: Annotated[bool, typer.Option("--scores", help="with the head that scores the vocabulary")] = False,
-    machine: options.Elsewhere = None,
-    form: options.Form = "table",
 ) -> None:
     """Split a MODEL over ranks: formulas of what the busiest of each stage computes, sends, stores and holds. The MODEL
     may be a configuration without weights, or a well-known name. Nothing is run."""
     from opmatrix.display.timeline import check_timeline
-    from opmatrix.parallel.sharding.mesh import usual_mesh
     from rewrites.cli.partitions import check_asked, check_train, told
     from rewrites.workload.phases import silence_stdout
 
-    mesh = usual_mesh(
-        dp,
-        tp,
-        pp,
-        cp,
-        ep=ep,
-        zero=zero,
-        zero_ranks=zero_ranks,
-        offload=offload,
-        context=context,
-        sequence=sequence,
-        vocabulary=vocabulary,
-        whole_experts=whole_experts,
-        load=load,
-        node=node,
-        visits=visits,
-    )
-    wish = check_train(train, schedule, micro_batches, recompute, dropout, state, timeline, batch)
-    possible({"--timeline": (timeline, check_timeline)}, model)
-    wishes = check_asked(batch, tokens, stages, cut or [], values, weights, crossing, training, machine, form, wish)
+    mesh = axes.mesh()
+    wish = check_train(step, stored.batch)
+    possible({"--timeline": (step.timeline, check_timeline)}, model)
+    wishes = check_asked(stored, wish)
     with silence_stdout():
         text = told(model, mesh, symbolic, scores, wishes)
     say(text)
 
 
+@with_groups
 def launch_model(
     model: options.ModelName,
+    axes: MeshOptions,
+    learned: RunStepsOptions,
+    watched: WatchOptions,
     ranks: Annotated[int | None, typer.Option(help="processes; as many as the axes have without")] = None,
-    dp: options.DataRanks = None,
-    tp: options.TensorRanks = 1,
-    pp: options.StageRanks = 1,
-    cp: options.ContextRanks = 1,
-    ep: options.ExpertRanks = 1,
-    whole_experts: options.WholeExperts = False,
-    node: options.NodeRanks = 0,
-    visits: options.Visits = 0,
-    zero: Annotated[int, typer.Option(help="what dp stores once: 1 optimiser, 2 gradients, too, 3 weights, too")] = 0,
-    context: options.ContextKind = "ring",
-    sequence: options.CutNorms = False,
-    vocabulary: options.Vocabulary = False,
     stages: options.Stages = None,
     batch: Annotated[int, typer.Option(min=1, help="sequences, of drawn tokens")] = 4,
     tokens: Annotated[int, typer.Option(min=1, help="of each sequence")] = 32,
@@ -196,73 +152,41 @@ def launch_model(
             "--decode", help="a step makes the next token of each sequence, over caches of keys and values on the ranks"
         ),
     ] = False,
-    train: Annotated[bool, typer.Option("--train", help="steps of Adam on drawn tokens, each to say the next")] = False,
-    rate: Annotated[float, typer.Option(help="of Adam")] = 1e-3,
-    schedule: options.RankOrder = USUAL_SCHEDULE.name,
-    micro_batches: options.MicroBatches = 1,
-    recompute: options.Recompute = "none",
-    dropout: Annotated[float, typer.Option(help="the share that layers drop in training")] = 0,
-    seed: Annotated[
-        int, typer.Option(min=0, help="what tokens, weights of a configuration, and what is dropped, are drawn by")
-    ] = 0,
     scores: Annotated[
         bool, typer.Option("--scores", help="with the head that scores the vocabulary, of a configuration")
     ] = False,
-    deadline: Annotated[float, typer.Option(help="seconds in which some rank must get on")] = 8.0,
-    port: Annotated[int, typer.Option(help="of this machine, where ranks meet; 0: a free one")] = 0,
-    compare: Annotated[bool, typer.Option("--compare/--no-compare", help="with one rank, in this process")] = True,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="OUT.json|.svg", help="what each rank did in the last step, for Chrome's tracing, or drawn"
-        ),
-    ] = None,
     results: options.Results = None,
 ) -> None:
     """Run a MODEL on ranks that are processes of this machine, over torch.distributed (gloo), in float64. What comes
     out is compared with one rank, what is counted with the formulas. A configuration without weights gets drawn
     ones."""
     from opmatrix.parallel.launch.headings import RanksFailed
-    from opmatrix.parallel.sharding.mesh import usual_mesh
     from rewrites.cli.partitions import stages_of
 
-    possible({"--trace": (trace, traceable), "--json": (results, writable)}, model)
-    mesh = usual_mesh(
-        dp,
-        tp,
-        pp,
-        cp,
-        ep=ep,
-        zero=zero,
-        context=context,
-        sequence=sequence,
-        vocabulary=vocabulary,
-        whole_experts=whole_experts,
-        node=node,
-        visits=visits,
-    )
-    if train and decode:
+    possible({"--trace": (watched.trace, traceable), "--json": (results, writable)}, model)
+    mesh = axes.mesh()
+    if learned.train and decode:
         raise InputError("--decode, --train: ranks do one of both: leave one out")
-    learns = check_steps(train, rate, schedule, micro_batches, recompute, dropout, seed)
+    learns = check_steps(learned)
     if ranks is not None and ranks != mesh.ranks:
-        axes = " × ".join(f"{axis.name} {axis.ranks}" for axis in mesh) or "one rank"
-        raise InputError(f"--ranks {ranks}: the axes have {mesh.ranks} ({axes}): give axes of as many ranks as these")
-    if not 0 < deadline < 1e9:
-        raise InputError(f"--deadline {deadline:g}: seconds, more than 0")
+        names = " × ".join(f"{axis.name} {axis.ranks}" for axis in mesh) or "one rank"
+        raise InputError(f"--ranks {ranks}: the axes have {mesh.ranks} ({names}): give axes of as many ranks as these")
+    if not 0 < watched.deadline < 1e9:
+        raise InputError(f"--deadline {watched.deadline:g}: seconds, more than 0")
     asked = dict(
         axes={axis.name: (axis.count, axis.strategy.name) for axis in mesh},
         steps=steps,
-        seed=seed,
+        seed=learned.seed,
         stages=stages_of(stages),
         scores=scores,
-        traced=trace is not None,
+        traced=watched.trace is not None,
         train=learns,
         decode=decode,
-        node=node,
-        visits=visits,
+        node=axes.node,
+        visits=axes.visits,
     )
     try:
-        text, figures = launched(model, (batch, tokens), asked, (deadline, port), compare, trace)
+        text, figures = launched(model, (batch, tokens), asked, watched)
     except RanksFailed as error:
         end_with(str(error))
     say(text)
@@ -285,12 +209,7 @@ def traceable(place: Path) -> None:
 
 
 def launched(
-    model: str,
-    size: tuple[int, int],
-    asked: dict[str, object],
-    watch: tuple[float, int],
-    compare: bool,
-    trace: Path | None,
+    model: str, size: tuple[int, int], asked: dict[str, object], watched: WatchOptions
 ) -> tuple[str, dict[str, object]]:
     """Run ranks and return their results, as text and as figures. Raises InputError for an impossible model or mesh,
     and RanksFailed if a rank fails."""
@@ -315,9 +234,10 @@ def launched(
     term = job.operator()
     plan = job.plan(term)  # raises InputError before a process starts
     ready = judge_of(job, plan, term)
-    with Ranks(int(job.mesh.ranks), *watch) as ranks:
+    with Ranks(int(job.mesh.ranks), watched.deadline, watched.port) as ranks:
         ran = ranks.run(job)
-    counts, far, more = ready(ran, compare)
+    counts, far, more = ready(ran, watched.compare)
+    trace = watched.trace
     if trace is not None:
         text = chrome_trace(ran.moments) if trace.suffix == ".json" else drawn_trace(ran.moments)
         with replacing(trace) as out:
@@ -359,27 +279,19 @@ def launched(
     return "\n".join(lines), figures
 
 
-def check_steps(
-    train: bool, rate: float, schedule: str, micro_batches: int, recompute: str, dropout: float, seed: int
-) -> dict[str, object] | None:
+def check_steps(learned: RunStepsOptions) -> dict[str, object] | None:
     """Check and collect the options of steps of training; None without `--train`. Raises InputError for an option with
     an unknown value, and for an option without `--train`."""
     from opmatrix.parallel.cost.timed_step import RECOMPUTED
     from opmatrix.parallel.train.requested_steps import TrainAsked, check_train_asked
     from rewrites.cli.partitions import check_among, check_left_out
 
-    defaults = {
-        "--rate": (rate, 1e-3),
-        "--schedule": (schedule, USUAL_SCHEDULE.name),
-        "--micro-batches": (micro_batches, 1),
-        "--recompute": (recompute, "none"),
-        "--dropout": (dropout, 0),
-    }
-    if not train:
-        check_left_out(defaults, "steps of training")
+    if not learned.train:
+        check_left_out(left_out(learned, "train", "seed"), "steps of training")
         return None
-    check_among("--recompute", recompute, [*RECOMPUTED])
-    asked = TrainAsked(rate, schedule, micro_batches, RECOMPUTED[recompute], dropout, seed)
+    check_among("--recompute", learned.recompute, [*RECOMPUTED])
+    keep = RECOMPUTED[learned.recompute]
+    asked = TrainAsked(learned.rate, learned.schedule, learned.micro_batches, keep, learned.dropout, learned.seed)
     check_train_asked(asked)
     return asked._asdict()
 

@@ -1,0 +1,166 @@
+"""Groups of options as records: a command takes the record, and its line has an option for each field."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+
+import typer
+
+from opmatrix.parallel.schedules.named import USUAL_SCHEDULE
+from rewrites.cli import options
+
+if TYPE_CHECKING:
+    from opmatrix.parallel.sharding.mesh import Mesh
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+
+def with_groups(command: Command) -> Command:
+    """Decorate a command whose parameters may be records: its signature, which typer reads, has a parameter for each
+    field in place of the record, with the field's annotation and default."""
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, Any] = {
+        name: each.annotation for name, each in signature.parameters.items() if is_dataclass(each.annotation)
+    }
+
+    @wraps(command)
+    def line(**values: Any) -> None:
+        records = {name: take(group, values) for name, group in groups.items()}
+        command(**values, **records)
+
+    flat = [
+        parameter
+        for name, each in signature.parameters.items()
+        for parameter in (options_of(groups[name]) if name in groups else [each])
+    ]
+    keyword = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in flat]
+    line.__signature__ = signature.replace(parameters=keyword)  # type: ignore[attr-defined]
+    line.__annotations__ = {each.name: each.annotation for each in flat}
+    return line  # type: ignore[return-value]
+
+
+def options_of(group: Any) -> Iterator[inspect.Parameter]:
+    """Yield the parameters of a group's fields, whose help is under the group's heading."""
+    for field in fields(group):
+        kind: Any = field.type
+        shown = copy(kind.__metadata__[0])
+        shown.rich_help_panel = group.HEADING
+        annotation = Annotated[kind.__origin__, shown]
+        yield inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation
+        )
+
+
+def take(group: Any, values: dict[str, Any]) -> Any:
+    """Return the record of a group, whose fields are taken out of the values."""
+    return group(**{field.name: values.pop(field.name) for field in fields(group)})
+
+
+@dataclass(frozen=True)
+class MeshOptions:
+    """The ranks of a mesh by axis, and how each axis shards a model."""
+
+    HEADING: ClassVar[str] = "Mesh"
+    dp: options.DataRanks = None
+    tp: options.TensorRanks = 1
+    pp: options.StageRanks = 1
+    cp: options.ContextRanks = 1
+    ep: options.ExpertRanks = 1
+    whole_experts: options.WholeExperts = False
+    node: options.NodeRanks = 0
+    visits: options.Visits = 0
+    zero: options.ZeroStage = 0
+    context: options.ContextKind = "ring"
+    sequence: options.CutNorms = False
+    vocabulary: options.Vocabulary = False
+
+    def mesh(self) -> "Mesh":
+        """Return the mesh. Raises InputError for numbers that do not fit together."""
+        from opmatrix.parallel.sharding.mesh import usual_mesh
+
+        return usual_mesh(**vars(self))
+
+
+@dataclass(frozen=True)
+class PlannedMeshOptions(MeshOptions):
+    """A mesh whose ranks are not run: also the load of experts and where state is stored."""
+
+    load: options.Load = 1
+    zero_ranks: options.ZeroRanks = None
+    offload: options.Offload = 0
+
+
+@dataclass(frozen=True)
+class StoredOptions:
+    """The numbers that a partition is printed for: sizes of the batch, number types, a machine, a form."""
+
+    HEADING: ClassVar[str] = "Sizes, numbers and form"
+    stages: options.Stages = None
+    cut: options.Cuts = None
+    batch: Annotated[int | None, typer.Option(help="sequences, for numbers beside the formulas")] = None
+    tokens: Annotated[int | None, typer.Option(help="of each sequence, for numbers beside the formulas")] = None
+    values: options.NumberType = "bf16"
+    weights: options.WeightType = "bf16"
+    crossing: options.CrossingType = None
+    training: Annotated[bool, typer.Option("--training", help="state of gradients and optimiser, too")] = False
+    machine: options.Elsewhere = None
+    form: options.Form = "table"
+
+
+@dataclass(frozen=True)
+class TrainedStepOptions:
+    """A step of training in time."""
+
+    HEADING: ClassVar[str] = "A step of training"
+    train: options.Train = False
+    schedule: options.PipelineOrder = USUAL_SCHEDULE.name
+    micro_batches: options.MicroBatches = 1
+    recompute: options.Recompute = "none"
+    dropout: options.Dropout = 0
+    state: options.StateBytes = "16"
+    timeline: options.Timeline = None
+
+
+@dataclass(frozen=True)
+class RunStepsOptions:
+    """Steps of training that ranks run."""
+
+    HEADING: ClassVar[str] = "Steps of training"
+    train: Annotated[bool, typer.Option("--train", help="steps of Adam on drawn tokens, each to say the next")] = False
+    rate: Annotated[float, typer.Option(help="of Adam")] = 1e-3
+    schedule: options.RankOrder = USUAL_SCHEDULE.name
+    micro_batches: options.MicroBatches = 1
+    recompute: options.Recompute = "none"
+    dropout: Annotated[float, typer.Option(help="the share that layers drop in training")] = 0
+    seed: Annotated[
+        int, typer.Option(min=0, help="what tokens, weights of a configuration, and what is dropped, are drawn by")
+    ] = 0
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """The processes: how they are watched, compared and traced."""
+
+    HEADING: ClassVar[str] = "Processes"
+    deadline: Annotated[float, typer.Option(help="seconds in which some rank must get on")] = 8.0
+    port: Annotated[int, typer.Option(help="of this machine, where ranks meet; 0: a free one")] = 0
+    compare: Annotated[bool, typer.Option("--compare/--no-compare", help="with one rank, in this process")] = True
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT.json|.svg", help="what each rank did in the last step, for Chrome's tracing, or drawn"
+        ),
+    ] = None
+
+
+def left_out(record: Any, *but: str) -> dict[str, tuple[object, object]]:
+    """Return each option of a group, but for some fields, with its value and its default."""
+    return {
+        f"--{field.name.replace('_', '-')}": (getattr(record, field.name), field.default)
+        for field in fields(record)
+        if field.name not in but
+    }
