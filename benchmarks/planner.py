@@ -78,7 +78,8 @@ def fit(measured):
     """The constants, on every 21st vTrain row."""
     from dataclasses import replace
 
-    from opmatrix.parallel.cost.fit_constants import fit_constants
+    from lib.fit_constants import fit_constants
+
     from opmatrix.parallel.cost.prediction import predict
 
     rows = [each for each in measured if VTRAIN in each.row["source"]][::STEP]

@@ -33,7 +33,7 @@ class EntryKind:
 
 ENTRY_KINDS = {
     "kernels": EntryKind(re.compile(r"[0-9a-f]{16}"), 32),
-    "machines": EntryKind(re.compile(r"[0-9a-f]{16}(\.peaks)?\.json"), 64),
+    "machines": EntryKind(re.compile(r"[0-9a-f]{16}(\.(peaks|[0-9a-f]{16}))?\.json"), 64),
     "errors": EntryKind(re.compile(r"[0-9a-f]{24}\.json"), 256),
     "processors": EntryKind(re.compile(r"[0-9a-f]{16}\.txt"), 16),
 }

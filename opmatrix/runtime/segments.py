@@ -144,5 +144,5 @@ def block(size: int) -> NDArray[np.uint8]:
 
 
 def unwritten(shape: int | tuple[int, ...], number: DTypeLike) -> NDArray[Any]:
-    """Return uninitialised memory, for kernels that write all of it. Tests fill it (tests/poisoned.py)."""
+    """Return uninitialised memory, for kernels that write all of it. Tests fill it (tests/support/poisoned.py)."""
     return np.empty(shape, number)

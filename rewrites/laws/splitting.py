@@ -1,6 +1,6 @@
 """The rules by which a term is sharded over ranks (opmatrix/parallel/sharding/rules.py), each as equations of
 operators: the left side is the computation of one rank, the right side the results of n ranks on their shards.
-Equations of symbols are for any size and are proved (rewrites/proofs/split_rules.py). Equations that hold numbers,
+Equations of symbols are for any size and are proved (tests/support/split_rules.py). Equations that hold numbers,
 since laws have no sizes of heads, are evaluated in rationals."""
 
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ EQUATIONS: list[SplitEquation] = []
 STATED: dict[RuleKey, str] = {}  # the equation of each rule, as text
 
 # Rules that no term states, since no operator returns the state of a monoid, and the batch decides which rows a query
-# sees: they are tested on numbers (rewrites/proofs/split_checks.py).
+# sees: they are tested on numbers (tests/support/split_checks.py).
 CARRIED = "{x} over {M} = finish(merge(what rank 1 carries, .., what rank n carries))"
 UNPROVED: dict[RuleKey, str] = {
     **dict.fromkeys(

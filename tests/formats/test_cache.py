@@ -528,3 +528,11 @@ def test_a_symbol_does_not_lead_out_of_its_directory(name, tmp_path):
     with pytest.raises(ValueError, match="a kernel is named by letters"):
         objects.write_code(tmp_path, name, b"", [])
     assert objects.file(tmp_path, "square-0123456789abcdef") == tmp_path / "square-0123456789abcdef.o"
+
+
+def test_every_file_of_a_calibration_is_an_entry_of_its_kind():
+    """The model, its peaks, and the parts that were measured later: each is counted, evicted and cleaned."""
+    names = holdings.ENTRY_KINDS["machines"].names
+    files = machines.machine_file(), machines.machine_file().with_suffix(".peaks.json"), local.part_file(["linear"])
+    assert all(names.fullmatch(file.name) for file in files), files
+    assert not names.fullmatch("kept.json")

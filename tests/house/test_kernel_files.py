@@ -7,10 +7,12 @@ from statistics import median
 
 import pytest
 from children import ROOT
+from measures import MODULES
 
 from formats import kernels
 from formats.core.stage import STAGES, collect_operands
 from formats.kernels import find_modules
+from formats.kernels.engine.compiled import COMMON
 from opmatrix.runtime.declarations.kernel import BESIDE, Arguments, kernel
 from opmatrix.runtime.kernels import KERNELS, enter
 
@@ -84,3 +86,7 @@ def test_mistakes_are_one_line():
         _ = KERNELS["scale"].record(x=1, factor=2.0).facto
     with pytest.raises(TypeError, match=r"^kernel scale\(x; factor\) has no facto$"):
         KERNELS["scale"].record(facto=2.0)
+
+
+def test_modules_that_are_compiled_ahead_exist():
+    assert {f"formats.kernels.{name}" for name in COMMON} <= {*MODULES}

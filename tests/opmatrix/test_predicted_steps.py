@@ -1,11 +1,13 @@
 """What a step of training takes and holds: formulas that are read off a model, at numbers, arrays and symbols."""
 
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import sympy
+from children import ROOT
 
 from formats.core.errors import InputError
 from formats.machine.collectives import collective_seconds
@@ -14,7 +16,6 @@ from formats.machine.links import levels_of
 from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.models import promised
 from opmatrix.parallel.cost.constants import Constants, load_constants
-from opmatrix.parallel.cost.fit_constants import FRACTIONS, fit_constants
 from opmatrix.parallel.cost.layer_work import model_work
 from opmatrix.parallel.cost.level_seconds import collective_parts, units_of
 from opmatrix.parallel.cost.prediction import predict
@@ -24,6 +25,9 @@ from opmatrix.parallel.cost.strategies import Strategy
 from opmatrix.parallel.sharding.axis_states import even
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import partition
+
+sys.path.append(str(ROOT / "benchmarks"))
+from lib.fit_constants import FRACTIONS, fit_constants
 
 GPT = dict(model_type="gpt2", vocab_size=51200, n_embd=2048, n_positions=1024, n_head=16, n_layer=24)
 HOW = Strategy(dp=2, tp=2, pp=2, micro_batch=2, recompute="full", context="ulysses", precision="float16", overlap=False)

@@ -7,6 +7,8 @@ from functools import reduce
 import numpy as np
 import pytest
 from children import ROOT
+from split_checks import CHECKS, SplitCheck
+from split_rules import CHECKED, PROVED, hold, survive, verdicts, written
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
@@ -46,8 +48,6 @@ from opmatrix.parallel.sharding.spreading import Split
 from rewrites.laws import splitting
 from rewrites.laws.kinds import right, with_heads
 from rewrites.laws.splitting import EQUATIONS, SplitEquation, abreast, grouped, key_of, piled, some_values, statement
-from rewrites.proofs.split_checks import CHECKS, SplitCheck
-from rewrites.proofs.split_rules import CHECKED, PROVED, hold, survive, verdicts, written
 from rewrites.verify.failure import VerificationError
 
 KNOWN = {rule for each in (*EQUATIONS, *CHECKS) for rule in each.rules}

@@ -23,7 +23,7 @@ HELPER = OPTIONS | dict(no_cpython_wrapper=True, no_cfunc_wrapper=True, no_rewri
 WRITTEN_BY = "formats.kernels.llvm.text_code"
 HOME = __package__.rpartition(".")[0]  # the package of all kernels
 # modules that most other kernels need
-COMMON = "rows.activations", "rows.following", "products.gemm", "products.linear", "engine.pool"
+COMMON = "rows.activations", "rows.following", "matmul.gemm", "matmul.linear", "engine.pool"
 COMPILING = RLock()  # a thread that waits for it finds its functions compiled
 UNFORKED = RLock()  # held for moments that a fork must not split; a fork waits
 SHARING: list[None] = []  # one for each thread that compiles

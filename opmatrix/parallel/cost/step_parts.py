@@ -89,8 +89,8 @@ def product_seconds(setting: Setting, work: ProductWork) -> Quantity:
 
 
 def passing_seconds(setting: Setting, work: LayerWork, during: LayerPass) -> Quantity:
-    """Return the seconds of all operations but products: values saved for backward are written and read once forward,
-    and twice as often backward."""
+    """Return the seconds of all operations but products: values saved for backward pass twice through memory forward,
+    and three times backward."""
     flash, sizes = setting.strategy.flash, setting.sizes
     saved = [formula.at(sizes) for unit, formula in work.kept.items() if not (flash and unit in work.between)]
     masks = [formula.at(sizes) for formula in work.masks.values()]

@@ -1,5 +1,5 @@
 """Heads in groups, and products over any monoid in blocks: the computation of a rank that has some heads, some columns
-or some rows. They serve proofs that a shard rule is right (rewrites/proofs/split_rules.py)."""
+or some rows. They serve proofs that a shard rule is right (tests/support/split_rules.py)."""
 
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import product, row, total, turn

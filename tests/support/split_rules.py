@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
+from split_checks import CHECKS, SplitCheck
 
 from opmatrix.algebra.oracles import entrywise
 from opmatrix.display.tables import table
@@ -13,7 +14,6 @@ from rewrites.laws.proving.groups import GROUP_LAWS
 from rewrites.laws.proving.values import VALUE_LAWS
 from rewrites.laws.splitting import EQUATIONS, UNPROVED, RuleKey, SplitEquation
 from rewrites.proofs.equations import prove
-from rewrites.proofs.split_checks import CHECKS, SplitCheck
 from rewrites.verify.failure import VerificationError
 
 PROVED, CHECKED = "proved", "checked"
