@@ -5,6 +5,7 @@ import os
 import sys
 from collections import Counter
 from contextlib import suppress
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.term import Data
 from opmatrix.models import build
 
+PARTS = 10  # of the deep tests: CI runs one, commit after commit
 SHARED = {"optimized", "once"}  # fixtures that several modules ask for
 
 # Hundreds of processes import the packages, and two rewrite the assertions of all tests: bytecode is kept beside the
@@ -33,6 +35,13 @@ def whole(config):
 def pytest_addoption(parser):
     parser.addoption(
         "--deep", action="store_true", help="run what is marked `deep`, too: who names a file or a test does"
+    )
+    parser.addoption(
+        "--deep-part",
+        type=int,
+        choices=range(PARTS),
+        metavar="N",
+        help=f"run the N-th of {PARTS} parts of what is marked `deep`, too",
     )
 
 
@@ -57,7 +66,11 @@ def pytest_collection_modifyitems(config, items):
     taken from its end."""
     if not config.option.deep:
         seen = Counter()
-        left = [item for item in items if (mark := item.get_closest_marker("deep")) and is_left(mark, item, seen)]
+        left = [
+            item
+            for item in items
+            if (mark := item.get_closest_marker("deep")) and is_left(mark, item, seen, config.option.deep_part)
+        ]
         config.hook.pytest_deselected(items=left)
         gone = {*left}
         items[:] = [item for item in items if item not in gone]
@@ -65,10 +78,16 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: item.path not in sharing)
 
 
-def is_left(mark, item, seen):
+def is_left(mark, item, seen, part=None):
+    """True if a deep test is left out: it is no n-th case of its function, and in no part that is asked for."""
     function = item.path, item.originalname
     seen[function] += 1
-    return not mark.kwargs or (seen[function] - 1) % mark.kwargs["every"]
+    return (not mark.kwargs or (seen[function] - 1) % mark.kwargs["every"]) and part_of(item.nodeid) != part
+
+
+def part_of(name):
+    """The part of a deep test, by its name, whatever other tests there are."""
+    return crc32(name.encode()) % PARTS
 
 
 def pytest_collection_finish():
