@@ -48,9 +48,10 @@ def plan_model(
     explain: options.ExplainPlan = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Find the fastest strategies to train or run a MODEL on many devices of a machine, with time and memory by part,
-    why the next lose, and what the first is sensitive to. Data sheets and formulas decide; nothing is run. For
-    `--machine local` ranks are timed, and the line is printed that `opmatrix launch` runs."""
+    """Find the fastest strategies to train or run a MODEL on many devices of a machine. Each has time and memory by
+    part, a reason why it loses to the first, and numbers that the first is sensitive to. Data sheets and formulas
+    decide; nothing is run. For `--machine local` ranks are timed, and the line is printed that `opmatrix launch`
+    runs."""
     from formats.disk.files import replacing
     from opmatrix.display.progress import ProgressLine
     from opmatrix.display.timeline import check_timeline

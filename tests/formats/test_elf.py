@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 from test_compiling import SQUARE, done, run
-from tests.numba_kernel import listed
 
 from formats.core.errors import InputError
 from formats.kernels.attentions import attending
 from formats.kernels.engine import elf, objects, processor
 from formats.kernels.engine.compiled import FUNCTIONS, provide
+from tests.support.numba_kernel import listed
 
 pytestmark = pytest.mark.skipif(not elf.HERE, reason="LLVM loads object code here")
 BASE = 0x7F12_3456_7000
@@ -94,7 +94,7 @@ import ctypes, sys
 place = FUNCTIONS["square"].place
 from formats.kernels.engine.compiled import provide
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from tests.numba_kernel import listed                        # which has what is written to
+from tests.support.numba_kernel import listed                        # which has what is written to
 provide([listed])
 lines = [line.split()[:2] for line in open("/proc/self/maps")]
 rights = next(r for where, r in lines if int(where.split("-")[0], 16) <= place < int(where.split("-")[1], 16))

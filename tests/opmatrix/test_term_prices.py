@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.terms_of_rows import random_term
 
 from formats.machine.calibration import GRID, REPLAYED, Numbers, fit
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels.row_term import find_kernel, time_terms
 from opmatrix.runtime.pricing import catalogue
+from tests.support.terms_of_rows import random_term
 
 PRICE, CATALOGUE = "row_term", catalogue()
 WIDTHS, ROWS = (64, 250, 768), (1, 60, 2048)

@@ -5,8 +5,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.terms_of_folds import minplus
-from tests.terms_of_rows import value
 
 from formats.kernels.engine.compiled import provide
 from formats.kernels.generated.folding.fold_order import ORDERED_KINDS, TILE_KINDS, compared, keeps_order, told_by
@@ -16,6 +14,8 @@ from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.operators import over, weight
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels.fold_term import find_fold
+from tests.support.terms_of_folds import minplus
+from tests.support.terms_of_rows import value
 
 
 def declared(lift, merge, identity, **more):

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from tests.terms_of_folds import EDGES, MOST, REACH, Case, cases, minplus
-from tests.terms_of_rows import share_of, value
 
 import opmatrix as om
 from formats.core.errors import InputError
@@ -23,7 +21,9 @@ from opmatrix.runtime.declarations.meanings import bound, meaning
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.fold_term import find_fold
-from tests import standin
+from tests.support import standin
+from tests.support.terms_of_folds import EDGES, MOST, REACH, Case, cases, minplus
+from tests.support.terms_of_rows import share_of, value
 
 LENGTHS = 1, 70, 0, 16
 BATCH = om.Batch([[1, 2, 3], [8], [4, 5]])

@@ -15,7 +15,7 @@ from opmatrix.files.loading import PROGRAM
 from opmatrix.runtime.codegen.custom_modules import run_file
 from opmatrix.runtime.codegen.custom_things import digest_monoid
 from rewrites.cli import __main__ as cli
-from tests import standin
+from tests.support import standin
 
 BATCH = om.Batch([[1, 2, 3, 1], [8, 0]])
 TEXT = '''

@@ -6,7 +6,6 @@ from functools import reduce
 
 import numpy as np
 import pytest
-from tests.terms_of_rows import random_term, share_of, value
 
 import opmatrix as om
 from formats.core.errors import InputError
@@ -48,7 +47,8 @@ from opmatrix.runtime.program import Program, Step
 from rewrites.laws import EXACT_LAWS
 from rewrites.report.evaluated_terms import find_places
 from rewrites.search.search import search
-from tests import standin
+from tests.support import standin
+from tests.support.terms_of_rows import random_term, share_of, value
 
 TERM = KERNELS["row_term"]
 COLUMNS = 1, 15, 16, 17, 48

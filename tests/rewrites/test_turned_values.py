@@ -8,7 +8,7 @@ import opmatrix as om
 from opmatrix.algebra.operators import I, given, heads, join, ones, reciprocal, relu, share, tanh, weight
 from opmatrix.algebra.shapes import ShapeError
 from opmatrix.algebra.term import formula
-from tests import standin
+from tests.support import standin
 
 TOKENS = 9
 BEHIND = {
