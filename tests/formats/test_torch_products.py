@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
-from children import ROOT
+from children import ROOT, SUPPORT
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")
 
@@ -125,7 +125,7 @@ def test_what_there_is_not_says_so(rng, monkeypatch):
 def test_torch_is_imported_at_first_use():
     asked = "import sys, torch_products; assert 'torch' not in sys.modules"
     places = os.environ | {"PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", asked], cwd=ROOT / "tests", check=True, env=places)
+    subprocess.run([sys.executable, "-c", asked], cwd=SUPPORT, check=True, env=places)
 
 
 @GPU
