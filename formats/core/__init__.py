@@ -1,1 +1,1 @@
-"""The parts of a format: arrays and their sizes, the declaration, its check, epilogues."""
+"""The ground of all formats: arrays at the door, sizes, errors, activations, the stages of epilogues."""
