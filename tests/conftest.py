@@ -5,10 +5,10 @@ import os
 import sys
 from collections import Counter
 from contextlib import suppress
-from zlib import crc32
 
 import numpy as np
 import pytest
+from deep_parts import PARTS, is_left
 from poisoned import poison
 from tiny_config import CONFIG
 
@@ -17,7 +17,6 @@ from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.term import Data
 from opmatrix.models import build
 
-PARTS = 10  # of the deep tests: CI runs one, commit after commit
 SHARED = {"optimized", "once"}  # fixtures that several modules ask for
 
 # Hundreds of processes import the packages, and two rewrite the assertions of all tests: bytecode is kept beside the
@@ -76,18 +75,6 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in gone]
     sharing = {item.path for item in items if SHARED.intersection(item.fixturenames)}
     items.sort(key=lambda item: item.path not in sharing)
-
-
-def is_left(mark, item, seen, part=None):
-    """True if a deep test is left out: it is no n-th case of its function, and in no part that is asked for."""
-    function = item.path, item.originalname
-    seen[function] += 1
-    return (not mark.kwargs or (seen[function] - 1) % mark.kwargs["every"]) and part_of(item.nodeid) != part
-
-
-def part_of(name):
-    """The part of a deep test, by its name, whatever other tests there are."""
-    return crc32(name.encode()) % PARTS
 
 
 def pytest_collection_finish():

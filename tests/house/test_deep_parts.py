@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import PARTS, is_left, part_of
+from deep_parts import PARTS, is_left, part_of
 
 DEEP, EVERY = SimpleNamespace(kwargs={}), SimpleNamespace(kwargs={"every": 3})
 
