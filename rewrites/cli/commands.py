@@ -420,7 +420,7 @@ def profile(
 ) -> None:
     """Show where the time of a saved program goes: every kind of step, as measured inside runs by native code, beside
     what was predicted."""
-    from rewrites.cli.profile import profile as told
+    from rewrites.cli.machine.profile import profile as told
 
     possible({"--json": (results, writable)}, directory, own)
     summary, figures = told(directory, sentences, tokens, rounds, own)

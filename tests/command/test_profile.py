@@ -12,7 +12,7 @@ from test_segments import BATCH, stepped
 from formats.host.threads import limit
 from formats.kernels.engine import replay
 from opmatrix.algebra.batch.batch import Batch
-from rewrites.cli import profile
+from rewrites.cli.machine import profile
 
 ONE = Batch([np.arange(40) % 20])
 

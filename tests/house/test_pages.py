@@ -179,7 +179,7 @@ def test_a_command_does_what_it_says(line, optimized, place, laws_known, monkeyp
         "rewrites.run",
         "rewrites.cli.explained_program",
         "rewrites.metrics.evaluate",
-        "rewrites.cli.profile",
+        "rewrites.cli.machine.profile",
         "rewrites.cli.find_exact",
     ):
         monkeypatch.setattr(f"{module}.calibrated", lambda progress, *batches: standin.machine())
