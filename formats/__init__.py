@@ -4,27 +4,39 @@
 attention scores that are computed. These names are looked up in the catalogue on first use, because the command line
 needs other modules of this package before numpy may be imported."""
 
+import sys
 from importlib import import_module
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
-
-from formats.core.moved import announce, current
+from importlib.machinery import ModuleSpec, PathFinder
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from formats.storage.catalogue import *  # noqa: F403
 
-announce()
+
+class OldModules:
+    """A finder, asked last, by which the old name of a module here is imported with a warning."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Return the spec of an old name in this package; None for any other module."""
+        if not name.startswith("formats."):
+            return None
+        return cast("ModuleSpec | None", import_module("formats.core.moved").old_spec(name))
+
+
+sys.meta_path.append(OldModules)
 
 
 def __getattr__(name: str) -> Any:
     """Return a public name of the catalogue, which is imported only then (never for the name of a module). `__all__` is
     the catalogue's."""
-    if name == "__all__" or not (name.startswith("_") or find_spec(f"formats.{name}")):
+    module = f"formats.{name}"
+    if name == "__all__" or not (name.startswith("_") or PathFinder.find_spec(module, __path__)):  # noqa: F405
         catalogue = import_module("formats.storage.catalogue")
         if name == "__all__" or name in catalogue.__all__:
             return getattr(catalogue, name)
-    if (module := f"formats.{name}") != current(module):
-        return import_module(current(module))
+        if (now := import_module("formats.core.moved").current(module)) != module:
+            return import_module(now)
     raise AttributeError(f"module 'formats' has no attribute {name!r}")
 
 

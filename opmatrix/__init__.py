@@ -43,7 +43,7 @@ the package `rewrites` above this one: they are found by name at first use, and 
 import os.path
 import sys
 from importlib import import_module
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, spec_from_file_location
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
@@ -146,14 +146,14 @@ class PackagesBeside:
 
 
 class OldModules:
-    """A finder, asked last, that makes the import of a moved module name its new place."""
+    """A finder, asked last, by which the old name of a module here or in `rewrites` is imported with a warning."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return the spec of an old name here or in `rewrites`, whose import raises; None for any other module."""
+        """Return the spec of an old name in either package; None for any other module."""
         if not name.startswith(("opmatrix.", "rewrites.")):
             return None
-        return cast("ModuleSpec | None", import_module("formats.core.moved").OldName.find_spec(name))
+        return cast("ModuleSpec | None", import_module("formats.core.moved").old_spec(name))
 
 
 def check_loaded(name: str) -> None:
@@ -191,11 +191,13 @@ def __getattr__(name: str) -> Any:
             return import_module("opmatrix.algebra.monoids")
         if name in DOOR:
             return attrgetter(DOOR[name][1])(import_module(DOOR[name][0]))
-        if find_spec(f"opmatrix.{name}"):
-            return import_module(import_module("formats.core.moved").current(f"opmatrix.{name}"))
+        if PathFinder.find_spec(f"opmatrix.{name}", __path__):  # noqa: F405
+            return import_module(f"opmatrix.{name}")
         for module in MODULES:
             if name in (imported := import_module(f"opmatrix.{module}")).__all__:
                 return getattr(imported, name)
+        if (now := import_module("formats.core.moved").current(f"opmatrix.{name}")) != f"opmatrix.{name}":
+            return import_module(now)
         if find_spec(f"opmatrix.algebra.{name}"):
             return import_module(f"opmatrix.algebra.{name}")
     raise AttributeError(f"module 'opmatrix' has no attribute {name!r}: `help(opmatrix)` lists what there is")

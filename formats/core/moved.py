@@ -1,7 +1,7 @@
-"""Modules that have moved: an import of the old name works, with a warning that names the new one."""
+"""Modules that have moved: an import of the old name works, with a warning that names the new one. The doors of the
+packages import this module only when an import of theirs fails."""
 
 import json
-import sys
 import warnings
 from functools import cache
 from importlib import import_module
@@ -11,7 +11,6 @@ from types import ModuleType
 
 SINCE = "0.21"
 MOVED_FILE = Path(__file__).with_suffix(".json")  # each old name of 0.20, with the new one
-PREFIXES = "formats.", "opmatrix.", "rewrites."
 
 
 @cache
@@ -32,15 +31,13 @@ def current(name: str) -> str:
     return new_names().get(name, name)
 
 
-class OldName:
-    """An import finder, tried last, and the loader of old names."""
+def old_spec(name: str) -> ModuleSpec | None:
+    """Return the spec of an old name; None for any other module."""
+    return ModuleSpec(name, OldName) if name in new_names() or name in old_rooms() else None  # type: ignore[arg-type]
 
-    @classmethod
-    def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return the spec of an old name of these packages; None for any other module."""
-        if not name.startswith(PREFIXES) or not (name in new_names() or name in old_rooms()):
-            return None
-        return ModuleSpec(name, cls)  # type: ignore[arg-type]
+
+class OldName:
+    """The loader of old names."""
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> ModuleType:
@@ -61,9 +58,3 @@ class OldName:
         """Give a module back the spec of its new name, which import has replaced by that of the old one."""
         if module.__spec__ is not None and module.__spec__.loader_state is not None:
             module.__spec__ = module.__spec__.loader_state
-
-
-def announce() -> None:
-    """Install the finder, so that imports of old names work, with a warning, in this process."""
-    if OldName not in sys.meta_path:
-        sys.meta_path.append(OldName)
