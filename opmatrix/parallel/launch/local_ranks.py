@@ -53,7 +53,9 @@ def launch_job(plan: StrategyPlan, choice: PlanChoice, ids: Sequence[Sequence[in
         None
         if plan.question.infer
         else dict(
-            schedule=schedule_of(choice), micro_batches=micro_batches(choice), keep=RECOMPUTED[choice.form.recompute]
+            schedule=str(schedule_of(choice)),
+            micro_batches=micro_batches(choice),
+            keep=RECOMPUTED[choice.form.recompute],
         )
     )
     axes = {axis.name: (axis.count, axis.strategy.name) for axis in mesh_of(choice)}

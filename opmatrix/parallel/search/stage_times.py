@@ -23,7 +23,7 @@ from opmatrix.parallel.cost.step_parts import (
     sum_parts,
 )
 from opmatrix.parallel.cost.strategies import RECOMPUTES, RecomputeKind
-from opmatrix.parallel.schedules.named import SCHEDULES, USUAL_SCHEDULE, ChunkedSchedule, pipeline_kind, pipeline_tasks
+from opmatrix.parallel.schedules.named import SCHEDULES, USUAL_SCHEDULE, ChunkedSchedule
 from opmatrix.parallel.schedules.simulated import ChunkWork, Simulated, bars_of, simulate
 from opmatrix.parallel.search.plans import PlanChoice
 from opmatrix.parallel.search.uneven_cuts import LayerWays, cut_stages
@@ -103,20 +103,17 @@ def run_stages(
         saved = sum(held[kind][at : at + layers])
         works.append(ChunkWork(forward, backward, learnt, saved, saved))
         at += layers
-    graph = pipeline_tasks(schedule_of(choice), sizes["pp"], m)
+    graph = schedule_of(choice).tasks(sizes["pp"], m)
     sent = float(sum_parts(send_parts(setting))) / (2 * sizes["virtual"])
     parts = choice.prediction.seconds
     after = sum(float(seconds) for name, seconds in parts.items() if name.startswith(("gradients", "weights", "optim")))
     return StageTimes(cut, again, simulate(graph, works, sent), after)
 
 
-def schedule_of(choice: PlanChoice) -> str:
-    """Return the name of the schedule whose tasks are simulated."""
-    chunks = choice.sizes["virtual"]
-    schedule = SCHEDULES[choice.form.schedule]
-    if not schedule.chunked:
-        return schedule.name
-    return str(ChunkedSchedule(schedule, chunks)) if chunks > 1 else USUAL_SCHEDULE.name
+def schedule_of(choice: PlanChoice) -> ChunkedSchedule:
+    """Return the schedule whose tasks are simulated; one chunk a stage is the usual schedule."""
+    schedule, chunks = SCHEDULES[choice.form.schedule], choice.sizes["virtual"]
+    return ChunkedSchedule(USUAL_SCHEDULE if schedule.chunked and chunks == 1 else schedule, chunks)
 
 
 class StageCut(NamedTuple):
@@ -137,7 +134,7 @@ def best_cut(choice: PlanChoice, room: float) -> StageCut | None:
     costs = [[*map(sum, layer_seconds(variant))] for variant in settings]
     stored = [size for work, times in setting.model.layers for size in [state_bytes(setting, work)] * times]
     held, m = [layer_bytes(variant) for variant in settings], round(float(setting.micro_batches))
-    schedule = pipeline_kind(schedule_of(choice)).schedule
+    schedule = schedule_of(choice).schedule
     waits = [schedule.held(at, stages, m, 1) for at in range(stages)]
     ways = [
         [
