@@ -45,8 +45,15 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Processes that share the tests are told."""
-    config.option.deep |= not hasattr(config, "workerinput") and not whole(config)
+    """Who names a file or a test runs what is deep, too."""
+    told = getattr(config, "workerinput", None)
+    config.option.deep |= told["deep"] if told else not whole(config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Tell a process that shares the tests: it reads the command line by itself, and no option that was set since."""
+    node.workerinput["deep"] = node.config.option.deep
 
 
 def pytest_sessionstart(session):
