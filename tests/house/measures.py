@@ -13,17 +13,20 @@ from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
+from rooms import ROOMS, order
+
 ROOT = Path(__file__).parents[2]
 LADDER = "formats", "opmatrix", "rewrites"
 FILES = sorted(path for name in LADDER for path in ROOT.glob(f"{name}/**/*.py"))
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
 DOORS = {"opmatrix"}  # it names what is above as text, imported when asked for
+SELF = {"self", "cls"}
+BRANCHES = ast.If, ast.IfExp, ast.For, ast.While, ast.ExceptHandler, ast.comprehension, ast.match_case
 NUMBERS = {"f4", "i8"}  # numpy's own names for types of numbers
 # rooms of like things, a file each
 ALIKE = "formats/storage", "rewrites/laws"
-OPAQUE = re.compile(
-    r"(The same|Those|Of|What|Whether|How|Which|Where|So)\b"
-)  # what a docstring must not begin with: it stands alone
+# what a docstring must not begin with: it stands alone
+OPAQUE = re.compile(r"(The same|Those|Of|What|Whether|How|Which|Where|So)\b")
 
 
 @cache
@@ -111,6 +114,7 @@ def rooms() -> set[str]:
     return {room(module) for module in MODULES} - {*LADDER}
 
 
+@cache
 def arrows(typed: bool = True) -> dict[tuple[str, str], list[str]]:
     """(room, room that it imports from) with the imports; without `typed` not those that type checkers alone read."""
     edges: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -212,6 +216,47 @@ def density(package: str) -> float:
     return sum(len(nodes(path)) for path in files) / sum(len(code_lines(path)) for path in files)
 
 
+def functions() -> list[tuple[str, ast.FunctionDef]]:
+    """All functions, each with its place."""
+    return [
+        (f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node)
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, ast.FunctionDef)
+    ]
+
+
+def long_signatures(least: int = 8) -> list[str]:
+    """Functions of many parameters, outside kernels and commands."""
+    outside = "formats/kernels/", "opmatrix/runtime/kernels/", "rewrites/cli/"
+    return [
+        place
+        for place, node in functions()
+        if not place.startswith(outside) and len([each for each in parameters(node) if each not in SELF]) >= least
+    ]
+
+
+def parameters(node: ast.FunctionDef) -> list[str]:
+    return [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+
+
+def branched(least: int = 20) -> list[str]:
+    """Functions of many branches: conditions, loops, cases, handlers, and each operand of and/or after the second."""
+    return [place for place, node in functions() if sum(map(branches, ast.walk(node))) >= least]
+
+
+def branches(node: ast.AST) -> int:
+    if isinstance(node, ast.BoolOp):
+        return len(node.values) - 1
+    return isinstance(node, BRANCHES)
+
+
+def undocumented() -> float:
+    """The share of public functions without a docstring."""
+    public = [node for _, node in functions() if not node.name.startswith("_")]
+    return sum(not ast.get_docstring(node) for node in public) / len(public)
+
+
 def anys() -> Counter[Path]:
     """How often each file says Any."""
     counts = {
@@ -310,6 +355,8 @@ def main() -> None:
         "circles": [" ".join(each) for each in circles()],
         "rooms that import each other": listed({f"{a} <-> {b}": edges for (a, b), edges in mutual_rooms().items()}, 1),
         "rooms": sorted(rooms()),
+        "functions of 8 parameters or more": long_signatures(),
+        "functions of 20 branches or more": branched(),
         "who imports the command line": from_the_command_line(),
         "changes of another package's tables": upward_changes(),
         "public names in three modules or more": listed(homes(defined), 3),
@@ -323,7 +370,11 @@ def main() -> None:
     print("## relaxed:", round(relaxed_lines(), 3))
     print("## generic names:", dict(generic_names()))
     print("## nodes a line of code:", {package: round(density(package), 2) for package in LADDER})
-    print("## lines:", lines())
+    print("## nodes:", sum(len(nodes(path)) for path in FILES), "lines:", lines())
+    print("## public functions without a docstring:", f"{undocumented():.1%}")
+    for package, names in ROOMS.items():
+        inside = [pair for pair in arrows() if {*pair} <= {*order(package)}]
+        print(f"## arrows of {package}:", len(inside), "against the order:", len(against(order(package))), *names)
 
 
 if __name__ == "__main__":

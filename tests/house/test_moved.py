@@ -1,5 +1,6 @@
 """An import of a module's old name gives the module, and a warning that says its new name."""
 
+import re
 import subprocess
 import sys
 
@@ -70,3 +71,11 @@ def test_the_front_door_has_its_modules_still():
     assert om.patterns.__name__ == "opmatrix.algebra.positions.patterns"
     assert om.batch.__name__ == "opmatrix.algebra.batch.batch"
     assert formats.masks.__name__ == "formats.storage.masks"
+
+
+def test_the_page_has_every_room_that_moved():
+    """docs/architecture.md, by folders; moved.json has the modules."""
+    table = (ROOT / "docs" / "architecture.md").read_text("utf-8").split("## Old rooms and new ones")[1]
+    rows = set(re.findall(r"^\| `([\w/]+)/` \|", table.split("Files of 0.13")[0], re.M))
+    modules = {name.rpartition(".")[0] for name in new_names() if name not in old_rooms()}
+    assert rows == {room.replace(".", "/") for room in modules}
