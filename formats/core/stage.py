@@ -20,6 +20,7 @@ HUGE = float(np.finfo(np.float32).max)  # the largest number of float32
 SMALLEST = 2.0**-149  # the least positive float32: less becomes 0
 NORMS = "layer", "rms"
 Operand = str | Choice
+Cotangents = dict[str, Reals]
 
 
 def gamma(k: int) -> float:
@@ -27,12 +28,19 @@ def gamma(k: int) -> float:
     return k * UNIT / (1 - k * UNIT)
 
 
+class NoPullback(ValueError):
+    """A step whose operands have no cotangents: a kernel, stage or activation without a derivative, or cotangents that
+    are not finite."""
+
+
 class Stage:
     """A part of an epilogue: a class with its operands, each an array, (p,) or (T, p), or a choice. `means` maps the
     rows y in float64; its second argument has the operands as fields. `bound` limits, entry by entry, the distance of
     a float32 evaluation from `value`, the result for y, where y is known to within `error`; `rough` is true behind a
     product that rounds x. A stage costs `operations` for each number of y, and reads `reads` numbers for each. Machines
-    price it as `price`, by default its own name. Raises TypeError where a part is missing."""
+    price it as `price`, by default its own name. `pullback` maps a cotangent of `value`, (K, T, p) for K directions, to
+    that of y and those of its (T, p) operands; a stage without one has no gradient. Raises TypeError where a part is
+    missing."""
 
     operands: ClassVar[dict[str, Operand]]
     operations: ClassVar[int]
@@ -40,6 +48,7 @@ class Stage:
     price: ClassVar[str]
     means: ClassVar[Callable[[Reals, Any], Reals]]
     bound: ClassVar[Callable[[Reals, Reals, Reals, Any, bool], Reals]]
+    pullback: ClassVar[Callable[[Reals, Reals, Any, Reals], tuple[Reals, Cotangents]] | None] = None
 
     def __init_subclass__(cls, **operands: Operand) -> None:
         missing = [part for part in ("operations", "means", "bound") if part not in vars(cls)]
@@ -80,6 +89,9 @@ class bias(Stage, bias=PER_COLUMN):
     def bound(y, error, value, e, rough):
         return error + UNIT * (abs(value) + error)
 
+    def pullback(y, value, e, g):
+        return g, {}
+
 
 class activation(Stage, activation=OneOf(("", *COMPILED), "", TIMED)):
     """A function of each number (activation.py); any of them is priced as TIMED is."""
@@ -93,6 +105,11 @@ class activation(Stage, activation=OneOf(("", *COMPILED), "", TIMED)):
         least = (ROUGH_ERROR if rough else GELU_ERROR) * np.maximum(1, abs(value))
         return COMPILED[e.activation].spread(y, error) + least
 
+    def pullback(y, value, e, g):
+        if (slope := COMPILED[e.activation].derivative) is None:
+            raise NoPullback(f"activation {e.activation}: its record has no derivative")
+        return g * slope(y), {}
+
 
 class times(Stage, times=PER_ROW):
     """y * times: a gate. It is priced as a residual, which moves as much."""
@@ -105,6 +122,9 @@ class times(Stage, times=PER_ROW):
     def bound(y, error, value, e, rough):
         return (error + UNIT * (abs(y) + error)) * abs(e.times)
 
+    def pullback(y, value, e, g):
+        return g * e.times, {"times": g * y}
+
 
 class residual(Stage, residual=PER_ROW):
     """y + residual."""
@@ -116,6 +136,9 @@ class residual(Stage, residual=PER_ROW):
 
     def bound(y, error, value, e, rough):
         return error + UNIT * abs(value) + UNIT * error
+
+    def pullback(y, value, e, g):
+        return g, {"residual": g}
 
 
 class norm(
@@ -143,6 +166,13 @@ class norm(
         second = 1 + 4 * np.sqrt(np.square(d).mean(1, keepdims=True)) / deviation
         return first / deviation * second + gamma(columns + 8) * size
 
+    def pullback(y, value, e, g):
+        # d z = (d y - mean(d y) - z mean(z d y)) / s is symmetric in d y; "rms" lacks the mean.
+        centred = y - y.mean(-1, keepdims=True) if e.norm == "layer" else y
+        deviation = np.sqrt(np.square(centred).mean(-1, keepdims=True) + e.eps)
+        along = g - value * (g * value).mean(-1, keepdims=True)
+        return (along - g.mean(-1, keepdims=True) if e.norm == "layer" else along) / deviation, {}
+
 
 class gain_shift(Stage, gain=PER_COLUMN, shift=PER_COLUMN):
     """y * gain + shift, or one of both."""
@@ -158,6 +188,9 @@ class gain_shift(Stage, gain=PER_COLUMN, shift=PER_COLUMN):
         if is_given(e.gain):
             error = (error + gamma(2) * abs(y)) * abs(e.gain)
         return error + UNIT * (abs(value) + error) if is_given(e.shift) else error
+
+    def pullback(y, value, e, g):
+        return g * e.gain if is_given(e.gain) else g, {}
 
 
 STAGES = (bias, activation, times, residual, norm, gain_shift)  # in the order in which they run
@@ -190,6 +223,23 @@ def reference(y: Reals, epilogue: object) -> Reals:
     for stage in stages_of(epilogue):
         y = stage.means(y, epilogue)
     return y
+
+
+def pullback(y: Reals, epilogue: object, g: Reals) -> tuple[Reals, Cotangents]:
+    """Return the cotangents of y (T, p) and of the (T, p) operands of an epilogue, each (K, T, p), for the cotangents g
+    (K, T, p) of its result: reverse-mode differentiation through the stages. Raises NoPullback for a stage without a
+    derivative."""
+    steps = list[tuple[type[Stage], Reals, Reals]]()
+    for stage in stages_of(epilogue):
+        steps.append((stage, y, value := stage.means(y, epilogue)))
+        y = value
+    cotangents: Cotangents = {}
+    for stage, y, value in reversed(steps):
+        if stage.pullback is None:
+            raise NoPullback(f"stage {stage.__name__}: it declares no pullback")
+        g, beside = stage.pullback(y, value, epilogue, g)
+        cotangents |= beside
+    return g, cotangents
 
 
 def is_added(name: str) -> bool:

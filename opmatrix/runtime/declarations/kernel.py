@@ -39,6 +39,7 @@ PARTS = "run", "shape", "reference", "bound"  # parts of every kernel; one that 
 RowNumbers = NDArray[np.int64]
 Restricted = tuple[dict[str, object], Fields]  # arguments of a kernel, and the batch that they belong to
 Telling = Callable[[Arguments, np.random.Generator], Iterator[dict[str, object]]]
+Pullback = Callable[[Arguments, Doubles], Mapping[str, Doubles]]
 Restrict = Callable[[Mapping[str, Any], Sequence[str], Fields, RowNumbers], Restricted | None]
 
 
@@ -102,6 +103,7 @@ class Declared:
         self.reference: Callable[[Arguments], Doubles] = reading("reference")
         self.bound: Callable[[Arguments], ArrayLike] = reading("bound")
         self.cost: Cost = reading("cost", lambda *_: [])
+        self.pullback: Pullback | None = reading("pullback")
         self.scratch: Callable[[Arguments], BufferSize] = reading("scratch", lambda _: BufferSize(0, 0))
         self.reads: Callable[[Arguments], Mapping[str, object]] = reading("reads", lambda _: {})
         self.limits: Callable[[Arguments], Mapping[str, int]] = reading("limits", lambda _: {})

@@ -40,6 +40,7 @@ from opmatrix.runtime.declarations.costs import Costs, by_scores
 from opmatrix.runtime.declarations.fitting import SCORED, Cases, fit_bias, heads_of, same, timed_batches
 from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import FLOAT_BYTES, Array, Cache, Heads
+from opmatrix.runtime.declarations.pullbacks import Cotangents, ScaledScores, into_groups, pull_attention
 from opmatrix.runtime.declarations.telling import short_sequences
 
 if TYPE_CHECKING:
@@ -112,6 +113,22 @@ def biased(a: Arguments) -> int:
     return 0 if a.bias is None else 2
 
 
+def pull_sentences(a: Arguments, g: Doubles, places: Iterator[tuple[slice, RowNumbers, slice]]) -> dict[str, Doubles]:
+    """Return the cotangents of q, k and v of attention. `places` has, for each sentence, its queries' rows of q and of
+    the batch, and the rows of its keys."""
+    heads, where = all_heads(a), seen.pattern(a)
+    totals = {name: np.zeros((len(g), *getattr(a, name).shape), g.dtype) for name in "qkv"}
+    for at, queries, keys in places:
+        rows = {"q": at, "k": keys, "v": keys}
+        near = near_keys(a.bias, queries[:, None], rows_of_keys(keys))
+        hidden = unseen(a.batch, keys, where, queries)
+        q, k, v = (in_groups(getattr(a, name)[rows[name]], heads) for name in "qkv")
+        parts = pull_attention(q, k, v, ScaledScores(a.scale, near, hidden), g[:, at])
+        for name, part in zip("qkv", parts, strict=True):
+            totals[name][:, rows[name]] += into_groups(part, totals[name].shape[2])
+    return totals
+
+
 def rows_of_keys(keys: slice) -> RowNumbers:
     return np.arange(keys.start, keys.stop)
 
@@ -179,6 +196,10 @@ class attention(Arguments):
             scores = np.where(unseen(a.batch, keys, where, queries), -np.inf, scores)
             parts.append(weigh_heads(softened(scores), v))
         return np.concatenate(parts)
+
+    def pullback(a, g: Doubles) -> Cotangents:
+        """Return the cotangents of q, k and v, sentence by sentence."""
+        return pull_sentences(a, g, asked_queries(a))
 
     def bound(a) -> Doubles:
         """Bound the errors of scores, shares, and their sum over the values, rescaled from tile to tile. bfloat16
@@ -301,6 +322,12 @@ class attend_once(Arguments):
             scores = np.where(visible, scores, -np.inf)
             parts.append(np.einsum("hk,khd->hd", softened(scores), v))
         return np.stack(parts)
+
+    def pullback(a, g: Doubles) -> Cotangents:
+        """Return the cotangents of each sentence's query, and of the keys and values that it sees."""
+        ends = [rows.start if a.query == "first" else rows.stop - 1 for rows in sentence_rows(a.batch)]
+        places = zip(ends, sentence_rows(a.batch), strict=True)
+        return pull_sentences(a, g, ((slice(s, s + 1), np.array([at]), rows) for s, (at, rows) in enumerate(places)))
 
     def bound(a) -> Doubles:
         """Bound the errors as for attention, of one query: of scores, shares, and their sum over the values."""

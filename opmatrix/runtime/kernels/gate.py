@@ -19,6 +19,7 @@ from opmatrix.runtime.declarations.costs import Costs, row_width
 from opmatrix.runtime.declarations.fitting import TIMED_ROUTERS, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Heads, Rows
+from opmatrix.runtime.declarations.pullbacks import Cotangents, softmax_pullback
 from opmatrix.runtime.declarations.telling import telling_values, tied_rows
 
 if TYPE_CHECKING:
@@ -48,6 +49,12 @@ def soft_shares(x: Doubles) -> Doubles:
     with np.errstate(invalid="ignore"):
         grown = np.exp(x - x.max(-1, keepdims=True))
     return np.asarray(grown / grown.sum(-1, keepdims=True))
+
+
+def chosen_entries(a: Arguments, by: Doubles) -> Doubles:
+    """Return ones where `by` is among the k largest of its head, and zeros."""
+    scores = by_heads(by)
+    return np.swapaxes(keep_taken(np.ones(scores.shape), scores, take_top(scores, a.k)), 0, 1).reshape(by.shape)
 
 
 def time_gates(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
@@ -91,6 +98,17 @@ class gate(Arguments):
             result = np.swapaxes(keep_taken(by_heads(result), by, take_top(by, a.k)), 0, 1).reshape(a.x.shape)
         return result / result.sum(-1, keepdims=True) if a.unit else np.asarray(result)
 
+    def pullback(a, g: Doubles) -> Cotangents:
+        """Return the cotangent of x with the entries that are chosen now; the choice itself has none."""
+        shares = soft_shares(a.x) if a.shares else a.x
+        by = np.asarray(a.x if a.by is None else a.by)
+        mask = (chosen_entries(a, by) if a.k else np.ones(a.x.shape)).astype(g.dtype)
+        if a.unit:
+            total = (shares * mask).sum(-1, keepdims=True)
+            g = (g - (g * shares * mask / total).sum(-1, keepdims=True)) / total
+        g = g * mask
+        return {"x": softmax_pullback(shares, g) if a.shares else g}
+
     def bound(a) -> Doubles:
         """Bound the error: a share is a quotient of exponentials, whose arguments are rounded once. The choice of
         entries is exact, as their scores are."""
@@ -102,8 +120,7 @@ class gate(Arguments):
             error = result * (gamma(cols + 8) + 2 * UNIT * below) + LEAST_SHARE
             error = error + result * error.sum(-1, keepdims=True)
         if a.k:
-            by = by_heads(x if a.by is None else np.asarray(a.exact.by))
-            mask = np.swapaxes(keep_taken(np.ones(by.shape), by, take_top(by, a.k)), 0, 1).reshape(x.shape)
+            mask = chosen_entries(a, x if a.by is None else np.asarray(a.exact.by))
             result, error = result * mask, error * mask
         if not a.unit:
             return error

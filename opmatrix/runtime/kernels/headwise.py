@@ -17,6 +17,7 @@ from opmatrix.runtime.declarations.costs import Costs, times_format, times_stack
 from opmatrix.runtime.declarations.fitting import same, timed_batches
 from opmatrix.runtime.declarations.kernel import Arguments, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import FLOAT_BYTES, BufferSize, Heads, Stack
+from opmatrix.runtime.declarations.pullbacks import Cotangents, dense_numbers
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Numbers
@@ -64,6 +65,12 @@ class headwise(Arguments):
 
     def reference(a) -> Doubles:
         return multiply_heads(a.x, a.weight)
+
+    def pullback(a, g: Doubles) -> Cotangents:
+        """Return g Wᵀ of each head, summed where one head of x serves all."""
+        W = dense_numbers(a.weight)
+        x = (g.swapaxes(1, 2) @ W.swapaxes(1, 2)).swapaxes(1, 2)
+        return {"x": x if a.x.shape[1] == len(W) else x.sum(2, keepdims=True)}
 
     def bound(a) -> Doubles:
         if isinstance(a.weight, Stacked):

@@ -20,6 +20,7 @@ from opmatrix.runtime.declarations.costs import Costs, one_pass, row_width
 from opmatrix.runtime.declarations.fitting import ONE_PASS, copied, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import C, Rows
+from opmatrix.runtime.declarations.pullbacks import Cotangents
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
@@ -120,5 +121,12 @@ class pick(Arguments):
 
     def reference(a) -> Doubles:
         return np.asarray(a.x[entries_of(a.batch, a.relation, len(a.x)).single()])
+
+    def pullback(a, g: Doubles) -> Cotangents:
+        """Return g added to the rows that were picked."""
+        at, x = entries_of(a.batch, a.relation, len(a.x)).single(), np.zeros((len(g), *a.x.shape), g.dtype)
+        for into, part in zip(x, g, strict=True):
+            np.add.at(into, at, part)
+        return {"x": x}
 
     bound, cost = copied, one_pass("pick")

@@ -1,6 +1,6 @@
 """The sum of one row of each of some tables, chosen by fields of the batch: embed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +127,10 @@ class embed(Arguments):
 
     def reference(a) -> Doubles:
         return apply_stages(np.asarray(sum(chosen(a))), a)
+
+    def pullback(a, g: Doubles) -> Mapping[str, Doubles]:
+        """Return an empty mapping: it reads no values."""
+        return {}
 
     def bound(a) -> Doubles:
         rows = chosen(a.exact)

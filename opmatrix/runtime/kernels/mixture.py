@@ -13,6 +13,7 @@ from formats.core.epilogue import UNIT, gamma
 from formats.core.sizes import T, n, p, size
 from formats.core.stage import SMALLEST
 from formats.core.stage import bound as bound_stages
+from formats.core.stage import pullback as pull_stages
 from formats.core.stage import reference as apply_stages
 from formats.machine.prices import Price, Timed, Work
 from formats.storage.stacked import Stacked
@@ -22,6 +23,7 @@ from opmatrix.runtime.declarations.costs import Costs, times_experts
 from opmatrix.runtime.declarations.fitting import TIMED_ROUTERS, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import FLOAT_BYTES, BufferSize, Heads, Rows, Stack, Vector
+from opmatrix.runtime.declarations.pullbacks import Cotangents, dense_numbers
 from opmatrix.runtime.declarations.telling import LARGEST_DECADE, SQUARED_DECADE, telling_values
 from opmatrix.runtime.kernels.gate import in_columns
 
@@ -187,6 +189,25 @@ class experts(Arguments):
             total = total + a.residual
         total[named_too_many(a)] = np.nan
         return total
+
+    def pullback(a, g: Doubles) -> Cotangents:
+        """Return the cotangents of x and of the shares of the experts that rows name now; the choice has none."""
+        of_x, shares = np.zeros((len(g), *a.x.shape), g.dtype), np.zeros((len(g), *a.gate.shape), g.dtype)
+        for e, rows in routed(in_columns(a.gate)):
+            x, of_rows = a.x[rows], g[:, rows]
+            up, down = (dense_numbers(stack[e]) for stack in (a.up, a.down))
+            stages = Raised.of(a, e)
+            raised = x @ up
+            hidden = apply_stages(raised, stages)
+            beside = None if a.beside is None else dense_numbers(a.beside[e])
+            factor = np.ones_like(hidden) if beside is None else x @ beside
+            of_hidden = of_rows @ down.T
+            shares[:, rows, e] = (of_hidden * hidden * factor).sum(-1).reshape(shares[:, rows, e].shape)
+            of_hidden = of_hidden * a.gate[rows, e].reshape(-1, 1)
+            of_x[:, rows] += pull_stages(raised, stages, of_hidden * factor)[0] @ up.T
+            if beside is not None:
+                of_x[:, rows] += (of_hidden * hidden) @ beside.T
+        return {"x": of_x, "gate": shares, **({} if a.residual is None else {"residual": g})}
 
     def bound(a) -> Doubles:
         """Bound the errors of products, of the function and of the factor, carried through the second product."""

@@ -13,6 +13,7 @@ from opmatrix.runtime.declarations.costs import Costs, behind_product, stage_pri
 from opmatrix.runtime.declarations.fitting import after, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import FLOAT_BYTES, BufferSize, Rows, Weight
+from opmatrix.runtime.declarations.pullbacks import Cotangents, dense_numbers, pull_epilogue
 
 
 def apply_weight(x: Any, weight: Any, out: Any, e: Epilogue) -> None:
@@ -41,6 +42,12 @@ class linear(Arguments):
         """Return the error bound of the format, carried through the epilogue."""
         x, W = a.exact.x, a.exact.weight
         return bound_stages(x @ W, a.weight.bound(a.x, (x, W)), a, a.weight.rounds)
+
+    def pullback(a, g: Doubles) -> Cotangents:
+        """Return g Wᵀ behind the epilogue's pullback."""
+        W = dense_numbers(a.weight)
+        g, beside = pull_epilogue(a, lambda: a.x @ W, g)
+        return {"x": g @ W.T, **beside}
 
     def cost(a, out: Rows, extents: Extents) -> Costs:
         """Return the price of the format's product, then of the epilogue."""

@@ -15,6 +15,7 @@ from opmatrix.runtime.declarations.costs import Costs, row_width, stage_prices
 from opmatrix.runtime.declarations.fitting import after, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Heads, Rows
+from opmatrix.runtime.declarations.pullbacks import Cotangents, pull_epilogue
 
 
 def passes_over(a: Arguments, out: Rows, extents: Extents) -> Costs:
@@ -37,6 +38,10 @@ class pointwise(Arguments):
     def reference(a) -> Doubles:
         return apply_stages(a.x, a)
 
+    def pullback(a, g: Doubles) -> Cotangents:
+        g, beside = pull_epilogue(a, lambda: a.x, g)
+        return {"x": g, **beside}
+
     def bound(a) -> Doubles:
         return bound_stages(a.x, np.zeros(a.x.shape), a)
 
@@ -58,6 +63,10 @@ class pointwise_heads(Arguments):
 
     def reference(a) -> Doubles:
         return apply_stages(a.x.reshape(-1, a.x.shape[2]), a).reshape(a.x.shape)
+
+    def pullback(a, g: Doubles) -> Cotangents:
+        rows, cols = a.x.reshape(-1, a.x.shape[2]), a.x.shape[2]
+        return {"x": pull_epilogue(a, lambda: rows, g.reshape(len(g), -1, cols))[0].reshape(g.shape)}
 
     def bound(a) -> Doubles:
         rows = a.x.reshape(-1, a.x.shape[2])

@@ -19,6 +19,7 @@ from opmatrix.runtime.declarations.costs import Costs, one_pass
 from opmatrix.runtime.declarations.fitting import ONE_PASS, after, passes, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Rows
+from opmatrix.runtime.declarations.pullbacks import Cotangents
 from opmatrix.runtime.declarations.telling import short_sequences, telling_rows
 
 if TYPE_CHECKING:
@@ -43,6 +44,24 @@ def reduce_rows(x: Doubles, how: str) -> Doubles:
 
 def reduce_sentences(x: Doubles, batch: Batch, how: str) -> Doubles:
     return np.stack([reduce_rows(x[rows], how) for rows in sentence_rows(batch)])
+
+
+def pull_reduction(x: Doubles, how: str, g: Doubles) -> Doubles:
+    """Return the cotangents (K, n, p) of rows (n, p) whose reduction has cotangents g (K, p)."""
+    if how == "max":
+        taken = np.zeros_like(x)
+        np.put_along_axis(taken, x.argmax(0)[None], 1, 0)
+        return np.asarray(g[:, None] * taken)
+    return np.asarray(g[:, None] * reduce_rows(np.eye(len(x)), how).astype(x.dtype)[:, None])
+
+
+def pull_length(x: Doubles, least: float | None, g: Doubles) -> Doubles:
+    """Return the cotangent of rows that `lengthen` maps: the part of g across the row, over the row's length."""
+    if least is None:
+        return g
+    length = np.sqrt(np.square(x).sum(-1, keepdims=True) + least)
+    along = x / length
+    return np.asarray((g - along * (g * along).sum(-1, keepdims=True)) / length)
 
 
 def lengthen(x: Doubles, least: float | None) -> Doubles:
@@ -78,6 +97,12 @@ class pool(Arguments):
 
     def reference(a) -> Doubles:
         return lengthen(reduce_sentences(a.x, a.batch, a.how), a.unit)
+
+    def pullback(a, g: Doubles) -> Cotangents:
+        """Return the cotangents of each sentence's rows."""
+        g = pull_length(reduce_sentences(a.x, a.batch, a.how), a.unit, g)
+        parts = [pull_reduction(a.x[rows], a.how, g[:, s]) for s, rows in enumerate(sentence_rows(a.batch))]
+        return {"x": np.concatenate(parts, 1)}
 
     def bound(a) -> Doubles:
         """Bound the error of a result that is computed in float64, with a norm too, and rounded once: the rounding of
@@ -122,6 +147,9 @@ class unit(Arguments):
 
     def reference(a) -> Doubles:
         return lengthen(a.x, a.unit)
+
+    def pullback(a, g: Doubles) -> Cotangents:
+        return {"x": pull_length(a.x, a.unit, g)}
 
     def bound(a) -> Doubles:
         return 2 * UNIT * abs(lengthen(a.exact.x, a.unit)) + LEAST_SHARE

@@ -9,6 +9,7 @@ from opmatrix.runtime.declarations.costs import one_pass
 from opmatrix.runtime.declarations.fitting import copied
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Heads
+from opmatrix.runtime.declarations.pullbacks import Cotangents, into_groups
 
 Count = Annotated[int, Range(int, 1, WIDEST)]
 
@@ -31,5 +32,8 @@ class repeat(Arguments):
 
     def reference(a) -> Doubles:
         return in_groups(a.x, a.heads)
+
+    def pullback(a, g: Doubles) -> Cotangents:
+        return {"x": into_groups(g, a.x.shape[1])}
 
     bound, cost = copied, one_pass("pick")

@@ -18,6 +18,7 @@ from opmatrix.runtime.declarations.costs import one_pass
 from opmatrix.runtime.declarations.fitting import ONE_PASS, same
 from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel, restrict_rows
 from opmatrix.runtime.declarations.operands import Array, Heads
+from opmatrix.runtime.declarations.pullbacks import Cotangents
 from opmatrix.runtime.declarations.telling import many_ids, some_ids, telling_fills, telling_rows
 
 if TYPE_CHECKING:
@@ -72,6 +73,13 @@ class rotate(Arguments):
         at, k = pick_rows(a, a.batch.field("positions", len(a.cos))), a.cos.shape[1]
         pairs = (a.x[..., :k] + 1j * a.x[..., k : 2 * k]) * (a.cos + 1j * a.sin)[at][:, None]
         return np.concatenate([pairs.real, pairs.imag, a.x[..., 2 * k :]], -1)
+
+    def pullback(a, g: Doubles) -> Cotangents:
+        """Return g turned back."""
+        at, k = pick_rows(a, a.batch.field("positions", len(a.cos))), a.cos.shape[1]
+        cos, sin = a.cos[at][:, None], a.sin[at][:, None]
+        left, right = g[..., :k], g[..., k : 2 * k]
+        return {"x": np.concatenate([left * cos + right * sin, right * cos - left * sin, g[..., 2 * k :]], -1)}
 
     def bound(a) -> Doubles:
         """Bound the error of two products, and their sum."""

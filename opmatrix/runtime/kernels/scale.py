@@ -17,6 +17,7 @@ from opmatrix.runtime.declarations.costs import Costs, one_pass
 from opmatrix.runtime.declarations.fitting import ONE_PASS, passes, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Heads, Rows
+from opmatrix.runtime.declarations.pullbacks import Cotangents
 from opmatrix.runtime.kernels.gate import in_columns, in_heads
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class scale(Arguments):
 
     def reference(a) -> Doubles:
         return np.asarray(a.x * a.factor)
+
+    def pullback(a, g: Doubles) -> Cotangents:
+        return {"x": g * a.factor}
 
     def bound(a) -> Doubles:
         """Bound the error: the factor is rounded, and the product."""
@@ -83,6 +87,17 @@ class blend_heads(Arguments):
 
     def reference(a) -> Doubles:
         return sum_products(a.x, a.by) if a.residual is None else np.asarray(sum_products(a.x, a.by) + a.residual)
+
+    def pullback(a, g: Doubles) -> Cotangents:
+        """Return g times each head's number, and its products with each head."""
+        x, by = in_heads(a.x), in_columns(a.by)
+        numbers = np.einsum("ktp,thp->kth", g, x)
+        of_x = g[:, :, None] * by[:, :, None]
+        return {
+            "x": of_x.reshape(len(g), *a.x.shape),
+            "by": numbers.reshape(len(g), *a.by.shape),
+            **({} if a.residual is None else {"residual": g}),
+        }
 
     def bound(a) -> Doubles:
         """Bound the error: a rounding for each product and each sum."""

@@ -1,6 +1,6 @@
 """Attention in three steps, whose scores are stored: q kᵀ, softmax, p v."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from opmatrix.runtime.declarations.costs import by_scores
 from opmatrix.runtime.declarations.fitting import SCORED, fit_bias, heads_of, same, timed_batches
 from opmatrix.runtime.declarations.kernel import Arguments, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import Array, Heads, Scores
+from opmatrix.runtime.declarations.pullbacks import Cotangents, into_groups, softmax_pullback
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Numbers
@@ -57,6 +58,19 @@ def multiply_queries(q: Doubles, k: Doubles, batch: Batch, bias: Doubles | None 
     heads = max(most_heads(q, k), 1 if bias is None else len(bias))
     q, k = (in_groups(operand, heads) for operand in (q, k))
     return np.concatenate([np.einsum("qhd,khd->hqk", q[rows], k[rows]).ravel() for rows in sentence_rows(batch)])
+
+
+def seen_shares(a: Arguments) -> Iterator[Doubles]:
+    """Yield softmax of the scores of each sentence, along the keys that are seen."""
+    for rows, part in squares(a.x, a.batch):
+        yield softened(np.where(unseen(a.batch, rows, seen.pattern(a)), part.dtype.type(-np.inf), part))
+
+
+def pair_cotangents(a: Arguments, g: Doubles) -> Iterator[tuple[slice, Doubles]]:
+    """Yield the rows of each sentence, and the cotangents of its scores, (K, heads, length, length), of g (K, flat)."""
+    by_direction = (squares(flat, a.batch) for flat in g)
+    for parts in zip(*by_direction, strict=True):
+        yield parts[0][0], np.stack([part for _, part in parts])
 
 
 def near_rows(bias: Doubles | None, a: Arguments) -> Doubles:
@@ -93,6 +107,16 @@ class scores(Arguments):
         products: Doubles = multiply_queries(a.q, a.k, a.batch, a.bias) * float(a.scale)
         return np.asarray(products + near_rows(a.bias, a))
 
+    def pullback(a, g: Doubles) -> Cotangents:
+        """Return g k and gᵀ q, times the scale, of each sentence."""
+        totals = {name: np.zeros((len(g), *getattr(a, name).shape), g.dtype) for name in "qk"}
+        for rows, part in pair_cotangents(a, g):
+            q, k = (in_groups(x[rows], part.shape[1]).swapaxes(0, 1) for x in (a.q, a.k))
+            for name, of_rows in (("q", part @ k), ("k", part.swapaxes(2, 3) @ q)):
+                heads = totals[name].shape[2]
+                totals[name][:, rows] += into_groups(of_rows.swapaxes(1, 2), heads) * a.scale
+        return totals
+
     def bound(a) -> Doubles:
         """Return γ_(d+2) |q| |k|ᵀ |scale|: the errors of the products, their sum and the factor; for numbers below any
         normal number, the least number times the count of operations."""
@@ -124,12 +148,14 @@ class softmax(Arguments):
 
     def reference(a) -> Doubles:
         """Return softmax along the keys that are seen."""
-        return np.concatenate(
-            [
-                softened(np.where(unseen(a.batch, rows, seen.pattern(a)), -np.inf, part)).ravel()
-                for rows, part in squares(a.x, a.batch)
-            ]
-        )
+        return np.concatenate([part.ravel() for part in seen_shares(a)])
+
+    def pullback(a, g: Doubles) -> Cotangents:
+        parts = [
+            softmax_pullback(shares, part).reshape(len(g), -1)
+            for shares, (_, part) in zip(seen_shares(a), pair_cotangents(a, g), strict=True)
+        ]
+        return {"x": np.concatenate(parts, 1)}
 
     def bound(a) -> Doubles:
         """Bound the error: a share is a quotient of exponentials, see `bound_shares`."""
@@ -170,6 +196,16 @@ class values(Arguments):
 
     def reference(a) -> Doubles:
         return np.concatenate(weigh_values(a.p, a.v, a.batch))
+
+    def pullback(a, g: Doubles) -> Cotangents:
+        """Return g vᵀ, flat, and pᵀ g of each sentence."""
+        shares, of_v = list[Doubles](), np.zeros((len(g), *a.v.shape), g.dtype)
+        for rows, part in squares(a.p, a.batch):
+            v = in_groups(a.v[rows], len(part)).swapaxes(0, 1)
+            of_rows = g[:, rows].swapaxes(1, 2)
+            shares.append((of_rows @ v.swapaxes(1, 2)).reshape(len(g), -1))
+            of_v[:, rows] += into_groups((part.swapaxes(1, 2) @ of_rows).swapaxes(1, 2), a.v.shape[1])
+        return {"p": np.concatenate(shares, 1), "v": of_v}
 
     def bound(a) -> Doubles:
         """Return γ of a sentence's length, times |p| |v|, and the least number for each product."""

@@ -2,11 +2,14 @@
 
 from typing import Annotated, Any
 
+import numpy as np
+
 from formats.core.choices import Range
 from opmatrix.algebra.batch.signature import WIDEST
 from opmatrix.runtime.declarations.fitting import copied
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Heads, Rows
+from opmatrix.runtime.declarations.pullbacks import Cotangents, Doubles
 from opmatrix.runtime.kernels.repeat import Count
 
 Place = Annotated[int, Range(int, 0, WIDEST)]
@@ -40,6 +43,9 @@ class heads(Arguments):
     def reference(a) -> Any:
         return divide(a.x, a.heads)
 
+    def pullback(a, g: Doubles) -> Cotangents:
+        return {"x": g.reshape(len(g), *a.x.shape)}
+
     bound = copied
 
 
@@ -56,6 +62,9 @@ class join(Arguments):
 
     def reference(a) -> Any:
         return flatten(a.x)
+
+    def pullback(a, g: Doubles) -> Cotangents:
+        return {"x": g.reshape(len(g), *a.x.shape)}
 
     bound = copied
 
@@ -75,5 +84,11 @@ class columns(Arguments):
 
     def reference(a) -> Any:
         return cut(a.x, a.lo, a.hi)
+
+    def pullback(a, g: Doubles) -> Cotangents:
+        """Return g among zeros."""
+        x = np.zeros((len(g), *a.x.shape), g.dtype)
+        x[:, :, a.lo : a.hi] = g
+        return {"x": x}
 
     bound = copied

@@ -1,0 +1,66 @@
+"""Parts of kernels' pullbacks. A cotangent has an axis of directions before those of its value: (K, *shape). A pullback
+maps the cotangent of a result to those of the values that the kernel reads, by operand."""
+
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.core.stage import Cotangents as Cotangents
+from formats.core.stage import is_given
+from formats.core.stage import pullback as pull_stages
+from formats.storage.format import Format
+from opmatrix.runtime.declarations.arguments import Arguments
+from opmatrix.runtime.declarations.arguments import Doubles as Doubles
+from opmatrix.runtime.declarations.by_sequence import softened
+
+READING_ROWS = "activation", "times", "eps", "gain"  # operands whose stages' pullbacks read the rows before them
+
+
+def dense_numbers(weight: Doubles | Format) -> Doubles:
+    """Return a weight as a matrix: an array as it is, a format unpacked in float32."""
+    return cast("Doubles", weight if isinstance(weight, np.ndarray) else weight.unpack())
+
+
+def pull_epilogue(a: Arguments, rows: Callable[[], Doubles], g: Doubles) -> tuple[Doubles, dict[str, Doubles]]:
+    """Return the cotangents of the rows before an epilogue, and of its operands by row. The rows are computed only
+    where the pullback of a stage reads them."""
+    if any(is_given(vars(a).get(name)) for name in READING_ROWS):
+        return pull_stages(rows(), a, g)
+    return g, {"residual": g} if is_given(vars(a).get("residual")) else {}
+
+
+def into_groups(g: Doubles, heads: int) -> Doubles:
+    """Return the cotangent of a value with `heads` heads that each serve a group: the sums of the groups of g
+    (K, n, H, c)."""
+    return cast("Doubles", g.reshape(*g.shape[:2], heads, -1, g.shape[3]).sum(3))
+
+
+def softmax_pullback(shares: Doubles, g: Doubles) -> Doubles:
+    """Return the cotangent of scores whose softmax along the last axis is `shares`."""
+    return cast("Doubles", shares * (g - (g * shares).sum(-1, keepdims=True)))
+
+
+class ScaledScores(NamedTuple):
+    """The scores of attention as a function of the products q kᵀ (H, n, m): times `scale`, plus numbers by distance,
+    minus infinity where `hidden`."""
+
+    scale: float
+    near: Doubles | float
+    hidden: NDArray[np.bool_]
+
+    def of(self, products: Doubles) -> Doubles:
+        """Return the scores (H, n, m)."""
+        return np.where(self.hidden, products.dtype.type(-np.inf), products * self.scale + self.near)
+
+
+def pull_attention(q: Doubles, k: Doubles, v: Doubles, scores: ScaledScores, g: Doubles) -> list[Doubles]:
+    """Return the cotangents of q (n, H, d), k (m, H, d) and v (m, H, e), where softmax(scores) v has the cotangents g
+    (K, n, H, e) (Dao et al. 2022, appendix B.4)."""
+    queries, keys, values = (x.swapaxes(0, 1) for x in (q, k, v))
+    shares = softened(scores.of(queries @ keys.swapaxes(1, 2)))
+    g = g.swapaxes(1, 2)
+    of_scores = softmax_pullback(shares, g @ values.swapaxes(1, 2)) * scores.scale
+    parts = of_scores @ keys, of_scores.swapaxes(2, 3) @ queries, shares.swapaxes(1, 2) @ g
+    return [part.swapaxes(1, 2) for part in parts]
