@@ -29,7 +29,7 @@ from opmatrix.runtime.program import Program
 from opmatrix.runtime.recorded import least_limits
 from rewrites.approximate.block_errors import BlockTrials, SparseAttentionTrials
 from rewrites.approximate.error_levels import Front, count_methods, describe_methods
-from rewrites.approximate.proposals import Choices, propose_methods
+from rewrites.approximate.proposals import ERRORS_OF, NEAR_FRONT, Choices, propose_methods
 from rewrites.approximate.removing import check_removal
 from rewrites.approximate.variants import Pruning, Variant, carry_methods, choose_pruned
 from rewrites.egraph.layers import Model, outputs
@@ -68,7 +68,8 @@ RUNS = 3  # runs, of which the largest memory counts
 
 class Request(NamedTuple):
     """The request of a run: goals, of which the first is the error; the error that the search allows; most bytes; the
-    kinds of removal to try, and the text that smaller models are fitted to; rounds of measuring."""
+    kinds of removal to try, and the text that smaller models are fitted to; rounds of measuring; and the errors that
+    are measured: "near" the front, or "all"."""
 
     goals: Sequence[Goal]
     error: float
@@ -76,6 +77,7 @@ class Request(NamedTuple):
     remove: Sequence[str] = ()
     calibrate: str | Path | None = None
     rounds: int = 11
+    measure: str = NEAR_FRONT
 
 
 class Proposed(NamedTuple):
@@ -136,6 +138,7 @@ def optimize(
     approximations: Sequence[Approximation] = (),
     machine: "TimeModel | None" = None,
     rounds: int = 11,
+    measure: str = NEAR_FRONT,
     report: "Report | None" = None,
 ) -> "Result":
     """Return the fastest verified program of a model on this machine within the budgets: `best.program` of the result.
@@ -164,12 +167,15 @@ def optimize(
     approximations   a user's own, beside number types, sparsity and rank
     machine          machine that is priced (this one, from its calibration)
     rounds, report   rounds of measuring; reporter of progress
+    measure          errors that are measured: of programs "near" the front, where those of single methods are
+                     predicted by one pullback; or of "all" methods, each by a run
 
     Raises InputError for invalid arguments or files, Infeasible where no program meets the budgets."""
     report = Report(quiet=True) if report is None else report
     with report.phase("model"):
         check_budgets(memory, number_type)
         check_output(output)
+        check_measure(measure)
         asked = goals(keep, error, pairs, drop, text)
         check_removal(remove, calibrate)
         error, asked = asked[0].threshold, loosened(asked, keep) if remove and error is None else asked
@@ -188,7 +194,13 @@ def optimize(
             operator, workload, machine, laws, meta, approximations, number_type
         ).leave_out_failing()
     opened.attempts.failed += [*left_out, *failed]
-    return pursue(opened, Request(asked, error, memory, remove, calibrate, rounds), report)
+    return pursue(opened, Request(asked, error, memory, remove, calibrate, rounds, measure), report)
+
+
+def check_measure(measure: str) -> None:
+    """Raise InputError for an unknown choice of the errors that are measured."""
+    if measure not in ERRORS_OF:
+        raise InputError(f"measure: {measure!r:.80}: it is {' or '.join(ERRORS_OF)}")
 
 
 def pursue(opened: Opened, request: Request, report: Report) -> Result:
@@ -207,7 +219,7 @@ def pursue(opened: Opened, request: Request, report: Report) -> Result:
             with report.phase("remove") as progress:
                 variants = pruning_of(searched).variants(quality, request.remove, request.calibrate, progress)
         with report.phase("approximate") as progress:
-            proposed = propose_approximations(searched, request.error, progress, report.say, variants)
+            proposed = propose_approximations(searched, request.error, progress, report.say, variants, request.measure)
         with report.phase("front") as progress:
             front = find_front(proposed, request.error, request.memory, progress, quality)
         with report.phase("laws"), blame_own_laws(searched):
@@ -269,9 +281,11 @@ def propose_approximations(
     progress: Tell = unheard,
     say: Callable[[str], None] = unheard,
     variants: Sequence[Variant] = (),
+    measure: str = NEAR_FRONT,
 ) -> Proposed:
-    """Return the change of the output by each proposed method, and each block substitution, measured on rows that it is
-    not fitted to; empty if no error is allowed. Fewer keys for attention are tried on rows that may be longer."""
+    """Return the change of the output by each proposed method, predicted or measured, and by each block substitution,
+    measured, on rows that it is not fitted to; empty if no error is allowed. Fewer keys for attention are tried on rows
+    that may be longer."""
     from opmatrix.spectra import Limits
 
     opened, workload, space, exact = searched.opened, searched.workload, searched.space, searched.exact
@@ -288,6 +302,7 @@ def propose_approximations(
         progress,
         opened.approximations,
         opened.attempts,
+        measure,
     )
     groups = part_factors(opened.model)
     attempts, substitutions = opened.attempts, list[BlockSubstitution]()

@@ -23,17 +23,19 @@ from rewrites.lowering.lower import Method
 from rewrites.lowering.mixed import Mean
 from rewrites.lowering.price import Prices
 
-ERRORS_VERSION = 9  # version of the file's contents and of the search
+ERRORS_VERSION = 10  # version of the file's contents and of the search
 Measured = dict[str, list[Method]]  # constant -> its methods with their errors
 
 
-def errors_file(program: Program, batches: Sequence[Batch], limits: Limits, prices: Prices | Mean) -> Path:
+def errors_file(
+    program: Program, batches: Sequence[Batch], limits: Limits, prices: Prices | Mean, measure: str
+) -> Path:
     """Return the cache file of these inputs."""
     digest = hashlib.blake2b(program.hash.encode(), digest_size=12)
     for batch in batches:
         for array in batch.arrays():
             digest.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
-    digest.update(repr((ERRORS_VERSION, limits)).encode())
+    digest.update(repr((ERRORS_VERSION, limits, measure)).encode())
     for share, prices_of in prices.parts:
         digest.update(
             repr((share, prices_of.extents, prices_of.machine if is_dataclass(prices_of.machine) else None)).encode()

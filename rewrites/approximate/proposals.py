@@ -16,9 +16,10 @@ from opmatrix.spectra import Limits
 from opmatrix.spectra.gram import Seen
 from rewrites.approximate.budgets import Budgets
 from rewrites.approximate.error_cache import errors_file, recall, save_errors
+from rewrites.approximate.predicted_errors import HALF_PASSES, predict_weights
 from rewrites.approximate.sites import ValueKey, WeightSite, observe, sites
 from rewrites.approximate.trials import sample
-from rewrites.approximate.weight_errors import measure_weights
+from rewrites.approximate.weight_errors import TriedWeights, measure_weights
 from rewrites.egraph.attempts import Attempts
 from rewrites.laws.kernel_law import STACK
 from rewrites.lowering.lower import Lowering, Method, Use
@@ -28,6 +29,9 @@ from rewrites.search.approximation import Approximation
 from rewrites.search.emit import ConstantKey, Emitter
 from rewrites.search.fit import Fitter, WeightKey
 from rewrites.search.search import SearchSpace, Structure
+
+NEAR_FRONT = "near"  # errors of methods are predicted, those of programs near the front measured
+ERRORS_OF = {NEAR_FRONT: predict_weights, "all": measure_weights}
 
 
 @dataclass
@@ -165,12 +169,14 @@ def propose_methods(
     progress: Callable[[int, int], None] = lambda done, of: None,
     own: Sequence[Approximation] = (),
     attempts: Attempts | None = None,
+    measure: str = NEAR_FRONT,
 ) -> Choices:
-    """Propose methods for every weight of an exact structure, fitted to the rows `fit`, and measure each alone: the
-    relative change of the output on the rows of `batch`. Earlier measurements of the same program, rows, limits and
-    prices are recalled from the cache, except for programs that call a user's own functions, which may change. `own`
-    are approximations that a user declared: these are proposed for every weight, and never recalled. If no error is
-    allowed, no method is proposed. `attempts` gets a line for each failure, and then the cache file is not written."""
+    """Propose methods for every weight of an exact structure, fitted to the rows `fit`, each with the error that it
+    causes alone: the relative change of the output on the rows of `batch`, predicted or measured as `measure` says.
+    Earlier errors of the same program, rows, limits and prices are recalled from the cache, except for programs that
+    call a user's own functions, which may change. `own` are approximations that a user declared: these are proposed for
+    every weight, and never recalled. If no error is allowed, no method is proposed. `attempts` gets a line for each
+    failure, and then the cache file is not written."""
     choices = Choices(
         space,
         {},
@@ -182,15 +188,16 @@ def propose_methods(
     if not limits.error:
         return choices
     places, prices = sites(program, structure, emitter), space.prices
-    batch = sample(program, batch, len(places) * limits.most)
-    file = errors_file(program, (fit, batch), limits, prices)
+    batch = sample(program, batch, HALF_PASSES if measure == NEAR_FRONT else len(places) * limits.most)
+    file = errors_file(program, (fit, batch), limits, prices, measure)
     lasting = not own and not any(list_own_names(step.attributes) for step in program.steps)
     if (measured := recall(file, [site.name for site in places]) if lasting else None) is None:
         choices.observe(program, places)
         fitting = Fitter({place.key: choices.seen[place.value] for place in places if place.x}, choices.own)
         attempts = attempts or Attempts()
         before = len(attempts.failed)
-        measured = measure_weights(program, places, prices, batch, limits, fitting, progress, attempts)
+        tried = TriedWeights(program, places, prices, batch, limits, fitting, attempts)
+        measured = ERRORS_OF[measure](tried, progress)
         if lasting and len(attempts.failed) == before:
             save_errors(file, measured)
     for site in places:

@@ -1,5 +1,5 @@
-"""The change of the output by each method of a weight alone: spectra propose methods, the exact program measures the
-error of each."""
+"""The change of the output by each method of a weight alone: spectra propose methods, and the error of each is either
+measured, by a run of the exact program's further steps, or predicted (predicted_errors.py)."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import numpy as np
 
 from formats import FORMATS, can_stack
 from opmatrix.algebra.batch.batch import Batch
-from opmatrix.runtime.program import Program
+from opmatrix.runtime.program import Constant, Program
 from opmatrix.spectra import Limits, propose
 from opmatrix.spectra.propose import Failed, Proposals
 from rewrites.approximate.error_cache import Measured
@@ -24,25 +24,40 @@ from rewrites.lowering.representations import keeps_width
 from rewrites.search.fit import Fitter, head_squares
 from rewrites.verify.differences import difference
 
+MakeConstant = Callable[[], Constant]
+ChangesOf = Callable[[Sequence[MakeConstant]], list[float]]
 SAMPLED_ROWS = 512  # rows of a table that spectra read
 COLUMNS = 4096  # least columns of a wide weight that spectra read
 
 
-@dataclass
-class WeightTrials(Trials[Method]):
-    """The methods of one weight, tried on a batch in the program that reads it. `wanted` is the program's output,
-    `values` are those of the steps before the first that reads the weight. Rows are routed by their own scores, as
-    where the error of a program is stated."""
+@dataclass(frozen=True)
+class TriedWeights:
+    """The weights of a program whose methods are tried: the sites, prices that a method must repay, rows that errors
+    belong to, limits of proposals, weights fitted to other rows; and the lines of what fails."""
 
     program: Program
-    site: WeightSite
+    sites: Sequence[WeightSite]
     prices: Prices | Mean
+    batch: Batch
     limits: Limits
     fitter: Fitter
-    batch: Batch
-    wanted: FloatRows
-    values: Sequence[FloatRows | None]
     attempts: Attempts
+
+    def methods(self, site: WeightSite, changes: ChangesOf) -> list[Method]:
+        """Return the methods of a site, each with the error that `changes` gives it."""
+        methods = WeightTrials(self, site, changes).measure_errors()
+        self.fitter.directions.clear()
+        return methods
+
+
+@dataclass
+class WeightTrials(Trials[Method]):
+    """The methods of one weight. `changes` maps weights as they would be stored, each a function that makes one, to the
+    relative changes of the output."""
+
+    of: TriedWeights
+    site: WeightSite
+    changes: ChangesOf
 
     @cached_property
     def numbers(self) -> np.ndarray:
@@ -53,30 +68,30 @@ class WeightTrials(Trials[Method]):
         """Return the methods that spectra propose, the methods of a user's approximations for a weight of a product,
         and the methods by which a product may store a table."""
         methods = list[Method]()
-        with self.attempts.leave_out(f"{self.site.name}, all that spectra propose"):
+        with self.of.attempts.leave_out(f"{self.site.name}, all that spectra propose"):
             proposals = self.proposals()
             methods += [
                 Method(proposal.method, tuple(proposal.parameters.items()), proposal.fit) for proposal in proposals
             ]
-            self.attempts.failed += [
+            self.of.attempts.failed += [
                 f"{self.site.name}, {failure}: it is left out: {failure.reason}"
                 for failure in proposals.rejected
                 if isinstance(failure, Failed)
             ]
         # an approximation takes a matrix
-        for approximation in self.fitter.own.values() if self.site.x and not self.site.heads else ():
-            with self.attempts.leave_out(f"{self.site.name}, {approximation.name}"):
+        for approximation in self.of.fitter.own.values() if self.site.x and not self.site.heads else ():
+            with self.of.attempts.leave_out(f"{self.site.name}, {approximation.name}"):
                 methods += [
                     method
                     for method in approximation.methods(self.numbers)
-                    if keeps_width(method, self.limits.narrowest)
+                    if keeps_width(method, self.of.limits.narrowest)
                 ]
         return [*methods, *self.shareable(), *self.in_blocks()]
 
     def measure_errors(self, most: float = inf) -> list[Method]:
         """Return the methods that change the output by at most `most`, relative, each with the squared error that it
         alone causes, divided by the number of products that read the weight."""
-        rows = slice(None) if self.site.x else gathered_rows(self.site, self.program, self.batch)
+        rows = slice(None) if self.site.x else gathered_rows(self.site, self.of.program, self.of.batch)
         return [
             method._replace(error=change**2 / self.site.products)
             for method, change in self.list_changes(self.candidates(), rows)
@@ -91,16 +106,15 @@ class WeightTrials(Trials[Method]):
         except Exception:
             changes = list[tuple[Method, float]]()
             for method in tried:
-                with self.attempts.leave_out(f"{self.site.name}, {method}"):
+                with self.of.attempts.leave_out(f"{self.site.name}, {method}"):
                     [change] = self.find_changes([method], rows)
                     changes.append((method, change))
             return changes
 
     def find_changes(self, tried: Sequence[Method], rows: slice | np.ndarray) -> list[float]:
         """Return the relative change of the output by each method. Raises ValueError where it is not finite."""
-        stored = [partial(stored_for, self.site, self.numbers, self.fitter, method, rows) for method in tried]
-        outputs = try_weights(self.program, self.site, stored, self.values, self.batch)
-        changes = [difference(rows, self.wanted) for rows in outputs]
+        stored = [partial(stored_for, self.site, self.numbers, self.of.fitter, method, rows) for method in tried]
+        changes = self.changes(stored)
         if np.isnan(changes).any():
             raise ValueError("what the program gives with it is not finite")
         return changes
@@ -109,13 +123,13 @@ class WeightTrials(Trials[Method]):
         """Return the methods that spectra propose, and whose cost pays, in the metric of its inputs' norms: the model
         itself measures the error later. A table that is gathered from may be stored in narrower numbers. Spectra read a
         sample of the columns of a weight that is far wider than high."""
-        numbers, prices = self.numbers, self.prices
+        numbers, prices = self.numbers, self.of.prices
         if self.site.x is None:
 
             def price_rows(name: str, parameters: Mapping[str, Hashable], n: int, p: int) -> tuple[float, float]:
                 return prices.gathered(p), stored_bytes(name, n, p, tuple(parameters.items()))
 
-            sampled = propose(numbers[:SAMPLED_ROWS], None, self.limits, price_rows)
+            sampled = propose(numbers[:SAMPLED_ROWS], None, self.of.limits, price_rows)
             return Proposals(tuple(proposal for proposal in sampled if FORMATS[proposal.method].rowwise))
         if self.site.heads:
             return self.head_proposals()
@@ -125,13 +139,13 @@ class WeightTrials(Trials[Method]):
             key = tuple(parameters.items())
             return prices.linear(name, n, p, key), stored_bytes(name, n, p, key)
 
-        seen = self.fitter.seen.get(self.site.key)
-        return propose(some_columns(numbers), None if seen is None else seen.diagonal, self.limits, price)
+        seen = self.of.fitter.seen.get(self.site.key)
+        return propose(some_columns(numbers), None if seen is None else seen.diagonal, self.of.limits, price)
 
     def head_proposals(self) -> Proposals:
         """Return the methods that the matrices of heads, side by side, propose for all of them: formats that can be
         stacked."""
-        (heads, n, p), prices = self.numbers.shape, self.prices
+        (heads, n, p), prices = self.numbers.shape, self.of.prices
         most = next(
             (most for use, most in self.site.lowering.routed.items() if use.weight == self.site.stored.weight), None
         )  # most matrices that a row names
@@ -139,10 +153,10 @@ class WeightTrials(Trials[Method]):
         def price(name: str, parameters: Mapping[str, Hashable], *_: int) -> tuple[float, float]:
             return prices.stack(name, heads, n, p, tuple(parameters.items()), most=most)
 
-        squares = head_squares(self.fitter.seen.get(self.site.key), self.numbers)
+        squares = head_squares(self.of.fitter.seen.get(self.site.key), self.numbers)
         formats = [name for name, form in FORMATS.items() if can_stack(form)]
         beside = some_columns(self.numbers.swapaxes(0, 1).reshape(n, -1))
-        return propose(beside, None if squares is None else squares.mean(0), self.limits, price, formats)
+        return propose(beside, None if squares is None else squares.mean(0), self.of.limits, price, formats)
 
     def in_blocks(self) -> Iterator[Method]:
         """Yield the methods that keep the blocks of the weight's file and round its inputs; for a table the methods
@@ -155,7 +169,7 @@ class WeightTrials(Trials[Method]):
                 form.rounds
                 and form.filed == blocks[0].dtype
                 and (self.site.x or form.panelled)
-                and keeps_width(method, self.limits.narrowest)
+                and keeps_width(method, self.of.limits.narrowest)
             ):
                 yield method
 
@@ -165,7 +179,7 @@ class WeightTrials(Trials[Method]):
         for name, form in FORMATS.items():
             if self.site.x is None and form.panelled and form.proposed:
                 methods = (Method(name, tuple(options.items())) for options in form.choices(*self.numbers.T.shape))
-                yield from (method for method in methods if keeps_width(method, self.limits.narrowest))
+                yield from (method for method in methods if keeps_width(method, self.of.limits.narrowest))
 
 
 def some_columns(numbers: np.ndarray) -> np.ndarray:
@@ -174,18 +188,24 @@ def some_columns(numbers: np.ndarray) -> np.ndarray:
     return numbers[:, :: -(-p // most)] if p > (most := max(COLUMNS, 2 * n)) else numbers
 
 
-def measure_weights(
+def measure_changes(
     program: Program,
-    sites: Sequence[WeightSite],
-    prices: Prices | Mean,
+    site: WeightSite,
     batch: Batch,
-    limits: Limits,
-    fitter: Fitter,
-    progress: Callable[[int, int], None],
-    attempts: Attempts,
-) -> Measured:
-    """Return the methods of every weight with their errors. Weights are visited in the order in which the program reads
-    them: the steps before one run once for all its methods, and their values are released afterwards."""
+    wanted: FloatRows,
+    values: Sequence[FloatRows | None],
+    stored: Sequence[MakeConstant],
+) -> list[float]:
+    """Return the relative change of the output `wanted` by each of these in place of a site's weight, given the values
+    of the steps before the first that reads it. Rows are routed by their own scores, as where the error of a program is
+    stated."""
+    return [difference(rows, wanted) for rows in try_weights(program, site, stored, values, batch)]
+
+
+def measure_weights(tried: TriedWeights, progress: Callable[[int, int], None]) -> Measured:
+    """Return the methods of every weight with their measured errors. Weights are visited in the order in which the
+    program reads them: the steps before one run once for all its methods, and their values are released afterwards."""
+    program, batch, sites = tried.program, tried.batch, tried.sites
     wanted, values = program.run(batch), list[FloatRows | None]()
     measured: Measured = {}
     for done, site in enumerate(sorted(sites, key=lambda site: site.readers(program)[0])):
@@ -194,8 +214,6 @@ def measure_weights(
             continue
         for _ in program.schedule.walk(batch, values, site.readers(program)[0]):
             pass
-        trials = WeightTrials(program, site, prices, limits, fitter, batch, wanted, values, attempts)
-        measured[site.name] = trials.measure_errors()
-        fitter.directions.clear()
+        measured[site.name] = tried.methods(site, partial(measure_changes, program, site, batch, wanted, values))
     progress(len(sites), len(sites))
     return measured

@@ -60,6 +60,7 @@ def optimize(
     drop: options.Drop = None,
     remove: options.Remove = "",
     calibrate: options.Lines = None,
+    measure: options.MeasuredErrors = "near",
     output: options.Output = "pooled",
     adapter: options.AdapterPlace = None,
     own: options.Laws = None,
@@ -125,6 +126,7 @@ def optimize(
             leave_out=tuple(without or ()),
             laws=(*EXACT_LAWS, *declared.laws),
             approximations=declared.approximations,
+            measure=measure,
             report=report,
         )
         figures = save(result, target, laws, name_places(model, adapter))

@@ -123,6 +123,13 @@ Lines = Annotated[
     Path | None,
     typer.Option(help="a file of lines, without scores, that what is left is fitted to; by default lines of --text"),
 ]
+MeasuredErrors = Annotated[
+    str,
+    typer.Option(
+        metavar="near|all",
+        help="near: predict errors of single methods, measure those of programs; all: measure those of methods, too",
+    ),
+]
 Output = Annotated[str, typer.Option(help="pooled: one row a text, as the checkpoint says; rows: one a token")]
 AdapterPlace = Annotated[Path | None, typer.Option(metavar="DIR", help="a LoRA adapter of the model, as PEFT saves it")]
 Without = Annotated[list[str] | None, typer.Option(help="a law to leave out (may be given again)")]

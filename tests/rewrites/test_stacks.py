@@ -72,7 +72,7 @@ def proposed(made=block_diagonal):
     exact = cheapest(space)
     program, emitter = exact.program({})
     choices = propose_methods(
-        space, exact, program, emitter, Representable(), FIT, PROBE, Limits(error=0.5, narrowest=8)
+        space, exact, program, emitter, Representable(), FIT, PROBE, Limits(error=0.5, narrowest=8), measure="all"
     )
     return space.model, exact, program, emitter, choices
 

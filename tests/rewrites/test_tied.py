@@ -282,7 +282,7 @@ def test_a_narrow_layout_serves_both_and_its_error_is_measured_for_each(tmp_path
     rng = np.random.default_rng(1)
     fit, probe = (Batch([rng.integers(0, WORDS, 12) for _ in range(4)]) for _ in range(2))
     choices = propose_methods(
-        space, structure, program, emitter, Representable(), fit, probe, Limits(error=0.5, narrowest=8)
+        space, structure, program, emitter, Representable(), fit, probe, Limits(error=0.5, narrowest=8), measure="all"
     )
     narrow = choices.choose(0.5, 500_000)  # one table in half has 384,000 bytes, in bytes 204,544
     found = choices.program(narrow, {})
