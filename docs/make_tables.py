@@ -14,9 +14,11 @@ from opmatrix.algebra.monoids import MONOIDS
 from opmatrix.algebra.term import KINDS, PROPERTIES, Kind
 from opmatrix.autodiff import backward_kinds as backward_kinds
 from opmatrix.models import activated, known, normalise_config, parameters
+from opmatrix.parallel.axes.axis_strategy import AxisStrategy
+from opmatrix.parallel.axes.known_axes import AXES, STRATEGIES
+from opmatrix.parallel.axes.parallel_axis import ParallelAxis
 from opmatrix.parallel.schedules.named import SCHEDULES
 from opmatrix.parallel.schedules.pipeline_schedule import PipelineSchedule
-from opmatrix.parallel.sharding.mesh import STRATEGIES, AxisStrategy
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.pricing import catalogue
 from rewrites.laws import CHOOSING_LAWS, EXACT_LAWS
@@ -120,6 +122,15 @@ def describe_experts(sizes: Mapping[str, Any]) -> str:
     return f"{few if few == most else f'{few} to {most}'}, {sizes.get('num_experts_per_tok', 1)} asked"
 
 
+def describe_axis(axis: ParallelAxis) -> list[str]:
+    """A row of the axes."""
+    names = [code(strategy.name) for strategy in axis.strategies]
+    options = [code(option.flag) for option in axis.options]
+    place = "the ranks of others" if axis.folded else str(axis.place)
+    planned = axis.legal if axis.planned else "not tried"
+    return [axis.name, axis.title, axis.cuts, *map(", ".join, (names, axis.collectives, options)), place, planned]
+
+
 def describe_strategy(each: AxisStrategy) -> list[str]:
     """A row of the strategies."""
     weights = "columns and rows in turns" * each.weights + "those that are named" * each.by_hand
@@ -213,6 +224,12 @@ def tables() -> str:
                         (name, code(", ".join(str(each) for each in prices[name].terms if each != 1)))
                         for name in (*prices.common, *prices.lazy)
                     ),
+                ),
+                table(
+                    "Axes of a mesh",
+                    "axis, name, its ranks share, strategies, collectives, options besides its ranks, place (the least "
+                    "is farthest), ranks that plan tries",
+                    map(describe_axis, AXES.values()),
                 ),
                 table(
                     "Strategies of an axis",

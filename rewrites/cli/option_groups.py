@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import typer
 
+from opmatrix.parallel.axes.known_axes import mesh_options
+from opmatrix.parallel.axes.parallel_axis import AxisOption, MeshChoices
 from opmatrix.parallel.schedules.named import USUAL_SCHEDULE
 from rewrites.cli import options
 
@@ -44,54 +46,62 @@ def with_groups(command: Command) -> Command:
 
 
 def options_of(group: Any) -> Iterator[inspect.Parameter]:
-    """Yield the parameters of a group's fields, whose help is under the group's heading."""
-    for field in fields(group):
-        kind: Any = field.type
-        shown = copy(kind.__metadata__[0])
-        shown.rich_help_panel = group.HEADING
-        annotation = Annotated[kind.__origin__, shown]
-        yield inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation
-        )
+    """Yield the parameters of a group, whose help is under the group's heading: the options that axes declare, or its
+    fields."""
+    options = (
+        [(option.name, option.usual, annotation_of(option)) for option in group.declared()]
+        if issubclass(group, MeshOptions)
+        else [(field.name, field.default, field.type) for field in fields(group)]
+    )
+    for name, usual, annotation in options:
+        shown = under_heading(annotation, group.HEADING)
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=usual, annotation=shown)
+
+
+def annotation_of(option: AxisOption) -> object:
+    """Return the annotation of an option that an axis declares."""
+    return Annotated[option.kind, typer.Option(option.flag, min=option.least, help=option.help)]
+
+
+def under_heading(annotation: Any, heading: str) -> object:
+    """Return the annotation of an option whose help is under a heading."""
+    shown = copy(annotation.__metadata__[0])
+    shown.rich_help_panel = heading
+    return Annotated[annotation.__origin__, shown]
 
 
 def take(group: Any, values: dict[str, Any]) -> Any:
-    """Return the record of a group, whose fields are taken out of the values."""
-    return group(**{field.name: values.pop(field.name) for field in fields(group)})
+    """Return the record of a group, whose values are taken out of all values."""
+    taken = {parameter.name: values.pop(parameter.name) for parameter in options_of(group)}
+    return group(taken) if issubclass(group, MeshOptions) else group(**taken)
 
 
 @dataclass(frozen=True)
 class MeshOptions:
-    """The ranks of a mesh by axis, and how each axis shards a model."""
+    """The ranks of a mesh by axis, and how each axis shards a model, as the records of axes declare it."""
 
     HEADING: ClassVar[str] = "Mesh"
-    dp: options.DataRanks = None
-    tp: options.TensorRanks = 1
-    pp: options.StageRanks = 1
-    cp: options.ContextRanks = 1
-    ep: options.ExpertRanks = 1
-    whole_experts: options.WholeExperts = False
-    node: options.NodeRanks = 0
-    visits: options.Visits = 0
-    zero: options.ZeroStage = 0
-    context: options.ContextKind = "ring"
-    sequence: options.CutNorms = False
-    vocabulary: options.Vocabulary = False
+    chosen: MeshChoices
+
+    @classmethod
+    def declared(cls) -> list[AxisOption]:
+        """Return the options of a mesh that ranks run."""
+        return [option for option in mesh_options() if option.run]
 
     def mesh(self) -> "Mesh":
         """Return the mesh. Raises InputError for numbers that do not fit together."""
         from opmatrix.parallel.sharding.mesh import usual_mesh
 
-        return usual_mesh(**vars(self))
+        return usual_mesh(**self.chosen)
 
 
-@dataclass(frozen=True)
 class PlannedMeshOptions(MeshOptions):
     """A mesh whose ranks are not run: also the load of experts and where state is stored."""
 
-    load: options.Load = 1
-    zero_ranks: options.ZeroRanks = None
-    offload: options.Offload = 0
+    @classmethod
+    def declared(cls) -> list[AxisOption]:
+        """Return all options of a mesh."""
+        return mesh_options()
 
 
 @dataclass(frozen=True)

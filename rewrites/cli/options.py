@@ -186,32 +186,9 @@ ExplainPlan = Annotated[
     ),
 ]
 
-# ---- of `partition`
+# ---- of `partition`, besides those of axes
 
-DataRanks = Annotated[
-    int | None,
-    typer.Option("--dp", min=1, help="ranks that share the sequences; without it 1, or as many as --ep needs"),
-]
-TensorRanks = Annotated[int, typer.Option("--tp", min=1, help="ranks that share each weight")]
-StageRanks = Annotated[int, typer.Option("--pp", min=1, help="stages of layers")]
-ContextRanks = Annotated[int, typer.Option("--cp", min=1, help="ranks that share the tokens of each sequence")]
-CutNorms = Annotated[bool, typer.Option("--sequence", help="norms are cut by rows over tp")]
-ExpertRanks = Annotated[int, typer.Option("--ep", min=1, help="ranks of dp and cp that share the experts")]
-WholeExperts = Annotated[
-    bool, typer.Option("--whole-experts", help="tp cuts no expert: experts lie over its ranks, too")
-]
-Load = Annotated[float, typer.Option(min=1, help="times the mean that the busiest rank of experts is asked")]
-NodeRanks = Annotated[
-    int,
-    typer.Option(
-        "--node",
-        help="neighbours of ep that are one node, to which a row goes once, "
-        "however many experts it asks there; 0: to each expert",
-    ),
-]
-Visits = Annotated[int, typer.Option(help="nodes that a row visits, as many as can be for 0")]
 Stages = Annotated[str | None, typer.Option(metavar="N,N,..", help="layers of each stage; as equal as can be without")]
-ContextKind = Annotated[str, typer.Option(help="how attention meets cut rows: ring, ulysses, keys or gathered")]
 NumberType = Annotated[str, typer.Option("--values", help="of what is computed and sent: bf16, float16 or float32")]
 WeightType = Annotated[
     str,
@@ -238,12 +215,6 @@ Cuts = Annotated[
         "meets them follows (may be given again)",
     ),
 ]
-ZeroStage = Annotated[int, typer.Option(help="what dp stores once: 1 optimiser, 2 gradients, too, 3 weights, too")]
-ZeroRanks = Annotated[
-    int | None, typer.Option(min=1, help="so many neighbours of dp store it once, and other such groups again")
-]
-Offload = Annotated[int, typer.Option(help="what the host stores: 1 optimiser, 2 gradients, too, 3 weights, too")]
-Vocabulary = Annotated[bool, typer.Option("--vocabulary", help="the table of tokens and the head are cut over tp")]
 Train = Annotated[
     bool,
     typer.Option("--train", help="a step of training: backward, what is kept, schedule, peak; --batch is of a step"),

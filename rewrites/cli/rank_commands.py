@@ -162,6 +162,7 @@ def launch_model(
     out is compared with one rank, what is counted with the formulas. A configuration without weights gets drawn
     ones."""
     from opmatrix.parallel.launch.headings import RanksFailed
+    from opmatrix.parallel.launch.jobs import job_mesh
     from rewrites.cli.partitions import stages_of
 
     possible({"--trace": (watched.trace, traceable), "--json": (results, writable)}, model)
@@ -175,7 +176,7 @@ def launch_model(
     if not 0 < watched.deadline < 1e9:
         raise InputError(f"--deadline {watched.deadline:g}: seconds, more than 0")
     asked = dict(
-        axes={axis.name: (axis.count, axis.strategy.name) for axis in mesh},
+        **job_mesh(mesh),
         steps=steps,
         seed=learned.seed,
         stages=stages_of(stages),
@@ -183,8 +184,6 @@ def launch_model(
         traced=watched.trace is not None,
         train=learns,
         decode=decode,
-        node=axes.node,
-        visits=axes.visits,
     )
     try:
         text, figures = launched(model, (batch, tokens), asked, watched)

@@ -1,7 +1,7 @@
 """Groups of options: a command that takes records has an option for each field, under the group's heading."""
 
 import inspect
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import pytest
@@ -18,6 +18,7 @@ from rewrites.cli.option_groups import (
     TrainedStepOptions,
     WatchOptions,
     left_out,
+    options_of,
     with_groups,
 )
 
@@ -76,7 +77,7 @@ def test_help_shows_fields_under_the_heading():
 def test_every_field_is_an_option_with_its_default(name):
     options = {each.name: each for each in COMMANDS[name].params}
     for group in GROUPS[name]:
-        for field in fields(group):
+        for field in options_of(group):
             assert options[field.name].default == field.default, field.name
             assert options[field.name].rich_help_panel == group.HEADING
 

@@ -10,12 +10,13 @@ from partitioned import ANY, LLAMA, compared, differences, ids_of, made, planned
 from trained_ranks import noticed, random_training_case
 
 from opmatrix.algebra import monoids
+from opmatrix.parallel.axes.known_axes import STRATEGIES
 from opmatrix.parallel.ranks import virtual
 from opmatrix.parallel.ranks.virtual import Stuck, run
 from opmatrix.parallel.sharding import rules
 from opmatrix.parallel.sharding.axis_states import Partial
 from opmatrix.parallel.sharding.feeds import Feed
-from opmatrix.parallel.sharding.mesh import STRATEGIES, Mesh
+from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import Partition
 
 STILL = "data", "zero1", "zero2"  # strategies of which nothing crosses before gradients do

@@ -11,7 +11,9 @@ from partitioned import ANY, BERT, GPT2, LLAMA, advised, compared, made, planned
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
 from opmatrix.models import build
-from opmatrix.parallel.sharding.mesh import STRATEGIES, Mesh, meet
+from opmatrix.parallel.axes.axis_strategy import meet
+from opmatrix.parallel.axes.known_axes import STRATEGIES
+from opmatrix.parallel.sharding.mesh import Mesh
 
 FAMILIES = dict(bert=BERT, gpt2=GPT2, llama=LLAMA)
 NAMES = [name for name, each in STRATEGIES.items() if not each.by_hand]

@@ -14,10 +14,12 @@ from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
 from opmatrix.models import build
+from opmatrix.parallel.axes.axis_strategy import meet
+from opmatrix.parallel.axes.known_axes import STRATEGIES
 from opmatrix.parallel.launch.rank_rates import RankRates
 from opmatrix.parallel.ranks.virtual import run
 from opmatrix.parallel.sharding.feeds import Feed
-from opmatrix.parallel.sharding.mesh import STRATEGIES, Mesh, meet
+from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import partition
 
 VOCABULARY = 23

@@ -16,6 +16,8 @@ from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.shapes import LiveSize, size
 from opmatrix.models import normalise_config, promised, spelling
 from opmatrix.models.config import Settings
+from opmatrix.parallel.axes.axis_strategy import meet
+from opmatrix.parallel.axes.known_axes import COPYING_AXES, PLANNED_AXES, farthest_first, mesh_choices, strategy_named
 from opmatrix.parallel.cost.expert_work import (
     EXPERT_STEPS,
     ProductSides,
@@ -23,7 +25,7 @@ from opmatrix.parallel.cost.expert_work import (
     expert_products,
     made_by_experts,
 )
-from opmatrix.parallel.cost.quantities import Formula, Powers
+from opmatrix.parallel.cost.quantities import Formula, Powers, multiply
 from opmatrix.parallel.cost.step_costs import BackwardBooked, Chunk, training_step
 from opmatrix.parallel.sharding.axis_states import even
 from opmatrix.parallel.sharding.cost_formulas import add_up
@@ -33,7 +35,8 @@ from opmatrix.parallel.sharding.placement import Placement
 
 LayerPass: TypeAlias = Literal["forward", "backward"]
 LAYERS_READ, UNEVEN = 3, ("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers")
-DATA_RANKS, CONTEXT_RANKS, EXPERT_RANKS = map(size, "dce")
+RANKS = {axis.name: size(axis.letter) for axis in PLANNED_AXES if axis.letter}  # in formulas
+COPIES = [RANKS[name] for name in COPYING_AXES]  # ranks that share sequences, then those that share tokens
 NO_SIZE = Formula(())
 WHOLE_READ = 8  # numbers of two bytes that a matrix unit reads at once
 
@@ -133,14 +136,10 @@ def layers_differ(config: Settings) -> bool:
 def read_model(config: str, context: str, sequence: bool, dropout: float) -> ModelWork:
     """Read the work of a configuration, given as JSON, from one forward and backward pass."""
     settings = json.loads(config)
-    axes: dict[str, tuple[LiveSize | str, str]] = dict(
-        cp=("c", "gathered" if context == "ring" else context),
-        tp=("t", "sequence-vocabulary" if sequence else "tensor-vocabulary"),
-    )
+    axes = axes_read(context, sequence, count_experts(settings) > 0)
     batch = BatchSizes()
-    if count_experts(settings):  # experts are sharded over the data and context ranks
-        axes = dict(dp=("d", "data")) | axes | dict(ep=(DATA_RANKS * CONTEXT_RANKS, "experts"))
-        batch = BatchSizes(batch.sequences * DATA_RANKS)
+    if count_experts(settings):  # experts are sharded over the ranks that share sequences and tokens
+        batch = BatchSizes(batch.sequences * COPIES[0])
     plan = partition(promised(settings, scores=True), Mesh.of(**axes), batch)
     chunks = [chunk for stage in training_step(plan, "units", dropout).stages for chunk in stage]
     works = [read_layer(chunk.booked) for chunk in chunks]
@@ -158,6 +157,22 @@ def read_model(config: str, context: str, sequence: bool, dropout: float) -> Mod
         sizes.get("num_key_value_heads") or heads,
         shares_table(chunks[:lo], chunks[hi:]),
     )
+
+
+def axes_read(context: str, sequence: bool, experts: bool) -> dict[str, tuple[LiveSize, str]]:
+    """Return the axes of the mesh that formulas are read on, with their letters as ranks. Ranks that share sequences
+    are alike, so they are read only with experts. An axis that would split the same as one before it is left out."""
+    strategy = strategy_named(context).planned_as or context
+    choices = mesh_choices(context=strategy, sequence=sequence, vocabulary=True)
+    axes: dict[str, tuple[LiveSize, str]] = {}
+    for axis in farthest_first(axis for axis in PLANNED_AXES if axis.letter):
+        shares_sequences = axis.strategies[0].home == "batch"
+        if (axis.folded or shares_sequences) and not experts:
+            continue
+        name = axis.axes(choices)[axis.name][1]
+        if not any(meet(strategy_named(other), strategy_named(name)) for _, other in axes.values()):
+            axes[axis.name] = (multiply(COPIES) if axis.folded else RANKS[axis.name], name)
+    return axes
 
 
 def shares_table(first: Iterable[Chunk], last: Iterable[Chunk]) -> bool:
@@ -194,7 +209,8 @@ def read_layer(booked: BackwardBooked) -> LayerWork:
 def of_a_rank(e: LiveSize) -> Formula:
     """Return a size as a formula of one rank, with even shards. Experts are read among d data ranks, each with b
     sequences, so e ranks (d times the context ranks) have all experts together."""
-    return Formula.of(even(e).xreplace({DATA_RANKS: EXPERT_RANKS / CONTEXT_RANKS}))
+    data, *others = COPIES
+    return Formula.of(even(e).xreplace({data: RANKS["ep"] / multiply(others)}))
 
 
 def lies_by_expert(mesh: Mesh, lies: Placement) -> bool:

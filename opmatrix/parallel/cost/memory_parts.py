@@ -47,7 +47,7 @@ def state_bytes(setting: Setting, work: LayerWork) -> float:
     """Return the bytes of the state of one layer on a rank."""
     strategy, sizes = setting.strategy, setting.sizes
     whole, experts = work.parameters.at(sizes), work.experts.at(sizes)
-    once = (whole + (strategy.ep - 1) * experts) / (strategy.dp * strategy.cp)
+    once = (whole + (strategy.ep - 1) * experts) / strategy.copies
     return float(
         sum(size * (once if strategy.zero > 2 - at else whole) for at, size in enumerate(bytes_of_state(setting)))
     )

@@ -9,6 +9,7 @@ from math import inf
 from typing import NamedTuple
 
 from formats.machine.datasheets import BYTES, Datasheet
+from opmatrix.parallel.axes.known_axes import PLANNED_AXES
 from opmatrix.parallel.cost.constants import Constants
 from opmatrix.parallel.cost.layer_work import CrossingWork, LayerPass, LayerWork, ModelWork, ProductWork
 from opmatrix.parallel.cost.level_seconds import collective_parts
@@ -38,7 +39,8 @@ class Setting(NamedTuple):
     @property
     def sizes(self) -> Mapping[str, Quantity]:
         strategy = self.strategy
-        return {"b": strategy.micro_batch, "s": self.seq, "t": strategy.tp, "c": strategy.cp, "e": strategy.ep}
+        ranks = {axis.letter: getattr(strategy, axis.name) for axis in PLANNED_AXES if axis.letter}
+        return {"b": strategy.micro_batch, "s": self.seq, **ranks}
 
     @property
     def number(self) -> float:
@@ -325,14 +327,14 @@ def stored_numbers(setting: Setting, once: bool) -> Quantity:
     whole, strategy = stage_parameters(setting), setting.strategy
     if not once:
         return whole
-    return (whole + (strategy.ep - 1) * stage_experts(setting)) / (strategy.dp * strategy.cp)
+    return (whole + (strategy.ep - 1) * stage_experts(setting)) / strategy.copies
 
 
 def over_copies(setting: Setting, op: str, bytes_each: float, seen: Quantity, name: str) -> PartSeconds:
     """Return the seconds of a collective of all gradients or weights of a stage, over the data and context ranks, which
     replicate everything but experts; for experts over their replicas."""
     strategy, experts = setting.strategy, stage_experts(setting)
-    ranks, stride = strategy.dp * strategy.cp, strategy.stride("ep")
+    ranks, stride = strategy.copies, strategy.stride("ep")
     groups = [(stage_parameters(setting) - experts, ranks, stride)]
     if setting.model.asks:
         groups.append((experts, ranks / strategy.ep, stride * strategy.ep))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
+from operator import mul
 from typing import Literal, TypeAlias
 
+from opmatrix.parallel.axes.known_axes import COPYING_AXES, DEVICE_AXES, FOLDED_AXES, ORDERS, TOKEN_AXES
 from opmatrix.parallel.cost.quantities import Quantity
 from opmatrix.parallel.schedules.named import USUAL_SCHEDULE
 
 RecomputeKind: TypeAlias = Literal["none", "selective", "full"]
-AXES = "tp", "cp", "dp", "pp"
 RECOMPUTES: tuple[RecomputeKind, ...] = ("none", "selective", "full")
 
 
@@ -31,7 +34,7 @@ class Strategy:
     recompute: RecomputeKind = "none"  # the part of forward that backward recomputes
     context: str = "ring"  # how attention meets tokens sharded over cp
     schedule: str = USUAL_SCHEDULE.name  # pipeline schedule
-    order: tuple[str, ...] = AXES  # axes by the distance of their ranks, nearest first
+    order: tuple[str, ...] = ORDERS[0]  # axes by the distance of their ranks, nearest first
     flash: bool = False  # scores of attention are never stored
     overlap: bool = True  # sums of gradients run beside the backward pass
     precision: str = "bf16"  # number type of values
@@ -42,13 +45,28 @@ class Strategy:
 
     @property
     def devices(self) -> Quantity:
-        return self.dp * self.tp * self.pp * self.cp
+        return self.ranks_of(axis.name for axis in DEVICE_AXES)
+
+    @property
+    def copies(self) -> Quantity:
+        """The ranks that compute with the same weights, but for experts: those that share sequences and tokens."""
+        return self.ranks_of(COPYING_AXES)
+
+    @property
+    def token_ranks(self) -> Quantity:
+        """The ranks that share the tokens of a sequence."""
+        return self.ranks_of(TOKEN_AXES)
+
+    def ranks_of(self, axes: Iterable[str]) -> Quantity:
+        """Return the number of ranks of some axes together."""
+        return reduce(mul, (getattr(self, name) for name in axes))
 
     def stride(self, axis: str) -> Quantity:
         """Return how many devices lie between neighbours of an axis. Expert ranks, and the groups that sum gradients,
-        run over the context ranks first, then over the data ranks."""
-        if axis == "ep":
-            return self.stride("dp") / self.cp
+        run over all ranks that share sequences and tokens: over the nearest axis first."""
+        if axis in FOLDED_AXES:
+            farthest, *others = COPYING_AXES
+            return self.stride(farthest) / self.ranks_of(others)
         distance: Quantity = 1
         for name in self.order[: self.order.index(axis)]:
             distance = distance * getattr(self, name)

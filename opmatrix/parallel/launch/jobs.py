@@ -4,7 +4,8 @@ whose weights are drawn by their names, so every rank has the same."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -54,8 +55,7 @@ class Job:
 
     @property
     def mesh(self) -> Mesh:
-        mesh = Mesh.of(**self.axes)
-        return Mesh(mesh.axes, self.offload, node=self.node, visits=self.visits)
+        return replace(Mesh.of(**self.axes), **{name: getattr(self, name) for name in OF_A_MESH})
 
     @property
     def each_step(self) -> bool:
@@ -91,6 +91,15 @@ class Job:
             sequences = cut_batch(sequences, asked.micro_batches)
             mesh = mesh_of_chunks(mesh, asked.kind, len(layers(chain(model, self.cuts))))
         return partition(model, mesh, BatchSizes(sequences, tokens), stages=self.stages, cuts=self.cuts)
+
+
+OF_A_MESH = {field.name for field in fields(Job)} & {field.name for field in fields(Mesh)} - {"axes"}
+
+
+def job_mesh(mesh: Mesh) -> dict[str, Any]:
+    """Return the fields of a job that describe a mesh."""
+    axes = {axis.name: (axis.count, axis.strategy.name) for axis in mesh}
+    return {"axes": axes, **{name: getattr(mesh, name) for name in OF_A_MESH}}
 
 
 def with_loss(model: Operator) -> Operator:

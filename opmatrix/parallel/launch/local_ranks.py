@@ -6,8 +6,9 @@ import os
 from collections.abc import Sequence
 
 from opmatrix.models.config import Settings
+from opmatrix.parallel.axes.known_axes import PLANNED_AXES
 from opmatrix.parallel.cost.timed_step import RECOMPUTED
-from opmatrix.parallel.launch.jobs import Job
+from opmatrix.parallel.launch.jobs import Job, job_mesh
 from opmatrix.parallel.launch.rank_rates import LOCAL_NUMBER, RankRates, rank_rates
 from opmatrix.parallel.search.plans import PlanChoice, StrategyPlan, plan
 from opmatrix.parallel.search.stage_times import schedule_of
@@ -33,18 +34,13 @@ def local_plan(model: str | Settings, ranks: int, rates: RankRates | None = None
 
 def mesh_of(choice: PlanChoice) -> Mesh:
     """Return the mesh of a strategy, as `launch` has it."""
-    sizes, form = choice.sizes, choice.form
-    return usual_mesh(
-        sizes["dp"],
-        sizes["tp"],
-        sizes["pp"],
-        sizes["cp"],
-        ep=sizes["ep"],
-        zero=form.zero,
-        context=form.context,
-        sequence=form.sequence,
-        vocabulary=sizes["tp"] > 1,
-    )
+    return usual_mesh(**{axis.name: choice.sizes[axis.name] for axis in PLANNED_AXES}, **options_of_form(choice))
+
+
+def options_of_form(choice: PlanChoice) -> dict[str, object]:
+    """Return the options of a mesh that a strategy's form and the planner's formulas decide."""
+    form = choice.form
+    return dict(zero=form.zero, sequence=form.sequence, vocabulary=choice.sizes["tp"] > 1, context=form.context)
 
 
 def launch_job(plan: StrategyPlan, choice: PlanChoice, ids: Sequence[Sequence[int]], steps: int) -> Job:
@@ -58,8 +54,8 @@ def launch_job(plan: StrategyPlan, choice: PlanChoice, ids: Sequence[Sequence[in
             keep=RECOMPUTED[choice.form.recompute],
         )
     )
-    axes = {axis.name: (axis.count, axis.strategy.name) for axis in mesh_of(choice)}
-    return Job(plan.question.config, axes, ids, steps, scores=True, train=train)
+    mesh = job_mesh(mesh_of(choice))
+    return Job(plan.question.config, ids=ids, steps=steps, scores=True, train=train, **mesh)
 
 
 def micro_batches(choice: PlanChoice) -> int:
@@ -69,7 +65,7 @@ def micro_batches(choice: PlanChoice) -> int:
 def launch_line(plan: StrategyPlan, choice: PlanChoice, model: str) -> str:
     """Return the command that runs a strategy on this machine."""
     sizes, form = choice.sizes, choice.form
-    more = [f"--{name} {sizes[name]}" for name in ("dp", "tp", "pp", "cp", "ep") if sizes[name] > 1]
+    more = [f"--{axis.name} {sizes[axis.name]}" for axis in PLANNED_AXES if sizes[axis.name] > 1]
     if sizes["cp"] > 1:
         more.append(f"--context {form.context}")
     if sizes["tp"] > 1:

@@ -10,13 +10,16 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from opmatrix.parallel.axes.axis_strategy import meet
+from opmatrix.parallel.axes.context_axis import CONTEXT, CONTEXTS
+from opmatrix.parallel.axes.data_axis import STORING
+from opmatrix.parallel.axes.known_axes import DEVICE_AXES, ORDERS, TOKEN_AXES
+from opmatrix.parallel.axes.parallel_axis import ModelLimits
 from opmatrix.parallel.cost.strategies import RECOMPUTES, RecomputeKind
 from opmatrix.parallel.schedules.named import SCHEDULES, USUAL_SCHEDULE
-from opmatrix.parallel.search.legal_sizes import ModelLimits, SizeColumns
+from opmatrix.parallel.search.legal_sizes import SizeColumns
 
 FormMask: TypeAlias = "NDArray[np.bool_]"
-# axes by the distance of their ranks, nearest first; tensor ranks meet in every layer, so they are always nearest
-ORDERS: tuple[tuple[str, ...], ...] = (("tp", "cp", "dp", "pp"), ("tp", "cp", "pp", "dp"), ("tp", "pp", "cp", "dp"))
 
 
 class StrategyForm(NamedTuple):
@@ -31,10 +34,12 @@ class StrategyForm(NamedTuple):
     order: tuple[str, ...] = ORDERS[0]  # axes by the distance of their ranks, nearest first
 
 
+ZERO_STAGES = range(len(STORING))
+CONTEXT_KINDS = [name for name, strategy in CONTEXTS.items() if strategy.planned_as]
 PLANNED = [schedule.name for schedule in SCHEDULES.values() if schedule.planned]
 STRATEGY_FORMS = tuple(
     StrategyForm(*choices)
-    for choices in product(RECOMPUTES, range(4), PLANNED, ("ring", "ulysses"), (False, True), ORDERS)
+    for choices in product(RECOMPUTES, ZERO_STAGES, PLANNED, CONTEXT_KINDS, (False, True), ORDERS)
 )
 
 
@@ -47,14 +52,14 @@ class FormMasks:
 
     def __call__(self, sizes: SizeColumns) -> FormMask:
         """Return the mask: a row for each form, a column for each row of sizes."""
-        several = sizes.virtual > 1
+        several, token_ranks = sizes.virtual > 1, sizes.ranks_of(TOKEN_AXES)
         staged = ~several & (sizes.pp > 1)
         scheduled = {name: several if SCHEDULES[name].chunked else staged for name in PLANNED}
         scheduled[USUAL_SCHEDULE.name] = ~several  # also for a single stage
         whole = np.ones(len(sizes), bool)
-        cut = (sizes.tp > 1) & (self.tokens % (sizes.tp * sizes.cp) == 0)
-        met = {"ring": whole, "ulysses": (sizes.cp > 1) & (self.limits.heads % (sizes.tp * sizes.cp) == 0)}
-        stored = (sizes.dp > 1) & (sizes.cp == 1) if self.local else sizes.dp * sizes.cp > 1
+        cut = (sizes.tp > 1) & (self.tokens % (sizes.tp * token_ranks) == 0)
+        met = {name: self.context_fits(name, sizes) for name in CONTEXT_KINDS}
+        stored = (sizes.dp > 1) & (token_ranks == 1) if self.local else sizes.dp * token_ranks > 1
         laid = {order: laid_first(order, sizes) for order in ORDERS}
         mask: FormMask = np.stack(
             [
@@ -66,6 +71,19 @@ class FormMasks:
                 for form in self.forms
             ]
         )
+        return mask
+
+    def context_fits(self, name: str, sizes: SizeColumns) -> FormMask:
+        """Return the mask of a strategy of the context axis: the usual one for any sizes, others where the axis has
+        ranks, whole heads if they exchange these, and no other axis splits the same."""
+        strategy = CONTEXTS[name]
+        usual = name == CONTEXT_KINDS[0]
+        mask: FormMask = np.ones(len(sizes), bool) if usual else sizes.cp > 1
+        if strategy.mixing == "heads":
+            mask &= self.limits.heads % (sizes.tp * sizes.cp) == 0
+        for axis in DEVICE_AXES:
+            if axis is not CONTEXT and meet(axis.strategies[0], strategy):
+                mask &= getattr(sizes, axis.name) == 1
         return mask
 
 

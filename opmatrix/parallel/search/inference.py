@@ -53,7 +53,7 @@ def cache_bytes(setting: Setting, width: int) -> Quantity:
         * setting.batch
         / strategy.dp
         * setting.seq
-        / strategy.cp
+        / strategy.token_ranks
     )
 
 
@@ -73,8 +73,8 @@ def next_token_seconds(setting: Setting, width: int) -> float:
     are read."""
     strategy = setting.strategy
     one = setting._replace(
-        seq=strategy.cp,
-        passes=None,  # a token is on one context rank
+        seq=strategy.token_ranks,  # a token is on one context rank
+        passes=None,
         strategy=replace(strategy, micro_batch=setting.batch / strategy.dp),
     )
     layers = [(setting.model.first, 1), *setting.model.layers, (setting.model.last, 1)]

@@ -3,10 +3,11 @@ micro-batch, chunks of a stage. Sizes that a model or a batch does not divide in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from math import isqrt
+from itertools import product
+from math import isqrt, prod
 from typing import TypeAlias
 
 import numpy as np
@@ -15,29 +16,15 @@ from numpy.typing import NDArray
 from formats.core.errors import InputError
 from opmatrix.models import normalise_config
 from opmatrix.models.config import Settings
+from opmatrix.parallel.axes.known_axes import AXES, COPYING_AXES, DEVICE_AXES, FOLDED_AXES, PLANNED_AXES, farthest_first
+from opmatrix.parallel.axes.parallel_axis import CutSizes, ModelLimits, ParallelAxis
 from opmatrix.parallel.cost.expert_work import count_experts
 
 SizeColumn: TypeAlias = "NDArray[np.int64]"
-Axes: TypeAlias = "tuple[int, int, int, int]"  # dp, tp, pp, cp
 FARTHEST = 4096  # distance in devices within which a legal count is sought
 DEEPEST = 16  # chunks of a stage, at most
 MAX_COUNT = 10**9  # devices, sequences of a step, tokens of a sequence
 MAX_NUMBERS = 1e18  # numbers of all values of a step: well below 2^63
-
-
-@dataclass(frozen=True)
-class ModelLimits:
-    """The sizes of a model that axes divide."""
-
-    layers: int
-    heads: int
-    key_heads: int  # heads of keys
-    experts: int  # experts of a layer; 0: none
-    head: int  # columns of a head
-
-    def cuts_heads(self, tp: int) -> bool:
-        """True if `tp` ranks have whole heads of queries, and each has whole heads of keys, or copies of one."""
-        return self.heads % tp == 0 and (self.key_heads % tp == 0 or tp % self.key_heads == 0)
 
 
 @dataclass(frozen=True)
@@ -53,7 +40,7 @@ class SizeColumns:
     virtual: SizeColumn  # virtual stages (chunks) of a stage
 
     def __len__(self) -> int:
-        return len(self.dp)
+        return len(self.virtual)
 
     def __getitem__(self, at: NDArray[np.bool_] | NDArray[np.intp] | slice) -> SizeColumns:
         return SizeColumns(*(getattr(self, column.name)[at] for column in fields(self)))
@@ -61,6 +48,11 @@ class SizeColumns:
     def row(self, at: int) -> dict[str, int]:
         """Return the sizes of one strategy, by name."""
         return {column.name: int(getattr(self, column.name)[at]) for column in fields(self)}
+
+    def ranks_of(self, axes: Iterable[str]) -> SizeColumn:
+        """Return the number of ranks of axes together."""
+        ranks: SizeColumn = np.prod([getattr(self, name) for name in axes], axis=0)
+        return ranks
 
     def blocks(self, rows: int) -> Iterator[SizeColumns]:
         """Yield the sizes in blocks of at most `rows` rows."""
@@ -93,19 +85,42 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted({*small, *(number // d for d in small)}))
 
 
-def axis_sizes(limits: ModelLimits, devices: int, batch: int, tokens: int) -> Iterator[Axes]:
-    """Yield the ways to factor devices over dp, tp, pp and cp: heads are never split, a stage has at least one layer, a
-    data rank at least one sequence, and context ranks have equal numbers of tokens."""
-    for tp in divisors(devices):
-        if not limits.cuts_heads(tp):
+def chosen_in_turn() -> list[ParallelAxis]:
+    """Return the axes in the order in which their sizes are chosen: the nearest, whose sizes are the fewest, then from
+    the farthest on."""
+    *others, nearest = farthest_first(DEVICE_AXES)
+    return [nearest, *others]
+
+
+TURNS = chosen_in_turn()
+
+
+def axis_sizes(limits: ModelLimits, devices: int, batch: int, tokens: int) -> Iterator[Mapping[str, int]]:
+    """Yield the ways to factor devices over axes, none of which refuses its number of ranks."""
+    return factored(devices, CutSizes(limits, batch, tokens, {}), TURNS)
+
+
+def factored(devices: int, sizes: CutSizes, turns: Sequence[ParallelAxis]) -> Iterator[Mapping[str, int]]:
+    """Yield the ways to factor devices over the axes whose turn is to come, beside the ranks that are chosen. The last
+    axis has all that are left."""
+    axis, *others = turns
+    for ranks in divisors(devices) if others else (devices,):
+        if axis.refused(ranks, sizes):
             continue
-        for pp in divisors(devices // tp):
-            if pp > limits.layers:
-                break
-            for dp in divisors(devices // (tp * pp)):
-                cp = devices // (tp * pp * dp)
-                if batch % dp == 0 and tokens % cp == 0 and cp <= tokens // 2:
-                    yield dp, tp, pp, cp
+        chosen = sizes.with_ranks(axis.name, ranks)
+        if others:
+            yield from factored(devices // ranks, chosen, others)
+        else:
+            yield chosen.ranks
+
+
+def folded_sizes(sizes: CutSizes) -> Iterator[Mapping[str, int]]:
+    """Yield the ways to factor the ranks that share sequences and tokens over folded axes."""
+    over = prod(sizes.ranks[name] for name in COPYING_AXES)
+    for numbers in product(*(divisors(over) for _ in FOLDED_AXES)):
+        ranks = dict(zip(FOLDED_AXES, numbers, strict=True))
+        if not any(AXES[name].refused(n, sizes) for name, n in ranks.items()):
+            yield ranks
 
 
 def legal_sizes(limits: ModelLimits, devices: int, batch: int, tokens: int) -> SizeColumns:
@@ -114,14 +129,17 @@ def legal_sizes(limits: ModelLimits, devices: int, batch: int, tokens: int) -> S
     InputError where there are none, with sizes that would work."""
     check_counts(limits, devices, batch, tokens)
     rows: list[tuple[int, ...]] = []
-    for dp, tp, pp, cp in axis_sizes(limits, devices, batch, tokens):
-        experts = [n for n in divisors(dp * cp) if n == 1 or (limits.experts and limits.experts % n == 0)]
+    for ranks in axis_sizes(limits, devices, batch, tokens):
+        dp, pp = ranks["dp"], ranks["pp"]
+        folded = [*folded_sizes(CutSizes(limits, batch, tokens, ranks))]
+        laid = [tuple({**ranks, **more}[axis.name] for axis in PLANNED_AXES) for more in folded]
         for micro in divisors(batch // dp):
             for chunks in chunk_counts(limits.layers, pp, batch // (dp * micro)):
-                rows += [(dp, tp, pp, cp, n, micro, chunks) for n in experts]
+                rows += [(*sizes, micro, chunks) for sizes in laid]
     if not rows:
         refuse_sizes(limits, devices, batch, tokens)
-    return SizeColumns(*np.array(rows, np.int64).T)
+    names = *(axis.name for axis in PLANNED_AXES), "micro_batch", "virtual"
+    return SizeColumns(**dict(zip(names, np.array(rows, np.int64).T, strict=True)))
 
 
 def check_counts(limits: ModelLimits, devices: int, batch: int, tokens: int) -> None:
@@ -155,9 +173,10 @@ def refuse_sizes(limits: ModelLimits, devices: int, batch: int, tokens: int) -> 
             f"--batch {batch}: too small for {devices} devices: {larger} is the next that they divide; "
             f"with {batch} sequences {counts} devices work"
         )
+    sizes = CutSizes(limits, batch, tokens, {})
+    reasons = ", ".join(dict.fromkeys(filter(None, (axis.refused(devices, sizes) for axis in TURNS))))
     raise InputError(
-        f"--devices {devices}: no strategy divides them: {limits.heads} heads, {limits.layers} layers, "
-        f"{batch} sequences of {tokens} tokens: the nearest counts that work are {counts}"
+        f"--devices {devices}: no strategy divides them: {reasons}: the nearest counts that work are {counts}"
     )
 
 

@@ -43,7 +43,7 @@ def named_collectives(choice: PlanChoice, forward: bool = False) -> Iterator[Nam
     yield from name_collective(setting, "pp", "send", int(strategy.pp), float(strategy.stride("pp")))
     if forward:
         return
-    over, beside = int(strategy.dp * strategy.cp), setting.constants.hidden * strategy.overlap
+    over, beside = int(strategy.copies), setting.constants.hidden * strategy.overlap
     experts = setting.model.asks and strategy.ep > 1
     groups: Iterable[tuple[str, int, float]] = [("", over, float(strategy.stride("ep")))]
     if experts:

@@ -14,6 +14,7 @@ from opmatrix import body
 from opmatrix.display.progress import unheard
 from opmatrix.models import known
 from opmatrix.models.config import Settings
+from opmatrix.parallel.axes.known_axes import PLANNED_AXES, PRINTED
 from opmatrix.parallel.cost.constants import Constants
 from opmatrix.parallel.cost.layer_work import ModelWork
 from opmatrix.parallel.cost.prediction import Prediction, check_linked
@@ -51,7 +52,7 @@ class PlanChoice(NamedTuple):
 
     def __str__(self) -> str:
         sizes = self.sizes
-        axes = [f"{name} {sizes[name]}" for name in ("tp", "cp", "pp", "dp", "ep") if sizes[name] > 1] or ["one device"]
+        axes = [f"{name} {sizes[name]}" for name in PRINTED if sizes[name] > 1] or ["one device"]
         more = [f"micro-batch {sizes['micro_batch']}"]
         if sizes["virtual"] > 1:
             more.append(f"{sizes['virtual']} chunks a stage")
@@ -172,7 +173,7 @@ CHANGES: Mapping[str, Callable[[Datasheet, float], Datasheet]] = {
 def model_operations(work: ModelWork, batch: int, seq: int, forward: bool = False) -> float:
     """Return the operations of a batch forward and backward, or forward alone, of a model that one device has whole.
     Recomputation does not count."""
-    sizes = {"b": 1, "s": seq, "t": 1, "c": 1, "e": 1}
+    sizes = {"b": 1, "s": seq, **{axis.letter: 1 for axis in PLANNED_AXES if axis.letter}}
     layers = [(work.first, 1), *work.layers, (work.last, 1)]
     return batch * sum(
         count

@@ -16,15 +16,17 @@ from formats.core.errors import InputError
 from formats.machine.datasheets import BYTES, Datasheet
 from opmatrix.display.progress import unheard
 from opmatrix.models.config import Settings
+from opmatrix.parallel.axes.known_axes import ORDERS, PLANNED_AXES
+from opmatrix.parallel.axes.parallel_axis import ModelLimits
 from opmatrix.parallel.cost.constants import Constants, load_constants
 from opmatrix.parallel.cost.layer_work import ModelWork, model_work
 from opmatrix.parallel.cost.prediction import Prediction, predict_step
 from opmatrix.parallel.cost.step_parts import PartSeconds, Setting
 from opmatrix.parallel.cost.strategies import Strategy
 from opmatrix.parallel.schedules.named import RUN_BY_RANKS, USUAL_SCHEDULE
-from opmatrix.parallel.search.forms import ORDERS, STRATEGY_FORMS, FormMasks, StrategyForm
+from opmatrix.parallel.search.forms import STRATEGY_FORMS, FormMasks, StrategyForm
 from opmatrix.parallel.search.inference import predict_forward
-from opmatrix.parallel.search.legal_sizes import ModelLimits, SizeColumns, legal_sizes, limits_of
+from opmatrix.parallel.search.legal_sizes import SizeColumns, legal_sizes, limits_of
 from opmatrix.parallel.search.tapes import TAPE_ROWS, CompiledTape, Tape, TracedColumn
 
 SIZE_NAMES = tuple(column.name for column in fields(SizeColumns))
@@ -167,7 +169,7 @@ class FoundStrategies:
             if not np.isfinite(self.seconds[row]) or len(rows) == keep:
                 break
             at = self.sizes.row(int(row))
-            rows.setdefault((at["dp"], at["tp"], at["pp"], at["cp"], at["ep"]), int(row))
+            rows.setdefault(tuple(at[axis.name] for axis in PLANNED_AXES), int(row))
         return [*rows.values()]
 
 

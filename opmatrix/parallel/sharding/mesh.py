@@ -1,90 +1,23 @@
-"""A mesh of ranks: axes, each with a name, a number of ranks and a strategy. A strategy declares how values between
-operators are placed, and which dimensions and weights are sharded; the communication follows."""
+"""A mesh of ranks: axes, each with a name, a number of ranks and a strategy. The records of `opmatrix.parallel.axes`
+declare axes and strategies; the communication follows from them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import product
 from math import gcd, inf, prod
-from typing import Literal, TypeAlias
 
 import sympy
 
 from formats.core.errors import InputError
-from opmatrix.algebra.batch.batch_sizes import Role
 from opmatrix.algebra.shapes import LiveSize, size
+from opmatrix.parallel.axes.axis_strategy import AxisStrategy, meet
+from opmatrix.parallel.axes.known_axes import AXES, farthest_first, mesh_choices, strategy_named
 from opmatrix.parallel.sharding.axis_states import Coordinate
 
-Mixing: TypeAlias = Literal["ring", "heads", "keys", "gathered"]
-
-
-@dataclass(frozen=True)
-class AxisStrategy:
-    """The way in which one axis of a mesh splits a model.
-
-    `mixing`: "ring" sends keys round in a ring (Liu et al. 2023), "heads" exchanges rows for heads (Jacobs et al. 2023,
-    Ulysses), "keys" keeps keys in place and sends queries (each rank merges a carrier), "gathered" gathers keys.
-    `stored`: the state that is stored once over the axis: 1 optimiser, 2 gradients, too, 3 weights, too (Rajbhandari et
-    al. 2020, ZeRO). `experts`: the axis places experts; with "cut" a tensor axis shards each expert further, with
-    "whole" it does not, and experts are placed over that axis, too."""
-
-    name: str  # its name, such as tensor
-    home: Role | None = None  # sharded dimension of values between operators, if any
-    weights: bool = False  # weights by columns, then rows (Shoeybi et al. 2019)
-    vocabulary: bool = False  # tables by rows, heads of the vocabulary by columns
-    mixing: Mixing | None = None  # how attention meets sharded rows
-    layers: bool = False  # pipeline stages of layers
-    stored: int = 0  # ZeRO stage: 1 optimiser, 2 gradients, 3 weights
-    by_hand: bool = False  # only named weights are sharded, and those that follow
-    experts: Literal["cut", "whole"] | None = None  # experts are placed on the axis
-
-    @property
-    def cuts_weights(self) -> bool:
-        return self.weights or self.vocabulary or self.by_hand
-
-
-STRATEGIES = {
-    strategy.name: strategy
-    for strategy in (
-        AxisStrategy("data", home="batch"),
-        AxisStrategy("zero1", home="batch", stored=1),
-        AxisStrategy("zero2", home="batch", stored=2),
-        AxisStrategy("zero3", home="batch", stored=3),
-        AxisStrategy("tensor", weights=True),
-        AxisStrategy("tensor-vocabulary", weights=True, vocabulary=True),
-        AxisStrategy("sequence", home="rows", weights=True),
-        AxisStrategy("sequence-vocabulary", home="rows", weights=True, vocabulary=True),
-        AxisStrategy("vocabulary", vocabulary=True),
-        AxisStrategy("ring", home="rows", mixing="ring"),
-        AxisStrategy("ulysses", home="rows", mixing="heads"),
-        AxisStrategy("keys", home="rows", mixing="keys"),
-        AxisStrategy("gathered", home="rows", mixing="gathered"),
-        AxisStrategy("rows", home="rows", mixing="gathered"),
-        AxisStrategy("pipeline", layers=True),
-        AxisStrategy("by-hand", by_hand=True),
-    )
-}
-
-EXPERT_STRATEGIES = {
-    strategy.name: strategy
-    for strategy in (  # for an axis of its own over the ranks of other axes
-        AxisStrategy("experts", experts="cut"),
-        AxisStrategy("whole-experts", experts="whole"),
-    )
-}
-
 HOST = "host"  # axis name of transfers to and from the host
-CONTEXTS = "ring", "ulysses", "keys", "gathered"
-
-
-def strategy_named(name: str) -> AxisStrategy:
-    """Return the strategy of a name. Raises InputError for an unknown name."""
-    known = STRATEGIES | EXPERT_STRATEGIES
-    if name in known:
-        return known[name]
-    raise InputError(f"strategy {name!r}: there is none of this name: {', '.join(known)}")
 
 
 @dataclass(frozen=True)
@@ -326,72 +259,17 @@ def nearest_divisor(number: int, wish: int) -> int:
     return max(d for d in range(1, min(number, wish) + 1) if number % d == 0)
 
 
-def usual_mesh(
-    dp: int | None = None,
-    tp: int = 1,
-    pp: int = 1,
-    cp: int = 1,
-    *,
-    ep: int = 1,
-    zero: int = 0,
-    zero_ranks: int | None = None,
-    offload: int = 0,
-    context: str = "ring",
-    sequence: bool = False,
-    vocabulary: bool = False,
-    whole_experts: bool = False,
-    load: float = 1,
-    node: int = 0,
-    visits: int = 0,
-) -> Mesh:
-    """Build a mesh of axes with their usual names; axes of one rank are left out. Stages `pp` are outermost, then data
-    `dp` with its ZeRO stage, context `cp`, and tensor `tp` innermost, between neighbours. `zero_ranks`: neighbours of
-    `dp` that store the ZeRO state once; other such groups (`copies`) store it again. `sequence`: norms are sharded by
-    rows over `tp`. `vocabulary`: tables and heads of the vocabulary are sharded, too. Experts `ep` are placed over dp
-    and cp, and with `whole_experts` over tp, which otherwise shards each expert. `node`: expert ranks in a node, to
-    which a row goes once; `visits`: nodes that a row goes to. Without `dp` it is as large as the experts need. Raises
-    InputError for invalid numbers."""
-    if dp is None:
-        dp = max(ep, 1) // gcd(max(ep, 1), cp * (tp if whole_experts else 1))
-    if ep == 1 and (whole_experts or load != 1):
-        raise InputError(f"{'whole experts' if whole_experts else f'load {load}'}: of no ranks of experts: give ep")
-    if zero not in range(4):
-        raise InputError(f"zero {zero}: a stage of ZeRO is 0, 1, 2 or 3")
-    if zero and dp == 1:
-        raise InputError(f"zero {zero}: it stores state over the ranks of dp, of which there is one")
-    within = dp if zero_ranks is None else zero_ranks
-    if zero_ranks is not None and not zero:
-        raise InputError(f"zero ranks {zero_ranks}: of no stage of ZeRO: give zero")
-    if within < 1 or dp % within:
-        raise InputError(f"zero ranks {within}: they divide dp, {dp}")
-    if context not in CONTEXTS:
-        raise InputError(f"context {context!r}: it is one of {', '.join(CONTEXTS)}")
-    tensor = ("sequence" if sequence else "tensor") + "-vocabulary" * vocabulary
-    axes = dict(
-        pp=(pp, "pipeline"),
-        copies=(dp // within, "data"),
-        dp=(within, f"zero{zero}" if zero else "data"),
-        cp=(cp, context),
-        tp=(tp, tensor),
-        ep=(ep, "whole-experts" if whole_experts else "experts"),
-    )
-    return replace(
-        Mesh.of(**{name: axis for name, axis in axes.items() if axis[0] != 1}),
-        offload=offload,
-        load=load,
-        node=node,
-        visits=visits,
-    )
-
-
-def meet(one: AxisStrategy, other: AxisStrategy) -> bool:
-    """True if two strategies split the same thing, so that a mesh has only one of them. State that is stored once is
-    gathered level by level, so ZeRO may have several axes."""
-    alike = one.name == other.name and not one.stored
-    return (
-        alike
-        or (one.weights and other.weights)
-        or (one.layers and other.layers)
-        or bool(one.experts and other.experts)
-        or (one.mixing is not None and one.mixing == other.mixing)
-    )
+def usual_mesh(*ranks: int | None, **chosen: object) -> Mesh:
+    """Build a mesh of axes with their usual names; axes of one rank are left out. `ranks`: numbers of ranks in the
+    order of `AXES`, of `dp`, `tp`, `pp` and `cp` first. They may be given by name, too, as may all other options that
+    axes declare (`mesh_options`), such as `ep`, `zero`, `context` and `sequence`. Raises InputError for an unknown
+    name, and for values that do not fit together."""
+    if len(ranks) > len(AXES):
+        raise InputError(f"mesh: {len(ranks)} numbers of ranks: at most {len(AXES)}, of {', '.join(AXES)}")
+    choices = mesh_choices(**dict(zip(AXES, ranks, strict=False)), **chosen)
+    for axis in AXES.values():
+        if complaint := axis.illegal(choices):
+            raise InputError(complaint)
+    laid = {name: one for axis in farthest_first(AXES.values()) for name, one in axis.axes(choices).items()}
+    mesh = Mesh.of(**{name: one for name, one in laid.items() if one[0] != 1})
+    return replace(mesh, **{field.name: choices[field.name] for field in fields(Mesh) if field.name in choices})
