@@ -19,6 +19,7 @@ from opmatrix.algebra.nodes import LASTING
 from opmatrix.algebra.positions.patterns import NAMED_PATTERNS, NUMBERED_PATTERNS
 from opmatrix.algebra.term import PROPERTIES
 from opmatrix.models import FAMILIES
+from opmatrix.parallel.axes.known_axes import AXES
 from opmatrix.parallel.schedules.named import SCHEDULES
 from opmatrix.runtime.kernels import KERNELS
 from rewrites.cli.commands import app
@@ -28,7 +29,7 @@ TEXT = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 ROW = r"^\| an? ([\w ]+) \| `([\w/.]+)` \| \[[\w/.]+\]\(([\w/.]+)\) \|$"
 ROWS = {what: (place, page) for what, place, page in re.findall(ROW, TEXT, re.M)}
 PAGES = sorted((ROOT / "docs").glob("add_a*_*.md"))
-TESTED = "add_a_kernel", "add_an_activation", "add_a_schedule", "add_a_stage"  # in files of their own
+TESTED = "add_a_kernel", "add_an_activation", "add_an_axis", "add_a_schedule", "add_a_stage"  # in files of their own
 
 
 def source(thing):
@@ -53,6 +54,7 @@ DECLARED = {
         *(source(each) for each in NUMBERED_PATTERNS.values()),
     ],
     "CLI command": [source(each.callback) for each in app.registered_commands],
+    "axis of parallelism": [source(each.refused) for each in AXES.values()],
     "schedule of a pipeline": [source(each.tasks) for each in SCHEDULES.values()],
     "machine": [FILE.relative_to(ROOT)] * len(datasheets()),
 }
