@@ -9,9 +9,8 @@ import sys
 import pytest
 from children import ROOT
 
-PAGE = (ROOT / "docs" / "add_an_axis.md").read_text("utf-8")
+PAGE, STRATEGY = (ROOT / "docs" / "add_an_axis.md").read_text("utf-8").split("## A strategy of an axis\n")
 RECORD, *USE = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
-PATCHES = re.findall(r"^```diff\n(.*?)^```$", PAGE, re.M | re.S)
 MOST_FILES = 5
 READERS = """
 import json
@@ -35,22 +34,71 @@ try: usual_mesh(up=2, cp=2, context="ulysses")
 except Exception as error: assert str(error).startswith("mesh: axes cp and up both split by ulysses"), error
 else: raise AssertionError("two axes would split the same")
 """
+PLANNED = """
+from formats.machine.datasheets import datasheet
+from opmatrix.models import known
+from opmatrix.parallel.search.strategy_search import PlanQuestion, search_strategies
+question = PlanQuestion(known.configuration("gpt2"), datasheet("A100"), 8, 4, 512, 80e9)
+forms = [form for form in question.forms if form.context == "keys" and form.recompute == "none"]
+found = search_strategies(question, forms=forms)
+assert 0 < found.fit <= found.count and all(found.sizes.cp[row] > 1 for row in found.best_rows(5))
+crossings = [crossing for layer, _ in question.work(forms[0]).layers for crossing in layer.crossings]
+ops = {crossing.op for crossing in crossings if crossing.axis == "cp"}
+assert ops == {"all_gather", "reduce_scatter", "all_to_all"}, ops
+"""
+FORMULAS = """
+from opmatrix.algebra.batch.batch_sizes import BatchSizes
+from opmatrix.models import known, promised
+from opmatrix.parallel.cost.layer_work import model_work
+from opmatrix.parallel.cost.step_costs import BACKWARD, training_step
+from opmatrix.parallel.sharding.axis_states import even
+from opmatrix.parallel.sharding.mesh import Mesh
+from opmatrix.parallel.sharding.partition import partition
+config = known.configuration("gpt2") | {"n_layer": 2}
+mesh = Mesh.of(cp=(2, "gathered"), up=(3, "ulysses"), tp=(2, "tensor-vocabulary"))
+step = training_step(partition(promised(config, scores=True), mesh, BatchSizes(4, 96)))
+work, sizes = model_work(config, "ring"), dict(b=4, s=96, t=2, c=2, u=3)
+layers = [(work.first, 1), *work.layers, (work.last, 1)]
+for axis in ("up", "cp", "tp"):
+    read = sum(
+        count * crossing.count * crossing.whole.at(sizes)
+        for layer, count in layers
+        for crossing in layer.crossings
+        if crossing.axis == axis
+    )
+    booked = sum(
+        chunk.count * even(crossing.whole)
+        for chunk in step.stages[0]
+        for crossing in chunk.booked.crossings_of("forward", *BACKWARD)
+        if crossing.axis == axis
+    )
+    assert 0 < read == float(booked), (axis, read, booked)
+"""
 COMMAND = "from rewrites.cli.commands import app; app()"
+
+
+def copied(place):
+    """A copy of the packages."""
+    for name in ("formats", "opmatrix", "rewrites"):
+        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("*.pyc.*", "__pycache__"))
+    return place
+
+
+def patched(place, text):
+    for patch in re.findall(r"^```diff\n(.*?)^```$", text, re.M | re.S):
+        subprocess.run(["git", "apply", "--unidiff-zero", "-"], input=patch, text=True, cwd=place, check=True)
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
     """A copy of the packages with the files of the page."""
-    place = tmp_path_factory.mktemp("copy")
-    for name in ("formats", "opmatrix", "rewrites"):
-        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("*.pyc.*", "__pycache__"))
+    place = copied(tmp_path_factory.mktemp("copy"))
     (place / "docs").mkdir()
     shutil.copy(ROOT / "docs" / "make_tables.py", place / "docs")
     file = place / re.match(r"# (opmatrix/\S+\.py)\n", RECORD)[1]
     assert not file.exists()
     file.write_text(RECORD, "utf-8")
-    for patch in PATCHES:
-        subprocess.run(["git", "apply", "--unidiff-zero", "-"], input=patch, text=True, cwd=place, check=True)
+    patched(place, PAGE)
     return place
 
 
@@ -75,7 +123,7 @@ def test_few_files_are_touched(tree):
     assert touched(tree) == named and len(named) <= MOST_FILES
 
 
-@pytest.mark.parametrize("script", ["\n".join(USE), READERS], ids=["the page", "its readers"])
+@pytest.mark.parametrize("script", ["\n".join(USE), READERS, FORMULAS], ids=["the page", "its readers", "the planner"])
 def test_they_are_enough(tree, script):
     done = run(tree, script)
     assert not done.returncode, done.stderr
@@ -87,3 +135,10 @@ def test_it_is_printed_and_its_ranks_are_refused(tree):
     assert "gpt2 on 8 ranks: cp 2 (ring) × up 2 (ulysses) × tp 2 (tensor)" in shown.stdout, shown.stderr
     assert re.search(r"^all_to_all over up  9216\*b\*s +4608\*b\*s ", shown.stdout, re.M), shown.stdout
     assert "up has 8 ranks and attention has 12 heads" in run(tree, COMMAND, *words, "8").stderr
+
+
+def test_a_strategy_of_an_axis_is_a_line_of_its_file(tmp_path):
+    patched(copied(tmp_path), STRATEGY)
+    assert touched(tmp_path) == {"opmatrix/parallel/axes/context_axis.py"}
+    done = run(tmp_path, PLANNED)
+    assert not done.returncode, done.stderr
