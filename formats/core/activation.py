@@ -33,6 +33,7 @@ class Activation(NamedTuple):
 
     @property
     def name(self) -> str:
+        """The name in programs and epilogues: that of `function`."""
         return self.function.__name__
 
 
@@ -66,18 +67,21 @@ def activation(
 
 
 def slope_of_gelu(u: Reals) -> Any:
+    """Compute the derivative of gelu: Φ(u) + u φ(u), of the normal distribution and its density."""
     from scipy.special import erf
 
     return 0.5 * (1 + erf(u / 2**0.5)) + u * np.exp(-u * u / 2) / (2 * np.pi) ** 0.5
 
 
 def slope_of_gelu_tanh(u: Reals) -> Any:
+    """Compute the derivative of gelu's approximation by a tanh."""
     c = (2 / np.pi) ** 0.5
     t = np.tanh(c * (u + 0.044715 * u * u * u))
     return 0.5 * (1 + t) + 0.5 * u * (1 - t * t) * c * (1 + 3 * 0.044715 * u * u)
 
 
 def slope_of_silu(u: Reals) -> Any:
+    """Compute the derivative of u σ(u), which is σ(u) (1 + u (1 - σ(u)))."""
     y = 0.5 * (1 + np.tanh(u / 2))
     return y * (1 + u * (1 - y))
 

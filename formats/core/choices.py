@@ -16,6 +16,7 @@ class Range(NamedTuple):
     why: str = ""  # the reason for the limits
 
     def holds(self, value: object) -> bool:
+        """True for a number of the declared type from `low` to `high`; never for a boolean."""
         if not isinstance(value, int if self.number is int else int | float):
             return False
         return not isinstance(value, bool) and self.low <= value <= self.high
@@ -32,6 +33,7 @@ class OneOf(NamedTuple):
     usual: str = ""
 
     def holds(self, value: object) -> bool:
+        """True if the value is one of the words."""
         return value in self.words
 
 

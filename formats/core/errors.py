@@ -25,4 +25,5 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
 
 
 def escape_letter(letter: str) -> str:
+    r"""Return a printable letter as it is, and any other as its Python escape, such as \x1b."""
     return letter if letter.isprintable() else ascii(letter)[1:-1]

@@ -39,6 +39,7 @@ class HeadBlocks:
             yield self.at(slice(low, low + step), {})
 
     def toarray(self) -> HeadNumbers:
+        """Compute the numbers of all heads at once, as one array."""
         return np.concatenate([*self.pieces()])
 
 
@@ -49,8 +50,11 @@ class ByHeads:
     if TYPE_CHECKING:
 
         @property
-        def array(self) -> HeadNumbers: ...
-        def of(self, value: object) -> Self: ...
+        def array(self) -> HeadNumbers:
+            """The value as one array of all heads."""
+
+        def of(self, value: object) -> Self:
+            """Make a reading of the same kind with another value."""
 
     def taken(self, array: HeadNumbers) -> HeadNumbers:
         """Convert numbers as this reading does wherever they are read."""

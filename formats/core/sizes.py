@@ -106,10 +106,12 @@ class Size:
 
     @property
     def is_Symbol(self) -> bool:
+        """True for a named size, which has no parts; the name is that of sympy's attribute."""
         return not self.parts
 
     @property
     def is_positive(self) -> bool | None:
+        """True if the size is certainly above 0; None where sympy cannot decide."""
         return self.least > 0 if self.is_Symbol else self._sympy_().is_positive
 
     @cached_property
@@ -215,6 +217,7 @@ def size_function(name: str) -> Callable[..., Expression]:
     """Make the function of this name for sizes, or for expressions of sympy."""
 
     def of(*parts: Term) -> Expression:
+        """Apply the function to sizes; where these decline, to expressions of sympy."""
         if (result := make_size(name, *parts)) is not NotImplemented:
             return result
         import sympy

@@ -75,6 +75,7 @@ def default(operand: Operand) -> float | str | None:
 
 
 def is_given(value: object) -> bool:
+    """True unless a value is None or an empty text, the two defaults of operands."""
     return not (value is None or (isinstance(value, str) and not value))
 
 
@@ -84,9 +85,11 @@ class bias(Stage, bias=PER_COLUMN):
     operations = 1
 
     def means(y, e):
+        """Add a number of each column to y (T, p)."""
         return y + e.bias
 
     def bound(y, error, value, e, rough):
+        """Add the rounding of the sum to the error of y."""
         return error + UNIT * (abs(value) + error)
 
     def pullback(y, value, e, g):
@@ -99,9 +102,11 @@ class activation(Stage, activation=OneOf(("", *COMPILED), "", TIMED)):
     operations = COMPILED[TIMED].operations
 
     def means(y, e):
+        """Apply the chosen activation to each number of y."""
         return COMPILED[e.activation].function(y)
 
     def bound(y, error, value, e, rough):
+        """Bound the error by the activation's spread of that of y, and its evaluation, relative to max(1, |value|)."""
         least = (ROUGH_ERROR if rough else GELU_ERROR) * np.maximum(1, abs(value))
         return COMPILED[e.activation].spread(y, error) + least
 
@@ -117,9 +122,11 @@ class times(Stage, times=PER_ROW):
     operations, reads, price = 1, 1, "residual"
 
     def means(y, e):
+        """Multiply y by an array of its shape, (T, p)."""
         return y * e.times
 
     def bound(y, error, value, e, rough):
+        """Scale the error of y, and the rounding of the product, by |times|."""
         return (error + UNIT * (abs(y) + error)) * abs(e.times)
 
     def pullback(y, value, e, g):
@@ -132,9 +139,11 @@ class residual(Stage, residual=PER_ROW):
     operations, reads = 1, 1
 
     def means(y, e):
+        """Add an array of its shape, (T, p), to y."""
         return y + e.residual
 
     def bound(y, error, value, e, rough):
+        """Add the rounding of the sum to the error of y."""
         return error + UNIT * abs(value) + UNIT * error
 
     def pullback(y, value, e, g):
@@ -150,11 +159,14 @@ class norm(
     operations = 6
 
     def means(y, e):
+        """Normalise each row of y (T, p): by mean and deviation ("layer"), or by its root mean square ("rms")."""
         if e.norm == "layer":
             y = y - y.mean(1, keepdims=True)
         return y / np.sqrt(np.square(y).mean(1, keepdims=True) + e.eps)
 
     def bound(y, error, value, e, rough):
+        """Bound the error of a normalised row to second order in that of y, with the roundings of both sums of p
+        terms."""
         # d z_i = (d_i - mean(d) - z_i mean(z d)) / s and |mean(z d)| <= rms(d); the mean and the mean square are sums
         # of p terms, the second of squares, so their own roundings act like a d of gamma(p + 4) (|y| + mean |y|).
         columns, size = y.shape[1], abs(value)
@@ -180,11 +192,13 @@ class gain_shift(Stage, gain=PER_COLUMN, shift=PER_COLUMN):
     operations, price = 2, "affine"
 
     def means(y, e):
+        """Scale the columns of y (T, p) by `gain`, where there is one, then add `shift`, where there is one."""
         if is_given(e.gain):
             y = y * e.gain
         return y + e.shift if is_given(e.shift) else y
 
     def bound(y, error, value, e, rough):
+        """Scale the error of y by |gain|, and add the roundings of the product and of the sum."""
         if is_given(e.gain):
             error = (error + gamma(2) * abs(y)) * abs(e.gain)
         return error + UNIT * (abs(value) + error) if is_given(e.shift) else error

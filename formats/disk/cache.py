@@ -114,6 +114,7 @@ def check_directory(place: Path, status: os.stat_result, users: frozenset[int], 
 
 
 def foreign(place: Path, status: os.stat_result) -> str:
+    """Describe the fault of a place in the cache that belongs to another user, with the remedy."""
     return f"{shown(place)}: it belongs to user {status.st_uid}: set {CACHE_VARIABLE} to a directory of your own"
 
 

@@ -185,6 +185,7 @@ def watched() -> Watch:
     watch = Watch()
 
     def last() -> None:
+        """Print the warning of a busy machine at exit, on standard error."""
         if seen := watch.seen():
             print(
                 describe_noise(seen, "times are too long, and what lies close together is not told apart"),

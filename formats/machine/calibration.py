@@ -70,9 +70,11 @@ class Numbers:
         return self.inputs[: self.read].reshape(shape)
 
     def room(self, *shape: int) -> np.ndarray:
+        """Return an array to write, of this shape, in the memory that all outputs share."""
         return self.outputs[: int(np.prod(shape))].reshape(shape)
 
     def fresh(self, *shape: int) -> np.ndarray:
+        """Return new normal numbers in an array of its own."""
         return self.rng.standard_normal(shape, np.float32)
 
 
@@ -207,6 +209,7 @@ def measured(
     rows = [(kernel, sizes, quantile(taken, 0.25)) for (kernel, sizes, _), taken in zip(cases, runs, strict=True)]
 
     def again(some: Sequence[int]) -> list[float]:
+        """Time some of the cases again; return the lower quartile of each, in seconds."""
         return [quantile(timed(cases[i][2], CASE_SECONDS, *RUNS), 0.25) for i in some]
 
     return settle_timings(rows, partial(find_doubtful, catalogue), again)
@@ -256,6 +259,7 @@ def riding(numbers: Numbers, form: str) -> Iterator[Case]:
         for name, after in ({"": lambda: None} | making).items():
 
             def call(w: Format = weight, x: Floats = x, out: Floats = out, after: Making = after) -> object:
+                """Compute the product with a new epilogue; the defaults bind the operands of this turn of the loop."""
                 return w.matmul(x, out=out, epilogue=after())
 
             yield f"{form} {name}", {"T": T, "p": p}, call
@@ -451,6 +455,7 @@ def in_runs(
     workers, sentences = (1, threads()) if way == WAYS[0] else (threads(), 1)
 
     def shared(rows: Measurements) -> Measurements:
+        """Replace the sizes of each measurement by those of the busiest worker's part, times the workers."""
         return [
             (kernel, even(catalogue[kernel], sizes, workers) if kernel in catalogue else sizes, taken)
             for kernel, sizes, taken in rows

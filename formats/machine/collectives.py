@@ -151,4 +151,5 @@ def check_payload(op: str, payload: Quantity) -> Quantity:
 
 
 def show(seconds: Quantity) -> str:
+    """Write seconds with three digits, and an expression as sympy does."""
     return f"{seconds:.3g}" if isinstance(seconds, int | float) else str(seconds)

@@ -217,6 +217,7 @@ class Machine(Rates):
         return machine
 
     def slowed(self, factor: float) -> Self:
+        """Scale the times of all rates by a factor, those inside runs too."""
         return replace(super().slowed(factor), ways={way: rates.slowed(factor) for way, rates in self.ways.items()})
 
     def holding(self, kernel: str, way: str = FROM_PYTHON) -> Rates:
@@ -312,6 +313,7 @@ def here() -> dict[str, Any]:
 
 
 def digested(text: str) -> str:
+    """Return the digest of a text: 16 hexadecimal digits of BLAKE2b."""
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 

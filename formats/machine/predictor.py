@@ -50,9 +50,11 @@ class Correction:
 
     @cached_property
     def anchors(self) -> KrigingArray:
+        """The measured places, each axis over its length scale."""
         return np.array(self.places) / self.scale
 
     def alike(self, where: Sequence[float]) -> KrigingArray:
+        """Return the covariance of the residual at a place with that of each measured one: a squared exponential."""
         away = self.anchors - np.array(where) / self.scale
         return np.asarray(self.amplitude**2 * np.exp(-0.5 * (away * away).sum(1)))
 

@@ -133,6 +133,7 @@ def stage_cases(stage: type[Stage], grid: "Grid", numbers: "Numbers") -> Iterato
     from formats import kernels
 
     def call(x: np.ndarray, out: np.ndarray) -> object:
+        """Run the stage as a pass of its own over x, into `out`."""
         return kernels.pointwise(x, out, staged(stage, x))
 
     for sizes, x, out in grid.passes(numbers):

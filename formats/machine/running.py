@@ -45,6 +45,7 @@ class Inside:
             steps += filter(None, (writer, call))
 
         def walk() -> None:
+            """Run the steps in order, with a mark of the recording after each."""
             for step in steps:
                 step()
                 recording.step()
@@ -123,6 +124,7 @@ def inside(
     skew, middles = rounds.skew, rounds.middles()
 
     def again(some: Sequence[int]) -> list[float]:
+        """Measure some cases again from the start; return seconds of each, corrected by `skew`."""
         rounds.forget()
         chosen = [at for at, part in enumerate(parts) if not set(part).isdisjoint(some)]
         for _ in range(LEAST_ROUNDS):

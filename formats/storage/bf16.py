@@ -26,12 +26,15 @@ class BF16(Format):
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p), T * n
 
     def fit(W):
+        """Round W to bfloat16 and back; FormatError for a number beyond the largest."""
         return widen_bits(round_weights(W))
 
     def pack(W):
+        """Pad the inputs with zeros to full steps, then lay the bits out in panels, two inputs a word."""
         return panels(deepened(round_weights(W), STEP_INPUTS), 2, TILE)
 
     def unpack(shape, w):
+        """Widen the stored bits to float32, without the padding."""
         return widen_bits(unpanelled(w, (-(-shape[0] // STEP_INPUTS) * STEP_INPUTS, shape[1]), 2, TILE)[: shape[0]])
 
     @classmethod
@@ -40,15 +43,18 @@ class BF16(Format):
         return cls._hold(as_matrix(W, "bf16.fit"))
 
     def kernel(x, w, out, epilogue):
+        """Write x @ W to `out`, with x rounded to bfloat16 as well, then the epilogue."""
         from formats.kernels import product_bf16
 
         product_bf16(x, w, out, epilogue)
 
     @staticmethod
     def reads(x):
+        """Return x rounded to bfloat16, in float64."""
         return widen_bits(nearest(np.ascontiguousarray(x, np.float32))).astype(np.float64)
 
     def unsound(self):
+        """Describe the fault of bits that stand for infinity or NaN; empty if there are none."""
         return "w holds what is not finite" if ((self.w & 0x7F80) == 0x7F80).any() else ""
 
     def bound(self, x, operands=None):

@@ -31,17 +31,20 @@ class Block(Format):
         return W * untiled(np.broadcast_to(mask[..., None, None], (*mask.shape, *tile)), W.shape)
 
     def pack(W, *, tile=TILE):
+        """Return (ptr, idx, val): the tiles with a nonzero number, one column of tiles after the other."""
         grid = tiles(W, tile)
         present = grid.any((2, 3))
         return np.append(0, present.sum(1).cumsum()), present.nonzero()[1], grid[present]
 
     def unpack(shape, ptr, idx, val):
+        """Put the stored tiles at their places in a matrix of zeros."""
         tile = val.shape[1:]
         grid = np.zeros((len(ptr) - 1, -(-shape[0] // tile[0]), *tile), np.float32)
         grid[np.repeat(np.arange(len(ptr) - 1), np.diff(ptr)), idx] = val
         return untiled(grid, shape)
 
     def kernel(x, ptr, idx, val, out, epilogue):
+        """Write x @ W to `out` from the stored tiles alone, then the epilogue."""
         from formats.kernels import product_block
 
         product_block(x, ptr, idx, val, out, epilogue)
@@ -51,6 +54,7 @@ class Block(Format):
         return Block.pack(self.unpack().T, tile=self.val.shape[:0:-1])
 
     def unsound(self):
+        """Describe the fault of the tile's sides, or of the compressed columns of tiles; empty if there is none."""
         try:
             check_tile(self.val.shape[1:])
         except FormatError as error:
@@ -59,19 +63,23 @@ class Block(Format):
 
     @classmethod
     def choices(cls, inputs, outputs):
+        """Propose half, a quarter and a tenth of the tiles, at the default size."""
         return [{"density": density, "tile": TILE} for density in (0.5, 0.25, 0.1)]
 
     @classmethod
     def layouts(cls, inputs, outputs):
+        """Offer every size of TILES."""
         return [{"tile": tile} for tile in TILES]
 
     @classmethod
     def proposed_by(cls, spectrum):
+        """Propose, for the tile sizes of the choices, the densities that the spectrum of such tiles suggests."""
         tiles = dict.fromkeys(choice["tile"] for choice in cls.choices(*spectrum.shape))
         return [{"density": density, "tile": tile} for tile in tiles for density in spectrum.densities(tile)]
 
     @classmethod
     def counts(cls, inputs, outputs, *, density=0.25, tile=TILE, scale=None):
+        """Count the tiles that a density keeps; FormatError for a tile that no kernel takes."""
         rows, columns = check_tile(tile)
         return {r: rows, c: columns, blocks: count_kept(density, -(-inputs // rows) * -(-outputs // columns), "block")}
 

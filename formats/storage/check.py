@@ -50,6 +50,7 @@ def check_storage(F: "type[Format]", W: NDArray[np.float32], options: Mapping[st
     back, slack = packed.unpack(), packed.tolerance(fitted)
 
     def near(one: np.ndarray, other: np.ndarray) -> bool:
+        """True if two matrices are at most `slack` apart, in Frobenius norm."""
         return bool(np.linalg.norm(one.astype(np.float64) - other) <= slack)
 
     must(near(back, fitted), F, options, "unpack is not what was packed")

@@ -25,15 +25,18 @@ class CSC(Format):
         return W * highest(importance(W, scale, "csc.fit"), count_kept(density, W.size, "csc"))
 
     def pack(W):
+        """Return (ptr, idx, val): the nonzero numbers, one input after the other."""
         present = W != 0
         return np.append(0, present.sum(1).cumsum()), present.nonzero()[1], W[present]
 
     def unpack(shape, ptr, idx, val):
+        """Put the stored numbers at their places in a matrix of zeros."""
         W = np.zeros(shape, np.float32)
         W[np.repeat(np.arange(shape[0]), np.diff(ptr)), idx] = val
         return W
 
     def kernel(x, ptr, idx, val, out, epilogue):
+        """Write x @ W to `out`, one input after the other, then the epilogue."""
         from formats.kernels import product_csc
 
         product_csc(x, ptr, idx, val, out, epilogue)
@@ -43,12 +46,15 @@ class CSC(Format):
         return CSR(self.shape[::-1], (self.ptr, self.idx, self.val))
 
     def unsound(self):
+        """Describe the fault of the compressed inputs, whose indices are outputs; empty if there is none."""
         return compression(self.ptr, self.idx, self.shape[1])
 
     @classmethod
     def choices(cls, inputs, outputs):
+        """Propose a quarter and a twentieth of the numbers."""
         return [{"density": density} for density in (0.25, 0.05)]
 
     @classmethod
     def counts(cls, inputs, outputs, *, density=0.1, scale=None):
+        """Count the numbers that a density keeps."""
         return {nnz: count_kept(density, inputs * outputs, "csc")}

@@ -23,32 +23,39 @@ class CSR(Format):
         return W * highest(importance(W, scale, "csr.fit"), CSR.counts(*W.shape, density=density)[nnz])
 
     def pack(W):
+        """Return (ptr, idx, val): the nonzero numbers, one output after the other."""
         present = W.T != 0
         return np.append(0, present.sum(1).cumsum()), present.nonzero()[1], W.T[present]
 
     def unpack(shape, ptr, idx, val):
+        """Put the stored numbers at their places in a matrix of zeros."""
         W = np.zeros(shape, np.float32)
         W[idx, np.repeat(np.arange(shape[1]), np.diff(ptr))] = val
         return W
 
     def kernel(x, ptr, idx, val, out, epilogue):
+        """Sum each output from its stored numbers into `out`, then apply the epilogue."""
         from formats.kernels import product_csr
 
         product_csr(x, ptr, idx, val, out, epilogue)
 
     def unsound(self):
+        """Describe the fault of the compressed outputs, whose indices are inputs; empty if there is none."""
         return compression(self.ptr, self.idx, self.shape[0])
 
     @classmethod
     def choices(cls, inputs, outputs):
+        """Propose half, a quarter, a tenth and a twentieth of the numbers."""
         return [{"density": density} for density in (0.5, 0.25, 0.1, 0.05)]
 
     @classmethod
     def proposed_by(cls, spectrum):
+        """Propose the densities at which the numbers left out cross a level of error."""
         return [{"density": density} for density in spectrum.densities()]
 
     @classmethod
     def counts(cls, inputs, outputs, *, density=0.1, scale=None):
+        """Count the numbers that a density keeps."""
         return {nnz: count_kept(density, inputs * outputs, "csr")}
 
 

@@ -16,15 +16,19 @@ class Dense(Format):
     work = T * n * p, n * p * Min(1 + ceiling(T / 8), 4), T * (n + p)
 
     def fit(W):
+        """Return W itself, as every matrix can be held."""
         return W
 
     def pack(W):
+        """Return W as the one stored array."""
         return W
 
     def unpack(shape, w):
+        """Return the stored array, which is W."""
         return w
 
     def kernel(x, w, out, epilogue):
+        """Write x @ W to `out`, both in float32, then the epilogue."""
         from formats.kernels import product_dense
 
         product_dense(x, w, out, epilogue)

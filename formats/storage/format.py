@@ -378,6 +378,7 @@ class Format:
 
     @classmethod
     def called(cls) -> list[str]:
+        """Find the kernels that its product calls, by the names in the code of `kernel`."""
         return sorted({*cls.declared.kernel.__code__.co_names} & {*kernels.find_modules()})
 
     def tolerance(self, W: Floats) -> float:
@@ -436,6 +437,7 @@ def checked(function: Callable[..., object], act: Callable[..., V], cls: type[Fo
 
     @wraps(function)
     def method(W: ArrayLike, **given: object) -> V:
+        """Pass the options that the declared function takes. Raises TypeError for an option that the format lacks."""
         if unknown := set(given) - set(cls.parameters):
             raise TypeError(
                 f"{cls.name}.{function.__name__} has no option {', '.join(sorted(unknown))}; "

@@ -27,12 +27,15 @@ class Half(Format):
         return W.astype(np.float16)
 
     def pack(W):
+        """Return W, whose numbers float16 must hold."""
         return W
 
     def unpack(shape, w):
+        """Return the stored float16 numbers."""
         return w
 
     def kernel(x, w, out, epilogue):
+        """Write x @ W to `out`, W widened to float32 on the way, then the epilogue."""
         from formats.kernels import product_half
 
         product_half(x, w, out, epilogue)

@@ -46,45 +46,56 @@ class Int4(Format):
         return scale_groups(*quantised(W, group, 7), group)
 
     def pack(W, *, group=GROUP):
+        """Return panels of bytes, each of two inputs four apart in their step of eight, and the scales of groups."""
         whole, scale = quantised(W, group, 7)
         fours = (deepened(whole, STEP_INPUTS) + 8).astype(np.uint8).reshape(-1, 2, 4, W.shape[1])
         return panels((fours[:, 0] | fours[:, 1] << 4).reshape(-1, W.shape[1]), 4, TILE), scale
 
     def unpack(shape, w, scale, *, group):
+        """Take both halves of each byte apart, subtract 8 and multiply by the scales."""
         depth = -(-shape[0] // STEP_INPUTS) * STEP_INPUTS
         stored = unpanelled(w, (depth // 2, shape[1]), 4, TILE).reshape(-1, 1, 4, shape[1])
         whole = np.concatenate([stored & 15, stored >> 4], 1).reshape(depth, shape[1])[: shape[0]]
         return scale_groups(whole.astype(np.float32) - 8, scale, group)
 
     def kernel(x, w, scale, out, epilogue, *, group):
+        """Write x @ W to `out` by integer sums of each group, x rounded row by row, then the epilogue."""
         from formats.kernels import product_int4
 
         product_int4(x, w, scale, group, out, epilogue)
 
     def transpose(self):
+        """Store W.T as float32 in panels, as it has no scales of its own."""
         return Packed.pack(self.unpack().T)  # scales of outputs are none of inputs
 
     def unsound(self):
+        """Describe the fault of the group or of the scales; empty if there is none."""
         return unsound("int4", self.scale, self.remembered["group"])
 
     def tolerance(self, W):
+        """Allow for the rounding of integer times scale: 4 unit roundoffs of W's norm."""
         return 4 * UNIT * float(np.linalg.norm(W.astype(np.float64)))
 
     def bound(self, x, operands=None):
+        """Bound the float32 roundings around integer sums, which are exact, by group."""
         return bound_error(x, *operands or self.operands(x), len(self.scale))
 
     @staticmethod
     def reads(x):
+        """Return x as its kernel reads it: integers up to 127 times the scale of their row, in float64."""
         return by_row(x)
 
     @classmethod
     def rounding(cls, spectrum, *, group=GROUP):
+        """Estimate the error of rounding x to 1/127 of the largest number of its row."""
         return row_rounding(spectrum, spectrum.squares, spectrum.weight)
 
     @classmethod
     def choices(cls, inputs, outputs):
+        """Propose the default group, and one twice as large if the matrix has more inputs than that."""
         return [{"group": GROUP}, *([{"group": 2 * GROUP}] if inputs > 2 * GROUP else [])]
 
     @classmethod
     def counts(cls, inputs, outputs, *, group=GROUP):
+        """Return the inputs of a group; FormatError for a group that a kernel cannot step through."""
         return {size: check_group("int4", group)}

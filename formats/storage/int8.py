@@ -42,44 +42,55 @@ class Int8(Format):
         return scale_groups(whole, scale, group)
 
     def pack(W, *, group=COLUMN):
+        """Return panels of bytes, four inputs to a word, and the scales of groups."""
         whole, scale = quantised(W, group, 127, 128, np.uint8)
         return panels(deepened(whole, STEP_INPUTS), 4, TILE), scale
 
     def unpack(shape, w, scale, *, group):
+        """Subtract 128 from the stored bytes and multiply by the scales."""
         stored = unpanelled(w, (-(-shape[0] // STEP_INPUTS) * STEP_INPUTS, shape[1]), 4, TILE)[: shape[0]]
         return scale_groups(stored.astype(np.float32) - 128, scale, group)
 
     def kernel(x, w, scale, out, epilogue, *, group):
+        """Write x @ W to `out` by integer sums of each group, x rounded row by row, then the epilogue."""
         from formats.kernels import product_int8
 
         product_int8(x, w, scale, group, out, epilogue)
 
     def transpose(self):
+        """Store W.T as float32 in panels, as it has no scales of its own."""
         return Packed.pack(self.unpack().T)  # scales of outputs are none of inputs
 
     def unsound(self):
+        """Describe the fault of the group or of the scales; empty if there is none."""
         return unsound("int8", self.scale, self.remembered["group"])
 
     def tolerance(self, W):
+        """Allow for the rounding of integer times scale: 4 unit roundoffs of W's norm."""
         return 4 * UNIT * float(np.linalg.norm(W.astype(np.float64)))
 
     def bound(self, x, operands=None):
+        """Bound the float32 roundings around integer sums, which are exact, by group."""
         return bound_error(x, *operands or self.operands(x), len(self.scale))
 
     @staticmethod
     def reads(x):
+        """Return x as its kernel reads it: integers up to 127 times the scale of their row, in float64."""
         return by_row(x)
 
     @classmethod
     def rounding(cls, spectrum, *, group=COLUMN):
+        """Estimate the error of rounding x to 1/127 of the largest number of its row."""
         return row_rounding(spectrum, spectrum.squares, spectrum.weight)
 
     @classmethod
     def choices(cls, inputs, outputs):
+        """Propose one scale for an output, and groups of one step if the matrix has more inputs than that."""
         return [{"group": COLUMN}, *([{"group": STEP_INPUTS}] if inputs > STEP_INPUTS else [])]
 
     @classmethod
     def counts(cls, inputs, outputs, *, group=COLUMN):
+        """Return the inputs of a group; FormatError for a group that a kernel cannot step through."""
         return {size: check_group("int8", group)}
 
 

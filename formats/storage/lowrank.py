@@ -35,9 +35,11 @@ class LowRank(Format):
         return U[:, :rank] * s[:rank], V[:rank]
 
     def unpack(shape, u, v):
+        """Multiply the two factors, in float64."""
         return multiply_factors(u, v)
 
     def kernel(x, u, v, out, epilogue):
+        """Write (x @ u) @ v to `out`, then the epilogue."""
         from formats.kernels import product_lowrank
 
         product_lowrank(x, u, v, out, epilogue)
@@ -75,9 +77,11 @@ class LowRank(Format):
         return cls.pack_factors(*cls.factors(W, **given))
 
     def transpose(self):
+        """Exchange the factors and turn each: vᵀ (p, r), then uᵀ (r, n)."""
         return LowRank.pack_factors(self.v.T, self.u.T)
 
     def scratch(self):
+        """Return the rank: one row of x @ u is stored between the factors."""
         return len(self.v)
 
     def bound(self, x, operands=None):
@@ -95,16 +99,19 @@ class LowRank(Format):
 
     @classmethod
     def choices(cls, inputs, outputs):
+        """Propose 3/4, 1/2, 1/4 and 1/8 of the rank at which factors take as much as dense, in multiples of 8."""
         even = inputs * outputs / (inputs + outputs)  # the rank that stores as much as dense
         shares = (even * share for share in (0.75, 0.5, 0.25, 0.125))
         return [{"rank": rank} for rank in dict.fromkeys(max(1, int(share) // 8 * 8 or int(share)) for share in shares)]
 
     @classmethod
     def proposed_by(cls, spectrum):
+        """Propose the ranks at which the spectrum's error crosses a level."""
         return [{"rank": rank} for rank in spectrum.ranks()]
 
     @classmethod
     def predicted(cls, spectrum, *, rank):
+        """Return the spectrum's relative error of its best approximation of this rank."""
         return float(spectrum.errors[rank])
 
     @classmethod
@@ -114,6 +121,8 @@ class LowRank(Format):
 
     @classmethod
     def counts(cls, inputs, outputs, *, rank=None, weight=None):
+        """Return the rank: by default the one whose factors take half as much as dense. FormatError for a rank that the
+        shape cannot have."""
         default = max(1, inputs * outputs // (2 * (inputs + outputs)))
         return {r: default if rank is None else ranked(rank, (inputs, outputs))}
 

@@ -104,6 +104,7 @@ class Mask:
         drawn = np.argsort(rng.random((count, count)), axis=1) < random
 
         def sees(q: NDArray[np.int64], k: NDArray[np.int64]) -> NDArray[np.bool_]:
+            """True for pairs of nearby blocks, blocks that see or are seen by all, and drawn blocks."""
             i, j = q // block, k // block
             return (abs(i - j) <= window) | (i < everywhere) | (j < everywhere) | drawn[i, j]
 

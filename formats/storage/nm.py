@@ -34,16 +34,19 @@ class NM(Format):
         return W * mask.reshape(W.shape[::-1]).T
 
     def pack(W, *, n=2, m=4):
+        """Return the places of each group's nonzero numbers, ascending, and the numbers (p, n / group * kept)."""
         numbers = split_groups(W, n, m)
         places = np.sort(np.argsort(numbers == 0, axis=2, kind="stable")[..., :n], axis=2)
         return places.reshape(W.shape[1], -1), np.take_along_axis(numbers, places, 2).reshape(W.shape[1], -1)
 
     def unpack(shape, idx, val, *, n, m):
+        """Put the stored numbers at their places in groups of zeros."""
         numbers = np.zeros((shape[1], shape[0] // m, m), np.float32)
         np.put_along_axis(numbers, idx.reshape(shape[1], -1, n).astype(np.intp), val.reshape(shape[1], -1, n), 2)
         return numbers.reshape(shape[::-1]).T
 
     def kernel(x, idx, val, out, epilogue, *, n, m):
+        """Write x @ W to `out` from the stored numbers and their places, then the epilogue."""
         from formats.kernels import product_nm
 
         product_nm(x, idx, val, out, group=m, epilogue=epilogue)
@@ -53,6 +56,8 @@ class NM(Format):
         return CSR.pack(self.unpack().T)
 
     def unsound(self):
+        """Describe the fault of n and m, or of places that leave their group or do not ascend; empty if there is
+        none."""
         try:
             sound(self.shape[0], **self.remembered)
         except FormatError as error:
@@ -64,6 +69,7 @@ class NM(Format):
 
     @classmethod
     def choices(cls, inputs, outputs):
+        """Propose 2 of 4, 4 of 8 and 1 of 4, where m divides the inputs."""
         return [{"n": n, "m": m} for n, m in ((2, 4), (4, 8), (1, 4)) if inputs % m == 0]
 
     @classmethod
@@ -78,6 +84,7 @@ class NM(Format):
 
     @classmethod
     def counts(cls, inputs, outputs, *, n=2, m=4, scale=None):
+        """Return n and m; FormatError if n of every m inputs cannot be kept."""
         sound(inputs, n, m)
         return {kept: n, group: m}
 

@@ -20,15 +20,19 @@ class Packed(Format):
     work = T * n * p, n * p * ceiling(T / 256), T * (n + p)
 
     def fit(W):
+        """Return W itself, as every matrix can be held."""
         return W
 
     def pack(W):
+        """Lay W out in panels of 64 outputs."""
         return panels(W)
 
     def unpack(shape, w):
+        """Undo the panels: the matrix (n, p) in rows again."""
         return unpanelled(w, shape)
 
     def kernel(x, w, out, epilogue):
+        """Write x @ W to `out`, one panel after the other, then the epilogue."""
         from formats.kernels import product_packed
 
         product_packed(x, w, out, epilogue)

@@ -26,10 +26,12 @@ class Blocks:
     unit = "float32"
 
     def transpose(self):
+        """Store W.T as float32 in panels, as its groups would run along the other axis."""
         return Packed.pack(self.unpack().T)  # groups of inputs are none of outputs
 
     @classmethod
     def indices(cls):
+        """Return no fields: the unsigned words are numbers, not positions."""
         return []  # words are numbers
 
 
@@ -48,12 +50,15 @@ class Q4_1(Blocks, Format):
     work = T * n * p, n * p * WIDENINGS, T * (n + p)
 
     def fit(W):
+        """Round each group of 32 inputs of an output to 16 levels, exactly where it has such levels."""
         return rows_of_levels(*fit_levels(W))[: len(W)]
 
     def pack(W):
+        """Return the words of levels and the pairs (d, m) of each group."""
         return level_arrays(*fit_levels(W))
 
     def unpack(shape, w, scale):
+        """Take the levels out of the words, and return d q + m."""
         groups = -(-shape[0] // GROUP_INPUTS)
         words = unpanelled(w, (GROUP_WORDS * groups, shape[1]))
         d, m = unpanelled(scale, (2 * groups, shape[1]), 2).reshape(groups, 2, -1).swapaxes(0, 1)
@@ -61,6 +66,7 @@ class Q4_1(Blocks, Format):
         return rows_of_levels(q.reshape(groups, GROUP_INPUTS, -1), d, m)[: shape[0]]
 
     def kernel(x, w, scale, out, epilogue):
+        """Write x @ W to `out`, levels widened to float32 on the way, then the epilogue."""
         from formats.kernels import product_levels
 
         product_levels(x, w, scale, out, epilogue)
@@ -139,4 +145,5 @@ def levels_between(groups, span, first):
 
 
 def nearest_whole(groups, d, m):
+    """Return the levels nearest to the numbers of groups, (x - m) / d rounded and clipped to 0..15."""
     return np.clip(np.rint((groups - m.astype(np.float32)) / d.astype(np.float32)), 0, HIGHEST).astype(np.uint8)

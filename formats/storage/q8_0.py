@@ -31,18 +31,22 @@ class Q8_0(Blocks, Format):
     work = T * n * p, n * p * WIDENINGS, T * (n + p)
 
     def fit(W):
+        """Round each group of 32 inputs of an output to integer multiples of one float16."""
         return rows_of_bytes(*fit_bytes(W))[: len(W)]
 
     def pack(W):
+        """Return the words of bytes and the scale d of each group."""
         return byte_arrays(*fit_bytes(W))
 
     def unpack(shape, w, scale):
+        """Take the bytes out of the words, subtract 128 and return d q."""
         groups = -(-shape[0] // GROUP_INPUTS)
         stored = unpanelled(w, (GROUP_INPUTS * groups, shape[1]), FOUR_INPUTS)
         q = (stored.astype(np.int16) - MIDDLE).reshape(groups, GROUP_INPUTS, -1)
         return rows_of_bytes(q, unpanelled(scale, (groups, shape[1])))[: shape[0]]
 
     def kernel(x, w, scale, out, epilogue):
+        """Write x @ W to `out`, bytes widened to float32 on the way, then the epilogue."""
         from formats.kernels import product_scaled_bytes
 
         product_scaled_bytes(x, w, scale, out, epilogue)

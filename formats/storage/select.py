@@ -41,8 +41,11 @@ WITHIN, SURE = 1.2816, 2.0  # standard deviations that hold 80 %, and nearly all
 class Pricer(Protocol):
     """A predictor of seconds: formats.machine.model.Machine, or a stand-in."""
 
-    def seconds(self, kernel: str, **sizes: float) -> float: ...
-    def between(self, kernel: str, **sizes: float) -> tuple[float, float]: ...
+    def seconds(self, kernel: str, **sizes: float) -> float:
+        """Predict the seconds of a kernel at these sizes."""
+
+    def between(self, kernel: str, **sizes: float) -> tuple[float, float]:
+        """Predict a lower and an upper bound on the seconds of a kernel at these sizes."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +131,11 @@ class NumpyProduct:
         self.w, self.nbytes, self.sizes = W, W.nbytes, {"n": W.shape[0], "p": W.shape[1]}
 
     def matmul(self, x: Floats, out: Floats | None = None) -> Floats:
+        """Compute x (T, n) @ W by numpy, into `out` if it is there."""
         return np.dot(x, self.w, out=out)
 
     def unpack(self) -> Floats:
+        """Return W itself, not a copy."""
         return self.w
 
 
@@ -184,6 +189,7 @@ def announced(kernel: str) -> Progress:
 
 
 def refuse_all(formats: Sequence[str], error: float) -> NoReturn:
+    """Raise the FormatError that no format holds the matrix within the error, naming the formats."""
     raise FormatError(f"select: none of {', '.join(formats or FORMATS)} holds this matrix within an error of {error:g}")
 
 
@@ -291,6 +297,7 @@ class Belief(NamedTuple):
 
     @property
     def seconds(self) -> float:
+        """The median of the seconds: e to the power of the mean logarithm."""
         return exp(self.mean)
 
     def surely(self, more: float) -> float:

@@ -33,6 +33,8 @@ class SELL(Format):
         return W * np.column_stack([highest(column, count) for column in score.T])
 
     def pack(W, *, chunk=CHUNK, sigma=SIGMA):
+        """Return (order, ptr, idx, val): outputs sorted by length within windows of `sigma`, padded to the longest of
+        their slice."""
         sliced(chunk, sigma)
         lengths = (W != 0).sum(0)
         order = np.concatenate(
@@ -47,16 +49,19 @@ class SELL(Format):
         return order, ptr, idx, val
 
     def unpack(shape, order, ptr, idx, val, *, chunk, sigma):
+        """Put the nonzero stored numbers back, each at its input and at the output of its slot."""
         W, there = np.zeros(shape, np.float32), val != 0
         W[idx[there], order[slot_of(ptr, chunk)[there]]] = val[there]
         return W
 
     def kernel(x, order, ptr, idx, val, out, epilogue, *, chunk, sigma):
+        """Write x @ W to `out`, `chunk` outputs at a time, then the epilogue."""
         from formats.kernels import product_sell
 
         product_sell(x, order, ptr, idx, val, out, chunk, sigma, epilogue)
 
     def unsound(self):
+        """Describe the fault of slices, order, indices or padding; empty if there is none."""
         try:
             sliced(**self.remembered)
         except FormatError as error:
@@ -80,6 +85,7 @@ class SELL(Format):
 
     @classmethod
     def choices(cls, inputs, outputs):
+        """Propose a quarter of the numbers, and a tenth in slices of 4 and in one slice of all outputs."""
         return [
             {"density": 0.25},
             {"density": 0.1, "chunk": 4, "sigma": 8},
@@ -88,10 +94,12 @@ class SELL(Format):
 
     @classmethod
     def layouts(cls, inputs, outputs):
+        """Offer the default windows, and windows four times as long."""
         return [{}, {"chunk": CHUNK, "sigma": 4 * SIGMA}]
 
     @classmethod
     def counts(cls, inputs, outputs, *, density=0.1, scale=None, chunk=CHUNK, sigma=SIGMA):
+        """Count the stored places as if every output kept its share of inputs, in full slices."""
         sliced(chunk, sigma)
         return {c: chunk, group: sigma, nnz: -(-outputs // chunk) * chunk * count_kept(density, inputs, "sell")}
 

@@ -57,6 +57,8 @@ class Stacked:
         whole = {name: stepped(count, array.shape, array.dtype) for name, array in first.arrays().items()}
 
         def place(e: int) -> None:
+            """Copy the arrays of matrix e into those of the stack. Raises FormatError if it is stored unlike the
+            first."""
             matrix = make(e) if e else first
             if type(matrix) is not form or matrix.shape != shape[1:] or matrix.remembered != first.remembered:
                 raise FormatError(f"{form.name}: matrix {e} of a stack is {matrix!r}, the first is {first!r}")
@@ -86,6 +88,7 @@ class Stacked:
         """Store the nearest matrices that can be held. `each` are options of single matrices, beside those of all."""
 
         def make(e: int) -> Format:
+            """Approximate matrix e with the options of all and its own."""
             return numbered(e, lambda: form.approximate(W[e], **given, **(each[e] if each else {})))
 
         return cls.made(form, stack_shape(W, form.name), make)
@@ -117,6 +120,7 @@ class Stacked:
 
     @property
     def name(self) -> str:
+        """The name of the format that each matrix is in."""
         return self.form.name
 
     @property
@@ -187,6 +191,7 @@ class Stacked:
         one: dict[str, Any] = dict(meta) | {"shape": shape[1:]}
 
         def read(e: int) -> Format:
+            """Check the arrays of matrix e and read it, as a file of its own would be."""
             return form.from_arrays(one, {name: array[e] for name, array in stored.items()}, numbers)
 
         matrices = [numbered(e, partial(read, e)) for e in range(count)]

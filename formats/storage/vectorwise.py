@@ -36,6 +36,8 @@ class VectorWise(Format):
         return W * np.repeat(mask.reshape(len(mask), -1).T, width, 1)[:, : W.shape[1]]
 
     def pack(W, *, n=2, m=4, width=WIDTH):
+        """Return the inputs that each tile keeps (tiles, n / group * kept), and their numbers for all outputs of the
+        tile."""
         numbers = split_tiles(W, m, n, width)
         places = np.sort(np.argsort(~numbers.any(3), axis=2, kind="stable")[..., :n], axis=2)
         chosen = np.take_along_axis(numbers, places[..., None], 2)
@@ -43,11 +45,13 @@ class VectorWise(Format):
         return idx.reshape(len(idx), -1), chosen.reshape(len(idx), -1, width)
 
     def unpack(shape, idx, val, *, n, m, width):
+        """Put the stored rows of tiles at their inputs, and drop the padding of the last tile."""
         numbers = np.zeros((len(idx), shape[0], width), np.float32)
         np.put_along_axis(numbers, idx[..., None].astype(np.intp), val, 1)
         return numbers.transpose(1, 0, 2).reshape(shape[0], -1)[:, : shape[1]]
 
     def kernel(x, idx, val, out, epilogue, *, n, m, width):
+        """Write x @ W to `out`, one tile of outputs at a time, then the epilogue."""
         from formats.kernels import product_vectorwise
 
         product_vectorwise(x, idx, val, out, epilogue)
@@ -57,6 +61,8 @@ class VectorWise(Format):
         return CSR.pack(self.unpack().T)
 
     def unsound(self):
+        """Describe the fault of n, m and width, or of inputs that leave their group or do not ascend; empty if there is
+        none."""
         try:
             sound(self.shape[0], self.remembered["n"], self.remembered["m"])
         except FormatError as error:
@@ -70,10 +76,12 @@ class VectorWise(Format):
 
     @classmethod
     def choices(cls, inputs, outputs):
+        """Propose 2 of 4, 1 of 4 and 1 of 8, where m divides the inputs."""
         return [{"n": n, "m": m, "width": WIDTH} for n, m in ((2, 4), (1, 4), (1, 8)) if inputs % m == 0]
 
     @classmethod
     def counts(cls, inputs, outputs, *, n=2, m=4, width=WIDTH, scale=None):
+        """Return n, m and the width of tiles; FormatError if n of every m inputs cannot be kept."""
         sound(inputs, n, m)
         return {kept: n, group: m, c: width}
 

@@ -10,7 +10,9 @@ class Spectrum(Protocol):
     """The statistics of a matrix in the metric of its inputs (opmatrix/spectra/propose.py)."""
 
     @property
-    def shape(self) -> tuple[int, int]: ...
+    def shape(self) -> tuple[int, int]:
+        """The shape of the matrix: (inputs, outputs)."""
+
     @property
     def weight(self) -> NDArray[np.float64]:
         """The matrix, (n, p)."""

@@ -41,12 +41,15 @@ class BalancedInt8(Format):
         return BalancedInt8.approximate(W, group=group, scale=scale).unpack()
 
     def pack(W, *, group=COLUMN):
+        """Return the arrays of W with all factors 1: mixed, but not balanced."""
         return stored(W, np.ones(len(W)), group)
 
     def unpack(shape, factor, w, scale, *, group):
+        """Mix W' back by H and multiply each input by its factor."""
         return mixed(unpacked(shape, w, scale, group))[: shape[0]] * factor[:, None]
 
     def kernel(x, factor, w, scale, out, epilogue, *, group):
+        """Write x @ W to `out`: x balanced, mixed and rounded to bytes, then integer sums and the epilogue."""
         from formats.kernels import product_balanced_bytes
 
         product_balanced_bytes(x, factor, w, scale, group, out, epilogue)
@@ -62,6 +65,7 @@ class BalancedInt8(Format):
         return np.ascontiguousarray(mixed((np.asarray(x, np.float32) * self.factor).T).T)
 
     def reads(self, x):
+        """Return the numbers whose product with W is that of the kernel: x balanced, mixed, rounded, and back."""
         n = self.shape[0]
         return mixed((by_row(self.turned(x)) / orders(n)).T)[:n].T / self.factor
 
@@ -70,15 +74,19 @@ class BalancedInt8(Format):
         return by_row(self.turned(x)), unpacked(self.shape, self.w, self.scale, **self.remembered).astype(np.float64)
 
     def bound(self, x, operands=None):
+        """Bound the roundings around integer sums, for x balanced and mixed by the kernel's own float32 operations."""
         return bound_error(self.turned(x), *operands or self.operands(x), len(self.scale))
 
     def tolerance(self, W):
+        """Allow for the roundings of mixing and scaling: 16 unit roundoffs of W's norm."""
         return 16 * 2.0**-24 * float(np.linalg.norm(W.astype(np.float64)))
 
     def transpose(self):
+        """Store W.T as float32 in panels, as its scales and factors belong to the outputs and inputs of W."""
         return Packed.pack(self.unpack().T)  # scales of outputs are none of inputs
 
     def unsound(self):
+        """Describe the fault of a factor out of bounds, of the group or of the scales; empty if there is none."""
         if not ((self.factor >= 1 / LARGEST / MIXED[0]) & (self.factor <= LARGEST)).all():
             return f"a factor is {self.factor.min()} or {self.factor.max()}, beyond {LARGEST:g} and its inverse"
         return unsound("balancedint8", self.scale, self.remembered["group"])
@@ -93,10 +101,12 @@ class BalancedInt8(Format):
 
     @classmethod
     def choices(cls, inputs, outputs):
+        """Propose the groups of int8."""
         return Int8.choices(inputs, outputs)
 
     @classmethod
     def counts(cls, inputs, outputs, *, group=COLUMN, scale=None):
+        """Return the inputs of a group, as for int8."""
         return Int8.counts(inputs, outputs, group=group)
 
 

@@ -25,21 +25,26 @@ class BlockInt8(Bytes, Format, structure=Block, tile=TILE_SHAPE):
     work = 1024 * T * blocks, 1024 * blocks * ceiling(T / 256), T * (n + p), T * n
 
     def arranged(ptr, idx, val):
+        """Return ptr, idx and the tiles as bytes, four inputs of an output to a word."""
         return ptr, idx, shifted(val).reshape(-1, TILE_INPUTS // 4, 4, TILE_OUTPUTS).transpose(0, 1, 3, 2)
 
     def restored(shape, ptr, idx, w):
+        """Return ptr, idx and the tiles (blocks, 64, 16) as integers in float32."""
         return ptr, idx, w.transpose(0, 1, 3, 2).reshape(-1, TILE_INPUTS, TILE_OUTPUTS).astype(np.float32) - 128
 
     def kernel(x, ptr, idx, w, scale, out, epilogue):
+        """Write x @ W to `out` by integer sums over the stored tiles, then the epilogue."""
         from formats.kernels import product_byte_blocks
 
         product_byte_blocks(x, ptr, idx, w, scale, out, epilogue)
 
     def unsound(self):
+        """Describe the fault of the compressed tiles, of too many inputs or of the scales; empty if there is none."""
         return compression(self.ptr, self.idx, -(-self.shape[0] // TILE_INPUTS)) or unsound(self.shape[0], self.scale)
 
     @classmethod
     def choices(cls, inputs, outputs):
+        """Propose half, a quarter and a tenth of the tiles."""
         return [{"density": density} for density in (0.5, 0.25, 0.1)]
 
     @classmethod

@@ -33,9 +33,12 @@ class Bytes:
         cls.structure, cls.fixed, whole = structure, fixed, structure.declared
 
         def fit(W, **given):
+            """Fit W to the structure, then round it to integers up to 127 times the scale of its output."""
             return scale_groups(*quantised(whole.fit(W, **given, **fixed), COLUMN, 127), COLUMN)
 
         def pack(W, **given):
+            """Return the structure's arrays of the integers, rearranged for the kernel, and the scales (p,). Raises
+            FormatError for too many inputs."""
             if len(W) > DEEP:
                 raise FormatError(f"{cls.name}: {too_deep(len(W))}")
             numbers, scale = quantised(W, COLUMN, 127)
@@ -43,6 +46,7 @@ class Bytes:
             return *cls.arranged(*whole.pack(numbers, **given, **fixed), **remembered), scale[0]
 
         def unpack(shape, *arrays, **given):
+            """Unpack the structure with integers for numbers, and multiply by the scales of outputs."""
             *arrays, scale = arrays
             also = {name: value for name, value in fixed.items() if name in options(whole.unpack)}
             return whole.unpack(shape, *cls.restored(shape, *arrays, **given), **given, **also) * scale
@@ -55,24 +59,30 @@ class Bytes:
         super().__init_subclass__()
 
     def transpose(self):
+        """Store W.T as float32 in panels, as it has no scales of its own."""
         return Packed.pack(self.unpack().T)  # scales of outputs are none of inputs
 
     def tolerance(self, W):
+        """Allow for the rounding of integer times scale: 4 unit roundoffs of W's norm."""
         return 4 * UNIT * float(np.linalg.norm(W.astype(np.float64)))
 
     def bound(self, x, operands=None):
+        """Bound the float32 roundings around integer sums, which are exact, with one group an output."""
         return bound_error(x, *operands or self.operands(x), 1)
 
     @staticmethod
     def reads(x):
+        """Return x as its kernel reads it: integers up to 127 times the scale of their row, in float64."""
         return by_row(x)
 
     @classmethod
     def indices(cls):
+        """Return the index arrays of the structure that the pair still stores under their names."""
         return [name for name in cls.structure.indices() if name in cls.fields]
 
     @classmethod
     def counts(cls, inputs, outputs, **given):
+        """Return the structure's counts of the sizes that the pair's arrays have."""
         used = set()
         for array in cls.fields.values():
             for axis in array.shape:

@@ -31,6 +31,7 @@ class InGroups(Blocks):
 
     @staticmethod
     def reads(x):
+        """Return x with each 32 numbers of a row rounded to integers up to 127 times their scale, in float64."""
         return by_group(x)
 
     def bound(self, x, operands=None):
@@ -46,6 +47,7 @@ class InGroups(Blocks):
 
     @classmethod
     def narrowest(cls):
+        """Return 8, the bits of rounded x: the stored weights may have fewer."""
         return 8
 
     @classmethod

@@ -36,12 +36,15 @@ class LowRankInt8(Format):
         return LowRankInt8.approximate(W, rank=rank, weight=weight).unpack()
 
     def pack(W, *, rank=None):
+        """Decompose W into two factors as `lowrank` does, and store each in bytes."""
         return halves(*map(np.float32, LowRank.declared.pack(W, rank=rank)))
 
     def unpack(shape, left, u, v, right):
+        """Multiply the two stored factors, in float64."""
         return multiply_factors(*unpack_factors(shape, left, u, v, right))
 
     def kernel(x, left, u, v, right, out, epilogue):
+        """Write (x @ u) @ v to `out`, x and x @ u rounded to bytes row by row, then the epilogue."""
         from formats.kernels import product_lowrank_bytes
 
         product_lowrank_bytes(x, u, left, v, right, out, epilogue)
@@ -69,15 +72,18 @@ class LowRankInt8(Format):
         return unpack_factors(self.shape, *self.arrays().values())
 
     def transpose(self):
+        """Store W.T by its factors in float32, exchanged and each turned."""
         return LowRank.pack_factors(*(factor.T for factor in reversed(self.factors())))
 
     def unsound(self):
+        """Describe the fault of numbers beyond the rank, of either side's inputs or scales; empty if there is none."""
         r, p = len(self.left), self.shape[1]
         if unpanelled(self.v, (-(-r // STEP_INPUTS) * STEP_INPUTS, p), 4, TILE)[r:].any():
             return f"v has numbers beyond its rank, {r}"
         return unsound(self.shape[0], self.left) or unsound(r, self.right)
 
     def scratch(self):
+        """Return the rank: one row of x @ u is stored between the factors."""
         return len(self.left)
 
     def tolerance(self, W):
@@ -89,6 +95,7 @@ class LowRankInt8(Format):
 
     @staticmethod
     def reads(x):
+        """Return x as the first product reads it: integers up to 127 times the scale of their row, in float64."""
         return by_row(x)
 
     def operands(self, x):
@@ -102,23 +109,28 @@ class LowRankInt8(Format):
         return by_row(sums * (self.left * scale) / lift), v.astype(np.float64)
 
     def bound(self, x, operands=None):
+        """Bound the roundings of the second product alone, as `operands` begins with the result of the first."""
         middle, v = operands or self.operands(x)
         return bound_error(middle, middle, v, 1)
 
     @classmethod
     def choices(cls, inputs, outputs):
+        """Propose the ranks of `lowrank`."""
         return LowRank.choices(inputs, outputs)
 
     @classmethod
     def proposed_by(cls, spectrum):
+        """Propose the ranks of `lowrank` for this spectrum."""
         return LowRank.proposed_by(spectrum)
 
     @classmethod
     def predicted(cls, spectrum, *, rank):
+        """Combine the spectrum's error at this rank with that of two roundings to bytes, as independent ones."""
         return float(np.hypot(spectrum.errors[rank], 2**0.5 * INT8_ERROR))
 
     @classmethod
     def counts(cls, inputs, outputs, *, rank=None, weight=None):
+        """Return the rank, as for `lowrank`."""
         return LowRank.counts(inputs, outputs, rank=rank)
 
 

@@ -51,6 +51,7 @@ class NMInt8(Bytes, Format, structure=NM, m=GROUP_INPUTS):
         return (bits[..., ::2] | bits[..., 1::2] << GROUP_INPUTS).astype(np.uint8).reshape(-1), numbers.reshape(-1)
 
     def restored(shape, bits, w, *, n):
+        """Return the places (p, n / 4 * kept), looked up by the four bits of each group, and the integers there."""
         (inputs, outputs), panels = shape, -(-shape[1] // PANEL_OUTPUTS)
         halves = bits.reshape(panels, -1, PANEL_OUTPUTS // 2, 1)
         bits = np.concatenate([halves & 15, halves >> GROUP_INPUTS], 3).reshape(panels, -1, PANEL_OUTPUTS)
@@ -64,11 +65,14 @@ class NMInt8(Bytes, Format, structure=NM, m=GROUP_INPUTS):
         return PLACES[bits][..., :n].reshape(outputs, -1), numbers.reshape(outputs, -1)
 
     def kernel(x, bits, w, scale, out, epilogue, *, n):
+        """Write x @ W to `out` by integer sums over the kept inputs, then the epilogue."""
         from formats.kernels import product_pruned_bytes
 
         product_pruned_bytes(x, bits, w, scale, n, out, epilogue)
 
     def unsound(self):
+        """Describe the fault of n, of bits that keep another number of inputs, or of the scales; empty if there is
+        none."""
         if (n := self.remembered["n"]) not in FEW or self.shape[0] % GROUP_INPUTS:
             return f"{n} of every {GROUP_INPUTS} of {self.shape[0]} inputs"
         counted = BIT_COUNTS[self.bits & 15], BIT_COUNTS[self.bits >> GROUP_INPUTS]
@@ -78,6 +82,7 @@ class NMInt8(Bytes, Format, structure=NM, m=GROUP_INPUTS):
 
     @classmethod
     def choices(cls, inputs, outputs):
+        """Propose the counts of FEW, the largest first, if groups divide the inputs."""
         return [{"n": n} for n in reversed(FEW) if inputs % GROUP_INPUTS == 0]
 
     @classmethod

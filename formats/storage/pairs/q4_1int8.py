@@ -12,6 +12,7 @@ class Q4_1Int8(InGroups, Format, structure=Q4_1):
     """Blocks of q4_1 as they are, multiplied by rows of which each 32 numbers are rounded to bytes, as ggml does it."""
 
     def kernel(x, w, scale, out, epilogue):
+        """Write x @ W to `out` by integer sums of levels and rounded rows, then the epilogue."""
         from formats.kernels import product_rounded_levels
 
         product_rounded_levels(x, w, scale, out, epilogue)
