@@ -61,6 +61,7 @@ class Data:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The axes of the array."""
         return self.array.shape
 
     @cached_property
@@ -154,23 +155,28 @@ class Promised(Data):
 
     @property
     def shape(self) -> tuple[LiveSize, ...]:
+        """The promised axes, the last two exchanged for a transpose."""
         whole = self.promise[1]
         return (*whole[:-2], *whole[:-3:-1]) if self.turned else whole
 
     @cached_property
     def key(self) -> str:
+        """The promise and its orientation, as text: they stand for the numbers."""
         return f"{self.promise}{self.turned}"
 
     @property
     def sketch(self) -> int:
+        """The hash of the key: two promises that differ are told apart without numbers."""
         return hash(self.key)
 
     @property
     def is_finite(self) -> bool:
+        """True, as promised numbers are taken to be finite."""
         return True
 
     @property
     def array(self) -> Numeric:  # type: ignore[override]
+        """Raise TypeError: a promised array has no numbers."""
         raise TypeError(f"{self.name} is promised, not loaded: only its shape {self.shape} is known")
 
     @cached_property
@@ -201,14 +207,17 @@ class LiveNumber(Promised):
 
     @cached_property
     def key(self) -> str:
+        """The expression as text, by which numbers of equal expressions are one."""
         return f"number {self.expression}"
 
     @property
     def label(self) -> str:
+        """The expression as text."""
         return str(self.expression)
 
     @property
     def array(self) -> Numeric:  # type: ignore[override]
+        """Raise TypeError: the number depends on sizes that are not fixed."""
         raise TypeError(f"{self.label} is a number of sizes that have none yet: build the model with numbers for them")
 
     def __getitem__(self, at: int | tuple[int, ...]) -> sympy.Expr:

@@ -66,6 +66,7 @@ def monoid(A: Operator) -> Any:
 
 
 def no(A: Operator, why: str) -> NoMatrix:
+    """Return the error that an operator has no entries, with the reason."""
     return NoMatrix(f"({brief(A)})[i, j]: {why}")
 
 
@@ -91,11 +92,13 @@ def carried(A: Operator, i: int, j: int) -> Carried:
 
 
 def lift_entry(a: Operator, over: type[Monoid], i: int, j: int) -> Carried:
+    """Return entry (i, j) of a matrix kind as a function into the carrier of `over`; None where there is no entry."""
     e = a.kind.body(i, j, *a.args)
     return None if e is None else over.entry(e, i)
 
 
 def column_of(c: Operator, j: int) -> int:
+    """Return the column j, or 0 of an operator with a single column, which serves all."""
     return 0 if c.out.cols == 1 else j
 
 
@@ -129,6 +132,7 @@ def composed(A: Operator, a: Operator, b: Operator, i: int, j: int) -> Carried:
     pairs = [(f, g) for k in through if (f := carried(a, i, k)) and (g := carried(b, k, j))]
 
     def along(u: object) -> Any:
+        """Merge, by the last monoid, the images of the first factor's finished entries along the inner index."""
         total = last.unit()
         for f, g in pairs:
             total = last.merged(total, g(first.finish(*f(u))))

@@ -92,18 +92,22 @@ class Monoid:
 
     @classmethod
     def carry(cls, carrier: Any) -> Carrier:
+        """Return a carrier as a tuple, also where it is a single number."""
         return (carrier,) if cls.single else carrier
 
     @classmethod
     def unit(cls) -> Carrier:
+        """Return the carrier of an empty product."""
         return cls.carry(cls.identity)
 
     @classmethod
     def lifted(cls, x: object, w: object, at: Scalars = 0) -> Carrier:
+        """Lift a pair of numbers into the carrier, with the index `at` where the monoid needs it."""
         return cls.carry(cls.lift(x, w, at) if cls.indexed else cls.lift(x, w))
 
     @classmethod
     def merged(cls, a: Carrier, b: Carrier) -> Carrier:
+        """Merge two carriers, without warnings where infinite numbers meet."""
         with np.errstate(invalid="ignore", over="ignore"):
             return cls.carry(cls.merge(*((a[0], b[0]) if cls.single else (a, b))))
 
@@ -115,6 +119,7 @@ class Monoid:
             return lambda x: cls.lifted(x, a, at)
 
         def into(x: object) -> Carrier:
+            """Apply the entry to x. Raises TypeError if the result is no carrier of the monoid."""
             carrier = cls.carry(a(x))
             if not isinstance(carrier, tuple) or (cls.width and len(carrier) != len(cls.unit())):
                 carried = f"{cls.__name__} carries: {len(cls.unit())} numbers"
@@ -190,6 +195,7 @@ class Monoid:
         every = range(inner)
 
         def flat(r: int, j: int, at: Iterable[int]) -> list[Carrier]:
+            """Lift the pairs at these indices for row r and column j."""
             return [cls.lifted(x[r, i], w[i, j], i) for i in at]
 
         whole = tabulate(rows, cols, lambda r, j: cls.fold(flat(r, j, every)))
@@ -227,6 +233,7 @@ def check_absent(cls: type[Monoid], x: Numeric, w: Numeric, rng: np.random.Gener
     seen[0], seen[1:, 2:4] = False, False
 
     def lifts(r: int, j: int) -> Iterable[Carrier]:
+        """Lift the pairs of row r and column j that are visible."""
         return (cls.lifted(x[r, i], w[i, j], int(i)) for i in np.flatnonzero(seen[r]))
 
     some = tabulate(len(x), w.shape[1], lambda r, j: cls.fold(lifts(r, j)))

@@ -26,9 +26,11 @@ class sum(Monoid):
 
     @staticmethod
     def distributes(w: float) -> bool:
+        """True: scaling distributes over sums."""
         return True
 
     def closed(x: Scalars, w: Scalars, seen: Visible = None) -> Scalars:
+        """Compute the matrix product, with unseen entries of x as zeros."""
         return (x if seen is None else where(seen, x, 0)) @ w
 
 
@@ -45,6 +47,7 @@ class max(Monoid):
 
     @staticmethod
     def distributes(w: float) -> bool:
+        """True for a positive number, which keeps the order."""
         return w > 0
 
 
@@ -61,6 +64,7 @@ class min(Monoid):
 
     @staticmethod
     def distributes(w: float) -> bool:
+        """True for a positive number, which keeps the order."""
         return w > 0
 
 
@@ -91,9 +95,11 @@ class mean(Monoid):
         return total / where(count == 0, 1, count)
 
     def scale(n: Scalars) -> Scalars:
+        """Return 1 / n, the factor between a sum of n terms and their mean."""
         return 1 / n
 
     def closed(x: Scalars, w: Scalars, seen: Visible = None) -> Scalars:
+        """Divide the matrix product by the count of seen entries of each row."""
         if seen is None:
             return x @ w / (x.shape[-1] or 1)
         return where(seen, x, 0) @ w / maximum(seen.sum(-1, keepdims=True), 1)
@@ -131,6 +137,7 @@ class moments(Monoid):
 
 
 def decay(z: Scalars, top: Scalars) -> Scalars:
+    """Return e to the power z - top; 1 where both are equal, also where both are infinite."""
     return exp(where(z == top, 0.0, z - top))
 
 
@@ -172,6 +179,7 @@ class softmax(Monoid):
         return v / where(s == 0, 1, s)
 
     def closed(z: Scalars, v: Scalars, seen: Visible = None) -> Scalars:
+        """Compute exp(z - max z) @ v over its row sums; zeros for a row that sees no column."""
         z = z if seen is None else where(seen, z, -inf)
         top = z.max(-1, keepdims=True, initial=-inf)
         p = exp(z - where(top > -inf, top, 0))

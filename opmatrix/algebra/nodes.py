@@ -31,6 +31,7 @@ def matrix(shape: Body, dense: Body | None, linear: bool | Body = True, **more: 
     """Declare an operator matrix by its entry (i, j): a number, a function, or None where there is none."""
 
     def declare(entry: Body) -> Kind:
+        """Make the kind of an entry function: row by row, the same in every row."""
         return Kind(entry, shape, dense, linear=linear, row_wise=True, uniform=True, **more)  # type: ignore[arg-type]
 
     return declare
@@ -44,6 +45,8 @@ def scalar_function(derivative: ScalarBody | None = None, **properties: bool) ->
     through it."""
 
     def declare(f: ScalarBody) -> Operator:
+        """Make the operator of a scalar function, and store its derivative."""
+
         def entry(i: int, j: int) -> Cell:
             return f if i == j else None
 
@@ -75,18 +78,21 @@ def slice_size(n: LiveSize, lo: LiveSize, hi: LiveSize, what: str) -> None:
 
 
 def cols_shape(n: LiveSize, lo: LiveSize, hi: LiveSize, of: LiveSize | None) -> Sizes:
+    """Return the sizes of a range of columns. Raises ShapeError if it is not within n, or within `of`."""
     n = n if of is None else of
     slice_size(n, lo, hi, f"@ cols({lo}, {hi})")
     return n, as_int(hi - lo)
 
 
 def place_shape(k: LiveSize, lo: LiveSize, n: LiveSize) -> Sizes:
+    """Return the sizes of k columns placed in n. Raises ShapeError if they are not within n."""
     if k is not N:
         slice_size(n, lo, lo + k, f"@ place({lo}, {n})")
     return k, n
 
 
 def pad_columns(x: Scalars, lo: int, n: int) -> Scalars:
+    """Put the columns of x at lo.. among n columns of zeros."""
     out = np.zeros((*x.shape[:-1], n), x.dtype)
     out[..., lo : lo + x.shape[-1]] = x
     return out
@@ -109,6 +115,8 @@ def ones(i: int, j: int) -> Cell:
 
 
 def weight_shape(n: LiveSize, w: Data) -> Sizes:
+    """Return the array's shape, (rows, columns) or (heads, rows, columns). Raises ShapeError for other numbers of
+    axes."""
     if len(w.shape) not in (2, 3):
         raise ShapeError(
             f"weight: an array of shape {w.shape}: a matrix is (rows, columns), one for each head (heads, "
@@ -124,6 +132,7 @@ def weight(i: int, j: int, w: Data) -> Cell:
 
 
 def diag_shape(n: LiveSize, g: Data) -> Sizes:
+    """Return (p, p) for an array of p numbers. Raises ShapeError for more axes."""
     if len(g.shape) != 1:
         raise ShapeError(f"diag: {g.shape} is no row of numbers: a matrix is weight(..)")
     return g.shape * 2
@@ -157,6 +166,8 @@ def broadcast_shape(x: Scalars, b: Scalars) -> Sizes:
 
 
 def const_shape(n: LiveSize, b: Data) -> Sizes:
+    """Return the sizes of a constant row, heads first if it has several. Raises ShapeError for an array of several
+    rows."""
     if len(b.shape) > 1 and b.shape[-2] != 1:
         raise ShapeError(f"const: {b.shape} is no row of numbers: a matrix is weight(..), as in @ W")
     return (*b.shape[:-2], n, b.shape[-1])
@@ -170,6 +181,8 @@ def const(i: int, j: int, b: Data) -> Cell:
 
 
 def over_shape(n: LiveSize, a: Operator, m: type[Monoid]) -> Sizes:
+    """Return the sizes of a's matrix, its columns times those that finish gives. Raises TypeError if a is no matrix
+    kind."""
     if not a.kind.matrix:
         raise TypeError(f"over: {brief(a)} is no matrix of entries, but made of several")
     *stack, rows, p = a.shape_of(n)
@@ -235,6 +248,7 @@ def every(*names: str) -> dict[str, Body]:
     """Return predicates by name: each property holds where it holds for all operators among the arguments."""
 
     def holds(name: str) -> Body:
+        """Return the predicate of one property: all operators among the arguments have it."""
         return lambda *args: all(getattr(a, name) for a in args if isinstance(a, Operator))
 
     return {name: holds(name) for name in names}
@@ -283,6 +297,7 @@ def pointwise(name: str) -> Callable[[Operator, Operator], bool]:
     """Return a predicate: both operands have the property, or one is a single number that spreads."""
 
     def holds(a: Operator, b: Operator) -> bool:
+        """True if one operand has the property and the other too, or is one number that spreads over all."""
         held = [getattr(c, name) for c in (a, b)]
         return any(held) and all(has or (is_one_row(c) and c.column) for has, c in zip(held, (a, b), strict=True))
 
@@ -390,6 +405,7 @@ def weighted(name: str) -> Body:
 
 
 def kept_zero(a: Operator, b: Operator, over: object, where: Pattern) -> bool:
+    """True if the product is linear in an operand that maps zero to zero."""
     return bool((flag(over, "linear") and a.maps_zero_to_zero) or (flag(over, "right_linear") and b.maps_zero_to_zero))
 
 

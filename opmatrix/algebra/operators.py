@@ -164,6 +164,7 @@ def blocks(table: Sequence[Sequence[object]]) -> Operator:
         raise ShapeError(f"blocks: column {widths.index(None)} holds no operator to tell its width")
 
     def filled(line: Sequence[object]) -> list[object]:
+        """Replace None in a line by zeros of its column's width."""
         return [
             zero @ (weight(np.zeros((1, w))) if isinstance(w, int) else place(0, w)) if part is None else part
             for part, w in zip(line, widths, strict=True)

@@ -27,10 +27,12 @@ def splice_halves(x: HeadRows, y: HeadRows, axis: int) -> HeadRows:
 
 
 def first_half(x: HeadRows, axis: int) -> HeadRows:
+    """Return the first half along an axis, the larger one where they differ."""
     return np.array_split(x, 2, axis)[0]
 
 
 def repeat_first(x: HeadRows, axis: int) -> HeadRows:
+    """Repeat the first entry along an axis over its whole length."""
     return np.repeat(x.take([0], axis), x.shape[axis], axis)
 
 

@@ -157,7 +157,8 @@ def is_fixed_value(term: Operator, columns: LiveSize) -> bool:
 class Reading(Protocol):
     """A value of x at which a term is read: a shape, arrays, entries."""
 
-    def act(self, matrix: Operator, /) -> Self: ...
+    def act(self, matrix: Operator, /) -> Self:
+        """Apply an operator matrix to this value."""
 
 
 R = TypeVar("R", bound=Reading)
@@ -166,7 +167,9 @@ R = TypeVar("R", bound=Reading)
 class Memo(Protocol[R]):
     """The results of terms that were read at some x."""
 
-    def get(self, key: tuple[Operator, R], /) -> R | None: ...
+    def get(self, key: tuple[Operator, R], /) -> R | None:
+        """Return the known result of a term at x; None if it was not read yet."""
+
     def __setitem__(self, key: tuple[Operator, R], found: R, /) -> None: ...
 
 
@@ -229,13 +232,16 @@ class Shape(NamedTuple):
         return Shape(self.heads, space(relation.rows), self.cols)
 
     def entered(self, port: Port) -> Shape:
+        """Return the shape of an input: heads, space and columns of its port."""
         return Shape(port.heads, space(port.space), port.columns)
 
     def related(self, relation: Relation) -> Shape:
+        """Return the shape of a relation: one head, its row space, its column space."""
         return Shape(1, space(relation.rows), space(relation.cols))
 
     @property
     def size(self) -> tuple[LiveSize, LiveSize]:
+        """The rows and columns, without the heads."""
         return self.rows, self.cols
 
     def spread(self, rows: LiveSize, cols: LiveSize) -> Shape:
@@ -243,14 +249,17 @@ class Shape(NamedTuple):
         are both spaces, it takes the wanted one."""
 
         def of(has: LiveSize, wanted: LiveSize) -> LiveSize:
+            """Return the wanted size where both are spaces, else the size that is there."""
             return wanted if isinstance(has, Space) and isinstance(wanted, Space) else has
 
         return Shape(self.heads, of(self.rows, rows), of(self.cols, cols))
 
     def total(self) -> Shape:
+        """Return the shape of the sum of all heads: one head."""
         return Shape(1, self.rows, self.cols)
 
     def given(self, field: str, cols: LiveSize) -> Shape:
+        """Return the shape of one-hot rows of a field: one head of `cols` columns."""
         return Shape(1, self.rows, cols)
 
     def by_distance(self, table: Data, most: LiveSize) -> Shape:
@@ -270,6 +279,7 @@ class Shape(NamedTuple):
         return Shape(table.shape[0], T, T)
 
     def turn(self) -> Shape:
+        """Exchange rows and columns."""
         return Shape(self.heads, self.cols, self.rows)
 
     def beside(self, other: Shape) -> Shape:
@@ -314,9 +324,11 @@ class Shape(NamedTuple):
         return Shape(h, self.rows, self.cols)
 
     def shares(self, where: object) -> Shape:
+        """Return the same shape: shares replace scores one by one."""
         return self
 
     def dropped(self, name: str, rate: float) -> Shape:
+        """Return the same shape: a dropout zeroes and scales entries."""
         return self
 
     def join(self, h: LiveSize) -> Shape:

@@ -52,6 +52,7 @@ class Property(NamedTuple):
 
     @property
     def doc(self) -> str:
+        """The meaning of the property in words: the docstring of `sides`."""
         return inspect.getdoc(self.sides) or ""
 
 
@@ -59,6 +60,7 @@ def holding(*implied: str, measured: Callable[[Operator], bool] | None = None) -
     """Declare a property of operators by its meaning; see Property. It becomes an attribute of all of them."""
 
     def enter(sides: BothSides) -> Property:
+        """Declare the property under the function's name, and make it an attribute of all operators."""
         declared = PROPERTIES[sides.__name__] = Property(sides, implied, measured)
         setattr(Operator, sides.__name__, make_property(sides.__name__))
         return declared
@@ -151,6 +153,7 @@ def make_property(name: str) -> property:
     declared = PROPERTIES[name]
 
     def holds(self: Operator) -> bool:
+        """True if the operator has the property; remembered in `facts`."""
         if name not in self.facts:
             predicate = self.kind.properties.get(name)
             self.facts[name] = bool(
@@ -187,10 +190,12 @@ class Operator:
 
     @property
     def children(self) -> tuple[Operator, ...]:
+        """The operators among the arguments, as many as the arity of the kind."""
         return self.args[: self.kind.arity]
 
     @property
     def attributes(self) -> tuple[Any, ...]:
+        """The arguments behind the operators: arrays, numbers, patterns, monoids."""
         return self.args[self.kind.arity :]
 
     if TYPE_CHECKING:
@@ -383,6 +388,7 @@ class Shapes:
 
     @staticmethod
     def get(key: tuple[Operator, Shape]) -> Shape | None:
+        """Return the known shape of a term at an input of this shape; None if it was not read yet."""
         return key[0].shapes.get(key[1])
 
     def __setitem__(self, key: tuple[Operator, Shape], found: Shape) -> None:
@@ -437,14 +443,17 @@ class Value:
 
     @property
     def shape(self) -> Shape:
+        """The heads, rows and columns of the value."""
         return self.term.out
 
     @property
     def cols(self) -> LiveSize:
+        """The columns of each head of the value."""
         return self.shape.cols
 
     @property
     def T(self) -> Value:
+        """The value with rows and columns exchanged."""
         return self.made("turn")
 
     def made(self, kind: str, *others: object) -> Value:
@@ -515,6 +524,7 @@ def operator(f: Callable[..., Value]) -> Callable[..., Operator]:
 
     @wraps(f)
     def family(*args: object, **more: object) -> Operator:
+        """Build the operator of the formula at these parameters, named after its call."""
         bound = bind(f.__name__, signature, None, *args, **more)
         return named(f.__name__, formula(lambda x: f(x, *bound.args[1:], **bound.kwargs)), *bound.args[1:])
 

@@ -35,14 +35,17 @@ class Token:
 
     @property
     def position(self) -> NDArray[np.int64]:
+        """The place of each token in its sequence."""
         return self.rows.positions[self.at]
 
     @property
     def sequence(self) -> NDArray[np.int64]:
+        """The number of each token's sequence."""
         return self.rows.sequence[self.at]
 
     @property
     def row(self) -> NDArray[np.int64]:
+        """The row of each token, among those of the whole space."""
         return self.rows.numbers[self.at]
 
 
@@ -241,6 +244,8 @@ class Batch(Fields):
         return Batch(np.split(self.tokens[low:high], cuts), np.split(self.kinds[low:high], cuts))
 
     def relation(self, relation: Relation) -> Sparse:
+        """Return a relation as a sparse matrix, one that every batch has or one that this batch was made with. Raises
+        ValueError where it is missing, or has another number of rows or columns than its spaces."""
         if relation.name in GIVEN:
             return of_sentences(relation.name, self.starts)._replace(relation=relation)
         if relation.name not in self.relations:
@@ -259,6 +264,8 @@ class Batch(Fields):
         return sparse
 
     def input(self, port: Port) -> GivenMatrix:
+        """Return the numbers of an input, checked once against its port. Raises ValueError where the batch has no such
+        input, or it has another number of rows than its space."""
         if port in self.known:
             return self.known[port]
         if port.name not in self.inputs:
@@ -276,6 +283,8 @@ class Batch(Fields):
         return matrix
 
     def space(self, name: str, rows: int) -> Fields:
+        """Return the fields of a space with this many rows: the tokens themselves, a row a sequence, or rows without
+        fields."""
         if name == "T":
             return self
         return Fields(self, rows, sequence=np.arange(rows)) if name == "S" else Fields(self, rows)
@@ -289,6 +298,7 @@ def measure_spaces(
     numbers, known = dict(found), dict[str, tuple[int, object]]()
 
     def told(space: str, rows: int, what: object) -> None:
+        """Note the rows of a space. Raises ValueError where an earlier input or relation has another number."""
         if (there := known.setdefault(space, (rows, what)))[0] != rows:
             raise ValueError(f"space {space}: {there[1]} has {there[0]} rows of it in this batch, {what} {rows}")
         numbers.setdefault(size(space), rows)

@@ -28,6 +28,7 @@ class Dims(NamedTuple):
 
     @property
     def numbers(self) -> LiveSize:
+        """The count of all numbers of a value of these dimensions."""
         return self.batch * self.heads * self.rows * self.cols
 
     def __str__(self) -> str:
@@ -80,6 +81,7 @@ class BatchSizes(NamedTuple):
             )
 
     def dims(self, shape: Shape, level: bool = False) -> Dims:
+        """Return the dimensions of a value; with `level`, those of one row that is the same in every place."""
         if level:
             return Dims(1, shape.heads, 1, shape.cols)
         batch = self.sequences if {T, S} & {shape.rows, shape.cols} else 1

@@ -124,6 +124,7 @@ class Extents(Mapping[Any, "Amount"]):
 
     @property
     def patterns(self) -> tuple[Pattern, ...]:
+        """The patterns whose counts of visible pairs are among the sizes."""
         return tuple(key.pattern for key in self.numbers if isinstance(key, PatternPairs))
 
     def mean(self, of: Iterable[int], parts: int) -> "Extents":

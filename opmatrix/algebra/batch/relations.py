@@ -45,14 +45,18 @@ class Relation:
 
     @property
     def picked(self) -> bool:
+        """True for the relations that pick one row of each sequence: its first or its last."""
         return self.name in ("first", "last")
 
     @property
     def pooled(self) -> bool:
+        """True for the relations of sentences that join several rows: `members` and its weighted forms, and a
+        session's."""
         return not self.custom and not self.picked
 
     @property
     def square(self) -> bool:
+        """True if its rows and its columns are of one space."""
         return self.rows == self.cols
 
 

@@ -52,6 +52,7 @@ class Port:
 
     @property
     def size(self) -> str:
+        """The size as text: its space × its columns, with the heads between them if there are several."""
         return f"{self.space} × {self.columns}" if self.heads == 1 else f"{self.space} × {self.heads} × {self.columns}"
 
     def described(self) -> list[object]:

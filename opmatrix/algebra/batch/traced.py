@@ -39,6 +39,7 @@ class Trace:
     def write(
         self, op: str, args: tuple[int, ...], more: tuple[Any, ...], shape: Shape, level: bool = False
     ) -> TracedValue:
+        """Return the value of a line, which is added unless an equal one is there."""
         key = op, args, more, shape
         if key not in self.known:
             self.known[key] = len(self.lines)
@@ -55,14 +56,17 @@ class TracedValue:
 
     @property
     def line(self) -> Operation:
+        """The operation that made this value."""
         return self.trace.lines[self.at]
 
     @property
     def shape(self) -> Shape:
+        """The heads, rows and columns of this value."""
         return self.line.shape
 
     @property
     def size(self) -> tuple[LiveSize, LiveSize]:
+        """The rows and columns of this value."""
         return self.shape.size
 
     def then(self, op: str, *others: TracedValue, more: tuple[Any, ...] = (), shape: Shape) -> TracedValue:
@@ -72,6 +76,8 @@ class TracedValue:
         return self.trace.write(op, tuple(value.at for value in taken), more, shape, level)
 
     def act(self, matrix: Operator) -> TracedValue:
+        """Note a matrix kind: none for the identity, one row for a constant, narrower operands for a range of
+        columns."""
         shape = self.shape.act(matrix)
         if matrix.kind.name == "I":
             return self
@@ -89,41 +95,53 @@ class TracedValue:
         return self.then("mul", other, shape=self.shape * other.shape)
 
     def keep_top(self, by: TracedValue, k: LiveSize) -> TracedValue:
+        """Note the k largest of each row by other numbers."""
         return self.then("keep_top", by, more=(k,), shape=self.shape.keep_top(by.shape, k))
 
     def turn(self) -> TracedValue:
+        """Note the exchange of rows and columns."""
         return self.then("turn", shape=self.shape.turn())
 
     def beside(self, other: TracedValue) -> TracedValue:
+        """Note columns beside columns."""
         return self.then("beside", other, shape=self.shape.beside(other.shape))
 
     def split(self, h: LiveSize) -> TracedValue:
+        """Note the division of columns into h heads."""
         return self.then("split", more=(h,), shape=self.shape.split(h))
 
     def join(self, h: LiveSize) -> TracedValue:
+        """Note heads put side by side."""
         return self.then("join", more=(h,), shape=self.shape.join(h))
 
     def repeat(self, h: LiveSize) -> TracedValue:
+        """Note copies of heads, so that there are h; none if there are as many."""
         return self if self.shape.heads == h else self.then("repeat", more=(h,), shape=self.shape.repeat(h))
 
     def total(self) -> TracedValue:
+        """Note the sum of all heads."""
         return self.then("total", shape=self.shape.total())
 
     def fold(self, h: LiveSize) -> TracedValue:
+        """Note sums of groups of heads, so that h are left; none if there are as many."""
         return self if self.shape.heads == h else self.then("fold", more=(h,), shape=self.shape.fold(h))
 
     def shares(self, where: Pattern) -> TracedValue:
+        """Note the softmax of each row over the columns that a pattern lets it see."""
         return self.then("shares", more=(where,), shape=self.shape)
 
     def dropped(self, name: str, rate: float) -> TracedValue:
+        """Note a dropout by the mask of this name, at this rate."""
         return self.then("dropped", more=(name, rate), shape=self.shape)
 
     # Further operations of backward lines: sums over all rows, of all sequences, and values that forward saves.
 
     def kept(self) -> TracedValue:
+        """Note that forward saves this value."""
         return self.then("kept", shape=self.shape)
 
     def summed(self) -> TracedValue:
+        """Note the sum over all rows, of all sequences: one row."""
         return self.then("summed", shape=self.shape._replace(rows=1))
 
     def outer(self, other: TracedValue) -> TracedValue:
@@ -132,30 +150,39 @@ class TracedValue:
         return self.then("outer", other, shape=shape)
 
     def spread(self, rows: LiveSize, cols: LiveSize) -> TracedValue:
+        """Return the value itself: a line has no size of its own to spread to."""
         return self
 
     def pick(self, relation: Relation) -> TracedValue:
+        """Note a pick of one row for each row of the relation."""
         return self.then("pick", more=(relation,), shape=self.shape.pick(relation))
 
     def given(self, field: str, cols: LiveSize) -> TracedValue:
+        """Note one-hot rows of a field of the batch."""
         return self.trace.write("given", (), (field, cols), self.shape.given(field, cols))
 
     def by_distance(self, table: Data, most: LiveSize) -> TracedValue:
+        """Note a table of numbers by distance, one for each pair of tokens."""
         return self.trace.write("by_distance", (), (table, most), self.shape.by_distance(table, most))
 
     def related(self, relation: Relation) -> TracedValue:
+        """Note the entries of a relation that the batch gives."""
         return self.trace.write("related", (), (relation,), self.shape.related(relation))
 
     def entered(self, port: Port) -> TracedValue:
+        """Note an input of the batch, with the shape that its port declares."""
         return self.entered_as(port, self.shape.entered(port))
 
     def entered_as(self, port: Port, shape: Shape) -> TracedValue:
+        """Note an input of the batch, with another shape than that of its port."""
         return self.trace.write("entered", (), (port,), shape)
 
     def symbol(self, name: str, into: Shape, out: Shape) -> TracedValue:
+        """Note an operator of which only name and sizes are known."""
         return self.then("symbol", more=(name, into, out), shape=self.shape.symbol(name, into, out))
 
     def product(self, other: TracedValue, over: type[Monoid], where: Pattern) -> TracedValue:
+        """Note a product with another value, over a monoid and under a pattern."""
         return self.then("product", other, more=(over, where), shape=self.shape.product(other.shape, over, where))
 
 
@@ -210,7 +237,8 @@ class Reads(Protocol):
     """A line that takes the values of other lines, by their numbers."""
 
     @property
-    def args(self) -> tuple[int, ...]: ...
+    def args(self) -> tuple[int, ...]:
+        """The numbers of the lines whose values it takes."""
 
 
 def renumber(lines: Sequence[Reads], results: set[int]) -> dict[int, int]:

@@ -16,6 +16,7 @@ MAX_DEPTH = 8  # levels of calls that are followed
 
 
 def digest_text(*parts: str) -> str:
+    """Return the digest of texts, which are kept apart: the first DIGITS_OF_DIGEST hexadecimal digits of SHA-256."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:DIGITS_OF_DIGEST]
 
 
@@ -47,6 +48,7 @@ def noted(name: str, turned: bool) -> Callable[[Noted, object], Noted]:
     """Return an operation of two numbers; where it is turned, the second number stands first."""
 
     def operation(one: Noted, other: object) -> Noted:
+        """Note the operation of a stand-in with another operand."""
         sides = (note(other), note(one)) if turned else (note(one), note(other))
         return Noted(f"{name}({', '.join(sides)})")
 
@@ -100,6 +102,7 @@ def describe_value(value: Any, depth: int = 0) -> str:
 
 
 def cell_filled(cell: Any) -> bool:
+    """True if a closure's cell has a value: one of a variable that is bound later has none yet."""
     try:
         return cell.cell_contents is not cell
     except ValueError:

@@ -31,6 +31,7 @@ def find_named(called: str, kind: type[Thing]) -> Thing:
 
 
 def is_own_name(word: object) -> bool:
+    """True for a text of the form of custom names, which need not be declared."""
     return isinstance(word, str) and bool(OWN_NAME.fullmatch(word))
 
 

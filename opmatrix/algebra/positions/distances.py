@@ -23,6 +23,7 @@ def list_slopes(heads: int) -> list[float]:
     below = 1 << (heads.bit_length() - 1)
 
     def powers(h: int) -> list[float]:
+        """Return the h slopes 2^(-8 k / h), k from 1 to h."""
         return [2.0 ** (-8.0 * (k + 1) / h) for k in range(h)]
 
     return powers(below) + powers(2 * below)[::2][: heads - below]

@@ -79,14 +79,17 @@ class Seeing(ByHeads):
     batch: Fields | None
 
     def shares(self, where: Pattern) -> Self:
+        """Compute the softmax of each row over the columns that it sees, some heads at a time."""
         rows, cols = self.value.shape[-2:]
         seen = visible_pairs(where, self.batch, self.batch, (rows, cols))
         return self.in_heads(self.value.shape, lambda z: shares_of(z, seen))
 
     def dropped(self, name: str, rate: float) -> Self:
+        """Multiply by the batch's mask of this name, and divide by 1 - rate."""
         return self.of(self.array * mask_of(self.batch, name, self.array.shape) / (1 - rate))
 
     def fold(self, h: int) -> Self:
+        """Sum neighbouring heads, so that h are left."""
         stacked = self.array.reshape(-1, *self.array.shape[-2:])
         return self.of(stacked.reshape(h, -1, *stacked.shape[-2:]).sum(1))
 
@@ -98,11 +101,16 @@ class SeeingEntries:
     batch: Fields | None
 
     def shares(self: Entrywise, where: Pattern) -> Entrywise:  # type: ignore[misc]    # mixed into it
+        """Compute the softmax of each row over the columns that it sees, entry by entry. Raises TypeError where exact
+        numbers are requested."""
         if self.number is not float:
             raise TypeError("shares has no exact value: it is no polynomial of its input")
 
         def at(h: int, r: int, j: int) -> object:
+            """Return one share; 0 for a column that the row does not see."""
+
             def sees(i: int) -> bool:
+                """True if row r sees row i."""
                 return where is everyone or bool(visible(where, self.batch, r, self.batch, i))
 
             seen = [i for i in range(self.size[1]) if sees(i)]
@@ -114,15 +122,18 @@ class SeeingEntries:
         return self.of(self.value.shape, at)
 
     def dropped(self: Entrywise, name: str, rate: float) -> Entrywise:  # type: ignore[misc]    # mixed into it
+        """Multiply each entry by the batch's mask of this name, and divide by 1 - rate."""
         mask = np.broadcast_to(mask_of(self.batch, name, self.value.shape), self.value.shape)
         scale = self.number(1.0) / self.number(1 - rate)
         reading = self.of(self.value.shape, lambda *at: self.value[at] * self.number(float(mask[at])) * scale)
         return replace(reading)
 
     def fold(self: Entrywise, h: int) -> Entrywise:  # type: ignore[misc]    # mixed into it
+        """Sum neighbouring heads, entry by entry, so that h are left."""
         heads, rows, cols = self.value.shape
 
         def at(k: int, r: int, j: int) -> object:
+            """Sum one entry over the heads of group k."""
             return sum(self.value[k * (heads // h) : (k + 1) * (heads // h), r, j])
 
         return self.of((h, rows, cols), at)
