@@ -37,6 +37,8 @@ def write_term(term: Operator, values: Mapping[Operator, int]) -> tuple[str, lis
     numbers: dict[Operator, int] = {}
 
     def attribute(given: object) -> Any:
+        """Return an attribute as JSON: arrays by their numbers, patterns and relations in words. Raises InputError for
+        a pattern that no file can hold."""
         if isinstance(given, Data):
             if given not in arrays:
                 arrays.append(given)
@@ -52,6 +54,7 @@ def write_term(term: Operator, values: Mapping[Operator, int]) -> tuple[str, lis
         return {"over": name_monoid(given)}
 
     def add(node: Operator) -> int:
+        """Append a node behind its children, once; return its number."""
         if node not in numbers:
             entry = (
                 ["value", values[node], *([str(node.out.rows)] if node.out.rows is not T else [])]
@@ -84,6 +87,7 @@ class AtValues(DenseReading):
     values: Sequence[Doubles] = field(default=())
 
     def symbol(self, name: str, into: Shape, out: Shape) -> Self:
+        """Return the value of a step, with the batch's rows of its space."""
         value = self.values[int(name[1:])]
         return replace(self, value=value, batch=needed(self.batch, name).space(str(out.rows), value.shape[-2]))
 
@@ -111,4 +115,5 @@ def exact(a: Arguments) -> Doubles:
 
 
 def as_float64(value: object) -> Doubles:
+    """Convert an operand to float64."""
     return np.asarray(value, np.float64)

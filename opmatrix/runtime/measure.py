@@ -57,6 +57,7 @@ def seconds(call: Callable[..., object], batch: object) -> float:
 
 
 def rotate_order(names: list[str], by: int) -> list[str]:
+    """Return the names from the `by`-th on, then the first ones, so that each program is first in turn."""
     return names[by % len(names) :] + names[: by % len(names)]
 
 

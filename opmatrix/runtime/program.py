@@ -461,6 +461,7 @@ class Program(Reopened):
 
 
 def read_constant(name: str, constant: Constant) -> Constant:
+    """Return a constant in its format as it is, and any other as a contiguous array."""
     return constant if isinstance(constant, Format | Stacked) else as_contiguous(name, np.asarray(constant))
 
 
@@ -472,6 +473,7 @@ def copied(meta: Mapping[str, object]) -> dict[str, Any]:
 
 
 def batched(batch: Given) -> Batch:
+    """Return a batch as it is, and sentences as a batch."""
     return batch if isinstance(batch, Batch) else Batch(batch)
 
 

@@ -135,11 +135,14 @@ class Recorded:
         recording = Recording(memory, workers, [*elsewhere.values(), slots.before])
 
         def buffer(at: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+            """Return the array of a step's result: in the worker's arena, or its rows of one that belongs to the whole
+            batch."""
             if at in elsewhere and at not in handed:
                 return array if (array := elsewhere[at]).shape == shape else array.reshape(shape)
             return np.ndarray(shape, np.float32, memory, input_bytes + places[at])
 
         def steps() -> None:
+            """Compute the steps in turn, then copy the rows of results that are handed on."""
             values = Values(self.schedule, slots, slots.extents(), buffer)
             for step in self.steps:
                 values.compute(step)

@@ -68,11 +68,15 @@ class Outset(NamedTuple):
 class enter(Arguments):
     """The kernel of an input. No step calls it: its value is stored with the batch, or with the session."""
 
-    def run(out: Any, *, port: Any) -> None: ...
+    def run(out: Any, *, port: Any) -> None:
+        """Compute no value: that of an input is already stored."""
+
     def shape(a) -> Value:
+        """Return the shape that the port declares."""
         return entering(a.port)
 
     def reference(a) -> Any:
+        """Return the numbers that the batch gives."""
         return a.batch.input(a.port)
 
 

@@ -58,6 +58,7 @@ FAULTS = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, Re
 
 
 def describe_error(error: Exception) -> str:
+    """Return the message of an error in a term, with one `term: ` in front."""
     return f"term: {str(error).removeprefix('term: ') or type(error).__name__}"
 
 
@@ -163,6 +164,7 @@ class BoundedShape:
     values: Sequence[Shape] = ()
 
     def of(self, shape: Shape, steps: int = 1) -> "BoundedShape":
+        """Check the size of a result, and make its reading. Raises ShapeError for too many numbers or merges."""
         count = prod(map(count_size, shape))
         if count > MAX_NUMBERS or steps > MAX_MERGES:
             raise ShapeError(
@@ -177,54 +179,71 @@ class BoundedShape:
         return self.of(self.shape * other.shape)
 
     def keep_top(self, by: "BoundedShape", k: int) -> "BoundedShape":
+        """Check the size of kept entries."""
         return self.of(self.shape.keep_top(by.shape, k))
 
     def turn(self) -> "BoundedShape":
+        """Check the size of an exchange of rows and columns."""
         return self.of(self.shape.turn())
 
     def beside(self, other: "BoundedShape") -> "BoundedShape":
+        """Check the size of columns side by side."""
         return self.of(self.shape.beside(other.shape))
 
     def split(self, h: int) -> "BoundedShape":
+        """Check the size of a value divided into heads."""
         return self.of(self.shape.split(h))
 
     def join(self, h: int) -> "BoundedShape":
+        """Check the size of heads put side by side."""
         return self.of(self.shape.join(h))
 
     def repeat(self, h: int) -> "BoundedShape":
+        """Check the size of all copies of heads."""
         return self.of(self.shape.repeat(h))
 
     def total(self) -> "BoundedShape":
+        """Check the size of the sum of heads."""
         return self.of(self.shape.total())
 
     def given(self, field: str, cols: int) -> "BoundedShape":
+        """Check the size of one-hot rows, zeros too."""
         return self.of(self.shape.given(field, cols))
 
     def related(self, relation: Relation) -> "BoundedShape":
+        """Check the size of a relation as a full matrix."""
         return self.of(self.shape.related(relation))
 
     def by_distance(self, table: Data, most: int) -> "BoundedShape":
+        """Check the size of a table by distance, one number for each pair of rows."""
         return self.of(self.shape.by_distance(table, most))
 
     def pick(self, relation: Relation) -> "BoundedShape":
+        """Check the size of the picked rows."""
         return self.of(self.shape.pick(relation))
 
     @property
     def size(self) -> tuple[LiveSize, LiveSize]:
+        """The rows and columns of the value."""
         return self.shape.size
 
     def spread(self, rows: LiveSize, cols: LiveSize) -> "BoundedShape":
+        """Check the size of a value spread to more rows or columns."""
         return self.of(self.shape.spread(rows, cols))
 
     def symbol(self, name: str, into: Shape, out: Shape) -> "BoundedShape":
+        """Check the size of a step's value."""
         return self.of(self.values[int(name[1:])])
 
     def act(self, term: Operator) -> "BoundedShape":
+        """Check the size after a matrix kind, and count its merges in Python if it has no whole-array form."""
         *stack, n, p = map(count_size, term.shape_of(self.shape.cols))
         steps = 1 if term.kind.dense else prod((*stack, n, p)) * merging(term.args[1], n)
         return self.of(self.shape.act(term), steps)
 
     def product(self, other: "BoundedShape", over: type[Monoid], where: Pattern) -> "BoundedShape":
+        """Check a product's size and pattern, and count its merges in Python if the monoid has no closed form. Raises
+        ShapeError for scores that do not fit the pattern."""
         seen = where.relation
         if where is not everyone and self.shape[1:] != ((space(seen.rows), space(seen.cols)) if seen else (T, T)):
             raise ShapeError(f"product where {where}: scores are {self.shape}")

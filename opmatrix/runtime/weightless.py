@@ -17,6 +17,7 @@ class Planned(Program):
         return constant
 
     def refuse(self, *_: object, **__: object) -> NoReturn:
+        """Raise InputError: the weights have no numbers to run with or to save."""
         name = self.meta.get("model", "this program")
         raise InputError(
             f"{name} was planned from a configuration: its weights have no numbers; load a checkpoint to "
@@ -27,4 +28,5 @@ class Planned(Program):
 
     @property
     def hash(self) -> NoReturn:
+        """Raise InputError: a program without numbers has no hash."""
         self.refuse()

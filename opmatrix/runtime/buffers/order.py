@@ -227,6 +227,7 @@ def least_peak(schedule: Schedule, extents: Extents) -> Order:
 
 
 def sought(schedule: Schedule, extents: Extents) -> Order:
+    """Search the order anew: the shortest path first, then all others with a lower peak, within WORK."""
     graph = StepGraph(schedule.calls, schedule.results, extents)
     given_bytes = schedule.plan(extents).end
     peak, order, least = graph.path()

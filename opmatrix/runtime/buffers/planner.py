@@ -15,6 +15,7 @@ class Life(NamedTuple):
     last: int
 
     def meets(self, other: "Life") -> bool:
+        """True if two buffers are live in one step, so that they must not overlap."""
         return self.first <= other.last and other.first <= self.last
 
 
@@ -27,6 +28,7 @@ class Plan(NamedTuple):
 
     @property
     def arena(self) -> int:
+        """The bytes of the arena: all but the result's own block."""
         return self.end - self.wall
 
     def times(self, count: int) -> "Plan":

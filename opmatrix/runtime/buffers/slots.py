@@ -34,6 +34,7 @@ class Slots:
         place(words, rows, [0, rows])
 
     def extents(self) -> Extents:
+        """Return the sizes of these batches: rows, sequences and one page of a cache."""
         return Extents({T: self.rows, S: self.sentences, C: self.page})
 
     @property
@@ -43,6 +44,7 @@ class Slots:
 
     @staticmethod
     def count(rows: int) -> int:
+        """Return the words of a batch: its fields, and the layout of its sentences."""
         return (len(INPUT_FIELDS) + 2) * rows + 2
 
     def field(self, name: str, limit: int) -> Offsets:

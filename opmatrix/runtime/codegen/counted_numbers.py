@@ -60,6 +60,7 @@ class CountedShape:
     products: list[ProductSizes]
 
     def of(self, shape: Shape) -> CountedShape:
+        """Note the numbers of a result, by heads, and make its reading."""
         heads = shape.heads if isinstance(shape.heads, int) else 1
         self.made.append(ValueSize(heads, sympy.Mul(*map(expression, shape))))
         return CountedShape(shape, self.values, self.made, self.products)
@@ -76,49 +77,64 @@ class CountedShape:
         return self.of(self.shape * other.shape)
 
     def keep_top(self, by: CountedShape, k: int) -> CountedShape:
+        """Count the numbers of kept entries: as many as there are entries."""
         return self.of(self.shape.keep_top(by.shape, k))
 
     def turn(self) -> CountedShape:
+        """Count the numbers of an exchange of rows and columns."""
         return self.of(self.shape.turn())
 
     def beside(self, other: CountedShape) -> CountedShape:
+        """Count the numbers of columns side by side."""
         return self.of(self.shape.beside(other.shape))
 
     def split(self, h: int) -> CountedShape:
+        """Count the numbers of a value divided into heads."""
         return self.of(self.shape.split(h))
 
     def join(self, h: int) -> CountedShape:
+        """Count the numbers of heads put side by side."""
         return self.of(self.shape.join(h))
 
     def repeat(self, h: int) -> CountedShape:
+        """Count the numbers of all copies of heads."""
         return self.of(self.shape.repeat(h))
 
     def total(self) -> CountedShape:
+        """Count the numbers of the sum of heads."""
         return self.of(self.shape.total())
 
     def given(self, field: str, cols: int) -> CountedShape:
+        """Count the numbers of one-hot rows, zeros too."""
         return self.of(self.shape.given(field, cols))
 
     def related(self, relation: Relation) -> CountedShape:
+        """Count the numbers of a relation as a full matrix."""
         return self.of(self.shape.related(relation))
 
     def by_distance(self, table: Data, most: int) -> CountedShape:
+        """Count the numbers of a table by distance, one for each pair of rows."""
         return self.of(self.shape.by_distance(table, most))
 
     def pick(self, relation: Relation) -> CountedShape:
+        """Count the numbers of the picked rows."""
         return self.of(self.shape.pick(relation))
 
     def entered(self, port: object) -> NoReturn:
+        """Raise TypeError: inputs are values of steps, so no term of a step has one."""
         raise TypeError("what enters is a value of a step")
 
     @property
     def size(self) -> tuple[LiveSize, LiveSize]:
+        """The rows and columns of the value."""
         return self.shape.size
 
     def spread(self, rows: LiveSize, cols: LiveSize) -> CountedShape:
+        """Count the numbers of a value spread to more rows or columns."""
         return self.of(self.shape.spread(rows, cols))
 
     def symbol(self, name: str, into: Shape, out: Shape) -> CountedShape:
+        """Return the value of a step, which costs no further numbers."""
         return CountedShape(self.values[int(name[1:])], self.values, self.made, self.products)
 
     def act(self, term: Operator) -> CountedShape:

@@ -62,6 +62,7 @@ AnyForm: TypeAlias = ScoreForm | RowsForm | EntriesForm | FoldForm | None
 
 
 def sole_leaf(leaf: ScoreLeaf) -> ScoreForm:
+    """Return the scores that a single leaf gives as it is."""
     return ScoreForm((leaf,), NumberGraph(1, (StandIn("input"),)))
 
 
@@ -104,16 +105,21 @@ class FoldReading:
     arrays: Mapping[Data, int]
 
     def of(self, form: AnyForm) -> FoldReading:
+        """Make a reading of another form, over the same operands."""
         return replace(self, form=form)
 
     @property
     def size(self) -> tuple[object, object]:
+        """The size of scores, rows × rows: forms have no sizes of their own."""
         return T, T
 
     def spread(self, rows: object, cols: object) -> FoldReading:
+        """Return the reading itself: spreading is implied by the forms."""
         return self
 
     def pointwise(self, op: str, other: FoldReading) -> FoldReading:
+        """Combine two scores by a scalar operation, on graphs over the leaves of both. Raises NotByRows for other
+        forms."""
         leaves, [[u], [v]] = merged_leaves(as_scores(self.form), as_scores(other.form))
         return self.of(ScoreForm(leaves, NumberGraph(len(leaves), (apply(op, u, v),))))
 
@@ -124,20 +130,24 @@ class FoldReading:
         return self.pointwise("mul", other)
 
     def symbol(self, name: str, into: Shape, out: Shape) -> FoldReading:
+        """Return the rows of a step's value."""
         return self.of(RowsForm(self.values[name]))
 
     def turn(self) -> FoldReading:
+        """Exchange queries and keys of rows. Raises NotByRows for scores that depend on both."""
         if isinstance(self.form, RowsForm) or (isinstance(self.form, ScoreForm) and self.form.fixed):
             return self.of(self.form._replace(turned=not self.form.turned))
         raise NotByRows("scores that are turned")
 
     def split(self, h: int) -> FoldReading:
+        """Divide rows of one head into h. Raises NotByRows for several heads."""
         operand = self.rows_operand()
         if operand.heads > 1:
             raise NotByRows("heads of heads")
         return self.of(RowsForm(operand._replace(heads=h, cols=operand.cols // h)))
 
     def repeat(self, h: int) -> FoldReading:
+        """Return the reading itself, after a check that it holds rows."""
         self.rows_operand()  # one head serves several without a copy
         return self
 
@@ -181,14 +191,17 @@ class FoldReading:
         return FoldForm(plan, where, over.indexed, relation)
 
     def related(self, relation: Relation) -> FoldReading:
+        """Return the entries of a relation."""
         return self.of(EntriesForm(relation))
 
     def refuse(self, *given: object, **named: object) -> NoReturn:
+        """Raise NotByRows: folds have no such operation."""
         raise NotByRows("it reads the batch, or moves numbers")
 
     beside = join = total = given = entered = pick = keep_top = refuse
 
     def by_distance(self, table: Data, most: int) -> FoldReading:
+        """Return scores that are a table's numbers by distance."""
         return self.of(sole_leaf(ScoreLeaf("distance", FoldOperand(OF_ARRAY, self.arrays[table], *table.shape))))
 
     def act(self, term: Operator) -> FoldReading:
@@ -199,6 +212,8 @@ class FoldReading:
             raise NotByRows(str(error), term, isinstance(error, Untraceable)) from None
 
     def acted(self, term: Operator) -> AnyForm:
+        """Return the form after a matrix kind: a constant, a fold with a stored weight, or a function of scores. Raises
+        NotByRows for any other."""
         name, args = term.kind.name, term.args
         if name == "I":
             return self.form
@@ -264,4 +279,5 @@ def read_fold(term: Operator, values: Mapping[str, FoldOperand], arrays: Mapping
 
 
 def value_operand(k: int, heads: int, cols: int) -> FoldOperand:
+    """Return rows of a step's value as the operand of a fold."""
     return FoldOperand(OF_VALUE, k, heads, cols)

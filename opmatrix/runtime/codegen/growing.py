@@ -102,6 +102,7 @@ def number_arrays(term: Operator) -> dict[Data, int]:
 
 
 def heads_of_value(part: Operator) -> int:
+    """Return the heads of a part's result; 1 if the number is not fixed."""
     return part.out.heads if isinstance(part.out.heads, int) else 1
 
 

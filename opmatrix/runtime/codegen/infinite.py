@@ -57,6 +57,7 @@ class MergedInputs:
         return self.known[term, x]
 
     def follow(self, term: Operator, x: Unmerged) -> Unmerged:
+        """Return the inputs that a term hands on unmerged, and limit the infinities of those that it merges."""
         spine = [term]
         while spine[-1].kind is KINDS["compose"]:
             spine[-1:] = reversed(spine[-1].children)

@@ -71,6 +71,7 @@ def needed_parts(merge: NumberGraph, finish: NumberGraph) -> tuple[int, ...]:
 
 
 def read_inputs(graph: NumberGraph) -> list[int]:
+    """Return the numbers of the inputs that a graph reads, in the order of its walk."""
     return [int(node.value) for node in graph.walk() if node.op == "input"]
 
 

@@ -38,10 +38,12 @@ class RowReading:
     arrays: Mapping[Data, int]
 
     def of(self, value: RowValue) -> RowReading:
+        """Make a reading of another value, over the same operands."""
         return replace(self, value=value)
 
     @property
     def size(self) -> tuple[object, int]:
+        """The rows of a batch, and the value's columns."""
         return T, self.value.cols
 
     def spread(self, rows: object, cols: int) -> RowReading:
@@ -59,12 +61,15 @@ class RowReading:
         return self.of(mapped("mul", self.value, other.value))
 
     def beside(self, other: RowReading) -> RowReading:
+        """Put columns side by side."""
         return self.of(put_beside([self.value, other.value]))
 
     def split(self, h: int) -> RowReading:
+        """Divide the columns into h heads."""
         return self.of(RowValue("split", h, self.value.cols // h, self.value))
 
     def join(self, h: int) -> RowReading:
+        """Put heads side by side; values and constants are copied first."""
         value = self.value
         if value.heads == 1:
             return self
@@ -72,22 +77,27 @@ class RowReading:
         return self.of(RowValue("join", 1, value.heads * value.cols, copied))
 
     def repeat(self, h: int) -> RowReading:
+        """Repeat the heads, unless there are h already."""
         value = self.value
         return self.of(value if value.heads == h else RowValue("repeat", h, value.cols, value))
 
     def total(self) -> RowReading:
+        """Sum the heads, unless there is one."""
         value = self.value
         return self.of(value if value.heads == 1 else RowValue("total", 1, value.cols, value))
 
     def symbol(self, name: str, into: Shape, out: Shape) -> RowReading:
+        """Return the value of a step."""
         return self.of(self.values[name])
 
     def refuse(self, *given: object, **named: object) -> NoReturn:
+        """Raise NotByRows: the operation mixes rows or reads the batch."""
         raise NotByRows("it mixes rows, or reads the batch")
 
     turn = product = given = related = entered = pick = refuse
 
     def keep_top(self, by: object, k: int) -> NoReturn:
+        """Raise NotByRows: another kernel keeps the largest numbers of rows."""
         raise NotByRows("keep_top has a kernel of its own")
 
     def act(self, term: Operator) -> RowReading:
@@ -98,6 +108,7 @@ class RowReading:
             raise NotByRows(str(error), term, isinstance(error, Untraceable)) from None
 
     def acted(self, term: Operator, name: str, args: tuple[Any, ...]) -> RowValue:
+        """Return the value after a matrix kind, as code by rows. Raises NotByRows for a kind that has none."""
         x = self.value
         match name:
             case "I":

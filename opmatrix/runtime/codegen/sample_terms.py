@@ -31,6 +31,7 @@ TERMS: tuple[Operator, ...] = (
 
 
 def count_taken(term: Operator) -> int:
+    """Count the stand-ins for values that a sample term takes."""
     return sum(any(node is value for value in TAKEN) for node in term.walk())
 
 

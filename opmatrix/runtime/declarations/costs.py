@@ -29,6 +29,7 @@ def by_scores(name: str, *operands: str, seen: Callable[[Arguments], PatternPair
     """Return the cost of a kernel whose work grows with the scores that are `seen`; `operands` have its columns."""
 
     def cost(a: Arguments, out: Any, extents: Extents) -> Costs:
+        """Return the price by tokens, seen scores, heads and the mean columns of the operands."""
         widths = [operand.cols for operand in (getattr(a, one) for one in operands) if hasattr(operand, "cols")] or [1]
         return [(name, {"T": extents[T], "S2": extents[seen(a)], "h": out.heads, "d": sum(widths) / len(widths)})]
 

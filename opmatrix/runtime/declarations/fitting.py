@@ -26,6 +26,7 @@ Cases = Callable[["Grid", "Numbers"], Iterator[Timed]]
 
 
 def same(what: str, found: object, wanted: object) -> None:
+    """Raise ValueError unless both values are equal; `what` names them in the message."""
     if found != wanted:
         raise ValueError(f"{what}: {found}, where {wanted} is needed")
 
@@ -75,6 +76,7 @@ def passes(call: Callable[..., object]) -> Cases:
     """Return the timed cases of `call(x, out)` on rows."""
 
     def cases(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
+        """Yield the sizes and the call for each shape of rows of the grid."""
         for sizes, x, out in grid.passes(numbers):
             yield sizes, partial(call, x, out)
 
@@ -86,6 +88,7 @@ def timed_batches(call: Callable[..., Timed]) -> Cases:
     d columns."""
 
     def cases(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
+        """Yield the timed call of each batch of sentences and each head shape of the grid."""
         for lengths in grid.batches:
             starts = np.cumsum([0, *lengths])
             for heads, cols in grid.heads:

@@ -97,6 +97,7 @@ class Declared:
             raise TypeError(f"kernel {self.name}: {missing}: declare it as those in opmatrix/runtime/kernels")
 
         def reading(name: str, otherwise: object = None) -> Any:
+            """Read a part of the class by its name; `otherwise` if the class does not declare it."""
             return vars(cls).get(name, otherwise)
 
         self.shape: Callable[[Arguments], Value] = reading("shape")
@@ -310,6 +311,7 @@ def fold_epilogue(run: Callable[..., object], names: Sequence[str]) -> Callable[
 
     @wraps(run)
     def function(*args: object, **given: object) -> object:
+        """Collect the operands of stages into an Epilogue, and call `run` with it."""
         parts = {name: given.pop(name) for name in names if name in given}
         return run(*args, **given, epilogue=Epilogue(**parts))
 

@@ -33,6 +33,7 @@ class BufferSize(NamedTuple):
     space: Live = T
 
     def at(self, extents: Extents) -> int:
+        """Return the bytes of the buffer for a batch of this size; pairs take whole cache lines."""
         total = self.row * extents[T] if self.row else 0
         if self.pair:
             total += round_to_lines(self.pair * extents[WHOLE])
@@ -58,10 +59,12 @@ class Rows(NamedTuple):
     space: Live = T
 
     def at(self, extents: Extents) -> tuple[int, ...]:
+        """Return the axes for a batch of this size: rows of the space, columns."""
         return extents[self.space], self.cols
 
     @property
     def size(self) -> BufferSize:
+        """The bytes of a buffer for the rows."""
         return rows_of(self.space, self.cols)
 
     def __str__(self) -> str:
@@ -77,10 +80,12 @@ class Heads(NamedTuple):
     space: Live = T
 
     def at(self, extents: Extents) -> tuple[int, ...]:
+        """Return the axes for a batch of this size: rows of the space, heads, columns."""
         return extents[self.space], self.heads, self.cols
 
     @property
     def size(self) -> BufferSize:
+        """The bytes of a buffer for all heads."""
         return rows_of(self.space, self.heads * self.cols)
 
     def __str__(self) -> str:
@@ -93,10 +98,12 @@ class Scores(NamedTuple):
     heads: int
 
     def at(self, extents: Extents) -> tuple[int, ...]:
+        """Return the one axis for a batch of this size: heads times all pairs of tokens."""
         return (self.heads * extents[WHOLE],)
 
     @property
     def size(self) -> BufferSize:
+        """The bytes of a buffer for the scores, by pairs of tokens."""
         return BufferSize(0, FLOAT_BYTES * self.heads)
 
     def __str__(self) -> str:
@@ -111,14 +118,17 @@ class Cache(NamedTuple):
     number: str = FLOAT
 
     def at(self, extents: Extents) -> tuple[int, ...]:
+        """Return the axes for a batch of this size: cached rows, heads, columns."""
         return extents[C], self.heads, self.cols
 
     @property
     def size(self) -> BufferSize:
+        """No bytes: a cache is stored with its session, in no buffer of a program."""
         return BufferSize(0, 0)
 
     @property
     def row(self) -> int:
+        """The bytes of one row of the cache."""
         return np.dtype(HELD_NUMBERS[self.number]).itemsize * self.heads * self.cols
 
     def __str__(self) -> str:
@@ -159,6 +169,7 @@ class Weight:
 
     @staticmethod
     def holds(constant: object) -> bool:
+        """True for a matrix in a storage format."""
         return isinstance(constant, Format)
 
 
@@ -167,6 +178,7 @@ class Vector:
 
     @staticmethod
     def holds(constant: object) -> bool:
+        """True for a float32 array of one axis."""
         return is_float32(constant, 1)
 
 
@@ -175,6 +187,7 @@ class Stack:
 
     @staticmethod
     def holds(constant: object) -> bool:
+        """True for a stack in a storage format, or a float32 array of three axes."""
         return isinstance(constant, Stacked) or is_float32(constant, 3)
 
 
@@ -183,6 +196,7 @@ class Array:
 
     @staticmethod
     def holds(constant: object) -> bool:
+        """True for a float32 array of any shape."""
         return isinstance(constant, np.ndarray) and constant.dtype == np.float32
 
 
@@ -191,10 +205,12 @@ class Tables:
 
     @staticmethod
     def holds(constant: object) -> bool:
+        """True for a matrix whose format can gather rows, or columns of panels."""
         return isinstance(constant, Format) and (constant.rowwise or constant.panelled is not None)
 
 
 def is_float32(constant: object, axes: int) -> bool:
+    """True for a float32 array with this number of axes."""
     return isinstance(constant, np.ndarray) and constant.dtype == np.float32 and constant.ndim == axes
 
 

@@ -34,6 +34,7 @@ def telling_rows(shape: Sequence[int], rng: np.random.Generator, decade: int = L
     width = prod(shape)
 
     def drawn(count: int) -> NDArray[np.float64]:
+        """Draw rows of normal numbers."""
         return rng.standard_normal((count, width))
 
     sizes = 10.0 ** np.arange(SMALLEST_DECADE, decade + 1)
@@ -84,9 +85,11 @@ def telling_fills(shapes: RowShapes, rng: np.random.Generator) -> Iterator[dict[
     tiny; large; with many ties; below zero."""
 
     def drawn() -> dict[str, TellingRows]:
+        """Draw normal numbers for every operand."""
         return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 
     def mixed(shape: tuple[int, ...]) -> TellingRows:
+        """Draw rows of many kinds in random order, repeated to fill the shape."""
         rows = telling_rows(shape[1:], rng, UNTOLD_DECADE)
         return rows[rng.permutation(len(rows))[np.arange(shape[0]) % len(rows)]]
 

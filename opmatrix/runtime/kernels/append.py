@@ -26,11 +26,14 @@ class append(Arguments):
     are to lie. In a cache of bfloat16 they are rounded."""
 
     def run(out: Any, batch: Any, x: Heads, cache: Cache, *, number: HeldNumber = FLOAT) -> None:
+        """Copy the cache to `out` unless it is `out` itself, and write the rows of x into the batch's slots."""
         if out is not cache:
             out[...] = cache
         compiled.append(x, batch.slots, out)
 
     def shape(a) -> Cache:
+        """Return the shape of the cache. Raises ValueError if heads, columns or number type of the new rows differ from
+        it."""
         same("x heads", a.x.heads, a.cache.heads)
         same("x columns", a.x.cols, a.cache.cols)
         same("number", a.number, a.cache.number)
@@ -43,6 +46,7 @@ class append(Arguments):
         return {"x": FORMATS["bf16"].reads(a.x)}
 
     def relations(a) -> tuple[Relation, ...]:
+        """Name the relation that it reads: the slots of the new rows."""
         return (SLOTS,)
 
     def reference(a) -> Doubles:
@@ -58,6 +62,7 @@ class append(Arguments):
     cost = one_pass("scale")
 
     def borders(a) -> Collection[int]:
+        """Return the rows at which the compiled `append` takes another path."""
         return compiled.borders("append")
 
 
@@ -67,18 +72,23 @@ class narrow(Arguments):
     such step."""
 
     def run(out: Any, x: Heads) -> None:
+        """Round x to bfloat16, in float32."""
         out[...] = FORMATS["bf16"].reads(x)
 
     def shape(a) -> Heads:
+        """Return the heads and columns of x."""
         return Heads(a.x.heads, a.x.cols)
 
     def reads(a) -> Mapping[str, object]:
+        """Return x as it is stored: rounded to bfloat16."""
         return {"x": FORMATS["bf16"].reads(a.x)}
 
     def reference(a) -> Doubles:
+        """Return x, which `reads` has rounded."""
         return np.asarray(a.x)
 
     def bound(a) -> Any:
+        """Allow FLUSHED for each number, as a processor may flush numbers below any normal one."""
         return np.full(a.x.shape, FLUSHED)
 
     cost = one_pass("scale")

@@ -70,6 +70,8 @@ def time_attention(call: Callable[..., object]) -> Cases:
     """Return timed calls in which each query sees all keys, those up to itself, or a window."""
 
     def cases(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
+        """Yield the sizes and the call for each batch, head shape and reach; a reach that leaves out no score is timed
+        once."""
         from formats.kernels.attentions.heads import layout
 
         for lengths in grid.batches:
@@ -98,6 +100,8 @@ def price_attention(call: Callable[..., object]) -> Price:
 
 
 def fit_heads(a: Arguments) -> Heads:
+    """Return the shape of the result: all heads, and the columns of v. Raises ValueError for heads or columns that do
+    not fit."""
     heads = heads_of(q=a.q, k=a.k, v=a.v)
     same("k columns", a.k.cols, a.q.cols)
     return Heads(fit_bias(a.bias, heads), a.v.cols)
@@ -130,6 +134,7 @@ def pull_sentences(a: Arguments, g: Doubles, places: Iterator[tuple[slice, RowNu
 
 
 def rows_of_keys(keys: slice) -> RowNumbers:
+    """Return the rows of a range of keys."""
     return np.arange(keys.start, keys.stop)
 
 
@@ -162,6 +167,7 @@ class attention(Arguments):
         tile: Keys = 256,
         number_type: KeyNumbers = "float32",
     ) -> None:
+        """Launch the kernel of the pattern's kind: a reach around the query, in float32 or in bfloat16, or a mask."""
         tables = seen.tables(Arguments(mask0=mask0, mask1=mask1))
         if (reach := parse(where, tables).reach) is None:
             compiled.attention(
@@ -173,6 +179,7 @@ class attention(Arguments):
             compiled.attention_halves(q, k, v, batch.starts, out, scale, reach, tile, bias=bias)
 
     def shape(a) -> Heads:
+        """Return heads and columns of the result. Raises ValueError for a pattern that does not fit the operands."""
         result = fit_heads(a)
         seen.check_pattern(a)
         return result
@@ -223,6 +230,7 @@ class attention(Arguments):
         return by_scores(PRICED[a.number_type], "q", "v", seen=lambda a: pairs[seen.pattern(a)])(a, out, extents)
 
     def borders(a) -> Collection[int]:
+        """Return the tile and the rows at which one of its compiled kernels takes another path."""
         return {a.tile, *compiled.borders("attention", "attention_halves", "attention_blocks")}
 
     @staticmethod
@@ -257,6 +265,7 @@ def attend_short(a: Arguments, rng: "np.random.Generator", factor: np.float32) -
     sizes = TOLD_SIZES[batch.sequence, None, None].astype(np.float32)
 
     def drawn() -> dict[str, Any]:
+        """Draw operands of normal numbers; q is scaled by `factor`."""
         operands = {name: rng.standard_normal((batch.rows, *getattr(a, name).shape[1:]), np.float32) for name in "qkv"}
         return {"batch": batch, **operands, "q": operands["q"] * factor}
 
@@ -274,6 +283,7 @@ def attend_short(a: Arguments, rng: "np.random.Generator", factor: np.float32) -
 
 @timed_batches
 def time_once(numbers: "Numbers", starts: RowNumbers, sizes: dict[str, float], h: int, d: int) -> Timed:
+    """Make the timed call of one query a sequence, over all its keys."""
     from formats.kernels.attentions.heads import layout
 
     lines, k, out = layout(starts.tobytes()), numbers.some(starts[-1], h, d), numbers.room(len(starts) - 1, h, d)
@@ -301,9 +311,12 @@ class attend_once(Arguments):
         where: str = "sequence",
         query: End,
     ) -> None:
+        """Launch the compiled kernel for the first or the last token of each sequence."""
         compiled.attend_once(q, k, v, batch.starts, out, scale, query == "last", parse(where).reach, bias)
 
     def shape(a) -> Heads:
+        """Return heads and columns of one row a sequence. Raises ValueError for values of other spaces, or a pattern
+        without a reach."""
         for name, value, space in (("q", a.q, S), ("k", a.k, T), ("v", a.v, T)):
             same(f"{name} rows", value.space, space)
         seen.check_reach(a)
@@ -443,21 +456,27 @@ class attention_cached(Arguments):
         rows: SomeRows = "all",
         behind: Behind = BEYOND,
     ) -> None:
+        """Launch the compiled kernel over the cached keys, limited to `behind` keys before each row if that is
+        finite."""
         window = (None, None) if behind == BEYOND else (behind, batch.field("positions", BEYOND))
         compiled.attention_cached(
             q, k, v, batch.slots, batch.before, out, scale, None if rows == "all" else batch.starts, bias, *window
         )
 
     def shape(a) -> Heads:
+        """Return heads and columns of the result, in the space of its queries. Raises ValueError where q, k and v do
+        not fit."""
         result = fit_heads(a)
         same("v numbers", a.v.number, a.k.number)
         same("q rows", a.q.space, space := T if a.rows == "all" else S)
         return result._replace(space=space)
 
     def limits(a) -> dict[str, int]:
+        """Return the limit of positions, which are read only under a window."""
         return {"positions": BEYOND} if a.behind < BEYOND else {}
 
     def relations(a) -> tuple[Relation, ...]:
+        """Name the relation that it reads: the cached rows of each sequence."""
         return (HELD,)
 
     def reference(a) -> Doubles:

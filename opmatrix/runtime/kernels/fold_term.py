@@ -75,11 +75,14 @@ run_fold.__signature__ = declared_signature(batched=True)  # type: ignore[attr-d
 
 
 def fold_shape(a: Arguments) -> Rows | Heads:
+    """Return the rows or heads of the written kernel's result. Writing it checks that all its arrays are stored."""
     plan = find_fold(a).kernel.written.plan  # `written` runs the writer, which checks that all is stored
     return Rows(plan.cols) if plan.heads == 1 else Heads(plan.heads, plan.cols)
 
 
 def entries_shape(a: Arguments) -> Rows | Heads:
+    """Return the rows or heads, in the relation's row space. Raises ValueError for a relation of caches, or rows of
+    another space than its columns."""
     fold, values = find_fold(a), split_operands(a)[0]
     relation, plan = fold.relation, fold.kernel.written.plan
     assert relation is not None
@@ -91,6 +94,7 @@ def entries_shape(a: Arguments) -> Rows | Heads:
 
 
 def entries_relation(a: Arguments) -> tuple[Relation, ...]:
+    """Name the relation of the fold, if it has one."""
     relation = find_fold(a).relation
     return () if relation is None else (relation,)
 
@@ -220,12 +224,15 @@ class fold_rows(Arguments):
     run, cost = run_fold_rows, fold_cost
 
     def shape(a) -> Rows | Heads:
+        """Return the shape that the written kernel declares."""
         return fold_shape(a)
 
     def reference(a) -> Doubles:
+        """Evaluate the fold in float64, by definition."""
         return fold_reference(a)
 
     def bound(a) -> Doubles:
+        """Bound the error of the written kernel, operation by operation."""
         return fold_bound(a)
 
 
@@ -236,12 +243,15 @@ class fold_term(Arguments):
     run, cost, limits, sees = run_fold, fold_cost, known_positions, fold_patterns
 
     def shape(a) -> Rows | Heads:
+        """Return the shape that the written kernel declares."""
         return fold_shape(a)
 
     def reference(a) -> Doubles:
+        """Evaluate the fold of each sequence in float64."""
         return fold_reference(a)
 
     def bound(a) -> Doubles:
+        """Bound the error of the written kernel, operation by operation."""
         return fold_bound(a)
 
     restrict = ask_rows
@@ -254,12 +264,15 @@ class fold_batch(Arguments):
     run, cost, limits, sees = run_fold, fold_cost, known_positions, fold_patterns
 
     def shape(a) -> Rows | Heads:
+        """Return the shape that the written kernel declares."""
         return fold_shape(a)
 
     def reference(a) -> Doubles:
+        """Evaluate the fold over all rows of the batch in float64."""
         return fold_reference(a)
 
     def bound(a) -> Doubles:
+        """Bound the error of the written kernel, operation by operation."""
         return fold_bound(a)
 
 
@@ -270,10 +283,13 @@ class fold_entries(Arguments):
     run, cost, relations = run_entries, entries_cost, entries_relation
 
     def shape(a) -> Rows | Heads:
+        """Return the shape that the written kernel declares, in the relation's row space."""
         return entries_shape(a)
 
     def reference(a) -> Doubles:
+        """Evaluate the fold of the relation's entries in float64."""
         return fold_reference(a)
 
     def bound(a) -> Doubles:
+        """Bound the error of the merges of each row's entries."""
         return entries_bound(a)

@@ -46,6 +46,7 @@ def by_heads(x: Any) -> Doubles:
 
 
 def soft_shares(x: Doubles) -> Doubles:
+    """Return the softmax of the last axis; NaN where the largest number is infinite."""
     with np.errstate(invalid="ignore"):
         grown = np.exp(x - x.max(-1, keepdims=True))
     return np.asarray(grown / grown.sum(-1, keepdims=True))
@@ -58,6 +59,7 @@ def chosen_entries(a: Arguments, by: Doubles) -> Doubles:
 
 
 def time_gates(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
+    """Yield calls for routers of a few sizes: with shares, the largest few, and a sum of one."""
     for cols, most in TIMED_ROUTERS:
         for rows in (1, 16, 256):
             x, out = numbers.some(rows, 1, cols), numbers.room(rows, 1, cols)
@@ -77,11 +79,13 @@ class gate(Arguments):
     def run(
         out: Any, x: Rows | Heads, by: Rows | Heads | None = None, *, k: Few = 0, shares: Switch = 0, unit: Switch = 0
     ) -> None:
+        """Launch the compiled gate on rows as heads."""
         compiled.gate_rows(
             in_heads(x), in_heads(out), None if by is None else in_heads(by), k, bool(shares), bool(unit)
         )
 
     def shape(a) -> Rows | Heads:
+        """Return the shape of x. Raises ValueError if `by` has other heads or columns, or if k exceeds the columns."""
         if a.by is not None:
             same("by", a.by[:2], a.x[:2])
         if a.k > a.x.cols:
@@ -89,9 +93,11 @@ class gate(Arguments):
         return Rows(a.x.cols) if isinstance(a.x, Rows) else Heads(a.x.heads, a.x.cols)
 
     def keeps(a) -> bool:
+        """True if k is set: the k largest numbers of each row are chosen, and the others zeroed."""
         return bool(a.k)
 
     def reference(a) -> Doubles:
+        """Compute the softmax, keep the k largest by `by`, divide by the sum: each step if it is chosen."""
         result = soft_shares(a.x) if a.shares else a.x
         if a.k:
             by = by_heads(a.x if a.by is None else a.by)

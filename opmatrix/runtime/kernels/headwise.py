@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
 
 def multiply_heads(x: Doubles, weight: Doubles) -> Doubles:
+    """Multiply x (T, h, n) by weight (h, n, p) head by head: (T, h, p). One head of x serves all."""
     return (x.swapaxes(0, 1) @ weight).swapaxes(0, 1)
 
 
 @timed_batches
 def time_heads(numbers: "Numbers", starts: RowNumbers, sizes: dict[str, float], h: int, d: int) -> Timed:
+    """Make the timed call of h heads, each times a d × d matrix."""
     x, weight, out = numbers.some(starts[-1], h, d), numbers.fresh(h, d, d), numbers.room(starts[-1], h, d)
     return {"T": len(x), "h": h, "n": d, "p": d}, lambda: compiled.headwise(x, weight, out)
 
@@ -45,12 +47,15 @@ class headwise(Arguments):
     """x @ W for each head with its own W, an array or a stack in whatever format; an x of one head serves all."""
 
     def run(out: Any, x: Heads, weight: Stack) -> None:
+        """Multiply by the stack's own kernels, or by the compiled `headwise` for an array."""
         if isinstance(weight, Stacked):
             weight.matmul(x, out)
         else:
             compiled.headwise(x, weight, out)
 
     def shape(a) -> Heads:
+        """Return the heads and columns of the weight. Raises ValueError if x has other columns, or several heads but
+        not as many."""
         heads, rows, cols = a.weight.shape
         same("x columns", a.x.cols, rows)
         if a.x.heads != 1:
@@ -64,6 +69,7 @@ class headwise(Arguments):
         return dict(zip(("x", "weight"), a.weight.operands(a.x), strict=True))
 
     def reference(a) -> Doubles:
+        """Multiply head by head in float64."""
         return multiply_heads(a.x, a.weight)
 
     def pullback(a, g: Doubles) -> Cotangents:
@@ -73,6 +79,7 @@ class headwise(Arguments):
         return {"x": x if a.x.shape[1] == len(W) else x.sum(2, keepdims=True)}
 
     def bound(a) -> Doubles:
+        """Bound the error: by the stack's format, or that of sums of n products of float32 numbers."""
         if isinstance(a.weight, Stacked):
             return a.weight.bound(a.x, (a.exact.x, a.exact.weight))
         deep = a.x.shape[2]
@@ -91,4 +98,5 @@ class headwise(Arguments):
         return BufferSize(FLOAT_BYTES * a.weight.scratch() if isinstance(a.weight, Stacked) else 0, 0)
 
     def borders(a) -> Collection[int]:
+        """Return the rows at which the kernels of the stack's format, or `headwise`, take another path."""
         return a.weight.borders() if isinstance(a.weight, Stacked) else compiled.borders("headwise")

@@ -44,6 +44,7 @@ class TermBuffer(NamedTuple):
     values: "tuple[ValueSize, ...]"
 
     def at(self, extents: Extents) -> int:
+        """Return twice the bytes of all values that are stored at once, in float64, for a batch of this size."""
         held = (count_held(value.heads, at_extents(value.numbers, extents)) for value in self.values)
         return int(2 * np.float64().nbytes * sum(held))
 
@@ -74,9 +75,11 @@ class interpret(Arguments):
         *,
         term: str,
     ) -> None:
+        """Evaluate the term in float64, and round the result to float32."""
         out[...] = exact(Arguments(**{name: each for name, each in locals().items() if name != "out"}))
 
     def shape(a) -> Rows | Heads:
+        """Return the rows or heads of the term's result, in the space of its rows."""
         from opmatrix.runtime import interpreted
 
         result = interpreted.shape(a)
@@ -86,6 +89,7 @@ class interpret(Arguments):
     limits, relations = seen.fields_of_term, seen.relations_of_term
 
     def keeps(a) -> bool:
+        """True if the term keeps the largest numbers of rows somewhere."""
         return '"keep_top"' in a.term
 
     reference = exact
@@ -95,6 +99,7 @@ class interpret(Arguments):
         return 2 * UNIT * abs(exact(a)) + LEAST_SHARE
 
     def scratch(a) -> TermBuffer:
+        """Return the buffer of the values that the term makes."""
         return TermBuffer(count_term(a).values)
 
     def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
@@ -103,6 +108,7 @@ class interpret(Arguments):
         work = count_term(a)
 
         def pass_over(numbers: Any) -> tuple[str, dict[str, float]]:
+            """Return the price of one pass over this count of numbers, as a norm of rows."""
             rows = extents[out.space]
             return "pointwise.norm", {"T": rows, "p": READING * at_extents(numbers, extents) / rows}
 

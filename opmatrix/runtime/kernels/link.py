@@ -34,6 +34,7 @@ def relation_of(a: Arguments) -> Relation:
 
 
 def read_relation(a: Arguments) -> tuple[Relation, ...]:
+    """Name the relation that the step reads."""
     return (relation_of(a),)
 
 
@@ -61,6 +62,7 @@ def time_links(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
 
 
 def time_picks(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
+    """Yield calls that gather all rows in random order, by numpy."""
     for sizes, x, out in grid.passes(numbers):
         yield sizes, partial(np.take, x, numbers.rng.permutation(len(x)), 0, out)
 
@@ -75,12 +77,14 @@ class link(Arguments):
     """A row for each row of a relation that the batch gives: what its entries join, times their numbers."""
 
     def run(out: Any, batch: Any, x: Rows, *, relation: str, over: Over) -> None:
+        """Join the rows that the relation's entries name, by sum, mean or max."""
         sparse = entries_of(batch, relation, len(x))
         compiled.link_rows(x, sparse.starts, sparse.at, sparse.numbers, out, over)
 
     shape, relations = related, read_relation
 
     def reference(a) -> Doubles:
+        """Join rows by definition; a row without entries is 0, or minus infinity under max."""
         sparse = entries_of(a.batch, a.relation, len(a.x))
         out = np.full((sparse.shape[0], a.x.shape[1]), -np.inf if a.over == "max" else 0.0)
         for i, (low, high) in enumerate(pairwise(sparse.starts)):
@@ -115,11 +119,13 @@ class pick(Arguments):
     """The row of x that a relation has as its only entry, for each row of the relation."""
 
     def run(out: Any, batch: Any, x: Rows, *, relation: str) -> None:
+        """Gather the rows that the entries name, by numpy."""
         np.take(np.asarray(x), entries_of(batch, relation, len(x)).single(), 0, out)
 
     shape, relations = related, read_relation
 
     def reference(a) -> Doubles:
+        """Gather the rows that the entries name."""
         return np.asarray(a.x[entries_of(a.batch, a.relation, len(a.x)).single()])
 
     def pullback(a, g: Doubles) -> Cotangents:

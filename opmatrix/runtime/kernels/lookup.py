@@ -107,9 +107,12 @@ class embed(Arguments):
     `turned` numbers, which lie as products multiply by them, columns are rows."""
 
     def run(out: Any, batch: Any, tables: Tables, *, epilogue: Epilogue, fields: str, turned: str = "") -> None:
+        """Add the rows that the fields choose from the tables, then apply the epilogue."""
         add_rows(out, batch, tables, fields.split(","), turned, epilogue)
 
     def shape(a) -> Rows:
+        """Return rows as wide as the tables. Raises ValueError for an unknown field, a table whose rows or columns
+        cannot be gathered, or tables of different width."""
         same("fields", len(fields := a.fields.split(",")), len(a.tables))
         if unknown := [name for name in fields if name not in FIELDS]:
             raise ValueError(f"fields: {unknown[0]!r:.80} is none of {FIELDS}")
@@ -126,6 +129,7 @@ class embed(Arguments):
         return field_limits(a)
 
     def reference(a) -> Doubles:
+        """Add the chosen rows in float64, and apply the stages."""
         return apply_stages(np.asarray(sum(chosen(a))), a)
 
     def pullback(a, g: Doubles) -> Mapping[str, Doubles]:
@@ -133,6 +137,7 @@ class embed(Arguments):
         return {}
 
     def bound(a) -> Doubles:
+        """Bound the error of the sum of the chosen rows, and of the stages after it."""
         rows = chosen(a.exact)
         return bound_stages(np.asarray(sum(rows)), gamma(len(rows)) * np.sum(np.abs(rows), axis=0), a)
 

@@ -61,6 +61,7 @@ class Matrices:
         return x, np.asarray(self.stack[e], np.float64)
 
     def multiply(self, e: int, x: Doubles) -> Doubles:
+        """Multiply rows by matrix e in float64, x as the kernel reads it."""
         read, W = self.operands(e, x)
         return read @ W
 
@@ -94,6 +95,7 @@ class Raised(NamedTuple):
 
     @classmethod
     def of(cls, a: Arguments, e: int) -> "Raised":
+        """Take the bias of expert e, if there is one, and the function of all experts."""
         bias = bias_rows(a.bias, a.gate.shape[1])
         return cls(None if bias is None else bias[e], a.activation)
 
@@ -151,10 +153,13 @@ class experts(Arguments):
         most: Most,
         activation: Activated = "",
     ) -> None:
+        """Launch the compiled kernel, which reads the experts that the gate names and no others."""
         by = in_columns(gate)
         compiled.experts(x, by, up, down, out, beside, activation, most, residual, bias_rows(bias, by.shape[1]))
 
     def shape(a) -> Rows:
+        """Return rows of the second product's columns. Raises ValueError for the first operand that does not fit the
+        stack `up`."""
         (count, rows, hidden), cols = a.up.shape, a.down.shape[2]
         same("gate heads", a.gate.heads, count)
         same("gate columns of a head", a.gate.cols, 1)
@@ -257,6 +262,7 @@ class experts(Arguments):
         return BufferSize(min(a.most, a.gate.heads) * (FLOAT_BYTES * (f + max(n, q)) + WORD_BYTES), 0)
 
     def borders(a) -> Collection[int]:
+        """Return the rows at which the compiled `experts` takes another path."""
         return compiled.borders("experts")
 
 
@@ -302,6 +308,7 @@ def hidden_rows(a: Arguments, up: Matrices, beside: Matrices, x: Doubles, e: int
     """Return the rows between the two products of an expert, and a bound on their error."""
 
     def product(stack: Matrices) -> tuple[Doubles, Doubles]:
+        """Multiply the rows by expert e's matrix; return the product and a bound on its error."""
         read, W = stack.operands(e, x)
         return read @ W, stack.bound(e, x, read, W)
 

@@ -17,6 +17,7 @@ from opmatrix.runtime.declarations.pullbacks import Cotangents, dense_numbers, p
 
 
 def apply_weight(x: Any, weight: Any, out: Any, e: Epilogue) -> None:
+    """Multiply rows by a weight into `out`, by the kernel of the weight's format."""
     weight.matmul(x, out=out, epilogue=e)
 
 
@@ -25,9 +26,11 @@ class linear(Arguments):
     """x @ W in whatever format W has; the epilogue runs on each chunk of rows while it is in cache."""
 
     def run(out: Any, x: Rows, weight: Weight, *, epilogue: Epilogue) -> None:
+        """Multiply by the weight's own kernel, which runs the epilogue too."""
         apply_weight(x, weight, out, epilogue)
 
     def shape(a) -> Rows:
+        """Return rows of the weight's outputs. Raises ValueError if x has other columns than the weight inputs."""
         same("x columns", a.x.cols, a.weight.shape[0])
         return after(a, a.weight.shape[1])
 
@@ -36,6 +39,7 @@ class linear(Arguments):
         return dict(zip(("x", "weight"), a.weight.operands(a.x), strict=True)) if hasattr(a.weight, "operands") else {}
 
     def reference(a) -> Doubles:
+        """Multiply in float64 and apply the stages."""
         return apply_stages(a.x @ a.weight, a)
 
     def bound(a) -> Doubles:
@@ -63,4 +67,5 @@ class linear(Arguments):
         return BufferSize(FLOAT_BYTES * a.weight.scratch(), 0)
 
     def borders(a) -> Collection[int]:
+        """Return the rows at which the kernel of the weight's format takes another path."""
         return frozenset(a.weight.borders())

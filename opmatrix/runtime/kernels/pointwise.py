@@ -30,12 +30,15 @@ class pointwise(Arguments):
     """The epilogue alone, in one pass."""
 
     def run(out: Any, x: Rows, *, epilogue: Epilogue) -> None:
+        """Run the epilogue over x in one pass."""
         compiled.pointwise(x, out, epilogue)
 
     def shape(a) -> Rows:
+        """Return the rows of x. Raises ValueError for a stage's operand that does not fit its columns."""
         return after(a, a.x.cols)
 
     def reference(a) -> Doubles:
+        """Apply the stages in float64."""
         return apply_stages(a.x, a)
 
     def pullback(a, g: Doubles) -> Cotangents:
@@ -43,6 +46,7 @@ class pointwise(Arguments):
         return {"x": g, **beside}
 
     def bound(a) -> Doubles:
+        """Bound the error of the stages alone: x is exact."""
         return bound_stages(a.x, np.zeros(a.x.shape), a)
 
     cost = passes_over
@@ -53,15 +57,19 @@ class pointwise_heads(Arguments):
     """The norm of each head by itself, and a gain and a shift that all of them share, in one pass."""
 
     def run(out: Any, x: Heads, *, epilogue: Epilogue) -> None:
+        """Normalise each head, and apply the gain and the shift, in one pass."""
         compiled.pointwise_heads(x, out, epilogue.gain, epilogue.shift, epilogue.eps, epilogue.norm)
 
     def shape(a) -> Heads:
+        """Return the heads of x. Raises ValueError if the gain or the shift is not one number for each column of a
+        head."""
         for name in ("gain", "shift"):
             if (row := getattr(a, name)) is not None:
                 same(name, row.shape, (a.x.cols,))
         return Heads(a.x.heads, a.x.cols)
 
     def reference(a) -> Doubles:
+        """Apply the stages to each head as if it were a row."""
         return apply_stages(a.x.reshape(-1, a.x.shape[2]), a).reshape(a.x.shape)
 
     def pullback(a, g: Doubles) -> Cotangents:
@@ -69,6 +77,7 @@ class pointwise_heads(Arguments):
         return {"x": pull_epilogue(a, lambda: rows, g.reshape(len(g), -1, cols))[0].reshape(g.shape)}
 
     def bound(a) -> Doubles:
+        """Bound the error of the stages on each head: x is exact."""
         rows = a.x.reshape(-1, a.x.shape[2])
         return bound_stages(rows, np.zeros(rows.shape), a).reshape(a.x.shape)
 

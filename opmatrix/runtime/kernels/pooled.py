@@ -43,6 +43,7 @@ def reduce_rows(x: Doubles, how: str) -> Doubles:
 
 
 def reduce_sentences(x: Doubles, batch: Batch, how: str) -> Doubles:
+    """Reduce the rows of each sequence to one: (T, p) to (S, p)."""
     return np.stack([reduce_rows(x[rows], how) for rows in sentence_rows(batch)])
 
 
@@ -70,6 +71,7 @@ def lengthen(x: Doubles, least: float | None) -> Doubles:
 
 
 def time_pooling(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
+    """Yield calls of means over the sequences of each batch, at each width."""
     from formats.kernels.attentions.heads import layout
 
     for lengths in grid.batches:
@@ -89,13 +91,16 @@ class pool(Arguments):
     """A row for each sequence, made of its rows; with `unit` of length one, the square of which it is added to."""
 
     def run(out: Any, batch: Any, x: Rows, *, how: How, unit: Least | None = None) -> None:
+        """Launch the compiled reduction of each sequence."""
         compiled.pool_rows(x, batch.starts, out, how, unit)
 
     def shape(a) -> Rows:
+        """Return one row a sequence. Raises ValueError unless the rows of x are tokens."""
         same("x rows", a.x.space, T)
         return Rows(a.x.cols, space=S)
 
     def reference(a) -> Doubles:
+        """Reduce each sequence in float64, and normalise the result if `unit` is set."""
         return lengthen(reduce_sentences(a.x, a.batch, a.how), a.unit)
 
     def pullback(a, g: Doubles) -> Cotangents:
@@ -140,18 +145,22 @@ class unit(Arguments):
     """Each row with length one, to the square of which `unit` is added."""
 
     def run(out: Any, x: Rows, *, unit: Least) -> None:
+        """Launch the reduction of single rows, which only normalises them."""
         compiled.pool_rows(x, None, out, "first", unit)
 
     def shape(a) -> Rows:
+        """Return the rows of x."""
         return after(a, a.x.cols)
 
     def reference(a) -> Doubles:
+        """Divide each row by its length, `unit` added to the square."""
         return lengthen(a.x, a.unit)
 
     def pullback(a, g: Doubles) -> Cotangents:
         return {"x": pull_length(a.x, a.unit, g)}
 
     def bound(a) -> Doubles:
+        """Bound the error by two roundings of each number, and the smallest share for tiny ones."""
         return 2 * UNIT * abs(lengthen(a.exact.x, a.unit)) + LEAST_SHARE
 
     cost = one_pass("unit")

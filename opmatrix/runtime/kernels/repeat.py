@@ -15,6 +15,7 @@ Count = Annotated[int, Range(int, 1, WIDEST)]
 
 
 def copy_heads(x: Any, out: Any) -> None:
+    """Copy each head of x (T, g, d) into its group of neighbouring heads of `out` (T, h, d)."""
     out.reshape(len(x), x.shape[1], -1, x.shape[2])[...] = x[:, :, None]
 
 
@@ -23,14 +24,17 @@ class repeat(Arguments):
     """Each head so many times in a row that there are `heads` of them."""
 
     def run(out: Any, x: Heads, *, heads: Count) -> None:
+        """Copy each head into its group."""
         copy_heads(x, out)
 
     def shape(a) -> Heads:
+        """Return `heads` heads. Raises ValueError if those of x do not divide them."""
         if a.heads < 1 or a.heads % a.x.heads:
             raise ValueError(f"x heads: {a.x.heads}, which do not divide {a.heads}")
         return Heads(a.heads, a.x.cols)
 
     def reference(a) -> Doubles:
+        """Repeat each head in float64."""
         return in_groups(a.x, a.heads)
 
     def pullback(a, g: Doubles) -> Cotangents:

@@ -29,6 +29,7 @@ Picked = Annotated[str, OneOf(("all", "first", "last"))]
 
 
 def time_rotation(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
+    """Yield calls that turn heads of TURNED columns, each row by an angle of its own."""
     for sizes, x, out in grid.passes(numbers):
         by, at = numbers.fresh(len(x), TURNED // 2), np.arange(len(x))
         turned, into = (array.reshape(len(x), -1, TURNED) for array in (x, out))
@@ -54,11 +55,14 @@ class rotate(Arguments):
     or of each sequence the first or the last."""
 
     def run(out: Any, batch: Any, x: Heads, cos: Array, sin: Array, *, rows: Picked = "all") -> None:
+        """Launch the compiled rotation; rows are all tokens, or the first or last of each sequence."""
         tables: Any = cos
         starts = None if rows == "all" else batch.starts
         compiled.rotate(x, batch.field("positions", len(tables)), cos, sin, out, starts, rows == "last")
 
     def shape(a) -> Heads:
+        """Return the heads of x. Raises ValueError for tables of unequal shapes, more pairs than columns, or rows of
+        another space."""
         same("sin", a.sin.shape, a.cos.shape)
         if a.cos.ndim != 2 or 2 * a.cos.shape[1] > a.x.cols:
             raise ValueError(f"cos: {a.cos.shape}, where (positions, at most half of {a.x.cols} columns) is needed")
@@ -66,6 +70,7 @@ class rotate(Arguments):
         return Heads(a.x.heads, a.x.cols, space=space)
 
     def limits(a) -> dict[str, int]:
+        """Limit positions to the rows of the tables."""
         return {"positions": len(a.cos)}
 
     def reference(a) -> Doubles:

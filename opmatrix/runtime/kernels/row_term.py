@@ -106,10 +106,12 @@ class row_term(Arguments):
     run = run_rows
 
     def shape(a) -> Rows | Heads:
+        """Return the rows or heads of the written kernel's result. Writing it checks that all its arrays are stored."""
         root = kernel_of(a).written.root  # `written` runs the writer, which checks that all is stored
         return Rows(root.cols) if root.heads == 1 else Heads(root.heads, root.cols)
 
     def reference(a) -> Doubles:
+        """Evaluate the term row by row in float64."""
         from formats.kernels.generated.rowwise.row_bounds import mean_rows
 
         return in_shape(mean_rows(kernel_of(a).root, *split_operands(a), count_rows(a)))
@@ -127,6 +129,7 @@ class row_term(Arguments):
 
 
 def kernel_of(a: Arguments) -> "RowKernel":
+    """Return the kernel of a step's term for these operands."""
     return find_kernel(a.term, split_operands(a))
 
 

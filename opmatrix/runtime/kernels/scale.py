@@ -35,14 +35,17 @@ class scale(Arguments):
     """Every number times a factor."""
 
     def run(out: Any, x: Rows, *, factor: float) -> None:
+        """Launch the compiled product of all numbers by the factor."""
         compiled.scale(x, factor, out)
 
     def shape(a) -> Rows:
+        """Return the rows of x. Raises ValueError for a view, whose rows are not contiguous."""
         if a.x.apart:
             raise ValueError(f"x: its rows are columns of a wider value, {a.x.apart} numbers apart")
         return Rows(a.x.cols)
 
     def reference(a) -> Doubles:
+        """Multiply by the factor in float64."""
         return np.asarray(a.x * a.factor)
 
     def pullback(a, g: Doubles) -> Cotangents:
@@ -56,10 +59,12 @@ class scale(Arguments):
 
 
 def sum_products(x: Doubles, by: Doubles) -> Doubles:
+    """Sum the heads of each row, head h times by[t, h]: (T, h, p) and (T, h) to (T, p)."""
     return np.asarray((in_heads(x) * in_columns(by)[:, :, None]).sum(1))
 
 
 def time_weighing(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
+    """Yield calls for a few numbers of heads, columns and rows."""
     for heads, cols in ((1, 64), (1, 1024), (8, 256)):
         for rows in (1, 16, 256):
             x, by, out = numbers.some(rows, heads, cols), numbers.some(rows, heads), numbers.room(rows, cols)
@@ -76,9 +81,11 @@ class blend_heads(Arguments):
     """The sum of a row's heads, each times a number of its own, + residual; rows are one head."""
 
     def run(out: Any, x: Rows | Heads, by: Rows | Heads, residual: Rows | None = None) -> None:
+        """Launch the compiled weighted sum of heads."""
         compiled.blend_heads(in_heads(x), in_columns(by), out, residual)
 
     def shape(a) -> Rows:
+        """Return rows of one head's columns. Raises ValueError unless `by` has one number for each head."""
         same("by heads", getattr(a.by, "heads", 1), getattr(a.x, "heads", 1))
         same("by columns of a head", a.by.cols, 1)
         if a.residual is not None:
@@ -86,6 +93,7 @@ class blend_heads(Arguments):
         return Rows(a.x.cols)
 
     def reference(a) -> Doubles:
+        """Sum the weighted heads in float64, and add the residual if there is one."""
         return sum_products(a.x, a.by) if a.residual is None else np.asarray(sum_products(a.x, a.by) + a.residual)
 
     def pullback(a, g: Doubles) -> Cotangents:

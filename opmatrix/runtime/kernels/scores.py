@@ -37,18 +37,21 @@ if TYPE_CHECKING:
 
 @timed_batches
 def time_scores(numbers: "Numbers", starts: RowNumbers, sizes: dict[str, float], h: int, d: int) -> Timed:
+    """Make the timed call of the scores of h heads of d columns."""
     q, out = numbers.some(starts[-1], h, d), numbers.fresh(h * int(sizes["S2"]))
     return sizes, lambda: compiled.scores(q, q, starts, out)
 
 
 @timed_batches
 def time_softmax(numbers: "Numbers", starts: RowNumbers, sizes: dict[str, float], h: int, d: int) -> Timed:
+    """Make the timed call of the softmax of the scores of h heads."""
     x, out = (numbers.fresh(h * int(sizes["S2"])) for _ in range(2))
     return sizes, lambda: compiled.softmax(x, starts, h, out)
 
 
 @timed_batches
 def time_values(numbers: "Numbers", starts: RowNumbers, sizes: dict[str, float], h: int, d: int) -> Timed:
+    """Make the timed call of the products of scores and values."""
     v, out, p = numbers.some(starts[-1], h, d), numbers.room(starts[-1], h, d), numbers.fresh(h * int(sizes["S2"]))
     return sizes, lambda: compiled.values(p, v, starts, out)
 
@@ -97,13 +100,17 @@ class scores(Arguments):
     """q kᵀ · scale within each sentence, plus a bias, a table of numbers by distance."""
 
     def run(out: Any, batch: Any, q: Heads, k: Heads, bias: Array | None = None, *, scale: float = 1.0) -> None:
+        """Launch the compiled products of queries and keys within sequences."""
         compiled.scores(q, k, batch.starts, out, scale, bias)
 
     def shape(a) -> Scores:
+        """Return scores of all heads. Raises ValueError if q and k have different columns, or heads that do not
+        divide."""
         same("k columns", a.k.cols, a.q.cols)
         return Scores(fit_bias(a.bias, heads_of(q=a.q, k=a.k)))
 
     def reference(a) -> Doubles:
+        """Multiply queries and keys in float64, scale, and add the bias of each pair."""
         products: Doubles = multiply_queries(a.q, a.k, a.batch, a.bias) * float(a.scale)
         return np.asarray(products + near_rows(a.bias, a))
 
@@ -126,6 +133,7 @@ class scores(Arguments):
         return np.asarray(gamma(a.q.shape[2] + 2 + (a.bias is not None)) * spread + least)
 
     def borders(a) -> Collection[int]:
+        """Return the rows at which the compiled `scores` takes another path."""
         return compiled.borders("scores")
 
     cost = by_scores("scores", "q", "k")
@@ -140,9 +148,11 @@ class softmax(Arguments):
     """Each row of scores as positive numbers that sum to one over whom it sees, and zeros."""
 
     def run(out: Any, batch: Any, x: Scores, *, where: str = "sequence") -> None:
+        """Launch the compiled softmax of each row over the reach of the pattern."""
         compiled.softmax(x, batch.starts, len(x) // batch.extents()[WHOLE], out, parse(where).reach)
 
     def shape(a) -> Scores:
+        """Return scores of as many heads. Raises ValueError for a pattern without a reach."""
         seen.check_reach(a)
         return Scores(a.x.heads)
 
@@ -167,6 +177,7 @@ class softmax(Arguments):
         )
 
     def borders(a) -> Collection[int]:
+        """Return the rows at which the compiled `softmax` takes another path."""
         return compiled.borders("softmax")
 
     cost = by_scores("softmax", "x")
@@ -187,14 +198,18 @@ class values(Arguments):
     """p v within each sentence."""
 
     def run(out: Any, batch: Any, p: Scores, v: Heads) -> None:
+        """Launch the compiled products of scores and values within sequences."""
         compiled.values(p, v, batch.starts, out)
 
     def shape(a) -> Heads:
+        """Return the heads of the scores and the columns of v. Raises ValueError if v's heads do not divide those of
+        p."""
         if a.p.heads % a.v.heads:
             raise ValueError(f"v heads: {a.v.heads}, which do not divide the {a.p.heads} of p")
         return Heads(a.p.heads, a.v.cols)
 
     def reference(a) -> Doubles:
+        """Multiply scores and values of each sequence in float64."""
         return np.concatenate(weigh_values(a.p, a.v, a.batch))
 
     def pullback(a, g: Doubles) -> Cotangents:
@@ -213,6 +228,7 @@ class values(Arguments):
         return np.concatenate([gamma(len(part)) * part + len(part) * SMALLEST for part in weighed])
 
     def borders(a) -> Collection[int]:
+        """Return the rows at which the compiled `values` takes another path."""
         return compiled.borders("values")
 
     cost = by_scores("values", "p", "v")

@@ -16,14 +16,17 @@ Place = Annotated[int, Range(int, 0, WIDEST)]
 
 
 def divide(x: Any, heads: int) -> Any:
+    """View rows (T, h d) as heads (T, h, d)."""
     return x.reshape(len(x), heads, -1)
 
 
 def flatten(x: Any) -> Any:
+    """View heads (T, h, d) as rows (T, h d)."""
     return x.reshape(len(x), -1)
 
 
 def cut(x: Any, lo: int, hi: int) -> Any:
+    """View columns lo to hi of each row, hi excluded."""
     return x[:, lo:hi]
 
 
@@ -33,14 +36,17 @@ class heads(Arguments):
 
     @staticmethod
     def run(x: Rows, *, heads: Count) -> Any:
+        """View rows as heads: no numbers move."""
         return divide(x, heads)
 
     def shape(a) -> Heads:
+        """Return the heads. Raises ValueError if they do not divide the columns."""
         if a.heads < 1 or a.x.cols % a.heads:
             raise ValueError(f"{a.heads} heads do not divide x of {a.x}")
         return Heads(a.heads, a.x.cols // a.heads, a.x.apart)
 
     def reference(a) -> Any:
+        """View rows as heads, in float64."""
         return divide(a.x, a.heads)
 
     def pullback(a, g: Doubles) -> Cotangents:
@@ -55,12 +61,15 @@ class join(Arguments):
 
     @staticmethod
     def run(x: Heads) -> Any:
+        """View heads as rows: no numbers move."""
         return flatten(x)
 
     def shape(a) -> Rows:
+        """Return rows of all heads' columns."""
         return Rows(a.x.heads * a.x.cols, a.x.apart)
 
     def reference(a) -> Any:
+        """View heads as rows, in float64."""
         return flatten(a.x)
 
     def pullback(a, g: Doubles) -> Cotangents:
@@ -75,14 +84,17 @@ class columns(Arguments):
 
     @staticmethod
     def run(x: Rows, *, lo: Place, hi: Place) -> Any:
+        """View a range of columns: no numbers move."""
         return cut(x, lo, hi)
 
     def shape(a) -> Rows:
+        """Return rows as far apart as those of x. Raises ValueError for columns that x does not have."""
         if not 0 <= a.lo < a.hi <= a.x.cols:
             raise ValueError(f"x of {a.x} has no columns {a.lo} to {a.hi}")
         return Rows(a.hi - a.lo, a.x.apart or a.x.cols)
 
     def reference(a) -> Any:
+        """View a range of columns, in float64."""
         return cut(a.x, a.lo, a.hi)
 
     def pullback(a, g: Doubles) -> Cotangents:
