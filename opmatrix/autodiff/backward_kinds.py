@@ -18,6 +18,7 @@ def derivative_of(f: Operator) -> ScalarBody:
 
 
 def slope_at(x: Scalars, f: Operator) -> Scalars:
+    """Compute the derivative of f at x. Raises InputError if f declares none."""
     return derivative_of(f)(x)
 
 
@@ -28,6 +29,7 @@ def derivative(i: int, j: int, f: Operator) -> Cell:
 
 
 def repeat_column(x: Scalars, n: int) -> Scalars:
+    """Copy a single column n times."""
     return x.repeat(n, -1)
 
 

@@ -69,6 +69,8 @@ def name_units(forward: Forward) -> dict[int, str]:
     units: dict[int, str] = {0: LAYER_IN}
 
     def name(at: int, unit: str) -> None:
+        """Name a line, at the source of its numbers, as a unit, unless it is inside one or computed from positions
+        alone. The first name stays."""
         at = forward.source(at)
         if at not in forward.inside and not forward.free(at):
             units.setdefault(at, unit)

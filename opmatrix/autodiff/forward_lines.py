@@ -36,9 +36,11 @@ class Forward(NamedTuple):
 
     @property
     def trace(self) -> Trace:
+        """The trace that all its values belong to."""
         return self.values[0].trace
 
     def line(self, at: int) -> Operation:
+        """Return the operation of a value by its number."""
         return self.values[at].line
 
     def free(self, at: int) -> bool:
@@ -90,6 +92,7 @@ def traced_forward(term: Operator, x: Shape, dropout: float = 0, routed: bool = 
     trace, count = Trace(), 0
 
     def dropping(value: TracedValue) -> TracedValue:
+        """Drop entries of a value under the next mask, if there is a dropout rate."""
         nonlocal count
         if not dropout:
             return value

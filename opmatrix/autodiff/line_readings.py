@@ -60,15 +60,18 @@ METHODS = {"add": "__add__", "mul": "__mul__"}
 
 
 def sum_rows(x: DenseReading) -> DenseReading:
+    """Sum over the rows of each head: one row is left."""
     return x.of(x.array.sum(-2, keepdims=True))
 
 
 def sum_outer(x: DenseReading, g: DenseReading) -> DenseReading:
+    """Compute xᵀ g, the sum over rows of outer products; x may be a sparse selection."""
     left = x.value.T if hasattr(x.value, "toarray") else x.array.swapaxes(-1, -2)
     return g.of(left @ g.array)
 
 
 def same(x: DenseReading) -> DenseReading:
+    """Return the value itself: saving it changes no numbers."""
     return x
 
 

@@ -64,9 +64,11 @@ class Pull:
 
     @property
     def trace(self) -> Trace:
+        """The trace that forward's and backward's lines belong to."""
         return self.forward.trace
 
     def shape(self, at: int) -> Shape:
+        """Return the shape of a line of forward."""
         return self.forward.line(at).shape
 
     def written(self, write: Callable[[], TracedValue], phase: PassPhase) -> TracedValue:
@@ -79,6 +81,7 @@ class Pull:
         return value
 
     def mark(self) -> None:
+        """Assign the lines that were added since the last call to the present phase."""
         self.phases += [self.phase] * (len(self.trace.lines) - len(self.phases))
 
     def run(self, g: TracedValue) -> None:
@@ -110,6 +113,7 @@ class Pull:
         self.gradients[data] = self.gradients[data] + part if data in self.gradients else part
 
     def mask(self, at: int) -> None:
+        """Note a dropout, whose mask backward needs again."""
         self.masks.append(at)
 
     def value(self, at: int, reader: int) -> TracedValue:
@@ -143,6 +147,7 @@ class Pull:
         return value
 
     def keeps(self, at: int) -> bool:
+        """True if forward saves this line: by the policy, or, without one, unless it is only a view of another line."""
         if self.forward.free(at):
             return False
         if self.kept_lines is None:
@@ -163,26 +168,32 @@ class Pulled:
 
     @property
     def forward(self) -> Forward:
+        """The lines of forward, with the units that they belong to."""
         return self.pull.forward
 
     @property
     def lines(self) -> list[Operation]:
+        """All lines of the trace: forward's, then backward's."""
         return self.pull.trace.lines
 
     @property
     def phases(self) -> list[PassPhase]:
+        """The phase of each line."""
         return self.pull.phases
 
     @property
     def gradients(self) -> dict[Data, int]:
+        """The line of the gradient of each stored array that learns."""
         return {data: value.at for data, value in self.pull.gradients.items()}
 
     @property
     def reads(self) -> dict[int, list[int]]:
+        """The lines of forward that each line's pullback reads."""
         return self.pull.reads
 
     @property
     def result(self) -> int:
+        """The line of forward's result."""
         return self.forward.result
 
     @property
@@ -193,6 +204,7 @@ class Pulled:
 
     @cached_property
     def kept(self) -> dict[int, str]:
+        """The unit of each line of forward that is saved; "read" for a line that is no unit but that backward reads."""
         return {at: self.named.get(at, "read") for at in self.pull.kept}
 
     @property

@@ -32,6 +32,7 @@ def pulls(*ops: str) -> Callable[[PullRule], PullRule]:
     """Declare how cotangents go back through operations."""
 
     def enter(rule: PullRule) -> PullRule:
+        """Register the rule of these operations."""
         for op in ops:
             PULLS[op] = rule
         return rule
@@ -40,6 +41,7 @@ def pulls(*ops: str) -> Callable[[PullRule], PullRule]:
 
 
 def refuse(what: object) -> InputError:
+    """Return the error of an operation that no rule pulls back, with the remedy."""
     return InputError(
         f"pullback: {brief(what)} has no pullback: leave it out, or declare one (opmatrix/autodiff/vjp_rules.py)"
     )
@@ -53,6 +55,7 @@ def fitted_to(g: TracedValue, shape: Shape) -> TracedValue:
 
 
 def negative(g: TracedValue) -> TracedValue:
+    """Multiply by -1."""
     minus: Operator = const(-1.0)
     return g * g.act(minus)
 
@@ -64,6 +67,8 @@ def pull_source(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
 
 @pulls("act")
 def pull_act(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """Pull back through a matrix kind: by the derivative of a function, the transpose of a weight, or the declared
+    adjoint. Raises InputError for any other."""
     matrix = line.more[0]
     if not line.args:
         pull.learn(matrix, lambda: fitted_to(g, Shape(count_heads(matrix), 1, matrix.args[0].shape[-1])).summed())
@@ -94,10 +99,12 @@ def count_heads(matrix: Operator) -> int:
 
 
 def fitted_heads(g: TracedValue, heads: int) -> TracedValue:
+    """Sum a cotangent over its heads if the array has one matrix for all of them."""
     return g.total() if heads == 1 and g.shape.heads != 1 else g
 
 
 def adjoined(pull: Pull, x: int, matrix: Operator, g: TracedValue) -> TracedValue:
+    """Apply the matrix's adjoint to the cotangent."""
     result: TracedValue = read(adjoint(matrix, pull.shape(x).cols), g, {})
     return result
 
@@ -112,6 +119,7 @@ def pull_over(pull: Pull, x: int, at: int, matrix: Operator, g: TracedValue) -> 
     elif m in (monoids.max, monoids.min) and a.kind.name == "ones":
 
         def order(x: TracedValue) -> TracedValue:
+            """Return x, or its negative for `min`, so that the wanted number is the largest."""
             return x if m is monoids.max else x * x.act(const(-1.0))
 
         pull.give(x, lambda: g.act(widen(n)).keep_top(order(pull.value(x, at)), 1))
@@ -126,12 +134,14 @@ def pull_over(pull: Pull, x: int, at: int, matrix: Operator, g: TracedValue) -> 
 
 @pulls("add")
 def pull_add(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """Hand the cotangent to both operands, summed where an operand was spread."""
     for operand in line.args:
         pull.give(operand, partial(fitted_to, g, pull.shape(operand)))
 
 
 @pulls("mul")
 def pull_mul(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """Multiply the cotangent by the other operand, for each."""
     u, v = line.args
     pull.give(u, lambda: fitted_to(g * pull.value(v, at), pull.shape(u)))
     pull.give(v, lambda: fitted_to(g * pull.value(u, at), pull.shape(v)))
@@ -147,47 +157,56 @@ def pull_keep_top(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
 
 @pulls("turn")
 def pull_turn(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """Exchange rows and columns of the cotangent."""
     pull.give(line.args[0], g.turn)
 
 
 @pulls("beside")
 def pull_beside(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """Give each operand its own columns of the cotangent."""
     p, q = (pull.shape(a).cols for a in line.args)
     for arg, (lo, hi) in zip(line.args, ((0, p), (p, p + q)), strict=True):
         pull.give(arg, partial(columns_of, g, lo, hi, p + q, pull.shape(arg)))
 
 
 def columns_of(g: TracedValue, lo: LiveSize, hi: LiveSize, n: LiveSize, shape: Shape) -> TracedValue:
+    """Return columns lo to hi of n, summed if the operand was spread."""
     return fitted_to(g.act(cols(lo, hi, n)), shape)
 
 
 @pulls("split")
 def pull_split(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """Put the heads of the cotangent side by side."""
     pull.give(line.args[0], lambda: g.join(line.more[0]))
 
 
 @pulls("join")
 def pull_join(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """Divide the columns of the cotangent into heads."""
     pull.give(line.args[0], lambda: g.split(line.more[0]))
 
 
 @pulls("repeat")
 def pull_repeat(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """Sum the cotangent over the copies of each head."""
     pull.give(line.args[0], lambda: g.fold(pull.shape(line.args[0]).heads))
 
 
 @pulls("fold")
 def pull_fold(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """Copy the cotangent of a sum to all heads of its group."""
     pull.give(line.args[0], lambda: g.repeat(pull.shape(line.args[0]).heads))
 
 
 @pulls("total")
 def pull_total(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """Copy the cotangent of the sum to all heads."""
     pull.give(line.args[0], lambda: g.repeat(pull.shape(line.args[0]).heads))
 
 
 @pulls("dropped")
 def pull_dropped(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """Drop the same entries of the cotangent, by forward's mask."""
     pull.mask(at)
     pull.give(line.args[0], lambda: g.dropped(*line.more))
 
@@ -203,6 +222,7 @@ def pull_shares(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     """P (g - the sum of a row of P g)."""
 
     def back() -> TracedValue:
+        """Return P (g - the row sums of P g), P the saved shares."""
         P = pull.value(at, at)
         return P * (g + negative((P * g).act(ones())))
 
@@ -228,6 +248,8 @@ def pull_product(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     )
 
     def right() -> TracedValue:
+        """Multiply the transposed left operand by the cotangent; for scores, the cotangent's transpose by the left
+        operand."""
         if pairs:
             cotangent = g.turn().product(pull.value(u, at), monoids.sum, within).turn()
         else:
@@ -240,6 +262,7 @@ def pull_product(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
 
 
 def name_of(over_: type[Monoid]) -> str:
+    """Return the name of a monoid for error texts."""
     return over_.__name__
 
 

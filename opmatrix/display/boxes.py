@@ -28,6 +28,7 @@ class Box:
 
     @property
     def height(self) -> int:
+        """The height of the box: a line of each text, and padding."""
         return 2 * BOX_PAD + BOX_LINE * len(self.lines)
 
 
@@ -113,4 +114,5 @@ def shade_of(weight: float) -> str:
 
 
 def cut_letters(line: str, most: int = LETTERS) -> str:
+    """Cut a line after `most` letters, the last of which becomes an ellipsis."""
     return line if len(line) <= most else f"{line[: most - 1]}…"

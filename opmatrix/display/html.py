@@ -82,6 +82,7 @@ def format_entry(term: Operator, i: int, j: int) -> str:
 
 
 def format_number(value: float) -> str:
+    """Write a number with three digits."""
     return f"{float(value):.3g}"
 
 

@@ -50,6 +50,7 @@ def has_name(data: Data) -> bool:
 
 
 def is_scalar(data: Data) -> bool:
+    """True if the array is one number without a name, which is written out."""
     return data.shape == (1,) and not data.name
 
 
@@ -112,6 +113,7 @@ def leaves(node: Operator) -> list[Leaf]:
 
 
 def identifier(name: str) -> str:
+    """Replace all that identifiers cannot have by underscores; a leading digit gets one in front."""
     plain = re.sub(r"\W", "_", name)
     return plain if plain.isidentifier() else f"_{plain}"
 

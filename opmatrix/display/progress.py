@@ -72,6 +72,7 @@ class ProgressLine:
         over = Event()
 
         def tick() -> None:
+            """Rewrite the line whenever no other write came within TICK seconds, until the block is over."""
             while not over.wait(TICK / 2):
                 if (now := time.perf_counter()) - self.said >= TICK:
                     self.tell(now)
@@ -85,6 +86,7 @@ class ProgressLine:
             writer.join()
 
     def write(self, line: str) -> None:
+        """Write a line to stderr: over the last one on a terminal, cut to its width; else below it."""
         if self.quiet:
             return
         width = min(WIDTH, shutil.get_terminal_size().columns - 1)

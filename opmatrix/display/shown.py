@@ -29,10 +29,15 @@ class LawLike(Protocol):
     """A law: its row, its docstring, the operators for which it must fail."""
 
     @property
-    def doc(self) -> str: ...
+    def doc(self) -> str:
+        """The docstring, which says why it holds."""
+
     @property
-    def without(self) -> Sequence[Any]: ...
-    def row(self) -> tuple[str, ...]: ...
+    def without(self) -> Sequence[Any]:
+        """The operators for which it must fail."""
+
+    def row(self) -> tuple[str, ...]:
+        """Return its row in the table of laws."""
 
 
 def facts_html(title: str, pairs: Iterable[tuple[str, object]]) -> str:
@@ -163,6 +168,7 @@ def point_row(name: str, point: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def point_html(point: Any) -> str:
+    """Draw a point of the front as a table of one row."""
     return html_table(POINT_COLUMNS, [point_row(point.name, vars(point))])
 
 

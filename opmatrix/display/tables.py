@@ -16,6 +16,7 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str], left: Collection
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
 
     def line(row: Sequence[str]) -> str:
+        """Line up the cells of one row, without blanks at its end."""
         return "  ".join(
             cell.ljust(width) if at in left else cell.rjust(width)
             for at, (cell, width) in enumerate(zip(row, widths, strict=True))
@@ -73,6 +74,7 @@ def narrowed(header: str, rule: str, rows: Sequence[str], columns: int) -> Itera
 
 
 def longest(words: str) -> int:
+    """Return the length of the longest word, 0 if there is none."""
     return max(map(len, words.split()), default=0)
 
 
@@ -99,6 +101,7 @@ def stacked(row: Sequence[str], widths: Sequence[int], words: Sequence[bool]) ->
 
 
 def ms(seconds: float | None) -> str:
+    """Write seconds as milliseconds with two decimals; empty for None."""
     return "" if seconds is None else f"{1e3 * seconds:.2f}"
 
 
@@ -108,6 +111,7 @@ def between(ends: Sequence[float] | None) -> str:
 
 
 def megabytes(size: float | None) -> str:
+    """Write bytes as megabytes with one decimal; empty for None."""
     return "" if size is None else f"{size / 1e6:.1f}"
 
 

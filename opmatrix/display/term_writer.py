@@ -231,6 +231,7 @@ class TermWriter:
             )
 
         def fixed(f: Operator) -> Say:
+            """Choose the writer of a factor: operators that do not depend on x have no value to write."""
             return self.operator if f.kind.name in FIXED else say
 
         if kind == "mul":
@@ -273,6 +274,7 @@ class TermWriter:
         return self.notation["call"].template.format(name.replace("_", r"\_") if self.latex else name, ", ".join(words))
 
     def attribute(self, a: Any) -> str:
+        """Write an attribute by its type: relation, array, pattern, monoid, number, size, text or name."""
         if isinstance(a, Relation):
             return escape(a.name) if self.latex else relation_text(a)
         if isinstance(a, Data):
@@ -317,6 +319,7 @@ class TermWriter:
         return self.put("number" if alone else "expression", level, value)
 
     def number(self, number: float | sympy.Expr, level: int = 0) -> str:
+        """Write a number so that Python reads it back, or as LaTeX; a negative one binds like a negation."""
         if isinstance(number, sympy.Expr):
             return self.size(number, level)
         value = repr(number)
@@ -351,6 +354,7 @@ class TermWriter:
         return rf"{letter}_{{{nth}:\,{shape}}}"
 
     def word(self, name: str) -> str:
+        """Write a name of several letters upright in LaTeX; elsewhere as it is."""
         if not self.latex or len(name) == 1:
             return name
         return r"\mathrm{" + escape(name) + "}"
@@ -400,6 +404,7 @@ def summary(data: Data) -> str:
 
 
 def relation_text(a: Relation) -> str:
+    """Write a relation as Python: by its name alone if every batch has it."""
     return repr(a.name) if a.name in GIVEN else f"relation({a.name!r}, {a.rows!r}, {a.cols!r})"
 
 

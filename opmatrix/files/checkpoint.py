@@ -274,6 +274,8 @@ class Checkpoint:
         beside = self.adapter and Additions(self.adapter, self.prefix)
 
         def at(name: str, *shape: int, called: str = "") -> Data:
+            """Find a tensor of this shape and note its use; return its array, with the adapter's addition if there is
+            one."""
             tensor = self.find_whole(name, *shape)
             used.update(tensor.used if isinstance(tensor, ExpertTensors) else [tensor])
             data = load_data(tensor, name)
@@ -443,8 +445,10 @@ def json_object(path: Path) -> dict[str, object]:
 
 
 def numberless(name: str) -> str:
+    """Replace each run of digits by #, so that names of different layers are equal."""
     return re.sub(r"\d+", "#", name)
 
 
 def format_shape(shape: tuple[int, ...]) -> str:
+    """Write a shape for an error text."""
     return " × ".join(map(str, shape)) or "a single number"

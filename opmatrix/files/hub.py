@@ -19,6 +19,7 @@ BY_HAND = (
 
 
 def is_hub_name(model: str) -> bool:
+    """True for a name of the form org/name or org/name@revision."""
     return bool(HUB_NAME.fullmatch(model))
 
 

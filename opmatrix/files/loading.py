@@ -124,6 +124,7 @@ def begin_reading(meta: Mapping[str, object], found: list[Tokenizer], ahead: Par
     """Start a thread that reads a tokenizer and appends it to `found`; it appends none if reading fails."""
 
     def read() -> None:
+        """Read the tokenizer in the thread; any error is left to the later reading."""
         with suppress(Exception):
             found.append(read_tokenizer(meta, ahead))
 
@@ -313,6 +314,7 @@ def read_meta(file: Path) -> str | dict[str, object] | None:
 
 
 def step(file: Path, i: int, row: object) -> Step:
+    """Check a step of a program's file. Raises InputError for any other structure, or a kind that no file may name."""
     match row:
         case [str(kernel), dict(operands), dict(attributes), str(output)] if is_printable(output):
             if "term" in attributes:

@@ -79,14 +79,17 @@ class ArrayPart(NamedTuple):
 
     @property
     def indexes(self) -> bool:
+        """True if the array holds positions, which kernels follow without checks."""
         return bool(self.field) and self.field in FORMATS[self.format].indices()
 
     @property
     def number(self) -> np.dtype[np.generic]:
+        """The number type of the stored array."""
         return DTYPES[self.tensor.number]
 
     @property
     def bytes(self) -> int:
+        """The bytes of the stored array."""
         return prod(self.tensor.shape) * self.number.itemsize
 
 

@@ -41,14 +41,17 @@ def read_scale(x: BlockedTensor, name: str = "d") -> Floats:
 
 
 def q4_0(x: BlockedTensor) -> Floats:
+    """Widen halves of bytes: d (q - 8)."""
     return read_scale(x) * (nibbles(x["q"], 16).astype(np.float32) - 8)
 
 
 def q4_1(x: BlockedTensor) -> Floats:
+    """Widen halves of bytes with a shift: d q + m."""
     return read_scale(x) * nibbles(x["q"], 16).astype(np.float32) + read_scale(x, "m")
 
 
 def q8_0(x: BlockedTensor) -> Floats:
+    """Widen bytes with a scale: d q."""
     return read_scale(x) * np.asarray(x["q"], np.float32)
 
 
@@ -73,10 +76,12 @@ def q6_k(x: BlockedTensor) -> Floats:
 
 
 def identity(x: BlockedTensor) -> Floats:
+    """Return the numbers as they are, for tensors of float32."""
     return x
 
 
 def as_float32(x: BlockedTensor) -> Floats:
+    """Convert the numbers to float32."""
     return np.asarray(x, np.float32)
 
 

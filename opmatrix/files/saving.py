@@ -218,6 +218,7 @@ def strays(target: Path, front: bool) -> Iterator[Path]:
 
 
 def regular(path: Path) -> bool:
+    """True for a file that is no symbolic link."""
     return path.is_file() and not path.is_symlink()
 
 
@@ -282,6 +283,7 @@ def gather_shards(programs: Mapping[Path, Program]) -> dict[str, SharedArrays]:
     first = next(iter(programs.values())).hash
 
     def rank(shard: SharedArrays) -> tuple[bool, int]:
+        """Return a sort key: arrays of the first program come first, then the largest."""
         return first not in shard.owners, -sum(array.nbytes for array in shard.arrays.values())
 
     return dict(zip(SHARDS, sorted(shards.values(), key=rank), strict=False))

@@ -147,6 +147,7 @@ def parse_entry(name: str, entry: object) -> tuple[str, str, tuple[int, ...], in
 
 
 def is_count(value: object) -> bool:
+    """True for a whole number from 0 on; no boolean is one."""
     return type(value) is int and value >= 0
 
 

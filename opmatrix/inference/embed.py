@@ -176,6 +176,7 @@ def decode_lines(opened: BinaryIO, name: str | Path) -> Iterator[str]:
 
 
 def name_line(file: str | Path, at: int) -> str:
+    """Name a line of a file for error texts, counted from 1."""
     return f"{file}: line {at + 1}"
 
 
@@ -252,6 +253,7 @@ def replaceable(out: Path) -> None:
 
 
 def is_npy(file: Path) -> bool:
+    """True if the file begins with the magic of numpy's array files."""
     with open_regular(file) as opened:
         return opened.read(len(NPY_MAGIC)) == NPY_MAGIC
 

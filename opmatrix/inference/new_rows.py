@@ -68,9 +68,11 @@ class New(Batch):
 
     @property
     def alone(self) -> bool:
+        """True: its rows share slots and caches, so it cannot be split."""
         return True
 
     def arrays(self) -> Iterator[NDArray[np.generic]]:
+        """Yield the arrays of the batch, with the slots of its rows and the session's caches."""
         yield from (*super().arrays(), self.slots, self.before, *self.caches.values())
 
     def extents(
@@ -85,6 +87,8 @@ class New(Batch):
         return Extents.made({**sizes, C: self.capacity, **{pairs[pattern]: seen for pattern in cached}})
 
     def relation(self, relation: Relation) -> Sparse:
+        """Return `slots`, which row of the caches takes in each new row, or `held`, which rows of them each sees; else
+        a relation of the batch."""
         rows = self.capacity
         if relation == SLOTS:
             order = np.argsort(self.slots)
@@ -102,6 +106,8 @@ class New(Batch):
         return super().relation(relation)
 
     def input(self, port: Port) -> GivenMatrix:
+        """Return a cache without the new rows, in float32; else an input of the batch. Raises ValueError for a cache
+        that the session lacks."""
         if port.space != str(C):
             return super().input(port)
         if port.name not in self.caches:

@@ -23,6 +23,7 @@ class ParsedAhead(Thread):
         self.start()
 
     def run(self) -> None:
+        """Read and parse the file in the thread; any error is left to the later reading."""
         with suppress(BaseException):  # a panic of compiled code among them
             text = read_text(self.file)
             import tokenizers

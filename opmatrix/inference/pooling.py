@@ -139,11 +139,13 @@ def expect(holds: bool, where: str, value: object, wanted: str) -> None:
 
 
 def truth(value: object, where: str) -> bool:
+    """Check that an entry is a boolean. Raises InputError that names its place."""
     expect(isinstance(value, bool), where, value, "true or false")
     return bool(value)
 
 
 def check_text(value: object, where: str) -> str:
+    """Check that an entry is a text without surrogates. Raises InputError that names its place."""
     expect(isinstance(value, str) and not re.search("[\ud800-\udfff]", value), where, value, "valid Unicode")
     return str(value)
 

@@ -59,6 +59,7 @@ def alone(call: F) -> F:
     Python itself releases the lock and leaves the context, wherever the call is interrupted."""
 
     def entered(session: "Pages", *args: object, **named: object) -> object:
+        """Call the method with its session marked as inside. Raises InputError if it is inside already."""
         if session in INSIDE.get():
             raise InputError("session: it is called back within a call of its own: wait until that has ended")
         INSIDE.set((*INSIDE.get(), session))
@@ -66,6 +67,7 @@ def alone(call: F) -> F:
 
     @wraps(call)
     def called(session: "Pages", *args: object, **named: object) -> object:
+        """Wait for the session's lock, and call in a copy of the context."""
         with session.lock:
             return copy_context().run(entered, session, *args, **named)
 

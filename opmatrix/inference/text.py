@@ -264,4 +264,5 @@ def fault(text: object) -> str | None:
 
 
 def shortened(text: str) -> str:
+    """Quote a text for an error line, cut after 39 letters."""
     return repr(text if len(text) <= 40 else text[:39] + "…")

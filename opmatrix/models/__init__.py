@@ -138,6 +138,7 @@ def promised(config: Settings, scores: bool = False) -> Operator:
         (v, h)"""
 
     def at(name: str, *shape: LiveSize) -> Data:
+        """Promise an array of this name and shape."""
         return Promised(name, shape)
 
     if scores and not layout(config).head:
@@ -191,6 +192,7 @@ def ask_for(made: Callable[[ArraySource], object]) -> dict[str, tuple[LiveSize, 
     shapes: dict[str, tuple[LiveSize, ...]] = {}
 
     def at(name: str, *shape: LiveSize) -> Data:
+        """Note the shape that is requested, and promise the array."""
         shapes[name] = shape
         return Promised(name, shape)
 

@@ -40,9 +40,11 @@ class Key(NamedTuple):
     older: str = ""
 
     def under(self, name: str) -> "Key":
+        """Return the key under another name in a family's files."""
         return self._replace(called=name)
 
     def once(self, name: str) -> "Key":
+        """Return the key with its former name in a family's files."""
         return self._replace(older=name)
 
 
@@ -133,8 +135,11 @@ def declares(layout: TensorNames = TensorNames(), /, **keys: Key) -> Callable[[F
     every key."""
 
     def made(family: Family) -> Family:
+        """Wrap the family: its config is checked first; keys and layout become its attributes."""
+
         @wraps(family)
         def checked(config: Settings, at: ArraySource) -> Operator:
+            """Check the config against the keys, and build the model."""
             return family(settings(config, keys), at)
 
         checked.keys, checked.layout = keys, layout  # type: ignore[attr-defined]

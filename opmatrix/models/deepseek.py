@@ -54,6 +54,7 @@ def deepseek_v3(config: Settings, at: ArraySource) -> Operator:
         raise wrong("topk_group", config["topk_group"], f"at most n_group, {groups}")
 
     def unit(l: int, name: str) -> Operator:
+        """Build the unit of layer l: gated in the first layers, else routed experts and the shared ones."""
         if l < config["first_k_dense_replace"]:
             return plain_unit(at, name, n, config["intermediate_size"], act)
         bias = const(at(f"{name}.gate.e_score_correction_bias", count))

@@ -83,6 +83,7 @@ class Experts(NamedTuple):
             raise wrong("num_experts_per_tok", self.asked, f"at most {self.called}, {self.number}")
 
         def linear(part: str, n: LiveSize, p: LiveSize) -> Operator:
+            """Read a stack of weights, one matrix for each expert, stored as (experts, outputs, inputs)."""
             return weight(at(part, self.number, p, n).T)
 
         router = weight(at(f"{name}.gate.weight", self.number, n).T)

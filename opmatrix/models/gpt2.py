@@ -81,15 +81,20 @@ def stacked_layers(
     f, act, positions = f or 4 * n, ACTIVATIONS[config["hidden_act"]], config["max_position_embeddings"]
 
     def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:  # stored as [in, out]
+        """Build x @ W + b; files store W as (inputs, outputs)."""
         return affine(at(f"{name}.weight", n, p), at(f"{name}.bias", p))
 
     def norm(name: str) -> Operator:
+        """Build a layer norm with gain and shift."""
         return layernorm(eps) @ diag(at(f"{name}.weight", n)) + const(at(f"{name}.bias", n))
 
     def perceptron(name: str) -> Operator:
+        """Build two products with the activation between."""
         return linear(f"{name}.c_fc", n, f) @ act @ linear(f"{name}.c_proj", f, n)
 
     def layer(i: int) -> Operator:
+        """Build layer i: attention, then a perceptron or the caller's unit, each behind a norm and added to its
+        input."""
         l = f"h.{i}"
         QKV = linear(f"{l}.attn.c_attn", n, 3 * n)
         Q, K, V = (QKV @ cols(part * n, (part + 1) * n, 3 * n) for part in range(3))
@@ -98,6 +103,7 @@ def stacked_layers(
         return (I + norm(f"{l}.ln_1") @ F) @ (I + norm(f"{l}.ln_2") @ G)
 
     def table(name: str, rows: LiveSize) -> Operator:
+        """Read a table of embeddings: one-hot rows times it choose its rows."""
         return weight(at(f"{name}.weight", rows, n))
 
     embed = table("wte", config["vocab_size"]) + given("positions", positions) @ table("wpe", positions)
@@ -133,15 +139,18 @@ def bloom(config: Settings, at: ArraySource) -> Operator:
     f, d, near = f or 4 * n, quotient(n, h), alibi(h, positions)
 
     def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:
+        """Build x @ W + b; files store W as (outputs, inputs)."""
         return affine(at(f"{name}.weight", p, n).T, at(f"{name}.bias", p))
 
     def norm(name: str) -> Operator:
+        """Build a layer norm with gain and shift."""
         return layernorm(eps) @ diag(at(f"{name}.weight", n)) + const(at(f"{name}.bias", n))
 
     def mixing(name: str) -> Operator:
         """Build attention; queries, keys and values of one head lie side by side in one matrix."""
 
         def mixed(x: Value) -> Value:
+            """Attend causally with the bias by distance, from one product for queries, keys and values."""
             projected = x @ linear(f"{name}.query_key_value", n, 3 * n) @ heads(h)
             q, k, v = (projected @ cols(part * d, (part + 1) * d, 3 * d) for part in range(3))
             attended: Value = product(q @ k.T * d**-0.5 + near, v, over=softmax, where=sequence & causal) @ heads(h).T
@@ -150,6 +159,7 @@ def bloom(config: Settings, at: ArraySource) -> Operator:
         return formula(mixed) @ linear(f"{name}.dense", n, n)
 
     def layer(i: int) -> Operator:
+        """Build layer i: attention and a perceptron, each behind a norm and added to its input."""
         l = f"h.{i}"
         G = linear(f"{l}.mlp.dense_h_to_4h", n, f) @ gelu_tanh @ linear(f"{l}.mlp.dense_4h_to_h", f, n)
         F = mixing(f"{l}.self_attention")

@@ -102,21 +102,26 @@ def decoder(
     act, turned = ACTIVATIONS[config["hidden_act"]], rope.rope(config, d)
 
     def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:
+        """Build x @ W, with a bias for the parts that have one; files store W as (outputs, inputs)."""
         W, part = at(f"{name}.weight", p, n).T, name.split(".")[-1].removesuffix("_proj")
         return affine(W, at(f"{name}.bias", p)) if part in biased else weight(W)
 
     def norm(name: str, n: LiveSize) -> Operator:
+        """Build a norm by the root mean square, with a gain."""
         return rmsnorm(config["rms_norm_eps"]) @ diag(at(f"{name}.weight", n))
 
     def attending(name: str, l: int) -> Operator:
+        """Build grouped attention of layer l, queries and keys turned by position and normed if the family does so."""
         Q, K, V = (linear(f"{name}.{part}_proj", n, d * count) for part, count in (("q", h), ("k", g), ("v", g)))
         by_q, by_k = (norm(f"{name}.{part}_norm", d) @ turned if normed else turned for part in "qk")
         return grouped(Q, K, V, h, g, where(l), by_q, by_k) @ linear(f"{name}.o_proj", d * h, n)
 
     def feeding(l: int, name: str) -> Operator:
+        """Build the gated unit of a layer."""
         return gated(linear, name, n, config["intermediate_size"], act)
 
     def layer(l: int) -> Operator:
+        """Build layer l: attention, then the unit, each behind a norm and added to its input."""
         first, second = (norm(f"layers.{l}.{part}_layernorm", n) for part in ("input", "post_attention"))
         mixed = I + first @ attending(f"layers.{l}.self_attn", l)
         return mixed @ (I + second @ (unit or feeding)(l, f"layers.{l}.mlp"))

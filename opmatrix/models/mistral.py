@@ -48,6 +48,7 @@ def mixtral(config: Settings, at: ArraySource) -> Operator:
     gate = best_shares(experts.asked) @ renormalised()
 
     def unit(l: int, name: str) -> Operator:
+        """Build the experts of a layer."""
         return experts.layer(at, name, config["hidden_size"], ACTIVATIONS[config["hidden_act"]], gate)
 
     return decoder(config, at, where=lambda l: looking_back(config["sliding_window"]), unit=unit)

@@ -52,12 +52,15 @@ def pangu_alpha(config: Settings, at: ArraySource) -> Operator:
     last = config["num_hidden_layers"] - 1
 
     def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:
+        """Build x @ W + b; files store W as (outputs, inputs)."""
         return affine(at(f"{name}.weight", p, n).T, at(f"{name}.bias", p))
 
     def norm(name: str) -> Operator:
+        """Build a layer norm with gain and shift."""
         return layernorm(eps) @ diag(at(f"{name}.weight", n)) + const(at(f"{name}.bias", n))
 
     def by_position(name: str) -> Operator:
+        """Read a table of positions: each row's is its value, whatever x is."""
         return given("positions", positions) @ weight(at(name, positions, n))
 
     def layer(l: str, asking: Operator | None = None) -> Operator:
@@ -103,6 +106,8 @@ def pangu_pro(config: Settings, at: ArraySource) -> Operator:
         raise wrong("num_experts_per_tok", groups, f"a divisor of num_experts, {count}: one of each group is asked")
 
     def unit(l: int, name: str) -> Operator:
+        """Build the unit of layer l: gated in the listed layers, else one expert of each group, and the shared one.
+        Raises InputError if a listed layer has no size."""
         if l in config["mlp_only_layers"]:
             if (inner := config["intermediate_size"]) is not None:
                 return plain_unit(at, name, n, inner, act)

@@ -33,6 +33,8 @@ def pr_moe(config: Settings, at: ArraySource) -> Operator:
         return mixture(gate, up @ act @ down, count) + gate @ weight(at(f"{name}.{EXPERTS}.c_proj.bias", count, n))
 
     def unit(l: int, perceptron: Perceptron) -> Operator:
+        """Build a perceptron, or in every `expert_interval`th layer one beside experts, weighted by two learned
+        shares."""
         name = f"h.{l}.mlp"
         if (l + 1) % every:
             return perceptron(name)

@@ -36,6 +36,7 @@ def qwen2_moe(config: Settings, at: ArraySource) -> Operator:
     n, shared, act = config["hidden_size"], config["shared_expert_intermediate_size"], ACTIVATIONS[config["hidden_act"]]
 
     def unit(l: int, name: str) -> Operator:
+        """Build the unit of layer l: gated, or routed experts and the shared one behind its gate."""
         if not asks_experts(config, l):
             return plain_unit(at, name, n, config["intermediate_size"], act)
         always = plain_unit(at, f"{name}.shared_expert", n, shared, act)
@@ -54,6 +55,7 @@ def qwen3_moe(config: Settings, at: ArraySource) -> Operator:
     n, f, act = config["hidden_size"], config["intermediate_size"], ACTIVATIONS[config["hidden_act"]]
 
     def unit(l: int, name: str) -> Operator:
+        """Build the unit of layer l: experts, or a gated unit."""
         if asks_experts(config, l):
             return routed_layer(config, at, name, config["num_experts"])
         return plain_unit(at, name, n, f, act)

@@ -26,6 +26,7 @@ ROPE_KEYS = dict(
 
 
 def keep_turns(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, float]:
+    """Return the frequencies as they are, with scores scaled by 1."""
     return turns, 1.0
 
 
@@ -52,6 +53,7 @@ def yarn(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, 
         raise wrong("rope_theta", base, "more than 1")
 
     def column(rounds: float) -> float:
+        """Return the column, a real number, that turns this many rounds over the original length."""
         return float(columns * np.log(original / (rounds * 2 * np.pi)) / (2 * np.log(base)))
 
     low, high = column(said["beta_fast"]), column(said["beta_slow"])
@@ -61,6 +63,7 @@ def yarn(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, 
     slow = np.clip((np.arange(len(turns)) - low) / (high - low or 0.001), 0, 1)
 
     def larger(by: float) -> float:
+        """Return the factor of scores for a multiple of the logarithm of the longer length."""
         return float(0.1 * by * np.log(said["factor"]) + 1)
 
     scale = said["attention_factor"]

@@ -61,19 +61,23 @@ def transformer(config: Settings, at: ArraySource) -> Operator:
     )
 
     def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:
+        """Build x @ W, with a bias if the config has them; files store W as (outputs, inputs)."""
         W = at(f"{name}.weight", p, n).T
         return affine(W, at(f"{name}.bias", p)) if config["bias"] else weight(W)
 
     def norm(name: str) -> Operator:
+        """Build the config's norm with a gain, and a shift if it is a layer norm."""
         gained = unit @ diag(at(f"{name}.weight", n))
         return gained + const(at(f"{name}.bias", n)) if config["norm"] == "layer" else gained
 
     def mixing(l: str) -> Operator:
+        """Build attention, grouped if there are fewer heads of keys than of queries."""
         Q, K, V = (linear(f"{l}.{part}", n, d * count) for part, count in (("query", h), ("key", g), ("value", g)))
         mixed = attention(Q, K, V, h, where, turned) if g == h else grouped(Q, K, V, h, g, where, turned)
         return mixed @ linear(f"{l}.output", d * h, n)
 
     def feeding(l: str) -> Operator:
+        """Build the feed-forward unit, gated if the config says so."""
         up = (
             linear(f"{l}.gate", n, f) @ act * linear(f"{l}.up", n, f)
             if config["gated"]
@@ -82,6 +86,7 @@ def transformer(config: Settings, at: ArraySource) -> Operator:
         return up @ linear(f"{l}.down", f, n)
 
     def layer(l: str) -> Operator:
+        """Build a layer: attention, then the unit, each added to its input, with norms before or after."""
         F, G, first, second = mixing(l), feeding(l), norm(f"{l}.norm1"), norm(f"{l}.norm2")
         return (I + first @ F) @ (I + second @ G) if config["pre_norm"] else (I + F) @ first @ (I + G) @ second
 

@@ -176,6 +176,7 @@ class Weighed:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """The shape of the weight: (inputs, outputs)."""
         n, p = self.weight.shape
         return n, p
 
@@ -346,6 +347,7 @@ def split_dominated(found: Sequence[Proposal]) -> tuple[list[Proposal], list[Rej
 
 
 def beaten(each: Candidate, by: Candidate) -> Rejected:
+    """Return a rejection that names the better candidate."""
     return rejected(each, f"beaten by {by} in error, effort and bytes")
 
 

@@ -90,6 +90,7 @@ class Surgery:
 
     @classmethod
     def of(cls, weight: RealArray, inverse: RealArray, group: int) -> "Surgery":
+        """Begin with all inputs left and no correction waiting."""
         surgery = cls(weight, inverse, np.arange(len(weight)), group)
         surgery.begin()
         return surgery

@@ -23,7 +23,8 @@ class Shaped(Protocol):
     """A matrix, a sparse matrix, or an object that multiplies as one."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """The rows and columns of the matrix."""
 
 
 def as_linear_operator(given: object) -> "LinearOperator":

@@ -26,9 +26,12 @@ class SquareOperator(Protocol):
 
     def __matmul__(self, x: Matrix, /) -> Matrix: ...
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """The rows and columns of the matrix, which are equal."""
+
     @property
-    def dtype(self) -> DType: ...
+    def dtype(self) -> DType:
+        """The number type of the matrix."""
 
 
 @dataclass(frozen=True, eq=False)

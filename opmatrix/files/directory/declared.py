@@ -57,6 +57,7 @@ class DeclaredEntries:
     said: dict[str, object]
 
     def at(self, key: str) -> str:
+        """Return the place of an entry for error texts: its file and its key."""
         return f"{self.file}: {key}"
 
     def flag(self, key: str, default: bool = False) -> bool:
