@@ -32,6 +32,7 @@ class Formulas:
 
     @cached_property
     def flops(self) -> sympy.Expr:
+        """The operations of the busiest rank of the stage."""
         return busiest(self.plan.flops(self.stage))
 
     @cached_property
@@ -136,6 +137,7 @@ class Formulas:
         evaluate = sympy.lambdify([symbols[name] for name in names], expressions, "math", cse=True)
 
         def at(**sizes: float) -> dict[str, float]:
+            """Evaluate the formulas at these sizes. Raises InputError for a size without a number."""
             if missing := [name for name in names if name not in sizes]:
                 raise InputError(f"{', '.join(missing)}: sizes without a number: give {', '.join(names)}")
             return dict(zip(labels, map(float, evaluate(*(sizes[name] for name in names))), strict=True))

@@ -60,6 +60,7 @@ class ProductWork:
 
     @property
     def between(self) -> bool:
+        """True if the product reads or writes scores, a number for each pair of tokens."""
         return bool(self.scores.terms)
 
 
@@ -102,6 +103,7 @@ class ModelWork(NamedTuple):
 
     @property
     def count(self) -> int:  # type: ignore[override]
+        """The number of layers of all kinds."""
         return sum(count for _, count in self.layers)
 
     @property
@@ -116,6 +118,7 @@ def model_work(config: Settings, context: str = "ulysses", sequence: bool = Fals
     without a head."""
 
     def read(said: Settings) -> ModelWork:
+        """Read the work of the model with this configuration."""
         work: ModelWork = read_model(json.dumps(said, sort_keys=True), context, sequence, dropout)
         return work
 
@@ -179,6 +182,7 @@ def shares_table(first: Iterable[Chunk], last: Iterable[Chunk]) -> bool:
     """True if an array is stored both before and behind all layers."""
 
     def keys(chunks: Iterable[Chunk]) -> set[str]:
+        """Return the keys of the arrays that chunks store."""
         return {key for chunk in chunks for key, _ in chunk.booked.stored()}
 
     return bool(keys(first) & keys(last))
@@ -303,6 +307,7 @@ def add_layers(works: Iterable[LayerWork]) -> LayerWork:
     works = [*works]
 
     def united(held: Iterable[Mapping[str, Formula]]) -> dict[str, Formula]:
+        """Add formulas unit by unit."""
         sums: dict[str, Formula] = {}
         for one in held:
             for unit, formula in one.items():

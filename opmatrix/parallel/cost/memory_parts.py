@@ -73,6 +73,7 @@ def whole_bytes(setting: Setting, work: LayerWork, without_pairs: bool | None = 
     without = setting.strategy.flash if without_pairs is None else without_pairs
 
     def held(formula: Formula) -> Quantity:
+        """Evaluate a formula of bytes, without the numbers for pairs of tokens if these are left out."""
         terms = tuple(term for term in formula.terms if not (without and is_of_pairs(term[1])))
         return Formula(terms).at(setting.sizes)
 

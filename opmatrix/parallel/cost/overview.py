@@ -38,12 +38,14 @@ class Overview:
     crossing: Mapping[str, float] = field(default_factory=dict)
 
     def text(self) -> str:
+        """Return the whole text: the heading, each run of equal stages, and the seconds if there is a machine."""
         parts = [self.heading(), *(self.stage(first, last) for first, last in self.alike())]
         if self.sheet is not None:
             parts.append(self.seconds(self.sheet))
         return "\n\n".join(parts)
 
     def heading(self) -> str:
+        """Return the heading: the mesh, the batch, the number type, the training and the offloaded state."""
         mesh, sizes = self.plan.mesh, self.plan.sizes
         return (
             f"{self.plan.name} on {mesh.ranks} rank{'s' * (mesh.ranks != 1)}: {describe_axes(mesh)}"
@@ -69,6 +71,7 @@ class Overview:
         return [by_stage[k] for k in self.plan.like]
 
     def formulas_of(self, plan: Partition, stage: int) -> Formulas:
+        """Return the cost formulas of a stage of a partition, in this overview's number types."""
         return Formulas(plan, stage, BYTES[self.number], self.storage, self.training, self.crossing)
 
     def alike(self) -> Iterator[tuple[int, int]]:
@@ -145,6 +148,7 @@ def expressions(each: StageSeconds) -> Iterator[str]:
 
 
 def parts_of(each: StageSeconds) -> list[sympy.Expr]:
+    """Return the expressions of a row of seconds: computation, bytes and messages by level, the sum."""
     return [each.computation, *each.communication.values(), *each.synchronisation.values(), each.seconds]
 
 

@@ -27,14 +27,17 @@ class Prediction:
 
     @property
     def step_seconds(self) -> Quantity:
+        """The seconds of a step: the sum of the parts."""
         return sum_parts(self.seconds)
 
     @property
     def allocated(self) -> Quantity:
+        """The bytes that the fullest device allocates: the sum of the parts."""
         return sum_parts(self.memory)
 
     @property
     def reserved(self) -> Quantity:
+        """The bytes that the allocator reserves for them."""
         return reserved_bytes(self.setting, self.allocated)
 
 

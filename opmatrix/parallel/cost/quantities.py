@@ -17,6 +17,7 @@ Powers: TypeAlias = tuple[tuple[str, int], ...]
 
 
 def is_symbolic(*each: Quantity) -> bool:
+    """True if one of these is an expression whose symbols have no numbers."""
     return any(isinstance(one, sympy.Basic) and not one.is_number for one in each)
 
 
@@ -72,16 +73,19 @@ class Formula(NamedTuple):
 
     def __str__(self) -> str:
         def one(count: float, powers: Powers) -> str:
+            """Write one term: its coefficient and the powers of sizes."""
             return "·".join([f"{count:.6g}", *(name if power == 1 else f"{name}^{power}" for name, power in powers)])
 
         return " + ".join(one(*term) for term in self.terms) or "0"
 
 
 def add_all(each: Iterable[Quantity]) -> Quantity:
+    """Add quantities from the left, 0 if there are none."""
     return sum(each, 0)
 
 
 def multiply(each: Iterable[Quantity]) -> Quantity:
+    """Multiply quantities from the left, 1 if there are none."""
     product: Quantity = 1
     for one in each:
         product = product * one

@@ -220,14 +220,17 @@ class Chunk:
 
     @cached_property
     def forward_flops(self) -> sympy.Expr:
+        """The operations of a forward pass through one of the layers."""
         return self.booked.flops_of("forward")
 
     @cached_property
     def backward_flops(self) -> sympy.Expr:
+        """The operations of a backward pass through one of the layers, without recomputation."""
         return self.booked.flops_of("kept", "backward")
 
     @cached_property
     def again_flops(self) -> sympy.Expr:
+        """The operations that backward recomputes in one of the layers."""
         return self.booked.flops_of("again")
 
 

@@ -33,6 +33,8 @@ class StepOverview:
     exact: TrainedPipeline | None = None  # the step at numbers, where they are given
 
     def text(self) -> str:
+        """Return the whole text: heading, formulas of each kind of virtual stage, values and seconds where there are
+        numbers."""
         parts = [self.heading(), *(self.chunk(at) for at in sorted({*self.step.plan.like}))]
         if self.exact is not None:
             parts += [self.stages(self.exact)]
@@ -41,6 +43,7 @@ class StepOverview:
         return "\n\n".join(parts)
 
     def heading(self) -> str:
+        """Return the heading: micro-batches, schedule, recomputation, bytes a parameter, and the wait of each stage."""
         p = len(self.step.plan.stages) // self.kind.chunks
         share = self.state.gradient + self.state.optimiser + 2
         return (

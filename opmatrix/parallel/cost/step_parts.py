@@ -38,24 +38,30 @@ class Setting(NamedTuple):
 
     @property
     def sizes(self) -> Mapping[str, Quantity]:
+        """The sizes of a layer's formulas: micro-batch, tokens, and the ranks of the tensor, context and expert
+        axes."""
         strategy = self.strategy
         ranks = {axis.letter: getattr(strategy, axis.name) for axis in PLANNED_AXES if axis.letter}
         return {"b": strategy.micro_batch, "s": self.seq, **ranks}
 
     @property
     def number(self) -> float:
+        """The bytes of a value's number."""
         return BYTES[self.strategy.precision]
 
     @property
     def micro_batches(self) -> Quantity:
+        """The micro-batches of a step: the batch over data-parallel ranks and sequences of a micro-batch."""
         return self.batch / (self.strategy.dp * self.strategy.micro_batch)
 
     @property
     def bandwidth(self) -> float:
+        """The bytes a second of the device's memory, times the share of them that constants count on."""
         return self.constants.memory * self.machine.memory[-1][2]
 
 
 def add_parts(*each: Mapping[str, Quantity]) -> PartSeconds:
+    """Add seconds part by part."""
     parts: PartSeconds = {}
     for one in each:
         for name, seconds in one.items():
@@ -64,10 +70,12 @@ def add_parts(*each: Mapping[str, Quantity]) -> PartSeconds:
 
 
 def scale_parts(each: Mapping[str, Quantity], count: Quantity) -> PartSeconds:
+    """Multiply the seconds of every part by a count."""
     return {name: count * seconds for name, seconds in each.items()}
 
 
 def sum_parts(parts: Mapping[str, Quantity]) -> Quantity:
+    """Add up all parts."""
     return add_all(parts.values())
 
 

@@ -77,10 +77,12 @@ class TrainedPipeline:
 
     @property
     def stages(self) -> int:
+        """The stages of the pipeline, each of which has as many virtual stages as the schedule has chunks."""
         return len(self.step.plan.stages) // self.kind.chunks
 
     @cached_property
     def graph(self) -> TaskGraph:
+        """The tasks of the schedule for these stages and micro-batches."""
         return self.kind.tasks(self.stages, self.micro_batches)
 
     @property
@@ -97,6 +99,7 @@ class TrainedPipeline:
         return [at for at, place in zip(self.positions, self.graph.places, strict=True) if place == stage]
 
     def formulas(self, at: int) -> Formulas:
+        """Return the cost formulas of a virtual stage."""
         return Formulas(self.step.plan, at, BYTES[self.number], self.storage, crossing=self.crossing)
 
     @cached_property
@@ -106,6 +109,7 @@ class TrainedPipeline:
         gradient, optimiser = self.state.gradient * (offload < 2), self.state.optimiser * (offload < 1)
 
         def stored(at: int) -> float:
+            """Return the bytes of state of a virtual stage; parts that are offloaded to the host count 0."""
             more = busiest(self.step.plan.state(at, 0, gradient, optimiser))
             return numbered((self.formulas(at).weights if offload < 3 else sympy.Integer(0)) + more)
 
@@ -130,6 +134,7 @@ class TrainedPipeline:
         size = BYTES[self.number]
 
         def beside(at: int) -> float:
+            """Return the largest excess of a layer's held bytes over its saved ones, 0 at least."""
             return max(
                 [
                     0.0,
@@ -184,6 +189,7 @@ class TrainedPipeline:
 
     @cached_property
     def timing(self) -> Timing:
+        """The times of the partition's operations on the machine."""
         return Timing(self.step.plan, self.machine, self.number, self.storage, self.crossing)
 
     def computed(self, booked: BackwardBooked, steps: Iterable[int], formulas: Formulas) -> sympy.Expr:
@@ -206,6 +212,7 @@ class TrainedPipeline:
 
     @staticmethod
     def crossing_seconds(timing: Timing, formulas: Formulas, each: Iterable[tuple[int, Crossing]]) -> sympy.Expr:
+        """Add the seconds of communication, each crossing as often as it occurs."""
         return add_up(
             count * (moved + waits)
             for count, crossing in each
@@ -254,6 +261,7 @@ class TrainedPipeline:
 
     @cached_property
     def bubble(self) -> BubbleSplit:
+        """The idle time of stages, split by its causes."""
         return split_bubble(self.graph, self.works, self.links)
 
     def summing(self, stage: int) -> tuple[float, float]:

@@ -35,6 +35,7 @@ class StageSeconds(NamedTuple):
 
     @property
     def seconds(self) -> sympy.Expr:
+        """The sum of computation, bytes and messages over all levels."""
         return self.computation + add_up(self.communication.values()) + add_up(self.synchronisation.values())
 
 
@@ -123,6 +124,8 @@ class Timing:
         return add_up(group.count * self.group_seconds(group, formulas) for group in self.plan.stages[stage])
 
     def group_seconds(self, group: FactorGroup, formulas: Formulas) -> sympy.Expr:
+        """Return the seconds of one factor: for each product the time of its operations or of its bytes, whichever is
+        more."""
         booked, seconds = group.booked, sympy.Integer(0)
         for at, step in enumerate(booked.steps):
             work = busiest(booked.flops(at))

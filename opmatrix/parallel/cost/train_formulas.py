@@ -58,6 +58,7 @@ def step_peak(train: TrainPlan, place: Coordinates) -> int:
     chunks, buckets = train.chunks[stage], train.buckets[stage]
 
     def size(e: sympy.Expr) -> int:
+        """Evaluate a formula at the rank's place, each once."""
         if e not in known:
             known[e] = int(train.plan.on(sympy.sympify(e), place))
         return known[e]
@@ -95,6 +96,7 @@ class ChunkSizes(NamedTuple):
 
     @classmethod
     def of(cls, chunk: StageChunk, size: Callable[[sympy.Expr], int]) -> ChunkSizes:
+        """Follow the held numbers through the forward and the backward pass of a chunk."""
         held: dict[int, int] = {}
         forward = chunk.walked(chunk.there, held, size)
         if chunk.out not in chunk.saved:

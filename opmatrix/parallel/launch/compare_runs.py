@@ -40,6 +40,7 @@ def judged_forward(job: Job, plan: Partition, term: Operator) -> Judge:
     prepared = Prepared(plan)
 
     def judge(ran: Launched, compare: bool) -> RunVerdict:
+        """Judge a forward run: its counts, and the distance of its output from one rank's if `compare`."""
         whole = prepared.assembled(ran.values)
         far = compared_with_one(term, job.feed.x, whole) if compare else None
         return tallies(plan, ran.meters), far, []
@@ -54,6 +55,7 @@ def judged_decoding(job: Job, term: Operator) -> Judge:
     partition(term, Mesh.of(), BatchSizes(plan.sequences, plan.prompt + job.steps))  # as long as the text will be
 
     def judge(ran: Launched, compare: bool) -> RunVerdict:
+        """Judge a decoding run: its tokens, and the number of them that one rank without caches chooses otherwise."""
         tokens, text = made_tokens(ran.values), np.asarray(job.ids)
         lines = [f"sequence {k}: {' '.join(map(str, row))}" for k, row in enumerate(tokens)]
         if not compare:
@@ -73,6 +75,8 @@ def judged_training(job: Job, train: TrainPlan, term: Operator) -> Judge:
     assert train.buckets  # raises its errors before a process starts
 
     def judge(ran: Launched, compare: bool) -> RunVerdict:
+        """Judge a training run: its losses and counts, and the largest distance of a loss from one rank's, relative to
+        the largest of these."""
         losses = mean_losses(train, ran.values)
         lines = [f"step {k}: loss {loss:.12g}" for k, loss in enumerate(losses, 1)]
         counts = train_tallies(train, ran.meters)

@@ -29,6 +29,7 @@ class Tally(NamedTuple):
 
     @property
     def holds(self) -> bool:
+        """True if the count of every rank equals its formula."""
         return self.differs is None
 
 
@@ -126,6 +127,7 @@ def compare(
 
 
 def value_on(plan: Partition, formula: sympy.Expr, place: Coordinates) -> sympy.Expr:
+    """Evaluate a formula at the place of a rank."""
     return plan.on(sympy.sympify(formula), place)
 
 

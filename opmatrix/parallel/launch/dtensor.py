@@ -32,6 +32,7 @@ class PlacedWeight:
     part_of: tuple[LiveSize, ...] | None = None  # shape of the array that holds it, as for q, k, v
 
     def json(self) -> dict[str, object]:
+        """Return the placement as JSON; entries that are empty are left out."""
         record: dict[str, object] = dict(
             name=self.name, shape=plain(self.shape), stage=self.stage, placements=[*self.placements]
         )

@@ -161,6 +161,7 @@ class RankCrossing:
         return tuple(array.shape for array in self.portion(tuple(map(empty, self.shapes[rank])), r))
 
     def merged(self, pieces: Sequence[Carriers]) -> Carriers:
+        """Merge carriers by the message's monoid, in the order of ranks."""
         over = self.message.over
         assert over is not None
         return reduce(over.merged, pieces)
@@ -335,14 +336,17 @@ def lane_of(message: Message) -> int:
 
 
 def empty(shape: ArrayShape) -> Numeric:
+    """Return zeros of a shape that take no memory, to read off shapes of pieces."""
     return np.broadcast_to(0.0, shape)
 
 
 def count_all(shapes: Sequence[ArrayShape]) -> int:
+    """Count the numbers of arrays of these shapes."""
     return sum(map(prod, shapes))
 
 
 def count_sizes(arrays: Carriers) -> int:
+    """Count the numbers of arrays."""
     return sum(each.size for each in arrays)
 
 

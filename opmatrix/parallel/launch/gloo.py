@@ -80,4 +80,5 @@ class GlooWire:
         self.posted = []
 
     def close(self) -> None:
+        """Leave the process group."""
         dist.destroy_process_group()

@@ -42,6 +42,7 @@ class Heading(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> Heading:
+        """Describe a message; rows that move to experts or visit them have counts that come later."""
         over = message.over.__name__ if message.over else ""
         how = how_told(over, message.cut, message.then, message.unit, message.units, message.unfinished, message.among)
         shapes = tuple([array.shape for array in message.arrays])
@@ -55,11 +56,13 @@ class Heading(NamedTuple):
 
     @classmethod
     def read(cls, vector: Numeric) -> Heading:
+        """Read a heading from the numbers that another rank sent."""
         op, axis, at, how, count = map(int, vector[:5])
         rows = vector[5 : 5 + count * (DIMENSIONS + 1)].astype(int).reshape(count, DIMENSIONS + 1)
         return cls(OPERATIONS[op], axis, at, how, tuple(tuple(map(int, row[1 : 1 + row[0]])) for row in rows))
 
     def told(self, mesh: Mesh) -> str:
+        """Describe the message for error texts: operation, step, axis and shapes."""
         shapes = ", ".join(" × ".join(map(str, shape)) for shape in self.shapes) or "nothing"
         factor, step = divmod(self.at, STEPS)
         between = self.op in POSTED or self.op in POSTED.values()
@@ -100,6 +103,7 @@ def meets(one: Heading, other: Heading, cut_along: int | None) -> bool:
     free = None if one.op in SAME_SHAPES else cut_along
 
     def kept(shape: ArrayShape) -> ArrayShape:
+        """Return a shape without the dimension that may differ."""
         return tuple(n for k, n in enumerate(shape) if k != free)
 
     return [*map(kept, one.shapes)] == [*map(kept, other.shapes)]

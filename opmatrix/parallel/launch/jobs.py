@@ -45,6 +45,7 @@ class Job:
     visits: int = 0  # nodes of the mesh that a row goes to
 
     def json(self) -> dict[str, object]:
+        """Return the job as JSON, which `read` inverts."""
         return asdict(self) | {"ids": np.asarray(self.ids).tolist(), "axes": [[*axis] for axis in self.axes.items()]}
 
     @classmethod
@@ -64,6 +65,7 @@ class Job:
 
     @property
     def learns(self) -> TrainAsked | None:
+        """The request for training; None for a job that does not train."""
         return None if self.train is None else TrainAsked(**self.train)  # type: ignore[arg-type]
 
     @property
@@ -127,6 +129,7 @@ def drawn_arrays(seed: int) -> ArraySource:
     about 1."""
 
     def at(name: str, *shape: int) -> Data:
+        """Draw an array by its name and the seed."""
         rng = np.random.default_rng([seed, crc32(name.encode())])
         numbers = rng.normal(size=shape)
         return Data(1 + 0.1 * numbers if len(shape) == 1 else numbers * max(shape[-2:]) ** -0.5, name)

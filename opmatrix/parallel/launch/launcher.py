@@ -127,6 +127,8 @@ class Ranks:
         self.close()
 
     def start(self, rank: int, port: int) -> None:
+        """Start a rank's process with one thread for numbers, hand it its settings, and read its pipes in two
+        threads."""
         settings = dict(rank=rank, ranks=self.count, port=port, socket=self.door.fileno())
         process = subprocess.Popen(
             self.program.command,
@@ -143,6 +145,7 @@ class Ranks:
             Thread(target=body, args=(rank, one), daemon=True).start()
 
     def tell(self, rank: int, given: Mapping[str, object]) -> None:
+        """Send a line of JSON to a rank; a rank that has ended gets none."""
         stream = self.ranks[rank].process.stdin
         assert stream is not None
         try:
@@ -152,12 +155,14 @@ class Ranks:
             pass  # it ended, as its notes show
 
     def listen(self, rank: int, one: Watched) -> None:
+        """Collect a rank's notes until its pipe closes, then None."""
         stream: Any = one.process.stdout
         while (note := read_note(stream)) is not None:
             self.notes.put((rank, note))
         self.notes.put((rank, None))
 
     def overhear(self, rank: int, one: Watched) -> None:
+        """Collect the lines that a rank writes to its standard error."""
         stream: Any = one.process.stderr
         for line in stream:
             one.errors.append(line.decode(errors="replace").rstrip())

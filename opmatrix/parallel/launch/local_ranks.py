@@ -59,6 +59,7 @@ def launch_job(plan: StrategyPlan, choice: PlanChoice, ids: Sequence[Sequence[in
 
 
 def micro_batches(choice: PlanChoice) -> int:
+    """Return the micro-batches of a step as a whole number."""
     return round(float(choice.prediction.setting.micro_batches))
 
 

@@ -29,6 +29,7 @@ class NoteWriter:
         self.stream, self.lock = stream, Lock()
 
     def send(self, kind: str, array: Numeric | None = None, **said: object) -> None:
+        """Write a note as a line of JSON, and its array in float64 behind it, while other threads wait."""
         shape = None if array is None else array.shape
         line = json.dumps({"kind": kind, "shape": shape, **said}).encode() + b"\n"
         with self.lock:

@@ -65,6 +65,7 @@ class PreparedRun:
         self.prepared, self.place, self.feed = Prepared(job.plan()), place, job.feed
 
     def run(self, line: Crossings, moments: list[Moment] | None = None) -> Numeric:
+        """Run forward over the wire; return this rank's part of the output."""
         return self.prepared.run(self.place, self.feed, line, moments)
 
 

@@ -17,10 +17,12 @@ Moments = Mapping[Coordinates, Sequence[Moment]]
 
 
 def beginning(moments: Moments) -> float:
+    """Return the time at which the first moment of all ranks begins; 0 if there are none."""
     return min((moment.begin for row in moments.values() for moment in row), default=0.0)
 
 
 def named(each: Moment) -> str:
+    """Name a moment: computation, or a collective and its axis."""
     return each.what if each.what == "compute" else f"{each.what} over {each.axis}"
 
 

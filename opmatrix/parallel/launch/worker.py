@@ -69,6 +69,7 @@ class Worker:
             self.work(json.loads(self.lines.get()), rank, wire)
 
     def work(self, asked: Mapping[str, object], rank: int, wire: object) -> None:
+        """Prepare a job and run its steps; report values, times, memory and counts in a note."""
         from opmatrix.parallel.launch.jobs import Job
         from opmatrix.parallel.launch.prepared import Moment
         from opmatrix.parallel.launch.train_runs import run_of
@@ -100,6 +101,7 @@ class Worker:
 
 
 def meter_json(meter: Meter) -> dict[str, object]:
+    """Return the counts of a rank as JSON: keys of pairs become the first entries of rows."""
     tables = {name: [[*key, count] for key, count in getattr(meter, name).items()] for name in CROSSED}
     return dict(flops=meter.flops, peak=meter.peak, stored=meter.stored, gathered=meter.gathered, **tables)
 

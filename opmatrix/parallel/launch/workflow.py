@@ -41,6 +41,7 @@ class Workflow:
     tasks: Sequence[FlowTask]
 
     def writers(self) -> dict[RankValue, int]:
+        """Return the number of the task that writes each value."""
         return {value: number for number, task in enumerate(self.tasks) for value in task.writes}
 
     def waits(self) -> list[list[int]]:
@@ -77,11 +78,13 @@ class Workflow:
 
 
 def value_name(value: RankValue) -> str:
+    """Name a value by factor, step and rank; the batch by its rank alone."""
     rank, factor, step = value
     return f"batch_r{rank}" if factor < 0 else f"v{factor}_{step}_r{rank}"
 
 
 def written(size: sympy.Expr) -> str:
+    """Write a size as YAML: a number, or a quoted expression."""
     return str(int(size)) if size.is_Integer else json.dumps(str(size))
 
 
@@ -94,6 +97,7 @@ class Writing:
         self.places = [*plan.mesh.places()]
 
     def write(self) -> Workflow:
+        """Write all factors of all ranks, drop the writes that no task reads, and order the tasks."""
         for factor in range(len(self.plan.chain)):
             booked = self.booked[id(self.plan.splits[factor])]
             for rank, place in enumerate(self.places):

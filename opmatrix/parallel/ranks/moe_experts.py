@@ -88,6 +88,7 @@ def expert_of(matrix: Operator, e: int) -> Operator:
     """Return the matrix of one expert."""
 
     def own(each: Any) -> Any:
+        """Return the expert's matrix of a stack, and any other attribute as it is."""
         return Data.of(each.array[e]) if isinstance(each, Data) and len(each.shape) == 3 else each
 
     sliced: Operator = matrix.kind(*map(own, matrix.args))

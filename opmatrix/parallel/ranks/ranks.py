@@ -53,6 +53,7 @@ class Message(NamedTuple):
 
     @property
     def numbers(self) -> int:
+        """The count of numbers that the rank hands over."""
         return sum(array.size for array in self.arrays)
 
 
@@ -69,6 +70,7 @@ class Meter:
     messages: dict[tuple[str, str], int] = field(default_factory=dict)  # messages sent
 
     def sent(self, key: tuple[str, str], payload: int, wire: int, messages: int) -> None:
+        """Add to the counts of an operation on an axis: numbers handed over, numbers that left the rank, messages."""
         for table, more in ((self.payload, payload), (self.wire, wire), (self.messages, messages)):
             table[key] = table.get(key, 0) + more
 
@@ -169,14 +171,17 @@ class Rank(AskingRank):
         return sliced_at(data, found_at(stored_dims(data), stored, self.mesh, self.place))
 
     def worked(self, flops: int) -> None:
+        """Count operations."""
         self.meter.flops += flops
 
     def exchanged(
         self, at: int, axis: int, arrays: ByExpert, op: str = "exchange", among: tuple[int, ...] = ()
     ) -> Generator[Message, Any, ByExpert]:
+        """Hand arrays to other ranks of an axis, and return those that arrive."""
         return (yield Message(op, axis, arrays, at, among=among))  # type: ignore[no-any-return]
 
     def array(self, at: int) -> Numeric:
+        """Return the value of a step, which must be an array."""
         held = self.values[at]
         assert isinstance(held, np.ndarray)
         return held
@@ -184,9 +189,12 @@ class Rank(AskingRank):
     # Inputs of the batch.
 
     def window(self, dims: Dims, placement: Placement) -> tuple[slice, ...]:
+        """Return the ranges of a value's dimensions that this rank has."""
         return window(dims, found_at(dims, placement, self.mesh, self.place))
 
     def selecting(self, step: RankStep, ids: Numeric) -> OneHot:
+        """Select this rank's rows of ids as one-hot rows of its columns. Raises InputError for an id outside the
+        columns."""
         batch, _, rows, cols = self.window(step.dims, step.placement)
         if wrong := [number for number in (ids.min(initial=0), ids.max(initial=0)) if not 0 <= number < step.dims.cols]:
             raise InputError(
@@ -196,6 +204,7 @@ class Rank(AskingRank):
         return OneHot(ids[batch, rows], cols.start, cols.stop)
 
     def input(self, step: RankStep) -> Held:
+        """Return the rank's part of x: the value handed to its stage, one-hot ids, or rows of numbers."""
         if self.start is not None:
             return self.start
         if step.selects:
@@ -203,9 +212,11 @@ class Rank(AskingRank):
         return self.feed.x[:, None][self.window(step.dims, step.placement)]
 
     def given(self, step: RankStep) -> Held:
+        """Select this rank's rows of a field of the batch."""
         return self.selecting(step, self.feed.ids(step.more[0]))
 
     def by_distance(self, step: RankStep) -> Held:
+        """Read the rank's part of a table at the clipped distances of its rows and columns."""
         batch, heads, rows, cols = self.window(step.dims, step.placement)
         table, most = step.more
         apart = np.arange(cols.start, cols.stop) - np.arange(rows.start, rows.stop)[:, None]
@@ -213,9 +224,11 @@ class Rank(AskingRank):
         return np.repeat(numbers[None], batch.stop - batch.start, 0)
 
     def entered(self, step: RankStep) -> Held:
+        """Return the rank's part of an input of the batch."""
         return self.feed.inputs[step.more[0].name][None][self.window(step.dims, step.placement)]
 
     def related(self, step: RankStep) -> Held:
+        """Return the rank's entries of a relation."""
         _, _, rows, cols = self.window(step.dims, step.placement)
         whole = self.relation(step.more[0], step.dims)
         return part_of_relation(whole, (rows.start, rows.stop), (cols.start, cols.stop))
@@ -251,6 +264,7 @@ class Rank(AskingRank):
             return matrix
 
         def own(data: Data) -> Data:
+            """Return the rank's part of an array, turned if the matrix uses its transpose."""
             stored = self.kept[stored_key(data, step.stored)]
             return stored if data.base is None else stored.T
 
@@ -258,6 +272,8 @@ class Rank(AskingRank):
         return local
 
     def act(self, step: RankStep, x: Held | None = None) -> Held:
+        """Apply the rank's part of a matrix, to ids by choosing rows, and count the operations; a constant gives its
+        row. A partial result stays a carrier if only a carrier can be merged."""
         matrix = self.narrowed(step)
         if x is None:
             return np.atleast_2d(matrix.args[0].array)[None, None, -1:].astype(np.float64)
@@ -292,19 +308,24 @@ class Rank(AskingRank):
         return carried(over, x, DenseReading(np.eye(x.shape[-1])).act(a).array)
 
     def add(self, step: RankStep, u: Numeric, v: Numeric) -> Held:
+        """Add the operands' parts, entry by entry."""
         return u + v
 
     def mul(self, step: RankStep, u: Numeric | OneHot, v: Numeric | OneHot) -> Held:
+        """Multiply the operands' parts, entry by entry; of one-hot ids their 0 and 1."""
         one, other = (operand.rows if isinstance(operand, OneHot) else operand for operand in (u, v))
         return one * other
 
     def keep_top(self, step: RankStep, s: Numeric, by: Numeric) -> Held:
+        """Keep the k largest of each row by other numbers, zero the rest."""
         return keep_taken(np.broadcast_to(s, by.shape), by, largest(by, *step.more))
 
     def turn(self, step: RankStep, x: Numeric) -> Held:
+        """Exchange rows and columns."""
         return x.swapaxes(-1, -2)
 
     def beside(self, step: RankStep, u: Numeric, v: Numeric) -> Held:
+        """Put columns side by side, spread over sequences, heads and rows."""
         shape = np.broadcast_shapes(u.shape[:-1], v.shape[:-1])
         return np.concatenate([np.broadcast_to(operand, (*shape, operand.shape[-1])) for operand in (u, v)], -1)
 
@@ -314,24 +335,30 @@ class Rank(AskingRank):
         return part.start, part.stop
 
     def heads(self, step: RankStep) -> int:
+        """Return the number of heads of a step's value on this rank."""
         return len(range(*self.span(step, "heads")))
 
     def split(self, step: RankStep, x: Numeric) -> Held:
+        """Divide columns into the rank's heads: (b, 1, s, c) to (b, h, s, c / h)."""
         b, _, s, c = x.shape
         h = self.heads(step)
         return x.reshape(b, s, h, c // h).swapaxes(1, 2)
 
     def join(self, step: RankStep, x: Numeric) -> Held:
+        """Put the rank's heads side by side: (b, h, s, c) to (b, 1, s, h c)."""
         b, h, s, c = x.shape
         return x.swapaxes(1, 2).reshape(b, 1, s, h * c)
 
     def repeat(self, step: RankStep, x: Numeric) -> Held:
+        """Copy each head as often as the rank's part of the result needs."""
         return np.repeat(x, self.heads(step) // x.shape[1], 1)
 
     def total(self, step: RankStep, x: Numeric) -> Held:
+        """Sum over the rank's heads."""
         return np.asarray(x.sum(1, keepdims=True))
 
     def slice(self, step: RankStep, x: Numeric | Carriers) -> Held:
+        """Cut the rank's piece out of a value that it has whole."""
         k, state = step.more
         return each_of(
             x,
@@ -341,6 +368,7 @@ class Rank(AskingRank):
         )
 
     def pick(self, step: RankStep, x: Numeric) -> Held:
+        """Pick the rows of the relation that this rank has, zeros for rows of other ranks."""
         relation, rows = step.more[0], self.window(step.dims, step.placement)[2]
         whole = self.relation(relation, Dims(rows=step.dims.rows, cols=self.steps[step.args[0]].dims.rows))
         return pick_held(x, self.rows_held(step.args[0]), whole.single()[rows])
@@ -379,6 +407,8 @@ class Rank(AskingRank):
         return z
 
     def product(self, step: RankStep, u: Numeric | Sparse, v: Numeric) -> Held:
+        """Multiply the operands' parts over a monoid under a pattern, and count the operations. A partial result stays
+        a carrier if only a carrier can be merged."""
         over, where = step.more
         if isinstance(u, Sparse):
             return self.related_product(step, u, v)
@@ -402,6 +432,7 @@ class Rank(AskingRank):
     # Communication.
 
     def message(self, at: int, step: RankStep) -> Message:
+        """Return the message of a communication step: the held value, its placement and the wanted one."""
         k, current, state = step.more
         held = self.values[step.args[0]]
         if isinstance(state, Needed):

@@ -122,6 +122,7 @@ def drive(
     mail: dict[object, deque[Carriers]] = defaultdict(deque)
 
     def advance(place: Coordinates, value: Any) -> None:
+        """Resume a rank with a value; post its sends until it waits for a message or ends."""
         try:
             while (message := running[place].send(value)).op in POSTED:
                 [receiver] = {*group_of(place, message, mesh)} - {place}
@@ -167,6 +168,7 @@ def alike(one: Message, other: Message) -> bool:
     """True if two ranks wait for each other: in one operation of one step."""
 
     def met(message: Message) -> tuple[object, ...]:
+        """Return the operation, axis, step and group that must agree."""
         return message.op, message.axis, message.at, message.among
 
     return one.op not in POSTED.values() and met(one) == met(other)
@@ -196,6 +198,7 @@ def pieces_of(cut: Cut, sent: Sequence[Message]) -> Numeric | Carriers:
 
 
 def gather(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Numeric | Carriers]:
+    """Concatenate the pieces of all ranks of a group; each gets all of them."""
     cut = sent[0].cut
     assert cut is not None
     whole = pieces_of(cut, sent)
@@ -224,6 +227,7 @@ def piece_of(x: Numeric | Carriers, m: Message, n: int, r: int) -> Numeric | Car
 
 
 def all_reduce(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Numeric | Carriers]:
+    """Merge the parts of a group; two ranks swap all numbers, more use a ring."""
     value, n = merge_sent(sent), len(sent)
     for r, (m, meter) in enumerate(zip(sent, meters, strict=True)):
         lo, hi = bounds(m.numbers, n, r)
@@ -233,10 +237,12 @@ def all_reduce(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> l
 
 
 def reduce_scatter(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Numeric | Carriers]:
+    """Merge the parts of a group; each rank gets its piece."""
     return scattered(merge_sent(sent), sent, meters, axis)
 
 
 def all_to_all(sent: Sequence[Message], meters: Sequence[Meter], axis: str) -> list[Numeric | Carriers]:
+    """Concatenate the pieces of a group; each rank gets its piece along another dimension."""
     cut = sent[0].cut
     assert cut is not None
     return scattered(pieces_of(cut, sent), sent, meters, axis)

@@ -35,6 +35,7 @@ def heights(reads: Mapping[str, Sequence[str]]) -> dict[str, int]:
 
     @cache
     def height(name: str) -> int:
+        """Count the stages from this one to the farthest end. Raises InputError for a cycle, naming it."""
         if name in under_way:
             circle = [*under_way[under_way.index(name) :], name]
             raise InputError(f"{' is read by '.join(circle)}: a pipeline is a graph without circles")

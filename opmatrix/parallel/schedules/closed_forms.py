@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 
 def is_expression(number: Quantity) -> bool:
+    """True for an expression of sympy, which has symbols."""
     return hasattr(number, "free_symbols")
 
 

@@ -71,6 +71,7 @@ class BothWays:
                 self.put_off.append(Task("W", micro, chunk))
 
     def task(self, text: str) -> Task:
+        """Return the next task of a pass and a direction, such as "F0" or "B1"."""
         kind: Pass = "F" if text[0] == "F" else "B"
         way = int(text[1])
         return Task(kind, next(self.nexts[kind, way]), self.chunks[way])

@@ -32,6 +32,7 @@ class ChunkedSchedule(NamedTuple):
 
     @property
     def name(self) -> str:
+        """The name of the schedule, without its number of chunks."""
         return self.schedule.name
 
     def tasks(self, stages: int, micro_batches: int) -> TaskGraph:

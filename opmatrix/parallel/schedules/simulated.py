@@ -26,6 +26,7 @@ class ChunkWork(NamedTuple):
     room: Any = 0  # bytes of a backward pass while it runs
 
     def seconds(self, task: Task, deferred: bool) -> Any:
+        """Return the seconds of a task; unless gradients of weights are deferred, backward includes them."""
         match task.kind:
             case "F":
                 return self.forward
@@ -47,6 +48,7 @@ class Simulated:
 
     @property
     def seconds(self) -> Any:
+        """The end of the last task of all stages."""
         return max(self.last)
 
     @property

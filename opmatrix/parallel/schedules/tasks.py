@@ -37,6 +37,7 @@ class TaskGraph:
 
     @property
     def stages(self) -> int:
+        """The number of stages."""
         return len(self.slots)
 
     @property
@@ -61,6 +62,7 @@ class TaskGraph:
 
     @cached_property
     def micro_batches(self) -> int:
+        """The number of micro-batches that some task belongs to."""
         return len({task.micro for slots in self.slots for slot in slots for task in slot})
 
     def needs(self, task: Task) -> Iterator[Task]:

@@ -146,6 +146,7 @@ class Written:
             self.lines.append(ExplainedLine(name, self.text(part.at), self.value(part.at)))
 
     def value(self, at: int) -> float:
+        """Return the value of an operation of the tape; NaN if it has none."""
         return self.values[at] if at in self.values else float("nan")
 
     def text(self, at: int) -> str:

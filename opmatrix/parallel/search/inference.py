@@ -28,6 +28,7 @@ def forward_parts(setting: Setting) -> PartSeconds:
     strategy, model, m = setting.strategy, setting.model, setting.micro_batches
 
     def forward(work: LayerWork) -> PartSeconds:
+        """Return the parts of a layer's forward pass."""
         return known_pass(setting, work, "forward")
 
     bodies = add_parts(*(scale_parts(forward(work), count) for work, count in model.layers))

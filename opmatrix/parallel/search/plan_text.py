@@ -48,6 +48,7 @@ def heading(plan: StrategyPlan) -> str:
 
 
 def in_percent(part: float, whole: float) -> str:
+    """Write a part in percent of a whole, with one decimal."""
     return f"{round(100 * part / whole, 1) + 0.0:.1f}"  # no -0.0
 
 
@@ -215,6 +216,7 @@ def plan_json(plan: StrategyPlan) -> dict[str, object]:
 
 
 def by_part(parts: Mapping[str, object]) -> dict[str, float]:
+    """Read parts as numbers, from JSON where they may be texts."""
     return {name: float(str(value)) for name, value in parts.items()}
 
 

@@ -44,10 +44,12 @@ class PlanChoice(NamedTuple):
 
     @property
     def seconds(self) -> float:
+        """The predicted seconds of a step."""
         return float(self.prediction.step_seconds)
 
     @property
     def bytes(self) -> float:
+        """The predicted bytes of the fullest device, as its allocator reserves them."""
         return float(self.prediction.reserved)
 
     def __str__(self) -> str:

@@ -44,6 +44,7 @@ class StageTimes:
 
     @property
     def seconds(self) -> float:
+        """The seconds of a step: all tasks, and the work after the last one."""
         return float(self.ran.seconds) + self.after
 
 

@@ -54,10 +54,13 @@ class PlanQuestion:
 
     @cached_property
     def limits(self) -> ModelLimits:
+        """The numbers of the model that ranks must divide."""
         return limits_of(self.config)
 
     @cached_property
     def sizes(self) -> SizeColumns:
+        """All legal sizes of a strategy, as columns; for a forward pass without virtual stages, and on ranks of one
+        machine with one micro-batch."""
         sizes = legal_sizes(self.limits, self.devices, self.batch, self.seq)
         if self.infer:
             sizes = sizes[sizes.virtual == 1]

@@ -58,6 +58,7 @@ class Coordinate(sympy.Symbol):  # type: ignore[misc]
 
 
 def describe(state: AxisState) -> str:
+    """Write a state for error texts; `whole` for a replicated value."""
     return "whole" if state is None else str(state)
 
 
@@ -66,6 +67,7 @@ class Piece(sympy.Function):  # type: ignore[misc]
 
     @classmethod
     def eval(cls, units: Any, n: Any, r: Any) -> Any:
+        """Return the units where they are numbers, or where there is one rank; else stay an expression."""
         if n == 1:
             return units
         if all(size.is_Integer for size in (units, n, r)):
@@ -88,6 +90,8 @@ class Largest(sympy.Function):  # type: ignore[misc]
 
     @classmethod
     def eval(cls, *each: Any) -> Any:
+        """Return the largest of numbers, or the only sum left after dominated ones are dropped; else stay an
+        expression."""
         candidates = leave_dominated(each)
         if all(e.is_number for e in candidates):
             return max(candidates)

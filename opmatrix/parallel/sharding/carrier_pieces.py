@@ -18,6 +18,7 @@ def each_of(x: Numeric | Carriers, change: Callable[[Numeric], Numeric]) -> Nume
 
 
 def unit_size(dims: Dims, state: Cut) -> int:
+    """Return the size of one unit along the sharded dimension."""
     return int(getattr(dims, state.role)) // int(state.units)
 
 

@@ -105,9 +105,11 @@ class Cuttable:
         return members
 
     def headed(self, at: int) -> bool:
+        """True if a line has several heads."""
         return bool(self.lines[at].shape.heads != 1)
 
     def find_grain(self, line: Operation) -> Grain | None:
+        """Return the units that a line's columns come in: its heads, groups that share heads, or None."""
         if line.op == "split":
             return Grain(line.more[0])
         grains = [g for g in (self.grain[a] for a in line.args) if g]
@@ -172,6 +174,7 @@ class Cuttable:
         return next((grain for grain in wanted if grain is not None), None)
 
     def wanted(self, reader: int) -> Grain | None:
+        """Return the units that a reader can take of its operand; None for a weight that merges all columns."""
         line = self.lines[reader]
         if line.op in ("product", "join") and not self.gathers(line):
             return self.grain[reader]

@@ -42,6 +42,7 @@ class Crossing(NamedTuple):
 
     @property
     def name(self) -> str:
+        """The operation and its axis, such as `all_gather over tp`."""
         return f"{self.op} over {self.axis}"
 
 
@@ -54,6 +55,7 @@ class ByRank(sympy.Function):  # type: ignore[misc]
 
     @classmethod
     def eval(cls, r: Any, *each: Any) -> Any:
+        """Return the expression of a known coordinate, or the one that all share; else stay a choice."""
         if len({*each}) == 1:
             return each[0]
         return each[int(r)] if r.is_Integer else None
@@ -101,6 +103,7 @@ class Booked:
 
     @staticmethod
     def carrier(placement: Placement, dims: Dims) -> Dims:
+        """Return the sizes of a value as a carrier: a partial sum may have more columns than the finished value."""
         merging = dict.fromkeys(state.over for _, state in placement.cuts if isinstance(state, Partial))
         for over in merging:
             dims = dims._replace(cols=carried_columns(over, dims.cols))
@@ -136,6 +139,7 @@ class Booked:
         return sympy.sympify(sum(self.held_dims[a].cols for a in (self.steps[at].args[0], self.steps[at].args[2])))
 
     def ring_flops(self, at: int) -> sympy.Expr:
+        """Return the operations of attention in a ring: each query with the keys of the blocks that it sees."""
         step = self.steps[at]
         q, v = (self.held_dims[a] for a in (step.args[0], step.args[2]))
         return sympy.sympify(2 * q.batch * q.heads * q.rows * (q.cols + v.cols)) * self.keys_seen(at)
@@ -244,6 +248,7 @@ class Booked:
         return add_up(self.numbers(a) for a in {*self.steps[at].args[3:5]})
 
     def crossings(self) -> Iterator[Crossing]:
+        """Yield the communication of all steps that have any."""
         return (crossing for at in range(len(self.steps)) if (crossing := self.crossing(at)) is not None)
 
     def stored(self) -> dict[StoredKey, tuple[Data, Dims]]:
@@ -309,6 +314,7 @@ def all_reduced(axis: str, numbers: sympy.Expr, own: sympy.Expr, ranks: LiveSize
 
 
 def asked_room(booked: Booked, at: int) -> sympy.Expr:
+    """Return the numbers that a step of a mixture holds beside its operands."""
     return booked.asked.room(at)
 
 
@@ -320,6 +326,7 @@ ROOM = dict(
 
 
 def add_up(each: Iterable[LiveSize]) -> sympy.Expr:
+    """Add expressions, and sizes that are plain numbers; 0 if there are none."""
     return sum(map(sympy.sympify, each), NONE)
 
 

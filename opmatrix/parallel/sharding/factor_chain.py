@@ -42,6 +42,7 @@ def chain(model: Operator, cuts: Mapping[str, str] | None = None) -> list[Factor
 
 
 def joined(own: Sequence[Factor]) -> Factor:
+    """Compose factors to one, with the signature of the whole."""
     term = reduce(matmul, (factor.term for factor in own))
     return Factor(term, *signature_of(term))
 

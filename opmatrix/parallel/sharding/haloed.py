@@ -29,14 +29,17 @@ class FromRelation(sympy.Function):  # type: ignore[misc]
 
     @classmethod
     def at(cls, relation: Relation, *slicings: Slicing) -> sympy.Expr:
+        """Make the symbol of a relation that is sharded in these ways."""
         return cls(sympy.Symbol(relation.name), *(sympy.Tuple(sympy.Symbol(role), n, r) for role, n, r in slicings))
 
     @property
     def relation(self) -> str:
+        """The name of the relation."""
         return str(self.args[0])
 
     @property
     def slicings(self) -> list[Slicing]:
+        """The dimension, number of ranks and coordinate of each axis that shards it."""
         return [(str(role), n, r) for role, n, r in self.args[1:]]
 
     @property
@@ -68,6 +71,7 @@ class HeldEntries(FromRelation):
     word = "entries"
 
     def count(self, whole: Sparse) -> int:
+        """Count the entries in the rank's window."""
         return len(part_of_relation(whole, *windows(whole, self.slicings)).at)
 
 
@@ -77,6 +81,7 @@ class NamedRows(FromRelation):
     word = "named"
 
     def count(self, whole: Sparse) -> int:
+        """Count the distinct rows that the rank's entries name, its own included."""
         [(_, n, r)] = self.slicings
         return len(named_rows(whole, int(n), int(r)))
 
@@ -87,6 +92,7 @@ class SentRows(FromRelation):
     word = "halo"
 
     def count(self, whole: Sparse) -> int:
+        """Count the rows that other ranks need, once for each receiver."""
         return sum(map(len, self.sent(whole)))
 
     def sent(self, whole: Sparse) -> list[NDArray[np.int64]]:
@@ -101,6 +107,7 @@ class Receivers(SentRows):
     word = "neighbours"
 
     def count(self, whole: Sparse) -> int:
+        """Count the ranks that need some row."""
         return sum(len(rows) > 0 for rows in self.sent(whole))
 
 

@@ -137,6 +137,7 @@ class Mesh:
 
     @property
     def ranks(self) -> LiveSize:
+        """The number of ranks: the product over all axes but that of experts."""
         return prod((axis.ranks for axis in self.devices), start=1)
 
     @property
@@ -146,10 +147,12 @@ class Mesh:
 
     @cached_property
     def experts(self) -> Axis | None:
+        """The axis over which experts are placed; None if there is none."""
         return next((axis for axis in self.axes if axis.strategy.experts), None)
 
     @property
     def sends_to_experts(self) -> bool:
+        """True if experts are on several ranks, so that rows move to them."""
         return self.experts is not None and self.experts.ranks != 1
 
     @property
@@ -209,6 +212,7 @@ class Mesh:
         return len(self.axes)
 
     def index(self, name: str) -> int:
+        """Return the number of an axis by its name."""
         return next(k for k, axis in enumerate(self.axes) if axis.name == name)
 
     @property
@@ -218,6 +222,7 @@ class Mesh:
 
     @property
     def stages(self) -> Axis | None:
+        """The axis of pipeline stages; None if there is none."""
         return next((axis for axis in self.axes if axis.strategy.layers), None)
 
     def places(self) -> Iterator[tuple[int, ...]]:

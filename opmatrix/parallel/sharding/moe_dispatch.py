@@ -46,6 +46,7 @@ def ask_experts(split: Ground, mixture: Mixture, dims: Dims, rows: int, gate: in
     def add(
         op: str, args: tuple[int, ...], more: tuple[object, ...], dims: Dims, placement: Placement, rule: str
     ) -> int:
+        """Add a step of the mixture, with the rules of the axes that route, share or pass its rows."""
         named = tuple((k, CUT) for k in bodies if placement.on(k) is not None)
         of_experts = () if number is None else ((number, rule),)
         return split.add(RankStep(op, args, more, dims, placement, why=rule, rules=(*passed, *named, *of_experts)))

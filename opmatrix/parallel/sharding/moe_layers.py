@@ -61,4 +61,5 @@ def is_stack(data: object) -> bool:
 
 
 def stacks(matrix: Operator) -> bool:
+    """True if one of a matrix's arrays is a stack, with a matrix for each expert."""
     return any(map(is_stack, matrix.args))

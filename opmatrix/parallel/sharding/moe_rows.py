@@ -83,6 +83,7 @@ class AskedRows:
 
     @property
     def load(self) -> sympy.Expr:
+        """The rows of the busiest rank, relative to the mean, as an exact number or a symbol."""
         return sympy.nsimplify(self.mesh.load)
 
     def group_rows(self, own: sympy.Expr, apart: int = 1) -> sympy.Expr:

@@ -41,6 +41,7 @@ class FactorGroup:
 
     @property
     def count(self) -> int:
+        """The number of factors."""
         return len(self.arrays)
 
     def distinct(self, data: Data) -> set[str]:
@@ -51,18 +52,22 @@ class FactorGroup:
 
     @cached_property
     def flops(self) -> sympy.Expr:
+        """The operations of one factor on a rank."""
         return add_up(self.booked.flops(at) for at in range(len(self.split.steps)))
 
     @cached_property
     def crossings(self) -> list[Crossing]:
+        """The communication of one factor."""
         return [*self.booked.crossings()]
 
     @cached_property
     def held(self) -> list[sympy.Expr]:
+        """The counts of numbers that a rank holds at a time, equal formulas once."""
         return [*dict.fromkeys(self.booked.held())]
 
     @cached_property
     def stored(self) -> list[LiveSize]:
+        """The numbers that a rank stores of each array."""
         return [dims.numbers for _, dims in self.booked.stored().values()]
 
 
@@ -224,6 +229,7 @@ class Partition:
 
     @cached_property
     def counts(self) -> dict[FromRelation, sympy.Expr]:
+        """The numbers of relations that were counted so far."""
         return {}  # numbers of relations, counted once
 
     def said(self, each: FromRelation) -> sympy.Expr:

@@ -21,6 +21,7 @@ class Placement(NamedTuple):
     cuts: tuple[tuple[int, AxisState], ...] = ()
 
     def on(self, axis: int) -> AxisState:
+        """Return the state on an axis; None if it is replicated there."""
         return next((state for k, state in self.cuts if k == axis), None)
 
     @property
@@ -65,6 +66,7 @@ def copy_holders(state: Cut, ranks: int, r: int) -> tuple[int, ...]:
 
 
 def role_of(state: AxisState) -> Role | None:
+    """Return the dimension along which a state shards; None if it does not."""
     return state.role if isinstance(state, Cut) else None
 
 

@@ -64,9 +64,11 @@ class Ground:
 
     @property
     def lines(self) -> Sequence[Operation]:
+        """The lines of the term that is split."""
         return self.carried.lines
 
     def add(self, step: RankStep) -> int:
+        """Return the number of a step, which is added unless an equal one is there; reasons and rules do not count."""
         key = step._replace(why="", rules=())
         if key not in self.made:
             self.made[key] = len(self.steps)
@@ -78,6 +80,8 @@ class Ground:
         return self.home_of(k, self.steps[at].dims)
 
     def home_of(self, k: int, dims: Dims) -> AxisState:
+        """Return the placement of a value of these sizes between operators: sharded along the axis's dimension if the
+        value has it."""
         match self.mesh.axes[k].strategy.home:
             case "batch" if dims.batch != 1:
                 return self.shared(k, Cut("batch", self.sizes.sequences))

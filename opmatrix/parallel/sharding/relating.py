@@ -58,6 +58,7 @@ def picked_rows(split: Ground, k: int, line: Operation, args: Sequence[int]) -> 
 
 
 def output_home(split: Ground, k: int, line: Operation) -> AxisState:
+    """Return the placement of the result of a line between operators."""
     return split.home_of(k, split.sizes.dims(line.shape, line.level))
 
 
@@ -67,6 +68,7 @@ def rows_cut(split: Ground, at: int) -> list[int]:
 
 
 def outermost(split: Ground, k: int, at: int) -> bool:
+    """True if no axis outside this one shards the rows of a value."""
     return rows_cut(split, at)[:1] in ([k], [])
 
 

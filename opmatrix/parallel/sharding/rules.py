@@ -26,6 +26,7 @@ def rule(*ops: str) -> Callable[[SplitRule], SplitRule]:
     """Declare the split rule of operations."""
 
     def enter(f: SplitRule) -> SplitRule:
+        """Register the split rule of these operations."""
         for op in ops:
             RULES[op] = f
         return f
@@ -34,6 +35,7 @@ def rule(*ops: str) -> Callable[[SplitRule], SplitRule]:
 
 
 def states_on(split: Ground, k: int, args: Sequence[int]) -> list[AxisState]:
+    """Return the states of operands on an axis."""
     return [split.steps[a].placement.on(k) for a in args]
 
 
@@ -90,6 +92,7 @@ def heads_fit(split: Ground, at: int, axis: Axis) -> Cut:
     heads = carried.own_heads(at)
 
     def fits(n: int) -> bool:
+        """True if this number of ranks can share the columns."""
         if n <= units or heads is None:
             return n <= units
         return bool(grain and grain.shared and n % units == 0 and (heads == units or heads % n == 0))

@@ -126,6 +126,8 @@ class Split(Ground):
             )
 
     def ruled(self, at: int, line: Operation, dims: Dims, args: list[int]) -> int:
+        """Add the step of a line by its rule: redistribute its operands axis by axis, then place the result. Raises
+        InputError for an operation without a rule."""
         if line.op not in RULES:
             raise InputError(
                 f"partition: no rule splits {line.op} {line.more[0] if line.more else ''}: what it does is not known"

@@ -55,10 +55,12 @@ class RanBackward:
 
     @cached_property
     def held(self) -> list[sympy.Expr]:
+        """The counts of numbers that a rank holds at a time, forward and backward."""
         return self.booked.held_both_ways()
 
     @cached_property
     def flops(self) -> sympy.Expr:
+        """The operations of forward and backward on a rank."""
         return self.booked.flops_of("forward", *BACKWARD)
 
     def foreseen(self, place: Coordinates) -> tuple[Meter, Meter]:
@@ -68,6 +70,7 @@ class RanBackward:
         here = {axis.at: sympy.Integer(r) for axis, r in zip(mesh.axes, place, strict=True)}
 
         def at(e: LiveSize) -> int:
+            """Evaluate a formula at the rank's place."""
             return int(sympy.sympify(e).xreplace(here))
 
         parts = whole
@@ -159,13 +162,16 @@ class BackwardRank(Rank, ExpertGradients):
     # Operations of backward steps.
 
     def entered(self, step: RankStep) -> Held:
+        """Return the rank's part of the cotangent of the result, or of an input."""
         array = self.cotangent if step.more[0].name == COTANGENT else self.feed.inputs[step.more[0].name]
         return array[self.window(step.dims, step.placement)]
 
     def summed(self, step: RankStep, x: Numeric) -> Held:
+        """Sum over sequences and rows: one row a head is left."""
         return np.asarray(x.sum((0, 2), keepdims=True))
 
     def outer(self, step: RankStep, u: Numeric | OneHot, g: Numeric) -> Held:
+        """Compute the sum over sequences of xᵀ g, and count the operations unless x is one-hot."""
         left = u.rows if isinstance(u, OneHot) else u
         product = np.asarray((left.swapaxes(-1, -2) @ g).sum(0, keepdims=True))
         if not isinstance(u, OneHot):
@@ -173,15 +179,18 @@ class BackwardRank(Rank, ExpertGradients):
         return product
 
     def shares(self, step: RankStep, z: Numeric) -> Held:
+        """Compute the softmax of each row over the columns that it sees."""
         where = step.more[0]
         return shares_of(z, None if where.name == "everyone" else self.seen(where, self.steps[step.args[0]]))
 
     def dropped(self, step: RankStep, x: Numeric) -> Held:
+        """Multiply by the rank's part of the mask, and divide by 1 - rate."""
         name, rate = step.more
         mask = np.broadcast_to(self.feed.inputs[name], tuple(map(int, step.dims)))
         return np.asarray(x * mask[self.window(step.dims, step.placement)] / (1 - rate))
 
     def fold(self, step: RankStep, x: Numeric) -> Held:
+        """Sum groups of neighbouring heads to the heads of the result."""
         (b, h, s, c), heads = x.shape, self.heads(step)
         return np.asarray(x.reshape(b, heads, h // heads, s, c).sum(2))
 

@@ -79,6 +79,7 @@ class BackwardSplit(Split):
 
     @property
     def lines(self) -> Sequence[Operation]:
+        """The lines of forward and backward."""
         return self.every
 
     def scores(self) -> int:
@@ -89,6 +90,7 @@ class BackwardSplit(Split):
         return next(candidates, 0)
 
     def note_phases(self) -> None:
+        """Assign the steps that were added since the last call to the present phase."""
         self.step_phases += [self.phase] * (len(self.steps) - len(self.step_phases))
 
     def finish(self) -> dict[int, int]:
@@ -184,6 +186,7 @@ class BackwardSplit(Split):
         return added
 
     def ruling(self, k: int, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+        """Return the ruling of a line; backward products with a weight follow the placement that forward gave it."""
         matrix = line.more[0] if line.op == "act" else None
         if matrix is not None and self.phase != "forward" and is_product(line):
             data = matrix.args[0]
@@ -221,6 +224,7 @@ def gives_to_one(state: AxisState) -> bool:
 
 
 def stored_once(data: Data) -> Data:
+    """Return the array that is stored: of a transpose, its base."""
     return data.base or data
 
 

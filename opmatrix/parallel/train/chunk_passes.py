@@ -36,9 +36,11 @@ class HeldNumbers:
         self.meter, self.now = meter, 0
 
     def change(self, more: int) -> None:
+        """Add to the numbers that are held now; a negative count releases some."""
         self.now += more
 
     def look(self, beside: int = 0) -> None:
+        """Raise the recorded peak to the numbers held now, and `beside` more."""
         self.meter.peak = max(self.meter.peak, self.now + beside)
 
 
@@ -69,6 +71,7 @@ class ChunkPass(BackwardRank):
         return result
 
     def forget(self, values: Iterable[int]) -> None:
+        """Drop values, and release their numbers."""
         for at in values:
             self.values.pop(at, None)
             self.held.change(-self.sizes.pop(at, 0))

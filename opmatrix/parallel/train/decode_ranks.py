@@ -45,6 +45,7 @@ class CachedRank(Rank):
     past = 0
 
     def product(self, step: RankStep, u: Numeric | Sparse, v: Numeric) -> Held:
+        """Append keys or values to the caches, and multiply by all rows so far."""
         over, where = step.more
         at = next(k for k, other in enumerate(self.steps) if other is step)
         if step.where is not None:
@@ -106,6 +107,7 @@ class DecodePlan:
 
     @cached_property
     def splits(self) -> tuple[dict[int, Split], dict[int, Split]]:
+        """The splits of all factors, for the prompt and for one row."""
         prompt, row = ({at: plan.split_of(at) for at in range(len(plan.chain))} for plan in self.plans)
         return prompt, row
 

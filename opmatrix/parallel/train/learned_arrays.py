@@ -40,10 +40,12 @@ class LearnedArray:
 
     @property
     def name(self) -> str:
+        """The name of the array in files."""
         return name_of_array(self.data)
 
     @property
     def chunks(self) -> tuple[int, ...]:
+        """The chunks that use the array, each once."""
         return tuple(dict.fromkeys(use.chunk for use in self.uses))
 
     @property
@@ -54,6 +56,7 @@ class LearnedArray:
 
     @property
     def dims(self) -> Dims:
+        """The sizes of the whole array."""
         return stored_dims(self.data)
 
 
@@ -73,6 +76,7 @@ class Bucket:
 
     @cached_property
     def chunks(self) -> frozenset[int]:
+        """The chunks that use an array of the bucket."""
         return frozenset(k for array in self.arrays for k in array.chunks)
 
 
@@ -93,6 +97,7 @@ def placed_gradients(chunk: StageChunk, number: int) -> Iterator[tuple[StoredKey
 
 
 def placement_words(placement: Placement, chunk: StageChunk) -> str:
+    """Write a placement in words: each state and its axis, or `whole`."""
     return ", ".join(f"{state} over {chunk.split.mesh.axes[k].name}" for k, state in placement.cuts) or "whole"
 
 

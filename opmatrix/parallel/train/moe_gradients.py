@@ -49,6 +49,8 @@ def taught(mixture: Mixture) -> dict[int, Data]:
 
 @pulls(MIXTURE)
 def pull_mixture(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """Pull back through a mixture in one line, whose parts are the cotangents of rows and gate, and the gradients of
+    experts."""
     [mixture] = line.more
     x, gate = line.args
     for body_line in mixture.body:
@@ -57,6 +59,7 @@ def pull_mixture(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     back = pull.value(x, at).then(BACK, pull.value(gate, at), g, more=(mixture,), shape=pull.shape(x))
 
     def part(number: int, shape: Shape) -> TracedValue:
+        """Return a part of the backward line, with its shape."""
         return back.then(PART, more=(number,), shape=shape)
 
     pull.give(x, lambda: part(0, pull.shape(x)))
@@ -134,6 +137,7 @@ class ExpertGradients(AskingRank):
         return (*shaped, *gradients), 0
 
     def mixture_part(self, step: RankStep, whole: ByExpert) -> Numeric:
+        """Return a part of a backward step's result, with an axis of sequences in front."""
         part: Numeric = whole[step.more[0]]
         return part if part.ndim == 4 else part[None]
 
@@ -183,6 +187,7 @@ def one_back(
     g = back.pop(at)
 
     def give(arg: int, more: Numeric) -> None:
+        """Add to an operand's cotangent, summed where the operand was spread over rows or columns."""
         if len(values[arg]) == 1 != len(more):
             more = more.sum(0, keepdims=True)
         if values[arg].shape[-1] == 1 != more.shape[-1]:

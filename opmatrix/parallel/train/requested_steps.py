@@ -40,6 +40,7 @@ class TrainAsked(NamedTuple):
 
     @property
     def kind(self) -> ChunkedSchedule:
+        """The schedule by its name, with its number of chunks."""
         return pipeline_kind(self.schedule)
 
 
@@ -78,6 +79,7 @@ class TrainPlan:
 
     @property
     def legs(self) -> int:
+        """The number of virtual stages: the stages of the partition."""
         return len(self.plan.stages)
 
     @property
@@ -92,10 +94,12 @@ class TrainPlan:
         return replace(mesh, axes=tuple(replace(axis, ranks=self.stages) if axis is along else axis for axis in mesh))
 
     def legs_of(self, stage: int) -> range:
+        """Return the virtual stages of a stage: every `stages`-th one."""
         return range(stage, self.legs, self.stages)
 
     @cached_property
     def by_leg(self) -> list[list[StageChunk]]:
+        """The chunks of each virtual stage, forward and backward."""
         return [stage_chunks(self.plan, leg, self.asked.keep, self.asked.dropout) for leg in range(self.legs)]
 
     @cached_property
@@ -112,6 +116,7 @@ class TrainPlan:
 
     @cached_property
     def buckets(self) -> dict[int, list[Bucket]]:
+        """The buckets of the arrays that each stage trains."""
         return {stage: buckets_of(self.plan, arrays) for stage, arrays in learned_arrays(self.chunks).items()}
 
     @cached_property

@@ -33,10 +33,12 @@ class StageChunk:
 
     @property
     def steps(self) -> list[RankStep]:
+        """The steps of forward and backward."""
         return self.split.steps
 
     @property
     def out(self) -> int:
+        """The step of the result."""
         return self.split.out
 
     @property
@@ -80,9 +82,11 @@ class StageChunk:
 
     @cached_property
     def booked(self) -> BackwardBooked:
+        """The cost formulas of the chunk's steps."""
         return BackwardBooked(self.split)
 
     def lives(self, part: Sequence[int], pinned: frozenset[int]) -> Lives:
+        """Return steps with the values that no later one of them reads; pinned values stay."""
         lasts = {arg: at for at in part for arg in (at, *self.steps[at].args)}
         return [
             (at, [done for done in {at, *self.steps[at].args} if lasts[done] == at and done not in pinned])

@@ -66,6 +66,8 @@ class TrainingRank:
         return sliced_at(base, found_at(stored_dims(base), key[1], self.mesh, self.flat_place))
 
     def beginning(self, bucket: Bucket) -> Shard:
+        """Return the rank's shard of a bucket: its numbers, and a new optimiser for them. Weights that are stored in
+        pieces are dropped."""
         arrays = [self.arrays[array.key].array for array in bucket.arrays]
         flat = np.concatenate([array.ravel() for array in arrays]).astype(np.float64)
         sizes = [len(flat)]
@@ -154,6 +156,7 @@ class TrainingRank:
 
     @property
     def along(self) -> int:
+        """The number of the axis of pipeline stages; 0 without one."""
         return self.plan.mesh.index(self.plan.mesh.stages.name) if self.plan.mesh.stages else 0
 
     def add_gradients(self, number: int, found: Mapping[int, Numeric]) -> None:
@@ -177,6 +180,7 @@ class TrainingRank:
     # Weights that are stored in pieces are gathered while a chunk runs.
 
     def gather(self, number: int) -> Generator[Message, Any, None]:
+        """Gather the weights of a chunk that ranks store in pieces."""
         for shard in self.shards:
             if not shard.bucket.stored or number not in shard.bucket.chunks:
                 continue
@@ -186,11 +190,13 @@ class TrainingRank:
             self.put(shard, flat)
 
     def leave(self, number: int) -> None:
+        """Drop the gathered weights of a chunk."""
         for shard in self.shards:
             if shard.bucket.stored and number in shard.bucket.chunks:
                 self.drop(shard.bucket)
 
     def drop(self, bucket: Bucket) -> None:
+        """Drop the gathered weights of a bucket."""
         for array in bucket.arrays:
             self.arrays.pop(array.key, None)
 
