@@ -43,6 +43,7 @@ class Opened:
 
     @cached_property
     def representable(self) -> Representable:
+        """The storage methods of the exact search, in numbers no narrower than the requested type."""
         return Representable(NUMBER_TYPES[self.number_type], attempts=self.attempts)
 
     @cached_property
@@ -78,6 +79,7 @@ class Opened:
             return known
 
         def optimum(laws: Sequence[Law], time_limit: float) -> tuple[SearchSpace, Structure]:
+            """Return the space that these laws reach, and its cheapest program."""
             extents, running = self.workload.extents(self.model, fusion), self.running_as(fusion)
             space = SearchSpace(self.model, laws, running, extents, fusion, found=self.parts)
             return space, cheapest(space, self.representable if laws else plainly, time_limit)
@@ -153,10 +155,12 @@ class Searched:
 
     @property
     def exact(self) -> Program:
+        """The exact program: the optimum over all laws."""
         return self.programs["exact"]
 
     @property
     def optimum(self) -> Structure:
+        """The structure of the exact program."""
         return self.structures["exact"]
 
 

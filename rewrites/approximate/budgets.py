@@ -144,6 +144,7 @@ class Budgeted:
         return sum(costs.values()) or 1.0
 
     def closed(self, gap: float) -> bool:
+        """True if the best program costs at most the bound and the allowed gap above it."""
         return (cost := self.master.cost(self.best)) - self.bound <= gap * cost < inf
 
     def ask(self, price: DualPrice, ats: Sequence[int], links: Links = NO_LINKS) -> dict[int, float]:

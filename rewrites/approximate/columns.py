@@ -38,6 +38,7 @@ class ProgramShape:
 
     @property
     def key(self) -> Hashable:
+        """A key that is equal for shapes of equal costs: the uses, and the kernels without their labels."""
         return self.uses, tuple((node.cls, node.children, node.time) for node in self.fixed)
 
 
@@ -84,6 +85,7 @@ class PartProblem:
         it only after `shared` is complete."""
 
         def taken(node: Node) -> tuple[float, ...]:
+            """Return the costs of a node: seconds, own bytes, error, and a 1 for the shared content that it stores."""
             content, _ = self.shared.get(node.cls, (None, 1.0))
             memory = node.memory if content is None else 0.0
             return node.time, memory, node.error, *(float(content == shared) for shared in self.rents)
@@ -164,6 +166,7 @@ class PartProblem:
         return self.made(at, shape, tuple(np.argmin(costs, axis=1).tolist()))
 
     def made(self, at: int, shape: ProgramShape, methods: tuple[int, ...]) -> Column:
+        """Make the column of a shape with these methods; a weight that several uses read is stored once."""
         fixed, offers = self.table(shape)
         spent = fixed + offers[range(len(methods)), list(methods)].sum(0)
         if len({use.weight for use in shape.uses}) < len(shape.uses):  # a weight that two uses read is stored once
@@ -172,6 +175,7 @@ class PartProblem:
         return Column(at, spent, shape, methods, self.given(shape).union(*map(self.reads, shape.uses, methods)))
 
     def offer(self, use: Use, method: int) -> tuple[Node, Node]:
+        """Return the nodes of a use with a method: the call, and the stored weight."""
         return self.offers[use][method]
 
     def given(self, shape: ProgramShape) -> frozenset[Shared]:
@@ -250,6 +254,7 @@ class Master:
         return csr_array((signs, (rows, cols)), shape=(len(self.links), len(readers) + len(self.sizes) + spare))
 
     def readers(self) -> list[tuple[int, frozenset[Shared]]]:
+        """Return the part of each column, and the shared contents that it reads."""
         return [(self.stages[column.stage].number, column.shared) for column in self.columns]
 
     def ends(self, stage: int) -> tuple[int | None, int | None]:
@@ -301,6 +306,8 @@ class Master:
         )
 
     def relax(self) -> Dual:
+        """Solve the linear program over the known columns; return its cost and dual prices. Raises Infeasible if no
+        path leads through the model."""
         from scipy.optimize import linprog
 
         cost, spent = self.costs(self.weights)

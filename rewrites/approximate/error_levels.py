@@ -84,6 +84,7 @@ class Front:
 
     @cached_property
     def routed(self) -> bool:
+        """True if the model routes rows, so that errors depend on routes."""
         return any(reference.own[1] for reference in self.wanted)
 
     def points(self, error: float, memory: float | None, progress: Tell = unheard) -> list[Structure]:

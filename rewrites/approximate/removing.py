@@ -79,6 +79,7 @@ class Removed:
 
     @property
     def name(self) -> str:
+        """The name of the smaller model, by its level."""
         return f"less {self.level}"
 
     def checked(self, batch: Batch) -> float:

@@ -47,6 +47,7 @@ class WeightSite:
 
     @property
     def key(self) -> tuple[int, int, str]:
+        """The part, the class and the layout of the weight, by which methods are assigned."""
         return self.part, self.stored.weight, self.stored.layout
 
     @property

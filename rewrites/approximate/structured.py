@@ -35,18 +35,22 @@ class CoupledWeights:
 
     @property
     def makes(self) -> Operator:
+        """The operator that computes the inputs of D."""
         return self.node.children[0]
 
     @property
     def weight(self) -> Data:
+        """The array of D, whose inputs may be removed."""
         return weight_and_bias(self.node.children[1])[0]  # type: ignore[index]
 
     @property
     def bias(self) -> Data | None:
+        """The row that is added behind D; None if there is none."""
         return weight_and_bias(self.node.children[1])[1]  # type: ignore[index]
 
     @property
     def groups(self) -> int:
+        """The number of groups of inputs."""
         return self.weight.shape[0] // self.group
 
     def cut(self, left: Indices, numbers: RealArray, bias: RealArray | None) -> Operator:
@@ -61,6 +65,7 @@ class CoupledWeights:
         return self.makes @ self.reads(numbers, bias)
 
     def reads(self, numbers: RealArray, bias: RealArray | None) -> Operator:
+        """Return D with other numbers, and with its bias if it has one; names stay."""
         matrix: Operator = weight(Data(numbers.astype(np.float32), self.weight.label))
         if bias is None or self.bias is None:
             return matrix
@@ -195,6 +200,7 @@ def same_for_heads(term: Operator) -> bool:
     """True if an operator does the same to every head."""
 
     def plain(each: Operator) -> bool:
+        """True if no array of an operator has a matrix for each head."""
         return all(len(each.args[k].shape) < 3 for k in each.kind.data)
 
     return all(node.kind.name not in MOVES and plain(node) for node in term.walk())

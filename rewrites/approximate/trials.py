@@ -34,8 +34,11 @@ class Trials(Protocol[Tried]):
     """One way to approximate a model: its candidates, and the ones that change the output by at most `most`, relative,
     each with the `error` that it alone causes."""
 
-    def candidates(self) -> Sequence[Tried]: ...
-    def measure_errors(self, most: float) -> Sequence[Tried]: ...
+    def candidates(self) -> Sequence[Tried]:
+        """Return all candidates, without an error yet."""
+
+    def measure_errors(self, most: float) -> Sequence[Tried]:
+        """Measure candidates, each alone; return those of an error of at most `most`."""
 
 
 def sample(program: Program, batch: Batch, trials: int) -> Batch:

@@ -65,6 +65,7 @@ class Variant:
         return " + ".join(filter(None, [self.removed.name if self.removed else "", methods]))
 
     def methods(self, structure: Structure) -> dict[str, int]:
+        """Count the methods that are not exact: groups that are removed, and storage of weights."""
         return self.cuts | count_methods(structure)
 
     def sources(self, structure: Structure, program: Program) -> Emitter:

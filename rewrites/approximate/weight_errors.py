@@ -127,6 +127,7 @@ class WeightTrials(Trials[Method]):
         if self.site.x is None:
 
             def price_rows(name: str, parameters: Mapping[str, Hashable], n: int, p: int) -> tuple[float, float]:
+                """Return the seconds of gathering rows, and the bytes of the table in this format."""
                 return prices.gathered(p), stored_bytes(name, n, p, tuple(parameters.items()))
 
             sampled = propose(numbers[:SAMPLED_ROWS], None, self.of.limits, price_rows)
@@ -136,6 +137,7 @@ class WeightTrials(Trials[Method]):
         n, p = numbers.shape
 
         def price(name: str, parameters: Mapping[str, Hashable], *_: int) -> tuple[float, float]:
+            """Return the seconds of the product, and the bytes of the weight in this format."""
             key = tuple(parameters.items())
             return prices.linear(name, n, p, key), stored_bytes(name, n, p, key)
 
@@ -151,6 +153,7 @@ class WeightTrials(Trials[Method]):
         )  # most matrices that a row names
 
         def price(name: str, parameters: Mapping[str, Hashable], *_: int) -> tuple[float, float]:
+            """Return the seconds and the bytes of the stack of all heads in this format."""
             return prices.stack(name, heads, n, p, tuple(parameters.items()), most=most)
 
         squares = head_squares(self.of.fitter.seen.get(self.site.key), self.numbers)

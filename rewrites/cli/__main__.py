@@ -94,6 +94,7 @@ def attend_termination() -> None:
     process = os.getpid()
 
     def end(number: int, _: object) -> None:
+        """End by SystemExit, which runs clean-ups; a fork ends at once."""
         if os.getpid() != process:
             os._exit(128 + number)  # a fork removes no files of its parent
         sys.exit(128 + number)

@@ -155,6 +155,7 @@ def outline(steps: str) -> str:
 
 
 def format_program(program: Program) -> str:
+    """Write a program's first SHOWN_STEPS steps, and the number of the others."""
     lines = str(program).splitlines()
     more = [f"… {len(lines) - SHOWN_STEPS - 2} more steps"] if len(lines) > SHOWN_STEPS + 2 else []
     return "\n".join([*lines[: SHOWN_STEPS + 1], *more])
@@ -186,6 +187,7 @@ def tell_saving(taken: Sequence[Seconds], name: str, base: str) -> list[str]:
 
 
 def gains(taken: Seconds) -> str:
+    """Write the measured times of three programs as a table, with quartiles and the share saved."""
     middle = {name: median(taken[name]) for name in ("imported", "fused", "exact")}
     rows = [
         [name, ms(seconds), between(quartiles(taken[name])), f"{100 * (1 - seconds / middle['imported']):.1f} %"]
@@ -195,6 +197,7 @@ def gains(taken: Seconds) -> str:
 
 
 def point_row(point: Mapping[str, Any], chosen: bool) -> list[str]:
+    """Return the cells of a point; the chosen one is marked by *."""
     return [
         ("* " if chosen else "  ") + point["name"],
         ms(point["measured_s"]),

@@ -31,6 +31,7 @@ def with_groups(command: Command) -> Command:
 
     @wraps(command)
     def line(**values: Any) -> None:
+        """Collect the options of each group into its record, and run the command."""
         records = {name: take(group, values) for name, group in groups.items()}
         command(**values, **records)
 

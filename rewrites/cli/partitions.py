@@ -92,6 +92,7 @@ def check_asked(stored: StoredOptions, train: TrainWish | None = None) -> Partit
 
 
 def check_among(option: str, given: str, names: Sequence[str]) -> None:
+    """Raise InputError unless an option has one of these values; it names the nearest one."""
     if given in names:
         return
     raise InputError(f"{option} {given}: {suggest_name(given, names)}it is one of {', '.join(names)}")
@@ -160,6 +161,7 @@ def planned_partitions(
     they are given. Where a pattern needs numbers, they are in the formulas, too."""
 
     def split(model: Operator, sizes: BatchSizes) -> Partition:
+        """Partition the model for these sizes on the requested mesh."""
         return partition(model, mesh, sizes, name=name, stages=ask.stages, cuts=ask.cuts)
 
     if ask.sequences is None or ask.tokens is None:

@@ -35,10 +35,12 @@ class PlainLine(NamedTuple):
 
 
 def read_whole(word: str) -> int:
+    """Read a whole number of digits alone."""
     return int(take_fitting(ALL_DIGITS, word))
 
 
 def read_number(word: str) -> float:
+    """Read a decimal number."""
     return float(take_fitting(DECIMAL, word))
 
 

@@ -86,6 +86,7 @@ def form(*pending: Callable[..., Operator]) -> Callable[[Callable[..., Operator]
     """Enter a form into the table, declared by the value that it hands on. Forms are tried in this order."""
 
     def enter(body: Callable[..., Operator]) -> BorderForm:
+        """Enter the form of a function, with its pending operators."""
         FORMS.append(BorderForm(body, pending))
         return FORMS[-1]
 

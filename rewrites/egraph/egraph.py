@@ -39,6 +39,7 @@ def write_pattern(term: Operator) -> str:
 
 
 def attribute(value: object) -> str:
+    """Write an attribute of a pattern: a variable by its name, any other as a text."""
     return str(value) if is_variable(value) else quoted(spelled(value))
 
 
@@ -90,6 +91,8 @@ def rules(law: Law, trace: bool = False) -> tuple[str, ...]:
 
 
 def write_rules(law: Law, trace: bool) -> Iterator[str]:
+    """Write the egglog rules of a law, one for each direction. Without `trace` the left side of a canonical law is not
+    matched again; with it each class is noted as made by the law."""
     for name, before, after in directions(law):
         query = [f"(= e{i} {write_pattern(side)})" for i, side in enumerate(before)] + list(law.guards)
         query += [f"(imported {side.args[0]})" for side in before if is_lone(side)]
@@ -131,6 +134,7 @@ def ways(law: Law) -> tuple[tuple[frozenset[str], frozenset[str]], ...]:
     guarded = frozenset(facts.KIND.findall(" ".join(law.guards)))
 
     def kinds(side: tuple[Operator, ...]) -> frozenset[str]:
+        """Return the kinds of the nodes of one side."""
         return frozenset(node.kind.name for root in side for node in root.walk()) - {"symbol"}
 
     return tuple((kinds(direction.before) | guarded, kinds(direction.after)) for direction in directions(law))
@@ -358,6 +362,7 @@ def fill_graph(
     """Fill and return the graph of a template, built in an engine. `names` are the names of the rules of laws."""
 
     def run(program: str, phase: str) -> Any:
+        """Run commands, and add their seconds to those of a phase."""
         start = time.perf_counter()
         outputs = used.run_program(*used.parse_program(program))
         graph.seconds[phase] += time.perf_counter() - start
@@ -397,6 +402,7 @@ def freeze(shared: EgglogEngine, graph: Graph, sign: str = "$") -> None:
     string = shared.value_to_string
 
     def read(value: Hashable, sort: str) -> Any:
+        """Return the number of a class, or the text of an attribute."""
         return numbers.setdefault(value, len(numbers)) if sort == "Op" else string(value)
 
     for name, function in shared.freeze().functions.items():

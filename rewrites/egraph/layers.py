@@ -263,6 +263,7 @@ def appends(term: Operator) -> bool:
     """True if the term is a cache with new rows in their slots."""
 
     def new(each: Operator) -> bool:
+        """True for the product that puts new rows into their slots."""
         return (
             each.kind.name == "product"
             and each.children[0].kind.name == "related"

@@ -29,6 +29,7 @@ About = Mapping[int, Sequence[ShapeQuery]]
 
 
 def divides(a: int, b: int) -> bool:
+    """True if b divides a; 0 divides no number."""
     return b != 0 and a % b == 0
 
 
@@ -40,9 +41,11 @@ class Question(NamedTuple):
     right: Terms
 
     def sizes(self) -> set[int]:
+        """Return the template's sizes that occur in either side."""
         return {size for terms in self[1:] for factors, _ in terms for size in factors}
 
     def answer(self, small: Mapping[int, int]) -> bool:
+        """Compare both sides with these numbers for the sizes."""
         left, right = (
             sum(times * prod(small[size] for size in factors) for factors, times in terms) for terms in self[1:]
         )
@@ -66,6 +69,7 @@ def polynomial_in(size: int, terms: Terms, small: Mapping[int, int]) -> list[int
 
 
 def evaluate_at(n: int, coefficients: Sequence[int]) -> int:
+    """Evaluate a polynomial, highest power first, by Horner's rule."""
     value = 0
     for coefficient in coefficients:
         value = value * n + coefficient
@@ -89,10 +93,12 @@ class Answers(dict[Question, bool]):
         return number if number < 2 else self.known(number)
 
     def known(self, number: int) -> Traced:
+        """Return the size of this number, which is noted."""
         self.sizes.add(number)
         return Traced.of(number, (((number,), 1),), self)
 
     def ask(self, asked: Callable[[int, int], bool], a: Traced, b: Traced) -> bool:
+        """Compare two sizes, and record the answer unless both are the same polynomial."""
         answer = asked(int(a), int(b))
         if a.terms != b.terms:
             self[Question(asked, a.terms, b.terms)] = answer
@@ -108,6 +114,7 @@ class Traced(int):
 
     @classmethod
     def of(cls, number: int, terms: Terms, answers: Answers) -> Traced:
+        """Make a size from its number and its polynomial."""
         size = cls(number)
         size.terms, size.answers = terms, answers
         return size
@@ -123,7 +130,10 @@ class Traced(int):
 
 
 def combined(sign: int) -> Callable[[Traced, Traced], int]:
+    """Return the sum of two sizes (`sign` 1), or their difference (-1)."""
+
     def add(a: Traced, b: Traced) -> int:
+        """Add the terms of b to those of a, with the sign."""
         count: dict[tuple[int, ...], int] = {}
         for factors, times in chain(a.terms, ((factors, sign * times) for factors, times in b.terms)):
             count[factors] = count.get(factors, 0) + times
@@ -133,6 +143,7 @@ def combined(sign: int) -> Callable[[Traced, Traced], int]:
 
 
 def multiplied(a: Traced, b: Traced) -> int:
+    """Return the product of two sizes, term by term."""
     count: dict[tuple[int, ...], int] = {}
     for one, times in a.terms:
         for other, again in b.terms:
@@ -160,15 +171,18 @@ def divide_sizes(a: Traced, b: Traced) -> int:
 
 
 def left_over(a: Traced, b: Traced) -> int:
+    """Return the remainder as a plain number, and record whether it is 0."""
     a.answers.ask(divides, a, b)
     return int(a) % int(b)
 
 
 def compared(asked: Callable[[int, int], bool], a: Traced, b: Traced) -> bool:
+    """Compare two sizes by one of the recorded questions."""
     return a.answers.ask(asked, a, b)
 
 
 def swapped(does: Callable[[Traced, Traced], int]) -> Callable[[Traced, Traced], int]:
+    """Return the operation with its operands exchanged."""
     return lambda a, b: does(b, a)
 
 
@@ -190,7 +204,10 @@ QUESTIONS: dict[str, Callable[[Traced, Traced], int]] = {
 
 
 def method(does: Callable[[Traced, Traced], int]) -> Callable[[Traced, object], object]:
+    """Return the method of an operator for sizes; any other operand than a whole number is refused."""
+
     def applied(self: Traced, other: object) -> object:
+        """Apply the operation to a size and a whole number."""
         return does(self, self.met(other)) if isinstance(other, int) else NotImplemented
 
     return applied
@@ -223,6 +240,7 @@ def asking(monoid: type[Monoid], columns: int, answers: Answers) -> type:
     answers[Question(eq, width.terms, (((), columns),))] = True
 
     def count(merged: object) -> int:
+        """Return the fixed number of columns, and record whether as many numbers are merged."""
         if isinstance(merged, int):
             answers.ask(le, width, width.met(merged))
         return columns
@@ -279,6 +297,8 @@ def search(about: About, domains: Mapping[int, list[int]]) -> dict[int, int] | N
     left = TRIES
 
     def give(small: dict[int, int], domains: Mapping[int, list[int]]) -> dict[int, int] | None:
+        """Give the size with the fewest numbers left each of them in turn; None if no number leads to a solution, or
+        tries are used up."""
         nonlocal left
         if not domains:
             return small

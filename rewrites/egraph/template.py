@@ -38,6 +38,7 @@ class AttributeTable:
         self.values: dict[str, Any] = {}
 
     def name(self, value: Hashable) -> str:
+        """Return the name of an attribute in the graph, a new one when it is first met."""
         key = type(value), value
         if key not in self.names:
             numeric = isinstance(value, (Data, Shape, Port, int, float))
@@ -117,10 +118,12 @@ class Template:
 
 
 def write_node(entry: ImportedNode) -> str:
+    """Write an imported node as an expression of egglog."""
     return f"({' '.join([f'K_{entry.kind}', *entry.children, *(quoted(a) for a in entry.attributes)])})"
 
 
 def quoted(name: str) -> str:
+    """Write a text as a string of egglog."""
     return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -139,6 +142,7 @@ def find_facts(term: Operator, leaves: Sequence[Operator], measured: Sequence[st
 
 
 def sizes_of(value: object) -> tuple[int, ...]:
+    """Return the sizes of an attribute that are numbers: axes of an array, columns and heads of a port, a shape."""
     if isinstance(value, Data):
         return tuple(value.shape)
     if isinstance(value, Port):
@@ -149,6 +153,7 @@ def sizes_of(value: object) -> tuple[int, ...]:
 
 
 def shrunken(value: object, small: dict[int, int], draw: Callable[[tuple[int, ...]], np.ndarray]) -> object:
+    """Return an attribute at small sizes: arrays are drawn anew, single numbers stay unless they are tiny."""
     if isinstance(value, Data) and prod(value.shape) == 1:  # an eps too small for a check becomes one with an effect
         return value if abs(value.array.item()) > 1e-3 else Data(abs(draw(tuple(map(int, value.shape)))))
     if isinstance(value, Data):

@@ -123,6 +123,7 @@ class Search:
 
     @property
     def done(self) -> bool:
+        """True if the best solution is proved within the gap, or no time is left."""
         return self.proved >= self.cost * (1 - self.gap) or self.left <= 0
 
     def run(self) -> Found:

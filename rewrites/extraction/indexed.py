@@ -146,6 +146,7 @@ def index(
     banned = [node for node in forbidden]
 
     def number(name: Hashable) -> int:
+        """Return the number of a class, a new one when it is first met."""
         return names.setdefault(name, len(names))
 
     use = [i for i, node in enumerate(problem.nodes) if max(node[2:5]) < inf and (not banned or node not in banned)]
@@ -201,6 +202,7 @@ def find_components(graph: IndexedGraph) -> list[IndexedGraph]:
     leader = list(range(graph.classes))
 
     def find(c: int) -> int:
+        """Return the leader of a class's component, and shorten the path to it."""
         while leader[c] != c:
             leader[c] = leader[leader[c]]
             c = leader[c]

@@ -165,6 +165,7 @@ def merged(graph: IndexedGraph) -> IndexedGraph:
         return len({cls[n] for n in users[k]}) <= 1 or not any(any(cost[m]) for m in inside[k])
 
     def remove(node: int) -> None:
+        """Remove a node from its class and from the users of its children."""
         inside[cls[node]].discard(node)
         for k in kids[node]:
             users[k].discard(node)

@@ -75,6 +75,7 @@ def table_rows(count: int) -> Implementation:
     tables = {f"table{i}": matrix[size, p] for i, size in enumerate(sizes)}
 
     def body(**o: Operator) -> Operator:
+        """Add one row of each table, chosen by its field."""
         return reduce(add, (o[field] @ o[table] for field, table in zip(fields, tables, strict=True)))
 
     return Implementation(
@@ -132,6 +133,7 @@ def chain_stages(head: Implementation, *stages: Implementation) -> Implementatio
         return None
 
     def body(**operands: object) -> Operator:
+        """Apply the stages to the head's rows, each with its operands."""
         rows = head.over({name: operands[name] for name in head.variables})
         for step in stages:
             rows = step.over({name: (operands | {"rows": rows})[name] for name in step.variables})

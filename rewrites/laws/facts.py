@@ -36,6 +36,7 @@ class Asked(Operator):
         return self.says(name) if name in PROPERTIES else object.__getattribute__(self, name)
 
     def says(self, name: str) -> bool:
+        """True if the property is known of this operand; the request is recorded."""
         self.asked.add((self.name, name))
         return (self.name, name) in self.known
 
@@ -62,6 +63,7 @@ def name_flag(flag: str) -> str:
 
 
 def variables(kind: Kind) -> list[str]:
+    """Return the names of a kind's arguments, by which rules refer to them."""
     return list(kind.signature.parameters)
 
 
@@ -91,6 +93,8 @@ def derive_facts() -> tuple[tuple[str, Known, str], ...]:
 
 @cache
 def derived_of(kinds: tuple[Kind, ...], properties: tuple[str, ...]) -> tuple[tuple[str, Known, str], ...]:
+    """Derive the facts of these kinds: the premises of each property, and a dependence on the input through
+    operands."""
     derived = list[tuple[str, Known, str]]()
     for kind in kinds:
         node = f"(K_{' '.join([kind.name, *variables(kind)])})"
@@ -111,6 +115,7 @@ def flags() -> tuple[str, ...]:
 
 
 def rule(premises: list[str], facts: list[str]) -> str:
+    """Write an egglog rule of facts."""
     return f"(rule ({' '.join(premises)}) ({' '.join(facts)}) :ruleset facts)"
 
 
@@ -219,6 +224,7 @@ def rules(names: Iterable[str] = (), among: Container[str] | None = None) -> tup
     names = {*names}
 
     def matched(text: str) -> bool:
+        """True if a rule names only kinds that are among the wanted ones."""
         return among is None or all(kind in among for kind in KIND.findall(text))
 
     together: dict[tuple[str, Known], list[str]] = defaultdict(list)

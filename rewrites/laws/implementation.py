@@ -275,6 +275,7 @@ class ScoreParts(NamedTuple):
     biased: bool = False
 
     def called(self, name: str) -> str:
+        """Return a name with the parts that are present, joined by underscores."""
         return "_".join((name, *(part for part, there in self._asdict().items() if there)))
 
     @property
@@ -451,6 +452,7 @@ def implements(
     scalar that is added."""
 
     def declare(body: Callable[..., Operator]) -> Implementation:
+        """Declare the implementation of a function's term. Raises ValueError or TypeError as `implements` does."""
         name = body.__name__
         if any(known.name == name for known in implementations()):
             raise ValueError(f"implementation {name}: there is one already")

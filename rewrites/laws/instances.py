@@ -56,6 +56,7 @@ class sharp(monoids.softmax):
     closed = None  # type: ignore[assignment]
 
     def lift(z: Any, v: Any) -> Any:
+        """Lift as softmax does, with twice the score."""
         return monoids.softmax.lift(2 * z, v)
 
 
@@ -81,10 +82,12 @@ CHOICES: dict[str, Sequence[object]] = dict(
 
 
 def split_heads(row: Operator, count: int) -> Operator:
+    """Divide a row into heads, unless there is one."""
     return row if count == 1 else row @ heads(count)
 
 
 def mix(x: Operator) -> Operator:
+    """Multiply x by its own scores, x xᵀ x: each row of the result depends on all rows."""
     return product(product(x, turn(x)), x)
 
 

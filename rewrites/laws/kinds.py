@@ -77,6 +77,7 @@ def cut_block(
 
 
 def read_as(term: Operator, child: Operator, x: ReadAt) -> ReadAt:
+    """Read a child at another input than its parent's, with the parent's remembered results."""
     return Child(term, child.memo)(x)
 
 

@@ -136,19 +136,24 @@ class Draw(NamedTuple):
     variable: str
 
     def numbers(self, *shape: sympy.Expr | int) -> Data:
+        """Draw normal numbers of a shape, at the sizes that checks use."""
         return Data(self.rng.normal(size=[*map(sampled, shape)]), self.variable)
 
     def weight(self, *shape: sympy.Expr | int) -> Operator:
+        """Draw a matrix, or a stack of them."""
         return weight(self.numbers(*shape))
 
     def ends(self, *shape: sympy.Expr | int) -> Ends:
+        """Return the drawing source with the columns and heads of a shape, for special operators."""
         *heads, columns, out = map(sampled, shape)
         return Ends(self.numbers, columns, out, *heads)
 
     def choice(self, rows: int, cols: int) -> Operator:
+        """Draw a matrix that selects columns in random order."""
         return weight(Data(np.eye(rows)[:, self.rng.permutation(rows)[:cols]], self.variable))
 
     def scores(self, heads: sympy.Expr | int, keys: Sort) -> Operator:
+        """Draw scores of heads as q kᵀ, with keys of this sort."""
         return product(drawn(self.rng, value[heads, n], "a"), turn(drawn(self.rng, keys[heads, n], "b")))
 
 
@@ -173,22 +178,27 @@ def typed_symbol(shapes: Callable[[Sort], SymbolShapes], **facts: bool) -> Calla
 
 
 def row_shapes(sort: Sort) -> SymbolShapes:
+    """Return the shapes around rows of a space: any before, heads and columns behind."""
     return None, Shape(sort.heads, space(sort.space or "T"), sort.last)
 
 
 def score_shapes(sort: Sort) -> SymbolShapes:
+    """Return the shapes around scores: any before, rows of a space × tokens behind."""
     return None, Shape(sort.last, space(sort.space or "T"), T)
 
 
 def column_shapes(sort: Sort) -> SymbolShapes:
+    """Return the shapes around one column: any before, a single column behind."""
     return None, 1
 
 
 def square_shapes(sort: Sort) -> SymbolShapes:
+    """Return equal shapes before and behind an operator of one size."""
     return sort.last, sort.last
 
 
 def matrix_shapes(sort: Sort) -> SymbolShapes:
+    """Return the shapes around a matrix: its rows before, its columns behind, in as many heads as its stack has."""
     *stack, rows, cols = sort.sizes
     return rows, Shape((stack or [1])[0], T, cols)
 
@@ -292,10 +302,12 @@ class FunctionDeclaration:
 
     @property
     def name(self) -> str:
+        """The name of the function."""
         return self.body.__name__
 
     @property
     def doc(self) -> str:
+        """The docstring of the function; empty if there is none."""
         return inspect.getdoc(self.body) or ""
 
     def __repr__(self) -> str:
@@ -320,6 +332,7 @@ class Law(FunctionDeclaration):
 
     @property
     def variables(self) -> dict[str, Sort]:
+        """The sort of each variable, by the annotations of the function."""
         return dict(self.body.__annotations__)
 
     @property
@@ -414,6 +427,7 @@ class Law(FunctionDeclaration):
             )
 
     def statement(self, notation: Callable[[Operator], str] = str) -> str:
+        """Write both sides with an arrow, double if the law holds as a rewrite in both directions."""
         left, right = self.sides()
         arrow = " ⇄ " if self.both else " → "
         return ", ".join(map(notation, left)) + arrow + ", ".join(map(notation, right))
@@ -446,6 +460,7 @@ def law(**declared: Any) -> Callable[[SidesOf], Law]:
     annotated."""
 
     def declare(body: SidesOf) -> Law:
+        """Make the law of a function. Raises TypeError if a variable is not annotated with a sort."""
         if isinstance(condition := declared.get("when"), str):
             declared["when"] = (condition,)
         new_law = Law(body, **declared)

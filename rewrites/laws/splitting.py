@@ -74,6 +74,7 @@ def equation(
     """Declare an equation of rules."""
 
     def declare(body: Callable[[int], Sequence[Pair]]) -> SplitEquation:
+        """Enter the equation into the tables, as the justification of its rules."""
         EQUATIONS.append(SplitEquation(body, rules, says, exact))
         STATED.update(dict.fromkeys(rules, says))
         return EQUATIONS[-1]
@@ -104,6 +105,7 @@ def some_values(name: str, n: int, rows: str | LiveSize, columns: str | LiveSize
     """Return a value for each shard; a size given by name differs from shard to shard."""
 
     def own(given: str | LiveSize, at: int) -> LiveSize:
+        """Name a size of one shard; a size that is no name is that of all."""
         return size(f"{given}{at}") if isinstance(given, str) else given
 
     return [
@@ -112,26 +114,32 @@ def some_values(name: str, n: int, rows: str | LiveSize, columns: str | LiveSize
 
 
 def value(name: str, rows: LiveSize, columns: LiveSize) -> Operator:
+    """Return an unknown value of one head."""
     return symbol(name, None, Shape(1, rows, columns))
 
 
 def abreast(parts: Sequence[Operator]) -> Operator:
+    """Put values side by side, columns beside columns."""
     return reduce(beside, parts)
 
 
 def piled(parts: Sequence[Operator]) -> Operator:
+    """Put values below one another, rows behind rows."""
     return turn(abreast([turn(part) for part in parts]))
 
 
 def grouped(parts: Sequence[Operator]) -> Operator:
+    """Put the heads of values behind one another."""
     return reduce(with_heads, parts)
 
 
 def summed(parts: Sequence[Operator]) -> Operator:
+    """Add values entry by entry."""
     return reduce(lambda a, b: a + b, parts)
 
 
 def each(f: Operator, parts: Sequence[Operator]) -> list[Operator]:
+    """Apply an operator to the value of each shard."""
     return [compose(part, f) for part in parts]
 
 
@@ -273,6 +281,7 @@ def attention_by_heads(n: int) -> list[Pair]:
     scale = I * symbol("s", None, 1, constant=True, uniform=True)
 
     def attend(q: Operator, k: Operator, v: Operator) -> Operator:
+        """Attend causally with scaled scores."""
         attended: Operator = product(compose(product(q, turn(k)), scale), v, softmax, causal)
         return attended
 

@@ -136,10 +136,12 @@ class Lowering:
 
     @cached_property
     def terms(self) -> dict[int, Operator]:
+        """The standing term of each class, shared with a lowering of the same graph and sizes if there is one."""
         return self.twin.terms if self.twin else self.graph.terms(self.template)
 
     @cached_property
     def matcher(self) -> KernelMatches:
+        """The matches of kernels, shared with a lowering of the same graph and sizes if there is one."""
         return self.twin.matcher if self.twin else KernelMatches(self.graph, self.terms, self.template.values)
 
     @cached_property

@@ -40,6 +40,7 @@ class Mean:
     parts: tuple[tuple[float, Prices], ...]
 
     def of(self, asked: Callable[[Prices], float]) -> float:
+        """Return the mean of a price, weighted by the shares of the batches."""
         return sum(share * asked(prices) for share, prices in self.parts)
 
     @property
@@ -49,12 +50,15 @@ class Mean:
 
     @property
     def start(self) -> float:
+        """The mean seconds of a run outside its kernels, as far as machines know them."""
         return self.of(lambda each: each.start)
 
     def beside(self, program: "Program") -> float:
+        """Return the mean seconds of a program's run outside its kernels."""
         return self.of(lambda each: each.beside(program))
 
     def linear(self, form: str, n: int, p: int, parameters: tuple[tuple[str, Hashable], ...] = ()) -> float:
+        """Return the mean seconds of a product with an n × p weight in this format."""
         return self.of(lambda each: each.linear(form, n, p, parameters))
 
     def stack(
@@ -67,20 +71,25 @@ class Mean:
         rows: float | None = None,
         most: int | None = None,
     ) -> tuple[float, float]:
+        """Return the mean seconds of a product for each head, and the bytes of the matrices, which no batch changes."""
         [(_, size), *_] = [prices.stack(form, heads, n, p, parameters, rows, most) for _, prices in self.parts]
         return self.of(lambda each: each.stack(form, heads, n, p, parameters, rows, most)[0]), size
 
     def gathered(self, p: int) -> float:
+        """Return the mean seconds of gathering rows of p columns."""
         return self.of(lambda each: each.gathered(p))
 
     def spent(self, cost: Callable[[Extents], Costs]) -> float:
+        """Return the mean seconds of kernels, from their cost at the sizes of each batch."""
         return self.of(lambda each: each.spent(cost))
 
     def product(self, lowering: "Lowering", use: "Use", method: "Method") -> tuple[float, float]:
+        """Return the mean seconds of x times a weight in this representation, and the bytes of the weight."""
         costs = [prices.product(lowering, use, method) for _, prices in self.parts]
         return sum(share * seconds for (share, _), (seconds, _) in zip(self.parts, costs, strict=True)), costs[0][1]
 
     def kernel(self, lowering: "Lowering", cls: int, call: "KernelCall") -> float:
+        """Return the mean seconds of a kernel without its products."""
         return self.of(lambda each: each.kernel(lowering, cls, call))
 
 

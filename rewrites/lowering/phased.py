@@ -67,6 +67,7 @@ class Generation:
 
     @property
     def prompts(self) -> list[int]:
+        """The lengths of the prompts of one request."""
         return [self.prompt] * self.sequences
 
     def phases(self, patterns: Iterable[Pattern], cached: bool = True) -> tuple[Phase, ...]:

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 class TimeModel(Protocol):
     """A model that prices kernels: formats.machine.model.Machine, or a stand-in."""
 
-    def seconds(self, kernel: str, **sizes: float) -> float: ...
+    def seconds(self, kernel: str, **sizes: float) -> float:
+        """Predict the seconds of a kernel at these sizes."""
 
 
 def name_machine(machine: TimeModel) -> str:

@@ -94,6 +94,7 @@ def forms(numbers: np.ndarray) -> Iterator[Method]:
 
 
 def holds(form: type[Format], matrix: np.ndarray, layout: Mapping[str, Hashable]) -> bool:
+    """True if the format stores a matrix exactly in this layout."""
     try:
         form.pack(matrix, **layout)
     except FormatError:

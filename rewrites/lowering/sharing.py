@@ -46,8 +46,11 @@ def places(found: Sequence[dict[str, Part]]) -> dict[Data, int]:
 class Rent(Protocol):
     """The share of the bytes of a stored constant that one part pays; problems of equal `key` pay the same."""
 
-    def key(self, number: int) -> Hashable: ...
-    def share(self, number: int, lowering: Lowering, stored: Stored) -> float: ...
+    def key(self, number: int) -> Hashable:
+        """Return a key that is equal for parts that pay the same."""
+
+    def share(self, number: int, lowering: Lowering, stored: Stored) -> float:
+        """Return the share of a constant's bytes that this part pays, 0 to 1."""
 
 
 class Shares:
@@ -58,9 +61,11 @@ class Shares:
         self.users = users
 
     def key(self, number: int) -> Hashable:
+        """Return None: all parts pay the same."""
         return None
 
     def share(self, number: int, lowering: Lowering, stored: Stored) -> float:
+        """Return one over the number of parts that could read the constant; 1 for one of a single part."""
         content = lowering.content(stored)
         return 1.0 if content is None else 1 / self.users[content]
 
@@ -83,9 +88,11 @@ class OtherUses:
         ]
 
     def key(self, number: int) -> Hashable:
+        """Return the constants that other parts store, on which the shares depend."""
         return self.there[number]
 
     def share(self, number: int, lowering: Lowering, stored: Stored) -> float:
+        """Return 0 for a constant that another part stores, else 1."""
         return float(lowering.content(stored) not in self.there[number])
 
 

@@ -111,6 +111,7 @@ class TermCalls:
 
     @cached_property
     def terms(self) -> ClassTerms:
+        """The terms of each class, with the row counts of the priced batch; without prices no counts are known."""
         prices = self.lowering.prices  # None if a graph is only verified, not extracted
         rows = {str(size): float(count) for size, count in prices.extents.items()} if prices else {}
         return ClassTerms(
@@ -189,6 +190,7 @@ class TermCalls:
             self.steps.add(step)
 
             def body(names: dict[Operator, str] = names, **o: Operator) -> Operator:
+                """Rebuild the term over other operands, by their names."""
                 return substitute(term, {part: o[name] for part, name in names.items()})
 
             interpreted = Interpreted(

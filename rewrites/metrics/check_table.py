@@ -21,6 +21,7 @@ class Check(NamedTuple):
 
 
 def judged(what: str, found: str, allowed: str, holds: bool) -> Check:
+    """Return a check with the verdict HOLDS or FAILS."""
     return Check(what, found, allowed, HOLDS if holds else FAILS)
 
 

@@ -105,6 +105,7 @@ def join_groups(groups: Sequence[GroupOff]) -> Off:
     """Join a program's errors on all groups."""
 
     def joined(changes: Sequence[dict[str, Change]]) -> dict[str, float]:
+        """Join the changes of groups, and return the relative error of each output."""
         return {output: Change.joined(group[output] for group in changes).relative for output in changes[0]}
 
     return Off(
@@ -126,6 +127,7 @@ def redraw(
     moves = {program: score_moves(program, constants, batch) for program, constants in programs.items()}
 
     def of_group(group: Batch) -> list[Change]:
+        """Compare the programs with the first one on a group, with the scores of some rows moved."""
         wanted, starts = first.run(group), first.starts(group)
         return [redrawn(program, move, group, wanted, starts, draws) for program, move in moves.items()]
 
@@ -134,6 +136,7 @@ def redraw(
 
 
 def run_groups(programs: Sequence[Program], batch: Batch) -> list[Changes]:
+    """Run the programs on all groups of a batch, without the model."""
     return [look() for look in plan_groups(programs, {}, batch)]
 
 

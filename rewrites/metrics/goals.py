@@ -81,11 +81,16 @@ class Judged(Protocol):
     """A program as goals see it: the methods that are not exact, its stated error, its figures by measure."""
 
     @property
-    def methods(self) -> Mapping[str, int]: ...
+    def methods(self) -> Mapping[str, int]:
+        """The number of uses of each method that is not exact."""
+
     @property
-    def stated_error(self) -> float: ...
+    def stated_error(self) -> float:
+        """The error that the program states of itself."""
+
     @property
-    def judged(self) -> Mapping[str, float]: ...
+    def judged(self) -> Mapping[str, float]:
+        """The figures of the program, by the name of the measure."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,7 @@ class Goal:
         return self.measure.against(point.judged[self.measure.name], exact.judged[self.measure.name])
 
     def kept(self, point: Judged, exact: Judged) -> bool:
+        """True if a program's figure is on the allowed side of the threshold."""
         value = self.value(point, exact)
         return value <= self.threshold if self.measure.sign == "<=" else value >= self.threshold
 

@@ -36,10 +36,12 @@ class Foreseen:
 
     @property
     def perplexity(self) -> float:
+        """The perplexity of a token: e to the power of `nats`."""
         return exp(self.nats)
 
     @property
     def nats_a_byte(self) -> float:
+        """The nats of a byte, which programs of other tokenizers can be compared by."""
         return self.nats / self.bytes_a_token
 
     @property
@@ -124,6 +126,7 @@ def score_rows(name: str, program: Program) -> ScoreRows:
     )
 
     def rows(batch: Batch) -> Iterator[NDArray[np.float32]]:
+        """Yield scores for some rows at a time: the body runs once, the last step piece by piece."""
         hidden = body.run(batch)
         for at in range(0, len(hidden), SCORED_ROWS):
             x = hidden[at : at + SCORED_ROWS]

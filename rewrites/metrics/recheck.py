@@ -80,6 +80,7 @@ class Alike:
     """A machine on which every kernel takes equally long, so that the imported program is the same on all machines."""
 
     def seconds(self, kernel: str, **sizes: float) -> float:
+        """Return one second for every kernel."""
         return 1.0
 
 
@@ -307,6 +308,7 @@ def of_model(
     imported = import_program(model) if made is None else made.imported
 
     def error(what: str, chosen: Sequence[Batch], judge: bool = True) -> Check:
+        """Check the error of some batches: within the stated one, or within the rounding of the imported program."""
         beside = run_beside(program, model, chosen, near if chosen is batches else None, exact=exact)
         off = Errors.of(beside.found, beside.wanted if exact else beside.alone).relative
         if not exact:
@@ -324,6 +326,7 @@ def of_model(
         )
 
     def worst() -> Check:
+        """Check that the worst sentence is within the error that is stated for one."""
         beside = run_beside(program, model, batches, near, exact=exact)
         off = max(
             float(Change.of(rows, wanted, program.starts(batch)).each.max())
@@ -514,4 +517,5 @@ def search_for(tree: object, key: str) -> object:
 
 
 def is_magnitude(value: object) -> TypeGuard[float]:
+    """True for a finite number from 0 on; no boolean is one."""
     return (type(value) is int or type(value) is float) and isfinite(value) and value >= 0

@@ -32,6 +32,7 @@ class Named(NamedTuple):
 
 
 def sha256_hex(file: str | Path) -> str:
+    """Return the SHA-256 of a regular file."""
     with open_regular(file) as raw:
         return hashlib.file_digest(raw, "sha256").hexdigest()
 
@@ -114,14 +115,17 @@ class Reported:
 
 
 def no(name: str, value: object) -> TypeError:
+    """Return the error of an entry that no run writes."""
     return TypeError(f"{name} is {value!r:.80}, which no run writes")
 
 
 def positive(found: object) -> TypeGuard[float]:
+    """True for a finite number from 0 on; no boolean is one."""
     return (type(found) is int or type(found) is float) and 0 <= found < inf
 
 
 def texts(found: object) -> TypeGuard[list[str]]:
+    """True for a list of texts."""
     return isinstance(found, list) and all(isinstance(text, str) for text in found)
 
 

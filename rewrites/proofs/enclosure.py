@@ -69,17 +69,21 @@ class Between:
 
     @property
     def finite(self) -> bool:
+        """True if both ends are finite numbers."""
         return isfinite(self.low) and isfinite(self.high)
 
     @property
     def unknown(self) -> bool:
+        """True if the value is not known."""
         return isnan(self.low)
 
     @property
     def middle(self) -> float:
+        """The number halfway between both ends, without overflow."""
         return self.low / 2 + self.high / 2
 
     def holds(self, number: float) -> bool:
+        """True if a number is in the interval, ends included."""
         return self.low <= number <= self.high
 
     def __repr__(self) -> str:
@@ -220,6 +224,7 @@ def outward(low: float, high: float, steps: int = 1, least: float = -inf, most: 
 
 
 def negated(said: Certainty) -> Certainty:
+    """Negate a truth value; `may` stays `may`."""
     return said if isinstance(said, Maybe) else not said
 
 
@@ -235,6 +240,7 @@ def rising(f: Callable[[float], float], least: float = -inf, most: float = inf) 
     """Return a function that never falls, applied to an interval; NO_VALUE where the function has no value."""
 
     def at(u: float) -> float:
+        """Evaluate the function at a float: infinity where it overflows, NaN where it has no value."""
         try:
             return f(u)
         except OverflowError:
@@ -243,6 +249,7 @@ def rising(f: Callable[[float], float], least: float = -inf, most: float = inf) 
             return nan
 
     def of(u: Between) -> Between:
+        """Map an interval to that of the values at both ends, rounded outward."""
         if u.unknown:
             return u
         if isnan(at(u.high)):
@@ -262,7 +269,10 @@ def stepping(f: Callable[[float], float]) -> Callable[[Between], Between]:
 
 
 def either(pick: Callable[..., float]) -> Callable[[Between, Between], Between]:
+    """Return the minimum or maximum of two intervals: `pick` of the lower ends and of the upper ones."""
+
     def of(a: Between, b: Between) -> Between:
+        """Pick end by end; a value that does not exist stays so."""
         if a.undefined or b.undefined:
             return NO_VALUE
         return Between(nan) if a.unknown or b.unknown else Between(pick(a.low, b.low), pick(a.high, b.high))
@@ -274,6 +284,7 @@ def swinging(f: Callable[[float], float]) -> Callable[[Between], Between]:
     """Return sine or cosine of an interval; they change by no more than their argument."""
 
     def of(u: Between) -> Between:
+        """Bound the values by the slope, at most 1, around the middle; unknown for huge arguments."""
         if not u.finite or abs(u.middle) > 2.0**40:
             return Between(nan)
         return (
@@ -358,7 +369,10 @@ class Enclosed(Entrywise):
         value: Callable[..., Enclosable | tuple[Enclosable, ...]],
         doing: object,
     ) -> Entrywise:
+        """Compute every entry as an interval."""
+
         def at(h: int, r: int, j: int) -> Between:
+            """Return one entry of a value that may give several for each column."""
             entry = value(h, r, j // width)
             return as_between(entry[j % width] if isinstance(entry, tuple) else entry)
 

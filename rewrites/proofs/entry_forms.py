@@ -94,6 +94,7 @@ class Forms:
         """Return an unknown value of these sizes; if it is `uniform`, all its rows are the same."""
 
         def entry(h: int, i: int, j: int) -> Polynomial:
+            """Return an atom at this place, with free indices along the axes that have several entries."""
             at = (*((ROW_INDEX,) if rows[i] != 1 and not uniform else ()), *((COLUMN_INDEX,) if cols[j] != 1 else ()))
             place = h if heads != 1 else 0, 0 if uniform else ends(rows)[i], ends(cols)[j]
             return self.ring.atom(self.ring.head(*content, *place), at)
@@ -134,6 +135,7 @@ class EntryValue:
 
     @classmethod
     def of(cls, forms: Forms, heads: int, rows: AxisPieces, cols: AxisPieces, entry: Entry) -> EntryValue:
+        """Make a value from the polynomial of each head and piece. Raises GaveUp for more than MOST_PIECES."""
         if heads * len(rows) * len(cols) > MOST_PIECES:
             raise GaveUp(f"{heads * len(rows) * len(cols)} pieces")
         return cls(
@@ -149,17 +151,21 @@ class EntryValue:
         return EntryValue.of(self.forms, self.heads, self.rows, self.cols if cols is None else cols, entry)
 
     def entry(self, h: int, i: int, j: int) -> Polynomial:
+        """Return an entry; one head serves all."""
         return self.at[h if self.heads > 1 else 0, i, j]
 
     def scaled(self, by: Fraction) -> EntryValue:
+        """Multiply all entries by a number."""
         return self.made(lambda *at: self.at[at].scaled(by))
 
     @property
     def ring(self) -> Ring:
+        """The ring of the entries' polynomials."""
         return self.forms.ring
 
     @property
     def size(self) -> tuple[LiveSize, LiveSize]:
+        """The sums of the pieces of rows and columns."""
         return size_in_all(self.rows), size_in_all(self.cols)
 
     # ---- operations by which terms are read
@@ -206,6 +212,7 @@ class EntryValue:
         )
 
     def pointwise(self, other: EntryValue, join: Callable[[Polynomial, Polynomial], Polynomial]) -> EntryValue:
+        """Join two values entry by entry, after they are cut into the same pieces."""
         a, b = self.met(other)
         return EntryValue.of(
             self.forms, max(a.heads, b.heads), a.rows, a.cols, lambda *at: join(a.entry(*at), b.entry(*at))
@@ -218,11 +225,13 @@ class EntryValue:
         return self.pointwise(other, self.ring.multiply)
 
     def turn(self) -> EntryValue:
+        """Exchange rows and columns, and their indices in every entry."""
         return EntryValue.of(
             self.forms, self.heads, self.cols, self.rows, lambda h, i, j: self.ring.moved(self.at[h, j, i], EXCHANGED)
         )
 
     def beside(self, other: EntryValue) -> EntryValue:
+        """Put columns beside columns. Raises CutNeeded if their rows are in different pieces."""
         if self.rows != other.rows:
             cut_alike(self.rows, other.rows)
         n = len(self.cols)
@@ -265,6 +274,7 @@ class EntryValue:
         )
 
     def repeat(self, heads: int) -> EntryValue:
+        """Copy each head, copies side by side. Raises GaveUp if the number of heads is a symbol."""
         if not isinstance(heads, int):
             raise GaveUp(f"{heads} heads")
         return EntryValue.of(
@@ -272,6 +282,7 @@ class EntryValue:
         )
 
     def total(self) -> EntryValue:
+        """Sum the entries over the heads."""
         return EntryValue.of(
             self.forms,
             1,
@@ -286,25 +297,31 @@ class EntryValue:
             raise GaveUp("what is known of tokens, of other rows")
 
     def given(self, name: str, cols: int) -> EntryValue:
+        """Return unknown one-hot rows, the same wherever this field is read."""
         self.tokens()
         return self.forms.leaf(("given", name, cols), 1, self.rows, self.forms.pieces(cols))
 
     def by_distance(self, table: Data, most: int) -> EntryValue:
+        """Return an unknown table of numbers, one for each pair of rows."""
         self.tokens()
         return self.forms.leaf(("by distance", table, most), table.shape[0], self.rows, self.rows)
 
     def related(self, relation: Relation) -> EntryValue:
+        """Return the unknown entries of a relation; its zeros are absent."""
         shape = Shape(1, T, N).related(relation)
         return replace(self.forms.leaf(("related", relation), 1, (shape.rows,), (shape.cols,)), absent=True)
 
     def entered(self, port: Port) -> EntryValue:
+        """Return the unknown numbers of an input."""
         shape = Shape(1, T, N).entered(port)
         return self.forms.leaf(("entered", port), port.heads, (shape.rows,), self.forms.pieces(port.columns))
 
     def pick(self, relation: Relation) -> EntryValue:
+        """Raise GaveUp: picked rows have no form."""
         raise GaveUp("rows that are picked")
 
     def symbol(self, name: str, into: Shape, out: Shape) -> EntryValue:
+        """Apply an unknown operator, as the comparison reads it."""
         return self.forms.through(self, self.forms.symbols[name])
 
     def keep_top(self, by: EntryValue, k: int) -> EntryValue:
@@ -314,6 +331,7 @@ class EntryValue:
             return a
 
         def chosen(h: int, i: int, j: int) -> Polynomial:
+            """Return the form of "entry j is among the k largest of its row"."""
             line = [self.ring.moved(b.entry(h, i, at), {COLUMN_INDEX: INNER}) for at in range(len(b.cols))]
             return self.forms.functions.among_largest(k, [*zip(map(str, b.cols), line, strict=True)], j)
 
@@ -328,6 +346,7 @@ class EntryValue:
         seen = self.seen(other, where)
 
         def line(h: int, i: int, j: int) -> MergedLine:
+            """Collect the row and the column that are merged at one place."""
             left = [self.ring.moved(self.entry(h, i, k), {COLUMN_INDEX: INNER}) for k in range(len(self.cols))]
             right = [self.ring.moved(other.entry(h, k, j), {ROW_INDEX: INNER}) for k in range(len(self.cols))]
             return MergedLine(self.forms.functions, self.cols, left, right, seen, absent)
@@ -383,6 +402,7 @@ class EntryValue:
         before, behind = lo, as_int(sympy.expand(sympy.sympify(n) - lo - size_in_all(self.cols)))
 
         def zeros(size: LiveSize) -> AxisPieces:
+            """Return a piece of this size; none for 0."""
             return () if size == 0 else (size,)
 
         first, last = zeros(before), zeros(behind)
@@ -426,6 +446,8 @@ class EntryValue:
         return self.constant(Data(data.array[0]))
 
     def number(self, data: Data) -> Polynomial:
+        """Return a scalar as a polynomial: an atom if it is an expression of sizes. Raises GaveUp if it is not
+        finite."""
         if getattr(data, "expression", None) is not None:
             return self.ring.atom(self.ring.head("number", data.key), ())
         value = data[0]
@@ -451,6 +473,7 @@ class EntryValue:
         col_pieces = forms.pieces(data.shape[-1])
 
         def entry(h: int, i: int, j: int) -> Polynomial:
+            """Return the numbers of one piece as an entry, or an atom if the array is only promised."""
             at = (
                 *((ROW_INDEX,) if rows is not None and row_pieces[i] != 1 else ()),
                 *((COLUMN_INDEX,) if col_pieces[j] != 1 else ()),

@@ -53,6 +53,7 @@ def additive_parts(x: EntryValue) -> list[tuple[Fraction, EntryValue]]:
     """Return a value as a list of values of one term each, with the term's number; the value is their sum."""
 
     def alone(place: EntryPlace, each: Monomial) -> EntryValue:
+        """Return the value with a single term left, at one place."""
         one = Polynomial({each: Fraction(1)})
         return x.made(lambda *at: one if at == place else NO_TERMS)
 
@@ -66,6 +67,7 @@ def opaque(x: EntryValue, term: Operator, heads: int, rows: AxisPieces, cols: Ax
         x.tokens()
 
     def entry(h: int, i: int, j: int) -> Polynomial:
+        """Return an atom that depends on all entries that the operator may read."""
         seen = tuple((at, p.key) for at, p in x.at.items() if not by_row or at[1] == i)
         known = ("symbol", term, x.cols, () if by_row else x.rows, seen)
         at = (*((ROW_INDEX,) if rows[i] != 1 else ()), *((COLUMN_INDEX,) if cols[j] != 1 else ()))

@@ -167,6 +167,7 @@ class Prover:
             self.renew()
 
     def run(self, program: str) -> None:
+        """Run commands of egglog."""
         self.engine.run_program(*self.engine.parse_program(program))
 
     def prove(self, left: Operator, right: Operator, budget: int = 3000) -> Proof:
@@ -195,6 +196,7 @@ class ProofSearch:
     nodes: int = 0
 
     def equal(self) -> bool:
+        """True if both sides are in one class."""
         return bool(self.engine.lookup_function("$left", []) == self.engine.lookup_function("$right", []))
 
     def saturate(self, phases: "Sequence[Sequence[_Command]]") -> None:
@@ -305,6 +307,7 @@ class TriedEquation:
         return Proof(False, {}, 0, UNREAD, 0.0) if self.first is None else self.first
 
     def finished(self, proof: Proof) -> Proof:
+        """Return a proof with all attempts and the seconds since the first."""
         return replace(proof, tried=tuple(self.tried), seconds=time.perf_counter() - self.start)
 
     def ways(self) -> list[Callable[[], Proof | None]]:

@@ -94,6 +94,7 @@ class Functions:
         return self.ring.atom(head, (*best[1], *more))
 
     def is_of(self, factor: AtomAt, f: object) -> bool:
+        """True if an atom is a value of the function f."""
         return factor[0].content[:2] == ("of", f)
 
     def argument(self, factor: AtomAt) -> Polynomial:
@@ -129,6 +130,8 @@ class Functions:
         return self.plain(f, p)
 
     def of_number(self, f: Operator, number: Fraction) -> Polynomial:
+        """Return f at a number, as a polynomial: an atom if f holds a symbol. Raises GaveUp if the value is not
+        finite."""
         if number == 0 and f.maps_zero_to_zero:
             return NO_TERMS
         if any(node.kind is KINDS["symbol"] for node in f.walk()):
@@ -209,6 +212,7 @@ class Functions:
             return self.is_positive(rest)
 
         def even(each: Monomial, factor: AtomAt) -> bool:
+            """True if a factor occurs an even number of times at free indices: its power is a square."""
             return each.factors.count(factor) % 2 == 0 and all(i >= 0 for i in factor[1])
 
         return all(
@@ -217,6 +221,7 @@ class Functions:
         )
 
     def is_positive_atom(self, factor: AtomAt) -> bool:
+        """True if an atom is never negative: a count, a power of e, or a function whose relu is known by a law."""
         content: Any = factor[0].content
         if content[0] in ("size", "one over size", "sees"):
             return True
@@ -235,6 +240,7 @@ class Functions:
         sees itself."""
 
         def seen(factor: AtomAt) -> bool:
+            """True if an atom says that a row sees itself."""
             content = factor[0].content
             return content[0] == "sees" and content[1].reflexive and 0 in factor[1]
 
@@ -311,6 +317,7 @@ class Functions:
         return power
 
     def power_of_term(self, each: Monomial, number: Fraction) -> Polynomial:
+        """Return e to a number times a term; by a law if the term is a function that e undoes."""
         if abs(number) == 1 and (factor := self.single(Polynomial({each: Fraction(1)}))) and factor[0] in self.inner:
             if law := self.laws.behind.get((exp, factor[0].content[1])):
                 value = self.by(law, self.argument(factor))
@@ -341,6 +348,7 @@ class Functions:
         return self.ring.simple(factors, each.bound, Fraction(1))
 
     def head_of_power(self, inner: Monomial, number: Fraction, symmetric: bool) -> Head:
+        """Return the head of e to a number times a term, whose argument is remembered."""
         p = Polynomial({inner: number})
         head = self.ring.head("of", exp, p.key, symmetric=symmetric)
         self.inner.setdefault(head, p)
@@ -415,6 +423,7 @@ class Functions:
         return inverse
 
     def inverse_of_factor(self, factor: AtomAt) -> Polynomial:
+        """Return one over an atom: sizes are inverted, and reciprocals undone."""
         head, at = factor
         match head.content:
             case ("size", size):
@@ -426,6 +435,7 @@ class Functions:
         return self.atom(reciprocal, self.ring.atom(head, at))
 
     def logarithm(self, p: Polynomial) -> Polynomial:
+        """Return the logarithm of a polynomial: shared powers and factors are taken out first."""
         if parts := self.one_and_power(p):
             c, u, v = parts
             return self.ring.add(u, self.by(self.laws.behind_one[LOGARITHM, exp], v), self.of_number(LOGARITHM, c))
@@ -476,6 +486,7 @@ class Functions:
             rest.remove(factor)
 
         def free(factor: AtomAt) -> AtomAt:
+            """Give an atom's bound indices free numbers."""
             return factor[0], tuple(opened.get(i, i) for i in factor[1])
 
         result = self.by(law, self.argument(free(of)))

@@ -42,6 +42,7 @@ class MergedLine:
     # ---- parts
 
     def products(self) -> list[Polynomial]:
+        """Return the product of the entries of both sides, piece by piece."""
         return [self.functions.ring.multiply(a, b) for a, b in zip(self.left, self.right, strict=True)]
 
     def seen_of(self, line: Sequence[Polynomial]) -> list[Polynomial]:
@@ -49,11 +50,13 @@ class MergedLine:
         return [*line] if self.seen is None else [self.functions.ring.multiply(self.seen, p) for p in line]
 
     def summed(self, line: Sequence[Polynomial]) -> Polynomial:
+        """Sum a line over the inner index, pieces of one entry as they are."""
         ring = self.functions.ring
         pairs = zip(self.sizes, line, strict=True)
         return ring.add(*(p if size == 1 else ring.summed(p, INNER, size) for size, p in pairs))
 
     def of_each(self, f: Any) -> list[Polynomial]:
+        """Apply a function to each product."""
         return [self.functions.apply(f, p) for p in self.products()]
 
     # ---- over monoids
@@ -65,6 +68,7 @@ class MergedLine:
         return self.summed([ring.multiply(a, b) for a, b in zip(weights, self.right, strict=True)])
 
     def weights(self, monoid: type[Monoid]) -> list[Polynomial]:
+        """Return the weights of the right side's entries. Raises GaveUp for a monoid that is linear on both sides."""
         functions, ring = self.functions, self.functions.ring
         if self.absent:
             return self.atoms(monoid, self.left)
@@ -113,22 +117,28 @@ class MergedLine:
         return self.functions.inverse(reciprocal, self.summed([as_polynomial(1)] * len(self.sizes)))
 
     def largest(self) -> Polynomial:
+        """Return the largest product."""
         return self.functions.largest([*zip(self.sizes, self.products(), strict=True)])
 
     def smallest(self) -> Polynomial:
+        """Return the smallest product."""
         line = [p.scaled(Fraction(-1)) for p in self.products()]
         return self.functions.largest([*zip(self.sizes, line, strict=True)]).scaled(Fraction(-1))
 
     def rectified(self) -> Polynomial:
+        """Return the largest product, at least 0."""
         return self.functions.apply(relu, self.largest())
 
     def squares(self) -> Polynomial:
+        """Return the sum of the squared products."""
         return self.summed([self.functions.ring.multiply(p, p) for p in self.products()])
 
     def logarithm(self) -> Polynomial:
+        """Return the logarithm of the sum of e to the products."""
         return self.functions.apply(LOGARITHM, self.summed(self.of_each(exp)))
 
     def mean(self) -> Polynomial:
+        """Return the sum of the products over their number."""
         return self.functions.ring.multiply(self.summed(self.products()), self.one_over_size())
 
     def variance(self) -> Polynomial:

@@ -64,6 +64,7 @@ class Monomial:
 
     @cached_property
     def free(self) -> frozenset[int]:
+        """The free indices of its factors: 0 the row, 1 the column."""
         return frozenset(index for _, at in self.factors for index in at if index >= 0)
 
     def moved(self, to: Mapping[int, int]) -> "Monomial":
@@ -93,6 +94,7 @@ class Polynomial:
 
     @cached_property
     def free(self) -> frozenset[int]:
+        """The free indices of its terms."""
         return frozenset(index for term in self.terms for index in term.free)
 
     @cached_property
@@ -119,6 +121,7 @@ class Polynomial:
         return next((number for monomial, number in self.ordered if monomial != UNIT_TERM), alone)
 
     def scaled(self, by: Fraction) -> "Polynomial":
+        """Multiply by a number; no terms are left for 0."""
         return Polynomial({monomial: number * by for monomial, number in self.terms.items()} if by else {})
 
 
@@ -126,10 +129,12 @@ NO_TERMS = Polynomial({})
 
 
 def head_numbers(monomial: Monomial) -> tuple[int, ...]:
+    """Return the numbers of a monomial's heads, in its order."""
     return tuple(head.number for head, _ in monomial.factors)
 
 
 def as_polynomial(number: Fraction | float) -> Polynomial:
+    """Return a number as a polynomial; 0 has no terms."""
     return Polynomial({UNIT_TERM: Fraction(number)} if number else {})
 
 
@@ -166,6 +171,7 @@ class Ring:
         return head
 
     def atom(self, head: Head, at: IndexTuple) -> Polynomial:
+        """Return an atom at these indices as a polynomial, in its one form."""
         return self.simple([(head, at)], (), Fraction(1))
 
     # ---- sums and products
@@ -211,6 +217,7 @@ class Ring:
         return Polynomial(terms)
 
     def multiply(self, a: Polynomial, b: Polynomial) -> Polynomial:
+        """Multiply term by term. Raises GaveUp for more than MOST_TERMS products."""
         if len(a.terms) * len(b.terms) > MOST_TERMS:
             raise GaveUp(f"{len(a.terms) * len(b.terms)} terms")
         return self.add(
@@ -223,6 +230,7 @@ class Ring:
         return self.simple([*one.factors, *other.moved(behind).factors], one.bound + other.bound, number)
 
     def power(self, a: Polynomial, times: int) -> Polynomial:
+        """Multiply a polynomial by itself; 1 for no times."""
         result = as_polynomial(1)
         for _ in range(times):
             result = self.multiply(result, a)
@@ -232,6 +240,7 @@ class Ring:
         """Return the sum over a free index of `size` values."""
 
         def over(each: Monomial) -> list[AtomAt]:
+            """Rename the index to the next bound one in a monomial."""
             return [*each.moved({index: -len(each.bound) - 1}).factors]
 
         return self.add(
@@ -303,11 +312,13 @@ def check_seen(one: Fraction, other: Fraction) -> None:
 
 
 def numbers_of(head: Head) -> EntryFloats:
+    """Return the known numbers of a head."""
     assert head.numbers is not None
     return head.numbers
 
 
 def magnitudes_of(head: Head) -> EntryFloats:
+    """Return the magnitudes of a head's known numbers."""
     assert head.sizes is not None
     return head.sizes
 
@@ -353,11 +364,13 @@ def canonical(factors: list[AtomAt], bound: tuple[LiveSize, ...]) -> Monomial:
 
 
 def order_factors(factors: Iterable[AtomAt], to: Mapping[int, int], bound: tuple[LiveSize, ...]) -> Monomial:
+    """Rename the indices of factors, and put the factors into their order."""
     moved = [(head, place_of(head, tuple(to.get(i, i) for i in at))) for head, at in factors]
     return Monomial(tuple(sorted(moved, key=lambda one: (one[0].rank, one[1], one[0].number))), bound)
 
 
 def place_of(head: Head, at: IndexTuple) -> IndexTuple:
+    """Sort the indices of a head that is symmetric in them."""
     return tuple(sorted(at)) if head.symmetric else at
 
 

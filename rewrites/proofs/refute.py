@@ -93,6 +93,7 @@ def draw_special(rng: np.random.Generator, shape: RowsColumns, held: Sequence[fl
 
 
 def draw_zeros(rng: np.random.Generator, shape: RowsColumns, held: Sequence[float]) -> TrialFloats:
+    """Return zeros."""
     return np.zeros(shape)
 
 
@@ -102,10 +103,12 @@ def draw_alike(rng: np.random.Generator, shape: RowsColumns, held: Sequence[floa
 
 
 def draw_positive(rng: np.random.Generator, shape: RowsColumns, held: Sequence[float]) -> TrialFloats:
+    """Draw numbers of at least 1/8."""
     return abs(coarsen(3 * rng.normal(size=shape))) + 0.125
 
 
 def draw_negative(rng: np.random.Generator, shape: RowsColumns, held: Sequence[float]) -> TrialFloats:
+    """Draw numbers of at most -1/8."""
     return -draw_positive(rng, shape, held)
 
 
@@ -202,17 +205,20 @@ class Trial:
     def of(
         cls, one: Operator, other: Operator, rng: np.random.Generator, scene: Scene, held: Sequence[float]
     ) -> "Trial":
+        """Draw an input, and a batch whose lengths are those of the scene, for two operators."""
         columns = next((int(term.into.cols) for term in (one, other) if term.into.cols is not N), INPUT)
         batch = draw_batch(Template.of({"one": one, "other": other}), rng, scene.lengths)
         return cls(one, other, scene.draw(rng, (batch.rows, columns), held), batch)
 
     @cached_property
     def values(self) -> tuple[TrialFloats, TrialFloats]:
+        """The results of both operators at the input."""
         a, b = (np.asarray(dense(term, self.x, self.batch)) for term in (self.one, self.other))
         return a, b
 
     @property
     def shapes_differ(self) -> bool:
+        """True if two axes of the results have different lengths, neither of which is 1."""
         a, b = self.values
         return any(1 not in pair and pair[0] != pair[1] for pair in zip(a.shape[::-1], b.shape[::-1], strict=False))
 
@@ -324,6 +330,7 @@ def draw_operators(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Gene
     symbols become two operators."""
 
     def known(size: Expr) -> Expr | int:
+        """Return the drawn number of a size; free sizes stay."""
         return size if size in FREE else int(sympify(size).subs(sizes))
 
     into, out = (Shape(*map(known, shape)) for shape in leaf.args[1:3])
@@ -331,10 +338,12 @@ def draw_operators(leaf: Operator, sizes: dict[Symbol, int], rng: np.random.Gene
     columns, names = INPUT if into.cols is N else into.cols, count(1)
 
     def matrix(rows: int, cols: int) -> Operator:
+        """Draw a matrix with a name of its own."""
         drawn: Operator = weight(Data(coarsen(rng.normal(size=(*stack, rows, cols))), f"{leaf.args[0]}{next(names)}"))
         return drawn
 
     def scaled() -> Operator:
+        """Draw a multiple of the identity, between 1/2 and 2."""
         drawn: Operator = I * float(coarsen(rng.uniform(0.5, 2.0, 1))[0])
         return drawn
 

@@ -45,6 +45,7 @@ def check_ranks(programs: RankPrograms, model: Operator, machine: TimeModel, fee
     near, told = [0.0], set[Hashable]()
 
     def look(item: StretchProgram, batch: Batch) -> None:
+        """Verify a program's outputs and steps on a batch, and note how near its steps come to their bounds."""
         verify_outputs(item.program, item.model.outputs, [batch], unrounded(item.structure, item.emitter))
         near.append(verify_steps(item.program, [batch], told)["nearest"])
 

@@ -41,6 +41,7 @@ class ProgramRank(LocalNumbers):
         self.watch = watch
 
     def narrowed(self, step: RankStep) -> Operator:
+        """Return the matrix of a step with the numbers of this rank."""
         return self.matrix(step)
 
     def run(self) -> Generator[Message, Any, Numeric]:
@@ -99,6 +100,7 @@ class ProgramRank(LocalNumbers):
         return self.interpreted(step)
 
     def interpreted(self, step: RankStep) -> Held:
+        """Compute a step in numpy, by the method of its operation."""
         value: Held = getattr(self, step.op)(step, *(self.values[a] for a in step.args))
         return value
 
@@ -130,6 +132,7 @@ def run_programs(programs: RankPrograms, feed: Feed, watch: OnProgram = lambda i
         raise InputError("positions: programs of ranks count them from 0 in each sequence: leave them out of the feed")
 
     def body(place: Coordinates, meter: Meter, start: Numeric | None) -> Generator[Message, Any, Numeric]:
+        """Return the generator of one rank, with the axes of its messages numbered by the whole mesh."""
         one = ProgramRank(programs, place, feed, meter, start, watch)
         return with_mesh_axes(one.run(), plan, plan.cuts[plan.stage(place)][0])
 

@@ -63,6 +63,7 @@ class LocalNumbers(Rank):
         return self.span(self.steps[at], role)
 
     def extent(self, at: int, role: Role) -> int:
+        """Return the length of a value's dimension on this rank."""
         lo, hi = self.bounds(at, role)
         return hi - lo
 
@@ -88,6 +89,7 @@ class StretchTerms:
         self.main = None if by_tokens or not entering else max(entering)
 
     def is_tokens(self, at: int) -> bool:
+        """True if a step is the input of token ids."""
         return self.stage.steps[at].op == "input" and self.stage.steps[at].selects
 
     def is_x(self, at: int, factor: int) -> bool:
@@ -121,6 +123,7 @@ class StretchTerms:
         return rows if h == 1 else rows @ nodes.heads(h)
 
     def body(self, at: int, factor: int) -> Operator:
+        """Return the operator of a value over its factor's input, written once."""
         key = at, factor
         if key not in self.memo:
             if at == self.main and factor == self.first:

@@ -45,6 +45,7 @@ class StretchProgram(NamedTuple):
 
     @property
     def kernels(self) -> list[str]:
+        """The names of the kernels of the program's steps, in order."""
         return [step.kernel for step in self.program.steps]
 
 

@@ -155,6 +155,7 @@ class StageSteps:
 
 
 def has_cut_columns(step: RankStep) -> bool:
+    """True if some axis shards the columns of a step's value."""
     return any(isinstance(s, Cut) and s.role == "cols" for _, s in step.placement.cuts)
 
 
@@ -199,6 +200,8 @@ def deepen(
         cut = stage.row_cut(at)
 
         def behind(arg: int, at: int = at, cut: object = cut) -> int:
+            """Return the borders before a step by way of an operand: one more unless both are terms of one sharding of
+            rows."""
             joined = at not in alone and arg not in alone and stage.row_cut(arg) == cut
             return depth[arg] + (not joined)
 

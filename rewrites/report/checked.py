@@ -80,6 +80,7 @@ def state_errors(
     rounding, rows = next(iter(allowed.values())), int(exact.starts(workload.verify)[-1])
 
     def state(point: Point, off: Off, change: Compared, theirs: float) -> Point:
+        """Return a point with its measured and stated errors, and the verdict on its outputs."""
         measured, judged = max(off.free.values()), off.free if point.methods else off.along
         beside = run_beside(point.program, searched.opened.operator, [few], [near], exact=not point.methods)
         checked = max(measured, difference(beside.found[0], beside.alone[0]), theirs + rounding)
@@ -139,10 +140,13 @@ def check_lengths(searched: Searched, points: Sequence[Point], few: Batch) -> li
     steps = Steps.at(lengths, every[1:], timed)
 
     def look() -> None:
+        """Verify every program at the lengths, each kind of step once."""
         for point in points:
             verify_lengths(point.program, batches, steps)
 
     def read() -> tuple[list[Batch], list[np.ndarray]]:
+        """Read the model at the lengths, and verify the exact program there; rows that are zero or not finite are left
+        out."""
         known = [
             (batch, rows)
             for batch, rows in zip(near, oracle(opened.operator, near), strict=True)
@@ -218,6 +222,7 @@ def check_programs(
     structures = results | {"exact": results["exact"]["float64"]}
 
     def checks(at: int) -> dict[str, object]:
+        """Return the results of a point of its own: its steps and its structure."""
         if at not in whose:
             return {}
         return {**details[at], "exact": None, "steps": results[f"steps {at}"], "structure": structures[whose[at]]}

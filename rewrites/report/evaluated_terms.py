@@ -99,6 +99,7 @@ def computed_kinds() -> set[str]:
     """Return the kinds of operators that some kernel computes, alone or with others."""
 
     def kinds(term: Operator) -> set[str]:
+        """Return the kinds of an operator and of its parts."""
         here = name_kind(term.kind.name, [monoid.__name__ for monoid in term.attributes if isinstance(monoid, type)])
         return {here}.union(*map(kinds, term.children))
 

@@ -71,6 +71,7 @@ def find_price(rows: OperatorRows, others: OperatorRows) -> PricedStep | None:
     another program."""
 
     def beyond(row: Mapping[str, Any]) -> float:
+        """Return the seconds by which the measured time of a row exceeds its price."""
         return float(row["measured_s"] - row["predicted_s"])
 
     if any(row["measured_s"] is None for row in (*rows, *others)):

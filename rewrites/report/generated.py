@@ -89,4 +89,5 @@ def context_row(record: Mapping[str, Any]) -> list[str]:
 
 
 def count_sequences(count: int) -> str:
+    """Write the number of sequences that are generated at once."""
     return "one sequence" if count == 1 else f"{count} sequences at once"

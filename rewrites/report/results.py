@@ -76,10 +76,12 @@ class Result:
 
     @property
     def error(self) -> float:
+        """The requested limit of the error: the threshold of the first goal."""
         return self.goals[0].threshold
 
     @property
     def best(self) -> Point:
+        """The chosen point."""
         return self.points[self.chosen]
 
     def __repr__(self) -> str:
@@ -218,6 +220,7 @@ def installed(name: str) -> str:
 
 
 def describe_point(point: Point, place: Path) -> dict[str, object]:
+    """Return the entry of a point in report.json: its figures, laws and methods, and the place of its program."""
     removed = point.variant.removed if point.variant else None
     return figures(point) | {
         "program": str(place),
@@ -350,6 +353,7 @@ def phases(record: dict[str, Any]) -> str:
 
 
 def format_point(name: str, point: dict[str, Any]) -> list[str]:
+    """Return the cells of a point in the table of the report."""
     return [*point_row(name, point), *(f"{point[name]:.2f}" for name in TITLES if point[name] is not None)]
 
 
@@ -393,6 +397,7 @@ def tell_bounds(record: dict[str, Any]) -> str:
 
 
 def at_most(gap: float) -> str:
+    """Write a gap in percent as an upper bound; `nothing` if it is below TOLD."""
     return f"at most {percent(gap)}" if gap >= TOLD else "nothing"
 
 

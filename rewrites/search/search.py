@@ -76,6 +76,7 @@ class Structure:
         return tuple(zip(self.numbers, self.path, strict=True))
 
     def lowering(self, number: int) -> Lowering:
+        """Return the lowering of a part or a substitution on the path."""
         return self.lowerings[self.numbers.index(number)]
 
     def before(self, number: int) -> str:
@@ -84,6 +85,7 @@ class Structure:
 
     @property
     def gap(self) -> float:
+        """The proved gap: the share of the cost that lies above the bound."""
         return max(0.0, self.cost - self.bound) / self.cost if self.cost else 0.0  # rounding may leave less
 
     @property

@@ -38,6 +38,7 @@ class BlockSubstitution:
 
     @property
     def term(self) -> Operator:
+        """The factors composed to one operator."""
         return reduce(matmul, self.factors, I)
 
     @cached_property

@@ -97,6 +97,7 @@ def check_hash(kept: Mapping[str, Any]) -> None:
 
 
 def hash_rows(rows: Mapping[str, object]) -> str:
+    """Return the digest of rows as JSON with sorted keys."""
     return hashlib.blake2b(json.dumps(rows, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

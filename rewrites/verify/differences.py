@@ -66,6 +66,7 @@ class Change(NamedTuple):
 
     @property
     def surely(self) -> float:
+        """The bound of `surely_of` for as many sentences as there are."""
         return self.surely_of(len(self.off))
 
     def surely_of(self, sentences: int) -> float:
@@ -78,6 +79,7 @@ class Change(NamedTuple):
 
     @property
     def likely(self) -> float:
+        """The bound of `likely_of` for as many sentences as there are."""
         return self.likely_of(len(self.off))
 
     def likely_of(self, sentences: int) -> float:

@@ -39,6 +39,7 @@ class ForkedTask:
         return self
 
     def begin(self) -> None:
+        """Fork the process: the child does the work, this one goes on with the pipe to read from."""
         reading, writing = os.pipe()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -61,6 +62,7 @@ class ForkedTask:
             with os.fdopen(writing, "w") as lines:
 
                 def tell(kind: str, said: object) -> None:
+                    """Write one line of JSON at once."""
                     print(json.dumps([kind, said]), file=lines, flush=True)
 
                 try:
@@ -70,6 +72,8 @@ class ForkedTask:
         os._exit(0)
 
     def answer(self, instead: Callable[[Announce], object] | None = None) -> Any:
+        """Wait for the answer, and announce the lines that come before it; do the work here if there is no fork or no
+        answer. Raises VerificationError as the work does."""
         for kind, content in self.lines() if self.process else ():
             if kind == "announced":
                 self.announce(content)

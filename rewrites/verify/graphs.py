@@ -127,6 +127,7 @@ def represented(graph: Graph, template: Template, values: Drawn) -> dict[int, Op
     """Return the term of every class."""
 
     def make(node: ENode, terms: dict[int, Operator], attributes: dict[str, object]) -> Operator | None:
+        """Build the term of a member; None if it has none."""
         if node.kind in SKIPPED or (term := fitting(node, terms, attributes)) is None:
             return None
         return stack(graph, node.cls, term, values)
@@ -217,6 +218,7 @@ def check_kernels(
 
 
 def by(graph: Graph, cls: int) -> tuple[str, ...]:
+    """Return the names of the laws that added to a class, sorted."""
     return tuple(sorted(law for at, law in graph.facts["made_by"] if at == cls))
 
 
@@ -281,6 +283,7 @@ def draw_relations(
     picks = {template.values[e.attributes[0]] for e in template.entries if e.kind == "pick"}
 
     def drawn(each: Relation) -> NDArray[np.float64]:
+        """Draw the entries of a relation, dense: one in each row, and more unless rows are picked by it."""
         rows, cols = (len(lengths) if space == "S" else sum(lengths) for space in (each.rows, each.cols))
         entries = np.eye(cols)[rng.integers(0, cols, rows)]
         return (

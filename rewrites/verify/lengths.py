@@ -92,6 +92,7 @@ def batches_at(lengths: Sequence[Sequence[int]], sentences: Batch) -> list[Batch
     """Make batches of these lengths, from the tokens of these sentences repeated."""
 
     def made(each: Sequence[int]) -> Batch:
+        """Make a batch of these lengths, filled with the tokens again and again."""
         cuts = np.cumsum(each)[:-1]
         return Batch(
             np.split(np.resize(sentences.tokens, sum(each)), cuts),
@@ -329,6 +330,7 @@ def errors_at(
     took."""
 
     def near(program: Program, exact: bool, batch: Batch, rows: NDArray[np.floating]) -> Near:
+        """Compare a program with the model on one batch, both by itself and along the program's routes."""
         beside = run_beside(program, model, [batch], [rows], exact=exact)
         free, along = (Errors.of(beside.found, wanted).relative for wanted in (beside.alone, beside.wanted))
         return {"sentences": len(batch), "rows": batch.rows, "relative": free, "along": along}
@@ -396,6 +398,7 @@ def format_errors(found: Sequence[Mapping[str, object]]) -> str:
     """Format errors, batch by batch, as words."""
 
     def named(one: Mapping[str, object]) -> str:
+        """Name a batch by its sentences and tokens."""
         rows = f"{one.get('rows')} token{'s' * (one.get('rows') != 1)}"
         return rows if one.get("sentences") == 1 else f"{one.get('sentences')} sentences of {rows}"
 

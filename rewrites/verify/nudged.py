@@ -28,15 +28,19 @@ class Nudged(DenseReading):
 
     @property
     def array(self) -> NDArray[np.floating]:
+        """The value as an array, changed anew at every reading."""
         return self.taken(self.whole())
 
     def taken(self, array: NDArray[np.floating]) -> NDArray[np.floating]:
+        """Change numbers wherever they are read."""
         return self.nudge(array)
 
     def numbers(self, data: Data) -> NDArray[np.floating]:
+        """Return a stored array with changed numbers."""
         return self.nudge(data.array.astype(self.dtype))
 
     def nudge(self, array: NDArray[np.floating]) -> NDArray[np.floating]:
+        """Multiply each number by 1 plus a drawn number from -`unit` to `unit`."""
         return array * (1 + self.unit * self.rng.uniform(-1, 1, array.shape))
 
 
@@ -56,6 +60,7 @@ def moved(term: Operator, batches: Sequence[Batch], unit: float) -> NDArray[np.f
     rng = np.random.default_rng(0)
 
     def off(batch: Batch, wanted: NDArray[np.floating], routes: Sequence[Route]) -> NDArray[np.float64]:
+        """Return the squared distance that each row of a batch moves."""
         with np.errstate(all="ignore"):
             output, _ = nudge_along(term, batch, routes, unit, rng)
             apart = np.where(output == wanted, 0.0, output - wanted)

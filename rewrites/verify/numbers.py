@@ -27,6 +27,7 @@ class AtBorder(DenseReading):
     """Whole arrays, where the border of a part is the input itself."""
 
     def symbol(self, name: str, into: Shape, out: Shape) -> "AtBorder":
+        """Return the input: the border of a part is the only symbol."""
         return self
 
 

@@ -191,6 +191,7 @@ def verify_structure(
     from is compared relative to these. Returns the errors. Raises VerificationError."""
 
     def run(program: Program, batch: Batch) -> NDArray[np.floating]:
+        """Run a program in float64, on constants before rounding."""
         return program.exact(batch, constants, rounded=False)
 
     if model is None:
@@ -382,6 +383,7 @@ def tell_rows(shown: str, call: Call, told: Mapping[str, object], meant: "Meant"
     share of its bound that an error takes."""
 
     def alone(row: int) -> float:
+        """Compute one row alone; return the share of its bound that its error takes."""
         some = {name: np.asarray(told[name])[row : row + 1] for name in call.values}
         wanted = Meant(meant.numbers[row : row + 1], meant.allowed[row : row + 1], None)
         return wanted.compared(shown, launched(call, {**told, **some}, wanted.numbers.shape), 1)

@@ -79,6 +79,7 @@ def pair_routes(own: Sequence[Route], others: Sequence[Route]) -> dict[int, Take
     from scipy.optimize import linear_sum_assignment
 
     def apart(i: int, j: int) -> float:
+        """Return the number of choices in which two routers differ, and a little for another place in the order."""
         one, other = own[i].taken, others[j].taken
         return float((one != other).sum()) + abs(i - j) / 1024 if one.shape == other.shape else 1e12
 
@@ -95,6 +96,7 @@ class Reference:
 
     @cached_property
     def own(self) -> tuple[Any, list[Route]]:
+        """The reference's own result and routes, computed once."""
         return self.known or noted(self.give)
 
     def beside(self, others: Sequence[Route]) -> tuple[Any, list[Route], Flips]:
@@ -223,6 +225,7 @@ class Moved(Routes):
 
     @property
     def steers(self) -> bool:
+        """True: routes are chosen by moved scores."""
         return True
 
     def take(self, by: NDArray[Any], k: int) -> Taken:

@@ -59,6 +59,7 @@ class Failure:
     found: Disagreement | None = None
 
     def weight(self) -> tuple[int, int, int]:
+        """Return the size of the case, smaller is better: nodes, numbers of arrays, rows."""
         data = [a for node in self.term.walk() for a in node.attributes if isinstance(a, Data)]
         return (sum(1 for _ in self.term.walk()), sum(a.array.size for a in data), sum(self.lengths))
 
@@ -92,6 +93,7 @@ class Shrinker:
         return True
 
     def run(self) -> Failure:
+        """Make the case smaller by turns: laws, terms and sizes, lengths, numbers, laws again."""
         self.laws()
         while self.terms() or self.sizes():
             pass
@@ -157,6 +159,7 @@ class Shrinker:
 
 
 def count_nodes(term: Operator) -> int:
+    """Count the nodes of a term, each once."""
     return sum(1 for _ in term.walk())
 
 

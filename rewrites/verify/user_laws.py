@@ -189,6 +189,7 @@ def find_difference(law: Law, variables: Mapping[str, object], rng: np.random.Ge
 
 
 def short(value: object) -> str:
+    """Write a value briefly: an operator in 60 letters, a function by its name."""
     return brief(str(value), 60) if isinstance(value, Operator) else getattr(value, "__name__", str(value))
 
 

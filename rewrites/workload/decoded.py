@@ -35,10 +35,12 @@ class Decoding:
         self.prompt = prompt or context
 
     def texts(self, length: int) -> list[TokenIds]:
+        """Return as many texts of this length as sequences, with the tokens repeated."""
         return [np.resize(self.tokens, length) for _ in range(self.sequences)]
 
     @cached_property
     def session(self) -> Session:
+        """The session, with pages for the contexts and for the prompts."""
         from formats.kernels.attentions.chunks import PAGE
 
         assert self.decoder is not None

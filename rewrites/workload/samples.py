@@ -21,6 +21,7 @@ SITES = "shop blog news wiki mail docs api cdn".split()
 
 
 def make_word(rng: Random) -> str:
+    """Make a word of one to four syllables."""
     return "".join(rng.choices(SYLLABLES, k=rng.randint(1, 4)))
 
 
@@ -43,12 +44,14 @@ def short(rng: Random) -> str:
 
 
 def url(rng: Random) -> str:
+    """Make an address with a path, and half the time a query."""
     path = "/".join(make_word(rng) for _ in range(rng.randint(1, 4)))
     query = f"?{make_word(rng)}={rng.randint(0, 10**6)}" if rng.random() < 0.5 else ""
     return f"https://{rng.choice(SITES)}.{make_word(rng)}.{rng.choice(('com', 'org', 'net', 'io'))}/{path}{query}"
 
 
 def digits(rng: Random) -> str:
+    """Make one to six numbers or dates."""
     return " ".join(
         rng.choice(
             (
@@ -62,10 +65,12 @@ def digits(rng: Random) -> str:
 
 
 def chinese(rng: Random) -> str:
+    """Make one to three clauses of Chinese signs."""
     return "，".join("".join(rng.choices(SIGNS, k=rng.randint(3, 12))) for _ in range(rng.randint(1, 3))) + "。"
 
 
 def code(rng: Random) -> str:
+    """Make a line of code in one of several languages."""
     a, b, c = rng.sample(IDENTIFIERS, 3)
     return rng.choice(
         (

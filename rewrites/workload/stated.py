@@ -66,6 +66,7 @@ class Stated:
         )
 
     def described(self) -> dict[str, object]:
+        """Return the statement as JSON."""
         return asdict(self)
 
 
@@ -130,9 +131,11 @@ def uncovered(tokenizer: Tokenizer, fitted: Batch, stated: Batch) -> tuple[str, 
     whole = np.concatenate([fitted.tokens, stated.tokens])
 
     def held(row: np.ndarray) -> bool:
+        """True if a row's length and new tokens are within those of the workload."""
         return low <= len(row) <= high and unseen(row, whole) <= most
 
     def covered(kind: str) -> bool:
+        """True if enough rows of a kind of text are like those of the workload."""
         reading = LineReading(truncate=True, skip_bad=True)
         rows = [
             part.tokens

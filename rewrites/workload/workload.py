@@ -96,6 +96,7 @@ def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
     file is read twice, so that only one batch of it is held."""
 
     def made() -> Iterator[Batch]:
+        """Read the file and yield its batches, as `embed` builds them."""
         return batches(tokenizer, read(file, open_regular), reading=LineReading(partial(name_line, file)))
 
     rows = [batch.rows for batch in made()]
@@ -188,6 +189,7 @@ class Workload:
 
     @property
     def rows(self) -> int:
+        """The rows of the timed batch."""
         return self.timed.rows
 
     def extents(self, model: Model, cached: bool = True) -> Sized:
@@ -292,6 +294,7 @@ class Workload:
         rng, lengths = np.random.default_rng(seed), np.diff(timed.starts)
 
         def some(count: int) -> Batch:
+            """Draw sentences of random tokens, as long as those of the timed batch."""
             return Batch([rng.integers(0, vocabulary, length) for length in rng.choice(lengths, count)])
 
         sentences = min(sentences, max(4, STATE // int(lengths.max())))
@@ -327,6 +330,7 @@ def of_shares(
     filled with these tokens. Raises InputError for an invalid mix, and for a sentence longer than the model's limit."""
 
     def filled(lengths: Sequence[int]) -> Batch:
+        """Fill sentences of these lengths with the tokens, again and again."""
         return Batch(np.split(np.resize(tokens, sum(lengths)), np.cumsum(lengths)[:-1]))
 
     shares = list_batches(mix, filled)

@@ -49,6 +49,7 @@ class Finding(NamedTuple):
 
 
 def oversubscribed(facts: Facts) -> Iterator[Details]:
+    """Find more threads than processors are usable, by affinity or quota."""
     (name, count), usable = asked(facts.environment), facts.host.usable
     if facts.threads > usable:
         why = f"{name}={shown(facts.environment[name])}" if name else "nothing limits them"
@@ -65,6 +66,7 @@ def oversubscribed(facts: Facts) -> Iterator[Details]:
 
 
 def shared_cores(facts: Facts) -> Iterator[Details]:
+    """Find more threads than cores, so that some share a core."""
     if facts.host.cores < facts.threads <= facts.host.usable:
         yield {
             "threads": facts.threads,
@@ -74,12 +76,14 @@ def shared_cores(facts: Facts) -> Iterator[Details]:
 
 
 def idle(facts: Facts) -> Iterator[Details]:
+    """Find a variable that limits threads below the usable cores."""
     name, most = asked(facts.environment)[0], min(facts.host.cores, facts.host.usable)
     if name and facts.threads < most:
         yield {"variable": name, "threads": facts.threads, "cores": most}
 
 
 def other_pools(facts: Facts) -> Iterator[Details]:
+    """Find libraries of linear algebra that run threads of their own."""
     counts = {POOLS[pool.library]: pool.threads for pool in facts.pools if pool.library in POOLS}
     requested = {name: parse_count(facts.environment.get(name, "")) for name in POOLS.values()}
     for name, count in (requested | counts).items():
@@ -88,6 +92,7 @@ def other_pools(facts: Facts) -> Iterator[Details]:
 
 
 def spinning(facts: Facts) -> Iterator[Details]:
+    """Find settings by which waiting threads of OpenMP spin for long."""
     for name, better in SPINNING.items():
         value = facts.environment.get(name, "").lower()
         if value in ENDLESS or parse_count(value) > LONG_WAITS.get(name, parse_count(value)):
@@ -102,31 +107,37 @@ def other(variables: Mapping[str, tuple[str, ...]], facts: Facts) -> Iterator[De
 
 
 def slow_clock(facts: Facts) -> Iterator[Details]:
+    """Find a governor that holds the clock low."""
     if "powersave" in facts.host.governors:
         yield {}
 
 
 def busy(facts: Facts) -> Iterator[Details]:
+    """Find a load that is high for this number of processors."""
     if facts.host.load and facts.host.load > SIGNS["load"].most * facts.host.logical:
         yield {"load": f"{facts.host.load:.1f}", "logical": facts.host.logical}
 
 
 def forbidden(facts: Facts) -> Iterator[Details]:
+    """Find a processor with matrix instructions that the system forbids."""
     if "amx_tile" in facts.host.flags and not (facts.matrix or facts.environment.get(VARIABLE)):
         yield {}
 
 
 def uncalibrated(facts: Facts) -> Iterator[Details]:
+    """Find a machine without a calibration."""
     if not (facts.calibrated or facts.distrusted):
         yield {"cache": facts.cache}
 
 
 def unwritable(facts: Facts) -> Iterator[Details]:
+    """Find a cache that cannot be written."""
     if facts.unkept and not facts.distrusted:
         yield {"why": facts.unkept}
 
 
 def distrusted(facts: Facts) -> Iterator[Details]:
+    """Find a cache that is not trusted."""
     if facts.distrusted:
         yield {"why": facts.unkept}
 

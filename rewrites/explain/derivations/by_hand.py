@@ -40,6 +40,7 @@ class Rewrite:
 
     @property
     def goals(self) -> tuple[str, ...]:
+        """The laws one of which has to apply: the named ones, or else the last."""
         return self.needed or (self.laws[-1].name,)
 
     def check_usable(self) -> None:
@@ -92,9 +93,11 @@ def reached(template: Template, stages: Stages) -> Graph:
     stage_engine, graph = engine([isolate(law) for law in laws]), Graph()
 
     def run(program: str) -> Any:
+        """Run commands of egglog in the stage's engine."""
         return stage_engine.run_program(*stage_engine.parse_program(program))
 
     def explore(stage: Rewrite) -> None:
+        """Apply a stage's laws in rounds until none changes the graph. Raises InputError for a graph beyond BUDGET."""
         for _ in range(ROUNDS):
             run(f"(run-schedule (saturate (run facts)) (saturate (run {MARK})))")
             changed = [run(f"(run by_{law.name} 1)")[0].report.updated for law in stage.laws]

@@ -36,6 +36,7 @@ class Chain:
         )
 
     def title(self, number: int) -> str:
+        """Return the heading of a part: its steps, the values at its borders, and the part that it is like."""
         before, after = self.states[number]
         borders = [
             f"{what} the {state} value" for what, state in (("takes", before), ("hands on", after)) if state != FULL

@@ -126,6 +126,7 @@ class TreeValues:
 
     @classmethod
     def of(cls, forest: Forest, seed: int = 0) -> "TreeValues":
+        """Draw numbers for a forest, at small sizes if the model's are large."""
         rng = np.random.default_rng(seed)
         small = template = forest.lowering.template
         if max((size for value in template.values.values() for size in sizes_of(value)), default=0) > MAX_EXACT_SIZE:
@@ -149,6 +150,7 @@ class TreeValues:
         return self.terms[tree]
 
     def made(self, tree: Tree) -> Operator:
+        """Build the operator of a tree: a node of the algebra, a kernel's meaning, or a term that is interpreted."""
         parts = [self.terms[child] for child in tree.children]
         if tree.kind == STORED:
             return parts[0]

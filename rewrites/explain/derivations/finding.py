@@ -233,6 +233,7 @@ class Deriver:
         known: dict[tuple[Tree, Tree], Tree] = {pair: new}
 
         def filled(a: Tree, b: Tree) -> Tree:
+            """Replace the pair in two trees at once, each pair of subtrees once."""
             if a is b:
                 return a
             if (a, b) not in known:
@@ -260,6 +261,7 @@ def name_attributes(pattern: Operator, bound: Binding) -> tuple[str, ...]:
 
 
 def prefix_moves(moves: list[Move], at: int) -> list[Move]:
+    """Return moves as those below child `at`."""
     return [move._replace(path=(at, *move.path)) for move in moves]
 
 

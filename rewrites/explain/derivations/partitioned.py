@@ -52,6 +52,7 @@ class PartitionPart:
     steps: tuple[PartitionStep, ...]
 
     def title(self, count: int) -> str:
+        """Return the heading of the factors: the first, and the others that are split alike."""
         first, *others = self.factors
         alike = f", and alike {runs(others)}" if others else ""
         return f"factor {first} of {count}{alike}"
@@ -190,6 +191,7 @@ def spelled(crossing: Crossing) -> str:
 
 
 def spell(e: sympy.Expr) -> str:
+    """Write a formula of the busiest rank with `·` and `^`."""
     return str(sympy.factor_terms(busiest(e))).replace("**", "^").replace("*", "·")
 
 

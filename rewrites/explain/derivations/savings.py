@@ -40,6 +40,7 @@ def leave_out_each(opened: Opened, exact: Structure) -> Iterator[tuple[str, Stru
     used, fired = find_used(exact, opened.laws), [law.name for law in opened.laws if law.name in exact.fired]
 
     def lacking(names: Sequence[str]) -> Structure:
+        """Search without the laws of these names."""
         return search_without(opened, names, exact)
 
     by_law = dict(leave_out([name for name in fired if name not in used], exact.time, lacking))

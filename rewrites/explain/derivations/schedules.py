@@ -102,10 +102,12 @@ class HandSchedule:
 
     @cached_property
     def extents(self) -> Extents:
+        """The sizes of the priced batch that the model depends on."""
         return self.batch.extents(*collect_needs(self.model))
 
     @cached_property
     def split(self) -> list[Part]:
+        """The parts of the model, each from full value to full value; values that laws name have these names."""
         return [
             replace(part, template=spell_values(part.template, self.laws))
             for part in (states[FULL] for states in parts(self.model))
@@ -293,6 +295,7 @@ class HandSchedule:
         return by_part
 
     def reference(self, batch: Batch) -> Reference:
+        """Return the exact program's result on a batch, to compare others with."""
         return Reference(partial(self.exact[0].run, batch))
 
     # ---- the result
@@ -310,6 +313,7 @@ class HandSchedule:
         """Return the program before its attention is tiled, and the emitter of its constants."""
 
         def decide(part: int, use: Use, method: Method) -> Method:
+            """Return the method of a weight at this site, if a stage chose one."""
             return methods.get((part, use.weight, use.layout), method)
 
         return self.structure.program(self.meta, decide, {}, self.fitter)

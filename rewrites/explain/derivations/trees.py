@@ -40,9 +40,11 @@ class Tree:
 
     @property
     def key(self) -> NodeKey:
+        """The kind, the classes of the children and the attributes: a node of the graph."""
         return self.kind, tuple(child.cls for child in self.children), self.attributes
 
     def at(self, path: Path) -> "Tree":
+        """Return the subtree at a path of child numbers."""
         return self.children[path[0]].at(path[1:]) if path else self
 
     def walk(self) -> Iterator["Tree"]:
@@ -50,6 +52,7 @@ class Tree:
         seen: set[Tree] = set()
 
         def below(tree: Tree) -> Iterator[Tree]:
+            """Yield the subtrees that were not met yet, children first."""
             if tree not in seen:
                 seen.add(tree)
                 for child in tree.children:
@@ -70,6 +73,7 @@ class Forest:
 
     @property
     def graph(self) -> Graph:
+        """The graph that the trees are of."""
         return self.lowering.graph
 
     @cached_property
@@ -132,6 +136,7 @@ class Forest:
             by_class[self.graph.named[entry.name]] = self.imported[entry.name]
 
         def make(node: ENode, terms: dict[int, Operator], values: dict[str, object]) -> Operator | None:
+            """Build a member's term, and make its tree that of the class if it is the first."""
             if (term := fitting(node, terms, values)) is not None:
                 by_class.setdefault(
                     node.cls, self.tree(node.kind, tuple(by_class[c] for c in node.children), node.attributes)
@@ -166,6 +171,7 @@ class Forest:
         results, called = dict[int, Tree](), dict[Tree, Tree]()
 
         def value(cls: int) -> Tree:
+            """Return the tree of a class: of its kernel's result, or else of the imported member."""
             if cls not in calls:
                 return self.representatives[cls]
             if cls not in results:
@@ -182,6 +188,7 @@ class Forest:
             return results[cls]
 
         def interpreted(cls: int, step: Interpreted, operands: list[int]) -> Tree:
+            """Return the tree of an interpreted step, over the trees of its operands."""
             whole = self.representatives[cls] if step.read is None else self.tree_of_term(step.read, step.used)
             trees = whole, *(self.representatives[at] for at in operands)
             self.read[cls], parts, tree = trees, tuple(map(value, operands)), trees[0]
@@ -192,10 +199,12 @@ class Forest:
             return tree
 
         def operand(call: KernelCall, name: str, at: Any) -> Any:
+            """Return an operand as a tree by its sort: a computed value, a stored constant, or an attribute."""
             sort = call.implementation.variables[name].name
             return value(at) if sort in ("value", "scores") else self.stored(at) if isinstance(at, int) else at
 
         def held(call: KernelCall, cls: int, name: str, tree: Tree) -> Tree:
+            """Wrap a weight's tree in its storage, by the method that was chosen for this use."""
             if call.implementation.variables[name].name != "matrix" or name == "key":
                 return tree
             x = multiplied(dict(call.bound), name)
@@ -213,11 +222,13 @@ class Forest:
         values = self.lowering.template.values
 
         def name(attribute: object) -> str:
+            """Return the name of an attribute of the pattern in this graph."""
             if is_variable(attribute):
                 return str(operands[attribute_variable(attribute)])
             return next(name for name, value in values.items() if value == attribute)
 
         def made(pattern: Operator) -> Iterator[Tree]:
+            """Yield the members that a pattern matches, over the operands' trees."""
             if pattern.kind.name == "symbol":
                 yield operands[str(pattern.args[0])]
             else:

@@ -81,6 +81,7 @@ class TreeWriter:
         return self.own_name(tree) if tree.size <= NAMED else None
 
     def own_name(self, tree: Tree) -> str | None:
+        """Return the name that the vocabulary has for a tree; None if it has none, or one with arguments."""
         try:
             name = NAMES.get(self.term(tree))
         except (ShapeError, TypeError, KeyError):
@@ -88,11 +89,13 @@ class TreeWriter:
         return None if name is None or len(name) > 1 else str(name[0])
 
     def term(self, tree: Tree) -> Operator:
+        """Build the operator of a tree."""
         return Operator(
             KINDS[tree.kind], *map(self.term, tree.children), *(self.values[name] for name in tree.attributes)
         )
 
     def attribute(self, name: str) -> str:
+        """Write an attribute: numbers by their names, any other in words."""
         value = self.values.get(name, name)
         return name if isinstance(value, Data | Shape | Port) else describe_attribute(value)
 

@@ -62,6 +62,7 @@ class Exploration:
 
     @property
     def structure(self) -> Structure:
+        """The optimum of the search."""
         return self.searched[1]
 
     # ---- the part that is shown

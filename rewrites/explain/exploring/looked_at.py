@@ -78,10 +78,12 @@ class LookedAt:
 
     @cached_property
     def forest(self) -> Forest:
+        """The trees of the part's graph."""
         return Forest(self.lowering)
 
     @cached_property
     def writer(self) -> TreeWriter:
+        """The writer of these trees."""
         return TreeWriter(self.forest)
 
     @property
@@ -239,6 +241,7 @@ class LookedAt:
         return self.forest.tree(kind, tuple(self.stand_for(child) for child in children), attributes, cls)
 
     def stand_for(self, cls: int) -> Tree:
+        """Return the tree of a class, or a symbol of its number if it has none."""
         representative = self.forest.representatives.get(cls)
         return self.forest.tree("symbol", (), (f"c{cls}",), cls) if representative is None else representative
 

@@ -38,6 +38,7 @@ class Why:
 
     @property
     def equal(self) -> bool:
+        """True if a chain of laws was found."""
         return self.derivation is not None
 
     @property

@@ -42,6 +42,7 @@ def search_stepped(opened: Opened, laws: Sequence[Law], schedule: Sequence[str])
     with laws that keep both their sides."""
 
     def optimum(laws: Sequence[Law]) -> tuple[SearchSpace, Structure]:
+        """Search under these laws by the steps of the schedule, single laws among them."""
         alone = [replace(law, phase=LAW_PHASE + law.name) for law in laws if LAW_PHASE + law.name in schedule]
         space = SearchSpace(
             opened.model, laws, opened.running, opened.workload.extents(opened.model), found=opened.parts

@@ -12,10 +12,12 @@ RING, AVERAGE = "ring axioms", "an average of a sum is the sum of the averages"
 
 
 def none(a):
+    """Multiply by zero."""
     return compose(a, I * 0.0)
 
 
 def minus(a):
+    """Multiply by minus one."""
     return compose(a, I * -1.0)
 
 

@@ -12,6 +12,7 @@ SMALL_NUMBERS = 1.0  # for larger numbers e^u overflows float64
 
 
 def negated(x):
+    """Multiply by minus one."""
     return x @ (I * -1.0)
 
 

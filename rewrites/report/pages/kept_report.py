@@ -23,6 +23,7 @@ def of_kind(what: str, *kinds: type) -> EntryCheck:
     """Return a check that a value has one of these types; True is no number."""
 
     def check(value: object, where: str) -> None:
+        """Raise Misfit for a value of another type, or a text that is too long."""
         if type(value) not in kinds or (isinstance(value, str) and len(value) > MOST_LETTERS):
             raise Misfit(f"{where} is {value!r:.60}: {what}")
 
@@ -34,6 +35,7 @@ def figure_of(what: str, *kinds: type) -> EntryCheck:
     fits = of_kind(what, *kinds)
 
     def check(value: object, where: str) -> None:
+        """Raise Misfit for a value of another type, or a number too large for a picture."""
         fits(value, where)
         if isinstance(value, int | float) and abs(value) > MOST_NUMBER:
             raise Misfit(f"{where} is {value:g}: {what} of a run")
@@ -61,6 +63,7 @@ def each_entry(check: EntryCheck, most: int = MOST_ENTRIES, least: int = 0) -> E
     """Return a check of a list, entry by entry."""
 
     def checked(value: object, where: str) -> None:
+        """Raise Misfit for no list, too few or too many entries, or an entry that its check refuses."""
         if not isinstance(value, list) or not least <= len(value) <= most:
             raise Misfit(f"{where} is {value!r:.60}: no list of {least} to {most} entries")
         for at, entry in enumerate(value):
@@ -73,6 +76,7 @@ def table_of(check: EntryCheck) -> EntryCheck:
     """Return a check of an object with any keys, value by value."""
 
     def checked(value: object, where: str) -> None:
+        """Raise Misfit for no object, too many entries, or a value that its check refuses."""
         if not isinstance(value, dict) or len(value) > MOST_ENTRIES:
             raise Misfit(f"{where} is {value!r:.60}: no object")
         for key, entry in value.items():
@@ -85,6 +89,7 @@ def object_with(**wanted: EntryCheck) -> EntryCheck:
     """Return a check of an object that has these keys at least."""
 
     def checked(value: object, where: str) -> None:
+        """Raise Misfit for no object, a missing key, or a value that its check refuses."""
         if not isinstance(value, dict):
             raise Misfit(f"{where or 'it'} is {value!r:.60}: no object")
         for key, check in wanted.items():

@@ -175,6 +175,7 @@ class Miniature:
 
     @property
     def attributes(self) -> dict[str, float | int | str]:
+        """The attributes of the attention step."""
         last = {} if self.attention.picked is None else {"query": "last"}
         return {"scale": self.attention.scale, "where": self.attention.where, **last}
 

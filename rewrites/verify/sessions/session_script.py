@@ -87,6 +87,7 @@ class SessionScript:
         return fork
 
     def rewind(self, sequence: HeldSequence, length: int) -> None:
+        """Rewind a sequence of the session, and its expected length."""
         self.session.rewind(sequence, length)
         self.rows[sequence] = length
 
@@ -95,6 +96,7 @@ class SessionScript:
         self.along[sequence] = self.new_text(self.texts[self.along[sequence]][: self.rows[sequence]])
 
     def leave(self, sequences: Sequence[HeldSequence]) -> None:
+        """Let sequences leave the session, and forget them."""
         for sequence in sequences:
             self.session.leave(sequence)
             del self.along[sequence], self.rows[sequence]
