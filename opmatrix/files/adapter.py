@@ -146,7 +146,8 @@ def check_rank(file: Path, key: str, given: object) -> int:
 
 
 def check_alpha(file: Path, key: str, given: object) -> float:
-    """Return an alpha. Raises InputError unless it is a number that float32 can hold."""
+    """Return an alpha of an adapter's config, by which its product is scaled. Raises InputError unless its magnitude is
+    below MAX_ALPHA."""
     if isinstance(given, int | float) and not isinstance(given, bool) and abs(given) < MAX_ALPHA:
         return given
     raise InputError(f"{file}: {key} is {given!r:.40}: it must be a number, below {MAX_ALPHA:g}")

@@ -90,7 +90,7 @@ class MeshOptions:
         return [option for option in mesh_options() if option.run]
 
     def mesh(self) -> "Mesh":
-        """Return the mesh. Raises InputError for numbers that do not fit together."""
+        """Build the mesh of these options. Raises InputError for numbers of ranks that do not fit together."""
         from opmatrix.parallel.sharding.mesh import usual_mesh
 
         return usual_mesh(**self.chosen)

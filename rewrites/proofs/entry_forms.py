@@ -81,7 +81,7 @@ class Forms:
         self.functions = OrderedForms(self.ring)
 
     def pieces(self, size: LiveSize) -> AxisPieces:
-        """Return the pieces of an axis."""
+        """Return the sizes of the pieces that an axis of this size is in, by the cuts so far; a space is one piece."""
         if isinstance(size, Space):
             return (size,)
         self.sizes.add(size)

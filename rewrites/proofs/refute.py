@@ -93,7 +93,7 @@ def draw_special(rng: np.random.Generator, shape: RowsColumns, held: Sequence[fl
 
 
 def draw_zeros(rng: np.random.Generator, shape: RowsColumns, held: Sequence[float]) -> TrialFloats:
-    """Return zeros."""
+    """Return an input of zeros."""
     return np.zeros(shape)
 
 

@@ -30,7 +30,8 @@ Least = Annotated[float, Range(float, 0.0, 1.0)]
 
 
 def reduce_rows(x: Doubles, how: str) -> Doubles:
-    """Reduce rows to one."""
+    """Reduce rows (n, p) to one (p,): the first, the last, the largest, the sum over 1, n or √n, or the mean
+    weighted by place."""
     places = np.arange(1.0, len(x) + 1)
     match how:
         case "first" | "last":
