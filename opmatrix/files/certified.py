@@ -23,40 +23,58 @@ LENGTHS_FIELD = "lengths"  # an entry that older certificates lack
 INPUT: Mapping[str, type] = {"hash": str, "sentences": int, "rows": int, "tokens": list, "kinds": list}
 
 
-def check_certificate(found: Any, program: str) -> None:
+def check_certificate(certificate: Any, program: str) -> None:
     """Raise ValueError, which names the field, unless this is a certificate of the program with this hash."""
-    whole = isinstance(found, dict)
-    fields(
-        {name: value for name, value in found.items() if name != LENGTHS_FIELD} if whole else found,
-        CERTIFICATE_FIELDS,
-        "it",
-    )
-    if found["program"] != program:
-        raise ValueError(f"program is {found['program']!r:.80}, but it lies beside {program}")
-    if not (isfinite(found["own"]) and found["own"] >= 0):
-        raise ValueError(f"own is {found['own']!r}")
-    for name, kind in (("bounds", (int, float)), ("versions", str)):
-        if any(type(value) is bool or not isinstance(value, kind) for value in found[name].values()):
-            raise ValueError(f"{name} are {found[name]!r:.80}")
-    for at, entry in enumerate(found["inputs"]):
-        fields(entry, INPUT, f"inputs[{at}]")
-        for name in ("tokens", "kinds"):
-            if not all(isinstance(row, list) and row and {int}.issuperset(map(type, row)) for row in entry[name]):
-                raise ValueError(f"inputs[{at}]: {name} are not rows of whole numbers")
-        if list(map(len, entry["tokens"])) != list(map(len, entry["kinds"])):
-            raise ValueError(f"inputs[{at}]: tokens and kinds differ")
-    lengths = found.get(LENGTHS_FIELD, [])
-    if not (
-        isinstance(lengths, list)
-        and all(
-            isinstance(batch, list) and batch and {int}.issuperset(map(type, batch)) and min(batch) > 0
-            for batch in lengths
-        )
-    ):
-        raise ValueError(f"{LENGTHS_FIELD} are {lengths!r:.80}, not those of batches' sentences")
-    rows = sum(len(row) for entry in found["inputs"] for row in entry["tokens"]) + sum(map(sum, lengths))
+    fields(without_lengths(certificate), CERTIFICATE_FIELDS, "it")
+    if certificate["program"] != program:
+        raise ValueError(f"program is {certificate['program']!r:.80}, but it lies beside {program}")
+    if not (isfinite(certificate["own"]) and certificate["own"] >= 0):
+        raise ValueError(f"own is {certificate['own']!r}")
+    check_entry_types(certificate["bounds"], (int, float), "bounds")
+    check_entry_types(certificate["versions"], str, "versions")
+    for at, entry in enumerate(certificate["inputs"]):
+        check_certified_input(entry, f"inputs[{at}]")
+    lengths = certificate.get(LENGTHS_FIELD, [])
+    check_sentence_lengths(lengths)
+    rows = sum(len(row) for entry in certificate["inputs"] for row in entry["tokens"]) + sum(map(sum, lengths))
     if rows > MAX_INPUT_ROWS:
         raise ValueError(f"its inputs have {rows:,} rows, and {MAX_INPUT_ROWS:,} are the most")
+
+
+def without_lengths(certificate: object) -> object:
+    """Return the entries that every certificate has; anything but an object as it is."""
+    if not isinstance(certificate, dict):
+        return certificate
+    return {name: value for name, value in certificate.items() if name != LENGTHS_FIELD}
+
+
+def check_entry_types(entries: Mapping[str, object], kind: type | tuple[type, ...], where: str) -> None:
+    """Raise ValueError unless all values of an object are of this type; True and False are no numbers."""
+    for value in entries.values():
+        if type(value) is bool or not isinstance(value, kind):
+            raise ValueError(f"{where} are {entries!r:.80}")
+
+
+def check_certified_input(entry: Any, where: str) -> None:
+    """Raise ValueError unless this is the entry of an input, with a kind for each token."""
+    fields(entry, INPUT, where)
+    for name in ("tokens", "kinds"):
+        if not all(map(is_whole_numbers, entry[name])):
+            raise ValueError(f"{where}: {name} are not rows of whole numbers")
+    if list(map(len, entry["tokens"])) != list(map(len, entry["kinds"])):
+        raise ValueError(f"{where}: tokens and kinds differ")
+
+
+def check_sentence_lengths(lengths: object) -> None:
+    """Raise ValueError unless these are lengths of the sentences of batches."""
+    if isinstance(lengths, list) and all(is_whole_numbers(batch) and min(batch) > 0 for batch in lengths):
+        return
+    raise ValueError(f"{LENGTHS_FIELD} are {lengths!r:.80}, not those of batches' sentences")
+
+
+def is_whole_numbers(row: object) -> bool:
+    """True if this is a list of one whole number or more."""
+    return isinstance(row, list) and bool(row) and {int}.issuperset(map(type, row))
 
 
 def longest_seen(found: Mapping[str, Any]) -> int:
