@@ -200,17 +200,48 @@ def read_tensor_entry(cursor: Cursor) -> tuple[str, str, tuple[int, ...], int]:
 def config(found: Header, file: Path) -> dict[str, object]:
     """Return the config that a header describes. Raises InputError for another architecture, and for an unknown key:
     the model would be computed without it."""
-    keys, kind = found.said, found.said.get("general.architecture")
+    kind = found.said.get("general.architecture")
     if kind not in FAMILIES:
         raise InputError(f"{file}: general.architecture is {kind!r:.40}: it must be one of {', '.join(FAMILIES)}")
+    entries, expert_entries = split_entries(found.said, kind)
+    check_entries(entries, kind, file, found.said.get("split.count", 1))
+    settings = {CONFIG_NAMES[name]: value for name, value in entries.items() if name in CONFIG_NAMES}
+    settings |= scaling_settings(entries)
+    settings |= head_settings(entries, settings, kind, file)
+    routed = kind in ROUTED or expert_entries.get("expert_count", 0) != 0
+    if routed:
+        settings |= expert_settings(expert_entries, kind)
+    family, architecture = transformers_names(kind, routed, "sliding_window" in settings)
+    biased = "blk.0.attn_q.bias" in found.tensors
+    if family == "qwen2_moe":
+        settings["qkv_bias"] = biased
+    embedding = found.tensors.get("token_embd.weight")
+    return settings | dict(
+        model_type=family,
+        architectures=[architecture],
+        vocab_size=entries.get("vocab_size") if embedding is None else embedding.shape[0],
+        tie_word_embeddings="output.weight" not in found.tensors,
+        attention_bias=biased,
+    )
+
+
+def split_entries(keys: Mapping[str, object], kind: str) -> tuple[dict[str, object], dict[str, object]]:
+    """Return the entries of an architecture without its name, and those of its experts apart."""
     entries = {name.removeprefix(f"{kind}."): value for name, value in keys.items() if name.startswith(f"{kind}.")}
-    experts = kind in ROUTED or (kind == "llama" and "expert_count" in entries)
-    routed = {name: entries.pop(name) for name in EXPERT_NAMES if name in entries} if experts else {}
+    if kind not in ROUTED and (kind != "llama" or "expert_count" not in entries):
+        return entries, {}
+    expert_entries = {name: entries.pop(name) for name in EXPERT_NAMES if name in entries}
+    return entries, expert_entries
+
+
+def check_entries(entries: Mapping[str, object], kind: str, file: Path, parts: object) -> None:
+    """Raise InputError for an entry that is unknown or missing, for a model in several `parts`, and for a window in
+    layers that no entry names."""
     if unknown := entries.keys() - CONFIG_NAMES.keys() - SCALING.keys() - {*KNOWN_KEYS}:
         raise InputError(
             f"{file}: {kind}.{min(unknown)} is {entries[min(unknown)]!r:.40}: the model would be computed without it"
         )
-    if type(parts := keys.get("split.count", 1)) is not int or parts > 1:
+    if type(parts) is not int or parts > 1:
         raise InputError(
             f"{file}: split.count is {parts!r:.40}: the tensors of one model lie in several files: join "
             "them, by llama.cpp's llama-gguf-split --merge"
@@ -223,57 +254,76 @@ def config(found: Header, file: Path) -> dict[str, object]:
             f"{file}: {kind}.attention.sliding_window is {entries['attention.sliding_window']!r:.40}: the "
             "model would be computed without it"
         )
-    settings = {CONFIG_NAMES[name]: value for name, value in entries.items() if name in CONFIG_NAMES}
+
+
+def scaling_settings(entries: Mapping[str, object]) -> dict[str, object]:
+    """Return the setting of scaled rotations; none where the entries do not scale them."""
     scaling = {"rope_type": DEFAULT_SCALING} | {
         SCALING[name]: value for name, value in entries.items() if name in SCALING
     }
-    scaled = scaling["rope_type"] != DEFAULT_SCALING or scaling.get("factor", 0) != 0
-    if scaled and scaling["rope_type"] != "none":
-        settings["rope_scaling"] = scaling
+    if scaling["rope_type"] == "none":
+        return {}
+    if scaling["rope_type"] == DEFAULT_SCALING and scaling.get("factor", 0) == 0:
+        return {}
+    return {"rope_scaling": scaling}
+
+
+def head_settings(
+    entries: Mapping[str, object], settings: Mapping[str, object], kind: str, file: Path
+) -> dict[str, object]:
+    """Return the settings of a head: its columns, and the share of them that rotates; none where a file gives no
+    columns. Raises InputError for heads that no family computes."""
+    columns = head_columns(settings)
+    if type(columns) is not int:
+        return {}
+    turning, values = (entries.get(name, columns) for name in ("rope.dimension_count", "attention.value_length"))
+    if type(turning) is not int or not 1 <= turning <= columns:
+        raise InputError(
+            f"{file}: {kind}.rope.dimension_count is {turning!r:.40}: it must be a whole number from "
+            f"1 to {columns}, a head's columns"
+        )
+    if kind == "llama" and turning != columns:  # its rows are stored in pairs: llama.cpp takes no other
+        raise InputError(
+            f"{file}: {kind}.rope.dimension_count is {turning}: it must be {columns}, a head's "
+            "columns, in files of this architecture"
+        )
+    if values != columns:
+        raise InputError(
+            f"{file}: {kind}.attention.value_length is {values!r:.40}: it must be {columns}, as of queries and keys"
+        )
+    return {"head_dim": columns, "partial_rotary_factor": turned_share(turning, columns)}
+
+
+def head_columns(settings: Mapping[str, object]) -> object:
+    """Return the columns of a head: as a file gives them, else an equal share of the model's; None without either."""
+    if columns := settings.get("head_dim"):
+        return columns
     heads, width = settings.get("num_attention_heads"), settings.get("hidden_size")
-    columns = settings.get("head_dim") or (width // heads if type(heads) is type(width) is int and heads else None)
-    if type(columns) is int:
-        turning, values = (entries.get(name, columns) for name in ("rope.dimension_count", "attention.value_length"))
-        if type(turning) is not int or not 1 <= turning <= columns:
-            raise InputError(
-                f"{file}: {kind}.rope.dimension_count is {turning!r:.40}: it must be a whole number from "
-                f"1 to {columns}, a head's columns"
-            )
-        if kind == "llama" and turning != columns:  # its rows are stored in pairs: llama.cpp takes no other
-            raise InputError(
-                f"{file}: {kind}.rope.dimension_count is {turning}: it must be {columns}, a head's "
-                "columns, in files of this architecture"
-            )
-        if values != columns:
-            raise InputError(
-                f"{file}: {kind}.attention.value_length is {values!r:.40}: it must be {columns}, as of queries and keys"
-            )
-        settings |= {"head_dim": columns, "partial_rotary_factor": turned_share(turning, columns)}
-    rows = (
-        found.tensors["token_embd.weight"].shape[0]
-        if "token_embd.weight" in found.tensors
-        else entries.get("vocab_size")
-    )
-    family, architecture = kind, FAMILIES[kind]
-    if kind == "llama" and "sliding_window" in settings:
-        family = "mistral"
-    if routed.get("expert_count", 0) != 0 or kind in ROUTED:
-        settings |= {EXPERT_NAMES[name]: value for name, value in routed.items()}
-        if kind == "llama":  # a llama with experts is a Mixtral
-            family, architecture = "mixtral", "MixtralForCausalLM"
-            settings["num_local_experts"] = settings.pop("num_experts")
-        else:
-            family, settings["norm_topk_prob"] = ROUTED[kind], kind == "qwen3moe"  # as llama.cpp computes them
-    biased = "blk.0.attn_q.bias" in found.tensors
-    if family == "qwen2_moe":
-        settings["qkv_bias"] = biased
-    return settings | dict(
-        model_type=family,
-        architectures=[architecture],
-        vocab_size=rows,
-        tie_word_embeddings="output.weight" not in found.tensors,
-        attention_bias=biased,
-    )
+    if type(heads) is int and type(width) is int and heads:
+        return width // heads
+    return None
+
+
+def expert_settings(entries: Mapping[str, object], kind: str) -> dict[str, object]:
+    """Return the settings of experts, by the names of the family."""
+    settings = {EXPERT_NAMES[name]: value for name, value in entries.items()}
+    if kind == "llama":
+        settings["num_local_experts"] = settings.pop("num_experts")
+    else:
+        settings["norm_topk_prob"] = kind == "qwen3moe"  # as llama.cpp computes them
+    return settings
+
+
+def transformers_names(kind: str, routed: bool, windowed: bool) -> tuple[str, str]:
+    """Return a model's type and class in transformers: a llama with experts is a Mixtral, one with a window a
+    Mistral."""
+    if kind in ROUTED:
+        return ROUTED[kind], FAMILIES[kind]
+    if kind == "llama" and routed:
+        return "mixtral", "MixtralForCausalLM"
+    if kind == "llama" and windowed:
+        return "mistral", FAMILIES[kind]
+    return kind, FAMILIES[kind]
 
 
 def turned_share(some: int, of: int) -> float:
