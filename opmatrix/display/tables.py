@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from itertools import zip_longest
 from textwrap import wrap
+from typing import NamedTuple
 
 GAP = 2  # spaces between columns
 RULE = re.compile(r"─+(?:  ─+)*")
@@ -48,29 +49,57 @@ def fit_width(text: str, columns: int) -> str:
 def narrowed(header: str, rule: str, rows: Sequence[str], columns: int) -> Iterator[str]:
     """Yield the lines of a table in so many columns."""
     spans = [dashes.span() for dashes in re.finditer("─+", rule)]
-    cells = [[row[start:end].ljust(end - start) for start, end in spans] for row in (header, *rows)]
-    words = [
-        at == 0 or any(cell != cell.strip().rjust(len(cell)) for cell in column)  # left ones: no numbers
-        for at, column in enumerate(zip(*cells, strict=True))
+    printed = [
+        read_column([row[start:end].ljust(end - start) for row in (header, *rows)], leftmost=at == 0)
+        for at, (start, end) in enumerate(spans)
     ]
-    shown = [[cell.rstrip() if left else cell.strip() for cell, left in zip(row, words, strict=True)] for row in cells]
-    most = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    least = [
-        max([longest(head), *(min(NARROWEST, len(cell)) if left else len(cell) for cell in body)])
-        for (head, *body), left in zip(zip(*shown, strict=True), words, strict=True)
-    ]
-    widths, room = [*most], columns - GAP * (len(most) - 1)
-    for some in ([not left for left in words], words):  # headers of numbers first, then words
-        while sum(widths) > room and any(
-            wide := [allowed and width > low for allowed, width, low in zip(some, widths, least, strict=True)]
-        ):
-            widest = max((width, at) for at, (width, long) in enumerate(zip(widths, wide, strict=True)) if long)[1]
-            widths[widest] -= 1
-    for row in (shown[0], None, *shown[1:]):
-        if row is None:
-            yield (" " * GAP).join("─" * width for width in widths)
-        else:
-            yield from stacked(row, widths, words)
+    widths = narrow_widths(printed, columns - GAP * (len(printed) - 1))
+    words = [column.words for column in printed]
+    head, *body = zip(*(column.cells for column in printed), strict=True)
+    yield from stacked(head, widths, words)
+    yield (" " * GAP).join("─" * width for width in widths)
+    for row in body:
+        yield from stacked(row, widths, words)
+
+
+class PrintedColumn(NamedTuple):
+    """The cells of a column of a printed table, header first. Words are lined up to the left, numbers to the right."""
+
+    cells: Sequence[str]
+    words: bool
+
+    def widest(self) -> int:
+        """Return the characters of its longest cell."""
+        return max(map(len, self.cells))
+
+    def narrowest(self) -> int:
+        """Return the least characters in which numbers, and the words of its header, stay whole."""
+        head, *body = self.cells
+        most = NARROWEST if self.words else self.widest()
+        return max([longest(head), *(min(most, len(cell)) for cell in body)])
+
+
+def read_column(cells: Sequence[str], leftmost: bool) -> PrintedColumn:
+    """Return a column from its cells as wide as they were printed: of words if it is the leftmost, or not all of its
+    cells are lined up to the right."""
+    if leftmost or any(cell != cell.strip().rjust(len(cell)) for cell in cells):
+        return PrintedColumn([cell.rstrip() for cell in cells], words=True)
+    return PrintedColumn([cell.strip() for cell in cells], words=False)
+
+
+def narrow_widths(printed: Sequence[PrintedColumn], room: int) -> list[int]:
+    """Return widths of columns that together fit the room where that is possible: columns of numbers are narrowed
+    first, then those of words, always the widest."""
+    widths = [column.widest() for column in printed]
+    least = [column.narrowest() for column in printed]
+    for words in (False, True):
+        group = [at for at, column in enumerate(printed) if column.words == words]
+        while sum(widths) > room:
+            wide = [at for at in group if widths[at] > least[at]]
+            if not wide:
+                break
+            widths[max(wide, key=lambda at: (widths[at], at))] -= 1
+    return widths
 
 
 def longest(words: str) -> int:
