@@ -149,19 +149,15 @@ class TermWriter:
         if term in self.formulaic:
             return self.put("formula", level, self.formula_body(term))
         match kind:
-            case "weight" | "const" if self.latex and not is_scalar(args[0]):
-                return self.data(args[0], level)
-            case "weight" | "const" if not (self.exact or is_scalar(args[0]) or has_name(args[0])):
-                return self.call(kind, *args)
-            case "weight" if len(args[0].shape) > 1 and not literal(args[0]):
-                return self.data(args[0], level)
+            case "weight":
+                return self.array(kind, args[0], level, telling=len(args[0].shape) > 1)
             case "const" if is_scalar(args[0]):
-                return self.number(args[0][0], level) if right or self.latex else f"const({self.number(args[0][0])})"
-            case "const" if len(args[0].shape) == 1 and not literal(args[0]):
-                return self.data(args[0], level)
+                return self.constant(args[0][0], level, right)
+            case "const":
+                return self.array(kind, args[0], level, telling=len(args[0].shape) == 1)
             case "symbol":
                 return self.word(self.labels[term])
-            case "over" if args[0].kind.name == "ones" and (right or self.latex) and not args[1].normalised:
+            case "over" if self.is_monoid_alone(term, right):
                 return self.word(self.monoid(args[1]))
             case "compose" | "add" | "mul":
                 return self.chain(term, level, self.operator)
@@ -175,6 +171,23 @@ class TermWriter:
             case "join":
                 return self.put("join", level, self.attribute(args[0]))
         return self.call(kind, *args)
+
+    def array(self, kind: str, data: Data, level: int, telling: bool) -> str:
+        """Write a weight or a constant of an array: as a label alone where the axes of the array are `telling` its
+        kind, else by the name of the kind."""
+        labelled = self.exact or has_name(data)
+        if self.latex or (labelled and telling and not literal(data)):
+            return self.data(data, level)
+        return self.call(kind, data)
+
+    def constant(self, number: float | sympy.Expr, level: int, right: bool) -> str:
+        """Write a constant of one number: as the number alone where it is a right operand."""
+        return self.number(number, level) if right or self.latex else f"const({self.number(number)})"
+
+    def is_monoid_alone(self, term: Operator, right: bool) -> bool:
+        """True if a sum of all rows is written as its monoid."""
+        ones, monoid = term.args
+        return ones.kind.name == "ones" and (right or self.latex) and not monoid.normalised
 
     def formula_body(self, term: Operator) -> str:
         """Write the text of a formula behind its x."""
