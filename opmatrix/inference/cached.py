@@ -5,7 +5,8 @@ Every operator but attention computes a row from that row alone, and its positio
 sequence, which is new. So attention reads its keys and values from caches, to which those of the new rows are appended
 just before, already rotated by RoPE."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.relations import HELD
@@ -33,8 +34,7 @@ def cached(program: Program, number: str | None = None) -> Program:
         check_cache(number)
     steps: list[Step] = []
     bound = [*zip(program.steps, program.schedule.calls[program.schedule.first :], strict=True)]
-    shapes = {step.output: call.shape for step, call in bound if isinstance(call.shape, Heads)}
-    rounding = {step.output: (step.operands["x"], call.kernel.held_as) for step, call in bound if call.kernel.held_as}
+    forms = CacheForms.of(bound, number)
     ports: dict[str, Port] = {}
     for i, (step, call) in enumerate(bound):
         if of_new_rows(call):
@@ -43,39 +43,64 @@ def cached(program: Program, number: str | None = None) -> Program:
         if not causal(call):
             raise InputError(f"step {i}, {step.output} = {step.kernel}: {ELSEWHERE}")
         for name in (step.operands[operand] for operand in "kv"):
-            if name in ports:
-                continue
-            source, rounded_to = rounding.get(name, (name, FLOAT))
-            cache_number = rounded_to if number is None else number
-            ports[name] = Port(f"cache {name}", str(C), shapes[name].cols, shapes[name].heads, cache_number)
-            steps.append(
-                Step(
-                    "append",
-                    {"x": source if cache_number == rounded_to else name, "cache": ports[name].name},
-                    {} if cache_number == FLOAT else {"number": cache_number},
-                    behind(name),
-                )
-            )
-        operands = {"q": step.operands["q"], **{operand: behind(step.operands[operand]) for operand in "kv"}}
-        operands |= {name: step.operands[name] for name in ("bias",) if name in step.operands}
-        last = {"rows": "last"} if hasattr(call.bound, "query") else {}
-        steps.append(
-            Step(
-                call.kernel.cached_variant,
-                operands,
-                {"scale": step.attributes.get("scale", 1.0), **last, **window_attribute(call.bound)},
-                step.output,
-            )
-        )
+            if name not in ports:
+                ports[name] = forms.port(name)
+                steps.append(forms.appending(name))
+        steps.append(attention_of_caches(step, call))
     if not ports:
         raise InputError("cached: no step of this program is attention: nothing is to be cached")
     read = {name for step in steps for name in step.operands.values()}
-    steps = [step for step in steps if step.output in read or step.output not in rounding]
+    steps = [step for step in steps if step.output in read or step.output not in forms.rounding]
     meta = {name: entry for name, entry in program.meta.items() if name != "certificate"}
     state = {port.name: behind(name) for name, port in ports.items()}
     return Program(
         steps, program.constants, program.outputs, meta, inputs=[*program.inputs, *ports.values()], state=state
     )
+
+
+class CacheForms(NamedTuple):
+    """The forms in which the keys and values of a program are stored in caches."""
+
+    shapes: Mapping[str, Heads]  # shape of each value by heads
+    rounding: Mapping[str, tuple[str, str]]  # rounded value -> the value before, the number type
+    number: str | None  # number type of all caches; None for those of the program
+
+    @classmethod
+    def of(cls, bound: Sequence[tuple[Step, Call]], number: str | None) -> "CacheForms":
+        """Return the forms for a program of these steps, each with its call."""
+        return cls(
+            {step.output: call.shape for step, call in bound if isinstance(call.shape, Heads)},
+            {step.output: (step.operands["x"], call.kernel.held_as) for step, call in bound if call.kernel.held_as},
+            number,
+        )
+
+    def unrounded(self, name: str) -> tuple[str, str]:
+        """Return the value that a value is rounded from, and the number type of the rounding."""
+        return self.rounding.get(name, (name, FLOAT))
+
+    def port(self, name: str) -> Port:
+        """Return the port of a value's cache."""
+        _, rounded_to = self.unrounded(name)
+        shape, number = self.shapes[name], rounded_to if self.number is None else self.number
+        return Port(f"cache {name}", str(C), shape.cols, shape.heads, number)
+
+    def appending(self, name: str) -> Step:
+        """Return the step that appends the new rows of a value to its cache, which rounds them to its number type."""
+        source, rounded_to = self.unrounded(name)
+        port = self.port(name)
+        operands = {"x": source if port.number == rounded_to else name, "cache": port.name}
+        return Step("append", operands, {} if port.number == FLOAT else {"number": port.number}, behind(name))
+
+
+def attention_of_caches(step: Step, call: Call) -> Step:
+    """Return the step that computes the attention of a step for new rows, over caches."""
+    operands = {"q": step.operands["q"], **{operand: behind(step.operands[operand]) for operand in "kv"}}
+    if "bias" in step.operands:
+        operands["bias"] = step.operands["bias"]
+    attributes = {"scale": step.attributes.get("scale", 1.0)}
+    if hasattr(call.bound, "query"):
+        attributes["rows"] = "last"
+    return Step(call.kernel.cached_variant, operands, attributes | window_attribute(call.bound), step.output)
 
 
 def decoder_of(program: Program) -> Program | None:
