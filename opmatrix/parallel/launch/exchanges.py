@@ -195,28 +195,48 @@ def gather_all(one: RankCrossing) -> Crossed:
 
 def all_reduce(one: RankCrossing) -> Crossed:
     """Let each rank merge one piece and give it to all: equally many numbers each, of carriers equally many rows."""
-    arrays, n, single = one.message.arrays, one.n, len(one.message.arrays) == 1
     one.opened(one.others, one.others)
-    if n == PAIR:
+    if one.n == PAIR:
         return merge_pair(one)
-    rows = [arrays[0].reshape(-1)] if single else [array.reshape(-1, array.shape[-1]) for array in arrays]
-    cuts = [bounds(len(rows[0]), n, r) for r in range(n)]
+    rows = rows_of_carrier(one.message.arrays)
+    cuts = [bounds(len(rows[0]), one.n, r) for r in range(one.n)]
     pieces = [tuple(array[lo:hi] for array in rows) for lo, hi in cuts]
+    merged = merge_piece(one, pieces)
+    shapes = [[(hi - lo, *array.shape[1:]) for array in merged] for lo, hi in cuts]
+    whole = join_pieces(one.message, gather_pieces(one, merged, shapes))
+    wire = sum(count_sizes(pieces[q]) + count_all(shapes[q]) for q in one.others)
+    return (whole if one.message.unfinished else whole[0]), wire, 2 * len(one.others)
+
+
+def rows_of_carrier(arrays: Carriers) -> Carriers:
+    """Return the arrays of a carrier as rows, which are merged one by one; a single array as its numbers."""
+    if len(arrays) == 1:
+        return (arrays[0].reshape(-1),)
+    return tuple(array.reshape(-1, array.shape[-1]) for array in arrays)
+
+
+def merge_piece(one: RankCrossing, pieces: Sequence[Carriers]) -> Carriers:
+    """Give each rank its piece of a carrier, and return this rank's piece, merged of the pieces of all."""
     shapes = [array.shape for array in pieces[one.own]]
     came = one.swap({q: pieces[q] for q in one.others}, dict.fromkeys(one.others, count_all(shapes)))
-    done = one.finished(one.merged([pieces[q] if q == one.own else as_arrays(came[q], shapes) for q in range(n)]))
-    wholes = [[(hi - lo, *array.shape[1:]) for array in done] for lo, hi in cuts]
-    took = {q: count_all(wholes[q]) for q in one.others}
-    more = one.swap(dict.fromkeys(one.others, done), took)
-    parts = [done if q == one.own else as_arrays(more[q], wholes[q]) for q in range(n)]
-    final = [array.shape for array in arrays]
-    if not one.message.unfinished:
-        final = [np.broadcast_shapes(*final)]
-    whole = tuple(
-        np.concatenate(blocks).reshape(shape) for blocks, shape in zip(zip(*parts, strict=True), final, strict=True)
-    )
-    wire = sum(count_sizes(pieces[q]) for q in one.others) + sum(took.values())
-    return (whole if one.message.unfinished else whole[0]), wire, 2 * len(one.others)
+    parts = [pieces[q] if q == one.own else as_arrays(came[q], shapes) for q in range(one.n)]
+    return one.finished(one.merged(parts))
+
+
+def gather_pieces(one: RankCrossing, merged: Carriers, shapes: Sequence[Sequence[ArrayShape]]) -> list[Carriers]:
+    """Give this rank's merged piece to every rank, and return the pieces of all, which have these shapes."""
+    came = one.swap(dict.fromkeys(one.others, merged), {q: count_all(shapes[q]) for q in one.others})
+    return [merged if q == one.own else as_arrays(came[q], shapes[q]) for q in range(one.n)]
+
+
+def join_pieces(message: Message, pieces: Sequence[Carriers]) -> Carriers:
+    """Return the merged pieces of a message as whole arrays: of the shapes of its carrier, or of the one value that a
+    finished carrier has."""
+    shapes = [array.shape for array in message.arrays]
+    if not message.unfinished:
+        shapes = [np.broadcast_shapes(*shapes)]
+    blocks = zip(*pieces, strict=True)
+    return tuple(np.concatenate(parts).reshape(shape) for parts, shape in zip(blocks, shapes, strict=True))
 
 
 def merge_pair(one: RankCrossing) -> Crossed:
