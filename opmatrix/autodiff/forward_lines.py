@@ -3,13 +3,13 @@ rate is given, and the lines that belong to a unit, such as a norm, are known.""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
 from opmatrix.algebra.attributes import brief
-from opmatrix.algebra.batch.mixtures import contracts, find_mixtures
+from opmatrix.algebra.batch.mixtures import Mixture, contracts, find_mixtures
 from opmatrix.algebra.batch.traced import Operation, Trace, TracedValue, renumber
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.positions.distances import SLOPES
@@ -86,58 +86,99 @@ def traced_forward(term: Operator, x: Shape, dropout: float = 0, routed: bool = 
     memo: dict[tuple[Operator, TracedValue], TracedValue] = {}
     start = Trace().write("input", (), (), x)
     result: TracedValue = read(term, start, memo)
-    lines = result.trace.lines
-    place = renumber(lines, {0, result.at})
-    traced: dict[int, TracedValue] = {}
-    trace, count = Trace(), 0
-
-    def dropping(value: TracedValue) -> TracedValue:
-        """Drop entries of a value under the next mask, if there is a dropout rate."""
-        nonlocal count
-        if not dropout:
-            return value
-        count += 1
-        return value.dropped(*drop(f"dropout {count - 1}", dropout).args)
-
-    mixtures = find_mixtures(lines) if routed else {}
+    training = TrainingTrace(result.trace.lines, dropout)
+    mixtures = find_mixtures(training.lines) if routed else {}
     apart = frozenset[int]().union(*(m.inside for m in mixtures.values()))
-    for at in place:
+    for at in renumber(training.lines, {0, result.at}):
         if at in apart:
             continue
         if at in mixtures:
-            mixture = mixtures[at]
-            operands = traced[mixture.rows], traced[mixture.gate]
-            traced[at] = operands[0].then("mixture", operands[1], more=(mixture,), shape=lines[at].shape)
-            continue
-        line, args = lines[at], [traced[a] for a in lines[at].args]
+            training.write_mixture(at, mixtures[at])
+        else:
+            training.write_line(at)
+    unit_inputs, inside = training.find_units(memo)
+    return Forward(
+        tuple(TracedValue(training.trace, at) for at in range(len(training.trace.lines))),
+        training.traced[result.at].at,
+        unit_inputs,
+        inside,
+        rotation_tables(term),
+        token_pattern(training.trace.lines),
+    )
+
+
+class TrainingTrace:
+    """A trace of lines as training runs them. `traced`: number of a line -> its value in this trace."""
+
+    def __init__(self, lines: Sequence[Operation], dropout: float) -> None:
+        self.lines, self.dropout = lines, dropout
+        self.trace, self.traced = Trace(), dict[int, TracedValue]()
+        self.masks = 0  # masks of dropout, so far
+
+    def write_mixture(self, at: int, mixture: Mixture) -> None:
+        """Write a mixture as one line, of rows and their gate."""
+        rows, gate = self.traced[mixture.rows], self.traced[mixture.gate]
+        self.traced[at] = rows.then("mixture", gate, more=(mixture,), shape=self.lines[at].shape)
+
+    def write_line(self, at: int) -> None:
+        """Write a line, with shares of softmax as a value, and entries dropped from shares and from branches. Raises
+        InputError for a line without a backward."""
+        line, args = self.lines[at], [self.traced[a] for a in self.lines[at].args]
         if line.op == "by_distance" and line.more[0].name != SLOPES:
             raise InputError(
                 f"pullback: by_distance({brief(line.more[0])}): what a table by distance learns is a sum "
                 "along diagonals, which is not built: alibi's slopes, which nothing teaches, have one"
             )
-        if line.op == "product" and line.more[0] is monoids.softmax and lines[line.args[0]].op not in SOURCES:
-            weighed = dropping(args[0].shares(line.more[1]))
-            traced[at] = weighed.product(args[1], monoids.sum, line.more[1])
-        elif dropout and line.op == "add" and (branch := find_branch(lines, *line.args)) is not None:
-            args[branch] = dropping(args[branch])
-            traced[at] = args[0] + args[1]
-        else:
-            traced[at] = trace.write(line.op, tuple(a.at for a in args), line.more, line.shape, line.level)
-    spans = {(at.at, out.at) for (node, at), out in memo.items() if out.at != at.at and is_unit(node)}
-    spans = {(a, b) for a, b in spans if a in traced and b in traced}
-    inside = {traced[inner].at for a, b in spans for inner in lines_between(lines, a, b) if inner in traced}
-    tables = {a for node in term.walk() if node.kind.name == "rotate" for a in node.attributes if isinstance(a, Data)}
-    values = tuple(TracedValue(trace, at) for at in range(len(trace.lines)))
-    masks = [line.more[0] for line in trace.lines if line.op == "shares"]
-    within = sequence if masks and all(where.within for where in masks) else everyone
-    return Forward(
-        values,
-        traced[result.at].at,
-        frozenset(traced[a].at for a, _ in spans),
-        frozenset(inside),
-        frozenset(tables),
-        within,
-    )
+        if self.weighs(line):
+            shares = self.drop_entries(args[0].shares(line.more[1]))
+            self.traced[at] = shares.product(args[1], monoids.sum, line.more[1])
+            return
+        branch = find_branch(self.lines, *line.args) if self.dropout and line.op == "add" else None
+        if branch is None:
+            self.traced[at] = self.trace.write(line.op, tuple(a.at for a in args), line.more, line.shape, line.level)
+            return
+        args[branch] = self.drop_entries(args[branch])
+        self.traced[at] = args[0] + args[1]
+
+    def weighs(self, line: Operation) -> bool:
+        """True if a line is a product over softmax whose scores are computed."""
+        if line.op != "product" or line.more[0] is not monoids.softmax:
+            return False
+        return self.lines[line.args[0]].op not in SOURCES
+
+    def drop_entries(self, value: TracedValue) -> TracedValue:
+        """Return a value with entries dropped by the next mask; as it is without dropout."""
+        if not self.dropout:
+            return value
+        self.masks += 1
+        return value.dropped(*drop(f"dropout {self.masks - 1}", self.dropout).args)
+
+    def find_units(
+        self, memo: Mapping[tuple[Operator, TracedValue], TracedValue]
+    ) -> tuple[frozenset[int], frozenset[int]]:
+        """Return the lines that units read, and the lines inside units. `memo`: term, line it reads -> its line."""
+        inputs, inside = set[int](), set[int]()
+        for (node, start), end in memo.items():
+            if start.at == end.at or not is_unit(node):
+                continue
+            if start.at not in self.traced or end.at not in self.traced:
+                continue
+            inputs.add(self.traced[start.at].at)
+            between = lines_between(self.lines, start.at, end.at)
+            inside |= {self.traced[at].at for at in between if at in self.traced}
+        return frozenset(inputs), frozenset(inside)
+
+
+def rotation_tables(term: Operator) -> frozenset[Data]:
+    """Return the tables of the rotations of a term."""
+    rotations = (node for node in term.walk() if node.kind.name == "rotate")
+    return frozenset(data for node in rotations for data in node.attributes if isinstance(data, Data))
+
+
+def token_pattern(lines: Sequence[Operation]) -> Pattern:
+    """Return the pattern under which backward products merge tokens: within sequences where all shares are."""
+    patterns = [line.more[0] for line in lines if line.op == "shares"]
+    return sequence if patterns and all(pattern.within for pattern in patterns) else everyone
 
 
 def is_product(line: Operation) -> bool:
