@@ -313,7 +313,7 @@ def pullback(
         saved = None
     if policy == LEAST:
         first = written_pull(forward, None, learned, not tokens, tokens)
-        saved = least_kept(forward, first.reads, named, tokens, sizes or {})
+        saved = least_kept(forward, first.reads, tokens, sizes or {})
         forward = traced_forward(term, into, dropout, routed)
     return Pulled(written_pull(forward, saved, learned, not tokens, tokens), named, policy, routed)
 
