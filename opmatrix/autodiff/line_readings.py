@@ -40,23 +40,37 @@ def computed_lines(
         if at == 0:
             held[at] = start
         elif line.op == "entered" and line.more[0].name == COTANGENT:
-            value = held[pulled.result].array
-            if g is not None and g.shape != value.shape:
-                raise InputError(f"pullback: the cotangent has shape {g.shape}, and what forward gives {value.shape}")
-            held[at] = held[pulled.result].of(np.ones_like(value) if g is None else g)
-        elif line.op == "act" and not args:
-            held[at] = start.of(np.atleast_2d(line.more[0].args[0].array))
-        elif line.op in SUMS:
-            held[at] = SUMS[line.op](*args)
+            held[at] = cotangent_of(held[pulled.result], g)
         else:
-            held[at] = getattr(args[0] if args else start, METHODS.get(line.op, line.op))(*args[1:], *line.more)
+            held[at] = computed_line(line, start, args)
         for arg in {*line.args} - wanted - {0}:
-            if lasts[arg] == at and arg != pulled.result:
+            if lasts[arg] == at:
                 del held[arg]
     return held[pulled.result].array, {at: held[at].array for at in wanted}
 
 
+def cotangent_of(result: DenseReading, g: Numeric | None) -> DenseReading:
+    """Return the cotangent of a result: ones, if no g is given. Raises InputError for a g of another shape."""
+    value = result.array
+    if g is None:
+        return result.of(np.ones_like(value))
+    if g.shape != value.shape:
+        raise InputError(f"pullback: the cotangent has shape {g.shape}, and what forward gives {value.shape}")
+    return result.of(g)
+
+
 METHODS = {"add": "__add__", "mul": "__mul__"}
+
+
+def computed_line(line: Operation, start: DenseReading, args: Sequence[DenseReading]) -> DenseReading:
+    """Compute a line from its operands; a line without operands from the batch of `start`."""
+    if line.op == "act" and not args:
+        return start.of(np.atleast_2d(line.more[0].args[0].array))
+    if line.op in SUMS:
+        return SUMS[line.op](*args)
+    operate = getattr(args[0] if args else start, METHODS.get(line.op, line.op))
+    computed: DenseReading = operate(*args[1:], *line.more)
+    return computed
 
 
 def sum_rows(x: DenseReading) -> DenseReading:
