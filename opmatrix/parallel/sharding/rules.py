@@ -12,11 +12,12 @@ from opmatrix.algebra.batch.mixtures import contracts
 from opmatrix.algebra.batch.traced import Operation
 from opmatrix.algebra.oracles import reduced
 from opmatrix.algebra.shapes import divides
+from opmatrix.algebra.term import Operator
 from opmatrix.parallel.sharding.axis_states import AxisState, Cut, Partial, mergeable
 from opmatrix.parallel.sharding.carrying import divisible
 from opmatrix.parallel.sharding.mesh import Axis
 from opmatrix.parallel.sharding.placement import pass_rule, role_of
-from opmatrix.parallel.sharding.redistribute import TURNED_ROLES, Ground, Ruling, SplitRule, heads_for_rows
+from opmatrix.parallel.sharding.redistribute import TURNED_ROLES, Ground, RankStep, Ruling, SplitRule, heads_for_rows
 from opmatrix.parallel.sharding.relating import picked_rows, related_product
 
 RULES: dict[str, SplitRule] = {}
@@ -43,38 +44,56 @@ def states_on(split: Ground, k: int, args: Sequence[int]) -> list[AxisState]:
 def act(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Split x @ A. Rows, sequences and heads pass. Columns pass a diagonal A, and a matrix whose rows are sharded
     merges them."""
-    matrix, x, state = line.more[0], split.steps[args[0]], split.merged_on(k, args[0])
-    entrywise = matrix.entrywise or matrix.diagonal
-    stack = len(matrix.args[0].shape) == 3 if contracts(matrix) else False
+    matrix, state = line.more[0], split.merged_on(k, args[0])
     if isinstance(state, Cut) and state.role == "heads":
-        return [state], state, state if stack else None, "heads"
+        return [state], state, state if is_stacked(matrix) else None, "heads"
     asked = split.asked.get(at) if axis.strategy.weights or axis.strategy.by_hand else None
     if isinstance(state, Cut) and state.role == "cols" and asked != "columns":
-        if entrywise:
+        if matrix.entrywise or matrix.diagonal:
             return [state], state, state, "columns"
-        able = mergeable(reduced(matrix)[1]) and divisible(matrix)
-        if able and asked != "whole" and (axis.strategy.cuts_weights or not contracts(matrix)):
-            over = reduced(matrix)[1]
-            return [state], Partial(over), Cut("rows", state.units) if contracts(matrix) else None, "rows of a matrix"
+        if merges_columns(matrix, axis, asked):
+            stored = Cut("rows", state.units) if contracts(matrix) else None
+            return [state], Partial(reduced(matrix)[1]), stored, "rows of a matrix"
         home = split.home(k, args[0])
         return [home], home, None, pass_rule(home)
-    if contracts(matrix) and not stack:
-        if axis.strategy.vocabulary and x.op == "input" and x.selects:
-            if isinstance(x.dims.cols, int) and isinstance(axis.ranks, int) and x.dims.cols < axis.ranks:
-                raise InputError(
-                    f"mesh: {axis.name} has {axis.ranks} ranks and the table has {x.dims.cols} rows: at "
-                    f"most {x.dims.cols} ranks"
-                )
-            return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a table"
-        if asked == "rows":
-            return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a matrix"
-        if asked == "columns" or (asked is None and columns_cut(split, axis, at, line)):
-            cut = heads_fit(split, at, axis)
-            return [None], cut, cut, "columns of a matrix"
+    if contracts(matrix) and not is_stacked(matrix):
+        ruling = cut_weight(split, axis, at, split.steps[args[0]], asked)
+        if ruling is not None:
+            return ruling
     return [state], state, None, pass_rule(state)
 
 
-def columns_cut(split: Ground, axis: Axis, at: int, line: Operation) -> bool:
+def is_stacked(matrix: Operator) -> bool:
+    """True if a weight has a matrix for each head."""
+    return contracts(matrix) and len(matrix.args[0].shape) == 3
+
+
+def merges_columns(matrix: Operator, axis: Axis, asked: str | None) -> bool:
+    """True if a matrix merges sharded columns, with its rows sharded alike."""
+    if not mergeable(reduced(matrix)[1]) or not divisible(matrix) or asked == "whole":
+        return False
+    return axis.strategy.cuts_weights or not contracts(matrix)
+
+
+def cut_weight(split: Ground, axis: Axis, at: int, x: RankStep, asked: str | None) -> Ruling | None:
+    """Split x @ W by rows or by columns of W; None if W stays whole. Raises InputError for a table with fewer rows than
+    the axis has ranks."""
+    if axis.strategy.vocabulary and x.op == "input" and x.selects:
+        if isinstance(x.dims.cols, int) and isinstance(axis.ranks, int) and x.dims.cols < axis.ranks:
+            raise InputError(
+                f"mesh: {axis.name} has {axis.ranks} ranks and the table has {x.dims.cols} rows: at "
+                f"most {x.dims.cols} ranks"
+            )
+        return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a table"
+    if asked == "rows":
+        return [Cut("cols", x.dims.cols)], Partial(monoids.sum), Cut("rows", x.dims.cols), "rows of a matrix"
+    if asked == "columns" or (asked is None and columns_cut(split, axis, at)):
+        cut = heads_fit(split, at, axis)
+        return [None], cut, cut, "columns of a matrix"
+    return None
+
+
+def columns_cut(split: Ground, axis: Axis, at: int) -> bool:
     """True if a weight is sharded by columns: its output goes on to another weight, or it scores the vocabulary."""
     strategy = axis.strategy
     if strategy.weights and split.carried.carry[at]:
