@@ -140,20 +140,9 @@ class Cuttable:
             return on and of == reader.args[-1]
         match reader.op:
             case "act":
-                matrix = reader.more[0]
-                if heads or matrix.entrywise or matrix.diagonal:
-                    return on
-                return contracts(matrix) and divisible(matrix) and not on  # shard the second of two
+                return self.passes_matrix(reader.more[0], at, of)
             case "add" | "mul":
-                other = next((a for a in reader.args if a != of), of)
-                beside = self.lines[other]
-                if not heads and self.lines[of].shape.cols == 1:
-                    return False  # one column is broadcast
-                if beside.level or beside.shape.cols == 1:
-                    return on
-                if heads != self.headed(other):
-                    return on and heads
-                return on and self.opened[other]
+                return self.passes_pointwise(reader, at, of)
             case "split" | "join" | "repeat" | "dropped":
                 return on
             case "turn" | "shares":
@@ -165,6 +154,26 @@ class Cuttable:
             case "total":
                 return True
         return False
+
+    def passes_matrix(self, matrix: Operator, at: int, of: int) -> bool:
+        """True if a matrix that reads line `of` can take it sharded."""
+        on = self.carry[at]
+        if self.headed(of) or matrix.entrywise or matrix.diagonal:
+            return on
+        return contracts(matrix) and divisible(matrix) and not on  # shard the second of two
+
+    def passes_pointwise(self, reader: Operation, at: int, of: int) -> bool:
+        """True if an operation entry by entry can take line `of` sharded."""
+        heads, on = self.headed(of), self.carry[at]
+        other = next((a for a in reader.args if a != of), of)
+        beside = self.lines[other]
+        if not heads and self.lines[of].shape.cols == 1:
+            return False  # one column is broadcast
+        if beside.level or beside.shape.cols == 1:
+            return on
+        if heads != self.headed(other):
+            return on and heads
+        return on and self.opened[other]
 
     def demand(self, at: int) -> Grain | None:
         """Return the units by which columns or heads may be sharded: as many as every reader can take."""

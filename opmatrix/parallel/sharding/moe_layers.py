@@ -31,28 +31,39 @@ def cut_body(body: Sequence[Operation]) -> BodyStates | None:
     carried = Cuttable(body)
     values, stored = list[AxisState](), list[AxisState]()
     for at, line in enumerate(body):
-        taken = [values[a] for a in line.args]
-        if any(isinstance(state, Partial) for state in taken):
+        operands = [values[a] for a in line.args]
+        if any(isinstance(state, Partial) for state in operands):
             return None  # answers go on behind the sum
-        cut = next((state for state in taken if isinstance(state, Cut)), None)
-        out: AxisState = cut
-        numbers: AxisState = cut
-        if line.op == "act" and line.args:
-            if contracts(line.more[0]):
-                if cut is not None:
-                    out, numbers = Partial(monoids.sum), Cut("rows", cut.units)
-                elif carried.carry[at]:
-                    out = numbers = Cut("cols", line.shape.cols)
-            elif not (line.more[0].entrywise or line.more[0].diagonal) and out is not None:
-                return None
-        values.append(out)
-        stored.append(numbers)
-        for arg in line.args if line.op in ("add", "mul") and isinstance(out, Cut) else ():
-            if body[arg].args or values[arg] == out:
-                continue
-            if body[arg].op == "act" and body[arg].shape.cols != 1:
-                values[arg] = stored[arg] = out
+        cut = next((state for state in operands if isinstance(state, Cut)), None)
+        states = cut_line(line, cut, carried.carry[at])
+        if states is None:
+            return None
+        values.append(states[0])
+        stored.append(states[1])
+        if cut is not None and line.op in ("add", "mul"):
+            for arg in line.args:
+                if is_stored_row(body[arg]):
+                    values[arg] = stored[arg] = cut
     return BodyStates(tuple(values), tuple(stored)) if isinstance(values[-1], Partial) else None
+
+
+def cut_line(line: Operation, cut: Cut | None, carried: bool) -> tuple[AxisState, AxisState] | None:
+    """Return the placements of a line's value and of its stored numbers, if an operand is sharded by `cut`; None if the
+    line cannot take it. `carried`: columns of the line may be sharded."""
+    if line.op != "act" or not line.args:
+        return cut, cut
+    matrix = line.more[0]
+    if not contracts(matrix):
+        return (cut, cut) if matrix.entrywise or matrix.diagonal or cut is None else None
+    if cut is not None:
+        return Partial(monoids.sum), Cut("rows", cut.units)
+    columns = Cut("cols", line.shape.cols) if carried else None
+    return columns, columns
+
+
+def is_stored_row(line: Operation) -> bool:
+    """True if a line is a stored row of more than one column."""
+    return line.op == "act" and not line.args and bool(line.shape.cols != 1)
 
 
 def is_stack(data: object) -> bool:
