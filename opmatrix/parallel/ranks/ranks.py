@@ -22,10 +22,11 @@ from opmatrix.algebra.routes import keep_taken, largest
 from opmatrix.algebra.term import Operator
 from opmatrix.parallel.ranks.moe_experts import AskingRank, ByExpert
 from opmatrix.parallel.ranks.related import HeldRows, dense_window, locate, merge_entries, pick_held
+from opmatrix.parallel.ranks.weight_pieces import WeightPieces
 from opmatrix.parallel.sharding.axis_states import Cut, Needed, Partial, bounds, widths
 from opmatrix.parallel.sharding.block_mask import seen_blocks, sent_blocks, visibility
 from opmatrix.parallel.sharding.carrier_pieces import Carriers, cut_piece, each_of, unit_size
-from opmatrix.parallel.sharding.cost_formulas import stored_arrays, stored_dims, stored_key
+from opmatrix.parallel.sharding.cost_formulas import StoredKey, stored_arrays, stored_dims, stored_key
 from opmatrix.parallel.sharding.feeds import Feed, OneHot, window
 from opmatrix.parallel.sharding.haloed import named_rows, own_rows, part_of_relation
 from opmatrix.parallel.sharding.mesh import HOST, Mesh
@@ -130,41 +131,49 @@ class Rank(AskingRank):
     def fetch(self) -> Generator[Message, Any, None]:
         """Store the local numbers of all matrices, each array once. If an axis stores weights once, a rank stores a
         piece of each and gathers the rest. Weights on the host are fetched."""
-        arrays: dict[Any, Data] = {}
-        large, apart = list[Any](), list[Any]()  # keys of arrays of more than a number; of experts
+        arrays, large, of_experts = self.local_arrays()
+        flat, levels = [arrays[key].array.ravel() for key in large], list[WeightPieces]()
+        whole = sum(map(len, flat))
+        for k, axis in reversed([*enumerate(self.mesh.axes)]):
+            if axis.strategy.stored > 2 and large:
+                levels.append(WeightPieces(k, int(axis.ranks), self.place[k], tuple(map(len, flat))))
+                flat = levels[-1].cut(flat)
+        pieces = dict(zip(large, map(len, flat), strict=True))
+        self.count_weights(pieces, {key: arrays[key].array.size for key in of_experts}, whole, bool(levels))
+        for level in reversed(levels):
+            vector, cut = np.concatenate([*flat, np.zeros(0)]), Cut("batch", sum(level.sizes))
+            came = yield Message("all_gather", level.axis, (vector,), 99_999 - level.axis, cut=cut)
+            flat = level.join(came)
+        for key, numbers in zip(large, flat, strict=True):
+            arrays[key] = Data.of(numbers.reshape(arrays[key].shape))
+        self.kept.update(arrays)
+
+    def local_arrays(self) -> tuple[dict[StoredKey, Data], list[StoredKey], list[StoredKey]]:
+        """Return the local numbers of all arrays by key, and the keys of those of more than one number: of all ranks,
+        and of experts."""
+        arrays: dict[StoredKey, Data] = {}
+        large, of_experts = list[StoredKey](), list[StoredKey]()
         for key, data, _ in stored_arrays(self.steps):
             if key in arrays:
                 continue
             arrays[key] = self.own(data.base or data, key[1])
             if stored_dims(data).numbers != 1:
-                (apart if self.by_expert(key[1]) else large).append(key)
-        flat, fresh = [arrays[key].array.ravel() for key in large], [key not in self.kept for key in large]
-        whole = [*map(len, flat)]
-        over = [k for k, axis in reversed([*enumerate(self.mesh.axes)]) if axis.strategy.stored > 2 and large]
-        levels = []
-        for k in over:
-            levels.append([*map(len, flat)])
-            flat = [piece[slice(*bounds(len(piece), int(self.mesh.axes[k].ranks), self.place[k]))] for piece in flat]
-        self.meter.stored += sum(len(piece) for piece, new in zip(flat, fresh, strict=True) if new)
-        self.meter.stored += sum(arrays[key].array.size for key in apart if key not in self.kept)
-        more = sum(arrays[key].array.size for key in apart) if self.mesh.offload > 2 else 0
-        fetched = sum(map(len, flat)) + more
-        if fetched and self.mesh.offload > 2:
-            self.meter.sent(("fetch", HOST), fetched, fetched, 1)
-        if over or self.mesh.offload > 2:
-            self.meter.gathered = max(self.meter.gathered, sum(whole) + more)
-        for k, sizes in zip(reversed(over), reversed(levels), strict=True):
-            n = int(self.mesh.axes[k].ranks)
-            came = yield Message(
-                "all_gather", k, (np.concatenate([*flat, np.zeros(0)]),), 99_999 - k, cut=Cut("batch", sum(sizes))
-            )
-            ends = np.cumsum([b - a for r in range(n) for a, b in (bounds(s, n, r) for s in sizes)])
-            parts = iter(np.split(came, ends))
-            by_rank = [[next(parts) for _ in sizes] for _ in range(n)]
-            flat = [np.concatenate([ranks[at] for ranks in by_rank]) for at in range(len(sizes))]
-        for key, numbers in zip(large, flat, strict=True):
-            arrays[key] = Data.of(numbers.reshape(arrays[key].shape))
-        self.kept.update(arrays)
+                (of_experts if self.by_expert(key[1]) else large).append(key)
+        return arrays, large, of_experts
+
+    def count_weights(
+        self, pieces: dict[StoredKey, int], of_experts: dict[StoredKey, int], whole: int, gathers: bool
+    ) -> None:
+        """Count the numbers of weights that a rank stores, takes from the host, and holds once they are whole."""
+        stored, offloaded = pieces | of_experts, self.mesh.offload > 2
+        self.meter.stored += sum(count for key, count in stored.items() if key not in self.kept)
+        if offloaded:
+            whole += sum(of_experts.values())
+            fetched = sum(stored.values())
+            if fetched:
+                self.meter.sent(("fetch", HOST), fetched, fetched, 1)
+        if gathers or offloaded:
+            self.meter.gathered = max(self.meter.gathered, whole)
 
     def own(self, data: Data, stored: Placement) -> Data:
         """Return the part of an array that a rank stores."""
