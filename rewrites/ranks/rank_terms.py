@@ -49,7 +49,7 @@ class LocalNumbers(Rank):
     """The arrays of a stage that one rank stores, and its values."""
 
     def __init__(self, stage: StageSteps, place: Coordinates) -> None:
-        super().__init__(stage.steps, stage.out, stage.mesh, place, Feed(np.zeros((1, 1))), Meter(), None, {})
+        super().__init__(stage, place, Feed(np.zeros((1, 1))), Meter(), None, {})
 
     def matrix(self, step: RankStep) -> Operator:
         """Return the matrix of a step with the numbers stored on this rank."""

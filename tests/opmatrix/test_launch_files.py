@@ -4,6 +4,7 @@ compute and hand over."""
 import json
 import re
 import xml.etree.ElementTree as tree
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -93,13 +94,13 @@ def test_what_a_rank_stores_is_the_part_that_its_placement_names(config, axes):
         ),
         axes["t"][0],
     )
-    seen = 0
+    seen, no_steps = 0, SimpleNamespace(steps=[], out=0, mesh=plan.mesh)
     for group in plan.stages[0]:
         for (_, stored), (data, _) in group.booked.stored().items():
             source = data.base or data
             one = placed(plan, "name", source.shape, 0, stored)
             for r in range(n):
-                held = Rank([], 0, plan.mesh, (r,), Feed(np.zeros((1, 1))), Meter(), None, {}).own(source, stored)
+                held = Rank(no_steps, (r,), Feed(np.zeros((1, 1))), Meter(), None, {}).own(source, stored)
                 [placement], wanted = one.placements, source.array
                 if placement != "Replicate()":
                     dim, seen = int(placement[6:-1]), seen + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -88,21 +88,33 @@ def count_held(held: Held) -> int:
 WAITING = "ring", *ASKED  # steps that yield messages while they run
 
 
+class StepsOnMesh(Protocol):
+    """The steps of a term on a mesh, and the step of its result: a split term, with its backward or without, or a
+    stage."""
+
+    @property
+    def steps(self) -> Sequence[RankStep]: ...
+
+    @property
+    def out(self) -> int: ...
+
+    @property
+    def mesh(self) -> Mesh: ...
+
+
 class Rank(AskingRank):
     """A rank that runs the steps of a term at one place of a mesh."""
 
     def __init__(
         self,
-        steps: Sequence[RankStep],
-        out: int,
-        mesh: Mesh,
+        split: StepsOnMesh,
         place: Coordinates,
         feed: Feed,
         meter: Meter,
         start: Numeric | None,
         kept: dict[Any, Data],
     ) -> None:
-        self.steps, self.out, self.mesh, self.place, self.feed = steps, out, mesh, place, feed
+        self.steps, self.out, self.mesh, self.place, self.feed = split.steps, split.out, split.mesh, place, feed
         self.values: dict[int, Held] = {}
         self.meter, self.start, self.kept = meter, start, kept
 

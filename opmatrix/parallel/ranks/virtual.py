@@ -92,7 +92,7 @@ def factor_by_factor(
     """Run the factors of a rank's stage, one after the other."""
     stored: dict[Any, Data] = {}
     for at in range(*plan.cuts[plan.stage(place)]):
-        one = Rank(splits[at].steps, splits[at].out, splits[at].mesh, plan.flat(place), feed, meter, value, stored)
+        one = Rank(splits[at], plan.flat(place), feed, meter, value, stored)
         value = yield from with_mesh_axes(one.run(), plan, at)
     assert value is not None
     return value

@@ -98,7 +98,7 @@ class BackwardRank(Rank, ExpertGradients):
         cotangent: Numeric,
         kept: dict[Any, Data],
     ) -> None:
-        super().__init__(split.steps, split.out, split.mesh, place, feed, meter, None, kept)
+        super().__init__(split, place, feed, meter, None, kept)
         self.cotangent = cotangent
         self.asked = {line: split.places[line] for line in split.pulled.gradients.values()}
 

@@ -188,9 +188,7 @@ class DecodingRank:
     ) -> Generator[Message, Any, Numeric]:
         """Run the factors of the stage, one after the other, over caches."""
         for at in range(*plan.cuts[plan.stage(place)]):
-            one = CachedRank(
-                splits[at].steps, splits[at].out, splits[at].mesh, plan.flat(place), feed, meter, value, self.stored
-            )
+            one = CachedRank(splits[at], plan.flat(place), feed, meter, value, self.stored)
             one.caches, one.factor, one.past = self.caches, at, self.past
             value = yield from with_mesh_axes(one.run(), plan, at)
         assert value is not None
