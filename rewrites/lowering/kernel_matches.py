@@ -233,10 +233,8 @@ class KernelMatches:
     def _fits(self, symbol: Operator, cls: int) -> bool:
         """True if the class has the facts of the guard, the rows and columns of the sort, and one head or many as the
         sizes require."""
-        sort, facts = self.sorts[symbol], self.graph.facts
-        if any(cls not in facts[fact] for fact in sort.facts) or cls not in self.heads:
-            return False
-        if (sort.space == str(S) and cls not in self.picked) or (sort.space == str(T) and cls in self.displaced):
+        sort = self.sorts[symbol]
+        if not self._has_facts(cls, sort) or not self._has_rows(cls, sort):
             return False
         match sort.name:
             case "scalar" | "column" | "varying":
@@ -253,9 +251,19 @@ class KernelMatches:
                 return self._is_table(cls, sort)
             case "entrywise":
                 return any((cls, kind) in self.members for kind in COMPILED)
-            case "matrix" if cls not in self.sized or cls in facts["entrywise"]:
+            case "matrix" if cls not in self.sized or cls in self.graph.facts["entrywise"]:
                 return False  # centring and diagonals are passes, not kept as matrices
         return of_heads(sort) == (self.heads[cls] != 1)  # one head is no stack
+
+    def _has_facts(self, cls: int, sort: Sort) -> bool:
+        """True if the class has the facts of the sort, and a number of heads."""
+        return all(cls in self.graph.facts[fact] for fact in sort.facts) and cls in self.heads
+
+    def _has_rows(self, cls: int, sort: Sort) -> bool:
+        """True if the class has rows of the sort's space: picked ones of sequences, or those of all tokens in place."""
+        if sort.space == str(S):
+            return cls in self.picked
+        return sort.space != str(T) or cls not in self.displaced
 
     def _is_table(self, cls: int, sort: Sort) -> bool:
         """True if the class is a table of numbers by distance: of all tokens, or of picked rows of sequences."""
