@@ -11,7 +11,7 @@ from opmatrix.algebra.operators import relu
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.algebra.term import Operator
 from rewrites.proofs.function_forms import INNER, Functions
-from rewrites.proofs.polynomials import COLUMN_INDEX, AtomAt, Head, Polynomial, order_of, without_factors
+from rewrites.proofs.polynomials import COLUMN_INDEX, AtomAt, Head, Monomial, Polynomial, order_of, without_factors
 
 
 @dataclass
@@ -98,27 +98,40 @@ class OrderedForms(Functions):
 
     def risen(self, line: list[Polynomial]) -> list[Polynomial]:
         """Return the row before a function that keeps its order, and without a shared positive factor."""
-        if all(len(p.terms) == 1 and p.leading > 0 for p in line):
-            ((first, _),) = line[0].terms.items()
-            shared = [
-                factor
-                for factor in dict.fromkeys(first.factors)
-                if INNER not in factor[1]
-                and self.is_above_zero(factor)
-                and all(factor in term.factors for p in line for term in p.terms)
-            ]
-            if shared:
-                return self.risen([self.divided(p, shared) for p in line])
-            numbers = {number for p in line for number in p.terms.values()}
-            terms = [term for p in line for term in p.terms]
-            if len(numbers) == 1 and all(term.factors and self.is_power(term) for term in terms):
-                return self.risen([self.logarithm_of(self.exponents(term)) for term in terms])
+        before = self.before_product(line)
+        if before is None:
+            before = self.before_function(line)
+        return line if before is None else self.risen(before)
+
+    def before_product(self, line: list[Polynomial]) -> list[Polynomial] | None:
+        """Return a row of positive terms without the factors that all share; without such, of powers with one number,
+        their logarithms. None for any other row."""
+        if not all(len(p.terms) == 1 and p.leading > 0 for p in line):
+            return None
+        terms = [term for p in line for term in p.terms]
+        shared = [factor for factor in dict.fromkeys(terms[0].factors) if self.is_shared(factor, terms)]
+        if shared:
+            return [self.divided(p, shared) for p in line]
+        numbers = {number for p in line for number in p.terms.values()}
+        if len(numbers) == 1 and all(term.factors and self.is_power(term) for term in terms):
+            return [self.logarithm_of(self.exponents(term)) for term in terms]
+        return None
+
+    def is_shared(self, factor: AtomAt, terms: Sequence[Monomial]) -> bool:
+        """True if all terms of a row have a factor that is above zero and the same for the whole row."""
+        if INNER in factor[1] or not self.is_above_zero(factor):
+            return False
+        return all(factor in term.factors for term in terms)
+
+    def before_function(self, line: list[Polynomial]) -> list[Polynomial] | None:
+        """Return the arguments of a row whose entries are all one function that keeps order; None for any other
+        row."""
         factors = [self.single(p) for p in line]
         heads = {factor[0].content[1] if factor and factor[0] in self.inner else None for factor in factors}
         f = heads.pop() if len(heads) == 1 else None
         if not isinstance(f, Operator) or not f.keeps_order:
-            return line
-        return self.risen([self.argument(factor) for factor in factors if factor])
+            return None
+        return [self.argument(factor) for factor in factors if factor]
 
 
 def outer(line: Sequence[Polynomial]) -> list[int]:
