@@ -286,22 +286,35 @@ class Ring:
     def merged(self, factors: list[AtomAt]) -> list[AtomAt]:
         """Return factors with their arrays multiplied, if the result has at most MOST_AXES axes."""
         known = [factor for factor in factors if factor[0].numbers is not None]
-        if len(known) < 2 and not any(len({*at}) < len(at) or any(i < 0 for i in at) for _, at in known):
+        if not has_sums(known):
             return factors
         rest = [factor for factor in factors if factor[0].numbers is None]
         needed = {index for _, at in rest for index in at}
-        left = sorted({i for _, at in known for i in at if i >= 0 or i in needed})
-        if not known or len(left) > MOST_AXES:
+        left = tuple(sorted({i for _, at in known for i in at if i >= 0 or i in needed}))
+        if len(left) > MOST_AXES:
             return factors
-        letters = {index: chr(ord("a") + k) for k, index in enumerate({i for _, at in known for i in at})}
-        text = ",".join("".join(letters[i] for i in at) for _, at in known)
-        if len(known) == 1 and tuple(left) == known[0][1]:
+        if len(known) == 1 and left == known[0][1]:
             return factors
-        text = f"{text}->{''.join(letters[i] for i in left)}"
+        text = einsum_text([at for _, at in known], left)
         heads = [head for head, _ in known]
         total, sizes = (np.asarray(np.einsum(text, *map(of, heads))) for of in (numbers_of, magnitudes_of))
         self.evaluated += len(known) > 1
-        return [*rest, (self.array(total, sizes), tuple(left))]
+        return [*rest, (self.array(total, sizes), left)]
+
+
+def has_sums(known: Sequence[AtomAt]) -> bool:
+    """True for several arrays, and for one with an index that is bound or repeated."""
+    if len(known) != 1:
+        return len(known) > 1
+    [(_, at)] = known
+    return len({*at}) < len(at) or any(i < 0 for i in at)
+
+
+def einsum_text(operands: Sequence[IndexTuple], left: IndexTuple) -> str:
+    """Return the subscripts, as einsum reads them, of arrays at some indices, of which some are left."""
+    letters = {index: chr(ord("a") + k) for k, index in enumerate({i for at in operands for i in at})}
+    *words, result = ["".join(letters[i] for i in at) for at in (*operands, left)]
+    return f"{','.join(words)}->{result}"
 
 
 def check_seen(one: Fraction, other: Fraction) -> None:
