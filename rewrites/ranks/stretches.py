@@ -3,10 +3,10 @@ collective, a ring, or a step that is no term of rows of tokens is an item of it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from opmatrix.algebra.nodes import weight
 from opmatrix.parallel.sharding.axis_states import Cut, Partial
@@ -17,6 +17,7 @@ from opmatrix.parallel.sharding.redistribute import RankStep
 from opmatrix.parallel.sharding.spreading import replaced
 
 APART = "move", "ring", "slice", "pick", "related", "entered", "symbol", *ASKED  # operations outside of stretches
+StepGroups: TypeAlias = dict[tuple[int, object], list[int]]  # borders before, sharding of rows -> steps of terms
 
 
 class Stretch(NamedTuple):
@@ -168,31 +169,38 @@ def divide(stage: StageSteps) -> list[Stretch | int]:
     """Return a stage as stretches, and steps that are items of their own, in an order in which they may run."""
     every = [at for at in range(len(stage.steps)) if not stage.inlined[at]]
     alone = {at for at in every if not stage.is_term(at)}
-    while True:
-        depth, groups = deepen(stage, every, alone)
-        home = {at: key for key, members in groups.items() for at in members}
-        edges = [(arg, at) for at in every for arg in stage.reads(at) if not stage.enters(arg)]
-        apart = {end for arg, at in edges if home.get(arg) != home.get(at) for end in (arg, at) if end in home}
-        if not apart:
-            break
+    depth, groups = deepen(stage, every, alone)
+    while apart := find_torn(stage, every, groups):
         alone |= apart  # a value that cannot be handed on is computed where read
+        depth, groups = deepen(stage, every, alone)
     readers: dict[int, list[int]] = {}
     for at in every:
         for arg in stage.reads(at):
             readers.setdefault(arg, []).append(at)
     items: list[tuple[int, int, Stretch | int]] = [(depth[at], at, at) for at in alone]
     for (level, _), members in groups.items():
-        inside = {*members}
-        inputs = sorted({arg for at in members for arg in stage.reads(at)} - inside)
-        outputs = [at for at in members if at == stage.out or any(r not in inside for r in readers.get(at, ()))]
-        if outputs:
-            items.append((level, members[0], Stretch(tuple(members), tuple(inputs), tuple(outputs))))
+        stretch = stretch_of(stage, members, readers)
+        if stretch.outputs:
+            items.append((level, members[0], stretch))
     return [entry for _, _, entry in sorted(items, key=lambda each: each[:2])]
 
 
-def deepen(
-    stage: StageSteps, every: Sequence[int], alone: set[int]
-) -> tuple[dict[int, int], dict[tuple[int, object], list[int]]]:
+def find_torn(stage: StageSteps, every: Sequence[int], groups: StepGroups) -> set[int]:
+    """Return the grouped steps that compute or read a value across groups that may not leave its own."""
+    home = {at: key for key, members in groups.items() for at in members}
+    edges = [(arg, at) for at in every for arg in stage.reads(at) if not stage.enters(arg)]
+    return {end for arg, at in edges if home.get(arg) != home.get(at) for end in (arg, at) if end in home}
+
+
+def stretch_of(stage: StageSteps, members: Sequence[int], readers: Mapping[int, Sequence[int]]) -> Stretch:
+    """Return a group of steps as a stretch, from the steps that read each value."""
+    inside = {*members}
+    inputs = sorted({arg for at in members for arg in stage.reads(at)} - inside)
+    outputs = [at for at in members if at == stage.out or not inside.issuperset(readers.get(at, ()))]
+    return Stretch(tuple(members), tuple(inputs), tuple(outputs))
+
+
+def deepen(stage: StageSteps, every: Sequence[int], alone: set[int]) -> tuple[dict[int, int], StepGroups]:
     """Return the number of borders before each step, and the steps of terms grouped by that number and by the sharding
     of their rows."""
     depth, groups = dict[int, int](), dict[tuple[int, object], list[int]]()
