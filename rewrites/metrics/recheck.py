@@ -3,7 +3,7 @@ from the certificate: limits are in the code, stated figures are compared with t
 printed as a claim."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, isfinite
 from os.path import exists
@@ -39,7 +39,7 @@ from rewrites.verify.certificate import check_hash, describe_batch, measure_roun
 from rewrites.verify.differences import Change
 from rewrites.verify.lengths import Steps, batches_at, describe_lengths, errors_at, format_errors, verify_lengths
 from rewrites.verify.programs import EQUAL, ROUNDING, allowed_rounding, oracle
-from rewrites.verify.routed import run_beside
+from rewrites.verify.routed import Beside, run_beside
 from rewrites.verify.sessions.verified_sessions import Sessions, verify_sessions
 from rewrites.workload.resolve import adapter_of, find_origin
 
@@ -117,8 +117,8 @@ def checks(
         return
     yield judged("program", certificate["program"], program.hash, certificate["program"] == program.hash)
     yield from limits(certificate)
-    stated, exact = search_for(certificate["verified"], "stated"), bool(search_for(certificate["verified"], "imported"))
-    yield from statements(certificate["verified"], stated, exact)
+    stated = StatedErrors.of(certificate["verified"])
+    yield from statements(certificate["verified"], stated.error, stated.exact)
     absent = "" if made is not None else describe_absent(program)
     try:
         batches = input_batches(certificate["inputs"], absent, made)
@@ -141,17 +141,19 @@ def checks(
         again["steps at other lengths"] = lambda: at_lengths(program, batches[0], lengths)
     if batches and decoder_of(program):
         again["sessions"] = lambda: sessions(program, batches[0], lengths)
-    again["own rounding"] = lambda: rounding(program, batches, certificate["own"], stated)
+    again["own rounding"] = lambda: rounding(program, batches, certificate["own"], stated.error)
     again["laws"] = lambda: judged("laws", f"{verify_laws(EXACT_LAWS)['laws']} hold", "all", True)
     for what, check in again.items():
         if absent and what != "laws":
             yield Check(what, "", absent, CLAIMED)
         elif what not in done:
             yield attempted(what, check)
-    yield from of_model(program, model, batches, stated, exact, certificate["verified"], told, made)
+    yield from of_model(program, model, batches, stated, told, made)
     if listed and "errors at other lengths" not in done:
         yield attempted("errors at other lengths", lambda: errors(program, model, batches[0], certificate, listed))
-    yield from of_goals(program, model, 0.0 if exact else stated, list_goals(certificate["verified"]), files)
+    yield from of_goals(
+        program, model, 0.0 if stated.exact else stated.error, list_goals(certificate["verified"]), files
+    )
     yield from claims(certificate)
 
 
@@ -279,76 +281,131 @@ def rounding(program: Program, batches: Sequence[Batch], then: float, stated: ob
 # ---- checks that need the model
 
 
+@dataclass(frozen=True)
+class StatedErrors:
+    """The errors that a certificate states of its program."""
+
+    error: object  # relative error of the whole program; None where none is stated
+    sentence: object  # error of the worst sentence; None where none is stated
+    exact: bool  # the program follows by exact laws alone
+
+    @classmethod
+    def of(cls, verified: Mapping[str, object]) -> "StatedErrors":
+        """Return the errors that are among the statements of a certificate."""
+        return cls(
+            search_for(verified, "stated"), search_for(verified, "sentence"), bool(search_for(verified, "imported"))
+        )
+
+    @property
+    def limit(self) -> float | None:
+        """The stated error as a limit; None where it is no error below STATED."""
+        return self.error if is_magnitude(self.error) and self.error < STATED else None
+
+    @property
+    def limit_text(self) -> str:
+        """The limit as it is printed."""
+        return "nothing that was stated" if self.limit is None else f"{self.limit:.3g}, as stated"
+
+
 def of_model(
     program: Program,
     model: Operator | None,
     batches: Sequence[Batch],
-    stated: object,
-    exact: bool,
-    verified: Mapping[str, object],
+    stated: StatedErrors,
     told: set[Hashable],
     made: RunChecks | None = None,
 ) -> Iterator[Check]:
     """Yield the checks of the steps of the imported program; of the error against the oracle on the certificate's rows
     and on fresh rows; and of the graphs of the laws. `told` are the kinds of steps that were checked on telling
     operands."""
-    single = search_for(verified, "sentence")
-    lacking = NEEDS_MODEL if model is None else describe_absent(program) if made is None else ""
-    if lacking:
-        if single is not None:
-            yield Check("worst sentence against the model", f"stated {few_digits(single)}", lacking, CLAIMED)
-        yield Check("error against the model", f"stated {few_digits(stated)}", lacking, CLAIMED)
-        if model is None:
-            yield Check("graphs of the laws", "", "they need --model MODEL", CLAIMED)
-        else:
-            yield attempted("graphs of the laws", lambda: graphs(model))
-    if lacking or model is None:
+    if model is None:
+        yield from claim_errors(stated, NEEDS_MODEL)
+        yield Check("graphs of the laws", "", "they need --model MODEL", CLAIMED)
         return
-    near = None if made is None else made.wanted
+    absent = "" if made is not None else describe_absent(program)
+    if absent:
+        yield from claim_errors(stated, absent)
+        yield attempted("graphs of the laws", lambda: graphs(model))
+        return
     imported = import_program(model) if made is None else made.imported
+    beside = BesideModel(program, model, imported, batches, None if made is None else made.wanted, stated)
+    if made is None:  # a run has checked its steps with those of the front
+        yield attempted("steps of the import", lambda: steps("steps of the import", imported, batches, told))
+    yield attempted("error against the model", beside.check_error)
+    if stated.sentence is not None:
+        yield attempted("worst sentence against the model", beside.check_worst_sentence)
+    if made is not None:
+        return  # a run has judged more rows than the fresh ones
+    yield attempted(f"error on {FRESH} other rows", beside.check_fresh_error)
+    yield attempted("graphs of the laws", lambda: graphs(model))
 
-    def error(what: str, chosen: Sequence[Batch], judge: bool = True) -> Check:
-        """Check the error of some batches: within the stated one, or within the rounding of the imported program."""
-        beside = run_beside(program, model, chosen, near if chosen is batches else None, exact=exact)
-        off = Errors.of(beside.found, beside.wanted if exact else beside.alone).relative
-        if not exact:
-            limit = (
-                f"{stated:.3g}, as stated" if is_magnitude(stated) and stated < STATED else "nothing that was stated"
-            )
-            if not judge:
-                return Check(what, f"{off:.3g}", f"{limit} for text of the kind that it was made for", CLAIMED)
-            return judged(what, f"{off:.3g}", limit, is_magnitude(stated) and stated < STATED and off <= stated)
-        first = run_beside(imported, model, chosen, beside.wanted, exact=True)
+
+def claim_errors(stated: StatedErrors, lacking: str) -> Iterator[Check]:
+    """Yield the stated errors as claims, for want of what a check needs."""
+    if stated.sentence is not None:
+        yield Check("worst sentence against the model", f"stated {few_digits(stated.sentence)}", lacking, CLAIMED)
+    yield Check("error against the model", f"stated {few_digits(stated.error)}", lacking, CLAIMED)
+
+
+@dataclass(frozen=True)
+class BesideModel:
+    """A program beside the model that it computes: the imported program, the batches of the certificate, the model's
+    rows for them where they are at hand, and the stated errors."""
+
+    program: Program
+    model: Operator
+    imported: Program
+    batches: Sequence[Batch]
+    wanted: Sequence[np.ndarray] | None
+    stated: StatedErrors
+
+    def run(self, batches: Sequence[Batch], wanted: Sequence[np.ndarray] | None = None) -> Beside:
+        """Run the program and the model on batches."""
+        return run_beside(self.program, self.model, batches, wanted, exact=self.stated.exact)
+
+    def check_error(self) -> Check:
+        """Check the error on the batches of the certificate."""
+        what, beside = "error against the model", self.run(self.batches, self.wanted)
+        if self.stated.exact:
+            return self.judge_rounding(what, self.batches, beside)
+        off, limit = Errors.of(beside.found, beside.alone).relative, self.stated.limit
+        return judged(what, f"{off:.3g}", self.stated.limit_text, limit is not None and off <= limit)
+
+    def check_fresh_error(self) -> Check:
+        """Check the error on rows that the certificate does not contain. That of an approximate program is stated for
+        another kind of text, so it is a claim."""
+        what, batches = f"error on {FRESH} other rows", [fresh(self.program, self.model)]
+        beside = self.run(batches)
+        if self.stated.exact:
+            return self.judge_rounding(what, batches, beside)
+        off = Errors.of(beside.found, beside.alone).relative
+        allowed = f"{self.stated.limit_text} for text of the kind that it was made for"
+        return Check(what, f"{off:.3g}", allowed, CLAIMED)
+
+    def judge_rounding(self, what: str, batches: Sequence[Batch], beside: Beside) -> Check:
+        """Judge the error of an exact program by the rounding of the imported one."""
+        off = Errors.of(beside.found, beside.wanted).relative
+        first = run_beside(self.imported, self.model, batches, beside.wanted, exact=True)
         base = Errors.of(first.found, first.wanted).relative
-        most = allowed_rounding(off, base, model, chosen)
+        most = allowed_rounding(off, base, self.model, batches)
         return judged(
             what, f"{off:.3g}", f"{most:.3g}, {ROUNDING:g} times what the imported program rounds", off <= most
         )
 
-    def worst() -> Check:
-        """Check that the worst sentence is within the error that is stated for one."""
-        beside = run_beside(program, model, batches, near, exact=exact)
+    def check_worst_sentence(self) -> Check:
+        """Check the error of the worst sentence of the certificate's batches."""
+        beside = self.run(self.batches, self.wanted)
         off = max(
-            float(Change.of(rows, wanted, program.starts(batch)).each.max())
-            for batch, rows, wanted in zip(batches, beside.found, beside.alone, strict=True)
+            float(Change.of(rows, wanted, self.program.starts(batch)).each.max())
+            for batch, rows, wanted in zip(self.batches, beside.found, beside.alone, strict=True)
         )
+        stated = self.stated.sentence
         return judged(
             "worst sentence against the model",
             f"{off:.3g}",
-            f"{few_digits(single)}, as stated",
-            is_magnitude(single) and off <= single,
+            f"{few_digits(stated)}, as stated",
+            is_magnitude(stated) and off <= stated,
         )
-
-    if made is None:  # a run has checked its steps with those of the front
-        yield attempted("steps of the import", lambda: steps("steps of the import", imported, batches, told))
-    yield attempted("error against the model", lambda: error("error against the model", batches))
-    if single is not None:
-        yield attempted("worst sentence against the model", worst)
-    if made is not None:
-        return  # a run has judged more rows than the fresh ones
-    what = f"error on {FRESH} other rows"
-    yield attempted(what, lambda: error(what, [fresh(program, model)], judge=False))
-    yield attempted("graphs of the laws", lambda: graphs(model))
 
 
 def list_errors(verified: Mapping[str, object]) -> list[Mapping[str, object]]:
