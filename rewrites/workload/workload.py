@@ -106,6 +106,36 @@ def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
     return timed, f"{len(timed)} texts, {timed.rows} tokens of {file}{which}"
 
 
+def check_alone(tokens: int, file: str | None, mix: Mix | None, generation: Generation | None) -> None:
+    """Raise InputError for a number of tokens with another workload beside it."""
+    if file is None and mix is None and generation is None:
+        return
+    request = generation or (file if mix is None else "of shares")
+    raise InputError(f"--tokens {tokens} --workload {request}: give one of them, both say what is timed")
+
+
+def sentence_length(checkpoint: Checkpoint, tokens: int | None) -> int:
+    """Return the tokens of a timed sentence, by default 128 or as many as the model takes. Raises InputError for a
+    length that it has no positions for."""
+    limit = checkpoint.positions
+    length = min(128, limit) if tokens is None else tokens
+    if not 1 <= length <= limit:
+        raise InputError(f"--tokens {length}: {checkpoint.name} takes 1 to {limit} tokens")
+    return length
+
+
+def join_lines(tokenizer: Tokenizer, lines: Sequence[str], tokens: int) -> tuple[Batch, Batch] | None:
+    """Return lines joined to texts of `tokens` tokens, some to choose and some to state; None for short texts, and if
+    there are too few lines."""
+    if tokens < LONG:
+        return None
+    joined = [*islice(texts(tokenizer, lines, tokens), TEXTS)]
+    if len(joined) < LINES:
+        return None
+    parts = Parts.of(joined)
+    return Batch(parts.choose), Batch(parts.state)
+
+
 def check_tokens(checkpoint: Checkpoint, *batches: Batch) -> None:
     """Raise InputError for a token that the model has no row for."""
     vocabulary = checkpoint.said["vocab_size"]
@@ -225,35 +255,31 @@ class Workload:
         timed batch is that of a `mix`, or of `embed` on the texts of `file`, or one sentence of `tokens` tokens, or a
         request for generated text; by default the whole text, or 128 tokens. Raises InputError for a length that the
         model has no positions for."""
-        if tokens is not None and (file is not None or mix is not None or generation is not None):
-            request = generation or (file if mix is None else "of shares")
-            raise InputError(f"--tokens {tokens} --workload {request}: give one of them, both say what is timed")
-        limit = checkpoint.positions
+        if tokens is not None:
+            check_alone(tokens, file, mix, generation)
         if generation:
             check_speaks(checkpoint, generation)
-        length = min(128, limit) if tokens is None else tokens
-        if not 1 <= length <= limit:
-            raise InputError(f"--tokens {length}: {checkpoint.name} takes 1 to {limit} tokens")
+        length = sentence_length(checkpoint, tokens)
         tokenizer = checkpoint.tokenizer()
         if file is not None:
             timed, name = typical(tokenizer, Path(file))
         lines, like, ours = drawn_from(text, file)
         (fit, choose, state), changed = read_parts(tokenizer, lines, ours)
         like += changed
-        if generation:
+        mixed: tuple[tuple[float, Batch], ...] = ()
+        if mix is not None:
+            mixed, name, timed = of_shares(mix, checkpoint.positions, checkpoint.name, fit.tokens)
+        elif generation:
             timed, name = Batch([np.resize(fit.tokens, length) for length in generation.prompts]), generation.said
         elif file is None and text and tokens is None:
             timed, name = tokenizer.encode(lines), f"{len(lines)} lines of {text}"
         elif file is None:
             timed, name = Batch([np.resize(fit.tokens, length)]), f"one sentence of {length} tokens"
-        mixed: tuple[tuple[float, Batch], ...] = ()
-        if mix is not None:
-            mixed, name, timed = of_shares(mix, limit, checkpoint.name, fit.tokens)
         probe = Batch([row.tokens for row in islice(choose, PROBE)])
         longest = generation.length if generation else int(np.diff(timed.starts).max())
-        joined = [*islice(texts(tokenizer, lines, longest), TEXTS)] if file is None and longest >= LONG else []
-        if len(joined) >= LINES:
-            choose, state = Batch(Parts.of(joined).choose), Batch(Parts.of(joined).state)
+        joined = join_lines(tokenizer, lines, longest) if file is None else None
+        if joined is not None:
+            choose, state = joined
             like += f", joined to texts of {longest} tokens"
         check_tokens(checkpoint, fit, choose, state, *(batch for _, batch in mixed or ((1.0, timed),)))
         return cls(
