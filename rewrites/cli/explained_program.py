@@ -2,7 +2,7 @@
 by step, and the time that each law saved, measured by leaving it out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from rewrites.workload.workload import Workload
 
 NO_FILES: Mapping[str, Path | None] = {}
 SHOWN_STEPS = 14  # steps that are printed: about a layer
+FRONT_FIGURES = "name", "measured_s", "measured_bytes", "predicted_error", "measured_error"
 REPEATS = 3  # measurements that have to agree on the saving of a law
 
 
@@ -56,8 +57,6 @@ def find_explanation(
         reported, steps_file = read_report(directory)
         reported.same(given)
         opened = reopen(program, reported, model, given)
-    front = [point_row(point, i == reported.chosen) for i, point in enumerate(reported.front)]
-    name = reported.front[reported.chosen]["name"]
     with report.phase("search"):
         imported, _ = opened.structure((), fusion=False).program({})
         exact = opened.structure(opened.laws)
@@ -66,75 +65,139 @@ def find_explanation(
     with report.phase("derive") as progress:
         steps = read_text(steps_file) if steps_file.exists() else find_steps(program, reported, opened, exact, progress)
     programs = {"imported": imported, "fused": opened.structure(()).program({})[0], "exact": exact.program({})[0]}
-    programs |= {f"without {name}": structure.program({})[0] for name, structure in useful.items()}
-    watch = Watch()
+    programs |= {without_laws(name): structure.program({})[0] for name, structure in useful.items()}
     with report.phase("measure") as progress:
-        taken = [opened.workload.measured(programs, rounds, progress) for _ in range(REPEATS)]
+        measured = measure_repeatedly(opened.workload, programs, rounds, progress)
+    explained = ExplainedProgram(
+        program,
+        imported,
+        reported,
+        steps,
+        measured,
+        [
+            LeftOut(name, groups[name][0], structure.time - exact.time)
+            for name, structure in sorted(useful.items(), key=lambda entry: -entry[1].time)
+        ],
+    )
+    source_text = f"model: {opened.meta['source']}{'' if model else ', as the program says'}"
+    busy_text = warn_busy(
+        measured.busy,
+        "measured times are too long, and differences between them mostly noise",
+        getattr(opened.machine, "marks", ()),
+    )
+    hint = [] if full else [f"every step, and the program before: opmatrix explain {directory} --full"]
+    text = "\n\n".join([source_text, *busy_text, *explained.paragraphs(full, rounds), *hint])
+    return text, {"program": str(directory), "model": opened.meta["source"], **explained.figures()}
+
+
+def without_laws(name: str) -> str:
+    """Return the name of the program that is found without some laws."""
+    return f"without {name}"
+
+
+class LeftOut(NamedTuple):
+    """Laws that save time together, by their joined name, and the seconds that a program is predicted to take more
+    without them."""
+
+    name: str
+    laws: tuple[str, ...]
+    predicted_s: float
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Repeated measurements of programs: the seconds of each, and the signs of a busy machine."""
+
+    taken: Sequence[Seconds]
+    busy: str
+
+    @property
+    def seconds(self) -> Seconds:
+        """The seconds of each program in all repeats."""
+        return {name: [second for repeat in self.taken for second in repeat[name]] for name in self.taken[0]}
+
+
+def measure_repeatedly(workload: Workload, programs: Mapping[str, Program], rounds: int, progress: Tell) -> Repeats:
+    """Return the seconds of programs in REPEATS measurements."""
+    watch = Watch()
+    taken = [workload.measured(programs, rounds, progress) for _ in range(REPEATS)]
     for runs in taken:
         watch.note(runs.values())
-    ordered = sorted(useful.items(), key=lambda item: -item[1].time)
-    rows = [
-        [name, f"{1e6 * (structure.time - exact.time):.1f}", *tell_saving(taken, f"without {name}", "exact")]
-        for name, structure in ordered
-    ]
-    every, busy = {name: [second for repeat in taken for second in repeat[name]] for name in programs}, watch.seen()
-    text = "\n\n".join(
-        [
-            f"model: {opened.meta['source']}{'' if model else ', as the program says'}",
-            *warn_busy(
-                busy,
-                "measured times are too long, and differences between them mostly noise",
-                getattr(opened.machine, "marks", ()),
-            ),
-            *(
-                [
-                    f"before: one kernel for each operator, {ms(median(every['imported']))} ms\n"
-                    + format_program(imported)
-                ]
-                if full
-                else []
-            ),
-            "\n".join([f"after: {name}", *program.signature.lines(), format_program(program)]),
-            gains(every),
-            "derivation: every step is one law\n" + (steps if full else outline(steps)),
-            f"what each law saved, measured {REPEATS} times over {rounds} rounds\n"
-            + table(rows, ["left out", "µs predicted", "µs measured", "quartiles"]),
+    return Repeats(taken, watch.seen())
+
+
+@dataclass(frozen=True)
+class ExplainedProgram:
+    """A saved program beside the imported one, with its report, its derivation, the measured programs, and the laws
+    that save time, those that save most first."""
+
+    program: Program
+    imported: Program
+    reported: Reported
+    steps: str
+    measured: Repeats
+    left_out: Sequence[LeftOut]
+
+    def paragraphs(self, full: bool, rounds: int) -> list[str]:
+        """Return the texts on the program; with `full` every step, and the program before."""
+        seconds, before = self.measured.seconds, list[str]()
+        if full:
+            header = f"before: one kernel for each operator, {ms(median(seconds['imported']))} ms"
+            before = [f"{header}\n{format_program(self.imported)}"]
+        after = [f"after: {self.chosen['name']}", *self.program.signature.lines(), format_program(self.program)]
+        front = [point_row(point, i == self.reported.chosen) for i, point in enumerate(self.reported.front)]
+        return [
+            *before,
+            "\n".join(after),
+            gains(seconds),
+            "derivation: every step is one law\n" + (self.steps if full else outline(self.steps)),
+            f"what each law saved, measured {REPEATS} times over {rounds} rounds\n" + self.table_of_laws(),
             "front\n" + table(front, ["", "ms", "MB", "error predicted", "measured"]),
-            *([] if full else [f"every step, and the program before: opmatrix explain {directory} --full"]),
         ]
-    )
-    return text, {
-        "program": str(directory),
-        "model": opened.meta["source"],
-        "chosen": name,
-        "busy": busy,
-        "measured_s": {
-            which: {"median": median(every[which]), "quartiles": quartiles(every[which])}
-            for which in ("imported", "fused", "exact")
-        },
-        "saved": [
-            {
-                "laws": list(groups[left_out][0]),
-                "predicted_s": structure.time - exact.time,
-                **find_saving(taken, f"without {left_out}", "exact")._asdict(),
-            }
-            for left_out, structure in ordered
-        ],
-        "steps": [
-            {
-                "output": step.output,
-                "kernel": step.kernel,
-                "operands": dict(step.operands),
-                "attributes": dict(step.attributes),
-            }
-            for step in program.steps
-        ],
-        "derivation": steps.splitlines(),
-        "front": [
-            {key: point[key] for key in ("name", "measured_s", "measured_bytes", "predicted_error", "measured_error")}
-            for point in reported.front
-        ],
-    }
+
+    @property
+    def chosen(self) -> Mapping[str, Any]:
+        """The point of the front that the program is."""
+        return self.reported.front[self.reported.chosen]
+
+    def table_of_laws(self) -> str:
+        """Return the predicted and the measured savings of laws as a table."""
+        rows = [
+            [name, f"{1e6 * predicted_s:.1f}", *tell_saving(self.measured.taken, without_laws(name), "exact")]
+            for name, _, predicted_s in self.left_out
+        ]
+        return table(rows, ["left out", "µs predicted", "µs measured", "quartiles"])
+
+    def figures(self) -> dict[str, object]:
+        """Return the figures behind the texts."""
+        seconds = self.measured.seconds
+        return {
+            "chosen": self.chosen["name"],
+            "busy": self.measured.busy,
+            "measured_s": {
+                which: {"median": median(seconds[which]), "quartiles": quartiles(seconds[which])}
+                for which in ("imported", "fused", "exact")
+            },
+            "saved": [
+                {
+                    "laws": list(laws),
+                    "predicted_s": predicted_s,
+                    **find_saving(self.measured.taken, without_laws(name), "exact")._asdict(),
+                }
+                for name, laws, predicted_s in self.left_out
+            ],
+            "steps": [
+                {
+                    "output": step.output,
+                    "kernel": step.kernel,
+                    "operands": dict(step.operands),
+                    "attributes": dict(step.attributes),
+                }
+                for step in self.program.steps
+            ],
+            "derivation": self.steps.splitlines(),
+            "front": [{key: point[key] for key in FRONT_FIGURES} for point in self.reported.front],
+        }
 
 
 def read_report(directory: Path) -> tuple[Reported, Path]:
