@@ -355,7 +355,7 @@ def calibrate(
     others are measured on first use. With `whole` measure them all, in 24 seconds at most; with `full` also those that
     searches seldom use, in a minute and a half. With `blas` also float32 products by numpy, which only
     `formats.storage.select` uses. Rates measured on a busy machine are marked so."""
-    numbers, plan, watch = Numbers(), FULL if full else QUICK, Watch()
+    plan, watch = FULL if full else QUICK, Watch()
     whole = whole or full or not clock()
     names = [name for name in catalogue.common if whole or not catalogue[name].recorded]
     if full:
@@ -369,7 +369,7 @@ def calibrate(
     firsts, pace = list[float](), Pace()
     pace.sample()
     # kernels that are never recorded spend most time in Python, and vary on a quiet machine, too
-    rates = by_calls(catalogue, names, plan, numbers, progress, plan.seconds, watch if whole else None, firsts, blas)
+    rates = by_calls(catalogue, names, plan, progress, watch if whole else None, firsts, blas)
     pace.sample()
     if threads() > 1:
         watch.speedup = (rate := vector_rate()).all / rate.one
@@ -403,20 +403,20 @@ def by_calls(
     catalogue: Catalogue,
     names: Collection[str],
     plan: Effort,
-    numbers: Numbers,
     progress: Callable[..., None],
-    seconds: float,
     watch: Watch | None = None,
     firsts: list[float] | None = None,
     blas: bool = False,
 ) -> Rates:
-    """Measure the rates of these kernels called from Python, and of stages behind products if they are among them."""
+    """Measure the rates of these kernels called from Python, and of stages behind products if they are among them. With
+    `blas` also float32 products by numpy; `watch` and `firsts` as in `measured`."""
+    numbers = Numbers()
     cases = [
         *products(formats_of(catalogue, names), plan, numbers),
         *(by_numpy(plan, numbers) if blas else ()),
         *others(catalogue, GRID, numbers, names),
     ]
-    rates = fit_rates(catalogue, measured(catalogue, cases, progress, seconds, watch, firsts))
+    rates = fit_rates(catalogue, measured(catalogue, cases, progress, plan.seconds, watch, firsts))
     if not any(catalogue[name].rides for name in names):
         return rates
     return replace(rates, coefficients=rates.coefficients | along(rates, lambda form: fused(numbers, form)))
@@ -496,7 +496,7 @@ def calibrate_more(
     if way != FROM_PYTHON:
         ways, rates = {way: in_runs(catalogue, way, progress, INSIDE, names)}, Rates({}, catalogue=catalogue)
     else:
-        seconds = MORE * (1 + len(formats_of(catalogue, names)) / 4)
-        rates = by_calls(catalogue, names, QUICK, Numbers(), progress, seconds, watch)
+        plan = replace(QUICK, seconds=MORE * (1 + len(formats_of(catalogue, names)) / 4))
+        rates = by_calls(catalogue, names, plan, progress, watch)
     pace.sample()
     return Machine(**vars(rates), **here(), ways=ways, busy=watch.seen(), pace=pace_of([rates, *ways.values()], pace))
