@@ -5,6 +5,7 @@ and one of backward, whose parts are the cotangents of rows and gate and the gra
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -160,63 +161,75 @@ def back_through(
     answers = []
     for place, block in enumerate(came):
         matrices = [expert_of(matrix, place % here) if matrix else None for matrix in narrowed]
-        values, x, g = [block[:, :wide]], block[:, :wide], block[:, wide:-1]
+        values, g = [block[:, :wide]], block[:, wide:-1]
         for at, (step, matrix) in enumerate(zip(body, matrices, strict=True)):
             if at:
                 values.append(entry(step, matrix, [values[a] for a in step.args], count))
-        back = {0: np.zeros_like(x), len(body) - 1: block[:, -1:] * g}
-        for at in range(len(body) - 1, 0, -1):
-            if at in back:
-                one_back(at, body[at], matrices[at], values, back, gradients, place % here, count)
-        answers.append(np.concatenate([back[0], (g * values[-1]).sum(-1, keepdims=True)], -1))
+        one = ExpertBack(body, matrices, values, gradients, place % here, count)
+        x_back = one.run(block[:, -1:] * g)
+        answers.append(np.concatenate([x_back, (g * values[-1]).sum(-1, keepdims=True)], -1))
     return tuple(answers), [*gradients.values()]
 
 
-def one_back(
-    at: int,
-    step: RankStep,
-    matrix: Operator | None,
-    values: Sequence[Numeric],
-    back: FoundGradients,
-    found: FoundGradients,
-    e: int,
-    count: CountFlops,
-) -> None:
-    """Run backward through one line of an expert: give its cotangent to its operands, and the gradient to its trained
-    array."""
-    g = back.pop(at)
+@dataclass
+class ExpertBack:
+    """Backward of an expert over the rows that came to it: the lines of its body, their matrices and values, and the
+    gradients of all experts, of which this is number `e`."""
 
-    def give(arg: int, more: Numeric) -> None:
-        """Add to an operand's cotangent, summed where the operand was spread over rows or columns."""
-        if len(values[arg]) == 1 != len(more):
+    body: Sequence[RankStep]
+    matrices: Sequence[Operator | None]
+    values: Sequence[Numeric]
+    gradients: FoundGradients
+    e: int
+    count: CountFlops
+    cotangents: FoundGradients = field(default_factory=dict)  # of lines whose backward is still to run
+
+    def run(self, g: Numeric) -> Numeric:
+        """Return the cotangent of the rows, from that of the answers."""
+        last = len(self.body) - 1
+        self.cotangents = {0: np.zeros_like(self.values[0]), last: g}
+        for at in range(last, 0, -1):
+            if at in self.cotangents:
+                self.line_back(at)
+        return self.cotangents[0]
+
+    def line_back(self, at: int) -> None:
+        """Run backward through a line: give its cotangent to its operands, and the gradient to its trained array."""
+        step, matrix, g = self.body[at], self.matrices[at], self.cotangents.pop(at)
+        if matrix is None:
+            one, other = step.args
+            self.give(one, g if step.op == "add" else g * self.values[other])
+            self.give(other, g if step.op == "add" else g * self.values[one])
+        elif step.args:
+            self.matrix_back(at, matrix, g)
+        elif at in self.gradients:
+            array = self.gradients[at]
+            array[self.e] += g.sum(0) if array[self.e].ndim == 1 else g.sum(0, keepdims=True)
+
+    def matrix_back(self, at: int, matrix: Operator, g: Numeric) -> None:
+        """Run backward through a matrix that is applied to a value."""
+        arg, gradient = self.body[at].args[0], self.gradients.get(at)
+        x = self.values[arg]
+        if contracts(matrix):
+            self.give(arg, g @ matrix.args[0].array.T)
+            self.count(2 * 2 * g.size * x.shape[-1])
+            if gradient is not None:
+                gradient[self.e] += x.T @ g
+        elif matrix.kind is diag:
+            self.give(arg, g * matrix.args[0].array)
+            if gradient is not None:
+                gradient[self.e] += (x * g).sum(0).reshape(gradient[self.e].shape)
+        else:
+            self.give(arg, g * DenseReading(x).act(derivative(matrix)).array)
+
+    def give(self, arg: int, more: Numeric) -> None:
+        """Add to the cotangent of an operand, summed over rows and columns along which it was broadcast."""
+        value = self.values[arg]
+        if len(value) == 1 != len(more):
             more = more.sum(0, keepdims=True)
-        if values[arg].shape[-1] == 1 != more.shape[-1]:
+        if value.shape[-1] == 1 != more.shape[-1]:
             more = more.sum(-1, keepdims=True)
-        back[arg] = back[arg] + more if arg in back else more
-
-    if matrix is None:
-        one, other = step.args
-        give(one, g if step.op == "add" else g * values[other])
-        give(other, g if step.op == "add" else g * values[one])
-        return
-    data = matrix.args[0].array if matrix.args else None
-    if not step.args:
-        if at in found:
-            found[at][e] += g.sum(0) if found[at][e].ndim == 1 else g.sum(0, keepdims=True)
-        return
-    x = values[step.args[0]]
-    if contracts(matrix):
-        assert data is not None
-        give(step.args[0], g @ data.T)
-        count(2 * 2 * g.size * x.shape[-1])
-        if at in found:
-            found[at][e] += x.T @ g
-    elif matrix.kind is diag:
-        give(step.args[0], g * data)
-        if at in found:
-            found[at][e] += (x * g).sum(0).reshape(found[at][e].shape)
-    else:
-        give(step.args[0], g * DenseReading(x).act(derivative(matrix)).array)
+        self.cotangents[arg] = self.cotangents[arg] + more if arg in self.cotangents else more
 
 
 def expert_copies(mesh: Mesh, stored: Placement) -> tuple[tuple[int, int], ...]:
