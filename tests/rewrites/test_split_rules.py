@@ -44,7 +44,7 @@ from opmatrix.parallel.sharding.axis_states import all_bounds, mergeable
 from opmatrix.parallel.sharding.feeds import Feed
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import partition
-from opmatrix.parallel.sharding.spreading import Split
+from opmatrix.parallel.sharding.spreading import Split, SplitOptions
 from rewrites.laws import splitting
 from rewrites.laws.kinds import right, with_heads
 from rewrites.laws.splitting import EQUATIONS, SplitEquation, abreast, grouped, key_of, piled, some_values, statement
@@ -166,7 +166,7 @@ def splits():
     merged = weight(at("W", 6, 8)) @ merge(weight(at("M", 8, 3)), monoids.max)
     for term in (summed, both, added, merged):
         for mesh in (data, tensor):
-            yield Split(term, mesh, BatchSizes(4, 12), cuts={} if term is summed else {"W": "columns"})
+            yield Split(term, mesh, BatchSizes(4, 12), SplitOptions(cuts={} if term is summed else {"W": "columns"}))
     scores = I @ weight(at("R", 6, 8))
     for term in (
         keep_top(scores, scores, 2),
@@ -174,7 +174,9 @@ def splits():
         keep_top(const(1.0), I @ weight(at("W", 6, 8)), 3),
     ):
         for mesh in (data, Mesh.of(cp=(2, "ring")), Mesh.of(tp=(2, "tensor"))):
-            yield Split(term, mesh, BatchSizes(4, 12), cuts={"R": "columns"} if mesh.axes[0].name == "tp" else {})
+            yield Split(
+                term, mesh, BatchSizes(4, 12), SplitOptions(cuts={"R": "columns"} if mesh.axes[0].name == "tp" else {})
+            )
     pooled = product(given(PAIRS), given("features", 3, "V"), over=monoids.mean)
     for mesh in (Mesh.of(cp=(2, "ring")), data):
         yield Split(I @ weight(at("W", 6, 3)) @ pick("last"), mesh, BatchSizes(4, 12))

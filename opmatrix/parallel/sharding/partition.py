@@ -27,7 +27,7 @@ from opmatrix.parallel.sharding.factor_chain import Factor, chain, cut_stages
 from opmatrix.parallel.sharding.haloed import FromRelation
 from opmatrix.parallel.sharding.mesh import HOST, Mesh
 from opmatrix.parallel.sharding.placement import local
-from opmatrix.parallel.sharding.spreading import Split
+from opmatrix.parallel.sharding.spreading import Split, SplitOptions
 
 
 @dataclass(frozen=True)
@@ -105,16 +105,7 @@ class Partition:
         """Return the split of one factor with its own arrays. If it is `routed`, experts answer only the rows that are
         routed to them."""
         known = self.splits[at]
-        return Split(
-            self.chain[at].term,
-            known.mesh,
-            self.sizes,
-            selects=known.selects,
-            x=known.x,
-            cuts=known.cuts,
-            last=known.last,
-            routed=routed,
-        )
+        return Split(self.chain[at].term, known.mesh, self.sizes, known.options, routed=routed)
 
     def formulas(self, stage: int = 0, **how: Any) -> Any:
         """Return the formulas of the busiest rank of a stage, as `opmatrix.parallel.cost.formulas.Formulas`. `how`:
@@ -283,7 +274,7 @@ def partition(
         first, last = at == 0, at == len(factors) - 1
         key = factor.signature, shape, first, last, tuple(asked_of(data, cuts or {}) for data in factor.arrays)
         if key not in known:
-            known[key] = Split(factor.term, mesh.flat, sizes, selects=tokens and first, x=shape, cuts=cuts, last=last)
+            known[key] = Split(factor.term, mesh.flat, sizes, SplitOptions(shape, tokens and first, cuts, last))
         splits[at], shape = known[key], known[key].lines[known[key].result].shape
     check_positions(known.values(), sizes.tokens)
     check_asked(mesh, known.values(), name)

@@ -5,6 +5,7 @@ axis."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +26,16 @@ from opmatrix.parallel.sharding.ring_attention import computed, deferred
 from opmatrix.parallel.sharding.rules import RULES
 
 
+@dataclass(frozen=True)
+class SplitOptions:
+    """The use of a term in a model: its input, and how its weights are asked to be sharded."""
+
+    x: Shape | None = None  # shape of its input; None for as many columns as the term takes
+    selects: bool = False  # its input is ids of tokens
+    cuts: Mapping[str, str] | None = None  # sharding of weights by patterns of their names
+    last: bool = True  # its result is the model's
+
+
 class Split(Ground):
     """The steps of a term on a mesh. If it is `routed`, experts answer only the rows that are routed to them. Raises
     InputError naming the operation that no rule splits."""
@@ -36,16 +47,14 @@ class Split(Ground):
         term: Operator,
         mesh: Mesh,
         sizes: BatchSizes = BatchSizes(),
+        options: SplitOptions = SplitOptions(),
         *,
-        selects: bool = False,
-        x: Shape | None = None,
-        cuts: Mapping[str, str] | None = None,
-        last: bool = True,
         routed: bool = True,
     ) -> None:
-        self.x, self.selects, self.last = x or Shape(1, term.into.rows, term.into.cols), selects, last
+        self.options, self.selects, self.last = options, options.selects, options.last
+        self.x = options.x or Shape(1, term.into.rows, term.into.cols)
         lines, self.result = trace(term, self.x)
-        self.cuts = dict(cuts or {})
+        self.cuts = dict(options.cuts or {})
         carried = Cuttable(lines)
         super().__init__(
             mesh,
@@ -67,10 +76,10 @@ class Split(Ground):
         inside = frozenset[int]().union(*(mixture.inside for mixture in self.mixtures.values()))
         for at, line in enumerate(self.lines):
             if at not in inside:
-                self.place[at] = self.split(at, line, selects)
+                self.place[at] = self.split(at, line, self.selects)
         out = self.settled(self.place[self.result])
         for k in range(len(mesh)):
-            if not last or isinstance(self.steps[out].placement.on(k), Partial):
+            if not self.last or isinstance(self.steps[out].placement.on(k), Partial):
                 out = self.want(out, k, self.home(k, out))
         self.steps, self.out = live(self.steps, out)
 
