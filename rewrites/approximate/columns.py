@@ -383,13 +383,7 @@ class Master:
 
         stages = [self.stages[column.stage] for column in path]
         tables = [stage.table(column.shape) for stage, column in zip(stages, path, strict=True)]
-        offers = [
-            Offer(at, use, method, spent)
-            for at, (_, table) in enumerate(tables)
-            for use, row in enumerate(table)
-            for method, spent in enumerate(row)
-            if spent[2] <= self.most
-        ]
+        offers = list_offers([table for _, table in tables], self.most)
         if not offers:
             return list(path)
         spent = np.array([*(offer.spent for offer in offers), *((0.0, size, 0.0) for size in self.sizes.values())])
@@ -400,10 +394,7 @@ class Master:
             else []
         )
         rules = [LinearConstraint(choose_one(offers, len(spent)), 1.0, 1.0), *self.link_rules(reads, 0)]
-        rules += [
-            LinearConstraint(spent[:, [criterion]].T / (limit or 1.0), -np.inf, 1.0 - fixed[criterion] / (limit or 1.0))
-            for criterion, limit in self.limits.items()
-        ]
+        rules += self.budget_rules(spent, fixed)
         there = frozenset().union(*(stage.given(column.shape) for stage, column in zip(stages, path, strict=True)))
         least = np.r_[np.zeros(len(offers)), [float(content in there) for content in self.sizes]]
         whole = np.r_[np.ones(len(offers)), np.zeros(len(self.sizes))]
@@ -414,6 +405,15 @@ class Master:
         return [
             stage.made(column.stage, column.shape, tuple(offer.method for offer in taken if offer.at == at))
             for at, (stage, column) in enumerate(zip(stages, path, strict=True))
+        ]
+
+    def budget_rules(self, spent: np.ndarray, fixed: np.ndarray) -> "list[LinearConstraint]":
+        """Return the constraints that costs of variables, beside fixed ones, are within the budgets."""
+        from scipy.optimize import LinearConstraint
+
+        return [
+            LinearConstraint(spent[:, [criterion]].T / (limit or 1.0), -np.inf, 1.0 - fixed[criterion] / (limit or 1.0))
+            for criterion, limit in self.limits.items()
         ]
 
     def link_rules(self, readers: Sequence[tuple[int, frozenset[Shared]]], spare: int) -> "list[LinearConstraint]":
@@ -439,6 +439,18 @@ class Offer(NamedTuple):
     use: int
     method: int
     spent: np.ndarray
+
+
+def list_offers(tables: Sequence[np.ndarray], most: float) -> list[Offer]:
+    """Return the representations that the uses of a path may have, from tables of their costs, uses x offers x 3: with
+    an error of `most` at most."""
+    return [
+        Offer(at, use, method, spent)
+        for at, table in enumerate(tables)
+        for use, row in enumerate(table)
+        for method, spent in enumerate(row)
+        if spent[2] <= most
+    ]
 
 
 def choose_one(offers: Sequence[Offer], variables: int) -> "csr_array":
