@@ -12,10 +12,11 @@ from equal import proved
 from judge import TRIED, judge
 from law_mutants import Mutant, kernel_mutants, mutants
 
-from opmatrix.algebra.operators import I, product, relu, turn
+from opmatrix.algebra.operators import I, given, product, relu, turn
+from opmatrix.algebra.positions.patterns import causal
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.implementation import implementations
-from rewrites.laws.law import column, constant, find, law, matrix, n, p, stand_in, value
+from rewrites.laws.law import any_relation, column, constant, find, law, matrix, n, p, stand_in, value
 
 KINDS = {"guard", "linear", "operand", "transpose", "sign", "scale", "order", "index", "term"}
 EVERY = [*implementations()]
@@ -145,6 +146,36 @@ def test_a_survivor_is_one():
 
     assert again.holds(np.random.default_rng(0))
     assert judge(Mutant(again, again, "term", "none")).survived
+
+
+def test_an_array_of_a_law_may_be_stored_as_the_axioms_say():
+    """`act` directs a search and makes no law true (rewrites/laws/facts.py)."""
+    of_arrays = [each for each in EXACT_LAWS if any(sort.name == "array" for sort in each.variables.values())]
+    stored = [each for each in mutants(of_arrays) if each.change in ("a need not be act", "b need not be act")]
+    assert len(stored) == 2 * len(of_arrays)
+    assert all(proved(each.law) for each in stored), [str(each) for each in stored if not proved(each.law)]
+
+
+def test_rows_that_a_pattern_cannot_place_are_no_trial():
+    """Pooled rows have no positions; of the relations of a law, others decide."""
+
+    @law()
+    def forgets(x: value[n], W: matrix[n, p], r: any_relation):
+        return product(given(r), x) @ W, product(given(r), x @ W, where=causal)
+
+    rng = np.random.default_rng(0)
+    assert 0 < len([*forgets.differences(rng)]) < len([*forgets.trials(rng)])
+    verdict = judge(Mutant(forgets, forgets, "index", "none"))
+    assert verdict.law and verdict.graph
+
+
+def test_a_law_that_cannot_be_written_is_no_trial_that_does_not_fit():
+    @law()
+    def alone(x: value[n]):
+        return (x,)
+
+    with pytest.raises(ValueError, match=r"law alone: it returns .*: return both sides"):
+        judge(Mutant(alone, alone, "term", "none"))
 
 
 @pytest.mark.deep

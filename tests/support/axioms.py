@@ -1,11 +1,13 @@
 """What sums, products and compositions mean, as laws of any values and operators, stored or not. They serve the proof
 that two statements are equal (equal.py), not the search."""
 
+from opmatrix.algebra.monoids import mean
 from opmatrix.algebra.operators import I, heads, keep_top, product, row, share, total, turn
 from opmatrix.algebra.term import KINDS
 from rewrites.laws.kinds import adjoint, behind, blank, by_head, joined, left, right
 from rewrites.laws.law import (
     Sort,
+    array,
     collect,
     column,
     constant,
@@ -23,6 +25,7 @@ from rewrites.laws.law import (
     q,
     reflexive,
     right_linear,
+    scalar,
     shift_invariant,
     where,
 )
@@ -152,6 +155,24 @@ def joined_rows(x: value[h, q], A: matrix[h * q, p], H: count):
 def factor_out(a: value[n], b: value[n], s: number):
     """A number leaves a sum of products."""
     return product(a * s, turn(b)), product(a, turn(b)) * s
+
+
+@law(both=True)
+def scaled_array(a: array[k, n], b: array[n, p], s: scalar):
+    """A number leaves a product of arrays, whose rows are of any space."""
+    return product(a @ (I * s), b), product(a, b) @ (I * s)
+
+
+@law(both=True)
+def associative_products(a: array[k, n], b: array[n, p], c: array[p, q]):
+    """Products of arrays are compositions of maps."""
+    return product(product(a, b), c), product(a, product(b, c))
+
+
+@law(both=True)
+def associative_means(a: array[k, n], b: array[n, p], c: array[p, q]):
+    """A mean of rows is a sum, divided by how many there are."""
+    return product(product(a, b), c, mean), product(a, product(b, c, mean))
 
 
 @law(when=("(alike x z)",))

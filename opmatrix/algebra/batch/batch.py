@@ -15,6 +15,7 @@ from opmatrix.algebra.batch.relations import GIVEN, Relation, Sparse, of_sentenc
 from opmatrix.algebra.batch.signature import GivenMatrix, Port
 from opmatrix.algebra.data import ids
 from opmatrix.algebra.positions.patterns import Pattern
+from opmatrix.algebra.shapes import ShapeError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -49,6 +50,10 @@ class Token:
         return self.rows.numbers[self.at]
 
 
+class NoField(ShapeError, ValueError):
+    """An error: a field is read of rows that were pooled, and have no tokens, positions or kinds."""
+
+
 class Fields:
     """The known facts of the rows of a space: their count, and a number of each field for each row. Rows that were
     pooled have no tokens, positions or kinds."""
@@ -68,7 +73,7 @@ class Fields:
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in FIELDS:
-            raise ValueError(f"{name}: these {self.rows} rows have none: they were pooled, not picked")
+            raise NoField(f"{name}: these {self.rows} rows have none: they were pooled, not picked")
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
     @property
