@@ -25,15 +25,7 @@ def verify_laws(
     starts from their left sides. Returns the number of laws and of draws, and the seed. Raises VerificationError,
     which names the law."""
     for law in laws:
-        for draw in range(draws):
-            try:
-                law.check(np.random.default_rng([seed, draw]))
-                if not draw:
-                    check_matches(law, seed)
-            except (AssertionError, TypeError) as error:
-                raise VerificationError(
-                    1, law.name, str(error), reproduce_law(law, seed, announce), [law.name], seed=seed
-                ) from error
+        verify_law(law, seed, draws, announce)
     wrong, _ = check_seeded(laws, laws, seed)
     blame(
         wrong,
@@ -44,6 +36,19 @@ def verify_laws(
         announce,
     )
     return {"laws": len(laws), "draws": draws, "seed": seed}
+
+
+def verify_law(law: Law, seed: int, draws: int, announce: Announce) -> None:
+    """Check a law alone, with its counterexamples and wherever a graph matches it. Raises VerificationError."""
+    for draw in range(draws):
+        try:
+            law.check(np.random.default_rng([seed, draw]))
+            if not draw:
+                check_matches(law, seed)
+        except (AssertionError, TypeError) as error:
+            raise VerificationError(
+                1, law.name, str(error), reproduce_law(law, seed, announce), [law.name], seed=seed
+            ) from error
 
 
 def verify_graphs(

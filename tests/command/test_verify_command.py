@@ -8,7 +8,6 @@ import checkpoints
 import ggufs
 import pytest
 from searched import KINDS, RAGGED, found, structure
-from test_certificate import once  # noqa: F401
 from test_cli import command, patched, refused  # noqa: F401
 
 from formats import FORMATS
