@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from children import LIMIT, ROOT
 from strangers import OTHER, as_stranger
+from test_cli import command, patched  # noqa: F401
 from test_user_files import contents
 
 from formats import kernels
@@ -84,8 +85,8 @@ def image(program):
 
 def follow(root, variables):
     """Run what the page says as another user: what it says, and the modules that it imports. Rows are right."""
-    command = next(rest for word, _, rest in DOCKERFILE if word == "CMD")
-    words = [word.replace("/app", f"{root}/app").replace("/data", f"{root}/data") for word in shlex.split(command)[1:]]
+    line = next(rest for word, _, rest in DOCKERFILE if word == "CMD")
+    words = [word.replace("/app", f"{root}/app").replace("/data", f"{root}/data") for word in shlex.split(line)[1:]]
     _, said, modules = as_stranger(words, root / "data", **variables)
     return words[1], said, modules
 
@@ -170,9 +171,9 @@ def test_what_others_could_have_written_is_named(image, tmp_path, plant, words):
 @pytest.mark.parametrize(
     "place, words", [("file", "Not a directory"), ("/proc/none", "No such file"), ("file/below", "Not a directory")]
 )
-def test_a_place_that_keeps_nothing_is_refused(program, tmp_path, place, words):
+def test_a_place_that_keeps_nothing_is_refused(command, program, tmp_path, place, words):  # noqa: F811
     program.save(tmp_path / "program")
     (tmp_path / "file").touch()
-    ran = run_command(["compile", "program", "--into", place], tmp_path)
-    assert ran.returncode == 2 and words in ran.stderr.splitlines()[-1] and not ran.stdout
+    ran = command("compile", "program", "--into", place)
+    assert ran.status == 2 and words in ran.err.splitlines()[-1] and not ran.out
     assert sorted(os.listdir(tmp_path)) == ["file", "program"]
