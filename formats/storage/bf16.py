@@ -49,7 +49,7 @@ class BF16(Format):
         return widen_bits(nearest(np.ascontiguousarray(x, np.float32))).astype(np.float64)
 
     def unsound(self):
-        return "w holds what is not finite" if ((self.w & 0x7F80) == 0x7F80).any() else ""
+        return "w holds numbers that are not finite" if ((self.w & 0x7F80) == 0x7F80).any() else ""
 
     def bound(self, x, operands=None):
         """Bound the error: products are exact, their sums are not; numbers below the smallest normal one may be

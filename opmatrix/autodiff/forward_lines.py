@@ -109,8 +109,8 @@ def traced_forward(term: Operator, x: Shape, dropout: float = 0, routed: bool = 
         line, args = lines[at], [traced[a] for a in lines[at].args]
         if line.op == "by_distance" and line.more[0].name != SLOPES:
             raise InputError(
-                f"pullback: by_distance({brief(line.more[0])}): what a table by distance learns is a sum "
-                "along diagonals, which is not built: alibi's slopes, which nothing teaches, have one"
+                f"pullback: by_distance({brief(line.more[0])}): the gradient of a learned table is a sum "
+                "along diagonals, which is not implemented: use a fixed one, such as alibi's slopes"
             )
         if line.op == "product" and line.more[0] is monoids.softmax and lines[line.args[0]].op not in SOURCES:
             weighed = dropping(args[0].shares(line.more[1]))

@@ -42,7 +42,9 @@ def computed_lines(
         elif line.op == "entered" and line.more[0].name == COTANGENT:
             value = held[pulled.result].array
             if g is not None and g.shape != value.shape:
-                raise InputError(f"pullback: the cotangent has shape {g.shape}, and what forward gives {value.shape}")
+                raise InputError(
+                    f"pullback: the cotangent has shape {g.shape}, but the output of forward {value.shape}"
+                )
             held[at] = held[pulled.result].of(np.ones_like(value) if g is None else g)
         elif line.op == "act" and not args:
             held[at] = start.of(np.atleast_2d(line.more[0].args[0].array))

@@ -32,7 +32,7 @@ def check_certificate(found: Any, program: str) -> None:
         "it",
     )
     if found["program"] != program:
-        raise ValueError(f"program is {found['program']!r:.80}, but it lies beside {program}")
+        raise ValueError(f"program is {found['program']!r:.80}, but it is stored beside program {program}")
     if not (isfinite(found["own"]) and found["own"] >= 0):
         raise ValueError(f"own is {found['own']!r}")
     for name, kind in (("bounds", (int, float)), ("versions", str)):
@@ -56,7 +56,7 @@ def check_certificate(found: Any, program: str) -> None:
         raise ValueError(f"{LENGTHS_FIELD} are {lengths!r:.80}, not those of batches' sentences")
     rows = sum(len(row) for entry in found["inputs"] for row in entry["tokens"]) + sum(map(sum, lengths))
     if rows > MAX_INPUT_ROWS:
-        raise ValueError(f"its inputs have {rows:,} rows, and {MAX_INPUT_ROWS:,} are the most")
+        raise ValueError(f"its inputs have {rows:,} rows, more than the {MAX_INPUT_ROWS:,} that are allowed")
 
 
 def longest_seen(found: Mapping[str, Any]) -> int:

@@ -99,7 +99,7 @@ class SeeingEntries:
 
     def shares(self: Entrywise, where: Pattern) -> Entrywise:  # type: ignore[misc]    # mixed into it
         if self.number is not float:
-            raise TypeError("shares has no exact value: it is no polynomial of its input")
+            raise TypeError("shares has no exact value: it is not a polynomial of its input")
 
         def at(h: int, r: int, j: int) -> object:
             def sees(i: int) -> bool:

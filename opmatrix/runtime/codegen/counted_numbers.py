@@ -109,7 +109,7 @@ class CountedShape:
         return self.of(self.shape.pick(relation))
 
     def entered(self, port: object) -> NoReturn:
-        raise TypeError("what enters is a value of a step")
+        raise TypeError("an input is a value, not a term of a step")
 
     @property
     def size(self) -> tuple[LiveSize, LiveSize]:
