@@ -53,7 +53,7 @@ def said(tmp_path, monkeypatch, capsys):
         ("tiny.json --cp 2 --context rings", r"context 'rings': it is one of ring, ulysses, keys, gather"),
         (
             "tiny.json --cp 2 --tp 6 --context ulysses",
-            r"cp has 2 ranks and attention has 6 heads, of which .*, or strategy ring",
+            r"cp has 2 ranks and attention has 6 heads, at least one for each.*, or strategy ring",
         ),
         ("tiny.json --dp 2 --batch 1 --tokens 8", r"mesh: dp has 2 ranks and there is 1 sequence: at most 1 rank"),
         ("tiny.json --dp 4 --batch 3 --tokens 8", r"mesh: dp has 4 ranks and there are 3 sequences: at most 3 ranks"),
