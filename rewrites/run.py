@@ -248,7 +248,7 @@ def blame_own_laws(searched: Searched) -> Iterator[None]:
     except VerificationError as error:
         guilty = error.laws or searched.optimum.fired
         if blamed := [law.name for law in searched.opened.laws if law not in EXACT_LAWS and law.name in guilty]:
-            raise InputError(f"--laws: law {blamed[0]}: what it leads to does not hold: {error.said}") from error
+            raise InputError(f"--laws: law {blamed[0]}: its consequences do not hold: {error.said}") from error
         raise
 
 

@@ -116,7 +116,8 @@ def writable(name: str, array: np.ndarray) -> None:
     ):
         if apart < reach and array.size:
             raise ValueError(
-                f"{name}: numbers of shape {array.shape} with strides of {array.strides} bytes lie upon each other"
+                f"{name}: its elements overlap in memory: shape {array.shape}, strides of {array.strides} bytes: "
+                "give a copy"
             )
         reach += (size - 1) * apart
 
@@ -135,9 +136,9 @@ def separate(out: np.ndarray, over: bool = False, **read: np.ndarray) -> None:
             shared = True
         if shared:
             raise ValueError(
-                f"{name} overlaps out, and is still read when out is written: {array.shape} with strides "
-                f"of {array.strides} bytes; {out.ctypes.data - array.ctypes.data} bytes behind, "
-                f"{out.shape} with {out.strides}"
+                f"{name} overlaps out, which is written while {name} is still read: {name} is {array.shape} with "
+                f"strides of {array.strides} bytes; out, {out.ctypes.data - array.ctypes.data} bytes behind "
+                f"it, is {out.shape} with {out.strides}"
             )
 
 
@@ -198,7 +199,7 @@ def find_misfit(array: np.ndarray, infinite: Iterable[float] = ()) -> tuple[tupl
         if fits.all():
             continue
         misfit = flat[first := at + int(np.argmin(fits))]
-        why = "beyond float32, which has numbers to 3.4e38: scale it" if np.isfinite(misfit) else "no finite number"
+        why = "beyond the largest float32, 3.4e38: scale it" if np.isfinite(misfit) else "not a finite number"
         if np.isinf(misfit):
             why += ", nor the identity of a monoid that reads it"
         return tuple(int(place) for place in np.unravel_index(first, array.shape)), f"{misfit:g}, {why},"
@@ -235,7 +236,7 @@ def read_sizes(
                 continue
             sizes.setdefault(axis, length)
             if not length and axis.is_positive:
-                raise FormatError(f"{where}: declared {array}, given none of {axis}")
+                raise FormatError(f"{where}: declared {array}, but {axis} is 0")
     for where, array, shape in pairs:
         wanted = tuple(fixed(axis, sizes) for axis in array.shape)
         if wanted != shape:

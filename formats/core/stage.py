@@ -54,7 +54,7 @@ class Stage:
         missing = [part for part in ("operations", "means", "bound") if part not in vars(cls)]
         if missing or not operands:
             raise TypeError(
-                f"stage {cls.__name__}: it says no {(*missing, 'operands')[0]}: declare it as those in "
+                f"stage {cls.__name__}: it does not declare {(*missing, 'operands')[0]}: see the stages in "
                 "formats/core/stage.py"
             )
         cls.operands, cls.price = operands, vars(cls).get("price", cls.__name__)
@@ -216,7 +216,9 @@ def collect_operands(stages: tuple[type[Stage], ...]) -> dict[str, Operand]:
     operands: dict[str, Operand] = {}
     for stage in stages:
         if taken := [name for name in stage.operands if name in operands]:
-            raise TypeError(f"stage {stage.__name__}: {taken[0]} is an operand of a stage before it: declare each once")
+            raise TypeError(
+                f"stage {stage.__name__}: an earlier stage declares the operand {taken[0]}, too: rename one"
+            )
         operands |= stage.operands
     return operands
 

@@ -108,8 +108,8 @@ def check_directory(place: Path, status: os.stat_result, users: frozenset[int], 
     if status.st_mode & OTHERS and (last or not status.st_mode & stat.S_ISVTX):
         better = f"chmod {'700' if last else 'go-w'} {shown(place)}"
         raise Distrusted(
-            f"{shown(place)}: others may write there (mode {stat.S_IMODE(status.st_mode):o}): `{better}` "
-            f"if you know all that it holds, or set {CACHE_VARIABLE} to a directory of your own"
+            f"{shown(place)}: other users may write there (mode {stat.S_IMODE(status.st_mode):o}): `{better}` "
+            f"if you trust its files, or set {CACHE_VARIABLE} to a directory of your own"
         )
 
 
@@ -129,7 +129,7 @@ def recall(file: Path, largest: int = MAX_FILE_BYTES) -> bytes:
     except OSError as error:
         raise InputError(f"{shown(file)}: {reason(error)}") from error
     if os.path.islink(directory / file.name):  # its target would not be checked
-        raise Distrusted(f"{shown(file)}: it is a link, and no file of the cache is one")
+        raise Distrusted(f"{shown(file)}: it is a symbolic link, and the cache has none")
     try:
         opened = open_regular(directory / file.name)
     except InputError as error:
@@ -142,7 +142,7 @@ def recall(file: Path, largest: int = MAX_FILE_BYTES) -> bytes:
             if status.st_uid not in users:
                 raise Distrusted(foreign(file, status))
             if status.st_mode & OTHERS:
-                raise Distrusted(f"{shown(file)}: others may write to it (mode {stat.S_IMODE(status.st_mode):o})")
+                raise Distrusted(f"{shown(file)}: other users may write to it (mode {stat.S_IMODE(status.st_mode):o})")
         try:
             content = raw.read(largest + 1)
         except OSError as error:

@@ -51,7 +51,7 @@ def open_regular(path: str | Path) -> BufferedReader:
 def regular(path: str | Path, mode: int) -> None:
     """Raise InputError unless the mode is that of a regular file."""
     if not stat.S_ISREG(mode):
-        raise InputError(f"{path}: it is {FILE_TYPES.get(stat.S_IFMT(mode), 'no regular file')}: give a file")
+        raise InputError(f"{path}: it is {FILE_TYPES.get(stat.S_IFMT(mode), 'not a regular file')}: give a file")
 
 
 def open_stream(path: str | Path) -> BufferedReader:
@@ -108,22 +108,22 @@ def parse_json(text: str | bytes, where: str, integer: Reads = None, constant: R
     except RecursionError:
         raise InputError(f"{where}: brackets are nested too deeply") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"{where}: no JSON: byte {error.start} is not UTF-8: save the file as UTF-8") from error
+        raise InputError(f"{where}: not JSON: byte {error.start} is not UTF-8: save the file as UTF-8") from error
     except ValueError as error:
-        raise InputError(f"{where}: no JSON: {error}") from error
+        raise InputError(f"{where}: not JSON: {error}") from error
 
 
 def parse_int64(digits: str) -> int:
     """Parse an integer of 64 bits."""
     if len(digits) > 20 or not -(2**63) <= (number := int(digits)) < 2**63:
-        raise ValueError(f"{digits[:24]}{'…' * (len(digits) > 24)} is no whole number of 64 bits")
+        raise ValueError(f"{digits[:24]}{'…' * (len(digits) > 24)} is not a 64-bit integer")
     return number
 
 
 def real(digits: str) -> float:
     """Parse a finite number."""
     if not isfinite(number := float(digits)):
-        raise ValueError(f"{digits[:24]} is no finite number")
+        raise ValueError(f"{digits[:24]} is not a finite number")
     return number
 
 
@@ -185,10 +185,10 @@ def writable(path: str | Path) -> None:
 
 
 def irregular(target: Path) -> None:
-    """Raise OSError where a file to be written would replace something that is no regular file."""
+    """Raise OSError where a file to be written would replace something that is not a regular file."""
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(mode := target.lstat().st_mode):
-            raise OSError(EINVAL, f"it is {FILE_TYPES.get(stat.S_IFMT(mode), 'no regular file')}: name a file")
+            raise OSError(EINVAL, f"it is {FILE_TYPES.get(stat.S_IFMT(mode), 'not a regular file')}: name a file")
 
 
 def fill(out: BufferedWriter) -> None:

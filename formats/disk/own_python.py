@@ -28,7 +28,7 @@ def child_of_python(*arguments: str, **variables: str) -> PythonChild:
     working directory off `sys.path`; an empty part of an inherited PYTHONPATH would bring it back, so empty parts are
     dropped. Raise RuntimeError where `sys.executable` names no Python."""
     if not sys.executable:
-        raise RuntimeError("sys.executable does not name a Python: start this with a Python of its own")
+        raise RuntimeError("sys.executable is empty: start this with a Python interpreter")
     environment = dict(os.environ)
     inherited = environment.pop(PATH_VARIABLE, "")
     if parts := [part for part in inherited.split(os.pathsep) if part]:

@@ -37,14 +37,18 @@ SIGNS = {
     "load": Sign(
         1.1,
         "the load was {:.1f} threads a processor",
-        "a command of ours makes no more threads than processors, so what it leaves behind is a load of 1 at most",
+        "a command of opmatrix starts at most one thread a processor, so the load that it leaves is at most 1",
     ),
     "others": Sign(
         LOUD,
         "other processes took {:.0%} of the processors that it needs",
-        "what programs lose is about what others take: more than figures are told apart by (2 to 5 %)",
+        "programs slow down by about this share, which is more than the differences that figures show (2 to 5 %)",
     ),
-    "stolen": Sign(LOUD, "the host gave {:.0%} of the processors' time to other machines", "as for other processes"),
+    "stolen": Sign(
+        LOUD,
+        "the host gave {:.0%} of the processors' time to other virtual machines",
+        "as for the share of other processes",
+    ),
     "spread": Sign(
         0.2,
         "the middle half of repeated timings is {:.0%} wide",
@@ -187,10 +191,7 @@ def watched() -> Watch:
     def last() -> None:
         """Print the warning of a busy machine at exit, on standard error."""
         if seen := watch.seen():
-            print(
-                describe_noise(seen, "times are too long, and what lies close together is not told apart"),
-                file=sys.stderr,
-            )
+            print(describe_noise(seen, "times are too long, and close ones cannot be distinguished"), file=sys.stderr)
 
     atexit.register(last)
     return watch

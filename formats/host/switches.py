@@ -31,7 +31,8 @@ def switched_off() -> tuple[str, ...]:
         if name[0] != "-" or name[1:] not in SWITCHES:
             known = ", ".join(f"-{switch}" for switch in SWITCHES)
             raise InputError(
-                f"{VARIABLE}={setting}: {name} is none of {known}; give some of these, with commas between, or unset it"
+                f"{VARIABLE}={setting}: {name} is unknown; give one or more of {known}, separated by commas, or unset "
+                "it"
             )
     return tuple(sorted({name[1:] for name in names}))
 

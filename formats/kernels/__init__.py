@@ -37,7 +37,7 @@ def find_modules() -> dict[str, str]:
         module = f"{file.parent.name}.{file.stem}"
         for name in re.findall(r"\w+", " ".join(LISTED.findall(file.read_text("utf-8")))):
             if (other := modules.setdefault(name, module)) != module:
-                raise TypeError(f"kernel {name}: {other} and {module} list it: give one of them another name")
+                raise TypeError(f"kernel {name}: {other} and {module} both list it: rename one")
     return modules
 
 

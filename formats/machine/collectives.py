@@ -102,7 +102,7 @@ def wire_bytes(op: str, payload: Quantity, n: Quantity) -> Quantity:
     (1400.0, 700.0, 800)"""
     collective = find_collective(op)
     if isinstance(n, int) and n < 1:
-        raise InputError(f"{op} of {n} ranks: at least 1")
+        raise InputError(f"{op} of {n} ranks: give at least 1")
     return collective.sent(check_payload(op, payload), LevelPlace(n))
 
 
@@ -139,7 +139,7 @@ def list_places(group: Sequence[int]) -> list[LevelPlace]:
 def find_collective(op: str) -> Collective:
     """Return a collective by name; InputError lists the known names."""
     if op not in COLLECTIVES:
-        raise InputError(f"no collective {op!r}; there are {', '.join(COLLECTIVES)}")
+        raise InputError(f"no collective is called {op!r}; there are {', '.join(COLLECTIVES)}")
     return COLLECTIVES[op]
 
 

@@ -61,7 +61,7 @@ class Datasheet:
 
     def __post_init__(self) -> None:
         if self.activations not in BYTES:
-            raise ValueError(f"{self.name}: activations {self.activations!r} are none of {', '.join(BYTES)}")
+            raise ValueError(f"{self.name}: activations {self.activations!r}: give one of {', '.join(BYTES)}")
         rates = [
             *self.matrix.values(),
             *self.vector.values(),
@@ -83,14 +83,14 @@ class Datasheet:
         if self.host is not None:
             check_rates(self.name, self.host)
         if not (isinstance(self.cores, int) and self.cores > 0):
-            raise ValueError(f"{self.name}: cores {self.cores!r}: give a whole number from 1 on, or none")
+            raise ValueError(f"{self.name}: cores {self.cores!r}: give a whole number from 1 on, or leave it out")
         if not 0 <= self.launch < inf:
             raise ValueError(f"{self.name}: launch {self.launch}: give seconds from 0 on")
         if not self.processors >= 1:
-            raise ValueError(f"{self.name}: processors {self.processors}: one device gets 1 done: from 1 on, or none")
+            raise ValueError(f"{self.name}: processors {self.processors}: give a number from 1 on, or leave it out")
         for what, number in (("watts", self.watts), ("hourly", self.hourly)):
             if number is not None and not 0 < number < inf:
-                raise ValueError(f"{self.name}: {what} {number}: give a positive number, or none")
+                raise ValueError(f"{self.name}: {what} {number}: give a positive number, or leave it out")
 
     def seconds(self, kernel: str, **sizes: float) -> float:
         """Return the least seconds that one call can take; ValueError as for a calibrated machine."""
@@ -114,7 +114,7 @@ class Datasheet:
         """Count a kernel's work at these sizes; ValueError names a size that is missing."""
         names, function = compiled(self.catalogue[kernel], tile, self.sparse)
         if missing := [name for name in names if name not in sizes]:
-            raise ValueError(f"the price of {kernel} needs {', '.join(missing)}; given were {', '.join(sizes)}")
+            raise ValueError(f"the price of {kernel} needs {', '.join(missing)}, got {', '.join(sizes)}")
         return tuple(map(float, function(*(sizes[name] for name in names))))
 
     def between(self, kernel: str, **sizes: float) -> tuple[float, float]:
@@ -163,10 +163,10 @@ NUMBER_FIELDS = "launch", "cores", "processors", "watts", "hourly"
 def check_types(sheet: object) -> None:
     """Raise TypeError for a data sheet in JSON whose fields have other types than these."""
     if not isinstance(sheet, dict):
-        raise TypeError(f"{sheet!r:.40} is no object of fields")
+        raise TypeError(f"{sheet!r:.40} is not an object of fields")
     for name in ("source", "costs", "activations"):
         if not isinstance(sheet.get(name, ""), str):
-            raise TypeError(f"{name} {sheet[name]!r:.40} is no text")
+            raise TypeError(f"{name} {sheet[name]!r:.40} is not a string")
     for name in NUMBER_FIELDS:
         if sheet.get(name) is not None:
             check_number(name, sheet[name])
@@ -178,7 +178,7 @@ def check_types(sheet: object) -> None:
     for name in ("tile", "sparse"):
         for size in sheet.get(name) or ():
             if type(size) is not int:
-                raise TypeError(f"{name} has {size!r:.40}, no whole number")
+                raise TypeError(f"{name} has {size!r:.40}, which is not a whole number")
     for level in [*sheet["memory"], *(sheet.get("links") or ()), *filter(None, [sheet.get("host")])]:
         if not isinstance(level, list) or not isinstance(level[0], str):
             raise TypeError(f"{level!r:.60}: give a list that begins with a name")
@@ -189,7 +189,7 @@ def check_types(sheet: object) -> None:
 def check_number(name: str, value: object) -> None:
     """Raise TypeError for a value that is no number, or beyond LARGEST_NUMBER."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} {value!r:.40}: no number")
+        raise TypeError(f"{name} {value!r:.40}: not a number")
     if not value < LARGEST_NUMBER:
         raise TypeError(f"{name} {value!r:.40}: give a number below {LARGEST_NUMBER:g}")
 
@@ -200,7 +200,7 @@ def datasheets(file: Path = FILE) -> dict[str, Datasheet]:
     machines = {}
     table = read_json(file)
     if not isinstance(table, dict):
-        raise InputError(f"{file}: {table!r:.40} is no object: give {{NAME: data sheet}}")
+        raise InputError(f"{file}: {table!r:.40} is not an object: give {{NAME: data sheet}}")
     for name, fields in table.items():
         try:
             check_types(fields)
@@ -250,7 +250,8 @@ def datasheet(name: str, catalogue: Catalogue = FORMAT_CATALOGUE) -> Datasheet:
         if known_name.lower() == name.lower():
             return replace(machine, catalogue=catalogue)
     raise InputError(
-        f"machine {name!r}: there is no data sheet of it: {suggest_name(name, every)}there are {', '.join(every)}"
+        f"machine {name!r}: there is no data sheet of this name: {suggest_name(name, every)}there are "
+        f"{', '.join(every)}"
     )
 
 

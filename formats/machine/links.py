@@ -39,9 +39,9 @@ def read_link(name: str, devices: float | None, bandwidth: float, latency: float
     """Read one level; JSON has no infinity, so null means an unlimited number of devices. TypeError for a mesh of
     these."""
     if not isinstance(meshed, bool):
-        raise TypeError(f"link {name!r}: a mesh is true or false; given was {meshed!r}")
+        raise TypeError(f"link {name!r}: `mesh` is true or false, got {meshed!r}")
     if meshed and devices is None:
-        raise TypeError(f"link {name!r}: a mesh is of so many devices; given were none")
+        raise TypeError(f"link {name!r}: a mesh needs its number of devices, got none")
     return Link(name, inf if devices is None else devices, bandwidth, latency, meshed)
 
 
@@ -55,9 +55,9 @@ def check_links(machine: str, links: Sequence[Link]) -> None:
     for link in links:
         check_rates(machine, link)
         if not 1 < link.devices:
-            raise ValueError(f"{machine}: link {link.name!r}: at least two devices; given were {link.devices}")
+            raise ValueError(f"{machine}: link {link.name!r}: give at least two devices, got {link.devices}")
         if not fits_whole(1, link.devices):
-            raise ValueError(f"{machine}: link {link.name!r}: {link.devices} devices are no whole number")
+            raise ValueError(f"{machine}: link {link.name!r}: {link.devices} devices is not a whole number")
     for near, far in pairwise(links):
         grow = near.devices < far.devices and fits_whole(near.devices, far.devices)
         if not (grow and far.bandwidth <= near.bandwidth):
@@ -72,7 +72,7 @@ def check_rates(machine: str, link: Link) -> None:
     """Raise ValueError, which names the machine and the link, unless its rates are positive and finite."""
     if not (0 < link.bandwidth < inf and 0 < link.latency < inf):
         raise ValueError(
-            f"{machine}: link {link.name!r}: positive bytes a second and seconds; given were "
+            f"{machine}: link {link.name!r}: give positive bytes a second and seconds, got "
             f"{link.bandwidth}, {link.latency}"
         )
 
@@ -93,8 +93,8 @@ def levels_of(stride: int, n: int, links: Sequence[Link], mesh: float = inf) -> 
         return (1,) * len(links)
     if not links:
         raise InputError(
-            f"a group of {n} ranks needs links, and the machine states none: add `links` to its data "
-            "sheet (docs/add_a_machine.md)"
+            f"a group of {n} ranks needs links, and the data sheet of the machine declares none: add "
+            "`links` (docs/add_a_machine.md)"
         )
     span, counts = stride * n, [1]
     for link in links:
@@ -131,7 +131,7 @@ def levels_among(devices: Sequence[int], links: Sequence[Link]) -> tuple[int, ..
         if len({*units.values()}) > 1:
             raise InputError(
                 f"a group of {len(devices)} ranks, {devices[0]} to {devices[-1]}, straddles units of "
-                f"{link.name!r}: as many of them must lie in each of its {link.devices:g} devices"
+                f"{link.name!r}: each of them must hold equally many ranks of its {link.devices:g} devices"
             )
         counts.append(len(devices) // len(units))
     if counts[-1] < len(devices):
@@ -139,8 +139,8 @@ def levels_among(devices: Sequence[int], links: Sequence[Link]) -> tuple[int, ..
             f"a group of {len(devices)} ranks, {devices[0]} to {devices[-1]}, is not within "
             f"{links[-1].name!r}: take a smaller group, or a machine with one level more"
             if links
-            else f"a group of {len(devices)} ranks needs links, and the machine states none: add `links` to "
-            "its data sheet (docs/add_a_machine.md)"
+            else f"a group of {len(devices)} ranks needs links, and the data sheet of the machine "
+            "declares none: add `links` (docs/add_a_machine.md)"
         )
     return tuple(far // near for near, far in pairwise(counts))
 
@@ -156,7 +156,7 @@ def check_group(group: Sequence[int], links: Sequence[Link]) -> None:
         if (inside := prod(group[:level])) > link.devices:
             raise InputError(
                 f"a group of {tuple(group)} ranks by level has {inside} in a unit of {link.name!r}, which "
-                f"has {link.devices} devices: levels_of(stride, n, links) gives what there is room for"
+                f"has {link.devices} devices: use levels_of(stride, n, links)"
             )
 
 

@@ -42,7 +42,7 @@ class UnknownPrice(KeyError):
     (formats.machine.local.learn) and retry."""
 
     def __init__(self, machine: "Machine", kernel: str, way: str) -> None:
-        super().__init__(f"nobody measured {kernel} ({way}) on {machine.name or 'this machine'}")
+        super().__init__(f"{kernel} ({way}) has not been measured on {machine.name or 'this machine'}")
         self.machine, self.kernel, self.way = machine, kernel, way
 
 
@@ -211,9 +211,9 @@ class Machine(Rates):
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise NotThisMachine(f"{shown(file)}: {type(error).__name__}: {error}") from None
         if wrong:
-            raise NotThisMachine(f"{file}: no prices of {', '.join(wrong)}")
+            raise NotThisMachine(f"{file}: it has no prices of {', '.join(wrong)}")
         if not here:
-            raise NotThisMachine(f"{file}: of another machine or other versions")
+            raise NotThisMachine(f"{file}: it was measured on another machine or with other versions")
         return machine
 
     def slowed(self, factor: float) -> Self:

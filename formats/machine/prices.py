@@ -115,7 +115,7 @@ class Catalogue:
         """Evaluate the features of a kernel at these sizes; ValueError names a size that is missing."""
         names, function = self[kernel].compiled
         if missing := [name for name in names if name not in sizes]:
-            raise ValueError(f"the price of {kernel} needs {', '.join(missing)}; given were {', '.join(sizes)}")
+            raise ValueError(f"the price of {kernel} needs {', '.join(missing)}, got {', '.join(sizes)}")
         return tuple(map(float, function(*(sizes[name] for name in names))))
 
 

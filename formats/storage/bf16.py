@@ -55,7 +55,7 @@ class BF16(Format):
 
     def unsound(self):
         """Describe the fault of bits that stand for infinity or NaN; empty if there are none."""
-        return "w holds what is not finite" if ((self.w & 0x7F80) == 0x7F80).any() else ""
+        return "w holds numbers that are not finite" if ((self.w & 0x7F80) == 0x7F80).any() else ""
 
     def bound(self, x, operands=None):
         """Bound the error: products are exact, their sums are not; numbers below the smallest normal one may be

@@ -112,5 +112,5 @@ def named_format(meta: Mapping[str, object]) -> type[Format]:
     if isinstance(name := meta.get("format"), str) and name in FORMATS:
         return FORMATS[name]
     raise FormatError(
-        f"there is no format {name!r:.80} (any more): make anew what stores it; there are {', '.join(FORMATS)}"
+        f"there is no format {name!r:.80} in this version: create the program again; there are {', '.join(FORMATS)}"
     )

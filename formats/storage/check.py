@@ -28,7 +28,7 @@ def check(F: "type[Format]", rng: np.random.Generator) -> None:
             W = rng.standard_normal(shape, np.float32)
             check_product(check_storage(F, W, options), rng.standard_normal((rows, shape[0]), np.float32), rng)
             actual, sizes = F.approximate(W, **options).sizes, F.expected(shape[0], shape[1], **options)
-            must(actual == sizes, F, options, f"has the sizes {actual}, expected were {sizes}")
+            must(actual == sizes, F, options, f"has the sizes {actual}, expected {sizes}")
         holes = rng.standard_normal(shape, np.float32) * np.outer(*(rng.integers(0, 2, side) for side in shape))
         check_product(check_storage(F, holes, options), rng.standard_normal((rows, shape[0]), np.float32), rng)
     check_storage(F, np.zeros(shape, np.float32), options)
@@ -53,13 +53,18 @@ def check_storage(F: "type[Format]", W: NDArray[np.float32], options: Mapping[st
         """True if two matrices are at most `slack` apart, in Frobenius norm."""
         return bool(np.linalg.norm(one.astype(np.float64) - other) <= slack)
 
-    must(near(back, fitted), F, options, "unpack is not what was packed")
-    must(not F.projects or near(F.fit(back, **options), back), F, options, "fit moves a matrix that fits")
-    must(near(F.approximate(W, **options).unpack(), fitted), F, options, "approximate is not pack of fit")
+    must(near(back, fitted), F, options, "unpack differs from the packed matrix")
+    must(not F.projects or near(F.fit(back, **options), back), F, options, "fit changes a matrix that already fits")
+    must(near(F.approximate(W, **options).unpack(), fitted), F, options, "approximate(W) differs from pack(fit(W))")
     must(near(packed.transpose().unpack(), back.T), F, options, "transpose is not the transpose")
     must(F.bytes.subs(packed.sizes) == packed.nbytes, F, options, f"stores {packed.nbytes} bytes, declares {F.bytes}")
     again = saved(packed)
-    must(again.meta() == packed.meta() and np.array_equal(again.unpack(), back), F, options, "is not what was saved")
+    must(
+        again.meta() == packed.meta() and np.array_equal(again.unpack(), back),
+        F,
+        options,
+        "differs after saving and loading",
+    )
     return packed
 
 
@@ -85,7 +90,7 @@ def check_product(packed: "Format", x: NDArray[np.float32], rng: np.random.Gener
             (off <= allowed).all(),
             packed,
             len(x),
-            f"rows times it, at {worst}: off by {off[worst]:.3g}, rounding allows {allowed[worst]:.3g}",
+            f"rows times it: the error at {worst} is {off[worst]:.3g}, rounding allows {allowed[worst]:.3g}",
         )
 
 
@@ -99,7 +104,7 @@ def check_whole_numbers(F: "type[Format]", shape: tuple[int, int], rng: np.rando
             for W in (F.fit(on_grid(shape, most, rng), **options) for most in GRIDS)
             if np.array_equal(W, np.rint(W)) and np.array_equal(F.fit(W, **options), W)
         ]
-        must(grids or not F.rounds or F.rounds_otherwise(), F, options, f"no whole numbers up to {GRIDS} are kept")
+        must(grids or not F.rounds or F.rounds_otherwise(), F, options, f"whole numbers up to {GRIDS} are not exact")
         for W, rows in product(grids, TESTED_ROWS):
             x = rng.integers(-126, 127, (rows, shape[0])).astype(np.float32)
             x[:, rng.integers(0, min(32, shape[0] % 32 or 32)) :: 32] = 127

@@ -288,12 +288,12 @@ class Format:
         remembered: dict[str, Any] = dict(meta)
         name, shape = remembered.pop("format", None), remembered.pop("shape", None)
         if name != cls.name:
-            raise FormatError(f"{cls.name}: given what the format {name!r} stored")
+            raise FormatError(f"{cls.name}: the arrays were stored by the format {name!r}")
         if not (isinstance(shape, list | tuple) and len(shape) == 2 and all(map(is_size, shape))):
             raise FormatError(f"{cls.name}: the shape {shape!r:.80} is not two positive integers up to {MAX_SIZE:,}")
         if set(remembered) != set(cls.named) or not all(map(is_size, remembered.values())):
             raise FormatError(
-                f"{cls.name}: it remembers {list(cls.named)} (positive integers), given {remembered!r:.80}"
+                f"{cls.name}: its options are {list(cls.named)} (positive integers), got {remembered!r:.80}"
             )
         if set(arrays) != set(cls.fields):
             raise FormatError(f"{cls.name}: it stores {', '.join(cls.fields)}, given {', '.join(arrays) or 'nothing'}")

@@ -59,7 +59,7 @@ class LowRank(Format):
             u = (W @ V.T).astype(np.float32)
         if not np.isfinite(u).all():
             raise FormatError(
-                f"lowrank: W holds {abs(W).max():.3g}, of which a factor is beyond float32; give smaller weights"
+                f"lowrank: W holds {abs(W).max():.3g}, so that a factor exceeds float32; give smaller weights"
             )
         return u, V.astype(np.float32)
 
@@ -68,7 +68,7 @@ class LowRank(Format):
         """Store the product of u (n, r) and v (r, p), as float32."""
         u, v = as_matrix(u, "lowrank.pack_factors, u"), as_matrix(v, "lowrank.pack_factors, v")
         if u.shape[1] != len(v):
-            raise FormatError(f"lowrank.pack_factors: u is {u.shape}, v is {v.shape}: two ranks")
+            raise FormatError(f"lowrank.pack_factors: u is {u.shape}, v is {v.shape}: their ranks differ")
         return cls((len(u), v.shape[1]), (u, v))
 
     @classmethod
@@ -163,7 +163,9 @@ def spectrum(gram):
     """Return eigenvalues, ascending, and eigenvectors of a Gram matrix; FormatError if it is none."""
     values, vectors = np.linalg.eigh(gram)
     if values[0] < -1e-6 * abs(values[-1]):
-        raise FormatError(f"lowrank: weight has an eigenvalue below 0 ({values[0]:.3g}); a Gram matrix XᵀX has none")
+        raise FormatError(
+            f"lowrank: weight has an eigenvalue below 0 ({values[0]:.3g}); a Gram matrix XᵀX has only nonnegative ones"
+        )
     return values, vectors
 
 

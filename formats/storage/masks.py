@@ -201,7 +201,7 @@ class Mask:
         from formats.kernels import attention_blocks
 
         if (lengths := (len(q), len(k))) != self.shape:
-            raise ValueError(f"{self!r}: given {lengths[0]} queries and {lengths[1]} keys")
+            raise ValueError(f"{self!r}: got {lengths[0]} queries and {lengths[1]} keys")
         if out is None:
             out = np.empty((len(q), max(q.shape[1], k.shape[1], v.shape[1]), v.shape[2]), np.float32)
         attention_blocks(q, k, v, *self.arrays().values(), out, self.block, scale)

@@ -168,7 +168,7 @@ def rank_candidates(
 ) -> list[Candidate]:
     """Rank candidates as `select` does, for weights that a caller uses further."""
     if not (rows >= 1 and rows % 1 == 0):
-        raise ValueError(f"select: rows={rows}: a whole number of rows of x, 1 at least")
+        raise ValueError(f"select: rows={rows}: give a whole number of rows of x, at least 1")
     if not 0 <= error < 1:
         raise ValueError(f"select: error={error}: a relative error from 0 to 1, such as 4e-3; 0 is exactly float32")
     machine = machine or local_machine(FORMAT_CATALOGUE, announced("the machine"))
@@ -185,12 +185,14 @@ def rank_candidates(
 def announced(kernel: str) -> Progress:
     """Return a progress callback that reports a measurement in a line, as it takes seconds: once, and only if it is not
     in the cache."""
-    return lambda *_: say(f"select: {kernel} is measured here for the first time; it is kept for the next")
+    return lambda *_: say(f"select: {kernel} is measured here for the first time; the result is cached")
 
 
 def refuse_all(formats: Sequence[str], error: float) -> NoReturn:
     """Raise the FormatError that no format holds the matrix within the error, naming the formats."""
-    raise FormatError(f"select: none of {', '.join(formats or FORMATS)} holds this matrix within an error of {error:g}")
+    raise FormatError(
+        f"select: no format of {', '.join(formats or FORMATS)} stores this matrix within an error of {error:g}"
+    )
 
 
 def candidates(

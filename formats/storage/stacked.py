@@ -50,8 +50,8 @@ class Stacked:
         copied."""
         if not can_stack(form):
             raise FormatError(
-                f"{form.name}: its arrays have sizes of their own for every matrix, or say where numbers "
-                "lie: store the matrices one by one"
+                f"{form.name}: its arrays differ in size from matrix to matrix, or hold indices: store "
+                "the matrices one by one"
             )
         first, count = make(0), shape[0]
         whole = {name: stepped(count, array.shape, array.dtype) for name, array in first.arrays().items()}
@@ -175,7 +175,7 @@ class Stacked:
                 f"{MAX_SIZE:,}: matrices, inputs, outputs"
             )
         if not can_stack(form):
-            raise FormatError(f"{form.name}: the shape {shape} is that of a stack, and it has none")
+            raise FormatError(f"{form.name}: the shape {shape} is that of a stack, which this format does not support")
         if set(arrays) != set(form.fields):
             raise FormatError(
                 f"{form.name}: it stores {', '.join(form.fields)}, given {', '.join(arrays) or 'nothing'}"
@@ -184,7 +184,7 @@ class Stacked:
         for name, array in arrays.items():
             if array.shape[:1] != (count,):
                 raise FormatError(
-                    f"{form.name}.{name}: a stack of {count} matrices has an array of {count}, given "
+                    f"{form.name}.{name}: the first axis of a stack of {count} matrices is {count}, got shape "
                     f"{list(array.shape)}"
                 )
         stored = {name: laid_out(arrays[name]) for name in form.fields}
@@ -277,7 +277,7 @@ def stack_shape(W: Sequence[ArrayLike] | np.ndarray, where: str) -> tuple[int, i
     """Return the number of matrices, their inputs and outputs. Raise FormatError for none, and for one of another
     shape."""
     if not len(W):
-        raise FormatError(f"{where}: a stack has one matrix, at least")
+        raise FormatError(f"{where}: a stack needs at least one matrix")
     shapes = [np.shape(matrix) for matrix in W]
     for e, shape in enumerate(shapes):
         if len(shape) != 2:

@@ -77,14 +77,12 @@ def is_term(given: object) -> bool:
 def check_eps(name: str, eps: object) -> None:
     """Raise InputError unless kernels take this number, which is added to a mean of squares; a stand-in for one in a
     law passes."""
-    refuse_outside(name, "eps is added to a mean of squares before its root is divided by, in float32", eps, *EPS)
+    refuse_outside(name, "eps is added to a mean of squares under a root, in float32", eps, *EPS)
 
 
 def check_least(eps: object) -> None:
     """Raise InputError unless kernels take this number, which is added to the square of a length."""
-    refuse_outside(
-        "unit_length", "it is added to the square of a length before its root is divided by", eps, LEAST_SQUARE, EPS[1]
-    )
+    refuse_outside("unit_length", "it is added to the square of a length under a root", eps, LEAST_SQUARE, EPS[1])
 
 
 def refuse_outside(name: str, what: str, given: Any, least: float, most: float) -> None:

@@ -37,8 +37,8 @@ class Data:
         array = np.atleast_1d(np.asarray(array))
         if array.dtype.kind not in "fiub":
             raise TypeError(
-                f"{name or 'an operand'}: {brief(array.tolist())} is not made of real numbers (a size that "
-                "is not known yet is none: put a matrix of known size before it)"
+                f"{name or 'an operand'}: {brief(array.tolist())} is not made of real numbers (an "
+                "unknown size is no number: put a matrix of known size before it)"
             )
         self.array: Numeric = (array.astype(np.float64) if array.shape == (1,) else array).view()
         self.array.flags.writeable = False
@@ -177,7 +177,7 @@ class Promised(Data):
     @property
     def array(self) -> Numeric:  # type: ignore[override]
         """Raise TypeError: a promised array has no numbers."""
-        raise TypeError(f"{self.name} is promised, not loaded: only its shape {self.shape} is known")
+        raise TypeError(f"{self.name} is not loaded: only its shape {self.shape} is known")
 
     @cached_property
     def _turned(self) -> Data:
@@ -218,7 +218,7 @@ class LiveNumber(Promised):
     @property
     def array(self) -> Numeric:  # type: ignore[override]
         """Raise TypeError: the number depends on sizes that are not fixed."""
-        raise TypeError(f"{self.label} is a number of sizes that have none yet: build the model with numbers for them")
+        raise TypeError(f"{self.label} depends on sizes without a number: build the model with numbers for them")
 
     def __getitem__(self, at: int | tuple[int, ...]) -> sympy.Expr:
         return self.expression

@@ -125,10 +125,10 @@ def composed(A: Operator, a: Operator, b: Operator, i: int, j: int) -> Carried:
     else:
         through = [i]
     if not first.plain():
-        raise no(A, f"{brief(a)} is finished by {first.__name__} before {brief(b)} can go on")
+        raise no(A, f"{first.__name__} finishes its sum in {brief(a)}, so {brief(b)} cannot continue the sum")
     through = [i] if a.diagonal else [j] if b.diagonal else through
     if through is None:
-        raise no(A, f"between {brief(a)} and {brief(b)} lie nobody knows how many columns")
+        raise no(A, f"the number of columns between {brief(a)} and {brief(b)} is unknown")
     pairs = [(f, g) for k in through if (f := carried(a, i, k)) and (g := carried(b, k, j))]
 
     def along(u: object) -> Any:

@@ -63,8 +63,8 @@ class Monoid:
     def __init_subclass__(cls) -> None:
         if missing := next((name for name in ("identity", "lift", "merge") if not hasattr(cls, name)), None):
             raise TypeError(
-                f"monoid {cls.__name__}: no {missing}: a monoid is identity, lift(x, w) and merge(a, b), "
-                "and finish where a carrier has more numbers"
+                f"monoid {cls.__name__}: no {missing}: a monoid declares identity, lift(x, w), merge(a, b), "
+                "and finish if its carrier has several numbers"
             )
         cls.single = not isinstance(cls.identity, tuple)
         if cls.ordinary:
@@ -123,7 +123,7 @@ class Monoid:
             carrier = cls.carry(a(x))
             if not isinstance(carrier, tuple) or (cls.width and len(carrier) != len(cls.unit())):
                 carried = f"{cls.__name__} carries: {len(cls.unit())} numbers"
-                raise TypeError(f"an entry {a.__name__} does not give what {carried}")
+                raise TypeError(f"an entry {a.__name__} does not return what {carried}")
             return carrier
 
         return into
@@ -166,7 +166,7 @@ class Monoid:
         if np.all(there):
             return carrier
         if cls.width is None:
-            raise TypeError(f"{cls.__name__}: every number must be there, or rows would keep different numbers of them")
+            raise TypeError(f"{cls.__name__}: masks are not supported, as rows would keep different numbers of entries")
         return tuple(np.where(there, c, e) for c, e in zip(carrier, cls.unit(), strict=True))
 
     @classmethod

@@ -54,8 +54,8 @@ def scalar_function(derivative: ScalarBody | None = None, **properties: bool) ->
             if np.shape(values := f(u)) == u.shape:
                 return values
             raise ShapeError(
-                f"{f.__name__}: of {brief(u.shape)} entries it gives {brief(np.shape(values))}: a scalar "
-                "function gives one for each entry"
+                f"{f.__name__}: for {brief(u.shape)} entries it returns {brief(np.shape(values))}: a scalar "
+                "function returns one number for each entry"
             )
 
         entry.__name__, entry.__doc__, entry.__module__ = f.__name__, f.__doc__, getattr(f, "__module__", "")
@@ -184,7 +184,7 @@ def over_shape(n: LiveSize, a: Operator, m: type[Monoid]) -> Sizes:
     """Return the sizes of a's matrix, its columns times those that finish gives. Raises TypeError if a is no matrix
     kind."""
     if not a.kind.matrix:
-        raise TypeError(f"over: {brief(a)} is no matrix of entries, but made of several")
+        raise TypeError(f"over: {brief(a)} is not a single matrix of entries")
     *stack, rows, p = a.shape_of(n)
     return (*stack, rows, p * m.count(n))
 

@@ -155,13 +155,15 @@ def blocks(table: Sequence[Sequence[object]]) -> Operator:
     if len({len(line) for line in table} - {0}) != 1 or not all(table):
         raise ShapeError(
             f"blocks: lines of {', '.join(str(len(line)) for line in table) or 'no'} blocks: give at "
-            "least one line, of as many blocks each, None for one of zeros"
+            "least one line, all of equally many blocks, None for a block of zeros"
         )
     columns = zip(*table, strict=True)
     known = ((factor(part).out.cols for part in column if part is not None) for column in columns)
     widths: list[LiveSize] = [next(column_widths, None) for column_widths in known]
     if None in widths:
-        raise ShapeError(f"blocks: column {widths.index(None)} holds no operator to tell its width")
+        raise ShapeError(
+            f"blocks: column {widths.index(None)} is all None, so its width is unknown: give an operator in it"
+        )
 
     def filled(line: Sequence[object]) -> list[object]:
         """Replace None in a line by zeros of its column's width."""
@@ -203,7 +205,7 @@ def given(name: object, n: int | None = None, space: object = None, heads: int =
     if space is None:
         source = nodes.related(name) if n is None else nodes.given(name, n)
     elif name in FIELDS:
-        raise ValueError(f"given {name!r}: a batch has a field of this name: call the input otherwise")
+        raise ValueError(f"given {name!r}: a batch has a field of this name: rename the input")
     else:
         source = nodes.entered(Port.read(name, [str(space), n, heads, FLOAT]))
     return source
@@ -267,7 +269,8 @@ def rotary(positions: LiveSize, columns: LiveSize, base: float = DEFAULT_BASE, r
     positions, columns = whole_of(positions, "rotary: positions", 1), whole_of(columns, "rotary: columns", 2)
     if not divides(2, columns):
         raise ShapeError(
-            f"rotary: {columns} columns: pairs of them turn, so there must be an even number, and `rest` more that stay"
+            f"rotary: {columns} columns: they rotate in pairs: give an even number of them, and `rest` more that "
+            "do not rotate"
         )
     if not (isinstance(base, Real) and 0 < base < np.inf):
         raise InputError(f"rotary: base is {brief(base)}: it must be a number above 0, such as 10000")

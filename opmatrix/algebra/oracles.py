@@ -401,11 +401,11 @@ class Entrywise(SeeingEntries):
                 raise TypeError(f"{brief(doing)} has no exact value: {error}") from error
             if isinstance(result, tuple):
                 if len(result) != width:
-                    raise TypeError(f"{brief(doing)} gives {len(result)} numbers, not {width}")
+                    raise TypeError(f"{brief(doing)} returns {len(result)} numbers, not {width}")
                 result = result[j % width]
             result = result.item() if isinstance(result, np.ndarray) else result
             if self.number is not float and isinstance(result, float) and np.isfinite(result):
-                raise TypeError(f"{brief(doing)} has no exact value: it is no polynomial of its input")
+                raise TypeError(f"{brief(doing)} has no exact value: it is not a polynomial of its input")
             return result
 
         return self.of((*shape[:2], shape[2] * width), at)
@@ -484,9 +484,9 @@ def check_input(term: Operator, x: Any, batch: Batch | None) -> tuple[Any, Batch
     if x.dtype.kind not in "biufO":
         raise TypeError(f"({brief(term)}) at x: x has numbers of type {x.dtype}: give real ones")
     if batch is not None and x.shape[-2] != batch.rows:
-        raise wrong(f"{x.shape[-2]} rows, its {batch}")
+        raise wrong(f"{x.shape[-2]} rows, but its {batch}")
     if term.into.rows is not T:
-        raise wrong(f"rows of {T}, the tokens of a batch, but {term.into.rows} are wanted")
+        raise wrong(f"its rows are {T}, the tokens of a batch, but the term takes rows of {term.into.rows}")
     term(Shape(x.shape[0] if x.ndim == 3 else 1, T, x.shape[-1]))
     return x, batch
 

@@ -202,9 +202,9 @@ class Shape(NamedTuple):
         all."""
         shape = self.pointwise(by, "keep_top by")
         if shape != by:
-            raise ShapeError(f"keep_top by: {self} by {by}: give a number to go by for each that is kept")
+            raise ShapeError(f"keep_top by: {self} by {by}: give one number to rank by for each entry")
         if certain(k < 1) or (by.cols is not N and certain(k > by.cols)):
-            raise ShapeError(f"keep_top: k = {k} of {by.cols} columns: it is from 1 to {by.cols}")
+            raise ShapeError(f"keep_top: k = {k} of {by.cols} columns: give 1 to {by.cols}")
         return shape
 
     def act(self, matrix: Operator) -> Shape:
@@ -274,7 +274,7 @@ class Shape(NamedTuple):
             )
         if not table.is_finite:
             raise ShapeError(
-                "by_distance: the table has numbers that are not finite: whom a query does not see, a pattern says"
+                "by_distance: the table has numbers that are not finite: hide keys by a pattern (where=) instead"
             )
         return Shape(table.shape[0], T, T)
 

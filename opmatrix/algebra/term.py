@@ -118,7 +118,9 @@ class Kind:
             return Operator(self, *children, *attributes[self.arity :])
         stranger = next((c for c in children if not isinstance(c, Value) and not fixed(c)), None)
         if stranger is not None:
-            raise TypeError(f"{self}: a Value meets the Operator {brief(stranger)}: apply it first, x @ A")
+            raise TypeError(
+                f"{self}: a Value cannot be combined with the Operator {brief(stranger)}: apply it first, x @ A"
+            )
         return Value(
             Operator(self, *(c.term if isinstance(c, Value) else c for c in children), *attributes[self.arity :])
         )
@@ -213,8 +215,9 @@ class Operator:
             raise TypeError(f"{brief(self)} @ a Value: only an operator can follow an operator")
         if not isinstance(self.out.rows, Space) and not (other.row_wise and other.uniform):
             raise ShapeError(
-                f"({brief(self)}) @ {brief(other)}: the left gives {self.out}, rows that are no tokens: "
-                "what goes through rows one by one may follow, and it may be a product's right operand"
+                f"({brief(self)}) @ {brief(other)}: the left returns {self.out}, whose rows are not tokens: "
+                "only row-wise operators that do not read positions may follow; or use it as the right operand of a "
+                "product"
             )
         return other if self.kind.name == "I" else self if other.kind.name == "I" else KINDS["compose"](self, other)
 
@@ -224,7 +227,7 @@ class Operator:
         if isinstance(x, type):
             return lift(x) @ self  # a monoid
         if isinstance(x, Data):
-            raise TypeError(f"{x} @ ({brief(self)}): an operator made of data is weight({x})")
+            raise TypeError(f"{x} @ ({brief(self)}): to make an operator of data, use weight({x})")
         if not (isinstance(x, list | tuple | np.ndarray) and np.ndim(x) == 1):
             return self(x)
         if self.out.rows is not T:
@@ -340,8 +343,7 @@ def adjoint(term: Operator, n: LiveSize) -> Operator:
     if turned is None:
         symbolic = next((node for node in term.walk() if node.kind.name == "symbol" and node.linear), None)
         why = (
-            f"nothing is known of the symbol {brief(symbolic)} but its sizes: transpose what it gives, "
-            f"turn({brief(symbolic)})"
+            f"only the sizes of the symbol {brief(symbolic)} are known: transpose its result, turn({brief(symbolic)})"
             if symbolic is not None
             else "only a linear operator of known sizes has an adjoint"
         )
@@ -432,7 +434,7 @@ class Value:
         hint = {"sum": "x @ ones", "mean": "x @ mean", "max": "x @ maximum"}.get(name, "x @ A")
         raise AttributeError(
             f"a Value has no {name}: it stands for numbers that are not known yet, and operators are "
-            f"applied to it: {hint}{' gives that of every row' if hint != 'x @ A' else ''}"
+            f"applied to it: {hint}{' returns that of every row' if hint != 'x @ A' else ''}"
         )
 
     def __init__(self, term: Operator) -> None:
@@ -504,8 +506,8 @@ def formula(f: Callable[[Value], Value]) -> Operator:
     if isinstance(result, int | float | np.ndarray) or (isinstance(result, Operator) and result.constant):
         return lift(result)
     if not isinstance(result, Value):
-        what = "nothing (is a `return` missing?)" if result is None else f"{brief(result)}, a {type(result).__name__}"
-        raise TypeError(f"formula {getattr(f, '__name__', '')}: it gives {what}: give a value, such as x @ relu")
+        what = "None (is a `return` missing?)" if result is None else f"{brief(result)}, a {type(result).__name__}"
+        raise TypeError(f"formula {getattr(f, '__name__', '')}: it returns {what}: return a value, such as x @ relu")
     return result.term
 
 

@@ -126,8 +126,8 @@ class TrainingTrace:
         line, args = self.lines[at], [self.traced[a] for a in self.lines[at].args]
         if line.op == "by_distance" and line.more[0].name != SLOPES:
             raise InputError(
-                f"pullback: by_distance({brief(line.more[0])}): what a table by distance learns is a sum "
-                "along diagonals, which is not built: alibi's slopes, which nothing teaches, have one"
+                f"pullback: by_distance({brief(line.more[0])}): the gradient of a learned table is a sum "
+                "along diagonals, which is not implemented: use a fixed one, such as alibi's slopes"
             )
         if self.weighs(line):
             shares = self.drop_entries(args[0].shares(line.more[1]))

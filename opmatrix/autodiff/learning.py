@@ -49,8 +49,8 @@ class Adam:
         array, and for one of another name: terms hold arrays of equal numbers once, under one name."""
         if other := sorted(gradients.keys() - arrays.keys()):
             raise InputError(
-                f"step {self.steps + 1}: a gradient of {other[0]}, and no such array: arrays of equal "
-                "numbers are one in a term, so begin with numbers that differ"
+                f"step {self.steps + 1}: a gradient of {other[0]}, which is not among the arrays: equal "
+                "arrays are merged in a term, so initialise them with different numbers"
             )
         self.steps += 1
         updated: dict[str, Numeric] = dict(arrays)

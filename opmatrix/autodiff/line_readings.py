@@ -55,7 +55,7 @@ def cotangent_of(result: DenseReading, g: Numeric | None) -> DenseReading:
     if g is None:
         return result.of(np.ones_like(value))
     if g.shape != value.shape:
-        raise InputError(f"pullback: the cotangent has shape {g.shape}, and what forward gives {value.shape}")
+        raise InputError(f"pullback: the cotangent has shape {g.shape}, but the output of forward {value.shape}")
     return result.of(g)
 
 

@@ -137,7 +137,7 @@ class Pull:
             value = self.written(forward.values[at].kept, "kept")
             self.kept[at] = value.at
         elif at == 0:
-            raise InputError("pullback: x is read, and neither kept nor computed again: keep 'input', too")
+            raise InputError("pullback: x is needed in backward, and neither saved nor recomputed: add 'input' to keep")
         else:
             args = [self.recalled(a) for a in line.args]
             value = self.written(
@@ -238,7 +238,7 @@ class Pulled:
     def cotangent(self) -> Operator:
         """The cotangent of x as a term. Raises InputError where it was not requested."""
         if self.x is None:
-            raise InputError("pullback: the cotangent of x was not asked for: tokens=False")
+            raise InputError("pullback: the cotangent of x was not requested: tokens=False")
         return self.term(self.x)
 
     def gradient(self, name: str) -> Operator:
@@ -247,7 +247,7 @@ class Pulled:
         lines_by_name = {str(data): at for data, at in self.gradients.items()}
         if name not in lines_by_name:
             raise InputError(
-                f"pullback: no array {name!r} learns: {suggest_name(name, lines_by_name)}arrays are "
+                f"pullback: no learned array is called {name!r}: {suggest_name(name, lines_by_name)}arrays are "
                 f"{', '.join([*lines_by_name][:6])}"
             )
         return self.term(lines_by_name[name])
@@ -303,7 +303,7 @@ def pullback(
         else Shape(1 if term.into.heads is H else term.into.heads, term.into.rows, term.into.cols if x is None else x)
     )
     if sympy.sympify(into.cols).has(N):
-        raise InputError(f"pullback: {brief(term)} takes any number of columns: say how many x has, x=64")
+        raise InputError(f"pullback: {brief(term)} takes any number of columns: give the number of x, such as x=64")
     forward = traced_forward(term, into, dropout, routed)
     learned = learning(forward, wrt)
     named = name_units(forward)
@@ -342,7 +342,7 @@ def learning(forward: Forward, wrt: Collection[str] | None) -> list[Data]:
     names = {name_of_array(data) for data in arrays}
     if unknown := sorted({*wrt} - names):
         raise InputError(
-            f"pullback: wrt {unknown[0]!r}: no array is called so: {suggest_name(unknown[0], names)}"
+            f"pullback: wrt {unknown[0]!r}: there is no such array: {suggest_name(unknown[0], names)}"
             f"arrays are {', '.join(sorted(names)[:6])}"
         )
     return [data for data in arrays if name_of_array(data) in wrt]

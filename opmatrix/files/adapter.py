@@ -77,7 +77,7 @@ class Adapter:
         }
         if odd := tensors.keys() - {f"{STEM}{name}{end}" for name in modules for end in TENSOR_ENDS}:
             raise InputError(
-                f"{directory / MATRICES}: tensor {min(odd)!r} is none of LoRA's, {STEM}…{FIRST} and "
+                f"{directory / MATRICES}: tensor {min(odd)!r} is not one of LoRA's, {STEM}…{FIRST} and "
                 f"{SECOND}: the model would be computed without it"
             )
         pairs = {name: config.pair(name, tensors, directory / MATRICES) for name in modules}

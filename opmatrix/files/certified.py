@@ -27,7 +27,7 @@ def check_certificate(certificate: Any, program: str) -> None:
     """Raise ValueError, which names the field, unless this is a certificate of the program with this hash."""
     fields(without_lengths(certificate), CERTIFICATE_FIELDS, "it")
     if certificate["program"] != program:
-        raise ValueError(f"program is {certificate['program']!r:.80}, but it lies beside {program}")
+        raise ValueError(f"program is {certificate['program']!r:.80}, but it is stored beside program {program}")
     if not (isfinite(certificate["own"]) and certificate["own"] >= 0):
         raise ValueError(f"own is {certificate['own']!r}")
     check_entry_types(certificate["bounds"], (int, float), "bounds")
@@ -38,7 +38,7 @@ def check_certificate(certificate: Any, program: str) -> None:
     check_sentence_lengths(lengths)
     rows = sum(len(row) for entry in certificate["inputs"] for row in entry["tokens"]) + sum(map(sum, lengths))
     if rows > MAX_INPUT_ROWS:
-        raise ValueError(f"its inputs have {rows:,} rows, and {MAX_INPUT_ROWS:,} are the most")
+        raise ValueError(f"its inputs have {rows:,} rows, more than the {MAX_INPUT_ROWS:,} that are allowed")
 
 
 def without_lengths(certificate: object) -> object:

@@ -39,7 +39,7 @@ ANSWERS = tuple(
         "NextSentencePrediction",
     )
 )
-HEADED = "a head that an embedding would be computed without: "
+HEADED = "a head that an embedding program would ignore: "
 ALONE = "save the model without it, by transformers' AutoModel.from_pretrained(DIR).save_pretrained(NEW), or "
 ROWS = "take a row a token: --output rows"
 
@@ -402,7 +402,7 @@ def open_plain(model: str | Path) -> Checkpoint:
             return Checkpoint.open(download(str(model)), str(model))
         raise InputError(
             f"{model}: neither a model that opmatrix fetches ({', '.join(MODELS)}) nor a directory with "
-            f"config.json and {WEIGHTS} nor a .gguf file; what the hub calls so, transformers brings into "
+            f"config.json and {WEIGHTS} nor a .gguf file; save a model of the hub by transformers into "
             f"a directory: AutoModel.from_pretrained(NAME).save_pretrained(DIR), and so AutoTokenizer"
         )
     return Checkpoint.open(model)

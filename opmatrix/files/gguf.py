@@ -74,7 +74,7 @@ class Cursor:
     def take(self, count: int) -> bytes:
         """Read a number of bytes. Raises ValueError if the header's limit or the file ends before."""
         if count > self.left:
-            raise ValueError(f"it ends within what byte {self.at} says")
+            raise ValueError(f"it ends within the value that begins at byte {self.at}")
         self.left, self.at, data = self.left - count, self.at + count, self.raw.read(count)
         if len(data) != count:
             raise ValueError(f"it ends at byte {self.at}")
@@ -106,7 +106,7 @@ class Cursor:
             if length > MAX_STRING_BYTES:
                 raise ValueError(f"a text of {length} bytes at byte {self.at}")
             if length > self.left:
-                raise ValueError(f"it ends within what byte {self.at} says")
+                raise ValueError(f"it ends within the value that begins at byte {self.at}")
             words = read(length)
             self.left, self.at = self.left - length, self.at + length
             if len(words) != length:
@@ -188,7 +188,7 @@ def read_tensor_entry(cursor: Cursor) -> tuple[str, str, tuple[int, ...], int]:
     shape = tuple(cursor.scalar("Q") for _ in range(axes))[::-1]
     number, at = cursor.scalar("I"), cursor.scalar("Q")
     if number not in TENSOR_TYPES:
-        raise ValueError(f"tensor {name!r} has number type {number}; what is read: {', '.join(TENSOR_TYPES.values())}")
+        raise ValueError(f"tensor {name!r} has number type {number}; supported are {', '.join(TENSOR_TYPES.values())}")
     if 0 in shape or prod(shape) >= 1 << 40 or at >= 1 << 48:
         raise ValueError(f"tensor {name!r} is {shape} at byte {at}")
     return name, TENSOR_TYPES[number], shape, at
@@ -243,7 +243,7 @@ def check_entries(entries: Mapping[str, object], kind: str, file: Path, parts: o
         )
     if type(parts) is not int or parts > 1:
         raise InputError(
-            f"{file}: split.count is {parts!r:.40}: the tensors of one model lie in several files: join "
+            f"{file}: split.count is {parts!r:.40}: the tensors of one model are in several files: join "
             "them, by llama.cpp's llama-gguf-split --merge"
         )
     for name in REQUIRED:
@@ -345,7 +345,7 @@ def rename_tensors(
         pattern = ".".join(["blk", "#", *parts[2:]]) if layer else stem
         if pattern not in called or end not in ("weight", "bias"):
             raise InputError(
-                f"{tensor.file}: tensor {name!r} is none that the model would be computed with: take another file"
+                f"{tensor.file}: tensor {name!r} is not part of this model family: the file was made for another model"
             )
         if parts[-1] == ONE_SCORE and len(tensor.shape) == 1:
             tensor = tensor._replace(shape=(1, *tensor.shape))

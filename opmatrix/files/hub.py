@@ -35,7 +35,7 @@ def download(model: str) -> Path:
     except ImportError:
         by_hand = BY_HAND.format(repository, repository.partition("/")[2])
         raise InputError(
-            f"{model}: no directory is called so, and names of the hub need huggingface_hub: pip install "
+            f"{model}: no such directory, and names of the hub need huggingface_hub: pip install "
             f"huggingface_hub; or make a directory: {by_hand}"
         ) from None
     bring = partial(huggingface_hub.snapshot_download, repository, revision=revision)
@@ -47,7 +47,7 @@ def download(model: str) -> Path:
     except (OSError, ValueError) as error:
         complaint = next(iter(str(error).split("\n")), "") or type(error).__name__
         raise InputError(
-            f"{model}: no directory is called so, and huggingface_hub cannot give it: {complaint}: check the name"
+            f"{model}: no such directory, and huggingface_hub cannot download it: {complaint}: check the name"
         ) from error
 
 

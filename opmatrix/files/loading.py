@@ -75,7 +75,7 @@ def load(
             raw = opened.enter_context(open_regular(path))
             lies = tensors(raw, path)
             if both := held.keys() & lies.keys():
-                raise InputError(f"{path}: array {min(both)!r} lies in another file, too: {AGAIN}")
+                raise InputError(f"{path}: array {min(both)!r} is in another file, too: {AGAIN}")
             held, stored[path] = held | lies, ArrayFile(raw, copy)
         parts = collect_arrays(file, described, held, stored)
         read = list[Tokenizer]()
@@ -176,12 +176,12 @@ def check_own(file: Path, found: Mapping[str, object], steps: Iterable[Step], la
     called = [name for step in steps for name in list_own_names(step.attributes)]
     if called and found["version"] not in ANY_SIDES:
         raise InputError(
-            f"{file}: steps: {called[0].partition(':')[0]!r} is one's own, which no program of version "
+            f"{file}: steps: {called[0].partition(':')[0]!r} is user-defined, which no program of version "
             f"{found['version']} has: {AGAIN}"
         )
     owning = found["version"] == OWN_VERSION or (called and found["version"] == POINT_VERSION)
     if owning and field(file, found, "own", list) != [*dict.fromkeys(called)]:
-        raise InputError(f"{file}: own: {found['own']!r:.80} is not what its steps have of one's own: {AGAIN}")
+        raise InputError(f"{file}: own: {found['own']!r:.80} differs from the user-defined names of its steps: {AGAIN}")
     if not called:
         return
     from opmatrix.runtime.codegen.custom_modules import (  # imported here: most programs need it not
@@ -199,7 +199,7 @@ def made(
     if "output" in sides:
         if any(step.kernel == OLD for step in steps):
             raise ValueError(
-                f"its caches are steps, {OLD!r}: save it again, made anew by opmatrix.inference.cached.cached(program)"
+                f"its caches are steps, {OLD!r}: create it again by opmatrix.inference.cached.cached(program)"
             )
         return Program(steps, constants, sides["output"], meta)
     ports = [Port.read(name, port, HELD_NUMBERS) for name, port in sides["inputs"].items()]
@@ -237,13 +237,13 @@ def find_places(directory: Path, found: Mapping[str, object]) -> dict[str, Path]
         return places
     for name in field(file, found, FILES_ABOVE, list):
         if not isinstance(name, str) or name not in places or name == PROGRAM:
-            raise InputError(f"{file}: {FILES_ABOVE}: {name!r:.80} is no file: {AGAIN}")
+            raise InputError(f"{file}: {FILES_ABOVE}: {name!r:.80} is not a file: {AGAIN}")
         above = (directory / ".." / name, directory / ".." / ".." / name)
         places[name] = next((path for path in above if exists(path)), directory / name)
         if not exists(places[name]):
             raise InputError(
-                f"{directory}: {name} is missing, which this program has in common with the others of the "
-                "front that it was taken from: copy the whole directory of that, or save the program "
+                f"{directory}: {name} is missing, a file that this program shares with the others of its "
+                "front: copy the whole directory of the front, or save the program "
                 'alone, Program.load("MODEL.opmatrix/front/N").save("ALONE")'
             )
     return places
@@ -339,8 +339,8 @@ def collect_arrays(
             raise InputError(f"{file}: constants: one is called {name[:40]!r}…")
         if meta != ARRAY and kind not in FORMATS:
             raise InputError(
-                f"{file}: constants: {name!r}: there is no format {kind!r:.80} (any more): make the "
-                f"program anew; there are array, {', '.join(FORMATS)}"
+                f"{file}: constants: {name!r}: there is no format {kind!r:.80} in this version: create the "
+                f"program again; there are array, {', '.join(FORMATS)}"
             )
         keys = {name: ""} if meta == ARRAY else {f"{name}.{key}": key for key in FORMATS[kind].fields}
         if lost := [key for key in keys if key not in found]:

@@ -41,7 +41,7 @@ DTYPES = {
 GAP = "padding"  # prefix of the names of padding arrays
 PIECE = 1 << 20  # bytes that are hashed at a time
 HASH_THREADS = 4  # threads that hash: more would wait for memory
-AGAIN = "copy the whole directory again, or make the program anew"
+AGAIN = "copy the whole directory again, or create the program again"
 
 
 def write_tensors(arrays: Mapping[str, Numeric], file: Path, gap: str = GAP) -> None:

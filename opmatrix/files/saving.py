@@ -356,7 +356,7 @@ def name_own(program: Program) -> list[str]:
             if strange := find_unlasting(step.attributes):
                 raise InputError(
                     f"not saved: steps[{number}] computes {strange}, which only rewriting and training "
-                    "make, and no file holds: say it by operators of opmatrix"
+                    "create and a file cannot hold: express it by operators of opmatrix"
                 )
     called = [*dict.fromkeys(name for step in program.steps for name in list_own_names(step.attributes))]
     if called:

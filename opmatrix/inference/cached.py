@@ -20,7 +20,8 @@ from opmatrix.runtime.seen import pattern
 
 CAUSAL = "sequence & causal"  # the rows that a row sees through caches, at most
 ELSEWHERE = (
-    f"it reads other rows; of new rows alone only attention where {CAUSAL!r} can be computed, with a window or without"
+    f"it reads other rows; from new rows alone only attention where {CAUSAL!r}, with a window or without, can be "
+    "computed"
 )
 
 
@@ -48,7 +49,7 @@ def cached(program: Program, number: str | None = None) -> Program:
                 steps.append(forms.appending(name))
         steps.append(attention_of_caches(step, call))
     if not ports:
-        raise InputError("cached: no step of this program is attention: nothing is to be cached")
+        raise InputError("cached: no step of this program is attention: there is nothing to cache")
     read = {name for step in steps for name in step.operands.values()}
     steps = [step for step in steps if step.output in read or step.output not in forms.rounding]
     meta = {name: entry for name, entry in program.meta.items() if name != "certificate"}

@@ -28,7 +28,7 @@ def rewritten_outputs(model: Operator, windows: bool = False) -> dict[str, Opera
     recalling = Recalling(windows)
     term = recalling.rewritten(model, I)
     if not recalling.outputs:
-        raise InputError("cached: no operator of this model is attention: nothing is to be cached")
+        raise InputError("cached: no operator of this model is attention: there is nothing to cache")
     return {OUTPUT: term, **recalling.outputs}
 
 
@@ -108,8 +108,8 @@ class Recalling:
 def apart(what: str) -> str:
     """Return the error text for an operator that needs the distances of rows."""
     return (
-        f"cached: {what}: no term says how far rows of caches lie apart: search the model as it is, and take "
-        "cached(program) of what is found"
+        f"cached: {what}: no term expresses distances between rows of caches: search the model as it is, and apply "
+        "cached(program) to the result"
     )
 
 

@@ -55,7 +55,9 @@ def compile_ahead(program: "Program", progress: Callable[[str, float], None]) ->
         open_to_readers(directory)
     after = {entry.path for entry in list_entries(place, objects.CODES)}
     if lost := [name for name in objects.LOADED.keys() - loaded if objects.file(place, name) not in after]:
-        raise InputError(f"{place}: {len(lost)} kernels are not kept there, {min(lost)} among them: make room there")
+        raise InputError(
+            f"{place}: {len(lost)} kernels could not be stored there, {min(lost)} among them: make room there"
+        )
     return CompiledKernels(place, NAME, len(after), count_bytes(place), len(after - before), find_closed(place))
 
 

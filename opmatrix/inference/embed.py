@@ -99,8 +99,8 @@ def mention_length(program: "Program", batch: Batch) -> None:
     if (longest := int(np.diff(batch.starts).max())) > seen:
         MENTIONED.add(program)
         tell(
-            f"a text of {longest} tokens: this program was verified on texts of up to {seen}; beyond that nothing is "
-            f"stated: make it anew for such texts (optimize --tokens {longest})"
+            f"a text of {longest} tokens: this program was verified on texts of up to {seen}; beyond that no error "
+            f"is stated: optimize again for such texts (optimize --tokens {longest})"
         )
 
 
@@ -165,9 +165,7 @@ def decode_lines(opened: BinaryIO, name: str | Path) -> Iterator[str]:
     try:
         for number, raw in enumerate(iter(partial(opened.readline, MAX_LINE_BYTES + 1), b"")):
             if len(raw) > MAX_LINE_BYTES:
-                raise InputError(
-                    f"{name_line(name, number)}: more than {MAX_LINE_BYTES:,} bytes: it is to be one text a line"
-                )
+                raise InputError(f"{name_line(name, number)}: more than {MAX_LINE_BYTES:,} bytes: give one text a line")
             yield raw.decode("utf-8-sig" if number == 0 else "utf-8", "surrogateescape").rstrip("\r\n")
     except OSError as error:
         raise InputError(f"{name}: {reason(error)}: give a file, one text a line") from error
@@ -247,7 +245,7 @@ def replaceable(out: Path) -> None:
         raise InputError(f"{out}: it exists and is no .npy file: choose another name or remove it")
     if out.suffix.lower() != ".npy":
         raise InputError(
-            f"{out}: embeddings are written as NumPy's arrays: let its name end in .npy, "
+            f"{out}: embeddings are written as NumPy arrays: give a name that ends in .npy, "
             f"{out.with_suffix('.npy').name} say"
         )
 

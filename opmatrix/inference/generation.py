@@ -88,13 +88,13 @@ def decodable(program: "Program", cache: str | None = None) -> "Program":
     causal attention does, and for caches of another type than its own, or of an unknown one."""
     if not speaks(program):
         name = program.meta.get("model", "this program")
-        raise InputError(f"generate: {name!s:.80} is no language model: its rows are no scores of a vocabulary")
+        raise InputError(f"generate: {name!s:.80} is not a language model: its rows are not scores of a vocabulary")
     if cache is not None:
         check_cache(cache)
     if not program.state:
         return program.decode_with(cache)
     if cache not in (None, number := cache_number(program)):
-        raise InputError(f"cache {cache!r}: this program has caches of its own, of {number}: leave it out")
+        raise InputError(f"cache {cache!r}: this program already has caches, of {number}: leave it out")
     return program
 
 
@@ -168,7 +168,7 @@ def whole_ids(prompt: Iterable[object], place: int) -> list[int]:
     ids = []
     for token in prompt:
         if not is_whole(token):
-            raise InputError(f"prompt {place}: {token!r:.40} is no token id: give whole numbers, or text alone")
+            raise InputError(f"prompt {place}: {token!r:.40} is not a token id: give whole numbers, or text alone")
         ids.append(int(cast(int, token)))
     return ids
 

@@ -82,7 +82,7 @@ class Pooling:
         result is (S, n), with n times the number of modes if there are several. Raises ValueError for a sentence
         without rows."""
         if (rows := np.diff(starts)).min() < 1:
-            raise ValueError(f"pooling: every sentence needs a row, lengths are {rows.tolist()}")
+            raise ValueError(f"pooling: every sentence needs at least one row, but the lengths are {rows.tolist()}")
         pooled: HiddenRows = np.concatenate([MODES[mode](hidden, starts) for mode in self.modes], 1, dtype=np.float64)
         return (normalise_rows(pooled) if self.normalise else pooled).astype(hidden.dtype)
 

@@ -45,8 +45,8 @@ class Sampling:
         best = int(scores.argmax())  # the first NaN if there is one
         if not isfinite(scores[best]):
             raise InputError(
-                f"scores: that of token {best} at position {position} is {scores[best]}: float32 does not "
-                "carry this model"
+                f"scores: token {best} at position {position} has the score {scores[best]}: the "
+                "model overflows in float32"
             )
         if not self.temperature:
             return best

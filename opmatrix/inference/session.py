@@ -61,7 +61,7 @@ def alone(call: F) -> F:
     def entered(session: "Pages", *args: object, **named: object) -> object:
         """Call the method with its session marked as inside. Raises InputError if it is inside already."""
         if session in INSIDE.get():
-            raise InputError("session: it is called back within a call of its own: wait until that has ended")
+            raise InputError("session: it is called within one of its own calls: wait until that call has returned")
         INSIDE.set((*INSIDE.get(), session))
         return call(session, *args, **named)
 
@@ -140,8 +140,8 @@ class Pages:
             )
         if (needed := max(0, length - self.behind)) < (first := self.first_held(sequence)) and length:
             raise InputError(
-                f"rewind: sequence {sequence.number} of {has} rows holds those from {first} on, and at "
-                f"{length} sees those from {needed} on: go back to 0, or start(capacity, rewinds="
+                f"rewind: sequence {sequence.number} of {has} rows holds rows {first} and later, but at "
+                f"{length} it reads rows {needed} and later: go back to 0, or start(capacity, rewinds="
                 f"{has - length})"
             )
         self.commit({**self.state.sequences, sequence: self.cut(sequence, length)})
@@ -240,7 +240,7 @@ class Pages:
             more = self.capacity + side * (need - len(usage.free))
             raise InputError(
                 f"step: space C is full: {demand}, and {len(usage.free)} of {len(self.before)} are free: "
-                f"start(capacity={more}), or let sequences leave; they have what they had"
+                f"start(capacity={more}), or let sequences leave; no sequence was changed"
             )
 
     # ---- pages

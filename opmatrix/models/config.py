@@ -202,4 +202,4 @@ def spelt(value: object) -> str:
 
 
 NOT_QUANTISED = never({}, "weights are read as plain numbers, so save the model dequantised")  # quantization_config
-ALONE = never(False, "a program has one input, so no keys of another model")  # add_cross_attention
+ALONE = never(False, "a program has one input, so cross-attention is not supported")  # add_cross_attention

@@ -9,7 +9,7 @@ from opmatrix.models.config import ArraySource, Settings, declares, dimension, f
 from opmatrix.models.experts import EXPERT_KEYS, GATED, Experts, plain_unit, renormalised
 from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, decoder
 
-LATENT = "latent attention is not built: attention is grouped here"
+LATENT = "latent attention is not implemented, only grouped attention"
 BELOW_ALL = -1e9  # a number below any score of an expert
 DEEPSEEK_KEYS = (
     LLAMA_KEYS

@@ -43,7 +43,7 @@ from opmatrix.models.config import (
     wrong,
 )
 
-SCORES_SCALED = "scores are divided by the root of a head's columns here"
+SCORES_SCALED = "scores are always divided by the root of a head's columns"
 GPT = TensorNames("transformer.", (), (".attn.bias", ".attn.masked_bias"), "wte.weight", "lm_head.weight")
 
 Perceptron: TypeAlias = Callable[[str], Operator]  # builds a perceptron by its name
@@ -122,7 +122,7 @@ BLOOM_KEYS = dict(
     max_position_embeddings=dimension(2048).under("seq_length"),
     layer_norm_eps=real(1e-20, 1, 1e-5).under("layer_norm_epsilon"),
     tie_word_embeddings=flag(True),
-    apply_residual_connection_post_layernorm=never(False, "what is added to is the value before its norm here"),
+    apply_residual_connection_post_layernorm=never(False, "the residual is always the value before its norm"),
     quantization_config=NOT_QUANTISED,
 )
 

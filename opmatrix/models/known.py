@@ -50,8 +50,8 @@ def find_known(name: str) -> KnownModel:
     if is_known(name):
         return load_known()[name.lower()]
     raise InputError(
-        f"{name}: no well-known model is called so; {suggest_name(name.lower(), names())}there are "
-        f"{', '.join(names())}; of any other give its config.json"
+        f"{name}: there is no well-known model of this name; {suggest_name(name.lower(), names())}there are "
+        f"{', '.join(names())}; for any other, give its config.json"
     )
 
 

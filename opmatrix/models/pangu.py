@@ -26,7 +26,7 @@ from opmatrix.models.experts import DENSE_LAYERS, EXPERT_KEYS, GATED, Experts, b
 from opmatrix.models.gpt2 import GPT, SCORES_SCALED
 from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder
 
-SECOND = "the second version of this model computes otherwise"
+SECOND = "the second version of this model differs and is not supported"
 SCALED = "shares of the chosen experts are scaled by router_scale alone"
 
 
@@ -103,7 +103,9 @@ def pangu_pro(config: Settings, at: ArraySource) -> Operator:
     act, shared = ACTIVATIONS[config["hidden_act"]], config["shared_expert_intermediate_size"]
     experts = Experts(count, config["moe_intermediate_size"], groups)
     if not divides(groups, count):
-        raise wrong("num_experts_per_tok", groups, f"a divisor of num_experts, {count}: one of each group is asked")
+        raise wrong(
+            "num_experts_per_tok", groups, f"a divisor of num_experts, {count}: one expert of each group is selected"
+        )
 
     def unit(l: int, name: str) -> Operator:
         """Build the unit of layer l: gated in the listed layers, else one expert of each group, and the shared one.
@@ -111,7 +113,7 @@ def pangu_pro(config: Settings, at: ArraySource) -> Operator:
         if l in config["mlp_only_layers"]:
             if (inner := config["intermediate_size"]) is not None:
                 return plain_unit(at, name, n, inner, act)
-            raise wrong("intermediate_size", None, "a whole number, as mlp_only_layers ask")
+            raise wrong("intermediate_size", None, "a whole number, as mlp_only_layers require")
         gate = best_of_groups(groups) * const(at(f"{name}.router_scale", 1, count))
         return experts.layer(at, name, n, act, gate) + plain_unit(at, f"{name}.shared_expert", n, shared, act)
 

@@ -32,7 +32,7 @@ def windows(config: Settings) -> Callable[[int], Pattern]:
     if len(kinds) != layers:
         raise wrong("layer_types", kinds, f"as long as there are layers, {layers}")
     if seen is None and "sliding_attention" in kinds:
-        raise wrong("sliding_window", seen, "a whole number, as layer_types ask")
+        raise wrong("sliding_window", seen, "a whole number, as layer_types require")
     return lambda l: looking_back(seen if LAYER_TYPES[kinds[l]] else None)
 
 

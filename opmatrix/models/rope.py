@@ -105,7 +105,7 @@ def rope(config: Settings, d: LiveSize) -> Operator:
     values = settings(stated, keys | plain | dict(original_max_position_embeddings=dimension(original)))
     turning = share_of(d, values["partial_rotary_factor"])
     if not turning or not divides(2, turning):
-        raise wrong("head_dim", d, f"such that an even number of its columns turn, not {turning}")
+        raise wrong("head_dim", d, f"such that an even number of its columns rotate, not {turning}")
     if certain(positions * turning > MAX_TABLE_NUMBERS):
         positions = MAX_TABLE_NUMBERS // turning
     base = values["rope_theta"]

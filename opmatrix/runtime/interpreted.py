@@ -25,7 +25,7 @@ from opmatrix.runtime.declarations.arguments import Arguments, Doubles, split_op
 from opmatrix.runtime.terms import measured, parse_operator
 
 UNWRITABLE = (
-    "it is one's own and has no name: declare it by @pattern (opmatrix.algebra.positions.patterns), or "
+    "it is user-defined and has no name: declare it by @pattern (opmatrix.algebra.positions.patterns), or "
     "evaluate the term itself, x @ term"
 )
 

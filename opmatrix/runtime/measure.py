@@ -30,7 +30,9 @@ def measure(
     In every round each program runs each batch once, one after the other, in an order that rotates from round to round;
     `warm` rounds before are not counted. progress(done, of) is called after each round."""
     if not programs or not batches or rounds < 1:
-        raise ValueError(f"measure: {len(programs)} programs, {len(batches)} batches and {rounds} rounds: give some")
+        raise ValueError(
+            f"measure: {len(programs)} programs, {len(batches)} batches and {rounds} rounds: give at least one of each"
+        )
     calls = {name: getattr(program, "run", program) for name, program in programs.items()}
     taken: Seconds = {name: [] for name in calls}
     with undisturbed():

@@ -296,8 +296,8 @@ class Program(Reopened):
             return self.run(batch)
         if head := self.meta.get("head"):
             raise InputError(
-                f"{head!s:.300}: the model answers by a head, and the mean of its rows is none of its "
-                "answers: take the rows, program.run(program.tokenizer.encode(texts))"
+                f"{head!s:.300}: the model returns the scores of a head, and their mean over rows is "
+                "not one of its results: take the rows, program.run(program.tokenizer.encode(texts))"
             )
         vectors: Floats = self.pooling(self.run(batch), batch.starts)
         return vectors
@@ -348,7 +348,7 @@ class Program(Reopened):
         ValueError if a step lacks an extent, TypeError for two numbers."""
         if isinstance(batch, tuple) and len(batch) == 2 and all(isinstance(number, int | float) for number in batch):
             raise TypeError(
-                f"extents: {batch} does not say what each pattern holds: give a batch, or "
+                f"extents: {batch} does not have the extents of each pattern: give a batch, or "
                 f"Extents({{T: {batch[0]}, pairs[sequence]: {batch[1]}}})"
             )
         return batch if isinstance(batch, Extents) else self.schedule.extents(batched(batch), self.patterns)

@@ -198,7 +198,7 @@ class Recorded:
         from formats.kernels.engine.replay import clock, nanoseconds
 
         if not clock():
-            raise RuntimeError("steps are not timed here: native code finds no clock")
+            raise RuntimeError("steps cannot be timed: native code has no clock on this system")
         scripts, stamps = self.replay(values, clock())
         since = 1e-9 * nanoseconds(stamps)
         taken = [

@@ -33,8 +33,8 @@ class Reopened:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.directory is None:
             raise TypeError(
-                "a program is pickled by its directory, and this one lies in none: program.save(DIR) "
-                "first, and DIR is to be where the other process runs"
+                "a program is pickled by its directory, and this one has none: program.save(DIR) "
+                "first, into a directory that the other process can read"
             )
         return reopen, (str(self.directory), self.hash, self.laws)
 
@@ -47,6 +47,6 @@ def reopen(directory: str, wanted: str, laws: str | None) -> Program:
     if program.hash != wanted:
         raise InputError(
             f"{directory}: it holds the program {program.hash}, and {wanted} was pickled: save that one "
-            "there, or pickle it anew"
+            "there, or pickle this one again"
         )
     return program

@@ -110,7 +110,7 @@ def call(
         raise ValueError(f"{step.output!r} is already defined")
     for operand, name in step.operands.items():
         if name not in number and name not in constants:
-            raise ValueError(f"{operand} is {name!r}, which no earlier step gives and no constant is named")
+            raise ValueError(f"{operand} is {name!r}, which is neither the output of an earlier step nor a constant")
     kernel = KERNELS[step.kernel]
     operands = {operand: shapes.get(name, constants.get(name)) for operand, name in step.operands.items()}
     bound = kernel.bind(operands, step.attributes)
@@ -138,7 +138,7 @@ def check_state(calls: Sequence[Call], names: Sequence[str], state: Mapping[int,
     for i, behind in state.items():
         named = f"state: {names[i]!r}, {calls[i].shape} in space C"
         if not isinstance(calls[i].shape, Cache):
-            raise ValueError(f"state: {names[i]!r} is {calls[i].shape}: rows that a session holds are of space C")
+            raise ValueError(f"state: {names[i]!r} is {calls[i].shape}: state must be rows of space C")
         readers = reading.get(i, [])
         writers = [j for j in readers if calls[j].values.get(calls[j].kernel.inplace or "") == i]
         if not writers:

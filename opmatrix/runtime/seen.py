@@ -38,10 +38,11 @@ def check_pattern(a: Arguments) -> None:
     if not seen.within:
         raise ValueError(f"where: {a.where!r} looks beyond sequences")
     if len(seen.data) != count:
-        raise ValueError(f"where: {a.where!r} speaks of {len(seen.data)} tables, given {count}")
+        raise ValueError(f"where: {a.where!r} refers to {len(seen.data)} tables, got {count}")
     if seen.reach is None and getattr(a, "number_type", "float32") != "float32":
         raise ValueError(
-            f"where: {a.where!r}: whom a query sees is no range of positions, which {a.number_type} attention needs"
+            f"where: {a.where!r}: the keys that a query sees are not a contiguous range of positions, which "
+            f"{a.number_type} attention needs"
         )
 
 
@@ -49,7 +50,7 @@ def check_reach(a: Arguments) -> None:
     """Raise ValueError if a step's queries see no range of positions, which some kernels require."""
     check_pattern(a)
     if not pattern(a).reach:
-        raise ValueError(f"where: {a.where!r}: whom a query sees is no range of positions")
+        raise ValueError(f"where: {a.where!r}: the keys that a query sees are not a contiguous range of positions")
 
 
 def fields(a: Arguments) -> dict[str, int]:

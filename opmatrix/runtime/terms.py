@@ -46,9 +46,9 @@ def parse_operator(text: str, shapes: Sequence[Shape], arrays: Sequence[object])
             depths[operator] = max([depths.get(first, 0), *(depths[child] + 1 for child in others)])
             readings[operator] = read_at_once(operator, readings)
             if depths[operator] > MAX_NESTING:
-                raise ValueError(f"nodes lie {depths[operator]} within one another; {MAX_NESTING} may")
+                raise ValueError(f"nodes are nested {depths[operator]} deep; at most {MAX_NESTING} are allowed")
             if (count := readings[operator]) > READINGS:
-                raise ValueError(f"nodes are read {count:,} times; {READINGS:,} may be")
+                raise ValueError(f"nodes are read {count:,} times; at most {READINGS:,} are allowed")
     except FAULTS as error:
         raise ValueError(describe_error(error)) from None
     return nodes[-1]
@@ -78,14 +78,14 @@ def node(entry: object, nodes: Sequence[Operator], shapes: Sequence[Shape], arra
             for size in (*operator.into, *operator.out):
                 bounded(size)
             return operator
-    raise ValueError(f"{entry!r:.80} is no node")
+    raise ValueError(f"{entry!r:.80} is not a node")
 
 
 def pick_item(k: object, among: Sequence[Item]) -> Item:
     """Return the k-th item. Raises ValueError if there is none."""
     if type(k) is int and 0 <= k < len(among):
         return among[k]
-    raise ValueError(f"{k!r:.80} is none of {len(among)}")
+    raise ValueError(f"{k!r:.80} is not an index below {len(among)}")
 
 
 def attribute(given: object, wanted: object, arrays: Sequence[object]) -> object:

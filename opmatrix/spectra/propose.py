@@ -310,7 +310,7 @@ def judge_candidate(
     except Exception as failure:
         return fail(each, f"{type(failure).__name__}: {failure}")
     if np.isnan(error):
-        return fail(each, "what it makes of the weight is not finite")
+        return fail(each, "the approximated weight is not finite")
     if error > limits.error:
         return rejected(each, f"error {100 * error:.3g} % is over the limit {100 * limits.error:.3g} %")
     flops, stored = count_declared(each.method, each.parameters, *shape)

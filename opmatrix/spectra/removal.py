@@ -53,7 +53,7 @@ def removals(
         raise InputError(f"remove: {len(w)} inputs in groups of {group}: give a divisor")
     for count in counts:
         if not 0 <= count < len(w) // group:
-            raise InputError(f"remove: {count} of {len(w) // group} groups of inputs: at least one is left")
+            raise InputError(f"remove: {count} of {len(w) // group} groups of inputs: at least one must be left")
     state, energy, done = Surgery.of(w, inverse(g), group), output_energy(w, g), 0
     for count in counts:
         for _ in range(count - done):

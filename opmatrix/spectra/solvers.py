@@ -84,7 +84,7 @@ def lobpcg(given: object, count: int, symmetric: bool, seed: int) -> Matrix:
     from scipy.sparse.linalg import lobpcg as scipy_lobpcg
 
     if not symmetric:
-        raise InputError("eigenvalues: 'lobpcg' needs a symmetric operator; say symmetric=True if it is")
+        raise InputError("eigenvalues: 'lobpcg' needs a symmetric operator; give symmetric=True if it is")
     implicit = as_linear_operator(given)
     start = np.random.default_rng(seed).standard_normal((implicit.shape[0], min(2 * count, implicit.shape[0])))
     with warnings.catch_warnings():
@@ -94,7 +94,7 @@ def lobpcg(given: object, count: int, symmetric: bool, seed: int) -> Matrix:
     order = np.argsort(-abs(values), kind="stable")[:count]
     left = np.linalg.norm(implicit @ vectors[:, order] - vectors[:, order] * values[order], axis=0).max()
     if left > 1e-6 * abs(values[order[0]]):
-        raise failed("lobpcg", f"a residual of {left:.1e} is left")
+        raise failed("lobpcg", f"the residual is {left:.1e}")
     return np.asarray(values[order])
 
 
@@ -109,7 +109,7 @@ def united(given: Shaped, count: int, symmetric: bool, seed: int) -> Matrix:
 
 def failed(solver: str, why: str) -> InputError:
     """Return the error of a solver that did not converge."""
-    return InputError(f"eigenvalues: solver {solver!r} did not converge ({why}); ask for fewer or take another solver")
+    return InputError(f"eigenvalues: solver {solver!r} did not converge ({why}); request fewer or take another solver")
 
 
 EIGEN: dict[str, Callable[..., Matrix]] = {"lapack": lapack, "arpack": arpack, "lobpcg": lobpcg, "unite": united}
@@ -130,7 +130,7 @@ def choose_solver(solver: str, table: Collection[str], given: Shaped, count: int
     if solver != "lapack" and (count is None or count > room):
         raise InputError(
             f"spectra: solver {solver!r} finds at most {room} of {small} here, {count or 'all'} were "
-            f"asked for; say a smaller count or take 'lapack'"
+            f"requested; give a smaller count or take 'lapack'"
         )
     return solver
 

@@ -181,8 +181,8 @@ class SparseAttentionTrials(Trials[BlockSubstitution]):
             return ""
         judged, timed = (int(sentence_lengths(batch).max()) for batch in (self.workload.state, self.workload.timed))
         return (
-            f"attention sees all keys: texts that errors are stated of have {judged} tokens at most, which does "
-            f"not say what fewer keys change in {timed}: give --text with longer lines, or with more of them"
+            f"attention sees all keys: the texts for stating errors have at most {judged} tokens, too few to "
+            f"measure the effect of fewer keys in {timed}: give --text with longer lines, or with more of them"
         )
 
     @cached_property

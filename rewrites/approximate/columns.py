@@ -323,7 +323,7 @@ class Master:
             )
         solution = linprog(cost, A_ub=most, b_ub=ends, A_eq=flow, b_eq=needed, bounds=(0, None), method="highs")
         if solution.x is None:
-            raise Infeasible("no program leads through the whole model")
+            raise Infeasible("no choice of columns covers the whole model")
         links = {
             link: max(0.0, -solution.ineqlin.marginals[len(self.limits) + row]) * self.scale
             for link, row in self.links.items()

@@ -118,10 +118,14 @@ class Front:
         small = self.within(error, None, OBJECTIVES[1], False) if error else None
         size = min(self.bytes(program) for program in (self.exact, *([self.found[id(small)][0]] if small else [])))
         close = self.within(1.0, memory, CLOSEST, False)
-        least = f"{self.found[id(close)][2]:.3g}" if close is not None else "none that any program has"
+        least = (
+            f"the least error within the memory is {self.found[id(close)][2]:.3g}"
+            if close is not None
+            else "no program fits the memory"
+        )
         return (
             f"no program within --memory {memory / 1e6:g} and --error {error:g}: the smallest within the error "
-            f"needs {size / 1e6:.3g} MB, the least error within the memory is {least}"
+            f"needs {size / 1e6:.3g} MB, {least}"
         )
 
     def bytes(self, program: Program) -> float:

@@ -78,7 +78,7 @@ def levels(found: Sequence[Curve], what: Sequence[str], shares: Sequence[float] 
     InputError where no number can be removed."""
     most = sum(curve.losses[-1].gone for curve in found)
     if not most:
-        raise InputError(f"--remove {','.join(what)}: the model has none that could go: leave the option out")
+        raise InputError(f"--remove {','.join(what)}: the model has none to remove: leave the option out")
     solved = (cheapest_level(found, share * most) for share in shares or SHARES)
     return [*dict.fromkeys(solved)]
 

@@ -88,7 +88,9 @@ class Removed:
         off = difference(dense(self.model, batch), dense(self.zeroed, batch))
         if off <= EQUAL:
             return off
-        raise VerificationError(3, self.name, "the smaller model is not the one with rows of zeros", difference=off)
+        raise VerificationError(
+            3, self.name, "the smaller model differs from the one with rows of zeros", difference=off
+        )
 
     def described(self) -> dict[str, object]:
         """Return the removal as JSON."""
@@ -143,7 +145,7 @@ def fit_removals(
     name, n = pair.weight.label, rows.shape[1]
     if len(rows) < n:
         raise InputError(
-            f"--calibrate: {len(rows)} tokens say too little of the {n} inputs of {name}: give a text of "
+            f"--calibrate: {len(rows)} tokens are too few for the {n} inputs of {name}: give a text of "
             f"{n} tokens or more"
         )
     gram = Gram.of(rows, f"what {name} reads")
@@ -172,7 +174,7 @@ def check_removal(what: Sequence[str], file: object) -> None:
         if name not in WHAT:
             raise InputError(f"--remove {name}: it is one of {', '.join(WHAT)}, or both with a comma")
     if file is not None and not what:
-        raise InputError(f"--calibrate {file}: it fits what is left by --remove: give that, too")
+        raise InputError(f"--calibrate {file}: it is used with --remove only: give that, too")
 
 
 def every_coupled(model: Operator) -> list[CoupledWeights]:

@@ -60,7 +60,7 @@ def run_command(began: float | None = None) -> None:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in NO_ROOM:  # a requested file has its own message
             discard(1)
-            exit_with(f"{error.filename or 'what is printed'}: not written: {error.strerror}: make room there", 1)
+            exit_with(f"{error.filename or 'the output'}: not written: {error.strerror}: make room there", 1)
         from rewrites.cli.outputs import FAULT, report_fault
 
         exit_with(report_fault(error), FAULT)
@@ -123,7 +123,7 @@ def discard(*streams: int) -> None:
 def usage(error: object) -> str:
     """Return the usage of the command that was not understood, if it is known."""
     context = getattr(error, "ctx", None)
-    return "" if context is None else f" ({context.get_usage()}; {context.command_path} -h says more)"
+    return "" if context is None else f" ({context.get_usage()}; see {context.command_path} -h)"
 
 
 def exit_with(message: str, status: int) -> NoReturn:

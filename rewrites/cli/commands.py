@@ -163,8 +163,8 @@ def refuse(memory: float | None, number_type: str, output: str) -> None:
 
 @app.command()
 def calibrate(context: typer.Context, results: options.Results = None) -> None:
-    """Measure this machine, a minute or two once kernels are compiled: peaks, bandwidths, the fastest BLAS, what every
-    kernel's time grows with."""
+    """Measure this machine, a minute or two once kernels are compiled: peaks, bandwidths, the fastest BLAS, and the
+    price of every kernel as a formula of its sizes."""
     from rewrites.workload.phases import Report, silence_stdout
 
     possible({"--json": (results, writable)})
@@ -187,15 +187,15 @@ def compile_program(
             "--into",
             metavar="CACHE",
             help=(
-                "a directory to keep kernels in, DIRECTORY/cache say; OPMATRIX_CACHE is to name it where the "
+                "a directory to store kernels in, such as DIRECTORY/cache; set OPMATRIX_CACHE to it where the "
                 "program runs"
             ),
         ),
     ] = None,
     own: options.OwnThings = None,
 ) -> None:
-    """Compile ahead all that a saved program needs on this processor, into the user's cache or another one, for all
-    users to read: a process that runs it later compiles nothing, and need not write anywhere."""
+    """Compile all kernels of a saved program for this processor in advance, into the user's cache or another one, for
+    all users to read. A process that runs the program later compiles nothing, and needs no place to write."""
     from rewrites.cli.machine.calibrate import compile_into
 
     say(compile_into(directory, cache, own, context.obj))
@@ -209,8 +209,8 @@ def run(
     results: options.Results = None,
     own: options.OwnThings = None,
 ) -> None:
-    """Run a saved program on text: the embedding that `embed` gives each sentence, and how alike the sentences are; of
-    a language model, the likeliest tokens that follow each."""
+    """Run a saved program on text: print the embedding of each sentence, as `embed` computes it, and the similarity of
+    the sentences; for a language model, the likeliest next tokens of each."""
     from opmatrix.runtime.program import Program
     from rewrites.metrics.texts_run import run_texts
 
@@ -224,7 +224,7 @@ def run(
 def generate_text(
     context: typer.Context,
     model: options.ModelOrSaved,
-    prompt: Annotated[str, typer.Argument(help="the text that goes on")],
+    prompt: Annotated[str, typer.Argument(help="the text to continue")],
     max_tokens: options.MaxTokens = 128,
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = None,
@@ -235,8 +235,8 @@ def generate_text(
     results: options.Results = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Write what follows a prompt, token by token, by a language MODEL's exact program, or by a saved one. The text is
-    the same each time; with a temperature it is drawn, by a seed."""
+    """Continue a prompt token by token, by a language MODEL's exact program or by a saved one. The text is the same
+    each time; with a temperature it is drawn from a seed."""
     from rewrites.cli.generate import write_reply
 
     write_reply(
@@ -259,15 +259,17 @@ def generate_text(
 def embed_file(
     directory: options.Saved,
     file: Annotated[str, typer.Argument(help="a file of texts, one a line; - for the standard input")],
-    out: Annotated[Path, typer.Option(metavar="OUT.npy", help="float32, a row for each line")],
-    rows: Annotated[int | None, typer.Option(help="tokens of a batch, about")] = None,
+    out: Annotated[Path, typer.Option(metavar="OUT.npy", help="where to write float32, a row for each line")],
+    rows: Annotated[int | None, typer.Option(help="approximate number of tokens of a batch")] = None,
     truncate: options.Truncate = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="a line that cannot be embedded: a row of NaN")] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="write a row of NaN for a line that cannot be embedded")
+    ] = False,
     own: options.OwnThings = None,
 ) -> None:
-    """Embed every line of a FILE with a saved program, written whole or not at all: a row each, pooled as the
-    checkpoint's 1_Pooling and Normalize say, or the mean of length one where it says nothing; of a language model, the
-    scores of what follows its last token."""
+    """Embed every line of a FILE with a saved program, one row a line; the output is written whole or not at all. Rows
+    are pooled as the checkpoint's 1_Pooling and Normalize declare, by default to the mean, scaled to length one. A
+    language model writes the scores of the token after each line."""
     from opmatrix.inference import embed
     from opmatrix.runtime.program import Program
 
@@ -288,21 +290,24 @@ def embed_file(
 def evaluate(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL|DIR...", help="checkpoints or saved programs; the first is compared with"),
+        typer.Argument(
+            metavar="MODEL|DIR...", help="checkpoints or saved programs; the others are compared with the first"
+        ),
     ],
     pairs: Annotated[
         Path | None, typer.Option(metavar="CSV", help="sentence1, sentence2, score, with or without a header")
     ] = None,
     text: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="a text that language models foresee, in windows of 512 tokens")
+        Path | None,
+        typer.Option(metavar="FILE", help="a text for language models to predict, in windows of 512 tokens"),
     ] = None,
-    tokens: Annotated[int | None, typer.Option(help="only so many of the text's first tokens")] = None,
+    tokens: Annotated[int | None, typer.Option(help="score only the first tokens of the text")] = None,
     results: options.Results = None,
     truncate: options.Truncate = None,
     own: options.OwnThings = None,
 ) -> None:
     """Score checkpoints and saved programs. With --pairs: Spearman's correlation, times 100, of the cosines of sentence
-    pairs, as `embed` embeds them, with scores of people. With --text: the perplexity of language models, and nats a
+    pairs, as `embed` embeds them, with scores by people. With --text: the perplexity of language models, and nats a
     byte."""
     from rewrites.metrics import evaluate as evaluation
     from rewrites.metrics.pairs import SentencePairs
@@ -310,9 +315,9 @@ def evaluate(
 
     possible({"--json": (results, writable)}, models, pairs, text, own)
     if tokens is not None and text is None:
-        raise InputError(f"--tokens {tokens}: it is of a text: give --text FILE")
+        raise InputError(f"--tokens {tokens}: it belongs to a text: give --text FILE")
     if tokens is not None and tokens < 2:
-        raise InputError(f"--tokens {tokens}: at least 2, as the first is not foreseen")
+        raise InputError(f"--tokens {tokens}: at least 2, as the first is not predicted")
     if text is not None and pairs is None:
         with silence_stdout():
             told = evaluation.foreseen(models, text, tokens, Report(), own)
@@ -320,7 +325,7 @@ def evaluate(
         say(evaluation.told_foreseen(told))
         return
     if pairs is None or text is not None:
-        raise InputError("evaluate: give --pairs CSV or --text FILE, one of them")
+        raise InputError("evaluate: give one of --pairs CSV and --text FILE")
     sentence_pairs = SentencePairs.read(pairs)
     with silence_stdout():
         scores = evaluation.evaluate_all(models, sentence_pairs, Report(), truncate, own)
@@ -332,10 +337,10 @@ def evaluate(
 def doctor(
     results: options.Results = None,
     clean: Annotated[
-        bool, typer.Option("--clean", help="remove from the cache what this version makes no use of")
+        bool, typer.Option("--clean", help="remove files from the cache that this version does not use")
     ] = False,
 ) -> None:
-    """The processor and what kernels use of it, cores, libraries, caches; settings that hurt, and what to set."""
+    """Show the processor and the features that kernels use, cores, libraries, caches; settings that hurt, and fixes."""
     from rewrites.cli.examine import cleaned, examined
     from rewrites.cli.machine.doctor import facts_as_json, format_facts, went
 
@@ -349,10 +354,10 @@ def doctor(
 @app.command()
 def laws(
     own: options.Laws = None,
-    kind: Annotated[str | None, typer.Option(help="exact, value, implementation or own; all without it")] = None,
+    kind: Annotated[str | None, typer.Option(help="exact, value, implementation or own; all by default")] = None,
     results: options.Results = None,
 ) -> None:
-    """Every law, in groups: what it says, its guard, its source."""
+    """List every law, in groups: its statement, its guard, its source."""
     from rewrites.cli.list_laws import book, laws_as_json
 
     possible({"--json": (results, writable)}, own)
@@ -366,18 +371,20 @@ def explain(
     context: typer.Context,
     directory: options.Saved,
     own: options.Laws = None,
-    text: Annotated[Path | None, typer.Option(metavar="FILE", help="the file, where it was made with --text")] = None,
+    text: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="the file of --text that the program was made with")
+    ] = None,
     workload: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="the file, where it was made with --workload")
+        Path | None, typer.Option(metavar="FILE", help="the file of --workload that the program was made with")
     ] = None,
     model: options.Origin = None,
     full: Annotated[
-        bool, typer.Option("--full", help="every step of the derivation, and the program before it, too")
+        bool, typer.Option("--full", help="also every step of the derivation, and the program before it")
     ] = False,
     results: options.Results = None,
 ) -> None:
-    """A saved program before and after, and what each law saved, measured by leaving it out. No file is opened because
-    a report names it: your own files are named again, and compared by SHA-256."""
+    """Show a saved program before and after, and the time that each law saved, measured by leaving it out. No file is
+    opened because a report names it: give your own files again; they are compared by SHA-256."""
     from rewrites.workload.phases import Report, silence_stdout
 
     possible({"--json": (results, writable)}, directory, own, text, workload, model)
@@ -397,11 +404,11 @@ def write_report(
     directory: Annotated[Path, typer.Argument(help="a directory that `opmatrix optimize` wrote, or its report.json")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="OUT.html", help="where to write it; ./DIRECTORY.html by default"),
+        typer.Option("--out", "-o", metavar="OUT.html", help="where to write the page; ./DIRECTORY.html by default"),
     ] = None,
 ) -> None:
-    """The report of a saved program as one page of HTML, made of its report.json alone: no network, no script; it
-    prints, and reads at any width."""
+    """Write the report of a saved program as one page of HTML, from its report.json alone: no network, no script. The
+    page can be printed, and read at any width."""
     from rewrites.report.pages.html_report import page_place, write_html
     from rewrites.report.pages.kept_report import read_kept
 
@@ -414,14 +421,14 @@ def write_report(
 @app.command()
 def profile(
     directory: options.Saved,
-    sentences: Annotated[int, typer.Option(min=1, help="of the batch that is run")] = 1,
-    tokens: Annotated[int, typer.Option(min=1, help="of each sentence, drawn from the vocabulary")] = 128,
-    rounds: Annotated[int, typer.Option(min=1, help="runs that the times are medians of")] = 15,
+    sentences: Annotated[int, typer.Option(min=1, help="sentences of the batch")] = 1,
+    tokens: Annotated[int, typer.Option(min=1, help="tokens of each sentence, drawn from the vocabulary")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="number of runs; times are medians")] = 15,
     own: options.OwnThings = None,
     results: options.Results = None,
 ) -> None:
-    """Show where the time of a saved program goes: every kind of step, as measured inside runs by native code, beside
-    what was predicted."""
+    """Show the time of each kind of step of a saved program, as measured inside runs by native code, beside the
+    prediction."""
     from rewrites.cli.machine.profile import profile as told
 
     possible({"--json": (results, writable)}, directory, own)
@@ -434,17 +441,13 @@ def profile(
 def verify(
     directory: options.Saved,
     model: options.Origin = None,
-    text: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="the file that a perplexity was measured on, as a goal")
-    ] = None,
-    pairs: Annotated[
-        Path | None, typer.Option(metavar="CSV", help="the file that a rank correlation was measured on, as a goal")
-    ] = None,
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="the file of a perplexity goal")] = None,
+    pairs: Annotated[Path | None, typer.Option(metavar="CSV", help="the file of a rank correlation goal")] = None,
     own: options.OwnThings = None,
     results: options.Results = None,
 ) -> None:
-    """Do the checks of a saved program's certificate again, as far as the directory, the MODEL and the files of its
-    goals allow. Ends with status 1 where one fails."""
+    """Repeat the checks of a saved program's certificate, as far as the directory, the MODEL and the files of its
+    goals allow. Ends with status 1 if one fails."""
     from rewrites.metrics.check_table import FAILS, format_checks
     from rewrites.metrics.recheck import of_directory
 
@@ -467,8 +470,8 @@ def spectrum(
     out: Annotated[Path | None, typer.Option(help="where to draw the picture (needs matplotlib)")] = None,
     results: options.Results = None,
 ) -> None:
-    """Singular values, ranks and energy knees of every weight of a MODEL, printed and drawn. Columns are explained
-    below them."""
+    """Print and draw singular values, ranks and energy knees of every weight of a MODEL. Columns are explained below
+    the table."""
     from opmatrix.display.draw import drawable, spectrum_figure, spectrum_text
     from opmatrix.files.checkpoint import open_model
     from rewrites.report.weight_spectra import weights

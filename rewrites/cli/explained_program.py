@@ -82,7 +82,7 @@ def find_explanation(
     source_text = f"model: {opened.meta['source']}{'' if model else ', as the program says'}"
     busy_text = warn_busy(
         measured.busy,
-        "measured times are too long, and differences between them mostly noise",
+        "measured times are too long, and their differences are mostly noise",
         getattr(opened.machine, "marks", ()),
     )
     hint = [] if full else [f"every step, and the program before: opmatrix explain {directory} --full"]
@@ -282,8 +282,8 @@ def find_steps(program: Program, found: Reported, opened: Opened, exact: Structu
         if point.program.replace(**program.meta).hash == program.hash:
             return tell_steps(point, opened.laws, proposed.choices, proposed.searched.workload.few)
     return (
-        "none: a search finds other programs by now, as prices or versions are others: `opmatrix optimize` makes "
-        "the program anew"
+        "none: a search now finds other programs, as prices or versions have changed: create the program again by "
+        "`opmatrix optimize`"
     )
 
 
@@ -313,12 +313,12 @@ def origin(program: Program) -> str:
     not there."""
     place = program.meta.get("source")
     if not isinstance(place, str):
-        raise InputError("the program does not say which model it was made of: give it: --model MODEL")
+        raise InputError("the program does not record its model: give --model MODEL")
     if place in MODELS or is_hub_name(place):
         return place
     if directory := find_directory(program, SOURCE_ENTRY, place):
         return directory
     raise InputError(
-        f"{shown(place)}: the model that the program was made of is not there, as seen from "
-        f"{shown(Path.cwd())}: say where it is: --model MODEL"
+        f"{shown(place)}: the model that the program was made of does not exist, seen from "
+        f"{shown(Path.cwd())}: give its place, --model MODEL"
     )

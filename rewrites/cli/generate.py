@@ -66,8 +66,8 @@ def generate(
             checkpoint = open_model(model)
             if not checkpoint.speaks:
                 raise InputError(
-                    f"{model}: no language model ({checkpoint.architecture or 'its config names none'}): "
-                    "its rows are no scores of a vocabulary"
+                    f"{model}: not a language model ({checkpoint.architecture or 'its config names none'}): "
+                    "its rows are not scores of a vocabulary"
                 )
             reply = PromptReader(checkpoint.tokenizer(), checkpoint.positions).begin(prompt, 0, max_tokens)
         program = find_exact(checkpoint, report)

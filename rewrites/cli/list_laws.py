@@ -58,7 +58,7 @@ def list_groups(own: UserDeclarations) -> list[tuple[str, str, Sequence[Law | Ap
         ("value", heading(values.__doc__ or ""), values.VALUE_LAWS),
         (
             "implementation",
-            "Which kernel of the runtime computes which term; what begins with _ may follow.",
+            "The kernel of the runtime that computes each term; parts that begin with _ may follow.",
             (*IMPLEMENTATIONS, *HEADS, *STAGES),
         ),
         ("own", "Declared in your file.", (*own.laws, *own.approximations)),

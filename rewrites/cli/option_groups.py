@@ -113,11 +113,11 @@ class StoredOptions:
     stages: options.Stages = None
     cut: options.Cuts = None
     batch: Annotated[int | None, typer.Option(help="sequences, for numbers beside the formulas")] = None
-    tokens: Annotated[int | None, typer.Option(help="of each sequence, for numbers beside the formulas")] = None
+    tokens: Annotated[int | None, typer.Option(help="tokens of a sequence, for numbers beside the formulas")] = None
     values: options.NumberType = "bf16"
     weights: options.WeightType = "bf16"
     crossing: options.CrossingType = None
-    training: Annotated[bool, typer.Option("--training", help="state of gradients and optimiser, too")] = False
+    training: Annotated[bool, typer.Option("--training", help="add the memory of gradients and optimiser state")] = False
     machine: options.Elsewhere = None
     form: options.Form = "table"
 
@@ -141,14 +141,14 @@ class RunStepsOptions:
     """Steps of training that ranks run."""
 
     HEADING: ClassVar[str] = "Steps of training"
-    train: Annotated[bool, typer.Option("--train", help="steps of Adam on drawn tokens, each to say the next")] = False
-    rate: Annotated[float, typer.Option(help="of Adam")] = 1e-3
+    train: Annotated[bool, typer.Option("--train", help="train by Adam to predict the next of drawn tokens")] = False
+    rate: Annotated[float, typer.Option(help="learning rate of Adam")] = 1e-3
     schedule: options.RankOrder = USUAL_SCHEDULE.name
     micro_batches: options.MicroBatches = 1
     recompute: options.Recompute = "none"
-    dropout: Annotated[float, typer.Option(help="the share that layers drop in training")] = 0
+    dropout: Annotated[float, typer.Option(help="dropout rate in training")] = 0
     seed: Annotated[
-        int, typer.Option(min=0, help="what tokens, weights of a configuration, and what is dropped, are drawn by")
+        int, typer.Option(min=0, help="seed of tokens, of weights of a configuration, and of dropout")
     ] = 0
 
 
@@ -157,9 +157,9 @@ class WatchOptions:
     """The processes: how they are watched, compared and traced."""
 
     HEADING: ClassVar[str] = "Processes"
-    deadline: Annotated[float, typer.Option(help="seconds in which some rank must get on")] = 8.0
-    port: Annotated[int, typer.Option(help="of this machine, where ranks meet; 0: a free one")] = 0
-    compare: Annotated[bool, typer.Option("--compare/--no-compare", help="with one rank, in this process")] = True
+    deadline: Annotated[float, typer.Option(help="seconds within which some rank must make progress")] = 8.0
+    port: Annotated[int, typer.Option(help="port of this machine where ranks meet; 0: a free port")] = 0
+    compare: Annotated[bool, typer.Option("--compare/--no-compare", help="compare with one rank in this process")] = True
     trace: Annotated[
         Path | None,
         typer.Option(

@@ -34,13 +34,13 @@ OwnThings = Annotated[
         "--laws",
         metavar="FILE",
         help="your own Python file that declares the functions, monoids and patterns which a "
-        "saved program has; it is run, so give only what you trust",
+        "saved program uses; it is run, so give only what you trust",
     ),
 ]
 Results = Annotated[Path | None, typer.Option("--json", help="where to write all results")]
 Origin = Annotated[
     str | None,
-    typer.Option("--model", help="the checkpoint that it was made of; without it, the one that the program names"),
+    typer.Option("--model", help="the checkpoint that the program was made of; by default the one that it records"),
 ]
 Saved = Annotated[Path, typer.Argument(help="a directory that `opmatrix optimize` wrote")]
 Truncate = Annotated[
@@ -59,26 +59,29 @@ ModelOrSaved = Annotated[
         help="a checkpoint, whose exact program is searched for, or a directory that `opmatrix optimize` wrote",
     ),
 ]
-MaxTokens = Annotated[int, typer.Option(help="of the reply, at most")]
+MaxTokens = Annotated[int, typer.Option(help="most tokens of the reply")]
 Temperature = Annotated[
-    float, typer.Option(help="0 takes the likeliest token; else scores are divided by it, and one is drawn")
+    float, typer.Option(help="0: the likeliest token; otherwise scores are divided by it and a token is drawn")
 ]
-TopK = Annotated[int | None, typer.Option(help="draw from so many of the likeliest tokens")]
-TopP = Annotated[float, typer.Option(help="draw from the fewest tokens that together are so likely")]
+TopK = Annotated[int | None, typer.Option(help="draw from the K likeliest tokens")]
+TopP = Annotated[float, typer.Option(help="draw from the fewest tokens whose probabilities add to P")]
 CacheNumber = Annotated[
     str | None,
     typer.Option(
         "--cache",
         metavar="float32|bf16",
-        help="the number type of keys and values that are kept; bf16 rounds them and takes half the memory",
+        help="the number type of cached keys and values; bf16 rounds them and takes half the memory",
     ),
 ]
-Seed = Annotated[int, typer.Option(help="what is drawn: the same seed gives the same text")]
+Seed = Annotated[int, typer.Option(help="seed of the draws: the same seed gives the same text")]
 
 # ---- of `optimize`
 
 Error = Annotated[
-    float | None, typer.Option(help="relative change of the output on held-out rows; 0: none; 0.02 without goals")
+    float | None,
+    typer.Option(
+        help="largest relative error of the output on held-out rows; 0: exact programs only; 0.02 if no goal is given"
+    ),
 ]
 Goals = Annotated[
     list[str] | None,
@@ -90,11 +93,16 @@ Goals = Annotated[
         "given again)",
     ),
 ]
-Memory = Annotated[float | None, typer.Option(help="megabytes, stored and working together")]
+Memory = Annotated[float | None, typer.Option(help="megabytes, of stored weights and buffers together")]
 Text = Annotated[
-    Path | None, typer.Option(help="a file of lines: of every four one fits, one chooses, two state the error")
+    Path | None,
+    typer.Option(
+        help="a file of lines: of every four, one is for fitting, one for choosing, two for stating the error"
+    ),
 ]
-Tokens = Annotated[int | None, typer.Option(max=LARGEST_BATCH, help="the workload: one sentence of so many tokens")]
+Tokens = Annotated[
+    int | None, typer.Option(max=LARGEST_BATCH, help="the workload: one sentence with this number of tokens")
+]
 WorkloadText = Annotated[
     str | None,
     typer.Option(
@@ -102,26 +110,28 @@ WorkloadText = Annotated[
         help="the workload instead: texts, one a line, in batches as `embed` makes them; "
         "shares of batches of sentences x tokens, such as 0.7:1x16,0.3:8x128; or text "
         "that is generated: generate:512+128x8, tokens of a prompt, of its answer, and "
-        "how many sequences at once",
+        "the number of sequences at once",
     ),
 ]
-Narrowest = Annotated[
-    str, typer.Option(help="the narrowest that weights may be stored by: float32, bf16, int8 or int4")
-]
+Narrowest = Annotated[str, typer.Option(help="the narrowest number type for weights: float32, bf16, int8 or int4")]
 ScoredPairs = Annotated[
     Path | None,
-    typer.Option(metavar="CSV", help="sentence pairs with scores: their ranking decides, in place of an error"),
+    typer.Option(
+        metavar="CSV", help="sentence pairs with scores: programs are judged by this ranking, not by an error"
+    ),
 ]
-Drop = Annotated[float | None, typer.Option(help="how far Spearman's correlation (x 100) of the pairs may fall; 0.3")]
+Drop = Annotated[
+    float | None, typer.Option(help="largest fall of Spearman's correlation (x 100) of the pairs; 0.3 by default")
+]
 Remove = Annotated[
     str,
     typer.Option(
-        metavar="units,heads", help="try models with fewer hidden units, fewer heads, or both, too; nothing is trained"
+        metavar="units,heads", help="also try models with fewer hidden units, fewer heads, or both; nothing is trained"
     ),
 ]
 Lines = Annotated[
     Path | None,
-    typer.Option(help="a file of lines, without scores, that what is left is fitted to; by default lines of --text"),
+    typer.Option(help="a file of lines, without scores, to fit the remaining weights to; by default lines of --text"),
 ]
 MeasuredErrors = Annotated[
     str,
@@ -130,45 +140,48 @@ MeasuredErrors = Annotated[
         help="near: predict errors of single methods, measure those of programs; all: measure those of methods, too",
     ),
 ]
-Output = Annotated[str, typer.Option(help="pooled: one row a text, as the checkpoint says; rows: one a token")]
+Output = Annotated[str, typer.Option(help="pooled: one row a text, as the checkpoint declares; rows: one a token")]
 AdapterPlace = Annotated[Path | None, typer.Option(metavar="DIR", help="a LoRA adapter of the model, as PEFT saves it")]
 Without = Annotated[list[str] | None, typer.Option(help="a law to leave out (may be given again)")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="where to save; ./MODEL.opmatrix by default")]
 Page = Annotated[Path | None, typer.Option("--html", metavar="OUT.html", help="where to write the report as a page")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="say nothing of phases meanwhile")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="do not print the phases of the run")]
 Elsewhere = Annotated[
-    str | None, typer.Option(metavar="NAME", help="only predict, for A100, H100, Ascend910B or TPUv5e")
+    str | None,
+    typer.Option(
+        metavar="NAME", help="only predict the times on this machine, such as A100, H100, Ascend910B or TPUv5e"
+    ),
 ]
 
 # ---- of `plan`
 
-Devices = Annotated[int, typer.Option("--devices", min=1, help="how many there are")]
+Devices = Annotated[int, typer.Option("--devices", min=1, help="the number of devices")]
 PlannedMachine = Annotated[
     str,
     typer.Option(
-        "--machine", metavar="NAME", help="what they are, such as A100, H100 or Ascend910B; local: this machine"
+        "--machine", metavar="NAME", help="the kind of device, such as A100, H100 or Ascend910B; local: this machine"
     ),
 ]
-StepBatch = Annotated[
-    int | None, typer.Option("--batch", min=1, help="sequences of a step; as many as devices without it")
-]
+StepBatch = Annotated[int | None, typer.Option("--batch", min=1, help="sequences of a step; by default one a device")]
 SequenceTokens = Annotated[
-    int | None, typer.Option("--seq", min=1, help="tokens of a sequence; the most that the model takes without it")
+    int | None, typer.Option("--seq", min=1, help="tokens of a sequence; by default the most that the model takes")
 ]
 DeviceMemory = Annotated[
-    float | None, typer.Option("--memory", metavar="GB", help="of a device, if not as its data sheet says")
+    float | None, typer.Option("--memory", metavar="GB", help="memory of a device, if it differs from the data sheet")
 ]
 Infer = Annotated[
     bool,
     typer.Option(
-        "--infer", help="a forward pass of the batch, with its keys and values, in place of a step of training"
+        "--infer", help="plan a forward pass of the batch, with cached keys and values, instead of a training step"
     ),
 ]
-Carbon = Annotated[float, typer.Option("--carbon", min=0, help="grams of CO2 a kWh; the world's mean without it")]
-Flash = Annotated[bool, typer.Option("--flash/--no-flash", help="scores of attention stay where they are computed")]
-BestPlans = Annotated[int, typer.Option("--keep", min=1, max=100, help="how many strategies are shown")]
+Carbon = Annotated[float, typer.Option("--carbon", min=0, help="grams of CO2 a kWh; by default the world's mean")]
+Flash = Annotated[
+    bool, typer.Option("--flash/--no-flash", help="assume fused (flash) attention, which does not store scores")
+]
+BestPlans = Annotated[int, typer.Option("--keep", min=1, max=100, help="the number of strategies to print")]
 PlanRows = Annotated[
-    Path | None, typer.Option("--csv", metavar="OUT.csv", help="where to write a row for each strategy that is shown")
+    Path | None, typer.Option("--csv", metavar="OUT.csv", help="where to write a row for each printed strategy")
 ]
 
 PlanTimeline = Annotated[
@@ -182,20 +195,25 @@ PlanTimeline = Annotated[
 ExplainPlan = Annotated[
     bool,
     typer.Option(
-        "--explain", help="every constant, number of a data sheet and formula that the first strategy's prediction used"
+        "--explain",
+        help="print every constant, number of a data sheet and formula in the prediction of the first strategy",
     ),
 ]
 
 # ---- of `partition`, besides those of axes
 
-Stages = Annotated[str | None, typer.Option(metavar="N,N,..", help="layers of each stage; as equal as can be without")]
-NumberType = Annotated[str, typer.Option("--values", help="of what is computed and sent: bf16, float16 or float32")]
+Stages = Annotated[
+    str | None, typer.Option(metavar="N,N,..", help="layers of each stage; by default as equal as possible")
+]
+NumberType = Annotated[
+    str, typer.Option("--values", help="number type of activations and messages: bf16, float16 or float32")
+]
 WeightType = Annotated[
     str,
     typer.Option(
         "--weights",
         metavar="KIND|NAMES=KIND,..",
-        help="a number type or a format of weights, with its parameters, such as int8 or '*mlp*=nm:n=2:m=4,bf16'",
+        help="a number type or storage format of weights, with its parameters, such as int8 or '*mlp*=nm:n=2:m=4,bf16'",
     ),
 ]
 CrossingType = Annotated[
@@ -203,7 +221,7 @@ CrossingType = Annotated[
     typer.Option(
         "--crossing",
         metavar="KIND|AXIS=KIND,..",
-        help="of values where they cross, if not as --values; of stored weights as weights=KIND",
+        help="number type of values in collectives, if it differs from --values; weights=KIND for gathered weights",
     ),
 ]
 Cuts = Annotated[
@@ -211,33 +229,40 @@ Cuts = Annotated[
     typer.Option(
         "--cut",
         metavar="NAMES=WAY",
-        help="weights of these names are cut by columns or by rows over tp, or whole; what "
-        "meets them follows (may be given again)",
+        help="shard weights of these names by columns or by rows over tp, or keep them whole; "
+        "other placements follow (may be given again)",
     ),
 ]
 Train = Annotated[
     bool,
-    typer.Option("--train", help="a step of training: backward, what is kept, schedule, peak; --batch is of a step"),
+    typer.Option(
+        "--train", help="a training step: backward, saved values, schedule, peak; --batch is the batch of a step"
+    ),
 ]
 PipelineOrder = Annotated[
     str,
-    typer.Option("--schedule", metavar="NAME", help=f"of a step of training: {spell_schedules()}; V chunks a stage"),
+    typer.Option(
+        "--schedule",
+        metavar="NAME",
+        help=f"pipeline schedule of a training step: {spell_schedules()}; V chunks a stage",
+    ),
 ]
 RankOrder = Annotated[
     str,
     typer.Option(
-        "--schedule", metavar="NAME", help=f"of a step of training: {spell_schedules(RUN_BY_RANKS)}; V chunks a stage"
+        "--schedule",
+        metavar="NAME",
+        help=f"pipeline schedule of a training step: {spell_schedules(RUN_BY_RANKS)}; V chunks a stage",
     ),
 ]
-MicroBatches = Annotated[int, typer.Option("--micro-batches", min=1, help="that a step's batch is cut into")]
+MicroBatches = Annotated[int, typer.Option("--micro-batches", min=1, help="micro-batches of a step")]
 Recompute = Annotated[
     str,
     typer.Option(
-        help="what backward computes again: none, selective (scores and their softmax) "
-        "or full (all but a layer's input)"
+        help="recomputation in backward: none, selective (scores and their softmax) or full (all but a layer's input)"
     ),
 ]
-Dropout = Annotated[float, typer.Option(help="the share that training drops, whose masks are kept")]
+Dropout = Annotated[float, typer.Option(help="dropout rate in training; its masks are saved")]
 StateBytes = Annotated[
     str, typer.Option("--state", help="bytes a parameter of weights, gradients and Adam: 16, 18 or 20")
 ]
@@ -248,9 +273,9 @@ Timeline = Annotated[
 Form = Annotated[
     str,
     typer.Option(
-        help="table; latex; python: a function of the sizes; derivation: which rule "
-        "splits what; placements: of weights, as torch's DTensor has them, in JSON; "
-        "workflow: tasks, data and what they wait for, in YAML"
+        help="table; latex; python: a function of the sizes; derivation: the sharding rule of "
+        "each step; placements: of weights, as torch's DTensor has them, in JSON; "
+        "workflow: tasks, data and dependencies, in YAML"
     ),
 ]
 
@@ -305,7 +330,7 @@ EXAMPLES = {  # command -> lines that show it, each run by a test
 
 STATUSES = {
     0: "all went well",
-    1: "a check of `verify` failed, or what is printed could not be written",
+    1: "a check of `verify` failed, or the output could not be written",
     2: "bad input",
     70: "a fault of opmatrix itself, kept in a file",
     130: "an interruption",
@@ -326,10 +351,10 @@ def show_statuses() -> str:
 # ---- of the whole command line
 
 FIRST_LINES = {  # first command lines -> the work of each
-    "opmatrix doctor": "is this machine fit?",
+    "opmatrix doctor": "check this machine",
     "opmatrix optimize minilm": "find and save its best program",
     'opmatrix run minilm.opmatrix "a sentence"': "embed a sentence by it",
-    "opmatrix explain minilm.opmatrix": "tell which laws saved what",
+    "opmatrix explain minilm.opmatrix": "show how much each law saved",
     "opmatrix verify minilm.opmatrix": "check its certificate again",
 }
 
@@ -340,22 +365,22 @@ PANELS = {  # headings of commands -> a short line for each of them
         "generate": "Write what follows a prompt, token by token.",
         "embed": "Embed every line of a FILE with a saved program.",
         "evaluate": "Score checkpoints and saved programs, by pairs or by a text.",
-        "explain": "A saved program before and after, and what each law saved.",
-        "report": "The report of a saved program as one page of HTML.",
-        "profile": "Where the time of a saved program goes.",
-        "verify": "Do the checks of a saved program's certificate again.",
-        "compile": "Compile ahead what a saved program needs, for all users to read.",
+        "explain": "Show a saved program before and after, and each law's saving.",
+        "report": "Write the report of a saved program as one page of HTML.",
+        "profile": "Show the time of each kind of step of a saved program.",
+        "verify": "Repeat the checks of a saved program's certificate.",
+        "compile": "Compile a saved program's kernels in advance, for all users.",
     },
     "Machines and laws": {
         "calibrate": "Measure this machine: peaks, bandwidths, BLAS, kernels.",
-        "doctor": "Processor, libraries, caches; settings that hurt.",
-        "laws": "Every law: its statement, its guard, its source.",
-        "spectrum": "Singular values and ranks of every weight of a MODEL.",
+        "doctor": "Show processor, libraries and caches, and settings that hurt.",
+        "laws": "List every law: its statement, its guard, its source.",
+        "spectrum": "Print singular values and ranks of every weight of a MODEL.",
     },
     "Many devices": {
-        "plan": "How a MODEL is best trained or run on many devices.",
-        "partition": "Formulas of a MODEL that is split over ranks.",
-        "launch": "Run a MODEL on ranks that are processes of this machine.",
+        "plan": "Find the best strategy to train or run a MODEL on many devices.",
+        "partition": "Print cost formulas of a MODEL that is partitioned over ranks.",
+        "launch": "Run a MODEL on ranks, as processes of this machine.",
     },
 }
 

@@ -68,7 +68,7 @@ def check_asked(stored: StoredOptions, train: TrainWish | None = None) -> Partit
     value."""
     check_among("--form", stored.form, FORMS)
     if train is not None and stored.form != "table":
-        raise InputError(f"--form {stored.form}: a step of training is a table alone")
+        raise InputError(f"--form {stored.form}: a training step is printed as a table only")
     check_among("--values", stored.values, VALUES)
     if (stored.batch is None) != (stored.tokens is None):
         missing = "--tokens" if stored.tokens is None else "--batch"
@@ -250,7 +250,7 @@ def check_train(step: TrainedStepOptions, batch: int | None) -> TrainWish | None
     check_among("--recompute", step.recompute, [*RECOMPUTED])
     check_among("--state", step.state, [*STATES])
     if step.timeline is not None and batch is None:
-        raise InputError("--timeline: it is drawn at numbers: give --batch and --tokens")
+        raise InputError("--timeline: it needs numbers: give --batch and --tokens")
     kind = pipeline_kind(step.schedule)
     return TrainWish(kind, step.micro_batches, step.recompute, step.dropout, step.state, step.timeline)
 
@@ -260,7 +260,7 @@ def check_left_out(own: Mapping[str, tuple[object, object]], what: str) -> None:
     requested."""
     for option, (value, usual) in own.items():
         if value != usual:
-            raise InputError(f"{option} {value}: it is of {what}: give --train, too")
+            raise InputError(f"{option} {value}: it belongs to {what}: give --train, too")
 
 
 def told_training(plan: Partition, exact: Partition | None, ask: PartitionWish, train: TrainWish) -> str:

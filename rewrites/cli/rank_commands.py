@@ -49,9 +49,9 @@ def plan_model(
     quiet: options.Quiet = False,
 ) -> None:
     """Find the fastest strategies to train or run a MODEL on many devices of a machine. Each has time and memory by
-    part, a reason why it loses to the first, and numbers that the first is sensitive to. Data sheets and formulas
-    decide; nothing is run. For `--machine local` ranks are timed, and the line is printed that `opmatrix launch`
-    runs."""
+    part, and a reason why it loses to the first; for the first, sensitivities are printed. Times are predicted from
+    data sheets and formulas; nothing is run. With `--machine local` ranks are timed, and the command line of
+    `opmatrix launch` is printed."""
     from formats.disk.files import replacing
     from opmatrix.display.progress import ProgressLine
     from opmatrix.display.timeline import check_timeline
@@ -118,11 +118,11 @@ def partition_model(
     axes: PlannedMeshOptions,
     stored: StoredOptions,
     step: TrainedStepOptions,
-    symbolic: Annotated[bool, typer.Option("--symbolic", help="sizes of the model stay names")] = False,
-    scores: Annotated[bool, typer.Option("--scores", help="with the head that scores the vocabulary")] = False,
+    symbolic: Annotated[bool, typer.Option("--symbolic", help="keep sizes of the model as symbols")] = False,
+    scores: Annotated[bool, typer.Option("--scores", help="include the head that scores the vocabulary")] = False,
 ) -> None:
-    """Split a MODEL over ranks: formulas of what the busiest of each stage computes, sends, stores and holds. The MODEL
-    may be a configuration without weights, or a well-known name. Nothing is run."""
+    """Partition a MODEL over ranks: formulas of the computation, communication and memory of the busiest rank of each
+    stage. The MODEL may be a configuration without weights, or a well-known name. Nothing is run."""
     from opmatrix.display.timeline import check_timeline
     from rewrites.cli.partitions import check_asked, check_train, told
     from rewrites.workload.phases import silence_stdout
@@ -142,24 +142,25 @@ def launch_model(
     axes: MeshOptions,
     learned: RunStepsOptions,
     watched: WatchOptions,
-    ranks: Annotated[int | None, typer.Option(help="processes; as many as the axes have without")] = None,
+    ranks: Annotated[int | None, typer.Option(help="processes; by default as many as the axes have")] = None,
     stages: options.Stages = None,
-    batch: Annotated[int, typer.Option(min=1, help="sequences, of drawn tokens")] = 4,
-    tokens: Annotated[int, typer.Option(min=1, help="of each sequence")] = 32,
-    steps: Annotated[int, typer.Option(min=1, help="forward passes, or steps of training")] = 2,
+    batch: Annotated[int, typer.Option(min=1, help="sequences of random tokens")] = 4,
+    tokens: Annotated[int, typer.Option(min=1, help="tokens of each sequence")] = 32,
+    steps: Annotated[int, typer.Option(min=1, help="forward passes, or training steps")] = 2,
     decode: Annotated[
         bool,
         typer.Option(
-            "--decode", help="a step makes the next token of each sequence, over caches of keys and values on the ranks"
+            "--decode",
+            help="each step generates the next token of each sequence, with keys and values cached on the ranks",
         ),
     ] = False,
     scores: Annotated[
-        bool, typer.Option("--scores", help="with the head that scores the vocabulary, of a configuration")
+        bool, typer.Option("--scores", help="include the head that scores the vocabulary, of a configuration")
     ] = False,
     results: options.Results = None,
 ) -> None:
-    """Run a MODEL on ranks that are processes of this machine, over torch.distributed (gloo), in float64. What comes
-    out is compared with one rank, what is counted with the formulas. A configuration without weights gets drawn
+    """Run a MODEL on ranks, as processes of this machine, over torch.distributed (gloo), in float64. The output is
+    compared with that of one rank, counted work with the formulas. A configuration without weights gets random
     ones."""
     from opmatrix.parallel.launch.headings import RanksFailed
     from opmatrix.parallel.launch.jobs import job_mesh
@@ -168,11 +169,11 @@ def launch_model(
     possible({"--trace": (watched.trace, traceable), "--json": (results, writable)}, model)
     mesh = axes.mesh()
     if learned.train and decode:
-        raise InputError("--decode, --train: ranks do one of both: leave one out")
+        raise InputError("--decode, --train: ranks do one of the two: leave one out")
     learns = check_steps(learned)
     if ranks is not None and ranks != mesh.ranks:
         names = " × ".join(f"{axis.name} {axis.ranks}" for axis in mesh) or "one rank"
-        raise InputError(f"--ranks {ranks}: the axes have {mesh.ranks} ({names}): give axes of as many ranks as these")
+        raise InputError(f"--ranks {ranks}: the axes have {mesh.ranks} ({names}): give axes with that product")
     if not 0 < watched.deadline < 1e9:
         raise InputError(f"--deadline {watched.deadline:g}: seconds, more than 0")
     asked = dict(
@@ -204,7 +205,7 @@ def end_with(line: str) -> NoReturn:
 def traceable(place: Path) -> None:
     """Raise InputError for a trace with an unknown suffix, and for a place that cannot be written."""
     if place.suffix not in (".json", ".svg"):
-        raise InputError(f"{place}: a trace is a .json of Chrome's tracing or an .svg: name it so")
+        raise InputError(f"{place}: a trace is a .json of Chrome's tracing or an .svg: give such a name")
     writable(place)
 
 
@@ -313,7 +314,7 @@ def given_model(model: str) -> str | Settings:
     check(config)
     if (count := parameters(config)) > DRAWN_WEIGHTS:
         raise InputError(
-            f"{model}: {count:.3g} weights, which every rank would draw: at most {DRAWN_WEIGHTS:.0e}; "
+            f"{model}: {count:.3g} weights, to be drawn at random by every rank: at most {DRAWN_WEIGHTS:.0e}; "
             "give a checkpoint, or fewer layers"
         )
     return dict(config)

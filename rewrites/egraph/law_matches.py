@@ -88,8 +88,8 @@ def check_matches(law: Law, seed: int = 0) -> None:
 def describe_mismatch(sorts: str) -> str:
     """Return the sentence about sorts with which a law is matched and wrong."""
     return (
-        f"it is wrong with {sorts}, with which its left side is matched, too: a graph sees facts and what fits "
-        "together, and no sizes: write a left side that fits no others, or add a guard, such as "
+        f"it is wrong for {sorts}, which its left side matches, too: a graph knows facts and which shapes fit, "
+        "but no sizes: write a left side that matches no other shapes, or add a guard, such as "
         'when="(single A)" of one matrix, or when="(same_size x y)" of two values'
     )
 
@@ -123,8 +123,8 @@ def find_unasked(law: Law) -> str:
         asked = " and ".join(dict.fromkeys(map(str, (*sort.facts, *(sort.sizes if takes_flags(sort) else ())))))
         able = ", ".join(fact for fact in name_facts(sort) if list_ways(replace(law.variables[name], facts=(fact,))))
         return (
-            f"nothing that {name}: {law.variables[name]} stands for in a check is {asked}, so that the law cannot "
-            f"be tried: annotate {name} otherwise" + (f", or ask for one of {able}" if able else "")
+            f"no test value of {name}: {law.variables[name]} is {asked}, so the law cannot "
+            f"be tried: annotate {name} in another way" + (f", or require one of {able}" if able else "")
         )
     return ""
 
@@ -132,21 +132,21 @@ def find_unasked(law: Law) -> str:
 def find_unknown(law: Law, guard: Guard) -> str:
     """Return the reason why a condition requires no fact of a law's variables; empty if it does."""
     if strange := [name for name in guard.variables if name not in law.variables]:
-        return f"{strange[0]} is none of its variables, which are {', '.join(law.variables)}"
+        return f"{strange[0]} is not one of its variables, which are {', '.join(law.variables)}"
     if guard.fact in MARKED:
         if len(guard.variables) == MARKED[guard.fact]:
             return ""
-        return f"{guard.fact} is asked of {MARKED[guard.fact]} variables"
+        return f"{guard.fact} takes {MARKED[guard.fact]} variables"
     if guard.fact == SAME_SIZE:
         values = all("act" in law.variables[name].facts for name in guard.variables)
-        return "" if len(guard.variables) == 2 and values else f"{SAME_SIZE} is asked of two values"
+        return "" if len(guard.variables) == 2 and values else f"{SAME_SIZE} takes two values"
     if len(guard.variables) > 1:
-        return f"{guard.fact} is asked of one variable"
+        return f"{guard.fact} takes one variable"
     sort = law.variables[guard.variables[0]]
     if guard.fact in (able := name_facts(sort)):
         return ""
-    return f"{guard.fact} is no fact of {guard.variables[0]}: {sort}, of which " + (
-        f"may be asked {', '.join(able)}" if able else "none may be asked: leave it out"
+    return f"{guard.fact} is not a fact of {guard.variables[0]}: {sort}, which has " + (
+        f"{', '.join(able)}" if able else "none: leave it out"
     )
 
 

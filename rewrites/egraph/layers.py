@@ -71,7 +71,7 @@ def check_possible(model: Model) -> None:
         if not isinstance(rows, Space) or find_spaces(columns):
             raise InputError(
                 f"{name}: {brief(term)} gives {term.out}, but a program gives rows of a space, such as "
-                f"{T}, of a known number of columns: turn it back, or evaluate the term itself, x @ term"
+                f"{T}, of a known number of columns: transpose it, or evaluate the term itself, x @ term"
             )
 
 
@@ -89,7 +89,10 @@ def check_seen(node: Operator) -> None:
     if where.relation is not None:
         if [*map(str, scores[1:])] == [where.relation.rows, where.relation.cols]:
             return
-        raise InputError(f"{brief(node)}: where={where}: scores are {scores}, other rows than the relation's")
+        raise InputError(
+            f"{brief(node)}: where={where}: scores are {scores}, but the relation is {where.relation.rows} × "
+            f"{where.relation.cols}"
+        )
     picked = {part.out.rows for child in node.children for part in child.walk() if part.kind.name == "pick"}
     strange = next((rows for rows in scores[1:] if rows is not T and rows not in picked), None)
     if strange is not None:
@@ -203,8 +206,8 @@ def in_own_rows(full: Operator, term: Operator, x: Operator) -> Operator:
     if before := [prefix for prefix in prefixes if prefix.out.rows is rows]:
         return before[-1] @ full
     raise InputError(
-        f"{brief(term)}: it gives a constant row for each row of space {rows}, and none of its factors is "
-        f"a value of these: put it behind one, such as given('x', n, '{rows}') @ const(c)"
+        f"{brief(term)}: it gives a constant row for each row of space {rows}, but none of its factors has "
+        f"these rows: put it behind one that has, such as given('x', n, '{rows}') @ const(c)"
     )
 
 
@@ -222,8 +225,8 @@ def check_order(full: Operator) -> None:
             )
             if (moved := next(picks, None)) is not None:
                 raise InputError(
-                    f"{brief(node)}: it reads the positions of rows that {moved} put in another order: "
-                    "programs have rows of tokens in theirs; pick behind it"
+                    f"{brief(node)}: it reads the positions of rows that {moved} has reordered: "
+                    "in programs tokens stay in their order; pick after this operator"
                 )
 
 
@@ -241,8 +244,8 @@ def check_caches(roots: Sequence[Operator], named: Mapping[str, Operator]) -> No
                 )
             if named.get(port.name) is not node:
                 raise InputError(
-                    f"{port}: what is appended to it, {brief(node)}, is no output of this name: it is the "
-                    "cache's next value"
+                    f"{port}: {brief(node)} is appended to it, but is not the output of this name: return the "
+                    "cache's next value under it"
                 )
     for name, term in named.items():
         if str(term.out.rows) == str(C) and not (
@@ -300,7 +303,7 @@ class Explorer:
         once it has begun, and the next steps would take hours."""
         size, custom = len(graph.nodes), {law.name for law in self.laws} - SHIPPED
         if custom and graph.cut and size > GROWTH_LIMIT * self.budget:
-            raise Overgrown(f"with it a graph has {size} nodes, where {self.budget} are looked at: {graph.cut[0]}")
+            raise Overgrown(f"with it a graph has {size} nodes, far over the budget of {self.budget}: {graph.cut[0]}")
 
     def seconds(self) -> dict[str, float]:
         """Return seconds by phase, over all graphs."""

@@ -28,7 +28,7 @@ def from_json(data: object, where: str = "the graph") -> Problem:
         children = part(node, "children", list, place) if "children" in node else []
         strange = [child for child in children if not isinstance(child, str) or child not in classes]
         if strange:
-            raise InputError(f"{place} has the child {strange[0]!r:.80}, which is no node of the file")
+            raise InputError(f"{place} has the child {strange[0]!r:.80}, which is not a node of the file")
         time, memory, error = (parse_cost(node.get(field, usual), f"{place}: {field}") for field, usual in COSTS)
         out.append(
             Node(classes[name], tuple(classes[child] for child in children), time, memory, error, node.get("op", name))

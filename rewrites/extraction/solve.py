@@ -147,7 +147,7 @@ def uncovered(problem: Problem, memory: float | None, error: float | None, forbi
         )
     members = whole.members[names.index(missing[0])]
     why = (
-        "all its nodes need themselves or a class that nothing derives"
+        "all its nodes depend on themselves or on a class without a program"
         if members
         else "it has no node that may be chosen"
     )

@@ -94,7 +94,7 @@ def seen_from(field: Operator, rows: object, x: Operator) -> Operator:
         return field
     picked = (node for node in x.walk() if node.kind.name == "pick" and node.out.rows is rows)
     if (picking := next(picked, None)) is None:
-        raise ShapeError(f"{field} of rows of space {rows}: these were pooled, not picked, and have no {field.args[0]}")
+        raise ShapeError(f"{field} of rows of space {rows}: they were pooled, not picked, and have no {field.args[0]}")
     return seen_from(field, picking.into.rows, x) @ picking
 
 

@@ -458,7 +458,7 @@ def implements(
             raise ValueError(f"implementation {name}: there is one already")
         if [*signature(body).parameters] != [*variables]:
             raise TypeError(
-                f"implementation {name}{signature(body)}: say what each of its variables is, such as x=value[n]"
+                f"implementation {name}{signature(body)}: declare each of its variables, such as x=value[n]"
             )
         IMPLEMENTATIONS.append(
             implementation := declared(Implementation(name, kernels, body, variables, {}, True, source))

@@ -91,7 +91,7 @@ def declared(law: Implementation) -> Implementation:
                 and any(child.out.cols != 1 for child in node.children)
             ):
                 raise TypeError(
-                    f"law {law.name.removeprefix('_')}: the scalar {name} is found only where it "
-                    f"multiplies, as I * {name}, or is added to one column: declare it constant, a row"
+                    f"law {law.name.removeprefix('_')}: the scalar {name} is matched only as a "
+                    f"factor, I * {name}, or added to one column: declare it constant, a row"
                 )
     return law

@@ -162,7 +162,7 @@ def behind(x: ReadAt, y: Operator, a: Operator, b: Operator) -> ReadAt:
     """The columns of y behind those of `a`, which are those of b, in as many heads."""
     (_, before), (heads, columns), width = count_columns(a.term), count_columns(b.term), y.term.out.cols
     if sympify(before + columns - width).expand() != 0:
-        raise ShapeError(f"{columns} columns behind {before}: there are {width}")
+        raise ShapeError(f"{columns} columns after the first {before}, but there are {width} in all")
     last = y(x).act(cols(before, width))
     return last if heads == 1 else last.split(heads)
 

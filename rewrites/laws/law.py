@@ -465,10 +465,7 @@ def law(**declared: Any) -> Callable[[SidesOf], Law]:
             declared["when"] = (condition,)
         new_law = Law(body, **declared)
         if bare := [v for v in inspect.signature(body).parameters if not isinstance(new_law.variables.get(v), Sort)]:
-            raise TypeError(
-                f"law {new_law.name}: {bare[0]} does not say what it stands for: annotate it, such as "
-                f"{bare[0]}: value[n]"
-            )
+            raise TypeError(f"law {new_law.name}: {bare[0]} has no annotation: give one, such as {bare[0]}: value[n]")
         return new_law
 
     return declare

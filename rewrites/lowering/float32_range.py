@@ -18,7 +18,7 @@ def check_finite(what: str, wanted: NDArray[np.floating]) -> None:
         where = tuple(map(int, np.argwhere(~sure)[0]))
         raise InputError(
             f"{what} is {wanted[where]} at {list(where)} of {list(wanted.shape)}, in float64, too, so no "
-            "error can be measured beside it: give numbers that it is finite for (a maximum over nothing "
+            "error can be measured beside it: give numbers that it is finite for (a maximum over no entries "
             "is -inf)"
         )
 
@@ -31,7 +31,7 @@ def check_range(what: str, given: NDArray[np.floating], model: Operator, batch: 
         rough = dense(model, batch, dtype=np.float32)
     if not np.isfinite(rough).all():
         raise InputError(
-            f"{what} is not finite in float32, as numbers on the way are beyond 3.4e+38: scale the "
+            f"{what} is not finite in float32, as intermediate numbers are beyond 3.4e+38: scale the "
             "weights or the inputs of the model"
         )
 

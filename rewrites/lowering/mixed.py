@@ -119,7 +119,7 @@ def check_shares(mix: Mix, where: str = "workload") -> None:
         or not isinstance(mix, Sequence)
         or not all(isinstance(entry, tuple | list) and len(entry) == 2 for entry in mix)
     ):
-        raise InputError(f"{where} {mix!r:.80}: it is no list of shares, such as {EXAMPLE}")
+        raise InputError(f"{where} {mix!r:.80}: it is not a list of shares, such as {EXAMPLE}")
     if not mix:
         raise InputError(f"{where}: it is empty: give shares that add to 1, such as {EXAMPLE}")
     for share, of in mix:
@@ -152,7 +152,8 @@ def parse_mix(text: str) -> str | list[tuple[float, str]] | Generation:
             mix.append((float(share), word.strip()))
         except ValueError:
             raise InputError(
-                f"{where}: {share.strip()!r:.40} is no share: write SHARE:COUNTxTOKENS,..., such as 0.7:1x16,0.3:8x128"
+                f"{where}: {share.strip()!r:.40} is not a share: write SHARE:COUNTxTOKENS,..., such as "
+                "0.7:1x16,0.3:8x128"
             ) from None
         lengths(mix[-1][1], where)
         check_share(*mix[-1], where)
@@ -169,7 +170,7 @@ def lengths(word: object, where: str = "workload") -> list[int]:
     )
     counts = [(int(part[1]), int(part[2])) for part in parts if part]
     if len(counts) < len(parts) or any(0 in count for count in counts):
-        raise InputError(f"{where}: {word!r:.60} is no batch: write COUNTxTOKENS, such as 8x128, or 8x128+1x16")
+        raise InputError(f"{where}: {word!r:.60} is not a batch: write COUNTxTOKENS, such as 8x128, or 8x128+1x16")
     if (rows := sum(count * tokens for count, tokens in counts)) > MAX_BATCH_TOKENS:
         raise InputError(
             f"{where}: {word:.60} has {rows:,} tokens; a batch that is timed may have {MAX_BATCH_TOKENS:,}"

@@ -119,7 +119,7 @@ def parse_generation(text: str, where: str = "workload") -> Generation | None:
         return None
     if not (match := WRITTEN.fullmatch(text.strip())):
         raise InputError(
-            f"{where} {text:.60}: it is no workload of generated text: write generate:PROMPT+ANSWER in "
+            f"{where} {text:.60}: it is not a workload of generated text: write generate:PROMPT+ANSWER in "
             f"tokens, such as {EXAMPLE}"
         )
     generation = Generation(int(match[1]), int(match[2]), int(match[3] or 1))

@@ -120,7 +120,7 @@ class Goal:
             )
         measure = MEASURES[name]
         if sign != measure.sign:
-            raise InputError(f"{where}: {name} is kept by {measure.sign}, such as {measure.example}")
+            raise InputError(f"{where}: {name} takes {measure.sign}, such as {measure.example}")
         if unit != measure.unit and not (measure.unit == "%" and not unit):
             raise InputError(f"{where}: the number is written as in {measure.example}")
         threshold = Decimal(number).scaleb(-2 if unit == "%" else 0)  # float / 100 would be off by its last digit
@@ -181,14 +181,14 @@ def goals(
     by_measure = {goal.measure.name: goal for goal in reversed(asked)}
     for goal in asked:
         if goal is not (first := by_measure[goal.measure.name]):
-            raise InputError(f"--keep {goal}: {first} is asked for, too: give one of them")
+            raise InputError(f"--keep {goal}: {first} is given, too: leave one out")
     if file is not None:
         by_measure.setdefault("spearman", Goal(MEASURES["spearman"], -DROP))
     files: Mapping[str, str | Path | None] = {"spearman": file, "perplexity": text}
     for name in by_measure.keys() & files.keys():
         if (path := files[name]) is None:
             raise InputError(
-                f"--keep {by_measure[name]}: it is measured on data of yours: give {by_measure[name].measure.needs}"
+                f"--keep {by_measure[name]}: it is measured on your data: give {by_measure[name].measure.needs}"
             )
         by_measure[name] = replace(by_measure[name], data=by_measure[name].measure.read(path), file=Named.of(path))
     error_goal = by_measure.pop("error", Goal(MEASURES["error"], ANY if by_measure else ERROR))

@@ -39,7 +39,7 @@ class SentencePairs:
             raise InputError(f"{file}: {len(pairs)} pairs: a correlation needs 2 or more")
         scores = np.array([score for *_, score in pairs])
         if (scores == scores[0]).all():
-            raise InputError(f"{file}: every score is {scores[0]:g}: there is nothing to rank by")
+            raise InputError(f"{file}: every score is {scores[0]:g}: they give no ranking")
         return cls(tuple(chain.from_iterable(pair for *pair, _ in pairs)), scores)
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ def pair(where: str, row: Sequence[str], places: Sequence[int]) -> tuple[str, st
     except ValueError:
         score = np.nan
     if not isfinite(score):
-        raise InputError(f"{where}: the score {cell!r} is no number: a header would be named {', '.join(COLUMNS)}")
+        raise InputError(f"{where}: the score {cell!r} is not a number: a header would be named {', '.join(COLUMNS)}")
     return first, second, score
 
 
@@ -114,5 +114,5 @@ def score_pairs(
         vectors = normalise_rows(vectors)
     cosines = (vectors[0::2].astype(np.float64) * vectors[1::2]).sum(1)
     if (cosines == cosines[0]).all():
-        raise InputError(f"{name}: every pair has the cosine {cosines[0]:.3g}: nothing is ranked")
+        raise InputError(f"{name}: every pair has the cosine {cosines[0]:.3g}: they give no ranking")
     return Evaluated(name, 100 * float(spearmanr(cosines, pairs.scores).statistic), seconds, len(pairs.texts))

@@ -75,7 +75,7 @@ def of_text(
     size = len(text[: whole.offsets[len(ids) - 1][1]].encode())
     side = min(filter(None, [WINDOW, program.tokenizer.limit]))
     if side < 2:
-        raise InputError(f"{name}: it has positions for {side} token: nothing is foreseen")
+        raise InputError(f"{name}: it has positions for {side} token, so it predicts none")
     starts = [*range(0, len(ids), side), len(ids)]
     nats, count, began = 0.0, 0, time.perf_counter()
     for lo, hi in pairwise(starts):
@@ -113,9 +113,9 @@ def score_rows(name: str, program: Program) -> ScoreRows:
     each row from one row, as the product with the vocabulary does, it runs for some rows at a time: tokens ×
     vocabulary is never held in memory."""
     if program.pooled and speaks(program):
-        raise InputError(f"{name}: it scores what follows a whole text: for all tokens, make it with --output rows")
+        raise InputError(f"{name}: it scores only the token after a text: for all tokens, optimize with --output rows")
     if not speaks(program):
-        raise InputError(f"{name}: its rows are no scores of a vocabulary: give a language model")
+        raise InputError(f"{name}: its rows are not scores of a vocabulary: give a language model")
     steps, calls, words = program.steps, program.schedule.calls, int(program.meta["config"]["vocab_size"])
     last = calls[-1]
     if not (last.kernel.by_rows and last.values.keys() == {"x"} and program.schedule.result == len(calls) - 1):

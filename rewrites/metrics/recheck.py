@@ -177,7 +177,7 @@ def input_batches(kept: Sequence[Mapping[str, Any]], absent: str, made: RunCheck
     if made is None:
         return [] if absent else [restored(batch) for batch in kept]
     if [*map(describe_batch, made.batches)] != [*kept]:
-        raise VerificationError(3, "certificate", "its inputs are not those that were verified")
+        raise VerificationError(3, "certificate", "its inputs differ from the verified ones")
     return made.batches
 
 

@@ -59,7 +59,7 @@ class Reported:
         try:
             return cls.parsed(read_json(file))
         except TypeError as error:
-            raise InputError(f"{file}: {error}: make the program anew") from None
+            raise InputError(f"{file}: {error}: create the program again") from None
 
     @classmethod
     def parsed(cls, found: object) -> "Reported":
@@ -101,7 +101,7 @@ class Reported:
             file, recorded = given.get(name), self.inputs[name]
             if file is None and recorded:
                 raise InputError(
-                    f"the program was made with a file of your own: name it again: {option} {shown(recorded.file)}"
+                    f"the program was made with your own file: give it again: {option} {shown(recorded.file)}"
                 )
             if file is None:
                 continue

@@ -36,7 +36,7 @@ class Maybe:
         return choose_between(*inputs) if function is np.where and len(inputs) == 3 else NotImplemented
 
     def __bool__(self) -> bool:
-        raise Undecided("a comparison of numbers that rounding does not tell apart")
+        raise Undecided("a comparison of numbers that are equal up to rounding")
 
     def __and__(self, other: object) -> Certainty:
         return self if isinstance(other, Maybe) or other else False

@@ -117,7 +117,7 @@ def sort_ends(order: Iterable[LiveSize]) -> list[LiveSize]:
             continue
         at = next((k for k, other in enumerate(line) if certain(end < other)), len(line))
         if not all(certain(other < end) for other in line[:at]):
-            raise GaveUp(f"columns that may end at {end} first")
+            raise GaveUp(f"columns whose order depends on {end}")
         line.insert(at, end)
     return line
 
@@ -177,9 +177,9 @@ class EntryValue:
         same = self.at
         read = frozenset[int]().union(*(p.free for p in same.values()))
         if tall is not self.rows and ROW_INDEX in read:
-            raise GaveUp("rows that are not alike")
+            raise GaveUp("rows with unlike entries")
         if wide is not self.cols and COLUMN_INDEX in read:
-            raise GaveUp("columns that are not alike")
+            raise GaveUp("columns with unlike entries")
         return EntryValue.of(
             self.forms,
             self.heads,
@@ -256,7 +256,7 @@ class EntryValue:
         if not isinstance(heads, int):
             raise GaveUp(f"{heads} heads")
         if self.heads != 1:
-            raise GaveUp("heads of heads")
+            raise GaveUp("heads within heads")
         wide = sympy.sympify(size_in_all(self.cols)) / heads
         at = [as_int(sympy.expand(wide * h)) for h in range(heads + 1)]
         parts = [self.columns(lo, hi) for lo, hi in pairwise(at)]
@@ -294,7 +294,7 @@ class EntryValue:
     def tokens(self) -> None:
         """Raise GaveUp if rows are not the tokens of the input."""
         if self.rows != (T,):
-            raise GaveUp("what is known of tokens, of other rows")
+            raise GaveUp("facts of tokens at rows that are not tokens")
 
     def given(self, name: str, cols: int) -> EntryValue:
         """Return unknown one-hot rows, the same wherever this field is read."""
@@ -361,7 +361,7 @@ class EntryValue:
         if where == everyone:
             return None
         if not self.rows == self.cols == other.rows == (T,):
-            raise GaveUp("a pattern of rows that are no tokens")
+            raise GaveUp("a pattern on rows that are not tokens")
         return self.ring.atom(self.ring.head("sees", where), (ROW_INDEX, INNER))
 
     def act(self, term: Operator) -> EntryValue:
@@ -425,7 +425,7 @@ class EntryValue:
             source.append(k)
         for k in {*source}:
             if source.count(k) > 1 and any(COLUMN_INDEX in p.free for (_, _, j), p in self.at.items() if j == k):
-                raise GaveUp("columns that are cut")
+                raise GaveUp("columns that are split")
         return self.made(lambda h, i, j: self.at[h, i, source[j]], wanted)
 
     def constant(self, data: Data) -> EntryValue:
@@ -504,5 +504,5 @@ def cut_alike(a: AxisPieces, b: AxisPieces, same: bool = False) -> None:
         raise GaveUp(f"{size_in_all(a)} against {size_in_all(b)}")
     both = {*ends(a), *ends(b)}
     if same:
-        raise GaveUp("heads in unlike pieces")
+        raise GaveUp("heads that are split at unlike columns")
     raise CutNeeded(size_in_all(a), both)

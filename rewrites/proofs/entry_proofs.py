@@ -28,7 +28,7 @@ def through(x: EntryValue, term: Operator) -> EntryValue:
     if not isinstance(heads, int):
         raise GaveUp(f"{heads} heads")
     if into.cols is not N and size_in_all(x.cols) != into.cols:
-        raise GaveUp("other columns")
+        raise GaveUp("an input with other columns")
     cols = x.cols if out.cols is N else forms.pieces(out.cols)
     rows = x.rows if out.rows is T else forms.pieces(out.rows)
     if term.constant:
@@ -155,7 +155,7 @@ def cut_more(cuts: AxisCuts, cut: CutNeeded, sizes: Iterable[LiveSize]) -> AxisC
         parts = {as_int(sympy.expand(sympy.sympify(cut.size) * k + end)) for k in range(int(times)) for end in cut.ends}
         more[wide] = more.get(wide, set()) | parts
     if more == cuts:
-        raise GaveUp(f"columns of {cut.size} that are cut")
+        raise GaveUp(f"columns of {cut.size} that are split")
     return more
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from egglog.bindings import _Command
 
 PROOFS_PER_ENGINE = 100  # proofs per engine
-UNREAD = "rows are picked, and their positions or sequences read, of which laws of values know nothing"
+UNREAD = "positions or sequences of picked rows are read, which laws of values do not cover"
 BASE = 1 << 32  # above any number of equal sizes in a sum
 
 
@@ -276,7 +276,9 @@ def prove(left: Operator, right: Operator, budget: int = 3000, laws: Sequence[La
     """
     for side, operand in (("left", left), ("right", right)):
         if not isinstance(operand, Operator):
-            raise TypeError(f"prove: the {side} side is {operand!r}, no operator: give terms, such as weight(A) @ relu")
+            raise TypeError(
+                f"prove: the {side} side is {operand!r}, not an operator: give terms, such as weight(A) @ relu"
+            )
     return TriedEquation(left, right, budget).answer(tuple(laws) if laws is not None else None)
 
 

@@ -173,7 +173,7 @@ class StretchTerms:
             case "product":
                 term = nodes.product(*taken, *step.more)
             case _:
-                raise AssertionError(f"{step.op} is no operation of terms")
+                raise AssertionError(f"{step.op} is not an operation of terms")
         return term
 
     def acted(self, step: RankStep, factor: int) -> Operator:

@@ -121,7 +121,7 @@ class StretchSearch:
             except Infeasible:
                 if not canonical:
                     raise
-        raise AssertionError("one of both returns")
+        raise AssertionError("one of the two returns")
 
 
 def describe_search(states: Mapping[str, Part]) -> Hashable:

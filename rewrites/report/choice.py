@@ -24,12 +24,15 @@ def allowed(points: Sequence[Point], asked: Sequence[Goal], memory: float | None
     keep = [p for p in points if all(goal.kept(p, points[0]) for goal in asked)]
     small = [p for p in points if memory is None or (p.measured_bytes or 0.0) + JITTER <= memory]
     if not (fitting := [p for p in keep if any(p is one for one in small)]):
-        least = f"{min(p.stated_error for p in small):.3g}" if small else "none that any program has"
+        least = (
+            f"the least error within the memory is {min(p.stated_error for p in small):.3g}"
+            if small
+            else "no program fits the memory"
+        )
         raise Infeasible(
             f"no program within --memory {(memory or 0) / 1e6:g} and {' and '.join(map(str, asked))}: as "
             "measured, the smallest that keeps them needs "
-            f"{min(p.measured_bytes or 0.0 for p in keep) / 1e6:.3g} MB, the least error within the "
-            f"memory is {least}"
+            f"{min(p.measured_bytes or 0.0 for p in keep) / 1e6:.3g} MB, {least}"
         )
     return fitting
 

@@ -118,7 +118,7 @@ def tell_evaluated(found: dict[str, Any] | None) -> str:
     which = "1 step is evaluated as a term" if found["steps"] == 1 else f"{found['steps']} steps are evaluated as terms"
     return (
         f"\nterms     {which}, of {found['of']}, in float64 by Python: {100 * found['share']:.3g} % of the time, "
-        f"as {'measured' if found['measured'] else 'predicted'};\n          {lacking}: say it by operators that\n"
+        f"as {'measured' if found['measured'] else 'predicted'};\n          {lacking}: express it by operators that\n"
         f"          `opmatrix laws --kind implementation` lists, or add a kernel ({GUIDE})"
         + "".join(f"\n          {place}" for place in found["places"])
     )

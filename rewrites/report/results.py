@@ -34,8 +34,8 @@ from rewrites.workload.phases import Report
 from rewrites.workload.stated import spoken
 from rewrites.workload.workload import Workload
 
-UNSURE = "measured times are too long; of programs that they do not tell apart, predicted times and bytes decide"
-UNTRUSTED = "measured times are too long; of programs that they do not tell apart, bytes decide"
+UNSURE = "measured times are too long; of programs that they cannot distinguish, predicted times and bytes decide"
+UNTRUSTED = "measured times are too long; of programs that they cannot distinguish, bytes decide"
 TITLES = {name: measure.title for name, measure in MEASURES.items() if measure.figure}
 SHOWN_LAWS = 5  # rows of laws that a report shows
 TOLD = 5e-5  # share of seconds below which a gap counts as 0
@@ -331,8 +331,8 @@ def tell_routing(record: dict[str, Any] | None) -> str:
     share = record["rows"] / max(1, record["of"])
     along = record.get("along")  # absent in 0.20.0
     return (
-        f"\nrouted    {record['rows']:,} of {record['of']:,} rows ({percent(share)}) go elsewhere than the model "
-        "alone would send them, and count"
+        f"\nrouted    {record['rows']:,} of {record['of']:,} rows ({percent(share)}) are routed elsewhere than in the "
+        "model alone, and count"
         + (
             ""
             if along is None

@@ -23,7 +23,7 @@ def tell_steps(point: Point, laws: Sequence[Law], choices: Choices | None, few: 
     """Return the steps that lead from the imported model to a program, by the laws and methods of its search; the
     effect of methods is measured on `few` rows. Raises VerificationError for a step that does not hold."""
     if point.structure is None:
-        return "none: nothing says what it was derived as"
+        return "none: its derivation was not recorded"
     constants = None if point.variant or choices is None else choices.kept(point.structure)
     stored = otherwise(point.structure, point.program, few, constants)
     before = [point.variant.removed.told()] if point.variant and point.variant.removed else []

@@ -49,10 +49,10 @@ class Approximation(FunctionDeclaration):
         if whole != weight.shape or not inner:
             raise TypeError(
                 f"{self.label(parameters)} of a {weight.shape} matrix gave "
-                f"{' and '.join(map(str, shapes))}: it gives a matrix of that shape, or two factors of one"
+                f"{' and '.join(map(str, shapes))}: return a matrix of that shape, or two factors of such a matrix"
             )
         if not all(np.isfinite(factor).all() for factor in factors):
-            raise TypeError(f"{self.label(parameters)} gave what is not finite")
+            raise TypeError(f"{self.label(parameters)} gave numbers that are not finite")
         return factors
 
     def methods(self, weight: np.ndarray, parameters: Mapping[str, Hashable] | None = None) -> Iterator[Method]:

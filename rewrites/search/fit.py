@@ -84,5 +84,5 @@ def check_stored(numbers: np.ndarray) -> None:
         size = " × ".join(map(str, numbers.shape))
         raise InputError(
             f"a weight of {size}: it has {numbers[tuple(at)]:g} at {at}, as given or multiplied "
-            "out, and is stored in float32, which has numbers to 3.4e38: scale it"
+            "out, beyond the largest float32, 3.4e38: scale it"
         )

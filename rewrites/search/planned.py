@@ -95,7 +95,7 @@ def configured(config: Mapping[str, object] | str | Path) -> Settings:
         return known.configuration(str(config))
     read = read_json(config)
     if not isinstance(read, dict):
-        raise InputError(f"{config}: it is no configuration, but a JSON {type(read).__name__}")
+        raise InputError(f"{config}: it is not a configuration, but a JSON {type(read).__name__}")
     settings = Config(Path(config), read)
     with settings.named():
         normalise_config(settings)

@@ -152,7 +152,9 @@ def members(graph: Graph, terms: dict[int, Operator], template: Template, values
         if node.kind in SKIPPED or node.cls not in terms:
             continue  # a misfit is part of something that is reported
         if not all(child in terms for child in node.children):
-            yield Disagreement("a member with a part that fits nowhere", terms[node.cls], np.inf, by(graph, node.cls))
+            yield Disagreement(
+                "a member with an operand that does not fit", terms[node.cls], np.inf, by(graph, node.cls)
+            )
             continue
         term, off = compare_term(graph, terms, values, node.cls, partial(build, node, terms, template.values))
         if not off <= TOLERANCE:

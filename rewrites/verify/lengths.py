@@ -308,7 +308,7 @@ def compare_run(program: Program, batch: Batch, fresh: set[int], steps: Steps) -
             last.append(walk(program, part, fresh, steps))
     if not np.array_equal(program.run(batch), np.concatenate(last), equal_nan=True):
         raise VerificationError(
-            3, name(program), "its run is not what its steps give", rows=batch.rows, sentences=len(batch)
+            3, name(program), "its run differs from its steps", rows=batch.rows, sentences=len(batch)
         )
 
 

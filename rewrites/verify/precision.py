@@ -53,7 +53,7 @@ def check_precision(model: Operator, programs: Sequence[Program], batch: Batch) 
     )
     if size < LOSES_ONE:
         raise InputError(
-            f"the model's output {what} in float32, as numbers on the way are beyond 3.4e+38 or cancel: "
+            f"the model's output {what} in float32, as intermediate numbers are beyond 3.4e+38 or cancel: "
             "scale its weights or its inputs"
         )
     raise InputError(

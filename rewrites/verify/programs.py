@@ -205,7 +205,7 @@ def verify_structure(
         raise VerificationError(
             3,
             name(program),
-            "read in float64 it is not the model",
+            "evaluated in float64 it differs from the model",
             relative=errors.relative,
             worst_row=errors.worst_row,
             allowed=EQUAL,
@@ -237,7 +237,7 @@ def verify_outputs(
                 raise VerificationError(
                     3,
                     name(program),
-                    f"its output {output} read in float64 is not the model's",
+                    f"its output {output}, evaluated in float64, differs from the model's",
                     relative=float(off),
                     allowed=EQUAL,
                 )
@@ -257,7 +257,7 @@ def verify_approximate(
         raise VerificationError(
             3,
             name(program),
-            "its output changes by more than was stated",
+            "its error is above the stated one",
             relative=errors.relative,
             worst_row=errors.worst_row,
             rows=errors.rows,
@@ -304,7 +304,7 @@ def verify_steps(
         with limit(1):
             whole = program.schedule.run(batch)[0]
         if not np.array_equal(last, whole, equal_nan=True):
-            raise VerificationError(3, name(program), "its run is not what its steps give", rows=batch.rows)
+            raise VerificationError(3, name(program), "its run differs from its steps", rows=batch.rows)
         for count in numbers_of_threads()[1:]:
             compare_bits(program, batch, count)
     return {"count": len(program.steps), "nearest": nearest, "step": at, "kernels": kernels}
@@ -477,7 +477,7 @@ class Meant(NamedTuple):
             raise VerificationError(
                 3,
                 shown,
-                "it is not what its kernel means",
+                "its result differs from the reference of its kernel",
                 off=off[worst],
                 allowed=self.allowed[worst],
                 entry=[int(i) for i in at],

@@ -152,7 +152,7 @@ def explain_flips(
             raise VerificationError(
                 3,
                 where,
-                "a row goes elsewhere than its scores say",
+                "a row is routed elsewhere than its scores select",
                 row=row,
                 router=router,
                 gap=float(gaps[row]),

@@ -73,7 +73,7 @@ def admit_laws(laws: Sequence[Law]) -> tuple[tuple[Law, ...], tuple[str, ...]]:
     for law in laws:
         if law not in EXACT_LAWS:
             if names.count(law.name) > 1:
-                raise InputError(f"{locate(law)}: another has that name: give it another")
+                raise InputError(f"{locate(law)}: another law has this name: rename it")
             if reason := try_law(law, tuple(other for other in laws if other not in EXACT_LAWS)):
                 lines.append(f"{locate(law)}: it is left out: {reason}")
                 continue
@@ -94,7 +94,7 @@ def distinct(declared: Sequence[Law | Approximation]) -> None:
     taken = {str(name): "opmatrix has one" for name in (*(law.name for law in ours), *FORMATS)}
     for declaration in declared:
         if declaration.name in taken:
-            raise InputError(f"{locate(declaration)}: {taken[declaration.name]} of that name: give it another")
+            raise InputError(f"{locate(declaration)}: {taken[declaration.name]} of that name: rename it")
         taken[declaration.name] = "the file has another one"
 
 
@@ -133,8 +133,8 @@ def try_law(law: Law, laws: tuple[Law, ...]) -> str:
     if not wrong:
         return ""
     if wrong[0].difference == np.inf:
-        return f"with the other laws it makes what fits nowhere: {wrong[0]}"
-    raise InputError(f"{where}: with the other laws it makes what is not equal: {wrong[0]}")
+        return f"with the other laws it makes terms that do not fit: {wrong[0]}"
+    raise InputError(f"{where}: with the other laws it equates terms that are not equal: {wrong[0]}")
 
 
 def find_obstacle(law: Law) -> str:
@@ -142,7 +142,7 @@ def find_obstacle(law: Law) -> str:
     if not (ways := directions(law)):
         unbound = list_directions(law)[0].unbound
         return (
-            f"{', '.join(unbound)} stands on the right alone, and what matches the left does not tell what it is: "
+            f"{', '.join(unbound)} occurs on the right side only, so a match of the left does not determine it: "
             "exchange the sides"
         )
     if all(a is b for way in ways for a, b in zip(way.before, way.after, strict=True)):
@@ -207,9 +207,11 @@ def try_approximation(each: Approximation) -> None:
     except Exception as error:
         raise InputError(f"{locate(each)}: {error}") from error
     if not same:
-        raise InputError(f"{locate(each)}: it gives another matrix each time: draw from a generator with a fixed seed")
+        raise InputError(
+            f"{locate(each)}: it returns another matrix each time: draw from a generator with a fixed seed"
+        )
     if not held:
         raise InputError(
-            f"{locate(each)}: no format holds what it makes in less than dense does: it is to leave "
+            f"{locate(each)}: no format stores its result in fewer bytes than dense: it must keep "
             "at most half of the entries, round to float16, or give two thin factors"
         )

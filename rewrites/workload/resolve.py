@@ -60,7 +60,7 @@ def open_arguments(
             )
         if workload is None and entering:
             raise InputError(
-                "optimize: nobody draws the matrices that this model is given: give a workload, Batch(.., inputs=..)"
+                "optimize: this model has matrix inputs, which cannot be drawn: give a workload, Batch(.., inputs=..)"
             )
         batch = Batch([np.arange(tokens or 128) % (vocabulary or 1)]) if workload is None else workload
         return model, draw_workload(batch, model), {"model": "operator"}
@@ -164,4 +164,4 @@ def adapter_of(program: Program) -> str | None:
         return None
     if isinstance(adapter, str):
         return find_directory(program, ADAPTER_ENTRY, adapter) or adapter
-    raise InputError(f"the program says that its adapter is {adapter!r:.60}: make it anew")
+    raise InputError(f"the program records the adapter {adapter!r:.60}: create it again")

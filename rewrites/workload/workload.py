@@ -111,7 +111,7 @@ def check_alone(tokens: int, file: str | None, mix: Mix | None, generation: Gene
     if file is None and mix is None and generation is None:
         return
     request = generation or (file if mix is None else "of shares")
-    raise InputError(f"--tokens {tokens} --workload {request}: give one of them, both say what is timed")
+    raise InputError(f"--tokens {tokens} --workload {request}: give one of them, as both declare the timed batch")
 
 
 def sentence_length(checkpoint: Checkpoint, tokens: int | None) -> int:
@@ -339,7 +339,7 @@ def calibration(file: str | Path, tokenizer: Tokenizer, workload: Workload, othe
     every = dict.fromkeys(map(tuple, tokenizer.rows(read_lines(file), reading)))
     rows = [row for row in every if row and row not in judged]
     if not rows:
-        raise InputError(f"--calibrate {file}: each of its lines chooses programs or judges them, too: give other text")
+        raise InputError(f"--calibrate {file}: all its lines also choose or judge programs: give other text")
     return Batch([list(row) for row in rows[:: -(-sum(map(len, rows)) // CALIBRATE)]])
 
 
@@ -364,9 +364,7 @@ def of_shares(
     if limit is not None and longest > limit:
         raise InputError(f"workload: a sentence of {longest} tokens: {model} takes 1 to {limit} tokens")
     if any(batch.alone for _, batch in shares):
-        raise InputError(
-            "workload: a batch with relations or matrices of its own has no share: it stands for all, so give it alone"
-        )
+        raise InputError("workload: a batch with relations or matrices of its own has no share: give it alone")
     return shares, said_of(shares), max((batch for _, batch in shares), key=lambda batch: batch.rows)
 
 
@@ -374,7 +372,7 @@ def check_speaks(checkpoint: Checkpoint, asked: Generation) -> None:
     """Raise InputError if a model generates no text, or has too few positions for the request."""
     if not checkpoint.speaks:
         raise InputError(
-            f"workload {asked}: {checkpoint.name} is no language model "
+            f"workload {asked}: {checkpoint.name} is not a language model "
             f"({checkpoint.architecture or 'its config names none'}): give sentences, such as 1x16"
         )
     if asked.length > checkpoint.positions:

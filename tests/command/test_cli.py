@@ -205,7 +205,7 @@ def test_a_law_that_there_is_not(command):
     [
         (
             ("optimize",),
-            "Missing argument 'model'. (Usage: opmatrix optimize [OPTIONS] {model}; opmatrix optimize -h says more)",
+            "Missing argument 'model'. (Usage: opmatrix optimize [OPTIONS] {model}; see opmatrix optimize -h)",
         ),
         (("optimise",), "Did you mean 'optimize'? (Usage: opmatrix [OPTIONS] COMMAND"),
         (("laws", "--sort"), "No such option: --sort (Possible options: --json) (Usage: opmatrix laws"),

@@ -137,10 +137,10 @@ def link(folder):
 @pytest.mark.parametrize(
     "plant, words",
     [
-        (writable_file, "others may write to it"),
-        (writable_folder, "others may write there"),
-        (writable_parent, "others may write there"),
-        (link, "it is a link"),
+        (writable_file, "other users may write to it"),
+        (writable_folder, "other users may write there"),
+        (writable_parent, "other users may write there"),
+        (link, "it is a symbolic link"),
     ],
 )
 def test_what_others_could_have_written_is_named(image, tmp_path, plant, words):

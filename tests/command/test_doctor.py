@@ -64,7 +64,9 @@ HURTING = {
     "no matrix registers": [facts(host=host(flags=frozenset({"amx_tile"})))],
     "not calibrated": [facts(calibrated=False)],
     "a cache that is not kept": [facts(unkept="DIR: No such file or directory")],
-    "a cache that is not believed": [facts(unkept="DIR: others may write there", distrusted=True, calibrated=False)],
+    "a cache that is not trusted": [
+        facts(unkept="DIR: other users may write there", distrusted=True, calibrated=False)
+    ],
 }
 FINE = [
     facts(),

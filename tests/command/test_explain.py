@@ -205,7 +205,9 @@ def test_the_steps_of_others_of_a_front_are_found_when_somebody_asks(optimized, 
     # other prices, another front
     monkeypatch.setattr(explain, "propose_approximations", lambda searched, *_: run.Proposed(searched, None))
     monkeypatch.setattr(explain, "find_front", lambda *_: run.Frontier([], None, None))
-    assert explain.find_steps(program, replace(found, chosen=other), again, exact).startswith("none: a search finds")
+    assert explain.find_steps(program, replace(found, chosen=other), again, exact).startswith(
+        "none: a search now finds"
+    )
 
 
 def test_a_front_without_its_report_is_no_front(optimized, tmp_path):
@@ -258,7 +260,7 @@ def test_a_model_that_is_gone_is_named(saved, tmp_path, monkeypatch):
     place, _ = saved
     shutil.move(place / "model", tmp_path / "elsewhere")
     try:
-        with pytest.raises(InputError, match=r"model: the model .* is not there, as seen from .* --model MODEL"):
+        with pytest.raises(InputError, match=r"model: the model .* does not exist, seen from .* --model MODEL"):
             explain.explain(place / "out", Report(quiet=True), text=place / "lines.txt")
     finally:
         shutil.move(tmp_path / "elsewhere", place / "model")

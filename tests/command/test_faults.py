@@ -167,7 +167,7 @@ def test_a_full_output_is_a_line_and_no_fault(patched, monkeypatch, capfd, tmp_p
     monkeypatch.setattr(sys, "stdout", full)
     with pytest.raises(SystemExit) as end:
         cli.main()
-    said = "opmatrix: what is printed: not written: No space left on device: make room there\n"
+    said = "opmatrix: the output: not written: No space left on device: make room there\n"
     assert (end.value.code, capfd.readouterr().err) == (1, said) and not [*tmp_path.iterdir()]
     with suppress(OSError):
         full.close()
@@ -178,7 +178,7 @@ def test_a_full_output_is_a_line_and_no_fault(patched, monkeypatch, capfd, tmp_p
 @pytest.mark.parametrize(
     "redirected, status, words",
     [
-        ("> /dev/full", 1, "opmatrix: what is printed: not written: No space left on device: make room there\n"),
+        ("> /dev/full", 1, "opmatrix: the output: not written: No space left on device: make room there\n"),
         (">&-", 2, "opmatrix: standard output: it is closed: send it to a file, or to /dev/null\n"),
         ("2>&-", 0, ""),
         ("> /dev/full 2>&1", 1, ""),

@@ -197,7 +197,7 @@ def test_bad_input_is_one_line(generate, saved, monkeypatch, arguments, said):
 def test_encoders_are_refused(generate, tmp_path, program):
     checkpoints.write(tmp_path / "bert")
     program.save(tmp_path / "embeds")
-    for place, said in (("bert", "bert: no language model"), ("embeds", "is no language model")):
+    for place, said in (("bert", "bert: not a language model"), ("embeds", "is not a language model")):
         out, err, status = generate(place, "the bank")
         assert status == 2 and not out and said in err.splitlines()[-1]
     assert generate("absent", "a")[2] == 2

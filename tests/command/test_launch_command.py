@@ -26,7 +26,7 @@ def said(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "line, words",
     [
-        ("tiny.json --ranks 4 --tp 2", r"--ranks 4: the axes have 2 \(tp 2\): give axes of as many ranks as these"),
+        ("tiny.json --ranks 4 --tp 2", r"--ranks 4: the axes have 2 \(tp 2\): give axes with that product"),
         ("tiny.json --tp 4", r"mesh: tp has 4 ranks, .*the nearest that divides is 2"),
         ("tiny.json --dp 8", r"mesh: dp has 8 ranks and there are 4 sequences: at most 4"),
         ("tiny.json --tokens 17", r"tokens 17: .*16"),
@@ -39,14 +39,14 @@ def said(tmp_path, monkeypatch, capsys):
             "tiny.json --tp 2 --tokens 8 --train --schedule zb-h1",
             r"schedule zb-h1: ranks run 1f1b, gpipe or interleaved:V",
         ),
-        ("tiny.json --tp 2 --tokens 8 --train --schedule interleaved:2", r"chunks are of stages, .* one: give --pp"),
+        ("tiny.json --tp 2 --tokens 8 --train --schedule interleaved:2", r"virtual stages need a pipeline: give --pp"),
         ("tiny.json --tp 2 --tokens 8 --train --dropout 1", r"dropout 1: from 0 to below 1"),
-        ("tiny.json --tp 2 --tokens 8 --rate 0.1", r"--rate 0.1: it is of steps of training: give --train, too"),
-        ("tiny.json --tp 2 --tokens 8 --train --decode", r"--decode, --train: ranks do one of both"),
-        ("tiny.json --cp 2 --tokens 8 --decode", r"mesh: cp: a step has a row a sequence, which ring cuts"),
+        ("tiny.json --tp 2 --tokens 8 --rate 0.1", r"--rate 0.1: it belongs to steps of training: give --train, too"),
+        ("tiny.json --tp 2 --tokens 8 --train --decode", r"--decode, --train: ranks do one of the two"),
+        ("tiny.json --cp 2 --tokens 8 --decode", r"mesh: cp: a step has one row a sequence, which ring would shard"),
         ("tiny.json --tp 2 --tokens 14 --steps 6 --decode", r"tokens 20: the model has 16 positions"),
         ("tiny.json --tp 2 --trace out.txt", r"--trace out.txt: a trace is a .json of Chrome's tracing or an .svg"),
-        ("llama2-70b --tp 2", r"llama2-70b: 6.9e\+10 weights, which every rank would draw: at most 2e\+08"),
+        ("llama2-70b --tp 2", r"llama2-70b: 6.9e\+10 weights, to be drawn at random by every rank: at most 2e\+08"),
         ("nowhere --tp 2", r"nowhere: "),
     ],
 )

@@ -80,11 +80,11 @@ def test_memory_holds_few_rows_of_scores(place, monkeypatch):
 
 
 def test_what_scores_no_vocabulary_is_named(place, tmp_path):
-    with pytest.raises(InputError, match=r"it: it scores what follows a whole text: .* --output rows"):
+    with pytest.raises(InputError, match=r"it: it scores only the token after a text: .* --output rows"):
         score_text("it", Program.load(place / "pooled"), place / "text")
     checkpoint = open_model(checkpoints.write(tmp_path / "bert"))
     encoder, _ = structure(checkpoint.operator(), *KINDS["imported"]).program(source(checkpoint))
-    with pytest.raises(InputError, match="it: its rows are no scores of a vocabulary"):
+    with pytest.raises(InputError, match="it: its rows are not scores of a vocabulary"):
         score_text("it", encoder, place / "text")
     (tmp_path / "short").write_text("a")
     with pytest.raises(InputError, match="short: 1 tokens: give a text of 2 or more"):
@@ -120,9 +120,9 @@ def test_run_says_what_follows(place, kind, tmp_path):
 @pytest.mark.parametrize(
     "options, words",
     [
-        ([], "give --pairs CSV or --text FILE"),
-        (["--pairs", "a", "--text", "b"], "give --pairs CSV or --text FILE"),
-        (["--pairs", "a", "--tokens", "9"], "--tokens 9: it is of a text"),
+        ([], "give one of --pairs CSV and --text FILE"),
+        (["--pairs", "a", "--text", "b"], "give one of --pairs CSV and --text FILE"),
+        (["--pairs", "a", "--tokens", "9"], "--tokens 9: it belongs to a text"),
         (["--text", "b", "--tokens", "1"], "--tokens 1: at least 2"),
     ],
 )

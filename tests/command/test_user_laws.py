@@ -209,7 +209,7 @@ def test_a_true_law_that_cannot_be_used_is_listed_with_the_reason(command, tmp_p
         ),
     )
     [line] = load_laws(file).left_out
-    assert f"{file}:{LINE}: law unsaid: it is left out: y stands on the right alone" in line
+    assert f"{file}:{LINE}: law unsaid: it is left out: y occurs on the right side only" in line
     ran = command("laws", "--laws", file, "--kind", "own")
     assert ran.status == 0 and line in " ".join(ran.out.split()) and "2 your own" in ran.out
 
@@ -226,10 +226,10 @@ def test_a_guard_that_is_not_needed_is_told(tmp_path):
 APPROXIMATIONS = [
     ("return W[:-1]", "gave (11, 8)"),
     ("return W * np.nan", "not finite"),
-    ("return W + 1", "no format holds"),
+    ("return W + 1", "no format stores"),
     ("return np.where(np.random.default_rng().random(W.shape) < 0.3, W, 0)", "another matrix each time"),
     ("return W @ (size * W)", "matmul"),
-    ("return W, W, W", "two factors of one"),
+    ("return W, W, W", "two factors of such"),
 ]
 
 

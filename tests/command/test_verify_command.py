@@ -99,7 +99,7 @@ def flip(directory):
         (lambda place: certificate(place, own="small"), "own is 'small'"),
         (lambda place: certificate(place, own=-1), "own is -1"),
         (lambda place: certificate(place, more=1), "'more'"),
-        (lambda place: certificate(place, program="0" * 32), "lies beside"),
+        (lambda place: certificate(place, program="0" * 32), "is stored beside"),
         (lambda place: certificate(place, inputs=[{}]), "inputs[0]"),
         (lambda place: certificate(place, inputs=[3]), "inputs[0] is a int"),
         (

@@ -150,7 +150,7 @@ def test_one_query_of_each_sequence(rng, last):
 @pytest.mark.parametrize(
     "bias, said",
     [
-        (np.zeros((3, 9), np.float32), "a table of 3 heads, where there are 4"),
+        (np.zeros((3, 9), np.float32), "a table of 3 heads, but attention has 4"),
         (np.zeros((4, 8), np.float32), "a table of 8 columns"),
         (np.zeros((4, 1), np.float32), "a table of 1 columns"),
         (np.zeros((4, 9)), "float64"),

@@ -122,7 +122,7 @@ def test_what_others_may_write_is_refused_in_words(home, where, mode):
     """Alone, in the middle of the way, and although its content is what it was."""
     place = WRITTEN[where](home)
     place.chmod(mode)
-    with pytest.raises(Distrusted, match=rf"{place}: others may write.*mode {mode:o}") as caught:
+    with pytest.raises(Distrusted, match=rf"{place}: other users may write.*mode {mode:o}") as caught:
         cache.recall(kept(home))
     if where != "the file":
         assert "`chmod " in str(caught.value) and "OPMATRIX_CACHE" in str(caught.value)
@@ -145,7 +145,7 @@ def test_a_directory_that_all_may_write_to_serves_as_parent_only_if_nobody_moves
     home.parent.chmod(0o1777)
     assert cache.recall(kept(home)) == b"kept"
     (home / "machines").chmod(0o1777)  # there others could add files, and links to files of ours
-    with pytest.raises(Distrusted, match="machines: others may write there"):
+    with pytest.raises(Distrusted, match="machines: other users may write there"):
         cache.recall(kept(home))
     (home / "machines").chmod(0o700)
     os.chown(home, OTHER, -1)
@@ -165,7 +165,7 @@ def test_links_are_followed_that_only_we_could_have_made(home, tmp_path, monkeyp
         with pytest.raises(Distrusted, match=f"straight: it belongs to user {OTHER}"):
             cache.recall(kept(tmp_path / name))
     home.parent.chmod(0o777)  # the way that a link leads is looked at, too
-    with pytest.raises(Distrusted, match="mine: others may write there"):
+    with pytest.raises(Distrusted, match="mine: other users may write there"):
         cache.recall(kept(tmp_path / "relative"))
     (tmp_path / "endless").symlink_to("endless")
     with pytest.raises(InputError, match="symbolic links"):
@@ -226,7 +226,7 @@ def test_a_file_is_what_was_opened_and_no_pipe(home, monkeypatch):
     other.chmod(0o666)
     real = cache.open_regular
     monkeypatch.setattr(cache, "open_regular", lambda path: os.replace(home / "other", path) or real(path))
-    with pytest.raises(Distrusted, match=r"kept\.json: others may write to it"):
+    with pytest.raises(Distrusted, match=r"kept\.json: other users may write to it"):
         cache.recall(kept(home))
     monkeypatch.undo()
     assert not other.exists()
@@ -499,7 +499,7 @@ def test_nothing_is_cleaned_where_others_could_exchange_it(home, monkeypatch, ca
     monkeypatch.setattr(sys, "argv", ["opmatrix", "doctor", "--clean"])
     with pytest.raises(SystemExit) as end:
         cli.main()
-    assert end.value.code == 2 and "others may write there" in capsys.readouterr().err and other.exists()
+    assert end.value.code == 2 and "other users may write there" in capsys.readouterr().err and other.exists()
 
 
 # ---- names

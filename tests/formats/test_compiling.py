@@ -284,7 +284,7 @@ def test_a_cache_that_cannot_be_written_to(tmp_path, place):
 
 
 def relocate(path):
-    """A link to what lies where others may write."""
+    """A link to what lies where other users may write."""
     (elsewhere := path.parents[2] / "elsewhere").mkdir()
     elsewhere.chmod(0o777)
     path.rename(elsewhere / path.name)
@@ -336,7 +336,7 @@ def test_object_code_that_others_could_have_written_is_not_called(cache, tmp_pat
     ran = done(SQUARE, OPMATRIX_CACHE=str(mine))
     assert ran.returncode == 0 and ran.stdout.split() == ["compiled", cache[1]]
     assert ran.stderr.count("\n") == 1 and str(found) in ran.stderr
-    assert any(words in ran.stderr for words in ("54321", "others may write", "it is a link"))
+    assert any(words in ran.stderr for words in ("54321", "other users may write", "it is a symbolic link"))
     again = done(SQUARE, OPMATRIX_CACHE=str(mine))
     if place == FILE:
         assert again.stdout.split()[0] == "found" and not again.stderr, "ours took its place"

@@ -211,27 +211,39 @@ WRONG = {
     "a long section": (lambda c: table(c, text, size=1 << 63), "sections overlap"),
     "a section over another": (lambda c: table(c, text, offset=lambda o: o + 64), "sections overlap"),
     "a section over the header": (lambda c: table(c, text, offset=0), "sections overlap"),
-    "written and run": (lambda c: table(c, text, flags=7), "Foreign: a section that is written to and run"),
-    "thread's own": (lambda c: table(c, text, flags=0x406), "Foreign: a section of kind"),
-    "run before": (lambda c: table(c, text, kind=14), "Foreign: a section of kind 0xe"),
-    "odd multiples": (lambda c: table(c, text, align=24), "Foreign: a section on multiples of 24"),
-    "large multiples": (lambda c: table(c, text, align=1 << 40), "Foreign: a section on multiples"),
+    "written and run": (lambda c: table(c, text, flags=7), "Foreign: a section that is both writable and executable"),
+    "thread's own": (lambda c: table(c, text, flags=0x406), "Foreign: a section of unknown type"),
+    "run before": (lambda c: table(c, text, kind=14), "Foreign: a section of unknown type 0xe"),
+    "odd multiples": (lambda c: table(c, text, align=24), "Foreign: a section aligned to 24"),
+    "large multiples": (lambda c: table(c, text, align=1 << 40), "Foreign: a section aligned to"),
     "much room": (lambda c: table(c, lambda s: s.kind == elf.NOBITS, size=1 << 62), "a section takes"),
     "too much room": (
         lambda c: table(c, lambda s: s.kind == elf.NOBITS, size=elf.MAX_OBJECT_BYTES),
         "its sections take",
     ),
-    "no symbols": (lambda c: table(c, lambda s: s.kind == elf.SYMTAB, kind=7), "0 tables of symbols"),
-    "symbols without names": (lambda c: table(c, lambda s: s.kind == elf.SYMTAB, link=3), "symbols have no names"),
-    "names beyond": (lambda c: table(c, lambda s: s.kind == elf.SYMTAB, link=99), "symbols have no names"),
-    "odd symbols": (lambda c: table(c, lambda s: s.kind == elf.SYMTAB, each=16), "entries have another size"),
+    "no symbols": (lambda c: table(c, lambda s: s.kind == elf.SYMTAB, kind=7), "0 symbol tables"),
+    "symbols without names": (
+        lambda c: table(c, lambda s: s.kind == elf.SYMTAB, link=3),
+        "symbol table has no string table",
+    ),
+    "names beyond": (lambda c: table(c, lambda s: s.kind == elf.SYMTAB, link=99), "symbol table has no string table"),
+    "odd symbols": (
+        lambda c: table(c, lambda s: s.kind == elf.SYMTAB, each=16),
+        "the entries of a table have an unexpected size",
+    ),
     "half a symbol": (
         lambda c: table(c, lambda s: s.kind == elf.SYMTAB, size=lambda s: s - 1),
-        "entries have another size",
+        "the entries of a table have an unexpected size",
     ),
-    "odd relocations": (lambda c: table(c, lambda s: s.kind == elf.ADDENDS, each=16), "entries have another size"),
-    "no addends": (lambda c: table(c, lambda s: s.kind == elf.ADDENDS, kind=9), "Foreign: relocations without addends"),
-    "an unknown relocation": (lambda c: relocation(c, kind=9), "Foreign: relocation 9"),
+    "odd relocations": (
+        lambda c: table(c, lambda s: s.kind == elf.ADDENDS, each=16),
+        "the entries of a table have an unexpected size",
+    ),
+    "no addends": (
+        lambda c: table(c, lambda s: s.kind == elf.ADDENDS, kind=9),
+        "Foreign: it has relocations without addends",
+    ),
+    "an unknown relocation": (lambda c: relocation(c, kind=9), "Foreign: relocation of unknown type 9"),
     "one beyond its section": (lambda c: relocation(c, offset=1 << 62), "a relocation lies outside"),
     "one across its end": (
         lambda c: relocation(c, offset=next(filter(text, elf.sections(c))).size - 7),
@@ -239,8 +251,14 @@ WRONG = {
     ),
     "one of no symbol": (lambda c: relocation(c, number=0), "no symbol 0"),
     "one of none there is": (lambda c: relocation(c, number=1 << 20), "no symbol 1048576"),
-    "one that is far": (lambda c: relocation(c, kind=2, addend=1 << 40), "Foreign: relocation 2 of what is too far"),
-    "one below nothing": (lambda c: relocation(c, addend=-1 << 62), "Foreign: relocation 1 of what is too far"),
+    "one that is far": (
+        lambda c: relocation(c, kind=2, addend=1 << 40),
+        "Foreign: relocation of type 2: its target is too far",
+    ),
+    "one below nothing": (
+        lambda c: relocation(c, addend=-1 << 62),
+        "Foreign: relocation of type 1: its target is too far",
+    ),
     "a function beyond": (lambda c: symbol(c, own, value=1 << 40), "defines no function listed"),
     "data beyond": (
         lambda c: symbol(c, lambda o, s: s.kind == 3 and text(o.sections[s.section]), value=1 << 40),
@@ -257,13 +275,13 @@ WRONG = {
         "defines no function listed",
     ),
     "no function": (lambda c: symbol(c, own, kind=0x11), "defines no function listed"),
-    "of no section": (lambda c: symbol(c, own, section=0x7000), "a symbol is of no section"),
+    "of no section": (lambda c: symbol(c, own, section=0x7000), "a symbol refers to a section that does not exist"),
     "an absolute function": (lambda c: symbol(c, own, section=0xFFF1), "defines no function listed"),
     "a function at the end": (
         lambda c: symbol(c, own, value=next(filter(text, elf.sections(c))).size),
         "defines no function listed",
     ),
-    "a name beyond": (lambda c: symbol(c, own, name=1 << 30), "name of a symbol has no end"),
+    "a name beyond": (lambda c: symbol(c, own, name=1 << 30), "name of a symbol is not terminated"),
 }
 
 

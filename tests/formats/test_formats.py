@@ -298,7 +298,9 @@ def test_rows_may_lie_in_any_order(F, activation):
 def test_a_stage_that_lacks_a_part_is_refused_where_it_is_declared(part):
     parts = {"operations": 2, "means": lambda y, e: y, "bound": lambda y, error, value, e, rough: error}
     operands = {} if part == "operands" else {"cap": Range(float, 0.1, 100)}
-    with pytest.raises(TypeError, match=f"stage softcap: it says no {part}: declare it as those in formats/core/stage"):
+    with pytest.raises(
+        TypeError, match=f"stage softcap: it does not declare {part}: see the stages in formats/core/stage"
+    ):
         type("softcap", (Stage,), {name: each for name, each in parts.items() if name != part}, **operands)
     made = type("softcap", (Stage,), parts, cap=Range(float, 0.1, 100))
     assert made.price == "softcap" and made not in STAGES

@@ -36,7 +36,7 @@ WRONG = {
     "weight shape": (lambda: LowRank.fit(W, weight=G[:3]), r"lowrank: weight has shape \(3, 4\), not \(4,\) or"),
     "not symmetric": (lambda: LowRank.fit(W, weight=G + np.eye(4, k=1)), "lowrank: weight is not symmetric"),
     "negative": (lambda: LowRank.fit(W, weight=-G), "lowrank: weight has an eigenvalue below 0"),
-    "factors": (lambda: LowRank.pack_factors(W, W), r"u is \(4, 3\), v is \(4, 3\): two ranks"),
+    "factors": (lambda: LowRank.pack_factors(W, W), r"u is \(4, 3\), v is \(4, 3\): their ranks differ"),
     "scale": (lambda: NM.fit(W, scale=[1, 2]), r"nm.fit: scale has shape \(2,\); it needs one for each of 4 inputs"),
     "scale value": (lambda: CSR.fit(W, scale=[1, 2, -3, 4]), r"csr.fit: scale\[2\] = -3.0 is not a finite"),
     "product": (lambda: W @ Dense.pack(W), r"x @ dense\(4×3\): x has shape \(4, 3\), it must be \(rows, 4\)"),
@@ -45,10 +45,13 @@ WRONG = {
         lambda: Dense.pack(W).matmul(W.T, out=W),
         r"out is float32 \(4, 3\) with .* it must be float32 \(3, 3\) by rows",
     ),
-    "overlap": (lambda: Dense.pack(G).matmul(*[np.ones((4, 4), np.float32)] * 2), "x overlaps out, and is still read"),
+    "overlap": (
+        lambda: Dense.pack(G).matmul(*[np.ones((4, 4), np.float32)] * 2),
+        "x overlaps out, which is written while",
+    ),
     "in place": (
         lambda: Dense.pack(G).matmul(W.T, out=(y := W.T.copy()), epilogue=Epilogue(residual=y)),
-        "residual overlaps out, and is still read",
+        "residual overlaps out, which is written while",
     ),
     "activation": (lambda: Epilogue(activation="sine"), r"epilogue: activation 'sine' is unknown"),
     "no eps": (lambda: Epilogue(eps=0.0), "epilogue: eps = 0.0 is not from"),
@@ -77,9 +80,9 @@ def test_an_unknown_option_is_named():
 
 
 TAMPERED = {
-    "format": (CSR, lambda meta, _: meta.update(format="block"), "csr: given what the format 'block' stored"),
+    "format": (CSR, lambda meta, _: meta.update(format="block"), "csr: the arrays were stored by the format 'block'"),
     "shape": (CSR, lambda meta, _: meta.update(shape=[4.0, 3]), r"csr: the shape \[4.0, 3\] is not two positive"),
-    "option": (NM, lambda meta, _: meta.update(m=0), r"nm: it remembers \['n', 'm'\] \(positive integers\), given"),
+    "option": (NM, lambda meta, _: meta.update(m=0), r"nm: its options are \['n', 'm'\] \(positive integers\), got"),
     "absent": (CSR, lambda _, arrays: arrays.pop("idx"), "csr: it stores ptr, idx, val, given ptr, val"),
     "longer": (CSR, lambda _, arrays: arrays.update(val=np.zeros(99, "f4")), r"csr.val: declared f4\[nnz\] = \[3\], g"),
     "axes": (Dense, lambda _, arrays: arrays.update(w=np.zeros(12, "f4")), r"dense.w: declared f4\[n, p\], given the "),
@@ -109,7 +112,7 @@ def test_damaged_files_are_refused(name):
 
 
 def test_an_unknown_format_is_named():
-    words = r"there is no format 'zip' \(any more\): make anew what stores it; there are dense, packed"
+    words = r"there is no format 'zip' in this version: create the program again; there are dense, packed"
     with pytest.raises(FormatError, match=words):
         formats.from_arrays({"format": "zip"}, {})
 

@@ -70,7 +70,7 @@ WORDS = {
     "read-only": (lambda: Dense.pack(W).matmul(X, FIXED), "out: it is read-only"),
     "itself": (
         lambda: Dense.pack(W).matmul(X, SLIDING),
-        r"out: numbers of shape \(5, 3\) with strides of \(4, 4\) bytes lie upon each",
+        r"out: its elements overlap in memory: shape \(5, 3\), strides of \(4, 4\) bytes",
     ),
     "weight": (
         lambda: kernels.product_dense(np.ones((4, 4), np.float32), w := np.ones((4, 4), np.float32), w),
@@ -86,14 +86,14 @@ WORDS = {
     ),
     "no numbers": (lambda: X.astype(complex) @ Dense.pack(W), "x: given complex128; give real numbers"),
     "no bias": (lambda: Epilogue(bias=["a"]), "bias: given <U1; give real numbers"),
-    "factor": (lambda: kernels.scale(X, 1e39, X), "the factor 1e[+]39 is no normal float32"),
+    "factor": (lambda: kernels.scale(X, 1e39, X), "the factor 1e[+]39 is not a normal float32"),
     "ids": (
         lambda: kernels.gather(np.array([0.5]), W, np.zeros((1, 3), np.float32)),
         "ids: expected 1 whole numbers, got float64",
     ),
     "starts": (
         lambda: kernels.softmax(e := np.zeros(0, np.float32), [0, 2**32], 1, e),
-        "starts: 4294967296 rows, where fewer than",
+        "starts: 4294967296 rows: give fewer than",
     ),
     "parts of starts": (
         lambda: kernels.softmax(e := np.zeros(0, np.float32), [0, 1.5], 1, e),

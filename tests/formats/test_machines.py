@@ -205,10 +205,10 @@ def test_tables_are_read_with_mistrust(tmp_path):
         ({"links": [["near", 8, 1e11, "soon"]]}, "mine"),
         ({"links": [["near", 8, -1, 1e-6]]}, "mine: link 'near'.*positive.*-1"),
         ({"links": [["near", 8, 1e11, 0]]}, "mine: link 'near'.*positive"),
-        ({"links": [["near", 1, 1e11, 1e-6]]}, "mine: link 'near': at least two devices"),
-        ({"links": [["near", 7.5, 1e11, 1e-6]]}, "7.5 devices are no whole number"),
-        ({"links": [["near", 8, 1e11, 1e-6, 1]]}, "mine: link 'near': a mesh is true or false.* 1"),
-        ({"links": [["near", None, 1e11, 1e-6, True]]}, "mine: link 'near': a mesh is of so many"),
+        ({"links": [["near", 1, 1e11, 1e-6]]}, "mine: link 'near': give at least two devices"),
+        ({"links": [["near", 7.5, 1e11, 1e-6]]}, "7.5 devices is not a whole number"),
+        ({"links": [["near", 8, 1e11, 1e-6, 1]]}, "mine: link 'near': `mesh` is true or false, got 1"),
+        ({"links": [["near", None, 1e11, 1e-6, True]]}, "mine: link 'near': a mesh needs its number"),
         ({"cores": 0}, "mine: cores 0: give a whole number from 1 on"),
         ({"host": ["bus", 1e10]}, "mine.*latency"),
         ({"host": ["bus", 1e10, 0]}, "mine: link 'bus'.*positive"),
@@ -221,11 +221,11 @@ def test_tables_are_read_with_mistrust(tmp_path):
         file.write_text(json.dumps({"mine": table["A100"] | change}))
         with pytest.raises(ValueError, match=said):
             datasheets(file)
-    with pytest.raises(ValueError, match="'abacus': there is no data sheet of it"):
+    with pytest.raises(ValueError, match="'abacus': there is no data sheet of this name"):
         datasheet("abacus")
     with pytest.raises(ValueError, match=r"linear\.gold"):
         PLAIN.seconds("linear.gold", T=1)
-    with pytest.raises(ValueError, match=r"price of linear\.dense needs n; given were T, p"):
+    with pytest.raises(ValueError, match=r"price of linear\.dense needs n, got T, p"):
         PLAIN.seconds("linear.dense", T=1, p=2)
 
 

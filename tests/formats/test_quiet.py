@@ -27,7 +27,10 @@ STEADY, WILD = [1.0, 1.01, 1.02, 1.0, 1.03, 1.0, 1.01, 9.0], [1.0, 1.5, 2.0, 3.0
     [
         ({"load": 15.2}, "the load was 7.6 threads a processor"),
         ({"ticks": ((0, 0, 0, 0), (180, 0, 200, 100))}, "other processes took 40% of the processors that it needs"),
-        ({"ticks": ((0, 0, 0, 0), (100, 30, 200, 100))}, "the host gave 15% of the processors' time to other machines"),
+        (
+            {"ticks": ((0, 0, 0, 0), (100, 30, 200, 100))},
+            "the host gave 15% of the processors' time to other virtual machines",
+        ),
         ({"runs": [WILD, WILD, STEADY]}, "the middle half of repeated timings is 74% wide"),
         ({"speedup": 0.5}, "all threads together took 2.00 times as long as one for the same arithmetic"),
     ],

@@ -66,10 +66,10 @@ def test_parts_are_shared_once():
 @pytest.mark.parametrize(
     "function, said",
     [
-        (asking, "it asks whether a number is true"),
-        (float_only, "it takes a number as a float"),
-        (unknown, "numpy.sinc is not followed"),
-        (powered, "a power that is no literal"),
+        (asking, "it uses a number as a condition"),
+        (float_only, "it converts a number to a Python float or int"),
+        (unknown, "numpy.sinc is not supported"),
+        (powered, "an exponent that is not a literal"),
     ],
 )
 def test_what_cannot_be_followed_is_said_with_its_line(function, said):
@@ -80,7 +80,7 @@ def test_what_cannot_be_followed_is_said_with_its_line(function, said):
 
 
 def test_what_differs_on_arrays_is_not_followed():
-    with pytest.raises(Untraceable, match="what it does to single numbers is not what it does to arrays"):
+    with pytest.raises(Untraceable, match="its result on single numbers differs from its result on arrays"):
         check_traced(trace_numbers(whole_array), whole_array)
 
 
@@ -118,6 +118,6 @@ class whole_summed(Monoid):
 
 def test_a_monoid_that_is_no_graph_is_said_with_its_own_line():
     code = whole_summed.lift.__code__
-    with pytest.raises(Untraceable, match="what it does to single numbers") as caught:
+    with pytest.raises(Untraceable, match="its result on single numbers") as caught:
         traced_monoid(whole_summed)
     assert str(caught.value).startswith(f"{code.co_filename}:{code.co_firstlineno}: ")

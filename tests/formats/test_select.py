@@ -139,7 +139,7 @@ def test_what_holds_the_sample_but_not_the_rest_is_not_chosen():
 
 
 def test_nothing_holds_it():
-    with pytest.raises(FormatError, match=r"none of half, nm holds this matrix within an error of 0"):
+    with pytest.raises(FormatError, match=r"no format of half, nm stores this matrix within an error of 0"):
         select.select(normal(64, 48), 1, machine=MACHINE, formats=("half", "nm"))
     with pytest.raises(FormatError, match="give an array of real numbers"):
         select.select([["a"]], 1, machine=MACHINE)

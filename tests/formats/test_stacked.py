@@ -70,7 +70,7 @@ class Counted(Format):
 
 def test_what_has_a_count_of_its_own_cannot_be_stacked():
     assert not can_stack(Counted)
-    with pytest.raises(FormatError, match="counted: its arrays have sizes of their own for every matrix"):
+    with pytest.raises(FormatError, match="counted: its arrays differ in size from matrix to matrix"):
         Stacked.pack(Counted, normal(2, 4, 4))
 
 
@@ -159,7 +159,7 @@ def spoil(at, value):
 REFUSED = {
     "another count": (
         broken(meta={"shape": [4, 64, 16]}),
-        r"int8.w: a stack of 4 matrices has an array of 4, given \[3, ",
+        r"int8.w: the first axis of a stack of 4 matrices is 4, got shape \[3, ",
     ),
     "a part too short": (broken(w=lambda w: w[:, :-64]), "matrix 0 of a stack: int8.w: declared"),
     "negative scale": (broken(scale=spoil((2, 0, 5), -1)), "matrix 2 of a stack: int8: the scale -1.0 is negative"),
@@ -177,11 +177,11 @@ REFUSED = {
         lambda: Stacked.pack(Dense, [normal(4, 4), normal(4, 5)]),
         r"dense: matrix 1 of a stack has shape \(4, 5\)",
     ),
-    "no matrix": (lambda: Stacked.pack(Dense, []), "dense: a stack has one matrix, at least"),
+    "no matrix": (lambda: Stacked.pack(Dense, []), "dense: a stack needs at least one matrix"),
     "one matrix alone": (lambda: Stacked.pack(Dense, normal(4, 4)), r"matrix 0 of a stack has shape \(4,\)"),
-    "low rank": (lambda: Stacked.approximate(LowRank, normal(2, 8, 8), rank=2), "lowrank: its arrays have sizes of"),
-    "sparse": (lambda: Stacked.pack(CSR, normal(2, 8, 8)), "csr: its arrays have sizes of"),
-    "places": (lambda: Stacked.approximate(NM, normal(2, 8, 8)), "nm: its arrays have sizes of"),
+    "low rank": (lambda: Stacked.approximate(LowRank, normal(2, 8, 8), rank=2), "lowrank: its arrays differ in size"),
+    "sparse": (lambda: Stacked.pack(CSR, normal(2, 8, 8)), "csr: its arrays differ in size"),
+    "places": (lambda: Stacked.approximate(NM, normal(2, 8, 8)), "nm: its arrays differ in size"),
 }
 
 

@@ -55,7 +55,10 @@ def test_a_row_that_fills_no_vector_is_within_the_bound(packages):
     """And a fault of the vector code is seen by what the page ends with."""
     wrong = replaced(CODE, r"tanh_of\(numbers\)(?=, y \+ 4 \* \(c)", "numbers")
     done = run(packages, wrong, KERNEL, LAW, use=USE)
-    assert done.returncode and "h1 = tanh_beside(x=h0): it is not what its kernel means (off " in last(done)
+    assert (
+        done.returncode
+        and "h1 = tanh_beside(x=h0): its result differs from the reference of its kernel (off " in last(done)
+    )
 
 
 @pytest.mark.deep
@@ -85,20 +88,24 @@ def test_without_its_term_it_is_planned_as_a_term(packages):
 def test_a_reading_that_is_missing_is_one_line(packages, part):
     done = run(packages, CODE, KERNEL.replace(f"def {part}(", f"def no_{part}("), use=IMPORTED)
     assert last(done) == (
-        f"TypeError: kernel tanh_beside: it says no {part}: declare it as those in opmatrix/runtime/kernels"
+        f"TypeError: kernel tanh_beside: it does not declare {part}: see the kernels in opmatrix/runtime/kernels"
     )
 
 
 @pytest.mark.parametrize(
     "before, after, said",
     [
-        (r", price=Price\(.*\)$", ")", "it says no price, or prices={} where it costs what others do"),
-        (r", time_widening\)", ")", "its price tanh_beside says no cases"),
+        (
+            r", price=Price\(.*\)$",
+            ")",
+            "it declares neither a price nor prices={}, for a kernel that has the cost of others",
+        ),
+        (r", time_widening\)", ")", "its price tanh_beside declares no cases"),
     ],
 )
 def test_a_price_that_is_missing_is_one_line(packages, before, after, said):
     done = run(packages, CODE, replaced(KERNEL, before, after), use=IMPORTED)
-    assert last(done) == f"TypeError: kernel tanh_beside: {said}: declare it as those in opmatrix/runtime/kernels"
+    assert last(done) == f"TypeError: kernel tanh_beside: {said}: see the kernels in opmatrix/runtime/kernels"
 
 
 @pytest.mark.deep
@@ -112,7 +119,7 @@ def test_vector_code_that_no_module_lists_is_one_line(packages, change):
     done = run(packages, *change(CODE), KERNEL, use=IMPORTED)
     assert last(done) == (
         "TypeError: kernel tanh_beside: no module of formats/kernels lists widen_tanh in __all__: "
-        "declare it as those in opmatrix/runtime/kernels"
+        "see the kernels in opmatrix/runtime/kernels"
     )
 
 

@@ -44,7 +44,7 @@ def test_three_files_are_enough(tmp_path):
         (
             [RECORD.replace("operations = 10", "counted = 10")],
             "import formats.core.stage",
-            "it says no operations: declare it as those in formats/core/stage.py",
+            "it does not declare operations: see the stages in formats/core/stage.py",
         ),
     ],
 )
@@ -60,7 +60,7 @@ def test_a_scalar_that_is_added_is_one_line(tmp_path):
     assert (
         last
         == (
-            "TypeError: law softcap: the scalar cap is found only where it multiplies, as I * cap, or is "
+            "TypeError: law softcap: the scalar cap is matched only as a factor, I * cap, or "
             "added to one column: declare it constant, a row"
         )
         and added != LAW

@@ -76,11 +76,11 @@ def test_mistakes_are_one_line():
     class nothing(Arguments):
         """No readings."""
 
-    with pytest.raises(TypeError, match=r"^kernel nothing: it says no run: declare it as those in opmatrix/runtime/ke"):
+    with pytest.raises(TypeError, match=r"^kernel nothing: it does not declare run: see the kernels in opmatrix/runt"):
         kernel()(nothing)
     with pytest.raises(ValueError, match=r"^kernel scale: there is one already; give it another name$"):
         enter(KERNELS["scale"])
-    with pytest.raises(TypeError, match=r"^stage bias: bias is an operand of a stage before it: declare each once$"):
+    with pytest.raises(TypeError, match=r"^stage bias: an earlier stage declares the operand bias, too: rename one$"):
         collect_operands((*STAGES, STAGES[0]))
     with pytest.raises(AttributeError, match=r"^kernel scale\(x; factor\) has no facto; there are x, factor$"):
         _ = KERNELS["scale"].record(x=1, factor=2.0).facto

@@ -71,9 +71,9 @@ A = weight([[1.0, -2.0], [3.0, 4.0]])
         (lambda: over(I, int), "over: <class 'int'> is no monoid"),
         (
             lambda: formula(lambda x: None),
-            "formula <lambda>: it gives nothing (is a `return` missing?): give a value, such as x @ relu",
+            "formula <lambda>: it returns None (is a `return` missing?): return a value, such as x @ relu",
         ),
-        (lambda: formula(lambda x: relu), "formula <lambda>: it gives relu, a Operator: give a value"),
+        (lambda: formula(lambda x: relu), "formula <lambda>: it returns relu, a Operator: return a value"),
         (
             lambda: formula(lambda x: np.maximum(x, 0)),
             "np.maximum of a Value: it stands for numbers that are not known yet: apply an operator",
@@ -86,14 +86,14 @@ A = weight([[1.0, -2.0], [3.0, 4.0]])
         (lambda: weight([[1, 2], [3]]), "an operand: [[1, 2], [3]]: its rows have different lengths"),
         (
             lambda: symbol("a", 3, 4, linear=True).T,
-            "(a).T: nothing is known of the symbol a but its sizes: transpose what it gives, turn(a)",
+            "(a).T: only the sizes of the symbol a are known: transpose its result, turn(a)",
         ),
         (lambda: [*relu], "relu is no list: A[i, j] is an entry, A.shape the sizes"),
         (lambda: formula(relu), "formula: relu is no function of x: give one, such as lambda x: x @ relu"),
         (lambda: formula(lambda x: x**2), "a Value ** 2: multiply it, x * x, or apply an operator, x @ square"),
         (lambda: layernorm(), "layernorm(x, eps): missing a required argument: 'eps'"),
         (lambda: product(A), "product(a, b, over, where): missing a required argument: 'b'"),
-        (lambda: prove(A, "p"), "prove: the right side is 'p', no operator: give terms, such as weight(A) @ relu"),
+        (lambda: prove(A, "p"), "prove: the right side is 'p', not an operator: give terms, such as weight(A) @ relu"),
         (lambda: relu.T, "(relu).T: only a linear operator of known sizes has an adjoint"),
         (
             lambda: A @ softmax,
@@ -104,7 +104,7 @@ A = weight([[1.0, -2.0], [3.0, 4.0]])
         (lambda: formula(lambda x: x @ x.T @ softmax), "x @ softmax: softmax weighs values by scores"),
         (
             lambda: layernorm(0.0),
-            "layernorm(0.0): eps is added to a mean of squares before its root is divided by, in "
+            "layernorm(0.0): eps is added to a mean of squares under a root, in "
             "float32: give a number from 1.2e-38 to 1.3e+30, such as 1e-5",
         ),
         (lambda: rmsnorm(1e40), "rmsnorm(1e+40): eps is added to a mean of squares"),
@@ -223,7 +223,7 @@ def test_what_is_no_small_number_is_refused_where_it_is_written(given):
         (diagonal, "diagonal(): no parts: give"),
         (lambda: blocks([[A], [A, A]]), "blocks: lines of 1, 2 blocks: give"),
         (lambda: blocks([]), "blocks: lines of no "),
-        (lambda: rotary(4, 3), "rotary: 3 columns: pairs of them turn"),
+        (lambda: rotary(4, 3), "rotary: 3 columns: they rotate in pairs"),
         (lambda: rotary(4, 4, base=0.0), "rotary: base is 0.0: it must be a number above 0"),
         (lambda: fields("features", 3), "given 'features': the fields of a batch are tokens, positions, kinds"),
         (lambda: fields("tokens", -3), "given: n is -3: it must be a whole number from 1 on"),
@@ -241,9 +241,7 @@ def test_parts_and_sizes_that_cannot_be_meant_are_refused(write, says):
 
 
 def test_a_law_says_what_its_variables_are():
-    with pytest.raises(
-        TypeError, match=r"law bare: x does not say what it stands for: annotate it, such as x: value\[n\]"
-    ):
+    with pytest.raises(TypeError, match=r"law bare: x has no annotation: give one, such as x: value\[n\]"):
 
         @law(phase=SIMPLIFY)
         def bare(x):
@@ -345,8 +343,8 @@ def test_help_is_about_what_was_asked():
         (lambda: [*each({"a": 1})], "texts: {'a': 1} is a dict: give one text, an iterable of texts"),
         (lambda: [*each(None)], "texts: None is a NoneType"),
         (lambda: [*each(b"text")], "texts: b'text' is a bytes"),
-        (lambda: Batch("a text"), "texts are for program.embed"),
-        (lambda: Batch(None), "None is no list of sentences"),
+        (lambda: Batch("a text"), "for texts use program.embed"),
+        (lambda: Batch(None), "None is not a list of sentences"),
         (lambda: optimize(None), "a model is a name or a directory, not None"),
         (lambda: optimize(relu), "relu takes rows of any number of columns: a model begins with weight(table)"),
         (lambda: optimize("bert-base-uncased"), r"save_pretrained(DIR)"),

@@ -29,7 +29,7 @@ def test_fields(batch):
 @pytest.mark.parametrize(
     "make, error, words",
     [
-        (lambda: Batch([]), ValueError, "Batch: no sentences were given"),
+        (lambda: Batch([]), ValueError, "Batch: no sentences"),
         (lambda: Batch([[1], [], [2]]), ValueError, "sentence 1 of 3 has 0 tokens"),
         (lambda: Batch([[1.5]]), TypeError, "sentence 0 holds float64"),
         (lambda: Batch([np.ones((2, 2), int)]), ValueError, r"sentence 0 has shape \(2, 2\)"),

@@ -103,9 +103,12 @@ def weights(keep):
 
 DAMAGE = {  # what is done to a good checkpoint, and what the line names
     "no config": (lambda d: (d / "config.json").unlink(), r"config\.json: No such file"),
-    "config is no JSON": (lambda d: cut(d / "config.json", 30), r"config\.json: no JSON"),
-    "config is empty": (lambda d: cut(d / "config.json", 0), r"config\.json: no JSON"),
-    "config is no text": (lambda d: (d / "config.json").write_bytes(b"\xff\xfe\xfa" * 9), r"config\.json: no JSON"),
+    "config is not JSON": (lambda d: cut(d / "config.json", 30), r"config\.json: not JSON"),
+    "config is empty": (lambda d: cut(d / "config.json", 0), r"config\.json: not JSON"),
+    "config is not a string": (
+        lambda d: (d / "config.json").write_bytes(b"\xff\xfe\xfa" * 9),
+        r"config\.json: not JSON",
+    ),
     "config is nested": (lambda d: (d / "config.json").write_text("[" * 100_000), r"config\.json: brackets are nested"),
     "config is a list": (lambda d: (d / "config.json").write_text("[1]"), r"config\.json: list, not a JSON object"),
     "no family": (config(model_type="perceiver"), r"config\.json: model_type is 'perceiver': it must be one of bert, "),
@@ -125,7 +128,7 @@ DAMAGE = {  # what is done to a good checkpoint, and what the line names
         config(layer_norm_eps="1e-12"),
         "layer_norm_eps is '1e-12': it must be a number from 1e-20 to 1",
     ),
-    "an eps that is no number": (config(layer_norm_eps=float("nan")), r"config\.json: no JSON: NaN is no finite"),
+    "an eps that is no number": (config(layer_norm_eps=float("nan")), r"config\.json: not JSON: NaN is not a finite"),
     "an eps of nothing": (config(layer_norm_eps=0), "layer_norm_eps is 0"),
     "an eps that float32 lacks": (config(layer_norm_eps=1e-300), "layer_norm_eps is 1e-300"),
     "a flag in words": (config(is_decoder="false"), "is_decoder is 'false': it must be true or false"),
@@ -175,7 +178,7 @@ SECOND = "model-00002-of-00003.safetensors"
 BROKEN = {
     "a shard is missing": (lambda d: (d / SECOND).unlink(), rf"{SECOND}: No such file .*names this shard"),
     "a shard is cut": (lambda d: cut(d / SECOND, -1), rf"{SECOND}: \d+ bytes that are no whole"),
-    "the index is no JSON": (lambda d: cut(d / INDEX, 10), rf"{INDEX}: no JSON"),
+    "the index is not JSON": (lambda d: cut(d / INDEX, 10), rf"{INDEX}: not JSON"),
     "the index has no map": (lambda d: rewrite(d / INDEX, weight_map=None), rf"{INDEX}: weight_map"),
     "a shard lies elsewhere": (lambda d: rewrite(d / INDEX, weight_map={NAME: f"../{SECOND}"}), rf"{INDEX}: weight"),
     "a tensor lies elsewhere": (lambda d: rewrite(d / INDEX, weight_map={"other": SECOND}), rf"{SECOND}: tensor 'o"),

@@ -115,7 +115,7 @@ def test_caches_of_other_numbers_are_refused():
     k, v, out = held.cached(held.k, 0), held.cached(held.v, 0), np.empty((5, 6, 24), np.float32)
     for wrong, said in (
         ((k.astype(np.float16), v), "k: a cache is float32, or bfloat16 as uint16; this is float16"),
-        ((nearest(k), v), "k and v: caches of uint16 and float32"),
+        ((nearest(k), v), "k and v: their caches are uint16 and float32"),
     ):
         with pytest.raises(ValueError, match=said):
             kernels.attention_cached(held.q, *wrong, held.slots, held.before, out)

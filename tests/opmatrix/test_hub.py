@@ -156,7 +156,7 @@ def test_a_directory_comes_before_the_hub(hub, tmp_path, monkeypatch):
 def test_what_the_hub_does_not_give_is_one_line(hub):
     with pytest.raises(
         InputError,
-        match=r"^org/large: no directory is called so, and huggingface_hub cannot give it: "
+        match=r"^org/large: no such directory, and huggingface_hub cannot download it: "
         r"404 Client Error\.: check the name$",
     ):
         open_model("org/large")

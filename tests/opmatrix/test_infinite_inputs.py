@@ -112,7 +112,7 @@ def test_the_monoids_that_merge_an_input_say_what_it_may_hold(model, wanted):
     "model, start", [(START @ ROADS, [0, np.inf, 1]), (MODEL, [0, -np.inf, 1]), (MODEL + START @ ROADS, [np.inf, 0, 0])]
 )
 def test_another_infinite_number_is_refused(model, start):
-    with pytest.raises(InputError, match=r"start: .*inf, no finite number, nor the identity of a monoid"):
+    with pytest.raises(InputError, match=r"start: .*inf, not a finite number, nor the identity of a monoid"):
         reached(start, model)
 
 
@@ -192,5 +192,5 @@ def test_a_kernel_that_is_wrong_for_infinite_numbers_alone_is_reported(monkeypat
         right(out, **operands)
 
     monkeypatch.setattr(call.kernel, "function", wrong)
-    with pytest.raises(VerificationError, match="it is not what its kernel means"):
+    with pytest.raises(VerificationError, match="its result differs from the reference of its kernel"):
         verify_steps(program, [Batch(inputs={"start": np.ones((9, 3), np.float32)})])

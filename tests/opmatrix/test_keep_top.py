@@ -91,12 +91,12 @@ W, V = weight(RNG.normal(size=(6, 8))), weight(RNG.normal(size=(6, 4)))
 @pytest.mark.parametrize(
     "make, said",
     [
-        (lambda: keep_top(W, W, 0), r"keep_top: k = 0 of 8 columns: it is from 1 to 8"),
+        (lambda: keep_top(W, W, 0), r"keep_top: k = 0 of 8 columns: give 1 to 8"),
         (lambda: keep_top(W, W, 9), r"keep_top: k = 9 of 8 columns"),
         (lambda: keep_top(I, I, 7)(np.zeros((2, 6))), r"k = 7 of 6 columns"),
         (lambda: keep_top(W @ heads(4), W @ heads(4), 3), r"k = 3 of 2 columns"),
         (lambda: keep_top(W, V, 2), r"columns 8 ≠ 4"),
-        (lambda: keep_top(W @ heads(2), V, 2), r"a number to go by for each"),
+        (lambda: keep_top(W @ heads(2), V, 2), r"one number to rank by for each"),
         (lambda: keep_top(W, W @ V.T @ V @ tanh, 2), "columns"),
         (lambda: keep_top(W, W, 2.0), r"k is 2.0: it must be a whole number"),
     ],

@@ -181,13 +181,15 @@ def test_parameters_count_a_head_of_its_own_once():
         ("llama2-70", "did you mean llama2-70b?"),
         ("GPT3", "did you mean gpt2?"),
         ("qwen-1.5-72b", "did you mean qwen1.5-72b?"),
-        ("zzz", "so; there are"),
+        ("zzz", "this name; there are"),
     ],
 )
 def test_a_name_that_there_is_not(name, meant):
     with pytest.raises(InputError) as error:
         known.configuration(name)
-    assert str(error.value).startswith(f"{name}: no well-known model is called so; ") and meant in str(error.value)
+    assert str(error.value).startswith(f"{name}: there is no well-known model of this name; ") and meant in str(
+        error.value
+    )
     assert all(each in str(error.value) for each in known.names()) and "\n" not in str(error.value)
 
 

@@ -35,12 +35,12 @@ def acted(*parts, deadline=0.8):
     [
         (("waits", "dies"), "^rank 1 died by SIGKILL$"),
         (("ends", "waits"), "^rank 0 ended with status 1: nothing left to do$"),
-        (("waits", "fails"), "^step 3: rank 1: what comes out is not finite$"),
+        (("waits", "fails"), "^step 3: rank 1: the output is not finite$"),
         (("loses", "dies"), "^rank 1 died by SIGKILL$"),  # whoever of both is heard first
-        (("loses", "fails"), "^step 3: rank 1: what comes out is not finite$"),
-        (("waits", "computes"), "^rank 1 hangs: nothing of it for 0.8 s, and the others wait for it"),
-        (("stops", "waits"), "^rank 0 hangs: nothing of it for 0.8 s"),
-        (("goes on", "stops"), "^rank 1 hangs: nothing of it for 0.8 s: a longer --deadline"),
+        (("loses", "fails"), "^step 3: rank 1: the output is not finite$"),
+        (("waits", "computes"), "^rank 1 hangs: it made no progress for 0.8 s, and other ranks wait for it"),
+        (("stops", "waits"), "^rank 0 hangs: it made no progress for 0.8 s"),
+        (("goes on", "stops"), "^rank 1 hangs: it made no progress for 0.8 s: raise --deadline"),
         (("waits", "done"), "^ranks wait for each other: rank 0 waits in send of step 1 on axis x, waits$"),
     ],
 )
@@ -96,7 +96,7 @@ def test_a_mesh_of_other_ranks_is_refused():
 def test_who_is_stopped_while_ranks_start_is_named_within_the_deadline(parts, rank):
     """And not after all that ranks may take to start."""
     began, ranks = time.monotonic(), Ranks(2, 0.8, program=child_of_python(ACTOR, *parts))
-    with pytest.raises(RanksFailed, match=rf"^rank {rank} hangs: nothing of it for 0.8 s: a longer --deadline"):
+    with pytest.raises(RanksFailed, match=rf"^rank {rank} hangs: it made no progress for 0.8 s: raise --deadline"):
         with ranks:
             pass
     assert time.monotonic() - began < 60
@@ -105,5 +105,5 @@ def test_who_is_stopped_while_ranks_start_is_named_within_the_deadline(parts, ra
 def test_who_never_comes_is_named(monkeypatch):
     monkeypatch.setattr("opmatrix.parallel.launch.launcher.STARTING", 1.5)
     ranks = Ranks(2, program=child_of_python(ACTOR, "waits", "late"))
-    with pytest.raises(RanksFailed, match=r"^rank 1 hangs: nothing of it for 1.5 s"), ranks:
+    with pytest.raises(RanksFailed, match=r"^rank 1 hangs: it made no progress for 1.5 s"), ranks:
         pass

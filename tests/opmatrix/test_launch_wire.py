@@ -88,8 +88,8 @@ def other_numbers(message):
             r"12, rank 1 in all_reduce of step (?!\1)",
         ),
         (lambda m: m._replace(op="reduce_scatter"), "rank 1 in reduce_scatter of step"),
-        (lambda m: m._replace(unfinished=True), "and would cut or merge it otherwise$"),
-        (lambda m: m._replace(among=(0, 1)), "and would cut or merge it otherwise$"),
+        (lambda m: m._replace(unfinished=True), "and would shard or reduce it differently$"),
+        (lambda m: m._replace(among=(0, 1)), "and would shard or reduce it differently$"),
         (lambda m: m._replace(arrays=(m.arrays[0][:, :, 1:],)), "with 4 × 1 × 7 × 12, rank 1 .* with 4 × 1 × 6 × 12"),
     ],
 )
@@ -108,7 +108,7 @@ def test_a_second_run_is_checked_too():
 
 def test_what_is_no_number_is_named():
     ready = prepared(dict(t=(2, "tensor")))
-    with pytest.raises(NotFinite, match=r"^rank 1: what it hands over in all_reduce of step .* not a number$"):
+    with pytest.raises(NotFinite, match=r"^rank 1: it sends NaN in all_reduce of step"):
         run_threads(ready, ready.plan.mesh, Feed(ids_of(4, 7)), crossings=changing(other_numbers))
 
 
@@ -123,7 +123,7 @@ def test_an_output_that_is_not_finite_is_named():
         return Data(np.full(shape, np.inf) if name == "norm.weight" else rng.normal(size=shape), name)
 
     ready = prepared(dict(d=(2, "data")), build(ANY | dict(norm="rms", num_hidden_layers=1), at))
-    with pytest.raises(NotFinite, match=r"^rank [01]: what comes out is not finite$"), np.errstate(all="ignore"):
+    with pytest.raises(NotFinite, match=r"^rank [01]: the output is not finite$"), np.errstate(all="ignore"):
         run_threads(ready, ready.plan.mesh, Feed(ids_of(4, 7)))
 
 

@@ -176,7 +176,7 @@ def test_a_row_that_names_more_than_is_promised_is_no_number(rng):
         (dict(gate=np.zeros((3, 5), np.float32)), r"up: expected matrices \(5, 72, 100\), got \(4, 72, 100\)"),
         (dict(down=np.zeros((4, 99, 33), np.float32)), r"up: expected matrices \(4, 72, 99\)"),
         (dict(bias=np.zeros((3, 100), np.float32)), r"bias: expected float32 of shape \(4, 100\), got .* \(3, 100\)"),
-        (dict(k=0), "most: a row names one matrix at least, got 0"),
+        (dict(k=0), "most: each row is routed to at least one matrix, got 0"),
         (dict(up=np.zeros((4, 72, 100))), "up: expected contiguous float32 of three axes, .* got float64"),
     ],
 )
@@ -199,7 +199,7 @@ def test_formats_of_several_kernels_are_refused(rng):
         def __getitem__(self, e):
             return FORMATS["lowrank"].approximate(np.ones((20, 30), np.float32), rank=2)
 
-    with pytest.raises(ValueError, match="up: a product of its format is not one kernel"):
+    with pytest.raises(ValueError, match="up: a product of its format takes several kernels"):
         mixed(
             np.zeros((3, 20), np.float32),
             np.zeros((3, 2), np.float32),
@@ -275,7 +275,7 @@ def next_expert(right, x, gate, *given, **options):
 def test_the_check_of_steps_sees_a_wrong_kernel(monkeypatch, rng, name, fault):
     program, right = layer(rng, name), kernels.experts
     monkeypatch.setattr(kernels, "experts", lambda *given, **options: fault(right, *given, **options))
-    with pytest.raises(VerificationError, match=r"= experts\(.*is not what its kernel means"):
+    with pytest.raises(VerificationError, match=r"= experts\(.*differs from the reference of its kernel"):
         verify_steps(program, [SENTENCES])
 
 

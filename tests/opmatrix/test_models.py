@@ -113,7 +113,7 @@ def test_promised_weights_have_no_numbers():
 
     model = build(CONFIG, lambda name, *shape: Promised(name, shape))
     assert model.out.cols == 6 and model is build(CONFIG, lambda name, *shape: Promised(name, shape))
-    with pytest.raises(TypeError, match=r"is promised, not loaded: only its shape \(11, 6\) is known"):
+    with pytest.raises(TypeError, match=r"is not loaded: only its shape \(11, 6\) is known"):
         dense(model, Batch([[1, 2]]))
 
 

@@ -227,7 +227,10 @@ def test_tables_of_other_turns_are_other_tables():
             dict(num_attention_heads=4, num_key_value_heads=3),
             "num_key_value_heads is 3: it must be a divisor of num_att",
         ),
-        (dict(head_dim=2 * d + 1), "head_dim is 2\\*d \\+ 1: it must be such that an even number of its columns turn"),
+        (
+            dict(head_dim=2 * d + 1),
+            "head_dim is 2\\*d \\+ 1: it must be such that an even number of its columns rotate",
+        ),
         (
             dict(rope_scaling=dict(rope_type="llama3", factor=2.0, low_freq_factor=4.0, high_freq_factor=1.0)),
             "high_freq_factor is 1.0: it must be more than low_freq_factor",
@@ -322,7 +325,7 @@ def test_texts_of_sizes():
         (lambda: om.place(1, 4)(Shape(1, T, n)), "columns 1 to n"),
         (lambda: W @ om.cols(p, p), "columns p to p of N"),
         (lambda: W @ om.weight(promise("V", f, p)), "p ≠ f"),
-        (lambda: om.rotary(8, 2 * d + 1), "rotary: 2\\*d \\+ 1 columns: pairs of them turn"),
+        (lambda: om.rotary(8, 2 * d + 1), "rotary: 2\\*d \\+ 1 columns: they rotate in pairs"),
     ],
 )
 def test_what_no_numbers_make_right_is_refused(make, words):
@@ -333,8 +336,8 @@ def test_what_no_numbers_make_right_is_refused(make, words):
 def test_a_number_of_unknown_sizes_is_none():
     """The columns of an input, and rows of a batch, are no sizes of a model."""
     for wrong in (lambda: om.attention(om.I, om.I, om.I, 1, sequence), lambda: om.I * (1 / T)):
-        with pytest.raises(TypeError, match="a size that is not known yet is none"):
+        with pytest.raises(TypeError, match="an unknown size is no number"):
             wrong()
-    with pytest.raises(TypeError, match=r"1/sqrt\(d\) is a number of sizes that have none yet"):
+    with pytest.raises(TypeError, match=r"1/sqrt\(d\) depends on sizes without a number"):
         _ = Data.of(d**-0.5).array
     assert Data.of(d**-0.5) == Data.of(sympy.sqrt(1 / d)) != Data.of(a**-0.5)

@@ -370,7 +370,7 @@ def test_an_axis_of_experts_is_the_last():
         ),
         (
             lambda: planned(made(BERT), Mesh.of(dp=(2, "data"), ep=(2, "experts")), name="bert"),
-            "mesh: ep has 2 ranks of experts, and bert has no experts: leave ep out$",
+            "mesh: ep has 2 ranks for experts, and bert has no experts: leave ep out$",
         ),
         (
             lambda: Mesh.of(dp=(2, "data"), cp=(2, "ring"), ep=(8, "experts")),

@@ -209,7 +209,7 @@ def test_a_batch_that_does_not_fit_is_refused(axis, sequences, tokens, words):
 
 
 def test_a_ring_of_too_many_ranks_is_refused():
-    with pytest.raises(InputError, match=r"mesh: a ring has 300 ranks, and whom each .* at most 256 ranks"):
+    with pytest.raises(InputError, match=r"mesh: a ring has 300 ranks: .* at most 256 ranks"):
         planned(promised(GPT2 | dict(n_positions=1000)), Mesh.of(cp=(300, "ring")), 4, 600)
 
 

@@ -97,7 +97,7 @@ def payload(ran, op="halo"):
     ids=named,
 )
 def test_counts_and_outputs_of_a_graph_network(over, mesh):
-    """13 vertices, which no mesh divides. Largest and logarithm of a vertex without edges are no finite numbers, so
+    """13 vertices, which no mesh divides. Largest and logarithm of a vertex without edges are not a finite numbers, so
     every vertex has one."""
     edges = random_edges(13) + np.eye(13)
     plan, ran = ran_graph(network(layer(over)), mesh, edges)
@@ -167,7 +167,7 @@ def test_formulas_have_names_for_what_a_relation_says():
     formulas = Formulas(plan, number=4)
     assert {"entries_edges_gp", "halo_edges_gp", "V"} <= {*formulas.sizes}
     assert str(formulas.flops) == "12*entries_edges_gp" and r"\mathrm{halo}" in sympy.latex(halo.payload)
-    with pytest.raises(InputError, match=r"relation edges: what a rank holds depends on its entries: BatchSizes"):
+    with pytest.raises(InputError, match=r"relation edges: the shards of ranks depend on its entries: BatchSizes"):
         partition(term, mesh, BatchSizes(1, 1, {"V": 9})).peak((0,))
     edges = random_edges(9)
     told = planned_graph(term, mesh, edges)
@@ -393,7 +393,7 @@ def test_what_does_not_fit_is_said(term, sizes, words):
 
 def test_a_feed_that_does_not_fit_is_said():
     plan, x = planned_graph(network(layer(), 1), Mesh.of(gp=(3, "rows")), np.eye(9)), np.zeros((1, 9, WIDTH))
-    with pytest.raises(InputError, match="relation edges: V × V: the feed gives none of this name"):
+    with pytest.raises(InputError, match="relation edges: V × V: the feed has no relation of this name"):
         run(plan, Feed(np.zeros((1, 1)), inputs=dict(features=x)))
     with pytest.raises(InputError, match="the feed's is 8 × 9, and the plan is for 9 × 9"):
         run(plan, Feed(np.zeros((1, 1)), inputs=dict(features=x), relations=dict(edges=np.eye(8, 9))))

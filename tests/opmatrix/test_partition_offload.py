@@ -119,7 +119,7 @@ def test_seconds_of_the_host_by_hand():
         (lambda: usual_mesh(dp=4, zero=3, zero_ranks=3), "zero ranks 3: they divide dp, 4"),
         (
             lambda: Timing(planned(TERM, Mesh(offload=3)), datasheet("Ascend910B")).stage(0),
-            "Ascend910B: its data sheet states no link to the host",
+            "Ascend910B: its data sheet declares no link to the host",
         ),
     ],
 )

@@ -31,11 +31,7 @@ def refused(said, make):
         (7, "tensor", r"x has 7 ranks, and \S+ gives 6 heads: the nearest that divides is 6$"),
         (5, "sequence", r"x has 5 ranks, and \S+ gives 6 heads in groups of 2: the nearest that divides is 2$"),
         (4, "tensor", r"x has 4 ranks, and \S+ gives 6 heads in groups of 2: the nearest that divides is 2$"),
-        (
-            7,
-            "ulysses",
-            "x has 7 ranks and attention has 6 heads, of which each takes some: at most 6 ranks, or strategy",
-        ),
+        (7, "ulysses", "x has 7 ranks and attention has 6 heads, at least one for each: at most 6 ranks, or strategy"),
         (12, "ring", "x has 12 ranks and there are 11 rows: at most 11 ranks$"),
         (5, "data", "x has 5 ranks and there are 4 sequences: at most 4 ranks$"),
         (24, "vocabulary", "x has 24 ranks and the table has 23 rows: at most 23 ranks$"),
@@ -64,7 +60,7 @@ def test_columns_that_are_fewer_than_ranks():
 def test_heads_that_two_axes_take():
     axes = dict(x=(3, "tensor"), y=(3, "ulysses"))
     refused(
-        "y has 3 ranks and attention has 6 heads, of which each takes some beside x: at most 2 ranks",
+        "y has 3 ranks and attention has 6 heads, at least one for each beside x: at most 2 ranks",
         lambda: planned(MODEL, Mesh.of(**axes)),
     )
     assert compared(MODEL, Mesh.of(**axes | dict(y=(2, "ulysses")))).agrees
@@ -73,7 +69,7 @@ def test_heads_that_two_axes_take():
 def test_an_order_that_does_not_nest():
     """The order that is named does."""
     refused(
-        "cut in different orders: give y before x$", lambda: planned(MODEL, Mesh.of(x=(2, "ulysses"), y=(2, "ring")))
+        "shard in different orders: give y before x$", lambda: planned(MODEL, Mesh.of(x=(2, "ulysses"), y=(2, "ring")))
     )
     assert compared(MODEL, Mesh.of(y=(2, "ring"), x=(2, "ulysses"))).agrees
 
@@ -106,7 +102,7 @@ def test_strategies():
 
 def test_a_kind_without_a_rule():
     model = weight(np.ones((23, 4))) @ symbol("f", 4, 4)
-    refused("no rule splits symbol f: what it does is not known", lambda: planned(model, Mesh.of(x=(2, "data"))))
+    refused("there is no sharding rule for symbol f", lambda: planned(model, Mesh.of(x=(2, "data"))))
 
 
 @pytest.mark.parametrize(
@@ -114,8 +110,8 @@ def test_a_kind_without_a_rule():
     [
         (lambda: planned(MODEL, Mesh.of(x=("p", "pipeline"))), "axis x has p ranks, a name: a number is needed here"),
         (lambda: run(planned(MODEL, Mesh.of(x=("n", "data")), 2, 3), Feed(ids_of(2, 3))), "axis x has n ranks, a name"),
-        (lambda: run(planned(MODEL, Mesh.of(), size("b"), 3), Feed(ids_of(2, 3))), "the partition is of b of 3"),
-        (lambda: planned(MODEL, Mesh.of(x=(2, "data")), size("b"), 3).peak((0,)), "b: it is the name of a size"),
+        (lambda: run(planned(MODEL, Mesh.of(), size("b"), 3), Feed(ids_of(2, 3))), "the partition is for b of 3"),
+        (lambda: planned(MODEL, Mesh.of(x=(2, "data")), size("b"), 3).peak((0,)), "b: it is a symbolic size"),
     ],
     ids=["stages", "ranks", "batch", "peak"],
 )
@@ -134,7 +130,7 @@ def test_batches_that_are_none(sequences, tokens):
 def test_batches_that_are_not_as_large_as_planned():
     """A rank would compute something of them, and nobody would see it."""
     refused(
-        "batch: 3 sequences of 4 rows, and the partition is of 2 of 3",
+        "batch: 3 sequences of 4 rows, but the partition is for 2 of 3",
         lambda: run(planned(MODEL, Mesh.of(), 2, 3), Feed(ids_of(3, 4))),
     )
 

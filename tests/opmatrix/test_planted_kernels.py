@@ -113,7 +113,7 @@ def test_the_check_of_steps_sees_it(monkeypatch, rng, name, options, fault):
     program = mlp(ROUNDING[name], options, rng)
     assert verify_steps(program, [SENTENCES])["count"] == 3
     plant(monkeypatch, ROUNDING[name], fault)
-    with pytest.raises(VerificationError, match=r"= linear\(.*is not what its kernel means"):
+    with pytest.raises(VerificationError, match=r"= linear\(.*differs from the reference of its kernel"):
         verify_steps(program, [SENTENCES])
 
 
@@ -217,7 +217,7 @@ def test_the_check_of_steps_sees_wrong_attention(monkeypatch, rng, fault):
     right = kernels.attention_halves
     wrong = lambda *given, bias: ATTENDING[fault](right, *given)
     monkeypatch.setattr(kernels, "attention_halves", wrong)
-    with pytest.raises(VerificationError, match=r"= attention\(.*is not what its kernel means"):
+    with pytest.raises(VerificationError, match=r"= attention\(.*differs from the reference of its kernel"):
         verify_steps(program, [SENTENCES])
 
 
@@ -227,7 +227,7 @@ def test_a_run_that_is_not_what_its_steps_give_is_found(monkeypatch, rng):
     monkeypatch.setattr(
         type(program.schedule), "run", lambda self, batch: tuple(np.roll(each, 1, 0) for each in right(self, batch))
     )
-    with pytest.raises(VerificationError, match="its run is not what its steps give"):
+    with pytest.raises(VerificationError, match="its run differs from its steps"):
         verify_steps(program, [SENTENCES])
 
 

@@ -268,9 +268,9 @@ def test_machines_have_sources_and_clusters_links():
         sheet = datasheet(name)
         assert sheet.source and sheet.costs and sheet.watts > 0 and sheet.hourly > 0 and sheet.links
     assert datasheet("jeanzay-a100").links[1].bandwidth == 6.25e9 and len(load_clusters()) > 2
-    with pytest.raises(InputError, match="machine 'A1000': there is no data sheet of it: did you mean A100"):
+    with pytest.raises(InputError, match="machine 'A1000': there is no data sheet of this name: did you mean A100"):
         datasheet("A1000")
-    with pytest.raises(InputError, match="A100: its data sheet states no links"):
+    with pytest.raises(InputError, match="A100: its data sheet declares no links"):
         predict(GPT, replace(datasheet("A100"), links=()), HOW, 32, 1024)
     with pytest.raises(ValueError, match="A100: watts -1"):
         replace(datasheet("A100"), watts=-1)
@@ -281,6 +281,6 @@ def test_formulas_are_sums_of_products():
     b, s = sympy.symbols("b s")
     formula = Formula.of(3 * b * s**2 + b / s)
     assert formula.at(dict(b=2, s=4)) == 96.5 and "3·b·s^2" in str(formula)
-    with pytest.raises(InputError, match="is no product of powers"):
+    with pytest.raises(InputError, match="is not a product of powers"):
         Formula.of(sympy.Max(b, s))
     assert (most(1, 5, 2), least(4, 3), step_at(3, 2), step_at(1, 2)) == (5, 3, 1, 0)

@@ -331,7 +331,7 @@ START = [Step("embed", {"table0": "E"}, {"fields": "tokens"}, "x")]
     "steps, complaint",
     [
         ([Step("conv", {"x": "x"}, {}, "y")], "step 1, y = conv: there is no such kernel; there are append"),
-        ([Step("scale", {"x": "z"}, {"factor": 2.0}, "y")], "x is 'z', which no earlier step gives"),
+        ([Step("scale", {"x": "z"}, {"factor": 2.0}, "y")], "x is 'z', which is neither the output of an earlier step"),
         ([Step("scale", {"x": "x"}, {"factor": 2.0}, "x")], "'x' is already defined"),
         ([Step("scale", {"x": "x"}, {"factor": 2.0}, "E")], "'E' is already defined"),
         ([Step("scale", {"x": "x"}, {}, "y")], "factor is missing"),

@@ -196,9 +196,9 @@ def test_what_has_no_pullback_is_named():
     [
         (dict(keep="selectiv"), "keep 'selectiv': did you mean selective"),
         (dict(keep=["norm inn"]), "no unit"),
-        (dict(wrt=["V"]), "wrt 'V': no array is called so"),
+        (dict(wrt=["V"]), "wrt 'V': there is no such array"),
         (dict(dropout=1.0), "dropout 1.0"),
-        (dict(keep=["weight in"]), "x is read, and neither kept nor computed again: keep 'input', too"),
+        (dict(keep=["weight in"]), "x is needed in backward, and neither saved nor recomputed: add 'input' to keep"),
     ],
 )
 def test_bad_input_is_named(told, said):
@@ -236,5 +236,5 @@ def test_a_tiny_language_model_learns():
     assert all(b < a for a, b in pairwise(losses)) and losses[-1] < losses[0] / 2, losses
     with pytest.raises(InputError, match="step 11: the gradient of w is not finite"):
         adam.step(dict(w=np.ones(2)), dict(w=np.array([1, np.nan])))
-    with pytest.raises(InputError, match="step 12: a gradient of v, and no such array: arrays of equal numbers"):
+    with pytest.raises(InputError, match="step 12: a gradient of v, which is not among the arrays: equal arrays"):
         adam.step(dict(w=np.ones(2)), dict(v=np.ones(2)))

@@ -50,7 +50,7 @@ def test_a_copy_is_the_program_itself(program):
 def test_one_that_lies_nowhere_is_named(program, tmp_path):
     program.save(tmp_path / "p")
     for other in (bert_program(CONFIG, arrays(CONFIG)), program.replace(note="another")):
-        with pytest.raises(TypeError, match=r"lies in none: program\.save\(DIR\) first"):
+        with pytest.raises(TypeError, match=r"this one has none: program\.save\(DIR\) first"):
             pickle.dumps(other)
 
 

@@ -120,5 +120,5 @@ def test_what_cannot_be_chosen_by_is_named(given, said):
 
 
 def test_scores_that_are_no_numbers():
-    with pytest.raises(InputError, match="token 1 at position 9 is nan: float32 does not carry"):
+    with pytest.raises(InputError, match="token 1 at position 9 has the score nan: the model overflows in float32"):
         Sampling(1.0).choose(np.array([1, np.nan, 2], np.float32), 9)

@@ -56,7 +56,7 @@ def test_state_that_nobody_writes():
         broken(steps, **{first: last})
     with pytest.raises(ValueError, match="state: no input is 'else'"):
         broken(steps, **{"else": last})
-    with pytest.raises(ValueError, match="state: 'wide' is T×8: rows that a session holds are of space C"):
+    with pytest.raises(ValueError, match="state: 'wide' is T×8: state must be rows of space C"):
         broken(steps, [Port("wide", "T", 8)], wide=last)
 
 
@@ -172,7 +172,7 @@ def test_a_call_within_a_call_is_refused():
             other.join()
             session.join()
 
-    with pytest.raises(InputError, match="called back within a call of its own"):
+    with pytest.raises(InputError, match="called within one of its own calls"):
         session.step({held: Calling([1])})
     assert session.join().number == 2 and [*other.sequences] == [1]
 
@@ -185,7 +185,7 @@ def test_caches_that_terms_read_too_early_or_never_hand_on():
     late = formula(lambda x: x + product(product(x, turn(new(x))), new(x), over=softmax, where=among(HELD)))
     for outputs, words in [
         ({"y": table @ early, "keys": table @ new}, r"it reads keys: C × 8 float32 before it is written: append"),
-        ({"y": table @ late}, r"keys: C × 8 float32: what is appended to it, .* is no output of this name"),
+        ({"y": table @ late}, r"keys: C × 8 float32: .* is appended to it, but is not the output of this name"),
         ({"y": table @ late, "keys": table @ new, "more": table @ new}, "output 'more': its rows, of space C, stay"),
     ]:
         with pytest.raises(InputError, match=words):
@@ -199,7 +199,7 @@ def test_programs_that_have_no_cached_step():
     with pytest.raises(InputError, match=r"= attention: it reads other rows; .*'sequence & causal'"):
         cached(program)
     plain, _ = search(weight(Data(np.ones((4, 4)))) @ I, EXACT_LAWS, Round(), Batch([[1, 2]]).extents()).program({})
-    with pytest.raises(InputError, match="nothing is to be cached"):
+    with pytest.raises(InputError, match="there is nothing to cache"):
         cached(plain)
     with pytest.raises(InputError, match="no state"):
         plain.start(10)

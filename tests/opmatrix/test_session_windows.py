@@ -147,8 +147,8 @@ def test_a_sequence_goes_back_as_far_as_it_was_promised():
     assert np.array_equal(session.step({held: ids[350:]}), wanted[350:])
     with pytest.raises(
         InputError,
-        match=r"rewind: sequence 1 of 400 rows holds those from 320 on, and at 200 sees "
-        r"those from 180 on: go back to 0, or start\(capacity, rewinds=200\)",
+        match=r"rewind: sequence 1 of 400 rows holds rows 320 and later, but at 200 it "
+        r"reads rows 180 and later: go back to 0, or start\(capacity, rewinds=200\)",
     ):
         session.rewind(held, 200)
     assert held.length == 400
@@ -235,7 +235,7 @@ def test_a_mistral_like_model_has_sessions():
 
     model = build(config, random_weights(config, np.random.default_rng(0)))
     check_sessions(model)
-    with pytest.raises(InputError, match=r"cached: .*window\(5\): no term says how far"):
+    with pytest.raises(InputError, match=r"cached: .*window\(5\): no term expresses distances"):
         cached_model(model)
     from searched import Round
 

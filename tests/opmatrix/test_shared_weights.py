@@ -115,10 +115,10 @@ def flipped(place):
         ),
         (
             lambda place: shutil.copy(place / SHARDS[0], place / SHARDS[1]),
-            r"shared\.1\.safetensors: array .* lies in another file, too",
+            r"shared\.1\.safetensors: array .* is in another file, too",
         ),
         (flipped, "hash is .* but the files have|which is not finite"),
-        (twice, "lies in another file, too"),
+        (twice, "is in another file, too"),
         (described(shared=0), "shared is 0, not from 1 to 64"),
         (described(shared=65), "shared is 65"),
         (described(shared=True), "shared is True"),

@@ -89,10 +89,10 @@ def test_a_graph_runs_from_a_saved_directory(laws, tmp_path):
 @pytest.mark.parametrize(
     "batch, words",
     [
-        (Batch(inputs={"features": np.ones((7, 6))}), "relation edges: V × V: the batch gives none of this name"),
+        (Batch(inputs={"features": np.ones((7, 6))}), "relation edges: V × V: the batch has no relation of this name"),
         (
             Batch([[1]], relations={"edges": np.eye(7)}),
-            "input features: V × 6 float32: the batch gives none of this name: none at all",
+            "input features: V × 6 float32: the batch has no input of this name: none at all",
         ),
         (
             Batch(inputs={"features": np.ones((7, 5))}, relations={"edges": np.eye(7)}),
@@ -100,15 +100,15 @@ def test_a_graph_runs_from_a_saved_directory(laws, tmp_path):
         ),
         (
             Batch(inputs={"features": np.full((7, 6), np.nan)}, relations={"edges": np.eye(7)}),
-            "features: .* no finite number",
+            "features: .* not a finite number",
         ),
         (
             Batch(inputs={"features": np.ones((7, 6))}, relations={"edges": np.eye(6)}),
-            "space V: input features: V × 6 float32 has 7 rows of it in this batch, relation edges: V × V 6",
+            "space V: input features: V × 6 float32 has 7 rows of it in this batch, but relation edges: V × V has 6",
         ),
         (
             Batch(inputs={"features": np.ones((7, 6))}, relations={"edges": np.ones((7, 6))}),
-            "space V: input features.* 7 .* edges: V × V 6",
+            "space V: input features.* 7 .* edges: V × V has 6",
         ),
     ],
 )
@@ -176,7 +176,7 @@ def test_optimize_takes_a_graph(savings_known):
     best = result.best.program
     assert best.space == "V" and result.points[0].verified and result.points[0].stated_error < 1e-5
     assert relative(best.run(batch), dense(MODEL, batch)) < 1e-5
-    with pytest.raises(InputError, match="nobody draws the matrices"):
+    with pytest.raises(InputError, match="which cannot be drawn"):
         optimize(MODEL, machine=standin.machine())
 
 
@@ -273,11 +273,11 @@ def saved(tmp_path):
         (lambda f: f["inputs"].update(features=["V", 8, 1, "float32"]), "step|columns"),
         (lambda f: f["inputs"].update(features=["T", 6, 1, "float32"]), "x rows"),
         (lambda f: f["inputs"].update({"a\nb": ["V", 6, 1, "float32"]}), "is no name"),
-        (lambda f: f["inputs"].clear(), "which no earlier step gives"),
+        (lambda f: f["inputs"].clear(), "which is neither the output of an earlier step"),
         (lambda f: f["outputs"].update(more="features"), "no step gives 'features'"),
         (lambda f: f["outputs"].update(more=3), "outputs: 'more' is 3, no value"),
         (lambda f: f["outputs"].clear(), "gives one, at least"),
-        (lambda f: f["state"].update(features="h1"), "rows that a session holds are of space C"),
+        (lambda f: f["state"].update(features="h1"), "state must be rows of space C"),
         (lambda f: f.update(state=[]), "'state' is a list"),
         (lambda f: f.pop("inputs"), "'inputs' is missing"),
         (

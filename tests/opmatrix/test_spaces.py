@@ -121,11 +121,14 @@ def test_pooling_is_exact_in_fractions():
         (lambda: pick("last") @ pick(EDGES), "edges: V × V: rows against columns S ≠ V"),
         (lambda: pick("tokens"), "pick: 'tokens' is no relation: first, last, members"),
         (lambda: given("tokens"), "'tokens' is no relation"),
-        (lambda: relation("last", "V", "T"), "relation last: V × T: every batch gives last: S × T"),
-        (lambda: dense(pick(EDGES), X, BATCH), r"rows of T, the tokens of a batch, but V are wanted"),
+        (
+            lambda: relation("last", "V", "T"),
+            "relation last: V × T: this name is reserved: every batch has last: S × T",
+        ),
+        (lambda: dense(pick(EDGES), X, BATCH), r"its rows are T, the tokens of a batch, but the term takes rows of V"),
         (
             lambda: dense(pick(NODES), X, Batch([range(6)])),
-            "relation nodes: V × T: the batch gives none of this name: first, last",
+            "relation nodes: V × T: the batch has no relation of this name: first, last",
         ),
         (
             lambda: dense(pick(NODES) @ pick(EDGES), X, BATCH),
@@ -141,12 +144,12 @@ def test_pooling_is_exact_in_fractions():
         ),
         (
             lambda: dense(pooled(mean) @ rotary(8, 4), X, BATCH),
-            "positions: these 3 rows have none: they were pooled, not picked",
+            "positions: these 3 rows have no positions, as they were pooled, not picked",
         ),
         (lambda: flat(pooled(mean) @ given("positions", 4), I), "were pooled, not picked, and have no positions"),
-        (lambda: Batch([[1]], relations=dict(last=np.eye(1))), "relation 'last': every batch gives one of this name"),
+        (lambda: Batch([[1]], relations=dict(last=np.eye(1))), "relation 'last': this name is reserved"),
         (lambda: Batch([[1]], relations=dict(r=np.ones(3))), r"relation 'r' has shape \(3,\)"),
-        (lambda: Batch([[1]], relations=dict(r=[[np.inf]])), "no finite number"),
+        (lambda: Batch([[1]], relations=dict(r=[[np.inf]])), "not a finite number"),
     ],
 )
 def test_what_does_not_fit_is_said(make, words):

@@ -90,7 +90,7 @@ def test_a_random_sketch_is_nearly_the_truncated_decomposition():
         (lambda: eigenvalues(np.eye(9), 3, "magic"), "no solver 'magic'; there are auto, lapack"),
         (lambda: eigenvalues(rotating(), 3, "lobpcg"), "needs a symmetric operator"),
         (lambda: eigenvalues(np.eye(9), 10), "count 10"),
-        (lambda: singular_values(np.eye(9), None, "arpack"), "all were asked for"),
+        (lambda: singular_values(np.eye(9), None, "arpack"), "all were requested"),
         (lambda: unite_and_conquer(np.eye(9), 5, (4, 6)), "5 of an operator of size 9 with subspaces"),
         (lambda: unite_and_conquer(np.ones((3, 4)), 1), "must be square"),
     ],

@@ -211,7 +211,12 @@ def test_tokens_over_caches_are_those_of_whole_texts():
 
 @pytest.mark.parametrize(
     "axes, words",
-    [(dict(r=(2, "ring")), "mesh: r: a step has a row a sequence, which ring cuts: give data, tensor or pipeline")],
+    [
+        (
+            dict(r=(2, "ring")),
+            "mesh: r: a step has one row a sequence, which ring would shard: use data, tensor or pipeline",
+        )
+    ],
 )
 def test_what_no_step_of_one_row_has_is_refused(axes, words):
     with pytest.raises(InputError, match=words):
@@ -228,13 +233,10 @@ def test_a_loss_that_is_not_finite_is_named():
 @pytest.mark.parametrize(
     "how, words",
     [
-        (
-            dict(schedule="zb-h1"),
-            "schedule zb-h1: ranks run 1f1b, gpipe or interleaved:V; others are run in time alone",
-        ),
+        (dict(schedule="zb-h1"), "schedule zb-h1: ranks run 1f1b, gpipe or interleaved:V; others are only simulated"),
         (dict(schedule="1f2b"), "schedule 1f2b: "),
         (dict(rate=0.0), "rate 0: more than 0"),
-        (dict(schedule="interleaved:2"), "schedule interleaved:2: 1 stages of the partition: as many for each of two"),
+        (dict(schedule="interleaved:2"), "schedule interleaved:2: 1 virtual stages: give a multiple of 2"),
         (dict(dropout=1.0), "dropout 1: from 0 to below 1"),
     ],
 )

@@ -161,8 +161,8 @@ def test_a_point_without_what_it_has_in_common_says_so(program, other, tmp_path)
     for number in (0, 1):
         with pytest.raises(
             InputError,
-            match=rf"^\S*/{number}: [\w.]+ is missing, which this program has in common .*: "
-            "copy the whole directory of that, or save the program alone",
+            match=rf"^\S*/{number}: [\w.]+ is missing, a file that this program shares .*: "
+            "copy the whole directory of the front, or save the program alone",
         ):
             Program.load(tmp_path / f"{number}")
 
@@ -172,10 +172,10 @@ def test_a_point_without_what_it_has_in_common_says_so(program, other, tmp_path)
     [
         ("tokenizer.json", "'above' is a str, not a list"),
         (["../../../etc/passwd"], r"'\.\./\.\./\.\./etc/passwd' is no"),
-        (["/etc/passwd"], "'/etc/passwd' is no file"),
-        ([PROGRAM], "'program.json' is no file"),
-        ([3], "3 is no file"),
-        ([["tokenizer.json"]], "is no file"),
+        (["/etc/passwd"], "'/etc/passwd' is not a file"),
+        ([PROGRAM], "'program.json' is not a file"),
+        ([3], "3 is not a file"),
+        ([["tokenizer.json"]], "is not a file"),
         ([], "hash is|shared.0.safetensors: No such file"),
         (None, "'above' is missing"),
     ],
@@ -419,8 +419,8 @@ DAMAGE = {
     "no directory": (shutil.rmtree, "no such directory: program.json was looked for, and .* is empty: give"),
     "no program": (lambda d: (d / PROGRAM).unlink(), "no program.json in it"),
     "no weights": (lambda d: (d / WEIGHTS).unlink(), "weights.safetensors: No such file"),
-    "program cut": (cut(PROGRAM, 300), "program.json: no JSON"),
-    "program empty": (cut(PROGRAM, 0), "program.json: no JSON"),
+    "program cut": (cut(PROGRAM, 300), "program.json: not JSON"),
+    "program empty": (cut(PROGRAM, 0), "program.json: not JSON"),
     "program is a list": (lambda d: (d / PROGRAM).write_text("[]"), "program.json: it holds a list, not an object"),
     "another kind": (edit(lambda p: p.update(kind="cake")), "program.json: kind is 'cake'"),
     "another version": (edit(lambda p: p.update(version=99)), "program.json: version is 99, but this opmatrix reads 3"),
@@ -441,7 +441,7 @@ DAMAGE = {
     "a format of before": (
         edit(lambda p: p["constants"]["word"].update(format="coo")),
         "program.json: constants: "
-        r"'word': there is no format 'coo' \(any more\): make the program anew; there are array, ",
+        r"'word': there is no format 'coo' in this version: create the program again; there are array, ",
     ),
     "a constant is no object": (edit(lambda p: p["constants"].update(word=3)), "'word': there is no format 'None'"),
     "a shape changed": (
@@ -469,9 +469,9 @@ DAMAGE = {
     "a table in float64": (tensors(lambda t: t.update({WORD: t[WORD].astype("f8")})), "safetensors: constant 'word'"),
     "one number changed": (tensors(lambda t: t[WORD].__setitem__((3, 4), 1.5)), "program.json: hash is"),
     "nan": (tensors(lambda t: t[WORD].__setitem__((3, 4), np.nan)), "weights.safetensors: constant 'word': .*nan"),
-    "config cut": (cut("config.json", 10), "config.json: no JSON"),
+    "config cut": (cut("config.json", 10), "config.json: not JSON"),
     "tokenizer changed": (lambda d: (d / "tokenizer.json").write_text("{}"), "program.json: hash is"),
-    "tokenizer is no text": (
+    "tokenizer is not a string": (
         lambda d: (d / "tokenizer.json").write_bytes(b"\xff\xfe"),
         "tokenizer.json: byte 0 is not UTF-8",
     ),

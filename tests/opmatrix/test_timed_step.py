@@ -128,14 +128,14 @@ def test_timelines_say_when_each_pass_ran(tmp_path):
 @pytest.mark.parametrize(
     "how, words",
     [
-        (dict(micro_batches=3), r"micro-batches 3: 16 sequences are not cut into as many: give a divisor of 16"),
+        (dict(micro_batches=3), r"micro-batches 3: 16 sequences do not divide into as many: give a divisor of 16"),
         (dict(micro_batches=32), r"micro-batches 32: a batch of 16 sequences has at most 16"),
         (dict(schedule="1f1"), r"schedule 1f1: did you mean 1f1b\?"),
         (dict(recompute="ful"), r"recompute 'ful': did you mean full\? it is one of none, selective, full"),
         (dict(state="17"), r"state '17': it is one of 16, 18, 20"),
         (dict(schedule="interleaved:3", micro_batches=4), r"8 layers on 4 stages of 3 chunks: 12 chunks must divide"),
         (dict(schedule="interleaved:2", micro_batches=2), r"2 micro-batches on 4 stages: .* give a multiple of 4"),
-        (dict(schedule="interleaved:2", pp=1), r"schedule interleaved:2: chunks are of stages, of which there is one"),
+        (dict(schedule="interleaved:2", pp=1), r"schedule interleaved:2: virtual stages need a pipeline"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(how, words):

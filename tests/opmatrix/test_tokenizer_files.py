@@ -148,7 +148,7 @@ def test_what_is_made_is_made_of_itself(tmp_path):
         ),
         ({CONFIG: {"added_tokens_decoder": {"x": {}}}}, r"tokenizer\.json: no tokenizer|it must be a token"),
         ({CONFIG: "[]"}, rf"{CONFIG}: list, not a JSON object"),
-        ({ADDED: "{"}, rf"{ADDED}: no JSON"),
+        ({ADDED: "{"}, rf"{ADDED}: not JSON"),
         ({"tokenizer.json": {"model": {"type": "BPE"}}}, r"tokenizer\.json: no tokenizer \(.*: get the file again"),
         (
             {"tokenizer.json": {"model": {"type": "BPE"}}, CONFIG: {"tokenizer_class": "BertTokenizer"}},

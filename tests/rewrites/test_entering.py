@@ -153,7 +153,7 @@ class mean(om.monoids.mean):
 even = Pattern("even", lambda q, k: (q.position - k.position) % 2 == 0, reflexive=True)
 X = TABLE @ Q
 OWN = (
-    "it is one's own and has no name: declare it by @pattern (opmatrix.algebra.positions.patterns), or evaluate "
+    "it is user-defined and has no name: declare it by @pattern (opmatrix.algebra.positions.patterns), or evaluate "
     "the term itself"
 )
 IMPOSSIBLE = [

@@ -174,7 +174,7 @@ def test_a_picture_that_is_cut(found, tmp_path):
         (lambda e: e.over("1x99999999999"), "batch 1x99999999999: explore takes at most 1,000,000 tokens"),
         (lambda e: e.over("9" * 5000), "at most 1,000,000 tokens"),
         (lambda e: e.over("99999x99999"), "at most 1,000,000"),
-        (lambda e: e.over(10**12), "batch of so many tokens"),
+        (lambda e: e.over(10**12), "batch of too many tokens"),
         (lambda e: e.over([600_000, 600_000]), "of 2 sentences"),
         (lambda e: explore(OPERATOR, "1x99999999999"), "at most 1,000,000"),
         (lambda e: e.over([3, 0]), "lengths are whole numbers from 1 on"),

@@ -173,7 +173,7 @@ def test_order_is_children_first():
     "nodes, words",
     [
         ([Node("r", ("x",))], "no program covers root 'r'"),
-        ([Node("r", ("x",)), Node("x", ("r",))], "need themselves"),
+        ([Node("r", ("x",)), Node("x", ("r",))], "depend on themselves"),
         ([Node("x", ())], "it has no node"),
     ],
 )
@@ -357,7 +357,7 @@ def test_files(tmp_path):
     assert extract(read_problem(path)).cost == extract(shared()).cost
     node = '{"nodes": {"n": {"eclass": "c", "children": [%s], "cost": %s}}, "root_eclasses": [%s]}'
     for text, words in (
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("[" * 100_000, "nested too deeply"),
         ("[]", "'nodes' is missing"),
         ("{}", "'nodes' is missing"),

@@ -307,12 +307,12 @@ def test_settings_have_one_name_in_all_families():
         (
             "llama",
             LLAMA | dict(head_dim=5),
-            "head_dim is 5: it must be such that an even number of its columns turn, not 5",
+            "head_dim is 5: it must be such that an even number of its columns rotate, not 5",
         ),
         (
             "llama",
             LLAMA | dict(partial_rotary_factor=0.1),
-            "head_dim is 6: it must be such that an even number of its columns turn, not 0",
+            "head_dim is 6: it must be such that an even number of its columns rotate, not 0",
         ),
         ("llama", LLAMA | dict(rope_parameters=[1]), r"rope_parameters is \[1\]: it must be an object, or left out"),
         (

@@ -313,15 +313,15 @@ def test_a_writer_that_leaves_out_numbers_is_refused(way, monkeypatch):
     plan = found_of(narrow_case(alike, way, 70)[0]).plan
     add = Stores.add
     monkeypatch.setattr(Stores, "add", lambda stores, word, stored: stored.first or add(stores, word, stored))
-    with pytest.raises(ValueError, match=r"^out: its kernel stores \d+ of \d+ columns of 1 heads, and leaves"):
+    with pytest.raises(ValueError, match=r"^out: its kernel writes \d+ of \d+ columns of 1 heads, and leaves"):
         FoldKernel(plan).text  # noqa: B018
 
 
 @pytest.mark.parametrize(
     "way, said",
     [
-        ("windowed", "starts: sequences end at row 65, where out has 66 rows"),
-        ("entries", "starts: of 65 rows, where out has 66"),
+        ("windowed", "starts: sequences end at row 65, but out has 66 rows"),
+        ("entries", "starts: it describes 65 rows, but out has 66"),
     ],
 )
 def test_rows_that_no_sequence_has_are_refused(way, said):

@@ -63,10 +63,10 @@ def test_a_gain_of_all_heads_alike_is_stored_once(rng):
 @pytest.mark.parametrize(
     "given, words",
     [
-        ({"gain": np.ones(3, np.float32)}, r"gain: \(3,\), where \(4,\) is needed"),
+        ({"gain": np.ones(3, np.float32)}, r"gain: expected shape \(4,\), got \(3,\)"),
         ({"eps": 0.0}, "eps = 0.0 is not from"),
-        ({"norm": "both"}, "'both' is none of layer, rms"),
-        ({"shift": np.ones((3, 4), np.float32)}, r"shift: \(3, 4\)"),
+        ({"norm": "both"}, "'both' is unknown: give layer or rms"),
+        ({"shift": np.ones((3, 4), np.float32)}, r"shift: expected shape \(4,\), got \(3, 4\)"),
     ],
 )
 def test_what_does_not_fit_is_said(given, words):

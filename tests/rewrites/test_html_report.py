@@ -161,7 +161,7 @@ def test_spectra_are_drawn_and_listed(found, read):
 def test_a_report_that_is_cut_short(optimized, tmp_path):
     file = tmp_path / "report.json"
     file.write_text((optimized.out / "report.json").read_text()[:300])
-    with pytest.raises(InputError, match="no JSON"):
+    with pytest.raises(InputError, match="not JSON"):
         read_kept(tmp_path)
     with pytest.raises(InputError, match="nothing: No such file"):
         read_kept(tmp_path / "nothing")

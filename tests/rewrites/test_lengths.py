@@ -123,7 +123,7 @@ def test_a_key_lost_by_long_sentences_alone_is_found(rng):
     with wrong_kernels.Fault("key", "attention", 40, 0, narrow=True).planted():
         program = attending(rng, 130)
         verify_steps(program, [SENTENCES])
-        with pytest.raises(VerificationError, match=r"= attention\(.*is not what its kernel means.*rows"):
+        with pytest.raises(VerificationError, match=r"= attention\(.*differs from the reference of its kernel.*rows"):
             looked(program)
 
 
@@ -135,7 +135,7 @@ DECODER = {"attention": [False], "linear": [False], "pointwise": [False], "rotat
 def test_a_fault_of_a_decoder_beyond_a_threshold_is_found(rng, fault):
     with fault.planted():
         program = attending(rng, 200, "float32", "balancedint8", decodes=True)
-        with pytest.raises(VerificationError, match=rf"= {fault.kernel}\(.*is not what its kernel means"):
+        with pytest.raises(VerificationError, match=rf"= {fault.kernel}\(.*differs from the reference of its kernel"):
             looked(program)
 
 
@@ -147,7 +147,7 @@ KINDS = {"attention": [False, True], "linear": [False], "pool": [False], "embed"
 def test_a_fault_beyond_a_threshold_is_found(rng, fault):
     with fault.planted():
         program = attending(rng, 200, "bf16" if fault.narrow else "float32", "int8", pooled=True)
-        with pytest.raises(VerificationError, match=rf"= {fault.kernel}\(.*is not what its kernel means"):
+        with pytest.raises(VerificationError, match=rf"= {fault.kernel}\(.*differs from the reference of its kernel"):
             looked(program)
 
 
@@ -165,7 +165,7 @@ def test_a_key_of_the_longest_is_found_by_queries_that_are_drawn(rng):
         given, out = arguments | equal, np.empty_like(found)
         given["v"] = given["v"] * (np.arange(2000) != lost)[:, None, None]
         call.kernel.function(out, **given)
-        with pytest.raises(VerificationError, match="is not what its kernel means"):
+        with pytest.raises(VerificationError, match="differs from the reference of its kernel"):
             Meant.of(call, arguments | equal, batch, rows).compared("", out, 2000)
 
 
@@ -226,7 +226,7 @@ def test_rows_that_are_multiplied_together_are_looked_at_as_many_as_come(rng, ro
     ):
         program = attending(rng, 60)
         steps = Steps.at(tuple(lengths), [program])
-        with pytest.raises(VerificationError, match="is not what its kernel means"):
+        with pytest.raises(VerificationError, match="differs from the reference of its kernel"):
             verify_lengths(program, batches_at(lengths, SENTENCES), steps)
 
 
@@ -252,7 +252,7 @@ def test_rows_that_a_tile_leaves_over_are_looked_at(rng, kernel, left, beyond, l
     with mock.patch.object(declared, "function", wrong), mock.patch.object(declared, "launches", False):
         program = attending(rng, longest, "float32", "dense", decodes=True)
         lengths = (1,), (longest - 1,), (longest,)
-        with pytest.raises(VerificationError, match=rf"= {kernel}\(.*is not what its kernel means"):
+        with pytest.raises(VerificationError, match=rf"= {kernel}\(.*differs from the reference of its kernel"):
             verify_lengths(program, batches_at(lengths, SENTENCES), Steps.at(lengths, [program]))
 
 
@@ -271,7 +271,7 @@ def test_a_fault_in_long_sentences_behind_another_is_found(rng, kernel, lengths)
 
     with mock.patch.object(declared, "function", wrong), mock.patch.object(declared, "launches", False):
         program = attending(rng, longest, "float32", "dense", pooled=True)
-        with pytest.raises(VerificationError, match=rf"= {kernel}\(.*is not what its kernel means"):
+        with pytest.raises(VerificationError, match=rf"= {kernel}\(.*differs from the reference of its kernel"):
             verify_lengths(program, batches_at(lengths, SENTENCES), Steps.at(lengths, [program]))
 
 
@@ -284,7 +284,7 @@ def test_a_run_that_is_not_its_steps_at_some_length_is_found(monkeypatch, rng):
         lambda self, batch: [np.roll(each, int(batch.rows > 50), 0) for each in right(self, batch)],
     )
     verify_steps(program, [SENTENCES])
-    with pytest.raises(VerificationError, match="its run is not what its steps give"):
+    with pytest.raises(VerificationError, match="its run differs from its steps"):
         looked(program)
 
 

@@ -224,6 +224,6 @@ def test_functions_of_ones_own_run_and_are_not_saved_as_ours(f, tmp_path):
     if f is relu or name not in LASTING:
         program.save(tmp_path / "saved")
         return
-    with pytest.raises(InputError, match=f"not saved: {name} is one's own, and opmatrix has a function of that name"):
+    with pytest.raises(InputError, match=f"not saved: the user-defined {name} has the name of a function of opmatrix"):
         program.save(tmp_path / "saved")
     assert not [*tmp_path.iterdir()]

@@ -151,12 +151,12 @@ def plus_zero(x: value[n]):
 
 
 LEFT_OUT = [
-    (only_right, "y stands on the right alone"),
+    (only_right, "y occurs on the right side only"),
     (same, "both sides are one term"),
     (bare, "both sides are one term"),
-    (plus_zero, "fits nowhere"),
-    (only_left, r"it is wrong with y: value[h, n], with which its left side is matched, too"),
-    (two_sides, r"it is wrong with y: value[11], with which its left side is matched, too"),
+    (plus_zero, "makes terms that do not fit"),
+    (only_left, r"it is wrong for y: value[h, n], which its left side matches, too"),
+    (two_sides, r"it is wrong for y: value[11], which its left side matches, too"),
 ]
 
 
@@ -295,7 +295,7 @@ WIDER = [
 @pytest.mark.parametrize("wrong, sorts", WIDER, ids=lambda each: getattr(each, "name", ""))
 def test_a_law_that_is_matched_where_it_is_wrong_is_refused(wrong, sorts):
     assert wrong.holds(np.random.default_rng(0)) and find_mismatch(wrong) == sorts
-    with pytest.raises(AssertionError, match=re.escape(f"{wrong.name}: it is wrong with {sorts}, ")):
+    with pytest.raises(AssertionError, match=re.escape(f"{wrong.name}: it is wrong for {sorts}, ")):
         check_matches(wrong)
 
 
@@ -454,21 +454,21 @@ def scaled_again(x: value[n], A: operator[n, n]):
 
 
 UNASKED = [
-    ("(linier A)", "linier is no fact of A: operator[n, p], of which may be asked splits, column"),
-    ("(linear B)", "B is none of its variables, which are x, A, m, w, r, H, f"),
+    ("(linier A)", "linier is not a fact of A: operator[n, p], which has splits, column"),
+    ("(linear B)", "B is not one of its variables, which are x, A, m, w, r, H, f"),
     ("linear A", "write a fact and a variable in brackets, such as (linear A)"),
     ("(linear A) (linear x)", "write a fact and a variable in brackets"),
     ("(= (wide x) (wide A))", "write a fact and a variable in brackets"),
-    ("(linear A x)", "linear is asked of one variable"),
-    ("(joinable A)", "joinable is asked of 2 variables"),
-    ("(act A)", "act is no fact of A: operator[n, p]"),
-    ("(entrywise A)", "nothing that A: operator[n, p] stands for in a check is entrywise"),
-    ("(column x)", "nothing that x: value[n] stands for in a check is act and column"),
-    ("(linear m)", "linear is no fact of m: over, of which may be asked shift_invariant"),
-    ("(normalised w)", "normalised is no fact of w: where, of which may be asked reflexive"),
-    ("(linear r)", "linear is no fact of r: relation, of which none may be asked: leave it out"),
-    ("(single H)", "single is no fact of H: count, of which none may be asked: leave it out"),
-    ("(constant f)", "nothing that f: entrywise stands for in a check is entrywise and constant"),
+    ("(linear A x)", "linear takes one variable"),
+    ("(joinable A)", "joinable takes 2 variables"),
+    ("(act A)", "act is not a fact of A: operator[n, p]"),
+    ("(entrywise A)", "no test value of A: operator[n, p] is entrywise"),
+    ("(column x)", "no test value of x: value[n] is act and column"),
+    ("(linear m)", "linear is not a fact of m: over, which has shift_invariant"),
+    ("(normalised w)", "normalised is not a fact of w: where, which has reflexive"),
+    ("(linear r)", "linear is not a fact of r: relation, which has none: leave it out"),
+    ("(single H)", "single is not a fact of H: count, which has none: leave it out"),
+    ("(constant f)", "no test value of f: entrywise is entrywise and constant"),
 ]
 
 
@@ -530,7 +530,7 @@ def test_equal_sizes_are_asked_for_where_they_are_needed():
         def asking(x: value[n], A: matrix[n, n]):
             return x @ A @ relu, x @ A @ relu @ relu
 
-        assert "same_size is asked of two values" in told(asking)
+        assert "same_size takes two values" in told(asking)
 
 
 @pytest.mark.parametrize("columns, cut, fires", [(8, 1, True), (1, 1, False), (8, 2, False)])

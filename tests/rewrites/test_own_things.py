@@ -153,7 +153,7 @@ def test_what_computes_the_same_is_the_same(place, tmp_path, old, new):
 
 def test_a_module_without_it_and_what_is_no_module_are_refused(place, tmp_path):
     directory, file, _, _ = place
-    assert "peak of one's own, which" in refused(directory, changed(tmp_path, file, "class peak", "class top"))
+    assert "user-defined peak, which" in refused(directory, changed(tmp_path, file, "class peak", "class top"))
     assert "laws=5 is no module" in refused(directory, 5)
     assert "NameError" in refused(directory, changed(tmp_path, file, "STEEP = 2.0", "nothing"))
 
@@ -197,7 +197,7 @@ def test_names_of_ours_are_refused_where_it_is_saved(name, what, tmp_path):
     )
     program = om.schedule(model, BATCH, machine=standin.machine()).program
     np.testing.assert_allclose(program.run(BATCH), om.dense(model, BATCH), rtol=1e-4, atol=1e-5)
-    with pytest.raises(InputError, match=f"not saved: {name} is one's own, and opmatrix has a {what} of that name"):
+    with pytest.raises(InputError, match=f"not saved: the user-defined {name} has the name of a {what} of opmatrix"):
         program.save(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
@@ -213,7 +213,7 @@ def test_patterns_of_ones_own_are_parts_of_others(place):
     seen = (mine.even | om.hubs(1)) & om.sequence
     assert seen.stated and not seen.ours and parse(seen.text) == seen and str(seen) == "(even | hubs(1)) & sequence"
     assert not Pattern("even", mine.even.sees, True).stated  # that nobody declared by a name
-    with pytest.raises(ValueError, match="'odd' is one's own, and nobody has declared it here"):
+    with pytest.raises(ValueError, match="'odd' is user-defined and not declared in this process"):
         parse("odd:0123456789abcdef & sequence")
 
 

@@ -74,7 +74,7 @@ def test_a_request_is_a_word():
         ("generate:0+5", "prompt 0: give 1 or more"),
         ("generate:5+0", "answer 0"),
         ("generate:5+5x0", "sequences 0"),
-        ("generate:5", "it is no workload of generated text: write generate:PROMPT+ANSWER"),
+        ("generate:5", "it is not a workload of generated text: write generate:PROMPT+ANSWER"),
         ("generate:", "write generate:PROMPT"),
         ("generate:-1+5", "write generate:PROMPT"),
         ("generate:5+5x", "write generate:PROMPT"),
@@ -97,7 +97,7 @@ def test_a_file_of_that_name_is_a_file(tmp_path, monkeypatch):
 
 def test_a_model_that_generates_no_text_is_refused(tmp_path):
     place = str(checkpoints.write(tmp_path / "bert"))
-    with pytest.raises(InputError, match=r"workload generate:5\+3: bert is no language model"):
+    with pytest.raises(InputError, match=r"workload generate:5\+3: bert is not a language model"):
         open_arguments(place, "generate:5+3", None, None)
     with pytest.raises(InputError, match="it reads other rows"):
         draw_workload(Generation(5, 3), encoder())

@@ -104,7 +104,7 @@ def test_what_needs_numbers_is_refused_in_a_line(tmp_path):
     assert not (tmp_path / "p").exists()
     leaf = next(node.args[0] for node in promised(SMALL).walk() if node.kind.name == "weight")
     assert isinstance(leaf, Promised)
-    with pytest.raises(TypeError, match="is promised, not loaded"):
+    with pytest.raises(TypeError, match="is not loaded"):
         leaf.array.sum()
 
 
@@ -117,7 +117,7 @@ def test_configurations_of_the_command(tmp_path, capsys):
     ):
         app(["optimize", str(file)], standalone_mode=False)
     for text, said in (
-        ("[1]", "it is no configuration, but a JSON list"),
+        ("[1]", "it is not a configuration, but a JSON list"),
         ("{}", "'model_type' is missing"),
         ("{", "config.json"),
     ):

@@ -171,7 +171,7 @@ def test_a_layer_of_a_graph(over, kind):
 @pytest.mark.parametrize(
     "batch, words",
     [
-        (Batch([range(7)]), "relation edges: T × T: the batch gives none of this name"),
+        (Batch([range(7)]), "relation edges: T × T: the batch has no relation of this name"),
         (
             Batch([range(7)], relations={"edges": np.eye(6)}),
             "relation edges: T × T: it is 6 × 6, but space T has 7 rows",
@@ -210,7 +210,7 @@ def test_rows_in_another_order_keep_their_positions(kind):
     assert relative(made.run(batch), dense(term, batch)) < 1e-5
     for behind in (layer, formula(lambda x: x @ rotary(9, 24))):
         with pytest.raises(
-            InputError, match=r"it reads the positions of rows that pick.* put in another order: .* pick behind it"
+            InputError, match=r"it reads the positions of rows that pick.* has reordered: .* pick after this operator"
         ):
             program(ROWS_ONLY @ swapped @ gelu @ behind, kind, batch)
 

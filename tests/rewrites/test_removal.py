@@ -214,11 +214,11 @@ def test_a_smaller_model_that_is_another_one_is_named():
 def test_too_little_text_is_refused_and_what_cannot_go_too():
     model, batch, _ = small(5, num_hidden_layers=1, intermediate_size=160)
     few = Batch([batch.tokens[:2]])
-    with pytest.raises(InputError, match="2 tokens say too little of the"):
+    with pytest.raises(InputError, match="2 tokens are too few for the"):
         remove_groups(model, Level(0.5), few)
     with pytest.raises(InputError, match="--remove layers: it is one of units, heads"):
         check_removal(["layers"], None)
-    with pytest.raises(InputError, match="none that could go"):
+    with pytest.raises(InputError, match="none to remove"):
         levels([*curves(model, [], batch, batch)], [UNITS])
 
 
@@ -383,10 +383,10 @@ def test_what_judges_is_not_calibrated_with(run_of):
 
     tokenizer = open_model(str(place / "model")).tokenizer()
     assert len(calibration(place / "text.txt", tokenizer, result.workload, ["the bank of river runs dry"])) <= 40
-    with pytest.raises(InputError, match="each of its lines chooses programs or judges them"):
+    with pytest.raises(InputError, match="all its lines also choose or judge programs"):
         calibration(place / "lines.txt", tokenizer, result.workload, optimized.LINES)
 
 
 def test_calibrate_needs_remove(tmp_path):
-    with pytest.raises(InputError, match="it fits what is left by --remove"):
+    with pytest.raises(InputError, match="it is used with --remove only"):
         run.optimize("minilm", calibrate=tmp_path / "text")

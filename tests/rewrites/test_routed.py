@@ -157,7 +157,7 @@ def test_held_out_errors_are_as_both_run_and_rounding_is_of_the_routes_that_were
 def test_a_router_that_is_off_by_a_thousandth_is_refused(at):
     operator, imported, program, constants = programs(2e-7)
     wrong = off_by(imported, 1e-3, routers(imported)[at])
-    with pytest.raises(VerificationError, match="a row goes elsewhere than its scores say") as caught:
+    with pytest.raises(VerificationError, match="a row is routed elsewhere than its scores select") as caught:
         run_beside(wrong, operator, [BATCH], exact=True)
     values = caught.value.values
     assert values["router"] == at and values["gap"] > values["allowed"] and 0 <= values["row"] < BATCH.rows
@@ -197,7 +197,7 @@ def test_an_approximate_program_is_stated_with_the_rows_that_it_sends_elsewhere(
     said = verify_approximate(small, operator, [BATCH], 1.01 * error)
     assert said["routing"]["rows"] == found.flips.rows and said["float32"]["relative"] == pytest.approx(error)
     assert said["routing"]["along"] == pytest.approx(along)
-    with pytest.raises(VerificationError, match="changes by more than was stated"):
+    with pytest.raises(VerificationError, match="its error is above the stated one"):
         verify_approximate(small, operator, [BATCH], 0.99 * error)
 
 

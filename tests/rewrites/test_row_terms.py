@@ -218,14 +218,14 @@ class Forgetful(RowText):
 @pytest.mark.parametrize(
     "width, made, left, said",
     [
-        (17, lambda x: x, "out", "out: its kernel stores 16 of 17 columns of 1 heads"),
-        (3, lambda x: row(x, x @ ones), "out", "out: its kernel stores 3 of 4 columns of 1 heads"),
-        (3, lambda x: row(x, x) @ weight(np.ones((6, 2))), "s0", "s0: its kernel stores 3 of 6 columns of 1 heads"),
+        (17, lambda x: x, "out", "out: its kernel writes 16 of 17 columns of 1 heads"),
+        (3, lambda x: row(x, x @ ones), "out", "out: its kernel writes 3 of 4 columns of 1 heads"),
+        (3, lambda x: row(x, x) @ weight(np.ones((6, 2))), "s0", "s0: its kernel writes 3 of 6 columns of 1 heads"),
         (
             34,
             lambda x: x @ heads(2) @ exp @ tanh @ heads(2).T @ weight(np.ones((34, 2))),
             "s0",
-            "s0: its kernel stores 16 of 17 columns of 2 heads",
+            "s0: its kernel writes 16 of 17 columns of 2 heads",
         ),
     ],
 )
@@ -328,7 +328,7 @@ def test_one_text_serves_all_widths_and_names_its_kernel():
     assert len(texts) == 1
     made = from_text.TextKernel(texts.pop(), row_lanes.__name__)
     assert re.fullmatch("term-[0-9a-f]{16}", made.symbol)
-    with pytest.raises(ValueError, match="its text is another's"):
+    with pytest.raises(ValueError, match="its source text is that of another kernel"):
         from_text.take_over(from_text.hand_over([made]).replace(b"n0", b"n1"))
 
 
@@ -357,7 +357,7 @@ def test_what_cannot_be_followed_is_named_with_its_line_and_read_as_before():
     np.testing.assert_allclose(program.run(BATCH), om.dense(model, BATCH), rtol=1e-5)
     [place] = find_places(program.program)
     line = loggamma.kind.body(0, 0).__code__.co_firstlineno + 3
-    assert f"test_row_terms.py:{line}: it takes a number as a float" in place
+    assert f"test_row_terms.py:{line}: it converts a number to a Python float or int" in place
 
 
 def test_without_a_compiler_a_new_term_is_refused_in_a_line(monkeypatch):

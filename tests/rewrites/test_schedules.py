@@ -192,7 +192,7 @@ def test_an_approximation_of_ones_own(joined):
         """Nothing is saved."""
         return W + 1
 
-    with pytest.raises(InputError, match=r"same\(\): encoder_layer_0.*no format holds"):
+    with pytest.raises(InputError, match=r"same\(\): encoder_layer_0.*no format stores"):
         joined | nearest(same)
 
 
@@ -244,7 +244,7 @@ REFUSED = [
     (lambda p: p | tile(0), "tile(0): from 1 to 4096 keys"),
     (lambda p: p | tile(8) | tile(4), "tile(4): attention has tile(8) already"),
     (lambda p: p | tile(8) | fold_norm, "fold_norm after tile(8): laws come first"),
-    (lambda p: p | 3, "3 is no stage"),
+    (lambda p: p | 3, "3 is not a stage"),
 ]
 
 
@@ -263,7 +263,7 @@ def test_a_program_that_no_kernel_computes_waits_for_more_laws(start):
     """A norm that divides behind the next product: no kernel centres what is left. A bias of heads behind the attention
     is a pass, and is moved on."""
     alone = start | rewrite("late", "late_scale")
-    with pytest.raises(InputError, match=r"no kernel computes .* of part 1, as the laws have made it"):
+    with pytest.raises(InputError, match=r"no kernel computes .* of part 1, the result of the laws so far"):
         _ = alone.program
     assert "no kernel yet" in str(alone)
     after = start | rewrite("split", "split_shift") | move_value_bias | drop_key_bias

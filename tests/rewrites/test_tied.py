@@ -126,9 +126,9 @@ def test_panels_that_do_not_fit_are_refused():
     columns, out = kernels.Columns.of(stored), np.empty((1, 24), np.float32)
     ids = np.zeros(1, int)
     for wrong, said in (
-        (columns._replace(w=columns.w[1:]), "are no panels of 24 by 40"),
-        (columns._replace(scale=None), "no scales"),
-        (columns._replace(scale=columns.scale[:, 1:]), r"where float32 of \(1, 40\)"),
+        (columns._replace(w=columns.w[1:]), "are not panels of 24 by 40"),
+        (columns._replace(scale=None), "without scales"),
+        (columns._replace(scale=columns.scale[:, 1:]), r"expected float32 of \(1, 40\)"),
         (columns._replace(shape=(23, 40)), "shape"),
         (columns._replace(w=columns.w.astype(np.int64)), "int64"),
     ):
@@ -141,10 +141,10 @@ def test_panels_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(
     "turned, form, said",
     [
-        ("", "packed", "of which no rows can be gathered"),
-        ("0", "dense", "of which no columns can be gathered"),
-        ("1", "packed", "names no tables of 1"),
-        ("0,0", "packed", "names no tables"),
+        ("", "packed", "whose rows cannot be gathered"),
+        ("0", "dense", "whose columns cannot be gathered"),
+        ("1", "packed", "is not an ascending list of table numbers below 1"),
+        ("0,0", "packed", "is not an ascending list of table numbers"),
         ("x" * 999, "packed", "turned: 'xxx"),
         (0, "packed", "turned is 0; it must be text"),
         ("0", "csr", "it must be Tables"),

@@ -63,5 +63,5 @@ def test_linear_attention_as_it_is_written():
 
 def test_what_reads_the_batch_may_not_follow():
     state = formula(lambda x: x.T @ x)
-    with pytest.raises(ShapeError, match=r"rows that are no tokens: what goes through rows one by one may follow"):
+    with pytest.raises(ShapeError, match=r"whose rows are not tokens: only row-wise operators"):
         state @ given("positions", 4)

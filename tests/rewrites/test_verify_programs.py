@@ -73,7 +73,7 @@ def test_a_program_that_is_not_the_model_is_refused():
         changed(program, first(program, "attention"), attributes={"scale": 0.9}),
         changed(program, embed, attributes=program.steps[embed].attributes | {"eps": 1e-4}),
     ):
-        said = r"level 3: program exact .*read in float64 it is not the model"
+        said = r"level 3: program exact .*evaluated in float64 it differs from the model"
         with pytest.raises(VerificationError, match=said) as caught:
             verify_exact(wrong, operator, [RAGGED], imported, constants)
         assert caught.value.values["worst_row"] > 1e-10
@@ -102,7 +102,9 @@ def test_a_program_that_rounds_too_much_is_refused():
 def test_a_wrong_kernel_is_found_at_its_step(monkeypatch, name, wrong):
     program = found()[1]["fused" if name == "attention" else "imported"][1]
     monkeypatch.setattr(kernels, name, wrong)
-    with pytest.raises(VerificationError, match=rf"level 3: h\d+ = {name}\(.*is not what its kernel means") as caught:
+    with pytest.raises(
+        VerificationError, match=rf"level 3: h\d+ = {name}\(.*differs from the reference of its kernel"
+    ) as caught:
         verify_steps(program, [RAGGED])
     assert caught.value.values["off"] > caught.value.values["allowed"]
 
@@ -117,7 +119,7 @@ def test_a_kernel_that_is_only_a_little_off_is_found(monkeypatch):
         return found_
 
     monkeypatch.setattr(Dense, "matmul", matmul)
-    with pytest.raises(VerificationError, match=r"= linear.*not what its kernel means"):
+    with pytest.raises(VerificationError, match=r"= linear.*differs from the reference of its kernel"):
         verify_steps(program, [RAGGED])
 
 
@@ -165,7 +167,7 @@ def test_what_is_no_number_is_so_on_both_sides(meant, found, right):
     if right:
         assert 0 <= step.compared("", own, 2) < 1
     else:
-        with pytest.raises(VerificationError, match=r"not what its kernel means.*entry \[0, 1\]"):
+        with pytest.raises(VerificationError, match=r"differs from the reference of its kernel.*entry \[0, 1\]"):
             step.compared("", own, 2)
 
 
@@ -194,7 +196,7 @@ def test_an_approximate_program_keeps_its_word():
     said = verify_approximate(program, operator, [RAGGED], 1.01 * error)
     assert abs(said["float32"]["relative"] / error - 1) < 1e-6
     assert said["float32"]["worst_row"] >= error and said["stated"] > error
-    with pytest.raises(VerificationError, match="its output changes by more than was stated"):
+    with pytest.raises(VerificationError, match="its error is above the stated one"):
         verify_approximate(program, operator, [RAGGED], 0.99 * error, wanted)
 
 
@@ -221,7 +223,7 @@ def test_the_structure_of_an_approximate_program_is_the_model(form):
     assert verify_structure(program, [RAGGED], constants, wanted)["relative"] < 1e-12
     at = first(program, "linear", names=["bias"])
     operands = {name: ref for name, ref in program.steps[at].operands.items() if name != "bias"}
-    with pytest.raises(VerificationError, match="read in float64 it is not the model"):
+    with pytest.raises(VerificationError, match="evaluated in float64 it differs from the model"):
         verify_structure(changed(program, at, operands=operands), [RAGGED], constants, wanted)
 
 

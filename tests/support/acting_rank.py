@@ -36,7 +36,7 @@ match part:
     case "ends":
         sys.exit("nothing left to do")
     case "fails":
-        say("failed", what="NotFinite", text="step 3: rank 1: what comes out is not finite")
+        say("failed", what="NotFinite", text="step 3: rank 1: the output is not finite")
     case "refuses":
         say("failed", what="InputError", text="mesh: not so")
     case "loses":

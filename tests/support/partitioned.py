@@ -26,7 +26,7 @@ VOCABULARY = 23
 TABLES = "payload", "wire", "messages"
 MASKS = "sequence", "sequence & causal", "sequence & window(2)", "sequence & causal & window(1)"
 ADVICE = re.compile(r"mesh: (\w+) has \d+ ranks\b.*(?:divides is|at most) (\d+)|mesh: \d+ stages.*at most (\d+)")
-ORDER = re.compile(r"cut in different orders: give (\w+) before (\w+)")
+ORDER = re.compile(r"shard in different orders: give (\w+) before (\w+)")
 
 BERT = dict(
     model_type="bert",

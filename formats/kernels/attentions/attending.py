@@ -439,7 +439,7 @@ def run_attention(
 ) -> np.ndarray:
     """Launch a kernel that needs `room` bytes of scratch over all units."""
     if tile < 1:
-        raise ValueError(f"attention: a tile of {tile} keys")
+        raise ValueError(f"attention: a tile of {tile} keys: give 1 or more")
     (heads, e), d = out.shape[1:], q.shape[2]
     if k.shape[2] != d:
         raise ValueError(f"q and k: widths {d} and {k.shape[2]} differ")
@@ -448,7 +448,7 @@ def run_attention(
     batch = sequences(starts)
     T, S, serves, places = int(batch.starts[-1]), len(batch.starts) - 1, [], []
     if mask and not RECORDING.get() and (longest := np.diff(batch.starts).max(initial=0)) > min(mask.shape):
-        raise ValueError(f"{mask!r}: a sequence has {longest} rows")
+        raise ValueError(f"{mask!r}: a sequence has {longest} rows, more than the mask")
     blocks = (*map(address, mask.arrays().values()), mask.block) if mask else NO_MASK
     for name, view in (("q", q), ("k", k), ("v", v)):
         serves.append(served(name, view, heads))

@@ -86,9 +86,11 @@ def table_of(bias: np.ndarray | None, heads: int) -> tuple[int, int, int]:
         )
     table_heads, columns = bias.shape
     if table_heads not in (1, heads):
-        raise ValueError(f"bias: a table of {table_heads} heads, where there are {heads}")
+        raise ValueError(f"bias: a table of {table_heads} heads, but attention has {heads}: give 1 or {heads}")
     if columns < 3 or columns % 2 == 0:
-        raise ValueError(f"bias: a table of {columns} columns: it has one for each distance from -most to most")
+        raise ValueError(
+            f"bias: a table of {columns} columns: give 2 * most + 1, one for each distance from -most to most"
+        )
     return address(bias), columns if table_heads > 1 else 0, columns // 2
 
 

@@ -323,24 +323,24 @@ def attention_cached(
     if v.shape[2] != e:
         raise ValueError(f"v and out: widths {v.shape[2]} and {e} differ")
     if len(k) != len(v):
-        raise ValueError(f"k and v: caches of {len(k)} and {len(v)} rows")
+        raise ValueError(f"k and v: their caches have {len(k)} and {len(v)} rows, which must be equal")
     if is_halves("v", v) != halves:
-        raise ValueError(f"k and v: caches of {k.dtype} and {v.dtype}")
+        raise ValueError(f"k and v: their caches are {k.dtype} and {v.dtype}, which must be one type")
     if len(k) % PAGE:
-        raise ValueError(f"k and v: caches of {len(k)} rows, which are no pages of {PAGE}")
+        raise ValueError(f"k and v: caches of {len(k)} rows, which is not a multiple of a page, {PAGE}")
     batch = None if starts is None else sequences(starts)
     if batch and len(batch.starts) <= T:
-        raise ValueError(f"attention: {len(batch.starts) - 1} sequences, but {T} rows of out")
+        raise ValueError(f"attention: {len(batch.starts) - 1} sequences, but out has {T} rows")
     slots = as_words("slots", slots, int(batch.starts[-1]) if batch else T, len(k))
     before = as_words("before", before, count := len(k) // PAGE, count, -1)
     separate(out, slots=slots, before=before)
     if behind is not None:
         if behind < 0 or positions is None:
-            raise ValueError(f"behind: {behind} keys: give 0 or more, and positions with them")
+            raise ValueError(f"behind: {behind} keys: give 0 or more, together with positions")
         positions = as_words("positions", positions, len(slots), FARTHEST)
         separate(out, positions=positions)
     if endless(before):
-        raise ValueError("before: it leads from a page back to the page itself")
+        raise ValueError("before: the links between pages form a cycle")
     serves = [served(name, view, heads) for name, view in zip("qkv", (q, k, v), strict=True)]
     views = zip(
         ("q", "k", "v", "out"),

@@ -223,7 +223,7 @@ def check_scale(scale: float) -> float:
     """Return a scale of scores; ValueError if it is no finite float32."""
     if abs(scale) <= FLOAT32_MAX:
         return scale
-    raise ValueError(f"scale: {scale} is no finite float32")
+    raise ValueError(f"scale: {scale} is not a finite float32")
 
 
 class Layout(NamedTuple):
@@ -241,7 +241,7 @@ def layout(starts: bytes) -> Layout:
     if not rows.size or rows[0] != 0 or (lengths < 0).any():
         raise ValueError(f"starts: must rise from 0, got {rows}")
     if rows[-1] >= MAX_ROWS:
-        raise ValueError(f"starts: {rows[-1]} rows, where fewer than {MAX_ROWS} are possible")
+        raise ValueError(f"starts: {rows[-1]} rows: give fewer than {MAX_ROWS}")
     return Layout(rows, sums(lengths**2))
 
 
@@ -353,7 +353,7 @@ def scores(
 def softmax(x: np.ndarray, starts: np.ndarray, heads: int, out: np.ndarray, reach: Reach = EVERY) -> np.ndarray:
     """Compute softmax over the keys that each query sees of flat scores, zeros elsewhere; out may be x."""
     if heads < 1:
-        raise ValueError(f"softmax: {heads} heads")
+        raise ValueError(f"softmax: {heads} heads: give 1 or more")
     writable("out", out)
     separate(out, over=True, x=x)
     run_heads(share_row, starts, heads, {}, 1.0, out, x, reach=reach)

@@ -160,9 +160,9 @@ def attention_blocks(
             f"mask: ptr of {len(ptr)} does not rise from 0 to {len(idx)} blocks of {block} over {m} queries"
         )
     if len(idx) and int(idx.max()) * block >= n:
-        raise ValueError(f"mask: block {idx.max()} of {block} keys, there are {n}")
+        raise ValueError(f"mask: block {idx.max()} of {block} keys is outside the {n} keys")
     if len(edge) and int(edge.max()) > len(bits):
-        raise ValueError(f"mask: an edge has the bits {edge.max()}, there are {len(bits)}")
+        raise ValueError(f"mask: an edge refers to bits {edge.max()}, but there are {len(bits)}")
     if q.shape[2] != d:
         raise ValueError(f"q and k: widths {q.shape[2]} and {d} differ")
     if v.shape[2] != e:

@@ -178,7 +178,8 @@ def load_compiled(compiling: Iterable[tuple[str, float]], missing: list[Function
     yield from compiling
     if lost := [function.name for function in missing if not function.found()]:
         raise RuntimeError(
-            f"kernels {', '.join(lost)} were compiled, but are not whole in {objects.target()}: is its disk full?"
+            f"kernels {', '.join(lost)} were compiled, but their files in {objects.target()} are incomplete: is the "
+            "disk full?"
         )
 
 

@@ -50,7 +50,7 @@ def compile_each(functions: list[Function]) -> Iterator[tuple[str, float]]:
 
     wanted = ", ".join(function.name for function in functions)
     if COMPILES:
-        raise RuntimeError(f"{wanted}: a process that compiles runs no kernels")
+        raise RuntimeError(f"{wanted}: a process that compiles kernels cannot run them")
     if not has_compiler():
         raise InputError(
             f"{wanted}: to be compiled, and there is no numba here: pip install numba, or run this where "
@@ -100,9 +100,9 @@ def announce(count: int) -> None:
     spare = objects.is_spare(place)
     if count < MANY and (spare or any(place.glob("*.o"))):
         return
-    how = "by every process anew, as they cannot be kept" if spare else f"once: they are kept in {shown(place)}"
+    how = "by every process again, as they cannot be stored" if spare else f"once: they are kept in {shown(place)}"
     if spare and objects.has_others():
-        how += f": those in {shown(objects.home().parent)} are of another processor or another version"
+        how += f": {shown(objects.home().parent)} has only kernels of another processor or version"
     say(f"compiling kernels, {count} of them, which may take a minute, {how}")
 
 

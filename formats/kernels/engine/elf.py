@@ -110,14 +110,14 @@ class Object:
                 image[start : start + section.size] = content(self.code, section)
         for table in self.sections:
             if table.info in self.starts and table.kind == PLAIN:
-                raise Foreign("relocations without addends")
+                raise Foreign("it has relocations without addends")
             if table.info not in self.starts or table.kind != ADDENDS:
                 continue
             start, size = self.starts[table.info], self.sections[table.info].stored
             for offset, info, addend in unpack_entries(self.code, table, RELA):
                 number, kind = info >> 32, info & 0xFFFFFFFF
                 if kind not in RELOCATIONS:
-                    raise Foreign(f"relocation {kind}")
+                    raise Foreign(f"relocation of unknown type {kind}")
                 formula, field = RELOCATIONS[kind]
                 if offset + field.size > size:
                     raise InputError("a relocation lies outside of its section")
@@ -125,7 +125,7 @@ class Object:
                 try:
                     field.pack_into(image, place, formula(self.address(number, base, outside), addend, base + place))
                 except Overflow:
-                    raise Foreign(f"relocation {kind} of what is too far away") from None
+                    raise Foreign(f"relocation of type {kind}: its target is too far away") from None
         return image
 
     def address(self, number: int, base: int, outside: Mapping[str, int]) -> int:
@@ -142,7 +142,7 @@ class Object:
     def place(self, symbol: Symbol) -> int:
         """Return the offset of a symbol that the object defines."""
         if symbol.section not in self.starts:
-            raise Foreign(f"symbol {self.name(symbol)[:80]!r} is of no section that is placed")
+            raise Foreign(f"symbol {self.name(symbol)[:80]!r} is in a section that is not loaded")
         if symbol.value > self.sections[symbol.section].size:
             raise InputError("a symbol lies outside of its section")
         return self.starts[symbol.section] + symbol.value
@@ -150,7 +150,7 @@ class Object:
     def name(self, symbol: Symbol) -> str:
         end = self.names.find(b"\0", symbol.name)
         if end < symbol.name:
-            raise InputError("the name of a symbol has no end")
+            raise InputError("the name of a symbol is not terminated")
         return self.names[symbol.name : end].decode("ascii", "replace")
 
     def entry(self, name: str) -> int:
@@ -197,11 +197,11 @@ def needs_memory(section: Section) -> bool:
     if not section.flags & ALLOCATED or section.kind == UNWIND or not section.size:
         return False
     if section.kind not in (PROGBITS, NOBITS) or section.flags & ~KNOWN:
-        raise Foreign(f"a section of kind {section.kind:#x}")
+        raise Foreign(f"a section of unknown type {section.kind:#x}")
     if section.rights == WRITE | EXECUTED:
-        raise Foreign("a section that is written to and run")
+        raise Foreign("a section that is both writable and executable")
     if section.align & (section.align - 1) or section.align > PAGE:
-        raise Foreign(f"a section on multiples of {section.align:,} bytes")
+        raise Foreign(f"a section aligned to {section.align:,} bytes")
     if section.size > MAX_OBJECT_BYTES:
         raise InputError(f"a section takes {section.size:,} bytes")
     return True
@@ -211,19 +211,19 @@ def symbols(code: bytes, sections: list[Section]) -> tuple[list[Symbol], bytes]:
     """Read the one table of symbols, and the table of their names."""
     tables = [section for section in sections if section.kind == SYMTAB]
     if len(tables) != 1:
-        raise InputError(f"it has {len(tables)} tables of symbols")
+        raise InputError(f"it has {len(tables)} symbol tables, not 1")
     table = [Symbol(*fields) for fields in unpack_entries(code, tables[0], SYMBOL)]
     if tables[0].link >= len(sections) or (names := sections[tables[0].link]).kind != STRTAB:
-        raise InputError("its symbols have no names")
+        raise InputError("its symbol table has no string table")
     if any(len(sections) <= symbol.section < RESERVED for symbol in table):
-        raise InputError("a symbol is of no section")
+        raise InputError("a symbol refers to a section that does not exist")
     return table, content(code, names)
 
 
 def unpack_entries(code: bytes, section: Section, each: Struct) -> Iterator[tuple[int, ...]]:
     """Yield the entries of a section, all of one size."""
     if section.each != each.size or section.size % each.size:
-        raise InputError("a table's entries have another size")
+        raise InputError("the entries of a table have an unexpected size")
     return each.iter_unpack(content(code, section))
 
 
@@ -253,7 +253,7 @@ def load_object(code: bytes, name: str, outside: Mapping[str, int]) -> int:
 
 def protect(start: int, size: int, rights: int) -> None:
     if library().mprotect(ctypes.c_void_p(start), ctypes.c_size_t(size), rights):
-        raise Foreign("memory that may not be run")
+        raise Foreign("memory cannot be made executable")
 
 
 @cache

@@ -51,5 +51,5 @@ def take_over(content: bytes) -> dict[str, Function]:
     for name, (text, home) in json.loads(content or b"{}").items():
         kernels[name] = TextKernel(text, home)
         if kernels[name].name != name:
-            raise ValueError(f"{name}: its text is another's")
+            raise ValueError(f"{name}: its source text is that of another kernel")
     return kernels

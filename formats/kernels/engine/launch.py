@@ -138,6 +138,6 @@ def warm(names: list[str] | None = None, progress: Callable[[str, float], None] 
     Return the seconds in all."""
     started = time.perf_counter()
     if unknown := set(names or ()) - set(FUNCTIONS):
-        raise ValueError(f"kernels: no {', '.join(unknown)}; {', '.join(FUNCTIONS)}")
+        raise ValueError(f"kernels: there is no {', '.join(unknown)}; there are {', '.join(FUNCTIONS)}")
     provide([FUNCTIONS[name] for name in names or FUNCTIONS if names or not FUNCTIONS[name].rare], progress)
     return time.perf_counter() - started

@@ -65,7 +65,7 @@ def stored(kind: ValueKind) -> LlvmValue:
     if isinstance(kind, Vectors):
         return ir.ArrayType(VECTOR, kind.count)
     if kind not in STORED_KINDS:
-        raise Unwritten(f"{kind}: no kind that is stored")
+        raise Unwritten(f"a variable of kind {kind} is not supported")
     return STORED_KINDS[kind]
 
 

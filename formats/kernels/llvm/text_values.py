@@ -164,7 +164,7 @@ class ValueWriter(ABC):
         return self.as_truth(truth) if isinstance(truth, Computed) else bool(truth)
 
     def refuse(self, node: ast.AST) -> GivenValue:
-        raise Unwritten(f"{ast.unparse(node)[:80]}: no text of a kernel says this")
+        raise Unwritten(f"{ast.unparse(node)[:80]}: not supported in a kernel")
 
     @abstractmethod
     def take_in(self, function: Any, args: list[GivenValue]) -> GivenValue:
@@ -188,7 +188,7 @@ class ValueWriter(ABC):
             return Computed(NUMBER, REAL32(float(given)))
         if isinstance(given, float | np.floating):
             return Computed(types.float64, REAL64(float(given)))
-        raise Unwritten(f"{given!r:.80}: no number")
+        raise Unwritten(f"{given!r:.80}: not a number")
 
     def as_kind(self, given: GivenValue, kind: ValueKind) -> Computed:
         """Convert a value to another kind."""
@@ -200,7 +200,7 @@ class ValueWriter(ABC):
         if kind == types.boolean:
             return Computed(kind, self.truth(computed))
         if (computed.kind, kind) not in CASTS:
-            raise Unwritten(f"{computed.kind} where {kind} was")
+            raise Unwritten(f"{computed.kind} cannot be converted to {kind}")
         return Computed(kind, getattr(self.build, CASTS[computed.kind, kind])(computed.value, stored(kind)))
 
     def truth(self, given: GivenValue) -> LlvmValue:
@@ -248,7 +248,7 @@ class ValueWriter(ABC):
         """Compare two numbers; for NaN only != is true."""
         named = isinstance(op, ast.Is | ast.IsNot)
         if not named and (is_several(one) or is_several(other)):
-            raise Unwritten("several values are compared")
+            raise Unwritten("tuples cannot be compared")
         if not isinstance(one, Computed) and not isinstance(other, Computed):
             return OF_KNOWN[type(op)](one, other)
         kind, x, y = self.meet(one, other)
@@ -330,7 +330,7 @@ class ValueWriter(ABC):
         for which numba would widen the variable."""
         computed = self.known(given)
         if computed.kind != place.kind and (computed.kind, place.kind) != (types.boolean, types.int64):
-            raise Unwritten(f"{computed.kind} in a variable that holds {place.kind}")
+            raise Unwritten(f"{computed.kind} assigned to a variable of kind {place.kind}")
         self.build.store(self.as_kind(computed, place.kind).value, place.value)
 
     def element(self, found: GivenValue, at: LlvmValue) -> tuple[Any, Any]:
@@ -339,10 +339,10 @@ class ValueWriter(ABC):
             found = found.at
         kind, place = found.kind.of, self.known(at)
         if place.kind in REALS or (isinstance(at, int) and at < 0):
-            raise Unwritten(f"place {at!r:.80} of an array")
+            raise Unwritten(f"index {at!r:.80} of an array: give a whole number from 0 on")
         at, size = self.as_kind(place, types.int64).value, np.dtype(kind).itemsize
         if kind in UNREAD:
-            raise Unwritten(f"{kind}: no kind of array that is read")
+            raise Unwritten(f"arrays of {kind} are not supported")
         if isinstance(kind, np.dtype):
             return self.build.add(found.value, self.build.mul(at, INTEGER64(size))), kind
         lies = LIES.get(kind) or ir.IntType(8 * size)
@@ -398,7 +398,7 @@ class ValueWriter(ABC):
         if hasattr(function, "py_func"):
             return self.take_in(function, args)
         if not hasattr(function, "_defn"):
-            raise Unwritten(f"{function!r:.80} is called, and is no word of kernels")
+            raise Unwritten(f"{function!r:.80} cannot be called in a kernel")
         operands = [*map(self.known, args)]
         literal = function._prefer_literal and all(isinstance(arg, int) for arg in args)
         signature, code = function._defn(
@@ -438,7 +438,7 @@ class ValueWriter(ABC):
             return self.as_truth(given)
         dtype = np.dtype(kind)
         if kind in UNREAD:
-            raise Unwritten(f"{kind}: no kind that numbers are turned to")
+            raise Unwritten(f"conversion to {kind} is not supported")
         if dtype.kind == "f":
             return self.as_kind(given, real_kind(dtype))
         word = self.as_kind(given, types.int64)

@@ -52,15 +52,16 @@ class Narrow(NamedTuple):
         if w.size * per != depth * columns:
             raise ValueError(f"w: {w.size} numbers of {w.dtype} do not make panels of {depth} by {columns}")
         if group < 1:
-            raise ValueError(f"scale: groups of {group} inputs")
+            raise ValueError(f"scale: groups of {group} inputs: give 1 or more")
         group = min(group, depth)
         groups, span = -(-n // group), depth * (2 if scale is None else 1) + 64
         if (scale is not None and scale.shape != (groups, p)) or group % unit:
             raise ValueError(
-                f"scale: expected one for each of {p} columns and groups of {group} in {n} inputs, a multiple of {unit}"
+                f"scale: expected one for each of {p} columns and each group of {group} (a multiple of {unit}) of {n} "
+                "inputs"
             )
         if factors is not None and factors.shape != (n,):
-            raise ValueError(f"factors: {factors.shape} are none of {n} inputs")
+            raise ValueError(f"factors: expected one for each of {n} inputs, got {factors.shape}")
         room = (
             (rows + ASIDE) * (span + 8 + 4 * groups)
             + 8 * ASIDE * PANEL

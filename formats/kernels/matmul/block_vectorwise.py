@@ -187,7 +187,7 @@ def product_block(
     check_product(x, None, None, out, ptr=ptr, idx=idx, val=val)
     _, r, c = val.shape
     if min(r, c) < 1:
-        raise ValueError(f"block: tiles of {r} by {c}")
+        raise ValueError(f"block: tiles of {r} by {c}: both must be 1 or more")
     if len(ptr) - 1 != -(-out.shape[1] // c) or not ptr[-1] == len(idx) == len(val):
         raise ValueError(
             f"block: ptr of {len(ptr)} ending at {ptr[-1]}, idx of {len(idx)} and val of {val.shape} "

@@ -295,7 +295,7 @@ def product_nm(
     typed("idx", idx, np.uint8, axes=2)
     check_product(x, None, len(idx), out, idx=idx, val=typed("val", val, f4, axes=2))
     if group < 1:
-        raise ValueError(f"nm: a group of {group} inputs")
+        raise ValueError(f"nm: groups of {group} inputs: give 1 or more")
     arrays, groups = (idx.shape[1], idx, val), -(-x.shape[1] // group)
     if idx.shape != val.shape or not idx.size or idx.shape[1] % groups:
         raise ValueError(f"nm: idx {idx.shape} and val {val.shape} do not fill {groups} groups of {group} inputs")

@@ -250,7 +250,7 @@ def check_experts(
         if shape != wanted or 0 in shape:
             raise ValueError(f"{name}: expected matrices {wanted}, got {shape}")
     if most < 1:
-        raise ValueError(f"most: a row names one matrix at least, got {most}")
+        raise ValueError(f"most: each row is routed to at least one matrix, got {most}")
     for name, array, columns in (("x", x, n), ("gate", gate, E), ("out", out, q), ("residual", residual, q)):
         if array is not None:
             readable(name, array, (T, columns))

@@ -136,7 +136,9 @@ def capture(multiply: Multiply, shape: tuple[int, int], rows: int) -> Captured:
     recording = Recording(np.empty(0, np.uint8), 1)
     recording.keep(lambda: multiply(x, out))
     if len(recording.stages) != 1 or len(recording.stages[0][1]) != len(LINEAR.names or ()):
-        raise ValueError("a product of its format is not one kernel, which tiles of single experts need")
+        raise ValueError(
+            "a product of its format takes several kernels; expert tiles need a format whose product is one kernel"
+        )
     [(kernel, fields, _)] = recording.stages
     w, size = int(fields[W]), int(fields[STORED_BYTES])
     described = next(

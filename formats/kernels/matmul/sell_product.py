@@ -183,7 +183,7 @@ def product_sell(
     weights = typed("idx", idx, np.uint16, np.uint32), typed("val", val, f4)
     check_product(x, None, len(order), out, order=order, ptr=ptr, idx=idx, val=val)
     if min(chunk, sigma) < 1:
-        raise ValueError(f"sell: slices of {chunk}, windows of {sigma}")
+        raise ValueError(f"sell: slices of {chunk}, windows of {sigma}: both must be 1 or more")
     if len(ptr) - 1 != -(-len(order) // chunk) or not int(ptr[-1]) * chunk == len(idx) == len(val) or sigma % chunk:
         raise ValueError(
             f"sell: ptr of {len(ptr)} ending at {ptr[-1]}, {len(idx)} indices and {len(val)} numbers do "

@@ -67,7 +67,7 @@ def pass_of(declared: Activation, name: str, code: str) -> Function:
     if of is None:
         raise TypeError(
             f"activation {declared.name}: formats/kernels/rows/activations.py has no {code} before "
-            "PASSES: write it there, or leave it out of the record, and it runs as a term"
+            "PASSES: write it there, or leave it out of the record: the activation then runs as a term"
         )
     loop = each_number if code in BY_NUMBER else each_vector
     return passing(name, of, loop, rare=declared.name != TIMED)

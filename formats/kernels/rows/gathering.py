@@ -43,17 +43,17 @@ class Columns(NamedTuple):
             or self.w.shape != (deep * -(-N // VECTOR) * VECTOR,)
             or not is_contiguous(self.w)
         ):
-            raise ValueError(f"table: {self.w.dtype} of {self.w.shape} are no panels of {n} by {N} numbers")
+            raise ValueError(f"table: {self.w.dtype} of {self.w.shape} are not panels of {n} by {N} numbers")
         group = half or self.group
         groups = -(-n // group) if group else 0
         if (self.w.itemsize == 1) != bool(groups) or (self.scale is not None) != bool(groups):
-            raise ValueError(f"table: panels of {self.w.dtype} with {'no' if self.scale is None else 'given'} scales")
+            raise ValueError(f"table: panels of {self.w.dtype} with{'out' if self.scale is None else ''} scales")
         kind, shape = (np.float16, (groups * -(-N // VECTOR) * VECTOR,)) if half else (f4, (groups, N))
         if self.scale is not None and (
             self.scale.shape != shape or self.scale.dtype != kind or not is_contiguous(self.scale)
         ):
             raise ValueError(
-                f"table: scales {self.scale.dtype} of {self.scale.shape}, where {np.dtype(kind)} of {shape} are needed"
+                f"table: scales {self.scale.dtype} of {self.scale.shape}, expected {np.dtype(kind)} of {shape}"
             )
         return (
             address(self.w),

@@ -115,7 +115,7 @@ def gate_rows(
     if by is not None and by.shape != x.shape:
         raise ValueError(f"by: {by.shape} is not the shape of x, {x.shape}")
     if not 0 <= most <= n:
-        raise ValueError(f"most: {most} of {n} columns")
+        raise ValueError(f"most: {most} is outside 0 to {n}, the columns of x")
     writable("out", out)
     by = x if by is None else by
     separate(out, x=x, by=by)

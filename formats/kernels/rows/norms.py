@@ -43,7 +43,7 @@ def pointwise_heads(
     if x.ndim != 3 or out.shape != x.shape:
         raise ValueError(f"norm: x {x.shape} and out {out.shape} must be (rows, heads, columns)")
     if norm not in NORMS:
-        raise ValueError(f"norm: {norm!r} is none of {', '.join(NORMS)}")
+        raise ValueError(f"norm: {norm!r} is unknown: give {' or '.join(NORMS)}")
     if eps is not None and not EPS[0] <= eps <= EPS[1]:
         raise ValueError(f"norm: eps = {eps} is not from {EPS[0]:.3g} to {EPS[1]:.3g}")
     T, h, d = x.shape
@@ -56,7 +56,7 @@ def pointwise_heads(
     }
     for name, row in rows.items():
         if row.shape != (d,):
-            raise ValueError(f"{name}: {row.shape}, where ({d},) is needed")
+            raise ValueError(f"{name}: expected shape ({d},), got {row.shape}")
     separate(out, **rows)
     source, target = heads_of("x", x, T, h), heads_of("out", out, T, h)
     if not out.size:

@@ -84,7 +84,7 @@ def scale(x: np.ndarray, factor: float, out: np.ndarray) -> np.ndarray:
     """out = factor x; out may be x. Matrices with contiguous rows, or contiguous arrays of any number of axes, which
     are split into rows. factor: 0, or a normal float32."""
     if factor and not TINY <= abs(factor) <= HUGE:
-        raise ValueError(f"scale: the factor {factor} is no normal float32")
+        raise ValueError(f"scale: the factor {factor} is not a normal float32")
     check_pass(x, out)
     source, target = (x, out) if x.ndim == 2 else (flat_rows("x", x), flat_rows("out", out))
     run_pass(rowwise, source, target, None, factor)

@@ -74,7 +74,7 @@ def rotate(
         )
     batch = None if starts is None else sequences(starts)
     if batch and len(batch.starts) <= T:
-        raise ValueError(f"rotate: {len(batch.starts) - 1} sequences, but {T} rows of x")
+        raise ValueError(f"rotate: {len(batch.starts) - 1} sequences, but x has {T} rows")
     tokens = int(batch.starts[-1]) if batch else T
     places("positions", positions, tokens, len(cos), of="cos")
     positions, cos, sin = (

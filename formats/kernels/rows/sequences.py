@@ -186,7 +186,7 @@ def pool_rows(
     where `unit` is added to the square of the length. Without starts each row is a sequence. ValueError for arrays that
     do not fit."""
     if how not in HOW:
-        raise ValueError(f"pool: {how!r} is none of {', '.join(HOW)}")
+        raise ValueError(f"pool: {how!r} is unknown: give one of {', '.join(HOW)}")
     p, S = door(x, out), len(out)
     batch = None if starts is None else sequences(starts)
     T, most = (S, S) if batch is None else (int(batch.starts[-1]), len(batch.starts) - 1)
@@ -233,7 +233,7 @@ def link_rows(
     """out (R, p): row i is the sum, mean or max of the rows at[starts[i]:starts[i + 1]] of x, times weights. ValueError
     for arrays that do not fit, IndexError for a row outside x."""
     if how not in ("sum", "mean", "max"):
-        raise ValueError(f"link: {how!r} is none of sum, mean, max")
+        raise ValueError(f"link: {how!r} is unknown: give one of sum, mean, max")
     p = door(x, out)
     if any(array.dtype.kind not in "iu" for array in (starts, at)) or at.ndim != 1 or weights.ndim != 1:
         raise ValueError(
@@ -253,7 +253,7 @@ def link_rows(
         or not starts[-1] == len(at) == len(weights)
     ):
         raise ValueError(
-            f"link: starts {starts.shape}, at {at.shape} and weights {weights.shape} are not those of {len(out)} rows"
+            f"link: starts {starts.shape}, at {at.shape} and weights {weights.shape} do not fit {len(out)} rows of out"
         )
     if len(at) and not 0 <= (low := at.min()) <= (high := at.max()) < len(x):
         raise IndexError(f"at: {low if low < 0 else high} is outside 0 to {len(x) - 1}, the rows of x")
@@ -297,7 +297,7 @@ def attend_once(
     if v.shape[2] != out.shape[2]:
         raise ValueError(f"v and out: widths {v.shape[2]} and {out.shape[2]} differ")
     if len(batch.starts) <= S:
-        raise ValueError(f"attention: {len(batch.starts) - 1} sequences, but {S} rows of out")
+        raise ValueError(f"attention: {len(batch.starts) - 1} sequences, but out has {S} rows")
     serves = [served(name, view, heads) for name, view in (("q", q), ("k", k), ("v", v))]
     places = [
         heads_of(name, view, rows, heads // many)

@@ -47,7 +47,7 @@ def blend_heads(x: np.ndarray, by: np.ndarray, out: np.ndarray, residual: np.nda
         raise ValueError(f"x: expected three axes, got shape {x.shape}")
     T, h, p = x.shape
     if not h:
-        raise ValueError("x: it has no heads")
+        raise ValueError("x: it has 0 heads")
     readable("by", by, (T, h))
     readable("out", out, (T, p))
     if residual is not None:

@@ -99,7 +99,7 @@ def shifted(whole: Floats) -> NDArray[np.uint8]:
 
 def too_deep(inputs: int) -> str:
     """Describe the fault of too many inputs; empty if there are not."""
-    return f"sums of bytes of {inputs:,} inputs are no int32, those of {DEEP:,} are" if inputs > DEEP else ""
+    return f"{inputs:,} inputs: sums of bytes fit into int32 for at most {DEEP:,} inputs" if inputs > DEEP else ""
 
 
 def unsound(inputs: int, scale: Floats) -> str:

@@ -54,7 +54,7 @@ class LowRankInt8(Format):
         """Store the product of u (n, r) and v (r, p)."""
         u, v = as_matrix(u, "lowrankint8.pack_factors, u"), as_matrix(v, "lowrankint8.pack_factors, v")
         if u.shape[1] != len(v):
-            raise FormatError(f"lowrankint8.pack_factors: u is {u.shape}, v is {v.shape}: two ranks")
+            raise FormatError(f"lowrankint8.pack_factors: u is {u.shape}, v is {v.shape}: their ranks differ")
         return cls((len(u), v.shape[1]), halves(u, v))
 
     @classmethod

@@ -73,7 +73,7 @@ class Fields:
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in FIELDS:
-            raise NoField(f"{name}: these {self.rows} rows have none: they were pooled, not picked")
+            raise NoField(f"{name}: these {self.rows} rows have no {name}, as they were pooled, not picked")
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
     @property
@@ -98,7 +98,7 @@ class Fields:
         """Return the numbers of an input of whole numbers, one a row, such as the targets of a loss. Raises ValueError
         where the batch gives none of this name."""
         if name not in self.whole.inputs:
-            raise ValueError(f"a batch has no field {name!r}: {', '.join(FIELDS)}")
+            raise ValueError(f"a batch has no field {name!r}; there are {', '.join(FIELDS)}")
         numbers = np.asarray(self.whole.inputs[name])
         if numbers.dtype.kind not in "iu" or numbers.size != self.rows:
             raise ValueError(f"{name}: {numbers.dtype}{list(numbers.shape)}: give {self.rows} whole numbers, one a row")
@@ -161,12 +161,12 @@ class Batch(Fields):
     ) -> None:
         if isinstance(sentences, str) or not isinstance(sentences, Iterable):
             raise TypeError(
-                f"Batch: {sentences!r:.60} is no list of sentences, each a row of token ids; texts are for "
+                f"Batch: {sentences!r:.60} is not a list of sentences, each a row of token ids; for texts use "
                 "program.embed"
             )
         rows = [ids(s, f"Batch: sentence {k}") for k, s in enumerate(sentences)]
         if not rows and not inputs:
-            raise ValueError("Batch: no sentences were given; at least one is needed")
+            raise ValueError("Batch: no sentences: give at least one")
         lengths = [len(s) for s in rows]
         if 0 in lengths:
             empty = f"sentence {lengths.index(0)} of {len(lengths)} has 0 tokens"
@@ -183,7 +183,7 @@ class Batch(Fields):
         self.starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         self.rows = int(self.starts[-1])
         if taken := [name for name in relations or {} if name in GIVEN]:
-            raise ValueError(f"Batch: relation {taken[0]!r}: every batch gives one of this name")
+            raise ValueError(f"Batch: relation {taken[0]!r}: this name is reserved: every batch has this relation")
         self.relations = {
             name: Sparse.of(matrix, f"Batch: relation {name!r}") for name, matrix in (relations or {}).items()
         }
@@ -256,7 +256,7 @@ class Batch(Fields):
         if relation.name not in self.relations:
             there = ", ".join([*GIVEN, *self.relations])
             raise ValueError(
-                f"relation {relation}: the batch gives none of this name: {there}; "
+                f"relation {relation}: the batch has no relation of this name: {there}; "
                 "give it as Batch(.., relations={name: matrix})"
             )
         sparse = self.relations[relation.name]._replace(relation=relation)
@@ -276,7 +276,7 @@ class Batch(Fields):
         if port.name not in self.inputs:
             there = ", ".join(self.inputs) or "none at all"
             raise ValueError(
-                f"input {port}: the batch gives none of this name: {there}; give it as Batch(.., "
+                f"input {port}: the batch has no input of this name: {there}; give it as Batch(.., "
                 f"inputs={{name: matrix}})"
             )
         matrix = port.matrix(self.inputs[port.name], "input")
@@ -305,7 +305,9 @@ def measure_spaces(
     def told(space: str, rows: int, what: object) -> None:
         """Note the rows of a space. Raises ValueError where an earlier input or relation has another number."""
         if (there := known.setdefault(space, (rows, what)))[0] != rows:
-            raise ValueError(f"space {space}: {there[1]} has {there[0]} rows of it in this batch, {what} {rows}")
+            raise ValueError(
+                f"space {space}: {there[1]} has {there[0]} rows of it in this batch, but {what} has {rows}"
+            )
         numbers.setdefault(size(space), rows)
 
     for port in ports:

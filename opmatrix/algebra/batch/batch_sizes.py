@@ -68,8 +68,8 @@ class BatchSizes(NamedTuple):
             return
         if {"T", "S"} & {relation.rows, relation.cols} and self.sequences != 1:
             raise InputError(
-                f"partition: relation {relation} is of all {self.sequences} sequences together: give one, "
-                "BatchSizes(1, tokens), or its rows a space of their own"
+                f"partition: relation {relation} spans all {self.sequences} sequences: give one sequence, "
+                "BatchSizes(1, tokens), or declare its rows as another space"
             )
         if (entries := self.entries(relation.name)) is None:
             return
@@ -77,7 +77,7 @@ class BatchSizes(NamedTuple):
         if any(isinstance(n, int) and n != count for n, count in zip(wanted, entries.shape, strict=True)):
             raise InputError(
                 f"partition: relation {relation} is {entries.shape[0]} × {entries.shape[1]}, and the "
-                f"sizes are {wanted[0]} × {wanted[1]}: give the sizes of the batch that it is of"
+                f"sizes are {wanted[0]} × {wanted[1]}: give the sizes of its batch"
             )
 
     def dims(self, shape: Shape, level: bool = False) -> Dims:

@@ -103,7 +103,7 @@ class Extents(Mapping[Any, "Amount"]):
         except KeyError:
             known = ", ".join(map(str, self.numbers)) or "nothing"
             raise Missing(
-                f"extents: there is no {key}, only {known}: give {{{key}: …}}, or those of a batch, "
+                f"extents: there is no {key}, only {known}: give {{{key}: …}}, or the extents of a batch, "
                 "batch.extents(patterns)"
             ) from None
 
@@ -144,7 +144,7 @@ def as_entry(key: object) -> ExtentName:
     if (getattr(key, "is_Symbol", False) or isinstance(key, str)) and str(key).isidentifier():
         return size(str(key))
     raise TypeError(
-        f"extents: {key!r:.80} is no entry: give a live size, such as T, pairs[pattern] or entries[relation]"
+        f"extents: {key!r:.80} is not an entry: give a live size, such as T, pairs[pattern] or entries[relation]"
     )
 
 
@@ -155,7 +155,9 @@ def as_count(name: ExtentName, value: Any) -> Amount:
         return value
     if symbolic or isinstance(value, bool) or not hasattr(value, "__index__") or value < 0:
         kind = ValueError if (isinstance(value, Number) and not isinstance(value, bool)) or symbolic else TypeError
-        raise kind(f"extents: {name} is {value!r:.60}: it must be a whole number from 0 on, or made of symbols")
+        raise kind(
+            f"extents: {name} is {value!r:.60}: it must be a whole number from 0 on, or an expression of symbols"
+        )
     return int(value)
 
 
@@ -172,7 +174,7 @@ def count_scores(pattern: Pattern, lengths: NDArray[np.int64]) -> int:
     """Count the scores of one head that attention computes for sentences of these lengths; all scores where no kernel
     knows the pattern. Raises ValueError for a sentence that is longer than the pattern's tables."""
     if pattern.limit is not None and (longest := lengths.max(initial=0)) > pattern.limit:
-        raise ValueError(f"extents: a sentence of {longest} tokens: {pattern} knows {pattern.limit} positions")
+        raise ValueError(f"extents: a sentence of {longest} tokens: {pattern} has {pattern.limit} positions")
     if not pattern.attends:
         return int(lengths @ lengths if pattern.within else lengths.sum() ** 2)
     sides, counts = np.unique(lengths, return_counts=True)

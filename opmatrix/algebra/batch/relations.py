@@ -76,7 +76,7 @@ def relation(name: str, rows: object, cols: object) -> Relation:
         if not re.fullmatch(RELATION_WORD, word, re.ASCII):  # programs with others could not be loaded
             raise ValueError(f"relation {declared}: {word!r:.60} is no name of up to 40 letters, digits and _")
     if GIVEN.get(declared.name, declared) != declared:
-        raise ValueError(f"relation {declared}: every batch gives {GIVEN[declared.name]}")
+        raise ValueError(f"relation {declared}: this name is reserved: every batch has {GIVEN[declared.name]}")
     return declared
 
 

@@ -39,7 +39,7 @@ class Noted:
         return Noted(f"invert({self.text})")
 
     def __bool__(self) -> NoReturn:
-        raise TypeError("whether it is true is not known")
+        raise TypeError("it uses an unknown number as a condition")
 
     __hash__ = None  # type: ignore[assignment]    # equality is not known
 
@@ -69,7 +69,7 @@ def note(given: object) -> str:
             return repr(float(given))
         case np.ndarray():
             return describe_value(given)
-    raise TypeError(f"a {type(given).__name__} meets a number")
+    raise TypeError(f"an operand is a {type(given).__name__}, not a number")
 
 
 def digest_code(*functions: object) -> str:

@@ -27,7 +27,7 @@ def find_named(called: str, kind: type[Thing]) -> Thing:
     this process has not declared."""
     if isinstance(thing := OWN_THINGS.get(called), kind):
         return thing
-    raise ValueError(f"{called.partition(':')[0]!r:.80} is one's own, and nobody has declared it here")
+    raise ValueError(f"{called.partition(':')[0]!r:.80} is user-defined and not declared in this process")
 
 
 def is_own_name(word: object) -> bool:
@@ -47,5 +47,5 @@ def refuse_collisions(called: Iterable[str], ours: Mapping[str, str]) -> None:
     for full_name in called:
         if (name := full_name.partition(":")[0]) in ours:
             raise InputError(
-                f"not saved: {name} is one's own, and opmatrix has a {ours[name]} of that name: give yours another name"
+                f"not saved: the user-defined {name} has the name of a {ours[name]} of opmatrix: rename it"
             )

@@ -64,7 +64,7 @@ def bucketed(numbers: Data, farthest: int = 128, both: bool = True) -> Operator:
     if not isinstance(count, int) or count < 4 * (1 + both) // 2 or farthest <= count // (2 + 2 * both):
         raise InputError(
             f"bucketed: numbers of {numbers.shape} for distances up to {farthest}: give a row for each of "
-            "at least 4 buckets, a column for each head, and distances beyond those that have their own"
+            "at least 4 buckets, a column for each head, and a distance beyond the buckets of single distances"
         )
     name = f"{numbers.name or 'bias'} by distance"
     if isinstance(numbers, Promised):

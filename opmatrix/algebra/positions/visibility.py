@@ -104,7 +104,7 @@ class SeeingEntries:
         """Compute the softmax of each row over the columns that it sees, entry by entry. Raises TypeError where exact
         numbers are requested."""
         if self.number is not float:
-            raise TypeError("shares has no exact value: it is no polynomial of its input")
+            raise TypeError("shares has no exact value: it is not a polynomial of its input")
 
         def at(h: int, r: int, j: int) -> object:
             """Return one share; 0 for a column that the row does not see."""

@@ -101,15 +101,15 @@ def modules(directory: Path) -> dict[str, Path]:
         beside = isinstance(path, str) and re.fullmatch(r"[\w-]{0,100}", path) is not None
         expect(beside, f"{file}: path", path, "a folder beside it")
         if KNOWN.index(name) != len(folders):
-            raise InputError(f"{file}: {name} is out of place: supported is {', '.join(KNOWN)}")
+            raise InputError(f"{file}: {name} is out of order: supported is the order {', '.join(KNOWN)}")
         folders[name] = directory / path
     if "Pooling" not in folders:
         raise InputError(
-            f"{file}: it names no Pooling, so how rows become one is not said: add the model's own, or "
+            f"{file}: it names no Pooling, so no pooling of rows is declared: add the model's Pooling, or "
             "take a row a token from a copy without modules.json: --output rows"
         )
     if folders["Transformer"] != directory:
-        raise InputError(f"{file}: its Transformer lies in {folders['Transformer']}: move its files beside {MODULES}")
+        raise InputError(f"{file}: its Transformer is in {folders['Transformer']}: move its files beside {MODULES}")
     return folders
 
 
@@ -131,8 +131,8 @@ def check_task(directory: Path) -> None:
     entries = read_entries(directory / PROMPTS, absent=True)
     if entries.said.get("model_type") == "CrossEncoder":
         raise InputError(
-            f"{entries.at('model_type')} is 'CrossEncoder': it scores pairs of texts by a head, and embeds "
-            "none: take a model that embeds, or a row a token from a copy without modules.json: --output rows"
+            f"{entries.at('model_type')} is 'CrossEncoder': it scores pairs of texts and has no "
+            "embedding: take a model that embeds, or a row a token from a copy without modules.json: --output rows"
         )
 
 

@@ -58,7 +58,7 @@ def tokenizer(said: Mapping[str, Any], rows: int, file: Path) -> str:
     tokens, merges, kinds = (listed(said, name, file) for name in ("tokens", "merges", "token_type"))
     for name, known in (("model", ["gpt2"]), ("pre", [*RULES])):
         if (value := said.get(KEY + name, "default" if name == "pre" else None)) not in known:
-            raise InputError(f"{file}: {KEY}{name} is {value!r:.40}: what is read is {', '.join(known)}")
+            raise InputError(f"{file}: {KEY}{name} is {value!r:.40}: supported are {', '.join(known)}")
     if len(tokens) != rows:
         raise InputError(f"{file}: {len(tokens)} tokens, but the model has {rows}: take another file")
     if len(kinds) != rows:
@@ -71,7 +71,7 @@ def tokenizer(said: Mapping[str, Any], rows: int, file: Path) -> str:
         special(said, f"{end}_token", default, tokens, file) for end, default in (("bos", rule.begins), ("eos", False))
     )
     if switch(said, "add_sep_token", False, file):
-        raise InputError(f"{file}: {KEY}add_sep_token is True: texts would be read without it: take another file")
+        raise InputError(f"{file}: {KEY}add_sep_token is True: it would be ignored: take another file")
     try:
         pairs = [tuple(merge.split(" ", 1)) for merge in merges]
         bpe = tokenizers.Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=rule.whole))

@@ -229,7 +229,7 @@ def effective_text(text: str, directory: Path, model: JsonObject) -> str:
     if files.flag("split_special_tokens", TokenizerFlag(False, DEFAULT)):
         raise InputError(
             f"{files.file_of('split_special_tokens')}: split_special_tokens is true: special tokens are "
-            "never taken apart here: set it to false"
+            "never split here: set it to false"
         )
     kind, named = class_of(model, files), class_name(model, files) is not None
     try:
@@ -261,9 +261,9 @@ def build_text(
             raise UnfitClass(f"{where}: no tokenizer ({error!r:.100}): get the file again") from error
         called = words.get("type") if isinstance(words, dict) else None
         raise UnfitClass(
-            f"{where}: no tokenizer: its model is {called!r:.40}, of which the tokenizer_class of "
-            f"{TOKENIZER_CONFIG} makes none ({error!r:.100}): get both files again, or set "
-            "tokenizer_class to 'TokenizersBackend' there, which reads it as it is"
+            f"{where}: no tokenizer: its model is {called!r:.40}, from which the tokenizer_class of "
+            f"{TOKENIZER_CONFIG} cannot be built ({error!r:.100}): get both files again, or set "
+            "tokenizer_class to 'TokenizersBackend' there, which reads the file as it is"
         ) from error
 
 

@@ -65,12 +65,12 @@ DATA = ParallelAxis(
     legal="they divide the sequences",
     usual=None,
     options=(
-        AxisOption("zero", int, 0, "what dp stores once: 1 optimiser, 2 gradients, too, 3 weights, too"),
+        AxisOption("zero", int, 0, "ZeRO stage, sharded over dp: 1 optimiser state, 2 also gradients, 3 also weights"),
         AxisOption(
             "zero_ranks",
             int | None,
             None,
-            "so many neighbours of dp store it once, and other such groups again",
+            "ranks of dp in a ZeRO group: the state is sharded in a group and replicated over groups",
             1,
             run=False,
         ),

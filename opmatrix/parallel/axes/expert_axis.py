@@ -37,16 +37,16 @@ EXPERT = ParallelAxis(
     refused=undivided_experts,
     legal="they divide the experts",
     options=(
-        AxisOption("whole_experts", bool, False, "tp cuts no expert: experts lie over its ranks, too"),
+        AxisOption("whole_experts", bool, False, "tp shards no expert: its ranks share the experts, too"),
         AxisOption(
             "node",
             int,
             0,
-            "neighbours of ep that are one node, to which a row goes once, "
-            "however many experts it asks there; 0: to each expert",
+            "neighbours of ep that form a node: a row is sent to a node once, "
+            "however many of its experts are there; 0: once to each expert",
         ),
-        AxisOption("visits", int, 0, "nodes that a row visits, as many as can be for 0"),
-        AxisOption("load", float, 1, "times the mean that the busiest rank of experts is asked", 1, run=False),
+        AxisOption("visits", int, 0, "nodes that a row is routed to; 0: as many as possible"),
+        AxisOption("load", float, 1, "load of the busiest expert rank, relative to the mean", 1, run=False),
     ),
     illegal=of_no_experts,
     laid=placed_experts,

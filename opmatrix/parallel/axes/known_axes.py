@@ -16,7 +16,7 @@ from opmatrix.parallel.axes.tensor_axis import TENSOR
 PRESENT_AXES = DATA, TENSOR, PIPELINE, CONTEXT, EXPERT
 AXES: Mapping[str, ParallelAxis] = {axis.name: axis for axis in PRESENT_AXES}
 OFFLOAD = AxisOption(
-    "offload", int, 0, "what the host stores: 1 optimiser, 2 gradients, too, 3 weights, too", run=False
+    "offload", int, 0, "offloaded to the host: 1 optimiser state, 2 also gradients, 3 also weights", run=False
 )
 
 

@@ -35,8 +35,8 @@ TENSOR = ParallelAxis(
     refused=undivided_heads,
     legal="they divide the heads, and divide heads of keys or are a multiple of them",
     options=(
-        AxisOption("sequence", bool, False, "norms are cut by rows over tp"),
-        AxisOption("vocabulary", bool, False, "the table of tokens and the head are cut over tp"),
+        AxisOption("sequence", bool, False, "sequence parallelism: norms are sharded by rows over tp"),
+        AxisOption("vocabulary", bool, False, "shard the token embedding and the head over tp"),
     ),
     laid=sharded_weights,
     letter="t",

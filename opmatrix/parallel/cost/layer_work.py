@@ -148,7 +148,7 @@ def read_model(config: str, context: str, sequence: bool, dropout: float) -> Mod
     works = [read_layer(chunk.booked) for chunk in chunks]
     places = [at for at, work in enumerate(works) if any(product.between for product in work.products)]
     if not places:
-        raise InputError("planner: the model has no layer in which tokens meet")
+        raise InputError("planner: the model has no layer with attention")
     lo, hi = places[0], places[-1] + 1
     sizes = normalise_config(settings)
     heads = sizes["num_attention_heads"]

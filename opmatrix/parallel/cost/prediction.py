@@ -74,5 +74,5 @@ def check_linked(sheet: Datasheet) -> None:
     """Raise InputError for a machine whose data sheet states no links between devices."""
     if not sheet.links:
         raise InputError(
-            f"{sheet.name}: its data sheet states no links between devices: add `links` (docs/add_a_machine.md)"
+            f"{sheet.name}: its data sheet declares no links between devices: add `links` (docs/add_a_machine.md)"
         )

@@ -63,7 +63,7 @@ class Formula(NamedTuple):
         for term, count in sympy.expand(e).as_coefficients_dict().items():
             powers = {} if term == 1 else term.as_powers_dict()
             if not all(base.is_Symbol and power.is_Integer for base, power in powers.items()):
-                raise InputError(f"planner: {term} is no product of powers of sizes")
+                raise InputError(f"planner: {term} is not a product of powers of sizes")
             terms.append((float(count), tuple(sorted((str(base), int(power)) for base, power in powers.items()))))
         return cls(tuple(sorted((pair for pair in terms if pair[0]), key=lambda each: each[1])))
 

@@ -63,7 +63,7 @@ def mesh_of_chunks(mesh: Mesh, kind: ChunkedSchedule, count: int) -> Mesh:
     if kind.chunks == 1:
         return mesh
     if along is None:
-        raise InputError(f"schedule {kind}: chunks are of stages, of which there is one: give --pp, or an axis of them")
+        raise InputError(f"schedule {kind}: virtual stages need a pipeline: give --pp, or an axis of stages")
     kind.check_layers(count, along.count)
     return replace(
         mesh, axes=tuple(replace(axis, ranks=axis.count * kind.chunks) if axis is along else axis for axis in mesh.axes)
@@ -74,11 +74,11 @@ def cut_batch(batch: LiveSize, micro_batches: int) -> int:
     """Return the sequences of a micro-batch. Raises InputError for a batch that does not divide into
     `micro_batches`."""
     if not isinstance(batch, int):
-        raise InputError(f"micro-batches {micro_batches}: a batch of {batch}: give a number")
+        raise InputError(f"micro-batches {micro_batches}: the batch {batch} is a symbol: give a number")
     if micro_batches > batch:
         raise InputError(f"micro-batches {micro_batches}: a batch of {batch} sequences has at most {batch}")
     if micro_batches < 1 or batch % micro_batches:
         raise InputError(
-            f"micro-batches {micro_batches}: {batch} sequences are not cut into as many: give a divisor of {batch}"
+            f"micro-batches {micro_batches}: {batch} sequences do not divide into as many: give a divisor of {batch}"
         )
     return batch // micro_batches

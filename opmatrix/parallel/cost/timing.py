@@ -72,7 +72,7 @@ class Timing:
         if self.sheet.host is not None:
             return (*self.sheet.links, self.sheet.host)
         raise InputError(
-            f"{self.sheet.name}: its data sheet states no link to the host, by which weights are fetched: "
+            f"{self.sheet.name}: its data sheet declares no link to the host, by which weights are fetched: "
             "add `host` (docs/add_a_machine.md), or offload less"
         )
 

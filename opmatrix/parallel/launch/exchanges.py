@@ -65,9 +65,7 @@ class Crossings:
         """Return the result of a message. Raises RanksDisagree if other ranks are in another operation, and NotFinite
         for values that are not finite numbers."""
         if any(map(holds_nan, message.arrays)):
-            raise NotFinite(
-                f"rank {self.here}: what it hands over in {Heading.of(message).told(self.mesh)[:60]} is not a number"
-            )
+            raise NotFinite(f"rank {self.here}: it sends NaN in {Heading.of(message).told(self.mesh)[:60]}")
         self.current = message
         result, wire, messages = EXCHANGES[message.op](RankCrossing(self, message))
         self.current = None

@@ -123,7 +123,11 @@ class Checking:
             if meets(own, other, along):
                 continue
             (a, first), (b, second) = sorted([(self.here, own), (rank, other)])
-            how = " and would cut or merge it otherwise" if first[:3] == second[:3] and first.how != second.how else ""
+            how = (
+                " and would shard or reduce it differently"
+                if first[:3] == second[:3] and first.how != second.how
+                else ""
+            )
             raise RanksDisagree(
                 f"ranks {a} and {b} disagree: rank {a} is in {first.told(self.mesh)}, rank {b} in "
                 f"{second.told(self.mesh)}{how}"

@@ -89,7 +89,7 @@ class Launched:
 
 def hanging(rank: int, seconds: float) -> str:
     """Return a line for a rank that sent no note for so long."""
-    return f"rank {rank} hangs: nothing of it for {seconds:g} s: a longer --deadline lets it go on"
+    return f"rank {rank} hangs: it made no progress for {seconds:g} s: raise --deadline if it is only slow"
 
 
 class Ranks:
@@ -103,7 +103,7 @@ class Ranks:
             raise InputError(f"deadline {deadline}: seconds, more than 0")
         if program is None and find_spec("torch") is None:
             raise InputError(
-                "launch: torch, which carries what crosses, is not installed: pip install 'opmatrix[launch]'"
+                "launch: torch, which runs the collectives, is not installed: pip install 'opmatrix[launch]'"
             )
         self.count, self.deadline, self.program = count, deadline, program or child_of_module(WORKER)
         self.notes: SimpleQueue[tuple[int, Note | None]] = SimpleQueue()
@@ -174,7 +174,7 @@ class Ranks:
         if mesh.ranks != self.count:
             raise InputError(f"mesh: it has {mesh.ranks} ranks, and {self.count} were started")
         if not self.ranks:
-            raise InputError("launch: the ranks have ended: start others")
+            raise InputError("launch: the ranks have ended: start new ones")
         for rank in range(self.count):
             self.tell(rank, job.json())
         try:
@@ -258,8 +258,8 @@ class Ranks:
         ]
         if busy:
             raise RanksFailed(
-                f"rank {min(busy)[1]} hangs: nothing of it for {patience:g} s, and the others wait for "
-                "it: a longer --deadline lets it go on"
+                f"rank {min(busy)[1]} hangs: it made no progress for {patience:g} s, and other ranks wait for it: "
+                "raise --deadline if it is only slow"
             )
         waiting = "; ".join(
             f"rank {rank} waits in {watched.waits}" for rank, watched in enumerate(self.ranks) if not watched.idle

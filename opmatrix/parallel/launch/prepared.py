@@ -49,7 +49,7 @@ class Prepared:
         body = partial(factor_by_factor, self.plan, self.splits, feed)
         value = follow(rank(self.plan, place, body, line.meter), line, moments)
         if not np.isfinite(value).all():
-            raise NotFinite(f"rank {line.here}: what comes out is not finite")
+            raise NotFinite(f"rank {line.here}: the output is not finite")
         return value
 
     def assembled(self, results: Mapping[Coordinates, Numeric]) -> Numeric:

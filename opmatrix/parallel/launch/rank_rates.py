@@ -79,7 +79,7 @@ def rank_rates(ranks: int) -> RankRates:
         tiny / issued_operations(ranks),
         *ASSUMED,
         float(available()),
-        f"measured: a product of {SIDE} x {SIDE} in float64, steps of one rank; how ranks meet: assumed",
+        f"measured: a product of {SIDE} x {SIDE} in float64, steps of one rank; collectives: assumed",
     )
     rates = rates._replace(passed=passed_bytes(rates, ranks, wide))
     return rates if ranks == 1 or find_spec("torch") is None else meeting_rates(rates, ranks, wide)
@@ -132,7 +132,7 @@ def step_of_one(job: Job) -> float:
     for _ in range(job.steps):
         begin = time.perf_counter()
         for _ in rank.step(feeds, Meter()):
-            raise AssertionError("one rank waits for nobody")
+            raise AssertionError("one rank waits for no other")
         seconds.append(time.perf_counter() - begin)
     return min(seconds[1:])
 

@@ -67,7 +67,7 @@ class DecodingRun:
 def run_of(job: Job, place: Coordinates) -> TrainingRun | DecodingRun | PreparedRun:
     """Return the run of a rank in a job, step by step. Raises InputError for a job that trains and decodes at once."""
     if job.train is not None and job.decode:
-        raise InputError("job: it trains or it decodes: ask for one of both")
+        raise InputError("job: it trains or it decodes: give one of the two")
     if job.decode:
         return DecodingRun(job, place)
     return PreparedRun(job, place) if job.train is None else TrainingRun(job, place)

@@ -51,7 +51,7 @@ def merge_entries(over: type[Monoid], relation: Sparse, numbers: Numeric, right:
 def locate(held: HeldRows, wanted: HeldRows) -> HeldRows:
     """Return the positions of rows among the held rows."""
     at = np.searchsorted(held, wanted)
-    assert (at < len(held)).all() and (held[at] == wanted).all(), "an entry names a row that is not here"
+    assert (at < len(held)).all() and (held[at] == wanted).all(), "an entry names a row that this rank does not hold"
     return at
 
 

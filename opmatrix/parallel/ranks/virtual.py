@@ -51,8 +51,8 @@ def run(plan: Partition, feed: Feed) -> Ran:
     dims, shape = plan.sizes.dims(plan.splits[0].x), feed.x.shape[:2]
     if (dims.batch, dims.rows) != shape:
         raise InputError(
-            f"batch: {shape[0]} sequences of {shape[1]} rows, and the partition is of {dims.batch} of "
-            f"{dims.rows}: give it the sizes of the batch"
+            f"batch: {shape[0]} sequences of {shape[1]} rows, but the partition is for {dims.batch} of "
+            f"{dims.rows}: partition for the sizes of the batch"
         )
     splits = {at: plan.split_of(at) for at in range(len(plan.chain))}
     final = splits[len(plan.chain) - 1]

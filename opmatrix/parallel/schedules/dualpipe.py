@@ -81,7 +81,7 @@ def unpaired(stages: int, micro_batches: int) -> str:
     """Return the complaint about an odd number of stages, and about an odd number of micro-batches or fewer than two a
     stage; empty where there is none."""
     if stages % 2:
-        return "it pairs stages: give an even number of them"
+        return "it pairs stages: give an even number of stages"
     if micro_batches % 2 == 0 and micro_batches >= 2 * stages:
         return ""
     return f"give an even number of micro-batches, at least {2 * stages}"

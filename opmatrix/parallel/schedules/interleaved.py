@@ -48,7 +48,7 @@ def uneven_groups(stages: int, micro_batches: int) -> str:
     """Return the complaint about micro-batches that the stages do not divide; empty where there is none."""
     if micro_batches % stages == 0:
         return ""
-    return f"they go through in groups of {stages}: give a multiple of {stages}"
+    return f"micro-batches run in groups of {stages}: give a multiple of {stages}"
 
 
 INTERLEAVED = PipelineSchedule(

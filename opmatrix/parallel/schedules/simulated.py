@@ -120,7 +120,7 @@ def check_ended(graph: TaskGraph, heads: Sequence[int], ends: Mapping[Task, Any]
         )
         stuck.append(f"stage {stage} waits with {task} for {need} on stage {graph.places[need.chunk]}")
     if stuck:
-        raise InputError(f"{graph.name}: it cannot end: {', '.join(stuck)}: put what is waited for first")
+        raise InputError(f"{graph.name}: deadlock: {', '.join(stuck)}: order the awaited tasks first")
 
 
 def held_at_most(graph: TaskGraph, works: Sequence[ChunkWork], state: Sequence[Any] | None) -> list[Any]:

@@ -34,7 +34,7 @@ def deferred_rounds(p: Any, m: Any, v: Any, F: Any, B: Any, W: Any) -> Any:
 
 ZB_H1 = PipelineSchedule(
     "zb-h1",
-    "1F1B whose gradients of weights fill the bubble (Qi et al. 2023)",
+    "1F1B with the gradients of weights in the bubble (Qi et al. 2023)",
     deferred,
     bubble=deferred_rounds,
     held=lambda s, p, m, v: least(m, p),

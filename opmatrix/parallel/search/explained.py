@@ -95,7 +95,7 @@ def sheet_numbers(sheet: Datasheet) -> Iterator[tuple[str, tuple[float, str]]]:
     yield "memory_bytes", (sheet.memory[-1][1], f"data sheet: {sheet.memory[-1][0]}")
     yield "cores", (float(sheet.cores), "data sheet")
     if sheet.processors < inf:
-        yield "processors", (sheet.processors, "data sheet: times what one gets done")
+        yield "processors", (sheet.processors, "data sheet: throughput of all devices over one")
     yield "memory_bandwidth", (sheet.memory[-1][2], f"data sheet: {sheet.memory[-1][0]}, bytes a second")
     for at, link in enumerate(sheet.links, 1):
         yield f"link{at}_bandwidth", (link.bandwidth, f"data sheet: {link.name}, bytes a second")

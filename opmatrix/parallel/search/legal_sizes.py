@@ -171,7 +171,7 @@ def refuse_sizes(limits: ModelLimits, devices: int, batch: int, tokens: int) -> 
     if larger is not None and batch < devices and not devices_alone(limits, devices, tokens):
         raise InputError(
             f"--batch {batch}: too small for {devices} devices: {larger} is the next that they divide; "
-            f"with {batch} sequences {counts} devices work"
+            f"with {batch} sequences use {counts} devices"
         )
     sizes = CutSizes(limits, batch, tokens, {})
     reasons = ", ".join(dict.fromkeys(filter(None, (axis.refused(devices, sizes) for axis in TURNS))))

@@ -255,7 +255,7 @@ def check_tokens(config: Settings, seq: int | None) -> int:
         raise InputError(f"--seq {seq}: the model has {most} positions: at most {most} tokens a sequence")
     if (tokens := seq or most) is not None:
         return tokens
-    raise InputError("--seq: the configuration does not say how long sequences are: give a number of tokens")
+    raise InputError("--seq: the configuration declares no sequence length: give a number of tokens")
 
 
 def refuse_memory(found: FoundStrategies) -> None:

@@ -183,10 +183,10 @@ def search_strategies(
     no sizes are legal."""
     forms = question.forms if forms is None else forms
     if not len(question.sizes):  # refuses before any model is read
-        raise InputError(f"--devices {question.devices}: no strategy of them runs a batch of {question.batch} at once")
+        raise InputError(f"--devices {question.devices}: no strategy on them runs a batch of {question.batch}")
     strategies = predict_columns(question, compile_forms(question, forms), heard)
     if not strategies.count:
-        raise InputError(f"--devices {question.devices}: no form of strategies is for any of their sizes")
+        raise InputError(f"--devices {question.devices}: no form of strategies applies to any legal sizes")
     return strategies
 
 

@@ -21,9 +21,7 @@ def seen_blocks(where: Pattern, tokens: LiveSize, n: int) -> tuple[tuple[bool, .
     """Return for each i and j if any query of block i sees any key of block j. Raises InputError if that depends on a
     size that is a symbol, and for more ranks than are checked one by one."""
     if n > RANKS:
-        raise InputError(
-            f"mesh: a ring has {n} ranks, and whom each of them sees is looked at block by block: at most {RANKS} ranks"
-        )
+        raise InputError(f"mesh: a ring has {n} ranks: its mask is evaluated block by block, for at most {RANKS} ranks")
     if isinstance(tokens, int):
         return count_blocks(where, tokens, n)
     one, other = (count_blocks(where, n * per_rank, n) for per_rank in PROBED_TOKENS)
@@ -45,8 +43,8 @@ def count_blocks(where: Pattern, tokens: int, n: int) -> tuple[tuple[bool, ...],
         return tuple(tuple(c <= b - 1 + ahead and d - 1 >= a - back for c, d in cuts) for a, b in cuts)
     if tokens > TOKENS:
         raise InputError(
-            f"partition: a ring over {tokens} tokens under {where}: whom each sees is looked at one by "
-            f"one: at most {TOKENS} tokens"
+            f"partition: a ring over {tokens} tokens under {where}: this mask is evaluated token by token, "
+            f"for at most {TOKENS} tokens"
         )
     seen = visibility(where, np.arange(tokens), np.arange(tokens))
     return tuple(tuple(bool(seen[a:b, c:d].any()) for c, d in cuts) for a, b in cuts)
@@ -56,7 +54,7 @@ def visibility(where: Pattern, queries: np.ndarray, keys: np.ndarray) -> np.ndar
     """Return which query positions see which key positions within one sequence, as a boolean matrix. Raises InputError
     for the pattern of a relation."""
     if where.relation is not None:
-        raise InputError(f"partition: {where} is of a relation of the batch: partition attention within sequences")
+        raise InputError(f"partition: {where} depends on a relation of the batch: partition attention within sequences")
     zero = np.zeros((), np.int64)
     visible = where.sees(Positions(queries[:, None], zero), Positions(keys[None, :], zero))
     return np.broadcast_to(visible, (len(queries), len(keys)))

@@ -166,7 +166,7 @@ class Booked:
         if sees_all(where):
             return whole
         raise InputError(
-            f"partition: a ring of {axis.ranks} ranks under {where} sends what each of them sees: give "
+            f"partition: a ring of {axis.ranks} ranks under {where} sends only blocks that the mask shows: give "
             f"the ranks of {axis.name} as a number"
         )
 

@@ -63,7 +63,7 @@ class Feed:
         another shape."""
         if relation.name not in self.sparse:
             raise InputError(
-                f"relation {relation}: the feed gives none of this name: Feed(.., relations={{name: matrix}})"
+                f"relation {relation}: the feed has no relation of this name: Feed(.., relations={{name: matrix}})"
             )
         sparse = self.sparse[relation.name]
         if sparse.shape != shape:

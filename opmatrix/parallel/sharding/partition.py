@@ -236,11 +236,11 @@ class Partition:
         amounts = [self.on(e, place) for e in self.held(self.stage(place))]
         if unknown := sorted({number.relation for e in amounts for number in e.atoms(FromRelation)}):
             raise InputError(
-                f"relation {unknown[0]}: what a rank holds depends on its entries: BatchSizes(.., "
+                f"relation {unknown[0]}: the shards of ranks depend on its entries: BatchSizes(.., "
                 "relations={name: matrix})"
             )
         if named := sorted({str(symbol) for e in amounts for symbol in e.free_symbols}):
-            raise InputError(f"{named[0]}: it is the name of a size: a peak needs its number")
+            raise InputError(f"{named[0]}: it is a symbolic size: a peak needs its number")
         return max(map(int, amounts))
 
 
@@ -328,7 +328,7 @@ def check_asked(mesh: Mesh, splits: Iterable[Split], name: str) -> None:
     if mesh.experts is None or mesh.experts.ranks == 1 or any(split.mixtures for split in splits):
         return
     raise InputError(
-        f"mesh: {mesh.experts.name} has {mesh.experts.ranks} ranks of experts, and {name} has no experts: "
+        f"mesh: {mesh.experts.name} has {mesh.experts.ranks} ranks for experts, and {name} has no experts: "
         f"leave {mesh.experts.name} out"
     )
 

@@ -215,7 +215,7 @@ def crossing(own: AxisState, state: AxisState) -> str:
             return "all_to_all"
         case Cut(), Needed():
             return "halo"
-    raise InputError(f"partition: nothing moves a value from {describe(own)} to {describe(state)}")
+    raise InputError(f"partition: no collective redistributes a value from {describe(own)} to {describe(state)}")
 
 
 def heads_for_rows(split: Ground, axis: Axis, queries: int, grain: Grain | None = None) -> Cut:
@@ -228,8 +228,8 @@ def heads_for_rows(split: Ground, axis: Axis, queries: int, grain: Grain | None 
     if isinstance(h, int) and isinstance(over, int) and h < over:
         beside = " beside " + " and ".join(split.mesh.axes[k].name for k in taken) if taken else ""
         raise InputError(
-            f"mesh: {axis.name} has {axis.ranks} ranks and attention has {h} heads, of which each takes "
-            f"some{beside}: at most {h * axis.ranks // over} ranks, or strategy ring"
+            f"mesh: {axis.name} has {axis.ranks} ranks and attention has {h} heads, at least one for "
+            f"each{beside}: at most {h * axis.ranks // over} ranks, or strategy ring"
         )
     shared = grain.heads if grain else h
     few = isinstance(shared, int) and isinstance(over, int) and shared < over

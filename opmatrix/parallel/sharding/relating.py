@@ -25,7 +25,8 @@ def related_product(split: Ground, k: int, line: Operation, args: Sequence[int])
     relation: Relation = split.steps[args[0]].more[0]
     if where is not everyone:
         raise InputError(
-            f"partition: relation {relation} under pattern {where}: leave out entries in the relation, where=everyone"
+            f"partition: relation {relation} under pattern {where}: remove the entries from the relation instead, "
+            "where=everyone"
         )
     v, out = split.merged_on(k, args[1]), output_home(split, k, line)
     match role_of(v):
@@ -211,7 +212,7 @@ def check_pattern(line: Operation, left: Operation) -> None:
         return
     if where.relation is None and "among(" in where.form:
         raise InputError(
-            f"partition: {where} joins a relation and another pattern: leave out entries in the relation, "
+            f"partition: {where} joins a relation and another pattern: remove entries from the relation instead, "
             "where=among(relation) alone"
         )
     spaces = ("T", "T") if where.relation is None else (where.relation.rows, where.relation.cols)

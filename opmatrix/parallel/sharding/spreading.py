@@ -90,8 +90,8 @@ class Split(Ground):
             self.sizes.check(line.more[0])
         if line.op == "given" and line.shape.rows is not T:
             raise InputError(
-                f"partition: {line.more[0]} of rows of {line.shape.rows}: only tokens have them here: "
-                "pick rows behind what reads them"
+                f"partition: {line.more[0]} of rows of {line.shape.rows} is not supported, only of tokens: "
+                "pick rows after the operator that reads it"
             )
         if line.op == "product":
             self.check_within(line)
@@ -138,9 +138,7 @@ class Split(Ground):
         """Add the step of a line by its rule: redistribute its operands axis by axis, then place the result. Raises
         InputError for an operation without a rule."""
         if line.op not in RULES:
-            raise InputError(
-                f"partition: no rule splits {line.op} {line.more[0] if line.more else ''}: what it does is not known"
-            )
+            raise InputError(f"partition: there is no sharding rule for {line.op} {line.more[0] if line.more else ''}")
         placement, stored, why = Placement(), Placement(), ""
         order: list[int] = []
         outs: dict[int, AxisState] = {}
@@ -183,7 +181,7 @@ class Split(Ground):
                 continue
             names = [self.mesh.axes[k].name for k in sorted(axes)]
             raise InputError(
-                f"mesh: {line.op} meets {role} that axes {' and '.join(names)} cut in different orders: "
+                f"mesh: {line.op} gets {role} that axes {' and '.join(names)} shard in different orders: "
                 f"give {names[-1]} before {' and '.join(names[:-1])}"
             )
 

@@ -214,7 +214,7 @@ def check_experts(pulled: Pulled, mesh: Mesh) -> None:
     if axis is None or axis.ranks == 1:
         return
     if not pulled.routed:
-        raise InputError(f"mesh: {axis.name}: lines that give every row to every expert: pullback(.., routed=True)")
+        raise InputError(f"mesh: {axis.name}: rows must be routed to experts here: pullback(.., routed=True)")
 
 
 def gives_to_one(state: AxisState) -> bool:

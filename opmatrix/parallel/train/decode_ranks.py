@@ -83,8 +83,8 @@ class DecodePlan:
         for axis in self.mesh:
             if axis.strategy.home not in (None, "batch") or axis.strategy.experts:
                 raise InputError(
-                    f"mesh: {axis.name}: a step has a row a sequence, which {axis.strategy.name} cuts: "
-                    "give data, tensor or pipeline"
+                    f"mesh: {axis.name}: a step has one row a sequence, which {axis.strategy.name} would shard: "
+                    "use data, tensor or pipeline"
                 )
         if self.model.out.cols != self.model.into.cols:
             raise InputError(

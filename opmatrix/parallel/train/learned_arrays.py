@@ -90,8 +90,8 @@ def placed_gradients(chunk: StageChunk, number: int) -> Iterator[tuple[StoredKey
         known = chunk.split.stored_as.get(base.key)
         if known is not None and {*known.cuts} != {*key[1].cuts}:
             raise InputError(
-                f"training: {base}: it lies as {placement_words(known, chunk)}, and its gradient as "
-                f"{placement_words(key[1], chunk)}: cut it otherwise"
+                f"training: {base}: its placement is {placement_words(known, chunk)}, that of its gradient "
+                f"{placement_words(key[1], chunk)}: shard it in another way"
             )
         yield (base.key, known or key[1]), base, GradientUse(number, line, data.base is not None, lies.partial)
 
@@ -123,7 +123,7 @@ def check_alike(found: Sequence[LearnedArray]) -> None:
     lies: dict[str, StoredKey] = {}
     for array in found:
         if lies.setdefault(array.key[0], array.key) != array.key:
-            raise InputError(f"training: {array.name}: it lies in two ways, and learns in one: cut both alike")
+            raise InputError(f"training: {array.name}: it has two placements: shard both uses alike")
 
 
 def buckets_of(plan: Partition, arrays: Sequence[LearnedArray]) -> list[Bucket]:

@@ -51,7 +51,7 @@ def check_train_asked(asked: TrainAsked) -> None:
     """Raise InputError for a schedule that ranks do not run, for an invalid rate, and for dropping all entries."""
     if not asked.kind.schedule.runs:
         raise InputError(
-            f"schedule {asked.schedule}: ranks run {spell_schedules(RUN_BY_RANKS)}; others are run in time alone "
+            f"schedule {asked.schedule}: ranks run {spell_schedules(RUN_BY_RANKS)}; others are only simulated "
             "(partition --train)"
         )
     if not 0 < asked.rate < float("inf"):
@@ -73,8 +73,8 @@ class TrainPlan:
         chunks = self.asked.kind.chunks
         if chunks > 1 and (self.legs % chunks or self.stages < 2):
             raise InputError(
-                f"schedule {self.asked.schedule}: {self.legs} stages of the partition: as many for each "
-                "of two ranks at least: give --pp 2"
+                f"schedule {self.asked.schedule}: {self.legs} virtual stages: give a "
+                f"multiple of {chunks}, on at least two ranks: give --pp 2"
             )
 
     @property

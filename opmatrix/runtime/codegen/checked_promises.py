@@ -28,7 +28,7 @@ def check_monoid(over: type[Monoid]) -> None:
             (line.strip() for line in str(error).splitlines() if "promise" in line), f"{name} breaks a promise"
         )
         raise InputError(
-            f"monoid {complaint}: mend it, or say what holds by its flags ({name}.check tells more)"
+            f"monoid {complaint}: fix it, or declare by its flags which laws hold ({name}.check reports more)"
         ) from None
     except Exception as error:
         complaint = " ".join(str(error).split())
@@ -64,7 +64,8 @@ def check_own_pattern(where: Pattern) -> None:
         query, key = (int(axis[0]) for axis in np.nonzero(wrong))
         if one != other:
             raise InputError(
-                f"pattern {where}: position {query} sees position {key} of another sequence, though it says within=True"
+                f"pattern {where}: position {query} sees position {key} of another sequence, although it declares "
+                "within=True"
             )
         assert where.reach is not None  # without a reach, all of a sequence is allowed
         what = "sees" if seen[query, key] else "does not see"

@@ -122,7 +122,7 @@ class CountedShape:
 
     def entered(self, port: object) -> NoReturn:
         """Raise TypeError: inputs are values of steps, so no term of a step has one."""
-        raise TypeError("what enters is a value of a step")
+        raise TypeError("an input is a value, not a term of a step")
 
     @property
     def size(self) -> tuple[LiveSize, LiveSize]:

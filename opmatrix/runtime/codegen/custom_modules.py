@@ -62,7 +62,7 @@ def check_declared(file: Path, called: Iterable[str], module: ModuleType | None)
     names = ", ".join(full_name.partition(":")[0] for full_name in wanted)
     if module is None:
         raise InputError(
-            f"{file}: it computes {names} of one's own: load it with the module that declares them, "
+            f"{file}: it uses the user-defined {names}: load it with the module that declares them, "
             "om.load(DIR, laws=module), or --laws FILE on the command line"
         )
     where = getattr(module, "__file__", None) or module.__name__
@@ -74,12 +74,12 @@ def check_declared(file: Path, called: Iterable[str], module: ModuleType | None)
         name = full_name.partition(":")[0]
         if name not in by_name:
             raise InputError(
-                f"{file}: it computes {name} of one's own, which {where} does not declare: give the module that does"
+                f"{file}: it uses the user-defined {name}, which {where} does not declare: give the module that does"
             )
         raise InputError(
             f"{file}: {name} in {where} is not the one that the program was saved with "
-            f"({by_name[name]}, saved {full_name}): it was changed since, or another Python reads code "
-            "that is not followed: take the module as it was, or make the program anew"
+            f"({by_name[name]}, saved {full_name}): it was changed since, or another version of Python "
+            "compiles its code differently: take the module as it was, or create the program again"
         )
 
 

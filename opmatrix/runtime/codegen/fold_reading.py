@@ -76,7 +76,7 @@ def as_scores(form: AnyForm) -> ScoreForm:
             return sole_leaf(ScoreLeaf("key", operand))
         case RowsForm(operand, False):
             return sole_leaf(ScoreLeaf("query" if operand.cols == 1 else "row", operand))
-    raise NotByRows("what is merged is no score")
+    raise NotByRows("it merges a value that is not a score")
 
 
 def is_column(form: AnyForm) -> bool:
@@ -137,13 +137,13 @@ class FoldReading:
         """Exchange queries and keys of rows. Raises NotByRows for scores that depend on both."""
         if isinstance(self.form, RowsForm) or (isinstance(self.form, ScoreForm) and self.form.fixed):
             return self.of(self.form._replace(turned=not self.form.turned))
-        raise NotByRows("scores that are turned")
+        raise NotByRows("transposed scores")
 
     def split(self, h: int) -> FoldReading:
         """Divide rows of one head into h. Raises NotByRows for several heads."""
         operand = self.rows_operand()
         if operand.heads > 1:
-            raise NotByRows("heads of heads")
+            raise NotByRows("heads within heads")
         return self.of(RowsForm(operand._replace(heads=h, cols=operand.cols // h)))
 
     def repeat(self, h: int) -> FoldReading:
@@ -155,7 +155,7 @@ class FoldReading:
         """Return the value whose rows the form is. Raises NotByRows for any other form."""
         if isinstance(self.form, RowsForm) and not self.form.turned:
             return self.form.operand
-        raise NotByRows("what is no value of rows is cut into heads")
+        raise NotByRows("it splits a value into heads that does not have rows")
 
     def product(self, other: FoldReading, over: type[Monoid], where: Pattern) -> FoldReading:
         """Return the scores of pairs of rows, or the rows that are merged by scores."""
@@ -163,13 +163,13 @@ class FoldReading:
         if is_column(left) and is_column(right) and right is not None and right.turned and over.ordinary:  # type: ignore[union-attr]
             return self.pointwise("mul", other)  # one number of a query times one of a key
         if not isinstance(right, RowsForm):
-            raise NotByRows("what scores weigh is no value")
+            raise NotByRows("the right operand of its product is not a value")
         if right.turned:
             if where is not everyone or not isinstance(left, RowsForm) or left.turned:
-                raise NotByRows("scores that a pattern leaves out")
+                raise NotByRows("scores under a pattern")
             inner = folding_of(over)
             if inner.width != 1:
-                raise NotByRows(f"{over.__name__} gives several scores of a pair")
+                raise NotByRows(f"{over.__name__} gives several scores for a pair")
             return self.of(sole_leaf(ScoreLeaf("pairs", left.operand, right.operand, inner)))
         if where.relation is not None or (where is not everyone and not where.within):
             raise NotByRows(f"where {where}: it looks beyond sequences")
@@ -186,7 +186,7 @@ class FoldReading:
     def by_entries(self, relation: Relation, over: type[Monoid], right: FoldOperand, where: Pattern) -> FoldForm:
         """Return the merge of the rows that the entries of a relation name."""
         if where is not everyone:
-            raise NotByRows("entries that a pattern leaves out")
+            raise NotByRows("entries of a relation under a pattern")
         plan = FoldPlan((), NumberGraph(1, (StandIn("input"),)), folding_of(over), right, None, False, True)
         return FoldForm(plan, where, over.indexed, relation)
 
@@ -222,7 +222,7 @@ class FoldReading:
         if name == "over" and args[0].kind.name == "weight":
             data, over = args[0].args[0], args[1]
             if data not in self.arrays:
-                raise NotByRows(f"an array of {data.shape} that no step holds")
+                raise NotByRows(f"an array of {data.shape} that the step does not have")
             *stack, keys, cols = data.shape
             right = FoldOperand(OF_ARRAY, self.arrays[data], stack[0] if stack else 1, cols)
             return FoldForm(plan_of(as_scores(self.form), over, right, keys, False), everyone, False)
@@ -230,13 +230,13 @@ class FoldReading:
             graph = traced_function(term.kind.body(0, 0, *args))
             outputs = graph.fill(self.form.graph.outputs, number, lambda node, given: apply(node.op, *given))
             return self.form._replace(graph=NumberGraph(self.form.graph.inputs, tuple(outputs)))
-        raise NotByRows(f"{term.kind} has no code by scores")
+        raise NotByRows(f"{term.kind} has no generated code for scores")
 
     def array(self, data: Data) -> ScoreForm:
         """Return a constant score: one number, or one for each head."""
         heads = data.shape[0] if len(data.shape) == 3 else 1
         if prod(data.shape) != heads:
-            raise NotByRows(f"a row of {data.shape[-1]} numbers has no place among scores")
+            raise NotByRows(f"a row of {data.shape[-1]} numbers does not fit scores")
         if data in self.arrays:
             return sole_leaf(ScoreLeaf("head", FoldOperand(OF_ARRAY, self.arrays[data], heads, 1)))
         return ScoreForm((), NumberGraph(0, (number(data.array.item()),)))
@@ -258,11 +258,11 @@ def folding_of(over: type[Monoid]) -> Folding:
 def plan_of(scores: ScoreForm, over: type[Monoid], right: FoldOperand, keys: int | None, masked: bool) -> FoldPlan:
     """Return the plan of a product; each operand is read in one way. Raises NotByRows."""
     if not masked and any(leaf.kind == "distance" for leaf in scores.leaves):
-        raise NotByRows("distances beyond sequences")
+        raise NotByRows("distances across sequences")
     plan = FoldPlan(scores.leaves, scores.graph, folding_of(over), right, keys, masked)
     words = [operand.word for operand in plan.operands]
     if len(set(words)) < len(words):
-        raise NotByRows("a value that is read in two ways")
+        raise NotByRows("a value that is read with two layouts")
     for operand in plan.operands:
         if plan.heads % operand.heads:
             raise NotByRows(f"{operand.heads} heads, which do not divide {plan.heads}")
@@ -274,7 +274,7 @@ def read_fold(term: Operator, values: Mapping[str, FoldOperand], arrays: Mapping
     start = FoldReading(None, values, arrays)
     reading: FoldReading = read(term, start, {})
     if not isinstance(reading.form, FoldForm):
-        raise NotByRows("it is no product over a monoid")
+        raise NotByRows("it is not a product over a monoid")
     return reading.form
 
 

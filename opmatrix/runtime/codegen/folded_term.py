@@ -53,7 +53,7 @@ def kept_fold(text: str, values: tuple[tuple[int, int], ...], arrays: tuple[Data
     operands = {f"x{k}": FoldOperand(OF_VALUE, k, heads, cols) for k, (heads, cols) in enumerate(values)}
     form = read_fold(term, operands, {data: k for k, data in enumerate(promised)})
     if (form.plan.heads, form.plan.cols) != (shape.heads, shape.cols):
-        raise NotByRows(f"{form.plan.heads} x {form.plan.cols} of a row, where it gives {shape}")
+        raise NotByRows(f"{form.plan.heads} x {form.plan.cols} numbers a row, but its shape is {shape}")
     return FoldedTerm(FoldKernel(form.plan), form.where, form.relation)
 
 

@@ -33,7 +33,7 @@ def traced_monoid(over: type[Monoid]) -> MonoidGraphs:
 def trace_monoid(over: type[Monoid]) -> MonoidGraphs:
     """Trace the graphs of a monoid and check them against its functions."""
     if over.width is None:
-        raise Untraceable(f"{over.__name__}: it keeps every number, and has no carrier of one size")
+        raise Untraceable(f"{over.__name__}: it keeps all numbers, so its carrier has no fixed size")
     k = len(over.unit())
     lift = follow(lambda x, w, i: over.lifted(x, w, i), 3, over.lift)
     merge = follow(

@@ -98,7 +98,7 @@ class RowReading:
 
     def keep_top(self, by: object, k: int) -> NoReturn:
         """Raise NotByRows: another kernel keeps the largest numbers of rows."""
-        raise NotByRows("keep_top has a kernel of its own")
+        raise NotByRows("keep_top has another kernel")
 
     def act(self, term: Operator) -> RowReading:
         """Return the result of a matrix of operators on a row."""
@@ -131,13 +131,13 @@ class RowReading:
         if term.entrywise:
             [output] = graphed(traced_function(term.kind.body(0, 0, *args)), x)
             return RowValue("wide", x.heads, x.cols, output) if output.op == "literal" else output
-        raise NotByRows(f"{term.kind} has no code by rows")
+        raise NotByRows(f"{term.kind} has no generated code for rows")
 
     def array(self, data: Data) -> RowValue:
         """Return a constant: a row of numbers, or one for each head."""
         if data not in self.arrays:  # a number in the body of a kind
             if data.shape not in ((), (1,)):
-                raise NotByRows(f"an array of {data.shape} that no step holds")
+                raise NotByRows(f"an array of {data.shape} that the step does not have")
             return literal(data.array.item())
         shape = data.shape or (1,)
         heads = shape[0] if len(shape) == 3 else 1
@@ -147,7 +147,7 @@ class RowReading:
         """Return a row times a small matrix: a larger one is a product of its own, in any format."""
         *stack, n, p = data.shape
         if n * p > SMALL_MATRIX:
-            raise NotByRows(f"a matrix of {n} x {p} is a product of its own")
+            raise NotByRows(f"a matrix of {n} x {p} is too large for a row kernel")
         return RowValue(
             "times",
             max(self.value.heads, *stack, 1),
@@ -165,7 +165,7 @@ class RowReading:
                 return finish_each(over, self.value, literal(1.0))
             case "diag":
                 return finish_each(over, self.value, self.array(matrix.args[0]))
-        raise NotByRows(f"{matrix.kind} over {over.__name__} has no code by rows")
+        raise NotByRows(f"{matrix.kind} over {over.__name__} has no generated code for rows")
 
 
 def put_beside(parts: list[RowValue]) -> RowValue:

@@ -23,5 +23,5 @@ def term_kernel(text: str, values: tuple[tuple[int, int], ...], arrays: tuple[tu
     names = {f"x{k}": RowValue("value", heads, cols, extra=k) for k, (heads, cols) in enumerate(values)}
     value = read_rows(term, names, {data: k for k, data in enumerate(promised)})
     if (value.heads, value.cols) != (expected.heads, expected.cols):
-        raise ValueError(f"term: {value.heads} x {value.cols} of a row, where it gives {expected}")
+        raise ValueError(f"term: {value.heads} x {value.cols} numbers a row, but its shape is {expected}")
     return RowKernel(value, len(values), len(arrays))

@@ -25,7 +25,7 @@ class Arguments:
         vars(self).update(values)
 
     def __getattr__(self, name: str) -> Any:
-        who = f"kernel {self.kernel}" if self.kernel else "what a kernel is given"
+        who = f"kernel {self.kernel}" if self.kernel else "the record of a kernel"
         raise AttributeError(f"{who} has no {name}; there are {', '.join(vars(self))}")
 
 

@@ -94,7 +94,7 @@ class Declared:
         self.name, self.__doc__ = cls.__name__, cls.__doc__
         self.prices = dict(prices or {}) | ({self.name: price} if price else {})
         if missing := next(missing_parts(cls, self.prices, price is not None or prices is not None, is_input), None):
-            raise TypeError(f"kernel {self.name}: {missing}: declare it as those in opmatrix/runtime/kernels")
+            raise TypeError(f"kernel {self.name}: {missing}: see the kernels in opmatrix/runtime/kernels")
 
         def reading(name: str, otherwise: object = None) -> Any:
             """Read a part of the class by its name; `otherwise` if the class does not declare it."""
@@ -245,7 +245,9 @@ def kernel(**properties: Any) -> Callable[[type[Arguments]], Declared]:
 def missing_parts(cls: type[Arguments], prices: Mapping[str, Price], priced: bool, enters: bool) -> Iterator[str]:
     """Yield the missing parts of a kernel's class, in words: a reading, the compiled code that it calls, prices, calls
     that are timed. An input keeps its numbers, and takes no time."""
-    yield from (f"it says no {part}" for part in PARTS if part not in vars(cls) and not (enters and part == "bound"))
+    yield from (
+        f"it does not declare {part}" for part in PARTS if part not in vars(cls) and not (enters and part == "bound")
+    )
     run: Callable[..., object] = getattr(vars(cls)["run"], "__func__", vars(cls)["run"])
     yield from (
         f"no module of formats/kernels lists {name} in __all__"
@@ -255,10 +257,10 @@ def missing_parts(cls: type[Arguments], prices: Mapping[str, Price], priced: boo
     if enters or "out" not in signature(run).parameters:
         return  # a view takes no time, either
     if "cost" not in vars(cls):
-        yield "it says no cost"
+        yield "it does not declare cost"
     if not priced:
-        yield "it says no price, or prices={} where it costs what others do"
-    yield from (f"its price {name} says no cases" for name, price in prices.items() if price.cases is untimed)
+        yield "it declares neither a price nor prices={}, for a kernel that has the cost of others"
+    yield from (f"its price {name} declares no cases" for name, price in prices.items() if price.cases is untimed)
 
 
 def asked_of(module: object, function: Callable[..., object]) -> Iterator[str]:

@@ -89,7 +89,7 @@ class gate(Arguments):
         if a.by is not None:
             same("by", a.by[:2], a.x[:2])
         if a.k > a.x.cols:
-            raise ValueError(f"k: {a.k} of {a.x.cols} columns")
+            raise ValueError(f"k: {a.k} is outside the {a.x.cols} columns of x")
         return Rows(a.x.cols) if isinstance(a.x, Rows) else Heads(a.x.heads, a.x.cols)
 
     def keeps(a) -> bool:

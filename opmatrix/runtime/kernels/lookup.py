@@ -34,7 +34,7 @@ def lying(tables: Sequence[NDArray[np.float32] | Format], turned: str) -> list[b
     named = turned.split(",") if turned else []
     known = [str(i) for i in range(len(tables))]
     if [*named] != [index for index in known if index in named]:
-        raise ValueError(f"turned: {turned!r:.80} names no tables of {len(known)}, in their order")
+        raise ValueError(f"turned: {turned!r:.80} is not an ascending list of table numbers below {len(known)}")
     return [index in named for index in known]
 
 
@@ -115,10 +115,10 @@ class embed(Arguments):
         cannot be gathered, or tables of different width."""
         same("fields", len(fields := a.fields.split(",")), len(a.tables))
         if unknown := [name for name in fields if name not in FIELDS]:
-            raise ValueError(f"fields: {unknown[0]!r:.80} is none of {FIELDS}")
+            raise ValueError(f"fields: {unknown[0]!r:.80} is unknown; there are {FIELDS}")
         for i, (table, turned) in enumerate(zip(a.tables, lying(a.tables, a.turned), strict=True)):
             if not (table.panelled if turned else table.rowwise):
-                raise ValueError(f"table{i}: {table}, of which no {'columns' if turned else 'rows'} can be gathered")
+                raise ValueError(f"table{i}: {table}, whose {'columns' if turned else 'rows'} cannot be gathered")
         (_, width), *others = sizes(a.tables, a.turned)
         for _, columns in others:
             same("table columns", columns, width)

@@ -26,8 +26,7 @@ from rewrites.cli.machine import environment
 from rewrites.workload.phases import Report
 
 TAKEN_BUSY = (
-    "prices are too high; the calibration is marked so, and the first command that finds the machine quiet "
-    "takes it anew"
+    "prices are too high; the calibration is marked as such, and the first command on a quiet machine repeats it"
 )
 
 
@@ -143,7 +142,7 @@ def kernel_table(machine: Machine) -> str:
     width = max(len(row[0]) for row in rows)
     return "\n".join(
         [
-            "kernels: 80 % of calls are closer than so much to so many seconds, corrections by pattern left out",
+            "kernels: 80 % of calls are within this percentage of these seconds, without corrections by pattern",
             *(f"{kernel.ljust(width)}  {off:>5s}  {expression}" for kernel, off, expression in rows),
         ]
     )

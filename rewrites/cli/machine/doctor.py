@@ -171,7 +171,7 @@ CHECKS = (
     Probe(
         "threads bound to cores",
         lambda facts: other(BINDING, facts),
-        "{variable}={value}: whoever loads OpenMP is bound to one core, and threads made later with it",
+        "{variable}={value}: a process that loads OpenMP is bound to one core, with all its later threads",
         "unset {variable}",
     ),
     Probe(
@@ -189,7 +189,7 @@ CHECKS = (
     Probe(
         "a busy machine",
         busy,
-        "{load} threads want to run on {logical} processors: what is measured now is too slow",
+        "{load} threads want to run on {logical} processors: times measured now are too long",
         "opmatrix calibrate    # again, once other programs are done",
     ),
     Probe(
@@ -210,7 +210,7 @@ CHECKS = (
         "{why}: kernels are compiled again by every process",
         "export OPMATRIX_CACHE=DIR    # one that can be written",
     ),
-    Probe("a cache that is not believed", distrusted, "{why}", "export OPMATRIX_CACHE=DIR    # one of your own"),
+    Probe("a cache that is not trusted", distrusted, "{why}", "export OPMATRIX_CACHE=DIR    # one of your own"),
 )
 
 

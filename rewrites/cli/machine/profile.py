@@ -46,7 +46,7 @@ def drawn(program: Program, sentences: int, tokens: int) -> Batch:
     """Draw sentences of tokens from the whole vocabulary."""
     limits = least_limits(program.schedule.calls)
     if program.inputs or "tokens" not in limits:
-        raise InputError("profile: this program reads matrices, and nobody draws these: give Program.profile yours")
+        raise InputError("profile: this program has matrix inputs, which cannot be drawn: call Program.profile(batch)")
     if tokens > (most := limits.get("positions", tokens)):
         raise InputError(f"--tokens {tokens}: the model has {most} positions")
     return Batch(np.random.default_rng(0).integers(0, limits["tokens"], (sentences, tokens)).tolist())

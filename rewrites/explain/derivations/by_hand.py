@@ -22,7 +22,7 @@ from rewrites.laws.law import MARK, Law
 from rewrites.lowering.lower import Lowering
 from rewrites.verify.user_laws import admit_laws
 
-NOTHING_NEW = "what it makes is there already, or is made of itself"
+NOTHING_NEW = "its result is there already, or contains itself"
 Kinds = tuple[dict[str, tuple[str, ...]], ...]
 BUDGET, ROUNDS, MAX_APPLICATIONS = 5000, 12, 1000  # nodes and rounds of a graph; applications to a program
 

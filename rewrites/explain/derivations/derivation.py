@@ -91,7 +91,7 @@ class Derivation:
         declared = {law.name: law for law in laws}
         for number, (step, program) in enumerate(zip(self.steps, list(self.programs())[1:], strict=True), 1):
             if step.law in declared and instance(declared[step.law], step) is None:
-                raise VerificationError(2, f"step {number}, {step.law}", "it is no instance of its law")
+                raise VerificationError(2, f"step {number}, {step.law}", "it is not an instance of its law")
             off = max(read.apart(step.before, step.after), read.apart(program, self.start))
             if not off <= tolerance:
                 raise VerificationError(2, f"step {number}, {step.law}", "its sides differ", difference=off, seed=seed)

@@ -142,7 +142,7 @@ class Deriver:
     def root(self, tree: Tree, goal: NodeKey) -> tuple[list[Move], Tree]:
         """Return the moves that turn the tree's uppermost node into this member, and the resulting tree."""
         if (job := (tree, goal)) in self.active:
-            raise Underivable(f"{tree.kind} needs itself")
+            raise Underivable(f"{tree.kind} depends on itself")
         self.active.add(job)
         try:
             moves, banned = list[Move](), set[int]()
@@ -177,7 +177,7 @@ class Deriver:
                             if key not in reached:
                                 reached[key] = reached[at] or (edge, backwards)
                                 todo.append(key)
-        raise Underivable(f"no law leads from {tree.kind} to {goal[0]} in class {tree.cls}")
+        raise Underivable(f"no law rewrites {tree.kind} into {goal[0]} in class {tree.cls}")
 
     def apply(self, tree: Tree, edge: Edge, backwards: bool) -> tuple[list[Move], Tree]:
         """Apply one law at the root, after the moves that make the tree an instance of its side."""

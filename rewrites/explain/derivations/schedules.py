@@ -73,12 +73,12 @@ class HandSchedule:
             stage = Rewrite(law.name, (law,))
         if not isinstance(stage, Rewrite | Store | TileStage):
             raise InputError(
-                f"{stage!r} is no stage: give a law, its name, a composition such as join_qkv, an "
+                f"{stage!r} is not a stage: give a law, its name, a composition such as join_qkv, an "
                 "approximation such as prune(0.5), or tile(64)"
             )
         if isinstance(stage, Rewrite) and (done := next((s for s in self.stages if not isinstance(s, Rewrite)), None)):
             raise InputError(
-                f"{stage.name} after {done.name}: laws come first, since they make other weights and "
+                f"{stage.name} after {done.name}: laws come first, since they change weights and "
                 f"kernels: put {stage.name} before {done.name}"
             )
         after = replace(self, stages=(*self.stages, stage), before=self)
@@ -257,8 +257,7 @@ class HandSchedule:
         prices, (n, p) = Prices(self.machine, self.extents), self.sites[site].shape
         if not (methods := [*stage.own.methods(self.sites[site])]):
             raise InputError(
-                f"{stage.name}: {' and '.join(self.names(site))}: no format holds what it makes of it in "
-                "less than dense does"
+                f"{stage.name}: {' and '.join(self.names(site))}: no format stores its result in fewer bytes than dense"
             )
         return min(methods, key=lambda method: prices.linear(method.format, n, p, method.parameters))
 
@@ -357,7 +356,7 @@ class HandSchedule:
         results: dict[str, object] = {"laws": verify_laws(self.laws) if self.laws else None}
         results["steps"] = self.derivation.checked
         if self.keys is not None and not (off := self.split_holds()) <= EQUAL_SPLITS:
-            raise VerificationError(1, f"tile({self.keys})", "softmax over tiles is not softmax", difference=off)
+            raise VerificationError(1, f"tile({self.keys})", "softmax over tiles differs from softmax", difference=off)
         batches = [next(self.held_out.pieces(VERIFIED_ROWS))]
         constants, wanted = unrounded(self.structure, self.emitted(self.methods)[1]), oracle(self.model, batches)
         if self.methods:
@@ -416,7 +415,9 @@ def choose_kernels(lowering: Lowering, each: Applied) -> Extraction:
         if isinstance(node.cls, int) and isinstance(node.label, KernelCall) and node.label.implementation.name == READ:
             if (tree := trees.get(node.cls)) is not standing[node.cls]:
                 text = TreeWriter(each.forest).text(tree or standing[node.cls])
-                raise InputError(f"no kernel computes {text} of {where}, as the laws have made it: apply more of them")
+                raise InputError(
+                    f"no kernel computes {text} of {where}, the result of the laws so far: apply more laws"
+                )
     return extraction
 
 

@@ -200,7 +200,7 @@ class LookedAt:
             if spelling in known:
                 return known[spelling]
         raise InputError(
-            f"{term!r:.60}: no class of this part holds it as it is written: ask by a class or a member, see .classes"
+            f"{term!r:.60}: no class of this part has exactly this term: give a class or a member, see .classes"
         )
 
     def list_classes(self) -> Iterator[EqualityClass]:

@@ -73,7 +73,7 @@ def read_batch(batch: str | Sequence[int] | Batch | Workload) -> Batch | Workloa
 
 def refuse_large(batch: str) -> NoReturn:
     """Raise InputError for more tokens than can be explored."""
-    raise InputError(f"batch {batch:.60}: explore takes at most {MOST_TOKENS:,} tokens in all: ask for fewer")
+    raise InputError(f"batch {batch:.60}: explore takes at most {MOST_TOKENS:,} tokens in all: give fewer")
 
 
 def check_token_count(tokens: int) -> None:
@@ -81,7 +81,7 @@ def check_token_count(tokens: int) -> None:
     if tokens < 1:
         raise InputError(f"explore: {tokens} tokens: at least 1")
     if tokens > MOST_TOKENS:
-        refuse_large(f"of {tokens} tokens" if tokens < 10**MOST_DIGITS else "of so many tokens")
+        refuse_large(f"of {tokens} tokens" if tokens < 10**MOST_DIGITS else "of too many tokens")
 
 
 def resolve_workload(opened: Opened, batch: AnyBatch) -> Workload:
@@ -121,7 +121,7 @@ def own_laws(given: Sequence[Law | str | Path], known: Sequence[Law]) -> tuple[t
         elif isinstance(source, str | Path):
             laws += load_laws(source).laws
         else:
-            raise InputError(f"{source!r:.60} is no law: put @law(...) before a function, or give a file of laws")
+            raise InputError(f"{source!r:.60} is not a law: put @law(...) before a function, or give a file of laws")
     for law in laws:
         refuse_name(law, taken)
     return admit_laws(laws)

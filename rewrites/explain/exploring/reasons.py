@@ -95,7 +95,7 @@ def tell_law(view: LookedAt, law: Law) -> str:
     cls, guards = nearest
     return (
         f"{head}\nit does not fire: c{cls}, {view.say(cls)}, has its left side, but "
-        f"{' and '.join(guards) or 'it was left out, its phase did not run, or what it makes is there already'}"
+        f"{' and '.join(guards) or 'it was left out, its phase did not run, or its result is there already'}"
     )
 
 

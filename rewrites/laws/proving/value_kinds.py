@@ -29,6 +29,6 @@ def unit(x: ReadAt, a: Operator) -> ReadAt:
     if isinstance(x, Shape):
         return Shape(1, n, n)
     if not sympify(n).is_Integer:
-        raise ShapeError(f"unit: {n} columns, of which nobody says how many they are")
+        raise ShapeError(f"unit: the number of columns, {n}, is unknown")
     columns = (x.act(const(Data(row))).turn().act(cols(0, 1)) for row in np.eye(int(n)))
     return reduce(lambda left, right: left.beside(right), columns)

@@ -230,7 +230,7 @@ def laws(record: Mapping[str, Any]) -> Iterator[str]:
     if others:
         yield paragraph(f"Left out alone, these cost nothing: {', '.join(others)}.")
     if not record["saved"]:
-        yield paragraph("No law was asked what it saves.")
+        yield paragraph("No savings of laws were measured.")
     if record["without"]:
         yield paragraph(f"Left out: {', '.join(record['without'])}")
 
@@ -290,7 +290,7 @@ def verified(record: Mapping[str, Any]) -> str:
     loosest = tell_loosest(checked.get("kernels", {}))
     return (
         f"{checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the float64 "
-        f"oracle on {checked['rows']} held-out rows{loosest}. The certificate lies beside the program; `opmatrix "
+        f"oracle on {checked['rows']} held-out rows{loosest}. The certificate is stored beside the program; `opmatrix "
         "verify` does its checks again."
     )
 

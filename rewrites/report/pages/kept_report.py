@@ -78,7 +78,7 @@ def table_of(check: EntryCheck) -> EntryCheck:
     def checked(value: object, where: str) -> None:
         """Raise Misfit for no object, too many entries, or a value that its check refuses."""
         if not isinstance(value, dict) or len(value) > MOST_ENTRIES:
-            raise Misfit(f"{where} is {value!r:.60}: no object")
+            raise Misfit(f"{where} is {value!r:.60}: not an object")
         for key, entry in value.items():
             check(entry, f"{where}[{key!r:.40}]")
 
@@ -91,7 +91,7 @@ def object_with(**wanted: EntryCheck) -> EntryCheck:
     def checked(value: object, where: str) -> None:
         """Raise Misfit for no object, a missing key, or a value that its check refuses."""
         if not isinstance(value, dict):
-            raise Misfit(f"{where or 'it'} is {value!r:.60}: no object")
+            raise Misfit(f"{where or 'it'} is {value!r:.60}: not an object")
         for key, check in wanted.items():
             at = f"{where}.{key}" if where else key
             if key not in value:
@@ -235,7 +235,7 @@ def check_report(record: object, where: str) -> dict[str, Any]:
         if record["bound"]["seconds"] is not None and record["bound"]["gap"] is None:
             raise Misfit("bound.gap is None, though bound.seconds was proved")
     except Misfit as error:
-        raise InputError(f"{where}: {error}{tell_version(record)}: make the program anew") from None
+        raise InputError(f"{where}: {error}{tell_version(record)}: create the program again") from None
     return record
 
 

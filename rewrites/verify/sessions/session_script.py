@@ -142,7 +142,7 @@ class SessionScript:
                     raise ValueError(f"page {page} of {sequence!r} is free")
                 page, pages = int(before[page]), pages + 1
                 if pages > len(before):
-                    raise ValueError(f"the pages of {sequence!r} lead in a circle")
+                    raise ValueError(f"the pages of {sequence!r} form a cycle")
 
     def keep(self) -> None:
         """Record the rows that the caches hold of each sequence."""

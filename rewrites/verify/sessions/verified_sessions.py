@@ -95,7 +95,7 @@ def verify_script(miniature: Miniature, number: str, decoder: Program, sessions:
                 script.run()
         except SESSION_ERRORS as error:
             raise VerificationError(
-                3, str(miniature.attention), f"a session does not take what it is given: {error}", number=number
+                3, str(miniature.attention), f"a session refuses a legal step: {error}", number=number
             ) from error
         if first is None:
             first = script
@@ -193,7 +193,7 @@ def verify_steps_over_caches(program: Program, decoder: Program, sentences: Batc
         raise VerificationError(
             3,
             str(decoder.meta.get("model", "program")),
-            "its steps over caches, read in float64, are not what it gives of the whole text",
+            "its steps over caches, evaluated in float64, differ from its output on the whole text",
             relative=off,
             allowed=EQUAL,
         )

@@ -85,10 +85,10 @@ class FoldKernel:
             return out
         if plan.masked:
             if starts is None:
-                raise ValueError("starts: rows at which sequences begin are needed")
+                raise ValueError("starts: give the rows at which sequences begin")
             begins: Record = sequences(starts).starts
             if begins[-1] != T:
-                raise ValueError(f"starts: sequences end at row {begins[-1]}, where out has {T} rows")
+                raise ValueError(f"starts: sequences end at row {begins[-1]}, but out has {T} rows")
         else:
             begins = filled(0, T)
         lines, count = address(begins), len(begins) - 1
@@ -136,7 +136,7 @@ class FoldKernel:
         begins, names = (np.ascontiguousarray(places, np.int64) for places in (starts, at))
         factors = np.ascontiguousarray(numbers, np.float32)
         if len(begins) != rows + 1:
-            raise ValueError(f"starts: of {len(begins) - 1} rows, where out has {rows}")
+            raise ValueError(f"starts: it describes {len(begins) - 1} rows, but out has {rows}")
         if not out.size:
             return out
         words |= dict(zip(("out", "out_row", "out_head"), locate_rows("out", out, rows), strict=True))
@@ -173,7 +173,7 @@ class FoldKernel:
             array = arrays[each.number]
             readable(word, array, array.shape)
             if not array.flags.c_contiguous:
-                raise ValueError(f"{word}: its numbers do not lie side by side")
+                raise ValueError(f"{word}: it is not contiguous: give a copy")
             return {word: address(array), f"{word}_head": array.size // each.heads if each.heads > 1 else 0}
         value = values[each.number]
         wanted = rows, each.heads, each.cols

@@ -82,7 +82,7 @@ def read_value(node: RowValue, args: list[Any], values: Sequence[Any], arrays: S
             return y.sum(1, keepdims=True), off + rounding(y.shape[1], size + off)
         case "times":
             return multiply_pairs(node, args[0], np.asarray(arrays[node.extra[0]], np.float64))
-    raise ValueError(f"{node.op}: no such value")
+    raise ValueError(f"{node.op}: no such operation")
 
 
 def certain(y: Any) -> NumberPair:

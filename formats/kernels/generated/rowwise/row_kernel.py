@@ -89,7 +89,7 @@ class RowKernel:
             if node is not None and array.size != node.heads * node.cols:
                 raise ValueError(f"c{k}: {array.shape} is not ({node.heads}, {node.cols})")
             if not array.flags.c_contiguous:
-                raise ValueError(f"c{k}: its numbers do not lie side by side")
+                raise ValueError(f"c{k}: it is not contiguous: give a copy")
         if not out.size:
             return out
         workers = threads()

@@ -140,7 +140,7 @@ class RowText(VectorText):
                 return self.flat(node.args[0], at, lanes)
             case "map":
                 return self.operation(node.extra, [self.value(arg, h, at, lanes) for arg in node.args])
-        raise ValueError(f"{node.op}: no such value")
+        raise ValueError(f"{node.op}: no such operation")
 
     def flat(self, node: RowValue, at: str, lanes: str) -> str:
         """Load columns of the heads of a value, side by side, as they are stored."""

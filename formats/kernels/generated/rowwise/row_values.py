@@ -58,7 +58,7 @@ def mapped(op: str, *args: RowValue) -> RowValue:
     heads, cols = (max(getattr(arg, name) for arg in args) for name in ("heads", "cols"))
     for arg in args:
         if arg.heads not in (1, heads) or arg.cols not in (1, cols):
-            raise ValueError(f"{arg.heads} x {arg.cols} meets {heads} x {cols}")
+            raise ValueError(f"shapes {arg.heads} x {arg.cols} and {heads} x {cols} do not broadcast")
     return RowValue("map", heads, cols, *args, extra=op)
 
 

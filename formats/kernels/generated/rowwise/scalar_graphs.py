@@ -160,7 +160,7 @@ def check_traced(graph: NumberGraph, function: Callable[..., Any], own: Callable
             for numbers in (traced, other)
         )
         if not equal_numbers(one, two):
-            complaint = "what it does to single numbers is not what it does to arrays"
+            complaint = "its result on single numbers differs from its result on arrays"
             raise Untraceable(f"{find_place(own or function, None)}: {complaint}")
 
 

@@ -134,19 +134,21 @@ class StandIn:
         return power(self, times)
 
     def __bool__(self) -> NoReturn:
-        raise Untraceable("it asks whether a number is true, as `if` and `and` do: choose by numpy.where(..)")
+        raise Untraceable("it uses a number as a condition, as `if` and `and` do: use numpy.where(..)")
 
     def __float__(self) -> NoReturn:
-        raise Untraceable("it takes a number as a float, as functions of `math` do: use numpy's")
+        raise Untraceable(
+            "it converts a number to a Python float or int, as functions of `math` do: use numpy's functions"
+        )
 
     def __iter__(self) -> NoReturn:
-        raise Untraceable("it takes a number apart: it is one number")
+        raise Untraceable("it iterates over a number, which is a scalar")
 
     __int__ = __index__ = __float__
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **more: Any) -> StandIn:
         if method != "__call__" or more:
-            raise Untraceable(f"numpy.{ufunc.__name__} with more than numbers")
+            raise Untraceable(f"numpy.{ufunc.__name__} with other arguments than numbers")
         return applied(ufunc.__name__, *inputs)
 
     def __array_function__(self, function: Callable[..., Any], kinds: object, args: Any, named: Any) -> StandIn:
@@ -160,7 +162,7 @@ class StandIn:
                 return number(float(name == "ones_like"))
             case "full_like", (_, value) if not named:
                 return number(value)
-        raise Untraceable(f"numpy.{function.__name__} is not followed")
+        raise Untraceable(f"numpy.{function.__name__} is not supported")
 
 
 def number(given: Any) -> StandIn:
@@ -171,14 +173,14 @@ def number(given: Any) -> StandIn:
         return number(given.item())
     if isinstance(given, bool | int | float | np.generic):
         return StandIn("literal", value=float(given))
-    raise Untraceable(f"a {type(given).__name__} meets a number")
+    raise Untraceable(f"an operand is a {type(given).__name__}, not a number")
 
 
 def apply(op: str, *given: Any) -> StandIn:
     """Apply an operation to numbers; if all are literals, return the result as a literal."""
     args = [*map(number, given)]
     if op in ("both", "either") and not all(arg.truth for arg in args):
-        raise Untraceable("& and | are of comparisons")
+        raise Untraceable("& and | combine comparisons only")
     if all(arg.op == "literal" for arg in args):
         from formats.kernels.generated.rowwise.scalar_functions import SCALAR_OPERATIONS
 
@@ -190,7 +192,7 @@ def apply(op: str, *given: Any) -> StandIn:
 def invert(test: StandIn) -> StandIn:
     """Return 1 where a comparison is false, 0 where it is true."""
     if not test.truth:
-        raise Untraceable("~ is of comparisons")
+        raise Untraceable("~ negates comparisons only")
     return apply("equal", test, 0.0)
 
 
@@ -206,13 +208,13 @@ def power(x: Any, times: Any) -> StandIn:
     """Return a power by a literal: an integer of magnitude 1 to 8, or 1/2, or -1/2."""
     x, times = number(x), number(times)
     if times.op != "literal":
-        raise Untraceable("a power that is no literal")
+        raise Untraceable("an exponent that is not a literal")
     by = times.value
     if by in (0.5, -0.5):
         root = apply("sqrt", x)
         return root if by > 0 else apply("div", 1.0, root)
     if by != int(by) or not 1 <= abs(by) <= 8:
-        raise Untraceable(f"a power of {by:g}: whole ones up to 8 are followed")
+        raise Untraceable(f"the exponent {by:g} is not supported: give a whole number up to 8")
     result, left, square = None, int(abs(by)), x
     while left:
         if left & 1:
@@ -264,7 +266,7 @@ def applied(name: str, *given: Any) -> StandIn:
             return apply("div", 1.0, 1.0 + apply("exp", -number(a)))
         case (("power" | "float_power"), (a, b)):
             return power(a, b)
-    raise Untraceable(f"{name} is not among the functions that have code here")
+    raise Untraceable(f"{name} is not supported in generated kernels")
 
 
 class HasArgs(Protocol):
@@ -328,7 +330,7 @@ def trace_numbers(function: Callable[..., Any], inputs: int = 1) -> NumberGraph:
         result = function(*numbers)
         return NumberGraph(inputs, tuple(map(number, result if isinstance(result, tuple) else (result,))))
     except RecursionError as error:
-        raise Untraceable("it calls itself without end") from error
+        raise Untraceable("it recurses without end") from error
     except Exception as error:
         complaint = str(error) if isinstance(error, Untraceable) else f"{type(error).__name__}: {error}"
         raise Untraceable(f"{find_place(function, error.__traceback__)}: {complaint}".replace("\n", " ")) from None

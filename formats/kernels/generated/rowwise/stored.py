@@ -29,13 +29,13 @@ class Stores:
         >>> stores.check("out", 2, 16)
         >>> stores.check("out", 2, 17)
         Traceback (most recent call last):
-        ValueError: out: its kernel stores 16 of 17 columns of 2 heads, and leaves the rest as memory was"""
+        ValueError: out: its kernel writes 16 of 17 columns of 2 heads, and leaves the rest uninitialised"""
         reached = 0
         for stored in sorted(self.by_word.get(word, ()), key=lambda each: each.first):
             if stored.heads == heads and stored.first <= reached:
                 reached = max(reached, stored.last)
         if reached < cols:
             raise ValueError(
-                f"{word}: its kernel stores {reached} of {cols} columns of {heads} heads, and leaves the "
-                "rest as memory was"
+                f"{word}: its kernel writes {reached} of {cols} columns of {heads} heads, and leaves the "
+                "rest uninitialised"
             )
