@@ -117,7 +117,7 @@ class StoredOptions:
     values: options.NumberType = "bf16"
     weights: options.WeightType = "bf16"
     crossing: options.CrossingType = None
-    training: Annotated[bool, typer.Option("--training", help="add the memory of gradients and optimiser state")] = False
+    training: Annotated[bool, typer.Option("--training", help="add gradients and optimiser state")] = False
     machine: options.Elsewhere = None
     form: options.Form = "table"
 
@@ -147,9 +147,7 @@ class RunStepsOptions:
     micro_batches: options.MicroBatches = 1
     recompute: options.Recompute = "none"
     dropout: Annotated[float, typer.Option(help="dropout rate in training")] = 0
-    seed: Annotated[
-        int, typer.Option(min=0, help="seed of tokens, of weights of a configuration, and of dropout")
-    ] = 0
+    seed: Annotated[int, typer.Option(min=0, help="seed of tokens, of weights of a configuration, and of dropout")] = 0
 
 
 @dataclass(frozen=True)
@@ -159,7 +157,7 @@ class WatchOptions:
     HEADING: ClassVar[str] = "Processes"
     deadline: Annotated[float, typer.Option(help="seconds within which some rank must make progress")] = 8.0
     port: Annotated[int, typer.Option(help="port of this machine where ranks meet; 0: a free port")] = 0
-    compare: Annotated[bool, typer.Option("--compare/--no-compare", help="compare with one rank in this process")] = True
+    compare: Annotated[bool, typer.Option("--compare/--no-compare", help="compare with a single rank")] = True
     trace: Annotated[
         Path | None,
         typer.Option(
