@@ -304,6 +304,8 @@ def propose_approximations(
         opened.attempts,
         measure,
     )
+    for note in choices.notes:
+        say(note)
     groups = part_factors(opened.model)
     attempts, substitutions = opened.attempts, list[BlockSubstitution]()
     blocks = BlockTrials(groups, exact, workload.probe, attempts)
@@ -516,6 +518,7 @@ def conclude(
         number_type=opened.number_type,
         busy=busy,
         misled=misled,
+        measure=request.measure,
         generated=generated_by(best.program, opened),
         operators=by_operator(imported.program, best.program, workload.timed, opened.machine),
         spectra=sample_spectra(opened.model),

@@ -99,22 +99,40 @@ def predict_changes(
 
 def predict_weights(tried: TriedWeights, progress: Callable[[int, int], None]) -> Measured:
     """Return the methods of every weight with their predicted errors. Errors without a prediction are measured
-    (`measure_weights`): those of too few sentences, or of sentences that are not apart; and those of weights before a
-    step without a derivative, with a line that names it."""
+    (`measure_weights`), and a note says why: too few sentences, or sentences that are not apart; weights before a step
+    without a derivative, or before one that keeps the largest entries of rows, as a cotangent does not see other
+    choices."""
     probe, methods = OutputProbe(tried.program, tried.batch), Measured()
     named = {site.name: site for site in reversed(tried.sites)}
-    if probe.suffices:
+    if not probe.suffices:
+        tried.notes.append(f"{probe.batch}: too few, or not apart, to predict errors of methods: they are measured")
+    elif sites := sites_behind_choices(probe, named, tried.notes):
         try:
-            for site, readers in sites_with_cotangents(probe, named):
+            for site, readers in sites_with_cotangents(probe, sites):
                 progress(len(methods), len(named))
                 methods[site.name] = tried.methods(site, partial(predict_changes, probe, site, readers))
         except NoPullback as error:
-            tried.attempts.failed.append(f"{error}: the errors of methods before it are measured")
+            tried.notes.append(f"{error}: the errors of methods before it are measured")
     rest = [site for name, site in named.items() if name not in methods]
     if rest:
         methods |= measure_weights(replace(tried, sites=rest), progress)
     progress(len(named), len(named))
     return methods
+
+
+def sites_behind_choices(
+    probe: OutputProbe, named: Mapping[str, WeightSite], notes: list[str]
+) -> dict[str, WeightSite]:
+    """Return the sites that no step reads before the last one that keeps the largest entries of rows."""
+    calls = probe.program.schedule.calls[probe.program.schedule.first :]
+    choosing = [step for step, call in enumerate(calls) if call.kernel.keeps(call.bound)]
+    if not choosing:
+        return dict(named)
+    chooser = probe.program.steps[choosing[-1]]
+    notes.append(
+        f"step {chooser.output} = {chooser.kernel} chooses entries: the errors of methods before it are measured"
+    )
+    return {name: site for name, site in named.items() if site.readers(probe.program)[0] > choosing[-1]}
 
 
 def sites_with_cotangents(

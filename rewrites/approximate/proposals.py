@@ -49,6 +49,7 @@ class Choices:
     directions: dict[tuple[WeightKey, int], np.ndarray] = field(default_factory=dict)  # low-rank factors
     fitted: dict[Hashable, WeakValueDictionary[ConstantKey, Constant]] = field(default_factory=dict)  # by border states
     sources: WeakKeyDictionary[Program, Emitter] = field(default_factory=WeakKeyDictionary)  # by program
+    notes: list[str] = field(default_factory=list)  # errors that were not predicted, and why
 
     @cached_property
     def budgets(self) -> Budgets:
@@ -196,7 +197,7 @@ def propose_methods(
         fitting = Fitter({place.key: choices.seen[place.value] for place in places if place.x}, choices.own)
         attempts = attempts or Attempts()
         before = len(attempts.failed)
-        tried = TriedWeights(program, places, prices, batch, limits, fitting, attempts)
+        tried = TriedWeights(program, places, prices, batch, limits, fitting, attempts, choices.notes)
         measured = ERRORS_OF[measure](tried, progress)
         if lasting and len(attempts.failed) == before:
             save_errors(file, measured)

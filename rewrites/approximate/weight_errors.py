@@ -2,7 +2,7 @@
 measured, by a run of the exact program's further steps, or predicted (predicted_errors.py)."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import inf
 
@@ -33,7 +33,8 @@ COLUMNS = 4096  # least columns of a wide weight that spectra read
 @dataclass(frozen=True)
 class TriedWeights:
     """The weights of a program whose methods are tried: the sites, prices that a method must repay, rows that errors
-    belong to, limits of proposals, weights fitted to other rows; and the lines of what fails."""
+    belong to, limits of proposals, weights fitted to other rows, and failures. `notes` gets a line for errors that
+    cannot be predicted."""
 
     program: Program
     sites: Sequence[WeightSite]
@@ -42,6 +43,7 @@ class TriedWeights:
     limits: Limits
     fitter: Fitter
     attempts: Attempts
+    notes: list[str] = field(default_factory=list)
 
     def methods(self, site: WeightSite, changes: ChangesOf) -> list[Method]:
         """Return the methods of a site, each with the error that `changes` gives it."""

@@ -114,12 +114,23 @@ def test_sites_before_a_step_without_a_derivative_are_measured(last, texts, made
     from alone import alone
 
     program = alone(last, np.random.default_rng(7))
-    attempts = Attempts()
-    tried = TriedWeights(program, [Reader("w")], None, texts, None, None, attempts)
+    tried = TriedWeights(program, [Reader("w")], None, texts, None, None, Attempts())
     measured = ERRORS_OF[NEAR_FRONT](tried, lambda *_: None)
     assert [*measured] == ["w"]
     assert made == ["predict_changes" if last == "linear" else "measure_changes"]
-    assert len(attempts.failed) == (last == "interpret") and all("interpret" in line for line in attempts.failed)
+    assert len(tried.notes) == (last == "interpret") and all("interpret" in line for line in tried.notes)
+    assert not tried.attempts.failed, "errors that are measured are recalled from the cache, too"
+
+
+def test_sites_before_a_choice_of_experts_are_measured(texts, made):
+    """A change of scores may send rows to other experts, which no cotangent sees; experts themselves are predicted."""
+    from alone import alone
+
+    program = alone("experts", np.random.default_rng(7))
+    tried = TriedWeights(program, [Reader("w"), Reader("up")], None, texts, None, None, Attempts())
+    ERRORS_OF[NEAR_FRONT](tried, lambda *_: None)
+    assert made == ["predict_changes", "measure_changes"]
+    assert "gate chooses entries" in tried.notes[0]
 
 
 def test_few_sentences_and_sites_that_nothing_reads_are_measured(made):
