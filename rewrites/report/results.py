@@ -288,8 +288,8 @@ def printed(record: dict[str, Any], target: Path | None = None) -> str:
             f"float64 oracle on {checked['rows']} held-out rows"
             + tell_loosest(checked.get("kernels", {}))
             + "".join(
-                f"\ndropped   {point['name']}: {point['measured_error']:.3g} off, "
-                f"{point['predicted_error']:.3g} predicted"
+                f"\ndropped   {point['name']}: {100 * point['measured_error']:.3g} % off, "
+                f"{100 * point['predicted_error']:.3g} % predicted"
                 for point in record["dropped"]
             )
             + f"\n{spoken(record['stated'], front[record['chosen']])}"

@@ -118,7 +118,7 @@ def test_another_infinite_number_is_refused(model, start):
 
 def test_a_number_beyond_float32_is_no_infinity():
     batch = Batch(inputs={"start": np.array([[0, 1e300, 1]])})
-    with pytest.raises(InputError, match=r"1e\+300, beyond float32"):
+    with pytest.raises(InputError, match=r"1e\+300, beyond the largest float32"):
         program_of(MODEL, [0, 1, 1])[0].run(batch)
 
 

@@ -69,6 +69,10 @@ class Declared:
     `keeps`: true if it keeps the largest numbers of a row, with these attributes; the choices of its meaning are
     recorded then.
 
+    `pullback` maps cotangents of the result, (K, *shape) for K directions over an output, to those of the values that
+    it reads, by operand (reverse-mode differentiation); a kernel without one ends the walk of
+    opmatrix/runtime/cotangents.py.
+
     Used by checks: `borders`, the numbers of rows, or tokens of a sequence, at which it takes another path; `restrict`,
     its arguments for some rows of the result alone, None if there are none; `telling`, operands besides those of a run
     in which every number that it reads, and every effect of data, shows: first operands for the batch at hand, then

@@ -16,6 +16,7 @@ from opmatrix.runtime.declarations.costs import one_pass
 from opmatrix.runtime.declarations.fitting import copied, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Cache, Heads
+from opmatrix.runtime.declarations.pullbacks import Cotangents
 
 HeldNumber = Annotated[str, OneOf(tuple(HELD_NUMBERS))]
 
@@ -86,6 +87,10 @@ class narrow(Arguments):
     def reference(a) -> Doubles:
         """Return x, which `reads` has rounded."""
         return np.asarray(a.x)
+
+    def pullback(a, g: Doubles) -> Cotangents:
+        """Return g: rounding is no more than a small change of x."""
+        return {"x": g}
 
     def bound(a) -> Any:
         """Allow FLUSHED for each number, as a processor may flush numbers below any normal one."""

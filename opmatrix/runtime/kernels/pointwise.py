@@ -42,6 +42,7 @@ class pointwise(Arguments):
         return apply_stages(a.x, a)
 
     def pullback(a, g: Doubles) -> Cotangents:
+        """Return the cotangents of x and of the operands by row."""
         g, beside = pull_epilogue(a, lambda: a.x, g)
         return {"x": g, **beside}
 
@@ -73,6 +74,7 @@ class pointwise_heads(Arguments):
         return apply_stages(a.x.reshape(-1, a.x.shape[2]), a).reshape(a.x.shape)
 
     def pullback(a, g: Doubles) -> Cotangents:
+        """Return the cotangent of each head, as that of a row."""
         rows, cols = a.x.reshape(-1, a.x.shape[2]), a.x.shape[2]
         return {"x": pull_epilogue(a, lambda: rows, g.reshape(len(g), -1, cols))[0].reshape(g.shape)}
 

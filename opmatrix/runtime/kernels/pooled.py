@@ -158,6 +158,7 @@ class unit(Arguments):
         return lengthen(a.x, a.unit)
 
     def pullback(a, g: Doubles) -> Cotangents:
+        """Return the part of g across each row, over the row's length."""
         return {"x": pull_length(a.x, a.unit, g)}
 
     def bound(a) -> Doubles:

@@ -38,6 +38,7 @@ class repeat(Arguments):
         return in_groups(a.x, a.heads)
 
     def pullback(a, g: Doubles) -> Cotangents:
+        """Return the sums of g over the copies of each head."""
         return {"x": into_groups(g, a.x.shape[1])}
 
     bound, cost = copied, one_pass("pick")

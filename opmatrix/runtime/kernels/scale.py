@@ -49,6 +49,7 @@ class scale(Arguments):
         return np.asarray(a.x * a.factor)
 
     def pullback(a, g: Doubles) -> Cotangents:
+        """Return g times the factor."""
         return {"x": g * a.factor}
 
     def bound(a) -> Doubles:

@@ -161,6 +161,7 @@ class softmax(Arguments):
         return np.concatenate([part.ravel() for part in seen_shares(a)])
 
     def pullback(a, g: Doubles) -> Cotangents:
+        """Return the cotangents of each sentence's scores, flat."""
         parts = [
             softmax_pullback(shares, part).reshape(len(g), -1)
             for shares, (_, part) in zip(seen_shares(a), pair_cotangents(a, g), strict=True)

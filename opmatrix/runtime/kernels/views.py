@@ -50,6 +50,7 @@ class heads(Arguments):
         return divide(a.x, a.heads)
 
     def pullback(a, g: Doubles) -> Cotangents:
+        """Return g in the shape of x."""
         return {"x": g.reshape(len(g), *a.x.shape)}
 
     bound = copied
@@ -73,6 +74,7 @@ class join(Arguments):
         return flatten(a.x)
 
     def pullback(a, g: Doubles) -> Cotangents:
+        """Return g in the shape of x."""
         return {"x": g.reshape(len(g), *a.x.shape)}
 
     bound = copied
