@@ -82,7 +82,7 @@ def test_a_link_is_no_file_of_the_cache(home, tmp_path):
     (tmp_path / "open").chmod(0o777)
     kept(home).rename(tmp_path / "open" / "kept.json")
     kept(home).symlink_to(tmp_path / "open" / "kept.json")
-    with pytest.raises(Distrusted, match=r"kept\.json: it is a link"):
+    with pytest.raises(Distrusted, match=r"kept\.json: it is a symbolic link"):
         cache.recall(kept(home))
 
 

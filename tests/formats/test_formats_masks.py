@@ -169,7 +169,7 @@ def test_wrong_patterns_are_named(name):
 
 def test_attention_of_other_sizes_is_named():
     q, k = np.zeros((100, 2, 4), np.float32), np.zeros((90, 2, 4), np.float32)
-    with pytest.raises(ValueError, match=r"mask\(100×100.*: given 100 queries and 90 keys"):
+    with pytest.raises(ValueError, match=r"mask\(100×100.*: got 100 queries and 90 keys"):
         Mask.causal(100).attention(q, k, k)
     with pytest.raises(ValueError, match="v: expected float32 of shape"):
         Mask.causal(100).attention(q, q, k)

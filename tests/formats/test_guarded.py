@@ -117,7 +117,7 @@ def test_masks_are_looked_at():
     for name, place, value, words in (
         ("ptr", 1, 9, "does not rise"),
         ("idx", 0, 3, "block 3 of 16 keys"),
-        ("edge", 0, 99, "the bits 99"),
+        ("edge", 0, 99, "refers to bits 99"),
     ):
         arrays = {each: array.copy() for each, array in mask.arrays().items()}
         arrays[name][place] = value

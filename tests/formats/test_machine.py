@@ -94,7 +94,7 @@ def test_more_rows_never_cost_less(kernel):
 
 
 def test_a_missing_size_and_an_unknown_kernel_are_named():
-    with pytest.raises(ValueError, match=r"price of linear\.dense needs n; given were T, p"):
+    with pytest.raises(ValueError, match=r"price of linear\.dense needs n, got T, p"):
         CATALOGUE.evaluate_features("linear.dense", {"T": 1, "p": 2})
     with pytest.raises(ValueError, match=r"linear\.sparse.*there are linear\.dense"):
         features("linear.sparse")

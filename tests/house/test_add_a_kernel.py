@@ -127,7 +127,7 @@ def test_what_is_there_twice_is_one_line(packages):
     done = run(packages, CODE, KERNEL.replace("tanh_beside(Arg", "rotate(Arg"), use=IMPORTED)
     assert last(done) == "ValueError: kernel rotate: there is one already; give it another name"
     done = run(packages, CODE.replace("widening.py", "wider.py"), use=IMPORTED)
-    assert last(done).startswith("TypeError: kernel widen_tanh: rows.widening and rows.wider list it")
+    assert last(done).startswith("TypeError: kernel widen_tanh: rows.widening and rows.wider both list it")
 
 
 def test_an_operand_that_is_misspelt_is_named(packages):

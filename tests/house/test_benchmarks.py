@@ -52,7 +52,7 @@ BAD = "this is no such file"
 REFUSED = [
     ("extraction.py", ["nowhere"], "DIR: nowhere: it is no directory"),
     ("extraction.py", [], "nothing to extract"),
-    ("extraction.py", ["{folder}"], "bad.json: no JSON"),
+    ("extraction.py", ["{folder}"], "bad.json: not JSON"),
     ("peer_laws.py", ["nowhere.csv"], "file: nowhere.csv: No such file"),
     ("peer_laws.py", ["{folder}/bad.json"], "the columns lhs, rhs, truth are missing"),
     ("peer_laws.py", ["{folder}/bytes"], "byte 0 is not UTF-8"),

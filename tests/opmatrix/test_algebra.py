@@ -317,7 +317,7 @@ def test_a_scalar_function_gives_a_number_for_each_entry(f):
     def mine(u):
         return f(u)
 
-    with pytest.raises(ShapeError, match=r"^mine: of \(2, 3\) entries it gives \(.*\): a scalar function"):
+    with pytest.raises(ShapeError, match=r"^mine: for \(2, 3\) entries it returns \(.*\): a scalar function"):
         scalar_function()(mine)(np.ones((2, 3)))
 
 

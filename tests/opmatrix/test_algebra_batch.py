@@ -60,7 +60,7 @@ def test_bad_input_of_an_operator(small, batch, rng):
         entrywise(small, Batch([range(8)]))
     with pytest.raises(ShapeError, match="columns against rows 5 ≠ 11"):
         dense(small, rng.normal(size=(7, 5)), batch)
-    with pytest.raises(ShapeError, match="x has 6 rows, its <Batch of 3 sentences, 7 rows>"):
+    with pytest.raises(ShapeError, match="x has 6 rows, but its <Batch of 3 sentences, 7 rows>"):
         dense(small, rng.normal(size=(6, 11)), batch)
     with pytest.raises(ShapeError, match=r"x has shape \(5,\)"):
         dense(I, np.ones(5))

@@ -125,7 +125,7 @@ def test_an_order_that_cannot_end_is_named():
     graph = TaskGraph("mine", [*map(alone, stages)], [0, 1], in_a_row(2))
     with pytest.raises(
         InputError,
-        match=r"mine: it cannot end: stage 0 waits with B0 of chunk 0 for F0 of chunk 0 on "
+        match=r"mine: deadlock: stage 0 waits with B0 of chunk 0 for F0 of chunk 0 on "
         r"stage 0, stage 1 waits with F0 of chunk 1 for F0 of chunk 0 on stage 0",
     ):
         simulate(graph, [ChunkWork(1, 1)] * 2)

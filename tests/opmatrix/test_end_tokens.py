@@ -44,7 +44,7 @@ def test_they_are_what_any_file_calls_so(tmp_path, said, ends):
 def test_a_file_that_is_no_json_is_named(tmp_path):
     directory = shutil.copytree(BYTES, tmp_path / "it")
     (directory / "generation_config.json").write_text("{")
-    with pytest.raises(InputError, match=r"generation_config.json: no JSON"):
+    with pytest.raises(InputError, match=r"generation_config.json: not JSON"):
         end_tokens(open_model(directory))
 
 

@@ -93,7 +93,7 @@ def test_what_lacks_is_named():
         Prices(Round(), Extents({})).linear("dense", 4, 4)
     for take in (program.cost, program.peak_bytes):
         with pytest.raises(
-            TypeError, match=r"\(23, 315\) does not say .* Extents\(\{T: 23, pairs\[sequence\]: 315\}\)"
+            TypeError, match=r"\(23, 315\) does not have .* Extents\(\{T: 23, pairs\[sequence\]: 315\}\)"
         ):
             take((23, 315))
     with pytest.raises(ValueError, match="'gaussian' of 'gaussian' is no pattern"):

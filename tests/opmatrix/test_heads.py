@@ -203,6 +203,6 @@ def test_a_program_of_its_rows_embeds_no_text(tmp_path):
     program = bert_program(checkpoints.CONFIG, checkpoints.arrays(checkpoints.CONFIG))
     program.meta = source(open_model(home))
     texts = ["the bank of the river", "a"]
-    with pytest.raises(InputError, match=r"tensor 'classifier\.weight': the model answers by a head"):
+    with pytest.raises(InputError, match=r"tensor 'classifier\.weight': the model returns the scores of a head"):
         program.embed(texts)
     assert program.run(program.tokenizer.encode(texts)).shape[1] == 24

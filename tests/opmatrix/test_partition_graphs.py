@@ -362,12 +362,12 @@ def test_pooling_sends_a_row_a_sentence(how, columns):
         (
             formula(lambda x: product(given(relation("links", "T", "T")), x)),
             BatchSizes(2, 9),
-            "relation links: T × T is of all 2 sequences together",
+            "relation links: T × T spans all 2 sequences",
         ),
         (
             pick("last") @ given("positions", 4) @ weight(np.eye(4)),
             BatchSizes(2, 9),
-            "positions of rows of S: only tokens",
+            "positions of rows of S is not supported, only of tokens",
         ),
         (
             given("features", WIDTH, "V") @ formula(lambda x: product(x @ x.T, x, where=among(EDGES) & causal)),

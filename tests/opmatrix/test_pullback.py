@@ -146,7 +146,7 @@ def test_terms_are_what_the_numbers_are():
     np.testing.assert_allclose(om.dense(pulled.gradient("W"), x, batch), found.arrays["W"], rtol=1e-12)
     np.testing.assert_allclose(om.dense(pulled.cotangent, x, batch), found.x, rtol=1e-12)
     assert "derivative(gelu)" in str(pulled.gradient("W"))
-    with pytest.raises(InputError, match="no array 'V' learns: arrays are W"):
+    with pytest.raises(InputError, match="no learned array is called 'V': arrays are W"):
         pulled.gradient("V")
 
 

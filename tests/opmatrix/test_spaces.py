@@ -159,7 +159,7 @@ def test_what_does_not_fit_is_said(make, words):
 
 def test_a_position_of_pooled_rows_is_an_error_of_shape_and_of_value():
     for kind in (ShapeError, ValueError):
-        with pytest.raises(kind, match="these 3 rows have none: they were pooled, not picked"):
+        with pytest.raises(kind, match="these 3 rows have no positions, as they were pooled, not picked"):
             dense(pooled(mean) @ rotary(8, 4), X, BATCH)
 
 

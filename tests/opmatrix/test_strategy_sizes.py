@@ -124,7 +124,7 @@ def test_cuts_keep_within_memory():
     "devices, batch, said",
     [
         (1021, 1536, "--devices 1021: .* the nearest counts that work are 1020 and 1024"),
-        (1000, 7, "--batch 7: too small for 1000 devices: 10 is the next .* 996 and 1008 devices work"),
+        (1000, 7, "--batch 7: too small for 1000 devices: 10 is the next .* use 996 and 1008 devices"),
     ],
 )
 def test_what_nothing_divides_is_refused(devices, batch, said):

@@ -275,7 +275,7 @@ def test_what_is_no_adapter_of_the_model_is_named(tmp_path):
         (pairs, {"alora_invocation_tokens": [3, 4]}, {}, "alora_invocation_tokens is [3, 4]"),
         (pairs, {"use_later": True}, {}, "use_later is True"),
         (pairs, {"init_lora_weights": "pissa"}, {}, "init_lora_weights is 'pissa'"),
-        (pairs, {}, {"base_model.model.lm_head.weight": wide[0]}, "'base_model.model.lm_head.weight' is none of"),
+        (pairs, {}, {"base_model.model.lm_head.weight": wide[0]}, "'base_model.model.lm_head.weight' is not one of"),
         ({name: wide}, {}, {}, "is for a weight of 99 x 32, the model has 64 x 32"),
         ({"model.layers.7.mlp.down_proj": pairs[name]}, {}, {}, "the model has none of that name"),
         ({name: (pairs[name][0], pairs[name][1].T.copy())}, {}, {}, "they must be 3 x in and out x 3"),

@@ -157,7 +157,7 @@ def test_a_session_of_a_bloom_gives_what_whole_texts_give():
 
 def test_terms_over_caches_say_no_distances():
     model = attending(table(), where=sequence & causal)
-    with pytest.raises(InputError, match=r"by_distance.*take cached\(program\)"):
+    with pytest.raises(InputError, match=r"by_distance.*apply cached\(program\)"):
         cached_model(model)
     check_sessions(model)  # of a program a session computes it
 
@@ -219,5 +219,5 @@ def test_ranks_give_what_one_gives(strategy):
 
 def test_a_table_that_would_learn_has_no_pullback_and_says_so():
     model = attending(table())
-    with pytest.raises(InputError, match=r"pullback: by_distance\(near\): .* not built"):
+    with pytest.raises(InputError, match=r"pullback: by_distance\(near\): .* not implemented"):
         om.pullback(model)

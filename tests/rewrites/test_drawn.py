@@ -311,7 +311,7 @@ def test_rows_in_another_order_are_refused_of_any_output(names):
     moved = weight(TABLE) @ swapped @ formula(lambda x: product(x @ x.T, x, where=causal))
     model = {"a": moved, "b": weight(TABLE) @ relu @ weight(TABLE.T) @ relu @ weight(TABLE)}
     batch = Batch([[0, 1, 2], [3]], relations={"swapped": np.eye(4)[::-1]})
-    with pytest.raises(InputError, match=r"it reads the positions of rows that pick.* put in another order"):
+    with pytest.raises(InputError, match=r"it reads the positions of rows that pick.* has reordered"):
         optimize({name: model[name] for name in names}, workload=batch, error=0.0, machine=standin.machine(), rounds=1)
 
 

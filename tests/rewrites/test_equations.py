@@ -267,7 +267,7 @@ def test_different_shapes_refute():
 
 
 def test_what_is_no_operator_is_named():
-    with pytest.raises(TypeError, match="prove: the right side is 'p', no operator"):
+    with pytest.raises(TypeError, match="prove: the right side is 'p', not an operator"):
         prove(A, "p")
 
 

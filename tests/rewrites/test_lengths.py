@@ -7,7 +7,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import wrong_kernels
-from test_certificate import once  # noqa: F401, laws are verified once a process
 
 from formats import FORMATS
 from opmatrix.algebra.batch.batch import Batch

@@ -121,7 +121,7 @@ def test_a_table_knows_so_many_positions(rng):
     with pytest.raises(ValueError, match=r"positions: id 48 of sentence 0, token 48 .* is outside 0\.\.47"):
         program.run([[1] * 49])
     with pytest.raises(
-        ValueError, match=r"extents: a sentence of 49 tokens: sequence & mask\(_\w+, 16\) knows 48 positions"
+        ValueError, match=r"extents: a sentence of 49 tokens: sequence & mask\(_\w+, 16\) has 48 positions"
     ):
         program.cost([[1] * 49])
 

@@ -164,8 +164,8 @@ def test_no_file_is_imported_because_a_program_names_it(place, tmp_path):
     text = (directory / PROGRAM).read_text()
     for old, new, said in (
         ('"own": [', '"own": ["os:0123456789abcdef",', "own:"),
-        ('"version": 7', '"version": 3', "one's own"),
-        ("bent:", "os.system:", "one's own"),
+        ('"version": 7', '"version": 3', "user-defined"),
+        ("bent:", "os.system:", "user-defined"),
     ):
         other = tmp_path / old.strip('": [')
         other.mkdir()

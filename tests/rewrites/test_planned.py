@@ -201,7 +201,7 @@ def test_what_is_wrong_with_a_configuration_alone_names_its_file(tmp_path, chang
     [
         (b"\xff\xfe{\x00}\x00", "not UTF-8: save the file as UTF-8"),
         (b"[1]", "a JSON list"),
-        (b"{" * 4000, "no JSON|too deeply"),
+        (b"{" * 4000, "not JSON|too deeply"),
     ],
 )
 def test_what_is_no_configuration(tmp_path, content, said):

@@ -5,7 +5,6 @@ from functools import cache
 import numpy as np
 import pytest
 import wrong_sessions
-from test_certificate import once  # noqa: F401, laws are verified once a process
 
 from formats import FORMATS
 from formats.host.threads import available, limit, threads
