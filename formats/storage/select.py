@@ -170,7 +170,9 @@ def rank_candidates(
     if not (rows >= 1 and rows % 1 == 0):
         raise ValueError(f"select: rows={rows}: give a whole number of rows of x, at least 1")
     if not 0 <= error < 1:
-        raise ValueError(f"select: error={error}: a relative error from 0 to 1, such as 4e-3; 0 is exactly float32")
+        raise ValueError(
+            f"select: error={error}: give a relative error from 0 to 1, such as 4e-3; 0 is exactly float32"
+        )
     machine = machine or local_machine(FORMAT_CATALOGUE, announced("the machine"))
     guesses = candidates(weights, rows, error, machine, formats)
     hopeful = HOPEFUL * min(guess.cost for guess in guesses)

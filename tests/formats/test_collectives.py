@@ -201,10 +201,7 @@ def test_symbols_go_through(op):
         (lambda: levels_of(1, 2, ()), "needs links"),
         (lambda: levels_of(0, 2, NODE), "at least 1"),
         (lambda: levels_of(1, 0, NODE), "at least 1"),
-        (
-            lambda: wire_bytes("all_sum", 1, 2),
-            "no collective is called 'all_sum'; there are all_gather",
-        ),
+        (lambda: wire_bytes("all_sum", 1, 2), "no collective is called 'all_sum'; there are all_gather"),
         (lambda: wire_bytes("send", -1, 2), "send of -1 bytes"),
         (lambda: wire_bytes("send", 1, 0), "of 0 ranks"),
         (lambda: collective_seconds("send", 1, (2,), NODE), r"\(2,\) ranks by level on 2 links"),
