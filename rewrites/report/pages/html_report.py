@@ -124,7 +124,8 @@ def sections(record: dict[str, Any]) -> Iterator[str]:
         paragraph(verified(record)),
         *(
             paragraph(
-                f"dropped: {point['name']}: {point['measured_error']:.3g} off, {point['predicted_error']:.3g} predicted"
+                f"dropped: {point['name']}: {100 * point['measured_error']:.3g} % off, "
+                f"{100 * point['predicted_error']:.3g} % predicted"
             )
             for point in record["dropped"]
             if None not in (point["measured_error"], point["predicted_error"])
