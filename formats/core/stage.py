@@ -93,6 +93,7 @@ class bias(Stage, bias=PER_COLUMN):
         return error + UNIT * (abs(value) + error)
 
     def pullback(y, value, e, g):
+        """Return g, as the sum has slope one."""
         return g, {}
 
 
@@ -111,6 +112,7 @@ class activation(Stage, activation=OneOf(("", *COMPILED), "", TIMED)):
         return COMPILED[e.activation].spread(y, error) + least
 
     def pullback(y, value, e, g):
+        """Return g times the slope of the activation. Raises NoPullback if it declares none."""
         if (slope := COMPILED[e.activation].derivative) is None:
             raise NoPullback(f"activation {e.activation}: its record has no derivative")
         return g * slope(y), {}
@@ -130,6 +132,7 @@ class times(Stage, times=PER_ROW):
         return (error + UNIT * (abs(y) + error)) * abs(e.times)
 
     def pullback(y, value, e, g):
+        """Return g times the factor, and its products with y for the factor."""
         return g * e.times, {"times": g * y}
 
 
@@ -147,6 +150,7 @@ class residual(Stage, residual=PER_ROW):
         return error + UNIT * abs(value) + UNIT * error
 
     def pullback(y, value, e, g):
+        """Return g for both terms of the sum."""
         return g, {"residual": g}
 
 
@@ -179,6 +183,7 @@ class norm(
         return first / deviation * second + gamma(columns + 8) * size
 
     def pullback(y, value, e, g):
+        """Return the part of g across each normalised row, over the row's deviation."""
         # d z = (d y - mean(d y) - z mean(z d y)) / s is symmetric in d y; "rms" lacks the mean.
         centred = y - y.mean(-1, keepdims=True) if e.norm == "layer" else y
         deviation = np.sqrt(np.square(centred).mean(-1, keepdims=True) + e.eps)
@@ -204,6 +209,7 @@ class gain_shift(Stage, gain=PER_COLUMN, shift=PER_COLUMN):
         return error + UNIT * (abs(value) + error) if is_given(e.shift) else error
 
     def pullback(y, value, e, g):
+        """Return g times the gain."""
         return g * e.gain if is_given(e.gain) else g, {}
 
 

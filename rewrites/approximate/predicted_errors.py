@@ -29,6 +29,7 @@ SEED = 1986  # of the directions
 PROBES = 192  # directions times sentences, at least
 FEWEST_DIRECTIONS, MOST_DIRECTIONS = 4, 32
 LEAST_PROBES = 48  # with fewer, errors are measured
+MEASURED_BEFORE = "the errors of methods before it are measured"
 HALF_PASSES = 48  # passes over half of the weights: values, cotangents, and all methods of each weight, about
 
 
@@ -102,17 +103,22 @@ def predict_weights(tried: TriedWeights, progress: Callable[[int, int], None]) -
     (`measure_weights`), and a note says why: too few sentences, or sentences that are not apart; weights before a step
     without a derivative, or before one that keeps the largest entries of rows, as a cotangent does not see other
     choices."""
-    probe, methods = OutputProbe(tried.program, tried.batch), Measured()
+    probing, methods = tried.sampled(HALF_PASSES), Measured()
+    probe, chooser = OutputProbe(probing.program, probing.batch), last_choosing(tried.program)
     named = {site.name: site for site in reversed(tried.sites)}
+    behind = {name: site for name, site in named.items() if site.readers(tried.program)[0] > chooser}
     if not probe.suffices:
         tried.notes.append(f"{probe.batch}: too few, or not apart, to predict errors of methods: they are measured")
-    elif sites := sites_behind_choices(probe, named, tried.notes):
-        try:
-            for site, readers in sites_with_cotangents(probe, sites):
-                progress(len(methods), len(named))
-                methods[site.name] = tried.methods(site, partial(predict_changes, probe, site, readers))
-        except NoPullback as error:
-            tried.notes.append(f"{error}: the errors of methods before it are measured")
+        behind = {}
+    elif chooser >= 0:
+        step = tried.program.steps[chooser]
+        tried.notes.append(f"step {step.output} = {step.kernel} chooses entries: {MEASURED_BEFORE}")
+    try:
+        for site, readers in sites_with_cotangents(probe, behind):
+            progress(len(methods), len(named))
+            methods[site.name] = probing.methods(site, partial(predict_changes, probe, site, readers))
+    except NoPullback as error:
+        tried.notes.append(f"{error}: {MEASURED_BEFORE}")
     rest = [site for name, site in named.items() if name not in methods]
     if rest:
         methods |= measure_weights(replace(tried, sites=rest), progress)
@@ -120,19 +126,10 @@ def predict_weights(tried: TriedWeights, progress: Callable[[int, int], None]) -
     return methods
 
 
-def sites_behind_choices(
-    probe: OutputProbe, named: Mapping[str, WeightSite], notes: list[str]
-) -> dict[str, WeightSite]:
-    """Return the sites that no step reads before the last one that keeps the largest entries of rows."""
-    calls = probe.program.schedule.calls[probe.program.schedule.first :]
-    choosing = [step for step, call in enumerate(calls) if call.kernel.keeps(call.bound)]
-    if not choosing:
-        return dict(named)
-    chooser = probe.program.steps[choosing[-1]]
-    notes.append(
-        f"step {chooser.output} = {chooser.kernel} chooses entries: the errors of methods before it are measured"
-    )
-    return {name: site for name, site in named.items() if site.readers(probe.program)[0] > choosing[-1]}
+def last_choosing(program: Program) -> int:
+    """Return the number of the last step that keeps the largest entries of rows; -1 if no step does."""
+    calls = program.schedule.calls[program.schedule.first :]
+    return max((step for step, call in enumerate(calls) if call.kernel.keeps(call.bound)), default=-1)
 
 
 def sites_with_cotangents(
@@ -140,6 +137,8 @@ def sites_with_cotangents(
 ) -> Iterator[tuple[WeightSite, list[PulledStep]]]:
     """Yield each site with the steps that read it, once all of them have their cotangents: the last sites first. Sites
     that the output does not depend on are left out."""
+    if not named:
+        return
     reading = {name: site.readers(probe.program) for name, site in named.items()}
     readers: dict[str, list[PulledStep]] = {name: [] for name in named}
     steps = {step for numbers in reading.values() for step in numbers}

@@ -16,9 +16,8 @@ from opmatrix.spectra import Limits
 from opmatrix.spectra.gram import Seen
 from rewrites.approximate.budgets import Budgets
 from rewrites.approximate.error_cache import errors_file, recall, save_errors
-from rewrites.approximate.predicted_errors import HALF_PASSES, predict_weights
+from rewrites.approximate.predicted_errors import predict_weights
 from rewrites.approximate.sites import ValueKey, WeightSite, observe, sites
-from rewrites.approximate.trials import sample
 from rewrites.approximate.weight_errors import TriedWeights, measure_weights
 from rewrites.egraph.attempts import Attempts
 from rewrites.laws.kernel_law import STACK
@@ -189,7 +188,6 @@ def propose_methods(
     if not limits.error:
         return choices
     places, prices = sites(program, structure, emitter), space.prices
-    batch = sample(program, batch, HALF_PASSES if measure == NEAR_FRONT else len(places) * limits.most)
     file = errors_file(program, (fit, batch), limits, prices, measure)
     lasting = not own and not any(list_own_names(step.attributes) for step in program.steps)
     if (measured := recall(file, [site.name for site in places]) if lasting else None) is None:

@@ -2,7 +2,7 @@
 measured, by a run of the exact program's further steps, or predicted (predicted_errors.py)."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import inf
 
@@ -15,7 +15,7 @@ from opmatrix.spectra import Limits, propose
 from opmatrix.spectra.propose import Failed, Proposals
 from rewrites.approximate.error_cache import Measured
 from rewrites.approximate.sites import WeightSite, gathered_rows, stored_for
-from rewrites.approximate.trials import FloatRows, Trials, try_weights
+from rewrites.approximate.trials import FloatRows, Trials, sample, try_weights
 from rewrites.egraph.attempts import Attempts
 from rewrites.lowering.lower import TURNED, Method
 from rewrites.lowering.mixed import Mean
@@ -32,9 +32,9 @@ COLUMNS = 4096  # least columns of a wide weight that spectra read
 
 @dataclass(frozen=True)
 class TriedWeights:
-    """The weights of a program whose methods are tried: the sites, prices that a method must repay, rows that errors
-    belong to, limits of proposals, weights fitted to other rows, and failures. `notes` gets a line for errors that
-    cannot be predicted."""
+    """The weights of a program whose methods are tried: the sites, prices that a method must repay, rows for errors,
+    limits of proposals, weights fitted to other rows, and failures. `notes` gets a line for errors that cannot be
+    predicted."""
 
     program: Program
     sites: Sequence[WeightSite]
@@ -44,6 +44,10 @@ class TriedWeights:
     fitter: Fitter
     attempts: Attempts
     notes: list[str] = field(default_factory=list)
+
+    def sampled(self, trials: int) -> "TriedWeights":
+        """Return the same with as many of the rows as so many trials can have: see `sample`."""
+        return replace(self, batch=sample(self.program, self.batch, trials))
 
     def methods(self, site: WeightSite, changes: ChangesOf) -> list[Method]:
         """Return the methods of a site, each with the error that `changes` gives it."""
@@ -210,6 +214,7 @@ def measure_changes(
 def measure_weights(tried: TriedWeights, progress: Callable[[int, int], None]) -> Measured:
     """Return the methods of every weight with their measured errors. Weights are visited in the order in which the
     program reads them: the steps before one run once for all its methods, and their values are released afterwards."""
+    tried = tried.sampled(len(tried.sites) * tried.limits.most)
     program, batch, sites = tried.program, tried.batch, tried.sites
     wanted, values = program.run(batch), list[FloatRows | None]()
     measured: Measured = {}

@@ -287,11 +287,7 @@ def printed(record: dict[str, Any], target: Path | None = None) -> str:
             f"verified  {checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the "
             f"float64 oracle on {checked['rows']} held-out rows"
             + tell_loosest(checked.get("kernels", {}))
-            + "".join(
-                f"\ndropped   {point['name']}: {100 * point['measured_error']:.3g} % off, "
-                f"{100 * point['predicted_error']:.3g} % predicted"
-                for point in record["dropped"]
-            )
+            + "".join(f"\ndropped   {tell_dropped(point)}" for point in record["dropped"])
             + f"\n{spoken(record['stated'], front[record['chosen']])}"
             + tell_routing(front[record["chosen"]].get("routing")),
             *(
@@ -316,6 +312,11 @@ def bounds_of_kernels(points: Sequence[Point]) -> dict[str, KernelVerified]:
                     nearest=max(known["nearest"], shares["nearest"]), allowed=max(known["allowed"], shares["allowed"])
                 )
     return merged
+
+
+def tell_dropped(point: Mapping[str, Any]) -> str:
+    """Write the measured and the predicted error of a program that was left out of the front."""
+    return f"{point['name']}: {percent(point['measured_error'])} off, {percent(point['predicted_error'])} predicted"
 
 
 def tell_loosest(record: dict[str, KernelVerified]) -> str:

@@ -8,9 +8,17 @@ from programs import bert_program, fused_layer, unfused_layer
 from formats import FORMATS, Dense
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.runtime.program import Program, Step
-from rewrites.approximate.predicted_errors import LEAST_PROBES, OutputProbe, predict_changes, sites_with_cotangents
+from opmatrix.spectra import Limits
+from rewrites.approximate.predicted_errors import (
+    HALF_PASSES,
+    LEAST_PROBES,
+    OutputProbe,
+    predict_changes,
+    sites_with_cotangents,
+)
 from rewrites.approximate.proposals import ERRORS_OF, NEAR_FRONT
 from rewrites.approximate.sites import WeightSite
+from rewrites.approximate.trials import half_pass, sample
 from rewrites.approximate.weight_errors import TriedWeights
 from rewrites.egraph.attempts import Attempts
 from rewrites.run import optimize
@@ -22,6 +30,8 @@ KINDS = {
     "csr": lambda W: FORMATS["csr"].approximate(W, density=0.9),
     "lowrank": lambda W: FORMATS["lowrank"].approximate(W, rank=min(W.shape) - 2),
 }
+
+LIMITS = Limits(error=0.5, most=6)
 
 
 @pytest.fixture
@@ -114,7 +124,7 @@ def test_sites_before_a_step_without_a_derivative_are_measured(last, texts, made
     from alone import alone
 
     program = alone(last, np.random.default_rng(7))
-    tried = TriedWeights(program, [Reader("w")], None, texts, None, None, Attempts())
+    tried = TriedWeights(program, [Reader("w")], None, texts, LIMITS, None, Attempts())
     measured = ERRORS_OF[NEAR_FRONT](tried, lambda *_: None)
     assert [*measured] == ["w"]
     assert made == ["predict_changes" if last == "linear" else "measure_changes"]
@@ -127,7 +137,7 @@ def test_sites_before_a_choice_of_experts_are_measured(texts, made):
     from alone import alone
 
     program = alone("experts", np.random.default_rng(7))
-    tried = TriedWeights(program, [Reader("w"), Reader("up")], None, texts, None, None, Attempts())
+    tried = TriedWeights(program, [Reader("w"), Reader("up")], None, texts, LIMITS, None, Attempts())
     ERRORS_OF[NEAR_FRONT](tried, lambda *_: None)
     assert made == ["predict_changes", "measure_changes"]
     assert "gate chooses entries" in tried.notes[0]
@@ -137,9 +147,26 @@ def test_few_sentences_and_sites_that_nothing_reads_are_measured(made):
     program = bert_program(CONFIG, arrays(CONFIG), fused_layer, Dense.pack)
     name = next(iter(products(program)))
     for batch in (Batch([[3, 4]]), Batch([[3]] * 12)):
-        tried = TriedWeights(program, [Reader(name)], None, batch, None, None, Attempts())
+        tried = TriedWeights(program, [Reader(name)], None, batch, LIMITS, None, Attempts())
         ERRORS_OF[NEAR_FRONT](tried, lambda *_: None)
     assert made == ["measure_changes", "predict_changes"]
+
+
+def test_each_way_has_as_many_rows_as_its_trials_can_have(texts, monkeypatch):
+    """What is predicted has few passes, so all rows; what is measured beside it has a pass for each of its methods."""
+    from alone import alone
+
+    program = alone("experts", np.random.default_rng(7))
+    monkeypatch.setattr("rewrites.approximate.trials.WORK", HALF_PASSES * half_pass(program) * texts.rows)
+    rows = []
+    monkeypatch.setattr(
+        TriedWeights, "methods", lambda self, site, changes: rows.append((site.name, self.batch.rows)) or []
+    )
+    limits = Limits(error=0.5, most=8 * HALF_PASSES)
+    tried = TriedWeights(program, [Reader("w"), Reader("up")], None, texts, limits, None, Attempts())
+    ERRORS_OF[NEAR_FRONT](tried, lambda *_: None)
+    assert dict(rows) == {"up": texts.rows, "w": sample(program, texts, limits.most).rows}
+    assert dict(rows)["w"] < texts.rows / 2
 
 
 def test_an_unknown_choice_is_refused():

@@ -11,8 +11,7 @@ from formats.core.stage import Cotangents as Cotangents
 from formats.core.stage import is_given
 from formats.core.stage import pullback as pull_stages
 from formats.storage.format import Format
-from opmatrix.runtime.declarations.arguments import Arguments
-from opmatrix.runtime.declarations.arguments import Doubles as Doubles
+from opmatrix.runtime.declarations.arguments import Arguments, Doubles
 from opmatrix.runtime.declarations.by_sequence import softened
 
 READING_ROWS = "activation", "times", "eps", "gain"  # operands whose stages' pullbacks read the rows before them

@@ -6,10 +6,11 @@ import numpy as np
 
 from formats.core.choices import Range
 from opmatrix.algebra.batch.signature import WIDEST
+from opmatrix.runtime.declarations.arguments import Doubles
 from opmatrix.runtime.declarations.fitting import copied
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Heads, Rows
-from opmatrix.runtime.declarations.pullbacks import Cotangents, Doubles
+from opmatrix.runtime.declarations.pullbacks import Cotangents
 from opmatrix.runtime.kernels.repeat import Count
 
 Place = Annotated[int, Range(int, 0, WIDEST)]

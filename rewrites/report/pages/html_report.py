@@ -26,6 +26,7 @@ from rewrites.report.results import (
     list_saved,
     proof,
     tell_bounds,
+    tell_dropped,
     tell_loosest,
     tell_routing,
 )
@@ -123,10 +124,7 @@ def sections(record: dict[str, Any]) -> Iterator[str]:
         "Verified",
         paragraph(verified(record)),
         *(
-            paragraph(
-                f"dropped: {point['name']}: {100 * point['measured_error']:.3g} % off, "
-                f"{100 * point['predicted_error']:.3g} % predicted"
-            )
+            paragraph(f"dropped: {tell_dropped(point)}")
             for point in record["dropped"]
             if None not in (point["measured_error"], point["predicted_error"])
         ),
