@@ -63,6 +63,7 @@ from rewrites.workload.phases import Report, Tell
 from rewrites.workload.resolve import AnyWorkload, calibrated, open_arguments
 from rewrites.workload.workload import check_output
 
+SAMPLED = 2**18  # numbers of a weight that formats are fitted to before they are proposed
 RUNS = 3  # runs, of which the largest memory counts
 
 
@@ -289,7 +290,9 @@ def propose_approximations(
     from opmatrix.spectra import Limits
 
     opened, workload, space, exact = searched.opened, searched.workload, searched.space, searched.exact
-    limits = Limits(error=max(0.5, error) if error else 0.0, most=6, narrowest=opened.representable.narrowest)
+    limits = Limits(
+        error=max(0.5, error) if error else 0.0, most=6, narrowest=opened.representable.narrowest, sampled=SAMPLED
+    )
     choices = propose_methods(
         space,
         searched.optimum,

@@ -145,12 +145,18 @@ def single_blas() -> Generator[None]:
 
 
 def in_threads(calls: Iterable[Callable[[], T]], most: int = 2) -> list[T]:
-    """Run these calls, `most` at a time, each on one thread of BLAS, and return their results. Raises the first of
-    their errors."""
-    from concurrent.futures import ThreadPoolExecutor
+    """Run these calls, `most` at a time, each on one thread of BLAS, and return their results. The next call is drawn
+    when a thread is free, so an iterator that makes large calls holds few of them. Raises the first of their errors."""
+    from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-    with single_blas(), ThreadPoolExecutor(min(most, available())) as pool:
-        return [future.result() for future in [pool.submit(call) for call in calls]]
+    count, results, running = min(most, available()), list[Future[T]](), set[Future[T]]()
+    with single_blas(), ThreadPoolExecutor(count) as pool:
+        for call in calls:
+            results.append(pool.submit(call))
+            running.add(results[-1])
+            if len(running) >= count:
+                running = wait(running, return_when=FIRST_COMPLETED).not_done
+        return [result.result() for result in results]
 
 
 def forked() -> None:

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from html import escape
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from opmatrix.spectra.measures import RealArray, check_matrix, elbow
 Parameters = dict[str, int | float]  # parameters of a format, by name
 PriceFunction = Callable[[str, Parameters, int, int], tuple[float, float]]
 ROUNDING_ERROR = 1e-6  # smaller relative errors are float32 rounding
+BLOCK = 64  # neighbouring columns of a sample
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Limits:
     """Limits of the proposals: the predicted relative output error is at most `error`; ranks (multiples of `multiple`,
     for the kernels' sake) and densities are those where that error crosses one of `levels`; a proposal saves the share
     `saving` of dense's seconds or bytes; there are at most `most` for one weight; numbers have no fewer bits than
-    `narrowest`."""
+    `narrowest`. Errors by fits are those of blocks of columns with about `sampled` numbers; ranks are of all
+    columns."""
 
     error: float = 0.5
     levels: Sequence[float] = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
@@ -34,6 +37,7 @@ class Limits:
     saving: float = 0.05
     most: int = 8
     narrowest: int = 1
+    sampled: float = inf
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,13 @@ class Proposals(Sequence[Proposal]):
 
 def count_declared(method: str, parameters: Parameters, n: int, p: int) -> tuple[int, int]:
     """Count flops for one row, and bytes, of a weight (n, p) without zeros, as its format declares."""
-    sizes = FORMATS[method].expected(n, p, **parameters)
+    return count_once(method, tuple(parameters.items()), n, p)
+
+
+@lru_cache(4096)
+def count_once(method: str, parameters: tuple[tuple[str, int | float], ...], n: int, p: int) -> tuple[int, int]:
+    """Count flops for one row, and bytes: see `count_declared`. Layers have weights of the same shapes."""
+    sizes = FORMATS[method].expected(n, p, **dict(parameters))
     return int(FORMATS[method].flops.subs(sizes).subs(T, 1)), int(FORMATS[method].bytes.subs(sizes))
 
 
@@ -148,7 +158,8 @@ def propose(
     ranked = any("rank" in FORMATS[name].parameters for name in formats)
     errors = low_rank_errors(w, g) if ranked else np.zeros(1)
     dense = min(price("dense", {}, *w.shape), price("packed", {}, *w.shape))
-    weighed = Weighed(w, g, errors, output_energy(w, g), limits)
+    some = sample_columns(w, limits.sampled)
+    weighed = Weighed(some, g, errors, output_energy(some, g), limits, w.shape[1])
     judged: list[Proposal | Rejected] = []
     for candidate in propose_formats(weighed, gram is not None, formats):
         judged.append(judge_candidate(candidate, weighed, limits, price, dense, judged))
@@ -161,13 +172,15 @@ def propose(
 
 @dataclass(frozen=True, eq=False)
 class Weighed:
-    """A weight (n, p), its metric G, the output error of its best rank 0 … k, and its whole output energy ‖X W‖²."""
+    """Columns W (n, q) of a weight, `columns` of which there are in all (0: q), the metric G, the output error of the
+    weight's best rank 0 … k, and the output energy ‖X W‖²."""
 
     weight: RealArray
     gram: RealArray
     errors: RealArray
     energy: float
     limits: Limits
+    columns: int = 0
 
     @property
     def squares(self) -> RealArray:
@@ -176,9 +189,15 @@ class Weighed:
 
     @property
     def shape(self) -> tuple[int, int]:
+        """The shape of these columns: (inputs, outputs)."""
+        n, q = self.weight.shape
+        return n, q
+
+    @property
+    def whole_shape(self) -> tuple[int, int]:
         """The shape of the weight: (inputs, outputs)."""
-        n, p = self.weight.shape
-        return n, p
+        n, q = self.shape
+        return n, self.columns or q
 
     @cached_property
     def lost(self) -> RealArray:
@@ -234,6 +253,17 @@ def propose_formats(weighed: Weighed, seen: bool, formats: Collection[str]) -> I
             yield Candidate(method, parameters, format.metric() if seen else "plain")
 
 
+def sample_columns(weight: RealArray, numbers: float) -> RealArray:
+    """Return blocks of BLOCK columns of a weight (n, p), evenly apart, with about this many numbers; the weight where
+    it has no more. Formats keep tiles and scales of neighbouring columns."""
+    n, p = weight.shape
+    blocks = p // BLOCK
+    if weight.size <= numbers or (count := max(1, round(numbers / (n * BLOCK)))) >= blocks:
+        return weight
+    starts = BLOCK * (np.arange(count) * blocks // count)
+    return weight[:, (starts[:, None] + np.arange(BLOCK)).ravel()]
+
+
 def entry_energy(w: RealArray, g: RealArray) -> RealArray:
     """Compute G_ii W_ij²: the loss of the output when an entry is dropped, were the columns of X orthogonal."""
     return gram_diagonal(g)[:, None] * w**2
@@ -284,7 +314,7 @@ def judge_candidate(
 ) -> Proposal | Rejected:
     """Return a candidate with its price and predicted error, or the reason for its rejection. A candidate that is not
     repaid is never fitted, nor one that a proposal judged `before` is sure to beat."""
-    shape = weighed.weight.shape
+    shape = weighed.whole_shape
     asked = price(each.method, each.parameters, *shape)
     if not all(np.isfinite(asked)) or min(asked) < 0:
         raise InputError(f"propose: the price of {each} is {asked}; it must be two numbers that are not negative")

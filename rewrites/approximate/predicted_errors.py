@@ -15,6 +15,7 @@ from typing import cast
 import numpy as np
 
 from formats.core.stage import NoPullback
+from formats.host.threads import in_threads
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import S, T
 from opmatrix.runtime.cotangents import PulledStep, pull_back, random_signs
@@ -24,6 +25,7 @@ from rewrites.approximate.error_cache import Measured
 from rewrites.approximate.sites import WeightSite
 from rewrites.approximate.trials import TRIAL_BYTES, FloatRows, read_otherwise
 from rewrites.approximate.weight_errors import MakeConstant, TriedWeights, measure_weights
+from rewrites.lowering.lower import Method
 
 SEED = 1986  # of the directions
 PROBES = 192  # directions times sentences, at least
@@ -113,17 +115,29 @@ def predict_weights(tried: TriedWeights, progress: Callable[[int, int], None]) -
     elif chooser >= 0:
         step = tried.program.steps[chooser]
         tried.notes.append(f"step {step.output} = {step.kernel} chooses entries: {MEASURED_BEFORE}")
-    try:
-        for site, readers in sites_with_cotangents(probe, behind):
-            progress(len(methods), len(named))
-            methods[site.name] = probing.methods(site, partial(predict_changes, probe, site, readers))
-    except NoPullback as error:
-        tried.notes.append(f"{error}: {MEASURED_BEFORE}")
+
+    def calls() -> Iterator[Callable[[], tuple[str, list[Method]]]]:
+        """Yield a call for each site, which returns its name and its methods."""
+        try:
+            for done, (site, readers) in enumerate(sites_with_cotangents(probe, behind)):
+                progress(done, len(named))
+                yield partial(predict_site, probing, probe, site, readers)
+        except NoPullback as error:
+            tried.notes.append(f"{error}: {MEASURED_BEFORE}")
+
+    methods |= in_threads(calls())
     rest = [site for name, site in named.items() if name not in methods]
     if rest:
         methods |= measure_weights(replace(tried, sites=rest), progress)
     progress(len(named), len(named))
     return methods
+
+
+def predict_site(
+    tried: TriedWeights, probe: OutputProbe, site: WeightSite, readers: Sequence[PulledStep]
+) -> tuple[str, list[Method]]:
+    """Return a site's name, and its methods with their predicted errors."""
+    return site.name, tried.methods(site, partial(predict_changes, probe, site, readers))
 
 
 def last_choosing(program: Program) -> int:

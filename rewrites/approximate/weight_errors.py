@@ -50,10 +50,10 @@ class TriedWeights:
         return replace(self, batch=sample(self.program, self.batch, trials))
 
     def methods(self, site: WeightSite, changes: ChangesOf) -> list[Method]:
-        """Return the methods of a site, each with the error that `changes` gives it."""
-        methods = WeightTrials(self, site, changes).measure_errors()
-        self.fitter.directions.clear()
-        return methods
+        """Return the methods of a site, each with the error that `changes` gives it. Several threads may do so for
+        different sites."""
+        alone = replace(self, fitter=replace(self.fitter, directions={}))
+        return WeightTrials(alone, site, changes).measure_errors()
 
 
 @dataclass
@@ -67,8 +67,8 @@ class WeightTrials(Trials[Method]):
 
     @cached_property
     def numbers(self) -> np.ndarray:
-        """The weight in float64, while it is tried."""
-        return self.site.numbers()
+        """The weight in float64, while it is tried; contiguous, as formats read it many times."""
+        return np.ascontiguousarray(self.site.numbers())
 
     def candidates(self) -> list[Method]:
         """Return the methods that spectra propose, the methods of a user's approximations for a weight of a product,
