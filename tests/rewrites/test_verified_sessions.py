@@ -27,8 +27,9 @@ LONGEST = 150
 
 
 @cache
-def decoding(where="sequence & causal", heads=4, shared=2, d=8, e=8, last=False, bias=False):
-    """Attention over embeddings and positions, and a product; perhaps of the last row of a text alone."""
+def decoding(where="sequence & causal", heads=4, shared=2, d=8, e=8, last=False, bias=False, rotated=False):
+    """Attention over embeddings and positions, and a product; perhaps of the last row of a text alone, or of keys that
+    were rotated before."""
     rng, constants = np.random.default_rng(5), {}
 
     def array(*shape):
@@ -37,7 +38,7 @@ def decoding(where="sequence & causal", heads=4, shared=2, d=8, e=8, last=False,
     for name, width in (("E", 24), ("P", 24)):
         constants[name] = FORMATS["dense"].pack(array(400, width))
     steps = [Step("embed", {"table0": "E", "table1": "P"}, {"fields": "tokens,positions"}, "x")]
-    for name, width in (("Q", heads * d), ("K", shared * d), ("V", shared * e)):
+    for name, width in (("K", shared * d), ("V", shared * e), ("Q", heads * d)):
         constants[name] = FORMATS["dense"].pack(array(24, width) / 5)
         x = "first" if last and name == "Q" else "x"
         if x == "first":
@@ -46,7 +47,10 @@ def decoding(where="sequence & causal", heads=4, shared=2, d=8, e=8, last=False,
             Step("linear", {"x": x, "weight": name}, {}, name.lower()),
             Step("heads", {"x": name.lower()}, {"heads": heads if name == "Q" else shared}, f"{name}h"),
         ]
-    operands, attributes = {"q": "Qh", "k": "Kh", "v": "Vh"}, {"scale": 0.3, "where": where}
+        if rotated and name == "K":
+            constants |= {"cos": array(400, d // 2), "sin": array(400, d // 2)}
+            steps.append(Step("rotate", {"x": "Kh", "cos": "cos", "sin": "sin"}, {}, "Kr"))
+    operands, attributes = {"q": "Qh", "k": "Kr" if rotated else "Kh", "v": "Vh"}, {"scale": 0.3, "where": where}
     if bias:
         constants["B"], operands = array(heads, 41), operands | {"bias": "B"}
     if last:
@@ -72,6 +76,7 @@ def rebound(program):
     [
         {},
         dict(where="sequence & causal & window(20)"),
+        dict(last=True, rotated=True),
         *(
             pytest.param(each, marks=pytest.mark.deep)
             for each in (

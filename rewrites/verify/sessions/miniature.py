@@ -17,7 +17,6 @@ from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.relations import HELD, SLOTS
 from opmatrix.algebra.positions.patterns import FAR, causal, sequence, window
 from opmatrix.inference.cached import causal as reads_back
-from opmatrix.inference.cached import of_new_rows
 from opmatrix.runtime.declarations.kernel import Declared
 from opmatrix.runtime.declarations.operands import Heads
 from opmatrix.runtime.kernels import KERNELS
@@ -36,14 +35,14 @@ FloatTable = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Attention:
-    """A step of attention: heads and columns of queries, keys and values, the attributes for scores, and the step
-    `picked` that takes the last row of each sentence out of the queries, if attention is for that row alone."""
+    """A step of attention: heads and columns of queries, keys and values, the attributes for scores, and whether it is
+    for the `last` row of each sentence alone."""
 
     widths: tuple[tuple[int, int], ...]
     scale: float
     where: str
     bias: str = ""
-    picked: Step | None = None
+    last: bool = False
     whole: str = ""
 
     @cached_property
@@ -57,14 +56,7 @@ class Attention:
 
     def kind(self, bias: Constant | None) -> Hashable:
         """Return a key of the step, without its numbers."""
-        return (
-            self.widths,
-            self.scale,
-            self.where,
-            self.whole,
-            self.picked and self.picked.kernel,
-            getattr(bias, "shape", None),
-        )
+        return (self.widths, self.scale, self.where, self.whole, self.last, getattr(bias, "shape", None))
 
     @property
     def work(self) -> int:
@@ -81,14 +73,6 @@ def find_attention(program: Program) -> Iterator[tuple[Attention, Constant | Non
     """Yield each kind of attention whose rows sessions compute, once, with its table by distance."""
     seen = set[Hashable]()
     calls = program.schedule.calls[program.schedule.first :]
-    picked = next(
-        (
-            step
-            for step, call in zip(program.steps, calls, strict=True)
-            if call.kernel.changes_space and not call.kernel.cached_variant and of_new_rows(call)
-        ),
-        None,
-    )
     for step, call in zip(program.steps, calls, strict=True):
         over = HELD in call.kernel.relations(call.bound)
         if not (over or reads_back(call)):
@@ -99,7 +83,7 @@ def find_attention(program: Program) -> Iterator[tuple[Attention, Constant | Non
             float(step.attributes.get("scale", 1.0)),
             where_of(call, over),
             step.operands.get("bias", ""),
-            picked if last else None,
+            last,
             call.kernel.name if over else call.kernel.cached_variant,
         )
         bias = program.constants.get(attention.bias)
@@ -144,8 +128,8 @@ class Miniature:
                 )
             )
             rows = f"{name} rows"
-            if name == "q" and attention.picked is not None:
-                steps.append(Step(attention.picked.kernel, {"x": rows}, attention.picked.attributes, "q last"))
+            if name == "q" and attention.last:
+                steps.append(Step("pool", {"x": rows}, {"how": "last"}, "q last"))
                 rows = "q last"
             steps.append(Step("heads", {"x": rows}, {"heads": heads}, name))
         operands = {name: name for name in names}
@@ -165,7 +149,7 @@ class Miniature:
     @property
     def step_kernel(self) -> str:
         """The kernel for whole sentences that a program has."""
-        if self.attention.picked is None:
+        if not self.attention.last:
             return self.attention.kernel.name
         return next(
             kernel.name
@@ -176,7 +160,7 @@ class Miniature:
     @property
     def attributes(self) -> dict[str, float | int | str]:
         """The attributes of the attention step."""
-        last = {} if self.attention.picked is None else {"query": "last"}
+        last = {"query": "last"} if self.attention.last else {}
         return {"scale": self.attention.scale, "where": self.attention.where, **last}
 
     def drawn(self, rng: np.random.Generator) -> Iterator[tuple[FloatTable, FloatTable]]:
