@@ -19,7 +19,7 @@ import numpy as np
 
 from formats.core.errors import InputError
 from formats.host.quiet import Watch
-from formats.host.threads import in_threads
+from formats.host.threads import in_threads, single_blas
 from opmatrix.algebra.batch.signature import HALF
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
@@ -498,6 +498,8 @@ def conclude(
     within = allowed(points, asked, memory)
     trusted = not getattr(opened.machine, "marks", ())
     best = choose(within, trusted)
+    with single_blas():  # LAPACK's threads wait for each other longer than they work
+        spectra = sample_spectra(opened.model)
     return Result(
         model=opened.meta.get("model", ""),
         machine=opened.machine,
@@ -524,7 +526,7 @@ def conclude(
         measure=request.measure,
         generated=generated_by(best.program, opened),
         operators=by_operator(imported.program, best.program, workload.timed, opened.machine),
-        spectra=sample_spectra(opened.model),
+        spectra=spectra,
         terms=find_evaluated(best.program, workload.timed, request.rounds, searched.space.prices),
     )
 

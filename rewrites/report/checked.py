@@ -36,7 +36,7 @@ from rewrites.verify.programs import (
     verify_structure,
 )
 from rewrites.verify.routed import describe_routing, is_routed, run_beside
-from rewrites.verify.sessions.verified_sessions import Sessions, verify_sessions
+from rewrites.verify.sessions.verified_sessions import Sessions, verify_all_sessions
 from rewrites.workload.stated import RoutedChange, Stated
 
 
@@ -237,7 +237,7 @@ def check_decoders(points: Sequence[Point], few: Batch) -> list[Point]:
     """Return points with the results for the sessions of programs that have some, each kind of attention once. Raises
     VerificationError."""
     sessions = Sessions.of(length for point in points for length in point.lengths)
-    decoding = [verify_sessions(point.program, few, sessions) for point in points]
+    decoding = verify_all_sessions([point.program for point in points], few, sessions)
     checks = {"sessions": sessions.described()}
     return [
         replace(point, checks=point.checks | checks) if decodes else point

@@ -32,6 +32,7 @@ DRAWN, MULTIPLES = 64, 8  # drawn rows beside borders; multiples of a border, at
 TIMED_LENGTHS = 8  # lengths of a workload's sentences, at most
 ORACLE_WORK = 5e10  # multiplications of the oracle for a batch, about
 ROW_WORK = 4e9  # multiplications of a step whose rows are all checked
+RUN_WORK = 1e11  # multiplications of a whole run on very many rows
 MAX_ROWS = MAX_INPUT_ROWS // 2  # rows of single sentences, together
 GROUP_COUNT, LONG_COUNT = 3, 3  # groups of a batch of many short sentences; long sentences
 MEMORY = 2**30  # bytes that a run of a length not timed may take
@@ -116,11 +117,13 @@ class Steps:
     nearest: float = 0.0
     run: set[bytes] = field(default_factory=set)
 
-    def first_run(self, batch: Batch) -> bool:
-        """Return True once for each batch: one program runs as a whole on a batch of very many rows, the others only
-        their fresh steps."""
-        first = batch.starts.tobytes() not in self.run
-        self.run.add(batch.starts.tobytes())
+    def takes_whole(self, program: Program, batch: Batch, fresh: set[int]) -> bool:
+        """Return True once for each batch of very many rows: one program runs on it as a whole, if its whole run is
+        checked there and is of at most RUN_WORK; the others have only their `fresh` steps and what these read."""
+        whole = self.runs(batch, fresh) and batch.rows * multiplications(program) <= RUN_WORK
+        first = whole and batch.starts.tobytes() not in self.run
+        if first:
+            self.run.add(batch.starts.tobytes())
         return first
 
     @classmethod
@@ -234,11 +237,11 @@ def kind_of(call: Call, batch: Batch) -> Hashable:
 def verify_lengths(program: Program, batches: Sequence[Batch], steps: Steps) -> dict[str, float]:
     """Check on each batch the steps that were not yet checked against the meaning of their kernels, within their
     bounds: some rows of many, and telling operands too. On lengths in `all` compare the whole run, as a user runs it,
-    with its steps to the bit. On very many rows one program runs as a whole; the others without layers equal to
-    earlier ones. Raises VerificationError."""
+    with its steps to the bit. On very many rows one program of at most RUN_WORK runs as a whole; the others without
+    layers equal to earlier ones. Raises VerificationError."""
     for batch in batches:
         fresh, looked = steps.fresh(program, batch), program
-        if fresh and batch.rows >= SAMPLED and not steps.first_run(batch):
+        if fresh and batch.rows >= SAMPLED and not steps.takes_whole(program, batch, fresh):
             looked = shortened(program, fresh)
             fresh = steps.fresh(looked, batch)
         segments, first = looked.schedule.segments, looked.schedule.first
@@ -315,11 +318,16 @@ def compare_run(program: Program, batch: Batch, fresh: set[int], steps: Steps) -
 def stated_at(program: Program, lengths: Lengths, timed: Iterable[Batch]) -> Lengths:
     """Return the lengths of single sentences for which errors are reported: one token, the timed lengths, and the
     longest that the float64 oracle reads soon enough."""
-    numbers = (constant.shape for constant in program.constants.values() if len(constant.shape) == 2)
-    most = max(1, ORACLE_WORK // max(1, sum(inputs * outputs for inputs, outputs in numbers)))
+    most = max(1, ORACLE_WORK // multiplications(program))
     within = [batch for batch in lengths if len(batch) == 1 and batch[0] <= most]
     told = {1, *(int(n) for batch in timed for n in np.diff(batch.starts)), max(within)[0]}
     return tuple(batch for batch in within if batch[0] in told)
+
+
+def multiplications(program: Program) -> int:
+    """Return the numbers of a program's matrices, which a row multiplies about once; 1 at least."""
+    shapes = (constant.shape for constant in program.constants.values() if len(constant.shape) == 2)
+    return max(1, sum(math.prod(shape) for shape in shapes))
 
 
 def errors_at(

@@ -81,13 +81,17 @@ def in_groups(x: Doubles, heads: int) -> Doubles:
 
 
 def products(q: Doubles, k: Doubles) -> Doubles:
-    """Return q kᵀ of every head: (heads, queries, keys)."""
-    return q.swapaxes(0, 1) @ k.transpose(1, 2, 0)
+    """Return q kᵀ of every head of q: (heads, queries, keys). A head of k may serve a group of them."""
+    (n, heads, d), groups = q.shape, k.shape[1]
+    together = q.swapaxes(0, 1).reshape(groups, -1, d)
+    return np.asarray((together @ k.transpose(1, 2, 0)).reshape(heads, n, -1))
 
 
 def weigh_heads(p: Doubles, v: Doubles) -> Doubles:
-    """Return p v of every head: (queries, heads, columns)."""
-    return (p @ v.swapaxes(0, 1)).swapaxes(0, 1)
+    """Return p v of every head of p: (queries, heads, columns). A head of v may serve a group of them."""
+    (heads, n, m), groups = p.shape, v.shape[1]
+    weighed = p.reshape(groups, -1, m) @ v.swapaxes(0, 1)
+    return np.asarray(weighed.reshape(heads, n, -1).swapaxes(0, 1))
 
 
 def near_keys(bias: Doubles | None, queries: NDArray[np.int64] | int, keys: NDArray[np.int64]) -> Doubles | float:

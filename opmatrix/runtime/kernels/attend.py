@@ -198,10 +198,11 @@ class attention(Arguments):
         """Return softmax of the requested queries, over the keys that each sees."""
         heads, where, parts = all_heads(a), seen.pattern(a), []
         for at, queries, keys in asked_queries(a):
-            q, k, v = (in_groups(operand, heads) for operand in (a.q[at], a.k[keys], a.v[keys]))
-            scores = products(q, k) * a.scale + near_keys(a.bias, queries[:, None], rows_of_keys(keys))
+            scores = products(in_groups(a.q[at], heads), a.k[keys]) * a.scale + near_keys(
+                a.bias, queries[:, None], rows_of_keys(keys)
+            )
             scores = np.where(unseen(a.batch, keys, where, queries), -np.inf, scores)
-            parts.append(weigh_heads(softened(scores), v))
+            parts.append(weigh_heads(softened(scores), a.v[keys]))
         return np.concatenate(parts)
 
     def pullback(a, g: Doubles) -> Cotangents:
@@ -212,7 +213,7 @@ class attention(Arguments):
         """Bound the errors of scores, shares, and their sum over the values, rescaled from tile to tile. bfloat16
         rounds the shares, too, except those of queries all of whose scores are surely 0: e^0 is 1, which is exact."""
         heads, parts, rounding = all_heads(a), [], 0.0 if a.number_type == "float32" else BF16
-        q, k = in_groups(a.exact.q, heads), in_groups(a.exact.k, heads)
+        q, k, v = in_groups(a.exact.q, heads), a.exact.k, a.exact.v
         for at, queries, keys in asked_queries(a):
             near = near_keys(a.exact.bias, queries[:, None], rows_of_keys(keys))
             exact = products(q[at], k[keys]) * a.exact.scale + near
@@ -222,7 +223,7 @@ class attention(Arguments):
             share, doubt = bound_shares(exact, gamma(a.q.shape[2] + 2 + biased(a)) * size, hidden)
             merges = -(-share.shape[-1] // a.tile) - 1  # each merge rescales mass and values once more
             total = doubt + (gamma(share.shape[-1] + 4 + 2 * merges) + rounded) * (share + doubt)
-            parts.append(weigh_heads(total, abs(in_groups(a.exact.v[keys], len(share)))) + (rounding > 0) * FLUSHED)
+            parts.append(weigh_heads(total, abs(v[keys])) + (rounding > 0) * FLUSHED)
         return np.concatenate(parts)
 
     def cost(a, out: Heads, extents: Extents) -> Costs:

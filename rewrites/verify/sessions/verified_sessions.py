@@ -2,14 +2,16 @@
 every number of threads to the bit; caches are compared to the bit; and the steps of a program over caches in float64
 with those over whole sentences."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
-from formats.host.threads import numbers_of_threads, on_threads, single_blas
+from formats.host.threads import in_threads, numbers_of_threads, on_threads
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.relations import HELD, SLOTS
 from opmatrix.algebra.batch.signature import HELD_NUMBERS, widened
@@ -52,25 +54,52 @@ class Sessions:
         return asdict(self) | {"kinds": len(self.kinds)}
 
 
+class ScriptRows(NamedTuple):
+    """The rows of a script that were compared, and the largest share of its bound that an error takes."""
+
+    rows: int
+    nearest: float
+
+
 def verify_sessions(program: Program, sentences: Batch, sessions: Sessions) -> bool:
     """Verify the sessions of a program; False if no session can compute the program. Checks attention of each kind not
     yet checked, on a script of calls, and the program's steps over caches on a few tokens of these sentences. Raises
     VerificationError."""
-    decoder = decoder_of(program)
-    if decoder is None:
-        return False
+    [computed] = verify_all_sessions([program], sentences, sessions)
+    return computed
+
+
+def verify_all_sessions(programs: Sequence[Program], sentences: Batch, sessions: Sessions) -> list[bool]:
+    """Verify the sessions of programs: see `verify_sessions`. Several checks run at once."""
+    decoders = [decoder_of(program) for program in programs]
+    calls = (
+        call
+        for program, decoder in zip(programs, decoders, strict=True)
+        if decoder is not None
+        for call in list_checks(program, decoder, sentences, sessions)
+    )
+    for compared in in_threads(calls):
+        sessions.rows += compared.rows
+        sessions.nearest = max(sessions.nearest, compared.nearest)
+    return [decoder is not None for decoder in decoders]
+
+
+def list_checks(
+    program: Program, decoder: Program, sentences: Batch, sessions: Sessions
+) -> Iterator[Callable[[], ScriptRows]]:
+    """Yield the checks of a program's sessions: of its steps over caches, and of each kind of attention that none was
+    yielded for before."""
     if not program.state:
-        verify_steps_over_caches(program, decoder, sentences, sessions.longest)
+        yield partial(verify_steps_over_caches, program, decoder, sentences, sessions.longest)
     for attention, bias in find_attention(program):
-        if attention.kind(bias) in sessions.kinds:
+        if (kind := attention.kind(bias)) in sessions.kinds:
             continue
+        sessions.kinds.add(kind)
         length = int(min(sessions.longest, max(COMPARED_WHOLE, (PROMPT_WORK / attention.work) ** 0.5)))
         for shares in (EVEN_SHARES, SPREAD_SHARES):
             miniature = attention.miniature(shares, length, bias)
             for number in sessions.numbers:
-                verify_script(miniature, number, decoder, sessions)
-        sessions.kinds.add(attention.kind(bias))
-    return True
+                yield partial(verify_script, miniature, number, decoder, sessions.threads)
 
 
 def borders_of(decoder: Program) -> set[int]:
@@ -83,11 +112,12 @@ def borders_of(decoder: Program) -> set[int]:
     }
 
 
-def verify_script(miniature: Miniature, number: str, decoder: Program, sessions: Sessions) -> None:
-    """Run a script on caches of a number type: it must have the same bits on any number of threads, every row within
-    its bound, and in every cache the rows it is to hold. Raises VerificationError."""
+def verify_script(miniature: Miniature, number: str, decoder: Program, threads: Sequence[int]) -> ScriptRows:
+    """Run a script on caches of a number type: it must have the same bits on any of these numbers of threads, every row
+    within its bound, and in every cache the rows it is to hold. Raises VerificationError."""
     first: SessionScript | None = None
-    for count in sessions.threads:
+    compared = ScriptRows(0, 0.0)
+    for count in threads:
         borders = borders_of(decoder) | borders_of(miniature.program.decode_with(number))
         script = SessionScript(miniature, number, [*borders])
         try:
@@ -99,13 +129,12 @@ def verify_script(miniature: Miniature, number: str, decoder: Program, sessions:
             ) from error
         if first is None:
             first = script
-            with single_blas():
-                sessions.nearest = max(sessions.nearest, compare_rows(script, number))
-            sessions.rows += sum(len(given_rows.rows) for given_rows in script.observed)
+            compared = ScriptRows(sum(len(step.rows) for step in script.observed), compare_rows(script, number))
         else:
-            compare_session_threads(first, script, sessions.threads[0], count)
+            compare_session_threads(first, script, threads[0], count)
         for cached in script.kept:
             compare_cache(script, cached, number)
+    return compared
 
 
 def compare_session_threads(first: SessionScript, other: SessionScript, one: int, count: int) -> None:
@@ -175,10 +204,10 @@ def compare_cache(script: SessionScript, kept: CachedRows, number: str) -> None:
             )
 
 
-def verify_steps_over_caches(program: Program, decoder: Program, sentences: Batch, longest: int) -> None:
+def verify_steps_over_caches(program: Program, decoder: Program, sentences: Batch, longest: int) -> ScriptRows:
     """Compare the steps of a program over caches, on a prompt and the rows that follow, with those over whole
-    sentences. Both are in float64, with numbers as they are stored and no rounding on the way. Raises
-    VerificationError."""
+    sentences. Both are in float64, with numbers as they are stored and no rounding on the way, and so without a bound.
+    Raises VerificationError."""
     limits = longest, READ_TOKENS, least_limits(program.schedule.calls).get("positions", READ_TOKENS)
     text = np.resize(sentences.tokens, min(limits))
     wanted = program.exact(Batch([text]), rounded=False)
@@ -197,3 +226,4 @@ def verify_steps_over_caches(program: Program, decoder: Program, sentences: Batc
             relative=off,
             allowed=EQUAL,
         )
+    return ScriptRows(0, 0.0)
