@@ -217,7 +217,10 @@ def pursue(opened: Opened, request: Request, report: Report) -> Result:
         variants: Sequence[Variant] = ()
         if request.remove:
             with report.phase("remove") as progress:
-                variants = pruning_of(searched).variants(quality, request.remove, request.calibrate, progress)
+                pruning = pruning_of(searched, request.measure)
+                variants = pruning.variants(quality, request.remove, request.calibrate, progress)
+            for note in pruning.notes:
+                report.say(note)
         with report.phase("approximate") as progress:
             proposed = propose_approximations(searched, request.error, progress, report.say, variants, request.measure)
         with report.phase("front") as progress:
@@ -261,7 +264,7 @@ def compile_kernels(searched: Searched) -> None:
     check_precision(searched.opened.operator, programs, searched.workload.few)
 
 
-def pruning_of(searched: Searched) -> Pruning:
+def pruning_of(searched: Searched, measure: str = NEAR_FRONT) -> Pruning:
     """Return the source of smaller models."""
     opened = searched.opened
     return Pruning(
@@ -272,6 +275,7 @@ def pruning_of(searched: Searched) -> Pruning:
         searched.workload,
         opened.meta,
         opened.attempts,
+        measure,
     )
 
 
@@ -283,9 +287,9 @@ def propose_approximations(
     variants: Sequence[Variant] = (),
     measure: str = NEAR_FRONT,
 ) -> Proposed:
-    """Return the change of the output by each proposed method, predicted or measured, and by each block substitution,
-    measured, on rows that it is not fitted to; empty if no error is allowed. Fewer keys for attention are tried on rows
-    that may be longer."""
+    """Return the change of the output by each proposed method and by each block substitution, predicted or measured, on
+    rows that it is not fitted to; empty if no error is allowed. Fewer keys for attention are tried on rows that may be
+    longer."""
     from opmatrix.spectra import Limits
 
     opened, workload, space, exact = searched.opened, searched.workload, searched.space, searched.exact
@@ -304,18 +308,20 @@ def propose_approximations(
         opened.attempts,
         measure,
     )
-    for note in choices.notes:
-        say(note)
     groups = part_factors(opened.model)
     attempts, substitutions = opened.attempts, list[BlockSubstitution]()
-    blocks = BlockTrials(groups, exact, workload.probe, attempts)
-    sparse = SparseAttentionTrials(groups, exact, searched.emitter.parts, space.prices, workload, attempts)
+    borders, parts, notes = searched.emitter.borders, searched.emitter.parts, choices.notes
+    near = measure == NEAR_FRONT
+    blocks = BlockTrials(groups, exact, workload.probe, attempts, borders, notes)
+    sparse = SparseAttentionTrials(groups, exact, parts, space.prices, workload, attempts, notes)
     with attempts.leave_out("layers left out and side by side"):
-        substitutions += blocks.measure_errors(error)
+        substitutions += blocks.predict_errors(error) if near else blocks.measure_errors(error)
     with attempts.leave_out("attention that sees fewer keys"):
         if error and sparse.unmeasurable:
-            say(sparse.unmeasurable)
-        substitutions += sparse.measure_errors(error)
+            notes.append(sparse.unmeasurable)
+        substitutions += sparse.predict_errors(error) if near else sparse.measure_errors(error)
+    for note in notes:
+        say(note)
     space.substitutions = substitutions
     for variant in variants:
         variant.choices = carry_methods(choices, opened.operator, variant)
