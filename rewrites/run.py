@@ -31,6 +31,7 @@ from rewrites.approximate.block_errors import BlockTrials, SparseAttentionTrials
 from rewrites.approximate.error_levels import Front, count_methods, describe_methods
 from rewrites.approximate.proposals import ERRORS_OF, NEAR_FRONT, Choices, propose_methods
 from rewrites.approximate.removing import check_removal
+from rewrites.approximate.trials import BY_PULLBACK, BY_RUNS
 from rewrites.approximate.variants import Pruning, Variant, carry_methods, choose_pruned
 from rewrites.egraph.layers import Model, outputs
 from rewrites.extraction import Infeasible
@@ -215,14 +216,16 @@ def pursue(opened: Opened, request: Request, report: Report) -> Result:
             with report.phase("goals"):
                 quality = replace(quality, exactly=find_figures(judged, "the model", searched.exact))
         variants: Sequence[Variant] = ()
+        pruning = pruning_of(searched, request.measure)
         if request.remove:
             with report.phase("remove") as progress:
-                pruning = pruning_of(searched, request.measure)
                 variants = pruning.variants(quality, request.remove, request.calibrate, progress)
             for note in pruning.notes:
                 report.say(note)
         with report.phase("approximate") as progress:
             proposed = propose_approximations(searched, request.error, progress, report.say, variants, request.measure)
+            if request.remove:
+                proposed.choices.predicted_by["units and heads"] = pruning.predicted_by
         with report.phase("front") as progress:
             front = find_front(proposed, request.error, request.memory, progress, quality)
         with report.phase("laws"), blame_own_laws(searched):
@@ -311,7 +314,7 @@ def propose_approximations(
     groups = part_factors(opened.model)
     attempts, substitutions = opened.attempts, list[BlockSubstitution]()
     borders, parts, notes = searched.emitter.borders, searched.emitter.parts, choices.notes
-    near = measure == NEAR_FRONT
+    near, in_part = measure == NEAR_FRONT, bool(notes)
     blocks = BlockTrials(groups, exact, workload.probe, attempts, borders, notes)
     sparse = SparseAttentionTrials(groups, exact, parts, space.prices, workload, attempts, notes)
     with attempts.leave_out("layers left out and side by side"):
@@ -322,6 +325,10 @@ def propose_approximations(
         substitutions += sparse.predict_errors(error) if near else sparse.measure_errors(error)
     for note in notes:
         say(note)
+    if error:
+        weights = BY_RUNS if not near else f"{BY_PULLBACK} and {BY_RUNS}" if in_part else BY_PULLBACK
+        ways = {"weights": weights, "layers": blocks.predicted_by, "keys": sparse.predicted_by}
+        choices.predicted_by |= {kind: by for kind, by in ways.items() if by}
     space.substitutions = substitutions
     for variant in variants:
         variant.choices = carry_methods(choices, opened.operator, variant)
@@ -524,7 +531,6 @@ def conclude(
         number_type=opened.number_type,
         busy=busy,
         misled=misled,
-        measure=request.measure,
         generated=generated_by(best.program, opened),
         operators=by_operator(imported.program, best.program, workload.timed, opened.machine),
         spectra=sample_spectra(opened.model),

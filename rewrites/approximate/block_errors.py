@@ -33,7 +33,18 @@ from rewrites.approximate.predicted_errors import (
     last_choosing,
     rerun,
 )
-from rewrites.approximate.trials import LARGE, SHORTEST, WORK, FloatRows, Trials, join_batches, sample, try_steps
+from rewrites.approximate.trials import (
+    BY_PULLBACK,
+    BY_RUNS,
+    LARGE,
+    SHORTEST,
+    WORK,
+    FloatRows,
+    Trials,
+    join_batches,
+    sample,
+    try_steps,
+)
 from rewrites.egraph.attempts import Attempts
 from rewrites.lowering.mixed import Mean
 from rewrites.lowering.price import Prices
@@ -50,7 +61,6 @@ REPAID = 0.01  # least share of a program's seconds to save
 ALIKE = 0.9  # the error texts must skip at least 90 % as many scores as
 # the timed text does
 SENTENCES = 2  # sentences that errors are measured on
-PULLBACK, RUNS = "pullback", "runs"  # ways in which errors are found
 FIRST_ORDER = 0.2  # largest predicted change that is not measured
 PartFactors = Sequence[Sequence[Operator]]  # the factors of every part of a model
 Measure = Callable[[Sequence[BlockSubstitution], float], list[BlockSubstitution]]
@@ -89,7 +99,7 @@ def settle(
             f"{100 * FIRST_ORDER:g} %, where first order is not enough: they are measured"
         )
         settled += measure(doubted, most)
-    ways = [PULLBACK] * (len(doubted) < len(predictions)) + [RUNS] * bool(doubted)
+    ways = [BY_PULLBACK] * (len(doubted) < len(predictions)) + [BY_RUNS] * bool(doubted)
     return settled, " and ".join(ways)
 
 
@@ -105,7 +115,7 @@ class BlockTrials(Trials[BlockSubstitution]):
     attempts: Attempts = field(default_factory=Attempts)
     borders: Mapping[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    predicted_by: str = RUNS
+    predicted_by: str = ""
 
     def candidates(self) -> list[BlockSubstitution]:
         """Return every substitution that is tried."""
@@ -118,7 +128,9 @@ class BlockTrials(Trials[BlockSubstitution]):
 
     def measure_errors(self, most: float) -> list[BlockSubstitution]:
         """Measure candidates, each alone; return those that change the output by at most `most`, relative."""
-        return self.measure(self.candidates() if most else [], most)
+        tried = self.candidates() if most else []
+        self.predicted_by = BY_RUNS if tried else ""
+        return self.measure(tried, most)
 
     def measure(self, tried: Sequence[BlockSubstitution], most: float) -> list[BlockSubstitution]:
         """Return the substitutions that change the output by at most `most`, relative. One sentence first rules out the
@@ -261,7 +273,7 @@ class SparseAttentionTrials(Trials[BlockSubstitution]):
     workload: Workload
     attempts: Attempts = field(default_factory=Attempts)
     notes: list[str] = field(default_factory=list)
-    predicted_by: str = RUNS
+    predicted_by: str = ""
 
     def candidates(self) -> list[BlockSubstitution]:
         """Return every substitution that pays, and whose error is known."""
@@ -279,7 +291,9 @@ class SparseAttentionTrials(Trials[BlockSubstitution]):
 
     def measure_errors(self, most: float) -> list[BlockSubstitution]:
         """Measure candidates, each alone; return those that change the output by at most `most`, relative."""
-        return self.measure(self.candidates() if most else [], most)
+        tried = self.candidates() if most else []
+        self.predicted_by = BY_RUNS if tried else ""
+        return self.measure(tried, most)
 
     def measure(self, tried: Sequence[BlockSubstitution], most: float) -> list[BlockSubstitution]:
         """Return the substitutions that change the output by at most `most`, relative, in the order of the program's

@@ -103,16 +103,11 @@ def find_readers(program: Program, pairs: Mapping[int, CoupledWeights]) -> dict[
 
 
 def predict_losses(pair: CoupledWeights, probe: OutputProbe, pulled: PulledStep) -> Iterator[Loss]:
-    """Yield the losses of a pair at the step that multiplies by its weight, the first of no loss. Where it has a bias,
-    this takes the mean of what is removed."""
-    x = cast("np.ndarray", pulled.arguments["x"])
-    cotangents = call_pullback(pulled.call, pulled.arguments, probe.batch, pulled.cotangents, pair.weight.label)["x"]
+    """Yield the losses of a pair at the step that multiplies by its weight, the first of no loss."""
     errors = {left: 0.0 for left in fewer_groups(pair)}
     for ranks in (0, 1):
         ranking = np.arange(len(probe.batch)) % 2 == ranks
-        shift = 0.0 if pair.bias is None else mean_of_sentences(x, probe, pulled, ranking)
-        rows = probe.by_sentence(pulled, cotangents * (x - shift))
-        changes = rows.reshape(*rows.shape[:2], pair.groups, pair.group).sum(-1, dtype=np.float64)
+        changes = changes_by_group(pair, probe, pulled, ranking)
         order = np.square(changes[:, ranking]).sum((0, 1)).argsort()
         for left in errors:
             together = changes[:, ~ranking][:, :, order[: pair.groups - left]].sum(-1)
@@ -120,6 +115,16 @@ def predict_losses(pair: CoupledWeights, probe: OutputProbe, pulled: PulledStep)
     yield Loss(pair.groups, 0, 0.0)
     for left, error in errors.items():
         yield Loss(left, count_gone(pair, left), error)
+
+
+def changes_by_group(pair: CoupledWeights, probe: OutputProbe, pulled: PulledStep, chosen: np.ndarray) -> np.ndarray:
+    """Return the change of the output by each group of a pair alone where it is removed, for each direction and
+    sentence, (K, S, groups). If there is a bias it takes the mean of what is removed, over the `chosen` sentences."""
+    x = cast("np.ndarray", pulled.arguments["x"])
+    cotangents = call_pullback(pulled.call, pulled.arguments, probe.batch, pulled.cotangents, pair.weight.label)["x"]
+    shift = 0.0 if pair.bias is None else mean_of_sentences(x, probe, pulled, chosen)
+    rows = probe.by_sentence(pulled, cotangents * (shift - x))
+    return cast("np.ndarray", rows.reshape(*rows.shape[:2], pair.groups, pair.group).sum(-1, dtype=np.float64))
 
 
 def mean_of_sentences(x: np.ndarray, probe: OutputProbe, pulled: PulledStep, chosen: np.ndarray) -> np.ndarray:

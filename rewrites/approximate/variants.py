@@ -22,7 +22,7 @@ from rewrites.approximate.losses import SHARES, Curve, count_trials, curves, lev
 from rewrites.approximate.predicted_errors import HALF_PASSES, OutputProbe
 from rewrites.approximate.proposals import NEAR_FRONT, Choices
 from rewrites.approximate.removing import Level, Removed, every_coupled, remove_groups
-from rewrites.approximate.trials import sample
+from rewrites.approximate.trials import BY_PULLBACK, BY_RUNS, sample
 from rewrites.egraph.attempts import Attempts
 from rewrites.extraction import Infeasible
 from rewrites.lowering.lower import Method
@@ -151,6 +151,7 @@ class Pruning:
     attempts: Attempts = field(default_factory=Attempts)
     measure: str = NEAR_FRONT
     notes: list[str] = field(default_factory=list)
+    predicted_by: str = BY_RUNS
 
     def variants(self, quality: Quality, what: Sequence[str], file: str | Path | None, progress: Tell) -> list[Variant]:
         """Return smaller models, reduced where it costs least, fitted to a file or to the lines that methods are fitted
@@ -178,6 +179,7 @@ class Pruning:
                 self.model, what, OutputProbe(self.exact, sample(self.exact, choose, HALF_PASSES)), self.notes
             )
             if predicted:
+                self.predicted_by = BY_PULLBACK
                 yield from predicted
                 return
         yield from curves(self.model, what, fit, sample(self.exact, choose, count_trials(self.model)))
