@@ -1,8 +1,9 @@
 """The error of each block substitution of a model. Layers left out or run side by side are tried with the model's own
 factors. Attention that sees fewer keys is tried in the exact program, with another pattern in one step.
 
-Errors are measured, by the rest of the model for each, or predicted, by one pullback for all: the change of the rows
-that a part hands on, or of the result of its attention, times the cotangent there (predicted_errors.py)."""
+Errors are measured, by the rest of the model for each, or predicted, by one pullback for all where these are many: the
+change of the rows that a part hands on, or of the result of its attention, times the cotangent there
+(predicted_errors.py)."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,7 @@ REPAID = 0.01  # least share of a program's seconds to save
 ALIKE = 0.9  # the error texts must skip at least 90 % as many scores as
 # the timed text does
 SENTENCES = 2  # sentences that errors are measured on
+PULLED = 2  # passes through the program that the pullback of a direction takes, about
 FIRST_ORDER = 0.2  # largest predicted change that is not measured
 PartFactors = Sequence[Sequence[Operator]]  # the factors of every part of a model
 Measure = Callable[[Sequence[BlockSubstitution], float], list[BlockSubstitution]]
@@ -103,6 +105,11 @@ def settle(
     return settled, " and ".join(ways)
 
 
+def pays(probe: OutputProbe, tried: Sequence[BlockSubstitution]) -> bool:
+    """True if a pullback is less work than runs of all these, each of half of the program on average."""
+    return len(tried) > 2 * PULLED * probe.directions
+
+
 @dataclass
 class BlockTrials(Trials[BlockSubstitution]):
     """Layers left out or run side by side, tried on the rows of a batch by the factors of a model's parts. For a large
@@ -133,24 +140,31 @@ class BlockTrials(Trials[BlockSubstitution]):
         return self.measure(tried, most)
 
     def measure(self, tried: Sequence[BlockSubstitution], most: float) -> list[BlockSubstitution]:
-        """Return the substitutions that change the output by at most `most`, relative. One sentence first rules out the
-        substitutions that change the residual stream too much."""
-        if tried and not self.batch.alone:
-            longest = max(islice(self.batch, PROBED), key=lambda each: each.rows)
-            stream = residual_stream(self.groups, Batch([longest.tokens[:SHORTEST]], [longest.kinds[:SHORTEST]]))
-            tried = [substitution for substitution in tried if self.may_serve(substitution, stream, most)]
-        if not tried:
+        """Return the substitutions that change the output by at most `most`, relative, of those that may serve."""
+        if not (tried := self.select(tried, most)):
             return []
         return measure_blocks(
             self.groups, tried, sample(self.program, self.batch, PASSES * len(tried)), most, self.attempts
         )
 
+    def select(self, tried: Sequence[BlockSubstitution], most: float) -> list[BlockSubstitution]:
+        """Return the substitutions that change the residual stream of one sentence by little enough."""
+        if not tried or self.batch.alone:
+            return [*tried]
+        longest = max(islice(self.batch, PROBED), key=lambda each: each.rows)
+        stream = residual_stream(self.groups, Batch([longest.tokens[:SHORTEST]], [longest.kinds[:SHORTEST]]))
+        return [substitution for substitution in tried if self.may_serve(substitution, stream, most)]
+
     def predict_errors(self, most: float) -> list[BlockSubstitution]:
-        """Predict candidates, each alone; return those that change the output by at most `most`, relative. Large
-        predictions, and unknown ones, are measured: see `settle`."""
-        tried = self.candidates() if most else []
+        """Predict candidates that may serve, each alone; return those that change the output by at most `most`,
+        relative. A few are measured by the program's kernels, and so are large predictions, and unknown ones: see
+        `settle`."""
+        tried = self.select(self.candidates() if most else [], most)
         passes = HALF_PASSES + PASSES * len(tried) // max(1, len(self.groups))  # a candidate runs a part of the oracle
         batch = sample(self.program, self.batch, passes)
+        if not pays(OutputProbe(self.program, batch), tried):
+            self.predicted_by = BY_RUNS if tried else ""
+            return self.measure_by_kernels(batch, tried, most)
         measure = partial(self.measure_by_kernels, batch)
         settled, self.predicted_by = settle(self.predictions(tried, batch), most, measure, self.notes)
         return settled
@@ -171,6 +185,8 @@ class BlockTrials(Trials[BlockSubstitution]):
     ) -> list[BlockSubstitution]:
         """Return the substitutions that change the output by at most `most`, relative: their factors run, then the
         further steps of the program. Where the program has no rows in full, the further factors run (`measure`)."""
+        if not tried:
+            return []
         schedule, values, measured = self.program.schedule, list[FloatRows | None](), list[BlockSubstitution]()
         wanted, handed, steps = self.program.run(batch), dict[int, FloatRows](), self.handing
         known = [one for one in tried if one.first - 1 in steps and one.last in steps]
@@ -312,10 +328,14 @@ class SparseAttentionTrials(Trials[BlockSubstitution]):
         return measured
 
     def predict_errors(self, most: float) -> list[BlockSubstitution]:
-        """Predict candidates, each alone; return those that change the output by at most `most`, relative. Large
-        predictions, and unknown ones, are measured: see `settle`."""
-        tried = self.candidates() if most else []
-        predictions = self.predictions(tried, self.longest(SENTENCES)) if tried else []
+        """Predict candidates, each alone; return those that change the output by at most `most`, relative. A few are
+        measured, and so are large predictions, and unknown ones: see `settle`."""
+        if not (tried := self.candidates() if most else []):
+            return []
+        probe = OutputProbe(self.program, self.longest(SENTENCES), LEAST_PROBES)
+        if not pays(probe, tried):
+            return self.measure_errors(most)
+        predictions = self.predictions(tried, probe.batch)
         settled, self.predicted_by = settle(predictions, most, self.measure, self.notes)
         return settled
 

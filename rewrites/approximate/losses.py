@@ -88,16 +88,20 @@ def predict_curves(model: Operator, what: Sequence[str], probe: OutputProbe, not
 
 
 def find_readers(program: Program, pairs: Mapping[int, CoupledWeights]) -> dict[int, int]:
-    """Return the step that multiplies by the weight of each pair, with the number of the pair."""
-    readers = dict[int, int]()
-    for number, pair in pairs.items():
-        matrix = pair.weight.array.astype(np.float32)
-        for at, step in enumerate(program.steps):
-            stored = program.constants.get(step.operands.get("weight", ""))
-            if at in readers or step.kernel != "linear" or stored is None or stored.shape != matrix.shape:
-                continue
-            if np.array_equal(dense_numbers(stored), matrix):
+    """Return the steps that multiply by the weights of pairs, each with the number of its pair. Pairs whose weight is
+    in no step as it is in the model are left out."""
+    readers, left = dict[int, int](), dict(pairs)
+    for at, step in enumerate(program.steps):
+        stored = program.constants.get(step.operands.get("weight", ""))
+        if step.kernel != "linear" or stored is None:
+            continue
+        alike = [number for number, pair in left.items() if pair.weight.shape == stored.shape]
+        matrix = dense_numbers(stored) if alike else np.zeros(0)
+        for number in alike:
+            numbers = np.asarray(left[number].weight.array, np.float32)
+            if np.array_equal(matrix[0], numbers[0]) and np.array_equal(matrix, numbers):
                 readers[at] = number
+                del left[number]
                 break
     return readers
 

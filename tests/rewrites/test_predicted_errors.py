@@ -21,6 +21,7 @@ from opmatrix.runtime.declarations import pullbacks
 from opmatrix.runtime.program import Program, Step
 from opmatrix.runtime.seen import pattern
 from opmatrix.spectra import Limits
+from rewrites.approximate import block_errors
 from rewrites.approximate.block_errors import (
     FARTHER,
     FIRST_ORDER,
@@ -324,17 +325,20 @@ def test_predictions_choose_what_is_measured(seed):
     assert settle([], most, measure, notes) == ([], "") and len(notes) == 1
 
 
-def test_blocks_of_few_sentences_and_without_borders_are_measured(drawn):
-    tried = [*fainter(drawn.groups, 0.99)]
-    few = BlockTrials(drawn.groups, drawn.program, Batch([[1, 2, 3]]), borders=drawn.emitter.borders)
-    apart = BlockTrials(drawn.groups, drawn.program, drawn.batch)
-    for trials in (few, apart):
+@pytest.mark.parametrize("pulled", [0, 99])
+def test_blocks_are_predicted_where_that_is_less_work_and_measured_where_nothing_is_predicted(pulled, monkeypatch):
+    monkeypatch.setattr(block_errors, "PULLED", pulled)
+    model = Drawn(3, num_hidden_layers=1)
+    tried = [*fainter(model.groups, 0.99)]
+    whole = {"batch": model.batch, "borders": model.emitter.borders}
+    for one in whole, whole | {"borders": {}}, whole | {"batch": Batch([[1, 2, 3]])}:
+        trials = BlockTrials(model.groups, model.program, **one)
         trials.candidates = lambda: tried
-        measured = trials.predict_errors(inf)
-        assert trials.predicted_by == "runs" and f"{len(tried)} of {len(tried)} have no" in trials.notes[-1]
-        assert sorted(one.error for one in measured) == pytest.approx(
-            sorted(one.error for one in trials.measure_errors(inf)), rel=1e-2
-        )
+        found = trials.predict_errors(inf)
+        assert trials.predicted_by == ("pullback" if one is whole and not pulled else "runs")
+        assert len(trials.notes) == (0 if pulled or one is whole else 1 if len(trials.batch) > 1 else 2)
+        measured = measure_blocks(model.groups, tried, trials.batch, inf, Attempts())
+        close(sorted(each.error**0.5 for each in found), sorted(each.error**0.5 for each in measured))
 
 
 @pytest.fixture(scope="module")
