@@ -134,7 +134,7 @@ def changes_by_group(pair: CoupledWeights, probe: OutputProbe, pulled: PulledSte
 def mean_of_sentences(x: np.ndarray, probe: OutputProbe, pulled: PulledStep, chosen: np.ndarray) -> np.ndarray:
     """Return the mean of the rows of some sentences."""
     [sums], [counts] = (probe.by_sentence(pulled, rows[None]) for rows in (x, np.ones(len(x))))
-    return cast("np.ndarray", sums[chosen].sum(0) / counts[chosen].sum())
+    return np.asarray(sums[chosen].sum(0) / counts[chosen].sum(), x.dtype)
 
 
 def count_gone(pair: CoupledWeights, left: int) -> int:
