@@ -216,12 +216,10 @@ def pursue(opened: Opened, request: Request, report: Report) -> Result:
             with report.phase("goals"):
                 quality = replace(quality, exactly=find_figures(judged, "the model", searched.exact))
         variants: Sequence[Variant] = ()
-        pruning = pruning_of(searched, request.measure)
+        pruning = pruning_of(searched)
         if request.remove:
             with report.phase("remove") as progress:
                 variants = pruning.variants(quality, request.remove, request.calibrate, progress)
-            for note in pruning.notes:
-                report.say(note)
         with report.phase("approximate") as progress:
             proposed = propose_approximations(searched, request.error, progress, report.say, variants, request.measure)
             if request.remove:
@@ -267,7 +265,7 @@ def compile_kernels(searched: Searched) -> None:
     check_precision(searched.opened.operator, programs, searched.workload.few)
 
 
-def pruning_of(searched: Searched, measure: str = NEAR_FRONT) -> Pruning:
+def pruning_of(searched: Searched) -> Pruning:
     """Return the source of smaller models."""
     opened = searched.opened
     return Pruning(
@@ -278,7 +276,6 @@ def pruning_of(searched: Searched, measure: str = NEAR_FRONT) -> Pruning:
         searched.workload,
         opened.meta,
         opened.attempts,
-        measure,
     )
 
 

@@ -65,7 +65,7 @@ SENTENCES = 2  # sentences that errors are measured on
 PULLED = 6  # passes through the program that the pullback of a direction takes (6.5 measured, MiniLM, 505 tokens)
 FIRST_ORDER = 0.2  # largest predicted change that is not measured
 PartFactors = Sequence[Sequence[Operator]]  # the factors of every part of a model
-Measure = Callable[[Sequence[BlockSubstitution], float], list[BlockSubstitution]]
+MeasureBlocks = Callable[[Sequence[BlockSubstitution], float], list[BlockSubstitution]]
 
 
 def with_error(tried: BlockSubstitution, change: float, most: float) -> list[BlockSubstitution]:
@@ -74,15 +74,15 @@ def with_error(tried: BlockSubstitution, change: float, most: float) -> list[Blo
     return [replace(tried, error=max(ROUNDING, change) ** 2)] if change <= most else []
 
 
-class Prediction(NamedTuple):
+class PredictedBlock(NamedTuple):
     """A substitution and the relative change of the output that is predicted for it; None if it is unknown."""
 
     tried: BlockSubstitution
     change: float | None
 
 
-def settle(
-    predictions: Sequence[Prediction], most: float, measure: Measure, notes: list[str]
+def settle_predictions(
+    predictions: Sequence[PredictedBlock], most: float, measure: MeasureBlocks, notes: list[str]
 ) -> tuple[list[BlockSubstitution], str]:
     """Return the substitutions that change the output by at most `most`, relative, and the ways in which errors were
     found. A prediction of at most FIRST_ORDER is the error. `measure` finds the error of the others, except of those
@@ -134,7 +134,7 @@ class BlockTrials(Trials[BlockSubstitution]):
         ]
 
     def measure_errors(self, most: float) -> list[BlockSubstitution]:
-        """Measure candidates, each alone; return those that change the output by at most `most`, relative."""
+        """MeasureBlocks candidates, each alone; return those that change the output by at most `most`, relative."""
         tried = self.candidates() if most else []
         self.predicted_by = BY_RUNS if tried else ""
         return self.measure(tried, most)
@@ -158,7 +158,7 @@ class BlockTrials(Trials[BlockSubstitution]):
     def predict_errors(self, most: float) -> list[BlockSubstitution]:
         """Predict candidates that may serve, each alone; return those that change the output by at most `most`,
         relative. A few are measured by the program's kernels, and so are large predictions, and unknown ones: see
-        `settle`."""
+        `settle_predictions`."""
         tried = self.select(self.candidates() if most else [], most)
         passes = HALF_PASSES + PASSES * len(tried) // max(1, len(self.groups))  # a candidate runs a part of the oracle
         batch = sample(self.program, self.batch, passes)
@@ -166,7 +166,7 @@ class BlockTrials(Trials[BlockSubstitution]):
             self.predicted_by = BY_RUNS if tried else ""
             return self.measure_by_kernels(batch, tried, most)
         measure = partial(self.measure_by_kernels, batch)
-        settled, self.predicted_by = settle(self.predictions(tried, batch), most, measure, self.notes)
+        settled, self.predicted_by = settle_predictions(self.predictions(tried, batch), most, measure, self.notes)
         return settled
 
     @cached_property
@@ -201,7 +201,7 @@ class BlockTrials(Trials[BlockSubstitution]):
                 measured += with_error(substitution, change, most)
         return [*measured, *self.measure([one for one in tried if one not in known], most)]
 
-    def predictions(self, tried: Sequence[BlockSubstitution], batch: Batch) -> list[Prediction]:
+    def predictions(self, tried: Sequence[BlockSubstitution], batch: Batch) -> list[PredictedBlock]:
         """Return the predicted change by each substitution: of the rows behind its last part, by its factors on the
         rows before its first one. Only these factors run."""
         probe, changes = OutputProbe(self.program, batch), dict[int, float]()
@@ -217,7 +217,7 @@ class BlockTrials(Trials[BlockSubstitution]):
                             changes[number] = probe.predict(behind[substitution.last], result)
                 behind[part] = pulled
                 behind.pop(part + 3, None)
-        return [Prediction(substitution, changes.get(number)) for number, substitution in enumerate(tried)]
+        return [PredictedBlock(substitution, changes.get(number)) for number, substitution in enumerate(tried)]
 
     def may_serve(self, each: BlockSubstitution, stream: Sequence[DenseReading], most: float) -> bool:
         """True if a substitution changes the residual stream by little enough; False where it fails."""
@@ -306,7 +306,7 @@ class SparseAttentionTrials(Trials[BlockSubstitution]):
         ]
 
     def measure_errors(self, most: float) -> list[BlockSubstitution]:
-        """Measure candidates, each alone; return those that change the output by at most `most`, relative."""
+        """MeasureBlocks candidates, each alone; return those that change the output by at most `most`, relative."""
         tried = self.candidates() if most else []
         self.predicted_by = BY_RUNS if tried else ""
         return self.measure(tried, most)
@@ -329,17 +329,17 @@ class SparseAttentionTrials(Trials[BlockSubstitution]):
 
     def predict_errors(self, most: float) -> list[BlockSubstitution]:
         """Predict candidates, each alone; return those that change the output by at most `most`, relative. A few are
-        measured, and so are large predictions, and unknown ones: see `settle`."""
+        measured, and so are large predictions, and unknown ones: see `settle_predictions`."""
         if not (tried := self.candidates() if most else []):
             return []
         probe = OutputProbe(self.program, self.longest(SENTENCES), LEAST_PROBES)
         if not pays(probe, tried):
             return self.measure_errors(most)
         predictions = self.predictions(tried, probe.batch)
-        settled, self.predicted_by = settle(predictions, most, self.measure, self.notes)
+        settled, self.predicted_by = settle_predictions(predictions, most, self.measure, self.notes)
         return settled
 
-    def predictions(self, tried: Sequence[BlockSubstitution], batch: Batch) -> list[Prediction]:
+    def predictions(self, tried: Sequence[BlockSubstitution], batch: Batch) -> list[PredictedBlock]:
         """Return the predicted change by each substitution: of the result of its part's attention, which alone runs
         again."""
         probe, changes = OutputProbe(self.program, batch, LEAST_PROBES), dict[int, float]()
@@ -349,7 +349,7 @@ class SparseAttentionTrials(Trials[BlockSubstitution]):
                     changes[number] = nan  # where it fails
                     with self.attempts.leave_out(substitution):
                         changes[number] = probe.predict(pulled, rerun(pulled, self.sparse_call(substitution), batch))
-        return [Prediction(substitution, changes.get(number)) for number, substitution in enumerate(tried)]
+        return [PredictedBlock(substitution, changes.get(number)) for number, substitution in enumerate(tried)]
 
     @cached_property
     def paying(self) -> list[BlockSubstitution]:

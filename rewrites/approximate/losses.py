@@ -4,8 +4,9 @@ least.
 Each pair alone is left fewer and fewer groups. Their losses are measured, fitted to the model as it is and with the
 rest of it run for each; or all are predicted by one pullback: an input x_j of a weight with the cotangent ḡ_j changes
 the output by -x_j ḡ_j where it is removed (Molchanov et al. 2017, arXiv:1611.06440, for the score; here signs over the
-output, and sums over the rows of a sentence before squares). Squared changes of different pairs add up, so the choice
-of pairs is a small 0/1 program."""
+output, and sums over the rows of a sentence before squares). A prediction does not see corrections of the weights that
+are left: units that are there twice go for nothing, which only a measurement finds. Squared changes of different pairs
+add up, so the choice of pairs is a small 0/1 program."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
@@ -13,12 +14,12 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
+from formats import Format
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import apply_factor, entered, factors
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.runtime.cotangents import PulledStep, call_pullback
-from opmatrix.runtime.declarations.pullbacks import dense_numbers
 from opmatrix.runtime.program import Program
 from rewrites.approximate.block_errors import pulled_steps, relative_change, residual_stream
 from rewrites.approximate.predicted_errors import OutputProbe
@@ -93,10 +94,10 @@ def find_readers(program: Program, pairs: Mapping[int, CoupledWeights]) -> dict[
     readers, left = dict[int, int](), dict(pairs)
     for at, step in enumerate(program.steps):
         stored = program.constants.get(step.operands.get("weight", ""))
-        if step.kernel != "linear" or stored is None:
+        if step.kernel != "linear" or not isinstance(stored, Format):
             continue
         alike = [number for number, pair in left.items() if pair.weight.shape == stored.shape]
-        matrix = dense_numbers(stored) if alike else np.zeros(0)
+        matrix = stored.unpack() if alike else np.zeros(0)
         for number in alike:
             numbers = np.asarray(left[number].weight.array, np.float32)
             if np.array_equal(matrix[0], numbers[0]) and np.array_equal(matrix, numbers):

@@ -20,7 +20,7 @@ from opmatrix.runtime.program import Program
 from rewrites.approximate.error_levels import OBJECTIVES, TRUST, Front, count_methods, describe_methods
 from rewrites.approximate.losses import SHARES, Curve, count_trials, curves, levels, predict_curves
 from rewrites.approximate.predicted_errors import HALF_PASSES, OutputProbe
-from rewrites.approximate.proposals import NEAR_FRONT, Choices
+from rewrites.approximate.proposals import Choices
 from rewrites.approximate.removing import Level, Removed, every_coupled, remove_groups
 from rewrites.approximate.trials import BY_PULLBACK, BY_RUNS, sample
 from rewrites.egraph.attempts import Attempts
@@ -139,8 +139,8 @@ def list_programs(variant: Variant, front: Front, error: float | None) -> list[U
 @dataclass
 class Pruning:
     """The source of smaller models: a model with its space and exact program, the exact representations of weights, the
-    rows that fit and choose, and the meta of programs. Losses are predicted by one pullback. They are measured where
-    `measure` is "all", and where they cannot be predicted: `notes` gets a line for the reason."""
+    rows that fit and choose, and the meta of programs. Losses are measured. If `predict`, one pullback predicts them
+    instead, which does not see that others may take over for the removed units: `notes` says where it cannot."""
 
     model: Operator
     space: SearchSpace
@@ -149,7 +149,7 @@ class Pruning:
     workload: Workload
     meta: dict[str, object]
     attempts: Attempts = field(default_factory=Attempts)
-    measure: str = NEAR_FRONT
+    predict: bool = False
     notes: list[str] = field(default_factory=list)
     predicted_by: str = BY_RUNS
 
@@ -172,9 +172,9 @@ class Pruning:
         return variants
 
     def curves(self, what: Sequence[str], fit: Batch) -> Iterator[Curve]:
-        """Yield the losses of each pair of the model, on rows that choose: predicted, or else measured."""
+        """Yield the losses of each pair of the model, on rows that choose."""
         choose = self.workload.choose
-        if self.measure == NEAR_FRONT:
+        if self.predict:
             predicted = predict_curves(
                 self.model, what, OutputProbe(self.exact, sample(self.exact, choose, HALF_PASSES)), self.notes
             )

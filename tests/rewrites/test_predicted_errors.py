@@ -26,12 +26,12 @@ from rewrites.approximate.block_errors import (
     FARTHER,
     FIRST_ORDER,
     BlockTrials,
-    Prediction,
+    PredictedBlock,
     SparseAttentionTrials,
     measure_blocks,
     pulled_steps,
     residual_stream,
-    settle,
+    settle_predictions,
 )
 from rewrites.approximate.losses import changes_by_group, fewer_groups, find_readers, predict_curves
 from rewrites.approximate.predicted_errors import (
@@ -309,20 +309,20 @@ def test_predictions_choose_what_is_measured(seed):
     rng = np.random.default_rng(seed)
     most = rng.choice([0.02, 0.1, 0.4])
     changes = [*rng.uniform(0, 2, 12), *rng.uniform(0, 0.1, 4), None, nan]
-    tried = [Prediction(BlockSubstitution(str(n), 1, 1, (), 0), change) for n, change in enumerate(changes)]
+    tried = [PredictedBlock(BlockSubstitution(str(n), 1, 1, (), 0), change) for n, change in enumerate(changes)]
     asked, notes = [], []
 
     def measure(those, most):
         asked.extend(int(one.what) for one in those)
         return []
 
-    found, ways = settle(tried, most, measure, notes)
+    found, ways = settle_predictions(tried, most, measure, notes)
     doubted = [n for n, change in enumerate(changes) if change is None or FIRST_ORDER < change <= FARTHER * most]
     assert asked == doubted and f"{len(doubted)} of {len(changes)}" in notes[0] and ways == "pullback and runs"
     assert {int(one.what): one.error**0.5 for one in found} == pytest.approx(
         {n: change for n, change in enumerate(changes) if change is not None and change <= min(FIRST_ORDER, most)}
     )
-    assert settle([], most, measure, notes) == ([], "") and len(notes) == 1
+    assert settle_predictions([], most, measure, notes) == ([], "") and len(notes) == 1
 
 
 @pytest.mark.parametrize("pulled", [0, 99])
