@@ -31,6 +31,7 @@ from rewrites.approximate.block_errors import BlockTrials, SparseAttentionTrials
 from rewrites.approximate.error_levels import Front, count_methods, describe_methods
 from rewrites.approximate.proposals import ERRORS_OF, NEAR_FRONT, Choices, propose_methods
 from rewrites.approximate.removing import check_removal
+from rewrites.approximate.trials import BY_PULLBACK, BY_RUNS
 from rewrites.approximate.variants import Pruning, Variant, carry_methods, choose_pruned
 from rewrites.egraph.layers import Model, outputs
 from rewrites.extraction import Infeasible
@@ -216,11 +217,14 @@ def pursue(opened: Opened, request: Request, report: Report) -> Result:
             with report.phase("goals"):
                 quality = replace(quality, exactly=find_figures(judged, "the model", searched.exact))
         variants: Sequence[Variant] = ()
+        pruning = pruning_of(searched)
         if request.remove:
             with report.phase("remove") as progress:
-                variants = pruning_of(searched).variants(quality, request.remove, request.calibrate, progress)
+                variants = pruning.variants(quality, request.remove, request.calibrate, progress)
         with report.phase("approximate") as progress:
             proposed = propose_approximations(searched, request.error, progress, report.say, variants, request.measure)
+            if request.remove:
+                proposed.choices.predicted_by["units and heads"] = pruning.predicted_by
         with report.phase("front") as progress:
             front = find_front(proposed, request.error, request.memory, progress, quality)
         with report.phase("laws"), blame_own_laws(searched):
@@ -284,9 +288,9 @@ def propose_approximations(
     variants: Sequence[Variant] = (),
     measure: str = NEAR_FRONT,
 ) -> Proposed:
-    """Return the change of the output by each proposed method, predicted or measured, and by each block substitution,
-    measured, on rows that it is not fitted to; empty if no error is allowed. Fewer keys for attention are tried on rows
-    that may be longer."""
+    """Return the change of the output by each proposed method and by each block substitution, predicted or measured, on
+    rows that it is not fitted to; empty if no error is allowed. Fewer keys for attention are tried on rows that may be
+    longer."""
     from opmatrix.spectra import Limits
 
     opened, workload, space, exact = searched.opened, searched.workload, searched.space, searched.exact
@@ -307,18 +311,24 @@ def propose_approximations(
         opened.attempts,
         measure,
     )
-    for note in choices.notes:
-        say(note)
     groups = part_factors(opened.model)
     attempts, substitutions = opened.attempts, list[BlockSubstitution]()
-    blocks = BlockTrials(groups, exact, workload.probe, attempts)
-    sparse = SparseAttentionTrials(groups, exact, searched.emitter.parts, space.prices, workload, attempts)
+    borders, parts, notes = searched.emitter.borders, searched.emitter.parts, choices.notes
+    near, in_part = measure == NEAR_FRONT, bool(notes)
+    blocks = BlockTrials(groups, exact, workload.probe, attempts, borders, notes)
+    sparse = SparseAttentionTrials(groups, exact, parts, space.prices, workload, attempts, notes)
     with attempts.leave_out("layers left out and side by side"):
-        substitutions += blocks.measure_errors(error)
+        substitutions += blocks.predict_errors(error) if near else blocks.measure_errors(error)
     with attempts.leave_out("attention that sees fewer keys"):
         if error and sparse.unmeasurable:
-            say(sparse.unmeasurable)
-        substitutions += sparse.measure_errors(error)
+            notes.append(sparse.unmeasurable)
+        substitutions += sparse.predict_errors(error) if near else sparse.measure_errors(error)
+    for note in notes:
+        say(note)
+    if error:
+        weights = BY_RUNS if not near else f"{BY_PULLBACK} and {BY_RUNS}" if in_part else BY_PULLBACK
+        ways = {"weights": weights, "layers": blocks.predicted_by, "keys": sparse.predicted_by}
+        choices.predicted_by |= {kind: by for kind, by in ways.items() if by}
     space.substitutions = substitutions
     for variant in variants:
         variant.choices = carry_methods(choices, opened.operator, variant)
@@ -523,7 +533,6 @@ def conclude(
         number_type=opened.number_type,
         busy=busy,
         misled=misled,
-        measure=request.measure,
         generated=generated_by(best.program, opened),
         operators=by_operator(imported.program, best.program, workload.timed, opened.machine),
         spectra=spectra,

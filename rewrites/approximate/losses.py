@@ -1,20 +1,28 @@
 """The amount to remove from each layer: of all ways to remove a given count of numbers, the one that changes the output
 least.
 
-Each pair alone is left fewer and fewer groups, fitted to the model as it is, and the change of the output is measured
-from there on. Squared changes of different pairs add up, so the choice of pairs is a small 0/1 program."""
+Each pair alone is left fewer and fewer groups. Their losses are measured, fitted to the model as it is and with the
+rest of it run for each; or all are predicted by one pullback: an input x_j of a weight with the cotangent ḡ_j changes
+the output by -x_j ḡ_j where it is removed (Molchanov et al. 2017, arXiv:1611.06440, for the score; here signs over the
+output, and sums over the rows of a sentence before squares). A prediction does not see corrections of the weights that
+are left: units that are there twice go for nothing, which only a measurement finds. Squared changes of different pairs
+add up, so the choice of pairs is a small 0/1 program."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
+from formats import Format
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import apply_factor, entered, factors
 from opmatrix.algebra.term import Operator, substitute
-from rewrites.approximate.block_errors import relative_change, residual_stream
+from opmatrix.runtime.cotangents import PulledStep, call_pullback
+from opmatrix.runtime.program import Program
+from rewrites.approximate.block_errors import pulled_steps, relative_change, residual_stream
+from rewrites.approximate.predicted_errors import OutputProbe
 from rewrites.approximate.removing import WHAT, Level, every_coupled, fit_removals
 from rewrites.approximate.structured import CoupledWeights, coupled_weights
 
@@ -61,6 +69,80 @@ def curves(model: Operator, what: Sequence[str], fit: Batch, judged: Batch) -> I
                 losses.append(Loss(cut.left, count_numbers(pair.node) - count_numbers(node), off**2))
             yield Curve(pair.what, pair.groups, tuple(losses))
         x = apply_factor(factor, x)
+
+
+def predict_curves(model: Operator, what: Sequence[str], probe: OutputProbe, notes: list[str]) -> list[Curve]:
+    """Return the curve of each pair of a model, in order, predicted by one pullback through a program of it; an empty
+    list, and a note, where a pair to be removed is read by no step with a cotangent. Groups are ranked by the losses of
+    each alone on every other sentence; the loss of the first ones together is that on the further sentences."""
+    every = every_coupled(model)
+    wanted = {number: pair for number, pair in enumerate(every) if pair.what in what}
+    readers, known = find_readers(probe.program, wanted), dict[int, Curve]()
+    for pulled in pulled_steps(probe, readers, notes):
+        pair = every[readers[pulled.step]]
+        known[readers[pulled.step]] = Curve(pair.what, pair.groups, tuple(predict_losses(pair, probe, pulled)))
+    if len(known) < len(wanted):
+        notes.append(f"{len(wanted) - len(known)} weights that lose inputs have no cotangent: all losses are measured")
+        return []
+    whole = [Curve(pair.what, pair.groups, (Loss(pair.groups, 0, 0.0),)) for pair in every]
+    return [known.get(number, curve) for number, curve in enumerate(whole)]
+
+
+def find_readers(program: Program, pairs: Mapping[int, CoupledWeights]) -> dict[int, int]:
+    """Return the steps that multiply by the weights of pairs, each with the number of its pair. Pairs whose weight is
+    in no step as it is in the model are left out."""
+    readers, left = dict[int, int](), dict(pairs)
+    for at, step in enumerate(program.steps):
+        stored = program.constants.get(step.operands.get("weight", ""))
+        if step.kernel != "linear" or not isinstance(stored, Format):
+            continue
+        alike = [number for number, pair in left.items() if pair.weight.shape == stored.shape]
+        matrix = stored.unpack() if alike else np.zeros(0)
+        for number in alike:
+            numbers = np.asarray(left[number].weight.array, np.float32)
+            if np.array_equal(matrix[0], numbers[0]) and np.array_equal(matrix, numbers):
+                readers[at] = number
+                del left[number]
+                break
+    return readers
+
+
+def predict_losses(pair: CoupledWeights, probe: OutputProbe, pulled: PulledStep) -> Iterator[Loss]:
+    """Yield the losses of a pair at the step that multiplies by its weight, the first of no loss."""
+    errors = {left: 0.0 for left in fewer_groups(pair)}
+    for ranks in (0, 1):
+        ranking = np.arange(len(probe.batch)) % 2 == ranks
+        changes = changes_by_group(pair, probe, pulled, ranking)
+        order = np.square(changes[:, ranking]).sum((0, 1)).argsort()
+        for left in errors:
+            together = changes[:, ~ranking][:, :, order[: pair.groups - left]].sum(-1)
+            errors[left] += probe.relative(together) ** 2
+    yield Loss(pair.groups, 0, 0.0)
+    for left, error in errors.items():
+        yield Loss(left, count_gone(pair, left), error)
+
+
+def changes_by_group(pair: CoupledWeights, probe: OutputProbe, pulled: PulledStep, chosen: np.ndarray) -> np.ndarray:
+    """Return the change of the output by each group of a pair alone where it is removed, for each direction and
+    sentence, (K, S, groups). If there is a bias it takes the mean of what is removed, over the `chosen` sentences."""
+    x = cast("np.ndarray", pulled.arguments["x"])
+    cotangents = call_pullback(pulled.call, pulled.arguments, probe.batch, pulled.cotangents, pair.weight.label)["x"]
+    shift = 0.0 if pair.bias is None else mean_of_sentences(x, probe, pulled, chosen)
+    rows = probe.by_sentence(pulled, cotangents * (shift - x))
+    return cast("np.ndarray", rows.reshape(*rows.shape[:2], pair.groups, pair.group).sum(-1, dtype=np.float64))
+
+
+def mean_of_sentences(x: np.ndarray, probe: OutputProbe, pulled: PulledStep, chosen: np.ndarray) -> np.ndarray:
+    """Return the mean of the rows of some sentences."""
+    [sums], [counts] = (probe.by_sentence(pulled, rows[None]) for rows in (x, np.ones(len(x))))
+    return np.asarray(sums[chosen].sum(0) / counts[chosen].sum(), x.dtype)
+
+
+def count_gone(pair: CoupledWeights, left: int) -> int:
+    """Return the numbers that a model loses where a pair has `left` groups left."""
+    rows = np.arange(left * pair.group)
+    bias = None if pair.bias is None else pair.bias.array
+    return count_numbers(pair.node) - count_numbers(pair.cut(rows, pair.weight.array[rows], bias))
 
 
 def fewer_groups(pair: CoupledWeights) -> list[int]:

@@ -20,6 +20,7 @@ from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import S, T
 from opmatrix.runtime.cotangents import PulledStep, pull_back, random_signs
 from opmatrix.runtime.program import Program
+from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.segments import unwritten
 from rewrites.approximate.error_cache import Measured
 from rewrites.approximate.sites import WeightSite
@@ -41,6 +42,7 @@ class OutputProbe:
 
     program: Program
     batch: Batch
+    probes: int = PROBES  # directions times sentences that are wanted
 
     @cached_property
     def output(self) -> FloatRows:
@@ -49,8 +51,8 @@ class OutputProbe:
 
     @property
     def directions(self) -> int:
-        """The number K of directions: PROBES over the sentences, as far as the bytes of a trial allow."""
-        wanted = -(-PROBES // len(self.batch))
+        """The number K of directions: `probes` over the sentences, as far as the bytes of a trial allow."""
+        wanted = -(-self.probes // len(self.batch))
         return max(1, min(max(FEWEST_DIRECTIONS, wanted), MOST_DIRECTIONS, TRIAL_BYTES // self.output.nbytes))
 
     @property
@@ -70,16 +72,36 @@ class OutputProbe:
                 for g in pulled.cotangents
             ]
         )
+        return self.by_sentence(pulled, rows)
+
+    def by_sentence(self, pulled: PulledStep, rows: np.ndarray) -> np.ndarray:
+        """Return numbers of the rows of a step (K, rows, ...) added over the rows of each sentence, (K, S, ...)."""
         space = getattr(pulled.call.shape, "space", None)
         if space == S:
             return rows
         return np.add.reduceat(rows, self.batch.starts[:-1] if space == T else [0], axis=1)
 
+    @cached_property
+    def size(self) -> float:
+        """The sum of the squares of the output."""
+        return float(np.square(self.output, dtype=np.float64).sum())
+
     def relative(self, numbers: np.ndarray) -> float:
         """Return the relative change of the output that numbers (K, S) predict."""
-        size = float(np.square(self.output, dtype=np.float64).sum())
         off = float(np.square(numbers).mean(0).sum())
-        return sqrt(off / size) if size else (inf if off else 0.0)
+        return sqrt(off / self.size) if self.size else (inf if off else 0.0)
+
+    def predict(self, pulled: PulledStep, result: FloatRows) -> float:
+        """Return the relative change of the output by another result of a step."""
+        return self.relative(self.numbers(pulled, result - pulled.result))
+
+
+def rerun(pulled: PulledStep, step: Call, batch: Batch) -> FloatRows:
+    """Return the result of another call in place of a step, on the values that the step read."""
+    values = {value: cast(FloatRows, pulled.arguments[name]) for name, value in step.values.items()}
+    result = unwritten(pulled.result.shape, np.float32)
+    step.kernel.function(result, **step.arguments(values, batch))
+    return result
 
 
 def predict_changes(
@@ -92,10 +114,7 @@ def predict_changes(
         constant, numbers = make(), np.zeros(())
         for reader in readers:
             step = read_otherwise(probe.program, reader.step, site, constant)
-            values = {value: cast(FloatRows, reader.arguments[name]) for name, value in step.values.items()}
-            result = unwritten(reader.result.shape, np.float32)
-            step.kernel.function(result, **step.arguments(values, probe.batch))
-            numbers = numbers + probe.numbers(reader, result - reader.result)
+            numbers = numbers + probe.numbers(reader, rerun(reader, step, probe.batch) - reader.result)
         changes.append(probe.relative(numbers))
     return changes
 

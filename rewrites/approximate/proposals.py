@@ -49,6 +49,7 @@ class Choices:
     fitted: dict[Hashable, WeakValueDictionary[ConstantKey, Constant]] = field(default_factory=dict)  # by border states
     sources: WeakKeyDictionary[Program, Emitter] = field(default_factory=WeakKeyDictionary)  # by program
     notes: list[str] = field(default_factory=list)  # errors that were not predicted, and why
+    predicted_by: dict[str, str] = field(default_factory=dict)  # kind of approximation -> how errors were found
 
     @cached_property
     def budgets(self) -> Budgets:

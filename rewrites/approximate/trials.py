@@ -20,6 +20,7 @@ from opmatrix.runtime.schedule import Call, call
 from opmatrix.runtime.segments import Walked, unwritten
 from rewrites.approximate.sites import WeightSite
 
+BY_PULLBACK, BY_RUNS = "pullback", "runs"  # ways in which errors are found
 CHANGED = "changed"  # name of a constant that is tried instead of another
 TOGETHER = 2048  # rows of a pass, all copies together
 TRIAL_BYTES = 2**28  # most bytes of weights tried together, and of outputs

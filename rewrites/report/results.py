@@ -15,7 +15,7 @@ from opmatrix.display.shown import POINT_COLUMNS, point_row, result_html
 from opmatrix.display.tables import between, ms, percent, table
 from opmatrix.files.loading import FRONT
 from opmatrix.files.saving import DERIVATION, REPORT, replacing_program, write_front
-from rewrites.approximate.proposals import NEAR_FRONT, Choices
+from rewrites.approximate.proposals import Choices
 from rewrites.explain.derivations.savings import join_names
 from rewrites.laws.law import Law
 from rewrites.lowering.mixed import format_lengths
@@ -72,7 +72,6 @@ class Result:
     generated: list[dict[str, object]] | None = None  # generation by the answer, see generated.py
     operators: Mapping[str, Sequence[Mapping[str, object]]] | None = None  # rows by operator, see by_operator.py
     spectra: Mapping[str, object] | None = None  # spectra of weights, see weight_spectra.py
-    measure: str = NEAR_FRONT  # errors that were measured: of programs near the front, or of all methods
     misled: Misled | None = None  # price that misled the search, see fewer_laws.py
 
     @property
@@ -164,7 +163,7 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
             "cut": exact.cut,
         },
         "error": result.error,
-        "predicted_by": "pullback" if result.measure == NEAR_FRONT else "runs",
+        "predicted_by": dict(result.choices.predicted_by) if result.choices else {},
         "memory": result.memory,
         "goals": [goal.described(result.best, result.points[0]) for goal in result.goals],
         "generated": result.generated,

@@ -100,6 +100,7 @@ class Emitter:
     origins: dict[str, tuple[int, Hashable]] = field(default_factory=dict)  # constant -> part, key there
     readings: list[tuple[KernelCall, int]] = field(default_factory=list)
     parts: dict[str, int] = field(default_factory=dict)  # output of a step -> its part
+    borders: dict[int, str] = field(default_factory=dict)  # part -> the rows that it hands on, if these are in full
     values: dict[int, Buffer] = field(default_factory=dict)
     made: dict[ConstantKey, Constant] = field(default_factory=dict)  # weights that no step reads yet
     part: int = 0

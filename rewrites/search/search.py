@@ -158,6 +158,8 @@ class Structure:
             ports |= {port.name: port for port in part.template.entered.values()}
             emitter.emit(lowering, extraction.nodes, number, handed, decide)
             result = emitter.values[named[part.roots[after]]]
+            if after == FULL and AS_ROWS in result.names:
+                emitter.borders[number] = result.names[AS_ROWS]
             output_names |= {name: emitter.output(named[cls], name in ports) for name, cls in part.outputs.items()}
         return self.made(emitter, output_names | {self.last: emitter.rows(result)}, ports, meta), emitter
 

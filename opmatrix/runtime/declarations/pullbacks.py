@@ -15,6 +15,7 @@ from opmatrix.runtime.declarations.arguments import Arguments, Doubles
 from opmatrix.runtime.declarations.by_sequence import softened
 
 READING_ROWS = "activation", "times", "eps", "gain"  # operands whose stages' pullbacks read the rows before them
+SCORE_BYTES = 2**26  # most bytes of cotangents of scores that are computed together
 
 
 def dense_numbers(weight: Doubles | Format) -> Doubles:
@@ -56,10 +57,16 @@ class ScaledScores(NamedTuple):
 
 def pull_attention(q: Doubles, k: Doubles, v: Doubles, scores: ScaledScores, g: Doubles) -> list[Doubles]:
     """Return the cotangents of q (n, H, d), k (m, H, d) and v (m, H, e), where softmax(scores) v has the cotangents g
-    (K, n, H, e) (Dao et al. 2022, appendix B.4)."""
+    (K, n, H, e) (Dao et al. 2022, appendix B.4). The cotangents of scores are computed for as many directions at a time
+    as SCORE_BYTES hold."""
     queries, keys, values = (x.swapaxes(0, 1) for x in (q, k, v))
     shares = softened(scores.of(queries @ keys.swapaxes(1, 2)))
-    g = g.swapaxes(1, 2)
-    of_scores = softmax_pullback(shares, g @ values.swapaxes(1, 2)) * scores.scale
-    parts = of_scores @ keys, of_scores.swapaxes(2, 3) @ queries, shares.swapaxes(1, 2) @ g
-    return [part.swapaxes(1, 2) for part in parts]
+
+    def pull(g: Doubles) -> tuple[Doubles, Doubles, Doubles]:
+        """Return the cotangents of q, k and v for some directions, by heads."""
+        of_scores = softmax_pullback(shares, g @ values.swapaxes(1, 2)) * scores.scale
+        return of_scores @ keys, of_scores.swapaxes(2, 3) @ queries, shares.swapaxes(1, 2) @ g
+
+    most = max(1, SCORE_BYTES // max(1, shares.nbytes))
+    parts = [pull(g[lo : lo + most].swapaxes(1, 2)) for lo in range(0, len(g), most)]
+    return [np.concatenate(part).swapaxes(1, 2) for part in zip(*parts, strict=True)]
