@@ -134,7 +134,7 @@ class BlockTrials(Trials[BlockSubstitution]):
         ]
 
     def measure_errors(self, most: float) -> list[BlockSubstitution]:
-        """MeasureBlocks candidates, each alone; return those that change the output by at most `most`, relative."""
+        """Measure candidates, each alone; return those that change the output by at most `most`, relative."""
         tried = self.candidates() if most else []
         self.predicted_by = BY_RUNS if tried else ""
         return self.measure(tried, most)
@@ -306,7 +306,7 @@ class SparseAttentionTrials(Trials[BlockSubstitution]):
         ]
 
     def measure_errors(self, most: float) -> list[BlockSubstitution]:
-        """MeasureBlocks candidates, each alone; return those that change the output by at most `most`, relative."""
+        """Measure candidates, each alone; return those that change the output by at most `most`, relative."""
         tried = self.candidates() if most else []
         self.predicted_by = BY_RUNS if tried else ""
         return self.measure(tried, most)
