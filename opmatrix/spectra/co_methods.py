@@ -175,7 +175,7 @@ def work(method: CoMethod, box: Mailbox, restarts: int) -> Iterator[float]:
                     read[other] = serial
                     method.unite(vectors, images)
         left = method.worst()
-        if left <= method.tolerance / 2:
+        if left <= method.tolerance:
             method.reduce(method.count)
             method.refresh()
             left = method.worst()
