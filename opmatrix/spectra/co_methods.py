@@ -38,9 +38,9 @@ from opmatrix.spectra.unite import (
 )
 
 STRENGTH = 1e-4  # directions of a message that are new to a smaller share carry rounding
-PATIENCE = 0.5  # longest wait for a message of another, over the time of its own cycle
+CYCLES_WAITED = 0.5  # longest wait for a message of another, over the time of its own cycle
 POLL_SECONDS = 1e-4
-READ_BYTES = 1 << 16
+PIPE_BYTES = 1 << 16
 HEAD = 4  # numbers before a message: serial number, columns, checksum, products of its process
 
 
@@ -159,7 +159,7 @@ class CoMethod:
         return float(self.residuals()[2].max())
 
 
-def work(method: CoMethod, box: Mailbox, restarts: int) -> Iterator[float]:
+def run_co_method(method: CoMethod, box: Mailbox, restarts: int) -> Iterator[float]:
     """Run a co-method to the end: yield its worst residual at each restart. Its last message is its result."""
     read = [0] * len(box.heads)
     for _ in range(restarts):
@@ -167,7 +167,7 @@ def work(method: CoMethod, box: Mailbox, restarts: int) -> Iterator[float]:
         method.extend()
         box.put(method.place, method.basis, method.images)
         box.heads[method.place, 3] = method.operator.products
-        patience = PATIENCE * (time.monotonic() - begun)
+        patience = CYCLES_WAITED * (time.monotonic() - begun)
         for other in range(len(read)):
             if other != method.place and box.wait(other, read[other], patience):
                 serial, vectors, images = box.take(other)
@@ -189,7 +189,7 @@ def work(method: CoMethod, box: Mailbox, restarts: int) -> Iterator[float]:
 
 
 @dataclass
-class Worker:
+class CoProcess:
     """A forked process, the pipe of its lines, the sizes of its subspace, and its residuals so far."""
 
     process: int
@@ -201,7 +201,7 @@ class Worker:
 
     def read(self) -> bool:
         """Read the lines that have come; False at their end."""
-        data = os.read(self.pipe, READ_BYTES)
+        data = os.read(self.pipe, PIPE_BYTES)
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in map(json.loads, lines):
             if isinstance(line, str):
@@ -222,17 +222,17 @@ class Worker:
         return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
 
 
-def begin(method: CoMethod, box: Mailbox, restarts: int) -> Worker:
+def begin(method: CoMethod, box: Mailbox, restarts: int) -> CoProcess:
     """Fork a process that runs a co-method and writes a line for each restart."""
     reading, writing = os.pipe()
     process = os.fork()
     if process:
         os.close(writing)
-        return Worker(process, reading, method.size)
+        return CoProcess(process, reading, method.size)
     with suppress(BaseException), os.fdopen(writing, "w") as lines, single_blas():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
-            for left in work(method, box, restarts):
+            for left in run_co_method(method, box, restarts):
                 print(json.dumps(left), file=lines, flush=True)
         except BaseException as error:
             print(json.dumps(f"{type(error).__name__}: {error}"), file=lines, flush=True)
@@ -260,7 +260,7 @@ def unite_processes(
     if not hasattr(os, "fork"):
         raise InputError("eigenpairs: this system cannot fork processes; take unite_and_conquer")
     box = Mailbox(len(sizes), n, max(sizes), dtype)
-    workers: list[Worker] = []
+    workers: list[CoProcess] = []
     lost: list[str] = []
     try:
         for place, size in enumerate(sizes):
@@ -279,7 +279,7 @@ def unite_processes(
                 inner=np.zeros((0, 0), dtype),
             )
             workers.append(begin(method, box, restarts))
-        best = follow(workers, tolerance, restarts, lost)
+        best = await_first(workers, tolerance, restarts, lost)
     finally:
         for worker in workers:
             with suppress(OSError):
@@ -301,7 +301,7 @@ def unite_processes(
     )
 
 
-def follow(workers: Sequence[Worker], tolerance: float, restarts: int, lost: list[str]) -> int:
+def await_first(workers: Sequence[CoProcess], tolerance: float, restarts: int, lost: list[str]) -> int:
     """Wait until a process has converged or all have ended; return its place, or that of the best one. Adds a line to
     `lost` for each that died. Raises InputError if all died."""
     running = dict(enumerate(workers))

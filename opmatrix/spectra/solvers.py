@@ -82,9 +82,9 @@ def arpack(given: object, count: int, symmetric: bool, seed: int) -> Matrix:
     try:
         return take_largest(solve(implicit, count, which="LM", v0=start, return_eigenvectors=False), count)
     except ArpackNoConvergence as error:
-        found = error.eigenvalues
-        residuals = distances(implicit, found, error.eigenvectors)
-        raise failed("arpack", f"{len(found)} of {count} eigenvalues", found, residuals) from None
+        values = error.eigenvalues
+        residuals = distances(implicit, values, error.eigenvectors)
+        raise failed("arpack", f"{len(values)} of {count} eigenvalues", values, residuals) from None
 
 
 def lobpcg(given: object, count: int, symmetric: bool, seed: int) -> Matrix:
@@ -123,7 +123,7 @@ def restarted(given: Shaped, count: int, symmetric: bool, seed: int) -> Matrix:
     )
 
 
-def side_by_side(given: Shaped, count: int, symmetric: bool, seed: int) -> Matrix:
+def in_processes(given: Shaped, count: int, symmetric: bool, seed: int) -> Matrix:
     """Run CO_METHODS processes that send each other Ritz vectors; warn of each that died."""
     operator, sizes = as_linear_operator(given), [default_subspace(count, given.shape[0])] * CO_METHODS
     pairs = unite_processes(operator, count, sizes, MAX_RESIDUAL, symmetric=symmetric, seed=seed)
@@ -159,7 +159,7 @@ EIGEN: dict[str, Callable[..., Matrix]] = {
     "arpack": arpack,
     "lobpcg": lobpcg,
     "unite": united,
-    "processes": side_by_side,
+    "processes": in_processes,
 }
 
 
