@@ -1,7 +1,9 @@
 """Spectra of weights and activations, the errors that they predict for an approximation, and the approximations that
 they propose."""
 
+from opmatrix.spectra.co_methods import unite_processes
 from opmatrix.spectra.gram import Gram, low_rank, low_rank_errors, mask_errors, predicted_error, prune_scores, whitened
+from opmatrix.spectra.krylov_schur import krylov_schur
 from opmatrix.spectra.measures import LEVELS, PowerLaw, Spectrum, elbow, leverage, power_law
 from opmatrix.spectra.propose import Candidate, Limits, Proposal, Proposals, Rejected, propose
 from opmatrix.spectra.solvers import eigenvalues, randomised_svd, singular_values
@@ -20,6 +22,7 @@ __all__ = [
     "Spectrum",
     "eigenvalues",
     "elbow",
+    "krylov_schur",
     "leverage",
     "low_rank",
     "low_rank_errors",
@@ -32,5 +35,6 @@ __all__ = [
     "restarted_arnoldi",
     "singular_values",
     "unite_and_conquer",
+    "unite_processes",
     "whitened",
 ]

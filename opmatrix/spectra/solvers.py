@@ -1,5 +1,5 @@
 """Eigenvalues and singular values of anything that multiplies: LAPACK for small matrices, projection methods for large
-or implicit ones. Each solver is one row of a table; "auto" chooses by size."""
+or implicit ones. Each solver is one row of a table; "auto" takes the one of fewest predicted products."""
 
 import warnings
 from collections.abc import Callable, Collection
@@ -9,14 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
-from opmatrix.spectra.unite import Matrix, unite_and_conquer
+from opmatrix.spectra.co_methods import unite_processes
+from opmatrix.spectra.krylov_schur import default_subspace, krylov_schur
+from opmatrix.spectra.unite import Eigenpairs, Matrix, unite_and_conquer
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
     from scipy.sparse.linalg import LinearOperator
 
-LAPACK_SIDE = 1024  # up to this smaller side LAPACK takes about a second
 MAX_RESIDUAL = 1e-8
+CO_METHODS = 2  # processes of solver "processes"
+LAPACK_FLOPS = {True: 4 / 3, False: 10.0}  # of all eigenvalues, in n³ (Golub and Van Loan 2013): symmetric, other
+LAPACK_SPEED = 3.0  # flops a second of LAPACK over those of a product with one vector, which reads the matrix
+PRODUCTS = {True: 70, False: 50}  # per wanted eigenvalue, medians of benchmarks/spectra.py: symmetric, other
+OVER_KRYLOV_SCHUR = {"krylov_schur": {True: 1.0, False: 1.0}, "arpack": {True: 1.4, False: 0.9}}  # likewise
 
 
 class Shaped(Protocol):
@@ -76,7 +82,9 @@ def arpack(given: object, count: int, symmetric: bool, seed: int) -> Matrix:
     try:
         return take_largest(solve(implicit, count, which="LM", v0=start, return_eigenvectors=False), count)
     except ArpackNoConvergence as error:
-        raise failed("arpack", str(error)) from None
+        values = error.eigenvalues
+        residuals = distances(implicit, values, error.eigenvectors)
+        raise failed("arpack", f"{len(values)} of {count} eigenvalues", values, residuals) from None
 
 
 def lobpcg(given: object, count: int, symmetric: bool, seed: int) -> Matrix:
@@ -92,39 +100,95 @@ def lobpcg(given: object, count: int, symmetric: bool, seed: int) -> Matrix:
         ends = [scipy_lobpcg(implicit, start, tol=MAX_RESIDUAL, maxiter=500, largest=end) for end in (True, False)]
     values, vectors = (np.concatenate(part, axis=-1) for part in zip(*ends, strict=True))
     order = np.argsort(-abs(values), kind="stable")[:count]
-    left = np.linalg.norm(implicit @ vectors[:, order] - vectors[:, order] * values[order], axis=0).max()
-    if left > 1e-6 * abs(values[order[0]]):
-        raise failed("lobpcg", f"the residual is {left:.1e}")
+    residuals = distances(implicit, values[order], vectors[:, order])
+    if residuals.max() > 1e-6 * abs(values[order[0]]):
+        raise failed("lobpcg", "500 iterations", values[order], residuals)
     return np.asarray(values[order])
 
 
 def united(given: Shaped, count: int, symmetric: bool, seed: int) -> Matrix:
     """Run unite and conquer, with subspaces of 2, 3 and 4 times the wanted count."""
     sizes = [min(factor * count + 5, given.shape[0]) for factor in (2, 3, 4)]
-    pairs = unite_and_conquer(as_linear_operator(given), count, sizes, MAX_RESIDUAL, symmetric=symmetric, seed=seed)
+    return converged(
+        "unite",
+        unite_and_conquer(as_linear_operator(given), count, sizes, MAX_RESIDUAL, symmetric=symmetric, seed=seed),
+    )
+
+
+def restarted(given: Shaped, count: int, symmetric: bool, seed: int) -> Matrix:
+    """Run Krylov-Schur with its default subspace."""
+    operator = as_linear_operator(given)
+    return converged(
+        "krylov_schur", krylov_schur(operator, count, tolerance=MAX_RESIDUAL, symmetric=symmetric, seed=seed)
+    )
+
+
+def in_processes(given: Shaped, count: int, symmetric: bool, seed: int) -> Matrix:
+    """Run CO_METHODS processes that send each other Ritz vectors; warn of each that died."""
+    operator, sizes = as_linear_operator(given), [default_subspace(count, given.shape[0])] * CO_METHODS
+    pairs = unite_processes(operator, count, sizes, MAX_RESIDUAL, symmetric=symmetric, seed=seed)
+    for line in pairs.lost:
+        warnings.warn(f"eigenvalues: {line}; the others went on", RuntimeWarning, stacklevel=3)
+    return converged("processes", pairs)
+
+
+def converged(solver: str, pairs: Eigenpairs) -> Matrix:
+    """Return the eigenvalues. Raises InputError where the pairs did not converge."""
     if not pairs.converged:
-        raise failed("unite", str(pairs).splitlines()[0])
+        raise failed(solver, f"{pairs.restarts} restarts, {pairs.products} products", pairs.values, pairs.residuals)
     return pairs.values
 
 
-def failed(solver: str, why: str) -> InputError:
-    """Return the error of a solver that did not converge."""
-    return InputError(f"eigenvalues: solver {solver!r} did not converge ({why}); request fewer or take another solver")
+def distances(operator: "LinearOperator", values: Matrix, vectors: Matrix) -> NDArray[np.float64]:
+    """Compute ‖A u - λ u‖ of pairs."""
+    return np.asarray(np.linalg.norm(operator @ vectors - vectors * values, axis=0))
 
 
-EIGEN: dict[str, Callable[..., Matrix]] = {"lapack": lapack, "arpack": arpack, "lobpcg": lobpcg, "unite": united}
+def failed(solver: str, effort: str, values: Matrix, residuals: NDArray[np.float64]) -> InputError:
+    """Return the error of a solver that did not converge: the eigenvalues so far, each with its residual."""
+    pairs = ", ".join(f"{value:.6g} ± {left:.1e}" for value, left in zip(values, residuals, strict=True))
+    return InputError(
+        f"eigenvalues: solver {solver!r} did not converge after {effort}; eigenvalues ± residuals so far: "
+        f"{pairs or 'none'}; request fewer or take another solver"
+    )
 
 
-def choose_solver(solver: str, table: Collection[str], given: Shaped, count: int | None, room: int) -> str:
-    """Return the solver that is meant: "auto" is LAPACK where the matrix is small or much of the spectrum is wanted,
-    else ARPACK. Raises InputError for an unknown solver and a count that does not fit."""
+EIGEN: dict[str, Callable[..., Matrix]] = {
+    "lapack": lapack,
+    "krylov_schur": restarted,
+    "arpack": arpack,
+    "lobpcg": lobpcg,
+    "unite": united,
+    "processes": in_processes,
+}
+
+
+def predicted_products(given: Shaped, count: int, symmetric: bool) -> dict[str, float]:
+    """Predict the cost of each solver that "auto" may take, in products with one vector. LAPACK's is that of its flops
+    at its speed, and for an implicit operator the products that form the matrix."""
+    small, wide = min(given.shape), max(given.shape)
+    entries = float(getattr(given, "nnz", small * wide))
+    formed = 0 if hasattr(given, "toarray") or isinstance(given, np.ndarray) else small
+    dense = LAPACK_FLOPS[symmetric] * small**2 * wide / (2 * max(entries, wide)) / LAPACK_SPEED
+    projected = {name: count * PRODUCTS[symmetric] * over[symmetric] for name, over in OVER_KRYLOV_SCHUR.items()}
+    return {"lapack": formed + dense, **projected}
+
+
+def choose_solver(
+    solver: str, table: Collection[str], given: Shaped, count: int | None, room: int, symmetric: bool
+) -> str:
+    """Return the solver that is meant: "auto" is the one of fewest predicted products, and LAPACK where over a quarter
+    of the spectrum is wanted. Raises InputError for an unknown solver and a count that does not fit."""
     if len(given.shape) != 2:
         raise InputError(f"spectra: a matrix is needed, this has shape {tuple(given.shape)}")
     small = min(given.shape)
     if count is not None and not 1 <= count <= small:
         raise InputError(f"spectra: count {count} of a matrix {tuple(given.shape)} is not between 1 and {small}")
     if solver == "auto":
-        return "lapack" if count is None or small <= LAPACK_SIDE or count > small // 4 else "arpack"
+        if count is None or count > min(small // 4, room):
+            return "lapack"
+        predicted = predicted_products(given, count, symmetric)
+        return min(predicted, key=lambda name: predicted[name])
     if solver not in table:
         raise InputError(f"spectra: no solver {solver!r}; there are auto, {', '.join(table)}")
     if solver != "lapack" and (count is None or count > room):
@@ -139,12 +203,14 @@ def eigenvalues(
     matrix: Shaped, count: int | None = None, solver: str = "auto", symmetric: bool | None = None, seed: int = 0
 ) -> Matrix:
     """Compute the `count` eigenvalues of largest magnitude (all without one) of a square matrix, sparse matrix or
-    LinearOperator, falling. `solver`: auto, lapack, arpack, lobpcg (symmetric only), unite. `symmetric` of a stored
-    matrix is looked up; for an implicit one it must be given. Raises InputError for arguments that do not fit."""
+    LinearOperator, falling. `solver`: auto, lapack, krylov_schur, arpack, lobpcg (symmetric only), unite, processes
+    (two, forked). `symmetric` of a stored matrix is looked up; for an implicit one it must be given. Raises InputError
+    for arguments that do not fit, and for a solver that does not converge, with what it found."""
     if matrix.shape[0] != matrix.shape[-1]:
         raise InputError(f"eigenvalues: the matrix is {matrix.shape}, not square")
-    chosen = choose_solver(solver, EIGEN, matrix, count, max(matrix.shape[0] - 2, 0))
-    return EIGEN[chosen](matrix, count, is_symmetric(matrix) if symmetric is None else symmetric, seed)
+    symmetric = is_symmetric(matrix) if symmetric is None else symmetric
+    chosen = choose_solver(solver, EIGEN, matrix, count, max(matrix.shape[0] - 2, 0), symmetric)
+    return EIGEN[chosen](matrix, count, symmetric, seed)
 
 
 def normal(given: object) -> "LinearOperator":
@@ -180,9 +246,7 @@ def squared(solver: str) -> Callable[..., NDArray[np.float64]]:
 
 SINGULAR: dict[str, Callable[..., NDArray[np.float64]]] = {
     "lapack": lambda given, count, seed: np.linalg.svd(as_dense(given), compute_uv=False)[:count],
-    "arpack": squared("arpack"),
-    "lobpcg": squared("lobpcg"),
-    "unite": squared("unite"),
+    **{name: squared(name) for name in EIGEN if name != "lapack"},
     "random": randomised,
 }
 
@@ -191,7 +255,7 @@ def singular_values(
     matrix: Shaped, count: int | None = None, solver: str = "auto", seed: int = 0
 ) -> NDArray[np.float64]:
     """Compute the `count` largest singular values (all without one) of a matrix, sparse matrix or LinearOperator,
-    falling. `solver`: auto, lapack, arpack, lobpcg, unite, random (a sketch: near, not exact). Raises InputError as
-    `eigenvalues`."""
-    chosen = choose_solver(solver, SINGULAR, matrix, count, max(min(matrix.shape) - 2, 0))
+    falling. `solver`: auto, lapack, krylov_schur, arpack, lobpcg, unite, processes, random (a sketch: near, not
+    exact). Raises InputError as `eigenvalues`."""
+    chosen = choose_solver(solver, SINGULAR, matrix, count, max(min(matrix.shape) - 2, 0), True)
     return SINGULAR[chosen](matrix, count, seed)

@@ -46,6 +46,8 @@ class Eigenpairs:
     products: int
     history: tuple[float, ...]
     converged: bool
+    shares: tuple[int, ...] = ()  # products of each process
+    lost: tuple[str, ...] = ()  # a line for each process that died
 
     def __repr__(self) -> str:
         state = "converged" if self.converged else "not converged"
@@ -53,7 +55,7 @@ class Eigenpairs:
         return (
             f"{len(self.values)} eigenpairs, {state}: worst relative residual {worst:.1e} after {self.restarts} "
             f"restarts, {self.products} products\n" + "  ".join(f"{value:.6g}" for value in self.values)
-        )
+        ) + "".join(f"\n{line}" for line in self.lost)
 
 
 @dataclass
@@ -65,7 +67,10 @@ class Counted:
 
     def __matmul__(self, x: Matrix) -> Matrix:
         self.products += 1 if x.ndim == 1 else x.shape[1]
-        return np.asarray(self.operator @ x)
+        image = np.asarray(self.operator @ x)
+        if not np.isfinite(image).all():
+            raise InputError(f"eigenpairs: product {self.products} with the operator is not finite")
+        return image
 
 
 def arnoldi(operator: Counted, start: Matrix, size: int) -> tuple[Matrix, Matrix]:

@@ -64,7 +64,7 @@ REFUSED = [
     ("ranking.py", ["--model", "nowhere"], "nowhere: neither"),
     ("sparse.py", ["--model", "{folder}"], "config.json"),
     ("whole.py", ["--rounds", "0"], "--rounds: 0: a whole number from 1 on"),
-    ("spectra.py", ["--subspaces", "3,9"], "--subspaces 3: more than --count 4"),
+    ("spectra.py", ["--subspaces", "3,9"], "--subspaces 3: more than --count 4 + 1"),
     ("masks.py", ["--csv", "nowhere/out.csv"], "--csv nowhere/out.csv: it is to be a file"),
     ("crossovers.py", ["--formats", "zip"], "--formats zip: dense"),
     ("guards.py", ["--doors", "back"], "--doors back: "),
