@@ -61,8 +61,8 @@ SPECTRUM_COLUMNS = {  # columns of the table of spectra, with their meanings
     "1974, at 5 %)",
     "σ": "the singular values, over three decades",
 }
-UNKNOWN = "-"  # of a figure that needs all values, where only the largest are known
-AXES = {  # kind of a spectrum -> name of its axis
+NOT_KNOWN = "-"  # of a figure that needs all values, where only the largest are known
+VALUE_LABELS = {  # kind of a spectrum -> name of its axis
     "weight": "singular value",
     "activation": "standard deviation",
     "error": "relative change of the output",
@@ -75,7 +75,7 @@ def spectrum_text(spectra: Sequence[Spectrum]) -> str:
     rows = [spectrum_row(spectrum) for spectrum in spectra]
     notes = [f"{name}: {what}" for name, what in SPECTRUM_COLUMNS.items() if what]
     if not all(spectrum.whole for spectrum in spectra):
-        notes.append(f"{UNKNOWN}, >: only the largest values are computed; the energy of the others is estimated")
+        notes.append(f"{NOT_KNOWN}, >: only the largest values are computed; the energy of the others is estimated")
     return "\n".join([table(rows, [*SPECTRUM_COLUMNS], left=(1, len(SPECTRUM_COLUMNS) - 1)), "", *notes])
 
 
@@ -85,14 +85,14 @@ def spectrum_row(spectrum: Spectrum) -> list[str]:
     law, known = spectrum.power_law, len(spectrum.values)
     ranks = [spectrum.rank_at(0.1), spectrum.rank_at(0.01)]
     return [
-        UNKNOWN if layer is None else str(layer),
+        NOT_KNOWN if layer is None else str(layer),
         kind,
         f"{spectrum.shape[0]}×{spectrum.shape[1]}",
         f"{spectrum.values[0]:.3g}",
         f"{spectrum.stable_rank:.1f}",
-        f"{spectrum.effective_rank:.0f}" if spectrum.whole else UNKNOWN,
+        f"{spectrum.effective_rank:.0f}" if spectrum.whole else NOT_KNOWN,
         *(str(rank) if rank <= known else f">{known}" for rank in ranks),
-        str(spectrum.knee) if spectrum.whole else UNKNOWN,
+        str(spectrum.knee) if spectrum.whole else NOT_KNOWN,
         *law_cells(law),
         sparkline(spectrum.values.tolist()),
     ]
@@ -101,7 +101,7 @@ def spectrum_row(spectrum: Spectrum) -> list[str]:
 def law_cells(law: PowerLaw) -> tuple[str, str, str]:
     """Return the exponent of a power law, its range, and how well it fits."""
     if not math.isfinite(law.exponent):
-        return "too few", UNKNOWN, UNKNOWN
+        return "too few", NOT_KNOWN, NOT_KNOWN
     return str(law), f"{law.count} ≥ {math.sqrt(law.cutoff):.2g}", f"{law.distance:.2f}{'' if law.fits else ' no'}"
 
 
@@ -143,7 +143,7 @@ def spectrum_figure(spectra: Sequence[Spectrum], path: str | Path) -> Path:
             axis.set(yscale="log", title=title, xlabel="index")
             axis.set_ylim(max(axis.get_ylim()[0], top * 10**-2.5), top * 1.5)
             axis.xaxis.get_major_locator().set_params(integer=True)
-            axis.set_ylabel(AXES.get(kind, AXES["weight"]))
+            axis.set_ylabel(VALUE_LABELS.get(kind, VALUE_LABELS["weight"]))
         for axis in axes[len(panels) :]:
             axis.remove()
         legend(figure, lines, "head" if spectra[0].kind in BY_HEAD else "layer", any(one.whole for one in spectra))

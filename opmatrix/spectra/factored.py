@@ -18,5 +18,6 @@ def product_singular_values(left: ArrayLike, right: ArrayLike) -> RealArray:
     for name, factor in (("left", a), ("right", b)):
         if not np.isfinite(factor).all():
             raise InputError(f"product_singular_values: the {name} factor has entries that are not finite")
-    core = np.linalg.qr(a, mode="r") @ np.linalg.qr(b, mode="r").swapaxes(-1, -2)
+    r, s = np.asarray(np.linalg.qr(a, mode="r")), np.asarray(np.linalg.qr(b, mode="r"))
+    core = r @ s.swapaxes(-1, -2)
     return np.asarray(np.linalg.svd(core, compute_uv=False))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from math import sqrt
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,12 +47,12 @@ class PowerLaw:
     @property
     def excess(self) -> float:
         """The distance over the one that a true power law exceeds in one of twenty samples of as many values, its
-        exponent fitted: logarithms of its values are exponential (Stephens 1974, table 1.1, case 3). Above 1 the tail
+        exponent fitted: logarithms of its values are exponential (Stephens 1974). Above 1 the tail
         is no power law; below 1 it may be one, the more easily as the cutoff was chosen for a small distance."""
         n = self.count
         if n < 2:
             return float("nan")
-        return (self.distance - 0.2 / n) * (n**0.5 + 0.26 + 0.5 / n**0.5) / STEPHENS
+        return (self.distance - 0.2 / n) * (sqrt(n) + 0.26 + 0.5 / sqrt(n)) / STEPHENS
 
     @property
     def fits(self) -> bool:

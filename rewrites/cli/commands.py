@@ -477,14 +477,14 @@ def spectrum(
     below the table."""
     from opmatrix.display.draw import drawable, spectrum_figure, spectrum_text
     from opmatrix.files.checkpoint import open_model
-    from rewrites.report.spectra.operator_spectra import KINDS, Spectra, check_kind, list_notes, spectrum_record
+    from rewrites.report.spectra.operator_spectra import SPECTRA_KINDS, Spectra, check_kind, list_notes, spectrum_record
     from rewrites.workload.phases import Report
 
     check_kind(kind, text)
     possible({"--out": (out, drawable), "--json": (results, writable)}, model, text)
     with Report().phase(f"spectra of {kind}", brief=True) as progress:
         opened = Spectra(open_model(model), None if text is None else str(text), progress)
-        spectra = KINDS[kind](opened)
+        spectra = SPECTRA_KINDS[kind](opened)
     say(spectrum_text(spectra))
     for note in list_notes(opened.notes):
         say(note)

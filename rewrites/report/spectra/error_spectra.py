@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from formats.core.stage import NoPullback
@@ -24,7 +23,6 @@ from rewrites.report.spectra.expert_products import Product, expert_products
 from rewrites.report.weight_spectra import called
 
 PRECISION = 1e-7  # of values that were squared, relative to the largest
-Rows = NDArray[np.float32]
 
 
 @dataclass
@@ -118,14 +116,14 @@ class ErrorSpectra:
             )
         elif (unused := int((~x.any(0)).sum())) > 0:
             self.notes.append(f"{name}: {unused} of {x.shape[1]} columns of its rows are 0 on this text: singular")
-        values = singular_of(factor(x) @ weight @ factor(g.reshape(-1, g.shape[-1]) / np.sqrt(len(g))).T)
+        values = singular_of(gram_factor(x) @ weight @ gram_factor(g.reshape(-1, g.shape[-1]) / np.sqrt(len(g))).T)
         if values[0] == 0:
             self.notes.append(f"{name}: all of its values are 0 on this text: left out")
             return None
         return values
 
 
-def factor(rows: RealArray) -> RealArray:
+def gram_factor(rows: RealArray) -> RealArray:
     """Return R (k, n) with RᵀR = XᵀX: the rows X themselves where they are few, else a root of their Gram."""
     return rows if len(rows) <= rows.shape[1] else root(rows.T @ rows)
 

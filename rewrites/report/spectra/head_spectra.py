@@ -16,12 +16,12 @@ from opmatrix.spectra.factored import product_singular_values
 from opmatrix.spectra.measures import RealArray, Spectrum
 from rewrites.report.spectra.stream_layers import StreamLayer
 
-VIEWS = "heads", "repeat", "join"  # kinds that move columns among heads, and change no number
+HEAD_MOVES = "heads", "repeat", "join"  # kinds that move columns among heads, and change no number
 ROTATION, BIAS, NORM, DISTANCES = "rotations by position", "biases", "norms of heads", "biases by distance"
 
 
 @dataclass(frozen=True)
-class Chain:
+class HeadChain:
     """A value as matrices behind another value, the first one next to it, and the parts that were left out."""
 
     matrices: tuple[Operator, ...]
@@ -61,7 +61,7 @@ def head_spectra(layers: list[StreamLayer], kind: str, notes: list[str]) -> list
     return spectra
 
 
-def find_chains(value: Operator, kind: str) -> Iterator[tuple[Chain, Chain]]:
+def find_chains(value: Operator, kind: str) -> Iterator[tuple[HeadChain, HeadChain]]:
     """Yield the two chains of matrices of each attention of a flat value."""
     for attended in attentions(value):
         chains = query_key(attended) if kind == "qk" else value_output(attended, value)
@@ -69,7 +69,7 @@ def find_chains(value: Operator, kind: str) -> Iterator[tuple[Chain, Chain]]:
             yield chains
 
 
-def factors_of(kind: str, first: Chain, second: Chain) -> tuple[RealArray, RealArray]:
+def factors_of(kind: str, first: HeadChain, second: HeadChain) -> tuple[RealArray, RealArray]:
     """Return A (heads, n, d) and B (heads, m, d), whose products A Bᵀ are those of the heads."""
     a = first.by_heads()
     if kind == "qk":
@@ -79,7 +79,7 @@ def factors_of(kind: str, first: Chain, second: Chain) -> tuple[RealArray, RealA
     return a, np.broadcast_to(b, (len(a), *b.shape[1:])) if len(b) == 1 else b
 
 
-def from_heads(chain: Chain, heads: int, width: int) -> RealArray:
+def from_heads(chain: HeadChain, heads: int, width: int) -> RealArray:
     """Return matrices behind so many heads of a width as one matrix for each head, transposed: (heads, m, width)."""
     each_column = np.eye(heads * width).reshape(-1, heads, width).swapaxes(0, 1)
     rows: RealArray = dense(reduce(matmul, chain.matrices), each_column)
@@ -89,11 +89,11 @@ def from_heads(chain: Chain, heads: int, width: int) -> RealArray:
 def attentions(value: Operator) -> Iterator[Operator]:
     """Yield the products of a flat value by which rows are mixed: of scores, q kᵀ, and values."""
     for node in value.walk():
-        if node.kind.name == "product" and scores(node.children[0]) is not None:
+        if node.kind.name == "product" and find_scores(node.children[0]) is not None:
             yield node
 
 
-def scores(term: Operator) -> tuple[Operator, frozenset[str]] | None:
+def find_scores(term: Operator) -> tuple[Operator, frozenset[str]] | None:
     """Return the product q kᵀ of scores, behind their scale and their biases by distance, and what was left out; None
     for another value."""
     left_out = frozenset[str]()
@@ -108,23 +108,23 @@ def scores(term: Operator) -> tuple[Operator, frozenset[str]] | None:
     return None
 
 
-def query_key(attended: Operator) -> tuple[Chain, Chain] | None:
+def query_key(attended: Operator) -> tuple[HeadChain, HeadChain] | None:
     """Return queries and keys as matrices behind the values that they are made of."""
-    compared = scores(attended.children[0])
+    compared = find_scores(attended.children[0])
     if compared is None:
         return None
     product, left_out = compared
     q, k = chain_before(product.children[0]), chain_before(product.children[1].children[0])
-    return None if q is None or k is None else (Chain(q.matrices, q.left_out | left_out), k)
+    return None if q is None or k is None else (HeadChain(q.matrices, q.left_out | left_out), k)
 
 
-def value_output(attended: Operator, value: Operator) -> tuple[Chain, Chain] | None:
+def value_output(attended: Operator, value: Operator) -> tuple[HeadChain, HeadChain] | None:
     """Return values as matrices behind the value that they are made of, and the matrices up to the output."""
     v, o = chain_before(attended.children[1]), chain_after(attended, value)
     return None if v is None or o is None else (v, o)
 
 
-def chain_before(value: Operator) -> Chain | None:
+def chain_before(value: Operator) -> HeadChain | None:
     """Return a value of heads as the matrices between it and the rows of one head that its first weight reads; None
     where there are other operations between."""
     matrices, left_out = list[Operator](), set[str]()
@@ -133,12 +133,12 @@ def chain_before(value: Operator) -> Chain | None:
             value, last = value.children
             if last.kind.name == "rotate":
                 left_out.add(ROTATION)
-            elif last.linear or last.kind.name in VIEWS:
+            elif last.linear or last.kind.name in HEAD_MOVES:
                 matrices.insert(0, last)
             else:
                 return None
             if last.kind.name == "weight" and value.out.heads in (1, H):
-                return Chain(tuple(matrices), frozenset(left_out))
+                return HeadChain(tuple(matrices), frozenset(left_out))
         elif value.kind.name == "add" and value.children[1].constant:
             value = value.children[0]
             left_out.add(BIAS)
@@ -149,16 +149,16 @@ def chain_before(value: Operator) -> Chain | None:
             return None
 
 
-def chain_after(value: Operator, whole: Operator) -> Chain | None:
+def chain_after(value: Operator, whole: Operator) -> HeadChain | None:
     """Return the matrices that a value goes through next, up to the first weight; None if it goes another way."""
     matrices = list[Operator]()
     readers = {node.children[0]: node for node in whole.walk() if node.kind.name == "compose"}
     while value in readers:
         value = readers[value]
         last = value.children[1]
-        if not (last.linear or last.kind.name in VIEWS):
+        if not (last.linear or last.kind.name in HEAD_MOVES):
             return None
         matrices.append(last)
         if last.kind.name == "weight":
-            return Chain(tuple(matrices), frozenset())
+            return HeadChain(tuple(matrices), frozenset())
     return None

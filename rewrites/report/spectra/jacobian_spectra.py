@@ -25,9 +25,9 @@ from rewrites.report.spectra.stream_layers import Stream
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
-LARGEST = 12  # singular values of a layer's Jacobian
-PROBES, SEED = 32, 1986  # directions of an estimate; their seed
-STEP = 6e-6  # of a difference, relative to the rows: about the third root of float64's precision
+JACOBIAN_VALUES = 12  # singular values of a layer's Jacobian
+SIGN_PROBES, SEED = 32, 1986  # directions of an estimate; their seed
+DIFFERENCE_STEP = 6e-6  # of a difference, relative to the rows: about the third root of float64's precision
 COPIED_ROWS = 2048  # most rows of a pass, all copies of the text together
 PRECISION = 1e-8  # relative error of values by differences, about
 
@@ -61,7 +61,7 @@ class Derivative:
         about 1e-10 of the largest entries."""
         size = float(np.sqrt(np.square(self.x).mean())) or 1.0
         longest = abs(changes).max((1, 2), keepdims=True)
-        steps = STEP * size / np.where(longest > 0, longest, 1.0)
+        steps = DIFFERENCE_STEP * size / np.where(longest > 0, longest, 1.0)
         moved = np.concatenate([self.x + steps * changes, self.x - steps * changes])
         results = self.evaluate(moved)
         return (results[: len(changes)] - results[len(changes) :]) / (2 * steps)
@@ -111,7 +111,7 @@ class Derivative:
 
     def energy(self) -> float:
         """Estimate ‖J‖_F² by the mean of |Jᵀ u|² over random signs u (Hutchinson 1990)."""
-        signs = random_directions(PROBES, self.result[0].shape)
+        signs = random_directions(SIGN_PROBES, self.result[0].shape)
         return float(np.square(self.pull(signs)).sum() / len(signs))
 
 
@@ -124,11 +124,11 @@ def jacobian_spectra(
     stream: Stream,
     batch: Batch,
     notes: list[str],
-    count: int = LARGEST,
+    count: int = JACOBIAN_VALUES,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> list[Spectrum]:
     """Return the `count` largest singular values of each layer's Jacobian on a batch, then, for the rows before each
-    layer, those of the output's: roots of the eigenvalues of Σ over rows t of J_tᵀ J_t (n, n), from PROBES random
+    layer, those of the output's: roots of the eigenvalues of Σ over rows t of J_tᵀ J_t (n, n), from SIGN_PROBES random
     directions. All further values of a layer count by their energy, which is estimated by as many."""
     derivatives, rows = list[Derivative](), np.asarray(dense(stream.entrance, batch))
     for layer in stream.layers:
@@ -174,7 +174,7 @@ def output_spectra(stream: Stream, derivatives: Sequence[Derivative], rows: Real
     output are pulled back from layer to layer."""
     batch = derivatives[0].batch
     leaving = Derivative(stream.exit, batch, rows)
-    cotangents = random_directions(PROBES, rows.shape if stream.exit is I else leaving.result[0].shape)
+    cotangents = random_directions(SIGN_PROBES, rows.shape if stream.exit is I else leaving.result[0].shape)
     if stream.exit is not I:
         cotangents = leaving.pull(cotangents)
     for number, derivative in reversed([*enumerate(derivatives)]):

@@ -30,7 +30,7 @@ from rewrites.workload.phases import Tell
 from rewrites.workload.workload import check_tokens
 
 JACOBIAN_ROWS, ERROR_ROWS = 48, 1024  # most rows of text, about: Jacobians take a hundred products a layer
-LENGTHS = [16] * 256  # lengths of the sentences that the program of a model is made for
+SENTENCE_LENGTHS = [16] * 256  # lengths of the sentences that the program of a model is made for
 TAILS = {"tail_10": 0.1, "tail_1": 0.01}  # shares of the energy beyond a rank
 
 
@@ -84,7 +84,7 @@ def error_spectra(model: Operator, batch: Batch, progress: Tell) -> ErrorSpectra
     """Return the error spectra of a model on a batch, not yet computed. The program has a kernel for each operator, so
     that no function stands between a product and its cotangents; no machine is measured for it."""
     progress("a program with a kernel for each operator")
-    sizes = counted(LENGTHS, patterns(model))
+    sizes = counted(SENTENCE_LENGTHS, patterns(model))
     structure = search(model, (), datasheet(STAND_IN), sizes, methods=plainly, fusion=False)
     program, emitter = structure.program({})
     errors = ErrorSpectra(program, sites(program, structure, emitter), batch)
@@ -94,7 +94,7 @@ def error_spectra(model: Operator, batch: Batch, progress: Tell) -> ErrorSpectra
     return errors
 
 
-KINDS: Mapping[str, Callable[[Spectra], list[Spectrum]]] = {
+SPECTRA_KINDS: Mapping[str, Callable[[Spectra], list[Spectrum]]] = {
     "weights": Spectra.of_weights,
     "qk": lambda spectra: spectra.of_heads("qk"),
     "vo": lambda spectra: spectra.of_heads("vo"),
@@ -106,8 +106,8 @@ ON_TEXT = "jacobian", "error"  # kinds that depend on a text
 
 def check_kind(kind: str, text: object) -> None:
     """Raise InputError for an unknown kind of spectra, and for a text that a kind does not read."""
-    if kind not in KINDS:
-        raise InputError(f"--of {kind:.40}: {suggest_name(kind, KINDS)}it is {', '.join(KINDS)}")
+    if kind not in SPECTRA_KINDS:
+        raise InputError(f"--of {kind:.40}: {suggest_name(kind, SPECTRA_KINDS)}it is {', '.join(SPECTRA_KINDS)}")
     if text is not None and kind not in ON_TEXT:
         raise InputError(
             f"--text {text}: spectra of {kind} depend on no text: leave it out, or give --of jacobian or error"
