@@ -79,14 +79,17 @@ def is_unit(node: Operator) -> bool:
     )
 
 
-def traced_forward(term: Operator, x: Shape, dropout: float = 0, routed: bool = False) -> Forward:
-    """Trace the lines of a term at x. With `routed` a mixture is one line, of rows and their gate. With a dropout rate,
+def traced_forward(
+    term: Operator, x: Shape, dropout: float = 0, routed: bool = False, fixed_tables: bool = False
+) -> Forward:
+    """Trace the lines of a term at x. With `routed` a mixture is one line, of rows and their gate. With
+    `fixed_tables` no table by distance learns, so any is taken. With a dropout rate,
     entries are dropped from shares of softmax, and from a branch that is added to the value it was computed from
     through a stored matrix; masks are called "dropout 0" and so on, in order."""
     memo: dict[tuple[Operator, TracedValue], TracedValue] = {}
     start = Trace().write("input", (), (), x)
     result: TracedValue = read(term, start, memo)
-    training = TrainingTrace(result.trace.lines, dropout)
+    training = TrainingTrace(result.trace.lines, dropout, fixed_tables)
     mixtures = find_mixtures(training.lines) if routed else {}
     apart = frozenset[int]().union(*(m.inside for m in mixtures.values()))
     for at in renumber(training.lines, {0, result.at}):
@@ -110,8 +113,8 @@ def traced_forward(term: Operator, x: Shape, dropout: float = 0, routed: bool = 
 class TrainingTrace:
     """A trace of lines as training runs them. `traced`: number of a line -> its value in this trace."""
 
-    def __init__(self, lines: Sequence[Operation], dropout: float) -> None:
-        self.lines, self.dropout = lines, dropout
+    def __init__(self, lines: Sequence[Operation], dropout: float, fixed_tables: bool = False) -> None:
+        self.lines, self.dropout, self.fixed_tables = lines, dropout, fixed_tables
         self.trace, self.traced = Trace(), dict[int, TracedValue]()
         self.masks = 0  # masks of dropout, so far
 
@@ -124,7 +127,7 @@ class TrainingTrace:
         """Write a line, with shares of softmax as a value, and entries dropped from shares and from branches. Raises
         InputError for a line without a backward."""
         line, args = self.lines[at], [self.traced[a] for a in self.lines[at].args]
-        if line.op == "by_distance" and line.more[0].name != SLOPES:
+        if line.op == "by_distance" and line.more[0].name != SLOPES and not self.fixed_tables:
             raise InputError(
                 f"pullback: by_distance({brief(line.more[0])}): the gradient of a learned table is a sum "
                 "along diagonals, which is not implemented: use a fixed one, such as alibi's slopes"

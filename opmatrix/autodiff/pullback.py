@@ -304,7 +304,8 @@ def pullback(
     )
     if sympy.sympify(into.cols).has(N):
         raise InputError(f"pullback: {brief(term)} takes any number of columns: give the number of x, such as x=64")
-    forward = traced_forward(term, into, dropout, routed)
+    fixed = wrt is not None
+    forward = traced_forward(term, into, dropout, routed, fixed)
     learned = learning(forward, wrt)
     named = name_units(forward)
     if isinstance(policy, Policy):
@@ -314,7 +315,7 @@ def pullback(
     if policy == LEAST:
         first = written_pull(forward, None, learned, not tokens, tokens)
         saved = least_kept(forward, first.reads, tokens, sizes or {})
-        forward = traced_forward(term, into, dropout, routed)
+        forward = traced_forward(term, into, dropout, routed, fixed)
     return Pulled(written_pull(forward, saved, learned, not tokens, tokens), named, policy, routed)
 
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, TypeAlias
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
 from opmatrix.algebra.attributes import brief
+from opmatrix.algebra.batch.relations import GIVEN
 from opmatrix.algebra.batch.traced import Operation, TracedValue
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid
-from opmatrix.algebra.nodes import cols, const, diag, ones, over, weight
+from opmatrix.algebra.nodes import cols, const, diag, ones, over, reciprocal, weight
 from opmatrix.algebra.operators import share
 from opmatrix.algebra.positions.patterns import everyone
 from opmatrix.algebra.shapes import LiveSize, Shape, Space
@@ -234,6 +235,9 @@ def pull_product(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     """Pull back through a product over a sum: each operand's cotangent is a product with the other operand, transposed.
     Tokens are merged within sequences where forward does so."""
     (u, v), over_ = line.args, line.more[0]
+    if over_ is monoids.mean and is_membership(pull, u):
+        pull_average(pull, at, line, g)
+        return
     if over_ is not monoids.sum:
         raise refuse(f"a product over {name_of(over_)}")
     if pull.forward.line(u).op != "related" and line.more[1] is not everyone and not pull.forward.masked(u):
@@ -259,6 +263,24 @@ def pull_product(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
         return fitted_heads(cotangent, pull.shape(v).heads)
 
     pull.give(v, right)
+
+
+def is_membership(pull: Pull, at: int) -> bool:
+    """True for the rows of a batch by sequence: a 1 for each row of a sequence, 0 elsewhere."""
+    line = pull.forward.line(at)
+    return line.op == "related" and line.more[0] == GIVEN["members"]
+
+
+def pull_average(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """Share the cotangent of a sequence's mean equally among its rows."""
+    u, v = line.args
+
+    def back() -> TracedValue:
+        """Return the cotangent over the count of rows, for each of the rows."""
+        members = pull.value(u, at)
+        return members.turn().product(g * members.act(ones()).act(reciprocal), monoids.sum, everyone)
+
+    pull.give(v, back)
 
 
 def name_of(over_: type[Monoid]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from formats.core.errors import InputError
 from formats.disk.files import replacing, writable
 from opmatrix.display.tables import table
-from opmatrix.spectra import Spectrum
+from opmatrix.spectra import PowerLaw, Spectrum
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,33 +55,54 @@ SPECTRUM_COLUMNS = {  # columns of the table of spectra, with their meanings
     "tail 10 %": "the rank that leaves 10 % of the energy Σσ²",
     "tail 1 %": "... 1 %",
     "knee": "the rank where the energy that is left bends most",
-    "exponent": "of the density of σ² as a power law, ± a standard error",
+    "exponent": "of the density of σ² as a power law, ± a standard error (Martin and Mahoney 2021)",
+    "fitted": "the number of values that it is fitted to, and the least σ of them; the others are below",
+    "KS": "distance of the fit (Clauset, Shalizi and Newman 2009); with no: so large that it is no power law (Stephens "
+    "1974, at 5 %)",
     "σ": "the singular values, over three decades",
 }
+NOT_KNOWN = "-"  # of a figure that needs all values, where only the largest are known
+VALUE_LABELS = {  # kind of a spectrum -> name of its axis
+    "weight": "singular value",
+    "activation": "standard deviation",
+    "error": "relative change of the output",
+}
+BY_HEAD = "qk", "vo"  # kinds with a panel for each layer, and a line for each head
 
 
 def spectrum_text(spectra: Sequence[Spectrum]) -> str:
     """Return a table with one matrix a line, for any terminal that shows unicode, and the meaning of its columns."""
-    rows = []
-    for spectrum in spectra:
-        layer, kind = parse_weight_name(spectrum.name)
-        rows.append(
-            [
-                "-" if layer is None else str(layer),
-                kind,
-                f"{spectrum.shape[0]}×{spectrum.shape[1]}",
-                f"{spectrum.values[0]:.3g}",
-                f"{spectrum.stable_rank:.1f}",
-                f"{spectrum.effective_rank:.0f}",
-                str(spectrum.rank_at(0.1)),
-                str(spectrum.rank_at(0.01)),
-                str(spectrum.knee),
-                str(spectrum.power_law) if math.isfinite(spectrum.power_law.exponent) else "too few",
-                sparkline(spectrum.values.tolist()),
-            ]
-        )
+    rows = [spectrum_row(spectrum) for spectrum in spectra]
     notes = [f"{name}: {what}" for name, what in SPECTRUM_COLUMNS.items() if what]
+    if not all(spectrum.whole for spectrum in spectra):
+        notes.append(f"{NOT_KNOWN}, >: only the largest values are computed; the energy of the others is estimated")
     return "\n".join([table(rows, [*SPECTRUM_COLUMNS], left=(1, len(SPECTRUM_COLUMNS) - 1)), "", *notes])
+
+
+def spectrum_row(spectrum: Spectrum) -> list[str]:
+    """Return the figures of a spectrum in the order of the columns."""
+    layer, kind = parse_weight_name(spectrum.name)
+    law, known = spectrum.power_law, len(spectrum.values)
+    ranks = [spectrum.rank_at(0.1), spectrum.rank_at(0.01)]
+    return [
+        NOT_KNOWN if layer is None else str(layer),
+        kind,
+        f"{spectrum.shape[0]}×{spectrum.shape[1]}",
+        f"{spectrum.values[0]:.3g}",
+        f"{spectrum.stable_rank:.1f}",
+        f"{spectrum.effective_rank:.0f}" if spectrum.whole else NOT_KNOWN,
+        *(str(rank) if rank <= known else f">{known}" for rank in ranks),
+        str(spectrum.knee) if spectrum.whole else NOT_KNOWN,
+        *law_cells(law),
+        sparkline(spectrum.values.tolist()),
+    ]
+
+
+def law_cells(law: PowerLaw) -> tuple[str, str, str]:
+    """Return the exponent of a power law, its range, and how well it fits."""
+    if not math.isfinite(law.exponent):
+        return "too few", NOT_KNOWN, NOT_KNOWN
+    return str(law), f"{law.count} ≥ {math.sqrt(law.cutoff):.2g}", f"{law.distance:.2f}{'' if law.fits else ' no'}"
 
 
 def plotting() -> Any:
@@ -100,15 +121,16 @@ def plotting() -> Any:
 
 def spectrum_figure(spectra: Sequence[Spectrum], path: str | Path) -> Path:
     """Draw singular values to a file (png, svg, pdf): a panel for each kind of weight or activation and a line for each
-    layer. Marked are the knee and the rank that leaves 1 % of the energy; values more than 2.5 decades under the
-    largest are cut off. Raises InputError where there is nothing to draw."""
+    layer; of products of heads a panel for each layer and a line for each head. Marked are the knee and the rank that
+    leaves 1 % of the energy, where all values are known; values more than 2.5 decades under the largest are cut off.
+    Raises InputError where there is nothing to draw."""
     if not spectra:
         raise InputError("spectrum_figure: no spectra given")
     rc_context, Figure = plotting()
     panels: dict[tuple[str, str], list[Spectrum]] = {}
     for spectrum in spectra:
-        panels.setdefault((spectrum.kind, parse_weight_name(spectrum.name)[1]), []).append(spectrum)
-    layers = sorted({parse_weight_name(spectrum.name)[0] or 0 for spectrum in spectra})
+        panels.setdefault((spectrum.kind, place_of(spectrum)[0]), []).append(spectrum)
+    lines = sorted({place_of(spectrum)[1] for spectrum in spectra})
     across = min(len(panels), 4)
     down = -(-len(panels) // across)
     with rc_context(STYLE):
@@ -116,16 +138,24 @@ def spectrum_figure(spectra: Sequence[Spectrum], path: str | Path) -> Path:
         axes = figure.subplots(down, across, squeeze=False).ravel()
         for axis, ((kind, title), members) in zip(axes, panels.items(), strict=False):
             for spectrum in members:
-                trace(axis, spectrum, shade(layers.index(parse_weight_name(spectrum.name)[0] or 0), len(layers)))
+                trace(axis, spectrum, shade(lines.index(place_of(spectrum)[1]), len(lines)))
             top = max(spectrum.values[0] for spectrum in members)
             axis.set(yscale="log", title=title, xlabel="index")
             axis.set_ylim(max(axis.get_ylim()[0], top * 10**-2.5), top * 1.5)
             axis.xaxis.get_major_locator().set_params(integer=True)
-            axis.set_ylabel("singular value" if kind == "weight" else "standard deviation")
+            axis.set_ylabel(VALUE_LABELS.get(kind, VALUE_LABELS["weight"]))
         for axis in axes[len(panels) :]:
             axis.remove()
-        legend(figure, layers)
+        legend(figure, lines, "head" if spectra[0].kind in BY_HEAD else "layer", any(one.whole for one in spectra))
         return save_figure(figure, Path(path))
+
+
+def place_of(spectrum: Spectrum) -> tuple[str, int]:
+    """Return the title of a spectrum's panel, and the number of its line: its layer, or its head."""
+    layer, kind = parse_weight_name(spectrum.name)
+    if spectrum.kind in BY_HEAD:
+        return f"{spectrum.kind}, layer {layer}", int(kind.rpartition(" ")[2])
+    return kind, layer or 0
 
 
 def drawable(path: Path) -> None:
@@ -156,7 +186,8 @@ def trace(axis: "Axes", spectrum: Spectrum, colour: tuple[float, float, float, f
     """Draw one line of singular values above rounding, with its marks."""
     shown = spectrum.values > spectrum.precision * spectrum.values[0]
     axis.plot(1 + np.flatnonzero(shown), spectrum.values[shown], color=colour, linewidth=1.3)
-    for rank, style in ((spectrum.knee, "o"), (spectrum.rank_at(0.01), "|")):
+    marks = ((spectrum.knee, "o"), (spectrum.rank_at(0.01), "|")) if spectrum.whole else ()
+    for rank, style in marks:
         if 0 < rank <= shown.sum():
             axis.plot(
                 rank,
@@ -170,15 +201,16 @@ def trace(axis: "Axes", spectrum: Spectrum, colour: tuple[float, float, float, f
             )
 
 
-def legend(figure: "Figure", layers: Sequence[int]) -> None:
-    """Draw the one legend, under all panels: at most eight layers by name, and the two marks."""
+def legend(figure: "Figure", lines: Sequence[int], named: str, marked: bool) -> None:
+    """Draw the one legend, under all panels: at most eight layers or heads by name, and the two marks where there are
+    some."""
     from matplotlib.lines import Line2D
 
-    named = range(len(layers)) if len(layers) <= 8 else np.linspace(0, len(layers) - 1, 8).round().astype(int)
-    handles = [Line2D([], [], color=shade(i, len(layers)), label=f"layer {layers[i]}") for i in named]
-    if len(layers) == 1:
+    shown = range(len(lines)) if len(lines) <= 8 else np.linspace(0, len(lines) - 1, 8).round().astype(int)
+    handles = [Line2D([], [], color=shade(i, len(lines)), label=f"{named} {lines[i]}") for i in shown]
+    if len(lines) == 1:
         handles = []
-    for style, size, label in (("o", 5, "knee"), ("|", 9, "1 % of the energy left")):
+    for style, size, label in (("o", 5, "knee"), ("|", 9, "1 % of the energy left")) if marked else ():
         handles.append(
             Line2D(
                 [],
@@ -192,7 +224,9 @@ def legend(figure: "Figure", layers: Sequence[int]) -> None:
                 label=label,
             )
         )
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 5))
+    if handles:
+        across = min(len(handles), 5, int(figure.get_figwidth() / 1.9))
+        figure.legend(handles=handles, loc="outside lower center", ncols=across)
 
 
 def front_figure(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from math import sqrt
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from formats.core.errors import InputError
 
 RealArray = NDArray[np.float64]
+STEPHENS = 1.094  # 5 % point of the modified distance of an exponential whose mean is fitted (Stephens 1974)
 LEVELS = (0.5, 0.2, 0.1, 0.05, 0.01)  # tail energies whose ranks a report names
 
 
@@ -30,7 +32,8 @@ def check_matrix(matrix: ArrayLike, name: str) -> RealArray:
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """A tail with density ∝ x^-exponent above the cutoff. `error` is one standard error, given the cutoff."""
+    """A tail with density ∝ x^-exponent above the cutoff, fitted to the `count` values from there to the largest one.
+    `error` is one standard error, given the cutoff; `distance` is Kolmogorov and Smirnov's."""
 
     exponent: float
     error: float
@@ -40,6 +43,21 @@ class PowerLaw:
 
     def __str__(self) -> str:
         return f"{self.exponent:.2f} ± {self.error:.2f}"
+
+    @property
+    def excess(self) -> float:
+        """The distance over the one that a true power law exceeds in one of twenty samples of as many values, its
+        exponent fitted: logarithms of its values are exponential (Stephens 1974). Above 1 the tail
+        is no power law; below 1 it may be one, the more easily as the cutoff was chosen for a small distance."""
+        n = self.count
+        if n < 2:
+            return float("nan")
+        return (self.distance - 0.2 / n) * (sqrt(n) + 0.26 + 0.5 / sqrt(n)) / STEPHENS
+
+    @property
+    def fits(self) -> bool:
+        """True unless the distance rejects the power law at 5 %; False where too few values were fitted."""
+        return self.excess <= 1
 
 
 def hill(tail: ArrayLike, cutoff: float) -> tuple[float, float]:
@@ -87,14 +105,16 @@ def elbow(falling: ArrayLike) -> int:
 class Spectrum:
     """The singular values of a matrix, falling, with every measure that follows from them; it prints as the report.
 
-    `values` (k,), k = min(shape); `shape` (rows, columns); `precision`: the relative size below which a value is
-    rounding; `kind`: "weight", or "activation" where the values are standard deviations along principal axes."""
+    `values` (k,); `shape` (rows, columns); `precision`: the relative size below which a value is rounding; `kind`:
+    "weight", "activation" where the values are standard deviations along principal axes, or the operator that they
+    belong to. `beyond`: the energy Σσ² of the values that were not computed; 0 where all further values are 0."""
 
     values: RealArray
     shape: tuple[int, int]
     name: str = "matrix"
     kind: str = "weight"
     precision: float = float(np.finfo(np.float32).eps)
+    beyond: float = 0.0
 
     @classmethod
     def of(cls, matrix: ArrayLike, name: str = "matrix") -> "Spectrum":
@@ -112,17 +132,24 @@ class Spectrum:
     @cached_property
     def tail(self) -> RealArray:
         """E(r) = Σ_{i>r} σ_i² / Σ σ² for r = 0 … k: the squared relative Frobenius error of the best rank r."""
-        sums = np.append(np.cumsum(self.energy[::-1])[::-1], 0.0)  # summed from the small end: no cancellation
+        sums = np.cumsum(np.append(self.energy, self.beyond)[::-1])[::-1]  # from the small end: no cancellation
         return sums / sums[0] if sums[0] > 0 else sums
 
     @property
     def stable_rank(self) -> float:
         """‖W‖_F² / ‖W‖₂²."""
-        return float(self.energy.sum() / self.energy[0]) if self.values[0] > 0 else 0.0
+        return float((self.energy.sum() + self.beyond) / self.energy[0]) if self.values[0] > 0 else 0.0
+
+    @property
+    def whole(self) -> bool:
+        """True if all values are known: without all of them there is no effective rank, no knee and no condition."""
+        return self.beyond == 0
 
     @property
     def effective_rank(self) -> float:
-        """exp of the entropy of σ / Σσ (Roy and Vetterli 2007, eq. 2)."""
+        """exp of the entropy of σ / Σσ (Roy and Vetterli 2007, eq. 2); nan where some values are unknown."""
+        if not self.whole:
+            return float("nan")
         share = self.values[self.values > 0] / max(self.values.sum(), np.finfo(float).tiny)
         return float(np.exp(-(share * np.log(share)).sum())) if len(share) else 0.0
 
@@ -133,12 +160,15 @@ class Spectrum:
 
     @property
     def condition(self) -> float:
-        """σ₁ / σ_k, infinite where the smallest is zero."""
+        """σ₁ / σ_k, infinite where the smallest is zero, nan where it is unknown."""
+        if not self.whole:
+            return float("nan")
         return float(self.values[0] / self.values[-1]) if self.values[-1] > 0 else float("inf")
 
     def rank_at(self, level: float) -> int:
-        """Return the smallest r with E(r) ≤ level."""
-        return int(np.argmax(self.tail <= level))
+        """Return the smallest r with E(r) ≤ level; k + 1, which is more than all known values, where none is."""
+        reached = self.tail <= level
+        return int(np.argmax(reached)) if reached.any() else len(self.values) + 1
 
     def knees(self, levels: Sequence[float] = LEVELS) -> dict[float, int]:
         """Return, for each level of tail energy, the rank at which the tail crosses it."""
@@ -146,7 +176,8 @@ class Spectrum:
 
     @property
     def knee(self) -> int:
-        """The rank at which the tail energy bends most: farthest below the chord (kneedle)."""
+        """The rank at which the tail energy bends most: farthest below the chord (kneedle); of the known values only,
+        where some are not."""
         return elbow(self.tail)
 
     @cached_property

@@ -467,20 +467,36 @@ app.command("launch")(launch_model)
 @app.command()
 def spectrum(
     model: options.ModelName,
+    kind: options.SpectraKind = "weights",
+    text: options.SpectraText = None,
     out: Annotated[Path | None, typer.Option(help="where to draw the picture (needs matplotlib)")] = None,
     results: options.Results = None,
 ) -> None:
-    """Print and draw singular values, ranks and energy knees of every weight of a MODEL. Columns are explained below
-    the table."""
+    """Print and draw singular values, ranks, energy knees and power laws: of every weight of a MODEL, of the products
+    of its heads, of derivatives of its layers, or of the errors that each weight could cause. Columns are explained
+    below the table."""
     from opmatrix.display.draw import drawable, spectrum_figure, spectrum_text
     from opmatrix.files.checkpoint import open_model
-    from rewrites.report.weight_spectra import weights
+    from rewrites.report.spectra.operator_spectra import SPECTRA_KINDS, Spectra, check_kind, list_notes, spectrum_record
+    from rewrites.workload.phases import Report
 
-    possible({"--out": (out, drawable), "--json": (results, writable)}, model)
-    spectra = weights(open_model(model).operator())
+    check_kind(kind, text)
+    possible({"--out": (out, drawable), "--json": (results, writable)}, model, text)
+    with Report().phase(f"spectra of {kind}", brief=True) as progress:
+        opened = Spectra(open_model(model), None if text is None else str(text), progress)
+        spectra = SPECTRA_KINDS[kind](opened)
     say(spectrum_text(spectra))
+    for note in list_notes(opened.notes):
+        say(note)
     write_results(
-        {"spectra": [{"name": weight.name, "kind": weight.kind, **dict(weight.rows())} for weight in spectra]}, results
+        {
+            "of": kind,
+            "notes": opened.notes,
+            "spectra": [
+                {"name": one.name, "kind": one.kind, **dict(one.rows()), **spectrum_record(one)} for one in spectra
+            ],
+        },
+        results,
     )
     if out is not None:
         say(f"drawn in {spectrum_figure(spectra, out)}")

@@ -75,6 +75,25 @@ CacheNumber = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="seed of the draws: the same seed gives the same text")]
 
+# ---- of `spectrum`
+
+SpectraKind = Annotated[
+    str,
+    typer.Option(
+        "--of",
+        metavar="weights|qk|vo|jacobian|error",
+        help="weights: stored matrices; qk, vo: W_q W_kᵀ and W_v W_o of each head; jacobian: of each layer, and of the "
+        "output by the rows before each layer, on a text; error: of each weight, in the metric of the rows that it "
+        "multiplies and of what the output makes of them",
+    ),
+]
+SpectraText = Annotated[
+    Path | None,
+    typer.Option(
+        help="a file of lines, for jacobian (its first 48 tokens, about) and error (1,024); else shipped ones"
+    ),
+]
+
 # ---- of `optimize`
 
 Error = Annotated[
@@ -325,7 +344,11 @@ EXAMPLES = {  # command -> lines that show it, each run by a test
         "opmatrix launch minilm --ranks 4 --dp 2 --tp 2",
         "opmatrix launch minilm --cp 2 --context ulysses --trace trace.svg",
     ],
-    "spectrum": ["opmatrix spectrum minilm", "opmatrix spectrum minilm --out spectra.svg --json spectra.json"],
+    "spectrum": [
+        "opmatrix spectrum minilm",
+        "opmatrix spectrum minilm --of qk --out heads.svg",
+        "opmatrix spectrum minilm --of error --text lines.txt --out errors.svg --json errors.json",
+    ],
 }
 
 STATUSES = {
@@ -375,7 +398,7 @@ PANELS = {  # headings of commands -> a short line for each of them
         "calibrate": "Measure this machine: peaks, bandwidths, BLAS, kernels.",
         "doctor": "Show processor, libraries and caches, and settings that hurt.",
         "laws": "List every law: its statement, its guard, its source.",
-        "spectrum": "Print singular values and ranks of every weight of a MODEL.",
+        "spectrum": "Print singular values and ranks of a MODEL's weights, heads, layers or errors.",
     },
     "Many devices": {
         "plan": "Find the best strategy to train or run a MODEL on many devices.",

@@ -398,9 +398,33 @@ def test_spectrum_prints_every_weight(command, optimized, tmp_path):
         assert part in ran.out
     head, _, *rest = ran.out.split("\n\n")[0].splitlines()
     cells = [re.split(r"  +", row.strip()) for row in (head, *rest)]
-    assert ran.status == 0 and {len(row) for row in cells} == {11}, "no column is empty"
+    assert ran.status == 0 and {len(row) for row in cells} == {13}, "no column is empty"
     for column in cells[0][3:]:
         assert f"\n{column}: " in ran.out, "and each is explained"
+
+
+@pytest.mark.parametrize(
+    "kind, first", [("qk", "head 0"), ("vo", "head 0"), ("jacobian", "jacobian"), ("error", "attention.self.value")]
+)
+def test_spectra_of_every_kind_have_the_same_columns(kind, first, command, optimized, tmp_path):
+    text = [] if kind in ("qk", "vo") else ["--text", optimized.lines]
+    ran = command("spectrum", optimized.model, "--of", kind, *text, "--json", tmp_path / "found.json")
+    head, _, *rest = ran.out.split("\n\n")[0].splitlines()
+    cells = [re.split(r"  +", row.strip()) for row in (head, *rest)]
+    assert ran.status == 0 and {len(row) for row in cells} == {13} and cells[1][:2] == ["0", first]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (
+        found["of"] == kind and len(found["spectra"]) == len(rest) and all(note in ran.out for note in found["notes"])
+    )
+    assert len({tuple(one) for one in found["spectra"]}) == 1, "the same figures of each"
+    assert [one["matrix"] for one in found["spectra"]] == [row[1] for row in cells[1:]]
+
+
+def test_spectra_of_an_unknown_kind_and_a_text_that_is_not_read_are_refused(command, optimized):
+    refused(command("spectrum", optimized.model, "--of", "errors"), "--of errors", "did you mean error?")
+    refused(
+        command("spectrum", optimized.model, "--of", "qk", "--text", optimized.lines), "--text", "depend on no text"
+    )
 
 
 def test_a_picture_asks_for_matplotlib_before_the_work(command, tmp_path, monkeypatch):

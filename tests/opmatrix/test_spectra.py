@@ -29,6 +29,7 @@ from opmatrix.spectra import (
     prune_scores,
     whitened,
 )
+from opmatrix.spectra.factored import product_singular_values
 from opmatrix.spectra.propose import Weighed
 
 PAIRS = BlockInt8, LowRankInt8, NMInt8  # which are predicted without a fit
@@ -109,6 +110,41 @@ def test_power_law_samples_give_their_exponent_within_the_stated_error(exponent,
     uniform = np.random.default_rng(5).random((100, 300))
     found = [power_law((1 - sample) ** (-1 / (exponent - 1)), cutoff) for sample in uniform]
     assert sum(abs(law.exponent - exponent) < 2 * law.error for law in found) >= least
+
+
+def test_a_distance_rejects_one_power_law_in_twenty_and_what_is_none():
+    """Above a known cutoff the distance of true samples exceeds the 5 % point in 5 of 100; uniform values, mostly."""
+    random = np.random.default_rng(7)
+    true = [power_law((1 - random.random(60)) ** (-1 / 1.5), 1.0) for _ in range(600)]
+    rejected = np.mean([not law.fits for law in true])
+    assert 0.02 < rejected < 0.08
+    assert np.mean([power_law(random.uniform(1, 2, 200), 1.0).fits for _ in range(50)]) < 0.05
+    assert not power_law([1.0, 2.0]).fits, "too few values fit nothing"
+
+
+def test_the_largest_values_and_the_energy_of_the_others_give_what_they_can():
+    whole = Spectrum.of(np.diag(np.arange(12.0, 0, -1)))
+    part = Spectrum(whole.values[:4], whole.shape, beyond=float(whole.energy[4:].sum()))
+    assert part.stable_rank == pytest.approx(whole.stable_rank) and not part.whole and whole.whole
+    assert part.tail == pytest.approx(whole.tail[:5])
+    assert part.rank_at(0.5) == whole.rank_at(0.5) and part.rank_at(0.01) == 5
+    assert np.isnan([part.effective_rank, part.condition]).all()
+    cells = draw.spectrum_row(part)
+    assert cells[5] == cells[8] == "-" and cells[7] == ">4"
+
+
+def test_products_are_decomposed_by_their_factors():
+    random = np.random.default_rng(8)
+    a, b = random.standard_normal((3, 9, 4)), random.standard_normal((3, 7, 4))
+    for values, left, right in zip(product_singular_values(a, b), a, b, strict=True):
+        assert values == pytest.approx(np.linalg.svd(left @ right.T, compute_uv=False)[:4])
+    wide = product_singular_values(a.swapaxes(1, 2), random.standard_normal((3, 7, 9)))
+    assert wide.shape == (3, 4)
+    with pytest.raises(InputError, match=r"factors \(3, 9, 4\) and \(3, 7, 9\) have no product"):
+        product_singular_values(a, random.standard_normal((3, 7, 9)))
+    b[1, 2, 3] = np.inf
+    with pytest.raises(InputError, match="right factor has entries that are not finite"):
+        product_singular_values(a, b)
 
 
 def test_the_cutoff_leaves_out_what_is_no_power_law():

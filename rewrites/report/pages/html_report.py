@@ -268,7 +268,8 @@ def spectra(record: Mapping[str, Any]) -> Iterator[str]:
     yield paragraph(
         f"{len(rows)} of the {record['of']} matrices that the model multiplies by: of each kind the first "
         "layer's, the middle one's and the last one's. What falls fast can be stored by low rank. "
-        "`opmatrix spectrum MODEL` prints all."
+        "`opmatrix spectrum MODEL` prints all, and with `--of error` those in the metric of the output, which are not "
+        "computed here."
     )
     if not rows:
         return
