@@ -13,13 +13,23 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from formats.core.errors import InputError
-from opmatrix.spectra.gram import Gram, gram_diagonal, metric, multiply_gram, output_energy, strengths, whitened
+from opmatrix.spectra.gram import (
+    NULL,
+    Gram,
+    gram_diagonal,
+    metric,
+    multiply_gram,
+    output_energy,
+    root,
+    strengths,
+    whitened,
+)
 from opmatrix.spectra.measures import RealArray, Spectrum, check_matrix
 
 SHRINKAGE = 0.3  # share of S that is its diagonal alone: few rows say little of pairs
 DAMPING = 0.1  # share of the mean of its diagonal that is added to each direction
 SINGULAR = 1e-12  # eigenvalues of S below this share of the largest count as zero
-REFIT_STEPS = 12  # of conjugate gradients: the rest of the error falls little
+REFIT_STEPS = 12  # of conjugate gradients; with G alone a third of them is enough
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +62,18 @@ def damped(cotangents: ArrayLike) -> RealArray:
 
 def two_sided(weight: ArrayLike, gram: ArrayLike | Gram | None = None, cotangents: ArrayLike | None = None) -> Factors:
     """Return W (n, p) decomposed in the metric tr(Eᵀ G E S): with S = QᵀQ and G = RᵀR, the singular value decomposition
-    of R W Qᵀ, whose right factor is brought back by Q⁻¹. G is never inverted. G and S are full or diagonal; ones where
-    they are left out, so without S this is `low_rank`. Raises InputError where shapes do not fit."""
+    of R W Qᵀ, whose right factor is brought back by Q⁻¹. G is never inverted, nor is S of a wide W: the smaller side is
+    decomposed, as by `whitened`. G and S are full or diagonal; ones where they are left out, so without S this is
+    `low_rank`. Raises InputError where shapes do not fit."""
     w = check_matrix(weight, "weight")
     g, s = metrics(w, gram, cotangents)
+    if w.shape[1] > len(w):
+        worth, rooted = multiply_right(w, s) @ w.T, root(g)
+        sizes, axes = np.linalg.eigh(rooted @ worth @ rooted.T)
+        values = np.sqrt(np.maximum(sizes[::-1], 0))
+        scale = np.divide(1, values, out=np.zeros_like(values), where=values > NULL * values[0])
+        turned = rooted.T @ (axes[:, ::-1] * scale)
+        return Factors(values, worth @ turned, turned.T @ w)
     rooted, inverse = root_and_inverse(s)
     spread = multiply_right(w, rooted.T)
     values, right = whitened(spread, g)
@@ -68,6 +86,10 @@ def two_sided_values(
     """Return the error spectrum (k,), falling: the singular values of R W Qᵀ, without their vectors."""
     w = check_matrix(weight, "weight")
     g, s = metrics(w, gram, cotangents)
+    if w.shape[1] > len(w):
+        rooted = root(g)
+        square = rooted @ (multiply_right(w, s) @ w.T) @ rooted.T
+        return np.asarray(np.sqrt(np.maximum(np.linalg.eigvalsh(square)[::-1], 0)))
     return strengths(multiply_right(w, root_and_inverse(s)[0].T), g)
 
 
@@ -105,10 +127,12 @@ def refitted(
     gram: ArrayLike | Gram | None = None,
     cotangents: ArrayLike | None = None,
     steps: int = REFIT_STEPS,
+    number_type: type[np.floating] = np.float64,
 ) -> RealArray:
     """Return the weight (n, p) that is zero outside `kept` and, after so many steps of conjugate gradients, next to the
     least of tr((W - Ŵ)ᵀ G (W - Ŵ) S): optimal brain surgeon for all entries that go at once (Hassibi and Stork 1993).
-    With a diagonal S outputs are independent, so it has no say; with a diagonal G, too, entries stay as they are."""
+    With a diagonal S outputs are independent, so it has no say; with a diagonal G, too, entries stay as they are. Steps
+    compute in `number_type`."""
     w = check_matrix(weight, "weight")
     g, s = metrics(w, gram, cotangents)
     if kept.shape != w.shape:
@@ -118,26 +142,27 @@ def refitted(
         if g.ndim == 1:
             return fitted
         s = np.ones(len(s))
+    w, g, s, fitted = (array.astype(number_type) for array in (w, g, s / (gram_diagonal(s).max() or 1), fitted))
 
     def slope(e: RealArray) -> RealArray:
         """Return the kept entries of G E S."""
         return np.where(kept, multiply_right(multiply_gram(g, e), s), 0.0)
 
-    tiny = np.finfo(float).tiny
+    tiny = float(np.finfo(number_type).tiny)
     scale = 1 / np.maximum(gram_diagonal(g)[:, None] * gram_diagonal(s), tiny**0.5)
     left = slope(w - fitted)
     towards = scale * left
-    size = float(np.einsum("ij,ij->", left, towards))
+    size = float(np.vdot(left, towards))
     for _ in range(steps):
         if size <= tiny:
             break
         turned = slope(towards)
-        step = size / max(float(np.einsum("ij,ij->", towards, turned)), tiny)
+        step = number_type(size / max(float(np.vdot(towards, turned)), tiny))
         fitted += step * towards
         left -= step * turned
         scaled = scale * left
-        size, before = float(np.einsum("ij,ij->", left, scaled)), size
-        towards = scaled + size / before * towards
+        size, before = float(np.vdot(left, scaled)), size
+        towards = scaled + number_type(size / before) * towards
     return fitted
 
 
@@ -162,13 +187,13 @@ def root_and_inverse(s: RealArray) -> tuple[RealArray, RealArray]:
     """Return Q with QᵀQ = S, and Q⁻¹: Cholesky's; where S is singular, or rounding made it so, a root whose inverse has
     zeros in the directions that S does not see."""
     if s.ndim == 1:
-        root = np.sqrt(np.maximum(s, 0))
-        return root, np.divide(1, root, out=np.zeros_like(root), where=root > 0)
+        scale = np.sqrt(np.maximum(s, 0))
+        return scale, np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
     with suppress(np.linalg.LinAlgError):
-        root = np.asarray(np.linalg.cholesky(s).T, np.float64)
-        if root.diagonal().min() ** 2 > SINGULAR * root.diagonal().max() ** 2:
-            return root, np.asarray(np.linalg.inv(root), np.float64)
+        upper = np.asarray(np.linalg.cholesky(s).T, np.float64)
+        if upper.diagonal().min() ** 2 > SINGULAR * upper.diagonal().max() ** 2:
+            return upper, np.asarray(np.linalg.inv(upper), np.float64)
     sizes, axes = np.linalg.eigh(s)
-    root = np.sqrt(np.maximum(sizes, 0))
-    inverted = np.divide(1, root, out=np.zeros_like(root), where=sizes > SINGULAR * sizes[-1])
-    return root[:, None] * axes.T, axes * inverted
+    scale = np.sqrt(np.maximum(sizes, 0))
+    inverted = np.divide(1, scale, out=np.zeros_like(scale), where=sizes > SINGULAR * sizes[-1])
+    return scale[:, None] * axes.T, axes * inverted
