@@ -15,14 +15,14 @@ from rewrites.report.weight_spectra import called
 from rewrites.search.search import Structure
 
 SPARSITY, RANK = "sparsity", "rank"
-KINDS = {SPARSITY: "prunes", RANK: "projected"}  # of methods, and what their formats declare
-ROWS = tuple(2**power for power in range(13))  # rows of a product that are looked at
+MISSED_KINDS = {SPARSITY: "prunes", RANK: "projected"}  # of methods, and what their formats declare
+TRIED_ROWS = tuple(2**power for power in range(13))  # rows of a product that are looked at
 
 
 class NearMiss(NamedTuple):
     """A method of a kind at the weight where it is nearest to the fastest number type of no larger error: its seconds,
     multiplications and bytes over those of this `rival`; its error alone, and the error allowed; and the fewest rows at
-    which it is the faster, None for none up to the last of ROWS."""
+    which it is the faster, None for none up to the last of TRIED_ROWS."""
 
     kind: str
     weight: str
@@ -43,18 +43,18 @@ def near_misses(structure: Structure, choices: Choices, prices: Prices | Mean, a
     nearest = dict[str, NearMiss]()
     for _, lowering, use, _ in structure.uses():
         if len(lowering.stored(use.weight, use.layout)) == 2 and not lowering.gathers(use):
-            for miss in misses(lowering, use, choices.methods(lowering, use), largest(prices), allowed):
-                if miss.kind not in nearest or distance(miss) < distance(nearest[miss.kind]):
+            for miss in misses(lowering, use, choices.methods(lowering, use), heaviest_batch(prices), allowed):
+                if miss.kind not in nearest or nearness(miss) < nearness(nearest[miss.kind]):
                     nearest[miss.kind] = miss
-    return [nearest[kind] for kind in KINDS if kind in nearest]
+    return [nearest[kind] for kind in MISSED_KINDS if kind in nearest]
 
 
-def distance(miss: NearMiss) -> tuple[bool, float]:
+def nearness(miss: NearMiss) -> tuple[bool, float]:
     """Return the order of near misses: within the error allowed first, then by seconds over the rival's."""
     return miss.error > miss.allowed, miss.seconds
 
 
-def largest(prices: Prices | Mean) -> Prices:
+def heaviest_batch(prices: Prices | Mean) -> Prices:
     """Return the prices of the batch that weighs most."""
     return max(prices.parts, key=lambda part: part[0])[1]
 
@@ -66,7 +66,9 @@ def misses(
     n, p = lowering.stored(use.weight, use.layout)
     narrow = [method for method in methods if only_narrows([method.format])]
     for method in methods:
-        kind = next((kind for kind, flag in KINDS.items() if getattr(FORMATS.get(method.format), flag, False)), None)
+        kind = next(
+            (kind for kind, flag in MISSED_KINDS.items() if getattr(FORMATS.get(method.format), flag, False)), None
+        )
         rivals = [rival for rival in narrow if rival.error <= method.error]
         if kind is None or not rivals or not method.error:
             continue
@@ -79,21 +81,21 @@ def misses(
             str(method),
             str(rival),
             lowering.price(use, method)[0] / lowering.price(use, rival)[0],
-            multiplications(method, n, p) / multiplications(rival, n, p),
+            count_operations(method, n, p) / count_operations(rival, n, p),
             stored_bytes(method.format, n, p, method.parameters) / stored_bytes(rival.format, n, p, rival.parameters),
             method.error**0.5,
             allowed,
-            next((rows for rows in ROWS if faster(prices, method, rivals, (n, p), rows)), None),
+            next((rows for rows in TRIED_ROWS if beats_rivals(prices, method, rivals, (n, p), rows)), None),
         )
 
 
-def multiplications(method: Method, n: int, p: int) -> float:
+def count_operations(method: Method, n: int, p: int) -> float:
     """Count the operations of a row times a weight (n, p) without zeros, as the method's format declares."""
     form = FORMATS[method.format]
     return float(form.flops.subs(form.expected(n, p, **dict(method.parameters))).subs(T, 1))
 
 
-def faster(prices: Prices, method: Method, rivals: Sequence[Method], shape: tuple[int, int], rows: int) -> bool:
+def beats_rivals(prices: Prices, method: Method, rivals: Sequence[Method], shape: tuple[int, int], rows: int) -> bool:
     """True if a product of so many rows takes less time by a method than by each of its rivals."""
     taken, *others = (prices.linear(each.format, *shape, each.parameters, rows) for each in (method, *rivals))
     return taken < min(others)

@@ -1,6 +1,7 @@
 """Storing a weight by a method: fitted to its inputs, and to the worth of its outputs where their cotangents are known.
 Low-rank directions, which many methods of one weight share, are computed once."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +49,10 @@ class Fitter:
         if form.plain:
             return form.approximate(numbers.astype(np.float32))
         if form.projected:
-            return self.store_factors(form, numbers, key, **options)
+            directions = self.directions_of(numbers, key)
+            if isinstance(directions, Factors):
+                return form.pack_factors(*directions.rank(options["rank"]))
+            return form.projection(numbers, directions, **options)
         if form.prunes and method.fit == DIAGONAL and seen is not None and seen.whole and key in self.cotangents:
             return form.approximate(prune_by_both_sides(form, numbers, seen, self.cotangents[key], options), **options)
         metric = (
@@ -57,25 +61,18 @@ class Fitter:
         numbers = storable(numbers)  # frees the float64 ones: formats round these
         return Candidate(method.format, options, method.fit).approximate(numbers, metric)
 
-    def store_factors(self, form: Any, numbers: np.ndarray, key: WeightKey, *, rank: int) -> Format:
-        """Return the best factors of a rank, of directions that are computed once for all ranks."""
+    def directions_of(self, numbers: np.ndarray, key: WeightKey) -> Directions:
+        """Return the directions of low rank of a weight, computed once for all ranks."""
         seen, cotangents = self.seen.get(key), self.cotangents.get(key)
         if (at := (key, id(self if seen is None else seen))) not in self.directions:
             gram = None if seen is None else seen.gram
-            if cotangents is None:
-                self.directions[at] = whitened(numbers, gram)[1]
-            else:
-                self.directions[at] = two_sided(numbers, gram, damped(cotangents))
-        directions = self.directions[at]
-        if isinstance(directions, Factors):
-            stored: Format = form.pack_factors(*directions.rank(rank))
-            return stored
-        projected: Format = form.projection(numbers, directions, rank=rank)
-        return projected
+            both = None if cotangents is None else two_sided(numbers, gram, damped(cotangents))
+            self.directions[at] = whitened(numbers, gram)[1] if both is None else both
+        return self.directions[at]
 
 
 def prune_by_both_sides(
-    form: Any, numbers: np.ndarray, seen: Seen, cotangents: RealArray, options: dict[str, Any]
+    form: type[Format], numbers: np.ndarray, seen: Seen, cotangents: RealArray, options: Mapping[str, object]
 ) -> Floats:
     """Return a weight (n, p) with zeros where a format leaves entries out, those that both sides weigh least, and the
     rest refitted for them: by both sides, or by inputs alone where that takes more than REFIT_WORK."""

@@ -9,7 +9,7 @@ from searched import RAGGED, Round, model, structure
 from rewrites.lowering.lower import EXACT, Method
 from rewrites.lowering.mixed import Mean
 from rewrites.lowering.price import Prices
-from rewrites.report.near_misses import NearMiss, largest, near_misses, tell_miss, tell_misses
+from rewrites.report.near_misses import NearMiss, heaviest_batch, near_misses, tell_miss, tell_misses
 
 CSR, LOW, HALF = Method("csr", (("density", 0.45),)), Method("lowrank", (("rank", 4),)), Method("half")
 
@@ -89,4 +89,4 @@ def test_a_report_says_what_would_make_it_pay():
 
 def test_of_several_batches_the_one_that_weighs_most_counts():
     few, many = (Prices(Rates(), RAGGED.extents()) for _ in range(2))
-    assert largest(Mean(((0.3, few), (0.7, many)))) is many
+    assert heaviest_batch(Mean(((0.3, few), (0.7, many)))) is many
