@@ -284,8 +284,8 @@ def printed(record: dict[str, Any], target: Path | None = None) -> str:
             *(["left out\n" + "\n".join(record["failed"])] if record["failed"] else []),
             f"programs: * is chosen; numbers are directories of {FRONT}/\n" + table(rows, header),
             *tell_generated(record["generated"]),
-            "what saved it: medians and quartiles of the same rounds\n" + gains(record),
-            *(["not worth it\n" + "\n".join(tell_misses(record["missed"]))] if record["missed"] else []),
+            "what saved it: medians and quartiles of the same rounds\n"
+            + "\n".join([gains(record), *tell_misses(record["missed"])]),
             "laws of the exact program, by leaving one out: savings overlap\n"
             + table(list_saved(record)[:SHOWN_LAWS], ["", "µs predicted"]),
             f"verified  {checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the "
