@@ -160,6 +160,7 @@ APART = {
     "composition": "fits smaller models for minutes, before it measures anything",
     "quality": "fits twelve compressed models, each for a minute",
     "interactions": "fits two dozen compressed models",
+    "sparsity": "runs a model for each of twenty methods of every weight",
     "partitions": "runs random models on random meshes, a thousand in a quarter of an hour",
     "tensor_parallel": "predicts models of hundreds of billions of weights, for minutes",
     "planner": "holds predictions against a file of published steps, which it is given",

@@ -51,6 +51,7 @@ from rewrites.report.fewer_laws import Misled, find_faster, is_priced_here, tell
 from rewrites.report.gains import add_means
 from rewrites.report.generated import find_generated, list_contexts
 from rewrites.report.judged_laws import judge_laws, take_judgement
+from rewrites.report.near_misses import near_misses
 from rewrites.report.points import Point
 from rewrites.report.results import Result
 from rewrites.report.weight_spectra import sample_spectra
@@ -510,6 +511,7 @@ def conclude(
     best = choose(within, trusted)
     with single_blas():  # LAPACK's threads wait for each other longer than they work
         spectra = sample_spectra(opened.model)
+    steps = add_means(imported, fused, points, best, within, trusted)
     return Result(
         model=opened.meta.get("model", ""),
         machine=opened.machine,
@@ -521,7 +523,10 @@ def conclude(
         saved=saved,
         fused=fused,
         report=report,
-        steps=add_means(imported, fused, points, best, within, trusted),
+        steps=steps,
+        missed=near_misses(searched.optimum, choices, searched.space.prices, request.error)
+        if steps[-1].program is None
+        else (),
         goals=tuple(asked),
         memory=memory,
         bound=bound,

@@ -22,6 +22,7 @@ class Block(Format):
     ptr: u4[ceiling(p / c) + 1]
     idx: u4[blocks]
     val: f4[blocks, r, c]
+    prunes = True
     work = blocks * r * c * ceiling(T / 32), blocks * r * c, T * (n + p)
 
     def fit(W, *, density=0.25, tile=TILE, scale=None):

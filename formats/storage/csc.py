@@ -17,6 +17,7 @@ class CSC(Format):
     ptr: u4[n + 1]
     idx: unsigned(p)[nnz]
     val: f4[nnz]
+    prunes = True
     work = nnz * ceiling(T / 16), nnz, T * (n + p), n
     proposed = False
 

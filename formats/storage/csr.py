@@ -16,6 +16,7 @@ class CSR(Format):
     ptr: u4[p + 1]
     idx: unsigned(n)[nnz]
     val: f4[nnz]
+    prunes = True
     work = nnz * ceiling(T / 16), nnz, T * (n + p), p
 
     def fit(W, *, density=0.1, scale=None):

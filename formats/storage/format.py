@@ -108,6 +108,7 @@ class Format:
     unit: ClassVar[str] = ""  # the number type that its product computes in, if its own
     projected: ClassVar[bool] = False  # all of its fits project outputs alike
     projects: ClassVar[bool] = True  # fit is idempotent
+    prunes: ClassVar[bool] = False  # fit leaves entries out, the least first
     named: ClassVar[Mapping[str, Size]] = MappingProxyType({})  # remembered options that are sizes
     declared: ClassVar[SimpleNamespace]
     fit: ClassVar[Callable[..., Floats]]

@@ -22,6 +22,7 @@ class NM(Format):
 
     idx: u1[p, n / group * kept]
     val: f4[p, n / group * kept]
+    prunes = True
     work = n * p * kept / group * ceiling(T / 16), n * p * kept / group, T * (n + p)
     named = MappingProxyType({"n": kept, "m": group})
 

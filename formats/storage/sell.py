@@ -23,6 +23,7 @@ class SELL(Format):
     ptr: u4[ceiling(p / c) + 1]
     idx: unsigned(n)[nnz]
     val: f4[nnz]
+    prunes = True
     work = nnz * ceiling(T / 16), nnz, T * (n + p), p
     named = MappingProxyType({"chunk": c, "sigma": group})
     proposed = False

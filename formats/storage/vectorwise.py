@@ -24,6 +24,7 @@ class VectorWise(Format):
     idx: u4[ceiling(p / c), n / group * kept]
     val: f4[ceiling(p / c), n / group * kept, c]
     named = MappingProxyType({"n": kept, "m": group, "width": c})
+    prunes = True
     work = T * n / group * kept * p, n / group * kept * p, T * (n + p)
 
     def fit(W, *, n=2, m=4, width=WIDTH, scale=None):

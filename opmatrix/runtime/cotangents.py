@@ -15,6 +15,8 @@ from opmatrix.runtime.declarations.arguments import Doubles
 from opmatrix.runtime.program import Program
 from opmatrix.runtime.schedule import Call, Schedule
 
+WIDEST = 2048  # columns of the largest matrix of cotangents that is held
+
 
 class Recomputed(NamedTuple):
     """Steps `start` to `stop`, excluded, and the values of the steps before them; None for a value that no later step
@@ -60,6 +62,20 @@ def pull_back(
                 yield PulledStep(at, call, arguments, result, g)
             if at > first:
                 add_cotangents(pending, call, call_pullback(call, arguments, batch, g, program.steps[at].output))
+
+
+def product_gram(pulled: PulledStep, batch: Batch) -> NDArray[np.float64] | None:
+    """Return S = Σ g gᵀ over the directions and rows of a step that multiplies by a weight (n, p), g the cotangent of
+    x @ W: (p, p), or its diagonal (p,) beyond WIDEST columns. None for a step without such a product. Raises NoPullback
+    for an epilogue without a derivative."""
+    if (pull := pulled.call.kernel.product_pullback) is None:
+        return None
+    record = pulled.call.kernel.record(**{**pulled.arguments, "batch": batch})
+    g = np.asarray(pull(record, cast("Doubles", pulled.cotangents)), np.float32)
+    rows = g.reshape(-1, g.shape[-1])
+    if rows.shape[1] > WIDEST:
+        return np.asarray(np.einsum("ij,ij->j", rows, rows, dtype=np.float64))
+    return (rows.T @ rows).astype(np.float64)
 
 
 def checkpoints(schedule: Schedule, batch: Batch) -> list[Recomputed]:

@@ -7,12 +7,22 @@ from opmatrix.spectra.krylov_schur import krylov_schur
 from opmatrix.spectra.measures import LEVELS, PowerLaw, Spectrum, elbow, leverage, power_law
 from opmatrix.spectra.propose import Candidate, Limits, Proposal, Proposals, Rejected, propose
 from opmatrix.spectra.solvers import eigenvalues, randomised_svd, singular_values
+from opmatrix.spectra.two_sided import (
+    Factors,
+    damped,
+    entry_losses,
+    refitted,
+    two_sided,
+    two_sided_errors,
+    two_sided_values,
+)
 from opmatrix.spectra.unite import Eigenpairs, restarted_arnoldi, unite_and_conquer
 
 __all__ = [
     "LEVELS",
     "Candidate",
     "Eigenpairs",
+    "Factors",
     "Gram",
     "Limits",
     "PowerLaw",
@@ -20,8 +30,10 @@ __all__ = [
     "Proposals",
     "Rejected",
     "Spectrum",
+    "damped",
     "eigenvalues",
     "elbow",
+    "entry_losses",
     "krylov_schur",
     "leverage",
     "low_rank",
@@ -32,8 +44,12 @@ __all__ = [
     "propose",
     "prune_scores",
     "randomised_svd",
+    "refitted",
     "restarted_arnoldi",
     "singular_values",
+    "two_sided",
+    "two_sided_errors",
+    "two_sided_values",
     "unite_and_conquer",
     "unite_processes",
     "whitened",

@@ -23,7 +23,7 @@ from rewrites.lowering.lower import Method
 from rewrites.lowering.mixed import Mean
 from rewrites.lowering.price import Prices
 
-ERRORS_VERSION = 10  # version of the file's contents and of the search
+ERRORS_VERSION = 11  # version of the file's contents and of the search
 Measured = dict[str, list[Method]]  # constant -> its methods with their errors
 
 

@@ -2,34 +2,47 @@
 the error of each as the model itself measured it."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
+from formats import FORMATS
+from formats.core.stage import NoPullback
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.custom.custom_names import list_own_names
+from opmatrix.runtime.cotangents import product_gram
 from opmatrix.runtime.program import Constant, Program
 from opmatrix.spectra import Limits
 from opmatrix.spectra.gram import Seen
+from opmatrix.spectra.measures import RealArray
 from rewrites.approximate.budgets import Budgets
 from rewrites.approximate.error_cache import errors_file, recall, save_errors
-from rewrites.approximate.predicted_errors import predict_weights
+from rewrites.approximate.predicted_errors import (
+    HALF_PASSES,
+    OutputProbe,
+    last_choosing,
+    predict_weights,
+    sites_with_cotangents,
+)
 from rewrites.approximate.sites import ValueKey, WeightSite, observe, sites
+from rewrites.approximate.trials import sample
 from rewrites.approximate.weight_errors import TriedWeights, measure_weights
 from rewrites.egraph.attempts import Attempts
 from rewrites.laws.kernel_law import STACK
-from rewrites.lowering.lower import Lowering, Method, Use
+from rewrites.lowering.lower import TURNED, Lowering, Method, Use
 from rewrites.lowering.narrowing import narrowed
 from rewrites.lowering.representations import Representable
 from rewrites.search.approximation import Approximation
 from rewrites.search.emit import ConstantKey, Emitter
-from rewrites.search.fit import Fitter, WeightKey
+from rewrites.search.fit import Directions, Fitter, WeightKey
 from rewrites.search.search import SearchSpace, Structure
 
 NEAR_FRONT = "near"  # errors of methods are predicted, those of programs near the front measured
+Leaves = frozenset[str]  # content keys of the leaves that a weight is made of
 ERRORS_OF = {NEAR_FRONT: predict_weights, "all": measure_weights}
 
 
@@ -45,11 +58,17 @@ class Choices:
     own: dict[str, Approximation] = field(default_factory=dict)
     seen: dict[ValueKey, Seen] = field(default_factory=dict)  # inputs of weights in programs
     fitters: dict[Hashable, Fitter] = field(default_factory=dict)
-    directions: dict[tuple[WeightKey, int], np.ndarray] = field(default_factory=dict)  # low-rank factors
+    directions: dict[tuple[WeightKey, int], Directions] = field(default_factory=dict)  # of low rank
+    weigh: Callable[[], dict[Leaves, RealArray]] = dict  # cotangents of products in the exact program
     fitted: dict[Hashable, WeakValueDictionary[ConstantKey, Constant]] = field(default_factory=dict)  # by border states
     sources: WeakKeyDictionary[Program, Emitter] = field(default_factory=WeakKeyDictionary)  # by program
     notes: list[str] = field(default_factory=list)  # errors that were not predicted, and why
     predicted_by: dict[str, str] = field(default_factory=dict)  # kind of approximation -> how errors were found
+
+    @cached_property
+    def cotangents(self) -> dict[Leaves, RealArray]:
+        """The cotangents S of products with weights in the exact program, by the leaves of each weight."""
+        return self.weigh()
 
     @cached_property
     def budgets(self) -> Budgets:
@@ -104,7 +123,19 @@ class Choices:
             self.fitters[shape] = Fitter(
                 {key: self.seen[value] for key, value in multiplied.items()}, self.own, self.directions
             )
-        return self.fitters[shape]
+        fitter = self.fitters[shape]
+        if not fitter.cotangents and any(fits_both_sides(method) for method in chosen_methods(structure)):
+            fitter.cotangents |= self.cotangents_of(structure)
+        return fitter
+
+    def cotangents_of(self, structure: Structure) -> dict[WeightKey, RealArray]:
+        """Return the cotangents of the weights of a program that are weights of the exact program, too."""
+        by_key = dict[WeightKey, RealArray]()
+        for number, lowering, use, _ in structure.uses():
+            s = None if use.layout in (STACK, TURNED) else self.cotangents.get(frozenset(keys(lowering, use.weight)))
+            if s is not None and len(s) == lowering.stored(use.weight, use.layout)[-1]:
+                by_key[number, use.weight, use.layout] = s
+        return by_key
 
     def has_seen(self, value: ValueKey, columns: bool) -> bool:
         """True if a value is known, or only its columns where these are enough."""
@@ -115,6 +146,7 @@ class Choices:
         them."""
         for table in (self.seen, self.directions, self.fitters):
             table.clear()
+        self.__dict__.pop("cotangents", None)
 
     def observe(self, exact: Program, found: Sequence[WeightSite]) -> None:
         """Record the inputs of weights, except values that an earlier program had. For matrices of heads only the
@@ -123,6 +155,31 @@ class Choices:
         names = {site.value: site.x for site in lacking if site.x}
         seen = observe(exact, [*names.values()], self.fit, {site.x for site in lacking if site.x and not site.heads})
         self.seen |= {value: seen[name] for value, name in names.items()}
+
+
+def weigh_products(
+    structure: Structure, program: Program, places: Sequence[WeightSite], batch: Batch
+) -> dict[Leaves, RealArray]:
+    """Return the cotangents S of products with these weights on a batch, by the leaves of each; none where errors are
+    not predicted either: too few sentences, before a choice of entries, or before a step without a derivative."""
+    rows = sample(program, batch, HALF_PASSES)
+    probe, chooser, weights = OutputProbe(program, rows), last_choosing(program), dict[Leaves, RealArray]()
+    if not probe.suffices:
+        return weights
+    named = {site.name: site for site in places if site.x and not site.heads and site.readers(program)[0] > chooser}
+    with suppress(NoPullback):
+        for site, readers in sites_with_cotangents(probe, named):
+            grams = [gram for gram in (product_gram(reader, rows) for reader in readers) if gram is not None]
+            if grams and np.any(total := sum(grams[1:], grams[0])):
+                leaves = frozenset(keys(structure.lowering(site.part), site.stored.weight))
+                weights.setdefault(leaves, total.astype(np.float32))
+    return weights
+
+
+def fits_both_sides(method: Method) -> bool:
+    """True if a method is fitted to the cotangents of its product, where they are known."""
+    form = FORMATS.get(method.format)
+    return form is not None and (form.projected or form.prunes)
 
 
 def keys(lowering: Lowering, cls: int) -> Iterator[str]:
@@ -189,11 +246,16 @@ def propose_methods(
     if not limits.error:
         return choices
     places, prices = sites(program, structure, emitter), space.prices
+    choices.weigh = partial(weigh_products, structure, program, places, fit)
     file = errors_file(program, (fit, batch), limits, prices, measure)
     lasting = not own and not any(list_own_names(step.attributes) for step in program.steps)
     if (measured := recall(file, [site.name for site in places]) if lasting else None) is None:
         choices.observe(program, places)
-        fitting = Fitter({place.key: choices.seen[place.value] for place in places if place.x}, choices.own)
+        fitting = Fitter(
+            {place.key: choices.seen[place.value] for place in places if place.x},
+            choices.own,
+            cotangents=choices.cotangents_of(structure),
+        )
         attempts = attempts or Attempts()
         before = len(attempts.failed)
         tried = TriedWeights(program, places, prices, batch, limits, fitting, attempts, choices.notes)

@@ -26,6 +26,7 @@ from rewrites.report.evaluated_terms import tell_evaluated
 from rewrites.report.fewer_laws import Misled, describe_misled
 from rewrites.report.gains import Gain
 from rewrites.report.generated import tell_generated
+from rewrites.report.near_misses import NearMiss, tell_misses
 from rewrites.report.points import Point
 from rewrites.report.retelling import tell_steps
 from rewrites.search.search import Structure
@@ -73,6 +74,7 @@ class Result:
     operators: Mapping[str, Sequence[Mapping[str, object]]] | None = None  # rows by operator, see by_operator.py
     spectra: Mapping[str, object] | None = None  # spectra of weights, see weight_spectra.py
     misled: Misled | None = None  # price that misled the search, see fewer_laws.py
+    missed: Sequence[NearMiss] = ()  # sparse and low-rank methods, where the answer has none
 
     @property
     def error(self) -> float:
@@ -178,6 +180,7 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
         "front": [describe_point(point, place) for point, place in zip(result.points, places, strict=True)],
         "chosen": result.chosen,
         "steps": [step._asdict() for step in result.steps],
+        "missed": [miss._asdict() for miss in result.missed],
         "saved_s": (result.imported.measured_s or 0.0) - (result.best.measured_s or 0.0),
         "saved": [{"laws": list(names), "seconds": seconds} for names, seconds in result.saved],
         "verified": {
@@ -280,7 +283,8 @@ def printed(record: dict[str, Any], target: Path | None = None) -> str:
             *(["left out\n" + "\n".join(record["failed"])] if record["failed"] else []),
             f"programs: * is chosen; numbers are directories of {FRONT}/\n" + table(rows, header),
             *tell_generated(record["generated"]),
-            "what saved it: medians and quartiles of the same rounds\n" + gains(record),
+            "what saved it: medians and quartiles of the same rounds\n"
+            + "\n".join([gains(record), *tell_misses(record["missed"])]),
             "laws of the exact program, by leaving one out: savings overlap\n"
             + table(list_saved(record)[:SHOWN_LAWS], ["", "µs predicted"]),
             f"verified  {checked['laws']} laws, the graphs they make, and {checked['programs']} programs against the "

@@ -1,5 +1,7 @@
-"""Storing a weight by a method. Low-rank directions, which many methods of one weight share, are computed once."""
+"""Storing a weight by a method: fitted to its inputs, and to the worth of its outputs where their cotangents are known.
+Low-rank directions, which many methods of one weight share, are computed once."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,24 +10,30 @@ import numpy as np
 from formats import FORMATS, Dense, Format, Stacked
 from formats.core.arrays import Floats, storable
 from formats.core.errors import InputError
-from opmatrix.spectra.gram import Seen, whitened
+from opmatrix.spectra.gram import Seen, gram_diagonal, whitened
 from opmatrix.spectra.measures import RealArray
 from opmatrix.spectra.propose import Candidate
+from opmatrix.spectra.two_sided import REFIT_STEPS, Factors, damped, refitted, two_sided
 from rewrites.lowering.lower import DIAGONAL, FITTED, Method
 from rewrites.search.approximation import Approximation
 
 WeightKey = tuple[int, int, str]  # part, class and layout of a weight
+Directions = RealArray | Factors  # of low rank: by inputs alone, or by both sides
+REFIT_WORK = 5e9  # most multiplications of refitting a weight by one method
+INPUT_STEPS = 4  # of a refit by inputs alone: more fit their rows, not others
 
 
 @dataclass
 class Fitter:
     """Stores weights by methods. `seen` are the inputs of each weight, where a method is fitted to them; `own` the
-    approximations that a user declared, by name. Fitters of one model may share `directions`, by weight and its
-    inputs."""
+    approximations that a user declared, by name; `cotangents` S of each weight's product, (p, p) or the diagonal, where
+    it is known: then low rank and what is pruned are fitted in the metric of both sides. Fitters of one model may share
+    `directions`, by weight and its inputs."""
 
     seen: dict[WeightKey, Seen] = field(default_factory=dict)
     own: dict[str, Approximation] = field(default_factory=dict)
-    directions: dict[tuple[WeightKey, int], np.ndarray] = field(default_factory=dict)
+    directions: dict[tuple[WeightKey, int], Directions] = field(default_factory=dict)
+    cotangents: dict[WeightKey, RealArray] = field(default_factory=dict)
 
     def store(self, numbers: np.ndarray, method: Method, key: WeightKey) -> Any:
         """Return the weight (in x out, float64) in its representation; a plain one only rounds it. Raises InputError
@@ -41,14 +49,40 @@ class Fitter:
         if form.plain:
             return form.approximate(numbers.astype(np.float32))
         if form.projected:
-            if (at := (key, id(self if seen is None else seen))) not in self.directions:
-                self.directions[at] = whitened(numbers, None if seen is None else seen.gram)[1]
-            return form.projection(numbers, self.directions[at], **options)
+            directions = self.directions_of(numbers, key)
+            if isinstance(directions, Factors):
+                return form.pack_factors(*directions.rank(options["rank"]))
+            return form.projection(numbers, directions, **options)
+        if form.prunes and method.fit == DIAGONAL and seen is not None and seen.whole and key in self.cotangents:
+            return form.approximate(prune_by_both_sides(form, numbers, seen, self.cotangents[key], options), **options)
         metric = (
             None if seen is None or method.fit not in FITTED else seen.diagonal if method.fit == DIAGONAL else seen.gram
         )
         numbers = storable(numbers)  # frees the float64 ones: formats round these
         return Candidate(method.format, options, method.fit).approximate(numbers, metric)
+
+    def directions_of(self, numbers: np.ndarray, key: WeightKey) -> Directions:
+        """Return the directions of low rank of a weight, computed once for all ranks."""
+        seen, cotangents = self.seen.get(key), self.cotangents.get(key)
+        if (at := (key, id(self if seen is None else seen))) not in self.directions:
+            gram = None if seen is None else seen.gram
+            both = None if cotangents is None else two_sided(numbers, gram, damped(cotangents))
+            self.directions[at] = whitened(numbers, gram)[1] if both is None else both
+        return self.directions[at]
+
+
+def prune_by_both_sides(
+    form: type[Format], numbers: np.ndarray, seen: Seen, cotangents: RealArray, options: Mapping[str, object]
+) -> Floats:
+    """Return a weight (n, p) with zeros where a format leaves entries out, those that both sides weigh least, and the
+    rest refitted for them: by both sides, or by inputs alone where that takes more than REFIT_WORK."""
+    n, p = numbers.shape
+    s = damped(cotangents)
+    weighed = numbers * np.sqrt(gram_diagonal(s) / gram_diagonal(s).mean())
+    kept = form.fit(storable(weighed), scale=np.sqrt(seen.diagonal), **options) != 0
+    whole = REFIT_STEPS * n * p * (n + p) <= REFIT_WORK
+    steps = REFIT_STEPS if whole else min(INPUT_STEPS, int(REFIT_WORK / (n * n * p)))
+    return storable(refitted(numbers, kept, seen.gram, s if whole else None, steps, np.float32))
 
 
 def store_stack(form: type[Format], numbers: np.ndarray, method: Method, seen: Seen | None) -> Stacked | Floats:

@@ -27,10 +27,12 @@ class Bytes:
     fixed: ClassVar[dict[str, object]]
     arranged: ClassVar[Callable[..., tuple[np.ndarray, ...]]]
     restored: ClassVar[Callable[..., tuple[np.ndarray, ...]]]
+    prunes: ClassVar[bool]
     unit, portion = "int8", PANEL
 
     def __init_subclass__(cls, structure: type[Format], **fixed: object) -> None:
         cls.structure, cls.fixed, whole = structure, fixed, structure.declared
+        cls.prunes = structure.prunes
 
         def fit(W, **given):
             """Fit W to the structure, then round it to integers up to 127 times the scale of its output."""

@@ -40,6 +40,7 @@ RowNumbers = NDArray[np.int64]
 Restricted = tuple[dict[str, object], Fields]  # arguments of a kernel, and the batch that they belong to
 Telling = Callable[[Arguments, np.random.Generator], Iterator[dict[str, object]]]
 Pullback = Callable[[Arguments, Doubles], Mapping[str, Doubles]]
+ProductPullback = Callable[[Arguments, Doubles], Doubles]
 Restrict = Callable[[Mapping[str, Any], Sequence[str], Fields, RowNumbers], Restricted | None]
 
 
@@ -71,7 +72,8 @@ class Declared:
 
     `pullback` maps cotangents of the result, (K, *shape) for K directions over an output, to those of the values that
     it reads, by operand (reverse-mode differentiation); a kernel without one ends the walk of
-    opmatrix/runtime/cotangents.py.
+    opmatrix/runtime/cotangents.py. `product_pullback` maps them to those of the product alone, x @ weight (K, rows,
+    columns), of a kernel with one.
 
     Used by checks: `borders`, the numbers of rows, or tokens of a sequence, at which it takes another path; `restrict`,
     its arguments for some rows of the result alone, None if there are none; `telling`, operands besides those of a run
@@ -109,6 +111,7 @@ class Declared:
         self.bound: Callable[[Arguments], ArrayLike] = reading("bound")
         self.cost: Cost = reading("cost", lambda *_: [])
         self.pullback: Pullback | None = reading("pullback")
+        self.product_pullback: ProductPullback | None = reading("product_pullback")
         self.scratch: Callable[[Arguments], BufferSize] = reading("scratch", lambda _: BufferSize(0, 0))
         self.reads: Callable[[Arguments], Mapping[str, object]] = reading("reads", lambda _: {})
         self.limits: Callable[[Arguments], Mapping[str, int]] = reading("limits", lambda _: {})

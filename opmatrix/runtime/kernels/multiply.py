@@ -53,6 +53,10 @@ class linear(Arguments):
         g, beside = pull_epilogue(a, lambda: a.x @ W, g)
         return {"x": g @ W.T, **beside}
 
+    def product_pullback(a, g: Doubles) -> Doubles:
+        """Return the cotangents of x @ W, before the epilogue."""
+        return pull_epilogue(a, lambda: a.x @ dense_numbers(a.weight), g)[0]
+
     def cost(a, out: Rows, extents: Extents) -> Costs:
         """Return the price of the format's product, then of the epilogue."""
         rows = extents[out.space]

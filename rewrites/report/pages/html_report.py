@@ -14,6 +14,7 @@ from opmatrix.display.tables import megabytes, ms, percent
 from rewrites.explain.derivations.savings import join_names
 from rewrites.report.evaluated_terms import tell_evaluated
 from rewrites.report.generated import CONTEXT_COLUMNS, context_row
+from rewrites.report.near_misses import tell_misses
 from rewrites.report.pages.page_style import MOST_NAME, facts_of, grid_of, page, paragraph, section, text_of
 from rewrites.report.pages.repeated import repeat_commands
 from rewrites.report.pages.spectra_plot import spectra_plot
@@ -97,6 +98,7 @@ def sections(record: dict[str, Any]) -> Iterator[str]:
             ("means", "ms measured", "quartiles", "ms saved", "note"),
             list_gains(record),
         ),
+        *map(paragraph, tell_misses(record["missed"])),
     )
     yield section("Laws of the exact program", *laws(record))
     if record["generated"]:

@@ -207,6 +207,21 @@ REPORTED = object_with(
             below_noise=truth,
         )
     ),
+    missed=each_entry(
+        object_with(
+            kind=word,
+            weight=word,
+            shape=each_entry(whole, 2, 2),
+            method=word,
+            rival=word,
+            seconds=amount,
+            multiplications=amount,
+            bytes=amount,
+            error=amount,
+            allowed=amount,
+            rows=maybe(whole),
+        )
+    ),
     saved_s=number,
     saved=each_entry(object_with(laws=each_entry(word), seconds=number)),
     verified=object_with(laws=amount, programs=amount, rows=amount),
@@ -225,7 +240,7 @@ def check_report(record: object, where: str) -> dict[str, Any]:
     """Return the figures if all of them can be shown. Raises InputError otherwise."""
     try:
         if isinstance(record, dict):  # entries that are absent in 0.20.0 and before
-            record = {"operators": None, "spectra": None, "misled": None, "failed": [], **record}
+            record = {"operators": None, "spectra": None, "misled": None, "missed": [], "failed": [], **record}
             if isinstance(record.get("terms"), dict):
                 record["terms"] = {"places": [], **record["terms"]}
         REPORTED(record, "")

@@ -1,0 +1,120 @@
+"""The nearest sparse and low-rank methods that no program took: the weight, the number type that was cheaper there, by
+how much, and the rows or the machine at which it would be the other way round."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from formats import FORMATS
+from formats.core.sizes import T
+from rewrites.approximate.proposals import Choices
+from rewrites.lowering.lower import Lowering, Method, Use
+from rewrites.lowering.mixed import Mean
+from rewrites.lowering.price import Prices, stored_bytes
+from rewrites.lowering.representations import only_narrows
+from rewrites.report.weight_spectra import called
+from rewrites.search.search import Structure
+
+SPARSITY, RANK = "sparsity", "rank"
+MISSED_KINDS = {SPARSITY: "prunes", RANK: "projected"}  # of methods, and what their formats declare
+TRIED_ROWS = tuple(2**power for power in range(13))  # rows of a product that are looked at
+
+
+class NearMiss(NamedTuple):
+    """A method of a kind at the weight where it is nearest to the fastest number type of no larger error: its seconds,
+    multiplications and bytes over those of this `rival`; its error alone, and the error allowed; and the fewest rows at
+    which it is the faster, None for none up to the last of TRIED_ROWS."""
+
+    kind: str
+    weight: str
+    shape: tuple[int, int]
+    method: str
+    rival: str
+    seconds: float
+    multiplications: float
+    bytes: float
+    error: float
+    allowed: float
+    rows: int | None
+
+
+def near_misses(structure: Structure, choices: Choices, prices: Prices | Mean, allowed: float) -> list[NearMiss]:
+    """Return the nearest method of each kind, of the weights of an exact program; none of a kind that no price repaid
+    against dense. A method that errs more than allowed is the nearest only where all of its kind do."""
+    nearest = dict[str, NearMiss]()
+    for _, lowering, use, _ in structure.uses():
+        if len(lowering.stored(use.weight, use.layout)) == 2 and not lowering.gathers(use):
+            for miss in misses(lowering, use, choices.methods(lowering, use), heaviest_batch(prices), allowed):
+                if miss.kind not in nearest or nearness(miss) < nearness(nearest[miss.kind]):
+                    nearest[miss.kind] = miss
+    return [nearest[kind] for kind in MISSED_KINDS if kind in nearest]
+
+
+def nearness(miss: NearMiss) -> tuple[bool, float]:
+    """Return the order of near misses: within the error allowed first, then by seconds over the rival's."""
+    return miss.error > miss.allowed, miss.seconds
+
+
+def heaviest_batch(prices: Prices | Mean) -> Prices:
+    """Return the prices of the batch that weighs most."""
+    return max(prices.parts, key=lambda part: part[0])[1]
+
+
+def misses(
+    lowering: Lowering, use: Use, methods: Sequence[Method], prices: Prices, allowed: float
+) -> Iterator[NearMiss]:
+    """Yield the sparse and low-rank methods of a weight, each beside the fastest number type that errs no more."""
+    n, p = lowering.stored(use.weight, use.layout)
+    narrow = [method for method in methods if only_narrows([method.format])]
+    for method in methods:
+        kind = next(
+            (kind for kind, flag in MISSED_KINDS.items() if getattr(FORMATS.get(method.format), flag, False)), None
+        )
+        rivals = [rival for rival in narrow if rival.error <= method.error]
+        if kind is None or not rivals or not method.error:
+            continue
+        rival = min(rivals, key=lambda rival: lowering.price(use, rival)[0])
+        names = [called(data) for data in lowering.arrays(use.weight)]
+        yield NearMiss(
+            kind,
+            ", ".join(dict.fromkeys(names)),
+            (n, p),
+            str(method),
+            str(rival),
+            lowering.price(use, method)[0] / lowering.price(use, rival)[0],
+            count_operations(method, n, p) / count_operations(rival, n, p),
+            stored_bytes(method.format, n, p, method.parameters) / stored_bytes(rival.format, n, p, rival.parameters),
+            method.error**0.5,
+            allowed,
+            next((rows for rows in TRIED_ROWS if beats_rivals(prices, method, rivals, (n, p), rows)), None),
+        )
+
+
+def count_operations(method: Method, n: int, p: int) -> float:
+    """Count the operations of a row times a weight (n, p) without zeros, as the method's format declares."""
+    form = FORMATS[method.format]
+    return float(form.flops.subs(form.expected(n, p, **dict(method.parameters))).subs(T, 1))
+
+
+def beats_rivals(prices: Prices, method: Method, rivals: Sequence[Method], shape: tuple[int, int], rows: int) -> bool:
+    """True if a product of so many rows takes less time by a method than by each of its rivals."""
+    taken, *others = (prices.linear(each.format, *shape, each.parameters, rows) for each in (method, *rivals))
+    return taken < min(others)
+
+
+def tell_misses(missed: Sequence[dict[str, object]]) -> list[str]:
+    """Return a line for each near miss of a report."""
+    return [tell_miss(NearMiss(**entry)) for entry in missed]  # type: ignore[arg-type]
+
+
+def tell_miss(miss: NearMiss) -> str:
+    """Return a near miss in words."""
+    over = f"{miss.seconds:.2g} x the seconds of {miss.rival}, which errs no more"
+    error = f"alone it errs {100 * miss.error:.2g} % of {100 * miss.allowed:.2g} % allowed"
+    lengths = f"the faster here from {miss.rows} rows" if miss.rows is not None else "slower here at every length tried"
+    bound = [
+        f"{what} ({share:.2g} x)"
+        for what, share in (("multiplications", miss.multiplications), ("bytes of weights", miss.bytes))
+        if share < 1
+    ]
+    machine = f"pays where {' or '.join(bound)} limit a product" if bound else "no machine is faster with it"
+    return f"{miss.kind}: nearest at {miss.weight} by {miss.method}: {over}; {error}; {lengths}; {machine}"
