@@ -97,7 +97,7 @@ class ErrorSpectra:
             yield from expert_products(pulled, operand)
         elif kernel == "linear":
             x = np.asarray(pulled.arguments["x"])
-            yield Product("", x, dense_numbers(pulled.arguments[operand]), pulled.cotangents)
+            yield Product("", x, dense_numbers(getattr(pulled.call.bound, operand)), pulled.cotangents)
         else:
             self.notes.append(f"{name_site(site)}: step {pulled.step} = {kernel} is no product of rows: left out")
 

@@ -117,7 +117,7 @@ class Derivative:
 
 def random_directions(count: int, shape: Sequence[int]) -> RealArray:
     """Return `count` arrays of a shape, each number 1 or -1."""
-    return 1.0 - 2.0 * np.random.default_rng(SEED).integers(0, 2, (count, *shape))
+    return np.asarray(1.0 - 2.0 * np.random.default_rng(SEED).integers(0, 2, (count, *shape)), np.float64)
 
 
 def jacobian_spectra(
