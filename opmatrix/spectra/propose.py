@@ -20,7 +20,7 @@ from opmatrix.spectra.measures import RealArray, check_matrix, elbow
 Parameters = dict[str, int | float]  # parameters of a format, by name
 PriceFunction = Callable[[str, Parameters, int, int], tuple[float, float]]
 ROUNDING_ERROR = 1e-6  # smaller relative errors are float32 rounding
-BLOCK = 64  # neighbouring columns of a sample
+SAMPLED_BLOCK = 64  # neighbouring columns of a sample
 
 
 @dataclass(frozen=True)
@@ -254,14 +254,14 @@ def propose_formats(weighed: Weighed, seen: bool, formats: Collection[str]) -> I
 
 
 def sample_columns(weight: RealArray, numbers: float) -> RealArray:
-    """Return blocks of BLOCK columns of a weight (n, p), evenly apart, with about this many numbers; the weight where
-    it has no more. Formats keep tiles and scales of neighbouring columns."""
+    """Return blocks of SAMPLED_BLOCK columns of a weight (n, p), evenly apart, with about this many numbers; the weight
+    where it has no more. Formats keep tiles and scales of neighbouring columns."""
     n, p = weight.shape
-    blocks = p // BLOCK
-    if weight.size <= numbers or (count := max(1, round(numbers / (n * BLOCK)))) >= blocks:
+    blocks = p // SAMPLED_BLOCK
+    if weight.size <= numbers or (count := max(1, round(numbers / (n * SAMPLED_BLOCK)))) >= blocks:
         return weight
-    starts = BLOCK * (np.arange(count) * blocks // count)
-    return weight[:, (starts[:, None] + np.arange(BLOCK)).ravel()]
+    starts = SAMPLED_BLOCK * (np.arange(count) * blocks // count)
+    return weight[:, (starts[:, None] + np.arange(SAMPLED_BLOCK)).ravel()]
 
 
 def entry_energy(w: RealArray, g: RealArray) -> RealArray:
