@@ -94,7 +94,7 @@ def find_readers(program: Program, pairs: Mapping[int, CoupledWeights]) -> dict[
     readers, left = dict[int, int](), dict(pairs)
     for at, step in enumerate(program.steps):
         stored = program.constants.get(step.operands.get("weight", ""))
-        if step.kernel != "linear" or not isinstance(stored, Format):
+        if not isinstance(stored, Format):
             continue
         alike = [number for number, pair in left.items() if pair.weight.shape == stored.shape]
         matrix = stored.unpack() if alike else np.zeros(0)

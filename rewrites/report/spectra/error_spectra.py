@@ -5,6 +5,7 @@ best rank r: small where few directions of the rows, or of the output, matter.""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from rewrites.approximate.sites import WeightSite
 from rewrites.report.spectra.expert_products import Product, expert_products
 from rewrites.report.weight_spectra import called
 
+OF_EXPERTS = "up", "down"  # operands of a step of experts
 PRECISION = 1e-7  # of values that were squared, relative to the largest
 
 
@@ -90,14 +92,15 @@ class ErrorSpectra:
 
     def products(self, site: WeightSite, pulled: PulledStep) -> Iterator[Product]:
         """Yield the products of rows by a weight in a step that reads it."""
-        kernel = pulled.call.kernel.name
-        operands = self.program.steps[pulled.step].operands
+        kernel, operands = pulled.call.kernel, self.program.steps[pulled.step].operands
         operand = next(name for name, constant in operands.items() if site.reads(name, constant))
-        if kernel == "experts":
+        if {*OF_EXPERTS} <= {*kernel.operands}:
             yield from expert_products(pulled, operand)
-        elif kernel == "linear":
+        elif kernel.product_pullback is not None:
+            record = kernel.record(**{**pulled.arguments, "batch": self.batch})
+            weight, g = getattr(pulled.call.bound, operand), cast("RealArray", pulled.cotangents)
             x = np.asarray(pulled.arguments["x"])
-            yield Product("", x, dense_numbers(getattr(pulled.call.bound, operand)), pulled.cotangents)
+            yield Product("", x, dense_numbers(weight), kernel.product_pullback(record, g))
         else:
             self.notes.append(f"{name_site(site)}: step {pulled.step} = {kernel} is no product of rows: left out")
 
