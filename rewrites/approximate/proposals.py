@@ -41,6 +41,7 @@ from rewrites.search.emit import ConstantKey, Emitter
 from rewrites.search.fit import Directions, Fitter, WeightKey
 from rewrites.search.search import SearchSpace, Structure
 
+REPEATED = 0.1  # share of repeated rows from which fits to both sides say too little
 NEAR_FRONT = "near"  # errors of methods are predicted, those of programs near the front measured
 Leaves = frozenset[str]  # content keys of the leaves that a weight is made of
 ERRORS_OF = {NEAR_FRONT: predict_weights, "all": measure_weights}
@@ -176,6 +177,12 @@ def weigh_products(
     return weights
 
 
+def repeated_rows(fit: Batch, batch: Batch) -> float:
+    """Return the share of a batch's rows in sentences that rows which fit have, too: these say too little of others."""
+    known = {sentence.tokens.tobytes() for sentence in fit}
+    return sum(sentence.rows for sentence in batch if sentence.tokens.tobytes() in known) / max(1, batch.rows)
+
+
 def fits_both_sides(method: Method) -> bool:
     """True if a method is fitted to the cotangents of its product, where they are known."""
     form = FORMATS.get(method.format)
@@ -246,7 +253,10 @@ def propose_methods(
     if not limits.error:
         return choices
     places, prices = sites(program, structure, emitter), space.prices
-    choices.weigh = partial(weigh_products, structure, program, places, fit)
+    if repeated_rows(fit, batch) > REPEATED:
+        choices.notes.append("the text repeats itself: sparse and low-rank weights are fitted to their inputs alone")
+    else:
+        choices.weigh = partial(weigh_products, structure, program, places, fit)
     file = errors_file(program, (fit, batch), limits, prices, measure)
     lasting = not own and not any(list_own_names(step.attributes) for step in program.steps)
     if (measured := recall(file, [site.name for site in places]) if lasting else None) is None:

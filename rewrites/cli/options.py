@@ -398,7 +398,7 @@ PANELS = {  # headings of commands -> a short line for each of them
         "calibrate": "Measure this machine: peaks, bandwidths, BLAS, kernels.",
         "doctor": "Show processor, libraries and caches, and settings that hurt.",
         "laws": "List every law: its statement, its guard, its source.",
-        "spectrum": "Print singular values and ranks of a MODEL's weights, heads, layers or errors.",
+        "spectrum": "Print spectra of a MODEL's weights, heads, layers or errors.",
     },
     "Many devices": {
         "plan": "Find the best strategy to train or run a MODEL on many devices.",

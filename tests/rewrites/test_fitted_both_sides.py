@@ -13,6 +13,7 @@ from opmatrix.runtime.cotangents import product_gram, pull_back, random_signs
 from opmatrix.runtime.program import Program, Step
 from opmatrix.spectra.gram import Seen
 from opmatrix.spectra.two_sided import two_sided_energy
+from rewrites.approximate.proposals import repeated_rows
 from rewrites.lowering.lower import Method
 from rewrites.search import fit
 from rewrites.search.fit import Fitter
@@ -131,3 +132,11 @@ def test_wide_products_have_a_diagonal_and_steps_without_one_nothing(monkeypatch
     monkeypatch.setattr(cotangents, "WIDEST", 1)
     for pulled in pull_back(program, batch, signs, products):
         np.testing.assert_allclose(product_gram(pulled, batch), whole[pulled.step].diagonal(), rtol=1e-4, atol=1e-9)
+
+
+def test_rows_that_are_fitted_again_count():
+    """A text that repeats itself would say that what is fitted to it errs little."""
+    fit = Batch([[1, 2, 3], [4, 5]])
+    assert repeated_rows(fit, fit) == 1
+    assert repeated_rows(fit, Batch([[1, 2], [4, 5, 6]])) == 0
+    assert repeated_rows(fit, Batch([[4, 5], [4, 6], [1, 2, 3], [7]])) == 5 / 8
