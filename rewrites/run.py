@@ -218,14 +218,13 @@ def pursue(opened: Opened, request: Request, report: Report) -> Result:
             with report.phase("goals"):
                 quality = replace(quality, exactly=find_figures(judged, "the model", searched.exact))
         variants: Sequence[Variant] = ()
-        pruning = pruning_of(searched)
         if request.remove:
             with report.phase("remove") as progress:
-                variants = pruning.variants(quality, request.remove, request.calibrate, progress)
+                variants = pruning_of(searched).variants(quality, request.remove, request.calibrate, progress)
         with report.phase("approximate") as progress:
             proposed = propose_approximations(searched, request.error, progress, report.say, variants, request.measure)
             if request.remove:
-                proposed.choices.predicted_by["units and heads"] = pruning.predicted_by
+                proposed.choices.predicted_by["units and heads"] = BY_RUNS
         with report.phase("front") as progress:
             front = find_front(proposed, request.error, request.memory, progress, quality)
         with report.phase("laws"), blame_own_laws(searched):

@@ -3,7 +3,7 @@ separately, over graphs that all share. Their programs meet in one front, where 
 model."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, sqrt
@@ -18,11 +18,10 @@ from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
 from opmatrix.runtime.program import Program
 from rewrites.approximate.error_levels import OBJECTIVES, TRUST, Front, count_methods, describe_methods
-from rewrites.approximate.losses import SHARES, Curve, count_trials, curves, levels, predict_curves
-from rewrites.approximate.predicted_errors import HALF_PASSES, OutputProbe
+from rewrites.approximate.losses import SHARES, Curve, count_trials, curves, levels
 from rewrites.approximate.proposals import Choices
 from rewrites.approximate.removing import Level, Removed, every_coupled, remove_groups
-from rewrites.approximate.trials import BY_PULLBACK, BY_RUNS, sample
+from rewrites.approximate.trials import sample
 from rewrites.egraph.attempts import Attempts
 from rewrites.extraction import Infeasible
 from rewrites.lowering.lower import Method
@@ -139,8 +138,7 @@ def list_programs(variant: Variant, front: Front, error: float | None) -> list[U
 @dataclass
 class Pruning:
     """The source of smaller models: a model with its space and exact program, the exact representations of weights, the
-    rows that fit and choose, and the meta of programs. Losses are measured. If `predict`, one pullback predicts them
-    instead, which does not see that others may take over for the removed units: `notes` says where it cannot."""
+    rows that fit and choose, and the meta of programs."""
 
     model: Operator
     space: SearchSpace
@@ -149,18 +147,15 @@ class Pruning:
     workload: Workload
     meta: dict[str, object]
     attempts: Attempts = field(default_factory=Attempts)
-    predict: bool = False
-    notes: list[str] = field(default_factory=list)
-    predicted_by: str = BY_RUNS
 
     def variants(self, quality: Quality, what: Sequence[str], file: str | Path | None, progress: Tell) -> list[Variant]:
         """Return smaller models, reduced where it costs least, fitted to a file or to the lines that methods are fitted
         to, if their exact programs keep the quality."""
-        batch = self.workload.fit
+        batch, choose = self.workload.fit, self.workload.choose
         if file is not None:
             batch = calibration(file, self.exact.tokenizer, self.workload, quality.texts)
         all_steps, losses, variants = len(every_coupled(self.model)) + len(SHARES), list[Curve](), list[Variant]()
-        for curve in self.curves(what, batch):
+        for curve in curves(self.model, what, batch, sample(self.exact, choose, count_trials(self.model))):
             losses.append(curve)
             progress(len(losses), all_steps)
         for done, level in enumerate(levels(losses, what), len(losses) + 1):
@@ -170,19 +165,6 @@ class Pruning:
                     variants.append(variant)
             progress(done, all_steps)
         return variants
-
-    def curves(self, what: Sequence[str], fit: Batch) -> Iterator[Curve]:
-        """Yield the losses of each pair of the model, on rows that choose."""
-        choose = self.workload.choose
-        if self.predict:
-            predicted = predict_curves(
-                self.model, what, OutputProbe(self.exact, sample(self.exact, choose, HALF_PASSES)), self.notes
-            )
-            if predicted:
-                self.predicted_by = BY_PULLBACK
-                yield from predicted
-                return
-        yield from curves(self.model, what, fit, sample(self.exact, choose, count_trials(self.model)))
 
     def prune(self, level: Level, fit: Batch) -> Variant:
         """Return the model reduced to a level, and its optimum, over graphs that it shares with the whole model."""
