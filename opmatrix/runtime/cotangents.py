@@ -64,14 +64,20 @@ def pull_back(
                 add_cotangents(pending, call, call_pullback(call, arguments, batch, g, program.steps[at].output))
 
 
-def product_gram(pulled: PulledStep, batch: Batch) -> NDArray[np.float64] | None:
-    """Return S = Σ g gᵀ over the directions and rows of a step that multiplies by a weight (n, p), g the cotangent of
-    x @ W: (p, p), or its diagonal (p,) beyond WIDEST columns. None for a step without such a product. Raises NoPullback
-    for an epilogue without a derivative."""
+def product_cotangents(pulled: PulledStep, batch: Batch) -> NDArray[np.float32] | None:
+    """Return the cotangents (K, rows, p) of x @ W, before the epilogue, of a step that multiplies by a weight (n, p);
+    None for a step without such a product. Raises NoPullback for an epilogue without a derivative."""
     if (pull := pulled.call.kernel.product_pullback) is None:
         return None
     record = pulled.call.kernel.record(**{**pulled.arguments, "batch": batch})
-    g = np.asarray(pull(record, cast("Doubles", pulled.cotangents)), np.float32)
+    return np.asarray(pull(record, cast("Doubles", pulled.cotangents)), np.float32)
+
+
+def product_gram(pulled: PulledStep, batch: Batch) -> NDArray[np.float64] | None:
+    """Return S = Σ g gᵀ over the directions and rows of a step, g the cotangents of its product: (p, p), or the
+    diagonal (p,) beyond WIDEST columns. None and errors as `product_cotangents`."""
+    if (g := product_cotangents(pulled, batch)) is None:
+        return None
     rows = g.reshape(-1, g.shape[-1])
     if rows.shape[1] > WIDEST:
         return np.asarray(np.einsum("ij,ij->j", rows, rows, dtype=np.float64))

@@ -1,11 +1,12 @@
 """The nearest sparse and low-rank methods that no program took: the weight, the number type that was cheaper there, by
 how much, and the rows or the machine at which it would be the other way round."""
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple, cast
 
 from formats import FORMATS
-from formats.core.sizes import T
+from opmatrix.spectra.propose import Parameters, count_declared
 from rewrites.approximate.proposals import Choices
 from rewrites.lowering.lower import Lowering, Method, Use
 from rewrites.lowering.mixed import Mean
@@ -17,6 +18,7 @@ from rewrites.search.search import Structure
 SPARSITY, RANK = "sparsity", "rank"
 MISSED_KINDS = {SPARSITY: "prunes", RANK: "projected"}  # of methods, and what their formats declare
 TRIED_ROWS = tuple(2**power for power in range(13))  # rows of a product that are looked at
+FewestRows = Callable[[], int | None]
 
 
 class NearMiss(NamedTuple):
@@ -40,13 +42,13 @@ class NearMiss(NamedTuple):
 def near_misses(structure: Structure, choices: Choices, prices: Prices | Mean, allowed: float) -> list[NearMiss]:
     """Return the nearest method of each kind, of the weights of an exact program; none of a kind that no price repaid
     against dense. A method that errs more than allowed is the nearest only where all of its kind do."""
-    nearest = dict[str, NearMiss]()
+    nearest = dict[str, tuple[NearMiss, FewestRows]]()
     for _, lowering, use, _ in structure.uses():
         if len(lowering.stored(use.weight, use.layout)) == 2 and not lowering.gathers(use):
-            for miss in misses(lowering, use, choices.methods(lowering, use), heaviest_batch(prices), allowed):
-                if miss.kind not in nearest or nearness(miss) < nearness(nearest[miss.kind]):
-                    nearest[miss.kind] = miss
-    return [nearest[kind] for kind in MISSED_KINDS if kind in nearest]
+            for miss, rows in misses(lowering, use, choices.methods(lowering, use), heaviest_batch(prices), allowed):
+                if miss.kind not in nearest or nearness(miss) < nearness(nearest[miss.kind][0]):
+                    nearest[miss.kind] = miss, rows
+    return [nearest[kind][0]._replace(rows=nearest[kind][1]()) for kind in MISSED_KINDS if kind in nearest]
 
 
 def nearness(miss: NearMiss) -> tuple[bool, float]:
@@ -61,8 +63,9 @@ def heaviest_batch(prices: Prices | Mean) -> Prices:
 
 def misses(
     lowering: Lowering, use: Use, methods: Sequence[Method], prices: Prices, allowed: float
-) -> Iterator[NearMiss]:
-    """Yield the sparse and low-rank methods of a weight, each beside the fastest number type that errs no more."""
+) -> Iterator[tuple[NearMiss, FewestRows]]:
+    """Yield the sparse and low-rank methods of a weight, each beside the fastest number type that errs no more, and
+    with a function that finds its rows: many products are priced for it."""
     n, p = lowering.stored(use.weight, use.layout)
     narrow = [method for method in methods if only_narrows([method.format])]
     for method in methods:
@@ -74,7 +77,7 @@ def misses(
             continue
         rival = min(rivals, key=lambda rival: lowering.price(use, rival)[0])
         names = [called(data) for data in lowering.arrays(use.weight)]
-        yield NearMiss(
+        miss = NearMiss(
             kind,
             ", ".join(dict.fromkeys(names)),
             (n, p),
@@ -85,14 +88,19 @@ def misses(
             stored_bytes(method.format, n, p, method.parameters) / stored_bytes(rival.format, n, p, rival.parameters),
             method.error**0.5,
             allowed,
-            next((rows for rows in TRIED_ROWS if beats_rivals(prices, method, rivals, (n, p), rows)), None),
+            None,
         )
+        yield miss, partial(fewest_rows, prices, method, rivals, (n, p))
 
 
-def count_operations(method: Method, n: int, p: int) -> float:
+def count_operations(method: Method, n: int, p: int) -> int:
     """Count the operations of a row times a weight (n, p) without zeros, as the method's format declares."""
-    form = FORMATS[method.format]
-    return float(form.flops.subs(form.expected(n, p, **dict(method.parameters))).subs(T, 1))
+    return count_declared(method.format, cast("Parameters", dict(method.parameters)), n, p)[0]
+
+
+def fewest_rows(prices: Prices, method: Method, rivals: Sequence[Method], shape: tuple[int, int]) -> int | None:
+    """Return the fewest of TRIED_ROWS at which a method beats its rivals; None for none."""
+    return next((rows for rows in TRIED_ROWS if beats_rivals(prices, method, rivals, shape, rows)), None)
 
 
 def beats_rivals(prices: Prices, method: Method, rivals: Sequence[Method], shape: tuple[int, int], rows: int) -> bool:

@@ -5,18 +5,17 @@ best rank r: small where few directions of the rows, or of the output, matter.""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import numpy as np
 
 from formats.core.errors import InputError
 from formats.core.stage import NoPullback
 from opmatrix.algebra.batch.batch import Batch
-from opmatrix.runtime.cotangents import PulledStep
+from opmatrix.runtime.cotangents import PulledStep, product_cotangents
 from opmatrix.runtime.declarations.pullbacks import dense_numbers
 from opmatrix.runtime.program import Program
 from opmatrix.spectra import Spectrum
-from opmatrix.spectra.gram import root
+from opmatrix.spectra.gram import root, strengths
 from opmatrix.spectra.measures import RealArray
 from rewrites.approximate.predicted_errors import OutputProbe, last_choosing, sites_with_cotangents
 from rewrites.approximate.sites import WeightSite
@@ -96,11 +95,9 @@ class ErrorSpectra:
         operand = next(name for name, constant in operands.items() if site.reads(name, constant))
         if {*OF_EXPERTS} <= {*kernel.operands}:
             yield from expert_products(pulled, operand)
-        elif kernel.product_pullback is not None:
-            record = kernel.record(**{**pulled.arguments, "batch": self.batch})
-            weight, g = getattr(pulled.call.bound, operand), cast("RealArray", pulled.cotangents)
-            x = np.asarray(pulled.arguments["x"])
-            yield Product("", x, dense_numbers(weight), kernel.product_pullback(record, g))
+        elif (g := product_cotangents(pulled, self.batch)) is not None:
+            x, weight = np.asarray(pulled.arguments["x"]), getattr(pulled.call.bound, operand)
+            yield Product("", x, dense_numbers(weight), g)
         else:
             self.notes.append(f"{name_site(site)}: step {pulled.step} = {kernel} is no product of rows: left out")
 
@@ -119,7 +116,9 @@ class ErrorSpectra:
             )
         elif (unused := int((~x.any(0)).sum())) > 0:
             self.notes.append(f"{name}: {unused} of {x.shape[1]} columns of its rows are 0 on this text: singular")
-        values = singular_of(gram_factor(x) @ weight @ gram_factor(g.reshape(-1, g.shape[-1]) / np.sqrt(len(g))).T)
+        outer = gram_factor(g.reshape(-1, g.shape[-1]) / np.sqrt(len(g)))
+        core = gram_factor(x) @ weight @ outer.T
+        values = strengths(core, np.ones(len(core)))
         if values[0] == 0:
             self.notes.append(f"{name}: all of its values are 0 on this text: left out")
             return None
@@ -129,12 +128,6 @@ class ErrorSpectra:
 def gram_factor(rows: RealArray) -> RealArray:
     """Return R (k, n) with RᵀR = XᵀX: the rows X themselves where they are few, else a root of their Gram."""
     return rows if len(rows) <= rows.shape[1] else root(rows.T @ rows)
-
-
-def singular_of(matrix: RealArray) -> RealArray:
-    """Return singular values, falling, by the Gram of the smaller side."""
-    square = matrix.T @ matrix if matrix.shape[0] > matrix.shape[1] else matrix @ matrix.T
-    return np.asarray(np.sqrt(np.maximum(np.linalg.eigvalsh(square)[::-1], 0)))
 
 
 def list_names(site: WeightSite) -> list[str]:

@@ -99,7 +99,7 @@ def find_scores(term: Operator) -> tuple[Operator, frozenset[str]] | None:
     left_out = frozenset[str]()
     while term.kind.name in ("add", "compose", "mul"):
         term, other = term.children
-        if other.kind.name == "by_distance" or "by_distance" in {node.kind.name for node in other.walk()}:
+        if "by_distance" in {node.kind.name for node in other.walk()}:
             left_out |= {DISTANCES}
         elif term.kind.name != "product" and not other.constant and not other.linear:
             return None

@@ -17,6 +17,7 @@ from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.routes import Route, noted
 from opmatrix.algebra.term import Operator
 from opmatrix.autodiff.pullback import Pulled, pullback
+from opmatrix.runtime.cotangents import random_signs
 from opmatrix.spectra import Spectrum, singular_values
 from opmatrix.spectra.measures import RealArray
 from rewrites.approximate.trials import join_batches
@@ -117,7 +118,7 @@ class Derivative:
 
 def random_directions(count: int, shape: Sequence[int]) -> RealArray:
     """Return `count` arrays of a shape, each number 1 or -1."""
-    return np.asarray(1.0 - 2.0 * np.random.default_rng(SEED).integers(0, 2, (count, *shape)), np.float64)
+    return random_signs(np.random.default_rng(SEED), count, shape).astype(np.float64)
 
 
 def jacobian_spectra(
