@@ -5,6 +5,7 @@ a share of that norm; and a result that has no rounding by luck does not measure
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,17 +45,39 @@ class Nudged(DenseReading):
         return array * (1 + self.unit * self.rng.uniform(-1, 1, array.shape))
 
 
+class NudgedSums(Nudged):
+    """Whole arrays that are read as in Nudged; what a linear operator sums over columns changes as the rounding of the
+    partial sums would change it, too. Products of attention change in their numbers alone."""
+
+    def act(self, term: Operator) -> Self:
+        """Change what enters a sum, then act. A selection, which stays sparse, sums no two numbers."""
+        if term.diagonal or not term.linear or not isinstance(self.value, np.ndarray):
+            return super().act(term)
+        return super(NudgedSums, self.of(self.nudge_sums(self.value))).act(term)
+
+    def nudge_sums(self, array: NDArray[np.floating]) -> NDArray[np.floating]:
+        """Multiply each number by 1 plus the changes, up to `unit`, of all partial sums that it is in when columns are
+        added in order: s_j = (s_(j-1) + x_j w_j)(1 + d_j) (Higham 2002, section 3.1). Adding 0 rounds nothing."""
+        drawn = self.rng.uniform(-1, 1, array.shape) * (array != 0)
+        return array * (1 + self.unit * drawn[..., ::-1].cumsum(-1)[..., ::-1])
+
+
 def nudge_along(
-    term: Operator, batch: Batch, routes: Sequence[Route], unit: float, rng: np.random.Generator
+    term: Operator,
+    batch: Batch,
+    routes: Sequence[Route],
+    unit: float,
+    rng: np.random.Generator,
+    reading: type[Nudged] = Nudged,
 ) -> tuple[NDArray[np.floating], list[Route]]:
     """Return the output of a model whose numbers change by up to `unit` of themselves, at each operator anew, along
     these routes; and the routes with their changed scores."""
     value = entered(term, batch)
-    start = Nudged(value.value, value.batch, value.dtype, None, unit, rng)
+    start = reading(value.value, value.batch, value.dtype, None, unit, rng)
     return noted(lambda: read(term, start, {}).array, {at: route.taken for at, route in enumerate(routes)})
 
 
-def moved(term: Operator, batches: Sequence[Batch], unit: float) -> NDArray[np.float64]:
+def moved(term: Operator, batches: Sequence[Batch], unit: float, reading: type[Nudged] = Nudged) -> NDArray[np.float64]:
     """Return the distance that each row of a model's output moves, in the Euclidean norm, when its numbers change by
     up to `unit` of themselves, at each operator anew: rows of all batches. Routes stay as they were."""
     rng = np.random.default_rng(0)
@@ -62,7 +85,7 @@ def moved(term: Operator, batches: Sequence[Batch], unit: float) -> NDArray[np.f
     def off(batch: Batch, wanted: NDArray[np.floating], routes: Sequence[Route]) -> NDArray[np.float64]:
         """Return the squared distance that each row of a batch moves."""
         with np.errstate(all="ignore"):
-            output, _ = nudge_along(term, batch, routes, unit, rng)
+            output, _ = nudge_along(term, batch, routes, unit, rng, reading)
             apart = np.where(output == wanted, 0.0, output - wanted)
         squared: NDArray[np.float64] = (np.swapaxes(apart, 0, -2).reshape(apart.shape[-2], -1) ** 2).sum(1)
         return squared

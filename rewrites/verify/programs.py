@@ -34,7 +34,7 @@ from rewrites.search.emit import Emitter, Spread
 from rewrites.search.search import Structure
 from rewrites.verify.differences import ratio
 from rewrites.verify.failure import VerificationError, name
-from rewrites.verify.nudged import moved, row_scales
+from rewrites.verify.nudged import NudgedSums, moved, row_scales
 from rewrites.verify.routed import Reference, describe_routing, explain_flips, run_beside
 
 EQUAL = 1e-10  # relative difference of two float64 readings of one model
@@ -171,12 +171,13 @@ def verify_exact(
 
 def allowed_rounding(mine: float, imported: float, model: Operator, batches: Sequence[Batch]) -> float:
     """Return the largest relative error allowed for an exact program with error `mine`. It is ROUNDING times the error
-    of the imported program, or, if that is larger, ROUNDING times the effect of rounding each number of the model, its
-    result included, once: an import may happen to be nearer."""
+    of the imported program, or, if that is larger, ROUNDING times the effect of rounding each number of the model and
+    each partial sum of its products with weights once: an import may happen to be nearer."""
     if mine <= ROUNDING * imported:
         return ROUNDING * imported
     sizes = [np.linalg.norm(wanted) for wanted in oracle(model, batches)]
-    return ROUNDING * max(imported, float(ratio(np.linalg.norm(moved(model, batches, UNIT)), np.linalg.norm(sizes))))
+    rounding = np.linalg.norm(moved(model, batches, UNIT, NudgedSums))
+    return ROUNDING * max(imported, float(ratio(rounding, np.linalg.norm(sizes))))
 
 
 def verify_structure(

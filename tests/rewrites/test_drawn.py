@@ -47,7 +47,7 @@ from rewrites.verify import Errors, VerificationError, check_term, unrounded
 from rewrites.verify.certificate import as_json_value
 from rewrites.verify.differences import Change, ratio
 from rewrites.verify.lengths import SAMPLED
-from rewrites.verify.nudged import row_scales
+from rewrites.verify.nudged import NudgedSums, moved, row_scales
 from rewrites.verify.programs import EQUAL, ROUNDING, allowed_rounding, verify_structure
 from rewrites.workload.stated import MIN_SENTENCES, worst
 
@@ -238,6 +238,24 @@ def test_an_import_that_happens_to_be_exact_forbids_no_rounding():
     assert UNIT < once < 100 * UNIT, "what rounding each number once does"
     assert allowed_rounding(1e-3, 0.0, model, [BATCH]) == once < 1e-3, "the same whatever asks"
     assert allowed_rounding(1e-7, 1e-7, model, [BATCH]) == ROUNDING * 1e-7, "an import that rounds is the measure"
+
+
+@pytest.mark.parametrize("n", [1, 2, 30, 576, 1536])
+def test_the_rounding_of_a_sum_of_many_terms_is_foreseen(n):
+    """Sums in order in float32, of numbers of which one is far larger, beside the movement of the drawn readings."""
+    rng = np.random.default_rng(n)
+    x, w = rng.normal(size=(64, n)), rng.normal(size=(n, 8))
+    x[:, 0] *= 100
+    x, w = x.astype(np.float32), w.astype(np.float32)
+    model = given("x", n, "T") @ weight(w.astype(np.float64))
+    entered = Batch([[0] * len(x)], inputs={"x": x})
+    terms = x[:, :, None] * w
+    rounded = terms.cumsum(1, dtype=np.float32)[:, -1]
+    measured = np.linalg.norm(rounded - dense(model, entered))
+    foreseen = np.linalg.norm(moved(model, [entered], UNIT, NudgedSums))
+    assert 1 / 3 < measured / foreseen < 3
+    if n > 500:
+        assert measured > 4 * np.linalg.norm(moved(model, [entered], UNIT)), "rounding each number once is less"
 
 
 # ---- whole runs
