@@ -2,7 +2,7 @@
 several programs at a time."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,16 @@ from rewrites.search.emit import Emitter
 from rewrites.search.substitutions import part_factors, substitute_blocks
 from rewrites.verify.differences import difference
 from rewrites.verify.failure import VerificationError
-from rewrites.verify.lengths import Steps, batches_at, errors_at, lengths_of, stated_at, verify_lengths, verify_rounding
+from rewrites.verify.lengths import (
+    Lengths,
+    Steps,
+    batches_at,
+    errors_at,
+    lengths_of,
+    stated_at,
+    verify_lengths,
+    verify_rounding,
+)
 from rewrites.verify.programs import (
     EQUAL,
     ROUNDING,
@@ -124,53 +133,73 @@ def emitter_of(choices: Choices, point: Point) -> Emitter:
     return point.variant.sources(point.structure, point.program) if point.variant else choices.sources[point.program]
 
 
-def check_lengths(searched: Searched, points: Sequence[Point], few: Batch) -> list[Point]:
-    """Check every program at lengths that its sentences do not have (rewrites.verify.lengths), each kind of step once.
-    Returns the points with these lengths and the errors at some of them. Raises VerificationError."""
-    opened, timed = searched.opened, searched.workload.lengths_run
-    every = [searched.programs["imported"], *(point.program for point in points)]
-    limits = [
-        opened.meta.get("config", {}).get("max_position_embeddings"),
-        *(need.limit for need in collect_needs(*opened.outputs.values())[0]),
-    ]
-    lengths = lengths_of(every[1:], timed, min((most for most in limits if most is not None), default=None))
-    if not lengths:
-        return [*points]
-    batches, near = batches_at(lengths, few), batches_at(stated_at(every[0], lengths, timed), few)
-    steps = Steps.at(lengths, every[1:], timed)
+@dataclass(frozen=True, eq=False)
+class LengthChecks:
+    """The checks of programs at lengths that their sentences do not have (rewrites.verify.lengths), each kind of step
+    once: the lengths, their batches, and the batches at which the model is read, too."""
 
-    def look() -> None:
-        """Verify every program at the lengths, each kind of step once."""
-        for point in points:
-            verify_lengths(point.program, batches, steps)
+    searched: Searched
+    points: Sequence[Point]
+    lengths: Lengths
+    batches: Sequence[Batch]
+    near: Sequence[Batch]
+    steps: Steps
 
-    def read() -> tuple[list[Batch], list[np.ndarray]]:
+    @classmethod
+    def of(cls, searched: Searched, points: Sequence[Point], few: Batch) -> "LengthChecks":
+        """Return the checks of the import and of the points' programs; without lengths where batches of other lengths
+        cannot be made."""
+        opened, timed = searched.opened, searched.workload.lengths_run
+        programs = [point.program for point in points]
+        limits = [
+            opened.meta.get("config", {}).get("max_position_embeddings"),
+            *(need.limit for need in collect_needs(*opened.outputs.values())[0]),
+        ]
+        lengths = lengths_of(programs, timed, min((most for most in limits if most is not None), default=None))
+        near = stated_at(searched.programs["imported"], lengths, timed) if lengths else ()
+        steps = Steps.at(lengths, programs, timed)
+        return cls(searched, points, lengths, batches_at(lengths, few), batches_at(near, few), steps)
+
+    def calls(self) -> dict[str, Callable[[], Any]]:
+        """Return the checks that may run beside others, by name; none without lengths."""
+        return {"lengths": self.verify_steps, "model at lengths": self.read_model} if self.lengths else {}
+
+    def verify_steps(self) -> None:
+        """Verify the steps of every program at the lengths."""
+        for point in self.points:
+            verify_lengths(point.program, self.batches, self.steps)
+
+    def read_model(self) -> tuple[list[Batch], list[np.ndarray]]:
         """Read the model at the lengths, and verify the exact program there; rows that are zero or not finite are left
-        out."""
+        out, as beside other rows a relative error means nothing."""
+        searched, model = self.searched, self.searched.opened.operator
         known = [
             (batch, rows)
-            for batch, rows in zip(near, oracle(opened.operator, near), strict=True)
+            for batch, rows in zip(self.near, oracle(model, self.near), strict=True)
             if rows.any() and np.isfinite(rows).all()
-        ]  # beside other rows a relative error means nothing
+        ]
         told, wanted = [batch for batch, _ in known], [rows for _, rows in known]
-        constants = unrounded(searched.optimum, searched.emitter)
         if told:
-            verify_structure(searched.exact, told, constants, wanted, opened.operator)
+            verify_structure(searched.exact, told, unrounded(searched.optimum, searched.emitter), wanted, model)
         return told, wanted
 
-    _, known_rows = in_threads([look, read])
-    assert known_rows is not None  # `read` always returns
-    told, wanted = known_rows
-    base, *errors = errors_at(
-        [*zip(every, [True, *(not point.methods for point in points)], strict=True)], opened.operator, told, wanted
-    )
-    for point, error in zip(points, errors, strict=True):
-        if not point.methods:
-            verify_rounding(point.program, error, base, opened.operator, told)
-    return [
-        replace(point, lengths=lengths, checks=point.checks | {"lengths": {"nearest": steps.nearest, "errors": error}})
-        for point, error in zip(points, errors, strict=True)
-    ]
+    def state(self, points: Sequence[Point], told: Sequence[Batch], wanted: Sequence[np.ndarray]) -> list[Point]:
+        """Return points with the lengths and the errors at some of them. Raises VerificationError for an exact program
+        that rounds too much."""
+        model, imported = self.searched.opened.operator, self.searched.programs["imported"]
+        programs = [(imported, True), *((point.program, not point.methods) for point in points)]
+        base, *errors = errors_at(programs, model, told, wanted)
+        for point, error in zip(points, errors, strict=True):
+            if not point.methods:
+                verify_rounding(point.program, error, base, model, told)
+        return [
+            replace(
+                point,
+                lengths=self.lengths,
+                checks=point.checks | {"lengths": {"nearest": self.steps.nearest, "errors": error}},
+            )
+            for point, error in zip(points, errors, strict=True)
+        ]
 
 
 def check_programs(
@@ -192,6 +221,8 @@ def check_programs(
         ),
         "import": partial(verify_steps, searched.programs["imported"], few, told),
     }
+    lengths = LengthChecks.of(searched, points, few[0])
+    calls |= lengths.calls()
     if len(opened.outputs) > 1:
         calls["outputs"] = partial(verify_outputs, exact, opened.outputs, few, constants)
     # by reading: the name of the call that checks it
@@ -227,9 +258,9 @@ def check_programs(
             return {}
         return {**details[at], "exact": None, "steps": results[f"steps {at}"], "structure": structures[whose[at]]}
 
-    points = check_lengths(
-        searched, [replace(point, checks=shared | point.checks | checks(at)) for at, point in enumerate(points)], few[0]
-    )
+    points = [replace(point, checks=shared | point.checks | checks(at)) for at, point in enumerate(points)]
+    if lengths.lengths:
+        points = lengths.state(points, *results["model at lengths"])
     return check_decoders(points, few[0])
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, NoReturn, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -470,22 +470,28 @@ class Meant(NamedTuple):
         bound."""
         result = found if self.rows is None else found[self.rows]
         off = abs(settled(result, self.numbers)[0])
-        if not (right := (off == 0) | (off <= self.allowed) | np.isinf(self.allowed)).all():
-            worst = np.unravel_index(
-                np.argmax(np.where(right, -1.0, np.nan_to_num(off - self.allowed, nan=np.inf))), off.shape
-            )
-            at = worst if self.rows is None else (self.rows[worst[0]], *worst[1:])
-            raise VerificationError(
-                3,
-                shown,
-                "its result differs from the reference of its kernel",
-                off=off[worst],
-                allowed=self.allowed[worst],
-                entry=[int(i) for i in at],
-                rows=rows,
-            )
-        bounded = (self.allowed > 0) & np.isfinite(self.allowed)
-        return float((off[bounded] / self.allowed[bounded]).max(initial=0.0))
+        if not (off <= self.allowed).all():
+            right = (off <= self.allowed) | np.isinf(self.allowed)
+            if not right.all():
+                self.refuse(shown, off, right, rows)
+        with np.errstate(invalid="ignore"):  # 0/0 where an entry must be exact, inf/inf where any number is allowed
+            shares = np.divide(off, self.allowed, out=off)
+        return float(np.fmax.reduce(shares, axis=None, initial=0.0))
+
+    def refuse(self, shown: str, off: NDArray[np.floating], right: NDArray[np.bool_], rows: int) -> NoReturn:
+        """Raise VerificationError for the entry that is farthest out of its bound."""
+        beyond = np.where(right, -1.0, np.nan_to_num(off - self.allowed, nan=np.inf))
+        worst = np.unravel_index(np.argmax(beyond), off.shape)
+        at = worst if self.rows is None else (self.rows[worst[0]], *worst[1:])
+        raise VerificationError(
+            3,
+            shown,
+            "its result differs from the reference of its kernel",
+            off=off[worst],
+            allowed=self.allowed[worst],
+            entry=[int(i) for i in at],
+            rows=rows,
+        )
 
     @property
     def looseness(self) -> float:
