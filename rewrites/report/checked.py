@@ -4,6 +4,7 @@ several programs at a time."""
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ from rewrites.verify.programs import (
     verify_structure,
 )
 from rewrites.verify.routed import describe_routing, is_routed, run_beside
-from rewrites.verify.sessions.verified_sessions import Sessions, verify_all_sessions
+from rewrites.verify.sessions.verified_sessions import SessionChecks, Sessions
 from rewrites.workload.stated import RoutedChange, Stated
 
 
@@ -136,14 +137,13 @@ def emitter_of(choices: Choices, point: Point) -> Emitter:
 @dataclass(frozen=True, eq=False)
 class LengthChecks:
     """The checks of programs at lengths that their sentences do not have (rewrites.verify.lengths), each kind of step
-    once: the lengths, their batches, and the batches at which the model is read, too."""
+    once: the lengths; their batches, in shares that run at once; and the batches at which the model is read, too."""
 
     searched: Searched
     points: Sequence[Point]
     lengths: Lengths
-    batches: Sequence[Batch]
+    shares: Sequence[tuple[Sequence[Batch], Steps]]
     near: Sequence[Batch]
-    steps: Steps
 
     @classmethod
     def of(cls, searched: Searched, points: Sequence[Point], few: Batch) -> "LengthChecks":
@@ -157,17 +157,27 @@ class LengthChecks:
         ]
         lengths = lengths_of(programs, timed, min((most for most in limits if most is not None), default=None))
         near = stated_at(searched.programs["imported"], lengths, timed) if lengths else ()
-        steps = Steps.at(lengths, programs, timed)
-        return cls(searched, points, lengths, batches_at(lengths, few), batches_at(near, few), steps)
+        longest = max((batch for batch in lengths if len(batch) == 1), default=())
+        shares = [[longest], [batch for batch in lengths if batch != longest]]
+        return cls(
+            searched,
+            points,
+            lengths,
+            [(batches_at(share, few), Steps.at(lengths, programs, timed)) for share in shares],
+            batches_at(near, few),
+        )
 
     def calls(self) -> dict[str, Callable[[], Any]]:
         """Return the checks that may run beside others, by name; none without lengths."""
-        return {"lengths": self.verify_steps, "model at lengths": self.read_model} if self.lengths else {}
+        if not self.lengths:
+            return {}
+        steps = {f"lengths {at}": partial(self.verify_steps, *share) for at, share in enumerate(self.shares)}
+        return {**steps, "model at lengths": self.read_model}
 
-    def verify_steps(self) -> None:
-        """Verify the steps of every program at the lengths."""
+    def verify_steps(self, batches: Sequence[Batch], steps: Steps) -> None:
+        """Verify the steps of every program at a share of the lengths."""
         for point in self.points:
-            verify_lengths(point.program, self.batches, self.steps)
+            verify_lengths(point.program, batches, steps)
 
     def read_model(self) -> tuple[list[Batch], list[np.ndarray]]:
         """Read the model at the lengths, and verify the exact program there; rows that are zero or not finite are left
@@ -192,11 +202,10 @@ class LengthChecks:
         for point, error in zip(points, errors, strict=True):
             if not point.methods:
                 verify_rounding(point.program, error, base, model, told)
+        nearest = max(steps.nearest for _, steps in self.shares)
         return [
             replace(
-                point,
-                lengths=self.lengths,
-                checks=point.checks | {"lengths": {"nearest": self.steps.nearest, "errors": error}},
+                point, lengths=self.lengths, checks=point.checks | {"lengths": {"nearest": nearest, "errors": error}}
             )
             for point, error in zip(points, errors, strict=True)
         ]
@@ -212,7 +221,7 @@ def check_programs(
 ) -> list[Point]:
     """Return points with the results of level 3 on a few rows, for which the model's output is `near`: of the exact
     program, which all points share; of each other program its structure, equal ones once, and its steps; and of all of
-    them the results at other lengths. Raises VerificationError."""
+    them the results at other lengths and, once for each kind of attention, in sessions. Raises VerificationError."""
     exact, structure, opened = searched.exact, searched.optimum, searched.opened
     constants, told = unrounded(structure, searched.emitter), set[Hashable]()
     calls: dict[str, Callable[[], Any]] = {
@@ -248,7 +257,10 @@ def check_programs(
                 verify_structure, point.program, few, unrounded(point.structure, emitter), [wanted], meant
             )
         calls[f"steps {at}"] = partial(verify_steps, point.program, few, told, products)
-    results = dict(zip(calls, in_threads(calls.values()), strict=True))
+    sessions = SessionChecks.of((point.program for point in points), few[0], Sessions.of(lengths.lengths))
+    every = in_threads(chain(calls.values(), sessions.calls()))
+    results = dict(zip(calls, every, strict=False))
+    sessions.note(every[len(calls) :])
     shared = laws_verified | {name: results[name] for name in ("exact", "import", "outputs") if name in results}
     structures = results | {"exact": results["exact"]["float64"]}
 
@@ -261,16 +273,7 @@ def check_programs(
     points = [replace(point, checks=shared | point.checks | checks(at)) for at, point in enumerate(points)]
     if lengths.lengths:
         points = lengths.state(points, *results["model at lengths"])
-    return check_decoders(points, few[0])
-
-
-def check_decoders(points: Sequence[Point], few: Batch) -> list[Point]:
-    """Return points with the results for the sessions of programs that have some, each kind of attention once. Raises
-    VerificationError."""
-    sessions = Sessions.of(length for point in points for length in point.lengths)
-    decoding = verify_all_sessions([point.program for point in points], few, sessions)
-    checks = {"sessions": sessions.described()}
     return [
-        replace(point, checks=point.checks | checks) if decodes else point
-        for point, decodes in zip(points, decoding, strict=True)
+        replace(point, checks=point.checks | {"sessions": sessions.sessions.described()}) if decodes else point
+        for point, decodes in zip(points, sessions.decodes, strict=True)
     ]

@@ -13,13 +13,16 @@ from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.program import Program, Step
 from rewrites.metrics.check_table import FAILS, HOLDS
 from rewrites.metrics.recheck import checks
-from rewrites.report.checked import check_decoders
-from rewrites.report.points import Point
 from rewrites.verify import VerificationError, verify_lengths, verify_steps
 from rewrites.verify.certificate import certify
 from rewrites.verify.lengths import Steps, batches_at
 from rewrites.verify.sessions.miniature import SPREAD_SHARES, find_attention, ties
-from rewrites.verify.sessions.verified_sessions import Sessions, verify_sessions, verify_steps_over_caches
+from rewrites.verify.sessions.verified_sessions import (
+    Sessions,
+    verify_all_sessions,
+    verify_sessions,
+    verify_steps_over_caches,
+)
 
 SEED = 47
 SENTENCES = Batch([[1, 2, 3, 4, 5], [6, 7], [8, 9, 10, 11, 12, 13, 14, 15, 16]])
@@ -154,17 +157,16 @@ def test_a_planted_fault_is_found(fault, tmp_path):
     with fault.planted():
         found = {check.what: check for check in checks(Program.load(tmp_path / "p"))}
         assert found["sessions"].verdict == FAILS and found["steps within bounds"].verdict == HOLDS, fault
-        point = Point("planted", rebound(right), 0.0, 0.0, None, lengths=((LONGEST,),))
         with pytest.raises(VerificationError):
-            check_decoders([point], SENTENCES)
+            verify_all_sessions([rebound(right)], SENTENCES, Sessions.of([[LONGEST]]))
 
 
 def test_sessions_that_are_right_hold_in_verify_and_in_optimize():
     found = {check.what: check for check in checks(certified(decoding()))}
     assert found["sessions"].verdict == HOLDS and "on 1" in found["sessions"].found
-    point = Point("right", decoding(), 0.0, 0.0, None, lengths=((LONGEST,),))
-    [point] = check_decoders([point], SENTENCES)
-    assert point.checks["sessions"]["longest"] == LONGEST
+    sessions = Sessions.of([[LONGEST]])
+    assert verify_all_sessions([decoding()], SENTENCES, sessions) == [True]
+    assert sessions.described()["longest"] == LONGEST and sessions.rows
 
 
 def test_values_between_two_of_bfloat16_show_what_is_rounded_twice():

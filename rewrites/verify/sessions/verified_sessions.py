@@ -71,17 +71,41 @@ def verify_sessions(program: Program, sentences: Batch, sessions: Sessions) -> b
 
 def verify_all_sessions(programs: Sequence[Program], sentences: Batch, sessions: Sessions) -> list[bool]:
     """Verify the sessions of programs: see `verify_sessions`. Several checks run at once."""
-    decoders = [decoder_of(program) for program in programs]
-    calls = (
-        call
-        for program, decoder in zip(programs, decoders, strict=True)
-        if decoder is not None
-        for call in list_checks(program, decoder, sentences, sessions)
-    )
-    for compared in in_threads(calls):
-        sessions.rows += compared.rows
-        sessions.nearest = max(sessions.nearest, compared.nearest)
-    return [decoder is not None for decoder in decoders]
+    checks = SessionChecks.of(programs, sentences, sessions)
+    checks.note(in_threads(checks.calls()))
+    return checks.decodes
+
+
+@dataclass(frozen=True, eq=False)
+class SessionChecks:
+    """The checks of the sessions of programs: each program with the one that computes it over caches, if there is
+    one."""
+
+    programs: Sequence[tuple[Program, Program | None]]
+    sentences: Batch
+    sessions: Sessions
+
+    @classmethod
+    def of(cls, programs: Iterable[Program], sentences: Batch, sessions: Sessions) -> "SessionChecks":
+        """Return the checks of programs, on a few tokens of these sentences."""
+        return cls([(program, decoder_of(program)) for program in programs], sentences, sessions)
+
+    @property
+    def decodes(self) -> list[bool]:
+        """True for each program that a session can compute."""
+        return [decoder is not None for _, decoder in self.programs]
+
+    def calls(self) -> Iterator[Callable[[], ScriptRows]]:
+        """Yield checks that may run at once."""
+        for program, decoder in self.programs:
+            if decoder is not None:
+                yield from list_checks(program, decoder, self.sentences, self.sessions)
+
+    def note(self, compared: Iterable[ScriptRows]) -> None:
+        """Record the results of the checks."""
+        for rows, nearest in compared:
+            self.sessions.rows += rows
+            self.sessions.nearest = max(self.sessions.nearest, nearest)
 
 
 def list_checks(
