@@ -31,7 +31,7 @@ TAIL = 8  # consecutive numbers of rows, for rests of tiles
 DRAWN, MULTIPLES = 64, 8  # drawn rows beside borders; multiples of a border, at most
 TIMED_LENGTHS = 8  # lengths of a workload's sentences, at most
 ORACLE_WORK = 5e10  # multiplications of the oracle for a batch, about
-ROW_WORK = 4e9  # multiplications of a step whose rows are all checked
+ROW_WORK = 5e8  # multiplications of a step whose rows are all checked
 RUN_WORK = 1e11  # multiplications of a whole run on very many rows
 MAX_ROWS = MAX_INPUT_ROWS // 2  # rows of single sentences, together
 GROUP_COUNT, LONG_COUNT = 3, 3  # groups of a batch of many short sentences; long sentences
@@ -385,11 +385,11 @@ def reads_all(call: Call, batch: Batch) -> bool:
 
 
 def rows_looked_at(call: Call, batch: Batch) -> NDArray[np.int64]:
-    """Return some rows of a step's result: the first and the last of each sentence, both sides of its borders, and
+    """Return some rows of a step's result: the first and the last TAIL of each sentence, both sides of its borders, and
     drawn ones."""
     rows = {*np.random.default_rng(batch.rows).integers(0, batch.rows, DRAWN).tolist()}
     for low, high in pairwise(batch.starts.tolist()):
-        rows |= {low, *range(max(low, high - TAIL), high)}
+        rows |= {*range(low, min(high, low + TAIL)), *range(max(low, high - TAIL), high)}
         for border in call.kernel.borders(call.bound):
             times = np.unique(np.linspace(1, max(1, (high - low - 1) // border), MULTIPLES).astype(int))
             rows |= {at for n in times for at in (low + n * border - 1, low + n * border) if at < high}
