@@ -9,7 +9,7 @@ from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.operators import weight
 from opmatrix.algebra.shapes import LiveSize, as_int, expression
 from opmatrix.algebra.term import Operator
-from opmatrix.models.bert import bert, distilbert, roberta, t5
+from opmatrix.models.encoders.bert import bert, distilbert, roberta, t5
 from opmatrix.models.config import ArraySource, Family, Settings, TensorNames, one_of, refuse_names, settings
 from opmatrix.models.deepseek import deepseek_v3
 from opmatrix.models.experts import read_shares
