@@ -105,6 +105,12 @@ def xlm_words() -> Any:
     return transformers.XLMRobertaTokenizer(vocab=unigrams(["<s>", "<pad>", "</s>", "<unk>", "<mask>"]))
 
 
+def camembert_words() -> Any:
+    import transformers
+
+    return transformers.CamembertTokenizer(vocab=unigrams(["<s>", "<pad>", "</s>", "<unk>", "<mask>"]))
+
+
 T5 = dict(vocab_size=ROWS, d_model=24, d_kv=8, d_ff=20, num_layers=2, num_heads=3)
 DISTIL = dict(vocab_size=ROWS, dim=24, hidden_dim=20, n_layers=2, n_heads=3, max_position_embeddings=POSITIONS)
 SAVED = {
@@ -118,6 +124,12 @@ SAVED = {
     ),
     "roberta, embeds": SavedFamily(
         "Roberta", "Model", SIZES | dict(max_position_embeddings=POSITIONS + 2), roberta_words, older=True, embeds=True
+    ),
+    "xlm-roberta": SavedFamily(
+        "XLMRoberta", "ForMaskedLM", SIZES | dict(max_position_embeddings=POSITIONS + 2, type_vocab_size=1), xlm_words
+    ),
+    "camembert": SavedFamily(
+        "Camembert", "Model", SIZES | dict(max_position_embeddings=POSITIONS + 2), camembert_words, embeds=True
     ),
     "t5": SavedFamily("T5", "EncoderModel", T5, t5_words),
     "gpt2": SavedFamily("GPT2", "LMHeadModel", GPT2, gpt2_words),

@@ -9,9 +9,9 @@ from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.operators import weight
 from opmatrix.algebra.shapes import LiveSize, as_int, expression
 from opmatrix.algebra.term import Operator
-from opmatrix.models.encoders.bert import bert, distilbert, roberta, t5
 from opmatrix.models.config import ArraySource, Family, Settings, TensorNames, one_of, refuse_names, settings
 from opmatrix.models.deepseek import deepseek_v3
+from opmatrix.models.encoders.bert import bert, distilbert, roberta, t5
 from opmatrix.models.experts import read_shares
 from opmatrix.models.gpt2 import bloom, gpt2
 from opmatrix.models.llama import llama
@@ -28,6 +28,8 @@ __all__ = ["FAMILIES", "build", "promised"]
 FAMILIES: dict[str, Family] = {  # families by the config's model_type
     "bert": bert,
     "roberta": roberta,
+    "xlm-roberta": roberta,
+    "camembert": roberta,
     "distilbert": distilbert,
     "gpt2": gpt2,
     "gpt_pangu": pangu_alpha,

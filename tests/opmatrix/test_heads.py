@@ -29,6 +29,8 @@ HARMLESS = {
         "Contriever": POOLED,
     },
     "roberta": {"RobertaModel": POOLED, "RobertaForMaskedLM": ["lm_head.dense.weight", "lm_head.bias"]},
+    "xlm-roberta": {"XLMRobertaModel": POOLED, "XLMRobertaForMaskedLM": ["lm_head.layer_norm.bias"]},
+    "camembert": {"CamembertModel": POOLED, "CamembertForMaskedLM": ["lm_head.dense.weight", "lm_head.bias"]},
     "distilbert": {
         "DistilBertModel": [],
         "DistilBertForMaskedLM": ["vocab_transform.weight", "vocab_layer_norm.weight", "vocab_projector.bias"],
@@ -51,6 +53,8 @@ DECODERS = {"SequenceClassification": ["score.weight"], "TokenClassification": [
 STEMS = {
     "bert": "Bert",
     "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+    "camembert": "Camembert",
     "distilbert": "DistilBert",
     "gpt2": "GPT2",
     "llama": "Llama",
@@ -63,7 +67,7 @@ STEMS = {
 ANSWERING = {
     family: {
         f"{stem}For{task}": names
-        for task, names in (ENCODERS if "Bert" in stem or "Roberta" in stem else DECODERS).items()
+        for task, names in (ENCODERS if stem.lower().endswith(("bert", "roberta")) else DECODERS).items()
     }
     for family, stem in STEMS.items()
 }

@@ -60,6 +60,7 @@ CASES = {
     "bert": BERT,
     "bert, a decoder": BERT | dict(is_decoder=True),
     "roberta": BERT | dict(model_type="roberta"),
+    "xlm-roberta": BERT | dict(model_type="xlm-roberta"),
     "distilbert": dict(
         model_type="distilbert",
         vocab_size="v",

@@ -81,6 +81,8 @@ def yarn():
 
 CASES = {  # a family, its config, and the same in numpy
     "roberta": ("roberta", BERT, plain.roberta),
+    "xlm-roberta": ("xlm-roberta", BERT | dict(pad_token_id=0), partial(plain.roberta, first=1)),
+    "camembert": ("camembert", BERT, plain.roberta),
     "distilbert": (
         "distilbert",
         dict(vocab_size=WORDS, dim=24, hidden_dim=20, n_heads=3, n_layers=2, max_position_embeddings=20),

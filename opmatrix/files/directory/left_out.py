@@ -28,6 +28,8 @@ QWEN_MOE = QWEN | dict(hidden_size=2048, num_hidden_layers=24)
 LEFT_OUT: Mapping[str, Mapping[str, object]] = {  # by model_type, keys as files call them
     "bert": BERT,
     "roberta": BERT | dict(vocab_size=50265),
+    "xlm-roberta": BERT,
+    "camembert": BERT,
     "distilbert": dict(vocab_size=30522, dim=768, hidden_dim=3072, n_heads=12, n_layers=6, max_position_embeddings=512),
     "gpt2": dict(vocab_size=50257, n_embd=768, n_head=12, n_layer=12, n_positions=1024),
     "bloom": dict(vocab_size=250880, hidden_size=64, n_head=8, n_layer=2),

@@ -214,6 +214,7 @@ REGISTERED = {
     "bert": "BertTokenizer",
     "distilbert": "BertTokenizer",
     "roberta": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
     "gpt2": "GPT2Tokenizer",
     "t5": "T5Tokenizer",
     **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), "Qwen2Tokenizer"),

@@ -1,0 +1,77 @@
+"""Random encoders of transformers, as save_pretrained writes them: rows of ragged batches beside those of a padded
+batch there, at small odd sizes and at those of published models, by float64 and by the exact program."""
+
+import numpy as np
+import pytest
+from searched import structure
+
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.oracles import dense
+from opmatrix.files.checkpoint import open_model
+from rewrites.laws import EXACT_LAWS
+
+torch = pytest.importorskip("torch", reason="needs peers: torch")
+transformers = pytest.importorskip("transformers", reason="needs peers: transformers")
+
+WORDS, FIRST = 120, 5  # ids of a vocabulary; the first that is no special token
+LENGTHS = 1, 2, 13, 37
+SMALL = dict(
+    vocab_size=WORDS,
+    hidden_size=42,
+    intermediate_size=50,
+    num_hidden_layers=3,
+    num_attention_heads=3,
+    max_position_embeddings=60,
+)
+ODD = SMALL | dict(hidden_size=40, num_attention_heads=5, intermediate_size=33, num_hidden_layers=1)
+REAL = SMALL | dict(hidden_size=768, num_attention_heads=12, intermediate_size=3072, num_hidden_layers=2)
+CASES = {  # the words that classes begin and end with, three configs
+    "XLMRoberta": ("Model", SMALL, ODD | dict(type_vocab_size=1), REAL),
+    "Camembert": ("ForMaskedLM", SMALL, ODD | dict(hidden_act="relu"), REAL),
+}
+SAVED = [(stem, size) for stem in CASES for size in ("small", "odd", "real")]
+
+
+def written(directory, stem, size):
+    """A model of random weights, gains 1 ± 0.3, shifts that are not zero, in float64."""
+    kind, *sizes = CASES[stem]
+    torch.manual_seed(len(stem))
+    config = getattr(transformers, f"{stem}Config")(**sizes[["small", "odd", "real"].index(size)])
+    config._attn_implementation = "eager"
+    model = getattr(transformers, stem + kind)(config).eval()
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if weights.ndim == 1:
+                weights.copy_(name.endswith("weight") + 0.3 * torch.randn_like(weights))
+            else:
+                spread = 1 if "embed" in name.split(".")[-2] else 1.5 * weights.shape[1] ** -0.5
+                weights.copy_(spread * torch.randn_like(weights))
+    model.save_pretrained(directory)
+    return model.base_model.double()
+
+
+def theirs(model, batch):
+    """The last hidden states of a batch that is padded to its longest text."""
+    rows = [one.tokens for one in batch]
+    longest = max(map(len, rows))
+    padding = model.config.pad_token_id
+    tokens = torch.tensor([[*row, *[padding] * (longest - len(row))] for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    with torch.no_grad():
+        states = model(input_ids=tokens, attention_mask=mask).last_hidden_state.numpy()
+    return np.concatenate([state[: len(row)] for state, row in zip(states, rows, strict=True)])
+
+
+def relative(rows, wanted):
+    return np.abs(rows - wanted).max() / np.abs(wanted).max()
+
+
+@pytest.mark.deep(every=2)
+@pytest.mark.parametrize("stem, size", SAVED)
+def test_rows_are_those_of_transformers(rng, tmp_path, stem, size):
+    model = written(tmp_path, stem, size)
+    batch = Batch([rng.integers(FIRST, WORDS, length) for length in LENGTHS])
+    operator, wanted = open_model(tmp_path).operator(), theirs(model, batch)
+    assert relative(dense(operator, batch), wanted) < 1e-5
+    program, _ = structure(operator, EXACT_LAWS, batch=batch).program({})
+    assert relative(program.run(batch), wanted) < 1e-5
