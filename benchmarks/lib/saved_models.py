@@ -111,6 +111,20 @@ def camembert_words() -> Any:
     return transformers.CamembertTokenizer(vocab=unigrams(["<s>", "<pad>", "</s>", "<unk>", "<mask>"]))
 
 
+def albert_words() -> Any:
+    import transformers
+
+    return transformers.AlbertTokenizer(vocab=unigrams(["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]))
+
+
+def mpnet_words() -> Any:
+    import transformers
+
+    special = ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"]
+    words = {word: place for place, word in enumerate([*special, *WORDS, *map(chr, range(ord("b"), ord("z") + 1))])}
+    return transformers.MPNetTokenizer(vocab=words)
+
+
 T5 = dict(vocab_size=ROWS, d_model=24, d_kv=8, d_ff=20, num_layers=2, num_heads=3)
 DISTIL = dict(vocab_size=ROWS, dim=24, hidden_dim=20, n_layers=2, n_heads=3, max_position_embeddings=POSITIONS)
 SAVED = {
@@ -131,6 +145,9 @@ SAVED = {
     "camembert": SavedFamily(
         "Camembert", "Model", SIZES | dict(max_position_embeddings=POSITIONS + 2), camembert_words, embeds=True
     ),
+    "electra": SavedFamily("Electra", "ForPreTraining", SIZES | dict(embedding_size=10), bert_words),
+    "albert": SavedFamily("Albert", "ForMaskedLM", SIZES | dict(embedding_size=10), albert_words),
+    "mpnet": SavedFamily("MPNet", "Model", SIZES | dict(max_position_embeddings=POSITIONS + 2), mpnet_words),
     "t5": SavedFamily("T5", "EncoderModel", T5, t5_words),
     "gpt2": SavedFamily("GPT2", "LMHeadModel", GPT2, gpt2_words),
     "gpt2, older files": SavedFamily("GPT2", "LMHeadModel", GPT2, gpt2_words, older=True),

@@ -12,6 +12,8 @@ from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Family, Settings, TensorNames, one_of, refuse_names, settings
 from opmatrix.models.deepseek import deepseek_v3
 from opmatrix.models.encoders.bert import bert, distilbert, roberta, t5
+from opmatrix.models.encoders.mpnet import mpnet
+from opmatrix.models.encoders.narrow_tables import albert, electra
 from opmatrix.models.experts import read_shares
 from opmatrix.models.gpt2 import bloom, gpt2
 from opmatrix.models.llama import llama
@@ -31,6 +33,9 @@ FAMILIES: dict[str, Family] = {  # families by the config's model_type
     "xlm-roberta": roberta,
     "camembert": roberta,
     "distilbert": distilbert,
+    "electra": electra,
+    "albert": albert,
+    "mpnet": mpnet,
     "gpt2": gpt2,
     "gpt_pangu": pangu_alpha,
     "llama": llama,

@@ -35,6 +35,17 @@ HARMLESS = {
         "DistilBertModel": [],
         "DistilBertForMaskedLM": ["vocab_transform.weight", "vocab_layer_norm.weight", "vocab_projector.bias"],
     },
+    "electra": {
+        "ElectraModel": [],
+        "ElectraForPreTraining": ["discriminator_predictions.dense_prediction.weight"],
+        "ElectraForMaskedLM": ["generator_predictions.dense.weight", "generator_lm_head.bias"],
+    },
+    "albert": {
+        "AlbertModel": ["pooler.weight"],
+        "AlbertForMaskedLM": ["predictions.dense.weight"],
+        "AlbertForPreTraining": ["pooler.bias", "predictions.bias", "sop_classifier.classifier.weight"],
+    },
+    "mpnet": {"MPNetModel": POOLED, "MPNetForMaskedLM": ["lm_head.layer_norm.weight"]},
     "gpt2": {"GPT2Model": []},
     "llama": {"LlamaModel": []},
     "mistral": {"MistralModel": []},
@@ -56,6 +67,9 @@ STEMS = {
     "xlm-roberta": "XLMRoberta",
     "camembert": "Camembert",
     "distilbert": "DistilBert",
+    "electra": "Electra",
+    "albert": "Albert",
+    "mpnet": "MPNet",
     "gpt2": "GPT2",
     "llama": "Llama",
     "mistral": "Mistral",
@@ -67,7 +81,7 @@ STEMS = {
 ANSWERING = {
     family: {
         f"{stem}For{task}": names
-        for task, names in (ENCODERS if stem.lower().endswith(("bert", "roberta")) else DECODERS).items()
+        for task, names in (DECODERS if layout(CONFIGS[family] | {"model_type": family}).table else ENCODERS).items()
     }
     for family, stem in STEMS.items()
 }

@@ -61,6 +61,9 @@ CASES = {
     "bert, a decoder": BERT | dict(is_decoder=True),
     "roberta": BERT | dict(model_type="roberta"),
     "xlm-roberta": BERT | dict(model_type="xlm-roberta"),
+    "electra": BERT | dict(model_type="electra", embedding_size="f"),
+    "albert": BERT | dict(model_type="albert", embedding_size="f", num_hidden_groups=1, inner_group_num=1),
+    "mpnet": BERT | dict(model_type="mpnet"),
     "distilbert": dict(
         model_type="distilbert",
         vocab_size="v",

@@ -25,8 +25,17 @@ SMALL = dict(
 )
 ODD = SMALL | dict(hidden_size=40, num_attention_heads=5, intermediate_size=33, num_hidden_layers=1)
 REAL = SMALL | dict(hidden_size=768, num_attention_heads=12, intermediate_size=3072, num_hidden_layers=2)
+NARROW = dict(embedding_size=10)
 CASES = {  # the words that classes begin and end with, three configs
     "XLMRoberta": ("Model", SMALL, ODD | dict(type_vocab_size=1), REAL),
+    "Electra": ("ForPreTraining", SMALL | NARROW, ODD | dict(embedding_size=40), REAL | dict(embedding_size=128)),
+    "Albert": (
+        "Model",
+        SMALL | NARROW,
+        ODD | NARROW | dict(num_hidden_layers=4, num_hidden_groups=2, inner_group_num=2),
+        REAL | dict(embedding_size=128),
+    ),
+    "MPNet": ("ForMaskedLM", SMALL, ODD | dict(hidden_act="gelu_new"), REAL),
     "Camembert": ("ForMaskedLM", SMALL, ODD | dict(hidden_act="relu"), REAL),
 }
 SAVED = [(stem, size) for stem in CASES for size in ("small", "odd", "real")]

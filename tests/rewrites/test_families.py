@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import plain
+import plain_encoders
 import pytest
 from searched import KINDS, structure
 
@@ -57,6 +58,7 @@ T5 = dict(
     relative_attention_max_distance=16,
     n_positions=20,
 )
+ALBERT = BERT | dict(embedding_size=10, num_hidden_groups=1, inner_group_num=1, num_hidden_layers=3)
 TURNS = 300.0 ** (-np.arange(0, 6, 2) / 6)  # of heads of 6 columns
 
 
@@ -83,6 +85,19 @@ CASES = {  # a family, its config, and the same in numpy
     "roberta": ("roberta", BERT, plain.roberta),
     "xlm-roberta": ("xlm-roberta", BERT | dict(pad_token_id=0), partial(plain.roberta, first=1)),
     "camembert": ("camembert", BERT, plain.roberta),
+    "electra": (
+        "electra",
+        BERT | dict(embedding_size=10),
+        partial(plain_encoders.bert, projection="embeddings_project"),
+    ),
+    "electra, as wide": ("electra", BERT | dict(embedding_size=24, hidden_act="relu"), plain_encoders.bert),
+    "albert": ("albert", ALBERT, plain_encoders.albert),
+    "albert, groups": (
+        "albert",
+        ALBERT | dict(num_hidden_layers=5, num_hidden_groups=2, inner_group_num=2),
+        plain_encoders.albert,
+    ),
+    "mpnet": ("mpnet", {key: BERT[key] for key in BERT if key != "type_vocab_size"}, plain_encoders.mpnet),
     "distilbert": (
         "distilbert",
         dict(vocab_size=WORDS, dim=24, hidden_dim=20, n_heads=3, n_layers=2, max_position_embeddings=20),
@@ -136,6 +151,9 @@ CASES = {  # a family, its config, and the same in numpy
 VERIFIED = (
     "roberta",
     "distilbert",
+    "electra",
+    "albert",
+    "mpnet",
     "gpt2",
     "pangu-alpha",
     "llama, yarn",
@@ -362,6 +380,29 @@ def test_settings_have_one_name_in_all_families():
         ),
         ("t5", T5 | dict(feed_forward_proj="swish"), "feed_forward_proj is 'swish': it must be relu or gated-gelu"),
         ("gpt_pangu", PANGU | dict(num_layers=0), "num_layers is 0: it must be a whole number from 1"),
+        ("electra", BERT, "'embedding_size' is missing"),
+        (
+            "albert",
+            ALBERT | dict(num_hidden_groups=4),
+            "num_hidden_groups is 4: it must be at most num_hidden_layers, 3",
+        ),
+        ("albert", ALBERT | dict(inner_group_num=0), "inner_group_num is 0: it must be a whole number from 1"),
+        (
+            "albert",
+            ALBERT | dict(num_attention_heads=5),
+            "num_attention_heads is 5: it must be a divisor of hidden_size, 24",
+        ),
+        (
+            "mpnet",
+            BERT | dict(relative_attention_num_buckets=16),
+            "relative_attention_num_buckets is 16: it must be 32 or left out",
+        ),
+        ("mpnet", BERT | dict(pad_token_id=0), "pad_token_id is 0: it must be 1 or left out"),
+        (
+            "mpnet",
+            BERT | dict(max_position_embeddings=2),
+            r"max_position_embeddings is 2: it must be more than pad_token_id \+ 1, 2",
+        ),
         (
             "roberta",
             BERT | dict(max_position_embeddings=2),

@@ -31,6 +31,18 @@ LEFT_OUT: Mapping[str, Mapping[str, object]] = {  # by model_type, keys as files
     "xlm-roberta": BERT,
     "camembert": BERT,
     "distilbert": dict(vocab_size=30522, dim=768, hidden_dim=3072, n_heads=12, n_layers=6, max_position_embeddings=512),
+    "electra": BERT | dict(hidden_size=256, embedding_size=128, intermediate_size=1024, num_attention_heads=4),
+    "albert": BERT
+    | dict(
+        vocab_size=30000,
+        hidden_size=4096,
+        embedding_size=128,
+        intermediate_size=16384,
+        num_attention_heads=64,
+        num_hidden_groups=1,
+        inner_group_num=1,
+    ),
+    "mpnet": {key: value for key, value in BERT.items() if key != "type_vocab_size"} | dict(vocab_size=30527),
     "gpt2": dict(vocab_size=50257, n_embd=768, n_head=12, n_layer=12, n_positions=1024),
     "bloom": dict(vocab_size=250880, hidden_size=64, n_head=8, n_layer=2),
     "t5": dict(vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_heads=8, num_layers=6),
