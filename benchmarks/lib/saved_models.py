@@ -18,6 +18,7 @@ SIZES = dict(
     max_position_embeddings=POSITIONS,
 )
 DECODER = SIZES | dict(num_key_value_heads=1, bos_token_id=None, eos_token_id=None)
+MODERN = dict(bos_token_id=0, eos_token_id=1, pad_token_id=2, cls_token_id=0, sep_token_id=1, local_attention=8)
 GPT2 = dict(vocab_size=ROWS, n_embd=24, n_layer=2, n_head=3, n_positions=POSITIONS, bos_token_id=1, eos_token_id=1)
 EXPERTS = DECODER | dict(moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2)
 
@@ -148,6 +149,15 @@ SAVED = {
     "electra": SavedFamily("Electra", "ForPreTraining", SIZES | dict(embedding_size=10), bert_words),
     "albert": SavedFamily("Albert", "ForMaskedLM", SIZES | dict(embedding_size=10), albert_words),
     "mpnet": SavedFamily("MPNet", "Model", SIZES | dict(max_position_embeddings=POSITIONS + 2), mpnet_words),
+    "modernbert": SavedFamily("ModernBert", "ForMaskedLM", SIZES | MODERN, plain_words),
+    "nomic_bert": SavedFamily("NomicBert", "Model", SIZES, bert_words),
+    "gte": SavedFamily("Gte", "Model", SIZES, xlm_words),
+    "gemma3_text": SavedFamily(
+        "Gemma3Text",
+        "Model",
+        DECODER | dict(head_dim=8, sliding_window=6, use_bidirectional_attention=True),
+        plain_words,
+    ),
     "t5": SavedFamily("T5", "EncoderModel", T5, t5_words),
     "gpt2": SavedFamily("GPT2", "LMHeadModel", GPT2, gpt2_words),
     "gpt2, older files": SavedFamily("GPT2", "LMHeadModel", GPT2, gpt2_words, older=True),

@@ -26,6 +26,8 @@ SMALL = dict(
 ODD = SMALL | dict(hidden_size=40, num_attention_heads=5, intermediate_size=33, num_hidden_layers=1)
 REAL = SMALL | dict(hidden_size=768, num_attention_heads=12, intermediate_size=3072, num_hidden_layers=2)
 NARROW = dict(embedding_size=10)
+MODERN = dict(pad_token_id=0, eos_token_id=1, bos_token_id=2, cls_token_id=2, sep_token_id=1)
+GEMMA = dict(query_pre_attn_scalar=30, sliding_window_pattern=2)
 CASES = {  # the words that classes begin and end with, three configs
     "XLMRoberta": ("Model", SMALL, ODD | dict(type_vocab_size=1), REAL),
     "Electra": ("ForPreTraining", SMALL | NARROW, ODD | dict(embedding_size=40), REAL | dict(embedding_size=128)),
@@ -36,13 +38,36 @@ CASES = {  # the words that classes begin and end with, three configs
         REAL | dict(embedding_size=128),
     ),
     "MPNet": ("ForMaskedLM", SMALL, ODD | dict(hidden_act="gelu_new"), REAL),
+    "ModernBert": (
+        "ForMaskedLM",
+        SMALL | MODERN | dict(local_attention=6),
+        ODD | MODERN | dict(attention_bias=True, mlp_bias=True, norm_bias=True, layer_types=["sliding_attention"]),
+        REAL | MODERN | dict(intermediate_size=1152, local_attention=11, num_hidden_layers=4),
+    ),
+    "NomicBert": (
+        "Model",
+        SMALL,
+        ODD | dict(hidden_act="gelu", rope_parameters=dict(rope_type="linear", rope_theta=500.0, factor=3.0)),
+        REAL,
+    ),
+    "Gte": ("ForMaskedLM", SMALL, ODD | dict(type_vocab_size=0, hidden_act="relu"), REAL),
+    "Gemma3Text": (
+        "Model",
+        SMALL | GEMMA | dict(head_dim=14, num_key_value_heads=1, sliding_window=9, use_bidirectional_attention=True),
+        ODD | GEMMA | dict(head_dim=6, num_key_value_heads=5, sliding_window=4, attention_bias=True),
+        REAL
+        | GEMMA
+        | dict(head_dim=64, num_key_value_heads=4, sliding_window=16, use_bidirectional_attention=True)
+        | dict(query_pre_attn_scalar=64, layer_types=["sliding_attention", "full_attention"]),
+    ),
     "Camembert": ("ForMaskedLM", SMALL, ODD | dict(hidden_act="relu"), REAL),
 }
 SAVED = [(stem, size) for stem in CASES for size in ("small", "odd", "real")]
 
 
 def written(directory, stem, size):
-    """A model of random weights, gains 1 ± 0.3, shifts that are not zero, in float64."""
+    """A model of random weights, gains 1 ± 0.3, shifts that are not zero; in float64, but
+    for families with windows, whose masks are of float32."""
     kind, *sizes = CASES[stem]
     torch.manual_seed(len(stem))
     config = getattr(transformers, f"{stem}Config")(**sizes[["small", "odd", "real"].index(size)])
@@ -53,10 +78,11 @@ def written(directory, stem, size):
             if weights.ndim == 1:
                 weights.copy_(name.endswith("weight") + 0.3 * torch.randn_like(weights))
             else:
-                spread = 1 if "embed" in name.split(".")[-2] else 1.5 * weights.shape[1] ** -0.5
+                table = name.split(".")[-2].endswith(("embeddings", "embed_tokens"))
+                spread = 1 if table else 1.5 * weights.shape[1] ** -0.5
                 weights.copy_(spread * torch.randn_like(weights))
     model.save_pretrained(directory)
-    return model.base_model.double()
+    return model.base_model.double() if "layer_types" not in config.to_dict() else model.base_model
 
 
 def theirs(model, batch):

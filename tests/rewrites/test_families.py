@@ -59,6 +59,38 @@ T5 = dict(
     n_positions=20,
 )
 ALBERT = BERT | dict(embedding_size=10, num_hidden_groups=1, inner_group_num=1, num_hidden_layers=3)
+MODERN = dict(
+    vocab_size=WORDS,
+    hidden_size=24,
+    intermediate_size=20,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    max_position_embeddings=20,
+    norm_eps=1e-5,
+    local_attention=5,
+    global_rope_theta=300.0,
+    local_rope_theta=10.0,
+)
+JINA = BERT | dict(num_attention_heads=4, position_embedding_type="alibi")
+NOMIC = dict(
+    vocab_size=WORDS,
+    n_embd=24,
+    n_inner=20,
+    n_layer=2,
+    n_head=3,
+    n_positions=20,
+    type_vocab_size=2,
+    layer_norm_epsilon=1e-5,
+)  # as it was published
+GEMMA = LLAMA | dict(
+    num_hidden_layers=3,
+    head_dim=8,
+    query_pre_attn_scalar=6,
+    sliding_window=3,
+    sliding_window_pattern=2,
+    rope_local_base_freq=10.0,
+)
+FULL, SLIDING = "full_attention", "sliding_attention"
 TURNS = 300.0 ** (-np.arange(0, 6, 2) / 6)  # of heads of 6 columns
 
 
@@ -98,6 +130,50 @@ CASES = {  # a family, its config, and the same in numpy
         plain_encoders.albert,
     ),
     "mpnet": ("mpnet", {key: BERT[key] for key in BERT if key != "type_vocab_size"}, plain_encoders.mpnet),
+    "modernbert": ("modernbert", MODERN, plain_encoders.modernbert),
+    "modernbert, kinds listed": (
+        "modernbert",
+        MODERN | dict(layer_types=[SLIDING, FULL, SLIDING], global_attn_every_n_layers=2, norm_bias=True),
+        lambda c, w, tokens: plain_encoders.modernbert(c, w, tokens, [SLIDING, FULL, SLIDING]),
+    ),
+    "jina": ("jina_bert", JINA, plain_encoders.jina),
+    "jina, three heads": (
+        "jina_bert",
+        JINA | dict(num_attention_heads=3, feed_forward_type="reglu"),
+        plain_encoders.jina,
+    ),
+    "jina, normed": ("jina_bert_normed", JINA, plain_encoders.jina),
+    "nomic": ("nomic_bert", BERT, plain_encoders.nomic),
+    "nomic, published": (
+        "nomic_bert",
+        NOMIC | dict(rotary_emb_base=300, activation_function="geglu"),
+        partial(plain_encoders.nomic, base=300.0, act=plain.GELU),
+    ),
+    "gte": ("gte", BERT, plain_encoders.gte),
+    "gte, published": (
+        "new",
+        BERT | dict(type_vocab_size=0, rope_theta=300.0, rope_scaling=dict(type="ntk", factor=8.0)),
+        partial(plain_encoders.gte, turns=2400.0 ** (-np.arange(0, 8, 2) / 8) / 8 ** (2 / 8)),
+    ),
+    "gte, mixed": (
+        "new",
+        BERT | dict(rope_theta=300.0, rope_scaling=dict(type="ntk", factor=8.0, mixed_b=0.625)),
+        partial(
+            plain_encoders.gte,
+            turns=300.0 ** (-np.arange(0, 8, 2) / 8) / np.exp(np.log(8) / 4**0.625 * np.arange(1, 5) ** 0.625),
+        ),
+    ),
+    "gemma3": (
+        "gemma3_text",
+        GEMMA,
+        partial(plain_encoders.gemma, kinds=["sliding", "full", "sliding"], scale=24**0.5),
+    ),
+    "gemma3, both ways": (
+        "gemma3_text",
+        GEMMA
+        | dict(use_bidirectional_attention=True, torch_dtype="bfloat16", sliding_window=5, layer_types=[SLIDING] * 3),
+        partial(plain_encoders.gemma, kinds=["sliding"] * 3, scale=4.90625),
+    ),
     "distilbert": (
         "distilbert",
         dict(vocab_size=WORDS, dim=24, hidden_dim=20, n_heads=3, n_layers=2, max_position_embeddings=20),
@@ -154,6 +230,12 @@ VERIFIED = (
     "electra",
     "albert",
     "mpnet",
+    "modernbert",
+    "jina",
+    "jina, normed",
+    "nomic",
+    "gte",
+    "gemma3, both ways",
     "gpt2",
     "pangu-alpha",
     "llama, yarn",
@@ -338,7 +420,7 @@ def test_settings_have_one_name_in_all_families():
         (
             "llama",
             LLAMA | dict(rope_scaling=dict(type="su")),
-            "rope_type is 'su': it must be one of default, linear, llama3, yarn",
+            "rope_type is 'su': it must be one of default, linear, ntk, llama3, yarn",
         ),
         ("llama", LLAMA | dict(rope_scaling=dict(type="linear")), "'factor' is missing"),
         (
@@ -380,6 +462,37 @@ def test_settings_have_one_name_in_all_families():
         ),
         ("t5", T5 | dict(feed_forward_proj="swish"), "feed_forward_proj is 'swish': it must be relu or gated-gelu"),
         ("gpt_pangu", PANGU | dict(num_layers=0), "num_layers is 0: it must be a whole number from 1"),
+        ("modernbert", MODERN | dict(layer_types=[FULL]), "layer_types is .* as long as there are layers, 3"),
+        ("modernbert", MODERN | dict(local_attention=0), "local_attention is 0: it must be a whole number from 1"),
+        ("modernbert", MODERN | dict(num_attention_heads=5), "num_attention_heads is 5: it must be a divisor of"),
+        (
+            "modernbert",
+            MODERN | dict(rope_parameters=dict(full_attention=7)),
+            "rope_parameters: full_attention is 7: it must be an object",
+        ),
+        (
+            "modernbert",
+            MODERN | dict(rope_parameters=dict(full_attention=dict(rope_type="su"))),
+            "rope_type is 'su': it must be one of default, linear, ntk, llama3, yarn",
+        ),
+        ("jina_bert", BERT, "'position_embedding_type' is missing"),
+        ("jina_bert", JINA | dict(feed_forward_type="original"), "feed_forward_type is 'original': it must be geglu"),
+        ("jina_bert", JINA | dict(num_attention_heads=5), "num_attention_heads is 5: it must be a divisor of"),
+        (
+            "jina_bert_normed",
+            JINA | dict(max_position_embeddings=2**30),
+            "max_position_embeddings is 1073741824: it must be at most 16,777,215 for 4 heads",
+        ),
+        ("nomic_bert", NOMIC | dict(moe_every_n_layers=2), "moe_every_n_layers is 2: it must be 0 or left out"),
+        ("nomic_bert", NOMIC | dict(qkv_proj_bias=True), "qkv_proj_bias is true: it must be false or left out"),
+        ("nomic_bert", NOMIC | dict(activation_function="mish"), "activation_function is 'mish': it must be one of"),
+        ("new", BERT | dict(pack_qkv=False), "pack_qkv is false: it must be true or left out"),
+        ("new", BERT | dict(position_embedding_type="absolute"), "position_embedding_type is 'absolute'"),
+        ("new", BERT | dict(logn_attention_scale=True), "logn_attention_scale is true: it must be false or left out"),
+        ("gemma3_text", GEMMA | dict(sliding_window=None), "sliding_window is null: it must be a whole number, as"),
+        ("gemma3_text", GEMMA | dict(final_logit_softcapping=30.0), "final_logit_softcapping is 30.0: it must be null"),
+        ("gemma3_text", GEMMA | dict(num_key_value_heads=3), "num_key_value_heads is 3: it must be a divisor of"),
+        ("gemma3_text", GEMMA | dict(torch_dtype="int8"), "torch_dtype is 'int8': it must be one of float32"),
         ("electra", BERT, "'embedding_size' is missing"),
         (
             "albert",

@@ -214,6 +214,8 @@ REGISTERED = {
     "bert": "BertTokenizer",
     "distilbert": "BertTokenizer",
     "electra": "BertTokenizer",
+    "nomic_bert": "BertTokenizer",
+    "gte": "XLMRobertaTokenizer",
     "roberta": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
     "gpt2": "GPT2Tokenizer",

@@ -1,14 +1,14 @@
-"""The parts that encoders are made of: products and norms by their names in files, attention with a bias by
-distance."""
+"""The parts that encoders are made of: products and norms by their names in files, embeddings, attention with a bias
+by distance."""
 
 from typing import NamedTuple
 
 from opmatrix.algebra.monoids import softmax
-from opmatrix.algebra.operators import affine, const, diag, heads, layernorm, product, weight
+from opmatrix.algebra.operators import affine, cols, const, diag, given, heads, layernorm, product, weight
 from opmatrix.algebra.positions.patterns import sequence
-from opmatrix.algebra.shapes import LiveSize
+from opmatrix.algebra.shapes import LiveSize, divides, quotient
 from opmatrix.algebra.term import Operator, Value, formula
-from opmatrix.models.config import ArraySource
+from opmatrix.models.config import ArraySource, Settings, wrong
 
 
 class Parts(NamedTuple):
@@ -49,3 +49,27 @@ def attention_nearby(Q: Operator, K: Operator, V: Operator, h: LiveSize, near: O
         return attended
 
     return formula(mixed)
+
+
+def shares(packed: Operator, count: int, n: LiveSize) -> list[Operator]:
+    """Return the products that files store as one: its columns, n of them for each of `count` products."""
+    return [packed @ cols(share * n, (share + 1) * n, count * n) for share in range(count)]
+
+
+def words_and_kinds(config: Settings, parts: Parts, norm: str) -> Operator:
+    """Build embeddings of tokens and of kinds, if there are any, behind the norm of this name. Positions have no
+    table."""
+    n, kinds = config["hidden_size"], config["type_vocab_size"]
+    embed = parts.plain("embeddings.word_embeddings", config["vocab_size"], n)
+    if kinds:
+        embed = embed + given("kinds", kinds) @ parts.plain("embeddings.token_type_embeddings", kinds, n)
+    return embed @ parts.norm(norm, n)
+
+
+def head_columns(config: Settings) -> LiveSize:
+    """Return the columns of a head: `head_dim`, or a share of hidden_size for each head. Raises InputError where heads
+    do not divide it."""
+    n, h = config["hidden_size"], config["num_attention_heads"]
+    if not divides(h, n):
+        raise wrong("num_attention_heads", h, f"a divisor of hidden_size, {n}")
+    return config.get("head_dim") or quotient(n, h)
