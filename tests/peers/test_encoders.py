@@ -1,6 +1,9 @@
 """Random encoders of transformers, as save_pretrained writes them: rows of ragged batches beside those of a padded
 batch there, at small odd sizes and at those of published models, by float64 and by the exact program."""
 
+from itertools import pairwise
+
+import checkpoints
 import numpy as np
 import pytest
 from searched import structure
@@ -60,6 +63,12 @@ CASES = {  # the words that classes begin and end with, three configs
         | dict(head_dim=64, num_key_value_heads=4, sliding_window=16, use_bidirectional_attention=True)
         | dict(query_pre_attn_scalar=64, layer_types=["sliding_attention", "full_attention"]),
     ),
+    "Qwen3": (
+        "Model",
+        SMALL | dict(head_dim=14, num_key_value_heads=1),
+        ODD | dict(head_dim=8, num_key_value_heads=5, attention_bias=True),
+        REAL | dict(head_dim=64, num_key_value_heads=4),
+    ),
     "Camembert": ("ForMaskedLM", SMALL, ODD | dict(hidden_act="relu"), REAL),
 }
 SAVED = [(stem, size) for stem in CASES for size in ("small", "odd", "real")]
@@ -89,7 +98,7 @@ def theirs(model, batch):
     """The last hidden states of a batch that is padded to its longest text."""
     rows = [one.tokens for one in batch]
     longest = max(map(len, rows))
-    padding = model.config.pad_token_id
+    padding = model.config.pad_token_id or 0
     tokens = torch.tensor([[*row, *[padding] * (longest - len(row))] for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
     with torch.no_grad():
@@ -110,3 +119,17 @@ def test_rows_are_those_of_transformers(rng, tmp_path, stem, size):
     assert relative(dense(operator, batch), wanted) < 1e-5
     program, _ = structure(operator, EXACT_LAWS, batch=batch).program({})
     assert relative(program.run(batch), wanted) < 1e-5
+
+
+@pytest.mark.parametrize("stem", ["Qwen3", "Gemma3Text", "ModernBert"])
+@pytest.mark.parametrize("mode", ["lasttoken", "mean"])
+def test_embeddings_are_those_that_files_declare(rng, tmp_path, stem, mode):
+    """Of a model with a head, too: a Qwen3 that embeds is a language model by its class."""
+    model = written(tmp_path, stem, "odd")
+    checkpoints.pool(tmp_path, mode)
+    batch = Batch([rng.integers(FIRST, WORDS, length) for length in LENGTHS])
+    rows = theirs(model, batch)
+    texts = [rows[lo:hi] for lo, hi in pairwise(batch.starts)]
+    pooled = np.stack([text[-1] if mode == "lasttoken" else text.mean(0) for text in texts])
+    wanted = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+    assert relative(dense(open_model(tmp_path).operator(pooled=True), batch), wanted) < 1e-5
