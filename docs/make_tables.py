@@ -13,7 +13,8 @@ from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import MONOIDS
 from opmatrix.algebra.term import KINDS, PROPERTIES, Kind
 from opmatrix.autodiff import backward_kinds as backward_kinds
-from opmatrix.models import activated, known, normalise_config, parameters
+from opmatrix.models import FAMILIES, activated, known, normalise_config, parameters
+from opmatrix.models.config import TensorNames
 from opmatrix.parallel.axes.axis_strategy import AxisStrategy
 from opmatrix.parallel.axes.known_axes import AXES, STRATEGIES
 from opmatrix.parallel.axes.parallel_axis import ParallelAxis
@@ -111,6 +112,14 @@ def describe_model(name: str) -> list[str]:
         model.outside,
         model.source,
     ]
+
+
+def describe_family(name: str) -> list[str]:
+    """A row of the families."""
+    family: Any = FAMILIES[name]
+    trained = getattr(family, "layout", TensorNames()).trained
+    keys = [code(key.called or common) for common, key in getattr(family, "keys", {}).items()]
+    return [name, code(f"{family.__module__.replace('.', '/')}.py"), ", ".join(map(code, trained)), ", ".join(keys)]
 
 
 def describe_experts(sizes: Mapping[str, Any]) -> str:
@@ -250,6 +259,11 @@ def tables() -> str:
                         ]
                         for each in SCHEDULES.values()
                     ),
+                ),
+                table(
+                    "Families of models",
+                    "model_type, file, parts on top that only trained it, keys of its config",
+                    map(describe_family, sorted(FAMILIES, key=str.lower)),
                 ),
                 table(
                     "Well-known models, by their published sizes",

@@ -18,6 +18,7 @@ SIZES = dict(
     max_position_embeddings=POSITIONS,
 )
 DECODER = SIZES | dict(num_key_value_heads=1, bos_token_id=None, eos_token_id=None)
+MODERN = dict(bos_token_id=0, eos_token_id=1, pad_token_id=2, cls_token_id=0, sep_token_id=1, local_attention=8)
 GPT2 = dict(vocab_size=ROWS, n_embd=24, n_layer=2, n_head=3, n_positions=POSITIONS, bos_token_id=1, eos_token_id=1)
 EXPERTS = DECODER | dict(moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2)
 
@@ -105,6 +106,26 @@ def xlm_words() -> Any:
     return transformers.XLMRobertaTokenizer(vocab=unigrams(["<s>", "<pad>", "</s>", "<unk>", "<mask>"]))
 
 
+def camembert_words() -> Any:
+    import transformers
+
+    return transformers.CamembertTokenizer(vocab=unigrams(["<s>", "<pad>", "</s>", "<unk>", "<mask>"]))
+
+
+def albert_words() -> Any:
+    import transformers
+
+    return transformers.AlbertTokenizer(vocab=unigrams(["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]))
+
+
+def mpnet_words() -> Any:
+    import transformers
+
+    special = ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"]
+    words = {word: place for place, word in enumerate([*special, *WORDS, *map(chr, range(ord("b"), ord("z") + 1))])}
+    return transformers.MPNetTokenizer(vocab=words)
+
+
 T5 = dict(vocab_size=ROWS, d_model=24, d_kv=8, d_ff=20, num_layers=2, num_heads=3)
 DISTIL = dict(vocab_size=ROWS, dim=24, hidden_dim=20, n_layers=2, n_heads=3, max_position_embeddings=POSITIONS)
 SAVED = {
@@ -118,6 +139,24 @@ SAVED = {
     ),
     "roberta, embeds": SavedFamily(
         "Roberta", "Model", SIZES | dict(max_position_embeddings=POSITIONS + 2), roberta_words, older=True, embeds=True
+    ),
+    "xlm-roberta": SavedFamily(
+        "XLMRoberta", "ForMaskedLM", SIZES | dict(max_position_embeddings=POSITIONS + 2, type_vocab_size=1), xlm_words
+    ),
+    "camembert": SavedFamily(
+        "Camembert", "Model", SIZES | dict(max_position_embeddings=POSITIONS + 2), camembert_words, embeds=True
+    ),
+    "electra": SavedFamily("Electra", "ForPreTraining", SIZES | dict(embedding_size=10), bert_words),
+    "albert": SavedFamily("Albert", "ForMaskedLM", SIZES | dict(embedding_size=10), albert_words),
+    "mpnet": SavedFamily("MPNet", "Model", SIZES | dict(max_position_embeddings=POSITIONS + 2), mpnet_words),
+    "modernbert": SavedFamily("ModernBert", "ForMaskedLM", SIZES | MODERN, plain_words),
+    "nomic_bert": SavedFamily("NomicBert", "Model", SIZES, bert_words),
+    "gte": SavedFamily("Gte", "Model", SIZES, xlm_words),
+    "gemma3_text": SavedFamily(
+        "Gemma3Text",
+        "Model",
+        DECODER | dict(head_dim=8, sliding_window=6, use_bidirectional_attention=True),
+        plain_words,
     ),
     "t5": SavedFamily("T5", "EncoderModel", T5, t5_words),
     "gpt2": SavedFamily("GPT2", "LMHeadModel", GPT2, gpt2_words),

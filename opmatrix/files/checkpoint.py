@@ -94,7 +94,8 @@ class Checkpoint:
         """Open a checkpoint. Raises InputError if the directory, its config.json or its weights are missing or damaged,
         if no model family is known by the config's `model_type`, or if the family does not allow an entry of the
         config."""
-        from opmatrix.models import check, named_family
+        from opmatrix.models import FAMILIES, check, named_family
+        from opmatrix.models.signs import tell_family
 
         directory = Path(directory)
         if isfile(directory):
@@ -113,6 +114,8 @@ class Checkpoint:
             )
         config = Config(directory / CONFIG)
         with config.named():
+            if family := tell_family(config, FAMILIES, partial(listing, directory)):
+                config["model_type"] = family
             named_family(config)
             config.fill()
             check(config)

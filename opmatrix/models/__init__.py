@@ -9,9 +9,16 @@ from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.operators import weight
 from opmatrix.algebra.shapes import LiveSize, as_int, expression
 from opmatrix.algebra.term import Operator
-from opmatrix.models.bert import bert, distilbert, roberta, t5
 from opmatrix.models.config import ArraySource, Family, Settings, TensorNames, one_of, refuse_names, settings
 from opmatrix.models.deepseek import deepseek_v3
+from opmatrix.models.encoders.bert import bert, distilbert, roberta, t5
+from opmatrix.models.encoders.gemma import gemma3_text
+from opmatrix.models.encoders.gte import gte, gte_published
+from opmatrix.models.encoders.jina import jina_bert, jina_bert_normed
+from opmatrix.models.encoders.modernbert import modernbert
+from opmatrix.models.encoders.mpnet import mpnet
+from opmatrix.models.encoders.narrow_tables import albert, electra
+from opmatrix.models.encoders.nomic import nomic_bert
 from opmatrix.models.experts import read_shares
 from opmatrix.models.gpt2 import bloom, gpt2
 from opmatrix.models.llama import llama
@@ -28,7 +35,19 @@ __all__ = ["FAMILIES", "build", "promised"]
 FAMILIES: dict[str, Family] = {  # families by the config's model_type
     "bert": bert,
     "roberta": roberta,
+    "xlm-roberta": roberta,
+    "camembert": roberta,
     "distilbert": distilbert,
+    "electra": electra,
+    "albert": albert,
+    "mpnet": mpnet,
+    "modernbert": modernbert,
+    "jina_bert": jina_bert,
+    "jina_bert_normed": jina_bert_normed,
+    "nomic_bert": nomic_bert,
+    "gte": gte,
+    "new": gte_published,
+    "gemma3_text": gemma3_text,
     "gpt2": gpt2,
     "gpt_pangu": pangu_alpha,
     "llama": llama,

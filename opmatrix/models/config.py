@@ -201,5 +201,26 @@ def spelt(value: object) -> str:
     return {None: "null", True: "true", False: "false"}[value] if value is None or type(value) is bool else repr(value)
 
 
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers: attention to all, or within a window
+LAYER_TYPES = optional(
+    Key(
+        f"a list of {FULL} and {SLIDING}",
+        lambda kinds: isinstance(kinds, list) and all(kind in (FULL, SLIDING) for kind in kinds),
+    )
+)
+
+
+def kinds_of_layers(config: Settings, usual: Callable[[int], str]) -> list[str]:
+    """Return the kind of each layer: those that `layer_types` lists, else the `usual` one of its number. Raises
+    InputError for a list of another length."""
+    kinds: list[str] | None = config["layer_types"]
+    layers = config["num_hidden_layers"]
+    if kinds is None:
+        return [usual(l) for l in range(layers)]
+    if len(kinds) != layers:
+        raise wrong("layer_types", kinds, f"as long as there are layers, {layers}")
+    return kinds
+
+
 NOT_QUANTISED = never({}, "weights are read as plain numbers, so save the model dequantised")  # quantization_config
 ALONE = never(False, "a program has one input, so cross-attention is not supported")  # add_cross_attention

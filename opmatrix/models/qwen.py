@@ -5,20 +5,28 @@ from collections.abc import Callable
 
 from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.term import Operator
-from opmatrix.models.config import ArraySource, Key, Settings, declares, dimension, flag, optional, whole, wrong
+from opmatrix.models.config import (
+    FULL,
+    LAYER_TYPES,
+    SLIDING,
+    ArraySource,
+    Settings,
+    declares,
+    dimension,
+    flag,
+    kinds_of_layers,
+    optional,
+    whole,
+    wrong,
+)
 from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder
 from opmatrix.models.mistral import looking_back
 
-LAYER_TYPES = {"full_attention": False, "sliding_attention": True}  # true if a layer has the window
-LISTED = Key(
-    f"a list of {' and '.join(LAYER_TYPES)}",
-    lambda kinds: isinstance(kinds, list) and all(type(k) is str and k in LAYER_TYPES for k in kinds),
-)
 WINDOWS = dict(
     use_sliding_window=flag(False),
     sliding_window=optional(whole()),
     max_window_layers=whole(0, default=28),
-    layer_types=optional(LISTED),
+    layer_types=LAYER_TYPES,
 )
 
 
@@ -26,14 +34,10 @@ def windows(config: Settings) -> Callable[[int], Pattern]:
     """Return the pattern of each layer, as a function of the layer's number. Raises InputError for layer types that do
     not fit."""
     seen = config["sliding_window"] if config["use_sliding_window"] else None
-    kinds, layers = config["layer_types"], config["num_hidden_layers"]
-    if kinds is None:
-        return lambda l: looking_back(seen if l >= config["max_window_layers"] else None)
-    if len(kinds) != layers:
-        raise wrong("layer_types", kinds, f"as long as there are layers, {layers}")
-    if seen is None and "sliding_attention" in kinds:
+    kinds = kinds_of_layers(config, lambda l: SLIDING if seen and l >= config["max_window_layers"] else FULL)
+    if seen is None and SLIDING in kinds:
         raise wrong("sliding_window", seen, "a whole number, as layer_types require")
-    return lambda l: looking_back(seen if LAYER_TYPES[kinds[l]] else None)
+    return lambda l: looking_back(seen if kinds[l] == SLIDING else None)
 
 
 @declares(LAYOUT, **LLAMA_KEYS, **WINDOWS)

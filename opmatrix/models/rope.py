@@ -25,6 +25,10 @@ ROPE_KEYS = dict(
 )
 
 
+# keys of a rotation that families do not have whose kinds of layers each have an object of their own
+PLAIN_ROPE = dict(partial_rotary_factor=1.0, rope_scaling=None, original_max_position_embeddings=None)
+
+
 def keep_turns(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, float]:
     """Return the frequencies as they are, with scores scaled by 1."""
     return turns, 1.0
@@ -73,11 +77,20 @@ def yarn(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, 
     return turns * (1 - slow + slow / said["factor"]), scale
 
 
+def ntk(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, float]:
+    """Turn each column slower than the one before, the last one by the factor: a larger base (bloc97 2023), of which
+    the first column gets its share, too. With `mixed_b` logarithms of these factors grow by that power of the column's
+    number."""
+    number = np.arange(1, len(turns) + 1) / len(turns)
+    return turns / said["factor"] ** number ** (said["mixed_b"] or 1), 1.0
+
+
 FACTOR = dict(factor=real(1, 1e6))
 Scaling: TypeAlias = Callable[[Frequencies, float, Settings], tuple[Frequencies, float]]
 ROPE_TYPES: dict[str, tuple[Scaling, dict[str, Key]]] = {  # rope_type -> function of the frequencies, its keys
     "default": (keep_turns, {}),
     "linear": (interpolate, FACTOR),
+    "ntk": (ntk, FACTOR | dict(mixed_b=optional(real(1e-6, 1e6)))),
     "llama3": (llama3, FACTOR | dict(low_freq_factor=real(1e-6, 1e6), high_freq_factor=real(1e-6, 1e6))),
     "yarn": (
         yarn,
@@ -120,6 +133,15 @@ def rope(config: Settings, d: LiveSize) -> Operator:
     return rotation
 
 
+def rope_of(config: Settings, d: LiveSize, kind: str, base: float) -> Operator:
+    """Build the rotation of heads of d columns in layers of a kind: by the object under its name in `rope_parameters`,
+    or with this base. Raises InputError as `rope`."""
+    stated = (config["rope_parameters"] or {}).get(kind)
+    if not OBJECT.holds(stated):
+        raise wrong(f"rope_parameters: {kind}", stated, OBJECT.allowed)
+    return rope({**config} | dict(rope_theta=base, **PLAIN_ROPE) | dict(rope_parameters=stated), d)
+
+
 def rotation_settings(config: Settings) -> dict[str, object]:
     """Return the settings of a rotation, from wherever a config has them."""
     stated = {name: config[name] for name in ("rope_theta", "partial_rotary_factor")}
@@ -132,7 +154,8 @@ def held_positions(config: Settings) -> int:
     """Return how many positions of a model its tables hold: of contexts of millions of tokens the first, as many as fit
     into memory, which serve shorter texts as well."""
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    turning = int(width * (rotation_settings(config)["partial_rotary_factor"] or 1))
+    share = rotation_settings(config)["partial_rotary_factor"] if "partial_rotary_factor" in config else 1
+    turning = int(width * (share or 1))
     return int(min(config["max_position_embeddings"], MAX_TABLE_NUMBERS // max(turning, 1)))
 
 

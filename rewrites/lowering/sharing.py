@@ -10,15 +10,17 @@ from opmatrix.algebra.data import Data
 from rewrites.egraph.layers import Part
 from rewrites.extraction import Extraction, Node, Problem
 from rewrites.lowering.kernel_matches import leaf
-from rewrites.lowering.lower import ByPosition, Content, Lowering, Stored, TermArray, Use
+from rewrites.lowering.lower import ByPosition, Content, Lowering, Row, Stored, TermArray, Use
 from rewrites.lowering.uncovered import read_array
 
 
 def find_shared(lowering: Lowering, cls: Hashable) -> Hashable:
     """Return the content of a stored class that another part may read, too: tables of positions, arrays of terms, and,
-    where the model has leaves in several places, weights. None where it belongs to its part alone."""
+    where the model has leaves in several places, weights and rows. None where it belongs to its part alone."""
     if isinstance(cls, Stored):
         return lowering.content(cls) if lowering.tied else None
+    if isinstance(cls, Row):
+        return lowering.terms[cls.constant] if lowering.tied else None
     if isinstance(cls, TermArray):
         return read_array(lowering.template.values, *cls)
     return tuple(lowering.tables(cls.cls)) if isinstance(cls, ByPosition) else None

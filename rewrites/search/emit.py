@@ -200,7 +200,10 @@ class Emitter:
     def _row(self, lowering: Lowering, cls: int, columns: int) -> str:
         """Return a constant row, over `columns` columns where it is one number."""
         width = columns if lowering.columns(cls) == 1 else lowering.columns(cls)
-        return self._constant((self.part, Spread(cls, width)), partial(vector, lowering, cls, width))
+        row = Spread(cls, width)
+        same = lowering.tied and not lowering.promised(cls)  # a layer that is applied again reads these rows again
+        key: ConstantKey = (ANYWHERE, (lowering.terms[cls], width)) if same else (self.part, row)
+        return self._constant(key, partial(vector, lowering, cls, width), row)
 
     def _operand(self, wanted: object, cls: int) -> str:
         """Return the buffer of a value, as one of this type."""

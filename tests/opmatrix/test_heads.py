@@ -29,10 +29,33 @@ HARMLESS = {
         "Contriever": POOLED,
     },
     "roberta": {"RobertaModel": POOLED, "RobertaForMaskedLM": ["lm_head.dense.weight", "lm_head.bias"]},
+    "xlm-roberta": {"XLMRobertaModel": POOLED, "XLMRobertaForMaskedLM": ["lm_head.layer_norm.bias"]},
+    "camembert": {"CamembertModel": POOLED, "CamembertForMaskedLM": ["lm_head.dense.weight", "lm_head.bias"]},
     "distilbert": {
         "DistilBertModel": [],
         "DistilBertForMaskedLM": ["vocab_transform.weight", "vocab_layer_norm.weight", "vocab_projector.bias"],
     },
+    "electra": {
+        "ElectraModel": [],
+        "ElectraForPreTraining": ["discriminator_predictions.dense_prediction.weight"],
+        "ElectraForMaskedLM": ["generator_predictions.dense.weight", "generator_lm_head.bias"],
+    },
+    "albert": {
+        "AlbertModel": ["pooler.weight"],
+        "AlbertForMaskedLM": ["predictions.dense.weight"],
+        "AlbertForPreTraining": ["pooler.bias", "predictions.bias", "sop_classifier.classifier.weight"],
+    },
+    "mpnet": {"MPNetModel": POOLED, "MPNetForMaskedLM": ["lm_head.layer_norm.weight"]},
+    "modernbert": {
+        "ModernBertModel": [],
+        "ModernBertForMaskedLM": ["head.dense.weight", "head.norm.weight", "decoder.bias"],
+    },
+    "nomic_bert": {"NomicBertModel": [], "NomicBertForMaskedLM": ["cls.predictions.bias"]},
+    "gte": {"GteModel": POOLED, "GteForMaskedLM": ["lm_head.dense.weight", "lm_head.decoder.bias"]},
+    "new": {"NewModel": POOLED, "NewForMaskedLM": ["lm_head.dense.weight"]},
+    "jina_bert": {"JinaBertModel": POOLED, "JinaBertForMaskedLM": ["cls.predictions.decoder.weight"]},
+    "jina_bert_normed": {"JinaBertModel": POOLED},
+    "gemma3_text": {"Gemma3TextModel": []},
     "gpt2": {"GPT2Model": []},
     "llama": {"LlamaModel": []},
     "mistral": {"MistralModel": []},
@@ -51,7 +74,19 @@ DECODERS = {"SequenceClassification": ["score.weight"], "TokenClassification": [
 STEMS = {
     "bert": "Bert",
     "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+    "camembert": "Camembert",
     "distilbert": "DistilBert",
+    "electra": "Electra",
+    "albert": "Albert",
+    "mpnet": "MPNet",
+    "modernbert": "ModernBert",
+    "nomic_bert": "NomicBert",
+    "gte": "Gte",
+    "new": "New",
+    "jina_bert": "JinaBert",
+    "jina_bert_normed": "JinaBert",
+    "gemma3_text": "Gemma3Text",
     "gpt2": "GPT2",
     "llama": "Llama",
     "mistral": "Mistral",
@@ -63,7 +98,7 @@ STEMS = {
 ANSWERING = {
     family: {
         f"{stem}For{task}": names
-        for task, names in (ENCODERS if "Bert" in stem or "Roberta" in stem else DECODERS).items()
+        for task, names in (DECODERS if layout(CONFIGS[family] | {"model_type": family}).table else ENCODERS).items()
     }
     for family, stem in STEMS.items()
 }

@@ -60,6 +60,18 @@ CASES = {
     "bert": BERT,
     "bert, a decoder": BERT | dict(is_decoder=True),
     "roberta": BERT | dict(model_type="roberta"),
+    "xlm-roberta": BERT | dict(model_type="xlm-roberta"),
+    "electra": BERT | dict(model_type="electra", embedding_size="f"),
+    "albert": BERT | dict(model_type="albert", embedding_size="f", num_hidden_groups=1, inner_group_num=1),
+    "mpnet": BERT | dict(model_type="mpnet"),
+    "modernbert": BERT | dict(model_type="modernbert"),
+    "jina": BERT | dict(model_type="jina_bert", position_embedding_type="alibi"),
+    "jina, normed": BERT | dict(model_type="jina_bert_normed", position_embedding_type="alibi"),
+    "nomic": BERT | dict(model_type="nomic_bert"),
+    "gte": BERT | dict(model_type="gte"),
+    "gte, published": BERT
+    | dict(model_type="new", type_vocab_size=0, rope_scaling=dict(type="ntk", factor=4.0), rope_theta=7.0),
+    "gemma3": LLAMA | dict(model_type="gemma3_text", head_dim="d", sliding_window=5),
     "distilbert": dict(
         model_type="distilbert",
         vocab_size="v",

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import plain
+import plain_encoders
 import pytest
 from searched import KINDS, structure
 
@@ -57,6 +58,39 @@ T5 = dict(
     relative_attention_max_distance=16,
     n_positions=20,
 )
+ALBERT = BERT | dict(embedding_size=10, num_hidden_groups=1, inner_group_num=1, num_hidden_layers=3)
+MODERN = dict(
+    vocab_size=WORDS,
+    hidden_size=24,
+    intermediate_size=20,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    max_position_embeddings=20,
+    norm_eps=1e-5,
+    local_attention=5,
+    global_rope_theta=300.0,
+    local_rope_theta=10.0,
+)
+JINA = BERT | dict(num_attention_heads=4, position_embedding_type="alibi")
+NOMIC = dict(
+    vocab_size=WORDS,
+    n_embd=24,
+    n_inner=20,
+    n_layer=2,
+    n_head=3,
+    n_positions=20,
+    type_vocab_size=2,
+    layer_norm_epsilon=1e-5,
+)  # as it was published
+GEMMA = LLAMA | dict(
+    num_hidden_layers=3,
+    head_dim=8,
+    query_pre_attn_scalar=6,
+    sliding_window=3,
+    sliding_window_pattern=2,
+    rope_local_base_freq=10.0,
+)
+FULL, SLIDING = "full_attention", "sliding_attention"
 TURNS = 300.0 ** (-np.arange(0, 6, 2) / 6)  # of heads of 6 columns
 
 
@@ -81,6 +115,65 @@ def yarn():
 
 CASES = {  # a family, its config, and the same in numpy
     "roberta": ("roberta", BERT, plain.roberta),
+    "xlm-roberta": ("xlm-roberta", BERT | dict(pad_token_id=0), partial(plain.roberta, first=1)),
+    "camembert": ("camembert", BERT, plain.roberta),
+    "electra": (
+        "electra",
+        BERT | dict(embedding_size=10),
+        partial(plain_encoders.bert, projection="embeddings_project"),
+    ),
+    "electra, as wide": ("electra", BERT | dict(embedding_size=24, hidden_act="relu"), plain_encoders.bert),
+    "albert": ("albert", ALBERT, plain_encoders.albert),
+    "albert, groups": (
+        "albert",
+        ALBERT | dict(num_hidden_layers=5, num_hidden_groups=2, inner_group_num=2),
+        plain_encoders.albert,
+    ),
+    "mpnet": ("mpnet", {key: BERT[key] for key in BERT if key != "type_vocab_size"}, plain_encoders.mpnet),
+    "modernbert": ("modernbert", MODERN, plain_encoders.modernbert),
+    "modernbert, kinds listed": (
+        "modernbert",
+        MODERN | dict(layer_types=[SLIDING, FULL, SLIDING], global_attn_every_n_layers=2, norm_bias=True),
+        lambda c, w, tokens: plain_encoders.modernbert(c, w, tokens, [SLIDING, FULL, SLIDING]),
+    ),
+    "jina": ("jina_bert", JINA, plain_encoders.jina),
+    "jina, three heads": (
+        "jina_bert",
+        JINA | dict(num_attention_heads=3, feed_forward_type="reglu"),
+        plain_encoders.jina,
+    ),
+    "jina, normed": ("jina_bert_normed", JINA, plain_encoders.jina),
+    "nomic": ("nomic_bert", BERT, plain_encoders.nomic),
+    "nomic, published": (
+        "nomic_bert",
+        NOMIC | dict(rotary_emb_base=300, activation_function="geglu"),
+        partial(plain_encoders.nomic, base=300.0, act=plain.GELU),
+    ),
+    "gte": ("gte", BERT, plain_encoders.gte),
+    "gte, published": (
+        "new",
+        BERT | dict(type_vocab_size=0, rope_theta=300.0, rope_scaling=dict(type="ntk", factor=8.0)),
+        partial(plain_encoders.gte, turns=2400.0 ** (-np.arange(0, 8, 2) / 8) / 8 ** (2 / 8)),
+    ),
+    "gte, mixed": (
+        "new",
+        BERT | dict(rope_theta=300.0, rope_scaling=dict(type="ntk", factor=8.0, mixed_b=0.625)),
+        partial(
+            plain_encoders.gte,
+            turns=300.0 ** (-np.arange(0, 8, 2) / 8) / np.exp(np.log(8) / 4**0.625 * np.arange(1, 5) ** 0.625),
+        ),
+    ),
+    "gemma3": (
+        "gemma3_text",
+        GEMMA,
+        partial(plain_encoders.gemma, kinds=["sliding", "full", "sliding"], scale=24**0.5),
+    ),
+    "gemma3, both ways": (
+        "gemma3_text",
+        GEMMA
+        | dict(use_bidirectional_attention=True, torch_dtype="bfloat16", sliding_window=5, layer_types=[SLIDING] * 3),
+        partial(plain_encoders.gemma, kinds=["sliding"] * 3, scale=4.90625),
+    ),
     "distilbert": (
         "distilbert",
         dict(vocab_size=WORDS, dim=24, hidden_dim=20, n_heads=3, n_layers=2, max_position_embeddings=20),
@@ -134,6 +227,15 @@ CASES = {  # a family, its config, and the same in numpy
 VERIFIED = (
     "roberta",
     "distilbert",
+    "electra",
+    "albert",
+    "mpnet",
+    "modernbert",
+    "jina",
+    "jina, normed",
+    "nomic",
+    "gte",
+    "gemma3, both ways",
     "gpt2",
     "pangu-alpha",
     "llama, yarn",
@@ -219,6 +321,23 @@ def verified(operator):
     return {kind: program for kind, (program, _) in programs.items()}
 
 
+def test_layers_of_one_operator_are_stored_and_searched_once():
+    """Six layers of ALBERT take the bytes, the graphs and the constants of two, and three times the time of one."""
+    config = ALBERT | dict(model_type="albert")
+    found = {
+        count: structure(build(config | dict(num_hidden_layers=count), made(config)), batch=RAGGED)
+        for count in (1, 2, 6)
+    }
+    programs = {count: one.program({})[0] for count, one in found.items()}
+    stored = {count: sum(each.nbytes for each in one.constants.values()) for count, one in programs.items()}
+    assert stored[1] == stored[2] == stored[6] == found[6].memory == found[1].memory
+    assert len({id(lowering.graph) for lowering in found[6].lowerings}) == 2 and len(found[6].lowerings) == 7
+    layer = found[2].time - found[1].time
+    assert np.isclose(found[6].time - found[2].time, 4 * layer, rtol=0.05)
+    wanted = dense(build(config | dict(num_hidden_layers=6), made(config)), RAGGED)
+    assert np.abs(programs[6].run(RAGGED) - wanted).max() < 1e-5 * np.abs(wanted).max()
+
+
 def test_a_bloom_by_the_names_of_published_configs():
     """As bigscience/bloom-560m says them."""
     older = dict(
@@ -276,6 +395,22 @@ def test_layers_of_qwen_say_who_has_the_window():
     assert build(listed, at) is build(listed | dict(layer_types=None, max_window_layers=1), at)
 
 
+@pytest.mark.parametrize("case", ["modernbert", "gemma3"])
+def test_configs_of_older_and_newer_versions_build_one_operator(case):
+    """Bases and kinds of layers by keys of their own, or in objects and lists, as transformers 5 saves them."""
+    family, older, _ = CASES[case]
+    wide, near, kinds = {
+        "modernbert": ("global_rope_theta", "local_rope_theta", [FULL, SLIDING, SLIDING]),
+        "gemma3": ("rope_theta", "rope_local_base_freq", [SLIDING, FULL, SLIDING]),
+    }[case]
+    spelt = {kind: dict(rope_type="default", rope_theta=older[base]) for kind, base in ((FULL, wide), (SLIDING, near))}
+    dropped = (wide, near, "sliding_window_pattern")
+    newer = {key: value for key, value in older.items() if key not in dropped}
+    newer |= dict(rope_parameters=spelt, layer_types=kinds, model_type=family)
+    at = made(older)
+    assert build(newer, at) is build(older | dict(model_type=family), at)
+
+
 def test_every_name_is_asked_for_once():
     for family, config, _ in CASES.values():
         asked = []
@@ -318,7 +453,7 @@ def test_settings_have_one_name_in_all_families():
         (
             "llama",
             LLAMA | dict(rope_scaling=dict(type="su")),
-            "rope_type is 'su': it must be one of default, linear, llama3, yarn",
+            "rope_type is 'su': it must be one of default, linear, ntk, llama3, yarn",
         ),
         ("llama", LLAMA | dict(rope_scaling=dict(type="linear")), "'factor' is missing"),
         (
@@ -360,6 +495,59 @@ def test_settings_have_one_name_in_all_families():
         ),
         ("t5", T5 | dict(feed_forward_proj="swish"), "feed_forward_proj is 'swish': it must be relu or gated-gelu"),
         ("gpt_pangu", PANGU | dict(num_layers=0), "num_layers is 0: it must be a whole number from 1"),
+        ("modernbert", MODERN | dict(layer_types=[FULL]), "layer_types is .* as long as there are layers, 3"),
+        ("modernbert", MODERN | dict(local_attention=0), "local_attention is 0: it must be a whole number from 1"),
+        ("modernbert", MODERN | dict(num_attention_heads=5), "num_attention_heads is 5: it must be a divisor of"),
+        (
+            "modernbert",
+            MODERN | dict(rope_parameters=dict(full_attention=7)),
+            "rope_parameters: full_attention is 7: it must be an object",
+        ),
+        (
+            "modernbert",
+            MODERN | dict(rope_parameters=dict(full_attention=dict(rope_type="su"))),
+            "rope_type is 'su': it must be one of default, linear, ntk, llama3, yarn",
+        ),
+        ("jina_bert", BERT, "'position_embedding_type' is missing"),
+        ("jina_bert", JINA | dict(feed_forward_type="original"), "feed_forward_type is 'original': it must be geglu"),
+        ("jina_bert", JINA | dict(num_attention_heads=5), "num_attention_heads is 5: it must be a divisor of"),
+        (
+            "jina_bert_normed",
+            JINA | dict(max_position_embeddings=2**30),
+            "max_position_embeddings is 1073741824: it must be at most 16,777,215 for 4 heads",
+        ),
+        ("nomic_bert", NOMIC | dict(moe_every_n_layers=2), "moe_every_n_layers is 2: it must be 0 or left out"),
+        ("nomic_bert", NOMIC | dict(qkv_proj_bias=True), "qkv_proj_bias is true: it must be false or left out"),
+        ("nomic_bert", NOMIC | dict(activation_function="mish"), "activation_function is 'mish': it must be one of"),
+        ("new", BERT | dict(pack_qkv=False), "pack_qkv is false: it must be true or left out"),
+        ("new", BERT | dict(position_embedding_type="absolute"), "position_embedding_type is 'absolute'"),
+        ("new", BERT | dict(logn_attention_scale=True), "logn_attention_scale is true: it must be false or left out"),
+        ("gemma3_text", GEMMA | dict(sliding_window=None), "sliding_window is null: it must be a whole number, as"),
+        ("gemma3_text", GEMMA | dict(final_logit_softcapping=30.0), "final_logit_softcapping is 30.0: it must be null"),
+        ("gemma3_text", GEMMA | dict(num_key_value_heads=3), "num_key_value_heads is 3: it must be a divisor of"),
+        ("gemma3_text", GEMMA | dict(torch_dtype="int8"), "torch_dtype is 'int8': it must be one of float32"),
+        ("electra", BERT, "'embedding_size' is missing"),
+        (
+            "albert",
+            ALBERT | dict(num_hidden_groups=4),
+            "num_hidden_groups is 4: it must be at most num_hidden_layers, 3",
+        ),
+        ("albert", ALBERT | dict(inner_group_num=0), "inner_group_num is 0: it must be a whole number from 1"),
+        (
+            "albert",
+            ALBERT | dict(num_attention_heads=5),
+            "num_attention_heads is 5: it must be a divisor of hidden_size, 24",
+        ),
+        (
+            "mpnet",
+            BERT | dict(relative_attention_num_buckets=16),
+            "relative_attention_num_buckets is 16: it must be 32 or left out",
+        ),
+        (
+            "mpnet",
+            BERT | dict(max_position_embeddings=2),
+            "max_position_embeddings is 2: it must be more than 2, as positions begin behind the padding",
+        ),
         (
             "roberta",
             BERT | dict(max_position_embeddings=2),

@@ -213,7 +213,11 @@ PLAIN_CLASS = "TokenizersBackend"
 REGISTERED = {
     "bert": "BertTokenizer",
     "distilbert": "BertTokenizer",
+    "electra": "BertTokenizer",
+    "nomic_bert": "BertTokenizer",
+    "gte": "XLMRobertaTokenizer",
     "roberta": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
     "gpt2": "GPT2Tokenizer",
     "t5": "T5Tokenizer",
     **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), "Qwen2Tokenizer"),

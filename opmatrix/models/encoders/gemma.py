@@ -1,0 +1,161 @@
+"""The text model of Gemma 3 (Gemma Team 2025), and EmbeddingGemma (Schechter Vera et al. 2025), which is one that looks
+both ways. A layer has four norms, whose gains are stored less one; most layers see a window, with a base of rotations
+of their own. Rows of tokens are scaled by √n, a number of the files' number type."""
+
+from collections.abc import Callable
+from functools import reduce
+from operator import matmul
+from typing import Any
+
+import numpy as np
+
+from formats.storage.bf16 import nearest, widen_bits
+from opmatrix.algebra.data import Data, Promised
+from opmatrix.algebra.operators import ACTIVATIONS, I, diag, grouped, rmsnorm, weight
+from opmatrix.algebra.positions.patterns import Pattern, sequence, window
+from opmatrix.algebra.shapes import LiveSize, certain, divides
+from opmatrix.algebra.term import Operator
+from opmatrix.models import rope
+from opmatrix.models.config import (
+    FULL,
+    LAYER_TYPES,
+    NOT_QUANTISED,
+    SLIDING,
+    ArraySource,
+    Settings,
+    TensorNames,
+    declares,
+    dimension,
+    flag,
+    kinds_of_layers,
+    layers,
+    never,
+    one_of,
+    optional,
+    real,
+    whole,
+    wrong,
+)
+from opmatrix.models.encoders.parts import Parts
+from opmatrix.models.mistral import looking_back
+
+
+def bfloat16_of(number: float) -> Any:
+    """Round a number to bfloat16."""
+    return widen_bits(nearest(np.asarray([number], np.float32)))[0]  # type: ignore[no-untyped-call]
+
+
+UNCAPPED = "scores are not capped in Gemma 3"
+ROUNDED: dict[str, Callable[[float], Any]] = {
+    "float32": float,
+    "float16": np.float16,
+    "bfloat16": bfloat16_of,
+}  # number types of files -> a number rounded to them
+GEMMA_KEYS = dict(
+    **{
+        name: dimension()
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings")
+    },
+    num_key_value_heads=dimension(),
+    head_dim=dimension(256),
+    num_hidden_layers=layers(),
+    rms_norm_eps=real(1e-20, 1, 1e-6),
+    hidden_act=one_of(ACTIVATIONS, "gelu_pytorch_tanh").under("hidden_activation"),
+    tie_word_embeddings=flag(True),
+    query_pre_attn_scalar=real(1e-6, 1e6, 256),
+    attention_bias=flag(False),
+    sliding_window=optional(whole()),
+    layer_types=LAYER_TYPES,
+    sliding_window_pattern=whole(1, default=6).once("_sliding_window_pattern"),
+    use_bidirectional_attention=flag(False),
+    rope_theta=real(1, 1e12, 1e6),
+    rope_local_base_freq=real(1, 1e12, 1e4),
+    rope_scaling=rope.OBJECT,
+    rope_parameters=rope.OBJECT,
+    attn_logit_softcapping=never(None, UNCAPPED),
+    final_logit_softcapping=never(None, UNCAPPED),
+    dtype=optional(one_of(ROUNDED)).once("torch_dtype"),
+    quantization_config=NOT_QUANTISED,
+)
+
+
+@declares(
+    TensorNames("model.", table="embed_tokens.weight", head="lm_head.weight", positions=rope.held_positions),
+    **GEMMA_KEYS,
+)
+def gemma3_text(config: Settings, at: ArraySource) -> Operator:
+    """Each part of a layer stands between two norms; queries and keys are normed in every head, then rotated."""
+    n, f, h, g, d = (
+        config[size]
+        for size in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    )
+    if not divides(g, h):
+        raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
+    parts, act = Parts(at, config["rms_norm_eps"]), ACTIVATIONS[config["hidden_act"]]
+    every, scalar = config["sliding_window_pattern"], config["query_pre_attn_scalar"]
+    kinds = kinds_of_layers(config, lambda l: SLIDING if (l + 1) % every else FULL)
+    seen = {kind: seen_by(config, kind) for kind in sorted(set(kinds))}
+    turned = {kind: rotation(config, kind) for kind in seen}
+
+    def norm(name: str, n: LiveSize) -> Operator:
+        """Build a norm by the root mean square, with the gain 1 + w."""
+        return rmsnorm(parts.eps) @ diag(one_more(at(f"{name}.weight", n)))
+
+    def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:
+        """Build a product of attention, with a row added if the config says so."""
+        return parts.linear(name, n, p) if config["attention_bias"] else parts.matrix(name, n, p)
+
+    def attending(name: str, kind: str) -> Operator:
+        """Build grouped attention of a layer of a kind; scores are divided by the root of `query_pre_attn_scalar`."""
+        Q, K, V = (linear(f"{name}.{part}_proj", n, d * count) for part, count in (("q", h), ("k", g), ("v", g)))
+        by_q, by_k = (norm(f"{name}.{part}_norm", d) @ turned[kind] for part in "qk")
+        if not certain(d == scalar):
+            by_q = by_q * (d / scalar) ** 0.5
+        return grouped(Q, K, V, h, g, seen[kind], by_q, by_k) @ linear(f"{name}.o_proj", d * h, n)
+
+    def feeding(name: str) -> Operator:
+        """Build the gated unit."""
+        gate, up = (parts.matrix(f"{name}.{part}_proj", n, f) for part in ("gate", "up"))
+        return (gate @ act * up) @ parts.matrix(f"{name}.down_proj", f, n)
+
+    def layer(l: int) -> Operator:
+        """Build layer l: attention, then the unit, each between two norms and added to its input."""
+        name = f"layers.{l}"
+        before, behind, second, last = (
+            norm(f"{name}.{part}_layernorm", n)
+            for part in ("input", "post_attention", "pre_feedforward", "post_feedforward")
+        )
+        mixed = I + before @ attending(f"{name}.self_attn", kinds[l]) @ behind
+        return mixed @ (I + second @ feeding(f"{name}.mlp") @ last)
+
+    embed = weight(at("embed_tokens.weight", config["vocab_size"], n)) * root(n, config["dtype"] or "float32")
+    return reduce(matmul, [embed, *map(layer, range(config["num_hidden_layers"])), norm("norm", n)])
+
+
+def seen_by(config: Settings, kind: str) -> Pattern:
+    """Return the pattern of layers of a kind: tokens up to each one, the last `sliding_window` of them with a window;
+    or, both ways, those less than sliding_window // 2 + 1 away. Raises InputError for a window without its size."""
+    seen = config["sliding_window"] if kind == SLIDING else None
+    if kind == SLIDING and seen is None:
+        raise wrong("sliding_window", seen, "a whole number, as layer_types require")
+    if not config["use_bidirectional_attention"]:
+        return looking_back(seen)
+    return sequence if seen is None else sequence & window(seen // 2)
+
+
+def rotation(config: Settings, kind: str) -> Operator:
+    """Build the rotation of layers of a kind. `rope_scaling`, in older configs, is that of layers without a window."""
+    base = config["rope_theta"] if kind == FULL else config["rope_local_base_freq"]
+    older = {FULL: config["rope_scaling"]} if kind == FULL and config["rope_scaling"] else config["rope_parameters"]
+    return rope.rope_of({**config} | dict(rope_parameters=older), config["head_dim"], kind, base)
+
+
+def one_more(gain: Data) -> Data:
+    """Return a stored gain plus one."""
+    name = f"{gain.name} + 1"
+    return Promised(name, gain.shape) if isinstance(gain, Promised) else Data(gain.array + np.float32(1), name)
+
+
+def root(n: LiveSize, number_type: str) -> Any:
+    """Return √n, as a number of this type where n has a number."""
+    return float(ROUNDED[number_type](n**0.5)) if isinstance(n, int) else n**0.5

@@ -1,0 +1,92 @@
+"""ModernBERT (Warner et al. 2024): norms before the parts of layers and without shift, gated units (Shazeer 2020),
+rotations in place of a table of positions. Every few layers see the whole text, those between a window, with a base of
+rotations of their own."""
+
+from functools import reduce
+from operator import matmul
+
+from opmatrix.algebra.operators import ACTIVATIONS, I, attention
+from opmatrix.algebra.positions.patterns import sequence, window
+from opmatrix.algebra.shapes import LiveSize
+from opmatrix.algebra.term import Operator
+from opmatrix.models import rope
+from opmatrix.models.config import (
+    FULL,
+    LAYER_TYPES,
+    NOT_QUANTISED,
+    SLIDING,
+    ArraySource,
+    Settings,
+    TensorNames,
+    declares,
+    dimension,
+    flag,
+    kinds_of_layers,
+    layers,
+    never,
+    one_of,
+    real,
+    whole,
+)
+from opmatrix.models.encoders.parts import Parts, head_columns, shares
+
+MODERNBERT_KEYS = dict(
+    **{
+        name: dimension()
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings")
+    },
+    num_hidden_layers=layers(),
+    hidden_act=one_of(ACTIVATIONS, "gelu").under("hidden_activation"),
+    norm_eps=real(1e-20, 1, 1e-5),
+    norm_bias=flag(False),
+    attention_bias=flag(False),
+    mlp_bias=flag(False),
+    local_attention=whole(1, default=128),
+    global_attn_every_n_layers=whole(1, default=3),
+    layer_types=LAYER_TYPES,
+    global_rope_theta=real(1, 1e12, 160000.0),
+    local_rope_theta=real(1, 1e12, 10000.0),
+    rope_parameters=rope.OBJECT,
+    rope_scaling=never(None, "rope_parameters holds the rotation of each kind of layers"),
+    quantization_config=NOT_QUANTISED,
+)
+
+
+@declares(TensorNames("model.", trained=("head", "decoder"), positions=rope.held_positions), **MODERNBERT_KEYS)
+def modernbert(config: Settings, at: ArraySource) -> Operator:
+    """The first layer's attention has no norm before it, as embeddings are normed already."""
+    n, f, h = (config[size] for size in ("hidden_size", "intermediate_size", "num_attention_heads"))
+    parts, d, act = Parts(at, config["norm_eps"]), head_columns(config), ACTIVATIONS[config["hidden_act"]]
+    every = config["global_attn_every_n_layers"]
+    kinds = kinds_of_layers(config, lambda l: SLIDING if l % every else FULL)
+    seen = {FULL: sequence, SLIDING: sequence & window(config["local_attention"] // 2)}
+    bases = {FULL: config["global_rope_theta"], SLIDING: config["local_rope_theta"]}
+    turned = {kind: rope.rope_of(config, d, kind, bases[kind]) for kind in sorted(set(kinds))}
+
+    def linear(name: str, n: LiveSize, p: LiveSize, biased: str) -> Operator:
+        """Build a product, with a row added if the config says so under this key."""
+        return parts.linear(name, n, p) if config[biased] else parts.matrix(name, n, p)
+
+    def norm(name: str) -> Operator:
+        """Build a norm, with a shift if the config says so."""
+        return parts.norm(name, n) if config["norm_bias"] else parts.norm_unshifted(name, n)
+
+    def attending(name: str, kind: str) -> Operator:
+        """Build attention of a layer of a kind."""
+        Q, K, V = shares(linear(f"{name}.Wqkv", n, 3 * n, "attention_bias"), 3, n)
+        return attention(Q, K, V, h, seen[kind], turned[kind]) @ linear(f"{name}.Wo", n, n, "attention_bias")
+
+    def feeding(name: str) -> Operator:
+        """Build the gated unit."""
+        up, gate = shares(linear(f"{name}.Wi", n, 2 * f, "mlp_bias"), 2, f)
+        return (up @ act * gate) @ linear(f"{name}.Wo", f, n, "mlp_bias")
+
+    def layer(l: int) -> Operator:
+        """Build layer l: attention and the unit, each behind a norm and added to its input."""
+        name = f"layers.{l}"
+        before = norm(f"{name}.attn_norm") if l else I
+        F, G = attending(f"{name}.attn", kinds[l]), feeding(f"{name}.mlp")
+        return (I + before @ F) @ (I + norm(f"{name}.mlp_norm") @ G)
+
+    embed = parts.plain("embeddings.tok_embeddings", config["vocab_size"], n) @ norm("embeddings.norm")
+    return reduce(matmul, [embed, *map(layer, range(config["num_hidden_layers"])), norm("final_norm")])
