@@ -130,9 +130,17 @@ class Tokenizer:
             for text, row, why in zip(whole, self.tokenizer.encode_batch(whole), faults, strict=True)
         ]
 
-    def row(self, text: str, row: list[int], why: str | None, reading: LineReading) -> list[int]:
+    def row(
+        self,
+        text: str,
+        row: list[int],
+        why: str | None,
+        reading: LineReading,
+        truncated: Callable[[int], list[int]] | None = None,
+    ) -> list[int]:
         """Return the tokens of one text as they enter the model: truncated if that is requested, empty if it is
-        skipped. `why`: the reason why it cannot be read, if that is known."""
+        skipped. `why`: the reason why it cannot be read, if that is known; `truncated` gives so many tokens of it, by
+        default its first ones."""
         place, cut = reading.texts, reading.truncate
         reading.texts += 1
         if cut is None:
@@ -143,7 +151,7 @@ class Tokenizer:
             why = self.unknown(text, row)
         if why is None and cut and self.most and len(row) > self.most:
             reading.truncated += 1
-            return self.cut(text, self.most)
+            return truncated(self.most) if truncated else self.cut(text, self.most)
         if why is None and self.limit and len(row) > self.limit:
             why = (
                 f", {shortened(text)}, has {len(row)} tokens, and the model has positions for {self.limit} "

@@ -25,6 +25,7 @@ from opmatrix.files.certified import longest_seen
 from opmatrix.files.mapped import hash_program, pieces
 from opmatrix.inference.embed import BATCH_ROWS, OnProgress, Texts, embed_texts, mention_length, stream
 from opmatrix.inference.pooling import Pooling
+from opmatrix.inference.scores.scoring import Scoring
 from opmatrix.inference.text import Tokenizer, read_tokenizer
 from opmatrix.runtime.codegen.infinite import check_numbers
 from opmatrix.runtime.declarations.costs import Costs
@@ -34,6 +35,7 @@ from opmatrix.runtime.schedule import Schedule
 
 if TYPE_CHECKING:
     from opmatrix.inference.generation import Prompt, Reply
+    from opmatrix.inference.scores.pairs import Scored
     from opmatrix.inference.session import Session
 
 ExactRows = NDArray[np.float64]
@@ -218,6 +220,23 @@ class Program(Reopened):
         """Yield the embeddings of `embed` in blocks (count, n), one after another, in the order of the texts."""
         return stream(self, texts, rows, truncate, skip_bad)
 
+    def score(
+        self,
+        pairs: "Iterable[Scored]",
+        rows: int = BATCH_ROWS,
+        progress: OnProgress | bool = True,
+        *,
+        truncate: bool | None = None,
+        skip_bad: bool = False,
+    ) -> Floats:
+        """Return (S, labels): the scores of each text, or pair of texts, behind the activation that the checkpoint
+        declares. About `rows` rows are computed at a time; the other parameters are those of `embed`. Raises InputError
+        for a program without a head that scores texts, and for a text that cannot be read."""
+        from opmatrix.inference.scores.pairs import check_scoring, score_pairs
+
+        scores = score_pairs(self, pairs, rows, progress, truncate, skip_bad)
+        return check_scoring(self).activate(scores)
+
     def generate(
         self,
         prompts: "Prompt | Iterable[Prompt]",
@@ -292,6 +311,11 @@ class Program(Reopened):
     def vectors(self, batch: Batch) -> Floats:
         """Return (S, n): an embedding for each sentence, pooled by the program, or by `pooling`. Raises InputError if
         the model answers by a head that the program does not have."""
+        if self.scoring and self.pooled:
+            raise InputError(
+                f"{self.meta.get('model', 'this program')}: it scores texts and pairs of texts and has no embedding: "
+                "program.score(pairs), or om.CrossEncoder"
+            )
         if self.pooled:
             return self.run(batch)
         if head := self.meta.get("head"):
@@ -306,6 +330,12 @@ class Program(Reopened):
     def pooling(self) -> Pooling:
         """The pooling of a text's rows into one embedding, from `meta`. Raises InputError for an invalid entry."""
         return Pooling.parsed(self.meta.get("pooling"), "meta: pooling")
+
+    @cached_property
+    def scoring(self) -> Scoring | None:
+        """The way in which its model scores texts, from `meta`; None for a model that embeds them. Raises InputError
+        for an invalid entry."""
+        return Scoring.parsed(self.meta.get("scoring"), "meta: scoring")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

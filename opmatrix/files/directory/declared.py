@@ -2,7 +2,7 @@
 any other entry is refused. No class that a file names is imported."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,23 +26,30 @@ USUAL = {
     "module_output_name": "token_embeddings",
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
 }
+SCORES = "CrossEncoder"  # the model_type of a model that scores texts
+PROMPTS_KEYS = "__version__", "model_type", "prompts", "default_prompt_name", "similarity_fn_name"
 IGNORED_KEYS = "unpad_inputs", "query_length", "document_length"  # they change no embedding of a plain text
 
 
 def embeds(directory: Path) -> bool:
     """True if files beside a checkpoint declare how rows become embeddings."""
-    return (directory / MODULES).exists()
+    return (directory / MODULES).exists() and not scores(directory)
+
+
+def scores(directory: Path) -> bool:
+    """True if files beside a checkpoint declare that it scores texts, or pairs of them."""
+    return read_entries(directory / PROMPTS, absent=True).said.get("model_type") == SCORES
 
 
 def read_pooling(directory: Path, positions: int) -> Pooling:
     """Read the pooling that the files beside a checkpoint declare. `positions`: the number of positions of the model.
     Without a modules.json the pooling is the mean, normalised to length one. Raises InputError that names the file and
     the unsupported entry."""
-    if not embeds(directory):
+    if not (directory / MODULES).exists():
         return Pooling()
     check_task(directory)
     folders = modules(directory)
-    prompt, (longest, lower) = prompted(directory / PROMPTS), transformer(directory)
+    prompt, (longest, lower) = prompted(directory / PROMPTS), text_limits(directory, USUAL, IGNORED_KEYS)
     which = read_modes(folders["Pooling"] / CONFIG, prompt)
     if normal := folders.get("Normalize"):
         check_normalize(normal / CONFIG)
@@ -129,9 +136,9 @@ def check_task(directory: Path) -> None:
     """Raise InputError for a model that its files declare to score pairs of texts. This is checked before any entry
     about embeddings."""
     entries = read_entries(directory / PROMPTS, absent=True)
-    if entries.said.get("model_type") == "CrossEncoder":
+    if entries.said.get("model_type") == SCORES:
         raise InputError(
-            f"{entries.at('model_type')} is 'CrossEncoder': it scores pairs of texts and has no "
+            f"{entries.at('model_type')} is {SCORES!r}: it scores pairs of texts and has no "
             "embedding: take a model that embeds, or a row a token from a copy without modules.json: --output rows"
         )
 
@@ -150,6 +157,11 @@ def prompted(file: Path) -> str:
     entries = read_entries(file, absent=True)
     entries.usual("model_type", "SentenceTransformer")
     entries.usual("truncate_dim", None)
+    return default_prompt(entries)
+
+
+def default_prompt(entries: DeclaredEntries) -> str:
+    """Return the prompt that is put before every text; empty if no default is named."""
     prompts, name = entries.said.get("prompts"), entries.said.get("default_prompt_name")
     if name is None:
         return ""
@@ -159,12 +171,13 @@ def prompted(file: Path) -> str:
     return check_text(prompts[name] or "", entries.at(f"prompts: {name}"))
 
 
-def transformer(directory: Path) -> tuple[int | None, bool]:
-    """Return the number of tokens that a text is truncated to (None: no limit), and True if it becomes lower case."""
+def text_limits(directory: Path, usual: Mapping[str, object], ignored: Collection[str] = ()) -> tuple[int | None, bool]:
+    """Return the number of tokens that a text is truncated to (None: no limit), and True if it becomes lower case.
+    `usual`: the entries about the task, each with its one value; `ignored`: keys that change nothing here."""
     files = [file for name in TRANSFORMER if (file := directory / name).exists()] or [directory / TRANSFORMER[0]]
     entries, tokens = read_entries(files[0], absent=True), read_entries(directory / TOKENIZER_CONFIG, absent=True)
-    entries.only({"max_seq_length", "do_lower_case", *USUAL, *IGNORED_KEYS}, empty=True)
-    for key, wanted in USUAL.items():
+    entries.only({"max_seq_length", "do_lower_case", *usual, *ignored}, empty=True)
+    for key, wanted in usual.items():
         entries.usual(key, wanted)
     tokens.usual("truncation_side", "right")
     longest = check_count(entries.said.get("max_seq_length"), entries.at("max_seq_length"))
