@@ -17,6 +17,7 @@ from formats.disk.files import lying, read_json, read_text
 from opmatrix.algebra.data import Data
 from opmatrix.files.adapter import Adapter, Additions
 from opmatrix.files.directory.declared import embeds, read_pooling
+from opmatrix.files.directory.dense import dense_layer
 from opmatrix.files.directory.model_files import CONFIG, INDEX, TOKENIZER, WEIGHTS
 from opmatrix.files.directory.scored import read_scoring, read_texts
 from opmatrix.files.tensors import ExpertTensors, Tensor, find_experts, header
@@ -82,7 +83,8 @@ class Config(dict[str, object]):
 @dataclass(frozen=True)
 class Checkpoint:
     """A model's directory or GGUF file, opened: its config is read and its tensors are listed, but no tensor is loaded
-    yet. `keys`: the keys of a GGUF file, which hold its tokenizer. `adapter`: is added to its weights."""
+    yet. `keys`: the keys of a GGUF file, which hold its tokenizer. `adapter`: is added to its weights. `declared`: the
+    pooling in place of the one that its files lead to."""
 
     name: str
     directory: Path
@@ -90,6 +92,7 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     keys: dict[str, object] | None = None
     adapter: Adapter | None = None
+    declared: Pooling | None = None
 
     @classmethod
     def open(cls, directory: str | Path, name: str | None = None) -> "Checkpoint":
@@ -304,7 +307,7 @@ class Checkpoint:
                 if pooled and self.classifier and self.scoring:
                     model = model @ classify(self.config, at, self.classifier, len(self.scoring.labels))
                 elif pooled:
-                    model = model @ self.pooling().operator()
+                    model = self.pool(model)
                 # adapters name the head by its own name, tied or not
                 if self.speaks:
                     model = model @ head(self.config, partial(at, called=self.layout.head), self.holds_head())
@@ -313,6 +316,20 @@ class Checkpoint:
             except ShapeError as error:
                 raise InputError(f"config: its sizes do not fit: {error}") from error
         self.complete(used)
+        return model
+
+    def pool(self, model: "Operator") -> "Operator":
+        """Return a model with its pooling, and the layers that come behind pooled rows. Where files leave the rows of a
+        prompt out, rows are pooled when texts are read, and the model stays. Raises InputError for layers behind
+        those."""
+        pooling = self.pooling()
+        if pooling.include_prompt:
+            return model @ pooling.operator(*(dense_layer(self.directory / name) for name in pooling.dense))
+        if pooling.dense:
+            raise InputError(
+                f"{self.directory / pooling.dense[0]}: a layer behind rows that leave a prompt out (include_prompt is "
+                "false) is not supported: take a row a token: --output rows"
+            )
         return model
 
     def holds_head(self) -> bool:
@@ -389,6 +406,8 @@ class Checkpoint:
     def pooling(self) -> Pooling:
         """Return the pooling of the rows of a text into one: the row of its last token in a language model, that of the
         first one if a head scores it, else see opmatrix.files.directory.declared."""
+        if self.declared is not None:
+            return self.declared
         if self.classifier:
             return read_texts(self.directory, self.positions)
         return LAST if self.speaks else read_pooling(self.directory, self.positions)

@@ -99,7 +99,7 @@ def test_a_pair_has_the_same_bits_alone_and_in_any_batch(program):
 
 
 def test_kinds_change_scores_only_where_the_tokenizer_gives_them(program, tmp_path):
-    names = {"tokenizer_config.json": checkpoints.KINDS_GIVEN | {"model_input_names": ["input_ids"]}}
+    names = {"tokenizer_config.json": checkpoints.KINDS_GIVEN | {"model_input_names": ["input_ids", "attention_mask"]}}
     without = made(checkpoints.classify(tmp_path / "without", 3, files=names))
     assert program.scoring.kinds and not without.scoring.kinds
     pair = [("the bank", "a river")]

@@ -109,7 +109,8 @@ def classify(directory, labels=1, *, files=None, pairs=True, **changed):
     return directory
 
 
-KINDS_GIVEN = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "token_type_ids"]}
+INPUTS = ["input_ids", "token_type_ids", "attention_mask"]
+KINDS_GIVEN = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": INPUTS}
 
 
 def write_pair_tokenizer(path):

@@ -12,6 +12,7 @@ from opmatrix.files.directory.declared import (
     DeclaredEntries,
     default_prompt,
     read_entries,
+    read_prompts,
     text_limits,
 )
 from opmatrix.files.directory.model_files import CONFIG, PROMPTS
@@ -71,5 +72,5 @@ def read_texts(directory: Path, positions: int) -> Pooling:
     beside.usual("model_type", SCORES)
     beside.only({*PROMPTS_KEYS, "activation_fn"}, empty=True)
     longest, lower = text_limits(directory, TASK, IGNORED_KEYS)
-    prompt = default_prompt(beside)
-    return Pooling(("cls",), False, positions if longest is None else min(longest, positions), prompt, lower)
+    most = positions if longest is None else min(longest, positions)
+    return Pooling(("cls",), False, most, default_prompt(beside), lower, read_prompts(beside))

@@ -113,7 +113,8 @@ def pair_rows(tokenizer: Tokenizer, pairs: Sequence[Scored], reading: LineReadin
     """Return the tokens of each text or pair, with the kinds of tokens; the prompt is put before its first text. Empty
     for one that is skipped. Raises InputError for one that cannot be read."""
     faults = [pair_fault(pair) for pair in pairs]
-    whole = ["" if why else prompted(pair, tokenizer) for pair, why in zip(pairs, faults, strict=True)]
+    prompt = tokenizer.prompt(reading)
+    whole = ["" if why else prompted(pair, prompt) for pair, why in zip(pairs, faults, strict=True)]
     rows = list[Row]()
     for pair, encoded, why in zip(whole, tokenizer.tokenizer.encode_batch(whole), faults, strict=True):
         shown, cut = " | ".join(texts_of(pair)), reading.truncated
@@ -128,9 +129,8 @@ def texts_of(pair: Scored) -> Sequence[str]:
     return (pair,) if isinstance(pair, str) else pair
 
 
-def prompted(pair: Scored, tokenizer: Tokenizer) -> Scored:
+def prompted(pair: Scored, prompt: str) -> Scored:
     """Put the prompt before the first text."""
-    prompt = tokenizer.pooling.prompt
     return prompt + pair if isinstance(pair, str) else (prompt + pair[0], pair[1])
 
 
