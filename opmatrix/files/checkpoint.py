@@ -17,7 +17,7 @@ from formats.disk.files import lying, read_json, read_text
 from opmatrix.algebra.data import Data
 from opmatrix.files.adapter import Adapter, Additions
 from opmatrix.files.directory.declared import embeds, read_pooling
-from opmatrix.files.directory.dense import dense_layer
+from opmatrix.files.directory.dense_layers import dense_layer
 from opmatrix.files.directory.model_files import CONFIG, INDEX, TOKENIZER, WEIGHTS
 from opmatrix.files.directory.scored import read_scoring, read_texts
 from opmatrix.files.tensors import ExpertTensors, Tensor, find_experts, header
@@ -324,10 +324,10 @@ class Checkpoint:
         those."""
         pooling = self.pooling()
         if pooling.include_prompt:
-            return model @ pooling.operator(*(dense_layer(self.directory / name) for name in pooling.dense))
-        if pooling.dense:
+            return model @ pooling.operator(*(dense_layer(self.directory / name) for name in pooling.layers))
+        if pooling.layers:
             raise InputError(
-                f"{self.directory / pooling.dense[0]}: a layer behind rows that leave a prompt out (include_prompt is "
+                f"{self.directory / pooling.layers[0]}: a layer behind rows that leave a prompt out (include_prompt is "
                 "false) is not supported: take a row a token: --output rows"
             )
         return model

@@ -46,10 +46,10 @@ def stream(
     no line."""
     lines_of = texts if isinstance(texts, Path) else None
     blocks = embed_blocks(program, each(texts), rows, how or reading(lines_of))
-    return narrowed(blocks, program.pooling.width)
+    return first_columns(blocks, program.pooling.width)
 
 
-def narrowed(blocks: Iterable[Floats], width: int | None) -> Iterator[Floats]:
+def first_columns(blocks: Iterable[Floats], width: int | None) -> Iterator[Floats]:
     """Yield the first `width` columns of blocks; None: all of them (Kusupati et al. 2022)."""
     for block in blocks:
         yield block if width is None else block[:, :width]
@@ -64,7 +64,7 @@ def embed_texts(
 ) -> Floats:
     """Return the blocks of `stream` as one array (S, n), without a row if there is no text."""
     blocks = followed(stream(program, texts, rows, how), quantity(texts), progress)
-    return np.concatenate([*blocks] or [*narrowed([no_rows(program)], program.pooling.width)])
+    return np.concatenate([*blocks] or [*first_columns([no_rows(program)], program.pooling.width)])
 
 
 def no_rows(program: "Program") -> Floats:

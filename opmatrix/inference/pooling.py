@@ -87,7 +87,7 @@ class Pooling:
 
     Results of several modes are put side by side. `prompt` comes before every text, `lower` makes both lower case, and
     texts are truncated to `max_seq_length` tokens, special ones included. `prompts` are others, by name;
-    `include_prompt` is false where the rows of a prompt are not pooled. `dense` names layers behind the pooled rows,
+    `include_prompt` is false where the rows of a prompt are not pooled. `layers` names layers behind the pooled rows,
     which only a program that pools has. `width` is the number of columns that are kept, and `similarity` the function
     that embeddings are compared by, if files declare them."""
 
@@ -98,7 +98,7 @@ class Pooling:
     lower: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict, hash=False)
     include_prompt: bool = True
-    dense: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
     width: int | None = None
     similarity: str | None = None
 
@@ -106,9 +106,9 @@ class Pooling:
         """Return one embedding a sentence: `hidden` is (T, n), `starts` the S + 1 row offsets of the sentences; the
         result is (S, n), with n times the number of modes if there are several. The first `left` rows of each sentence
         are not pooled. Raises ValueError for a sentence without rows, InputError for layers behind the pooled rows."""
-        if self.dense:
+        if self.layers:
             raise InputError(
-                f"{', '.join(self.dense)}: it comes behind the pooled rows, and this program gives a row for each "
+                f"{', '.join(self.layers)}: it comes behind the pooled rows, and this program gives a row for each "
                 "token: optimize again with --output pooled"
             )
         if (rows := np.diff(starts)).min() < 1:
@@ -149,8 +149,8 @@ class Pooling:
     def described(self) -> dict[str, object]:
         """Return the pooling as JSON. Entries that programs of earlier versions have not are left out if they have
         their defaults."""
-        entries = asdict(self) | {"modes": [*self.modes], "dense": [*self.dense]}
-        usual = asdict(Pooling()) | {"dense": []}
+        entries = asdict(self) | {"modes": [*self.modes], "layers": [*self.layers]}
+        usual = asdict(Pooling()) | {"layers": []}
         return {name: entry for name, entry in entries.items() if name not in LATER or entry != usual[name]}
 
     @classmethod
@@ -171,13 +171,13 @@ class Pooling:
             truth(value["lower"], at("lower")),
             check_prompts(value.get("prompts", {}), at("prompts")),
             truth(value.get("include_prompt", True), at("include_prompt")),
-            check_names(value.get("dense", []), at("dense")),
+            check_names(value.get("layers", []), at("layers")),
             check_count(value.get("width"), at("width")),
             check_similarity(value.get("similarity"), at("similarity")),
         )
 
 
-LATER = frozenset({"prompts", "include_prompt", "dense", "width", "similarity"})  # entries of 0.21 and later
+LATER = frozenset({"prompts", "include_prompt", "layers", "width", "similarity"})  # entries of 0.21 and later
 MEAN, LAST = Pooling(), Pooling(("lasttoken",), normalise=False)  # poolings of encoders; of language models
 
 

@@ -35,7 +35,7 @@ from opmatrix.runtime.schedule import Schedule
 
 if TYPE_CHECKING:
     from opmatrix.inference.generation import Prompt, Reply
-    from opmatrix.inference.scores.pairs import Scored
+    from opmatrix.inference.scores.text_pairs import Scored
     from opmatrix.inference.session import Session
 
 ExactRows = NDArray[np.float64]
@@ -240,7 +240,7 @@ class Program(Reopened):
         """Return (S, labels): the scores of each text, or pair of texts, behind the activation that the checkpoint
         declares. About `rows` rows are computed at a time; the other parameters are those of `embed`. Raises InputError
         for a program without a head that scores texts, and for a text that cannot be read."""
-        from opmatrix.inference.scores.pairs import check_scoring, score_pairs
+        from opmatrix.inference.scores.text_pairs import check_scoring, score_pairs
 
         scores = score_pairs(self, pairs, rows, progress, truncate, skip_bad)
         return check_scoring(self).activate(scores)

@@ -2,7 +2,7 @@
 defaults, by exact programs and without torch."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +10,21 @@ from numpy.typing import NDArray
 from formats.core.arrays import Floats
 from formats.core.errors import InputError
 from opmatrix.inference.embed import BATCH_ROWS
-from opmatrix.inference.scores.pairs import Pair, as_scored, check_scoring, score_blocks
-from opmatrix.inference.scores.scoring import TORCH_CLASSES, activate
+from opmatrix.inference.scores.scoring import TORCH_CLASSES, apply_activation
+from opmatrix.inference.scores.text_pairs import TextPair, as_scored, check_scoring, score_blocks
+from rewrites.encoders.embedding_forms import Converted, converted, loaded_torch
 from rewrites.encoders.encoder import Encoder, portions
-from rewrites.encoders.refused import refuse
-from rewrites.encoders.vectors import converted, loaded_torch
+from rewrites.encoders.refused import refuse_arguments
 
-Activation = Callable[[Any], Any]
+ScoreFunction = Callable[[Converted], Converted]
+
+
+class Ranked(TypedDict, total=False):
+    """A document that was ranked: its place among the documents, its score, and its text where that is asked for."""
+
+    corpus_id: int
+    score: float
+    text: str
 
 
 class CrossEncoder(Encoder):
@@ -37,14 +45,14 @@ class CrossEncoder(Encoder):
         revision: str | None = None,
         local_files_only: bool = False,
         token: bool | str | None = None,
-        model_kwargs: dict[str, Any] | None = None,
-        processor_kwargs: dict[str, Any] | None = None,
-        config_kwargs: dict[str, Any] | None = None,
+        model_kwargs: Mapping[str, object] | None = None,
+        processor_kwargs: Mapping[str, object] | None = None,
+        config_kwargs: Mapping[str, object] | None = None,
         model_card_data: object = None,
         backend: str = "torch",
         num_labels: int | None = None,
         max_length: int | None = None,
-        activation_fn: Activation | None = None,
+        activation_fn: ScoreFunction | None = None,
         keep_in_fp32_modules: list[str] | None = None,
     ) -> None:
         unused = dict(
@@ -73,12 +81,12 @@ class CrossEncoder(Encoder):
 
     def predict(
         self,
-        inputs: Pair | Sequence[Pair],
+        inputs: TextPair | Sequence[TextPair],
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
-        activation_fn: Activation | None = None,
+        activation_fn: ScoreFunction | None = None,
         apply_softmax: bool | None = False,
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
@@ -86,11 +94,11 @@ class CrossEncoder(Encoder):
         pool: object = None,
         chunk_size: int | None = None,
         **kwargs: object,
-    ) -> Any:
+    ) -> Converted:
         """Return the scores of pairs, (S) for one label and (S, labels) for several, or those of one pair, behind the
         activation, and a softmax over labels if it is asked for. The longer text of a long pair is truncated first;
         `prompt`, or the prompt of `prompt_name`, comes before the first text. Raises InputError for what is no pair."""
-        refuse("predict", dict(device=device, pool=pool, chunk_size=chunk_size) | kwargs)
+        refuse_arguments("predict", dict(device=device, pool=pool, chunk_size=chunk_size) | kwargs)
         pairs, single = read_pairs(inputs)
         reading, scores = self.reading(prompt_name, prompt), [np.zeros((0, self.num_labels), np.float32)]
         for portion in portions(pairs, batch_size, show_progress_bar, len(pairs)):
@@ -99,7 +107,7 @@ class CrossEncoder(Encoder):
         if self.num_labels == 1:
             result = result[:, 0]
         elif apply_softmax:
-            result = softmax(result)
+            result = label_shares(result)
         result = result if len(pairs) else np.array([])
         return converted(result[0] if single else result, convert_to_numpy or single, convert_to_tensor)
 
@@ -113,11 +121,11 @@ class CrossEncoder(Encoder):
         prompt: str | None = None,
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
-        activation_fn: Activation | None = None,
+        activation_fn: ScoreFunction | None = None,
         device: str | None = None,
         pool: object = None,
         chunk_size: int | None = None,
-    ) -> list[dict[str, Any]]:
+    ) -> list[Ranked]:
         """Return the `top_k` documents with the greatest scores behind a query, the greatest first, each as its
         `corpus_id`, its `score` and, with `return_documents`, its `text`; equal ones in their order. Raises InputError
         for a model of several labels."""
@@ -138,13 +146,13 @@ class CrossEncoder(Encoder):
             chunk_size=chunk_size,
         )
         order = sorted(range(len(pairs)), key=lambda at: -scores[at])
-        ranked: list[dict[str, Any]] = [{"corpus_id": at, "score": float(scores[at])} for at in order[:top_k]]
+        ranked: list[Ranked] = [{"corpus_id": at, "score": float(scores[at])} for at in order[:top_k]]
         if return_documents:
             for entry in ranked:
                 entry["text"] = documents[entry["corpus_id"]]
         return ranked
 
-    def activated(self, scores: Floats, activation_fn: Activation | None) -> Floats:
+    def activated(self, scores: Floats, activation_fn: ScoreFunction | None) -> Floats:
         """Return scores behind an activation: that of the call, of the model, or of its files. One of torch that the
         table has is computed here; any other callable is given the scores, as a tensor if it is a module of torch."""
         function = activation_fn or self.activation_fn
@@ -154,12 +162,12 @@ class CrossEncoder(Encoder):
         if torch is None or not isinstance(function, torch.nn.Module):
             return np.asarray(function(scores), np.float32)
         if name in TORCH_CLASSES and type(function) is getattr(torch.nn, name, None):
-            return activate(TORCH_CLASSES[name], scores)
+            return apply_activation(TORCH_CLASSES[name], scores)
         with torch.inference_mode():
             return np.asarray(function(torch.as_tensor(scores)), np.float32)
 
 
-def read_pairs(inputs: object) -> tuple[list[Pair], bool]:
+def read_pairs(inputs: object) -> tuple[list[TextPair], bool]:
     """Return pairs of texts as a list, and true if it was one pair alone. Raises InputError for what is no pair."""
     if isinstance(inputs, str | bytes | Mapping) or not hasattr(inputs, "__iter__"):
         raise InputError(f"inputs {inputs!r:.60}: give a pair of texts, (query, document), or a list of pairs")
@@ -172,7 +180,7 @@ def read_pairs(inputs: object) -> tuple[list[Pair], bool]:
     return [(pair[0], pair[1]) for pair in read], single
 
 
-def softmax(scores: Floats) -> NDArray[np.float32]:
+def label_shares(scores: Floats) -> NDArray[np.float32]:
     """Return the shares of labels: exponentials of the scores of a row, divided by their sum."""
     wide = np.exp(scores.astype(np.float64) - scores.max(1, keepdims=True))
     shares: NDArray[np.float32] = (wide / wide.sum(1, keepdims=True)).astype(np.float32)

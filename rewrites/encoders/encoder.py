@@ -11,9 +11,9 @@ from formats.core.errors import InputError
 from opmatrix.display.progress import ProgressLine
 from opmatrix.inference.text import LineReading, Tokenizer
 from rewrites.encoders.kept_programs import open_encoder
-from rewrites.encoders.refused import refuse
+from rewrites.encoders.refused import refuse_arguments
 
-Item = TypeVar("Item")
+Portioned = TypeVar("Portioned")
 
 
 class Encoder:
@@ -33,7 +33,7 @@ class Encoder:
     ) -> None:
         """Open the program of a model. `where`: a revision on the hub, and whether only local files are taken;
         `unused`: arguments that are refused."""
-        refuse(type(self).__name__, unused)
+        refuse_arguments(type(self).__name__, unused)
         revision, local = where
         if local and not isdir(str(name)):
             raise InputError(f"local_files_only: {name!r:.60} is no directory: give the directory of its files")
@@ -81,7 +81,7 @@ class Encoder:
         return LineReading(truncate=True, prompt=prompt, most=self.most)
 
 
-def portions(items: Iterable[Item], size: int, shown: bool | None, of: int) -> Iterator[list[Item]]:
+def portions(items: Iterable[Portioned], size: int, shown: bool | None, of: int) -> Iterator[list[Portioned]]:
     """Yield the items `size` at a time; with `shown`, draw a line of progress on the standard error. Raises InputError
     for a size below 1."""
     if type(size) is not int or size < 1:

@@ -21,7 +21,7 @@ from opmatrix.files.fetch import MODELS
 from opmatrix.files.loading import PROGRAM
 from opmatrix.runtime.program import Program
 
-KEPT = "encoders"  # directory of the cache
+ENCODERS = "encoders"  # directory of the cache
 
 
 def open_encoder(name: str | Path) -> Program:
@@ -33,7 +33,7 @@ def open_encoder(name: str | Path) -> Program:
     if exists(Path(name) / PROGRAM):
         return Program.load(name)
     checkpoint = as_encoder(open_model(name))
-    place = location() / KEPT / identity(checkpoint)
+    place = location() / ENCODERS / digest_checkpoint(checkpoint)
     with suppress(InputError, OSError):
         kept = guarded(place)
         os.utime(kept)
@@ -41,7 +41,7 @@ def open_encoder(name: str | Path) -> Program:
     from rewrites.encoders.searched import find_exact  # imports all laws; a program that is kept needs none
 
     program = find_exact(checkpoint)
-    keep(program, place)
+    keep_program(program, place)
     return program
 
 
@@ -59,7 +59,7 @@ def as_encoder(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, declared=read_plain(checkpoint.directory, checkpoint.positions))
 
 
-def identity(checkpoint: Checkpoint) -> str:
+def digest_checkpoint(checkpoint: Checkpoint) -> str:
     """Return 24 hexadecimal digits that tell a checkpoint, this machine and the code of kernels apart from others: the
     path of its files, their sizes and times."""
     home = checkpoint.directory.resolve()
@@ -69,12 +69,12 @@ def identity(checkpoint: Checkpoint) -> str:
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:24]
 
 
-def keep(program: Program, place: Path) -> None:
+def keep_program(program: Program, place: Path) -> None:
     """Save a program in the cache in place of one that could not be read, and remove the one that was not used for
     longest where there are too many. A failure is reported."""
     try:
         removed([place])
         program.save(guarded(make_directory(place.parent)) / place.name)
-        evict_oldest(place.parent, ENTRY_KINDS[KEPT])
+        evict_oldest(place.parent, ENTRY_KINDS[ENCODERS])
     except (OSError, InputError) as error:
         unkept("program of an encoder", place.parent, error)

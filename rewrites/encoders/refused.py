@@ -25,7 +25,7 @@ REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
 }
 
 
-def refuse(what: str, arguments: Mapping[str, object]) -> None:
+def refuse_arguments(what: str, arguments: Mapping[str, object]) -> None:
     """Raise InputError for the first argument that would be ignored: one of REFUSED with another value, or one that is
     unknown. `what` names the call."""
     for name, value in arguments.items():

@@ -11,7 +11,7 @@ from rewrites.workload.phases import Report, silence_stdout
 from rewrites.workload.resolve import calibrated, source
 from rewrites.workload.workload import draw_workload
 
-TEXTS, TOKENS = 8, 128  # texts of a batch, and tokens of each, that a program is made cheapest for
+SEARCHED_TEXTS, SEARCHED_TOKENS = 8, 128  # texts of a batch, and tokens of each, that a program is made cheapest for
 
 
 def find_exact(checkpoint: Checkpoint) -> Program:
@@ -20,8 +20,8 @@ def find_exact(checkpoint: Checkpoint) -> Program:
     report = Report(quiet=not sys.stderr.isatty())
     with report.phase("weights"):
         operator = checkpoint.operator(pooled=True)
-    length = min(TOKENS, checkpoint.positions)
-    workload = draw_workload(Batch([[0] * length] * TEXTS), operator)
+    length = min(SEARCHED_TOKENS, checkpoint.positions)
+    workload = draw_workload(Batch([[0] * length] * SEARCHED_TEXTS), operator)
     meta = source(checkpoint)
     with report.phase("machine") as progress:
         machine = calibrated(progress, workload.timed)

@@ -4,7 +4,6 @@ programs and without torch."""
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -13,19 +12,20 @@ from formats.core.errors import InputError
 from opmatrix.inference.embed import BATCH_ROWS, embed_blocks, no_rows
 from opmatrix.inference.pooling import check_similarity
 from opmatrix.inference.text import LineReading
-from rewrites.encoders.encoder import Encoder, portions
-from rewrites.encoders.refused import refuse
-from rewrites.encoders.vectors import (
+from rewrites.encoders.embedding_forms import (
     MATRICES,
     PAIRWISE,
+    Converted,
     Similarities,
     check_precision,
-    compared,
+    compare_rows,
     converted,
+    cut_columns,
     quantise,
-    shorten,
     unit_rows,
 )
+from rewrites.encoders.encoder import Encoder, portions
+from rewrites.encoders.refused import refuse_arguments
 
 EMBEDDING = "sentence_embedding"
 DOCUMENTS = "document", "passage", "corpus"  # names of prompts for documents; the first that there is counts
@@ -63,9 +63,9 @@ class SentenceTransformer(Encoder):
         local_files_only: bool = False,
         token: bool | str | None = None,
         use_auth_token: bool | str | None = None,
-        model_kwargs: dict[str, Any] | None = None,
-        processor_kwargs: dict[str, Any] | None = None,
-        config_kwargs: dict[str, Any] | None = None,
+        model_kwargs: Mapping[str, object] | None = None,
+        processor_kwargs: Mapping[str, object] | None = None,
+        config_kwargs: Mapping[str, object] | None = None,
         model_card_data: object = None,
         backend: str = "torch",
         similarity_fn_name: str | None = None,
@@ -90,7 +90,7 @@ class SentenceTransformer(Encoder):
         self.similarity_fn_name = similarity_fn_name or declared.similarity or "cosine"
         check_similarity(self.similarity_fn_name, "similarity_fn_name")
         self.truncate_dim = declared.width if truncate_dim is None else truncate_dim
-        shorten(no_rows(self.program), self.truncate_dim)
+        cut_columns(no_rows(self.program), self.truncate_dim)
 
     # ---- texts to embeddings
 
@@ -111,12 +111,12 @@ class SentenceTransformer(Encoder):
         pool: object = None,
         chunk_size: int | None = None,
         **kwargs: object,
-    ) -> Any:
+    ) -> Converted:
         """Return the embeddings of texts (S, n), of one text (n). Texts are truncated to `max_seq_length`; `prompt`, or
         the prompt of `prompt_name`, comes before each. `batch_size` bounds the texts of a run: numbers do not depend on
         it. int8 and uint8 are steps of each column over these very texts. Raises InputError for what is no text."""
         kwargs.pop("task", None)
-        refuse("encode", dict(device=device, pool=pool, chunk_size=chunk_size) | kwargs)
+        refuse_arguments("encode", dict(device=device, pool=pool, chunk_size=chunk_size) | kwargs)
         if output_value != EMBEDDING:
             raise InputError(f"output_value {output_value!r:.40}: {EMBEDDING} alone: rows are of program.run(tokens)")
         single = isinstance(inputs, str)
@@ -144,7 +144,7 @@ class SentenceTransformer(Encoder):
         pool: object = None,
         chunk_size: int | None = None,
         **kwargs: object,
-    ) -> Any:
+    ) -> Converted:
         """Return the embeddings of queries, as `encode` does, behind the prompt "query" unless another is named."""
         return self.encode(
             inputs,
@@ -181,7 +181,7 @@ class SentenceTransformer(Encoder):
         pool: object = None,
         chunk_size: int | None = None,
         **kwargs: object,
-    ) -> Any:
+    ) -> Converted:
         """Return the embeddings of documents, as `encode` does, behind the first prompt of DOCUMENTS that there is
         unless another is named."""
         return self.encode(
@@ -208,12 +208,12 @@ class SentenceTransformer(Encoder):
             return prompt_name
         return next((name for name in usual if name in self.prompts), None)
 
-    def embed(self, texts: Sequence[str], reading: LineReading, wanted: Wanted) -> Any:
+    def embed(self, texts: Sequence[str], reading: LineReading, wanted: Wanted) -> Converted:
         """Return the embeddings of texts in the form that is asked for."""
         blocks = [no_rows(self.program)]
         for portion in portions(texts, wanted.batch_size, wanted.show_progress_bar, len(texts)):
             blocks += embed_blocks(self.program, portion, BATCH_ROWS, reading)
-        vectors: Floats = shorten(np.concatenate(blocks), wanted.truncate_dim)
+        vectors: Floats = cut_columns(np.concatenate(blocks), wanted.truncate_dim)
         if wanted.normalize_embeddings:
             vectors = unit_rows(vectors)
         return quantise(vectors, wanted.precision)
@@ -222,7 +222,7 @@ class SentenceTransformer(Encoder):
 
     def get_embedding_dimension(self) -> int:
         """Return the number of columns of an embedding."""
-        return int(shorten(no_rows(self.program), self.truncate_dim).shape[1])
+        return int(cut_columns(no_rows(self.program), self.truncate_dim).shape[1])
 
     def get_sentence_embedding_dimension(self) -> int:
         """Return the number of columns of an embedding."""
@@ -237,19 +237,19 @@ class SentenceTransformer(Encoder):
         finally:
             self.truncate_dim = before
 
-    def similarity(self, embeddings1: object, embeddings2: object) -> Any:
+    def similarity(self, embeddings1: object, embeddings2: object) -> Converted:
         """Return (a, b): the similarity of each of `embeddings1` (a, n) with each of `embeddings2` (b, n)."""
         return self.compare(MATRICES, embeddings1, embeddings2)
 
-    def similarity_pairwise(self, embeddings1: object, embeddings2: object) -> Any:
+    def similarity_pairwise(self, embeddings1: object, embeddings2: object) -> Converted:
         """Return (a): the similarity of each of `embeddings1` (a, n) with the one of `embeddings2` (a, n) at its
         place."""
         return self.compare(PAIRWISE, embeddings1, embeddings2)
 
-    def compare(self, of: Similarities, first: object, second: object) -> Any:
+    def compare(self, of: Similarities, first: object, second: object) -> Converted:
         """Return similarities by the function of its name: tensors where torch is imported, else arrays."""
         check_similarity(self.similarity_fn_name, "similarity_fn_name")
-        return compared(of, self.similarity_fn_name, first, second)
+        return compare_rows(of, self.similarity_fn_name, first, second)
 
 
 def read_texts(inputs: object) -> list[str]:

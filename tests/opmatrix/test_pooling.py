@@ -263,7 +263,7 @@ def test_json_keeps_every_entry():
         {"prompts": []},
         {"prompts": {"a": 5}},
         {"include_prompt": 1},
-        {"dense": "2_Dense"},
+        {"layers": "2_Dense"},
         {"width": 0},
         {"similarity": "angle"},
         {"other": 1},

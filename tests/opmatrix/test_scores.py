@@ -13,8 +13,8 @@ from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import open_model
-from opmatrix.inference.scores.pairs import pair_rows, shares
-from opmatrix.inference.scores.scoring import IDENTITY, TORCH_CLASSES, Scoring, activate, torch_activation
+from opmatrix.inference.scores.scoring import IDENTITY, TORCH_CLASSES, Scoring, apply_activation, torch_activation
+from opmatrix.inference.scores.text_pairs import divide_room, pair_rows
 from opmatrix.inference.text import LineReading
 from opmatrix.models import FAMILIES, tensors
 from opmatrix.runtime.program import Program
@@ -116,7 +116,7 @@ def test_the_longer_text_is_truncated_first(lengths):
         kept = [*lengths]
         while sum(kept) > room:
             kept[0 if kept[0] > kept[1] else 1] -= 1
-        assert sum(shares(lengths, room)) == sum(kept) and max(shares(lengths, room)) - max(kept) in (0, 1)
+        assert sum(divide_room(lengths, room)) == sum(kept) and max(divide_room(lengths, room)) - max(kept) in (0, 1)
 
 
 def test_a_pair_is_truncated_to_the_positions_and_keeps_its_special_tokens(program):
@@ -154,7 +154,7 @@ def test_labels_without_names_are_numbered(tmp_path, changed, count):
 def test_every_class_of_an_activation_is_known_by_both_of_its_names(name):
     assert torch_activation(f"torch.nn.{name}", "here") == torch_activation(f"torch.nn.modules.some.{name}", "here")
     scores = np.linspace(-3, 3, 7, dtype=np.float32)
-    assert activate(TORCH_CLASSES[name], scores).dtype == np.float32
+    assert apply_activation(TORCH_CLASSES[name], scores).dtype == np.float32
 
 
 REFUSED = [

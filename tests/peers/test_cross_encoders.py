@@ -10,7 +10,7 @@ import pytest
 import standin
 from test_families import BERT
 
-from opmatrix.inference.scores.pairs import pair_rows
+from opmatrix.inference.scores.text_pairs import pair_rows
 from opmatrix.inference.text import LineReading
 from rewrites.metrics import evaluate
 from rewrites.metrics.evaluate import open_program

@@ -14,7 +14,7 @@ from formats.core.errors import InputError
 from opmatrix.files.checkpoint import open_model
 from opmatrix.inference.pooling import normalise_rows
 from rewrites.encoders import kept_programs, searched
-from rewrites.encoders.vectors import PRECISIONS, quantise
+from rewrites.encoders.embedding_forms import PRECISIONS, quantise
 
 TEXTS = ["the bank of a river", "dry", "", "The River runs dry ? " * 9, "a bank runs"]
 PROMPTS = {"query": "the bank: ", "document": "", "short": "a "}
@@ -67,7 +67,7 @@ def test_a_program_is_searched_for_once_and_again_for_other_files(place, embedde
 
 def test_a_kept_program_that_cannot_be_read_is_searched_for_again(place, embedder, monkeypatch):
     checkpoint, searches = kept_programs.as_encoder(open_model(str(place / "embedder"))), []
-    file = place / "cache" / "encoders" / kept_programs.identity(checkpoint) / "program.json"
+    file = place / "cache" / "encoders" / kept_programs.digest_checkpoint(checkpoint) / "program.json"
     file.write_text("{" + file.read_text())
     monkeypatch.setattr(searched, "find_exact", lambda checkpoint: searches.append(1) or embedder.program)
     for _ in range(2):
@@ -85,7 +85,7 @@ def test_a_saved_directory_is_a_name_too(place, embedder, reranker):
 
 def test_a_cache_that_cannot_be_written_is_told_of(place, embedder, caplog):
     (place / "file").write_text("")
-    kept_programs.keep(embedder.program, place / "file" / "encoders" / "0")
+    kept_programs.keep_program(embedder.program, place / "file" / "encoders" / "0")
     assert "program of an encoder: not kept" in caplog.text
 
 

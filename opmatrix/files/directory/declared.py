@@ -47,10 +47,10 @@ IGNORED_KEYS = "unpad_inputs", "query_length", "document_length"  # they change 
 
 def embeds(directory: Path) -> bool:
     """True if files beside a checkpoint declare how rows become embeddings."""
-    return (directory / MODULES).exists() and not scores(directory)
+    return (directory / MODULES).exists() and not declares_scores(directory)
 
 
-def scores(directory: Path) -> bool:
+def declares_scores(directory: Path) -> bool:
     """True if files beside a checkpoint declare that it scores texts, or pairs of them."""
     return read_entries(directory / PROMPTS, absent=True).said.get("model_type") == SCORES
 

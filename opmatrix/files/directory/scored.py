@@ -3,7 +3,6 @@ pairs. No class that a file names is imported."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from opmatrix.files.directory.declared import (
     IGNORED_KEYS,
@@ -30,13 +29,14 @@ MOST_LABELS = 1 << 20
 OLD_ACTIVATION = "sbert_ce_default_activation_function"
 
 
-def read_scoring(config: Mapping[str, Any], directory: Path) -> Scoring:
+def read_scoring(config: Mapping[str, object], directory: Path) -> Scoring:
     """Read the scoring that a config and the files beside it declare. By default a single score is a sigmoid, and
     several are as they are. Raises InputError that names the file and the entry."""
     labels = read_labels(DeclaredEntries(directory / CONFIG, dict(config)))
     named = read_activation(DeclaredEntries(directory / CONFIG, dict(config)), directory)
     activation = named or ("sigmoid" if len(labels) == 1 else IDENTITY)
-    kinds = type(config.get("type_vocab_size")) is int and config["type_vocab_size"] > 1
+    count = config.get("type_vocab_size")
+    kinds = isinstance(count, int) and count > 1
     return Scoring(labels, activation, kinds and gives_kinds(directory, config))
 
 

@@ -97,7 +97,7 @@ def class_of(model: JsonObject, files: TokenizerFiles) -> TokenizerClass | None:
     return None if registered == PLAIN_CLASS else TOKENIZER_CLASSES.get(name.removesuffix("Fast"))
 
 
-def gives_kinds(directory: Path, model: Mapping[str, Any]) -> bool:
+def gives_kinds(directory: Path, model: Mapping[str, object]) -> bool:
     """True if the tokenizer of a directory, whose config.json is `model`, gives the kinds of tokens to the model: the
     second text of a pair is then of another kind. Raises InputError if a name in the files is no text."""
     files = TokenizerFiles.read(directory)

@@ -4,7 +4,6 @@ JSON."""
 
 import re
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
@@ -38,14 +37,14 @@ class Scoring:
 
     def activate(self, scores: Floats) -> Floats:
         """Return scores (S, labels) behind the activation."""
-        return activate(self.activation, scores)
+        return apply_activation(self.activation, scores)
 
     def described(self) -> dict[str, object]:
         """Return the scoring as JSON."""
         return asdict(self) | {"labels": [*self.labels]}
 
     @classmethod
-    def parsed(cls, value: Any, where: str) -> "Scoring | None":
+    def parsed(cls, value: object, where: str) -> "Scoring | None":
         """Return the scoring that `described` has written; None for None. Raises InputError that names the entry."""
         if value is None:
             return None
@@ -53,6 +52,7 @@ class Scoring:
         expect(
             isinstance(value, dict) and sorted(value) == sorted(names), where, value, f"an object of {', '.join(names)}"
         )
+        assert isinstance(value, dict)
         labels, activation = value["labels"], value["activation"]
         expect(isinstance(labels, list) and bool(labels), f"{where}: labels", labels, "a list of names")
         known = activation in TORCH_CLASSES.values()
@@ -61,7 +61,7 @@ class Scoring:
         return cls(texts, activation, truth(value["kinds"], f"{where}: kinds"))
 
 
-def activate(name: str, scores: Floats) -> Floats:
+def apply_activation(name: str, scores: Floats) -> Floats:
     """Return scores behind the activation of that name, computed in float64 and rounded once."""
     if name == IDENTITY:
         return scores

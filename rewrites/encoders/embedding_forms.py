@@ -3,21 +3,24 @@ tensors; similarities."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.arrays import Floats
 from formats.core.errors import InputError, suggest_name
+from opmatrix.algebra.data import Numeric
 from opmatrix.inference.pooling import normalise_rows
 
-Rows = NDArray[np.float64]
-Similarities = Mapping[str, Callable[[Rows, Rows], Rows]]
-LEVELS = 255  # steps between the least and the greatest number of a column
+Float64Rows = NDArray[np.float64]
+Converted: TypeAlias = Any  # an array, a tensor of torch, or a list of tensors, a row each
+Similarities: TypeAlias = Mapping[str, Callable[[Float64Rows, Float64Rows], Float64Rows]]
+BYTE_STEPS = 255  # steps between the least and the greatest number of a column
 
 
-def shorten(vectors: Floats, width: int | None) -> Floats:
+def cut_columns(vectors: Floats, width: int | None) -> Floats:
     """Return the first `width` columns (Kusupati et al. 2022); None: all of them. Raises InputError for no such
     number."""
     if width is None:
@@ -39,9 +42,9 @@ def unit_rows(vectors: Floats) -> Floats:
 def by_levels(vectors: Floats) -> NDArray[np.uint8]:
     """Return for each number the step that it is on, of 256 from the least to the greatest number of its column."""
     least = vectors.min(0)
-    steps = (vectors.max(0) - least) / LEVELS
+    steps = (vectors.max(0) - least) / BYTE_STEPS
     steps = np.where(steps == 0, 1, steps)
-    levels: NDArray[np.uint8] = np.clip(np.floor((vectors - least) / steps), 0, LEVELS).astype(np.uint8)
+    levels: NDArray[np.uint8] = np.clip(np.floor((vectors - least) / steps), 0, BYTE_STEPS).astype(np.uint8)
     return levels
 
 
@@ -50,21 +53,21 @@ def by_signs(vectors: Floats) -> NDArray[np.uint8]:
     return np.packbits(vectors > 0, axis=-1)
 
 
-def signed(levels: NDArray[np.uint8]) -> NDArray[np.int8]:
+def centre_bytes(levels: NDArray[np.uint8]) -> NDArray[np.int8]:
     """Return bytes less 128."""
     return (levels.astype(np.int16) - 128).astype(np.int8)
 
 
-PRECISIONS: dict[str, Callable[[Floats], NDArray[Any]]] = {  # (S, n) float32 to (S, n) bytes, or (S, n / 8) of bits
+PRECISIONS: dict[str, Callable[[Floats], Numeric]] = {  # (S, n) float32 to (S, n) bytes, or (S, n / 8) of bits
     "float32": lambda vectors: vectors,
-    "int8": lambda vectors: signed(by_levels(vectors)),
+    "int8": lambda vectors: centre_bytes(by_levels(vectors)),
     "uint8": by_levels,
-    "binary": lambda vectors: signed(by_signs(vectors)),
+    "binary": lambda vectors: centre_bytes(by_signs(vectors)),
     "ubinary": by_signs,
 }
 
 
-def quantise(vectors: Floats, precision: str) -> NDArray[Any]:
+def quantise(vectors: Floats, precision: str) -> Numeric:
     """Return embeddings in the numbers of that name. int8 and uint8 are steps of each column over these very rows."""
     return vectors if not len(vectors) else PRECISIONS[precision](vectors)
 
@@ -81,19 +84,19 @@ def check_precision(precision: object) -> str:
 # ---- tensors
 
 
-def loaded_torch() -> Any:
+def loaded_torch() -> ModuleType | None:
     """Return torch if this process has imported it, else None."""
     return sys.modules.get("torch")
 
 
-def as_tensor(array: NDArray[Any]) -> Any:
+def as_tensor(array: Numeric) -> Converted:
     """Return an array as a tensor. Raises InputError where torch is not imported."""
     if (torch := loaded_torch()) is None:
         raise InputError("convert_to_tensor: torch is not imported here: import torch first, or take numpy's arrays")
     return torch.as_tensor(array)
 
 
-def converted(array: NDArray[Any], to_numpy: bool, to_tensor: bool) -> Any:
+def converted(array: Numeric, to_numpy: bool, to_tensor: bool) -> Converted:
     """Return results in the form that is asked for: an array, a tensor, or a list of tensors, a row each."""
     if to_tensor:
         return as_tensor(array)
@@ -105,7 +108,7 @@ def converted(array: NDArray[Any], to_numpy: bool, to_tensor: bool) -> Any:
 # ---- similarities
 
 
-def as_rows(vectors: object) -> Rows:
+def as_rows(vectors: object) -> Float64Rows:
     """Return embeddings of numpy, torch or a list of them as rows of float64; a single one is one row."""
     if isinstance(vectors, Sequence):
         vectors = [np.asarray(vector, np.float64) for vector in vectors]
@@ -128,7 +131,7 @@ MATRICES: Similarities = {
 }
 
 
-def compared(of: Similarities, name: str, first: object, second: object) -> Any:
+def compare_rows(of: Similarities, name: str, first: object, second: object) -> Converted:
     """Return the similarities of embeddings in float32: a tensor where torch is imported, else an array. Raises
     InputError for rows of different lengths."""
     a, b = as_rows(first), as_rows(second)

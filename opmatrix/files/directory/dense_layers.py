@@ -16,8 +16,8 @@ from opmatrix.inference.scores.scoring import IDENTITY, torch_activation
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
 
-SIZES = "in_features", "out_features"
-PLACES = "module_input_name", "module_output_name"
+WIDTH_KEYS = "in_features", "out_features"
+MODULE_NAMES = "module_input_name", "module_output_name"
 EMBEDDING = "sentence_embedding"
 
 
@@ -27,11 +27,11 @@ def dense_layer(folder: Path) -> "Operator":
     from opmatrix.algebra.operators import ACTIVATIONS, I, affine, weight
 
     entries = read_entries(folder / CONFIG)
-    entries.only({*SIZES, *PLACES, "bias", "activation_function", "use_residual"})
-    for key in PLACES:
+    entries.only({*WIDTH_KEYS, *MODULE_NAMES, "bias", "activation_function", "use_residual"})
+    for key in MODULE_NAMES:
         if entries.said.get(key) is not None:
             entries.usual(key, EMBEDDING)
-    n, p = (read_size(entries, key) for key in SIZES)
+    n, p = (read_size(entries, key) for key in WIDTH_KEYS)
     act = torch_activation(entries.said.get("activation_function", "torch.nn.Tanh"), entries.at("activation_function"))
     W = read_tensor(folder, "linear.weight", p, n).T
     layer: Operator = affine(W, read_tensor(folder, "linear.bias", p)) if entries.flag("bias", True) else weight(W)

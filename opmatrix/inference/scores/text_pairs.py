@@ -18,9 +18,9 @@ from opmatrix.inference.text import LineReading, Tokenizer, fault, unpanicked
 if TYPE_CHECKING:
     from opmatrix.runtime.program import Program
 
-Pair: TypeAlias = tuple[str, str]
-Scored: TypeAlias = str | Pair  # a text, or a pair of texts
-Row: TypeAlias = tuple[list[int], list[int]]  # tokens, and a kind for each; both empty for a pair that is skipped
+TextPair: TypeAlias = tuple[str, str]
+Scored: TypeAlias = str | TextPair  # a text, or a pair of texts
+TokenRow: TypeAlias = tuple[list[int], list[int]]  # tokens, and a kind for each; both empty for a pair that is skipped
 
 
 def score_pairs(
@@ -86,7 +86,7 @@ def pair_batches(
 ) -> Iterator[tuple[Batch, list[int]]]:
     """Yield batches in the order of the pairs, as many pairs at a time as fit into `rows` rows, at least one; each with
     the places in it of those that are skipped, which have one token."""
-    pairs, batch, filled = iter(pairs), list[Row](), 0
+    pairs, batch, filled = iter(pairs), list[TokenRow](), 0
     while chunk := [*islice(pairs, CHUNK_TEXTS)]:
         for row in pair_rows(tokenizer, chunk, reading):
             if batch and filled + len(row[0]) > rows:
@@ -98,7 +98,7 @@ def pair_batches(
         yield made_batch(batch, kinds)
 
 
-def made_batch(rows: Sequence[Row], kinds: bool) -> tuple[Batch, list[int]]:
+def made_batch(rows: Sequence[TokenRow], kinds: bool) -> tuple[Batch, list[int]]:
     """Return rows as a batch, and the places of the empty ones."""
     tokens = [row or [0] for row, _ in rows]
     of_kind = [row or [0] for _, row in rows] if kinds else None
@@ -109,13 +109,13 @@ def made_batch(rows: Sequence[Row], kinds: bool) -> tuple[Batch, list[int]]:
 
 
 @unpanicked()
-def pair_rows(tokenizer: Tokenizer, pairs: Sequence[Scored], reading: LineReading) -> list[Row]:
+def pair_rows(tokenizer: Tokenizer, pairs: Sequence[Scored], reading: LineReading) -> list[TokenRow]:
     """Return the tokens of each text or pair, with the kinds of tokens; the prompt is put before its first text. Empty
     for one that is skipped. Raises InputError for one that cannot be read."""
     faults = [pair_fault(pair) for pair in pairs]
     prompt = tokenizer.prompt(reading)
     whole = ["" if why else prompted(pair, prompt) for pair, why in zip(pairs, faults, strict=True)]
-    rows = list[Row]()
+    rows = list[TokenRow]()
     for pair, encoded, why in zip(whole, tokenizer.tokenizer.encode_batch(whole), faults, strict=True):
         shown, cut = " | ".join(texts_of(pair)), reading.truncated
         ids = tokenizer.row(shown, encoded.ids, why, reading, partial(cut_tokens, tokenizer, pair))
@@ -144,7 +144,7 @@ def cut_tokens(tokenizer: Tokenizer, pair: Scored, most: int) -> list[int]:
     return cut_pair(tokenizer, pair, most)[0]
 
 
-def cut_pair(tokenizer: Tokenizer, pair: Scored, most: int) -> Row:
+def cut_pair(tokenizer: Tokenizer, pair: Scored, most: int) -> TokenRow:
     """Return the first tokens of the texts, and all special ones, `most` in all: the longer text is truncated first, as
     transformers does it by default."""
     encode, texts = tokenizer.tokenizer.encode, texts_of(pair)
@@ -152,18 +152,18 @@ def cut_pair(tokenizer: Tokenizer, pair: Scored, most: int) -> Row:
     special = tokenizer.tokenizer.num_special_tokens_to_add(len(texts) == 2)
     if (room := most - special) < 0:
         raise InputError(f"max_seq_length {most} leaves no room for a pair: {special} tokens are special")
-    for part, length in zip(parts, shares([len(part.ids) for part in parts], room), strict=True):
+    for part, length in zip(parts, divide_room([len(part.ids) for part in parts], room), strict=True):
         part.truncate(length)
     first, *second = parts
     row = tokenizer.tokenizer.post_process(first, second[0] if second else None)
     return row.ids, row.type_ids
 
 
-def shares(lengths: Sequence[int], room: int) -> list[int]:
+def divide_room(lengths: Sequence[int], room: int) -> list[int]:
     """Return the tokens that texts keep of `room`: of two, the shorter one keeps all of its tokens if they fill no more
     than half of it, else both keep half.
 
-    >>> shares([3, 9], 8), shares([6, 9], 9), shares([5], 3)
+    >>> divide_room([3, 9], 8), divide_room([6, 9], 9), divide_room([5], 3)
     ([3, 5], [4, 5], [3])"""
     if len(lengths) == 1 or sum(lengths) <= room:
         return [min(length, room) for length in lengths]
