@@ -21,6 +21,7 @@ Public names; `help(om.NAME)` describes each:
 
     models       optimize, explore, open_model, build, promised, FAMILIES
     programs     load, Program, Batch, cached, schedule
+    encoders     SentenceTransformer, CrossEncoder
     laws         laws, prove, symbol, substitute
     machines     partition, plan, Mesh, BatchSizes
     training     pullback, dropout, timed_step
@@ -37,8 +38,9 @@ Public names; `help(om.NAME)` describes each:
     numbers      dense, entrywise
     errors       InputError, FormatError, ShapeError, Infeasible, VerificationError
 
-A module is imported when a name of it is first used. `optimize`, `prove`, `schedule`, `laws` and two errors belong to
-the package `rewrites` above this one: they are found by name at first use, and no other code here refers to it."""
+A module is imported when a name of it is first used. `optimize`, `prove`, `schedule`, `laws`, both encoders and two
+errors belong to the package `rewrites` above this one: they are found by name at first use, and no other code here
+refers to it."""
 
 import os.path
 import sys
@@ -73,6 +75,8 @@ if TYPE_CHECKING:
     from opmatrix.parallel.sharding.mesh import Mesh as Mesh
     from opmatrix.parallel.sharding.partition import partition as partition
     from opmatrix.runtime.program import Program as Program
+    from rewrites.encoders.cross_encoder import CrossEncoder as CrossEncoder
+    from rewrites.encoders.sentence_transformer import SentenceTransformer as SentenceTransformer
     from rewrites.explain.derivations.schedules import schedule as schedule
     from rewrites.explain.exploring.exploration import explore as explore
     from rewrites.extraction import Infeasible as Infeasible
@@ -105,6 +109,8 @@ DOOR = {  # public name -> its module, and its name there
     "FormatError": ("formats.core.arrays", "FormatError"),
     "Infeasible": ("rewrites.extraction", "Infeasible"),
     "VerificationError": ("rewrites.verify", "VerificationError"),
+    "CrossEncoder": ("rewrites.encoders.cross_encoder", "CrossEncoder"),
+    "SentenceTransformer": ("rewrites.encoders.sentence_transformer", "SentenceTransformer"),
     "explore": ("rewrites.explain.exploring.exploration", "explore"),
     "optimize": ("rewrites.run", "optimize"),
     "schedule": ("rewrites.explain.derivations.schedules", "schedule"),

@@ -36,6 +36,7 @@ ENTRY_KINDS = {
     "machines": EntryKind(re.compile(r"[0-9a-f]{16}(\.(peaks|[0-9a-f]{16}))?\.json"), 64),
     "errors": EntryKind(re.compile(r"[0-9a-f]{24}\.json"), 256),
     "processors": EntryKind(re.compile(r"[0-9a-f]{16}\.txt"), 16),
+    "encoders": EntryKind(re.compile(r"[0-9a-f]{24}"), 8),
 }
 CODE = EntryKind(re.compile(r"(?!term-)\w+-[0-9a-f]{16}\.o"), 1024)  # code of kernels, present and earlier ones
 TERM_CODE = EntryKind(re.compile(r"term-[0-9a-f]{16}\.o"), 1024)  # code of kernels made from terms

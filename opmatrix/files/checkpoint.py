@@ -17,14 +17,17 @@ from formats.disk.files import lying, read_json, read_text
 from opmatrix.algebra.data import Data
 from opmatrix.files.adapter import Adapter, Additions
 from opmatrix.files.directory.declared import embeds, read_pooling
+from opmatrix.files.directory.dense_layers import dense_layer
 from opmatrix.files.directory.model_files import CONFIG, INDEX, TOKENIZER, WEIGHTS
+from opmatrix.files.directory.scored import read_scoring, read_texts
 from opmatrix.files.tensors import ExpertTensors, Tensor, find_experts, header
 from opmatrix.inference.pooling import LAST, Pooling
+from opmatrix.inference.scores.scoring import Scoring
 from opmatrix.inference.text import ReadableIds, Tokenizer
 
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
-    from opmatrix.models.config import TensorNames
+    from opmatrix.models.config import Classifier, TensorNames
 
 PICKLED = "pytorch_model.bin"
 SPEAKS = "ForCausalLM", "LMHeadModel"  # endings of the architectures of language models
@@ -80,7 +83,8 @@ class Config(dict[str, object]):
 @dataclass(frozen=True)
 class Checkpoint:
     """A model's directory or GGUF file, opened: its config is read and its tensors are listed, but no tensor is loaded
-    yet. `keys`: the keys of a GGUF file, which hold its tokenizer. `adapter`: is added to its weights."""
+    yet. `keys`: the keys of a GGUF file, which hold its tokenizer. `adapter`: is added to its weights. `declared`: the
+    pooling in place of the one that its files lead to."""
 
     name: str
     directory: Path
@@ -88,6 +92,7 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     keys: dict[str, object] | None = None
     adapter: Adapter | None = None
+    declared: Pooling | None = None
 
     @classmethod
     def open(cls, directory: str | Path, name: str | None = None) -> "Checkpoint":
@@ -231,6 +236,19 @@ class Checkpoint:
                 return name
         return ""
 
+    @property
+    def classifier(self) -> "Classifier | None":
+        """The head of its family that scores texts, if its architecture has that one and no file declares how rows
+        become embeddings; None for any other model."""
+        head = self.layout.classifier
+        return head if head and head.architecture == self.architecture and not embeds(self.directory) else None
+
+    @cached_property
+    def scoring(self) -> Scoring | None:
+        """The labels that it scores texts by, and how; None for a model without such a head. Raises InputError that
+        names the file and the entry."""
+        return read_scoring(self.config, self.directory) if self.classifier else None
+
     @cached_property
     def head(self) -> str:
         """The head that computes its answers from rows: the tensor on top, or the architecture. Empty if the rows are
@@ -267,11 +285,11 @@ class Checkpoint:
 
     def operator(self, pooled: bool = False) -> "Operator":
         """Build the whole model as an operator, from tokens to features, or to scores of the vocabulary if it `speaks`;
-        with its pooling if `pooled`. Raises InputError as `at` does, if the config's sizes do not fit one another, if
-        the weights hold a tensor of the model's own parts that it does not use, and for the embedding of a model that
-        answers by a head."""
+        with its pooling if `pooled`, or with the head that scores texts if it has one. Raises InputError as `at` does,
+        if the config's sizes do not fit one another, if the weights hold a tensor of the model's own parts that it does
+        not use, and for the embedding of a model that answers by another head."""
         from opmatrix.algebra.shapes import ShapeError
-        from opmatrix.models import build, head
+        from opmatrix.models import build, classify, head
 
         used: set[Tensor] = set()
         beside = self.adapter and Additions(self.adapter, self.prefix)
@@ -286,11 +304,13 @@ class Checkpoint:
 
         with self.config.named():
             try:
-                if pooled and self.head:
+                if pooled and self.head and not self.scoring:
                     raise InputError(f"{self.head}: {self.headless()}")
                 model = build(self.config, at)
-                if pooled:
-                    model = model @ self.pooling().operator()
+                if pooled and self.classifier and self.scoring:
+                    model = model @ classify(self.config, at, self.classifier, len(self.scoring.labels))
+                elif pooled:
+                    model = self.pool(model)
                 # adapters name the head by its own name, tied or not
                 if self.speaks:
                     model = model @ head(self.config, partial(at, called=self.layout.head), self.holds_head())
@@ -299,6 +319,20 @@ class Checkpoint:
             except ShapeError as error:
                 raise InputError(f"config: its sizes do not fit: {error}") from error
         self.complete(used)
+        return model
+
+    def pool(self, model: "Operator") -> "Operator":
+        """Return a model with its pooling, and the layers that come behind pooled rows. Where files leave the rows of a
+        prompt out, rows are pooled when texts are read, and the model stays. Raises InputError for layers behind
+        those."""
+        pooling = self.pooling()
+        if pooling.include_prompt:
+            return model @ pooling.operator(*(dense_layer(self.directory / name) for name in pooling.layers))
+        if pooling.layers:
+            raise InputError(
+                f"{self.directory / pooling.layers[0]}: a layer behind rows that leave a prompt out (include_prompt is "
+                "false) is not supported: take a row a token: --output rows"
+            )
         return model
 
     def holds_head(self) -> bool:
@@ -373,8 +407,12 @@ class Checkpoint:
         return self.said[self.layout.unplaced] if self.layout.unplaced else None
 
     def pooling(self) -> Pooling:
-        """Return the pooling of the rows of a text into one: the row of its last token in a language model, else see
-        opmatrix.files.directory.declared."""
+        """Return the pooling of the rows of a text into one: the row of its last token in a language model, that of the
+        first one if a head scores it, else see opmatrix.files.directory.declared."""
+        if self.declared is not None:
+            return self.declared
+        if self.classifier:
+            return read_texts(self.directory, self.positions)
         return LAST if self.speaks else read_pooling(self.directory, self.positions)
 
 

@@ -20,6 +20,7 @@ from opmatrix.files.placing import recover
 from opmatrix.files.tensors import Tensor, is_printable, tensors
 from opmatrix.inference.parsed_ahead import ParsedAhead
 from opmatrix.inference.pooling import Pooling
+from opmatrix.inference.scores.scoring import Scoring
 from opmatrix.inference.text import Tokenizer, read_tokenizer
 from opmatrix.runtime.program import ARRAY, Constant, Program, Step
 
@@ -270,6 +271,7 @@ def about(places: Mapping[str, Path], meta: Mapping[str, object]) -> dict[str, o
         case limit:
             raise InputError(f"{places['config.json']}: max_position_embeddings is {limit!r:.80}: {AGAIN}")
     Pooling.parsed(whole.get("pooling"), f"{file}: pooling")
+    Scoring.parsed(whole.get("scoring"), f"{file}: scoring")
     return whole
 
 

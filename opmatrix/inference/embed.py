@@ -39,14 +39,20 @@ NPY_MAGIC = b"\x93NUMPY\x01\x00"  # the magic of an .npy file, version 1.0 (NEP 
 
 
 def stream(
-    program: "Program", texts: Texts, rows: int = BATCH_ROWS, truncate: bool | None = None, skip_bad: bool = False
+    program: "Program", texts: Texts, rows: int = BATCH_ROWS, how: LineReading | None = None
 ) -> Iterator[Floats]:
     """Yield blocks (count, n) of embeddings, in the order of the texts: of as many texts as fit into `rows` rows, at
     least one; no block without texts. Raises InputError for a text that is too long, a file that cannot be read, or has
     no line."""
-    return embed_blocks(
-        program, each(texts), rows, reading(texts if isinstance(texts, Path) else None, truncate, skip_bad)
-    )
+    lines_of = texts if isinstance(texts, Path) else None
+    blocks = embed_blocks(program, each(texts), rows, how or reading(lines_of))
+    return first_columns(blocks, program.pooling.width)
+
+
+def first_columns(blocks: Iterable[Floats], width: int | None) -> Iterator[Floats]:
+    """Yield the first `width` columns of blocks; None: all of them (Kusupati et al. 2022)."""
+    for block in blocks:
+        yield block if width is None else block[:, :width]
 
 
 def embed_texts(
@@ -54,12 +60,11 @@ def embed_texts(
     texts: Texts,
     rows: int = BATCH_ROWS,
     progress: OnProgress | bool = True,
-    truncate: bool | None = None,
-    skip_bad: bool = False,
+    how: LineReading | None = None,
 ) -> Floats:
     """Return the blocks of `stream` as one array (S, n), without a row if there is no text."""
-    blocks = followed(stream(program, texts, rows, truncate, skip_bad), quantity(texts), progress)
-    return np.concatenate([*blocks] or [no_rows(program)])
+    blocks = followed(stream(program, texts, rows, how), quantity(texts), progress)
+    return np.concatenate([*blocks] or [*first_columns([no_rows(program)], program.pooling.width)])
 
 
 def no_rows(program: "Program") -> Floats:
@@ -71,9 +76,19 @@ def no_rows(program: "Program") -> Floats:
     return wide[:0]
 
 
-def reading(lines_of: str | Path | None, truncate: bool | None = None, skip_bad: bool = False) -> LineReading:
+def reading(
+    lines_of: str | Path | None, truncate: bool | None = None, skip_bad: bool = False, prompt: str | None = None
+) -> LineReading:
     """Return the options of reading texts: lines of a file or stream with a name, or texts with numbers."""
-    return LineReading(partial(name_line, lines_of) if lines_of else "text {}".format, truncate, skip_bad, ADVICE)
+    name = partial(name_line, lines_of) if lines_of else "text {}".format
+    return LineReading(name, truncate, skip_bad, ADVICE, prompt)
+
+
+def options(program: "Program", texts: Texts, truncate: bool | None, skip_bad: bool, prompt: str | None) -> LineReading:
+    """Return the options of reading texts for a program, with the prompt of that name. Raises InputError for an unknown
+    one."""
+    named = None if prompt is None else program.pooling.named_prompt(prompt)
+    return reading(texts if isinstance(texts, Path) else None, truncate, skip_bad, named)
 
 
 def embed_blocks(program: "Program", texts: Iterable[str], rows: int, reading: LineReading) -> Iterator[Floats]:
@@ -81,9 +96,9 @@ def embed_blocks(program: "Program", texts: Iterable[str], rows: int, reading: L
     is left."""
     if rows < 1:
         raise InputError(f"rows {rows}: a batch has at least 1")
-    done = 0
+    done, left = 0, program.tokenizer.left_out(reading)
     for batch in batches(program.tokenizer, texts, rows, reading):
-        block = program.vectors(batch)
+        block = program.vectors(batch, left)
         first, last = (bisect_left(reading.skipped, at) for at in (done, done + len(block)))
         block[[at - done for at in reading.skipped[first:last]]] = np.nan
         done += len(block)
@@ -108,14 +123,15 @@ def batches(
     tokenizer: Tokenizer, texts: Iterable[str], rows: int = BATCH_ROWS, reading: LineReading | None = None
 ) -> Iterator[Batch]:
     """Yield the texts' tokens in the order of the texts, as many texts at a time as fit into `rows` rows, at least one.
-    A text that is skipped has one token."""
+    A text that is skipped has one token that is pooled."""
     texts, reading, batch_rows, filled = iter(texts), reading or LineReading(), list[list[int]](), 0
+    skipped = [0] * (1 + tokenizer.left_out(reading))
     while chunk := [*islice(texts, CHUNK_TEXTS)]:
         for row in tokenizer.rows(chunk, reading):
             if batch_rows and filled + len(row) > rows:
                 yield Batch(batch_rows)
                 batch_rows, filled = [], 0
-            batch_rows.append(row or [0])
+            batch_rows.append(row or skipped)
             filled += len(batch_rows[-1])
     if batch_rows:
         yield Batch(batch_rows)

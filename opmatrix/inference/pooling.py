@@ -3,8 +3,8 @@ function that makes one row of the rows of its tokens, and whether that is norma
 so that a program stores it as JSON."""
 
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -36,21 +36,38 @@ def lengths(starts: Starts) -> Starts:
     return np.diff(starts)[:, None]
 
 
-def weightedmean(hidden: HiddenRows, starts: Starts) -> HiddenRows:
-    """Return the mean in which the k-th row of a sentence counts k times (Muennighoff 2022, section 3)."""
+def weightedmean(hidden: HiddenRows, starts: Starts, left: int) -> HiddenRows:
+    """Return the mean in which the k-th row of a sentence counts k times (Muennighoff 2022, section 3). `left`: the
+    number of rows that were left out in front of each."""
     count = lengths(starts)
-    place = np.arange(1, starts[-1] + 1) - np.repeat(starts[:-1], count[:, 0])
-    return sum_sentences(hidden * place[:, None], starts) / (count * (count + 1) / 2)
+    place = np.arange(1, starts[-1] + 1) - np.repeat(starts[:-1], count[:, 0]) + left
+    return sum_sentences(hidden * place[:, None], starts) / (count * (count + 1) / 2 + left * count)
 
 
-MODES: dict[str, Callable[[HiddenRows, Starts], HiddenRows]] = {  # (T, n) rows and S + 1 offsets to (S, n)
-    "cls": lambda hidden, starts: hidden[starts[:-1]],
-    "max": lambda hidden, starts: np.maximum.reduceat(hidden, starts[:-1], 0),
-    "mean": lambda hidden, starts: sum_sentences(hidden, starts) / lengths(starts),
-    "mean_sqrt_len_tokens": lambda hidden, starts: sum_sentences(hidden, starts) / np.sqrt(lengths(starts)),
+# (T, n) rows, S + 1 offsets, and the number of rows left out before each sentence, to (S, n)
+MODES: dict[str, Callable[[HiddenRows, Starts, int], HiddenRows]] = {
+    "cls": lambda hidden, starts, left: hidden[starts[:-1]],
+    "max": lambda hidden, starts, left: np.maximum.reduceat(hidden, starts[:-1], 0),
+    "mean": lambda hidden, starts, left: sum_sentences(hidden, starts) / lengths(starts),
+    "mean_sqrt_len_tokens": lambda hidden, starts, left: sum_sentences(hidden, starts) / np.sqrt(lengths(starts)),
     "weightedmean": weightedmean,
-    "lasttoken": lambda hidden, starts: hidden[starts[1:] - 1],
+    "lasttoken": lambda hidden, starts, left: hidden[starts[1:] - 1],
 }
+SIMILARITIES = "cosine", "dot", "euclidean", "manhattan"
+
+
+def leave_out(hidden: HiddenRows, starts: Starts, left: int) -> tuple[HiddenRows, Starts]:
+    """Return rows and offsets without the first `left` rows of each sentence. Raises InputError for one that has no
+    more."""
+    if not left:
+        return hidden, starts
+    if (rows := np.diff(starts)).min() <= left:
+        raise InputError(
+            f"a text has {rows.min()} tokens, and the prompt, which is not pooled here, has {left} of them: "
+            "take a shorter prompt, or a greater max_seq_length"
+        )
+    place = np.arange(starts[-1]) - np.repeat(starts[:-1], rows)
+    return hidden[place >= left], starts - left * np.arange(len(starts))
 
 
 def normalise_rows(vectors: HiddenRows) -> HiddenRows:
@@ -69,25 +86,49 @@ class Pooling:
     section 3).
 
     Results of several modes are put side by side. `prompt` comes before every text, `lower` makes both lower case, and
-    texts are truncated to `max_seq_length` tokens, special ones included."""
+    texts are truncated to `max_seq_length` tokens, special ones included. `prompts` are others, by name;
+    `include_prompt` is false where the rows of a prompt are not pooled. `layers` names layers behind the pooled rows,
+    which only a program that pools has. `width` is the number of columns that are kept, and `similarity` the function
+    that embeddings are compared by, if files declare them."""
 
     modes: tuple[str, ...] = ("mean",)
     normalise: bool = True
     max_seq_length: int | None = None
     prompt: str = ""
     lower: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict, hash=False)
+    include_prompt: bool = True
+    layers: tuple[str, ...] = ()
+    width: int | None = None
+    similarity: str | None = None
 
-    def __call__(self, hidden: HiddenRows, starts: Starts) -> HiddenRows:
+    def __call__(self, hidden: HiddenRows, starts: Starts, left: int = 0) -> HiddenRows:
         """Return one embedding a sentence: `hidden` is (T, n), `starts` the S + 1 row offsets of the sentences; the
-        result is (S, n), with n times the number of modes if there are several. Raises ValueError for a sentence
-        without rows."""
+        result is (S, n), with n times the number of modes if there are several. The first `left` rows of each sentence
+        are not pooled. Raises ValueError for a sentence without rows, InputError for layers behind the pooled rows."""
+        if self.layers:
+            raise InputError(
+                f"{', '.join(self.layers)}: it comes behind the pooled rows, and this program gives a row for each "
+                "token: optimize again with --output pooled"
+            )
         if (rows := np.diff(starts)).min() < 1:
             raise ValueError(f"pooling: every sentence needs at least one row, but the lengths are {rows.tolist()}")
-        pooled: HiddenRows = np.concatenate([MODES[mode](hidden, starts) for mode in self.modes], 1, dtype=np.float64)
+        rest, offsets = leave_out(hidden, starts, left)
+        each_mode = [MODES[mode](rest, offsets, left) for mode in self.modes]
+        pooled: HiddenRows = np.concatenate(each_mode, 1, dtype=np.float64)
         return (normalise_rows(pooled) if self.normalise else pooled).astype(hidden.dtype)
 
-    def operator(self) -> "Operator":
-        """Return the pooling as a term of the algebra, from rows of tokens to a row a sequence."""
+    def named_prompt(self, name: str) -> str:
+        """Return the prompt of that name. Raises InputError, which lists the names, if there is none."""
+        if name in self.prompts:
+            return self.prompts[name]
+        raise InputError(
+            f"prompt {name!r:.60}: there is none of this name: there are {', '.join(self.prompts) or 'none'}"
+        )
+
+    def operator(self, *behind: "Operator") -> "Operator":
+        """Return the pooling as a term of the algebra, from rows of tokens to a row a sequence. `behind`: layers that
+        the pooled rows go through before they are normalised."""
         from opmatrix.algebra.monoids import max, mean
         from opmatrix.algebra.operators import given, pick, product, row, unit_length
         from opmatrix.algebra.term import formula
@@ -101,11 +142,16 @@ class Pooling:
             "weightedmean": lambda x: product(given("members_by_place"), x),
         }
         pooled = formula(lambda x: row(*(terms[mode](x) for mode in self.modes)))
+        for layer in behind:
+            pooled = pooled @ layer
         return pooled @ unit_length() if self.normalise else pooled
 
     def described(self) -> dict[str, object]:
-        """Return the pooling as JSON."""
-        return asdict(self) | {"modes": [*self.modes]}
+        """Return the pooling as JSON. Entries that programs of earlier versions have not are left out if they have
+        their defaults."""
+        entries = asdict(self) | {"modes": [*self.modes], "layers": [*self.layers]}
+        usual = asdict(Pooling()) | {"layers": []}
+        return {name: entry for name, entry in entries.items() if name not in LATER or entry != usual[name]}
 
     @classmethod
     def parsed(cls, value: Any, where: str) -> "Pooling":
@@ -113,8 +159,8 @@ class Pooling:
         entry."""
         if value is None:
             return cls()
-        names = [*cls.__dataclass_fields__]
-        whole = isinstance(value, dict) and sorted(value) == sorted(names)
+        names = [entry.name for entry in fields(cls)]
+        whole = isinstance(value, dict) and {*names} - LATER <= value.keys() <= {*names}
         expect(whole, where, value, f"an object of {', '.join(names)}")
         at = f"{where}: ".__add__
         return cls(
@@ -123,9 +169,15 @@ class Pooling:
             check_count(value["max_seq_length"], at("max_seq_length")),
             check_text(value["prompt"], at("prompt")),
             truth(value["lower"], at("lower")),
+            check_prompts(value.get("prompts", {}), at("prompts")),
+            truth(value.get("include_prompt", True), at("include_prompt")),
+            check_names(value.get("layers", []), at("layers")),
+            check_count(value.get("width"), at("width")),
+            check_similarity(value.get("similarity"), at("similarity")),
         )
 
 
+LATER = frozenset({"prompts", "include_prompt", "layers", "width", "similarity"})  # entries of 0.21 and later
 MEAN, LAST = Pooling(), Pooling(("lasttoken",), normalise=False)  # poolings of encoders; of language models
 
 
@@ -148,6 +200,26 @@ def check_text(value: object, where: str) -> str:
     """Check that an entry is a text without surrogates. Raises InputError that names its place."""
     expect(isinstance(value, str) and not re.search("[\ud800-\udfff]", value), where, value, "valid Unicode")
     return str(value)
+
+
+def check_prompts(value: object, where: str) -> dict[str, str]:
+    """Check prompts by name; null is an empty one. Raises InputError that names the place."""
+    expect(isinstance(value, dict), where, value, "an object of texts")
+    assert isinstance(value, dict)
+    return {name: check_text("" if text is None else text, f"{where}: {name}") for name, text in value.items()}
+
+
+def check_names(value: object, where: str) -> tuple[str, ...]:
+    """Check a list of names. Raises InputError that names its place."""
+    expect(isinstance(value, list), where, value, "a list of names")
+    assert isinstance(value, list)
+    return tuple(check_text(name, where) for name in value)
+
+
+def check_similarity(value: object, where: str) -> str | None:
+    """Check the name of a similarity, or None. Raises InputError that names its place."""
+    expect(value is None or value in SIMILARITIES, where, value, f"of {', '.join(SIMILARITIES)}")
+    return None if value is None else str(value)
 
 
 def check_count(value: Any, where: str) -> int | None:

@@ -22,12 +22,15 @@ LINES = 3  # least lines of a file: one for each part
 @dataclass
 class LineReading:
     """The options of reading texts, one after another, and its results. `name` gives the name in errors of the text at
-    a place, `advice` the remedy for one that is too long."""
+    a place, `advice` the remedy for one that is too long; `prompt` comes before every text, None: the default one;
+    `most`: the number of tokens that texts are truncated to, None: the declared one."""
 
     name: Callable[[int], str] = "text {}".format
     truncate: bool | None = None  # None: if the checkpoint declares a maximum length
     skip_bad: bool = False
     advice: str = "shorten or split it"
+    prompt: str | None = None
+    most: int | None = None
     texts: int = 0  # number of texts read
     truncated: int = 0  # number of texts truncated
     skipped: list[int] = field(default_factory=list)  # places of the texts that cannot be read
@@ -119,20 +122,42 @@ class Tokenizer:
             raise InputError("no text: give at least one")
         return Batch(self.rows(texts, LineReading(truncate=truncate)))
 
+    def prompt(self, reading: LineReading) -> str:
+        """Return the prompt that is put before every text."""
+        return self.pooling.prompt if reading.prompt is None else reading.prompt
+
+    def left_out(self, reading: LineReading) -> int:
+        """Return the number of tokens of a text that are not pooled: those of its prompt, with special ones before it,
+        if the checkpoint leaves them out."""
+        prompt = self.prompt(reading)
+        if self.pooling.include_prompt or not prompt:
+            return 0
+        encoded = self.tokenizer.encode(prompt)
+        return len(encoded.ids) - bool(encoded.special_tokens_mask[-1])
+
     @unpanicked()
     def rows(self, texts: Sequence[str], reading: LineReading) -> list[list[int]]:
         """Return the tokens of each text, an empty list for one that is skipped. Raises InputError for one that cannot
         be read."""
         faults = [fault(text) for text in texts]
-        whole = [self.pooling.prompt + text if why is None else "" for text, why in zip(texts, faults, strict=True)]
+        prompt = self.prompt(reading)
+        whole = [prompt + text if why is None else "" for text, why in zip(texts, faults, strict=True)]
         return [
             self.row(text, row.ids, why, reading)
             for text, row, why in zip(whole, self.tokenizer.encode_batch(whole), faults, strict=True)
         ]
 
-    def row(self, text: str, row: list[int], why: str | None, reading: LineReading) -> list[int]:
+    def row(
+        self,
+        text: str,
+        row: list[int],
+        why: str | None,
+        reading: LineReading,
+        truncated: Callable[[int], list[int]] | None = None,
+    ) -> list[int]:
         """Return the tokens of one text as they enter the model: truncated if that is requested, empty if it is
-        skipped. `why`: the reason why it cannot be read, if that is known."""
+        skipped. `why`: the reason why it cannot be read, if that is known; `truncated` gives so many tokens of it, by
+        default its first ones."""
         place, cut = reading.texts, reading.truncate
         reading.texts += 1
         if cut is None:
@@ -141,9 +166,10 @@ class Tokenizer:
             why = f", {shortened(text)}, has no tokens: leave it out"
         if why is None:
             why = self.unknown(text, row)
-        if why is None and cut and self.most and len(row) > self.most:
+        most = min(filter(None, [reading.most, self.most]), default=None)
+        if why is None and cut and most and len(row) > most:
             reading.truncated += 1
-            return self.cut(text, self.most)
+            return truncated(most) if truncated else self.cut(text, most)
         if why is None and self.limit and len(row) > self.limit:
             why = (
                 f", {shortened(text)}, has {len(row)} tokens, and the model has positions for {self.limit} "

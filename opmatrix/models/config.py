@@ -60,6 +60,16 @@ class StackNames(NamedTuple):
     alone: str = ""
 
 
+class Classifier(NamedTuple):
+    """The head of a family's classifiers, which reads the row of the first token: the architecture that has it, the
+    name of its product with an activation, that activation, and the name of its product that scores labels."""
+
+    architecture: str
+    dense: str
+    act: str
+    scores: str
+
+
 class TensorNames(NamedTuple):
     """The names of a family's tensors in files.
 
@@ -70,7 +80,8 @@ class TensorNames(NamedTuple):
     positions of a model, from its settings. `gguf`: names in GGUF files to names here, # standing for a layer;
     `permuted`: those whose rows GGUF permutes. `stacks`: endings of names of weights of experts, each with its names in
     files. `copies`: names of weights, each with the name of a copy that goes before it where files hold one.
-    `unplaced`: the setting that gives the id of a token that takes no position, which no text may hold."""
+    `unplaced`: the setting that gives the id of a token that takes no position, which no text may hold. `classifier`:
+    the head that scores texts, if the family has one."""
 
     prefix: str = ""
     spellings: tuple[tuple[str, str], ...] = ()
@@ -84,6 +95,7 @@ class TensorNames(NamedTuple):
     stacks: Mapping[str, StackNames] = MappingProxyType({})
     copies: Mapping[str, str] = MappingProxyType({})
     unplaced: str = ""
+    classifier: Classifier | None = None
 
 
 def whole(low: int = 1, high: int = INT32_MAX, default: object = MISSING) -> Key:

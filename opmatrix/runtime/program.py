@@ -23,8 +23,9 @@ from opmatrix.algebra.data import Numeric
 from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.files.certified import longest_seen
 from opmatrix.files.mapped import hash_program, pieces
-from opmatrix.inference.embed import BATCH_ROWS, OnProgress, Texts, embed_texts, mention_length, stream
+from opmatrix.inference.embed import BATCH_ROWS, OnProgress, Texts, embed_texts, mention_length, options, stream
 from opmatrix.inference.pooling import Pooling
+from opmatrix.inference.scores.scoring import Scoring
 from opmatrix.inference.text import Tokenizer, read_tokenizer
 from opmatrix.runtime.codegen.infinite import check_numbers
 from opmatrix.runtime.declarations.costs import Costs
@@ -34,6 +35,7 @@ from opmatrix.runtime.schedule import Schedule
 
 if TYPE_CHECKING:
     from opmatrix.inference.generation import Prompt, Reply
+    from opmatrix.inference.scores.text_pairs import Scored
     from opmatrix.inference.session import Session
 
 ExactRows = NDArray[np.float64]
@@ -202,21 +204,46 @@ class Program(Reopened):
         *,
         truncate: bool | None = None,
         skip_bad: bool = False,
+        prompt: str | None = None,
     ) -> Floats:
         """Return (S, n): an embedding for each text, about `rows` rows at a time, pooled as the checkpoint declares; by
         default the mean of a text's rows, of length one. Texts are one string, any iterable of strings, or the Path of
         a file with one a line; beside the result memory holds a chunk of them. `progress` is called with (done, of);
         True draws a bar for many texts on a terminal. A text that is too long is truncated, special tokens kept, if the
         checkpoint has a max_seq_length; `truncate` True truncates it in any case, False never. With `skip_bad` a text
-        that cannot be embedded has a row of NaN. Raises InputError for a text that is too long or not a text, a file
-        that cannot be read, and a program that was saved without a tokenizer."""
-        return embed_texts(self, texts, rows, progress, truncate, skip_bad)
+        that cannot be embedded has a row of NaN. `prompt` names one that the checkpoint declares, in place of its
+        default. Raises InputError for a text that is too long or not a text, a file that cannot be read, a prompt that
+        is not declared, and a program that was saved without a tokenizer."""
+        return embed_texts(self, texts, rows, progress, options(self, texts, truncate, skip_bad, prompt))
 
     def stream(
-        self, texts: Texts, rows: int = BATCH_ROWS, *, truncate: bool | None = None, skip_bad: bool = False
+        self,
+        texts: Texts,
+        rows: int = BATCH_ROWS,
+        *,
+        truncate: bool | None = None,
+        skip_bad: bool = False,
+        prompt: str | None = None,
     ) -> Iterator[Floats]:
         """Yield the embeddings of `embed` in blocks (count, n), one after another, in the order of the texts."""
-        return stream(self, texts, rows, truncate, skip_bad)
+        return stream(self, texts, rows, options(self, texts, truncate, skip_bad, prompt))
+
+    def score(
+        self,
+        pairs: "Iterable[Scored]",
+        rows: int = BATCH_ROWS,
+        progress: OnProgress | bool = True,
+        *,
+        truncate: bool | None = None,
+        skip_bad: bool = False,
+    ) -> Floats:
+        """Return (S, labels): the scores of each text, or pair of texts, behind the activation that the checkpoint
+        declares. About `rows` rows are computed at a time; the other parameters are those of `embed`. Raises InputError
+        for a program without a head that scores texts, and for a text that cannot be read."""
+        from opmatrix.inference.scores.text_pairs import check_scoring, score_pairs
+
+        scores = score_pairs(self, pairs, rows, progress, truncate, skip_bad)
+        return check_scoring(self).activate(scores)
 
     def generate(
         self,
@@ -289,9 +316,14 @@ class Program(Reopened):
             return batch.starts
         return np.arange(self.schedule.extents(batch)[self.space] + 1)
 
-    def vectors(self, batch: Batch) -> Floats:
-        """Return (S, n): an embedding for each sentence, pooled by the program, or by `pooling`. Raises InputError if
-        the model answers by a head that the program does not have."""
+    def vectors(self, batch: Batch, left: int = 0) -> Floats:
+        """Return (S, n): an embedding for each sentence, pooled by the program, or by `pooling`, which leaves out the
+        first `left` rows of each. Raises InputError if the model answers by a head that the program does not have."""
+        if self.scoring and self.pooled:
+            raise InputError(
+                f"{self.meta.get('model', 'this program')}: it scores texts and pairs of texts and has no embedding: "
+                "program.score(pairs), or om.CrossEncoder"
+            )
         if self.pooled:
             return self.run(batch)
         if head := self.meta.get("head"):
@@ -299,13 +331,19 @@ class Program(Reopened):
                 f"{head!s:.300}: the model returns the scores of a head, and their mean over rows is "
                 "not one of its results: take the rows, program.run(program.tokenizer.encode(texts))"
             )
-        vectors: Floats = self.pooling(self.run(batch), batch.starts)
+        vectors: Floats = self.pooling(self.run(batch), batch.starts, left)
         return vectors
 
     @cached_property
     def pooling(self) -> Pooling:
         """The pooling of a text's rows into one embedding, from `meta`. Raises InputError for an invalid entry."""
         return Pooling.parsed(self.meta.get("pooling"), "meta: pooling")
+
+    @cached_property
+    def scoring(self) -> Scoring | None:
+        """The way in which its model scores texts, from `meta`; None for a model that embeds them. Raises InputError
+        for an invalid entry."""
+        return Scoring.parsed(self.meta.get("scoring"), "meta: scoring")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -265,6 +265,9 @@ def embed_file(
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="write a row of NaN for a line that cannot be embedded")
     ] = False,
+    prompt: Annotated[
+        str | None, typer.Option(metavar="NAME", help="put this prompt of the checkpoint before every line")
+    ] = None,
     own: options.OwnThings = None,
 ) -> None:
     """Embed every line of a FILE with a saved program, one row a line; the output is written whole or not at all. Rows
@@ -276,8 +279,9 @@ def embed_file(
     possible({"--out": (out, embed.replaceable)}, directory, None if file == "-" else file, own)
     program, start = Program.load(directory, laws=own), time.perf_counter()
     texts = embed.read_stdin() if file == "-" else Path(file)
-    how = embed.reading("standard input" if file == "-" else file, truncate, skip_bad)
-    blocks = embed.embed_blocks(program, embed.each(texts), embed.BATCH_ROWS if rows is None else rows, how)
+    named = None if prompt is None else program.pooling.named_prompt(prompt)
+    how = embed.reading("standard input" if file == "-" else file, truncate, skip_bad, named)
+    blocks = embed.stream(program, texts, embed.BATCH_ROWS if rows is None else rows, how)
     count, width = embed.write_npy(embed.followed(blocks, embed.quantity(texts)), out)
     seconds = time.perf_counter() - start
     say(

@@ -22,11 +22,11 @@ LENGTHS = [16] * 256  # lengths of the sentences for an imported program
 
 def open_program(where: str, progress: Callable[..., None] = lambda *_: None, own: Path | None = None) -> Program:
     """Return the program that a directory holds, with the file of the user's own definitions; or the imported program
-    of a checkpoint: one kernel for each operator, no number rounded."""
+    of a checkpoint, with the head that scores texts if it has one: a kernel for each operator, no number rounded."""
     if exists(Path(where) / PROGRAM):
         return Program.load(where, laws=own)
     checkpoint = open_model(where)
-    model = checkpoint.operator()
+    model = checkpoint.operator(pooled=checkpoint.scoring is not None)
     result = search(model, (), calibrated(progress), counted(LENGTHS, patterns(model)), methods=plainly, fusion=False)
     return result.program(source(checkpoint))[0]
 

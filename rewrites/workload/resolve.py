@@ -85,6 +85,7 @@ def source(checkpoint: Checkpoint) -> dict[str, object]:
         SOURCE_ENTRY: name_origin(checkpoint),
         **({ADAPTER_ENTRY: relative(checkpoint.adapter.directory)} if checkpoint.adapter else {}),
         **({"head": checkpoint.head} if checkpoint.head else {}),
+        **({"scoring": checkpoint.scoring.described()} if checkpoint.scoring else {}),
         **({"ends": end_tokens(checkpoint)} if checkpoint.speaks else {}),
         **({} if tokenizer is None else {"tokenizer": tokenizer}),
         **({} if checkpoint.unplaced is None else {"unplaced": checkpoint.unplaced}),

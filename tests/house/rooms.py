@@ -20,6 +20,7 @@ ROOMS = {
         "ranks",
         "report",
         "run",
+        "encoders",
         "cli",
     ),
 }

@@ -1,5 +1,6 @@
 """Heads on top of rows, of every family: what only trained a model is left alone, what answers by it is refused where
-an embedding is asked for, by its name; files that say how rows become embeddings go before both."""
+an embedding is asked for, by its name, unless it is the family's classifier (test_scores.py); files that say how rows
+become embeddings go before all."""
 
 import json
 import re
@@ -103,9 +104,10 @@ ANSWERING = {
     for family, stem in STEMS.items()
 }
 ANSWERING["bert"] |= {"BertForNextSentencePrediction": ["cls.seq_relationship.weight"], "Someone": ["mlp.dense.weight"]}
-ANSWERING["roberta"] |= {"RobertaForSequenceClassification": ["classifier.dense.weight", "classifier.out_proj.bias"]}
-ANSWERING["distilbert"] |= {"DistilBertForSequenceClassification": ["pre_classifier.weight", "classifier.weight"]}
 ANSWERING["gpt2"] |= {"GPT2DoubleHeadsModel": ["lm_head.weight", "multiple_choice_head.summary.weight"]}
+for _family in ANSWERING:
+    if classifier := FAMILIES[_family].layout.classifier:
+        del ANSWERING[_family][classifier.architecture]
 cases = lambda table: [(family, architecture) for family in table for architecture in table[family]]
 
 

@@ -111,6 +111,7 @@ def test_flags_of_older_versions_are_read(tmp_path, flags, wanted):
     assert read(tmp_path, files={"1_Pooling/config.json": json.dumps(said)}).modes == tuple(wanted)
 
 
+ASKED = {"q": "ask:\n", "d": ""}
 BERT, TOKENS, PROMPTS = "sentence_bert_config.json", "tokenizer_config.json", "config_sentence_transformers.json"
 POOL, NORM = "1_Pooling/config.json", "2_Normalize/config.json"
 
@@ -125,8 +126,12 @@ POOL, NORM = "1_Pooling/config.json", "2_Normalize/config.json"
         ({TOKENS: {"model_max_length": 10**30}}, (20,)),
         ({TOKENS: {"model_max_length": 1e30, "truncation_side": "right"}}, (20,)),
         ({BERT: {"processor_kwargs": {}, "query_length": 4, "transformer_task": "feature-extraction"}}, (20,)),
-        ({PROMPTS: {"prompts": {"query": "q: "}, "default_prompt_name": None}}, (20,)),
-        ({PROMPTS: {"prompts": {"query": "ask:\n"}, "default_prompt_name": "query"}}, (20, "ask:\n")),
+        ({PROMPTS: {"prompts": {"query": "q: "}, "default_prompt_name": None}}, (20, "", False, {"query": "q: "})),
+        ({PROMPTS: {"prompts": {"q": "ask:\n", "d": None}, "default_prompt_name": "q"}}, (20, "ask:\n", False, ASKED)),
+        ({PROMPTS: {"prompts": [], "truncate_dim": 8}}, (20, "", False, {}, True, (), 8)),
+        ({PROMPTS: {"similarity_fn_name": "dot"}}, (20, "", False, {}, True, (), None, "dot")),
+        ({PROMPTS: {"similarity_fn_name": "maxsim"}}, (20,)),
+        ({POOL: {"include_prompt": False}}, (20, "", False, {}, False)),
         ({NORM: {"module_input_name": "sentence_embedding", "module_output_name": None}}, (20,)),
     ],
 )
@@ -141,7 +146,9 @@ def typed(*types):
 MODULE = "sentence_transformers.models.{}".format
 TRANSFORMER, POOLING = MODULE("Transformer"), MODULE("Pooling")
 REFUSED = [
-    ("modules.json", typed(TRANSFORMER, POOLING, MODULE("Dense")), "type '.*Dense' is not supported"),
+    ("modules.json", typed(TRANSFORMER, POOLING, MODULE("LSTM")), "type '.*LSTM' is not supported"),
+    ("modules.json", typed(TRANSFORMER, MODULE("Dense")), "Dense is out of order"),
+    ("modules.json", typed(TRANSFORMER, POOLING, MODULE("Normalize"), MODULE("Dense")), "Dense is out of order"),
     ("modules.json", typed(TRANSFORMER, "os.system"), "type 'os.system' is not supported"),
     ("modules.json", typed(TRANSFORMER, "elsewhere.Pooling"), "type 'elsewhere.Pooling'"),
     ("modules.json", typed(TRANSFORMER, 7), "type 7 is"),
@@ -180,7 +187,8 @@ REFUSED = [
     (PROMPTS, {"prompts": ["q"], "default_prompt_name": "q"}, "default_prompt_name is 'q'"),
     (PROMPTS, {"prompts": {"q": 5}, "default_prompt_name": "q"}, "prompts: q is 5"),
     (PROMPTS, {"prompts": {"q": "\ud800"}, "default_prompt_name": "q"}, "prompts: q is .*not valid Unicode"),
-    (PROMPTS, {"truncate_dim": 8}, "truncate_dim is 8"),
+    (PROMPTS, {"truncate_dim": 0}, "truncate_dim is 0"),
+    (PROMPTS, {"prompts": {"q": 5}}, "prompts: q is 5"),
     (PROMPTS, {"model_type": "SparseEncoder"}, "model_type is 'SparseEncoder'"),
     (PROMPTS, {"model_type": "CrossEncoder"}, "model_type is 'CrossEncoder': it scores pairs .* --output rows"),
 ]
@@ -199,15 +207,9 @@ def test_a_pooling_without_its_file_is_refused(tmp_path):
         Checkpoint.open(tmp_path).pooling()
 
 
-def test_a_prompt_that_is_not_to_be_pooled_is_refused(tmp_path):
-    prompts = {PROMPTS: {"prompts": {"query": "q: "}, "default_prompt_name": "query"}}
-    with pytest.raises(InputError, match="include_prompt is false, but the prompt 'q: '"):
-        read(tmp_path, files=prompts | {POOL: {"include_prompt": False}})
-
-
 # ---- what a program keeps
 
-WHOLE = Pooling(("max", "cls"), False, 9, "the ", True)
+WHOLE = Pooling(("max", "cls"), False, 9, "the ", True, {"a": "the ", "b": ""}, False, ("2_Dense",), 4, "manhattan")
 
 
 @pytest.fixture(scope="module")
@@ -243,6 +245,7 @@ def test_what_is_optimised_pools_as_its_checkpoint_and_is_measured_on_cut_texts(
 def test_json_keeps_every_entry():
     assert Pooling.parsed(json.loads(json.dumps(WHOLE.described())), "here") == WHOLE
     assert Pooling.parsed(None, "here") == MEAN == Pooling.parsed(MEAN.described(), "here")
+    assert MEAN.described().keys() == {"modes", "normalise", "max_seq_length", "prompt", "lower"}  # as before 0.21
 
 
 @pytest.mark.parametrize(
@@ -257,7 +260,13 @@ def test_json_keeps_every_entry():
         {"prompt": 3},
         {"prompt": "\udc80"},
         {"lower": None},
-        {"dense": []},
+        {"prompts": []},
+        {"prompts": {"a": 5}},
+        {"include_prompt": 1},
+        {"layers": "2_Dense"},
+        {"width": 0},
+        {"similarity": "angle"},
+        {"other": 1},
     ],
 )
 def test_a_program_of_another_pooling_is_not_loaded(tmp_path, tokenizer, entries):

@@ -92,6 +92,39 @@ def write(directory, *, seed=0, shards=1, number="F32", prefix="", old=False, to
     return directory
 
 
+def classify(directory, labels=1, *, files=None, pairs=True, **changed):
+    """A BERT that scores texts by a head, in a directory. `files`: entries of files beside it; `pairs`: its tokenizer
+    has a template for them, and gives kinds. Returns the directory."""
+    rng, d = np.random.default_rng(labels), CONFIG["hidden_size"]
+    shapes = {"pooler.dense.weight": (d, d), "pooler.dense.bias": (d,), "classifier.weight": (labels, d)}
+    on_top = {name: rng.normal(size=shape).astype("<f4") / 3 for name, shape in shapes.items()}
+    on_top["classifier.bias"] = rng.normal(size=labels).astype("<f4")
+    usual = dict(architectures=["BertForSequenceClassification"], id2label={str(n): f"L{n}" for n in range(labels)})
+    write(directory, tensors=on_top, **(usual | changed))
+    if pairs:
+        write_pair_tokenizer(directory / "tokenizer.json")
+        (directory / "tokenizer_config.json").write_text(json.dumps(KINDS_GIVEN))
+    for name, entries in (files or {}).items():
+        (directory / name).write_text(entries if isinstance(entries, str) else json.dumps(entries))
+    return directory
+
+
+INPUTS = ["input_ids", "token_type_ids", "attention_mask"]
+KINDS_GIVEN = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": INPUTS}
+
+
+def write_pair_tokenizer(path):
+    """The tokenizer of `write_tokenizer` with BERT's template of pairs, the second text of kind 1."""
+    from tokenizers import Tokenizer, processors
+
+    write_tokenizer(path)
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.save(str(path))
+
+
 def pool(directory, mode="cls", normalise=True, files=None, kind="sentence_transformers.models"):
     """Lays beside a checkpoint what sentence-transformers says about it. `files` adds entries to files, or replaces
     some."""

@@ -2,16 +2,30 @@
 any other entry is refused. No class that a file names is imported."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from formats.core.errors import InputError
 from formats.disk.files import read_json
 from opmatrix.files.directory.model_files import CONFIG, MODULES, PROMPTS, TOKENIZER_CONFIG, TRANSFORMER
-from opmatrix.inference.pooling import Pooling, check_count, check_text, expect, modes, truth
+from opmatrix.inference.pooling import (
+    SIMILARITIES,
+    Pooling,
+    check_count,
+    check_prompts,
+    check_text,
+    expect,
+    modes,
+    truth,
+)
 
-KNOWN = "Transformer", "Pooling", "Normalize"  # modules that it may name, in order; the last is optional
+KNOWN = {  # modules that it may name, in order, each with those that it may come behind
+    "Transformer": ("",),
+    "Pooling": ("Transformer",),
+    "Dense": ("Pooling", "Dense"),
+    "Normalize": ("Pooling", "Dense"),
+}
 FLAGS = {  # older names of modes, in the order of their results
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -26,27 +40,54 @@ USUAL = {
     "module_output_name": "token_embeddings",
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
 }
+SCORES = "CrossEncoder"  # the model_type of a model that scores texts
+PROMPTS_KEYS = "__version__", "model_type", "prompts", "default_prompt_name", "similarity_fn_name"
 IGNORED_KEYS = "unpad_inputs", "query_length", "document_length"  # they change no embedding of a plain text
 
 
 def embeds(directory: Path) -> bool:
     """True if files beside a checkpoint declare how rows become embeddings."""
-    return (directory / MODULES).exists()
+    return (directory / MODULES).exists() and not declares_scores(directory)
+
+
+def declares_scores(directory: Path) -> bool:
+    """True if files beside a checkpoint declare that it scores texts, or pairs of them."""
+    return read_entries(directory / PROMPTS, absent=True).said.get("model_type") == SCORES
 
 
 def read_pooling(directory: Path, positions: int) -> Pooling:
     """Read the pooling that the files beside a checkpoint declare. `positions`: the number of positions of the model.
     Without a modules.json the pooling is the mean, normalised to length one. Raises InputError that names the file and
     the unsupported entry."""
-    if not embeds(directory):
+    if not (directory / MODULES).exists():
         return Pooling()
     check_task(directory)
-    folders = modules(directory)
-    prompt, (longest, lower) = prompted(directory / PROMPTS), transformer(directory)
-    which = read_modes(folders["Pooling"] / CONFIG, prompt)
-    if normal := folders.get("Normalize"):
+    folders, beside = modules(directory), read_entries(directory / PROMPTS, absent=True)
+    beside.usual("model_type", "SentenceTransformer")
+    longest, lower = text_limits(directory, USUAL, IGNORED_KEYS)
+    which, include_prompt = read_modes(folders["Pooling"][0] / CONFIG)
+    for normal in folders["Normalize"]:
         check_normalize(normal / CONFIG)
-    return Pooling(which, normal is not None, positions if longest is None else min(longest, positions), prompt, lower)
+    similarity = beside.said.get("similarity_fn_name")
+    return Pooling(
+        which,
+        bool(folders["Normalize"]),
+        positions if longest is None else min(longest, positions),
+        default_prompt(beside),
+        lower,
+        read_prompts(beside),
+        include_prompt,
+        tuple(dense.name for dense in folders["Dense"]),
+        check_count(beside.said.get("truncate_dim"), beside.at("truncate_dim")),
+        similarity if similarity in SIMILARITIES else None,
+    )
+
+
+def read_plain(directory: Path, positions: int) -> Pooling:
+    """Read the treatment of texts and rows by a checkpoint without a modules.json, as sentence-transformers takes it:
+    the mean of rows as it is."""
+    longest, lower = text_limits(directory, USUAL, IGNORED_KEYS)
+    return Pooling(("mean",), False, positions if longest is None else min(longest, positions), "", lower)
 
 
 @dataclass(frozen=True)
@@ -87,9 +128,10 @@ def read_entries(file: Path, absent: bool = False) -> DeclaredEntries:
     return DeclaredEntries(file, content)
 
 
-def modules(directory: Path) -> dict[str, Path]:
-    """Return the folder of each module that modules.json names."""
-    file, folders = directory / MODULES, dict[str, Path]()
+def modules(directory: Path) -> dict[str, list[Path]]:
+    """Return the folders of each kind of module that modules.json names, in their order."""
+    file, last = directory / MODULES, ""
+    folders: dict[str, list[Path]] = {name: [] for name in KNOWN}
     listed = read_json(file)
     whole = isinstance(listed, list) and all(isinstance(entry, dict) for entry in listed)
     expect(whole, str(file), listed, "a list of modules")
@@ -100,38 +142,37 @@ def modules(directory: Path) -> dict[str, Path]:
             raise InputError(f"{file}: a module of type {kind!r:.80} is not supported: only {', '.join(KNOWN)} are")
         beside = isinstance(path, str) and re.fullmatch(r"[\w-]{0,100}", path) is not None
         expect(beside, f"{file}: path", path, "a folder beside it")
-        if KNOWN.index(name) != len(folders):
+        if last not in KNOWN[name]:
             raise InputError(f"{file}: {name} is out of order: supported is the order {', '.join(KNOWN)}")
-        folders[name] = directory / path
-    if "Pooling" not in folders:
+        folders[name].append(directory / path)
+        last = name
+    if not folders["Pooling"]:
         raise InputError(
             f"{file}: it names no Pooling, so no pooling of rows is declared: add the model's Pooling, or "
             "take a row a token from a copy without modules.json: --output rows"
         )
-    if folders["Transformer"] != directory:
-        raise InputError(f"{file}: its Transformer is in {folders['Transformer']}: move its files beside {MODULES}")
+    if folders["Transformer"] != [directory]:
+        places = ", ".join(map(str, folders["Transformer"])) or "no folder"
+        raise InputError(f"{file}: its Transformer is in {places}: move its files beside {MODULES}")
     return folders
 
 
-def read_modes(file: Path, prompt: str) -> tuple[str, ...]:
-    """Return the modes that the config of a Pooling names."""
+def read_modes(file: Path) -> tuple[tuple[str, ...], bool]:
+    """Return the modes that the config of a Pooling names, and false if prompts are not pooled."""
     entries = read_entries(file)
     entries.only({*FLAGS, *WIDTHS, "pooling_mode", "include_prompt"})
-    if not entries.flag("include_prompt", True) and prompt:
-        raise InputError(
-            f"{entries.at('include_prompt')} is false, but the prompt {prompt!r:.60} is always pooled here"
-        )
     flags = [mode for key, mode in FLAGS.items() if entries.flag(key)]
-    return modes(entries.said.get("pooling_mode", flags or "mean"), entries.at("pooling_mode"))
+    named = modes(entries.said.get("pooling_mode", flags or "mean"), entries.at("pooling_mode"))
+    return named, entries.flag("include_prompt", True)
 
 
 def check_task(directory: Path) -> None:
     """Raise InputError for a model that its files declare to score pairs of texts. This is checked before any entry
     about embeddings."""
     entries = read_entries(directory / PROMPTS, absent=True)
-    if entries.said.get("model_type") == "CrossEncoder":
+    if entries.said.get("model_type") == SCORES:
         raise InputError(
-            f"{entries.at('model_type')} is 'CrossEncoder': it scores pairs of texts and has no "
+            f"{entries.at('model_type')} is {SCORES!r}: it scores pairs of texts and has no "
             "embedding: take a model that embeds, or a row a token from a copy without modules.json: --output rows"
         )
 
@@ -145,11 +186,14 @@ def check_normalize(file: Path) -> None:
             entries.usual(key, "sentence_embedding")
 
 
-def prompted(file: Path) -> str:
-    """Return the default prompt, which is put before every text; empty if the file names none."""
-    entries = read_entries(file, absent=True)
-    entries.usual("model_type", "SentenceTransformer")
-    entries.usual("truncate_dim", None)
+def read_prompts(entries: DeclaredEntries) -> dict[str, str]:
+    """Return the prompts that the file declares, by name; none if the entry is no object, as the peer reads it."""
+    prompts = entries.said.get("prompts")
+    return check_prompts(prompts, entries.at("prompts")) if isinstance(prompts, dict) else {}
+
+
+def default_prompt(entries: DeclaredEntries) -> str:
+    """Return the prompt that is put before every text; empty if no default is named."""
     prompts, name = entries.said.get("prompts"), entries.said.get("default_prompt_name")
     if name is None:
         return ""
@@ -159,12 +203,13 @@ def prompted(file: Path) -> str:
     return check_text(prompts[name] or "", entries.at(f"prompts: {name}"))
 
 
-def transformer(directory: Path) -> tuple[int | None, bool]:
-    """Return the number of tokens that a text is truncated to (None: no limit), and True if it becomes lower case."""
+def text_limits(directory: Path, usual: Mapping[str, object], ignored: Collection[str] = ()) -> tuple[int | None, bool]:
+    """Return the number of tokens that a text is truncated to (None: no limit), and True if it becomes lower case.
+    `usual`: the entries about the task, each with its one value; `ignored`: keys that change nothing here."""
     files = [file for name in TRANSFORMER if (file := directory / name).exists()] or [directory / TRANSFORMER[0]]
     entries, tokens = read_entries(files[0], absent=True), read_entries(directory / TOKENIZER_CONFIG, absent=True)
-    entries.only({"max_seq_length", "do_lower_case", *USUAL, *IGNORED_KEYS}, empty=True)
-    for key, wanted in USUAL.items():
+    entries.only({"max_seq_length", "do_lower_case", *usual, *ignored}, empty=True)
+    for key, wanted in usual.items():
         entries.usual(key, wanted)
     tokens.usual("truncation_side", "right")
     longest = check_count(entries.said.get("max_seq_length"), entries.at("max_seq_length"))

@@ -11,6 +11,7 @@ TRANSFORMER = tuple(
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 MODULE = "*/config.json"  # modules.json gives the names of the folders
+DENSE = "*/model.safetensors"  # weights of a Dense layer
 
 # shards of other names are fetched once the index has named them
 FETCHED = (
@@ -27,4 +28,5 @@ FETCHED = (
     PROMPTS,
     *TRANSFORMER,
     MODULE,
+    DENSE,
 )

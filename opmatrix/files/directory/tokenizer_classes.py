@@ -25,7 +25,8 @@ TokenizerPart: TypeAlias = Callable[[JsonObject, JsonObject], JsonObject | None]
 class TokenizerClass:
     """The parts of a tokenizer.json that a class makes from its settings. `named`: its special tokens unless a file
     names others. `template`: the tokens around a text, each as the key of its name and its id if it has no name;
-    without a template that of tokenizer.json stays."""
+    without a template that of tokenizer.json stays. `pair`: the number of last tokens between the texts of a pair, and
+    the kind of the second text."""
 
     named: Mapping[str, str | None]
     flags: Mapping[str, TokenizerFlag]
@@ -34,6 +35,7 @@ class TokenizerClass:
     decoder: TokenizerPart
     normalizer: TokenizerPart = lambda settings, source: None
     template: tuple[tuple[str, int | None], tuple[str, int | None]] | None = None
+    pair: tuple[int, int] = (1, 0)
     extra: tuple[str, ...] = ()  # more special tokens, if no file lists any
     again: bool = False  # True: special tokens are added once more, as plain ones
 
@@ -155,6 +157,7 @@ BERT_TOKENIZER = TokenizerClass(
     constant_part({"type": "WordPiece", "prefix": "##", "cleanup": True}),
     bert_text,
     (("cls_token", 2), ("sep_token", 3)),
+    (1, 1),
 )
 ROBERTA_TOKENIZER = TokenizerClass(
     ROBERTA_TOKENS,
@@ -163,6 +166,7 @@ ROBERTA_TOKENIZER = TokenizerClass(
     byte_letters,
     BYTE_DECODER,
     template=(("cls_token", None), ("sep_token", None)),
+    pair=(2, 0),
 )
 GPT2_TOKENIZER = TokenizerClass(
     dict(unk_token=END, bos_token=END, eos_token=END, pad_token=None),
@@ -188,6 +192,7 @@ XLM_ROBERTA_TOKENIZER = TokenizerClass(
     space_mark,
     characters,
     (("bos_token", None), ("eos_token", None)),
+    (2, 0),
 )
 T5_TOKENIZER = TokenizerClass(
     dict(eos_token="</s>", unk_token="<unk>", pad_token="<pad>"),
@@ -197,7 +202,7 @@ T5_TOKENIZER = TokenizerClass(
     space_mark,
     characters,
     (("", None), ("eos_token", None)),
-    tuple(f"<extra_id_{place}>" for place in range(100)),
+    extra=tuple(f"<extra_id_{place}>" for place in range(100)),
 )
 
 TOKENIZER_CLASSES = {
@@ -222,4 +227,5 @@ REGISTERED = {
     "t5": "T5Tokenizer",
     **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), "Qwen2Tokenizer"),
 }  # by model_type
+WITH_KINDS = ("BertTokenizer",)  # classes that give the kinds of tokens to the model
 MISNAMED = ("qwen2",)  # families whose files name a wrong class

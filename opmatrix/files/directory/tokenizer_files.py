@@ -17,6 +17,7 @@ from opmatrix.files.directory.tokenizer_classes import (
     PLAIN_CLASS,
     REGISTERED,
     TOKENIZER_CLASSES,
+    WITH_KINDS,
     JsonObject,
     TokenizerClass,
     TokenizerFlag,
@@ -94,6 +95,17 @@ def class_of(model: JsonObject, files: TokenizerFiles) -> TokenizerClass | None:
     if not name or str(model.get("model_type")) in MISNAMED:
         return TOKENIZER_CLASSES.get(registered)
     return None if registered == PLAIN_CLASS else TOKENIZER_CLASSES.get(name.removesuffix("Fast"))
+
+
+def gives_kinds(directory: Path, model: Mapping[str, object]) -> bool:
+    """True if the tokenizer of a directory, whose config.json is `model`, gives the kinds of tokens to the model: the
+    second text of a pair is then of another kind. Raises InputError if a name in the files is no text."""
+    files = TokenizerFiles.read(directory)
+    inputs = files.config.get("model_input_names")
+    if isinstance(inputs, list):
+        return "token_type_ids" in inputs
+    registered = REGISTERED.get(str(model.get("model_type")), PLAIN_CLASS)
+    return (class_name(dict(model), files) or registered).removesuffix("Fast") in WITH_KINDS
 
 
 # ---- tokens that files add
@@ -305,18 +317,16 @@ def class_text(
     if kind.again:
         tokens.add_again(tokenizer)
     if kind.template:
-        tokenizer.post_processor = text_between(tokenizer, tokens.named, rows, *kind.template)
+        tokenizer.post_processor = text_between(tokenizer, tokens.named, rows, kind)
     return str(tokenizer.to_str())
 
 
-def text_between(
-    tokenizer: "tokenizers.Tokenizer", named: JsonObject, rows: int | None, *around: tuple[str, int | None]
-) -> Any:
-    """Return the template of a text between two tokens; an empty name means no token. Raises UnfitClass for a token
-    without an id below the number of rows."""
+def text_between(tokenizer: "tokenizers.Tokenizer", named: JsonObject, rows: int | None, kind: TokenizerClass) -> Any:
+    """Return the template of a text between two tokens, and of a pair of texts; an empty name means no token. Raises
+    UnfitClass for a token without an id below the number of rows."""
     from tokenizers.processors import TemplateProcessing
 
-    around_ids = {}
+    around, around_ids = kind.template or (), {}
     for name, default in around:
         token = named.get(name)
         number = default if token is None else tokenizer.token_to_id(str(token))
@@ -328,4 +338,9 @@ def text_between(
         if name:
             around_ids[name] = (str(token), number)
     first, last = (([around_ids[name][0]] if name else []) for name, _ in around)
-    return TemplateProcessing(single=[*first, "$A", *last], special_tokens=list(dict.fromkeys(around_ids.values())))
+    between, second = kind.pair
+    return TemplateProcessing(
+        single=[*first, "$A", *last],
+        pair=[*first, "$A", *last * between, f"$B:{second}", *(f"{token}:{second}" for token in last)],
+        special_tokens=list(dict.fromkeys(around_ids.values())),
+    )

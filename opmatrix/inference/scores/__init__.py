@@ -1,0 +1,1 @@
+"""Texts and pairs of texts, and the scores that models give them."""

@@ -1,0 +1,98 @@
+"""The part that embedders and rerankers share: a program by its name, prompts, and the length that texts are truncated
+to."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from os.path import isdir
+from typing import TypeVar
+
+from formats.core.errors import InputError
+from opmatrix.display.progress import ProgressLine
+from opmatrix.inference.text import LineReading, Tokenizer
+from rewrites.encoders.kept_programs import open_encoder
+from rewrites.encoders.refused import refuse_arguments
+
+Portioned = TypeVar("Portioned")
+
+
+class Encoder:
+    """A program that reads texts, with the names of sentence-transformers. `prompts` by name, and
+    `default_prompt_name`, may be changed; the program may not."""
+
+    device = "cpu"
+    usual_prompts: tuple[str, ...] = ()  # names of prompts that every model has, empty unless files or users say more
+
+    def __init__(
+        self,
+        name: str | os.PathLike[str] | None,
+        prompts: Mapping[str, str | None] | None,
+        default_prompt_name: str | None,
+        where: tuple[str | None, bool],
+        unused: Mapping[str, object],
+    ) -> None:
+        """Open the program of a model. `where`: a revision on the hub, and whether only local files are taken;
+        `unused`: arguments that are refused."""
+        refuse_arguments(type(self).__name__, unused)
+        revision, local = where
+        if local and not isdir(str(name)):
+            raise InputError(f"local_files_only: {name!r:.60} is no directory: give the directory of its files")
+        self.program = open_encoder(f"{name}@{revision}" if revision else str(name) if name is not None else "")
+        declared = self.program.pooling
+        every = {**dict.fromkeys(self.usual_prompts), **declared.prompts, **(prompts or {})}
+        self.prompts = {key: text or "" for key, text in every.items()}
+        named = [key for key, text in declared.prompts.items() if declared.prompt and text == declared.prompt]
+        self.default_prompt_name = default_prompt_name or next(iter(named), None)
+        self.most: int | None = None
+        if self.default_prompt_name is not None:
+            self.find_prompt(self.default_prompt_name)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the program."""
+        return self.program.tokenizer
+
+    @property
+    def max_seq_length(self) -> int | None:
+        """The number of tokens that texts are truncated to, special ones included."""
+        return self.most or self.tokenizer.most
+
+    @max_seq_length.setter
+    def max_seq_length(self, most: int | None) -> None:
+        """Truncate texts to fewer tokens; None: to as many as the model takes."""
+        if most is not None and (type(most) is not int or most <= self.tokenizer.special):
+            raise InputError(f"max_seq_length {most!r:.40}: give a whole number above {self.tokenizer.special}")
+        self.most = most
+
+    def find_prompt(self, name: str) -> str:
+        """Return the prompt of that name. Raises InputError for an unknown one."""
+        if name in self.prompts:
+            return self.prompts[name]
+        there = ", ".join(self.prompts) or "none"
+        raise InputError(f"prompt_name {name!r:.60}: there is no prompt of this name: there are {there}")
+
+    def reading(self, prompt_name: str | None, prompt: str | None) -> LineReading:
+        """Return the options of reading texts behind a prompt, or behind that of a name, or the default one."""
+        name = self.default_prompt_name if prompt_name is None else prompt_name
+        if prompt is None:
+            prompt = "" if name is None else self.find_prompt(name)
+        if not isinstance(prompt, str):
+            raise InputError(f"prompt {prompt!r:.60}: give a text")
+        return LineReading(truncate=True, prompt=prompt, most=self.most)
+
+
+def portions(items: Iterable[Portioned], size: int, shown: bool | None, of: int) -> Iterator[list[Portioned]]:
+    """Yield the items `size` at a time; with `shown`, draw a line of progress on the standard error. Raises InputError
+    for a size below 1."""
+    if type(size) is not int or size < 1:
+        raise InputError(f"batch_size {size!r:.40}: give a whole number above 0")
+    left, done, line = iter(items), 0, ProgressLine("texts") if shown else None
+    try:
+        while portion := [*islice(left, size)]:
+            yield portion
+            done += len(portion)
+            if line:
+                line(done, of)
+    finally:
+        if line:
+            line.end()

@@ -1,0 +1,80 @@
+"""The exact program of an encoder by its name: that of a directory which `optimize` saved, or one that is searched for
+at first use and kept in the user's cache, by checkpoint and machine."""
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from dataclasses import replace
+from os.path import exists, isdir
+from pathlib import Path
+
+from formats.core.errors import InputError
+from formats.disk.cache import guarded, location, make_directory, unkept
+from formats.disk.holdings import ENTRY_KINDS, evict_oldest, removed
+from formats.kernels.engine import objects
+from formats.machine.model import machine_file
+from opmatrix.files.checkpoint import Checkpoint, open_model
+from opmatrix.files.directory.declared import read_plain
+from opmatrix.files.directory.model_files import MODULES
+from opmatrix.files.fetch import MODELS
+from opmatrix.files.loading import PROGRAM
+from opmatrix.runtime.program import Program
+
+ENCODERS = "encoders"  # directory of the cache
+
+
+def open_encoder(name: str | Path) -> Program:
+    """Return the program of a saved directory, or the exact program of a checkpoint: its directory, its name on the
+    hub, or the name of a model that opmatrix fetches. Raises InputError for any other name, and for a language model
+    whose files declare no embedding."""
+    if not isinstance(name, str | Path):
+        raise InputError(f"model {name!r:.60}: give the name of a model, or its directory")
+    if exists(Path(name) / PROGRAM):
+        return Program.load(name)
+    checkpoint = as_encoder(open_model(name))
+    place = location() / ENCODERS / digest_checkpoint(checkpoint)
+    with suppress(InputError, OSError):
+        kept = guarded(place)
+        os.utime(kept)
+        return Program.load(kept)
+    from rewrites.encoders.searched import find_exact  # imports all laws; a program that is kept needs none
+
+    program = find_exact(checkpoint)
+    keep_program(program, place)
+    return program
+
+
+def as_encoder(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint with the pooling that sentence-transformers takes where no file declares one. Raises
+    InputError for a language model."""
+    if checkpoint.speaks:
+        raise InputError(
+            f"{checkpoint.directory}: a language model ({checkpoint.architecture}), and no file declares how its rows "
+            f"become embeddings or scores: take one with a {MODULES}"
+        )
+    plain = not (checkpoint.directory / MODULES).exists() and checkpoint.keys is None
+    if checkpoint.name in MODELS or checkpoint.classifier or not plain:
+        return checkpoint
+    return replace(checkpoint, declared=read_plain(checkpoint.directory, checkpoint.positions))
+
+
+def digest_checkpoint(checkpoint: Checkpoint) -> str:
+    """Return 24 hexadecimal digits that tell a checkpoint, this machine and the code of kernels apart from others: the
+    path of its files, their sizes and times."""
+    home = checkpoint.directory.resolve()
+    files = sorted(path for path in home.rglob("*") if path.is_file()) if isdir(home) else [home]
+    listed = [(str(path), status.st_size, status.st_mtime_ns) for path in files if (status := path.stat())]
+    told = [listed, machine_file().name, objects.key(), repr(checkpoint.declared)]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:24]
+
+
+def keep_program(program: Program, place: Path) -> None:
+    """Save a program in the cache in place of one that could not be read, and remove the one that was not used for
+    longest where there are too many. A failure is reported."""
+    try:
+        removed([place])
+        program.save(guarded(make_directory(place.parent)) / place.name)
+        evict_oldest(place.parent, ENTRY_KINDS[ENCODERS])
+    except (OSError, InputError) as error:
+        unkept("program of an encoder", place.parent, error)

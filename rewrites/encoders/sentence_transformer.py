@@ -1,0 +1,265 @@
+"""Embeddings by the calls of sentence-transformers: its names of parameters, their order and their defaults, by exact
+programs and without torch."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from formats.core.arrays import Floats
+from formats.core.errors import InputError
+from opmatrix.inference.embed import BATCH_ROWS, embed_blocks, no_rows
+from opmatrix.inference.pooling import check_similarity
+from opmatrix.inference.text import LineReading
+from rewrites.encoders.embedding_forms import (
+    MATRICES,
+    PAIRWISE,
+    Converted,
+    Similarities,
+    check_precision,
+    compare_rows,
+    converted,
+    cut_columns,
+    quantise,
+    unit_rows,
+)
+from rewrites.encoders.encoder import Encoder, portions
+from rewrites.encoders.refused import refuse_arguments
+
+EMBEDDING = "sentence_embedding"
+DOCUMENTS = "document", "passage", "corpus"  # names of prompts for documents; the first that there is counts
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The form in which embeddings are asked for, with the names of `encode`'s parameters."""
+
+    batch_size: int
+    show_progress_bar: bool | None
+    precision: str
+    normalize_embeddings: bool
+    truncate_dim: int | None
+
+
+class SentenceTransformer(Encoder):
+    """A model that embeds texts: a name, a directory of a checkpoint, or one that `optimize` saved. At first use the
+    exact program is searched for, in seconds, and kept in the user's cache. Raises InputError for a model that does not
+    embed texts, and for arguments of other devices, of torch's modules and of the hub's code."""
+
+    usual_prompts = ("query", "document")
+
+    def __init__(
+        self,
+        model_name_or_path: str | None = None,
+        *,
+        modules: object = None,
+        device: str | None = None,
+        prompts: Mapping[str, str] | None = None,
+        default_prompt_name: str | None = None,
+        cache_folder: str | None = None,
+        trust_remote_code: bool = False,
+        revision: str | None = None,
+        local_files_only: bool = False,
+        token: bool | str | None = None,
+        use_auth_token: bool | str | None = None,
+        model_kwargs: Mapping[str, object] | None = None,
+        processor_kwargs: Mapping[str, object] | None = None,
+        config_kwargs: Mapping[str, object] | None = None,
+        model_card_data: object = None,
+        backend: str = "torch",
+        similarity_fn_name: str | None = None,
+        truncate_dim: int | None = None,
+    ) -> None:
+        unused = dict(
+            modules=modules,
+            device=device,
+            cache_folder=cache_folder,
+            trust_remote_code=trust_remote_code,
+            token=token,
+            use_auth_token=use_auth_token,
+            model_kwargs=model_kwargs,
+            processor_kwargs=processor_kwargs,
+            config_kwargs=config_kwargs,
+            backend=backend,
+        )
+        super().__init__(model_name_or_path, prompts, default_prompt_name, (revision, local_files_only), unused)
+        if self.program.scoring:
+            raise InputError(f"{model_name_or_path}: it scores texts and pairs of texts: om.CrossEncoder")
+        declared = self.program.pooling
+        self.similarity_fn_name = similarity_fn_name or declared.similarity or "cosine"
+        check_similarity(self.similarity_fn_name, "similarity_fn_name")
+        self.truncate_dim = declared.width if truncate_dim is None else truncate_dim
+        cut_columns(no_rows(self.program), self.truncate_dim)
+
+    # ---- texts to embeddings
+
+    def encode(
+        self,
+        inputs: str | Sequence[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        output_value: str | None = EMBEDDING,
+        precision: str = "float32",
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        device: str | None = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        pool: object = None,
+        chunk_size: int | None = None,
+        **kwargs: object,
+    ) -> Converted:
+        """Return the embeddings of texts (S, n), of one text (n). Texts are truncated to `max_seq_length`; `prompt`, or
+        the prompt of `prompt_name`, comes before each. `batch_size` bounds the texts of a run: numbers do not depend on
+        it. int8 and uint8 are steps of each column over these very texts. Raises InputError for what is no text."""
+        kwargs.pop("task", None)
+        refuse_arguments("encode", dict(device=device, pool=pool, chunk_size=chunk_size) | kwargs)
+        if output_value != EMBEDDING:
+            raise InputError(f"output_value {output_value!r:.40}: {EMBEDDING} alone: rows are of program.run(tokens)")
+        single = isinstance(inputs, str)
+        texts = [str(inputs)] if single else read_texts(inputs)
+        width = self.truncate_dim if truncate_dim is None else truncate_dim
+        wanted = Wanted(batch_size, show_progress_bar, check_precision(precision), normalize_embeddings, width)
+        vectors = self.embed(texts, self.reading(prompt_name, prompt), wanted)
+        result = vectors if len(texts) else np.array([])
+        return converted(result[0] if single else result, convert_to_numpy or single, convert_to_tensor)
+
+    def encode_query(
+        self,
+        inputs: str | Sequence[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        output_value: str | None = EMBEDDING,
+        precision: str = "float32",
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        device: str | None = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        pool: object = None,
+        chunk_size: int | None = None,
+        **kwargs: object,
+    ) -> Converted:
+        """Return the embeddings of queries, as `encode` does, behind the prompt "query" unless another is named."""
+        return self.encode(
+            inputs,
+            self.usual_name(("query",), prompt_name, prompt),
+            prompt,
+            batch_size,
+            show_progress_bar,
+            output_value,
+            precision,
+            convert_to_numpy,
+            convert_to_tensor,
+            device,
+            normalize_embeddings,
+            truncate_dim,
+            pool,
+            chunk_size,
+            **kwargs,
+        )
+
+    def encode_document(
+        self,
+        inputs: str | Sequence[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool | None = None,
+        output_value: str | None = EMBEDDING,
+        precision: str = "float32",
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        device: str | None = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        pool: object = None,
+        chunk_size: int | None = None,
+        **kwargs: object,
+    ) -> Converted:
+        """Return the embeddings of documents, as `encode` does, behind the first prompt of DOCUMENTS that there is
+        unless another is named."""
+        return self.encode(
+            inputs,
+            self.usual_name(DOCUMENTS, prompt_name, prompt),
+            prompt,
+            batch_size,
+            show_progress_bar,
+            output_value,
+            precision,
+            convert_to_numpy,
+            convert_to_tensor,
+            device,
+            normalize_embeddings,
+            truncate_dim,
+            pool,
+            chunk_size,
+            **kwargs,
+        )
+
+    def usual_name(self, usual: Sequence[str], prompt_name: str | None, prompt: str | None) -> str | None:
+        """Return the name of a prompt that is asked for, or else the first of the usual ones that there is."""
+        if prompt_name is not None or prompt is not None:
+            return prompt_name
+        return next((name for name in usual if name in self.prompts), None)
+
+    def embed(self, texts: Sequence[str], reading: LineReading, wanted: Wanted) -> Converted:
+        """Return the embeddings of texts in the form that is asked for."""
+        blocks = [no_rows(self.program)]
+        for portion in portions(texts, wanted.batch_size, wanted.show_progress_bar, len(texts)):
+            blocks += embed_blocks(self.program, portion, BATCH_ROWS, reading)
+        vectors: Floats = cut_columns(np.concatenate(blocks), wanted.truncate_dim)
+        if wanted.normalize_embeddings:
+            vectors = unit_rows(vectors)
+        return quantise(vectors, wanted.precision)
+
+    # ---- what embeddings are, and how they compare
+
+    def get_embedding_dimension(self) -> int:
+        """Return the number of columns of an embedding."""
+        return int(cut_columns(no_rows(self.program), self.truncate_dim).shape[1])
+
+    def get_sentence_embedding_dimension(self) -> int:
+        """Return the number of columns of an embedding."""
+        return self.get_embedding_dimension()
+
+    @contextmanager
+    def truncate_embeddings(self, truncate_dim: int | None) -> Iterator[None]:
+        """Let `encode` give so many columns inside the block."""
+        before, self.truncate_dim = self.truncate_dim, truncate_dim
+        try:
+            yield
+        finally:
+            self.truncate_dim = before
+
+    def similarity(self, embeddings1: object, embeddings2: object) -> Converted:
+        """Return (a, b): the similarity of each of `embeddings1` (a, n) with each of `embeddings2` (b, n)."""
+        return self.compare(MATRICES, embeddings1, embeddings2)
+
+    def similarity_pairwise(self, embeddings1: object, embeddings2: object) -> Converted:
+        """Return (a): the similarity of each of `embeddings1` (a, n) with the one of `embeddings2` (a, n) at its
+        place."""
+        return self.compare(PAIRWISE, embeddings1, embeddings2)
+
+    def compare(self, of: Similarities, first: object, second: object) -> Converted:
+        """Return similarities by the function of its name: tensors where torch is imported, else arrays."""
+        check_similarity(self.similarity_fn_name, "similarity_fn_name")
+        return compare_rows(of, self.similarity_fn_name, first, second)
+
+
+def read_texts(inputs: object) -> list[str]:
+    """Return texts as a list. Raises InputError, which names the first one that is no text, or for what is no sequence
+    of texts."""
+    if isinstance(inputs, bytes | Mapping) or not hasattr(inputs, "__iter__"):
+        raise InputError(f"inputs {inputs!r:.60}: give a text, or a list of texts")
+    texts = list(inputs)
+    for at, text in enumerate(texts):
+        if not isinstance(text, str):
+            pair = " (a pair is scored by om.CrossEncoder)" if isinstance(text, list | tuple) else ""
+            raise InputError(f"text {at} is {text!r:.60}, no string: give strings{pair}")
+    return texts
