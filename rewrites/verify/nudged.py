@@ -59,7 +59,8 @@ class NudgedSums(Nudged):
         """Multiply each number by 1 plus the changes, up to `unit`, of all partial sums that it is in when columns are
         added in order: s_j = (s_(j-1) + x_j w_j)(1 + d_j) (Higham 2002, section 3.1). Adding 0 rounds nothing."""
         drawn = self.rng.uniform(-1, 1, array.shape) * (array != 0)
-        return array * (1 + self.unit * drawn[..., ::-1].cumsum(-1)[..., ::-1])
+        changes: NDArray[np.floating] = drawn[..., ::-1].cumsum(-1)[..., ::-1]
+        return array * (1 + self.unit * changes)
 
 
 def nudge_along(
