@@ -27,9 +27,10 @@ from opmatrix.inference.text import ReadableIds, Tokenizer
 
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
-    from opmatrix.models.config import Classifier, TensorNames
+    from opmatrix.models.config import TensorNames
 
 PICKLED = "pytorch_model.bin"
+CLASSIFIES = "ForSequenceClassification"  # the ending of the architectures of models that score texts
 SPEAKS = "ForCausalLM", "LMHeadModel"  # endings of the architectures of language models
 # endings of the architectures of models that answer by a head
 ANSWERS = tuple(
@@ -237,17 +238,17 @@ class Checkpoint:
         return ""
 
     @property
-    def classifier(self) -> "Classifier | None":
-        """The head of its family that scores texts, if its architecture has that one and no file declares how rows
-        become embeddings; None for any other model."""
-        head = self.layout.classifier
-        return head if head and head.architecture == self.architecture and not embeds(self.directory) else None
+    def classifies(self) -> bool:
+        """True for a model that scores texts by a head that its family has: its architecture says so, and no file
+        declares how rows become embeddings."""
+        headed = self.layout.classifier is not None and self.architecture.endswith(CLASSIFIES)
+        return headed and not embeds(self.directory)
 
     @cached_property
     def scoring(self) -> Scoring | None:
         """The labels that it scores texts by, and how; None for a model without such a head. Raises InputError that
         names the file and the entry."""
-        return read_scoring(self.config, self.directory) if self.classifier else None
+        return read_scoring(self.config, self.directory) if self.classifies else None
 
     @cached_property
     def head(self) -> str:
@@ -307,8 +308,8 @@ class Checkpoint:
                 if pooled and self.head and not self.scoring:
                     raise InputError(f"{self.head}: {self.headless()}")
                 model = build(self.config, at)
-                if pooled and self.classifier and self.scoring:
-                    model = model @ classify(self.config, at, self.classifier, len(self.scoring.labels))
+                if pooled and self.classifies and self.scoring:
+                    model = model @ classify(self.config, at, len(self.scoring.labels))
                 elif pooled:
                     model = self.pool(model)
                 # adapters name the head by its own name, tied or not
@@ -411,7 +412,7 @@ class Checkpoint:
         first one if a head scores it, else see opmatrix.files.directory.declared."""
         if self.declared is not None:
             return self.declared
-        if self.classifier:
+        if self.classifies:
             return read_texts(self.directory, self.positions)
         return LAST if self.speaks else read_pooling(self.directory, self.positions)
 

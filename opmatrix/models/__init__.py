@@ -6,19 +6,10 @@ from typing import Any
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Promised
-from opmatrix.algebra.operators import ACTIVATIONS, affine, pick, weight
+from opmatrix.algebra.operators import weight
 from opmatrix.algebra.shapes import LiveSize, as_int, expression
 from opmatrix.algebra.term import Operator
-from opmatrix.models.config import (
-    ArraySource,
-    Classifier,
-    Family,
-    Settings,
-    TensorNames,
-    one_of,
-    refuse_names,
-    settings,
-)
+from opmatrix.models.config import ArraySource, Family, Settings, TensorNames, one_of, refuse_names, settings
 from opmatrix.models.deepseek import deepseek_v3
 from opmatrix.models.encoders.bert import bert, distilbert, roberta, t5
 from opmatrix.models.encoders.gemma import gemma3_text
@@ -154,18 +145,13 @@ def head(config: Settings, at: ArraySource, stored: bool = False) -> Operator:
     return scores
 
 
-def classify(config: Settings, at: ArraySource, head: Classifier, labels: int) -> Operator:
-    """Build the operator from features to a score for each label, a row a text: the row of the first token through a
-    product with an activation, then one that scores (Devlin et al. 2018, section 4.1)."""
-    n = normalise_config(config)["hidden_size"]
-
-    def linear(name: str, p: int) -> Operator:
-        """Build x @ W + b; files store W as (outputs, inputs)."""
-        return affine(at(f"{name}.weight", p, n).T, at(f"{name}.bias", p))
-
-    inner = linear(head.dense, n) @ ACTIVATIONS[head.act]
-    scored: Operator = pick("first") @ inner @ linear(head.scores, labels)
-    return scored
+def classify(config: Settings, at: ArraySource, labels: int) -> Operator:
+    """Build the operator from features to a score for each label, a row a text. Raises InputError for a family without
+    a head that scores texts."""
+    classifier = layout(config).classifier
+    if classifier is None:
+        raise InputError(f"config: {family_of(config)} has no head that scores texts")
+    return classifier(normalise_config(config), at, labels)
 
 
 def promised(config: Settings, scores: bool = False) -> Operator:

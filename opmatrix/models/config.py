@@ -60,16 +60,6 @@ class StackNames(NamedTuple):
     alone: str = ""
 
 
-class Classifier(NamedTuple):
-    """The head of a family's classifiers, which reads the row of the first token: the architecture that has it, the
-    name of its product with an activation, that activation, and the name of its product that scores labels."""
-
-    architecture: str
-    dense: str
-    act: str
-    scores: str
-
-
 class TensorNames(NamedTuple):
     """The names of a family's tensors in files.
 
@@ -81,7 +71,7 @@ class TensorNames(NamedTuple):
     `permuted`: those whose rows GGUF permutes. `stacks`: endings of names of weights of experts, each with its names in
     files. `copies`: names of weights, each with the name of a copy that goes before it where files hold one.
     `unplaced`: the setting that gives the id of a token that takes no position, which no text may hold. `classifier`:
-    the head that scores texts, if the family has one."""
+    the builder of the head that scores texts for a number of labels, if the family has one."""
 
     prefix: str = ""
     spellings: tuple[tuple[str, str], ...] = ()
@@ -95,7 +85,7 @@ class TensorNames(NamedTuple):
     stacks: Mapping[str, StackNames] = MappingProxyType({})
     copies: Mapping[str, str] = MappingProxyType({})
     unplaced: str = ""
-    classifier: Classifier | None = None
+    classifier: "Classifier | None" = None
 
 
 def whole(low: int = 1, high: int = INT32_MAX, default: object = MISSING) -> Key:
@@ -140,6 +130,7 @@ def optional(key: Key) -> Key:
 
 
 Family: TypeAlias = Callable[[Settings, ArraySource], Operator]
+Classifier: TypeAlias = Callable[[Settings, ArraySource, int], Operator]  # from the rows of a text to its labels
 
 
 def declares(layout: TensorNames = TensorNames(), /, **keys: Key) -> Callable[[Family], Family]:

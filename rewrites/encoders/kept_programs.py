@@ -54,7 +54,7 @@ def as_encoder(checkpoint: Checkpoint) -> Checkpoint:
             f"become embeddings or scores: take one with a {MODULES}"
         )
     plain = not (checkpoint.directory / MODULES).exists() and checkpoint.keys is None
-    if checkpoint.name in MODELS or checkpoint.classifier or not plain:
+    if checkpoint.name in MODELS or checkpoint.classifies or not plain:
         return checkpoint
     return replace(checkpoint, declared=read_plain(checkpoint.directory, checkpoint.positions))
 

@@ -7,21 +7,23 @@ import checkpoints
 import numpy as np
 import pytest
 import standin
+from scipy.special import erf
 from test_families import BERT, CASES
 
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.data import Promised
 from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import open_model
 from opmatrix.inference.scores.scoring import IDENTITY, TORCH_CLASSES, Scoring, apply_activation, torch_activation
 from opmatrix.inference.scores.text_pairs import divide_room, pair_rows
 from opmatrix.inference.text import LineReading
-from opmatrix.models import FAMILIES, tensors
+from opmatrix.models import FAMILIES, classify, tensors
 from opmatrix.runtime.program import Program
 from rewrites.metrics import evaluate
 
 CONFIGS = {"bert": BERT} | {family: config for family, config, _ in reversed(CASES.values())}
-CLASSIFIERS = {name: family.layout.classifier for name, family in FAMILIES.items() if family.layout.classifier}
+CLASSIFIERS = [name for name, family in FAMILIES.items() if family.layout.classifier]
 BATCH = Batch([[3, 4, 5, 6, 7], [8]])
 PAIRS = [
     ("the bank", "a river"),
@@ -34,16 +36,53 @@ PAIRS = [
 CONFIG, SENTENCES = "config.json", "config_sentence_transformers.json"
 
 
+def affine(numbers, name, x):
+    """x @ W + b of a stored product."""
+    return x @ numbers[f"{name}.weight"].T + numbers[f"{name}.bias"]
+
+
+def first_row(inner, act, scores):
+    """The formula of a head that reads the row of the first token."""
+    return lambda numbers, first: affine(numbers, scores, act(affine(numbers, inner, first)))
+
+
+def modernbert(numbers, first):
+    """A product without a bias, gelu, a norm without a shift, a product."""
+    x = first @ numbers["head.dense.weight"].T
+    x = x * (1 + erf(x / 2**0.5)) / 2
+    x = x - x.mean(1, keepdims=True)
+    normed = x / np.sqrt((x**2).mean(1, keepdims=True) + 1e-5) * numbers["head.norm.weight"]
+    return affine(numbers, "classifier", normed)
+
+
+POOLED, ON_TOP = (
+    first_row("pooler.dense", np.tanh, "classifier"),
+    first_row("classifier.dense", np.tanh, "classifier.out_proj"),
+)
+FORMULAS = {
+    **dict.fromkeys(["bert", "gte", "new"], POOLED),
+    **dict.fromkeys(["roberta", "xlm-roberta", "camembert", "mpnet"], ON_TOP),
+    "distilbert": first_row("pre_classifier", lambda u: np.maximum(u, 0), "classifier"),
+    "electra": first_row("classifier.dense", lambda u: u * (1 + erf(u / 2**0.5)) / 2, "classifier.out_proj"),
+    "albert": first_row("pooler", np.tanh, "classifier"),
+    "modernbert": modernbert,
+}
+
+
 def write(home, family, labels):
     """A checkpoint of a family with its head on top."""
-    head, config = CLASSIFIERS[family], CONFIGS[family] | {"model_type": family}
-    config |= {"architectures": [head.architecture], "id2label": {str(n): f"L{n}" for n in range(labels)}}
-    rng, prefix = np.random.default_rng(labels), FAMILIES[family].layout.prefix
-    shapes = {prefix + name: shape for name, shape in tensors(config).items()}
-    width = next(config[key] for key in ("hidden_size", "dim", "d_model") if key in config)
-    for name, rows in ((head.dense, width), (head.scores, labels)):
-        within = prefix * name.startswith("pooler")
-        shapes |= {f"{within}{name}.weight": (rows, width), f"{within}{name}.bias": (rows,)}
+    config = CONFIGS[family] | {"model_type": family, "architectures": ["AnyForSequenceClassification"]}
+    config["id2label"] = {str(n): f"L{n}" for n in range(labels)}
+    rng, prefix, shapes = np.random.default_rng(labels), FAMILIES[family].layout.prefix, tensors(config)
+
+    def promise(name, *shape):
+        """Notes the shape of an array of the head."""
+        shapes[name] = shape
+        return Promised(name, shape)
+
+    classify(config, promise, labels)
+    on_top = ("classifier", "pre_classifier", "head")
+    shapes = {("" if name.split(".")[0] in on_top else prefix) + name: shape for name, shape in shapes.items()}
     numbers = {name: rng.normal(size=shape).astype("<f4") / 4 for name, shape in shapes.items()}
     home.mkdir()
     (home / CONFIG).write_text(json.dumps(config))
@@ -68,11 +107,9 @@ def made(home):
 @pytest.mark.parametrize("family", CLASSIFIERS)
 def test_scores_are_products_of_the_row_of_the_first_token(tmp_path, family, labels):
     home, numbers = write(tmp_path / "model", family, labels)
-    checkpoint, head = open_model(home), CLASSIFIERS[family]
+    checkpoint = open_model(home)
     first = dense(checkpoint.operator(), BATCH)[BATCH.starts[:-1]]
-    act = {"tanh": np.tanh, "relu": lambda u: np.maximum(u, 0)}[head.act]
-    inner = act(first @ numbers[f"{head.dense}.weight"].T + numbers[f"{head.dense}.bias"])
-    wanted = inner @ numbers[f"{head.scores}.weight"].T + numbers[f"{head.scores}.bias"]
+    wanted = FORMULAS[family](numbers, first)
     np.testing.assert_allclose(dense(checkpoint.operator(pooled=True), BATCH), wanted, rtol=1e-12, atol=1e-12)
     assert wanted.shape == (2, labels) and len(checkpoint.scoring.labels) == labels
 

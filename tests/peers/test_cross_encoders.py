@@ -23,18 +23,42 @@ if not find_spec("sentence_transformers"):  # to import it takes seconds: only i
 SPECIAL = dict(pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]")
 SIZES = {key: BERT[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
 BERT_SIZES = SIZES | dict(vocab_size=41, max_position_embeddings=20, type_vocab_size=2)
+SHORT_SIZES = SIZES | dict(vocab_size=41, max_position_embeddings=20)
+BEHIND = BERT_SIZES | dict(max_position_embeddings=22)  # positions behind the padding's
+MODERN = SHORT_SIZES | dict(local_attention=4, global_attn_every_n_layers=2, pad_token_id=0)
+
+
+def classifier(name, sizes, **more):
+    """A function that makes a random classifier of that family of transformers, for a number of labels."""
+
+    def make(labels):
+        config = getattr(transformers, f"{name}Config")(**sizes, **more, num_labels=labels)
+        return getattr(transformers, f"{name}ForSequenceClassification")(config)
+
+    return make
+
+
 MODELS = {
-    "bert": lambda labels: transformers.BertForSequenceClassification(
-        transformers.BertConfig(**BERT_SIZES, num_labels=labels)
+    "bert": classifier("Bert", BERT_SIZES),
+    "roberta": classifier("Roberta", BEHIND, pad_token_id=0),
+    "distilbert": classifier(
+        "DistilBert", dict(vocab_size=41, dim=24, hidden_dim=20, n_layers=2, n_heads=3, max_position_embeddings=20)
     ),
-    "roberta": lambda labels: transformers.RobertaForSequenceClassification(
-        transformers.RobertaConfig(**BERT_SIZES | dict(max_position_embeddings=22), pad_token_id=0, num_labels=labels)
+    "xlm-roberta": classifier("XLMRoberta", BEHIND, pad_token_id=0),
+    "camembert": classifier("Camembert", BEHIND, pad_token_id=0),
+    "electra": classifier("Electra", BERT_SIZES, embedding_size=16),
+    "albert": classifier("Albert", BERT_SIZES, embedding_size=16),
+    "mpnet": classifier("MPNet", BEHIND, pad_token_id=1),
+    "modernbert": classifier("ModernBert", MODERN),
+    "modernbert of means": classifier(
+        "ModernBert",
+        MODERN,
+        classifier_pooling="mean",
+        classifier_activation="relu",
+        classifier_bias=True,
+        norm_bias=True,
     ),
-    "distilbert": lambda labels: transformers.DistilBertForSequenceClassification(
-        transformers.DistilBertConfig(
-            vocab_size=41, dim=24, hidden_dim=20, n_layers=2, n_heads=3, max_position_embeddings=20, num_labels=labels
-        )
-    ),
+    "gte": classifier("Gte", BERT_SIZES, pad_token_id=0),
 }
 PAIRS = [
     ("the bank", "a river"),

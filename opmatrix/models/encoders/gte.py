@@ -10,9 +10,12 @@ from opmatrix.algebra.term import Operator
 from opmatrix.models import rope
 from opmatrix.models.config import ArraySource, Settings, TensorNames, declares, never, one_of, real, whole
 from opmatrix.models.encoders.bert import COMMON
+from opmatrix.models.encoders.classifiers import POOLED
 from opmatrix.models.encoders.parts import Parts, head_columns, shares, words_and_kinds
 
-GTE = TensorNames("gte.", buffers=("inv_freq",), trained=("pooler", "lm_head"), positions=rope.held_positions)
+GTE = TensorNames(
+    "gte.", buffers=("inv_freq",), trained=("pooler", "lm_head"), positions=rope.held_positions, classifier=POOLED
+)
 GTE_KEYS = (
     COMMON
     | rope.ROPE_KEYS

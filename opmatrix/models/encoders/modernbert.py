@@ -5,10 +5,11 @@ rotations of their own."""
 from functools import reduce
 from operator import matmul
 
-from opmatrix.algebra.operators import ACTIVATIONS, I, attention
+from opmatrix.algebra.monoids import mean
+from opmatrix.algebra.operators import ACTIVATIONS, I, attention, given, pick, product
 from opmatrix.algebra.positions.patterns import sequence, window
 from opmatrix.algebra.shapes import LiveSize
-from opmatrix.algebra.term import Operator
+from opmatrix.algebra.term import Operator, formula
 from opmatrix.models import rope
 from opmatrix.models.config import (
     FULL,
@@ -48,11 +49,27 @@ MODERNBERT_KEYS = dict(
     local_rope_theta=real(1, 1e12, 10000.0),
     rope_parameters=rope.OBJECT,
     rope_scaling=never(None, "rope_parameters holds the rotation of each kind of layers"),
+    classifier_pooling=one_of(["cls", "mean"], "cls"),
+    classifier_activation=one_of(ACTIVATIONS, "gelu"),
+    classifier_bias=flag(False),
     quantization_config=NOT_QUANTISED,
 )
 
 
-@declares(TensorNames("model.", trained=("head", "decoder"), positions=rope.held_positions), **MODERNBERT_KEYS)
+def score(config: Settings, at: ArraySource, labels: int) -> Operator:
+    """Build the head that scores texts: the first row of a text, or the mean of all, through a product with an
+    activation, then a norm, then a product."""
+    n, parts, act = config["hidden_size"], Parts(at, config["norm_eps"]), ACTIVATIONS[config["classifier_activation"]]
+    rows = {"cls": pick("first"), "mean": formula(lambda x: product(given("members"), x, over=mean))}
+    inner = parts.linear_if(config["classifier_bias"], "head.dense", n, n) @ act
+    normed = inner @ parts.norm_if(config["norm_bias"], "head.norm", n)
+    return rows[config["classifier_pooling"]] @ normed @ parts.linear("classifier", n, labels)
+
+
+@declares(
+    TensorNames("model.", trained=("head", "decoder"), positions=rope.held_positions, classifier=score),
+    **MODERNBERT_KEYS,
+)
 def modernbert(config: Settings, at: ArraySource) -> Operator:
     """The first layer's attention has no norm before it, as embeddings are normed already."""
     n, f, h = (config[size] for size in ("hidden_size", "intermediate_size", "num_attention_heads"))
@@ -65,11 +82,11 @@ def modernbert(config: Settings, at: ArraySource) -> Operator:
 
     def linear(name: str, n: LiveSize, p: LiveSize, biased: str) -> Operator:
         """Build a product, with a row added if the config says so under this key."""
-        return parts.linear(name, n, p) if config[biased] else parts.matrix(name, n, p)
+        return parts.linear_if(config[biased], name, n, p)
 
     def norm(name: str) -> Operator:
         """Build a norm, with a shift if the config says so."""
-        return parts.norm(name, n) if config["norm_bias"] else parts.norm_unshifted(name, n)
+        return parts.norm_if(config["norm_bias"], name, n)
 
     def attending(name: str, kind: str) -> Operator:
         """Build attention of a layer of a kind."""

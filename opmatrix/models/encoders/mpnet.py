@@ -6,6 +6,7 @@ from opmatrix.algebra.shapes import certain
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Settings, TensorNames, declares, never, wrong
 from opmatrix.models.encoders.bert import COUNTS, ENCODER_KEYS, SPELLINGS, encoder
+from opmatrix.models.encoders.classifiers import ON_TOP
 
 BUCKETS, PADDING = 32, 1  # rows of the table by distance; the id of the padding, whatever a tokenizer calls so
 FIXED = "the published model computes with this number, whatever its config holds"
@@ -30,6 +31,7 @@ MPNET_NAMES = dict(
         trained=("pooler", "lm_head"),
         positions=lambda said: int(said["max_position_embeddings"]) - PADDING - 1,
         unplaced="padding",
+        classifier=ON_TOP,
     ),
     **{name: key for name, key in ENCODER_KEYS.items() if name not in ("type_vocab_size", "position_embedding_type")},
     relative_attention_num_buckets=never(BUCKETS, FIXED),

@@ -17,12 +17,20 @@ from opmatrix.models.encoders.bert import (
     encoder,
     normed_behind,
 )
+from opmatrix.models.encoders.classifiers import first_row
 from opmatrix.models.encoders.parts import Parts, head_columns
 
 REPLACED = "discriminator_predictions", "generator_predictions", "generator_lm_head"  # which tokens were replaced
 
 
-@declares(TensorNames("electra.", SPELLINGS, COUNTS, trained=REPLACED), **BERT_KEYS, embedding_size=dimension())
+SCORING = first_row("classifier.dense", "gelu", "classifier.out_proj")
+
+
+@declares(
+    TensorNames("electra.", SPELLINGS, COUNTS, trained=REPLACED, classifier=SCORING),
+    **BERT_KEYS,
+    embedding_size=dimension(),
+)
 def electra(config: Settings, at: ArraySource) -> Operator:
     """A BERT; the product behind its tables is stored only where they are narrower."""
     wide = config["embedding_size"] == config["hidden_size"]
@@ -42,7 +50,13 @@ ALBERT_NAMES = dict(
 
 
 @declares(
-    TensorNames("albert.", SPELLINGS, COUNTS, trained=("pooler", "predictions", "sop_classifier")),
+    TensorNames(
+        "albert.",
+        SPELLINGS,
+        COUNTS,
+        trained=("pooler", "predictions", "sop_classifier"),
+        classifier=first_row("pooler", "tanh", "classifier"),
+    ),
     **ENCODER_KEYS | dict(hidden_act=one_of(ACTIVATIONS, "gelu_new")),
     embedding_size=dimension(),
     num_hidden_groups=layers(1),

@@ -29,6 +29,10 @@ class Parts(NamedTuple):
         """Build x @ W + b; files store W as (outputs, inputs)."""
         return affine(self.at(f"{name}.weight", p, n).T, self.at(f"{name}.bias", p))
 
+    def linear_if(self, biased: bool, name: str, n: LiveSize, p: LiveSize) -> Operator:
+        """Build x @ W + b, or x @ W where files hold no bias."""
+        return self.linear(name, n, p) if biased else self.matrix(name, n, p)
+
     def norm(self, name: str, n: LiveSize) -> Operator:
         """Build a layer norm with gain and shift."""
         return layernorm(self.eps) @ diag(self.at(f"{name}.weight", n)) + const(self.at(f"{name}.bias", n))
@@ -36,6 +40,10 @@ class Parts(NamedTuple):
     def norm_unshifted(self, name: str, n: LiveSize) -> Operator:
         """Build a layer norm with a gain alone."""
         return layernorm(self.eps) @ diag(self.at(f"{name}.weight", n))
+
+    def norm_if(self, shifted: bool, name: str, n: LiveSize) -> Operator:
+        """Build a layer norm with a gain, and a shift if files hold one."""
+        return self.norm(name, n) if shifted else self.norm_unshifted(name, n)
 
 
 def attention_nearby(Q: Operator, K: Operator, V: Operator, h: LiveSize, near: Operator) -> Operator:
