@@ -28,7 +28,7 @@ MPNET_NAMES = dict(
         SPELLINGS,
         COUNTS,
         trained=("pooler", "lm_head"),
-        positions=lambda said: int(said["max_position_embeddings"]) - PADDING - 1,
+        positions=lambda config: int(config["max_position_embeddings"]) - PADDING - 1,
         unplaced="padding",
     ),
     **{name: key for name, key in ENCODER_KEYS.items() if name not in ("type_vocab_size", "position_embedding_type")},
