@@ -5,7 +5,7 @@ from functools import reduce
 from operator import matmul
 
 from opmatrix.algebra.operators import ACTIVATIONS, I, affine, diag, grouped, rmsnorm, weight
-from opmatrix.algebra.positions.patterns import Pattern, causal, sequence
+from opmatrix.algebra.positions.patterns import Pattern, causal, sequence, window
 from opmatrix.algebra.shapes import LiveSize, divides, quotient
 from opmatrix.algebra.term import Operator
 from opmatrix.models import rope
@@ -70,6 +70,7 @@ LLAMA_KEYS = dict(
     rms_norm_eps=real(1e-20, 1, 1e-6),
     hidden_act=one_of(ACTIVATIONS, "silu"),
     tie_word_embeddings=flag(False),
+    is_causal=flag(True),
     **rope.ROPE_KEYS,
     quantization_config=NOT_QUANTISED,
 )
@@ -86,12 +87,13 @@ def decoder(
     at: ArraySource,
     biased: Sequence[str] = (),
     normed: bool = False,
-    where: Callable[[int], Pattern] = lambda l: sequence & causal,
+    where: Callable[[int], Pattern] | None = None,
     unit: Callable[[int, str], Operator] | None = None,
 ) -> Operator:
     """Build layers of grouped attention with RoPE and of gated units, each behind a norm of roots. `biased` names the
-    products that add a row; `normed`: queries and keys are normed, in every head; `where`: the pattern of layer l;
-    `unit` builds the part of layer l that stands in place of a gated unit, by its name."""
+    products that add a row; `normed`: queries and keys are normed, in every head; `where`: the pattern of layer l,
+    if any looks no further than a window; `unit` builds the part of layer l that stands in place of a gated unit, by
+    its name."""
     n, h = config["hidden_size"], config["num_attention_heads"]
     g, d = config["num_key_value_heads"] or h, config["head_dim"]
     if d is None and not divides(h, n):
@@ -100,6 +102,7 @@ def decoder(
     if not divides(g, h):
         raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
     act, turned = ACTIVATIONS[config["hidden_act"]], rope.rope(config, d)
+    where = where or (lambda l: seen_within(None, config["is_causal"]))
 
     def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:
         """Build x @ W, with a bias for the parts that have one; files store W as (outputs, inputs)."""
@@ -128,6 +131,14 @@ def decoder(
 
     embed = weight(at("embed_tokens.weight", config["vocab_size"], n))
     return reduce(matmul, [embed, *map(layer, range(config["num_hidden_layers"])), norm("norm", n)])
+
+
+def seen_within(seen: int | None, causally: bool = True) -> Pattern:
+    """Return the pattern by which a token sees the last `seen` tokens of its sequence up to itself, or all of them. Not
+    `causally`, as models that embed are trained: those up to `seen` away on both sides."""
+    if not causally:
+        return sequence & window(seen) if seen else sequence
+    return sequence & causal & window(seen - 1) if seen else sequence & causal
 
 
 def gated(

@@ -2,22 +2,16 @@
 whose gated units are experts, of which each token is routed to the best few."""
 
 from opmatrix.algebra.operators import ACTIVATIONS
-from opmatrix.algebra.positions.patterns import Pattern, causal, sequence, window
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Settings, declares, dimension, optional, whole
 from opmatrix.models.experts import EXPERT_KEYS, GATED, Experts, best_shares, renormalised
-from opmatrix.models.llama import LLAMA_KEYS, PAIRED, decoder
+from opmatrix.models.llama import LLAMA_KEYS, PAIRED, decoder, seen_within
 
 
 @declares(PAIRED, **LLAMA_KEYS, sliding_window=optional(whole()))
 def mistral(config: Settings, at: ArraySource) -> Operator:
     """A token sees itself and those before it, `sliding_window` in all."""
-    return decoder(config, at, where=lambda l: looking_back(config["sliding_window"]))
-
-
-def looking_back(seen: int | None) -> Pattern:
-    """Return the pattern by which a token sees the last `seen` tokens of its sequence up to itself, or all of them."""
-    return sequence & causal & window(seen - 1) if seen else sequence & causal
+    return decoder(config, at, where=lambda l: seen_within(config["sliding_window"], config["is_causal"]))
 
 
 FIRST_NAMES = dict(gate_proj="w1", up_proj="w3", down_proj="w2")  # the names in files since the first release
@@ -51,4 +45,4 @@ def mixtral(config: Settings, at: ArraySource) -> Operator:
         """Build the experts of a layer."""
         return experts.layer(at, name, config["hidden_size"], ACTIVATIONS[config["hidden_act"]], gate)
 
-    return decoder(config, at, where=lambda l: looking_back(config["sliding_window"]), unit=unit)
+    return decoder(config, at, where=lambda l: seen_within(config["sliding_window"], config["is_causal"]), unit=unit)

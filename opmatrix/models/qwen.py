@@ -19,8 +19,7 @@ from opmatrix.models.config import (
     whole,
     wrong,
 )
-from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder
-from opmatrix.models.mistral import looking_back
+from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder, seen_within
 
 WINDOWS = dict(
     use_sliding_window=flag(False),
@@ -37,7 +36,7 @@ def windows(config: Settings) -> Callable[[int], Pattern]:
     kinds = kinds_of_layers(config, lambda l: SLIDING if seen and l >= config["max_window_layers"] else FULL)
     if seen is None and SLIDING in kinds:
         raise wrong("sliding_window", seen, "a whole number, as layer_types require")
-    return lambda l: looking_back(seen if kinds[l] == SLIDING else None)
+    return lambda l: seen_within(seen if kinds[l] == SLIDING else None, config["is_causal"])
 
 
 @declares(LAYOUT, **LLAMA_KEYS, **WINDOWS)

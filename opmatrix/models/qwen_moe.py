@@ -15,8 +15,7 @@ from opmatrix.models.experts import (
     plain_unit,
     renormalised,
 )
-from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder
-from opmatrix.models.mistral import looking_back
+from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder, seen_within
 
 QWEN_MOE = LAYOUT._replace(stacks=GATED)
 SHARED_KEYS = LLAMA_KEYS | EXPERT_KEYS | SPARSE_KEYS | dict(moe_intermediate_size=dimension())
@@ -61,7 +60,12 @@ def qwen3_moe(config: Settings, at: ArraySource) -> Operator:
         return plain_unit(at, name, n, f, act)
 
     return decoder(
-        config, at, (*QKV, "o") * config["attention_bias"], normed=True, where=lambda l: looking_back(seen), unit=unit
+        config,
+        at,
+        (*QKV, "o") * config["attention_bias"],
+        normed=True,
+        where=lambda l: seen_within(seen, config["is_causal"]),
+        unit=unit,
     )
 
 

@@ -45,7 +45,7 @@ def tell_family(config: Settings, families: Collection[str], tensors: Callable[[
         return known[plain(TASK.sub("", name))]
     raise InputError(
         f"config: auto_map names {place!r:.100}, code of the model's own, which is never run, and no family here "
-        f"computes a {name[:60]}: take a model that transformers computes without trust_remote_code"
+        f"computes {name!r:.60}: take a model that transformers computes without trust_remote_code"
     )
 
 

@@ -62,7 +62,8 @@ def test_files_tell_their_family(case):
 def test_code_that_no_family_computes_is_named(tmp_path, kind):
     home = checkpoints.write(tmp_path, model_type=kind, auto_map={"AutoModel": "org/repo--modeling.OddModel"})
     with pytest.raises(
-        InputError, match=r"config\.json: auto_map names 'org/repo--modeling\.OddModel', .* never run.* a OddModel"
+        InputError,
+        match=r"config\.json: auto_map names 'org/repo--modeling\.OddModel', .* never run.* computes 'OddModel'",
     ) as error:
         open_model(home)
     assert "\n" not in str(error.value)

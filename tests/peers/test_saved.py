@@ -89,6 +89,8 @@ CASES = {  # name: the class of the config, of the model, what the
     "mistral, no window": ("Mistral", "Model", SHARED | dict(sliding_window=None)),
     "qwen2": ("Qwen2", "ForCausalLM", SHARED | TIED),
     "qwen2, windows": ("Qwen2", "Model", SHARED | dict(use_sliding_window=True, sliding_window=5, max_window_layers=1)),
+    "qwen2, both ways": ("Qwen2", "Model", SHARED | dict(is_causal=False)),
+    "mistral, both ways": ("Mistral", "Model", SHARED | dict(sliding_window=7, is_causal=False)),
     "qwen3": ("Qwen3", "ForCausalLM", SHARED | dict(head_dim=16)),
 }
 

@@ -214,6 +214,12 @@ CASES = {  # a family, its config, and the same in numpy
         partial(plain.llama, frequencies=yarn(), scale=0.1 * np.log(4) + 1),
     ),
     "mistral": ("mistral", LLAMA | dict(sliding_window=3), partial(plain.llama, windows=[3, 3])),
+    "mistral, both ways": (
+        "mistral",
+        LLAMA | dict(sliding_window=3, is_causal=False),
+        partial(plain.llama, windows=[3, 3], causal=False),
+    ),
+    "qwen2, both ways": ("qwen2", LLAMA | dict(is_causal=False), partial(plain.llama, causal=False)),
     "mistral, no window": ("mistral", LLAMA | dict(sliding_window=None, head_dim=10), plain.llama),
     "qwen2": ("qwen2", LLAMA, plain.llama),
     "qwen2, windows": (

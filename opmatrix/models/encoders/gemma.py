@@ -37,7 +37,7 @@ from opmatrix.models.config import (
     wrong,
 )
 from opmatrix.models.encoders.parts import Parts
-from opmatrix.models.mistral import looking_back
+from opmatrix.models.llama import seen_within
 
 
 def bfloat16_of(number: float) -> Any:
@@ -139,7 +139,7 @@ def seen_by(config: Settings, kind: str) -> Pattern:
     if kind == SLIDING and seen is None:
         raise wrong("sliding_window", seen, "a whole number, as layer_types require")
     if not config["use_bidirectional_attention"]:
-        return looking_back(seen)
+        return seen_within(seen)
     return sequence if seen is None else sequence & window(seen // 2)
 
 

@@ -29,7 +29,7 @@ MPNET_NAMES = dict(
         SPELLINGS,
         COUNTS,
         trained=("pooler", "lm_head"),
-        positions=lambda said: int(said["max_position_embeddings"]) - PADDING - 1,
+        positions=lambda config: int(config["max_position_embeddings"]) - PADDING - 1,
         unplaced="padding",
         classifier=ON_TOP,
     ),
