@@ -19,6 +19,7 @@ from opmatrix.inference.text import LineReading
 from opmatrix.models import FAMILIES, tensors
 from opmatrix.runtime.program import Program
 from rewrites.metrics import evaluate
+from rewrites.metrics.texts_run import run_texts
 from rewrites.workload.workload import Workload
 
 CONFIGS = {"bert": BERT} | {family: config for family, config, _ in reversed(CASES.values())}
@@ -215,6 +216,15 @@ def test_a_reranker_does_not_embed_and_an_embedder_does_not_score(program, tmp_p
 def test_what_is_no_pair_is_refused(program, pairs, error, words):
     with pytest.raises(error, match=words):
         program.score(pairs)
+
+
+def test_the_command_scores_each_text_with_the_first(program, tmp_path):
+    texts = ["the bank", "a river", "dry"]
+    told, figures = run_texts(program, texts, None)
+    wanted = program.score([("the bank", "a river"), ("the bank", "dry")])
+    assert [entry["scores"] for entry in figures["texts"]] == wanted.tolist() and "'a river'" in told
+    assert run_texts(program, texts[:1], None)[1]["texts"][0]["scores"] == program.score(["the bank"])[0].tolist()
+    assert figures["labels"] == ["L0", "L1", "L2"] and all(f"{score:.4f}" in told for score in wanted[1])
 
 
 def test_a_pair_that_cannot_be_read_has_a_row_of_nan(program):
