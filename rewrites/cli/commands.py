@@ -210,7 +210,8 @@ def run(
     own: options.OwnThings = None,
 ) -> None:
     """Run a saved program on text: print the embedding of each sentence, as `embed` computes it, and the similarity of
-    the sentences; for a language model, the likeliest next tokens of each."""
+    the sentences; for a language model, the likeliest next tokens of each; for a model that scores, the scores of each
+    sentence behind the first, as a pair with it."""
     from opmatrix.runtime.program import Program
     from rewrites.metrics.texts_run import run_texts
 

@@ -1,11 +1,12 @@
-"""The output of a saved program for texts that are passed one by one: embeddings and their cosines, or the tokens that
-a language model predicts to follow."""
+"""The output of a saved program for texts that are passed one by one: embeddings and their cosines, the tokens that a
+language model predicts to follow, or the scores of pairs."""
 
 from collections.abc import Sequence
 
 from opmatrix.display.tables import table
 from opmatrix.inference.generation import speaks
 from opmatrix.inference.pooling import normalise_rows
+from opmatrix.inference.scores.scoring import Scoring
 from opmatrix.runtime.program import Program
 from rewrites.metrics.perplexity import find_likeliest
 
@@ -14,7 +15,9 @@ SHOWN_NUMBERS = 6  # numbers of a vector that are printed
 
 def run_texts(program: Program, texts: Sequence[str], truncate: bool | None) -> tuple[str, dict[str, object]]:
     """Return the answer as text and as figures: a vector for each text and all cosines; for a language model the
-    likeliest next tokens of each text, with their shares."""
+    likeliest next tokens of each text, with their shares; for a model that scores, its scores."""
+    if scoring := program.scoring:
+        return run_pairs(program, scoring, texts, truncate)
     rows = program.embed(texts, truncate=truncate)
     if speaks(program):
         following = [find_likeliest(program, scores) for scores in rows]
@@ -45,3 +48,17 @@ def run_texts(program: Program, texts: Sequence[str], truncate: bool | None) -> 
             )
         )
     return "\n".join(shown), figures | {"cosines": alike.tolist()}
+
+
+def run_pairs(
+    program: Program, scoring: Scoring, texts: Sequence[str], truncate: bool | None
+) -> tuple[str, dict[str, object]]:
+    """Return the scores of every text behind the first, as a pair with it, or of one text alone: as a table and as
+    figures."""
+    first, *others = texts
+    rows = program.score([(first, other) for other in others] or [first], truncate=truncate)
+    scored = others or [first]
+    lines = [[repr(text[:60]), *(f"{score:.4f}" for score in row)] for text, row in zip(scored, rows, strict=True)]
+    heading = f"{first[:60]!r} with" if others else "text"
+    figures = [{"text": text, "scores": row.tolist()} for text, row in zip(scored, rows, strict=True)]
+    return table(lines, [heading, *scoring.labels]), {"first": first, "labels": [*scoring.labels], "texts": figures}

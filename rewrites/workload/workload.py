@@ -19,6 +19,8 @@ from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.inference.cached_terms import check_sessions
 from opmatrix.inference.embed import batches, name_line
 from opmatrix.inference.embed import read_lines as read
+from opmatrix.inference.scores.scoring import Scoring
+from opmatrix.inference.scores.text_pairs import TokenRow, pair_rows
 from opmatrix.inference.text import LINES, LineReading, Parts, Tokenizer, read_lines, sentences
 from opmatrix.runtime.measure import Seconds, measure, peak
 from opmatrix.runtime.program import Program
@@ -77,18 +79,35 @@ def texts(tokenizer: Tokenizer, lines: Sequence[str], tokens: int) -> Iterator[l
             held, count = [], 0
 
 
-def read_parts(tokenizer: Tokenizer, lines: Sequence[str], ours: bool) -> tuple[list[Batch], str]:
-    """Return lines as rows, some to fit, to choose, to state; and the changes made to them, in words. With `ours`,
-    lines that the user did not give, a line with too many tokens is truncated, and one that cannot be read left out.
-    Raises InputError if that leaves a part empty, and for a line of the user's that cannot be read."""
+def read_parts(
+    tokenizer: Tokenizer, lines: Sequence[str], ours: bool, scoring: Scoring | None = None
+) -> tuple[list[Batch], str]:
+    """Return lines as rows, some to fit, to choose, to state; and the changes made to them, in words. A model that
+    scores reads each line as a pair with the next one of its part. With `ours`, lines that the user did not give, a
+    line with too many tokens is truncated, and one that cannot be read left out. Raises InputError if that leaves a
+    part empty, and for a line of the user's that cannot be read."""
     reading = LineReading(truncate=True, skip_bad=True) if ours else LineReading()
-    parts = [[row for row in tokenizer.rows(part, reading) if row] for part in divide_lines(lines)]
+    parts = [[row for row in read_rows(tokenizer, part, reading, scoring) if row[0]] for part in divide_lines(lines)]
     if not all(parts):
         raise InputError(f"{reading.fault}: give lines that it can read: --text FILE")
     done = [f"{reading.truncated} of them cut to {tokenizer.most} tokens"] * bool(reading.truncated)
     done += [f"{len(reading.skipped)} left out, as the tokenizer cannot read them"] * bool(reading.skipped)
-    batches = [next(Batch(rows).pieces(most)) for rows, most in zip(parts, (FIT, CHOOSE, STATE), strict=True)]
+    batches = [
+        next(Batch(*zip(*rows, strict=True)).pieces(most))
+        for rows, most in zip(parts, (FIT, CHOOSE, STATE), strict=True)
+    ]
     return batches, "".join(f", {note}" for note in done) if ours else ""
+
+
+def read_rows(
+    tokenizer: Tokenizer, part: Sequence[str], reading: LineReading, scoring: Scoring | None
+) -> list[TokenRow]:
+    """Return lines as rows of tokens with their kinds; for a model that scores, pairs of lines that follow each other,
+    the last one with the first."""
+    if scoring is None:
+        return [(row, [0] * len(row)) for row in tokenizer.rows(part, reading)]
+    rows = pair_rows(tokenizer, [*zip(part, [*part[1:], *part[:1]], strict=True)], reading)
+    return [(row, kinds if scoring.kinds else [0] * len(row)) for row, kinds in rows]
 
 
 def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
@@ -264,7 +283,7 @@ class Workload:
         if file is not None:
             timed, name = typical(tokenizer, Path(file))
         lines, like, ours = drawn_from(text, file)
-        (fit, choose, state), changed = read_parts(tokenizer, lines, ours)
+        (fit, choose, state), changed = read_parts(tokenizer, lines, ours, checkpoint.scoring)
         like += changed
         mixed: tuple[tuple[float, Batch], ...] = ()
         if mix is not None:
@@ -275,7 +294,7 @@ class Workload:
             timed, name = tokenizer.encode(lines), f"{len(lines)} lines of {text}"
         elif file is None:
             timed, name = Batch([np.resize(fit.tokens, length)]), f"one sentence of {length} tokens"
-        probe = Batch([row.tokens for row in islice(choose, PROBE)])
+        probe = choose.sentences(0, min(PROBE, len(choose)))
         longest = generation.length if generation else int(np.diff(timed.starts).max())
         joined = join_lines(tokenizer, lines, longest) if file is None else None
         if joined is not None:

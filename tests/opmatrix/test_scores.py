@@ -21,6 +21,8 @@ from opmatrix.inference.text import LineReading
 from opmatrix.models import FAMILIES, classify, tensors
 from opmatrix.runtime.program import Program
 from rewrites.metrics import evaluate
+from rewrites.metrics.texts_run import run_texts
+from rewrites.workload.workload import Workload
 
 CONFIGS = {"bert": BERT} | {family: config for family, config, _ in reversed(CASES.values())}
 CLASSIFIERS = [name for name, family in FAMILIES.items() if family.layout.classifier]
@@ -253,10 +255,31 @@ def test_what_is_no_pair_is_refused(program, pairs, error, words):
         program.score(pairs)
 
 
+def test_the_command_scores_each_text_with_the_first(program, tmp_path):
+    texts = ["the bank", "a river", "dry"]
+    told, figures = run_texts(program, texts, None)
+    wanted = program.score([("the bank", "a river"), ("the bank", "dry")])
+    assert [entry["scores"] for entry in figures["texts"]] == wanted.tolist() and "'a river'" in told
+    assert run_texts(program, texts[:1], None)[1]["texts"][0]["scores"] == program.score(["the bank"])[0].tolist()
+    assert figures["labels"] == ["L0", "L1", "L2"] and all(f"{score:.4f}" in told for score in wanted[1])
+
+
 def test_a_pair_that_cannot_be_read_has_a_row_of_nan(program):
     found = program.score([PAIRS[0], ("a", "\ud800"), PAIRS[2]], skip_bad=True)
     assert np.isnan(found).any(1).tolist() == [False, True, False]
     np.testing.assert_array_equal(found[[0, 2]], program.score([PAIRS[0], PAIRS[2]]))
+
+
+def test_a_model_that_scores_is_optimised_for_pairs(tmp_path):
+    """Every batch that errors come from holds pairs, with their kinds: those of lines that follow each other."""
+    home = checkpoints.classify(tmp_path / "model")
+    lines = ["the bank", "a river", "dry", "the river runs", "a bank", "runs dry"] * 3
+    (tmp_path / "lines.txt").write_text("\n".join(lines))
+    workload = Workload.of(open_model(home), text=str(tmp_path / "lines.txt"))
+    tokenizer, part = open_model(home).tokenizer(), lines[1::2]
+    wanted = pair_rows(tokenizer, [*zip(part, [*part[1:], part[0]], strict=True)], LineReading())
+    found = [(row.tokens.tolist(), row.kinds.tolist()) for row in workload.state]
+    assert found == wanted and all(1 in row.kinds for batch in (workload.fit, workload.probe) for row in batch)
 
 
 def test_without_truncation_a_pair_that_is_too_long_is_refused(program):

@@ -239,6 +239,14 @@ def test_rows_without_the_layers_behind_them_are_not_embedded(tmp_path):
         open_model(home).pooling()(np.ones((3, 24)), np.array([0, 3]))
 
 
+def test_a_checkpoint_whose_weights_are_pickled_alone_is_not_read(tmp_path):
+    home = checkpoints.write(tmp_path / "model")
+    (home / "model.safetensors").rename(home / "pytorch_model.bin")
+    with pytest.raises(InputError, match="reading it would run code from it") as error:
+        om.SentenceTransformer(str(home))
+    assert "\n" not in str(error.value)
+
+
 # ---- prompts that are not pooled
 
 
