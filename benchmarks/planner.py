@@ -1,24 +1,26 @@
 """Steps of training as they were published, beside what the planner predicts from data sheets alone.
 
-    python benchmarks/planner.py FILE [--fit] [--csv OUT]
+    python benchmarks/planner.py FILE [FILE ..] [--fit] [--csv OUT]
 
 FILE is a table of measured steps, a row each: model, sizes, machine, strategy, seconds or tokens a second, memory. A
-figure has a naive rule beside it: operations at half of the peak (time), least tensor ranks, then least stages, then
+table with a column `config` has its models' sizes beside it, in FILE's name with .configs.json. Errors of seconds are
+printed by source: mean, with sign, worst, Kendall's tau of their order, and the mean of the naive rule. A figure has a naive rule beside it: operations at half of the peak (time), least tensor ranks, then least stages, then
 the largest micro-batch (choice), parameters x batch / devices (order), 16 bytes a parameter (memory). `--fit` fits the
 four constants that vTrain's rows tell on every 21st of them, and prints them. What is reserved of what is allocated was
 chosen with all BLOOM rows in view; that products reach 0.95 of the peak and links 0.77 is assumed. The layouts of
 Ascend are those that were published; their places are among the best of each way to factor the devices.
-Rows of experts and of eight bits are left out.
+Rows of experts and of eight bits of tables without configurations are left out.
 Two rows of Korthikanti et al. are fitted in one figure alone: GPT-22B selective, and GPT-175B full, to one factor each
 for time of computation and of the rest."""
 
 import itertools
 import json
 from collections import defaultdict
+from functools import cache
 
 from lib import command
 from lib.command import Figure, InputError, Parser, concluded, readable, say, tabled, takes
-from lib.measured_steps import NEEDED, read_measured, read_rows
+from lib.measured_steps import NEEDED, read_steps
 
 import numpy as np
 
@@ -47,13 +49,14 @@ ASCEND = (
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("file", type=readable)
+    parser.add_argument("files", type=readable, nargs="+")
     parser.add_argument("--fit", action="store_true", help="fit the constants anew, and print them as JSON")
     given = parser.parse_args()
     takes(60)
-    measured = [found for row in read_rows(given.file) if (found := read_measured(row)) is not None]
+    measured = [step for file in given.files for step in read_steps(file)]
     constants = fit(measured) if given.fit else None
     found = [(each, predicted(each, constants)) for each in measured]
+    say(source_table(found))
     figures = [*time_figures(found), *choice_figures(found), *memory_figures(found), *ascend_figures(constants)]
     tabled(given.csv, [COLUMNS, *map(line, found)])
     concluded(given, figures)
@@ -108,8 +111,8 @@ def fit(measured):
 
 
 def naive_seconds(each):
-    """Six operations a parameter and token, eight where all is computed again, at half of the peak."""
-    whole = float(each.row.get("params_b") or 0) * 1e9
+    """Six operations a parameter and token that it meets, eight where all is computed again, at half of the peak."""
+    whole = active_parameters(each)
     rate = each.machine.product_rate(each.strategy.precision)[0]
     return (
         (8 if each.strategy.recompute == "full" else 6)
@@ -118,6 +121,18 @@ def naive_seconds(each):
         * each.seq
         / (0.5 * rate * int(each.row["devices"]))
     )
+
+
+def active_parameters(each):
+    stated = each.row.get("params_b")
+    return float(stated) * 1e9 if stated else counted_parameters(json.dumps(each.config))
+
+
+@cache
+def counted_parameters(config):
+    from opmatrix.models import activated
+
+    return float(activated(json.loads(config)))
 
 
 def line(pair):
@@ -140,6 +155,34 @@ def line(pair):
     )
 
 
+# ---- errors by source
+
+SOURCE_COLUMNS = "source", "rows", "mean %", "sign %", "worst %", "tau", "half of the peak %"
+
+
+def source_table(found):
+    """Errors of seconds by source, those of steps that were measured."""
+    from opmatrix.display.tables import table
+
+    sources = dict.fromkeys(each.row["source"] for each, _ in found if each.seconds)
+    rows = [source_line(source, of_source(found, source, whole=True)) for source in sources]
+    return table(rows, [*SOURCE_COLUMNS])
+
+
+def source_line(source, pairs):
+    off = errors(pairs)
+    order = tau([each.seconds for each, _ in pairs], [float(step.step_seconds) for _, step in pairs])
+    return [
+        source[:60],
+        str(len(pairs)),
+        f"{mean(off):.1f}",
+        f"{100 * float(np.mean(off)):+.1f}",
+        f"{100 * max(off, key=abs):+.1f}",
+        f"{order:.2f}",
+        f"{mean(naive_errors(pairs)):.1f}",
+    ]
+
+
 # ---- figures
 
 
@@ -151,8 +194,13 @@ def naive_errors(found):
     return [naive_seconds(each) / each.seconds - 1 for each, _ in found]
 
 
-def of_source(found, source):
-    return [(each, own) for each, own in found if source in each.row["source"] and each.seconds]
+def of_source(found, source, whole=False):
+    """The steps of a source with measured seconds; `whole`: its name is no part of another."""
+    return [
+        (each, step)
+        for each, step in found
+        if each.seconds and (source == each.row["source"] if whole else source in each.row["source"])
+    ]
 
 
 def mean(each):
@@ -242,7 +290,7 @@ def choice_figures(found):
 
 def tau(one, other):
     pairs = [*itertools.combinations(range(len(one)), 2)]
-    return sum(np.sign(one[i] - one[j]) * np.sign(other[i] - other[j]) for i, j in pairs) / len(pairs)
+    return sum(np.sign(one[i] - one[j]) * np.sign(other[i] - other[j]) for i, j in pairs) / max(len(pairs), 1)
 
 
 def memory_figures(found):
@@ -264,9 +312,9 @@ def memory_figures(found):
         yield Figure(
             "  16 bytes a parameter",
             mean(
-                16 * float(e.row["params_b"]) / int(e.row["devices"]) / e.memory - 1
+                16 * active_parameters(e) / 1e9 / int(e.row["devices"]) / e.memory - 1
                 for e, _ in rows
-                if e.row["params_b"]
+                if e.row.get("params_b")
             ),
             "%",
         )

@@ -9,6 +9,7 @@ from lib.command import InputError
 
 from formats.machine.datasheets import datasheet
 from opmatrix.parallel.cost.strategies import Strategy
+from opmatrix.parallel.search.step_rows import read_step_rows
 
 SHAPE = "layers", "hidden", "heads", "vocab", "seq", "devices", "dp", "tp", "pp", "micro_batch", "global_batch"
 NEEDED = "source", "model", *SHAPE
@@ -41,10 +42,11 @@ class Measured(NamedTuple):
     seconds: float | None
     memory: float | None
     failed: bool
+    early: bool  # of a stack of 2022 or before
 
     @property
     def dropout(self):
-        return DROPOUT if is_early(self.row) else 0
+        return DROPOUT if self.early else 0
 
 
 def read_rows(file):
@@ -54,6 +56,24 @@ def read_rows(file):
     if missing := [name for name in NEEDED if rows and name not in rows[0]] or ([] if rows else ["rows"]):
         raise InputError(f"{file}: {missing[0]} is missing: give a table of measured steps")
     return rows
+
+
+def read_steps(file):
+    """The steps of a table of either kind: with a column of configurations, or with sizes in its columns."""
+    with file.open(encoding="utf-8") as lines:
+        columns = next(csv.reader(lines), [])
+    if "config" in columns:
+        return [of_step_row(row) for row in read_step_rows(file)]
+    return [step for row in read_rows(file) if (step := read_measured(row)) is not None]
+
+
+def of_step_row(step):
+    """A step of a table of configurations."""
+    row = {"source": step.source, "model": step.model, "devices": str(step.strategy.devices), "notes": step.notes}
+    memory = step.memory and step.memory / 1e9
+    return Measured(
+        row, step.config, step.machine, step.strategy, step.batch, step.seq, step.seconds, memory, step.failed, False
+    )
 
 
 def read_measured(row):
@@ -74,6 +94,7 @@ def read_measured(row):
         number(row.get("iter_time_s")) or by_tokens(row),
         number(row.get("mem_gb_per_gpu")),
         row.get("oom") == "yes",
+        is_early(row),
     )
 
 
