@@ -4,14 +4,17 @@
 
 FILE is a table of measured steps, a row each: model, sizes, machine, strategy, seconds or tokens a second, memory. A
 table with a column `config` has its models' sizes beside it, in FILE's name with .configs.json. Errors of seconds are
-printed by source: mean, with sign, worst, Kendall's tau of their order, and the mean of the naive rule. A figure has a naive rule beside it: operations at half of the peak (time), least tensor ranks, then least stages, then
-the largest micro-batch (choice), parameters x batch / devices (order), 16 bytes a parameter (memory). `--fit` fits the
-four constants that vTrain's rows tell on every 21st of them, and prints them. What is reserved of what is allocated was
-chosen with all BLOOM rows in view; that products reach 0.95 of the peak and links 0.77 is assumed. The layouts of
-Ascend are those that were published; their places are among the best of each way to factor the devices.
-Rows of experts and of eight bits of tables without configurations are left out.
-Two rows of Korthikanti et al. are fitted in one figure alone: GPT-22B selective, and GPT-175B full, to one factor each
-for time of computation and of the rest."""
+printed by source: mean, with sign, worst, Kendall's tau of their order, and the mean of the naive rule.
+
+A figure has a naive rule beside it: operations at half of the peak (time), least tensor ranks, then least stages, then
+the largest micro-batch (choice), parameters x batch / devices (order), 16 bytes a parameter (memory). `--fit` fits, in
+turn, the four constants that vTrain's rows tell, on every 21st of them; the operations a joule and the hidden share, on
+the first row of six sources in bf16; the fraction of eight bits, on the first rows of two. All other constants are
+assumed (constants.json has their sources). What is reserved of what is allocated was chosen with all BLOOM rows in
+view. The layouts of Ascend are those that were published; their places are among the best of each way to factor the
+devices.
+Rows of experts of tables without configurations are left out. Two rows of Korthikanti et al. are fitted in one figure
+alone: GPT-22B selective, and GPT-175B full, to one factor each for time of computation and of the rest."""
 
 import itertools
 import json
@@ -42,7 +45,7 @@ COLUMNS = (
     "predicted_GB",
 )
 ASCEND = (
-    ("qwen1.5-72b", dict(tp=8, pp=8, virtual=5, recompute="full", sequence=True), 128, 8192, 339, 64),
+    ("qwen1.5-72b", dict(tp=8, pp=8, virtual=5, sequence=True, schedule="interleaved"), 64, 8192, 339, 64),
     ("llama2-7b", dict(pp=2, dp=4), 64, 4096, 4672, 8),
 )
 
@@ -78,42 +81,74 @@ def predicted(each, constants=None):
 
 
 def fit(measured):
-    """The constants, on every 21st vTrain row."""
-    from dataclasses import replace
+    """The constants, stage by stage, each on a few rows; stages whose rows are not in the files are left out."""
+    from lib.fit_constants import FITTED, START, fit_constants
 
-    from lib.fit_constants import fit_constants
+    rows = [each for each in measured if VTRAIN in each.row["source"]][::STEP]
+    constants = START
+    if rows:
+        say(f"{', '.join(FITTED)}: on {len(rows)} rows: every {STEP}st of vTrain's, from the first on")
+        constants = fit_constants(columns_of(rows), [each.seconds for each in rows], constants)
+    for names, sources in FEW_ROWS.items():
+        firsts = [first_of(measured, source) for source in sources]
+        if None not in firsts:
+            say(f"{', '.join(names)}: on the first rows of {', '.join(sources)}")
+            seconds = [each.seconds for each in firsts]
+            constants = fit_constants(one_by_one(firsts), seconds, constants, names)
+    print(json.dumps(constants._asdict()))
+    return constants
+
+
+DGXC = "NVIDIA DGXC"
+DENSE = "llama3-70b", "llama3-8b", "llama3-405b", "nemotron-15b", "nemotron-340b", "gpt3-175b"
+FEW_ROWS = {
+    ("joule", "hidden"): [f"{DGXC} {name} bf16" for name in DENSE],
+    ("eight",): [f"{DGXC} {name} fp8" for name in DENSE[:2]],
+}
+
+
+def first_of(measured, source):
+    return next((each for each in measured if each.row["source"] == source and each.seconds), None)
+
+
+def one_by_one(rows):
+    def seconds(constants):
+        return np.array([float(predicted(each, constants).step_seconds) for each in rows])
+
+    return seconds
+
+
+def columns_of(rows):
+    """Seconds of rows of few models, the rows of a model at once."""
+    from dataclasses import replace
 
     from opmatrix.parallel.cost.prediction import predict
 
-    rows = [each for each in measured if VTRAIN in each.row["source"]][::STEP]
-    say(f"fitted on {len(rows)} rows: every {STEP}st of vTrain's, from the first on")
     groups = defaultdict(list)
     for at, each in enumerate(rows):
         groups[json.dumps(each.config, sort_keys=True)].append(at)
 
     def seconds(constants):
         out = np.zeros(len(rows))
-        for own in groups.values():
+        for places in groups.values():
             sizes = {
-                name: np.array([getattr(rows[at].strategy, name) for at in own], float)
+                name: np.array([getattr(rows[at].strategy, name) for at in places], float)
                 for name in ("dp", "tp", "pp", "cp", "micro_batch", "virtual")
             }
-            one = rows[own[0]]
-            batch = np.array([rows[at].batch for at in own], float)
-            out[own] = predict(
+            one = rows[places[0]]
+            batch = np.array([rows[at].batch for at in places], float)
+            out[places] = predict(
                 work_of(one), one.machine, replace(one.strategy, **sizes), batch, one.seq, constants=constants
             ).step_seconds
         return out
 
-    found = fit_constants(seconds, [each.seconds for each in rows])
-    print(json.dumps(found._asdict()))
-    return found
+    return seconds
 
 
 def naive_seconds(each):
     """Six operations a parameter and token that it meets, eight where all is computed again, at half of the peak."""
     whole = active_parameters(each)
-    rate = each.machine.product_rate(each.strategy.precision)[0]
+    rate = each.machine.peak(each.strategy.precision)
     return (
         (8 if each.strategy.recompute == "full" else 6)
         * whole
@@ -331,15 +366,16 @@ def memory_figures(found):
 
 def ascend_figures(constants):
     from opmatrix.parallel.cost.prediction import predict
+    from opmatrix.parallel.cost.stacks import STACKS
     from opmatrix.parallel.cost.strategies import Strategy
     from opmatrix.parallel.search.plans import plan
 
     for name, how, batch, seq, published, devices in ASCEND:
-        strategy = Strategy(flash=True, context="ulysses", **how)
+        strategy = STACKS["mindspeed"].habits(Strategy(flash=True, context="ulysses", **how))
         own = predict(name, "Ascend910B", strategy, batch, seq, constants=constants)
         rate = batch * seq / devices / float(own.step_seconds)
         yield Figure(f"{name}, {devices} Ascend910B, {published} published: tokens a second, device", rate)
-        yield Figure("  beside it", 100 * abs(rate / published - 1), "%", most=25)
+        yield Figure("  beside it", 100 * abs(rate / published - 1), "%", most=15)
         best = plan(name, devices, "Ascend910B", batch=batch, seq=seq, constants=constants, keep=100).best
         axes = {axis: how.get(axis, 1) for axis in ("dp", "tp", "pp")}
         yield Figure(

@@ -2,14 +2,14 @@
 
 import csv
 import re
-from dataclasses import replace
 from typing import NamedTuple
 
 from lib.command import InputError
 
 from formats.machine.datasheets import datasheet
+from opmatrix.parallel.cost.stacks import stack_of_source
 from opmatrix.parallel.cost.strategies import Strategy
-from opmatrix.parallel.search.step_rows import read_step_rows
+from opmatrix.parallel.search.step_rows import number_type, read_step_rows
 
 SHAPE = "layers", "hidden", "heads", "vocab", "seq", "devices", "dp", "tp", "pp", "micro_batch", "global_batch"
 NEEDED = "source", "model", *SHAPE
@@ -18,11 +18,13 @@ MACHINES = (
     ("inter 800 Gb/s", "A100-800Gb"),
     ("A100-40", "A100-40"),
     ("A100", "A100"),
-    ("A800", "A100"),
+    ("A800", "A800"),
     ("V100", "V100"),
     ("H100-96GB", "GrandTeton-H100"),
     ("H100", "H100"),
     ("H200", "H200"),
+    ("GB300", "GB300"),
+    ("GB200", "GB200"),
     ("B200", "B200"),
     ("910C", "Ascend910C"),
     ("910B", "Ascend910B"),
@@ -77,9 +79,8 @@ def of_step_row(step):
 
 
 def read_measured(row):
-    """A row as it is predicted, None for one that says too little, or of what is not predicted: experts, eight bits."""
-    narrow = row.get("precision") in ("float8", "fp8")
-    if row.get("experts") or narrow or not all(row[name] for name in NEEDED):
+    """A row as it is predicted, None for one that says too little, or whose experts it does not describe."""
+    if row.get("experts") or not all(row[name] for name in NEEDED):
         return None
     machine = next((name for said, name in MACHINES if said in row["hardware"]), None)
     if machine is None:
@@ -143,27 +144,33 @@ def is_early(row):
 
 
 def strategy(row):
-    """The strategy of a row. Stacks of 2022 and before sum gradients behind the last backward pass; those of 2023 and
-    later store no scores of attention."""
+    """The strategy of a row. Stacks of 2022 and before sum gradients behind the last backward pass and store scores of
+    attention; later ones have the habits of their stack."""
     recompute = next((each for each in ("full", "selective") if row["recompute"].startswith(each)), "none")
-    zero = 3 if "FSDP" in row["zero_or_fsdp"] else 1 if "ZeRO-1" in row["zero_or_fsdp"] else 0
-    late = not is_early(row)
     wide = 4 if "fp32 grad accumulation" in row["notes"] else 2
-    found = Strategy(
+    early = is_early(row)
+    stack = stack_of_source(row["source"], row["notes"])
+    tensor = int(row["tp"])
+    plain = Strategy(
         **{name: int(row[name]) for name in ("dp", "tp", "pp", "micro_batch")},
         cp=int(row["cp"] or 1),
+        ep=int(row["ep"] or 1) if row["experts"] else 1,
         virtual=int(row["vpp"] or 1),
-        zero=zero,
-        sequence=row["seq_par"] == "yes",
+        zero=zero_of(row),
+        sequence=row["seq_par"] == "yes" or (not early and stack.beside != () and tensor > 1),
         recompute=recompute,
-        context="ulysses",
-        flash=late,
-        overlap=late,
-        precision="float16" if row["precision"].startswith("fp16") else "bf16",
+        context="ulysses" if early else "ring",
+        schedule="interleaved" if int(row["vpp"] or 1) > 1 else "1f1b",
+        flash=not early,
+        overlap=not early,
+        precision=number_type(row["precision"]),
         gradient_bytes=wide,
         accumulated=wide - 2,
         balanced="embeddings as own pipeline slots" in row["notes"],
     )
-    if late and recompute == "selective" and zero < 3:
-        found = replace(found, recompute="none")
-    return found
+    return plain if early else stack.habits(plain)
+
+
+def zero_of(row):
+    stored = row["zero_or_fsdp"]
+    return 3 if "FSDP" in stored else 1 if "ZeRO-1" in stored or "distributed optimizer" in stored else 0

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from opmatrix.parallel.axes.axis_strategy import meet
 from opmatrix.parallel.axes.context_axis import CONTEXT, CONTEXTS
 from opmatrix.parallel.axes.data_axis import STORING
-from opmatrix.parallel.axes.known_axes import DEVICE_AXES, ORDERS, TOKEN_AXES
+from opmatrix.parallel.axes.known_axes import COPYING_AXES, DEVICE_AXES, ORDERS, TOKEN_AXES
 from opmatrix.parallel.axes.parallel_axis import ModelLimits
 from opmatrix.parallel.cost.strategies import RECOMPUTES, RecomputeKind
 from opmatrix.parallel.schedules.named import SCHEDULES, USUAL_SCHEDULE
@@ -32,6 +32,7 @@ class StrategyForm(NamedTuple):
     context: str = "ring"  # how attention meets sharded tokens
     sequence: bool = False  # norms are sharded over tp
     order: tuple[str, ...] = ORDERS[0]  # axes by the distance of their ranks, nearest first
+    whole_experts: bool = False  # tp shards no expert: ep is laid over its ranks first
 
 
 ZERO_STAGES = range(len(STORING))
@@ -40,6 +41,10 @@ PLANNED = [schedule.name for schedule in SCHEDULES.values() if schedule.planned]
 STRATEGY_FORMS = tuple(
     StrategyForm(*choices)
     for choices in product(RECOMPUTES, ZERO_STAGES, PLANNED, CONTEXT_KINDS, (False, True), ORDERS)
+)
+FOLDED_ORDERS = [order for order in ORDERS if {*order[: len(COPYING_AXES) + 1]} == {"tp", *COPYING_AXES}]
+FOLDED_FORMS = tuple(
+    form._replace(whole_experts=True) for form in STRATEGY_FORMS if form.sequence and form.order in FOLDED_ORDERS
 )
 
 
@@ -59,6 +64,7 @@ class FormMasks:
         whole = np.ones(len(sizes), bool)
         cut = (sizes.tp > 1) & (self.tokens % (sizes.tp * token_ranks) == 0)
         met = {name: self.context_fits(name, sizes) for name in CONTEXT_KINDS}
+        placed = {whole: self.experts_fit(whole, sizes) for whole in (False, True)}
         stored = (sizes.dp > 1) & (token_ranks == 1) if self.local else sizes.dp * token_ranks > 1
         laid = {order: laid_first(order, sizes) for order in ORDERS}
         mask: FormMask = np.stack(
@@ -66,12 +72,20 @@ class FormMasks:
                 scheduled[form.schedule]
                 & met[form.context]
                 & laid[form.order]
+                & placed[form.whole_experts]
                 & (cut if form.sequence else whole)
                 & (stored if form.zero else whole)
                 for form in self.forms
             ]
         )
         return mask
+
+    def experts_fit(self, whole: bool, sizes: SizeColumns) -> FormMask:
+        """Return the mask of a placement of experts: over the ranks that share sequences and tokens, or with `whole`
+        ones also over several tensor ranks."""
+        over = sizes.ranks_of(COPYING_AXES) * (sizes.tp if whole else 1)
+        mask: FormMask = over % sizes.ep == 0
+        return mask & (sizes.tp > 1) if whole else mask
 
     def context_fits(self, name: str, sizes: SizeColumns) -> FormMask:
         """Return the mask of a strategy of the context axis: the usual one for any sizes, others where the axis has

@@ -64,6 +64,8 @@ class PlanChoice(NamedTuple):
             more.append(f"ZeRO {self.form.zero}")
         if self.form.sequence:
             more.append("norms cut")
+        if self.form.whole_experts:
+            more.append("whole experts")
         if sizes["cp"] > 1:
             more.append(self.form.context)
         if self.form.recompute != "none":
@@ -97,12 +99,16 @@ class StrategyPlan:
     def model_operations(self) -> float:
         """Operations of a step, forward and backward, without recomputation: the numerator of a utilisation."""
         return model_operations(
-            self.question.work(StrategyForm()), self.question.batch, self.question.seq, self.question.infer
+            self.question.work(StrategyForm()),
+            self.question.batch,
+            self.question.seq,
+            self.question.infer,
+            self.question.flash,
         )
 
     def utilisation(self, choice: PlanChoice) -> float:
         """Return the share of the devices' rate that is spent on the model's own operations."""
-        rate = self.question.machine.product_rate(self.question.precision)[0]
+        rate = self.question.machine.peak(self.question.precision)
         return self.model_operations / (choice.seconds * self.question.devices * rate)
 
     def tokens_a_second(self, choice: PlanChoice) -> float:
@@ -172,14 +178,14 @@ CHANGES: Mapping[str, Callable[[Datasheet, float], Datasheet]] = {
 }
 
 
-def model_operations(work: ModelWork, batch: int, seq: int, forward: bool = False) -> float:
+def model_operations(work: ModelWork, batch: int, seq: int, forward: bool = False, flash: bool = False) -> float:
     """Return the operations of a batch forward and backward, or forward alone, of a model that one device has whole.
-    Recomputation does not count."""
+    Recomputation does not count, nor do scores that `flash` attention leaves out."""
     sizes = {"b": 1, "s": seq, **{axis.letter: 1 for axis in PLANNED_AXES if axis.letter}}
     layers = [(work.first, 1), *work.layers, (work.last, 1)]
     return batch * sum(
         count
-        * 2
+        * (1 if flash and product.between else 2)
         * product.count
         * float(product.rows.at(sizes) * product.inner.at(sizes) * product.cols.at(sizes) * product.batch.at(sizes))
         for layer, count in layers

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +15,7 @@ from formats.machine.datasheets import Datasheet, datasheet
 from opmatrix.models import known
 from opmatrix.models.config import Settings
 from opmatrix.parallel.axes.known_axes import DEVICE_AXES
+from opmatrix.parallel.cost.stacks import Stack, stack_named, stack_of_source
 from opmatrix.parallel.cost.strategies import Strategy
 
 TableRow = Mapping[str, str]
@@ -20,6 +23,7 @@ COUNTS = "dp", "tp", "pp", "cp", "ep", "virtual", "micro_batch"
 NEEDED = "config", "machine", "devices", "global_batch", "seq", *COUNTS
 YES = "yes", "true", "1"
 GIB = 2.0**30
+CAP = re.compile(r"\b(\d{2,4}) ?W\b")  # a power cap in notes
 
 
 class StepRow(NamedTuple):
@@ -35,7 +39,7 @@ class StepRow(NamedTuple):
     seconds: float | None  # seconds of a step
     memory: float | None  # bytes by the driver
     failed: bool  # memory did not suffice
-    precision: str  # number type of products
+    stack: Stack
     notes: str
 
 
@@ -56,27 +60,40 @@ def read_step_rows(file: Path) -> list[StepRow]:
 
 def read_step_row(row: TableRow, configs: Mapping[str, Settings], place: str) -> StepRow:
     """Read one row. `configs`: configurations by name; `place`: the row, in errors."""
-    strategy, batch, seq = read_strategy(row, place), whole_number(row, "global_batch", place), seq_of(row, place)
+    stack = read_stack(row)
+    strategy = stack.habits(read_strategy(row, place))
+    batch, seq = (whole_number(row, column, place) for column in ("global_batch", "seq"))
     name = row["config"]
     return StepRow(
         row.get("source", ""),
         name,
         configs[name] if name in configs else known.configuration(name),
-        datasheet(row["machine"]),
+        read_sheet(row),
         strategy,
         batch,
         seq,
         measured_seconds(row, strategy, batch * seq),
         measured_bytes(row),
         "out of memory" in row.get("notes", ""),
-        row.get("precision") or "bf16",
+        stack,
         row.get("notes", ""),
     )
 
 
-def seq_of(row: TableRow, place: str) -> int:
-    """Return the tokens of a sequence."""
-    return whole_number(row, "seq", place)
+def read_stack(row: TableRow) -> Stack:
+    """Return the stack of a row: that of its column, or the one that its source and notes name. Gradients that a row
+    says are summed in float32 are."""
+    stated = row.get("stack")
+    stack = stack_named(stated) if stated else stack_of_source(row.get("source", ""), row.get("notes", ""))
+    return replace(stack, gradient_bytes=4) if row.get("wide_gradients", "").lower() in YES else stack
+
+
+def read_sheet(row: TableRow) -> Datasheet:
+    """Return the data sheet of a row's machine; a power cap that the row states replaces the watts."""
+    sheet, watts = datasheet(row["machine"]), decimal(row, "watts")
+    stated = CAP.search(row.get("notes", ""))
+    cap = watts or (float(stated[1]) if stated else None)
+    return replace(sheet, watts=cap) if cap else sheet
 
 
 def whole_number(row: TableRow, name: str, place: str) -> int:
@@ -107,12 +124,23 @@ def read_strategy(row: TableRow, place: str) -> Strategy:
         context=row.get("context") or "ring",
         schedule=row.get("schedule") or "1f1b",
         flash=True,
+        precision=number_type(row.get("precision") or "bf16"),
     )
     ranks, devices = strategy.devices, whole_number(row, "devices", place)
     if ranks != devices:
         spelled = " x ".join(f"{axis.name} {sizes[axis.name]}" for axis in DEVICE_AXES)
         raise InputError(f"{place}: {spelled} are {ranks} ranks, and the row has {devices} devices")
     return strategy
+
+
+def number_type(text: str) -> str:
+    """Return the number type of products by any spelling of publications: FP8-CS, MXFP8, amp_fp8, float8, bf16."""
+    lowered = text.lower()
+    if "mx" in lowered:
+        return "mxfp8"
+    if "8" in lowered.replace("float", "fp").replace("fp32", ""):
+        return "fp8"
+    return "float16" if "16" in lowered and "b" not in lowered else "bf16"
 
 
 def measured_seconds(row: TableRow, strategy: Strategy, tokens: int) -> float | None:

@@ -4,7 +4,7 @@ formulas that predict one strategy are evaluated over columns, and common parts 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import inf
 from typing import Any
@@ -24,7 +24,7 @@ from opmatrix.parallel.cost.prediction import Prediction, predict_step
 from opmatrix.parallel.cost.step_parts import PartSeconds, Setting
 from opmatrix.parallel.cost.strategies import Strategy
 from opmatrix.parallel.schedules.named import RUN_BY_RANKS, USUAL_SCHEDULE
-from opmatrix.parallel.search.forms import STRATEGY_FORMS, FormMasks, StrategyForm
+from opmatrix.parallel.search.forms import FOLDED_FORMS, STRATEGY_FORMS, FormMasks, StrategyForm
 from opmatrix.parallel.search.inference import predict_forward
 from opmatrix.parallel.search.legal_sizes import SizeColumns, legal_sizes, limits_of
 from opmatrix.parallel.search.tapes import TAPE_ROWS, CompiledTape, Tape, TracedColumn
@@ -73,7 +73,7 @@ class PlanQuestion:
         if self.infer:
             return [form for form in STRATEGY_FORMS if form[:3] == ("none", 0, USUAL_SCHEDULE.name)]
         if not self.local:
-            return STRATEGY_FORMS
+            return STRATEGY_FORMS + FOLDED_FORMS if self.limits.experts else STRATEGY_FORMS
         return [form for form in STRATEGY_FORMS if form.schedule in RUN_BY_RANKS and form.order == ORDERS[0]]
 
     def work(self, form: StrategyForm) -> ModelWork:
@@ -82,7 +82,7 @@ class PlanQuestion:
 
     def strategy(self, form: StrategyForm, sizes: Mapping[str, object]) -> Strategy:
         """Return a form at sizes, which may be columns."""
-        return Strategy(
+        strategy = Strategy(
             **sizes,  # type: ignore[arg-type]
             zero=form.zero,
             sequence=form.sequence,
@@ -90,10 +90,12 @@ class PlanQuestion:
             context=form.context,
             schedule=form.schedule,
             order=form.order,
+            whole_experts=form.whole_experts,
             flash=self.flash,
             precision=self.precision,
-            gradient_bytes=BYTES[self.precision],
+            launched=self.local,
         )
+        return replace(strategy, gradient_bytes=BYTES[strategy.values])
 
     def predicted(
         self,
