@@ -157,7 +157,7 @@ def strategy(row):
         ep=int(row["ep"] or 1) if row["experts"] else 1,
         virtual=int(row["vpp"] or 1),
         zero=zero_of(row),
-        sequence=row["seq_par"] == "yes" or (not early and stack.beside != () and tensor > 1),
+        sequence=row["seq_par"] == "yes" or (not early and stack.sequence and tensor > 1),
         recompute=recompute,
         context="ulysses" if early else "ring",
         schedule="interleaved" if int(row["vpp"] or 1) > 1 else "1f1b",

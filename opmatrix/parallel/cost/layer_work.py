@@ -108,6 +108,7 @@ class ModelWork(NamedTuple):
     heads: int
     key_heads: int
     tied: bool
+    experts: int = 0  # experts of a layer
 
     @property
     def count(self) -> int:  # type: ignore[override]
@@ -167,6 +168,7 @@ def read_model(config: str, context: str, sequence: bool, dropout: float) -> Mod
         heads,
         sizes.get("num_key_value_heads") or heads,
         shares_table(chunks[:lo], chunks[hi:]),
+        count_experts(settings),
     )
 
 

@@ -37,8 +37,12 @@ def memory_parts(setting: Setting) -> PartSeconds:
     if setting.model.asks:
         working = working + setting.number * most(*(made_numbers(setting, work) for work, _ in setting.model.layers), 0)
     state = zip(STATE, bytes_of_state(setting), strict=True)
+    chains = 1 + (schedule.chains - 1) * step_at(strategy.pp, 2)  # chains of chunks that a stage has the weights of
     return {
-        **{name: size * stored_numbers(setting, strategy.zero > 2 - at) for at, (name, size) in enumerate(state)},
+        **{
+            name: chains * size * stored_numbers(setting, strategy.zero > 2 - at)
+            for at, (name, size) in enumerate(state)
+        },
         "kept": saved * held * chunks,
         "working": working,
         "logits": logits_bytes(setting),

@@ -31,6 +31,7 @@ class Stack:
     gradient_bytes: float = 2  # bytes of a gradient that is summed
     accumulated: float = 0  # bytes of accumulated gradients beside them
     fused_sums: bool = False  # products of gradients add to the sum themselves
+    sequence: bool = True  # norms are cut over tensor ranks
     folds_experts: bool = False  # experts are laid over tensor ranks
     selective: RecomputeKind = "selective"  # what its selective recomputation computes again
     launched: bool = False  # as `opmatrix launch` runs it
@@ -132,6 +133,7 @@ STACKS: Mapping[str, Stack] = {
             ALL_ZERO,
             ALL_ZERO,
             overlap=False,
+            sequence=False,
             launched=True,
         ),
     )

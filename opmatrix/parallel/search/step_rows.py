@@ -117,7 +117,7 @@ def read_strategy(row: TableRow, place: str) -> Strategy:
     """Read the strategy of a row. Raises InputError where its ranks are not the devices."""
     sizes = {name: whole_number(row, name, place) for name in COUNTS}
     strategy = Strategy(
-        **sizes,
+        **sizes,  # type: ignore[arg-type]
         zero=int(row.get("zero") or 0),
         sequence=row.get("sequence", "").lower() in YES,
         recompute=row.get("recompute") or "none",  # type: ignore[arg-type]
