@@ -20,6 +20,7 @@ import itertools
 import json
 from collections import defaultdict
 from functools import cache
+from pathlib import Path
 
 from lib import command
 from lib.command import Figure, InputError, Parser, concluded, readable, say, tabled, takes
@@ -53,14 +54,24 @@ ASCEND = (
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("files", type=readable, nargs="+")
+    parser.add_argument("--residuals", type=Path, help="write ratios of measured to predicted numbers there, as JSON")
     parser.add_argument("--fit", action="store_true", help="fit the constants anew, and print them as JSON")
     given = parser.parse_args()
     takes(60)
     measured = [step for file in given.files for step in read_steps(file)]
     constants = fit(measured) if given.fit else None
     found = [(each, predicted(each, constants)) for each in measured]
-    say(source_table(found))
-    figures = [*time_figures(found), *choice_figures(found), *memory_figures(found), *ascend_figures(constants)]
+    residuals = residuals_of(found)
+    if given.residuals:
+        write_residuals(given.residuals, residuals)
+    say(source_table(found, residuals))
+    figures = [
+        *interval_figures(residuals),
+        *time_figures(found),
+        *choice_figures(found),
+        *memory_figures(found),
+        *ascend_figures(constants),
+    ]
     tabled(given.csv, [COLUMNS, *map(line, found)])
     concluded(given, figures)
 
@@ -192,15 +203,19 @@ def line(pair):
 
 # ---- errors by source
 
-SOURCE_COLUMNS = "source", "rows", "mean %", "sign %", "worst %", "tau", "half of the peak %"
+SOURCE_COLUMNS = "source", "rows", "mean %", "sign %", "worst %", "tau", "half of the peak %", "in interval %"
 
 
-def source_table(found):
+def source_table(found, residuals):
     """Errors of seconds by source, those of steps that were measured."""
     from opmatrix.display.tables import table
 
     sources = dict.fromkeys(each.row["source"] for each, _ in found if each.seconds)
-    rows = [source_line(source, of_source(found, source, whole=True)) for source in sources]
+    inside = covered(residuals)
+    rows = [
+        [*source_line(source, of_source(found, source, whole=True)), f"{100 * inside[source]:.0f}"]
+        for source in sources
+    ]
     return table(rows, [*SOURCE_COLUMNS])
 
 
@@ -216,6 +231,76 @@ def source_line(source, pairs):
         f"{order:.2f}",
         f"{mean(naive_errors(pairs)):.1f}",
     ]
+
+
+# ---- intervals
+
+
+def residuals_of(found):
+    """Ratios of measured to predicted seconds and bytes, by source and kind."""
+    from opmatrix.parallel.cost.intervals import SourceResiduals, kind_of
+
+    groups = defaultdict(lambda: ([], []))
+    for each, step in found:
+        seconds, sizes = groups[each.row["source"], kind_of(step.setting, each.stack)]
+        if each.seconds:
+            seconds.append(round(each.seconds / float(step.step_seconds), 4))
+        if each.memory and "analytic" not in each.row["notes"]:
+            sizes.append(round(each.memory * 1e9 / float(step.reserved), 4))
+    return [SourceResiduals(source, kind, tuple(a), tuple(b)) for (source, kind), (a, b) in groups.items() if a or b]
+
+
+def write_residuals(file, residuals):
+    from opmatrix.parallel.cost.constants import CONSTANTS_FILE
+
+    version = json.loads(CONSTANTS_FILE.read_text("utf-8"))["version"]
+    lines = ",\n".join(f"  {json.dumps(one._asdict())}" for one in residuals)
+    file.write_text(f'{{\n "version": {version},\n "sources": [\n{lines}\n ]\n}}\n', "utf-8")
+
+
+def left_out(residuals, source):
+    """Each kind of a source with its ratios of seconds, and the interval of the other sources."""
+    from opmatrix.parallel.cost.intervals import find_interval
+
+    others = [one for one in residuals if one.source != source]
+    return [
+        (one.seconds, find_interval(one.kind, residuals=others))
+        for one in residuals
+        if one.source == source and one.seconds
+    ]
+
+
+def covered(residuals):
+    """The share of a source's rows in the intervals of all other sources, by source."""
+    shares = {}
+    for source in dict.fromkeys(one.source for one in residuals if one.seconds):
+        inside = [
+            interval is not None and interval.low <= ratio <= interval.high
+            for ratios, interval in left_out(residuals, source)
+            for ratio in ratios
+        ]
+        shares[source] = float(np.mean(inside))
+    return shares
+
+
+def interval_figures(residuals):
+    shares = covered(residuals)
+    counts = {source: sum(len(one.seconds) for one in residuals if one.source == source) for source in shares}
+    if len(shares) < 4:
+        return
+    whole = 100 * float(np.mean([*shares.values()]))
+    yield Figure(
+        "intervals of 80 %, sources left out: rows inside, sources weigh the same", whole, "%", least=70, most=90
+    )
+    large = [share for source, share in shares.items() if counts[source] >= 5]
+    yield Figure("  worst source of 5 rows or more", 100 * min(large), "%", least=50)
+    widths = [
+        100 * (interval.high - interval.low)
+        for source in shares
+        for _, interval in left_out(residuals, source)
+        if interval is not None
+    ]
+    yield Figure("  width of the median source", float(np.median(widths)), "%", most=40)
 
 
 # ---- figures

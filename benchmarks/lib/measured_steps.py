@@ -29,6 +29,7 @@ MACHINES = (
     ("910C", "Ascend910C"),
     ("910B", "Ascend910B"),
 )
+EARLY = "megatron-2022"  # stacks of 2022 and before
 DROPOUT = 0.1  # of GPTs; other families were trained without
 
 
@@ -45,6 +46,7 @@ class Measured(NamedTuple):
     memory: float | None
     failed: bool
     early: bool  # of a stack of 2022 or before
+    stack: str  # name of its stack
 
     @property
     def dropout(self):
@@ -74,7 +76,17 @@ def of_step_row(step):
     row = {"source": step.source, "model": step.model, "devices": str(step.strategy.devices), "notes": step.notes}
     memory = step.memory and step.memory / 1e9
     return Measured(
-        row, step.config, step.machine, step.strategy, step.batch, step.seq, step.seconds, memory, step.failed, False
+        row,
+        step.config,
+        step.machine,
+        step.strategy,
+        step.batch,
+        step.seq,
+        step.seconds,
+        memory,
+        step.failed,
+        False,
+        step.stack.name,
     )
 
 
@@ -96,6 +108,7 @@ def read_measured(row):
         number(row.get("mem_gb_per_gpu")),
         row.get("oom") == "yes",
         is_early(row),
+        EARLY if is_early(row) else stack_of_source(row["source"], row["notes"]).name,
     )
 
 

@@ -40,3 +40,9 @@ class Constants(NamedTuple):
 def load_constants() -> Constants:
     """Return the fitted constants that the package ships."""
     return Constants(**json.loads(CONSTANTS_FILE.read_text("utf-8"))["constants"])
+
+
+@cache
+def constants_version() -> int:
+    """Return the version of the constants that the package ships."""
+    return int(json.loads(CONSTANTS_FILE.read_text("utf-8"))["version"])

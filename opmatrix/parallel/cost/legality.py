@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from math import isfinite
 from numbers import Real
 
@@ -10,8 +11,8 @@ from formats.core.errors import InputError, suggest_name
 from formats.machine.datasheets import BYTES, EIGHT_BITS
 from opmatrix.parallel.axes.context_axis import CONTEXTS
 from opmatrix.parallel.axes.data_axis import STORING
-from opmatrix.parallel.axes.known_axes import AXES, COPYING_AXES, DEVICE_AXES, FOLDED_AXES, ORDERS
-from opmatrix.parallel.axes.parallel_axis import CutSizes, ModelLimits
+from opmatrix.parallel.axes.known_axes import COPYING_AXES, DEVICE_AXES, FOLDED_AXES, ORDERS, PLANNED_AXES
+from opmatrix.parallel.axes.parallel_axis import CutSizes, ModelLimits, ParallelAxis
 from opmatrix.parallel.cost.layer_work import ModelWork
 from opmatrix.parallel.cost.strategies import RECOMPUTES, Strategy
 from opmatrix.parallel.schedules.named import SCHEDULES
@@ -56,8 +57,9 @@ def check_legal(work: ModelWork, strategy: Strategy, batch: object, seq: object)
 
 def whole(name: str, number: object) -> int:
     """Return a number as an int. Raises InputError for one that is no whole number from 1 on."""
-    if isinstance(number, Real) and isfinite(number) and number == int(number) and 1 <= number <= LARGEST:
-        return int(number)
+    value = float(number) if isinstance(number, Real) else 0.0
+    if isfinite(value) and value == int(value) and 1 <= value <= LARGEST:
+        return int(value)
     raise InputError(f"{name} {number!r}: give a whole number from 1 to {LARGEST:,}")
 
 
@@ -70,22 +72,23 @@ def complaints(work: ModelWork, strategy: Strategy, counts: dict[str, int]) -> I
     """Yield what is illegal about a strategy, rule by rule."""
     ranks = {axis.name: counts[axis.name] for axis in DEVICE_AXES}
     sizes = CutSizes(limits_of_work(work), counts["batch"], counts["seq"], ranks)
-    for axis in AXES.values():
-        if not axis.planned or not (undivided := axis.refused(counts[axis.name], sizes)):
-            continue
-        yield (
-            f"{axis.name} {counts[axis.name]}: {undivided}: {axis.name} ranks: {axis.legal}; "
-            f"{nearest(counts[axis.name], lambda n, axis=axis: not axis.refused(n, sizes))}"  # type: ignore[misc]
-        )
+    for axis in PLANNED_AXES:
+        if undivided := axis.refused(counts[axis.name], sizes):
+            near = nearest(counts[axis.name], partial(divides, axis, sizes))
+            yield f"{axis.name} {counts[axis.name]}: {undivided}: {axis.name} ranks: {axis.legal}; {near}"
     yield from batch_complaints(counts)
     yield from stage_complaints(work, strategy, counts)
     yield from token_complaints(work, strategy, counts)
     yield from expert_complaints(work, strategy, counts)
 
 
-def nearest(count: int, legal: object) -> str:
+def divides(axis: ParallelAxis, sizes: CutSizes, ranks: int) -> bool:
+    """True if an axis may have a number of ranks."""
+    return not axis.refused(ranks, sizes)
+
+
+def nearest(count: int, legal: Callable[[int], bool]) -> str:
     """Return the nearest numbers that are legal, as text."""
-    assert callable(legal)
     below = next((n for n in range(count - 1, max(0, count - NEAREST), -1) if legal(n)), None)
     above = next((n for n in range(count + 1, count + NEAREST) if legal(n)), None)
     numbers = " and ".join(str(n) for n in (below, above) if n is not None)

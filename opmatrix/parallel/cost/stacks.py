@@ -25,7 +25,6 @@ class Stack:
     zero: tuple[int, ...]  # ZeRO stages
     pipelined_zero: tuple[int, ...]  # those that work with several stages
     recomputes: tuple[RecomputeKind, ...] = RECOMPUTES
-    axes: tuple[str, ...] = ("dp", "tp", "pp", "cp", "ep")  # axes that may have several ranks
     beside: tuple[str, ...] = ()  # axes whose collectives run beside products
     overlap: bool = True  # gradients are summed beside backward
     gradient_bytes: float = 2  # bytes of a gradient that is summed
@@ -35,11 +34,10 @@ class Stack:
     folds_experts: bool = False  # experts are laid over tensor ranks
     selective: RecomputeKind = "selective"  # what its selective recomputation computes again
     launched: bool = False  # as `opmatrix launch` runs it
-    orders: tuple[str, ...] = ()  # order of axes, if it has one
 
-    def habits(self, strategy: Strategy) -> Strategy:
-        """Return a strategy as the stack runs it. What it recomputes by "selective" depends on the stack, where scores
-        are never stored."""
+    def run(self, strategy: Strategy) -> Strategy:
+        """Return a strategy with the habits of the stack. What it recomputes by "selective" depends on the stack, where
+        scores are never stored."""
         again = self.selective if strategy.recompute == "selective" and strategy.flash else strategy.recompute
         return replace(
             strategy,
@@ -48,10 +46,14 @@ class Stack:
             overlap=self.overlap,
             gradient_bytes=self.gradient_bytes,
             accumulated=self.accumulated,
-            whole_experts=self.folds_experts and strategy.sequence and strategy.ep != 1,
             fused_sums=self.fused_sums,
             launched=self.launched,
         )
+
+    def habits(self, strategy: Strategy) -> Strategy:
+        """Return a strategy of numbers with the habits of the stack, and experts where it places them."""
+        whole = self.folds_experts and strategy.sequence and strategy.ep != 1
+        return replace(self.run(strategy), whole_experts=bool(whole))
 
 
 MEGATRON = Stack(

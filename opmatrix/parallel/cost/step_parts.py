@@ -318,15 +318,8 @@ def known_parts(setting: Setting, name: str, find: Callable[[Setting], PartSecon
     if setting.passes is None:
         return find(setting)
     strategy = setting.strategy
-    key = (
-        name,
-        setting.model,
-        strategy.recompute,
-        strategy.order,
-        strategy.sequence,
-        strategy.balanced,
-        strategy.whole_experts,
-    )
+    choices = strategy.recompute, strategy.order, strategy.sequence, strategy.balanced, strategy.whole_experts
+    key = name, setting.model, choices, SCHEDULES[strategy.schedule].chunked
     if key not in setting.passes:
         setting.passes[key] = find(setting)
     return setting.passes[key]

@@ -15,8 +15,9 @@ from opmatrix.parallel.axes.context_axis import CONTEXT, CONTEXTS
 from opmatrix.parallel.axes.data_axis import STORING
 from opmatrix.parallel.axes.known_axes import COPYING_AXES, DEVICE_AXES, ORDERS, TOKEN_AXES
 from opmatrix.parallel.axes.parallel_axis import ModelLimits
+from opmatrix.parallel.cost.stacks import Stack
 from opmatrix.parallel.cost.strategies import RECOMPUTES, RecomputeKind
-from opmatrix.parallel.schedules.named import SCHEDULES, USUAL_SCHEDULE
+from opmatrix.parallel.schedules.named import PLANNED, SCHEDULES, USUAL_SCHEDULE
 from opmatrix.parallel.search.legal_sizes import SizeColumns
 
 FormMask: TypeAlias = "NDArray[np.bool_]"
@@ -37,7 +38,6 @@ class StrategyForm(NamedTuple):
 
 ZERO_STAGES = range(len(STORING))
 CONTEXT_KINDS = [name for name, strategy in CONTEXTS.items() if strategy.planned_as]
-PLANNED = [schedule.name for schedule in SCHEDULES.values() if schedule.planned]
 STRATEGY_FORMS = tuple(
     StrategyForm(*choices)
     for choices in product(RECOMPUTES, ZERO_STAGES, PLANNED, CONTEXT_KINDS, (False, True), ORDERS)
@@ -48,19 +48,62 @@ FOLDED_FORMS = tuple(
 )
 
 
+class FormChoices(NamedTuple):
+    """The choices by name that forms may have."""
+
+    schedules: tuple[str, ...] = tuple(PLANNED)
+    contexts: tuple[str, ...] = tuple(CONTEXT_KINDS)
+    zero: tuple[int, ...] = tuple(ZERO_STAGES)
+    pipelined_zero: tuple[int, ...] = tuple(ZERO_STAGES)  # with several stages
+    sequence: tuple[bool, ...] = (False, True)
+    whole_experts: tuple[bool, ...] = (False, True)
+
+    def offers(self, form: StrategyForm) -> bool:
+        """True if a form may apply. The usual schedule and context are also those of a single stage and of whole
+        sequences."""
+        return (
+            form.schedule in (USUAL_SCHEDULE.name, *self.schedules)
+            and form.context in (CONTEXT_KINDS[0], *self.contexts)
+            and form.zero in self.zero
+            and form.sequence in self.sequence
+            and form.whole_experts in self.whole_experts
+        )
+
+
+def choices_of_stack(stack: Stack) -> FormChoices:
+    """Return the choices that a stack has."""
+    return FormChoices(
+        stack.schedules,
+        stack.contexts,
+        stack.zero,
+        stack.pipelined_zero,
+        (False, True) if stack.sequence else (False,),
+        (False, True) if stack.folds_experts else (False,),
+    )
+
+
 class FormMasks:
     """A mask of the forms that apply to rows of sizes. A form applies only where its choices have an effect, so no
-    strategy has two forms. `local`: processes shard over data ranks alone."""
+    strategy has two forms. `local`: processes shard over data ranks alone; `choices`: those that are offered."""
 
-    def __init__(self, forms: Sequence[StrategyForm], limits: ModelLimits, tokens: int, local: bool = False) -> None:
+    def __init__(
+        self,
+        forms: Sequence[StrategyForm],
+        limits: ModelLimits,
+        tokens: int,
+        local: bool = False,
+        choices: FormChoices | None = None,
+    ) -> None:
         self.forms, self.limits, self.tokens, self.local = forms, limits, tokens, local
+        self.choices = choices or FormChoices()
 
     def __call__(self, sizes: SizeColumns) -> FormMask:
         """Return the mask: a row for each form, a column for each row of sizes."""
         several, token_ranks = sizes.virtual > 1, sizes.ranks_of(TOKEN_AXES)
         staged = ~several & (sizes.pp > 1)
         scheduled = {name: several if SCHEDULES[name].chunked else staged for name in PLANNED}
-        scheduled[USUAL_SCHEDULE.name] = ~several  # also for a single stage
+        usual = ~several  # also for a single stage
+        scheduled[USUAL_SCHEDULE.name] = usual if USUAL_SCHEDULE.name in self.choices.schedules else usual & ~staged
         whole = np.ones(len(sizes), bool)
         cut = (sizes.tp > 1) & (self.tokens % (sizes.tp * token_ranks) == 0)
         met = {name: self.context_fits(name, sizes) for name in CONTEXT_KINDS}
@@ -75,6 +118,7 @@ class FormMasks:
                 & placed[form.whole_experts]
                 & (cut if form.sequence else whole)
                 & (stored if form.zero else whole)
+                & (whole if form.zero in self.choices.pipelined_zero else sizes.pp == 1)
                 for form in self.forms
             ]
         )
@@ -93,6 +137,8 @@ class FormMasks:
         strategy = CONTEXTS[name]
         usual = name == CONTEXT_KINDS[0]
         mask: FormMask = np.ones(len(sizes), bool) if usual else sizes.cp > 1
+        if name not in self.choices.contexts:
+            mask = sizes.cp == 1  # the usual one is that of whole sequences, too
         if strategy.mixing == "heads":
             mask &= self.limits.heads % (sizes.tp * sizes.cp) == 0
         for axis in DEVICE_AXES:

@@ -41,6 +41,7 @@ class StepRow(NamedTuple):
     failed: bool  # memory did not suffice
     stack: Stack
     notes: str
+    plain: Strategy  # the strategy without habits of the stack
 
 
 def read_step_rows(file: Path) -> list[StepRow]:
@@ -58,17 +59,20 @@ def read_step_rows(file: Path) -> list[StepRow]:
     return [read_step_row(row, configs, f"{file}, row {at}") for at, row in enumerate(rows, 1)]
 
 
-def read_step_row(row: TableRow, configs: Mapping[str, Settings], place: str) -> StepRow:
-    """Read one row. `configs`: configurations by name; `place`: the row, in errors."""
-    stack = read_stack(row)
-    strategy = stack.habits(read_strategy(row, place))
+def read_step_row(
+    row: TableRow, configs: Mapping[str, Settings], place: str, sheets: Mapping[str, Datasheet] | None = None
+) -> StepRow:
+    """Read one row. `configs`: configurations by name; `place`: the row, in errors; `sheets`: machines by name, besides
+    those of the package."""
+    stack, plain = read_stack(row), read_strategy(row, place)
+    strategy = stack.habits(plain)
     batch, seq = (whole_number(row, column, place) for column in ("global_batch", "seq"))
     name = row["config"]
     return StepRow(
         row.get("source", ""),
         name,
         configs[name] if name in configs else known.configuration(name),
-        read_sheet(row),
+        read_sheet(row, sheets or {}),
         strategy,
         batch,
         seq,
@@ -77,6 +81,7 @@ def read_step_row(row: TableRow, configs: Mapping[str, Settings], place: str) ->
         "out of memory" in row.get("notes", ""),
         stack,
         row.get("notes", ""),
+        plain,
     )
 
 
@@ -88,9 +93,10 @@ def read_stack(row: TableRow) -> Stack:
     return replace(stack, gradient_bytes=4) if row.get("wide_gradients", "").lower() in YES else stack
 
 
-def read_sheet(row: TableRow) -> Datasheet:
+def read_sheet(row: TableRow, sheets: Mapping[str, Datasheet]) -> Datasheet:
     """Return the data sheet of a row's machine; a power cap that the row states replaces the watts."""
-    sheet, watts = datasheet(row["machine"]), decimal(row, "watts")
+    name = row["machine"]
+    sheet, watts = sheets[name] if name in sheets else datasheet(name), decimal(row, "watts")
     stated = CAP.search(row.get("notes", ""))
     cap = watts or (float(stated[1]) if stated else None)
     return replace(sheet, watts=cap) if cap else sheet
@@ -98,7 +104,7 @@ def read_sheet(row: TableRow) -> Datasheet:
 
 def whole_number(row: TableRow, name: str, place: str) -> int:
     """Read a count. Raises InputError for a value that is no whole number from 1 on."""
-    text = row[name] or "1"
+    text = row.get(name) or "1"
     if not text.isdigit() or int(text) < 1:
         raise InputError(f"{place}: {name} is {text!r}: give a whole number from 1 on")
     return int(text)
@@ -146,7 +152,11 @@ def number_type(text: str) -> str:
 def measured_seconds(row: TableRow, strategy: Strategy, tokens: int) -> float | None:
     """Return the seconds of a step: as measured, or by tokens a second and device."""
     rate = decimal(row, "tokens_s_device")
-    return decimal(row, "step_s") or (tokens / (rate * float(strategy.devices)) if rate else None)
+    return (
+        decimal(row, "step_s")
+        or decimal(row, "seconds")
+        or (tokens / (rate * float(strategy.devices)) if rate else None)
+    )
 
 
 def measured_bytes(row: TableRow) -> float | None:
