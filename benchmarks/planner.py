@@ -13,7 +13,7 @@ the first row of six sources in bf16; the fraction of eight bits, on the first r
 assumed (constants.json has their sources). What is reserved of what is allocated was chosen with all BLOOM rows in
 view. The layouts of Ascend are those that were published; their places are among the best of each way to factor the
 devices.
-Rows of experts of tables without configurations are left out. Two rows of Korthikanti et al. are fitted in one figure
+Rows of shared experts and latent attention are left out. Two rows of Korthikanti et al. are fitted in one figure
 alone: GPT-22B selective, and GPT-175B full, to one factor each for time of computation and of the rest."""
 
 import itertools

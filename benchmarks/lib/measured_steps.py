@@ -30,6 +30,8 @@ MACHINES = (
     ("910B", "Ascend910B"),
 )
 EARLY = "megatron-2022"  # stacks of 2022 and before
+EXPERTS = re.compile(r"^(\d+) top(\d+)$")  # experts of a layer, and those that a row is routed to
+HEADS = {"Qwen3": 128, "GPT OSS": 64}  # columns of a head, where they are not the hidden ones by heads
 DROPOUT = 0.1  # of GPTs; other families were trained without
 
 
@@ -91,8 +93,8 @@ def of_step_row(step):
 
 
 def read_measured(row):
-    """A row as it is predicted, None for one that says too little, or whose experts it does not describe."""
-    if row.get("experts") or not all(row[name] for name in NEEDED):
+    """A row as it is predicted, None for one that says too little, or whose experts are not plain ones."""
+    if (row.get("experts") and not EXPERTS.match(row["experts"])) or not all(row[name] for name in NEEDED):
         return None
     machine = next((name for said, name in MACHINES if said in row["hardware"]), None)
     if machine is None:
@@ -128,18 +130,27 @@ def number(said):
 def configuration(row):
     """GPTs with learned positions, MPT among them, whose positions cost nothing, either; else a LLaMA."""
     size = {name: int(row[name]) for name in ("layers", "hidden", "heads", "vocab", "seq")}
-    if not re.match(r"(GPT|BLOOM|MT-NLG|MPT)", row["model"]):
-        return dict(
-            model_type="llama",
-            vocab_size=size["vocab"],
-            hidden_size=size["hidden"],
-            rms_norm_eps=1e-5,
-            intermediate_size=int(row["ffn"]),
-            num_hidden_layers=size["layers"],
-            num_attention_heads=size["heads"],
-            num_key_value_heads=int(row["kv_heads"] or size["heads"]),
-            max_position_embeddings=4096,
-            tie_word_embeddings=False,
+    mixture = EXPERTS.match(row.get("experts") or "")
+    if mixture or not re.match(r"(GPT|BLOOM|MT-NLG|MPT)", row["model"]):
+        columns = next((width for name, width in HEADS.items() if row["model"].startswith(name)), None)
+        routed = mixture and dict(
+            model_type="mixtral", num_local_experts=int(mixture[1]), num_experts_per_tok=int(mixture[2])
+        )
+        return (
+            dict(
+                model_type="llama",
+                vocab_size=size["vocab"],
+                hidden_size=size["hidden"],
+                rms_norm_eps=1e-5,
+                intermediate_size=int(row["ffn"]),
+                num_hidden_layers=size["layers"],
+                num_attention_heads=size["heads"],
+                num_key_value_heads=int(row["kv_heads"] or size["heads"]),
+                max_position_embeddings=4096,
+                tie_word_embeddings=False,
+            )
+            | (routed or {})
+            | ({"head_dim": columns} if columns else {})
         )
     return dict(
         model_type="gpt2",
@@ -153,7 +164,8 @@ def configuration(row):
 
 def is_early(row):
     """Whether a GPT was trained by a stack of 2022 or before: with dropout, and scores of attention that are stored."""
-    return bool(re.match(r"(GPT|BLOOM|MT-NLG)", row["model"])) and "NeMo" not in row["source"]
+    early = re.match(r"(GPT|BLOOM|MT-NLG)", row["model"]) and not row.get("experts")
+    return bool(early) and "NeMo" not in row["source"]
 
 
 def strategy(row):

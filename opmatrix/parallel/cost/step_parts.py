@@ -11,7 +11,7 @@ from typing import NamedTuple
 from formats.machine.datasheets import BYTES, EIGHT_BITS, Datasheet
 from opmatrix.parallel.axes.known_axes import PLANNED_AXES
 from opmatrix.parallel.cost.constants import Constants
-from opmatrix.parallel.cost.layer_work import CrossingWork, LayerPass, LayerWork, ModelWork, ProductWork
+from opmatrix.parallel.cost.layer_work import NO_SIZE, CrossingWork, LayerPass, LayerWork, ModelWork, ProductWork
 from opmatrix.parallel.cost.level_seconds import collective_parts
 from opmatrix.parallel.cost.quantities import Formula, Quantity, add_all, least, most, round_up, soft_most, step_at
 from opmatrix.parallel.cost.strategies import Strategy
@@ -22,6 +22,7 @@ PartSeconds = dict[str, Quantity]
 LEAST_SHARE = 1e-9  # a negligible share of a layer, or of a second
 CORE_TILE = 1 << 15  # sums that a core holds: 256 x 128 in float32
 PASSES: tuple[LayerPass, ...] = ("forward", "backward")
+SORTS = 4  # sorts of the rows of experts in a pass
 ROUNDED_BYTES = 4  # two are read, and one is written twice
 EXPERTS_SAVED = 2 / 3  # of the three exchanges of backward two are left where rows of experts are saved
 
@@ -157,7 +158,25 @@ def passing_seconds(setting: Setting, work: LayerWork, during: LayerPass) -> Qua
     size = size + cast_bytes(setting, work, during) / (2 if during == "forward" else 3)
     once = (2 if during == "forward" else 3) * size  # experts recompute forward before their backward
     backward = 5 if launched else 3
-    return (once + (2 if during == "forward" else backward) * expert_bytes) / setting.bandwidth
+    moved = (2 if during == "forward" else backward) * expert_bytes + sorted_bytes(setting, work)
+    return (once + moved) / setting.bandwidth
+
+
+def sent_rows(work: LayerWork) -> Formula:
+    """Return the numbers of the rows that a rank sends to experts, once for each expert that a row is routed to; none
+    in a layer without experts."""
+    sent = [crossing.whole for crossing in work.crossings if crossing.axis == "ep" and crossing.during == "forward"]
+    return sent[0] if sent else NO_SIZE
+
+
+def sorted_bytes(setting: Setting, work: LayerWork) -> Quantity:
+    """Return the bytes that pass through memory in a pass to sort rows by experts: before they are sent and after, and
+    the same on the way back; each time a row is read and written."""
+    strategy = setting.strategy
+    if strategy.launched:
+        return 0
+    rows = strategy.load * sent_rows(work).at(setting.sizes) / (strategy.tp if strategy.sequence else 1)
+    return 2 * SORTS * setting.number * rows
 
 
 def cast_bytes(setting: Setting, work: LayerWork, during: LayerPass) -> Quantity:
@@ -199,7 +218,7 @@ def rank_crossings(setting: Setting, work: LayerWork) -> Iterator[CrossingWork]:
         yield crossing
     if not cuts or strategy.whole_experts or not work.experts.terms:
         return
-    sent = next(each.whole for each in work.crossings if each.axis == "ep" and each.during == "forward")
+    sent = sent_rows(work)
     for during in PASSES:
         yield CrossingWork(during, "all_gather", "tp", 1, sent, True)
         yield CrossingWork(during, "reduce_scatter", "tp", 1, sent, True)
