@@ -1,24 +1,30 @@
 """Steps of training as they were published, beside what the planner predicts from data sheets alone.
 
-    python benchmarks/planner.py FILE [--fit] [--csv OUT]
+    python benchmarks/planner.py FILE [FILE ..] [--fit] [--csv OUT]
 
 FILE is a table of measured steps, a row each: model, sizes, machine, strategy, seconds or tokens a second, memory. A
-figure has a naive rule beside it: operations at half of the peak (time), least tensor ranks, then least stages, then
-the largest micro-batch (choice), parameters x batch / devices (order), 16 bytes a parameter (memory). `--fit` fits the
-four constants that vTrain's rows tell on every 21st of them, and prints them. What is reserved of what is allocated was
-chosen with all BLOOM rows in view; that products reach 0.95 of the peak and links 0.77 is assumed. The layouts of
-Ascend are those that were published; their places are among the best of each way to factor the devices.
-Rows of experts and of eight bits are left out.
-Two rows of Korthikanti et al. are fitted in one figure alone: GPT-22B selective, and GPT-175B full, to one factor each
-for time of computation and of the rest."""
+table with a column `config` has its models' sizes beside it, in FILE's name with .configs.json. Errors of seconds are
+printed by source: mean, with sign, worst, Kendall's tau of their order, and the mean of the naive rule.
+
+A figure has a naive rule beside it: operations at half of the peak (time), least tensor ranks, then least stages, then
+the largest micro-batch (choice), parameters x batch / devices (order), 16 bytes a parameter (memory). `--fit` fits, in
+turn, the four constants that vTrain's rows tell, on every 21st of them; the operations a joule and the hidden share, on
+the first row of six sources in bf16; the fraction of eight bits, on the first rows of two. All other constants are
+assumed (constants.json has their sources). What is reserved of what is allocated was chosen with all BLOOM rows in
+view. The layouts of Ascend are those that were published; their places are among the best of each way to factor the
+devices.
+Rows of shared experts and latent attention are left out. Two rows of Korthikanti et al. are fitted in one figure
+alone: GPT-22B selective, and GPT-175B full, to one factor each for time of computation and of the rest."""
 
 import itertools
 import json
 from collections import defaultdict
+from functools import cache
+from pathlib import Path
 
 from lib import command
 from lib.command import Figure, InputError, Parser, concluded, readable, say, tabled, takes
-from lib.measured_steps import NEEDED, read_measured, read_rows
+from lib.measured_steps import NEEDED, read_steps
 
 import numpy as np
 
@@ -40,21 +46,32 @@ COLUMNS = (
     "predicted_GB",
 )
 ASCEND = (
-    ("qwen1.5-72b", dict(tp=8, pp=8, virtual=5, recompute="full", sequence=True), 128, 8192, 339, 64),
+    ("qwen1.5-72b", dict(tp=8, pp=8, virtual=5, sequence=True, schedule="interleaved"), 64, 8192, 339, 64),
     ("llama2-7b", dict(pp=2, dp=4), 64, 4096, 4672, 8),
 )
 
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("file", type=readable)
+    parser.add_argument("files", type=readable, nargs="+")
+    parser.add_argument("--residuals", type=Path, help="write ratios of measured to predicted numbers there, as JSON")
     parser.add_argument("--fit", action="store_true", help="fit the constants anew, and print them as JSON")
     given = parser.parse_args()
     takes(60)
-    measured = [found for row in read_rows(given.file) if (found := read_measured(row)) is not None]
+    measured = [step for file in given.files for step in read_steps(file)]
     constants = fit(measured) if given.fit else None
     found = [(each, predicted(each, constants)) for each in measured]
-    figures = [*time_figures(found), *choice_figures(found), *memory_figures(found), *ascend_figures(constants)]
+    residuals = residuals_of(found)
+    if given.residuals:
+        write_residuals(given.residuals, residuals)
+    say(source_table(found, residuals))
+    figures = [
+        *interval_figures(residuals),
+        *time_figures(found),
+        *choice_figures(found),
+        *memory_figures(found),
+        *ascend_figures(constants),
+    ]
     tabled(given.csv, [COLUMNS, *map(line, found)])
     concluded(given, figures)
 
@@ -75,42 +92,74 @@ def predicted(each, constants=None):
 
 
 def fit(measured):
-    """The constants, on every 21st vTrain row."""
-    from dataclasses import replace
+    """The constants, stage by stage, each on a few rows; stages whose rows are not in the files are left out."""
+    from lib.fit_constants import FITTED, START, fit_constants
 
-    from lib.fit_constants import fit_constants
+    rows = [each for each in measured if VTRAIN in each.row["source"]][::STEP]
+    constants = START
+    if rows:
+        say(f"{', '.join(FITTED)}: on {len(rows)} rows: every {STEP}st of vTrain's, from the first on")
+        constants = fit_constants(columns_of(rows), [each.seconds for each in rows], constants)
+    for names, sources in FEW_ROWS.items():
+        firsts = [first_of(measured, source) for source in sources]
+        if None not in firsts:
+            say(f"{', '.join(names)}: on the first rows of {', '.join(sources)}")
+            seconds = [each.seconds for each in firsts]
+            constants = fit_constants(one_by_one(firsts), seconds, constants, names)
+    print(json.dumps(constants._asdict()))
+    return constants
+
+
+DGXC = "NVIDIA DGXC"
+DENSE = "llama3-70b", "llama3-8b", "llama3-405b", "nemotron-15b", "nemotron-340b", "gpt3-175b"
+FEW_ROWS = {
+    ("joule", "hidden"): [f"{DGXC} {name} bf16" for name in DENSE],
+    ("eight",): [f"{DGXC} {name} fp8" for name in DENSE[:2]],
+}
+
+
+def first_of(measured, source):
+    return next((each for each in measured if each.row["source"] == source and each.seconds), None)
+
+
+def one_by_one(rows):
+    def seconds(constants):
+        return np.array([float(predicted(each, constants).step_seconds) for each in rows])
+
+    return seconds
+
+
+def columns_of(rows):
+    """Seconds of rows of few models, the rows of a model at once."""
+    from dataclasses import replace
 
     from opmatrix.parallel.cost.prediction import predict
 
-    rows = [each for each in measured if VTRAIN in each.row["source"]][::STEP]
-    say(f"fitted on {len(rows)} rows: every {STEP}st of vTrain's, from the first on")
     groups = defaultdict(list)
     for at, each in enumerate(rows):
         groups[json.dumps(each.config, sort_keys=True)].append(at)
 
     def seconds(constants):
         out = np.zeros(len(rows))
-        for own in groups.values():
+        for places in groups.values():
             sizes = {
-                name: np.array([getattr(rows[at].strategy, name) for at in own], float)
+                name: np.array([getattr(rows[at].strategy, name) for at in places], float)
                 for name in ("dp", "tp", "pp", "cp", "micro_batch", "virtual")
             }
-            one = rows[own[0]]
-            batch = np.array([rows[at].batch for at in own], float)
-            out[own] = predict(
+            one = rows[places[0]]
+            batch = np.array([rows[at].batch for at in places], float)
+            out[places] = predict(
                 work_of(one), one.machine, replace(one.strategy, **sizes), batch, one.seq, constants=constants
             ).step_seconds
         return out
 
-    found = fit_constants(seconds, [each.seconds for each in rows])
-    print(json.dumps(found._asdict()))
-    return found
+    return seconds
 
 
 def naive_seconds(each):
-    """Six operations a parameter and token, eight where all is computed again, at half of the peak."""
-    whole = float(each.row.get("params_b") or 0) * 1e9
-    rate = each.machine.product_rate(each.strategy.precision)[0]
+    """Six operations a parameter and token that it meets, eight where all is computed again, at half of the peak."""
+    whole = active_parameters(each)
+    rate = each.machine.peak(each.strategy.precision)
     return (
         (8 if each.strategy.recompute == "full" else 6)
         * whole
@@ -118,6 +167,18 @@ def naive_seconds(each):
         * each.seq
         / (0.5 * rate * int(each.row["devices"]))
     )
+
+
+def active_parameters(each):
+    stated = each.row.get("params_b")
+    return float(stated) * 1e9 if stated else counted_parameters(json.dumps(each.config))
+
+
+@cache
+def counted_parameters(config):
+    from opmatrix.models import activated
+
+    return float(activated(json.loads(config)))
 
 
 def line(pair):
@@ -140,6 +201,108 @@ def line(pair):
     )
 
 
+# ---- errors by source
+
+SOURCE_COLUMNS = "source", "rows", "mean %", "sign %", "worst %", "tau", "half of the peak %", "in interval %"
+
+
+def source_table(found, residuals):
+    """Errors of seconds by source, those of steps that were measured."""
+    from opmatrix.display.tables import table
+
+    sources = dict.fromkeys(each.row["source"] for each, _ in found if each.seconds)
+    inside = covered(residuals)
+    rows = [
+        [*source_line(source, of_source(found, source, whole=True)), f"{100 * inside[source]:.0f}"]
+        for source in sources
+    ]
+    return table(rows, [*SOURCE_COLUMNS])
+
+
+def source_line(source, pairs):
+    off = errors(pairs)
+    order = tau([each.seconds for each, _ in pairs], [float(step.step_seconds) for _, step in pairs])
+    return [
+        source[:60],
+        str(len(pairs)),
+        f"{mean(off):.1f}",
+        f"{100 * float(np.mean(off)):+.1f}",
+        f"{100 * max(off, key=abs):+.1f}",
+        f"{order:.2f}",
+        f"{mean(naive_errors(pairs)):.1f}",
+    ]
+
+
+# ---- intervals
+
+
+def residuals_of(found):
+    """Ratios of measured to predicted seconds and bytes, by source and kind."""
+    from opmatrix.parallel.cost.intervals import SourceResiduals, kind_of
+
+    groups = defaultdict(lambda: ([], []))
+    for each, step in found:
+        seconds, sizes = groups[each.row["source"], kind_of(step.setting, each.stack)]
+        if each.seconds:
+            seconds.append(round(each.seconds / float(step.step_seconds), 4))
+        if each.memory and "analytic" not in each.row["notes"]:
+            sizes.append(round(each.memory * 1e9 / float(step.reserved), 4))
+    return [SourceResiduals(source, kind, tuple(a), tuple(b)) for (source, kind), (a, b) in groups.items() if a or b]
+
+
+def write_residuals(file, residuals):
+    from opmatrix.parallel.cost.constants import CONSTANTS_FILE
+
+    version = json.loads(CONSTANTS_FILE.read_text("utf-8"))["version"]
+    lines = ",\n".join(f"  {json.dumps(one._asdict())}" for one in residuals)
+    file.write_text(f'{{\n "version": {version},\n "sources": [\n{lines}\n ]\n}}\n', "utf-8")
+
+
+def left_out(residuals, source):
+    """Each kind of a source with its ratios of seconds, and the interval of the other sources."""
+    from opmatrix.parallel.cost.intervals import find_interval
+
+    others = [one for one in residuals if one.source != source]
+    return [
+        (one.seconds, find_interval(one.kind, residuals=others))
+        for one in residuals
+        if one.source == source and one.seconds
+    ]
+
+
+def covered(residuals):
+    """The share of a source's rows in the intervals of all other sources, by source."""
+    shares = {}
+    for source in dict.fromkeys(one.source for one in residuals if one.seconds):
+        inside = [
+            interval is not None and interval.low <= ratio <= interval.high
+            for ratios, interval in left_out(residuals, source)
+            for ratio in ratios
+        ]
+        shares[source] = float(np.mean(inside))
+    return shares
+
+
+def interval_figures(residuals):
+    shares = covered(residuals)
+    counts = {source: sum(len(one.seconds) for one in residuals if one.source == source) for source in shares}
+    if len(shares) < 4:
+        return
+    whole = 100 * float(np.mean([*shares.values()]))
+    yield Figure(
+        "intervals of 80 %, sources left out: rows inside, sources weigh the same", whole, "%", least=70, most=90
+    )
+    large = [share for source, share in shares.items() if counts[source] >= 5]
+    yield Figure("  worst source of 5 rows or more", 100 * min(large), "%", least=50)
+    widths = [
+        100 * (interval.high - interval.low)
+        for source in shares
+        for _, interval in left_out(residuals, source)
+        if interval is not None
+    ]
+    yield Figure("  width of the median source", float(np.median(widths)), "%", most=40)
+
+
 # ---- figures
 
 
@@ -151,8 +314,13 @@ def naive_errors(found):
     return [naive_seconds(each) / each.seconds - 1 for each, _ in found]
 
 
-def of_source(found, source):
-    return [(each, own) for each, own in found if source in each.row["source"] and each.seconds]
+def of_source(found, source, whole=False):
+    """The steps of a source with measured seconds; `whole`: its name is no part of another."""
+    return [
+        (each, step)
+        for each, step in found
+        if each.seconds and (source == each.row["source"] if whole else source in each.row["source"])
+    ]
 
 
 def mean(each):
@@ -242,7 +410,7 @@ def choice_figures(found):
 
 def tau(one, other):
     pairs = [*itertools.combinations(range(len(one)), 2)]
-    return sum(np.sign(one[i] - one[j]) * np.sign(other[i] - other[j]) for i, j in pairs) / len(pairs)
+    return sum(np.sign(one[i] - one[j]) * np.sign(other[i] - other[j]) for i, j in pairs) / max(len(pairs), 1)
 
 
 def memory_figures(found):
@@ -264,9 +432,9 @@ def memory_figures(found):
         yield Figure(
             "  16 bytes a parameter",
             mean(
-                16 * float(e.row["params_b"]) / int(e.row["devices"]) / e.memory - 1
+                16 * active_parameters(e) / 1e9 / int(e.row["devices"]) / e.memory - 1
                 for e, _ in rows
-                if e.row["params_b"]
+                if e.row.get("params_b")
             ),
             "%",
         )
@@ -283,15 +451,16 @@ def memory_figures(found):
 
 def ascend_figures(constants):
     from opmatrix.parallel.cost.prediction import predict
+    from opmatrix.parallel.cost.stacks import STACKS
     from opmatrix.parallel.cost.strategies import Strategy
     from opmatrix.parallel.search.plans import plan
 
     for name, how, batch, seq, published, devices in ASCEND:
-        strategy = Strategy(flash=True, context="ulysses", **how)
+        strategy = STACKS["mindspeed"].habits(Strategy(flash=True, context="ulysses", **how))
         own = predict(name, "Ascend910B", strategy, batch, seq, constants=constants)
         rate = batch * seq / devices / float(own.step_seconds)
         yield Figure(f"{name}, {devices} Ascend910B, {published} published: tokens a second, device", rate)
-        yield Figure("  beside it", 100 * abs(rate / published - 1), "%", most=25)
+        yield Figure("  beside it", 100 * abs(rate / published - 1), "%", most=15)
         best = plan(name, devices, "Ascend910B", batch=batch, seq=seq, constants=constants, keep=100).best
         axes = {axis: how.get(axis, 1) for axis in ("dp", "tp", "pp")}
         yield Figure(

@@ -24,6 +24,8 @@ from formats.machine.prices import FORMAT_CATALOGUE, TIMES, Catalogue, Price, Ti
 from formats.storage.format import Format
 
 BYTES = {"float32": 4.0, "float16": 2.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
+EIGHT_BITS = "fp8", "mxfp8"  # products of weights are in eight bits, all else is in sixteen
+EIGHT_BIT_FLOAT = "fp8"  # floating numbers of eight bits, in products alone
 # the next wider type, which holds every number of a type
 WIDER = {"int4": "int8", "int8": "bf16", "bf16": "float16", "float16": "float32"}
 LARGEST_NUMBER = 1e24  # the largest number of a data sheet: beyond any machine
@@ -38,7 +40,8 @@ class Datasheet:
     first. `activations` is the number type of values that are no weights; `launch`: seconds of a call, which data
     sheets do not state; `links`: the links between devices, the nearest level first; `host`: the link of a device to
     the memory of its host. `cores`: the number of cores with a matrix unit each. `watts` of a device under load and
-    `hourly` dollars of one, None where they are unknown, `costs` their source. `processors`: the throughput of all
+    `hourly` dollars of one, None where they are unknown, `costs` their source. `family`: chips that take alike many
+    joules an operation; empty if nobody measured it. `processors`: the throughput of all
     devices over that of one, where they are processes of one machine. `catalogue` declares the kernels."""
 
     name: str
@@ -56,6 +59,7 @@ class Datasheet:
     watts: float | None = None
     hourly: float | None = None
     costs: str = ""
+    family: str = ""
     processors: float = inf
     catalogue: Catalogue = field(default=FORMAT_CATALOGUE, compare=False, repr=False)
 
@@ -126,6 +130,10 @@ class Datasheet:
         wider one that the matrix unit has; if there is none, for the vector unit, which has no tiles."""
         return self.product_rate(number_type(self.catalogue[kernel].product, self.activations))
 
+    def peak(self, precision: str) -> float:
+        """Return the data sheet's rate of products of a precision, which may be of eight bits."""
+        return self.eight_bit_rate if precision in EIGHT_BITS else self.product_rate(precision)[0]
+
     def product_rate(self, own: str) -> tuple[float, str, Tile]:
         """Return the rate, unit and tile of dense products of a number type."""
         number = own
@@ -136,6 +144,16 @@ class Datasheet:
             if number in self.matrix
             else (self.vector_rate(own), "vector", (1, 1, 1))
         )
+
+    @property
+    def eight_bit_rate(self) -> float:
+        """The rate of products of floating numbers of eight bits. Raises InputError for a machine without them."""
+        if EIGHT_BIT_FLOAT not in self.matrix:
+            raise InputError(
+                f"{self.name}: its data sheet has no rate of {EIGHT_BIT_FLOAT} products: "
+                "give a precision of sixteen bits"
+            )
+        return self.matrix[EIGHT_BIT_FLOAT]
 
     def vector_rate(self, kind: str) -> float:
         """Return the operations a second of the vector unit in this type or the next wider one that it has."""
@@ -164,7 +182,7 @@ def check_types(sheet: object) -> None:
     """Raise TypeError for a data sheet in JSON whose fields have other types than these."""
     if not isinstance(sheet, dict):
         raise TypeError(f"{sheet!r:.40} is not an object of fields")
-    for name in ("source", "costs", "activations"):
+    for name in ("source", "costs", "activations", "family"):
         if not isinstance(sheet.get(name, ""), str):
             raise TypeError(f"{name} {sheet[name]!r:.40} is not a string")
     for name in NUMBER_FIELDS:
@@ -238,6 +256,7 @@ def load_clusters() -> dict[str, Datasheet]:
             source=f"{fields['source']}; {fields['topology']}; {sheet.source}",
             links=read_links(links) if links else sheet.links,
             memory=tuple(map(tuple, fields.get("memory", sheet.memory))),
+            watts=fields.get("watts", sheet.watts),
         )
     return clusters
 

@@ -78,6 +78,21 @@ def take(group: Any, values: dict[str, Any]) -> Any:
 
 
 @dataclass(frozen=True)
+class PlanAskedOptions:
+    """The options of `plan` that restrict strategies, judge one, or scale predictions."""
+
+    HEADING: ClassVar[str] = "strategies"
+
+    precision: options.ProductType = "bf16"
+    stack: options.TrainingStack = None
+    schedule: options.PlannedSchedule = None
+    max_tp: options.MostTensorRanks = None
+    only: options.OnlyLayout = None
+    against: options.AgainstLayout = None
+    calibrate: options.MeasuredSteps = None
+
+
+@dataclass(frozen=True)
 class MeshOptions:
     """The ranks of a mesh by axis, and how each axis shards a model, as the records of axes declare it."""
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from opmatrix.parallel.schedules.named import RUN_BY_RANKS, spell_schedules
+from opmatrix.parallel.schedules.named import PLANNED, RUN_BY_RANKS, spell_schedules
 
 LARGEST_BATCH = 2**31 - 1  # tokens: indices of rows have 32 bits
 
@@ -203,6 +203,30 @@ PlanRows = Annotated[
     Path | None, typer.Option("--csv", metavar="OUT.csv", help="where to write a row for each printed strategy")
 ]
 
+ProductType = Annotated[
+    str, typer.Option("--precision", metavar="TYPE", help="number type of products: bf16, float16, fp8 or mxfp8")
+]
+TrainingStack = Annotated[
+    str | None,
+    typer.Option("--stack", metavar="NAME", help="only what this training stack runs, such as megatron or torchtitan"),
+]
+PlannedSchedule = Annotated[
+    str | None, typer.Option("--schedule", metavar="NAME", help=f"the only pipeline schedule: {', '.join(PLANNED)}")
+]
+MostTensorRanks = Annotated[int | None, typer.Option("--max-tp", min=1, help="tensor ranks, at most")]
+OnlyLayout = Annotated[
+    str | None,
+    typer.Option("--only", metavar="LAYOUT", help='judge this layout, such as "tp 8 pp 4 zero 1", beside the first'),
+]
+AgainstLayout = Annotated[
+    str | None,
+    typer.Option("--against", metavar="LAYOUT", help="compare this layout with that of --only, or the first, by part"),
+]
+MeasuredSteps = Annotated[
+    Path | None,
+    typer.Option("--calibrate", metavar="STEPS.csv", help="steps that you measured, which scale all predictions"),
+]
+
 PlanTimeline = Annotated[
     Path | None,
     typer.Option(
@@ -335,6 +359,7 @@ EXAMPLES = {  # command -> lines that show it, each run by a test
     "plan": [
         "opmatrix plan gpt2 --devices 16 --machine A100 --batch 32 --seq 512",
         "opmatrix plan gpt2 --devices 4 --machine H100 --batch 16 --infer --keep 3",
+        'opmatrix plan gpt2 --devices 16 --machine A100 --batch 32 --seq 512 --only "tp 2 pp 2" --against "tp 4"',
     ],
     "partition": [
         "opmatrix partition gpt2 --tp 4 --sequence --batch 8 --tokens 512 --machine A100",

@@ -13,6 +13,7 @@ from formats.disk.files import writable
 from rewrites.cli import options
 from rewrites.cli.option_groups import (
     MeshOptions,
+    PlanAskedOptions,
     PlannedMeshOptions,
     RunStepsOptions,
     StoredOptions,
@@ -24,17 +25,22 @@ from rewrites.cli.option_groups import (
 from rewrites.cli.outputs import possible, printable, say, write_results
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from opmatrix.models.config import Settings
+    from opmatrix.parallel.search.plans import StrategyPlan
 
 DRAWN_WEIGHTS = 2 * 10**8  # weights that each rank may draw, at most
 BRIEF_DEVICES = 2048  # devices, at most, that are planned for in a second or so
 TOO_FAR = 1e-6  # error relative to the largest entry; rounding is smaller
 
 
+@with_groups
 def plan_model(
     model: options.ModelName,
     devices: options.Devices,
     machine: options.PlannedMachine,
+    wanted: PlanAskedOptions,
     batch: options.StepBatch = None,
     seq: options.SequenceTokens = None,
     memory: options.DeviceMemory = None,
@@ -68,6 +74,7 @@ def plan_model(
     if memory is not None and not 0 < memory < 1e9:
         raise InputError(f"--memory {memory:g}: GB, more than 0")
     config, line = planned_config(model), ProgressLine("strategies", quiet, brief=devices <= BRIEF_DEVICES)
+    layouts = read_layouts(wanted)
     local, asked = (
         machine == LOCAL,
         dict[str, Any](
@@ -81,12 +88,21 @@ def plan_model(
             heard=line,
         ),
     )
+    if local:
+        check_not_local(wanted)
+    limits = dict[str, Any](
+        flash=flash,
+        precision=wanted.precision,
+        stack=wanted.stack,
+        schedule=wanted.schedule,
+        max_tp=wanted.max_tp,
+        calibrate=wanted.calibrate,
+    )
     with line.ticking():
-        planned = (
-            local_plan(config, devices, **asked) if local else plan(config, devices, machine, flash=flash, **asked)
-        )
+        planned = local_plan(config, devices, **asked) if local else plan(config, devices, machine, **limits, **asked)
     line.end(f"{planned.found.count:,}")
-    say(str(planned))
+    text, figures = judged_layouts(planned, layouts)
+    say(f"{planned}{text}")
     if local:
         say(f"\nthe first: {launch_line(planned, planned.best[0], model)}")
     if explain:
@@ -97,10 +113,38 @@ def plan_model(
             "\ndrawn in "
             f"{draw_step(first, timeline, f'{planned.name}: {first}', best_cut(first, planned.question.room))}"
         )
-    write_results(plan_json(planned), results)
+    write_results(plan_json(planned) | figures, results)
     if rows is not None:
         with replacing(rows) as out:
             out.write(plan_csv(planned).encode())
+
+
+def read_layouts(wanted: PlanAskedOptions) -> dict[str, Any]:
+    """Return the layouts that are stated, by option. Raises InputError for words that name nothing."""
+    from opmatrix.parallel.search.layouts import read_layout
+
+    stated = {"--only": wanted.only, "--against": wanted.against}
+    return {option: read_layout(text, option) for option, text in stated.items() if text is not None}
+
+
+def check_not_local(wanted: PlanAskedOptions) -> None:
+    """Raise InputError for an option that does not belong to processes of this machine."""
+    for option, (value, usual) in left_out(wanted).items():
+        if value != usual:
+            raise InputError(f"{option} {value}: it belongs to machines of data sheets, not to --machine local")
+
+
+def judged_layouts(planned: StrategyPlan, layouts: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
+    """Return the text of the layouts that were stated, and their figures by option."""
+    from opmatrix.parallel.search.layouts import against_table, find_layout, layout_lines
+    from opmatrix.parallel.search.plan_text import choice_row
+
+    choices = {option: find_layout(planned.question, layout) for option, layout in layouts.items()}
+    text = "".join(f"\n\n{layout_lines(planned, layouts[option], choice)}" for option, choice in choices.items())
+    if "--against" in choices:
+        one = choices.get("--only", planned.best[0])
+        text += f"\n\n{against_table(one, choices['--against'])}"
+    return text, {option.removeprefix("--"): choice_row(planned, choice) for option, choice in choices.items()}
 
 
 def planned_config(model: str) -> Settings:

@@ -15,12 +15,13 @@ from formats.machine.datasheets import datasheet, load_clusters
 from formats.machine.links import levels_of
 from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.models import promised
-from opmatrix.parallel.cost.constants import Constants, load_constants
+from opmatrix.parallel.cost.constants import CONSTANTS_FILE, Constants, load_constants
 from opmatrix.parallel.cost.layer_work import model_work
 from opmatrix.parallel.cost.level_seconds import collective_parts, units_of
 from opmatrix.parallel.cost.prediction import predict
 from opmatrix.parallel.cost.quantities import Formula, least, most, step_at
 from opmatrix.parallel.cost.step_costs import BACKWARD, training_step
+from opmatrix.parallel.cost.step_parts import cast_bytes, product_rate, products_during, step_parts, sustained_rate
 from opmatrix.parallel.cost.strategies import Strategy
 from opmatrix.parallel.sharding.axis_states import even
 from opmatrix.parallel.sharding.mesh import Mesh
@@ -101,7 +102,7 @@ def test_parts_add_up_and_move_as_they_should(work, found):
 
 def test_a_mesh_gives_a_group_the_links_among_its_own():
     """Two of eight have one link of seven, all eight have what a switch of that bandwidth gives."""
-    full = Constants(1, 0, 1, 1, 1, 0, 0, 0)
+    full = Constants(1, 0, 1, 1, 0, 0, 0)
     links = datasheet("Ascend910B").links
     switched = [link._replace(meshed=False) for link in links]
     assert links[0].meshed and not links[1].meshed
@@ -210,7 +211,7 @@ def test_ragged_heads_leave_the_matrix_unit():
 
 def test_collectives_are_those_of_the_links():
     """At full rates and without a wait of their own they take what the network's formulas say."""
-    links, full = datasheet("A100").links, Constants(1, 0, 1, 1, 1, 0, 0, 0)
+    links, full = datasheet("A100").links, Constants(1, 0, 1, 1, 0, 0, 0)
     for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         for stride, n in ((1, 8), (8, 4), (1, 32), (4, 4)):
             assert tuple(units_of(n, stride, links)) == levels_of(stride, n, links)
@@ -257,9 +258,128 @@ def test_a_fit_finds_what_rows_were_made_with(work):
 
 
 def test_constants_are_fractions_and_latencies():
-    own = load_constants()
-    assert len(own) == 8 and all(0 < getattr(own, name) <= 1 for name in FRACTIONS)
-    assert all(0 < getattr(own, name) < 1e-3 for name in ("superstep", "gap"))
+    """Each is a fraction, a latency or operations a joule, and there are at most twelve."""
+    constants = load_constants()
+    assert len(constants) == 11 and all(0 < getattr(constants, name) <= 1 for name in FRACTIONS)
+    assert all(0 < getattr(constants, name) < 1e-3 for name in ("superstep", "gap"))
+    assert all(1e11 < getattr(constants, name) < 1e13 for name in ("joule", "joule_ascend"))
+    assert {*FRACTIONS, "superstep", "gap", "joule", "joule_ascend"} == {*constants._fields}
+    assert constants.a_joule("n4") == constants.joule and constants.a_joule("") is None
+    told = json.loads(CONSTANTS_FILE.read_text())["source"]
+    assert all(name in told for name in constants._fields)
+
+
+LLAMA = dict(
+    model_type="llama",
+    vocab_size=1024,
+    hidden_size=2048,
+    intermediate_size=5632,
+    num_hidden_layers=4,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+    max_position_embeddings=8192,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=False,
+)
+LATE = Strategy(dp=2, tp=2, sequence=True, flash=True, context="ring", schedule="1f1b")
+
+
+def test_watts_bound_the_rate_of_products():
+    """A cap of the power slows products down where they are bound by it; an A100 has no such constant."""
+    constants = load_constants()
+    for name, joule in (("H100", constants.joule), ("B200", constants.joule), ("Ascend910B", constants.joule_ascend)):
+        sheet = datasheet(name)
+        setting = predict(LLAMA, sheet, LATE, 8, 4096).setting
+        rate = sheet.matrix["bf16"]
+        assert sustained_rate(setting, rate) == min(constants.matrix * rate, joule * sheet.watts)
+        capped = setting._replace(machine=replace(sheet, watts=sheet.watts / 2))
+        assert sustained_rate(capped, rate) == joule * sheet.watts / 2
+        assert step_parts(capped)["computation"] > 1.2 * step_parts(setting)["computation"]
+    free = predict(LLAMA, "A100", LATE, 8, 4096).setting
+    assert sustained_rate(free, 312e12) == constants.matrix * 312e12
+    assert datasheet("GrandTeton-H100").watts == 500
+
+
+def test_fused_attention_computes_scores_again_at_a_share_of_the_rate():
+    """Two products forward and five backward, each of half of the pairs, however the other products are."""
+    setting = predict(LLAMA, "H100", LATE, 8, 8192).setting
+    ((layer, _),) = setting.model.layers
+    rate = sustained_rate(setting, datasheet("H100").matrix["bf16"]) * setting.constants.attention
+    pairs = 8192**2 * 2048 / 2  # of a micro-batch, by columns of all heads of a tensor rank
+    full = Constants(0.95, 0, 1e9, 1, 0, 0, 0, setting.constants.attention, 1, setting.constants.joule)
+    bare = setting._replace(constants=full)
+    both = [
+        products_during(bare, replace(layer, products=tuple(each for each in layer.products if each.between)), during)
+        for during in ("forward", "backward")
+    ]
+    assert both == pytest.approx([2 * pairs / rate, 5 * pairs / rate])
+
+
+def test_eight_bits_speed_products_of_weights_alone():
+    """Attention stays in sixteen; what is rounded passes through memory; an A100 has no such products."""
+    setting = predict(LLAMA, "H100", replace(LATE, precision="fp8"), 8, 4096).setting
+    ((layer, _),) = setting.model.layers
+    sixteen = setting._replace(strategy=replace(setting.strategy, precision="bf16"))
+    for product in layer.products:
+        rates = product_rate(setting, product), product_rate(sixteen, product)
+        assert rates[0] == rates[1] if product.between else rates[0] > 1.5 * rates[1]
+    assert setting.number == 2 and cast_bytes(sixteen, layer, "forward") == 0
+    rows, hidden, inner = 4096, 2048, 5632
+    read_once = 2 * hidden + hidden / 2 + inner / 2  # attention, its output, gate and up together, down: by tp 2
+    assert cast_bytes(setting, layer, "forward") == 4 * rows * read_once
+    mx = predict(LLAMA, "H100", replace(LATE, precision="mxfp8"), 8, 4096).step_seconds
+    assert mx == predict(LLAMA, "H100", replace(LATE, precision="fp8"), 8, 4096).step_seconds
+    with pytest.raises(InputError, match="A100: its data sheet has no rate of fp8 products"):
+        predict(LLAMA, "A100", replace(LATE, precision="fp8"), 8, 4096)
+
+
+WIDE_MIXTURE = LLAMA | dict(model_type="mixtral", num_local_experts=8, num_experts_per_tok=2)
+
+
+def test_rows_of_experts_are_those_of_a_tensor_rank():
+    """Where norms are cut a rank sends a half of the rows to experts over data ranks; whole experts are laid over
+    tensor ranks first, so that neighbours exchange, and nothing is gathered for them; both compute as much."""
+    near, far = (f"ep over {link.name}" for link in datasheet("H100").links)
+
+    def step(**how):
+        return predict(WIDE_MIXTURE, "H100", replace(LATE, **how), 64, 4096)
+
+    cut, alike = step(dp=8, tp=8, ep=8), step(dp=8, tp=8, ep=8, launched=True)
+    moved = [float(each.seconds[far]) for each in (cut, alike)]
+    assert moved[0] == pytest.approx(moved[1] * (4 / 5) / 8, rel=1e-3)  # forward 2 and backward 2 of 3, a tensor rank
+    folded = step(dp=8, tp=8, ep=8, whole_experts=True)
+    assert folded.seconds[far] == 0 < folded.seconds[near] < moved[0]
+    assert folded.seconds["tp over NVLink 4"] < cut.seconds["tp over NVLink 4"]
+    once = [step(dp=8, tp=8, ep=8, zero=1, whole_experts=whole).memory["optimiser"] for whole in (False, True)]
+    assert once[0] == pytest.approx(once[1]) and folded.memory["weights"] > 4 * cut.memory["weights"]
+    busier = step(dp=8, tp=8, ep=8, load=1.2)
+    assert cut.seconds["computation"] < busier.seconds["computation"] < 1.2 * cut.seconds["computation"]
+    assert busier.seconds[far] == pytest.approx(1.2 * moved[0])
+
+
+def test_what_runs_beside_products_is_seen_less():
+    plain, beside = (predict(LLAMA, "H100", replace(LATE, tp=8, beside=axes), 8, 4096) for axes in ((), ("tp",)))
+    hidden = load_constants().hidden
+    assert beside.seconds["tp over NVLink 4"] == pytest.approx((1 - hidden) * plain.seconds["tp over NVLink 4"])
+    assert beside.seconds["computation"] == plain.seconds["computation"]
+
+
+def test_sharded_weights_wait_for_each_layer():
+    """ZeRO 3 among many ranks: twice the layers have twice the messages."""
+
+    def waits(layers):
+        deep = LLAMA | dict(num_hidden_layers=layers)
+        return [
+            float(
+                predict(deep, "H100", replace(LATE, dp=1024, tp=1, sequence=False, zero=zero), 1024, 512).seconds[
+                    "synchronisation"
+                ]
+            )
+            for zero in (1, 3)
+        ]
+
+    shallow, deep = waits(4), waits(8)
+    assert deep[0] == pytest.approx(shallow[0]) and deep[1] - deep[0] == pytest.approx(2 * (shallow[1] - shallow[0]))
 
 
 def test_machines_have_sources_and_clusters_links():

@@ -48,7 +48,7 @@ def test_absurd_counts_are_a_line(devices, batch, tokens, words):
 
 def test_experts_divide_ranks_of_data():
     sizes = legal_sizes(limits_of(known.configuration("mixtral-8x7b")), 16, 16, 64)
-    assert {*sizes.ep.tolist()} == {1, 2, 4, 8} and not ((sizes.dp * sizes.cp) % sizes.ep).any()
+    assert {*sizes.ep.tolist()} == {1, 2, 4, 8} and not ((sizes.dp * sizes.cp * sizes.tp) % sizes.ep).any()
 
 
 def test_no_strategy_is_in_two_forms():

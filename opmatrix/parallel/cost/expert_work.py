@@ -3,6 +3,7 @@ backward, and the numbers that they make on the way."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ class ProductSides(NamedTuple):
     batch: LiveSize  # products of one batched call
     again: bool = False  # forward has computed it already
     learns: bool = False  # it gives a gradient of weights
+    fused: int = 1  # products of one value by different weights
 
     def pairs(self) -> list[LiveSize]:
         """Return the numbers of both operands and of the result, for one product of the batch."""
@@ -60,15 +62,21 @@ def expert_products(booked: BackwardBooked, at: int) -> Iterator[ProductSides]:
     body, widths = body_of_step(booked, at)
     here, back = experts_here(booked, at), booked.steps[at].op == BACK
     rows = booked.asked.came(at) / here
+    shared = Counter(step.args[0] for step in body if is_product(step))
     for step, cols in zip(body, widths, strict=True):
-        if step.op != "act" or not step.args or not contracts(step.more[0]):
+        if not is_product(step):
             continue
-        inner = widths[step.args[0]]
-        yield ProductSides(rows, inner, cols, here, again=back)
+        inner, fused = widths[step.args[0]], shared[step.args[0]]
+        yield ProductSides(rows, inner, cols, here, again=back, fused=fused)
         if not back:
             continue
         yield ProductSides(rows, cols, inner, here)
-        yield ProductSides(inner, rows, cols, here, learns=True)
+        yield ProductSides(inner, rows, cols, here, learns=True, fused=fused)
+
+
+def is_product(step: RankStep) -> bool:
+    """True if an operation of an expert is a product of a value by weights."""
+    return step.op == "act" and bool(step.args) and contracts(step.more[0])
 
 
 def made_by_experts(booked: BackwardBooked, at: int) -> sympy.Expr:

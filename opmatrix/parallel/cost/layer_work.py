@@ -57,6 +57,13 @@ class ProductWork:
     # matrix units do not read them
     again: bool = False  # forward has computed it already, whatever is saved
     learns: bool = False  # it gives a gradient of weights; no other step waits
+    routed: bool = False  # of experts, on the rows that are routed to them
+    fused: int = 1  # products of one value by different weights, which kernels compute as one
+
+    @property
+    def makes_scores(self) -> bool:
+        """True if the result has a number for each pair of tokens."""
+        return self.between and any("s" in dict(powers) for _, powers in self.cols.terms)
 
     @property
     def between(self) -> bool:
@@ -73,6 +80,7 @@ class CrossingWork:
     axis: str
     count: int
     whole: Formula  # numbers of the result
+    routed: bool = False  # over tp: it gathers or adds up the rows that meet experts
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity
@@ -100,6 +108,7 @@ class ModelWork(NamedTuple):
     heads: int
     key_heads: int
     tied: bool
+    experts: int = 0  # experts of a layer
 
     @property
     def count(self) -> int:  # type: ignore[override]
@@ -159,6 +168,7 @@ def read_model(config: str, context: str, sequence: bool, dropout: float) -> Mod
         heads,
         sizes.get("num_key_value_heads") or heads,
         shares_table(chunks[:lo], chunks[hi:]),
+        count_experts(settings),
     )
 
 
@@ -235,6 +245,7 @@ def is_of_pairs(powers: Powers) -> bool:
 def read_products(booked: BackwardBooked) -> Iterator[ProductWork]:
     """Yield the products of all passes, equal ones as one with their count."""
     counts: Counter[ProductWork] = Counter()
+    shared = Counter(shared_value(booked, at) for at, _ in enumerate(booked.steps))
     for at, step in enumerate(booked.steps):
         if booked.flops(at) == 0:
             continue
@@ -262,10 +273,20 @@ def read_products(booked: BackwardBooked) -> Iterator[ProductWork]:
                     ragged,
                     product.again,
                     product.learns,
+                    step.op in EXPERT_STEPS,
+                    product.fused if step.op in EXPERT_STEPS else shared[shared_value(booked, at)],
                 )
             ] += 1
     for work, count in counts.items():
         yield replace(work, count=count)
+
+
+def shared_value(booked: BackwardBooked, at: int) -> tuple[str, int, str]:
+    """Return the pass, the value and the kind of a product; products of equal ones are computed as one. Steps that are
+    no such product are alone."""
+    step = booked.steps[at]
+    alone = booked.flops(at) == 0 or step.op not in ("act", "outer")
+    return booked.split.step_phases[at], -1 - at if alone else step.args[0], step.op
 
 
 def sides_of(booked: BackwardBooked, at: int) -> ProductSides:
@@ -282,13 +303,37 @@ def sides_of(booked: BackwardBooked, at: int) -> ProductSides:
 def read_crossings(booked: BackwardBooked) -> Iterator[CrossingWork]:
     """Yield the collectives of all passes, equal ones as one with their count."""
     counts: Counter[CrossingWork] = Counter()
+    routed = routed_crossings(booked)
     for at, phase in enumerate(booked.split.step_phases):
         if (crossing := booked.crossing(at)) is None:
             continue
         during: LayerPass = "forward" if phase == "forward" else "backward"
-        counts[CrossingWork(during, crossing.op, crossing.axis, 1, of_a_rank(crossing.whole))] += 1
+        counts[CrossingWork(during, crossing.op, crossing.axis, 1, of_a_rank(crossing.whole), at in routed)] += 1
     for work, count in counts.items():
         yield replace(work, count=count)
+
+
+def routed_crossings(booked: BackwardBooked) -> set[int]:
+    """Return the collectives over tensor ranks that gather or add up the rows that meet experts: of those of whole
+    rows the half that is nearest to experts, since the other half meets attention. Empty without experts."""
+    if not any(step.op in EXPERT_STEPS for step in booked.steps):
+        return set()
+    rows = of_a_rank(booked.numbers(booked.out))
+    if "t" not in {name for _, powers in rows.terms for name, _ in powers}:
+        return set()  # norms are whole
+    tensor = [at for at, _ in enumerate(booked.steps) if gathers_rows(booked, at)]
+    forward = [at for at in tensor if booked.split.step_phases[at] == "forward"]
+    backward = [at for at in tensor if booked.split.step_phases[at] != "forward"]
+    return {*forward[len(forward) // 2 :], *backward[: len(backward) // 2]}
+
+
+def gathers_rows(booked: BackwardBooked, at: int) -> bool:
+    """True if a step is a collective over tensor ranks of the rows of the layer's output."""
+    crossing = booked.crossing(at)
+    if crossing is None or crossing.axis != "tp":
+        return False
+    ranks = RANKS["tp"]
+    return of_a_rank(crossing.whole) == of_a_rank(booked.numbers(booked.out) * ranks)
 
 
 def add_formulas(each: Iterable[Formula]) -> Formula:

@@ -44,7 +44,6 @@ def collective_parts(
         inside: Any = multiply(units[:k])
         outside: Any = multiply(units[k + 1 :])
         place = LevelPlace(unit, inside, outside)
-        share = constants.near if k == 0 else constants.far
         if op == "send":
             bytes_ = size * step_at(unit, 2) * (1 - step_at(outside, 2))
             messages: Quantity = step_at(unit, 2)
@@ -53,6 +52,6 @@ def collective_parts(
             messages = COLLECTIVES[op].messages(place)
         if op in TREES and k:
             messages = 2 * binary_log(unit)
-        moved.append((link.name, bytes_ / (share * link.rate_to(most(unit - 1, 1)))))
+        moved.append((link.name, bytes_ / (constants.links * link.rate_to(most(unit - 1, 1)))))
         waited = waited + messages * link.latency
     return LevelSeconds(tuple(moved), waited + constants.superstep * binary_log(n) ** 0.5)

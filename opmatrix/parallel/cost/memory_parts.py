@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from opmatrix.parallel.cost.layer_work import LayerWork, is_of_pairs
 from opmatrix.parallel.cost.quantities import Formula, Quantity, add_all, least, most, step_at
-from opmatrix.parallel.cost.step_parts import PartSeconds, Setting, fullest_share, score_count, stored_numbers
+from opmatrix.parallel.cost.step_parts import (
+    PartSeconds,
+    Setting,
+    fullest_share,
+    layer_parameters,
+    made_numbers,
+    score_count,
+    stored_numbers,
+)
 from opmatrix.parallel.schedules.named import SCHEDULES, USUAL_SCHEDULE
 
 # bytes reserved for a byte that is allocated, and bytes of a process, its collective library and its buckets:
@@ -27,10 +35,14 @@ def memory_parts(setting: Setting) -> PartSeconds:
     body = setting.model.layers[0][0]
     working = whole_bytes(setting, body) if strategy.recompute == "full" else 0 * strategy.micro_batch
     if setting.model.asks:
-        working = working + setting.number * most(*(work.made.at(setting.sizes) for work, _ in setting.model.layers), 0)
+        working = working + setting.number * most(*(made_numbers(setting, work) for work, _ in setting.model.layers), 0)
     state = zip(STATE, bytes_of_state(setting), strict=True)
+    chains = 1 + (schedule.chains - 1) * step_at(strategy.pp, 2)  # chains of chunks that a stage has the weights of
     return {
-        **{name: size * stored_numbers(setting, strategy.zero > 2 - at) for at, (name, size) in enumerate(state)},
+        **{
+            name: chains * size * stored_numbers(setting, strategy.zero > 2 - at)
+            for at, (name, size) in enumerate(state)
+        },
         "kept": saved * held * chunks,
         "working": working,
         "logits": logits_bytes(setting),
@@ -45,16 +57,24 @@ def bytes_of_state(setting: Setting) -> tuple[float, float, float]:
 
 def state_bytes(setting: Setting, work: LayerWork) -> float:
     """Return the bytes of the state of one layer on a rank."""
-    strategy, sizes = setting.strategy, setting.sizes
-    whole, experts = work.parameters.at(sizes), work.experts.at(sizes)
-    once = (whole + (strategy.ep - 1) * experts) / strategy.copies
+    strategy = setting.strategy
+    whole, experts = layer_parameters(setting, work), work.experts.at(setting.expert_sizes)
+    once = (whole - experts) / strategy.copies + experts * strategy.ep / strategy.expert_ranks
     return float(
         sum(size * (once if strategy.zero > 2 - at else whole) for at, size in enumerate(bytes_of_state(setting)))
     )
 
 
 def kept_bytes(setting: Setting, work: LayerWork) -> Quantity:
-    """Return the bytes that a layer saves for backward, for one micro-batch."""
+    """Return the bytes that a layer saves for backward, for one micro-batch; what experts compute is saved unless it is
+    computed again."""
+    if setting.strategy.recompute == "full" or setting.strategy.launched:
+        return plain_bytes(setting, work)
+    return plain_bytes(setting, work) + setting.number * made_numbers(setting, work)
+
+
+def plain_bytes(setting: Setting, work: LayerWork) -> Quantity:
+    """Return the bytes that a layer saves for backward, but for what experts compute."""
     strategy, sizes = setting.strategy, setting.sizes
     if strategy.recompute == "full":
         return setting.number * work.kept["input"].at(sizes)

@@ -3,17 +3,17 @@ bubble, gradients, the optimiser. The parts add up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from formats.machine.datasheets import BYTES, Datasheet
+from formats.machine.datasheets import BYTES, EIGHT_BITS, Datasheet
 from opmatrix.parallel.axes.known_axes import PLANNED_AXES
 from opmatrix.parallel.cost.constants import Constants
-from opmatrix.parallel.cost.layer_work import CrossingWork, LayerPass, LayerWork, ModelWork, ProductWork
+from opmatrix.parallel.cost.layer_work import NO_SIZE, CrossingWork, LayerPass, LayerWork, ModelWork, ProductWork
 from opmatrix.parallel.cost.level_seconds import collective_parts
-from opmatrix.parallel.cost.quantities import Quantity, add_all, most, round_up, soft_most, step_at
+from opmatrix.parallel.cost.quantities import Formula, Quantity, add_all, least, most, round_up, soft_most, step_at
 from opmatrix.parallel.cost.strategies import Strategy
 from opmatrix.parallel.schedules.closed_forms import rounds
 from opmatrix.parallel.schedules.named import SCHEDULES
@@ -21,6 +21,10 @@ from opmatrix.parallel.schedules.named import SCHEDULES
 PartSeconds = dict[str, Quantity]
 LEAST_SHARE = 1e-9  # a negligible share of a layer, or of a second
 CORE_TILE = 1 << 15  # sums that a core holds: 256 x 128 in float32
+PASSES: tuple[LayerPass, ...] = ("forward", "backward")
+SORTS = 4  # sorts of the rows of experts in a pass
+ROUNDED_BYTES = 4  # two are read, and one is written twice
+EXPERTS_SAVED = 2 / 3  # of the three exchanges of backward two are left where rows of experts are saved
 
 
 class Setting(NamedTuple):
@@ -34,7 +38,6 @@ class Setting(NamedTuple):
     constants: Constants
     passes: dict[tuple[object, ...], PartSeconds] | None = None  # parts already computed for other strategies that
     # differ in nothing but their form
-    # differ in nothing but their form
 
     @property
     def sizes(self) -> Mapping[str, Quantity]:
@@ -47,7 +50,17 @@ class Setting(NamedTuple):
     @property
     def number(self) -> float:
         """The bytes of a value's number."""
-        return BYTES[self.strategy.precision]
+        return BYTES[self.strategy.values]
+
+    @property
+    def expert_sizes(self) -> Mapping[str, Quantity]:
+        """The sizes of the formulas of experts. Where tensor ranks shard no expert each has its share of the rows, and
+        meets whole experts; the busiest rank has `load` times as many rows."""
+        strategy, sizes = self.strategy, self.sizes
+        rows = strategy.micro_batch * strategy.load
+        if not strategy.whole_experts:
+            return {**sizes, "b": rows}
+        return {**sizes, "b": rows / strategy.tp, "t": 1}
 
     @property
     def micro_batches(self) -> Quantity:
@@ -79,47 +92,170 @@ def sum_parts(parts: Mapping[str, Quantity]) -> Quantity:
     return add_all(parts.values())
 
 
+def sustained_rate(setting: Setting, rate: float) -> Quantity:
+    """Return the operations a second that products of sixteen bits sustain of a data sheet's rate: a fraction of it,
+    and at most what the chip's watts pay for."""
+    constants, sheet = setting.constants, setting.machine
+    joule = constants.a_joule(sheet.family)
+    if sheet.watts is None or joule is None:
+        return constants.matrix * rate
+    return least(constants.matrix * rate, joule * sheet.watts)
+
+
+def product_rate(setting: Setting, work: ProductWork) -> Quantity:
+    """Return the operations a second of a product. Fused attention is in sixteen bits, and reaches a share of the rate;
+    products of weights may be in eight, which watts were not seen to limit."""
+    constants, strategy, sheet = setting.constants, setting.strategy, setting.machine
+    if work.ragged and not strategy.flash:
+        return constants.matrix * sheet.vector_rate("float32")
+    if strategy.precision in EIGHT_BITS and not work.between:
+        return constants.eight * sheet.eight_bit_rate
+    rate, unit, _ = sheet.product_rate(strategy.values)
+    reached = sustained_rate(setting, rate) if unit == "matrix" else constants.matrix * rate
+    return reached * constants.attention if work.between and strategy.flash else reached
+
+
 def product_seconds(setting: Setting, work: ProductWork) -> Quantity:
     """Return the seconds of all these products: by their operations or by their bytes, whichever is more. A core
     computes one tile of the result at a time, with all inner products of the tile; in the last round some cores are
     idle."""
-    constants, sizes, flash = setting.constants, setting.sizes, setting.strategy.flash
-    rate = setting.machine.product_rate(setting.strategy.precision)[0]
-    if work.ragged and not flash:
-        rate = setting.machine.vector_rate("float32")
+    if work.again and not setting.strategy.launched:
+        return 0  # what experts compute is saved
+    constants, flash = setting.constants, setting.strategy.flash
+    sizes = setting.expert_sizes if work.routed else setting.sizes
     inner, cores = work.inner.at(sizes), setting.machine.cores
     operations = 2 * work.rows.at(sizes) * inner * work.cols.at(sizes) * work.batch.at(sizes)
     numbers = work.numbers.at(sizes)
     if flash and work.between:
         operations, numbers = operations / 2, numbers - work.scores.at(sizes)
-    idle = constants.idle * 2 * inner * CORE_TILE * cores  # of cores without a tile while others compute their last
+    last_tiles = 2 * inner * CORE_TILE * cores  # operations of all cores while each computes a tile
+    idle = constants.idle * last_tiles / work.fused
     return work.count * most(
-        (operations + idle) / (constants.matrix * rate), setting.number * numbers / setting.bandwidth
+        (operations + idle) / product_rate(setting, work), setting.number * numbers / setting.bandwidth
+    )
+
+
+def products_during(setting: Setting, work: LayerWork, during: LayerPass) -> Quantity:
+    """Return the seconds of all products of a pass. Fused attention stores no scores, so backward computes them again
+    (Dao et al. 2022, algorithm 4)."""
+    seconds = add_all(product_seconds(setting, product) for product in work.products if product.during == during)
+    if during == "forward" or not setting.strategy.flash:
+        return seconds
+    return seconds + add_all(
+        product_seconds(setting, product)
+        for product in work.products
+        if product.makes_scores and product.during == "forward"
     )
 
 
 def passing_seconds(setting: Setting, work: LayerWork, during: LayerPass) -> Quantity:
     """Return the seconds of all operations but products: values saved for backward pass twice through memory forward,
-    and three times backward."""
-    flash, sizes = setting.strategy.flash, setting.sizes
+    and three times backward; so do those of experts, where they are saved."""
+    flash, sizes, launched = setting.strategy.flash, setting.sizes, setting.strategy.launched
     saved = [formula.at(sizes) for unit, formula in work.kept.items() if not (flash and unit in work.between)]
     masks = [formula.at(sizes) for formula in work.masks.values()]
-    size, expert_bytes = setting.number * add_all(saved) + add_all(masks), setting.number * work.made.at(sizes)
+    size, expert_bytes = setting.number * add_all(saved) + add_all(masks), setting.number * made_numbers(setting, work)
+    size = size + cast_bytes(setting, work, during) / (2 if during == "forward" else 3)
     once = (2 if during == "forward" else 3) * size  # experts recompute forward before their backward
-    return (once + (2 if during == "forward" else 5) * expert_bytes) / setting.bandwidth
+    backward = 5 if launched else 3
+    moved = (2 if during == "forward" else backward) * expert_bytes + sorted_bytes(setting, work)
+    return (once + moved) / setting.bandwidth
 
 
-def crossing_parts(setting: Setting, crossings: Iterable[CrossingWork], during: LayerPass) -> PartSeconds:
-    """Return the seconds of the collectives of a pass over a layer, by axis and level."""
+def sent_rows(work: LayerWork) -> Formula:
+    """Return the numbers of the rows that a rank sends to experts, once for each expert that a row is routed to; none
+    in a layer without experts."""
+    sent = [crossing.whole for crossing in work.crossings if crossing.axis == "ep" and crossing.during == "forward"]
+    return sent[0] if sent else NO_SIZE
+
+
+def sorted_bytes(setting: Setting, work: LayerWork) -> Quantity:
+    """Return the bytes that pass through memory in a pass to sort rows by experts: before they are sent and after, and
+    the same on the way back; each time a row is read and written."""
+    strategy = setting.strategy
+    if strategy.launched:
+        return 0
+    rows = strategy.load * sent_rows(work).at(setting.sizes) / (strategy.tp if strategy.sequence else 1)
+    return 2 * SORTS * setting.number * rows
+
+
+def cast_bytes(setting: Setting, work: LayerWork, during: LayerPass) -> Quantity:
+    """Return the bytes that pass through memory to round the operands of products to eight bits: each value is read in
+    sixteen and written twice, as it is and transposed (Micikevicius et al. 2022). Forward rounds what comes in, and
+    backward the gradients of what went out."""
+    if setting.strategy.precision not in EIGHT_BITS:
+        return 0
+    sizes = [(product, setting.expert_sizes if product.routed else setting.sizes) for product in work.products]
+    rounded = [
+        product.count * product.batch.at(at) * product.inner.at(at) * rounded_side(product, during).at(at) / shared
+        for product, at in sizes
+        for shared in [product.fused if during == "forward" else 1]
+        if not product.between and product.during == during and (during == "forward" or product.learns)
+    ]
+    return ROUNDED_BYTES * add_all(rounded)
+
+
+def rounded_side(product: ProductWork, during: LayerPass) -> Formula:
+    """Return the side of the operand that a pass rounds, besides the inner one: rows of what comes in, or columns of a
+    gradient."""
+    return product.rows if during == "forward" else product.cols
+
+
+def made_numbers(setting: Setting, work: LayerWork) -> Quantity:
+    """Count the numbers that the experts of a layer compute on a rank."""
+    return work.made.at(setting.expert_sizes)
+
+
+def rank_crossings(setting: Setting, work: LayerWork) -> Iterator[CrossingWork]:
+    """Yield the collectives of a layer as the strategy runs them. Where norms are cut a tensor rank sends its share of
+    the rows to experts, whose tensor ranks gather what was sent to them; whole experts need no gathering (Liu et al.
+    2025, MoE Parallel Folding)."""
+    strategy = setting.strategy
+    cuts = strategy.sequence and not strategy.launched
+    for crossing in work.crossings:
+        if crossing.routed and cuts:
+            continue
+        yield crossing
+    if not cuts or strategy.whole_experts or not work.experts.terms:
+        return
+    sent = sent_rows(work)
+    for during in PASSES:
+        yield CrossingWork(during, "all_gather", "tp", 1, sent, True)
+        yield CrossingWork(during, "reduce_scatter", "tp", 1, sent, True)
+
+
+def crossing_bytes(setting: Setting, crossing: CrossingWork) -> Quantity:
+    """Return the bytes of a collective's result. Rows of experts are those of the tensor rank where norms are cut; what
+    experts compute is saved, so backward sends no rows a second time."""
+    strategy = setting.strategy
+    if crossing.axis != "ep" and not crossing.routed:
+        return setting.number * crossing.whole.at(setting.sizes)
+    size = setting.number * strategy.load * crossing.whole.at(setting.sizes)
+    if crossing.axis != "ep" or strategy.launched:
+        return size
+    share = EXPERTS_SAVED if crossing.during == "backward" else 1
+    return share * size / (strategy.tp if strategy.sequence else 1)
+
+
+def seen_share(setting: Setting, axis: str) -> float:
+    """Return the share of an axis' collectives that does not run beside products."""
+    return 1 - setting.constants.hidden * (axis in setting.strategy.beside)
+
+
+def crossing_parts(setting: Setting, work: LayerWork, during: LayerPass) -> PartSeconds:
+    """Return the seconds of the collectives of a pass over a layer, by axis and level. A share of those over some axes
+    runs beside products."""
     parts: PartSeconds = {}
-    for crossing in crossings:
+    strategy, links = setting.strategy, setting.machine.links
+    for crossing in rank_crossings(setting, work):
+        axis = crossing.axis
         if crossing.during != during:
             continue
-        n, stride = getattr(setting.strategy, crossing.axis), setting.strategy.stride(crossing.axis)
-        size = setting.number * crossing.whole.at(setting.sizes)
-        took = collective_parts(crossing.op, size, n, stride, setting.machine.links, setting.constants)
-        moved = {f"{crossing.axis} over {level}": crossing.count * seconds for level, seconds in took.moved}
-        parts = add_parts(parts, moved, {"synchronisation": crossing.count * took.waited})
+        n, stride = getattr(strategy, axis), strategy.stride(axis)
+        took = collective_parts(crossing.op, crossing_bytes(setting, crossing), n, stride, links, setting.constants)
+        seen = crossing.count * seen_share(setting, axis)
+        moved = {f"{axis} over {level}": seen * seconds for level, seconds in took.moved}
+        parts = add_parts(parts, moved, {"synchronisation": seen * took.waited})
     return parts
 
 
@@ -127,9 +263,8 @@ def pass_parts(setting: Setting, work: LayerWork, during: LayerPass) -> PartSeco
     """Return the seconds of one pass over a layer, for a micro-batch. The host issues operations ahead of the device,
     and the device waits for it where the device is faster. That is so for some operations of a layer and not for
     others, so the result is the soft maximum of both. Besides, the ranks of a group wait for the slowest of them."""
-    products = add_all(product_seconds(setting, product) for product in work.products if product.during == during)
-    computed = products + passing_seconds(setting, work, during)
-    crossed = crossing_parts(setting, work.crossings, during)
+    computed = products_during(setting, work, during) + passing_seconds(setting, work, during)
+    crossed = crossing_parts(setting, work, during)
     busy = computed + add_all(seconds for name, seconds in crossed.items() if name != "synchronisation")
     issued = setting.constants.gap * work.lines * (1 if during == "forward" else 2)
     return add_parts({"computation": computed}, crossed, {"host": soft_most(busy, issued) - busy})
@@ -139,7 +274,7 @@ def known_pass(setting: Setting, work: LayerWork, during: LayerPass) -> PartSeco
     """Return `pass_parts`, computed once for all forms of strategies that lay out the axes alike."""
     if setting.passes is None:
         return pass_parts(setting, work, during)
-    key = work, during, setting.strategy.order
+    key = work, during, setting.strategy.order, setting.strategy.whole_experts
     if key not in setting.passes:
         setting.passes[key] = pass_parts(setting, work, during)
     return setting.passes[key]
@@ -159,10 +294,25 @@ def layer_parts(setting: Setting, work: LayerWork) -> PartSeconds:
                 if product.between and product.during == "forward"
             )
         }
+    if setting.strategy.recompute == "attention":
+        again = {
+            "computation, again": add_all(
+                product_seconds(setting, product)
+                for product in work.products
+                if product.between and product.during == "forward"
+            )
+        }
     if setting.strategy.recompute == "selective" and setting.strategy.flash:
         again = {"computation, again": passing_seconds(setting, work, "forward")}
-    summed = 4 * setting.strategy.gradient_bytes * work.parameters.at(setting.sizes) / setting.bandwidth
+    summed = summing_bytes(setting) * layer_parameters(setting, work) / setting.bandwidth
     return add_parts(forward, again, backward, {"computation": summed})
+
+
+def summing_bytes(setting: Setting) -> float:
+    """Return the bytes that pass through memory to add a number's gradient to those of other micro-batches. A product
+    that adds to what is there reads and writes the sum alone."""
+    strategy = setting.strategy
+    return 2 * (strategy.gradient_bytes + strategy.accumulated) if strategy.fused_sums else 4 * strategy.gradient_bytes
 
 
 LOSS_FORWARD, LOSS_BACKWARD = 38, 22  # bytes read and written for each vocabulary score
@@ -187,7 +337,8 @@ def known_parts(setting: Setting, name: str, find: Callable[[Setting], PartSecon
     if setting.passes is None:
         return find(setting)
     strategy = setting.strategy
-    key = name, setting.model, strategy.recompute, strategy.order, strategy.sequence, strategy.balanced
+    choices = strategy.recompute, strategy.order, strategy.sequence, strategy.balanced, strategy.whole_experts
+    key = name, setting.model, choices, SCHEDULES[strategy.schedule].chunked
     if key not in setting.passes:
         setting.passes[key] = find(setting)
     return setting.passes[key]
@@ -297,9 +448,10 @@ def send_parts(setting: Setting) -> PartSeconds:
     gathered = collective_parts("all_gather", several * whole, strategy.tp, strategy.stride("tp"), links, constants)
     shared = 0 if strategy.sequence else 1
     moved = add_parts(dict(sent.moved), scale_parts(dict(gathered.moved), shared))
+    waited = sent.waited + shared * several * gathered.waited
+    seen = 2 * strategy.virtual * (seen_share(setting, "pp") if SCHEDULES[strategy.schedule].chunked else 1)
     return add_parts(
-        {f"pp over {level}": 2 * strategy.virtual * seconds for level, seconds in moved.items()},
-        {"synchronisation": 2 * strategy.virtual * (sent.waited + shared * several * gathered.waited)},
+        {f"pp over {level}": seen * seconds for level, seconds in moved.items()}, {"synchronisation": seen * waited}
     )
 
 
@@ -313,20 +465,27 @@ def fullest_share(setting: Setting) -> Quantity:
 def stage_parameters(setting: Setting) -> Quantity:
     """Count the numbers that a rank of the fullest stage stores."""
     strategy, model, sizes = setting.strategy, setting.model, setting.sizes
-    bodies = fullest_share(setting) * add_all(count * work.parameters.at(sizes) for work, count in model.layers)
+    bodies = fullest_share(setting) * add_all(count * layer_parameters(setting, work) for work, count in model.layers)
     layer = model.layers[0][0].parameters.at(sizes) if strategy.balanced else 0  # a table takes a layer's place
     one, other = model.first.parameters.at(sizes), model.last.parameters.at(sizes)
     several = step_at(strategy.pp, 2)
     return bodies + most(most(one, other) - layer, 0) * several + (1 - several) * (one if model.tied else one + other)
 
 
+def layer_parameters(setting: Setting, work: LayerWork) -> Quantity:
+    """Count the numbers of a layer's weights that a rank stores."""
+    sizes = setting.sizes
+    if not setting.strategy.whole_experts:
+        return work.parameters.at(sizes)
+    return work.parameters.at(sizes) - work.experts.at(sizes) + work.experts.at(setting.expert_sizes)
+
+
 def stage_experts(setting: Setting) -> Quantity:
     """Count the numbers of experts that a rank of the fullest stage stores."""
     if not setting.model.asks:
         return 0
-    return fullest_share(setting) * add_all(
-        count * work.experts.at(setting.sizes) for work, count in setting.model.layers
-    )
+    sizes = setting.expert_sizes
+    return fullest_share(setting) * add_all(count * work.experts.at(sizes) for work, count in setting.model.layers)
 
 
 def stored_numbers(setting: Setting, once: bool) -> Quantity:
@@ -335,24 +494,28 @@ def stored_numbers(setting: Setting, once: bool) -> Quantity:
     whole, strategy = stage_parameters(setting), setting.strategy
     if not once:
         return whole
-    return (whole + (strategy.ep - 1) * stage_experts(setting)) / strategy.copies
+    experts = stage_experts(setting)
+    return (whole - experts) / strategy.copies + experts * strategy.ep / strategy.expert_ranks
 
 
-def over_copies(setting: Setting, op: str, bytes_each: float, seen: Quantity, name: str) -> PartSeconds:
+def over_copies(
+    setting: Setting, op: str, bytes_each: float, seen: Quantity, name: str, calls: Quantity = 1
+) -> PartSeconds:
     """Return the seconds of a collective of all gradients or weights of a stage, over the data and context ranks, which
-    replicate everything but experts; for experts over their replicas."""
+    replicate everything but experts; for experts over their replicas. It is run in `calls` pieces, each with its
+    messages."""
     strategy, experts = setting.strategy, stage_experts(setting)
-    ranks, stride = strategy.copies, strategy.stride("ep")
-    groups = [(stage_parameters(setting) - experts, ranks, stride)]
+    groups = [(stage_parameters(setting) - experts, strategy.copies, strategy.copies_stride)]
     if setting.model.asks:
-        groups.append((experts, ranks / strategy.ep, stride * strategy.ep))
+        replicas = most(strategy.expert_ranks / strategy.ep, 1)  # columns have rows that no form applies to
+        groups.append((experts, replicas, strategy.stride("ep") * strategy.ep))
     parts: PartSeconds = {}
     for numbers, n, apart in groups:
         took = collective_parts(op, bytes_each * numbers, n, apart, setting.machine.links, setting.constants)
         parts = add_parts(
             parts,
             {f"{name} over {level}": seen * seconds for level, seconds in took.moved},
-            {"synchronisation": took.waited if op == "all_reduce" else seen * took.waited},
+            {"synchronisation": calls * (took.waited if op == "all_reduce" else seen * took.waited)},
         )
     return parts
 
@@ -366,17 +529,18 @@ def gradient_parts(setting: Setting) -> PartSeconds:
 def stored_parts(setting: Setting) -> PartSeconds:
     """Return the seconds of the further collectives of sharded storage: weights are gathered for each micro-batch,
     forward and backward; gradients of each micro-batch but the last are sharded, too (Rajbhandari et al. 2020, section
-    7)."""
+    7). Each layer has messages of its own."""
     strategy, m = setting.strategy, setting.micro_batches
+    layers = fullest_share(setting) * setting.model.count
     parts: PartSeconds = {}
-    for least, what, op, size, times in (
+    for stage, what, op, size, times in (
         (2, "gradients", "reduce_scatter", strategy.gradient_bytes, m - 1),
         (3, "weights", "all_gather", setting.number, 2 * m - 1),
     ):
-        if strategy.zero < least:
+        if strategy.zero < stage:
             continue
         seen = times * (1 - setting.constants.hidden * strategy.overlap)
-        parts = add_parts(parts, over_copies(setting, op, size, seen, what))
+        parts = add_parts(parts, over_copies(setting, op, size, seen, what, layers))
     return parts
 
 

@@ -8,12 +8,14 @@ from functools import reduce
 from operator import mul
 from typing import Literal, TypeAlias
 
+from formats.machine.datasheets import EIGHT_BITS
 from opmatrix.parallel.axes.known_axes import COPYING_AXES, DEVICE_AXES, FOLDED_AXES, ORDERS, TOKEN_AXES
 from opmatrix.parallel.cost.quantities import Quantity
 from opmatrix.parallel.schedules.named import USUAL_SCHEDULE
 
-RecomputeKind: TypeAlias = Literal["none", "selective", "full"]
-RECOMPUTES: tuple[RecomputeKind, ...] = ("none", "selective", "full")
+RecomputeKind: TypeAlias = Literal["none", "selective", "full", "attention"]
+RECOMPUTES: tuple[RecomputeKind, ...] = ("none", "selective", "full")  # those that a plan tries
+SIXTEEN_BITS = "bf16"  # number type of values beside products of eight bits
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,12 @@ class Strategy:
     balanced: bool = False  # the embedding table and the head count as a layer each
     gradient_bytes: float = 2  # bytes of a parameter's gradient that are summed
     accumulated: float = 0  # bytes of accumulated gradients beside them
+    fused_sums: bool = False  # products of gradients add to the sum themselves
+    beside: tuple[str, ...] = ()  # axes whose collectives run beside products of a layer
+    whole_experts: bool = False  # tp shards no expert: ep is laid over its ranks first
+    load: float = 1  # rows of the busiest expert rank, relative to the mean
+    launched: bool = False  # as `opmatrix launch` runs it: every tensor rank sends all
+    # rows to experts, and experts are computed again
 
     @property
     def devices(self) -> Quantity:
@@ -57,6 +65,22 @@ class Strategy:
         """The ranks that share the tokens of a sequence."""
         return self.ranks_of(TOKEN_AXES)
 
+    @property
+    def values(self) -> str:
+        """The number type of values that are stored and sent."""
+        return SIXTEEN_BITS if self.precision in EIGHT_BITS else self.precision
+
+    @property
+    def expert_ranks(self) -> Quantity:
+        """The ranks that experts are placed on: those that share sequences and tokens; whole ones also over tp."""
+        return self.copies * (self.tp if self.whole_experts else 1)
+
+    @property
+    def copies_stride(self) -> Quantity:
+        """The devices between neighbours of the ranks that share sequences and tokens."""
+        farthest, *others = COPYING_AXES
+        return self.stride(farthest) / self.ranks_of(others)
+
     def ranks_of(self, axes: Iterable[str]) -> Quantity:
         """Return the number of ranks of some axes together."""
         return reduce(mul, (getattr(self, name) for name in axes))
@@ -64,9 +88,10 @@ class Strategy:
     def stride(self, axis: str) -> Quantity:
         """Return how many devices lie between neighbours of an axis. Expert ranks, and the groups that sum gradients,
         run over all ranks that share sequences and tokens: over the nearest axis first."""
+        if axis in FOLDED_AXES and self.whole_experts:
+            return self.stride("tp")
         if axis in FOLDED_AXES:
-            farthest, *others = COPYING_AXES
-            return self.stride(farthest) / self.ranks_of(others)
+            return self.copies_stride
         distance: Quantity = 1
         for name in self.order[: self.order.index(axis)]:
             distance = distance * getattr(self, name)

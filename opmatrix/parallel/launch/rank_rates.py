@@ -64,7 +64,7 @@ class RankRates(NamedTuple):
     @property
     def constants(self) -> Constants:
         """The constants of the planner. Efficiencies are 1, because rates are measured."""
-        return Constants(matrix=1, idle=0, memory=1, near=1, far=1, superstep=self.met, gap=self.issued, hidden=0)
+        return Constants(matrix=1, idle=0, memory=1, links=1, superstep=self.met, gap=self.issued, hidden=0)
 
 
 def rank_rates(ranks: int) -> RankRates:

@@ -18,6 +18,7 @@ USUAL_SCHEDULE = ONE_F_ONE_B  # the default schedule
 SCHEDULES: Mapping[str, PipelineSchedule] = {
     schedule.name: schedule for schedule in (USUAL_SCHEDULE, GPIPE, INTERLEAVED, ZB_H1, DUALPIPE)
 }
+PLANNED = [schedule.name for schedule in SCHEDULES.values() if schedule.planned]  # those that `plan` tries
 MOST_TASKS = 2_000_000  # tasks of a pipeline, to bound the time of a simulation
 
 

@@ -93,6 +93,8 @@ def sheet_numbers(sheet: Datasheet) -> Iterator[tuple[str, tuple[float, str]]]:
     for kind, rate in sheet.vector.items():
         yield f"{kind}_vector", (rate, "data sheet: operations a second of vectors")
     yield "memory_bytes", (sheet.memory[-1][1], f"data sheet: {sheet.memory[-1][0]}")
+    if sheet.watts is not None:
+        yield "watts", (sheet.watts, "data sheet: of a device under load")
     yield "cores", (float(sheet.cores), "data sheet")
     if sheet.processors < inf:
         yield "processors", (sheet.processors, "data sheet: throughput of all devices over one")
@@ -117,6 +119,7 @@ def named_sheet(sheet: Datasheet, names: Mapping[str, Any]) -> Datasheet:
         ("memory", (*near, (memory, names["memory_bytes"], names["memory_bandwidth"]))),
         ("links", links),
         ("cores", names["cores"]),
+        ("watts", names.get("watts")),
         ("processors", names.get("processors", inf)),
     ):
         object.__setattr__(named, field, value)

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from opmatrix.parallel.axes.axis_strategy import meet
 from opmatrix.parallel.axes.context_axis import CONTEXT, CONTEXTS
 from opmatrix.parallel.axes.data_axis import STORING
-from opmatrix.parallel.axes.known_axes import DEVICE_AXES, ORDERS, TOKEN_AXES
+from opmatrix.parallel.axes.known_axes import COPYING_AXES, DEVICE_AXES, ORDERS, TOKEN_AXES
 from opmatrix.parallel.axes.parallel_axis import ModelLimits
+from opmatrix.parallel.cost.stacks import Stack
 from opmatrix.parallel.cost.strategies import RECOMPUTES, RecomputeKind
-from opmatrix.parallel.schedules.named import SCHEDULES, USUAL_SCHEDULE
+from opmatrix.parallel.schedules.named import PLANNED, SCHEDULES, USUAL_SCHEDULE
 from opmatrix.parallel.search.legal_sizes import SizeColumns
 
 FormMask: TypeAlias = "NDArray[np.bool_]"
@@ -32,33 +33,81 @@ class StrategyForm(NamedTuple):
     context: str = "ring"  # how attention meets sharded tokens
     sequence: bool = False  # norms are sharded over tp
     order: tuple[str, ...] = ORDERS[0]  # axes by the distance of their ranks, nearest first
+    whole_experts: bool = False  # tp shards no expert: ep is laid over its ranks first
 
 
 ZERO_STAGES = range(len(STORING))
 CONTEXT_KINDS = [name for name, strategy in CONTEXTS.items() if strategy.planned_as]
-PLANNED = [schedule.name for schedule in SCHEDULES.values() if schedule.planned]
 STRATEGY_FORMS = tuple(
     StrategyForm(*choices)
     for choices in product(RECOMPUTES, ZERO_STAGES, PLANNED, CONTEXT_KINDS, (False, True), ORDERS)
 )
+FOLDED_ORDERS = [order for order in ORDERS if {*order[: len(COPYING_AXES) + 1]} == {"tp", *COPYING_AXES}]
+FOLDED_FORMS = tuple(
+    form._replace(whole_experts=True) for form in STRATEGY_FORMS if form.sequence and form.order in FOLDED_ORDERS
+)
+
+
+class FormChoices(NamedTuple):
+    """The choices by name that forms may have."""
+
+    schedules: tuple[str, ...] = tuple(PLANNED)
+    contexts: tuple[str, ...] = tuple(CONTEXT_KINDS)
+    zero: tuple[int, ...] = tuple(ZERO_STAGES)
+    pipelined_zero: tuple[int, ...] = tuple(ZERO_STAGES)  # with several stages
+    sequence: tuple[bool, ...] = (False, True)
+    whole_experts: tuple[bool, ...] = (False, True)
+
+    def offers(self, form: StrategyForm) -> bool:
+        """True if a form may apply. The usual schedule and context are also those of a single stage and of whole
+        sequences."""
+        return (
+            form.schedule in (USUAL_SCHEDULE.name, *self.schedules)
+            and form.context in (CONTEXT_KINDS[0], *self.contexts)
+            and form.zero in self.zero
+            and form.sequence in self.sequence
+            and form.whole_experts in self.whole_experts
+        )
+
+
+def choices_of_stack(stack: Stack) -> FormChoices:
+    """Return the choices that a stack has."""
+    return FormChoices(
+        stack.schedules,
+        stack.contexts,
+        stack.zero,
+        stack.pipelined_zero,
+        (False, True) if stack.sequence else (False,),
+        (False, True) if stack.folds_experts else (False,),
+    )
 
 
 class FormMasks:
     """A mask of the forms that apply to rows of sizes. A form applies only where its choices have an effect, so no
-    strategy has two forms. `local`: processes shard over data ranks alone."""
+    strategy has two forms. `local`: processes shard over data ranks alone; `choices`: those that are offered."""
 
-    def __init__(self, forms: Sequence[StrategyForm], limits: ModelLimits, tokens: int, local: bool = False) -> None:
+    def __init__(
+        self,
+        forms: Sequence[StrategyForm],
+        limits: ModelLimits,
+        tokens: int,
+        local: bool = False,
+        choices: FormChoices | None = None,
+    ) -> None:
         self.forms, self.limits, self.tokens, self.local = forms, limits, tokens, local
+        self.choices = choices or FormChoices()
 
     def __call__(self, sizes: SizeColumns) -> FormMask:
         """Return the mask: a row for each form, a column for each row of sizes."""
         several, token_ranks = sizes.virtual > 1, sizes.ranks_of(TOKEN_AXES)
         staged = ~several & (sizes.pp > 1)
         scheduled = {name: several if SCHEDULES[name].chunked else staged for name in PLANNED}
-        scheduled[USUAL_SCHEDULE.name] = ~several  # also for a single stage
+        usual = ~several  # also for a single stage
+        scheduled[USUAL_SCHEDULE.name] = usual if USUAL_SCHEDULE.name in self.choices.schedules else usual & ~staged
         whole = np.ones(len(sizes), bool)
         cut = (sizes.tp > 1) & (self.tokens % (sizes.tp * token_ranks) == 0)
         met = {name: self.context_fits(name, sizes) for name in CONTEXT_KINDS}
+        placed = {whole: self.experts_fit(whole, sizes) for whole in (False, True)}
         stored = (sizes.dp > 1) & (token_ranks == 1) if self.local else sizes.dp * token_ranks > 1
         laid = {order: laid_first(order, sizes) for order in ORDERS}
         mask: FormMask = np.stack(
@@ -66,12 +115,21 @@ class FormMasks:
                 scheduled[form.schedule]
                 & met[form.context]
                 & laid[form.order]
+                & placed[form.whole_experts]
                 & (cut if form.sequence else whole)
                 & (stored if form.zero else whole)
+                & (whole if form.zero in self.choices.pipelined_zero else sizes.pp == 1)
                 for form in self.forms
             ]
         )
         return mask
+
+    def experts_fit(self, whole: bool, sizes: SizeColumns) -> FormMask:
+        """Return the mask of a placement of experts: over the ranks that share sequences and tokens, or with `whole`
+        ones also over several tensor ranks."""
+        over = sizes.ranks_of(COPYING_AXES) * (sizes.tp if whole else 1)
+        mask: FormMask = over % sizes.ep == 0
+        return mask & (sizes.tp > 1) if whole else mask
 
     def context_fits(self, name: str, sizes: SizeColumns) -> FormMask:
         """Return the mask of a strategy of the context axis: the usual one for any sizes, others where the axis has
@@ -79,6 +137,8 @@ class FormMasks:
         strategy = CONTEXTS[name]
         usual = name == CONTEXT_KINDS[0]
         mask: FormMask = np.ones(len(sizes), bool) if usual else sizes.cp > 1
+        if name not in self.choices.contexts:
+            mask = sizes.cp == 1  # the usual one is that of whole sequences, too
         if strategy.mixing == "heads":
             mask &= self.limits.heads % (sizes.tp * sizes.cp) == 0
         for axis in DEVICE_AXES:

@@ -115,8 +115,8 @@ def factored(devices: int, sizes: CutSizes, turns: Sequence[ParallelAxis]) -> It
 
 
 def folded_sizes(sizes: CutSizes) -> Iterator[Mapping[str, int]]:
-    """Yield the ways to factor the ranks that share sequences and tokens over folded axes."""
-    over = prod(sizes.ranks[name] for name in COPYING_AXES)
+    """Yield the ways to factor the ranks that share sequences and tokens, and tensor ranks, over folded axes."""
+    over = prod(sizes.ranks[name] for name in (*COPYING_AXES, "tp"))
     for numbers in product(*(divisors(over) for _ in FOLDED_AXES)):
         ranks = dict(zip(FOLDED_AXES, numbers, strict=True))
         if not any(AXES[name].refused(n, sizes) for name, n in ranks.items()):

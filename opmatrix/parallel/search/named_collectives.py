@@ -45,9 +45,12 @@ def named_collectives(choice: PlanChoice, forward: bool = False) -> Iterator[Nam
         return
     over, beside = int(strategy.copies), setting.constants.hidden * strategy.overlap
     experts = setting.model.asks and strategy.ep > 1
-    groups: Iterable[tuple[str, int, float]] = [("", over, float(strategy.stride("ep")))]
+    groups: Iterable[tuple[str, int, float]] = [("", over, float(strategy.copies_stride))]
     if experts:
-        groups = [*groups, (" of experts", over // int(strategy.ep), float(strategy.stride("ep") * strategy.ep))]
+        groups = [
+            *groups,
+            (" of experts", int(strategy.expert_ranks / strategy.ep), float(strategy.stride("ep") * strategy.ep)),
+        ]
     for whose, ranks, stride in groups:
         yield from name_collective(setting, f"gradients{whose}", "all_reduce", ranks, stride, beside)
         if strategy.zero > 2:

@@ -10,6 +10,8 @@ from itertools import groupby
 
 from formats.core.errors import InputError
 from opmatrix.display.tables import table
+from opmatrix.parallel.cost.constants import constants_version
+from opmatrix.parallel.cost.intervals import SHARE, Interval
 from opmatrix.parallel.search.inference import next_token_seconds
 from opmatrix.parallel.search.named_collectives import named_collectives
 from opmatrix.parallel.search.plans import KINDS_OF_TIME, PlanChoice, StrategyPlan
@@ -24,8 +26,10 @@ def plan_text(plan: StrategyPlan) -> str:
     return "\n\n".join(
         [
             heading(plan),
+            *([str(plan.learned)] if plan.learned else []),
             best_table(plan),
             memory_table(plan),
+            *interval_lines(plan),
             costs_table(plan),
             *losses(plan),
             *run_lines(plan),
@@ -39,9 +43,11 @@ def heading(plan: StrategyPlan) -> str:
     """Return the inputs of the plan, and the number of strategies."""
     question, strategies = plan.question, plan.found
     what = "a pass" if question.infer else "a step"
+    stack = question.stack
+    by = f" by {stack.title} ({stack.version})" if stack else ""
     return (
         f"{plan.name} on {question.devices} x {question.machine.name}: {question.batch} sequences of "
-        f"{question.seq} tokens {what}, {question.precision}, {question.room / GIGA:g} GB a device\n"
+        f"{question.seq} tokens {what}, {question.precision}, {question.room / GIGA:g} GB a device{by}\n"
         f"{strategies.count:,} strategies predicted, {strategies.fit:,} fit; the fastest of each way to factor the "
         "devices:"
     )
@@ -62,6 +68,7 @@ def best_table(plan: StrategyPlan) -> str:
                 str(number),
                 str(choice),
                 f"{choice.seconds:.4g}",
+                *between(plan.intervals[0], choice.seconds),
                 *(in_percent(grouped[name], choice.seconds) for name in KINDS_OF_TIME),
                 f"{choice.bytes / GIGA:.1f}",
                 in_percent(plan.utilisation(choice), 1),
@@ -70,7 +77,16 @@ def best_table(plan: StrategyPlan) -> str:
         )
     return table(
         rows,
-        ["", "strategy", "s a step", *(f"{name} %" for name in KINDS_OF_TIME), "GB", "MFU %", "tokens/s a device"],
+        [
+            "",
+            "strategy",
+            "s a step",
+            *from_to(plan.intervals[0]),
+            *(f"{name} %" for name in KINDS_OF_TIME),
+            "GB",
+            "MFU %",
+            "tokens/s a device",
+        ],
         (0, 1),
     )
 
@@ -84,10 +100,32 @@ def memory_table(plan: StrategyPlan) -> str:
             *(f"{float(choice.prediction.memory.get(name, 0)) / GIGA:.2f}" for name in names),
             f"{float(choice.prediction.allocated) / GIGA:.2f}",
             f"{choice.bytes / GIGA:.2f}",
+            *between(plan.intervals[1], choice.bytes / GIGA),
         ]
         for number, choice in enumerate(plan.best, 1)
     ]
-    return table(rows, ["GB of", *names, "allocated", "reserved"])
+    return table(rows, ["GB of", *names, "allocated", "reserved", *from_to(plan.intervals[1])])
+
+
+def between(interval: Interval | None, number: float) -> list[str]:
+    """Write the interval of a number as a cell, if there is one."""
+    return [] if interval is None else ["{:.3g}-{:.3g}".format(*interval.around(number))]
+
+
+def from_to(interval: Interval | None) -> list[str]:
+    """Return the heading of a column of intervals, if there are any."""
+    return [] if interval is None else [f"{100 * SHARE:.0f} % of steps"]
+
+
+def interval_lines(plan: StrategyPlan) -> Iterator[str]:
+    """Yield the rows that intervals are made from; for a step of training without such rows, that there are none."""
+    if plan.question.infer or plan.question.local:
+        return
+    lines = []
+    for what, interval in zip(("seconds", "bytes"), plan.intervals, strict=True):
+        rows = "no rows of measured steps" if interval is None else interval.text
+        lines.append(f"{what}: from {rows}")
+    yield "\n".join([f"intervals that hold {100 * SHARE:.0f} % of measured steps:", *lines])
 
 
 def costs_table(plan: StrategyPlan) -> str:
@@ -179,9 +217,11 @@ def choice_row(plan: StrategyPlan, each: PlanChoice) -> dict[str, object]:
         **each.form._asdict(),
         "order": " ".join(each.form.order),
         "seconds": each.seconds,
+        **interval_columns("seconds", plan.intervals[0], each.seconds),
         **{f"seconds of {name}": seconds for name, seconds in each.grouped().items()},
         "allocated bytes": float(each.prediction.allocated),
         "reserved bytes": each.bytes,
+        **interval_columns("reserved bytes", plan.intervals[1], each.bytes),
         "utilisation": plan.utilisation(each),
         "tokens a second and device": plan.tokens_a_second(each),
         **{f"{name} a billion tokens": value for name, value in plan.costs(each).items()},
@@ -207,12 +247,27 @@ def plan_json(plan: StrategyPlan) -> dict[str, object]:
         "batch": question.batch,
         "tokens": question.seq,
         "bytes of a device": question.room,
+        "precision": question.precision,
+        "stack": plan.stack,
+        "version of constants": constants_version(),
+        "intervals": {
+            what: None if interval is None else interval._asdict()
+            for what, interval in zip(("seconds", "bytes"), plan.intervals, strict=True)
+        },
         "strategies predicted": plan.found.count,
         "strategies that fit": plan.found.fit,
         "strategies": strategies,
         "collectives of the first": met,
         "sensitivity": [[*change] for change in plan.sensitivity(plan.best[0])],
     }
+
+
+def interval_columns(name: str, interval: Interval | None, number: float) -> dict[str, object]:
+    """Return the ends of the interval of a number, by name; empty where there is none."""
+    if interval is None:
+        return {}
+    low, high = interval.around(number)
+    return {f"{name} from": low, f"{name} to": high}
 
 
 def by_part(parts: Mapping[str, object]) -> dict[str, float]:

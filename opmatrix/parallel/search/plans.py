@@ -8,17 +8,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from formats.core.errors import InputError
-from formats.machine.datasheets import Datasheet, datasheet, datasheets
+from formats.core.errors import InputError, suggest_name
+from formats.machine.datasheets import BYTES, EIGHT_BITS, Datasheet, datasheet, datasheets
 from opmatrix import body
 from opmatrix.display.progress import unheard
 from opmatrix.models import known
 from opmatrix.models.config import Settings
 from opmatrix.parallel.axes.known_axes import PLANNED_AXES, PRINTED
 from opmatrix.parallel.cost.constants import Constants
+from opmatrix.parallel.cost.intervals import UNKNOWN, Interval, bytes_of, find_interval, kind_of
 from opmatrix.parallel.cost.layer_work import ModelWork
 from opmatrix.parallel.cost.prediction import Prediction, check_linked
-from opmatrix.parallel.schedules.named import USUAL_SCHEDULE
+from opmatrix.parallel.cost.stacks import stack_named
+from opmatrix.parallel.schedules.named import PLANNED, USUAL_SCHEDULE
+from opmatrix.parallel.search.calibrate import Calibration, calibrate_question
 from opmatrix.parallel.search.forms import StrategyForm
 from opmatrix.parallel.search.strategy_search import FoundStrategies, PlanQuestion, search_strategies
 
@@ -64,6 +67,8 @@ class PlanChoice(NamedTuple):
             more.append(f"ZeRO {self.form.zero}")
         if self.form.sequence:
             more.append("norms cut")
+        if self.form.whole_experts:
+            more.append("whole experts")
         if sizes["cp"] > 1:
             more.append(self.form.context)
         if self.form.recompute != "none":
@@ -92,18 +97,38 @@ class StrategyPlan:
     found: FoundStrategies
     best: tuple[PlanChoice, ...]
     carbon: float = CARBON
+    learned: Calibration | None = None  # from measured steps of one's own
 
     @cached_property
     def model_operations(self) -> float:
         """Operations of a step, forward and backward, without recomputation: the numerator of a utilisation."""
         return model_operations(
-            self.question.work(StrategyForm()), self.question.batch, self.question.seq, self.question.infer
+            self.question.work(StrategyForm()),
+            self.question.batch,
+            self.question.seq,
+            self.question.infer,
+            self.question.flash,
         )
 
     def utilisation(self, choice: PlanChoice) -> float:
         """Return the share of the devices' rate that is spent on the model's own operations."""
-        rate = self.question.machine.product_rate(self.question.precision)[0]
+        rate = self.question.machine.peak(self.question.precision)
         return self.model_operations / (choice.seconds * self.question.devices * rate)
+
+    @property
+    def stack(self) -> str:
+        """The name of the stack that strategies are of; "unknown" without one."""
+        return self.question.stack.name if self.question.stack else UNKNOWN
+
+    @cached_property
+    def intervals(self) -> tuple[Interval | None, Interval | None]:
+        """The intervals of seconds and of bytes of a step, as factors, from measured steps of the same kind. None for a
+        forward pass and for processes of this machine, of which no steps are published."""
+        if self.question.infer or self.question.local:
+            return None, None
+        kind = kind_of(self.best[0].prediction.setting, self.stack)
+        seconds = self.question.interval or find_interval(kind)
+        return seconds, find_interval(kind, bytes_of)
 
     def tokens_a_second(self, choice: PlanChoice) -> float:
         """Return the tokens a second of each device."""
@@ -163,23 +188,29 @@ def scale_memory(sheet: Datasheet, by: float) -> Datasheet:
     return replace(sheet, memory=(*near, (name, room, rate * by)))
 
 
+def scale_products(sheet: Datasheet, by: float) -> Datasheet:
+    """Return a machine whose rate of products is multiplied by a factor, and the watts that pay for them, too."""
+    watts = None if sheet.watts is None else by * sheet.watts
+    return replace(sheet, matrix={kind: by * rate for kind, rate in sheet.matrix.items()}, watts=watts)
+
+
 CHANGES: Mapping[str, Callable[[Datasheet, float], Datasheet]] = {
     "bandwidth of the nearest links": lambda sheet, by: scale_links(sheet, bandwidth=by, last=1),
     "bandwidth of all farther links": lambda sheet, by: scale_links(sheet, bandwidth=by, first=1),
     "latency of links": lambda sheet, by: scale_links(sheet, latency=by),
     "bandwidth of memory": scale_memory,
-    "rate of products": lambda sheet, by: replace(sheet, matrix={k: by * rate for k, rate in sheet.matrix.items()}),
+    "rate of products": scale_products,
 }
 
 
-def model_operations(work: ModelWork, batch: int, seq: int, forward: bool = False) -> float:
+def model_operations(work: ModelWork, batch: int, seq: int, forward: bool = False, flash: bool = False) -> float:
     """Return the operations of a batch forward and backward, or forward alone, of a model that one device has whole.
-    Recomputation does not count."""
+    Recomputation does not count, nor do scores that `flash` attention leaves out."""
     sizes = {"b": 1, "s": seq, **{axis.letter: 1 for axis in PLANNED_AXES if axis.letter}}
     layers = [(work.first, 1), *work.layers, (work.last, 1)]
     return batch * sum(
         count
-        * 2
+        * (1 if flash and product.between else 2)
         * product.count
         * float(product.rows.at(sizes) * product.inner.at(sizes) * product.cols.at(sizes) * product.batch.at(sizes))
         for layer, count in layers
@@ -203,21 +234,43 @@ def plan(
     carbon: float = CARBON,
     constants: Constants | None = None,
     name: str | None = None,
+    stack: str | None = None,
+    schedule: str | None = None,
+    max_tp: int | None = None,
+    calibrate: Path | None = None,
     heard: Callable[..., None] = unheard,
 ) -> StrategyPlan:
     """Find the fastest strategies of a MODEL, a well-known name or a configuration, on a number of devices of a
     machine, a name or a data sheet. `batch`: sequences a step; `seq`: their tokens, by default the most that the model
     takes. `memory`: bytes of a device, by default as its data sheet says. `infer`: a forward pass in place of a step of
-    training. `keep`: how many strategies to return; `carbon`: grams of CO2 a kWh. Nothing is run. Raises InputError for
-    a model or machine that cannot be planned, and where no strategy fits the memory."""
+    training. `keep`: how many strategies to return; `carbon`: grams of CO2 a kWh. `precision`: fp8 and mxfp8 are
+    products of weights in eight bits. `stack`: the training stack that runs it, whose strategies and habits are taken;
+    `schedule`: the only pipeline schedule; `max_tp`: tensor ranks at most; `calibrate`: a table of steps that were
+    measured, which scale predictions. Nothing is run. Raises InputError for a model or machine that cannot be planned,
+    and where no strategy fits the memory."""
     config = known.configuration(model) if isinstance(model, str) else model
     sheet = read_machine(machine) if isinstance(machine, str) else machine
     if devices > 1:
         check_linked(sheet)
     tokens = check_tokens(config, seq)
+    check_precision(precision, sheet)
     question = PlanQuestion(
-        config, sheet, devices, batch, tokens, memory or sheet.memory[-1][1], flash, precision, constants, infer
+        config,
+        sheet,
+        devices,
+        batch,
+        tokens,
+        memory or sheet.memory[-1][1],
+        flash,
+        precision,
+        constants,
+        infer,
+        None if stack is None else stack_named(stack),
+        check_schedule(schedule),
+        max_tp,
     )
+    learned = None if calibrate is None else calibrate_question(question, calibrate)
+    question = question if learned is None else learned.question
     strategies = search_strategies(question, heard)
     if not strategies.fit:
         refuse_memory(strategies)
@@ -228,7 +281,23 @@ def plan(
         )
     ]
     default_name = model if isinstance(model, str) else str(config.get("model_type", "model"))
-    return StrategyPlan(name or default_name, question, strategies, tuple(best), carbon)
+    return StrategyPlan(name or default_name, question, strategies, tuple(best), carbon, learned)
+
+
+def check_precision(precision: str, sheet: Datasheet) -> None:
+    """Raise InputError for an unknown precision, and for one that a machine has no products of."""
+    known = [*BYTES, *EIGHT_BITS]
+    if precision not in known:
+        raise InputError(f"precision {precision!r}: {suggest_name(precision, known)}it is one of {', '.join(known)}")
+    if precision in EIGHT_BITS:
+        sheet.peak(precision)
+
+
+def check_schedule(schedule: str | None) -> str | None:
+    """Return a schedule that a plan tries. Raises InputError for any other."""
+    if schedule is None or schedule in PLANNED:
+        return schedule
+    raise InputError(f"--schedule {schedule}: {suggest_name(schedule, PLANNED)}a plan tries {', '.join(PLANNED)}")
 
 
 def read_machine(name: str) -> Datasheet:

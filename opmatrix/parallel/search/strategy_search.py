@@ -4,7 +4,7 @@ formulas that predict one strategy are evaluated over columns, and common parts 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import inf
 from typing import Any
@@ -19,12 +19,21 @@ from opmatrix.models.config import Settings
 from opmatrix.parallel.axes.known_axes import ORDERS, PLANNED_AXES
 from opmatrix.parallel.axes.parallel_axis import ModelLimits
 from opmatrix.parallel.cost.constants import Constants, load_constants
+from opmatrix.parallel.cost.intervals import Interval
 from opmatrix.parallel.cost.layer_work import ModelWork, model_work
 from opmatrix.parallel.cost.prediction import Prediction, predict_step
+from opmatrix.parallel.cost.stacks import Stack
 from opmatrix.parallel.cost.step_parts import PartSeconds, Setting
 from opmatrix.parallel.cost.strategies import Strategy
 from opmatrix.parallel.schedules.named import RUN_BY_RANKS, USUAL_SCHEDULE
-from opmatrix.parallel.search.forms import STRATEGY_FORMS, FormMasks, StrategyForm
+from opmatrix.parallel.search.forms import (
+    FOLDED_FORMS,
+    STRATEGY_FORMS,
+    FormChoices,
+    FormMasks,
+    StrategyForm,
+    choices_of_stack,
+)
 from opmatrix.parallel.search.inference import predict_forward
 from opmatrix.parallel.search.legal_sizes import SizeColumns, legal_sizes, limits_of
 from opmatrix.parallel.search.tapes import TAPE_ROWS, CompiledTape, Tape, TracedColumn
@@ -46,6 +55,11 @@ class PlanQuestion:
     precision: str = "bf16"
     constants: Constants | None = None
     infer: bool = False  # a forward pass alone
+    stack: Stack | None = None  # strategies are those that it runs, with its habits
+    schedule: str | None = None  # the only pipeline schedule
+    max_tp: int | None = None  # tensor ranks, at most
+    fixed: tuple[tuple[str, object], ...] = ()  # sizes and choices by name that are stated
+    interval: Interval | None = None  # of seconds, from steps of one's own
 
     @property
     def local(self) -> bool:
@@ -62,6 +76,11 @@ class PlanQuestion:
         """All legal sizes of a strategy, as columns; for a forward pass without virtual stages, and on ranks of one
         machine with one micro-batch."""
         sizes = legal_sizes(self.limits, self.devices, self.batch, self.seq)
+        if self.max_tp is not None:
+            sizes = sizes[sizes.tp <= self.max_tp]
+        for name, number in self.fixed:
+            if name in SIZE_NAMES:
+                sizes = sizes[getattr(sizes, name) == number]
         if self.infer:
             sizes = sizes[sizes.virtual == 1]
         return sizes[sizes.micro_batch * sizes.dp == self.batch] if self.infer and self.local else sizes
@@ -72,9 +91,21 @@ class PlanQuestion:
         equally near, and none defers gradients of weights."""
         if self.infer:
             return [form for form in STRATEGY_FORMS if form[:3] == ("none", 0, USUAL_SCHEDULE.name)]
-        if not self.local:
-            return STRATEGY_FORMS
-        return [form for form in STRATEGY_FORMS if form.schedule in RUN_BY_RANKS and form.order == ORDERS[0]]
+        if self.local:
+            return [form for form in STRATEGY_FORMS if form.schedule in RUN_BY_RANKS and form.order == ORDERS[0]]
+        forms = STRATEGY_FORMS + FOLDED_FORMS if self.limits.experts else STRATEGY_FORMS
+        chosen = [(name, value) for name, value in self.fixed if name in StrategyForm._fields]
+        return [
+            form
+            for form in forms
+            if self.choices.offers(form) and all(getattr(form, name) == value for name, value in chosen)
+        ]
+
+    @cached_property
+    def choices(self) -> FormChoices:
+        """The choices by name that forms may have: those of a stack, and a schedule."""
+        choices = FormChoices() if self.stack is None else choices_of_stack(self.stack)
+        return choices if self.schedule is None else choices._replace(schedules=(self.schedule,))
 
     def work(self, form: StrategyForm) -> ModelWork:
         """Return the work of the model under a form."""
@@ -82,7 +113,7 @@ class PlanQuestion:
 
     def strategy(self, form: StrategyForm, sizes: Mapping[str, object]) -> Strategy:
         """Return a form at sizes, which may be columns."""
-        return Strategy(
+        strategy = Strategy(
             **sizes,  # type: ignore[arg-type]
             zero=form.zero,
             sequence=form.sequence,
@@ -90,10 +121,13 @@ class PlanQuestion:
             context=form.context,
             schedule=form.schedule,
             order=form.order,
+            whole_experts=form.whole_experts,
             flash=self.flash,
             precision=self.precision,
-            gradient_bytes=BYTES[self.precision],
+            launched=self.local,
         )
+        strategy = replace(strategy, gradient_bytes=BYTES[strategy.values])
+        return strategy if self.stack is None else self.stack.run(strategy)
 
     def predicted(
         self,
@@ -195,7 +229,7 @@ def predict_columns(
 ) -> FoundStrategies:
     """Predict every form for all sizes, block by block, and keep for each row the fastest form that fits."""
     sizes, forms = question.sizes, programs.forms
-    masks = FormMasks(forms, question.limits, question.seq, question.local)
+    masks = FormMasks(forms, question.limits, question.seq, question.local, question.choices)
     best, seconds, peaks = np.zeros(len(sizes), np.intp), np.full(len(sizes), np.inf), np.full(len(sizes), np.inf)
     count = fit = done = 0
     least = (forms[0], 0, np.inf)

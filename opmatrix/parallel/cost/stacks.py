@@ -1,0 +1,168 @@
+"""Training stacks: the strategies that each runs, and the habits that change its time and memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from formats.core.errors import InputError, suggest_name
+from opmatrix.parallel.cost.strategies import RECOMPUTES, RecomputeKind, Strategy
+
+ALL_ZERO = 0, 1, 2, 3
+MEGATRON_SCHEDULES = "1f1b", "interleaved"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A stack: the choices by name that it has, and its habits."""
+
+    name: str
+    version: str  # version whose documentation and defaults these are
+    title: str
+    schedules: tuple[str, ...]  # pipeline schedules
+    contexts: tuple[str, ...]  # how attention meets tokens sharded over cp
+    zero: tuple[int, ...]  # ZeRO stages
+    pipelined_zero: tuple[int, ...]  # those that work with several stages
+    recomputes: tuple[RecomputeKind, ...] = RECOMPUTES
+    beside: tuple[str, ...] = ()  # axes whose collectives run beside products
+    overlap: bool = True  # gradients are summed beside backward
+    gradient_bytes: float = 2  # bytes of a gradient that is summed
+    accumulated: float = 0  # bytes of accumulated gradients beside them
+    fused_sums: bool = False  # products of gradients add to the sum themselves
+    sequence: bool = True  # norms are cut over tensor ranks
+    folds_experts: bool = False  # experts are laid over tensor ranks
+    selective: RecomputeKind = "selective"  # what its selective recomputation computes again
+    launched: bool = False  # as `opmatrix launch` runs it
+
+    def run(self, strategy: Strategy) -> Strategy:
+        """Return a strategy with the habits of the stack. What it recomputes by "selective" depends on the stack, where
+        scores are never stored."""
+        again = self.selective if strategy.recompute == "selective" and strategy.flash else strategy.recompute
+        return replace(
+            strategy,
+            recompute=again,
+            beside=self.beside,
+            overlap=self.overlap,
+            gradient_bytes=self.gradient_bytes,
+            accumulated=self.accumulated,
+            fused_sums=self.fused_sums,
+            launched=self.launched,
+        )
+
+    def habits(self, strategy: Strategy) -> Strategy:
+        """Return a strategy of numbers with the habits of the stack, and experts where it places them."""
+        whole = self.folds_experts and strategy.sequence and strategy.ep != 1
+        return replace(self.run(strategy), whole_experts=bool(whole))
+
+
+MEGATRON = Stack(
+    "megatron",
+    "core 0.12",
+    "Megatron-LM and NeMo",
+    MEGATRON_SCHEDULES,
+    ("ring", "ulysses"),
+    (0, 1),
+    (0, 1),
+    beside=("tp", "cp", "pp"),
+    gradient_bytes=4,
+    fused_sums=True,
+    folds_experts=True,
+    selective="attention",
+)
+STACKS: Mapping[str, Stack] = {
+    stack.name: stack
+    for stack in (
+        MEGATRON,
+        replace(
+            MEGATRON, name="nemo", title="NeMo and Megatron Bridge", version="24.09", gradient_bytes=2, accumulated=2
+        ),
+        Stack(
+            "megatron-plain",
+            "core 0.8",
+            "Megatron-LM without overlap of tensor ranks",
+            MEGATRON_SCHEDULES,
+            ("ring",),
+            (0, 1),
+            (0, 1),
+            overlap=False,
+            gradient_bytes=4,
+            fused_sums=True,
+            selective="attention",
+        ),
+        Stack(
+            "torchtitan",
+            "0.2",
+            "torchtitan",
+            ("1f1b", "interleaved", "gpipe", "zb-h1"),
+            ("ring",),
+            (0, 2, 3),
+            (0, 2, 3),
+            gradient_bytes=4,
+        ),
+        Stack(
+            "deepspeed", "0.16", "DeepSpeed", ("1f1b",), ("ulysses",), ALL_ZERO, (0, 1), gradient_bytes=2, accumulated=2
+        ),
+        Stack(
+            "mindspeed",
+            "2.0",
+            "MindSpeed-LLM",
+            MEGATRON_SCHEDULES,
+            ("ring", "ulysses"),
+            (0, 1),
+            (0, 1),
+            gradient_bytes=4,
+            folds_experts=True,
+            selective="attention",
+        ),
+        Stack(
+            "mindformers",
+            "1.5",
+            "MindFormers",
+            ("1f1b", "interleaved"),
+            ("ring", "ulysses"),
+            (0, 1),
+            (0, 1),
+            gradient_bytes=4,
+            selective="attention",
+        ),
+        Stack(
+            "launch",
+            "this version",
+            "opmatrix launch",
+            ("1f1b", "interleaved", "gpipe"),
+            ("ring", "ulysses"),
+            ALL_ZERO,
+            ALL_ZERO,
+            overlap=False,
+            sequence=False,
+            launched=True,
+        ),
+    )
+}
+
+
+def stack_named(name: str) -> Stack:
+    """Return a stack by name. Raises InputError, which lists the known names."""
+    if name not in STACKS:
+        raise InputError(f"stack {name!r}: {suggest_name(name, STACKS)}it is one of {', '.join(STACKS)}")
+    return STACKS[name]
+
+
+ASYNCHRONOUS = re.compile(r"async ?TP", re.IGNORECASE)
+PLAIN = re.compile(r"no overlap|FlagPerf", re.IGNORECASE)
+PUBLISHED = (
+    (re.compile(r"NeMo|NVIDIA|Megatron-Bridge", re.IGNORECASE), "nemo"),
+    (re.compile(r"torchtitan|MPT", re.IGNORECASE), "torchtitan"),
+    (re.compile(r"MindSpeed", re.IGNORECASE), "mindspeed"),
+    (re.compile(r"MindFormers|MindSpore", re.IGNORECASE), "mindformers"),
+    (re.compile(r"DeepSpeed|InternEvo|Colossal", re.IGNORECASE), "deepspeed"),
+)
+
+
+def stack_of_source(source: str, notes: str) -> Stack:
+    """Return the stack of a published table, by the words of its source and notes; Megatron where they name none."""
+    if PLAIN.search(f"{source} {notes}"):
+        return STACKS["megatron-plain"]
+    stack = STACKS[next((name for words, name in PUBLISHED if words.search(source)), MEGATRON.name)]
+    return replace(stack, beside=("tp",)) if ASYNCHRONOUS.search(notes) else stack

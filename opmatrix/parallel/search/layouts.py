@@ -1,0 +1,157 @@
+"""One layout that is stated: its time and memory, whether it fits, and the parts by which others are better."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from formats.core.errors import InputError, suggest_name
+from opmatrix.display.tables import table
+from opmatrix.parallel.axes.context_axis import CONTEXTS
+from opmatrix.parallel.axes.known_axes import AXES, DEVICE_AXES
+from opmatrix.parallel.cost.legality import check_legal, check_names
+from opmatrix.parallel.cost.strategies import RECOMPUTES, Strategy
+from opmatrix.parallel.schedules.named import SCHEDULES
+from opmatrix.parallel.search.forms import StrategyForm
+from opmatrix.parallel.search.plan_text import GIGA, between, lost
+from opmatrix.parallel.search.plans import PlanChoice, StrategyPlan
+from opmatrix.parallel.search.strategy_search import PlanQuestion, search_strategies
+
+NUMBERED = {"micro-batch": "micro_batch", "micro_batch": "micro_batch", "virtual": "virtual", "zero": "zero"}
+WORDS = re.compile(r"[\s;,×=]+")
+Fixed = dict[str, object]
+
+
+class Layout(NamedTuple):
+    """A layout that is stated: sizes and choices by name; all others are free."""
+
+    text: str
+    fixed: Fixed
+
+
+def read_layout(text: str, option: str) -> Layout:
+    """Read a layout, such as "tp 8 pp 16 zero 1 interleaved norms cut", or as a plan prints it. Raises InputError for a
+    word that names nothing, with the option that it stood in."""
+    fixed: Fixed = {}
+    words = [word for word in WORDS.split(text.strip()) if word]
+    at = 0
+    while at < len(words):
+        at += read_words(words[at:], fixed, option)
+    if not fixed:
+        raise InputError(f'{option} {text!r}: it states nothing: give a layout, such as "tp 8 pp 4 micro-batch 1"')
+    return Layout(text, fixed)
+
+
+def read_words(words: list[str], fixed: Fixed, option: str) -> int:
+    """Read what the first words state, and return how many they are."""
+    word, following = words[0].lower(), words[1].lower() if len(words) > 1 else ""
+    if word.isdigit() and following == "chunks":
+        fixed["virtual"] = int(word)
+        return 4 if [each.lower() for each in words[2:4]] == ["a", "stage"] else 2
+    for name in (word, NUMBERED.get(word)):
+        if name in AXES or name in NUMBERED.values():
+            fixed[str(name)] = whole_after(word, following, option)
+            return 2
+    if word in SCHEDULES or word in CONTEXTS:
+        fixed["schedule" if word in SCHEDULES else "context"] = word
+        return 1
+    if word in RECOMPUTES and following == "again":
+        fixed["recompute"] = word
+        return 2
+    if (word, following) in PAIRS:
+        fixed[PAIRS[word, following]] = True
+        return 2
+    if word in NAMED and following:
+        fixed[word] = following
+        return 2
+    known = [*AXES, *NUMBERED, *NAMED, *SCHEDULES, *CONTEXTS, "norms cut", "whole experts"]
+    raise InputError(f"{option}: {words[0]}: {suggest_name(word, known)}a layout has {', '.join(known)}")
+
+
+PAIRS = {("norms", "cut"): "sequence", ("whole", "experts"): "whole_experts"}
+NAMED = "recompute", "schedule", "context"
+
+
+def whole_after(word: str, text: str, option: str) -> int:
+    """Read the number behind a word. Raises InputError for anything else."""
+    if text.isdigit():
+        return int(text)
+    raise InputError(f"{option}: {word} {text}: give a whole number")
+
+
+def find_layout(question: PlanQuestion, layout: Layout) -> PlanChoice:
+    """Return the fastest strategy of a layout that fits the memory; if none does, the one that needs the least. Raises
+    InputError for a layout that is not legal, or that the question rules out."""
+    ruled = replace(question, fixed=tuple(layout.fixed.items()))
+    if not len(ruled.sizes) or not ruled.forms:
+        refuse_layout(question, layout)
+    found = search_strategies(ruled)
+    if found.fit:
+        row = found.best_rows(1)[0]
+        form = ruled.forms[found.forms[row]]
+    else:
+        form, row, _ = found.least
+    sizes = found.sizes.row(row)
+    return PlanChoice(form, sizes, question.predicted(form, sizes))
+
+
+def refuse_layout(question: PlanQuestion, layout: Layout) -> None:
+    """Raise InputError for a layout without strategies: by the rule that it breaks, else by what is not offered."""
+    ranks = {axis.name: int(str(layout.fixed.get(axis.name, 1))) for axis in DEVICE_AXES}
+    taken = 1
+    for number in ranks.values():
+        taken *= number
+    if "dp" not in layout.fixed and question.devices % taken == 0:
+        ranks["dp"], taken = question.devices // taken, question.devices
+    if taken != question.devices:
+        spelled = " x ".join(f"{name} {number}" for name, number in ranks.items())
+        raise InputError(f"{layout.text!r}: {spelled} are {taken} ranks on {question.devices} devices: give others")
+    fields = {**layout.fixed, **ranks}
+    strategy = Strategy(**fields, flash=question.flash, precision=question.precision)  # type: ignore[arg-type]
+    check_names(strategy)
+    work = question.work(StrategyForm(context=strategy.context, sequence=strategy.sequence))
+    check_legal(work, strategy, question.batch, question.seq)
+    by = f"{question.stack.title} has" if question.stack else "a plan tries"
+    raise InputError(f"{layout.text!r}: {by} no such strategy for this model, these devices and these options")
+
+
+def layout_lines(plan: StrategyPlan, layout: Layout, choice: PlanChoice) -> str:
+    """Return the text of a layout: whether it fits, its time, and why it is not the first."""
+    first, room = plan.best[0], plan.question.room
+    seconds, sizes = (
+        cell[0] if cell else "" for cell in map(between, plan.intervals, (choice.seconds, choice.bytes / GIGA))
+    )
+    over = (choice.bytes - room) / GIGA
+    fits = f"does not fit, by {over:.1f} GB" if over > 0 else f"fits, with {-over:.1f} GB to spare"
+    largest = max(choice.prediction.memory, key=lambda name: float(choice.prediction.memory[name]))
+    lines = [
+        f"the layout {layout.text}:",
+        f"  it is {choice}",
+        f"  {choice.seconds:.4g} s a step{seconds and f' ({seconds})'}, MFU {100 * plan.utilisation(choice):.1f} %",
+        f"  {choice.bytes / GIGA:.1f} GB{sizes and f' ({sizes})'} of {room / GIGA:g}: it {fits}; "
+        f"{float(choice.prediction.memory[largest]) / GIGA:.1f} GB are {largest}",
+        f"  beside the first, {first}: {lost(first, choice)}",
+    ]
+    return "\n".join(lines)
+
+
+def against_table(one: PlanChoice, other: PlanChoice) -> str:
+    """Return the table of two layouts, part by part: seconds of a step and bytes of the fullest device."""
+    difference = f"{(other.bytes - one.bytes) / GIGA:+.3g}"
+    rows = [
+        *part_rows("s", one.prediction.seconds, other.prediction.seconds, 1),
+        ["s a step", f"{one.seconds:.4g}", f"{other.seconds:.4g}", f"{other.seconds - one.seconds:+.3g}"],
+        *part_rows("GB", one.prediction.memory, other.prediction.memory, GIGA),
+        ["GB reserved", *(f"{size / GIGA:.4g}" for size in (one.bytes, other.bytes)), difference],
+    ]
+    return table(rows, ["part", "one", "other", "difference"], (0,))
+
+
+def part_rows(unit: str, one: Mapping[str, object], other: Mapping[str, object], scale: float) -> Iterator[list[str]]:
+    """Yield a row for each part that either layout has."""
+    for name in dict.fromkeys([*one, *other]):
+        numbers = [float(str(parts.get(name, 0))) / scale for parts in (one, other)]
+        if any(numbers):
+            yield [f"{unit} of {name}", *(f"{number:.4g}" for number in numbers), f"{numbers[1] - numbers[0]:+.3g}"]

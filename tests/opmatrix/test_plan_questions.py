@@ -1,0 +1,285 @@
+"""Questions to a plan: one layout, a stack, measured steps of one's own, intervals."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import opmatrix as om
+from formats.core.errors import InputError
+from opmatrix.parallel.cost.intervals import (
+    NEAR,
+    SourceResiduals,
+    StepKind,
+    find_interval,
+    interval_of,
+    kind_of,
+    load_residuals,
+)
+from opmatrix.parallel.cost.prediction import predict
+from opmatrix.parallel.cost.stacks import STACKS, stack_named, stack_of_source
+from opmatrix.parallel.cost.strategies import Strategy
+from opmatrix.parallel.search.calibrate import Factors, scale_question
+from opmatrix.parallel.search.forms import FormMasks
+from opmatrix.parallel.search.layouts import against_table, find_layout, layout_lines, read_layout
+from opmatrix.parallel.search.plan_text import plan_json
+from opmatrix.parallel.search.strategy_search import SIZE_NAMES, compile_forms
+
+MODEL = dict(
+    model_type="llama",
+    vocab_size=32000,
+    hidden_size=2048,
+    intermediate_size=5632,
+    num_hidden_layers=16,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    max_position_embeddings=4096,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=False,
+)
+MIXTURE = MODEL | dict(model_type="mixtral", num_local_experts=8, num_experts_per_tok=2)
+
+
+def ask(model=MODEL, devices=16, **more):
+    return om.plan(model, devices, "H100", batch=32, seq=2048, keep=3, **more)
+
+
+@pytest.fixture(scope="module")
+def free():
+    return ask()
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_stack_has_only_what_it_runs(name):
+    """All forms that apply are of the stack, and columns are what each strategy is predicted alone."""
+    model = MIXTURE if STACKS[name].folds_experts else MODEL
+    plan = ask(model, stack=name)
+    stack, question = plan.question.stack, plan.question
+    for choice in plan.best:
+        sizes, form = choice.sizes, choice.form
+        assert sizes["pp"] == 1 or form.schedule in stack.schedules
+        assert sizes["cp"] == 1 or form.context in stack.contexts
+        assert form.zero in (stack.zero if sizes["pp"] == 1 else stack.pipelined_zero)
+        assert not form.sequence or stack.sequence
+        strategy = choice.prediction.setting.strategy
+        assert (strategy.beside, strategy.gradient_bytes) == (stack.beside, stack.gradient_bytes)
+    masks = FormMasks(question.forms, question.limits, question.seq, choices=question.choices)(question.sizes)
+    programs = compile_forms(question, question.forms)
+    values = np.empty((len(programs.program.results), len(question.sizes)))
+    programs.program({name: getattr(question.sizes, name).astype(float) for name in SIZE_NAMES}, values)
+    drawn = np.random.default_rng(3).permutation(np.argwhere(masks))[:60]
+    for form, row in drawn:
+        alone = question.predicted(question.forms[form], question.sizes.row(row))
+        assert values[programs.times[form], row] == pytest.approx(alone.step_seconds, rel=1e-12)
+        assert values[programs.peaks[form], row] == pytest.approx(alone.reserved, rel=1e-12)
+    assert f"by {stack.title} ({stack.version})" in str(plan) and plan_json(plan)["stack"] == name
+
+
+def test_limits_hold():
+    assert all(choice.sizes["tp"] <= 2 for choice in ask(max_tp=2).best)
+    for choice in ask(schedule="interleaved").best:
+        assert choice.sizes["pp"] == 1 or choice.form.schedule == "interleaved"
+    for change, words in (
+        (dict(schedule="dualpipe"), "--schedule dualpipe: .*a plan tries 1f1b"),
+        (dict(stack="megatrn"), "stack 'megatrn': did you mean megatron"),
+        (dict(precision="fp9"), "precision 'fp9'"),
+    ):
+        with pytest.raises(InputError, match=words):
+            ask(**change)
+    with pytest.raises(InputError, match="A100: its data sheet has no rate of fp8"):
+        om.plan(MODEL, 16, "A100", batch=32, seq=2048, precision="fp8")
+    assert ask(precision="fp8").best[0].seconds < ask().best[0].seconds
+
+
+def test_sources_name_their_stack():
+    for source, notes, name in (
+        ("torchtitan benchmarks", "FSDP", "torchtitan"),
+        ("NVIDIA DGXC llama3-70b bf16", "tp/dp overlap on", "nemo"),
+        ("Megatron-Bridge performance summary", "", "nemo"),
+        ("FlagPerf llama3-8b A800", "no overlap in this version", "megatron-plain"),
+        ("MindSpeed-LLM measured", "", "mindspeed"),
+        ("somebody", "", "megatron"),
+    ):
+        assert stack_of_source(source, notes).name == name
+    assert stack_of_source("torchtitan", "2D+AsyncTP").beside == ("tp",)
+    again = Strategy(recompute="selective", flash=True)
+    assert stack_named("megatron").habits(again).recompute == "attention"
+    assert stack_named("torchtitan").habits(again).recompute == "selective"
+
+
+# ---- one layout
+
+
+@pytest.mark.parametrize(
+    "text, fixed",
+    [
+        ("tp 8 pp 2", dict(tp=8, pp=2)),
+        (
+            "tp 2 × pp 2 × dp 4; micro-batch 8, zb-h1, ZeRO 1",
+            dict(tp=2, pp=2, dp=4, micro_batch=8, schedule="zb-h1", zero=1),
+        ),
+        ("pp 2, 4 chunks a stage, norms cut, full again", dict(pp=2, virtual=4, sequence=True, recompute="full")),
+        ("cp=2 ulysses recompute none", dict(cp=2, context="ulysses", recompute="none")),
+    ],
+)
+def test_a_layout_is_read_as_it_is_printed(text, fixed):
+    assert read_layout(text, "--only").fixed == fixed
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("", "--only '': it states nothing"),
+        ("tp", "--only: tp : give a whole number"),
+        ("tp two", "--only: tp two: give a whole number"),
+        ("tpp 2", "--only: tpp: did you mean tp"),
+    ],
+)
+def test_words_that_name_nothing_are_refused(text, words):
+    with pytest.raises(InputError, match=words):
+        read_layout(text, "--only")
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("tp 3", "tp 3: 16 heads|are 3 ranks on 16 devices"),
+        ("tp 2 dp 4 pp 1 cp 1", "dp 4 x tp 2 .* are 8 ranks on 16 devices"),
+        ("tp 16", "tp 16"),
+        ("dp 16 micro-batch 3", "batch 32: dp 16 ranks with micro-batches of 3"),
+        ("pp 16 virtual 4", "virtual 4: 16 stages of 4 chunks are more than 16 layers"),
+    ],
+)
+def test_a_layout_that_is_not_legal_is_refused_by_its_rule(free, text, words):
+    if text == "tp 16":  # each rank of a pair has copies of one of 8 heads of keys: it is legal
+        assert find_layout(free.question, read_layout(text, "--only")).sizes["tp"] == 16
+        return
+    with pytest.raises(InputError, match=words) as error:
+        find_layout(free.question, read_layout(text, "--only"))
+    assert "\n" not in str(error.value)
+
+
+def test_a_layout_is_judged_beside_the_first(free):
+    """It has what is stated, the rest is the best; what does not fit is said to."""
+    layout = read_layout("tp 4 pp 2 full again", "--only")
+    choice = find_layout(free.question, layout)
+    assert (choice.sizes["tp"], choice.sizes["pp"], choice.form.recompute) == (4, 2, "full")
+    assert choice.seconds > free.best[0].seconds
+    text = layout_lines(free, layout, choice)
+    assert "it fits" in text and "% slower" in text and "more computation" in text
+    small = replace(free.question, room=5e9)
+    held = find_layout(small, read_layout("dp 16 zero 0", "--only"))
+    assert held.bytes > 5e9 and "does not fit" in layout_lines(replace(free, question=small), layout, held)
+    rows = against_table(free.best[0], choice)
+    assert f"{choice.seconds:.4g}" in rows and "GB reserved" in rows
+
+
+# ---- intervals
+
+
+def test_intervals_are_of_the_nearest_rows():
+    kind = StepKind("n4", "nemo", "dense", "sixteen")
+    rows = [
+        SourceResiduals(f"table {at}", kind._replace(stack=stack), (mean, mean * 1.02), ())
+        for at, (stack, mean) in enumerate(
+            [("nemo", 1.0), ("nemo", 1.04), ("nemo", 0.98), ("other", 2.0), ("other", 0.5)]
+        )
+    ]
+    near = find_interval(kind, residuals=rows)
+    assert near.shared == NEAR[0] and (near.rows, near.sources) == (6, 3) and near.low < 1 < near.high
+    wide = find_interval(kind._replace(stack="third"), residuals=rows)
+    assert wide.shared == NEAR[1] and wide.sources == 5 and wide.high / wide.low > near.high / near.low
+    assert find_interval(kind, residuals=rows[:2]) is None
+    groups = [(row.source, row.seconds) for row in rows[:3]]
+    often = interval_of([(source, ratios * 50) for source, ratios in groups], groups, ())
+    assert often.high == pytest.approx(interval_of(groups, groups, ()).high)  # rows of a source weigh together
+
+
+def test_a_plan_says_its_intervals(free):
+    seconds, sizes = free.intervals
+    assert seconds.low < seconds.high and sizes.low < sizes.high
+    assert "intervals that hold 80 % of measured steps" in str(free) and seconds.text in str(free)
+    told = plan_json(free)
+    first = told["strategies"][0]
+    assert first["seconds from"] == seconds.low * first["seconds"] and told["version of constants"] == 2
+    assert kind_of(free.best[0].prediction.setting).family == "n4"
+    assert ask(infer=True).intervals == (None, None)
+    assert all(len(row.seconds) + len(row.bytes) for row in load_residuals())
+
+
+# ---- measured steps of one's own
+
+HEAD = "dp,tp,pp,cp,ep,micro_batch,virtual,zero,recompute,schedule,context,sequence,step_s"
+ROWS = ("16,1,1,1,1,1,1,1,none,1f1b,ring,no", "2,8,1,1,1,1,1,1,none,1f1b,ring,no", "4,2,2,1,1,2,1,1,none,1f1b,ring,no")
+HOWS = (Strategy(dp=16, zero=1), Strategy(dp=2, tp=8, zero=1), Strategy(dp=4, tp=2, pp=2, micro_batch=2, zero=1))
+
+
+def steps_file(tmp_path, seconds, rows=ROWS):
+    file = tmp_path / "steps.csv"
+    file.write_text("\n".join([HEAD, *(f"{row},{took}" for row, took in zip(rows, seconds, strict=True))]) + "\n")
+    return file
+
+
+def seconds_on(how, machine="H100", slower=1):
+    step = predict(MODEL, machine, replace(how, flash=True), 32, 2048)
+    return slower * float(step.step_seconds)
+
+
+def test_one_step_scales_all(tmp_path, free):
+    file = steps_file(tmp_path, [seconds_on(HOWS[0], slower=1.3)], ROWS[:1])
+    plan = ask(calibrate=file)
+    assert plan.best[0].seconds == pytest.approx(1.3 * free.best[0].seconds, rel=1e-6)
+    interval, before = plan.intervals[0], free.intervals[0]
+    assert interval.high / interval.low < before.high / before.low and interval.rows == 1
+    assert "calibrated by 1 rows of 1 strategies, one factor" in str(plan)
+    assert plan.costs(plan.best[0])["kWh"] == pytest.approx(1.3 * free.costs(free.best[0])["kWh"], rel=1e-6)
+
+
+def test_several_steps_tell_links_from_computation(tmp_path, free):
+    """Of rows that were made with a factor for each, both are found, and all rows are predicted."""
+    true = Factors(1.2, 2.5)
+    slow = scale_question(free.question, true)
+
+    def seconds(question):
+        return [
+            float(predict(MODEL, question.machine, how, 32, 2048, constants=question.constants).step_seconds)
+            for how in (replace(how, flash=True) for how in HOWS)
+        ]
+
+    plan = ask(calibrate=steps_file(tmp_path, seconds(slow)))
+    assert plan.learned.factors == pytest.approx(true, rel=0.05)
+    assert seconds(plan.question) == pytest.approx(seconds(slow), rel=0.03)
+    assert "3 rows of 3 strategies, two factors" in str(plan)
+    assert plan.intervals[0].high < 1.1
+
+
+def test_contradictory_repeats_widen_the_interval(tmp_path):
+    one = seconds_on(HOWS[0])
+    alike = ask(calibrate=steps_file(tmp_path, [one, one], [ROWS[0]] * 2))
+    apart = ask(calibrate=steps_file(tmp_path, [0.8 * one, 1.2 * one], [ROWS[0]] * 2))
+    spans = [plan.intervals[0].high / plan.intervals[0].low for plan in (alike, apart)]
+    assert spans[1] > 1.2 * spans[0] and "contradictory: one strategy took" in str(apart)
+    assert "contradictory" not in str(alike)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("", "it has no rows"),
+        (f"{HEAD}\n{ROWS[0]},\n", "a row has no seconds"),
+        (f"{HEAD}\n{ROWS[0]},-3\n", "a row has no seconds"),
+        (f"{HEAD}\n{ROWS[0]},4000\n", "its steps take .* times what is predicted"),
+        (f"{HEAD},machine\n{ROWS[0]},1,A100\n", "row 1: it is of A100, and the plan of H100"),
+        (f"{HEAD}\n8,1,1,1,1,1,1,1,none,1f1b,ring,no,1\n", "are 8 ranks, and the row has 16 devices"),
+        (f"{HEAD},config\n{ROWS[0]},1,llama9\n", "llama9: there is no well-known model"),
+        (f"{HEAD}\n16,1,1,1,1,1,1,1,none,zigzag,ring,no,1\n", "schedule 'zigzag'"),
+    ],
+)
+def test_rows_that_teach_nothing_are_refused(tmp_path, text, words):
+    file = tmp_path / "steps.csv"
+    file.write_text(text)
+    with pytest.raises(InputError, match=words) as error:
+        ask(calibrate=file)
+    assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="No such file"):
+        ask(calibrate=tmp_path / "none.csv")
