@@ -11,10 +11,10 @@ from opmatrix.algebra.shapes import LiveSize
 from opmatrix.algebra.term import Operator
 from opmatrix.models import rope
 from opmatrix.models.config import (
-    FULL,
+    FULL_ATTENTION,
     LAYER_TYPES,
     NOT_QUANTISED,
-    SLIDING,
+    SLIDING_ATTENTION,
     ArraySource,
     Settings,
     TensorNames,
@@ -28,7 +28,7 @@ from opmatrix.models.config import (
     real,
     whole,
 )
-from opmatrix.models.encoders.parts import Parts, head_columns, shares
+from opmatrix.models.encoders.parts import EncoderParts, head_columns, packed_products
 
 MODERNBERT_KEYS = dict(
     **{
@@ -56,11 +56,11 @@ MODERNBERT_KEYS = dict(
 def modernbert(config: Settings, at: ArraySource) -> Operator:
     """The first layer's attention has no norm before it, as embeddings are normed already."""
     n, f, h = (config[size] for size in ("hidden_size", "intermediate_size", "num_attention_heads"))
-    parts, d, act = Parts(at, config["norm_eps"]), head_columns(config), ACTIVATIONS[config["hidden_act"]]
+    parts, d, act = EncoderParts(at, config["norm_eps"]), head_columns(config), ACTIVATIONS[config["hidden_act"]]
     every = config["global_attn_every_n_layers"]
-    kinds = kinds_of_layers(config, lambda l: SLIDING if l % every else FULL)
-    seen = {FULL: sequence, SLIDING: sequence & window(config["local_attention"] // 2)}
-    bases = {FULL: config["global_rope_theta"], SLIDING: config["local_rope_theta"]}
+    kinds = kinds_of_layers(config, lambda l: SLIDING_ATTENTION if l % every else FULL_ATTENTION)
+    seen = {FULL_ATTENTION: sequence, SLIDING_ATTENTION: sequence & window(config["local_attention"] // 2)}
+    bases = {FULL_ATTENTION: config["global_rope_theta"], SLIDING_ATTENTION: config["local_rope_theta"]}
     turned = {kind: rope.rope_of(config, d, kind, bases[kind]) for kind in sorted(set(kinds))}
 
     def linear(name: str, n: LiveSize, p: LiveSize, biased: str) -> Operator:
@@ -73,12 +73,12 @@ def modernbert(config: Settings, at: ArraySource) -> Operator:
 
     def attending(name: str, kind: str) -> Operator:
         """Build attention of a layer of a kind."""
-        Q, K, V = shares(linear(f"{name}.Wqkv", n, 3 * n, "attention_bias"), 3, n)
+        Q, K, V = packed_products(linear(f"{name}.Wqkv", n, 3 * n, "attention_bias"), 3, n)
         return attention(Q, K, V, h, seen[kind], turned[kind]) @ linear(f"{name}.Wo", n, n, "attention_bias")
 
     def feeding(name: str) -> Operator:
         """Build the gated unit."""
-        up, gate = shares(linear(f"{name}.Wi", n, 2 * f, "mlp_bias"), 2, f)
+        up, gate = packed_products(linear(f"{name}.Wi", n, 2 * f, "mlp_bias"), 2, f)
         return (up @ act * gate) @ linear(f"{name}.Wo", f, n, "mlp_bias")
 
     def layer(l: int) -> Operator:
