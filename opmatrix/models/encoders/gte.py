@@ -44,7 +44,7 @@ def rotated_layers(config: Settings, at: ArraySource) -> Operator:
     """Build embeddings and layers. Of the unit's packed products the second one is the gate."""
     n, f, h = (config[size] for size in ("hidden_size", "intermediate_size", "num_attention_heads"))
     parts, act = EncoderParts(at, config["layer_norm_eps"]), ACTIVATIONS[config["hidden_act"]]
-    turned = rope.rope(config, head_columns(config))
+    turned = rope.rope(config, head_columns(config), {**rope.ROPE_TYPES, **rope.NTK})
 
     def layer(l: int) -> Operator:
         """Build layer l: attention and the unit, each added to its input and normed after that."""
