@@ -105,6 +105,81 @@ FAMILIES = {
         encoders((768, 12, 3072), (384, 6, 1536), (1024, 16, 4096)),
         {},
     ),
+    "xlm-roberta": Family(
+        "XLMRobertaConfig",
+        "XLMRobertaModel",
+        ("XLMRobertaModel", "XLMRobertaForMaskedLM"),
+        ENCODER | dict(pad_token_id=1, type_vocab_size=1),
+        encoders((384, 12, 1536), (768, 12, 3072)),
+        {},
+    ),
+    "camembert": Family(
+        "CamembertConfig",
+        "CamembertModel",
+        ("CamembertForMaskedLM", "CamembertModel"),
+        ENCODER | dict(pad_token_id=1, type_vocab_size=1),
+        encoders((768, 12, 3072), (384, 6, 1536)),
+        {},
+    ),
+    "electra": Family(
+        "ElectraConfig",
+        "ElectraModel",
+        ("ElectraModel", "ElectraForPreTraining"),
+        ENCODER,
+        encoders((256, 4, 1024), (768, 12, 3072), embedding_size=128) + encoders((384, 6, 1536), embedding_size=384),
+        {},
+    ),
+    "albert": Family(
+        "AlbertConfig",
+        "AlbertModel",
+        ("AlbertModel", "AlbertForMaskedLM"),
+        ENCODER,
+        encoders((768, 12, 3072), (1024, 16, 4096), embedding_size=128)
+        + encoders((384, 6, 1536), embedding_size=64, inner_group_num=2),
+        {},
+    ),
+    "mpnet": Family(
+        "MPNetConfig",
+        "MPNetModel",
+        ("MPNetModel", "MPNetForMaskedLM"),
+        ENCODER,
+        encoders((768, 12, 3072), (384, 6, 1536)),
+        {},
+    ),
+    "modernbert": Family(
+        "ModernBertConfig",
+        "ModernBertModel",
+        ("ModernBertModel", "ModernBertForMaskedLM"),
+        ENCODER | dict(bos_token_id=0, eos_token_id=1, pad_token_id=0, cls_token_id=0, sep_token_id=1),
+        encoders((768, 12, 1152), (384, 6, 576), local_attention=16)
+        + encoders((1024, 16, 2624), local_attention=128, layer_types=["sliding_attention"]),
+        {},
+    ),
+    "nomic_bert": Family(
+        "NomicBertConfig",
+        "NomicBertModel",
+        ("NomicBertModel", "NomicBertForMaskedLM"),
+        ENCODER,
+        encoders((768, 12, 3072), (384, 12, 1536)),
+        {},
+    ),
+    "gte": Family(
+        "GteConfig",
+        "GteModel",
+        ("GteModel", "GteForMaskedLM"),
+        ENCODER,
+        encoders((768, 12, 3072), type_vocab_size=1) + encoders((384, 12, 1536), type_vocab_size=0),
+        {},
+    ),
+    "gemma3_text": Family(
+        "Gemma3TextConfig",
+        "Gemma3TextModel",
+        ("Gemma3TextModel",),
+        ENCODER | dict(query_pre_attn_scalar=256, sliding_window=12, sliding_window_pattern=2),
+        decoders((768, 3, 1, 1152, 256), (640, 4, 1, 2048, 256), use_bidirectional_attention=True)
+        + decoders((512, 8, 2, 1024, 48)),
+        {},
+    ),
     "distilbert": Family(
         "DistilBertConfig",
         "DistilBertModel",
@@ -356,6 +431,9 @@ def states(made: Case, directory: Path, rows: list[np.ndarray]) -> np.ndarray:
         return hidden @ w["wte.weight"].T if scores else hidden
     kind = getattr(transformers, made.saved if scores else FAMILIES[made.family].model)
     model = kind.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    for module in model.modules():
+        if hasattr(module, "embed_scale"):  # of the number type of the files
+            module.embed_scale.copy_(module.embed_scale.to(getattr(torch, made.number)))
     with torch.no_grad():
         every = [model(torch.from_numpy(row)[None]) for row in rows]
     return np.concatenate([(each.logits if scores else each.last_hidden_state)[0].numpy() for each in every])

@@ -179,10 +179,12 @@ class Torch(Engine):
 
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
-        kind = transformers.AutoConfig.from_pretrained(directory, local_files_only=True).model_type
-        plain = {"add_pooling_layer": False} if kind == "bert" else {"use_cache": False}
+        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
+        plain = {"add_pooling_layer": False} if config.model_type == "bert" else {}
         return torch, transformers.AutoModel.from_pretrained(
-            directory, dtype=number, attn_implementation="sdpa", local_files_only=True, **plain
+            directory, config=config, dtype=number, attn_implementation="sdpa", local_files_only=True, **plain
         ).eval()
 
     def serve(self, job):

@@ -56,7 +56,20 @@ MIXTURE = {
     "tie_word_embeddings": False,
     "architectures": ["MixtralModel"],
 }
-DRAWN = {"base": BASE, "mixture": MIXTURE}
+MODERN = {
+    "model_type": "modernbert",
+    "vocab_size": 50368,
+    "hidden_size": 768,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 12,
+    "intermediate_size": 1152,
+    "max_position_embeddings": 8192,
+    "norm_eps": 1e-5,
+    "local_attention": 128,
+    "global_attn_every_n_layers": 3,
+    "architectures": ["ModernBertModel"],
+}
+DRAWN = {"base": BASE, "modernbert": MODERN, "mixture": MIXTURE}
 
 
 @dataclass(frozen=True)
@@ -168,7 +181,8 @@ def reference(checkpoint, workload):
 
 
 def model(name):
-    """A checkpoint by name: minilm, base (12 layers of 768 columns, random weights), mixture (4 layers of 8 experts of
+    """A checkpoint by name: minilm, base (BERT-base's sizes, random weights), modernbert
+    (ModernBERT-base's), mixture (4 layers of 8 experts of
     512 x 1792, random weights), smollm2, or a directory. What a GGUF file holds is written as transformers reads it,
     for peers: float32, and without a head."""
     found = None if name in DRAWN else open_model(name)

@@ -204,11 +204,14 @@ def spelt(value: object) -> str:
     return {None: "null", True: "true", False: "false"}[value] if value is None or type(value) is bool else repr(value)
 
 
-FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers: attention to all, or within a window
+FULL_ATTENTION, SLIDING_ATTENTION = (
+    "full_attention",
+    "sliding_attention",
+)  # kinds of layers: attention to all, or within a window
 LAYER_TYPES = optional(
     Key(
-        f"a list of {FULL} and {SLIDING}",
-        lambda kinds: isinstance(kinds, list) and all(kind in (FULL, SLIDING) for kind in kinds),
+        f"a list of {FULL_ATTENTION} and {SLIDING_ATTENTION}",
+        lambda kinds: isinstance(kinds, list) and all(kind in (FULL_ATTENTION, SLIDING_ATTENTION) for kind in kinds),
     )
 )
 

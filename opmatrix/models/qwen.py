@@ -6,9 +6,9 @@ from collections.abc import Callable
 from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import (
-    FULL,
+    FULL_ATTENTION,
     LAYER_TYPES,
-    SLIDING,
+    SLIDING_ATTENTION,
     ArraySource,
     Settings,
     declares,
@@ -33,10 +33,12 @@ def windows(config: Settings) -> Callable[[int], Pattern]:
     """Return the pattern of each layer, as a function of the layer's number. Raises InputError for layer types that do
     not fit."""
     seen = config["sliding_window"] if config["use_sliding_window"] else None
-    kinds = kinds_of_layers(config, lambda l: SLIDING if seen and l >= config["max_window_layers"] else FULL)
-    if seen is None and SLIDING in kinds:
+    kinds = kinds_of_layers(
+        config, lambda l: SLIDING_ATTENTION if seen and l >= config["max_window_layers"] else FULL_ATTENTION
+    )
+    if seen is None and SLIDING_ATTENTION in kinds:
         raise wrong("sliding_window", seen, "a whole number, as layer_types require")
-    return lambda l: seen_within(seen if kinds[l] == SLIDING else None, config["is_causal"])
+    return lambda l: seen_within(seen if kinds[l] == SLIDING_ATTENTION else None, config["is_causal"])
 
 
 @declares(LAYOUT, **LLAMA_KEYS, **WINDOWS)

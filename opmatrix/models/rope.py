@@ -87,10 +87,10 @@ def ntk(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, f
 
 FACTOR = dict(factor=real(1, 1e6))
 Scaling: TypeAlias = Callable[[Frequencies, float, Settings], tuple[Frequencies, float]]
-ROPE_TYPES: dict[str, tuple[Scaling, dict[str, Key]]] = {  # rope_type -> function of the frequencies, its keys
+RopeTypes: TypeAlias = Mapping[str, tuple[Scaling, dict[str, Key]]]
+ROPE_TYPES: RopeTypes = {  # rope_type -> function of the frequencies, its keys
     "default": (keep_turns, {}),
     "linear": (interpolate, FACTOR),
-    "ntk": (ntk, FACTOR | dict(mixed_b=optional(real(1e-6, 1e6)))),
     "llama3": (llama3, FACTOR | dict(low_freq_factor=real(1e-6, 1e6), high_freq_factor=real(1e-6, 1e6))),
     "yarn": (
         yarn,
@@ -103,15 +103,16 @@ ROPE_TYPES: dict[str, tuple[Scaling, dict[str, Key]]] = {  # rope_type -> functi
         ),
     ),
 }
+NTK = {"ntk": (ntk, FACTOR | dict(mixed_b=optional(real(1e-6, 1e6))))}  # a type of families that were published with it
 
 
-def rope(config: Settings, d: LiveSize) -> Operator:
-    """Build the rotation of heads of d columns, by `ROPE_KEYS` and max_position_embeddings of a config. Its tables are
-    promised where a size that they depend on has a name."""
+def rope(config: Settings, d: LiveSize, types: RopeTypes = ROPE_TYPES) -> Operator:
+    """Build the rotation of heads of d columns, by `ROPE_KEYS` and max_position_embeddings of a config, and by the
+    family's `types`. Its tables are promised where a size that they depend on has a name."""
     stated, positions = rotation_settings(config), config["max_position_embeddings"]
     original = config["original_max_position_embeddings"] or positions
-    kind = settings(stated, dict(rope_type=one_of(ROPE_TYPES, "default")))["rope_type"]
-    frequencies, keys = ROPE_TYPES[kind]
+    kind = settings(stated, dict(rope_type=one_of(types, "default")))["rope_type"]
+    frequencies, keys = types[kind]
     plain = {name: ROPE_KEYS[name] for name in ("rope_theta", "partial_rotary_factor")}
     if config["original_max_position_embeddings"]:
         stated["original_max_position_embeddings"] = original

@@ -11,7 +11,7 @@ from opmatrix.models.config import Settings
 TASK = re.compile(r"(?:PreTrained|LMHead)?Model$|For[A-Z]\w*$")  # the end of a class's name, behind its family's word
 
 
-class Sign(NamedTuple):
+class FamilySign(NamedTuple):
     """The signs of a family: the word that its classes begin with, an entry of the config that says as much, and the
     ending of a tensor's name that only this one of several families of the word has."""
 
@@ -20,9 +20,9 @@ class Sign(NamedTuple):
     tensor: str
 
 
-SIGNS = {
-    "jina_bert": Sign("JinaBert", ("position_embedding_type", "alibi"), ".mlp.gated_layers.weight"),
-    "jina_bert_normed": Sign("JinaBert", ("position_embedding_type", "alibi"), ".mlp.up_gated_layer.weight"),
+FAMILY_SIGNS = {
+    "jina_bert": FamilySign("JinaBert", ("position_embedding_type", "alibi"), ".mlp.gated_layers.weight"),
+    "jina_bert_normed": FamilySign("JinaBert", ("position_embedding_type", "alibi"), ".mlp.up_gated_layer.weight"),
 }
 
 
@@ -32,17 +32,17 @@ def tell_family(config: Settings, families: Collection[str], tensors: Callable[[
     families computes."""
     classes = published_classes(config)
     words = [TASK.sub("", name) for name in (*classes.values(), *architectures(config))]
-    for family, sign in SIGNS.items():
+    for family, sign in FAMILY_SIGNS.items():
         key, value = sign.entry
         likely = sign.word in words or config.get(key) == value
         if likely and any(name.endswith(sign.tensor) for name in tensors()):
             return family
     if not classes:
         return None
-    known = {plain(family): family for family in families}
+    known = {letters_of(family): family for family in families}
     place, name = next(iter(classes.items()))
-    if plain(TASK.sub("", name)) in known:
-        return known[plain(TASK.sub("", name))]
+    if letters_of(TASK.sub("", name)) in known:
+        return known[letters_of(TASK.sub("", name))]
     raise InputError(
         f"config: auto_map names {place!r:.100}, code of the model's own, which is never run, and no family here "
         f"computes {name!r:.60}: take a model that transformers computes without trust_remote_code"
@@ -63,6 +63,6 @@ def architectures(config: Settings) -> list[str]:
     return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
 
 
-def plain(name: str) -> str:
+def letters_of(name: str) -> str:
     """Return a name in small letters and figures alone."""
     return re.sub(r"[\W_]", "", name).lower()

@@ -322,14 +322,22 @@ def test_two_techniques_against_each_alone():
 @pytest.mark.deep
 def test_families_are_tried_at_several_sizes():
     """All that transformers has, openPangu under its own name, and Pangu-alpha; tests/opmatrix/test_expert_models.py
-    holds the others to plain numpy."""
+    and tests/rewrites/test_families.py hold the others to plain numpy."""
     import widths
 
     from opmatrix.models import FAMILIES
 
     made = [*widths.cases([*widths.FAMILIES])]
     known = {widths.FAMILIES[each.family].says.get("model_type", each.family) for each in made}
-    assert known == FAMILIES.keys() - {"transformer", "PanguProMoE", "pr_moe", "deepseek_v3"}
+    assert known == FAMILIES.keys() - {
+        "transformer",
+        "PanguProMoE",
+        "pr_moe",
+        "deepseek_v3",
+        "jina_bert",
+        "jina_bert_normed",
+        "new",
+    }
     assert all(sum(each.family == name for each in made) >= 2 for name in widths.FAMILIES)
     assert widths.right(widths.Found("exact", 9e-6, 0.0), 0.0) and not widths.right(
         widths.Found("exact", 2e-5, 0.0), 0.0

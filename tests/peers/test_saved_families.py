@@ -13,6 +13,7 @@ import widths
 pytest.importorskip("torch", reason="needs peers: torch")
 pytest.importorskip("transformers", reason="needs peers: transformers")
 
+BERT = dict(hidden_size=48, num_attention_heads=3, intermediate_size=40)
 LLAMA = dict(hidden_size=48, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40)
 
 
@@ -24,6 +25,10 @@ LLAMA = dict(hidden_size=48, num_attention_heads=4, num_key_value_heads=2, inter
         widths.Case("distilbert", dict(dim=24, n_heads=3, hidden_dim=20), 2, "DistilBertModel", "float16"),
         widths.Case("qwen3", LLAMA | dict(head_dim=16, tie_word_embeddings=True), 1, "Qwen3ForCausalLM", "float32"),
         widths.Case("pangu-alpha", dict(hidden_size=48, num_heads=3), 2, "GPTPanguForCausalLM", "bfloat16"),
+        widths.Case("modernbert", BERT | dict(local_attention=10), 2, "ModernBertForMaskedLM", "bfloat16"),
+        widths.Case("albert", BERT | dict(embedding_size=20), 3, "AlbertForMaskedLM", "float16"),
+        widths.Case("gte", BERT | dict(type_vocab_size=1), 1, "GteModel", "float32"),
+        widths.Case("gemma3_text", LLAMA | dict(head_dim=16), 2, "Gemma3TextModel", "bfloat16"),
         widths.Case("openpangu", LLAMA, 1, "LlamaForCausalLM", "float32"),
     ],
     ids=lambda made: made.family,

@@ -459,9 +459,14 @@ def test_settings_have_one_name_in_all_families():
         (
             "llama",
             LLAMA | dict(rope_scaling=dict(type="su")),
-            "rope_type is 'su': it must be one of default, linear, ntk, llama3, yarn",
+            "rope_type is 'su': it must be one of default, linear, llama3, yarn",
         ),
         ("llama", LLAMA | dict(rope_scaling=dict(type="linear")), "'factor' is missing"),
+        (
+            "llama",
+            LLAMA | dict(rope_scaling=dict(type="ntk", factor=2.0)),
+            "rope_type is 'ntk': it must be one of default",
+        ),
         (
             "llama",
             LLAMA | dict(rope_scaling=scaled("llama3", low_freq_factor=4.0, high_freq_factor=4.0)),
@@ -512,7 +517,7 @@ def test_settings_have_one_name_in_all_families():
         (
             "modernbert",
             MODERN | dict(rope_parameters=dict(full_attention=dict(rope_type="su"))),
-            "rope_type is 'su': it must be one of default, linear, ntk, llama3, yarn",
+            "rope_type is 'su': it must be one of default, linear, llama3, yarn",
         ),
         ("jina_bert", BERT, "'position_embedding_type' is missing"),
         ("jina_bert", JINA | dict(feed_forward_type="original"), "feed_forward_type is 'original': it must be geglu"),

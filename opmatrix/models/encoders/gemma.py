@@ -5,7 +5,6 @@ of their own. Rows of tokens are scaled by √n, a number of the files' number t
 from collections.abc import Callable
 from functools import reduce
 from operator import matmul
-from typing import Any
 
 import numpy as np
 
@@ -17,10 +16,10 @@ from opmatrix.algebra.shapes import LiveSize, certain, divides
 from opmatrix.algebra.term import Operator
 from opmatrix.models import rope
 from opmatrix.models.config import (
-    FULL,
+    FULL_ATTENTION,
     LAYER_TYPES,
     NOT_QUANTISED,
-    SLIDING,
+    SLIDING_ATTENTION,
     ArraySource,
     Settings,
     TensorNames,
@@ -36,19 +35,19 @@ from opmatrix.models.config import (
     whole,
     wrong,
 )
-from opmatrix.models.encoders.parts import Parts
+from opmatrix.models.encoders.parts import EncoderParts
 from opmatrix.models.llama import seen_within
 
 
-def bfloat16_of(number: float) -> Any:
+def bfloat16_of(number: float) -> float:
     """Round a number to bfloat16."""
-    return widen_bits(nearest(np.asarray([number], np.float32)))[0]  # type: ignore[no-untyped-call]
+    return float(widen_bits(nearest(np.asarray([number], np.float32)))[0])  # type: ignore[no-untyped-call]
 
 
 UNCAPPED = "scores are not capped in Gemma 3"
-ROUNDED: dict[str, Callable[[float], Any]] = {
+ROUND_TO: dict[str, Callable[[float], float]] = {
     "float32": float,
-    "float16": np.float16,
+    "float16": lambda number: float(np.float16(number)),
     "bfloat16": bfloat16_of,
 }  # number types of files -> a number rounded to them
 GEMMA_KEYS = dict(
@@ -74,7 +73,7 @@ GEMMA_KEYS = dict(
     rope_parameters=rope.OBJECT,
     attn_logit_softcapping=never(None, UNCAPPED),
     final_logit_softcapping=never(None, UNCAPPED),
-    dtype=optional(one_of(ROUNDED)).once("torch_dtype"),
+    dtype=optional(one_of(ROUND_TO)).once("torch_dtype"),
     quantization_config=NOT_QUANTISED,
 )
 
@@ -91,9 +90,9 @@ def gemma3_text(config: Settings, at: ArraySource) -> Operator:
     )
     if not divides(g, h):
         raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
-    parts, act = Parts(at, config["rms_norm_eps"]), ACTIVATIONS[config["hidden_act"]]
+    parts, act = EncoderParts(at, config["rms_norm_eps"]), ACTIVATIONS[config["hidden_act"]]
     every, scalar = config["sliding_window_pattern"], config["query_pre_attn_scalar"]
-    kinds = kinds_of_layers(config, lambda l: SLIDING if (l + 1) % every else FULL)
+    kinds = kinds_of_layers(config, lambda l: SLIDING_ATTENTION if (l + 1) % every else FULL_ATTENTION)
     seen = {kind: seen_by(config, kind) for kind in sorted(set(kinds))}
     turned = {kind: rotation(config, kind) for kind in seen}
 
@@ -128,15 +127,15 @@ def gemma3_text(config: Settings, at: ArraySource) -> Operator:
         mixed = I + before @ attending(f"{name}.self_attn", kinds[l]) @ behind
         return mixed @ (I + second @ feeding(f"{name}.mlp") @ last)
 
-    embed = weight(at("embed_tokens.weight", config["vocab_size"], n)) * root(n, config["dtype"] or "float32")
+    embed = weight(at("embed_tokens.weight", config["vocab_size"], n)) * root_of_width(n, config["dtype"] or "float32")
     return reduce(matmul, [embed, *map(layer, range(config["num_hidden_layers"])), norm("norm", n)])
 
 
 def seen_by(config: Settings, kind: str) -> Pattern:
     """Return the pattern of layers of a kind: tokens up to each one, the last `sliding_window` of them with a window;
     or, both ways, those less than sliding_window // 2 + 1 away. Raises InputError for a window without its size."""
-    seen = config["sliding_window"] if kind == SLIDING else None
-    if kind == SLIDING and seen is None:
+    seen = config["sliding_window"] if kind == SLIDING_ATTENTION else None
+    if kind == SLIDING_ATTENTION and seen is None:
         raise wrong("sliding_window", seen, "a whole number, as layer_types require")
     if not config["use_bidirectional_attention"]:
         return seen_within(seen)
@@ -145,8 +144,9 @@ def seen_by(config: Settings, kind: str) -> Pattern:
 
 def rotation(config: Settings, kind: str) -> Operator:
     """Build the rotation of layers of a kind. `rope_scaling`, in older configs, is that of layers without a window."""
-    base = config["rope_theta"] if kind == FULL else config["rope_local_base_freq"]
-    older = {FULL: config["rope_scaling"]} if kind == FULL and config["rope_scaling"] else config["rope_parameters"]
+    whole = kind == FULL_ATTENTION
+    base = config["rope_theta"] if whole else config["rope_local_base_freq"]
+    older = {kind: config["rope_scaling"]} if whole and config["rope_scaling"] else config["rope_parameters"]
     return rope.rope_of({**config} | dict(rope_parameters=older), config["head_dim"], kind, base)
 
 
@@ -156,6 +156,6 @@ def one_more(gain: Data) -> Data:
     return Promised(name, gain.shape) if isinstance(gain, Promised) else Data(gain.array + np.float32(1), name)
 
 
-def root(n: LiveSize, number_type: str) -> Any:
+def root_of_width(n: LiveSize, number_type: str) -> LiveSize | float:
     """Return √n, as a number of this type where n has a number."""
-    return float(ROUNDED[number_type](n**0.5)) if isinstance(n, int) else n**0.5
+    return ROUND_TO[number_type](n**0.5) if isinstance(n, int) else n**0.5

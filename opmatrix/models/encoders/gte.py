@@ -11,7 +11,7 @@ from opmatrix.models import rope
 from opmatrix.models.config import ArraySource, Settings, TensorNames, declares, never, one_of, real, whole
 from opmatrix.models.encoders.bert import COMMON
 from opmatrix.models.encoders.classifiers import POOLED
-from opmatrix.models.encoders.parts import Parts, head_columns, shares, words_and_kinds
+from opmatrix.models.encoders.parts import EncoderParts, head_columns, packed_products, words_and_kinds
 
 GTE = TensorNames(
     "gte.", buffers=("inv_freq",), trained=("pooler", "lm_head"), positions=rope.held_positions, classifier=POOLED
@@ -46,15 +46,15 @@ def gte_published(config: Settings, at: ArraySource) -> Operator:
 def rotated_layers(config: Settings, at: ArraySource) -> Operator:
     """Build embeddings and layers. Of the unit's packed products the second one is the gate."""
     n, f, h = (config[size] for size in ("hidden_size", "intermediate_size", "num_attention_heads"))
-    parts, act = Parts(at, config["layer_norm_eps"]), ACTIVATIONS[config["hidden_act"]]
-    turned = rope.rope(config, head_columns(config))
+    parts, act = EncoderParts(at, config["layer_norm_eps"]), ACTIVATIONS[config["hidden_act"]]
+    turned = rope.rope(config, head_columns(config), {**rope.ROPE_TYPES, **rope.NTK})
 
     def layer(l: int) -> Operator:
         """Build layer l: attention and the unit, each added to its input and normed after that."""
         name = f"encoder.layer.{l}"
-        Q, K, V = shares(parts.linear(f"{name}.attention.qkv_proj", n, 3 * n), 3, n)
+        Q, K, V = packed_products(parts.linear(f"{name}.attention.qkv_proj", n, 3 * n), 3, n)
         F = attention(Q, K, V, h, sequence, turned) @ parts.linear(f"{name}.attention.o_proj", n, n)
-        up, gate = shares(parts.matrix(f"{name}.mlp.up_gate_proj", n, 2 * f), 2, f)
+        up, gate = packed_products(parts.matrix(f"{name}.mlp.up_gate_proj", n, 2 * f), 2, f)
         G = (gate @ act * up) @ parts.linear(f"{name}.mlp.down_proj", f, n)
         return (I + F) @ parts.norm(f"{name}.attn_ln", n) @ (I + G) @ parts.norm(f"{name}.mlp_ln", n)
 

@@ -10,7 +10,13 @@ from opmatrix.algebra.shapes import certain
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ALONE, ArraySource, Settings, TensorNames, declares, never, one_of, wrong
 from opmatrix.models.encoders.bert import ENCODER_KEYS
-from opmatrix.models.encoders.parts import Parts, attention_nearby, head_columns, shares, words_and_kinds
+from opmatrix.models.encoders.parts import (
+    EncoderParts,
+    attention_nearby,
+    head_columns,
+    packed_products,
+    words_and_kinds,
+)
 from opmatrix.models.gpt2 import MAX_SLOPES
 
 GATES = {"geglu": "gelu", "reglu": "relu"}  # feed_forward_type -> the activation of gates
@@ -27,7 +33,7 @@ JINA = TensorNames("bert.", trained=("pooler", "cls"))
 def jina_bert(config: Settings, at: ArraySource) -> Operator:
     """Norms stand behind attention's product and in the unit; of packed products the first one is the gate."""
     n, f, h = (config[size] for size in ("hidden_size", "intermediate_size", "num_attention_heads"))
-    parts, near = Parts(at, config["layer_norm_eps"]), both_sides(config)
+    parts, near = EncoderParts(at, config["layer_norm_eps"]), both_sides(config)
     act = ACTIVATIONS[GATES[config["feed_forward_type"]]]
 
     def layer(l: int) -> Operator:
@@ -35,7 +41,7 @@ def jina_bert(config: Settings, at: ArraySource) -> Operator:
         name = f"encoder.layer.{l}"
         Q, K, V = (parts.linear(f"{name}.attention.self.{part}", n, n) for part in ("query", "key", "value"))
         F = attention_nearby(Q, K, V, h, near) @ parts.linear(f"{name}.attention.output.dense", n, n)
-        gate, up = shares(parts.matrix(f"{name}.mlp.gated_layers", n, 2 * f), 2, f)
+        gate, up = packed_products(parts.matrix(f"{name}.mlp.gated_layers", n, 2 * f), 2, f)
         G = (gate @ act * up) @ parts.linear(f"{name}.mlp.wo", f, n)
         first, second = f"{name}.attention.output.LayerNorm", f"{name}.mlp.layernorm"
         return (I + F) @ parts.norm(first, n) @ (I + G) @ parts.norm(second, n)
@@ -49,7 +55,7 @@ def jina_bert_normed(config: Settings, at: ArraySource) -> Operator:
     """The later models for code and for two languages: queries and keys are normed over all heads; of packed products
     the second one is the gate."""
     n, f, h = (config[size] for size in ("hidden_size", "intermediate_size", "num_attention_heads"))
-    parts, near = Parts(at, config["layer_norm_eps"]), both_sides(config)
+    parts, near = EncoderParts(at, config["layer_norm_eps"]), both_sides(config)
     act = ACTIVATIONS[GATES[config["feed_forward_type"]]]
 
     def layer(l: int) -> Operator:
@@ -58,7 +64,7 @@ def jina_bert_normed(config: Settings, at: ArraySource) -> Operator:
         Q, K, V = (parts.linear(f"{name}.attention.self.{part}", n, n) for part in ("query", "key", "value"))
         by_q, by_k = (parts.norm(f"{name}.attention.self.layer_norm_{part}", n) for part in "qk")
         F = attention_nearby(Q @ by_q, K @ by_k, V, h, near) @ parts.linear(f"{name}.attention.output.dense", n, n)
-        up, gate = shares(parts.matrix(f"{name}.mlp.up_gated_layer", n, 2 * f), 2, f)
+        up, gate = packed_products(parts.matrix(f"{name}.mlp.up_gated_layer", n, 2 * f), 2, f)
         G = (gate @ act * up) @ parts.linear(f"{name}.mlp.down_layer", f, n)
         first, second = (parts.norm(f"{name}.layer_norm_{number}", n) for number in (1, 2))
         return (I + F) @ first @ (I + G) @ second

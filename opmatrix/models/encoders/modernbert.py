@@ -12,10 +12,10 @@ from opmatrix.algebra.shapes import LiveSize
 from opmatrix.algebra.term import Operator, formula
 from opmatrix.models import rope
 from opmatrix.models.config import (
-    FULL,
+    FULL_ATTENTION,
     LAYER_TYPES,
     NOT_QUANTISED,
-    SLIDING,
+    SLIDING_ATTENTION,
     ArraySource,
     Settings,
     TensorNames,
@@ -29,7 +29,7 @@ from opmatrix.models.config import (
     real,
     whole,
 )
-from opmatrix.models.encoders.parts import Parts, head_columns, shares
+from opmatrix.models.encoders.parts import EncoderParts, head_columns, packed_products
 
 MODERNBERT_KEYS = dict(
     **{
@@ -59,7 +59,8 @@ MODERNBERT_KEYS = dict(
 def score(config: Settings, at: ArraySource, labels: int) -> Operator:
     """Build the head that scores texts: the first row of a text, or the mean of all, through a product with an
     activation, then a norm, then a product."""
-    n, parts, act = config["hidden_size"], Parts(at, config["norm_eps"]), ACTIVATIONS[config["classifier_activation"]]
+    n, act = config["hidden_size"], ACTIVATIONS[config["classifier_activation"]]
+    parts = EncoderParts(at, config["norm_eps"])
     rows = {"cls": pick("first"), "mean": formula(lambda x: product(given("members"), x, over=mean))}
     inner = parts.linear_if(config["classifier_bias"], "head.dense", n, n) @ act
     normed = inner @ parts.norm_if(config["norm_bias"], "head.norm", n)
@@ -73,11 +74,11 @@ def score(config: Settings, at: ArraySource, labels: int) -> Operator:
 def modernbert(config: Settings, at: ArraySource) -> Operator:
     """The first layer's attention has no norm before it, as embeddings are normed already."""
     n, f, h = (config[size] for size in ("hidden_size", "intermediate_size", "num_attention_heads"))
-    parts, d, act = Parts(at, config["norm_eps"]), head_columns(config), ACTIVATIONS[config["hidden_act"]]
+    parts, d, act = EncoderParts(at, config["norm_eps"]), head_columns(config), ACTIVATIONS[config["hidden_act"]]
     every = config["global_attn_every_n_layers"]
-    kinds = kinds_of_layers(config, lambda l: SLIDING if l % every else FULL)
-    seen = {FULL: sequence, SLIDING: sequence & window(config["local_attention"] // 2)}
-    bases = {FULL: config["global_rope_theta"], SLIDING: config["local_rope_theta"]}
+    kinds = kinds_of_layers(config, lambda l: SLIDING_ATTENTION if l % every else FULL_ATTENTION)
+    seen = {FULL_ATTENTION: sequence, SLIDING_ATTENTION: sequence & window(config["local_attention"] // 2)}
+    bases = {FULL_ATTENTION: config["global_rope_theta"], SLIDING_ATTENTION: config["local_rope_theta"]}
     turned = {kind: rope.rope_of(config, d, kind, bases[kind]) for kind in sorted(set(kinds))}
 
     def linear(name: str, n: LiveSize, p: LiveSize, biased: str) -> Operator:
@@ -90,12 +91,12 @@ def modernbert(config: Settings, at: ArraySource) -> Operator:
 
     def attending(name: str, kind: str) -> Operator:
         """Build attention of a layer of a kind."""
-        Q, K, V = shares(linear(f"{name}.Wqkv", n, 3 * n, "attention_bias"), 3, n)
+        Q, K, V = packed_products(linear(f"{name}.Wqkv", n, 3 * n, "attention_bias"), 3, n)
         return attention(Q, K, V, h, seen[kind], turned[kind]) @ linear(f"{name}.Wo", n, n, "attention_bias")
 
     def feeding(name: str) -> Operator:
         """Build the gated unit."""
-        up, gate = shares(linear(f"{name}.Wi", n, 2 * f, "mlp_bias"), 2, f)
+        up, gate = packed_products(linear(f"{name}.Wi", n, 2 * f, "mlp_bias"), 2, f)
         return (up @ act * gate) @ linear(f"{name}.Wo", f, n, "mlp_bias")
 
     def layer(l: int) -> Operator:

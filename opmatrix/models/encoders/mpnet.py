@@ -9,7 +9,7 @@ from opmatrix.models.encoders.bert import COUNTS, ENCODER_KEYS, SPELLINGS, encod
 from opmatrix.models.encoders.classifiers import ON_TOP
 
 BUCKETS, PADDING = 32, 1  # rows of the table by distance; the id of the padding, whatever a tokenizer calls so
-FIXED = "the published model computes with this number, whatever its config holds"
+FIXED_NUMBER = "the published model computes with this number, whatever its config holds"
 MPNET_NAMES = dict(
     layer="encoder.layer",
     query="attention.attn.q",
@@ -34,8 +34,8 @@ MPNET_NAMES = dict(
         classifier=ON_TOP,
     ),
     **{name: key for name, key in ENCODER_KEYS.items() if name not in ("type_vocab_size", "position_embedding_type")},
-    relative_attention_num_buckets=never(BUCKETS, FIXED),
-    padding=never(PADDING, FIXED),  # files have `pad_token_id`, which changes nothing
+    relative_attention_num_buckets=never(BUCKETS, FIXED_NUMBER),
+    padding=never(PADDING, FIXED_NUMBER),  # files have `pad_token_id`, which changes nothing
 )
 def mpnet(config: Settings, at: ArraySource) -> Operator:
     """No kinds of tokens; far keys share buckets up to 128 tokens away, then are all in one."""

@@ -18,7 +18,7 @@ from opmatrix.models.encoders.bert import (
     normed_behind,
 )
 from opmatrix.models.encoders.classifiers import first_row
-from opmatrix.models.encoders.parts import Parts, head_columns
+from opmatrix.models.encoders.parts import EncoderParts, head_columns
 
 REPLACED = "discriminator_predictions", "generator_predictions", "generator_lm_head"  # which tokens were replaced
 
@@ -68,7 +68,7 @@ def albert(config: Settings, at: ArraySource) -> Operator:
     count, groups = config["num_hidden_layers"], config["num_hidden_groups"]
     if groups > max(count, 1):
         raise wrong("num_hidden_groups", groups, f"at most num_hidden_layers, {count}")
-    parts = Parts(at, config["layer_norm_eps"])
+    parts = EncoderParts(at, config["layer_norm_eps"])
     head_columns(config)  # raises where heads do not divide the model's columns
 
     def layer(group: int, inner: int) -> Operator:

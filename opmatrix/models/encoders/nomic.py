@@ -21,7 +21,7 @@ from opmatrix.models.config import (
     optional,
     real,
 )
-from opmatrix.models.encoders.parts import Parts, head_columns, shares, words_and_kinds
+from opmatrix.models.encoders.parts import EncoderParts, head_columns, packed_products, words_and_kinds
 
 GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "glu": "sigmoid"}  # unit -> the activation of its gates
 UNBIASED = "products add no rows here"
@@ -61,9 +61,9 @@ NOMIC_KEYS = dict(
     **NOMIC_KEYS,
 )
 def nomic_bert(config: Settings, at: ArraySource) -> Operator:
-    """Of the unit's two products the second one, fc12, is the gate."""
+    """The second one of the unit's products, fc12, is the gate."""
     n, f, h = (config[size] for size in ("hidden_size", "intermediate_size", "num_attention_heads"))
-    parts, d = Parts(at, config["layer_norm_eps"]), head_columns(config)
+    parts, d = EncoderParts(at, config["layer_norm_eps"]), head_columns(config)
     unit: str = config["hidden_act"]
     act = ACTIVATIONS[GATED_ACTIVATIONS.get(unit, unit)]
     turned = rope.rope(config, d)
@@ -71,7 +71,7 @@ def nomic_bert(config: Settings, at: ArraySource) -> Operator:
     def layer(l: int) -> Operator:
         """Build layer l: attention and the unit, each added to its input and normed after that."""
         name = f"encoder.layers.{l}"
-        Q, K, V = shares(parts.matrix(f"{name}.attn.Wqkv", n, 3 * h * d), 3, h * d)
+        Q, K, V = packed_products(parts.matrix(f"{name}.attn.Wqkv", n, 3 * h * d), 3, h * d)
         F = attention(Q, K, V, h, sequence, turned) @ parts.matrix(f"{name}.attn.out_proj", h * d, n)
         up, gate = (parts.matrix(f"{name}.mlp.{part}", n, f) for part in ("fc11", "fc12"))
         G = (gate @ act * up) @ parts.matrix(f"{name}.mlp.fc2", f, n)

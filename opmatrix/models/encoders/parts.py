@@ -11,7 +11,7 @@ from opmatrix.algebra.term import Operator, Value, formula
 from opmatrix.models.config import ArraySource, Settings, wrong
 
 
-class Parts(NamedTuple):
+class EncoderParts(NamedTuple):
     """The arrays of a checkpoint, from which parts are built by their names in files; `eps` is that of its norms."""
 
     at: ArraySource
@@ -59,12 +59,12 @@ def attention_nearby(Q: Operator, K: Operator, V: Operator, h: LiveSize, near: O
     return formula(mixed)
 
 
-def shares(packed: Operator, count: int, n: LiveSize) -> list[Operator]:
+def packed_products(packed: Operator, count: int, n: LiveSize) -> list[Operator]:
     """Return the products that files store as one: its columns, n of them for each of `count` products."""
     return [packed @ cols(share * n, (share + 1) * n, count * n) for share in range(count)]
 
 
-def words_and_kinds(config: Settings, parts: Parts, norm: str) -> Operator:
+def words_and_kinds(config: Settings, parts: EncoderParts, norm: str) -> Operator:
     """Build embeddings of tokens and of kinds, if there are any, behind the norm of this name. Positions have no
     table."""
     n, kinds = config["hidden_size"], config["type_vocab_size"]
