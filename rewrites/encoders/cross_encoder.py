@@ -109,7 +109,7 @@ class CrossEncoder(Encoder):
         elif apply_softmax:
             result = label_shares(result)
         result = result if len(pairs) else np.array([])
-        return converted(result[0] if single else result, convert_to_numpy or single, convert_to_tensor)
+        return converted(result, convert_to_numpy, convert_to_tensor, single)
 
     def rank(
         self,

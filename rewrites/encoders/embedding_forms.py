@@ -96,8 +96,11 @@ def as_tensor(array: Numeric) -> Converted:
     return torch.as_tensor(array)
 
 
-def converted(array: Numeric, to_numpy: bool, to_tensor: bool) -> Converted:
-    """Return results in the form that is asked for: an array, a tensor, or a list of tensors, a row each."""
+def converted(array: Numeric, to_numpy: bool, to_tensor: bool, single: bool = False) -> Converted:
+    """Return results in the form that is asked for: an array, a tensor, or a list of tensors, a row each; of a `single`
+    text or pair its only row."""
+    if single:
+        return converted(array[0], to_numpy, to_tensor or not to_numpy)
     if to_tensor:
         return as_tensor(array)
     if to_numpy:

@@ -4,16 +4,28 @@ to."""
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from os.path import isdir
+from os.path import exists, isdir
+from pathlib import Path
 from typing import TypeVar
 
 from formats.core.errors import InputError
 from opmatrix.display.progress import ProgressLine
+from opmatrix.files.loading import PROGRAM
 from opmatrix.inference.text import LineReading, Tokenizer
-from rewrites.encoders.kept_programs import open_encoder
+from opmatrix.runtime.program import Program
 from rewrites.encoders.refused import refuse_arguments
 
 Portioned = TypeVar("Portioned")
+
+
+def open_encoder(name: str) -> Program:
+    """Return the program of a directory that `optimize` saved, or the exact program of a checkpoint by its name. Raises
+    InputError for a name of neither."""
+    if exists(Path(name) / PROGRAM):
+        return Program.load(name)
+    from rewrites.encoders.kept_programs import open_kept  # reads checkpoints, which a saved program does not need
+
+    return open_kept(name)
 
 
 class Encoder:

@@ -1,12 +1,12 @@
-"""The exact program of an encoder by its name: that of a directory which `optimize` saved, or one that is searched for
-at first use and kept in the user's cache, by checkpoint and machine."""
+"""The exact program of a checkpoint, which is searched for at first use and kept in the user's cache, by checkpoint and
+machine."""
 
 import hashlib
 import json
 import os
 from contextlib import suppress
 from dataclasses import replace
-from os.path import exists, isdir
+from os.path import isdir
 from pathlib import Path
 
 from formats.core.errors import InputError
@@ -18,20 +18,15 @@ from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.files.directory.declared import read_plain
 from opmatrix.files.directory.model_files import MODULES
 from opmatrix.files.fetch import MODELS
-from opmatrix.files.loading import PROGRAM
 from opmatrix.runtime.program import Program
 
 ENCODERS = "encoders"  # directory of the cache
 
 
-def open_encoder(name: str | Path) -> Program:
-    """Return the program of a saved directory, or the exact program of a checkpoint: its directory, its name on the
-    hub, or the name of a model that opmatrix fetches. Raises InputError for any other name, and for a language model
-    whose files declare no embedding."""
-    if not isinstance(name, str | Path):
-        raise InputError(f"model {name!r:.60}: give the name of a model, or its directory")
-    if exists(Path(name) / PROGRAM):
-        return Program.load(name)
+def open_kept(name: str | Path) -> Program:
+    """Return the exact program of a checkpoint: its directory, its name on the hub, or the name of a model that
+    opmatrix fetches. Raises InputError for any other name, and for a language model whose files declare no
+    embedding."""
     checkpoint = as_encoder(open_model(name))
     place = location() / ENCODERS / digest_checkpoint(checkpoint)
     with suppress(InputError, OSError):

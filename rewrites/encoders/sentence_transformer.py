@@ -125,7 +125,7 @@ class SentenceTransformer(Encoder):
         wanted = Wanted(batch_size, show_progress_bar, check_precision(precision), normalize_embeddings, width)
         vectors = self.embed(texts, self.reading(prompt_name, prompt), wanted)
         result = vectors if len(texts) else np.array([])
-        return converted(result[0] if single else result, convert_to_numpy or single, convert_to_tensor)
+        return converted(result, convert_to_numpy, convert_to_tensor, single)
 
     def encode_query(
         self,

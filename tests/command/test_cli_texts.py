@@ -48,6 +48,20 @@ def test_embed_writes_a_row_for_each_line(command, optimized, tmp_path, monkeypa
     np.testing.assert_allclose(np.load("again.npy"), wanted, atol=2e-5)
 
 
+def test_embed_puts_a_prompt_before_every_line(command, optimized, tmp_path):
+    """Of its names; columns are cut as the files say."""
+    pooling = Pooling(prompts={"query": "the ", "none": ""}, width=5)
+    program = Program.load(optimized.out).replace(pooling=pooling.described())
+    program.save(tmp_path / "prompted")
+    (tmp_path / "lines.txt").write_text("bank\nriver runs")
+    whole = Program.load(optimized.out)
+    for name, wanted in (("query", ["the bank", "the river runs"]), ("none", ["bank", "river runs"])):
+        assert command("embed", "prompted", "lines.txt", "--out", "o.npy", "--prompt", name).status == 0
+        assert np.array_equal(np.load("o.npy"), whole.embed(wanted)[:, :5])
+    refused(command("embed", "prompted", "lines.txt", "--out", "p.npy", "--prompt", "other"), "there are query, none")
+    assert not (tmp_path / "p.npy").exists()
+
+
 def test_embed_cuts_and_leaves_out(command, optimized, tmp_path):
     out = optimized.out
     (tmp_path / "lines.txt").write_bytes(b"the bank\n" + b"dry " * 40 + b"\nthe \xff\na river")

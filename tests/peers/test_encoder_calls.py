@@ -153,6 +153,9 @@ def test_every_form_is_that_of_the_peer(bert, tmp_path, monkeypatch):
         steps = 1 if form.get("precision", "").endswith("int8") else 0
         np.testing.assert_allclose(found.astype(float), wanted.astype(float), atol=max(1e-5, steps))
         assert (found != wanted).mean() < 0.05 or found.dtype == np.float32
+    for form in ({}, {"convert_to_tensor": True}, {"convert_to_numpy": False}):
+        found, wanted = ours.encode(TEXTS[2], **form), theirs.encode(TEXTS[2], **form)
+        assert type(found) is type(wanted) and found.shape == wanted.shape == (24,)
     assert ours.encode([]).shape == theirs.encode([]).shape == (0,)
 
 

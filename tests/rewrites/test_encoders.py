@@ -2,12 +2,14 @@
 bits, similarities, ranks; layers behind pooled rows; what is refused, in a line."""
 
 import json
+import subprocess
 import sys
 
 import checkpoints
 import encoders
 import numpy as np
 import pytest
+from children import ROOT
 
 import opmatrix as om
 from formats.core.errors import InputError
@@ -71,7 +73,7 @@ def test_a_kept_program_that_cannot_be_read_is_searched_for_again(place, embedde
     file.write_text("{" + file.read_text())
     monkeypatch.setattr(searched, "find_exact", lambda checkpoint: searches.append(1) or embedder.program)
     for _ in range(2):
-        again = kept_programs.open_encoder(str(place / "embedder"))
+        again = kept_programs.open_kept(str(place / "embedder"))
         assert searches == [1] and again.hash == embedder.program.hash
 
 
@@ -81,6 +83,16 @@ def test_a_saved_directory_is_a_name_too(place, embedder, reranker):
     reranker.program.save(place / "scores")
     pairs = [(text, "a river") for text in TEXTS]
     np.testing.assert_array_equal(om.CrossEncoder(str(place / "scores")).predict(pairs), reranker.predict(pairs))
+
+
+def test_a_saved_program_encodes_without_torch_and_without_laws(place, embedder):
+    embedder.program.save(place / "alone")
+    script = (
+        f"import sys, opmatrix as om; om.SentenceTransformer({str(place / 'alone')!r}).encode(['a', 'dry']); "
+        "print([name for name in ('torch', 'rewrites.laws.law', 'rewrites.opened', 'sympy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_a_cache_that_cannot_be_written_is_told_of(place, embedder, caplog):
