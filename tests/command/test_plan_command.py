@@ -72,6 +72,16 @@ ASKED = "--devices 4 --machine A100 --batch 8 --seq 16"
         (f"tiny.json {ASKED} --seq 100000", r"--seq 100000: the model has \d+ positions"),
         (f"hybrid.json {ASKED}", r"model_type is 'jamba': it must be one of"),
         (f"tiny.json {ASKED} --csv tiny.json", r"--csv tiny.json: it would replace what is read"),
+        (f"tiny.json {ASKED} --only tp=4", r"tp 4: 6 heads: .* the nearest legal are 3 and 6"),
+        (f"tiny.json {ASKED} --only tensor=2", r"--only: tensor: .*a layout has dp, tp"),
+        (f"tiny.json {ASKED} --stack megatrn", r"stack 'megatrn': did you mean megatron"),
+        (f"tiny.json {ASKED} --schedule zigzag", r"--schedule zigzag: .*a plan tries 1f1b"),
+        (f"tiny.json {ASKED} --precision fp8", r"A100: its data sheet has no rate of fp8 products"),
+        (f"tiny.json {ASKED} --calibrate none.csv", r"--calibrate none.csv: .*No such file"),
+        (
+            f"tiny.json {ASKED} --machine local --stack megatron",
+            r"--stack megatron: it belongs to machines of data sheets",
+        ),
         (
             f"tiny.json {ASKED} --timeline step.png",
             r"--timeline step.png: a timeline's name ends in one of .svg, .json",
@@ -95,6 +105,23 @@ def test_a_plan_is_printed_written_drawn_and_explained(said, tmp_path):
     explained = dict(re.findall(r"^(\w+) = .* = (\S+)$", out, re.MULTILINE))
     assert float(explained["seconds"]) == pytest.approx(found["strategies"][0]["seconds"], rel=1e-6)
     assert (tmp_path / "step.svg").read_text().startswith("<svg")
+
+
+def test_layouts_are_judged_and_steps_teach(said, tmp_path):
+    """One layout beside the first, two part by part, and rows of a plan with measured seconds."""
+    line = f"tiny.json {ASKED} --machine mine.json --stack megatron --max-tp 2"
+    status, out, _ = said(f"{line} --only tp=2,pp=2 --against dp=4 --json one.json --csv plan.csv")
+    told = json.loads((tmp_path / "one.json").read_text())
+    assert status == 0 and "the layout tp=2,pp=2:" in out and "GB reserved" in out
+    assert (told["only"]["tp"], told["only"]["pp"], told["against"]["dp"]) == (2, 2, 4)
+    assert told["stack"] == "megatron" and all(each["tp"] <= 2 for each in told["strategies"])
+    rows = [*csv.DictReader((tmp_path / "plan.csv").open())]
+    first = {**rows[0], "step_s": str(2 * float(rows[0]["seconds"]))}
+    (tmp_path / "steps.csv").write_text(f"{','.join(first)}\n{','.join(first.values())}\n")
+    status, out, _ = said(f"{line} --calibrate steps.csv --json two.json")
+    again = json.loads((tmp_path / "two.json").read_text())
+    assert status == 0 and "calibrated by 1 rows of 1 strategies" in out
+    assert again["strategies"][0]["seconds"] == pytest.approx(2 * told["strategies"][0]["seconds"], rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import opmatrix as om
 from formats.core.errors import InputError
 from opmatrix.parallel.cost.intervals import (
-    NEAR,
+    NEAREST_KINDS,
     SourceResiduals,
     StepKind,
     find_interval,
@@ -186,9 +186,9 @@ def test_intervals_are_of_the_nearest_rows():
         )
     ]
     near = find_interval(kind, residuals=rows)
-    assert near.shared == NEAR[0] and (near.rows, near.sources) == (6, 3) and near.low < 1 < near.high
+    assert near.shared == NEAREST_KINDS[0] and (near.rows, near.sources) == (6, 3) and near.low < 1 < near.high
     wide = find_interval(kind._replace(stack="third"), residuals=rows)
-    assert wide.shared == NEAR[1] and wide.sources == 5 and wide.high / wide.low > near.high / near.low
+    assert wide.shared == NEAREST_KINDS[1] and wide.sources == 5 and wide.high / wide.low > near.high / near.low
     assert find_interval(kind, residuals=rows[:2]) is None
     groups = [(row.source, row.seconds) for row in rows[:3]]
     often = interval_of([(source, ratios * 50) for source, ratios in groups], groups, ())

@@ -15,10 +15,10 @@ from formats.machine.datasheets import EIGHT_BITS, Datasheet
 from opmatrix.parallel.cost.step_parts import Setting
 
 RESIDUALS_FILE = Path(__file__).with_name("residuals.json")
-SHARE = 0.8  # of measured steps that an interval is to hold
+INTERVAL_SHARE = 0.8  # of measured steps that an interval is to hold
 PRIOR = 1  # sources that the scatter of all sources counts as
 FEWEST = 3  # sources of a group that an interval is made from
-UNKNOWN = "unknown"
+UNKNOWN_STACK = "unknown"
 
 
 Ratios: TypeAlias = tuple[str, Sequence[float]]  # a publication, with ratios of its rows
@@ -33,7 +33,7 @@ class StepKind(NamedTuple):
     number: str  # sixteen or eight bits
 
 
-NEAR = (  # fields that rows share with a step, the nearest first
+NEAREST_KINDS = (  # fields that rows share with a step, the nearest first
     ("family", "stack", "model", "number"),
     ("family", "model", "number"),
     ("stack", "model", "number"),
@@ -82,7 +82,7 @@ def family_of(sheet: Datasheet) -> str:
     return sheet.family or f"{sheet.product_rate('bf16')[0] / 1e12:.0f} TFLOPS"
 
 
-def kind_of(setting: Setting, stack: str = UNKNOWN) -> StepKind:
+def kind_of(setting: Setting, stack: str = UNKNOWN_STACK) -> StepKind:
     """Return the kind of a step."""
     model = "experts" if setting.model.asks else "dense"
     number = "eight" if setting.strategy.precision in EIGHT_BITS else "sixteen"
@@ -116,7 +116,7 @@ def find_interval(
 ) -> Interval | None:
     """Return the interval of a step: from the nearest rows of at least three sources. None where there are none."""
     rows = [row for row in (load_residuals() if residuals is None else residuals) if ratios(row)]
-    for shared in NEAR:
+    for shared in NEAREST_KINDS:
         near = [row for row in rows if all(getattr(row.kind, name) == getattr(kind, name) for name in shared)]
         if len({row.publication for row in near}) >= FEWEST:
             nearest = [(row.publication, ratios(row)) for row in near]
@@ -128,7 +128,7 @@ def row_scatter(kind: StepKind) -> float:
     """Return the variance of rows about the mean of their source, by logarithm: that of the median source of those
     that are nearest."""
     rows = [row for row in load_residuals() if row.seconds]
-    for shared in NEAR:
+    for shared in NEAREST_KINDS:
         near = [row for row in rows if all(getattr(row.kind, name) == getattr(kind, name) for name in shared)]
         if near:
             return median(variance([log(ratio) for ratio in row.seconds], 0) for row in near)
@@ -146,7 +146,7 @@ def interval_of(near: Sequence[Ratios], every: Sequence[Ratios], shared: tuple[s
     count, centre = len(means), sum(means) / len(means)
     freedom = count - 1 + PRIOR
     between = (variance(means) * (count - 1) + variance(spread(every)[0]) * PRIOR) / freedom
-    half = float(stdtrit(freedom, (1 + SHARE) / 2)) * (between * (1 + 1 / count) + within) ** 0.5
+    half = float(stdtrit(freedom, (1 + INTERVAL_SHARE) / 2)) * (between * (1 + 1 / count) + within) ** 0.5
     rows = sum(len(ratios) for _, ratios in near)
     return Interval(exp(centre - half), exp(centre + half), rows, count, shared)
 

@@ -19,7 +19,7 @@ from opmatrix.parallel.schedules.named import SCHEDULES
 
 COUNTED = *(axis.name for axis in DEVICE_AXES), *FOLDED_AXES, "micro_batch", "virtual"
 NEAREST = 4096  # distance within which a legal number is sought
-LARGEST = 10**9  # the largest number of ranks, sequences or tokens
+LARGEST_COUNT = 10**9  # the largest number of ranks, sequences or tokens
 BALANCED_PLACES = 2  # places of layers that the table of tokens and the head take
 
 
@@ -58,9 +58,9 @@ def check_legal(work: ModelWork, strategy: Strategy, batch: object, seq: object)
 def whole(name: str, number: object) -> int:
     """Return a number as an int. Raises InputError for one that is no whole number from 1 on."""
     value = float(number) if isinstance(number, Real) else 0.0
-    if isfinite(value) and value == int(value) and 1 <= value <= LARGEST:
+    if isfinite(value) and value == int(value) and 1 <= value <= LARGEST_COUNT:
         return int(value)
-    raise InputError(f"{name} {number!r}: give a whole number from 1 to {LARGEST:,}")
+    raise InputError(f"{name} {number!r}: give a whole number from 1 to {LARGEST_COUNT:,}")
 
 
 def limits_of_work(work: ModelWork) -> ModelLimits:

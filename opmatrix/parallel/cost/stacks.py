@@ -150,7 +150,7 @@ def stack_named(name: str) -> Stack:
 
 
 ASYNCHRONOUS = re.compile(r"async ?TP", re.IGNORECASE)
-PLAIN = re.compile(r"no overlap|FlagPerf", re.IGNORECASE)
+PLAIN_SOURCES = re.compile(r"no overlap|FlagPerf", re.IGNORECASE)
 PUBLISHED = (
     (re.compile(r"NeMo|NVIDIA|Megatron-Bridge", re.IGNORECASE), "nemo"),
     (re.compile(r"torchtitan|MPT", re.IGNORECASE), "torchtitan"),
@@ -162,7 +162,7 @@ PUBLISHED = (
 
 def stack_of_source(source: str, notes: str) -> Stack:
     """Return the stack of a published table, by the words of its source and notes; Megatron where they name none."""
-    if PLAIN.search(f"{source} {notes}"):
+    if PLAIN_SOURCES.search(f"{source} {notes}"):
         return STACKS["megatron-plain"]
     stack = STACKS[next((name for words, name in PUBLISHED if words.search(source)), MEGATRON.name)]
     return replace(stack, beside=("tp",)) if ASYNCHRONOUS.search(notes) else stack

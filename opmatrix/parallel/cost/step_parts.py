@@ -21,7 +21,7 @@ from opmatrix.parallel.schedules.named import SCHEDULES
 PartSeconds = dict[str, Quantity]
 LEAST_SHARE = 1e-9  # a negligible share of a layer, or of a second
 CORE_TILE = 1 << 15  # sums that a core holds: 256 x 128 in float32
-PASSES: tuple[LayerPass, ...] = ("forward", "backward")
+LAYER_PASSES: tuple[LayerPass, ...] = ("forward", "backward")
 SORTS = 4  # sorts of the rows of experts in a pass
 ROUNDED_BYTES = 4  # two are read, and one is written twice
 EXPERTS_SAVED = 2 / 3  # of the three exchanges of backward two are left where rows of experts are saved
@@ -219,7 +219,7 @@ def rank_crossings(setting: Setting, work: LayerWork) -> Iterator[CrossingWork]:
     if not cuts or strategy.whole_experts or not work.experts.terms:
         return
     sent = sent_rows(work)
-    for during in PASSES:
+    for during in LAYER_PASSES:
         yield CrossingWork(during, "all_gather", "tp", 1, sent, True)
         yield CrossingWork(during, "reduce_scatter", "tp", 1, sent, True)
 

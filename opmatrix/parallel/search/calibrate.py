@@ -13,13 +13,13 @@ from typing import NamedTuple
 from formats.core.errors import InputError
 from formats.machine.datasheets import Datasheet
 from opmatrix.parallel.cost.constants import Constants, load_constants
-from opmatrix.parallel.cost.intervals import PRIOR, SHARE, UNKNOWN, Interval, kind_of, row_scatter
+from opmatrix.parallel.cost.intervals import INTERVAL_SHARE, PRIOR, UNKNOWN_STACK, Interval, kind_of, row_scatter
 from opmatrix.parallel.cost.prediction import predict
 from opmatrix.parallel.cost.strategies import Strategy
 from opmatrix.parallel.search.step_rows import StepRow, read_step_row
 from opmatrix.parallel.search.strategy_search import PlanQuestion
 
-ALIKE = 0.02  # seconds of one strategy that differ by more contradict each other
+SAME_SECONDS = 0.02  # seconds of one strategy that differ by more contradict each other
 LARGEST_FACTOR = 20.0
 
 
@@ -46,7 +46,7 @@ class Calibration(NamedTuple):
         lines = [
             f"calibrated by {self.rows} rows of {self.strategies} strategies, {numbers}: what is computed takes "
             f"{self.factors.computed:.3g} and what crosses links {self.factors.crossed:.3g} times as long; "
-            f"{100 * SHARE:.0f} % of steps are {low:.3g} to {high:.3g} times the prediction",
+            f"{100 * INTERVAL_SHARE:.0f} % of steps are {low:.3g} to {high:.3g} times the prediction",
             *(f"contradictory: {each}" for each in self.contradictory),
         ]
         return "\n".join(lines)
@@ -182,10 +182,10 @@ def interval_left(question: PlanQuestion, row: StepRow, off: Sequence[float], fi
     from scipy.special import stdtrit
 
     step = predict(row.config, row.machine, row.strategy, row.batch, row.seq, constants=question.constants)
-    kind = kind_of(step.setting, question.stack.name if question.stack else UNKNOWN)
+    kind = kind_of(step.setting, question.stack.name if question.stack else UNKNOWN_STACK)
     free = max(len(off) - fitted, 0) + PRIOR
     scatter = (sum(value**2 for value in off) + PRIOR * row_scatter(kind)) / free
-    half = float(stdtrit(free + 1, (1 + SHARE) / 2)) * (scatter * (1 + 1 / len(off))) ** 0.5
+    half = float(stdtrit(free + 1, (1 + INTERVAL_SHARE) / 2)) * (scatter * (1 + 1 / len(off))) ** 0.5
     return Interval(exp(-half), exp(half), len(off), 1, ("calibration",))
 
 
@@ -198,5 +198,5 @@ def contradictory_rows(rows: Sequence[StepRow]) -> list[str]:
     return [
         f"one strategy took {min(seconds):g} and {max(seconds):g} s: the interval is wider"
         for seconds in repeats.values()
-        if max(seconds) > (1 + ALIKE) * min(seconds)
+        if max(seconds) > (1 + SAME_SECONDS) * min(seconds)
     ]

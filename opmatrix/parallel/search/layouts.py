@@ -60,18 +60,18 @@ def read_words(words: list[str], fixed: Fixed, option: str) -> int:
     if word in RECOMPUTES and following == "again":
         fixed["recompute"] = word
         return 2
-    if (word, following) in PAIRS:
-        fixed[PAIRS[word, following]] = True
+    if (word, following) in WORD_PAIRS:
+        fixed[WORD_PAIRS[word, following]] = True
         return 2
-    if word in NAMED and following:
+    if word in NAMED_CHOICES and following:
         fixed[word] = following
         return 2
-    known = [*AXES, *NUMBERED, *NAMED, *SCHEDULES, *CONTEXTS, "norms cut", "whole experts"]
+    known = [*AXES, *NUMBERED, *NAMED_CHOICES, *SCHEDULES, *CONTEXTS, "norms cut", "whole experts"]
     raise InputError(f"{option}: {words[0]}: {suggest_name(word, known)}a layout has {', '.join(known)}")
 
 
-PAIRS = {("norms", "cut"): "sequence", ("whole", "experts"): "whole_experts"}
-NAMED = "recompute", "schedule", "context"
+WORD_PAIRS = {("norms", "cut"): "sequence", ("whole", "experts"): "whole_experts"}
+NAMED_CHOICES = "recompute", "schedule", "context"
 
 
 def whole_after(word: str, text: str, option: str) -> int:

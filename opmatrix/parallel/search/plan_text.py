@@ -11,7 +11,7 @@ from itertools import groupby
 from formats.core.errors import InputError
 from opmatrix.display.tables import table
 from opmatrix.parallel.cost.constants import constants_version
-from opmatrix.parallel.cost.intervals import SHARE, Interval
+from opmatrix.parallel.cost.intervals import INTERVAL_SHARE, Interval
 from opmatrix.parallel.search.inference import next_token_seconds
 from opmatrix.parallel.search.named_collectives import named_collectives
 from opmatrix.parallel.search.plans import KINDS_OF_TIME, PlanChoice, StrategyPlan
@@ -114,7 +114,7 @@ def between(interval: Interval | None, number: float) -> list[str]:
 
 def from_to(interval: Interval | None) -> list[str]:
     """Return the heading of a column of intervals, if there are any."""
-    return [] if interval is None else [f"{100 * SHARE:.0f} % of steps"]
+    return [] if interval is None else [f"{100 * INTERVAL_SHARE:.0f} % of steps"]
 
 
 def interval_lines(plan: StrategyPlan) -> Iterator[str]:
@@ -125,7 +125,7 @@ def interval_lines(plan: StrategyPlan) -> Iterator[str]:
     for what, interval in zip(("seconds", "bytes"), plan.intervals, strict=True):
         rows = "no rows of measured steps" if interval is None else interval.text
         lines.append(f"{what}: from {rows}")
-    yield "\n".join([f"intervals that hold {100 * SHARE:.0f} % of measured steps:", *lines])
+    yield "\n".join([f"intervals that hold {100 * INTERVAL_SHARE:.0f} % of measured steps:", *lines])
 
 
 def costs_table(plan: StrategyPlan) -> str:

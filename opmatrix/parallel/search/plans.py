@@ -16,7 +16,7 @@ from opmatrix.models import known
 from opmatrix.models.config import Settings
 from opmatrix.parallel.axes.known_axes import PLANNED_AXES, PRINTED
 from opmatrix.parallel.cost.constants import Constants
-from opmatrix.parallel.cost.intervals import UNKNOWN, Interval, bytes_of, find_interval, kind_of
+from opmatrix.parallel.cost.intervals import UNKNOWN_STACK, Interval, bytes_of, find_interval, kind_of
 from opmatrix.parallel.cost.layer_work import ModelWork
 from opmatrix.parallel.cost.prediction import Prediction, check_linked
 from opmatrix.parallel.cost.stacks import stack_named
@@ -118,7 +118,7 @@ class StrategyPlan:
     @property
     def stack(self) -> str:
         """The name of the stack that strategies are of; "unknown" without one."""
-        return self.question.stack.name if self.question.stack else UNKNOWN
+        return self.question.stack.name if self.question.stack else UNKNOWN_STACK
 
     @cached_property
     def intervals(self) -> tuple[Interval | None, Interval | None]:

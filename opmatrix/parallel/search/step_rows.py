@@ -19,8 +19,8 @@ from opmatrix.parallel.cost.stacks import Stack, stack_named, stack_of_source
 from opmatrix.parallel.cost.strategies import Strategy
 
 TableRow = Mapping[str, str]
-COUNTS = "dp", "tp", "pp", "cp", "ep", "virtual", "micro_batch"
-NEEDED = "config", "machine", "devices", "global_batch", "seq", *COUNTS
+RANK_COUNTS = "dp", "tp", "pp", "cp", "ep", "virtual", "micro_batch"
+NEEDED = "config", "machine", "devices", "global_batch", "seq", *RANK_COUNTS
 YES = "yes", "true", "1"
 GIB = 2.0**30
 CAP = re.compile(r"\b(\d{2,4}) ?W\b")  # a power cap in notes
@@ -121,7 +121,7 @@ def decimal(row: TableRow, name: str) -> float | None:
 
 def read_strategy(row: TableRow, place: str) -> Strategy:
     """Read the strategy of a row. Raises InputError where its ranks are not the devices."""
-    sizes = {name: whole_number(row, name, place) for name in COUNTS}
+    sizes = {name: whole_number(row, name, place) for name in RANK_COUNTS}
     strategy = Strategy(
         **sizes,  # type: ignore[arg-type]
         zero=int(row.get("zero") or 0),
