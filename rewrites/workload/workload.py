@@ -93,7 +93,7 @@ def read_parts(
     done = [f"{reading.truncated} of them cut to {tokenizer.most} tokens"] * bool(reading.truncated)
     done += [f"{len(reading.skipped)} left out, as the tokenizer cannot read them"] * bool(reading.skipped)
     batches = [
-        next(Batch([row for row, _ in rows], [kinds for _, kinds in rows]).pieces(most))
+        next(Batch([ids for ids, _ in rows], [kinds for _, kinds in rows]).pieces(most))
         for rows, most in zip(parts, (FIT, CHOOSE, STATE), strict=True)
     ]
     return batches, "".join(f", {note}" for note in done) if ours else ""
