@@ -21,8 +21,8 @@ from opmatrix.parallel.cost.layer_work import ModelWork
 from opmatrix.parallel.cost.prediction import Prediction, check_linked
 from opmatrix.parallel.cost.stacks import stack_named
 from opmatrix.parallel.schedules.named import PLANNED, USUAL_SCHEDULE
-from opmatrix.parallel.search.calibrate import Calibration, calibrate_question
 from opmatrix.parallel.search.forms import StrategyForm
+from opmatrix.parallel.search.step_factors import Calibration, calibrate_question
 from opmatrix.parallel.search.strategy_search import FoundStrategies, PlanQuestion, search_strategies
 
 BEST_KEPT = 10
