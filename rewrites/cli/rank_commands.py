@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from opmatrix.models.config import Settings
+    from opmatrix.parallel.search.layouts import StatedLayout
     from opmatrix.parallel.search.plans import StrategyPlan
 
 DRAWN_WEIGHTS = 2 * 10**8  # weights that each rank may draw, at most
@@ -119,7 +120,7 @@ def plan_model(
             out.write(plan_csv(planned).encode())
 
 
-def read_layouts(wanted: PlanAskedOptions) -> dict[str, Any]:
+def read_layouts(wanted: PlanAskedOptions) -> dict[str, StatedLayout]:
     """Return the layouts that are stated, by option. Raises InputError for words that name nothing."""
     from opmatrix.parallel.search.layouts import read_layout
 
@@ -134,7 +135,7 @@ def check_not_local(wanted: PlanAskedOptions) -> None:
             raise InputError(f"{option} {value}: it belongs to machines of data sheets, not to --machine local")
 
 
-def judged_layouts(planned: StrategyPlan, layouts: Mapping[str, Any]) -> tuple[str, dict[str, object]]:
+def judged_layouts(planned: StrategyPlan, layouts: Mapping[str, StatedLayout]) -> tuple[str, dict[str, object]]:
     """Return the text of the layouts that were stated, and their figures by option."""
     from opmatrix.parallel.search.layouts import against_table, find_layout, layout_lines
     from opmatrix.parallel.search.plan_text import choice_row

@@ -19,10 +19,10 @@ from opmatrix.parallel.cost.intervals import (
 from opmatrix.parallel.cost.prediction import predict
 from opmatrix.parallel.cost.stacks import STACKS, stack_named, stack_of_source
 from opmatrix.parallel.cost.strategies import Strategy
-from opmatrix.parallel.search.calibrate import Factors, scale_question
 from opmatrix.parallel.search.forms import FormMasks
 from opmatrix.parallel.search.layouts import against_table, find_layout, layout_lines, read_layout
 from opmatrix.parallel.search.plan_text import plan_json
+from opmatrix.parallel.search.step_factors import StepFactors, scale_question
 from opmatrix.parallel.search.strategy_search import SIZE_NAMES, compile_forms
 
 MODEL = dict(
@@ -237,7 +237,7 @@ def test_one_step_scales_all(tmp_path, free):
 
 def test_several_steps_tell_links_from_computation(tmp_path, free):
     """Of rows that were made with a factor for each, both are found, and all rows are predicted."""
-    true = Factors(1.2, 2.5)
+    true = StepFactors(1.2, 2.5)
     slow = scale_question(free.question, true)
 
     def seconds(question):

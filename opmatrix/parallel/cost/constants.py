@@ -7,7 +7,7 @@ import json
 from functools import cache
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 CONSTANTS_FILE = Path(__file__).with_suffix(".json")
 JOULES = {"n4": "joule", "ascend910": "joule_ascend"}  # constant of the operations a joule, by family of chips
@@ -31,9 +31,10 @@ class Constants(NamedTuple):
     joule: float = inf  # operations of sixteen bits a joule, chips of 4 and 5 nm
     joule_ascend: float = inf  # operations of sixteen bits a joule, Ascend 910
 
-    def a_joule(self, family: str) -> Any:
+    def a_joule(self, family: str) -> float | None:
         """Return the operations of sixteen bits a joule of a family of chips; None where no step was measured."""
-        return getattr(self, JOULES[family]) if family in JOULES else None
+        joule: float | None = getattr(self, JOULES[family]) if family in JOULES else None
+        return joule
 
 
 @cache

@@ -21,11 +21,11 @@ FEWEST = 3  # sources of a group that an interval is made from
 UNKNOWN_STACK = "unknown"
 
 
-Ratios: TypeAlias = tuple[str, Sequence[float]]  # a publication, with ratios of its rows
+SourceRatios: TypeAlias = tuple[str, Sequence[float]]  # a publication, with ratios of its rows
 
 
 class StepKind(NamedTuple):
-    """What makes two steps alike: the machine, the software, the model and the number type."""
+    """The kind of a step: its machine, software, model and number type."""
 
     family: str  # family of chips
     stack: str  # training stack, or "unknown"
@@ -44,7 +44,7 @@ NEAREST_KINDS = (  # fields that rows share with a step, the nearest first
 
 
 class SourceResiduals(NamedTuple):
-    """Ratios of measured to predicted numbers of rows of one source that are of one kind."""
+    """SourceRatios of measured to predicted numbers of rows of one source that are of one kind."""
 
     source: str
     kind: StepKind
@@ -57,7 +57,7 @@ class SourceResiduals(NamedTuple):
         return self.source.partition(":")[0]
 
 
-class Interval(NamedTuple):
+class StepInterval(NamedTuple):
     """Factors of a prediction between which the measured number is to lie, and the rows that they are made from."""
 
     low: float
@@ -113,7 +113,7 @@ def find_interval(
     kind: StepKind,
     ratios: Callable[[SourceResiduals], Sequence[float]] = seconds_of,
     residuals: Iterable[SourceResiduals] | None = None,
-) -> Interval | None:
+) -> StepInterval | None:
     """Return the interval of a step: from the nearest rows of at least three sources. None where there are none."""
     rows = [row for row in (load_residuals() if residuals is None else residuals) if ratios(row)]
     for shared in NEAREST_KINDS:
@@ -135,23 +135,23 @@ def row_scatter(kind: StepKind) -> float:
     return 0
 
 
-def interval_of(near: Sequence[Ratios], every: Sequence[Ratios], shared: tuple[str, ...]) -> Interval:
+def interval_of(near: Sequence[SourceRatios], every: Sequence[SourceRatios], shared: tuple[str, ...]) -> StepInterval:
     """Return the interval of a step of a source that is none of these. Sources have means that scatter, and rows that
     scatter about them; each source weighs the same (a random effect of one way: Searle et al. 1992, section 3.5).
     Few sources tell little of how far sources scatter, so the scatter of all of them counts as that of one more (a
     scaled inverse chi-square prior: Gelman et al. 2013, section 3.3)."""
     from scipy.special import stdtrit
 
-    means, within = spread(near)
+    means, within = source_spread(near)
     count, centre = len(means), sum(means) / len(means)
     freedom = count - 1 + PRIOR
-    between = (variance(means) * (count - 1) + variance(spread(every)[0]) * PRIOR) / freedom
+    between = (variance(means) * (count - 1) + variance(source_spread(every)[0]) * PRIOR) / freedom
     half = float(stdtrit(freedom, (1 + INTERVAL_SHARE) / 2)) * (between * (1 + 1 / count) + within) ** 0.5
     rows = sum(len(ratios) for _, ratios in near)
-    return Interval(exp(centre - half), exp(centre + half), rows, count, shared)
+    return StepInterval(exp(centre - half), exp(centre + half), rows, count, shared)
 
 
-def spread(groups: Sequence[Ratios]) -> tuple[list[float], float]:
+def source_spread(groups: Sequence[SourceRatios]) -> tuple[list[float], float]:
     """Return the mean logarithm of each publication, and the mean variance about it."""
     logs: dict[str, list[float]] = {}
     for source, ratios in groups:

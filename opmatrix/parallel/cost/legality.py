@@ -46,7 +46,7 @@ def check_legal(work: ModelWork, strategy: Strategy, batch: object, seq: object)
     numbers = {**{name: getattr(strategy, name) for name in COUNTED}, "batch": batch, "seq": seq}
     if any(hasattr(number, "__array_ufunc__") or hasattr(number, "free_symbols") for number in numbers.values()):
         return
-    counts = {name: whole(name, number) for name, number in numbers.items()}
+    counts = {name: whole_count(name, number) for name, number in numbers.items()}
     if not (isinstance(strategy.load, Real) and isfinite(strategy.load) and strategy.load >= 1):
         raise InputError(
             f"load {strategy.load!r}: rows of the busiest expert rank over the mean: give a number from 1 on"
@@ -55,7 +55,7 @@ def check_legal(work: ModelWork, strategy: Strategy, batch: object, seq: object)
         raise InputError(complaint)
 
 
-def whole(name: str, number: object) -> int:
+def whole_count(name: str, number: object) -> int:
     """Return a number as an int. Raises InputError for one that is no whole number from 1 on."""
     value = float(number) if isinstance(number, Real) else 0.0
     if isfinite(value) and value == int(value) and 1 <= value <= LARGEST_COUNT:
@@ -74,7 +74,7 @@ def complaints(work: ModelWork, strategy: Strategy, counts: dict[str, int]) -> I
     sizes = CutSizes(limits_of_work(work), counts["batch"], counts["seq"], ranks)
     for axis in PLANNED_AXES:
         if undivided := axis.refused(counts[axis.name], sizes):
-            near = nearest(counts[axis.name], partial(divides, axis, sizes))
+            near = nearest_counts(counts[axis.name], partial(axis_takes, axis, sizes))
             yield f"{axis.name} {counts[axis.name]}: {undivided}: {axis.name} ranks: {axis.legal}; {near}"
     yield from batch_complaints(counts)
     yield from stage_complaints(work, strategy, counts)
@@ -82,12 +82,12 @@ def complaints(work: ModelWork, strategy: Strategy, counts: dict[str, int]) -> I
     yield from expert_complaints(work, strategy, counts)
 
 
-def divides(axis: ParallelAxis, sizes: CutSizes, ranks: int) -> bool:
+def axis_takes(axis: ParallelAxis, sizes: CutSizes, ranks: int) -> bool:
     """True if an axis may have a number of ranks."""
     return not axis.refused(ranks, sizes)
 
 
-def nearest(count: int, legal: Callable[[int], bool]) -> str:
+def nearest_counts(count: int, legal: Callable[[int], bool]) -> str:
     """Return the nearest numbers that are legal, as text."""
     below = next((n for n in range(count - 1, max(0, count - NEAREST), -1) if legal(n)), None)
     above = next((n for n in range(count + 1, count + NEAREST) if legal(n)), None)
@@ -132,12 +132,12 @@ def token_complaints(work: ModelWork, strategy: Strategy, counts: dict[str, int]
     if strategy.sequence and tokens % (tensor * context):
         yield (
             f"sequence: tp {tensor} x cp {context} ranks do not divide {tokens} tokens; "
-            f"{nearest(tokens, lambda n: n % (tensor * context) == 0)} tokens"
+            f"{nearest_counts(tokens, lambda n: n % (tensor * context) == 0)} tokens"
         )
     if context > 1 and CONTEXTS[strategy.context].mixing == "heads" and work.heads % (tensor * context):
         yield (
             f"context {strategy.context}: tp {tensor} x cp {context} ranks do not divide {work.heads} heads; "
-            f"{nearest(context, lambda n: work.heads % (tensor * n) == 0)} for cp"
+            f"{nearest_counts(context, lambda n: work.heads % (tensor * n) == 0)} for cp"
         )
 
 
@@ -151,5 +151,5 @@ def expert_complaints(work: ModelWork, strategy: Strategy, counts: dict[str, int
         over *= counts[name]
     if over % experts:
         axes = " x ".join((*COPYING_AXES, "tp") if folded else COPYING_AXES)
-        near = nearest(experts, lambda n: over % n == 0 and work.experts % n == 0)
+        near = nearest_counts(experts, lambda n: over % n == 0 and work.experts % n == 0)
         yield f"ep {experts}: it must divide the {over} ranks of {axes}, which share the experts; {near}"

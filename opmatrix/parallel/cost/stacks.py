@@ -14,7 +14,7 @@ MEGATRON_SCHEDULES = "1f1b", "interleaved"
 
 
 @dataclass(frozen=True)
-class Stack:
+class SoftwareStack:
     """A stack: the choices by name that it has, and its habits."""
 
     name: str
@@ -56,7 +56,7 @@ class Stack:
         return replace(self.run(strategy), whole_experts=bool(whole))
 
 
-MEGATRON = Stack(
+MEGATRON = SoftwareStack(
     "megatron",
     "core 0.12",
     "Megatron-LM and NeMo",
@@ -70,14 +70,14 @@ MEGATRON = Stack(
     folds_experts=True,
     selective="attention",
 )
-STACKS: Mapping[str, Stack] = {
+STACKS: Mapping[str, SoftwareStack] = {
     stack.name: stack
     for stack in (
         MEGATRON,
         replace(
             MEGATRON, name="nemo", title="NeMo and Megatron Bridge", version="24.09", gradient_bytes=2, accumulated=2
         ),
-        Stack(
+        SoftwareStack(
             "megatron-plain",
             "core 0.8",
             "Megatron-LM without overlap of tensor ranks",
@@ -90,7 +90,7 @@ STACKS: Mapping[str, Stack] = {
             fused_sums=True,
             selective="attention",
         ),
-        Stack(
+        SoftwareStack(
             "torchtitan",
             "0.2",
             "torchtitan",
@@ -100,10 +100,10 @@ STACKS: Mapping[str, Stack] = {
             (0, 2, 3),
             gradient_bytes=4,
         ),
-        Stack(
+        SoftwareStack(
             "deepspeed", "0.16", "DeepSpeed", ("1f1b",), ("ulysses",), ALL_ZERO, (0, 1), gradient_bytes=2, accumulated=2
         ),
-        Stack(
+        SoftwareStack(
             "mindspeed",
             "2.0",
             "MindSpeed-LLM",
@@ -115,7 +115,7 @@ STACKS: Mapping[str, Stack] = {
             folds_experts=True,
             selective="attention",
         ),
-        Stack(
+        SoftwareStack(
             "mindformers",
             "1.5",
             "MindFormers",
@@ -126,7 +126,7 @@ STACKS: Mapping[str, Stack] = {
             gradient_bytes=4,
             selective="attention",
         ),
-        Stack(
+        SoftwareStack(
             "launch",
             "this version",
             "opmatrix launch",
@@ -142,7 +142,7 @@ STACKS: Mapping[str, Stack] = {
 }
 
 
-def stack_named(name: str) -> Stack:
+def stack_named(name: str) -> SoftwareStack:
     """Return a stack by name. Raises InputError, which lists the known names."""
     if name not in STACKS:
         raise InputError(f"stack {name!r}: {suggest_name(name, STACKS)}it is one of {', '.join(STACKS)}")
@@ -160,7 +160,7 @@ PUBLISHED = (
 )
 
 
-def stack_of_source(source: str, notes: str) -> Stack:
+def stack_of_source(source: str, notes: str) -> SoftwareStack:
     """Return the stack of a published table, by the words of its source and notes; Megatron where they name none."""
     if PLAIN_SOURCES.search(f"{source} {notes}"):
         return STACKS["megatron-plain"]

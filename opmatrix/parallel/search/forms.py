@@ -15,7 +15,7 @@ from opmatrix.parallel.axes.context_axis import CONTEXT, CONTEXTS
 from opmatrix.parallel.axes.data_axis import STORING
 from opmatrix.parallel.axes.known_axes import COPYING_AXES, DEVICE_AXES, ORDERS, TOKEN_AXES
 from opmatrix.parallel.axes.parallel_axis import ModelLimits
-from opmatrix.parallel.cost.stacks import Stack
+from opmatrix.parallel.cost.stacks import SoftwareStack
 from opmatrix.parallel.cost.strategies import RECOMPUTES, RecomputeKind
 from opmatrix.parallel.schedules.named import PLANNED, SCHEDULES, USUAL_SCHEDULE
 from opmatrix.parallel.search.legal_sizes import SizeColumns
@@ -70,7 +70,7 @@ class FormChoices(NamedTuple):
         )
 
 
-def choices_of_stack(stack: Stack) -> FormChoices:
+def choices_of_stack(stack: SoftwareStack) -> FormChoices:
     """Return the choices that a stack has."""
     return FormChoices(
         stack.schedules,

@@ -15,36 +15,36 @@ from opmatrix.parallel.cost.legality import check_legal, check_names
 from opmatrix.parallel.cost.strategies import RECOMPUTES, Strategy
 from opmatrix.parallel.schedules.named import SCHEDULES
 from opmatrix.parallel.search.forms import StrategyForm
-from opmatrix.parallel.search.plan_text import GIGA, between, lost
+from opmatrix.parallel.search.plan_text import GIGA, interval_cell, lost
 from opmatrix.parallel.search.plans import PlanChoice, StrategyPlan
 from opmatrix.parallel.search.strategy_search import PlanQuestion, search_strategies
 
 NUMBERED = {"micro-batch": "micro_batch", "micro_batch": "micro_batch", "virtual": "virtual", "zero": "zero"}
-WORDS = re.compile(r"[\s;,×=]+")
-Fixed = dict[str, object]
+LAYOUT_WORDS = re.compile(r"[\s;,×=]+")
+FixedChoices = dict[str, object]
 
 
-class Layout(NamedTuple):
+class StatedLayout(NamedTuple):
     """A layout that is stated: sizes and choices by name; all others are free."""
 
     text: str
-    fixed: Fixed
+    fixed: FixedChoices
 
 
-def read_layout(text: str, option: str) -> Layout:
+def read_layout(text: str, option: str) -> StatedLayout:
     """Read a layout, such as "tp 8 pp 16 zero 1 interleaved norms cut", or as a plan prints it. Raises InputError for a
     word that names nothing, with the option that it stood in."""
-    fixed: Fixed = {}
-    words = [word for word in WORDS.split(text.strip()) if word]
+    fixed: FixedChoices = {}
+    words = [word for word in LAYOUT_WORDS.split(text.strip()) if word]
     at = 0
     while at < len(words):
         at += read_words(words[at:], fixed, option)
     if not fixed:
         raise InputError(f'{option} {text!r}: it states nothing: give a layout, such as "tp 8 pp 4 micro-batch 1"')
-    return Layout(text, fixed)
+    return StatedLayout(text, fixed)
 
 
-def read_words(words: list[str], fixed: Fixed, option: str) -> int:
+def read_words(words: list[str], fixed: FixedChoices, option: str) -> int:
     """Read what the first words state, and return how many they are."""
     word, following = words[0].lower(), words[1].lower() if len(words) > 1 else ""
     if word.isdigit() and following == "chunks":
@@ -81,7 +81,7 @@ def whole_after(word: str, text: str, option: str) -> int:
     raise InputError(f"{option}: {word} {text}: give a whole number")
 
 
-def find_layout(question: PlanQuestion, layout: Layout) -> PlanChoice:
+def find_layout(question: PlanQuestion, layout: StatedLayout) -> PlanChoice:
     """Return the fastest strategy of a layout that fits the memory; if none does, the one that needs the least. Raises
     InputError for a layout that is not legal, or that the question rules out."""
     ruled = replace(question, fixed=tuple(layout.fixed.items()))
@@ -97,7 +97,7 @@ def find_layout(question: PlanQuestion, layout: Layout) -> PlanChoice:
     return PlanChoice(form, sizes, question.predicted(form, sizes))
 
 
-def refuse_layout(question: PlanQuestion, layout: Layout) -> None:
+def refuse_layout(question: PlanQuestion, layout: StatedLayout) -> None:
     """Raise InputError for a layout without strategies: by the rule that it breaks, else by what is not offered."""
     ranks = {axis.name: int(str(layout.fixed.get(axis.name, 1))) for axis in DEVICE_AXES}
     taken = 1
@@ -117,11 +117,11 @@ def refuse_layout(question: PlanQuestion, layout: Layout) -> None:
     raise InputError(f"{layout.text!r}: {by} no such strategy for this model, these devices and these options")
 
 
-def layout_lines(plan: StrategyPlan, layout: Layout, choice: PlanChoice) -> str:
+def layout_lines(plan: StrategyPlan, layout: StatedLayout, choice: PlanChoice) -> str:
     """Return the text of a layout: whether it fits, its time, and why it is not the first."""
     first, room = plan.best[0], plan.question.room
     seconds, sizes = (
-        cell[0] if cell else "" for cell in map(between, plan.intervals, (choice.seconds, choice.bytes / GIGA))
+        cell[0] if cell else "" for cell in map(interval_cell, plan.intervals, (choice.seconds, choice.bytes / GIGA))
     )
     over = (choice.bytes - room) / GIGA
     fits = f"does not fit, by {over:.1f} GB" if over > 0 else f"fits, with {-over:.1f} GB to spare"

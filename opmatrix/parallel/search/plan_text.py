@@ -11,7 +11,7 @@ from itertools import groupby
 from formats.core.errors import InputError
 from opmatrix.display.tables import table
 from opmatrix.parallel.cost.constants import constants_version
-from opmatrix.parallel.cost.intervals import INTERVAL_SHARE, Interval
+from opmatrix.parallel.cost.intervals import INTERVAL_SHARE, StepInterval
 from opmatrix.parallel.search.inference import next_token_seconds
 from opmatrix.parallel.search.named_collectives import named_collectives
 from opmatrix.parallel.search.plans import KINDS_OF_TIME, PlanChoice, StrategyPlan
@@ -68,7 +68,7 @@ def best_table(plan: StrategyPlan) -> str:
                 str(number),
                 str(choice),
                 f"{choice.seconds:.4g}",
-                *between(plan.intervals[0], choice.seconds),
+                *interval_cell(plan.intervals[0], choice.seconds),
                 *(in_percent(grouped[name], choice.seconds) for name in KINDS_OF_TIME),
                 f"{choice.bytes / GIGA:.1f}",
                 in_percent(plan.utilisation(choice), 1),
@@ -100,19 +100,19 @@ def memory_table(plan: StrategyPlan) -> str:
             *(f"{float(choice.prediction.memory.get(name, 0)) / GIGA:.2f}" for name in names),
             f"{float(choice.prediction.allocated) / GIGA:.2f}",
             f"{choice.bytes / GIGA:.2f}",
-            *between(plan.intervals[1], choice.bytes / GIGA),
+            *interval_cell(plan.intervals[1], choice.bytes / GIGA),
         ]
         for number, choice in enumerate(plan.best, 1)
     ]
     return table(rows, ["GB of", *names, "allocated", "reserved", *from_to(plan.intervals[1])])
 
 
-def between(interval: Interval | None, number: float) -> list[str]:
+def interval_cell(interval: StepInterval | None, number: float) -> list[str]:
     """Write the interval of a number as a cell, if there is one."""
     return [] if interval is None else ["{:.3g}-{:.3g}".format(*interval.around(number))]
 
 
-def from_to(interval: Interval | None) -> list[str]:
+def from_to(interval: StepInterval | None) -> list[str]:
     """Return the heading of a column of intervals, if there are any."""
     return [] if interval is None else [f"{100 * INTERVAL_SHARE:.0f} % of steps"]
 
@@ -262,7 +262,7 @@ def plan_json(plan: StrategyPlan) -> dict[str, object]:
     }
 
 
-def interval_columns(name: str, interval: Interval | None, number: float) -> dict[str, object]:
+def interval_columns(name: str, interval: StepInterval | None, number: float) -> dict[str, object]:
     """Return the ends of the interval of a number, by name; empty where there is none."""
     if interval is None:
         return {}

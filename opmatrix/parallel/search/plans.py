@@ -16,13 +16,13 @@ from opmatrix.models import known
 from opmatrix.models.config import Settings
 from opmatrix.parallel.axes.known_axes import PLANNED_AXES, PRINTED
 from opmatrix.parallel.cost.constants import Constants
-from opmatrix.parallel.cost.intervals import UNKNOWN_STACK, Interval, bytes_of, find_interval, kind_of
+from opmatrix.parallel.cost.intervals import UNKNOWN_STACK, StepInterval, bytes_of, find_interval, kind_of
 from opmatrix.parallel.cost.layer_work import ModelWork
 from opmatrix.parallel.cost.prediction import Prediction, check_linked
 from opmatrix.parallel.cost.stacks import stack_named
 from opmatrix.parallel.schedules.named import PLANNED, USUAL_SCHEDULE
-from opmatrix.parallel.search.calibrate import Calibration, calibrate_question
 from opmatrix.parallel.search.forms import StrategyForm
+from opmatrix.parallel.search.step_factors import Calibration, calibrate_question
 from opmatrix.parallel.search.strategy_search import FoundStrategies, PlanQuestion, search_strategies
 
 BEST_KEPT = 10
@@ -121,7 +121,7 @@ class StrategyPlan:
         return self.question.stack.name if self.question.stack else UNKNOWN_STACK
 
     @cached_property
-    def intervals(self) -> tuple[Interval | None, Interval | None]:
+    def intervals(self) -> tuple[StepInterval | None, StepInterval | None]:
         """The intervals of seconds and of bytes of a step, as factors, from measured steps of the same kind. None for a
         forward pass and for processes of this machine, of which no steps are published."""
         if self.question.infer or self.question.local:

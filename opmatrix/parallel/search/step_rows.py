@@ -15,7 +15,7 @@ from formats.machine.datasheets import Datasheet, datasheet
 from opmatrix.models import known
 from opmatrix.models.config import Settings
 from opmatrix.parallel.axes.known_axes import DEVICE_AXES
-from opmatrix.parallel.cost.stacks import Stack, stack_named, stack_of_source
+from opmatrix.parallel.cost.stacks import SoftwareStack, stack_named, stack_of_source
 from opmatrix.parallel.cost.strategies import Strategy
 
 TableRow = Mapping[str, str]
@@ -39,7 +39,7 @@ class StepRow(NamedTuple):
     seconds: float | None  # seconds of a step
     memory: float | None  # bytes by the driver
     failed: bool  # memory did not suffice
-    stack: Stack
+    stack: SoftwareStack
     notes: str
     plain: Strategy  # the strategy without habits of the stack
 
@@ -85,7 +85,7 @@ def read_step_row(
     )
 
 
-def read_stack(row: TableRow) -> Stack:
+def read_stack(row: TableRow) -> SoftwareStack:
     """Return the stack of a row: that of its column, or the one that its source and notes name. Gradients that a row
     says are summed in float32 are."""
     stated = row.get("stack")

@@ -19,10 +19,10 @@ from opmatrix.models.config import Settings
 from opmatrix.parallel.axes.known_axes import ORDERS, PLANNED_AXES
 from opmatrix.parallel.axes.parallel_axis import ModelLimits
 from opmatrix.parallel.cost.constants import Constants, load_constants
-from opmatrix.parallel.cost.intervals import Interval
+from opmatrix.parallel.cost.intervals import StepInterval
 from opmatrix.parallel.cost.layer_work import ModelWork, model_work
 from opmatrix.parallel.cost.prediction import Prediction, predict_step
-from opmatrix.parallel.cost.stacks import Stack
+from opmatrix.parallel.cost.stacks import SoftwareStack
 from opmatrix.parallel.cost.step_parts import PartSeconds, Setting
 from opmatrix.parallel.cost.strategies import Strategy
 from opmatrix.parallel.schedules.named import RUN_BY_RANKS, USUAL_SCHEDULE
@@ -55,11 +55,11 @@ class PlanQuestion:
     precision: str = "bf16"
     constants: Constants | None = None
     infer: bool = False  # a forward pass alone
-    stack: Stack | None = None  # strategies are those that it runs, with its habits
+    stack: SoftwareStack | None = None  # strategies are those that it runs, with its habits
     schedule: str | None = None  # the only pipeline schedule
     max_tp: int | None = None  # tensor ranks, at most
     fixed: tuple[tuple[str, object], ...] = ()  # sizes and choices by name that are stated
-    interval: Interval | None = None  # of seconds, from steps of one's own
+    interval: StepInterval | None = None  # of seconds, from steps of one's own
 
     @property
     def local(self) -> bool:

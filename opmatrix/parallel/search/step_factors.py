@@ -13,7 +13,7 @@ from typing import NamedTuple
 from formats.core.errors import InputError
 from formats.machine.datasheets import Datasheet
 from opmatrix.parallel.cost.constants import Constants, load_constants
-from opmatrix.parallel.cost.intervals import INTERVAL_SHARE, PRIOR, UNKNOWN_STACK, Interval, kind_of, row_scatter
+from opmatrix.parallel.cost.intervals import INTERVAL_SHARE, PRIOR, UNKNOWN_STACK, StepInterval, kind_of, row_scatter
 from opmatrix.parallel.cost.prediction import predict
 from opmatrix.parallel.cost.strategies import Strategy
 from opmatrix.parallel.search.step_rows import StepRow, read_step_row
@@ -23,8 +23,8 @@ SAME_SECONDS = 0.02  # seconds of one strategy that differ by more contradict ea
 LARGEST_FACTOR = 20.0
 
 
-class Factors(NamedTuple):
-    """Factors of the seconds of what is computed and of what crosses links."""
+class StepFactors(NamedTuple):
+    """StepFactors of the seconds of what is computed and of what crosses links."""
 
     computed: float
     crossed: float
@@ -34,11 +34,11 @@ class Calibration(NamedTuple):
     """A question with the factors of measured steps."""
 
     question: PlanQuestion
-    factors: Factors
+    factors: StepFactors
     rows: int
     strategies: int  # distinct ones among the rows
     contradictory: tuple[str, ...]  # repeats that differ
-    interval: Interval
+    interval: StepInterval
 
     def __str__(self) -> str:
         low, high = self.interval.low, self.interval.high
@@ -121,7 +121,9 @@ def seconds_by(row: StepRow, scaled: PlanQuestion) -> float:
     return float(step.step_seconds)
 
 
-def fit_factors(question: PlanQuestion, rows: Sequence[StepRow], measured: Sequence[float], strategies: int) -> Factors:
+def fit_factors(
+    question: PlanQuestion, rows: Sequence[StepRow], measured: Sequence[float], strategies: int
+) -> StepFactors:
     """Return the factors that make predictions closest to measured seconds by the logarithm of their ratio; two stay
     near the one that fits best."""
     from scipy.optimize import least_squares
@@ -129,19 +131,19 @@ def fit_factors(question: PlanQuestion, rows: Sequence[StepRow], measured: Seque
     ratios = [seconds / seconds_by(row, question) for row, seconds in zip(rows, measured, strict=True)]
     one = exp(sum(map(log, ratios)) / len(ratios))
     if strategies == 1:
-        return Factors(one, one)
+        return StepFactors(one, one)
 
     def off(moved: Sequence[float]) -> list[float]:
         """Return how far predictions are off, and how far factors are from the one."""
-        scaled = scale_question(question, Factors(one * exp(moved[0]), one * exp(moved[1])))
+        scaled = scale_question(question, StepFactors(one * exp(moved[0]), one * exp(moved[1])))
         logs = [log(seconds_by(row, scaled) / seconds) for row, seconds in zip(rows, measured, strict=True)]
         return [*logs, *(STAY * by for by in moved)]
 
     moved = least_squares(off, [0.0, 0.0], bounds=(-log(LARGEST_FACTOR), log(LARGEST_FACTOR))).x
-    return Factors(one * exp(float(moved[0])), one * exp(float(moved[1])))
+    return StepFactors(one * exp(float(moved[0])), one * exp(float(moved[1])))
 
 
-def scale_question(question: PlanQuestion, factors: Factors) -> PlanQuestion:
+def scale_question(question: PlanQuestion, factors: StepFactors) -> PlanQuestion:
     """Return a question whose machine and constants are slower by factors."""
     constants = question.constants or load_constants()
     machine = scale_machine(question.machine, factors)
@@ -151,7 +153,7 @@ def scale_question(question: PlanQuestion, factors: Factors) -> PlanQuestion:
 STAY = 0.02  # weight of a factor's distance from the one that fits best
 
 
-def scale_machine(sheet: Datasheet, factors: Factors) -> Datasheet:
+def scale_machine(sheet: Datasheet, factors: StepFactors) -> Datasheet:
     """Return a machine that computes and sends slower by factors. Its watts stay, since constants are scaled, too."""
     computed, crossed = factors
     return replace(
@@ -166,7 +168,7 @@ def scale_machine(sheet: Datasheet, factors: Factors) -> Datasheet:
     )
 
 
-def scale_constants(constants: Constants, factors: Factors) -> Constants:
+def scale_constants(constants: Constants, factors: StepFactors) -> Constants:
     """Return constants with latencies and operations a joule scaled by factors."""
     return constants._replace(
         gap=constants.gap * factors.computed,
@@ -176,7 +178,7 @@ def scale_constants(constants: Constants, factors: Factors) -> Constants:
     )
 
 
-def interval_left(question: PlanQuestion, row: StepRow, off: Sequence[float], fitted: int) -> Interval:
+def interval_left(question: PlanQuestion, row: StepRow, off: Sequence[float], fitted: int) -> StepInterval:
     """Return the interval of a step that is like the measured ones: from how far these are still off, and from how far
     rows of published sources scatter, which counts as one row more."""
     from scipy.special import stdtrit
@@ -186,7 +188,7 @@ def interval_left(question: PlanQuestion, row: StepRow, off: Sequence[float], fi
     free = max(len(off) - fitted, 0) + PRIOR
     scatter = (sum(value**2 for value in off) + PRIOR * row_scatter(kind)) / free
     half = float(stdtrit(free + 1, (1 + INTERVAL_SHARE) / 2)) * (scatter * (1 + 1 / len(off))) ** 0.5
-    return Interval(exp(-half), exp(half), len(off), 1, ("calibration",))
+    return StepInterval(exp(-half), exp(half), len(off), 1, ("calibration",))
 
 
 def contradictory_rows(rows: Sequence[StepRow]) -> list[str]:
