@@ -72,7 +72,7 @@ def quantise(vectors: Floats, precision: str) -> Numeric:
     return vectors if not len(vectors) else PRECISIONS[precision](vectors)
 
 
-def check_precision(precision: object) -> str:
+def check_form(precision: object) -> str:
     """Return the name of a precision; None is float32. Raises InputError for an unknown one."""
     if precision is None or precision in PRECISIONS:
         return str(precision or "float32")

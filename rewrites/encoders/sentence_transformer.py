@@ -17,7 +17,7 @@ from rewrites.encoders.embedding_forms import (
     PAIRWISE,
     Converted,
     Similarities,
-    check_precision,
+    check_form,
     compare_rows,
     converted,
     cut_columns,
@@ -122,7 +122,7 @@ class SentenceTransformer(Encoder):
         single = isinstance(inputs, str)
         texts = [str(inputs)] if single else read_texts(inputs)
         width = self.truncate_dim if truncate_dim is None else truncate_dim
-        wanted = Wanted(batch_size, show_progress_bar, check_precision(precision), normalize_embeddings, width)
+        wanted = Wanted(batch_size, show_progress_bar, check_form(precision), normalize_embeddings, width)
         vectors = self.embed(texts, self.reading(prompt_name, prompt), wanted)
         result = vectors if len(texts) else np.array([])
         return converted(result, convert_to_numpy, convert_to_tensor, single)

@@ -167,7 +167,7 @@ class LengthChecks:
             batches_at(near, few),
         )
 
-    def calls(self) -> dict[str, Callable[[], Any]]:
+    def calls(self) -> dict[str, Callable[[], object]]:
         """Return the checks that may run beside others, by name; none without lengths."""
         if not self.lengths:
             return {}

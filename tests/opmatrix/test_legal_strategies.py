@@ -116,7 +116,7 @@ def test_thousands_of_strategies_are_finite_or_refused_in_a_line(works):
             **{name: draw.choice(sizes) for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "virtual")},
             zero=draw.choice((0, 1, 2, 3, 3, 4)),
             sequence=cut,
-            recompute=draw.choice(("none", "selective", "full", "attention")),
+            recompute=draw.choice(("none", "selective", "full", "core_attention")),
             context=context,
             schedule=draw.choice((*SCHEDULES, "other")),
             order=draw.choice(ORDERS),

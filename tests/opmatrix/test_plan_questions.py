@@ -103,7 +103,7 @@ def test_sources_name_their_stack():
         assert stack_of_source(source, notes).name == name
     assert stack_of_source("torchtitan", "2D+AsyncTP").beside == ("tp",)
     again = Strategy(recompute="selective", flash=True)
-    assert stack_named("megatron").habits(again).recompute == "attention"
+    assert stack_named("megatron").habits(again).recompute == "core_attention"
     assert stack_named("torchtitan").habits(again).recompute == "selective"
 
 

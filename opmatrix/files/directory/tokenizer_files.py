@@ -321,7 +321,9 @@ def class_text(
     return str(tokenizer.to_str())
 
 
-def text_between(tokenizer: "tokenizers.Tokenizer", named: JsonObject, rows: int | None, kind: TokenizerClass) -> Any:
+def text_between(
+    tokenizer: "tokenizers.Tokenizer", named: JsonObject, rows: int | None, kind: TokenizerClass
+) -> "tokenizers.processors.TemplateProcessing":
     """Return the template of a text between two tokens, and of a pair of texts; an empty name means no token. Raises
     UnfitClass for a token without an id below the number of rows."""
     from tokenizers.processors import TemplateProcessing

@@ -21,5 +21,5 @@ def first_row(dense: str, act: str, scores: str) -> Classifier:
     return build
 
 
-POOLED = first_row("pooler.dense", "tanh", "classifier")
+BY_POOLER = first_row("pooler.dense", "tanh", "classifier")
 ON_TOP = first_row("classifier.dense", "tanh", "classifier.out_proj")

@@ -10,11 +10,11 @@ from opmatrix.algebra.term import Operator
 from opmatrix.models import rope
 from opmatrix.models.config import ArraySource, Settings, TensorNames, declares, never, one_of, real, whole
 from opmatrix.models.encoders.bert import COMMON
-from opmatrix.models.encoders.classifiers import POOLED
+from opmatrix.models.encoders.classifiers import BY_POOLER
 from opmatrix.models.encoders.parts import EncoderParts, head_columns, packed_products, words_and_kinds
 
 GTE = TensorNames(
-    "gte.", buffers=("inv_freq",), trained=("pooler", "lm_head"), positions=rope.held_positions, classifier=POOLED
+    "gte.", buffers=("inv_freq",), trained=("pooler", "lm_head"), positions=rope.held_positions, classifier=BY_POOLER
 )
 GTE_KEYS = (
     COMMON

@@ -56,7 +56,7 @@ MODERNBERT_KEYS = dict(
 )
 
 
-def score(config: Settings, at: ArraySource, labels: int) -> Operator:
+def score_texts(config: Settings, at: ArraySource, labels: int) -> Operator:
     """Build the head that scores texts: the first row of a text, or the mean of all, through a product with an
     activation, then a norm, then a product."""
     n, act = config["hidden_size"], ACTIVATIONS[config["classifier_activation"]]
@@ -68,7 +68,7 @@ def score(config: Settings, at: ArraySource, labels: int) -> Operator:
 
 
 @declares(
-    TensorNames("model.", trained=("head", "decoder"), positions=rope.held_positions, classifier=score),
+    TensorNames("model.", trained=("head", "decoder"), positions=rope.held_positions, classifier=score_texts),
     **MODERNBERT_KEYS,
 )
 def modernbert(config: Settings, at: ArraySource) -> Operator:

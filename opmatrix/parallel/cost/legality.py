@@ -23,10 +23,10 @@ LARGEST_COUNT = 10**9  # the largest number of ranks, sequences or tokens
 BALANCED_PLACES = 2  # places of layers that the table of tokens and the head take
 
 
-def check_names(strategy: Strategy) -> None:
+def check_named_choices(strategy: Strategy) -> None:
     """Raise InputError for a choice by name that there is none of."""
     kinds = {
-        "recompute": (strategy.recompute, (*RECOMPUTES, "attention")),
+        "recompute": (strategy.recompute, (*RECOMPUTES, "core_attention")),
         "context": (strategy.context, [name for name, way in CONTEXTS.items() if way.planned_as]),
         "schedule": (strategy.schedule, [*SCHEDULES]),
         "precision": (strategy.precision, [*BYTES, *EIGHT_BITS]),

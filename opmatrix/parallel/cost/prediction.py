@@ -11,7 +11,7 @@ from opmatrix.models import known
 from opmatrix.models.config import Settings
 from opmatrix.parallel.cost.constants import Constants, load_constants
 from opmatrix.parallel.cost.layer_work import ModelWork, model_work
-from opmatrix.parallel.cost.legality import check_legal, check_names
+from opmatrix.parallel.cost.legality import check_legal, check_named_choices
 from opmatrix.parallel.cost.memory_parts import memory_parts, reserved_bytes
 from opmatrix.parallel.cost.quantities import Quantity
 from opmatrix.parallel.cost.step_parts import Setting, step_parts, sum_parts
@@ -61,7 +61,7 @@ def predict(
     """Predict the time and memory of a step. Numbers of the strategy, `batch` and `seq` may be arrays or symbols: then
     the results are, too. Raises InputError for a machine without links, for a model without a backward pass, and for a
     strategy of numbers that is not legal."""
-    check_names(strategy)
+    check_named_choices(strategy)
     sheet = datasheet(machine) if isinstance(machine, str) else machine
     work = model if isinstance(model, ModelWork) else read_work(model, strategy, dropout)
     check_legal(work, strategy, batch, seq)

@@ -68,7 +68,7 @@ MEGATRON = SoftwareStack(
     gradient_bytes=4,
     fused_sums=True,
     folds_experts=True,
-    selective="attention",
+    selective="core_attention",
 )
 STACKS: Mapping[str, SoftwareStack] = {
     stack.name: stack
@@ -88,7 +88,7 @@ STACKS: Mapping[str, SoftwareStack] = {
             overlap=False,
             gradient_bytes=4,
             fused_sums=True,
-            selective="attention",
+            selective="core_attention",
         ),
         SoftwareStack(
             "torchtitan",
@@ -113,7 +113,7 @@ STACKS: Mapping[str, SoftwareStack] = {
             (0, 1),
             gradient_bytes=4,
             folds_experts=True,
-            selective="attention",
+            selective="core_attention",
         ),
         SoftwareStack(
             "mindformers",
@@ -124,7 +124,7 @@ STACKS: Mapping[str, SoftwareStack] = {
             (0, 1),
             (0, 1),
             gradient_bytes=4,
-            selective="attention",
+            selective="core_attention",
         ),
         SoftwareStack(
             "launch",

@@ -283,27 +283,15 @@ def known_pass(setting: Setting, work: LayerWork, during: LayerPass) -> PartSeco
 def layer_parts(setting: Setting, work: LayerWork) -> PartSeconds:
     """Return the seconds of forward, recomputation and backward of a layer."""
     forward, backward = known_pass(setting, work, "forward"), known_pass(setting, work, "backward")
+    fused = setting.strategy.recompute == "selective" and setting.strategy.flash
     again: PartSeconds = {}
     if setting.strategy.recompute == "full":
         again = {f"{name}, again": seconds for name, seconds in forward.items()}
-    if setting.strategy.recompute == "selective" and not setting.strategy.flash:
-        again = {
-            "computation, again": add_all(
-                product_seconds(setting, product)
-                for product in work.products
-                if product.between and product.during == "forward"
-            )
-        }
-    if setting.strategy.recompute == "attention":
-        again = {
-            "computation, again": add_all(
-                product_seconds(setting, product)
-                for product in work.products
-                if product.between and product.during == "forward"
-            )
-        }
-    if setting.strategy.recompute == "selective" and setting.strategy.flash:
+    elif fused:
         again = {"computation, again": passing_seconds(setting, work, "forward")}
+    elif setting.strategy.recompute != "none":
+        between = (product for product in work.products if product.between and product.during == "forward")
+        again = {"computation, again": add_all(product_seconds(setting, product) for product in between)}
     summed = summing_bytes(setting) * layer_parameters(setting, work) / setting.bandwidth
     return add_parts(forward, again, backward, {"computation": summed})
 

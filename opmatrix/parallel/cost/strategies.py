@@ -13,7 +13,7 @@ from opmatrix.parallel.axes.known_axes import COPYING_AXES, DEVICE_AXES, FOLDED_
 from opmatrix.parallel.cost.quantities import Quantity
 from opmatrix.parallel.schedules.named import USUAL_SCHEDULE
 
-RecomputeKind: TypeAlias = Literal["none", "selective", "full", "attention"]
+RecomputeKind: TypeAlias = Literal["none", "selective", "full", "core_attention"]
 RECOMPUTES: tuple[RecomputeKind, ...] = ("none", "selective", "full")  # those that a plan tries
 SIXTEEN_BITS = "bf16"  # number type of values beside products of eight bits
 

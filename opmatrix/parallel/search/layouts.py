@@ -11,7 +11,7 @@ from formats.core.errors import InputError, suggest_name
 from opmatrix.display.tables import table
 from opmatrix.parallel.axes.context_axis import CONTEXTS
 from opmatrix.parallel.axes.known_axes import AXES, DEVICE_AXES
-from opmatrix.parallel.cost.legality import check_legal, check_names
+from opmatrix.parallel.cost.legality import check_legal, check_named_choices
 from opmatrix.parallel.cost.strategies import RECOMPUTES, Strategy
 from opmatrix.parallel.schedules.named import SCHEDULES
 from opmatrix.parallel.search.forms import StrategyForm
@@ -60,17 +60,17 @@ def read_words(words: list[str], fixed: FixedChoices, option: str) -> int:
     if word in RECOMPUTES and following == "again":
         fixed["recompute"] = word
         return 2
-    if (word, following) in WORD_PAIRS:
-        fixed[WORD_PAIRS[word, following]] = True
+    if (both := f"{word} {following}") in WORD_PAIRS:
+        fixed[WORD_PAIRS[both]] = True
         return 2
     if word in NAMED_CHOICES and following:
         fixed[word] = following
         return 2
-    known = [*AXES, *NUMBERED, *NAMED_CHOICES, *SCHEDULES, *CONTEXTS, "norms cut", "whole experts"]
+    known = [*AXES, *NUMBERED, *NAMED_CHOICES, *SCHEDULES, *CONTEXTS, *WORD_PAIRS]
     raise InputError(f"{option}: {words[0]}: {suggest_name(word, known)}a layout has {', '.join(known)}")
 
 
-WORD_PAIRS = {("norms", "cut"): "sequence", ("whole", "experts"): "whole_experts"}
+WORD_PAIRS = {"norms cut": "sequence", "whole experts": "whole_experts"}
 NAMED_CHOICES = "recompute", "schedule", "context"
 
 
@@ -110,7 +110,7 @@ def refuse_layout(question: PlanQuestion, layout: StatedLayout) -> None:
         raise InputError(f"{layout.text!r}: {spelled} are {taken} ranks on {question.devices} devices: give others")
     fields = {**layout.fixed, **ranks}
     strategy = Strategy(**fields, flash=question.flash, precision=question.precision)  # type: ignore[arg-type]
-    check_names(strategy)
+    check_named_choices(strategy)
     work = question.work(StrategyForm(context=strategy.context, sequence=strategy.sequence))
     check_legal(work, strategy, question.batch, question.seq)
     by = f"{question.stack.title} has" if question.stack else "a plan tries"

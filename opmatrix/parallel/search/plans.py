@@ -253,7 +253,7 @@ def plan(
     if devices > 1:
         check_linked(sheet)
     tokens = check_tokens(config, seq)
-    check_precision(precision, sheet)
+    check_plan_precision(precision, sheet)
     question = PlanQuestion(
         config,
         sheet,
@@ -284,7 +284,7 @@ def plan(
     return StrategyPlan(name or default_name, question, strategies, tuple(best), carbon, learned)
 
 
-def check_precision(precision: str, sheet: Datasheet) -> None:
+def check_plan_precision(precision: str, sheet: Datasheet) -> None:
     """Raise InputError for an unknown precision, and for one that a machine has no products of."""
     known = [*BYTES, *EIGHT_BITS]
     if precision not in known:
