@@ -158,7 +158,7 @@ class LengthChecks:
         lengths = lengths_of(programs, timed, min((most for most in limits if most is not None), default=None))
         near = stated_at(searched.programs["imported"], lengths, timed) if lengths else ()
         longest: tuple[int, ...] = max((batch for batch in lengths if len(batch) == 1), default=())
-        shares = [[longest], [batch for batch in lengths if batch != longest]]
+        shares = [[longest], [batch for batch in lengths if batch != longest]] if longest else []
         return cls(
             searched,
             points,

@@ -471,7 +471,7 @@ class Meant(NamedTuple):
         result = found if self.rows is None else found[self.rows]
         off = abs(settled(result, self.numbers)[0])
         if not (off <= self.allowed).all():
-            right = (off <= self.allowed) | np.isinf(self.allowed)
+            right = (off == 0) | (off <= self.allowed) | np.isinf(self.allowed)
             if not right.all():
                 self.refuse(shown, off, right, rows)
         with np.errstate(invalid="ignore"):  # 0/0 where an entry must be exact, inf/inf where any number is allowed

@@ -106,8 +106,8 @@ ANSWERING = {
 ANSWERING["bert"] |= {"BertForNextSentencePrediction": ["cls.seq_relationship.weight"], "Someone": ["mlp.dense.weight"]}
 ANSWERING["gpt2"] |= {"GPT2DoubleHeadsModel": ["lm_head.weight", "multiple_choice_head.summary.weight"]}
 for _family in ANSWERING:
-    if classifier := FAMILIES[_family].layout.classifier:
-        del ANSWERING[_family][classifier.architecture]
+    if FAMILIES[_family].layout.classifier:
+        del ANSWERING[_family][f"{STEMS[_family]}ForSequenceClassification"]
 cases = lambda table: [(family, architecture) for family in table for architecture in table[family]]
 
 

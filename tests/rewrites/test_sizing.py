@@ -5,6 +5,7 @@ import gc
 
 import numpy as np
 import pytest
+from test_families import CASES
 
 from opmatrix.algebra import monoids
 from opmatrix.algebra.data import Data, Promised
@@ -206,7 +207,19 @@ SMOL = dict(
     max_position_embeddings=8192,
 )
 GPT2_BASE = dict(vocab_size=50257, n_embd=768, n_layer=1, n_head=12, n_positions=1024)
+ENCODERS = {family: config for family, config, _ in reversed(CASES.values())}
+WIDE = dict(
+    vocab_size=30522, hidden_size=768, intermediate_size=3072, num_attention_heads=12, max_position_embeddings=514
+)
+MORE = {  # encoders beside BERT, with what their models of that width have besides
+    **{family: {} for family in ("xlm-roberta", "camembert", "mpnet", "nomic_bert", "gte", "new")},
+    **{family: {} for family in ("jina_bert", "jina_bert_normed")},
+    **{family: {"embedding_size": 128} for family in ("electra", "albert")},
+    "modernbert": dict(intermediate_size=1152, max_position_embeddings=8192),
+    "gemma3_text": dict(num_attention_heads=3, num_key_value_heads=1, head_dim=256, intermediate_size=1152),
+}
 REAL = [  # families at the widths that people have
+    *((family, ENCODERS[family] | WIDE | more) for family, more in MORE.items()),
     ("bert", BERT_BASE),
     ("bert", BERT_BASE | dict(hidden_size=384, intermediate_size=1536)),
     ("bert", BERT_BASE | dict(hidden_size=64, num_attention_heads=1, intermediate_size=64)),

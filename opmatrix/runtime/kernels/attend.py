@@ -223,7 +223,9 @@ class attention(Arguments):
             share, doubt = bound_shares(exact, gamma(a.q.shape[2] + 2 + biased(a)) * size, hidden)
             merges = -(-share.shape[-1] // a.tile) - 1  # each merge rescales mass and values once more
             total = doubt + (gamma(share.shape[-1] + 4 + 2 * merges) + rounded) * (share + doubt)
-            parts.append(weigh_heads(total, abs(v[keys])) + (rounding > 0) * FLUSHED)
+            # processors with products of bfloat16 flush every value, and every partial sum over the keys
+            flushed = (rounding > 0) * FLUSHED * (1 + share.shape[-1])
+            parts.append(weigh_heads(total, abs(v[keys])) + flushed)
         return np.concatenate(parts)
 
     def cost(a, out: Heads, extents: Extents) -> Costs:
