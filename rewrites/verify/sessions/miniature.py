@@ -29,6 +29,7 @@ EVEN_SHARES, SPREAD_SHARES = "even", "spread"  # shares of keys: all equal; some
 WORDS_A_COLUMN = 2  # tokens for each column of values, at least
 SCORE_SPREAD = 3.0  # deviation of scores: a few keys have most of the mass
 HALF_UNIT = 2.0**-8  # half a unit of bfloat16 at 1
+READ_ROWS = 128  # rows of attention that are read at a time in float64
 FLOAT32_BITS = 23  # mantissa bits of a float32
 FloatTable = NDArray[np.float32]
 
@@ -228,8 +229,9 @@ class Miniature:
         record = self.attention.kernel.bind(bound, {**attributes, "tile": page_side()})
         call = Call(self.attention.kernel, record, {"q": 0, "k": 1, "v": 2}, self.attention.kernel.shape(record))
         arguments = {**vars(record), "q": self.rows("q", rows), "k": keys, "v": values, "batch": batch}
-        meant = Meant.of(call, arguments, batch, at)
-        return meant._replace(rows=None)
+        some = np.split(at, range(READ_ROWS, len(at), READ_ROWS))
+        numbers, allowed, _ = zip(*(Meant.of(call, arguments, batch, rows) for rows in some), strict=True)
+        return Meant(np.concatenate(numbers), np.concatenate(allowed), None)
 
 
 def page_side() -> int:
