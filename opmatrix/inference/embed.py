@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from opmatrix.runtime.program import Program
 
 Texts = str | Path | Iterable[str]  # one text, a file of texts, texts
+Chunked = TypeVar("Chunked")  # a text or a pair; their tokens
 OnProgress = Callable[[int, int | None], None]  # texts done, texts in all (None: not known)
 
 BATCH_ROWS = 4096  # rows of a batch, about
@@ -124,17 +125,30 @@ def batches(
 ) -> Iterator[Batch]:
     """Yield the texts' tokens in the order of the texts, as many texts at a time as fit into `rows` rows, at least one.
     A text that is skipped has one token that is pooled."""
-    texts, reading, batch_rows, filled = iter(texts), reading or LineReading(), list[list[int]](), 0
+    reading = reading or LineReading()
     skipped = [0] * (1 + tokenizer.left_out(reading))
-    while chunk := [*islice(texts, CHUNK_TEXTS)]:
-        for row in tokenizer.rows(chunk, reading):
-            if batch_rows and filled + len(row) > rows:
-                yield Batch(batch_rows)
-                batch_rows, filled = [], 0
-            batch_rows.append(row or skipped)
-            filled += len(batch_rows[-1])
-    if batch_rows:
-        yield Batch(batch_rows)
+    tokens = (row or skipped for chunk in chunks(texts) for row in tokenizer.rows(chunk, reading))
+    yield from map(Batch, fill(tokens, len, rows))
+
+
+def chunks(texts: Iterable[Chunked]) -> Iterator[list[Chunked]]:
+    """Yield what is tokenised at once."""
+    left = iter(texts)
+    while chunk := [*islice(left, CHUNK_TEXTS)]:
+        yield chunk
+
+
+def fill(items: Iterable[Chunked], length: Callable[[Chunked], int], most: int) -> Iterator[list[Chunked]]:
+    """Yield the items in their order, as many at a time as have `most` rows together, at least one."""
+    batch, filled = list[Chunked](), 0
+    for item in items:
+        if batch and filled + length(item) > most:
+            yield batch
+            batch, filled = [], 0
+        batch.append(item)
+        filled += length(item)
+    if batch:
+        yield batch
 
 
 def outcome(reading: LineReading, tokenizer: Tokenizer) -> str:

@@ -3,7 +3,6 @@ them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from formats.core.arrays import Floats
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
-from opmatrix.inference.embed import BATCH_ROWS, CHUNK_TEXTS, OnProgress, followed, reading
+from opmatrix.inference.embed import BATCH_ROWS, OnProgress, chunks, fill, followed, reading
 from opmatrix.inference.scores.scoring import Scoring
 from opmatrix.inference.text import LineReading, Tokenizer, fault, unpanicked
 
@@ -86,15 +85,8 @@ def pair_batches(
 ) -> Iterator[tuple[Batch, list[int]]]:
     """Yield batches in the order of the pairs, as many pairs at a time as fit into `rows` rows, at least one; each with
     the places in it of those that are skipped, which have one token."""
-    pairs, batch, filled = iter(pairs), list[TokenRow](), 0
-    while chunk := [*islice(pairs, CHUNK_TEXTS)]:
-        for row in pair_rows(tokenizer, chunk, reading):
-            if batch and filled + len(row[0]) > rows:
-                yield made_batch(batch, kinds)
-                batch, filled = [], 0
-            batch.append(row)
-            filled += len(row[0])
-    if batch:
+    tokens = (row for chunk in chunks(pairs) for row in pair_rows(tokenizer, chunk, reading))
+    for batch in fill(tokens, lambda row: max(1, len(row[0])), rows):
         yield made_batch(batch, kinds)
 
 
