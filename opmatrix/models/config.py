@@ -98,6 +98,12 @@ def dimension(default: object = MISSING) -> Key:
     return whole(default=default)._replace(live=True)
 
 
+MODEL_SIZES = {  # sizes that most families call alike
+    name: dimension()
+    for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings")
+}
+
+
 def layers(low: int = 0) -> Key:
     """Return the key of the number of layers, which is a number and never a name."""
     return whole(low, 1000)._replace(unnamed=", no name, as layers are built one by one")

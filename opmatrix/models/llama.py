@@ -10,6 +10,7 @@ from opmatrix.algebra.shapes import LiveSize, divides, quotient
 from opmatrix.algebra.term import Operator
 from opmatrix.models import rope
 from opmatrix.models.config import (
+    MODEL_SIZES,
     NOT_QUANTISED,
     ArraySource,
     Settings,
@@ -60,10 +61,7 @@ LAYOUT = TensorNames(
 PAIRED = LAYOUT._replace(permuted=("attn_q", "attn_k"))  # for GGUF files of LLaMA and of models under its name
 
 LLAMA_KEYS = dict(
-    **{
-        name: dimension()
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings")
-    },
+    **MODEL_SIZES,
     num_hidden_layers=layers(),
     num_key_value_heads=optional(dimension()),
     head_dim=optional(dimension()),

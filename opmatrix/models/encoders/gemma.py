@@ -18,6 +18,7 @@ from opmatrix.models import rope
 from opmatrix.models.config import (
     FULL_ATTENTION,
     LAYER_TYPES,
+    MODEL_SIZES,
     NOT_QUANTISED,
     SLIDING_ATTENTION,
     ArraySource,
@@ -51,10 +52,7 @@ ROUND_TO: dict[str, Callable[[float], float]] = {
     "bfloat16": bfloat16_of,
 }  # number types of files -> a number rounded to them
 GEMMA_KEYS = dict(
-    **{
-        name: dimension()
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings")
-    },
+    **MODEL_SIZES,
     num_key_value_heads=dimension(),
     head_dim=dimension(256),
     num_hidden_layers=layers(),
@@ -102,7 +100,7 @@ def gemma3_text(config: Settings, at: ArraySource) -> Operator:
 
     def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:
         """Build a product of attention, with a row added if the config says so."""
-        return parts.linear(name, n, p) if config["attention_bias"] else parts.matrix(name, n, p)
+        return parts.linear_if(config["attention_bias"], name, n, p)
 
     def attending(name: str, kind: str) -> Operator:
         """Build grouped attention of a layer of a kind; scores are divided by the root of `query_pre_attn_scalar`."""

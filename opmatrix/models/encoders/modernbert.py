@@ -14,13 +14,13 @@ from opmatrix.models import rope
 from opmatrix.models.config import (
     FULL_ATTENTION,
     LAYER_TYPES,
+    MODEL_SIZES,
     NOT_QUANTISED,
     SLIDING_ATTENTION,
     ArraySource,
     Settings,
     TensorNames,
     declares,
-    dimension,
     flag,
     kinds_of_layers,
     layers,
@@ -32,10 +32,7 @@ from opmatrix.models.config import (
 from opmatrix.models.encoders.parts import EncoderParts, head_columns, packed_products
 
 MODERNBERT_KEYS = dict(
-    **{
-        name: dimension()
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings")
-    },
+    **MODEL_SIZES,
     num_hidden_layers=layers(),
     hidden_act=one_of(ACTIVATIONS, "gelu").under("hidden_activation"),
     norm_eps=real(1e-20, 1, 1e-5),
