@@ -15,6 +15,7 @@ from formats.core.epilogue import gamma
 from formats.core.sizes import S, T
 from formats.host.host import uncached
 from formats.machine.prices import S2, Price, Timed, Work, d, g, h, up
+from formats.storage.bf16 import FLUSHED
 from formats.storage.masks import attended
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import Extents, pairs
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
 BF16 = 1.01 * 2.0**-8 + 2.0**-12  # rounding of a share to bfloat16, with an exponential and a
 # mass that are exact to 2^-13
-FLUSHED = 2.0**-126  # a smaller number may count as 0
 PRICED = {"float32": "attention", "bf16": "attention.bf16"}  # price by the number type that q, k, v are rounded to
 HELD_PRICED = {FLOAT: "attention_cached", HALF: "attention_cached.bf16"}  # price by the number type of the caches
 SEEN = among(HELD).name  # pattern of the rows of a session that a row sees
