@@ -4,7 +4,7 @@ ratios of measured to predicted numbers that `benchmarks/planner.py FILE .. --re
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from math import exp, log
 from pathlib import Path
@@ -109,6 +109,14 @@ def bytes_of(source: SourceResiduals) -> Sequence[float]:
     return source.bytes
 
 
+def nearest_rows(
+    kind: StepKind, rows: Sequence[SourceResiduals]
+) -> Iterator[tuple[tuple[str, ...], list[SourceResiduals]]]:
+    """Yield the fields that rows share with a step, and these rows: fewer fields, more rows each time."""
+    for shared in NEAREST_KINDS:
+        yield shared, [row for row in rows if all(getattr(row.kind, name) == getattr(kind, name) for name in shared)]
+
+
 def find_interval(
     kind: StepKind,
     ratios: Callable[[SourceResiduals], Sequence[float]] = seconds_of,
@@ -116,8 +124,7 @@ def find_interval(
 ) -> StepInterval | None:
     """Return the interval of a step: from the nearest rows of at least three sources. None where there are none."""
     rows = [row for row in (load_residuals() if residuals is None else residuals) if ratios(row)]
-    for shared in NEAREST_KINDS:
-        near = [row for row in rows if all(getattr(row.kind, name) == getattr(kind, name) for name in shared)]
+    for shared, near in nearest_rows(kind, rows):
         if len({row.publication for row in near}) >= FEWEST:
             nearest = [(row.publication, ratios(row)) for row in near]
             return interval_of(nearest, [(row.publication, ratios(row)) for row in rows], shared)
@@ -127,9 +134,7 @@ def find_interval(
 def row_scatter(kind: StepKind) -> float:
     """Return the variance of rows about the mean of their source, by logarithm: that of the median source of those
     that are nearest."""
-    rows = [row for row in load_residuals() if row.seconds]
-    for shared in NEAREST_KINDS:
-        near = [row for row in rows if all(getattr(row.kind, name) == getattr(kind, name) for name in shared)]
+    for _, near in nearest_rows(kind, [row for row in load_residuals() if row.seconds]):
         if near:
             return median(variance([log(ratio) for ratio in row.seconds], 0) for row in near)
     return 0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from math import isfinite
 from numbers import Real
+from typing import get_args
 
 from formats.core.errors import InputError, suggest_name
 from formats.machine.datasheets import BYTES, EIGHT_BITS
@@ -14,7 +15,7 @@ from opmatrix.parallel.axes.data_axis import STORING
 from opmatrix.parallel.axes.known_axes import COPYING_AXES, DEVICE_AXES, FOLDED_AXES, ORDERS, PLANNED_AXES
 from opmatrix.parallel.axes.parallel_axis import CutSizes, ModelLimits, ParallelAxis
 from opmatrix.parallel.cost.layer_work import ModelWork
-from opmatrix.parallel.cost.strategies import RECOMPUTES, Strategy
+from opmatrix.parallel.cost.strategies import RecomputeKind, Strategy
 from opmatrix.parallel.schedules.named import SCHEDULES
 
 COUNTED = *(axis.name for axis in DEVICE_AXES), *FOLDED_AXES, "micro_batch", "virtual"
@@ -26,7 +27,7 @@ BALANCED_PLACES = 2  # places of layers that the table of tokens and the head ta
 def check_named_choices(strategy: Strategy) -> None:
     """Raise InputError for a choice by name that there is none of."""
     kinds = {
-        "recompute": (strategy.recompute, (*RECOMPUTES, "core_attention")),
+        "recompute": (strategy.recompute, get_args(RecomputeKind)),
         "context": (strategy.context, [name for name, way in CONTEXTS.items() if way.planned_as]),
         "schedule": (strategy.schedule, [*SCHEDULES]),
         "precision": (strategy.precision, [*BYTES, *EIGHT_BITS]),

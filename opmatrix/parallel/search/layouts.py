@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import prod
 from typing import NamedTuple
 
 from formats.core.errors import InputError, suggest_name
@@ -100,9 +101,7 @@ def find_layout(question: PlanQuestion, layout: StatedLayout) -> PlanChoice:
 def refuse_layout(question: PlanQuestion, layout: StatedLayout) -> None:
     """Raise InputError for a layout without strategies: by the rule that it breaks, else by what is not offered."""
     ranks = {axis.name: int(str(layout.fixed.get(axis.name, 1))) for axis in DEVICE_AXES}
-    taken = 1
-    for number in ranks.values():
-        taken *= number
+    taken = prod(ranks.values())
     if "dp" not in layout.fixed and question.devices % taken == 0:
         ranks["dp"], taken = question.devices // taken, question.devices
     if taken != question.devices:
