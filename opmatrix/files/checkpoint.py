@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from os.path import isdir, isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -292,7 +293,7 @@ class Checkpoint:
         from opmatrix.algebra.shapes import ShapeError
         from opmatrix.models import build, classify, head
 
-        used: set[Tensor] = set()
+        used, loaded = set[Tensor](), WeakValueDictionary[Tensor, Data]()
         beside = self.adapter and Additions(self.adapter, self.prefix)
 
         def at(name: str, *shape: int, called: str = "") -> Data:
@@ -300,7 +301,7 @@ class Checkpoint:
             one."""
             tensor = self.find_whole(name, *shape)
             used.update(tensor.used if isinstance(tensor, ExpertTensors) else [tensor])
-            data = load_data(tensor, name)
+            data = load_data(tensor, name, loaded)
             return beside.held(called or name, data) if beside else data
 
         with self.config.named():
@@ -417,10 +418,21 @@ class Checkpoint:
         return LAST if self.speaks else read_pooling(self.directory, self.positions)
 
 
-def load_data(found: Tensor | ExpertTensors, name: str) -> Data:
-    """Load the numbers of a tensor, or of all experts, as an attribute for terms."""
-    array, blocks = found.read() if isinstance(found, ExpertTensors) else found.read_both()
-    return Data(array, name, blocks)
+def load_data(
+    found: Tensor | ExpertTensors, name: str, loaded: WeakValueDictionary[Tensor, Data] | None = None
+) -> Data:
+    """Load the numbers of a tensor, or of all experts, as an attribute for terms. `loaded` are the tensors in use: one
+    of these is not read again, as a tied table would be."""
+    if isinstance(found, ExpertTensors):
+        array, blocks = found.read()
+        return Data(array, name, blocks)
+    data = None if loaded is None else loaded.get(found)
+    if data is None:
+        array, blocks = found.read_both()
+        data = Data(array, name, blocks)
+    if loaded is not None:
+        loaded[found] = data
+    return data
 
 
 def open_model(model: str | Path, adapter: str | Path | None = None) -> Checkpoint:

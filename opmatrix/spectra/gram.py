@@ -73,7 +73,7 @@ class Seen:
         if rows <= 2 * n:
             return cls(np.array(activations))
         whole = Gram.of(activations, name)
-        return cls(None, replace(whole, matrix=np.concatenate([row[i:] for i, row in enumerate(whole.matrix)])))
+        return cls(None, replace(whole, matrix=np.asarray(halved(whole.matrix), np.float64)))
 
     @classmethod
     def by_columns(cls, activations: GivenMatrix, name: str = "activations") -> "Seen":
@@ -112,7 +112,34 @@ class Seen:
         return np.asarray(squares + ridge(squares))
 
 
-def mirrored(upper: RealArray, n: int) -> RealArray:
+@dataclass(frozen=True, eq=False)
+class Symmetric:
+    """A symmetric matrix (n, n), of which half is held: the upper triangle, row after row."""
+
+    half: NDArray[np.floating]
+    n: int
+
+    @classmethod
+    def of(cls, matrix: NDArray[np.floating]) -> "Symmetric":
+        """Hold half of a matrix, in its number type."""
+        return cls(halved(matrix), len(matrix))
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __add__(self, other: "Symmetric") -> "Symmetric":
+        return Symmetric(self.half + other.half, self.n)
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> NDArray[np.float64]:
+        return np.asarray(mirrored(self.half, self.n), dtype=dtype)  # type: ignore[call-overload,no-any-return]
+
+
+def halved(matrix: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Return the upper triangle of a matrix, row after row."""
+    return np.concatenate([row[i:] for i, row in enumerate(matrix)])
+
+
+def mirrored(upper: NDArray[np.floating], n: int) -> RealArray:
     """Return the symmetric matrix (n, n) with this upper triangle."""
     full, at = np.empty((n, n)), 0
     for i in range(n):

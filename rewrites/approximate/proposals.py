@@ -1,28 +1,31 @@
 """The choices of the search within budgets: methods that spectra proposed for every weight of the exact program, with
 the error of each as the model itself measured it."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from math import inf
+from threading import Lock
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 
 from formats import FORMATS
 from formats.core.stage import NoPullback
+from formats.host.threads import in_threads
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.custom.custom_names import list_own_names
 from opmatrix.runtime.cotangents import product_gram
 from opmatrix.runtime.program import Constant, Program
 from opmatrix.spectra import Limits
-from opmatrix.spectra.gram import Seen
-from opmatrix.spectra.measures import RealArray
+from opmatrix.spectra.gram import Seen, Symmetric
 from rewrites.approximate.budgets import Budgets
 from rewrites.approximate.error_cache import errors_file, recall, save_errors
 from rewrites.approximate.predicted_errors import (
     HALF_PASSES,
+    PROBES,
     OutputProbe,
     last_choosing,
     predict_weights,
@@ -38,7 +41,7 @@ from rewrites.lowering.narrowing import narrowed
 from rewrites.lowering.representations import Representable
 from rewrites.search.approximation import Approximation
 from rewrites.search.emit import ConstantKey, Emitter
-from rewrites.search.fit import Directions, Fitter, WeightKey
+from rewrites.search.fit import Directions, Fitter, OutputGram, WeightKey
 from rewrites.search.search import SearchSpace, Structure
 
 REPEATED = 0.1  # share of repeated rows from which fits to both sides say too little
@@ -60,14 +63,14 @@ class Choices:
     seen: dict[ValueKey, Seen] = field(default_factory=dict)  # inputs of weights in programs
     fitters: dict[Hashable, Fitter] = field(default_factory=dict)
     directions: dict[tuple[WeightKey, int], Directions] = field(default_factory=dict)  # of low rank
-    weigh: Callable[[], dict[Leaves, RealArray]] = dict  # cotangents of products in the exact program
+    weigh: Callable[[], dict[Leaves, OutputGram]] = dict  # cotangents of products in the exact program
     fitted: dict[Hashable, WeakValueDictionary[ConstantKey, Constant]] = field(default_factory=dict)  # by border states
     sources: WeakKeyDictionary[Program, Emitter] = field(default_factory=WeakKeyDictionary)  # by program
     notes: list[str] = field(default_factory=list)  # errors that were not predicted, and why
     predicted_by: dict[str, str] = field(default_factory=dict)  # kind of approximation -> how errors were found
 
     @cached_property
-    def cotangents(self) -> dict[Leaves, RealArray]:
+    def cotangents(self) -> dict[Leaves, OutputGram]:
         """The cotangents S of products with weights in the exact program, by the leaves of each weight."""
         return self.weigh()
 
@@ -129,9 +132,9 @@ class Choices:
             fitter.cotangents |= self.cotangents_of(structure)
         return fitter
 
-    def cotangents_of(self, structure: Structure) -> dict[WeightKey, RealArray]:
+    def cotangents_of(self, structure: Structure) -> dict[WeightKey, OutputGram]:
         """Return the cotangents of the weights of a program that are weights of the exact program, too."""
-        by_key = dict[WeightKey, RealArray]()
+        by_key = dict[WeightKey, OutputGram]()
         for number, lowering, use, _ in structure.uses():
             s = None if use.layout in (STACK, TURNED) else self.cotangents.get(frozenset(keys(lowering, use.weight)))
             if s is not None and len(s) == lowering.stored(use.weight, use.layout)[-1]:
@@ -160,21 +163,45 @@ class Choices:
 
 def weigh_products(
     structure: Structure, program: Program, places: Sequence[WeightSite], batch: Batch
-) -> dict[Leaves, RealArray]:
+) -> dict[Leaves, OutputGram]:
     """Return the cotangents S of products with these weights on a batch, by the leaves of each; none where errors are
     not predicted either: too few sentences, before a choice of entries, or before a step without a derivative."""
     rows = sample(program, batch, HALF_PASSES)
-    probe, chooser, weights = OutputProbe(program, rows), last_choosing(program), dict[Leaves, RealArray]()
+    probe, chooser = OutputProbe(program, rows), last_choosing(program)
     if not probe.suffices:
-        return weights
+        return {}
     named = {site.name: site for site in places if site.x and not site.heads and site.readers(program)[0] > chooser}
-    with suppress(NoPullback):
-        for site, readers in sites_with_cotangents(probe, named):
-            grams = [gram for gram in (product_gram(reader, rows) for reader in readers) if gram is not None]
-            if grams and np.any(total := sum(grams[1:], grams[0])):
-                leaves = frozenset(keys(structure.lowering(site.part), site.stored.weight))
-                weights.setdefault(leaves, total.astype(np.float32))
-    return weights
+    totals, middle = GramSums(), len(rows) // 2
+    halves = [rows.sentences(*cut) for cut in pairwise((0, middle, len(rows))) if cut[0] < cut[1]]
+    in_threads(partial(totals.add_products, replace(probe, batch=half, probes=PROBES // 2), named) for half in halves)
+    return {
+        frozenset(keys(structure.lowering(site.part), site.stored.weight)): totals.by_name[name]
+        for name, site in named.items()
+        if name in totals.by_name
+    }
+
+
+@dataclass
+class GramSums:
+    """Sums of the cotangents S of products with weights, by name of a site; several threads may add to them."""
+
+    by_name: dict[str, OutputGram] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)
+
+    def add_products(self, probe: OutputProbe, named: Mapping[str, WeightSite]) -> None:
+        """Add the cotangents of products with these weights on the sentences of a probe, up to a step without a
+        derivative."""
+        with suppress(NoPullback):
+            for site, readers in sites_with_cotangents(probe, named):
+                grams = [gram for gram in (product_gram(reader, probe.batch) for reader in readers) if gram is not None]
+                if grams and np.any(total := sum(grams[1:], grams[0])):
+                    held = total.astype(np.float32)
+                    self.add(site.name, held if held.ndim == 1 else Symmetric.of(held))
+
+    def add(self, name: str, gram: OutputGram) -> None:
+        """Add S of a site on some sentences. Two parts add to the same bits in either order."""
+        with self.lock:
+            self.by_name[name] = self.by_name[name] + gram if name in self.by_name else gram
 
 
 def repeated_rows(fit: Batch, batch: Batch) -> float:

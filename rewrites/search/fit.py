@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats import FORMATS, Dense, Format, Stacked
 from formats.core.arrays import Floats, storable
 from formats.core.errors import InputError
-from opmatrix.spectra.gram import Seen, gram_diagonal, whitened
+from opmatrix.spectra.gram import Seen, Symmetric, gram_diagonal, whitened
 from opmatrix.spectra.measures import RealArray
 from opmatrix.spectra.propose import Candidate
 from opmatrix.spectra.two_sided import REFIT_STEPS, Factors, damped, refitted, two_sided
@@ -18,6 +19,7 @@ from rewrites.lowering.lower import DIAGONAL, FITTED, Method
 from rewrites.search.approximation import Approximation
 
 WeightKey = tuple[int, int, str]  # part, class and layout of a weight
+OutputGram = NDArray[np.floating] | Symmetric  # S of a product's cotangents, or its diagonal
 Directions = RealArray | Factors  # of low rank: by inputs alone, or by both sides
 REFIT_WORK = 5e9  # most multiplications of refitting a weight by one method
 INPUT_STEPS = 4  # of a refit by inputs alone: more fit their rows, not others
@@ -33,7 +35,7 @@ class Fitter:
     seen: dict[WeightKey, Seen] = field(default_factory=dict)
     own: dict[str, Approximation] = field(default_factory=dict)
     directions: dict[tuple[WeightKey, int], Directions] = field(default_factory=dict)
-    cotangents: dict[WeightKey, RealArray] = field(default_factory=dict)
+    cotangents: dict[WeightKey, OutputGram] = field(default_factory=dict)
 
     def store(self, numbers: np.ndarray, method: Method, key: WeightKey) -> Any:
         """Return the weight (in x out, float64) in its representation; a plain one only rounds it. Raises InputError
@@ -72,7 +74,7 @@ class Fitter:
 
 
 def prune_by_both_sides(
-    form: type[Format], numbers: np.ndarray, seen: Seen, cotangents: RealArray, options: Mapping[str, object]
+    form: type[Format], numbers: np.ndarray, seen: Seen, cotangents: OutputGram, options: Mapping[str, object]
 ) -> Floats:
     """Return a weight (n, p) with zeros where a format leaves entries out, those that both sides weigh least, and the
     rest refitted for them: by both sides, or by inputs alone where that takes more than REFIT_WORK."""

@@ -1,19 +1,24 @@
 """Weights stored in the metric of both sides: cotangents of products behind their epilogues, low rank and pruning by
 them, and the ways without them as they were."""
 
+from functools import partial
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 from checkpoints import CONFIG, arrays
 from programs import bert_program, fused_layer
 
 from formats import FORMATS, Dense
+from formats.host.threads import in_threads
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.runtime import cotangents
 from opmatrix.runtime.cotangents import product_gram, pull_back, random_signs
 from opmatrix.runtime.program import Program, Step
-from opmatrix.spectra.gram import Seen
+from opmatrix.spectra.gram import Seen, Symmetric
 from opmatrix.spectra.two_sided import two_sided_energy
-from rewrites.approximate.proposals import repeated_rows
+from rewrites.approximate.predicted_errors import OutputProbe
+from rewrites.approximate.proposals import GramSums, repeated_rows
 from rewrites.lowering.lower import Method
 from rewrites.search import fit
 from rewrites.search.fit import Fitter
@@ -132,6 +137,46 @@ def test_wide_products_have_a_diagonal_and_steps_without_one_nothing(monkeypatch
     monkeypatch.setattr(cotangents, "WIDEST", 1)
     for pulled in pull_back(program, batch, signs, products):
         np.testing.assert_allclose(product_gram(pulled, batch), whole[pulled.step].diagonal(), rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("n", (1, 2, 7))
+def test_half_of_a_symmetric_matrix_is_enough(n):
+    rows = np.random.default_rng(n).standard_normal((3, n)).astype(np.float32)
+    whole = rows.T @ rows
+    held = Symmetric.of(whole)
+    assert len(held) == n and held.half.size == n * (n + 1) // 2 and held.half.dtype == np.float32
+    assert np.array_equal(np.asarray(held, np.float64), whole.astype(np.float64))
+    assert np.array_equal(np.asarray(held + held), 2 * whole.astype(np.float64))
+
+
+@pytest.mark.parametrize("widest", (2048, 5))
+def test_halves_of_the_sentences_are_weighed_in_two_threads(monkeypatch, widest):
+    """The sum of both halves, each pulled back alone, to the bit; wide products by their diagonal."""
+    monkeypatch.setattr(cotangents, "WIDEST", widest)
+    program = bert_program(CONFIG, arrays(CONFIG), fused_layer, Dense.pack)
+    batch = Batch([[3, 4, 5], [6, 7], [8], [9, 3, 2, 1]])
+    products = [at for at, step in enumerate(program.steps) if step.kernel == "linear"]
+    places = {str(at): FakeSite(str(at), at) for at in products}
+    sums = GramSums()
+    halves = [OutputProbe(program, half, 8) for half in (batch.sentences(0, 2), batch.sentences(2, 4))]
+    in_threads(partial(sums.add_products, half, places) for half in halves)
+    for at in products:
+        parts = [
+            product_gram(pulled, half.batch).astype(np.float32)
+            for half in halves
+            for pulled in pull_back(program, half.batch, half.signs(), [at])
+        ]
+        assert np.array_equal(np.asarray(sums.by_name[str(at)]), parts[0] + parts[1])
+
+
+class FakeSite(NamedTuple):
+    """A weight that one step reads."""
+
+    name: str
+    step: int
+
+    def readers(self, program):
+        return [self.step]
 
 
 def test_rows_that_are_fitted_again_count():

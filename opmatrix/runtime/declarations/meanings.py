@@ -56,9 +56,12 @@ def bound(kernel: Declared, arguments: Mapping[str, object], exact: Arguments | 
 
 
 def widen_value(value: object, instead: Mapping[int, object]) -> object:
-    """Return arrays and packed weights as float64 arrays, any other value unchanged."""
+    """Return arrays and packed weights as float64 arrays, any other value unchanged. Tables, some of whose rows are
+    read, stay as wide as their formats unpack them: the numbers are the same."""
     if isinstance(value, tuple):
-        return tuple(widen_value(entry, instead) for entry in value)
+        return tuple(
+            table.unpack() if isinstance(table := instead.get(id(entry), entry), Format) else table for entry in value
+        )
     value = instead.get(id(value), value)
     if isinstance(value, Format | Stacked):
         return value.wide()

@@ -47,9 +47,12 @@ def sizes(tables: Sequence[NDArray[np.float32] | Format], turned: str) -> list[t
 
 
 def chosen(a: Arguments) -> list[Doubles]:
-    """Return one row of each table, chosen by its field."""
+    """Return one row of each table in float64, chosen by its field."""
     tables = [table.T if columns else table for table, columns in zip(a.tables, lying(a.tables, a.turned), strict=True)]
-    return [table[a.batch.field(field, len(table))] for field, table in zip(a.fields.split(","), tables, strict=True)]
+    return [
+        np.asarray(table[a.batch.field(field, len(table))], np.float64)
+        for field, table in zip(a.fields.split(","), tables, strict=True)
+    ]
 
 
 def time_rows(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
