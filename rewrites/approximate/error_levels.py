@@ -7,6 +7,7 @@ from math import isnan, nan
 
 import numpy as np
 
+from formats.host.memory import release_memory
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.display.progress import unheard
 from opmatrix.runtime.program import Program
@@ -151,6 +152,7 @@ class Front:
             with self.attempts.leave_out(f"the program {describe_methods(structure)} at an error of {error:g}"):
                 program = self.choices.program(structure, self.meta)
                 joint, stated = self.errors(program, error, structure) if structure.error else (0.0, 0.0)
+            release_memory()  # of weights that were fitted, in several threads
             if isnan(stated):
                 return None
             over = 0.0 if memory is None else self.bytes(program) - memory

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from formats.host.memory import release_memory
 from formats.host.threads import in_threads
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import collect_needs
@@ -211,6 +212,14 @@ class LengthChecks:
         ]
 
 
+def run_and_release(call: Callable[[], Any]) -> Any:
+    """Return the result of a check, after which freed memory is given back."""
+    try:
+        return call()
+    finally:
+        release_memory()
+
+
 def check_programs(
     searched: Searched,
     choices: Choices,
@@ -258,7 +267,7 @@ def check_programs(
             )
         calls[f"steps {at}"] = partial(verify_steps, point.program, few, told, products)
     sessions = SessionChecks.of((point.program for point in points), few[0], Sessions.of(lengths.lengths))
-    every = in_threads(chain(calls.values(), sessions.calls()))
+    every = in_threads(partial(run_and_release, call) for call in chain(calls.values(), sessions.calls()))
     results = dict(zip(calls, every, strict=False))
     sessions.note(every[len(calls) :])
     shared = laws_verified | {name: results[name] for name in ("exact", "import", "outputs") if name in results}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from formats.host.memory import release_memory
 from opmatrix.display.progress import AGAIN, ProgressLine
 
 Tell = Callable[..., None]  # reports the progress of a phase: (done, of), or words
@@ -53,6 +54,7 @@ class Report:
             self.ended = time.perf_counter()
             self.seconds[name] = (before or 0.0) + self.ended - self.running.pop(name)
             line.end()
+            release_memory()
         line.end(f"{name} {self.seconds[name]:.1f} s{'' if before is None else ' in all'}")
 
     @property
