@@ -14,6 +14,7 @@ import numpy as np
 
 from formats import FORMATS
 from formats.core.stage import NoPullback
+from formats.host.memory import release_memory
 from formats.host.threads import in_threads
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.custom.custom_names import list_own_names
@@ -174,6 +175,7 @@ def weigh_products(
     totals, middle = GramSums(), len(rows) // 2
     halves = [rows.sentences(*cut) for cut in pairwise((0, middle, len(rows))) if cut[0] < cut[1]]
     in_threads(partial(totals.add_products, replace(probe, batch=half, probes=PROBES // 2), named) for half in halves)
+    release_memory()
     return {
         frozenset(keys(structure.lowering(site.part), site.stored.weight)): totals.by_name[name]
         for name, site in named.items()
