@@ -261,11 +261,12 @@ class Compiled(Torch):
 
 
 def module(model, masked):
-    """Token ids, and a mask where some is needed, in; hidden states out: all that is exported. A decoder is told whom
-    its rows see, as transformers finds it out by operators that exporters lack; padding stands behind all of them."""
+    """Token ids, and a mask where some is needed, in; hidden states out: all that is exported. A decoder, whose
+    attention is causal, is told whom its rows see, as transformers finds it out by operators that exporters lack;
+    padding stands behind all of them."""
     import torch
 
-    causal = model.config.model_type != "bert"
+    causal = any(getattr(part, "is_causal", False) for part in model.modules())
 
     class Hidden(torch.nn.Module):
         def __init__(self):

@@ -9,6 +9,7 @@ from formats.host.host import cpu
 from opmatrix.display.tables import table
 
 WITHIN = 0.3  # of 100 times Spearman's correlation: equal quality
+RIGHT = 1e-3  # of the hidden states, relative: more is another model in float32
 PEERS = "torch", "torch.compile", "onnxruntime", "openvino"
 GRIDS = {
     "milliseconds": lambda row: f"{1e3 * row.median_s:.2f}",
@@ -49,14 +50,16 @@ def typed(model, number, every, rows, given):
 def label(engine, rows, every):
     """An engine with its Spearman, the least of its programs."""
     found = [row.spearman for row in rows if row.engine == engine and row.spearman is not None]
-    if not found:
-        return engine
     alike = all(equal(row, every) for row in rows if row.engine == engine)
+    if not found:
+        return engine if alike else f"{engine} (another model: not counted)"
     return f"{engine} ({min(found):.2f}{'' if alike else ', below: not counted'})"
 
 
 def equal(row, every):
-    """Whether its Spearman is within 0.3 of float32's, where both are known."""
+    """Whether it computes the model, in float32, and its Spearman is within 0.3 of float32's, where both are known."""
+    if row.number_type == "float32" and row.error is not None and not row.error <= RIGHT:
+        return False
     plain = [other.spearman for other in every if other.number_type == "float32" and other.spearman is not None]
     return row.spearman is None or not plain or row.spearman >= median(plain) - WITHIN
 

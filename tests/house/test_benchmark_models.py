@@ -241,6 +241,24 @@ def test_our_program_counts_only_with_equal_quality(capsys):
     assert "opmatrix (86.30, below: not counted)" in said and "fastest peer" not in said
 
 
+@pytest.mark.parametrize("spearman", (None, 86.7))
+def test_a_peer_that_computes_another_model_does_not_count(capsys, spearman):
+    """An exported graph that sees other rows is no peer, however fast."""
+    rows = [
+        row("opmatrix", [1.0], spearman=spearman),
+        row("onnxruntime", [0.5], spearman=spearman),
+        row("openvino", [2.0], spearman=spearman),
+    ]
+    for each, error in zip(rows, (7e-7, 0.5, 1e-6), strict=True):
+        each.error = error
+    given = SimpleNamespace(types=["float32"], workloads=["1x16"], threads=1, rounds=1)
+    model_tables.show("minilm", rows, given)
+    said = capsys.readouterr().out
+    assert "fastest peer: 1x16 0.500 (openvino)" in said
+    assert ("another model: not counted" if spearman is None else "below: not counted") in said
+    assert [figure.value for figure in models.figures(rows[:2])] == [1e3, None]
+
+
 def test_what_counts_is_the_fastest_peer_of_equal_quality(capsys):
     rows = [
         row("opmatrix", [1.0, 9.0]),
