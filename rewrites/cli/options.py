@@ -204,7 +204,8 @@ PlanRows = Annotated[
 ]
 
 ProductType = Annotated[
-    str, typer.Option("--precision", metavar="TYPE", help="number type of products: bf16, float16, fp8 or mxfp8")
+    str | None,
+    typer.Option("--precision", metavar="TYPE", help="number type of products: bf16 (usual), float16, fp8 or mxfp8"),
 ]
 TrainingStack = Annotated[
     str | None,
@@ -221,6 +222,20 @@ OnlyLayout = Annotated[
 AgainstLayout = Annotated[
     str | None,
     typer.Option("--against", metavar="LAYOUT", help="compare this layout with that of --only, or the first, by part"),
+]
+StackSettingsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--settings", metavar="FILE", help="judge the layout of these settings of the --stack, as --only does"
+    ),
+]
+WrittenSettings = Annotated[
+    Path | None,
+    typer.Option(
+        "--write-settings",
+        metavar="OUT|-",
+        help="write the layout that is judged, or the first, as settings of the --stack",
+    ),
 ]
 MeasuredSteps = Annotated[
     Path | None,

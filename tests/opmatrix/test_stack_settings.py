@@ -1,17 +1,20 @@
-"""Settings of stacks: what is written is read back equal for drawn layouts, published scripts read as what they are, and
-what cannot be read is one line."""
+"""Settings of stacks: what is written is read back equal for drawn layouts, published scripts are read as what they
+are, and what cannot be read is one line."""
 
 import json
+import os
 from dataclasses import fields, replace
 
 import pytest
+from declared_arguments import table_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from published_settings import PUBLISHED
 
 from formats.core.errors import InputError
-from opmatrix.parallel.cost.stacks import STACKS
 from opmatrix.parallel.settings.known_settings import SETTINGS, read_settings, read_text, settings_of, write_settings
 from opmatrix.parallel.settings.run_layout import RunFacts, RunLayout, even_layers
+from opmatrix.parallel.settings.spellings import DECLARED, Values
 
 SHARES = 1, 2, 3, 5
 
@@ -112,7 +115,7 @@ FORMS = [(stack, form) for stack, entry in SETTINGS.items() for form in entry.fo
 def test_what_is_written_is_read(stack, form):
     """Over drawn layouts, in each form of a stack's files."""
 
-    @settings(max_examples=150, deadline=None, derandomize=True)
+    @settings(max_examples=80, deadline=None, derandomize=True)
     @given(layouts(stack))
     def both_ways(drawn):
         layout, facts = drawn
@@ -123,3 +126,166 @@ def test_what_is_written_is_read(stack, form):
         assert write_settings(again.layout, SETTINGS[stack], facts, form) == text
 
     both_ways()
+
+
+USUAL = dict(
+    tp=1,
+    pp=1,
+    cp=1,
+    ep=1,
+    virtual=1,
+    zero=0,
+    sequence=False,
+    recompute="none",
+    context="ring",
+    schedule="1f1b",
+    whole_experts=False,
+    precision="bf16",
+)
+
+
+@pytest.mark.parametrize("script", PUBLISHED, ids=lambda script: script.source.split("/")[-1])
+def test_published_scripts_are_read_and_written_back(script):
+    """Each is the layout that it is known to be; written without a look at its arguments it has the same ones again,
+    but for those that follow from others."""
+    stack, facts = SETTINGS[script.stack], RunFacts(script.layers, script.devices)
+    read = stack.read(script.arguments, facts)
+    wanted = RunLayout(**{**{name: value for name, value in USUAL.items() if name in stack.fields}, **script.layout})
+    assert read.layout == wanted and not read.unknown and not read.unpriced
+    assert {*read.otherwise} <= {*script.derived}
+    arguments = stack.declared.arguments
+    stated, written = Values(read.arguments, arguments), Values(stack.write(read.layout, facts), arguments)
+    compared = stack.names - {*script.derived}
+    assert {name: written[name] for name in compared} == {name: stated[name] for name in compared}
+    again = read_text(write_settings(read.layout, stack, facts), stack.forms[0], stack, facts)
+    assert again.layout == read.layout
+
+
+MEGATRON_SCRIPT = """#!/bin/bash
+NODES=${NODES:-4}
+TP=8 # tensor ranks
+DEEP=2
+MORE="--recompute-granularity full --recompute-method block \\
+    --recompute-num-layers $DEEP"
+GPT_ARGS=(
+    --tensor-model-parallel-size ${TP} --sequence-parallel  # norms
+    --pipeline-model-parallel-size "4"
+    --micro-batch-size ${MICRO:-1}
+    --global-batch-size=64 --seq-length 4096 --bf16 --lr 1e-4
+    --new-argument 7
+)
+torchrun --nproc_per_node 8 train.py ${GPT_ARGS[@]} $MORE --use-distributed-optimizer | tee log
+"""
+
+
+def test_a_script_is_read_with_its_variables():
+    read = read_text(MEGATRON_SCRIPT, "script", SETTINGS["megatron"], RunFacts(32, 64))
+    wanted = dict(
+        tp=8, pp=4, sequence=True, micro_batch=1, batch=64, seq=4096, zero=1, recompute="full", again=(2,) * 4
+    )
+    assert read.layout == RunLayout(**USUAL | wanted)
+    assert read.unknown == ("new-argument",) and read.arguments["new-argument"] == "7"
+    text = write_settings(read.layout, SETTINGS["megatron"], RunFacts(32, 64), beside=read)
+    again = read_text(text, "script", SETTINGS["megatron"], RunFacts(32, 64))
+    assert again.layout == read.layout and again.arguments["lr"] == 1e-4 and again.unknown == read.unknown
+
+
+TWICE = "--pipeline-model-parallel-size 2 --pipeline-model-parallel-size 4"
+EXPERTS = "--expert-model-parallel-size 4 --tensor-model-parallel-size 2"
+OTHER_SCHEDULE = "[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_schedule = 'ZBV'"
+TOO_MANY = "parallel_config:\n  pipeline_stage: 2\nrecompute_config:\n  recompute: [17, 0]"
+SHORT_LIST = "parallel_config:\n  pipeline_stage: 4\nmodel: {model_config: {offset: [1, 2]}}"
+WRONG = [
+    ("megatron", "--bf16 --fp16", "bf16, fp16: give one of them"),
+    ("megatron", "--tensor-model-parallel-size two", "tensor-model-parallel-size two: it is no whole number"),
+    ("megatron", "--tensor-model-parallel-size", "tensor-model-parallel-size: its value is missing"),
+    ("megatron", "--tensor-model-parallel-size 0", "give a whole number from 1 on"),
+    ("megatron", "--tensor-model-parallel-size 1e99", "it is no whole number"),
+    ("megatron", TWICE, "it is stated twice, as 2 and as 4"),
+    ("megatron", "--sequence-parallel 'open", "no closing quotation: it is no shell script"),
+    ("megatron", "--num-layers 31", "num-layers 31: the model has 32 layers"),
+    ("megatron", "--pipeline-model-parallel-size 5", "32 layers: 5 chunks do not divide them"),
+    ("megatron", "--pipeline-model-parallel-layout 'Et*32|L|x'", "it has E embedding, t layer"),
+    ("megatron", "--pipeline-model-parallel-layout 'E(t)*999999999L'", "it stands for more than"),
+    ("megatron", "--pipeline-model-parallel-layout 'Et*30L'", "they are 30 layers of 1 chunks"),
+    ("megatron", "--recompute-granularity all", "recompute-granularity all: .*it is one of full, selective"),
+    ("megatron", "--recompute-granularity full", "it needs recompute-method and recompute-num-layers"),
+    ("megatron", EXPERTS, "it needs sequence-parallel"),
+    ("megatron", "--tensor-model-parallel-size 4 --expert-tensor-parallel-size 2", "a plan has 1 .whole experts. or"),
+    ("megatron", "nothing at all", "it has no argument of Megatron-LM"),
+    ("mindspeed", "--pipeline-model-parallel-size 4 --num-layer-list 8,8,x", "give whole numbers with commas"),
+    ("mindspeed", "--noop-layers 40 --num-layers 33 --pipeline-model-parallel-size 3", "noop-layers 40: there are 33"),
+    ("torchtitan", "[parallelism", "it is no TOML"),
+    ("torchtitan", "[parallelism]\ntensor_parallel_degree = 3", "64 devices do not divide by 3 other ranks"),
+    ("torchtitan", "[training]\nlocal_batch_size = 4\nglobal_batch_size = 130", "do not divide it"),
+    ("torchtitan", OTHER_SCHEDULE, "ZBV: a plan has 1F1B"),
+    ("torchtitan", "[activation_checkpoint]\nselective_ac_option = 'two'", "give op, or each how many layers"),
+    ("deepspeed", "{", "it is no JSON"),
+    ("deepspeed", "[1, 2]", "it has no keys with values"),
+    ("deepspeed", '{"zero_optimization": {"stage": 4}}', "zero_optimization.stage 4: it is one of 0, 1, 2, 3"),
+    ("deepspeed", '{"bf16": {"enabled": true}, "fp16": {"enabled": true}}', "give one of them"),
+    ("deepspeed", '{"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4}', "do not divide it"),
+    ("mindformers", "parallel_config: [", "it is no YAML"),
+    ("mindformers", SHORT_LIST, "give 4 whole"),
+    ("mindformers", TOO_MANY, "layers computed again 17,0: .* at most that of its chunk: 16,16"),
+]
+
+
+@pytest.mark.parametrize("stack, text, words", WRONG)
+def test_what_cannot_be_read_is_one_line(stack, text, words, tmp_path):
+    file = tmp_path / f"run.{SETTINGS[stack].forms[0]}"
+    file.write_text(text)
+    with pytest.raises(InputError, match=words) as error:
+        read_settings(file, SETTINGS[stack], RunFacts(32, 64))
+    assert str(file) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_files_that_are_none_and_stacks_without_settings_are_one_line(tmp_path):
+    with pytest.raises(InputError, match="No such file"):
+        read_settings(tmp_path / "none.sh", SETTINGS["megatron"], RunFacts(32, 64))
+    (tmp_path / "bytes.sh").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="no text of UTF-8"):
+        read_settings(tmp_path / "bytes.sh", SETTINGS["megatron"], RunFacts(32, 64))
+    with pytest.raises(InputError, match="give --stack"):
+        settings_of(None, "--settings")
+    with pytest.raises(InputError, match="did you mean megatron"):
+        settings_of("megatrn", "--settings")
+    deep = json.dumps({f"key{at}": at for at in range(20_001)})
+    with pytest.raises(InputError, match="more than 20,000 values"):
+        read_text(deep, "json", SETTINGS["deepspeed"], RunFacts(32, 64))
+
+
+@pytest.mark.parametrize(
+    "stack, fields, words",
+    [
+        ("megatron", dict(pp=4, schedule="zb-h1"), "this stack runs 1f1b"),
+        ("megatron", dict(pp=4, recompute="full", again=(8, 4, 2, 0)), "computes as many again on each stage"),
+        ("megatron", dict(zero=2), "zero 2: this stack has no setting"),
+        ("torchtitan", dict(dp=4, zero=1), "torchtitan has ZeRO 2"),
+        ("torchtitan", dict(tp=2, sequence=False), "torchtitan cuts them"),
+        ("mindformers", dict(precision="fp8"), "precision fp8: this stack has no setting"),
+        ("mindformers", dict(pp=4, cut=(9, 9, 9, 9)), "they are 36 layers"),
+    ],
+)
+def test_what_a_stack_has_no_setting_for_is_one_line(stack, fields, words):
+    with pytest.raises(InputError, match=words):
+        write_settings(RunLayout(**{**USUAL, **fields}), SETTINGS[stack], RunFacts(32, 64))
+
+
+def test_what_settings_do_not_state_is_listed():
+    """DeepSpeed's file has no stages, no recomputation and no norms."""
+    layout = RunLayout(**USUAL | dict(pp=4, recompute="full", zero=1, dp=2))
+    assert [*SETTINGS["deepspeed"].beside(layout)] == ["pp 4", "recompute full"]
+    assert not [*SETTINGS["megatron"].beside(layout)]
+
+
+CHECKOUTS = os.environ.get("OPMATRIX_STACK_CHECKOUTS", "")
+
+
+@pytest.mark.skipif(not CHECKOUTS, reason="OPMATRIX_STACK_CHECKOUTS is not set: megatron=CHECKOUT@REF ..")
+def test_tables_are_what_stacks_declare():
+    """Names, kinds, defaults and choices, read off checkouts without running them."""
+    for word in CHECKOUTS.split():
+        stack, place = word.split("=")
+        entry = table_of(stack, *place.split("@"))
+        assert json.loads(DECLARED.read_text("utf-8"))[stack] == entry

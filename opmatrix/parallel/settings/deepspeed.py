@@ -81,6 +81,7 @@ DEEPSPEED_DECLARED = DeclaredArguments(
         "activation_checkpointing.",
         "gradient_clipping",
         "prescale_gradients",
+        "sparse_attention.",
         "communication_data_type",
         "data_types.",
         "steps_per_print",

@@ -30,7 +30,15 @@ COUNTED = "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeli
 class PipelineStages:
     """Chunks of a stage, and layers of each chunk: a layout string, or layers of the first and the last stage."""
 
-    names: ClassVar[tuple[str, ...]] = (VIRTUAL_STAGES, VIRTUAL_LAYERS, LAYOUT_STRING, FIRST, LAST, *COUNTED)
+    names: ClassVar[tuple[str, ...]] = (
+        VIRTUAL_STAGES,
+        VIRTUAL_LAYERS,
+        LAYOUT_STRING,
+        FIRST,
+        LAST,
+        *COUNTED,
+        "mtp-num-layers",  # heads of further tokens, which a plan has none of
+    )
     fields: ClassVar[tuple[str, ...]] = ("virtual", "schedule", "cut")
 
     def read(self, values: Values, layout: RunLayout, facts: RunFacts) -> LayoutFields:
@@ -216,6 +224,7 @@ CONTEXT_WAYS = Named(
         ("ring", {"cp-comm-type": ["allgather"]}),
         ("ulysses", {"cp-comm-type": ["a2a+p2p"]}),
     ],
+    "cp",
 )
 NUMBER_TYPES = types_of_numbers(("bf16", "bf16"), ("float16", "fp16"))
 CONTRADICTIONS = (
@@ -255,7 +264,6 @@ UNPRICED = frozenset(
         "no-gradient-accumulation-fusion",
         "overlap-moe-expert-parallel-comm",
         "hierarchical-context-parallel-sizes",
-        "mtp-num-layers",
     ]
 )
 MEGATRON_SETTINGS = StackSettings(

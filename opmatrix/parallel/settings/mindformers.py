@@ -49,15 +49,16 @@ class StepSequences:
         return {RANK_BATCH: micro, **count}
 
 
-VIRTUAL, OFFSET = f"{M}pp_interleave_num", f"{M}offset"
+VIRTUAL, OFFSET, FURTHER = f"{M}pp_interleave_num", f"{M}offset", f"{M}mtp_depth"
 INTERLEAVED, ORDER = "parallel.pipeline_config.pipeline_interleave", "parallel.pipeline_config.pipeline_scheduler"
 
 
 @dataclass(frozen=True)
 class OffsetStages:
-    """Chunks of a stage, and the layers that each chunk has more than an even share."""
+    """Chunks of a stage, and the layers that each chunk has more than an even share. Layers of heads of further tokens
+    are behind all others; a plan has none."""
 
-    names: ClassVar[tuple[str, ...]] = (VIRTUAL, OFFSET, INTERLEAVED, ORDER)
+    names: ClassVar[tuple[str, ...]] = (VIRTUAL, OFFSET, FURTHER, INTERLEAVED, ORDER)
     fields: ClassVar[tuple[str, ...]] = ("virtual", "schedule", "cut")
 
     def read(self, values: Values, layout: RunLayout, facts: RunFacts) -> LayoutFields:
@@ -67,8 +68,11 @@ class OffsetStages:
         if values[ORDER] not in (None, "1f1b"):
             raise InputError(f"{ORDER} {values[ORDER]}: a plan has 1f1b, also with chunks")
         more = by_chunk(OFFSET, values[OFFSET] or 0, chunks, stages)
-        share = facts.layers // (stages * chunks)
-        return scheduled(chunks) | {"cut": tuple(share + n for n in more) if more else None}
+        if more is None:
+            return scheduled(chunks) | {"cut": None}
+        share = (facts.layers + values[FURTHER]) // (stages * chunks)
+        *others, last = (share + n for n in more)
+        return scheduled(chunks) | {"cut": (*others, last - values[FURTHER])}
 
     def write(self, layout: RunLayout, facts: RunFacts) -> Arguments:
         check_scheduled(layout)
@@ -149,6 +153,7 @@ MINDFORMERS_DECLARED = DeclaredArguments(
         COPIES: Argument("int", 1),
         VIRTUAL: Argument("int", 1),
         OFFSET: Argument("any", 0),
+        FURTHER: Argument("int", 0),
         INTERLEAVED: Argument("bool", False),
         ORDER: Argument("str"),
         FULL: Argument("any", False),
@@ -225,6 +230,7 @@ MINDFORMERS_SETTINGS = StackSettings(
                 (kind, {f"{P}context_parallel_algo": name})
                 for kind, name in (("ring", "colossalai_cp"), ("ulysses", "ulysses_cp"), ("ulysses", "hybrid_cp"))
             ],
+            "cp",
         ),
         Named(
             "precision",

@@ -72,16 +72,15 @@ class ListedStages:
     def write(self, layout: RunLayout, facts: RunFacts) -> Arguments:
         check_scheduled(layout)
         cut, chunks = layout.layers_of(facts), layout.virtual or 1
-        if layout.pp in (None, 1):
-            return {}
+        whole: dict[str, object] = {LAYERS: facts.layers}
+        if layout.pp in (None, 1) or (len({*cut}) == 1 and chunks == 1):
+            return whole
         if len({*cut}) == 1:
-            return {VIRTUAL_LAYERS: cut[0]} if chunks > 1 else {}
-        if chunks == 1:
-            return {LAYER_LIST: spell(cut)}
-        return with_empty_layers(cut)
+            return whole | {VIRTUAL_LAYERS: cut[0]}
+        return whole | ({LAYER_LIST: spell(cut)} if chunks == 1 else with_empty_layers(cut))
 
 
-def with_empty_layers(cut: tuple[int, ...]) -> Arguments:
+def with_empty_layers(cut: tuple[int, ...]) -> dict[str, object]:
     """Return the arguments of uneven chunks: as many layers each, of which the last ones of a chunk are empty."""
     share = max(cut)
     empty = [at * share + layer for at, layers in enumerate(cut) for layer in range(layers, share)]
@@ -97,6 +96,7 @@ CONTEXT_ALGORITHM = Named(
         ("ring", {"context-parallel-algo": "adaptive_cp_algo"}),
         ("ulysses", {"context-parallel-algo": "hybrid_adaptive_cp_algo"}),
     ],
+    "cp",
 )
 EXPERTS_OVER_TENSOR = Named("whole_experts", [(False, {"moe-tp-extend-ep": False}), (True, {"moe-tp-extend-ep": True})])
 MINDSPEED_DECLARED = DeclaredArguments(

@@ -122,6 +122,7 @@ class Named:
 
     field: str
     ways: Sequence[tuple[object, Arguments]]  # the choice, and the arguments that state it
+    axis: str | None = None  # axis whose single rank needs no choice
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -140,6 +141,8 @@ class Named:
 
     def write(self, layout: RunLayout, facts: RunFacts) -> Arguments:
         choice = getattr(layout, self.field)
+        if self.axis is not None and getattr(layout, self.axis) == 1:
+            return {}
         written = next((arguments for way, arguments in self.ways if way == choice), None)
         if written is None and choice is not None:
             known = dict.fromkeys(str(way) for way, _ in self.ways)

@@ -263,7 +263,11 @@ TORCHTITAN_SETTINGS = StackSettings(
         ModelParts(),
         Checkpointing(),
         CutNorms(),
-        Named("context", [("ring", {f"{P}context_parallel_rotate_method": way}) for way in ("allgather", "alltoall")]),
+        Named(
+            "context",
+            [("ring", {f"{P}context_parallel_rotate_method": way}) for way in ("allgather", "alltoall")],
+            "cp",
+        ),
         Converters(),
     ),
     ("toml", "script"),
