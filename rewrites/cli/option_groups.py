@@ -90,6 +90,12 @@ class PlanAskedOptions:
     only: options.OnlyLayout = None
     against: options.AgainstLayout = None
     calibrate: options.MeasuredSteps = None
+    no_ring: options.NoRing = False
+    headroom: options.Headroom = 0
+    load: options.ExpertLoad = None
+    even: options.EvenLoad = False
+    fewest: options.Fewest = False
+    within: options.Within = None
     settings: options.StackSettingsFile = None
     write_settings: options.WrittenSettings = None
 

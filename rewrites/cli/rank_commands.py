@@ -65,6 +65,7 @@ def plan_model(
     from opmatrix.display.timeline import check_timeline
     from opmatrix.parallel.launch.local_ranks import LOCAL, launch_line, local_plan
     from opmatrix.parallel.search.explained import explain_choice
+    from opmatrix.parallel.search.fewest_devices import fewest_devices
     from opmatrix.parallel.search.plan_text import plan_csv, plan_json
     from opmatrix.parallel.search.plans import plan
     from opmatrix.parallel.search.stage_times import best_cut, draw_step
@@ -98,12 +99,17 @@ def plan_model(
         schedule=wanted.schedule,
         max_tp=wanted.max_tp,
         calibrate=wanted.calibrate,
+        no_ring=wanted.no_ring,
+        headroom=wanted.headroom,
+        load=load_of(wanted),
     )
     with line.ticking():
         planned = local_plan(config, devices, **asked) if local else plan(config, devices, machine, **limits, **asked)
     line.end(f"{planned.found.count:,}")
     text, figures = judged_layouts(planned, layouts, stated)
     say(f"{planned}{text}")
+    if wanted.fewest:
+        say(f"\n{fewest_devices(planned.question, wanted.within)}")
     if wanted.write_settings is not None and stated is not None:
         write_layout(planned, layouts, stated, wanted.write_settings)
     if local:
@@ -141,6 +147,16 @@ def planned_settings_of(wanted: PlanAskedOptions, config: Settings, devices: int
     from opmatrix.parallel.settings.run_layout import RunFacts
 
     return planned_settings(wanted.stack, wanted.settings, RunFacts(limits_of(config).layers, devices))
+
+
+def load_of(wanted: PlanAskedOptions) -> float | None:
+    """Return the load of the busiest expert rank; None where it is not stated. Raises InputError for a load that is
+    stated twice, and for a time without --fewest."""
+    if wanted.within is not None and not wanted.fewest:
+        raise InputError(f"--within {wanted.within:g}: it belongs to --fewest: give both")
+    if wanted.even and wanted.load not in (None, 1):
+        raise InputError(f"--load {wanted.load:g}, --even: give one of them")
+    return 1.0 if wanted.even else wanted.load
 
 
 def file_of(path: Path | None) -> Path | None:

@@ -80,6 +80,10 @@ ASKED = "--devices 4 --machine A100 --batch 8 --seq 16"
         (f"tiny.json {ASKED} --schedule zigzag", r"--schedule zigzag: .*a plan tries 1f1b"),
         (f"tiny.json {ASKED} --precision fp8", r"A100: its data sheet has no rate of fp8 products"),
         (f"tiny.json {ASKED} --calibrate none.csv", r"--calibrate none.csv: .*No such file"),
+        (f"tiny.json {ASKED} --headroom 1.5", r"--headroom 1.5: a share of the memory"),
+        (f"tiny.json {ASKED} --load 2", r"--load 2: the model has no experts"),
+        (f"tiny.json {ASKED} --even --load 2", r"--load 2, --even: give one of them"),
+        (f"tiny.json {ASKED} --within 2", r"--within 2: it belongs to --fewest"),
         (f"tiny.json {ASKED} --settings run.sh", r"--settings: settings are those of a stack: give --stack: megatron"),
         (
             f"tiny.json {ASKED} --stack launch --write-settings -",
@@ -153,6 +157,8 @@ def test_settings_are_judged_and_written(said, tmp_path):
     status, again, _ = said(f"{line} out.yaml --json two.json")
     other = json.loads((tmp_path / "two.json").read_text())
     assert status == 0 and other["settings"] == told["settings"] and "not known, and kept: strange_key" in again
+    status, out, _ = said(f"tiny.json {ASKED} --fewest --within 100 --no-ring --headroom 0.1")
+    assert status == 0 and "the fewest devices where a step takes at most 100 s: 1, of 1 devices" in out
     status, out, _ = said(f"tiny.json {ASKED} --stack megatron --only pp=2 --write-settings -")
     assert status == 0 and "--pipeline-model-parallel-size 2" in out and "ARGUMENTS=(" in out
     status, out, _ = said(f"tiny.json {ASKED} --stack deepspeed --only tp=2,pp=2 --write-settings ds.json")

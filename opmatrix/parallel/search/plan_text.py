@@ -45,6 +45,7 @@ def heading(plan: StrategyPlan) -> str:
     what = "a pass" if question.infer else "a step"
     stack = question.stack
     by = f" by {stack.title} ({stack.version})" if stack else ""
+    by += f"; the busiest rank of experts has {question.load:g} times the mean rows" if question.load != 1 else ""
     return (
         f"{plan.name} on {question.devices} x {question.machine.name}: {question.batch} sequences of "
         f"{question.seq} tokens {what}, {question.precision}, {question.room / GIGA:g} GB a device{by}\n"
