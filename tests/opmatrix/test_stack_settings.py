@@ -65,9 +65,9 @@ LISTED_AGAIN = "mindformers"
 @st.composite
 def layouts(draw, stack):
     """A layout that a stack's settings state, and the model and devices that it is for."""
-    own = SETTINGS[stack].fields
+    fields_of_stack = SETTINGS[stack].fields
     tp, cp, ep = (draw(st.sampled_from([1, 2, 4])) for _ in range(3))
-    pp = draw(st.sampled_from([1, 2, 4, 8])) if "virtual" in own else 1
+    pp = draw(st.sampled_from([1, 2, 4, 8])) if "virtual" in fields_of_stack else 1
     virtual = chosen(draw, stack, "virtual", 1) if pp > 1 else 1
     chunks, dp, micro = pp * virtual, draw(st.sampled_from([1, 2, 6])), draw(st.sampled_from([1, 2, 4]))
     layers = chunks * draw(st.sampled_from(SHARES)) + draw(st.integers(0, 5)) + 2
