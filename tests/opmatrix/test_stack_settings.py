@@ -6,7 +6,7 @@ import os
 from dataclasses import fields, replace
 
 import pytest
-from declared_arguments import table_of
+from declared_arguments import SOURCES, dataclasses_of, options_of, table_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from published_settings import PUBLISHED
@@ -279,13 +279,38 @@ def test_what_settings_do_not_state_is_listed():
     assert not [*SETTINGS["megatron"].beside(layout)]
 
 
-CHECKOUTS = os.environ.get("OPMATRIX_STACK_CHECKOUTS", "")
+PARSER = """
+group.add_argument('--ranks', '-r', type=int, default=1, help='ranks')
+group.add_argument("--recipe", default='delayed', choices=['delayed', 'mxfp8'], dest='kind')
+group.add_argument('--ways', nargs='+', type=str, default=["p2p"])
+group.add_argument('--no-fusion', action='store_false', dest='fusion')
+"""
+DATACLASSES = """
+class Parallelism:
+    ranks: int = -1
+    reshard: Literal["default", "never"] = "default"
+    parts: list[list[str]] | None = None
+class JobConfig:
+    parallelism: Parallelism = field(default_factory=Parallelism)
+"""
 
 
-@pytest.mark.skipif(not CHECKOUTS, reason="OPMATRIX_STACK_CHECKOUTS is not set: megatron=CHECKOUT@REF ..")
 def test_tables_are_what_stacks_declare():
-    """Names, kinds, defaults and choices, read off checkouts without running them."""
-    for word in CHECKOUTS.split():
+    """Names, kinds, defaults and choices are read off sources without running them; OPMATRIX_STACK_CHECKOUTS, such as
+    "megatron=CHECKOUT@REF ..", names checkouts whose tables are compared with those of the package."""
+    assert options_of(PARSER) == {
+        "ranks": {"kind": "int", "default": 1},
+        "recipe": {"kind": "str", "default": "delayed", "choices": ["delayed", "mxfp8"]},
+        "ways": {"kind": "str", "default": ["p2p"], "many": True},
+        "no-fusion": {"kind": "flag", "default": False},
+    }
+    assert dataclasses_of(DATACLASSES) == {
+        "parallelism.ranks": {"kind": "int", "default": -1},
+        "parallelism.reshard": {"kind": "str", "default": "default", "choices": ["default", "never"]},
+        "parallelism.parts": {"kind": "list", "default": None},
+    }
+    shipped = json.loads(DECLARED.read_text("utf-8"))
+    assert {*shipped} == {*SOURCES} and all(len(entry["commit"]) == 40 for entry in shipped.values())
+    for word in os.environ.get("OPMATRIX_STACK_CHECKOUTS", "").split():
         stack, place = word.split("=")
-        entry = table_of(stack, *place.split("@"))
-        assert json.loads(DECLARED.read_text("utf-8"))[stack] == entry
+        assert shipped[stack] == table_of(stack, *place.split("@"))
