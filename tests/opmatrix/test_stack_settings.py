@@ -314,3 +314,22 @@ def test_tables_are_what_stacks_declare():
     for word in os.environ.get("OPMATRIX_STACK_CHECKOUTS", "").split():
         stack, place = word.split("=")
         assert shipped[stack] == table_of(stack, *place.split("@"))
+
+
+def test_operations_that_are_selected_by_name_are_read_as_selective():
+    """By stage as the first of them; the names are not written beside the list that they become."""
+    text = (
+        "parallel_config: {pipeline_stage: 2}\nrecompute_config:\n  recompute: False\n"
+        "  select_recompute: {'mul': [3, 0], 'silu': [3, 0]}\n"
+    )
+    read = read_text(text, "yaml", SETTINGS["mindformers"], RunFacts(8, 2))
+    assert (read.layout.recompute, read.layout.again) == ("selective", (3, 0)) and len(read.otherwise) == 2
+    written = write_settings(read.layout, SETTINGS["mindformers"], RunFacts(8, 2), beside=read)
+    assert "select_recompute: [3, 0]" in written and "mul" not in written
+
+
+def test_arguments_beside_the_layout_may_be_anything():
+    """A variable that is not assigned, a value of a later version, a second value."""
+    text = "--micro-batch-size 1 --train-iters ${STEPS} --tokenizer-type New --lr 1 --lr 2"
+    read = read_text(text, "script", SETTINGS["megatron"], RunFacts(8, 2))
+    assert read.arguments["train-iters"] == "${STEPS}" and read.arguments["lr"] == 2 and not read.unknown

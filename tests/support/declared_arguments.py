@@ -15,7 +15,7 @@ SOURCES = {
     "torchtitan": ("torchtitan 0.2.0", ["torchtitan/config/job_config.py"]),
 }
 FLAGS = "store_true", "store_false"
-KINDS = "int", "float", "str", "bool"
+KINDS = "float", "int", "str", "bool"
 
 
 def literal(node):

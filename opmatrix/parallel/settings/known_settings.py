@@ -58,7 +58,7 @@ def read_settings(path: Path, settings: StackSettings, facts: RunFacts) -> ReadS
 def read_text(text: str, form: str, settings: StackSettings, facts: RunFacts, place: str = "settings") -> ReadSettings:
     """Read settings from text. Raises InputError as `read_settings` does, and where no argument is one of the stack."""
     try:
-        stated = FORMS[form].read(text, settings.declared.arguments)
+        stated = FORMS[form].read(text, settings.declared.arguments, settings.names)
     except InputError as error:
         raise InputError(f"{place}: {error}") from None
     if not any(settings.knows(name) for name in stated):
@@ -73,6 +73,6 @@ def write_settings(
     InputError for what the stack has no setting for."""
     written = settings.write(layout, facts)
     if isinstance(beside, ReadSettings):
-        others = {name: value for name, value in beside.arguments.items() if name not in settings.names}
+        others = {name: value for name, value in beside.arguments.items() if not settings.states(name)}
         written = {**others, **written}
     return FORMS[form or settings.forms[0]].write(written, settings.title)

@@ -124,7 +124,7 @@ class RecomputedStages:
             again = by_chunk(name, value or 0, layout.virtual or 1, layout.pp or 1)
             if again is not None and any(again):
                 return {"recompute": kind, "again": again}
-        return {"recompute": "none"}
+        return selected_operations(values, layout)
 
     def write(self, layout: RunLayout, facts: RunFacts) -> Arguments:
         if layout.recompute in (None, "none"):
@@ -133,6 +133,17 @@ class RecomputedStages:
         if layout.again is None:
             return {name: True}
         return {name: in_rows([*layout.again], layout.virtual or 1, layout.pp or 1)}
+
+
+def selected_operations(values: Values, layout: RunLayout) -> LayoutFields:
+    """Return what is computed again where operations are selected by name: on all layers, or by stage as the first of
+    them says."""
+    parts = [value for name, value in values.stated.items() if name.startswith(f"{SELECTED}.")]
+    if True in parts:
+        return {"recompute": "selective"}
+    lists = [by_chunk(SELECTED, value or 0, layout.virtual or 1, layout.pp or 1) for value in parts]
+    again = next((numbers for numbers in lists if numbers is not None and any(numbers)), None)
+    return {"recompute": "none"} if again is None else {"recompute": "selective", "again": again}
 
 
 MINDFORMERS_DECLARED = DeclaredArguments(
@@ -203,6 +214,7 @@ MINDFORMERS_DECLARED = DeclaredArguments(
         f"{P}seq_split_num",
         f"{P}ulysses_degree_in_cp",
         f"{P}mem_coeff",
+        f"{SELECTED}.",
         f"{R}parallel_optimizer_comm_recompute",
         f"{R}select_comm_recompute",
         f"{R}mp_comm_recompute",

@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from formats.core.errors import InputError
@@ -36,9 +36,9 @@ HEADING = "{title}, by `opmatrix plan`"
 # ---- lines of a shell script
 
 
-def read_script(text: str, arguments: Mapping[str, Argument]) -> dict[str, Any]:
+def read_script(text: str, arguments: Mapping[str, Argument], once: Collection[str] = ()) -> dict[str, Any]:
     """Read the arguments that a script states: those in its commands, arrays and quoted texts, with variables that it
-    assigns. Raises InputError for quotes that are open, and for an argument with two values."""
+    assigns. Raises InputError for quotes that are open, and for an argument of `once` with two values."""
     words, variables = [], dict[str, str]()
     for word in script_words(text):
         assigned = ASSIGNED.fullmatch(word)
@@ -56,7 +56,12 @@ def read_script(text: str, arguments: Mapping[str, Argument]) -> dict[str, Any]:
         name = named[1].replace("-", "_") if "." in named[1] else named[1]
         values = [named[2]] if named[2] is not None else values_after(words[at:], arguments.get(name))
         at += 0 if named[2] is not None else len(values)
-        state_once(stated, name, value_of([substituted(value, variables) for value in values]))
+        value = value_of([substituted(value, variables) for value in values])
+        if name in once and stated.get(name, value) != value:
+            raise InputError(
+                f"--{name}: it is stated twice, as {spell_value(stated[name])} and as {spell_value(value)}"
+            )
+        stated[name] = value
     return stated
 
 
@@ -109,13 +114,6 @@ def substituted(text: str, variables: Mapping[str, str]) -> str:
     return text
 
 
-def state_once(stated: dict[str, Any], name: str, value: Any) -> None:
-    """Add an argument. Raises InputError where it has another value already."""
-    if name in stated and stated[name] != value:
-        raise InputError(f"--{name}: it is stated twice, as {spell_value(stated[name])} and as {spell_value(value)}")
-    stated[name] = value
-
-
 def write_script(arguments: Arguments, title: str) -> str:
     """Write arguments as an array of a shell script, a line each."""
     lines = []
@@ -166,7 +164,7 @@ def nested(arguments: Arguments) -> dict[str, Any]:
     return tree
 
 
-def read_toml(text: str, arguments: Mapping[str, Argument]) -> dict[str, Any]:
+def read_toml(text: str, arguments: Mapping[str, Argument], once: Collection[str] = ()) -> dict[str, Any]:
     """Read TOML. Raises InputError where it is none."""
     try:
         return leaves(tomllib.loads(text))
@@ -186,7 +184,7 @@ def write_toml(arguments: Arguments, title: str) -> str:
     return "\n".join(blocks)
 
 
-def read_json(text: str, arguments: Mapping[str, Argument]) -> dict[str, Any]:
+def read_json(text: str, arguments: Mapping[str, Argument], once: Collection[str] = ()) -> dict[str, Any]:
     """Read JSON. Raises InputError where it is none."""
     try:
         return leaves(json.loads(text))
@@ -199,7 +197,7 @@ def write_json(arguments: Arguments, title: str) -> str:
     return json.dumps(nested(arguments), indent=2) + "\n"
 
 
-def read_yaml(text: str, arguments: Mapping[str, Argument]) -> dict[str, Any]:
+def read_yaml(text: str, arguments: Mapping[str, Argument], once: Collection[str] = ()) -> dict[str, Any]:
     """Read YAML of plain values. Raises InputError where it is none, and where no reader of YAML is installed."""
     try:
         import yaml
@@ -229,7 +227,7 @@ def yaml_lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
 class SettingsForm(NamedTuple):
     """A form of files: how it is read, and how it is written with a title."""
 
-    read: Callable[[str, Mapping[str, Argument]], dict[str, Any]]
+    read: Callable[[str, Mapping[str, Argument], Collection[str]], dict[str, Any]]
     write: Callable[[Arguments, str], str]
 
 

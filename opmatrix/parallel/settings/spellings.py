@@ -198,6 +198,11 @@ class StackSettings:
         """The arguments that state a layout."""
         return frozenset(name for spelling in self.spellings for name in spelling.names)
 
+    def states(self, name: str) -> bool:
+        """True if an argument, or one that it is a part of, states a layout."""
+        parts = name.split(".")
+        return any(".".join(parts[:end]) in self.names for end in range(1, len(parts) + 1))
+
     def knows(self, name: str) -> bool:
         """True if an argument is one of the stack."""
         return name in self.declared.arguments or name.startswith(self.declared.sections or "\0")
@@ -213,10 +218,7 @@ class StackSettings:
     def read_values(self, stated: Arguments, facts: RunFacts) -> ReadSettings:
         """Read the layout that arguments state."""
         arguments = self.declared.arguments
-        typed = {
-            name: read_value(name, value, arguments[name]) if name in arguments else value
-            for name, value in stated.items()
-        }
+        typed = {name: self.typed(name, value) for name, value in stated.items()}
         values = Values(typed, arguments)
         for contradiction in self.contradictions:
             if contradiction.holds(values):
@@ -233,8 +235,21 @@ class StackSettings:
             typed,
             tuple(name for name in typed if not self.knows(name)),
             tuple(name for name in typed if name in self.unpriced and values[name] not in (None, False, 1)),
-            tuple(name for name in typed if name in self.names and values[name] != again[name]),
+            tuple(name for name in typed if self.states(name) and differs(name, values, again)),
         )
+
+    def typed(self, name: str, value: Any) -> Any:
+        """Return a value by the kind of its argument. Raises InputError for a value of the layout that is none; any
+        other, such as a variable that a script does not assign, is kept as it is."""
+        argument = self.declared.arguments.get(name)
+        if argument is None:
+            return value
+        if name in self.names:
+            return read_value(name, value, argument)
+        try:
+            return read_value(name, value, argument)
+        except InputError:
+            return value
 
     def write(self, layout: RunLayout, facts: RunFacts) -> dict[str, Any]:
         """Return the arguments that state a layout, but for those that are at their defaults. Raises InputError for
@@ -256,6 +271,11 @@ class StackSettings:
     def nearest(self, name: str) -> str:
         """Return a suggestion for an argument that nobody knows; empty where none is near."""
         return suggest_name(name, self.declared.arguments).strip().rstrip(";,")
+
+
+def differs(name: str, values: Values, others: Values) -> bool:
+    """True if an argument has another value; one that is a part of another is never written."""
+    return name not in values.arguments or bool(values[name] != others[name])
 
 
 def spell_value(value: object) -> str:
