@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats.core.errors import InputError
-from opmatrix.parallel.cost.expert_placement import copied, exact_placement, place_experts
+from opmatrix.parallel.cost.expert_placement import copies_of_experts, exact_placement, place_experts
 
 
 def check(placement, counts, ranks, slots):
@@ -58,7 +58,7 @@ def test_the_best_is_the_best_of_all_orders():
 def test_copies_make_the_most_rows_of_one_as_few_as_possible(slots, rng=np.random.default_rng(4)):
     """No other numbers of copies do better: one copy less of any expert than its rows over that most needs more."""
     counts = rng.integers(1, 100, 8)
-    copies = copied(counts, slots)
+    copies = copies_of_experts(counts, slots)
     most = max(np.asarray(counts) / copies)
     assert sum(copies) == slots and sum(np.ceil(counts / most * (1 + 1e-12) - 1e-9)) >= slots - 7
     assert sum(int(np.ceil(count / (most * (1 - 1e-9)))) for count in counts) > slots

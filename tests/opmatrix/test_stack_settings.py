@@ -14,7 +14,7 @@ from published_settings import PUBLISHED
 from formats.core.errors import InputError
 from opmatrix.parallel.settings.known_settings import SETTINGS, read_settings, read_text, settings_of, write_settings
 from opmatrix.parallel.settings.run_layout import RunFacts, RunLayout, even_layers
-from opmatrix.parallel.settings.spellings import DECLARED, Values
+from opmatrix.parallel.settings.spellings import ARGUMENT_TABLE, ReadValues
 
 SHARES = 1, 2, 3, 5
 
@@ -154,7 +154,7 @@ def test_published_scripts_are_read_and_written_back(script):
     assert read.layout == wanted and not read.unknown and not read.unpriced
     assert {*read.otherwise} <= {*script.derived}
     arguments = stack.declared.arguments
-    stated, written = Values(read.arguments, arguments), Values(stack.write(read.layout, facts), arguments)
+    stated, written = ReadValues(read.arguments, arguments), ReadValues(stack.write(read.layout, facts), arguments)
     compared = stack.names - {*script.derived}
     assert {name: written[name] for name in compared} == {name: stated[name] for name in compared}
     again = read_text(write_settings(read.layout, stack, facts), stack.forms[0], stack, facts)
@@ -309,7 +309,7 @@ def test_tables_are_what_stacks_declare():
         "parallelism.reshard": {"kind": "str", "default": "default", "choices": ["default", "never"]},
         "parallelism.parts": {"kind": "list", "default": None},
     }
-    shipped = json.loads(DECLARED.read_text("utf-8"))
+    shipped = json.loads(ARGUMENT_TABLE.read_text("utf-8"))
     assert {*shipped} == {*SOURCES} and all(len(entry["commit"]) == 40 for entry in shipped.values())
     for word in os.environ.get("OPMATRIX_STACK_CHECKOUTS", "").split():
         stack, place = word.split("=")

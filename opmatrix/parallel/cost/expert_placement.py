@@ -13,14 +13,14 @@ import numpy as np
 from formats.core.errors import InputError
 
 MOST_EXACT = 10  # slots that are placed exactly, at most
-Ranks = tuple[tuple[int, ...], ...]
+PlacedRanks = tuple[tuple[int, ...], ...]
 
 
 class ExpertPlacement(NamedTuple):
     """Experts on ranks."""
 
     copies: tuple[int, ...]  # copies of each expert
-    ranks: Ranks  # the experts of each rank, in order
+    ranks: PlacedRanks  # the experts of each rank, in order
     load: float  # rows of the busiest rank, relative to the mean
 
 
@@ -49,7 +49,7 @@ def place_experts(
     for chosen in pack(sums, nodes, groups // nodes):
         experts = [group * sizes + at for group in sorted(chosen) for at in range(sizes)]
         here = [float(counts[expert]) for expert in experts]
-        copies = copied(here, slots // nodes)
+        copies = copies_of_experts(here, slots // nodes)
         items = [at for at, number in enumerate(copies) for _ in range(number)]
         weights = [here[at] / copies[at] for at in items]
         bins = pack(weights, ranks // nodes, slots // ranks)
@@ -71,7 +71,7 @@ def check_placement(counts: Sequence[float], ranks: int, slots: int, groups: int
         )
 
 
-def copied(counts: Sequence[float], slots: int) -> list[int]:
+def copies_of_experts(counts: Sequence[float], slots: int) -> list[int]:
     """Return the copies of each expert: each further one is of the expert whose copies have the most rows, which makes
     that number as small as possible."""
     copies = np.ones(len(counts), int)
@@ -114,7 +114,7 @@ def better_swap(
     return swap
 
 
-def placement_of(counts: Sequence[float], ranks: Ranks) -> ExpertPlacement:
+def placement_of(counts: Sequence[float], ranks: PlacedRanks) -> ExpertPlacement:
     """Return experts on ranks with the load of the busiest."""
     copies = [sum(row.count(expert) for row in ranks) for expert in range(len(counts))]
     rows = [sum(counts[expert] / copies[expert] for expert in row) for row in ranks]
@@ -147,7 +147,7 @@ def all_copies(experts: int, slots: int) -> Iterator[tuple[int, ...]]:
             yield (number, *others)
 
 
-def all_packings(items: Sequence[int], bins: int, most: int) -> Iterator[Ranks]:
+def all_packings(items: Sequence[int], bins: int, most: int) -> Iterator[PlacedRanks]:
     """Yield all ways to put items into bins of `most` places, but for the order of bins: the first item that is left
     opens a bin."""
     if not items:

@@ -10,7 +10,7 @@ from formats.core.errors import InputError
 from opmatrix.parallel.search.plans import PlanChoice
 from opmatrix.parallel.search.strategy_search import PlanQuestion, search_strategies
 
-STEPS = 1, 3  # counts that are tried are these times powers of two
+COUNT_FACTORS = 1, 3  # counts that are tried are these times powers of two
 
 
 class FewestDevices(NamedTuple):
@@ -39,7 +39,7 @@ def counts_up_to(most: int) -> list[int]:
     >>> counts_up_to(20)
     [1, 2, 3, 4, 6, 8, 12, 16, 20]"""
     powers = range(most.bit_length())
-    return sorted({most, *(step << power for step in STEPS for power in powers if step << power <= most)})
+    return sorted({most, *(step << power for step in COUNT_FACTORS for power in powers if step << power <= most)})
 
 
 def fewest_devices(question: PlanQuestion, within: float | None = None) -> FewestDevices:

@@ -10,21 +10,21 @@ from formats.core.errors import InputError
 from opmatrix.parallel.settings.run_layout import RunFacts, RunLayout
 from opmatrix.parallel.settings.spellings import (
     Argument,
-    Arguments,
+    ChoiceArguments,
     Contradiction,
-    Count,
     DeclaredArguments,
     LayoutFields,
-    Named,
+    NumberArgument,
+    ReadValues,
+    SettingValues,
     StackSettings,
-    Values,
 )
 
-MICRO, STEPS, TOGETHER = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
+MICRO, ACCUMULATION, STEP_BATCH = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
 AUTOMATIC = "auto"  # what the trainer of transformers fills in
 
 
-def stated_number(values: Values, name: str) -> int | None:
+def stated_number(values: ReadValues, name: str) -> int | None:
     """Return the number of an argument; None where it is not stated, or filled in later. Raises InputError for any
     other value."""
     value = values[name]
@@ -39,24 +39,26 @@ def stated_number(values: Values, name: str) -> int | None:
 class StepBatches:
     """Sequences of a step: of a micro-batch, times micro-batches of a rank, times data ranks."""
 
-    names: ClassVar[tuple[str, ...]] = (MICRO, STEPS, TOGETHER)
+    names: ClassVar[tuple[str, ...]] = (MICRO, ACCUMULATION, STEP_BATCH)
     fields: ClassVar[tuple[str, ...]] = ("dp", "micro_batch", "batch")
 
-    def read(self, values: Values, layout: RunLayout, facts: RunFacts) -> LayoutFields:
-        micro, steps, together = (stated_number(values, name) for name in (MICRO, STEPS, TOGETHER))
+    def read(self, values: ReadValues, layout: RunLayout, facts: RunFacts) -> LayoutFields:
+        micro, steps, together = (stated_number(values, name) for name in (MICRO, ACCUMULATION, STEP_BATCH))
         if together is not None and micro and together % (micro * (steps or 1)):
-            raise InputError(f"{TOGETHER} {together}: {MICRO} {micro} with {STEPS} {steps or 1} do not divide it")
+            raise InputError(
+                f"{STEP_BATCH} {together}: {MICRO} {micro} with {ACCUMULATION} {steps or 1} do not divide it"
+            )
         ranks = max(facts.devices // (layout.tp or 1), 1)
-        if together is None and micro is not None and values[STEPS] != AUTOMATIC:
+        if together is None and micro is not None and values[ACCUMULATION] != AUTOMATIC:
             together = micro * (steps or 1) * ranks
         elif together is not None and micro is not None and steps is not None:
             ranks = together // (micro * steps)
         return {"dp": ranks if steps is not None else None, "micro_batch": micro, "batch": together}
 
-    def write(self, layout: RunLayout, facts: RunFacts) -> Arguments:
-        written: dict[str, int | None] = {MICRO: layout.micro_batch, TOGETHER: layout.batch}
+    def write(self, layout: RunLayout, facts: RunFacts) -> SettingValues:
+        written: dict[str, int | None] = {MICRO: layout.micro_batch, STEP_BATCH: layout.batch}
         if layout.batch and layout.micro_batch and layout.dp:
-            written[STEPS] = layout.batch // (layout.micro_batch * layout.dp)
+            written[ACCUMULATION] = layout.batch // (layout.micro_batch * layout.dp)
         return written
 
 
@@ -65,8 +67,8 @@ DEEPSPEED_DECLARED = DeclaredArguments(
     "configuration",
     {
         MICRO: Argument("any"),
-        STEPS: Argument("any"),
-        TOGETHER: Argument("any"),
+        ACCUMULATION: Argument("any"),
+        STEP_BATCH: Argument("any"),
         "zero_optimization.stage": Argument("int", 0, (0, 1, 2, 3)),
         "bf16.enabled": Argument("any", False),
         "fp16.enabled": Argument("any", False),
@@ -108,10 +110,10 @@ DEEPSPEED_SETTINGS = StackSettings(
     "deepspeed",
     DEEPSPEED_DECLARED,
     (
-        Count("tp", "tensor_parallel.autotp_size"),
+        NumberArgument("tp", "tensor_parallel.autotp_size"),
         StepBatches(),
-        Count("zero", "zero_optimization.stage", 0),
-        Named(
+        NumberArgument("zero", "zero_optimization.stage", 0),
+        ChoiceArguments(
             "precision",
             [
                 ("bf16", {"bf16.enabled": True}),

@@ -11,7 +11,7 @@ from opmatrix.parallel.settings.megatron import MEGATRON_SETTINGS
 from opmatrix.parallel.settings.mindformers import MINDFORMERS_SETTINGS
 from opmatrix.parallel.settings.mindspeed import MINDSPEED_SETTINGS
 from opmatrix.parallel.settings.run_layout import RunFacts, RunLayout
-from opmatrix.parallel.settings.settings_text import FORMS, MOST_LETTERS, SUFFIXES
+from opmatrix.parallel.settings.settings_text import MOST_FILE_LETTERS, SETTINGS_FORMS, SUFFIXES
 from opmatrix.parallel.settings.spellings import ReadSettings, StackSettings
 from opmatrix.parallel.settings.torchtitan import TORCHTITAN_SETTINGS
 
@@ -50,15 +50,15 @@ def read_settings(path: Path, settings: StackSettings, facts: RunFacts) -> ReadS
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: {getattr(error, 'strerror', None) or 'it is no text of UTF-8'}") from None
-    if len(text) > MOST_LETTERS:
-        raise InputError(f"{path}: {len(text):,} letters: settings have at most {MOST_LETTERS:,}")
+    if len(text) > MOST_FILE_LETTERS:
+        raise InputError(f"{path}: {len(text):,} letters: settings have at most {MOST_FILE_LETTERS:,}")
     return read_text(text, form_of(path, settings), settings, facts, str(path))
 
 
 def read_text(text: str, form: str, settings: StackSettings, facts: RunFacts, place: str = "settings") -> ReadSettings:
     """Read settings from text. Raises InputError as `read_settings` does, and where no argument is one of the stack."""
     try:
-        stated = FORMS[form].read(text, settings.declared.arguments, settings.names)
+        stated = SETTINGS_FORMS[form].read(text, settings.declared.arguments, settings.names)
     except InputError as error:
         raise InputError(f"{place}: {error}") from None
     if not any(settings.knows(name) for name in stated):
@@ -75,4 +75,4 @@ def write_settings(
     if isinstance(beside, ReadSettings):
         others = {name: value for name, value in beside.arguments.items() if not settings.states(name)}
         written = {**others, **written}
-    return FORMS[form or settings.forms[0]].write(written, settings.title)
+    return SETTINGS_FORMS[form or settings.forms[0]].write(written, settings.title)

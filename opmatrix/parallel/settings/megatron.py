@@ -8,22 +8,22 @@ from typing import Any, ClassVar
 from formats.core.errors import InputError
 from opmatrix.parallel.settings.run_layout import RunFacts, RunLayout, spell
 from opmatrix.parallel.settings.spellings import (
-    Arguments,
+    ChoiceArguments,
     Contradiction,
-    Count,
     LayoutFields,
-    Named,
+    NumberArgument,
+    ReadValues,
+    SettingValues,
     Spelling,
     StackSettings,
-    Values,
     declared,
 )
 from opmatrix.parallel.settings.stage_layouts import read_layout_string, write_layout_string
 
 VIRTUAL_STAGES, VIRTUAL_LAYERS = "num-virtual-stages-per-pipeline-rank", "num-layers-per-virtual-pipeline-stage"
 LAYOUT_STRING = "pipeline-model-parallel-layout"
-FIRST, LAST = "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"
-COUNTED = "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"
+FIRST_STAGE, LAST_STAGE = "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"
+COUNTED_ENDS = "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split"
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class PipelineStages:
         VIRTUAL_STAGES,
         VIRTUAL_LAYERS,
         LAYOUT_STRING,
-        FIRST,
-        LAST,
-        *COUNTED,
+        FIRST_STAGE,
+        LAST_STAGE,
+        *COUNTED_ENDS,
         "mtp-num-layers",  # heads of further tokens, which a plan has none of
     )
     fields: ClassVar[tuple[str, ...]] = ("virtual", "schedule", "cut")
 
-    def read(self, values: Values, layout: RunLayout, facts: RunFacts) -> LayoutFields:
+    def read(self, values: ReadValues, layout: RunLayout, facts: RunFacts) -> LayoutFields:
         stages = layout.pp or 1
         if (text := values[LAYOUT_STRING]) is not None:
             cut = read_layout_string(text)
@@ -51,21 +51,21 @@ class PipelineStages:
         chunks = self.chunks(values, stages, facts)
         return scheduled(chunks) | {"cut": self.layers(values, stages, chunks, facts)}
 
-    def chunks(self, values: Values, stages: int, facts: RunFacts) -> int:
+    def chunks(self, values: ReadValues, stages: int, facts: RunFacts) -> int:
         """Return the chunks of a stage, by their number or by the layers of one."""
         if (number := values[VIRTUAL_STAGES]) is not None:
             return positive(VIRTUAL_STAGES, number)
         if (layers := values[VIRTUAL_LAYERS]) is None:
             return 1
-        places = facts.layers + sum(values[name] for name in COUNTED)
+        places = facts.layers + sum(values[name] for name in COUNTED_ENDS)
         if places % (stages * positive(VIRTUAL_LAYERS, layers)):
             raise InputError(f"{VIRTUAL_LAYERS} {layers}: {stages} stages of {places} layers do not divide into chunks")
         return int(places // (stages * layers))
 
-    def layers(self, values: Values, stages: int, chunks: int, facts: RunFacts) -> tuple[int, ...] | None:
+    def layers(self, values: ReadValues, stages: int, chunks: int, facts: RunFacts) -> tuple[int, ...] | None:
         """Return the layers of each chunk; None where they are as many each."""
-        before, behind = (int(values[name]) for name in COUNTED)
-        first, last = values[FIRST], values[LAST]
+        before, behind = (int(values[name]) for name in COUNTED_ENDS)
+        first, last = values[FIRST_STAGE], values[LAST_STAGE]
         if first is None and last is None:
             if not before + behind or stages == 1:
                 divided(facts.layers, stages * chunks, "layers")
@@ -75,13 +75,15 @@ class PipelineStages:
         ends = [number for number in (first, last) if number is not None]
         middle = stages - len(ends)
         if middle < 0 or (not middle and sum(ends) != facts.layers):
-            raise InputError(f"{FIRST}, {LAST}: {spell(tuple(ends))} of {facts.layers} layers on {stages} stages")
+            raise InputError(
+                f"{FIRST_STAGE}, {LAST_STAGE}: {spell(tuple(ends))} of {facts.layers} layers on {stages} stages"
+            )
         share = divided(facts.layers - sum(ends), middle, f"layers without {spell(tuple(ends))}") if middle else 0
         by_stage = [share if first is None else first, *[share] * (stages - 2), share if last is None else last]
         shares = [divided(number, chunks, "layers of a stage") for number in by_stage[:stages]]
         return tuple(shares * chunks)
 
-    def write(self, layout: RunLayout, facts: RunFacts) -> Arguments:
+    def write(self, layout: RunLayout, facts: RunFacts) -> SettingValues:
         chunks, stages = layout.virtual or 1, layout.pp or 1
         check_scheduled(layout)
         cut = layout.layers_of(facts)
@@ -91,7 +93,7 @@ class PipelineStages:
             return {VIRTUAL_STAGES: chunks} if chunks > 1 else {}
         first, *middle, last = cut
         if chunks == 1 and middle and len({*middle}) == 1:
-            return {name: number for name, number in ((FIRST, first), (LAST, last)) if number != middle[0]}
+            return {name: number for name, number in ((FIRST_STAGE, first), (LAST_STAGE, last)) if number != middle[0]}
         return {LAYOUT_STRING: write_layout_string(cut)}
 
 
@@ -124,18 +126,18 @@ def check_scheduled(layout: RunLayout) -> None:
 
 
 GRANULARITY, METHOD, AGAIN_LAYERS = "recompute-granularity", "recompute-method", "recompute-num-layers"
-SHORT = "recompute-activations"
+SELECTIVE_FLAG = "recompute-activations"
 
 
 @dataclass(frozen=True)
 class RecomputedLayers:
     """What is computed again: selectively, or all of some or of all layers."""
 
-    names: ClassVar[tuple[str, ...]] = (GRANULARITY, METHOD, AGAIN_LAYERS, SHORT, "recompute-modules")
+    names: ClassVar[tuple[str, ...]] = (GRANULARITY, METHOD, AGAIN_LAYERS, SELECTIVE_FLAG, "recompute-modules")
     fields: ClassVar[tuple[str, ...]] = ("recompute", "again")
 
-    def read(self, values: Values, layout: RunLayout, facts: RunFacts) -> LayoutFields:
-        if values[SHORT] or values[GRANULARITY] == "selective":
+    def read(self, values: ReadValues, layout: RunLayout, facts: RunFacts) -> LayoutFields:
+        if values[SELECTIVE_FLAG] or values[GRANULARITY] == "selective":
             return {"recompute": "selective"}
         if values[GRANULARITY] is None:
             return {"recompute": "none"}
@@ -146,7 +148,7 @@ class RecomputedLayers:
         most = values[AGAIN_LAYERS]
         return {"recompute": "full", "again": tuple(min(max(most, 0), layers) for layers in layout.layers_of(facts))}
 
-    def write(self, layout: RunLayout, facts: RunFacts) -> Arguments:
+    def write(self, layout: RunLayout, facts: RunFacts) -> SettingValues:
         if layout.recompute == "full" and layout.again is not None:
             most = max(layout.again)
             if layout.again != tuple(min(most, layers) for layers in layout.layers_of(facts)):
@@ -174,7 +176,7 @@ class ExpertTensorRanks:
     names: ClassVar[tuple[str, ...]] = (EXPERT_TENSOR,)
     fields: ClassVar[tuple[str, ...]] = ("whole_experts",)
 
-    def read(self, values: Values, layout: RunLayout, facts: RunFacts) -> LayoutFields:
+    def read(self, values: ReadValues, layout: RunLayout, facts: RunFacts) -> LayoutFields:
         ranks, tensor = values[EXPERT_TENSOR], layout.tp or 1
         if ranks in (None, tensor):
             return {"whole_experts": False}
@@ -182,11 +184,11 @@ class ExpertTensorRanks:
             return {"whole_experts": True}
         raise InputError(f"{EXPERT_TENSOR} {ranks}: a plan has 1 (whole experts) or the tensor ranks, {tensor}")
 
-    def write(self, layout: RunLayout, facts: RunFacts) -> Arguments:
+    def write(self, layout: RunLayout, facts: RunFacts) -> SettingValues:
         return {EXPERT_TENSOR: 1} if layout.whole_experts else {}
 
 
-def types_of_numbers(*flags: tuple[str, str]) -> Named:
+def types_of_numbers(*flags: tuple[str, str]) -> ChoiceArguments:
     """Return the spelling of number types: those of sixteen bits with their flags; eight bits beside bfloat16."""
     sixteen: dict[str, Any] = {flag: False for _, flag in flags}
     wide = [(number, sixteen | {flag: True, "fp8-format": None}) for number, flag in flags]
@@ -195,19 +197,19 @@ def types_of_numbers(*flags: tuple[str, str]) -> Named:
         for number, recipe in (("mxfp8", "mxfp8"), ("fp8", "delayed"), ("fp8", "tensorwise"), ("fp8", "blockwise"))
         for form in ("hybrid", "e4m3")
     ]
-    return Named("precision", [*eight, *wide, ("float32", sixteen | {"fp8-format": None})])
+    return ChoiceArguments("precision", [*eight, *wide, ("float32", sixteen | {"fp8-format": None})])
 
 
-SIZES: tuple[Spelling, ...] = (
-    Count("tp", "tensor-model-parallel-size"),
-    Count("pp", "pipeline-model-parallel-size"),
-    Count("cp", "context-parallel-size"),
-    Count("ep", "expert-model-parallel-size"),
-    Count("micro_batch", "micro-batch-size"),
-    Count("batch", "global-batch-size"),
-    Count("seq", "seq-length"),
+SIZE_ARGUMENTS: tuple[Spelling, ...] = (
+    NumberArgument("tp", "tensor-model-parallel-size"),
+    NumberArgument("pp", "pipeline-model-parallel-size"),
+    NumberArgument("cp", "context-parallel-size"),
+    NumberArgument("ep", "expert-model-parallel-size"),
+    NumberArgument("micro_batch", "micro-batch-size"),
+    NumberArgument("batch", "global-batch-size"),
+    NumberArgument("seq", "seq-length"),
 )
-SHARDED_STATE = Named(
+SHARDED_STATE = ChoiceArguments(
     "zero",
     [
         (1, {"use-distributed-optimizer": True, "use-torch-fsdp2": False}),
@@ -215,8 +217,8 @@ SHARDED_STATE = Named(
         (3, {"use-torch-fsdp2": True}),
     ],
 )
-CUT_NORMS = Named("sequence", [(False, {"sequence-parallel": False}), (True, {"sequence-parallel": True})])
-CONTEXT_WAYS = Named(
+CUT_NORMS = ChoiceArguments("sequence", [(False, {"sequence-parallel": False}), (True, {"sequence-parallel": True})])
+CONTEXT_WAYS = ChoiceArguments(
     "context",
     [
         ("ring", {"cp-comm-type": ["p2p"]}),
@@ -226,7 +228,7 @@ CONTEXT_WAYS = Named(
     ],
     "cp",
 )
-NUMBER_TYPES = types_of_numbers(("bf16", "bf16"), ("float16", "fp16"))
+PRECISION_FLAGS = types_of_numbers(("bf16", "bf16"), ("float16", "fp16"))
 CONTRADICTIONS = (
     Contradiction("bf16, fp16: give one of them", lambda v: v["bf16"] and v["fp16"]),
     Contradiction(
@@ -234,15 +236,19 @@ CONTRADICTIONS = (
         lambda v: sum(v[name] is not None for name in (VIRTUAL_STAGES, VIRTUAL_LAYERS, LAYOUT_STRING)) > 1,
     ),
     Contradiction(
-        f"{LAYOUT_STRING}: it does not go with {FIRST}, {LAST} or {COUNTED[0]}",
-        lambda v: v[LAYOUT_STRING] is not None and bool(v[FIRST] or v[LAST] or v[COUNTED[0]] or v[COUNTED[1]]),
+        f"{LAYOUT_STRING}: it does not go with {FIRST_STAGE}, {LAST_STAGE} or {COUNTED_ENDS[0]}",
+        lambda v: (
+            v[LAYOUT_STRING] is not None
+            and bool(v[FIRST_STAGE] or v[LAST_STAGE] or v[COUNTED_ENDS[0]] or v[COUNTED_ENDS[1]])
+        ),
     ),
     Contradiction(
         f"{GRANULARITY} selective: it has no {METHOD}",
         lambda v: v[GRANULARITY] == "selective" and v[METHOD] is not None,
     ),
     Contradiction(
-        f"{SHORT}, {GRANULARITY} full: give one of them", lambda v: bool(v[SHORT]) and v[GRANULARITY] == "full"
+        f"{SELECTIVE_FLAG}, {GRANULARITY} full: give one of them",
+        lambda v: bool(v[SELECTIVE_FLAG]) and v[GRANULARITY] == "full",
     ),
     Contradiction(
         "expert-model-parallel-size: with tensor ranks it needs sequence-parallel",
@@ -270,14 +276,14 @@ MEGATRON_SETTINGS = StackSettings(
     "megatron",
     declared("megatron"),
     (
-        *SIZES,
+        *SIZE_ARGUMENTS,
         PipelineStages(),
         RecomputedLayers(),
         SHARDED_STATE,
         CUT_NORMS,
         CONTEXT_WAYS,
         ExpertTensorRanks(),
-        NUMBER_TYPES,
+        PRECISION_FLAGS,
     ),
     ("script",),
     CONTRADICTIONS,

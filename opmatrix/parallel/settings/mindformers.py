@@ -12,14 +12,14 @@ from opmatrix.parallel.settings.megatron import check_scheduled, scheduled
 from opmatrix.parallel.settings.run_layout import RunFacts, RunLayout
 from opmatrix.parallel.settings.spellings import (
     Argument,
-    Arguments,
+    ChoiceArguments,
     Contradiction,
-    Count,
     DeclaredArguments,
     LayoutFields,
-    Named,
+    NumberArgument,
+    ReadValues,
+    SettingValues,
     StackSettings,
-    Values,
 )
 
 P, R, M = "parallel_config.", "recompute_config.", "model.model_config."
@@ -35,21 +35,21 @@ class StepSequences:
     names: ClassVar[tuple[str, ...]] = (RANK_BATCH, MICRO_BATCHES, ACCUMULATED, COPIES)
     fields: ClassVar[tuple[str, ...]] = ("micro_batch", "batch")
 
-    def read(self, values: Values, layout: RunLayout, facts: RunFacts) -> LayoutFields:
+    def read(self, values: ReadValues, layout: RunLayout, facts: RunFacts) -> LayoutFields:
         times = MICRO_BATCHES if (layout.pp or 1) > 1 else ACCUMULATED
         numbers = values[RANK_BATCH], layout.dp or 1, values[times] or 1, values[COPIES]
         if min(numbers) < 1:
             raise InputError(f"{RANK_BATCH}, {times}, {COPIES}: give numbers from 1 on")
         return {"micro_batch": values[RANK_BATCH], "batch": prod(numbers)}
 
-    def write(self, layout: RunLayout, facts: RunFacts) -> Arguments:
+    def write(self, layout: RunLayout, facts: RunFacts) -> SettingValues:
         micro, ranks = layout.micro_batch or 1, layout.dp or 1
         times = MICRO_BATCHES if (layout.pp or 1) > 1 else ACCUMULATED
         count = {} if layout.batch is None else {times: layout.batch // (micro * ranks)}
         return {RANK_BATCH: micro, **count}
 
 
-VIRTUAL, OFFSET, FURTHER = f"{M}pp_interleave_num", f"{M}offset", f"{M}mtp_depth"
+VIRTUAL, STAGE_OFFSET, FURTHER = f"{M}pp_interleave_num", f"{M}offset", f"{M}mtp_depth"
 INTERLEAVED, ORDER = "parallel.pipeline_config.pipeline_interleave", "parallel.pipeline_config.pipeline_scheduler"
 
 
@@ -58,30 +58,30 @@ class OffsetStages:
     """Chunks of a stage, and the layers that each chunk has more than an even share. Layers of heads of further tokens
     are behind all others; a plan has none."""
 
-    names: ClassVar[tuple[str, ...]] = (VIRTUAL, OFFSET, FURTHER, INTERLEAVED, ORDER)
+    names: ClassVar[tuple[str, ...]] = (VIRTUAL, STAGE_OFFSET, FURTHER, INTERLEAVED, ORDER)
     fields: ClassVar[tuple[str, ...]] = ("virtual", "schedule", "cut")
 
-    def read(self, values: Values, layout: RunLayout, facts: RunFacts) -> LayoutFields:
+    def read(self, values: ReadValues, layout: RunLayout, facts: RunFacts) -> LayoutFields:
         stages, chunks = layout.pp or 1, values[VIRTUAL] or 1
         if chunks < 1 or stages < 1:
             raise InputError(f"{VIRTUAL} {chunks}: give a whole number from 1 on")
         if values[ORDER] not in (None, "1f1b"):
             raise InputError(f"{ORDER} {values[ORDER]}: a plan has 1f1b, also with chunks")
-        more = by_chunk(OFFSET, values[OFFSET] or 0, chunks, stages)
+        more = by_chunk(STAGE_OFFSET, values[STAGE_OFFSET] or 0, chunks, stages)
         if more is None:
             return scheduled(chunks) | {"cut": None}
         share = (facts.layers + values[FURTHER]) // (stages * chunks)
         *others, last = (share + n for n in more)
         return scheduled(chunks) | {"cut": (*others, last - values[FURTHER])}
 
-    def write(self, layout: RunLayout, facts: RunFacts) -> Arguments:
+    def write(self, layout: RunLayout, facts: RunFacts) -> SettingValues:
         check_scheduled(layout)
         stages, chunks = layout.pp or 1, layout.virtual or 1
         cut = layout.layers_of(facts)
         share = facts.layers // len(cut)
         more = [layers - share for layers in cut]
         several: dict[str, Any] = {} if chunks == 1 else {VIRTUAL: chunks, INTERLEAVED: True, ORDER: "1f1b"}
-        return several | ({OFFSET: in_rows(more, chunks, stages)} if any(more) else {})
+        return several | ({STAGE_OFFSET: in_rows(more, chunks, stages)} if any(more) else {})
 
 
 def by_chunk(name: str, value: Any, chunks: int, stages: int) -> tuple[int, ...] | None:
@@ -106,18 +106,18 @@ def in_rows(numbers: list[int], chunks: int, stages: int) -> list[Any]:
     return rows[0] if chunks == 1 else rows
 
 
-FULL, SELECTED = f"{R}recompute", f"{R}select_recompute"
+FULLY, SELECTED = f"{R}recompute", f"{R}select_recompute"
 
 
 @dataclass(frozen=True)
 class RecomputedStages:
     """Layers of each stage that are computed again: in full, or selectively."""
 
-    names: ClassVar[tuple[str, ...]] = (FULL, SELECTED)
+    names: ClassVar[tuple[str, ...]] = (FULLY, SELECTED)
     fields: ClassVar[tuple[str, ...]] = ("recompute", "again")
 
-    def read(self, values: Values, layout: RunLayout, facts: RunFacts) -> LayoutFields:
-        for name, kind in ((FULL, "full"), (SELECTED, "selective")):
+    def read(self, values: ReadValues, layout: RunLayout, facts: RunFacts) -> LayoutFields:
+        for name, kind in ((FULLY, "full"), (SELECTED, "selective")):
             value = values[name]
             if value is True:
                 return {"recompute": kind}
@@ -126,16 +126,16 @@ class RecomputedStages:
                 return {"recompute": kind, "again": again}
         return selected_operations(values, layout)
 
-    def write(self, layout: RunLayout, facts: RunFacts) -> Arguments:
+    def write(self, layout: RunLayout, facts: RunFacts) -> SettingValues:
         if layout.recompute in (None, "none"):
             return {}
-        name = FULL if layout.recompute == "full" else SELECTED
+        name = FULLY if layout.recompute == "full" else SELECTED
         if layout.again is None:
             return {name: True}
         return {name: in_rows([*layout.again], layout.virtual or 1, layout.pp or 1)}
 
 
-def selected_operations(values: Values, layout: RunLayout) -> LayoutFields:
+def selected_operations(values: ReadValues, layout: RunLayout) -> LayoutFields:
     """Return what is computed again where operations are selected by name: on all layers, or by stage as the first of
     them says."""
     parts = [value for name, value in values.stated.items() if name.startswith(f"{SELECTED}.")]
@@ -163,11 +163,11 @@ MINDFORMERS_DECLARED = DeclaredArguments(
         ACCUMULATED: Argument("int", 1),
         COPIES: Argument("int", 1),
         VIRTUAL: Argument("int", 1),
-        OFFSET: Argument("any", 0),
+        STAGE_OFFSET: Argument("any", 0),
         FURTHER: Argument("int", 0),
         INTERLEAVED: Argument("bool", False),
         ORDER: Argument("str"),
-        FULL: Argument("any", False),
+        FULLY: Argument("any", False),
         SELECTED: Argument("any", False),
         f"{M}seq_length": Argument("int"),
         f"{M}num_layers": Argument("int"),
@@ -225,18 +225,18 @@ MINDFORMERS_SETTINGS = StackSettings(
     "mindformers",
     MINDFORMERS_DECLARED,
     (
-        Count("dp", f"{P}data_parallel"),
-        Count("tp", f"{P}model_parallel"),
-        Count("pp", f"{P}pipeline_stage"),
-        Count("cp", f"{P}context_parallel"),
-        Count("ep", f"{P}expert_parallel"),
-        Count("seq", f"{M}seq_length"),
+        NumberArgument("dp", f"{P}data_parallel"),
+        NumberArgument("tp", f"{P}model_parallel"),
+        NumberArgument("pp", f"{P}pipeline_stage"),
+        NumberArgument("cp", f"{P}context_parallel"),
+        NumberArgument("ep", f"{P}expert_parallel"),
+        NumberArgument("seq", f"{M}seq_length"),
         StepSequences(),
         OffsetStages(),
         RecomputedStages(),
-        Named("sequence", [(way, {f"{P}use_seq_parallel": way}) for way in (False, True)]),
-        Named("zero", [(stage, {"parallel.enable_parallel_optimizer": bool(stage)}) for stage in (0, 1)]),
-        Named(
+        ChoiceArguments("sequence", [(way, {f"{P}use_seq_parallel": way}) for way in (False, True)]),
+        ChoiceArguments("zero", [(stage, {"parallel.enable_parallel_optimizer": bool(stage)}) for stage in (0, 1)]),
+        ChoiceArguments(
             "context",
             [
                 (kind, {f"{P}context_parallel_algo": name})
@@ -244,7 +244,7 @@ MINDFORMERS_SETTINGS = StackSettings(
             ],
             "cp",
         ),
-        Named(
+        ChoiceArguments(
             "precision",
             [
                 (ours, {f"{M}compute_dtype": name})

@@ -9,9 +9,9 @@ from formats.core.errors import InputError
 from opmatrix.parallel.settings.megatron import (
     CONTRADICTIONS,
     CUT_NORMS,
-    NUMBER_TYPES,
+    PRECISION_FLAGS,
     SHARDED_STATE,
-    SIZES,
+    SIZE_ARGUMENTS,
     UNPRICED,
     VIRTUAL_LAYERS,
     RecomputedLayers,
@@ -22,13 +22,13 @@ from opmatrix.parallel.settings.megatron import (
 )
 from opmatrix.parallel.settings.run_layout import RunFacts, RunLayout, spell
 from opmatrix.parallel.settings.spellings import (
-    Arguments,
+    ChoiceArguments,
     Contradiction,
     DeclaredArguments,
     LayoutFields,
-    Named,
+    ReadValues,
+    SettingValues,
     StackSettings,
-    Values,
     declared,
 )
 
@@ -50,7 +50,7 @@ class ListedStages:
     names: ClassVar[tuple[str, ...]] = (VIRTUAL_LAYERS, LAYER_LIST, EMPTY_LAYERS, LAYERS)
     fields: ClassVar[tuple[str, ...]] = ("virtual", "schedule", "cut")
 
-    def read(self, values: Values, layout: RunLayout, facts: RunFacts) -> LayoutFields:
+    def read(self, values: ReadValues, layout: RunLayout, facts: RunFacts) -> LayoutFields:
         stages = layout.pp or 1
         empty = numbers_of(EMPTY_LAYERS, values[EMPTY_LAYERS])
         if values[LAYERS] not in (None, facts.layers + len(empty)):
@@ -69,7 +69,7 @@ class ListedStages:
             cut[layer // share] -= 1
         return scheduled(chunks) | {"cut": tuple(cut) if empty else None}
 
-    def write(self, layout: RunLayout, facts: RunFacts) -> Arguments:
+    def write(self, layout: RunLayout, facts: RunFacts) -> SettingValues:
         check_scheduled(layout)
         cut, chunks = layout.layers_of(facts), layout.virtual or 1
         whole: dict[str, object] = {LAYERS: facts.layers}
@@ -87,7 +87,7 @@ def with_empty_layers(cut: tuple[int, ...]) -> dict[str, object]:
     return {VIRTUAL_LAYERS: share, EMPTY_LAYERS: spell(tuple(empty)), LAYERS: share * len(cut)}
 
 
-CONTEXT_ALGORITHM = Named(
+CONTEXT_ALGORITHM = ChoiceArguments(
     "context",
     [
         ("ulysses", {"context-parallel-algo": "ulysses_cp_algo"}),
@@ -98,7 +98,9 @@ CONTEXT_ALGORITHM = Named(
     ],
     "cp",
 )
-EXPERTS_OVER_TENSOR = Named("whole_experts", [(False, {"moe-tp-extend-ep": False}), (True, {"moe-tp-extend-ep": True})])
+EXPERTS_OVER_TENSOR = ChoiceArguments(
+    "whole_experts", [(False, {"moe-tp-extend-ep": False}), (True, {"moe-tp-extend-ep": True})]
+)
 MINDSPEED_DECLARED = DeclaredArguments(
     declared("mindspeed-llm").version,
     declared("mindspeed-llm").commit,
@@ -108,14 +110,14 @@ MINDSPEED_SETTINGS = StackSettings(
     "mindspeed",
     MINDSPEED_DECLARED,
     (
-        *SIZES,
+        *SIZE_ARGUMENTS,
         ListedStages(),
         RecomputedLayers(),
         SHARDED_STATE,
         CUT_NORMS,
         CONTEXT_ALGORITHM,
         EXPERTS_OVER_TENSOR,
-        NUMBER_TYPES,
+        PRECISION_FLAGS,
     ),
     ("script",),
     (

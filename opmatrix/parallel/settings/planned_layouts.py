@@ -11,10 +11,10 @@ from opmatrix.parallel.search.layouts import StatedLayout
 from opmatrix.parallel.search.plans import PlanChoice
 from opmatrix.parallel.search.stage_times import StageCut, even_cut
 from opmatrix.parallel.settings.known_settings import form_of, read_settings, settings_of, write_settings
-from opmatrix.parallel.settings.run_layout import CHOICES, SIZES, RunFacts, RunLayout
+from opmatrix.parallel.settings.run_layout import LAYOUT_CHOICES, LAYOUT_SIZES, RunFacts, RunLayout
 from opmatrix.parallel.settings.spellings import ReadSettings, StackSettings
 
-READ, WRITTEN = "--settings", "--write-settings"
+READ_OPTION, WRITE_OPTION = "--settings", "--write-settings"
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,14 @@ def copies_of(layout: RunLayout, facts: RunFacts) -> int:
 def layout_of(choice: PlanChoice, batch: int, seq: int) -> RunLayout:
     """Return a strategy of a plan as a layout."""
     strategy = choice.prediction.setting.strategy
-    fields: dict[str, Any] = {name: int(choice.sizes[name]) for name in SIZES}
-    fields |= {name: getattr(choice.form, name) for name in CHOICES}
+    fields: dict[str, Any] = {name: int(choice.sizes[name]) for name in LAYOUT_SIZES}
+    fields |= {name: getattr(choice.form, name) for name in LAYOUT_CHOICES}
     return RunLayout(**fields, precision=strategy.precision, batch=batch, seq=seq)
 
 
 def planned_settings(stack: str | None, path: Path | None, facts: RunFacts) -> PlannedSettings:
     """Return the settings of a stack, read from a file if there is one. Raises InputError for a stack without settings
     and for a file that cannot be read."""
-    settings = settings_of(stack, WRITTEN if path is None else READ)
+    settings = settings_of(stack, WRITE_OPTION if path is None else READ_OPTION)
     read = None if path is None else read_settings(path, settings, facts)
     return PlannedSettings(settings, facts, read, path)

@@ -11,8 +11,8 @@ from formats.core.errors import InputError
 from opmatrix.parallel.cost.strategies import RecomputeKind
 from opmatrix.parallel.sharding.axis_states import bounds
 
-SIZES = "dp", "tp", "pp", "cp", "ep", "micro_batch", "virtual"
-CHOICES = "zero", "sequence", "recompute", "context", "schedule", "whole_experts"
+LAYOUT_SIZES = "dp", "tp", "pp", "cp", "ep", "micro_batch", "virtual"
+LAYOUT_CHOICES = "zero", "sequence", "recompute", "context", "schedule", "whole_experts"
 
 
 class RunFacts(NamedTuple):
@@ -60,7 +60,7 @@ class RunLayout:
 
     def chosen(self) -> dict[str, object]:
         """Return the sizes and choices that a plan searches, by name."""
-        return {name: value for name, value in self.stated().items() if name in (*SIZES, *CHOICES)}
+        return {name: value for name, value in self.stated().items() if name in (*LAYOUT_SIZES, *LAYOUT_CHOICES)}
 
     def simplest(self, facts: RunFacts) -> RunLayout:
         """Return the same layout without what has no effect: stages that are even, choices of axes of one rank. Raises

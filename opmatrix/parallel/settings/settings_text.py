@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from formats.core.errors import InputError
-from opmatrix.parallel.settings.spellings import Argument, Arguments, spell_value
+from opmatrix.parallel.settings.spellings import Argument, SettingValues, spell_value
 
-MOST_LETTERS = 2_000_000  # letters of a file
+MOST_FILE_LETTERS = 2_000_000  # letters of a file
 MOST_VALUES = 20_000  # values of a file
 MOST_ROUNDS = 8  # variables of a script that stand for each other
 LAUNCHER = {  # arguments of torchrun
@@ -28,7 +28,7 @@ LAUNCHER = {  # arguments of torchrun
 }
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::-([^${}]*))?\}|([A-Za-z_]\w*))")
-NAMED = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
+NAMED_WORD = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 ENDS = set("();|&<>")
 HEADING = "{title}, by `opmatrix plan`"
 
@@ -49,7 +49,7 @@ def read_script(text: str, arguments: Mapping[str, Argument], once: Collection[s
     stated: dict[str, Any] = {}
     at = 0
     while at < len(words):
-        named = NAMED.fullmatch(words[at])
+        named = NAMED_WORD.fullmatch(words[at])
         at += 1
         if named is None or named[1] in LAUNCHER:
             continue
@@ -87,7 +87,7 @@ def values_after(words: Sequence[str], argument: Argument | None) -> list[str]:
     most = 0 if argument and argument.kind == "flag" else len(words) if argument and argument.several else 1
     values: list[str] = []
     for word in words[:most]:
-        if NAMED.fullmatch(word) or word[:1] in ENDS or ASSIGNED.fullmatch(word):
+        if NAMED_WORD.fullmatch(word) or word[:1] in ENDS or ASSIGNED.fullmatch(word):
             break
         values.append(word)
     return values
@@ -108,13 +108,13 @@ def substituted(text: str, variables: Mapping[str, str]) -> str:
         return variables.get(match[1] or match[3], match[2] if match[2] is not None else match[0])
 
     for _ in range(MOST_ROUNDS):
-        text, before = VARIABLE.sub(replaced, text)[:MOST_LETTERS], text
+        text, before = VARIABLE.sub(replaced, text)[:MOST_FILE_LETTERS], text
         if text == before:
             break
     return text
 
 
-def write_script(arguments: Arguments, title: str) -> str:
+def write_script(arguments: SettingValues, title: str) -> str:
     """Write arguments as an array of a shell script, a line each."""
     lines = []
     for name, value in arguments.items():
@@ -142,7 +142,7 @@ def flattened(tree: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def leaves(tree: object) -> dict[str, Any]:
+def values_by_name(tree: object) -> dict[str, Any]:
     """Return the values of nested keys by name. Raises InputError for more than a file of settings has."""
     values: dict[str, Any] = {}
     for name, value in flattened(tree):
@@ -152,7 +152,7 @@ def leaves(tree: object) -> dict[str, Any]:
     return values
 
 
-def nested(arguments: Arguments) -> dict[str, Any]:
+def nested(arguments: SettingValues) -> dict[str, Any]:
     """Return arguments as nested keys."""
     tree: dict[str, Any] = {}
     for name, value in arguments.items():
@@ -167,12 +167,12 @@ def nested(arguments: Arguments) -> dict[str, Any]:
 def read_toml(text: str, arguments: Mapping[str, Argument], once: Collection[str] = ()) -> dict[str, Any]:
     """Read TOML. Raises InputError where it is none."""
     try:
-        return leaves(tomllib.loads(text))
+        return values_by_name(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{error}: it is no TOML") from None
 
 
-def write_toml(arguments: Arguments, title: str) -> str:
+def write_toml(arguments: SettingValues, title: str) -> str:
     """Write arguments as TOML, a table for each section."""
     sections: dict[str, list[str]] = {}
     for name, value in arguments.items():
@@ -187,12 +187,12 @@ def write_toml(arguments: Arguments, title: str) -> str:
 def read_json(text: str, arguments: Mapping[str, Argument], once: Collection[str] = ()) -> dict[str, Any]:
     """Read JSON. Raises InputError where it is none."""
     try:
-        return leaves(json.loads(text))
+        return values_by_name(json.loads(text))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{error}: it is no JSON") from None
 
 
-def write_json(arguments: Arguments, title: str) -> str:
+def write_json(arguments: SettingValues, title: str) -> str:
     """Write arguments as JSON."""
     return json.dumps(nested(arguments), indent=2) + "\n"
 
@@ -204,12 +204,12 @@ def read_yaml(text: str, arguments: Mapping[str, Argument], once: Collection[str
     except ImportError:
         raise InputError("YAML: its reader is not installed: pip install 'opmatrix[settings]'") from None
     try:
-        return leaves(yaml.safe_load(text))
+        return values_by_name(yaml.safe_load(text))
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise InputError(f"{error}: it is no YAML") from None
 
 
-def write_yaml(arguments: Arguments, title: str) -> str:
+def write_yaml(arguments: SettingValues, title: str) -> str:
     """Write arguments as YAML, whose texts and lists are those of JSON."""
     return "\n".join([f"# {HEADING.format(title=title)}", *yaml_lines(nested(arguments)), ""])
 
@@ -228,10 +228,10 @@ class SettingsForm(NamedTuple):
     """A form of files: how it is read, and how it is written with a title."""
 
     read: Callable[[str, Mapping[str, Argument], Collection[str]], dict[str, Any]]
-    write: Callable[[Arguments, str], str]
+    write: Callable[[SettingValues, str], str]
 
 
-FORMS = {
+SETTINGS_FORMS = {
     "script": SettingsForm(read_script, write_script),
     "toml": SettingsForm(read_toml, write_toml),
     "json": SettingsForm(read_json, write_json),

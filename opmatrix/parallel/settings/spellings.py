@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from formats.core.errors import InputError, suggest_name
 from opmatrix.parallel.settings.run_layout import RunFacts, RunLayout
 
-Arguments: TypeAlias = Mapping[str, Any]  # values by the stack's name of an argument
+SettingValues: TypeAlias = Mapping[str, Any]  # values by the stack's name of an argument
 LayoutFields: TypeAlias = dict[str, Any]
-DECLARED = Path(__file__).with_name("stack_arguments.json")
-LARGEST = 10**9  # the largest number of an argument
+ARGUMENT_TABLE = Path(__file__).with_name("stack_arguments.json")
+LARGEST_VALUE = 10**9  # the largest number of an argument
 UNMARKED = None, False, 0, 1, "none", "ring", "1f1b", "bf16"  # values of fields that need no setting
 
 
@@ -46,7 +46,7 @@ class DeclaredArguments(NamedTuple):
 @cache
 def declared(name: str) -> DeclaredArguments:
     """Return the table of arguments that the package ships for a stack."""
-    table = json.loads(DECLARED.read_text("utf-8"))[name]
+    table = json.loads(ARGUMENT_TABLE.read_text("utf-8"))[name]
     arguments = {
         key: Argument(entry["kind"], entry["default"], tuple(entry.get("choices", ())), entry.get("many", False))
         for key, entry in table["arguments"].items()
@@ -54,10 +54,10 @@ def declared(name: str) -> DeclaredArguments:
     return DeclaredArguments(table["version"], table["commit"], arguments)
 
 
-class Values:
+class ReadValues:
     """The values of arguments: as stated, else their defaults."""
 
-    def __init__(self, stated: Arguments, arguments: Mapping[str, Argument]) -> None:
+    def __init__(self, stated: SettingValues, arguments: Mapping[str, Argument]) -> None:
         self.stated, self.arguments = stated, arguments
 
     def __getitem__(self, name: str) -> Any:
@@ -80,17 +80,17 @@ class Spelling(Protocol):
         """The fields of a layout that it reads and writes."""
         ...
 
-    def read(self, values: Values, layout: RunLayout, facts: RunFacts) -> LayoutFields:
+    def read(self, values: ReadValues, layout: RunLayout, facts: RunFacts) -> LayoutFields:
         """Return the fields that arguments state; `layout` has those that were read before."""
         ...
 
-    def write(self, layout: RunLayout, facts: RunFacts) -> Arguments:
+    def write(self, layout: RunLayout, facts: RunFacts) -> SettingValues:
         """Return the arguments of a layout's fields."""
         ...
 
 
 @dataclass(frozen=True)
-class Count:
+class NumberArgument:
     """A number that is an argument."""
 
     field: str
@@ -105,23 +105,23 @@ class Count:
     def fields(self) -> tuple[str, ...]:
         return (self.field,)
 
-    def read(self, values: Values, layout: RunLayout, facts: RunFacts) -> LayoutFields:
+    def read(self, values: ReadValues, layout: RunLayout, facts: RunFacts) -> LayoutFields:
         number = values[self.name]
         if number is None or number >= self.least:
             return {self.field: number}
         raise InputError(f"{self.name} {number}: give a whole number from {self.least} on")
 
-    def write(self, layout: RunLayout, facts: RunFacts) -> Arguments:
+    def write(self, layout: RunLayout, facts: RunFacts) -> SettingValues:
         return {self.name: getattr(layout, self.field)}
 
 
 @dataclass(frozen=True)
-class Named:
+class ChoiceArguments:
     """A choice by name, as the values of one or more arguments. Of several ways to state a choice the first is
     written."""
 
     field: str
-    ways: Sequence[tuple[object, Arguments]]  # the choice, and the arguments that state it
+    ways: Sequence[tuple[object, SettingValues]]  # the choice, and the arguments that state it
     axis: str | None = None  # axis whose single rank needs no choice
 
     @property
@@ -132,14 +132,14 @@ class Named:
     def fields(self) -> tuple[str, ...]:
         return (self.field,)
 
-    def read(self, values: Values, layout: RunLayout, facts: RunFacts) -> LayoutFields:
+    def read(self, values: ReadValues, layout: RunLayout, facts: RunFacts) -> LayoutFields:
         for choice, arguments in self.ways:
             if all(values[name] == value for name, value in arguments.items()):
                 return {self.field: choice}
         stated = ", ".join(f"{name} {spell_value(values[name])}" for name in self.names if name in values)
         raise InputError(f"{stated}: a plan knows no such {self.field.replace('_', ' ')}: it is none of its forms")
 
-    def write(self, layout: RunLayout, facts: RunFacts) -> Arguments:
+    def write(self, layout: RunLayout, facts: RunFacts) -> SettingValues:
         choice = getattr(layout, self.field)
         if self.axis is not None and getattr(layout, self.axis) == 1:
             return {}
@@ -158,14 +158,14 @@ class Contradiction:
     """Settings that do not go together."""
 
     complaint: str
-    holds: Callable[[Values], bool]
+    holds: Callable[[ReadValues], bool]
 
 
 class ReadSettings(NamedTuple):
     """A layout that was read from settings, and what beside it they state."""
 
     layout: RunLayout
-    arguments: Arguments  # all that they state, by name
+    arguments: SettingValues  # all that they state, by name
     unknown: tuple[str, ...]  # arguments that nobody knows
     unpriced: tuple[str, ...]  # arguments with effects on time or memory that a plan does not price
     otherwise: tuple[str, ...]  # arguments of the layout that would be written otherwise
@@ -207,7 +207,7 @@ class StackSettings:
         """True if an argument is one of the stack."""
         return name in self.declared.arguments or name.startswith(self.declared.sections or "\0")
 
-    def read(self, stated: Arguments, facts: RunFacts, place: str = "settings") -> ReadSettings:
+    def read(self, stated: SettingValues, facts: RunFacts, place: str = "settings") -> ReadSettings:
         """Read the layout that arguments state. Raises InputError for values that are none of an argument, for settings
         that contradict each other, and for layers that are not those of the model."""
         try:
@@ -215,11 +215,11 @@ class StackSettings:
         except InputError as error:
             raise InputError(f"{place}: {error}") from None
 
-    def read_values(self, stated: Arguments, facts: RunFacts) -> ReadSettings:
+    def read_values(self, stated: SettingValues, facts: RunFacts) -> ReadSettings:
         """Read the layout that arguments state."""
         arguments = self.declared.arguments
         typed = {name: self.typed(name, value) for name, value in stated.items()}
-        values = Values(typed, arguments)
+        values = ReadValues(typed, arguments)
         for contradiction in self.contradictions:
             if contradiction.holds(values):
                 raise InputError(contradiction.complaint)
@@ -229,7 +229,7 @@ class StackSettings:
         for spelling in self.spellings:
             layout = replace(layout, **spelling.read(values, layout, facts))
         layout = layout.simplest(facts)
-        again = Values(self.write(layout, facts), arguments)
+        again = ReadValues(self.write(layout, facts), arguments)
         return ReadSettings(
             layout,
             typed,
@@ -273,7 +273,7 @@ class StackSettings:
         return suggest_name(name, self.declared.arguments).strip().rstrip(";,")
 
 
-def differs(name: str, values: Values, others: Values) -> bool:
+def differs(name: str, values: ReadValues, others: ReadValues) -> bool:
     """True if an argument has another value; one that is a part of another is never written."""
     return name not in values.arguments or bool(values[name] != others[name])
 
@@ -292,7 +292,7 @@ def read_value(name: str, value: Any, argument: Argument) -> Any:
     if value is None or argument.kind == "any":
         return value
     if argument.kind == "list":
-        return [*map(listed, value if isinstance(value, list) else [value])]
+        return [*map(list_part, value if isinstance(value, list) else [value])]
     if argument.many:
         return [*value] if isinstance(value, list | tuple) else [value]
     if isinstance(value, list | tuple) and len(value) == 1:
@@ -308,7 +308,7 @@ def read_value(name: str, value: Any, argument: Argument) -> Any:
     return read
 
 
-def listed(part: Any) -> Any:
+def list_part(part: Any) -> Any:
     """Return a part of a list; a text that is a list itself, as on a command line, as its parts."""
     if not isinstance(part, str) or not part.startswith("["):
         return part
@@ -337,4 +337,4 @@ def converted(value: Any, kind: str) -> Any:
         return None
     if kind == "float":
         return number
-    return int(number) if number == number and abs(number) <= LARGEST and number == int(number) else None
+    return int(number) if number == number and abs(number) <= LARGEST_VALUE and number == int(number) else None

@@ -9,7 +9,7 @@ from itertools import groupby
 
 from formats.core.errors import InputError
 
-MOST_LETTERS = 20_000  # of a layout string that is written out
+MOST_LAYOUT_LETTERS = 20_000  # of a layout string that is written out
 REPEATED_GROUP = re.compile(r"\(([^()]+)\)\*(\d+)")
 REPEATED_LETTER = re.compile(r"([EtmL|])\*(\d+)")
 LAYOUT_LETTERS = "E embedding, t layer, m multi-token prediction, L loss, | between chunks"
@@ -24,8 +24,8 @@ def read_layout_string(text: str) -> tuple[int, ...]:
     written = text.replace(",", "").replace(" ", "")
     for pattern in (REPEATED_GROUP, REPEATED_LETTER):
         size = len(written) + sum(len(match[1]) * int(match[2][:9]) for match in pattern.finditer(written))
-        if size > MOST_LETTERS:
-            raise InputError(f"layout of stages {text[:60]!r}: it stands for more than {MOST_LETTERS:,} letters")
+        if size > MOST_LAYOUT_LETTERS:
+            raise InputError(f"layout of stages {text[:60]!r}: it stands for more than {MOST_LAYOUT_LETTERS:,} letters")
         written = pattern.sub(lambda match: match[1] * int(match[2]), written)
     if strange := sorted({*written} - {*"EtmL|"}):
         raise InputError(f"layout of stages {text[:60]!r}: {' '.join(strange)}: it has {LAYOUT_LETTERS}")

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 from formats.core.errors import InputError
 from opmatrix.parallel.settings.run_layout import RunFacts, RunLayout, spell
 from opmatrix.parallel.settings.spellings import (
-    Arguments,
+    ChoiceArguments,
     Contradiction,
-    Count,
     LayoutFields,
-    Named,
+    NumberArgument,
+    ReadValues,
+    SettingValues,
     StackSettings,
-    Values,
     declared,
 )
 from opmatrix.parallel.settings.stage_layouts import weighted_layers
@@ -38,7 +38,7 @@ class ShardedData:
     names: ClassVar[tuple[str, ...]] = (REPLICATED, SHARDED, RESHARD)
     fields: ClassVar[tuple[str, ...]] = ("dp", "zero")
 
-    def read(self, values: Values, layout: RunLayout, facts: RunFacts) -> LayoutFields:
+    def read(self, values: ReadValues, layout: RunLayout, facts: RunFacts) -> LayoutFields:
         replicated, sharded = values[REPLICATED], values[SHARDED]
         together = replicated * (layout.tp or 1) * (layout.pp or 1) * (layout.cp or 1)
         if sharded == -1:
@@ -51,7 +51,7 @@ class ShardedData:
         together = sharded * (layout.cp or 1)
         return {"dp": replicated * sharded, "zero": 0 if together == 1 else 2 if stays else 3}
 
-    def write(self, layout: RunLayout, facts: RunFacts) -> Arguments:
+    def write(self, layout: RunLayout, facts: RunFacts) -> SettingValues:
         ranks, context = layout.dp or 1, layout.cp or 1
         if ranks * context == 1:
             return {REPLICATED: 1, SHARDED: 1}
@@ -70,21 +70,21 @@ LOCAL, GLOBAL, MICRO = f"{T}local_batch_size", f"{T}global_batch_size", f"{P}pip
 
 
 @dataclass(frozen=True)
-class BatchSizes:
+class LocalBatches:
     """Sequences of a step and of a micro-batch: with stages the sequences of a rank go through them in micro-batches,
     without them they are one."""
 
     names: ClassVar[tuple[str, ...]] = (LOCAL, GLOBAL, MICRO)
     fields: ClassVar[tuple[str, ...]] = ("micro_batch", "batch")
 
-    def read(self, values: Values, layout: RunLayout, facts: RunFacts) -> LayoutFields:
+    def read(self, values: ReadValues, layout: RunLayout, facts: RunFacts) -> LayoutFields:
         local, ranks = values[LOCAL], layout.dp or 1
         batch = local * ranks if values[GLOBAL] == -1 else values[GLOBAL]
         if min(local, batch, values[MICRO]) < 1 or batch % (local * ranks):
             raise InputError(f"{GLOBAL} {batch}: {ranks} data ranks with {local} sequences each do not divide it")
         return {"batch": batch, "micro_batch": values[MICRO] if (layout.pp or 1) > 1 else local}
 
-    def write(self, layout: RunLayout, facts: RunFacts) -> Arguments:
+    def write(self, layout: RunLayout, facts: RunFacts) -> SettingValues:
         ranks, micro, batch = layout.dp or 1, layout.micro_batch or 1, layout.batch
         if batch is None:
             return {LOCAL: micro, MICRO: micro} if (layout.pp or 1) > 1 else {LOCAL: micro}
@@ -95,7 +95,7 @@ class BatchSizes:
 
 SCHEDULE, STAGE_LAYERS = f"{P}pipeline_parallel_schedule", f"{P}pipeline_parallel_layers_per_stage"
 FEWER = f"{P}pipeline_parallel_first_stage_less_layers", f"{P}pipeline_parallel_last_stage_less_layers"
-MODULES = f"{P}module_fqns_per_model_part"
+PART_NAMES = f"{P}module_fqns_per_model_part"
 SCHEDULES = {"1F1B": "1f1b", "Interleaved1F1B": "interleaved", "GPipe": "gpipe", "InterleavedZeroBubble": "zb-h1"}
 NAMED_LAYER = re.compile(r"layers\.\d+")
 
@@ -104,10 +104,10 @@ NAMED_LAYER = re.compile(r"layers\.\d+")
 class ModelParts:
     """The schedule, chunks of a stage, and layers of each chunk: by weights of the ends, or by names."""
 
-    names: ClassVar[tuple[str, ...]] = (SCHEDULE, STAGE_LAYERS, *FEWER, MODULES)
+    names: ClassVar[tuple[str, ...]] = (SCHEDULE, STAGE_LAYERS, *FEWER, PART_NAMES)
     fields: ClassVar[tuple[str, ...]] = ("schedule", "virtual", "cut")
 
-    def read(self, values: Values, layout: RunLayout, facts: RunFacts) -> LayoutFields:
+    def read(self, values: ReadValues, layout: RunLayout, facts: RunFacts) -> LayoutFields:
         stages = layout.pp or 1
         if stages == 1:
             return {"schedule": "1f1b", "virtual": 1}
@@ -116,7 +116,7 @@ class ModelParts:
             raise InputError(f"{SCHEDULE} {values[SCHEDULE]}: a plan has {', '.join(SCHEDULES)}")
         before, behind = (values[name] for name in FEWER)
         chunks = 2 if named == "interleaved" else 1
-        if (parts := values[MODULES]) is not None:
+        if (parts := values[PART_NAMES]) is not None:
             cut = named_layers(parts)
             return {"schedule": named, "virtual": max(len(cut) // stages, 1), "cut": cut}
         if (most := values[STAGE_LAYERS]) is not None:
@@ -130,7 +130,7 @@ class ModelParts:
             "cut": weighted_layers(facts.layers, stages * chunks, before, behind),
         }
 
-    def write(self, layout: RunLayout, facts: RunFacts) -> Arguments:
+    def write(self, layout: RunLayout, facts: RunFacts) -> SettingValues:
         stages, chunks = layout.pp or 1, layout.virtual or 1
         if stages == 1:
             return {}
@@ -145,7 +145,7 @@ class ModelParts:
             if alike and ceil((facts.layers + sum(ends)) / most) == stages * chunks:
                 written |= dict(zip(FEWER, ends, strict=True))
                 return written | ({STAGE_LAYERS: most} if chunks > 1 else {})
-        return written | {MODULES: module_names(cut)}
+        return written | {PART_NAMES: module_names(cut)}
 
 
 def spelled_schedule(layout: RunLayout) -> str:
@@ -160,7 +160,7 @@ def spelled_schedule(layout: RunLayout) -> str:
 def named_layers(parts: object) -> tuple[int, ...]:
     """Return the layers of each part by names of modules. Raises InputError for what is no list of lists of names."""
     if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
-        raise InputError(f"{MODULES}: give a list of names for each part")
+        raise InputError(f"{PART_NAMES}: give a list of names for each part")
     return tuple(sum(bool(NAMED_LAYER.fullmatch(str(name))) for name in part) for part in parts)
 
 
@@ -183,7 +183,7 @@ class Checkpointing:
     names: ClassVar[tuple[str, ...]] = (MODE, OPTION)
     fields: ClassVar[tuple[str, ...]] = ("recompute", "again")
 
-    def read(self, values: Values, layout: RunLayout, facts: RunFacts) -> LayoutFields:
+    def read(self, values: ReadValues, layout: RunLayout, facts: RunFacts) -> LayoutFields:
         mode, option = values[MODE], values[OPTION]
         if mode == "memory_budget":
             raise InputError(f"{MODE} {mode}: a plan has none, selective and full")
@@ -193,7 +193,7 @@ class Checkpointing:
             raise InputError(f"{OPTION} {option}: give op, or each how many layers")
         return {"recompute": "full", "again": tuple(layers // int(option[:9]) for layers in layout.layers_of(facts))}
 
-    def write(self, layout: RunLayout, facts: RunFacts) -> Arguments:
+    def write(self, layout: RunLayout, facts: RunFacts) -> SettingValues:
         if layout.again is None:
             return {MODE: layout.recompute or "none", **({OPTION: "op"} if layout.recompute == "selective" else {})}
         layers = layout.layers_of(facts)
@@ -210,10 +210,10 @@ class CutNorms:
     names: ClassVar[tuple[str, ...]] = ()
     fields: ClassVar[tuple[str, ...]] = ("sequence",)
 
-    def read(self, values: Values, layout: RunLayout, facts: RunFacts) -> LayoutFields:
+    def read(self, values: ReadValues, layout: RunLayout, facts: RunFacts) -> LayoutFields:
         return {"sequence": (layout.tp or 1) > 1}
 
-    def write(self, layout: RunLayout, facts: RunFacts) -> Arguments:
+    def write(self, layout: RunLayout, facts: RunFacts) -> SettingValues:
         if layout.sequence is False and (layout.tp or 1) > 1:
             raise InputError(f"norms: torchtitan cuts them over tp {layout.tp} ranks: give norms cut")
         return {}
@@ -231,14 +231,14 @@ class Converters:
     names: ClassVar[tuple[str, ...]] = (CONVERTERS, PARAMETERS)
     fields: ClassVar[tuple[str, ...]] = ("precision",)
 
-    def read(self, values: Values, layout: RunLayout, facts: RunFacts) -> LayoutFields:
+    def read(self, values: ReadValues, layout: RunLayout, facts: RunFacts) -> LayoutFields:
         listed = values[CONVERTERS] or []
         for number, names in EIGHT_BIT_CONVERTERS.items():
             if {*names} & {*map(str, listed)}:
                 return {"precision": number}
         return {"precision": "bf16" if values[PARAMETERS] == "bfloat16" else "float32"}
 
-    def write(self, layout: RunLayout, facts: RunFacts) -> Arguments:
+    def write(self, layout: RunLayout, facts: RunFacts) -> SettingValues:
         number = layout.precision or "bf16"
         if number in EIGHT_BIT_CONVERTERS:
             return {CONVERTERS: [EIGHT_BIT_CONVERTERS[number][0]]}
@@ -253,17 +253,17 @@ TORCHTITAN_SETTINGS = StackSettings(
     "torchtitan",
     declared("torchtitan"),
     (
-        Count("tp", f"{P}tensor_parallel_degree"),
-        Count("pp", f"{P}pipeline_parallel_degree"),
-        Count("cp", f"{P}context_parallel_degree"),
-        Count("ep", f"{P}expert_parallel_degree"),
-        Count("seq", f"{T}seq_len"),
+        NumberArgument("tp", f"{P}tensor_parallel_degree"),
+        NumberArgument("pp", f"{P}pipeline_parallel_degree"),
+        NumberArgument("cp", f"{P}context_parallel_degree"),
+        NumberArgument("ep", f"{P}expert_parallel_degree"),
+        NumberArgument("seq", f"{T}seq_len"),
         ShardedData(),
-        BatchSizes(),
+        LocalBatches(),
         ModelParts(),
         Checkpointing(),
         CutNorms(),
-        Named(
+        ChoiceArguments(
             "context",
             [("ring", {f"{P}context_parallel_rotate_method": way}) for way in ("allgather", "alltoall")],
             "cp",
@@ -273,8 +273,8 @@ TORCHTITAN_SETTINGS = StackSettings(
     ("toml", "script"),
     (
         Contradiction(
-            f"{MODULES}, {STAGE_LAYERS}: give one of them",
-            lambda v: v[MODULES] is not None and v[STAGE_LAYERS] is not None,
+            f"{PART_NAMES}, {STAGE_LAYERS}: give one of them",
+            lambda v: v[PART_NAMES] is not None and v[STAGE_LAYERS] is not None,
         ),
     ),
     frozenset(
