@@ -83,13 +83,21 @@ class PlanAskedOptions:
 
     HEADING: ClassVar[str] = "strategies"
 
-    precision: options.ProductType = "bf16"
+    precision: options.ProductType = None
     stack: options.TrainingStack = None
     schedule: options.PlannedSchedule = None
     max_tp: options.MostTensorRanks = None
     only: options.OnlyLayout = None
     against: options.AgainstLayout = None
     calibrate: options.MeasuredSteps = None
+    no_ring: options.NoRing = False
+    headroom: options.Headroom = 0
+    load: options.ExpertLoad = None
+    even: options.EvenLoad = False
+    fewest: options.Fewest = False
+    within: options.Within = None
+    settings: options.StackSettingsFile = None
+    write_settings: options.WrittenSettings = None
 
 
 @dataclass(frozen=True)

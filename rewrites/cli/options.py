@@ -204,7 +204,8 @@ PlanRows = Annotated[
 ]
 
 ProductType = Annotated[
-    str, typer.Option("--precision", metavar="TYPE", help="number type of products: bf16, float16, fp8 or mxfp8")
+    str | None,
+    typer.Option("--precision", metavar="TYPE", help="number type of products: bf16 (usual), float16, fp8 or mxfp8"),
 ]
 TrainingStack = Annotated[
     str | None,
@@ -221,6 +222,39 @@ OnlyLayout = Annotated[
 AgainstLayout = Annotated[
     str | None,
     typer.Option("--against", metavar="LAYOUT", help="compare this layout with that of --only, or the first, by part"),
+]
+NoRing = Annotated[
+    bool, typer.Option("--no-ring", help="context ranks exchange heads (Ulysses), and send no keys round a ring")
+]
+Headroom = Annotated[
+    float, typer.Option("--headroom", metavar="SHARE", help="share of a device's memory that is to stay free")
+]
+ExpertLoad = Annotated[
+    float | None,
+    typer.Option(
+        "--load", metavar="X", help="rows of the busiest expert rank, relative to the mean; by default 1.2, as measured"
+    ),
+]
+EvenLoad = Annotated[bool, typer.Option("--even", help="all experts get equally many rows, as with --load 1")]
+Fewest = Annotated[
+    bool, typer.Option("--fewest", help="also the fewest devices, up to --devices, where a strategy fits")
+]
+Within = Annotated[
+    float | None, typer.Option("--within", metavar="SECONDS", help="of --fewest: the most that a step may take")
+]
+StackSettingsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--settings", metavar="FILE", help="judge the layout of these settings of the --stack, as --only does"
+    ),
+]
+WrittenSettings = Annotated[
+    Path | None,
+    typer.Option(
+        "--write-settings",
+        metavar="OUT|-",
+        help="write the layout that is judged, or the first, as settings of the --stack",
+    ),
 ]
 MeasuredSteps = Annotated[
     Path | None,

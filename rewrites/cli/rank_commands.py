@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from opmatrix.models.config import Settings
     from opmatrix.parallel.search.layouts import StatedLayout
     from opmatrix.parallel.search.plans import StrategyPlan
+    from opmatrix.parallel.settings.planned_layouts import PlannedSettings
 
 DRAWN_WEIGHTS = 2 * 10**8  # weights that each rank may draw, at most
 BRIEF_DEVICES = 2048  # devices, at most, that are planned for in a second or so
@@ -64,46 +65,53 @@ def plan_model(
     from opmatrix.display.timeline import check_timeline
     from opmatrix.parallel.launch.local_ranks import LOCAL, launch_line, local_plan
     from opmatrix.parallel.search.explained import explain_choice
+    from opmatrix.parallel.search.fewest_devices import fewest_devices
     from opmatrix.parallel.search.plan_text import plan_csv, plan_json
     from opmatrix.parallel.search.plans import plan
     from opmatrix.parallel.search.stage_times import best_cut, draw_step
+    from opmatrix.parallel.settings.run_layout import RunLayout
     from rewrites.cli.partitions import name_of
 
-    possible(
-        {"--json": (results, writable), "--csv": (rows, writable), "--timeline": (timeline, check_timeline)}, model
-    )
+    outputs = {"--json": (results, writable), "--csv": (rows, writable), "--timeline": (timeline, check_timeline)}
+    possible(outputs | {"--write-settings": (file_of(wanted.write_settings), writable)}, model)
     if memory is not None and not 0 < memory < 1e9:
         raise InputError(f"--memory {memory:g}: GB, more than 0")
     config, line = planned_config(model), ProgressLine("strategies", quiet, brief=devices <= BRIEF_DEVICES)
-    layouts = read_layouts(wanted)
-    local, asked = (
-        machine == LOCAL,
-        dict[str, Any](
-            batch=batch or devices,
-            seq=seq,
-            memory=memory and memory * 1e9,
-            infer=infer,
-            keep=keep,
-            carbon=carbon,
-            name=name_of(model),
-            heard=line,
-        ),
-    )
+    local = machine == LOCAL
     if local:
         check_not_local(wanted)
+    stated = planned_settings_of(wanted, config, devices)
+    layouts, layout = read_layouts(wanted, stated), RunLayout() if stated is None else stated.layout
+    asked = dict[str, Any](
+        batch=batch or layout.batch or devices,
+        seq=seq or layout.seq,
+        memory=memory and memory * 1e9,
+        infer=infer,
+        keep=keep,
+        carbon=carbon,
+        name=name_of(model),
+        heard=line,
+    )
     limits = dict[str, Any](
         flash=flash,
-        precision=wanted.precision,
+        precision=wanted.precision or layout.precision or "bf16",
         stack=wanted.stack,
         schedule=wanted.schedule,
         max_tp=wanted.max_tp,
         calibrate=wanted.calibrate,
+        no_ring=wanted.no_ring,
+        headroom=wanted.headroom,
+        load=load_of(wanted),
     )
     with line.ticking():
         planned = local_plan(config, devices, **asked) if local else plan(config, devices, machine, **limits, **asked)
     line.end(f"{planned.found.count:,}")
-    text, figures = judged_layouts(planned, layouts)
+    text, figures = judged_layouts(planned, layouts, stated)
     say(f"{planned}{text}")
+    if wanted.fewest:
+        say(f"\n{fewest_devices(planned.question, wanted.within)}")
+    if wanted.write_settings is not None and stated is not None:
+        write_layout(planned, layouts, stated, wanted.write_settings)
     if local:
         say(f"\nthe first: {launch_line(planned, planned.best[0], model)}")
     if explain:
@@ -120,12 +128,61 @@ def plan_model(
             out.write(plan_csv(planned).encode())
 
 
-def read_layouts(wanted: PlanAskedOptions) -> dict[str, StatedLayout]:
+def read_layouts(wanted: PlanAskedOptions, stated: PlannedSettings | None) -> dict[str, StatedLayout]:
     """Return the layouts that are stated, by option. Raises InputError for words that name nothing."""
     from opmatrix.parallel.search.layouts import read_layout
 
-    stated = {"--only": wanted.only, "--against": wanted.against}
-    return {option: read_layout(text, option) for option, text in stated.items() if text is not None}
+    texts = {"--only": wanted.only, "--against": wanted.against}
+    layouts = {option: read_layout(text, option) for option, text in texts.items() if text is not None}
+    return layouts if wanted.settings is None or stated is None else {"--settings": stated.stated(), **layouts}
+
+
+def planned_settings_of(wanted: PlanAskedOptions, config: Settings, devices: int) -> PlannedSettings | None:
+    """Return the settings that are read or written; None where none are. Raises InputError for settings that cannot be
+    read, and without a stack."""
+    if wanted.settings is None and wanted.write_settings is None:
+        return None
+    from opmatrix.parallel.search.legal_sizes import limits_of
+    from opmatrix.parallel.settings.planned_layouts import planned_settings
+    from opmatrix.parallel.settings.run_layout import RunFacts
+
+    return planned_settings(wanted.stack, wanted.settings, RunFacts(limits_of(config).layers, devices))
+
+
+def load_of(wanted: PlanAskedOptions) -> float | None:
+    """Return the load of the busiest expert rank; None where it is not stated. Raises InputError for a load that is
+    stated twice, and for a time without --fewest."""
+    if wanted.within is not None and not wanted.fewest:
+        raise InputError(f"--within {wanted.within:g}: it belongs to --fewest: give both")
+    if wanted.even and wanted.load not in (None, 1):
+        raise InputError(f"--load {wanted.load:g}, --even: give one of them")
+    return 1.0 if wanted.even else wanted.load
+
+
+def file_of(path: Path | None) -> Path | None:
+    """Return a file that is written; None for standard output."""
+    return None if path is None or str(path) == "-" else path
+
+
+def write_layout(
+    planned: StrategyPlan, layouts: Mapping[str, StatedLayout], stated: PlannedSettings, out: Path
+) -> None:
+    """Write the layout that is judged, or the first of a plan, as settings of the stack; "-" is standard output."""
+    from formats.disk.files import replacing
+    from opmatrix.parallel.search.layouts import find_layout
+
+    question = planned.question
+    judged = next((layouts[option] for option in ("--only", "--settings") if option in layouts), None)
+    choice = planned.best[0] if judged is None else find_layout(question, judged)
+    text = stated.text(choice, question.batch, question.seq, out)
+    if beside := stated.unstated(choice, question.batch, question.seq):
+        say(f"\nnot in these settings: {beside}: give them to the program")
+    if file_of(out) is None:
+        say(f"\n{text}")
+        return
+    with replacing(out) as file:
+        file.write(text.encode())
+    say(f"\n{choice}: settings of {stated.settings.title} in {out}")
 
 
 def check_not_local(wanted: PlanAskedOptions) -> None:
@@ -135,15 +192,21 @@ def check_not_local(wanted: PlanAskedOptions) -> None:
             raise InputError(f"{option} {value}: it belongs to machines of data sheets, not to --machine local")
 
 
-def judged_layouts(planned: StrategyPlan, layouts: Mapping[str, StatedLayout]) -> tuple[str, dict[str, object]]:
+def judged_layouts(
+    planned: StrategyPlan, layouts: Mapping[str, StatedLayout], stated: PlannedSettings | None
+) -> tuple[str, dict[str, object]]:
     """Return the text of the layouts that were stated, and their figures by option."""
-    from opmatrix.parallel.search.layouts import against_table, find_layout, layout_lines
+    from opmatrix.parallel.search.layouts import against_table, find_layout, layout_lines, stages_line
     from opmatrix.parallel.search.plan_text import choice_row
 
     choices = {option: find_layout(planned.question, layout) for option, layout in layouts.items()}
     text = "".join(f"\n\n{layout_lines(planned, layouts[option], choice)}" for option, choice in choices.items())
+    if stated is not None and "--settings" in choices:
+        choice, cut = choices["--settings"], stated.stages()
+        by_stage = [] if cut is None else [stages_line(planned, choice, cut)]
+        text += "".join(f"\n{line}" for line in [*by_stage, *stated.lines()])
     if "--against" in choices:
-        one = choices.get("--only", planned.best[0])
+        one = choices.get("--only", choices.get("--settings", planned.best[0]))
         text += f"\n\n{against_table(one, choices['--against'])}"
     return text, {option.removeprefix("--"): choice_row(planned, choice) for option, choice in choices.items()}
 

@@ -43,6 +43,8 @@ def said(tmp_path, monkeypatch, capsys):
         "headless": {key: CONFIG[key] for key in CONFIG if key != "n_head"},
     }.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(given))
+    for name, words in {"wide": "--tensor-model-parallel-size 4", "twice": "--bf16 --fp16"}.items():
+        (tmp_path / f"{name}.sh").write_text(words)
     return command_runner("plan", monkeypatch, capsys)
 
 
@@ -78,6 +80,21 @@ ASKED = "--devices 4 --machine A100 --batch 8 --seq 16"
         (f"tiny.json {ASKED} --schedule zigzag", r"--schedule zigzag: .*a plan tries 1f1b"),
         (f"tiny.json {ASKED} --precision fp8", r"A100: its data sheet has no rate of fp8 products"),
         (f"tiny.json {ASKED} --calibrate none.csv", r"--calibrate none.csv: .*No such file"),
+        (f"tiny.json {ASKED} --headroom 1.5", r"--headroom 1.5: a share of the memory"),
+        (f"tiny.json {ASKED} --load 2", r"--load 2: the model has no experts"),
+        (f"tiny.json {ASKED} --even --load 2", r"--load 2, --even: give one of them"),
+        (f"tiny.json {ASKED} --within 2", r"--within 2: it belongs to --fewest"),
+        (f"tiny.json {ASKED} --settings run.sh", r"--settings: settings are those of a stack: give --stack: megatron"),
+        (
+            f"tiny.json {ASKED} --stack launch --write-settings -",
+            r"--write-settings: stack 'launch': .*no settings here",
+        ),
+        (f"tiny.json {ASKED} --stack megatron --settings none.sh", r"none.sh: No such file"),
+        (
+            f"tiny.json {ASKED} --stack megatron --settings wide.sh",
+            r"of wide.sh.: tp 4: 6 heads: .* nearest legal are 3",
+        ),
+        (f"tiny.json {ASKED} --stack megatron --settings twice.sh", r"twice.sh: bf16, fp16: give one of them"),
         (
             f"tiny.json {ASKED} --machine local --stack megatron",
             r"--stack megatron: it belongs to machines of data sheets",
@@ -122,6 +139,31 @@ def test_layouts_are_judged_and_steps_teach(said, tmp_path):
     again = json.loads((tmp_path / "two.json").read_text())
     assert status == 0 and "calibrated by 1 rows of 1 strategies" in out
     assert again["strategies"][0]["seconds"] == pytest.approx(2 * told["strategies"][0]["seconds"], rel=1e-6)
+
+
+def test_settings_are_judged_and_written(said, tmp_path):
+    """A layout of a file is judged by stage; what is written is judged as the same layout, with what was kept."""
+    (tmp_path / "run.yaml").write_text(
+        "seed: 3\nstrange_key: 1\nmodel: {model_config: {compute_dtype: bfloat16, seq_length: 16}}\n"
+        "parallel_config: {data_parallel: 1, pipeline_stage: 2, model_parallel: 2, micro_batch_num: 8}\n"
+        "recompute_config: {select_recompute: [2, 0]}\n"
+    )
+    line = "tiny.json --devices 4 --machine A100 --stack mindformers --settings"
+    status, out, _ = said(f"{line} run.yaml --write-settings out.yaml --json one.json")
+    told = json.loads((tmp_path / "one.json").read_text())
+    assert status == 0 and "the layout of run.yaml:" in out and "8 sequences of 16 tokens" in out
+    assert "with stages of 2 layers (selective again), 2 layers:" in out and "not known, and kept: strange_key" in out
+    assert (told["settings"]["tp"], told["settings"]["pp"], told["settings"]["recompute"]) == (2, 2, "selective")
+    status, again, _ = said(f"{line} out.yaml --json two.json")
+    other = json.loads((tmp_path / "two.json").read_text())
+    assert status == 0 and other["settings"] == told["settings"] and "not known, and kept: strange_key" in again
+    status, out, _ = said(f"tiny.json {ASKED} --fewest --within 100 --no-ring --headroom 0.1")
+    assert status == 0 and "the fewest devices where a step takes at most 100 s: 1, of 1 devices" in out
+    status, out, _ = said(f"tiny.json {ASKED} --stack megatron --only pp=2 --write-settings -")
+    assert status == 0 and "--pipeline-model-parallel-size 2" in out and "ARGUMENTS=(" in out
+    status, out, _ = said(f"tiny.json {ASKED} --stack deepspeed --only tp=2,pp=2 --write-settings ds.json")
+    assert status == 0 and "not in these settings: pp 2" in out
+    assert json.loads((tmp_path / "ds.json").read_text())["tensor_parallel"]["autotp_size"] == 2
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from opmatrix.parallel.cost.intervals import (
 from opmatrix.parallel.cost.prediction import predict
 from opmatrix.parallel.cost.stacks import STACKS, stack_named, stack_of_source
 from opmatrix.parallel.cost.strategies import Strategy
+from opmatrix.parallel.search.fewest_devices import counts_up_to, fewest_devices
 from opmatrix.parallel.search.forms import FormMasks
 from opmatrix.parallel.search.layouts import against_table, find_layout, layout_lines, read_layout
 from opmatrix.parallel.search.plan_text import plan_json
@@ -73,6 +74,64 @@ def test_a_stack_has_only_what_it_runs(name):
         assert values[programs.times[form], row] == pytest.approx(alone.step_seconds, rel=1e-12)
         assert values[programs.peaks[form], row] == pytest.approx(alone.reserved, rel=1e-12)
     assert f"by {stack.title} ({stack.version})" in str(plan) and plan_json(plan)["stack"] == name
+
+
+def test_no_ring_leaves_only_exchanges_of_heads():
+    """Context ranks remain, and all of them exchange heads."""
+    plan = ask(no_ring=True)
+    rows = plan.found.sizes.cp[np.isfinite(plan.found.seconds)]
+    used = {
+        plan.question.forms[form].context
+        for form, cp in zip(plan.found.forms, plan.found.sizes.cp, strict=True)
+        if cp > 1
+    }
+    assert (rows > 1).any() and used == {"ulysses"}
+    ringed = ask(no_ring=True, stack="torchtitan").found
+    assert {*ringed.sizes.cp[np.isfinite(ringed.peaks)]} == {1}
+
+
+def test_headroom_stays_free():
+    """What fits has the share free; what needs it is left out."""
+    plan, roomy = ask(memory=20e9), ask(memory=20e9, headroom=0.25)
+    assert roomy.question.room == 15e9 and roomy.found.fit < plan.found.fit
+    assert all(choice.bytes <= 15e9 for choice in roomy.best)
+    for share in (-0.1, 1.0, float("nan")):
+        with pytest.raises(InputError, match=r"--headroom .*: a share of the memory"):
+            ask(headroom=share)
+
+
+def test_experts_are_loaded_as_routers_do():
+    """13 % longer than even ones by default, within the 8 to 20 % that are measured."""
+    real, even, heavy = ask(MIXTURE), ask(MIXTURE, load=1.0), ask(MIXTURE, load=2.0)
+    choice = even.best[0]
+    assert real.question.load == 1.2 and ask().question.load == 1
+    longer = real.question.predicted(choice.form, choice.sizes).step_seconds / choice.seconds
+    assert 1.08 <= longer <= 1.2
+    assert heavy.question.predicted(choice.form, choice.sizes).step_seconds > longer * choice.seconds
+    for load in (0.5, 1e4, float("nan")):
+        with pytest.raises(InputError, match=r"--load .*over the mean"):
+            ask(MIXTURE, load=load)
+    with pytest.raises(InputError, match="the model has no experts"):
+        ask(load=2.0)
+
+
+def test_the_fewest_devices_are_the_first_that_fit(free):
+    """Of the counts that are tried; a plan of fewer ones is refused, or too slow."""
+    question = replace(free.question, room=10e9)
+    fewest = fewest_devices(question)
+    assert counts_up_to(16) == [1, 2, 3, 4, 6, 8, 12, 16] and fewest.devices in counts_up_to(16)
+    for devices in counts_up_to(16):
+        if devices < fewest.devices:
+            with pytest.raises(InputError):
+                ask(devices=devices, memory=10e9)
+    again = ask(devices=fewest.devices, memory=10e9)
+    assert again.best[0].seconds == fewest.choice.seconds and f": {fewest.devices}, of 1, 2" in str(fewest)
+    quick = fewest_devices(question, within=0.7 * fewest.choice.seconds)
+    assert quick.devices > fewest.devices and quick.choice.seconds <= quick.within
+    never = fewest_devices(question, within=1e-6)
+    assert never.devices is None and "none of 1, 2" in str(never)
+    with pytest.raises(InputError, match="--within"):
+        fewest_devices(question, within=-1.0)
 
 
 def test_limits_hold():

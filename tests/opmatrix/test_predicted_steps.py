@@ -14,7 +14,7 @@ from formats.machine.collectives import collective_seconds
 from formats.machine.datasheets import datasheet, load_clusters
 from formats.machine.links import levels_of
 from opmatrix.algebra.batch.batch_sizes import BatchSizes
-from opmatrix.models import promised
+from opmatrix.models import known, promised
 from opmatrix.parallel.cost.constants import CONSTANTS_FILE, Constants, load_constants
 from opmatrix.parallel.cost.layer_work import model_work
 from opmatrix.parallel.cost.level_seconds import collective_parts, units_of
@@ -404,3 +404,18 @@ def test_formulas_are_sums_of_products():
     with pytest.raises(InputError, match="is not a product of powers"):
         Formula.of(sympy.Max(b, s))
     assert (most(1, 5, 2), least(4, 3), step_at(3, 2), step_at(1, 2)) == (5, 3, 1, 0)
+
+
+@pytest.mark.parametrize("name", ["llama2-7b", "llama3-8b", "mixtral-8x7b"])
+def test_tables_of_rotations_are_no_parameters(name):
+    """They have no gradients; parameters are those of the configuration, whatever the number of positions."""
+    config = known.configuration(name)
+    n, f, d = (config[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers"))
+    kv = n * config["num_key_value_heads"] // config["num_attention_heads"]
+    experts = config.get("num_local_experts", 1)
+    layer = 2 * n * n + 2 * n * kv + 3 * n * f * experts + 2 * n + (n * experts if experts > 1 else 0)
+    work = model_work(config, "ulysses", True)
+    sizes = dict(b=1, s=64, t=1, c=1, e=1)
+    assert work.layers[0][0].parameters.at(sizes) == layer and work.count == d
+    short = model_work({**config, "max_position_embeddings": 128}, "ulysses", True)
+    assert short.layers[0][0].parameters == work.layers[0][0].parameters

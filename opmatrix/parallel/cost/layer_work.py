@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch_sizes import BatchSizes
+from opmatrix.algebra.data import Data
 from opmatrix.algebra.shapes import LiveSize, size
 from opmatrix.models import normalise_config, promised, spelling
 from opmatrix.models.config import Settings
@@ -35,6 +36,7 @@ from opmatrix.parallel.sharding.placement import Placement
 
 LayerPass: TypeAlias = Literal["forward", "backward"]
 LAYERS_READ, UNEVEN = 3, ("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers")
+POSITIONS_READ = 1  # positions of a table of rotations that is read
 RANKS = {axis.name: size(axis.letter) for axis in PLANNED_AXES if axis.letter}  # in formulas
 COPIES = [RANKS[name] for name in COPYING_AXES]  # ranks that share sequences, then those that share tokens
 NO_SIZE = Formula(())
@@ -131,12 +133,22 @@ def model_work(config: Settings, context: str = "ulysses", sequence: bool = Fals
         work: ModelWork = read_model(json.dumps(said, sort_keys=True), context, sequence, dropout)
         return work
 
+    config = with_few_positions(config)
     depth = spelling(config, "num_hidden_layers")
     count = config.get(depth)
     if not isinstance(count, int) or count <= LAYERS_READ or layers_differ(config):
         return read(config)
     few = read({**config, depth: LAYERS_READ})
     return read(config) if len(few.layers) > 1 else few._replace(layers=((few.layers[0][0], count),))
+
+
+def with_few_positions(config: Settings) -> Settings:
+    """Return a configuration whose tables of rotations have few rows, since nothing that is read depends on their
+    number: of 131,072 positions they would take seconds."""
+    positions = config.get("max_position_embeddings")
+    if "rope_theta" not in config or not isinstance(positions, int) or positions <= POSITIONS_READ:
+        return config
+    return {"original_max_position_embeddings": positions, **config, "max_position_embeddings": POSITIONS_READ}
 
 
 def layers_differ(config: Settings) -> bool:
@@ -199,13 +211,15 @@ def shares_table(first: Iterable[Chunk], last: Iterable[Chunk]) -> bool:
 
 
 def read_layer(booked: BackwardBooked) -> LayerWork:
-    """Read the work of a chunk from its booked forward and backward steps."""
+    """Read the work of a chunk from its booked forward and backward steps. Tables of rotations are no parameters: they
+    have no gradients."""
     saved, masks = booked.kept(1, 0), booked.kept(0, 1)
     held = {unit: of_a_rank(size) for unit, size in saved.items() if size != 0}
     between = frozenset(unit for unit, formula in held.items() if squares(formula))
     asked = [at for at, step in enumerate(booked.steps) if step.op == "answer"]
     bodies = sum(bool(step.args) for at in asked for step in booked.steps[at].more[0])
-    stored = [(key[1], dims.numbers) for key, (_, dims) in booked.stored().items()]
+    learned = {key_of_array(data) for data in booked.split.pulled.gradients}
+    stored = [(key[1], dims.numbers) for key, (_, dims) in booked.stored().items() if key[0] in learned]
     return LayerWork(
         tuple(read_products(booked)),
         tuple(read_crossings(booked)),
@@ -218,6 +232,11 @@ def read_layer(booked: BackwardBooked) -> LayerWork:
         of_a_rank(add_up(numbers for lies, numbers in stored if lies_by_expert(booked.mesh, lies))),
         of_a_rank(add_up(made_by_experts(booked, at) for at in asked)),
     )
+
+
+def key_of_array(data: Data) -> str:
+    """Return the key of a stored array, before any transpose."""
+    return data.key if data.base is None else data.base.key
 
 
 def of_a_rank(e: LiveSize) -> Formula:

@@ -124,7 +124,6 @@ STACKS: Mapping[str, SoftwareStack] = {
             (0, 1),
             (0, 1),
             gradient_bytes=4,
-            selective="core_attention",
         ),
         SoftwareStack(
             "launch",

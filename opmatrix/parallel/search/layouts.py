@@ -13,11 +13,13 @@ from opmatrix.display.tables import table
 from opmatrix.parallel.axes.context_axis import CONTEXTS
 from opmatrix.parallel.axes.known_axes import AXES, DEVICE_AXES
 from opmatrix.parallel.cost.legality import check_legal, check_named_choices
+from opmatrix.parallel.cost.memory_parts import reserved_bytes
 from opmatrix.parallel.cost.strategies import RECOMPUTES, Strategy
 from opmatrix.parallel.schedules.named import SCHEDULES
 from opmatrix.parallel.search.forms import StrategyForm
-from opmatrix.parallel.search.plan_text import GIGA, interval_cell, lost
+from opmatrix.parallel.search.plan_text import GIGA, interval_cell, lost, stages_text
 from opmatrix.parallel.search.plans import PlanChoice, StrategyPlan
+from opmatrix.parallel.search.stage_times import StageCut, run_stages
 from opmatrix.parallel.search.strategy_search import PlanQuestion, search_strategies
 
 NUMBERED = {"micro-batch": "micro_batch", "micro_batch": "micro_batch", "virtual": "virtual", "zero": "zero"}
@@ -109,11 +111,19 @@ def refuse_layout(question: PlanQuestion, layout: StatedLayout) -> None:
         raise InputError(f"{layout.text!r}: {spelled} are {taken} ranks on {question.devices} devices: give others")
     fields = {**layout.fixed, **ranks}
     strategy = Strategy(**fields, flash=question.flash, precision=question.precision)  # type: ignore[arg-type]
+    try:
+        check_stated(question, strategy)
+    except InputError as error:
+        raise InputError(f"{layout.text!r}: {error}") from None
+    by = f"{question.stack.title} has" if question.stack else "a plan tries"
+    raise InputError(f"{layout.text!r}: {by} no such strategy for this model, these devices and these options")
+
+
+def check_stated(question: PlanQuestion, strategy: Strategy) -> None:
+    """Raise InputError for a strategy that breaks a rule."""
     check_named_choices(strategy)
     work = question.work(StrategyForm(context=strategy.context, sequence=strategy.sequence))
     check_legal(work, strategy, question.batch, question.seq)
-    by = f"{question.stack.title} has" if question.stack else "a plan tries"
-    raise InputError(f"{layout.text!r}: {by} no such strategy for this model, these devices and these options")
 
 
 def layout_lines(plan: StrategyPlan, layout: StatedLayout, choice: PlanChoice) -> str:
@@ -134,6 +144,17 @@ def layout_lines(plan: StrategyPlan, layout: StatedLayout, choice: PlanChoice) -
         f"  beside the first, {first}: {lost(first, choice)}",
     ]
     return "\n".join(lines)
+
+
+def stages_line(plan: StrategyPlan, choice: PlanChoice, cut: StageCut) -> str:
+    """Return the time and memory of a layout whose stages are not alike, run task by task."""
+    try:
+        ran = run_stages(choice, cut)
+    except InputError as error:
+        return f"  with stages of {stages_text(cut)}: {error}"
+    size, room = float(reserved_bytes(choice.prediction.setting, ran.allocated)), plan.question.room
+    fits = "fits" if size <= room else f"does not fit, by {(size - room) / GIGA:.1f} GB"
+    return f"  with stages of {stages_text(cut)}: {ran.seconds:.4g} s a step, {size / GIGA:.1f} GB: it {fits}"
 
 
 def against_table(one: PlanChoice, other: PlanChoice) -> str:

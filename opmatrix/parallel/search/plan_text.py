@@ -45,6 +45,7 @@ def heading(plan: StrategyPlan) -> str:
     what = "a pass" if question.infer else "a step"
     stack = question.stack
     by = f" by {stack.title} ({stack.version})" if stack else ""
+    by += f"; the busiest rank of experts has {question.load:g} times the mean rows" if question.load != 1 else ""
     return (
         f"{plan.name} on {question.devices} x {question.machine.name}: {question.batch} sequences of "
         f"{question.seq} tokens {what}, {question.precision}, {question.room / GIGA:g} GB a device{by}\n"
@@ -174,7 +175,7 @@ def run_lines(plan: StrategyPlan) -> Iterator[str]:
             continue
         line = f"{number}: {ran.seconds:.4g} s (by formula {choice.seconds:.4g})"
         if (cut := best_cut(choice, plan.question.room)) is not None:
-            other = run_stages(choice, cut.layers, again=cut.again)
+            other = run_stages(choice, cut)
             if other.seconds < ran.seconds:
                 line += f"; {other.seconds:.4g} s where stages have {stages_text(cut)}"
         lines.append(line)
@@ -184,10 +185,17 @@ def run_lines(plan: StrategyPlan) -> Iterator[str]:
 
 def stages_text(cut: StageCut) -> str:
     """Return the layers of each stage and what it recomputes; equal stages are grouped."""
-    groups = [(pair, len([*same])) for pair, same in groupby(zip(cut.layers, cut.again, strict=True))]
-    return ", ".join(
-        f"{layers} layers" + f" ({again} again)" * (again != "none") + f" x {n}" * (n > 1)
-        for (layers, again), n in groups
+    rows = zip(cut.layers, cut.again, cut.recomputed, strict=True)
+    groups = [(row, len([*same])) for row, same in groupby(rows)]
+    return ", ".join(stage_text(layers, again, n) + f" x {times}" * (times > 1) for (layers, again, n), times in groups)
+
+
+def stage_text(layers: int, again: str, recomputed: int) -> str:
+    """Return the layers of a stage, and how many of them it computes again."""
+    if not recomputed:
+        return f"{layers} layers"
+    return (
+        f"{layers} layers ({again} again)" if recomputed == layers else f"{layers} layers ({recomputed} {again} again)"
     )
 
 

@@ -16,6 +16,7 @@ from opmatrix.models import known
 from opmatrix.models.config import Settings
 from opmatrix.parallel.axes.known_axes import PLANNED_AXES, PRINTED
 from opmatrix.parallel.cost.constants import Constants
+from opmatrix.parallel.cost.expert_work import count_experts
 from opmatrix.parallel.cost.intervals import UNKNOWN_STACK, StepInterval, bytes_of, find_interval, kind_of
 from opmatrix.parallel.cost.layer_work import ModelWork
 from opmatrix.parallel.cost.prediction import Prediction, check_linked
@@ -26,6 +27,9 @@ from opmatrix.parallel.search.step_factors import Calibration, calibrate_questio
 from opmatrix.parallel.search.strategy_search import FoundStrategies, PlanQuestion, search_strategies
 
 BEST_KEPT = 10
+REAL_LOAD = 1.2  # rows of the busiest expert rank over the mean: routers that are
+# not forced to be even make steps 8 to 20 % longer (MPT, Megatron-Core); this makes them 13 % longer
+MOST_LOAD = 1e3  # all rows to one rank of as many
 CARBON = 473.0  # grams of CO2 a kWh: the world's mean of 2024 (Ember 2025,
 # Global Electricity Review)
 KINDS_OF_TIME = {
@@ -238,6 +242,9 @@ def plan(
     schedule: str | None = None,
     max_tp: int | None = None,
     calibrate: Path | None = None,
+    no_ring: bool = False,
+    headroom: float = 0,
+    load: float | None = None,
     heard: Callable[..., None] = unheard,
 ) -> StrategyPlan:
     """Find the fastest strategies of a MODEL, a well-known name or a configuration, on a number of devices of a
@@ -246,8 +253,9 @@ def plan(
     training. `keep`: how many strategies to return; `carbon`: grams of CO2 a kWh. `precision`: fp8 and mxfp8 are
     products of weights in eight bits. `stack`: the training stack that runs it, whose strategies and habits are taken;
     `schedule`: the only pipeline schedule; `max_tp`: tensor ranks at most; `calibrate`: a table of steps that were
-    measured, which scale predictions. Nothing is run. Raises InputError for a model or machine that cannot be planned,
-    and where no strategy fits the memory."""
+    measured, which scale predictions. `no_ring`: context ranks exchange heads; `headroom`: the share of the memory that
+    is to stay free; `load`: rows of the busiest expert rank relative to the mean, 1.2 by default. Nothing is run.
+    Raises InputError for a model or machine that cannot be planned, and where no strategy fits the memory."""
     config = known.configuration(model) if isinstance(model, str) else model
     sheet = read_machine(machine) if isinstance(machine, str) else machine
     if devices > 1:
@@ -260,7 +268,7 @@ def plan(
         devices,
         batch,
         tokens,
-        memory or sheet.memory[-1][1],
+        (memory or sheet.memory[-1][1]) * (1 - check_headroom(headroom)),
         flash,
         precision,
         constants,
@@ -268,6 +276,8 @@ def plan(
         None if stack is None else stack_named(stack),
         check_schedule(schedule),
         max_tp,
+        no_ring=no_ring,
+        load=check_load(load, config),
     )
     learned = None if calibrate is None else calibrate_question(question, calibrate)
     question = question if learned is None else learned.question
@@ -291,6 +301,25 @@ def check_plan_precision(precision: str, sheet: Datasheet) -> None:
         raise InputError(f"precision {precision!r}: {suggest_name(precision, known)}it is one of {', '.join(known)}")
     if precision in EIGHT_BITS:
         sheet.peak(precision)
+
+
+def check_headroom(headroom: float) -> float:
+    """Return the share of memory that stays free. Raises InputError for one that is none."""
+    if 0 <= headroom < 1:
+        return headroom
+    raise InputError(f"--headroom {headroom:g}: a share of the memory, from 0 on and less than 1")
+
+
+def check_load(load: float | None, config: Settings) -> float:
+    """Return the rows of the busiest expert rank relative to the mean: as stated, else as routers are measured to send
+    them. Raises InputError for a load below the mean, and for one of a model without experts."""
+    if load is None:
+        return REAL_LOAD if count_experts(config) else 1.0
+    if not count_experts(config) and load != 1:
+        raise InputError(f"--load {load:g}: the model has no experts")
+    if 1 <= load <= MOST_LOAD:
+        return load
+    raise InputError(f"--load {load:g}: rows of the busiest expert rank over the mean: from 1 to {MOST_LOAD:g}")
 
 
 def check_schedule(schedule: str | None) -> str | None:

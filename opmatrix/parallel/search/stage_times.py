@@ -6,13 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from formats.core.errors import InputError
 from opmatrix.display.timeline import write_timeline
 from opmatrix.parallel.cost.layer_work import LayerWork
-from opmatrix.parallel.cost.memory_parts import allocatable, kept_bytes, state_bytes
+from opmatrix.parallel.cost.memory_parts import allocatable, kept_bytes, memory_parts, state_bytes
 from opmatrix.parallel.cost.step_parts import (
     Setting,
     layer_parts,
@@ -25,8 +28,9 @@ from opmatrix.parallel.cost.step_parts import (
 from opmatrix.parallel.cost.strategies import RECOMPUTES, RecomputeKind
 from opmatrix.parallel.schedules.named import SCHEDULES, USUAL_SCHEDULE, ChunkedSchedule
 from opmatrix.parallel.schedules.simulated import ChunkWork, Simulated, bars_of, simulate
+from opmatrix.parallel.schedules.tasks import TaskGraph
 from opmatrix.parallel.search.plans import PlanChoice
-from opmatrix.parallel.search.uneven_cuts import LayerWays, cut_stages
+from opmatrix.parallel.search.uneven_cuts import LayerWays, MixedWays, cut_stages
 from opmatrix.parallel.sharding.axis_states import bounds
 
 MOST_TASKS = 20_000  # tasks of a pipeline that is simulated, at most
@@ -37,8 +41,7 @@ DRAWN = 16_000  # tasks of a picture, at most
 class StageTimes:
     """A simulated pipeline."""
 
-    cut: tuple[int, ...]  # layers of each chunk
-    again: tuple[RecomputeKind, ...]  # the recomputation of each chunk
+    partition: StageCut
     ran: Simulated  # the tasks in time
     after: float  # seconds of a step after the last task
 
@@ -46,6 +49,16 @@ class StageTimes:
     def seconds(self) -> float:
         """The seconds of a step: all tasks, and the work after the last one."""
         return float(self.ran.seconds) + self.after
+
+    @property
+    def cut(self) -> tuple[int, ...]:
+        """The layers of each chunk."""
+        return self.partition.layers
+
+    @property
+    def allocated(self) -> float:
+        """The bytes that the fullest stage allocates."""
+        return float(max(self.ran.peaks))
 
 
 def pass_seconds(setting: Setting, work: LayerWork, last: bool = False) -> tuple[float, float, float]:
@@ -76,52 +89,88 @@ def even_cut(layers: int, chunks: int) -> tuple[int, ...]:
     return tuple(end - begin for begin, end in (bounds(layers, chunks, at) for at in range(chunks)))
 
 
-def run_stages(
-    choice: PlanChoice,
-    cut: Sequence[int] | None = None,
-    micro_batches: int | None = None,
-    again: Sequence[RecomputeKind] | None = None,
-) -> StageTimes:
-    """Simulate the pipeline of a strategy, task by task. `cut`: layers of each chunk, even by default; `again`: the
-    recomputation of each chunk. Raises InputError for more tasks than are simulated."""
+class StageCut(NamedTuple):
+    """A partition of layers into stages, or into chunks of stages."""
+
+    layers: tuple[int, ...]  # layers of each chunk
+    again: tuple[RecomputeKind, ...]  # the recomputation of each chunk
+    counts: tuple[int, ...] | None = None  # its first layers that are computed again so; None: all
+
+    @property
+    def recomputed(self) -> tuple[int, ...]:
+        """The layers of each chunk that are computed again."""
+        counts = self.layers if self.counts is None else self.counts
+        return tuple(0 if kind == "none" else n for n, kind in zip(counts, self.again, strict=True))
+
+    def kinds(self) -> list[list[RecomputeKind]]:
+        """Return the recomputation of each layer of each chunk."""
+        plain: list[RecomputeKind] = ["none"]
+        return [
+            [kind] * n + plain * (layers - n)
+            for layers, kind, n in zip(self.layers, self.again, self.recomputed, strict=True)
+        ]
+
+
+def even_stages(choice: PlanChoice) -> StageCut:
+    """Return the even partition of a strategy."""
+    chunks = choice.sizes["pp"] * choice.sizes["virtual"]
+    setting = choice.prediction.setting
+    return StageCut(even_cut(setting.model.count, chunks), (setting.strategy.recompute,) * chunks)
+
+
+def run_stages(choice: PlanChoice, cut: StageCut | None = None, micro_batches: int | None = None) -> StageTimes:
+    """Simulate the pipeline of a strategy, task by task, by an even partition unless `cut` is given. Raises InputError
+    for more tasks than are simulated."""
     setting, sizes = choice.prediction.setting, choice.sizes
-    chunks, count = sizes["pp"] * sizes["virtual"], round(float(setting.micro_batches))
+    cut = cut or even_stages(choice)
+    chunks, count = len(cut.layers), round(float(setting.micro_batches))
     m = min(count, micro_batches or count)
     if (tasks := 2 * chunks * m) > MOST_TASKS:
         raise InputError(f"pipeline: {tasks} tasks: at most {MOST_TASKS} are run one by one")
-    cut = tuple(cut or even_cut(setting.model.count, chunks))
-    again = tuple(again or [setting.strategy.recompute] * chunks)
-    timed = {kind: layer_seconds(recomputing(setting, kind)) for kind in {*again}}
-    held = {kind: layer_bytes(recomputing(setting, kind)) for kind in {*again}}
+    kinds = cut.kinds()
+    timed = {kind: layer_seconds(recomputing(setting, kind)) for row in kinds for kind in {*row}}
+    held = {kind: layer_bytes(recomputing(setting, kind)) for row in kinds for kind in {*row}}
     works, at = [], 0
-    for chunk, (layers, kind) in enumerate(zip(cut, again, strict=True)):
+    for chunk, row in enumerate(kinds):
         ends = [pass_seconds(setting, setting.model.first)] if chunk == 0 else []
         if chunk == chunks - 1:
             ends.append(pass_seconds(setting, setting.model.last, last=True))
-        forward, backward, learnt = (
-            sum(seconds[k] for seconds in [*timed[kind][at : at + layers], *ends]) for k in range(3)
-        )
-        saved = sum(held[kind][at : at + layers])
+        passes = [*(timed[kind][at + n] for n, kind in enumerate(row)), *ends]
+        forward, backward, learnt = (sum(seconds[k] for seconds in passes) for k in range(3))
+        saved = sum(held[kind][at + n] for n, kind in enumerate(row))
         works.append(ChunkWork(forward, backward, learnt, saved, saved))
-        at += layers
+        at += len(row)
     graph = schedule_of(choice).tasks(sizes["pp"], m)
     sent = float(sum_parts(send_parts(setting))) / (2 * sizes["virtual"])
     parts = choice.prediction.seconds
     after = sum(float(seconds) for name, seconds in parts.items() if name.startswith(("gradients", "weights", "optim")))
-    return StageTimes(cut, again, simulate(graph, works, sent), after)
+    return StageTimes(cut, simulate(graph, works, sent, stage_state(setting, cut, graph)), after)
+
+
+def stage_state(setting: Setting, cut: StageCut, graph: TaskGraph) -> list[float]:
+    """Return the bytes that each stage holds all the time: the state of its layers, and what a layer makes that is
+    computed again."""
+    stored = [size for work, times in setting.model.layers for size in [state_bytes(setting, work)] * times]
+    ends = [0, *np.cumsum(cut.layers)]
+    sizes = [sum(stored[start:end]) for start, end in pairwise(ends)]
+    sizes[0] += state_bytes(setting, setting.model.first)
+    sizes[-1] += state_bytes(setting, setting.model.last)
+    working = {
+        kind: float(memory_parts(recomputing(setting, kind))["working"]) for row in cut.kinds() for kind in {*row}
+    }
+    state = [0.0] * graph.stages
+    for place, size in zip(graph.places, sizes, strict=True):
+        state[place] += size
+    for stage in range(graph.stages):
+        rows = [row for row, place in zip(cut.kinds(), graph.places, strict=True) if place == stage]
+        state[stage] += max((working[kind] for row in rows for kind in row), default=0.0)
+    return state
 
 
 def schedule_of(choice: PlanChoice) -> ChunkedSchedule:
     """Return the schedule whose tasks are simulated; one chunk a stage is the usual schedule."""
     schedule, chunks = SCHEDULES[choice.form.schedule], choice.sizes["virtual"]
     return ChunkedSchedule(USUAL_SCHEDULE if schedule.chunked and chunks == 1 else schedule, chunks)
-
-
-class StageCut(NamedTuple):
-    """A partition of layers into stages."""
-
-    layers: tuple[int, ...]  # layers of each stage
-    again: tuple[RecomputeKind, ...]  # the recomputation of each stage
 
 
 def best_cut(choice: PlanChoice, room: float) -> StageCut | None:
@@ -138,10 +187,12 @@ def best_cut(choice: PlanChoice, room: float) -> StageCut | None:
     schedule = schedule_of(choice).schedule
     waits = [schedule.held(at, stages, m, 1) for at in range(stages)]
     ways = [
-        [
-            LayerWays(costs[k], [state + many * size for state, size in zip(stored, held[k], strict=True)])
-            for k in range(len(RECOMPUTES))
-        ]
+        mixed_ways(
+            [
+                LayerWays(costs[k], [state + many * size for state, size in zip(stored, held[k], strict=True)])
+                for k in range(len(RECOMPUTES))
+            ]
+        )
         for many in waits
     ]
     spare = allocatable(setting, room) * (1 + 1e-9)  # the even partition may just fit
@@ -158,7 +209,16 @@ def best_cut(choice: PlanChoice, room: float) -> StageCut | None:
         sum(pass_seconds(setting, setting.model.first)),
         sum(pass_seconds(setting, setting.model.last, last=True)),
     )
-    return None if best is None else StageCut(best[0], tuple(RECOMPUTES[k] for k in best[1]))
+    if best is None:
+        return None
+    kinds = tuple(RECOMPUTES[k] for k in best.ways)
+    return StageCut(best.layers, kinds, tuple(n for n in best.counts))
+
+
+def mixed_ways(ways: Sequence[LayerWays]) -> list[LayerWays | MixedWays]:
+    """Return the ways of a stage, by what is computed again: nothing, or the first layers as far as it takes to fit."""
+    fast, *slower = ways
+    return [fast, *(MixedWays(fast, slow) for slow in slower)]
 
 
 def draw_step(choice: PlanChoice, path: Path, title: str, cut: StageCut | None = None) -> Path:
@@ -168,8 +228,7 @@ def draw_step(choice: PlanChoice, path: Path, title: str, cut: StageCut | None =
     stages = choice.sizes["pp"]
     most = max(stages, DRAWN // (2 * chunks) // stages * stages)
     count = round(float(choice.prediction.setting.micro_batches))
-    layers, again = cut or (None, None)
-    ran = run_stages(choice, layers, min(count, most), again).ran
+    ran = run_stages(choice, cut, min(count, most)).ran
     if count > most:
         title += f", the first {most} of {count} micro-batches"
     return write_timeline(path, bars_of(ran), [f"stage {at}" for at in range(stages)], title)

@@ -16,6 +16,7 @@ from formats.core.errors import InputError
 from formats.machine.datasheets import BYTES, Datasheet
 from opmatrix.display.progress import unheard
 from opmatrix.models.config import Settings
+from opmatrix.parallel.axes.context_axis import CONTEXTS
 from opmatrix.parallel.axes.known_axes import ORDERS, PLANNED_AXES
 from opmatrix.parallel.axes.parallel_axis import ModelLimits
 from opmatrix.parallel.cost.constants import Constants, load_constants
@@ -60,6 +61,8 @@ class PlanQuestion:
     max_tp: int | None = None  # tensor ranks, at most
     fixed: tuple[tuple[str, object], ...] = ()  # sizes and choices by name that are stated
     interval: StepInterval | None = None  # of seconds, from steps of one's own
+    no_ring: bool = False  # context ranks exchange heads, and no keys round a ring
+    load: float = 1  # rows of the busiest expert rank, relative to the mean
 
     @property
     def local(self) -> bool:
@@ -105,6 +108,8 @@ class PlanQuestion:
     def choices(self) -> FormChoices:
         """The choices by name that forms may have: those of a stack, and a schedule."""
         choices = FormChoices() if self.stack is None else choices_of_stack(self.stack)
+        if self.no_ring:
+            choices = choices._replace(contexts=without_ring(choices.contexts))
         return choices if self.schedule is None else choices._replace(schedules=(self.schedule,))
 
     def work(self, form: StrategyForm) -> ModelWork:
@@ -124,6 +129,7 @@ class PlanQuestion:
             whole_experts=form.whole_experts,
             flash=self.flash,
             precision=self.precision,
+            load=self.load,
             launched=self.local,
         )
         strategy = replace(strategy, gradient_bytes=BYTES[strategy.values])
@@ -154,6 +160,11 @@ class PlanQuestion:
             self.work(form), machine, self.strategy(form, sizes), batch, seq, constants or load_constants(), passes
         )
         return predict_forward(setting, self.limits.head) if self.infer else predict_step(setting)
+
+
+def without_ring(contexts: Sequence[str]) -> tuple[str, ...]:
+    """Return the ways of context ranks that send no keys round a ring."""
+    return tuple(name for name in contexts if CONTEXTS[name].mixing != "ring")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Settings of training stacks: read into layouts, and written from them."""
