@@ -312,8 +312,8 @@ def evaluate(
     own: options.OwnThings = None,
 ) -> None:
     """Score checkpoints and saved programs. With --pairs: Spearman's correlation, times 100, of the cosines of sentence
-    pairs, as `embed` embeds them, with scores by people. With --text: the perplexity of language models, and nats a
-    byte."""
+    pairs, as `embed` embeds them, or of a reranker's scores, with scores by people. With --text: the perplexity of
+    language models, and nats a byte."""
     from rewrites.metrics import evaluate as evaluation
     from rewrites.metrics.pairs import SentencePairs
     from rewrites.workload.phases import Report, silence_stdout

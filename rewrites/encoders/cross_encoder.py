@@ -68,6 +68,10 @@ class CrossEncoder(Encoder):
             keep_in_fp32_modules=keep_in_fp32_modules,
         )
         super().__init__(model_name_or_path, prompts, default_prompt_name, (revision, local_files_only), unused)
+        if self.program.scoring is None:
+            raise InputError(
+                f"{model_name_or_path}: it embeds texts and has no head that scores them: om.SentenceTransformer"
+            )
         self.scoring = check_scoring(self.program)
         if num_labels not in (None, self.num_labels):
             raise InputError(f"num_labels {num_labels}: {model_name_or_path} has {self.num_labels}: leave it out")

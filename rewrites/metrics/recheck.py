@@ -23,6 +23,7 @@ from opmatrix.files.certified import LENGTHS_FIELD
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.loading import PROGRAM
 from opmatrix.inference.cached import decoder_of
+from opmatrix.inference.scores.text_pairs import TokenRow
 from opmatrix.inference.text import LineReading, Parts, sentences
 from opmatrix.runtime.program import Program
 from opmatrix.runtime.recorded import least_limits
@@ -41,6 +42,7 @@ from rewrites.verify.lengths import Steps, batches_at, describe_lengths, errors_
 from rewrites.verify.programs import EQUAL, ROUNDING, allowed_rounding, oracle
 from rewrites.verify.routed import Beside, run_beside
 from rewrites.verify.sessions.verified_sessions import Sessions, verify_sessions
+from rewrites.workload.line_rows import batch_of_rows, read_rows
 from rewrites.workload.resolve import adapter_of, find_origin
 
 Files = Mapping[str, Path | None]  # the files that goals are measured on, by measure
@@ -454,16 +456,17 @@ def import_program(model: Operator) -> Program:
 
 
 def fresh(program: Program, model: Operator) -> Batch:
-    """Return about FRESH rows of sentences that ship with opmatrix and were not used for calibration; drawn tokens for
-    a program without a tokenizer."""
+    """Return about FRESH rows of sentences, or pairs of them for a model that scores, that ship with opmatrix and were
+    not used for calibration; drawn tokens for a program without a tokenizer."""
     vocabulary = int(model.into.cols)
     if program.meta.get("tokenizer"):
-        rows: list[list[int]] = []
-        for row in program.tokenizer.rows(Parts.of(sentences()).state, LineReading(skip_bad=True)):
-            if row and max(row) < vocabulary and sum(map(len, rows)) + len(row) <= FRESH:
-                rows.append(row)
+        reading, room, rows = LineReading(skip_bad=True), FRESH, list[TokenRow]()
+        for row, kinds in read_rows(program.tokenizer, Parts.of(sentences()).state, reading, program.scoring):
+            if row and max(row) < vocabulary and len(row) <= room:
+                rows.append((row, kinds))
+                room -= len(row)
         if rows:
-            return Batch(rows)
+            return batch_of_rows(rows)
     rng = np.random.default_rng(0)
     return Batch([rng.integers(0, vocabulary, 8) for _ in range(FRESH // 8)])
 

@@ -154,6 +154,7 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
             "lengths": result.workload.lengths,
             "uncovered": result.workload.uncovered,
         },
+        "scores": [*scoring.labels] if (scoring := result.best.program.scoring) else None,
         **phase_seconds(result.report),
         "busy": {"calibration": next(iter(getattr(result.machine, "marks", ())), ""), "timing": result.busy},
         "search": {
@@ -296,7 +297,7 @@ def printed(record: dict[str, Any], target: Path | None = None) -> str:
             *(
                 []
                 if target is None
-                else [f'saved     {target}\nnext      opmatrix run {target} "a sentence"    opmatrix explain {target}']
+                else [f"saved     {target}\nnext      {tell_run(record, target)}    opmatrix explain {target}"]
             ),
         ]
     )
@@ -377,6 +378,11 @@ def proof(gap: float) -> str:
     return "proved: no program equal to the model that these laws reach is predicted to be " + (
         f"faster than `exact` by more than {percent(gap)}" if gap >= TOLD else "faster than `exact`"
     )
+
+
+def tell_run(record: dict[str, Any], target: Path) -> str:
+    """Return the command that runs a saved program on a text, or on a pair of texts for a model that scores them."""
+    return f"opmatrix run {target} " + ('"a query" "a document"' if record.get("scores") else '"a sentence"')
 
 
 def tell_bounds(record: dict[str, Any]) -> str:
