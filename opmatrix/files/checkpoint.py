@@ -20,6 +20,7 @@ from opmatrix.files.directory.declared import embeds, read_pooling
 from opmatrix.files.directory.dense_layers import dense_layer
 from opmatrix.files.directory.model_files import CONFIG, INDEX, TOKENIZER, WEIGHTS
 from opmatrix.files.directory.scored import read_scoring, read_texts
+from opmatrix.files.directory.sparse_files import declares_sparse, read_sparse
 from opmatrix.files.tensors import ExpertTensors, Tensor, find_experts, header
 from opmatrix.inference.pooling import LAST, Pooling
 from opmatrix.inference.scores.scoring import Scoring
@@ -290,7 +291,7 @@ class Checkpoint:
         if the config's sizes do not fit one another, if the weights hold a tensor of the model's own parts that it does
         not use, and for the embedding of a model that answers by another head."""
         from opmatrix.algebra.shapes import ShapeError
-        from opmatrix.models import build, classify, head
+        from opmatrix.models import build, classify, fill_masks, head
 
         used: set[Tensor] = set()
         beside = self.adapter and Additions(self.adapter, self.prefix)
@@ -310,6 +311,8 @@ class Checkpoint:
                 model = build(self.config, at)
                 if pooled and self.classifies and self.scoring:
                     model = model @ classify(self.config, at, len(self.scoring.labels))
+                elif pooled and self.pooling().sparse:
+                    model = self.pool(model @ fill_masks(self.config, at, self.holds_masked_head()))
                 elif pooled:
                     model = self.pool(model)
                 # adapters name the head by its own name, tied or not
@@ -340,13 +343,24 @@ class Checkpoint:
         """True if the files hold a matrix that scores the vocabulary, other than the table of tokens. Such a matrix
         goes before a config that ties both, as it does in transformers from version 5 on. Raises InputError if they
         hold none and the config does not tie."""
-        stored, table = self.look_up(self.layout.head), self.look_up(self.layout.table)
-        if stored is None and not self.said["tie_word_embeddings"]:
+        if self.look_up(self.layout.head) is None and not self.said["tie_word_embeddings"]:
             raise InputError(
                 f"{self.config.path}: tie_word_embeddings is false or left out, but {self.directory} "
                 f"holds no tensor {self.layout.head!r} that scores the vocabulary: get the weights again, "
                 "or set it to true if the table of tokens does"
             )
+        return self.differs_from_table(self.layout.head, self.layout.table)
+
+    def holds_masked_head(self) -> bool:
+        """True if the files hold a matrix that scores masked tokens, other than the table of tokens."""
+        from opmatrix.models.encoders.masked import WORDS
+
+        return self.layout.masked is not None and self.differs_from_table(self.layout.masked.scores, WORDS)
+
+    def differs_from_table(self, head: str, table_name: str) -> bool:
+        """True if the files hold a matrix of that name, and the config does not tie it to the table of tokens, or it
+        differs from that."""
+        stored, table = self.look_up(head), self.look_up(table_name)
         if stored is None or table is None or not self.said["tie_word_embeddings"]:
             return stored is not None
         return stored.shape != table.shape or not np.array_equal(stored.read(), table.read())
@@ -356,6 +370,8 @@ class Checkpoint:
         the family does not know. Heads are parts of their own, and are left alone."""
         used = {name for name, tensor in self.tensors.items() if tensor in found}
         parts, kinds = {*map(self.part, used)}, {numberless(name) for name in used}
+        if self.layout.masked is not None:  # its part holds other heads, too, and a copy of the table of tokens
+            parts.discard(self.part(self.layout.masked.scores))
         for name, tensor in self.tensors.items():
             if name in used or self.part(name) not in parts or name.endswith(self.layout.buffers):
                 continue
@@ -414,6 +430,8 @@ class Checkpoint:
             return self.declared
         if self.classifies:
             return read_texts(self.directory, self.positions)
+        if declares_sparse(self.directory):
+            return read_sparse(self.directory, self.positions)
         return LAST if self.speaks else read_pooling(self.directory, self.positions)
 
 

@@ -154,6 +154,15 @@ def classify(config: Settings, at: ArraySource, labels: int) -> Operator:
     return classifier(normalise_config(config), at, labels)
 
 
+def fill_masks(config: Settings, at: ArraySource, stored: bool) -> Operator:
+    """Build the operator from features to a score for each token of the vocabulary, in place of a masked one. `stored`:
+    files hold a matrix for it beside the table of tokens. Raises InputError for a family without such a head."""
+    masked = layout(config).masked
+    if masked is None:
+        raise InputError(f"config: {family_of(config)} has no head here that scores masked tokens")
+    return masked.build(normalise_config(config), at, stored)
+
+
 def promised(config: Settings, scores: bool = False) -> Operator:
     """The model of a config with weights of which only names and shapes are known: for
     `rewrites.search.planned.planned`. With `scores` the head of its vocabulary is behind it. A name stands for every

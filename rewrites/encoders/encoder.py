@@ -2,7 +2,7 @@
 to."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from os.path import exists, isdir
 from pathlib import Path
@@ -16,16 +16,17 @@ from opmatrix.runtime.program import Program
 from rewrites.encoders.refused import refuse_arguments
 
 Portioned = TypeVar("Portioned")
+DOCUMENTS = "document", "passage", "corpus"  # names of prompts for documents; the first that there is counts
 
 
-def open_encoder(name: str) -> Program:
-    """Return the program of a directory that `optimize` saved, or the exact program of a checkpoint by its name. Raises
-    InputError for a name of neither."""
+def open_encoder(name: str, sparse: bool = False) -> Program:
+    """Return the program of a directory that `optimize` saved, or the exact program of a checkpoint by its name, of
+    sparse rows if these are asked for. Raises InputError for a name of neither."""
     if exists(Path(name) / PROGRAM):
         return Program.load(name)
     from rewrites.encoders.kept_programs import open_kept  # reads checkpoints, which a saved program does not need
 
-    return open_kept(name)
+    return open_kept(name, sparse)
 
 
 class Encoder:
@@ -33,6 +34,7 @@ class Encoder:
     `default_prompt_name`, may be changed; the program may not."""
 
     device = "cpu"
+    sparse = False  # rows are sparse, of as many columns as the vocabulary has tokens
     usual_prompts: tuple[str, ...] = ()  # names of prompts that every model has, empty unless files or users say more
 
     def __init__(
@@ -49,7 +51,8 @@ class Encoder:
         revision, local = where
         if local and not isdir(str(name)):
             raise InputError(f"local_files_only: {name!r:.60} is no directory: give the directory of its files")
-        self.program = open_encoder(f"{name}@{revision}" if revision else str(name) if name is not None else "")
+        place = f"{name}@{revision}" if revision else str(name) if name is not None else ""
+        self.program = open_encoder(place, self.sparse)
         declared = self.program.pooling
         every = {**dict.fromkeys(self.usual_prompts), **declared.prompts, **(prompts or {})}
         self.prompts = {key: text or "" for key, text in every.items()}
@@ -92,6 +95,12 @@ class Encoder:
             raise InputError(f"prompt {prompt!r:.60}: give a text")
         return LineReading(truncate=True, prompt=prompt, most=self.most)
 
+    def usual_name(self, usual: Sequence[str], prompt_name: str | None, prompt: str | None) -> str | None:
+        """Return the name of a prompt that is asked for, or else the first of the usual ones that there is."""
+        if prompt_name is not None or prompt is not None:
+            return prompt_name
+        return next((name for name in usual if name in self.prompts), None)
+
 
 def portions(items: Iterable[Portioned], size: int, shown: bool | None, of: int) -> Iterator[list[Portioned]]:
     """Yield the items `size` at a time; with `shown`, draw a line of progress on the standard error. Raises InputError
@@ -108,3 +117,16 @@ def portions(items: Iterable[Portioned], size: int, shown: bool | None, of: int)
     finally:
         if line:
             line.end()
+
+
+def read_texts(inputs: object) -> list[str]:
+    """Return texts as a list. Raises InputError, which names the first one that is no text, or for what is no sequence
+    of texts."""
+    if isinstance(inputs, bytes | Mapping) or not hasattr(inputs, "__iter__"):
+        raise InputError(f"inputs {inputs!r:.60}: give a text, or a list of texts")
+    texts = list(inputs)
+    for at, text in enumerate(texts):
+        if not isinstance(text, str):
+            pair = " (a pair is scored by om.CrossEncoder)" if isinstance(text, list | tuple) else ""
+            raise InputError(f"text {at} is {text!r:.60}, no string: give strings{pair}")
+    return texts

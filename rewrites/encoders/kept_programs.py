@@ -17,17 +17,19 @@ from formats.machine.model import machine_file
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.files.directory.declared import read_plain
 from opmatrix.files.directory.model_files import MODULES
+from opmatrix.files.directory.sparse_files import plain_sparse
 from opmatrix.files.fetch import MODELS
 from opmatrix.runtime.program import Program
 
+FILLS = "ForMaskedLM"  # the ending of the architectures of models that score masked tokens
 ENCODERS = "encoders"  # directory of the cache
 
 
-def open_kept(name: str | Path) -> Program:
+def open_kept(name: str | Path, sparse: bool = False) -> Program:
     """Return the exact program of a checkpoint: its directory, its name on the hub, or the name of a model that
-    opmatrix fetches. Raises InputError for any other name, and for a language model whose files declare no
-    embedding."""
-    checkpoint = as_encoder(open_model(name))
+    opmatrix fetches; with `sparse` the one that gives sparse rows, where no file declares another. Raises InputError
+    for any other name, and for a language model whose files declare no embedding."""
+    checkpoint = as_encoder(open_model(name), sparse)
     place = location() / ENCODERS / digest_checkpoint(checkpoint)
     with suppress(InputError, OSError):
         kept = guarded(place)
@@ -40,9 +42,9 @@ def open_kept(name: str | Path) -> Program:
     return program
 
 
-def as_encoder(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint with the pooling that sentence-transformers takes where no file declares one. Raises
-    InputError for a language model."""
+def as_encoder(checkpoint: Checkpoint, sparse: bool = False) -> Checkpoint:
+    """Return a checkpoint with the pooling that sentence-transformers takes where no file declares one: with `sparse`
+    that of sparse rows, if it has a head that scores masked tokens. Raises InputError for a language model."""
     if checkpoint.speaks:
         raise InputError(
             f"{checkpoint.directory}: a language model ({checkpoint.architecture}), and no file declares how its rows "
@@ -51,6 +53,8 @@ def as_encoder(checkpoint: Checkpoint) -> Checkpoint:
     plain = not (checkpoint.directory / MODULES).exists() and checkpoint.keys is None
     if checkpoint.name in MODELS or checkpoint.classifies or not plain:
         return checkpoint
+    if sparse and checkpoint.layout.masked is not None and checkpoint.architecture.endswith(FILLS):
+        return replace(checkpoint, declared=plain_sparse(checkpoint.directory, checkpoint.positions))
     return replace(checkpoint, declared=read_plain(checkpoint.directory, checkpoint.positions))
 
 

@@ -20,6 +20,7 @@ BY_HAND = {  # of one sentence's rows, a column at a time
     "cls": lambda column: column[0],
     "lasttoken": lambda column: column[-1],
     "max": max,
+    "sum": sum,
     "mean": lambda column: sum(column) / len(column),
     "mean_sqrt_len_tokens": lambda column: sum(column) / math.sqrt(len(column)),
     "weightedmean": lambda column: sum(k * v for k, v in enumerate(column, 1)) / sum(range(1, len(column) + 1)),
