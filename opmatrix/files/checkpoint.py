@@ -16,6 +16,16 @@ from formats.core.errors import InputError
 from formats.disk.files import lying, read_json, read_text
 from opmatrix.algebra.data import Data
 from opmatrix.files.adapter import Adapter, Additions
+from opmatrix.files.directory.answered import (
+    NO,
+    YES,
+    AnswerTokens,
+    declares_answers,
+    read_answer,
+    read_answered_texts,
+    read_answering,
+    usual_answer,
+)
 from opmatrix.files.directory.declared import embeds, read_pooling
 from opmatrix.files.directory.dense_layers import dense_layer
 from opmatrix.files.directory.model_files import CONFIG, INDEX, TOKENIZER, WEIGHTS
@@ -86,7 +96,8 @@ class Config(dict[str, object]):
 class Checkpoint:
     """A model's directory or GGUF file, opened: its config is read and its tensors are listed, but no tensor is loaded
     yet. `keys`: the keys of a GGUF file, which hold its tokenizer. `adapter`: is added to its weights. `declared`: the
-    pooling in place of the one that its files lead to."""
+    pooling in place of the one that its files lead to. `pairs`: a language model scores pairs, though no file says
+    so; `template`: the text that it reads of a pair, in place of that of its files."""
 
     name: str
     directory: Path
@@ -95,6 +106,8 @@ class Checkpoint:
     keys: dict[str, object] | None = None
     adapter: Adapter | None = None
     declared: Pooling | None = None
+    pairs: bool = False
+    template: str | None = None
 
     @classmethod
     def open(cls, directory: str | Path, name: str | None = None) -> "Checkpoint":
@@ -228,7 +241,25 @@ class Checkpoint:
     def speaks(self) -> bool:
         """True for a language model, whose rows are scores of the vocabulary: its architecture says so, and no file
         declares how its rows become embeddings."""
-        return bool(self.layout.table) and self.architecture.endswith(SPEAKS) and not embeds(self.directory)
+        return self.generates and self.answer is None and not embeds(self.directory)
+
+    @property
+    def generates(self) -> bool:
+        """True for the architecture of a language model."""
+        return bool(self.layout.table) and self.architecture.endswith(SPEAKS)
+
+    @cached_property
+    def answer(self) -> AnswerTokens | None:
+        """The tokens by which a language model scores pairs; None for other models. Raises InputError that names the
+        file and the entry."""
+        if not self.generates or self.keys is not None:
+            return None
+        if declares_answers(self.directory):
+            return read_answer(self.directory, self.said["vocab_size"])
+        if not self.pairs or embeds(self.directory):
+            return None
+        tokenizer = Tokenizer.from_text(self.tokenizer_text or "", str(self.vocabulary)).tokenizer
+        return usual_answer({token: tokenizer.token_to_id(token) for token in (YES, NO)}, self.vocabulary)
 
     @property
     def architecture(self) -> str:
@@ -249,6 +280,8 @@ class Checkpoint:
     def scoring(self) -> Scoring | None:
         """The labels that it scores texts by, and how; None for a model without such a head. Raises InputError that
         names the file and the entry."""
+        if self.answer is not None:
+            return read_answering(self.config, self.directory, self.template)
         return read_scoring(self.config, self.directory) if self.classifies else None
 
     @cached_property
@@ -291,7 +324,7 @@ class Checkpoint:
         if the config's sizes do not fit one another, if the weights hold a tensor of the model's own parts that it does
         not use, and for the embedding of a model that answers by another head."""
         from opmatrix.algebra.shapes import ShapeError
-        from opmatrix.models import build, classify, fill_masks, head
+        from opmatrix.models import answer, build, classify, fill_masks, head
 
         used: set[Tensor] = set()
         beside = self.adapter and Additions(self.adapter, self.prefix)
@@ -311,6 +344,8 @@ class Checkpoint:
                 model = build(self.config, at)
                 if pooled and self.classifies and self.scoring:
                     model = model @ classify(self.config, at, len(self.scoring.labels))
+                elif pooled and self.answer is not None:
+                    model = model @ answer(self.config, at, self.holds_head(), *self.answer)
                 elif pooled and self.pooling().sparse:
                     model = self.pool(model @ fill_masks(self.config, at, self.holds_masked_head()))
                 elif pooled:
@@ -430,6 +465,8 @@ class Checkpoint:
             return self.declared
         if self.classifies:
             return read_texts(self.directory, self.positions)
+        if self.answer is not None:
+            return read_answered_texts(self.directory, self.positions)
         if declares_sparse(self.directory):
             return read_sparse(self.directory, self.positions)
         return LAST if self.speaks else read_pooling(self.directory, self.positions)

@@ -3,7 +3,7 @@ function that makes one row of the rows of its tokens, and whether that is norma
 so that a program stores it as JSON."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -52,9 +52,9 @@ MODES: dict[str, Callable[[HiddenRows, Starts, int], HiddenRows]] = {
     "mean_sqrt_len_tokens": lambda hidden, starts, left: sum_sentences(hidden, starts) / np.sqrt(lengths(starts)),
     "weightedmean": weightedmean,
     "lasttoken": lambda hidden, starts, left: hidden[starts[1:] - 1],
-    "sum": lambda hidden, starts, left: sum_sentences(hidden, starts),
 }
 SIMILARITIES = "cosine", "dot", "euclidean", "manhattan"
+STRATEGIES = "max", "sum"  # poolings of scores of the vocabulary
 SPARSE_FORMS = {"relu": 1, "log1p_relu": 2}  # logarithms of 1 + relu that scores of the vocabulary go through
 
 
@@ -182,8 +182,9 @@ class Pooling:
         whole = isinstance(value, dict) and {*names} - LATER <= value.keys() <= {*names}
         expect(whole, where, value, f"an object of {', '.join(names)}")
         at = f"{where}: ".__add__
+        sparse = check_sparse(value.get("sparse", ""), at("sparse"))
         return cls(
-            modes(value["modes"], at("modes")),
+            modes(value["modes"], at("modes"), STRATEGIES if sparse else MODES),
             truth(value["normalise"], at("normalise")),
             check_count(value["max_seq_length"], at("max_seq_length")),
             check_text(value["prompt"], at("prompt")),
@@ -193,7 +194,7 @@ class Pooling:
             check_names(value.get("layers", []), at("layers")),
             check_count(value.get("width"), at("width")),
             check_similarity(value.get("similarity"), at("similarity")),
-            check_sparse(value.get("sparse", ""), at("sparse")),
+            sparse,
             check_count(value.get("active"), at("active")),
         )
 
@@ -257,9 +258,9 @@ def check_count(value: Any, where: str) -> int | None:
     return None if value is None else int(value)
 
 
-def modes(value: object, where: str) -> tuple[str, ...]:
+def modes(value: object, where: str, every: Collection[str] = MODES.keys()) -> tuple[str, ...]:
     """Return one name, or several, as a tuple. Raises InputError for an unknown one."""
     names = value if isinstance(value, list) else [value]
-    known = 0 < len(names) <= len(MODES) and all(isinstance(name, str) and name in MODES for name in names)
-    expect(known, where, value, f"of {', '.join(MODES)}")
+    known = 0 < len(names) <= len(every) and all(isinstance(name, str) and name in every for name in names)
+    expect(known, where, value, f"of {', '.join(every)}")
     return tuple(names)

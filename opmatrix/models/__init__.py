@@ -4,9 +4,11 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Promised
-from opmatrix.algebra.operators import weight
+from opmatrix.algebra.operators import pick, weight
 from opmatrix.algebra.shapes import LiveSize, as_int, expression
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Family, Settings, TensorNames, one_of, refuse_names, settings
@@ -143,6 +145,17 @@ def head(config: Settings, at: ArraySource, stored: bool = False) -> Operator:
     tied = sizes["tie_word_embeddings"] and not stored
     scores: Operator = weight(at(names.table if tied else names.head, sizes["vocab_size"], sizes["hidden_size"]).T)
     return scores
+
+
+def answer(config: Settings, at: ArraySource, stored: bool, yes: int, no: int | None) -> Operator:
+    """Build the operator from features to one score a text: that of the token `yes` behind its last one, less that of
+    `no`. Only these columns of the head are read. `stored`: as in `head`."""
+    sizes, names = normalise_config(config), layout(config)
+    tied = sizes["tie_word_embeddings"] and not stored
+    table = at(names.table if tied else names.head, sizes["vocab_size"], sizes["hidden_size"])
+    columns = table.array[[yes] if no is None else [yes, no]].T
+    scored = pick("last") @ weight(Data(columns, "answer"))
+    return scored if no is None else scored @ weight(np.array([[1.0], [-1.0]], np.float32))
 
 
 def classify(config: Settings, at: ArraySource, labels: int) -> Operator:

@@ -19,14 +19,16 @@ Portioned = TypeVar("Portioned")
 DOCUMENTS = "document", "passage", "corpus"  # names of prompts for documents; the first that there is counts
 
 
-def open_encoder(name: str, sparse: bool = False) -> Program:
-    """Return the program of a directory that `optimize` saved, or the exact program of a checkpoint by its name, of
-    sparse rows if these are asked for. Raises InputError for a name of neither."""
+def open_encoder(name: str, task: str, template: str | None = None) -> Program:
+    """Return the program of a directory that `optimize` saved, or the exact program of a checkpoint by its name, for a
+    task. Raises InputError for a name of neither."""
     if exists(Path(name) / PROGRAM):
+        if template is not None:
+            raise InputError(f"{name}: chat_template: a saved program has its template: leave it out")
         return Program.load(name)
     from rewrites.encoders.kept_programs import open_kept  # reads checkpoints, which a saved program does not need
 
-    return open_kept(name, sparse)
+    return open_kept(name, task, template)
 
 
 class Encoder:
@@ -34,7 +36,7 @@ class Encoder:
     `default_prompt_name`, may be changed; the program may not."""
 
     device = "cpu"
-    sparse = False  # rows are sparse, of as many columns as the vocabulary has tokens
+    task = "embeddings"  # the use of models whose files declare none
     usual_prompts: tuple[str, ...] = ()  # names of prompts that every model has, empty unless files or users say more
 
     def __init__(
@@ -44,15 +46,16 @@ class Encoder:
         default_prompt_name: str | None,
         where: tuple[str | None, bool],
         unused: Mapping[str, object],
+        template: str | None = None,
     ) -> None:
         """Open the program of a model. `where`: a revision on the hub, and whether only local files are taken;
-        `unused`: arguments that are refused."""
+        `unused`: arguments that are refused; `template`: the text that a language model reads of a pair."""
         refuse_arguments(type(self).__name__, unused)
         revision, local = where
         if local and not isdir(str(name)):
             raise InputError(f"local_files_only: {name!r:.60} is no directory: give the directory of its files")
         place = f"{name}@{revision}" if revision else str(name) if name is not None else ""
-        self.program = open_encoder(place, self.sparse)
+        self.program = open_encoder(place, self.task, template)
         declared = self.program.pooling
         every = {**dict.fromkeys(self.usual_prompts), **declared.prompts, **(prompts or {})}
         self.prompts = {key: text or "" for key, text in every.items()}

@@ -28,7 +28,7 @@ class SparseEncoder(Encoder):
     the user's cache. Raises InputError for a model without a head that scores its vocabulary, and for arguments of
     other devices, of torch's modules and of the hub's code."""
 
-    sparse = True
+    task = "sparse rows"
     usual_prompts = ("query", "document")
 
     def __init__(

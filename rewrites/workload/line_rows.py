@@ -30,7 +30,7 @@ def read_rows(
     skipped."""
     if scoring is None:
         return [(row, [0] * len(row)) for row in tokenizer.rows([*lines], reading)]
-    rows = pair_rows(tokenizer, [*pair_lines(lines)], reading)
+    rows = pair_rows(tokenizer, [*pair_lines(lines)], reading, scoring.template)
     return [(row, kinds if scoring.kinds else [0] * len(row)) for row, kinds in rows]
 
 
@@ -47,5 +47,5 @@ def line_batches(
     if scoring is None:
         yield from batches(tokenizer, lines, reading=reading)
         return
-    for batch, _ in pair_batches(tokenizer, pair_lines(lines), BATCH_ROWS, reading, scoring.kinds):
+    for batch, _ in pair_batches(tokenizer, pair_lines(lines), BATCH_ROWS, reading, scoring):
         yield batch

@@ -20,7 +20,6 @@ BY_HAND = {  # of one sentence's rows, a column at a time
     "cls": lambda column: column[0],
     "lasttoken": lambda column: column[-1],
     "max": max,
-    "sum": sum,
     "mean": lambda column: sum(column) / len(column),
     "mean_sqrt_len_tokens": lambda column: sum(column) / math.sqrt(len(column)),
     "weightedmean": lambda column: sum(k * v for k, v in enumerate(column, 1)) / sum(range(1, len(column) + 1)),
@@ -190,7 +189,7 @@ REFUSED = [
     (PROMPTS, {"prompts": {"q": "\ud800"}, "default_prompt_name": "q"}, "prompts: q is .*not valid Unicode"),
     (PROMPTS, {"truncate_dim": 0}, "truncate_dim is 0"),
     (PROMPTS, {"prompts": {"q": 5}}, "prompts: q is 5"),
-    (PROMPTS, {"model_type": "SparseEncoder"}, "model_type is 'SparseEncoder'"),
+    (PROMPTS, {"model_type": "MultiVectorEncoder"}, "model_type is 'MultiVectorEncoder'"),
     (PROMPTS, {"model_type": "CrossEncoder"}, "model_type is 'CrossEncoder': it scores pairs .* --output rows"),
 ]
 

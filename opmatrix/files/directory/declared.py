@@ -62,7 +62,7 @@ def read_pooling(directory: Path, positions: int) -> Pooling:
     if not (directory / MODULES).exists():
         return Pooling()
     check_task(directory)
-    folders, beside = modules(directory), read_entries(directory / PROMPTS, absent=True)
+    folders, beside = list_modules(directory, KNOWN, "Pooling"), read_entries(directory / PROMPTS, absent=True)
     beside.usual("model_type", "SentenceTransformer")
     longest, lower = text_limits(directory, USUAL, IGNORED_KEYS)
     which, include_prompt = read_modes(folders["Pooling"][0] / CONFIG)
@@ -128,20 +128,10 @@ def read_entries(file: Path, absent: bool = False) -> DeclaredEntries:
     return DeclaredEntries(file, content)
 
 
-def modules(directory: Path) -> dict[str, list[Path]]:
-    """Return the folders of each kind of module that modules.json names, in their order."""
-    folders = list_modules(directory, KNOWN)
-    if not folders["Pooling"]:
-        raise InputError(
-            f"{directory / MODULES}: it names no Pooling, so no pooling of rows is declared: add the model's Pooling, "
-            "or take a row a token from a copy without modules.json: --output rows"
-        )
-    return folders
-
-
-def list_modules(directory: Path, known: Mapping[str, Collection[str]]) -> dict[str, list[Path]]:
+def list_modules(directory: Path, known: Mapping[str, Collection[str]], needed: str) -> dict[str, list[Path]]:
     """Return the folders of each kind of module that modules.json names, in their order. `known`: the kinds that it may
-    name, in order, each with those that it may come behind. Raises InputError for any other."""
+    name, in order, each with those that it may come behind; `needed`: the one that it must name. Raises InputError for
+    any other."""
     file, last = directory / MODULES, ""
     folders: dict[str, list[Path]] = {name: [] for name in known}
     listed = read_json(file)
@@ -158,6 +148,11 @@ def list_modules(directory: Path, known: Mapping[str, Collection[str]]) -> dict[
             raise InputError(f"{file}: {name} is out of order: supported is the order {', '.join(known)}")
         folders[name].append(directory / path)
         last = name
+    if not folders[needed]:
+        raise InputError(
+            f"{file}: it names no {needed}, so no pooling of rows is declared: add the model's {needed}, or "
+            "take a row a token from a copy without modules.json: --output rows"
+        )
     transformers = [folder for name, before in known.items() if "" in before for folder in folders[name]]
     if transformers != [directory]:
         places = ", ".join(map(str, transformers)) or "no folder"

@@ -3,7 +3,6 @@ them. No class that a file names is imported."""
 
 from pathlib import Path
 
-from formats.core.errors import InputError
 from opmatrix.files.directory.declared import (
     IGNORED_KEYS,
     DeclaredEntries,
@@ -13,8 +12,8 @@ from opmatrix.files.directory.declared import (
     read_prompts,
     text_limits,
 )
-from opmatrix.files.directory.model_files import CONFIG, MODULES, PROMPTS
-from opmatrix.inference.pooling import SIMILARITIES, SPARSE_FORMS, Pooling, check_count, expect
+from opmatrix.files.directory.model_files import CONFIG, PROMPTS
+from opmatrix.inference.pooling import SIMILARITIES, SPARSE_FORMS, STRATEGIES, Pooling, check_count, expect
 
 SPARSE = "SparseEncoder"  # the model_type of a model that gives sparse rows
 KNOWN_SPARSE = {"Transformer": ("",), "MLMTransformer": ("",), "SpladePooling": ("Transformer", "MLMTransformer")}
@@ -24,7 +23,6 @@ TASK = {
     "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
 }
 WIDTHS = "embedding_dimension", "word_embedding_dimension"  # the model says so itself
-STRATEGIES = "max", "sum"
 
 
 def declares_sparse(directory: Path) -> bool:
@@ -35,9 +33,7 @@ def declares_sparse(directory: Path) -> bool:
 def read_sparse(directory: Path, positions: int) -> Pooling:
     """Read the treatment of texts and rows that the files beside a checkpoint declare. Raises InputError that names the
     file and the unsupported entry."""
-    folders = list_modules(directory, KNOWN_SPARSE)
-    if not folders["SpladePooling"]:
-        raise InputError(f"{directory / MODULES}: it names no SpladePooling, so no sparse rows are declared")
+    folders = list_modules(directory, KNOWN_SPARSE, "SpladePooling")
     beside = read_entries(directory / PROMPTS, absent=True)
     pooling = read_entries(folders["SpladePooling"][0] / CONFIG)
     pooling.only({*WIDTHS, "pooling_strategy", "activation_function"}, empty=True)
