@@ -219,7 +219,7 @@ def expm1(u: Reals) -> Any:
 
 
 @activation(1.0, 17, maps_zero_to_zero=True, derivative=lambda u: np.where(u > 0, 1 / (1 + np.maximum(u, 0)), 0.0))
-def log1p_relu(u: Reals) -> Any:
+def log1p_relu(u: Reals) -> Reals:
     """The logarithm of 1 + relu(u) (Formal et al. 2021, arXiv:2107.05720)."""
     return np.log1p(np.maximum(u, 0))
 

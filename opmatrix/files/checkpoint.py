@@ -388,9 +388,9 @@ class Checkpoint:
 
     def holds_masked_head(self) -> bool:
         """True if the files hold a matrix that scores masked tokens, other than the table of tokens."""
-        from opmatrix.models.encoders.masked import WORDS
+        from opmatrix.models.encoders.masked_head import TOKEN_TABLE
 
-        return self.layout.masked is not None and self.differs_from_table(self.layout.masked.scores, WORDS)
+        return self.layout.masked is not None and self.differs_from_table(self.layout.masked.scores, TOKEN_TABLE)
 
     def differs_from_table(self, head: str, table_name: str) -> bool:
         """True if the files hold a matrix of that name, and the config does not tie it to the table of tokens, or it

@@ -14,7 +14,7 @@ from opmatrix.inference.scores.scoring import TORCH_CLASSES, apply_activation
 from opmatrix.inference.scores.text_pairs import TextPair, as_scored, check_scoring, score_blocks
 from rewrites.encoders.embedding_forms import Converted, converted, loaded_torch
 from rewrites.encoders.encoder import Encoder, portions
-from rewrites.encoders.refused import refuse_arguments
+from rewrites.encoders.refused import PAIR_SCORES, refuse_arguments
 
 ScoreFunction = Callable[[Converted], Converted]
 
@@ -33,7 +33,7 @@ class CrossEncoder(Encoder):
     does not score texts, and for arguments of other devices, of torch's modules and of the hub's code. A language model
     scores pairs by its answer, yes or no; `processor_kwargs` may give it a "chat_template"."""
 
-    task = "scores of pairs"
+    task = PAIR_SCORES
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from opmatrix.display.progress import ProgressLine
 from opmatrix.files.loading import PROGRAM
 from opmatrix.inference.text import LineReading, Tokenizer
 from opmatrix.runtime.program import Program
-from rewrites.encoders.refused import refuse_arguments
+from rewrites.encoders.refused import EMBEDDINGS, refuse_arguments
 
 Portioned = TypeVar("Portioned")
 DOCUMENTS = "document", "passage", "corpus"  # names of prompts for documents; the first that there is counts
@@ -36,7 +36,7 @@ class Encoder:
     `default_prompt_name`, may be changed; the program may not."""
 
     device = "cpu"
-    task = "embeddings"  # the use of models whose files declare none
+    task = EMBEDDINGS  # the use of models whose files declare none
     usual_prompts: tuple[str, ...] = ()  # names of prompts that every model has, empty unless files or users say more
 
     def __init__(

@@ -20,16 +20,16 @@ from opmatrix.files.directory.model_files import MODULES
 from opmatrix.files.directory.sparse_files import plain_sparse
 from opmatrix.files.fetch import MODELS
 from opmatrix.runtime.program import Program
+from rewrites.encoders.refused import EMBEDDINGS, PAIR_SCORES, SPARSE_ROWS
 
 FILLS = "ForMaskedLM"  # the ending of the architectures of models that score masked tokens
-EMBEDS, SPARSE, PAIRS = "embeddings", "sparse rows", "scores of pairs"  # tasks of encoders
 ENCODERS = "encoders"  # directory of the cache
 
 
-def open_kept(name: str | Path, task: str = EMBEDS, template: str | None = None) -> Program:
+def open_kept(name: str | Path, task: str = EMBEDDINGS, template: str | None = None) -> Program:
     """Return the exact program of a checkpoint: its directory, its name on the hub, or the name of a model that
-    opmatrix fetches; `task`: EMBEDS, SPARSE or PAIRS, where files declare none. Raises InputError for any other name,
-    and for a language model whose files declare no embedding."""
+    opmatrix fetches; `task`: EMBEDDINGS, SPARSE_ROWS or PAIR_SCORES, where files declare none. Raises InputError for
+    any other name, and for a language model whose files declare no embedding."""
     checkpoint = as_encoder(open_model(name), task, template)
     place = location() / ENCODERS / digest_checkpoint(checkpoint)
     with suppress(InputError, OSError):
@@ -43,11 +43,11 @@ def open_kept(name: str | Path, task: str = EMBEDS, template: str | None = None)
     return program
 
 
-def as_encoder(checkpoint: Checkpoint, task: str = EMBEDS, template: str | None = None) -> Checkpoint:
+def as_encoder(checkpoint: Checkpoint, task: str = EMBEDDINGS, template: str | None = None) -> Checkpoint:
     """Return a checkpoint with the pooling that sentence-transformers takes where no file declares one: sparse rows, if
     it has a head that scores masked tokens, or pairs scored by a language model. Raises InputError for any other
     language model."""
-    if task == PAIRS:
+    if task == PAIR_SCORES:
         checkpoint = replace(checkpoint, pairs=True, template=template)
     if checkpoint.speaks:
         raise InputError(
@@ -57,7 +57,7 @@ def as_encoder(checkpoint: Checkpoint, task: str = EMBEDS, template: str | None 
     plain = not (checkpoint.directory / MODULES).exists() and checkpoint.keys is None
     if checkpoint.name in MODELS or checkpoint.scoring is not None or not plain:
         return checkpoint
-    if task == SPARSE and checkpoint.layout.masked is not None and checkpoint.architecture.endswith(FILLS):
+    if task == SPARSE_ROWS and checkpoint.layout.masked is not None and checkpoint.architecture.endswith(FILLS):
         return replace(checkpoint, declared=plain_sparse(checkpoint.directory, checkpoint.positions))
     return replace(checkpoint, declared=read_plain(checkpoint.directory, checkpoint.positions))
 

@@ -13,7 +13,7 @@ from opmatrix.inference.pooling import check_similarity
 from opmatrix.inference.text import LineReading
 from rewrites.encoders.embedding_forms import MATRICES, PAIRWISE, Converted, Similarities, compare_rows
 from rewrites.encoders.encoder import DOCUMENTS, Encoder, portions, read_texts
-from rewrites.encoders.refused import refuse_arguments
+from rewrites.encoders.refused import SPARSE_ROWS, refuse_arguments
 from rewrites.encoders.sparse_rows import as_sparse, compare_sparse, convert_sparse, is_sparse, keep_greatest
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class SparseEncoder(Encoder):
     the user's cache. Raises InputError for a model without a head that scores its vocabulary, and for arguments of
     other devices, of torch's modules and of the hub's code."""
 
-    task = "sparse rows"
+    task = SPARSE_ROWS
     usual_prompts = ("query", "document")
 
     def __init__(

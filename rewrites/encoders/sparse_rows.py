@@ -1,7 +1,7 @@
 """Sparse rows in the forms that callers ask for: scipy's CSR, sparse tensors of torch, their greatest numbers, their
 products."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,7 +23,7 @@ def is_sparse(rows: object) -> bool:
     )
 
 
-def as_sparse(rows: Any) -> "csr_array":
+def as_sparse(rows: Converted) -> "csr_array":
     """Return rows of numpy, scipy or torch, or a list of sparse ones, as scipy's CSR; a single one is one row."""
     from scipy.sparse import csr_array, vstack
 
@@ -68,7 +68,7 @@ def convert_sparse(rows: "csr_array", sparse: bool, whole: bool, single: bool) -
     return value[[0]] if single and sparse else value[0] if single else value if whole else split_rows(value)
 
 
-def split_rows(value: Any) -> list[Any]:
+def split_rows(value: Converted) -> list[Converted]:
     """Return the rows of an array, or of CSR, one by one."""
     return [value[at] if isinstance(value, np.ndarray) else value[[at]] for at in range(value.shape[0])]
 

@@ -4,7 +4,6 @@ unchanged. Importing this module imports torch."""
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -15,9 +14,11 @@ from opmatrix.algebra.batch.batch import Batch
 from opmatrix.inference.embed import BATCH_ROWS, fill, no_rows
 from opmatrix.inference.text import LineReading
 from opmatrix.runtime.program import Program
+from rewrites.encoders.embedding_forms import Converted
 from rewrites.encoders.encoder import open_encoder, read_texts
+from rewrites.encoders.refused import EMBEDDINGS
 
-Features = dict[str, Any]  # "input_ids": the tokens of all texts; "offsets": the first one of each; "left"
+Features = dict[str, Converted]  # "input_ids": the tokens of all texts; "offsets": the first one of each; "left"
 
 
 class ProgramModule(InputModule):
@@ -35,7 +36,7 @@ class ProgramModule(InputModule):
         self.program, self.most = program, program.tokenizer.most
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Converted:
         """The tokenizer, as its library has it."""
         return self.program.tokenizer.tokenizer
 
@@ -78,7 +79,7 @@ class ProgramModule(InputModule):
         self.program.save(output_path)
 
     @classmethod
-    def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: Any) -> "ProgramModule":
+    def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: object) -> "ProgramModule":
         """Load the program of a directory, or of a folder in it."""
         return cls(Program.load(Path(model_name_or_path) / subfolder))
 
@@ -95,7 +96,7 @@ def as_sentence_transformer(model: str | Path | Program) -> SentenceTransformer:
     """Return a SentenceTransformer that runs a program, or that of a name or directory, as `om.SentenceTransformer`
     opens it, with its prompts, similarity and width. Saved and opened again it needs trust_remote_code=True, as every
     module from outside sentence-transformers does. Raises InputError for a model that does not embed texts."""
-    program = model if isinstance(model, Program) else open_encoder(str(model), "embeddings")
+    program = model if isinstance(model, Program) else open_encoder(str(model), EMBEDDINGS)
     declared = program.pooling
     named = [name for name, text in declared.prompts.items() if declared.prompt and text == declared.prompt]
     return SentenceTransformer(

@@ -41,10 +41,10 @@ class Measure(NamedTuple):
     against: Callable[[float, float], float] = lambda found, exact: found
     title: str = ""
     needs: str = ""
-    read: Callable[[Any], object] = lambda _: None
+    read: Callable[..., object] = lambda _: None
     figure: Callable[[str, Program, Any], float] | None = None
-    beside: Callable[[Any, Program], object] = lambda data, exact: data
-    state: Callable[[Program, Any], Mapping[str, float]] = lambda program, data: {}
+    beside: Callable[[CorpusGoal, Program], CorpusGoal] | None = None
+    state: Callable[[CorpusGoal, Program], Mapping[str, float]] | None = None
 
 
 def over_corpus(name: str, title: str, read: Callable[[CorpusFiles], CorpusGoal]) -> Measure:
@@ -60,8 +60,8 @@ def over_corpus(name: str, title: str, read: Callable[[CorpusFiles], CorpusGoal]
         needs="--corpus FILE",
         read=read,
         figure=lambda name, program, data: data.chosen_by(program),
-        beside=lambda data, exact: data.beside(exact),
-        state=lambda program, data: data.stated(program),
+        beside=CorpusGoal.beside,
+        state=CorpusGoal.stated,
     )
 
 
@@ -171,13 +171,17 @@ class Goal:
 
     def beside(self, exact: Program) -> "Goal":
         """Return the goal with the exact program's answers in its data."""
+        if self.measure.beside is None or not isinstance(self.data, CorpusGoal):
+            return self
         return replace(self, data=self.measure.beside(self.data, exact))
 
     def figures(self, name: str, program: Program) -> dict[str, float]:
         """Return the figure of a program by its measure, and what is stated of it under longer names."""
-        stated = self.measure.state(program, self.data)
-        prefix = self.measure.name
-        return {prefix: self.figure(name, program)} | {f"{prefix}: {key}": value for key, value in stated.items()}
+        prefix, figures = self.measure.name, {self.measure.name: self.figure(name, program)}
+        if self.measure.state is None or not isinstance(self.data, CorpusGoal):
+            return figures
+        stated = self.measure.state(self.data, program)
+        return figures | {f"{prefix}: {key}": value for key, value in stated.items()}
 
     def stated(self, point: Judged) -> dict[str, float]:
         """Return what is stated of a point, by its name; empty for a measure that states nothing of other lines."""

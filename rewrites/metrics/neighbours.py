@@ -18,17 +18,17 @@ from opmatrix.inference.pooling import normalise_rows
 from opmatrix.runtime.program import Program
 
 NEAREST = 10  # lines that count for a query
-SCORED = 20  # documents that are scored for a query
+SCORED_DOCUMENTS = 20  # documents that are scored for a query
 MOST_LINES, MOST_QUERIES = 20_000, 400  # lines and queries that are taken, spread over a file's first SCANNED
 SCANNED = 1 << 20
-SHARE = 10  # without a file of queries one line in SHARE is a query
+QUERY_EVERY = 10  # without a file of queries one line in QUERY_EVERY is a query
 CONFIDENCE = 0.95  # of the lower bounds
-DRAWS = 2000  # samples of a bootstrap
+BOOTSTRAP_DRAWS = 2000  # samples of a bootstrap
 PROMPTED = {"query": ("query",), "document": ("document", "passage", "corpus")}  # prompts of programs, the first counts
 
 Overlaps = NDArray[np.float64]  # (queries,)
-Vectors = NDArray[np.float64]  # (texts, n)
-Answers = Sequence[NDArray[np.number]]  # for each query: its nearest lines, or the scores of its documents
+TextVectors = NDArray[np.float64]  # (texts, n)
+QueryAnswers = Sequence[NDArray[np.number]]  # for each query: its nearest lines, or the scores of its documents
 
 
 class CorpusFiles(NamedTuple):
@@ -53,16 +53,16 @@ class CorpusGoal:
 
     choose: CorpusPart
     state: CorpusPart
-    answer: Callable[[Program, CorpusPart], Answers]
+    answer: Callable[[Program, CorpusPart], QueryAnswers]
     agree: Callable[[NDArray[np.number], NDArray[np.number]], float]
-    exact: tuple[Answers, ...] = field(default=(), repr=False)
+    exact: tuple[QueryAnswers, ...] = field(default=(), repr=False)
 
     def beside(self, program: Program) -> "CorpusGoal":
         """Return the data with the answers of the exact program."""
         answers = tuple(self.answer(program, part) for part in (self.choose, self.state))
         return CorpusGoal(self.choose, self.state, self.answer, self.agree, answers)
 
-    def agreements(self, program: Program, part: CorpusPart, exact: Answers) -> Overlaps:
+    def agreements(self, program: Program, part: CorpusPart, exact: QueryAnswers) -> Overlaps:
         """Return the agreement on each query of a part, from 0 to 1 for nearest lines, from -1 to 1 for scores."""
         answers = self.answer(program, part)
         return np.array([self.agree(now, then) for now, then in zip(answers, exact, strict=True)])
@@ -83,7 +83,7 @@ def lower_bound(values: Overlaps) -> float:
     """Return a bound that the mean of the values' distribution exceeds with a chance of about CONFIDENCE: a quantile of
     the means of samples drawn from them with replacement (Efron 1979), the same on every call."""
     rng, count = np.random.default_rng(0), len(values)
-    means = values[rng.integers(0, count, (DRAWS, count))].mean(1)
+    means = values[rng.integers(0, count, (BOOTSTRAP_DRAWS, count))].mean(1)
     return float(np.quantile(means, 1 - CONFIDENCE))
 
 
@@ -102,7 +102,7 @@ def read_corpus(files: CorpusFiles) -> tuple[CorpusPart, CorpusPart]:
     InputError for too few of them."""
     lines = distinct_lines(files.corpus, MOST_LINES)
     if files.queries is None:
-        queries = lines[::SHARE][:MOST_QUERIES]
+        queries = lines[::QUERY_EVERY][:MOST_QUERIES]
         held = {*queries}
         lines = [line for line in lines if line not in held]
     else:
@@ -140,7 +140,7 @@ def overlap(now: NDArray[np.number], then: NDArray[np.number]) -> float:
     return len(np.intersect1d(now, then)) / len(then)
 
 
-def nearest_lines(program: Program, part: CorpusPart) -> Answers:
+def nearest_lines(program: Program, part: CorpusPart) -> QueryAnswers:
     """Return the NEAREST lines of each query by their numbers, by the similarity that the program declares; of equal
     ones the first. Raises InputError for a program that scores pairs."""
     if program.scoring is not None:
@@ -150,42 +150,42 @@ def nearest_lines(program: Program, part: CorpusPart) -> Answers:
     return [*np.argsort(-alike, axis=1, kind="stable")[:, :NEAREST]]
 
 
-def embedded(program: Program, texts: Sequence[str], role: str) -> Vectors:
+def embedded(program: Program, texts: Sequence[str], role: str) -> TextVectors:
     """Return the embeddings of texts in float64, behind the program's prompt for their role."""
     prompt = next((name for name in PROMPTED[role] if name in program.pooling.prompts), None)
     return program.embed(texts, progress=False, truncate=True, prompt=prompt).astype(np.float64)
 
 
-def distances(a: Vectors, b: Vectors, metric: str) -> Vectors:
-    """Return the negative distances of each of (a, n) from each of (b, n), by a metric of scipy."""
+def near_by_metric(a: TextVectors, b: TextVectors, metric: str) -> TextVectors:
+    """Return the negative near_by_metric of each of (a, n) from each of (b, n), by a metric of scipy."""
     from scipy.spatial.distance import cdist
 
-    negative: Vectors = -cdist(a, b, metric)
+    negative: TextVectors = -cdist(a, b, metric)
     return negative
 
 
-def unit_rows(vectors: Vectors) -> Vectors:
+def unit_rows(vectors: TextVectors) -> TextVectors:
     """Return rows of length one in the same directions."""
     return normalise_rows(vectors).astype(np.float64)
 
 
-SIMILAR: Mapping[str, Callable[[Vectors, Vectors], Vectors]] = {
+SIMILAR: Mapping[str, Callable[[TextVectors, TextVectors], TextVectors]] = {
     "cosine": lambda a, b: unit_rows(a) @ unit_rows(b).T,
     "dot": lambda a, b: a @ b.T,
-    "euclidean": lambda a, b: distances(a, b, "euclidean"),
-    "manhattan": lambda a, b: distances(a, b, "cityblock"),
+    "euclidean": lambda a, b: near_by_metric(a, b, "euclidean"),
+    "manhattan": lambda a, b: near_by_metric(a, b, "cityblock"),
 }
 
 
 # ---- ranks of scores
 
 
-def document_scores(program: Program, part: CorpusPart) -> Answers:
-    """Return the scores of SCORED lines, spread over the part, for each query. Raises InputError for a program that
-    gives a pair no score, or several."""
+def document_scores(program: Program, part: CorpusPart) -> QueryAnswers:
+    """Return the scores of SCORED_DOCUMENTS lines, spread over the part, for each query. Raises InputError for a
+    program that gives a pair no score, or several."""
     if program.scoring is None or len(program.scoring.labels) != 1:
         raise InputError("tau: the model gives a pair no single score: take a reranker, or --keep top10>=0.95")
-    documents = part.lines[:: max(1, len(part.lines) // SCORED)][:SCORED]
+    documents = part.lines[:: max(1, len(part.lines) // SCORED_DOCUMENTS)][:SCORED_DOCUMENTS]
     pairs = [(query, document) for query in part.queries for document in documents]
     scores = program.score(pairs, progress=False, truncate=True)
     return [*scores[:, 0].reshape(len(part.queries), len(documents))]

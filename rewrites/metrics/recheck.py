@@ -50,7 +50,7 @@ Files = Mapping[str, Path | None]  # the files that goals are measured on, by me
 NO_FILES: Files = MappingProxyType({})
 LIMITS = {"float64": EQUAL, "rounding": ROUNDING}  # limits that a certificate may state
 STATED = 1.0  # every stated error is less than this share of the output
-QUERIES = "queries"  # the file beside a corpus
+CORPUS_QUERIES = "queries"  # the file beside a corpus
 MOVED = 0.02  # change allowed of a mean over queries on another machine
 DRIFT = 1.25  # factor allowed on an error measured on another machine
 NEEDS_MODEL = "it needs --model MODEL"
@@ -496,7 +496,7 @@ def same_files(program: Program, files: Files) -> None:
         {str(goal.get("goal")): goal.get("of") for goal in list_goals(certificate["verified"])} if certificate else {}
     )
     for name, file in files.items():
-        if file is None or name == QUERIES or is_of_another(name, known):
+        if file is None or name == CORPUS_QUERIES or is_of_another(name, known):
             continue
         option = MEASURES[name].needs.split()[0]
         of = next((of for goal, of in known.items() if goal.startswith(name) and isinstance(of, Mapping)), None)
@@ -544,8 +544,8 @@ def of_goal(
     if (file := files.get(name)) is None or model is None:
         needed = f"{goal.measure.needs}, its file" if file is None else "--model MODEL"
         return Check(what, then, f"it needs {needed}", CLAIMED)
-    queries = files.get(QUERIES)
-    if (wanted := digest_of(said.get(QUERIES))) != (None if queries is None else sha256_hex(queries)):
+    queries = files.get(CORPUS_QUERIES)
+    if (wanted := digest_of(said.get(CORPUS_QUERIES))) != (None if queries is None else sha256_hex(queries)):
         return Check(what, then, f"it needs {'its --queries FILE' if wanted else 'no --queries'}", CLAIMED)
     goal = replace(goal, data=goal.measure.read(file if queries is None else CorpusFiles(file, queries)))
     meta = {key: entry for key, entry in program.meta.items() if key != "certificate"}

@@ -380,7 +380,7 @@ def proof(gap: float) -> str:
     )
 
 
-def tell_run(record: dict[str, Any], target: Path) -> str:
+def tell_run(record: Mapping[str, object], target: Path) -> str:
     """Return the command that runs a saved program on a text, or on a pair of texts for a model that scores them."""
     return f"opmatrix run {target} " + ('"a query" "a document"' if record.get("scores") else '"a sentence"')
 
@@ -413,18 +413,18 @@ def at_most(gap: float) -> str:
     return f"at most {percent(gap)}" if gap >= TOLD else "nothing"
 
 
-def tell_goals(goals: list[dict[str, Any]]) -> str:
+def tell_goals(goals: list[dict[str, object]]) -> str:
     """Describe the values of the goals for the chosen program, if there are goals beside the error."""
     told = "; ".join(f"{goal['goal']}: {goal['value']:.4g}" for goal in goals)
     return "\ngoals     " + told + "".join(map(tell_stated, goals)) if len(goals) > 1 else ""
 
 
-def tell_stated(goal: dict[str, Any]) -> str:
+def tell_stated(goal: Mapping[str, object]) -> str:
     """Describe what is stated of a goal from lines that chose no program, if anything is."""
     stated = goal.get("stated")
-    if not stated:
+    if not isinstance(stated, Mapping):
         return ""
-    measure, sizes = goal["goal"].partition(">=")[0], (int(stated["queries"]), int(stated["lines"]))
+    measure, sizes = str(goal["goal"]).partition(">=")[0], (int(stated["queries"]), int(stated["lines"]))
     return (
         f"\n          {measure} on {sizes[0]:,} queries and {sizes[1]:,} lines that chose nothing: "
         f"{stated['mean']:.4g}, at least {stated['at_least']:.4g} ({stated['confidence']:.0%} of bootstrap samples)"

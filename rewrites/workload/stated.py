@@ -176,7 +176,7 @@ def spoken(workload: dict[str, Any], program: dict[str, Any]) -> str:
     )
 
 
-def tell_cosines(stated: dict[str, Any]) -> str:
+def tell_cosines(stated: dict[str, float]) -> str:
     """Return the clause about cosines of pairs of embeddings."""
     mean, most = (f"{stated[name]:.2g}" for name in ("cosine_mean", "cosine_most"))
     return f"; cosines by {mean} on average, {most} at most of {stated['pairs']} pairs"

@@ -25,7 +25,7 @@ from opmatrix.inference.pooling import Pooling, expect
 from opmatrix.inference.scores.scoring import Scoring
 
 KNOWN_ANSWERS = {"Transformer": ("",), "LogitScore": ("Transformer",)}
-USUAL = {"transformer_task": "text-generation", "module_output_name": "causal_logits"}
+ANSWER_TASK = {"transformer_task": "text-generation", "module_output_name": "causal_logits"}
 YES, NO = "yes", "no"  # tokens of models whose files name none
 
 
@@ -87,6 +87,6 @@ def read_answered_texts(directory: Path, positions: int) -> Pooling:
     beside = read_entries(directory / PROMPTS, absent=True)
     beside.usual("model_type", SCORES)
     beside.only({*PROMPTS_KEYS, "activation_fn"}, empty=True)
-    longest, lower = text_limits(directory, USUAL, (*IGNORED_KEYS, "modality_config"))
+    longest, lower = text_limits(directory, ANSWER_TASK, (*IGNORED_KEYS, "modality_config"))
     most = positions if longest is None else min(longest, positions)
     return Pooling(("lasttoken",), False, most, default_prompt(beside), lower, read_prompts(beside))

@@ -22,7 +22,7 @@ CONTENT = re.compile(  # messages | selectattr("role", "eq", ROLE) | map(attribu
     rf"(?:\|\s*default\(\s*(?P<default>{STRING})\s*\)\s*)?\)?\s*"
 )
 ASSIGNED = re.compile(r"\s*set\s+(?P<name>\w+)\s*=(?P<value>.*)", re.DOTALL)
-Piece = tuple[str, str]
+TemplatePiece = tuple[str, str]
 
 
 def read_template(directory: Path) -> PairTemplate | None:
@@ -38,7 +38,7 @@ def read_template(directory: Path) -> PairTemplate | None:
 
 def parse_template(text: str, where: str) -> PairTemplate:
     """Return the pieces of a template. Raises InputError that names the tag that is not supported."""
-    pieces, known, at = list[Piece](), dict[str, Piece](), 0
+    pieces, known, at = list[TemplatePiece](), dict[str, TemplatePiece](), 0
     for tag in TAG.finditer(text):
         pieces.append((LITERAL, literal_before(text, at, tag)))
         at = end_of(text, tag)
@@ -78,7 +78,7 @@ def end_of(text: str, tag: re.Match[str]) -> int:
     return tag.end() + (tag["kind"] != "{" and text.startswith("\n", tag.end()))
 
 
-def value_of(expression: str, known: dict[str, Piece], tag: str, where: str) -> Piece:
+def value_of(expression: str, known: dict[str, TemplatePiece], tag: str, where: str) -> TemplatePiece:
     """Return the piece that an expression stands for: a name, a text, or the content of the first message of a role."""
     name = expression.strip()
     if name in known:

@@ -15,9 +15,9 @@ from opmatrix.files.directory.declared import (
 from opmatrix.files.directory.model_files import CONFIG, PROMPTS
 from opmatrix.inference.pooling import SIMILARITIES, SPARSE_FORMS, STRATEGIES, Pooling, check_count, expect
 
-SPARSE = "SparseEncoder"  # the model_type of a model that gives sparse rows
+SPARSE_MODEL = "SparseEncoder"  # the model_type of a model that gives sparse rows
 KNOWN_SPARSE = {"Transformer": ("",), "MLMTransformer": ("",), "SpladePooling": ("Transformer", "MLMTransformer")}
-TASK = {
+SPARSE_TASK = {
     "transformer_task": "fill-mask",
     "module_output_name": "token_embeddings",
     "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
@@ -27,7 +27,7 @@ WIDTHS = "embedding_dimension", "word_embedding_dimension"  # the model says so 
 
 def declares_sparse(directory: Path) -> bool:
     """True if files beside a checkpoint declare that it gives sparse rows."""
-    return read_entries(directory / PROMPTS, absent=True).said.get("model_type") == SPARSE
+    return read_entries(directory / PROMPTS, absent=True).said.get("model_type") == SPARSE_MODEL
 
 
 def read_sparse(directory: Path, positions: int) -> Pooling:
@@ -54,7 +54,7 @@ def plain_sparse(directory: Path, positions: int) -> Pooling:
 
 def sparse_pooling(directory: Path, positions: int, strategy: str, form: str, beside: DeclaredEntries) -> Pooling:
     """Return the pooling of sparse rows with the entries about texts."""
-    longest, lower = text_limits(directory, TASK, IGNORED_KEYS)
+    longest, lower = text_limits(directory, SPARSE_TASK, IGNORED_KEYS)
     similarity = beside.said.get("similarity_fn_name")
     return Pooling(
         (strategy,),

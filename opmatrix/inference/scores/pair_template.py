@@ -3,7 +3,7 @@ Declared as data, so that a program stores it as JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from opmatrix.inference.pooling import check_text, expect
 
@@ -45,7 +45,7 @@ class PairTemplate:
         """Return the template that `described` has written; None for None. Raises InputError that names the entry."""
         if value is None:
             return None
-        pieces: list[Any] = value if isinstance(value, list) else [None]
+        pieces: list[list[object]] = value if isinstance(value, list) else [[]]
         for piece in pieces:
             expect(isinstance(piece, list) and len(piece) == 2, where, value, "a list of roles and texts")
             expect(piece[0] in (LITERAL, *ROLES), where, piece[0], f"of {', '.join(ROLES)}, or empty")

@@ -8,7 +8,7 @@ from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Settings
 from opmatrix.models.encoders.parts import EncoderParts
 
-WORDS = "embeddings.word_embeddings.weight"
+TOKEN_TABLE = "embeddings.word_embeddings.weight"
 
 
 class MaskedHead(NamedTuple):
@@ -32,7 +32,7 @@ class MaskedHead(NamedTuple):
         n, v = config["hidden_size"], config["vocab_size"]
         parts = EncoderParts(at, config.get("layer_norm_eps", 1e-12))
         inner = parts.linear(self.dense, n, n) @ ACTIVATIONS[self.act or config["hidden_act"]]
-        table = at(self.scores if stored else WORDS, v, n)
+        table = at(self.scores if stored else TOKEN_TABLE, v, n)
         return inner @ parts.norm(self.norm, n) @ affine(table.T, at(self.shift, v))
 
 
