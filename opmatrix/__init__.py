@@ -21,7 +21,7 @@ Public names; `help(om.NAME)` describes each:
 
     models       optimize, explore, open_model, build, promised, FAMILIES
     programs     load, Program, Batch, cached, schedule
-    encoders     SentenceTransformer, CrossEncoder
+    encoders     SentenceTransformer, CrossEncoder, SparseEncoder
     laws         laws, prove, symbol, substitute
     machines     partition, plan, Mesh, BatchSizes
     training     pullback, dropout, timed_step
@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from opmatrix.runtime.program import Program as Program
     from rewrites.encoders.cross_encoder import CrossEncoder as CrossEncoder
     from rewrites.encoders.sentence_transformer import SentenceTransformer as SentenceTransformer
+    from rewrites.encoders.sparse_encoder import SparseEncoder as SparseEncoder
     from rewrites.explain.derivations.schedules import schedule as schedule
     from rewrites.explain.exploring.exploration import explore as explore
     from rewrites.extraction import Infeasible as Infeasible
@@ -111,6 +112,7 @@ DOOR = {  # public name -> its module, and its name there
     "VerificationError": ("rewrites.verify", "VerificationError"),
     "CrossEncoder": ("rewrites.encoders.cross_encoder", "CrossEncoder"),
     "SentenceTransformer": ("rewrites.encoders.sentence_transformer", "SentenceTransformer"),
+    "SparseEncoder": ("rewrites.encoders.sparse_encoder", "SparseEncoder"),
     "explore": ("rewrites.explain.exploring.exploration", "explore"),
     "optimize": ("rewrites.run", "optimize"),
     "schedule": ("rewrites.explain.derivations.schedules", "schedule"),

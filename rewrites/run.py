@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +42,7 @@ from rewrites.lowering.narrowing import held_narrow, most_held
 from rewrites.lowering.price import TimeModel
 from rewrites.lowering.representations import check_budgets
 from rewrites.metrics.goals import Goal, goals
+from rewrites.metrics.neighbours import corpus_files
 from rewrites.metrics.quality import Quality, loosened
 from rewrites.opened import Opened, Searched, search_exact
 from rewrites.report.by_operator import by_operator
@@ -131,6 +133,8 @@ def optimize(
     workload: "AnyWorkload | None" = None,
     number_type: str = "int8",
     pairs: str | Path | None = None,
+    corpus: str | Path | None = None,
+    queries: str | Path | None = None,
     drop: float | None = None,
     output: str = "pooled",
     adapter: str | Path | None = None,
@@ -152,7 +156,9 @@ def optimize(
     error            largest relative change of the output (Frobenius norm), on rows that no method was fitted to;
                      0: exact. The default is 0.02 without other goals
     keep             goals: "error<=2%", "spearman>=-0.3" with `pairs`, "perplexity<=1.02x" with `text` and
-                     output="rows"
+                     output="rows"; with `corpus` "top10>=0.95", the share of a query's ten nearest lines that the exact
+                     model finds, too, and for rerankers "tau>=0.95", Kendall's rank correlation of scores
+    corpus, queries  files of lines: half of them choose, half state; one line in ten is a query if none are given
     memory           most bytes, stored and working
     text, tokens     the workload: a file of lines, of which some fit and some judge; one sentence's tokens (128)
     workload         instead: a file of texts; for an operator a Batch; or several batches with shares that add to 1,
@@ -179,7 +185,7 @@ def optimize(
         check_budgets(memory, number_type)
         check_output(output)
         check_measure(measure)
-        asked = goals(keep, error, pairs, drop, text)
+        asked = goals(keep, error, pairs, drop, text, corpus_files(corpus, queries))
         check_removal(remove, calibrate)
         error, asked = asked[0].threshold, loosened(asked, keep) if remove and error is None else asked
         laws, left_out = admit_laws(without(EXACT_LAWS if laws is None else laws, leave_out))
@@ -216,7 +222,9 @@ def pursue(opened: Opened, request: Request, report: Report) -> Result:
             compile_kernels(searched)
         if judged:
             with report.phase("goals"):
-                quality = replace(quality, exactly=find_figures(judged, "the model", searched.exact))
+                judged = tuple(goal.beside(searched.exact) for goal in judged)
+                request = request._replace(goals=(request.goals[0], *judged))
+                quality = Quality(request.goals, find_figures(judged, "the model", searched.exact), request.memory)
         variants: Sequence[Variant] = ()
         if request.remove:
             with report.phase("remove") as progress:
@@ -415,7 +423,7 @@ def verify_front(searched: Searched, choices: Choices, front: Frontier, laws_ver
 
 def find_figures(asked: Sequence[Goal], name: str, program: Program) -> dict[str, float]:
     """Return the figures of a program that goals require, by measure; `name` is its name in errors."""
-    return {goal.measure.name: goal.figure(name, program) for goal in asked}
+    return dict(chain.from_iterable(goal.figures(name, program).items() for goal in asked))
 
 
 def judge_front(front: Verified, asked: Sequence[Goal], exactly: Mapping[str, float], progress: Tell) -> Verified:

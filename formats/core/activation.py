@@ -218,6 +218,12 @@ def expm1(u: Reals) -> Any:
     return np.expm1(u)
 
 
+@activation(1.0, 17, maps_zero_to_zero=True, derivative=lambda u: np.where(u > 0, 1 / (1 + np.maximum(u, 0)), 0.0))
+def log1p_relu(u: Reals) -> Reals:
+    """The logarithm of 1 + relu(u) (Formal et al. 2021, arXiv:2107.05720)."""
+    return np.log1p(np.maximum(u, 0))
+
+
 def spread_logarithm(y: Reals, error: Reals) -> Reals:
     """Spread an error through the logarithm, which is steepest at the lower end of the interval around y."""
     with np.errstate(invalid="ignore", divide="ignore"):

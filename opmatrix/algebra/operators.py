@@ -115,9 +115,9 @@ sum_heads, transpose = total, turn  # the names that numpy's users look for
 zero: Operator = named("zero", ones * 0.0)  # as wide as the value it meets; linear whatever its number
 centre: Operator = named("centre", I - mean)
 
-gelu, gelu_tanh, relu, rsqrt, sigmoid, silu, softplus, square, tanh = map(
+gelu, gelu_tanh, log1p_relu, relu, rsqrt, sigmoid, silu, softplus, square, tanh = map(
     nodes.SCALAR_FUNCTIONS.__getitem__,
-    ("gelu", "gelu_tanh", "relu", "rsqrt", "sigmoid", "silu", "softplus", "square", "tanh"),
+    ("gelu", "gelu_tanh", "log1p_relu", "relu", "rsqrt", "sigmoid", "silu", "softplus", "square", "tanh"),
 )
 globals().update(nodes.SCALAR_FUNCTIONS)  # and all others that have a record
 __all__ += sorted(nodes.SCALAR_FUNCTIONS.keys() - {*__all__})

@@ -17,10 +17,21 @@ from formats.core.errors import InputError
 from formats.disk.files import lying, read_json, read_text
 from opmatrix.algebra.data import Data
 from opmatrix.files.adapter import Adapter, Additions
+from opmatrix.files.directory.answered import (
+    NO,
+    YES,
+    AnswerTokens,
+    declares_answers,
+    read_answer,
+    read_answered_texts,
+    read_answering,
+    usual_answer,
+)
 from opmatrix.files.directory.declared import embeds, read_pooling
 from opmatrix.files.directory.dense_layers import dense_layer
 from opmatrix.files.directory.model_files import CONFIG, INDEX, TOKENIZER, WEIGHTS
 from opmatrix.files.directory.scored import read_scoring, read_texts
+from opmatrix.files.directory.sparse_files import declares_sparse, read_sparse
 from opmatrix.files.tensors import ExpertTensors, Tensor, find_experts, header
 from opmatrix.inference.pooling import LAST, Pooling
 from opmatrix.inference.scores.scoring import Scoring
@@ -86,7 +97,8 @@ class Config(dict[str, object]):
 class Checkpoint:
     """A model's directory or GGUF file, opened: its config is read and its tensors are listed, but no tensor is loaded
     yet. `keys`: the keys of a GGUF file, which hold its tokenizer. `adapter`: is added to its weights. `declared`: the
-    pooling in place of the one that its files lead to."""
+    pooling in place of the one that its files lead to. `pairs`: a language model scores pairs, though no file says
+    so; `template`: the text that it reads of a pair, in place of that of its files."""
 
     name: str
     directory: Path
@@ -95,6 +107,8 @@ class Checkpoint:
     keys: dict[str, object] | None = None
     adapter: Adapter | None = None
     declared: Pooling | None = None
+    pairs: bool = False
+    template: str | None = None
 
     @classmethod
     def open(cls, directory: str | Path, name: str | None = None) -> "Checkpoint":
@@ -228,7 +242,25 @@ class Checkpoint:
     def speaks(self) -> bool:
         """True for a language model, whose rows are scores of the vocabulary: its architecture says so, and no file
         declares how its rows become embeddings."""
-        return bool(self.layout.table) and self.architecture.endswith(SPEAKS) and not embeds(self.directory)
+        return self.generates and self.answer is None and not embeds(self.directory)
+
+    @property
+    def generates(self) -> bool:
+        """True for the architecture of a language model."""
+        return bool(self.layout.table) and self.architecture.endswith(SPEAKS)
+
+    @cached_property
+    def answer(self) -> AnswerTokens | None:
+        """The tokens by which a language model scores pairs; None for other models. Raises InputError that names the
+        file and the entry."""
+        if not self.generates or self.keys is not None:
+            return None
+        if declares_answers(self.directory):
+            return read_answer(self.directory, self.said["vocab_size"])
+        if not self.pairs or embeds(self.directory):
+            return None
+        tokenizer = Tokenizer.from_text(self.tokenizer_text or "", str(self.vocabulary)).tokenizer
+        return usual_answer({token: tokenizer.token_to_id(token) for token in (YES, NO)}, self.vocabulary)
 
     @property
     def architecture(self) -> str:
@@ -249,6 +281,8 @@ class Checkpoint:
     def scoring(self) -> Scoring | None:
         """The labels that it scores texts by, and how; None for a model without such a head. Raises InputError that
         names the file and the entry."""
+        if self.answer is not None:
+            return read_answering(self.config, self.directory, self.template)
         return read_scoring(self.config, self.directory) if self.classifies else None
 
     @cached_property
@@ -291,7 +325,7 @@ class Checkpoint:
         if the config's sizes do not fit one another, if the weights hold a tensor of the model's own parts that it does
         not use, and for the embedding of a model that answers by another head."""
         from opmatrix.algebra.shapes import ShapeError
-        from opmatrix.models import build, classify, head
+        from opmatrix.models import answer, build, classify, fill_masks, head
 
         used, loaded = set[Tensor](), WeakValueDictionary[Tensor, Data]()
         beside = self.adapter and Additions(self.adapter, self.prefix)
@@ -311,6 +345,10 @@ class Checkpoint:
                 model = build(self.config, at)
                 if pooled and self.classifies and self.scoring:
                     model = model @ classify(self.config, at, len(self.scoring.labels))
+                elif pooled and self.answer is not None:
+                    model = model @ answer(self.config, at, self.holds_head(), *self.answer)
+                elif pooled and self.pooling().sparse:
+                    model = self.pool(model @ fill_masks(self.config, at, self.holds_masked_head()))
                 elif pooled:
                     model = self.pool(model)
                 # adapters name the head by its own name, tied or not
@@ -341,13 +379,24 @@ class Checkpoint:
         """True if the files hold a matrix that scores the vocabulary, other than the table of tokens. Such a matrix
         goes before a config that ties both, as it does in transformers from version 5 on. Raises InputError if they
         hold none and the config does not tie."""
-        stored, table = self.look_up(self.layout.head), self.look_up(self.layout.table)
-        if stored is None and not self.said["tie_word_embeddings"]:
+        if self.look_up(self.layout.head) is None and not self.said["tie_word_embeddings"]:
             raise InputError(
                 f"{self.config.path}: tie_word_embeddings is false or left out, but {self.directory} "
                 f"holds no tensor {self.layout.head!r} that scores the vocabulary: get the weights again, "
                 "or set it to true if the table of tokens does"
             )
+        return self.differs_from_table(self.layout.head, self.layout.table)
+
+    def holds_masked_head(self) -> bool:
+        """True if the files hold a matrix that scores masked tokens, other than the table of tokens."""
+        from opmatrix.models.encoders.masked_head import TOKEN_TABLE
+
+        return self.layout.masked is not None and self.differs_from_table(self.layout.masked.scores, TOKEN_TABLE)
+
+    def differs_from_table(self, head: str, table_name: str) -> bool:
+        """True if the files hold a matrix of that name, and the config does not tie it to the table of tokens, or it
+        differs from that."""
+        stored, table = self.look_up(head), self.look_up(table_name)
         if stored is None or table is None or not self.said["tie_word_embeddings"]:
             return stored is not None
         return stored.shape != table.shape or not np.array_equal(stored.read(), table.read())
@@ -357,6 +406,8 @@ class Checkpoint:
         the family does not know. Heads are parts of their own, and are left alone."""
         used = {name for name, tensor in self.tensors.items() if tensor in found}
         parts, kinds = {*map(self.part, used)}, {numberless(name) for name in used}
+        if self.layout.masked is not None:  # its part holds other heads, too, and a copy of the table of tokens
+            parts.discard(self.part(self.layout.masked.scores))
         for name, tensor in self.tensors.items():
             if name in used or self.part(name) not in parts or name.endswith(self.layout.buffers):
                 continue
@@ -415,6 +466,10 @@ class Checkpoint:
             return self.declared
         if self.classifies:
             return read_texts(self.directory, self.positions)
+        if self.answer is not None:
+            return read_answered_texts(self.directory, self.positions)
+        if declares_sparse(self.directory):
+            return read_sparse(self.directory, self.positions)
         return LAST if self.speaks else read_pooling(self.directory, self.positions)
 
 

@@ -3,7 +3,7 @@ function that makes one row of the rows of its tokens, and whether that is norma
 so that a program stores it as JSON."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,8 @@ MODES: dict[str, Callable[[HiddenRows, Starts, int], HiddenRows]] = {
     "lasttoken": lambda hidden, starts, left: hidden[starts[1:] - 1],
 }
 SIMILARITIES = "cosine", "dot", "euclidean", "manhattan"
+STRATEGIES = "max", "sum"  # poolings of scores of the vocabulary
+SPARSE_FORMS = {"relu": 1, "log1p_relu": 2}  # logarithms of 1 + relu that scores of the vocabulary go through
 
 
 def leave_out(hidden: HiddenRows, starts: Starts, left: int) -> tuple[HiddenRows, Starts]:
@@ -89,7 +91,8 @@ class Pooling:
     texts are truncated to `max_seq_length` tokens, special ones included. `prompts` are others, by name;
     `include_prompt` is false where the rows of a prompt are not pooled. `layers` names layers behind the pooled rows,
     which only a program that pools has. `width` is the number of columns that are kept, and `similarity` the function
-    that embeddings are compared by, if files declare them."""
+    that embeddings are compared by, if files declare them. `sparse` is one of SPARSE_FORMS where rows are scores of the
+    vocabulary and embeddings are sparse, of which the `active` greatest numbers are kept; else empty."""
 
     modes: tuple[str, ...] = ("mean",)
     normalise: bool = True
@@ -101,14 +104,17 @@ class Pooling:
     layers: tuple[str, ...] = ()
     width: int | None = None
     similarity: str | None = None
+    sparse: str = ""
+    active: int | None = None
 
     def __call__(self, hidden: HiddenRows, starts: Starts, left: int = 0) -> HiddenRows:
         """Return one embedding a sentence: `hidden` is (T, n), `starts` the S + 1 row offsets of the sentences; the
         result is (S, n), with n times the number of modes if there are several. The first `left` rows of each sentence
         are not pooled. Raises ValueError for a sentence without rows, InputError for layers behind the pooled rows."""
-        if self.layers:
+        if self.layers or self.sparse:
+            behind = ", ".join(self.layers) or "the head of sparse rows"
             raise InputError(
-                f"{', '.join(self.layers)}: it comes behind the pooled rows, and this program gives a row for each "
+                f"{behind}: it comes behind the pooled rows, and this program gives a row for each "
                 "token: optimize again with --output pooled"
             )
         if (rows := np.diff(starts)).min() < 1:
@@ -140,11 +146,24 @@ class Pooling:
             "mean": lambda x: product(given("members"), x, over=mean),
             "mean_sqrt_len_tokens": lambda x: product(given("members_by_root"), x),
             "weightedmean": lambda x: product(given("members_by_place"), x),
+            "sum": lambda x: product(given("members"), x),
         }
+        if self.sparse:
+            return self.sparse_rows(formula(terms[self.modes[0]]))
         pooled = formula(lambda x: row(*(terms[mode](x) for mode in self.modes)))
         for layer in behind:
             pooled = pooled @ layer
         return pooled @ unit_length() if self.normalise else pooled
+
+    def sparse_rows(self, pooled: "Operator") -> "Operator":
+        """Return the logarithms of scores of the vocabulary, pooled (Formal et al. 2021, arXiv:2107.05720, 2109.10086).
+        The maximum of logarithms is the logarithm of the maximum, which is one for each token of the vocabulary."""
+        from opmatrix.algebra.operators import I, log1p_relu
+
+        logarithms = I
+        for _ in range(SPARSE_FORMS[self.sparse]):
+            logarithms = logarithms @ log1p_relu
+        return pooled @ logarithms if self.modes[0] == "max" else logarithms @ pooled
 
     def described(self) -> dict[str, object]:
         """Return the pooling as JSON. Entries that programs of earlier versions have not are left out if they have
@@ -163,8 +182,9 @@ class Pooling:
         whole = isinstance(value, dict) and {*names} - LATER <= value.keys() <= {*names}
         expect(whole, where, value, f"an object of {', '.join(names)}")
         at = f"{where}: ".__add__
+        sparse = check_sparse(value.get("sparse", ""), at("sparse"))
         return cls(
-            modes(value["modes"], at("modes")),
+            modes(value["modes"], at("modes"), STRATEGIES if sparse else MODES),
             truth(value["normalise"], at("normalise")),
             check_count(value["max_seq_length"], at("max_seq_length")),
             check_text(value["prompt"], at("prompt")),
@@ -174,10 +194,13 @@ class Pooling:
             check_names(value.get("layers", []), at("layers")),
             check_count(value.get("width"), at("width")),
             check_similarity(value.get("similarity"), at("similarity")),
+            sparse,
+            check_count(value.get("active"), at("active")),
         )
 
 
-LATER = frozenset({"prompts", "include_prompt", "layers", "width", "similarity"})  # entries of 0.21 and later
+# entries of 0.21 and later
+LATER = frozenset({"prompts", "include_prompt", "layers", "width", "similarity", "sparse", "active"})
 MEAN, LAST = Pooling(), Pooling(("lasttoken",), normalise=False)  # poolings of encoders; of language models
 
 
@@ -222,6 +245,12 @@ def check_similarity(value: object, where: str) -> str | None:
     return None if value is None else str(value)
 
 
+def check_sparse(value: object, where: str) -> str:
+    """Check the name of a form of sparse rows, or an empty one. Raises InputError that names its place."""
+    expect(value == "" or value in SPARSE_FORMS, where, value, f"of {', '.join(SPARSE_FORMS)}")
+    return str(value)
+
+
 def check_count(value: Any, where: str) -> int | None:
     """Return a number of tokens, given as int or float, or None. Raises InputError for any other value."""
     whole = type(value) in (int, float) and value >= 1 and value % 1 == 0
@@ -229,9 +258,9 @@ def check_count(value: Any, where: str) -> int | None:
     return None if value is None else int(value)
 
 
-def modes(value: object, where: str) -> tuple[str, ...]:
+def modes(value: object, where: str, every: Collection[str] = MODES.keys()) -> tuple[str, ...]:
     """Return one name, or several, as a tuple. Raises InputError for an unknown one."""
     names = value if isinstance(value, list) else [value]
-    known = 0 < len(names) <= len(MODES) and all(isinstance(name, str) and name in MODES for name in names)
-    expect(known, where, value, f"of {', '.join(MODES)}")
+    known = 0 < len(names) <= len(every) and all(isinstance(name, str) and name in every for name in names)
+    expect(known, where, value, f"of {', '.join(every)}")
     return tuple(names)

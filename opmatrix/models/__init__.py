@@ -4,9 +4,11 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Promised
-from opmatrix.algebra.operators import weight
+from opmatrix.algebra.operators import pick, weight
 from opmatrix.algebra.shapes import LiveSize, as_int, expression
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Family, Settings, TensorNames, one_of, refuse_names, settings
@@ -145,6 +147,17 @@ def head(config: Settings, at: ArraySource, stored: bool = False) -> Operator:
     return scores
 
 
+def answer(config: Settings, at: ArraySource, stored: bool, yes: int, no: int | None) -> Operator:
+    """Build the operator from features to one score a text: that of the token `yes` behind its last one, less that of
+    `no`. Only these columns of the head are read. `stored`: as in `head`."""
+    sizes, names = normalise_config(config), layout(config)
+    tied = sizes["tie_word_embeddings"] and not stored
+    table = at(names.table if tied else names.head, sizes["vocab_size"], sizes["hidden_size"])
+    columns = table.array[[yes] if no is None else [yes, no]].T
+    scored = pick("last") @ weight(Data(columns, "answer"))
+    return scored if no is None else scored @ weight(np.array([[1.0], [-1.0]], np.float32))
+
+
 def classify(config: Settings, at: ArraySource, labels: int) -> Operator:
     """Build the operator from features to a score for each label, a row a text. Raises InputError for a family without
     a head that scores texts."""
@@ -152,6 +165,15 @@ def classify(config: Settings, at: ArraySource, labels: int) -> Operator:
     if classifier is None:
         raise InputError(f"config: {family_of(config)} has no head that scores texts")
     return classifier(normalise_config(config), at, labels)
+
+
+def fill_masks(config: Settings, at: ArraySource, stored: bool) -> Operator:
+    """Build the operator from features to a score for each token of the vocabulary, in place of a masked one. `stored`:
+    files hold a matrix for it beside the table of tokens. Raises InputError for a family without such a head."""
+    masked = layout(config).masked
+    if masked is None:
+        raise InputError(f"config: {family_of(config)} has no head here that scores masked tokens")
+    return masked.build(normalise_config(config), at, stored)
 
 
 def promised(config: Settings, scores: bool = False) -> Operator:

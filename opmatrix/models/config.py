@@ -71,7 +71,8 @@ class TensorNames(NamedTuple):
     `permuted`: those whose rows GGUF permutes. `stacks`: endings of names of weights of experts, each with its names in
     files. `copies`: names of weights, each with the name of a copy that goes before it where files hold one.
     `unplaced`: the setting that gives the id of a token that takes no position, which no text may hold. `classifier`:
-    the builder of the head that scores texts for a number of labels, if the family has one."""
+    the builder of the head that scores texts for a number of labels, if the family has one; `masked`: the head that
+    scores the vocabulary in place of a masked token."""
 
     prefix: str = ""
     spellings: tuple[tuple[str, str], ...] = ()
@@ -86,6 +87,7 @@ class TensorNames(NamedTuple):
     copies: Mapping[str, str] = MappingProxyType({})
     unplaced: str = ""
     classifier: "Classifier | None" = None
+    masked: "VocabularyHead | None" = None
 
 
 def whole(low: int = 1, high: int = INT32_MAX, default: object = MISSING) -> Key:
@@ -133,6 +135,18 @@ def never(value: object, why: str) -> Key:
 def optional(key: Key) -> Key:
     """Return the key with None allowed: it may be left out."""
     return key._replace(allowed=f"{key.allowed}, or left out", holds=lambda v: v is None or key.holds(v), default=None)
+
+
+class VocabularyHead(Protocol):
+    """A head from features to a score for each token of the vocabulary; `scores` names its matrix in files, where it is
+    not tied to the table of tokens."""
+
+    @property
+    def scores(self) -> str:
+        """The name of its matrix."""
+
+    def build(self, config: Settings, at: ArraySource, stored: bool) -> Operator:
+        """Build the head; `stored`: files hold its matrix."""
 
 
 Family: TypeAlias = Callable[[Settings, ArraySource], Operator]

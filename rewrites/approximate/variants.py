@@ -153,7 +153,7 @@ class Pruning:
         to, if their exact programs keep the quality."""
         batch, choose = self.workload.fit, self.workload.choose
         if file is not None:
-            batch = calibration(file, self.exact.tokenizer, self.workload, quality.texts)
+            batch = calibration(file, self.exact.tokenizer, self.workload, quality.texts, self.exact.scoring)
         all_steps, losses, variants = len(every_coupled(self.model)) + len(SHARES), list[Curve](), list[Variant]()
         for curve in curves(self.model, what, batch, sample(self.exact, choose, count_trials(self.model))):
             losses.append(curve)

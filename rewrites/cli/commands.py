@@ -57,6 +57,8 @@ def optimize(
     workload: options.WorkloadText = None,
     number_type: options.Narrowest = "int8",
     pairs: options.ScoredPairs = None,
+    corpus: options.Corpus = None,
+    queries: options.Queries = None,
     drop: options.Drop = None,
     remove: options.Remove = "",
     calibrate: options.Lines = None,
@@ -102,6 +104,8 @@ def optimize(
             text,
             workload,
             pairs,
+            corpus,
+            queries,
             calibrate,
             adapter,
             own,
@@ -118,6 +122,8 @@ def optimize(
             workload=workload and parse_mix(workload),
             number_type=number_type,
             pairs=pairs,
+            corpus=corpus,
+            queries=queries,
             drop=drop,
             output=output,
             adapter=adapter,
@@ -312,8 +318,8 @@ def evaluate(
     own: options.OwnThings = None,
 ) -> None:
     """Score checkpoints and saved programs. With --pairs: Spearman's correlation, times 100, of the cosines of sentence
-    pairs, as `embed` embeds them, with scores by people. With --text: the perplexity of language models, and nats a
-    byte."""
+    pairs, as `embed` embeds them, or of a reranker's scores, with scores by people. With --text: the perplexity of
+    language models, and nats a byte."""
     from rewrites.metrics import evaluate as evaluation
     from rewrites.metrics.pairs import SentencePairs
     from rewrites.workload.phases import Report, silence_stdout
@@ -448,6 +454,8 @@ def verify(
     model: options.Origin = None,
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="the file of a perplexity goal")] = None,
     pairs: Annotated[Path | None, typer.Option(metavar="CSV", help="the file of a rank correlation goal")] = None,
+    corpus: Annotated[Path | None, typer.Option(metavar="FILE", help="the lines of a top10 or tau goal")] = None,
+    queries: Annotated[Path | None, typer.Option(metavar="FILE", help="the queries of that goal")] = None,
     own: options.OwnThings = None,
     results: options.Results = None,
 ) -> None:
@@ -456,8 +464,9 @@ def verify(
     from rewrites.metrics.check_table import FAILS, format_checks
     from rewrites.metrics.recheck import of_directory
 
-    possible({"--json": (results, writable)}, directory, model, text, pairs, own)
-    checks = of_directory(directory, model, {"perplexity": text, "spearman": pairs}, own)
+    possible({"--json": (results, writable)}, directory, model, text, pairs, corpus, queries, own)
+    files = {"perplexity": text, "spearman": pairs, "top10": corpus, "tau": corpus, "queries": queries}
+    checks = of_directory(directory, model, files, own)
     say(format_checks(checks))
     write_results({"checks": [check._asdict() for check in checks]}, results)
     if any(check.verdict == FAILS for check in checks):

@@ -139,6 +139,13 @@ ScoredPairs = Annotated[
         metavar="CSV", help="sentence pairs with scores: programs are judged by this ranking, not by an error"
     ),
 ]
+Corpus = Annotated[
+    Path | None,
+    typer.Option(metavar="LINES", help="lines of a corpus, without labels, for --keep top10>=0.95 or tau>=0.95"),
+]
+Queries = Annotated[
+    Path | None, typer.Option(metavar="LINES", help="queries of the corpus; by default one line in ten is a query")
+]
 Drop = Annotated[
     float | None, typer.Option(help="largest fall of Spearman's correlation (x 100) of the pairs; 0.3 by default")
 ]

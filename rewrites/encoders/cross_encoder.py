@@ -14,7 +14,7 @@ from opmatrix.inference.scores.scoring import TORCH_CLASSES, apply_activation
 from opmatrix.inference.scores.text_pairs import TextPair, as_scored, check_scoring, score_blocks
 from rewrites.encoders.embedding_forms import Converted, converted, loaded_torch
 from rewrites.encoders.encoder import Encoder, portions
-from rewrites.encoders.refused import refuse_arguments
+from rewrites.encoders.refused import PAIR_SCORES, refuse_arguments
 
 ScoreFunction = Callable[[Converted], Converted]
 
@@ -30,7 +30,10 @@ class Ranked(TypedDict, total=False):
 class CrossEncoder(Encoder):
     """A model that scores pairs of texts: a name, a directory of a checkpoint, or one that `optimize` saved. At first
     use the exact program is searched for, in seconds, and kept in the user's cache. Raises InputError for a model that
-    does not score texts, and for arguments of other devices, of torch's modules and of the hub's code."""
+    does not score texts, and for arguments of other devices, of torch's modules and of the hub's code. A language model
+    scores pairs by its answer, yes or no; `processor_kwargs` may give it a "chat_template"."""
+
+    task = PAIR_SCORES
 
     def __init__(
         self,
@@ -55,6 +58,10 @@ class CrossEncoder(Encoder):
         activation_fn: ScoreFunction | None = None,
         keep_in_fp32_modules: list[str] | None = None,
     ) -> None:
+        others = dict(processor_kwargs or {})
+        template = others.pop("chat_template", None)
+        if not isinstance(template, str | None):
+            raise InputError(f"chat_template {template!r:.60}: give a text")
         unused = dict(
             modules=modules,
             device=device,
@@ -62,12 +69,17 @@ class CrossEncoder(Encoder):
             trust_remote_code=trust_remote_code,
             token=token,
             model_kwargs=model_kwargs,
-            processor_kwargs=processor_kwargs,
+            processor_kwargs=others,
             config_kwargs=config_kwargs,
             backend=backend,
             keep_in_fp32_modules=keep_in_fp32_modules,
         )
-        super().__init__(model_name_or_path, prompts, default_prompt_name, (revision, local_files_only), unused)
+        where = revision, local_files_only
+        super().__init__(model_name_or_path, prompts, default_prompt_name, where, unused, template)
+        if self.program.scoring is None:
+            raise InputError(
+                f"{model_name_or_path}: it embeds texts and has no head that scores them: om.SentenceTransformer"
+            )
         self.scoring = check_scoring(self.program)
         if num_labels not in (None, self.num_labels):
             raise InputError(f"num_labels {num_labels}: {model_name_or_path} has {self.num_labels}: leave it out")

@@ -2,7 +2,7 @@
 to."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from os.path import exists, isdir
 from pathlib import Path
@@ -13,19 +13,22 @@ from opmatrix.display.progress import ProgressLine
 from opmatrix.files.loading import PROGRAM
 from opmatrix.inference.text import LineReading, Tokenizer
 from opmatrix.runtime.program import Program
-from rewrites.encoders.refused import refuse_arguments
+from rewrites.encoders.refused import EMBEDDINGS, refuse_arguments
 
 Portioned = TypeVar("Portioned")
+DOCUMENTS = "document", "passage", "corpus"  # names of prompts for documents; the first that there is counts
 
 
-def open_encoder(name: str) -> Program:
-    """Return the program of a directory that `optimize` saved, or the exact program of a checkpoint by its name. Raises
-    InputError for a name of neither."""
+def open_encoder(name: str, task: str, template: str | None = None) -> Program:
+    """Return the program of a directory that `optimize` saved, or the exact program of a checkpoint by its name, for a
+    task. Raises InputError for a name of neither."""
     if exists(Path(name) / PROGRAM):
+        if template is not None:
+            raise InputError(f"{name}: chat_template: a saved program has its template: leave it out")
         return Program.load(name)
     from rewrites.encoders.kept_programs import open_kept  # reads checkpoints, which a saved program does not need
 
-    return open_kept(name)
+    return open_kept(name, task, template)
 
 
 class Encoder:
@@ -33,6 +36,7 @@ class Encoder:
     `default_prompt_name`, may be changed; the program may not."""
 
     device = "cpu"
+    task = EMBEDDINGS  # the use of models whose files declare none
     usual_prompts: tuple[str, ...] = ()  # names of prompts that every model has, empty unless files or users say more
 
     def __init__(
@@ -42,14 +46,16 @@ class Encoder:
         default_prompt_name: str | None,
         where: tuple[str | None, bool],
         unused: Mapping[str, object],
+        template: str | None = None,
     ) -> None:
         """Open the program of a model. `where`: a revision on the hub, and whether only local files are taken;
-        `unused`: arguments that are refused."""
+        `unused`: arguments that are refused; `template`: the text that a language model reads of a pair."""
         refuse_arguments(type(self).__name__, unused)
         revision, local = where
         if local and not isdir(str(name)):
             raise InputError(f"local_files_only: {name!r:.60} is no directory: give the directory of its files")
-        self.program = open_encoder(f"{name}@{revision}" if revision else str(name) if name is not None else "")
+        place = f"{name}@{revision}" if revision else str(name) if name is not None else ""
+        self.program = open_encoder(place, self.task, template)
         declared = self.program.pooling
         every = {**dict.fromkeys(self.usual_prompts), **declared.prompts, **(prompts or {})}
         self.prompts = {key: text or "" for key, text in every.items()}
@@ -92,6 +98,12 @@ class Encoder:
             raise InputError(f"prompt {prompt!r:.60}: give a text")
         return LineReading(truncate=True, prompt=prompt, most=self.most)
 
+    def usual_name(self, usual: Sequence[str], prompt_name: str | None, prompt: str | None) -> str | None:
+        """Return the name of a prompt that is asked for, or else the first of the usual ones that there is."""
+        if prompt_name is not None or prompt is not None:
+            return prompt_name
+        return next((name for name in usual if name in self.prompts), None)
+
 
 def portions(items: Iterable[Portioned], size: int, shown: bool | None, of: int) -> Iterator[list[Portioned]]:
     """Yield the items `size` at a time; with `shown`, draw a line of progress on the standard error. Raises InputError
@@ -108,3 +120,16 @@ def portions(items: Iterable[Portioned], size: int, shown: bool | None, of: int)
     finally:
         if line:
             line.end()
+
+
+def read_texts(inputs: object) -> list[str]:
+    """Return texts as a list. Raises InputError, which names the first one that is no text, or for what is no sequence
+    of texts."""
+    if isinstance(inputs, bytes | Mapping) or not hasattr(inputs, "__iter__"):
+        raise InputError(f"inputs {inputs!r:.60}: give a text, or a list of texts")
+    texts = list(inputs)
+    for at, text in enumerate(texts):
+        if not isinstance(text, str):
+            pair = " (a pair is scored by om.CrossEncoder)" if isinstance(text, list | tuple) else ""
+            raise InputError(f"text {at} is {text!r:.60}, no string: give strings{pair}")
+    return texts

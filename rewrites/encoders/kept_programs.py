@@ -17,17 +17,20 @@ from formats.machine.model import machine_file
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.files.directory.declared import read_plain
 from opmatrix.files.directory.model_files import MODULES
+from opmatrix.files.directory.sparse_files import plain_sparse
 from opmatrix.files.fetch import MODELS
 from opmatrix.runtime.program import Program
+from rewrites.encoders.refused import EMBEDDINGS, PAIR_SCORES, SPARSE_ROWS
 
+FILLS = "ForMaskedLM"  # the ending of the architectures of models that score masked tokens
 ENCODERS = "encoders"  # directory of the cache
 
 
-def open_kept(name: str | Path) -> Program:
+def open_kept(name: str | Path, task: str = EMBEDDINGS, template: str | None = None) -> Program:
     """Return the exact program of a checkpoint: its directory, its name on the hub, or the name of a model that
-    opmatrix fetches. Raises InputError for any other name, and for a language model whose files declare no
-    embedding."""
-    checkpoint = as_encoder(open_model(name))
+    opmatrix fetches; `task`: EMBEDDINGS, SPARSE_ROWS or PAIR_SCORES, where files declare none. Raises InputError for
+    any other name, and for a language model whose files declare no embedding."""
+    checkpoint = as_encoder(open_model(name), task, template)
     place = location() / ENCODERS / digest_checkpoint(checkpoint)
     with suppress(InputError, OSError):
         kept = guarded(place)
@@ -40,17 +43,22 @@ def open_kept(name: str | Path) -> Program:
     return program
 
 
-def as_encoder(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint with the pooling that sentence-transformers takes where no file declares one. Raises
-    InputError for a language model."""
+def as_encoder(checkpoint: Checkpoint, task: str = EMBEDDINGS, template: str | None = None) -> Checkpoint:
+    """Return a checkpoint with the pooling that sentence-transformers takes where no file declares one: sparse rows, if
+    it has a head that scores masked tokens, or pairs scored by a language model. Raises InputError for any other
+    language model."""
+    if task == PAIR_SCORES:
+        checkpoint = replace(checkpoint, pairs=True, template=template)
     if checkpoint.speaks:
         raise InputError(
             f"{checkpoint.directory}: a language model ({checkpoint.architecture}), and no file declares how its rows "
             f"become embeddings or scores: take one with a {MODULES}"
         )
     plain = not (checkpoint.directory / MODULES).exists() and checkpoint.keys is None
-    if checkpoint.name in MODELS or checkpoint.classifies or not plain:
+    if checkpoint.name in MODELS or checkpoint.scoring is not None or not plain:
         return checkpoint
+    if task == SPARSE_ROWS and checkpoint.layout.masked is not None and checkpoint.architecture.endswith(FILLS):
+        return replace(checkpoint, declared=plain_sparse(checkpoint.directory, checkpoint.positions))
     return replace(checkpoint, declared=read_plain(checkpoint.directory, checkpoint.positions))
 
 
@@ -60,7 +68,8 @@ def digest_checkpoint(checkpoint: Checkpoint) -> str:
     home = checkpoint.directory.resolve()
     files = sorted(path for path in home.rglob("*") if path.is_file()) if isdir(home) else [home]
     listed = [(str(path), status.st_size, status.st_mtime_ns) for path in files if (status := path.stat())]
-    told = [listed, machine_file().name, objects.key(), repr(checkpoint.declared)]
+    read = repr(checkpoint.declared), repr(checkpoint.answer), checkpoint.template
+    told = [listed, machine_file().name, objects.key(), *read]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:24]
 
 

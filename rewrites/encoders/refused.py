@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from formats.core.errors import InputError
 
+EMBEDDINGS, SPARSE_ROWS, PAIR_SCORES = "embeddings", "sparse rows", "scores of pairs"  # tasks of encoders
 OTHER_DEVICES = "programs run on this machine's CPU, all threads of it: leave it out"
 TORCH_ALONE = "no module of torch is run here: leave it out"
 # name -> values that ask for nothing, and the reason why no other is taken

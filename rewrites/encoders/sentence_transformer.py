@@ -24,11 +24,10 @@ from rewrites.encoders.embedding_forms import (
     quantise,
     unit_rows,
 )
-from rewrites.encoders.encoder import Encoder, portions
+from rewrites.encoders.encoder import DOCUMENTS, Encoder, portions, read_texts
 from rewrites.encoders.refused import refuse_arguments
 
 EMBEDDING = "sentence_embedding"
-DOCUMENTS = "document", "passage", "corpus"  # names of prompts for documents; the first that there is counts
 
 
 @dataclass(frozen=True)
@@ -87,6 +86,8 @@ class SentenceTransformer(Encoder):
         if self.program.scoring:
             raise InputError(f"{model_name_or_path}: it scores texts and pairs of texts: om.CrossEncoder")
         declared = self.program.pooling
+        if declared.sparse:
+            raise InputError(f"{model_name_or_path}: it gives sparse rows over its vocabulary: om.SparseEncoder")
         self.similarity_fn_name = similarity_fn_name or declared.similarity or "cosine"
         check_similarity(self.similarity_fn_name, "similarity_fn_name")
         self.truncate_dim = declared.width if truncate_dim is None else truncate_dim
@@ -202,12 +203,6 @@ class SentenceTransformer(Encoder):
             **kwargs,
         )
 
-    def usual_name(self, usual: Sequence[str], prompt_name: str | None, prompt: str | None) -> str | None:
-        """Return the name of a prompt that is asked for, or else the first of the usual ones that there is."""
-        if prompt_name is not None or prompt is not None:
-            return prompt_name
-        return next((name for name in usual if name in self.prompts), None)
-
     def embed(self, texts: Sequence[str], reading: LineReading, wanted: Wanted) -> Converted:
         """Return the embeddings of texts in the form that is asked for."""
         blocks = [no_rows(self.program)]
@@ -250,16 +245,3 @@ class SentenceTransformer(Encoder):
         """Return similarities by the function of its name: tensors where torch is imported, else arrays."""
         check_similarity(self.similarity_fn_name, "similarity_fn_name")
         return compare_rows(of, self.similarity_fn_name, first, second)
-
-
-def read_texts(inputs: object) -> list[str]:
-    """Return texts as a list. Raises InputError, which names the first one that is no text, or for what is no sequence
-    of texts."""
-    if isinstance(inputs, bytes | Mapping) or not hasattr(inputs, "__iter__"):
-        raise InputError(f"inputs {inputs!r:.60}: give a text, or a list of texts")
-    texts = list(inputs)
-    for at, text in enumerate(texts):
-        if not isinstance(text, str):
-            pair = " (a pair is scored by om.CrossEncoder)" if isinstance(text, list | tuple) else ""
-            raise InputError(f"text {at} is {text!r:.60}, no string: give strings{pair}")
-    return texts

@@ -55,7 +55,8 @@ class GroupOff(NamedTuple):
 
 class Changes(NamedTuple):
     """The outputs of programs on a group of rows: each compared with the model; the change of each but the first from
-    the first one, as both run and along its routes; and the embeddings of all, if there is room for them."""
+    the first one, as both run and along its routes; and the embeddings of all, if there is room for them, and they are
+    no scores."""
 
     beside: list[GroupOff]
     changes: list[Change]
@@ -84,7 +85,7 @@ def compare(
 
 def compared_of(looks: Sequence[Changes]) -> list[Compared]:
     """Return the changes of each program but the first, over all groups."""
-    before, *after = map(np.concatenate, zip(*(look.vectors for look in looks if look.vectors), strict=True))
+    before, *after = join_vectors(looks)
     changes, along = (
         list(map(Change.joined, zip(*groups, strict=True)))
         for groups in ([look.changes for look in looks], [look.along for look in looks])
@@ -93,6 +94,14 @@ def compared_of(looks: Sequence[Changes]) -> list[Compared]:
         Compared(change, change_cosines(before, vectors), beside)
         for change, vectors, beside in zip(changes, after, along, strict=True)
     ]
+
+
+def join_vectors(looks: Sequence[Changes]) -> list[NDArray[np.float32]]:
+    """Return the embeddings of each program over all groups; without a row for programs that give none."""
+    embedded = [look.vectors for look in looks if look.vectors]
+    if not embedded:
+        return [np.zeros((0, 1), np.float32)] * len(looks[0].beside)
+    return [np.concatenate(rows) for rows in zip(*embedded, strict=True)]
 
 
 def compare_given(programs: Sequence[Program], batch: Batch) -> list[float]:
@@ -164,6 +173,7 @@ def compare_group(
         check_finite(f"the model's {name}", rows)
     looked, starts = Changes([], [], [], []), programs[0].starts(group)
     first: Reference | None = None
+    embeds = programs[0].scoring is None or not programs[0].pooled
     for at, (program, outputs) in enumerate(zip(programs, names, strict=True)):
         result, taken = noted(partial(program.run_all, group))
         for name in outputs if first is None else ():
@@ -184,6 +194,6 @@ def compare_group(
         else:
             looked.changes.append(Change.of(rows, first.own[0], starts))
             looked.along.append(Change.of(rows, first.beside(taken)[0], starts))
-        if before * rows[0].size < EMBEDDED:
+        if embeds and before * rows[0].size < EMBEDDED:
             looked.vectors.append(programs[0].pooling(rows, starts))
     return looked

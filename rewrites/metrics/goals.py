@@ -13,6 +13,7 @@ from formats.core.errors import InputError, suggest_name
 from opmatrix.inference.text import read_lines
 from opmatrix.runtime.program import Program
 from rewrites.metrics import pairs, perplexity
+from rewrites.metrics.neighbours import CorpusFiles, CorpusGoal, nearest_goal, scores_goal
 from rewrites.metrics.pairs import SentencePairs
 from rewrites.metrics.reported import Named
 from rewrites.workload.workload import divide_lines
@@ -27,8 +28,9 @@ GOAL = re.compile(r"\s*(\w+)\s*(<=|>=)\s*(-?(?:\d+\.?\d*|\.\d+)(?:e-?\d{1,3})?)\
 class Measure(NamedTuple):
     """A figure of a program, and the form of its threshold: `sign`, a number from `low` to `high`, `unit`. `against`
     computes the bounded value from the figures of a program and of the exact one. `figure` computes the figure of a
-    program, by its name, from the data `read` from the file that the option `needs` names. The error needs no file:
-    the search states it."""
+    program, by its name, from the data `read` from the file that the option `needs` names. `beside` adds the exact
+    program's answers to the data, and `state` gives what is stated of a program from lines that chose none. The error
+    needs no file: the search states it."""
 
     name: str
     sign: str
@@ -39,8 +41,28 @@ class Measure(NamedTuple):
     against: Callable[[float, float], float] = lambda found, exact: found
     title: str = ""
     needs: str = ""
-    read: Callable[[str | Path], object] = lambda _: None
+    read: Callable[..., object] = lambda _: None
     figure: Callable[[str, Program, Any], float] | None = None
+    beside: Callable[[CorpusGoal, Program], CorpusGoal] | None = None
+    state: Callable[[CorpusGoal, Program], Mapping[str, float]] | None = None
+
+
+def over_corpus(name: str, title: str, read: Callable[[CorpusFiles], CorpusGoal]) -> Measure:
+    """Return the measure of an agreement with the exact program over a corpus."""
+    return Measure(
+        name,
+        ">=",
+        "",
+        0.0,
+        1.0,
+        f"{name}>=0.95",
+        title=title,
+        needs="--corpus FILE",
+        read=read,
+        figure=lambda name, program, data: data.chosen_by(program),
+        beside=CorpusGoal.beside,
+        state=CorpusGoal.stated,
+    )
 
 
 MEASURES = {
@@ -73,6 +95,8 @@ MEASURES = {
             lambda file: "\n".join(divide_lines(read_lines(file)).state),
             lambda name, program, data: perplexity.of_text(name, program, data, "--text", TOKENS).perplexity,
         ),
+        over_corpus("top10", "top 10", nearest_goal),
+        over_corpus("tau", "tau", scores_goal),
     )
 }
 
@@ -95,12 +119,13 @@ class Judged(Protocol):
 
 @dataclass(frozen=True)
 class Goal:
-    """A measure, its threshold, and the data that its figures are measured on, with the file that it was read from."""
+    """A measure, its threshold, and the data that its figures are measured on, with the files that it was read from."""
 
     measure: Measure
     threshold: float
     data: object = None
     file: Named | None = None
+    queries: Named | None = None
 
     def __str__(self) -> str:
         percent = self.measure.unit == "%"
@@ -133,10 +158,35 @@ class Goal:
             return self
         raise InputError(f"{where}: from {low} to {high}, such as {self.measure.example}")
 
+    def read(self, files: str | Path | CorpusFiles) -> "Goal":
+        """Return the goal with the data of its files."""
+        corpus = files if isinstance(files, CorpusFiles) else CorpusFiles(files)
+        file, queries = Named.of(corpus.corpus), Named.of(corpus.queries)
+        return replace(self, data=self.measure.read(files), file=file, queries=queries)
+
     def figure(self, name: str, program: Program) -> float:
         """Return the figure of a program, on the goal's data."""
         assert self.measure.figure is not None
         return self.measure.figure(name, program, self.data)
+
+    def beside(self, exact: Program) -> "Goal":
+        """Return the goal with the exact program's answers in its data."""
+        if self.measure.beside is None or not isinstance(self.data, CorpusGoal):
+            return self
+        return replace(self, data=self.measure.beside(self.data, exact))
+
+    def figures(self, name: str, program: Program) -> dict[str, float]:
+        """Return the figure of a program by its measure, and what is stated of it under longer names."""
+        prefix, figures = self.measure.name, {self.measure.name: self.figure(name, program)}
+        if self.measure.state is None or not isinstance(self.data, CorpusGoal):
+            return figures
+        stated = self.measure.state(self.data, program)
+        return figures | {f"{prefix}: {key}": value for key, value in stated.items()}
+
+    def stated(self, point: Judged) -> dict[str, float]:
+        """Return what is stated of a point, by its name; empty for a measure that states nothing of other lines."""
+        prefix = f"{self.measure.name}: "
+        return {key.removeprefix(prefix): value for key, value in point.judged.items() if key.startswith(prefix)}
 
     def value(self, point: Judged, exact: Judged) -> float:
         """Return the value that the threshold bounds."""
@@ -151,11 +201,14 @@ class Goal:
 
     def described(self, point: Judged, exact: Judged) -> dict[str, object]:
         """Return the goal as reports and certificates record it."""
+        stated = self.stated(point)
         return {
             "goal": str(self),
             "value": self.value(point, exact),
             "kept": self.kept(point, exact),
             "of": self.file and self.file._asdict(),
+            **({"queries": self.queries._asdict()} if self.queries else {}),
+            **({"stated": stated} if stated else {}),
         }
 
 
@@ -165,11 +218,12 @@ def goals(
     file: str | Path | None = None,
     drop: float | None = None,
     text: str | None = None,
+    corpus: CorpusFiles | None = None,
 ) -> tuple[Goal, ...]:
     """Return the goals of texts and of the short forms: `error`, and `drop` hundredths of the rank correlation of the
     pairs in `file`. The error comes first: without a goal for it ERROR, or ANY beside other goals. Perplexity is
-    measured on the lines of `text` that are not used to fit or choose. Raises InputError for two goals of one measure,
-    and for one without its data."""
+    measured on the lines of `text` that are not used to fit or choose, goals of neighbours and of ranks on `corpus`.
+    Raises InputError for two goals of one measure, and for one without its data."""
     if error is not None and (isinstance(error, bool) or not isinstance(error, int | float)):
         raise InputError(f"error {error!r:.40}: give a number from 0 to 0.999, such as 0.02")
     if isinstance(keep, str):
@@ -184,12 +238,19 @@ def goals(
             raise InputError(f"--keep {goal}: {first} is given, too: leave one out")
     if file is not None:
         by_measure.setdefault("spearman", Goal(MEASURES["spearman"], -DROP))
-    files: Mapping[str, str | Path | None] = {"spearman": file, "perplexity": text}
+    files: Mapping[str, str | Path | CorpusFiles | None] = {
+        "spearman": file,
+        "perplexity": text,
+        "top10": corpus,
+        "tau": corpus,
+    }
+    if corpus is not None and not by_measure.keys() & {"top10", "tau"}:
+        raise InputError(f"--corpus {corpus.corpus}: no goal is measured on it: --keep top10>=0.95, or tau>=0.95")
     for name in by_measure.keys() & files.keys():
         if (path := files[name]) is None:
             raise InputError(
                 f"--keep {by_measure[name]}: it is measured on your data: give {by_measure[name].measure.needs}"
             )
-        by_measure[name] = replace(by_measure[name], data=by_measure[name].measure.read(path), file=Named.of(path))
+        by_measure[name] = by_measure[name].read(path)
     error_goal = by_measure.pop("error", Goal(MEASURES["error"], ANY if by_measure else ERROR))
     return error_goal, *by_measure.values()

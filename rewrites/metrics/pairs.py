@@ -1,5 +1,6 @@
-"""The agreement of embeddings with judged similarity of sentences: the rank correlation of their cosines with the
-scores that people gave to pairs (Agirre et al. 2012; Reimers and Gurevych 2019, section 4.1)."""
+"""The agreement of a program with judged similarity of sentences: the rank correlation of the cosines of embeddings,
+or of a cross-encoder's scores, with the scores that people gave to pairs (Agirre et al. 2012; Reimers and Gurevych
+2019, section 4.1)."""
 
 import csv
 import time
@@ -102,17 +103,39 @@ def score_pairs(
     progress: Callable[..., None] = lambda *_: None,
     truncate: bool | None = None,
 ) -> Evaluated:
-    """Embed all texts of the pairs, in the order of the file, truncated as by `Program.embed`, and score them. Raises
-    InputError for a program that cannot read text, and for one that gives all pairs the same cosine."""
+    """Compare all pairs by their cosines, or by the scores of a program that scores them, in the order of the file,
+    truncated as by `Program.embed`. Raises InputError for a program that cannot read text, for one that gives all pairs
+    the same number, and for one of several labels."""
     from scipy.stats import spearmanr
 
-    program.embed(pairs.texts[:WARMUP_TEXTS], progress=False, truncate=truncate)
+    compare = find_cosines if program.scoring is None else find_scores
+    compare(name, program, pairs.texts[:WARMUP_TEXTS], lambda *_: None, truncate)
     start = time.perf_counter()
-    vectors = program.embed(pairs.texts, progress=progress, truncate=truncate)
+    alike = compare(name, program, pairs.texts, progress, truncate)
     seconds = time.perf_counter() - start
+    if (alike == alike[0]).all():
+        raise InputError(f"{name}: every pair has the number {alike[0]:.3g}: they give no ranking")
+    return Evaluated(name, 100 * float(spearmanr(alike, pairs.scores).statistic), seconds, len(pairs.texts))
+
+
+def find_cosines(
+    name: str, program: Program, texts: Sequence[str], progress: Callable[..., None], truncate: bool | None
+) -> NDArray[np.float64]:
+    """Return the cosine of each pair of texts, first texts at even places."""
+    vectors = program.embed(texts, progress=progress, truncate=truncate)
     if not program.pooling.normalise:
         vectors = normalise_rows(vectors)
-    cosines = (vectors[0::2].astype(np.float64) * vectors[1::2]).sum(1)
-    if (cosines == cosines[0]).all():
-        raise InputError(f"{name}: every pair has the cosine {cosines[0]:.3g}: they give no ranking")
-    return Evaluated(name, 100 * float(spearmanr(cosines, pairs.scores).statistic), seconds, len(pairs.texts))
+    cosines: NDArray[np.float64] = (vectors[0::2].astype(np.float64) * vectors[1::2]).sum(1)
+    return cosines
+
+
+def find_scores(
+    name: str, program: Program, texts: Sequence[str], progress: Callable[..., None], truncate: bool | None
+) -> NDArray[np.float64]:
+    """Return the score of each pair of texts, first texts at even places. Raises InputError for several labels."""
+    pairs = [*zip(texts[0::2], texts[1::2], strict=True)]
+    scores = program.score(pairs, progress=progress, truncate=truncate)
+    if scores.shape[1] != 1:
+        raise InputError(f"{name}: it gives a pair {scores.shape[1]} scores, and one of them ranks: take a reranker")
+    single: NDArray[np.float64] = scores[:, 0].astype(np.float64)
+    return single

@@ -23,6 +23,7 @@ from opmatrix.files.certified import LENGTHS_FIELD
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.loading import PROGRAM
 from opmatrix.inference.cached import decoder_of
+from opmatrix.inference.scores.text_pairs import TokenRow
 from opmatrix.inference.text import LineReading, Parts, sentences
 from opmatrix.runtime.program import Program
 from opmatrix.runtime.recorded import least_limits
@@ -31,6 +32,7 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.lowering.lower import plainly
 from rewrites.metrics.check_table import CLAIMED, FAILS, HOLDS, WRONG, Check, attempted, describe_error, judged
 from rewrites.metrics.goals import MEASURES, Goal
+from rewrites.metrics.neighbours import CorpusFiles
 from rewrites.metrics.quality import JudgedProgram
 from rewrites.metrics.reported import sha256_hex
 from rewrites.search.search import search
@@ -41,12 +43,15 @@ from rewrites.verify.lengths import Steps, batches_at, describe_lengths, errors_
 from rewrites.verify.programs import EQUAL, ROUNDING, allowed_rounding, oracle
 from rewrites.verify.routed import Beside, run_beside
 from rewrites.verify.sessions.verified_sessions import Sessions, verify_sessions
+from rewrites.workload.line_rows import batch_of_rows, read_rows
 from rewrites.workload.resolve import adapter_of, find_origin
 
 Files = Mapping[str, Path | None]  # the files that goals are measured on, by measure
 NO_FILES: Files = MappingProxyType({})
 LIMITS = {"float64": EQUAL, "rounding": ROUNDING}  # limits that a certificate may state
 STATED = 1.0  # every stated error is less than this share of the output
+CORPUS_QUERIES = "queries"  # the file beside a corpus
+MOVED = 0.02  # change allowed of a mean over queries on another machine
 DRIFT = 1.25  # factor allowed on an error measured on another machine
 NEEDS_MODEL = "it needs --model MODEL"
 NEGLIGIBLE = UNIT / 64  # programs that round less are taken as equal
@@ -454,16 +459,17 @@ def import_program(model: Operator) -> Program:
 
 
 def fresh(program: Program, model: Operator) -> Batch:
-    """Return about FRESH rows of sentences that ship with opmatrix and were not used for calibration; drawn tokens for
-    a program without a tokenizer."""
+    """Return about FRESH rows of sentences, or pairs of them for a model that scores, that ship with opmatrix and were
+    not used for calibration; drawn tokens for a program without a tokenizer."""
     vocabulary = int(model.into.cols)
     if program.meta.get("tokenizer"):
-        rows: list[list[int]] = []
-        for row in program.tokenizer.rows(Parts.of(sentences()).state, LineReading(skip_bad=True)):
-            if row and max(row) < vocabulary and sum(map(len, rows)) + len(row) <= FRESH:
-                rows.append(row)
+        reading, room, rows = LineReading(skip_bad=True), FRESH, list[TokenRow]()
+        for row, kinds in read_rows(program.tokenizer, Parts.of(sentences()).state, reading, program.scoring):
+            if row and max(row) < vocabulary and len(row) <= room:
+                rows.append((row, kinds))
+                room -= len(row)
         if rows:
-            return Batch(rows)
+            return batch_of_rows(rows)
     rng = np.random.default_rng(0)
     return Batch([rng.integers(0, vocabulary, 8) for _ in range(FRESH // 8)])
 
@@ -490,7 +496,7 @@ def same_files(program: Program, files: Files) -> None:
         {str(goal.get("goal")): goal.get("of") for goal in list_goals(certificate["verified"])} if certificate else {}
     )
     for name, file in files.items():
-        if file is None:
+        if file is None or name == CORPUS_QUERIES or is_of_another(name, known):
             continue
         option = MEASURES[name].needs.split()[0]
         of = next((of for goal, of in known.items() if goal.startswith(name) and isinstance(of, Mapping)), None)
@@ -501,6 +507,13 @@ def same_files(program: Program, files: Files) -> None:
                 f"{option} {file}: its SHA-256 is {now}, the {name} was measured on "
                 f"{of.get('sha256')!s:.64}: give that file"
             )
+
+
+def is_of_another(name: str, known: Mapping[str, object]) -> bool:
+    """True if no goal of this measure is known, but one of another measure of the same file."""
+    alike = {measure.name for measure in MEASURES.values() if measure.needs == MEASURES[name].needs}
+    stated = {alias for alias in alike if any(goal.startswith(alias) for goal in known)}
+    return bool(stated) and name not in stated
 
 
 def of_goals(
@@ -531,13 +544,29 @@ def of_goal(
     if (file := files.get(name)) is None or model is None:
         needed = f"{goal.measure.needs}, its file" if file is None else "--model MODEL"
         return Check(what, then, f"it needs {needed}", CLAIMED)
-    goal = replace(goal, data=goal.measure.read(file))
+    queries = files.get(CORPUS_QUERIES)
+    if (wanted := digest_of(said.get(CORPUS_QUERIES))) != (None if queries is None else sha256_hex(queries)):
+        return Check(what, then, f"it needs {'its --queries FILE' if wanted else 'no --queries'}", CLAIMED)
+    goal = replace(goal, data=goal.measure.read(file if queries is None else CorpusFiles(file, queries)))
+    meta = {key: entry for key, entry in program.meta.items() if key != "certificate"}
+    imported = import_program(model).replace(**meta)
+    goal = goal.beside(imported)
     if name not in base:
-        meta = {key: entry for key, entry in program.meta.items() if key != "certificate"}
-        base[name] = goal.figure("the imported program", import_program(model).replace(**meta))
-    candidate, first = (JudgedProgram({}, 0.0, {name: figure}) for figure in (goal.figure("it", program), base[name]))
+        base[name] = goal.figure("the imported program", imported)
+    candidate = JudgedProgram({}, 0.0, goal.figures("it", program))
+    first = JudgedProgram({}, 0.0, {name: base[name]})
     holds = goal.kept(candidate, first) or said.get("kept") is False
+    stated, before = goal.stated(candidate), said.get("stated")
+    if stated:
+        mean = before.get("mean") if isinstance(before, Mapping) else None
+        holds = holds and is_magnitude(mean) and abs(stated["mean"] - mean) <= MOVED
+        then += f"; {stated['mean']:.5g} on lines that chose nothing, {few_digits(mean, 5)}, as it was found"
     return judged(what, f"{goal.value(candidate, first):.5g}, {then}", str(goal), holds)
+
+
+def digest_of(named: object) -> object:
+    """Return the SHA-256 of a file that a certificate names, or None."""
+    return named.get("sha256") if isinstance(named, Mapping) else None
 
 
 # ---- claims

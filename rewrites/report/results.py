@@ -154,6 +154,7 @@ def as_json(result: Result, places: list[Path], laws: Named | None = None) -> di
             "lengths": result.workload.lengths,
             "uncovered": result.workload.uncovered,
         },
+        "scores": [*scoring.labels] if (scoring := result.best.program.scoring) else None,
         **phase_seconds(result.report),
         "busy": {"calibration": next(iter(getattr(result.machine, "marks", ())), ""), "timing": result.busy},
         "search": {
@@ -296,7 +297,7 @@ def printed(record: dict[str, Any], target: Path | None = None) -> str:
             *(
                 []
                 if target is None
-                else [f'saved     {target}\nnext      opmatrix run {target} "a sentence"    opmatrix explain {target}']
+                else [f"saved     {target}\nnext      {tell_run(record, target)}    opmatrix explain {target}"]
             ),
         ]
     )
@@ -379,6 +380,11 @@ def proof(gap: float) -> str:
     )
 
 
+def tell_run(record: Mapping[str, object], target: Path) -> str:
+    """Return the command that runs a saved program on a text, or on a pair of texts for a model that scores them."""
+    return f"opmatrix run {target} " + ('"a query" "a document"' if record.get("scores") else '"a sentence"')
+
+
 def tell_bounds(record: dict[str, Any]) -> str:
     """Describe the lower bound of seconds within the budgets, and the errors of predicted seconds."""
     least, chosen, off = record["bound"], record["front"][record["chosen"]], record["prediction"]
@@ -409,8 +415,19 @@ def at_most(gap: float) -> str:
 
 def tell_goals(goals: list[dict[str, object]]) -> str:
     """Describe the values of the goals for the chosen program, if there are goals beside the error."""
+    told = "; ".join(f"{goal['goal']}: {goal['value']:.4g}" for goal in goals)
+    return "\ngoals     " + told + "".join(map(tell_stated, goals)) if len(goals) > 1 else ""
+
+
+def tell_stated(goal: Mapping[str, object]) -> str:
+    """Describe what is stated of a goal from lines that chose no program, if anything is."""
+    stated = goal.get("stated")
+    if not isinstance(stated, Mapping):
+        return ""
+    measure, sizes = str(goal["goal"]).partition(">=")[0], (int(stated["queries"]), int(stated["lines"]))
     return (
-        "\ngoals     " + "; ".join(f"{goal['goal']}: {goal['value']:.4g}" for goal in goals) if len(goals) > 1 else ""
+        f"\n          {measure} on {sizes[0]:,} queries and {sizes[1]:,} lines that chose nothing: "
+        f"{stated['mean']:.4g}, at least {stated['at_least']:.4g} ({stated['confidence']:.0%} of bootstrap samples)"
     )
 
 

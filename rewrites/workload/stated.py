@@ -12,11 +12,12 @@ import numpy as np
 from formats.core.epilogue import UNIT
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.display.tables import percent
-from opmatrix.inference.embed import batches
 from opmatrix.inference.pooling import normalise_rows
+from opmatrix.inference.scores.scoring import Scoring
 from opmatrix.inference.text import LineReading, Tokenizer
 from rewrites.verify.differences import Change
 from rewrites.verify.lengths import format_errors
+from rewrites.workload.line_rows import line_batches
 from rewrites.workload.samples import TEXT_KINDS, make_lines
 
 ABOVE, DOUBT = 0.01, 0.01  # share of other sentences above the stated error; the
@@ -121,10 +122,10 @@ def change_cosines(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 # ---- kinds of text that are like a workload
 
 
-def uncovered(tokenizer: Tokenizer, fitted: Batch, stated: Batch) -> tuple[str, ...]:
-    """Return the kinds of text that a workload does not cover: for more than one line in ten the length is outside the
-    workload's range, or more tokens are new to it than in any line that its own error is stated from. Covered kinds
-    need not be alike: the test is necessary, not sufficient."""
+def uncovered(tokenizer: Tokenizer, fitted: Batch, stated: Batch, scoring: Scoring | None = None) -> tuple[str, ...]:
+    """Return the kinds of text, in pairs for a model that scores, that a workload does not cover: for more than one
+    line in ten the length is outside the workload's range, or more tokens are new to it than in any line that its own
+    error is stated from. Covered kinds need not be alike: the test is necessary, not sufficient."""
     counts = np.diff([*fitted.starts]), np.diff([*stated.starts])
     low, high = (function(np.concatenate(counts)) for function in (np.min, np.max))
     most = max(unseen(row.tokens, fitted.tokens) for row in stated)
@@ -139,7 +140,7 @@ def uncovered(tokenizer: Tokenizer, fitted: Batch, stated: Batch) -> tuple[str, 
         reading = LineReading(truncate=True, skip_bad=True)
         rows = [
             part.tokens
-            for batch in batches(tokenizer, make_lines(kind, COVERAGE_LINES), reading=reading)
+            for batch in line_batches(tokenizer, make_lines(kind, COVERAGE_LINES), reading, scoring)
             for part in batch
         ]
         return sum(map(held, rows)) >= COVERAGE_SHARE * len(rows)
@@ -168,8 +169,14 @@ def spoken(workload: dict[str, Any], program: dict[str, Any]) -> str:
     lacks = workload["uncovered"]
     return (
         f"stated    texts like {workload['like']}, {low} to {high} tokens, are off by {percent(stated['error'])} "
-        f"together; {worst}\n          (of {stated['sentences']} that nothing was fitted to or chosen by); cosines "
-        f"by {stated['cosine_mean']:.2g} on average, {stated['cosine_most']:.2g} at most of {stated['pairs']} pairs"
+        f"together; {worst}\n          (of {stated['sentences']} that nothing was fitted to or chosen by)"
+        + (tell_cosines(stated) if stated["pairs"] else "")
         + (f"\n          at other lengths it was found off by {format_errors(near)}" if near else "")
         + (f"\n          not covered: {', '.join(lacks)}" if lacks else "")
     )
+
+
+def tell_cosines(stated: dict[str, float]) -> str:
+    """Return the clause about cosines of pairs of embeddings."""
+    mean, most = (f"{stated[name]:.2g}" for name in ("cosine_mean", "cosine_most"))
+    return f"; cosines by {mean} on average, {most} at most of {stated['pairs']} pairs"

@@ -17,10 +17,9 @@ from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import collect_needs
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.inference.cached_terms import check_sessions
-from opmatrix.inference.embed import batches, name_line
+from opmatrix.inference.embed import name_line
 from opmatrix.inference.embed import read_lines as read
 from opmatrix.inference.scores.scoring import Scoring
-from opmatrix.inference.scores.text_pairs import TokenRow, pair_rows
 from opmatrix.inference.text import LINES, LineReading, Parts, Tokenizer, read_lines, sentences
 from opmatrix.runtime.measure import Seconds, measure, peak
 from opmatrix.runtime.program import Program
@@ -32,6 +31,7 @@ from rewrites.lowering.phased import Generation
 from rewrites.lowering.price import TimeModel
 from rewrites.search.sparse_attention import LONG, sparser_patterns
 from rewrites.workload.decoded import measure_requests, measured_peak, planned_peak
+from rewrites.workload.line_rows import batch_of_rows, line_batches, read_rows
 from rewrites.workload.phases import Tell
 from rewrites.workload.stated import MIN_SENTENCES, uncovered
 
@@ -92,37 +92,24 @@ def read_parts(
         raise InputError(f"{reading.fault}: give lines that it can read: --text FILE")
     done = [f"{reading.truncated} of them cut to {tokenizer.most} tokens"] * bool(reading.truncated)
     done += [f"{len(reading.skipped)} left out, as the tokenizer cannot read them"] * bool(reading.skipped)
-    batches = [
-        next(Batch([ids for ids, _ in rows], [kinds for _, kinds in rows]).pieces(most))
-        for rows, most in zip(parts, (FIT, CHOOSE, STATE), strict=True)
-    ]
+    batches = [next(batch_of_rows(rows).pieces(most)) for rows, most in zip(parts, (FIT, CHOOSE, STATE), strict=True)]
     return batches, "".join(f", {note}" for note in done) if ours else ""
 
 
-def read_rows(
-    tokenizer: Tokenizer, part: Sequence[str], reading: LineReading, scoring: Scoring | None
-) -> list[TokenRow]:
-    """Return lines as rows of tokens with their kinds; for a model that scores, pairs of lines that follow each other,
-    the last one with the first."""
-    if scoring is None:
-        return [(row, [0] * len(row)) for row in tokenizer.rows(part, reading)]
-    rows = pair_rows(tokenizer, [*zip(part, [*part[1:], *part[:1]], strict=True)], reading)
-    return [(row, kinds if scoring.kinds else [0] * len(row)) for row, kinds in rows]
-
-
-def typical(tokenizer: Tokenizer, file: Path) -> tuple[Batch, str]:
-    """Return the batch of median rows among those that `embed` builds from a file of texts, and its description. The
-    file is read twice, so that only one batch of it is held."""
+def typical(tokenizer: Tokenizer, file: Path, scoring: Scoring | None = None) -> tuple[Batch, str]:
+    """Return the batch of median rows among those that `embed` builds from a file of texts, or `score` from pairs of
+    its lines, and its description. The file is read twice, so that only one batch of it is held."""
 
     def made() -> Iterator[Batch]:
-        """Read the file and yield its batches, as `embed` builds them."""
-        return batches(tokenizer, read(file, open_regular), reading=LineReading(partial(name_line, file)))
+        """Read the file and yield its batches."""
+        return line_batches(tokenizer, read(file, open_regular), LineReading(partial(name_line, file)), scoring)
 
     rows = [batch.rows for batch in made()]
     middle = int(np.argsort(rows, kind="stable")[len(rows) // 2])
     [timed] = islice(made(), middle, middle + 1)
     which = f", batch {middle + 1} of {len(rows)}" if len(rows) > 1 else ""
-    return timed, f"{len(timed)} texts, {timed.rows} tokens of {file}{which}"
+    kind = "texts" if scoring is None else "pairs of lines"
+    return timed, f"{len(timed)} {kind}, {timed.rows} tokens of {file}{which}"
 
 
 def check_alone(tokens: int, file: str | None, mix: Mix | None, generation: Generation | None) -> None:
@@ -281,7 +268,7 @@ class Workload:
         length = sentence_length(checkpoint, tokens)
         tokenizer = checkpoint.tokenizer()
         if file is not None:
-            timed, name = typical(tokenizer, Path(file))
+            timed, name = typical(tokenizer, Path(file), checkpoint.scoring)
         lines, like, ours = drawn_from(text, file)
         (fit, choose, state), changed = read_parts(tokenizer, lines, ours, checkpoint.scoring)
         like += changed
@@ -291,7 +278,8 @@ class Workload:
         elif generation:
             timed, name = Batch([np.resize(fit.tokens, length) for length in generation.prompts]), generation.said
         elif file is None and text and tokens is None:
-            timed, name = tokenizer.encode(lines), f"{len(lines)} lines of {text}"
+            timed = batch_of_rows(read_rows(tokenizer, lines, LineReading(), checkpoint.scoring))
+            name = f"{len(lines)} {'lines' if checkpoint.scoring is None else 'pairs of lines'} of {text}"
         elif file is None:
             timed, name = Batch([np.resize(fit.tokens, length)]), f"one sentence of {length} tokens"
         probe = choose.sentences(0, min(PROBE, len(choose)))
@@ -310,7 +298,7 @@ class Workload:
             next(state.pieces(VERIFY)),
             name,
             like,
-            uncovered(tokenizer, fit, state),
+            uncovered(tokenizer, fit, state, checkpoint.scoring),
             text,
             tokens,
             file,
@@ -349,17 +337,32 @@ class Workload:
         return cls(timed, fit, half, probe, judged, verify, name, "random tokens", given=next(timed.pieces(STATE)))
 
 
-def calibration(file: str | Path, tokenizer: Tokenizer, workload: Workload, others: Sequence[str] = ()) -> Batch:
-    """Return lines of a file, spread over all of it, without those that choose programs, state errors, or are among
-    `others`: so no line is both fitted to and judged by. Raises InputError if no line is left."""
+def calibration(
+    file: str | Path,
+    tokenizer: Tokenizer,
+    workload: Workload,
+    others: Sequence[str] = (),
+    scoring: Scoring | None = None,
+) -> Batch:
+    """Return lines of a file, or pairs of them for a model that scores, spread over all of it, without those that
+    choose programs, state errors, or are among `others`: so no line is both fitted to and judged by. Raises InputError
+    if no line is left."""
     reading = LineReading(truncate=True, skip_bad=True)
     judged = {tuple(row.tokens.tolist()) for batch in (workload.choose, workload.state) for row in batch}
     judged |= {*map(tuple, tokenizer.rows(others, reading))} if others else set()
-    every = dict.fromkeys(map(tuple, tokenizer.rows(read_lines(file), reading)))
-    rows = [row for row in every if row and row not in judged]
+    lines = read_lines(file) if scoring is None else lines_apart(read_lines(file), workload)
+    every = {tuple(row): kinds for row, kinds in read_rows(tokenizer, lines, reading, scoring)}
+    rows = [([*row], kinds) for row, kinds in every.items() if row and row not in judged]
     if not rows:
         raise InputError(f"--calibrate {file}: all its lines also choose or judge programs: give other text")
-    return Batch([list(row) for row in rows[:: -(-sum(map(len, rows)) // CALIBRATE)]])
+    return batch_of_rows(rows[:: -(-sum(len(row) for row, _ in rows) // CALIBRATE)])
+
+
+def lines_apart(lines: Sequence[str], workload: Workload) -> list[str]:
+    """Return the lines that are in no pair that chooses programs or states errors."""
+    parts = divide_lines(drawn_from(workload.text, workload.file)[0])
+    judged = {*parts.choose, *parts.state}
+    return [line for line in lines if line not in judged]
 
 
 def check_output(output: str) -> None:

@@ -120,7 +120,7 @@ def test_scores_of_a_program_s_own_cosines_are_perfect(place):
 
 
 def test_pairs_that_are_all_equally_alike_are_refused(place):
-    with pytest.raises(InputError, match="every pair has the cosine 1"):
+    with pytest.raises(InputError, match="every pair has the number 1"):
         score_pairs("exact", Program.load(place / "exact"), SentencePairs(("a",) * 6, np.arange(3.0)))
 
 

@@ -189,7 +189,7 @@ REFUSED = [
     (PROMPTS, {"prompts": {"q": "\ud800"}, "default_prompt_name": "q"}, "prompts: q is .*not valid Unicode"),
     (PROMPTS, {"truncate_dim": 0}, "truncate_dim is 0"),
     (PROMPTS, {"prompts": {"q": 5}}, "prompts: q is 5"),
-    (PROMPTS, {"model_type": "SparseEncoder"}, "model_type is 'SparseEncoder'"),
+    (PROMPTS, {"model_type": "MultiVectorEncoder"}, "model_type is 'MultiVectorEncoder'"),
     (PROMPTS, {"model_type": "CrossEncoder"}, "model_type is 'CrossEncoder': it scores pairs .* --output rows"),
 ]
 

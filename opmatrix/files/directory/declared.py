@@ -62,7 +62,7 @@ def read_pooling(directory: Path, positions: int) -> Pooling:
     if not (directory / MODULES).exists():
         return Pooling()
     check_task(directory)
-    folders, beside = modules(directory), read_entries(directory / PROMPTS, absent=True)
+    folders, beside = list_modules(directory, KNOWN, "Pooling"), read_entries(directory / PROMPTS, absent=True)
     beside.usual("model_type", "SentenceTransformer")
     longest, lower = text_limits(directory, USUAL, IGNORED_KEYS)
     which, include_prompt = read_modes(folders["Pooling"][0] / CONFIG)
@@ -128,31 +128,34 @@ def read_entries(file: Path, absent: bool = False) -> DeclaredEntries:
     return DeclaredEntries(file, content)
 
 
-def modules(directory: Path) -> dict[str, list[Path]]:
-    """Return the folders of each kind of module that modules.json names, in their order."""
+def list_modules(directory: Path, known: Mapping[str, Collection[str]], needed: str) -> dict[str, list[Path]]:
+    """Return the folders of each kind of module that modules.json names, in their order. `known`: the kinds that it may
+    name, in order, each with those that it may come behind; `needed`: the one that it must name. Raises InputError for
+    any other."""
     file, last = directory / MODULES, ""
-    folders: dict[str, list[Path]] = {name: [] for name in KNOWN}
+    folders: dict[str, list[Path]] = {name: [] for name in known}
     listed = read_json(file)
     whole = isinstance(listed, list) and all(isinstance(entry, dict) for entry in listed)
     expect(whole, str(file), listed, "a list of modules")
     for module in listed:
         kind, path = module.get("type"), module.get("path")
         name = str(kind).rpartition(".")[2]
-        if not str(kind).startswith("sentence_transformers.") or name not in KNOWN:
-            raise InputError(f"{file}: a module of type {kind!r:.80} is not supported: only {', '.join(KNOWN)} are")
+        if not str(kind).startswith("sentence_transformers.") or name not in known:
+            raise InputError(f"{file}: a module of type {kind!r:.80} is not supported: only {', '.join(known)} are")
         beside = isinstance(path, str) and re.fullmatch(r"[\w-]{0,100}", path) is not None
         expect(beside, f"{file}: path", path, "a folder beside it")
-        if last not in KNOWN[name]:
-            raise InputError(f"{file}: {name} is out of order: supported is the order {', '.join(KNOWN)}")
+        if last not in known[name]:
+            raise InputError(f"{file}: {name} is out of order: supported is the order {', '.join(known)}")
         folders[name].append(directory / path)
         last = name
-    if not folders["Pooling"]:
+    if not folders[needed]:
         raise InputError(
-            f"{file}: it names no Pooling, so no pooling of rows is declared: add the model's Pooling, or "
+            f"{file}: it names no {needed}, so no pooling of rows is declared: add the model's {needed}, or "
             "take a row a token from a copy without modules.json: --output rows"
         )
-    if folders["Transformer"] != [directory]:
-        places = ", ".join(map(str, folders["Transformer"])) or "no folder"
+    transformers = [folder for name, before in known.items() if "" in before for folder in folders[name]]
+    if transformers != [directory]:
+        places = ", ".join(map(str, transformers)) or "no folder"
         raise InputError(f"{file}: its Transformer is in {places}: move its files beside {MODULES}")
     return folders
 

@@ -3,7 +3,7 @@ scores, and whether it is told which text of a pair a token is of. Declared as d
 JSON."""
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from formats.core.activation import ACTIVATIONS
 from formats.core.arrays import Floats
 from formats.core.errors import InputError
 from opmatrix.inference.pooling import check_text, expect, truth
+from opmatrix.inference.scores.pair_template import PairTemplate
 
 IDENTITY = "identity"
 # classes of torch.nn that files name, with the activations that they are
@@ -29,19 +30,22 @@ TORCH_CLASSES = {
 @dataclass(frozen=True)
 class Scoring:
     """The labels that are scored, the activation of their scores, and, in `kinds`, whether tokens of the second text of
-    a pair are of another kind than those of the first."""
+    a pair are of another kind than those of the first. `template`: the text that a pair is put into, if there is
+    one."""
 
     labels: tuple[str, ...]
     activation: str = IDENTITY
     kinds: bool = False
+    template: PairTemplate | None = None
 
     def activate(self, scores: Floats) -> Floats:
         """Return scores (S, labels) behind the activation."""
         return apply_activation(self.activation, scores)
 
     def described(self) -> dict[str, object]:
-        """Return the scoring as JSON."""
-        return asdict(self) | {"labels": [*self.labels]}
+        """Return the scoring as JSON, without an entry for a template if there is none, as in earlier versions."""
+        entries = {"labels": [*self.labels], "activation": self.activation, "kinds": self.kinds}
+        return entries if self.template is None else entries | {"template": self.template.described()}
 
     @classmethod
     def parsed(cls, value: object, where: str) -> "Scoring | None":
@@ -50,7 +54,10 @@ class Scoring:
             return None
         names = [*cls.__dataclass_fields__]
         expect(
-            isinstance(value, dict) and sorted(value) == sorted(names), where, value, f"an object of {', '.join(names)}"
+            isinstance(value, dict) and {*names} - {"template"} <= value.keys() <= {*names},
+            where,
+            value,
+            f"an object of {', '.join(names)}",
         )
         assert isinstance(value, dict)
         labels, activation = value["labels"], value["activation"]
@@ -58,7 +65,8 @@ class Scoring:
         known = activation in TORCH_CLASSES.values()
         expect(known, f"{where}: activation", activation, f"of {', '.join(TORCH_CLASSES.values())}")
         texts = tuple(check_text(label, f"{where}: labels") for label in labels)
-        return cls(texts, activation, truth(value["kinds"], f"{where}: kinds"))
+        template = PairTemplate.parsed(value.get("template"), f"{where}: template")
+        return cls(texts, activation, truth(value["kinds"], f"{where}: kinds"), template)
 
 
 def apply_activation(name: str, scores: Floats) -> Floats:

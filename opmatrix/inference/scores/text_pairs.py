@@ -11,6 +11,7 @@ from formats.core.arrays import Floats
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.inference.embed import BATCH_ROWS, OnProgress, chunks, fill, followed, reading
+from opmatrix.inference.scores.pair_template import PairTemplate
 from opmatrix.inference.scores.scoring import Scoring
 from opmatrix.inference.text import LineReading, Tokenizer, fault, unpanicked
 
@@ -74,20 +75,20 @@ def score_blocks(
     skipped."""
     if rows < 1:
         raise InputError(f"rows {rows}: a batch has at least 1")
-    for batch, skipped in pair_batches(program.tokenizer, pairs, rows, reading, scoring.kinds):
+    for batch, skipped in pair_batches(program.tokenizer, pairs, rows, reading, scoring):
         block = program.run(batch)
         block[skipped] = np.nan
         yield block
 
 
 def pair_batches(
-    tokenizer: Tokenizer, pairs: Iterable[Scored], rows: int, reading: LineReading, kinds: bool
+    tokenizer: Tokenizer, pairs: Iterable[Scored], rows: int, reading: LineReading, scoring: Scoring
 ) -> Iterator[tuple[Batch, list[int]]]:
     """Yield batches in the order of the pairs, as many pairs at a time as fit into `rows` rows, at least one; each with
     the places in it of those that are skipped, which have one token."""
-    tokens = (row for chunk in chunks(pairs) for row in pair_rows(tokenizer, chunk, reading))
+    tokens = (row for chunk in chunks(pairs) for row in pair_rows(tokenizer, chunk, reading, scoring.template))
     for batch in fill(tokens, lambda row: max(1, len(row[0])), rows):
-        yield made_batch(batch, kinds)
+        yield made_batch(batch, scoring.kinds)
 
 
 def made_batch(rows: Sequence[TokenRow], kinds: bool) -> tuple[Batch, list[int]]:
@@ -101,9 +102,14 @@ def made_batch(rows: Sequence[TokenRow], kinds: bool) -> tuple[Batch, list[int]]
 
 
 @unpanicked()
-def pair_rows(tokenizer: Tokenizer, pairs: Sequence[Scored], reading: LineReading) -> list[TokenRow]:
-    """Return the tokens of each text or pair, with the kinds of tokens; the prompt is put before its first text. Empty
-    for one that is skipped. Raises InputError for one that cannot be read."""
+def pair_rows(
+    tokenizer: Tokenizer, pairs: Sequence[Scored], reading: LineReading, template: PairTemplate | None = None
+) -> list[TokenRow]:
+    """Return the tokens of each text or pair, with the kinds of tokens; the prompt is put before its first text, or
+    into the `template` as its instruction. Empty for one that is skipped. Raises InputError for one that cannot be
+    read."""
+    if template is not None:
+        return templated_rows(tokenizer, pairs, reading, template)
     faults = [pair_fault(pair) for pair in pairs]
     prompt = tokenizer.prompt(reading)
     whole = ["" if why else prompted(pair, prompt) for pair, why in zip(pairs, faults, strict=True)]
@@ -114,6 +120,34 @@ def pair_rows(tokenizer: Tokenizer, pairs: Sequence[Scored], reading: LineReadin
         kinds = cut_pair(tokenizer, pair, len(ids))[1] if reading.truncated > cut else encoded.type_ids
         rows.append((ids, kinds if ids else []))
     return rows
+
+
+def templated_rows(
+    tokenizer: Tokenizer, pairs: Sequence[Scored], reading: LineReading, template: PairTemplate
+) -> list[TokenRow]:
+    """Return the tokens of each pair in a template, all of the first kind. One that is too long is truncated, and ends
+    with the tokens that every pair ends with. Raises InputError for a text that is no pair."""
+    faults, instruction = [pair_fault(pair) for pair in pairs], tokenizer.prompt(reading)
+    if single := [pair for pair in pairs if isinstance(pair, str)]:
+        raise InputError(f"text {single[0]!r:.60}: this model reads pairs: give two texts, (query, document)")
+    end = template.last_tokens(tokenizer.tokenizer, instruction)
+    rows = list[TokenRow]()
+    for pair, why in zip(pairs, faults, strict=True):
+        text = "" if why else template.render(instruction, pair[0], pair[1])
+        encoded: list[int] = tokenizer.tokenizer.encode(text, add_special_tokens=False).ids
+        ids = tokenizer.row(" | ".join(pair), encoded, why, reading, partial(cut_before_end, encoded, end))
+        rows.append((ids, [0] * len(ids)))
+    return rows
+
+
+def cut_before_end(row: Sequence[int], end: Sequence[int], most: int) -> list[int]:
+    """Return the first tokens of a row and the tokens of its end, `most` in all.
+
+    >>> cut_before_end([1, 2, 3, 4, 5, 8, 9], [8, 9], 5)
+    [1, 2, 3, 8, 9]"""
+    if most <= len(end):
+        raise InputError(f"max_seq_length {most} leaves no room for a pair: its text ends with {len(end)} tokens")
+    return [*row[: most - len(end)], *end]
 
 
 def texts_of(pair: Scored) -> Sequence[str]:
