@@ -1,5 +1,5 @@
-"""The commands: optimize, calibrate, compile, run, generate, embed, evaluate, doctor, laws, explain, report, profile,
-verify, plan, partition, launch, spectrum."""
+"""The commands: optimize, calibrate, compile, run, generate, embed, serve, evaluate, doctor, laws, explain, report,
+profile, verify, plan, partition, launch, spectrum."""
 
 import time
 from pathlib import Path
@@ -10,6 +10,7 @@ import typer
 from formats.core.errors import InputError
 from formats.disk.files import writable
 from rewrites.cli import options
+from rewrites.cli.option_groups import AddressOptions, ServingOptions, with_groups
 from rewrites.cli.options import EXAMPLES, PANELS, show_examples, show_first, show_statuses
 from rewrites.cli.outputs import possible, say, write_results
 from rewrites.cli.rank_commands import launch_model, partition_model, plan_model
@@ -289,6 +290,28 @@ def embed_file(
         f"{count} texts x {width} numbers in {out}, {seconds:.1f} s, {count / seconds:.0f} texts/s"
         + embed.outcome(how, program.tokenizer)
     )
+
+
+@app.command()
+@with_groups
+def serve(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL|DIR...",
+            help="embedders and rerankers: checkpoints, or directories that `opmatrix optimize` wrote",
+        ),
+    ],
+    address: AddressOptions,
+    limits: ServingOptions,
+) -> None:
+    """Serve embeddings and ranks over HTTP, as the APIs of OpenAI (/v1/embeddings) and Cohere (/v1/rerank) do, with
+    /v1/models, /health and /metrics. Requests are joined into batches; numbers are bit for bit those of `embed`. The
+    extra `serve` installs what it needs: starlette and uvicorn."""
+    from rewrites.serving.listening import serve_models
+
+    place = address.host, address.port
+    serve_models(models, place, limits.limits(), address.processes, lambda words: say(f"serving {words}"))
 
 
 @app.command()

@@ -343,6 +343,10 @@ EXAMPLES = {  # command -> lines that show it, each run by a test
         "opmatrix embed minilm.opmatrix lines.txt --out vectors.npy",
         "cat lines.txt | opmatrix embed minilm.opmatrix - --out vectors.npy --skip-bad",
     ],
+    "serve": [
+        "opmatrix serve minilm.opmatrix --port 8000",
+        "opmatrix serve minilm.opmatrix --processes 2 --truncate --max-tokens 512 --queue 4096",
+    ],
     "evaluate": [
         "opmatrix evaluate minilm minilm.opmatrix --pairs pairs.csv",
         "opmatrix evaluate smollm2 --text text.txt --tokens 512",
@@ -412,6 +416,7 @@ PANELS = {  # headings of commands -> a short line for each of them
         "run": "Run a saved program on sentences.",
         "generate": "Write what follows a prompt, token by token.",
         "embed": "Embed every line of a FILE with a saved program.",
+        "serve": "Serve embeddings and ranks of texts over HTTP.",
         "evaluate": "Score checkpoints and saved programs, by pairs or by a text.",
         "explain": "Show a saved program before and after, and each law's saving.",
         "report": "Write the report of a saved program as one page of HTML.",
