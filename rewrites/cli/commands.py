@@ -305,7 +305,7 @@ def serve(
     address: AddressOptions,
     limits: ServingOptions,
 ) -> None:
-    """Serve embeddings and ranks over HTTP, as the APIs of OpenAI (/v1/embeddings) and Cohere (/v1/rerank) do, with
+    """Serve embeddings and ranks over HTTP, by the APIs of OpenAI and Cohere: /v1/embeddings and /v1/rerank, beside
     /v1/models, /health and /metrics. Requests are joined into batches; numbers are bit for bit those of `embed`. The
     extra `serve` installs what it needs: starlette and uvicorn."""
     from rewrites.serving.listening import serve_models

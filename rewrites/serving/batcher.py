@@ -17,7 +17,7 @@ from rewrites.serving.served_models import ServedModel
 from rewrites.serving.serving_counters import ServingCounters
 from rewrites.serving.serving_limits import ServingLimits
 
-Outcome: TypeAlias = Floats | Exception  # (S, n), a row for each text of a request
+BatchOutcome: TypeAlias = Floats | Exception  # (S, n), a row for each text of a request
 
 
 class Lane(NamedTuple):
@@ -34,7 +34,7 @@ class QueuedRequest:
 
     lane: Lane
     rows: Sequence[TokenRow]
-    finish: Callable[[Outcome], None]
+    finish: Callable[[BatchOutcome], None]
     blocks: list[Floats] = field(default_factory=list)
     begun: int = 0  # texts that are computed, or are being computed
 

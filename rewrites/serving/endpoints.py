@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from formats.core.arrays import Floats
 from formats.core.errors import InputError
-from rewrites.serving.batcher import Batcher, Outcome, QueuedRequest
+from rewrites.serving.batcher import Batcher, BatchOutcome, QueuedRequest
 from rewrites.serving.prepared_requests import PREPARED_BY, Prepare, PreparedRequest
 from rewrites.serving.refusals import Refused, invalid
 from rewrites.serving.served_models import Served
@@ -26,10 +26,10 @@ from rewrites.serving.serving_counters import ServingCounters
 from rewrites.serving.serving_limits import ServingLimits
 
 T = TypeVar("T")
-READERS = 2  # threads that turn texts into tokens, and numbers into replies
-GONE = 499  # nobody reads the reply; the number that nginx logs
+READER_THREADS = 2  # threads that turn texts into tokens, and numbers into replies
+CLIENT_GONE = 499  # nobody reads the reply; the number that nginx logs
 JSON = "application/json"
-LOG = logging.getLogger("opmatrix.serving")
+SERVER_LOG = logging.getLogger("opmatrix.serving")
 
 
 class Endpoints:
@@ -38,7 +38,7 @@ class Endpoints:
     def __init__(self, models: Served, limits: ServingLimits, counters: ServingCounters) -> None:
         self.models, self.limits, self.counters = models, limits, counters
         self.batcher = Batcher(limits, counters)
-        self.readers = ThreadPoolExecutor(READERS, "texts")
+        self.readers = ThreadPoolExecutor(READER_THREADS, "texts")
         self.open = 0
         self.began = int(time.time())
 
@@ -98,7 +98,7 @@ class Endpoints:
         except InputError as error:
             raise invalid(str(error)) from error
         except Exception as error:
-            LOG.exception("a fault in opmatrix")
+            SERVER_LOG.exception("a fault in opmatrix")
             raise Refused(500, f"a fault in opmatrix: {type(error).__name__}: see the log of the server") from error
 
     async def read_body(self, request: Request) -> bytes:
@@ -117,7 +117,7 @@ class Endpoints:
         except TimeoutError:
             raise Refused(408, f"the body did not come within {self.limits.seconds:g} seconds") from None
         except ClientDisconnect:
-            raise Refused(GONE, "the body was cut short", code="cut_short") from None
+            raise Refused(CLIENT_GONE, "the body was cut short", code="cut_short") from None
         return bytes(body)
 
     async def beside(self, call: Callable[[], T]) -> T:
@@ -129,21 +129,18 @@ class Endpoints:
         Raises Refused."""
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Floats] = loop.create_future()
-        queued = QueuedRequest(prepared.lane, prepared.rows, partial(hand_over, loop, answered))
+        queued = QueuedRequest(prepared.lane, prepared.rows, partial(hand_outcome, loop, answered))
         self.batcher.submit(queued)
-        gone = asyncio.ensure_future(disconnection(request))
-        either: list[asyncio.Future[Any]] = [answered, gone]
+        gone = asyncio.ensure_future(tell_gone(request, answered))
         try:
-            await asyncio.wait(either, timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
+            async with asyncio.timeout(self.limits.seconds):
+                return await answered
+        except TimeoutError:
+            seconds = f"{self.limits.seconds:g} seconds"
+            raise Refused(504, f"not computed within {seconds}: ask for fewer texts, or again later") from None
         finally:
             gone.cancel()
             self.batcher.give_up(queued)
-        if answered.done():
-            return answered.result()
-        answered.cancel()
-        if gone.done():
-            raise Refused(GONE, "the client is gone", code="gone")
-        raise Refused(504, f"not computed within {self.limits.seconds:g} seconds: ask for fewer texts, or again later")
 
     # ---- models and health
 
@@ -168,13 +165,13 @@ class Endpoints:
         return PlainTextResponse(self.counters.text(), media_type="text/plain; version=0.0.4")
 
 
-def hand_over(loop: asyncio.AbstractEventLoop, answered: "asyncio.Future[Floats]", outcome: Outcome) -> None:
+def hand_outcome(loop: asyncio.AbstractEventLoop, answered: "asyncio.Future[Floats]", outcome: BatchOutcome) -> None:
     """Hand numbers, or an error, from the thread of batches to the loop; neither if the loop has ended."""
     with suppress(RuntimeError):
-        loop.call_soon_threadsafe(settle, answered, outcome)
+        loop.call_soon_threadsafe(settle_future, answered, outcome)
 
 
-def settle(answered: "asyncio.Future[Floats]", outcome: Outcome) -> None:
+def settle_future(answered: "asyncio.Future[Floats]", outcome: BatchOutcome) -> None:
     """Set the result of a request that somebody still waits for."""
     if answered.done():
         return
@@ -184,10 +181,11 @@ def settle(answered: "asyncio.Future[Floats]", outcome: Outcome) -> None:
         answered.set_result(outcome)
 
 
-async def disconnection(request: Request) -> None:
-    """Return once the client is gone."""
+async def tell_gone(request: Request, answered: "asyncio.Future[Floats]") -> None:
+    """Refuse a request once its client is gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+    settle_future(answered, Refused(CLIENT_GONE, "the client is gone", code="gone"))
 
 
 def as_reply(refused: Refused) -> Response:

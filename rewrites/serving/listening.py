@@ -23,8 +23,7 @@ from rewrites.serving.serving_limits import ServingLimits
 if TYPE_CHECKING:
     import uvicorn
 
-PACKAGES = "starlette", "uvicorn"
-LOOPBACK = "127.0.0.1"
+SERVER_PACKAGES = "starlette", "uvicorn"
 BACKLOG = 2048  # connections that the system holds until they are accepted
 SOON = 5.0  # seconds: a process that ends earlier is not started again
 
@@ -40,7 +39,7 @@ def serve_models(
     with the address once clients can connect. Raises InputError for a model or an address that cannot be served."""
     require_packages()
     check_processes(processes)
-    listener = bind(*address)
+    listener = bind_socket(*address)
     with listener:
         models = open_served(names)
         counters = ServingCounters(processes)
@@ -55,7 +54,7 @@ def serve_models(
 
 def require_packages() -> None:
     """Raise InputError if a package that a server needs is not installed."""
-    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+    if missing := [name for name in SERVER_PACKAGES if find_spec(name) is None]:
         raise InputError(f"serve: {', '.join(missing)} is not installed: pip install 'opmatrix[serve]'")
 
 
@@ -67,11 +66,13 @@ def check_processes(processes: int) -> None:
         raise InputError(f"--processes {processes}: this system cannot fork processes: leave it out")
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """Return a socket that is bound, and does not listen yet. Raises InputError for an address that cannot be had."""
     try:
-        family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(family, kind)
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)  # of TCP by number: else asyncio lets small packets wait
     except (OSError, ValueError) as error:
         raise InputError(f"--host {host}: {reason(error)}: give an address of this machine") from error
     try:

@@ -95,7 +95,7 @@ def write_embeddings(
         {"object": "embedding", "index": at, "embedding": in_base64(vector) if asked.base64 else vector.tolist()}
         for at, vector in enumerate(vectors)
     ]
-    return as_json({"object": "list", "data": data, "model": model.name, "usage": usage(rows)})
+    return reply_json({"object": "list", "data": data, "model": model.name, "usage": count_usage(rows)})
 
 
 def in_base64(vector: Floats) -> str:
@@ -111,15 +111,15 @@ def write_ranking(asked: RerankRequest, name: str, rows: Sequence[TokenRow], sco
         | ({"document": {"text": asked.documents[at]}} if asked.return_documents else {})
         for at in order
     ]
-    return as_json({"id": uuid4().hex, "model": name, "results": results, "usage": usage(rows)})
+    return reply_json({"id": uuid4().hex, "model": name, "results": results, "usage": count_usage(rows)})
 
 
-def usage(rows: Sequence[TokenRow]) -> dict[str, int]:
+def count_usage(rows: Sequence[TokenRow]) -> dict[str, int]:
     """Return the number of tokens that a model read, special ones and prompts included."""
     count = sum(len(ids) for ids, _ in rows)
     return {"prompt_tokens": count, "total_tokens": count}
 
 
-def as_json(reply: object) -> bytes:
+def reply_json(reply: object) -> bytes:
     """Return a reply as JSON. Raises ValueError for numbers that are not finite, which JSON lacks."""
     return json.dumps(reply, allow_nan=False, separators=(",", ":")).encode()

@@ -6,7 +6,7 @@ from http import HTTPStatus
 
 INVALID = "invalid_request_error"
 RETRY_SECONDS = 1  # seconds after which a client may ask a busy server again
-KINDS: Mapping[int, str] = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "timeout"}
+ERROR_TYPES: Mapping[int, str] = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "timeout"}
 
 
 class Refused(Exception):
@@ -25,7 +25,7 @@ class Refused(Exception):
         """The error object as JSON."""
         error = {
             "message": self.message,
-            "type": KINDS.get(self.status, INVALID),
+            "type": ERROR_TYPES.get(self.status, INVALID),
             "param": self.param,
             "code": self.code or HTTPStatus(self.status).phrase.lower().replace(" ", "_"),
         }

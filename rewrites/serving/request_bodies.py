@@ -9,9 +9,9 @@ from formats.core.errors import InputError
 from formats.disk.files import parse_json
 from rewrites.serving.refusals import Refused, invalid
 
-Fields: TypeAlias = Mapping[str, object]
+BodyFields: TypeAlias = Mapping[str, object]
 EmbeddingInput: TypeAlias = list[str] | list[list[int]]  # texts, or the tokens of texts
-FORMATS = "float", "base64"
+ENCODING_FORMATS = "float", "base64"
 MOST_ID = 1 << 31  # ids are below
 
 
@@ -39,13 +39,13 @@ class RerankRequest:
 
 def read_embedding(body: bytes, most: int) -> EmbeddingRequest:
     """Parse a request of at most `most` texts. Raises Refused, which names the field."""
-    fields = read_object(body)
+    fields = read_fields(body)
     form = fields.get("encoding_format") or "float"
-    if form not in FORMATS:
-        raise invalid(f"encoding_format {form!r:.40}: give one of {', '.join(FORMATS)}", "encoding_format")
+    if form not in ENCODING_FORMATS:
+        raise invalid(f"encoding_format {form!r:.40}: give one of {', '.join(ENCODING_FORMATS)}", "encoding_format")
     return EmbeddingRequest(
         optional_text(fields, "model"),
-        read_inputs(fields.get("input"), most),
+        read_texts_or_ids(fields.get("input"), most),
         form == "base64",
         optional_count(fields, "dimensions"),
         optional_text(fields, "prompt_name"),
@@ -54,7 +54,7 @@ def read_embedding(body: bytes, most: int) -> EmbeddingRequest:
 
 def read_rerank(body: bytes, most: int) -> RerankRequest:
     """Parse a request of at most `most` documents. Raises Refused, which names the field."""
-    fields = read_object(body)
+    fields = read_fields(body)
     query, documents = fields.get("query"), fields.get("documents")
     if not isinstance(query, str):
         raise invalid(f"query {query!r:.60}: give a text", "query")
@@ -76,7 +76,7 @@ def read_rerank(body: bytes, most: int) -> RerankRequest:
 # ---- fields
 
 
-def read_object(body: bytes) -> Fields:
+def read_fields(body: bytes) -> BodyFields:
     """Parse a JSON object. Raises Refused for anything else."""
     try:
         fields = parse_json(body, "the body")
@@ -87,7 +87,7 @@ def read_object(body: bytes) -> Fields:
     return fields
 
 
-def read_inputs(value: object, most: int) -> EmbeddingInput:
+def read_texts_or_ids(value: object, most: int) -> EmbeddingInput:
     """Return a text, texts, tokens, or lists of tokens as a list. Raises Refused."""
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list) or not items:
@@ -126,7 +126,7 @@ def check_items(count: int, most: int, name: str) -> None:
         raise Refused(413, f"{name} has {count} texts: a request has at most {most}: split it", name, "too_many_items")
 
 
-def optional_text(fields: Fields, name: str) -> str | None:
+def optional_text(fields: BodyFields, name: str) -> str | None:
     """Return a text; None if there is none. Raises Refused."""
     value = fields.get(name)
     if value is None or isinstance(value, str):
@@ -134,7 +134,7 @@ def optional_text(fields: Fields, name: str) -> str | None:
     raise invalid(f"{name} {value!r:.60}: give a text", name)
 
 
-def optional_count(fields: Fields, name: str) -> int | None:
+def optional_count(fields: BodyFields, name: str) -> int | None:
     """Return a whole number above 0; None if there is none. Raises Refused."""
     value = fields.get(name)
     if value is None:

@@ -20,7 +20,7 @@ from rewrites.serving.refusals import Refused, invalid
 from rewrites.serving.request_bodies import EmbeddingInput
 from rewrites.serving.serving_limits import ServingLimits
 
-ADVICE = "shorten or split it, or start the server with --truncate"
+LENGTH_ADVICE = "shorten or split it, or start the server with --truncate"
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +131,7 @@ def find_model(models: Served, name: str | None, path: str) -> ServedModel:
 
 def text_reading(limits: ServingLimits, what: str, prompt: str | None = None) -> LineReading:
     """Return the options of reading the texts of a request."""
-    return LineReading(f"{what} {{}}".format, limits.truncate, False, ADVICE, prompt, limits.tokens)
+    return LineReading(f"{what} {{}}".format, limits.truncate, False, LENGTH_ADVICE, prompt, limits.tokens)
 
 
 def input_rows(tokenizer: Tokenizer, inputs: EmbeddingInput, reading: LineReading) -> list[TokenRow]:
@@ -155,4 +155,4 @@ def check_lengths(rows: Sequence[TokenRow], most: int, reading: LineReading) -> 
     """Raise InputError, which names the text, for one of more than `most` tokens."""
     for at, (ids, _) in enumerate(rows):
         if len(ids) > most:
-            raise InputError(f"{reading.name(at)} has {len(ids)} tokens, and this server takes {most}: {ADVICE}")
+            raise InputError(f"{reading.name(at)} has {len(ids)} tokens, and this server takes {most}: {LENGTH_ADVICE}")

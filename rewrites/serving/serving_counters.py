@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-PREFIX = "opmatrix_"
+METRIC_PREFIX = "opmatrix_"
 
 
 class Series(NamedTuple):
@@ -28,7 +28,7 @@ SERIES: Mapping[str, Series] = {
     "tokens_total": Series("counter", "tokens that programs ran"),
     "busy_seconds_total": Series("counter", "seconds that programs ran"),
 }
-COLUMNS = {name: column for column, name in enumerate(SERIES)}
+SERIES_COLUMNS = {name: column for column, name in enumerate(SERIES)}
 
 
 class ServingCounters:
@@ -49,21 +49,21 @@ class ServingCounters:
 
     def add(self, name: str, amount: float) -> None:
         """Add to a number."""
-        self.row[COLUMNS[name]] += amount
+        self.row[SERIES_COLUMNS[name]] += amount
 
     def set(self, name: str, amount: float) -> None:
         """Set a number of this process."""
-        self.row[COLUMNS[name]] = amount
+        self.row[SERIES_COLUMNS[name]] = amount
 
     def total(self, name: str) -> float:
         """Return a number, summed over processes."""
-        return float(self.rows[:, COLUMNS[name]].sum())
+        return float(self.rows[:, SERIES_COLUMNS[name]].sum())
 
     def text(self) -> str:
         """Return all numbers as Prometheus reads them (text format 0.0.4)."""
         lines: list[str] = []
         for name, series in SERIES.items():
-            lines.append(f"# HELP {PREFIX}{name} {series.help}")
-            lines.append(f"# TYPE {PREFIX}{name} {series.kind}")
-            lines.append(f"{PREFIX}{name} {self.total(name):.12g}")
+            lines.append(f"# HELP {METRIC_PREFIX}{name} {series.help}")
+            lines.append(f"# TYPE {METRIC_PREFIX}{name} {series.kind}")
+            lines.append(f"{METRIC_PREFIX}{name} {self.total(name):.12g}")
         return "\n".join([*lines, ""])

@@ -3,6 +3,7 @@ counters."""
 
 import base64
 import json
+import socket
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import checkpoints
 import encoders
 import numpy as np
 import pytest
+from children import ROOT, printed
 
 import opmatrix as om
 from formats.core.errors import InputError
@@ -343,18 +345,50 @@ def test_several_labels_order_nothing(models, tmp_path_factory):
 
 
 def test_addresses_and_packages(monkeypatch):
-    with listening.bind("127.0.0.1", 0) as first:
+    with listening.bind_socket("127.0.0.1", 0) as first:
         assert listening.shown_address(first).startswith("http://127.0.0.1:")
+        assert first.proto == socket.IPPROTO_TCP  # where it is 0, asyncio sets no TCP_NODELAY
         first.listen()
         with pytest.raises(InputError, match="in use"):
-            listening.bind("127.0.0.1", first.getsockname()[1])
+            listening.bind_socket("127.0.0.1", first.getsockname()[1])
     with pytest.raises(InputError, match="--host no"):
-        listening.bind("no.such.host.invalid", 0)
-    monkeypatch.setattr(listening, "PACKAGES", ("json", "no_such_package"))
+        listening.bind_socket("no.such.host.invalid", 0)
+    monkeypatch.setattr(listening, "SERVER_PACKAGES", ("json", "no_such_package"))
     with pytest.raises(InputError, match=r"no_such_package is not installed: pip install 'opmatrix\[serve\]'"):
         listening.require_packages()
     with pytest.raises(InputError, match="--processes 0"):
         listening.check_processes(0)
+
+
+PROCESSES = """
+import os, signal, sys, time
+from rewrites.serving import listening
+from rewrites.serving.serving_counters import ServingCounters
+
+counters, listening.SOON = ServingCounters(2), -1.0
+
+class Watched(listening.ServingProcesses):
+    def replace(self, process, status):
+        print("process", self.running[process][0], "ended by", status)
+        super().replace(process, status)
+        while counters.rows[0, 0] < 2:
+            time.sleep(0.01)
+        sys.exit()
+
+def serve():
+    counters.add("answered_total", 1)
+    while not counters.rows[:, 0].all():
+        time.sleep(0.01)
+    if counters.rows[0, 0] == 1 and counters.row.ctypes.data == counters.rows.ctypes.data:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(99)
+
+Watched(2, serve, counters).supervise()
+"""
+
+
+def test_a_process_that_is_killed_is_started_again():
+    assert printed(PROCESSES, ROOT) == "process 0 ended by -9\n"
 
 
 def test_counters_are_sums_over_processes():
