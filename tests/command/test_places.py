@@ -19,6 +19,7 @@ OWN_WRITES = {("plan", "rows"), ("plan", "timeline"), ("partition", "timeline")}
 TEXTS = {"generate_text.prompt", "run.text"}  # arguments that name no file
 SUFFIX = {
     "embed": ".npy",
+    "join": ".npy",
     "spectrum": ".png",
     "launch": ".json",
     "report": ".html",
