@@ -25,13 +25,14 @@ class WrittenShard(NamedTuple):
     skipped: int
 
 
-def join_shards(files: Sequence[Path], out: Path) -> tuple[int, int]:
+def join_shards(files: Sequence[str | Path], out: str | Path) -> tuple[int, int]:
     """Write the rows of all shards of a run, in the order of their lines, to an .npy file that does not exist yet.
     Returns its shape. Raises InputError for shards of different runs, for one that is missing, there twice or damaged,
     and for an output that exists; then nothing is written."""
+    out = Path(out)
     replaceable(out)
     refuse_existing(out)
-    shards = sorted(map(read_shard, files), key=lambda written: written.run.shard)
+    shards = sorted((read_shard(Path(file)) for file in files), key=lambda written: written.run.shard)
     check_together(shards)
     for written in shards:
         check_size(written)
