@@ -270,7 +270,7 @@ def embed_file(
     prompt: Annotated[
         str | None, typer.Option(metavar="NAME", help="put this prompt of the checkpoint before every line")
     ] = None,
-    shard: options.CorpusShard = None,
+    shard: options.ShardOfLines = None,
     resume: options.Resumed = None,
     own: options.OwnThings = None,
 ) -> None:

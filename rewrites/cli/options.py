@@ -52,7 +52,7 @@ Truncate = Annotated[
 
 # ---- of `embed`
 
-CorpusShard = Annotated[
+ShardOfLines = Annotated[
     str | None, typer.Option(metavar="I/N", help="embed the I-th of N parts of the lines, to be joined by `join`")
 ]
 Resumed = Annotated[

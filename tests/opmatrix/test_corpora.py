@@ -19,7 +19,7 @@ import opmatrix as om
 from formats.core.errors import InputError
 from opmatrix.inference import embed
 from opmatrix.inference.corpora import embedded_corpus, unfinished_rows
-from opmatrix.inference.corpora.corpus_runs import Shard, digest_lines
+from opmatrix.inference.corpora.corpus_runs import CorpusShard, digest_lines
 from opmatrix.inference.corpora.embedded_corpus import embed_corpus, is_resumable, shown_time
 from opmatrix.inference.corpora.joined_shards import join_shards
 from opmatrix.inference.corpora.unfinished_rows import unfinished_place
@@ -73,7 +73,7 @@ def interrupt(monkeypatch):
 def run(program, file, out="out.npy", shard=None, rows=50, **options):
     """A run over a file, or a shard of it; its outcome."""
     reading = embed.reading(file, **options)
-    part = Shard() if shard is None else Shard.parsed(shard)
+    part = CorpusShard() if shard is None else CorpusShard.parsed(shard)
     return embed_corpus(program, file, file.parent / out, reading, part, rows)
 
 
@@ -290,6 +290,15 @@ def test_another_run_or_a_damaged_one_is_refused(program, file, stopped, words):
     assert not (file.parent / "out.npy").exists()
 
 
+@pytest.mark.parametrize("files", [(), ("rows.npy",), ("rows.npy", "run.json")])
+def test_a_run_that_was_killed_as_it_began_goes_on(program, file, stopped, wanted, files):
+    for path in stopped.iterdir():
+        if path.name not in files:
+            path.unlink()
+    run(program, file)
+    np.testing.assert_array_equal(np.load(file.parent / "out.npy"), wanted)
+
+
 def test_two_processes_do_not_write_one_output(program, file, interrupt, monkeypatch):
     whole = embed.embed_batches
 
@@ -380,13 +389,13 @@ def test_a_shard_that_is_not_finished_is_named(shards):
 )
 def test_a_shard_that_is_none(text):
     with pytest.raises(InputError, match="--shard"):
-        Shard.parsed(text)
+        CorpusShard.parsed(text)
 
 
 @pytest.mark.parametrize("total", [0, 1, 2, 99, 100, 1_000_003])
 @pytest.mark.parametrize("of", [1, 2, 7, 100])
 def test_shards_have_every_line_once(total, of):
-    ranges = [Shard(number, of).lines(total) for number in range(1, of + 1)]
+    ranges = [CorpusShard(number, of).lines(total) for number in range(1, of + 1)]
     assert ranges[0].start == 0 and ranges[-1].stop == total
     assert all(before.stop == after.start for before, after in pairwise(ranges))
     assert max(map(len, ranges)) - min(map(len, ranges)) <= 1

@@ -18,10 +18,10 @@ from opmatrix.runtime.program import Program
 MOST_SHARDS = 100_000
 
 
-class Shard(NamedTuple):
+class CorpusShard(NamedTuple):
     """One of several parts of a corpus, counted from 1.
 
-    >>> [Shard(number, 3).lines(10) for number in (1, 2, 3)]
+    >>> [CorpusShard(number, 3).lines(10) for number in (1, 2, 3)]
     [range(0, 3), range(3, 6), range(6, 10)]"""
 
     number: int = 1
@@ -32,7 +32,7 @@ class Shard(NamedTuple):
         return range(total * (self.number - 1) // self.of, total * self.number // self.of)
 
     @classmethod
-    def parsed(cls, text: str) -> "Shard":
+    def parsed(cls, text: str) -> "CorpusShard":
         """Return the shard of a text such as 2/4. Raises InputError."""
         number, _, of = text.partition("/")
         if all(part.isascii() and part.isdecimal() and len(part) < 9 for part in (number, of)):
@@ -42,7 +42,7 @@ class Shard(NamedTuple):
         raise InputError(f"--shard {text:.40}: give a number of a part and the number of parts, 1/4 to 4/4 say")
 
 
-WHOLE = Shard()  # all lines
+WHOLE_CORPUS = CorpusShard()  # all lines
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class CorpusRun:
     prompt: str
     truncate: bool | None
     width: int  # columns of a row
-    shard: Shard
+    shard: CorpusShard
 
     @property
     def places(self) -> range:
@@ -73,7 +73,7 @@ class CorpusRun:
         return asdict(self) | {"shard": [*self.shard]}
 
 
-def identify_run(program: Program, file: Path, reading: LineReading, shard: Shard) -> CorpusRun:
+def identify_run(program: Program, file: Path, reading: LineReading, shard: CorpusShard) -> CorpusRun:
     """Return the identity of a run, for which the file is read once. Raises InputError if it cannot be read, or has no
     line."""
     digest, lines = digest_lines(file)
@@ -134,7 +134,7 @@ def read_run(file: Path) -> tuple[CorpusRun, dict[str, object]]:
     for name, types in FIELD_TYPES.items():
         if type(entries.get(name)) not in types:
             raise InputError(f"{file}: {name} {entries.get(name)!r:.40}: it was not written by `opmatrix embed`")
-    shard = Shard.parsed("/".join(map(str, entries["shard"])))
+    shard = CorpusShard.parsed("/".join(map(str, entries["shard"])))
     fields = {name: entries.pop(name) for name in FIELD_TYPES}
     run = CorpusRun(**fields | {"shard": shard})
     if run.lines < 1 or run.width < 1:

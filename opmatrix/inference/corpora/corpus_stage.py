@@ -8,7 +8,7 @@ from pathlib import Path
 from formats.core.arrays import Floats
 from formats.core.errors import InputError
 from formats.disk.files import shown
-from opmatrix.inference.corpora.corpus_runs import Shard, identify_run
+from opmatrix.inference.corpora.corpus_runs import CorpusShard, identify_run
 from opmatrix.inference.corpora.embedded_corpus import embed_corpus
 from opmatrix.inference.corpora.joined_shards import check_size, read_shard
 from opmatrix.inference.embed import options
@@ -42,7 +42,7 @@ def embed_shard(
     """Embed a shard of a file's lines, counted from 1, into an .npy file in a folder, and return its path. One that was
     interrupted goes on, and one that is finished stays, so a scheduler may call it again. Raises as `embed_corpus`
     does, and InputError for a file that is there and belongs to another run."""
-    program, shard = open_once(str(directory)), Shard.parsed(f"{number}/{of}")
+    program, shard = open_once(str(directory)), CorpusShard.parsed(f"{number}/{of}")
     Path(folder).mkdir(parents=True, exist_ok=True)
     out = Path(folder) / f"part-{number}-of-{of}.npy"
     reading = options(program, Path(file), truncate, False, prompt)

@@ -14,7 +14,7 @@ from formats.core.arrays import Floats
 from formats.core.errors import InputError
 from formats.disk.files import open_regular, reason
 from opmatrix.display.progress import ProgressLine
-from opmatrix.inference.corpora.corpus_runs import WHOLE, CorpusRun, Shard, identify_run
+from opmatrix.inference.corpora.corpus_runs import WHOLE_CORPUS, CorpusRun, CorpusShard, identify_run
 from opmatrix.inference.corpora.unfinished_rows import RowsProgress, UnfinishedRows, unfinished, unfinished_place
 from opmatrix.inference.embed import (
     BATCH_ROWS,
@@ -29,11 +29,16 @@ from opmatrix.inference.text import LineReading
 from opmatrix.runtime.program import Program
 
 LARGE_LINES = 100_000  # lines from which on a run is resumable by default
-UNITS = (86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")  # seconds of a unit, and its name
+TIME_UNITS = (86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")  # seconds of a unit, and its name
 
 
 def embed_corpus(
-    program: Program, file: Path, out: Path, reading: LineReading, shard: Shard = WHOLE, rows: int = BATCH_ROWS
+    program: Program,
+    file: Path,
+    out: Path,
+    reading: LineReading,
+    shard: CorpusShard = WHOLE_CORPUS,
+    rows: int = BATCH_ROWS,
 ) -> RowsProgress:
     """Write the embeddings of a shard of a file's lines to an .npy file that does not exist yet, float32, a row a line.
     A run that was interrupted goes on. Returns its outcome. Raises InputError for an output that exists, for another
@@ -99,7 +104,7 @@ def is_resumable(file: str, shard: str | None, resume: bool | None) -> bool:
 def write_corpus(program: Program, file: Path, out: Path, reading: LineReading, shard: str | None, rows: int) -> str:
     """Embed a file, or a shard of it, and return a line about the outcome. Raises as `embed_corpus` does."""
     began = time.perf_counter()
-    part = WHOLE if shard is None else Shard.parsed(shard)
+    part = WHOLE_CORPUS if shard is None else CorpusShard.parsed(shard)
     done = embed_corpus(program, file, out, reading, part, rows)
     seconds = time.perf_counter() - began
     cut = f"; {done.truncated} cut at {program.tokenizer.most} tokens" if done.truncated else ""
@@ -142,7 +147,7 @@ def shown_time(seconds: float) -> str:
     >>> shown_time(9), shown_time(75), shown_time(90_061)
     ('9 s', '1 min 15 s', '1 d 1 h')"""
     whole, parts = round(seconds), list[str]()
-    for size, name in UNITS:
+    for size, name in TIME_UNITS:
         count, whole = divmod(whole, size)
         if count or parts or name == "s":
             parts.append(f"{count} {name}")

@@ -22,7 +22,7 @@ from opmatrix.inference.corpora.corpus_runs import CorpusRun, read_run, run_byte
 from opmatrix.inference.embed import PIECE, head
 
 SUFFIX_UNFINISHED, SUFFIX_SHARD = ".unfinished", ".json"  # behind the name of an output
-RUN, ROWS, PROGRESS = "run.json", "rows.npy", "progress.json"  # files of the directory
+RUN_FILE, ROWS_FILE, PROGRESS_FILE = "run.json", "rows.npy", "progress.json"  # files of the directory
 HEAD_BYTES = 128  # of an .npy file
 CHECKPOINT_SECONDS = 2.0  # seconds between two times that rows are brought to the disk
 
@@ -68,7 +68,7 @@ class UnfinishedRows:
     def checkpoint(self) -> None:
         """Bring the rows to the disk, and then the number of them."""
         sync(self.rows)
-        with replacing(unfinished_place(self.out) / PROGRESS) as out:
+        with replacing(unfinished_place(self.out) / PROGRESS_FILE) as out:
             out.write(as_bytes(self.progress))
         self.checked = time.monotonic()
 
@@ -89,7 +89,7 @@ class UnfinishedRows:
         if self.run.shard.of > 1:
             with replacing(shard_place(self.out)) as out:
                 out.write(run_bytes(self.run, **asdict(self.progress)))
-        os.replace(unfinished_place(self.out) / ROWS, self.out)
+        os.replace(unfinished_place(self.out) / ROWS_FILE, self.out)
         shutil.rmtree(unfinished_place(self.out), ignore_errors=True)
 
 
@@ -120,9 +120,9 @@ def unfinished(out: Path, run: CorpusRun) -> Generator[UnfinishedRows]:
             raise InputError(f"{place}: another process writes it: wait for it, or name another output")
         refuse_existing(out)
         place.mkdir(exist_ok=True)
-        if not (place / RUN).exists():
-            begin(place, run)
-        with open(place / ROWS, "r+b") as rows:
+        if not (place / RUN_FILE).exists():
+            begin_rows(place, run)
+        with open(place / ROWS_FILE, "r+b") as rows:
             store = UnfinishedRows(out, run, rows, go_on(place, run, rows))
             try:
                 yield store
@@ -130,25 +130,23 @@ def unfinished(out: Path, run: CorpusRun) -> Generator[UnfinishedRows]:
                 store.leave()
 
 
-def begin(place: Path, run: CorpusRun) -> None:
+def begin_rows(place: Path, run: CorpusRun) -> None:
     """Write the files of a run without rows. Raises InputError if the directory holds other files."""
-    if other := {*os.listdir(place)} - {ROWS}:
-        raise InputError(f"{place}: it holds {min(other)}, and no {RUN}: remove it, or name another output")
-    with open(place / ROWS, "wb") as rows:
+    if other := {name for name in os.listdir(place) if not name.startswith(".")} - {ROWS_FILE}:
+        raise InputError(f"{place}: it holds {min(other)}, and no {RUN_FILE}: remove it, or name another output")
+    with open(place / ROWS_FILE, "wb") as rows:
         head(rows, 0, run.width)
-    with replacing(place / PROGRESS) as out:
-        out.write(as_bytes(RowsProgress()))
-    with replacing(place / RUN) as out:
+    with replacing(place / RUN_FILE) as out:
         out.write(run_bytes(run))
 
 
 def go_on(place: Path, run: CorpusRun, rows: BufferedRandom) -> RowsProgress:
     """Return the progress of a run, with its rows cut to those that are certainly on the disk. Raises InputError for
     another run, and for rows that are not the ones that were written."""
-    before, _ = read_run(place / RUN)
+    before, _ = read_run(place / RUN_FILE)
     if differing := run.differs(before):
         raise InputError(f"{place}: it is of another run, with another {differing}: remove it, or name another output")
-    progress = read_progress(place / PROGRESS, len(run.places))
+    progress = read_progress(place / PROGRESS_FILE, len(run.places))
     wanted, crc = progress.done * run.width * 4, 0
     rows.seek(HEAD_BYTES)
     while wanted and (piece := rows.read(min(PIECE, wanted))):
@@ -162,7 +160,9 @@ def go_on(place: Path, run: CorpusRun, rows: BufferedRandom) -> RowsProgress:
 
 
 def read_progress(file: Path, most: int) -> RowsProgress:
-    """Return the progress that a file holds. Raises InputError for a damaged file."""
+    """Return the progress that a file holds; nothing is done if there is none. Raises InputError for a damaged file."""
+    if not file.exists():
+        return RowsProgress()
     entries, usual = read_json(file), asdict(RowsProgress())
     kinds = {name: type(value) for name, value in usual.items()}
     if not isinstance(entries, dict) or {name: type(value) for name, value in entries.items()} != kinds:
