@@ -107,14 +107,17 @@ class Batcher:
             self.run(batch)
 
     def next_batch(self) -> list[Portion]:
-        """Wait for requests, and return the texts of the next batch; none if the server ends."""
+        """Wait for requests, and return the texts of the next batch; none if the server ends. Requests may be given up
+        while others are waited for."""
+        batch: list[Portion] = []
         with self.changed:
-            while not self.queue and not self.closed:
-                self.await_first()
-            self.await_company()
-            batch = self.take() if self.queue else []
+            while not batch and (self.queue or not self.closed):
+                if not self.queue:
+                    self.await_first()
+                self.await_company()
+                batch = self.take() if self.queue else []
             self.company = len(batch)
-            return batch
+        return batch
 
     def await_first(self) -> None:
         """Wait for a request; after `limits.wait` seconds without one the server is idle, and runs the next at once."""
@@ -125,7 +128,7 @@ class Batcher:
         """Wait until as many requests are there as the last batch answered, or tokens for a batch, or the time is
         over."""
         until = time.monotonic() + self.limits.wait
-        while len(self.queue) < self.company and not self.closed and self.waiting_tokens() < self.limits.rows:
+        while 0 < len(self.queue) < self.company and not self.closed and self.waiting_tokens() < self.limits.rows:
             if (left := until - time.monotonic()) <= 0:
                 return
             self.changed.wait(left)

@@ -157,7 +157,9 @@ class Endpoints:
         return JSONResponse(model.described | {"created": self.began})
 
     async def health(self, request: Request) -> Response:
-        """Say that requests are taken."""
+        """Say that requests are answered."""
+        if not self.batcher.thread.is_alive():
+            return as_reply(Refused(503, "no batch is computed: start the server again", code="server_ends"))
         return JSONResponse({"status": "ok", "models": [*self.models]})
 
     async def metrics(self, request: Request) -> Response:

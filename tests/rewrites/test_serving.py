@@ -146,6 +146,22 @@ def test_a_busy_server_waits_for_as_many_requests_as_it_answered_last(batcher_of
     assert model.batches == [[1], [2, 2], [3, 4]]
 
 
+def test_a_request_that_is_given_up_while_others_are_waited_for(batcher_of):
+    """The thread goes on, though nothing is left when the time is over."""
+    model, batcher = Rows(held=True), batcher_of(wait=0.5)
+    queued(batcher, model, [1])
+    begun(model, 1)
+    pair = [queued(batcher, model, [2])[1] for _ in range(2)]
+    model.going.set()
+    assert [future.result(60)[0, 0] for future in pair] == [2, 2]
+    request = queued(batcher, model, [3])[0]
+    batcher.thread.join(0.1)  # it waits for a second one
+    batcher.give_up(request)
+    batcher.thread.join(1.0)
+    assert queued(batcher, model, [4])[1].result(10)[0, 0] == 4
+    assert model.batches == [[1], [2, 2], [4]] and batcher.texts == 0
+
+
 def test_a_text_that_the_program_refuses_fails_its_own_request_alone(batcher_of):
     model, batcher = Rows(held=True), batcher_of()
     queued(batcher, model, [1])
