@@ -95,6 +95,16 @@ def options(program: "Program", texts: Texts, truncate: bool | None, skip_bad: b
 def embed_blocks(program: "Program", texts: Iterable[str], rows: int, reading: LineReading) -> Iterator[Floats]:
     """Yield a block of embeddings for each batch; a text that is skipped has a row of NaN. Raises InputError if no text
     is left."""
+    done = 0
+    for block in embed_batches(program, texts, rows, reading):
+        done += len(block)
+        yield block
+    if done and len(reading.skipped) == done:
+        raise InputError(f"no text is left: {reading.fault}")
+
+
+def embed_batches(program: "Program", texts: Iterable[str], rows: int, reading: LineReading) -> Iterator[Floats]:
+    """Yield the blocks of `embed_blocks`, even if no text is left."""
     if rows < 1:
         raise InputError(f"rows {rows}: a batch has at least 1")
     done, left = 0, program.tokenizer.left_out(reading)
@@ -104,8 +114,6 @@ def embed_blocks(program: "Program", texts: Iterable[str], rows: int, reading: L
         block[[at - done for at in reading.skipped[first:last]]] = np.nan
         done += len(block)
         yield block
-    if done and len(reading.skipped) == done:
-        raise InputError(f"no text is left: {reading.fault}")
 
 
 def mention_length(program: "Program", batch: Batch) -> None:

@@ -33,6 +33,7 @@ class LineReading:
     most: int | None = None
     texts: int = 0  # number of texts read
     truncated: int = 0  # number of texts truncated
+    cut_places: list[int] | None = None  # their places, where they are asked for by an empty list
     skipped: list[int] = field(default_factory=list)  # places of the texts that cannot be read
     fault: str = ""  # the fault of the first of these
 
@@ -169,6 +170,8 @@ class Tokenizer:
         most = min(filter(None, [reading.most, self.most]), default=None)
         if why is None and cut and most and len(row) > most:
             reading.truncated += 1
+            if reading.cut_places is not None:
+                reading.cut_places.append(place)
             return truncated(most) if truncated else self.cut(text, most)
         if why is None and self.limit and len(row) > self.limit:
             why = (

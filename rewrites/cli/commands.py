@@ -1,5 +1,5 @@
-"""The commands: optimize, calibrate, compile, run, generate, embed, evaluate, doctor, laws, explain, report, profile,
-verify, plan, partition, launch, spectrum."""
+"""The commands: optimize, calibrate, compile, run, generate, embed, join, serve, evaluate, doctor, laws, explain,
+report, profile, verify, plan, partition, launch, spectrum."""
 
 import time
 from pathlib import Path
@@ -10,6 +10,7 @@ import typer
 from formats.core.errors import InputError
 from formats.disk.files import writable
 from rewrites.cli import options
+from rewrites.cli.option_groups import AddressOptions, ServingOptions, with_groups
 from rewrites.cli.options import EXAMPLES, PANELS, show_examples, show_first, show_statuses
 from rewrites.cli.outputs import possible, say, write_results
 from rewrites.cli.rank_commands import launch_model, partition_model, plan_model
@@ -275,19 +276,27 @@ def embed_file(
     prompt: Annotated[
         str | None, typer.Option(metavar="NAME", help="put this prompt of the checkpoint before every line")
     ] = None,
+    shard: options.ShardOfLines = None,
+    resume: options.Resumed = None,
     own: options.OwnThings = None,
 ) -> None:
     """Embed every line of a FILE with a saved program, one row a line; the output is written whole or not at all. Rows
     are pooled as the checkpoint's 1_Pooling and Normalize declare, by default to the mean, scaled to length one. A
-    language model writes the scores of the token after each line."""
+    language model writes the scores of the token after each line. A run over a large FILE goes on where it was
+    interrupted, and does not replace an output."""
     from opmatrix.inference import embed
+    from opmatrix.inference.corpora.embedded_corpus import is_resumable, write_corpus
     from opmatrix.runtime.program import Program
 
     possible({"--out": (out, embed.replaceable)}, directory, None if file == "-" else file, own)
+    resumable = is_resumable(file, shard, resume)
     program, start = Program.load(directory, laws=own), time.perf_counter()
     texts = embed.read_stdin() if file == "-" else Path(file)
     named = None if prompt is None else program.pooling.named_prompt(prompt)
     how = embed.reading("standard input" if file == "-" else file, truncate, skip_bad, named)
+    if resumable:
+        say(write_corpus(program, Path(file), out, how, shard, embed.BATCH_ROWS if rows is None else rows))
+        return
     blocks = embed.stream(program, texts, embed.BATCH_ROWS if rows is None else rows, how)
     count, width = embed.write_npy(embed.followed(blocks, embed.quantity(texts)), out)
     seconds = time.perf_counter() - start
@@ -295,6 +304,44 @@ def embed_file(
         f"{count} texts x {width} numbers in {out}, {seconds:.1f} s, {count / seconds:.0f} texts/s"
         + embed.outcome(how, program.tokenizer)
     )
+
+
+@app.command()
+def join(
+    shards: Annotated[
+        list[Path], typer.Argument(metavar="SHARD.npy...", help="all files that `opmatrix embed --shard` wrote")
+    ],
+    out: Annotated[Path, typer.Option(metavar="OUT.npy", help="where to write the rows of all, in their order")],
+) -> None:
+    """Join the shards of a corpus into one array, equal to the bit to that of a run over the whole file."""
+    from opmatrix.inference import embed
+    from opmatrix.inference.corpora.joined_shards import join_shards
+
+    possible({"--out": (out, embed.replaceable)}, shards)
+    count, width = join_shards(shards, out)
+    say(f"{count} texts x {width} numbers in {out}")
+
+
+@app.command()
+@with_groups
+def serve(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL|DIR...",
+            help="embedders and rerankers: checkpoints, or directories that `opmatrix optimize` wrote",
+        ),
+    ],
+    address: AddressOptions,
+    limits: ServingOptions,
+) -> None:
+    """Serve embeddings and ranks over HTTP, by the APIs of OpenAI and Cohere: /v1/embeddings and /v1/rerank, beside
+    /v1/models, /health and /metrics. Requests are joined into batches; numbers are bit for bit those of `embed`. The
+    extra `serve` installs what it needs: starlette and uvicorn."""
+    from rewrites.serving.listening import serve_models
+
+    place = address.host, address.port
+    serve_models(models, place, limits.limits(), address.processes, lambda words: say(f"serving {words}"))
 
 
 @app.command()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import typer
 
+from opmatrix.inference.embed import BATCH_ROWS
 from opmatrix.parallel.axes.known_axes import mesh_options
 from opmatrix.parallel.axes.parallel_axis import AxisOption, MeshChoices
 from opmatrix.parallel.schedules.named import USUAL_SCHEDULE
@@ -17,6 +18,7 @@ from rewrites.cli import options
 
 if TYPE_CHECKING:
     from opmatrix.parallel.sharding.mesh import Mesh
+    from rewrites.serving.serving_limits import ServingLimits
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -187,6 +189,54 @@ class WatchOptions:
             metavar="OUT.json|.svg", help="what each rank did in the last step, for Chrome's tracing, or drawn"
         ),
     ] = None
+
+
+@dataclass(frozen=True)
+class AddressOptions:
+    """The address of a server, and its processes."""
+
+    HEADING: ClassVar[str] = "Address"
+    host: Annotated[str, typer.Option(help="address to listen on; by default this machine alone can connect")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port; 0: a free one, which is printed")] = 8000
+    processes: Annotated[
+        int, typer.Option(help="processes that share the port, the mapped weights, and the threads")
+    ] = 1
+
+
+@dataclass(frozen=True)
+class ServingOptions:
+    """The limits of each process of a server."""
+
+    HEADING: ClassVar[str] = "Limits"
+    truncate: options.Truncate = None
+    max_tokens: Annotated[int, typer.Option(help="tokens of a text; a longer one is cut or refused")] = 8192
+    max_texts: Annotated[int, typer.Option(help="texts of a request")] = 2048
+    max_body: Annotated[int, typer.Option(metavar="MB", help="size of a request")] = 16
+    queue: Annotated[int, typer.Option(help="texts that may wait; a request beyond them gets status 429")] = 8192
+    requests: Annotated[int, typer.Option(help="requests that may be open; one beyond them gets status 429")] = 512
+    timeout: Annotated[float, typer.Option(metavar="S", help="seconds to read a request, and to answer it")] = 60.0
+    rows: Annotated[int, typer.Option(help="approximate number of tokens of a batch")] = BATCH_ROWS
+    wait: Annotated[
+        float, typer.Option(metavar="MS", help="milliseconds that a busy server waits for a batch to fill")
+    ] = 3.0
+
+    def limits(self) -> "ServingLimits":
+        """Return them as the server takes them. Raises InputError for impossible ones."""
+        from rewrites.serving.serving_limits import ServingLimits
+
+        return ServingLimits(
+            body=self.max_body << 20,
+            items=self.max_texts,
+            tokens=self.max_tokens,
+            truncate=self.truncate,
+            queue=self.queue,
+            requests=self.requests,
+            rows=self.rows,
+            wait=self.wait / 1e3,
+            seconds=self.timeout,
+        )
 
 
 def left_out(record: Any, *but: str) -> dict[str, tuple[object, object]]:

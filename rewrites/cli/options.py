@@ -50,6 +50,19 @@ Truncate = Annotated[
     ),
 ]
 
+# ---- of `embed`
+
+ShardOfLines = Annotated[
+    str | None, typer.Option(metavar="I/N", help="embed the I-th of N parts of the lines, to be joined by `join`")
+]
+Resumed = Annotated[
+    bool | None,
+    typer.Option(
+        "--resume/--no-resume",
+        help="go on where a run to this output was interrupted; by default from 100,000 lines on, and for shards",
+    ),
+]
+
 # ---- of `generate`
 
 ModelOrSaved = Annotated[
@@ -383,6 +396,12 @@ EXAMPLES = {  # command -> lines that show it, each run by a test
     "embed": [
         "opmatrix embed minilm.opmatrix lines.txt --out vectors.npy",
         "cat lines.txt | opmatrix embed minilm.opmatrix - --out vectors.npy --skip-bad",
+        "opmatrix embed minilm.opmatrix lines.txt --out part2.npy --shard 2/4",
+    ],
+    "join": ["opmatrix join part1.npy part2.npy part3.npy part4.npy --out vectors.npy"],
+    "serve": [
+        "opmatrix serve minilm.opmatrix --port 8000",
+        "opmatrix serve minilm.opmatrix --processes 2 --truncate --max-tokens 512 --queue 4096",
     ],
     "evaluate": [
         "opmatrix evaluate minilm minilm.opmatrix --pairs pairs.csv",
@@ -453,6 +472,8 @@ PANELS = {  # headings of commands -> a short line for each of them
         "run": "Run a saved program on sentences.",
         "generate": "Write what follows a prompt, token by token.",
         "embed": "Embed every line of a FILE with a saved program.",
+        "join": "Join the shards of a corpus that `embed` wrote.",
+        "serve": "Serve embeddings and ranks of texts over HTTP.",
         "evaluate": "Score checkpoints and saved programs, by pairs or by a text.",
         "explain": "Show a saved program before and after, and each law's saving.",
         "report": "Write the report of a saved program as one page of HTML.",

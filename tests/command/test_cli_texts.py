@@ -77,6 +77,27 @@ def test_embed_cuts_and_leaves_out(command, optimized, tmp_path):
     assert np.array_equal(np.load("cut.npy")[1], Program.load(out).embed("dry " * 18)[0])
 
 
+def test_shards_are_embedded_and_joined(command, optimized, tmp_path):
+    """Equal to the bit to the whole, which then is not replaced."""
+    out = optimized.out
+    (tmp_path / "lines.txt").write_text("\n".join(LINES))
+    assert command("embed", out, "lines.txt", "--out", "whole.npy", "--resume").status == 0
+    for number in (2, 1, 3):
+        ran = command("embed", out, "lines.txt", "--out", f"part{number}.npy", "--shard", f"{number}/3")
+        assert ran.status == 0 and f"texts in part{number}.npy" in ran.out
+    refused(command("join", "part1.npy", "part2.npy", "--out", "joined.npy"), "shard 3/3 is named 0 times")
+    ran = command("join", "part3.npy", "part1.npy", "part2.npy", "--out", "joined.npy")
+    assert ran.status == 0 and f"{len(LINES)} texts x 32 numbers in joined.npy" in ran.out
+    assert (tmp_path / "joined.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
+    np.testing.assert_array_equal(np.load("joined.npy"), Program.load(out).embed(LINES))
+    refused(command("embed", out, "lines.txt", "--out", "whole.npy", "--resume"), "whole.npy: it exists")
+    refused(command("join", "part1.npy", "--out", "part1.npy"), "--out part1.npy", "replace")
+    for words in (["--shard", "4/3"], ["--shard", "1/2", "--no-resume"]):
+        refused(command("embed", out, "lines.txt", "--out", "o.npy", *words), "--")
+    refused(command("embed", out, "-", "--out", "o.npy", "--shard", "1/2"), "--shard", "give a file")
+    assert not (tmp_path / "o.npy").exists() and not [*tmp_path.glob("*.unfinished")]
+
+
 def test_run_gives_what_embed_gives(command, optimized, tmp_path):
     """Another pooling, no length one, and texts that are cut."""
     long, pooling = "dry " * 40, Pooling(("max",), False, 9)

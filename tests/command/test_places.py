@@ -19,6 +19,7 @@ OWN_WRITES = {("plan", "rows"), ("plan", "timeline"), ("partition", "timeline")}
 TEXTS = {"generate_text.prompt", "run.text"}  # arguments that name no file
 SUFFIX = {
     "embed": ".npy",
+    "join": ".npy",
     "spectrum": ".png",
     "launch": ".json",
     "report": ".html",
@@ -88,6 +89,7 @@ def test_every_command_that_writes_is_here():
         ("optimize", "out"),
         ("optimize", "results"),
         ("embed", "out"),
+        ("join", "out"),
         ("evaluate", "results"),
         ("spectrum", "out"),
         ("generate", "results"),
@@ -117,7 +119,7 @@ def test_no_command_writes_over_what_it_reads(command, tmp_path, monkeypatch, na
     monkeypatch.setattr("opmatrix.display.draw.plotting", lambda: None)
     (tmp_path / "model").mkdir()
     file = tmp_path / "model" / f"file{SUFFIX.get((name, output), SUFFIX.get(name, '.txt'))}"
-    np.save(file.open("wb"), np.ones((1, 1), "<f4")) if name == "embed" else file.write_text(
+    np.save(file.open("wb"), np.ones((1, 1), "<f4")) if file.suffix == ".npy" else file.write_text(
         OURS.decode() if file.suffix == ".html" else "{}"
     )
     (tmp_path / "linked").symlink_to("model")

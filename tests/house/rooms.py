@@ -21,6 +21,7 @@ ROOMS = {
         "report",
         "run",
         "encoders",
+        "serving",
         "cli",
     ),
 }

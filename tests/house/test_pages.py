@@ -17,6 +17,7 @@ from partitioned import RATES
 from searched import KINDS, structure
 
 from opmatrix.files.checkpoint import open_model
+from opmatrix.inference.corpora.corpus_stage import embed_shard
 from rewrites.cli import __main__ as cli
 from rewrites.cli import explained_program as explain  # noqa: F401, before what it imports is replaced
 from rewrites.cli.commands import app
@@ -161,6 +162,16 @@ def place(optimized, tmp_path_factory):
     return home
 
 
+def prepare_shards(place, name):
+    """What `join` reads is there, and nothing that `embed` and `join` write."""
+    for written in (*place.glob("part*.npy*"), *place.glob("vectors.npy")):
+        written.unlink()
+    for number in range(1, 5) if name == "join" else ():
+        made = embed_shard(number, 4, place / "minilm.opmatrix", place / "lines.txt", place / "shards")
+        shutil.copy(made, place / f"part{number}.npy")
+        shutil.copy(f"{made}.json", place / f"part{number}.npy.json")
+
+
 @pytest.mark.parametrize("line", LINES)
 def test_a_command_is_as_the_command_line_has_it(line):
     name, *words = asked(line)[0]
@@ -187,6 +198,7 @@ def test_a_command_does_what_it_says(line, optimized, place, laws_known, monkeyp
     monkeypatch.setattr("rewrites.cli.explained_program.group_fired", lambda opened, exact: [])
     monkeypatch.setattr("rewrites.report.results.tell_steps", lambda *_: "its steps")
     monkeypatch.setattr("rewrites.cli.rank_commands.launched", lambda *_: ("launched", {"holds": True}))
+    monkeypatch.setattr("rewrites.serving.listening.serve_models", lambda *asked: asked[-1]("minilm"))
     monkeypatch.setattr("opmatrix.parallel.launch.local_ranks.rank_rates", lambda ranks: RATES)
     monkeypatch.setattr("rewrites.cli.machine.calibrate.calibrate_machine", lambda report: ("calibrated", {}))
     monkeypatch.setattr(recheck, "verify_laws", lambda laws: {"laws": len(laws)})
@@ -199,6 +211,8 @@ def test_a_command_does_what_it_says(line, optimized, place, laws_known, monkeyp
         "optimize": ["--out", "made.opmatrix"] * ("--machine" not in words),
     }.get(words[0], [])
     monkeypatch.chdir(place)
+    if words[0] in ("embed", "join"):
+        prepare_shards(place, words[0])
     monkeypatch.setattr(sys, "argv", ["opmatrix", *(SMALL.get(word, word) for word in words)])
     if piped:
         monkeypatch.setattr(sys, "stdin", open(piped))
