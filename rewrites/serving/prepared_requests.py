@@ -69,7 +69,8 @@ def prepare_rerank(models: Served, limits: ServingLimits, body: bytes) -> Prepar
     model = find_model(models, asked.model, ServedReranker.path)
     reading = text_reading(limits, "document")
     try:
-        rows = pair_rows(model.program.tokenizer, [(asked.query, text) for text in asked.documents], reading)
+        pairs = [(asked.query, text) for text in asked.documents]
+        rows = pair_rows(model.program.tokenizer, pairs, reading, model.scoring.template)
         check_lengths(rows, limits.tokens, reading)
     except InputError as error:
         raise invalid(str(error), "documents") from error

@@ -16,6 +16,7 @@ from opmatrix.inference.scores.text_pairs import TokenRow, check_scoring, made_b
 from opmatrix.inference.text import LineReading, Tokenizer
 from opmatrix.runtime.program import Program
 from rewrites.encoders.encoder import open_encoder
+from rewrites.encoders.refused import EMBEDDINGS
 from rewrites.serving.refusals import Refused, invalid
 from rewrites.serving.request_bodies import EmbeddingInput
 from rewrites.serving.serving_limits import ServingLimits
@@ -100,7 +101,7 @@ def open_served(names: Iterable[str]) -> Served:
 
 def open_one(name: str) -> ServedModel:
     """Open a model and run it once. Raises InputError."""
-    program, called = open_encoder(name), name
+    program, called = open_encoder(name, EMBEDDINGS), name
     if os.path.exists(name):
         called = Path(name).resolve().name
     model = ServedReranker(called, program) if program.scoring else ServedEmbedder(called, program)

@@ -13,6 +13,9 @@ from formats.core.errors import InputError
 from opmatrix.files.directory.pair_templates import parse_template
 from opmatrix.inference.scores.text_pairs import pair_rows
 from opmatrix.inference.text import LineReading
+from rewrites.serving.prepared_requests import PREPARED_BY
+from rewrites.serving.served_models import open_served
+from rewrites.serving.serving_limits import ServingLimits
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")
 transformers = pytest.importorskip("transformers", reason="needs peers: transformers")
@@ -223,3 +226,19 @@ def test_a_template_may_be_given(tmp_path, monkeypatch):
     np.testing.assert_allclose(ours.predict(PAIRS), theirs.predict(PAIRS), atol=1e-5)
     with pytest.raises(InputError, match="chat_template 5: give a text"):
         om.CrossEncoder(str(home), processor_kwargs={"chat_template": 5})
+
+
+def test_the_server_puts_pairs_into_the_template(tmp_path, monkeypatch):
+    """To the bit the scores of the program, with the instruction that is its default."""
+    home = write(tmp_path, prompts={"web": "Find what a search wants"}, default_prompt_name="web")
+    encoders.keep_in(monkeypatch, tmp_path / "cache")
+    om.CrossEncoder(str(home)).program.save(tmp_path / "kept")
+    documents = [document for _, document in PAIRS]
+    wanted = om.load(tmp_path / "kept").score([("a bank", text) for text in documents], truncate=True)[:, 0]
+    for place in (home, tmp_path / "kept"):
+        served = open_served([str(place)])
+        body = json.dumps({"query": "a bank", "documents": documents}).encode()
+        request = PREPARED_BY["/v1/rerank"](served, ServingLimits(seconds=60, truncate=True), body)
+        reply = json.loads(request.write(request.lane.model.compute(request.rows, 0)))
+        scores = {result["index"]: result["relevance_score"] for result in reply["results"]}
+        assert [np.float32(scores[at]) for at in range(len(documents))] == [*wanted]
