@@ -92,19 +92,20 @@ def plan_model(
         name=name_of(model),
         heard=line,
     )
-    limits = dict[str, Any](
-        flash=flash,
-        precision=wanted.precision or layout.precision or "bf16",
-        stack=wanted.stack,
-        schedule=wanted.schedule,
-        max_tp=wanted.max_tp,
-        calibrate=wanted.calibrate,
-        no_ring=wanted.no_ring,
-        headroom=wanted.headroom,
-        load=load_of(wanted),
-    )
+    if not local:
+        asked |= dict(
+            flash=flash,
+            precision=wanted.precision or layout.precision or "bf16",
+            stack=wanted.stack,
+            schedule=wanted.schedule,
+            max_tp=wanted.max_tp,
+            calibrate=wanted.calibrate,
+            no_ring=wanted.no_ring,
+            headroom=wanted.headroom,
+            load=load_of(wanted),
+        )
     with line.ticking():
-        planned = local_plan(config, devices, **asked) if local else plan(config, devices, machine, **limits, **asked)
+        planned = local_plan(config, devices, **asked) if local else plan(config, devices, machine, **asked)
     line.end(f"{planned.found.count:,}")
     text, figures = judged_layouts(planned, layouts, stated)
     say(f"{planned}{text}")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from formats.core.errors import InputError
 from opmatrix.parallel.settings.run_layout import RunFacts, RunLayout, spell
 from opmatrix.parallel.settings.spellings import (
+    ArgumentValue,
     ChoiceArguments,
     Contradiction,
     LayoutFields,
@@ -131,7 +132,7 @@ SELECTIVE_FLAG = "recompute-activations"
 
 @dataclass(frozen=True)
 class RecomputedLayers:
-    """What is computed again: selectively, or all of some or of all layers."""
+    """Recomputation: selective, or of all of some or of all layers."""
 
     names: ClassVar[tuple[str, ...]] = (GRANULARITY, METHOD, AGAIN_LAYERS, SELECTIVE_FLAG, "recompute-modules")
     fields: ClassVar[tuple[str, ...]] = ("recompute", "again")
@@ -158,7 +159,7 @@ class RecomputedLayers:
             return {GRANULARITY: "full", METHOD: "block", AGAIN_LAYERS: most}
         if layout.again is not None:
             raise InputError(f"{layout.recompute} again on layers {spell(layout.again)}: this stack has all or none")
-        ways: dict[str, dict[str, Any]] = {
+        ways: dict[str, dict[str, ArgumentValue]] = {
             "full": {GRANULARITY: "full", METHOD: "uniform", AGAIN_LAYERS: 1},
             "selective": {GRANULARITY: "selective"},
             "core_attention": {GRANULARITY: "selective"},
@@ -190,7 +191,7 @@ class ExpertTensorRanks:
 
 def types_of_numbers(*flags: tuple[str, str]) -> ChoiceArguments:
     """Return the spelling of number types: those of sixteen bits with their flags; eight bits beside bfloat16."""
-    sixteen: dict[str, Any] = {flag: False for _, flag in flags}
+    sixteen: dict[str, ArgumentValue] = {flag: False for _, flag in flags}
     wide = [(number, sixteen | {flag: True, "fp8-format": None}) for number, flag in flags]
     eight = [
         (number, sixteen | {"bf16": True, "fp8-format": form, "fp8-recipe": recipe})

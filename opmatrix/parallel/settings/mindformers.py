@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from formats.core.errors import InputError
 from opmatrix.parallel.settings.megatron import check_scheduled, scheduled
 from opmatrix.parallel.settings.run_layout import RunFacts, RunLayout
 from opmatrix.parallel.settings.spellings import (
     Argument,
+    ArgumentValue,
     ChoiceArguments,
     Contradiction,
     DeclaredArguments,
@@ -80,11 +81,11 @@ class OffsetStages:
         cut = layout.layers_of(facts)
         share = facts.layers // len(cut)
         more = [layers - share for layers in cut]
-        several: dict[str, Any] = {} if chunks == 1 else {VIRTUAL: chunks, INTERLEAVED: True, ORDER: "1f1b"}
+        several: dict[str, ArgumentValue] = {} if chunks == 1 else {VIRTUAL: chunks, INTERLEAVED: True, ORDER: "1f1b"}
         return several | ({STAGE_OFFSET: in_rows(more, chunks, stages)} if any(more) else {})
 
 
-def by_chunk(name: str, value: Any, chunks: int, stages: int) -> tuple[int, ...] | None:
+def by_chunk(name: str, value: ArgumentValue, chunks: int, stages: int) -> tuple[int, ...] | None:
     """Return a number for each chunk, from a list by stage, or a list of these for each chunk of a stage; None for 0.
     Raises InputError for any other."""
     if value in (0, False):
@@ -100,7 +101,7 @@ def by_chunk(name: str, value: Any, chunks: int, stages: int) -> tuple[int, ...]
     return tuple(n for row in rows for n in row)
 
 
-def in_rows(numbers: list[int], chunks: int, stages: int) -> list[Any]:
+def in_rows(numbers: list[int], chunks: int, stages: int) -> list[ArgumentValue]:
     """Return numbers of chunks as MindFormers lists them."""
     rows = [numbers[at * stages : (at + 1) * stages] for at in range(chunks)]
     return rows[0] if chunks == 1 else rows

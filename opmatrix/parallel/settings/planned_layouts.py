@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from opmatrix.parallel.search.layouts import StatedLayout
 from opmatrix.parallel.search.plans import PlanChoice
 from opmatrix.parallel.search.stage_times import StageCut, even_cut
 from opmatrix.parallel.settings.known_settings import form_of, read_settings, settings_of, write_settings
 from opmatrix.parallel.settings.run_layout import LAYOUT_CHOICES, LAYOUT_SIZES, RunFacts, RunLayout
-from opmatrix.parallel.settings.spellings import ReadSettings, StackSettings
+from opmatrix.parallel.settings.spellings import ArgumentValue, ReadSettings, StackSettings
 
 READ_OPTION, WRITE_OPTION = "--settings", "--write-settings"
 
@@ -86,7 +85,7 @@ def copies_of(layout: RunLayout, facts: RunFacts) -> int:
 def layout_of(choice: PlanChoice, batch: int, seq: int) -> RunLayout:
     """Return a strategy of a plan as a layout."""
     strategy = choice.prediction.setting.strategy
-    fields: dict[str, Any] = {name: int(choice.sizes[name]) for name in LAYOUT_SIZES}
+    fields: dict[str, ArgumentValue] = {name: int(choice.sizes[name]) for name in LAYOUT_SIZES}
     fields |= {name: getattr(choice.form, name) for name in LAYOUT_CHOICES}
     return RunLayout(**fields, precision=strategy.precision, batch=batch, seq=seq)
 

@@ -16,7 +16,7 @@ LAYOUT_CHOICES = "zero", "sequence", "recompute", "context", "schedule", "whole_
 
 
 class RunFacts(NamedTuple):
-    """What settings leave to the model and to the devices."""
+    """Facts that settings leave to the model and to the devices."""
 
     layers: int  # layers of the model
     devices: int

@@ -8,10 +8,10 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from formats.core.errors import InputError
-from opmatrix.parallel.settings.spellings import Argument, SettingValues, spell_value
+from opmatrix.parallel.settings.spellings import Argument, ArgumentValue, SettingValues, spell_value
 
 MOST_FILE_LETTERS = 2_000_000  # letters of a file
 MOST_VALUES = 20_000  # values of a file
@@ -36,7 +36,7 @@ HEADING = "{title}, by `opmatrix plan`"
 # ---- lines of a shell script
 
 
-def read_script(text: str, arguments: Mapping[str, Argument], once: Collection[str] = ()) -> dict[str, Any]:
+def read_script(text: str, arguments: Mapping[str, Argument], once: Collection[str] = ()) -> dict[str, ArgumentValue]:
     """Read the arguments that a script states: those in its commands, arrays and quoted texts, with variables that it
     assigns. Raises InputError for quotes that are open, and for an argument of `once` with two values."""
     words, variables = [], dict[str, str]()
@@ -46,7 +46,7 @@ def read_script(text: str, arguments: Mapping[str, Argument], once: Collection[s
             variables[assigned[1]] = assigned[2]
         else:
             words += inner_words(assigned[2] if assigned else word)
-    stated: dict[str, Any] = {}
+    stated: dict[str, ArgumentValue] = {}
     at = 0
     while at < len(words):
         named = NAMED_WORD.fullmatch(words[at])
@@ -93,7 +93,7 @@ def values_after(words: Sequence[str], argument: Argument | None) -> list[str]:
     return values
 
 
-def value_of(values: Sequence[str]) -> Any:
+def value_of(values: Sequence[str]) -> ArgumentValue:
     """Return the value of an argument: true for a name alone, one text, or several."""
     if not values:
         return True
@@ -131,7 +131,7 @@ def spell_plain(value: object) -> str:
 # ---- nested keys
 
 
-def flattened(tree: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flattened(tree: object, prefix: str = "") -> Iterator[tuple[str, ArgumentValue]]:
     """Yield each value of nested keys, with its name. Raises InputError for a tree that is none of keys and values."""
     if not isinstance(tree, Mapping):
         raise InputError("it has no keys with values: give settings of the stack")
@@ -142,9 +142,9 @@ def flattened(tree: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def values_by_name(tree: object) -> dict[str, Any]:
+def values_by_name(tree: object) -> dict[str, ArgumentValue]:
     """Return the values of nested keys by name. Raises InputError for more than a file of settings has."""
-    values: dict[str, Any] = {}
+    values: dict[str, ArgumentValue] = {}
     for name, value in flattened(tree):
         values[name] = value
         if len(values) > MOST_VALUES:
@@ -152,9 +152,9 @@ def values_by_name(tree: object) -> dict[str, Any]:
     return values
 
 
-def nested(arguments: SettingValues) -> dict[str, Any]:
+def nested(arguments: SettingValues) -> dict[str, ArgumentValue]:
     """Return arguments as nested keys."""
-    tree: dict[str, Any] = {}
+    tree: dict[str, ArgumentValue] = {}
     for name, value in arguments.items():
         *parents, last = name.split(".")
         inner = tree
@@ -164,7 +164,7 @@ def nested(arguments: SettingValues) -> dict[str, Any]:
     return tree
 
 
-def read_toml(text: str, arguments: Mapping[str, Argument], once: Collection[str] = ()) -> dict[str, Any]:
+def read_toml(text: str, arguments: Mapping[str, Argument], once: Collection[str] = ()) -> dict[str, ArgumentValue]:
     """Read TOML. Raises InputError where it is none."""
     try:
         return values_by_name(tomllib.loads(text))
@@ -184,7 +184,7 @@ def write_toml(arguments: SettingValues, title: str) -> str:
     return "\n".join(blocks)
 
 
-def read_json(text: str, arguments: Mapping[str, Argument], once: Collection[str] = ()) -> dict[str, Any]:
+def read_json(text: str, arguments: Mapping[str, Argument], once: Collection[str] = ()) -> dict[str, ArgumentValue]:
     """Read JSON. Raises InputError where it is none."""
     try:
         return values_by_name(json.loads(text))
@@ -197,7 +197,7 @@ def write_json(arguments: SettingValues, title: str) -> str:
     return json.dumps(nested(arguments), indent=2) + "\n"
 
 
-def read_yaml(text: str, arguments: Mapping[str, Argument], once: Collection[str] = ()) -> dict[str, Any]:
+def read_yaml(text: str, arguments: Mapping[str, Argument], once: Collection[str] = ()) -> dict[str, ArgumentValue]:
     """Read YAML of plain values. Raises InputError where it is none, and where no reader of YAML is installed."""
     try:
         import yaml
@@ -214,7 +214,7 @@ def write_yaml(arguments: SettingValues, title: str) -> str:
     return "\n".join([f"# {HEADING.format(title=title)}", *yaml_lines(nested(arguments)), ""])
 
 
-def yaml_lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+def yaml_lines(tree: Mapping[str, ArgumentValue], indent: str = "") -> Iterator[str]:
     """Yield the lines of nested keys."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -227,7 +227,7 @@ def yaml_lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
 class SettingsForm(NamedTuple):
     """A form of files: how it is read, and how it is written with a title."""
 
-    read: Callable[[str, Mapping[str, Argument], Collection[str]], dict[str, Any]]
+    read: Callable[[str, Mapping[str, Argument], Collection[str]], dict[str, ArgumentValue]]
     write: Callable[[SettingValues, str], str]
 
 

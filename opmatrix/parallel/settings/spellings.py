@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from formats.core.errors import InputError, suggest_name
 from opmatrix.parallel.settings.run_layout import RunFacts, RunLayout
 
-SettingValues: TypeAlias = Mapping[str, Any]  # values by the stack's name of an argument
-LayoutFields: TypeAlias = dict[str, Any]
+ArgumentValue: TypeAlias = Any  # of any kind that an argument has
+SettingValues: TypeAlias = Mapping[str, ArgumentValue]  # values by the stack's name of an argument
+LayoutFields: TypeAlias = dict[str, ArgumentValue]
 ARGUMENT_TABLE = Path(__file__).with_name("stack_arguments.json")
 LARGEST_VALUE = 10**9  # the largest number of an argument
 UNMARKED = None, False, 0, 1, "none", "ring", "1f1b", "bf16"  # values of fields that need no setting
@@ -60,7 +61,7 @@ class ReadValues:
     def __init__(self, stated: SettingValues, arguments: Mapping[str, Argument]) -> None:
         self.stated, self.arguments = stated, arguments
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> ArgumentValue:
         return self.stated[name] if name in self.stated else self.arguments[name].default
 
     def __contains__(self, name: str) -> bool:
@@ -173,7 +174,7 @@ class ReadSettings(NamedTuple):
 
 @dataclass(frozen=True)
 class StackSettings:
-    """How a stack spells a layout: its arguments, and a spelling for each field that it has."""
+    """The spelling of a layout by a stack: its arguments, and a spelling for each field that it has."""
 
     stack: str
     declared: DeclaredArguments
@@ -238,7 +239,7 @@ class StackSettings:
             tuple(name for name in typed if self.states(name) and differs(name, values, again)),
         )
 
-    def typed(self, name: str, value: Any) -> Any:
+    def typed(self, name: str, value: ArgumentValue) -> ArgumentValue:
         """Return a value by the kind of its argument. Raises InputError for a value of the layout that is none; any
         other, such as a variable that a script does not assign, is kept as it is."""
         argument = self.declared.arguments.get(name)
@@ -251,11 +252,11 @@ class StackSettings:
         except InputError:
             return value
 
-    def write(self, layout: RunLayout, facts: RunFacts) -> dict[str, Any]:
+    def write(self, layout: RunLayout, facts: RunFacts) -> dict[str, ArgumentValue]:
         """Return the arguments that state a layout, but for those that are at their defaults. Raises InputError for
         what the stack has no setting for."""
         layout = layout.simplest(facts)
-        written: dict[str, Any] = {}
+        written: dict[str, ArgumentValue] = {}
         for spelling in self.spellings:
             written |= spelling.write(layout, facts)
         arguments = self.declared.arguments
@@ -283,7 +284,7 @@ def spell_value(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def read_value(name: str, value: Any, argument: Argument) -> Any:
+def read_value(name: str, value: ArgumentValue, argument: Argument) -> ArgumentValue:
     """Return the value of an argument by its kind. Raises InputError for one that it does not take."""
     if argument.kind == "flag":
         if value in (True, False):
@@ -308,7 +309,7 @@ def read_value(name: str, value: Any, argument: Argument) -> Any:
     return read
 
 
-def list_part(part: Any) -> Any:
+def list_part(part: ArgumentValue) -> ArgumentValue:
     """Return a part of a list; a text that is a list itself, as on a command line, as its parts."""
     if not isinstance(part, str) or not part.startswith("["):
         return part
@@ -322,7 +323,7 @@ SPELLED_KINDS = {"int": "whole number", "float": "number", "str": "text", "bool"
 SPELLED_BOOLS = {"true": True, "false": False}
 
 
-def converted(value: Any, kind: str) -> Any:
+def converted(value: ArgumentValue, kind: str) -> ArgumentValue:
     """Return a value as one of a kind; None for one that is none."""
     if isinstance(value, list | tuple | dict):
         return None

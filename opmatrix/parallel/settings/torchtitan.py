@@ -6,11 +6,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from formats.core.errors import InputError
 from opmatrix.parallel.settings.run_layout import RunFacts, RunLayout, spell
 from opmatrix.parallel.settings.spellings import (
+    ArgumentValue,
     ChoiceArguments,
     Contradiction,
     LayoutFields,
@@ -134,7 +135,7 @@ class ModelParts:
         stages, chunks = layout.pp or 1, layout.virtual or 1
         if stages == 1:
             return {}
-        written: dict[str, Any] = {SCHEDULE: spelled_schedule(layout)}
+        written: dict[str, ArgumentValue] = {SCHEDULE: spelled_schedule(layout)}
         cut = layout.layers_of(facts)
         for ends in ((1, 1), (0, 0), (1, 0), (0, 1)):
             try:
@@ -178,7 +179,7 @@ MODE, OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """What is computed again: nothing, operations that are cheap, each n-th layer, or all layers."""
+    """Recomputation: none, of operations that are cheap, of each n-th layer, or of all layers."""
 
     names: ClassVar[tuple[str, ...]] = (MODE, OPTION)
     fields: ClassVar[tuple[str, ...]] = ("recompute", "again")
