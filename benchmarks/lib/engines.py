@@ -263,7 +263,8 @@ class Compiled(Torch):
 def module(model, masked):
     """Token ids, and a mask where some is needed, in; hidden states out: all that is exported. A decoder, whose
     attention is causal, is told whom its rows see, as transformers finds it out by operators that exporters lack;
-    padding stands behind all of them."""
+    padding stands behind all of them. The example is longer than a window of both sides, which a shorter one has not in
+    its graph."""
     import torch
 
     causal = any(getattr(part, "is_causal", False) for part in model.modules())
@@ -278,7 +279,7 @@ def module(model, masked):
                 mask = torch.full(2 * ids.shape[1:], -torch.inf).triu(1)[None, None]
             return self.model(input_ids=ids, attention_mask=mask).last_hidden_state
 
-    ids = torch.ones((2, 16), dtype=torch.int64)
+    ids = torch.ones((2, max(16, 2 * getattr(model.config, "local_attention", 0))), dtype=torch.int64)
     return Hidden(), (ids, ids.tril(8)) if masked else (ids,)
 
 
