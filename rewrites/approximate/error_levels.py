@@ -7,7 +7,7 @@ from math import isnan, nan
 
 import numpy as np
 
-from formats.host.memory import release_memory
+from formats.host.freed_memory import release_memory
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.display.progress import unheard
 from opmatrix.runtime.program import Program

@@ -14,7 +14,7 @@ import numpy as np
 
 from formats import FORMATS
 from formats.core.stage import NoPullback
-from formats.host.memory import release_memory
+from formats.host.freed_memory import release_memory
 from formats.host.threads import in_threads
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.custom.custom_names import list_own_names

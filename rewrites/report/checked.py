@@ -5,11 +5,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from formats.host.memory import release_memory
+from formats.host.freed_memory import release_memory
 from formats.host.threads import in_threads
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import collect_needs
@@ -49,6 +49,8 @@ from rewrites.verify.programs import (
 from rewrites.verify.routed import describe_routing, is_routed, run_beside
 from rewrites.verify.sessions.verified_sessions import SessionChecks, Sessions
 from rewrites.workload.stated import RoutedChange, Stated
+
+T = TypeVar("T")
 
 
 def state_errors(
@@ -212,7 +214,7 @@ class LengthChecks:
         ]
 
 
-def run_and_release(call: Callable[[], Any]) -> Any:
+def run_and_release(call: Callable[[], T]) -> T:
     """Return the result of a check, after which freed memory is given back."""
     try:
         return call()

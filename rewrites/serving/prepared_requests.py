@@ -11,7 +11,7 @@ import numpy as np
 
 from formats.core.arrays import Floats
 from formats.core.errors import InputError
-from opmatrix.inference.scores.text_pairs import TokenRow, pair_rows
+from opmatrix.inference.scores.text_pairs import TokenRow, check_scoring, pair_rows
 from rewrites.encoders.embedding_forms import cut_columns, unit_rows
 from rewrites.serving.batcher import Lane
 from rewrites.serving.refusals import invalid
@@ -70,7 +70,7 @@ def prepare_rerank(models: Served, limits: ServingLimits, body: bytes) -> Prepar
     reading = text_reading(limits, "document")
     try:
         pairs = [(asked.query, text) for text in asked.documents]
-        rows = pair_rows(model.program.tokenizer, pairs, reading, model.scoring.template)
+        rows = pair_rows(model.program.tokenizer, pairs, reading, check_scoring(model.program).template)
         check_lengths(rows, limits.tokens, reading)
     except InputError as error:
         raise invalid(str(error), "documents") from error

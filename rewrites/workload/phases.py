@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from formats.host.memory import release_memory
+from formats.host.freed_memory import release_memory
 from opmatrix.display.progress import AGAIN, ProgressLine
 
 Tell = Callable[..., None]  # reports the progress of a phase: (done, of), or words

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from formats.host import memory
+from formats.host import freed_memory
 
 PAGE = 4096
 
@@ -17,14 +17,16 @@ def resident():
     return PAGE * int(Path("/proc/self/statm").read_text().split()[1])
 
 
-@pytest.mark.skipif(sys.platform != "linux" or memory.find_trim() is None, reason="no malloc_trim: a package of C")
+@pytest.mark.skipif(
+    sys.platform != "linux" or freed_memory.find_trim() is None, reason="needs glibc's malloc_trim"
+)
 def test_gaps_between_arrays_are_given_back():
     """Arrays below the threshold of mmap lie on the heap, and gaps between live ones stay resident without a trim."""
     arrays = [np.ones(2**14 // 8) for _ in range(2**13)]
     left = arrays[::64]
     del arrays
     before = resident()
-    memory.release_memory()
+    freed_memory.release_memory()
     assert resident() < before - 2**26
     assert all((array == 1).all() for array in left)
 
@@ -35,7 +37,7 @@ def test_other_c_libraries_are_left_alone(monkeypatch):
 
     for library in (fail, lambda name: object()):
         monkeypatch.setattr(ctypes, "CDLL", library)
-        memory.find_trim.cache_clear()
-        memory.release_memory()
-        assert memory.find_trim() is None
-    memory.find_trim.cache_clear()
+        freed_memory.find_trim.cache_clear()
+        freed_memory.release_memory()
+        assert freed_memory.find_trim() is None
+    freed_memory.find_trim.cache_clear()
