@@ -541,8 +541,8 @@ def spectrum(
     from rewrites.report.spectra.operator_spectra import SPECTRA_KINDS, Spectra, check_kind, list_notes, spectrum_record
     from rewrites.workload.phases import Report
 
-    check_kind(kind, text)
     possible({"--out": (out, drawable), "--json": (results, writable)}, model, text)
+    check_kind(kind, text)
     with Report().phase(f"spectra of {kind}", brief=True) as progress:
         opened = Spectra(open_model(model), None if text is None else str(text), progress)
         spectra = SPECTRA_KINDS[kind](opened)

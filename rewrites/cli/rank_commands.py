@@ -73,7 +73,12 @@ def plan_model(
     from rewrites.cli.partitions import name_of
 
     outputs = {"--json": (results, writable), "--csv": (rows, writable), "--timeline": (timeline, check_timeline)}
-    possible(outputs | {"--write-settings": (file_of(wanted.write_settings), writable)}, model)
+    possible(
+        outputs | {"--write-settings": (file_of(wanted.write_settings), writable)},
+        model,
+        wanted.calibrate,
+        wanted.settings,
+    )
     if memory is not None and not 0 < memory < 1e9:
         raise InputError(f"--memory {memory:g}: GB, more than 0")
     config, line = planned_config(model), ProgressLine("strategies", quiet, brief=devices <= BRIEF_DEVICES)

@@ -15,7 +15,7 @@ from rewrites.cli.commands import app
 from rewrites.report.pages.html_report import OURS
 
 WRITES = {"out", "results", "trace", "html"}  # parameters that name what is written, of every command
-OWN_WRITES = {("plan", "rows"), ("plan", "timeline"), ("partition", "timeline")}
+OWN_WRITES = {("plan", "rows"), ("plan", "timeline"), ("plan", "write_settings"), ("partition", "timeline")}
 TEXTS = {"generate_text.prompt", "run.text"}  # arguments that name no file
 SUFFIX = {
     "embed": ".npy",
@@ -106,6 +106,7 @@ def test_every_command_that_writes_is_here():
         ("plan", "results"),
         ("plan", "rows"),
         ("plan", "timeline"),
+        ("plan", "write_settings"),
         ("partition", "timeline"),
     }
     assert len(CASES) >= 40

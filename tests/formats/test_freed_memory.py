@@ -17,9 +17,7 @@ def resident():
     return PAGE * int(Path("/proc/self/statm").read_text().split()[1])
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux" or freed_memory.find_trim() is None, reason="needs glibc's malloc_trim"
-)
+@pytest.mark.skipif(sys.platform != "linux" or freed_memory.find_trim() is None, reason="needs glibc's malloc_trim")
 def test_gaps_between_arrays_are_given_back():
     """Arrays below the threshold of mmap lie on the heap, and gaps between live ones stay resident without a trim."""
     arrays = [np.ones(2**14 // 8) for _ in range(2**13)]
