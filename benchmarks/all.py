@@ -166,6 +166,7 @@ APART = {
     "planner": "holds predictions against a file of published steps, which it is given",
     "pipelines": "trains by six pipelines on four processes, each several times",
     "local_plans": "runs six plans on four processes, each several times",
+    "serving_memory": "embeds ten thousand texts by each of four engines",
     "serving": "needs starlette and uvicorn, and a server in a process of its own",
     "laws_left_out": "searches random models anew without each law, for minutes",
     "launched": "runs steps of four processes, a hundred times each",

@@ -33,6 +33,7 @@ from opmatrix.files.loading import PROGRAM
 from opmatrix.inference.text import LineReading, sentences
 from opmatrix.runtime.program import Program
 from rewrites.encoders.encoder import open_encoder
+from rewrites.encoders.refused import EMBEDDINGS
 
 COLUMNS = "round", "texts", "tokens", "program_s", "server_s", "clients_s", "ratio", "p50_ms", "p99_ms"
 SHORTEST, LONGEST = 8, 512  # tokens of a text
@@ -67,7 +68,7 @@ def main() -> None:
     given = parser.parse_args()
     takes(60 + 2.2 * given.seconds * given.rounds)
     name = given.model if Path(given.model, PROGRAM).exists() else str(workloads.model(given.model).directory)
-    program = open_encoder(name)
+    program = open_encoder(name, EMBEDDINGS)
     load = drawn(program, given)
     say(f"{len(load.bodies)} requests")
     with served(name, given) as (process, port):

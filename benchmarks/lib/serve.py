@@ -100,6 +100,20 @@ class Server:
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
+    def resident_by_kind(self):
+        """The bytes that this process holds now: what it allocated, and what is mapped from files."""
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+        held = {kind: 1024 * int(status[f"Rss{kind}"].split()[0]) for kind in ("Anon", "File")}
+        return {"anonymous": held["Anon"], "file": held["File"]}
+
+    def means(self, rows, file):
+        """Writes the mean of the hidden states of each text in a batch of these: (S, n) in float32."""
+        import numpy as np
+
+        batch = self.work.ready(rows)
+        found = self.work.rows(self.work.run(batch), batch)
+        np.save(file, np.stack([states.mean(0) for states in found]))
+
     def hidden(self, file, upto):
         """Writes the hidden states of the first sentences, one row a token: (T, n) in float32."""
         import numpy as np
