@@ -176,6 +176,7 @@ EVERY_KIND = [
     abs(W),
     W**3,
     om.col(W, om.relu @ W),
+    om.log1p_relu @ W,
     om.blocks([[W, None], [None, V]]),
     om.formula(lambda x: (x @ W).T.T - (x @ x.T @ x) * (x @ V)),
     om.formula(lambda x: -(x @ x.T @ x) @ V),
