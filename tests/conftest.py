@@ -2,9 +2,11 @@
 
 import gc
 import os
+import signal
 import sys
 from collections import Counter
 from contextlib import suppress
+from threading import current_thread, main_thread
 
 import numpy as np
 import pytest
@@ -88,6 +90,16 @@ def pytest_collection_finish():
     """What is collected, and all that was imported for it, lasts: nobody looks for garbage there."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def as_before_sigterm():
+    """A command that runs in this process attends SIGTERM in Python; a forked process would inherit that, and one that
+    waits in C may never come to it."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if signal.getsignal(signal.SIGTERM) is not before and current_thread() is main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="session", autouse=True)
