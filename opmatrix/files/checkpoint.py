@@ -334,8 +334,13 @@ class Checkpoint:
             """Find a tensor of this shape and note its use; return its array, with the adapter's addition if there is
             one."""
             tensor = self.find_whole(name, *shape)
-            used.update(tensor.used if isinstance(tensor, ExpertTensors) else [tensor])
-            data = load_data(tensor, name, loaded)
+            if isinstance(tensor, ExpertTensors):
+                used.update(tensor.used)
+                data = load_data(tensor, name)
+            else:
+                used.add(tensor)
+                data = loaded[tensor] if tensor in loaded else load_data(tensor, name)
+                loaded[tensor] = data  # a tied table is not read again while it is in use
             return beside.held(called or name, data) if beside else data
 
         with self.config.named():
@@ -473,21 +478,10 @@ class Checkpoint:
         return LAST if self.speaks else read_pooling(self.directory, self.positions)
 
 
-def load_data(
-    found: Tensor | ExpertTensors, name: str, loaded: WeakValueDictionary[Tensor, Data] | None = None
-) -> Data:
-    """Load the numbers of a tensor, or of all experts, as an attribute for terms. `loaded` are the tensors in use: one
-    of these is not read again, as a tied table would be."""
-    if isinstance(found, ExpertTensors):
-        array, blocks = found.read()
-        return Data(array, name, blocks)
-    data = None if loaded is None else loaded.get(found)
-    if data is None:
-        array, blocks = found.read_both()
-        data = Data(array, name, blocks)
-    if loaded is not None:
-        loaded[found] = data
-    return data
+def load_data(found: Tensor | ExpertTensors, name: str) -> Data:
+    """Load the numbers of a tensor, or of all experts, as an attribute for terms."""
+    array, blocks = found.read() if isinstance(found, ExpertTensors) else found.read_both()
+    return Data(array, name, blocks)
 
 
 def open_model(model: str | Path, adapter: str | Path | None = None) -> Checkpoint:

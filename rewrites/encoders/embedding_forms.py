@@ -2,7 +2,7 @@
 tensors; similarities."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -13,10 +13,9 @@ from formats.core.arrays import Floats
 from formats.core.errors import InputError, suggest_name
 from opmatrix.algebra.data import Numeric
 from opmatrix.inference.pooling import normalise_rows
+from opmatrix.inference.scores.similarity import Float64Rows, Similarities
 
-Float64Rows = NDArray[np.float64]
 Converted: TypeAlias = Any  # an array, a tensor of torch, or a list of tensors, a row each
-Similarities: TypeAlias = Mapping[str, Callable[[Float64Rows, Float64Rows], Float64Rows]]
 BYTE_STEPS = 255  # steps between the least and the greatest number of a column
 
 
@@ -117,21 +116,6 @@ def as_rows(vectors: object) -> Float64Rows:
         vectors = [np.asarray(vector, np.float64) for vector in vectors]
     rows = np.asarray(vectors, np.float64)
     return rows[None] if rows.ndim == 1 else rows
-
-
-# of every two rows, (a, n) and (b, n) to (a, b); of rows with rows, (a, n) and (a, n) to (a,)
-PAIRWISE: Similarities = {
-    "cosine": lambda a, b: (normalise_rows(a) * normalise_rows(b)).sum(-1),
-    "dot": lambda a, b: (a * b).sum(-1),
-    "euclidean": lambda a, b: -np.sqrt(np.square(a - b).sum(-1)),
-    "manhattan": lambda a, b: -np.abs(a - b).sum(-1),
-}
-MATRICES: Similarities = {
-    "cosine": lambda a, b: normalise_rows(a) @ normalise_rows(b).T,
-    "dot": lambda a, b: a @ b.T,
-    "euclidean": lambda a, b: np.stack([PAIRWISE["euclidean"](row, b) for row in a]),
-    "manhattan": lambda a, b: np.stack([PAIRWISE["manhattan"](row, b) for row in a]),
-}
 
 
 def compare_rows(of: Similarities, name: str, first: object, second: object) -> Converted:

@@ -2,6 +2,7 @@
 to."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from os.path import exists, isdir
@@ -11,12 +12,14 @@ from typing import TypeVar
 from formats.core.errors import InputError
 from opmatrix.display.progress import ProgressLine
 from opmatrix.files.loading import PROGRAM
+from opmatrix.inference.pooling import DOCUMENTS, QUERIES, check_similarity
+from opmatrix.inference.scores.similarity import MATRICES, PAIRWISE, Similarities
 from opmatrix.inference.text import LineReading, Tokenizer
 from opmatrix.runtime.program import Program
+from rewrites.encoders.embedding_forms import Converted, compare_rows
 from rewrites.encoders.refused import EMBEDDINGS, refuse_arguments
 
 Portioned = TypeVar("Portioned")
-DOCUMENTS = "document", "passage", "corpus"  # names of prompts for documents; the first that there is counts
 
 
 def open_encoder(name: str, task: str, template: str | None = None) -> Program:
@@ -103,6 +106,35 @@ class Encoder:
         if prompt_name is not None or prompt is not None:
             return prompt_name
         return next((name for name in usual if name in self.prompts), None)
+
+
+class ComparedEncoder(Encoder, ABC):
+    """An encoder whose rows are compared by a function, `similarity_fn_name`."""
+
+    usual_prompts = (QUERIES[0], DOCUMENTS[0])
+    similarity_fn_name: str
+
+    @abstractmethod
+    def get_embedding_dimension(self) -> int:
+        """Return the number of columns of a row."""
+
+    def get_sentence_embedding_dimension(self) -> int:
+        """Return the number of columns of a row."""
+        return self.get_embedding_dimension()
+
+    def similarity(self, embeddings1: object, embeddings2: object) -> Converted:
+        """Return (a, b): the similarity of each of `embeddings1` (a, n) with each of `embeddings2` (b, n)."""
+        return self.compare(MATRICES, embeddings1, embeddings2)
+
+    def similarity_pairwise(self, embeddings1: object, embeddings2: object) -> Converted:
+        """Return (a): the similarity of each of `embeddings1` (a, n) with the one of `embeddings2` (a, n) at its
+        place."""
+        return self.compare(PAIRWISE, embeddings1, embeddings2)
+
+    def compare(self, of: Similarities, first: object, second: object) -> Converted:
+        """Return similarities by the function of its name: tensors where torch is imported, else arrays."""
+        check_similarity(self.similarity_fn_name, "similarity_fn_name")
+        return compare_rows(of, self.similarity_fn_name, first, second)
 
 
 def portions(items: Iterable[Portioned], size: int, shown: bool | None, of: int) -> Iterator[list[Portioned]]:

@@ -10,21 +10,10 @@ import numpy as np
 from formats.core.arrays import Floats
 from formats.core.errors import InputError
 from opmatrix.inference.embed import BATCH_ROWS, embed_blocks, no_rows
-from opmatrix.inference.pooling import check_similarity
+from opmatrix.inference.pooling import DOCUMENTS, QUERIES, check_similarity
 from opmatrix.inference.text import LineReading
-from rewrites.encoders.embedding_forms import (
-    MATRICES,
-    PAIRWISE,
-    Converted,
-    Similarities,
-    check_form,
-    compare_rows,
-    converted,
-    cut_columns,
-    quantise,
-    unit_rows,
-)
-from rewrites.encoders.encoder import DOCUMENTS, Encoder, portions, read_texts
+from rewrites.encoders.embedding_forms import Converted, check_form, converted, cut_columns, quantise, unit_rows
+from rewrites.encoders.encoder import ComparedEncoder, portions, read_texts
 from rewrites.encoders.refused import refuse_arguments
 
 EMBEDDING = "sentence_embedding"
@@ -41,12 +30,10 @@ class Wanted:
     truncate_dim: int | None
 
 
-class SentenceTransformer(Encoder):
+class SentenceTransformer(ComparedEncoder):
     """A model that embeds texts: a name, a directory of a checkpoint, or one that `optimize` saved. At first use the
     exact program is searched for, in seconds, and kept in the user's cache. Raises InputError for a model that does not
     embed texts, and for arguments of other devices, of torch's modules and of the hub's code."""
-
-    usual_prompts = ("query", "document")
 
     def __init__(
         self,
@@ -149,7 +136,7 @@ class SentenceTransformer(Encoder):
         """Return the embeddings of queries, as `encode` does, behind the prompt "query" unless another is named."""
         return self.encode(
             inputs,
-            self.usual_name(("query",), prompt_name, prompt),
+            self.usual_name(QUERIES, prompt_name, prompt),
             prompt,
             batch_size,
             show_progress_bar,
@@ -213,15 +200,11 @@ class SentenceTransformer(Encoder):
             vectors = unit_rows(vectors)
         return quantise(vectors, wanted.precision)
 
-    # ---- what embeddings are, and how they compare
+    # ---- the columns of embeddings
 
     def get_embedding_dimension(self) -> int:
         """Return the number of columns of an embedding."""
         return int(cut_columns(no_rows(self.program), self.truncate_dim).shape[1])
-
-    def get_sentence_embedding_dimension(self) -> int:
-        """Return the number of columns of an embedding."""
-        return self.get_embedding_dimension()
 
     @contextmanager
     def truncate_embeddings(self, truncate_dim: int | None) -> Iterator[None]:
@@ -231,17 +214,3 @@ class SentenceTransformer(Encoder):
             yield
         finally:
             self.truncate_dim = before
-
-    def similarity(self, embeddings1: object, embeddings2: object) -> Converted:
-        """Return (a, b): the similarity of each of `embeddings1` (a, n) with each of `embeddings2` (b, n)."""
-        return self.compare(MATRICES, embeddings1, embeddings2)
-
-    def similarity_pairwise(self, embeddings1: object, embeddings2: object) -> Converted:
-        """Return (a): the similarity of each of `embeddings1` (a, n) with the one of `embeddings2` (a, n) at its
-        place."""
-        return self.compare(PAIRWISE, embeddings1, embeddings2)
-
-    def compare(self, of: Similarities, first: object, second: object) -> Converted:
-        """Return similarities by the function of its name: tensors where torch is imported, else arrays."""
-        check_similarity(self.similarity_fn_name, "similarity_fn_name")
-        return compare_rows(of, self.similarity_fn_name, first, second)

@@ -9,10 +9,11 @@ import numpy as np
 from formats.core.arrays import Floats
 from formats.core.errors import InputError
 from opmatrix.inference.embed import BATCH_ROWS, embed_blocks, no_rows
-from opmatrix.inference.pooling import check_similarity
+from opmatrix.inference.pooling import DOCUMENTS, QUERIES, check_similarity
+from opmatrix.inference.scores.similarity import MATRICES, Similarities
 from opmatrix.inference.text import LineReading
-from rewrites.encoders.embedding_forms import MATRICES, PAIRWISE, Converted, Similarities, compare_rows
-from rewrites.encoders.encoder import DOCUMENTS, Encoder, portions, read_texts
+from rewrites.encoders.embedding_forms import Converted
+from rewrites.encoders.encoder import ComparedEncoder, portions, read_texts
 from rewrites.encoders.refused import SPARSE_ROWS, refuse_arguments
 from rewrites.encoders.sparse_rows import as_sparse, compare_sparse, convert_sparse, is_sparse, keep_greatest
 
@@ -22,14 +23,13 @@ if TYPE_CHECKING:
 BLOCK_NUMBERS = 1 << 24  # numbers of a block: its rows of tokens, as wide as the vocabulary
 
 
-class SparseEncoder(Encoder):
+class SparseEncoder(ComparedEncoder):
     """A model that gives a number for each token of its vocabulary, most of them zero: a name, a directory of a
     checkpoint, or one that `optimize` saved. At first use the exact program is searched for, in seconds, and kept in
     the user's cache. Raises InputError for a model without a head that scores its vocabulary, and for arguments of
     other devices, of torch's modules and of the hub's code."""
 
     task = SPARSE_ROWS
-    usual_prompts = ("query", "document")
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class SparseEncoder(Encoder):
         """Return the sparse rows of queries, as `encode` does, behind the prompt "query" unless another is named."""
         return self.encode(
             inputs,
-            self.usual_name(("query",), prompt_name, prompt),
+            self.usual_name(QUERIES, prompt_name, prompt),
             prompt,
             batch_size,
             show_progress_bar,
@@ -200,24 +200,11 @@ class SparseEncoder(Encoder):
         """Return the number of columns of a row: of tokens of the vocabulary."""
         return int(no_rows(self.program).shape[1])
 
-    def get_sentence_embedding_dimension(self) -> int:
-        """Return the number of columns of a row."""
-        return self.get_embedding_dimension()
-
-    def similarity(self, embeddings1: object, embeddings2: object) -> Converted:
-        """Return (a, b): the similarity of each of `embeddings1` (a, v) with each of `embeddings2` (b, v)."""
-        return self.compare(MATRICES, embeddings1, embeddings2)
-
-    def similarity_pairwise(self, embeddings1: object, embeddings2: object) -> Converted:
-        """Return (a): the similarity of each of `embeddings1` (a, v) with the one of `embeddings2` at its place."""
-        return self.compare(PAIRWISE, embeddings1, embeddings2)
-
     def compare(self, of: Similarities, first: object, second: object) -> Converted:
         """Return similarities by the function of its name: tensors where torch is imported, else arrays."""
-        check_similarity(self.similarity_fn_name, "similarity_fn_name")
         if is_sparse(first) and is_sparse(second) and of is MATRICES and self.similarity_fn_name == "dot":
             return compare_sparse(first, second)
-        return compare_rows(of, self.similarity_fn_name, dense(first), dense(second))
+        return super().compare(of, dense(first), dense(second))
 
 
 def dense(rows: object) -> object:

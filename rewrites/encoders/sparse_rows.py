@@ -30,12 +30,23 @@ def as_sparse(rows: Converted) -> "csr_array":
     if isinstance(rows, list):
         return csr_array(vstack([as_sparse(row) for row in rows], "csr"))
     if hasattr(rows, "coalesce"):
-        whole = rows.coalesce() if rows.is_sparse else rows
-        return as_sparse(whole.to_dense().numpy())
+        return of_tensor(rows)
     if hasattr(rows, "tocsr"):
         whole = rows.reshape(1, -1) if rows.ndim == 1 else rows
         return csr_array(whole.tocsr())
     return csr_array(np.atleast_2d(rows))
+
+
+def of_tensor(rows: Converted) -> "csr_array":
+    """Return a tensor of torch as CSR without zeros, by its coordinates: a dense one may be as wide as a vocabulary."""
+    from scipy.sparse import csr_array
+
+    listed = rows.to_sparse_coo().coalesce()
+    *row, column = listed.indices().numpy()
+    places = row[0] if row else np.zeros_like(column)
+    whole = csr_array((listed.values().numpy(), (places, column)), (rows.shape[0] if row else 1, rows.shape[-1]))
+    whole.eliminate_zeros()
+    return whole
 
 
 def keep_greatest(rows: Floats, count: int | None) -> Floats:

@@ -1,8 +1,8 @@
 """A program as a module of torch, for users of sentence-transformers: its evaluators and what builds on its classes run
 unchanged. Importing this module imports torch."""
 
-from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from collections.abc import Sequence
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
 import torch
@@ -55,7 +55,7 @@ class ProgramModule(InputModule):
         InputError for what is no text."""
         reading = LineReading(truncate=True, prompt=prompt or "", most=self.most)
         rows = self.program.tokenizer.rows(read_texts(inputs), reading)
-        starts = [0, *(end for end in running_sums(map(len, rows)))]
+        starts = [*accumulate(map(len, rows), initial=0)]
         return {
             "input_ids": torch.tensor([*chain.from_iterable(rows)], dtype=torch.int64),
             "offsets": torch.tensor(starts, dtype=torch.int64),
@@ -82,14 +82,6 @@ class ProgramModule(InputModule):
     def load(cls, model_name_or_path: str, subfolder: str = "", **kwargs: object) -> "ProgramModule":
         """Load the program of a directory, or of a folder in it."""
         return cls(Program.load(Path(model_name_or_path) / subfolder))
-
-
-def running_sums(lengths: Iterator[int]) -> Iterator[int]:
-    """Yield the sum of the first numbers, one more of them each time."""
-    total = 0
-    for length in lengths:
-        total += length
-        yield total
 
 
 def as_sentence_transformer(model: str | Path | Program) -> SentenceTransformer:

@@ -238,13 +238,13 @@ def goals(
             raise InputError(f"--keep {goal}: {first} is given, too: leave one out")
     if file is not None:
         by_measure.setdefault("spearman", Goal(MEASURES["spearman"], -DROP))
+    over_lines = {name for name, measure in MEASURES.items() if measure.beside is not None}
     files: Mapping[str, str | Path | CorpusFiles | None] = {
         "spearman": file,
         "perplexity": text,
-        "top10": corpus,
-        "tau": corpus,
+        **dict.fromkeys(over_lines, corpus),
     }
-    if corpus is not None and not by_measure.keys() & {"top10", "tau"}:
+    if corpus is not None and not by_measure.keys() & over_lines:
         raise InputError(f"--corpus {corpus.corpus}: no goal is measured on it: --keep top10>=0.95, or tau>=0.95")
     for name in by_measure.keys() & files.keys():
         if (path := files[name]) is None:

@@ -2,7 +2,7 @@
 lines of a query that both find, and Kendall's rank correlation of the scores that both give documents. Programs are
 chosen by some queries and lines, and what is stated comes from others."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from formats.core.errors import InputError
 from formats.disk.files import open_regular
 from opmatrix.inference.embed import read_lines
-from opmatrix.inference.pooling import normalise_rows
+from opmatrix.inference.pooling import DOCUMENTS, QUERIES
+from opmatrix.inference.scores.similarity import MATRICES, Float64Rows
 from opmatrix.runtime.program import Program
 
 NEAREST = 10  # lines that count for a query
@@ -24,10 +25,8 @@ SCANNED = 1 << 20
 QUERY_EVERY = 10  # without a file of queries one line in QUERY_EVERY is a query
 CONFIDENCE = 0.95  # of the lower bounds
 BOOTSTRAP_DRAWS = 2000  # samples of a bootstrap
-PROMPTED = {"query": ("query",), "document": ("document", "passage", "corpus")}  # prompts of programs, the first counts
 
 Overlaps = NDArray[np.float64]  # (queries,)
-TextVectors = NDArray[np.float64]  # (texts, n)
 QueryAnswers = Sequence[NDArray[np.number]]  # for each query: its nearest lines, or the scores of its documents
 
 
@@ -145,36 +144,15 @@ def nearest_lines(program: Program, part: CorpusPart) -> QueryAnswers:
     ones the first. Raises InputError for a program that scores pairs."""
     if program.scoring is not None:
         raise InputError("top10: the model scores pairs and has no embedding: --keep tau>=0.95")
-    queries, lines = (embedded(program, texts, role) for texts, role in zip(part, PROMPTED, strict=True))
-    alike = SIMILAR[program.pooling.similarity or "cosine"](queries, lines)
+    queries, lines = (embedded(program, texts, names) for texts, names in zip(part, (QUERIES, DOCUMENTS), strict=True))
+    alike = MATRICES[program.pooling.similarity or "cosine"](queries, lines)
     return [*np.argsort(-alike, axis=1, kind="stable")[:, :NEAREST]]
 
 
-def embedded(program: Program, texts: Sequence[str], role: str) -> TextVectors:
-    """Return the embeddings of texts in float64, behind the program's prompt for their role."""
-    prompt = next((name for name in PROMPTED[role] if name in program.pooling.prompts), None)
+def embedded(program: Program, texts: Sequence[str], names: Sequence[str]) -> Float64Rows:
+    """Return the embeddings of texts in float64, behind the first prompt of these names that the program has."""
+    prompt = next((name for name in names if name in program.pooling.prompts), None)
     return program.embed(texts, progress=False, truncate=True, prompt=prompt).astype(np.float64)
-
-
-def near_by_metric(a: TextVectors, b: TextVectors, metric: str) -> TextVectors:
-    """Return the negative near_by_metric of each of (a, n) from each of (b, n), by a metric of scipy."""
-    from scipy.spatial.distance import cdist
-
-    negative: TextVectors = -cdist(a, b, metric)
-    return negative
-
-
-def unit_rows(vectors: TextVectors) -> TextVectors:
-    """Return rows of length one in the same directions."""
-    return normalise_rows(vectors).astype(np.float64)
-
-
-SIMILAR: Mapping[str, Callable[[TextVectors, TextVectors], TextVectors]] = {
-    "cosine": lambda a, b: unit_rows(a) @ unit_rows(b).T,
-    "dot": lambda a, b: a @ b.T,
-    "euclidean": lambda a, b: near_by_metric(a, b, "euclidean"),
-    "manhattan": lambda a, b: near_by_metric(a, b, "cityblock"),
-}
 
 
 # ---- ranks of scores

@@ -2,6 +2,7 @@
 compute of them."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +26,7 @@ LENGTH_ADVICE = "shorten or split it, or start the server with --truncate"
 
 
 @dataclass(frozen=True, eq=False)
-class ServedModel:
+class ServedModel(ABC):
     """A program, and the name by which requests ask for it."""
 
     name: str
@@ -34,9 +35,9 @@ class ServedModel:
     kind: ClassVar[str]
     path: ClassVar[str]  # the endpoint that it answers
 
+    @abstractmethod
     def compute(self, rows: Sequence[TokenRow], left: int) -> Floats:
         """Return (S, n): a row for each text. `left`: the number of first tokens of a text that are not pooled."""
-        raise NotImplementedError
 
     @property
     def described(self) -> dict[str, object]:
