@@ -54,7 +54,7 @@ MODES: dict[str, Callable[[HiddenRows, Starts, int], HiddenRows]] = {
     "lasttoken": lambda hidden, starts, left: hidden[starts[1:] - 1],
 }
 # names of prompts for queries and for documents, of which the first that there is counts
-QUERIES, DOCUMENTS = ("query",), ("document", "passage", "corpus")
+QUERY_PROMPTS, DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 SIMILARITIES = "cosine", "dot", "euclidean", "manhattan"
 STRATEGIES = "max", "sum"  # poolings of scores of the vocabulary
 SPARSE_FORMS = {"relu": 1, "log1p_relu": 2}  # logarithms of 1 + relu that scores of the vocabulary go through

@@ -12,7 +12,7 @@ from typing import TypeVar
 from formats.core.errors import InputError
 from opmatrix.display.progress import ProgressLine
 from opmatrix.files.loading import PROGRAM
-from opmatrix.inference.pooling import DOCUMENTS, QUERIES, check_similarity
+from opmatrix.inference.pooling import DOCUMENT_PROMPTS, QUERY_PROMPTS, check_similarity
 from opmatrix.inference.scores.similarity import MATRICES, PAIRWISE, Similarities
 from opmatrix.inference.text import LineReading, Tokenizer
 from opmatrix.runtime.program import Program
@@ -111,7 +111,7 @@ class Encoder:
 class ComparedEncoder(Encoder, ABC):
     """An encoder whose rows are compared by a function, `similarity_fn_name`."""
 
-    usual_prompts = (QUERIES[0], DOCUMENTS[0])
+    usual_prompts = (QUERY_PROMPTS[0], DOCUMENT_PROMPTS[0])
     similarity_fn_name: str
 
     @abstractmethod

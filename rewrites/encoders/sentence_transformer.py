@@ -10,7 +10,7 @@ import numpy as np
 from formats.core.arrays import Floats
 from formats.core.errors import InputError
 from opmatrix.inference.embed import BATCH_ROWS, embed_blocks, no_rows
-from opmatrix.inference.pooling import DOCUMENTS, QUERIES, check_similarity
+from opmatrix.inference.pooling import DOCUMENT_PROMPTS, QUERY_PROMPTS, check_similarity
 from opmatrix.inference.text import LineReading
 from rewrites.encoders.embedding_forms import Converted, check_form, converted, cut_columns, quantise, unit_rows
 from rewrites.encoders.encoder import ComparedEncoder, portions, read_texts
@@ -136,7 +136,7 @@ class SentenceTransformer(ComparedEncoder):
         """Return the embeddings of queries, as `encode` does, behind the prompt "query" unless another is named."""
         return self.encode(
             inputs,
-            self.usual_name(QUERIES, prompt_name, prompt),
+            self.usual_name(QUERY_PROMPTS, prompt_name, prompt),
             prompt,
             batch_size,
             show_progress_bar,
@@ -170,11 +170,11 @@ class SentenceTransformer(ComparedEncoder):
         chunk_size: int | None = None,
         **kwargs: object,
     ) -> Converted:
-        """Return the embeddings of documents, as `encode` does, behind the first prompt of DOCUMENTS that there is
+        """Return the embeddings of documents, as `encode` does, behind the first prompt of DOCUMENT_PROMPTS that there is
         unless another is named."""
         return self.encode(
             inputs,
-            self.usual_name(DOCUMENTS, prompt_name, prompt),
+            self.usual_name(DOCUMENT_PROMPTS, prompt_name, prompt),
             prompt,
             batch_size,
             show_progress_bar,

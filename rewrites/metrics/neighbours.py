@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from formats.core.errors import InputError
 from formats.disk.files import open_regular
 from opmatrix.inference.embed import read_lines
-from opmatrix.inference.pooling import DOCUMENTS, QUERIES
+from opmatrix.inference.pooling import DOCUMENT_PROMPTS, QUERY_PROMPTS
 from opmatrix.inference.scores.similarity import MATRICES, Float64Rows
 from opmatrix.runtime.program import Program
 
@@ -144,7 +144,9 @@ def nearest_lines(program: Program, part: CorpusPart) -> QueryAnswers:
     ones the first. Raises InputError for a program that scores pairs."""
     if program.scoring is not None:
         raise InputError("top10: the model scores pairs and has no embedding: --keep tau>=0.95")
-    queries, lines = (embedded(program, texts, names) for texts, names in zip(part, (QUERIES, DOCUMENTS), strict=True))
+    queries, lines = (
+        embedded(program, texts, names) for texts, names in zip(part, (QUERY_PROMPTS, DOCUMENT_PROMPTS), strict=True)
+    )
     alike = MATRICES[program.pooling.similarity or "cosine"](queries, lines)
     return [*np.argsort(-alike, axis=1, kind="stable")[:, :NEAREST]]
 
