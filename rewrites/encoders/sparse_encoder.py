@@ -152,8 +152,8 @@ class SparseEncoder(ComparedEncoder):
         chunk_size: int | None = None,
         **kwargs: object,
     ) -> Converted:
-        """Return the sparse rows of documents, as `encode` does, behind the first of DOCUMENT_PROMPTS that there is unless
-        another is named."""
+        """Return the sparse rows of documents, as `encode` does, behind the first of DOCUMENT_PROMPTS that there is,
+        unless another is named."""
         return self.encode(
             inputs,
             self.usual_name(DOCUMENT_PROMPTS, prompt_name, prompt),
