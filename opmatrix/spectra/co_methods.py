@@ -210,6 +210,13 @@ class CoProcess:
                 self.history.append(float(line))
         return bool(data)
 
+    def ended(self) -> bool:
+        """Read all that is ready, so that an end is seen with the lines before it; True at the end."""
+        while select.select([self.pipe], [], [], 0)[0]:
+            if not self.read():
+                return True
+        return False
+
     def converged(self, tolerance: float) -> bool:
         """True if the last residual is within the tolerance."""
         return bool(self.history) and self.history[-1] <= tolerance
@@ -305,18 +312,18 @@ def await_first(workers: Sequence[CoProcess], tolerance: float, restarts: int, l
     """Wait until a process has converged or all have ended; return its place, or that of the best one. Adds a line to
     `lost` for each that died. Raises InputError if all died."""
     running = dict(enumerate(workers))
-    while running:
-        ready = set(select.select([worker.pipe for worker in running.values()], [], [])[0])
-        ended = [place for place, worker in running.items() if worker.pipe in ready and not worker.read()]
-        for place in ended:
+    best = None
+    while running and best is None:
+        select.select([worker.pipe for worker in running.values()], [], [])
+        for place in [place for place, worker in running.items() if worker.ended()]:
             worker = running.pop(place)
             restarted = len(worker.history)
             if restarted < restarts and not worker.converged(tolerance):
                 why = worker.failure or "it died"
                 lost.append(f"process {place} (subspace {worker.size}) ended after {restarted} restarts: {why}")
-        for place, worker in enumerate(workers):
-            if worker.converged(tolerance):
-                return place
+        best = next((place for place, worker in enumerate(workers) if worker.converged(tolerance)), None)
+    if best is not None:
+        return best
     whole = [place for place, worker in enumerate(workers) if len(worker.history) >= restarts]
     if not whole:
         raise InputError(f"eigenpairs: every process died; {'; '.join(lost)}")

@@ -1,5 +1,6 @@
 """Solvers of eigenvalues and singular values, alone and united, against dense decompositions."""
 
+import fcntl
 import os
 
 import numpy as np
@@ -261,13 +262,15 @@ class Fatal:
         return self.matrix @ x
 
     def claims(self):
-        """Create the file `claim`; False if another process has. Without a file every process claims."""
+        """Mark the file `claim` and keep it locked until this process ends; False if another process has, and has
+        ended. Without a file every process claims."""
         if self.claim is None:
             return True
-        try:
-            os.close(os.open(self.claim, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
+        marks = os.open(self.claim, os.O_CREAT | os.O_RDWR)
+        fcntl.flock(marks, fcntl.LOCK_EX)
+        if os.fstat(marks).st_size:
             return False
+        os.write(marks, b"claimed")
         return True
 
 
