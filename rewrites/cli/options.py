@@ -262,6 +262,13 @@ Fewest = Annotated[
 Within = Annotated[
     float | None, typer.Option("--within", metavar="SECONDS", help="of --fewest: the most that a step may take")
 ]
+FindConstraints = Annotated[
+    bool,
+    typer.Option(
+        "--constraints",
+        help="which constraint binds the first, or the layout that is judged: seconds saved with each relaxed alone",
+    ),
+]
 StackSettingsFile = Annotated[
     Path | None,
     typer.Option(
@@ -420,6 +427,7 @@ EXAMPLES = {  # command -> lines that show it, each run by a test
         "opmatrix plan gpt2 --devices 16 --machine A100 --batch 32 --seq 512",
         "opmatrix plan gpt2 --devices 4 --machine H100 --batch 16 --infer --keep 3",
         'opmatrix plan gpt2 --devices 16 --machine A100 --batch 32 --seq 512 --only "tp 2 pp 2" --against "tp 4"',
+        'opmatrix plan gpt2 --devices 4 --machine A100 --batch 32 --only "pp 2 zero 1 recompute none" --constraints',
     ],
     "partition": [
         "opmatrix partition gpt2 --tp 4 --sequence --batch 8 --tokens 512 --machine A100",

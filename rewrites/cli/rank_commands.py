@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from opmatrix.models.config import Settings
-    from opmatrix.parallel.search.layouts import StatedLayout
+    from opmatrix.parallel.questions.constraints import PlanConstraints
+    from opmatrix.parallel.questions.layouts import StatedLayout
     from opmatrix.parallel.search.plans import StrategyPlan
     from opmatrix.parallel.settings.planned_layouts import PlannedSettings
 
@@ -64,8 +65,8 @@ def plan_model(
     from opmatrix.display.progress import ProgressLine
     from opmatrix.display.timeline import check_timeline
     from opmatrix.parallel.launch.local_ranks import LOCAL, launch_line, local_plan
+    from opmatrix.parallel.questions.fewest_devices import fewest_devices
     from opmatrix.parallel.search.explained import explain_choice
-    from opmatrix.parallel.search.fewest_devices import fewest_devices
     from opmatrix.parallel.search.plan_text import plan_csv, plan_json
     from opmatrix.parallel.search.plans import plan
     from opmatrix.parallel.search.stage_times import best_cut, draw_step
@@ -114,6 +115,10 @@ def plan_model(
     line.end(f"{planned.found.count:,}")
     text, figures = judged_layouts(planned, layouts, stated)
     say(f"{planned}{text}")
+    if wanted.constraints:
+        binding = find_binding(planned, layouts)
+        figures["constraints"] = binding.figures()
+        say(f"\n{binding}")
     if wanted.fewest:
         say(f"\n{fewest_devices(planned.question, wanted.within)}")
     if wanted.write_settings is not None and stated is not None:
@@ -136,7 +141,7 @@ def plan_model(
 
 def read_layouts(wanted: PlanAskedOptions, stated: PlannedSettings | None) -> dict[str, StatedLayout]:
     """Return the layouts that are stated, by option. Raises InputError for words that name nothing."""
-    from opmatrix.parallel.search.layouts import read_layout
+    from opmatrix.parallel.questions.layouts import read_layout
 
     texts = {"--only": wanted.only, "--against": wanted.against}
     layouts = {option: read_layout(text, option) for option, text in texts.items() if text is not None}
@@ -153,6 +158,22 @@ def planned_settings_of(wanted: PlanAskedOptions, config: Settings, devices: int
     from opmatrix.parallel.settings.run_layout import RunFacts
 
     return planned_settings(wanted.stack, wanted.settings, RunFacts(limits_of(config).layers, devices))
+
+
+def judged_of(layouts: Mapping[str, StatedLayout]) -> StatedLayout | None:
+    """Return the layout that is judged; None where it is the first of the plan."""
+    return next((layouts[option] for option in ("--only", "--settings") if option in layouts), None)
+
+
+def find_binding(planned: StrategyPlan, layouts: Mapping[str, StatedLayout]) -> PlanConstraints:
+    """Return the constraints of the layout that is judged, or of the first of a plan."""
+    from opmatrix.parallel.questions.constraints import find_constraints
+    from opmatrix.parallel.questions.layouts import find_layout
+
+    question, judged = planned.question, judged_of(layouts)
+    if judged is None:
+        return find_constraints(question, planned.best[0])
+    return find_constraints(question, find_layout(question, judged), judged.fixed)
 
 
 def load_of(wanted: PlanAskedOptions) -> float | None:
@@ -175,10 +196,10 @@ def write_layout(
 ) -> None:
     """Write the layout that is judged, or the first of a plan, as settings of the stack; "-" is standard output."""
     from formats.disk.files import replacing
-    from opmatrix.parallel.search.layouts import find_layout
+    from opmatrix.parallel.questions.layouts import find_layout
 
     question = planned.question
-    judged = next((layouts[option] for option in ("--only", "--settings") if option in layouts), None)
+    judged = judged_of(layouts)
     choice = planned.best[0] if judged is None else find_layout(question, judged)
     text = stated.text(choice, question.batch, question.seq, out)
     if beside := stated.unstated(choice, question.batch, question.seq):
@@ -202,7 +223,7 @@ def judged_layouts(
     planned: StrategyPlan, layouts: Mapping[str, StatedLayout], stated: PlannedSettings | None
 ) -> tuple[str, dict[str, object]]:
     """Return the text of the layouts that were stated, and their figures by option."""
-    from opmatrix.parallel.search.layouts import against_table, find_layout, layout_lines, stages_line
+    from opmatrix.parallel.questions.layouts import against_table, find_layout, layout_lines, stages_line
     from opmatrix.parallel.search.plan_text import choice_row
 
     choices = {option: find_layout(planned.question, layout) for option, layout in layouts.items()}

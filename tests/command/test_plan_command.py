@@ -179,3 +179,17 @@ def test_a_plan_of_local_ranks_is_a_line_that_launch_takes(said, monkeypatch, mo
     status, out, _ = said(f"tiny.json --devices 4 --machine local --batch 8 --seq 16 --keep 2 --explain {more}")
     assert status == 0 and re.search(f"the first: opmatrix launch tiny.json --ranks 4 {words}$", out, re.MULTILINE)
     assert re.search(r"^processors +1.8", out, re.MULTILINE) and "data sheet: somewhere" in out
+
+
+@pytest.mark.deep(every=2)
+@pytest.mark.parametrize("layout", ["", "--only tp=2,pp=2,zero=0,recompute=none"])
+def test_the_constraint_that_binds_is_printed(layout, said, tmp_path):
+    """Of the first, or of the layout that is judged, in text and in JSON."""
+    status, out, _ = said(f"tiny.json {ASKED} --schedule gpipe --constraints {layout} --json plan.json")
+    told = json.loads((tmp_path / "plan.json").read_text())
+    judged = told["only"] if layout else told["strategies"][0]
+    constraints = told["constraints"]
+    assert status == 0 and f"which constraint binds {constraints['strategy']}" in out
+    assert constraints["seconds"] == judged["seconds"]
+    assert {row["constraint"] for row in constraints["relaxed"]} >= {"memory", "links", "batch", "sizes", "--schedule"}
+    assert ("tp other than 2" in out) == bool(layout)

@@ -19,9 +19,9 @@ from opmatrix.parallel.cost.intervals import (
 from opmatrix.parallel.cost.prediction import predict
 from opmatrix.parallel.cost.stacks import STACKS, stack_named, stack_of_source
 from opmatrix.parallel.cost.strategies import Strategy
-from opmatrix.parallel.search.fewest_devices import counts_up_to, fewest_devices
+from opmatrix.parallel.questions.fewest_devices import counts_up_to, fewest_devices
+from opmatrix.parallel.questions.layouts import against_table, find_layout, layout_lines, read_layout
 from opmatrix.parallel.search.forms import FormMasks
-from opmatrix.parallel.search.layouts import against_table, find_layout, layout_lines, read_layout
 from opmatrix.parallel.search.plan_text import plan_json
 from opmatrix.parallel.search.step_factors import StepFactors, scale_question
 from opmatrix.parallel.search.strategy_search import SIZE_NAMES, compile_forms

@@ -4,7 +4,7 @@ micro-batch, chunks of a stage. Sizes that a model or a batch does not divide in
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import product
 from math import isqrt, prod
@@ -23,6 +23,8 @@ from opmatrix.parallel.cost.expert_work import count_experts
 SizeColumn: TypeAlias = "NDArray[np.int64]"
 FARTHEST = 4096  # distance in devices within which a legal count is sought
 DEEPEST = 16  # chunks of a stage, at most
+LIFTED_FIELDS = {"heads": ("heads", "key_heads"), "layers": ("layers",)}
+LIFTED_CHUNKS = 240  # 16 x 3 x 5: chunks of a stage that divide layers which are lifted
 MAX_COUNT = 10**9  # devices, sequences of a step, tokens of a sequence
 MAX_NUMBERS = 1e18  # numbers of all values of a step: well below 2^63
 
@@ -76,6 +78,12 @@ def limits_of(config: Settings) -> ModelLimits:
         count_experts(settings),
         settings.get("head_dim") or settings["hidden_size"] // heads,
     )
+
+
+def lift_limits(limits: ModelLimits, names: Iterable[str], devices: int) -> ModelLimits:
+    """Return limits whose named sizes (heads, layers) are multiples that all factors of the devices divide."""
+    fields_of = [field for name in names for field in LIFTED_FIELDS[name]]
+    return replace(limits, **{field: getattr(limits, field) * devices * LIFTED_CHUNKS for field in fields_of})
 
 
 @cache

@@ -36,7 +36,7 @@ from opmatrix.parallel.search.forms import (
     choices_of_stack,
 )
 from opmatrix.parallel.search.inference import predict_forward
-from opmatrix.parallel.search.legal_sizes import SizeColumns, legal_sizes, limits_of
+from opmatrix.parallel.search.legal_sizes import SizeColumns, legal_sizes, lift_limits, limits_of
 from opmatrix.parallel.search.tapes import TAPE_ROWS, CompiledTape, Tape, TracedColumn
 
 SIZE_NAMES = tuple(column.name for column in fields(SizeColumns))
@@ -63,6 +63,8 @@ class PlanQuestion:
     interval: StepInterval | None = None  # of seconds, from steps of one's own
     no_ring: bool = False  # context ranks exchange heads, and no keys round a ring
     load: float = 1  # rows of the busiest expert rank, relative to the mean
+    lifted: tuple[str, ...] = ()  # sizes of the model that any ranks are taken to divide
+    any_form: bool = False  # also choices by name that the stack lacks, with its habits
 
     @property
     def local(self) -> bool:
@@ -78,7 +80,9 @@ class PlanQuestion:
     def sizes(self) -> SizeColumns:
         """All legal sizes of a strategy, as columns; for a forward pass without virtual stages, and on ranks of one
         machine with one micro-batch."""
-        sizes = legal_sizes(self.limits, self.devices, self.batch, self.seq)
+        sizes = legal_sizes(lift_limits(self.limits, self.lifted, self.devices), self.devices, self.batch, self.seq)
+        if self.lifted:
+            sizes = sizes[(sizes.tp <= self.limits.heads) & (sizes.pp * sizes.virtual <= self.limits.layers)]
         if self.max_tp is not None:
             sizes = sizes[sizes.tp <= self.max_tp]
         for name, number in self.fixed:
@@ -107,7 +111,7 @@ class PlanQuestion:
     @cached_property
     def choices(self) -> FormChoices:
         """The choices by name that forms may have: those of a stack, and a schedule."""
-        choices = FormChoices() if self.stack is None else choices_of_stack(self.stack)
+        choices = FormChoices() if self.stack is None or self.any_form else choices_of_stack(self.stack)
         if self.no_ring:
             choices = choices._replace(contexts=without_ring(choices.contexts))
         return choices if self.schedule is None else choices._replace(schedules=(self.schedule,))
@@ -222,14 +226,17 @@ class FoundStrategies:
 
 
 def search_strategies(
-    question: PlanQuestion, heard: Callable[..., None] = unheard, forms: Sequence[StrategyForm] | None = None
+    question: PlanQuestion,
+    heard: Callable[..., None] = unheard,
+    forms: Sequence[StrategyForm] | None = None,
+    programs: FormPrograms | None = None,
 ) -> FoundStrategies:
-    """Predict every strategy. `heard` is called with the number of rows done and their total. Raises InputError where
-    no sizes are legal."""
+    """Predict every strategy. `heard` is called with the number of rows done and their total; `programs`: those of a
+    question with the same formulas. Raises InputError where no sizes are legal."""
     forms = question.forms if forms is None else forms
     if not len(question.sizes):  # refuses before any model is read
         raise InputError(f"--devices {question.devices}: no strategy on them runs a batch of {question.batch}")
-    strategies = predict_columns(question, compile_forms(question, forms), heard)
+    strategies = predict_columns(question, programs or compile_forms(question, forms), heard)
     if not strategies.count:
         raise InputError(f"--devices {question.devices}: no form of strategies applies to any legal sizes")
     return strategies
