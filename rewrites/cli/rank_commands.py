@@ -67,6 +67,7 @@ def plan_model(
     from opmatrix.parallel.launch.local_ranks import LOCAL, launch_line, local_plan
     from opmatrix.parallel.questions.fewest_devices import fewest_devices
     from opmatrix.parallel.search.explained import explain_choice
+    from opmatrix.parallel.search.length_mix import read_lengths
     from opmatrix.parallel.search.plan_text import plan_csv, plan_json
     from opmatrix.parallel.search.plans import plan
     from opmatrix.parallel.search.stage_times import best_cut, draw_step
@@ -84,13 +85,18 @@ def plan_model(
         raise InputError(f"--memory {memory:g}: GB, more than 0")
     config, line = planned_config(model), ProgressLine("strategies", quiet, brief=devices <= BRIEF_DEVICES)
     local = machine == LOCAL
+    lengths = None if seq is None else read_lengths(seq)
+    if isinstance(lengths, dict):
+        check_one_length(
+            {"--machine local": machine == LOCAL, "--explain": explain, "--timeline": timeline is not None}
+        )
     if local:
         check_not_local(wanted)
     stated = planned_settings_of(wanted, config, devices)
     layouts, layout = read_layouts(wanted, stated), RunLayout() if stated is None else stated.layout
     asked = dict[str, Any](
         batch=batch or layout.batch or devices,
-        seq=seq or layout.seq,
+        seq=lengths or layout.seq,
         memory=memory and memory * 1e9,
         infer=infer,
         keep=keep,
@@ -210,6 +216,13 @@ def write_layout(
     with replacing(out) as file:
         file.write(text.encode())
     say(f"\n{choice}: settings of {stated.settings.title} in {out}")
+
+
+def check_one_length(asked: Mapping[str, bool]) -> None:
+    """Raise InputError for an option that is of sequences of one length."""
+    for option, wanted in asked.items():
+        if wanted:
+            raise InputError(f"{option}: it is of sequences of one length: give --seq one number of tokens")
 
 
 def check_not_local(wanted: PlanAskedOptions) -> None:

@@ -25,7 +25,7 @@ FEWEST_ROUNDS = 2  # micro-batches for each stage, until a pipeline holds the mo
 PARTS_NAMED = 3
 
 
-class Relaxation(NamedTuple):
+class RelaxedConstraint(NamedTuple):
     """One constraint, relaxed by a stated step."""
 
     kind: str  # memory, sizes, links, device, batch, or restrictions that were asked for
@@ -146,35 +146,37 @@ def find_constraints(question: PlanQuestion, choice: PlanChoice, fixed: FixedCho
     return PlanConstraints(choice, fullest_stage(choice, question.room), tuple(steps))
 
 
-def relax(relaxation: Relaxation, seconds: float, programs: FormPrograms) -> RelaxedStep:
+def relax(relaxation: RelaxedConstraint, seconds: float, programs: FormPrograms) -> RelaxedStep:
     """Search with one constraint relaxed, beside the seconds of a layout."""
     choice = fastest_on(relaxation.question, programs if relaxation.reuses else None)
     took = inf if choice is None else choice.seconds / relaxation.batches
     return RelaxedStep(relaxation.kind, relaxation.step, choice, took, seconds - took)
 
 
-def relaxations(question: PlanQuestion) -> Iterator[Relaxation]:
+def relaxations(question: PlanQuestion) -> Iterator[RelaxedConstraint]:
     """Yield each constraint of a question, relaxed: memory, sizes that the model divides into, links by level, the
     device, the batch, and the restrictions that were asked for."""
     yield from memory_relaxations(question)
     for name in LIFTED_FIELDS:
-        yield Relaxation("sizes", f"{name} that any ranks divide", replace(question, lifted=(name,)))
+        yield RelaxedConstraint("sizes", f"{name} that any ranks divide", replace(question, lifted=(name,)))
     yield from machine_relaxations(question)
-    yield Relaxation("batch", "twice the batch", replace(question, batch=TWICE * question.batch), TWICE, False)
+    yield RelaxedConstraint("batch", "twice the batch", replace(question, batch=TWICE * question.batch), TWICE, False)
     yield from asked_relaxations(question)
 
 
-def memory_relaxations(question: PlanQuestion) -> Iterator[Relaxation]:
+def memory_relaxations(question: PlanQuestion) -> Iterator[RelaxedConstraint]:
     """Yield more memory of a device."""
     room, count = question.room, question.devices
-    yield Relaxation("memory", "the memory of one more device, shared", replace(question, room=room * (1 + 1 / count)))
-    yield Relaxation(
+    yield RelaxedConstraint(
+        "memory", "the memory of one more device, shared", replace(question, room=room * (1 + 1 / count))
+    )
+    yield RelaxedConstraint(
         "memory", f"{100 * MORE_MEMORY:.0f} % more memory", replace(question, room=room * (1 + MORE_MEMORY))
     )
-    yield Relaxation("memory", "memory without a limit", replace(question, room=UNBOUNDED))
+    yield RelaxedConstraint("memory", "memory without a limit", replace(question, room=UNBOUNDED))
 
 
-def machine_relaxations(question: PlanQuestion) -> Iterator[Relaxation]:
+def machine_relaxations(question: PlanQuestion) -> Iterator[RelaxedConstraint]:
     """Yield twice the bandwidth of each level of links and of memory, and twice the rate of products."""
     changes = {
         f"twice the bandwidth of {link.name}": ("links", partial(scale_links, bandwidth=TWICE, first=at, last=at + 1))
@@ -183,13 +185,13 @@ def machine_relaxations(question: PlanQuestion) -> Iterator[Relaxation]:
     changes["twice the bandwidth of memory"] = "device", partial(scale_memory, by=TWICE)
     changes["twice the rate of products"] = "device", partial(scale_products, by=TWICE)
     for step, (kind, change) in changes.items():
-        yield Relaxation(kind, step, replace(question, machine=change(question.machine)), reuses=False)
+        yield RelaxedConstraint(kind, step, replace(question, machine=change(question.machine)), reuses=False)
 
 
-def asked_relaxations(question: PlanQuestion) -> Iterator[Relaxation]:
+def asked_relaxations(question: PlanQuestion) -> Iterator[RelaxedConstraint]:
     """Yield the question without one of the restrictions that were asked for, and a stated layout without each of its
     sizes and choices."""
-    asked = partial(Relaxation, reuses=False)
+    asked = partial(RelaxedConstraint, reuses=False)
     if question.max_tp is not None:
         yield asked("--max-tp", f"tp beyond {question.max_tp}", replace(question, max_tp=None))
     if question.schedule is not None:

@@ -123,7 +123,7 @@ def check_stated(question: PlanQuestion, strategy: Strategy) -> None:
     """Raise InputError for a strategy that breaks a rule."""
     check_named_choices(strategy)
     work = question.work(StrategyForm(context=strategy.context, sequence=strategy.sequence))
-    check_legal(work, strategy, question.batch, question.seq)
+    check_legal(work, strategy, question.batch, question.mix.divided)
 
 
 def layout_lines(plan: StrategyPlan, layout: StatedLayout, choice: PlanChoice) -> str:

@@ -131,11 +131,13 @@ def folded_sizes(sizes: CutSizes) -> Iterator[Mapping[str, int]]:
             yield ranks
 
 
-def legal_sizes(limits: ModelLimits, devices: int, batch: int, tokens: int) -> SizeColumns:
+def legal_sizes(limits: ModelLimits, devices: int, batch: int, tokens: int, lifted: Iterable[str] = ()) -> SizeColumns:
     """Return all sizes of strategies of `devices` devices, for `batch` sequences of `tokens` tokens. A stage has
-    several chunks only where layers divide into them, and micro-batches into groups of the number of stages. Raises
-    InputError where there are none, with sizes that would work."""
+    several chunks only where layers divide into them, and micro-batches into groups of the number of stages. `lifted`:
+    sizes of the model that any ranks are taken to divide. Raises InputError where there are none, with sizes that would
+    work."""
     check_counts(limits, devices, batch, tokens)
+    limits = lift_limits(limits, lifted, devices)
     rows: list[tuple[int, ...]] = []
     for ranks in axis_sizes(limits, devices, batch, tokens):
         dp, pp = ranks["dp"], ranks["pp"]

@@ -36,7 +36,8 @@ from opmatrix.parallel.search.forms import (
     choices_of_stack,
 )
 from opmatrix.parallel.search.inference import predict_forward
-from opmatrix.parallel.search.legal_sizes import SizeColumns, legal_sizes, lift_limits, limits_of
+from opmatrix.parallel.search.legal_sizes import SizeColumns, check_counts, legal_sizes, limits_of
+from opmatrix.parallel.search.length_mix import LengthMix, mix_predictions
 from opmatrix.parallel.search.tapes import TAPE_ROWS, CompiledTape, Tape, TracedColumn
 
 SIZE_NAMES = tuple(column.name for column in fields(SizeColumns))
@@ -50,7 +51,7 @@ class PlanQuestion:
     machine: Datasheet
     devices: int  # number of devices
     batch: int  # sequences of a step
-    seq: int  # tokens of a sequence
+    seq: int  # tokens of a sequence, the longest
     room: float  # bytes of a device
     flash: bool = True  # scores of attention are never stored
     precision: str = "bf16"
@@ -64,6 +65,7 @@ class PlanQuestion:
     no_ring: bool = False  # context ranks exchange heads, and no keys round a ring
     load: float = 1  # rows of the busiest expert rank, relative to the mean
     lifted: tuple[str, ...] = ()  # sizes of the model that any ranks are taken to divide
+    lengths: LengthMix | None = None  # of sequences, where there are several
     any_form: bool = False  # also choices by name that the stack lacks, with its habits
 
     @property
@@ -76,11 +78,17 @@ class PlanQuestion:
         """The numbers of the model that ranks must divide."""
         return limits_of(self.config)
 
+    @property
+    def mix(self) -> LengthMix:
+        """The lengths of sequences with their shares of steps."""
+        return self.lengths or LengthMix(((self.seq, 1.0),))
+
     @cached_property
     def sizes(self) -> SizeColumns:
         """All legal sizes of a strategy, as columns; for a forward pass without virtual stages, and on ranks of one
         machine with one micro-batch."""
-        sizes = legal_sizes(lift_limits(self.limits, self.lifted, self.devices), self.devices, self.batch, self.seq)
+        check_counts(self.limits, self.devices, self.batch, self.seq)
+        sizes = legal_sizes(self.limits, self.devices, self.batch, self.mix.divided, self.lifted)
         if self.lifted:
             sizes = sizes[(sizes.tp <= self.limits.heads) & (sizes.pp * sizes.virtual <= self.limits.layers)]
         if self.max_tp is not None:
@@ -145,9 +153,17 @@ class PlanQuestion:
         sizes: Mapping[str, object],
         passes: dict[tuple[object, ...], PartSeconds] | None = None,
     ) -> Prediction:
-        """Predict the time and memory of a form at sizes, which may be columns. `passes`: passes that forms of the same
-        columns share."""
-        return self.predicted_on(self.machine, form, sizes, self.batch, self.seq, self.constants, passes)
+        """Predict the time and memory of a form at sizes, which may be columns: the mean time of all lengths of
+        sequences, and the memory of the longest. `passes`: passes that forms of the same columns share."""
+        if self.lengths is None:
+            return self.predicted_on(self.machine, form, sizes, self.batch, self.seq, self.constants, passes)
+        return mix_predictions(
+            self.lengths,
+            [
+                self.predicted_on(self.machine, form, sizes, self.batch, tokens, self.constants, passes)
+                for tokens, _ in self.lengths.shares
+            ],
+        )
 
     def predicted_on(
         self,
@@ -247,7 +263,7 @@ def predict_columns(
 ) -> FoundStrategies:
     """Predict every form for all sizes, block by block, and keep for each row the fastest form that fits."""
     sizes, forms = question.sizes, programs.forms
-    masks = FormMasks(forms, question.limits, question.seq, question.local, question.choices)
+    masks = FormMasks(forms, question.limits, question.mix.divided, question.local, question.choices)
     best, seconds, peaks = np.zeros(len(sizes), np.intp), np.full(len(sizes), np.inf), np.full(len(sizes), np.inf)
     count = fit = done = 0
     least = (forms[0], 0, np.inf)
