@@ -166,14 +166,13 @@ def relaxations(question: PlanQuestion) -> Iterator[RelaxedConstraint]:
 
 def memory_relaxations(question: PlanQuestion) -> Iterator[RelaxedConstraint]:
     """Yield more memory of a device."""
-    room, count = question.room, question.devices
-    yield RelaxedConstraint(
-        "memory", "the memory of one more device, shared", replace(question, room=room * (1 + 1 / count))
-    )
-    yield RelaxedConstraint(
-        "memory", f"{100 * MORE_MEMORY:.0f} % more memory", replace(question, room=room * (1 + MORE_MEMORY))
-    )
-    yield RelaxedConstraint("memory", "memory without a limit", replace(question, room=UNBOUNDED))
+    steps = {
+        "the memory of one more device, shared": question.room * (1 + 1 / question.devices),
+        f"{100 * MORE_MEMORY:.0f} % more memory": question.room * (1 + MORE_MEMORY),
+        "memory without a limit": UNBOUNDED,
+    }
+    for step, room in steps.items():
+        yield RelaxedConstraint("memory", step, replace(question, room=room))
 
 
 def machine_relaxations(question: PlanQuestion) -> Iterator[RelaxedConstraint]:
