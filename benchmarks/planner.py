@@ -197,7 +197,7 @@ def line(pair):
         f"{float(prediction.step_seconds):.4f}",
         f"{naive_seconds(each):.4f}",
         each.memory,
-        f"{float(prediction.reserved) / 1e9:.1f}",
+        f"{predicted_gigabytes(each, prediction):.1f}",
     )
 
 
@@ -246,7 +246,7 @@ def residuals_of(found):
         if each.seconds:
             seconds.append(round(each.seconds / float(step.step_seconds), 4))
         if each.memory and "analytic" not in each.row["notes"]:
-            sizes.append(round(each.memory * 1e9 / float(step.reserved), 4))
+            sizes.append(round(each.memory / predicted_gigabytes(each, step), 4))
     return [SourceResiduals(source, kind, tuple(a), tuple(b)) for (source, kind), (a, b) in groups.items() if a or b]
 
 
@@ -413,22 +413,46 @@ def tau(one, other):
     return sum(np.sign(one[i] - one[j]) * np.sign(other[i] - other[j]) for i, j in pairs) / max(len(pairs), 1)
 
 
+def predicted_gigabytes(each, step):
+    """The memory of the kind that a row measured, by the driver where it does not say."""
+    return float(step.bytes_of(each.memory_kind or "driver")) / 1e9
+
+
+def memory_error(pair):
+    each, step = pair
+    return predicted_gigabytes(each, step) / each.memory - 1
+
+
+KIND_BARS = {"allocated": 3, "reserved": None, "driver": 10, "": None}
+
+
+def kind_figures(found):
+    """Errors by kind of memory, of rows that say theirs and of those that do not; of models with experts apart."""
+    for kind, most in KIND_BARS.items():
+        for experts in (False, True):
+            pairs = [
+                (each, step)
+                for each, step in found
+                if each.memory and each.memory_kind == kind and bool(step.setting.model.asks) == experts
+            ]
+            if not pairs:
+                continue
+            name = f"{kind or 'not said, taken as by the driver'}{', experts' if experts else ', dense'}"
+            counted = ", counted by its authors" if kind == "allocated" else ""
+            bar = 6 if experts and kind == "allocated" else most
+            yield Figure(
+                f"memory, {name}{counted}, {len(pairs)} rows: MAPE", mean(map(memory_error, pairs)), "%", most=bar
+            )
+
+
 def memory_figures(found):
+    yield from kind_figures(found)
     rows = [(each, own) for each, own in found if each.memory and "analytic" not in each.row["notes"]]
     for source in sorted({each.row["source"] for each, _ in rows}):
         own = [(e, o) for e, o in rows if e.row["source"] == source]
-        yield Figure(
-            f"memory, {source[:60]}, {len(own)} rows: MAPE",
-            mean(float(o.reserved) / 1e9 / e.memory - 1 for e, o in own),
-            "%",
-        )
+        yield Figure(f"memory, {source[:60]}, {len(own)} rows: MAPE", mean(map(memory_error, own)), "%")
     if rows:
-        yield Figure(
-            f"memory, all {len(rows)} measured rows: MAPE",
-            mean(float(o.reserved) / 1e9 / e.memory - 1 for e, o in rows),
-            "%",
-            most=8,
-        )
+        yield Figure(f"memory, all {len(rows)} measured rows: MAPE", mean(map(memory_error, rows)), "%", most=8)
         yield Figure(
             "  16 bytes a parameter",
             mean(
@@ -438,13 +462,13 @@ def memory_figures(found):
             ),
             "%",
         )
-        over = [float(o.reserved) / e.machine.memory[-1][1] for e, o in rows]
+        over = [float(o.driver) / e.machine.memory[-1][1] for e, o in rows]
         yield Figure("rows that ran, refused by over 5 %", sum(share > 1.05 for share in over), most=0)
     failed = [(each, own) for each, own in found if each.failed]
     if failed:
         yield Figure(
             f"rows of {len(failed)} that ran out of memory, refused",
-            sum(float(o.reserved) > e.machine.memory[-1][1] for e, o in failed),
+            sum(float(o.driver) > e.machine.memory[-1][1] for e, o in failed),
             least=len(failed),
         )
 

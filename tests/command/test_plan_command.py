@@ -133,7 +133,7 @@ def test_layouts_are_judged_and_steps_teach(said, tmp_path):
     line = f"tiny.json {ASKED} --machine mine.json --stack megatron --max-tp 2"
     status, out, _ = said(f"{line} --only tp=2,pp=2 --against dp=4 --json one.json --csv plan.csv")
     told = json.loads((tmp_path / "one.json").read_text())
-    assert status == 0 and "the layout tp=2,pp=2:" in out and "GB reserved" in out
+    assert status == 0 and "the layout tp=2,pp=2:" in out and "GB by the driver" in out
     assert (told["only"]["tp"], told["only"]["pp"], told["against"]["dp"]) == (2, 2, 4)
     assert told["stack"] == "megatron" and all(each["tp"] <= 2 for each in told["strategies"])
     rows = [*csv.DictReader((tmp_path / "plan.csv").open())]

@@ -46,7 +46,7 @@ def test_columns_are_the_mean_of_each_length():
             each = {tokens: alone(tokens).predicted(MIXED.forms[form], sizes.row(row)) for tokens in SHARES}
             seconds = sum(share * each[tokens].step_seconds for tokens, share in SHARES.items())
             assert values[programs.times[form], row] == pytest.approx(seconds, rel=1e-12)
-            assert values[programs.peaks[form], row] == max(step.reserved for step in each.values())
+            assert values[programs.peaks[form], row] == max(step.driver for step in each.values())
 
 
 def test_one_layout_is_legal_for_all():

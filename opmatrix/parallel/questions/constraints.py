@@ -50,7 +50,7 @@ class StageMemory(NamedTuple):
 
     stage: int  # the first is 1
     stages: int
-    reserved: float  # bytes, as a device reports them
+    reported: float  # bytes by the driver
     room: float
     parts: dict[str, float]  # bytes that are allocated, the most first
 
@@ -58,8 +58,8 @@ class StageMemory(NamedTuple):
         named = [f"{size / GIGA:.1f} GB {name}" for name, size in [*self.parts.items()][:PARTS_NAMED] if size]
         where = f"stage {self.stage} of {self.stages} is the fullest" if self.stages > 1 else "one stage"
         return (
-            f"{self.reserved / GIGA:.1f} of {self.room / GIGA:.1f} GB "
-            f"({in_percent(self.reserved, self.room)} %); {where}: {', '.join(named)}"
+            f"{self.reported / GIGA:.1f} of {self.room / GIGA:.1f} GB "
+            f"({in_percent(self.reported, self.room)} %); {where}: {', '.join(named)}"
         )
 
 

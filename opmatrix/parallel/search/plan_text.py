@@ -12,6 +12,7 @@ from formats.core.errors import InputError
 from opmatrix.display.tables import table
 from opmatrix.parallel.cost.constants import constants_version
 from opmatrix.parallel.cost.intervals import INTERVAL_SHARE, StepInterval
+from opmatrix.parallel.cost.memory_parts import MEMORY_KINDS
 from opmatrix.parallel.search.inference import next_token_seconds
 from opmatrix.parallel.search.named_collectives import named_collectives
 from opmatrix.parallel.search.plans import KINDS_OF_TIME, PlanChoice, StrategyPlan
@@ -111,13 +112,12 @@ def memory_table(plan: StrategyPlan) -> str:
         [
             str(number),
             *(f"{float(choice.prediction.memory.get(name, 0)) / GIGA:.2f}" for name in names),
-            f"{float(choice.prediction.allocated) / GIGA:.2f}",
-            f"{choice.bytes / GIGA:.2f}",
+            *(f"{float(choice.prediction.bytes_of(kind)) / GIGA:.2f}" for kind in MEMORY_KINDS),
             *interval_cell(plan.intervals[1], choice.bytes / GIGA),
         ]
         for number, choice in enumerate(plan.best, 1)
     ]
-    return table(rows, ["GB of", *names, "allocated", "reserved", *from_to(plan.intervals[1])])
+    return table(rows, ["GB of", *names, *MEMORY_KINDS, *from_to(plan.intervals[1])])
 
 
 def interval_cell(interval: StepInterval | None, number: float) -> list[str]:
@@ -241,9 +241,8 @@ def choice_row(plan: StrategyPlan, each: PlanChoice) -> dict[str, object]:
         "seconds": each.seconds,
         **interval_columns("seconds", plan.intervals[0], each.seconds),
         **{f"seconds of {name}": seconds for name, seconds in each.grouped().items()},
-        "allocated bytes": float(each.prediction.allocated),
-        "reserved bytes": each.bytes,
-        **interval_columns("reserved bytes", plan.intervals[1], each.bytes),
+        **{f"{kind} bytes": float(each.prediction.bytes_of(kind)) for kind in MEMORY_KINDS},
+        **interval_columns("driver bytes", plan.intervals[1], each.bytes),
         "utilisation": plan.utilisation(each),
         "tokens a second and device": plan.tokens_a_second(each),
         **{f"{name} a billion tokens": value for name, value in plan.costs(each).items()},

@@ -57,8 +57,8 @@ class PlanChoice(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """The predicted bytes of the fullest device, as its allocator reserves them."""
-        return float(self.prediction.reserved)
+        """The predicted bytes of the fullest device, as its driver reports them."""
+        return float(self.prediction.driver)
 
     def __str__(self) -> str:
         sizes = self.sizes

@@ -213,7 +213,7 @@ def compile_forms(question: PlanQuestion, forms: Sequence[StrategyForm]) -> Form
     for form in forms:
         prediction = question.predicted(form, tape.columns, passes)
         times.append(place(prediction.step_seconds))
-        peaks.append(place(prediction.reserved))
+        peaks.append(place(prediction.driver))
     return FormPrograms(forms, CompiledTape(tape, values), np.array(times), np.array(peaks))
 
 
