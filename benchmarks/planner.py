@@ -12,7 +12,7 @@ turn, the four constants that vTrain's rows tell, on every 21st of them; the ope
 the first row of six sources in bf16; the fraction of eight bits, on the first rows of two. All other constants are
 assumed (constants.json has their sources). What is reserved of what is allocated was chosen with all BLOOM rows in
 view. The layouts of Ascend are those that were published; their places are among the best of each way to factor the
-devices.
+devices; so are those of Meta, DeepSeek and NVIDIA, each with what puts it behind the first.
 Rows of shared experts and latent attention are left out. Two rows of Korthikanti et al. are fitted in one figure
 alone: GPT-22B selective, and GPT-175B full, to one factor each for time of computation and of the rest."""
 
@@ -49,6 +49,21 @@ ASCEND = (
     ("qwen1.5-72b", dict(tp=8, pp=8, virtual=5, sequence=True, schedule="interleaved"), 64, 8192, 339, 64),
     ("llama2-7b", dict(pp=2, dp=4), 64, 4096, 4672, 8),
 )
+# layouts that were published for large runs: model, devices, machine, batch, tokens, sizes, options of a plan
+PUBLISHED = {
+    "Meta's, Llama 3 405B on 16,384 H100 (Llama Team 2024, table 4)": (
+        ("llama3-405b", 16384, "H100", 2048, 8192),
+        dict(tp=8, cp=1, pp=16, dp=128),
+        dict(stack="megatron"),
+    ),
+    "DeepSeek's, V3 on 2,048 H800 (DeepSeek-AI 2024, section 3.2)": (
+        ("deepseek-v3", 2048, "H800", 15360, 4096),
+        dict(tp=1, cp=1, pp=16, dp=128, ep=64),
+        dict(stack="megatron", precision="fp8"),
+    ),
+}
+PLACES = 10  # of the fastest, among which a layout is to be
+AS_FAST = 3  # percent behind the first, within which a layout is as good
 
 
 def main() -> None:
@@ -57,7 +72,7 @@ def main() -> None:
     parser.add_argument("--residuals", type=Path, help="write ratios of measured to predicted numbers there, as JSON")
     parser.add_argument("--fit", action="store_true", help="fit the constants anew, and print them as JSON")
     given = parser.parse_args()
-    takes(60)
+    takes(90)
     measured = [step for file in given.files for step in read_steps(file)]
     constants = fit(measured) if given.fit else None
     found = [(each, predicted(each, constants)) for each in measured]
@@ -71,6 +86,7 @@ def main() -> None:
         *choice_figures(found),
         *memory_figures(found),
         *ascend_figures(constants),
+        *published_figures(measured, constants),
     ]
     tabled(given.csv, [COLUMNS, *map(line, found)])
     concluded(given, figures)
@@ -492,6 +508,38 @@ def ascend_figures(constants):
             next(at for at, each in enumerate(best, 1) if axes.items() <= each.sizes.items()),
             most=10,
         )
+
+
+def published_layouts(measured):
+    """Layouts of large runs, and those of the last run of each dense model in bf16, which is the largest: NVIDIA's."""
+    yield from PUBLISHED.items()
+    for name in DENSE:
+        largest = first_of(reversed(measured), f"{DGXC} {name} bf16")
+        if largest is not None:
+            devices, own = int(largest.row["devices"]), largest.strategy
+            sizes = {axis: getattr(own, axis) for axis in ("tp", "cp", "pp", "dp")}
+            question = largest.config, devices, largest.machine, largest.batch, largest.seq
+            yield f"NVIDIA's, {name} on {devices:,} H100", (question, sizes, dict(stack=largest.stack))
+
+
+def published_figures(measured, constants):
+    """The place of a published layout among the fastest ways to factor the devices, and what puts it behind."""
+    from opmatrix.parallel.questions.layouts import StatedLayout, find_layout
+    from opmatrix.parallel.search.plan_text import lost
+    from opmatrix.parallel.search.plans import plan
+
+    for title, ((model, devices, machine, batch, seq), sizes, options) in published_layouts(measured):
+        best = plan(model, devices, machine, batch=batch, seq=seq, constants=constants, keep=1, **options)
+        choice = find_layout(best.question, StatedLayout(title, sizes))
+        behind = 100 * (choice.seconds / best.best[0].seconds - 1)
+        rows = map(best.found.sizes.row, best.found.best_rows(len(best.found.sizes)))
+        place = next((at for at, row in enumerate(rows, 1) if sizes.items() <= row.items()), None)
+        over = (choice.bytes - best.question.room) / 1e9
+        why = f"no strategy of it fits, by {over:.1f} GB"
+        say(f"{title}: {choice}\n  beside the first, {best.best[0]}: {lost(best.best[0], choice)}")
+        yield Figure(f"place of {title}", place, why=why, most=None if behind <= AS_FAST else PLACES)
+        yield Figure("  slower than the first", behind, "%", most=AS_FAST if behind <= AS_FAST else None)
+        yield Figure("  memory beyond the device's", max(over, 0), "GB", most=0)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from opmatrix.parallel.cost.prediction import Prediction, check_linked
 from opmatrix.parallel.cost.stacks import stack_named
 from opmatrix.parallel.schedules.named import PLANNED, USUAL_SCHEDULE
 from opmatrix.parallel.search.forms import StrategyForm
-from opmatrix.parallel.search.length_mix import mix_lengths
+from opmatrix.parallel.search.length_mix import LengthMix, mix_lengths
 from opmatrix.parallel.search.step_factors import Calibration, calibrate_question
 from opmatrix.parallel.search.strategy_search import FoundStrategies, PlanQuestion, search_strategies
 
@@ -268,8 +268,7 @@ def plan(
     sheet = read_machine(machine) if isinstance(machine, str) else machine
     if devices > 1:
         check_linked(sheet)
-    lengths = mix_lengths(seq) if isinstance(seq, Mapping) else None
-    tokens = check_tokens(config, lengths.longest if lengths else seq)
+    tokens, lengths = check_lengths(config, seq)
     check_plan_precision(precision, sheet)
     question = PlanQuestion(
         config,
@@ -364,6 +363,15 @@ def check_tokens(config: Settings, seq: int | None) -> int:
     if (tokens := seq or most) is not None:
         return tokens
     raise InputError("--seq: the configuration declares no sequence length: give a number of tokens")
+
+
+def check_lengths(config: Settings, seq: int | Mapping[int, float] | None) -> tuple[int, LengthMix | None]:
+    """Return the tokens of the longest sequence, and the shares of lengths where there are several. Raises InputError
+    as `check_tokens` and `mix_lengths` do."""
+    if not isinstance(seq, Mapping):
+        return check_tokens(config, seq), None
+    lengths = mix_lengths(seq)
+    return check_tokens(config, lengths.longest), lengths
 
 
 def refuse_memory(found: FoundStrategies) -> None:
