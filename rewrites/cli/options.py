@@ -156,6 +156,12 @@ Corpus = Annotated[
     Path | None,
     typer.Option(metavar="LINES", help="lines of a corpus, without labels, for --keep top10>=0.95 or tau>=0.95"),
 ]
+Judgements = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="TSV", help="query, line and relevance, for --keep ndcg10>=-0.5: names of JSON lines, or line numbers"
+    ),
+]
 Queries = Annotated[
     Path | None, typer.Option(metavar="LINES", help="queries of the corpus; by default one line in ten is a query")
 ]
