@@ -12,7 +12,7 @@ turn, the four constants that vTrain's rows tell, on every 21st of them; the ope
 the first row of six sources in bf16; the fraction of eight bits, on the first rows of two. All other constants are
 assumed (constants.json has their sources). What is reserved of what is allocated was chosen with all BLOOM rows in
 view. The layouts of Ascend are those that were published; their places are among the best of each way to factor the
-devices.
+devices; so are those of Meta, DeepSeek and NVIDIA, each with what puts it behind the first.
 Rows of shared experts and latent attention are left out. Two rows of Korthikanti et al. are fitted in one figure
 alone: GPT-22B selective, and GPT-175B full, to one factor each for time of computation and of the rest."""
 
@@ -49,6 +49,21 @@ ASCEND = (
     ("qwen1.5-72b", dict(tp=8, pp=8, virtual=5, sequence=True, schedule="interleaved"), 64, 8192, 339, 64),
     ("llama2-7b", dict(pp=2, dp=4), 64, 4096, 4672, 8),
 )
+# layouts that were published for large runs: model, devices, machine, batch, tokens, sizes, options of a plan
+PUBLISHED = {
+    "Meta's, Llama 3 405B on 16,384 H100 (Llama Team 2024, table 4)": (
+        ("llama3-405b", 16384, "H100", 2048, 8192),
+        dict(tp=8, cp=1, pp=16, dp=128),
+        dict(stack="megatron"),
+    ),
+    "DeepSeek's, V3 on 2,048 H800 (DeepSeek-AI 2024, section 3.2)": (
+        ("deepseek-v3", 2048, "H800", 15360, 4096),
+        dict(tp=1, cp=1, pp=16, dp=128, ep=64),
+        dict(stack="megatron", precision="fp8"),
+    ),
+}
+PLACES = 10  # of the fastest, among which a layout is to be
+AS_FAST = 3  # percent behind the first, within which a layout is as good
 
 
 def main() -> None:
@@ -57,7 +72,7 @@ def main() -> None:
     parser.add_argument("--residuals", type=Path, help="write ratios of measured to predicted numbers there, as JSON")
     parser.add_argument("--fit", action="store_true", help="fit the constants anew, and print them as JSON")
     given = parser.parse_args()
-    takes(60)
+    takes(90)
     measured = [step for file in given.files for step in read_steps(file)]
     constants = fit(measured) if given.fit else None
     found = [(each, predicted(each, constants)) for each in measured]
@@ -71,6 +86,7 @@ def main() -> None:
         *choice_figures(found),
         *memory_figures(found),
         *ascend_figures(constants),
+        *published_figures(measured, constants),
     ]
     tabled(given.csv, [COLUMNS, *map(line, found)])
     concluded(given, figures)
@@ -197,7 +213,7 @@ def line(pair):
         f"{float(prediction.step_seconds):.4f}",
         f"{naive_seconds(each):.4f}",
         each.memory,
-        f"{float(prediction.reserved) / 1e9:.1f}",
+        f"{predicted_gigabytes(each, prediction):.1f}",
     )
 
 
@@ -246,7 +262,7 @@ def residuals_of(found):
         if each.seconds:
             seconds.append(round(each.seconds / float(step.step_seconds), 4))
         if each.memory and "analytic" not in each.row["notes"]:
-            sizes.append(round(each.memory * 1e9 / float(step.reserved), 4))
+            sizes.append(round(each.memory / predicted_gigabytes(each, step), 4))
     return [SourceResiduals(source, kind, tuple(a), tuple(b)) for (source, kind), (a, b) in groups.items() if a or b]
 
 
@@ -413,22 +429,46 @@ def tau(one, other):
     return sum(np.sign(one[i] - one[j]) * np.sign(other[i] - other[j]) for i, j in pairs) / max(len(pairs), 1)
 
 
+def predicted_gigabytes(each, step):
+    """The memory of the kind that a row measured, by the driver where it does not say."""
+    return float(step.bytes_of(each.memory_kind or "driver")) / 1e9
+
+
+def memory_error(pair):
+    each, step = pair
+    return predicted_gigabytes(each, step) / each.memory - 1
+
+
+KIND_BARS = {"allocated": 3, "reserved": None, "driver": 10, "": None}
+
+
+def kind_figures(found):
+    """Errors by kind of memory, of rows that say theirs and of those that do not; of models with experts apart."""
+    for kind, most in KIND_BARS.items():
+        for experts in (False, True):
+            pairs = [
+                (each, step)
+                for each, step in found
+                if each.memory and each.memory_kind == kind and bool(step.setting.model.asks) == experts
+            ]
+            if not pairs:
+                continue
+            name = f"{kind or 'not said, taken as by the driver'}{', experts' if experts else ', dense'}"
+            counted = ", counted by its authors" if kind == "allocated" else ""
+            bar = 6 if experts and kind == "allocated" else most
+            yield Figure(
+                f"memory, {name}{counted}, {len(pairs)} rows: MAPE", mean(map(memory_error, pairs)), "%", most=bar
+            )
+
+
 def memory_figures(found):
+    yield from kind_figures(found)
     rows = [(each, own) for each, own in found if each.memory and "analytic" not in each.row["notes"]]
     for source in sorted({each.row["source"] for each, _ in rows}):
         own = [(e, o) for e, o in rows if e.row["source"] == source]
-        yield Figure(
-            f"memory, {source[:60]}, {len(own)} rows: MAPE",
-            mean(float(o.reserved) / 1e9 / e.memory - 1 for e, o in own),
-            "%",
-        )
+        yield Figure(f"memory, {source[:60]}, {len(own)} rows: MAPE", mean(map(memory_error, own)), "%")
     if rows:
-        yield Figure(
-            f"memory, all {len(rows)} measured rows: MAPE",
-            mean(float(o.reserved) / 1e9 / e.memory - 1 for e, o in rows),
-            "%",
-            most=8,
-        )
+        yield Figure(f"memory, all {len(rows)} measured rows: MAPE", mean(map(memory_error, rows)), "%", most=8)
         yield Figure(
             "  16 bytes a parameter",
             mean(
@@ -438,13 +478,13 @@ def memory_figures(found):
             ),
             "%",
         )
-        over = [float(o.reserved) / e.machine.memory[-1][1] for e, o in rows]
+        over = [float(o.driver) / e.machine.memory[-1][1] for e, o in rows]
         yield Figure("rows that ran, refused by over 5 %", sum(share > 1.05 for share in over), most=0)
     failed = [(each, own) for each, own in found if each.failed]
     if failed:
         yield Figure(
             f"rows of {len(failed)} that ran out of memory, refused",
-            sum(float(o.reserved) > e.machine.memory[-1][1] for e, o in failed),
+            sum(float(o.driver) > e.machine.memory[-1][1] for e, o in failed),
             least=len(failed),
         )
 
@@ -468,6 +508,38 @@ def ascend_figures(constants):
             next(at for at, each in enumerate(best, 1) if axes.items() <= each.sizes.items()),
             most=10,
         )
+
+
+def published_layouts(measured):
+    """Layouts of large runs, and those of the last run of each dense model in bf16, which is the largest: NVIDIA's."""
+    yield from PUBLISHED.items()
+    for name in DENSE:
+        largest = first_of(reversed(measured), f"{DGXC} {name} bf16")
+        if largest is not None:
+            devices, own = int(largest.row["devices"]), largest.strategy
+            sizes = {axis: getattr(own, axis) for axis in ("tp", "cp", "pp", "dp")}
+            question = largest.config, devices, largest.machine, largest.batch, largest.seq
+            yield f"NVIDIA's, {name} on {devices:,} H100", (question, sizes, dict(stack=largest.stack))
+
+
+def published_figures(measured, constants):
+    """The place of a published layout among the fastest ways to factor the devices, and what puts it behind."""
+    from opmatrix.parallel.questions.layouts import StatedLayout, find_layout
+    from opmatrix.parallel.search.plan_text import lost
+    from opmatrix.parallel.search.plans import plan
+
+    for title, ((model, devices, machine, batch, seq), sizes, options) in published_layouts(measured):
+        best = plan(model, devices, machine, batch=batch, seq=seq, constants=constants, keep=1, **options)
+        choice = find_layout(best.question, StatedLayout(title, sizes))
+        behind = 100 * (choice.seconds / best.best[0].seconds - 1)
+        rows = map(best.found.sizes.row, best.found.best_rows(len(best.found.sizes)))
+        place = next((at for at, row in enumerate(rows, 1) if sizes.items() <= row.items()), None)
+        over = (choice.bytes - best.question.room) / 1e9
+        why = f"no strategy of it fits, by {over:.1f} GB"
+        say(f"{title}: {choice}\n  beside the first, {best.best[0]}: {lost(best.best[0], choice)}")
+        yield Figure(f"place of {title}", place, why=why, most=None if behind <= AS_FAST else PLACES)
+        yield Figure("  slower than the first", behind, "%", most=AS_FAST if behind <= AS_FAST else None)
+        yield Figure("  memory beyond the device's", max(over, 0), "GB", most=0)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def furthest():
         alone = asked.predicted(asked.forms[form], sizes.row(row))
         for found, wanted in (
             (values[programs.times[form], row], alone.step_seconds),
-            (values[programs.peaks[form], row], alone.reserved),
+            (values[programs.peaks[form], row], alone.driver),
         ):
             far = max(far, abs(found - wanted) / wanted)
     return far
