@@ -8,7 +8,7 @@ import numpy as np
 import optimized
 import pytest
 import standin
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_neighbour_goals import imported, made_lines
 
@@ -161,6 +161,7 @@ def test_ndcg_of_an_example_by_hand():
     assert ndcg([*range(10, 20), 3], gains) == 0, "places after the tenth count nothing"
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30).filter(any), st.randoms())
 def test_ndcg_is_a_share_and_one_for_the_best_order_alone(relevance, random):
     gains = {place: float(gain) for place, gain in enumerate(relevance)}
