@@ -89,7 +89,7 @@ class Room:
 
 
 def main() -> None:
-    parser = Parser(__doc__ or "")
+    parser = Parser(__doc__)
     parser.add_argument("--count", type=count, default=30, help="kills of each command")
     parser.add_argument("--only", type=listed, default=[*COMMANDS], help="some commands, between commas")
     parser.add_argument("--seed", type=whole, default=0)
