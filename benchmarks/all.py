@@ -72,8 +72,10 @@ BENCHMARKS = {
         900,
         "How far off are predicted seconds of whole programs?",
     ),
-    "prediction": Benchmark("--matrices 2", 30, "--full", 180, "How far off are predicted seconds of products?"),
-    "crossovers": Benchmark(
+    "selection prediction": Benchmark(
+        "--matrices 2", 30, "--full", 180, "How far off are predicted seconds of products?"
+    ),
+    "products crossovers": Benchmark(
         "--quick --rounds 5 --threads 1", 40, "", 1800, "Which format is fastest, from which density on?"
     ),
     "selection": Benchmark(
@@ -83,7 +85,7 @@ BENCHMARKS = {
     "products": Benchmark(
         "--shapes 384x1536 --rows 1,128 --rounds 9", 10, "", 60, "How fast are products, on one core?"
     ),
-    "structured": Benchmark(
+    "products structured": Benchmark(
         "--shapes 384x1536 --rows 128 --rounds 15", 8, "", 20, "What do blocks, N:M and low rank of int8 save?"
     ),
     "rounding": Benchmark("--rounds 3 --workload 1x128", 6, "", 20, "How far off are weights that are all int8?"),
@@ -312,12 +314,14 @@ def measured(name: str, each: Benchmark, quick: bool, left: float, out: Path) ->
     if left < (each.seconds if quick else 0):
         return Outcome(name, wrong="left out: the ten minutes are over")
     limit = min(left, PATIENCE * (each.seconds if quick else each.at_length) + START)
-    files = {kind: out / f"{name}.{kind}" for kind in ("csv", "json", "txt", "err")}
+    script, *part = name.split()
+    files = {kind: out / f"{'_'.join([script, *part])}.{kind}" for kind in ("csv", "json", "txt", "err")}
     for file in files.values():
         file.unlink(missing_ok=True)
     words = [
         sys.executable,
-        str(HERE / f"{name}.py"),
+        str(HERE / f"{script}.py"),
+        *part,
         *map(fill, shlex.split(each.quick if quick else each.full)),
         "--figures",
         str(files["json"].resolve()),

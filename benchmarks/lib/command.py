@@ -47,7 +47,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, about: str | Part, table: bool = True) -> None:
         self.part = part_name(about) if callable(about) else ""
         doc = (about.__doc__ if callable(about) else about) or ""
-        script = f"{Path(sys.argv[0]).name} {self.part}".strip()
+        file = Path(sys.argv[0])
+        script = f"{file.name} {self.part}" if self.part not in ("", file.stem) else file.name
         super().__init__(script, description=" ".join(doc.split("\n\n")[0].split()), epilog=listed_parts())
         if table:
             self.add_argument("--csv", type=Path, help="write the table there, too")
