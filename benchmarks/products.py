@@ -169,7 +169,7 @@ def ours(weight, x, out, epilogue, alive):
 
 def recorded(launch, given, alive):
     """A call of the kernels that a function launches, on one thread, with the records that it makes."""
-    kept = SimpleNamespace(stages=[], records=[], temporaries=[], rooms=[], addressed=[])
+    kept = SimpleNamespace(stages=[], records=[], temporaries=[], rooms=[], addressed={})
 
     def reserve(size):
         kept.rooms.append(np.empty(size + 64, np.uint8))
@@ -493,16 +493,16 @@ def started(threads, providers):
     setting = blas.fastest()
     said = ", ".join(f"{core or 'its own choice'} {rate / 1e9:.0f}" for core, rate in setting.rates.items())
     told, riders = [f"numpy's BLAS: fastest with {setting.core or 'its own choice'} (Gflop/s: {said})"], []
-    for provider, count in product(providers, threads):
-        rider = Rider(provider, count, setting.environment if provider == "numpy" else {})
+    for provider, many in product(providers, threads):
+        rider = Rider(provider, many, setting.environment if provider == "numpy" else {})
         try:
             version = rider.ask("versions")
         except RuntimeError as error:
-            if count == threads[0]:
+            if many == threads[0]:
                 told.append(f"{provider}: absent ({error})")
             continue
         riders.append(rider)
-        if count == threads[0]:
+        if many == threads[0]:
             told.append(f"{provider}: {version}")
     if missing := [name for name in PEERS if name not in {rider.provider for rider in riders}]:
         told.append(

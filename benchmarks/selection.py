@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lib import command
 from lib.command import (
-    ROOT,
+    DATA,
     Figure,
     InputError,
     Parser,
@@ -29,7 +29,7 @@ from lib.command import (
 
 # ---- selection
 
-DATA = Path(os.environ.get("OPMATRIX_DATA", ROOT.parent / "shared" / "data")) / "dlmc"
+PATTERNS = DATA / "dlmc"
 SELECTION_COLUMNS = "pattern", "structure", "rows", "chosen", "best", "chosen_s", "best_s", "constant_s", "threshold_s"
 ERRORS = 0.0, 0.004, 0.0, 0.015  # of the cases in turn
 SHAPES = ((384, 384), (384, 1536), (1536, 384), (512, 2048), (1024, 1024), (2048, 1024), (4096, 4096))
@@ -124,7 +124,7 @@ def raced(given, room):
 
 def cases(given):
     """(name, structure, matrix, [(rows, error)]) of every pattern; the matrix is made when it is asked for."""
-    place = given.directory or DATA
+    place = given.directory or PATTERNS
     files = sorted(place.glob("*.smtx.gz")) if place.is_dir() else []
     if given.directory and not files:
         raise InputError(f"{place}: it holds no patterns (*.smtx.gz)")

@@ -18,6 +18,7 @@ HERE = LIB.parent
 ROOT = HERE.parent
 TESTS = ROOT / "tests"
 SUPPORT = TESTS / "support"
+DATA = Path(os.environ.get("OPMATRIX_DATA") or ROOT.parent / "shared" / "data")
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # before an installed opmatrix
 sys.path.append(str(SUPPORT))  # what makes models, programs and mutants

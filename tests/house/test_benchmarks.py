@@ -68,28 +68,32 @@ REFUSED = [
     ("extraction.py", ["nowhere"], "DIR: nowhere: it is no directory"),
     ("extraction.py", [], "nothing to extract"),
     ("extraction.py", ["{folder}"], "bad.json: not JSON"),
-    ("peer_laws.py", ["nowhere.csv"], "file: nowhere.csv: No such file"),
-    ("peer_laws.py", ["{folder}/bad.json"], "the columns lhs, rhs, truth are missing"),
-    ("peer_laws.py", ["{folder}/bytes"], "byte 0 is not UTF-8"),
+    ("extraction.py peer_laws", ["nowhere.csv"], "file: nowhere.csv: No such file"),
+    ("extraction.py peer_laws", ["{folder}/bad.json"], "the columns lhs, rhs, truth are missing"),
+    ("extraction.py peer_laws", ["{folder}/bytes"], "byte 0 is not UTF-8"),
     ("selection.py prediction", ["--machine", "{folder}/bad.json"], "give what `opmatrix calibrate` saved here"),
     ("selection.py", ["nowhere"], "directory: nowhere: it is no directory"),
     ("selection.py", ["{folder}"], "it holds no patterns"),
     ("stated.py", ["{folder}"], "report.json: No such file"),
     ("gain.py", ["--model", "nowhere"], "nowhere: neither"),
-    ("ranking.py", ["--model", "nowhere"], "nowhere: neither"),
-    ("sparse.py", ["--model", "{folder}"], "config.json"),
+    ("whole.py ranking", ["--model", "nowhere"], "nowhere: neither"),
+    ("whole.py sparse", ["--model", "{folder}"], "config.json"),
     ("whole.py", ["--rounds", "0"], "--rounds: 0: a whole number from 1 on"),
     ("spectra.py", ["--subspaces", "3,9"], "--subspaces 3: more than --count 4 + 1"),
-    ("masks.py", ["--csv", "nowhere/out.csv"], "--csv nowhere/out.csv: it is to be a file"),
+    ("attention.py masks", ["--csv", "nowhere/out.csv"], "--csv nowhere/out.csv: it is to be a file"),
     ("products.py crossovers", ["--formats", "zip"], "--formats zip: dense"),
-    ("guards.py", ["--doors", "back"], "--doors back: "),
-    ("proofs.py", ["--count", "0"], "--count: 0: a whole number from 1 on"),
-    ("hostile.py", ["--files", "0"], "--files: 0: a whole number from 1 on"),
+    ("faults.py guards", ["--doors", "back"], "--doors back: "),
+    ("fuzz.py proofs", ["--count", "0"], "--count: 0: a whole number from 1 on"),
+    ("spoilt_files.py hostile", ["--files", "0"], "--files: 0: a whole number from 1 on"),
     ("paired.py", ["no-such"], "no-such: no commit of"),
-    ("drawn.py", ["--count", "0"], "--count: 0: a whole number from 1 on"),
+    ("fuzz.py drawn", ["--count", "0"], "--count: 0: a whole number from 1 on"),
     ("partitions.py", ["--count", "0"], "--count: 0: a whole number from 1 on"),
-    ("pipelines.py", ["--pipelines", "1f1b:3+3"], "--pipelines 1f1b:3+3: a schedule and the layers of 4 stages"),
-    ("local_plans.py", ["--width", "30"], "--width 30: a multiple of 4"),
+    (
+        "partitions.py pipelines",
+        ["--pipelines", "1f1b:3+3"],
+        "--pipelines 1f1b:3+3: a schedule and the layers of 4 stages",
+    ),
+    ("partitions.py local_plans", ["--width", "30"], "--width 30: a multiple of 4"),
     ("models.py", ["--types", "float8"], "--types float8: float32"),
 ]
 
@@ -296,7 +300,9 @@ def test_one_matrix_of_each_format_is_enough(monkeypatch, tmp_path, capsys):
     assert {row[0] for row in table} == {"dense", "csr"} and {row[5] for row in table} == {0.0}, "the even matrix"
     figures = selection.prediction_show(table)
     assert len(figures) == 3 and all(np.isfinite(each.value) for each in figures)
-    assert selection.prediction_show([each for each in table if each[3] > 1])[2].what == "formats of 2 that keep both bars"
+    assert (
+        selection.prediction_show([each for each in table if each[3] > 1])[2].what == "formats of 2 that keep both bars"
+    )
     capsys.readouterr()
 
 
@@ -309,8 +315,9 @@ def test_a_calibration_of_elsewhere_is_refused(tmp_path):
 def test_two_techniques_against_each_alone():
     """Number types come last; a structure has its own pair with bytes where there is one; apart, factors multiply and
     losses add."""
-    import interactions
-    from interactions import Outcome, apart, figures, narrow, ordered, structure
+    import composition
+    from composition import Outcome, apart, narrow, ordered, structure
+    from composition import interactions_figures as figures
 
     assert [*ordered(["int8", "2:4", "units"])] == [
         ("2:4", "int8"),
@@ -318,8 +325,8 @@ def test_two_techniques_against_each_alone():
         ("units", "int8"),
         ("units", "2:4"),
     ]
-    assert len([*ordered(interactions.NAMES)]) == 41  # 5 x 4 structures, 5 x 3 with numbers, 3 x 2 numbers
-    assert [narrow(structure(name, 64, 64), "int8").format for name in interactions.FITS] == [
+    assert len([*ordered(composition.NAMES)]) == 41  # 5 x 4 structures, 5 x 3 with numbers, 3 x 2 numbers
+    assert [narrow(structure(name, 64, 64), "int8").format for name in composition.FITS] == [
         "lowrankint8",
         "nmint8",
         "int8",
