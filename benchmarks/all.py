@@ -260,7 +260,8 @@ def listing(names: list[str]) -> int:
     rows = [[name, f"{each.seconds:.0f} s", f"{each.at_length:.0f} s", each.answers] for name, each in chosen]
     print(table(rows, ["", "quick", "in full", ""]))
     for name, why in APART.items():
-        print(f"{name}.py stands apart: it {why}")
+        script, *part = name.split()
+        print(" ".join([f"{script}.py", *part, "stands apart: it", why]))
     return 0
 
 
