@@ -169,7 +169,7 @@ APART = {
     "composition interactions": "fits two dozen compressed models",
     "spectra sparsity": "runs a model for each of twenty methods of every weight",
     "partitions": "runs random models on random meshes, a thousand in a quarter of an hour",
-    "planner tensor_parallel": "predicts models of hundreds of billions of weights, for minutes",
+    "tensor_parallel": "predicts models of hundreds of billions of weights, for minutes",
     "planner": "holds predictions against a file of published steps, which it is given",
     "partitions pipelines": "trains by six pipelines on four processes, each several times",
     "partitions local_plans": "runs six plans on four processes, each several times",

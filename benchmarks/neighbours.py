@@ -36,6 +36,8 @@ COLUMNS = "program", "lines", "one_half", "at_least", "other_half", "seconds", "
 EXACT = "opmatrix", "float32"
 SHORTEST = 4  # words of a clause
 TIMED, BATCH = 512, 32  # clauses that are timed, and those of a batch
+WEIGHTS = "*.safetensors", "*.bin"
+STORED = {"openvino": ("model.bin",)}  # where a directory holds copies for workloads
 APART = 0.02  # the most that the two halves may differ by
 
 
@@ -135,7 +137,9 @@ def in_processes(timed, whole) -> Entrant:
         time.sleep(SETTLE)
         return median(process.ask("turn", seconds=0.1))
 
-    return Entrant(f"{timed.engine} {timed.number_type}", embed, turn, megabytes(Path(timed.place)))
+    return Entrant(
+        f"{timed.engine} {timed.number_type}", embed, turn, megabytes(Path(timed.place), *STORED.get(timed.engine, ()))
+    )
 
 
 def saved(directories: Sequence[str], checkpoint, lines: Sequence[str]) -> list[Entrant]:
@@ -157,9 +161,10 @@ def from_directory(directory: Path, lines: Sequence[str], batches: Sequence[Batc
     return Entrant(directory.name, lambda: program.embed(lines, progress=False), turn, megabytes(directory))
 
 
-def megabytes(place: Path) -> float:
-    """Return the size of the files of a model that are weights."""
-    return sum(file.stat().st_size for file in place.rglob("*") if file.suffix in (".safetensors", ".bin")) / 1e6
+def megabytes(place: Path, *files: str) -> float:
+    """Return the size of a model's weights: of these files, or of all in a directory, without those of other programs
+    that lie in folders there."""
+    return sum(file.stat().st_size for pattern in files or WEIGHTS for file in place.glob(pattern)) / 1e6
 
 
 # ---- agreement

@@ -1,4 +1,4 @@
-"""Predictions of the planner beside what was published, of training and of inference, and their speed."""
+"""Predictions of the planner beside what was published, and their speed."""
 
 import itertools
 import json
@@ -7,7 +7,6 @@ import time
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from lib import command
 from lib.command import Figure, InputError, Parser, concluded, number, readable, say, tabled, takes
@@ -38,6 +37,21 @@ ASCEND = (
     ("qwen1.5-72b", dict(tp=8, pp=8, virtual=5, sequence=True, schedule="interleaved"), 64, 8192, 339, 64),
     ("llama2-7b", dict(pp=2, dp=4), 64, 4096, 4672, 8),
 )
+# layouts that were published for large runs: model, devices, machine, batch, tokens, sizes, options of a plan
+PUBLISHED = {
+    "Meta's, Llama 3 405B on 16,384 H100 (Llama Team 2024, table 4)": (
+        ("llama3-405b", 16384, "H100", 2048, 8192),
+        dict(tp=8, cp=1, pp=16, dp=128),
+        dict(stack="megatron"),
+    ),
+    "DeepSeek's, V3 on 2,048 H800 (DeepSeek-AI 2024, section 3.2)": (
+        ("deepseek-v3", 2048, "H800", 15360, 4096),
+        dict(tp=1, cp=1, pp=16, dp=128, ep=64),
+        dict(stack="megatron", precision="fp8"),
+    ),
+}
+PLACES = 10  # of the fastest, among which a layout is to be
+AS_FAST = 3  # percent behind the first, within which a layout is as good
 
 
 def measure_planner() -> None:
@@ -56,15 +70,16 @@ def measure_planner() -> None:
     operations a joule and the hidden share, on the first row of six sources in bf16; the fraction of eight bits, on
     the first rows of two. All other constants are assumed (constants.json has their sources). What is reserved of
     what is allocated was chosen with all BLOOM rows in view. The layouts of Ascend are those that were published;
-    their places are among the best of each way to factor the devices. Rows of shared experts and latent attention
-    are left out. Two rows of Korthikanti et al. are fitted in one figure alone: GPT-22B selective, and GPT-175B
-    full, to one factor each for time of computation and of the rest."""
+    their places are among the best of each way to factor the devices; so are those of Meta, DeepSeek and NVIDIA,
+    each with what puts it behind the first. Rows of shared experts and latent attention are left out. Two rows of
+    Korthikanti et al. are fitted in one figure alone: GPT-22B selective, and GPT-175B full, to one factor each for
+    time of computation and of the rest."""
     parser = Parser(measure_planner)
     parser.add_argument("files", type=readable, nargs="+")
     parser.add_argument("--residuals", type=Path, help="write ratios of measured to predicted numbers there, as JSON")
     parser.add_argument("--fit", action="store_true", help="fit the constants anew, and print them as JSON")
     given = parser.parse_args()
-    takes(60)
+    takes(90)
     measured = [step for file in given.files for step in read_steps(file)]
     constants = fit(measured) if given.fit else None
     found = [(each, predicted(each, constants)) for each in measured]
@@ -78,6 +93,7 @@ def measure_planner() -> None:
         *choice_figures(found),
         *memory_figures(found),
         *ascend_figures(constants),
+        *published_figures(measured, constants),
     ]
     tabled(given.csv, [PLANNER_COLUMNS, *map(line, found)])
     concluded(given, figures)
@@ -204,7 +220,7 @@ def line(pair):
         f"{float(prediction.step_seconds):.4f}",
         f"{naive_seconds(each):.4f}",
         each.memory,
-        f"{float(prediction.reserved) / 1e9:.1f}",
+        f"{predicted_gigabytes(each, prediction):.1f}",
     )
 
 
@@ -253,7 +269,7 @@ def residuals_of(found):
         if each.seconds:
             seconds.append(round(each.seconds / float(step.step_seconds), 4))
         if each.memory and "analytic" not in each.row["notes"]:
-            sizes.append(round(each.memory * 1e9 / float(step.reserved), 4))
+            sizes.append(round(each.memory / predicted_gigabytes(each, step), 4))
     return [SourceResiduals(source, kind, tuple(a), tuple(b)) for (source, kind), (a, b) in groups.items() if a or b]
 
 
@@ -420,22 +436,46 @@ def tau(one, other):
     return sum(np.sign(one[i] - one[j]) * np.sign(other[i] - other[j]) for i, j in pairs) / max(len(pairs), 1)
 
 
+def predicted_gigabytes(each, step):
+    """The memory of the kind that a row measured, by the driver where it does not say."""
+    return float(step.bytes_of(each.memory_kind or "driver")) / 1e9
+
+
+def memory_error(pair):
+    each, step = pair
+    return predicted_gigabytes(each, step) / each.memory - 1
+
+
+KIND_BARS = {"allocated": 3, "reserved": None, "driver": 10, "": None}
+
+
+def kind_figures(found):
+    """Errors by kind of memory, of rows that say theirs and of those that do not; of models with experts apart."""
+    for kind, most in KIND_BARS.items():
+        for experts in (False, True):
+            pairs = [
+                (each, step)
+                for each, step in found
+                if each.memory and each.memory_kind == kind and bool(step.setting.model.asks) == experts
+            ]
+            if not pairs:
+                continue
+            name = f"{kind or 'not said, taken as by the driver'}{', experts' if experts else ', dense'}"
+            counted = ", counted by its authors" if kind == "allocated" else ""
+            bar = 6 if experts and kind == "allocated" else most
+            yield Figure(
+                f"memory, {name}{counted}, {len(pairs)} rows: MAPE", mean(map(memory_error, pairs)), "%", most=bar
+            )
+
+
 def memory_figures(found):
+    yield from kind_figures(found)
     rows = [(each, own) for each, own in found if each.memory and "analytic" not in each.row["notes"]]
     for source in sorted({each.row["source"] for each, _ in rows}):
         own = [(e, o) for e, o in rows if e.row["source"] == source]
-        yield Figure(
-            f"memory, {source[:60]}, {len(own)} rows: MAPE",
-            mean(float(o.reserved) / 1e9 / e.memory - 1 for e, o in own),
-            "%",
-        )
+        yield Figure(f"memory, {source[:60]}, {len(own)} rows: MAPE", mean(map(memory_error, own)), "%")
     if rows:
-        yield Figure(
-            f"memory, all {len(rows)} measured rows: MAPE",
-            mean(float(o.reserved) / 1e9 / e.memory - 1 for e, o in rows),
-            "%",
-            most=8,
-        )
+        yield Figure(f"memory, all {len(rows)} measured rows: MAPE", mean(map(memory_error, rows)), "%", most=8)
         yield Figure(
             "  16 bytes a parameter",
             mean(
@@ -445,13 +485,13 @@ def memory_figures(found):
             ),
             "%",
         )
-        over = [float(o.reserved) / e.machine.memory[-1][1] for e, o in rows]
+        over = [float(o.driver) / e.machine.memory[-1][1] for e, o in rows]
         yield Figure("rows that ran, refused by over 5 %", sum(share > 1.05 for share in over), most=0)
     failed = [(each, own) for each, own in found if each.failed]
     if failed:
         yield Figure(
             f"rows of {len(failed)} that ran out of memory, refused",
-            sum(float(o.reserved) > e.machine.memory[-1][1] for e, o in failed),
+            sum(float(o.driver) > e.machine.memory[-1][1] for e, o in failed),
             least=len(failed),
         )
 
@@ -475,6 +515,38 @@ def ascend_figures(constants):
             next(at for at, each in enumerate(best, 1) if axes.items() <= each.sizes.items()),
             most=10,
         )
+
+
+def published_layouts(measured):
+    """Layouts of large runs, and those of the last run of each dense model in bf16, which is the largest: NVIDIA's."""
+    yield from PUBLISHED.items()
+    for name in DENSE:
+        largest = first_of(reversed(measured), f"{DGXC} {name} bf16")
+        if largest is not None:
+            devices, own = int(largest.row["devices"]), largest.strategy
+            sizes = {axis: getattr(own, axis) for axis in ("tp", "cp", "pp", "dp")}
+            question = largest.config, devices, largest.machine, largest.batch, largest.seq
+            yield f"NVIDIA's, {name} on {devices:,} H100", (question, sizes, dict(stack=largest.stack))
+
+
+def published_figures(measured, constants):
+    """The place of a published layout among the fastest ways to factor the devices, and what puts it behind."""
+    from opmatrix.parallel.questions.layouts import StatedLayout, find_layout
+    from opmatrix.parallel.search.plan_text import lost
+    from opmatrix.parallel.search.plans import plan
+
+    for title, ((model, devices, machine, batch, seq), sizes, options) in published_layouts(measured):
+        best = plan(model, devices, machine, batch=batch, seq=seq, constants=constants, keep=1, **options)
+        choice = find_layout(best.question, StatedLayout(title, sizes))
+        behind = 100 * (choice.seconds / best.best[0].seconds - 1)
+        rows = map(best.found.sizes.row, best.found.best_rows(len(best.found.sizes)))
+        place = next((at for at, row in enumerate(rows, 1) if sizes.items() <= row.items()), None)
+        over = (choice.bytes - best.question.room) / 1e9
+        why = f"no strategy of it fits, by {over:.1f} GB"
+        say(f"{title}: {choice}\n  beside the first, {best.best[0]}: {lost(best.best[0], choice)}")
+        yield Figure(f"place of {title}", place, why=why, most=None if behind <= AS_FAST else PLACES)
+        yield Figure("  slower than the first", behind, "%", most=AS_FAST if behind <= AS_FAST else None)
+        yield Figure("  memory beyond the device's", max(over, 0), "GB", most=0)
 
 
 # ---- strategies
@@ -561,156 +633,11 @@ def furthest():
         alone = asked.predicted(asked.forms[form], sizes.row(row))
         for found, wanted in (
             (values[programs.times[form], row], alone.step_seconds),
-            (values[programs.peaks[form], row], alone.reserved),
+            (values[programs.peaks[form], row], alone.driver),
         ):
             far = max(far, abs(found - wanted) / wanted)
     return far
 
 
-# ---- tensor_parallel
-
-SOURCE = (
-    "NVIDIA FasterTransformer, docs/gpt_guide.md at commit 07fdd2fc6aa46f961f304d5f3791efad016e38a3, "
-    "Performance of GPT-20B and of Megatron-530B"
-)
-TENSOR_PARALLEL_COLUMNS = "model", "batch", "input", "output", "tp", "pp", "published_ms", "predicted_ms"
-
-
-class Model(NamedTuple):
-    """A GPT of the guide: heads, columns of a head, layers."""
-
-    heads: int
-    columns: int
-    layers: int
-
-    def config(self):
-        width = self.heads * self.columns
-        return dict(
-            model_type="gpt2", vocab_size=51200, n_embd=width, n_positions=2048, n_head=self.heads, n_layer=self.layers
-        )
-
-
-class Series(NamedTuple):
-    """What was published of a model: (tp, pp) of each column, and by batch, input and output milliseconds; None ran out
-    of memory."""
-
-    model: Model
-    ranks: tuple[tuple[int, int], ...]
-    rows: dict[tuple[int, int, int], tuple[int | None, ...]]
-
-
-PUBLISHED = {
-    "GPT-20B": Series(
-        Model(48, 128, 44),
-        ((1, 1), (2, 1), (4, 1), (8, 1)),
-        {
-            (1, 20, 8): (225, 147, 102, 89),
-            (8, 20, 8): (239, 169, 121, 107),
-            (64, 20, 8): (452, 314, 200, 169),
-            (256, 20, 8): (1352, 844, 533, 416),
-            (1, 60, 20): (560, 358, 248, 212),
-            (8, 60, 20): (635, 429, 299, 247),
-            (64, 60, 20): (1352, 887, 574, 454),
-            (256, 60, 20): (4141, 2424, 1574, 1152),
-            (1, 128, 20): (566, 362, 254, 217),
-            (8, 128, 20): (740, 487, 333, 267),
-            (64, 128, 20): (2157, 1379, 832, 634),
-            (256, 128, 20): (None, 4414, 2639, 1943),
-            (1, 80, 200): (5609, 3532, 2438, 2053),
-            (8, 80, 200): (5838, 3984, 2741, 2268),
-            (64, 80, 200): (8290, 6003, 3815, 3173),
-        },
-    ),
-    "Megatron-530B": Series(
-        Model(128, 160, 105),
-        ((16, 1), (32, 1), (8, 3)),
-        {
-            (1, 20, 8): (565, 431, 842),
-            (8, 20, 8): (660, 523, 929),
-            (64, 20, 8): (1191, 942, 1722),
-            (256, 20, 8): (3341, 2483, 3140),
-            (1, 60, 20): (1379, 1037, 2085),
-            (64, 60, 20): (3383, 2646, 4117),
-            (128, 60, 20): (5406, 4099, 5319),
-            (1, 128, 8): (585, 451, 866),
-            (32, 128, 8): (2251, 1741, 2623),
-            (64, 128, 8): (4002, 3114, 3578),
-            (128, 128, 8): (None, 5784, 5512),
-        },
-    ),
-}
-
-
-def measure_tensor_parallel() -> None:
-    """Compare published latency of tensor-parallel inference with what a partition on the data sheet predicts.
-
-        python benchmarks/planner.py tensor_parallel [--csv OUT]
-
-    Published: FasterTransformer's GPT guide, on A100 of 80 GB (a SuperPOD, eight devices a node), in float16: a
-    prompt of `input` tokens and `output` new ones; a part of its rows, from the smallest batch to the largest.
-    Predicted: the bound of one batch of prompts, and of the other new tokens one by one, whose keys and values are
-    not counted: lower bounds, of which only the order is asked. `order` is the share of pairs of meshes that both
-    put into one order. Stages are bounded for one batch, one after another: where parts of a batch overlap, less
-    time may be published."""
-    parser = Parser(measure_tensor_parallel)
-    given = parser.parse_args()
-    takes(60)
-    table, figures = [], []
-    for name, series in PUBLISHED.items():
-        alike, staged = [], []
-        for at, published in series.rows.items():
-            predicted = [seconds(series.model, tp, pp, *at) for tp, pp in series.ranks]
-            alike += [*same_order(series.ranks, published, predicted, stages=False)]
-            staged += [*same_order(series.ranks, published, predicted, stages=True)]
-            table += [
-                (name, *at, *ranks, said, f"{1e3 * found:.1f}")
-                for ranks, said, found in zip(series.ranks, published, predicted, strict=True)
-                if said
-            ]
-        for what, pairs in (("over tp", alike), ("stages against none", staged)):
-            if not pairs:
-                continue
-            figures.append(Figure(f"order {what}, {name}", sum(pairs) / len(pairs), "of pairs"))
-            say(f"{name}, {what}: {sum(pairs)} of {len(pairs)} pairs are in the published order")
-    say(f"published: {SOURCE}")
-    tabled(given.csv, [TENSOR_PARALLEL_COLUMNS, *table])
-    concluded(given, figures)
-
-
-def seconds(model, tp, pp, batch, prompt, output):
-    """What the prompt takes, and the other new tokens one by one."""
-    return bound(model, tp, pp, batch, prompt) + (output - 1) * bound(model, tp, pp, batch, 1)
-
-
-@cache
-def operator(model):
-    """What every partition of a model begins with."""
-    from opmatrix.models import promised
-
-    return promised(model.config(), scores=True)
-
-
-@cache
-def bound(model, tp, pp, batch, tokens):
-    """The stages of one batch on the data sheet, one after another."""
-    from opmatrix.algebra.batch.batch_sizes import BatchSizes
-    from opmatrix.parallel.cost.timing import Timing
-    from opmatrix.parallel.sharding.mesh import usual_mesh
-    from opmatrix.parallel.sharding.partition import partition
-    from opmatrix.runtime.pricing import datasheet
-
-    plan = partition(operator(model), usual_mesh(tp=tp, pp=pp, vocabulary=True), BatchSizes(batch, tokens))
-    timing = Timing(plan, datasheet("A100"), "float16", "float16")
-    return sum(float(timing.stage(stage).seconds) for stage in range(len(plan.stages)))
-
-
-def same_order(ranks, published, predicted, stages):
-    """For each pair of meshes, without stages or of which one has some, whether both put it into one order."""
-    columns = zip(ranks, published, predicted, strict=True)
-    for ((_, p), a, one), ((_, q), b, other) in itertools.combinations(columns, 2):
-        if a and b and a != b and (p != q) == stages:
-            yield (a < b) == (one < other)
-
-
 if __name__ == "__main__":
-    command.run_parts(measure_planner, measure_strategies, measure_tensor_parallel, refused=(InputError,))
+    command.run_parts(measure_planner, measure_strategies, refused=(InputError,))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -66,6 +66,8 @@ from rewrites.verify.user_laws import admit_laws
 from rewrites.workload.phases import Report, Tell
 from rewrites.workload.resolve import AnyWorkload, calibrated, open_arguments
 from rewrites.workload.workload import check_output
+
+AnyPath: TypeAlias = str | Path
 
 SAMPLED = 2**18  # numbers of a weight that formats are fitted to before they are proposed
 RUNS = 3  # runs, of which the largest memory counts
@@ -132,14 +134,15 @@ def optimize(
     tokens: int | None = None,
     workload: "AnyWorkload | None" = None,
     number_type: str = "int8",
-    pairs: str | Path | None = None,
-    corpus: str | Path | None = None,
-    queries: str | Path | None = None,
+    pairs: "AnyPath | None" = None,
+    corpus: "AnyPath | None" = None,
+    queries: "AnyPath | None" = None,
+    judgements: "AnyPath | None" = None,
     drop: float | None = None,
     output: str = "pooled",
-    adapter: str | Path | None = None,
+    adapter: "AnyPath | None" = None,
     remove: Sequence[str] = (),
-    calibrate: str | Path | None = None,
+    calibrate: "AnyPath | None" = None,
     leave_out: Sequence[str] = (),
     laws: Sequence[Law] | None = None,
     approximations: Sequence[Approximation] = (),
@@ -159,6 +162,8 @@ def optimize(
                      output="rows"; with `corpus` "top10>=0.95", the share of a query's ten nearest lines that the exact
                      model finds, too, and for rerankers "tau>=0.95", Kendall's rank correlation of scores
     corpus, queries  files of lines: half of them choose, half state; one line in ten is a query if none are given
+    judgements       a file of query, line and relevance, for "ndcg10>=-0.5": names are those of BEIR's JSON lines, or
+                     numbers of lines from 1; the loss is in hundredths of nDCG@10
     memory           most bytes, stored and working
     text, tokens     the workload: a file of lines, of which some fit and some judge; one sentence's tokens (128)
     workload         instead: a file of texts; for an operator a Batch; or several batches with shares that add to 1,
@@ -185,7 +190,7 @@ def optimize(
         check_budgets(memory, number_type)
         check_output(output)
         check_measure(measure)
-        asked = goals(keep, error, pairs, drop, text, corpus_files(corpus, queries))
+        asked = goals(keep, error, pairs, drop, text, corpus_files(corpus, queries, judgements))
         check_removal(remove, calibrate)
         error, asked = asked[0].threshold, loosened(asked, keep) if remove and error is None else asked
         laws, left_out = admit_laws(without(EXACT_LAWS if laws is None else laws, leave_out))

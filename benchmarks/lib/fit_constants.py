@@ -12,7 +12,7 @@ from formats.core.errors import InputError
 from opmatrix.parallel.cost.constants import Constants, load_constants
 
 FITTED = "idle", "memory", "superstep", "gap"
-FRACTIONS = "matrix", "idle", "memory", "links", "hidden", "attention", "eight"
+FRACTIONS = "matrix", "idle", "memory", "links", "hidden", "attention", "eight", "fragments"
 START = load_constants()._replace(idle=0.5, memory=0.8, superstep=1e-5, gap=1.2e-5)
 CLOSE = 0.05  # error beyond which a row pulls less
 

@@ -29,6 +29,10 @@ MACHINES = (
     ("910C", "Ascend910C"),
     ("910B", "Ascend910B"),
 )
+KINDS = {
+    "torchtitan": "reserved",  # its log prints the most that the allocator reserved
+    "Korthikanti": "allocated",  # counted by the authors, not measured
+}
 EARLY = "megatron-2022"  # stacks of 2022 and before
 EXPERTS = re.compile(r"^(\d+) top(\d+)$")  # experts of a layer, and those that a row is routed to
 HEADS = {"Qwen3": 128, "GPT OSS": 64}  # columns of a head, where they are not the hidden ones by heads
@@ -45,7 +49,8 @@ class Measured(NamedTuple):
     batch: int
     seq: int
     seconds: float | None
-    memory: float | None
+    memory: float | None  # GB
+    memory_kind: str  # what measured it; empty if the row does not say
     failed: bool
     early: bool  # of a stack of 2022 or before
     stack: str  # name of its stack
@@ -86,6 +91,7 @@ def of_step_row(step):
         step.seq,
         step.seconds,
         memory,
+        step.memory_kind,
         step.failed,
         False,
         step.stack.name,
@@ -108,6 +114,7 @@ def read_measured(row):
         int(row["seq"]),
         number(row.get("iter_time_s")) or by_tokens(row),
         number(row.get("mem_gb_per_gpu")),
+        next((kind for source, kind in KINDS.items() if source in row["source"]), ""),
         row.get("oom") == "yes",
         is_early(row),
         EARLY if is_early(row) else stack_of_source(row["source"], row["notes"]).name,

@@ -394,9 +394,8 @@ class Checkpoint:
 
     def holds_masked_head(self) -> bool:
         """True if the files hold a matrix that scores masked tokens, other than the table of tokens."""
-        from opmatrix.models.encoders.masked_head import TOKEN_TABLE
-
-        return self.layout.masked is not None and self.differs_from_table(self.layout.masked.scores, TOKEN_TABLE)
+        masked = self.layout.masked
+        return masked is not None and self.differs_from_table(masked.scores, masked.table)
 
     def differs_from_table(self, head: str, table_name: str) -> bool:
         """True if the files hold a matrix of that name, and the config does not tie it to the table of tokens, or it

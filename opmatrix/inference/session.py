@@ -132,17 +132,20 @@ class Pages:
 
     @alone
     def rewind(self, sequence: HeldSequence, length: int) -> None:
-        """Give back the rows of a sequence from `length` on."""
+        """Give back the rows of a sequence from `length` on: to 0, or at most `rewinds` rows before the most that it
+        had."""
         has = self.rows(sequence, "rewind").length
         if type(length) is not int or not 0 <= length <= has:
             raise InputError(
                 f"rewind: sequence {sequence.number} has {has} rows in space C: it cannot go back to {length!r:.40}"
             )
         if (needed := max(0, length - self.behind)) < (first := self.first_held(sequence)) and length:
+            back = has - length
+            if back <= self.rewinds:  # it went back before: its pages follow from the longest that it was
+                back = self.rewinds + first - needed + self.side - 1
             raise InputError(
                 f"rewind: sequence {sequence.number} of {has} rows holds rows {first} and later, but at "
-                f"{length} it reads rows {needed} and later: go back to 0, or start(capacity, rewinds="
-                f"{has - length})"
+                f"{length} it reads rows {needed} and later: go back to 0, or start(capacity, rewinds={back})"
             )
         self.commit({**self.state.sequences, sequence: self.cut(sequence, length)})
         self.settle()

@@ -139,11 +139,15 @@ def optional(key: Key) -> Key:
 
 class VocabularyHead(Protocol):
     """A head from features to a score for each token of the vocabulary; `scores` names its matrix in files, where it is
-    not tied to the table of tokens."""
+    not tied to `table`, that of tokens."""
 
     @property
     def scores(self) -> str:
         """The name of its matrix."""
+
+    @property
+    def table(self) -> str:
+        """The name of the table of tokens."""
 
     def build(self, config: Settings, at: ArraySource, stored: bool) -> Operator:
         """Build the head; `stored`: files hold its matrix."""

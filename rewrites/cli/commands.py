@@ -60,6 +60,7 @@ def optimize(
     pairs: options.ScoredPairs = None,
     corpus: options.Corpus = None,
     queries: options.Queries = None,
+    judgements: options.Judgements = None,
     drop: options.Drop = None,
     remove: options.Remove = "",
     calibrate: options.Lines = None,
@@ -107,6 +108,7 @@ def optimize(
             pairs,
             corpus,
             queries,
+            judgements,
             calibrate,
             adapter,
             own,
@@ -125,6 +127,7 @@ def optimize(
             pairs=pairs,
             corpus=corpus,
             queries=queries,
+            judgements=judgements,
             drop=drop,
             output=output,
             adapter=adapter,
@@ -501,18 +504,23 @@ def verify(
     model: options.Origin = None,
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="the file of a perplexity goal")] = None,
     pairs: Annotated[Path | None, typer.Option(metavar="CSV", help="the file of a rank correlation goal")] = None,
-    corpus: Annotated[Path | None, typer.Option(metavar="FILE", help="the lines of a top10 or tau goal")] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="the lines of such a goal: top10, tau, ndcg10")
+    ] = None,
     queries: Annotated[Path | None, typer.Option(metavar="FILE", help="the queries of that goal")] = None,
+    judgements: Annotated[Path | None, typer.Option(metavar="TSV", help="the judgements of an ndcg10 goal")] = None,
     own: options.OwnThings = None,
     results: options.Results = None,
 ) -> None:
     """Repeat the checks of a saved program's certificate, as far as the directory, the MODEL and the files of its
     goals allow. Ends with status 1 if one fails."""
     from rewrites.metrics.check_table import FAILS, format_checks
+    from rewrites.metrics.goals import OVER_CORPUS
     from rewrites.metrics.recheck import of_directory
 
-    possible({"--json": (results, writable)}, directory, model, text, pairs, corpus, queries, own)
-    files = {"perplexity": text, "spearman": pairs, "top10": corpus, "tau": corpus, "queries": queries}
+    possible({"--json": (results, writable)}, directory, model, text, pairs, corpus, queries, judgements, own)
+    files = {"perplexity": text, "spearman": pairs, "queries": queries, "judgements": judgements}
+    files |= dict.fromkeys(OVER_CORPUS, corpus)
     checks = of_directory(directory, model, files, own)
     say(format_checks(checks))
     write_results({"checks": [check._asdict() for check in checks]}, results)

@@ -98,6 +98,7 @@ class PlanAskedOptions:
     even: options.EvenLoad = False
     fewest: options.Fewest = False
     within: options.Within = None
+    constraints: options.FindConstraints = False
     settings: options.StackSettingsFile = None
     write_settings: options.WrittenSettings = None
 

@@ -156,6 +156,12 @@ Corpus = Annotated[
     Path | None,
     typer.Option(metavar="LINES", help="lines of a corpus, without labels, for --keep top10>=0.95 or tau>=0.95"),
 ]
+Judgements = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="TSV", help="query, line and relevance, for --keep ndcg10>=-0.5: names of JSON lines, or line numbers"
+    ),
+]
 Queries = Annotated[
     Path | None, typer.Option(metavar="LINES", help="queries of the corpus; by default one line in ten is a query")
 ]
@@ -203,7 +209,12 @@ PlannedMachine = Annotated[
 ]
 StepBatch = Annotated[int | None, typer.Option("--batch", min=1, help="sequences of a step; by default one a device")]
 SequenceTokens = Annotated[
-    int | None, typer.Option("--seq", min=1, help="tokens of a sequence; by default the most that the model takes")
+    str | None,
+    typer.Option(
+        "--seq",
+        metavar="N|N:SHARE,..",
+        help="tokens of a sequence, by default the most that the model takes; or lengths with their shares of steps",
+    ),
 ]
 DeviceMemory = Annotated[
     float | None, typer.Option("--memory", metavar="GB", help="memory of a device, if it differs from the data sheet")
@@ -261,6 +272,13 @@ Fewest = Annotated[
 ]
 Within = Annotated[
     float | None, typer.Option("--within", metavar="SECONDS", help="of --fewest: the most that a step may take")
+]
+FindConstraints = Annotated[
+    bool,
+    typer.Option(
+        "--constraints",
+        help="which constraint binds the first, or the layout that is judged: seconds saved with each relaxed alone",
+    ),
 ]
 StackSettingsFile = Annotated[
     Path | None,
@@ -420,6 +438,8 @@ EXAMPLES = {  # command -> lines that show it, each run by a test
         "opmatrix plan gpt2 --devices 16 --machine A100 --batch 32 --seq 512",
         "opmatrix plan gpt2 --devices 4 --machine H100 --batch 16 --infer --keep 3",
         'opmatrix plan gpt2 --devices 16 --machine A100 --batch 32 --seq 512 --only "tp 2 pp 2" --against "tp 4"',
+        'opmatrix plan gpt2 --devices 4 --machine A100 --batch 32 --only "pp 2 zero 1 recompute none" --constraints',
+        "opmatrix plan gpt2 --devices 4 --machine A100 --batch 32 --seq 256:0.7,1024:0.3",
     ],
     "partition": [
         "opmatrix partition gpt2 --tp 4 --sequence --batch 8 --tokens 512 --machine A100",

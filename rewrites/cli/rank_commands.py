@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from opmatrix.models.config import Settings
-    from opmatrix.parallel.search.layouts import StatedLayout
+    from opmatrix.parallel.questions.constraints import PlanConstraints
+    from opmatrix.parallel.questions.layouts import StatedLayout
     from opmatrix.parallel.search.plans import StrategyPlan
     from opmatrix.parallel.settings.planned_layouts import PlannedSettings
 
@@ -64,8 +65,9 @@ def plan_model(
     from opmatrix.display.progress import ProgressLine
     from opmatrix.display.timeline import check_timeline
     from opmatrix.parallel.launch.local_ranks import LOCAL, launch_line, local_plan
+    from opmatrix.parallel.questions.fewest_devices import fewest_devices
     from opmatrix.parallel.search.explained import explain_choice
-    from opmatrix.parallel.search.fewest_devices import fewest_devices
+    from opmatrix.parallel.search.length_mix import read_lengths
     from opmatrix.parallel.search.plan_text import plan_csv, plan_json
     from opmatrix.parallel.search.plans import plan
     from opmatrix.parallel.search.stage_times import best_cut, draw_step
@@ -83,13 +85,18 @@ def plan_model(
         raise InputError(f"--memory {memory:g}: GB, more than 0")
     config, line = planned_config(model), ProgressLine("strategies", quiet, brief=devices <= BRIEF_DEVICES)
     local = machine == LOCAL
+    lengths = None if seq is None else read_lengths(seq)
+    if isinstance(lengths, dict):
+        check_one_length(
+            {"--machine local": machine == LOCAL, "--explain": explain, "--timeline": timeline is not None}
+        )
     if local:
         check_not_local(wanted)
     stated = planned_settings_of(wanted, config, devices)
     layouts, layout = read_layouts(wanted, stated), RunLayout() if stated is None else stated.layout
     asked = dict[str, Any](
         batch=batch or layout.batch or devices,
-        seq=seq or layout.seq,
+        seq=lengths or layout.seq,
         memory=memory and memory * 1e9,
         infer=infer,
         keep=keep,
@@ -114,6 +121,10 @@ def plan_model(
     line.end(f"{planned.found.count:,}")
     text, figures = judged_layouts(planned, layouts, stated)
     say(f"{planned}{text}")
+    if wanted.constraints:
+        binding = find_binding(planned, layouts)
+        figures["constraints"] = binding.figures()
+        say(f"\n{binding}")
     if wanted.fewest:
         say(f"\n{fewest_devices(planned.question, wanted.within)}")
     if wanted.write_settings is not None and stated is not None:
@@ -136,7 +147,7 @@ def plan_model(
 
 def read_layouts(wanted: PlanAskedOptions, stated: PlannedSettings | None) -> dict[str, StatedLayout]:
     """Return the layouts that are stated, by option. Raises InputError for words that name nothing."""
-    from opmatrix.parallel.search.layouts import read_layout
+    from opmatrix.parallel.questions.layouts import read_layout
 
     texts = {"--only": wanted.only, "--against": wanted.against}
     layouts = {option: read_layout(text, option) for option, text in texts.items() if text is not None}
@@ -153,6 +164,22 @@ def planned_settings_of(wanted: PlanAskedOptions, config: Settings, devices: int
     from opmatrix.parallel.settings.run_layout import RunFacts
 
     return planned_settings(wanted.stack, wanted.settings, RunFacts(limits_of(config).layers, devices))
+
+
+def judged_of(layouts: Mapping[str, StatedLayout]) -> StatedLayout | None:
+    """Return the layout that is judged; None where it is the first of the plan."""
+    return next((layouts[option] for option in ("--only", "--settings") if option in layouts), None)
+
+
+def find_binding(planned: StrategyPlan, layouts: Mapping[str, StatedLayout]) -> PlanConstraints:
+    """Return the constraints of the layout that is judged, or of the first of a plan."""
+    from opmatrix.parallel.questions.constraints import find_constraints
+    from opmatrix.parallel.questions.layouts import find_layout
+
+    question, judged = planned.question, judged_of(layouts)
+    if judged is None:
+        return find_constraints(question, planned.best[0])
+    return find_constraints(question, find_layout(question, judged), judged.fixed)
 
 
 def load_of(wanted: PlanAskedOptions) -> float | None:
@@ -175,10 +202,10 @@ def write_layout(
 ) -> None:
     """Write the layout that is judged, or the first of a plan, as settings of the stack; "-" is standard output."""
     from formats.disk.files import replacing
-    from opmatrix.parallel.search.layouts import find_layout
+    from opmatrix.parallel.questions.layouts import find_layout
 
     question = planned.question
-    judged = next((layouts[option] for option in ("--only", "--settings") if option in layouts), None)
+    judged = judged_of(layouts)
     choice = planned.best[0] if judged is None else find_layout(question, judged)
     text = stated.text(choice, question.batch, question.seq, out)
     if beside := stated.unstated(choice, question.batch, question.seq):
@@ -189,6 +216,13 @@ def write_layout(
     with replacing(out) as file:
         file.write(text.encode())
     say(f"\n{choice}: settings of {stated.settings.title} in {out}")
+
+
+def check_one_length(asked: Mapping[str, bool]) -> None:
+    """Raise InputError for an option that is of sequences of one length."""
+    for option, wanted in asked.items():
+        if wanted:
+            raise InputError(f"{option}: it is of sequences of one length: give --seq one number of tokens")
 
 
 def check_not_local(wanted: PlanAskedOptions) -> None:
@@ -202,7 +236,7 @@ def judged_layouts(
     planned: StrategyPlan, layouts: Mapping[str, StatedLayout], stated: PlannedSettings | None
 ) -> tuple[str, dict[str, object]]:
     """Return the text of the layouts that were stated, and their figures by option."""
-    from opmatrix.parallel.search.layouts import against_table, find_layout, layout_lines, stages_line
+    from opmatrix.parallel.questions.layouts import against_table, find_layout, layout_lines, stages_line
     from opmatrix.parallel.search.plan_text import choice_row
 
     choices = {option: find_layout(planned.question, layout) for option, layout in layouts.items()}

@@ -17,7 +17,7 @@ from opmatrix.inference.scores.similarity import MATRICES, PAIRWISE, Similaritie
 from opmatrix.inference.text import LineReading, Tokenizer
 from opmatrix.runtime.program import Program
 from rewrites.encoders.embedding_forms import Converted, compare_rows
-from rewrites.encoders.refused import EMBEDDINGS, refuse_arguments
+from rewrites.encoders.refused import EMBEDDINGS, TOKEN_ROWS, refuse_arguments
 
 Portioned = TypeVar("Portioned")
 
@@ -28,6 +28,8 @@ def open_encoder(name: str, task: str, template: str | None = None) -> Program:
     if exists(Path(name) / PROGRAM):
         if template is not None:
             raise InputError(f"{name}: chat_template: a saved program has its template: leave it out")
+        if task == TOKEN_ROWS:
+            raise InputError(f"{name}: its program pools rows of tokens: optimize again with --output rows")
         return Program.load(name)
     from rewrites.encoders.kept_programs import open_kept  # reads checkpoints, which a saved program does not need
 
@@ -58,6 +60,7 @@ class Encoder:
         if local and not isdir(str(name)):
             raise InputError(f"local_files_only: {name!r:.60} is no directory: give the directory of its files")
         place = f"{name}@{revision}" if revision else str(name) if name is not None else ""
+        self.place = place
         self.program = open_encoder(place, self.task, template)
         declared = self.program.pooling
         every = {**dict.fromkeys(self.usual_prompts), **declared.prompts, **(prompts or {})}

@@ -20,7 +20,7 @@ from opmatrix.files.directory.model_files import MODULES
 from opmatrix.files.directory.sparse_files import plain_sparse
 from opmatrix.files.fetch import MODELS
 from opmatrix.runtime.program import Program
-from rewrites.encoders.refused import EMBEDDINGS, PAIR_SCORES, SPARSE_ROWS
+from rewrites.encoders.refused import EMBEDDINGS, PAIR_SCORES, SPARSE_ROWS, TOKEN_ROWS
 
 FILLS = "ForMaskedLM"  # the ending of the architectures of models that score masked tokens
 ENCODERS = "encoders"  # directory of the cache
@@ -28,8 +28,8 @@ ENCODERS = "encoders"  # directory of the cache
 
 def open_kept(name: str | Path, task: str = EMBEDDINGS, template: str | None = None) -> Program:
     """Return the exact program of a checkpoint: its directory, its name on the hub, or the name of a model that
-    opmatrix fetches; `task`: EMBEDDINGS, SPARSE_ROWS or PAIR_SCORES, where files declare none. Raises InputError for
-    any other name, and for a language model whose files declare no embedding."""
+    opmatrix fetches; `task`: EMBEDDINGS, SPARSE_ROWS or PAIR_SCORES, where files declare none, or TOKEN_ROWS. Raises
+    InputError for any other name, and for a language model whose files declare no embedding."""
     checkpoint = as_encoder(open_model(name), task, template)
     place = location() / ENCODERS / digest_checkpoint(checkpoint)
     with suppress(InputError, OSError):
@@ -45,8 +45,11 @@ def open_kept(name: str | Path, task: str = EMBEDDINGS, template: str | None = N
 
 def as_encoder(checkpoint: Checkpoint, task: str = EMBEDDINGS, template: str | None = None) -> Checkpoint:
     """Return a checkpoint with the pooling that sentence-transformers takes where no file declares one: sparse rows, if
-    it has a head that scores masked tokens, or pairs scored by a language model. Raises InputError for any other
-    language model."""
+    it has a head that scores masked tokens, or pairs scored by a language model; for TOKEN_ROWS without pooling. Raises
+    InputError for any other language model."""
+    if task == TOKEN_ROWS:  # a program pools none where the rows of a prompt are left out
+        pooled = as_encoder(checkpoint)
+        return replace(pooled, declared=replace(pooled.pooling(), include_prompt=False, layers=()))
     if task == PAIR_SCORES:
         checkpoint = replace(checkpoint, pairs=True, template=template)
     if checkpoint.speaks:

@@ -2,14 +2,17 @@
 nothing."""
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
 from formats.core.errors import InputError
 
+Refused: TypeAlias = Mapping[str, tuple[tuple[object, ...], str]]
 EMBEDDINGS, SPARSE_ROWS, PAIR_SCORES = "embeddings", "sparse rows", "scores of pairs"  # tasks of encoders
+TOKEN_ROWS = "rows of tokens"  # another task
 OTHER_DEVICES = "programs run on this machine's CPU, all threads of it: leave it out"
 TORCH_ALONE = "no module of torch is run here: leave it out"
 # name -> values that ask for nothing, and the reason why no other is taken
-REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
+REFUSED: Refused = {
     "modules": ((None,), "a model is a name or a directory, not modules of torch"),
     "device": ((None, "cpu"), OTHER_DEVICES),
     "backend": (("torch",), "the program is the backend: leave it out"),
@@ -25,13 +28,21 @@ REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "chunk_size": ((None,), "it divides work among processes, and there is one: leave it out"),
 }
 
+AS_COMPUTED = "rows of tokens are given as they are computed: leave it out"
+BESIDE_TOKENS: Refused = {  # the same, where rows of tokens are asked for
+    "precision": ((None, "float32"), AS_COMPUTED),
+    "normalize_embeddings": ((False,), AS_COMPUTED),
+    "truncate_dim": ((None,), AS_COMPUTED),
+    "convert_to_tensor": ((False,), "texts have different numbers of tokens: leave it out"),
+}
 
-def refuse_arguments(what: str, arguments: Mapping[str, object]) -> None:
-    """Raise InputError for the first argument that would be ignored: one of REFUSED with another value, or one that is
-    unknown. `what` names the call."""
+
+def refuse_arguments(what: str, arguments: Mapping[str, object], refused: Refused = REFUSED) -> None:
+    """Raise InputError for the first argument that would be ignored: one that is `refused` with another value, or one
+    that is unknown. `what` names the call."""
     for name, value in arguments.items():
-        if name not in REFUSED:
+        if name not in refused:
             raise InputError(f"{what}: {name}={value!r:.60}: it is not an argument here: leave it out")
-        usual, why = REFUSED[name]
+        usual, why = refused[name]
         if not any(value is each or (type(value) is type(each) and value == each) for each in usual):
             raise InputError(f"{what}: {name}={value!r:.60}: {why}")

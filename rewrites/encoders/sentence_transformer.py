@@ -4,19 +4,30 @@ programs and without torch."""
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from formats.core.arrays import Floats
 from formats.core.errors import InputError
-from opmatrix.inference.embed import BATCH_ROWS, embed_blocks, no_rows
+from opmatrix.inference.embed import BATCH_ROWS, batches, embed_blocks, no_rows
 from opmatrix.inference.pooling import DOCUMENT_PROMPTS, QUERY_PROMPTS, check_similarity
 from opmatrix.inference.text import LineReading
-from rewrites.encoders.embedding_forms import Converted, check_form, converted, cut_columns, quantise, unit_rows
-from rewrites.encoders.encoder import ComparedEncoder, portions, read_texts
-from rewrites.encoders.refused import refuse_arguments
+from opmatrix.runtime.program import Program
+from rewrites.encoders.embedding_forms import (
+    Converted,
+    as_tensor,
+    check_form,
+    converted,
+    cut_columns,
+    loaded_torch,
+    quantise,
+    unit_rows,
+)
+from rewrites.encoders.encoder import ComparedEncoder, open_encoder, portions, read_texts
+from rewrites.encoders.refused import BESIDE_TOKENS, TOKEN_ROWS, refuse_arguments
 
-EMBEDDING = "sentence_embedding"
+EMBEDDING, TOKENS = "sentence_embedding", "token_embeddings"  # values of `output_value`
 
 
 @dataclass(frozen=True)
@@ -102,15 +113,21 @@ class SentenceTransformer(ComparedEncoder):
     ) -> Converted:
         """Return the embeddings of texts (S, n), of one text (n). Texts are truncated to `max_seq_length`; `prompt`, or
         the prompt of `prompt_name`, comes before each. `batch_size` bounds the texts of a run: numbers do not depend on
-        it. int8 and uint8 are steps of each column over these very texts. Raises InputError for what is no text."""
+        it. int8 and uint8 are steps of each column over these very texts. `output_value` "token_embeddings" gives a
+        list of the rows of each text's tokens (T, n), special ones too. Raises InputError for what is no text."""
         kwargs.pop("task", None)
         refuse_arguments("encode", dict(device=device, pool=pool, chunk_size=chunk_size) | kwargs)
-        if output_value != EMBEDDING:
-            raise InputError(f"output_value {output_value!r:.40}: {EMBEDDING} alone: rows are of program.run(tokens)")
+        if output_value not in (EMBEDDING, TOKENS):
+            raise InputError(f"output_value {output_value!r:.40}: there are {EMBEDDING}, {TOKENS}")
         single = isinstance(inputs, str)
         texts = [str(inputs)] if single else read_texts(inputs)
         width = self.truncate_dim if truncate_dim is None else truncate_dim
         wanted = Wanted(batch_size, show_progress_bar, check_form(precision), normalize_embeddings, width)
+        if output_value == TOKENS:
+            forms = dict(precision=precision, normalize_embeddings=normalize_embeddings, truncate_dim=truncate_dim)
+            refuse_arguments(TOKENS, forms | dict(convert_to_tensor=convert_to_tensor), BESIDE_TOKENS)
+            rows = self.embed_tokens(texts, self.reading(prompt_name, prompt), wanted)
+            return rows[0] if single else rows
         vectors = self.embed(texts, self.reading(prompt_name, prompt), wanted)
         result = vectors if len(texts) else np.array([])
         return converted(result, convert_to_numpy, convert_to_tensor, single)
@@ -199,6 +216,20 @@ class SentenceTransformer(ComparedEncoder):
         if wanted.normalize_embeddings:
             vectors = unit_rows(vectors)
         return quantise(vectors, wanted.precision)
+
+    @cached_property
+    def token_program(self) -> Program:
+        """The program that gives a row a token: this one unless it pools them, else another that is kept. Raises
+        InputError for a directory of a program that pools them."""
+        return open_encoder(self.place, TOKEN_ROWS) if self.program.pooled else self.program
+
+    def embed_tokens(self, texts: Sequence[str], reading: LineReading, wanted: Wanted) -> list[Converted]:
+        """Return the rows of each text's tokens (T, n): tensors where torch is imported, else arrays."""
+        program, texts_rows = self.token_program, list[Floats]()
+        for portion in portions(texts, wanted.batch_size, wanted.show_progress_bar, len(texts)):
+            for batch in batches(program.tokenizer, portion, BATCH_ROWS, reading):
+                texts_rows += np.split(program.run(batch), batch.starts[1:-1])
+        return texts_rows if loaded_torch() is None else [as_tensor(rows) for rows in texts_rows]
 
     # ---- the columns of embeddings
 

@@ -13,6 +13,7 @@ from formats.core.errors import InputError, suggest_name
 from opmatrix.inference.text import read_lines
 from opmatrix.runtime.program import Program
 from rewrites.metrics import pairs, perplexity
+from rewrites.metrics.judgements import judged_goal
 from rewrites.metrics.neighbours import CorpusFiles, CorpusGoal, nearest_goal, scores_goal
 from rewrites.metrics.pairs import SentencePairs
 from rewrites.metrics.reported import Named
@@ -21,7 +22,9 @@ from rewrites.workload.workload import divide_lines
 ERROR = 0.02  # error allowed if no goal is passed
 ANY = 0.4  # error allowed beside other goals
 DROP = 0.3  # hundredths of a rank correlation that may be lost
+BESIDE_CORPUS = CorpusFiles._fields[1:]
 TOKENS = 4096  # tokens of a text that programs are judged by
+JUDGED = "--corpus FILE --queries FILE --judgements TSV"
 GOAL = re.compile(r"\s*(\w+)\s*(<=|>=)\s*(-?(?:\d+\.?\d*|\.\d+)(?:e-?\d{1,3})?)\s*([%x]?)\s*")
 
 
@@ -29,8 +32,8 @@ class Measure(NamedTuple):
     """A figure of a program, and the form of its threshold: `sign`, a number from `low` to `high`, `unit`. `against`
     computes the bounded value from the figures of a program and of the exact one. `figure` computes the figure of a
     program, by its name, from the data `read` from the file that the option `needs` names. `beside` adds the exact
-    program's answers to the data, and `state` gives what is stated of a program from lines that chose none. The error
-    needs no file: the search states it."""
+    program's answers to the data, and `state` gives what is stated of a program from lines that chose none; its mean
+    may be `moved` so far on another machine. The error needs no file: the search states it."""
 
     name: str
     sign: str
@@ -45,17 +48,18 @@ class Measure(NamedTuple):
     figure: Callable[[str, Program, Any], float] | None = None
     beside: Callable[[CorpusGoal, Program], CorpusGoal] | None = None
     state: Callable[[CorpusGoal, Program], Mapping[str, float]] | None = None
+    moved: float = 0.02
 
 
-def over_corpus(name: str, title: str, read: Callable[[CorpusFiles], CorpusGoal]) -> Measure:
-    """Return the measure of an agreement with the exact program over a corpus."""
+def over_corpus(example: str, title: str, read: Callable[[CorpusFiles], CorpusGoal]) -> Measure:
+    """Return the measure of an agreement with the exact program over a corpus, a share."""
     return Measure(
-        name,
+        example.partition(">")[0],
         ">=",
         "",
         0.0,
         1.0,
-        f"{name}>=0.95",
+        example=example,
         title=title,
         needs="--corpus FILE",
         read=read,
@@ -95,10 +99,15 @@ MEASURES = {
             lambda file: "\n".join(divide_lines(read_lines(file)).state),
             lambda name, program, data: perplexity.of_text(name, program, data, "--text", TOKENS).perplexity,
         ),
-        over_corpus("top10", "top 10", nearest_goal),
-        over_corpus("tau", "tau", scores_goal),
+        over_corpus("top10>=0.95", "top 10", nearest_goal),
+        over_corpus("tau>=0.95", "tau", scores_goal),
+        over_corpus("ndcg10>=-0.5", "nDCG@10 x 100", judged_goal)._replace(
+            low=-100.0, high=0.0, needs=JUDGED, moved=0.2
+        ),
     )
 }
+
+OVER_CORPUS = tuple(name for name, measure in MEASURES.items() if measure.beside is not None)
 
 
 class Judged(Protocol):
@@ -126,6 +135,7 @@ class Goal:
     data: object = None
     file: Named | None = None
     queries: Named | None = None
+    judgements: Named | None = None
 
     def __str__(self) -> str:
         percent = self.measure.unit == "%"
@@ -161,8 +171,8 @@ class Goal:
     def read(self, files: str | Path | CorpusFiles) -> "Goal":
         """Return the goal with the data of its files."""
         corpus = files if isinstance(files, CorpusFiles) else CorpusFiles(files)
-        file, queries = Named.of(corpus.corpus), Named.of(corpus.queries)
-        return replace(self, data=self.measure.read(files), file=file, queries=queries)
+        file, queries, judgements = map(Named.of, corpus)
+        return replace(self, data=self.measure.read(files), file=file, queries=queries, judgements=judgements)
 
     def figure(self, name: str, program: Program) -> float:
         """Return the figure of a program, on the goal's data."""
@@ -207,7 +217,7 @@ class Goal:
             "value": self.value(point, exact),
             "kept": self.kept(point, exact),
             "of": self.file and self.file._asdict(),
-            **({"queries": self.queries._asdict()} if self.queries else {}),
+            **{name: named._asdict() for name in BESIDE_CORPUS if (named := getattr(self, name))},
             **({"stated": stated} if stated else {}),
         }
 
@@ -238,14 +248,14 @@ def goals(
             raise InputError(f"--keep {goal}: {first} is given, too: leave one out")
     if file is not None:
         by_measure.setdefault("spearman", Goal(MEASURES["spearman"], -DROP))
-    over_lines = {name for name, measure in MEASURES.items() if measure.beside is not None}
     files: Mapping[str, str | Path | CorpusFiles | None] = {
         "spearman": file,
         "perplexity": text,
-        **dict.fromkeys(over_lines, corpus),
+        **dict.fromkeys(OVER_CORPUS, corpus),
     }
-    if corpus is not None and not by_measure.keys() & over_lines:
-        raise InputError(f"--corpus {corpus.corpus}: no goal is measured on it: --keep top10>=0.95, or tau>=0.95")
+    if corpus is not None and not by_measure.keys() & {*OVER_CORPUS}:
+        examples = ", ".join(MEASURES[name].example for name in OVER_CORPUS)
+        raise InputError(f"--corpus {corpus.corpus}: no goal is measured on it: --keep with one of {examples}")
     for name in by_measure.keys() & files.keys():
         if (path := files[name]) is None:
             raise InputError(

@@ -2,7 +2,7 @@
 lines of a query that both find, and Kendall's rank correlation of the scores that both give documents. Programs are
 chosen by some queries and lines, and what is stated comes from others."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -31,17 +31,21 @@ QueryAnswers = Sequence[NDArray[np.number]]  # for each query: its nearest lines
 
 
 class CorpusFiles(NamedTuple):
-    """Files of lines: a corpus, and queries; without these some lines of the corpus are queries."""
+    """Files of lines: a corpus, and queries; without these some lines of the corpus are queries. `judgements` is a file
+    of the lines that are relevant to each query."""
 
     corpus: str | Path
     queries: str | Path | None = None
+    judgements: str | Path | None = None
 
 
 class CorpusPart(NamedTuple):
-    """Queries, and the lines among which their nearest are looked for."""
+    """Queries, the lines among which their nearest are looked for, and for each query the relevance of the lines that
+    were judged, by their places, if any were."""
 
     queries: tuple[str, ...]
     lines: tuple[str, ...]
+    gains: tuple[Mapping[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,11 +75,13 @@ class CorpusGoal:
         return lower_bound(self.agreements(program, self.choose, self.exact[0]))
 
     def stated(self, program: Program) -> dict[str, float]:
-        """Return the mean agreement on the part that states, a lower bound of it, and the size of the part."""
+        """Return the mean agreement on the part that states, a lower bound of it, and the size of the part; where lines
+        were judged the exact program's mean, too."""
         agreements = self.agreements(program, self.state, self.exact[1])
         bound = lower_bound(agreements)
         sizes = dict(queries=float(len(self.state.queries)), lines=float(len(self.state.lines)))
-        return dict(mean=float(agreements.mean()), at_least=bound, confidence=CONFIDENCE) | sizes
+        exact = dict(exact=float(np.mean(self.exact[1]))) if self.state.gains else {}
+        return dict(mean=float(agreements.mean()), at_least=bound, confidence=CONFIDENCE) | sizes | exact
 
 
 def lower_bound(values: Overlaps) -> float:
@@ -89,11 +95,14 @@ def lower_bound(values: Overlaps) -> float:
 # ---- files
 
 
-def corpus_files(corpus: str | Path | None, queries: str | Path | None) -> CorpusFiles | None:
-    """Return the files of a corpus; None without one. Raises InputError for queries alone."""
-    if corpus is None and queries is not None:
-        raise InputError(f"--queries {queries}: they are asked of a corpus: give --corpus FILE")
-    return None if corpus is None else CorpusFiles(corpus, queries)
+def corpus_files(
+    corpus: str | Path | None, queries: str | Path | None, judgements: str | Path | None = None
+) -> CorpusFiles | None:
+    """Return the files of a corpus; None without one. Raises InputError for queries or judgements alone."""
+    for option, file in (("queries", queries), ("judgements", judgements)):
+        if corpus is None and file is not None:
+            raise InputError(f"--{option} {file}: they are asked of a corpus: give --corpus FILE")
+    return None if corpus is None else CorpusFiles(corpus, queries, judgements)
 
 
 def read_corpus(files: CorpusFiles) -> tuple[CorpusPart, CorpusPart]:
@@ -143,9 +152,10 @@ def nearest_lines(program: Program, part: CorpusPart) -> QueryAnswers:
     """Return the NEAREST lines of each query by their numbers, by the similarity that the program declares; of equal
     ones the first. Raises InputError for a program that scores pairs."""
     if program.scoring is not None:
-        raise InputError("top10: the model scores pairs and has no embedding: --keep tau>=0.95")
+        raise InputError("top10, ndcg10: the model scores pairs and has no embedding: --keep tau>=0.95")
     queries, lines = (
-        embedded(program, texts, names) for texts, names in zip(part, (QUERY_PROMPTS, DOCUMENT_PROMPTS), strict=True)
+        embedded(program, texts, names)
+        for texts, names in ((part.queries, QUERY_PROMPTS), (part.lines, DOCUMENT_PROMPTS))
     )
     alike = MATRICES[program.pooling.similarity or "cosine"](queries, lines)
     return [*np.argsort(-alike, axis=1, kind="stable")[:, :NEAREST]]

@@ -31,7 +31,7 @@ from rewrites.egraph.layers import parts
 from rewrites.laws import EXACT_LAWS
 from rewrites.lowering.lower import plainly
 from rewrites.metrics.check_table import CLAIMED, FAILS, HOLDS, WRONG, Check, attempted, describe_error, judged
-from rewrites.metrics.goals import MEASURES, Goal
+from rewrites.metrics.goals import BESIDE_CORPUS, MEASURES, Goal
 from rewrites.metrics.neighbours import CorpusFiles
 from rewrites.metrics.quality import JudgedProgram
 from rewrites.metrics.reported import sha256_hex
@@ -50,8 +50,6 @@ Files = Mapping[str, Path | None]  # the files that goals are measured on, by me
 NO_FILES: Files = MappingProxyType({})
 LIMITS = {"float64": EQUAL, "rounding": ROUNDING}  # limits that a certificate may state
 STATED = 1.0  # every stated error is less than this share of the output
-CORPUS_QUERIES = "queries"  # the file beside a corpus
-MOVED = 0.02  # change allowed of a mean over queries on another machine
 DRIFT = 1.25  # factor allowed on an error measured on another machine
 NEEDS_MODEL = "it needs --model MODEL"
 NEGLIGIBLE = UNIT / 64  # programs that round less are taken as equal
@@ -496,7 +494,7 @@ def same_files(program: Program, files: Files) -> None:
         {str(goal.get("goal")): goal.get("of") for goal in list_goals(certificate["verified"])} if certificate else {}
     )
     for name, file in files.items():
-        if file is None or name == CORPUS_QUERIES or is_of_another(name, known):
+        if file is None or name in BESIDE_CORPUS or is_of_another(name, known):
             continue
         option = MEASURES[name].needs.split()[0]
         of = next((of for goal, of in known.items() if goal.startswith(name) and isinstance(of, Mapping)), None)
@@ -511,7 +509,8 @@ def same_files(program: Program, files: Files) -> None:
 
 def is_of_another(name: str, known: Mapping[str, object]) -> bool:
     """True if no goal of this measure is known, but one of another measure of the same file."""
-    alike = {measure.name for measure in MEASURES.values() if measure.needs == MEASURES[name].needs}
+    option = MEASURES[name].needs.split()[0]
+    alike = {measure.name for measure in MEASURES.values() if measure.needs.startswith(option)}
     stated = {alias for alias in alike if any(goal.startswith(alias) for goal in known)}
     return bool(stated) and name not in stated
 
@@ -544,10 +543,11 @@ def of_goal(
     if (file := files.get(name)) is None or model is None:
         needed = f"{goal.measure.needs}, its file" if file is None else "--model MODEL"
         return Check(what, then, f"it needs {needed}", CLAIMED)
-    queries = files.get(CORPUS_QUERIES)
-    if (wanted := digest_of(said.get(CORPUS_QUERIES))) != (None if queries is None else sha256_hex(queries)):
-        return Check(what, then, f"it needs {'its --queries FILE' if wanted else 'no --queries'}", CLAIMED)
-    goal = replace(goal, data=goal.measure.read(file if queries is None else CorpusFiles(file, queries)))
+    beside = {option: files.get(option) for option in BESIDE_CORPUS}
+    for option, path in beside.items():
+        if (wanted := digest_of(said.get(option))) != (None if path is None else sha256_hex(path)):
+            return Check(what, then, f"it needs {f'its --{option} FILE' if wanted else f'no --{option}'}", CLAIMED)
+    goal = replace(goal, data=goal.measure.read(CorpusFiles(file, **beside) if any(beside.values()) else file))
     meta = {key: entry for key, entry in program.meta.items() if key != "certificate"}
     imported = import_program(model).replace(**meta)
     goal = goal.beside(imported)
@@ -559,7 +559,7 @@ def of_goal(
     stated, before = goal.stated(candidate), said.get("stated")
     if stated:
         mean = before.get("mean") if isinstance(before, Mapping) else None
-        holds = holds and is_magnitude(mean) and abs(stated["mean"] - mean) <= MOVED
+        holds = holds and is_magnitude(mean) and abs(stated["mean"] - mean) <= goal.measure.moved
         then += f"; {stated['mean']:.5g} on lines that chose nothing, {few_digits(mean, 5)}, as it was found"
     return judged(what, f"{goal.value(candidate, first):.5g}, {then}", str(goal), holds)
 

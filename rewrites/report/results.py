@@ -425,9 +425,11 @@ def tell_stated(goal: Mapping[str, object]) -> str:
     if not isinstance(stated, Mapping):
         return ""
     measure, sizes = str(goal["goal"]).partition(">=")[0], (int(stated["queries"]), int(stated["lines"]))
+    beside = f", beside {stated['exact']:.4g} of the exact program" if "exact" in stated else ""
     return (
         f"\n          {measure} on {sizes[0]:,} queries and {sizes[1]:,} lines that chose nothing: "
         f"{stated['mean']:.4g}, at least {stated['at_least']:.4g} ({stated['confidence']:.0%} of bootstrap samples)"
+        f"{beside}"
     )
 
 

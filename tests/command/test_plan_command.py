@@ -72,6 +72,10 @@ ASKED = "--devices 4 --machine A100 --batch 8 --seq 16"
         (f"tiny.json {ASKED} --memory 1e-6", r"--memory 1e-06: no strategy of 4 .* are missing for .* would do"),
         (f"tiny.json {ASKED} --memory -1", r"--memory -1: GB, more than 0"),
         (f"tiny.json {ASKED} --seq 100000", r"--seq 100000: the model has \d+ positions"),
+        (f"tiny.json {ASKED} --seq 8:0.7,16:0.4", r"--seq: the shares 0.7 \+ 0.4 add up to 1.1"),
+        (f"tiny.json {ASKED} --seq 0", r"--seq 0: '0' is no number of tokens"),
+        (f"tiny.json {ASKED} --seq 8:0.5,16:0.5 --explain", r"--explain: it is of sequences of one length"),
+        (f"tiny.json {ASKED} --seq 8:0.5,16:0.5 --machine local", r"--machine local: it is of sequences of one length"),
         (f"hybrid.json {ASKED}", r"model_type is 'jamba': it must be one of"),
         (f"tiny.json {ASKED} --csv tiny.json", r"--csv tiny.json: it would replace what is read"),
         (f"tiny.json {ASKED} --only tp=4", r"tp 4: 6 heads: .* the nearest legal are 3 and 6"),
@@ -129,7 +133,7 @@ def test_layouts_are_judged_and_steps_teach(said, tmp_path):
     line = f"tiny.json {ASKED} --machine mine.json --stack megatron --max-tp 2"
     status, out, _ = said(f"{line} --only tp=2,pp=2 --against dp=4 --json one.json --csv plan.csv")
     told = json.loads((tmp_path / "one.json").read_text())
-    assert status == 0 and "the layout tp=2,pp=2:" in out and "GB reserved" in out
+    assert status == 0 and "the layout tp=2,pp=2:" in out and "GB by the driver" in out
     assert (told["only"]["tp"], told["only"]["pp"], told["against"]["dp"]) == (2, 2, 4)
     assert told["stack"] == "megatron" and all(each["tp"] <= 2 for each in told["strategies"])
     rows = [*csv.DictReader((tmp_path / "plan.csv").open())]
@@ -179,3 +183,17 @@ def test_a_plan_of_local_ranks_is_a_line_that_launch_takes(said, monkeypatch, mo
     status, out, _ = said(f"tiny.json --devices 4 --machine local --batch 8 --seq 16 --keep 2 --explain {more}")
     assert status == 0 and re.search(f"the first: opmatrix launch tiny.json --ranks 4 {words}$", out, re.MULTILINE)
     assert re.search(r"^processors +1.8", out, re.MULTILINE) and "data sheet: somewhere" in out
+
+
+@pytest.mark.deep(every=2)
+@pytest.mark.parametrize("layout", ["", "--only tp=2,pp=2,zero=0,recompute=none"])
+def test_the_constraint_that_binds_is_printed(layout, said, tmp_path):
+    """Of the first, or of the layout that is judged, in text and in JSON."""
+    status, out, _ = said(f"tiny.json {ASKED} --schedule gpipe --constraints {layout} --json plan.json")
+    told = json.loads((tmp_path / "plan.json").read_text())
+    judged = told["only"] if layout else told["strategies"][0]
+    constraints = told["constraints"]
+    assert status == 0 and f"which constraint binds {constraints['strategy']}" in out
+    assert constraints["seconds"] == judged["seconds"]
+    assert {row["constraint"] for row in constraints["relaxed"]} >= {"memory", "links", "batch", "sizes", "--schedule"}
+    assert ("tp other than 2" in out) == bool(layout)

@@ -6,6 +6,7 @@ import mmap
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -362,7 +363,7 @@ for _ in range(20):
         for _ in range(2): Thread(target=runs, daemon=True).start()
         time.sleep(0.02)
         sys.exit(0)                                         # ends as any process does, not at once
-    for _ in range(2000):
+    for _ in range(20_000):
         done, status = os.waitpid(child, os.WNOHANG)
         if done: break
         time.sleep(0.01)
@@ -393,6 +394,16 @@ print("right")
     assert child(code) == "right\n"
 
 
-def test_a_child_that_hangs_says_where():
-    with pytest.raises(AssertionError, match=r"(?s)not ended after 1 s.*in waits"):
-        printed("import time\ndef waits(): time.sleep(1000)\nwaits()", ROOT, limit=1)
+def test_a_child_that_hangs_says_where(tmp_path, monkeypatch):
+    """Its time begins once it waits, however late that is."""
+    waiting = tmp_path / "waiting"
+
+    def communicate(child, wait=subprocess.Popen.communicate, timeout=None):
+        while timeout and not waiting.exists():
+            time.sleep(0.01)
+        return wait(child, timeout=timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
+    code = f"import time\ndef waits(): open({str(waiting)!r}, 'w').close(); time.sleep(1000)\nwaits()"
+    with pytest.raises(AssertionError, match=r"(?s)not ended after 0.1 s.*in waits"):
+        printed(code, ROOT, limit=0.1)

@@ -133,6 +133,6 @@ def test_thousands_of_strategies_are_finite_or_refused_in_a_line(works):
             assert "\n" not in str(error) and len(str(error)) < 300
             continue
         legal += 1
-        parts = [*step.seconds.values(), *step.memory.values(), step.step_seconds, step.reserved]
+        parts = [*step.seconds.values(), *step.memory.values(), step.step_seconds, step.driver]
         assert all(isinstance(float(part), float) and isfinite(part) and part >= -1e-9 for part in parts), how
     assert 200 < legal < 2000

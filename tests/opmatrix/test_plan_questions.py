@@ -7,6 +7,7 @@ import pytest
 
 import opmatrix as om
 from formats.core.errors import InputError
+from opmatrix.parallel.cost.constants import constants_version
 from opmatrix.parallel.cost.intervals import (
     NEAREST_KINDS,
     SourceResiduals,
@@ -19,9 +20,9 @@ from opmatrix.parallel.cost.intervals import (
 from opmatrix.parallel.cost.prediction import predict
 from opmatrix.parallel.cost.stacks import STACKS, stack_named, stack_of_source
 from opmatrix.parallel.cost.strategies import Strategy
-from opmatrix.parallel.search.fewest_devices import counts_up_to, fewest_devices
+from opmatrix.parallel.questions.fewest_devices import counts_up_to, fewest_devices
+from opmatrix.parallel.questions.layouts import against_table, find_layout, layout_lines, read_layout
 from opmatrix.parallel.search.forms import FormMasks
-from opmatrix.parallel.search.layouts import against_table, find_layout, layout_lines, read_layout
 from opmatrix.parallel.search.plan_text import plan_json
 from opmatrix.parallel.search.step_factors import StepFactors, scale_question
 from opmatrix.parallel.search.strategy_search import SIZE_NAMES, compile_forms
@@ -72,7 +73,7 @@ def test_a_stack_has_only_what_it_runs(name):
     for form, row in drawn:
         alone = question.predicted(question.forms[form], question.sizes.row(row))
         assert values[programs.times[form], row] == pytest.approx(alone.step_seconds, rel=1e-12)
-        assert values[programs.peaks[form], row] == pytest.approx(alone.reserved, rel=1e-12)
+        assert values[programs.peaks[form], row] == pytest.approx(alone.driver, rel=1e-12)
     assert f"by {stack.title} ({stack.version})" in str(plan) and plan_json(plan)["stack"] == name
 
 
@@ -230,7 +231,7 @@ def test_a_layout_is_judged_beside_the_first(free):
     held = find_layout(small, read_layout("dp 16 zero 0", "--only"))
     assert held.bytes > 5e9 and "does not fit" in layout_lines(replace(free, question=small), layout, held)
     rows = against_table(free.best[0], choice)
-    assert f"{choice.seconds:.4g}" in rows and "GB reserved" in rows
+    assert f"{choice.seconds:.4g}" in rows and "GB by the driver" in rows
 
 
 # ---- intervals
@@ -260,7 +261,9 @@ def test_a_plan_says_its_intervals(free):
     assert "intervals that hold 80 % of measured steps" in str(free) and seconds.text in str(free)
     told = plan_json(free)
     first = told["strategies"][0]
-    assert first["seconds from"] == seconds.low * first["seconds"] and told["version of constants"] == 2
+    assert (
+        first["seconds from"] == seconds.low * first["seconds"] and told["version of constants"] == constants_version()
+    )
     assert kind_of(free.best[0].prediction.setting).family == "n4"
     assert ask(infer=True).intervals == (None, None)
     assert all(len(row.seconds) + len(row.bytes) for row in load_residuals())

@@ -18,6 +18,7 @@ from opmatrix.models import known, promised
 from opmatrix.parallel.cost.constants import CONSTANTS_FILE, Constants, load_constants
 from opmatrix.parallel.cost.layer_work import model_work
 from opmatrix.parallel.cost.level_seconds import collective_parts, units_of
+from opmatrix.parallel.cost.memory_parts import MEMORY_KINDS, allocatable, driver_bytes, reserved_bytes
 from opmatrix.parallel.cost.prediction import predict
 from opmatrix.parallel.cost.quantities import Formula, least, most, step_at
 from opmatrix.parallel.cost.step_costs import BACKWARD, training_step
@@ -79,17 +80,35 @@ def test_arrays_and_symbols_say_what_numbers_do(work, found):
     for at in range(3):
         one = predict(work, "A100", replace(HOW, **{name: int(each[at]) for name, each in sizes.items()}), 32, 1024)
         assert rows.step_seconds[at] == pytest.approx(one.step_seconds)
-        assert rows.reserved[at] == pytest.approx(one.reserved)
+        assert rows.driver[at] == pytest.approx(one.driver)
     d, b = sympy.symbols("d b", positive=True)
     named = predict(work, "A100", replace(HOW, dp=d, micro_batch=b), 32, 1024)
     assert float(named.step_seconds.subs({d: 2, b: 2})) == pytest.approx(found.step_seconds)
     assert float(sympy.sympify(named.allocated).subs({d: 2, b: 2})) == pytest.approx(found.allocated)
 
 
+def test_an_allocator_retains_free_blocks_while_there_is_room(work):
+    """Twice the fragments, down to the fragments alone where a device is full."""
+    constants, room = load_constants(), datasheet("A100").memory[-1][1]
+    setting = predict(work, "A100", HOW, 32, 1024).setting
+    spare = room - HOW.process_bytes
+    for share in np.linspace(0.1, 1.2, 45):
+        allocated = float(share * room)
+        reserved, reported = reserved_bytes(setting, allocated), driver_bytes(setting, allocated)
+        assert (
+            1 + constants.fragments <= reserved / allocated * (1 + 1e-12) <= (1 + 2 * constants.fragments) * (1 + 1e-9)
+        )
+        assert reported == reserved + HOW.process_bytes
+        assert (reported <= room) == (allocated <= allocatable(setting, room) * (1 + 1e-12))
+        assert reserved <= max(spare, (1 + constants.fragments) * allocated)
+
+
 def test_parts_add_up_and_move_as_they_should(work, found):
     """More of what is slow takes longer; what is computed again is not kept; what is stored once is smaller."""
     assert found.step_seconds == pytest.approx(sum(found.seconds.values()))
     assert found.allocated == pytest.approx(sum(found.memory.values())) and found.reserved > found.allocated
+    assert found.driver == found.reserved + HOW.process_bytes
+    assert [found.bytes_of(kind) for kind in MEMORY_KINDS] == [found.allocated, found.reserved, found.driver]
     assert all(seconds >= 0 for seconds in found.seconds.values())
     plain = predict(work, "A100", replace(HOW, recompute="none"), 32, 1024)
     assert plain.step_seconds < found.step_seconds and plain.memory["kept"] > 10 * found.memory["kept"]
@@ -260,7 +279,7 @@ def test_a_fit_finds_what_rows_were_made_with(work):
 def test_constants_are_fractions_and_latencies():
     """Each is a fraction, a latency or operations a joule, and there are at most twelve."""
     constants = load_constants()
-    assert len(constants) == 11 and all(0 < getattr(constants, name) <= 1 for name in FRACTIONS)
+    assert len(constants) == 12 and all(0 < getattr(constants, name) <= 1 for name in FRACTIONS)
     assert all(0 < getattr(constants, name) < 1e-3 for name in ("superstep", "gap"))
     assert all(1e11 < getattr(constants, name) < 1e13 for name in ("joule", "joule_ascend"))
     assert {*FRACTIONS, "superstep", "gap", "joule", "joule_ascend"} == {*constants._fields}

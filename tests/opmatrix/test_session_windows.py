@@ -1,6 +1,7 @@
 """Windows in sessions: keys behind them are not seen, pages behind them are given back, forks and rewinds respect that;
 a text is what the program gives of the whole."""
 
+import re
 from functools import cache
 from itertools import pairwise
 
@@ -158,6 +159,23 @@ def test_a_sequence_goes_back_as_far_as_it_was_promised():
         cached(program).start(16, rewinds=-1)
 
 
+def test_rows_that_are_given_back_one_after_another_add_up():
+    """What is then asked for is what makes it possible."""
+
+    def back_twice(rewinds):
+        session = cached(decoder(seen(3))).start(8 * PAGE, rewinds=rewinds)
+        held = session.join()
+        session.step({held: text(42)})
+        session.rewind(held, 41)
+        session.rewind(held, 34)
+        return held.length
+
+    with pytest.raises(InputError, match=r"rewind: sequence 1 of 41 rows .* start\(capacity, rewinds=\d+\)") as refused:
+        back_twice(7)
+    enough = int(re.search(r"rewinds=(\d+)", str(refused.value))[1])
+    assert enough > 7 and back_twice(enough) == 34
+
+
 @given(st.data())
 @settings(max_examples=25, deadline=None)
 def test_any_interleaving_is_the_whole_text(data):
@@ -167,14 +185,17 @@ def test_any_interleaving_is_the_whole_text(data):
     program = decoder(seen(w))
     session, texts = cached(program).start(40 * PAGE, rewinds=rewinds), {}
     texts[session.join()] = []
+    longest = dict.fromkeys(texts, 0)  # since a sequence had no rows
     for turn in range(data.draw(st.integers(3, 10))):
         one = data.draw(st.sampled_from([*texts]))
         match data.draw(st.sampled_from(["step", "step", "step", "fork", "rewind", "leave"])):
             case "fork" if len(texts) < 4:
-                texts[session.fork(one)] = [*texts[one]]
+                fork = session.fork(one)
+                texts[fork], longest[fork] = [*texts[one]], longest[one]
             case "rewind":
-                length = max(0, one.length - data.draw(st.integers(0, rewinds)))
+                length = max(0, one.length - data.draw(st.integers(0, rewinds - longest[one] + one.length)))
                 session.rewind(one, length)
+                longest[one] *= length > 0
                 del texts[one][length:]
             case "leave" if len(texts) > 1:
                 session.leave(one)
@@ -185,6 +206,7 @@ def test_any_interleaving_is_the_whole_text(data):
                     continue
                 rows = session.step(new)
                 for each, ids in new.items():
+                    longest[each] = max(longest[each], each.length)
                     texts[each] += ids.tolist()
                     once, _, _ = entered(program, np.array(texts[each]), [0, len(texts[each])], capacity=240)
                     assert np.array_equal(rows[: len(ids)], once[-len(ids) :])

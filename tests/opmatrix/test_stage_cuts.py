@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from opmatrix.models import known
-from opmatrix.parallel.cost.memory_parts import reserved_bytes
+from opmatrix.parallel.cost.memory_parts import driver_bytes
 from opmatrix.parallel.cost.stacks import stack_named
 from opmatrix.parallel.search.forms import StrategyForm
 from opmatrix.parallel.search.plans import PlanChoice
@@ -33,7 +33,7 @@ def choice_of(recompute, **sizes):
 
 
 def size_of(choice, cut=None):
-    return float(reserved_bytes(choice.prediction.setting, run_stages(choice, cut).allocated))
+    return float(driver_bytes(choice.prediction.setting, run_stages(choice, cut).allocated))
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])

@@ -47,7 +47,7 @@ def test_columns_are_what_one_is_predicted(found):
     for form, row in drawn:
         alone = question.predicted(STRATEGY_FORMS[form], sizes.row(row))
         assert values[programs.times[form], row] == pytest.approx(alone.step_seconds, rel=1e-12)
-        assert values[programs.peaks[form], row] == pytest.approx(alone.reserved, rel=1e-12)
+        assert values[programs.peaks[form], row] == pytest.approx(alone.driver, rel=1e-12)
     assert len({form for form, _ in drawn}) > 50 and found.found.count == legal.sum()
 
 
@@ -60,7 +60,7 @@ def test_nothing_that_fits_is_faster(found):
     legal = FormMasks(STRATEGY_FORMS, question.limits, question.seq)(rows.sizes[np.array([at])])[:, 0]
     tried = [question.predicted(form, best[0].sizes) for form, met in zip(STRATEGY_FORMS, legal, strict=True) if met]
     assert len(tried) > 5
-    assert min(each.step_seconds for each in tried if each.reserved <= question.room) == best[0].seconds
+    assert min(each.step_seconds for each in tried if each.driver <= question.room) == best[0].seconds
     axes = "dp", "tp", "pp", "cp", "ep"
     layouts = {tuple(each.sizes[name] for name in axes) for each in best}
     faster = np.flatnonzero(rows.seconds < best[-1].seconds)

@@ -132,6 +132,27 @@ def test_a_checkpoint_of_transformers_alone_is_embedded_as_the_peer_does(bert, t
     np.testing.assert_allclose(om.SentenceTransformer(str(bert)).encode(TEXTS), wanted, atol=1e-5)
 
 
+@pytest.mark.parametrize("case", [None, "several, a layer", "prompts", "shorter", "prompts left out, mean"])
+def test_rows_of_tokens_are_those_of_the_peer(bert, tmp_path, monkeypatch, case):
+    from sentence_transformers import SentenceTransformer
+
+    encoders.keep_in(monkeypatch, tmp_path / "cache")
+    home = bert if case is None else tmp_path / "model"
+    if case is not None:
+        write(bert, home, *MODELS[case])
+    ours, theirs = om.SentenceTransformer(str(home)), SentenceTransformer(str(home), device="cpu")
+    asked = dict(output_value="token_embeddings", batch_size=2)
+    for call in ("encode", "encode_query"):
+        for form in ({}, dict(convert_to_numpy=False)):
+            rows, wanted = (getattr(model, call)(TEXTS, **asked, **form) for model in (ours, theirs))
+            assert type(rows) is type(wanted) and [*map(type, rows)] == [*map(type, wanted)]
+            assert [text.shape for text in rows] == [text.shape for text in wanted]
+            for text, other in zip(rows, wanted, strict=True):
+                torch.testing.assert_close(text, other, atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours.encode(TEXTS[3], **asked), theirs.encode(TEXTS[3], **asked), atol=1e-5, rtol=0)
+    assert ours.encode([], **asked) == theirs.encode([], **asked) == []
+
+
 def test_every_form_is_that_of_the_peer(bert, tmp_path, monkeypatch):
     """Bytes may be a step apart where a number lies between two."""
     from sentence_transformers import SentenceTransformer

@@ -74,35 +74,39 @@ CASES = {  # the words that classes begin and end with, three configs
 SAVED = [(stem, size) for stem in CASES for size in ("small", "odd", "real")]
 
 
+@torch.no_grad()
+def randomise(model):
+    """Random weights, gains 1 ± 0.3, shifts that are not zero."""
+    for name, weights in model.named_parameters():
+        if weights.ndim == 1:
+            weights.copy_(name.endswith("weight") + 0.3 * torch.randn_like(weights))
+        else:
+            table = name.split(".")[-2].endswith(("embeddings", "embed_tokens"))
+            spread = 1 if table else 1.5 * weights.shape[1] ** -0.5
+            weights.copy_(spread * torch.randn_like(weights))
+    return model
+
+
 def written(directory, stem, size):
-    """A model of random weights, gains 1 ± 0.3, shifts that are not zero; in float64, but
-    for families with windows, whose masks are of float32."""
+    """A model of random weights; in float64, but for families with windows, whose masks are of float32."""
     kind, *sizes = CASES[stem]
     torch.manual_seed(len(stem))
     config = getattr(transformers, f"{stem}Config")(**sizes[["small", "odd", "real"].index(size)])
     config._attn_implementation = "eager"
     model = getattr(transformers, stem + kind)(config).eval()
-    with torch.no_grad():
-        for name, weights in model.named_parameters():
-            if weights.ndim == 1:
-                weights.copy_(name.endswith("weight") + 0.3 * torch.randn_like(weights))
-            else:
-                table = name.split(".")[-2].endswith(("embeddings", "embed_tokens"))
-                spread = 1 if table else 1.5 * weights.shape[1] ** -0.5
-                weights.copy_(spread * torch.randn_like(weights))
-    model.save_pretrained(directory)
+    randomise(model).save_pretrained(directory)
     return model.base_model.double() if "layer_types" not in config.to_dict() else model.base_model
 
 
-def theirs(model, batch):
-    """The last hidden states of a batch that is padded to its longest text."""
+def padded(model, batch, answer="last_hidden_state"):
+    """The rows of an answer to a batch that is padded to its longest text."""
     rows = [one.tokens for one in batch]
     longest = max(map(len, rows))
     padding = model.config.pad_token_id or 0
     tokens = torch.tensor([[*row, *[padding] * (longest - len(row))] for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
     with torch.no_grad():
-        states = model(input_ids=tokens, attention_mask=mask).last_hidden_state.numpy()
+        states = getattr(model(input_ids=tokens, attention_mask=mask), answer).numpy()
     return np.concatenate([state[: len(row)] for state, row in zip(states, rows, strict=True)])
 
 
@@ -115,7 +119,7 @@ def relative(rows, wanted):
 def test_rows_are_those_of_transformers(rng, tmp_path, stem, size):
     model = written(tmp_path, stem, size)
     batch = Batch([rng.integers(FIRST, WORDS, length) for length in LENGTHS])
-    operator, wanted = open_model(tmp_path).operator(), theirs(model, batch)
+    operator, wanted = open_model(tmp_path).operator(), padded(model, batch)
     assert relative(dense(operator, batch), wanted) < 1e-5
     program, _ = structure(operator, EXACT_LAWS, batch=batch).program({})
     assert relative(program.run(batch), wanted) < 1e-5
@@ -128,7 +132,7 @@ def test_embeddings_are_those_that_files_declare(rng, tmp_path, stem, mode):
     model = written(tmp_path, stem, "odd")
     checkpoints.pool(tmp_path, mode)
     batch = Batch([rng.integers(FIRST, WORDS, length) for length in LENGTHS])
-    rows = theirs(model, batch)
+    rows = padded(model, batch)
     texts = [rows[lo:hi] for lo, hi in pairwise(batch.starts)]
     pooled = np.stack([text[-1] if mode == "lasttoken" else text.mean(0) for text in texts])
     wanted = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)

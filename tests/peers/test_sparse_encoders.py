@@ -9,7 +9,7 @@ import checkpoints
 import encoders
 import numpy as np
 import pytest
-from test_cross_encoders import BEHIND, BERT_SIZES, SPECIAL
+from test_cross_encoders import BEHIND, BERT_SIZES, MODERN, SPECIAL
 
 import opmatrix as om
 from formats.core.errors import InputError
@@ -32,6 +32,8 @@ CALLS = (
 TEXTS = ["", "a", "the bank", "The River runs dry.", "the bank of a river " * 9, "rivers runs dry ?"]
 PROMPTS = {"query": "the bank: ", "document": "a "}
 DISTIL = dict(vocab_size=41, dim=24, hidden_dim=20, n_layers=2, n_heads=3, max_position_embeddings=20)
+NARROW = dict(embedding_size=16)
+SHIFTED = dict(classifier_bias=True, norm_bias=True, classifier_activation="relu", decoder_bias=False)
 MODELS = {
     "bert": ("Bert", BERT_SIZES),
     "bert, relu": ("Bert", BERT_SIZES | dict(hidden_act="relu")),
@@ -40,6 +42,16 @@ MODELS = {
     "xlm-roberta": ("XLMRoberta", BEHIND | dict(pad_token_id=0)),
     "distilbert": ("DistilBert", DISTIL),
     "distilbert, not tied": ("DistilBert", DISTIL | dict(tie_word_embeddings=False, activation="relu")),
+    "electra": ("Electra", BERT_SIZES | NARROW),
+    "electra, not tied": ("Electra", BERT_SIZES | NARROW | dict(tie_word_embeddings=False, hidden_act="relu")),
+    "albert": ("Albert", BERT_SIZES | NARROW),
+    "albert, not tied": ("Albert", BERT_SIZES | NARROW | dict(tie_word_embeddings=False, hidden_act="relu")),
+    "mpnet": ("MPNet", BEHIND | dict(pad_token_id=1)),
+    "mpnet, not tied": ("MPNet", BEHIND | dict(pad_token_id=1, tie_word_embeddings=False)),
+    "modernbert": ("ModernBert", MODERN),
+    "modernbert, not tied": ("ModernBert", MODERN | SHIFTED | dict(tie_word_embeddings=False)),
+    "gte": ("Gte", BERT_SIZES),
+    "gte, not tied": ("Gte", BERT_SIZES | dict(tie_word_embeddings=False)),
 }
 FORMS = [("max", "relu"), ("sum", "relu"), ("max", "log1p_relu"), ("sum", "log1p_relu")]
 

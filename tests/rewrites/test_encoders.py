@@ -353,7 +353,10 @@ CALLS = [
     (lambda m: m.encode(TEXTS, truncate_dim=0), "truncate_dim 0"),
     (lambda m: m.encode(TEXTS, batch_size=0), "batch_size 0"),
     (lambda m: m.encode(TEXTS, precision="int4"), "precision 'int4': .*there are float32"),
-    (lambda m: m.encode(TEXTS, output_value="token_embeddings"), "output_value 'token_embeddings'"),
+    (lambda m: m.encode(TEXTS, output_value="tokens"), "output_value 'tokens': there are sentence_embedding, token_"),
+    (lambda m: m.encode(TEXTS, output_value="token_embeddings", precision="int8"), "precision='int8': rows of tokens"),
+    (lambda m: m.encode(TEXTS, output_value="token_embeddings", truncate_dim=5), "truncate_dim=5: rows of tokens"),
+    (lambda m: m.encode(TEXTS, output_value="token_embeddings", convert_to_tensor=True), "different numbers of tokens"),
     (lambda m: m.encode([("a", "b")]), "text 0 is .*a pair is scored by om.CrossEncoder"),
     (lambda m: m.encode(7), "inputs 7: give a text"),
     (lambda m: m.encode(["a", None]), "text 1 is None"),
@@ -367,6 +370,13 @@ CALLS = [
 def test_calls_that_ask_for_something_else_are_refused_in_a_line(embedder, call, words):
     with pytest.raises(InputError, match=words) as error:
         call(embedder)
+    assert "\n" not in str(error.value)
+
+
+def test_a_saved_program_that_pools_gives_no_rows_of_tokens(place, embedder):
+    embedder.program.save(place / "pooling")
+    with pytest.raises(InputError, match=r"pooling: its program pools .*--output rows") as error:
+        om.SentenceTransformer(str(place / "pooling")).encode(TEXTS, output_value="token_embeddings")
     assert "\n" not in str(error.value)
 
 

@@ -104,7 +104,7 @@ def test_a_corpus_that_is_too_small_is_refused(tmp_path, lines, words):
 def test_nearest_lines_are_those_of_a_search_by_hand(embedder, files, similarity):
     program = embedder.replace(pooling=Pooling(similarity=similarity, normalise=False).described())
     part, _ = read_corpus(files)
-    queries, lines = (program.embed([*texts]).astype(float) for texts in part)
+    queries, lines = (program.embed([*texts]).astype(float) for texts in (part.queries, part.lines))
     by_hand = {
         "dot": lambda q, x: x @ q,
         "euclidean": lambda q, x: -np.sqrt(((x - q) ** 2).sum(1)),
@@ -158,7 +158,7 @@ def test_the_exact_program_agrees_with_itself(embedder, reranker, files):
 
 
 def test_a_model_of_the_other_kind_is_refused(embedder, reranker, files):
-    with pytest.raises(InputError, match="top10: the model scores pairs"):
+    with pytest.raises(InputError, match="top10, ndcg10: the model scores pairs"):
         nearest_goal(files).beside(reranker)
     with pytest.raises(InputError, match="tau: the model gives a pair no single score"):
         scores_goal(files).beside(embedder)
@@ -171,7 +171,7 @@ def test_a_model_of_the_other_kind_is_refused(embedder, reranker, files):
     "options, words",
     [
         (dict(keep=["top10>=0.9"]), "--keep top10>=0.9: .* give --corpus FILE"),
-        (dict(corpus=True), "no goal is measured on it: --keep top10>=0.95"),
+        (dict(corpus=True), "no goal is measured on it: --keep with one of top10>=0.95, tau"),
         (dict(keep=["top10>=1.5"]), "from top10>=0 to top10>=1"),
         (dict(keep=["tau>=90%"]), "written as in tau>=0.95"),
     ],

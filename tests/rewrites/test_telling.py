@@ -52,7 +52,18 @@ def program(family, kind="exact"):
     return found.program({"model": kind})[0], operator, found
 
 
-PROGRAMS = [program(family)[0] for family in ("bert", "llama", "mixtral")]
+FAULTS = 64
+
+
+@cache
+def programs():
+    return [program(family)[0] for family in ("bert", "llama", "mixtral")]
+
+
+@cache
+def faults():
+    """Drawn once, and not while tests are collected, which every process does."""
+    return [*wrong_for_data.drawn(np.random.default_rng(11), FAULTS, programs())]
 
 
 @pytest.mark.parametrize("family", ["bert", "llama", "mixtral"])
@@ -64,18 +75,21 @@ def test_right_kernels_pass_and_their_bounds_are_said(family):
 
 
 @pytest.mark.deep(every=3)
-@pytest.mark.parametrize("fault", [*wrong_for_data.drawn(np.random.default_rng(11), 64, PROGRAMS)], ids=str)
-def test_a_fault_for_some_data_alone_is_found(fault):
+@pytest.mark.parametrize("number", range(FAULTS))
+def test_a_fault_for_some_data_alone_is_found(number):
     """In every program that has the kernel; other kernels are not looked at again."""
-    others = {step_kind(call) for each in PROGRAMS for call in each.schedule.calls if call.kernel.name != fault.kernel}
-    met = [each for each in PROGRAMS if wrong_for_data.meets(each, fault)]
+    fault = faults()[number]
+    others = {
+        step_kind(call) for each in programs() for call in each.schedule.calls if call.kernel.name != fault.kernel
+    }
+    met = [each for each in programs() if wrong_for_data.meets(each, fault)]
     with fault.planted():
         for each in met:
             with pytest.raises(
                 VerificationError, match=rf"= {fault.kernel}\(.*differs from the reference of its kernel"
             ):
                 verify_steps(each.over(each.steps), [FEW], set(others))
-    assert met
+    assert met, fault
 
 
 def test_a_row_that_is_anothers_and_that_no_text_reads_is_found(monkeypatch):

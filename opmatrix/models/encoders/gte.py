@@ -11,10 +11,16 @@ from opmatrix.models import rope
 from opmatrix.models.config import ArraySource, Settings, TensorNames, declares, never, one_of, real, whole
 from opmatrix.models.encoders.bert import COMMON
 from opmatrix.models.encoders.classifiers import BY_POOLER
+from opmatrix.models.encoders.masked_head import GTE_HEAD
 from opmatrix.models.encoders.parts import EncoderParts, head_columns, packed_products, words_and_kinds
 
 GTE = TensorNames(
-    "gte.", buffers=("inv_freq",), trained=("pooler", "lm_head"), positions=rope.held_positions, classifier=BY_POOLER
+    "gte.",
+    buffers=("inv_freq",),
+    trained=("pooler", "lm_head"),
+    positions=rope.held_positions,
+    classifier=BY_POOLER,
+    masked=GTE_HEAD,
 )
 GTE_KEYS = (
     COMMON

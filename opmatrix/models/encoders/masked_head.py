@@ -13,13 +13,16 @@ TOKEN_TABLE = "embeddings.word_embeddings.weight"
 
 class MaskedHead(NamedTuple):
     """The names in files of a head's product, norm and shift, and of the matrix that it has where it is not tied to the
-    table of tokens. `act`: its activation, empty for that of the model."""
+    table of tokens. `act`: its activation, empty for that of the model; `width`: the setting that gives the columns of
+    the table and of the norm."""
 
     dense: str
     norm: str
     shift: str
     scores: str
     act: str = ""
+    width: str = "hidden_size"
+    table: str = TOKEN_TABLE
 
     @property
     def copies(self) -> dict[str, str]:
@@ -29,11 +32,11 @@ class MaskedHead(NamedTuple):
     def build(self, config: Settings, at: ArraySource, stored: bool) -> Operator:
         """Build the operator from features (T, n) to a score for each token of the vocabulary (T, v). `stored`: files
         hold a matrix for it."""
-        n, v = config["hidden_size"], config["vocab_size"]
+        n, width, v = (config[size] for size in ("hidden_size", self.width, "vocab_size"))
         parts = EncoderParts(at, config.get("layer_norm_eps", 1e-12))
-        inner = parts.linear(self.dense, n, n) @ ACTIVATIONS[self.act or config["hidden_act"]]
-        table = at(self.scores if stored else TOKEN_TABLE, v, n)
-        return inner @ parts.norm(self.norm, n) @ affine(table.T, at(self.shift, v))
+        inner = parts.linear(self.dense, n, width) @ ACTIVATIONS[self.act or config["hidden_act"]]
+        table = at(self.scores if stored else self.table, v, width)
+        return inner @ parts.norm(self.norm, width) @ affine(table.T, at(self.shift, v))
 
 
 BERT_HEAD = MaskedHead(
@@ -43,4 +46,20 @@ BERT_HEAD = MaskedHead(
     "cls.predictions.decoder.weight",
 )
 ROBERTA_HEAD = MaskedHead("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder.weight", "gelu")
+GTE_HEAD = ROBERTA_HEAD._replace(norm="lm_head.norm", shift="lm_head.decoder.bias")
 DISTILBERT_HEAD = MaskedHead("vocab_transform", "vocab_layer_norm", "vocab_projector.bias", "vocab_projector.weight")
+ELECTRA_HEAD = MaskedHead(
+    "generator_predictions.dense",
+    "generator_predictions.LayerNorm",
+    "generator_lm_head.bias",
+    "generator_lm_head.weight",
+    "gelu",
+    "embedding_size",
+)
+ALBERT_HEAD = MaskedHead(
+    "predictions.dense",
+    "predictions.LayerNorm",
+    "predictions.bias",
+    "predictions.decoder.weight",
+    width="embedding_size",
+)

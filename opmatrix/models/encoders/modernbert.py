@@ -4,9 +4,10 @@ rotations of their own."""
 
 from functools import reduce
 from operator import matmul
+from typing import NamedTuple
 
 from opmatrix.algebra.monoids import mean
-from opmatrix.algebra.operators import ACTIVATIONS, I, attention, given, pick, product
+from opmatrix.algebra.operators import ACTIVATIONS, I, affine, attention, given, pick, product, weight
 from opmatrix.algebra.positions.patterns import sequence, window
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.algebra.term import Operator, formula
@@ -49,23 +50,56 @@ MODERNBERT_KEYS = dict(
     classifier_pooling=one_of(["cls", "mean"], "cls"),
     classifier_activation=one_of(ACTIVATIONS, "gelu"),
     classifier_bias=flag(False),
+    decoder_bias=flag(True),
+    tie_word_embeddings=flag(True),
     quantization_config=NOT_QUANTISED,
 )
+
+
+TOKEN_TABLE = "embeddings.tok_embeddings"
+
+
+def predicting(config: Settings, parts: EncoderParts) -> Operator:
+    """Build the part that both heads begin with: a product with an activation, then a norm."""
+    n, act = config["hidden_size"], ACTIVATIONS[config["classifier_activation"]]
+    inner = parts.linear_if(config["classifier_bias"], "head.dense", n, n) @ act
+    return inner @ parts.norm_if(config["norm_bias"], "head.norm", n)
+
+
+class ModernBertHead(NamedTuple):
+    """The head that scores the vocabulary in place of a masked token: its product, tied to the table of tokens or not,
+    has a shift if the config says so."""
+
+    scores: str = "decoder.weight"
+    shift: str = "decoder.bias"
+    table: str = f"{TOKEN_TABLE}.weight"
+
+    def build(self, config: Settings, at: ArraySource, stored: bool) -> Operator:
+        """Build the operator from features (T, n) to a score for each token of the vocabulary (T, v). `stored`: files
+        hold a matrix for it."""
+        n, v = config["hidden_size"], config["vocab_size"]
+        matrix = at(self.scores if stored else self.table, v, n).T
+        last = affine(matrix, at(self.shift, v)) if config["decoder_bias"] else weight(matrix)
+        return predicting(config, EncoderParts(at, config["norm_eps"])) @ last
 
 
 def score_texts(config: Settings, at: ArraySource, labels: int) -> Operator:
     """Build the head that scores texts: the first row of a text, or the mean of all, through a product with an
     activation, then a norm, then a product."""
-    n, act = config["hidden_size"], ACTIVATIONS[config["classifier_activation"]]
     parts = EncoderParts(at, config["norm_eps"])
     rows = {"cls": pick("first"), "mean": formula(lambda x: product(given("members"), x, over=mean))}
-    inner = parts.linear_if(config["classifier_bias"], "head.dense", n, n) @ act
-    normed = inner @ parts.norm_if(config["norm_bias"], "head.norm", n)
-    return rows[config["classifier_pooling"]] @ normed @ parts.linear("classifier", n, labels)
+    last = parts.linear("classifier", config["hidden_size"], labels)
+    return rows[config["classifier_pooling"]] @ predicting(config, parts) @ last
 
 
 @declares(
-    TensorNames("model.", trained=("head", "decoder"), positions=rope.held_positions, classifier=score_texts),
+    TensorNames(
+        "model.",
+        trained=("head", "decoder"),
+        positions=rope.held_positions,
+        classifier=score_texts,
+        masked=ModernBertHead(),
+    ),
     **MODERNBERT_KEYS,
 )
 def modernbert(config: Settings, at: ArraySource) -> Operator:
@@ -103,5 +137,5 @@ def modernbert(config: Settings, at: ArraySource) -> Operator:
         F, G = attending(f"{name}.attn", kinds[l]), feeding(f"{name}.mlp")
         return (I + before @ F) @ (I + norm(f"{name}.mlp_norm") @ G)
 
-    embed = parts.plain("embeddings.tok_embeddings", config["vocab_size"], n) @ norm("embeddings.norm")
+    embed = parts.plain(TOKEN_TABLE, config["vocab_size"], n) @ norm("embeddings.norm")
     return reduce(matmul, [embed, *map(layer, range(config["num_hidden_layers"])), norm("final_norm")])

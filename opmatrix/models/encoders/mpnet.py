@@ -7,6 +7,7 @@ from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Settings, TensorNames, declares, never, wrong
 from opmatrix.models.encoders.bert import COUNTS, ENCODER_KEYS, SPELLINGS, encoder
 from opmatrix.models.encoders.classifiers import ON_TOP
+from opmatrix.models.encoders.masked_head import ROBERTA_HEAD
 
 BUCKETS, PADDING = 32, 1  # rows of the table by distance; the id of the padding, whatever a tokenizer calls so
 FIXED_NUMBER = "the published model computes with this number, whatever its config holds"
@@ -31,7 +32,9 @@ MPNET_NAMES = dict(
         trained=("pooler", "lm_head"),
         positions=lambda config: int(config["max_position_embeddings"]) - PADDING - 1,
         unplaced="padding",
+        copies=ROBERTA_HEAD.copies,
         classifier=ON_TOP,
+        masked=ROBERTA_HEAD,
     ),
     **{name: key for name, key in ENCODER_KEYS.items() if name not in ("type_vocab_size", "position_embedding_type")},
     relative_attention_num_buckets=never(BUCKETS, FIXED_NUMBER),

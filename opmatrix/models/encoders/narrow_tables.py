@@ -18,6 +18,7 @@ from opmatrix.models.encoders.bert import (
     normed_behind,
 )
 from opmatrix.models.encoders.classifiers import first_row
+from opmatrix.models.encoders.masked_head import ALBERT_HEAD, ELECTRA_HEAD
 from opmatrix.models.encoders.parts import EncoderParts, head_columns
 
 REPLACED = "discriminator_predictions", "generator_predictions", "generator_lm_head"  # which tokens were replaced
@@ -27,7 +28,7 @@ SCORING = first_row("classifier.dense", "gelu", "classifier.out_proj")
 
 
 @declares(
-    TensorNames("electra.", SPELLINGS, COUNTS, trained=REPLACED, classifier=SCORING),
+    TensorNames("electra.", SPELLINGS, COUNTS, trained=REPLACED, classifier=SCORING, masked=ELECTRA_HEAD),
     **BERT_KEYS,
     embedding_size=dimension(),
 )
@@ -55,7 +56,9 @@ ALBERT_NAMES = dict(
         SPELLINGS,
         COUNTS,
         trained=("pooler", "predictions", "sop_classifier"),
+        copies=ALBERT_HEAD.copies,
         classifier=first_row("pooler", "tanh", "classifier"),
+        masked=ALBERT_HEAD,
     ),
     **ENCODER_KEYS | dict(hidden_act=one_of(ACTIVATIONS, "gelu_new")),
     embedding_size=dimension(),

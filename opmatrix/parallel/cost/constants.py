@@ -1,5 +1,6 @@
-"""Eleven constants that data sheets do not state, each a fraction of a number of a data sheet, a latency, or operations
-a joule. They hold for every machine; constants.json has the source or the fit of each."""
+"""Twelve constants that data sheets do not state, each a fraction of a number of a data sheet or of what a formula
+counts, a latency, or operations a joule. They hold for every machine; constants.json has the source or the fit of
+each."""
 
 from __future__ import annotations
 
@@ -30,6 +31,8 @@ class Constants(NamedTuple):
     eight: float = 1  # fraction of the data sheet's rate of products of eight bits
     joule: float = inf  # operations of sixteen bits a joule, chips of 4 and 5 nm
     joule_ascend: float = inf  # operations of sixteen bits a joule, Ascend 910
+    fragments: float = 0.1  # bytes between blocks that are allocated, of their bytes;
+    # an allocator retains as many free ones while there is room
 
     def a_joule(self, family: str) -> float | None:
         """Return the operations of sixteen bits a joule of a family of chips; None where no step was measured."""

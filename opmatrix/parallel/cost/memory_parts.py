@@ -15,10 +15,7 @@ from opmatrix.parallel.cost.step_parts import (
 )
 from opmatrix.parallel.schedules.named import SCHEDULES, USUAL_SCHEDULE
 
-# bytes reserved for a byte that is allocated, and bytes of a process, its collective library and its buckets:
-# chosen with all BLOOM rows in view
-RESERVED_SHARE, CONTEXT = 1.2, 4e9
-TIGHT_SHARE = 1.1  # the same where free blocks are returned: fragments alone
+MEMORY_KINDS = "allocated", "reserved", "driver"  # by tensors, by the allocator, as the device reports
 STATE = "weights", "gradients", "optimiser"
 PRODUCT_INPUTS = "input", "weight in", "product in"
 
@@ -110,12 +107,20 @@ def logits_bytes(setting: Setting) -> Quantity:
 
 
 def allocatable(setting: Setting, room: float) -> float:
-    """Return the bytes that may be allocated where `room` bytes of a device may be reserved."""
-    return (room - CONTEXT) / (RESERVED_SHARE if room < setting.machine.memory[-1][1] else TIGHT_SHARE)
+    """Return the bytes that may be allocated where a device may report `room` bytes."""
+    fragments, tight = setting.constants.fragments, room >= setting.machine.memory[-1][1]
+    return (room - setting.strategy.process_bytes) / (1 + fragments * (1 if tight else 2))
 
 
 def reserved_bytes(setting: Setting, allocated: Quantity) -> Quantity:
-    """Return the bytes that the device reports: blocks that the allocator retains while there is room, and the process
+    """Return the bytes that the allocator reserves: fragments between blocks, and as many bytes of free blocks, which
+    it returns where the device has no more room."""
+    fragments = setting.constants.fragments
+    room = setting.machine.memory[-1][1] - setting.strategy.process_bytes
+    return least((1 + 2 * fragments) * allocated, most((1 + fragments) * allocated, room))
+
+
+def driver_bytes(setting: Setting, allocated: Quantity) -> Quantity:
+    """Return the bytes that the driver reports of a device: those that the allocator reserves, and the process
     itself."""
-    room = setting.machine.memory[-1][1] - CONTEXT
-    return least(RESERVED_SHARE * allocated, most(TIGHT_SHARE * allocated, room)) + CONTEXT
+    return reserved_bytes(setting, allocated) + setting.strategy.process_bytes

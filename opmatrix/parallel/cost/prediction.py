@@ -12,7 +12,7 @@ from opmatrix.models.config import Settings
 from opmatrix.parallel.cost.constants import Constants, load_constants
 from opmatrix.parallel.cost.layer_work import ModelWork, model_work
 from opmatrix.parallel.cost.legality import check_legal, check_named_choices
-from opmatrix.parallel.cost.memory_parts import memory_parts, reserved_bytes
+from opmatrix.parallel.cost.memory_parts import MEMORY_KINDS, driver_bytes, memory_parts, reserved_bytes
 from opmatrix.parallel.cost.quantities import Quantity
 from opmatrix.parallel.cost.step_parts import Setting, step_parts, sum_parts
 from opmatrix.parallel.cost.strategies import Strategy
@@ -40,6 +40,16 @@ class Prediction:
     def reserved(self) -> Quantity:
         """The bytes that the allocator reserves for them."""
         return reserved_bytes(self.setting, self.allocated)
+
+    @property
+    def driver(self) -> Quantity:
+        """The bytes that the driver reports of the device, which decide what fits."""
+        return driver_bytes(self.setting, self.allocated)
+
+    def bytes_of(self, kind: str) -> Quantity:
+        """Return the bytes of a kind of memory, one of `MEMORY_KINDS`."""
+        sizes = dict(zip(MEMORY_KINDS, (self.allocated, self.reserved, self.driver), strict=True))
+        return sizes[kind]
 
 
 def read_work(model: str | Settings, strategy: Strategy, dropout: float = 0) -> ModelWork:

@@ -274,7 +274,7 @@ def known_pass(setting: Setting, work: LayerWork, during: LayerPass) -> PartSeco
     """Return `pass_parts`, computed once for all forms of strategies that lay out the axes alike."""
     if setting.passes is None:
         return pass_parts(setting, work, during)
-    key = work, during, setting.strategy.order, setting.strategy.whole_experts
+    key = work, during, setting.seq, setting.strategy.order, setting.strategy.whole_experts
     if key not in setting.passes:
         setting.passes[key] = pass_parts(setting, work, during)
     return setting.passes[key]
@@ -326,7 +326,7 @@ def known_parts(setting: Setting, name: str, find: Callable[[Setting], PartSecon
         return find(setting)
     strategy = setting.strategy
     choices = strategy.recompute, strategy.order, strategy.sequence, strategy.balanced, strategy.whole_experts
-    key = name, setting.model, choices, SCHEDULES[strategy.schedule].chunked
+    key = name, setting.model, setting.seq, choices, SCHEDULES[strategy.schedule].chunked
     if key not in setting.passes:
         setting.passes[key] = find(setting)
     return setting.passes[key]

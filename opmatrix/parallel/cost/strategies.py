@@ -48,6 +48,8 @@ class Strategy:
     beside: tuple[str, ...] = ()  # axes whose collectives run beside products of a layer
     whole_experts: bool = False  # tp shards no expert: ep is laid over its ranks first
     load: float = 1  # rows of the busiest expert rank, relative to the mean
+    process_bytes: float = 4e9  # bytes of a device beside its allocator's: the driver's
+    # context, buffers of collectives and of graphs
     launched: bool = False  # as `opmatrix launch` runs it: every tensor rank sends all
     # rows to experts, and experts are computed again
 

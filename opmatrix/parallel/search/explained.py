@@ -77,7 +77,7 @@ def explain_choice(plan: StrategyPlan, choice: PlanChoice) -> Explained:
         **{f"seconds of {name}": part for name, part in prediction.seconds.items()},
         "seconds": prediction.step_seconds,
         **{f"bytes of {name}": part for name, part in prediction.memory.items()},
-        "bytes": prediction.reserved,
+        "bytes": prediction.driver,
     }
     written = Written(tape, {name: value for name, (value, _) in values.items()}, parts)
     inputs = tuple(

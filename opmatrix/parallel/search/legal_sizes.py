@@ -4,7 +4,7 @@ micro-batch, chunks of a stage. Sizes that a model or a batch does not divide in
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import product
 from math import isqrt, prod
@@ -23,6 +23,8 @@ from opmatrix.parallel.cost.expert_work import count_experts
 SizeColumn: TypeAlias = "NDArray[np.int64]"
 FARTHEST = 4096  # distance in devices within which a legal count is sought
 DEEPEST = 16  # chunks of a stage, at most
+LIFTED_FIELDS = {"heads": ("heads", "key_heads"), "layers": ("layers",)}
+LIFTED_CHUNKS = 240  # 16 x 3 x 5: chunks of a stage that divide layers which are lifted
 MAX_COUNT = 10**9  # devices, sequences of a step, tokens of a sequence
 MAX_NUMBERS = 1e18  # numbers of all values of a step: well below 2^63
 
@@ -78,6 +80,12 @@ def limits_of(config: Settings) -> ModelLimits:
     )
 
 
+def lift_limits(limits: ModelLimits, names: Iterable[str], devices: int) -> ModelLimits:
+    """Return limits whose named sizes (heads, layers) are multiples that all factors of the devices divide."""
+    fields_of = [field for name in names for field in LIFTED_FIELDS[name]]
+    return replace(limits, **{field: getattr(limits, field) * devices * LIFTED_CHUNKS for field in fields_of})
+
+
 @cache
 def divisors(number: int) -> tuple[int, ...]:
     """Return all divisors of a number, the smallest first."""
@@ -123,11 +131,13 @@ def folded_sizes(sizes: CutSizes) -> Iterator[Mapping[str, int]]:
             yield ranks
 
 
-def legal_sizes(limits: ModelLimits, devices: int, batch: int, tokens: int) -> SizeColumns:
+def legal_sizes(limits: ModelLimits, devices: int, batch: int, tokens: int, lifted: Iterable[str] = ()) -> SizeColumns:
     """Return all sizes of strategies of `devices` devices, for `batch` sequences of `tokens` tokens. A stage has
-    several chunks only where layers divide into them, and micro-batches into groups of the number of stages. Raises
-    InputError where there are none, with sizes that would work."""
+    several chunks only where layers divide into them, and micro-batches into groups of the number of stages. `lifted`:
+    sizes of the model that any ranks are taken to divide. Raises InputError where there are none, with sizes that would
+    work."""
     check_counts(limits, devices, batch, tokens)
+    limits = lift_limits(limits, lifted, devices)
     rows: list[tuple[int, ...]] = []
     for ranks in axis_sizes(limits, devices, batch, tokens):
         dp, pp = ranks["dp"], ranks["pp"]

@@ -12,6 +12,7 @@ from formats.core.errors import InputError
 from opmatrix.display.tables import table
 from opmatrix.parallel.cost.constants import constants_version
 from opmatrix.parallel.cost.intervals import INTERVAL_SHARE, StepInterval
+from opmatrix.parallel.cost.memory_parts import MEMORY_KINDS
 from opmatrix.parallel.search.inference import next_token_seconds
 from opmatrix.parallel.search.named_collectives import named_collectives
 from opmatrix.parallel.search.plans import KINDS_OF_TIME, PlanChoice, StrategyPlan
@@ -28,6 +29,7 @@ def plan_text(plan: StrategyPlan) -> str:
             heading(plan),
             *([str(plan.learned)] if plan.learned else []),
             best_table(plan),
+            *lengths_table(plan),
             memory_table(plan),
             *interval_lines(plan),
             costs_table(plan),
@@ -48,7 +50,7 @@ def heading(plan: StrategyPlan) -> str:
     by += f"; the busiest rank of experts has {question.load:g} times the mean rows" if question.load != 1 else ""
     return (
         f"{plan.name} on {question.devices} x {question.machine.name}: {question.batch} sequences of "
-        f"{question.seq} tokens {what}, {question.precision}, {question.room / GIGA:g} GB a device{by}\n"
+        f"{question.mix} tokens {what}, {question.precision}, {question.room / GIGA:g} GB a device{by}\n"
         f"{strategies.count:,} strategies predicted, {strategies.fit:,} fit; the fastest of each way to factor the "
         "devices:"
     )
@@ -92,6 +94,17 @@ def best_table(plan: StrategyPlan) -> str:
     )
 
 
+def lengths_table(plan: StrategyPlan) -> Iterator[str]:
+    """Yield the table of the seconds of steps of each length of sequences, where there are several."""
+    if (mix := plan.question.lengths) is None:
+        return
+    rows = [
+        [str(number), *(f"{seconds:.4g}" for seconds in plan.seconds_by_length(choice).values())]
+        for number, choice in enumerate(plan.best, 1)
+    ]
+    yield table(rows, ["s a step of", *(f"{tokens} tokens" for tokens, _ in mix.shares)])
+
+
 def memory_table(plan: StrategyPlan) -> str:
     """Return the table of the bytes of the fullest device, by part."""
     names = [*dict.fromkeys(name for choice in plan.best for name in choice.prediction.memory)]
@@ -99,13 +112,12 @@ def memory_table(plan: StrategyPlan) -> str:
         [
             str(number),
             *(f"{float(choice.prediction.memory.get(name, 0)) / GIGA:.2f}" for name in names),
-            f"{float(choice.prediction.allocated) / GIGA:.2f}",
-            f"{choice.bytes / GIGA:.2f}",
+            *(f"{float(choice.prediction.bytes_of(kind)) / GIGA:.2f}" for kind in MEMORY_KINDS),
             *interval_cell(plan.intervals[1], choice.bytes / GIGA),
         ]
         for number, choice in enumerate(plan.best, 1)
     ]
-    return table(rows, ["GB of", *names, "allocated", "reserved", *from_to(plan.intervals[1])])
+    return table(rows, ["GB of", *names, *MEMORY_KINDS, *from_to(plan.intervals[1])])
 
 
 def interval_cell(interval: StepInterval | None, number: float) -> list[str]:
@@ -166,7 +178,9 @@ def lost(first: PlanChoice, other: PlanChoice) -> str:
 def run_lines(plan: StrategyPlan) -> Iterator[str]:
     """Yield the simulated pipelines of the first strategies, and uneven stages where they are faster."""
     lines = []
-    for number, choice in enumerate(() if plan.question.infer or plan.question.local else plan.best[:RUN], 1):
+    question = plan.question
+    simulated = () if question.infer or question.local or question.lengths else plan.best[:RUN]
+    for number, choice in enumerate(simulated, 1):
         if choice.sizes["pp"] == 1:
             continue
         try:
@@ -174,7 +188,7 @@ def run_lines(plan: StrategyPlan) -> Iterator[str]:
         except InputError:
             continue
         line = f"{number}: {ran.seconds:.4g} s (by formula {choice.seconds:.4g})"
-        if (cut := best_cut(choice, plan.question.room)) is not None:
+        if (cut := best_cut(choice, question.room)) is not None:
             other = run_stages(choice, cut)
             if other.seconds < ran.seconds:
                 line += f"; {other.seconds:.4g} s where stages have {stages_text(cut)}"
@@ -227,9 +241,8 @@ def choice_row(plan: StrategyPlan, each: PlanChoice) -> dict[str, object]:
         "seconds": each.seconds,
         **interval_columns("seconds", plan.intervals[0], each.seconds),
         **{f"seconds of {name}": seconds for name, seconds in each.grouped().items()},
-        "allocated bytes": float(each.prediction.allocated),
-        "reserved bytes": each.bytes,
-        **interval_columns("reserved bytes", plan.intervals[1], each.bytes),
+        **{f"{kind} bytes": float(each.prediction.bytes_of(kind)) for kind in MEMORY_KINDS},
+        **interval_columns("driver bytes", plan.intervals[1], each.bytes),
         "utilisation": plan.utilisation(each),
         "tokens a second and device": plan.tokens_a_second(each),
         **{f"{name} a billion tokens": value for name, value in plan.costs(each).items()},
@@ -254,6 +267,7 @@ def plan_json(plan: StrategyPlan) -> dict[str, object]:
         "devices": question.devices,
         "batch": question.batch,
         "tokens": question.seq,
+        **({"lengths": lengths_rows(plan)} if question.lengths else {}),
         "bytes of a device": question.room,
         "precision": question.precision,
         "stack": plan.stack,
@@ -268,6 +282,15 @@ def plan_json(plan: StrategyPlan) -> dict[str, object]:
         "collectives of the first": met,
         "sensitivity": [[*change] for change in plan.sensitivity(plan.best[0])],
     }
+
+
+def lengths_rows(plan: StrategyPlan) -> list[dict[str, float]]:
+    """Return each length of sequences, its share of steps, and the seconds of the first on it."""
+    seconds = plan.seconds_by_length(plan.best[0])
+    return [
+        {"tokens": tokens, "share": share, "seconds of the first": seconds[tokens]}
+        for tokens, share in plan.question.mix.shares
+    ]
 
 
 def interval_columns(name: str, interval: StepInterval | None, number: float) -> dict[str, object]:

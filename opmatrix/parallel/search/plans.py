@@ -23,6 +23,7 @@ from opmatrix.parallel.cost.prediction import Prediction, check_linked
 from opmatrix.parallel.cost.stacks import stack_named
 from opmatrix.parallel.schedules.named import PLANNED, USUAL_SCHEDULE
 from opmatrix.parallel.search.forms import StrategyForm
+from opmatrix.parallel.search.length_mix import LengthMix, mix_lengths
 from opmatrix.parallel.search.step_factors import Calibration, calibrate_question
 from opmatrix.parallel.search.strategy_search import FoundStrategies, PlanQuestion, search_strategies
 
@@ -56,8 +57,8 @@ class PlanChoice(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """The predicted bytes of the fullest device, as its allocator reserves them."""
-        return float(self.prediction.reserved)
+        """The predicted bytes of the fullest device, as its driver reports them."""
+        return float(self.prediction.driver)
 
     def __str__(self) -> str:
         sizes = self.sizes
@@ -106,12 +107,10 @@ class StrategyPlan:
     @cached_property
     def model_operations(self) -> float:
         """Operations of a step, forward and backward, without recomputation: the numerator of a utilisation."""
-        return model_operations(
-            self.question.work(StrategyForm()),
-            self.question.batch,
-            self.question.seq,
-            self.question.infer,
-            self.question.flash,
+        question, work = self.question, self.question.work(StrategyForm())
+        return sum(
+            share * model_operations(work, question.batch, tokens, question.infer, question.flash)
+            for tokens, share in question.mix.shares
         )
 
     def utilisation(self, choice: PlanChoice) -> float:
@@ -136,7 +135,7 @@ class StrategyPlan:
 
     def tokens_a_second(self, choice: PlanChoice) -> float:
         """Return the tokens a second of each device."""
-        return self.question.batch * self.question.seq / (choice.seconds * self.question.devices)
+        return self.question.batch * self.question.mix.mean / (choice.seconds * self.question.devices)
 
     def costs(self, choice: PlanChoice, tokens: float = 1e9) -> dict[str, float]:
         """Return the cost of a number of tokens: device-hours; where the data sheet states power, kilowatt-hours of
@@ -150,6 +149,14 @@ class StrategyPlan:
         if question.machine.hourly is not None:
             amounts["dollars"] = hours * question.machine.hourly
         return amounts
+
+    def seconds_by_length(self, choice: PlanChoice) -> dict[int, float]:
+        """Return the seconds of a step by the tokens of its sequences."""
+        steps = {
+            tokens: replace(self.question, seq=tokens, lengths=None).predicted(choice.form, choice.sizes)
+            for tokens, _ in self.question.mix.shares
+        }
+        return {tokens: float(step.step_seconds) for tokens, step in steps.items()}
 
     def seconds_on(self, machine: Datasheet, choice: PlanChoice) -> float:
         """Return the seconds of a strategy on another machine."""
@@ -229,7 +236,7 @@ def plan(
     machine: str | Datasheet,
     *,
     batch: int,
-    seq: int | None = None,
+    seq: int | Mapping[int, float] | None = None,
     memory: float | None = None,
     infer: bool = False,
     flash: bool = True,
@@ -249,18 +256,19 @@ def plan(
 ) -> StrategyPlan:
     """Find the fastest strategies of a MODEL, a well-known name or a configuration, on a number of devices of a
     machine, a name or a data sheet. `batch`: sequences a step; `seq`: their tokens, by default the most that the model
-    takes. `memory`: bytes of a device, by default as its data sheet says. `infer`: a forward pass in place of a step of
-    training. `keep`: how many strategies to return; `carbon`: grams of CO2 a kWh. `precision`: fp8 and mxfp8 are
-    products of weights in eight bits. `stack`: the training stack that runs it, whose strategies and habits are taken;
-    `schedule`: the only pipeline schedule; `max_tp`: tensor ranks at most; `calibrate`: a table of steps that were
-    measured, which scale predictions. `no_ring`: context ranks exchange heads; `headroom`: the share of the memory that
-    is to stay free; `load`: rows of the busiest expert rank relative to the mean, 1.2 by default. Nothing is run.
-    Raises InputError for a model or machine that cannot be planned, and where no strategy fits the memory."""
+    takes, or several lengths with the share of steps that have each. `memory`: bytes of a device, by default as its
+    data sheet says. `infer`: a forward pass in place of a step of training. `keep`: how many strategies to return;
+    `carbon`: grams of CO2 a kWh. `precision`: fp8 and mxfp8 are products of weights in eight bits. `stack`: the
+    training stack that runs it, whose strategies and habits are taken; `schedule`: the only pipeline schedule;
+    `max_tp`: tensor ranks at most; `calibrate`: a table of steps that were measured, which scale predictions.
+    `no_ring`: context ranks exchange heads; `headroom`: the share of the memory that is to stay free; `load`: rows of
+    the busiest expert rank relative to the mean, 1.2 by default. Nothing is run. Raises InputError for a model or
+    machine that cannot be planned, and where no strategy fits the memory."""
     config = known.configuration(model) if isinstance(model, str) else model
     sheet = read_machine(machine) if isinstance(machine, str) else machine
     if devices > 1:
         check_linked(sheet)
-    tokens = check_tokens(config, seq)
+    tokens, lengths = check_lengths(config, seq)
     check_plan_precision(precision, sheet)
     question = PlanQuestion(
         config,
@@ -278,6 +286,7 @@ def plan(
         max_tp,
         no_ring=no_ring,
         load=check_load(load, config),
+        lengths=lengths,
     )
     learned = None if calibrate is None else calibrate_question(question, calibrate)
     question = question if learned is None else learned.question
@@ -354,6 +363,15 @@ def check_tokens(config: Settings, seq: int | None) -> int:
     if (tokens := seq or most) is not None:
         return tokens
     raise InputError("--seq: the configuration declares no sequence length: give a number of tokens")
+
+
+def check_lengths(config: Settings, seq: int | Mapping[int, float] | None) -> tuple[int, LengthMix | None]:
+    """Return the tokens of the longest sequence, and the shares of lengths where there are several. Raises InputError
+    as `check_tokens` and `mix_lengths` do."""
+    if not isinstance(seq, Mapping):
+        return check_tokens(config, seq), None
+    lengths = mix_lengths(seq)
+    return check_tokens(config, lengths.longest), lengths
 
 
 def refuse_memory(found: FoundStrategies) -> None:

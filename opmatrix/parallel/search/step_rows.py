@@ -23,6 +23,13 @@ RANK_COUNTS = "dp", "tp", "pp", "cp", "ep", "virtual", "micro_batch"
 NEEDED = "config", "machine", "devices", "global_batch", "seq", *RANK_COUNTS
 YES = "yes", "true", "1"
 GIB = 2.0**30
+KIND_WORDS = {
+    "allocated": "allocated",
+    "active": "allocated",
+    "reserved": "reserved",
+    "smi": "driver",
+    "driver": "driver",
+}
 CAP = re.compile(r"\b(\d{2,4}) ?W\b")  # a power cap in notes
 
 
@@ -37,7 +44,8 @@ class StepRow(NamedTuple):
     batch: int  # sequences of a step
     seq: int  # tokens of a sequence
     seconds: float | None  # seconds of a step
-    memory: float | None  # bytes by the driver
+    memory: float | None  # bytes of the fullest device
+    memory_kind: str  # one of MEMORY_KINDS; empty if the row does not say it
     failed: bool  # memory did not suffice
     stack: SoftwareStack
     notes: str
@@ -78,6 +86,7 @@ def read_step_row(
         seq,
         measured_seconds(row, strategy, batch * seq),
         measured_bytes(row),
+        memory_kind(row.get("memory_kind", "")),
         "out of memory" in row.get("notes", ""),
         stack,
         row.get("notes", ""),
@@ -157,6 +166,14 @@ def measured_seconds(row: TableRow, strategy: Strategy, tokens: int) -> float | 
         or decimal(row, "seconds")
         or (tokens / (rate * float(strategy.devices)) if rate else None)
     )
+
+
+def memory_kind(text: str) -> str:
+    """Return the kind of memory that a text names; empty for a text that names none.
+
+    >>> memory_kind("nvidia-smi GiB"), memory_kind("max reserved GiB"), memory_kind("GB")
+    ('driver', 'reserved', '')"""
+    return next((kind for words, kind in KIND_WORDS.items() if words in text.lower()), "")
 
 
 def measured_bytes(row: TableRow) -> float | None:

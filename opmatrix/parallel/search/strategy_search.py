@@ -36,7 +36,8 @@ from opmatrix.parallel.search.forms import (
     choices_of_stack,
 )
 from opmatrix.parallel.search.inference import predict_forward
-from opmatrix.parallel.search.legal_sizes import SizeColumns, legal_sizes, limits_of
+from opmatrix.parallel.search.legal_sizes import SizeColumns, check_counts, legal_sizes, limits_of
+from opmatrix.parallel.search.length_mix import LengthMix, mix_predictions
 from opmatrix.parallel.search.tapes import TAPE_ROWS, CompiledTape, Tape, TracedColumn
 
 SIZE_NAMES = tuple(column.name for column in fields(SizeColumns))
@@ -50,7 +51,7 @@ class PlanQuestion:
     machine: Datasheet
     devices: int  # number of devices
     batch: int  # sequences of a step
-    seq: int  # tokens of a sequence
+    seq: int  # tokens of a sequence, the longest
     room: float  # bytes of a device
     flash: bool = True  # scores of attention are never stored
     precision: str = "bf16"
@@ -63,6 +64,9 @@ class PlanQuestion:
     interval: StepInterval | None = None  # of seconds, from steps of one's own
     no_ring: bool = False  # context ranks exchange heads, and no keys round a ring
     load: float = 1  # rows of the busiest expert rank, relative to the mean
+    lifted: tuple[str, ...] = ()  # sizes of the model that any ranks are taken to divide
+    lengths: LengthMix | None = None  # of sequences, where there are several
+    any_form: bool = False  # also choices by name that the stack lacks, with its habits
 
     @property
     def local(self) -> bool:
@@ -74,11 +78,19 @@ class PlanQuestion:
         """The numbers of the model that ranks must divide."""
         return limits_of(self.config)
 
+    @property
+    def mix(self) -> LengthMix:
+        """The lengths of sequences with their shares of steps."""
+        return self.lengths or LengthMix(((self.seq, 1.0),))
+
     @cached_property
     def sizes(self) -> SizeColumns:
         """All legal sizes of a strategy, as columns; for a forward pass without virtual stages, and on ranks of one
         machine with one micro-batch."""
-        sizes = legal_sizes(self.limits, self.devices, self.batch, self.seq)
+        check_counts(self.limits, self.devices, self.batch, self.seq)
+        sizes = legal_sizes(self.limits, self.devices, self.batch, self.mix.divided, self.lifted)
+        if self.lifted:
+            sizes = sizes[(sizes.tp <= self.limits.heads) & (sizes.pp * sizes.virtual <= self.limits.layers)]
         if self.max_tp is not None:
             sizes = sizes[sizes.tp <= self.max_tp]
         for name, number in self.fixed:
@@ -107,7 +119,7 @@ class PlanQuestion:
     @cached_property
     def choices(self) -> FormChoices:
         """The choices by name that forms may have: those of a stack, and a schedule."""
-        choices = FormChoices() if self.stack is None else choices_of_stack(self.stack)
+        choices = FormChoices() if self.stack is None or self.any_form else choices_of_stack(self.stack)
         if self.no_ring:
             choices = choices._replace(contexts=without_ring(choices.contexts))
         return choices if self.schedule is None else choices._replace(schedules=(self.schedule,))
@@ -141,9 +153,17 @@ class PlanQuestion:
         sizes: Mapping[str, object],
         passes: dict[tuple[object, ...], PartSeconds] | None = None,
     ) -> Prediction:
-        """Predict the time and memory of a form at sizes, which may be columns. `passes`: passes that forms of the same
-        columns share."""
-        return self.predicted_on(self.machine, form, sizes, self.batch, self.seq, self.constants, passes)
+        """Predict the time and memory of a form at sizes, which may be columns: the mean time of all lengths of
+        sequences, and the memory of the longest. `passes`: passes that forms of the same columns share."""
+        if self.lengths is None:
+            return self.predicted_on(self.machine, form, sizes, self.batch, self.seq, self.constants, passes)
+        return mix_predictions(
+            self.lengths,
+            [
+                self.predicted_on(self.machine, form, sizes, self.batch, tokens, self.constants, passes)
+                for tokens, _ in self.lengths.shares
+            ],
+        )
 
     def predicted_on(
         self,
@@ -193,7 +213,7 @@ def compile_forms(question: PlanQuestion, forms: Sequence[StrategyForm]) -> Form
     for form in forms:
         prediction = question.predicted(form, tape.columns, passes)
         times.append(place(prediction.step_seconds))
-        peaks.append(place(prediction.reserved))
+        peaks.append(place(prediction.driver))
     return FormPrograms(forms, CompiledTape(tape, values), np.array(times), np.array(peaks))
 
 
@@ -222,14 +242,17 @@ class FoundStrategies:
 
 
 def search_strategies(
-    question: PlanQuestion, heard: Callable[..., None] = unheard, forms: Sequence[StrategyForm] | None = None
+    question: PlanQuestion,
+    heard: Callable[..., None] = unheard,
+    forms: Sequence[StrategyForm] | None = None,
+    programs: FormPrograms | None = None,
 ) -> FoundStrategies:
-    """Predict every strategy. `heard` is called with the number of rows done and their total. Raises InputError where
-    no sizes are legal."""
+    """Predict every strategy. `heard` is called with the number of rows done and their total; `programs`: those of a
+    question with the same formulas. Raises InputError where no sizes are legal."""
     forms = question.forms if forms is None else forms
     if not len(question.sizes):  # refuses before any model is read
         raise InputError(f"--devices {question.devices}: no strategy on them runs a batch of {question.batch}")
-    strategies = predict_columns(question, compile_forms(question, forms), heard)
+    strategies = predict_columns(question, programs or compile_forms(question, forms), heard)
     if not strategies.count:
         raise InputError(f"--devices {question.devices}: no form of strategies applies to any legal sizes")
     return strategies
@@ -240,7 +263,7 @@ def predict_columns(
 ) -> FoundStrategies:
     """Predict every form for all sizes, block by block, and keep for each row the fastest form that fits."""
     sizes, forms = question.sizes, programs.forms
-    masks = FormMasks(forms, question.limits, question.seq, question.local, question.choices)
+    masks = FormMasks(forms, question.limits, question.mix.divided, question.local, question.choices)
     best, seconds, peaks = np.zeros(len(sizes), np.intp), np.full(len(sizes), np.inf), np.full(len(sizes), np.inf)
     count = fit = done = 0
     least = (forms[0], 0, np.inf)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from opmatrix.parallel.search.layouts import StatedLayout
+from opmatrix.parallel.questions.layouts import StatedLayout
 from opmatrix.parallel.search.plans import PlanChoice
 from opmatrix.parallel.search.stage_times import StageCut, even_cut
 from opmatrix.parallel.settings.known_settings import form_of, read_settings, settings_of, write_settings

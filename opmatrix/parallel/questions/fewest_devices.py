@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from formats.core.errors import InputError
 from opmatrix.parallel.search.plans import PlanChoice
-from opmatrix.parallel.search.strategy_search import PlanQuestion, search_strategies
+from opmatrix.parallel.search.strategy_search import FormPrograms, PlanQuestion, search_strategies
 
 COUNT_FACTORS = 1, 3  # counts that are tried are these times powers of two
 
@@ -55,14 +55,16 @@ def fewest_devices(question: PlanQuestion, within: float | None = None) -> Fewes
     return FewestDevices(tuple(counts), within, None, None)
 
 
-def fastest_on(question: PlanQuestion) -> PlanChoice | None:
-    """Return the fastest strategy of a question that fits; None where there is none."""
+def fastest_on(question: PlanQuestion, programs: FormPrograms | None = None) -> PlanChoice | None:
+    """Return the fastest strategy of a question that fits; None where there is none. `programs`: those of a question
+    with the same formulas."""
     try:
-        strategies = search_strategies(question)
+        strategies = search_strategies(question, programs=programs)
     except InputError:
         return None
     if not strategies.fit:
         return None
     row = strategies.best_rows(1)[0]
-    form, sizes = question.forms[strategies.forms[row]], strategies.sizes.row(row)
+    forms = question.forms if programs is None else programs.forms
+    form, sizes = forms[strategies.forms[row]], strategies.sizes.row(row)
     return PlanChoice(form, sizes, question.predicted(form, sizes))

@@ -13,7 +13,7 @@ from opmatrix.display.tables import table
 from opmatrix.parallel.axes.context_axis import CONTEXTS
 from opmatrix.parallel.axes.known_axes import AXES, DEVICE_AXES
 from opmatrix.parallel.cost.legality import check_legal, check_named_choices
-from opmatrix.parallel.cost.memory_parts import reserved_bytes
+from opmatrix.parallel.cost.memory_parts import driver_bytes
 from opmatrix.parallel.cost.strategies import RECOMPUTES, Strategy
 from opmatrix.parallel.schedules.named import SCHEDULES
 from opmatrix.parallel.search.forms import StrategyForm
@@ -123,7 +123,7 @@ def check_stated(question: PlanQuestion, strategy: Strategy) -> None:
     """Raise InputError for a strategy that breaks a rule."""
     check_named_choices(strategy)
     work = question.work(StrategyForm(context=strategy.context, sequence=strategy.sequence))
-    check_legal(work, strategy, question.batch, question.seq)
+    check_legal(work, strategy, question.batch, question.mix.divided)
 
 
 def layout_lines(plan: StrategyPlan, layout: StatedLayout, choice: PlanChoice) -> str:
@@ -152,7 +152,7 @@ def stages_line(plan: StrategyPlan, choice: PlanChoice, cut: StageCut) -> str:
         ran = run_stages(choice, cut)
     except InputError as error:
         return f"  with stages of {stages_text(cut)}: {error}"
-    size, room = float(reserved_bytes(choice.prediction.setting, ran.allocated)), plan.question.room
+    size, room = float(driver_bytes(choice.prediction.setting, ran.allocated)), plan.question.room
     fits = "fits" if size <= room else f"does not fit, by {(size - room) / GIGA:.1f} GB"
     return f"  with stages of {stages_text(cut)}: {ran.seconds:.4g} s a step, {size / GIGA:.1f} GB: it {fits}"
 
@@ -164,7 +164,7 @@ def against_table(one: PlanChoice, other: PlanChoice) -> str:
         *part_rows("s", one.prediction.seconds, other.prediction.seconds, 1),
         ["s a step", f"{one.seconds:.4g}", f"{other.seconds:.4g}", f"{other.seconds - one.seconds:+.3g}"],
         *part_rows("GB", one.prediction.memory, other.prediction.memory, GIGA),
-        ["GB reserved", *(f"{size / GIGA:.4g}" for size in (one.bytes, other.bytes)), difference],
+        ["GB by the driver", *(f"{size / GIGA:.4g}" for size in (one.bytes, other.bytes)), difference],
     ]
     return table(rows, ["part", "one", "other", "difference"], (0,))
 

@@ -1,0 +1,1 @@
+"""Questions to a plan: one layout, the fewest devices, which constraint binds."""
