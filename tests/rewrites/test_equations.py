@@ -413,7 +413,7 @@ def test_equations_are_read_and_judged(tmp_path, monkeypatch, capsys):
     with file.open("w", newline="") as lines:
         csv.writer(lines).writerows([("truth", "lhs", "rhs"), *PEERS])
     monkeypatch.setattr("sys.argv", ["peer_laws", str(file), "--csv", str(out)])
-    extraction.main()
+    extraction.measure_peer_laws()
     with out.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert [(row["truth"], row["lhs"], row["rhs"]) for row in rows] == PEERS
