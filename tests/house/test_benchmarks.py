@@ -30,7 +30,7 @@ SCRIPTS = {file.name: file.read_text() for file in sorted(HERE.glob("*.py"))}
 COMMANDS = [
     name if part in ("", Path(name).stem) else f"{name} {part}"
     for name, source in SCRIPTS.items()
-    for part in re.findall(r"^def measure_(\w+)\(\) ->", source, re.MULTILINE) or [""]
+    for part in re.findall(r"^def measure_(\w+)\(\)", source, re.MULTILINE) or [""]
 ]
 EMPTY = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OPMATRIX_DATA")}
 
@@ -95,6 +95,9 @@ REFUSED = [
     ),
     ("partitions.py local_plans", ["--width", "30"], "--width 30: a multiple of 4"),
     ("models.py", ["--types", "float8"], "--types float8: float32"),
+    ("models.py", ["models", "--types", "float8"], "--types float8: float32"),
+    ("fuzz.py", [], "no part: name one of drawn, proofs"),
+    ("fuzz.py", ["everything", "--count", "1"], "everything: name one of drawn, proofs"),
 ]
 
 
