@@ -1,36 +1,24 @@
-"""Steps of training as they were published, beside what the planner predicts from data sheets alone.
-
-    python benchmarks/planner.py FILE [FILE ..] [--fit] [--csv OUT]
-
-FILE is a table of measured steps, a row each: model, sizes, machine, strategy, seconds or tokens a second, memory. A
-table with a column `config` has its models' sizes beside it, in FILE's name with .configs.json. Errors of seconds are
-printed by source: mean, with sign, worst, Kendall's tau of their order, and the mean of the naive rule.
-
-A figure has a naive rule beside it: operations at half of the peak (time), least tensor ranks, then least stages, then
-the largest micro-batch (choice), parameters x batch / devices (order), 16 bytes a parameter (memory). `--fit` fits, in
-turn, the four constants that vTrain's rows tell, on every 21st of them; the operations a joule and the hidden share, on
-the first row of six sources in bf16; the fraction of eight bits, on the first rows of two. All other constants are
-assumed (constants.json has their sources). What is reserved of what is allocated was chosen with all BLOOM rows in
-view. The layouts of Ascend are those that were published; their places are among the best of each way to factor the
-devices; so are those of Meta, DeepSeek and NVIDIA, each with what puts it behind the first.
-Rows of shared experts and latent attention are left out. Two rows of Korthikanti et al. are fitted in one figure
-alone: GPT-22B selective, and GPT-175B full, to one factor each for time of computation and of the rest."""
+"""Predictions of the planner beside what was published, and their speed."""
 
 import itertools
 import json
+import resource
+import time
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
 from lib import command
-from lib.command import Figure, InputError, Parser, concluded, readable, say, tabled, takes
+from lib.command import Figure, InputError, Parser, concluded, number, readable, say, tabled, takes
 from lib.measured_steps import NEEDED, read_steps
 
 import numpy as np
 
+# ---- planner
+
 STEP = 21
 VTRAIN, KORTHIKANTI, BLOOM = "vTrain ground truth", "Table 5", "BLOOM-176B prequel"
-COLUMNS = (
+PLANNER_COLUMNS = (
     "source",
     "model",
     "devices",
@@ -66,8 +54,27 @@ PLACES = 10  # of the fastest, among which a layout is to be
 AS_FAST = 3  # percent behind the first, within which a layout is as good
 
 
-def main() -> None:
-    parser = Parser(__doc__)
+def measure_planner() -> None:
+    """Compare steps of training as they were published with what the planner predicts from data sheets alone.
+
+        python benchmarks/planner.py FILE [FILE ..] [--fit] [--csv OUT]
+
+    FILE is a table of measured steps, a row each: model, sizes, machine, strategy, seconds or tokens a second,
+    memory. A table with a column `config` has its models' sizes beside it, in FILE's name with .configs.json.
+    Errors of seconds are printed by source: mean, with sign, worst, Kendall's tau of their order, and the mean of
+    the naive rule.
+
+    A figure has a naive rule beside it: operations at half of the peak (time), least tensor ranks, then least
+    stages, then the largest micro-batch (choice), parameters x batch / devices (order), 16 bytes a parameter
+    (memory). `--fit` fits, in turn, the four constants that vTrain's rows tell, on every 21st of them; the
+    operations a joule and the hidden share, on the first row of six sources in bf16; the fraction of eight bits, on
+    the first rows of two. All other constants are assumed (constants.json has their sources). What is reserved of
+    what is allocated was chosen with all BLOOM rows in view. The layouts of Ascend are those that were published;
+    their places are among the best of each way to factor the devices; so are those of Meta, DeepSeek and NVIDIA,
+    each with what puts it behind the first. Rows of shared experts and latent attention are left out. Two rows of
+    Korthikanti et al. are fitted in one figure alone: GPT-22B selective, and GPT-175B full, to one factor each for
+    time of computation and of the rest."""
+    parser = Parser(measure_planner)
     parser.add_argument("files", type=readable, nargs="+")
     parser.add_argument("--residuals", type=Path, help="write ratios of measured to predicted numbers there, as JSON")
     parser.add_argument("--fit", action="store_true", help="fit the constants anew, and print them as JSON")
@@ -88,7 +95,7 @@ def main() -> None:
         *ascend_figures(constants),
         *published_figures(measured, constants),
     ]
-    tabled(given.csv, [COLUMNS, *map(line, found)])
+    tabled(given.csv, [PLANNER_COLUMNS, *map(line, found)])
     concluded(given, figures)
 
 
@@ -542,5 +549,95 @@ def published_figures(measured, constants):
         yield Figure("  memory beyond the device's", max(over, 0), "GB", most=0)
 
 
+# ---- strategies
+
+STRATEGIES_COLUMNS = "model", "devices", "strategies", "whole_s", "columns_s", "a second"
+ASKED = (
+    ("gpt3-175b", 1024, "A100", 1536, 2048),
+    ("llama3-405b", 16384, "H100", 16384, 8192),
+    ("gpt3-175b", 10000, "A100", 10000, 2048),
+    ("gpt3-175b", 10080, "A100", 20160, 2048),
+)
+DRAWN = 1000
+
+
+def measure_strategies() -> None:
+    """Count strategies predicted a second, and compare columns of them with each alone.
+
+        python benchmarks/planner.py strategies [--rounds 5] [--csv OUT]
+
+    A strategy counts where it is legal and both its seconds and its peak are predicted. `whole` is a search from a
+    question on, the reading of the model and the writing of its tape included; `columns` what runs again where
+    sizes are others. A thousand strategies that are drawn are predicted alone, in Python's numbers. One core;
+    seconds are of this process, not of a clock on the wall, and the least of some rounds."""
+    parser = Parser(measure_strategies)
+    parser.add_argument("--rounds", type=number(int, 1, 100, "a whole number from 1 to 100"), default=5)
+    given = parser.parse_args()
+    takes(60)
+    rows = [timed(*each, given.rounds) for each in ASKED]
+    say("drawn strategies, each alone")
+    first, large = rows[0], max(row[3] for row in rows if row[1] >= 10000)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    tabled(given.csv, [STRATEGIES_COLUMNS, *rows])
+    concluded(
+        given,
+        [
+            Figure("strategies a second, columns", first[5], least=1e6),
+            Figure("GPT-3 on 1,024 devices, whole", first[3], "s", most=2),
+            Figure("10,000 devices and more, whole", large, "s", most=30),
+            Figure("furthest of 1,000 strategies from each alone", furthest(), most=1e-12),
+            Figure("memory of the process", peak, "GB", most=1),
+        ],
+    )
+
+
+def question(model, devices, machine, batch, seq):
+    from opmatrix.models import known
+    from opmatrix.parallel.search.strategy_search import PlanQuestion
+    from opmatrix.runtime.pricing import datasheet
+
+    return PlanQuestion(known.configuration(model), datasheet(machine), devices, batch, seq, 80e9)
+
+
+def timed(model, devices, machine, batch, seq, rounds):
+    """A row: seconds of a search from the question on, and of columns alone."""
+    from opmatrix.parallel.cost.layer_work import read_model
+    from opmatrix.parallel.search.strategy_search import compile_forms, predict_columns, search_strategies
+
+    whole, columns = [], []
+    for _ in range(rounds):
+        read_model.cache_clear()
+        asked, begin = question(model, devices, machine, batch, seq), time.process_time()
+        found = search_strategies(asked)
+        whole.append(time.process_time() - begin)
+        programs = compile_forms(asked, asked.forms)
+        begin = time.process_time()
+        predict_columns(asked, programs)
+        columns.append(time.process_time() - begin)
+    rate = found.count / min(columns)
+    say(f"{model} on {devices}: {found.count:,} strategies, {min(whole):.2f} s, {rate:,.0f} a second")
+    return model, devices, found.count, min(whole), min(columns), rate
+
+
+def furthest():
+    """The largest relative difference of a thousand strategies' seconds and bytes from each alone."""
+    from opmatrix.parallel.search.forms import FormMasks
+    from opmatrix.parallel.search.strategy_search import SIZE_NAMES, compile_forms
+
+    asked = question(*ASKED[0])
+    sizes, programs = asked.sizes, compile_forms(asked, asked.forms)
+    values = np.empty((len(programs.program.results), len(sizes)))
+    programs.program({name: getattr(sizes, name).astype(float) for name in SIZE_NAMES}, values)
+    legal, far = np.argwhere(FormMasks(asked.forms, asked.limits, asked.seq)(sizes)), 0.0
+    for form, row in np.random.default_rng(0).permutation(legal)[:DRAWN]:
+        alone = asked.predicted(asked.forms[form], sizes.row(row))
+        for found, wanted in (
+            (values[programs.times[form], row], alone.step_seconds),
+            (values[programs.peaks[form], row], alone.driver),
+        ):
+            far = max(far, abs(found - wanted) / wanted)
+    return far
+
+
 if __name__ == "__main__":
-    command.run(main, InputError)
+    command.run_parts(measure_planner, measure_strategies, refused=(InputError,))

@@ -22,8 +22,9 @@ sys.path.append(str(ROOT / "benchmarks"))
 from lib import command
 
 import all as every
-import kills
+import faults
 from all import BENCHMARKS, Benchmark, Outcome
+from test_benchmarks import COMMANDS
 
 from formats.core.errors import InputError
 from rewrites.cli.commands import app
@@ -224,7 +225,7 @@ def test_pages_that_cannot_be_made_change_nothing(published):
 
 
 def test_every_benchmark_is_in_the_table_or_stands_apart():
-    known = {file.stem for file in HERE.glob("*.py") if "command.run(main" in file.read_text()} - {"all"}
+    known = {name.replace(".py", "") for name in COMMANDS} - {"all"}
     assert known == {*BENCHMARKS} | {*every.APART} and not {*BENCHMARKS} & {*every.APART}
 
 
@@ -253,28 +254,20 @@ def test_its_arguments_are_options_that_there_are(name, text, monkeypatch, tmp_p
         raise Read
 
     monkeypatch.setattr(command.Parser, "parse_args", read)
-    module = __import__(name) if name != "hostile" else loaded(HERE / "hostile.py")
+    script, *part = name.split()
+    module = __import__(script)
+    main = getattr(module, f"measure_{(part or [script])[0]}", None)
     data, kept = every.DATA if every.DATA.is_dir() else tmp_path, tmp_path
     words = [*shlex.split(text.format(data=data, kept=kept)), "--csv", "x.csv", "--figures", "x.json"]
     with pytest.raises(Read):
-        (getattr(module, "arguments", None) or getattr(module, "options", None) or module.main)()
+        (main or getattr(module, "options", None) or module.main)()
 
 
 def test_the_commands_that_are_killed_have_the_options_that_they_are_given():
     commands = typer.main.get_command(app).commands
-    for words in kills.COMMANDS.values():
+    for words in faults.COMMANDS.values():
         name, *rest = words.split()
         assert commands[name].make_context(name, rest)
-
-
-def loaded(file):
-    """A module by its file: another one has its name."""
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    spec = spec_from_file_location("a_benchmark", file)
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_list_runs_nothing(monkeypatch, capsys):

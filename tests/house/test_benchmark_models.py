@@ -124,7 +124,7 @@ def test_bad_options_are_refused(place, arguments, said, monkeypatch):
     monkeypatch.setattr(models, "pinned", lambda threads: None)
     monkeypatch.setattr(sys, "argv", ["models.py", "--models", str(place / "small"), *arguments])
     with pytest.raises(InputError) as error:
-        models.main()
+        models.measure_models()
     assert str(error.value).startswith(said)
 
 
@@ -256,7 +256,7 @@ def test_a_peer_that_computes_another_model_does_not_count(capsys, spearman):
     said = capsys.readouterr().out
     assert "fastest peer: 1x16 0.500 (openvino)" in said
     assert ("another model: not counted" if spearman is None else "below: not counted") in said
-    assert [figure.value for figure in models.figures(rows[:2])] == [1e3, None]
+    assert [figure.value for figure in models.models_figures(rows[:2])] == [1e3, None]
 
 
 def test_what_counts_is_the_fastest_peer_of_equal_quality(capsys):
