@@ -28,12 +28,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lib import command
-from lib.command import HERE, Figure, InputError, Parser, listed, named, say, takes
+from lib.command import DATA, HERE, Figure, InputError, Parser, listed, named, say, takes
 
 from formats.disk.files import read_json, replacing
 from formats.host.quiet import watched
 
-DATA = Path(os.environ.get("OPMATRIX_DATA") or command.ROOT.parent / "shared" / "data")
 WHOLE = 600.0  # seconds of a quick run
 PATIENCE, START = 2.0, 20.0  # a benchmark may take so many times its own seconds, and so
 # many more
@@ -64,7 +63,7 @@ BENCHMARKS = {
         7200,
         "How fast is a whole model beside torch, ONNX Runtime and OpenVINO?",
     ),
-    "ranking": Benchmark("--rounds 7", 35, "", 60, "Do prices order programs as the clock does?"),
+    "whole ranking": Benchmark("--rounds 7", 35, "", 60, "Do prices order programs as the clock does?"),
     "whole": Benchmark(
         "--models minilm --workloads 1x128 --rounds 9",
         45,
@@ -72,23 +71,29 @@ BENCHMARKS = {
         900,
         "How far off are predicted seconds of whole programs?",
     ),
-    "prediction": Benchmark("--matrices 2", 30, "--full", 180, "How far off are predicted seconds of products?"),
-    "crossovers": Benchmark(
+    "selection prediction": Benchmark(
+        "--matrices 2", 30, "--full", 180, "How far off are predicted seconds of products?"
+    ),
+    "products crossovers": Benchmark(
         "--quick --rounds 5 --threads 1", 40, "", 1800, "Which format is fastest, from which density on?"
     ),
     "selection": Benchmark(
         "{data}/dlmc --quick --processes 1 --rows 16", 40, "", 1500, "Is the chosen format the fastest?", "{data}/dlmc"
     ),
-    "sparse": Benchmark("--densities 0.1 --pattern csr --rounds 4", 20, "", 120, "What gains a pruned model?"),
+    "whole sparse": Benchmark("--densities 0.1 --pattern csr --rounds 4", 20, "", 120, "What gains a pruned model?"),
     "products": Benchmark(
         "--shapes 384x1536 --rows 1,128 --rounds 9", 10, "", 60, "How fast are products, on one core?"
     ),
-    "structured": Benchmark(
+    "products structured": Benchmark(
         "--shapes 384x1536 --rows 128 --rounds 15", 8, "", 20, "What do blocks, N:M and low rank of int8 save?"
     ),
-    "rounding": Benchmark("--rounds 3 --workload 1x128", 6, "", 20, "How far off are weights that are all int8?"),
+    "errors rounding": Benchmark(
+        "--rounds 3 --workload 1x128", 6, "", 20, "How far off are weights that are all int8?"
+    ),
     "attention": Benchmark("--rounds 5 --widths 32", 8, "", 60, "How near is attention to a product?"),
-    "masks": Benchmark("--lengths 1024 --rounds 5", 10, "", 45, "What do masks save, and are they priced so?"),
+    "attention masks": Benchmark(
+        "--lengths 1024 --rounds 5", 10, "", 45, "What do masks save, and are they priced so?"
+    ),
     "search": Benchmark(
         "--layers 12 48 --rounds 3 --brief", 12, "", 90, "How long is the search, and how does it grow?"
     ),
@@ -100,7 +105,7 @@ BENCHMARKS = {
         "Is the extraction exact?",
         "{data}/extraction_gym",
     ),
-    "ablation": Benchmark(
+    "gain ablation": Benchmark(
         "{data}/extraction_gym --time-limit 1",
         15,
         "{data}/extraction_gym --generated --time-limit 2",
@@ -108,7 +113,7 @@ BENCHMARKS = {
         "What is each part of extraction worth?",
         "{data}/extraction_gym",
     ),
-    "peer_laws": Benchmark(
+    "extraction peer_laws": Benchmark(
         "{data}/peer_laws/rules.csv",
         6,
         "{data}/peer_laws/rules.csv",
@@ -116,13 +121,15 @@ BENCHMARKS = {
         "What do the laws of values prove?",
         "{data}/peer_laws/rules.csv",
     ),
-    "segments": Benchmark("--rows 512 --rounds 9", 5, "", 15, "What does a step cost that no kernel computes?"),
-    "planned": Benchmark("", 5, "", 5, "What does a configuration of 70 billion weights take to plan?"),
-    "last_row": Benchmark(
+    "terms segments": Benchmark("--rows 512 --rounds 9", 5, "", 15, "What does a step cost that no kernel computes?"),
+    "memory planned": Benchmark("", 5, "", 5, "What does a configuration of 70 billion weights take to plan?"),
+    "attention last_row": Benchmark(
         "--layers 4 --words 0 --rounds 5", 20, "", 240, "What is saved where one token alone is read?"
     ),
-    "graph": Benchmark("--nodes 2000 --edges 20000 --rounds 15", 10, "", 40, "How fast is a product with a relation?"),
-    "budgets": Benchmark("--models 2", 15, "", 800, "Do planned memory and stated errors hold?"),
+    "terms graph": Benchmark(
+        "--nodes 2000 --edges 20000 --rounds 15", 10, "", 40, "How fast is a product with a relation?"
+    ),
+    "stated budgets": Benchmark("--models 2", 15, "", 800, "Do planned memory and stated errors hold?"),
     "memory": Benchmark("--megabytes 32", 30, "", 120, "How much memory does a process with a program take?"),
     "stated": Benchmark(
         "minilm.opmatrix --fresh 50",
@@ -132,12 +139,12 @@ BENCHMARKS = {
         "Do stated errors hold for texts that nobody saw?",
         "minilm.opmatrix",
     ),
-    "berts": Benchmark("--models 1", 9, "", 240, "Are programs what transformers computes?"),
-    "mutants": Benchmark("--every 80", 15, "", 270, "Which wrong laws do the checks see?"),
-    "proofs": Benchmark("--count 20", 2, "", 900, "Is what is proved true, and what is refuted false?"),
-    "guards": Benchmark("--share 0.002", 6, "", 900, "Do kernels stay within their arrays?"),
-    "hostile": Benchmark("--files 400", 8, "", 1200, "What does a spoilt file do?"),
-    "interrupts": Benchmark("--count 18", 9, "", 200, "Is a run right after it was interrupted?"),
+    "widths berts": Benchmark("--models 1", 9, "", 240, "Are programs what transformers computes?"),
+    "fuzz mutants": Benchmark("--every 80", 15, "", 270, "Which wrong laws do the checks see?"),
+    "fuzz proofs": Benchmark("--count 20", 2, "", 900, "Is what is proved true, and what is refuted false?"),
+    "faults guards": Benchmark("--share 0.002", 6, "", 900, "Do kernels stay within their arrays?"),
+    "spoilt_files hostile": Benchmark("--files 400", 8, "", 1200, "What does a spoilt file do?"),
+    "faults interrupts": Benchmark("--count 18", 9, "", 200, "Is a run right after it was interrupted?"),
     "spectra": Benchmark("--seeds 2", 5, "", 20, "How fast are singular values found?"),
 }
 PUBLISHED = {
@@ -153,36 +160,36 @@ PUBLISHED = {
 }
 MEASURED, PAGES = command.ROOT / "docs" / "measured", command.ROOT / "docs" / "make_results.py"
 APART = {
-    "kills": "kills each of fifteen commands thirty times, and runs it again each time",
+    "faults kills": "kills each of fifteen commands thirty times, and runs it again each time",
     "report": "runs `opmatrix optimize` twice, for what --publish shows",
     "paired": "holds two commits against each other",
-    "changed_files": "opens thousands of changed models beside transformers, which takes half an hour",
+    "spoilt_files changed": "opens thousands of changed models beside transformers, which takes half an hour",
     "composition": "fits smaller models for minutes, before it measures anything",
-    "quality": "fits twelve compressed models, each for a minute",
-    "interactions": "fits two dozen compressed models",
-    "sparsity": "runs a model for each of twenty methods of every weight",
+    "errors quality": "fits twelve compressed models, each for a minute",
+    "composition interactions": "fits two dozen compressed models",
+    "spectra sparsity": "runs a model for each of twenty methods of every weight",
     "partitions": "runs random models on random meshes, a thousand in a quarter of an hour",
-    "tensor_parallel": "predicts models of hundreds of billions of weights, for minutes",
+    "planner tensor_parallel": "predicts models of hundreds of billions of weights, for minutes",
     "planner": "holds predictions against a file of published steps, which it is given",
-    "pipelines": "trains by six pipelines on four processes, each several times",
-    "local_plans": "runs six plans on four processes, each several times",
-    "serving_memory": "embeds ten thousand texts by each of four engines",
+    "partitions pipelines": "trains by six pipelines on four processes, each several times",
+    "partitions local_plans": "runs six plans on four processes, each several times",
+    "serving memory": "embeds ten thousand texts by each of four engines",
     "serving": "needs starlette and uvicorn, and a server in a process of its own",
-    "laws_left_out": "searches random models anew without each law, for minutes",
-    "launched": "runs steps of four processes, a hundred times each",
+    "fuzz laws_left_out": "searches random models anew without each law, for minutes",
+    "partitions launched": "runs steps of four processes, a hundred times each",
     "terms": "compiles a kernel for each of its terms before it times any",
-    "strategies": "predicts ten million strategies, some of models of hundreds of billions of weights",
-    "own_laws": "searches hundreds of operators with each of twenty laws, fifteen seconds each",
-    "drawn": "sends hundreds of operators through all of optimize, a second each",
-    "families": "optimises a model of every family, one of 135 million weights among them",
+    "planner strategies": "predicts ten million strategies, some of models of hundreds of billions of weights",
+    "fuzz own_laws": "searches hundreds of operators with each of twenty laws, fifteen seconds each",
+    "fuzz drawn": "sends hundreds of operators through all of optimize, a second each",
+    "models families": "optimises a model of every family, one of 135 million weights among them",
     "widths": "writes every family at real widths by transformers, and optimises each for up to a minute",
     "experts": "makes stacks of weights beyond the caches, and asks peers for the same",
     "generation": "finds a program of 135 million weights, and writes text by it and by peers",
-    "stated_mixtures": "optimises six mixtures of experts, and runs 300 texts by every program of their fronts",
+    "stated mixtures": "optimises six mixtures of experts, and runs 300 texts by every program of their fronts",
     "errors": "measures every method of a model twice, to hold one against the other",
     "phases": "optimises two models whole, each on a terminal of its own",
-    "planted": "makes a front with each of dozens of wrong kernels",
-    "sparser": "reads attention of 4096 tokens in float64 for minutes, to verify what it measures",
+    "faults planted": "makes a front with each of dozens of wrong kernels",
+    "attention sparser": "reads attention of 4096 tokens in float64 for minutes, to verify what it measures",
 }
 
 
@@ -253,7 +260,8 @@ def listing(names: list[str]) -> int:
     rows = [[name, f"{each.seconds:.0f} s", f"{each.at_length:.0f} s", each.answers] for name, each in chosen]
     print(table(rows, ["", "quick", "in full", ""]))
     for name, why in APART.items():
-        print(f"{name}.py stands apart: it {why}")
+        script, *part = name.split()
+        print(" ".join([f"{script}.py", *part, "stands apart: it", why]))
     return 0
 
 
@@ -312,12 +320,14 @@ def measured(name: str, each: Benchmark, quick: bool, left: float, out: Path) ->
     if left < (each.seconds if quick else 0):
         return Outcome(name, wrong="left out: the ten minutes are over")
     limit = min(left, PATIENCE * (each.seconds if quick else each.at_length) + START)
-    files = {kind: out / f"{name}.{kind}" for kind in ("csv", "json", "txt", "err")}
+    script, *part = name.split()
+    files = {kind: out / f"{'_'.join([script, *part])}.{kind}" for kind in ("csv", "json", "txt", "err")}
     for file in files.values():
         file.unlink(missing_ok=True)
     words = [
         sys.executable,
-        str(HERE / f"{name}.py"),
+        str(HERE / f"{script}.py"),
+        *part,
         *map(fill, shlex.split(each.quick if quick else each.full)),
         "--figures",
         str(files["json"].resolve()),

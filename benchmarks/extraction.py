@@ -1,28 +1,34 @@
-"""Extraction on a folder of egraph-serialize JSON files, and on generated graphs: cost, proved bound, greedy, seconds.
-
-    python benchmarks/extraction.py DIR [--csv OUT] [--time-limit S] [--generated]
-
-Beside a file `optima.csv` (columns file, optimum) the costs are compared with the optima. Every answer is checked
-against the definition. `closed` is the part of the gap between greedy and bound that is closed; 1 where there is no
-gap.
-"""
+"""Others' e-graphs, extracted, and others' equations, proved."""
 
 from __future__ import annotations
 
 import csv
+import itertools
+import re
+import time
 from collections.abc import Callable, Iterable, Iterator
-from itertools import product
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from lib import command
-from lib.command import Figure, Parser, concluded, folder, positive, tabled, takes
+from lib.command import Figure, Parser, concluded, folder, positive, readable, say, tabled, takes
 
-import scipy.optimize  # noqa: F401  (its import is not extraction's time)
+import sympy
 
 from formats.core.errors import InputError
 from formats.disk.files import read_text
+from opmatrix.algebra.nodes import compose
+from opmatrix.algebra.operators import I, product, relu, row, symbol, turn
+from opmatrix.algebra.shapes import Shape, size
+from opmatrix.algebra.term import Operator
 from rewrites.extraction import Extraction, Node, Problem, extract, read_problem, verify
+from rewrites.laws.kinds import left, right
+from rewrites.laws.proving.value_kinds import below, unit
+from rewrites.proofs.equations import Prover
+from rewrites.proofs.refute import refute
+
+# ---- extraction
 
 
 def far(random: Random, c: int, classes: int) -> Iterable[int]:
@@ -88,7 +94,7 @@ def problems(folder: Path | None, more: bool) -> Iterator[tuple[str, Problem]]:
     for path in sorted(folder.glob("**/*.json"), key=lambda path: path.stat().st_size) if folder else ():
         yield path.name, read_problem(path)
     for nodes in (2_000, 5_000, 10_000, 30_000) if more else ():
-        for seed, (structure, cyclic) in enumerate(product(STRUCTURES, (False, True))):
+        for seed, (structure, cyclic) in enumerate(itertools.product(STRUCTURES, (False, True))):
             name = f"{structure.__name__}_{nodes}_{'cyclic' if cyclic else 'acyclic'}"
             yield name, generated(nodes, structure, cyclic, seed // 2)
 
@@ -118,9 +124,15 @@ def asking(doc: str | None, seconds: float) -> Parser:
     return parser
 
 
-def main() -> None:
-    """Run, print a table, write the CSV."""
-    parser = asking(__doc__, 10.0)
+def measure_extraction() -> None:
+    """Extract a folder of egraph-serialize JSON files, and generated graphs: cost, proved bound, greedy, seconds.
+
+        python benchmarks/extraction.py DIR [--csv OUT] [--time-limit S] [--generated]
+
+    Beside a file `optima.csv` (columns file, optimum) the costs are compared with the optima. Every answer is
+    checked against the definition. `closed` is the part of the gap between greedy and bound that is closed; 1 where
+    there is no gap."""
+    parser = asking(measure_extraction, 10.0)
     options = parser.parse_args()
     if not options.folder and not options.generated:
         raise InputError("nothing to extract: give a folder, or --generated")
@@ -158,5 +170,240 @@ def main() -> None:
     )
 
 
+# ---- peer_laws
+
+ARITY = dict(In=1, MM=2, Add=2, Mul=2, S=2, T=1, Cat0=2, Cat1=2, Sp00=1, Sp01=1, Sp10=1, Sp11=1, Relu=1, Imm=0)
+MEANING: dict[str, Callable[..., Any]] = dict(
+    MM=product,
+    Add=lambda a, b: a + b,
+    Mul=lambda a, b: a * b,
+    S=lambda a, s: compose(a, I * s),
+    Cat0=below,
+    Cat1=row,
+    Relu=lambda a: compose(a, relu),
+)
+PARTS = left, right
+
+
+def parse(text: str) -> Any:
+    """An s-expression: nested tuples of names. Raises InputError where it is none of this vocabulary."""
+
+    def read(at: int) -> tuple[Any, int]:
+        if at + 1 >= len(tokens) or tokens[at] != "(" or tokens[at + 1] not in ARITY:
+            raise InputError(
+                f"{text}: at token {at + 1} stands {' '.join(tokens[at : at + 2]) or 'nothing'}, "
+                f"not one of ({', ('.join(ARITY)}"
+            )
+        name, operands, at = tokens[at + 1], [], at + 2
+        while at < len(tokens) and tokens[at] != ")":
+            operand, at = read(at) if tokens[at] == "(" else (tokens[at].strip('"'), at + 1)
+            operands.append(operand)
+        if len(operands) != ARITY[name] or at >= len(tokens):
+            raise InputError(f"{text}: {name} takes {ARITY[name]} operands, not {len(operands)}")
+        if any(isinstance(operand, str) != (name == "In") for operand in operands):
+            raise InputError(f"{text}: In takes a name, and {name} was given {operands}")
+        return (name, *operands), at + 1
+
+    tokens = re.findall(r'[()]|"[^"]*"|[^\s()]+', text)
+    tree, end = read(0)
+    if end != len(tokens):
+        raise InputError(f"{text}: {' '.join(tokens[end:])} stands behind its end")
+    return tree
+
+
+class Sizes:
+    """The most general sizes that fit. An axis is a free size, or a pair of axes where two blocks meet."""
+
+    def __init__(self) -> None:
+        self.bound: dict[int, Any] = {}
+        self.made = 0
+
+    def free(self) -> int:
+        self.made += 1
+        return self.made
+
+    def found(self, axis: Any) -> Any:
+        while axis in self.bound:
+            axis = self.bound[axis]
+        return axis
+
+    def flat(self, axis: Any) -> tuple[int, ...]:
+        """The free sizes whose sum it is."""
+        axis = self.found(axis)
+        return (axis,) if isinstance(axis, int) else self.flat(axis[0]) + self.flat(axis[1])
+
+    def agree(self, a: Any, b: Any) -> None:
+        """Makes two axes the same; blocks meet blocks. Raises InputError where no sizes do."""
+        a, b = self.found(a), self.found(b)
+        if a == b:
+            return
+        one, other = sorted((self.flat(a), self.flat(b)), key=len)
+        if isinstance(a, tuple) and isinstance(b, tuple) and len(self.flat(a[0])) == len(self.flat(b[0])):
+            self.agree(a[0], b[0])
+            self.agree(a[1], b[1])
+        elif len(one) == 1 and one[0] not in other:
+            self.bound[one[0]] = b if one == self.flat(a) else a
+        elif len(one) == 1:
+            raise InputError(f"no sizes fit: {len(other)} blocks of rows or columns would be as many as one of them")
+        else:
+            self.agree(one[0], other[0])
+            self.agree(self.joined(one[1:]), self.joined(other[1:]))
+
+    def joined(self, sizes: tuple[int, ...]) -> Any:
+        return sizes[0] if len(sizes) == 1 else (sizes[0], self.joined(sizes[1:]))
+
+    def halves(self, axis: Any) -> tuple[Any, Any]:
+        """Where blocks meet; an axis without blocks gets two."""
+        axis = self.found(axis)
+        if isinstance(axis, int):
+            self.bound[axis] = axis = (self.free(), self.free())
+        return axis
+
+
+Typed = tuple[Any, Any, Callable[[], Operator]]  # rows, columns, and the operator once all sizes are known
+
+
+class Reader:
+    """Both sides of one equation as operators of equal sizes."""
+
+    def __init__(self) -> None:
+        self.sizes, self.names = Sizes(), dict[int, sympy.Symbol]()
+        self.inputs: dict[str, Any] = {}
+
+    def sides(self, *texts: str) -> list[Operator]:
+        """The operators. Raises InputError where a text is no equation side, or the two fit at no sizes."""
+        read = [self.read(parse(text)) for text in texts]
+        for rows, columns, _ in read[1:]:
+            self.sizes.agree(read[0][0], rows)
+            self.sizes.agree(read[0][1], columns)
+        return [make() for _, _, make in read]
+
+    def read(self, tree: Any) -> Typed:
+        match tree:
+            case ("In", name):
+                rows, columns = self.input(name, (self.sizes.free(), self.sizes.free()))
+                return rows, columns, lambda: symbol(name, None, Shape(1, self.size(rows), self.size(columns)))
+            case ("Imm",):
+                rows = self.sizes.free()
+                return rows, rows, lambda: unit(self.like(rows))
+            case ("S", a, b):
+                (rows, columns, first), number = self.read(a), self.number(b)
+                return rows, columns, lambda: MEANING["S"](first(), number)
+            case (name, a):
+                return self.unary(name, *self.read(a))
+            case (name, a, b):
+                return self.binary(name, self.read(a), self.read(b))
+        raise InputError(f"{tree}: not a term")
+
+    def unary(self, name: str, rows: Any, columns: Any, operand: Callable[[], Operator]) -> Typed:
+        if name == "Relu":
+            return rows, columns, lambda: MEANING[name](operand())
+        if name == "T":
+            return columns, rows, lambda: turn(operand())
+        part, axis = int(name[2]), int(name[3])
+        halves = self.sizes.halves((rows, columns)[axis])
+        if axis:
+            return rows, halves[part], lambda: PARTS[part](operand(), self.like(halves[0]))
+        return halves[part], columns, lambda: turn(PARTS[part](turn(operand()), self.like(halves[0])))
+
+    def binary(self, name: str, a: Typed, b: Typed) -> Typed:
+        (rows, columns, first), (below, beside, last) = a, b
+        axes = {"MM": [(columns, below)], "Cat0": [(columns, beside)], "Cat1": [(rows, below)]}
+        for one, other in axes.get(name, [(rows, below), (columns, beside)]):
+            self.sizes.agree(one, other)
+        rows = (rows, below) if name == "Cat0" else rows
+        columns = (columns, beside) if name == "Cat1" else beside if name == "MM" else columns
+        return rows, columns, lambda: MEANING[name](first(), last())
+
+    def number(self, tree: Any) -> Operator:
+        """A number: the second operand of S. Products and sums of numbers are numbers."""
+        match tree:
+            case ("In", name):
+                self.input(name, None)
+                return symbol(name, None, 1, constant=True, uniform=True)
+            case ("S" | "Mul", a, b):
+                return self.number(a) * self.number(b)
+            case ("Add", a, b):
+                return self.number(a) + self.number(b)
+        raise InputError(f"{tree}: the second operand of S is a number, not this")
+
+    def input(self, name: str, axes: Any) -> Any:
+        """The axes of an input, none where it is a number."""
+        found = self.inputs.setdefault(name, axes)
+        if (found is None) != (axes is None):
+            raise InputError(f"{name} is a matrix in one place and a number in another")
+        return found
+
+    def size(self, axis: Any) -> Any:
+        return sum(self.names.setdefault(one, size(f"n{len(self.names)}")) for one in self.sizes.flat(axis))
+
+    def like(self, axis: Any) -> Operator:
+        """Something with so many columns."""
+        return symbol("columns", None, self.size(axis))
+
+
+def equations(file: Path) -> Iterator[tuple[str, str, str]]:
+    """Truth, left and right of every line."""
+    rows = csv.DictReader(read_text(file).splitlines())
+    if missing := {"truth", "lhs", "rhs"} - set(rows.fieldnames or ()):
+        raise InputError(f"{file}: the columns {', '.join(sorted(missing))} are missing")
+    yield from ((row["truth"] or "", row["lhs"] or "", row["rhs"] or "") for row in rows)
+
+
+def judged(prover: Prover, lhs: str, rhs: str) -> tuple[bool, float, bool, str]:
+    """Whether it is proved, the seconds of reading and proving, whether numbers refute it, and why nothing can be said
+    if so."""
+    start = time.perf_counter()
+    try:
+        sides = Reader().sides(lhs, rhs)
+        proof = prover.prove(*sides)
+    except InputError as error:
+        return False, time.perf_counter() - start, False, str(error)
+    seconds = time.perf_counter() - start
+    return proof.proved, seconds, not proof and refute(*sides) is not None, proof.cut
+
+
+def measure_peer_laws() -> None:
+    """Prove others' equations by the laws of this project: `python benchmarks/extraction.py peer_laws FILE --csv OUT`.
+
+    FILE has the columns truth, lhs, rhs. Sides are s-expressions over matrices of any sizes that fit: MM product,
+    Add and Mul entry by entry, S times a number, T transpose, Cat0 and Cat1 rows above rows and columns beside
+    columns, Sp<part><axis> a part of a concatenation, Relu, Imm the identity matrix, In an input. Proved: both
+    sides end in one class of the e-graph (rewrites/proofs/equations.py). What is not proved is tried with numbers.
+    OUT has the columns truth, lhs, rhs, proved, seconds (of one equation, read and proved), refuted."""
+    parser = Parser(measure_peer_laws)
+    parser.add_argument("file", type=readable)
+    options = parser.parse_args()
+    takes(2 + 0.06 * sum(1 for _ in equations(options.file)))
+    start = time.perf_counter()
+    prover, rows, ready = Prover(), [], time.perf_counter() - start
+    for truth, lhs, rhs in equations(options.file):
+        prover.refresh()  # what an engine costs belongs to no equation, but to all
+        proved, seconds, refuted, why = judged(prover, lhs, rhs)
+        rows.append((truth, lhs, rhs, proved, seconds, refuted))
+        if not len(rows) % 100:
+            say(f"{len(rows)} equations")
+        if why or proved != (truth == "true"):
+            print(f"{truth:20} {'proved' if proved else 'not proved':10} {lhs} = {rhs}{why and f': {why}'}")
+    print(f"{'truth':20} {'equations':>9} {'proved':>6} {'refuted':>7} {'longest, ms':>11} {'in all, ms':>10}")
+    for truth in dict.fromkeys(line[0] for line in rows):
+        proved, seconds, refuted = zip(*(line[3:] for line in rows if line[0] == truth), strict=True)
+        print(
+            f"{truth:20} {len(proved):9} {sum(proved):6} {sum(refuted):7} {1e3 * max(seconds):11.1f} "
+            f"{1e3 * sum(seconds):10.1f}"
+        )
+    print(f"{time.perf_counter() - start:.2f} s in all, {ready:.2f} s of it to read the laws")
+    tabled(options.csv, [("truth", "lhs", "rhs", "proved", "seconds", "refuted"), *rows])
+    true, other = [row[3] for row in rows if row[0] == "true"], [row[3] for row in rows if row[0] != "true"]
+    concluded(
+        options,
+        [
+            Figure(f"proved of {len(true)} that are true", sum(true)),
+            Figure(f"proved of {len(other)} that are not", sum(other), most=0),
+            Figure("true ones that numbers refute", sum(row[5] for row in rows if row[0] == "true"), most=0),
+        ],
+    )
+
+
 if __name__ == "__main__":
-    command.run(main)
+    command.run_parts(measure_extraction, measure_peer_laws)

@@ -1,10 +1,4 @@
-"""Resident memory of saved programs: what a fresh process grows by when it loads and runs one, against what was
-predicted.
-
-    python benchmarks/memory.py [--megabytes 64 128 256] [--rows 512] [--csv OUT]
-
-The process has its kernels from the cache and has run a tiny program; then the high-water mark is reset (Linux:
-/proc/self/clear_refs), the program is loaded and run. Predicted are stored bytes plus the planned peak."""
+"""Resident memory: of saved programs, and of planning a configuration."""
 
 import json
 import shutil
@@ -14,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from lib import command
-from lib.command import Figure, Parser, concluded, count, say, tabled, takes
+from lib.command import Figure, Parser, cell, concluded, count, say, tabled, takes
 
 import numpy as np
 from random_models import random_weights
@@ -28,7 +22,9 @@ from rewrites.laws import EXACT_LAWS
 from rewrites.lowering.lower import EXACT, Method
 from rewrites.search.search import search
 
-COLUMNS = "width", "layers", "format", "rows", "stored_mb", "planned_mb", "predicted_mb", "grown_mb", "off"
+# ---- memory
+
+MEMORY_COLUMNS = "width", "layers", "format", "rows", "stored_mb", "planned_mb", "predicted_mb", "grown_mb", "off"
 FORMS = {
     "dense": Method(),
     "half": Method("half"),
@@ -38,8 +34,15 @@ FORMS = {
 SHARE = {"dense": 4, "half": 2, "csr": 1.5, "lowrank": 0.27}  # bytes of a number
 
 
-def main() -> None:
-    parser = Parser(__doc__)
+def measure_memory() -> None:
+    """Measure resident memory of saved programs: what a fresh process grows by when it loads and runs one, against
+    what was predicted.
+
+        python benchmarks/memory.py [--megabytes 64 128 256] [--rows 512] [--csv OUT]
+
+    The process has its kernels from the cache and has run a tiny program; then the high-water mark is reset (Linux:
+    /proc/self/clear_refs), the program is loaded and run. Predicted are stored bytes plus the planned peak."""
+    parser = Parser(measure_memory)
     parser.add_argument("--megabytes", type=count, nargs="+", default=[80, 160], help="stored, about")
     parser.add_argument("--rows", type=count, default=512)
     given = parser.parse_args()
@@ -76,10 +79,10 @@ def main() -> None:
                 [str(c) if not isinstance(c, float) else f"{c:.1f}" for c in row[:-1]] + [f"{100 * row[-1]:+.1f} %"]
                 for row in rows
             ],
-            list(COLUMNS),
+            list(MEMORY_COLUMNS),
         )
     )
-    tabled(given.csv, [COLUMNS, *rows])
+    tabled(given.csv, [MEMORY_COLUMNS, *rows])
     ratios = [1 + row[-1] for row in rows]
     concluded(
         given,
@@ -167,5 +170,71 @@ def status(name):
     return 1024 * int(line.split()[1])
 
 
+# ---- planned
+
+SIZES = dict(
+    model_type="transformer",
+    vocab_size=32000,
+    max_position_embeddings=4096,
+    hidden_size=8192,
+    intermediate_size=28672,
+    num_attention_heads=64,
+    num_key_value_heads=8,
+    head_dim=128,
+    norm="rms",
+    norm_eps=1e-5,
+    pre_norm=True,
+    hidden_act="silu",
+    gated=True,
+    bias=False,
+    mask="sequence & causal",
+    positions="rotary",
+    head="own",
+)
+CODE = """
+import json, resource, sys, time
+from opmatrix.runtime.pricing import datasheet
+from rewrites.search.planned import planned
+config, machine, tokens = json.loads(sys.argv[1]), datasheet(sys.argv[2]), int(sys.argv[3])
+start = time.perf_counter()
+plan = planned(config, machine, [tokens])
+said = len(str(plan))
+resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+print(time.perf_counter() - start, resident, plan.time, plan.stored, plan.peak)
+"""
+PLANNED_COLUMNS = "layers", "seconds", "resident_MB", "predicted_ms", "stored_GB", "buffers_MB"
+
+
+def measure_planned() -> None:
+    """Search, price and plan a configuration of shapes alone: seconds and resident memory, in a process of its own.
+
+        python benchmarks/memory.py planned [--layers 80] [--machine H100] [--tokens 512] [--csv OUT]
+
+    Sizes are those of LLaMA-2 70B (Touvron et al. 2023): 8,192 wide, 64 heads, 8 of keys and values, 28,672 in
+    between, 32,000 words. No weight is loaded or allocated. Seconds are of everything behind the imports: building
+    the model, saturation, extraction, planning, printing."""
+    parser = Parser(measure_planned)
+    parser.add_argument("--layers", type=count, default=80)
+    parser.add_argument("--machine", default="H100")
+    parser.add_argument("--tokens", type=count, default=512)
+    given = parser.parse_args()
+    takes(5 + 0.1 * given.layers)
+    config = json.dumps(SIZES | dict(num_hidden_layers=given.layers))
+    arguments = [sys.executable, "-c", CODE, config, given.machine, str(given.tokens)]
+    said = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    seconds, resident, predicted, stored, peak = map(float, said.stdout.split())
+    row = given.layers, seconds, resident, 1e3 * predicted, stored / 1e9, peak / 1e6
+    for line in (PLANNED_COLUMNS, row):
+        print(" ".join(cell(each, 13) for each in line))
+    tabled(given.csv, [PLANNED_COLUMNS, row])
+    concluded(
+        given,
+        [
+            Figure("until it is planned and printed", seconds, "s", most=10.0),
+            Figure("resident memory", resident, "MB", most=1000.0),
+        ],
+    )
+
+
 if __name__ == "__main__":
-    command.run(main)
+    command.run_parts(measure_memory, measure_planned)

@@ -18,12 +18,11 @@ from pathlib import Path
 from statistics import median
 
 from lib import command, workloads
-from lib.command import Figure, Parser, concluded, count, listed, named, pinned, readable, say, tabled, takes
+from lib.command import DATA, Figure, Parser, concluded, count, listed, named, pinned, readable, say, tabled, takes
 from lib.peers import Absent, Process, made, replaced
 from lib.race import SETTLE
 
 import numpy as np
-from all import DATA
 from models import job
 
 from opmatrix.algebra.batch.batch import Batch

@@ -1,36 +1,25 @@
-"""Steps of training as they were published, beside what the planner predicts from data sheets alone.
-
-    python benchmarks/planner.py FILE [FILE ..] [--fit] [--csv OUT]
-
-FILE is a table of measured steps, a row each: model, sizes, machine, strategy, seconds or tokens a second, memory. A
-table with a column `config` has its models' sizes beside it, in FILE's name with .configs.json. Errors of seconds are
-printed by source: mean, with sign, worst, Kendall's tau of their order, and the mean of the naive rule.
-
-A figure has a naive rule beside it: operations at half of the peak (time), least tensor ranks, then least stages, then
-the largest micro-batch (choice), parameters x batch / devices (order), 16 bytes a parameter (memory). `--fit` fits, in
-turn, the four constants that vTrain's rows tell, on every 21st of them; the operations a joule and the hidden share, on
-the first row of six sources in bf16; the fraction of eight bits, on the first rows of two. All other constants are
-assumed (constants.json has their sources). What is reserved of what is allocated was chosen with all BLOOM rows in
-view. The layouts of Ascend are those that were published; their places are among the best of each way to factor the
-devices; so are those of Meta, DeepSeek and NVIDIA, each with what puts it behind the first.
-Rows of shared experts and latent attention are left out. Two rows of Korthikanti et al. are fitted in one figure
-alone: GPT-22B selective, and GPT-175B full, to one factor each for time of computation and of the rest."""
+"""Predictions of the planner beside what was published, of training and of inference, and their speed."""
 
 import itertools
 import json
+import resource
+import time
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from lib import command
-from lib.command import Figure, InputError, Parser, concluded, readable, say, tabled, takes
+from lib.command import Figure, InputError, Parser, concluded, number, readable, say, tabled, takes
 from lib.measured_steps import NEEDED, read_steps
 
 import numpy as np
 
+# ---- planner
+
 STEP = 21
 VTRAIN, KORTHIKANTI, BLOOM = "vTrain ground truth", "Table 5", "BLOOM-176B prequel"
-COLUMNS = (
+PLANNER_COLUMNS = (
     "source",
     "model",
     "devices",
@@ -50,7 +39,7 @@ ASCEND = (
     ("llama2-7b", dict(pp=2, dp=4), 64, 4096, 4672, 8),
 )
 # layouts that were published for large runs: model, devices, machine, batch, tokens, sizes, options of a plan
-PUBLISHED = {
+PUBLISHED_LAYOUTS = {
     "Meta's, Llama 3 405B on 16,384 H100 (Llama Team 2024, table 4)": (
         ("llama3-405b", 16384, "H100", 2048, 8192),
         dict(tp=8, cp=1, pp=16, dp=128),
@@ -66,8 +55,27 @@ PLACES = 10  # of the fastest, among which a layout is to be
 AS_FAST = 3  # percent behind the first, within which a layout is as good
 
 
-def main() -> None:
-    parser = Parser(__doc__)
+def measure_planner() -> None:
+    """Compare steps of training as they were published with what the planner predicts from data sheets alone.
+
+        python benchmarks/planner.py FILE [FILE ..] [--fit] [--csv OUT]
+
+    FILE is a table of measured steps, a row each: model, sizes, machine, strategy, seconds or tokens a second,
+    memory. A table with a column `config` has its models' sizes beside it, in FILE's name with .configs.json.
+    Errors of seconds are printed by source: mean, with sign, worst, Kendall's tau of their order, and the mean of
+    the naive rule.
+
+    A figure has a naive rule beside it: operations at half of the peak (time), least tensor ranks, then least
+    stages, then the largest micro-batch (choice), parameters x batch / devices (order), 16 bytes a parameter
+    (memory). `--fit` fits, in turn, the four constants that vTrain's rows tell, on every 21st of them; the
+    operations a joule and the hidden share, on the first row of six sources in bf16; the fraction of eight bits, on
+    the first rows of two. All other constants are assumed (constants.json has their sources). What is reserved of
+    what is allocated was chosen with all BLOOM rows in view. The layouts of Ascend are those that were published;
+    their places are among the best of each way to factor the devices; so are those of Meta, DeepSeek and NVIDIA,
+    each with what puts it behind the first. Rows of shared experts and latent attention are left out. Two rows of
+    Korthikanti et al. are fitted in one figure alone: GPT-22B selective, and GPT-175B full, to one factor each for
+    time of computation and of the rest."""
+    parser = Parser(measure_planner)
     parser.add_argument("files", type=readable, nargs="+")
     parser.add_argument("--residuals", type=Path, help="write ratios of measured to predicted numbers there, as JSON")
     parser.add_argument("--fit", action="store_true", help="fit the constants anew, and print them as JSON")
@@ -88,7 +96,7 @@ def main() -> None:
         *ascend_figures(constants),
         *published_figures(measured, constants),
     ]
-    tabled(given.csv, [COLUMNS, *map(line, found)])
+    tabled(given.csv, [PLANNER_COLUMNS, *map(line, found)])
     concluded(given, figures)
 
 
@@ -512,7 +520,7 @@ def ascend_figures(constants):
 
 def published_layouts(measured):
     """Layouts of large runs, and those of the last run of each dense model in bf16, which is the largest: NVIDIA's."""
-    yield from PUBLISHED.items()
+    yield from PUBLISHED_LAYOUTS.items()
     for name in DENSE:
         largest = first_of(reversed(measured), f"{DGXC} {name} bf16")
         if largest is not None:
@@ -542,5 +550,240 @@ def published_figures(measured, constants):
         yield Figure("  memory beyond the device's", max(over, 0), "GB", most=0)
 
 
+# ---- strategies
+
+STRATEGIES_COLUMNS = "model", "devices", "strategies", "whole_s", "columns_s", "a second"
+ASKED = (
+    ("gpt3-175b", 1024, "A100", 1536, 2048),
+    ("llama3-405b", 16384, "H100", 16384, 8192),
+    ("gpt3-175b", 10000, "A100", 10000, 2048),
+    ("gpt3-175b", 10080, "A100", 20160, 2048),
+)
+DRAWN = 1000
+
+
+def measure_strategies() -> None:
+    """Count strategies predicted a second, and compare columns of them with each alone.
+
+        python benchmarks/planner.py strategies [--rounds 5] [--csv OUT]
+
+    A strategy counts where it is legal and both its seconds and its peak are predicted. `whole` is a search from a
+    question on, the reading of the model and the writing of its tape included; `columns` what runs again where
+    sizes are others. A thousand strategies that are drawn are predicted alone, in Python's numbers. One core;
+    seconds are of this process, not of a clock on the wall, and the least of some rounds."""
+    parser = Parser(measure_strategies)
+    parser.add_argument("--rounds", type=number(int, 1, 100, "a whole number from 1 to 100"), default=5)
+    given = parser.parse_args()
+    takes(60)
+    rows = [timed(*each, given.rounds) for each in ASKED]
+    say("drawn strategies, each alone")
+    first, large = rows[0], max(row[3] for row in rows if row[1] >= 10000)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    tabled(given.csv, [STRATEGIES_COLUMNS, *rows])
+    concluded(
+        given,
+        [
+            Figure("strategies a second, columns", first[5], least=1e6),
+            Figure("GPT-3 on 1,024 devices, whole", first[3], "s", most=2),
+            Figure("10,000 devices and more, whole", large, "s", most=30),
+            Figure("furthest of 1,000 strategies from each alone", furthest(), most=1e-12),
+            Figure("memory of the process", peak, "GB", most=1),
+        ],
+    )
+
+
+def question(model, devices, machine, batch, seq):
+    from opmatrix.models import known
+    from opmatrix.parallel.search.strategy_search import PlanQuestion
+    from opmatrix.runtime.pricing import datasheet
+
+    return PlanQuestion(known.configuration(model), datasheet(machine), devices, batch, seq, 80e9)
+
+
+def timed(model, devices, machine, batch, seq, rounds):
+    """A row: seconds of a search from the question on, and of columns alone."""
+    from opmatrix.parallel.cost.layer_work import read_model
+    from opmatrix.parallel.search.strategy_search import compile_forms, predict_columns, search_strategies
+
+    whole, columns = [], []
+    for _ in range(rounds):
+        read_model.cache_clear()
+        asked, begin = question(model, devices, machine, batch, seq), time.process_time()
+        found = search_strategies(asked)
+        whole.append(time.process_time() - begin)
+        programs = compile_forms(asked, asked.forms)
+        begin = time.process_time()
+        predict_columns(asked, programs)
+        columns.append(time.process_time() - begin)
+    rate = found.count / min(columns)
+    say(f"{model} on {devices}: {found.count:,} strategies, {min(whole):.2f} s, {rate:,.0f} a second")
+    return model, devices, found.count, min(whole), min(columns), rate
+
+
+def furthest():
+    """The largest relative difference of a thousand strategies' seconds and bytes from each alone."""
+    from opmatrix.parallel.search.forms import FormMasks
+    from opmatrix.parallel.search.strategy_search import SIZE_NAMES, compile_forms
+
+    asked = question(*ASKED[0])
+    sizes, programs = asked.sizes, compile_forms(asked, asked.forms)
+    values = np.empty((len(programs.program.results), len(sizes)))
+    programs.program({name: getattr(sizes, name).astype(float) for name in SIZE_NAMES}, values)
+    legal, far = np.argwhere(FormMasks(asked.forms, asked.limits, asked.seq)(sizes)), 0.0
+    for form, row in np.random.default_rng(0).permutation(legal)[:DRAWN]:
+        alone = asked.predicted(asked.forms[form], sizes.row(row))
+        for found, wanted in (
+            (values[programs.times[form], row], alone.step_seconds),
+            (values[programs.peaks[form], row], alone.driver),
+        ):
+            far = max(far, abs(found - wanted) / wanted)
+    return far
+
+
+# ---- tensor_parallel
+
+SOURCE = (
+    "NVIDIA FasterTransformer, docs/gpt_guide.md at commit 07fdd2fc6aa46f961f304d5f3791efad016e38a3, "
+    "Performance of GPT-20B and of Megatron-530B"
+)
+TENSOR_PARALLEL_COLUMNS = "model", "batch", "input", "output", "tp", "pp", "published_ms", "predicted_ms"
+
+
+class Model(NamedTuple):
+    """A GPT of the guide: heads, columns of a head, layers."""
+
+    heads: int
+    columns: int
+    layers: int
+
+    def config(self):
+        width = self.heads * self.columns
+        return dict(
+            model_type="gpt2", vocab_size=51200, n_embd=width, n_positions=2048, n_head=self.heads, n_layer=self.layers
+        )
+
+
+class Series(NamedTuple):
+    """What was published of a model: (tp, pp) of each column, and by batch, input and output milliseconds; None ran out
+    of memory."""
+
+    model: Model
+    ranks: tuple[tuple[int, int], ...]
+    rows: dict[tuple[int, int, int], tuple[int | None, ...]]
+
+
+PUBLISHED = {
+    "GPT-20B": Series(
+        Model(48, 128, 44),
+        ((1, 1), (2, 1), (4, 1), (8, 1)),
+        {
+            (1, 20, 8): (225, 147, 102, 89),
+            (8, 20, 8): (239, 169, 121, 107),
+            (64, 20, 8): (452, 314, 200, 169),
+            (256, 20, 8): (1352, 844, 533, 416),
+            (1, 60, 20): (560, 358, 248, 212),
+            (8, 60, 20): (635, 429, 299, 247),
+            (64, 60, 20): (1352, 887, 574, 454),
+            (256, 60, 20): (4141, 2424, 1574, 1152),
+            (1, 128, 20): (566, 362, 254, 217),
+            (8, 128, 20): (740, 487, 333, 267),
+            (64, 128, 20): (2157, 1379, 832, 634),
+            (256, 128, 20): (None, 4414, 2639, 1943),
+            (1, 80, 200): (5609, 3532, 2438, 2053),
+            (8, 80, 200): (5838, 3984, 2741, 2268),
+            (64, 80, 200): (8290, 6003, 3815, 3173),
+        },
+    ),
+    "Megatron-530B": Series(
+        Model(128, 160, 105),
+        ((16, 1), (32, 1), (8, 3)),
+        {
+            (1, 20, 8): (565, 431, 842),
+            (8, 20, 8): (660, 523, 929),
+            (64, 20, 8): (1191, 942, 1722),
+            (256, 20, 8): (3341, 2483, 3140),
+            (1, 60, 20): (1379, 1037, 2085),
+            (64, 60, 20): (3383, 2646, 4117),
+            (128, 60, 20): (5406, 4099, 5319),
+            (1, 128, 8): (585, 451, 866),
+            (32, 128, 8): (2251, 1741, 2623),
+            (64, 128, 8): (4002, 3114, 3578),
+            (128, 128, 8): (None, 5784, 5512),
+        },
+    ),
+}
+
+
+def measure_tensor_parallel() -> None:
+    """Compare published latency of tensor-parallel inference with what a partition on the data sheet predicts.
+
+        python benchmarks/planner.py tensor_parallel [--csv OUT]
+
+    Published: FasterTransformer's GPT guide, on A100 of 80 GB (a SuperPOD, eight devices a node), in float16: a
+    prompt of `input` tokens and `output` new ones; a part of its rows, from the smallest batch to the largest.
+    Predicted: the bound of one batch of prompts, and of the other new tokens one by one, whose keys and values are
+    not counted: lower bounds, of which only the order is asked. `order` is the share of pairs of meshes that both
+    put into one order. Stages are bounded for one batch, one after another: where parts of a batch overlap, less
+    time may be published."""
+    parser = Parser(measure_tensor_parallel)
+    given = parser.parse_args()
+    takes(60)
+    table, figures = [], []
+    for name, series in PUBLISHED.items():
+        alike, staged = [], []
+        for at, published in series.rows.items():
+            predicted = [seconds(series.model, tp, pp, *at) for tp, pp in series.ranks]
+            alike += [*same_order(series.ranks, published, predicted, stages=False)]
+            staged += [*same_order(series.ranks, published, predicted, stages=True)]
+            table += [
+                (name, *at, *ranks, said, f"{1e3 * found:.1f}")
+                for ranks, said, found in zip(series.ranks, published, predicted, strict=True)
+                if said
+            ]
+        for what, pairs in (("over tp", alike), ("stages against none", staged)):
+            if not pairs:
+                continue
+            figures.append(Figure(f"order {what}, {name}", sum(pairs) / len(pairs), "of pairs"))
+            say(f"{name}, {what}: {sum(pairs)} of {len(pairs)} pairs are in the published order")
+    say(f"published: {SOURCE}")
+    tabled(given.csv, [TENSOR_PARALLEL_COLUMNS, *table])
+    concluded(given, figures)
+
+
+def seconds(model, tp, pp, batch, prompt, output):
+    """What the prompt takes, and the other new tokens one by one."""
+    return bound(model, tp, pp, batch, prompt) + (output - 1) * bound(model, tp, pp, batch, 1)
+
+
+@cache
+def operator(model):
+    """What every partition of a model begins with."""
+    from opmatrix.models import promised
+
+    return promised(model.config(), scores=True)
+
+
+@cache
+def bound(model, tp, pp, batch, tokens):
+    """The stages of one batch on the data sheet, one after another."""
+    from opmatrix.algebra.batch.batch_sizes import BatchSizes
+    from opmatrix.parallel.cost.timing import Timing
+    from opmatrix.parallel.sharding.mesh import usual_mesh
+    from opmatrix.parallel.sharding.partition import partition
+    from opmatrix.runtime.pricing import datasheet
+
+    plan = partition(operator(model), usual_mesh(tp=tp, pp=pp, vocabulary=True), BatchSizes(batch, tokens))
+    timing = Timing(plan, datasheet("A100"), "float16", "float16")
+    return sum(float(timing.stage(stage).seconds) for stage in range(len(plan.stages)))
+
+
+def same_order(ranks, published, predicted, stages):
+    """For each pair of meshes, without stages or of which one has some, whether both put it into one order."""
+    columns = zip(ranks, published, predicted, strict=True)
+    for ((_, p), a, one), ((_, q), b, other) in itertools.combinations(columns, 2):
+        if a and b and a != b and (p != q) == stages:
+            yield (a < b) == (one < other)
+
+
 if __name__ == "__main__":
-    command.run(main, InputError)
+    command.run_parts(measure_planner, measure_strategies, measure_tensor_parallel, refused=(InputError,))

@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
 
 def main() -> None:
-    parser = Parser(__doc__ or "")
+    parser = Parser(__doc__)
     parser.add_argument("--models", type=listed, default=["minilm"], help="as `opmatrix optimize` takes them")
     parser.add_argument("--keep", type=folder, metavar="DIR", help="keep what was printed, and reports, there")
     given = parser.parse_args()

@@ -1,19 +1,4 @@
-"""Whether the format that is chosen is the fastest: on pruned transformers' patterns (.smtx.gz) and generated ones.
-
-    python benchmarks/selection.py [DIR] [--quick [--part 0]] [--processes 3] [--rows 1 16 128 512] [--csv OUT]
-
-DIR holds patterns (default: dlmc in OPMATRIX_DATA; where there is none, patterns of the same kinds are generated). Each
-case is a pattern, a number of rows and an error allowance (0: float32; 0.004: bf16 is let in; 0.015: int8).
-
-1. One process calibrates the machine, as `opmatrix calibrate` does. 2. The oracle, another, times every candidate that
-holds the matrix and is predicted to take at most 6 times the fastest, and numpy's BLAS under its fastest setting. 3. A
-third chooses: by prediction alone, and, where predictions lie too near, by timing those few briefly. 4. Three others
-pay: each times what was chosen and whatever took at most 1.6 times the fastest in the oracle. A time is the median of
-the three.
-
-Printed: kept performance (geometric mean of best / chosen), how often the choice is within 5 % of the best, regret
-(chosen / best - 1), and excess regret against the better of two rules with hindsight: always one format, and one format
-below a density and one above it (where either does not hold the matrix: packed float32)."""
+"""The choice of a format for a matrix, and the predicted seconds that it rests on."""
 
 import argparse
 import gzip
@@ -26,10 +11,26 @@ import time
 from pathlib import Path
 
 from lib import command
-from lib.command import ROOT, Figure, InputError, Parser, concluded, count, folder, say, tabled, takes, whole, within
+from lib.command import (
+    DATA,
+    Figure,
+    InputError,
+    Parser,
+    concluded,
+    count,
+    folder,
+    readable,
+    say,
+    tabled,
+    takes,
+    whole,
+    within,
+)
 
-DATA = Path(os.environ.get("OPMATRIX_DATA", ROOT.parent / "shared" / "data")) / "dlmc"
-COLUMNS = "pattern", "structure", "rows", "chosen", "best", "chosen_s", "best_s", "constant_s", "threshold_s"
+# ---- selection
+
+PATTERNS = DATA / "dlmc"
+SELECTION_COLUMNS = "pattern", "structure", "rows", "chosen", "best", "chosen_s", "best_s", "constant_s", "threshold_s"
 ERRORS = 0.0, 0.004, 0.0, 0.015  # of the cases in turn
 SHAPES = ((384, 384), (384, 1536), (1536, 384), (512, 2048), (1024, 1024), (2048, 1024), (4096, 4096))
 MADE = (
@@ -53,8 +54,26 @@ FALLBACK = "packed"
 WAYS = {"predicted": "prediction alone", "measured": "prediction, the nearest timed"}
 
 
-def main() -> None:
-    parser = Parser(__doc__)
+def measure_selection() -> None:
+    """Judge the choice of a format by measured seconds: on pruned transformers' patterns (.smtx.gz) and generated
+    ones.
+
+        python benchmarks/selection.py [DIR] [--quick [--part 0]] [--processes 3] [--rows 1 16 128 512] [--csv OUT]
+
+    DIR holds patterns (default: dlmc in OPMATRIX_DATA; where there is none, patterns of the same kinds are
+    generated). Each case is a pattern, a number of rows and an error allowance (0: float32; 0.004: bf16 is let in;
+    0.015: int8).
+
+    1. One process calibrates the machine, as `opmatrix calibrate` does. 2. The oracle, another, times every
+    candidate that holds the matrix and is predicted to take at most 6 times the fastest, and numpy's BLAS under its
+    fastest setting. 3. A third chooses: by prediction alone, and, where predictions lie too near, by timing those
+    few briefly. 4. Three others pay: each times what was chosen and whatever took at most 1.6 times the fastest in
+    the oracle. A time is the median of the three.
+
+    Printed: kept performance (geometric mean of best / chosen), how often the choice is within 5 % of the best,
+    regret (chosen / best - 1), and excess regret against the better of two rules with hindsight: always one format,
+    and one format below a density and one above it (where either does not hold the matrix: packed float32)."""
+    parser = Parser(measure_selection)
     parser.add_argument("directory", nargs="?", type=folder)
     parser.add_argument("--quick", action="store_true", help="every fourth case, and the quick calibration")
     parser.add_argument("--part", type=whole, default=0, help="which fourth of the cases a quick run takes: 0 to 3")
@@ -94,9 +113,9 @@ def raced(given, room):
     for way in WAYS:
         rows = outcome(read, way, given.processes)
         print(f"\nchosen by {WAYS[way]}")
-        figures = show(rows, read, way)
+        figures = selection_show(rows, read, way)
         if way == "measured":
-            tabled(given.csv, [COLUMNS, *(row[:9] for row in rows)])
+            tabled(given.csv, [SELECTION_COLUMNS, *(row[:9] for row in rows)])
         else:
             command.show(figures)
     print(f"\n{versions(blas)}, {given.threads} threads, {time.time() - start:.0f} s")
@@ -105,7 +124,7 @@ def raced(given, room):
 
 def cases(given):
     """(name, structure, matrix, [(rows, error)]) of every pattern; the matrix is made when it is asked for."""
-    place = given.directory or DATA
+    place = given.directory or PATTERNS
     files = sorted(place.glob("*.smtx.gz")) if place.is_dir() else []
     if given.directory and not files:
         raise InputError(f"{place}: it holds no patterns (*.smtx.gz)")
@@ -346,7 +365,7 @@ def regret(ratios):
     return sum(ratios) / len(ratios) - 1
 
 
-def show(rows, read, way):
+def selection_show(rows, read, way):
     """Prints what was chosen beside the rules; returns figures with their bars."""
     import numpy as np
 
@@ -409,5 +428,148 @@ def versions(blas):
     return f"{cpu()}, python {platform.python_version()}, {packages}, OpenBLAS {blas.core or 'as it chooses'}"
 
 
+# ---- prediction
+
+PREDICTION_COLUMNS = (
+    "format",
+    "inputs",
+    "outputs",
+    "rows",
+    "bytes",
+    "skewed",
+    "seconds",
+    "closed_s",
+    "predicted_s",
+    "low_s",
+    "high_s",
+    "again_s",
+)
+LARGEST, ARITHMETIC = 4096, 6e8
+ALLOWED = 0.10, 0.25  # median and 90th percentile of errors
+
+
+def measure_prediction() -> None:
+    """Compare predicted with measured seconds of products, in every format, on shapes, densities, patterns and rows
+    not calibrated.
+
+        python benchmarks/selection.py prediction [--full] [--threads 1] [--matrices 24] [--machine FILE]
+                [--csv OUT]
+
+    The machine is calibrated in one process and asked in another, on matrices whose columns differ in size as well
+    as on even ones. Errors are relative to the lower quartile of the measured times; `again` is how far a second
+    measurement is from the first: no prediction is nearer. `held` is the share of times within the predicted
+    interval, which should hold 80 %."""
+    parser = Parser(measure_prediction)
+    parser.add_argument("--full", action="store_true", help="the calibration of a minute, not the quick one")
+    parser.add_argument("--threads", type=count, default=1)
+    parser.add_argument("--matrices", type=count, default=24, help="of each format")
+    parser.add_argument("--machine", type=readable, help="a calibration that was saved")
+    parser.add_argument("--save", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    os.environ |= dict.fromkeys(("NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(given.threads))
+    if given.save:
+        return calibrated(given.save, given.full)
+    takes((90 if given.full else 20) * (not given.machine) + 2 + 2.5 * given.matrices)
+    with tempfile.TemporaryDirectory() as room:
+        file = given.machine or Path(room) / "machine.json"
+        if not given.machine:
+            another(file)
+        table = measured(file, given.matrices)
+    figures = prediction_show(table)
+    tabled(given.csv, [PREDICTION_COLUMNS, *table])
+    concluded(given, figures)
+
+
+def another(file):
+    """Calibrates in another process."""
+    say("calibrates")
+    if status := subprocess.run([sys.executable, *sys.argv, "--save", str(file)]).returncode:
+        sys.exit(status)
+
+
+def calibrated(file, full):
+    """Calibrates, and saves what was found."""
+    from formats.machine.calibration import calibrate
+    from formats.machine.prices import FORMAT_CATALOGUE
+
+    calibrate(FORMAT_CATALOGUE, whole=True, full=full).save(file)
+
+
+def measured(file, count):
+    """The rows of the table."""
+    from formats import FORMATS
+    from formats.machine import calibration
+    from formats.machine.features import weigh_format
+    from formats.machine.model import Machine, NotThisMachine
+    from formats.machine.prices import FORMAT_CATALOGUE
+
+    try:
+        machine, numbers = Machine.load(file, FORMAT_CATALOGUE), calibration.Numbers()
+    except NotThisMachine as error:
+        raise InputError(f"--machine {error}: give what `opmatrix calibrate` saved here") from None
+    table = []
+    for name in FORMATS:
+        if f"linear.{name}" not in machine.coefficients:
+            continue  # what searches seldom ask for: --full
+        for skew, share in ((0.0, -(-count // 2)), (0.7, count // 2)):
+            plan = calibration.Effort(share, 4, LARGEST, 700, ARITHMETIC, 1e9, 1e9)
+            cases = [*calibration.products([name], plan, numbers, start=5000 + count * (skew > 0), skew=skew)]
+            first, again = (calibration.measured(FORMAT_CATALOGUE, cases, most=1e9) for _ in range(2))
+            for (kernel, sizes, seconds), (*_, other) in zip(first, again, strict=True):
+                prices = (
+                    machine.closed(kernel, **sizes),
+                    machine.seconds(kernel, **sizes),
+                    *machine.between(kernel, **sizes),
+                )
+                shape = (int(sizes[each]) for each in ("n", "p", "T"))
+                table.append((name, *shape, int(weigh_format(name, sizes)[0]), skew, seconds, *prices, other))
+        say(name)
+    return table
+
+
+def prediction_show(table):
+    """Errors of every format, at one row and at more, and whether the bar holds."""
+    import numpy as np
+
+    print(
+        f"{'format':16s} {'rows':>6s} {'cases':>5s} {'closed: median':>14s} {'90 %':>6s} {'predicted: median':>17s} "
+        f"{'90 %':>6s} {'held':>6s} {'again: median':>13s} {'90 %':>6s}"
+    )
+
+    def line(name, which, rows):
+        if not rows:
+            return [0.0, 0.0]  # few matrices may have no case of one row, or of more
+        taken, closed, found, low, high, again = np.array([row[6:] for row in rows]).T
+        errors = [abs(each / taken - 1) for each in (closed, found, again)]
+        held = np.mean((low <= taken) & (taken <= high))
+        numbers = [np.quantile(error, share) for error in errors for share in (0.5, 0.9)]
+        print(
+            f"{name:16s} {which:>6s} {len(rows):5d} {numbers[0]:14.1%} {numbers[1]:6.1%} {numbers[2]:17.1%} "
+            f"{numbers[3]:6.1%} {held:6.0%} {numbers[4]:13.1%} {numbers[5]:6.1%}"
+        )
+        return numbers[2:4]
+
+    failed, names = [], [*dict.fromkeys(row[0] for row in table)]
+    for name in names:
+        rows = [row for row in table if row[0] == name]
+        line(name, "one", [row for row in rows if row[3] == 1])
+        line("", "more", [row for row in rows if row[3] > 1])
+        if any(found >= allowed for found, allowed in zip(line("", "all", rows), ALLOWED, strict=True)):
+            failed.append(name)
+    middle, most = line("all", "all", table)
+    off = np.array([abs(row[11] / row[6] - 1) for row in table])
+    print(
+        f"median under {ALLOWED[0]:.0%} and 90th percentile under {ALLOWED[1]:.0%}: "
+        f"{'every format' if not failed else 'not ' + ', '.join(failed)}"
+    )
+    again, far = (float(np.quantile(off, share)) for share in (0.5, 0.9))
+    bars = [100 * allowed for allowed in ALLOWED]
+    return [
+        Figure(f"predicted seconds of {len(table)} products off by, median", 100 * middle, "%", again, most=bars[0]),
+        Figure("90th percentile", 100 * most, "%", far, most=bars[1]),
+        Figure(f"formats of {len(names)} that keep both bars", len(names) - len(failed), least=len(names)),
+    ]
+
+
 if __name__ == "__main__":
-    command.run(main)
+    command.run_parts(measure_selection, measure_prediction)

@@ -1,32 +1,20 @@
-"""Terms that no kernel was written for, as kernels of their own, beside numpy by hand.
-
-    python benchmarks/terms.py [--rows 2048] [--columns 768] [--rounds 15] [--csv OUT]
-    python benchmarks/terms.py --random 2000 [--seed 0] [--csv OUT]
-    python benchmarks/terms.py --predicted 24 [--seed 0] [--rounds 15] [--csv OUT]
-    python benchmarks/terms.py --products [--rows 2048] [--columns 768] [--rounds 15] [--csv OUT]
-
-Each row says what a run of the step takes, on all threads, and what numpy by hand takes; which share of the numbers a
-second it moves that a pass does which only scales; whether its bits on one thread and alone are the same; the largest
-share of its stated bound that it is off from float64.
-
-`--random N` draws so many terms and monoids, at 1, 15, 16, 17 and 1,000 rows, and says how many are wrong or fail, why
-some fall back, and how far bounds are from what is seen. `--predicted N` times so many that no calibration saw, at 60
-rows and at --rows, and widths of 64, 250 and 768, and says how far off the machine's prices are, and those calibrated
-in the same rounds, which tell the form of prices from a machine that drifts. `--products` times products over monoids:
-shortest paths, log-sum-exp, the two best keys, a sliding maximum, attention with capped scores."""
+"""Steps that no kernel was written for: terms, steps read in float64, layers of a graph."""
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from statistics import median
 
 from lib import biased_scores, command
-from lib.command import Figure, Parser, cell, concluded, count, tabled, takes, whole
+from lib.command import Figure, Parser, cell, concluded, count, spread, tabled, takes, whole
 from lib.products import PRODUCT_COLUMNS, time_products
 
 import numpy as np
+from programs import Writer, embedding, fused_layer
 from terms_of_rows import random_term, share_of, value
 
 import opmatrix as om
+from formats import Dense, kernels
 from formats.host.quiet import timed
 from formats.host.threads import limit
 from formats.kernels import scale
@@ -36,7 +24,32 @@ from formats.machine.calibration import CASE_SECONDS, GRID, RUNS, Numbers, fit_r
 from formats.machine.features import quantile
 from formats.machine.local import learning
 from opmatrix.algebra import monoids
-from opmatrix.algebra.operators import I, cols, elu, exp, heads, magnitude, ones, over, reciprocal, sigmoid, total
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import collect_needs
+from opmatrix.algebra.monoids import max as largest
+from opmatrix.algebra.monoids import mean
+from opmatrix.algebra.operators import (
+    I,
+    cols,
+    elu,
+    exp,
+    gelu,
+    given,
+    heads,
+    magnitude,
+    ones,
+    over,
+    product,
+    reciprocal,
+    relation,
+    relu,
+    row,
+    sigmoid,
+    symbol,
+    total,
+    weight,
+)
+from opmatrix.algebra.term import formula
 from opmatrix.runtime.codegen.row_reading import NotByRows
 from opmatrix.runtime.declarations.meanings import bound, meaning
 from opmatrix.runtime.interpreted import write_term
@@ -44,9 +57,16 @@ from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.kernels.row_term import find_kernel, time_terms
 from opmatrix.runtime.measure import measure
 from opmatrix.runtime.pricing import catalogue, this_machine
+from opmatrix.runtime.program import Program
+from opmatrix.runtime.scheme import Running
+from rewrites.laws import EXACT_LAWS
+from rewrites.search.search import search
+from rewrites.verify import unrounded
+
+# ---- terms
 
 TERM, ROWS, COLUMNS_DRAWN = KERNELS["row_term"], (1, 15, 16, 17, 1000), (1, 15, 16, 17, 48)
-COLUMNS = "term", "ms", "numpy_ms", "ratio", "of_a_pass", "bits", "of_bound"
+TERMS_COLUMNS = "term", "ms", "numpy_ms", "ratio", "of_a_pass", "bits", "of_bound"
 
 
 def in_shares(x):
@@ -114,8 +134,25 @@ def off(text, operands, given, arrays):
     return out, float(share.max(initial=0.0)), [*(1 / share[share > 0])]
 
 
-def main() -> None:
-    parser = Parser(__doc__)
+def measure_terms() -> None:
+    """Time terms that no kernel was written for, as kernels of their own, beside numpy by hand.
+
+        python benchmarks/terms.py [--rows 2048] [--columns 768] [--rounds 15] [--csv OUT]
+        python benchmarks/terms.py --random 2000 [--seed 0] [--csv OUT]
+        python benchmarks/terms.py --predicted 24 [--seed 0] [--rounds 15] [--csv OUT]
+        python benchmarks/terms.py --products [--rows 2048] [--columns 768] [--rounds 15] [--csv OUT]
+
+    Each row says what a run of the step takes, on all threads, and what numpy by hand takes; which share of the
+    numbers a second it moves that a pass does which only scales; whether its bits on one thread and alone are the
+    same; the largest share of its stated bound that it is off from float64.
+
+    `--random N` draws so many terms and monoids, at 1, 15, 16, 17 and 1,000 rows, and says how many are wrong or
+    fail, why some fall back, and how far bounds are from what is seen. `--predicted N` times so many that no
+    calibration saw, at 60 rows and at --rows, and widths of 64, 250 and 768, and says how far off the machine's
+    prices are, and those calibrated in the same rounds, which tell the form of prices from a machine that drifts.
+    `--products` times products over monoids: shortest paths, log-sum-exp, the two best keys, a sliding maximum,
+    attention with capped scores."""
+    parser = Parser(measure_terms)
     parser.add_argument("--rows", type=count, default=2048)
     parser.add_argument("--columns", type=count, default=768)
     parser.add_argument("--rounds", type=count, default=15)
@@ -148,7 +185,7 @@ def main() -> None:
         tabled(given.csv, lines)
         concluded(given, figures)
         return
-    terms, lines = named(given.columns), [COLUMNS]
+    terms, lines = named(given.columns), [TERMS_COLUMNS]
     made = {name: prepare(term, values, given.rows, rng) for name, (term, values, _) in terms.items()}
     provide([find_kernel(text, (x, arrays)).function for text, x, arrays, _ in made.values()])
     x, out = (rng.standard_normal((given.rows, given.columns), np.float32) for _ in range(2))
@@ -322,5 +359,186 @@ def calibrated_machine():
     return machine
 
 
+# ---- segments
+
+WIDTH, HEADS, WORDS, SENTENCE = 384, 6, 1000, 128
+PARTS = "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"
+SEGMENTS_COLUMNS = "rows", "layers", "without_ms", "step_ms", "with_ms", "ratio"
+
+
+def measure_segments() -> None:
+    """Time a program with one step that no kernel computes, against the same program without it plus the step.
+
+        python benchmarks/terms.py segments [--rows 1024] [--layers 6] [--rounds 30] [--csv OUT]
+
+    Encoders of random weights, written by hand, 384 wide, on sentences of 128 tokens. Behind half of the layers of
+    one of them stands a term that is read in float64; all its other steps are recorded, in two segments. The step
+    alone is its kernel, called on rows that lie ready. All three take turns in one process, and a ratio is of one
+    round."""
+    parser = Parser(measure_segments)
+    parser.add_argument("--rows", type=count, default=1024)
+    parser.add_argument("--layers", type=count, default=6)
+    parser.add_argument("--rounds", type=count, default=30)
+    given = parser.parse_args()
+    takes(3 + 2e-5 * given.rows * given.layers * given.rounds)
+    rng = np.random.default_rng(0)
+    arrays, batch = weights(given.layers, rng), sentences(given.rows, rng)
+    term, _ = write_term(symbol("y", None, WIDTH) @ relu, {symbol("y", None, WIDTH): 0})
+    x, out = rng.standard_normal((batch.rows, WIDTH), np.float32), np.empty((batch.rows, WIDTH), np.float32)
+    taken = measure(
+        {
+            "without": encoder(arrays, given.layers),
+            "with": encoder(arrays, given.layers, term),
+            "step": lambda batch: KERNELS["interpret"].function(out, batch, x, term=term),
+        },
+        [batch],
+        given.rounds,
+    )
+    ratios = [
+        both / (alone + step) for both, alone, step in zip(taken["with"], taken["without"], taken["step"], strict=True)
+    ]
+    row = (
+        batch.rows,
+        given.layers,
+        *(1e3 * median(taken[name]) for name in ("without", "step", "with")),
+        median(ratios),
+    )
+    for line in (SEGMENTS_COLUMNS, row):
+        print(" ".join(cell(each, 11) for each in line))
+    tabled(given.csv, [SEGMENTS_COLUMNS, row])
+    concluded(
+        given, [Figure("with the step over without it plus the step", median(ratios), "x", spread(ratios), most=1.1)]
+    )
+
+
+def encoder(arrays, layers, term=None):
+    """The program; a term is read behind half of the layers."""
+    write = Writer(arrays, Dense.pack)
+    x = embedding(write, 1e-12)
+    for i in range(layers):
+        x = fused_layer(write, x, f"encoder.layer.{i}", HEADS, (WIDTH // HEADS) ** -0.5, 1e-12)
+        if term and i == (layers - 1) // 2:
+            x = write.step("interpret", {"term": term}, x0=x)
+    return Program(write.steps, write.constants, x)
+
+
+def weights(layers, rng):
+    """Arrays of a checkpoint, by name."""
+    made = lambda *shape: rng.standard_normal(shape, np.float32) * np.float32(shape[-1] ** -0.5)
+
+    def affine(name, inputs, outputs):
+        return {f"{name}.weight": made(outputs, inputs), f"{name}.bias": made(outputs)}
+
+    def norm(name):
+        return {f"{name}.LayerNorm.weight": np.ones(WIDTH, np.float32), f"{name}.LayerNorm.bias": made(WIDTH)}
+
+    found = norm("embeddings") | {
+        f"embeddings.{name}_embeddings.weight": made(size, WIDTH)
+        for name, size in (("word", WORDS), ("position", SENTENCE), ("token_type", 2))
+    }
+    for layer in (f"encoder.layer.{i}" for i in range(layers)):
+        for part in PARTS:
+            found |= affine(f"{layer}.{part}", WIDTH, WIDTH)
+        found |= affine(f"{layer}.intermediate.dense", WIDTH, 4 * WIDTH) | affine(
+            f"{layer}.output.dense", 4 * WIDTH, WIDTH
+        )
+        found |= norm(f"{layer}.attention.output") | norm(f"{layer}.output")
+    return found
+
+
+def sentences(rows, rng):
+    """Sentences of 128 tokens, the last one shorter."""
+    return Batch([rng.integers(0, WORDS, min(SENTENCE, rows - at)) for at in range(0, rows, SENTENCE)])
+
+
+# ---- graph
+
+GRAPH_COLUMNS = "over", "steps", "layer_ms", "float64_off", "float32_off"
+THREADS = 2
+
+
+def measure_graph() -> None:
+    """Time a layer of a graph, by mean and by maximum over neighbours (Hamilton et al. 2017, GraphSAGE), found by the
+    search from a term over nodes of a space of their own, whose features enter as a matrix; and its product with
+    the relation against scipy's, each on two threads.
+
+        python benchmarks/terms.py graph [--nodes 5000] [--edges 50000] [--width 128] [--rounds 41] [--csv OUT]"""
+    parser = Parser(measure_graph)
+    parser.add_argument("--nodes", type=count, default=5000)
+    parser.add_argument("--edges", type=count, default=50000)
+    parser.add_argument("--width", type=count, default=128)
+    parser.add_argument("--rounds", type=count, default=41)
+    sizes = parser.parse_args()
+    takes(15 + 0.02 * sizes.rounds)
+    from scipy.sparse import random_array
+
+    rng = np.random.default_rng(0)
+    links = random_array((sizes.nodes, sizes.nodes), density=sizes.edges / sizes.nodes**2, rng=rng, format="csr")
+    features, W = (
+        rng.normal(size=(sizes.nodes, sizes.width)),
+        rng.normal(size=(2 * sizes.width, sizes.width)) * sizes.width**-0.5,
+    )
+    batch, machine = Batch(relations={"edges": links}, inputs={"features": features}), this_machine()
+    table, figures = [GRAPH_COLUMNS], list[Figure]()
+    for monoid in (mean, largest):
+        line, off = layer(monoid, features, W, links, batch, machine, sizes.rounds)
+        table.append(line)
+        figures.append(Figure(f"a layer over {monoid.__name__}: off in float64", off, most=1e-12))
+    ratios = raced(links, features.astype(np.float32), sizes.rounds)
+    figures.append(
+        Figure(
+            f"product with the relation over scipy's, {THREADS} threads", median(ratios), "x", spread(ratios), most=1.2
+        )
+    )
+    for line in table:
+        print(" ".join(cell(each, 12) for each in line))
+    tabled(sizes.csv, table)
+    concluded(sizes, figures)
+
+
+def layer(over, features, W, links, batch, machine, rounds):
+    """The layer as a program against numpy: a row of the table, and how far its float64 meaning is off."""
+    edges = relation("edges", "V", "V")
+    layer = formula(lambda x: row(x, product(given(edges), x, over=over)) @ weight(W)) @ gelu
+    term = given("features", features.shape[1], "V") @ layer
+    found = search(term, EXACT_LAWS, Running.of(machine, batch.starts), batch.extents(*collect_needs(term)))
+    program, emitter = found.program({})
+    wanted = by_hand(over, features, W, links)
+    exact, ran = program.exact(batch, unrounded(found, emitter)), program.run(batch)
+    off, rough = (float(np.linalg.norm(each - wanted) / np.linalg.norm(wanted)) for each in (exact, ran))
+    taken = measure({"layer": program}, [batch], max(3, rounds // 4))["layer"]
+    return (over.__name__, " ".join(step.kernel for step in program.steps), 1e3 * median(taken), off, rough), off
+
+
+def by_hand(over, features, W, links):
+    """The same by scipy and numpy, in float64."""
+    from scipy.special import erf
+
+    counts = np.diff(links.indptr)
+    if over is mean:
+        beside = links @ features / np.maximum(counts, 1)[:, None]
+    else:
+        beside = np.full(features.shape, -np.inf)
+        np.maximum.at(beside, np.repeat(np.arange(len(counts)), counts), links.data[:, None] * features[links.indices])
+    with np.errstate(invalid="ignore"):
+        z = np.hstack([features, beside]) @ W
+        return z * 0.5 * (1 + erf(z / 2**0.5))
+
+
+def raced(links, x, rounds):
+    """Ours over scipy's, in turn. scipy multiplies with one thread, so each of two takes half of the rows."""
+    links, out, half = links.astype(np.float32), np.empty_like(x), links.shape[0] // 2
+    starts, at = (np.asarray(each, np.int64) for each in (links.indptr, links.indices))
+    parts = links[:half], links[half:]
+    with ThreadPoolExecutor(THREADS) as pool, limit(THREADS):
+        runs = {
+            "ours": lambda batch: kernels.link_rows(x, starts, at, links.data, out, "sum"),
+            "scipy": lambda batch: [*pool.map(lambda part: part @ x, parts)],
+        }
+        taken = measure(runs, [None], rounds)
+        assert np.allclose(out, links @ x, rtol=1e-4, atol=1e-4)
+    return [a / b for a, b in zip(taken["ours"], taken["scipy"], strict=True)]
+
+
 if __name__ == "__main__":
-    command.run(main)
+    command.run_parts(measure_terms, measure_segments, measure_graph)

@@ -1,20 +1,8 @@
-"""Every family at the widths that people have, as transformers saves it, optimised, beside transformers' own hidden
-states, or scores where a decoder's file has a head for them, in float32.
-
-    python benchmarks/widths.py [--families gpt2,llama] [--each 9] [--errors 0,0.02] [--csv OUT]
-
-Random parameters (three times as large as training starts from, biases that are not zero), small vocabularies, one
-or two layers; heads, grouped keys, heads wider and narrower than width / heads, windows, tied and untied scores,
-number types. openPangu is a LLaMA with biases under its own name; Pangu-alpha, which is none of transformers'
-models, is written by the names of its port and stands beside tests/support/plain.py, in float64. `off` is the
-relative change (Frobenius) of the program that `optimize` answers with, on sentences from one token to all
-positions; an exact one further off than 1e-5, or another one further off than it states (twice on sentences that are
-nothing like those it was judged on), ends with status 1, as does an error."""
+"""Models as transformers saves them, optimised, beside its own hidden states: families at real widths, random BERTs."""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,21 +10,20 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from lib import command
-from lib.command import SUPPORT, Figure, Parser, concluded, count, listed, named, tabled, takes
+from lib.command import Figure, Parser, concluded, count, listed, named, tabled, takes, whole
 
 import numpy as np
-from berts import change
-
-sys.path.insert(0, str(SUPPORT))
-
 import plain
 from checkpoints import write_tokenizer
 
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
+from rewrites.report.results import Result
 from rewrites.run import optimize
 
-COLUMNS = (
+# ---- widths
+
+WIDTHS_COLUMNS = (
     "family",
     "saved as",
     "sizes",
@@ -48,8 +35,8 @@ COLUMNS = (
     "seconds",
     "what went wrong",
 )
-EXACT = 1e-5  # relative
-NUMBERS = ("float32", "bfloat16", "float16")
+WIDTHS_EXACT = 1e-5  # relative
+WIDTHS_NUMBERS = ("float32", "bfloat16", "float16")
 WORDS, POSITIONS = 120, 96
 ENCODER = dict(vocab_size=WORDS, max_position_embeddings=POSITIONS)
 DECODER = ENCODER | dict(rope_theta=1e4)
@@ -339,7 +326,7 @@ FAMILIES = {
 }
 
 
-class Case(NamedTuple):
+class WidthsCase(NamedTuple):
     """One model: its family, its sizes, its layers, the class that saves it, its number type."""
 
     family: str
@@ -352,15 +339,15 @@ class Case(NamedTuple):
         return FAMILIES[self.family].common | self.sizes | {LAYERS.get(self.family, "num_hidden_layers"): self.layers}
 
 
-def cases(families: list[str], each: int = 100) -> Iterator[Case]:
+def cases(families: list[str], each: int = 100) -> Iterator[WidthsCase]:
     """The sizes of every family, so many of each."""
     for name in families:
         family = FAMILIES[name]
         for at, sizes in enumerate(family.sizes[:each]):
-            yield Case(name, sizes, 1 + at % 2, family.saved[at % len(family.saved)], NUMBERS[at % 3])
+            yield WidthsCase(name, sizes, 1 + at % 2, family.saved[at % len(family.saved)], WIDTHS_NUMBERS[at % 3])
 
 
-def write(made: Case, directory: Path, seed: int) -> None:
+def widths_write(made: WidthsCase, directory: Path, seed: int) -> None:
     """What transformers saves for a case, or would of Pangu-alpha, and a tokenizer."""
     import torch
     import transformers
@@ -411,13 +398,13 @@ def pangu_alpha(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return found | {f"{part}.{kind}": (n,) for part in parts for kind in ("weight", "bias")}
 
 
-def renamed(made: Case, directory: Path) -> None:
+def renamed(made: WidthsCase, directory: Path) -> None:
     """The config as the family's own files have it, where transformers has the family under another's name."""
     file = directory / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | FAMILIES[made.family].says))
 
 
-def states(made: Case, directory: Path, rows: list[np.ndarray]) -> np.ndarray:
+def states(made: WidthsCase, directory: Path, rows: list[np.ndarray]) -> np.ndarray:
     """What transformers computes in float32, or plain numpy in float64, one sentence after another: the scores of a
     decoder's file that has a head for them, else the last hidden states."""
     import torch
@@ -439,7 +426,7 @@ def states(made: Case, directory: Path, rows: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([(each.logits if scores else each.last_hidden_state)[0].numpy() for each in every])
 
 
-def sentences(seed: int) -> list[np.ndarray]:
+def widths_sentences(seed: int) -> list[np.ndarray]:
     """Rows of ids, from one to as many as every family has positions for, none the padding's."""
     rng = np.random.default_rng(seed)
     return [rng.integers(2, WORDS, length) for length in (1, 2, 7, 33, POSITIONS - 2, 17)]
@@ -453,27 +440,29 @@ class Found(NamedTuple):
     stated: float
 
 
-def compared(made: Case, directory: Path, error: float, wanted: np.ndarray, rows: list[np.ndarray]) -> Found:
+def widths_compared(
+    made: WidthsCase, directory: Path, error: float, wanted: np.ndarray, rows: list[np.ndarray]
+) -> Found:
     best = optimize(str(directory), error=error, tokens=16, rounds=3, output="rows").best
     return Found(best.name, change(best.program.run(Batch(rows)), wanted), float(best.stated_error or 0))
 
 
 def right(found: Found, error: float) -> bool:
     """As near as is asked for: exactly, or within what is stated, twice that on other sentences."""
-    return found.off <= max(EXACT, 2 * found.stated if error else 0)
+    return found.off <= max(WIDTHS_EXACT, 2 * found.stated if error else 0)
 
 
-def ran(made: Case, seed: int, errors: list[float]) -> Iterator[tuple[bool, tuple[Any, ...]]]:
+def ran(made: WidthsCase, seed: int, errors: list[float]) -> Iterator[tuple[bool, tuple[Any, ...]]]:
     """Whether it is right, and a row of the table, for each error."""
     with TemporaryDirectory() as place:
-        directory, rows = Path(place) / "model", sentences(seed)
-        write(made, directory, seed)
+        directory, rows = Path(place) / "model", widths_sentences(seed)
+        widths_write(made, directory, seed)
         wanted = states(made, directory, rows)
         renamed(made, directory)
         for error in errors:
             start = time.perf_counter()
             try:
-                found, why = compared(made, directory, error, wanted, rows), ""
+                found, why = widths_compared(made, directory, error, wanted, rows), ""
             except (InputError, TypeError, ValueError, KeyError, IndexError, AssertionError) as fault:
                 found, why = Found("", np.inf, 0.0), f"{type(fault).__name__}: {fault}"[:300].replace("\n", " ")
             sizes = " ".join(f"{name}={value}" for name, value in made.sizes.items())
@@ -494,9 +483,20 @@ def ran(made: Case, seed: int, errors: list[float]) -> Iterator[tuple[bool, tupl
             )
 
 
-def main() -> int:
-    """Run, print the table as it grows, write the CSV."""
-    parser = Parser(__doc__)
+def measure_widths() -> int:
+    """Optimise every family at the widths that people have, as transformers saves it, beside transformers' own hidden
+    states, or scores where a decoder's file has a head for them, in float32.
+
+        python benchmarks/widths.py [--families gpt2,llama] [--each 9] [--errors 0,0.02] [--csv OUT]
+
+    Random parameters (three times as large as training starts from, biases that are not zero), small vocabularies,
+    one or two layers; heads, grouped keys, heads wider and narrower than width / heads, windows, tied and untied
+    scores, number types. openPangu is a LLaMA with biases under its own name; Pangu-alpha, which is none of
+    transformers' models, is written by the names of its port and stands beside tests/support/plain.py, in float64.
+    `off` is the relative change (Frobenius) of the program that `optimize` answers with, on sentences from one
+    token to all positions; an exact one further off than 1e-5, or another one further off than it states (twice on
+    sentences that are nothing like those it was judged on), ends with status 1, as does an error."""
+    parser = Parser(measure_widths)
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--each", type=count, default=100, help="sizes of each family")
     parser.add_argument("--errors", default="0,0.02")
@@ -506,23 +506,197 @@ def main() -> int:
     chosen = [*cases(names, given.each)]
     takes(20 * len(chosen) * len(errors))
     rows, wrong = [], 0
-    print("  ".join(COLUMNS))
+    print("  ".join(WIDTHS_COLUMNS))
     for number, made in enumerate(chosen):
         for good, row in ran(made, number, errors):
             wrong += not good
             rows.append(row)
             print("  ".join(map(str, row)), flush=True)
-    tabled(given.csv, [COLUMNS, *rows])
+    tabled(given.csv, [WIDTHS_COLUMNS, *rows])
     exact = [float(row[6]) for row in rows if row[4] == "0"]
     concluded(
         given,
         [
             Figure(f"programs of {len(rows)} that are not what transformers computes", wrong, most=0),
-            Figure("largest relative change of an exact program", max(exact, default=0.0), most=EXACT),
+            Figure("largest relative change of an exact program", max(exact, default=0.0), most=WIDTHS_EXACT),
+        ],
+    )
+    return int(bool(wrong))
+
+
+# ---- berts
+
+BERTS_COLUMNS = (
+    "model",
+    "saved as",
+    "layers x width",
+    "heads",
+    "inner",
+    "tokens",
+    "activation",
+    "eps",
+    "number type",
+    "numbers",
+    "files",
+    "exact",
+    "chosen",
+    "program",
+    "seconds",
+)
+BERTS_EXACT, DEFAULT = 1e-5, 0.02  # relative
+SAVED = (
+    "BertModel",
+    "BertForMaskedLM",
+    "BertForPreTraining",
+    "BertForSequenceClassification",
+    "BertForTokenClassification",
+    "BertForQuestionAnswering",
+    "BertLMHeadModel",
+)
+BERTS_NUMBERS = ("float32", "float16", "bfloat16")
+FILLED = ("fresh", "zero biases", "random", "random")
+
+
+class BertsCase(NamedTuple):
+    """One model: the class that saves it, its config, its number type, how its parameters are filled, its files."""
+
+    saved: str
+    config: dict[str, Any]
+    number: str
+    filled: str
+    files: str
+
+
+def case(number: int) -> BertsCase:
+    """The choices of one model; every list is walked through, what is left is drawn."""
+    rng = np.random.default_rng(number)
+    heads, saved = int(rng.integers(1, 9)), SAVED[number % len(SAVED)]
+    acts = "gelu", "gelu_new", "relu", "silu", "tanh", "gelu_pytorch_tanh"
+    config = dict(
+        hidden_size=heads * int(rng.choice([1, 4, 6, 8, 12, 16, 32])),
+        num_attention_heads=heads,
+        num_hidden_layers=1 + number % 4,
+        intermediate_size=int(rng.integers(5, 300)),
+        hidden_act=acts[number % len(acts)],
+        vocab_size=int(rng.integers(50, 1200)),
+        type_vocab_size=1 + number % 2,
+        max_position_embeddings=int(rng.integers(64, 140)),
+        layer_norm_eps=float(rng.choice([1e-5, 1e-6, 1e-7, 1e-12])),
+        is_decoder=saved == "BertLMHeadModel",
+    )
+    return BertsCase(
+        saved, config, BERTS_NUMBERS[number % 3], FILLED[number // 2 % 4], "shards" if number % 5 == 3 else "one"
+    )
+
+
+def berts_write(made: BertsCase, directory: Path, seed: int) -> None:
+    """What transformers saves for a case, and a tokenizer."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.manual_seed(seed)
+    model = getattr(transformers, made.saved)(transformers.BertConfig(**made.config))
+    for name, parameter in model.named_parameters():
+        gain = name.endswith("LayerNorm.weight")
+        if made.filled == "fresh" or (made.filled == "zero biases" and parameter.ndim == 1 and not gain):
+            continue
+        scale = 0.1 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
+        torch.nn.init.normal_(parameter, mean=float(gain), std=scale)
+    model.to(getattr(torch, made.number))
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    model.save_pretrained(directory, max_shard_size=size // 3 if made.files == "shards" else size + 1)
+    write_tokenizer(directory / "tokenizer.json")
+
+
+def berts_sentences(made: BertsCase, seed: int) -> list[np.ndarray]:
+    """Rows of ids of several lengths, from one to as many as there are positions."""
+    rng, longest = np.random.default_rng(seed), made.config["max_position_embeddings"]
+    return [rng.integers(0, made.config["vocab_size"], length) for length in (1, 2, 3, 7, longest // 2, longest, 13)]
+
+
+def hidden(directory: Path, rows: list[np.ndarray]) -> np.ndarray:
+    """transformers' last hidden states in float32, one sentence after another."""
+    import torch
+    import transformers
+
+    model = transformers.BertModel.from_pretrained(directory, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return np.concatenate([model(torch.from_numpy(row)[None]).last_hidden_state[0].numpy() for row in rows])
+
+
+def change(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+
+
+def berts_compared(number: int, directory: Path, error: float = 0.0) -> tuple[BertsCase, Result, float, float]:
+    """One model optimised: what it is, what was found, how far its exact and its chosen program are from
+    transformers."""
+    made = case(number)
+    berts_write(made, directory, number)
+    result = optimize(str(directory), error=error, tokens=16, rounds=3, output="rows")
+    rows = berts_sentences(made, number)
+    wanted = hidden(directory, rows)
+    return made, result, *(change(point.program.run(Batch(rows)), wanted) for point in (result.points[0], result.best))
+
+
+def row(number: int, made: BertsCase, result: Result, exact: float, chosen: float, seconds: float) -> tuple[Any, ...]:
+    c = made.config
+    return (
+        number,
+        made.saved,
+        f"{c['num_hidden_layers']} x {c['hidden_size']}",
+        c["num_attention_heads"],
+        c["intermediate_size"],
+        c["vocab_size"],
+        c["hidden_act"],
+        f"{c['layer_norm_eps']:g}",
+        made.number,
+        made.filled,
+        made.files,
+        f"{exact:.1e}",
+        f"{chosen:.1e}",
+        result.best.name,
+        f"{seconds:.1f}",
+    )
+
+
+def measure_berts() -> int:
+    """Optimise random BERTs as transformers saves them, beside transformers' own hidden states in float32.
+
+        python benchmarks/widths.py berts [--models 30] [--first 0] [--csv OUT]
+
+    Sizes, heads, activations, number types, biases (zeros and gains of one as a library initialises them, or
+    random), shards, heads on top, with and without a pooler. Every fourth is searched within the default error, the
+    others exactly. `exact` is the relative change (Frobenius) of the exact program's output on sentences of several
+    lengths, `chosen` that of the program that `optimize` answers with; an exact program further off than 1e-5, or a
+    chosen one further off than twice what was asked for on other sentences, ends with status 1."""
+    parser = Parser(measure_berts)
+    parser.add_argument("--models", type=count, default=30)
+    parser.add_argument("--first", type=whole, default=0)
+    given = parser.parse_args()
+    takes(7 * given.models)
+    rows, wrong, off = [], 0, [0.0]
+    print("  ".join(BERTS_COLUMNS))
+    for number in range(given.first, given.first + given.models):
+        start, error = time.perf_counter(), DEFAULT if number % 4 == 3 else 0.0
+        with TemporaryDirectory() as place:
+            made, result, exact, chosen = berts_compared(number, Path(place) / "model", error)
+        off.append(exact)
+        wrong += not (exact <= BERTS_EXACT and chosen <= max(2 * error, BERTS_EXACT))
+        rows.append(row(number, made, result, exact, chosen, time.perf_counter() - start))
+        print("  ".join(map(str, rows[-1])), flush=True)
+    tabled(given.csv, [BERTS_COLUMNS, *rows])
+    concluded(
+        given,
+        [
+            Figure(f"models of {len(rows)} that are too far off transformers", wrong, most=0),
+            Figure("largest relative change of an exact program", max(off), most=BERTS_EXACT),
         ],
     )
     return int(bool(wrong))
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run_parts(measure_widths, measure_berts)

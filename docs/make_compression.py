@@ -16,11 +16,11 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "benchmarks")]
 
-from lib.command import Parser, readable, say  # noqa: E402
+from lib.command import DATA, Parser, readable, say  # noqa: E402
+from lib.sentence_pairs import halves  # noqa: E402
 
-from composition import DATA, halves  # noqa: E402
-from interactions import QUICK_ROWS, Judge, State  # noqa: E402
-from quality import joined  # noqa: E402
+from composition import QUICK_ROWS, Judge, State  # noqa: E402
+from errors import joined  # noqa: E402
 
 from formats.disk.files import replacing  # noqa: E402
 from opmatrix.files.checkpoint import open_model  # noqa: E402

@@ -1,7 +1,8 @@
 """Writes docs/formats.json, what the notebook docs/formats.ipynb draws, from what two benchmarks wrote on this machine:
 
-    python benchmarks/crossovers.py --shapes 384x1536 --structures random blocks nm shared --providers ours numpy \
-        --densities 0.05 0.1 0.2 0.3 0.5 0.7 --threads 1 --rounds 5 --decode 0 --csv crossovers.csv
+    python benchmarks/products.py crossovers --shapes 384x1536 --structures random blocks nm shared \
+        --providers ours numpy --densities 0.05 0.1 0.2 0.3 0.5 0.7 --threads 1 --rounds 5 --decode 0 \
+        --csv crossovers.csv
     python benchmarks/selection.py --quick --csv selection.csv
     python docs/make_formats.py crossovers.csv selection.csv [--busy "what they said of a busy machine"]
 

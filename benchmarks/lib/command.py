@@ -18,6 +18,7 @@ HERE = LIB.parent
 ROOT = HERE.parent
 TESTS = ROOT / "tests"
 SUPPORT = TESTS / "support"
+DATA = Path(os.environ.get("OPMATRIX_DATA") or ROOT.parent / "shared" / "data")
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # before an installed opmatrix
 sys.path.append(str(SUPPORT))  # what makes models, programs and mutants
@@ -36,11 +37,20 @@ ROOM = 1.05  # of a ceiling that is itself measured
 # ---- options
 
 
-class Parser(argparse.ArgumentParser):
-    """Refuses in a line, as everything else is refused. The first line of a benchmark's docstring says what it does."""
+Part = Callable[[], int | None]  # `measure_NAME` of a script, with a docstring and options of its own
+PARTS: dict[str, Part] = {}  # of the script that runs
 
-    def __init__(self, doc: str, table: bool = True) -> None:
-        super().__init__(description=doc.splitlines()[0])
+
+class Parser(argparse.ArgumentParser):
+    """Options of a script, by its docstring, or of one of its parts: the first paragraph says what it does. Refuses in
+    a line, as everything else is refused."""
+
+    def __init__(self, about: str | Part, table: bool = True) -> None:
+        self.part = part_name(about) if callable(about) else ""
+        doc = (about.__doc__ if callable(about) else about) or ""
+        file = Path(sys.argv[0])
+        script = f"{file.name} {self.part}" if self.part not in ("", file.stem) else file.name
+        super().__init__(script, description=" ".join(doc.split("\n\n")[0].split()), epilog=listed_parts())
         if table:
             self.add_argument("--csv", type=Path, help="write the table there, too")
         self.add_argument("--figures", type=Path, help="write what it comes to there, as JSON")
@@ -49,7 +59,8 @@ class Parser(argparse.ArgumentParser):
         raise InputError(message.replace("argument ", "", 1))
 
     def parse_args(self, *given):  # type: ignore[no-untyped-def]
-        found = super().parse_args(*given)
+        words = sys.argv[2:] if self.part and sys.argv[1:2] == [self.part] else sys.argv[1:]
+        found = super().parse_args(*given or [words])
         for option in ("csv", "figures"):
             tablefile(option, getattr(found, option, None))
         return found
@@ -238,7 +249,7 @@ def concluded(given: argparse.Namespace, figures: Iterable[Figure]) -> None:
         raw.write(json.dumps([asdict(each) for each in figures], indent=1).encode())
 
 
-def run(main: Callable[[], int | None], *refused: type[Exception]) -> None:
+def run(main: Part, *refused: type[Exception]) -> None:
     """Runs a benchmark and ends the process with its status. What is refused, bad input or these, is a line, with
     status 2."""
     try:
@@ -247,6 +258,31 @@ def run(main: Callable[[], int | None], *refused: type[Exception]) -> None:
         sys.exit(print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr) or 2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def run_parts(*parts: Part, refused: tuple[type[Exception], ...] = ()) -> None:
+    """Runs that part of a script which its first word names, as `run` does; where there is none, the part that the
+    script is called after."""
+    PARTS.update({part_name(part): part for part in parts})
+    word = next(iter(sys.argv[1:]), "")
+    run(PARTS.get(word) or PARTS.get(Path(sys.argv[0]).stem) or (lambda: no_part(word)), *refused)
+
+
+def part_name(part: Part) -> str:
+    return part.__name__.removeprefix("measure_")
+
+
+def listed_parts() -> str:
+    """The parts of the script that runs, in a line; "" where it has none."""
+    return f"parts: {', '.join(PARTS)}; `PART --help` lists their options" if PARTS else ""
+
+
+def no_part(word: str) -> int:
+    """Answers a word that names no part of a script that has no part of its own name."""
+    if word not in ("-h", "--help"):
+        raise InputError(f"{word or 'no part'}: name one of {', '.join(PARTS)}")
+    print(f"usage: {Path(sys.argv[0]).name} PART [options]\n\n{listed_parts()}")
+    return 0
 
 
 # ---- processors

@@ -15,7 +15,7 @@ SAMPLE = 500
 
 @pytest.mark.deep
 def test_a_sample_of_all_arrays():
-    """benchmarks/guards.py runs all of them."""
+    """benchmarks/faults.py guards runs all of them."""
     sample = random.Random(20240517).sample([*guarded.cases()], SAMPLE)
     found = guarded.run_all(sample)
     total = Counter()

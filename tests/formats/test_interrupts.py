@@ -30,7 +30,7 @@ from opmatrix.runtime import recorded
 
 sys.path.append(str(ROOT / "benchmarks"))
 
-import interrupts
+import faults
 
 CONFIG = checkpoints.CONFIG | {
     "hidden_size": 48,
@@ -57,7 +57,7 @@ def child(code, **environment):
 @POSIX
 def test_an_interrupted_run_leaves_the_next_one_right():
     """At random moments, one to three signals at a time, beside a busy process."""
-    said = interrupts.told(50, 1, seed=1)
+    said = faults.told(50, 1, seed=1)
     assert Counter(end for _, end in said) == {"right": 50}
 
 

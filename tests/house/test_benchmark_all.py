@@ -22,7 +22,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 from lib import command
 
 import all as every
-import kills
+import faults
 from all import BENCHMARKS, Benchmark, Outcome
 
 from formats.core.errors import InputError
@@ -262,7 +262,7 @@ def test_its_arguments_are_options_that_there_are(name, text, monkeypatch, tmp_p
 
 def test_the_commands_that_are_killed_have_the_options_that_they_are_given():
     commands = typer.main.get_command(app).commands
-    for words in kills.COMMANDS.values():
+    for words in faults.COMMANDS.values():
         name, *rest = words.split()
         assert commands[name].make_context(name, rest)
 

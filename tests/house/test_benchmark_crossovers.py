@@ -1,4 +1,4 @@
-"""What benchmarks/crossovers.py says of times, and that what it times is the product."""
+"""What benchmarks/products.py crossovers says of times, and that what it times is the product."""
 
 import sys
 from math import inf

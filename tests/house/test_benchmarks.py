@@ -3,8 +3,10 @@ here."""
 
 import json
 import os
+import re
 import sys
 from math import inf, nan
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,12 +21,17 @@ from lib import command
 from lib.bars import Table, plot
 from lib.command import HERE, Figure, concluded
 
-import crossovers
-import prediction
+import products
+import selection
 
 from formats.core.errors import InputError
 
-COMMANDS = sorted(file.name for file in HERE.glob("*.py") if "command.run(main" in file.read_text())
+SCRIPTS = {file.name: file.read_text() for file in sorted(HERE.glob("*.py"))}
+COMMANDS = [
+    name if part in ("", Path(name).stem) else f"{name} {part}"
+    for name, source in SCRIPTS.items()
+    for part in re.findall(r"^def measure_(\w+)\(\) ->", source, re.MULTILINE) or [""]
+]
 EMPTY = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "OPMATRIX_DATA")}
 
 
@@ -33,14 +40,22 @@ def ran(tmp_path_factory):
     """A benchmark as it is started by hand, in another folder, with nothing that says where the packages are."""
     place = tmp_path_factory.mktemp("elsewhere")
     with Forks(place, EMPTY) as run:
-        yield lambda name, *words: run(place, HERE / name, *words)
+        yield lambda name, *words: run(place, HERE / name.split()[0], *name.split()[1:], *words)
 
 
 def test_every_benchmark_starts(ran):
-    assert len(COMMANDS) > 20
+    assert len(COMMANDS) > 40
     for name in COMMANDS:
         status, out, errors = ran(name, "--help")
         assert (status, errors) == (0, "") and "--figures" in out, f"{name}: {errors}"
+        assert out.startswith(f"usage: {name} [-h]"), f"{name}: {out}"
+
+
+def test_scripts_are_few_and_on_the_page():
+    """A new measurement is a part of the script whose subject it shares."""
+    page = (HERE / "README.md").read_text("utf-8")
+    assert len(SCRIPTS) <= 30
+    assert [name for name in COMMANDS if f"`{name}" not in page] == []
 
 
 def test_no_benchmark_is_called_like_a_package():
@@ -53,28 +68,32 @@ REFUSED = [
     ("extraction.py", ["nowhere"], "DIR: nowhere: it is no directory"),
     ("extraction.py", [], "nothing to extract"),
     ("extraction.py", ["{folder}"], "bad.json: not JSON"),
-    ("peer_laws.py", ["nowhere.csv"], "file: nowhere.csv: No such file"),
-    ("peer_laws.py", ["{folder}/bad.json"], "the columns lhs, rhs, truth are missing"),
-    ("peer_laws.py", ["{folder}/bytes"], "byte 0 is not UTF-8"),
-    ("prediction.py", ["--machine", "{folder}/bad.json"], "give what `opmatrix calibrate` saved here"),
+    ("extraction.py peer_laws", ["nowhere.csv"], "file: nowhere.csv: No such file"),
+    ("extraction.py peer_laws", ["{folder}/bad.json"], "the columns lhs, rhs, truth are missing"),
+    ("extraction.py peer_laws", ["{folder}/bytes"], "byte 0 is not UTF-8"),
+    ("selection.py prediction", ["--machine", "{folder}/bad.json"], "give what `opmatrix calibrate` saved here"),
     ("selection.py", ["nowhere"], "directory: nowhere: it is no directory"),
     ("selection.py", ["{folder}"], "it holds no patterns"),
     ("stated.py", ["{folder}"], "report.json: No such file"),
     ("gain.py", ["--model", "nowhere"], "nowhere: neither"),
-    ("ranking.py", ["--model", "nowhere"], "nowhere: neither"),
-    ("sparse.py", ["--model", "{folder}"], "config.json"),
+    ("whole.py ranking", ["--model", "nowhere"], "nowhere: neither"),
+    ("whole.py sparse", ["--model", "{folder}"], "config.json"),
     ("whole.py", ["--rounds", "0"], "--rounds: 0: a whole number from 1 on"),
     ("spectra.py", ["--subspaces", "3,9"], "--subspaces 3: more than --count 4 + 1"),
-    ("masks.py", ["--csv", "nowhere/out.csv"], "--csv nowhere/out.csv: it is to be a file"),
-    ("crossovers.py", ["--formats", "zip"], "--formats zip: dense"),
-    ("guards.py", ["--doors", "back"], "--doors back: "),
-    ("proofs.py", ["--count", "0"], "--count: 0: a whole number from 1 on"),
-    ("hostile.py", ["--files", "0"], "--files: 0: a whole number from 1 on"),
+    ("attention.py masks", ["--csv", "nowhere/out.csv"], "--csv nowhere/out.csv: it is to be a file"),
+    ("products.py crossovers", ["--formats", "zip"], "--formats zip: dense"),
+    ("faults.py guards", ["--doors", "back"], "--doors back: "),
+    ("fuzz.py proofs", ["--count", "0"], "--count: 0: a whole number from 1 on"),
+    ("spoilt_files.py hostile", ["--files", "0"], "--files: 0: a whole number from 1 on"),
     ("paired.py", ["no-such"], "no-such: no commit of"),
-    ("drawn.py", ["--count", "0"], "--count: 0: a whole number from 1 on"),
+    ("fuzz.py drawn", ["--count", "0"], "--count: 0: a whole number from 1 on"),
     ("partitions.py", ["--count", "0"], "--count: 0: a whole number from 1 on"),
-    ("pipelines.py", ["--pipelines", "1f1b:3+3"], "--pipelines 1f1b:3+3: a schedule and the layers of 4 stages"),
-    ("local_plans.py", ["--width", "30"], "--width 30: a multiple of 4"),
+    (
+        "partitions.py pipelines",
+        ["--pipelines", "1f1b:3+3"],
+        "--pipelines 1f1b:3+3: a schedule and the layers of 4 stages",
+    ),
+    ("partitions.py local_plans", ["--width", "30"], "--width 30: a multiple of 4"),
     ("models.py", ["--types", "float8"], "--types float8: float32"),
 ]
 
@@ -92,7 +111,7 @@ def test_what_is_refused_is_one_line(ran, folder):
         status, _, errors = ran(name, *(word.format(folder=folder) for word in words))
         lines = [line for line in errors.splitlines() if not line.startswith(("busy machine", "   "))]
         assert status == 2 and len(lines) == 1, f"{name} {words}: {errors}"
-        assert lines[0].startswith(f"{name}: ") and said in lines[0], f"{name} {words}: {errors}"
+        assert lines[0].startswith(f"{name.split()[0]}: ") and said in lines[0], f"{name} {words}: {errors}"
 
 
 @pytest.mark.parametrize(
@@ -171,23 +190,23 @@ def test_too_few_times_have_no_spread():
 
 
 def asked(monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["crossovers.py", *words])
-    return crossovers.arguments()
+    monkeypatch.setattr(sys, "argv", ["products.py", "crossovers", *words])
+    return products.arguments()
 
 
 def test_a_quick_run_keeps_the_options_that_are_given(monkeypatch):
     given = asked(monkeypatch, "--quick", "--shapes", "64x128", "--densities", "0.25", "--decode", "1")
     assert (given.shapes, given.densities, given.decode) == (["64x128"], [0.25], 1.0)
-    assert {task for task, *_ in crossovers.tasks(given)} == {("64x128", "random", 0.25, (1, 128))}
-    assert len(crossovers.tasks(asked(monkeypatch, "--quick"))) < len(
-        crossovers.tasks(asked(monkeypatch, "--shapes", "64x128"))
+    assert {task for task, *_ in products.tasks(given)} == {("64x128", "random", 0.25, (1, 128))}
+    assert len(products.tasks(asked(monkeypatch, "--quick"))) < len(
+        products.tasks(asked(monkeypatch, "--shapes", "64x128"))
     )
     assert not asked(monkeypatch, "--quick").decode and asked(monkeypatch).decode
 
 
 def test_the_whole_grid_alone_holds_the_bars(monkeypatch):
     held = {
-        words: any(task[0] == "4096x4096" for task, *_ in crossovers.tasks(asked(monkeypatch, *words)))
+        words: any(task[0] == "4096x4096" for task, *_ in products.tasks(asked(monkeypatch, *words)))
         for words in ((), ("--quick",), ("--structures", "random"), ("--bars",))
     }
     assert held == {(): True, ("--quick",): False, ("--structures", "random"): False, ("--bars",): True}
@@ -233,10 +252,10 @@ class Reads:
     ],
 )
 def test_no_product_reads_faster_than_memory(share, size, said, monkeypatch):
-    monkeypatch.setattr(crossovers, "caches", lambda: [1 << 15, 64 << 20])
-    monkeypatch.setattr(crossovers.peaks, "free_memory", lambda: 1 << 40)
-    figures = [*crossovers.decoded([Reads(share)], SimpleNamespace(decode=size, threads=[1]))]
-    assert {each.verdict for each in figures} == {said} and len(figures) == len(crossovers.DECODED)
+    monkeypatch.setattr(products, "caches", lambda: [1 << 15, 64 << 20])
+    monkeypatch.setattr(products.peaks, "free_memory", lambda: 1 << 40)
+    figures = [*products.decoded([Reads(share)], SimpleNamespace(decode=size, threads=[1]))]
+    assert {each.verdict for each in figures} == {said} and len(figures) == len(products.DECODED)
 
 
 def test_bars_are_figures_of_the_first_number_of_threads(capsys):
@@ -245,7 +264,7 @@ def test_bars_are_figures_of_the_first_number_of_threads(capsys):
         for at in (0.1, 0.4, 0.8)
         for form, who, seconds in (("dense", "numpy", 8.0), ("csr", "ours", 2.0))
     ]
-    figures = {each.what: each for each in crossovers.report(Table(rows), [1])}
+    figures = {each.what: each for each in products.report(Table(rows), [1])}
     assert figures["CSR at 0.1 against dense"].verdict == "met" and figures["CSR at 0.1 against dense"].value == 4.0
     assert figures["CSR: density up to which it beats dense float32"].value == 0.8, "it wins as far as was measured"
     assert figures["CSR at 0.1 against the best library's CSR"].verdict == "not measured here: no such row"
@@ -277,25 +296,28 @@ def test_one_matrix_of_each_format_is_enough(monkeypatch, tmp_path, capsys):
         calibration, "measured", lambda catalogue, cases, most: [(kernel, sizes, 1e-4) for kernel, sizes, _ in cases]
     )
     monkeypatch.setattr("formats.FORMATS", {name: FORMATS[name] for name in ("dense", "csr")})
-    table = prediction.measured(tmp_path, 1)
+    table = selection.measured(tmp_path, 1)
     assert {row[0] for row in table} == {"dense", "csr"} and {row[5] for row in table} == {0.0}, "the even matrix"
-    figures = prediction.show(table)
+    figures = selection.prediction_show(table)
     assert len(figures) == 3 and all(np.isfinite(each.value) for each in figures)
-    assert prediction.show([each for each in table if each[3] > 1])[2].what == "formats of 2 that keep both bars"
+    assert (
+        selection.prediction_show([each for each in table if each[3] > 1])[2].what == "formats of 2 that keep both bars"
+    )
     capsys.readouterr()
 
 
 def test_a_calibration_of_elsewhere_is_refused(tmp_path):
     (tmp_path / "machine.json").write_text("{}")
     with pytest.raises(InputError, match=r"machine\.json"):
-        prediction.measured(tmp_path / "machine.json", 1)
+        selection.measured(tmp_path / "machine.json", 1)
 
 
 def test_two_techniques_against_each_alone():
     """Number types come last; a structure has its own pair with bytes where there is one; apart, factors multiply and
     losses add."""
-    import interactions
-    from interactions import Outcome, apart, figures, narrow, ordered, structure
+    import composition
+    from composition import Outcome, apart, narrow, ordered, structure
+    from composition import interactions_figures as figures
 
     assert [*ordered(["int8", "2:4", "units"])] == [
         ("2:4", "int8"),
@@ -303,8 +325,8 @@ def test_two_techniques_against_each_alone():
         ("units", "int8"),
         ("units", "2:4"),
     ]
-    assert len([*ordered(interactions.NAMES)]) == 41  # 5 x 4 structures, 5 x 3 with numbers, 3 x 2 numbers
-    assert [narrow(structure(name, 64, 64), "int8").format for name in interactions.FITS] == [
+    assert len([*ordered(composition.NAMES)]) == 41  # 5 x 4 structures, 5 x 3 with numbers, 3 x 2 numbers
+    assert [narrow(structure(name, 64, 64), "int8").format for name in composition.FITS] == [
         "lowrankint8",
         "nmint8",
         "int8",

@@ -12,8 +12,8 @@ from opmatrix.spectra.removal import DAMPING
 
 sys.path.append(str(ROOT / "benchmarks"))
 
-import sparsity
-from sparsity import Sparsity, sparsify
+import spectra as sparsity
+from spectra import Sparsity, sparsify
 
 
 def drawn(n, p, seed=0):

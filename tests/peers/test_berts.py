@@ -1,4 +1,4 @@
-"""Three of the random BERTs of benchmarks/berts.py, from transformers' save_pretrained to a program that runs."""
+"""Three of the random BERTs of benchmarks/widths.py, from transformers' save_pretrained to a program that runs."""
 
 import sys
 
@@ -7,7 +7,7 @@ from children import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
 
-import berts
+import widths as berts
 
 pytest.importorskip("torch", reason="needs peers: torch")
 pytest.importorskip("transformers", reason="needs peers: transformers")
@@ -22,7 +22,7 @@ pytest.importorskip("transformers", reason="needs peers: transformers")
     ],
 )
 def test_what_transformers_saves_is_optimised_and_agrees(tmp_path, number, said, laws_known):
-    made, result, exact, chosen = berts.compared(number, tmp_path / "model")
+    made, result, exact, chosen = berts.berts_compared(number, tmp_path / "model")
     assert (made.saved, made.number, made.filled, made.files) == said
     assert (tmp_path / "model" / "model.safetensors.index.json").exists() == (made.files == "shards")
-    assert exact < berts.EXACT and chosen < berts.EXACT and all(point.verified for point in result.points)
+    assert exact < berts.BERTS_EXACT and chosen < berts.BERTS_EXACT and all(point.verified for point in result.points)

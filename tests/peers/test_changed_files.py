@@ -1,5 +1,5 @@
 """Directories with one key changed, dropped or null, beside transformers and sentence-transformers: a fixed part of
-benchmarks/changed_files.py."""
+benchmarks/spoilt_files.py changed."""
 
 import sys
 from importlib.util import find_spec
@@ -14,8 +14,8 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 from lib.saved_models import SAVED
 
-import changed_files
-from changed_files import DROPPED, MODEL, OLD, TOKENIZER, WORDS, Change
+import spoilt_files
+from spoilt_files import DROPPED, MODEL, OLD, TOKENIZER, WORDS, Change
 
 pytest.importorskip("torch", reason="needs peers: torch")
 transformers = pytest.importorskip("transformers", reason="needs peers: transformers")
@@ -95,8 +95,8 @@ EMBEDDING = [
 
 def check(name, only):
     """No change is read otherwise, and of what changes nothing none is refused."""
-    changed_files.silence()
-    for each in changed_files.outcomes(name, only=only):
+    spoilt_files.silence()
+    for each in spoilt_files.outcomes(name, only=only):
         assert each.outcome != "wrong" and not (each.stays and each.outcome == "refused"), f"{each.change}: {each}"
 
 

@@ -20,16 +20,18 @@ LLAMA = dict(hidden_size=48, num_attention_heads=4, num_key_value_heads=2, inter
 @pytest.mark.parametrize(
     "made",
     [
-        widths.Case("gpt2", dict(n_embd=64, n_head=1), 1, "GPT2LMHeadModel", "float32"),
-        widths.Case("llama", LLAMA | dict(head_dim=20, attention_bias=True), 1, "LlamaForCausalLM", "bfloat16"),
-        widths.Case("distilbert", dict(dim=24, n_heads=3, hidden_dim=20), 2, "DistilBertModel", "float16"),
-        widths.Case("qwen3", LLAMA | dict(head_dim=16, tie_word_embeddings=True), 1, "Qwen3ForCausalLM", "float32"),
-        widths.Case("pangu-alpha", dict(hidden_size=48, num_heads=3), 2, "GPTPanguForCausalLM", "bfloat16"),
-        widths.Case("modernbert", BERT | dict(local_attention=10), 2, "ModernBertForMaskedLM", "bfloat16"),
-        widths.Case("albert", BERT | dict(embedding_size=20), 3, "AlbertForMaskedLM", "float16"),
-        widths.Case("gte", BERT | dict(type_vocab_size=1), 1, "GteModel", "float32"),
-        widths.Case("gemma3_text", LLAMA | dict(head_dim=16), 2, "Gemma3TextModel", "bfloat16"),
-        widths.Case("openpangu", LLAMA, 1, "LlamaForCausalLM", "float32"),
+        widths.WidthsCase("gpt2", dict(n_embd=64, n_head=1), 1, "GPT2LMHeadModel", "float32"),
+        widths.WidthsCase("llama", LLAMA | dict(head_dim=20, attention_bias=True), 1, "LlamaForCausalLM", "bfloat16"),
+        widths.WidthsCase("distilbert", dict(dim=24, n_heads=3, hidden_dim=20), 2, "DistilBertModel", "float16"),
+        widths.WidthsCase(
+            "qwen3", LLAMA | dict(head_dim=16, tie_word_embeddings=True), 1, "Qwen3ForCausalLM", "float32"
+        ),
+        widths.WidthsCase("pangu-alpha", dict(hidden_size=48, num_heads=3), 2, "GPTPanguForCausalLM", "bfloat16"),
+        widths.WidthsCase("modernbert", BERT | dict(local_attention=10), 2, "ModernBertForMaskedLM", "bfloat16"),
+        widths.WidthsCase("albert", BERT | dict(embedding_size=20), 3, "AlbertForMaskedLM", "float16"),
+        widths.WidthsCase("gte", BERT | dict(type_vocab_size=1), 1, "GteModel", "float32"),
+        widths.WidthsCase("gemma3_text", LLAMA | dict(head_dim=16), 2, "Gemma3TextModel", "bfloat16"),
+        widths.WidthsCase("openpangu", LLAMA, 1, "LlamaForCausalLM", "float32"),
     ],
     ids=lambda made: made.family,
 )

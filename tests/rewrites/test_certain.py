@@ -329,7 +329,7 @@ def test_a_term_lies_in_its_intervals(over):
 
 
 def test_no_random_pair_is_judged_wrongly():
-    """Thousands by benchmarks/proofs.py."""
+    """Thousands by benchmarks/fuzz.py proofs."""
     counts, wrong = tabulated(range(50))
     assert not wrong and {verdict for _, verdict in counts} == {"proved", "refuted", "not found"}
 

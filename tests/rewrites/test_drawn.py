@@ -53,7 +53,7 @@ from rewrites.workload.stated import MIN_SENTENCES, worst
 
 sys.path.append(str(ROOT / "benchmarks"))
 
-import drawn
+import fuzz
 
 SEEDS = 3, 6, 10, 12, 13, 15, 29, 39, 59, 107, 893, 1070  # quick ones, by turns exact (even) and not
 RNG = np.random.default_rng(0)
@@ -68,7 +68,7 @@ def quick(monkeypatch):
     tests/rewrites/test_lengths.py; a machine that nobody measured."""
     monkeypatch.setattr("rewrites.verify.lengths.MAX_LENGTH", SAMPLED + 100)
     monkeypatch.setattr("rewrites.verify.verify_laws", lambda laws, **told: {"laws": len(laws), "draws": 2, "seed": 0})
-    monkeypatch.setattr(drawn, "machine", standin.machine)
+    monkeypatch.setattr(fuzz, "machine", standin.machine)
 
 
 @pytest.mark.deep(every=10)
@@ -77,8 +77,8 @@ def test_random_operators_are_right_or_refused(seed, quick, monkeypatch):
     """What laws save is asked of two."""
     if seed not in SEEDS[:2]:
         standin.know_savings(monkeypatch)
-    found = drawn.one(seed, 0)
-    assert found.outcome not in drawn.BAD, f"seed {found.seed}: {found.said}"
+    found = fuzz.drawn_one(seed, 0)
+    assert found.outcome not in fuzz.DRAWN_BAD, f"seed {found.seed}: {found.said}"
 
 
 def test_rare_things_are_drawn():
@@ -99,8 +99,8 @@ DEGENERATE_SEEDS = 1, 7, 13, 45, 137, 231  # of one output and several; the last
 @pytest.mark.parametrize("seed", DEGENERATE_SEEDS)
 def test_degenerate_operators_are_right_through_every_door(seed, quick, laws_known):
     """The best program of an exploration, the searched one, that one saved and loaded, and the front."""
-    for found in drawn.through_doors(0, seed, degenerate_operator, drawn.DOORS):
-        assert found.outcome not in drawn.BAD, f"{found.case}: {found.said}"
+    for found in fuzz.through_doors(0, seed, degenerate_operator, fuzz.DOORS):
+        assert found.outcome not in fuzz.DRAWN_BAD, f"{found.case}: {found.said}"
 
 
 def test_degenerate_things_are_drawn():

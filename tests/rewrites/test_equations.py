@@ -14,7 +14,7 @@ from test_laws import Whole
 
 sys.path.append(str(ROOT / "benchmarks"))
 
-import peer_laws
+import extraction
 
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
@@ -413,7 +413,7 @@ def test_equations_are_read_and_judged(tmp_path, monkeypatch, capsys):
     with file.open("w", newline="") as lines:
         csv.writer(lines).writerows([("truth", "lhs", "rhs"), *PEERS])
     monkeypatch.setattr("sys.argv", ["peer_laws", str(file), "--csv", str(out)])
-    peer_laws.main()
+    extraction.main()
     with out.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert [(row["truth"], row["lhs"], row["rhs"]) for row in rows] == PEERS
@@ -443,10 +443,10 @@ def test_equations_are_read_and_judged(tmp_path, monkeypatch, capsys):
 )
 def test_what_is_no_equation_is_named(text, said):
     with pytest.raises(InputError, match=re.escape(said)):
-        peer_laws.Reader().sides(text, "(In a)")
+        extraction.Reader().sides(text, "(In a)")
 
 
 def test_a_file_without_the_columns_is_named(tmp_path):
     (tmp_path / "in.csv").write_text("left,right\n")
     with pytest.raises(InputError, match=r"in\.csv: the columns lhs, rhs, truth are missing"):
-        list(peer_laws.equations(tmp_path / "in.csv"))
+        list(extraction.equations(tmp_path / "in.csv"))

@@ -69,7 +69,7 @@ def test_what_is_no_rule_is_no_mutant():
 @pytest.mark.deep
 @pytest.mark.parametrize("part", range(4))
 def test_every_mutant_of_a_law_is_caught_or_equal(part):
-    """Every tenth; benchmarks/mutants.py judges all."""
+    """Every tenth; benchmarks/fuzz.py mutants judges all."""
     verdicts = [judge(each) for each in all_mutants()[part * 10 :: 40]]
     assert not [str(v.mutant) for v in verdicts if v.survived]
     assert all(v.graph for v in verdicts if v.law), "a graph does not see what the law's test sees"
