@@ -6,13 +6,13 @@ from typing import TypeAlias
 
 from formats.core.errors import InputError
 
-Refused: TypeAlias = Mapping[str, tuple[tuple[object, ...], str]]
+RefusedArguments: TypeAlias = Mapping[str, tuple[tuple[object, ...], str]]
 EMBEDDINGS, SPARSE_ROWS, PAIR_SCORES = "embeddings", "sparse rows", "scores of pairs"  # tasks of encoders
 TOKEN_ROWS = "rows of tokens"  # another task
 OTHER_DEVICES = "programs run on this machine's CPU, all threads of it: leave it out"
 TORCH_ALONE = "no module of torch is run here: leave it out"
 # name -> values that ask for nothing, and the reason why no other is taken
-REFUSED: Refused = {
+REFUSED: RefusedArguments = {
     "modules": ((None,), "a model is a name or a directory, not modules of torch"),
     "device": ((None, "cpu"), OTHER_DEVICES),
     "backend": (("torch",), "the program is the backend: leave it out"),
@@ -29,7 +29,7 @@ REFUSED: Refused = {
 }
 
 AS_COMPUTED = "rows of tokens are given as they are computed: leave it out"
-BESIDE_TOKENS: Refused = {  # the same, where rows of tokens are asked for
+BESIDE_TOKENS: RefusedArguments = {  # the same, where rows of tokens are asked for
     "precision": ((None, "float32"), AS_COMPUTED),
     "normalize_embeddings": ((False,), AS_COMPUTED),
     "truncate_dim": ((None,), AS_COMPUTED),
@@ -37,7 +37,7 @@ BESIDE_TOKENS: Refused = {  # the same, where rows of tokens are asked for
 }
 
 
-def refuse_arguments(what: str, arguments: Mapping[str, object], refused: Refused = REFUSED) -> None:
+def refuse_arguments(what: str, arguments: Mapping[str, object], refused: RefusedArguments = REFUSED) -> None:
     """Raise InputError for the first argument that would be ignored: one that is `refused` with another value, or one
     that is unknown. `what` names the call."""
     for name, value in arguments.items():

@@ -27,7 +27,7 @@ from rewrites.encoders.embedding_forms import (
 from rewrites.encoders.encoder import ComparedEncoder, open_encoder, portions, read_texts
 from rewrites.encoders.refused import BESIDE_TOKENS, TOKEN_ROWS, refuse_arguments
 
-EMBEDDING, TOKENS = "sentence_embedding", "token_embeddings"  # values of `output_value`
+EMBEDDING, TOKEN_VECTORS = "sentence_embedding", "token_embeddings"  # values of `output_value`
 
 
 @dataclass(frozen=True)
@@ -117,15 +117,15 @@ class SentenceTransformer(ComparedEncoder):
         list of the rows of each text's tokens (T, n), special ones too. Raises InputError for what is no text."""
         kwargs.pop("task", None)
         refuse_arguments("encode", dict(device=device, pool=pool, chunk_size=chunk_size) | kwargs)
-        if output_value not in (EMBEDDING, TOKENS):
-            raise InputError(f"output_value {output_value!r:.40}: there are {EMBEDDING}, {TOKENS}")
+        if output_value not in (EMBEDDING, TOKEN_VECTORS):
+            raise InputError(f"output_value {output_value!r:.40}: there are {EMBEDDING}, {TOKEN_VECTORS}")
         single = isinstance(inputs, str)
         texts = [str(inputs)] if single else read_texts(inputs)
         width = self.truncate_dim if truncate_dim is None else truncate_dim
         wanted = Wanted(batch_size, show_progress_bar, check_form(precision), normalize_embeddings, width)
-        if output_value == TOKENS:
+        if output_value == TOKEN_VECTORS:
             forms = dict(precision=precision, normalize_embeddings=normalize_embeddings, truncate_dim=truncate_dim)
-            refuse_arguments(TOKENS, forms | dict(convert_to_tensor=convert_to_tensor), BESIDE_TOKENS)
+            refuse_arguments(TOKEN_VECTORS, forms | dict(convert_to_tensor=convert_to_tensor), BESIDE_TOKENS)
             rows = self.embed_tokens(texts, self.reading(prompt_name, prompt), wanted)
             return rows[0] if single else rows
         vectors = self.embed(texts, self.reading(prompt_name, prompt), wanted)
