@@ -153,6 +153,7 @@ PUBLISHED = {
 }
 MEASURED, PAGES = command.ROOT / "docs" / "measured", command.ROOT / "docs" / "make_results.py"
 APART = {
+    "neighbours": "embeds ten thousand clauses by five programs, for minutes",
     "kills": "kills each of fifteen commands thirty times, and runs it again each time",
     "report": "runs `opmatrix optimize` twice, for what --publish shows",
     "paired": "holds two commits against each other",
