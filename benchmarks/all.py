@@ -160,7 +160,7 @@ PUBLISHED = {
 }
 MEASURED, PAGES = command.ROOT / "docs" / "measured", command.ROOT / "docs" / "make_results.py"
 APART = {
-    "neighbours": "embeds corpora of 20,000 lines by two programs, for minutes",
+    "neighbours": "embeds ten thousand clauses by five programs, for minutes",
     "faults kills": "kills each of fifteen commands thirty times, and runs it again each time",
     "report": "runs `opmatrix optimize` twice, for what --publish shows",
     "paired": "holds two commits against each other",
