@@ -547,7 +547,8 @@ def of_goal(
     for option, path in beside.items():
         if (wanted := digest_of(said.get(option))) != (None if path is None else sha256_hex(path)):
             return Check(what, then, f"it needs {f'its --{option} FILE' if wanted else f'no --{option}'}", CLAIMED)
-    goal = replace(goal, data=goal.measure.read(CorpusFiles(file, **beside) if any(beside.values()) else file))
+    files_read = CorpusFiles(file, **beside) if goal.measure.beside else file
+    goal = replace(goal, data=goal.measure.read(files_read))
     meta = {key: entry for key, entry in program.meta.items() if key != "certificate"}
     imported = import_program(model).replace(**meta)
     goal = goal.beside(imported)

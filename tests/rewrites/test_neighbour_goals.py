@@ -232,6 +232,17 @@ def test_a_certificate_is_measured_again(result, place, files, monkeypatch):
         verdict(top10=files.queries)
 
 
+def test_a_goal_without_queries_of_its_own_is_measured_again(place, files):
+    """One line in ten is a query: a certificate names the corpus alone."""
+    program = om.Program.load(place / "out")
+    [said] = (goal for goal in program.meta["certificate"]["verified"]["goals"] if goal["goal"].startswith("top10"))
+    alone = {key: value for key, value in said.items() if key not in ("queries", "stated")}
+    model = om.open_model(place / "embedder").operator(pooled=True)
+    check = recheck.of_goal(program, model, 0.0, alone, {"top10": files.corpus}, {})
+    data = nearest_goal(CorpusFiles(files.corpus)).beside(imported(place / "embedder"))
+    assert check.found.startswith(f"{data.chosen_by(program):.5g}, ") and check.verdict != recheck.CLAIMED
+
+
 def test_a_stated_mean_that_is_another_one_fails(result, place, files, monkeypatch):
     program = om.Program.load(place / "out")
     said = dict(json.loads(json.dumps(program.meta["certificate"]))["verified"]["goals"][1])
