@@ -27,15 +27,14 @@ from models import job
 
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.display.tables import table
-from opmatrix.inference.scores.similarity import MATRICES
 from opmatrix.runtime.measure import rotate_order
 from opmatrix.runtime.program import Program
-from rewrites.metrics.neighbours import NEAREST, lower_bound, overlap
+from rewrites.metrics.neighbours import lower_bound, nearest_rows, overlap
 
 COLUMNS = "program", "lines", "one_half", "at_least", "other_half", "seconds", "megabytes"
 EXACT = "opmatrix", "float32"
 SHORTEST = 4  # words of a clause
-TIMED, BATCH = 512, 32  # clauses that are timed, and those of a batch
+TIMED = 512  # clauses that are timed
 WEIGHTS = "*.safetensors", "*.bin"
 STORED = {"openvino": ("model.bin",)}  # where a directory holds copies for workloads
 APART = 0.02  # the most that the two halves may differ by
@@ -97,20 +96,13 @@ def clauses(text: str) -> list[str]:
     return [*dict.fromkeys(part for part in parts if len(part.split()) >= SHORTEST)]
 
 
-def in_batches(rows: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return the numbers of rows in batches, by length."""
-    order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
-    return [order[at : at + BATCH] for at in range(0, len(order), BATCH)]
-
-
 # ---- programs
 
 
 def engines(given, checkpoint, lines: Sequence[str]) -> list[Entrant]:
     """Return the exact program, then every engine in every number type that is here."""
     rows = workloads.ids(checkpoint.tokenizer().encode(lines))
-    whole = workloads.Workload("sorted", rows, in_batches(rows))
-    timed = workloads.Workload("sorted", rows[:TIMED], in_batches(rows[:TIMED]))
+    whole, timed = (workloads.by_length(some) for some in (rows, rows[:TIMED]))
     entrants = []
     for engine, number in (EXACT, *((engine, number) for number in given.types for engine in given.engines)):
         try:
@@ -144,8 +136,8 @@ def in_processes(timed, whole) -> Entrant:
 
 def saved(directories: Sequence[str], checkpoint, lines: Sequence[str]) -> list[Entrant]:
     """Return the programs of directories, each in this process: they start no threads that spin."""
-    rows = workloads.ids(checkpoint.tokenizer().encode(lines[:TIMED]))
-    batches = [Batch([rows[number] for number in numbers]) for numbers in in_batches(rows)]
+    timed = workloads.by_length(workloads.ids(checkpoint.tokenizer().encode(lines[:TIMED])))
+    batches = [Batch([timed.sentences[number] for number in numbers]) for numbers in timed.batches]
     return [from_directory(Path(directory), lines, batches) for directory in directories]
 
 
@@ -191,8 +183,7 @@ def shares(vectors: np.ndarray, exact: np.ndarray, half: int, size: int, queries
 
 def nearest(vectors: np.ndarray, queries: int) -> np.ndarray:
     """Return the numbers of the lines nearest to each of the first vectors, among the others."""
-    alike = MATRICES["cosine"](vectors[:queries].astype(np.float64), vectors[queries:].astype(np.float64))
-    return np.argsort(-alike, axis=1, kind="stable")[:, :NEAREST]
+    return nearest_rows(vectors[:queries].astype(np.float64), vectors[queries:].astype(np.float64), "cosine")
 
 
 def figures(rows: Sequence[tuple]) -> list[Figure]:

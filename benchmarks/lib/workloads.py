@@ -97,8 +97,7 @@ def made(name, checkpoint, pairs, count, rounds=1):
     tokenizer = checkpoint.tokenizer()
     if name in TEXTS:
         rows = ids(tokenizer.encode(SentencePairs.read(pairs).texts[:count]))
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i])) if name == "sorted" else range(len(rows))
-        return Workload(name, rows, [[*order[at : at + BATCH]] for at in range(0, len(rows), BATCH)])
+        return by_length(rows) if name == "sorted" else Workload(name, rows, in_batches(range(len(rows))))
     limit = checkpoint.positions
     if name == FRESH:
         return fresh(*cut(tokenizer, 1, min(128, limit)), 1 + TURN * rounds)
@@ -111,6 +110,15 @@ def made(name, checkpoint, pairs, count, rounds=1):
             f"--workloads {name}: SENTENCESxTOKENS (of 1 to {limit} tokens) or one of {', '.join((*TEXTS, FRESH))}"
         )
     return Workload(name, cut(tokenizer, count, length), [list(range(count))], [count, length])
+
+
+def by_length(rows):
+    """Rows of token ids in batches, the shortest first."""
+    return Workload("sorted", rows, in_batches(sorted(range(len(rows)), key=lambda i: len(rows[i]))))
+
+
+def in_batches(order):
+    return [[*order[at : at + BATCH]] for at in range(0, len(order), BATCH)]
 
 
 def fresh(row, count):

@@ -157,8 +157,13 @@ def nearest_lines(program: Program, part: CorpusPart) -> QueryAnswers:
         embedded(program, texts, names)
         for texts, names in ((part.queries, QUERY_PROMPTS), (part.lines, DOCUMENT_PROMPTS))
     )
-    alike = MATRICES[program.pooling.similarity or "cosine"](queries, lines)
-    return [*np.argsort(-alike, axis=1, kind="stable")[:, :NEAREST]]
+    return [*nearest_rows(queries, lines, program.pooling.similarity or "cosine")]
+
+
+def nearest_rows(queries: Float64Rows, rows: Float64Rows, similarity: str) -> NDArray[np.intp]:
+    """Return for each of (q, n) the places (q, NEAREST) of the most similar of (l, n); of equal ones the first."""
+    alike = MATRICES[similarity](queries, rows)
+    return np.argsort(-alike, axis=1, kind="stable")[:, :NEAREST]
 
 
 def embedded(program: Program, texts: Sequence[str], names: Sequence[str]) -> Float64Rows:
