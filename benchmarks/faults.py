@@ -518,37 +518,21 @@ def guards_table(found: Counter) -> dict[str, Counter]:
 
 WORDS = "the bank of river runs dry a ? . bank river runs of the dry".split()
 WHOLE = 10  # of so many faults one is met by all of `optimize`
+LLAMA = dict(
+    vocab_size=41,
+    hidden_size=64,
+    intermediate_size=128,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    num_hidden_layers=1,
+)
+EXPERTS = dict(intermediate_size=96, num_local_experts=4, num_experts_per_tok=2)
 FAMILIES = {  # of one layer
     "bert": dict(hidden_size=64, intermediate_size=128, num_attention_heads=2, num_hidden_layers=1),
     "gpt2": dict(vocab_size=41, n_embd=64, n_layer=1, n_head=2),
-    "llama": dict(
-        vocab_size=41,
-        hidden_size=64,
-        intermediate_size=128,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_hidden_layers=1,
-    ),
-    "mistral": dict(
-        vocab_size=41,
-        hidden_size=64,
-        intermediate_size=128,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_hidden_layers=1,
-        sliding_window=21,
-    ),
-    "mixtral": dict(
-        vocab_size=41,
-        hidden_size=64,
-        intermediate_size=96,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_hidden_layers=1,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        sliding_window=None,
-    ),
+    "llama": LLAMA,
+    "mistral": LLAMA | dict(sliding_window=21),
+    "mixtral": LLAMA | EXPERTS | dict(sliding_window=None),
 }
 PLANTED_COLUMNS = "kind", "faults", "sentences", "verify", "optimize"
 

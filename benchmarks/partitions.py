@@ -166,9 +166,26 @@ def measure_partitions() -> int:
     return int(any(counts[kind] for kind in BAD))
 
 
+# ---- processes of this machine
+
+PROCESSES, GPT2_WORDS = 4, 64  # ranks over gloo, and tokens of the models that they run
+
+
+def gpt2_configuration(options, layers: int) -> dict[str, object]:
+    """Return the configuration of a small GPT-2 of so many layers, by the options of a part."""
+    return dict(
+        model_type="gpt2",
+        vocab_size=GPT2_WORDS,
+        n_embd=options.width,
+        n_positions=options.tokens,
+        n_head=4,
+        n_layer=layers,
+    )
+
+
 # ---- launched
 
-LAUNCHED_RANKS, MOST, FLAT = 4, 1.3, 4.0  # processes, the bar of the ratio, megabytes
+MOST, FLAT = 1.3, 4.0  # the bar of the ratio, megabytes
 LLAMA = dict(
     model_type="llama",
     vocab_size=64,
@@ -271,7 +288,7 @@ def measure_launched() -> int:
     takes(len(cases) * (4 + options.rounds * options.steps / 2) + options.long / 4)
     rows, figures = [], list[Figure]()
     print(f"{'a step of four ranks':<28}{'virtual':>12}{'launched':>12}{'ratio':>8}")
-    with Ranks(LAUNCHED_RANKS, deadline=120) as ranks:
+    with Ranks(PROCESSES, deadline=120) as ranks:
         for case in cases:
             alone, apart, ratios = launched_compared(case, ranks, options.rounds, options.steps)
             rows.append(
@@ -298,7 +315,6 @@ def measure_launched() -> int:
 
 # ---- pipelines
 
-PIPELINES_RANKS, PIPELINES_WORDS = 4, 64
 SIX = "1f1b:3+3+3+3,1f1b:6+2+2+2,1f1b:7+2+2+1,gpipe:1+2+2+7,1f1b:8+2+1+1,1f1b:9+1+1+1"
 PIPELINES_COLUMNS = (
     "pipeline",
@@ -329,9 +345,9 @@ def pipelines(text: str, micro_batches: int) -> list[Pipeline]:
     for word in listed(text):
         schedule, _, stages = word.partition(":")
         layers = [int(each) for each in stages.split("+") if each.isdigit() and int(each)]
-        if len(layers) != PIPELINES_RANKS or len(stages.split("+")) != PIPELINES_RANKS:
+        if len(layers) != PROCESSES or len(stages.split("+")) != PROCESSES:
             raise InputError(
-                f"--pipelines {word}: a schedule and the layers of {PIPELINES_RANKS} stages, such as 1f1b:3+3+3+3"
+                f"--pipelines {word}: a schedule and the layers of {PROCESSES} stages, such as 1f1b:3+3+3+3"
             )
         made.append(Pipeline(schedule, layers, micro_batches))
         if sum(layers) != sum(made[0].stages):
@@ -389,7 +405,7 @@ def shared(
     graph: TaskGraph,
     works: Sequence[ChunkWork],
     done_at_once: Sequence[float],
-    behind: Sequence[float] = (0,) * PIPELINES_RANKS,
+    behind: Sequence[float] = (0,) * PROCESSES,
 ) -> float:
     """The seconds of a pipeline whose stages share processors, evenly among those that compute: `done_at_once` is how
     much one, two, .. of them get done, beside one alone. `behind`: what each stage does when its passes are done."""
@@ -427,7 +443,7 @@ def foreseen(each: Pipeline, job: Job, layer: LayerSeconds, done_at_once: Sequen
         job.operator(), job.mesh, BatchSizes(sequences, tokens), each.schedule, each.micro_batches, stages=each.stages
     )
     alone = simulate(found.graph, found.works).seconds
-    assert abs(shared(found.graph, found.works, range(1, PIPELINES_RANKS + 1)) / alone - 1) < 1e-9
+    assert abs(shared(found.graph, found.works, range(1, PROCESSES + 1)) / alone - 1) < 1e-9
     works = [ChunkWork(layers * layer.forward, layers * layer.backward) for layers in each.stages]
     return alone, shared(found.graph, works, done_at_once, [layers * layer.learning for layers in each.stages])
 
@@ -437,34 +453,23 @@ def at_once(options, layers: int) -> list[float]:
     forward with a sequence of its own, so nothing crosses. Of three: between."""
     taken = {}
     for many in (1, 2, 4):
-        ids = np.random.default_rng(0).integers(0, PIPELINES_WORDS, (many, options.tokens)).tolist()
+        ids = np.random.default_rng(0).integers(0, GPT2_WORDS, (many, options.tokens)).tolist()
         with Ranks(many, deadline=120) as ranks:
             ran = ranks.run(
-                Job(pipelines_configuration(options, layers), dict(dp=(many, "data")), ids, 1 + 4 * options.runs)
+                Job(gpt2_configuration(options, layers), dict(dp=(many, "data")), ids, 1 + 4 * options.runs)
             )
         taken[many] = median(seconds for own in ran.apart.values() for seconds in own[1:])
     done = {many: many * taken[1] / taken[many] for many in taken}
     return [done[1], done[2], (done[2] + done[4]) / 2, done[4]]
 
 
-def pipelines_configuration(options, layers: int) -> dict[str, object]:
-    return dict(
-        model_type="gpt2",
-        vocab_size=PIPELINES_WORDS,
-        n_embd=options.width,
-        n_positions=options.tokens,
-        n_head=4,
-        n_layer=layers,
-    )
-
-
 def job_of(each: Pipeline, options) -> Job:
     """What ranks are asked to train."""
-    config = pipelines_configuration(options, sum(each.stages))
-    ids = np.random.default_rng(0).integers(0, PIPELINES_WORDS, (options.micro_batches, options.tokens + 1))
+    config = gpt2_configuration(options, sum(each.stages))
+    ids = np.random.default_rng(0).integers(0, GPT2_WORDS, (options.micro_batches, options.tokens + 1))
     return Job(
         config,
-        dict(pp=(PIPELINES_RANKS, "pipeline")),
+        dict(pp=(PROCESSES, "pipeline")),
         ids,
         steps=2,
         stages=each.stages,
@@ -500,7 +505,7 @@ def measure_pipelines() -> int:
     rows, layers, jobs = [], sum(among[0].stages), [job_of(each, options) for each in among]
     layer, done = layer_seconds(jobs[0], layers, options.runs), at_once(options, layers)
     taken: list[list[float]] = [[] for _ in among]
-    with Ranks(PIPELINES_RANKS, deadline=120) as ranks:
+    with Ranks(PROCESSES, deadline=120) as ranks:
         for _ in range(options.runs):
             for job, own in zip(jobs, taken, strict=True):
                 own.append(ranks.run(job).later)
@@ -543,19 +548,7 @@ def measure_pipelines() -> int:
 
 # ---- local_plans
 
-LOCAL_PLANS_RANKS, LOCAL_PLANS_WORDS = 4, 64
 LOCAL_PLANS_COLUMNS = "plan", "foreseen_seconds", "measured_seconds", "spread", "line"
-
-
-def local_plans_configuration(options) -> dict[str, object]:
-    return dict(
-        model_type="gpt2",
-        vocab_size=LOCAL_PLANS_WORDS,
-        n_embd=options.width,
-        n_positions=options.tokens,
-        n_head=4,
-        n_layer=options.layers,
-    )
 
 
 def measure_local_plans() -> int:
@@ -586,10 +579,10 @@ def measure_local_plans() -> int:
     within("steps", options.steps, 100)
     within("plans", options.plans, 10, 2)
     takes(20 + 4 * options.plans * options.rounds)
-    rates = rank_rates(LOCAL_PLANS_RANKS)
+    rates = rank_rates(PROCESSES)
     found = local_plan(
-        local_plans_configuration(options),
-        LOCAL_PLANS_RANKS,
+        gpt2_configuration(options, options.layers),
+        PROCESSES,
         rates,
         batch=options.batch,
         seq=options.tokens,
@@ -598,16 +591,12 @@ def measure_local_plans() -> int:
         name="gpt2",
     )
     if len(found.best) < options.plans:
-        raise InputError(
-            f"--plans {options.plans}: there are {len(found.best)} ways to factor {LOCAL_PLANS_RANKS} ranks"
-        )
+        raise InputError(f"--plans {options.plans}: there are {len(found.best)} ways to factor {PROCESSES} ranks")
     ids = (
-        np.random.default_rng(0)
-        .integers(0, LOCAL_PLANS_WORDS, (options.batch, options.tokens + (not options.infer)))
-        .tolist()
+        np.random.default_rng(0).integers(0, GPT2_WORDS, (options.batch, options.tokens + (not options.infer))).tolist()
     )
     jobs, seconds = [launch_job(found, each, ids, 1 + options.steps) for each in found.best], [[] for _ in found.best]
-    with Ranks(LOCAL_PLANS_RANKS, deadline=120) as ranks:
+    with Ranks(PROCESSES, deadline=120) as ranks:
         for _ in range(options.rounds):
             for job, own in zip(jobs, seconds, strict=True):
                 own.append(ranks.run(job).later)
