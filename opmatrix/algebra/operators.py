@@ -40,6 +40,7 @@ from opmatrix.algebra.nodes import (
     reciprocal,
     repeat,
     rotate,
+    scan,
     turn,
     weight,
 )
@@ -90,6 +91,7 @@ __all__ = [
     "rotate",
     "row",
     "rsqrt",
+    "scan",
     "share",
     "sigmoid",
     "silu",
