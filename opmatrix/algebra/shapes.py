@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, TypeVar
 
 from opmatrix.algebra.attributes import brief as brief
 from opmatrix.algebra.batch.live import H as H
@@ -304,7 +304,7 @@ class Shape(NamedTuple):
             other.cols if width == 1 else as_int(other.cols * (other.rows if width is None else width)),
         )
 
-    def scan(self, other: Shape, over: Any, where: Any) -> Shape:
+    def scan(self, other: Shape, over: object, where: object) -> Shape:
         """Merge the rows that each row sees, column by column. Raises ShapeError for rows that are not tokens, for a
         pattern that is no prefix of a sequence, and for a monoid without a width."""
         width, doing = getattr(over, "width", 1), f"scan over {getattr(over, '__name__', over)}"
