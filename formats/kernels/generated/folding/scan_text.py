@@ -7,6 +7,7 @@ from typing import NamedTuple
 from formats.kernels.generated.folding.fold_plan import Folding, MergeStep
 from formats.kernels.generated.rowwise.row_expressions import RowExpressions
 from formats.kernels.generated.rowwise.row_values import RowValue
+from formats.kernels.generated.rowwise.scalars import NumberGraph
 from formats.kernels.generated.rowwise.stored import StoredColumns
 
 ABREAST_CARRIERS = 4  # carriers of vectors of columns in registers at a time
@@ -32,6 +33,18 @@ class ScanPlan(NamedTuple):
         return max(self.left.cols, self.right.cols)
 
 
+def live_carriers(step: MergeStep) -> list[int]:
+    """Return the numbers of a carrier on the left that results need: those that `finish` reads, and those from which
+    these are merged."""
+    live: set[int] = set()
+    fresh = {int(node.value) for node in step.folding.finish.walk() if node.op == "input"}
+    while fresh:
+        live |= fresh
+        read = {id(node) for node in NumberGraph(0, tuple(step.merged[k] for k in live)).walk()}
+        fresh = {k for k, carrier in enumerate(step.carriers) if id(carrier) in read} - live
+    return sorted(live)
+
+
 @dataclass
 class ScanText(RowExpressions):
     """Text of a kernel. An item is a range of columns of a head of a sequence."""
@@ -41,8 +54,9 @@ class ScanText(RowExpressions):
 
     def __post_init__(self) -> None:
         self.step = MergeStep(self.plan.folding)
+        self.live = live_carriers(self.step)
         self.shared = [*self.step.by_score] if self.plan.left.cols == 1 else []
-        self.many = max(1, ABREAST_CARRIERS // (len(self.plan.folding.unit) - len(self.shared) or 1))
+        self.many = max(1, ABREAST_CARRIERS // max(1, len({*self.live} - {*self.shared})))
         self.write()
 
     def write(self) -> None:
@@ -59,10 +73,9 @@ class ScanText(RowExpressions):
 
     def write_columns(self, many: int, lanes: str) -> None:
         """Write a few vectors of columns: empty carriers, then the rows, each merged and stored."""
-        units = self.plan.folding.unit
-        names = [[f"a{0 if k in self.shared else n}_{k}" for k in range(len(units))] for n in range(many)]
-        for name, unit in {name: unit for line in names for name, unit in zip(line, units, strict=True)}.items():
-            self.put(f"{name} = in_all_lanes({self.literal(unit)})")
+        names = [{k: f"a{0 if k in self.shared else n}_{k}" for k in self.live} for n in range(many)]
+        for name, k in {name: k for carriers in names for k, name in carriers.items()}.items():
+            self.put(f"{name} = in_all_lanes({self.literal(self.plan.folding.unit[k])})")
         self.within("for row in range(begin, end):", lambda: self.block(lambda: self.write_row(names, lanes)))
         if self.plan.whole:
             finished = [self.finish(carriers) for carriers in names]
@@ -70,7 +83,7 @@ class ScanText(RowExpressions):
         self.stores.check("out", 1, 16 * many)
         self.put(f"col += {16 * many}")
 
-    def write_row(self, names: list[list[str]], lanes: str) -> None:
+    def write_row(self, names: list[dict[int, str]], lanes: str) -> None:
         """Write the merge of a row into the carriers, and its result unless all rows have the same."""
         for k in range(self.plan.values):
             self.put(f"x{k} = c.x{k} + 4 * row * c.x{k}_row")
@@ -81,17 +94,19 @@ class ScanText(RowExpressions):
         if not self.plan.whole:
             self.keep_row([self.finish(carriers) for carriers in names], lanes)
 
-    def merge(self, n: int, carriers: list[str], lanes: str) -> dict[str, str]:
+    def merge(self, n: int, carriers: dict[int, str], lanes: str) -> dict[str, str]:
         """Return the variables of the carriers of a vector of columns after this row, by the carriers' names."""
         step, at = self.step, f"col + {16 * n}" if n else "col"
-        held = {id(node): name for node, name in zip(step.carriers, carriers, strict=True)}
+        held = {id(step.carriers[k]): name for k, name in carriers.items()}
         held[id(step.score)] = self.value(self.plan.left, "head", at, lanes)
         held[id(step.factor)] = self.value(self.plan.right, "head", at, lanes)
-        return dict(zip(carriers, map(self.vector, self.emit(step.merged, held)), strict=True))
+        merged = self.emit([step.merged[k] for k in carriers], held)
+        return dict(zip(carriers.values(), map(self.vector, merged), strict=True))
 
-    def finish(self, carriers: list[str]) -> str:
+    def finish(self, carriers: dict[int, str]) -> str:
         """Return the variable of the finished carriers of a vector of columns."""
-        [finished] = self.graph(self.plan.folding.finish, carriers)
+        count = len(self.plan.folding.unit)
+        [finished] = self.graph(self.plan.folding.finish, [carriers.get(k, "") for k in range(count)])
         return self.vector(finished)
 
     def keep_row(self, finished: list[str], lanes: str) -> None:
