@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from formats.host.threads import threads
 from formats.kernels.attentions.heads import Layout, sequences
 from formats.kernels.engine.compiled import FUNCTIONS
 from formats.kernels.engine.from_text import TextKernel
-from formats.kernels.engine.launch import Record, address, filled, launch
+from formats.kernels.engine.launch import ROOM, Record, address, filled, launch
 from formats.kernels.engine.pool import POOL
 from formats.kernels.generated.folding.fold_kernel import FOLD_HOME
 from formats.kernels.generated.folding.scan_text import ScanPlan, ScanText
@@ -19,6 +20,29 @@ from formats.kernels.generated.rowwise.row_kernel import Counts, locate_operands
 from formats.kernels.generated.rowwise.row_values import ABREAST, RowValue
 from formats.kernels.generated.rowwise.scalar_functions import SCALAR_OPERATIONS
 from formats.kernels.generated.rowwise.scalar_graphs import count_waiting, count_work
+
+LEAST_VECTORS, MOST_VECTORS = 16, 64  # vectors of an item: narrower ones skip through memory, wider ones fill a cache
+
+
+class ScanItems(NamedTuple):
+    """The items of a sequence: `parts` ranges of columns of `groups` ranges of heads, of so many columns and heads."""
+
+    parts: int
+    groups: int
+    columns: int
+    share: int
+
+    @classmethod
+    def of(cls, plan: ScanPlan, count: int, workers: int) -> "ScanItems":
+        """Return items as wide as rows: rows are then read as they lie in memory. They are narrower where few sequences
+        leave workers without one, and where carriers would fill a cache."""
+        vectors = -(-plan.cols // ABREAST)
+        width = plan.heads * vectors
+        cuts = max(min(-(-workers // count), width // LEAST_VECTORS), -(-width // MOST_VECTORS))
+        groups = min(plan.heads, cuts)
+        parts = min(vectors, -(-cuts // groups))
+        columns, share = -(-vectors // parts), -(-plan.heads // groups)
+        return cls(-(-vectors // columns), -(-plan.heads // share), ABREAST * columns, share)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,14 +86,14 @@ class ScanKernel:
             raise ValueError(f"starts: sequences end at row {begins[-1]}, but out has {T} rows")
         if not out.size:
             return out
-        workers, count, columns = threads(), len(begins) - 1, ABREAST * self.written.many
-        if count * plan.heads * -(-plan.cols // columns) < workers:
-            columns = ABREAST
-        parts = -(-plan.cols // columns)
-        fixed = address(begins), count, plan.heads, parts, columns, plan.cols
+        workers, written = threads(), self.written
+        cut = ScanItems.of(plan, len(begins) - 1, workers)
+        step = 4 * cut.share * cut.columns
         with POOL.lock:
-            record = filled(*places, *locate_rows("out", out, T), *fixed, *self.written.sizes)
-            launch(workers, (self.function, record, count * plan.heads * parts))
+            room = ROOM.reserve(step * len(written.live), workers)
+            sizes = len(begins) - 1, *cut, step, plan.heads, plan.cols, *written.sizes
+            record = filled(*places, *locate_rows("out", out, T), *room, address(begins), *sizes)
+            launch(workers, (self.function, record, (len(begins) - 1) * cut.parts * cut.groups))
         return out
 
     @cached_property
