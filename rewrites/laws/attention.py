@@ -190,7 +190,7 @@ of_keys = replace(column, facts=("column",))  # one number a row, of the input o
 
 
 @law(source=PREFIXES)
-def as_scan(a: of_keys, v: value[h, n], M: over, P: where[prefix]):
+def as_scan(a: of_keys[1], v: value[h, n], M: over, P: where[prefix]):
     """Scores that are the same for every query are one number of each key, so rows are merged in one pass. True of any
     P that a scan takes."""
     return product(turn(a), v, M, P), scan(a, v, M, P)

@@ -31,13 +31,13 @@ from rewrites.laws.instances import bent as bent
 from rewrites.laws.instances import ragged as ragged
 
 NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, MARK, JOIN = "normalise", "simplify", "select", "restructure", "mark", "join"
-FLAGS = shift_invariant, normalised, right_linear, reflexive, prefix = (  # flags of monoids and patterns, as guards
+FLAGS = shift_invariant, normalised, right_linear, reflexive = (  # flags of monoids and patterns, as guards
     "shift_invariant",
     "normalised",
     "right_linear",
     "reflexive",
-    "prefix",
 )
+FITTING = (prefix,) = ("prefix",)  # flags without which a law does not fit: a scan takes no other patterns
 OF_MONOID = "_over"  # suffix of a monoid's flag that has a property's name
 EXACT, IMPLEMENTATION, APPROXIMATE, PARTITION = "exact", "implementation", "approximate", "partition"
 h, k, n, p, q = sympy.symbols("h k n p q", integer=True, positive=True)
