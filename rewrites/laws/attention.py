@@ -7,7 +7,7 @@ from opmatrix.algebra.operators import I, given, heads, ones, product, repeat, s
 from rewrites.laws.kinds import adjoint, by_head
 from rewrites.laws.law import (
     SIMPLIFY,
-    alike,
+    alike_rows,
     any_relation,
     array,
     collect,
@@ -197,7 +197,7 @@ def as_scan(a: of_keys[1], v: value[h, n], M: over, P: where[prefix]):
 
 
 @law(source=PREFIXES, without=(dict(a=value[h, k]),))
-def keys_as_scan(a: alike[h, k], b: value[h, k], v: value[h, n], M: over, P: where[prefix]):
+def keys_as_scan(a: alike_rows[h, k], b: value[h, k], v: value[h, n], M: over, P: where[prefix]):
     """Queries that are all the same give one number of each key. True of any P that a scan takes."""
     return product(product(a, turn(b)), v, M, P), scan((b * a) @ ones, v, M, P)
 

@@ -89,7 +89,7 @@ column = Sort("column", ("act", "column"))  # a value with one column
 scalar = Sort("scalar", ("constant", "uniform", "column"))  # one number
 scores = Sort("scores", ("act",))  # a value with a column for each row: [heads]
 level = Sort("level", ("act", "level"))  # scores whose columns are all the same: [heads]
-alike = Sort("alike", ("by_key",))  # a value whose rows are all the same: [columns] or [heads, columns]
+alike_rows = Sort("alike_rows", ("by_key",))  # a value whose rows are all the same: [columns] or [heads, columns]
 distances = Sort("distances", ("distant",), spread=True)  # a number for each pair of tokens by distance: [heads]
 rotation = Sort("rotation", ("row_linear", "turning"))  # a matrix for each position: [in, out]
 operator = Sort("operator")  # any operator
@@ -224,7 +224,7 @@ VARIABLES = {
         typed_symbol(row_shapes, constant=True, uniform=True),
         lambda d, sort: split_heads(const(d.numbers(sort.heads * sort.last)), sampled(sort.heads)),
     ),
-    "alike": Variable(
+    "alike_rows": Variable(
         typed_symbol(row_shapes, by_key=True),
         lambda d, sort: split_heads(const(d.numbers(sort.heads * sort.last)), sampled(sort.heads)),
     ),

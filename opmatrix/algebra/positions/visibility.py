@@ -4,6 +4,7 @@ entries that a mask of the batch drops."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from math import exp
 from typing import TYPE_CHECKING, Self, TypeAlias
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from formats.core.head_blocks import ByHeads
 from opmatrix.algebra.batch.batch import Fields, Places
 from opmatrix.algebra.data import Numeric
+from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.positions.patterns import Pattern, Truth, everyone
 from opmatrix.algebra.shapes import N, Shape, ShapeError, Space, T, space
 
@@ -49,6 +51,16 @@ def visible_pairs(where: Pattern, left: Fields | None, right: Fields | None, siz
     return np.broadcast_to(pairs, size)
 
 
+def sequence_ends(batch: Fields, rows: int) -> NDArray[np.int64]:
+    """Return the row behind the last one of each sequence. Raises ShapeError for rows that are not those of the batch,
+    in order: rows up to a row are then no prefix."""
+    place = batch.token(np.arange(batch.rows))
+    begins = np.diff(place.sequence) != 0
+    if batch.rows != rows or not (begins | (np.diff(place.position) > 0)).all():
+        raise ShapeError("scan: its rows are not the tokens of the batch in order: pick rows after it")
+    return np.append(np.flatnonzero(begins) + 1, rows) if rows else np.zeros(1, np.int64)
+
+
 def shares_of(z: Numeric, seen: Seen) -> Numeric:
     """Return softmax of each row among the columns that it sees; 0 for columns that it does not see, and everywhere
     where it sees none."""
@@ -78,6 +90,15 @@ class Seeing(ByHeads):
 
     batch: Fields | None
 
+    def scan(self, other: Self, over: type[Monoid], where: Pattern) -> Self:
+        """Merge the rows of each sequence in order, up to each row or all of them."""
+        left, right = self.array, other.array
+        ends = sequence_ends(needed(self.batch, f"scan where {where}"), left.shape[-2])
+        parts = [
+            over.scan(left[..., lo:hi, :], right[..., lo:hi, :], where.whole, lo) for lo, hi in pairwise([0, *ends])
+        ]
+        return self.of(np.concatenate(parts, -2).astype(left.dtype))
+
     def shares(self, where: Pattern) -> Self:
         """Compute the softmax of each row over the columns that it sees, some heads at a time."""
         rows, cols = self.value.shape[-2:]
@@ -99,6 +120,18 @@ class SeeingEntries:
 
     value: NDArray[np.object_]
     batch: Fields | None
+
+    def scan(self: Entrywise, other: Entrywise, over: type[Monoid], where: Pattern) -> Entrywise:  # type: ignore[misc]
+        """Merge the rows that each row sees, in order, entry by entry."""
+        h, r, c = np.broadcast_shapes(self.value.shape, other.value.shape)
+        sequence_ends(needed(self.batch, f"scan where {where}"), r)
+
+        def out(h: int, r: int, j: int) -> object:
+            """Merge one column of the rows that row r sees."""
+            seen = (i for i in range(self.size[0]) if visible(where, self.batch, r, self.batch, i))
+            return over.fold(over.lifted(self.at(h, i, j), other.at(h, i, j), i) for i in seen)
+
+        return self.finished((h, r, c), over.count(1), out, over.__name__)
 
     def shares(self: Entrywise, where: Pattern) -> Entrywise:  # type: ignore[misc]    # mixed into it
         """Compute the softmax of each row over the columns that it sees, entry by entry. Raises TypeError where exact
