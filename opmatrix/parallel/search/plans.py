@@ -74,6 +74,8 @@ class PlanChoice(NamedTuple):
             more.append("norms cut")
         if self.form.whole_experts:
             more.append("whole experts")
+        if self.form.balanced:
+            more.append("ends counted")
         if sizes["cp"] > 1:
             more.append(self.form.context)
         if self.form.recompute != "none":
