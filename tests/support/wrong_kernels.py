@@ -117,8 +117,9 @@ def flip_bits(right, beyond, place, out, **given):
 
 
 def longer(batch, beyond) -> Iterator[tuple[slice, Batch]]:
-    """The rows of each sequence that is long enough, and a batch of it."""
-    for low, high in zip(batch.starts, batch.starts[1:], strict=False):
+    """The rows of each sequence that is long enough, and a batch of it; pooled rows are in no sequence."""
+    starts = getattr(batch, "starts", ())
+    for low, high in zip(starts, starts[1:], strict=False):
         if high - low > beyond:
             yield slice(low, high), Batch([batch.tokens[low:high]])
 
