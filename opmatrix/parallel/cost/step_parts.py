@@ -127,7 +127,7 @@ def product_seconds(setting: Setting, work: ProductWork) -> Quantity:
     operations = 2 * work.rows.at(sizes) * inner * work.cols.at(sizes) * work.batch.at(sizes)
     numbers = work.numbers.at(sizes)
     if flash and work.between:
-        operations, numbers = operations / 2, numbers - work.scores.at(sizes)
+        operations, numbers = operations / (2 if setting.model.causal else 1), numbers - work.scores.at(sizes)
     last_tiles = 2 * inner * CORE_TILE * cores  # operations of all cores while each computes a tile
     idle = constants.idle * last_tiles / work.fused
     return work.count * most(
