@@ -39,6 +39,7 @@ from opmatrix.inference.text import ReadableIds, Tokenizer
 
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
+    from opmatrix.files.in_memory import HeldModel, TorchModule
     from opmatrix.models.config import TensorNames
 
 PICKLED = "pytorch_model.bin"
@@ -98,7 +99,8 @@ class Checkpoint:
     """A model's directory or GGUF file, opened: its config is read and its tensors are listed, but no tensor is loaded
     yet. `keys`: the keys of a GGUF file, which hold its tokenizer. `adapter`: is added to its weights. `declared`: the
     pooling in place of the one that its files lead to. `pairs`: a language model scores pairs, though no file says
-    so; `template`: the text that it reads of a pair, in place of that of its files."""
+    so; `template`: the text that it reads of a pair, in place of that of its files. `held`: a model in memory, whose
+    tensors these are."""
 
     name: str
     directory: Path
@@ -109,12 +111,13 @@ class Checkpoint:
     declared: Pooling | None = None
     pairs: bool = False
     template: str | None = None
+    held: "HeldModel | None" = None
 
     @classmethod
-    def open(cls, directory: str | Path, name: str | None = None) -> "Checkpoint":
-        """Open a checkpoint. Raises InputError if the directory, its config.json or its weights are missing or damaged,
-        if no model family is known by the config's `model_type`, or if the family does not allow an entry of the
-        config."""
+    def open(cls, directory: str | Path, name: str | None = None, held: "HeldModel | None" = None) -> "Checkpoint":
+        """Open a checkpoint; the tensors of a model in memory are `held`. Raises InputError if the directory, its
+        config.json or its weights are missing or damaged, if no model family is known by the config's `model_type`, or
+        if the family does not allow an entry of the config."""
         from opmatrix.models import FAMILIES, check, named_family
         from opmatrix.models.signs import tell_family
 
@@ -134,13 +137,14 @@ class Checkpoint:
                 "give a directory that holds it"
             )
         config = Config(directory / CONFIG)
+        list_tensors = partial(listing, directory) if held is None else lambda: held.tensors
         with config.named():
-            if family := tell_family(config, FAMILIES, partial(listing, directory)):
+            if family := tell_family(config, FAMILIES, list_tensors):
                 config["model_type"] = family
             named_family(config)
             config.fill()
             check(config)
-        return cls(name or directory.resolve().name, directory, config, listing(directory))
+        return cls(name or directory.resolve().name, directory, config, list_tensors(), held=held)
 
     @classmethod
     def of_gguf(cls, file: Path, name: str | None = None) -> "Checkpoint":
@@ -447,8 +451,13 @@ class Checkpoint:
     def tokenizer(self) -> Tokenizer:
         """Return its tokenizer, limited to the positions of the model; `pooling` gives the length that texts are
         truncated to."""
+        if (text := self.tokenizer_text) is None and self.held is not None:
+            raise InputError(
+                f"{self.name}: a model of transformers in memory brings no tokenizer: give "
+                "om.from_torch(model, tokenizer), or tokens, workload=om.Batch([..])"
+            )
         # the file is absent: reading it raises the right error
-        if (text := self.tokenizer_text) is None:
+        if text is None:
             return Tokenizer.from_file(self.vocabulary)
         return Tokenizer.from_text(
             text,
@@ -483,18 +492,22 @@ def load_data(found: Tensor | ExpertTensors, name: str) -> Data:
     return Data(array, name, blocks)
 
 
-def open_model(model: str | Path, adapter: str | Path | None = None) -> Checkpoint:
+def open_model(model: "str | Path | TorchModule | Checkpoint", adapter: str | Path | None = None) -> Checkpoint:
     """Open a model by its name (`minilm`, fetched at first use), by its directory (write ./minilm for one called so),
-    or by its name on the hub (org/name@revision), with the LoRA adapter of another directory, if any."""
-    checkpoint = open_plain(model)
+    by its name on the hub (org/name@revision), or from memory (see `from_torch`), with the LoRA adapter of another
+    directory, if any. One that is open already is returned."""
+    checkpoint = model if isinstance(model, Checkpoint) else open_plain(model)
     return checkpoint if adapter is None else replace(checkpoint, adapter=Adapter.read(adapter))
 
 
-def open_plain(model: str | Path) -> Checkpoint:
+def open_plain(model: "str | Path | TorchModule") -> Checkpoint:
     """Open the model of a checkpoint, without an adapter."""
     from opmatrix.files.fetch import MODELS, fetch
     from opmatrix.files.hub import download, is_hub_name
+    from opmatrix.files.in_memory import from_torch, is_module
 
+    if is_module(model):
+        return from_torch(model)
     if not isinstance(model, str | Path):
         raise TypeError(f"a model is a name or a directory, not {model!r:.60}")
     if model in MODELS:

@@ -19,6 +19,7 @@ from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.files.end_tokens import end_tokens
 from opmatrix.files.fetch import MODELS
 from opmatrix.files.hub import is_hub_name
+from opmatrix.files.in_memory import TorchModule, is_module
 from opmatrix.files.saving import REPORT
 from opmatrix.inference.pooling import MEAN
 from opmatrix.runtime.pricing import this_machine
@@ -31,11 +32,13 @@ from rewrites.workload.phases import Tell
 from rewrites.workload.workload import Workload, draw_workload
 
 SOURCE_ENTRY, ADAPTER_ENTRY = "source", "adapter"  # entries of meta that are names of directories
+IN_MEMORY = "memory:"  # begins the source of a program whose model was in memory; a digest follows
+AnyModel = str | Model | TorchModule | Checkpoint  # accepted types of a model
 AnyWorkload = Workload | Batch | Generation | str | Path | Mix  # accepted types of a workload
 
 
 def open_arguments(
-    model: str | Model,
+    model: AnyModel,
     workload: AnyWorkload | None,
     text: str | None,
     tokens: int | None,
@@ -45,7 +48,7 @@ def open_arguments(
     """Return the operator, its workload, and the meta of its programs, which records where the model comes from."""
     if isinstance(workload, str) and not Path(workload).exists():
         workload = parse_generation(workload) or workload
-    if not isinstance(model, str):
+    if not isinstance(model, str | Checkpoint) and not is_module(model):
         if adapter is not None:
             raise InputError(f"--adapter {adapter}: an operator has no names of weights: add it to a checkpoint")
         if isinstance(workload, str | Path):
@@ -95,7 +98,9 @@ def source(checkpoint: Checkpoint) -> dict[str, object]:
 
 def name_origin(checkpoint: Checkpoint) -> str:
     """Return a checkpoint's name in a saved program, which may be read elsewhere: the name that it is fetched by, or
-    its directory relative to the working directory."""
+    its directory relative to the working directory; of a model in memory its digest."""
+    if checkpoint.held is not None:
+        return IN_MEMORY + checkpoint.held.digest
     if is_hub_name(checkpoint.name):
         return checkpoint.name
     if checkpoint.name in MODELS and checkpoint.directory == location() / checkpoint.name:
@@ -117,11 +122,20 @@ def relative(directory: Path) -> str:
 def find_origin(program: Program) -> str | None:
     """Return the checkpoint that a program names, if it is stored here: no file makes this code fetch one."""
     place = program.meta.get(SOURCE_ENTRY)
-    if not isinstance(place, str):
+    if not isinstance(place, str) or place.startswith(IN_MEMORY):
         return None
     if place in MODELS:
         return place if (location() / place).is_dir() else None
     return find_directory(program, SOURCE_ENTRY, place)
+
+
+def needed_model(program: Program) -> str:
+    """Describe the model that checks of a program need: any, as `--model`, or the saved one that it was made of in
+    memory."""
+    place = program.meta.get(SOURCE_ENTRY)
+    if isinstance(place, str) and place.startswith(IN_MEMORY):
+        return f"--model DIR, with model.save_pretrained(DIR) of the {program.meta.get('model')} in memory, {place:.80}"
+    return "--model MODEL"
 
 
 def find_directory(program: Program, entry: str, place: str) -> str | None:
@@ -139,7 +153,7 @@ def find_directory(program: Program, entry: str, place: str) -> str | None:
     return next(filter(os.path.exists, likely), None)
 
 
-def name_places(model: str | Model, adapter: str | Path | None) -> dict[str, str]:
+def name_places(model: AnyModel, adapter: str | Path | None) -> dict[str, str]:
     """Return the directories that a model and an adapter were read from, as absolute paths, for a report."""
     named = {SOURCE_ENTRY: model, ADAPTER_ENTRY: adapter}
     return {
