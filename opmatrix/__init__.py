@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     from opmatrix.algebra.term import *  # noqa: F403
     from opmatrix.autodiff.backward_kinds import drop as dropout  # noqa: F401
     from opmatrix.autodiff.pullback import pullback as pullback
+    from opmatrix.files.checkpoint import from_torch as from_torch
     from opmatrix.files.checkpoint import open_model as open_model
-    from opmatrix.files.in_memory import from_torch as from_torch
     from opmatrix.files.loading import load as load
     from opmatrix.inference.cached import cached as cached
     from opmatrix.models import *  # noqa: F403
@@ -104,7 +104,7 @@ DOOR = {  # public name -> its module, and its name there
     "Program": ("opmatrix.runtime.program", "Program"),
     "load": ("opmatrix.runtime.program", "Program.load"),
     "open_model": ("opmatrix.files.checkpoint", "open_model"),
-    "from_torch": ("opmatrix.files.in_memory", "from_torch"),
+    "from_torch": ("opmatrix.files.checkpoint", "from_torch"),
     "select": ("formats.storage.select", "select"),
     "choose": ("formats.storage.select", "choose"),
     "cached": ("opmatrix.inference.cached", "cached"),

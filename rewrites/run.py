@@ -125,7 +125,7 @@ class TimedFront(NamedTuple):
 
 
 def optimize(
-    model: AnyModel,
+    model: "AnyModel",
     *,
     error: float | None = None,
     keep: Sequence[str] = (),

@@ -3,24 +3,28 @@ libraries write the small files (configuration, tokenizer, pooling) to a tempora
 files do. The numbers stay where they are: float32 is shared with torch, and narrower types are widened when read."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from formats.disk.files import read_text
-from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.files.directory.model_files import CONFIG
 from opmatrix.files.mapped import hash_program, pieces
 from opmatrix.files.tensors import HeldBytes, Tensor
+
+if TYPE_CHECKING:
+    import torch
+    from sentence_transformers import SentenceTransformer
+    from torch.nn import Module
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 NUMBER_NAMES = {
     "float64": "F64",
@@ -38,14 +42,7 @@ QUANTISING = "torch.ao."  # modules that round
 SENTENCE_CLASSES = "SentenceTransformer", "CrossEncoder", "SparseEncoder"
 
 
-class TorchModule(Protocol):
-    """A module of torch: its parts and its tensors by name."""
-
-    def named_modules(self) -> Iterator[tuple[str, Any]]: ...
-    def state_dict(self) -> Mapping[str, Any]: ...
-
-
-def is_module(model: object) -> TypeGuard[TorchModule]:
+def is_module(model: object) -> "TypeGuard[Module]":
     """True for a module of torch. Nobody holds one before torch is imported, so this imports nothing."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(model, torch.nn.Module)
@@ -60,6 +57,10 @@ class HeldModel:
     directory: Path
     tensors: dict[str, Tensor]
 
+    def list_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors by name, as `listing` does for a directory."""
+        return self.tensors
+
     @cached_property
     def digest(self) -> str:
         """The hash of configuration and weights, by which programs name the model."""
@@ -71,16 +72,8 @@ class HeldModel:
         return hash_program(read_text(self.directory / CONFIG), arrays)
 
 
-def from_torch(model: TorchModule, tokenizer: Any = None) -> Checkpoint:
-    """Open a model of transformers, or a SentenceTransformer, CrossEncoder or SparseEncoder, from memory, as
-    `open_model` opens the directory that its `save_pretrained` writes: the same operator, to the bit.
-
-    model       on the CPU; in evaluation, as files are: dropout is left out. Weights in float32 are shared, not copied:
-                a program may hold them as they are, so train a copy of the model on, or save the program first
-    tokenizer   the tokenizer of a model of transformers, which brings none; those of sentence-transformers have theirs
-
-    `.operator()` is the model from tokens to rows, `.operator(pooled=True)` with its pooling or its head;
-    `optimize(from_torch(model, tokenizer))` optimizes it. Raises InputError for a model of another class, on another
+def hold_model(model: "Module", tokenizer: "PreTrainedTokenizerBase | None" = None) -> HeldModel:
+    """Return a model with the files that it would save. Raises InputError for a model of another class, on another
     device, without numbers (meta), with quantised modules, forward hooks, or code of its own."""
     name = type(model).__name__
     if not is_module(model):
@@ -92,22 +85,23 @@ def from_torch(model: TorchModule, tokenizer: Any = None) -> Checkpoint:
     directory = Path(folder.name) / name
     write_files(model, network, tokenizer, directory, name)
     tensors = {key: hold(key, tensor, name) for key, tensor in name_as_files(network).items()}
-    return Checkpoint.open(directory, held=HeldModel(folder, directory, tensors))
+    return HeldModel(folder, directory, tensors)
 
 
 # ---- what is refused
 
 
-def find_network(model: Any, name: str) -> Any:
+def find_network(model: "Module", name: str) -> "PreTrainedModel":
     """Return the model of transformers within a model: itself, or the first part of one of sentence-transformers.
     Raises InputError for any other class."""
     if is_of(model, "sentence_transformers", SENTENCE_CLASSES):
         first = next(iter(model.children()), None)
-        if is_of(network := getattr(first, "model", None), "transformers", ("PreTrainedModel",)):
+        network: PreTrainedModel | None = getattr(first, "model", None)
+        if network is not None and is_of(network, "transformers", ("PreTrainedModel",)):
             return network
         raise InputError(f"{name}: it begins with a {type(first).__name__}: only one with a Transformer is supported")
     if is_of(model, "transformers", ("PreTrainedModel",)):
-        return model
+        return cast("PreTrainedModel", model)
     raise InputError(
         f"{name}: a module of {type(model).__module__}, no model of transformers or sentence-transformers: give one of "
         "these, or build the operator from `om.weight`, `om.attention` and others"
@@ -120,7 +114,7 @@ def is_of(model: object, package: str, classes: tuple[str, ...]) -> bool:
     return any(isinstance(model, kind) for kind in known if isinstance(kind, type))
 
 
-def check_modules(model: TorchModule, name: str, published: bool) -> None:
+def check_modules(model: "Module", name: str, published: bool) -> None:
     """Raise InputError for a part of the model that may compute something else than its files say: of another package,
     quantised, or with a hook. `published`: the configuration names published code, whose class tells the family."""
     homes = {*KNOWN_HOMES, PUBLISHED_CODE} if published else {*KNOWN_HOMES}
@@ -138,14 +132,14 @@ def check_modules(model: TorchModule, name: str, published: bool) -> None:
             raise InputError(f"{place} has {altered}, which no file holds: remove it, or give a fresh model")
 
 
-def find_hook(module: Any) -> object | None:
+def find_hook(module: "Module") -> object | None:
     """Return a hook that may change the values of a module; None if it has none. Those of transformers only record."""
     hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
     recording = "transformers.utils."
     return next((hook for hook in hooks if not str(getattr(hook, "__module__", "")).startswith(recording)), None)
 
 
-def check_tensors(model: TorchModule, name: str) -> None:
+def check_tensors(model: "Module", name: str) -> None:
     """Raise InputError for a tensor that is no plain array on the CPU."""
     import torch
 
@@ -164,7 +158,9 @@ def check_tensors(model: TorchModule, name: str) -> None:
 # ---- the files and tensors of a model
 
 
-def write_files(model: Any, network: Any, tokenizer: Any, directory: Path, name: str) -> None:
+def write_files(
+    model: "Module", network: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", directory: Path, name: str
+) -> None:
     """Write the files that a model's `save_pretrained` writes, but no weights of the network. Raises InputError where
     its library refuses, or the disk is full."""
     try:
@@ -172,7 +168,7 @@ def write_files(model: Any, network: Any, tokenizer: Any, directory: Path, name:
         if network is not model:
             if tokenizer is not None:
                 raise InputError(f"{name}: it has a tokenizer of its own: give it alone")
-            without_weights(model).save(str(directory), create_model_card=False)
+            without_weights(model, network).save(str(directory), create_model_card=False)
             return
         SmallFiles(network).save_pretrained(directory)
         if tokenizer is not None:
@@ -187,7 +183,7 @@ def write_files(model: Any, network: Any, tokenizer: Any, directory: Path, name:
 class SmallFiles:
     """The network in a copy of a model that is saved: it writes its configuration alone."""
 
-    network: Any
+    network: "PreTrainedModel"
 
     def save_pretrained(self, directory: str | Path, **options: object) -> None:
         """Write config.json, and generation_config.json for a model that generates."""
@@ -199,30 +195,29 @@ class SmallFiles:
             self.network.generation_config.save_pretrained(directory)
 
 
-def without_weights(model: Any) -> Any:
+def without_weights(model: "Module", network: "PreTrainedModel") -> "SentenceTransformer":
     """Return a model of sentence-transformers that shares all parts with this one, except that its network saves no
     weights. The model stays as it is."""
-    light, (place, first) = copy(model), next(iter(model.named_children()))
+    light, (place, first) = cast("SentenceTransformer", copy(model)), next(iter(model.named_children()))
     shell = copy(first)
-    vars(shell)["_modules"] = {**vars(first)["_modules"], "model": SmallFiles(first.model)}
+    vars(shell)["_modules"] = {**vars(first)["_modules"], "model": SmallFiles(network)}
     vars(light)["_modules"] = {**vars(model)["_modules"], place: shell}
     return light
 
 
-def name_as_files(network: Any) -> Mapping[str, Any]:
+def name_as_files(network: "PreTrainedModel") -> "Mapping[str, torch.Tensor]":
     """Return the tensors of a network by their names in files. Fused weights of experts are read as they are; all
     others are renamed by transformers, which keeps some models otherwise in memory since version 5."""
-    held = network.state_dict()
-    revert: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] | None = None
-    with suppress(ImportError):
-        from transformers.core_model_loading import revert_weight_conversion as revert
-    if revert is None:
+    held: dict[str, torch.Tensor] = network.state_dict()
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:
         return held
     fused = {name: tensor for name, tensor in held.items() if ".experts." in name}
-    return fused | dict(revert(network, {name: held[name] for name in held.keys() - fused.keys()}))
+    return fused | dict(revert_weight_conversion(network, {name: held[name] for name in held if name not in fused}))
 
 
-def hold(name: str, tensor: Any, owner: str) -> Tensor:
+def hold(name: str, tensor: "torch.Tensor", owner: str) -> Tensor:
     """Return a tensor of torch as one of files, which shares its numbers; one that is not contiguous is copied."""
     import torch
 

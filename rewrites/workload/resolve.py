@@ -2,9 +2,11 @@
 optimized for."""
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -15,11 +17,11 @@ from formats.machine.local import learning
 from formats.machine.model import Machine
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import collect_needs
+from opmatrix.algebra.term import Operator
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.files.end_tokens import end_tokens
 from opmatrix.files.fetch import MODELS
 from opmatrix.files.hub import is_hub_name
-from opmatrix.files.in_memory import TorchModule, is_module
 from opmatrix.files.saving import REPORT
 from opmatrix.inference.pooling import MEAN
 from opmatrix.runtime.pricing import this_machine
@@ -31,9 +33,12 @@ from rewrites.lowering.phased import Generation, parse_generation
 from rewrites.workload.phases import Tell
 from rewrites.workload.workload import Workload, draw_workload
 
+if TYPE_CHECKING:
+    from torch.nn import Module
+
 SOURCE_ENTRY, ADAPTER_ENTRY = "source", "adapter"  # entries of meta that are names of directories
 IN_MEMORY = "memory:"  # begins the source of a program whose model was in memory; a digest follows
-AnyModel = str | Model | TorchModule | Checkpoint  # accepted types of a model
+AnyModel: TypeAlias = "str | Model | Module | Checkpoint"  # accepted types of a model
 AnyWorkload = Workload | Batch | Generation | str | Path | Mix  # accepted types of a workload
 
 
@@ -48,7 +53,7 @@ def open_arguments(
     """Return the operator, its workload, and the meta of its programs, which records where the model comes from."""
     if isinstance(workload, str) and not Path(workload).exists():
         workload = parse_generation(workload) or workload
-    if not isinstance(model, str | Checkpoint) and not is_module(model):
+    if isinstance(model, Operator | Mapping):
         if adapter is not None:
             raise InputError(f"--adapter {adapter}: an operator has no names of weights: add it to a checkpoint")
         if isinstance(workload, str | Path):

@@ -291,7 +291,7 @@ class Exploration:
 
 
 def explore(
-    model: AnyModel, batch: AnyBatch = None, *, machine: MachineName = None, laws: Sequence[Law] | None = None
+    model: "AnyModel", batch: AnyBatch = None, *, machine: MachineName = None, laws: Sequence[Law] | None = None
 ) -> Exploration:
     """Explore a model, an operator, or several by name. `batch` is a number of tokens (128), sentences x tokens such
     as "8x128", lengths, or a Batch; `machine` a name of a data sheet, or a calibrated machine; by default this
