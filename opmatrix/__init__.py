@@ -31,7 +31,8 @@ Public names; `help(om.NAME)` describes each:
     powers       exp, expm1, log, square, rsqrt, reciprocal
     rows         share, keep_top, layernorm, rmsnorm, unit_length, centre, mean, maximum, minimum, softmax
     sums         over, monoids, Monoid
-    heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary, by_distance, alibi, bucketed
+    heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary
+    distances    by_distance, at_distances, alibi, bucketed
     values       formula, operator, compose, named, product, transpose, turn, Operator, Value
     batches      given, relation, pick, among
     patterns     Pattern, sequence, causal, window, hubs, scattered, coarse, everyone, mask

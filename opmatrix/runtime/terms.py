@@ -218,6 +218,10 @@ class BoundedShape:
         """Check the size of a table by distance, one number for each pair of rows."""
         return self.of(self.shape.by_distance(table, most))
 
+    def at_distances(self, table: Data) -> "BoundedShape":
+        """Check the size of a number for each pair of rows."""
+        return self.of(self.shape.at_distances(table))
+
     def pick(self, relation: Relation) -> "BoundedShape":
         """Check the size of the picked rows."""
         return self.of(self.shape.pick(relation))

@@ -116,6 +116,12 @@ class CountedShape:
         """Count the numbers of a table by distance, one for each pair of rows."""
         return self.of(self.shape.by_distance(table, most))
 
+    def at_distances(self, table: Data) -> CountedShape:
+        """Count the products with all columns of a table, and the numbers of all pairs."""
+        heads, _, count = table.shape
+        self.multiplied(self.of(Shape(heads, self.shape.rows, count)).shape, True)
+        return self.of(self.shape.at_distances(table))
+
     def pick(self, relation: Relation) -> CountedShape:
         """Count the numbers of the picked rows."""
         return self.of(self.shape.pick(relation))
