@@ -41,6 +41,7 @@ from opmatrix.algebra.nodes import (
     reciprocal,
     repeat,
     rotate,
+    scan,
     turn,
     weight,
 )
@@ -92,6 +93,7 @@ __all__ = [
     "rotate",
     "row",
     "rsqrt",
+    "scan",
     "share",
     "sigmoid",
     "silu",

@@ -31,11 +31,12 @@ from rewrites.laws.instances import bent as bent
 from rewrites.laws.instances import ragged as ragged
 
 NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, MARK, JOIN = "normalise", "simplify", "select", "restructure", "mark", "join"
-FLAGS = shift_invariant, normalised, right_linear, reflexive = (  # flags of monoids and patterns, as guards
+FLAGS = shift_invariant, normalised, right_linear, reflexive, prefix = (  # flags of monoids and patterns, as guards
     "shift_invariant",
     "normalised",
     "right_linear",
     "reflexive",
+    "prefix",
 )
 OF_MONOID = "_over"  # suffix of a monoid's flag that has a property's name
 EXACT, IMPLEMENTATION, APPROXIMATE, PARTITION = "exact", "implementation", "approximate", "partition"
@@ -88,6 +89,7 @@ column = Sort("column", ("act", "column"))  # a value with one column
 scalar = Sort("scalar", ("constant", "uniform", "column"))  # one number
 scores = Sort("scores", ("act",))  # a value with a column for each row: [heads]
 level = Sort("level", ("act", "level"))  # scores whose columns are all the same: [heads]
+alike = Sort("alike", ("by_key",))  # a value whose rows are all the same: [columns] or [heads, columns]
 distances = Sort("distances", ("distant",), spread=True)  # a number for each pair of tokens by distance: [heads]
 rotation = Sort("rotation", ("row_linear", "turning"))  # a matrix for each position: [in, out]
 relative = Sort("relative", ("row_linear", "turning"))  # a matrix whose columns are chosen by distance: [heads, in]
@@ -221,6 +223,10 @@ VARIABLES = {
     "level": Variable(typed_symbol(score_shapes), lambda d, sort: d.scores(sort.last, constant)),
     "constant": Variable(
         typed_symbol(row_shapes, constant=True, uniform=True),
+        lambda d, sort: split_heads(const(d.numbers(sort.heads * sort.last)), sampled(sort.heads)),
+    ),
+    "alike": Variable(
+        typed_symbol(row_shapes, by_key=True),
         lambda d, sort: split_heads(const(d.numbers(sort.heads * sort.last)), sampled(sort.heads)),
     ),
     "placed": Variable(
