@@ -545,6 +545,14 @@ def by_distance(x: ReadAt, table: Data, most: int) -> ReadAt:
     return x.by_distance(table, most)
 
 
+@combinator(row_linear=True)
+def at_distances(x: ReadAt, table: Data) -> ReadAt:
+    """x @ W in each head, of which a row has for each token the number of one column, chosen by how far the token lies
+    behind the row's: W is table h, of n columns, and the column is clip(key - query + n // 2, 0, n - 1) (Shaw et al.
+    2018, eq. 4; He et al. 2021, eq. 4)."""
+    return x.at_distances(table)
+
+
 @combinator(additive=True, selective=True)
 def pick(x: ReadAt, relation: Relation) -> ReadAt:
     """The row of x that a relation has as its only entry, for each row of the relation: `x @ pick("last")` are the last

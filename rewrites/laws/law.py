@@ -18,7 +18,7 @@ import sympy
 from formats.core.arrays import settled
 from opmatrix import body
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.nodes import by_distance
+from opmatrix.algebra.nodes import at_distances, by_distance
 from opmatrix.algebra.operators import const, given, ones, product, rotate, symbol, turn, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import Shape, T, brief, space
@@ -92,6 +92,7 @@ level = Sort("level", ("act", "level"))  # scores whose columns are all the same
 alike_rows = Sort("alike_rows", ("by_key",))  # a value whose rows are all the same: [columns] or [heads, columns]
 distances = Sort("distances", ("distant",), spread=True)  # a number for each pair of tokens by distance: [heads]
 rotation = Sort("rotation", ("row_linear", "turning"))  # a matrix for each position: [in, out]
+relative = Sort("relative", ("row_linear", "turning"))  # a matrix whose columns are chosen by distance: [heads, in]
 operator = Sort("operator")  # any operator
 array = Sort("array")  # numbers of any rows and columns: [rows, columns]
 varying = Sort("varying", ("act",))  # a value that can be read at any width, but no constant
@@ -247,6 +248,10 @@ VARIABLES = {
     "rotation": Variable(
         typed_symbol(square_shapes, row_linear=True),
         lambda d, sort: rotate(*(d.numbers(max(ROWS), sort.last / 2) for _ in range(2))),
+    ),
+    "relative": Variable(
+        typed_symbol(lambda sort: (sort.last, Shape(sort.heads, T, T)), row_linear=True),
+        lambda d, sort: at_distances(d.numbers(*sort.sizes, 5)),
     ),
     "distances": Variable(
         typed_symbol(score_shapes, constant=True), lambda d, sort: by_distance(d.numbers(sort.last, 5), 2)
