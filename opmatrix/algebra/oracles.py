@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from formats.core.head_blocks import HeadBlocks, make_by_heads
+from formats.core.head_blocks import HeadBlocks
 from opmatrix.algebra import monoids
 from opmatrix.algebra.batch.batch import Batch, Fields
 from opmatrix.algebra.batch.relations import Relation, Sparse
@@ -121,20 +121,6 @@ class DenseReading(Seeing):
 
     def given(self, field: str, cols: int) -> Self:
         return self.of(needed(self.batch, f"given({field!r}, {cols})").selection(field, cols).astype(self.dtype))
-
-    def by_distance(self, table: Data, most: int) -> Self:
-        at = needed(self.batch, "by_distance").token(np.arange(self.size[0])).position
-        numbers, places = self.numbers(table), np.clip(at - at[:, None], -most, most) + most
-        if len(numbers) == 1:
-            return self.of(numbers[0, places])
-        return self.of(make_by_heads((len(numbers), *places.shape), lambda heads, _: numbers[heads][:, places]))
-
-    def at_distances(self, table: Data) -> Self:
-        at = needed(self.batch, "at_distances").token(np.arange(self.size[0])).position
-        products = self.array @ self.numbers(table)
-        count = products.shape[-1]
-        places = np.clip(at - at[:, None] + count // 2, 0, count - 1)
-        return self.of(np.take_along_axis(products, np.broadcast_to(places, (*products.shape[:-1], len(at))), -1))
 
     def related(self, relation: Relation) -> Self:
         entries = read_relation(self.batch, relation)
@@ -340,25 +326,6 @@ class Entrywise(SeeingEntries):
     def given(self, field: str, cols: int) -> Entrywise:
         ids = needed(self.batch, f"given({field!r}, {cols})").field(field, cols)
         return self.of((1, len(ids), cols), lambda _, r, j: self.number(float(ids[r] == j)))
-
-    def by_distance(self, table: Data, most: int) -> Entrywise:
-        at = needed(self.batch, "by_distance").token(np.arange(self.size[0])).position
-
-        def number(h: int, r: int, j: int) -> object:
-            return self.number(float(table.array[h, max(-most, min(int(at[j] - at[r]), most)) + most]))
-
-        return self.of((table.shape[0], len(at), len(at)), number)
-
-    def at_distances(self, table: Data) -> Entrywise:
-        at = needed(self.batch, "at_distances").token(np.arange(self.size[0])).position
-        heads, _, count = table.shape
-
-        def number(h: int, r: int, j: int) -> object:
-            place = max(0, min(int(at[j] - at[r]) + count // 2, count - 1))
-            column = map(self.number, map(float, table.array[h, :, place]))
-            return sum(self.value[h % len(self.value), r, i] * number for i, number in enumerate(column))
-
-        return self.of((heads, len(at), len(at)), number)
 
     def related(self, relation: Relation) -> Entrywise:
         entries = read_relation(self.batch, relation)

@@ -1,5 +1,5 @@
-"""Visibility in a batch, as readings of numbers need it: visible pairs of rows, shares of the rows that are seen,
-entries that a mask of the batch drops."""
+"""Rows that see rows, as readings of numbers need them: visible pairs, their distances, shares of the rows that are
+seen, rows merged in order, entries that a mask of the batch drops."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.core.head_blocks import ByHeads
+from formats.core.head_blocks import ByHeads, make_by_heads
 from opmatrix.algebra.batch.batch import Fields, Places
-from opmatrix.algebra.data import Numeric
+from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.positions.patterns import Pattern, Truth, everyone
 from opmatrix.algebra.shapes import N, Shape, ShapeError, Space, T, space
 
 if TYPE_CHECKING:
-    from opmatrix.algebra.oracles import Entrywise
+    from opmatrix.algebra.oracles import DenseReading, Entrywise
 
 Seen: TypeAlias = "NDArray[np.bool_] | None"
 
@@ -99,6 +99,22 @@ class Seeing(ByHeads):
         ]
         return self.of(np.concatenate(parts, -2).astype(left.dtype))
 
+    def by_distance(self: DenseReading, table: Data, most: int) -> DenseReading:  # type: ignore[misc]    # mixed into it
+        """Look up the table at the distance of each pair of rows."""
+        at = needed(self.batch, "by_distance").token(np.arange(self.size[0])).position
+        numbers, places = self.numbers(table), np.clip(at - at[:, None], -most, most) + most
+        if len(numbers) == 1:
+            return self.of(numbers[0, places])
+        return self.of(make_by_heads((len(numbers), *places.shape), lambda heads, _: numbers[heads][:, places]))
+
+    def at_distances(self: DenseReading, table: Data) -> DenseReading:  # type: ignore[misc]    # mixed into it
+        """Multiply each row by the columns of a table at the distances of all rows."""
+        at = needed(self.batch, "at_distances").token(np.arange(self.size[0])).position
+        products = self.array @ self.numbers(table)
+        count = products.shape[-1]
+        places = np.clip(at - at[:, None] + count // 2, 0, count - 1)
+        return self.of(np.take_along_axis(products, np.broadcast_to(places, (*products.shape[:-1], len(at))), -1))
+
     def shares(self, where: Pattern) -> Self:
         """Compute the softmax of each row over the columns that it sees, some heads at a time."""
         rows, cols = self.value.shape[-2:]
@@ -132,6 +148,29 @@ class SeeingEntries:
             return over.fold(over.lifted(self.at(h, i, j), other.at(h, i, j), i) for i in seen)
 
         return self.finished((h, r, c), over.count(1), out, over.__name__)
+
+    def by_distance(self: Entrywise, table: Data, most: int) -> Entrywise:  # type: ignore[misc]    # mixed into it
+        """Look up the table at the distance of each pair of rows."""
+        at = needed(self.batch, "by_distance").token(np.arange(self.size[0])).position
+
+        def number(h: int, r: int, j: int) -> object:
+            """Return the number of one pair."""
+            return self.number(float(table.array[h, max(-most, min(int(at[j] - at[r]), most)) + most]))
+
+        return self.of((table.shape[0], len(at), len(at)), number)
+
+    def at_distances(self: Entrywise, table: Data) -> Entrywise:  # type: ignore[misc]    # mixed into it
+        """Multiply each row by the columns of a table at the distances of all rows, entry by entry."""
+        at = needed(self.batch, "at_distances").token(np.arange(self.size[0])).position
+        heads, _, count = table.shape
+
+        def number(h: int, r: int, j: int) -> object:
+            """Return the product of a row and the column of one distance."""
+            place = max(0, min(int(at[j] - at[r]) + count // 2, count - 1))
+            column = map(self.number, map(float, table.array[h, :, place]))
+            return sum(self.value[h % len(self.value), r, i] * number for i, number in enumerate(column))
+
+        return self.of((heads, len(at), len(at)), number)
 
     def shares(self: Entrywise, where: Pattern) -> Entrywise:  # type: ignore[misc]    # mixed into it
         """Compute the softmax of each row over the columns that it sees, entry by entry. Raises TypeError where exact
