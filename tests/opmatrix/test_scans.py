@@ -22,6 +22,9 @@ from opmatrix.algebra.operators import I, const, heads, scan, sigmoid, turn, wei
 from opmatrix.algebra.positions.patterns import causal, everyone, pattern, sequence, window
 from opmatrix.algebra.shapes import Shape, ShapeError, T
 from opmatrix.algebra.term import formula
+from opmatrix.inference.cached_terms import cached_model
+from opmatrix.parallel.ranks.virtual import run as run_ranks
+from opmatrix.parallel.sharding.feeds import Feed
 from opmatrix.runtime.codegen.scanned_term import scanned_term
 from opmatrix.runtime.declarations.meanings import bound, meaning
 from opmatrix.runtime.interpreted import write_term
@@ -321,6 +324,41 @@ def test_programs_have_the_kernel_and_interpret_nothing():
     np.testing.assert_allclose(program.run(BATCH), wanted, rtol=1e-4, atol=1e-5)
     alone = [program.run(om.Batch([tokens])) for tokens in np.split(BATCH.tokens, BATCH.starts[1:-1])]
     assert np.concatenate(alone).tobytes() == program.run(BATCH).tobytes()
+
+
+def test_what_makes_the_pairs_is_in_the_kernel():
+    """A selective scan (Gu and Dao 2023, Mamba): steps, rates and inputs are never stored by states."""
+    C = weight(RNG.normal(size=(24, 4)))
+    rates = const(-np.exp(RNG.normal(size=(4, 1, 24))))
+
+    def selective(x):
+        dt, inward = x @ A @ om.softplus, x @ C @ heads(4)
+        return scan(dt @ om.repeat(4) * rates @ om.exp, (dt * x) @ om.repeat(4) * inward, om.decay) @ om.total
+
+    model = TABLE @ formula(selective)
+    program = om.schedule(model, BATCH, machine=standin.machine()).program
+    made = kernels(program)
+    assert "interpret" not in made and "row_term" not in made[: made.index("scan_term")]
+    np.testing.assert_allclose(program.run(BATCH), om.dense(model, BATCH), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mesh", [dict(dp=(2, "data")), dict(tp=(2, "tensor")), dict(cp=(2, "ring"))], ids=str)
+def test_ranks_have_the_same_numbers(mesh):
+    """They share sequences, columns and heads; rows are gathered."""
+    ids = RNG.integers(0, 9, (4, 6))
+    gated = formula(lambda x: scan((x @ A @ sigmoid) @ heads(3), (x @ B) @ heads(3), om.decay) @ heads(3).T)
+    model = TABLE @ gated @ scan(const(0.5), I, om.decay, sequence)
+    plan = om.partition(model, om.Mesh.of(**mesh), om.BatchSizes(4, 6))
+    wanted = om.dense(model, om.Batch(list(ids))).reshape(4, 6, 24)
+    np.testing.assert_allclose(np.squeeze(run_ranks(plan, Feed(ids)).value), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_no_session_has_scans_yet():
+    model = TABLE @ scan(A, B, om.decay)
+    with pytest.raises(InputError, match="it reads other rows"):
+        cached_model(model)
+    with pytest.raises(InputError, match="scan_term: it reads other rows"):
+        om.cached(om.schedule(model, BATCH, machine=standin.machine()).program)
 
 
 def test_a_monoid_that_gives_several_columns_is_interpreted():
