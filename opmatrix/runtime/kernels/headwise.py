@@ -18,6 +18,7 @@ from opmatrix.runtime.declarations.fitting import same, timed_batches
 from opmatrix.runtime.declarations.kernel import Arguments, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import FLOAT_BYTES, BufferSize, Heads, Stack
 from opmatrix.runtime.declarations.pullbacks import Cotangents, dense_numbers
+from opmatrix.runtime.declarations.padded import Padded
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Numbers
@@ -71,6 +72,12 @@ class headwise(Arguments):
     def reference(a) -> Doubles:
         """Multiply head by head in float64."""
         return multiply_heads(a.x, a.weight)
+
+    def padded(a) -> Padded:
+        """Multiply head by head by the numbers that the stack stores."""
+        by_head = np.swapaxes(a.x, -3, -2) if a.x.ndim > 3 else np.expand_dims(a.x, -2)
+        product = by_head @ a.weight
+        return np.swapaxes(product, -3, -2) if a.x.ndim > 3 else product[..., 0, :]
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return g Wᵀ of each head, summed where one head of x serves all."""

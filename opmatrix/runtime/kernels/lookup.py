@@ -24,6 +24,7 @@ from opmatrix.runtime.declarations.fitting import ONE_PASS, after, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Rows, Tables
 from opmatrix.runtime.declarations.telling import every_id, some_ids, telling_rows
+from opmatrix.runtime.declarations.padded import Padded, apply_padded_stages, take_rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
@@ -134,6 +135,13 @@ class embed(Arguments):
     def reference(a) -> Doubles:
         """Add the chosen rows in float64, and apply the stages."""
         return apply_stages(np.asarray(sum(chosen(a))), a)
+
+    def padded(a) -> Padded:
+        """Add the chosen rows of all tables, and apply the stages."""
+        turned, fields = lying(a.tables, a.turned), a.fields.split(",")
+        tables = [np.swapaxes(table, 0, 1) if columns else table for table, columns in zip(a.tables, turned, strict=True)]
+        first, *others = (take_rows(a.batch.field(f), table) for f, table in zip(fields, tables, strict=True))
+        return apply_padded_stages(sum(others, start=first), a)
 
     def pullback(a, g: Doubles) -> Mapping[str, Doubles]:
         """Return an empty mapping: it reads no values."""
