@@ -1,6 +1,6 @@
 """A program as a graph: every step read at padded values, constants as its weights store them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,12 +9,11 @@ import numpy as np
 from formats.core.errors import InputError
 from formats.storage.format import Format
 from formats.storage.stacked import Stacked
-from opmatrix.algebra.data import Numeric
-from opmatrix.algebra.term import ShapeError
-from opmatrix.exports.graph import BATCH, LENGTH, Graph, Symbol
-from opmatrix.runtime.declarations.arguments import Arguments
+from opmatrix.algebra.shapes import ShapeError
+from opmatrix.exports.graph import Graph, Symbol
+from opmatrix.inference.generation import speaks
 from opmatrix.runtime.declarations.operands import Array, Stack, Tables, Vector, Weight
-from opmatrix.runtime.declarations.padded import PaddedBatch, Unpadded, activate
+from opmatrix.runtime.declarations.padded import PaddedBatch, Unpadded
 from opmatrix.runtime.program import Constant, Program
 from opmatrix.runtime.schedule import Call
 
@@ -139,7 +138,7 @@ def name_outputs(program: Program, values: list[Any]) -> dict[str, Symbol]:
         return {LOGITS: value}
     if program.pooled:
         return {EMBEDDING: value}
-    return {LOGITS if program.meta.get("head") or program.meta.get("scores") else HIDDEN: value}
+    return {LOGITS if speaks(program) else HIDDEN: value}
 
 
 def reads(graph: Graph, outputs: Mapping[str, Symbol], entered: Symbol) -> bool:

@@ -109,6 +109,11 @@ def torch_operations(torch: Any) -> dict[str, Operation]:
             return call(pick_places, x, at, axis)
         return call(functional.embedding, at, x) if len(call.node.shape) > 1 else call(pick_places, x, at, axis)
 
+    def cut(call: Calls, x: Any) -> Any:
+        """Add a range of an axis."""
+        axis, start, stop, step = call.node.attributes
+        return call(torch.narrow, x, axis, start, stop - start) if step == 1 else call(step_places, x, *call.node.attributes)
+
     def pad(call: Calls, x: Any) -> Any:
         """Add zeros before and behind the columns."""
         return call(functional.pad, x, list(call.node.attributes))
@@ -132,7 +137,7 @@ def torch_operations(torch: Any) -> dict[str, Operation]:
         "concat": lambda call, *parts: call(torch.cat, list(parts), call.node.attributes[0]),
         "expand": lambda call, x: call(torch.unsqueeze, x, call.node.attributes[0]),
         "select": lambda call, x: call(torch.select, x, *call.node.attributes),
-        "slice": lambda call, x: call(cut_places, x, *call.node.attributes),
+        "slice": cut,
         "transpose": lambda call, x: call(torch.permute, x, call.node.attributes[0]),
         "take": take,
         "take_places": lambda call, x, at: call(pick_rows, x, at),
@@ -171,7 +176,7 @@ REDUCTIONS = {"sum": "sum", "mean": "mean", "max": "amax", "min": "amin", "argma
 # ---- indices of torch, as functions
 
 
-def cut_places(x: Any, axis: int, start: int, stop: int, step: int) -> Any:
+def step_places(x: Any, axis: int, start: int, stop: int, step: int) -> Any:
     """Return a range of an axis."""
     return x[(*[slice(None)] * axis, slice(start, stop, step))]
 
@@ -204,7 +209,7 @@ def sample_inputs(read: ProgramGraph) -> Sequence[Any]:
     return [ones if name.endswith("mask") else 0 * ones for name in read.inputs]
 
 
-def export_torch(read: ProgramGraph, file: str) -> None:
+def export_program(read: ProgramGraph, file: str) -> None:
     """Write the program as torch.export does, for any batch and any length. Raises InputError without torch."""
     module = make_module(read)
     import torch
