@@ -55,16 +55,23 @@ class Graph:
         """Add an input of whole numbers, (batch, length)."""
         return self.add("input", (), (name,), OPEN, INT)
 
-    def constant(self, array: Numeric, name: str = "") -> "Symbol":
-        """Add a constant array: in float32, int64 or bool. The same array in memory, or the same few numbers, is one
-        constant."""
+    def name(self, array: Numeric, name: str) -> str:
+        """Name a constant array, unless it has a name; return its name. The same array in memory, or the same few
+        numbers, is one constant."""
         place = array.tobytes() if array.size <= FEW else array.__array_interface__["data"][0]
-        key = array.dtype.str, array.shape, place
+        key = array.dtype.str, array.shape, array.strides, place
         if key not in self.names:
-            self.names[key] = name if name and name not in self.constants else f"constant{len(self.constants)}"
-            self.constants[self.names[key]] = array.astype(dtype_of(array), copy=False)
+            taken = not name or name in self.names.values()
+            self.names[key] = f"constant{len(self.names)}" if taken else name
             self.held.append(array)
-        return self.add("constant", (), (self.names[key],), array.shape, dtype_of(array))
+        return self.names[key]
+
+    def constant(self, array: Numeric, name: str = "") -> "Symbol":
+        """Add a constant array: in float32, int64 or bool."""
+        named, dtype = self.name(array, name), dtype_of(array)
+        if named not in self.constants:
+            self.constants[named] = array.astype(dtype, copy=False)
+        return self.add("constant", (), (named,), array.shape, dtype)
 
 
 def dtype_of(array: Numeric) -> str:

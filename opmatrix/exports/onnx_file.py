@@ -128,8 +128,8 @@ def write_pad(write: Writer, node: Node, x: str) -> str:
 def write_largest(write: Writer, node: Node, x: str) -> str:
     """Write a mask of the k largest numbers of each row; of equal ones TopK takes the first."""
     [k] = node.attributes
-    places = f"v{len(write.nodes)}_places"
-    top = write.helper.make_node("TopK", [x, write.numbers([k])], ["", places], name=f"TopK_{places}", axis=-1)
+    largest, places = (f"v{len(write.nodes)}_{part}" for part in ("largest", "places"))
+    top = write.helper.make_node("TopK", [x, write.numbers([k])], [largest, places], name=f"TopK_{places}", axis=-1)
     write.nodes.append(top)
     hot = write("OneHot", places, write.numbers(node.shape[-1]), write.numbers([0.0, 1.0], np.float32), axis=-1)
     return write("Greater", write("ReduceSum", hot, write.numbers([-2]), keepdims=0), write.numbers(0.5, np.float32))
@@ -200,7 +200,7 @@ def make_tensors(constants: Mapping[str, Numeric], weights: str) -> Iterator[Any
     places = place_outside(constants)
     for name, array in constants.items():
         if name not in places:
-            yield numpy_helper.from_array(np.ascontiguousarray(array), name)
+            yield numpy_helper.from_array(np.asarray(array, order="C"), name)
             continue
         tensor = TensorProto(name=name, dims=array.shape, data_location=TensorProto.EXTERNAL)
         tensor.data_type = numpy_helper.from_array(array.reshape(-1)[:1]).data_type

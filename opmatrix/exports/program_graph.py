@@ -12,7 +12,7 @@ from formats.storage.stacked import Stacked
 from opmatrix.algebra.shapes import ShapeError
 from opmatrix.exports.graph import Graph, Symbol
 from opmatrix.inference.generation import speaks
-from opmatrix.runtime.declarations.operands import Array, Stack, Tables, Vector, Weight
+from opmatrix.runtime.declarations.operands import Tables
 from opmatrix.runtime.declarations.padded import PaddedBatch, Unpadded
 from opmatrix.runtime.program import Constant, Program
 from opmatrix.runtime.schedule import Call
@@ -50,23 +50,26 @@ class ProgramGraph:
 
 
 class Constants:
-    """The constants of a program as those of a graph, each made when it is read."""
+    """The matrices of a program as constants of a graph, each made when it is read; arrays are named in the graph."""
 
     def __init__(self, program: Program, graph: Graph) -> None:
         self.graph, self.widened = graph, dict[str, int]()
         self.names = {id(constant): name for name, constant in program.constants.items()}
         self.made: dict[int, Any] = {}
+        for name, constant in program.constants.items():
+            if isinstance(constant, np.ndarray):
+                graph.name(constant, name)
 
     def of(self, constant: Constant) -> Any:
-        """Return a constant: an array or a matrix as a symbol, one of low rank as its factors."""
+        """Return an array as it is, a matrix as a symbol, one of low rank as its factors."""
+        if isinstance(constant, np.ndarray):
+            return constant
         if id(constant) not in self.made:
             self.made[id(constant)] = self.make(constant, self.names[id(constant)])
         return self.made[id(constant)]
 
-    def make(self, constant: Constant, name: str) -> Any:
-        """Add a constant to the graph. A format whose product has two factors keeps them."""
-        if not isinstance(constant, Format | Stacked):
-            return self.graph.constant(constant, name)
+    def make(self, constant: Format | Stacked, name: str) -> Any:
+        """Add a matrix to the graph. A format whose product has two factors keeps them."""
         if constant.nbytes < 4 * np.prod(constant.shape):
             self.widened[constant.name] = self.widened.get(constant.name, 0) + 1
         if isinstance(constant, Stacked):
@@ -116,16 +119,11 @@ def read_step(call: Call, values: list[Any], constants: Constants, batch: Padded
             arguments[name] = values[call.values[name]]
         elif wanted is Tables and isinstance(value, tuple):
             arguments[name] = tuple(map(constants.of, value))
-        elif value is not None and wanted in (Weight, Vector, Stack, Array) and not reads_term(bound):
+        elif isinstance(value, Format | Stacked):
             arguments[name] = constants.of(value)
         else:
             arguments[name] = value
     return kernel.padded(kernel.record(**arguments, batch=batch, shapes=call.bound))
-
-
-def reads_term(bound: Mapping[str, object]) -> bool:
-    """True for a step that is a term, whose arrays are attributes of the term."""
-    return "term" in bound
 
 
 def name_outputs(program: Program, values: list[Any]) -> dict[str, Symbol]:

@@ -193,8 +193,8 @@ def pick_rows(x: Any, at: Any) -> Any:
 
 def mark_largest(x: Any, k: int) -> Any:
     """Return a mask of the k largest of each row; of equal numbers the first."""
-    order = x.argsort(-1, descending=True, stable=True)
-    return (order.argsort(-1) < k).detach()
+    order = x.argsort(dim=-1, descending=True, stable=True)
+    return order.argsort(-1) < k
 
 
 # ---- files
