@@ -8,10 +8,38 @@ from pathlib import Path
 from uuid import uuid4
 
 from formats.core.errors import InputError
-from formats.disk.files import reason
+from formats.disk.files import reason, shown, writable
+from opmatrix.exports.graph import Symbol
 from opmatrix.exports.onnx_file import OUTSIDE, make_onnx, write_weights
-from opmatrix.exports.program_graph import ProgramGraph
+from opmatrix.exports.program_graph import ProgramGraph, read_program
 from opmatrix.exports.torch_module import export_program
+from opmatrix.runtime.program import Program
+
+
+def export_files(program: Program, onnx: Path | None, torch: Path | None) -> str:
+    """Write a program as an ONNX file, as a file of torch.export, or both; return what was written, in words. Raises
+    InputError for a step that cannot be exported, and as `export_onnx` and `export_torch` do."""
+    read = read_program(program)
+    written = [*(export_onnx(read, onnx) if onnx else ()), *(export_torch(read, torch) if torch else ())]
+    lines = [f"{place}, {place.stat().st_size / 1e6:,.1f} MB" for place in written]
+    lines += [f"inputs   {', '.join(map(named, read.inputs.items()))}"]
+    lines += [f"outputs  {', '.join(map(named, read.outputs.items()))}"]
+    if read.widened:
+        formats = ", ".join(f"{name} x{count}" for name, count in read.widened.items())
+        lines += [f"float32  the numbers of {formats}; rows that these formats round are not rounded"]
+    return "\n".join(lines)
+
+
+def named(entry: tuple[str, Symbol]) -> str:
+    """Return an input or an output in words: its name, its number type, its sizes."""
+    name, value = entry
+    return f"{name} {value.dtype}[{', '.join(map(str, value.shape))}]"
+
+
+def check_place(target: Path) -> None:
+    """Raise InputError for a target that exists, and for one that cannot be written."""
+    refuse_existing(target)
+    writable(target)
 
 
 def export_onnx(read: ProgramGraph, file: str | Path) -> list[Path]:
@@ -52,7 +80,7 @@ def fresh_files(target: Path, *beside: str) -> Iterator[Path]:
             if (fresh / name).exists():
                 os.replace(fresh / name, target.parent / name)
     except OSError as error:
-        raise InputError(f"{target}: it cannot be written: {reason(error)}") from None
+        raise InputError(f"{shown(target)}: not writable: {reason(error)}") from None
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -60,7 +88,7 @@ def fresh_files(target: Path, *beside: str) -> Iterator[Path]:
 def refuse_existing(target: Path, *beside: str) -> None:
     """Raise InputError for a target, or a file beside it, that exists."""
     for place in existing(target, *beside):
-        raise InputError(f"{place}: it exists, and no export replaces a file: remove it, or give another name")
+        raise InputError(f"{shown(place)}: it exists, and an export replaces no file: remove it, or give another name")
 
 
 def existing(target: Path, *beside: str) -> list[Path]:

@@ -274,7 +274,9 @@ UFUNCS: dict[str, Callable[..., Any]] = {
     "minimum": binary("minimum"),
     "floor_divide": binary("floor_divide"),
     "remainder": binary("remainder"),
-    "right_shift": lambda x, y: binary("floor_divide")(x, symbol_of(x.graph, 2 ** x.graph.constants[y.node.attributes[0]])),
+    "right_shift": lambda x, y: binary("floor_divide")(
+        x, symbol_of(x.graph, 2 ** x.graph.constants[y.node.attributes[0]])
+    ),
     **{name: binary(name, BOOL) for name in ("equal", "less", "less_equal", "greater", "greater_equal")},
     "not_equal": lambda x, y: unary("not", BOOL)(binary("equal", BOOL)(x, y)),
     "bitwise_and": conjunction,

@@ -112,7 +112,11 @@ def torch_operations(torch: Any) -> dict[str, Operation]:
     def cut(call: Calls, x: Any) -> Any:
         """Add a range of an axis."""
         axis, start, stop, step = call.node.attributes
-        return call(torch.narrow, x, axis, start, stop - start) if step == 1 else call(step_places, x, *call.node.attributes)
+        return (
+            call(torch.narrow, x, axis, start, stop - start)
+            if step == 1
+            else call(step_places, x, *call.node.attributes)
+        )
 
     def pad(call: Calls, x: Any) -> Any:
         """Add zeros before and behind the columns."""

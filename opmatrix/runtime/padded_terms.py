@@ -6,7 +6,6 @@ of T as many as the longest has tokens; numbers of padding are computed, and no 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -325,7 +324,9 @@ def reduce_all(over: type[Monoid], carrier: Carrier, inner: LiveSize) -> Carrier
         pairs = [tuple(c[..., at : 2 * half : 2, :] for c in carrier) for at in (0, 1)]
         joined = over.merged(*pairs)
         if rest:
-            joined = tuple(np.concatenate([a, c[..., 2 * half :, :]], ROWS) for a, c in zip(joined, carrier, strict=True))
+            joined = tuple(
+                np.concatenate([a, c[..., 2 * half :, :]], ROWS) for a, c in zip(joined, carrier, strict=True)
+            )
         carrier, inner = joined, half + rest
     return tuple(c[..., 0, :] for c in carrier)
 

@@ -182,12 +182,18 @@ def test_a_term_in_which_rows_meet_is_read_as_it_means(name, rng):
 
 
 REFUSALS = {
-    "all rows of a batch": (product(product(x, turn(x)), x, monoids.max, everyone), "lets rows of one sequence see another"),
+    "all rows of a batch": (
+        product(product(x, turn(x)), x, monoids.max, everyone),
+        "lets rows of one sequence see another",
+    ),
     "a monoid of any number of tokens": (
         product(product(x, turn(x)), x, monoids.topk(2), sequence),
         "has no form that merges any number of tokens",
     ),
-    "a relation of a batch": (product(related(relation("edges", "T", "T")), x), "which only a batch of this project can give"),
+    "a relation of a batch": (
+        product(related(relation("edges", "T", "T")), x),
+        "which only a batch of this project can give",
+    ),
 }
 
 

@@ -4,22 +4,15 @@ import numpy as np
 import pytest
 from alone import alone
 from padded import feed, ragged
-from programs import bert_program
 from searched import KINDS as SEARCHES
 from searched import structure
 from terms_of_rows import random_term
-from test_families import CASES
 from test_families import RAGGED as SENTENCES
 from test_families import model as model_of
 from test_padded import PATTERNS, RAGGED, REFUSED, TERMS, attending, attending_once, begun, interpreted, pooling, x
 
 import opmatrix as om
-from formats import FORMATS
-from formats.core.errors import InputError
 from formats.core.reductions import HOW
-from opmatrix.algebra.operators import pick
-from opmatrix.exports import onnx_file
-from opmatrix.exports.exported_files import export_onnx, export_torch
 from opmatrix.exports.onnx_file import make_onnx
 from opmatrix.exports.program_graph import MASK, read_program
 from opmatrix.exports.torch_module import make_module
@@ -105,7 +98,9 @@ def test_models_of_every_family_are_exported(case):
     """Encoders' rows, pooled by their mean; language models' scores of what comes next."""
     config, operator, at, _ = model_of(case)
     speaks = config["model_type"] in ("gpt2", "bloom", "llama", "mistral", "qwen3")
-    behind = head(config, at) if speaks else om.formula(lambda x: om.product(om.given("members"), x, over=om.monoids.mean))
+    behind = (
+        head(config, at) if speaks else om.formula(lambda x: om.product(om.given("members"), x, over=om.monoids.mean))
+    )
     program, _ = structure(operator @ behind, *SEARCHES["exact"], batch=SENTENCES).program({"model": case})
     rng = np.random.default_rng(1)
     check_both(program, *(sentences(rng, 50, 17, count) for count in (1, 7, 32)))

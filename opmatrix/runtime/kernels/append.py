@@ -16,8 +16,8 @@ from opmatrix.runtime.declarations.costs import one_pass
 from opmatrix.runtime.declarations.fitting import copied, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Cache, Heads
-from opmatrix.runtime.declarations.pullbacks import Cotangents
 from opmatrix.runtime.declarations.padded import Padded, unpadded
+from opmatrix.runtime.declarations.pullbacks import Cotangents
 
 HeldNumber = Annotated[str, OneOf(tuple(HELD_NUMBERS))]
 

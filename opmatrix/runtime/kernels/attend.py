@@ -41,9 +41,9 @@ from opmatrix.runtime.declarations.costs import Costs, by_scores
 from opmatrix.runtime.declarations.fitting import SCORED, Cases, fit_bias, heads_of, same, timed_batches
 from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import FLOAT_BYTES, Array, Cache, Heads
+from opmatrix.runtime.declarations.padded import Padded, attend, unpadded
 from opmatrix.runtime.declarations.pullbacks import Cotangents, ScaledScores, into_groups, pull_attention
 from opmatrix.runtime.declarations.telling import short_sequences
-from opmatrix.runtime.declarations.padded import Padded, attend, unpadded
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers

@@ -19,9 +19,9 @@ from opmatrix.runtime.declarations.costs import Costs, row_width
 from opmatrix.runtime.declarations.fitting import TIMED_ROUTERS, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Heads, Rows
+from opmatrix.runtime.declarations.padded import Padded, keep_largest, share_rows
 from opmatrix.runtime.declarations.pullbacks import Cotangents, softmax_pullback
 from opmatrix.runtime.declarations.telling import telling_values, tied_rows
-from opmatrix.runtime.declarations.padded import Padded, keep_largest, share_rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers

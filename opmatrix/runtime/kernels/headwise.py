@@ -17,8 +17,8 @@ from opmatrix.runtime.declarations.costs import Costs, times_format, times_stack
 from opmatrix.runtime.declarations.fitting import same, timed_batches
 from opmatrix.runtime.declarations.kernel import Arguments, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import FLOAT_BYTES, BufferSize, Heads, Stack
-from opmatrix.runtime.declarations.pullbacks import Cotangents, dense_numbers
 from opmatrix.runtime.declarations.padded import Padded
+from opmatrix.runtime.declarations.pullbacks import Cotangents, dense_numbers
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Numbers

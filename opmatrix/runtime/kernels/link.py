@@ -20,8 +20,8 @@ from opmatrix.runtime.declarations.costs import Costs, one_pass, row_width
 from opmatrix.runtime.declarations.fitting import ONE_PASS, copied, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import C, Rows
-from opmatrix.runtime.declarations.pullbacks import Cotangents
 from opmatrix.runtime.declarations.padded import Padded, Unpadded, reduce_padded
+from opmatrix.runtime.declarations.pullbacks import Cotangents
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
@@ -142,7 +142,9 @@ class pick(Arguments):
     def padded(a) -> Padded:
         """Pick the first or the last row of each sequence. Raises Unpadded for another relation."""
         if not relation_of(a).picked:
-            raise Unpadded(f"it picks rows by the relation {relation_of(a)}, which only a batch of this project can give")
+            raise Unpadded(
+                f"it picks rows by the relation {relation_of(a)}, which only a batch of this project can give"
+            )
         return a.batch.pick(a.x, relation_of(a).name)
 
     def pullback(a, g: Doubles) -> Cotangents:

@@ -23,8 +23,8 @@ from opmatrix.runtime.declarations.costs import Costs, gather_cost, stage_prices
 from opmatrix.runtime.declarations.fitting import ONE_PASS, after, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Rows, Tables
-from opmatrix.runtime.declarations.telling import every_id, some_ids, telling_rows
 from opmatrix.runtime.declarations.padded import Padded, apply_padded_stages, take_rows
+from opmatrix.runtime.declarations.telling import every_id, some_ids, telling_rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
@@ -139,7 +139,9 @@ class embed(Arguments):
     def padded(a) -> Padded:
         """Add the chosen rows of all tables, and apply the stages."""
         turned, fields = lying(a.tables, a.turned), a.fields.split(",")
-        tables = [np.swapaxes(table, 0, 1) if columns else table for table, columns in zip(a.tables, turned, strict=True)]
+        tables = [
+            np.swapaxes(table, 0, 1) if columns else table for table, columns in zip(a.tables, turned, strict=True)
+        ]
         first, *others = (take_rows(a.batch.field(f), table) for f, table in zip(fields, tables, strict=True))
         return apply_padded_stages(sum(others, start=first), a)
 

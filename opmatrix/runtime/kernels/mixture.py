@@ -23,9 +23,9 @@ from opmatrix.runtime.declarations.costs import Costs, times_experts
 from opmatrix.runtime.declarations.fitting import TIMED_ROUTERS, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import FLOAT_BYTES, BufferSize, Heads, Rows, Stack, Vector
+from opmatrix.runtime.declarations.padded import Padded, activate, split_heads
 from opmatrix.runtime.declarations.pullbacks import Cotangents, dense_numbers
 from opmatrix.runtime.declarations.telling import LARGEST_DECADE, SQUARED_DECADE, telling_values
-from opmatrix.runtime.declarations.padded import Padded, activate, split_heads
 from opmatrix.runtime.kernels.gate import in_columns
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from opmatrix.runtime.declarations.costs import Costs, behind_product, stage_pri
 from opmatrix.runtime.declarations.fitting import after, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import FLOAT_BYTES, BufferSize, Rows, Weight
-from opmatrix.runtime.declarations.pullbacks import Cotangents, dense_numbers, pull_epilogue
 from opmatrix.runtime.declarations.padded import Padded, apply_padded_stages
+from opmatrix.runtime.declarations.pullbacks import Cotangents, dense_numbers, pull_epilogue
 
 
 def apply_weight(x: Any, weight: Any, out: Any, e: Epilogue) -> None:

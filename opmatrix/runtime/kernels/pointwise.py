@@ -15,8 +15,8 @@ from opmatrix.runtime.declarations.costs import Costs, row_width, stage_prices
 from opmatrix.runtime.declarations.fitting import after, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Heads, Rows
-from opmatrix.runtime.declarations.pullbacks import Cotangents, pull_epilogue
 from opmatrix.runtime.declarations.padded import Padded, apply_padded_stages
+from opmatrix.runtime.declarations.pullbacks import Cotangents, pull_epilogue
 
 
 def passes_over(a: Arguments, out: Rows, extents: Extents) -> Costs:

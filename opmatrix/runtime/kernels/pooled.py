@@ -19,9 +19,9 @@ from opmatrix.runtime.declarations.costs import Costs, one_pass
 from opmatrix.runtime.declarations.fitting import ONE_PASS, after, passes, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Rows
+from opmatrix.runtime.declarations.padded import Padded, reduce_padded
 from opmatrix.runtime.declarations.pullbacks import Cotangents
 from opmatrix.runtime.declarations.telling import short_sequences, telling_rows
-from opmatrix.runtime.declarations.padded import Padded, reduce_padded
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers

@@ -9,8 +9,8 @@ from opmatrix.runtime.declarations.costs import one_pass
 from opmatrix.runtime.declarations.fitting import copied
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Heads
-from opmatrix.runtime.declarations.pullbacks import Cotangents, into_groups
 from opmatrix.runtime.declarations.padded import Padded, group_heads
+from opmatrix.runtime.declarations.pullbacks import Cotangents, into_groups
 
 Count = Annotated[int, Range(int, 1, WIDEST)]
 

@@ -18,9 +18,9 @@ from opmatrix.runtime.declarations.costs import one_pass
 from opmatrix.runtime.declarations.fitting import ONE_PASS, same
 from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel, restrict_rows
 from opmatrix.runtime.declarations.operands import Array, Heads
+from opmatrix.runtime.declarations.padded import Padded, take_rows
 from opmatrix.runtime.declarations.pullbacks import Cotangents
 from opmatrix.runtime.declarations.telling import many_ids, some_ids, telling_fills, telling_rows
-from opmatrix.runtime.declarations.padded import Padded, take_rows
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers

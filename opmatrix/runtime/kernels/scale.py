@@ -17,8 +17,8 @@ from opmatrix.runtime.declarations.costs import Costs, one_pass
 from opmatrix.runtime.declarations.fitting import ONE_PASS, passes, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Heads, Rows
-from opmatrix.runtime.declarations.pullbacks import Cotangents
 from opmatrix.runtime.declarations.padded import Padded
+from opmatrix.runtime.declarations.pullbacks import Cotangents
 from opmatrix.runtime.kernels.gate import in_columns, in_heads
 
 if TYPE_CHECKING:

@@ -29,8 +29,9 @@ from opmatrix.runtime.declarations.costs import by_scores
 from opmatrix.runtime.declarations.fitting import SCORED, fit_bias, heads_of, same, timed_batches
 from opmatrix.runtime.declarations.kernel import Arguments, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import Array, Heads, Scores
+from opmatrix.runtime.declarations.padded import Padded, bias_scores, score_keys, share_seen
+from opmatrix.runtime.declarations.padded import weigh_values as weigh_padded
 from opmatrix.runtime.declarations.pullbacks import Cotangents, into_groups, softmax_pullback
-from opmatrix.runtime.declarations.padded import Padded, bias_scores, score_keys, share_seen, weigh_values as weigh_padded
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Numbers

@@ -10,8 +10,8 @@ from opmatrix.runtime.declarations.arguments import Doubles
 from opmatrix.runtime.declarations.fitting import copied
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Heads, Rows
-from opmatrix.runtime.declarations.pullbacks import Cotangents
 from opmatrix.runtime.declarations.padded import Padded, join_heads, split_heads
+from opmatrix.runtime.declarations.pullbacks import Cotangents
 from opmatrix.runtime.kernels.repeat import Count
 
 Place = Annotated[int, Range(int, 0, WIDEST)]
