@@ -43,7 +43,9 @@ class Graph:
         self.names: dict[tuple[object, ...], str] = {}
         self.held: list[Numeric] = []  # arrays whose places in memory are names
 
-    def add(self, operation: str, operands: Sequence["Symbol"], attributes: Sequence[Any], shape: Sizes, dtype: str):  # type: ignore[no-untyped-def]
+    def add(
+        self, operation: str, operands: Sequence["Symbol"], attributes: Sequence[Any], shape: Sizes, dtype: str
+    ) -> "Symbol":
         """Add a node unless there is an equal one; return its symbol."""
         node = Node(operation, tuple(x.number for x in operands), tuple(attributes), tuple(shape), dtype)
         if node not in self.numbers:
@@ -255,6 +257,12 @@ def add_exponentials(x: Symbol, y: Symbol) -> Any:
     return largest + np.log(1.0 + np.exp(np.negative(np.absolute(x - y))))
 
 
+def shift(x: Symbol, y: Symbol) -> Symbol:
+    """Record a shift of whole numbers, none negative, by a known count of bits: a quotient."""
+    bits = y.graph.constants[y.node.attributes[0]]
+    return binary("floor_divide")(x, symbol_of(x.graph, 2**bits))
+
+
 UFUNCS: dict[str, Callable[..., Any]] = {
     **{name: unary(name) for name in ("exp", "log", "sqrt", "tanh", "erf")},
     **{name: unary(name, "") for name in ("negative", "absolute", "sign")},
@@ -274,9 +282,7 @@ UFUNCS: dict[str, Callable[..., Any]] = {
     "minimum": binary("minimum"),
     "floor_divide": binary("floor_divide"),
     "remainder": binary("remainder"),
-    "right_shift": lambda x, y: binary("floor_divide")(
-        x, symbol_of(x.graph, 2 ** x.graph.constants[y.node.attributes[0]])
-    ),
+    "right_shift": shift,
     **{name: binary(name, BOOL) for name in ("equal", "less", "less_equal", "greater", "greater_equal")},
     "not_equal": lambda x, y: unary("not", BOOL)(binary("equal", BOOL)(x, y)),
     "bitwise_and": conjunction,

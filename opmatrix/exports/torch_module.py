@@ -112,11 +112,9 @@ def torch_operations(torch: Any) -> dict[str, Operation]:
     def cut(call: Calls, x: Any) -> Any:
         """Add a range of an axis."""
         axis, start, stop, step = call.node.attributes
-        return (
-            call(torch.narrow, x, axis, start, stop - start)
-            if step == 1
-            else call(step_places, x, *call.node.attributes)
-        )
+        if step == 1:
+            return call(torch.narrow, x, axis, start, stop - start)
+        return call(step_places, x, axis, start, stop, step)
 
     def pad(call: Calls, x: Any) -> Any:
         """Add zeros before and behind the columns."""

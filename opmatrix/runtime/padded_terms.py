@@ -31,6 +31,7 @@ from opmatrix.runtime.declarations.padded import (
     group_heads,
     join_heads,
     keep_largest,
+    pick_padded,
     share_rows,
     share_seen,
     split_heads,
@@ -177,9 +178,7 @@ class PaddedReading:
 
     def pick(self, relation: Relation) -> Self:
         """Pick the first or the last row of each sequence. Raises Unpadded for another relation."""
-        if not relation.picked:
-            raise Unpadded(f"it picks rows by the relation {relation}, which only a batch of this project can give")
-        rows = self.batch.pick(np.swapaxes(self.full(), 1, 2), relation.name)
+        rows = pick_padded(self.batch, np.swapaxes(self.full(), 1, 2), relation)
         picked = np.expand_dims(rows, 2)
         return replace(self, value=picked, shape=self.shape.pick(relation), last=relation.name)
 
@@ -324,9 +323,8 @@ def reduce_all(over: type[Monoid], carrier: Carrier, inner: LiveSize) -> Carrier
         pairs = [tuple(c[..., at : 2 * half : 2, :] for c in carrier) for at in (0, 1)]
         joined = over.merged(*pairs)
         if rest:
-            joined = tuple(
-                np.concatenate([a, c[..., 2 * half :, :]], ROWS) for a, c in zip(joined, carrier, strict=True)
-            )
+            last = (c[..., 2 * half :, :] for c in carrier)
+            joined = tuple(np.concatenate(parts, ROWS) for parts in zip(joined, last, strict=True))
         carrier, inner = joined, half + rest
     return tuple(c[..., 0, :] for c in carrier)
 

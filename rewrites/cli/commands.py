@@ -1,5 +1,5 @@
-"""The commands: optimize, calibrate, compile, export, run, generate, embed, join, serve, evaluate, doctor, laws, explain,
-report, profile, verify, plan, partition, launch, spectrum."""
+"""The commands: optimize, calibrate, compile, export, run, generate, embed, join, serve, evaluate, doctor, laws,
+explain, report, profile, verify, plan, partition, launch, spectrum."""
 
 import time
 from pathlib import Path

@@ -13,8 +13,8 @@ from formats.core.reductions import HOW
 from opmatrix.algebra import monoids
 from opmatrix.algebra.batch.relations import relation
 from opmatrix.algebra.batch.signature import Port
-from opmatrix.algebra.nodes import by_distance, join, product, related, symbol, turn
-from opmatrix.algebra.operators import given, heads, pick, row, tanh, weight
+from opmatrix.algebra.nodes import by_distance, join, keep_top, product, related, symbol, turn
+from opmatrix.algebra.operators import given, heads, pick, relu, row, tanh, weight
 from opmatrix.algebra.positions.patterns import causal, coarse, everyone, hubs, mask, scattered, sequence, window
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.exports.program_graph import read_program
@@ -153,6 +153,7 @@ TERMS = {
     "members, max": product(related("members"), x, monoids.max),
     "members, logsumexp": product(related("members_by_root"), x, monoids.logsumexp),
     "picked": row(x @ pick("first"), x @ pick("last")),
+    "ties": keep_top(x, x @ relu, 7),
     "fields": x + given("positions", 26) @ weight(np.ones((26, WIDTH))),
     "distance": product(product(q, turn(q)) + by_distance(NEAR, 4), q, monoids.softmax, sequence) @ join(HEADS),
     **{
@@ -181,19 +182,11 @@ def test_a_term_in_which_rows_meet_is_read_as_it_means(name, rng):
 # ---- what has no reading
 
 
+SCORES = product(x, turn(x))
 REFUSALS = {
-    "all rows of a batch": (
-        product(product(x, turn(x)), x, monoids.max, everyone),
-        "lets rows of one sequence see another",
-    ),
-    "a monoid of any number of tokens": (
-        product(product(x, turn(x)), x, monoids.topk(2), sequence),
-        "has no form that merges any number of tokens",
-    ),
-    "a relation of a batch": (
-        product(related(relation("edges", "T", "T")), x),
-        "which only a batch of this project can give",
-    ),
+    "all rows of a batch": (product(SCORES, x, monoids.max, everyone), "lets rows of one sequence see another"),
+    "a monoid of any number of tokens": (product(SCORES, x, monoids.topk(2), sequence), "any number of tokens at once"),
+    "a relation of a batch": (product(related(relation("edges", "T", "T")), x), "which only a batch of this project"),
 }
 
 

@@ -13,8 +13,9 @@ TermOperands = tuple[list[Any], list[Any]]
 
 
 class Arguments:
-    """A kernel's operands and attributes by name; for float64 readings also the `batch`, in bounds the same in
-    float64, as `exact`, in padded readings the shapes of values, as `shapes`. The record of a kernel is this class with the names of its signature, and has no others."""
+    """A kernel's operands and attributes by name; for float64 readings also the `batch`, in bounds the same in float64,
+    as `exact`, in padded readings the shapes of values, as `shapes`. The record of a kernel is this class with the
+    names of its signature, and has no others."""
 
     kernel = ""
     names: frozenset[str] = frozenset()

@@ -238,6 +238,13 @@ def attend(a: Arguments, q: Padded, where: Pattern, queries: Padded) -> Padded:
     return weigh_values(share_seen(scores, a.batch.seen(where, queries), where.reflexive), a.v)
 
 
+def pick_padded(batch: PaddedBatch, x: Padded, relation: Relation) -> Padded:
+    """Return the first or the last row of each sequence. Raises Unpadded for a relation that a batch brings itself."""
+    if not relation.picked:
+        raise Unpadded(f"it picks rows by the relation {relation}, which only a batch of this project can give")
+    return batch.pick(x, relation.name)
+
+
 def reduce_padded(x: Padded, batch: PaddedBatch, how: str) -> Padded:
     """Reduce the rows of each sequence to one: (batch, length, p) to (batch, p)."""
     if how in PICKS:

@@ -20,7 +20,7 @@ from opmatrix.runtime.declarations.costs import Costs, one_pass, row_width
 from opmatrix.runtime.declarations.fitting import ONE_PASS, copied, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import C, Rows
-from opmatrix.runtime.declarations.padded import Padded, Unpadded, reduce_padded
+from opmatrix.runtime.declarations.padded import Padded, pick_padded, reduce_padded
 from opmatrix.runtime.declarations.pullbacks import Cotangents
 
 if TYPE_CHECKING:
@@ -141,11 +141,7 @@ class pick(Arguments):
 
     def padded(a) -> Padded:
         """Pick the first or the last row of each sequence. Raises Unpadded for another relation."""
-        if not relation_of(a).picked:
-            raise Unpadded(
-                f"it picks rows by the relation {relation_of(a)}, which only a batch of this project can give"
-            )
-        return a.batch.pick(a.x, relation_of(a).name)
+        return pick_padded(a.batch, a.x, relation_of(a))
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return g added to the rows that were picked."""

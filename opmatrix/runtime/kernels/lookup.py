@@ -139,10 +139,10 @@ class embed(Arguments):
     def padded(a) -> Padded:
         """Add the chosen rows of all tables, and apply the stages."""
         turned, fields = lying(a.tables, a.turned), a.fields.split(",")
-        tables = [
-            np.swapaxes(table, 0, 1) if columns else table for table, columns in zip(a.tables, turned, strict=True)
-        ]
-        first, *others = (take_rows(a.batch.field(f), table) for f, table in zip(fields, tables, strict=True))
+        first, *others = (
+            take_rows(a.batch.field(name), np.swapaxes(table, 0, 1) if columns else table)
+            for name, table, columns in zip(fields, a.tables, turned, strict=True)
+        )
         return apply_padded_stages(sum(others, start=first), a)
 
     def pullback(a, g: Doubles) -> Mapping[str, Doubles]:

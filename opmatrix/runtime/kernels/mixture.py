@@ -197,7 +197,7 @@ class experts(Arguments):
         return total
 
     def padded(a) -> Padded:
-        """Compute every expert for every row, and sum them times the gate, which is 0 for experts that are not named."""
+        """Compute every expert for every row, and sum them times the gate, which is 0 for experts not named."""
         x, gate = np.expand_dims(a.x, -3), np.swapaxes(a.gate, -3, -2) if a.gate.ndim > 3 else a.gate
         raised = x @ a.up
         if a.bias is not None:
