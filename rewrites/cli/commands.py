@@ -1,5 +1,5 @@
-"""The commands: optimize, calibrate, compile, run, generate, embed, join, serve, evaluate, doctor, laws, explain,
-report, profile, verify, plan, partition, launch, spectrum."""
+"""The commands: optimize, calibrate, compile, export, run, generate, embed, join, serve, evaluate, doctor, laws,
+explain, report, profile, verify, plan, partition, launch, spectrum."""
 
 import time
 from pathlib import Path
@@ -209,6 +209,28 @@ def compile_program(
     from rewrites.cli.machine.calibrate import compile_into
 
     say(compile_into(directory, cache, own, context.obj))
+
+
+@app.command("export")
+def export_program(
+    directory: options.Saved,
+    onnx: Annotated[
+        Path | None, typer.Option("--onnx", metavar="FILE", help="write an ONNX file of opset 21 (needs onnx)")
+    ] = None,
+    torch: Annotated[
+        Path | None, typer.Option("--torch", metavar="FILE", help="write a program of torch.export (needs torch)")
+    ] = None,
+    own: options.OwnThings = None,
+) -> None:
+    """Write a saved program for other runtimes: token ids and a mask of any batch and length in, sentence embeddings,
+    rows or logits out, in float32."""
+    from opmatrix.exports.exported_files import check_place, export_files
+    from opmatrix.runtime.program import Program
+
+    if onnx is None and torch is None:
+        raise InputError("export: there is nothing to write: give --onnx FILE, --torch FILE, or both")
+    possible({"--onnx": (onnx, check_place), "--torch": (torch, check_place)}, directory, own)
+    say(export_files(Program.load(directory, laws=own), onnx, torch))
 
 
 @app.command()

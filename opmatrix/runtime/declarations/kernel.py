@@ -41,6 +41,7 @@ Restricted = tuple[dict[str, object], Fields]  # arguments of a kernel, and the 
 Telling = Callable[[Arguments, np.random.Generator], Iterator[dict[str, object]]]
 Pullback = Callable[[Arguments, Doubles], Mapping[str, Doubles]]
 ProductPullback = Callable[[Arguments, Doubles], Doubles]
+Padded = Callable[[Arguments], Any]
 Restrict = Callable[[Mapping[str, Any], Sequence[str], Fields, RowNumbers], Restricted | None]
 
 
@@ -74,6 +75,9 @@ class Declared:
     it reads, by operand (reverse-mode differentiation); a kernel without one ends the walk of
     opmatrix/runtime/cotangents.py. `product_pullback` maps them to those of the product alone, x @ weight (K, rows,
     columns), of a kernel with one.
+
+    `padded` returns the result for a batch whose sequences are padded to one length, by the array functions of
+    opmatrix/runtime/declarations/padded.py: programs are exported by it.
 
     Used by checks: `borders`, the numbers of rows, or tokens of a sequence, at which it takes another path; `restrict`,
     its arguments for some rows of the result alone, None if there are none; `telling`, operands besides those of a run
@@ -112,6 +116,7 @@ class Declared:
         self.cost: Cost = reading("cost", lambda *_: [])
         self.pullback: Pullback | None = reading("pullback")
         self.product_pullback: ProductPullback | None = reading("product_pullback")
+        self.padded: Padded | None = reading("padded")
         self.scratch: Callable[[Arguments], BufferSize] = reading("scratch", lambda _: BufferSize(0, 0))
         self.reads: Callable[[Arguments], Mapping[str, object]] = reading("reads", lambda _: {})
         self.limits: Callable[[Arguments], Mapping[str, int]] = reading("limits", lambda _: {})

@@ -21,6 +21,7 @@ from opmatrix.runtime.declarations.costs import Costs
 from opmatrix.runtime.declarations.fitting import same
 from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import C, Heads, Rows
+from opmatrix.runtime.declarations.padded import read_padded
 from opmatrix.runtime.kernels.link import entries_of
 from opmatrix.runtime.kernels.row_term import SLOW, count_columns, declared_signature, in_shape, moved, simple, slow
 
@@ -231,6 +232,8 @@ class fold_rows(Arguments):
         """Evaluate the fold in float64, by definition."""
         return fold_reference(a)
 
+    padded = read_padded
+
     def bound(a) -> Doubles:
         """Bound the error of the written kernel, operation by operation."""
         return fold_bound(a)
@@ -249,6 +252,8 @@ class fold_term(Arguments):
     def reference(a) -> Doubles:
         """Evaluate the fold of each sequence in float64."""
         return fold_reference(a)
+
+    padded = read_padded
 
     def bound(a) -> Doubles:
         """Bound the error of the written kernel, operation by operation."""
@@ -271,6 +276,8 @@ class fold_batch(Arguments):
         """Evaluate the fold over all rows of the batch in float64."""
         return fold_reference(a)
 
+    padded = read_padded
+
     def bound(a) -> Doubles:
         """Bound the error of the written kernel, operation by operation."""
         return fold_bound(a)
@@ -289,6 +296,8 @@ class fold_entries(Arguments):
     def reference(a) -> Doubles:
         """Evaluate the fold of the relation's entries in float64."""
         return fold_reference(a)
+
+    padded = read_padded
 
     def bound(a) -> Doubles:
         """Bound the error of the merges of each row's entries."""

@@ -17,6 +17,7 @@ from opmatrix.runtime.declarations.arguments import ARRAY_NAMES, VALUE_NAMES, Do
 from opmatrix.runtime.declarations.costs import Costs
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Array, Heads, Rows
+from opmatrix.runtime.declarations.padded import read_padded
 
 if TYPE_CHECKING:
     from formats.kernels.generated.rowwise.row_kernel import RowKernel
@@ -115,6 +116,8 @@ class row_term(Arguments):
         from formats.kernels.generated.rowwise.row_bounds import mean_rows
 
         return in_shape(mean_rows(kernel_of(a).root, *split_operands(a), count_rows(a)))
+
+    padded = read_padded
 
     def bound(a) -> Doubles:
         """Return a running error of every operation, in the kernel's own order."""
