@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from alone import alone
 from padded import feed, ragged
-from searched import KINDS as SEARCHES
+from searched import TYPE_IDS as SEARCHES
 from searched import structure
 from terms_of_rows import random_term
 from test_families import RAGGED as SENTENCES
@@ -13,9 +13,9 @@ from test_padded import PATTERNS, RAGGED, REFUSED, TERMS, attending, attending_o
 
 import opmatrix as om
 from formats.core.reductions import HOW
+from opmatrix.exports.fx_module import make_module
 from opmatrix.exports.onnx_file import make_onnx
 from opmatrix.exports.program_graph import MASK, read_program
-from opmatrix.exports.torch_module import make_module
 from opmatrix.models import head
 from opmatrix.runtime.kernels import KERNELS
 

@@ -23,7 +23,7 @@ from opmatrix.algebra.routes import keep_taken, largest
 from opmatrix.runtime.declarations.arguments import Arguments
 
 Padded = Any  # an array of numpy, or of a graph
-Reading = Callable[[Arguments], Padded]
+PaddedReader = Callable[[Arguments], Padded]
 LOWEST = float(np.finfo(np.float32).min)  # added to scores of keys that are not seen: their share is exactly 0
 MAX_TABLED = 1 << 13  # positions of a pattern that is read from a table
 
@@ -32,7 +32,7 @@ class Unpadded(ValueError):
     """A step without a reading of padded batches."""
 
 
-def unpadded(reason: str) -> Reading:
+def unpadded(reason: str) -> PaddedReader:
     """Return the reading of a kernel that has none. Raises Unpadded, with the reason, when it is called."""
 
     def refuse(a: Arguments) -> Padded:
@@ -49,7 +49,7 @@ def array_function(function: Callable[..., Padded]) -> Callable[..., Padded]:
     """Declare a function of arrays by its meaning in numpy; arrays of a graph record its name and arguments."""
 
     @wraps(function)
-    def call(x: Padded, *arguments: Any) -> Padded:
+    def call(x: Padded, *arguments: Padded) -> Padded:
         """Record the call if x is an array of a graph, else compute it."""
         if record := getattr(x, "record", None):
             return record(function.__name__, *arguments)
@@ -59,13 +59,13 @@ def array_function(function: Callable[..., Padded]) -> Callable[..., Padded]:
 
 
 @array_function
-def split_heads(x: Padded, heads: int) -> Padded:
+def into_heads(x: Padded, heads: int) -> Padded:
     """Divide the last axis into `heads` equal blocks: (.., h d) to (.., h, d)."""
     return x.reshape(*x.shape[:-1], heads, -1)
 
 
 @array_function
-def join_heads(x: Padded) -> Padded:
+def out_of_heads(x: Padded) -> Padded:
     """Join the last two axes: (.., h, d) to (.., h d)."""
     return x.reshape(*x.shape[:-2], -1)
 
@@ -85,7 +85,7 @@ def normalise_layer(y: Padded, gain: Padded, shift: Padded, eps: float) -> Padde
 
 
 @array_function
-def activate(y: Padded, name: str) -> Padded:
+def activate_rows(y: Padded, name: str) -> Padded:
     """Apply the activation of that name."""
     return ACTIVATIONS[name].function(y)
 
@@ -191,7 +191,7 @@ def apply_padded_stages(y: Padded, a: Arguments) -> Padded:
         elif stage is gain_shift:
             y = y if norm in stages and a.norm == "layer" else stage.means(y, a)
         else:
-            y = activate(y, a.activation)
+            y = activate_rows(y, a.activation)
     return y
 
 
@@ -261,10 +261,3 @@ def reduce_padded(x: Padded, batch: PaddedBatch, how: str) -> Padded:
         case "by_root":
             return rows.sum(1) / np.sqrt(count)
     return (rows * np.expand_dims(batch.counts, 2)).sum(1) / (count * (count + 1) / 2)
-
-
-def read_padded(a: Arguments) -> Padded:
-    """Read the term of a step at padded values. A program without a term imports no code that reads one."""
-    from opmatrix.runtime.padded_terms import read_term
-
-    return read_term(a)
