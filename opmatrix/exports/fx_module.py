@@ -1,6 +1,6 @@
 """A program as a module of torch: a graph of plain operations, with its weights as parameters."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -222,6 +222,6 @@ def export_program(read: ProgramGraph, file: str) -> None:
     import torch
 
     dims = {0: torch.export.Dim(BATCH), 1: torch.export.Dim(LENGTH)}
-    dynamic: Mapping[str, object] = dict.fromkeys(read.inputs, dims)
-    exported = torch.export.export(module, tuple(sample_inputs(read)), dynamic_shapes=dynamic)
+    sizes = dict.fromkeys(read.inputs, dims)
+    exported = torch.export.export(module, tuple(sample_inputs(read)), dynamic_shapes=sizes)
     torch.export.save(exported, file)

@@ -125,7 +125,8 @@ class SymbolicArray(NDArrayOperatorsMixin):
         record = UFUNCS.get(ufunc.__name__)
         if record is None or method != "__call__" or options:
             raise Unpadded(f"it computes np.{ufunc.__name__}, for which no graph has an operation")
-        return record(*(as_symbol(self.graph, x) for x in inputs))
+        recorded: SymbolicArray = record(*(as_symbol(self.graph, x) for x in inputs))
+        return recorded
 
     def __array_function__(
         self, function: RecordFunction, types: object, arguments: tuple[Padded, ...], options: dict[str, Padded]
@@ -138,7 +139,8 @@ class SymbolicArray(NDArrayOperatorsMixin):
 
     def record(self, name: str, *arguments: object) -> "SymbolicArray":
         """Record an array function of padded readings."""
-        return RECORDED[name](self, *arguments)
+        recorded: SymbolicArray = RECORDED[name](self, *arguments)
+        return recorded
 
     def __getitem__(self, places: object) -> "SymbolicArray":
         return record_index(self, places if isinstance(places, tuple) else (places,))
@@ -399,7 +401,7 @@ def record_places(graph: ArrayGraph, x: Padded, at: object, axis: int) -> Symbol
 def record_padding(graph: ArrayGraph, x: SymbolicArray, widths: Sequence[tuple[int, int]]) -> SymbolicArray:
     """Record zeros before and behind the columns."""
     before, behind = widths[-1]
-    shape = (*x.shape[:-1], x.shape[-1] + before + behind)
+    shape = (*x.shape[:-1], int(x.shape[-1]) + before + behind)
     return graph.add("pad", [x], [before, behind], shape, x.dtype)
 
 

@@ -48,7 +48,7 @@ class Writer:
 
     def __init__(self, helper: ModuleType, types: Mapping[str, int]) -> None:
         self.helper, self.types = helper, types
-        self.nodes: list[object] = []
+        self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, Numeric] = {}
         self.node: ArrayNode | None = None
 
@@ -60,7 +60,7 @@ class Writer:
 
     def numbers(self, numbers: object, dtype: type = np.int64) -> str:
         """Add a constant; equal ones are one."""
-        array = np.asarray(numbers, dtype)
+        array: Numeric = np.asarray(numbers, dtype)
         name = f"k_{array.dtype}_{'_'.join(map(str, array.shape))}_{array.tobytes().hex()}"
         self.constants.setdefault(name, array)
         return name
@@ -198,7 +198,7 @@ def make_onnx(read: ProgramGraph, weights: str) -> "onnx.ModelProto":
     )
 
 
-def make_tensors(constants: Mapping[str, Numeric], weights: str) -> Iterator[object]:
+def make_tensors(constants: Mapping[str, Numeric], weights: str) -> "Iterator[onnx.TensorProto]":
     """Yield constants as tensors of ONNX; large ones of a large model with their place in the file `weights`."""
     from onnx import TensorProto, numpy_helper
 
@@ -233,7 +233,7 @@ def write_weights(read: ProgramGraph, file: Path) -> None:
         with file.open("wb") as stream:
             for name, at in places.items():
                 stream.seek(at)
-                stream.write(memoryview(np.ascontiguousarray(constants[name])).cast("B"))
+                stream.write(constants[name].tobytes())
 
 
 def weights_of(read: ProgramGraph) -> dict[str, Numeric]:

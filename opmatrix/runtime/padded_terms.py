@@ -6,7 +6,7 @@ of T as many as the longest has tokens; numbers of padding are computed, and no 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 import numpy as np
 
@@ -45,18 +45,18 @@ MOST_UNROLLED = 1 << 10  # entries that are functions, each of which becomes ope
 
 
 class Selection(NamedTuple):
-    """One-hot rows: (batch, rows) numbers below `count`, whose product with a matrix takes rows of it."""
+    """One-hot rows: (batch, rows) numbers below `limit`, whose product with a matrix takes rows of it."""
 
     ids: Padded
-    count: int
+    limit: int
 
     def __matmul__(self, matrix: Padded) -> Padded:
         """Return the rows of a matrix that the numbers name, (batch, 1, rows, columns)."""
         return np.expand_dims(take_rows(self.ids, matrix), 1)
 
     def array(self) -> Padded:
-        """Return zeros and ones, (batch, 1, rows, count)."""
-        hot = np.where(np.expand_dims(self.ids, 2) == np.arange(self.count), 1.0, 0.0)
+        """Return zeros and ones, (batch, 1, rows, limit)."""
+        hot = np.where(np.expand_dims(self.ids, 2) == np.arange(self.limit), 1.0, 0.0)
         return np.expand_dims(hot, 1)
 
 
@@ -185,7 +185,8 @@ class PaddedReading:
 
     def symbol(self, name: str, into: Shape, out: Shape) -> Self:
         """Return the value of a step."""
-        return self.values[int(name[1:])]
+        entered = self.values[int(name[1:])]
+        return self.of(entered.value, entered.shape)
 
     def shares(self, where: Pattern) -> Self:
         """Compute the softmax of each row over the columns that it sees."""
@@ -236,7 +237,7 @@ class PaddedReading:
         if not any(map(callable, cells.values())):
             right, present = np.zeros((n, p), np.float32), np.zeros((n, p), bool)
             for at, number in cells.items():
-                right[at], present[at] = number, True
+                right[at], present[at] = cast("float", number), True
             return multiply_over(over, x, right, None if present.all() else present)
         if len(cells) > MOST_UNROLLED:
             raise Unpadded(f"a matrix of {len(cells):,} functions; {MOST_UNROLLED:,} are supported")

@@ -15,7 +15,8 @@ import numpy as np
 
 from formats.core.activation import ACTIVATIONS
 from formats.core.reductions import PICKS
-from formats.core.stage import bias, gain_shift, is_given, norm, residual, stages_of, times
+from formats.core.stage import DEFAULTS, activation, gain_shift, is_given, norm, stages_of
+from formats.core.stage import reference as apply_stages
 from opmatrix.algebra.batch.batch import FIELDS
 from opmatrix.algebra.batch.relations import GIVEN, Relation
 from opmatrix.algebra.positions.patterns import Pattern, Positions
@@ -80,8 +81,8 @@ def share_rows(x: Padded) -> Padded:
 @array_function
 def normalise_layer(y: Padded, gain: Padded, shift: Padded, eps: float) -> Padded:
     """Normalise each row by mean and deviation, times `gain`, plus `shift`, each where it is not None."""
-    stage = SimpleNamespace(eps=eps, norm="layer", gain=gain, shift=shift)
-    return gain_shift.means(norm.means(y, stage), stage)
+    stages = {"eps": eps, "norm": "layer", "gain": gain, "shift": shift}
+    return apply_stages(y, SimpleNamespace(**DEFAULTS | stages))
 
 
 @array_function
@@ -156,7 +157,7 @@ class PaddedBatch:
             places = np.cumsum(np.ones_like(self.counts), 1) - 1
             return np.where(np.expand_dims(self.place(relation.name), 1) == places, 1.0, 0.0)
         count = self.lengths
-        numbers = {
+        numbers: dict[str, Callable[[], Padded]] = {
             "members": lambda: np.where(self.valid, 1.0, 0.0),
             "members_by_root": lambda: np.where(self.valid, 1.0, 0.0) / np.sqrt(count * 1.0),
             "members_by_place": lambda: np.where(self.valid, self.counts * 2.0 / (count * (count + 1)), 0.0),
@@ -181,17 +182,16 @@ def see_positions(where: Pattern, queries: Padded, keys: Padded) -> Padded:
 
 
 def apply_padded_stages(y: Padded, a: Arguments) -> Padded:
-    """Apply an epilogue to rows."""
-    stages = [*stages_of(a)]
-    for stage in stages:
-        if stage is norm and a.norm == "layer":
-            y = normalise_layer(y, a.gain, a.shift, a.eps)
-        elif stage in (bias, times, residual, norm):
-            y = stage.means(y, a)
-        elif stage is gain_shift:
-            y = y if norm in stages and a.norm == "layer" else stage.means(y, a)
-        else:
-            y = activate_rows(y, a.activation)
+    """Apply an epilogue to rows: its stages as they are declared, but an activation and a layer norm, with the gain and
+    the shift behind it, by name."""
+    by_name: dict[object, Callable[[Padded, Arguments], Padded]] = {
+        activation: lambda y, a: activate_rows(y, a.activation)
+    }
+    if norm.asked(a) and a.norm == "layer":
+        by_name[norm] = lambda y, a: normalise_layer(y, a.gain, a.shift, a.eps)
+        by_name[gain_shift] = lambda y, a: y
+    for stage in stages_of(a):
+        y = by_name.get(stage, stage.means)(y, a)
     return y
 
 
