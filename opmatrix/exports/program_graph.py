@@ -69,14 +69,14 @@ class GraphConstants:
 
     def make(self, constant: Format | Stacked, name: str) -> Padded:
         """Add a matrix to the graph. A format whose product has two factors keeps them."""
-        if constant.nbytes < 4 * np.prod(constant.shape):
+        form = constant.form if isinstance(constant, Stacked) else type(constant)
+        factors = constant.factored() if isinstance(constant, Format) else None
+        if form.rounds or not (form.plain or factors):
             self.widened[constant.name] = self.widened.get(constant.name, 0) + 1
-        if isinstance(constant, Stacked):
-            return self.graph.constant(np.asarray(constant.wide(), np.float32), name)
-        if factors := constant.factored():
+        if factors:
             u, v = (self.graph.constant(part, f"{name}.{k}") for k, part in zip("uv", factors, strict=True))
             return FactorPair(u, v)
-        return self.graph.constant(constant.unpack(), name)
+        return self.graph.constant(np.asarray(constant.wide(), np.float32), name)
 
 
 def read_program(program: Program) -> ProgramGraph:

@@ -25,6 +25,7 @@ from opmatrix.runtime.declarations.arguments import Arguments
 
 Padded = Any  # an array of numpy, or of a graph
 PaddedReader = Callable[[Arguments], Padded]
+PaddedStage = Callable[[Padded, Arguments], Padded]
 LOWEST = float(np.finfo(np.float32).min)  # added to scores of keys that are not seen: their share is exactly 0
 MAX_TABLED = 1 << 13  # positions of a pattern that is read from a table
 
@@ -184,14 +185,13 @@ def see_positions(where: Pattern, queries: Padded, keys: Padded) -> Padded:
 def apply_padded_stages(y: Padded, a: Arguments) -> Padded:
     """Apply an epilogue to rows: its stages as they are declared, but an activation and a layer norm, with the gain and
     the shift behind it, by name."""
-    by_name: dict[object, Callable[[Padded, Arguments], Padded]] = {
-        activation: lambda y, a: activate_rows(y, a.activation)
-    }
+    by_name: dict[object, PaddedStage] = {activation: lambda y, a: activate_rows(y, a.activation)}
     if norm.asked(a) and a.norm == "layer":
         by_name[norm] = lambda y, a: normalise_layer(y, a.gain, a.shift, a.eps)
         by_name[gain_shift] = lambda y, a: y
     for stage in stages_of(a):
-        y = by_name.get(stage, stage.means)(y, a)
+        means: PaddedStage = by_name.get(stage, stage.means)
+        y = means(y, a)
     return y
 
 
