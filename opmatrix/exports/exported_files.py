@@ -9,10 +9,10 @@ from uuid import uuid4
 
 from formats.core.errors import InputError
 from formats.disk.files import reason, shown, writable
-from opmatrix.exports.graph import Symbol
+from opmatrix.exports.fx_module import export_program
+from opmatrix.exports.graph import SymbolicArray
 from opmatrix.exports.onnx_file import OUTSIDE, make_onnx, write_weights
 from opmatrix.exports.program_graph import ProgramGraph, read_program
-from opmatrix.exports.torch_module import export_program
 from opmatrix.runtime.program import Program
 
 
@@ -22,15 +22,15 @@ def export_files(program: Program, onnx: Path | None, torch: Path | None) -> str
     read = read_program(program)
     written = [*(export_onnx(read, onnx) if onnx else ()), *(export_torch(read, torch) if torch else ())]
     lines = [f"{place}, {place.stat().st_size / 1e6:,.1f} MB" for place in written]
-    lines += [f"inputs   {', '.join(map(named, read.inputs.items()))}"]
-    lines += [f"outputs  {', '.join(map(named, read.outputs.items()))}"]
+    lines += [f"inputs   {', '.join(map(describe_value, read.inputs.items()))}"]
+    lines += [f"outputs  {', '.join(map(describe_value, read.outputs.items()))}"]
     if read.widened:
         formats = ", ".join(f"{name} x{count}" for name, count in read.widened.items())
         lines += [f"float32  the numbers of {formats}; rows that these formats round are not rounded"]
     return "\n".join(lines)
 
 
-def named(entry: tuple[str, Symbol]) -> str:
+def describe_value(entry: tuple[str, SymbolicArray]) -> str:
     """Return an input or an output in words: its name, its number type, its sizes."""
     name, value = entry
     return f"{name} {value.dtype}[{', '.join(map(str, value.shape))}]"

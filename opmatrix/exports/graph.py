@@ -1,66 +1,73 @@
-"""Graphs of array functions: a padded reading that is run at symbols, arrays without numbers, is recorded.
+"""Graphs of array functions: a padded reading that is run at symbolic arrays, which have no numbers, is recorded.
 
-Symbols take part in functions and methods of numpy, by its protocols for arrays of others (NEP 13, NEP 18), so a
+Symbolic arrays take part in functions and methods of numpy by its protocols for other arrays (NEP 13, NEP 18), so a
 meaning that is written for numbers is recorded as it is. Equal nodes are one node. There are three number types, and
 the operands of a node have one; sizes are numbers, or the names of the two sizes that are open."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from formats.core.activation import ACTIVATIONS
+from opmatrix.algebra.batch.signature import FLOAT, INTEGER
 from opmatrix.algebra.data import Numeric
-from opmatrix.runtime.declarations.padded import Unpadded
+from opmatrix.runtime.declarations.padded import Padded, Unpadded
 
 BATCH, LENGTH = "batch", "length"
-FLOAT, INT, BOOL = "float32", "int64", "bool"  # the number types, from the widest
+BOOL = "bool"
 OPEN = (BATCH, LENGTH)
-FEW = 64  # numbers of a constant that is known by them
-Size = int | str
-Sizes = tuple[Size, ...]
+FEW_NUMBERS = 64  # numbers of a constant that is known by them
+AxisSize = int | str
+RecordFunction = Callable[..., Padded]
+AxisSizes = tuple[AxisSize, ...]
 NAMED_ACTIVATIONS = frozenset({"gelu", "gelu_tanh", "silu", "relu", "tanh", "sigmoid", "softplus"})
 
 
-class Node(NamedTuple):
+class ArrayNode(NamedTuple):
     """An operation on earlier nodes. An operation without operands is an input or a constant, by its name."""
 
     operation: str
     operands: tuple[int, ...]
     attributes: tuple[Any, ...]
-    shape: Sizes
+    shape: AxisSizes
     dtype: str
 
 
-class Graph:
+class ArrayGraph:
     """Nodes in order; constants by name."""
 
     def __init__(self) -> None:
-        self.nodes: list[Node] = []
-        self.numbers: dict[Node, int] = {}
+        self.nodes: list[ArrayNode] = []
+        self.numbers: dict[ArrayNode, int] = {}
         self.constants: dict[str, Numeric] = {}
         self.names: dict[tuple[object, ...], str] = {}
         self.held: list[Numeric] = []  # arrays whose places in memory are names
 
     def add(
-        self, operation: str, operands: Sequence["Symbol"], attributes: Sequence[Any], shape: Sizes, dtype: str
-    ) -> "Symbol":
+        self,
+        operation: str,
+        operands: Sequence["SymbolicArray"],
+        attributes: Sequence[object],
+        shape: AxisSizes,
+        dtype: str,
+    ) -> "SymbolicArray":
         """Add a node unless there is an equal one; return its symbol."""
-        node = Node(operation, tuple(x.number for x in operands), tuple(attributes), tuple(shape), dtype)
+        node = ArrayNode(operation, tuple(x.number for x in operands), tuple(attributes), tuple(shape), dtype)
         if node not in self.numbers:
             self.numbers[node] = len(self.nodes)
             self.nodes.append(node)
-        return Symbol(self, self.numbers[node])
+        return SymbolicArray(self, self.numbers[node])
 
-    def enter(self, name: str) -> "Symbol":
+    def enter(self, name: str) -> "SymbolicArray":
         """Add an input of whole numbers, (batch, length)."""
-        return self.add("input", (), (name,), OPEN, INT)
+        return self.add("input", (), (name,), OPEN, INTEGER)
 
     def name(self, array: Numeric, name: str) -> str:
         """Name a constant array, unless it has a name; return its name. The same array in memory, or the same few
         numbers, is one constant."""
-        place = array.tobytes() if array.size <= FEW else array.__array_interface__["data"][0]
+        place = array.tobytes() if array.size <= FEW_NUMBERS else array.__array_interface__["data"][0]
         key = array.dtype.str, array.shape, array.strides, place
         if key not in self.names:
             taken = not name or name in self.names.values()
@@ -68,7 +75,7 @@ class Graph:
             self.held.append(array)
         return self.names[key]
 
-    def constant(self, array: Numeric, name: str = "") -> "Symbol":
+    def constant(self, array: Numeric, name: str = "") -> "SymbolicArray":
         """Add a constant array: in float32, int64 or bool."""
         named, dtype = self.name(array, name), dtype_of(array)
         if named not in self.constants:
@@ -78,22 +85,22 @@ class Graph:
 
 def dtype_of(array: Numeric) -> str:
     """Return the number type in which a constant is stored."""
-    return {"f": FLOAT, "b": BOOL}.get(array.dtype.kind, INT)
+    return {"f": FLOAT, "b": BOOL}.get(array.dtype.kind, INTEGER)
 
 
-class Symbol(NDArrayOperatorsMixin):
+class SymbolicArray(NDArrayOperatorsMixin):
     """An array of a graph, by the number of its node."""
 
-    def __init__(self, graph: Graph, number: int) -> None:
+    def __init__(self, graph: ArrayGraph, number: int) -> None:
         self.graph, self.number = graph, number
 
     @property
-    def node(self) -> Node:
+    def node(self) -> ArrayNode:
         """The operation that gives it."""
         return self.graph.nodes[self.number]
 
     @property
-    def shape(self) -> Sizes:
+    def shape(self) -> AxisSizes:
         """The sizes of its axes."""
         return self.node.shape
 
@@ -110,69 +117,73 @@ class Symbol(NDArrayOperatorsMixin):
     def __bool__(self) -> bool:
         raise Unpadded("a function of it looks at numbers to choose what it computes, which no graph can record")
 
-    def __array__(self, *_: Any, **__: Any) -> Any:
+    def __array__(self, *_: object, **__: object) -> NoReturn:
         raise Unpadded("a function of it converts numbers, which no graph can record")
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> "Symbol":
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Padded, **options: object) -> "SymbolicArray":
         """Record an elementwise function of numpy, or a product of matrices. Raises Unpadded for another one."""
         record = UFUNCS.get(ufunc.__name__)
         if record is None or method != "__call__" or options:
             raise Unpadded(f"it computes np.{ufunc.__name__}, for which no graph has an operation")
-        return record(*(symbol_of(self.graph, x) for x in inputs))
+        recorded: SymbolicArray = record(*(as_symbol(self.graph, x) for x in inputs))
+        return recorded
 
-    def __array_function__(self, function: Callable[..., Any], types: Any, arguments: Any, options: Any) -> Any:
+    def __array_function__(
+        self, function: RecordFunction, types: object, arguments: tuple[Padded, ...], options: dict[str, Padded]
+    ) -> Padded:
         """Record another function of numpy. Raises Unpadded for one that graphs do not know."""
-        record = FUNCTIONS.get(function.__name__)
+        record = NUMPY_FUNCTIONS.get(function.__name__)
         if record is None:
             raise Unpadded(f"it computes np.{function.__name__}, for which no graph has an operation")
         return record(self.graph, *arguments, **options)
 
-    def record(self, name: str, *arguments: Any) -> "Symbol":
+    def record(self, name: str, *arguments: object) -> "SymbolicArray":
         """Record an array function of padded readings."""
-        return RECORDED[name](self, *arguments)
+        recorded: SymbolicArray = RECORDED[name](self, *arguments)
+        return recorded
 
-    def __getitem__(self, places: Any) -> "Symbol":
-        return index(self, places if isinstance(places, tuple) else (places,))
+    def __getitem__(self, places: object) -> "SymbolicArray":
+        return record_index(self, places if isinstance(places, tuple) else (places,))
 
-    def astype(self, dtype: str) -> "Symbol":
+    def astype(self, dtype: str) -> "SymbolicArray":
         """Return it in a number type."""
         return self if dtype == self.dtype else self.graph.add("cast", [self], [dtype], self.shape, dtype)
 
-    def sum(self, axis: int, keepdims: bool = False) -> "Symbol":
+    def sum(self, axis: int, keepdims: bool = False) -> "SymbolicArray":
         """Sum an axis."""
-        return fold(self.astype(INT) if self.dtype == BOOL else self, "sum", axis, keepdims)
+        return record_reduction(self.astype(INTEGER) if self.dtype == BOOL else self, "sum", axis, keepdims)
 
-    def mean(self, axis: int, keepdims: bool = False) -> "Symbol":
+    def mean(self, axis: int, keepdims: bool = False) -> "SymbolicArray":
         """Return the mean of an axis."""
-        return fold(self, "mean", axis, keepdims)
+        return record_reduction(self, "mean", axis, keepdims)
 
-    def max(self, axis: int, keepdims: bool = False, initial: float = 0.0) -> "Symbol":
+    def max(self, axis: int, keepdims: bool = False, initial: float = 0.0) -> "SymbolicArray":
         """Return the largest numbers of an axis, which is never empty."""
-        return fold(self, "max", axis, keepdims)
+        return record_reduction(self, "max", axis, keepdims)
 
-    def min(self, axis: int, keepdims: bool = False) -> "Symbol":
+    def min(self, axis: int, keepdims: bool = False) -> "SymbolicArray":
         """Return the smallest numbers of an axis."""
-        return fold(self, "min", axis, keepdims)
+        return record_reduction(self, "min", axis, keepdims)
 
-    def swapaxes(self, one: int, other: int) -> "Symbol":
+    def swapaxes(self, one: int, other: int) -> "SymbolicArray":
         """Exchange two axes."""
         order = [*range(self.ndim)]
         order[one], order[other] = order[other], order[one]
-        return permute(self, order)
+        return record_transposition(self, order)
 
 
-def symbol_of(graph: Graph, x: Any) -> Symbol:
+def as_symbol(graph: ArrayGraph, x: Padded) -> SymbolicArray:
     """Return a symbol as it is, and numbers as a constant."""
-    return x if isinstance(x, Symbol) else graph.constant(np.asarray(x))
+    return x if isinstance(x, SymbolicArray) else graph.constant(np.asarray(x))
 
 
 # ---- sizes and number types
 
 
-def broadcast(*shapes: Sizes) -> Sizes:
+def spread_sizes(*shapes: AxisSizes) -> AxisSizes:
     """Return the sizes that shapes spread to. Raises Unpadded for sizes that differ."""
     count = max(map(len, shapes))
-    sizes = list[Size]()
+    sizes = list[AxisSize]()
     for axis in zip(*((1,) * (count - len(shape)) + shape for shape in shapes), strict=True):
         wide = [size for size in dict.fromkeys(axis) if size != 1]
         if len(wide) > 1:
@@ -181,20 +192,20 @@ def broadcast(*shapes: Sizes) -> Sizes:
     return tuple(sizes)
 
 
-def alike(*symbols: Symbol) -> list[Symbol]:
+def in_one_type(*symbols: SymbolicArray) -> list[SymbolicArray]:
     """Return symbols in the widest of their number types."""
-    dtype = next(each for each in (FLOAT, INT, BOOL) if any(x.dtype == each for x in symbols))
+    dtype = next(each for each in (FLOAT, INTEGER, BOOL) if any(x.dtype == each for x in symbols))
     return [number_as(x, dtype) for x in symbols]
 
 
-def number_as(x: Symbol, dtype: str) -> Symbol:
+def number_as(x: SymbolicArray, dtype: str) -> SymbolicArray:
     """Return a symbol in a number type; a constant of one number is stored in it."""
     if x.dtype == dtype or x.node.operation != "constant" or x.shape:
         return x.astype(dtype)
     return x.graph.constant(x.graph.constants[x.node.attributes[0]].astype(dtype))
 
 
-def holds(x: Symbol, number: float) -> bool:
+def holds_number(x: SymbolicArray, number: float) -> bool:
     """True for a constant that is this one number."""
     return x.node.operation == "constant" and not x.shape and x.graph.constants[x.node.attributes[0]] == number
 
@@ -202,10 +213,10 @@ def holds(x: Symbol, number: float) -> bool:
 # ---- elementwise functions and products
 
 
-def unary(operation: str, dtype: str = FLOAT) -> Callable[[Symbol], Symbol]:
+def unary(operation: str, dtype: str = FLOAT) -> Callable[[SymbolicArray], SymbolicArray]:
     """Return the record of a function of each number; "" keeps its number type."""
 
-    def record(x: Symbol) -> Symbol:
+    def record(x: SymbolicArray) -> SymbolicArray:
         """Add the node."""
         x = x.astype(FLOAT) if dtype == FLOAT else x
         return x.graph.add(operation, [x], [], x.shape, dtype or x.dtype)
@@ -213,27 +224,29 @@ def unary(operation: str, dtype: str = FLOAT) -> Callable[[Symbol], Symbol]:
     return record
 
 
-def binary(operation: str, result: str = "", unit: float | None = None) -> Callable[[Symbol, Symbol], Symbol]:
+def binary(
+    operation: str, result: str = "", unit: float | None = None
+) -> Callable[[SymbolicArray, SymbolicArray], SymbolicArray]:
     """Return the record of a function of two numbers; `unit` on the right changes nothing."""
 
-    def record(x: Symbol, y: Symbol) -> Symbol:
+    def record(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
         """Add the node."""
-        x, y = alike(x, y)
-        if unit is not None and holds(y, unit):
+        x, y = in_one_type(x, y)
+        if unit is not None and holds_number(y, unit):
             return x
         if operation in ("add", "subtract", "multiply") and x.dtype == BOOL:
-            x, y = x.astype(INT), y.astype(INT)
-        return x.graph.add(operation, [x, y], [], broadcast(x.shape, y.shape), result or x.dtype)
+            x, y = x.astype(INTEGER), y.astype(INTEGER)
+        return x.graph.add(operation, [x, y], [], spread_sizes(x.shape, y.shape), result or x.dtype)
 
     return record
 
 
-def divide(x: Symbol, y: Symbol) -> Symbol:
+def record_quotient(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
     """Record a quotient, of floating-point numbers."""
     return binary("divide", unit=1.0)(number_as(x, FLOAT), number_as(y, FLOAT))
 
 
-def conjunction(x: Symbol, y: Symbol) -> Symbol:
+def record_conjunction(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
     """Record where both are true; a constant that is true changes nothing."""
     for one, other in ((x, y), (y, x)):
         if one.dtype == BOOL and one.node.operation == "constant":
@@ -242,28 +255,28 @@ def conjunction(x: Symbol, y: Symbol) -> Symbol:
     return binary("and")(x, y)
 
 
-def multiply_matrices(x: Symbol, y: Symbol) -> Symbol:
+def record_matmul(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
     """Record x @ y."""
-    x, y = alike(x, y)
+    x, y = in_one_type(x, y)
     if x.shape[-1] != y.shape[-2]:
         raise Unpadded(f"a product of {x.shape} and {y.shape}")
-    shape = (*broadcast(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-1])
+    shape = (*spread_sizes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-1])
     return x.graph.add("matmul", [x, y], [], shape, FLOAT)
 
 
-def add_exponentials(x: Symbol, y: Symbol) -> Any:
+def record_logaddexp(x: SymbolicArray, y: SymbolicArray) -> Padded:
     """Record log(e^x + e^y)."""
-    largest: Any = np.maximum(x, y)
+    largest: Padded = np.maximum(x, y)
     return largest + np.log(1.0 + np.exp(np.negative(np.absolute(x - y))))
 
 
-def shift(x: Symbol, y: Symbol) -> Symbol:
+def record_shift(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
     """Record a shift of whole numbers, none negative, by a known count of bits: a quotient."""
     bits = y.graph.constants[y.node.attributes[0]]
-    return binary("floor_divide")(x, symbol_of(x.graph, 2**bits))
+    return binary("floor_divide")(x, as_symbol(x.graph, 2**bits))
 
 
-UFUNCS: dict[str, Callable[..., Any]] = {
+UFUNCS: dict[str, RecordFunction] = {
     **{name: unary(name) for name in ("exp", "log", "sqrt", "tanh", "erf")},
     **{name: unary(name, "") for name in ("negative", "absolute", "sign")},
     "logical_not": unary("not", BOOL),
@@ -276,29 +289,29 @@ UFUNCS: dict[str, Callable[..., Any]] = {
     "add": binary("add", unit=0.0),
     "subtract": binary("subtract", unit=0.0),
     "multiply": binary("multiply", unit=1.0),
-    "divide": divide,
+    "divide": record_quotient,
     "power": binary("power"),
     "maximum": binary("maximum"),
     "minimum": binary("minimum"),
     "floor_divide": binary("floor_divide"),
     "remainder": binary("remainder"),
-    "right_shift": shift,
+    "right_shift": record_shift,
     **{name: binary(name, BOOL) for name in ("equal", "less", "less_equal", "greater", "greater_equal")},
     "not_equal": lambda x, y: unary("not", BOOL)(binary("equal", BOOL)(x, y)),
-    "bitwise_and": conjunction,
-    "logical_and": conjunction,
+    "bitwise_and": record_conjunction,
+    "logical_and": record_conjunction,
     "bitwise_or": binary("or"),
     "logical_or": binary("or"),
     "bitwise_xor": binary("xor"),
-    "logaddexp": add_exponentials,
-    "matmul": multiply_matrices,
+    "logaddexp": record_logaddexp,
+    "matmul": record_matmul,
 }
 
 
 # ---- axes
 
 
-def fold(x: Symbol, how: str, axis: int, keepdims: bool) -> Symbol:
+def record_reduction(x: SymbolicArray, how: str, axis: int, keepdims: bool) -> SymbolicArray:
     """Record a reduction of one axis."""
     axis %= x.ndim
     behind = (1,) if keepdims else ()
@@ -306,7 +319,7 @@ def fold(x: Symbol, how: str, axis: int, keepdims: bool) -> Symbol:
     return x.graph.add(how, [x], [axis, keepdims], shape, x.dtype)
 
 
-def permute(x: Symbol, order: Sequence[int]) -> Symbol:
+def record_transposition(x: SymbolicArray, order: Sequence[int]) -> SymbolicArray:
     """Record a transposition."""
     order = [axis % x.ndim for axis in order]
     if order == sorted(order):
@@ -314,7 +327,7 @@ def permute(x: Symbol, order: Sequence[int]) -> Symbol:
     return x.graph.add("transpose", [x], [tuple(order)], tuple(x.shape[axis] for axis in order), x.dtype)
 
 
-def index(x: Symbol, places: tuple[Any, ...]) -> Symbol:
+def record_index(x: SymbolicArray, places: tuple[object, ...]) -> SymbolicArray:
     """Record ranges of axes, and single places of them. Raises Unpadded for other indices."""
     if Ellipsis in places:
         at = places.index(Ellipsis)
@@ -328,11 +341,11 @@ def index(x: Symbol, places: tuple[Any, ...]) -> Symbol:
         elif not isinstance(place, slice):
             raise Unpadded(f"it takes the places {place!r:.40} of an array")
         elif place != slice(None):
-            x = cut(x, axis, place)
+            x = record_range(x, axis, place)
     return x
 
 
-def cut(x: Symbol, axis: int, places: slice) -> Symbol:
+def record_range(x: SymbolicArray, axis: int, places: slice) -> SymbolicArray:
     """Record a range of an axis of known size. Raises Unpadded for one of tokens or sequences."""
     size = x.shape[axis]
     if not isinstance(size, int):
@@ -345,39 +358,39 @@ def cut(x: Symbol, axis: int, places: slice) -> Symbol:
     return x.graph.add("slice", [x], [axis, start, stop, step], shape, x.dtype)
 
 
-def expand(graph: Graph, x: Symbol, axis: int) -> Symbol:
+def record_new_axis(graph: ArrayGraph, x: SymbolicArray, axis: int) -> SymbolicArray:
     """Record a new axis of size one."""
     axis %= x.ndim + 1
     return graph.add("expand", [x], [axis], (*x.shape[:axis], 1, *x.shape[axis:]), x.dtype)
 
 
-def move(graph: Graph, x: Symbol, source: int, target: int) -> Symbol:
+def record_moved_axis(graph: ArrayGraph, x: SymbolicArray, source: int, target: int) -> SymbolicArray:
     """Record an axis that moves to another place."""
     order = [axis for axis in range(x.ndim) if axis != source % x.ndim]
     order.insert(target % x.ndim, source % x.ndim)
-    return permute(x, order)
+    return record_transposition(x, order)
 
 
-def concatenate(graph: Graph, parts: Sequence[Any], axis: int = 0) -> Symbol:
+def record_concatenation(graph: ArrayGraph, parts: Sequence[Padded], axis: int = 0) -> SymbolicArray:
     """Record arrays behind one another along an axis of known sizes."""
-    symbols = alike(*(symbol_of(graph, part) for part in parts))
+    symbols = in_one_type(*(as_symbol(graph, part) for part in parts))
     axis %= symbols[0].ndim
-    rest = broadcast(*((*x.shape[:axis], 1, *x.shape[axis + 1 :]) for x in symbols))
+    rest = spread_sizes(*((*x.shape[:axis], 1, *x.shape[axis + 1 :]) for x in symbols))
     shape = (*rest[:axis], sum(int(x.shape[axis]) for x in symbols), *rest[axis + 1 :])
     if any(x.shape[:axis] != rest[:axis] for x in symbols):
         raise Unpadded("it joins arrays of different sizes")
     return graph.add("concat", symbols, [axis], shape, symbols[0].dtype)
 
 
-def choose(graph: Graph, condition: Any, x: Any, y: Any) -> Symbol:
+def record_where(graph: ArrayGraph, condition: Padded, x: Padded, y: Padded) -> SymbolicArray:
     """Record x where a condition is true, y elsewhere."""
-    condition = symbol_of(graph, condition)
-    x, y = alike(symbol_of(graph, x), symbol_of(graph, y))
-    shape = broadcast(condition.shape, x.shape, y.shape)
+    condition = as_symbol(graph, condition)
+    x, y = in_one_type(as_symbol(graph, x), as_symbol(graph, y))
+    shape = spread_sizes(condition.shape, x.shape, y.shape)
     return graph.add("where", [condition, x, y], [], shape, x.dtype)
 
 
-def take(graph: Graph, x: Any, at: Any, axis: int) -> Symbol:
+def record_places(graph: ArrayGraph, x: Padded, at: object, axis: int) -> SymbolicArray:
     """Record the places of an axis that known numbers name."""
     axis %= x.ndim
     at = graph.constant(np.asarray(at, np.int64))
@@ -385,38 +398,38 @@ def take(graph: Graph, x: Any, at: Any, axis: int) -> Symbol:
     return graph.add("take", [x, at], [axis], shape, x.dtype)
 
 
-def pad(graph: Graph, x: Symbol, widths: Sequence[tuple[int, int]]) -> Symbol:
+def record_padding(graph: ArrayGraph, x: SymbolicArray, widths: Sequence[tuple[int, int]]) -> SymbolicArray:
     """Record zeros before and behind the columns."""
     before, behind = widths[-1]
-    shape = (*x.shape[:-1], x.shape[-1] + before + behind)
+    shape = (*x.shape[:-1], int(x.shape[-1]) + before + behind)
     return graph.add("pad", [x], [before, behind], shape, x.dtype)
 
 
-def broadcast_to(graph: Graph, x: Any, shape: Sizes) -> Symbol:
+def keep_size(graph: ArrayGraph, x: Padded, shape: AxisSizes) -> SymbolicArray:
     """Return an array as it is where it has the sizes. Raises Unpadded for one that would be copied."""
     if tuple(x.shape) == tuple(shape):
-        return symbol_of(graph, x)
+        return as_symbol(graph, x)
     raise Unpadded(f"it spreads an array of {x.shape} to {shape}")
 
 
-def stack(graph: Graph, parts: Sequence[Any], axis: int) -> Symbol:
+def record_stack(graph: ArrayGraph, parts: Sequence[Padded], axis: int) -> SymbolicArray:
     """Record arrays side by side along a new axis."""
-    return concatenate(graph, [expand(graph, symbol_of(graph, part), axis) for part in parts], axis)
+    return record_concatenation(graph, [record_new_axis(graph, as_symbol(graph, part), axis) for part in parts], axis)
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "where": choose,
-    "concatenate": concatenate,
-    "stack": stack,
-    "expand_dims": expand,
+NUMPY_FUNCTIONS: dict[str, RecordFunction] = {
+    "where": record_where,
+    "concatenate": record_concatenation,
+    "stack": record_stack,
+    "expand_dims": record_new_axis,
     "swapaxes": lambda graph, x, one, other: x.swapaxes(one, other),
-    "moveaxis": move,
-    "take": take,
-    "pad": pad,
-    "broadcast_to": broadcast_to,
+    "moveaxis": record_moved_axis,
+    "take": record_places,
+    "pad": record_padding,
+    "broadcast_to": keep_size,
     "shape": lambda graph, x: x.shape,
     "cumsum": lambda graph, x, axis: graph.add("cumsum", [x], [axis], x.shape, x.dtype),
-    "argmax": lambda graph, x, axis: fold(x, "argmax", axis, False),
+    "argmax": lambda graph, x, axis: record_reduction(x, "argmax", axis, False),
     "ones_like": lambda graph, x: x * 0 + 1,
     "zeros_like": lambda graph, x: x * 0,
     "sum": lambda graph, x, axis, keepdims=False: x.sum(axis, keepdims),
@@ -429,27 +442,27 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 # ---- functions of padded readings
 
 
-def split(x: Symbol, heads: int) -> Symbol:
-    """Record `split_heads`."""
+def record_split(x: SymbolicArray, heads: int) -> SymbolicArray:
+    """Record `into_heads`."""
     shape = (*x.shape[:-1], heads, int(x.shape[-1]) // heads)
-    return x.graph.add("split_heads", [x], shape[-2:], shape, x.dtype)
+    return x.graph.add("into_heads", [x], shape[-2:], shape, x.dtype)
 
 
-def join(x: Symbol) -> Symbol:
-    """Record `join_heads`."""
+def record_join(x: SymbolicArray) -> SymbolicArray:
+    """Record `out_of_heads`."""
     shape = (*x.shape[:-2], int(x.shape[-2]) * int(x.shape[-1]))
-    return x.graph.add("join_heads", [x], shape[-1:], shape, x.dtype)
+    return x.graph.add("out_of_heads", [x], shape[-1:], shape, x.dtype)
 
 
-def normalise(y: Symbol, gain: Any, shift: Any, eps: float) -> Symbol:
+def record_norm(y: SymbolicArray, gain: Padded, shift: Padded, eps: float) -> SymbolicArray:
     """Record `normalise_layer`; a vector that is absent is ones, or zeros."""
     columns = int(y.shape[-1])
     vectors = np.ones(columns, np.float32) if gain is None else gain, shift
-    operands = [y, *(symbol_of(y.graph, each) for each in vectors if each is not None)]
+    operands = [y, *(as_symbol(y.graph, each) for each in vectors if each is not None)]
     return y.graph.add("normalise_layer", operands, [eps], y.shape, FLOAT)
 
 
-def activate(y: Symbol, name: str) -> Any:
+def record_activation(y: SymbolicArray, name: str) -> Padded:
     """Record an activation by its name if all runtimes know it, else the functions that it is made of."""
     y = y.astype(FLOAT)
     if name in NAMED_ACTIVATIONS:
@@ -457,30 +470,30 @@ def activate(y: Symbol, name: str) -> Any:
     return ACTIVATIONS[name].function(y)
 
 
-def keep(x: Any, by: Symbol, k: int) -> Symbol:
+def record_largest(x: Padded, by: SymbolicArray, k: int) -> SymbolicArray:
     """Record `keep_largest`."""
     kept = by.graph.add("among_largest", [by], [k], by.shape, BOOL)
-    return choose(by.graph, kept, x, 0.0)
+    return record_where(by.graph, kept, x, 0.0)
 
 
-def take_rows(ids: Symbol, table: Any) -> Symbol:
+def record_rows(ids: SymbolicArray, table: Padded) -> SymbolicArray:
     """Record `take_rows`."""
-    table = symbol_of(ids.graph, table)
+    table = as_symbol(ids.graph, table)
     return ids.graph.add("take", [table, ids], [0], (*ids.shape, *table.shape[1:]), table.dtype)
 
 
-def take_places(x: Symbol, at: Symbol) -> Symbol:
+def record_row_of_each(x: SymbolicArray, at: SymbolicArray) -> SymbolicArray:
     """Record `take_places`."""
     return x.graph.add("take_places", [x, at], [], (x.shape[0], *x.shape[2:]), x.dtype)
 
 
-RECORDED: Mapping[str, Callable[..., Any]] = {
-    "split_heads": split,
-    "join_heads": join,
+RECORDED: Mapping[str, RecordFunction] = {
+    "into_heads": record_split,
+    "out_of_heads": record_join,
     "share_rows": lambda x: x.graph.add("softmax", [x], [], x.shape, FLOAT),
-    "normalise_layer": normalise,
-    "activate": activate,
-    "keep_largest": keep,
-    "take_rows": take_rows,
-    "take_places": take_places,
+    "normalise_layer": record_norm,
+    "activate_rows": record_activation,
+    "keep_largest": record_largest,
+    "take_rows": record_rows,
+    "take_places": record_row_of_each,
 }

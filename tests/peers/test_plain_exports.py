@@ -1,5 +1,5 @@
-"""Programs written as checkpoints again (`opmatrix export --hf`): opened by transformers and sentence-transformers, with
-the program's numbers; number types, fewer units and layers; and programs that their class cannot hold."""
+"""Programs written as checkpoints again (`opmatrix export --hf`): opened by transformers and sentence-transformers,
+with the program's numbers; number types, fewer units and layers; and programs that their class cannot hold."""
 
 import json
 import sys
@@ -93,15 +93,15 @@ def relative(found, wanted):
     return np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_opens_a_program_as_its_class(tmp_path, name):
     model = drawn(name)
     program = exact_program(model)
     export_plain(program, tmp_path / "again")
     again = transformers.AutoConfig.from_pretrained(tmp_path / "again")
-    assert (
-        again.architectures == [type(model).__name__] and again.tie_word_embeddings == model.config.tie_word_embeddings
-    )
+    assert again.architectures == [type(model).__name__]
+    assert again.tie_word_embeddings == model.config.tie_word_embeddings
     opened = type(model).from_pretrained(tmp_path / "again").eval()
     assert relative(rows_of(opened), program.run([IDS])) < 1e-5
     assert relative(rows_of(opened), rows_of(model)) < 1e-5

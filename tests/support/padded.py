@@ -4,7 +4,7 @@ import numpy as np
 
 from formats.storage.format import Format
 from formats.storage.stacked import Stacked
-from opmatrix.exports.program_graph import IDS, KINDS, MASK, read_step
+from opmatrix.exports.program_graph import IDS, MASK, TYPE_IDS, read_step
 from opmatrix.runtime.declarations.padded import PaddedBatch
 
 
@@ -28,7 +28,7 @@ def padded(sentences, left=False):
 def feed(read, sentences, left=False):
     """The inputs of an export by name."""
     ids, mask = padded(sentences, left)
-    every = {IDS: ids, MASK: mask, KINDS: 0 * ids}
+    every = {IDS: ids, MASK: mask, TYPE_IDS: 0 * ids}
     return {name: every[name] for name in read.inputs}
 
 

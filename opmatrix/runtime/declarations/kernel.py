@@ -28,6 +28,7 @@ from opmatrix.runtime.declarations.arguments import Arguments as Arguments
 from opmatrix.runtime.declarations.arguments import Doubles
 from opmatrix.runtime.declarations.costs import Cost
 from opmatrix.runtime.declarations.operands import CONSTANT, BufferSize, Heads, Rows, Scores, Tables, Value, Vector
+from opmatrix.runtime.declarations.padded import PaddedReader
 from opmatrix.runtime.declarations.telling import telling_fills, telling_values
 from opmatrix.runtime.seen import patterns_seen
 
@@ -41,7 +42,6 @@ Restricted = tuple[dict[str, object], Fields]  # arguments of a kernel, and the 
 Telling = Callable[[Arguments, np.random.Generator], Iterator[dict[str, object]]]
 Pullback = Callable[[Arguments, Doubles], Mapping[str, Doubles]]
 ProductPullback = Callable[[Arguments, Doubles], Doubles]
-Padded = Callable[[Arguments], Any]
 Restrict = Callable[[Mapping[str, Any], Sequence[str], Fields, RowNumbers], Restricted | None]
 
 
@@ -116,7 +116,7 @@ class Declared:
         self.cost: Cost = reading("cost", lambda *_: [])
         self.pullback: Pullback | None = reading("pullback")
         self.product_pullback: ProductPullback | None = reading("product_pullback")
-        self.padded: Padded | None = reading("padded")
+        self.padded: PaddedReader | None = reading("padded")
         self.scratch: Callable[[Arguments], BufferSize] = reading("scratch", lambda _: BufferSize(0, 0))
         self.reads: Callable[[Arguments], Mapping[str, object]] = reading("reads", lambda _: {})
         self.limits: Callable[[Arguments], Mapping[str, int]] = reading("limits", lambda _: {})

@@ -15,7 +15,8 @@ import numpy as np
 
 from formats.core.activation import ACTIVATIONS
 from formats.core.reductions import PICKS
-from formats.core.stage import bias, gain_shift, is_given, norm, residual, stages_of, times
+from formats.core.stage import DEFAULTS, activation, gain_shift, is_given, norm, stages_of
+from formats.core.stage import reference as apply_stages
 from opmatrix.algebra.batch.batch import FIELDS
 from opmatrix.algebra.batch.relations import GIVEN, Relation
 from opmatrix.algebra.positions.patterns import Pattern, Positions
@@ -23,7 +24,8 @@ from opmatrix.algebra.routes import keep_taken, largest
 from opmatrix.runtime.declarations.arguments import Arguments
 
 Padded = Any  # an array of numpy, or of a graph
-Reading = Callable[[Arguments], Padded]
+PaddedReader = Callable[[Arguments], Padded]
+PaddedStage = Callable[[Padded, Arguments], Padded]
 LOWEST = float(np.finfo(np.float32).min)  # added to scores of keys that are not seen: their share is exactly 0
 MAX_TABLED = 1 << 13  # positions of a pattern that is read from a table
 
@@ -32,7 +34,7 @@ class Unpadded(ValueError):
     """A step without a reading of padded batches."""
 
 
-def unpadded(reason: str) -> Reading:
+def unpadded(reason: str) -> PaddedReader:
     """Return the reading of a kernel that has none. Raises Unpadded, with the reason, when it is called."""
 
     def refuse(a: Arguments) -> Padded:
@@ -49,7 +51,7 @@ def array_function(function: Callable[..., Padded]) -> Callable[..., Padded]:
     """Declare a function of arrays by its meaning in numpy; arrays of a graph record its name and arguments."""
 
     @wraps(function)
-    def call(x: Padded, *arguments: Any) -> Padded:
+    def call(x: Padded, *arguments: Padded) -> Padded:
         """Record the call if x is an array of a graph, else compute it."""
         if record := getattr(x, "record", None):
             return record(function.__name__, *arguments)
@@ -59,13 +61,13 @@ def array_function(function: Callable[..., Padded]) -> Callable[..., Padded]:
 
 
 @array_function
-def split_heads(x: Padded, heads: int) -> Padded:
+def into_heads(x: Padded, heads: int) -> Padded:
     """Divide the last axis into `heads` equal blocks: (.., h d) to (.., h, d)."""
     return x.reshape(*x.shape[:-1], heads, -1)
 
 
 @array_function
-def join_heads(x: Padded) -> Padded:
+def out_of_heads(x: Padded) -> Padded:
     """Join the last two axes: (.., h, d) to (.., h d)."""
     return x.reshape(*x.shape[:-2], -1)
 
@@ -80,12 +82,12 @@ def share_rows(x: Padded) -> Padded:
 @array_function
 def normalise_layer(y: Padded, gain: Padded, shift: Padded, eps: float) -> Padded:
     """Normalise each row by mean and deviation, times `gain`, plus `shift`, each where it is not None."""
-    stage = SimpleNamespace(eps=eps, norm="layer", gain=gain, shift=shift)
-    return gain_shift.means(norm.means(y, stage), stage)
+    stages = {"eps": eps, "norm": "layer", "gain": gain, "shift": shift}
+    return apply_stages(y, SimpleNamespace(**DEFAULTS | stages))
 
 
 @array_function
-def activate(y: Padded, name: str) -> Padded:
+def activate_rows(y: Padded, name: str) -> Padded:
     """Apply the activation of that name."""
     return ACTIVATIONS[name].function(y)
 
@@ -156,7 +158,7 @@ class PaddedBatch:
             places = np.cumsum(np.ones_like(self.counts), 1) - 1
             return np.where(np.expand_dims(self.place(relation.name), 1) == places, 1.0, 0.0)
         count = self.lengths
-        numbers = {
+        numbers: dict[str, Callable[[], Padded]] = {
             "members": lambda: np.where(self.valid, 1.0, 0.0),
             "members_by_root": lambda: np.where(self.valid, 1.0, 0.0) / np.sqrt(count * 1.0),
             "members_by_place": lambda: np.where(self.valid, self.counts * 2.0 / (count * (count + 1)), 0.0),
@@ -181,17 +183,15 @@ def see_positions(where: Pattern, queries: Padded, keys: Padded) -> Padded:
 
 
 def apply_padded_stages(y: Padded, a: Arguments) -> Padded:
-    """Apply an epilogue to rows."""
-    stages = [*stages_of(a)]
-    for stage in stages:
-        if stage is norm and a.norm == "layer":
-            y = normalise_layer(y, a.gain, a.shift, a.eps)
-        elif stage in (bias, times, residual, norm):
-            y = stage.means(y, a)
-        elif stage is gain_shift:
-            y = y if norm in stages and a.norm == "layer" else stage.means(y, a)
-        else:
-            y = activate(y, a.activation)
+    """Apply an epilogue to rows: its stages as they are declared, but an activation and a layer norm, with the gain and
+    the shift behind it, by name."""
+    by_name: dict[object, PaddedStage] = {activation: lambda y, a: activate_rows(y, a.activation)}
+    if norm.asked(a) and a.norm == "layer":
+        by_name[norm] = lambda y, a: normalise_layer(y, a.gain, a.shift, a.eps)
+        by_name[gain_shift] = lambda y, a: y
+    for stage in stages_of(a):
+        means: PaddedStage = by_name.get(stage, stage.means)
+        y = means(y, a)
     return y
 
 
@@ -261,10 +261,3 @@ def reduce_padded(x: Padded, batch: PaddedBatch, how: str) -> Padded:
         case "by_root":
             return rows.sum(1) / np.sqrt(count)
     return (rows * np.expand_dims(batch.counts, 2)).sum(1) / (count * (count + 1) / 2)
-
-
-def read_padded(a: Arguments) -> Padded:
-    """Read the term of a step at padded values. A program without a term imports no code that reads one."""
-    from opmatrix.runtime.padded_terms import read_term
-
-    return read_term(a)

@@ -21,9 +21,17 @@ from opmatrix.runtime.declarations.costs import Costs
 from opmatrix.runtime.declarations.fitting import same
 from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import C, Heads, Rows
-from opmatrix.runtime.declarations.padded import read_padded
 from opmatrix.runtime.kernels.link import entries_of
-from opmatrix.runtime.kernels.row_term import SLOW, count_columns, declared_signature, in_shape, moved, simple, slow
+from opmatrix.runtime.kernels.row_term import (
+    SLOW,
+    count_columns,
+    declared_signature,
+    in_shape,
+    moved,
+    read_padded,
+    simple,
+    slow,
+)
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers

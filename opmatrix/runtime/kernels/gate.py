@@ -31,12 +31,12 @@ Few = Annotated[int, Range(int, 0, 2**20)]
 k = size("k")  # largest columns of a head, the others become 0
 
 
-def in_heads(x: Any) -> Any:
+def in_heads(x: Padded) -> Padded:
     """Return rows as those of one head."""
     return x[:, None] if x.ndim == 2 else x
 
 
-def in_columns(by: Any) -> Any:
+def in_columns(by: Padded) -> Padded:
     """Return a number of each head as a column."""
     return by if by.ndim == 2 else by[:, :, 0]
 

@@ -14,7 +14,7 @@ from opmatrix.runtime.declarations.by_sequence import LEAST_SHARE, Doubles
 from opmatrix.runtime.declarations.costs import Costs
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Array, Heads, Rows
-from opmatrix.runtime.declarations.padded import read_padded
+from opmatrix.runtime.kernels.row_term import read_padded
 
 if TYPE_CHECKING:
     from opmatrix.runtime.codegen.counted_numbers import TermWork, ValueSize

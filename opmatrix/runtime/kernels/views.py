@@ -10,7 +10,7 @@ from opmatrix.runtime.declarations.arguments import Doubles
 from opmatrix.runtime.declarations.fitting import copied
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Heads, Rows
-from opmatrix.runtime.declarations.padded import Padded, join_heads, split_heads
+from opmatrix.runtime.declarations.padded import Padded, into_heads, out_of_heads
 from opmatrix.runtime.declarations.pullbacks import Cotangents
 from opmatrix.runtime.kernels.repeat import Count
 
@@ -53,7 +53,7 @@ class heads(Arguments):
 
     def padded(a) -> Padded:
         """Divide columns into heads."""
-        return split_heads(a.x, a.heads)
+        return into_heads(a.x, a.heads)
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return g in the shape of x."""
@@ -81,7 +81,7 @@ class join(Arguments):
 
     def padded(a) -> Padded:
         """Join heads to columns."""
-        return join_heads(a.x)
+        return out_of_heads(a.x)
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return g in the shape of x."""
