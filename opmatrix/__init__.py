@@ -29,9 +29,11 @@ Public names; `help(om.NAME)` describes each:
     matrices     weight, const, Data, diag, diagonal, row, col, blocks, affine, I, ones, zero, cols, place
     functions    relu, log1p_relu, gelu, gelu_tanh, silu, softplus, elu, tanh, sigmoid, magnitude, ACTIVATIONS
     powers       exp, expm1, log, square, rsqrt, reciprocal
+    scans        scan
     rows         share, keep_top, layernorm, rmsnorm, unit_length, centre, mean, maximum, minimum, softmax
     sums         over, monoids, Monoid
-    heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary, by_distance, alibi, bucketed
+    heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary
+    distances    by_distance, at_distances, alibi, bucketed
     values       formula, operator, compose, named, product, transpose, turn, Operator, Value
     batches      given, relation, pick, among
     patterns     Pattern, sequence, causal, window, hubs, scattered, coarse, everyone, mask

@@ -152,22 +152,24 @@ class Checkpoint:
     @classmethod
     def of_gguf(cls, file: Path, name: str | None = None) -> "Checkpoint":
         """Open a GGUF file. Raises as `open`."""
-        from opmatrix.files import gguf
+        from opmatrix.files import gguf, gguf_encoders
         from opmatrix.models import check, layout, normalise_config
 
         gguf_header = gguf.read_header(file)
-        config = Config(file, gguf.config(gguf_header, file))
+        encodes = gguf_encoders.holds_encoder(gguf_header)
+        config = Config(file, gguf_encoders.config(gguf_header, file) if encodes else gguf.config(gguf_header, file))
         with config.named():
             check(config)
             names, sizes = layout(config), normalise_config(config)
         heads = sizes["num_attention_heads"]
-        pairs = {"attn_q": heads, "attn_k": sizes["num_key_value_heads"] or heads}
+        pairs = {"attn_q": heads, "attn_k": sizes.get("num_key_value_heads") or heads}
         return cls(
             name or file.stem,
             file,
             config,
             gguf.rename_tensors(gguf_header, names.gguf, names.permuted, pairs),
             gguf_header.said,
+            declared=gguf_encoders.read_pooling(gguf_header, file) if encodes else None,
         )
 
     def look_up(self, name: str) -> Tensor | None:
@@ -447,7 +449,7 @@ class Checkpoint:
             from opmatrix.files.directory.tokenizer_files import effective_text
 
             return effective_text(read_text(self.vocabulary), self.directory, self.config)
-        from opmatrix.files.directory.merges import tokenizer
+        from opmatrix.files.directory.gguf_words import tokenizer
 
         return tokenizer(self.keys, self.said["vocab_size"], self.vocabulary)
 
