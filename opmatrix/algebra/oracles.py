@@ -129,6 +129,13 @@ class DenseReading(Seeing):
             return self.of(numbers[0, places])
         return self.of(make_by_heads((len(numbers), *places.shape), lambda heads, _: numbers[heads][:, places]))
 
+    def at_distances(self, table: Data) -> Self:
+        at = needed(self.batch, "at_distances").token(np.arange(self.size[0])).position
+        products = self.array @ self.numbers(table)
+        count = products.shape[-1]
+        places = np.clip(at - at[:, None] + count // 2, 0, count - 1)
+        return self.of(np.take_along_axis(products, np.broadcast_to(places, (*products.shape[:-1], len(at))), -1))
+
     def related(self, relation: Relation) -> Self:
         entries = read_relation(self.batch, relation)
         return replace(self, value=entries, batch=needed(self.batch, relation).space(relation.rows, entries.shape[0]))
@@ -201,6 +208,14 @@ class DenseReading(Seeing):
 
         return self.in_heads(shape, make, other)
 
+    def scan(self, other: DenseReading, over: type[Monoid], where: Pattern) -> Self:
+        left, right = self.array, other.array
+        ends = sequence_ends(needed(self.batch, f"scan where {where}"), self.size[0])
+        parts = [
+            over.scan(left[..., lo:hi, :], right[..., lo:hi, :], where.whole, lo) for lo, hi in pairwise([0, *ends])
+        ]
+        return self.of(np.asarray(np.concatenate(parts, -2), self.dtype))
+
     def gathered(self, other: DenseReading, over: type[Monoid], seen: Visible) -> Numeric:
         """Compute a product with a relation from its entries alone: the first entry of all rows, then the second, and
         so on."""
@@ -214,6 +229,16 @@ class DenseReading(Seeing):
             for c, new in zip(total, carrier, strict=True):
                 c[..., rows, :] = new
         return np.asarray(over.finished(total, shape), self.dtype)
+
+
+def sequence_ends(batch: Fields, rows: int) -> NDArray[np.int64]:
+    """Return the row behind the last one of each sequence. Raises ShapeError for rows that are not those of the batch,
+    in order: rows up to a row are then no prefix."""
+    place = batch.token(np.arange(batch.rows))
+    begins = np.diff(place.sequence) != 0
+    if batch.rows != rows or not (begins | (np.diff(place.position) > 0)).all():
+        raise ShapeError("scan: its rows are not the tokens of the batch in order: pick rows after it")
+    return np.append(np.flatnonzero(begins) + 1, rows) if rows else np.zeros(1, np.int64)
 
 
 def merged(over: type[Monoid], carriers: Iterable[Carrier]) -> Carrier:
@@ -342,6 +367,17 @@ class Entrywise(SeeingEntries):
 
         return self.of((table.shape[0], len(at), len(at)), number)
 
+    def at_distances(self, table: Data) -> Entrywise:
+        at = needed(self.batch, "at_distances").token(np.arange(self.size[0])).position
+        heads, _, count = table.shape
+
+        def number(h: int, r: int, j: int) -> object:
+            place = max(0, min(int(at[j] - at[r]) + count // 2, count - 1))
+            column = map(self.number, map(float, table.array[h, :, place]))
+            return sum(self.value[h % len(self.value), r, i] * number for i, number in enumerate(column))
+
+        return self.of((heads, len(at), len(at)), number)
+
     def related(self, relation: Relation) -> Entrywise:
         entries = read_relation(self.batch, relation)
         numbers = entries.dense()
@@ -387,6 +423,16 @@ class Entrywise(SeeingEntries):
             return over.fold(over.lifted(self.at(h, r, i), other.at(h, i, j), i) for i in seen)
 
         return self.finished((max(h, k), r, p), over.count(m), out, over.__name__)
+
+    def scan(self, other: Entrywise, over: type[Monoid], where: Pattern) -> Entrywise:
+        shape = tuple(max(a, b) for a, b in zip(self.value.shape, other.value.shape, strict=True))
+        sequence_ends(needed(self.batch, f"scan where {where}"), shape[1])
+
+        def out(h: int, r: int, j: int) -> object:
+            seen = (i for i in range(shape[1]) if visible(where, self.batch, r, self.batch, i))
+            return over.fold(over.lifted(self.at(h, i, j), other.at(h, i, j), i) for i in seen)
+
+        return self.finished(shape, over.count(1), out, over.__name__)
 
     def finished(self, shape: tuple[int, ...], width: int, value: Body, doing: object) -> Entrywise:
         """Compute every value of every column. Raises TypeError for a value that is not exact where exact numbers are
@@ -516,6 +562,8 @@ def separate(term: Operator) -> bool:
         match node.kind.name, node.args:
             case "product", (_, b, over, where):  # an index counts all tokens of the batch
                 return where.relation is None and bool(b.out.rows is not T or (where.within and not over.indexed))
+            case "scan", (*_, over, where):
+                return bool(where.within and not over.indexed)
             case "compose", (a, b):
                 return bool(a.out.cols is not T or b.entrywise)
             case (("row" | "keep_top"), (a, b, *_)):
@@ -523,6 +571,10 @@ def separate(term: Operator) -> bool:
             case "given", (field, _):
                 return bool(field != "sequence")
         alone = not node.children and node.row_wise
-        return node.kind.name in ("add", "mul", "turn", "rotate", "by_distance") or alone or bool(node.kind.matrix)
+        return (
+            node.kind.name in ("add", "mul", "turn", "rotate", "by_distance", "at_distances")
+            or alone
+            or bool(node.kind.matrix)
+        )
 
     return term.out.cols is not T and all(map(apart, term.walk()))
