@@ -73,7 +73,7 @@ from rewrites.verify import Errors, check_seeded, unrounded, verify_steps
 from rewrites.verify.programs import EQUAL
 
 LAWS = pytest.mark.parametrize("each", EXACT_LAWS, ids=lambda law: law.name)
-WIDER = {"matrix": operator, "constant": varying, "scalar": varying, "level": scores}
+WIDER = {"matrix": operator, "constant": varying, "scalar": varying, "level": scores, "column": value}
 COUNTEREXAMPLES = [(law, other) for law in EXACT_LAWS for other in law.without]
 
 
@@ -140,6 +140,7 @@ def test_every_guard_has_its_counterexample():
         "uniform",
         "column",
         "level",
+        "by_key",
         "keeps_order",
         *FLAGS,
     }
