@@ -71,6 +71,7 @@ MODERN = dict(
     global_rope_theta=300.0,
     local_rope_theta=10.0,
 )
+DEBERTA = BERT | dict(relative_attention=True, pos_att_type=["c2p", "p2c"])
 JINA = BERT | dict(num_attention_heads=4, position_embedding_type="alibi")
 NOMIC = dict(
     vocab_size=WORDS,
@@ -136,6 +137,15 @@ CASES = {  # a family, its config, and the same in numpy
         MODERN | dict(layer_types=[SLIDING, FULL, SLIDING], global_attn_every_n_layers=2, norm_bias=True),
         lambda c, w, tokens: plain_encoders.modernbert(c, w, tokens, [SLIDING, FULL, SLIDING]),
     ),
+    "deberta": ("deberta-v2", DEBERTA, plain_encoders.deberta),
+    "deberta, published": (
+        "deberta-v2",
+        DEBERTA
+        | dict(share_att_key=True, norm_rel_ebd="layer_norm", position_buckets=4, position_biased_input=False)
+        | dict(type_vocab_size=0, embedding_size=10),
+        plain_encoders.deberta,
+    ),
+    "deberta, keys alone": ("deberta-v2", DEBERTA | dict(pos_att_type=["p2c"]), plain_encoders.deberta),
     "jina": ("jina_bert", JINA, plain_encoders.jina),
     "jina, three heads": (
         "jina_bert",
@@ -237,6 +247,7 @@ VERIFIED = (
     "albert",
     "mpnet",
     "modernbert",
+    "deberta, published",
     "jina",
     "jina, normed",
     "nomic",
@@ -519,6 +530,14 @@ def test_settings_have_one_name_in_all_families():
             MODERN | dict(rope_parameters=dict(full_attention=dict(rope_type="su"))),
             "rope_type is 'su': it must be one of default, linear, llama3, yarn",
         ),
+        ("deberta-v2", DEBERTA | dict(conv_kernel_size=3), "conv_kernel_size is 3: it must be 0 or left out: convolut"),
+        ("deberta-v2", DEBERTA | dict(pos_att_type="p2p|c2p"), r"pos_att_type is 'p2p\|c2p': it must be a list of c2p"),
+        ("deberta-v2", DEBERTA | dict(pos_att_type=[["c2p"]]), "pos_att_type is .*: it must be a list of c2p and p2c"),
+        ("deberta-v2", DEBERTA | dict(position_buckets=7), "position_buckets is 7: it must be an even whole number"),
+        ("deberta-v2", DEBERTA | dict(position_buckets=38), "position_buckets is 38: it must be less than twice"),
+        ("deberta-v2", DEBERTA | dict(norm_rel_ebd="batch"), "norm_rel_ebd is 'batch': it must be none or layer_norm"),
+        ("deberta-v2", DEBERTA | dict(pooler_hidden_size=8), "pooler_hidden_size is 8: it must be hidden_size, 24"),
+        ("deberta-v2", DEBERTA | dict(max_position_embeddings=2**22), "max_position_embeddings is 4194304: it must be"),
         ("jina_bert", BERT, "'position_embedding_type' is missing"),
         ("jina_bert", JINA | dict(feed_forward_type="original"), "feed_forward_type is 'original': it must be geglu"),
         ("jina_bert", JINA | dict(num_attention_heads=5), "num_attention_heads is 5: it must be a divisor of"),

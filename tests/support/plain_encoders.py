@@ -85,6 +85,52 @@ def mpnet(c, w, tokens):
     return bert(c, w, tokens, names=MPNET, first=2, bias=bias)
 
 
+def deberta(c, w, tokens):
+    """He et al. 2021, eq. 1 to 4: content to content, content to position, position to content, each over √(3 d), or
+    √(2 d) of two; one bucket a distance, or those of version 3."""
+    n, h, eps, table = len(tokens), c["num_attention_heads"], c["layer_norm_eps"], "embeddings.{}_embeddings.weight"
+    types, most = [*c["pos_att_type"]], c["max_position_embeddings"]
+    buckets = c.get("position_buckets", -1)
+    span = buckets if buckets > 0 else most
+
+    def bucket(apart):
+        """One a distance up to half of the buckets, then ever wider ones."""
+        mid, away = buckets // 2, abs(apart)
+        if buckets > 0 and away > mid:
+            apart = np.sign(apart) * (mid + int(np.ceil(np.log(away / mid) / np.log((most - 1) / mid) * (mid - 1))))
+        return min(max(apart + span, 0), 2 * span - 1)
+
+    at = np.array([[bucket(i - j) for j in range(n)] for i in range(n)])
+    x = w[table.format("word")][tokens]
+    for name, rows in (("position", np.arange(n)), ("token_type", 0)):
+        if table.format(name) in w:
+            x = x + w[table.format(name)][rows]
+    x = x @ w["embeddings.embed_proj.weight"].T if "embeddings.embed_proj.weight" in w else x
+    x = layernorm(x, w, "embeddings.LayerNorm", eps)
+    places = w["encoder.rel_embeddings.weight"]
+    if c.get("norm_rel_ebd") == "layer_norm":
+        places = layernorm(places, w, "encoder.LayerNorm", eps)
+    for i in range(c["num_hidden_layers"]):
+        name = f"encoder.layer.{i}"
+        of = lambda rows, part, name=name: linear(rows, w, f"{name}.attention.self.{part}_proj").reshape(
+            len(rows), h, -1
+        )
+        q, k, v = (of(x, part) for part in ("query", "key", "value"))
+        key, query = ("key", "query") if c.get("share_att_key") else ("pos_key", "pos_query")
+        scores = np.einsum("ihd,jhd->hij", q, k)
+        if "c2p" in types:
+            scores += np.einsum("ihd,ijhd->hij", q, of(places, key)[at])
+        if "p2c" in types:
+            scores += np.einsum("jhd,ijhd->hij", k, of(places, query)[at])
+        shares = np.exp(scores / np.sqrt(q.shape[2] * (1 + len(types))))
+        mixed = np.einsum("hij,jhd->ihd", shares / shares.sum(-1, keepdims=True), v).reshape(n, -1)
+        mixed = linear(mixed, w, f"{name}.attention.output.dense")
+        x = layernorm(x + mixed, w, f"{name}.attention.output.LayerNorm", eps)
+        inner = GELU(linear(x, w, f"{name}.intermediate.dense"))
+        x = layernorm(x + linear(inner, w, f"{name}.output.dense"), w, f"{name}.output.LayerNorm", eps)
+    return x
+
+
 # ---- rotations, ALiBi and gated units
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from formats.core.head_blocks import ByHeads
 from opmatrix.algebra.batch.batch import Fields, Places
-from opmatrix.algebra.data import Numeric
+from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.positions.patterns import Pattern, Truth, everyone
 from opmatrix.algebra.shapes import N, Shape, ShapeError, Space, T, space
 
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from opmatrix.algebra.oracles import Entrywise
 
 Seen: TypeAlias = "NDArray[np.bool_] | None"
+
+
+def place_columns(batch: Fields | None, rows: int, count: int) -> NDArray[np.int64]:
+    """Return the column, of so many, that each pair of these tokens has by their distance (rows, rows)."""
+    at = needed(batch, "at_distances").token(np.arange(rows)).position
+    return np.clip(at - at[:, None] + count // 2, 0, count - 1)
 
 
 def needed(batch: Fields | None, what: object) -> Fields:
@@ -84,6 +90,13 @@ class Seeing(ByHeads):
         seen = visible_pairs(where, self.batch, self.batch, (rows, cols))
         return self.in_heads(self.value.shape, lambda z: shares_of(z, seen))
 
+    def at_distances(self, table: Data) -> Self:
+        """Multiply by the table, and choose a column for each token by its distance."""
+        products = self.array @ table.array.astype(self.array.dtype)
+        rows, count = products.shape[-2:]
+        places = place_columns(self.batch, rows, count)
+        return self.of(np.take_along_axis(products, np.broadcast_to(places, (*products.shape[:-1], rows)), -1))
+
     def dropped(self, name: str, rate: float) -> Self:
         """Multiply by the batch's mask of this name, and divide by 1 - rate."""
         return self.of(self.array * mask_of(self.batch, name, self.array.shape) / (1 - rate))
@@ -120,6 +133,18 @@ class SeeingEntries:
             return exp(self.value[h, r, j] - top) / sum(exp(self.value[h, r, i] - top) for i in seen)
 
         return self.of(self.value.shape, at)
+
+    def at_distances(self: Entrywise, table: Data) -> Entrywise:  # type: ignore[misc]    # mixed into it
+        """Multiply by the table, entry by entry, in the column that a token has by its distance."""
+        heads, columns, count = table.shape
+        places = place_columns(self.batch, self.size[0], count)
+
+        def at(h: int, r: int, j: int) -> object:
+            """Return the sum of the products of a row's entries."""
+            factors = (self.number(float(table.array[h, i, places[r, j]])) for i in range(columns))
+            return sum(self.value[h % len(self.value), r, i] * factor for i, factor in enumerate(factors))
+
+        return self.of((heads, self.size[0], self.size[0]), at)
 
     def dropped(self: Entrywise, name: str, rate: float) -> Entrywise:  # type: ignore[misc]    # mixed into it
         """Multiply each entry by the batch's mask of this name, and divide by 1 - rate."""
