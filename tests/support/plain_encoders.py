@@ -214,6 +214,33 @@ def nomic(c, w, tokens, h=3, layers=2, base=1000.0, act=lambda u: u / (1 + np.ex
     return x
 
 
+def nomic_experts(c, w, tokens):
+    """Nussbaum, Duderstadt 2025, section 3: in every second layer a row goes through the two experts of the largest
+    shares, which do not sum to one; one row is added behind them."""
+    n, h, eps, f, few = len(tokens), c["n_head"], c["layer_norm_epsilon"], c["n_inner"], c["moe_top_k"]
+    x = words(c, w, tokens, "emb_ln")
+    for i in range(c["n_layer"]):
+        l = f"encoder.layers.{i}"
+        q, k, v = np.moveaxis(linear(x, w, f"{l}.attn.Wqkv").reshape(n, 3, h, -1), 1, 0)
+        turns = frequencies(c["rotary_emb_base"], q.shape[2])
+        mixed = linear(attend(turned(q, turns), turned(k, turns), v, True), w, f"{l}.attn.out_proj")
+        x = norm(x + mixed, w, f"{l}.norm1", eps)
+        if i % c["moe_every_n_layers"] != 1:
+            unit = linear(GELU(linear(x, w, f"{l}.mlp.fc1")), w, f"{l}.mlp.fc2")
+        else:
+            scores = np.exp(linear(x, w, f"{l}.mlp.router.layer"))
+            shares = scores / scores.sum(1, keepdims=True)
+            unit = np.tile(w[f"{l}.mlp.experts.bias"], (n, 1))
+            first, second = (w[f"{l}.mlp.experts.mlp.{part}"].reshape(-1, f, x.shape[1]) for part in ("w1", "w2"))
+            for row, share, y in zip(unit, shares, x, strict=True):
+                best = np.argsort(-share)[:few]
+                weights = share[best] / (share[best].sum() if c["moe_normalize_expert_weights"] else 1)
+                for expert, weight in zip(best, weights, strict=True):
+                    row += weight * (GELU(y @ first[expert].T) @ second[expert])
+        x = norm(x + unit, w, f"{l}.norm2", eps)
+    return x
+
+
 def gte(c, w, tokens, turns=None):
     """Zhang et al. 2024, section 3: the second half of packed products is the gate."""
     n, h, eps, f = len(tokens), c["num_attention_heads"], c["layer_norm_eps"], c["intermediate_size"]
