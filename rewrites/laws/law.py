@@ -92,7 +92,7 @@ level = Sort("level", ("act", "level"))  # scores whose columns are all the same
 alike_rows = Sort("alike_rows", ("by_key",))  # a value whose rows are all the same: [columns] or [heads, columns]
 distances = Sort("distances", ("distant",), spread=True)  # a number for each pair of tokens by distance: [heads]
 rotation = Sort("rotation", ("row_linear", "turning"))  # a matrix for each position: [in, out]
-relative = Sort("relative", ("row_linear", "turning"))  # a matrix whose columns are chosen by distance: [heads, in]
+relative_matrix = Sort("relative", ("row_linear", "turning"))  # a matrix of columns by distance: [heads, in]
 operator = Sort("operator")  # any operator
 array = Sort("array")  # numbers of any rows and columns: [rows, columns]
 varying = Sort("varying", ("act",))  # a value that can be read at any width, but no constant

@@ -16,6 +16,7 @@ from opmatrix.algebra.monoids import softmax
 from opmatrix.algebra.nodes import scalar_function
 from opmatrix.algebra.operators import (
     I,
+    at_distances,
     by_distance,
     const,
     gelu,
@@ -288,6 +289,8 @@ def operand(rng, name, sort):
             return rotate(*(numbers(rng, max(ROWS), SAMPLE[size] // 2) for _ in range(2)))
         case "distances", (many,):
             return by_distance(numbers(rng, many, 5), 2)
+        case "relative", (many, size):
+            return at_distances(numbers(rng, many, size, 5))
         case "where", _:
             return sequence & causal
         case "relation", _:
@@ -368,6 +371,7 @@ def test_the_table_of_implementations():
         "embed",
         "attention",
         "scores",
+        "relative_scores",
         "softmax",
         "values",
         "headwise",

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 Seen: TypeAlias = "NDArray[np.bool_] | None"
 
 
+def place_columns(batch: Fields | None, rows: int, count: int) -> NDArray[np.int64]:
+    """Return the column, of so many, that each pair of these tokens has by their distance (rows, rows)."""
+    at = needed(batch, "at_distances").token(np.arange(rows)).position
+    return np.clip(at - at[:, None] + count // 2, 0, count - 1)
+
+
 def needed(batch: Fields | None, what: object) -> Fields:
     """Return the batch, where something depends on it. Raises TypeError where there is none."""
     if batch is None:
@@ -107,19 +113,18 @@ class Seeing(ByHeads):
             return self.of(numbers[0, places])
         return self.of(make_by_heads((len(numbers), *places.shape), lambda heads, _: numbers[heads][:, places]))
 
-    def at_distances(self: DenseReading, table: Data) -> DenseReading:  # type: ignore[misc]    # mixed into it
-        """Multiply each row by the columns of a table at the distances of all rows."""
-        at = needed(self.batch, "at_distances").token(np.arange(self.size[0])).position
-        products = self.array @ self.numbers(table)
-        count = products.shape[-1]
-        places = np.clip(at - at[:, None] + count // 2, 0, count - 1)
-        return self.of(np.take_along_axis(products, np.broadcast_to(places, (*products.shape[:-1], len(at))), -1))
-
     def shares(self, where: Pattern) -> Self:
         """Compute the softmax of each row over the columns that it sees, some heads at a time."""
         rows, cols = self.value.shape[-2:]
         seen = visible_pairs(where, self.batch, self.batch, (rows, cols))
         return self.in_heads(self.value.shape, lambda z: shares_of(z, seen))
+
+    def at_distances(self, table: Data) -> Self:
+        """Multiply by the table, and choose a column for each token by its distance."""
+        products = self.array @ table.array.astype(self.array.dtype)
+        rows, count = products.shape[-2:]
+        places = place_columns(self.batch, rows, count)
+        return self.of(np.take_along_axis(products, np.broadcast_to(places, (*products.shape[:-1], rows)), -1))
 
     def dropped(self, name: str, rate: float) -> Self:
         """Multiply by the batch's mask of this name, and divide by 1 - rate."""
@@ -159,19 +164,6 @@ class SeeingEntries:
 
         return self.of((table.shape[0], len(at), len(at)), number)
 
-    def at_distances(self: Entrywise, table: Data) -> Entrywise:  # type: ignore[misc]    # mixed into it
-        """Multiply each row by the columns of a table at the distances of all rows, entry by entry."""
-        at = needed(self.batch, "at_distances").token(np.arange(self.size[0])).position
-        heads, _, count = table.shape
-
-        def number(h: int, r: int, j: int) -> object:
-            """Return the product of a row and the column of one distance."""
-            place = max(0, min(int(at[j] - at[r]) + count // 2, count - 1))
-            column = map(self.number, map(float, table.array[h, :, place]))
-            return sum(self.value[h % len(self.value), r, i] * number for i, number in enumerate(column))
-
-        return self.of((heads, len(at), len(at)), number)
-
     def shares(self: Entrywise, where: Pattern) -> Entrywise:  # type: ignore[misc]    # mixed into it
         """Compute the softmax of each row over the columns that it sees, entry by entry. Raises TypeError where exact
         numbers are requested."""
@@ -192,6 +184,18 @@ class SeeingEntries:
             return exp(self.value[h, r, j] - top) / sum(exp(self.value[h, r, i] - top) for i in seen)
 
         return self.of(self.value.shape, at)
+
+    def at_distances(self: Entrywise, table: Data) -> Entrywise:  # type: ignore[misc]    # mixed into it
+        """Multiply by the table, entry by entry, in the column that a token has by its distance."""
+        heads, columns, count = table.shape
+        places = place_columns(self.batch, self.size[0], count)
+
+        def at(h: int, r: int, j: int) -> object:
+            """Return the sum of the products of a row's entries."""
+            factors = (self.number(float(table.array[h, i, places[r, j]])) for i in range(columns))
+            return sum(self.value[h % len(self.value), r, i] * factor for i, factor in enumerate(factors))
+
+        return self.of((heads, self.size[0], self.size[0]), at)
 
     def dropped(self: Entrywise, name: str, rate: float) -> Entrywise:  # type: ignore[misc]    # mixed into it
         """Multiply each entry by the batch's mask of this name, and divide by 1 - rate."""
