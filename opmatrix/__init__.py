@@ -19,8 +19,8 @@ An operator maps rows to rows. Operators compose from left to right, and laws se
 
 Public names; `help(om.NAME)` describes each:
 
-    models       optimize, explore, open_model, build, promised, FAMILIES
-    programs     load, Program, Batch, cached, schedule
+    models       optimize, explore, open_model, from_torch, build, promised, FAMILIES
+    programs     load, Program, Batch, cached, schedule, to_torch
     encoders     SentenceTransformer, CrossEncoder, SparseEncoder
     laws         laws, prove, symbol, substitute
     machines     partition, plan, Mesh, BatchSizes
@@ -29,9 +29,11 @@ Public names; `help(om.NAME)` describes each:
     matrices     weight, const, Data, diag, diagonal, row, col, blocks, affine, I, ones, zero, cols, place
     functions    relu, log1p_relu, gelu, gelu_tanh, silu, softplus, elu, tanh, sigmoid, magnitude, ACTIVATIONS
     powers       exp, expm1, log, square, rsqrt, reciprocal
+    scans        scan
     rows         share, keep_top, layernorm, rmsnorm, unit_length, centre, mean, maximum, minimum, softmax
     sums         over, monoids, Monoid
-    heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary, by_distance, alibi, bucketed
+    heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary
+    distances    by_distance, at_distances, alibi, bucketed
     values       formula, operator, compose, named, product, transpose, turn, Operator, Value
     batches      given, relation, pick, among
     patterns     Pattern, sequence, causal, window, hubs, scattered, coarse, everyone, mask
@@ -66,6 +68,8 @@ if TYPE_CHECKING:
     from opmatrix.algebra.term import *  # noqa: F403
     from opmatrix.autodiff.backward_kinds import drop as dropout  # noqa: F401
     from opmatrix.autodiff.pullback import pullback as pullback
+    from opmatrix.exports.fx_module import to_torch as to_torch
+    from opmatrix.files.checkpoint import from_torch as from_torch
     from opmatrix.files.checkpoint import open_model as open_model
     from opmatrix.files.loading import load as load
     from opmatrix.inference.cached import cached as cached
@@ -103,9 +107,11 @@ DOOR = {  # public name -> its module, and its name there
     "Program": ("opmatrix.runtime.program", "Program"),
     "load": ("opmatrix.runtime.program", "Program.load"),
     "open_model": ("opmatrix.files.checkpoint", "open_model"),
+    "from_torch": ("opmatrix.files.checkpoint", "from_torch"),
     "select": ("formats.storage.select", "select"),
     "choose": ("formats.storage.select", "choose"),
     "cached": ("opmatrix.inference.cached", "cached"),
+    "to_torch": ("opmatrix.exports.fx_module", "to_torch"),
     "InputError": ("formats.core.errors", "InputError"),
     "FormatError": ("formats.core.arrays", "FormatError"),
     "Infeasible": ("rewrites.extraction", "Infeasible"),

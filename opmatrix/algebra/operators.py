@@ -25,6 +25,7 @@ from opmatrix.algebra.monoids import mean, softmax
 from opmatrix.algebra.monoids import min as minimum
 from opmatrix.algebra.nodes import add as add
 from opmatrix.algebra.nodes import (
+    at_distances,
     by_distance,
     cols,
     const,
@@ -40,6 +41,7 @@ from opmatrix.algebra.nodes import (
     reciprocal,
     repeat,
     rotate,
+    scan,
     turn,
     weight,
 )
@@ -54,6 +56,7 @@ __all__ = [
     "ACTIVATIONS",
     "I",
     "affine",
+    "at_distances",
     "attention",
     "blocks",
     "by_distance",
@@ -90,6 +93,7 @@ __all__ = [
     "rotate",
     "row",
     "rsqrt",
+    "scan",
     "share",
     "sigmoid",
     "silu",

@@ -165,6 +165,10 @@ class TracedValue:
         """Note a table of numbers by distance, one for each pair of tokens."""
         return self.trace.write("by_distance", (), (table, most), self.shape.by_distance(table, most))
 
+    def at_distances(self, table: Data) -> TracedValue:
+        """Note products with a table, of which each pair of tokens has one by its distance."""
+        return self.then("at_distances", more=(table,), shape=self.shape.at_distances(table))
+
     def related(self, relation: Relation) -> TracedValue:
         """Note the entries of a relation that the batch gives."""
         return self.trace.write("related", (), (relation,), self.shape.related(relation))
@@ -184,6 +188,10 @@ class TracedValue:
     def product(self, other: TracedValue, over: type[Monoid], where: Pattern) -> TracedValue:
         """Note a product with another value, over a monoid and under a pattern."""
         return self.then("product", other, more=(over, where), shape=self.shape.product(other.shape, over, where))
+
+    def scan(self, other: TracedValue, over: type[Monoid], where: Pattern) -> TracedValue:
+        """Note rows merged with those before them, over a monoid and under a pattern."""
+        return self.then("scan", other, more=(over, where), shape=self.shape.scan(other.shape, over, where))
 
 
 def narrow_columns(value: TracedValue, lo: LiveSize, hi: LiveSize) -> TracedValue | None:

@@ -17,6 +17,7 @@ from opmatrix.runtime.declarations.arguments import ARRAY_NAMES, VALUE_NAMES, Do
 from opmatrix.runtime.declarations.costs import Costs
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Array, Heads, Rows
+from opmatrix.runtime.declarations.padded import Padded
 
 if TYPE_CHECKING:
     from formats.kernels.generated.rowwise.row_kernel import RowKernel
@@ -38,6 +39,13 @@ def find_kernel(term: str, operands: TermOperands) -> "RowKernel":
 
     values, arrays = operands
     return term_kernel(term, tuple(map(count_columns, values)), tuple(tuple(array.shape) for array in arrays))
+
+
+def read_padded(a: Arguments) -> Padded:
+    """Read the term of a step at padded values. A program without a term imports no code that reads one."""
+    from opmatrix.runtime.padded_terms import read_term
+
+    return read_term(a)
 
 
 def count_columns(value: Any) -> tuple[int, int]:
@@ -115,6 +123,8 @@ class row_term(Arguments):
         from formats.kernels.generated.rowwise.row_bounds import mean_rows
 
         return in_shape(mean_rows(kernel_of(a).root, *split_operands(a), count_rows(a)))
+
+    padded = read_padded
 
     def bound(a) -> Doubles:
         """Return a running error of every operation, in the kernel's own order."""
