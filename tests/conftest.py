@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from deep_parts import PARTS, is_left
+from deep_parts import PARTS, is_left, runs_all
 from poisoned import poison
 from tiny_config import CONFIG
 
@@ -50,7 +50,8 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     """Who names a file or a test runs what is deep, too, or the part of it that is named."""
     told = getattr(config, "workerinput", None)
-    config.option.deep |= told["deep"] if told else not whole(config) and config.option.deep_part is None
+    option = config.option
+    option.deep = told["deep"] if told else runs_all(option.deep, not whole(config), option.deep_part)
 
 
 @pytest.hookimpl(optionalhook=True)

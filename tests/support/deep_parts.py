@@ -5,6 +5,11 @@ from zlib import crc32
 PARTS = 10
 
 
+def runs_all(asked, named, part):
+    """True if all deep tests are run: they are asked for, or files or tests are named, and no part of them."""
+    return asked or (named and part is None)
+
+
 def is_left(mark, item, seen, part=None):
     """True if a deep test is left out: it is no n-th case of its function, and in no part that is asked for."""
     function = item.path, item.originalname
