@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from deep_parts import PARTS, is_left, runs_all
+from hypothesis import HealthCheck, settings
 from poisoned import poison
 from tiny_config import CONFIG
 
@@ -27,6 +28,9 @@ SHARED = {"optimized", "once"}  # fixtures that several modules ask for
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 gc.set_threshold(50_000, 10, 10)  # as the command line has it
+# Drawn examples may take their time: a busy machine is no fault of theirs.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def whole(config):
