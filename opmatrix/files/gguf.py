@@ -262,7 +262,7 @@ def encoder_config(found: Header, kind: str, file: Path) -> dict[str, object]:
     """Return the config of an encoder (llama.cpp, build_bert). Raises InputError for an unknown key, a model that looks
     one way, and a table of kinds that is missing."""
     encoder, (entries, _) = ENCODER_FILES[kind], split_entries(found.said, kind)
-    names = ENCODER_NAMES | encoder.names
+    names = {**ENCODER_NAMES, **encoder.names}
     refuse_unknown(entries, {*names, *CHECKED}, kind, file)
     refuse_parts(found.said.get("split.count", 1), file)
     for name, usual in (("attention.causal", False), ("attention.head_count_kv", entries.get("attention.head_count"))):
