@@ -152,12 +152,11 @@ class Checkpoint:
     @classmethod
     def of_gguf(cls, file: Path, name: str | None = None) -> "Checkpoint":
         """Open a GGUF file. Raises as `open`."""
-        from opmatrix.files import gguf, gguf_encoders
+        from opmatrix.files import gguf
         from opmatrix.models import check, layout, normalise_config
 
         gguf_header = gguf.read_header(file)
-        encodes = gguf_encoders.holds_encoder(gguf_header)
-        config = Config(file, gguf_encoders.config(gguf_header, file) if encodes else gguf.config(gguf_header, file))
+        config = Config(file, gguf.config(gguf_header, file))
         with config.named():
             check(config)
             names, sizes = layout(config), normalise_config(config)
@@ -169,7 +168,7 @@ class Checkpoint:
             config,
             gguf.rename_tensors(gguf_header, names.gguf, names.permuted, pairs),
             gguf_header.said,
-            declared=gguf_encoders.read_pooling(gguf_header, file) if encodes else None,
+            declared=gguf.read_pooling(gguf_header, file),
         )
 
     def look_up(self, name: str) -> Tensor | None:
