@@ -147,6 +147,7 @@ def torch_operations(torch: ModuleType) -> dict[str, TorchOperation]:
         "slice": cut,
         "transpose": lambda call, x: call(torch.permute, x, call.node.attributes[0]),
         "take": take,
+        "take_columns": lambda call, x, at: call(torch.gather, x, -1, at),
         "take_places": lambda call, x, at: call(pick_rows, x, at),
         "cumsum": lambda call, x: call(torch.cumsum, x, call.node.attributes[0]),
         "cast": lambda call, x: call.method("to", x, types[call.node.dtype]),

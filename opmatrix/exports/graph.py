@@ -487,6 +487,12 @@ def record_row_of_each(x: SymbolicArray, at: SymbolicArray) -> SymbolicArray:
     return x.graph.add("take_places", [x, at], [], (x.shape[0], *x.shape[2:]), x.dtype)
 
 
+def record_columns(x: SymbolicArray, places: SymbolicArray) -> SymbolicArray:
+    """Record `take_columns`."""
+    at: SymbolicArray = places + np.zeros((1, int(x.shape[1]), 1, 1), np.int64)
+    return x.graph.add("take_columns", [x, at], [], (*x.shape[:3], at.shape[3]), x.dtype)
+
+
 RECORDED: Mapping[str, RecordFunction] = {
     "into_heads": record_split,
     "out_of_heads": record_join,
@@ -496,4 +502,5 @@ RECORDED: Mapping[str, RecordFunction] = {
     "keep_largest": record_largest,
     "take_rows": record_rows,
     "take_places": record_row_of_each,
+    "take_columns": record_columns,
 }
