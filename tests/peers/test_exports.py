@@ -100,6 +100,7 @@ def sentences(rng, words, longest, count):
     return [rng.integers(0, words, length).tolist() for length in rng.integers(1, longest + 1, count)]
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("case", FAMILIES)
 def test_models_of_every_family_are_exported(case):
     """Encoders' rows, pooled by their mean; language models' scores of what comes next."""
