@@ -42,6 +42,8 @@ FAMILIES = [
     "nomic",
     "gte",
     "gemma3, both ways",
+    "deberta, published",
+    "nomic, experts",
     "t5",
     "gpt2",
     "bloom",
