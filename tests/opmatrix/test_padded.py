@@ -18,6 +18,7 @@ from opmatrix.algebra.operators import at_distances, const, given, heads, pick, 
 from opmatrix.algebra.positions.patterns import causal, coarse, everyone, hubs, mask, scattered, sequence, window
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.exports.program_graph import read_program
+from opmatrix.inference.pooling import LAST
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Rows
 from opmatrix.runtime.declarations.padded import Unpadded
@@ -235,3 +236,36 @@ def test_a_kernel_without_a_reading_and_an_input_are_refused(rng, monkeypatch):
     program = Program([Step("scale", {"x": "features"}, {"factor": 2.0}, "y")], {}, "y", inputs=[port])
     with pytest.raises(InputError, match=r"^input features.*: an export takes token ids alone"):
         read_program(program)
+
+
+# ---- names
+
+
+SPEAKS = {"pooling": LAST.described(), "config": {"vocab_size": WIDTH}}
+SCORES_TEXTS = {"scoring": {"labels": ["yes"], "activation": "identity", "kinds": False}}
+
+
+@pytest.mark.parametrize(
+    "how, meta, name",
+    [
+        ("", {}, "last_hidden_state"),
+        ("", SPEAKS, "logits"),
+        ("mean", {}, "sentence_embedding"),
+        ("first", SCORES_TEXTS, "logits"),
+    ],
+)
+def test_an_output_has_the_name_that_runtimes_know(how, meta, name, rng):
+    write = begun(rng)
+    last = write.step("pool", {"how": how}, x="h0") if how else write.step("scale", {"factor": 2.0}, x="h0")
+    read = read_program(Program(write.steps, write.constants, last, meta))
+    sizes = ("batch", WIDTH) if how else ("batch", "length", WIDTH)
+    assert {output: value.shape for output, value in read.outputs.items()} == {name: sizes}
+    assert [*read.inputs] == ["input_ids", "attention_mask"]
+
+
+def test_several_outputs_keep_their_names_and_kinds_are_asked_for_where_they_are_read(rng):
+    write = begun(rng)
+    write.constants["K"] = Dense.pack(rng.standard_normal((2, WIDTH), np.float32))
+    kinds = write.step("embed", {"fields": "kinds"}, table0="K")
+    read = read_program(Program(write.steps, write.constants, {"rows": "h0", "kinds": kinds}))
+    assert [*read.outputs] == ["rows", "kinds"] and [*read.inputs][-1] == "token_type_ids"
