@@ -33,7 +33,7 @@ Public names; `help(om.NAME)` describes each:
     sums         over, monoids, Monoid
     heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary, by_distance, alibi, bucketed
     values       formula, operator, compose, named, product, transpose, turn, Operator, Value
-    batches      given, relation, pick, among
+    batches      given, relation, pick, among, shift, conv
     patterns     Pattern, sequence, causal, window, hubs, scattered, coarse, everyone, mask
     numbers      dense, entrywise
     errors       InputError, FormatError, ShapeError, Infeasible, VerificationError

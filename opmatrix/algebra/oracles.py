@@ -523,6 +523,10 @@ def separate(term: Operator) -> bool:
             case "given", (field, _):
                 return bool(field != "sequence")
         alone = not node.children and node.row_wise
-        return node.kind.name in ("add", "mul", "turn", "rotate", "by_distance") or alone or bool(node.kind.matrix)
+        return (
+            node.kind.name in ("add", "mul", "turn", "rotate", "by_distance", "shift")
+            or alone
+            or bool(node.kind.matrix)
+        )
 
     return term.out.cols is not T and all(map(apart, term.walk()))

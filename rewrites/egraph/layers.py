@@ -216,7 +216,7 @@ def check_order(full: Operator) -> None:
     kernels take row i for token i."""
     for node in full.walk():
         seen = node.kind.name == "product" and everyone not in node.args
-        if seen or (node.kind.name == "compose" and node.children[1].kind.name == "rotate"):
+        if seen or (node.kind.name == "compose" and node.children[1].kind.name in ("rotate", "shift")):
             picks = (
                 inner
                 for child in node.children

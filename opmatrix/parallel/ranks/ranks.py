@@ -394,6 +394,14 @@ class Rank(AskingRank):
         whole = self.relation(relation, Dims(rows=step.dims.rows, cols=self.steps[step.args[0]].dims.rows))
         return pick_held(x, self.rows_held(step.args[0]), whole.single()[rows])
 
+    def shift(self, step: RankStep, x: Numeric) -> Held:
+        """Shift the rows of each sequence, of which the rank has all rows; a lag below 0 looks behind."""
+        (lag,), rows = step.more, x.shape[-2]
+        shifted, kept = np.zeros_like(x), max(rows - abs(lag), 0)
+        target, source = (rows - kept, 0) if lag > 0 else (0, rows - kept)
+        shifted[..., target : target + kept, :] = x[..., source : source + kept, :]
+        return shifted
+
     def related_product(self, step: RankStep, u: Sparse, v: Numeric | OneHot) -> Held:
         """Return the product of the local entries with the rows that they name."""
         over, x = step.more[0], v.rows if isinstance(v, OneHot) else v

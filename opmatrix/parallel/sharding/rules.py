@@ -21,6 +21,7 @@ from opmatrix.parallel.sharding.redistribute import TURNED_ROLES, Ground, RankSt
 from opmatrix.parallel.sharding.relating import picked_rows, related_product
 
 RULES: dict[str, SplitRule] = {}
+PASSES_SHIFT = {"batch": "sequences", "heads": "heads", "cols": "columns"}  # what is sharded -> the rule of a shift
 
 
 def rule(*ops: str) -> Callable[[SplitRule], SplitRule]:
@@ -296,6 +297,16 @@ def outer_of_table(split: Ground, k: int, axis: Axis, args: Sequence[int], v: Ax
 def split_pick(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Split picked rows: rows of a sequence stay with their sequence; sharded rows are picked where they are."""
     return picked_rows(split, k, line, args)
+
+
+@rule("shift")
+def split_shift(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+    """Split shifted rows: sequences, heads and columns pass. Sharded rows are gathered, as the first rows of a rank
+    read the last ones of the rank before."""
+    state = split.merged_on(k, args[0])
+    if role_of(state) == "rows":
+        return [None], None, None, ""
+    return [state], state, None, PASSES_SHIFT.get(role_of(state), "")
 
 
 @rule("product")
