@@ -141,6 +141,7 @@ def test_every_guard_has_its_counterexample():
         "column",
         "level",
         "keeps_order",
+        "maps_zero_to_zero",
         *FLAGS,
     }
 

@@ -15,7 +15,21 @@ from opmatrix.algebra.shapes import N
 from opmatrix.algebra.term import KINDS, Operator
 from rewrites.laws.kernel_law import Implementation
 from rewrites.laws.kinds import adjoint, left, right
-from rewrites.laws.law import Law, Name, Sides, Sort, h, is_variable, k, n, p, q, stand_in
+from rewrites.laws.law import (
+    Law,
+    Name,
+    Sides,
+    Sort,
+    attribute_over,
+    h,
+    is_variable,
+    k,
+    list_summands,
+    n,
+    p,
+    q,
+    stand_in,
+)
 from rewrites.proofs.refute import instance
 
 Place = tuple[Operator, Operator]
@@ -81,7 +95,10 @@ def keyed(term: Operator, by: dict[str, Any]) -> dict[Any, Any]:
     leaves |= {
         each: str(each) for node in term.walk() for each in node.attributes if node not in leaves and is_variable(each)
     }
-    return {leaf: by[name] for leaf, name in leaves.items() if name in by}
+    sums = {each for node in term.walk() for each in node.attributes if node not in leaves and list_summands(each)}
+    return {leaf: by[name] for leaf, name in leaves.items() if name in by} | {
+        each: attribute_over(each, by) for each in sums if by.keys() >= {*list_summands(each)}
+    }
 
 
 def resized(sorts: dict[str, Sort], sizes: dict[Any, Any]) -> dict[str, Sort]:
