@@ -16,7 +16,7 @@ from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid, Scalars
 from opmatrix.algebra.positions.lags import Lag
-from opmatrix.algebra.positions.patterns import Pattern, everyone
+from opmatrix.algebra.positions.patterns import Pattern, causal, everyone, sequence
 from opmatrix.algebra.positions.visibility import check_scores
 from opmatrix.algebra.properties import PROPERTIES
 from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, as_int, brief, certain
@@ -421,12 +421,30 @@ def kept_zero(a: Operator, b: Operator, over: object, where: Pattern) -> bool:
 )
 def product(x: ReadAt, a: Operator, b: Operator, over: type = monoids.sum, where: Pattern = everyone) -> ReadAt:
     """The generalised product of two values: `product(q @ k.T, v, over=softmax, where=sequence)` is attention,
-    `product(given("members"), x, over=mean)` pooling. An absent entry of a relation on the left is left out."""
+    `product(given("members"), x, over=mean)` pooling. An absent entry of a relation on the left is left out. Under a
+    pattern one row of scores, such as `turn(k)` of one column, serves all rows."""
     u, v = a(x), b(x)
     u = fitted(u, a.term, u.size[0], v.size[0])
+    if where is not everyone and u.size[0] == 1:
+        u = x.act(const(1.0)).product(u, monoids.sum, everyone)
     if isinstance(u, Shape):
         check_scores(u, where)
     return u.product(fitted(v, b.term, u.size[1], v.size[1]), over, where)
+
+
+@combinator(
+    at_x=2,
+    **every("constant"),
+    additive=weighted("additive"),
+    positively_homogeneous=weighted("positively_homogeneous"),
+    maps_zero_to_zero=kept_zero,
+)
+def scan(x: ReadAt, a: Operator, b: Operator, over: type = monoids.sum, where: Pattern = sequence & causal) -> ReadAt:
+    """Rows merged with those before them, column by column: out[t, j] merges lift(a[s, j], b[s, j]) over the rows s
+    that row t sees, in order, and finishes. `scan(const(1.0), x)` is the running sum of each sequence. A row sees its
+    sequence up to itself, or all of it, `where=sequence` (Blelloch 1990, section 1)."""
+    u, v = met(x, a, b)
+    return u.scan(v, over, where)
 
 
 # These are additive but move numbers between heads, so they may not count as linear: the adjoint law would sum

@@ -201,6 +201,14 @@ class DenseReading(Seeing):
 
         return self.in_heads(shape, make, other)
 
+    def scan(self, other: DenseReading, over: type[Monoid], where: Pattern) -> Self:
+        left, right = self.array, other.array
+        ends = sequence_ends(needed(self.batch, f"scan where {where}"), self.size[0])
+        parts = [
+            over.scan(left[..., lo:hi, :], right[..., lo:hi, :], where.whole, lo) for lo, hi in pairwise([0, *ends])
+        ]
+        return self.of(np.asarray(np.concatenate(parts, -2), self.dtype))
+
     def gathered(self, other: DenseReading, over: type[Monoid], seen: Visible) -> Numeric:
         """Compute a product with a relation from its entries alone: the first entry of all rows, then the second, and
         so on."""
@@ -214,6 +222,16 @@ class DenseReading(Seeing):
             for c, new in zip(total, carrier, strict=True):
                 c[..., rows, :] = new
         return np.asarray(over.finished(total, shape), self.dtype)
+
+
+def sequence_ends(batch: Fields, rows: int) -> NDArray[np.int64]:
+    """Return the row behind the last one of each sequence. Raises ShapeError for rows that are not those of the batch,
+    in order: rows up to a row are then no prefix."""
+    place = batch.token(np.arange(batch.rows))
+    begins = np.diff(place.sequence) != 0
+    if batch.rows != rows or not (begins | (np.diff(place.position) > 0)).all():
+        raise ShapeError("scan: its rows are not the tokens of the batch in order: pick rows after it")
+    return np.append(np.flatnonzero(begins) + 1, rows) if rows else np.zeros(1, np.int64)
 
 
 def merged(over: type[Monoid], carriers: Iterable[Carrier]) -> Carrier:
@@ -388,6 +406,16 @@ class Entrywise(SeeingEntries):
 
         return self.finished((max(h, k), r, p), over.count(m), out, over.__name__)
 
+    def scan(self, other: Entrywise, over: type[Monoid], where: Pattern) -> Entrywise:
+        shape = tuple(max(a, b) for a, b in zip(self.value.shape, other.value.shape, strict=True))
+        sequence_ends(needed(self.batch, f"scan where {where}"), shape[1])
+
+        def out(h: int, r: int, j: int) -> object:
+            seen = (i for i in range(shape[1]) if visible(where, self.batch, r, self.batch, i))
+            return over.fold(over.lifted(self.at(h, i, j), other.at(h, i, j), i) for i in seen)
+
+        return self.finished(shape, over.count(1), out, over.__name__)
+
     def finished(self, shape: tuple[int, ...], width: int, value: Body, doing: object) -> Entrywise:
         """Compute every value of every column. Raises TypeError for a value that is not exact where exact numbers are
         requested."""
@@ -516,6 +544,8 @@ def separate(term: Operator) -> bool:
         match node.kind.name, node.args:
             case "product", (_, b, over, where):  # an index counts all tokens of the batch
                 return where.relation is None and bool(b.out.rows is not T or (where.within and not over.indexed))
+            case "scan", (*_, over, where):
+                return bool(where.within and not over.indexed)
             case "compose", (a, b):
                 return bool(a.out.cols is not T or b.entrywise)
             case (("row" | "keep_top"), (a, b, *_)):

@@ -310,6 +310,22 @@ class Shape(NamedTuple):
             other.cols if width == 1 else as_int(other.cols * (other.rows if width is None else width)),
         )
 
+    def scan(self, other: Shape, over: object, where: object) -> Shape:
+        """Merge the rows that each row sees, column by column. Raises ShapeError for rows that are not tokens, for a
+        pattern that is no prefix of a sequence, and for a monoid without a width."""
+        width, doing = getattr(over, "width", 1), f"scan over {getattr(over, '__name__', over)}"
+        both = self.pointwise(other, doing)
+        if both.rows is not T:
+            raise ShapeError(f"{doing}: rows of {both.rows}: it merges the tokens of a sequence in order")
+        if not getattr(where, "prefix", True):
+            raise ShapeError(
+                f"{doing} where {where}: a scan merges the rows of a sequence up to each row, where=sequence & causal, "
+                f"or all of them, where=sequence; any pattern: product(scores, values, where={where})"
+            )
+        if width is None:
+            raise ShapeError(f"{doing}: it gives as many columns as rows are merged: use a monoid of a fixed width")
+        return both._replace(cols=as_int(both.cols * width))
+
     def split(self, h: LiveSize) -> Shape:
         """Split columns into h heads."""
         agree(self.heads, 1, "heads", self, f"heads({h})", "@", f"heads({h})")

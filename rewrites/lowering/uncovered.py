@@ -13,6 +13,7 @@ from opmatrix.algebra.shapes import Space
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.runtime.codegen.folded_term import fold_kernel_of
 from opmatrix.runtime.codegen.growing import find_region
+from opmatrix.runtime.codegen.scanned_term import scan_kernel_of
 from opmatrix.runtime.declarations.operands import C
 from opmatrix.runtime.interpreted import is_writable, write_term
 from opmatrix.runtime.kernels import KERNELS
@@ -208,9 +209,9 @@ class TermCalls:
     def list_readings(self, term: Operator, inside: Mapping[Operator, int]) -> Iterator[tuple[list[Operator], str]]:
         """Yield lists of values that a term may be read over, each with its kernel. Where an output needs a class that
         no kernel computes, a kernel of its own covers as many row-wise operators as there are down to the nearest
-        computed values, by laws or as the model was written, or beyond these. A product over a monoid has a kernel over
-        the nearest values. Other terms run over the nearest values, in float64, and also row by row over values that
-        mix rows."""
+        computed values, by laws or as the model was written, or beyond these. A product over a monoid, and a scan, have
+        kernels over the nearest values. Other terms run over the nearest values, in float64, and also row by row over
+        values that mix rows."""
         ends: list[Container[int]] = [self.reached, ()] if self.needed else []
         if ends and self.settled != self.reached:
             ends.insert(1, self.settled)
@@ -223,8 +224,10 @@ class TermCalls:
         if distinct:
             return
         used = [*find_values(term, inside)]
-        folded = fold_kernel_of(term, used) if self.needed and {*used} <= inside.keys() else None
-        yield used, folded or INTERPRET
+        written = (
+            self.needed and {*used} <= inside.keys() and (fold_kernel_of(term, used) or scan_kernel_of(term, used))
+        )
+        yield used, written or INTERPRET
         region = find_region(term, inside, lambda part: False, yields=True) if self.needed else None
         if region is not None:
             yield region, "row_term"

@@ -360,6 +360,19 @@ class EntryValue:
             self.forms, max(self.heads, other.heads), self.rows, other.cols, lambda *at: line(*at).over(over)
         )
 
+    def scan(self, other: EntryValue, over: type[Monoid], where: Pattern) -> EntryValue:
+        """Return rows merged with those that they see, column by column."""
+        a, b = self.met(other)
+        self.tokens()
+        sees = self.ring.atom(self.ring.head("sees", where), (ROW_INDEX, INNER))
+
+        def line(h: int, i: int, j: int) -> MergedLine:
+            """Collect the two columns that are merged at one place."""
+            left, right = ([self.ring.moved(x.entry(h, 0, j), {ROW_INDEX: INNER})] for x in (a, b))
+            return MergedLine(self.forms.functions, self.rows, left, right, sees)
+
+        return EntryValue.of(self.forms, max(a.heads, b.heads), a.rows, a.cols, lambda *at: line(*at).over(over))
+
     def seen(self, other: EntryValue, where: Pattern) -> Polynomial | None:
         """Return 1 where a row sees an inner index, 0 elsewhere; None if all are seen."""
         if where == everyone:

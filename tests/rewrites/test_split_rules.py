@@ -30,6 +30,7 @@ from opmatrix.algebra.operators import (
     product,
     repeat,
     row,
+    scan,
     share,
     shift,
     total,
@@ -83,6 +84,7 @@ def test_what_is_proved_and_what_is_checked():
         ("shift", "columns"),
         ("shift", "heads"),
         ("product", "sequences"),
+        ("scan", "sequences"),
         ("ring", "ring of keys"),
         ("product", "halo"),
         ("among", "halo"),
@@ -175,6 +177,8 @@ def splits():
     for term in (
         keep_top(scores, scores, 2),
         keep_top(scores @ heads(4), scores @ heads(4), 1) @ weight(at("H", 4, 2, 3)) @ total,
+        scan(scores, scores @ gelu),
+        scan(scores @ heads(4), scores @ heads(4) @ gelu, monoids.softmax, sequence) @ weight(at("H", 4, 2, 3)) @ total,
         keep_top(const(1.0), I @ weight(at("W", 6, 8)), 3),
     ):
         for mesh in (data, Mesh.of(cp=(2, "ring")), Mesh.of(tp=(2, "tensor"))):

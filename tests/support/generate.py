@@ -28,6 +28,7 @@ from opmatrix.algebra.operators import (
     rotate,
     row,
     rsqrt,
+    scan,
     share,
     shift,
     silu,
@@ -186,6 +187,7 @@ class Grower:
                 else formula(lambda x: (x @ Q).T.T @ weight(self.data(4, p)))
             ),
         ]
+        choices += [lambda: scan(V, self.term(n, p, depth - 1), one, self.pick(sequence, sequence & causal))]
         if p % 2 == 0 and not self.exact and isinstance(Q.into.cols, int):  # how wide a query is must be known
             choices += [lambda: attention(Q, K, self.term(n, p, depth - 1), 2, where)]
         return self.pick(*choices)()

@@ -16,7 +16,7 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.relations import Sparse
 from opmatrix.algebra.monoid import Carrier, Monoid
-from opmatrix.algebra.operators import gelu, given, pick, product, relation, shift, turn, weight
+from opmatrix.algebra.operators import gelu, given, pick, product, relation, scan, shift, turn, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.positions.patterns import Pattern, among, causal, everyone, sequence, window
 from opmatrix.algebra.term import Operator
@@ -201,6 +201,15 @@ def sequences_one_by_one(over: type[Monoid], n: int, rng: np.random.Generator) -
     for where in WITHIN:
         parts, wanted = by_sequences(scored(rng, over, where), n, rng)
         compare_pieces("sequences_one_by_one", f"{over.__name__} where {where}", parts, wanted)
+
+
+@try_parts(("scan", "sequences"), reason=BATCHES)
+def scanned_sequences_one_by_one(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
+    """Check that no row is merged with a row of another rank's sequences."""
+    for where in (sequence, causal & sequence):
+        a, b = (weight(rng.normal(size=(5, 3))) @ gelu for _ in range(2))
+        parts, wanted = by_sequences(scan(a, b, over, where), n, rng)
+        compare_pieces("scanned_sequences_one_by_one", f"{over.__name__} where {where}", parts, wanted)
 
 
 @try_parts(("pick", "picked rows"), reason=BATCHES, over=(monoids.softmax,))

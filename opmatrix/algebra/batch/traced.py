@@ -189,6 +189,10 @@ class TracedValue:
         """Note a product with another value, over a monoid and under a pattern."""
         return self.then("product", other, more=(over, where), shape=self.shape.product(other.shape, over, where))
 
+    def scan(self, other: TracedValue, over: type[Monoid], where: Pattern) -> TracedValue:
+        """Note rows merged with those before them, over a monoid and under a pattern."""
+        return self.then("scan", other, more=(over, where), shape=self.shape.scan(other.shape, over, where))
+
 
 def narrow_columns(value: TracedValue, lo: LiveSize, hi: LiveSize) -> TracedValue | None:
     """Return columns lo to hi of x @ W + b as x @ W[:, lo:hi] + b[lo:hi]; None for a value that is no such sum or

@@ -341,6 +341,12 @@ class Rank(AskingRank):
         """Keep the k largest of each row by other numbers, zero the rest."""
         return keep_taken(np.broadcast_to(s, by.shape), by, largest(by, *step.more))
 
+    def scan(self, step: RankStep, u: Numeric, v: Numeric) -> Held:
+        """Merge the rows of each sequence with those before them."""
+        over, where = step.more
+        shape = np.broadcast_shapes(u.shape, v.shape)
+        return np.asarray(over.scan(*(np.broadcast_to(x, shape) for x in (u, v)), where.whole), np.float64)
+
     def turn(self, step: RankStep, x: Numeric) -> Held:
         """Exchange rows and columns."""
         return x.swapaxes(-1, -2)

@@ -162,6 +162,19 @@ def split_keep_top(split: Ground, k: int, axis: Axis, at: int, line: Operation, 
     return [target, target], target, None, pass_rule(target)
 
 
+@rule("scan")
+def split_scan(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+    """Split rows merged with those before them: sequences, heads and columns stay sharded, rows of a sequence are
+    gathered."""
+    held = [state for a, state in zip(args, states_on(split, k, args), strict=True) if not split.free(a)]
+    [target, *others] = held or [None]
+    kept = ("batch", "heads") if line.more[0].width != 1 else ("batch", "heads", "cols")
+    if role_of(target) not in kept or any(other != target for other in others):
+        target = split.home_of(k, split.sizes.dims(line.shape, line.level))
+        target = target if role_of(target) == "batch" else None
+    return [target, target], target, None, "sequences" if role_of(target) == "batch" else pass_rule(target)
+
+
 @rule("turn")
 def split_turn(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Split a transpose: rows become columns."""

@@ -15,6 +15,7 @@ import sympy
 
 from opmatrix.algebra.batch.relations import Relation
 from opmatrix.algebra.data import Data, Promised
+from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.shapes import LiveSize, Shape, T, expression, space
 from opmatrix.algebra.term import Operator, read
@@ -115,6 +116,12 @@ class CountedShape:
     def by_distance(self, table: Data, most: int) -> CountedShape:
         """Count the numbers of a table by distance, one for each pair of rows."""
         return self.of(self.shape.by_distance(table, most))
+
+    def scan(self, other: CountedShape, over: type[Monoid], where: Pattern) -> CountedShape:
+        """Count the numbers that rows carry, merged in order, and those of the result."""
+        shape = self.shape.scan(other.shape, over, where)
+        self.of(shape._replace(cols=shape.cols * len(over.unit())))
+        return self.of(shape)
 
     def pick(self, relation: Relation) -> CountedShape:
         """Count the numbers of the picked rows."""

@@ -94,7 +94,7 @@ class RowReading:
         """Raise NotByRows: the operation mixes rows or reads the batch."""
         raise NotByRows("it mixes rows, or reads the batch")
 
-    turn = product = given = related = entered = pick = shift = refuse
+    turn = product = scan = given = related = entered = pick = shift = refuse
 
     def keep_top(self, by: object, k: int) -> NoReturn:
         """Raise NotByRows: another kernel keeps the largest numbers of rows."""
