@@ -7,10 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import opmatrix as om
-from formats.host import threads
 from opmatrix.algebra import monoids
 from opmatrix.algebra.nodes import symbol
-from opmatrix.algebra.shapes import Shape, ShapeError, T
+from opmatrix.algebra.shapes import Shape, T
 from opmatrix.runtime.codegen.scanned_term import scanned_term
 from opmatrix.runtime.interpreted import write_term
 from opmatrix.runtime.kernels import KERNELS
