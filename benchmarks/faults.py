@@ -713,8 +713,9 @@ def verified(model: Path, number_type: str):
 
 def verified_anew(searched, points) -> None:
     """What `optimize` does with the programs that it found, which are bound again to the kernels that there are now."""
-    from rewrites.report.checked import check_decoders, check_lengths
+    from rewrites.report.checked import LengthChecks
     from rewrites.verify import verify_steps
+    from rewrites.verify.sessions.verified_sessions import Sessions, verify_all_sessions
 
     told = set()
     points = [replace(point, program=point.program.over(point.program.steps)) for point in points]
@@ -722,8 +723,11 @@ def verified_anew(searched, points) -> None:
     few = searched.workload.few
     for program in (programs["imported"], *(point.program for point in points)):
         verify_steps(program, [few], told)
-    check_lengths(replace(searched, programs=programs | {"exact": points[0].program}), points, few)
-    check_decoders(points, few)
+    lengths = LengthChecks.of(replace(searched, programs=programs | {"exact": points[0].program}), points, few)
+    results = {name: check() for name, check in lengths.calls().items()}
+    if results:
+        lengths.state(points, *results["model at lengths"])
+    verify_all_sessions([point.program for point in points], few, Sessions.of(lengths.lengths))
 
 
 def refused(call) -> bool:

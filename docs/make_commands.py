@@ -24,7 +24,7 @@ its section.
   Mixtral, Qwen2, Qwen3, Gemma 3 (text), Qwen2-MoE, Qwen3-MoE, openPangu-Embedded, Pangu Pro MoE; Pangu-alpha by the
   names of its PyTorch port; PR-MoE by those of GPT-2 and of DeepSpeed's layer of experts ([all
   families](tables.md#families-of-models));
-- a GGUF file of a LLaMA, Qwen2 or Qwen3;
+- a GGUF file of a LLaMA, Qwen2, Qwen3, BERT or NomicBert;
 - `org/name@revision` of the Hugging Face hub, where huggingface_hub is installed (`pip install '.[hub]'`): its config,
   safetensors and tokenizer, never code.
 

@@ -19,7 +19,7 @@ An operator maps rows to rows. Operators compose from left to right, and laws se
 
 Public names; `help(om.NAME)` describes each:
 
-    models       optimize, explore, open_model, build, promised, FAMILIES
+    models       optimize, explore, open_model, from_torch, build, promised, FAMILIES
     programs     load, Program, Batch, cached, schedule
     encoders     SentenceTransformer, CrossEncoder, SparseEncoder
     laws         laws, prove, symbol, substitute
@@ -32,7 +32,8 @@ Public names; `help(om.NAME)` describes each:
     scans        scan
     rows         share, keep_top, layernorm, rmsnorm, unit_length, centre, mean, maximum, minimum, softmax
     sums         over, monoids, Monoid
-    heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary, by_distance, alibi, bucketed
+    heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary
+    distances    by_distance, at_distances, alibi, bucketed
     values       formula, operator, compose, named, product, transpose, turn, Operator, Value
     batches      given, relation, pick, among, shift, conv
     patterns     Pattern, sequence, causal, window, hubs, scattered, coarse, everyone, mask
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from opmatrix.algebra.term import *  # noqa: F403
     from opmatrix.autodiff.backward_kinds import drop as dropout  # noqa: F401
     from opmatrix.autodiff.pullback import pullback as pullback
+    from opmatrix.files.checkpoint import from_torch as from_torch
     from opmatrix.files.checkpoint import open_model as open_model
     from opmatrix.files.loading import load as load
     from opmatrix.inference.cached import cached as cached
@@ -104,6 +106,7 @@ DOOR = {  # public name -> its module, and its name there
     "Program": ("opmatrix.runtime.program", "Program"),
     "load": ("opmatrix.runtime.program", "Program.load"),
     "open_model": ("opmatrix.files.checkpoint", "open_model"),
+    "from_torch": ("opmatrix.files.checkpoint", "from_torch"),
     "select": ("formats.storage.select", "select"),
     "choose": ("formats.storage.select", "choose"),
     "cached": ("opmatrix.inference.cached", "cached"),

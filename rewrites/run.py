@@ -34,7 +34,7 @@ from rewrites.approximate.proposals import ERRORS_OF, NEAR_FRONT, Choices, propo
 from rewrites.approximate.removing import check_removal
 from rewrites.approximate.trials import BY_PULLBACK, BY_RUNS
 from rewrites.approximate.variants import Pruning, Variant, carry_methods, choose_pruned
-from rewrites.egraph.layers import Model, outputs
+from rewrites.egraph.layers import outputs
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS, SHIPPED, without
 from rewrites.laws.law import Law
@@ -64,7 +64,7 @@ from rewrites.verify.forked_task import ForkedTask
 from rewrites.verify.precision import check_precision
 from rewrites.verify.user_laws import admit_laws
 from rewrites.workload.phases import Report, Tell
-from rewrites.workload.resolve import AnyWorkload, calibrated, open_arguments
+from rewrites.workload.resolve import AnyModel, AnyWorkload, calibrated, open_arguments
 from rewrites.workload.workload import check_output
 
 AnyPath: TypeAlias = str | Path
@@ -125,7 +125,7 @@ class TimedFront(NamedTuple):
 
 
 def optimize(
-    model: str | Model,
+    model: "AnyModel",
     *,
     error: float | None = None,
     keep: Sequence[str] = (),
@@ -153,9 +153,10 @@ def optimize(
 ) -> "Result":
     """Return the fastest verified program of a model on this machine within the budgets: `best.program` of the result.
 
-    model            name or directory of a checkpoint, or an operator on tokens, or on matrices of a batch; or
-                     several by name, the outputs of one model: a run returns the first, and an output with the name
-                     of an input is its next value (state)
+    model            name or directory of a checkpoint; a model of transformers or sentence-transformers in memory,
+                     or one that `from_torch` opened; or an operator on tokens, or on matrices of a batch; or several
+                     by name, the outputs of one model: a run returns the first, and an output with the name of an
+                     input is its next value (state)
     error            largest relative change of the output (Frobenius norm), on rows that no method was fitted to;
                      0: exact. The default is 0.02 without other goals
     keep             goals: "error<=2%", "spearman>=-0.3" with `pairs`, "perplexity<=1.02x" with `text` and

@@ -174,7 +174,7 @@ def const_shape(n: LiveSize, b: Data) -> Sizes:
     return (*b.shape[:-2], n, b.shape[-1])
 
 
-@matrix(const_shape, lambda x, b: np.broadcast_to(b, broadcast_shape(x, b)), linear=False, constant=True)
+@matrix(const_shape, lambda x, b: np.broadcast_to(b, broadcast_shape(x, b)), linear=False, constant=True, by_key=True)
 def const(i: int, j: int, b: Data) -> Cell:
     """The row b whatever x is: constant functions in the first row of the matrix. One number stands for any width.
     Zeros are a row like any other: no property is read from numbers."""
@@ -342,6 +342,7 @@ def scaling(n: LiveSize, a: Operator, b: Operator, p: LiveSize) -> Operator | No
     stacked=lambda a, b: (a.storable and (b.splits or b.stacked)) or (a.stacked and b.storable),
     column=lambda a, b: b.column or (a.column and b.entrywise),
     level=lambda a, b: a.level and b.entrywise,
+    by_key=lambda a, b: b.by_key or (a.by_key and b.row_wise and b.uniform),
     adjoint=lambda n, a, b: adjoint(b, a(Shape(cols=n)).cols) @ adjoint(a, n),
 )
 def compose(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
@@ -352,7 +353,7 @@ def compose(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
 @combinator(
     at_x=2,
     **PRESERVED,
-    **every("constant", "column", "level"),
+    **every("constant", "column", "level", "by_key"),
     diagonal=pointwise("diagonal"),
     entrywise=pointwise("entrywise"),
     keeps_order=lambda a, b: (a.keeps_order and (b.keeps_order or b.level)) or (a.level and b.keeps_order),
@@ -366,7 +367,7 @@ def add(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
 
 @combinator(
     at_x=2,
-    **every("row_wise", "uniform", "constant", "column", "level"),
+    **every("row_wise", "uniform", "constant", "column", "level", "by_key"),
     diagonal=pointwise("diagonal"),
     entrywise=pointwise("entrywise"),
     linear=by_constant("linear"),
@@ -383,14 +384,19 @@ def mul(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
     return u * v
 
 
-@combinator(at_x=2, **PRESERVED, **every("constant", "stacked"), adjoint=adjoint_of_row)
+@combinator(at_x=2, **PRESERVED, **every("constant", "stacked", "by_key"), adjoint=adjoint_of_row)
 def row(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
     """Columns side by side."""
     u, v = a(x), b(x)
     return fitted(u, a.term, v.size[0], u.size[1]).beside(fitted(v, b.term, u.size[0], v.size[1]))
 
 
-@combinator(at_x=1, **every("additive", "constant", "positively_homogeneous", "maps_zero_to_zero"), level=is_one_row)
+@combinator(
+    at_x=1,
+    **every("additive", "constant", "positively_homogeneous", "maps_zero_to_zero"),
+    level=lambda a: is_one_row(a) or a.by_key,
+    by_key=lambda a: a.level,
+)
 def turn(x: ReadAt, a: Operator) -> ReadAt:
     """The numbers of a value with rows and columns exchanged."""
     return a(x).turn()
@@ -418,6 +424,7 @@ def kept_zero(a: Operator, b: Operator, over: object, where: Pattern) -> bool:
     positively_homogeneous=weighted("positively_homogeneous"),
     maps_zero_to_zero=kept_zero,
     level=lambda a, b, over, where: b.level and flag(over, "right_linear"),
+    by_key=lambda a, b, over, where: a.by_key and flag(where, "everything"),
 )
 def product(x: ReadAt, a: Operator, b: Operator, over: type = monoids.sum, where: Pattern = everyone) -> ReadAt:
     """The generalised product of two values: `product(q @ k.T, v, over=softmax, where=sequence)` is attention,
@@ -484,7 +491,7 @@ def share(x: ReadAt) -> ReadAt:
 
 @combinator(
     at_x=2,
-    **every("row_wise", "uniform", "constant", "column"),
+    **every("row_wise", "uniform", "constant", "column", "by_key"),
     maps_zero_to_zero=lambda s, by, k: s.maps_zero_to_zero,
     additive=lambda s, by, k: s.additive and by.constant,
     row_linear=lambda s, by, k: s.row_linear and by.constant,
@@ -537,6 +544,14 @@ def by_distance(x: ReadAt, table: Data, most: int) -> ReadAt:
     """A number for each pair of tokens, whatever x is, chosen by how far the key lies behind the query: in head h that
     of column clip(key - query, -most, most) + most of the table's row h (Shaw et al. 2018, section 3.2)."""
     return x.by_distance(table, most)
+
+
+@combinator(row_linear=True)
+def at_distances(x: ReadAt, table: Data) -> ReadAt:
+    """x @ W in each head, of which a row has for each token the number of one column, chosen by how far the token lies
+    behind the row's: W is table h, of n columns, and the column is clip(key - query + n // 2, 0, n - 1) (Shaw et al.
+    2018, eq. 4; He et al. 2021, eq. 4)."""
+    return x.at_distances(table)
 
 
 @combinator(additive=True, selective=True)

@@ -25,6 +25,7 @@ from opmatrix.algebra.monoids import mean, softmax
 from opmatrix.algebra.monoids import min as minimum
 from opmatrix.algebra.nodes import add as add
 from opmatrix.algebra.nodes import (
+    at_distances,
     by_distance,
     cols,
     const,
@@ -57,6 +58,7 @@ __all__ = [
     "ACTIVATIONS",
     "I",
     "affine",
+    "at_distances",
     "attention",
     "blocks",
     "by_distance",

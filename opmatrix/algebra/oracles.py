@@ -129,6 +129,13 @@ class DenseReading(Seeing):
             return self.of(numbers[0, places])
         return self.of(make_by_heads((len(numbers), *places.shape), lambda heads, _: numbers[heads][:, places]))
 
+    def at_distances(self, table: Data) -> Self:
+        at = needed(self.batch, "at_distances").token(np.arange(self.size[0])).position
+        products = self.array @ self.numbers(table)
+        count = products.shape[-1]
+        places = np.clip(at - at[:, None] + count // 2, 0, count - 1)
+        return self.of(np.take_along_axis(products, np.broadcast_to(places, (*products.shape[:-1], len(at))), -1))
+
     def related(self, relation: Relation) -> Self:
         entries = read_relation(self.batch, relation)
         return replace(self, value=entries, batch=needed(self.batch, relation).space(relation.rows, entries.shape[0]))
@@ -360,6 +367,17 @@ class Entrywise(SeeingEntries):
 
         return self.of((table.shape[0], len(at), len(at)), number)
 
+    def at_distances(self, table: Data) -> Entrywise:
+        at = needed(self.batch, "at_distances").token(np.arange(self.size[0])).position
+        heads, _, count = table.shape
+
+        def number(h: int, r: int, j: int) -> object:
+            place = max(0, min(int(at[j] - at[r]) + count // 2, count - 1))
+            column = map(self.number, map(float, table.array[h, :, place]))
+            return sum(self.value[h % len(self.value), r, i] * number for i, number in enumerate(column))
+
+        return self.of((heads, len(at), len(at)), number)
+
     def related(self, relation: Relation) -> Entrywise:
         entries = read_relation(self.batch, relation)
         numbers = entries.dense()
@@ -554,7 +572,7 @@ def separate(term: Operator) -> bool:
                 return bool(field != "sequence")
         alone = not node.children and node.row_wise
         return (
-            node.kind.name in ("add", "mul", "turn", "rotate", "by_distance", "shift")
+            node.kind.name in ("add", "mul", "turn", "rotate", "by_distance", "at_distances", "shift")
             or alone
             or bool(node.kind.matrix)
         )

@@ -284,6 +284,20 @@ class Shape(NamedTuple):
             )
         return Shape(table.shape[0], T, T)
 
+    def at_distances(self, table: Data) -> Shape:
+        """A number for each pair of tokens, in as many heads as the table has matrices."""
+        if self.rows is not T:
+            raise ShapeError(f"at_distances: rows of {self.rows}: distances are between tokens")
+        if len(table.shape) != 3:
+            shown = " × ".join(map(str, table.shape))
+            raise ShapeError(
+                f"at_distances: a table of {shown}: give heads × columns of x × a column for each distance"
+            )
+        heads, rows, _ = table.shape
+        agree(self.heads, heads, "heads", self, brief(table.shape), "@ at_distances", spread=True)
+        agree(self.cols, rows, "columns against rows", self, brief(table.shape), "@ at_distances")
+        return Shape(heads, T, T)
+
     def turn(self) -> Shape:
         """Exchange rows and columns."""
         return Shape(self.heads, self.cols, self.rows)

@@ -32,12 +32,16 @@ from opmatrix.files.directory.dense_layers import dense_layer
 from opmatrix.files.directory.model_files import CONFIG, INDEX, TOKENIZER, WEIGHTS
 from opmatrix.files.directory.scored import read_scoring, read_texts
 from opmatrix.files.directory.sparse_files import declares_sparse, read_sparse
+from opmatrix.files.in_memory import HeldModel, hold_model, is_module
 from opmatrix.files.tensors import ExpertTensors, Tensor, find_experts, header
 from opmatrix.inference.pooling import LAST, Pooling
 from opmatrix.inference.scores.scoring import Scoring
 from opmatrix.inference.text import ReadableIds, Tokenizer
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+    from transformers import PreTrainedTokenizerBase
+
     from opmatrix.algebra.term import Operator
     from opmatrix.models.config import TensorNames
 
@@ -98,7 +102,8 @@ class Checkpoint:
     """A model's directory or GGUF file, opened: its config is read and its tensors are listed, but no tensor is loaded
     yet. `keys`: the keys of a GGUF file, which hold its tokenizer. `adapter`: is added to its weights. `declared`: the
     pooling in place of the one that its files lead to. `pairs`: a language model scores pairs, though no file says
-    so; `template`: the text that it reads of a pair, in place of that of its files."""
+    so; `template`: the text that it reads of a pair, in place of that of its files. `held`: a model in memory, whose
+    tensors these are."""
 
     name: str
     directory: Path
@@ -109,12 +114,13 @@ class Checkpoint:
     declared: Pooling | None = None
     pairs: bool = False
     template: str | None = None
+    held: HeldModel | None = None
 
     @classmethod
-    def open(cls, directory: str | Path, name: str | None = None) -> "Checkpoint":
-        """Open a checkpoint. Raises InputError if the directory, its config.json or its weights are missing or damaged,
-        if no model family is known by the config's `model_type`, or if the family does not allow an entry of the
-        config."""
+    def open(cls, directory: str | Path, name: str | None = None, held: HeldModel | None = None) -> "Checkpoint":
+        """Open a checkpoint; the tensors of a model in memory are `held`. Raises InputError if the directory, its
+        config.json or its weights are missing or damaged, if no model family is known by the config's `model_type`, or
+        if the family does not allow an entry of the config."""
         from opmatrix.models import FAMILIES, check, named_family
         from opmatrix.models.signs import tell_family
 
@@ -134,33 +140,36 @@ class Checkpoint:
                 "give a directory that holds it"
             )
         config = Config(directory / CONFIG)
+        list_tensors = partial(listing, directory) if held is None else held.list_tensors
         with config.named():
-            if family := tell_family(config, FAMILIES, partial(listing, directory)):
+            if family := tell_family(config, FAMILIES, list_tensors):
                 config["model_type"] = family
             named_family(config)
             config.fill()
             check(config)
-        return cls(name or directory.resolve().name, directory, config, listing(directory))
+        return cls(name or directory.resolve().name, directory, config, list_tensors(), held=held)
 
     @classmethod
     def of_gguf(cls, file: Path, name: str | None = None) -> "Checkpoint":
         """Open a GGUF file. Raises as `open`."""
-        from opmatrix.files import gguf
+        from opmatrix.files import gguf, gguf_encoders
         from opmatrix.models import check, layout, normalise_config
 
         gguf_header = gguf.read_header(file)
-        config = Config(file, gguf.config(gguf_header, file))
+        encodes = gguf_encoders.holds_encoder(gguf_header)
+        config = Config(file, gguf_encoders.config(gguf_header, file) if encodes else gguf.config(gguf_header, file))
         with config.named():
             check(config)
             names, sizes = layout(config), normalise_config(config)
         heads = sizes["num_attention_heads"]
-        pairs = {"attn_q": heads, "attn_k": sizes["num_key_value_heads"] or heads}
+        pairs = {"attn_q": heads, "attn_k": sizes.get("num_key_value_heads") or heads}
         return cls(
             name or file.stem,
             file,
             config,
             gguf.rename_tensors(gguf_header, names.gguf, names.permuted, pairs),
             gguf_header.said,
+            declared=gguf_encoders.read_pooling(gguf_header, file) if encodes else None,
         )
 
     def look_up(self, name: str) -> Tensor | None:
@@ -440,15 +449,20 @@ class Checkpoint:
             from opmatrix.files.directory.tokenizer_files import effective_text
 
             return effective_text(read_text(self.vocabulary), self.directory, self.config)
-        from opmatrix.files.directory.merges import tokenizer
+        from opmatrix.files.directory.gguf_words import tokenizer
 
         return tokenizer(self.keys, self.said["vocab_size"], self.vocabulary)
 
     def tokenizer(self) -> Tokenizer:
         """Return its tokenizer, limited to the positions of the model; `pooling` gives the length that texts are
         truncated to."""
+        if (text := self.tokenizer_text) is None and self.held is not None:
+            raise InputError(
+                f"{self.name}: a model of transformers in memory brings no tokenizer: give "
+                "om.from_torch(model, tokenizer), or tokens, workload=om.Batch([..])"
+            )
         # the file is absent: reading it raises the right error
-        if (text := self.tokenizer_text) is None:
+        if text is None:
             return Tokenizer.from_file(self.vocabulary)
         return Tokenizer.from_text(
             text,
@@ -483,18 +497,36 @@ def load_data(found: Tensor | ExpertTensors, name: str) -> Data:
     return Data(array, name, blocks)
 
 
-def open_model(model: str | Path, adapter: str | Path | None = None) -> Checkpoint:
+def open_model(model: "str | Path | Module | Checkpoint", adapter: str | Path | None = None) -> Checkpoint:
     """Open a model by its name (`minilm`, fetched at first use), by its directory (write ./minilm for one called so),
-    or by its name on the hub (org/name@revision), with the LoRA adapter of another directory, if any."""
-    checkpoint = open_plain(model)
+    by its name on the hub (org/name@revision), or from memory (see `from_torch`), with the LoRA adapter of another
+    directory, if any. One that is open already is returned."""
+    checkpoint = model if isinstance(model, Checkpoint) else open_plain(model)
     return checkpoint if adapter is None else replace(checkpoint, adapter=Adapter.read(adapter))
 
 
-def open_plain(model: str | Path) -> Checkpoint:
+def from_torch(model: "Module", tokenizer: "PreTrainedTokenizerBase | None" = None) -> Checkpoint:
+    """Open a model of transformers, or a SentenceTransformer, CrossEncoder or SparseEncoder, from memory, as
+    `open_model` opens the directory that its `save_pretrained` writes: the same operator, to the bit.
+
+    model       on the CPU; in evaluation, as files are: dropout is left out. Weights in float32 are shared, not copied:
+                a program may hold them as they are, so train a copy of the model on, or save the program first
+    tokenizer   the tokenizer of a model of transformers, which brings none; those of sentence-transformers have theirs
+
+    `.operator()` is the model from tokens to rows, `.operator(pooled=True)` with its pooling or its head;
+    `optimize(from_torch(model, tokenizer))` optimizes it. Raises InputError for a model of another class, on another
+    device, without numbers (meta), with quantised modules, forward hooks, or code of its own."""
+    held = hold_model(model, tokenizer)
+    return Checkpoint.open(held.directory, held=held)
+
+
+def open_plain(model: "str | Path | Module") -> Checkpoint:
     """Open the model of a checkpoint, without an adapter."""
     from opmatrix.files.fetch import MODELS, fetch
     from opmatrix.files.hub import download, is_hub_name
 
+    if is_module(model):
+        return from_torch(model)
     if not isinstance(model, str | Path):
         raise TypeError(f"a model is a name or a directory, not {model!r:.60}")
     if model in MODELS:

@@ -54,8 +54,9 @@ FAMILIES = {
     "qwen2moe": "Qwen2MoeForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
 }
+ENCODERS = "bert", "nomic-bert"  # opmatrix/files/gguf_encoders.py
 ROUTED = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}  # -> the model_type of transformers
-ONE_SCORE = "ffn_gate_inp_shexp"  # a matrix of one output, which is stored as a vector
+ONE_ROW = "ffn_gate_inp_shexp", "token_types"  # matrices that are stored as vectors where they have one row
 
 
 class Header(NamedTuple):
@@ -202,7 +203,9 @@ def config(found: Header, file: Path) -> dict[str, object]:
     the model would be computed without it."""
     kind = found.said.get("general.architecture")
     if kind not in FAMILIES:
-        raise InputError(f"{file}: general.architecture is {kind!r:.40}: it must be one of {', '.join(FAMILIES)}")
+        raise InputError(
+            f"{file}: general.architecture is {kind!r:.40}: it must be one of {', '.join((*FAMILIES, *ENCODERS))}"
+        )
     entries, expert_entries = split_entries(found.said, kind)
     check_entries(entries, kind, file, found.said.get("split.count", 1))
     settings = {CONFIG_NAMES[name]: value for name, value in entries.items() if name in CONFIG_NAMES}
@@ -237,15 +240,8 @@ def split_entries(keys: Mapping[str, object], kind: str) -> tuple[dict[str, obje
 def check_entries(entries: Mapping[str, object], kind: str, file: Path, parts: object) -> None:
     """Raise InputError for an entry that is unknown or missing, for a model in several `parts`, and for a window in
     layers that no entry names."""
-    if unknown := entries.keys() - CONFIG_NAMES.keys() - SCALING.keys() - {*KNOWN_KEYS}:
-        raise InputError(
-            f"{file}: {kind}.{min(unknown)} is {entries[min(unknown)]!r:.40}: the model would be computed without it"
-        )
-    if type(parts) is not int or parts > 1:
-        raise InputError(
-            f"{file}: split.count is {parts!r:.40}: the tensors of one model are in several files: join "
-            "them, by llama.cpp's llama-gguf-split --merge"
-        )
+    refuse_unknown(entries, {*CONFIG_NAMES, *SCALING, *KNOWN_KEYS}, kind, file)
+    refuse_parts(parts, file)
     for name in REQUIRED:
         if name not in entries:
             raise InputError(f"{file}: {kind}.{name} is missing: take another file")
@@ -253,6 +249,23 @@ def check_entries(entries: Mapping[str, object], kind: str, file: Path, parts: o
         raise InputError(
             f"{file}: {kind}.attention.sliding_window is {entries['attention.sliding_window']!r:.40}: the "
             "model would be computed without it"
+        )
+
+
+def refuse_unknown(entries: Mapping[str, object], known: set[str], kind: str, file: Path) -> None:
+    """Raise InputError for an entry of an architecture that is not known."""
+    if unknown := entries.keys() - known:
+        raise InputError(
+            f"{file}: {kind}.{min(unknown)} is {entries[min(unknown)]!r:.40}: the model would be computed without it"
+        )
+
+
+def refuse_parts(parts: object, file: Path) -> None:
+    """Raise InputError for a model in several files."""
+    if type(parts) is not int or parts > 1:
+        raise InputError(
+            f"{file}: split.count is {parts!r:.40}: the tensors of one model are in several files: join "
+            "them, by llama.cpp's llama-gguf-split --merge"
         )
 
 
@@ -347,7 +360,7 @@ def rename_tensors(
             raise InputError(
                 f"{tensor.file}: tensor {name!r} is not part of this model family: the file was made for another model"
             )
-        if parts[-1] == ONE_SCORE and len(tensor.shape) == 1:
+        if parts[-1] in ONE_ROW and len(tensor.shape) == 1:
             tensor = tensor._replace(shape=(1, *tensor.shape))
         pairs = heads[parts[-1]] if parts[-1] in permuted else 0
         renamed[f"{called[pattern].replace('#', layer)}.{end}"] = tensor._replace(pairs=pairs)

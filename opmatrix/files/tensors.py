@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from io import BufferedReader
 from math import prod
 from pathlib import Path
@@ -35,10 +36,17 @@ NUMBER_BYTES = {
 MAX_HEADER_BYTES, MAX_AXES, MAX_NAME_LETTERS = 1 << 24, 8, 200  # bytes of a header; axes of an array; letters of a name
 
 
+@dataclass(frozen=True, eq=False)
+class HeldBytes:
+    """The bytes of a tensor of a model in memory, shared with it; equal to themselves alone."""
+
+    numbers: NDArray[np.uint8]
+
+
 class Tensor(NamedTuple):
     """The place of a tensor: its file, its name and number type there, its shape, its first byte. `pairs`: the number
     of heads whose rows are interleaved, each beside its partner of the head's second half, as in GGUF files; 0:
-    none."""
+    none. `held`: its bytes, of a model in memory, whose name is in place of the file."""
 
     file: Path
     name: str
@@ -46,6 +54,7 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
     start: int
     pairs: int = 0
+    held: HeldBytes | None = None
 
     def matrix(self, at: int, first: int, rows: int) -> Tensor:
         """Return `rows` rows, from `first` on, of matrix `at` of a tensor of three axes, as a tensor of its own."""
@@ -69,12 +78,7 @@ class Tensor(NamedTuple):
                 + ", ".join(name for name in STORED if name in NUMBER_BYTES)
             )
         block, size, widen, has_format = STORED[self.number]
-        count = prod(self.shape) // size
-        with open_regular(self.file) as raw:
-            raw.seek(self.start)
-            numbers = np.fromfile(raw, block, count)
-        if len(numbers) != count:
-            raise InputError(f"{self.file}: it ends within tensor {self.name!r}: get the file again")
+        numbers = self.read_blocks(block, prod(self.shape) // size)
         with np.errstate(over="ignore", invalid="ignore"):
             array = widen(numbers).reshape(-1)
         if not (finite := np.isfinite(array)).all():
@@ -90,6 +94,18 @@ class Tensor(NamedTuple):
         if not self.pairs:
             return array, blocks
         return split_pairs(array, self.pairs), None if blocks is None else split_pairs(blocks, self.pairs)
+
+    def read_blocks(self, block: np.dtype[np.generic], count: int) -> Numeric:
+        """Read `count` blocks from its first byte on; of a model in memory they are a view. Raises InputError if the
+        file ends before."""
+        if self.held is not None:
+            return self.held.numbers[self.start : self.start + count * block.itemsize].view(block)
+        with open_regular(self.file) as raw:
+            raw.seek(self.start)
+            numbers = np.fromfile(raw, block, count)
+        if len(numbers) != count:
+            raise InputError(f"{self.file}: it ends within tensor {self.name!r}: get the file again")
+        return numbers
 
 
 def split_pairs(array: Numeric, heads: int) -> Numeric:

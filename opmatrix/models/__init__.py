@@ -14,6 +14,7 @@ from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Family, Settings, TensorNames, one_of, refuse_names, settings
 from opmatrix.models.deepseek import deepseek_v3
 from opmatrix.models.encoders.bert import bert, distilbert, roberta, t5
+from opmatrix.models.encoders.deberta import deberta_v2
 from opmatrix.models.encoders.gemma import gemma3_text
 from opmatrix.models.encoders.gte import gte, gte_published
 from opmatrix.models.encoders.jina import jina_bert, jina_bert_normed
@@ -43,6 +44,7 @@ FAMILIES: dict[str, Family] = {  # families by the config's model_type
     "electra": electra,
     "albert": albert,
     "mpnet": mpnet,
+    "deberta-v2": deberta_v2,
     "modernbert": modernbert,
     "jina_bert": jina_bert,
     "jina_bert_normed": jina_bert_normed,
@@ -178,8 +180,8 @@ def fill_masks(config: Settings, at: ArraySource, stored: bool) -> Operator:
 
 def promised(config: Settings, scores: bool = False) -> Operator:
     """The model of a config with weights of which only names and shapes are known: for
-    `rewrites.search.planned.planned`. With `scores` the head of its vocabulary is behind it. A name stands for every
-    number:
+    `rewrites.search.planned.planned`. With `scores` the head of its vocabulary is behind it, which for an encoder is
+    that of masked tokens. A name stands for every number:
 
         >>> mlp = dict(hidden_size="h", intermediate_size="f", num_attention_heads="a", num_key_value_heads="g")
         >>> model = promised(mlp | dict(model_type="llama", vocab_size="v", max_position_embeddings="p",
@@ -191,9 +193,12 @@ def promised(config: Settings, scores: bool = False) -> Operator:
         """Promise an array of this name and shape."""
         return Promised(name, shape)
 
-    if scores and not layout(config).head:
+    if not scores:
+        return build(config, at)
+    names = layout(config)
+    if not names.head and names.masked is None:
         raise InputError(f"config: {family_of(config)} has no head that scores a vocabulary")
-    return build(config, at) @ head(config, at) if scores else build(config, at)
+    return build(config, at) @ (head(config, at) if names.head else fill_masks(config, at, stored=False))
 
 
 def name_sizes(config: Settings) -> dict[str, Any]:

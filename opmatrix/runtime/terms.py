@@ -221,6 +221,10 @@ class BoundedShape:
         """Check the size of a table by distance, one number for each pair of rows."""
         return self.of(self.shape.by_distance(table, most))
 
+    def at_distances(self, table: Data) -> "BoundedShape":
+        """Check the size of a number for each pair of rows."""
+        return self.of(self.shape.at_distances(table))
+
     def scan(self, other: "BoundedShape", over: type[Monoid], where: Pattern) -> "BoundedShape":
         """Check the size of rows merged in order, and count their merges."""
         return self.of(self.shape.scan(other.shape, over, where), ASSUMED_ROWS * merging(over, 1))

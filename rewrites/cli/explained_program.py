@@ -28,7 +28,15 @@ from rewrites.run import find_front, propose_approximations
 from rewrites.search.search import Structure
 from rewrites.verify.user_laws import UserDeclarations, admit_laws, load_laws
 from rewrites.workload.phases import Report, Tell
-from rewrites.workload.resolve import SOURCE_ENTRY, adapter_of, calibrated, find_directory, source
+from rewrites.workload.resolve import (
+    IN_MEMORY,
+    SOURCE_ENTRY,
+    adapter_of,
+    calibrated,
+    find_directory,
+    needed_model,
+    source,
+)
 from rewrites.workload.workload import Workload
 
 NO_FILES: Mapping[str, Path | None] = {}
@@ -316,6 +324,8 @@ def origin(program: Program) -> str:
         raise InputError("the program does not record its model: give --model MODEL")
     if place in MODELS or is_hub_name(place):
         return place
+    if place.startswith(IN_MEMORY):
+        raise InputError(f"the program was made of a model in memory: give {needed_model(program)}")
     if directory := find_directory(program, SOURCE_ENTRY, place):
         return directory
     raise InputError(

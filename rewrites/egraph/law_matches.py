@@ -46,6 +46,7 @@ SIZED = {
     "scores",
     "level",
     "distances",
+    "relative",
 }  # sorts whose sizes no graph reads
 ONE_HEAD = {"value": 1, "constant": 1, "matrix": 2}  # number of sizes of a sort without several heads
 APART_BY = 1e-6  # least relative difference of sides that differ

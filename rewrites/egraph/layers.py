@@ -25,6 +25,7 @@ from rewrites.laws import SHIPPED
 from rewrites.laws.flat import factors, flat
 from rewrites.laws.law import Law
 
+BY_POSITION = "rotate", "at_distances", "shift"  # kinds that read the positions of rows
 Model = Operator | Mapping[str, Operator]  # one output, or several by name; a run returns the first
 
 
@@ -216,7 +217,7 @@ def check_order(full: Operator) -> None:
     another order: kernels take row i for token i."""
     for node in full.walk():
         seen = node.kind.name == "scan" or (node.kind.name == "product" and everyone not in node.args)
-        if seen or (node.kind.name == "compose" and node.children[1].kind.name in ("rotate", "shift")):
+        if seen or (node.kind.name == "compose" and node.children[1].kind.name in BY_POSITION):
             picks = (
                 inner
                 for child in node.children

@@ -18,7 +18,7 @@ import sympy
 from formats.core.arrays import settled
 from opmatrix import body
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.nodes import by_distance
+from opmatrix.algebra.nodes import at_distances, by_distance
 from opmatrix.algebra.operators import const, given, ones, product, rotate, symbol, turn, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import Shape, T, brief, space
@@ -31,11 +31,12 @@ from rewrites.laws.instances import bent as bent
 from rewrites.laws.instances import ragged as ragged
 
 NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, MARK, JOIN = "normalise", "simplify", "select", "restructure", "mark", "join"
-FLAGS = shift_invariant, normalised, right_linear, reflexive = (  # flags of monoids and patterns, as guards
+FLAGS = shift_invariant, normalised, right_linear, reflexive, prefix = (  # flags of monoids and patterns, as guards
     "shift_invariant",
     "normalised",
     "right_linear",
     "reflexive",
+    "prefix",
 )
 OF_MONOID = "_over"  # suffix of a monoid's flag that has a property's name
 EXACT, IMPLEMENTATION, APPROXIMATE, PARTITION = "exact", "implementation", "approximate", "partition"
@@ -88,8 +89,10 @@ column = Sort("column", ("act", "column"))  # a value with one column
 scalar = Sort("scalar", ("constant", "uniform", "column"))  # one number
 scores = Sort("scores", ("act",))  # a value with a column for each row: [heads]
 level = Sort("level", ("act", "level"))  # scores whose columns are all the same: [heads]
+alike = Sort("alike", ("by_key",))  # a value whose rows are all the same: [columns] or [heads, columns]
 distances = Sort("distances", ("distant",), spread=True)  # a number for each pair of tokens by distance: [heads]
 rotation = Sort("rotation", ("row_linear", "turning"))  # a matrix for each position: [in, out]
+relative = Sort("relative", ("row_linear", "turning"))  # a matrix whose columns are chosen by distance: [heads, in]
 operator = Sort("operator")  # any operator
 array = Sort("array")  # numbers of any rows and columns: [rows, columns]
 varying = Sort("varying", ("act",))  # a value that can be read at any width, but no constant
@@ -235,6 +238,10 @@ VARIABLES = {
         typed_symbol(row_shapes, constant=True, uniform=True),
         lambda d, sort: split_heads(const(d.numbers(sort.heads * sort.last)), sampled(sort.heads)),
     ),
+    "alike": Variable(
+        typed_symbol(row_shapes, by_key=True),
+        lambda d, sort: split_heads(const(d.numbers(sort.heads * sort.last)), sampled(sort.heads)),
+    ),
     "placed": Variable(
         typed_symbol(row_shapes, constant=True),
         lambda d, sort: split_heads(
@@ -254,6 +261,10 @@ VARIABLES = {
     "rotation": Variable(
         typed_symbol(square_shapes, row_linear=True),
         lambda d, sort: rotate(*(d.numbers(max(ROWS), sort.last / 2) for _ in range(2))),
+    ),
+    "relative": Variable(
+        typed_symbol(lambda sort: (sort.last, Shape(sort.heads, T, T)), row_linear=True),
+        lambda d, sort: at_distances(d.numbers(*sort.sizes, 5)),
     ),
     "distances": Variable(
         typed_symbol(score_shapes, constant=True), lambda d, sort: by_distance(d.numbers(sort.last, 5), 2)

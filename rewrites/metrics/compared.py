@@ -173,7 +173,6 @@ def compare_group(
         check_finite(f"the model's {name}", rows)
     looked, starts = Changes([], [], [], []), programs[0].starts(group)
     first: Reference | None = None
-    embeds = programs[0].scoring is None or not programs[0].pooled
     for at, (program, outputs) in enumerate(zip(programs, names, strict=True)):
         result, taken = noted(partial(program.run_all, group))
         for name in outputs if first is None else ():
@@ -194,6 +193,18 @@ def compare_group(
         else:
             looked.changes.append(Change.of(rows, first.own[0], starts))
             looked.along.append(Change.of(rows, first.beside(taken)[0], starts))
-        if embeds and before * rows[0].size < EMBEDDED:
-            looked.vectors.append(programs[0].pooling(rows, starts))
+        embeddings = embed_rows(programs[0], rows, starts) if before * rows[0].size < EMBEDDED else None
+        if embeddings is not None:
+            looked.vectors.append(embeddings)
     return looked
+
+
+def embed_rows(program: Program, rows: NDArray[np.float32], starts: NDArray[np.int64]) -> NDArray[np.float32] | None:
+    """Return the embeddings of the rows of a program; None where it scores texts, or does not compute the layers behind
+    pooled rows."""
+    behind = bool(program.pooling.layers or program.pooling.sparse)
+    if program.pooled and behind:
+        return rows
+    if behind or (program.pooled and program.scoring is not None):
+        return None
+    return program.pooling(rows, starts)

@@ -44,14 +44,13 @@ from rewrites.verify.programs import EQUAL, ROUNDING, allowed_rounding, oracle
 from rewrites.verify.routed import Beside, run_beside
 from rewrites.verify.sessions.verified_sessions import Sessions, verify_sessions
 from rewrites.workload.line_rows import batch_of_rows, read_rows
-from rewrites.workload.resolve import adapter_of, find_origin
+from rewrites.workload.resolve import adapter_of, find_origin, needed_model
 
 Files = Mapping[str, Path | None]  # the files that goals are measured on, by measure
 NO_FILES: Files = MappingProxyType({})
 LIMITS = {"float64": EQUAL, "rounding": ROUNDING}  # limits that a certificate may state
 STATED = 1.0  # every stated error is less than this share of the output
 DRIFT = 1.25  # factor allowed on an error measured on another machine
-NEEDS_MODEL = "it needs --model MODEL"
 NEGLIGIBLE = UNIT / 64  # programs that round less are taken as equal
 FRESH = 64  # rows that the certificate does not contain
 
@@ -322,8 +321,8 @@ def of_model(
     and on fresh rows; and of the graphs of the laws. `told` are the kinds of steps that were checked on telling
     operands."""
     if model is None:
-        yield from claim_errors(stated, NEEDS_MODEL)
-        yield Check("graphs of the laws", "", "they need --model MODEL", CLAIMED)
+        yield from claim_errors(stated, f"it needs {needed_model(program)}")
+        yield Check("graphs of the laws", "", f"they need {needed_model(program)}", CLAIMED)
         return
     absent = "" if made is not None else describe_absent(program)
     if absent:
@@ -428,7 +427,7 @@ def errors(
     """Check the errors against the model at other lengths: they are near the certificate's, up to differences of
     machines."""
     if model is None:
-        return Check("errors at other lengths", format_errors(told), NEEDS_MODEL, CLAIMED)
+        return Check("errors at other lengths", format_errors(told), f"it needs {needed_model(program)}", CLAIMED)
     every: dict[tuple[object, object], Sequence[int]] = {
         (len(lengths), sum(lengths)): lengths for lengths in kept[LENGTHS_FIELD]
     }

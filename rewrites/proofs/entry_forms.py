@@ -306,6 +306,10 @@ class EntryValue:
         self.tokens()
         return self.forms.leaf(("by distance", table, most), table.shape[0], self.rows, self.rows)
 
+    def at_distances(self, table: Data) -> EntryValue:
+        """Raise GaveUp: numbers that are chosen by distance have no form."""
+        raise GaveUp("numbers chosen by distance")
+
     def related(self, relation: Relation) -> EntryValue:
         """Return the unknown entries of a relation; its zeros are absent."""
         shape = Shape(1, T, N).related(relation)

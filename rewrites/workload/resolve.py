@@ -2,9 +2,11 @@
 optimized for."""
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from formats.machine.local import learning
 from formats.machine.model import Machine
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import collect_needs
+from opmatrix.algebra.term import Operator
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.files.end_tokens import end_tokens
 from opmatrix.files.fetch import MODELS
@@ -30,12 +33,17 @@ from rewrites.lowering.phased import Generation, parse_generation
 from rewrites.workload.phases import Tell
 from rewrites.workload.workload import Workload, draw_workload
 
+if TYPE_CHECKING:
+    from torch.nn import Module
+
 SOURCE_ENTRY, ADAPTER_ENTRY = "source", "adapter"  # entries of meta that are names of directories
+IN_MEMORY = "memory:"  # begins the source of a program whose model was in memory; a digest follows
+AnyModel: TypeAlias = "str | Model | Module | Checkpoint"  # accepted types of a model
 AnyWorkload = Workload | Batch | Generation | str | Path | Mix  # accepted types of a workload
 
 
 def open_arguments(
-    model: str | Model,
+    model: AnyModel,
     workload: AnyWorkload | None,
     text: str | None,
     tokens: int | None,
@@ -45,7 +53,7 @@ def open_arguments(
     """Return the operator, its workload, and the meta of its programs, which records where the model comes from."""
     if isinstance(workload, str) and not Path(workload).exists():
         workload = parse_generation(workload) or workload
-    if not isinstance(model, str):
+    if isinstance(model, Operator | Mapping):
         if adapter is not None:
             raise InputError(f"--adapter {adapter}: an operator has no names of weights: add it to a checkpoint")
         if isinstance(workload, str | Path):
@@ -95,7 +103,9 @@ def source(checkpoint: Checkpoint) -> dict[str, object]:
 
 def name_origin(checkpoint: Checkpoint) -> str:
     """Return a checkpoint's name in a saved program, which may be read elsewhere: the name that it is fetched by, or
-    its directory relative to the working directory."""
+    its directory relative to the working directory; of a model in memory its digest."""
+    if checkpoint.held is not None:
+        return IN_MEMORY + checkpoint.held.digest
     if is_hub_name(checkpoint.name):
         return checkpoint.name
     if checkpoint.name in MODELS and checkpoint.directory == location() / checkpoint.name:
@@ -117,11 +127,20 @@ def relative(directory: Path) -> str:
 def find_origin(program: Program) -> str | None:
     """Return the checkpoint that a program names, if it is stored here: no file makes this code fetch one."""
     place = program.meta.get(SOURCE_ENTRY)
-    if not isinstance(place, str):
+    if not isinstance(place, str) or place.startswith(IN_MEMORY):
         return None
     if place in MODELS:
         return place if (location() / place).is_dir() else None
     return find_directory(program, SOURCE_ENTRY, place)
+
+
+def needed_model(program: Program) -> str:
+    """Describe the model that checks of a program need: any, as `--model`, or the saved one that it was made of in
+    memory."""
+    place = program.meta.get(SOURCE_ENTRY)
+    if isinstance(place, str) and place.startswith(IN_MEMORY):
+        return f"--model DIR, with model.save_pretrained(DIR) of the {program.meta.get('model')} in memory, {place:.80}"
+    return "--model MODEL"
 
 
 def find_directory(program: Program, entry: str, place: str) -> str | None:
@@ -139,7 +158,7 @@ def find_directory(program: Program, entry: str, place: str) -> str | None:
     return next(filter(os.path.exists, likely), None)
 
 
-def name_places(model: str | Model, adapter: str | Path | None) -> dict[str, str]:
+def name_places(model: AnyModel, adapter: str | Path | None) -> dict[str, str]:
     """Return the directories that a model and an adapter were read from, as absolute paths, for a report."""
     named = {SOURCE_ENTRY: model, ADAPTER_ENTRY: adapter}
     return {

@@ -2,9 +2,11 @@
 
 import ast
 from collections import Counter, defaultdict
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 
-from measures import FILES, MODULES, defined, nodes
+from measures import FILES, LADDER, MODULES, ROOT, defined, nodes
 
 
 def statements(body):
@@ -41,6 +43,44 @@ def test_no_circle_of_imports():
     while free := {module for module, needed in needs.items() if not needed & {*needs}}:
         needs = {module: needed for module, needed in needs.items() if module not in free}
     assert not needs, f"these import each other, or what does: {', '.join(sorted(needs))}"
+
+
+@cache
+def bound(module):
+    """The names that statements of a module bind; where it answers for others, it is asked (`answers`)."""
+    names = set()
+    for node in nodes(MODULES[module]):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                names |= {alias.asname or alias.name for alias in aliases}
+    return names
+
+
+def answers(module, name):
+    """True if a module can be imported and gives a name."""
+    if module not in MODULES or name == "*" or name in bound(module) or f"{module}.{name}" in MODULES:
+        return module in MODULES
+    return hasattr(import_module(module), name)
+
+
+def unresolved(path):
+    """Imports of packages of ours, in functions too, that no module answers; handlers import for older trees."""
+    older = {id(node) for each in nodes(path) if isinstance(each, ast.ExceptHandler) for node in ast.walk(each)}
+    for node in nodes(path):
+        if isinstance(node, ast.ImportFrom) and not node.level and id(node) not in older:
+            if node.module.split(".")[0] in LADDER:
+                for alias in node.names:
+                    if not answers(node.module, alias.name):
+                        yield f"{path.relative_to(ROOT)}:{node.lineno}: {node.module}.{alias.name}"
+
+
+def test_every_import_resolves():
+    """Also those of functions, which fail when the function is called: of benchmarks, pages and tests, too."""
+    others = [path for place in ("benchmarks", "docs", "tests") for path in sorted(ROOT.glob(f"{place}/**/*.py"))]
+    assert len(others) > 300
+    assert [line for path in (*FILES, *others) for line in unresolved(path)] == []
 
 
 def test_no_twins():

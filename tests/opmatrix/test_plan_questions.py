@@ -19,13 +19,17 @@ from opmatrix.parallel.cost.intervals import (
 )
 from opmatrix.parallel.cost.prediction import predict
 from opmatrix.parallel.cost.stacks import STACKS, stack_named, stack_of_source
+from opmatrix.parallel.cost.step_parts import fullest_share
 from opmatrix.parallel.cost.strategies import Strategy
 from opmatrix.parallel.questions.fewest_devices import counts_up_to, fewest_devices
 from opmatrix.parallel.questions.layouts import against_table, find_layout, layout_lines, read_layout
 from opmatrix.parallel.search.forms import FormMasks
 from opmatrix.parallel.search.plan_text import plan_json
+from opmatrix.parallel.search.stage_times import even_cut, even_stages, run_stages
 from opmatrix.parallel.search.step_factors import StepFactors, scale_question
 from opmatrix.parallel.search.strategy_search import SIZE_NAMES, compile_forms
+from opmatrix.parallel.settings.planned_layouts import layout_of, planned_settings
+from opmatrix.parallel.settings.run_layout import RunFacts
 
 MODEL = dict(
     model_type="llama",
@@ -180,6 +184,7 @@ def test_sources_name_their_stack():
         ),
         ("pp 2, 4 chunks a stage, norms cut, full again", dict(pp=2, virtual=4, sequence=True, recompute="full")),
         ("cp=2 ulysses recompute none", dict(cp=2, context="ulysses", recompute="none")),
+        ("pp 4, 2 chunks a stage, ends counted", dict(pp=4, virtual=2, balanced=True)),
     ],
 )
 def test_a_layout_is_read_as_it_is_printed(text, fixed):
@@ -345,3 +350,51 @@ def test_rows_that_teach_nothing_are_refused(tmp_path, text, words):
     assert "\n" not in str(error.value)
     with pytest.raises(InputError, match="No such file"):
         ask(calibrate=tmp_path / "none.csv")
+
+
+# ---- stages that count the ends
+
+
+UNEVEN = MODEL | dict(num_hidden_layers=14)  # 16 places with table and head
+COUNTED = read_layout("pp 4 dp 4 virtual 2 micro-batch 1 ends counted", "--only")
+
+
+def test_chunks_divide_layers_with_table_and_head():
+    """14 layers on 4 stages have no chunks of their own; with table and head there are 16 places, and the pipeline that
+    is run task by task has the layers that the settings say."""
+    plan = ask(UNEVEN, stack="megatron")
+    choice = find_layout(plan.question, COUNTED)
+    assert choice.form.balanced and str(choice).count("ends counted") == 1
+    assert even_stages(choice).layers == (1, *[2] * 6, 1)
+    assert layout_of(choice, 32, 2048).cut == (1, *[2] * 6, 1)
+    ran = run_stages(choice)
+    assert ran.cut == (1, *[2] * 6, 1) and ran.seconds == pytest.approx(choice.seconds, rel=0.1)
+    with pytest.raises(InputError, match="no such strategy"):
+        find_layout(replace(plan.question, stack=stack_named("deepspeed")), COUNTED)
+    with pytest.raises(InputError):
+        find_layout(
+            plan.question,
+            read_layout("pp 4 dp 4 virtual 2", "--only")._replace(fixed=dict(pp=4, dp=4, virtual=2, balanced=False)),
+        )
+
+
+@pytest.mark.parametrize("layers, pp", [(14, 2), (14, 4), (15, 4), (17, 4), (16, 16), (30, 8), (31, 8), (29, 2)])
+def test_the_slowest_stage_is_that_of_the_cut(layers, pp):
+    """The layers of the fullest stage, by formula and by the cut itself."""
+    config = MODEL | dict(num_hidden_layers=layers)
+    strategy = Strategy(pp=pp, micro_batch=1, flash=True, balanced=True)
+    setting = predict(config, "H100", strategy, 64, 2048).setting
+    assert round(layers * fullest_share(setting), 9) == max(even_cut(layers, pp, 1, 1))
+
+
+@pytest.mark.parametrize("stack, name", [("megatron", "run.sh"), ("torchtitan", "run.toml")])
+def test_settings_with_counted_ends_are_read_back(stack, name, tmp_path):
+    """A written layout is judged as the same strategy."""
+    plan = ask(UNEVEN, stack=stack)
+    choice = find_layout(plan.question, COUNTED)
+    facts = RunFacts(14, 16)
+    written = planned_settings(stack, None, facts).text(choice, 32, 2048, tmp_path / name)
+    (tmp_path / name).write_text(written)
+    again = planned_settings(stack, tmp_path / name, facts)
+    assert again.stated().fixed["balanced"] is True
+    assert find_layout(plan.question, again.stated()).sizes == choice.sizes

@@ -24,6 +24,7 @@ from opmatrix.parallel.cost.quantities import Formula, least, most, step_at
 from opmatrix.parallel.cost.step_costs import BACKWARD, training_step
 from opmatrix.parallel.cost.step_parts import cast_bytes, product_rate, products_during, step_parts, sustained_rate
 from opmatrix.parallel.cost.strategies import Strategy
+from opmatrix.parallel.search.plans import model_operations
 from opmatrix.parallel.sharding.axis_states import even
 from opmatrix.parallel.sharding.mesh import Mesh
 from opmatrix.parallel.sharding.partition import partition
@@ -45,6 +46,29 @@ def work():
 @pytest.fixture(scope="module")
 def found(work):
     return predict(work, "A100", HOW, 32, 1024)
+
+
+BERT = dict(model_type="bert", vocab_size=30522, hidden_size=768, num_hidden_layers=12, num_attention_heads=12)
+BERT |= dict(
+    intermediate_size=3072, max_position_embeddings=512, type_vocab_size=2, hidden_act="gelu", layer_norm_eps=1e-12
+)
+LLAMA = dict(model_type="llama", vocab_size=32000, hidden_size=768, num_hidden_layers=12, num_attention_heads=12)
+LLAMA |= dict(intermediate_size=2048, max_position_embeddings=512, rms_norm_eps=1e-5, tie_word_embeddings=False)
+
+
+@pytest.mark.parametrize("config, gates, head, seen", [(BERT, 1, 768 * 768, 1), (LLAMA, 2, 0, 1 / 2)])
+def test_encoders_meet_all_pairs_of_tokens(config, gates, head, seen):
+    """Operations counted by hand: an encoder has scores of all pairs, a decoder of half of them; the head of masked
+    tokens has a product of its own before the table."""
+    b, s, h, f, v = 3, 384, 768, config["intermediate_size"], config["vocab_size"]
+    layer = 4 * h * h + (1 + gates) * h * f + 2 * seen * s * h
+    work = model_work(config)
+    assert work.causal == (seen < 1)
+    assert model_operations(work, b, s, forward=True, flash=True) == 2 * b * s * (12 * layer + head + h * v)
+    took = [
+        predict(work._replace(causal=how), "A100", Strategy(flash=True), 8, 4096).step_seconds for how in (False, True)
+    ]
+    assert took[0] > took[1]
 
 
 def test_work_is_what_the_literature_says(work):

@@ -17,7 +17,7 @@ import opmatrix as om
 from opmatrix.parallel.cost.constants import load_constants
 from opmatrix.parallel.launch.local_ranks import launch_job, launch_line, local_plan
 from opmatrix.parallel.search.explained import explain_choice
-from opmatrix.parallel.search.forms import STRATEGY_FORMS, FormMasks
+from opmatrix.parallel.search.forms import FormMasks
 from opmatrix.parallel.search.inference import next_token_seconds, predict_forward
 from opmatrix.parallel.search.named_collectives import named_collectives
 from opmatrix.parallel.search.plan_text import plan_csv, plan_json, stages_text
@@ -38,16 +38,18 @@ def found():
 def test_columns_are_what_one_is_predicted(found):
     """Drawn strategies of all forms, in numbers, one after the other."""
     question, sizes = found.question, found.question.sizes
-    programs = compile_forms(question, STRATEGY_FORMS)
-    legal = FormMasks(STRATEGY_FORMS, question.limits, question.seq)(sizes)
+    forms = question.forms
+    programs = compile_forms(question, forms)
+    legal = FormMasks(forms, question.limits, question.seq)(sizes)
     values = np.empty((len(programs.program.results), len(sizes)))
     programs.program({name: getattr(sizes, name).astype(float) for name in SIZE_NAMES}, values)
     rng = np.random.default_rng(1)
     drawn = rng.permutation(np.argwhere(legal))[:150]
     for form, row in drawn:
-        alone = question.predicted(STRATEGY_FORMS[form], sizes.row(row))
+        alone = question.predicted(forms[form], sizes.row(row))
         assert values[programs.times[form], row] == pytest.approx(alone.step_seconds, rel=1e-12)
         assert values[programs.peaks[form], row] == pytest.approx(alone.driver, rel=1e-12)
+    assert {forms[form].balanced for form, _ in drawn} == {False, True}
     assert len({form for form, _ in drawn}) > 50 and found.found.count == legal.sum()
 
 
@@ -57,8 +59,8 @@ def test_nothing_that_fits_is_faster(found):
     assert [each.seconds for each in best] == sorted(each.seconds for each in best)
     assert all(each.bytes <= question.room for each in best)
     at = next(row for row in range(len(rows.sizes)) if rows.sizes.row(row) == best[0].sizes)
-    legal = FormMasks(STRATEGY_FORMS, question.limits, question.seq)(rows.sizes[np.array([at])])[:, 0]
-    tried = [question.predicted(form, best[0].sizes) for form, met in zip(STRATEGY_FORMS, legal, strict=True) if met]
+    legal = FormMasks(question.forms, question.limits, question.seq)(rows.sizes[np.array([at])])[:, 0]
+    tried = [question.predicted(form, best[0].sizes) for form, met in zip(question.forms, legal, strict=True) if met]
     assert len(tried) > 5
     assert min(each.step_seconds for each in tried if each.driver <= question.room) == best[0].seconds
     axes = "dp", "tp", "pp", "cp", "ep"
@@ -236,7 +238,7 @@ def test_pipelines_run_as_formulas_say(found):
     first = next(each for each in found.best if each.sizes["pp"] > 1 and each.sizes["virtual"] == 1)
 
     def changed(**form):
-        own = first.form._replace(**form)
+        own = first.form._replace(balanced=False, **form)
         return PlanChoice(own, first.sizes, found.question.predicted(own, first.sizes))
 
     for schedule in ("1f1b", "gpipe", "zb-h1"):

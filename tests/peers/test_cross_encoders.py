@@ -8,6 +8,7 @@ import checkpoints
 import numpy as np
 import pytest
 import standin
+from test_encoders import APART
 from test_families import BERT
 
 from opmatrix.inference.scores.text_pairs import pair_rows
@@ -58,6 +59,7 @@ MODELS = {
         classifier_bias=True,
         norm_bias=True,
     ),
+    "deberta-v2": classifier("DebertaV2", SHORT_SIZES, **APART),
     "gte": classifier("Gte", BERT_SIZES, pad_token_id=0),
 }
 PAIRS = [

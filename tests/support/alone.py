@@ -7,7 +7,7 @@ from formats import Dense, Half, Stacked
 from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.monoids import logsumexp, max
 from opmatrix.algebra.nodes import product, related, turn
-from opmatrix.algebra.operators import const, over, relu, row, share, shift, symbol, tanh, weight
+from opmatrix.algebra.operators import const, over, relu, row, scan, share, shift, symbol, tanh, weight
 from opmatrix.algebra.positions.patterns import causal, everyone, sequence
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.runtime.interpreted import write_term
@@ -160,6 +160,13 @@ def folded(kernel, where, monoid):
     return ending
 
 
+def scanned(write, constants, rng):
+    """Of heads, each row with those before it."""
+    h = symbol("h", None, Shape(3, T, 8))
+    term, _ = write_term(scan(h @ tanh, h, logsumexp, sequence & causal), {h: 0})
+    return write.step("join", x=write.step("scan_term", {"term": term}, x0="h"))
+
+
 def fold_entries(write, constants, rng):
     y = symbol("y", None, 40)
     term, _ = write_term(product(related("members_by_place"), y, logsumexp), {y: 0})
@@ -208,6 +215,7 @@ ENDINGS = {
     "fold_rows": fold_rows,
     "fold_term": folded("fold_term", sequence & causal, logsumexp),
     "fold_batch": folded("fold_batch", everyone, max),
+    "scan_term": scanned,
     "fold_entries": fold_entries,
     "attention": attention,
 }

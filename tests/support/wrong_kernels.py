@@ -3,6 +3,7 @@ what the right kernel does, on other operands, or changes what it gave."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -117,8 +118,9 @@ def flip_bits(right, beyond, place, out, **given):
 
 
 def longer(batch, beyond) -> Iterator[tuple[slice, Batch]]:
-    """The rows of each sequence that is long enough, and a batch of it."""
-    for low, high in zip(batch.starts, batch.starts[1:], strict=False):
+    """The rows of each sequence that is long enough, and a batch of it; pooled rows are in no sequence."""
+    starts = getattr(batch, "starts", ())
+    for low, high in pairwise(starts):
         if high - low > beyond:
             yield slice(low, high), Batch([batch.tokens[low:high]])
 

@@ -169,6 +169,10 @@ class TracedValue:
         """Note a table of numbers by distance, one for each pair of tokens."""
         return self.trace.write("by_distance", (), (table, most), self.shape.by_distance(table, most))
 
+    def at_distances(self, table: Data) -> TracedValue:
+        """Note products with a table, of which each pair of tokens has one by its distance."""
+        return self.then("at_distances", more=(table,), shape=self.shape.at_distances(table))
+
     def related(self, relation: Relation) -> TracedValue:
         """Note the entries of a relation that the batch gives."""
         return self.trace.write("related", (), (relation,), self.shape.related(relation))

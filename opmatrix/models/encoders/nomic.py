@@ -55,9 +55,24 @@ NOMIC_KEYS = dict(
     quantization_config=NOT_QUANTISED,
 )
 
+NOMIC_GGUF = {
+    "token_embd": "embeddings.word_embeddings",
+    "token_types": "embeddings.token_type_embeddings",
+    "token_embd_norm": "emb_ln",
+    "blk.#.attn_qkv": "encoder.layers.#.attn.Wqkv",
+    "blk.#.attn_output": "encoder.layers.#.attn.out_proj",
+    "blk.#.attn_output_norm": "encoder.layers.#.norm1",
+    "blk.#.ffn_up": "encoder.layers.#.mlp.fc11",
+    "blk.#.ffn_gate": "encoder.layers.#.mlp.fc12",
+    "blk.#.ffn_down": "encoder.layers.#.mlp.fc2",
+    "blk.#.layer_output_norm": "encoder.layers.#.norm2",
+}
+
 
 @declares(
-    TensorNames("nomic_bert.", buffers=("inv_freq",), trained=("pooler", "cls"), positions=rope.held_positions),
+    TensorNames(
+        "nomic_bert.", buffers=("inv_freq",), trained=("pooler", "cls"), positions=rope.held_positions, gguf=NOMIC_GGUF
+    ),
     **NOMIC_KEYS,
 )
 def nomic_bert(config: Settings, at: ArraySource) -> Operator:

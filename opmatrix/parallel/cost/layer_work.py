@@ -14,7 +14,9 @@ from typing import Literal, NamedTuple, TypeAlias
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.data import Data
+from opmatrix.algebra.positions.patterns import everyone
 from opmatrix.algebra.shapes import LiveSize, size
+from opmatrix.algebra.term import Operator
 from opmatrix.models import normalise_config, promised, spelling
 from opmatrix.models.config import Settings
 from opmatrix.parallel.axes.axis_strategy import meet
@@ -111,6 +113,7 @@ class ModelWork(NamedTuple):
     key_heads: int
     tied: bool
     experts: int = 0  # experts of a layer
+    causal: bool = True  # no token sees those behind it, so half of all pairs have scores
 
     @property
     def count(self) -> int:  # type: ignore[override]
@@ -164,7 +167,8 @@ def read_model(config: str, context: str, sequence: bool, dropout: float) -> Mod
     batch = BatchSizes()
     if count_experts(settings):  # experts are sharded over the ranks that share sequences and tokens
         batch = BatchSizes(batch.sequences * COPIES[0])
-    plan = partition(promised(settings, scores=True), Mesh.of(**axes), batch)
+    model = promised(settings, scores=True)
+    plan = partition(model, Mesh.of(**axes), batch)
     chunks = [chunk for stage in training_step(plan, "units", dropout).stages for chunk in stage]
     works = [read_layer(chunk.booked) for chunk in chunks]
     places = [at for at, work in enumerate(works) if any(product.between for product in work.products)]
@@ -181,7 +185,14 @@ def read_model(config: str, context: str, sequence: bool, dropout: float) -> Mod
         sizes.get("num_key_value_heads") or heads,
         shares_table(chunks[:lo], chunks[hi:]),
         count_experts(settings),
+        looks_back(model),
     )
+
+
+def looks_back(model: Operator) -> bool:
+    """True if attention meets no token behind a row's own."""
+    patterns = [where for node in model.walk() if node.kind.name == "product" for *_, where in [node.args]]
+    return all(where.reach is not None and where.reach[1] == 0 for where in patterns if where is not everyone)
 
 
 def axes_read(context: str, sequence: bool, experts: bool) -> dict[str, tuple[LiveSize, str]]:

@@ -15,13 +15,12 @@ from opmatrix.parallel.axes.data_axis import STORING
 from opmatrix.parallel.axes.known_axes import COPYING_AXES, DEVICE_AXES, FOLDED_AXES, ORDERS, PLANNED_AXES
 from opmatrix.parallel.axes.parallel_axis import CutSizes, ModelLimits, ParallelAxis
 from opmatrix.parallel.cost.layer_work import ModelWork
-from opmatrix.parallel.cost.strategies import RecomputeKind, Strategy
+from opmatrix.parallel.cost.strategies import BALANCED_PLACES, RecomputeKind, Strategy
 from opmatrix.parallel.schedules.named import SCHEDULES
 
 COUNTED = *(axis.name for axis in DEVICE_AXES), *FOLDED_AXES, "micro_batch", "virtual"
 NEAREST = 4096  # distance within which a legal number is sought
 LARGEST_COUNT = 10**9  # the largest number of ranks, sequences or tokens
-BALANCED_PLACES = 2  # places of layers that the table of tokens and the head take
 
 
 def check_named_choices(strategy: Strategy) -> None:

@@ -32,6 +32,7 @@ class SoftwareStack:
     fused_sums: bool = False  # products of gradients add to the sum themselves
     sequence: bool = True  # norms are cut over tensor ranks
     folds_experts: bool = False  # experts are laid over tensor ranks
+    balances: bool = False  # stages may count the embedding table and the head as a layer each
     selective: RecomputeKind = "selective"  # what its selective recomputation computes again
     launched: bool = False  # as `opmatrix launch` runs it
 
@@ -68,6 +69,7 @@ MEGATRON = SoftwareStack(
     gradient_bytes=4,
     fused_sums=True,
     folds_experts=True,
+    balances=True,
     selective="core_attention",
 )
 STACKS: Mapping[str, SoftwareStack] = {
@@ -99,6 +101,7 @@ STACKS: Mapping[str, SoftwareStack] = {
             (0, 2, 3),
             (0, 2, 3),
             gradient_bytes=4,
+            balances=True,
         ),
         SoftwareStack(
             "deepspeed", "0.16", "DeepSpeed", ("1f1b",), ("ulysses",), ALL_ZERO, (0, 1), gradient_bytes=2, accumulated=2

@@ -14,7 +14,7 @@ from opmatrix.parallel.cost.constants import Constants
 from opmatrix.parallel.cost.layer_work import NO_SIZE, CrossingWork, LayerPass, LayerWork, ModelWork, ProductWork
 from opmatrix.parallel.cost.level_seconds import collective_parts
 from opmatrix.parallel.cost.quantities import Formula, Quantity, add_all, least, most, round_up, soft_most, step_at
-from opmatrix.parallel.cost.strategies import Strategy
+from opmatrix.parallel.cost.strategies import BALANCED_PLACES, Strategy
 from opmatrix.parallel.schedules.closed_forms import rounds
 from opmatrix.parallel.schedules.named import SCHEDULES
 
@@ -127,7 +127,7 @@ def product_seconds(setting: Setting, work: ProductWork) -> Quantity:
     operations = 2 * work.rows.at(sizes) * inner * work.cols.at(sizes) * work.batch.at(sizes)
     numbers = work.numbers.at(sizes)
     if flash and work.between:
-        operations, numbers = operations / 2, numbers - work.scores.at(sizes)
+        operations, numbers = operations / (2 if setting.model.causal else 1), numbers - work.scores.at(sizes)
     last_tiles = 2 * inner * CORE_TILE * cores  # operations of all cores while each computes a tile
     idle = constants.idle * last_tiles / work.fused
     return work.count * most(
@@ -378,10 +378,9 @@ def slowest_parts(setting: Setting) -> PartSeconds:
     where layers do not divide, or the last stage, which has the operations behind all layers."""
     strategy, (first, last) = setting.strategy, end_parts(setting)
     bodies = known_parts(setting, "bodies", body_parts)
-    if strategy.balanced:
-        return scale_parts(add_parts(bodies, first, last), 1 / strategy.pp)
     alone, share = 1 - step_at(strategy.pp, 2), fullest_share(setting)
-    fewer = round_up(setting.model.count / strategy.pp - 1 + LEAST_SHARE) / setting.model.count
+    places = setting.model.count + BALANCED_PLACES * strategy.balanced
+    fewer = (round_up(places / strategy.pp - 1 + LEAST_SHARE) - strategy.balanced) / setting.model.count
     longer = (share - fewer) * sum_parts(bodies) / most(sum_parts(last), LEAST_SHARE)
     return add_parts(scale_parts(bodies, share), scale_parts(last, most(1 - longer, 0)), scale_parts(first, alone))
 
@@ -444,10 +443,12 @@ def send_parts(setting: Setting) -> PartSeconds:
 
 
 def fullest_share(setting: Setting) -> Quantity:
-    """Return the share of all layers that the fullest stage has: as many as the others, or one more. Where stages are
-    balanced, tables and head count as a layer each."""
-    more = 2 if setting.strategy.balanced else 0
-    return round_up((setting.model.count + more) / setting.strategy.pp) / setting.model.count
+    """Return the share of all layers that the fullest stage has: as many as the others, or one more. Where table and
+    head count as a layer each the first stage, which is among those with one more, has one less; of two stages both
+    have."""
+    pp, count = setting.strategy.pp, setting.model.count
+    between = step_at(pp, BALANCED_PLACES + 1) if setting.strategy.balanced else 0
+    return round_up((count + between) / pp) / count
 
 
 def stage_parameters(setting: Setting) -> Quantity:

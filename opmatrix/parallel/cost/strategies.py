@@ -15,6 +15,7 @@ from opmatrix.parallel.schedules.named import USUAL_SCHEDULE
 
 RecomputeKind: TypeAlias = Literal["none", "selective", "full", "core_attention"]
 RECOMPUTES: tuple[RecomputeKind, ...] = ("none", "selective", "full")  # those that a plan tries
+BALANCED_PLACES = 2  # places of layers that the table of tokens and the head take, where stages count them
 SIXTEEN_BITS = "bf16"  # number type of values beside products of eight bits
 
 

@@ -73,7 +73,7 @@ def read_words(words: list[str], fixed: FixedChoices, option: str) -> int:
     raise InputError(f"{option}: {words[0]}: {suggest_name(word, known)}a layout has {', '.join(known)}")
 
 
-WORD_PAIRS = {"norms cut": "sequence", "whole experts": "whole_experts"}
+WORD_PAIRS = {"norms cut": "sequence", "whole experts": "whole_experts", "ends counted": "balanced"}
 NAMED_CHOICES = "recompute", "schedule", "context"
 
 

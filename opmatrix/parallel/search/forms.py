@@ -3,7 +3,7 @@ once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple, TypeAlias
 
@@ -16,7 +16,7 @@ from opmatrix.parallel.axes.data_axis import STORING
 from opmatrix.parallel.axes.known_axes import COPYING_AXES, DEVICE_AXES, ORDERS, TOKEN_AXES
 from opmatrix.parallel.axes.parallel_axis import ModelLimits
 from opmatrix.parallel.cost.stacks import SoftwareStack
-from opmatrix.parallel.cost.strategies import RECOMPUTES, RecomputeKind
+from opmatrix.parallel.cost.strategies import BALANCED_PLACES, RECOMPUTES, RecomputeKind
 from opmatrix.parallel.schedules.named import PLANNED, SCHEDULES, USUAL_SCHEDULE
 from opmatrix.parallel.search.legal_sizes import SizeColumns
 
@@ -34,6 +34,7 @@ class StrategyForm(NamedTuple):
     sequence: bool = False  # norms are sharded over tp
     order: tuple[str, ...] = ORDERS[0]  # axes by the distance of their ranks, nearest first
     whole_experts: bool = False  # tp shards no expert: ep is laid over its ranks first
+    balanced: bool = False  # the embedding table and the head count as a layer each
 
 
 ZERO_STAGES = range(len(STORING))
@@ -48,6 +49,11 @@ FOLDED_FORMS = tuple(
 )
 
 
+def balanced_forms(forms: Iterable[StrategyForm]) -> list[StrategyForm]:
+    """Return forms whose stages count the embedding table and the head as a layer each."""
+    return [form._replace(balanced=True) for form in forms]
+
+
 class FormChoices(NamedTuple):
     """The choices by name that forms may have."""
 
@@ -57,6 +63,7 @@ class FormChoices(NamedTuple):
     pipelined_zero: tuple[int, ...] = tuple(ZERO_STAGES)  # with several stages
     sequence: tuple[bool, ...] = (False, True)
     whole_experts: tuple[bool, ...] = (False, True)
+    balanced: tuple[bool, ...] = (False, True)
 
     def offers(self, form: StrategyForm) -> bool:
         """True if a form may apply. The usual schedule and context are also those of a single stage and of whole
@@ -67,6 +74,7 @@ class FormChoices(NamedTuple):
             and form.zero in self.zero
             and form.sequence in self.sequence
             and form.whole_experts in self.whole_experts
+            and form.balanced in self.balanced
         )
 
 
@@ -79,6 +87,7 @@ def choices_of_stack(stack: SoftwareStack) -> FormChoices:
         stack.pipelined_zero,
         (False, True) if stack.sequence else (False,),
         (False, True) if stack.folds_experts else (False,),
+        (False, True) if stack.balances else (False,),
     )
 
 
@@ -110,12 +119,14 @@ class FormMasks:
         placed = {whole: self.experts_fit(whole, sizes) for whole in (False, True)}
         stored = (sizes.dp > 1) & (token_ranks == 1) if self.local else sizes.dp * token_ranks > 1
         laid = {order: laid_first(order, sizes) for order in ORDERS}
+        divided = {balanced: self.stages_fit(balanced, sizes) for balanced in (False, True)}
         mask: FormMask = np.stack(
             [
                 scheduled[form.schedule]
                 & met[form.context]
                 & laid[form.order]
                 & placed[form.whole_experts]
+                & divided[form.balanced]
                 & (cut if form.sequence else whole)
                 & (stored if form.zero else whole)
                 & (whole if form.zero in self.choices.pipelined_zero else sizes.pp == 1)
@@ -123,6 +134,13 @@ class FormMasks:
             ]
         )
         return mask
+
+    def stages_fit(self, balanced: bool, sizes: SizeColumns) -> FormMask:
+        """Return the mask of a count of the places of stages: layers alone, or with `balanced` also table and head,
+        which needs several stages. Several chunks of a stage must divide the places."""
+        places = self.limits.layers + BALANCED_PLACES * balanced
+        whole: FormMask = (sizes.virtual == 1) | (places % (sizes.pp * sizes.virtual) == 0)
+        return whole & (sizes.pp > 1) & (places >= sizes.pp) if balanced else whole
 
     def experts_fit(self, whole: bool, sizes: SizeColumns) -> FormMask:
         """Return the mask of a placement of experts: over the ranks that share sequences and tokens, or with `whole`

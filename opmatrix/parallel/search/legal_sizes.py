@@ -19,6 +19,7 @@ from opmatrix.models.config import Settings
 from opmatrix.parallel.axes.known_axes import AXES, COPYING_AXES, DEVICE_AXES, FOLDED_AXES, PLANNED_AXES, farthest_first
 from opmatrix.parallel.axes.parallel_axis import CutSizes, ModelLimits, ParallelAxis
 from opmatrix.parallel.cost.expert_work import count_experts
+from opmatrix.parallel.cost.strategies import BALANCED_PLACES
 
 SizeColumn: TypeAlias = "NDArray[np.int64]"
 FARTHEST = 4096  # distance in devices within which a legal count is sought
@@ -133,9 +134,9 @@ def folded_sizes(sizes: CutSizes) -> Iterator[Mapping[str, int]]:
 
 def legal_sizes(limits: ModelLimits, devices: int, batch: int, tokens: int, lifted: Iterable[str] = ()) -> SizeColumns:
     """Return all sizes of strategies of `devices` devices, for `batch` sequences of `tokens` tokens. A stage has
-    several chunks only where layers divide into them, and micro-batches into groups of the number of stages. `lifted`:
-    sizes of the model that any ranks are taken to divide. Raises InputError where there are none, with sizes that would
-    work."""
+    several chunks only where layers divide into them, with or without table and head, and micro-batches into groups
+    of the number of stages. `lifted`: sizes of the model that any ranks are taken to divide. Raises InputError where
+    there are none, with sizes that would work."""
     check_counts(limits, devices, batch, tokens)
     limits = lift_limits(limits, lifted, devices)
     rows: list[tuple[int, ...]] = []
@@ -167,10 +168,12 @@ def check_counts(limits: ModelLimits, devices: int, batch: int, tokens: int) -> 
 
 @cache
 def chunk_counts(layers: int, pp: int, micro_batches: int) -> tuple[int, ...]:
-    """Return the legal numbers of chunks of a stage."""
-    if pp == 1 or layers % pp or micro_batches % pp:
+    """Return the legal numbers of chunks of a stage, the smallest first: those that divide the layers of a stage, or
+    its layers where table and head count as one each."""
+    if pp == 1 or micro_batches % pp:
         return (1,)
-    return tuple(d for d in divisors(layers // pp) if d <= DEEPEST)
+    shares = (places // pp for places in (layers, layers + BALANCED_PLACES) if places % pp == 0)
+    return tuple(sorted({1}.union(*({d for d in divisors(share) if d <= DEEPEST} for share in shares))))
 
 
 def refuse_sizes(limits: ModelLimits, devices: int, batch: int, tokens: int) -> None:

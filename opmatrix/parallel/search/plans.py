@@ -74,6 +74,8 @@ class PlanChoice(NamedTuple):
             more.append("norms cut")
         if self.form.whole_experts:
             more.append("whole experts")
+        if self.form.balanced:
+            more.append("ends counted")
         if sizes["cp"] > 1:
             more.append(self.form.context)
         if self.form.recompute != "none":
@@ -221,7 +223,7 @@ def model_operations(work: ModelWork, batch: int, seq: int, forward: bool = Fals
     layers = [(work.first, 1), *work.layers, (work.last, 1)]
     return batch * sum(
         count
-        * (1 if flash and product.between else 2)
+        * (1 if flash and product.between and work.causal else 2)
         * product.count
         * float(product.rows.at(sizes) * product.inner.at(sizes) * product.cols.at(sizes) * product.batch.at(sizes))
         for layer, count in layers

@@ -84,9 +84,17 @@ def layer_bytes(setting: Setting) -> list[float]:
     return [size for work, times in setting.model.layers for size in [float(kept_bytes(setting, work))] * times]
 
 
-def even_cut(layers: int, chunks: int) -> tuple[int, ...]:
-    """Return the layers of each chunk; the first chunks have one more where the layers do not divide."""
-    return tuple(end - begin for begin, end in (bounds(layers, chunks, at) for at in range(chunks)))
+def even_cut(layers: int, chunks: int, before: int = 0, behind: int = 0) -> tuple[int, ...]:
+    """Return the layers of each chunk; the first chunks have one more where the layers do not divide. The operations
+    before all layers count as `before` layers of the first chunk, and those behind them as `behind` of the last.
+
+        >>> even_cut(30, 4), even_cut(30, 4, 1, 1)
+        ((8, 8, 7, 7), (7, 8, 8, 7))"""
+    places = layers + before + behind
+    cut = [end - begin for begin, end in (bounds(places, chunks, at) for at in range(chunks))]
+    cut[0] -= before
+    cut[-1] -= behind
+    return tuple(cut)
 
 
 class StageCut(NamedTuple):
@@ -112,10 +120,11 @@ class StageCut(NamedTuple):
 
 
 def even_stages(choice: PlanChoice) -> StageCut:
-    """Return the even partition of a strategy."""
+    """Return the even partition of a strategy, which counts table and head where the strategy does."""
     chunks = choice.sizes["pp"] * choice.sizes["virtual"]
     setting = choice.prediction.setting
-    return StageCut(even_cut(setting.model.count, chunks), (setting.strategy.recompute,) * chunks)
+    ends = int(setting.strategy.balanced)
+    return StageCut(even_cut(setting.model.count, chunks, ends, ends), (setting.strategy.recompute,) * chunks)
 
 
 def run_stages(choice: PlanChoice, cut: StageCut | None = None, micro_batches: int | None = None) -> StageTimes:

@@ -33,6 +33,7 @@ from opmatrix.parallel.search.forms import (
     FormChoices,
     FormMasks,
     StrategyForm,
+    balanced_forms,
     choices_of_stack,
 )
 from opmatrix.parallel.search.inference import predict_forward
@@ -108,7 +109,8 @@ class PlanQuestion:
             return [form for form in STRATEGY_FORMS if form[:3] == ("none", 0, USUAL_SCHEDULE.name)]
         if self.local:
             return [form for form in STRATEGY_FORMS if form.schedule in RUN_BY_RANKS and form.order == ORDERS[0]]
-        forms = STRATEGY_FORMS + FOLDED_FORMS if self.limits.experts else STRATEGY_FORMS
+        counted = STRATEGY_FORMS + FOLDED_FORMS if self.limits.experts else STRATEGY_FORMS
+        forms = [*counted, *balanced_forms(counted)]
         chosen = [(name, value) for name, value in self.fixed if name in StrategyForm._fields]
         return [
             form
@@ -139,6 +141,7 @@ class PlanQuestion:
             schedule=form.schedule,
             order=form.order,
             whole_experts=form.whole_experts,
+            balanced=form.balanced,
             flash=self.flash,
             precision=self.precision,
             load=self.load,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from opmatrix.parallel.questions.layouts import StatedLayout
 from opmatrix.parallel.search.plans import PlanChoice
-from opmatrix.parallel.search.stage_times import StageCut, even_cut
+from opmatrix.parallel.search.stage_times import StageCut, even_cut, even_stages
 from opmatrix.parallel.settings.known_settings import form_of, read_settings, settings_of, write_settings
 from opmatrix.parallel.settings.run_layout import LAYOUT_CHOICES, LAYOUT_SIZES, RunFacts, RunLayout
 from opmatrix.parallel.settings.spellings import ArgumentValue, ReadSettings, StackSettings
@@ -35,6 +35,8 @@ class PlannedSettings:
         fixed = self.layout.chosen()
         if copies_of(self.layout, self.facts) == 1:
             fixed["zero"] = 0
+        if self.layout.cut == even_cut(self.facts.layers, self.layout.chunks, 1, 1):
+            fixed["balanced"] = True
         return StatedLayout(f"of {self.path}", fixed)
 
     def stages(self) -> StageCut | None:
@@ -87,7 +89,8 @@ def layout_of(choice: PlanChoice, batch: int, seq: int) -> RunLayout:
     strategy = choice.prediction.setting.strategy
     fields: dict[str, ArgumentValue] = {name: int(choice.sizes[name]) for name in LAYOUT_SIZES}
     fields |= {name: getattr(choice.form, name) for name in LAYOUT_CHOICES}
-    return RunLayout(**fields, precision=strategy.precision, batch=batch, seq=seq)
+    cut = even_stages(choice).layers if strategy.balanced else None
+    return RunLayout(**fields, precision=strategy.precision, batch=batch, seq=seq, cut=cut)
 
 
 def planned_settings(stack: str | None, path: Path | None, facts: RunFacts) -> PlannedSettings:

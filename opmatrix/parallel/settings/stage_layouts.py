@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from formats.core.errors import InputError
+from opmatrix.parallel.search.stage_times import even_cut
 
 MOST_LAYOUT_LETTERS = 20_000  # of a layout string that is written out
 REPEATED_GROUP = re.compile(r"\(([^()]+)\)\*(\d+)")
@@ -59,9 +60,7 @@ def weighted_layers(layers: int, chunks: int, before: int, behind: int) -> tuple
         (8, 9, 8, 7)"""
     if chunks == 1:
         return (layers,)
-    places = layers + before + behind
-    share, more = divmod(places, chunks)
-    taken = [share + (at < more) for at in range(chunks)]
-    if min(before, behind) < 0 or taken[0] < before or taken[-1] < behind:
+    cut = even_cut(layers, chunks, before, behind)
+    if min(before, behind, *cut) < 0:
         raise InputError(f"{layers} layers on {chunks} chunks with {before} and {behind} less at the ends: too few")
-    return (taken[0] - before, *taken[1:-1], taken[-1] - behind)
+    return cut

@@ -117,6 +117,12 @@ class CountedShape:
         """Count the numbers of a table by distance, one for each pair of rows."""
         return self.of(self.shape.by_distance(table, most))
 
+    def at_distances(self, table: Data) -> CountedShape:
+        """Count the products with all columns of a table, and the numbers of all pairs."""
+        heads, _, count = table.shape
+        self.multiplied(self.of(Shape(heads, self.shape.rows, count)).shape, True)
+        return self.of(self.shape.at_distances(table))
+
     def scan(self, other: CountedShape, over: type[Monoid], where: Pattern) -> CountedShape:
         """Count the numbers that rows carry, merged in order, and those of the result."""
         shape = self.shape.scan(other.shape, over, where)

@@ -11,7 +11,7 @@ from opmatrix.algebra.term import Operator, substitute
 from opmatrix.runtime.codegen.row_reading import NotByRows, read_rows
 
 ENTERING = "entered", "symbol"  # values that begin a term
-OF_BATCH = "given", "related", "by_distance"  # nodes that read the batch
+OF_BATCH = "given", "related", "by_distance", "at_distances"  # nodes that read the batch
 ATTEMPTS = 40  # attempts to cut a region before it is given up
 
 

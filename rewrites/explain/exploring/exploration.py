@@ -10,7 +10,6 @@ from opmatrix.algebra.term import Operator
 from opmatrix.display.tables import micro
 from opmatrix.runtime.program import Program
 from rewrites.egraph.egraph import SCHEDULE
-from rewrites.egraph.layers import Model
 from rewrites.explain.derivations.chain import Chain, derive_chain
 from rewrites.explain.derivations.trees import Tree
 from rewrites.explain.exploring.changes import ProgramChange, ProgramPrice, share_by_kernel
@@ -35,6 +34,7 @@ from rewrites.lowering.price import name_machine
 from rewrites.opened import Opened
 from rewrites.search.search import SearchSpace, Structure
 from rewrites.workload.phases import silence_stdout
+from rewrites.workload.resolve import AnyModel
 
 AskedClass = int | str | EqualityClass | Member | None  # a class, or one of its members
 
@@ -291,7 +291,7 @@ class Exploration:
 
 
 def explore(
-    model: str | Model, batch: AnyBatch = None, *, machine: MachineName = None, laws: Sequence[Law] | None = None
+    model: "AnyModel", batch: AnyBatch = None, *, machine: MachineName = None, laws: Sequence[Law] | None = None
 ) -> Exploration:
     """Explore a model, an operator, or several by name. `batch` is a number of tokens (128), sentences x tokens such
     as "8x128", lengths, or a Batch; `machine` a name of a data sheet, or a calibrated machine; by default this

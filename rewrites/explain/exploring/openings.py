@@ -12,7 +12,6 @@ from formats.machine.datasheets import Datasheet
 from formats.machine.model import machine_file
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.runtime.pricing import datasheet
-from rewrites.egraph.layers import Model
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.law import Law
 from rewrites.lowering.price import TimeModel
@@ -20,7 +19,7 @@ from rewrites.opened import Opened
 from rewrites.search.planned import shapes, weightless
 from rewrites.verify.user_laws import admit_laws, load_laws
 from rewrites.workload.phases import silence_stdout
-from rewrites.workload.resolve import calibrated, open_arguments
+from rewrites.workload.resolve import AnyModel, calibrated, open_arguments
 from rewrites.workload.workload import Workload, draw_workload
 
 AnyBatch = int | str | Sequence[int] | Batch | Workload | None
@@ -31,10 +30,10 @@ MOST_TOKENS, MOST_DIGITS = 1_000_000, 9  # tokens of all sentences together; dig
 
 
 def open_exploration(
-    model: str | Model, batch: AnyBatch, machine: MachineName, laws: Sequence[Law] | None
+    model: AnyModel, batch: AnyBatch, machine: MachineName, laws: Sequence[Law] | None
 ) -> tuple[Opened, str, tuple[str, ...], str]:
     """Return the opened model, a remark on its prices, a line for each law that is left out, and the name."""
-    name = model if isinstance(model, str) else "operator"
+    named = model
     if isinstance(model, str) and weightless(model):
         model = shapes(model)
     tokens = batch if isinstance(batch, int) else None
@@ -45,7 +44,7 @@ def open_exploration(
     time_model, note = resolve_machine(machine, drawn)
     usable, left_out = admit_laws(EXACT_LAWS if laws is None else laws)
     opened, failed = Opened(operator, drawn, time_model, usable, meta).leave_out_failing()
-    return opened, note, (*left_out, *failed), name
+    return opened, note, (*left_out, *failed), named if isinstance(named, str) else str(meta["model"])
 
 
 def read_batch(batch: str | Sequence[int] | Batch | Workload) -> Batch | Workload:
