@@ -8,10 +8,12 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats.core.epilogue import UNIT
 from formats.core.sizes import T, size
 from formats.machine.prices import Price, Timed, Work
+from opmatrix.algebra.batch.batch import Fields
 from opmatrix.algebra.batch.extents import Extents
 from opmatrix.algebra.positions.patterns import FAR
 from opmatrix.runtime.declarations.arguments import ARRAY_NAMES, VALUE_NAMES, Doubles, TermOperands, split_operands
@@ -63,7 +65,7 @@ def declared_signature(batched: bool = False) -> Signature:
     return Signature([*first, *operands, Parameter("term", Parameter.KEYWORD_ONLY, annotation=str)])
 
 
-def run_shifted(out: Any, batch: Any, *, term: str, **operands: Any) -> None:
+def run_shifted(out: NDArray[np.float32], batch: Fields, *, term: str, **operands: object) -> None:
     """Launch the kernel of a term that reads rows before."""
     values, arrays = split_operands(operands)
     constants = [np.ascontiguousarray(array, np.float32) for array in arrays]
