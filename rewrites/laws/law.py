@@ -129,7 +129,7 @@ def is_variable(attribute: object) -> bool:
 
 def list_summands(attribute: object) -> tuple[str, ...]:
     """Return the names of the variables that an attribute of a pattern is the sum of; empty for any other."""
-    return tuple(sorted(map(str, attribute.args))) if type(attribute) is sympy.Add else ()
+    return tuple(sorted(map(str, attribute.args))) if isinstance(attribute, sympy.Add) else ()
 
 
 def attribute_over(attribute: object, variables: Mapping[str, int]) -> object:

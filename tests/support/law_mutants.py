@@ -25,6 +25,7 @@ from rewrites.laws.law import (
     is_variable,
     k,
     list_summands,
+    list_ways,
     n,
     p,
     q,
@@ -182,10 +183,13 @@ def drop_fact(sort: Sort, fact: str) -> Iterator[Sort]:
         yield Sort(sort.name, (), tuple(flag for flag in sort.sizes if flag != fact))
     elif fact == "column":
         yield from (Sort("constant" if "constant" in facts else "value", facts, (size,)) for size in (n, p, q))
+    elif fact == "maps_zero_to_zero":
+        yield Sort("constant", facts, sort.sizes[-1:])
     elif fact == "act":
         yield Sort(FREE.get(sort.name, sort.name), facts, sort.sizes)
     else:
-        yield Sort(LACKING.get(fact, sort.name), facts, sort.sizes or (1,))
+        lacking = Sort(LACKING.get(fact, sort.name), facts, sort.sizes or (1,))
+        yield lacking if list_ways(lacking) else replace(lacking, facts=())  # nothing has all the others
 
 
 def restate(law: Law, sorts: dict[str, Sort]) -> Law | None:

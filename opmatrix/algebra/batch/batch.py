@@ -130,7 +130,7 @@ class Fields:
             **{name: getattr(self, name)[at] for name in FIELDS if name in vars(self)},
         )
 
-    def before(self, k: int) -> NDArray[np.int64]:
+    def rows_before(self, k: int) -> NDArray[np.int64]:
         """Return the number of the row k before each row, -1 where its sequence has none; behind it for k below 0."""
         at = np.arange(self.rows) - k
         inside = (at >= 0) & (at < self.rows)

@@ -90,7 +90,7 @@ class Seeing(ByHeads):
 
     def shift(self, k: int) -> Self:
         """Return the row k before each row in its sequence, zeros where there is none."""
-        at = needed(self.batch, f"shift({k})").before(k)
+        at = needed(self.batch, f"shift({k})").rows_before(k)
         return self.of(np.where(at[:, None] < 0, 0, self.array[..., at, :]))
 
     def fold(self, h: int) -> Self:
@@ -135,7 +135,7 @@ class SeeingEntries:
 
     def shift(self: Entrywise, k: int) -> Entrywise:  # type: ignore[misc]    # mixed into it
         """Return the row k before each row in its sequence, zeros where there is none."""
-        at, zero = needed(self.batch, f"shift({k})").before(k), self.number(0.0)
+        at, zero = needed(self.batch, f"shift({k})").rows_before(k), self.number(0.0)
         return self.of(self.value.shape, lambda h, r, j: zero if at[r] < 0 else self.value[h, at[r], j])
 
     def fold(self: Entrywise, h: int) -> Entrywise:  # type: ignore[misc]    # mixed into it

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.batch_sizes import Role
 from opmatrix.algebra.batch.mixtures import contracts
 from opmatrix.algebra.batch.traced import Operation
 from opmatrix.algebra.oracles import reduced
@@ -21,7 +22,11 @@ from opmatrix.parallel.sharding.redistribute import TURNED_ROLES, Ground, RankSt
 from opmatrix.parallel.sharding.relating import picked_rows, related_product
 
 RULES: dict[str, SplitRule] = {}
-PASSES_SHIFT = {"batch": "sequences", "heads": "heads", "cols": "columns"}  # what is sharded -> the rule of a shift
+PASSES_SHIFT: dict[Role | None, str] = {
+    "batch": "sequences",
+    "heads": "heads",
+    "cols": "columns",
+}  # what is sharded -> the rule of a shift
 
 
 def rule(*ops: str) -> Callable[[SplitRule], SplitRule]:
