@@ -36,6 +36,7 @@ BESIDE = {  # command -> what its help has no room for
     "[results.md](results.md#how-the-report-is-read). Laws of one's own: "
     "[guide/schedules.md](guide/schedules.md#laws-of-ones-own).",
     "calibrate": "`optimize` makes do with a quick calibration without it.",
+    "export": "What is inside, and how a runtime calls it: [guide/exporting.md](guide/exporting.md).",
     "run": "More: [guide/embeddings.md](guide/embeddings.md), [guide/decoding.md](guide/decoding.md).",
     "generate": "A saved program spares the search. More: [guide/decoding.md](guide/decoding.md).",
     "evaluate": "It also says seconds and texts a second.",

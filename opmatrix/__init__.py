@@ -20,7 +20,7 @@ An operator maps rows to rows. Operators compose from left to right, and laws se
 Public names; `help(om.NAME)` describes each:
 
     models       optimize, explore, open_model, from_torch, build, promised, FAMILIES
-    programs     load, Program, Batch, cached, schedule
+    programs     load, Program, Batch, cached, schedule, to_torch
     encoders     SentenceTransformer, CrossEncoder, SparseEncoder
     laws         laws, prove, symbol, substitute
     machines     partition, plan, Mesh, BatchSizes
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from opmatrix.algebra.term import *  # noqa: F403
     from opmatrix.autodiff.backward_kinds import drop as dropout  # noqa: F401
     from opmatrix.autodiff.pullback import pullback as pullback
+    from opmatrix.exports.fx_module import to_torch as to_torch
     from opmatrix.files.checkpoint import from_torch as from_torch
     from opmatrix.files.checkpoint import open_model as open_model
     from opmatrix.files.loading import load as load
@@ -110,6 +111,7 @@ DOOR = {  # public name -> its module, and its name there
     "select": ("formats.storage.select", "select"),
     "choose": ("formats.storage.select", "choose"),
     "cached": ("opmatrix.inference.cached", "cached"),
+    "to_torch": ("opmatrix.exports.fx_module", "to_torch"),
     "InputError": ("formats.core.errors", "InputError"),
     "FormatError": ("formats.core.arrays", "FormatError"),
     "Infeasible": ("rewrites.extraction", "Infeasible"),

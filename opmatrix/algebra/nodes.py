@@ -94,9 +94,7 @@ def place_shape(k: LiveSize, lo: LiveSize, n: LiveSize) -> Sizes:
 
 def pad_columns(x: Scalars, lo: int, n: int) -> Scalars:
     """Put the columns of x at lo.. among n columns of zeros."""
-    out = np.zeros((*x.shape[:-1], n), x.dtype)
-    out[..., lo : lo + x.shape[-1]] = x
-    return out
+    return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(lo, n - lo - x.shape[-1])])
 
 
 @matrix(lambda n: (n, n), lambda x: x, entrywise=True, storable=True, keeps_order=True, adjoint=lambda n: KINDS["I"]())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from formats.core.head_blocks import HeadBlocks, make_by_heads
+from formats.core.head_blocks import HeadBlocks
 from opmatrix.algebra import monoids
 from opmatrix.algebra.batch.batch import Batch, Fields
 from opmatrix.algebra.batch.relations import Relation, Sparse
@@ -122,20 +122,6 @@ class DenseReading(Seeing):
     def given(self, field: str, cols: int) -> Self:
         return self.of(needed(self.batch, f"given({field!r}, {cols})").selection(field, cols).astype(self.dtype))
 
-    def by_distance(self, table: Data, most: int) -> Self:
-        at = needed(self.batch, "by_distance").token(np.arange(self.size[0])).position
-        numbers, places = self.numbers(table), np.clip(at - at[:, None], -most, most) + most
-        if len(numbers) == 1:
-            return self.of(numbers[0, places])
-        return self.of(make_by_heads((len(numbers), *places.shape), lambda heads, _: numbers[heads][:, places]))
-
-    def at_distances(self, table: Data) -> Self:
-        at = needed(self.batch, "at_distances").token(np.arange(self.size[0])).position
-        products = self.array @ self.numbers(table)
-        count = products.shape[-1]
-        places = np.clip(at - at[:, None] + count // 2, 0, count - 1)
-        return self.of(np.take_along_axis(products, np.broadcast_to(places, (*products.shape[:-1], len(at))), -1))
-
     def related(self, relation: Relation) -> Self:
         entries = read_relation(self.batch, relation)
         return replace(self, value=entries, batch=needed(self.batch, relation).space(relation.rows, entries.shape[0]))
@@ -208,14 +194,6 @@ class DenseReading(Seeing):
 
         return self.in_heads(shape, make, other)
 
-    def scan(self, other: DenseReading, over: type[Monoid], where: Pattern) -> Self:
-        left, right = self.array, other.array
-        ends = sequence_ends(needed(self.batch, f"scan where {where}"), self.size[0])
-        parts = [
-            over.scan(left[..., lo:hi, :], right[..., lo:hi, :], where.whole, lo) for lo, hi in pairwise([0, *ends])
-        ]
-        return self.of(np.asarray(np.concatenate(parts, -2), self.dtype))
-
     def gathered(self, other: DenseReading, over: type[Monoid], seen: Visible) -> Numeric:
         """Compute a product with a relation from its entries alone: the first entry of all rows, then the second, and
         so on."""
@@ -229,16 +207,6 @@ class DenseReading(Seeing):
             for c, new in zip(total, carrier, strict=True):
                 c[..., rows, :] = new
         return np.asarray(over.finished(total, shape), self.dtype)
-
-
-def sequence_ends(batch: Fields, rows: int) -> NDArray[np.int64]:
-    """Return the row behind the last one of each sequence. Raises ShapeError for rows that are not those of the batch,
-    in order: rows up to a row are then no prefix."""
-    place = batch.token(np.arange(batch.rows))
-    begins = np.diff(place.sequence) != 0
-    if batch.rows != rows or not (begins | (np.diff(place.position) > 0)).all():
-        raise ShapeError("scan: its rows are not the tokens of the batch in order: pick rows after it")
-    return np.append(np.flatnonzero(begins) + 1, rows) if rows else np.zeros(1, np.int64)
 
 
 def merged(over: type[Monoid], carriers: Iterable[Carrier]) -> Carrier:
@@ -359,25 +327,6 @@ class Entrywise(SeeingEntries):
         ids = needed(self.batch, f"given({field!r}, {cols})").field(field, cols)
         return self.of((1, len(ids), cols), lambda _, r, j: self.number(float(ids[r] == j)))
 
-    def by_distance(self, table: Data, most: int) -> Entrywise:
-        at = needed(self.batch, "by_distance").token(np.arange(self.size[0])).position
-
-        def number(h: int, r: int, j: int) -> object:
-            return self.number(float(table.array[h, max(-most, min(int(at[j] - at[r]), most)) + most]))
-
-        return self.of((table.shape[0], len(at), len(at)), number)
-
-    def at_distances(self, table: Data) -> Entrywise:
-        at = needed(self.batch, "at_distances").token(np.arange(self.size[0])).position
-        heads, _, count = table.shape
-
-        def number(h: int, r: int, j: int) -> object:
-            place = max(0, min(int(at[j] - at[r]) + count // 2, count - 1))
-            column = map(self.number, map(float, table.array[h, :, place]))
-            return sum(self.value[h % len(self.value), r, i] * number for i, number in enumerate(column))
-
-        return self.of((heads, len(at), len(at)), number)
-
     def related(self, relation: Relation) -> Entrywise:
         entries = read_relation(self.batch, relation)
         numbers = entries.dense()
@@ -423,16 +372,6 @@ class Entrywise(SeeingEntries):
             return over.fold(over.lifted(self.at(h, r, i), other.at(h, i, j), i) for i in seen)
 
         return self.finished((max(h, k), r, p), over.count(m), out, over.__name__)
-
-    def scan(self, other: Entrywise, over: type[Monoid], where: Pattern) -> Entrywise:
-        shape = tuple(max(a, b) for a, b in zip(self.value.shape, other.value.shape, strict=True))
-        sequence_ends(needed(self.batch, f"scan where {where}"), shape[1])
-
-        def out(h: int, r: int, j: int) -> object:
-            seen = (i for i in range(shape[1]) if visible(where, self.batch, r, self.batch, i))
-            return over.fold(over.lifted(self.at(h, i, j), other.at(h, i, j), i) for i in seen)
-
-        return self.finished(shape, over.count(1), out, over.__name__)
 
     def finished(self, shape: tuple[int, ...], width: int, value: Body, doing: object) -> Entrywise:
         """Compute every value of every column. Raises TypeError for a value that is not exact where exact numbers are

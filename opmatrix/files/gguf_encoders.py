@@ -10,8 +10,8 @@ from opmatrix.files.gguf import CONFIG_NAMES, Header, refuse_parts, refuse_unkno
 from opmatrix.inference.pooling import Pooling
 
 NORM = "attention.layer_norm_epsilon"
-SIZES = "embedding_length", "feed_forward_length", "block_count", "attention.head_count", "context_length"
-ENCODER_NAMES = {name: CONFIG_NAMES[name] for name in SIZES} | {NORM: "layer_norm_eps"}
+SIZE_KEYS = "embedding_length", "feed_forward_length", "block_count", "attention.head_count", "context_length"
+ENCODER_NAMES = {name: CONFIG_NAMES[name] for name in SIZE_KEYS} | {NORM: "layer_norm_eps"}
 POOLING, RANK = "pooling_type", 4
 MODES = {1: "mean", 2: "cls", 3: "lasttoken"}  # pooling_type -> the mode; 0: none is declared
 CHECKED = "vocab_size", "attention.causal", "attention.head_count_kv", POOLING
@@ -27,23 +27,25 @@ class EncoderFile(NamedTuple):
     settings: Mapping[str, object] = MappingProxyType({})
 
 
-TURNED = MappingProxyType({"rope.freq_base": CONFIG_NAMES["rope.freq_base"]})
-ENCODERS = {
+ROTATION_KEYS = MappingProxyType({"rope.freq_base": CONFIG_NAMES["rope.freq_base"]})
+ENCODER_FILES = {
     "bert": EncoderFile("bert", "BertModel", settings={"hidden_act": "gelu"}),
-    "nomic-bert": EncoderFile("nomic_bert", "NomicBertModel", TURNED, {"hidden_act": "silu", "rope_theta": 10000.0}),
+    "nomic-bert": EncoderFile(
+        "nomic_bert", "NomicBertModel", ROTATION_KEYS, {"hidden_act": "silu", "rope_theta": 10000.0}
+    ),
 }  # by general.architecture
 
 
 def holds_encoder(header: Header) -> bool:
-    """True if a header describes an encoder of ENCODERS."""
-    return header.said.get("general.architecture") in ENCODERS
+    """True if a header describes an encoder of ENCODER_FILES."""
+    return header.said.get("general.architecture") in ENCODER_FILES
 
 
 def config(header: Header, file: Path) -> dict[str, object]:
     """Return the config that a header describes. Raises InputError for an unknown key, a model that looks one way, and
     a table of kinds that is missing."""
     kind = str(header.said["general.architecture"])
-    encoder = ENCODERS[kind]
+    encoder = ENCODER_FILES[kind]
     entries = {
         name.removeprefix(f"{kind}."): value for name, value in header.said.items() if name.startswith(f"{kind}.")
     }

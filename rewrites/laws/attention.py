@@ -7,7 +7,7 @@ from opmatrix.algebra.operators import I, given, heads, ones, product, repeat, s
 from rewrites.laws.kinds import adjoint, by_head
 from rewrites.laws.law import (
     SIMPLIFY,
-    alike,
+    alike_rows,
     any_relation,
     array,
     collect,
@@ -190,14 +190,14 @@ of_keys = replace(column, facts=("column",))  # one number a row, of the input o
 
 
 @law(source=PREFIXES)
-def as_scan(a: of_keys, v: value[h, n], M: over, P: where[prefix]):
+def as_scan(a: of_keys[1], v: value[h, n], M: over, P: where[prefix]):
     """Scores that are the same for every query are one number of each key, so rows are merged in one pass. True of any
     P that a scan takes."""
     return product(turn(a), v, M, P), scan(a, v, M, P)
 
 
 @law(source=PREFIXES, without=(dict(a=value[h, k]),))
-def keys_as_scan(a: alike[h, k], b: value[h, k], v: value[h, n], M: over, P: where[prefix]):
+def keys_as_scan(a: alike_rows[h, k], b: value[h, k], v: value[h, n], M: over, P: where[prefix]):
     """Queries that are all the same give one number of each key. True of any P that a scan takes."""
     return product(product(a, turn(b)), v, M, P), scan((b * a) @ ones, v, M, P)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from opmatrix.algebra.term import KINDS, PROPERTIES, Kind, Operator
 from rewrites.laws.guards import SAME_SIZE
-from rewrites.laws.law import FLAGS, OF_MONOID
+from rewrites.laws.law import FITTING, FLAGS, OF_MONOID
 from rewrites.laws.spelling import list_lag_sums
 
 Known = frozenset[tuple[str, str]]  # (variable, property or flag)
@@ -60,7 +60,7 @@ class AskedFlags:
 def name_flag(flag: str) -> str:
     """Return the name of a flag of an attribute in a graph, which differs from the flag where a property may have its
     name."""
-    return flag if flag in FLAGS else flag + OF_MONOID
+    return flag if flag in (*FLAGS, *FITTING) else flag + OF_MONOID
 
 
 def variables(kind: Kind) -> list[str]:
@@ -112,7 +112,7 @@ def derived_of(kinds: tuple[Kind, ...], properties: tuple[str, ...]) -> tuple[tu
 def flags() -> tuple[str, ...]:
     """Return the flags of attributes that laws and properties require."""
     asked = {flag for _, known, _ in derive_facts() for _, flag in known} - PROPERTIES.keys() - {*DIRECTING}
-    return *FLAGS, *sorted({flag.removesuffix(OF_MONOID) for flag in asked} - {*FLAGS})
+    return *FLAGS, *FITTING, *sorted({flag.removesuffix(OF_MONOID) for flag in asked} - {*FLAGS})
 
 
 def rule(premises: list[str], facts: list[str]) -> str:

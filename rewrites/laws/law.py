@@ -31,13 +31,13 @@ from rewrites.laws.instances import bent as bent
 from rewrites.laws.instances import ragged as ragged
 
 NORMALISE, SIMPLIFY, SELECT, RESTRUCTURE, MARK, JOIN = "normalise", "simplify", "select", "restructure", "mark", "join"
-FLAGS = shift_invariant, normalised, right_linear, reflexive, prefix = (  # flags of monoids and patterns, as guards
+FLAGS = shift_invariant, normalised, right_linear, reflexive = (  # flags of monoids and patterns, as guards
     "shift_invariant",
     "normalised",
     "right_linear",
     "reflexive",
-    "prefix",
 )
+FITTING = (prefix,) = ("prefix",)  # flags without which a law does not fit: a scan takes no other patterns
 OF_MONOID = "_over"  # suffix of a monoid's flag that has a property's name
 EXACT, IMPLEMENTATION, APPROXIMATE, PARTITION = "exact", "implementation", "approximate", "partition"
 h, k, n, p, q = sympy.symbols("h k n p q", integer=True, positive=True)
@@ -89,10 +89,10 @@ column = Sort("column", ("act", "column"))  # a value with one column
 scalar = Sort("scalar", ("constant", "uniform", "column"))  # one number
 scores = Sort("scores", ("act",))  # a value with a column for each row: [heads]
 level = Sort("level", ("act", "level"))  # scores whose columns are all the same: [heads]
-alike = Sort("alike", ("by_key",))  # a value whose rows are all the same: [columns] or [heads, columns]
+alike_rows = Sort("alike_rows", ("by_key",))  # a value whose rows are all the same: [columns] or [heads, columns]
 distances = Sort("distances", ("distant",), spread=True)  # a number for each pair of tokens by distance: [heads]
 rotation = Sort("rotation", ("row_linear", "turning"))  # a matrix for each position: [in, out]
-relative = Sort("relative", ("row_linear", "turning"))  # a matrix whose columns are chosen by distance: [heads, in]
+relative_matrix = Sort("relative", ("row_linear", "turning"))  # a matrix of columns by distance: [heads, in]
 operator = Sort("operator")  # any operator
 array = Sort("array")  # numbers of any rows and columns: [rows, columns]
 varying = Sort("varying", ("act",))  # a value that can be read at any width, but no constant
@@ -238,7 +238,7 @@ VARIABLES = {
         typed_symbol(row_shapes, constant=True, uniform=True),
         lambda d, sort: split_heads(const(d.numbers(sort.heads * sort.last)), sampled(sort.heads)),
     ),
-    "alike": Variable(
+    "alike_rows": Variable(
         typed_symbol(row_shapes, by_key=True),
         lambda d, sort: split_heads(const(d.numbers(sort.heads * sort.last)), sampled(sort.heads)),
     ),

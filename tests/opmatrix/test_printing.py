@@ -173,6 +173,7 @@ EVERY_KIND = [
     om.row(om.I, om.relu, om.row(om.I, om.I)),
     om.alibi(2, 3),
     om.by_distance(RNG.normal(size=(2, 3)), 1),
+    om.at_distances(RNG.normal(size=(2, 4, 3))),
     om.row(om.row(om.I, om.I), om.I),
     abs(W),
     W**3,

@@ -242,6 +242,17 @@ def test_other_patterns_are_refused_in_a_line(where):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("where", [causal, sequence & window(1)], ids=str)
+def test_products_under_other_patterns_are_no_scan(where):
+    """Rows of other sequences, and rows far behind."""
+    rng = np.random.default_rng(0)
+    a, v, batch = weight(rng.normal(size=(4, 1))), weight(rng.normal(size=(4, 3))), of_lengths([4, 3])
+    x = rng.normal(size=(7, 4))
+    merged = om.dense(om.product(turn(a), v, "sum", where), x, batch)
+    for prefix in (PREFIX, sequence):
+        assert abs(merged - om.dense(scan(a, v, "sum", prefix), x, batch)).max() > 0.1
+
+
 def test_what_keeps_all_numbers_and_rows_of_other_spaces_are_refused():
     with pytest.raises(ShapeError, match="as many columns as rows are merged"):
         scan(I, I, monoids.concat)

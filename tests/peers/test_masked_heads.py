@@ -33,6 +33,7 @@ CASES = {  # three configs of each family
         WIDE | MODERN | dict(intermediate_size=1152),
     ),
     "DebertaV2": (SMALL | APART, ODD | APART | dict(hidden_act="relu", share_att_key=False), WIDE | APART),
+    "NomicBert": (SMALL, ODD | dict(tie_word_embeddings=False, hidden_act="gelu"), WIDE),
     "Gte": (SMALL, ODD | OTHERS | dict(type_vocab_size=0), WIDE),
 }
 SAVED = [(stem, size) for stem in CASES for size in range(3)]

@@ -337,7 +337,7 @@ def head_doors() -> Iterator[tuple[str, Door]]:
         return summed(*operands).ravel(), gamma(q.shape[2] + 4) * summed(*map(abs, operands)).ravel()
 
     yield (
-        "relative scores",
+        "relative_scores",
         Door(
             lambda rng, rows: (
                 heads(rng, rows, q=4, k=4) | {name: normal(rng, 4, 20, 31) for name in ("ahead", "behind")}

@@ -17,14 +17,14 @@ from formats.kernels.matmul.gemm import multiply
 
 __all__ = ["relative_scores"]
 
-KEYS = 128  # keys that are processed at a time
-ACROSS = QUERIES + KEYS  # distances of a tile, and numbers between rows of its products
-__borders__ = QUERIES, KEYS
+TILE_KEYS = 128  # keys that are processed at a time
+ACROSS = QUERIES + TILE_KEYS  # distances of a tile, and numbers between rows of its products
+__borders__ = QUERIES, TILE_KEYS
 f4 = np.float32
 
 
 @njit(**HELPER)
-def place(away, count):
+def column_at(away, count):
     """Return the column of a distance in a table of so many."""
     return min(max(away + count // 2, 0), count - 1)
 
@@ -34,8 +34,8 @@ def times_table(c, x, along, rows, table, head, least, most, products):
     """Write the products of rows with the columns of a table for distances from `least` to `most`; return the first
     column. `along`: bytes between rows."""
     count = c.table_head // c.d
-    first = place(least, count)
-    columns, matrix = place(most, count) - first + 1, table + 4 * (head * c.table_head + first)
+    first = column_at(least, count)
+    columns, matrix = column_at(most, count) - first + 1, table + 4 * (head * c.table_head + first)
     multiply(c.multiply, rows, columns, c.d, x, along, matrix, 4 * count, products, 4 * ACROSS, 1)
     return first
 
@@ -59,7 +59,7 @@ def score_relative(item, worker, arguments):
             for i in range(high - low):
                 s, row = floats(p + 4 * (i * length + key), keys), floats(products + 4 * i * ACROSS, ACROSS)
                 for j in range(keys):
-                    s[j] += row[place(key + j - low - i, count) - first]
+                    s[j] += row[column_at(key + j - low - i, count) - first]
         if c.strip:
             k = c.k + 4 * ((start + key) * c.k_row + head // c.k_of * c.k_head)
             first = times_table(c, k, 4 * c.k_row, keys, c.strip, head, low - key - keys + 1, high - 1 - key, products)
@@ -67,7 +67,7 @@ def score_relative(item, worker, arguments):
             for i in range(high - low):
                 s = floats(p + 4 * (i * length + key), keys)
                 for j in range(keys):
-                    s[j] += rows[j * ACROSS + place(low + i - key - j, count) - first]
+                    s[j] += rows[j * ACROSS + column_at(low + i - key - j, count) - first]
 
 
 def tables_of(heads: int, columns: int, **tables: np.ndarray | None) -> tuple[int, int, int, int]:
@@ -107,6 +107,6 @@ def relative_scores(
     separate(out, q=q, k=k, **tables)
     heads, columns = max(q.shape[1], k.shape[1]), q.shape[2]
     placed = tables_of(heads, columns, ahead=ahead, behind=behind)
-    room = 4 * KEYS * (columns + ACROSS)
-    run_heads(score_relative, starts, heads, dict(q=q, k=k), 1.0, out, room=room, tile=KEYS, tables=placed)
+    room = 4 * TILE_KEYS * (columns + ACROSS)
+    run_heads(score_relative, starts, heads, dict(q=q, k=k), 1.0, out, room=room, tile=TILE_KEYS, tables=placed)
     return out

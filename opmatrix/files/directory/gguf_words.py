@@ -3,7 +3,7 @@ unigrams of XLM-RoBERTa (Kudo 2018)."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from formats.core.errors import InputError
 from opmatrix.files.directory import merges
@@ -13,20 +13,21 @@ from opmatrix.inference.text import unpanicked
 if TYPE_CHECKING:
     import tokenizers
 
-NORMAL, SPACE, INSIDE = 1, "\u2581", "##"  # a type of tokens; marks of a word's first piece, and of pieces inside it
-BETWEEN = {"bert": (1, 1), "t5": (2, 0)}  # model -> tokens between the texts of a pair, the kind of the second one
+NORMAL = 1  # a type of tokens
+SPACE, INNER_MARK = "\u2581", "##"  # marks of a word's first piece, and of pieces inside it
+PAIR_ENDS = {"bert": (1, 1), "t5": (2, 0)}  # model -> last tokens between the texts of a pair, the second one's kind
 
 
 class Vocabulary(NamedTuple):
     """The tokens of a GGUF file, with their types; `said`: the keys of the file."""
 
-    said: Mapping[str, Any]
+    said: Mapping[str, object]
     file: Path
     tokens: list[str]
     kinds: list[int]
 
     @classmethod
-    def read(cls, said: Mapping[str, Any], rows: int, file: Path) -> "Vocabulary":
+    def read(cls, said: Mapping[str, object], rows: int, file: Path) -> "Vocabulary":
         """Read the tokens of a model with this many `rows` of tokens. Raises InputError where they do not fit."""
         tokens, kinds = (listed(said, name, file) for name in ("tokens", "token_type"))
         if len(tokens) != rows or len(kinds) != rows:
@@ -61,18 +62,19 @@ def unmarked(token: str) -> str:
     """Return a word piece without the mark of a word's first piece, or with the mark of others."""
     if token.startswith(SPACE) and len(token) > 1:
         return token[1:]
-    return token if token.startswith("[") and token.endswith("]") else INSIDE + token
+    return token if token.startswith("[") and token.endswith("]") else INNER_MARK + token
 
 
 @unpanicked()
-def tokenizer(said: Mapping[str, Any], rows: int, file: Path) -> str:
+def tokenizer(said: Mapping[str, object], rows: int, file: Path) -> str:
     """Return the text of a tokenizer.json that is equal to the tokenizer of a GGUF file's keys, for a model with this
     many `rows` of tokens. Raises InputError for another kind of tokenizer, and for a vocabulary that does not fit."""
-    if (model := said.get(f"{KEY}model")) not in BUILDERS:
+    build = BUILDERS.get(str(said.get(f"{KEY}model")))
+    if build is None:
         return merges.tokenizer(said, rows, file)
     words = Vocabulary.read(said, rows, file)
     try:
-        return str(BUILDERS[model](words).to_str())
+        return str(build(words).to_str())
     except InputError:
         raise
     except Exception as error:
@@ -97,7 +99,7 @@ def word_pieces(words: Vocabulary) -> "tokenizers.Tokenizer":
     built = Tokenizer(models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=100))
     built.normalizer = normalizers.BertNormalizer(lowercase=lower, strip_accents=words.flag("normalizer.strip_accents"))
     built.pre_tokenizer, built.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
-    return between(built, words, pieces, (first, last))
+    return put_between(built, words, pieces, (first, last))
 
 
 def unigrams(words: Vocabulary) -> "tokenizers.Tokenizer":
@@ -115,16 +117,16 @@ def unigrams(words: Vocabulary) -> "tokenizers.Tokenizer":
     ]
     first, last = words.place(("bos",), "<s>"), words.place(("eos",), "</s>")
     built = Tokenizer(models.Unigram(weighed, words.place(("unknown",), "<unk>"), byte_fallback=False))
-    if table := words.said.get(f"{KEY}precompiled_charsmap"):
+    if isinstance(table := words.said.get(f"{KEY}precompiled_charsmap"), list) and table:
         built.normalizer = normalizers.Sequence([Precompiled(bytes(table))])
     scheme = "never" if words.flag("add_space_prefix") is False else "always"
     mark = dict(replacement=SPACE, prepend_scheme=scheme)
     built.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**mark)])
     built.decoder = decoders.Metaspace(**mark)
-    return between(built, words, words.tokens, (first, last))
+    return put_between(built, words, words.tokens, (first, last))
 
 
-def between(
+def put_between(
     built: "tokenizers.Tokenizer", words: Vocabulary, tokens: list[str], ends: tuple[int, int]
 ) -> "tokenizers.Tokenizer":
     """Add the tokens that are never split, and those between which texts and pairs of texts stand."""
@@ -138,7 +140,7 @@ def between(
         ]
         (built.add_special_tokens if wanted == CONTROL else built.add_tokens)(added)
     first, last = (tokens[at] for at in ends)
-    repeated, second = BETWEEN[words.said[f"{KEY}model"]]
+    repeated, second = PAIR_ENDS[str(words.said[f"{KEY}model"])]
     built.post_processor = processors.TemplateProcessing(
         single=[first, "$A", last],
         pair=[first, "$A", *[last] * repeated, f"$B:{second}", f"{last}:{second}"],

@@ -1,7 +1,7 @@
 """DeBERTa in its later versions, v2 and v3 (He et al. 2021, arXiv:2006.03654, 2111.09543): a BERT whose scores add
 products of queries, and of keys, with embeddings of their distance, in buckets that grow with it."""
 
-from functools import reduce
+from functools import cache, reduce
 from operator import matmul
 from typing import NamedTuple
 
@@ -34,8 +34,8 @@ from opmatrix.models.encoders.masked_head import BERT_HEAD
 from opmatrix.models.encoders.parts import EncoderParts, head_columns
 from opmatrix.models.rope import MAX_TABLE_NUMBERS
 
-QUERIES, KEYS = "c2p", "p2c"  # content to position: queries meet distances; position to content: keys do
-SIDES = {QUERIES: "key", KEYS: "query"}  # type -> the product that its embeddings of distances go through
+BY_QUERIES, BY_KEYS = "c2p", "p2c"  # content to position: queries meet distances; position to content: keys do
+SIDES = {BY_QUERIES: "key", BY_KEYS: "query"}  # type -> the product that its embeddings of distances go through
 UNBUCKETED = -1
 
 
@@ -48,7 +48,7 @@ def list_types(said: object) -> list[str]:
     return [word.strip() for word in words]
 
 
-def even(low: int, meaning: str) -> Key:
+def even_number(low: int, meaning: str) -> Key:
     """Return the key of an even number, or -1 with this meaning."""
     allowed = f"an even whole number from {low} to 65536, or -1, {meaning}"
     return Key(allowed, lambda v: type(v) is int and (v == -1 or (low <= v <= 1 << 16 and v % 2 == 0)), -1)
@@ -59,10 +59,10 @@ DEBERTA_KEYS = COMMON | dict(
     layer_norm_eps=real(1e-20, 1),
     relative_attention=flag(False),
     position_biased_input=flag(True),
-    pos_att_type=Key(f"a list of {QUERIES} and {KEYS}", lambda said: {*list_types(said)} <= SIDES.keys(), ()),
+    pos_att_type=Key(f"a list of {BY_QUERIES} and {BY_KEYS}", lambda said: {*list_types(said)} <= SIDES.keys(), ()),
     share_att_key=flag(False),
-    max_relative_positions=even(2, "max_position_embeddings"),
-    position_buckets=even(4, "a bucket for each distance"),
+    max_relative_positions=even_number(2, "max_position_embeddings"),
+    position_buckets=even_number(4, "a bucket for each distance"),
     norm_rel_ebd=one_of(["none", "layer_norm"], "none"),
     embedding_size=optional(whole()),
     pooler_hidden_size=optional(whole()),
@@ -90,10 +90,10 @@ class Distances(NamedTuple):
         most = positions if most == UNBUCKETED else most
         if count != UNBUCKETED and certain(most <= count // 2 + 1):
             raise wrong("position_buckets", count, f"less than twice max_relative_positions - 1, {most - 1}")
-        reach = min(positions - 1, 2 * most) if isinstance(positions, int) else positions - 1
+        reach = max(1, min(positions - 1, 2 * most)) if isinstance(positions, int) else positions - 1
         if certain((2 * reach + 1) * config["hidden_size"] > MAX_TABLE_NUMBERS):
             raise wrong("max_position_embeddings", positions, f"fewer: a table has at most {MAX_TABLE_NUMBERS} numbers")
-        return cls(most if count == UNBUCKETED else count, most, max(reach, 1), count != UNBUCKETED)
+        return cls(most if count == UNBUCKETED else count, most, reach, count != UNBUCKETED)
 
     def numbers(self) -> NDArray[np.int64]:
         """Return the bucket of each distance from -reach to reach. Computed in float32, as files were trained."""
@@ -125,7 +125,8 @@ class NearParts(NamedTuple):
         gain, shift = (at(f"encoder.LayerNorm.{end}", n) for end in ("weight", "bias"))
         if any(isinstance(data, Promised) for data in (rows, gain, shift)):
             return cls(config, at, distances, Promised("distances", rows.shape))
-        centred = rows.array - rows.array.mean(1, keepdims=True)
+        numbers = rows.array.astype(np.float64)
+        centred = numbers - numbers.mean(1, keepdims=True)
         scaled = centred / np.sqrt((centred**2).mean(1, keepdims=True) + config["layer_norm_eps"])
         return cls(config, at, distances, Data(scaled * gain.array + shift.array))
 
@@ -139,13 +140,13 @@ class NearParts(NamedTuple):
         called = f"{layer} {kind} by distance"
         if any(isinstance(data, Promised) for data in (self.embeddings, W, b)):
             return Promised(called, (h, d, 2 * self.distances.reach + 1))
-        rows = (self.embeddings.array @ W.array.T + b.array).reshape(-1, h, d)
+        rows = (self.embeddings.array.astype(np.float64) @ W.array.T + b.array).reshape(-1, h, d)
         numbers = self.distances.numbers()  # by query - key
-        columns = rows[numbers[::-1] if kind == QUERIES else numbers] * (1.0 if kind == QUERIES else scale(self.config))
-        return Data(np.ascontiguousarray(columns.transpose(1, 2, 0), np.float32), called)
+        chosen = rows[numbers[::-1]] if kind == BY_QUERIES else rows[numbers] * score_scale(self.config)
+        return Data(np.ascontiguousarray(chosen.transpose(1, 2, 0)), called)
 
 
-def scale(config: Settings) -> LiveSize:
+def score_scale(config: Settings) -> LiveSize:
     """Return 1/√(d · products): scores are sums of as many products of d columns."""
     factor: LiveSize = (head_columns(config) * (1 + len(list_types(config["pos_att_type"])))) ** -0.5
     return factor
@@ -157,12 +158,12 @@ def attention_apart(Q: Operator, K: Operator, V: Operator, config: Settings, tab
     def mixed(x: Value) -> Value:
         """Attend: queries, keys and values by heads, then heads side by side."""
         q, k, v = (x @ W @ heads(config["num_attention_heads"]) for W in (Q, K, V))
-        q = q * scale(config)
+        q = q * score_scale(config)
         scores = q @ k.T
-        if QUERIES in tables:
-            scores = scores + q @ at_distances(tables[QUERIES])
-        if KEYS in tables:
-            scores = scores + (k @ at_distances(tables[KEYS])).T
+        if BY_QUERIES in tables:
+            scores = scores + q @ at_distances(tables[BY_QUERIES])
+        if BY_KEYS in tables:
+            scores = scores + (k @ at_distances(tables[BY_KEYS])).T
         attended: Value = product(scores, v, over=softmax, where=sequence) @ heads(config["num_attention_heads"]).T
         return attended
 
@@ -185,6 +186,7 @@ def deberta_v2(config: Settings, at: ArraySource) -> Operator:
     """All layers share embeddings of distances, which go through products of each, its own or those of queries and
     keys."""
     n, f = config["hidden_size"], config["intermediate_size"]
+    at = cache(at)  # embeddings of distances may go through products of layers
     parts, act = EncoderParts(at, config["layer_norm_eps"]), ACTIVATIONS[config["hidden_act"]]
     if config["pooler_hidden_size"] not in (None, n):
         raise wrong("pooler_hidden_size", config["pooler_hidden_size"], f"hidden_size, {n}")
@@ -209,10 +211,8 @@ def embedding(config: Settings, parts: EncoderParts) -> Operator:
     narrower than the model, and the norm."""
     n, m = config["hidden_size"], config["embedding_size"] or config["hidden_size"]
     embed = parts.plain("embeddings.word_embeddings", config["vocab_size"], m)
-    for field, rows, name in (
-        ("positions", config["max_position_embeddings"] * config["position_biased_input"], "position"),
-        ("kinds", config["type_vocab_size"], "token_type"),
-    ):
+    positions = config["max_position_embeddings"] if config["position_biased_input"] else 0
+    for field, rows, name in (("positions", positions, "position"), ("kinds", config["type_vocab_size"], "token_type")):
         if rows:
             embed = embed + given(field, rows) @ parts.plain(f"embeddings.{name}_embeddings", rows, m)
     wide = embed if m == n else embed @ parts.matrix("embeddings.embed_proj", m, n)

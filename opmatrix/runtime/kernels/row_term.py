@@ -20,6 +20,7 @@ from opmatrix.runtime.declarations.arguments import ARRAY_NAMES, VALUE_NAMES, Do
 from opmatrix.runtime.declarations.costs import Costs
 from opmatrix.runtime.declarations.kernel import Arguments, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import Array, Heads, Rows
+from opmatrix.runtime.declarations.padded import Padded
 
 if TYPE_CHECKING:
     from formats.kernels.generated.rowwise.row_kernel import RowKernel
@@ -41,6 +42,13 @@ def find_kernel(term: str, operands: TermOperands) -> "RowKernel":
 
     values, arrays = operands
     return term_kernel(term, tuple(map(count_columns, values)), tuple(tuple(array.shape) for array in arrays))
+
+
+def read_padded(a: Arguments) -> Padded:
+    """Read the term of a step at padded values. A program without a term imports no code that reads one."""
+    from opmatrix.runtime.padded_terms import read_term
+
+    return read_term(a)
 
 
 def count_columns(value: Any) -> tuple[int, int]:
@@ -149,6 +157,8 @@ class row_term(Arguments):
     def reference(a) -> Doubles:
         """Evaluate the term row by row in float64."""
         return rows_meaning(a)
+
+    padded = read_padded
 
     def bound(a) -> Doubles:
         """Return a running error of every operation, in the kernel's own order."""

@@ -2,11 +2,13 @@
 formats/kernels/generated): one pass over the rows; written and compiled when a program that has it first runs, and
 cached."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats.core.epilogue import UNIT
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import Extents
 from opmatrix.runtime.declarations.arguments import Doubles, TermOperands, split_operands
 from opmatrix.runtime.declarations.by_sequence import sentence_rows
@@ -28,7 +30,7 @@ def find_scan(term: str, operands: TermOperands) -> "ScanKernel":
     return scanned_term(term, tuple(map(count_columns, values)), tuple(tuple(array.shape) for array in arrays))
 
 
-def run_scan(out: Any, batch: Any, *, term: str, **operands: Any) -> None:
+def run_scan(out: NDArray[np.float32], batch: Batch, *, term: str, **operands: NDArray[np.float32]) -> None:
     """Launch the kernel of the term for the sequences of the batch."""
     values, arrays = split_operands(operands)
     constants = [np.ascontiguousarray(array, np.float32) for array in arrays]

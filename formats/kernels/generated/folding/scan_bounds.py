@@ -1,16 +1,21 @@
 """The meaning of rows merged in order in float64, and a bound on the error of float32, in the kernel's own order."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats.kernels.generated.folding.scan_text import ScanPlan
 from formats.kernels.generated.rowwise.row_bounds import bound_rows
 from formats.kernels.generated.rowwise.scalar_graphs import NumberPair, bound_graph
 
+ScanReals: TypeAlias = NDArray[np.float64]
 
-def bound_scan(plan: ScanPlan, values: Sequence[Any], arrays: Sequence[Any], parts: Sequence[slice]) -> NumberPair:
+
+def bound_scan(
+    plan: ScanPlan, values: Sequence[ScanReals], arrays: Sequence[ScanReals], parts: Sequence[slice]
+) -> NumberPair:
     """Return the rows of all sequences, (rows, heads, columns), and a bound on the error of a kernel. `parts`: the rows
     of each sequence."""
     count = max((part.stop for part in parts), default=0)

@@ -1,7 +1,7 @@
 """Scores of attention with products by distance (He et al. 2021)."""
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from formats.core.epilogue import gamma
 from formats.core.sizes import T
 from formats.core.stage import SMALLEST
 from formats.machine.prices import S2, Price, Timed, Work, d, h, up
+from opmatrix.algebra.batch.batch import Batch
 from opmatrix.runtime.declarations.by_sequence import Doubles, in_groups, most_heads, sentence_rows
 from opmatrix.runtime.declarations.costs import by_scores
 from opmatrix.runtime.declarations.fitting import SCORED, heads_of, same, timed_batches
@@ -70,7 +71,9 @@ def all_scores(a: Arguments, of: Arguments, absolute: bool = False) -> Doubles:
 class relative_scores(Arguments):
     """q kᵀ within each sentence, plus q times a column of one table by distance, and k times one of another."""
 
-    def run(out: Any, batch: Any, q: Heads, k: Heads, ahead: Array | None = None, behind: Array | None = None) -> None:
+    def run(
+        out: Doubles, batch: Batch, q: Heads, k: Heads, ahead: Array | None = None, behind: Array | None = None
+    ) -> None:
         """Launch the compiled products of queries, keys and tables within sequences."""
         compiled.relative_scores(q, k, batch.starts, out, ahead, behind)
 
