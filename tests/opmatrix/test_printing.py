@@ -123,6 +123,7 @@ EVERY_KIND = [
     om.formula(lambda x: om.product(x, x.T @ x, over=cubes)),
     W @ halved @ om.share @ om.softplus @ om.reciprocal,
     W @ om.maximum,
+    W @ om.shift(3) @ om.conv([[0.5] * 4, [0.25] * 4]),
     om.keep_top(W @ om.share, W, 2),
     om.keep_top(W @ om.heads(2), om.formula(lambda x: x @ x.T @ x @ W @ om.heads(2)), 1),
     om.layernorm(0.5),
