@@ -4,7 +4,7 @@ dropped."""
 from collections.abc import Sequence
 
 from rewrites.discovery.stated_laws import StatedEquation
-from rewrites.discovery.terms import POOL, ATTRIBUTES
+from rewrites.discovery.terms import ATTRIBUTES, POOL
 from rewrites.egraph.egraph import EgglogEngine, engine, rules
 from rewrites.egraph.template import Template, state_imported
 from rewrites.laws.law import RESTRUCTURE, Law
@@ -21,8 +21,8 @@ def nothing(**variables: object) -> tuple[object, object]:
 class Deriver:
     """Laws, and an engine that knows them."""
 
-    def __init__(self) -> None:
-        self.laws = list[Law]()
+    def __init__(self, laws: Sequence[Law] = ()) -> None:
+        self.laws = [*laws]
         self.renew()
 
     def renew(self) -> None:

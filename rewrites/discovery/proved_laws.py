@@ -2,6 +2,7 @@
 search are no axioms, and a found law is never used in its own proof."""
 
 from rewrites.discovery.stated_laws import StatedEquation
+from rewrites.discovery.terms import ATTRIBUTES
 from rewrites.laws.law import Law
 from rewrites.laws.proving.values import VALUE_LAWS
 from rewrites.proofs.equations import Prover, TriedEquation
@@ -11,7 +12,9 @@ BUDGET = 2000  # nodes of the graph of a proof
 
 def prove_equation(equation: StatedEquation) -> tuple[str, ...]:
     """Return the chain of a proof: `entries as polynomials`, or the names of the laws of values; empty if none was
-    found."""
+    found. Proofs know no law of a monoid or a pattern that is a variable."""
+    if any(name in ATTRIBUTES for name in equation.names):
+        return ()
     tried = TriedEquation(equation.left, equation.right, BUDGET)
     if tried.by_entries() is not None:
         return (tried.tried[-1].way,)

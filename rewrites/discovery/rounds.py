@@ -96,7 +96,9 @@ class Discovery:
         equations = sort_equations(self.agree(counts))
         counts.equations = len(equations)
         while equations := self.deriver.open_among(equations):
-            self.consider(equations.pop(0), counts)
+            first = equations.pop(0)
+            if self.deriver.open_in_graph([first]):  # alone: many in one graph may spend its nodes
+                self.consider(first, counts)
         return counts
 
     def agree(self, counts: RoundCounts) -> Iterator[StatedEquation]:
@@ -149,6 +151,25 @@ class Discovery:
             counts.laws += 1
             self.laws.append(FoundLaw(law, equation, verdict.trials, prove_equation(equation)))
             self.deriver.add(equation.undirected(law.name))
+
+
+    def drop_derived(self) -> None:
+        """Drop the laws that follow from others, the first ones first: small ones often follow from later ones."""
+        for one in [*self.laws]:
+            others = [other for other in self.laws if other is not one]
+            deriver = Deriver([other.equation.undirected(other.law.name) for other in others])
+            if others and not deriver.open_in_graph([one.equation]):
+                self.laws = others
+
+    def summary(self, seconds: float) -> str:
+        """Return the numbers of laws, of equations that numbers refuted, and of terms that were left out, and the
+        seconds."""
+        proved = sum(bool(one.chain) for one in self.laws)
+        left_out = "".join(f", {count} terms {why}" for why, count in sorted(self.prints.left_out.items()))
+        return (
+            f"{len(self.laws)} laws, {proved} of them proved; {len(self.refuted)} equations refuted{left_out}; "
+            f"{seconds:.0f} s"
+        )
 
 
 def rename(*terms: Operator) -> tuple[Operator, ...]:

@@ -130,9 +130,11 @@ def list_functions() -> tuple[str, ...]:
     return tuple(name for name, kind in KINDS.items() if kind.matrix and not kind.signature.parameters)
 
 
-def check_kinds(kinds: Sequence[str]) -> None:
-    """Raise InputError for a kind that is not enumerated, and for two of one name."""
+def read_kinds(text: str) -> tuple[str, ...]:
+    """Return the kinds that a text names with commas. Raises InputError for a kind that is not enumerated, and for one
+    that is named twice."""
     known = (*WAYS, *list_functions())
+    kinds = tuple(name.strip() for name in text.split(","))
     for kind in kinds:
         if kind not in known:
             raise InputError(
@@ -140,7 +142,8 @@ def check_kinds(kinds: Sequence[str]) -> None:
                 f"there are {', '.join(known)}"
             )
         if kinds.count(kind) > 1:
-            raise InputError(f"--kinds {kind}: named twice")
+            raise InputError(f"--kinds {kind}: it is named twice")
+    return kinds
 
 
 def list_leaves(kinds: Sequence[str]) -> Iterator[Entry]:
@@ -157,7 +160,7 @@ def list_leaves(kinds: Sequence[str]) -> Iterator[Entry]:
         yield from (Entry(KINDS[kind](), FOLLOWS, 0) for kind in kinds if kind not in WAYS)
 
 
-def may_fit(kind: str, operands: Sequence[Operator]) -> bool:
+def may_fit(kind: str, role: str, operands: Sequence[Operator]) -> bool:
     """True unless the columns of two operands exclude a node over them. Building it decides; this is faster."""
     if len(operands) < 2:
         return True
@@ -165,7 +168,8 @@ def may_fit(kind: str, operands: Sequence[Operator]) -> bool:
     if kind == "product":
         return bool(one.out.cols == other.out.rows)
     if kind == "compose":
-        return other.into.cols in (N, one.out.cols) and not other.constant  # x @ c is c
+        always = other.constant or (one.constant and role == FOLLOWS)
+        return other.into.cols in (N, one.out.cols) and not always  # x @ c is c
     columns = {one.out.cols, other.out.cols}
     return kind == "row" or len(columns) == 1 or 1 in columns
 
@@ -222,7 +226,7 @@ class Bank:
         for kind in self.kinds:
             for roles in WAYS.get(kind, ()):
                 for operands in self.list_operands(roles, size - 1):
-                    if may_fit(kind, operands):
+                    if may_fit(kind, roles[0], operands):
                         yield from self.build(kind, roles[0], operands, size)
 
     def list_operands(self, roles: tuple[str, ...], size: int) -> Iterator[tuple[Operator, ...]]:

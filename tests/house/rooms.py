@@ -12,6 +12,7 @@ ROOMS = {
         "search",
         "verify",
         "proofs",
+        "discovery",
         "workload",
         "metrics",
         "approximate",
