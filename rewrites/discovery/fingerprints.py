@@ -55,14 +55,18 @@ def draw_scenes(seed: int) -> list[Scene]:
 
 
 def draw_scene(rng: np.random.Generator, number: int) -> Scene:
-    """Draw all variables once."""
+    """Draw all variables once; monoids and patterns in turn, so that no two variables are the same in every
+    scene."""
     variables: dict[str, Any] = {
         name: drawn(rng, sort, name, number % len(list_ways(sort))) for name, sort in POOL.items()
     }
     scene = Scene(variables, rng.normal(size=(sum(ROWS), INPUT)), ragged())
-    for names in OVER:
+    for place, names in enumerate(OVER, number):
+        monoid, pattern = names
         several = list(list_finite(scene, names))
-        variables |= several[int(rng.integers(len(several)))]
+        monoids = list(dict.fromkeys(option[monoid] for option in several))
+        several = [option for option in several if option[monoid] is monoids[place % len(monoids)]]
+        variables |= several[number % len(several)]
     return scene
 
 

@@ -73,7 +73,8 @@ WANTS = {
     "scores": {"product"},
     "level": {"product"},
     "array": {"product", "turn"},
-}  # a sort is used with one of these kinds
+    "w": {"row"},
+}  # a sort, or a variable, is used with one of these kinds
 PROBES = {n: "x", p: "w"}  # columns that an operator takes -> the value that it is tried on
 WAYS = {
     "add": ((VALUE, VALUE), (FOLLOWS, FOLLOWS)),
@@ -149,7 +150,7 @@ def read_kinds(text: str) -> tuple[str, ...]:
 def list_leaves(kinds: Sequence[str]) -> Iterator[Entry]:
     """Yield the variables that terms of these kinds need, and the named functions."""
     for name, sort in POOL.items():
-        if sort.name in WANTS and not WANTS[sort.name] & {*kinds}:
+        if any(not WANTS[wanting] & {*kinds} for wanting in (name, sort.name) if wanting in WANTS):
             continue
         follows = sort.name in ("operator", "matrix")
         yield Entry(variable(name), FOLLOWS if follows else VALUE, 0)
@@ -176,10 +177,11 @@ def may_fit(kind: str, role: str, operands: Sequence[Operator]) -> bool:
 
 def list_attributes(kind: str, operands: Sequence[Operator]) -> list[tuple[Any, ...]]:
     """Return the attributes that a kind takes over these operands: none, or monoids with patterns. Only scores, which
-    have a column for each row, are merged by any monoid."""
+    have a column for each row, merge values by any monoid, and they are no product themselves."""
     if kind != "product":
         return [()]
-    scored = operands[0].out.rows == operands[0].out.cols
+    one, other = operands
+    scored = one.out.rows == one.out.cols != other.out.cols and one.kind is not KINDS[kind]
     named = [(attribute(monoid), attribute(pattern)) for monoid, pattern in OVER if scored]
     return [(monoids.sum, everyone), *named]
 
