@@ -14,6 +14,7 @@ from opmatrix.algebra.operators import product
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
 from rewrites.discovery.terms import ATTRIBUTES, FOLLOWS, OVER, POOL, PROBES, Entry, variable
+from rewrites.discovery.witnesses import list_monoids
 from rewrites.laws.law import INPUT, ROWS, choices, drawn, is_variable, list_ways, ragged
 
 SCENES = 3  # draws of all variables that a fingerprint is made of
@@ -46,7 +47,12 @@ class Scene:
     def run(self, term: Operator) -> NDArray[np.float64]:
         """Return the oracle's result, in float64. Raises TypeError or ValueError where sizes do not fit."""
         with np.errstate(all="ignore"):
-            return np.asarray(dense(self.over(term), self.x, self.batch), np.float64)
+            return drop_head(np.asarray(dense(self.over(term), self.x, self.batch), np.float64))
+
+
+def drop_head(result: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a result without the axis of a single head."""
+    return result[0] if result.ndim == 3 and len(result) == 1 else result
 
 
 def draw_scenes(seed: int) -> list[Scene]:
@@ -62,7 +68,7 @@ def draw_scene(rng: np.random.Generator, number: int) -> Scene:
     }
     scene = Scene(variables, rng.normal(size=(sum(ROWS), INPUT)), ragged())
     for place, names in enumerate(OVER, number):
-        monoid, pattern = names
+        monoid = names[0]
         several = list(list_finite(scene, names))
         monoids = list(dict.fromkeys(option[monoid] for option in several))
         several = [option for option in several if option[monoid] is monoids[place % len(monoids)]]
@@ -74,7 +80,7 @@ def list_finite(scene: Scene, names: tuple[str, str]) -> Iterator[dict[str, Any]
     """Yield the choices of a monoid and a pattern whose product of the scene's scores is finite."""
     monoid, pattern = names
     known = {pattern: [scene.variables[pattern]]} if pattern in scene.variables else {}
-    for one in choices(ATTRIBUTES[monoid]):
+    for one in list_monoids(ATTRIBUTES[monoid]):
         for other in known.get(pattern, choices(ATTRIBUTES[pattern])):
             term = product(scene.variables["s"], scene.variables["x"], one, other)
             with np.errstate(all="ignore"):

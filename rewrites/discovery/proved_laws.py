@@ -1,4 +1,4 @@
-"""Proofs of found laws by axioms alone: the entries of both sides as polynomials, or the laws of values. The laws of the
+"""Proofs of found laws by axioms alone: the entries of both sides as polynomials, or the laws of values. Laws of the
 search are no axioms, and a found law is never used in its own proof."""
 
 from rewrites.discovery.stated_laws import StatedEquation

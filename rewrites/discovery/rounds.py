@@ -7,7 +7,7 @@ decide only whether another round begins."""
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, islice
 
 from opmatrix.algebra.term import Operator
@@ -139,9 +139,13 @@ class Discovery:
             yield StatedEquation(left, right, weigh(left) + weigh(right))
 
     def consider(self, equation: StatedEquation, counts: RoundCounts) -> None:
-        """Judge an equation that does not follow from the laws so far; take it if it holds and a graph can use it."""
-        law = equation.law(f"{equation.left.kind.name}_{len(self.laws) + 1}")
-        verdict = judge(law, self.seed)
+        """Judge an equation that does not follow from the laws so far; take it if it holds and a graph can use it, of
+        one head or of several."""
+        name = f"{equation.left.kind.name}_{len(self.laws) + 1}"
+        verdict = judge(equation.law(name), self.seed)
+        if verdict.unusable and {"s", "t"} & {*equation.names}:
+            equation = replace(equation, headed=True)
+            verdict = judge(equation.law(name), self.seed)
         if verdict.refuted:
             counts.dropped["refuted"] += 1
             self.refuted.append((equation, verdict.refuted))
@@ -149,9 +153,8 @@ class Discovery:
             counts.dropped["of no use to a graph"] += 1
         else:
             counts.laws += 1
-            self.laws.append(FoundLaw(law, equation, verdict.trials, prove_equation(equation)))
-            self.deriver.add(equation.undirected(law.name))
-
+            self.laws.append(FoundLaw(equation.law(name), equation, verdict.trials, prove_equation(equation)))
+            self.deriver.add(equation.undirected(name))
 
     def drop_derived(self) -> None:
         """Drop the laws that follow from others, the first ones first: small ones often follow from later ones."""

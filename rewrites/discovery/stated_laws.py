@@ -3,6 +3,7 @@ check and at special ones."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,14 +13,17 @@ from sympy import sympify
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
+from rewrites.discovery.fingerprints import drop_head
 from rewrites.discovery.terms import sort_of, variables_of
+from rewrites.discovery.witnesses import WITNESSES, list_monoids
 from rewrites.egraph.egraph import is_lone
 from rewrites.egraph.law_matches import build_over, describe_mismatch, find_mismatch
 from rewrites.laws.instances import RELATED
 from rewrites.laws.law import ROWS, Law, Sides, Sort, apart, h, input_columns, k, n, p, q
 from rewrites.verify.user_laws import find_obstacle
 
-TRIALS, TOLERANCE = 40, 1e-9  # trials of a law in each situation; the largest relative difference of its sides
+TRIALS, WITNESS_TRIALS = 40, 6  # most trials of a law in each situation, and with each witness
+TOLERANCE = 1e-9  # the largest relative difference of its sides
 EQUAL, LARGE = dict.fromkeys((h, k, n, p, q), 4), {h: 2, k: 47, n: 38, p: 34, q: 41}
 
 
@@ -61,6 +65,7 @@ class StatedEquation:
     left: Operator
     right: Operator
     size: int
+    headed: bool = False  # scores, values and constants have several heads
 
     @property
     def names(self) -> list[str]:
@@ -70,7 +75,8 @@ class StatedEquation:
     @property
     def sorts(self) -> dict[str, Sort]:
         """The sort of each variable."""
-        return {name: sort_of(name) for name in self.names}
+        sorts = {name: sort_of(name) for name in self.names}
+        return {name: add_heads(sort) for name, sort in sorts.items()} if self.headed else sorts
 
     def law(self, name: str) -> Law:
         """Return the law of the equation, from the larger side to the smaller one, both ways where they are equal."""
@@ -83,6 +89,13 @@ class StatedEquation:
             for name, sort in self.sorts.items()
         }
         return make_law(name, self, plain, both=not is_lone(self.right))
+
+
+def add_heads(sort: Sort) -> Sort:
+    """Return scores, values and constants of several heads; other sorts as they are."""
+    if sort.name in ("scores", "level"):
+        return sort[h]
+    return sort[(h, *sort.sizes)] if sort.name in ("value", "constant") else sort
 
 
 def weigh(term: Operator) -> int:
@@ -120,13 +133,21 @@ def differences(law: Law, situation: Situation, rng: np.random.Generator) -> Ite
     """Yield the difference of the sides of a law in each trial of a situation in which they fit."""
     sorts = {name: resize_sort(sort, situation.sizes) for name, sort in law.variables.items()}
     batch = make_batch(situation.lengths)
-    for variables in law.trials(rng, TRIALS, **sorts):
+    for variables in chain(law.trials(rng, TRIALS, **sorts), draw_witnesses(law, sorts, rng)):
         sides = law.of(variables)
         x = draw_input(situation, input_columns(sides), rng)
         try:
             yield compare(sides, x, batch)
         except (TypeError, ValueError, LookupError):
             continue
+
+
+def draw_witnesses(law: Law, sorts: dict[str, Sort], rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+    """Yield draws of all variables with each witness that has the flags of a monoid."""
+    for name, sort in sorts.items():
+        for monoid in WITNESSES if sort.name == "over" else ():
+            if monoid in list_monoids(sort):
+                yield from (law.drawn(rng, **sorts) | {name: monoid} for _ in range(WITNESS_TRIALS))
 
 
 def resize_sort(sort: Sort, sizes: Mapping[Any, int]) -> Sort:
@@ -152,5 +173,5 @@ def draw_input(situation: Situation, columns: int, rng: np.random.Generator) -> 
 def compare(sides: Sides, x: NDArray[np.float64], batch: Batch) -> float:
     """Return the largest relative difference of the sides at an input; infinite where their shapes differ."""
     with np.errstate(all="ignore"):
-        pairs = [(dense(a, x, batch), dense(b, x, batch)) for a, b in zip(*sides, strict=True)]
+        pairs = [[drop_head(dense(side, x, batch)) for side in pair] for pair in zip(*sides, strict=True)]
     return max(apart(a, b) if a.shape == b.shape else np.inf for a, b in pairs)

@@ -7,7 +7,8 @@ from itertools import product as pairs
 from typing import Any
 
 from formats.core.errors import InputError, suggest_name
-from opmatrix.algebra import monoids
+from opmatrix.algebra import monoids, operators
+from opmatrix.algebra.operators import I
 from opmatrix.algebra.positions.patterns import everyone
 from opmatrix.algebra.shapes import N
 from opmatrix.algebra.term import KINDS, PROPERTIES, Operator
@@ -46,6 +47,11 @@ ATTRIBUTES = {
     "Q": where[reflexive],
 }  # the most general first
 POOL = {
+    "a": array[k, n],
+    "b": array[k, n],
+    "e": array[n, p],
+    "f": array[n, p],
+    "g": array[p, q],
     "x": value[n],
     "y": value[n],
     "z": value[n],
@@ -61,11 +67,6 @@ POOL = {
     "W": matrix[p, q],
     "s": scores[1],
     "t": level[1],
-    "a": array[k, n],
-    "b": array[k, n],
-    "e": array[n, p],
-    "f": array[n, p],
-    "g": array[p, q],
 }  # variables of the same sort are interchangeable
 WANTS = {
     "operator": {"compose"},
@@ -122,13 +123,15 @@ def variable(name: str) -> Operator:
 
 
 def attribute(name: str) -> FlaggedName:
-    """Return an attribute variable, with the flags of its sort."""
-    return FlaggedName(name, tuple(map(str, ATTRIBUTES[name].sizes)))
+    """Return an attribute variable, with the flags of its sort, and those that follow from them."""
+    flags = tuple(map(str, ATTRIBUTES[name].sizes))
+    return FlaggedName(name, (*flags, right_linear) if normalised in flags else flags)
 
 
 def list_functions() -> tuple[str, ...]:
     """Return the kinds that follow a value and have neither operands nor attributes, such as relu."""
-    return tuple(name for name, kind in KINDS.items() if kind.matrix and not kind.signature.parameters)
+    alone = [name for name, kind in KINDS.items() if kind.matrix and not kind.signature.parameters]
+    return tuple(name for name in alone if getattr(operators, name, None) is KINDS[name]())
 
 
 def read_kinds(text: str) -> tuple[str, ...]:
@@ -157,7 +160,7 @@ def list_leaves(kinds: Sequence[str]) -> Iterator[Entry]:
         if sort.name == "constant" and "compose" in kinds:
             yield Entry(variable(name), FOLLOWS, 0)
     if "compose" in kinds:
-        yield Entry(KINDS["I"](), FOLLOWS, 0)
+        yield Entry(I, FOLLOWS, 0)
         yield from (Entry(KINDS[kind](), FOLLOWS, 0) for kind in kinds if kind not in WAYS)
 
 
@@ -169,8 +172,8 @@ def may_fit(kind: str, role: str, operands: Sequence[Operator]) -> bool:
     if kind == "product":
         return bool(one.out.cols == other.out.rows)
     if kind == "compose":
-        always = other.constant or (one.constant and role == FOLLOWS)
-        return other.into.cols in (N, one.out.cols) and not always  # x @ c is c
+        same = other.constant or other is I or (one.constant and role == FOLLOWS)  # x @ c is c, and x @ I is x
+        return other.into.cols in (N, one.out.cols) and not same
     columns = {one.out.cols, other.out.cols}
     return kind == "row" or len(columns) == 1 or 1 in columns
 
@@ -191,7 +194,9 @@ def variables_of(*terms: Operator) -> list[str]:
     names = list[str]()
     for term in terms:
         for node in walk_in_order(term):
-            names += [str(node.args[0])] if node.kind.name == "symbol" else map(str, filter(is_variable, node.attributes))
+            names += (
+                [str(node.args[0])] if node.kind.name == "symbol" else map(str, filter(is_variable, node.attributes))
+            )
     return list(dict.fromkeys(names))
 
 

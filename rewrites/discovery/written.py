@@ -31,10 +31,12 @@ def write_laws(path: Path, found: Sequence[FoundLaw], command: str) -> None:
 def spell_file(found: Sequence[FoundLaw], command: str) -> str:
     """Return the text of a file of laws."""
     used = {name for one in found for name in list_names(one)}
-    law_names = sorted({"law"} | {name for one in found for sort in one.equation.sorts.values() for name in parts(sort)})
+    law_names = sorted(
+        {"law"} | {name for one in found for sort in one.equation.sorts.values() for name in parts(sort)}
+    )
     imports = [f"from rewrites.laws.law import {', '.join(law_names)}"]
     if used:
-        imports.insert(0, f"from opmatrix.algebra.nodes import {', '.join(sorted(used))}")
+        imports.insert(0, f"from opmatrix.algebra.operators import {', '.join(sorted(used))}")
     head = f'"""Laws that `{command}` found."""\n\n' + "\n".join(wrapped for line in imports for wrapped in wrap(line))
     return "\n\n\n".join([head, *map(spell_law, found)]) + "\n"
 
@@ -87,14 +89,7 @@ def list_names(found: FoundLaw) -> Iterator[str]:
 def function_of(node: Operator) -> str:
     """Return the function that writes a node; empty for a variable and for a sign."""
     kind = node.kind.name
-    if kind == "symbol" or (kind in SIGNS and not follows_identity(node)):
-        return ""
-    return kind
-
-
-def follows_identity(node: Operator) -> bool:
-    """True for x @ I, which the sign @ leaves out."""
-    return node.kind.name == "compose" and any(child.kind.name == "I" for child in node.children)
+    return "" if kind == "symbol" or kind in SIGNS else kind
 
 
 def spell(term: Operator) -> str:
@@ -103,7 +98,7 @@ def spell(term: Operator) -> str:
     if kind == "symbol":
         return str(term.args[0])
     if not term.children:
-        return f"{kind}()"
+        return kind
     if function_of(term):
         attributes = () if monoids.sum in term.attributes else term.attributes
         return f"{kind}({', '.join([*map(spell, term.children), *map(str, attributes)])})"
@@ -113,6 +108,7 @@ def spell(term: Operator) -> str:
 
 def enclosed(term: Operator, outer: str, first: bool = False) -> str:
     """Write an operand, in brackets where its sign is another one or it stands on the right."""
-    inner = term.kind.name if not function_of(term) else ""
+    inner = term.kind.name
     loose = outer == "add" and inner in ("mul", "compose")
-    return spell(term) if inner == "symbol" or not SIGNS.get(inner) or loose or (first and inner == outer) else f"({spell(term)})"
+    bare = inner not in SIGNS or loose or (first and inner == outer)
+    return spell(term) if bare else f"({spell(term)})"
