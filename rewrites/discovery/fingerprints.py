@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.operators import product
 from opmatrix.algebra.oracles import dense
-from opmatrix.algebra.term import Operator
+from opmatrix.algebra.term import KINDS, Operator
 from rewrites.discovery.terms import ATTRIBUTES, FOLLOWS, OVER, POOL, PROBES, Entry, variable
 from rewrites.discovery.witnesses import list_monoids
 from rewrites.laws.law import INPUT, ROWS, choices, drawn, is_variable, list_ways, ragged
@@ -92,8 +92,15 @@ def probed(entry: Entry) -> Operator:
     """Return a term as a value: an operator is applied to a value of the columns that it takes."""
     if entry.role != FOLLOWS:
         return entry.term
-    probe: Operator = variable(PROBES.get(entry.term.into.cols, "x")) @ entry.term
-    return probe
+    return apply_in_turn(variable(PROBES.get(entry.term.into.cols, "x")), entry.term)
+
+
+def apply_in_turn(at: Operator, term: Operator) -> Operator:
+    """Return a value with an operator behind it, a composition factor by factor, as graphs write values."""
+    if term.kind.name != "compose":
+        return Operator(KINDS["compose"], at, term)
+    first, then = term.args
+    return apply_in_turn(apply_in_turn(at, first), then)
 
 
 @dataclass

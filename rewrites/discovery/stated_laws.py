@@ -4,6 +4,7 @@ check and at special ones."""
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from rewrites.discovery.witnesses import WITNESSES, list_monoids
 from rewrites.egraph.egraph import is_lone
 from rewrites.egraph.law_matches import build_over, describe_mismatch, find_mismatch
 from rewrites.laws.instances import RELATED
-from rewrites.laws.law import ROWS, Law, Sides, Sort, apart, h, input_columns, k, n, p, q
+from rewrites.laws.law import ROWS, Law, Sides, Sort, apart, h, input_columns, k, list_ways, n, p, q
 from rewrites.verify.user_laws import find_obstacle
 
 TRIALS, WITNESS_TRIALS = 40, 6  # most trials of a law in each situation, and with each witness
@@ -133,13 +134,20 @@ def differences(law: Law, situation: Situation, rng: np.random.Generator) -> Ite
     """Yield the difference of the sides of a law in each trial of a situation in which they fit."""
     sorts = {name: resize_sort(sort, situation.sizes) for name, sort in law.variables.items()}
     batch = make_batch(situation.lengths)
-    for variables in chain(law.trials(rng, TRIALS, **sorts), draw_witnesses(law, sorts, rng)):
+    for variables in chain(draw_often(law, sorts, rng), draw_witnesses(law, sorts, rng)):
         sides = law.of(variables)
         x = draw_input(situation, input_columns(sides), rng)
         try:
             yield compare(sides, x, batch)
         except (TypeError, ValueError, LookupError):
             continue
+
+
+def draw_often(law: Law, sorts: dict[str, Sort], rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+    """Yield draws of all variables in every combination of their ways, again and again up to the number of trials."""
+    ways = prod(max(1, len(list_ways(sort))) for sort in sorts.values())
+    for _ in range(max(1, TRIALS // ways)):
+        yield from law.trials(rng, TRIALS, **sorts)
 
 
 def draw_witnesses(law: Law, sorts: dict[str, Sort], rng: np.random.Generator) -> Iterator[dict[str, Any]]:

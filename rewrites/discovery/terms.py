@@ -30,6 +30,7 @@ from rewrites.laws.law import (
     q,
     reflexive,
     right_linear,
+    rotation,
     scores,
     shift_invariant,
     stand_in,
@@ -65,12 +66,14 @@ POOL = {
     "U": matrix[n, p],
     "V": matrix[n, p],
     "W": matrix[p, q],
+    "R": rotation[n, n],
     "s": scores[1],
     "t": level[1],
 }  # variables of the same sort are interchangeable
 WANTS = {
     "operator": {"compose"},
     "matrix": {"compose"},
+    "rotation": {"compose"},
     "scores": {"product"},
     "level": {"product"},
     "array": {"product", "turn"},
@@ -155,7 +158,7 @@ def list_leaves(kinds: Sequence[str]) -> Iterator[Entry]:
     for name, sort in POOL.items():
         if any(not WANTS[wanting] & {*kinds} for wanting in (name, sort.name) if wanting in WANTS):
             continue
-        follows = sort.name in ("operator", "matrix")
+        follows = WANTS.get(sort.name) == {"compose"}
         yield Entry(variable(name), FOLLOWS if follows else VALUE, 0)
         if sort.name == "constant" and "compose" in kinds:
             yield Entry(variable(name), FOLLOWS, 0)
@@ -174,8 +177,8 @@ def may_fit(kind: str, role: str, operands: Sequence[Operator]) -> bool:
     if kind == "compose":
         same = other.constant or other is I or (one.constant and role == FOLLOWS)  # x @ c is c, and x @ I is x
         return other.into.cols in (N, one.out.cols) and not same
-    columns = {one.out.cols, other.out.cols}
-    return kind == "row" or len(columns) == 1 or 1 in columns
+    columns = {one.out.cols, other.out.cols} - {N}
+    return kind == "row" or len(columns) < 2 or 1 in columns
 
 
 def list_attributes(kind: str, operands: Sequence[Operator]) -> list[tuple[Any, ...]]:

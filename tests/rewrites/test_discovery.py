@@ -19,11 +19,11 @@ from rewrites.discovery.stated_laws import StatedEquation, judge, weigh
 from rewrites.discovery.terms import WAYS, attribute, read_kinds, variable
 from rewrites.discovery.written import spell, write_laws
 from rewrites.laws import EXACT_LAWS
-from rewrites.laws.law import Law, constant, law, matrix, n, operator, p, scores, stand_in, value
+from rewrites.laws.law import Law, constant, law, matrix, n, p, scores, stand_in, value
 from rewrites.verify.user_laws import load_laws
 
 x, y, c, r = (variable(name) for name in "xycr")
-A, C, U, s, t, a, e, f, g = (variable(name) for name in "ACUstaefg")
+A, C, U, s, t, a, e, f = (variable(name) for name in "ACUstaef")
 M, S, N, P, Q = (attribute(name) for name in "MSNPQ")
 KINDS_OF_TEST = ("add", "mul", "compose")
 
@@ -44,7 +44,7 @@ def test_found_laws_hold_and_are_proved(found):
     assert sum(one.laws for one in counts) == len(discovery.laws) > 5
     for one in discovery.laws:
         one.law.check(np.random.default_rng(1))
-        assert one.trials and one.chain
+        assert one.trials > 100 and (one.chain or "R" in one.equation.names)  # entries know no rotation
 
 
 def test_found_laws_depend_on_the_seed_alone(found):
@@ -113,7 +113,7 @@ PLANTED = {
     "a matrix where any operator may stand": ((x + y) @ A, x @ A + y @ A),
     "a shift through any operator": ((x + c) @ A, x @ A + c @ A),
     "factors of rows through any operator": ((x * r) @ A, (x @ A) * r),
-    "wrong order": (product(product(a, e), g), product(a, product(e, e))),
+    "wrong order": (product(product(s, t), x), product(product(t, s), x)),
     "wrong monoid": (product(s + t, x, M, P), product(s, x, M, P)),
     "wrong flag": (product(s + t, x, N, Q), product(s, x, N, Q)),
     "shift of any scores": (product(s + s, x, S, P), product(s, x, S, P)),
@@ -147,9 +147,9 @@ def true_up_to_thirty_columns(x: value[n], y: value[n]):
 
 
 @law()
-def true_of_equal_sizes(x: value[n], A: operator[n, p], c: constant[n]):
-    """The shift is that of the columns before A where these are as many as behind it."""
-    return (x + c) @ A, x @ A + (c if x.out.cols == A.out.cols else c @ A @ relu)
+def true_of_different_sizes(x: value[n], A: matrix[n, p], c: constant[n]):
+    """The shift forgets the matrix where it is square."""
+    return (x + c) @ A, x @ A + (c if x.out.cols == A.out.cols else c @ A)
 
 
 @law()
@@ -160,7 +160,7 @@ def true_below_a_millionth(x: value[n], A: matrix[n, p]):
 
 @pytest.mark.parametrize(
     "planted",
-    [true_at_one_row, true_up_to_thirty_columns, true_of_equal_sizes, true_below_a_millionth],
+    [true_at_one_row, true_up_to_thirty_columns, true_of_different_sizes, true_below_a_millionth],
     ids=lambda planted: planted.name,
 )
 def test_planted_laws_are_refused(planted):
