@@ -37,6 +37,9 @@ OwnThings = Annotated[
         "saved program uses; it is run, so give only what you trust",
     ),
 ]
+DiscoveredKinds = Annotated[
+    str, typer.Option("--kinds", metavar="KINDS", help="kinds of operators, with commas: add, relu, and others")
+]
 Results = Annotated[Path | None, typer.Option("--json", help="where to write all results")]
 Origin = Annotated[
     str | None,
@@ -432,6 +435,10 @@ EXAMPLES = {  # command -> lines that show it, each run by a test
     ],
     "doctor": ["opmatrix doctor", "opmatrix doctor --json machine.json"],
     "laws": ["opmatrix laws --kind value", "opmatrix laws --laws mine.py --kind own", "opmatrix laws --json laws.json"],
+    "discover": [
+        "opmatrix discover --kinds add,compose --size 2 --out mine.py",
+        "opmatrix discover --kinds compose,relu,tanh --minutes 1",
+    ],
     "explain": ["opmatrix explain minilm.opmatrix --json told.json", "opmatrix explain minilm.opmatrix/front/1 --full"],
     "report": ["opmatrix report minilm.opmatrix", "opmatrix report minilm.opmatrix --out minilm.html"],
     "profile": [
@@ -511,6 +518,7 @@ PANELS = {  # headings of commands -> a short line for each of them
         "calibrate": "Measure this machine: peaks, bandwidths, BLAS, kernels.",
         "doctor": "Show processor, libraries and caches, and settings that hurt.",
         "laws": "List every law: its statement, its guard, its source.",
+        "discover": "Find laws among small terms, prove or try them, write a file.",
         "spectrum": "Print spectra of a MODEL's weights, heads, layers or errors.",
     },
     "Many devices": {
