@@ -35,7 +35,7 @@ Public names; `help(om.NAME)` describes each:
     heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary
     distances    by_distance, at_distances, alibi, bucketed
     values       formula, operator, compose, named, product, transpose, turn, Operator, Value
-    batches      given, relation, pick, among
+    batches      given, relation, pick, among, shift, conv
     patterns     Pattern, sequence, causal, window, hubs, scattered, coarse, everyone, mask
     numbers      dense, entrywise
     errors       InputError, FormatError, ShapeError, Infeasible, VerificationError

@@ -12,7 +12,7 @@ from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.shapes import Space
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.runtime.codegen.folded_term import fold_kernel_of
-from opmatrix.runtime.codegen.growing import find_region
+from opmatrix.runtime.codegen.growing import find_region, row_kernel_of
 from opmatrix.runtime.codegen.scanned_term import find_scan_region, scan_kernel_of
 from opmatrix.runtime.declarations.operands import C
 from opmatrix.runtime.interpreted import is_writable, write_term
@@ -220,7 +220,7 @@ class TermCalls:
             for end in ends
         ]
         distinct = {frozenset(used): used for used in regions if used is not None}
-        yield from ((used, "row_term") for used in distinct.values())
+        yield from ((used, row_kernel_of(term, used)) for used in distinct.values())
         if distinct:
             return
         used = [*find_values(term, inside)]
@@ -232,7 +232,7 @@ class TermCalls:
             yield grown, "scan_term"
         region = find_region(term, inside, lambda part: False, yields=True) if self.needed else None
         if region is not None:
-            yield region, "row_term"
+            yield region, row_kernel_of(term, region)
 
     @property
     def limit(self) -> str | None:
