@@ -1,7 +1,7 @@
 """Scores of attention with products by distance (He et al. 2021)."""
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,7 +10,6 @@ from formats.core.epilogue import gamma
 from formats.core.sizes import T
 from formats.core.stage import SMALLEST
 from formats.machine.prices import S2, Price, Timed, Work, d, h, up
-from opmatrix.algebra.batch.batch import Batch
 from opmatrix.runtime.declarations.by_sequence import Doubles, in_groups, most_heads, sentence_rows
 from opmatrix.runtime.declarations.costs import by_scores
 from opmatrix.runtime.declarations.fitting import SCORED, heads_of, same, timed_batches
@@ -53,10 +52,9 @@ def sum_scores(q: Doubles, k: Doubles, ahead: Doubles | None, behind: Doubles | 
 
 def all_scores(a: Arguments, of: Arguments, absolute: bool = False) -> Doubles:
     """Return the scores of all sentences, flat, in the numbers of `of`, or in their sizes."""
-    heads = most_heads(of.q, of.k)
-    operands = (of.q, of.k, of.ahead, of.behind)
-    q, k, ahead, behind = (None if x is None else abs(x) if absolute else x for x in operands)
-    q, k = (in_groups(x, heads) for x in (q, k))
+    size = np.abs if absolute else np.asarray
+    q, k = (in_groups(size(x), most_heads(of.q, of.k)) for x in (of.q, of.k))
+    ahead, behind = (None if table is None else size(table) for table in (of.ahead, of.behind))
     return np.concatenate([sum_scores(q[rows], k[rows], ahead, behind).ravel() for rows in sentence_rows(a.batch)])
 
 
@@ -72,9 +70,7 @@ def all_scores(a: Arguments, of: Arguments, absolute: bool = False) -> Doubles:
 class relative_scores(Arguments):
     """q kᵀ within each sentence, plus q times a column of one table by distance, and k times one of another."""
 
-    def run(
-        out: Doubles, batch: Batch, q: Heads, k: Heads, ahead: Array | None = None, behind: Array | None = None
-    ) -> None:
+    def run(out: Any, batch: Any, q: Heads, k: Heads, ahead: Array | None = None, behind: Array | None = None) -> None:
         """Launch the compiled products of queries, keys and tables within sequences."""
         compiled.relative_scores(q, k, batch.starts, out, ahead, behind)
 
