@@ -275,6 +275,13 @@ class PaddedReading:
         masked = tuple(np.where(pairs, c, unit) for c, unit in zip(rows, over.unit(), strict=True))
         return self.of(finish_columns(over, reduce_all(over, masked, T)), shape)
 
+    def shift(self, k: int) -> Self:
+        """Return the row k before each row in its sequence, zeros where there is none: a product with zeros and
+        ones."""
+        at, there = self.batch.positions, np.expand_dims(self.batch.valid, 1)
+        before = there & (np.expand_dims(at, 1) == np.expand_dims(at, 2) - k)
+        return self.of(np.expand_dims(np.where(before, 1.0, 0.0), 1) @ self.full(), self.shape.shift(k))
+
     def seen(self, where: Pattern) -> Padded:
         """Return a mask of the columns that rows see, (batch, 1, rows, columns); None where each sees all. Raises
         Unpadded for rows that see those of other sequences."""

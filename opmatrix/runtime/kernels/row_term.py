@@ -185,6 +185,8 @@ class shifted_term(Arguments):
         """Evaluate the term row by row in float64."""
         return rows_meaning(a, a.batch.positions)
 
+    padded = read_padded
+
     def bound(a) -> Doubles:
         """Return a running error of every operation, in the kernel's own order."""
         return rows_bound(a, a.batch.positions)
