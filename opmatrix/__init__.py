@@ -29,13 +29,13 @@ Public names; `help(om.NAME)` describes each:
     matrices     weight, const, Data, diag, diagonal, row, col, blocks, affine, I, ones, zero, cols, place
     functions    relu, log1p_relu, gelu, gelu_tanh, silu, softplus, elu, tanh, sigmoid, magnitude, ACTIVATIONS
     powers       exp, expm1, log, square, rsqrt, reciprocal
-    scans        scan
+    scans        scan, cumsum, decay
     rows         share, keep_top, layernorm, rmsnorm, unit_length, centre, mean, maximum, minimum, softmax
     sums         over, monoids, Monoid
     heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary
     distances    by_distance, at_distances, alibi, bucketed
     values       formula, operator, compose, named, product, transpose, turn, Operator, Value
-    batches      given, relation, pick, among
+    batches      given, relation, pick, among, shift, conv
     patterns     Pattern, sequence, causal, window, hubs, scattered, coarse, everyone, mask
     numbers      dense, entrywise
     errors       InputError, FormatError, ShapeError, Infeasible, VerificationError

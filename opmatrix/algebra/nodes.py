@@ -15,6 +15,7 @@ from opmatrix.algebra.batch.relations import Relation
 from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid, Scalars
+from opmatrix.algebra.positions.lags import Lag
 from opmatrix.algebra.positions.patterns import Pattern, causal, everyone, sequence
 from opmatrix.algebra.positions.visibility import check_scores
 from opmatrix.algebra.properties import PROPERTIES
@@ -556,6 +557,13 @@ def pick(x: ReadAt, relation: Relation) -> ReadAt:
     """The row of x that a relation has as its only entry, for each row of the relation: `x @ pick("last")` are the last
     rows of the sequences. They keep their positions and sequences."""
     return x.pick(relation)
+
+
+@combinator(additive=True, selective=True)
+def shift(x: ReadAt, k: Lag) -> ReadAt:
+    """The row k before in the same sequence, for each row; zeros for the first k rows of a sequence. Each column goes
+    through one 0/1 matrix, T × T, whose blocks are the sequences."""
+    return x.shift(k)
 
 
 @combinator(0, None, **{name: lambda _, into, out, facts, name=name: name in facts for name in PROPERTIES})

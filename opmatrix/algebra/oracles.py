@@ -511,7 +511,7 @@ def separate(term: Operator) -> bool:
                 return bool(field != "sequence")
         alone = not node.children and node.row_wise
         return (
-            node.kind.name in ("add", "mul", "turn", "rotate", "by_distance", "at_distances")
+            node.kind.name in ("add", "mul", "turn", "rotate", "by_distance", "at_distances", "shift")
             or alone
             or bool(node.kind.matrix)
         )

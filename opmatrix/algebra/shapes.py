@@ -231,6 +231,12 @@ class Shape(NamedTuple):
         agree(self.rows, origin, "rows against columns", self, relation, "@ pick")
         return Shape(self.heads, space(relation.rows), self.cols)
 
+    def shift(self, k: LiveSize) -> Shape:
+        """Return the same shape. Raises ShapeError for rows that are not tokens, as these have no row before them."""
+        if self.rows is not T:
+            raise ShapeError(f"shift: rows of {self.rows}: only tokens follow one another in a sequence")
+        return self
+
     def entered(self, port: Port) -> Shape:
         """Return the shape of an input: heads, space and columns of its port."""
         return Shape(port.heads, space(port.space), port.columns)

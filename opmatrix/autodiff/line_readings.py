@@ -15,7 +15,7 @@ from opmatrix.algebra.data import Numeric
 from opmatrix.algebra.nodes import add, const, given, keep_top, mul, product, row, scan, symbol, turn
 from opmatrix.algebra.oracles import DenseReading, ReadInput, check_input
 from opmatrix.algebra.term import KINDS, Operator
-from opmatrix.autodiff.backward_kinds import dropped, fold, shares
+from opmatrix.autodiff.backward_kinds import ahead, dropped, fold, shares
 
 if TYPE_CHECKING:
     from opmatrix.autodiff.pullback import Pulled
@@ -146,6 +146,8 @@ def as_term(line: Operation, *args: Operator) -> Operator:
             term = through(args[0], symbol(*line.more, ()))
         case "dropped":
             term = through(args[0], dropped(*line.more))
+        case "shift" if line.more[0] < 0:
+            term = through(args[0], ahead(-line.more[0]))
         case "fold":
             term = through(args[0], fold(*line.more))
         case _:

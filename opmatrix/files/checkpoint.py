@@ -29,10 +29,10 @@ from opmatrix.files.directory.answered import (
 )
 from opmatrix.files.directory.declared import embeds, read_pooling
 from opmatrix.files.directory.dense_layers import dense_layer
+from opmatrix.files.directory.in_memory import HeldModel, hold_model, is_module
 from opmatrix.files.directory.model_files import CONFIG, INDEX, TOKENIZER, WEIGHTS
 from opmatrix.files.directory.scored import read_scoring, read_texts
 from opmatrix.files.directory.sparse_files import declares_sparse, read_sparse
-from opmatrix.files.in_memory import HeldModel, hold_model, is_module
 from opmatrix.files.tensors import ExpertTensors, Tensor, find_experts, header
 from opmatrix.inference.pooling import LAST, Pooling
 from opmatrix.inference.scores.scoring import Scoring

@@ -63,6 +63,8 @@ class Recalling:
                 return self.attention(scores, values, before)
             case (("product" | "scan"), (*_, where)) if where is not everyone:
                 raise InputError(f"{brief(term)}: {ELSEWHERE}")
+            case "shift", _:
+                raise InputError(f"{brief(term)}: {ELSEWHERE}")
             case "related" | "pick", (relation,) if relation != GIVEN["last"] or term.kind.name == "related":
                 raise InputError(f"{brief(term)}: {ELSEWHERE}")
         if term.kind.matrix or not term.children:

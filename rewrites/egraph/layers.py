@@ -25,7 +25,7 @@ from rewrites.laws import SHIPPED
 from rewrites.laws.flat import factors, flat
 from rewrites.laws.law import Law
 
-BY_POSITION = "rotate", "at_distances"  # kinds of matrices that read the positions of rows
+BY_POSITION = "rotate", "at_distances", "shift"  # kinds that read the positions of rows
 Model = Operator | Mapping[str, Operator]  # one output, or several by name; a run returns the first
 
 
@@ -213,8 +213,8 @@ def in_own_rows(full: Operator, term: Operator, x: Operator) -> Operator:
 
 
 def check_order(full: Operator) -> None:
-    """Raise InputError where attention, a scan or a rotation reads rows that a relation of the batch put in another
-    order: kernels take row i for token i."""
+    """Raise InputError where attention, a scan, a shift or a rotation reads rows that a relation of the batch put in
+    another order: kernels take row i for token i."""
     for node in full.walk():
         seen = node.kind.name == "scan" or (node.kind.name == "product" and everyone not in node.args)
         if seen or (node.kind.name == "compose" and node.children[1].kind.name in BY_POSITION):

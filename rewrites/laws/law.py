@@ -97,6 +97,7 @@ operator = Sort("operator")  # any operator
 array = Sort("array")  # numbers of any rows and columns: [rows, columns]
 varying = Sort("varying", ("act",))  # a value that can be read at any width, but no constant
 entrywise = Sort("entrywise", ("entrywise",))
+lag = Sort("lag")  # a number of rows that a shift reads back
 count = Sort("count")  # a number of heads, h or the named one
 by_rows = Sort("operator", ("row_wise",))  # acts on each row by itself, at its position
 mixing = Sort("mixing")  # mixes rows
@@ -124,6 +125,18 @@ class Name:
 def is_variable(attribute: object) -> bool:
     """True if an attribute of a pattern is a variable: a Name, or a symbol of a size, but no space."""
     return isinstance(attribute, Name) or type(attribute) is sympy.Symbol
+
+
+def list_summands(attribute: object) -> tuple[str, ...]:
+    """Return the names of the variables that an attribute of a pattern is the sum of; empty for any other."""
+    return tuple(sorted(map(str, attribute.args))) if isinstance(attribute, sympy.Add) else ()
+
+
+def attribute_over(attribute: object, variables: Mapping[str, int]) -> object:
+    """Return an attribute of a pattern where its variables have these values."""
+    if names := list_summands(attribute):
+        return sum(variables[name] for name in names)
+    return variables[str(attribute)] if is_variable(attribute) else attribute
 
 
 @cache
@@ -257,6 +270,9 @@ VARIABLES = {
         typed_symbol(score_shapes, constant=True), lambda d, sort: by_distance(d.numbers(sort.last, 5), 2)
     ),
     "entrywise": Variable(lambda name, sort: symbol(name, *square_shapes(sort), **dict.fromkeys(sort.facts, True))),
+    "lag": Variable(
+        lambda name, sort: sympy.Symbol(name, integer=True, positive=True), lambda d, sort: 1 + int(d.rng.integers(3))
+    ),
     "count": Variable(lambda name, sort: sort.last or h, lambda d, sort: sampled(sort.last or h)),
 }
 ATTRIBUTE = Variable(lambda name, sort: Name(name))

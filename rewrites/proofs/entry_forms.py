@@ -324,6 +324,10 @@ class EntryValue:
         """Raise GaveUp: picked rows have no form."""
         raise GaveUp("rows that are picked")
 
+    def shift(self, k: int) -> EntryValue:
+        """Raise GaveUp: rows before have no form."""
+        raise GaveUp("rows that are shifted")
+
     def symbol(self, name: str, into: Shape, out: Shape) -> EntryValue:
         """Apply an unknown operator, as the comparison reads it."""
         return self.forms.through(self, self.forms.symbols[name])

@@ -143,6 +143,7 @@ def test_every_guard_has_its_counterexample():
         "level",
         "by_key",
         "keeps_order",
+        "maps_zero_to_zero",
         *FLAGS,
     }
 

@@ -32,6 +32,7 @@ from opmatrix.algebra.operators import (
     row,
     scan,
     share,
+    shift,
     total,
     turn,
     weight,
@@ -79,6 +80,9 @@ def test_what_is_proved_and_what_is_checked():
         ("keep_top", "rows one by one"),
         ("keep_top", "heads"),
         ("pick", "picked rows"),
+        ("shift", "sequences"),
+        ("shift", "columns"),
+        ("shift", "heads"),
         ("product", "sequences"),
         ("scan", "sequences"),
         ("ring", "ring of keys"),
@@ -181,6 +185,9 @@ def splits():
             yield Split(
                 term, mesh, BatchSizes(4, 12), SplitOptions(cuts={"R": "columns"} if mesh.axes[0].name == "tp" else {})
             )
+    for term in (scores @ shift(2), scores @ heads(4) @ shift(1) @ weight(at("H", 4, 2, 3)) @ total):
+        for mesh in (data, Mesh.of(cp=(2, "ring")), tensor):
+            yield Split(term, mesh, BatchSizes(4, 12), SplitOptions(cuts={"R": "columns"} if mesh is tensor else {}))
     pooled = product(given(PAIRS), given("features", 3, "V"), over=monoids.mean)
     for mesh in (Mesh.of(cp=(2, "ring")), data):
         yield Split(I @ weight(at("W", 6, 3)) @ pick("last"), mesh, BatchSizes(4, 12))
@@ -283,7 +290,7 @@ class half_decayed(monoids.softmax):
 
     def merge(a, b):
         top = np.maximum(a[0], b[0])
-        c = monoids.decay(a[0], top)
+        c = monoids.fall(a[0], top)
         return top, c * a[1] + b[1], c * a[2] + b[2]
 
 

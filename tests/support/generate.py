@@ -30,6 +30,7 @@ from opmatrix.algebra.operators import (
     rsqrt,
     scan,
     share,
+    shift,
     silu,
     softplus,
     square,
@@ -101,6 +102,8 @@ class Grower:
             ]
         if n == p and n % 2 == 0:
             found += [lambda: rotate(self.data(3, n // 2), self.data(3, n // 2))]
+        if n == p and self.tokens:
+            found += [lambda: shift(self.pick(1, 2))]
         if n == p and n > 2:
             found += [lambda: rotate(self.data(3, 1), self.data(3, 1), n - 2)]
         if n == p and not self.exact:

@@ -16,7 +16,7 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.relations import Sparse
 from opmatrix.algebra.monoid import Carrier, Monoid
-from opmatrix.algebra.operators import gelu, given, pick, product, relation, scan, turn, weight
+from opmatrix.algebra.operators import gelu, given, pick, product, relation, scan, shift, turn, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.positions.patterns import Pattern, among, causal, everyone, sequence, window
 from opmatrix.algebra.term import Operator
@@ -236,6 +236,24 @@ def rows_at_their_positions(over: type[Monoid], n: int, rng: np.random.Generator
             np.concatenate(parts),
             np.asarray(dense(term, x, zeros([QUERY_ROWS]))),
         )
+
+
+@try_parts(("shift", "sequences"), ("shift", "columns"), ("shift", "heads"), reason=BATCHES, over=(monoids.sum,))
+def rows_before(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
+    """Check that a rank shifts its sequences, its columns and its heads as the whole is shifted."""
+    lag, x = int(rng.integers(1, 4)), rng.normal(size=(sum(SEQUENCES), MANY))
+    ends, batch = np.cumsum([0, *SEQUENCES]), zeros(SEQUENCES)
+    whole = np.asarray(dense(shift(lag), x, batch))
+    pieces = [
+        np.asarray(dense(shift(lag), x[ends[lo] : ends[hi]], zeros(SEQUENCES[lo:hi])))
+        for lo, hi in uneven(len(SEQUENCES), n, rng)
+        if lo < hi
+    ]
+    compare_pieces("rows_before", "sequences", np.concatenate(pieces), whole)
+    columns = [np.asarray(dense(shift(lag), x[:, lo:hi], batch)) for lo, hi in uneven(MANY, n, rng)]
+    compare_pieces("rows_before", "columns", np.concatenate(columns, 1), whole)
+    deep = np.asarray(dense(shift(lag), x.T[..., None], batch))
+    compare_pieces("rows_before", "heads", deep[..., 0].T, whole)
 
 
 # ---- relations: rows that entries name

@@ -157,6 +157,10 @@ class TracedValue:
         """Note a pick of one row for each row of the relation."""
         return self.then("pick", more=(relation,), shape=self.shape.pick(relation))
 
+    def shift(self, k: int) -> TracedValue:
+        """Note a shift by k rows of the same sequence; a k below 0 looks behind."""
+        return self.then("shift", more=(k,), shape=self.shape.shift(k))
+
     def given(self, field: str, cols: LiveSize) -> TracedValue:
         """Note one-hot rows of a field of the batch."""
         return self.trace.write("given", (), (field, cols), self.shape.given(field, cols))

@@ -131,6 +131,11 @@ class Seeing(ByHeads):
         """Multiply by the batch's mask of this name, and divide by 1 - rate."""
         return self.of(self.array * mask_of(self.batch, name, self.array.shape) / (1 - rate))
 
+    def shift(self, k: int) -> Self:
+        """Return the row k before each row in its sequence, zeros where there is none."""
+        at = needed(self.batch, f"shift({k})").rows_before(k)
+        return self.of(np.where(at[:, None] < 0, 0, self.array[..., at, :]))
+
     def fold(self, h: int) -> Self:
         """Sum neighbouring heads, so that h are left."""
         stacked = self.array.reshape(-1, *self.array.shape[-2:])
@@ -204,6 +209,11 @@ class SeeingEntries:
         scale = self.number(1.0) / self.number(1 - rate)
         reading = self.of(self.value.shape, lambda *at: self.value[at] * self.number(float(mask[at])) * scale)
         return replace(reading)
+
+    def shift(self: Entrywise, k: int) -> Entrywise:  # type: ignore[misc]    # mixed into it
+        """Return the row k before each row in its sequence, zeros where there is none."""
+        at, zero = needed(self.batch, f"shift({k})").rows_before(k), self.number(0.0)
+        return self.of(self.value.shape, lambda h, r, j: zero if at[r] < 0 else self.value[h, at[r], j])
 
     def fold(self: Entrywise, h: int) -> Entrywise:  # type: ignore[misc]    # mixed into it
         """Sum neighbouring heads, entry by entry, so that h are left."""

@@ -133,6 +133,10 @@ class CountedShape:
         """Count the numbers of the picked rows."""
         return self.of(self.shape.pick(relation))
 
+    def shift(self, k: int) -> CountedShape:
+        """Count the numbers of shifted rows."""
+        return self.of(self.shape.shift(k))
+
     def entered(self, port: object) -> NoReturn:
         """Raise TypeError: inputs are values of steps, so no term of a step has one."""
         raise TypeError("an input is a value, not a term of a step")

@@ -15,6 +15,7 @@ from opmatrix.runtime.declarations.costs import by_scores
 from opmatrix.runtime.declarations.fitting import SCORED, heads_of, same, timed_batches
 from opmatrix.runtime.declarations.kernel import Arguments, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import Array, Heads, Scores
+from opmatrix.runtime.declarations.padded import Padded, group_heads, multiply_distances, score_keys
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Numbers
@@ -87,6 +88,15 @@ class relative_scores(Arguments):
     def reference(a) -> Doubles:
         """Multiply queries, keys and tables in float64, and choose columns by distance."""
         return all_scores(a, a)
+
+    def padded(a) -> Padded:
+        """Multiply queries, keys and tables, and choose columns by distance."""
+        heads, at = max(a.q.shape[2], a.k.shape[2]), a.batch.positions
+        total = score_keys(a.q, a.k, heads)
+        q, k = (np.swapaxes(group_heads(x, heads), 1, 2) for x in (a.q, a.k))
+        if a.ahead is not None:
+            total = total + multiply_distances(q, a.ahead, at)
+        return total if a.behind is None else total + np.swapaxes(multiply_distances(k, a.behind, at), 2, 3)
 
     def bound(a) -> Doubles:
         """Return γ_(d+3) of the sum of all products of sizes: the errors of the products and their sum; for numbers

@@ -48,6 +48,8 @@ class RowExpressions(VectorText):
                 return self.literal(node.extra)
             case "value" | "const":
                 return self.stored(node, h, at, lanes)
+            case "shift":
+                return self.shifted(node, h, at, lanes)
             case "index":
                 return self.name(f"lane_numbers(f4({at}))")
             case "part":
@@ -66,6 +68,14 @@ class RowExpressions(VectorText):
             case "map":
                 return self.operation(node.extra, [self.value(arg, h, at, lanes) for arg in node.args])
         raise ValueError(f"{node.op}: no such operation")
+
+    def shifted(self, node: RowValue, h: str, at: str, lanes: str) -> str:
+        """Load columns of an operand in a row before, zeros where the sequence has none: a row that exists is read in
+        its place."""
+        number, lag = node.args[0].extra, node.extra
+        place = join_sum(f"x{number}_{lag}", scaled(h, f"c.x{number}_head"), at)
+        there = self.name(f"one_number({place})" if node.cols == 1 else f"get({place}, {lanes})")
+        return self.name(f"lanes_of(has{lag}, {there}, {self.literal(0.0)})")
 
     def flat(self, node: RowValue, at: str, lanes: str) -> str:
         """Load columns of the heads of a value, side by side, as they are stored."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from formats.core.arrays import readable, separate, writable
+from formats.core.arrays import as_contiguous, readable, separate, writable
 from formats.host.threads import threads
 from formats.kernels.attentions.heads import heads_of
 from formats.kernels.engine.compiled import FUNCTIONS
@@ -21,6 +21,7 @@ from formats.kernels.generated.rowwise.row_values import ABREAST, RowValue
 from formats.kernels.generated.rowwise.scalar_functions import SCALAR_OPERATIONS
 from formats.kernels.generated.rowwise.scalar_graphs import count_waiting
 
+SHIFTED = 2.0  # operations of a number of a row before: it is loaded, and chosen or not
 OVERLAPPING = 20.0  # operations of a number that overlap with the next
 HOME = "formats.kernels.generated.rowwise.row_lanes"  # the vocabulary of the texts
 
@@ -70,14 +71,23 @@ class RowKernel:
         """The values and arrays that it reads, by kind and number."""
         return operands_of(self.root)
 
-    def __call__(self, values: Sequence[np.ndarray], arrays: Sequence[np.ndarray], out: np.ndarray) -> np.ndarray:
-        """Compute out (T, columns), or (T, heads, columns), from values with as many rows. ValueError for arrays that
-        do not fit."""
+    def __call__(
+        self,
+        values: Sequence[np.ndarray],
+        arrays: Sequence[np.ndarray],
+        out: np.ndarray,
+        positions: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Compute out (T, columns), or (T, heads, columns), from values with as many rows. A kernel that reads rows
+        before needs the `positions` of rows in their sequences, which follow one another. ValueError for arrays that do
+        not fit."""
         T, wanted = len(out), (self.root.heads, self.root.cols)
         if (out.shape[1:] if out.ndim == 3 else (1, *out.shape[1:])) != wanted:
             raise ValueError(f"out: {out.shape} is not (rows, {wanted[0]}, {wanted[1]})")
         writable("out", out)
         places = locate_operands(self.operands, values, arrays, out)
+        if self.written.shifts:
+            places.append(locate_positions(positions, T))
         if not out.size:
             return out
         workers = threads()
@@ -169,6 +179,8 @@ def count_inside(loops: Loops, node: RowValue, own: bool, seen: set[int]) -> tup
     if id(node) in seen:
         return 0.0, 0.0
     seen.add(id(node))
+    if node.op == "shift":
+        return SHIFTED, 0.0
     if (id(node) in loops.kept and not own) or not node.args:
         return float(node.op != "literal"), 0.0
     function = SCALAR_OPERATIONS[node.extra] if node.op == "map" else None
@@ -187,3 +199,11 @@ def locate_rows(name: str, value: np.ndarray, rows: int) -> tuple[int, int, int]
     if len(value) != rows:
         raise ValueError(f"{name}: {len(value)} rows, where {rows} are needed")
     return address(value), step(value), value.shape[1]
+
+
+def locate_positions(positions: np.ndarray | None, rows: int) -> int:
+    """Return the address of the positions of rows. ValueError for positions of other rows, and without any."""
+    if positions is None or positions.shape != (rows,):
+        given = None if positions is None else positions.shape
+        raise ValueError(f"positions: {given}, where one for each of {rows} rows is needed")
+    return address(as_contiguous("positions", positions, np.int64))

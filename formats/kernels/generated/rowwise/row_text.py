@@ -29,6 +29,7 @@ class RowText(RowExpressions):
     written_columns: tuple[int, int] = (0, 0)  # columns of that loop: the first, and the end
 
     def __post_init__(self) -> None:
+        self.shifts = [node for node in self.root.walk() if node.op == "shift"]
         self.loops = Loops(self.root)
         self.kept = self.loops.number
         for number, entry in enumerate(self.loops.items):
@@ -262,6 +263,7 @@ class RowText(RowExpressions):
         return [
             *values,
             *(f"c{k}" for k in range(self.arrays)),
+            *["positions"] * bool(self.shifts),
             "out",
             "out_row",
             "out_head",
@@ -272,6 +274,16 @@ class RowText(RowExpressions):
             *self.sizes.values(),
             *(name for _, name in self.places.values()),
         ]
+
+    def rows_before(self) -> list[str]:
+        """Return the lines that find the rows before a row: the address of each that is read, the row itself where its
+        sequence has none, and a vector that is not 0 where it has."""
+        places = dict.fromkeys((node.args[0].extra, node.extra) for node in self.shifts)
+        found = ["position = longs(c.positions + 8 * row, 1)[0]"] if places else []
+        for lag in dict.fromkeys(lag for _, lag in places):
+            found.append(f"back{lag} = row - {lag} if position >= {lag} else row")
+            found.append(f"has{lag} = in_all_lanes(ONE if position >= {lag} else ZERO)")
+        return [*found, *(f"x{k}_{lag} = c.x{k} + 4 * back{lag} * c.x{k}_row" for k, lag in places)]
 
     def whole(self) -> str:
         """Return the whole text."""
@@ -290,7 +302,7 @@ class RowText(RowExpressions):
         inside = [*sizes, *(["base = c.room + worker * c.apart", *rooms] if rooms else [])]
         loop = [
             "    for row in range(item * c.rows, min((item + 1) * c.rows, c.T)):",
-            *(f"        {line}" for line in (*rows, "out = c.out + 4 * row * c.out_row")),
+            *(f"        {line}" for line in (*rows, *self.rows_before(), "out = c.out + 4 * row * c.out_row")),
         ]
         lines = [line[4:] for line in self.lines]
         return "\n".join([*head, *(f"    {line}" for line in inside), *loop, *lines, ""])
