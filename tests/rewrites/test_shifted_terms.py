@@ -174,3 +174,10 @@ def test_two_shifts_are_one_as_far_as_kernels_read(lags, merged):
     batch = om.Batch([RNG.integers(0, 23, 40), [1, 2]])
     schedule = om.schedule(term, batch)
     np.testing.assert_allclose(schedule.run(batch), dense(term, batch), rtol=1e-5, atol=1e-6)
+
+
+def test_steps_of_a_derivation_are_instances_of_the_laws_of_shifts():
+    table, inner = weight(om.Data(RNG.normal(size=(23, 6)), "E")), weight(om.Data(RNG.normal(size=(6, 6)), "W"))
+    explored = om.explore(table @ shift(1) @ inner @ shift(2) @ silu, om.Batch([RNG.integers(0, 23, 300), [1, 2]]))
+    assert explored.derivation.checked < 1e-9
+    assert {"shift_late", "shift_twice"} <= {law for part in explored.derivation.parts for law in part.laws()}
