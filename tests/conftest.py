@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from deep_parts import PARTS, is_left
+from deep_parts import PARTS, is_left, runs_all
+from hypothesis import HealthCheck, settings
 from poisoned import poison
 from tiny_config import CONFIG
 
@@ -27,6 +28,9 @@ SHARED = {"optimized", "once"}  # fixtures that several modules ask for
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 gc.set_threshold(50_000, 10, 10)  # as the command line has it
+# Drawn examples may take their time: a busy machine is no fault of theirs.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def whole(config):
@@ -50,7 +54,8 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     """Who names a file or a test runs what is deep, too, or the part of it that is named."""
     told = getattr(config, "workerinput", None)
-    config.option.deep |= told["deep"] if told else not whole(config) and config.option.deep_part is None
+    option = config.option
+    option.deep = told["deep"] if told else runs_all(option.deep, not whole(config), option.deep_part)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -20,6 +20,7 @@ from opmatrix.algebra.batch.batch import FIELDS
 from opmatrix.algebra.batch.relations import relation
 from opmatrix.algebra.batch.signature import FLOAT, Port
 from opmatrix.algebra.data import Data, Promised
+from opmatrix.algebra.monoids import decay as decay
 from opmatrix.algebra.monoids import max as maximum
 from opmatrix.algebra.monoids import mean, softmax
 from opmatrix.algebra.monoids import min as minimum
@@ -68,6 +69,8 @@ __all__ = [
     "compose",
     "const",
     "conv",
+    "cumsum",
+    "decay",
     "diag",
     "diagonal",
     "exp",
@@ -122,6 +125,7 @@ share: Operator = nodes.share()  # row-wise softmax
 sum_heads, transpose = total, turn  # the names that numpy's users look for
 zero: Operator = named("zero", ones * 0.0)  # as wide as the value it meets; linear whatever its number
 centre: Operator = named("centre", I - mean)
+cumsum: Operator = named("cumsum", scan(const(1.0), I))  # of each sequence, up to each row
 
 gelu, gelu_tanh, log1p_relu, relu, rsqrt, sigmoid, silu, softplus, square, tanh = map(
     nodes.SCALAR_FUNCTIONS.__getitem__,

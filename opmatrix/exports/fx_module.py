@@ -9,8 +9,7 @@ import numpy as np
 
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.signature import FLOAT, INTEGER
-from opmatrix.algebra.data import Numeric
-from opmatrix.exports.graph import BATCH, BOOL, LENGTH, ArrayNode
+from opmatrix.exports.graph import BATCH, BOOL, LENGTH, ArrayGraph, ArrayNode
 from opmatrix.exports.program_graph import ProgramGraph, live_nodes, read_program
 from opmatrix.runtime.declarations.padded import Padded
 
@@ -44,8 +43,7 @@ def make_module(read: ProgramGraph) -> "torch.fx.GraphModule":
     for number in sorted(live_nodes(read.graph, read.outputs) - values.keys()):
         node = read.graph.nodes[number]
         if node.operation == "constant":
-            name = register(torch, root, node.attributes[0], read.graph.constants[node.attributes[0]])
-            values[number] = graph.get_attr(name)
+            values[number] = graph.get_attr(register(torch, root, read.graph, *node.attributes))
             continue
         operands = [values[operand] for operand in node.operands]
         values[number] = operations[node.operation](Calls(torch, graph, node), *operands)
@@ -54,12 +52,14 @@ def make_module(read: ProgramGraph) -> "torch.fx.GraphModule":
     return torch.fx.GraphModule(root, graph, "Program")
 
 
-def register(torch: ModuleType, root: Padded, name: str, array: Numeric) -> str:
-    """Store a constant in a module: of one floating-point number or of whole numbers as a buffer, else as a
-    parameter."""
+def register(torch: ModuleType, root: Padded, graph: ArrayGraph, name: str) -> str:
+    """Store a constant in a module: a weight of a program as a parameter, any other as a buffer. Return its attribute:
+    its name as an identifier that the module has not."""
     attribute = "".join(letter if letter.isalnum() else "_" for letter in name)
-    tensor = torch.from_numpy(np.array(array))
-    if tensor.is_floating_point() and tensor.ndim:
+    while hasattr(root, attribute) or not attribute.isidentifier():
+        attribute = f"_{attribute}"
+    tensor = torch.from_numpy(np.array(graph.constants[name]))
+    if name in graph.weights and tensor.is_floating_point():
         root.register_parameter(attribute, torch.nn.Parameter(tensor))
     else:
         root.register_buffer(attribute, tensor)
@@ -147,6 +147,7 @@ def torch_operations(torch: ModuleType) -> dict[str, TorchOperation]:
         "slice": cut,
         "transpose": lambda call, x: call(torch.permute, x, call.node.attributes[0]),
         "take": take,
+        "take_columns": lambda call, x, at: call(torch.gather, x, -1, at),
         "take_places": lambda call, x, at: call(pick_rows, x, at),
         "cumsum": lambda call, x: call(torch.cumsum, x, call.node.attributes[0]),
         "cast": lambda call, x: call.method("to", x, types[call.node.dtype]),

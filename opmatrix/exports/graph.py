@@ -43,6 +43,7 @@ class ArrayGraph:
         self.numbers: dict[ArrayNode, int] = {}
         self.constants: dict[str, Numeric] = {}
         self.names: dict[tuple[object, ...], str] = {}
+        self.weights: set[str] = set()  # names of constants that are weights of a program
         self.held: list[Numeric] = []  # arrays whose places in memory are names
 
     def add(
@@ -64,15 +65,19 @@ class ArrayGraph:
         """Add an input of whole numbers, (batch, length)."""
         return self.add("input", (), (name,), OPEN, INTEGER)
 
-    def name(self, array: Numeric, name: str) -> str:
-        """Name a constant array, unless it has a name; return its name. The same array in memory, or the same few
-        numbers, is one constant."""
-        place = array.tobytes() if array.size <= FEW_NUMBERS else array.__array_interface__["data"][0]
-        key = array.dtype.str, array.shape, array.strides, place
+    def name(self, array: Numeric, name: str = "") -> str:
+        """Name a constant array, unless it has a name; return its name. The same array in memory is one constant, and
+        so are the same few numbers, but for weights, which have names: weights that are equal may be trained apart."""
+        form = array.dtype.str, array.shape, array.strides
+        place = *form, array.__array_interface__["data"][0]
+        few = not name and place not in self.names and array.size <= FEW_NUMBERS
+        key = (*form, array.tobytes()) if few else place
         if key not in self.names:
             taken = not name or name in self.names.values()
             self.names[key] = f"constant{len(self.names)}" if taken else name
             self.held.append(array)
+            if name:
+                self.weights.add(self.names[key])
         return self.names[key]
 
     def constant(self, array: Numeric, name: str = "") -> "SymbolicArray":
@@ -487,6 +492,12 @@ def record_row_of_each(x: SymbolicArray, at: SymbolicArray) -> SymbolicArray:
     return x.graph.add("take_places", [x, at], [], (x.shape[0], *x.shape[2:]), x.dtype)
 
 
+def record_columns(x: SymbolicArray, places: SymbolicArray) -> SymbolicArray:
+    """Record `take_columns`."""
+    at: SymbolicArray = places + np.zeros((1, int(x.shape[1]), 1, 1), np.int64)
+    return x.graph.add("take_columns", [x, at], [], (*x.shape[:3], at.shape[3]), x.dtype)
+
+
 RECORDED: Mapping[str, RecordFunction] = {
     "into_heads": record_split,
     "out_of_heads": record_join,
@@ -496,4 +507,5 @@ RECORDED: Mapping[str, RecordFunction] = {
     "keep_largest": record_largest,
     "take_rows": record_rows,
     "take_places": record_row_of_each,
+    "take_columns": record_columns,
 }

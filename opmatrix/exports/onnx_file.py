@@ -156,6 +156,7 @@ WRITERS: dict[str, OnnxOperation] = {
     "transpose": lambda write, node, x: write("Transpose", x, perm=node.attributes[0]),
     "take": lambda write, node, x, at: write("Gather", x, at, axis=node.attributes[0]),
     "take_places": write_places,
+    "take_columns": lambda write, node, x, at: write("GatherElements", x, at, axis=-1),
     "cumsum": lambda write, node, x: write("CumSum", x, write.numbers(node.attributes[0])),
     "argmax": write_argmax,
     "cast": write_cast,

@@ -18,7 +18,12 @@ from formats.storage.format import Format
 from opmatrix.models.encoders.bert import LAYER_NAMES, SHORT
 from opmatrix.runtime.program import Program, Step
 
-NUMBERS = {"dense": "F32", "packed": "F32", "bf16": "BF16", "half": "F16"}  # formats, and their number types in files
+WRITTEN_NUMBERS = {
+    "dense": "F32",
+    "packed": "F32",
+    "bf16": "BF16",
+    "half": "F16",
+}  # formats, and their number types in files
 CLASSES = {
     "bert": "BertModel",
     "roberta": "RobertaModel",
@@ -29,33 +34,37 @@ CLASSES = {
     "mistral": "MistralModel",
     "qwen2": "Qwen2Model",
 }  # families, and their classes without a head
-TABLES = {"tokens": "word", "positions": "position", "kinds": "token_type"}  # fields of a batch, and names of tables
+TABLE_NAMES = {
+    "tokens": "word",
+    "positions": "position",
+    "kinds": "token_type",
+}  # fields of a batch, and names of tables
 PICKED = "first", "last"  # poolings that choose a row
 TIED = 1e-6  # relative difference of a head from the table of tokens with gains
 
 
-class Weights(NamedTuple):
+class StoredNumbers(NamedTuple):
     """The numbers of a tensor in float32, and the number type that holds them exactly."""
 
     numbers: Floats
     number: str = "F32"
 
 
-class Product(NamedTuple):
+class PlainProduct(NamedTuple):
     """A product of a program, or some of its columns: the value that it multiplies, its weight as files have it (p, n),
     its bias (p,) if it has one."""
 
     x: str
-    weight: Weights
+    weight: StoredNumbers
     bias: Floats | None
 
-    def scaled(self, factor: float) -> "Product":
+    def scaled(self, factor: float) -> "PlainProduct":
         """Return the product times a factor. A power of two leaves numbers in their type."""
         if abs(factor - 1) < UNIT:
             return self
         number = self.weight.number if frexp(factor)[0] == 0.5 else "F32"
         bias = None if self.bias is None else (self.bias * factor).astype(np.float32)
-        return Product(self.x, Weights((self.weight.numbers * factor).astype(np.float32), number), bias)
+        return PlainProduct(self.x, StoredNumbers((self.weight.numbers * factor).astype(np.float32), number), bias)
 
 
 class LayerSizes(NamedTuple):
@@ -72,7 +81,7 @@ class PlainModel:
     """The tensors of a model by their names in files, and the sizes of its layers. `head`: it scores a vocabulary;
     `tied`: by the table of tokens."""
 
-    tensors: dict[str, Weights] = field(default_factory=dict)
+    tensors: dict[str, StoredNumbers] = field(default_factory=dict)
     layers: list[LayerSizes] = field(default_factory=list)
     head: bool = False
     tied: bool = False
@@ -118,23 +127,25 @@ class ProgramReader:
             return several[0]
         raise no_place(what, f"is {len(several) or 'no'} steps of the program")
 
-    def weights(self, name: str) -> Weights:
+    def weights(self, name: str) -> StoredNumbers:
         """Return a constant. Raises InputError for one in a format that is neither exact nor a number type."""
         constant = self.program.constants[name]
-        if isinstance(constant, Format) and constant.name in NUMBERS:
-            return Weights(constant.unpack(), NUMBERS[constant.name])
+        if isinstance(constant, Format) and constant.name in WRITTEN_NUMBERS:
+            return StoredNumbers(constant.unpack(), WRITTEN_NUMBERS[constant.name])
         if isinstance(constant, np.ndarray):
-            return Weights(np.asarray(constant, np.float32))
+            return StoredNumbers(np.asarray(constant, np.float32))
         kind = getattr(constant, "name", type(constant).__name__)
-        raise InputError(f"--hf: {name} is stored as {kind}: only {', '.join(NUMBERS)} are written: give --onnx")
+        raise InputError(
+            f"--hf: {name} is stored as {kind}: only {', '.join(WRITTEN_NUMBERS)} are written: give --onnx"
+        )
 
-    def row(self, step: Step, operand: str, otherwise: float, width: int) -> Weights:
+    def row(self, step: Step, operand: str, otherwise: float, width: int) -> StoredNumbers:
         """Return an operand that is a row, or one that changes nothing where a step has none."""
         if operand in step.operands:
-            return Weights(np.broadcast_to(self.weights(step.operands[operand]).numbers, width).copy())
-        return Weights(np.full(width, otherwise, np.float32))
+            return StoredNumbers(np.broadcast_to(self.weights(step.operands[operand]).numbers, width).copy())
+        return StoredNumbers(np.full(width, otherwise, np.float32))
 
-    def product(self, name: str, low: int = 0, high: int | None = None) -> Product:
+    def product(self, name: str, low: int = 0, high: int | None = None) -> PlainProduct:
         """Return the product that gives a value, through steps that choose its columns. Raises InputError for a value
         of another step."""
         step = self.steps.get(name)
@@ -145,16 +156,16 @@ class ProgramReader:
             raise no_place(name, f"is a step of {step.kernel if step else 'no kernel'}, not of a product")
         numbers, number = self.weights(step.operands["weight"])
         bias = self.weights(step.operands["bias"]).numbers[low:high] if "bias" in step.operands else None
-        weight = Weights(np.ascontiguousarray(numbers[:, low:high].T), number)
-        return Product(step.operands["x"], weight, bias)
+        weight = StoredNumbers(np.ascontiguousarray(numbers[:, low:high].T), number)
+        return PlainProduct(step.operands["x"], weight, bias)
 
-    def attentions(self) -> Iterator[tuple[Step, dict[str, Product], LayerSizes]]:
+    def attentions(self) -> Iterator[tuple[Step, dict[str, PlainProduct], LayerSizes]]:
         """Yield each step of attention with its products by part, and its sizes, without units. Raises InputError for
         another step between them."""
         for step in self.program.steps:
             if step.kernel != "attention":
                 continue
-            products, counts = dict[str, Product](), dict[str, int]()
+            products, counts = dict[str, PlainProduct](), dict[str, int]()
             for part in "qkv":
                 name = step.operands[part]
                 while (before := self.steps[name]).kernel in ("heads", "rotate"):
@@ -177,11 +188,11 @@ class ProgramReader:
         """Return the step that begins the program. Raises InputError for one of another kernel."""
         return self.one((step for step in self.program.steps if step.kernel == "embed"), "the embedding")
 
-    def table(self, step: Step, at: int) -> Weights:
+    def table(self, step: Step, at: int) -> StoredNumbers:
         """Return a table of an embedding, a row a token."""
         numbers, number = self.weights(step.operands[f"table{at}"])
         turned = str(at) in str(step.attributes.get("turned", "")).split(",")
-        return Weights(np.ascontiguousarray(numbers.T if turned else numbers), number)
+        return StoredNumbers(np.ascontiguousarray(numbers.T if turned else numbers), number)
 
 
 @dataclass(frozen=True)
@@ -196,7 +207,7 @@ class NormedBehindReader:
         """Read all layers."""
         model, embed = PlainModel(), self.reader.embedding()
         for at, name in enumerate(str(embed.attributes["fields"]).split(",")):
-            model.tensors[f"embeddings.{TABLES[name]}_embeddings.weight"] = self.reader.table(embed, at)
+            model.tensors[f"embeddings.{TABLE_NAMES[name]}_embeddings.weight"] = self.reader.table(embed, at)
         width = model.tensors["embeddings.word_embeddings.weight"].numbers.shape[1]
         self.norm(model, embed, "embeddings.LayerNorm", width)
         stream = embed.output
@@ -234,14 +245,14 @@ class NormedBehindReader:
         model.tensors[f"{name}.weight"] = self.reader.row(step, "gain", 1.0, width)
         model.tensors[f"{name}.bias"] = self.reader.row(step, "shift", 0.0, width)
 
-    def linear(self, model: PlainModel, name: str, product: Product) -> None:
+    def linear(self, model: PlainModel, name: str, product: PlainProduct) -> None:
         """Note a product, with a bias of zeros where it has none."""
         model.tensors[f"{name}.weight"] = product.weight
         bias = np.zeros(len(product.weight.numbers), np.float32) if product.bias is None else product.bias
-        model.tensors[f"{name}.bias"] = Weights(bias)
+        model.tensors[f"{name}.bias"] = StoredNumbers(bias)
 
 
-Stream = tuple[object, ...]  # a sum of the residual stream: the products that were added to it, one after another
+SummedStream = tuple[object, ...]  # a sum of the residual stream: the products that were added to it, one after another
 
 
 @dataclass(frozen=True)
@@ -258,7 +269,7 @@ class GatedReader:
         table = self.reader.table(embed, 0)
         model.tensors["embed_tokens.weight"] = table
         width = table.numbers.shape[1]
-        stream: Stream = (embed.output,)
+        stream: SummedStream = (embed.output,)
         for number, (attention, products, sizes) in enumerate(self.reader.attentions()):
             at = f"layers.{number}"
             [normed] = {product.x for product in products.values()} or {""}
@@ -277,7 +288,7 @@ class GatedReader:
         self.end(model, stream, width, tied)
         return model
 
-    def stream(self, name: str) -> Stream:
+    def stream(self, name: str) -> SummedStream:
         """Return the stream that a value is, before a norm of the same step."""
         step = self.reader.steps.get(name)
         if step is not None and step.kernel == "pool" and step.attributes["how"] in PICKED:
@@ -286,12 +297,12 @@ class GatedReader:
             return (name,)
         return (*self.stream(step.operands["residual"]), step.operands["weight"], step.operands.get("bias"))
 
-    def normed_stream(self, name: str) -> Stream:
+    def normed_stream(self, name: str) -> SummedStream:
         """Return the stream that a value is the norm of."""
         step = self.reader.steps[name]
         return self.stream(step.operands["x"] if step.kernel == "pointwise" else name)
 
-    def added(self, name: str, stream: Stream, x: str | None) -> tuple[Product, Stream]:
+    def added(self, name: str, stream: SummedStream, x: str | None) -> tuple[PlainProduct, SummedStream]:
         """Return the product of `x`, or of any value, that is added to a stream, and the sum. It may be two steps, one
         of which gives the norm of the sum."""
         sums = {
@@ -307,7 +318,7 @@ class GatedReader:
         [(behind, output)] = sums.items()
         return self.reader.product(output), behind
 
-    def gated(self, name: str, where: str) -> tuple[Product, Product]:
+    def gated(self, name: str, where: str) -> tuple[PlainProduct, PlainProduct]:
         """Return the products of a gate and of what it multiplies. Raises InputError for another unit."""
         step = self.reader.steps[name]
         if step.kernel in ("linear", "pointwise") and "times" in step.operands:
@@ -317,7 +328,7 @@ class GatedReader:
             return self.reader.product(gate), self.reader.product(up)
         raise no_place(where, "is no gated unit")
 
-    def norm(self, model: PlainModel, name: str, value: str, stream: Stream, width: int) -> None:
+    def norm(self, model: PlainModel, name: str, value: str, stream: SummedStream, width: int) -> None:
         """Note the gain of a norm. Raises InputError unless the value is the norm of a stream."""
         step = self.reader.steps.get(value)
         if step is None or "eps" not in step.attributes or self.normed_stream(value) != stream:
@@ -327,16 +338,16 @@ class GatedReader:
             raise no_place(f"{name}.bias", f"is the {min(odd)} of a norm")
         model.tensors[f"{name}.weight"] = self.reader.row(step, "gain", 1.0, width)
 
-    def linear(self, model: PlainModel, name: str, product: Product, biased: bool = False) -> None:
+    def linear(self, model: PlainModel, name: str, product: PlainProduct, biased: bool = False) -> None:
         """Note a product. Raises InputError for a bias that its class has not."""
         model.tensors[f"{name}.weight"] = product.weight
         if biased:
             bias = np.zeros(len(product.weight.numbers), np.float32) if product.bias is None else product.bias
-            model.tensors[f"{name}.bias"] = Weights(bias)
+            model.tensors[f"{name}.bias"] = StoredNumbers(bias)
         elif product.bias is not None:
             raise no_place(f"{name}.bias", "is a row that laws left behind a product")
 
-    def end(self, model: PlainModel, stream: Stream, width: int, tied: bool) -> None:
+    def end(self, model: PlainModel, stream: SummedStream, width: int, tied: bool) -> None:
         """Note the last norm, and the head behind it, or behind the last row of each text."""
         output = self.reader.steps[self.reader.program.output]
         head = output if output.kernel == "linear" and "residual" not in output.operands else None
@@ -354,7 +365,7 @@ class GatedReader:
             model.tensors["lm_head.weight"] = scores.weight
             return
         model.tied = True
-        model.tensors["norm.weight"] = Weights(model.tensors["norm.weight"].numbers * gains)
+        model.tensors["norm.weight"] = StoredNumbers(model.tensors["norm.weight"].numbers * gains)
 
 
 def find_gains(head: Floats, table: Floats) -> Floats | None:

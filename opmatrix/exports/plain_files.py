@@ -4,7 +4,6 @@ tokenizer, modules, pooling and prompts. It is read again and compared with the 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,15 @@ from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
 from opmatrix.exports.exported_files import fresh_files
-from opmatrix.exports.plain_class import CLASSES, LayerSizes, PlainModel, Weights, check_uniform, no_place, read_plain
+from opmatrix.exports.plain_class import (
+    CLASSES,
+    LayerSizes,
+    PlainModel,
+    StoredNumbers,
+    check_uniform,
+    no_place,
+    read_plain,
+)
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.files.directory.declared import KNOWN
 from opmatrix.files.directory.model_files import (
@@ -27,10 +34,11 @@ from opmatrix.files.directory.model_files import (
 )
 from opmatrix.inference.pooling import Pooling
 from opmatrix.models import spelling
+from opmatrix.models.config import Settings
 from opmatrix.runtime.program import Program
 
 DIFFERENCE = 1e-5  # largest relative difference of the directory's model from the program, in float64
-LENGTHS = 7, 1, 4  # tokens of the texts that both are compared on
+COMPARED_LENGTHS = 7, 1, 4  # tokens of the texts that both are compared on
 TORCH_NUMBERS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 SPECIAL = {
     "unk_token": ("[UNK]", "<unk>"),
@@ -40,7 +48,7 @@ SPECIAL = {
     "pad_token": ("[PAD]", "<pad>"),
 }  # roles of tokens, with the texts that they have in vocabularies
 ALIGNED = 8  # bytes that a header of safetensors is a multiple of
-KIND = "sentence_transformers.models"
+SENTENCE_MODULES = "sentence_transformers.models"
 POOLING, NORMALIZE = "1_Pooling", "2_Normalize"
 
 
@@ -55,14 +63,14 @@ def export_plain(program: Program, target: str | Path) -> str:
     check_written(program, pooling)
     model = read_plain(program, family, bool(config.get("tie_word_embeddings", family != "llama")))
     sizes = check_uniform(model.layers)
-    settings = describe_config(dict(config), family, model, sizes)
+    settings = describe_config(config, family, model, sizes)
     with fresh_files(place := Path(target)) as fresh:
         folder = fresh / place.name
         folder.mkdir()
         write_json(folder / CONFIG, settings)
         write_weights(folder / WEIGHTS, name_tensors(model, family, settings))
         write_text_files(folder, program, pooling, settings)
-        difference = compare(program, folder)
+        difference = compare_plain(program, folder)
     return describe(place, settings, model, sizes, difference)
 
 
@@ -80,10 +88,10 @@ def check_written(program: Program, pooling: Pooling) -> None:
 # ---- configuration and weights
 
 
-def describe_config(config: dict[str, Any], family: str, model: PlainModel, sizes: LayerSizes) -> dict[str, Any]:
+def describe_config(source: Settings, family: str, model: PlainModel, sizes: LayerSizes) -> Settings:
     """Return the configuration of the class with the program's sizes. Raises InputError for heads that it cannot
     have."""
-    heads = spelling(config, "num_attention_heads")
+    config, heads = dict(source), spelling(source, "num_attention_heads")
     table = next(iter(model.tensors.values()))  # of tokens
     if "embed_tokens.weight" in model.tensors:
         config |= {"num_key_value_heads": sizes.key_heads, "head_dim": sizes.columns}
@@ -107,27 +115,29 @@ def describe_config(config: dict[str, Any], family: str, model: PlainModel, size
     }
 
 
-def first_position(config: Mapping[str, Any], family: str) -> int:
+def first_position(config: Settings, family: str) -> int:
     """Return the row of the first position in the table of a family."""
     if CLASSES[family].removesuffix("Model") not in ("Roberta", "XLMRoberta", "Camembert"):
         return 0
     return int(config.get("pad_token_id", 1)) + 1
 
 
-def name_tensors(model: PlainModel, family: str, config: Mapping[str, Any]) -> dict[str, Weights]:
+def name_tensors(model: PlainModel, family: str, config: Settings) -> dict[str, StoredNumbers]:
     """Return the tensors by their names in files: rows before the first position are zeros, as no text has them."""
     name = "embeddings.position_embeddings.weight"
     if name in model.tensors and (first := first_position(config, family)):
         table, number = model.tensors[name]
-        model.tensors[name] = Weights(np.concatenate([np.zeros((first, table.shape[1]), np.float32), table]), number)
+        model.tensors[name] = StoredNumbers(
+            np.concatenate([np.zeros((first, table.shape[1]), np.float32), table]), number
+        )
     if not model.head:
         return model.tensors
     return {key if key == "lm_head.weight" else f"model.{key}": tensor for key, tensor in model.tensors.items()}
 
 
-def write_weights(file: Path, tensors: Mapping[str, Weights]) -> None:
+def write_weights(file: Path, tensors: Mapping[str, StoredNumbers]) -> None:
     """Write tensors as transformers reads them, each in the number type that holds it exactly."""
-    stored = {name: narrowed(numbers, number) for name, (numbers, number) in tensors.items()}
+    stored = {name: narrow_numbers(numbers, number) for name, (numbers, number) in tensors.items()}
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, array in stored.items():
@@ -140,7 +150,7 @@ def write_weights(file: Path, tensors: Mapping[str, Weights]) -> None:
         out.writelines(array.data for array in stored.values())
 
 
-def narrowed(numbers: np.ndarray, number: str) -> np.ndarray:
+def narrow_numbers(numbers: np.ndarray, number: str) -> np.ndarray:
     """Return numbers in the type that holds them; bfloat16 as the upper halves of float32."""
     if number == "BF16":
         return (np.ascontiguousarray(numbers, np.float32).view(np.uint32) >> 16).astype(np.uint16)
@@ -150,7 +160,7 @@ def narrowed(numbers: np.ndarray, number: str) -> np.ndarray:
 # ---- texts
 
 
-def write_text_files(place: Path, program: Program, pooling: Pooling, config: Mapping[str, Any]) -> None:
+def write_text_files(place: Path, program: Program, pooling: Pooling, config: Settings) -> None:
     """Write the tokenizer, and the modules of a model that embeds or the tokens that end a text."""
     text = program.meta.get("tokenizer")
     if isinstance(text, str):
@@ -163,13 +173,13 @@ def write_text_files(place: Path, program: Program, pooling: Pooling, config: Ma
         write_modules(place, pooling, config)
 
 
-def name_special(text: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def name_special(text: str, config: Settings) -> dict[str, str]:
     """Return the entries of a tokenizer_config.json by which tokens have roles: those that the configuration gives ids
     of, and those of the usual texts."""
     import tokenizers
 
     tokenizer = tokenizers.Tokenizer.from_str(text)
-    entries: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    entries = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for role, usual in SPECIAL.items():
         if (word := next((word for word in usual if tokenizer.token_to_id(word) is not None), None)) is not None:
             entries[role] = word
@@ -180,12 +190,12 @@ def name_special(text: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return entries
 
 
-def write_modules(place: Path, pooling: Pooling, config: Mapping[str, Any]) -> None:
+def write_modules(place: Path, pooling: Pooling, config: Settings) -> None:
     """Write the files by which sentence-transformers embeds."""
     folders = {"Transformer": "", "Pooling": POOLING} | ({"Normalize": NORMALIZE} if pooling.normalise else {})
     assert folders.keys() <= KNOWN.keys()
     listed = [
-        {"idx": at, "name": str(at), "path": path, "type": f"{KIND}.{kind}"}
+        {"idx": at, "name": str(at), "path": path, "type": f"{SENTENCE_MODULES}.{kind}"}
         for at, (kind, path) in enumerate(folders.items())
     ]
     for path in folders.values():
@@ -220,7 +230,7 @@ def write_json(file: Path, content: object) -> None:
 # ---- the comparison
 
 
-def compare(program: Program, place: Path) -> float:
+def compare_plain(program: Program, place: Path) -> float:
     """Return the relative difference of the directory's model from the program, both in float64, on a few texts. Raises
     InputError for a difference that rounding to float32 does not explain."""
     checkpoint = Checkpoint.open(place)
@@ -239,10 +249,10 @@ def sample(checkpoint: Checkpoint) -> Batch:
     """Return short texts of random tokens, none of which the model gives no position."""
     rng, words = np.random.default_rng(0), np.arange(checkpoint.said["vocab_size"])
     words = words[words != checkpoint.unplaced] if checkpoint.unplaced is not None else words
-    return Batch([rng.choice(words, min(length, checkpoint.positions)) for length in LENGTHS])
+    return Batch([rng.choice(words, min(length, checkpoint.positions)) for length in COMPARED_LENGTHS])
 
 
-def describe(place: Path, config: Mapping[str, Any], model: PlainModel, sizes: LayerSizes, difference: float) -> str:
+def describe(place: Path, config: Settings, model: PlainModel, sizes: LayerSizes, difference: float) -> str:
     """Return what was written, in words."""
     size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
     kinds = sorted({TORCH_NUMBERS[tensor.number] for tensor in model.tensors.values()})

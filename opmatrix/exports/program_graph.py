@@ -43,10 +43,6 @@ class ProgramGraph:
     outputs: Mapping[str, SymbolicArray]
     widened: Mapping[str, int] = field(default_factory=dict)
 
-    def sizes(self, name: str) -> tuple[int | str, ...]:
-        """Return the sizes of an output: numbers, or the names of open ones."""
-        return self.outputs[name].shape
-
 
 class GraphConstants:
     """The matrices of a program as constants of a graph, each made when it is read; arrays are named in the graph."""

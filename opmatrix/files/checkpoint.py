@@ -29,10 +29,10 @@ from opmatrix.files.directory.answered import (
 )
 from opmatrix.files.directory.declared import embeds, read_pooling
 from opmatrix.files.directory.dense_layers import dense_layer
+from opmatrix.files.directory.in_memory import HeldModel, hold_model, is_module
 from opmatrix.files.directory.model_files import CONFIG, INDEX, TOKENIZER, WEIGHTS
 from opmatrix.files.directory.scored import read_scoring, read_texts
 from opmatrix.files.directory.sparse_files import declares_sparse, read_sparse
-from opmatrix.files.in_memory import HeldModel, hold_model, is_module
 from opmatrix.files.tensors import ExpertTensors, Tensor, find_experts, header
 from opmatrix.inference.pooling import LAST, Pooling
 from opmatrix.inference.scores.scoring import Scoring
@@ -152,12 +152,11 @@ class Checkpoint:
     @classmethod
     def of_gguf(cls, file: Path, name: str | None = None) -> "Checkpoint":
         """Open a GGUF file. Raises as `open`."""
-        from opmatrix.files import gguf, gguf_encoders
+        from opmatrix.files import gguf
         from opmatrix.models import check, layout, normalise_config
 
         gguf_header = gguf.read_header(file)
-        encodes = gguf_encoders.holds_encoder(gguf_header)
-        config = Config(file, gguf_encoders.config(gguf_header, file) if encodes else gguf.config(gguf_header, file))
+        config = Config(file, gguf.config(gguf_header, file))
         with config.named():
             check(config)
             names, sizes = layout(config), normalise_config(config)
@@ -169,7 +168,7 @@ class Checkpoint:
             config,
             gguf.rename_tensors(gguf_header, names.gguf, names.permuted, pairs),
             gguf_header.said,
-            declared=gguf_encoders.read_pooling(gguf_header, file) if encodes else None,
+            declared=gguf.read_pooling(gguf_header, file),
         )
 
     def look_up(self, name: str) -> Tensor | None:

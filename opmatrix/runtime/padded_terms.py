@@ -32,6 +32,7 @@ from opmatrix.runtime.declarations.padded import (
     group_heads,
     into_heads,
     keep_largest,
+    multiply_distances,
     out_of_heads,
     pick_padded,
     share_rows,
@@ -167,6 +168,11 @@ class PaddedReading:
         numbers = bias_scores(np.zeros((1, 1, 1, 1), np.float32), float_array(table), at, at)
         return self.of(numbers, self.shape.by_distance(table, most))
 
+    def at_distances(self, table: Data) -> Self:
+        """Return products with a table, of which each pair of tokens has one by its distance."""
+        products = multiply_distances(self.full(), float_array(table), self.batch.positions)
+        return self.of(products, self.shape.at_distances(table))
+
     def related(self, relation: Relation) -> Self:
         """Return the entries of a relation of sequences. Raises Unpadded for another one."""
         numbers = self.batch.weights(relation)
@@ -259,6 +265,16 @@ class PaddedReading:
             left = left * np.ones(right.shape[ROW_AXIS], np.float32)
         return self.of(multiply_over(over, left, right, seen), shape)
 
+    def scan(self, other: Self, over: type[Monoid], where: Pattern) -> Self:
+        """Merge the rows that each row sees, column by column: all pairs of rows at once. Raises Unpadded for a monoid
+        that cannot be merged so."""
+        shape, (x, w) = self.shape.scan(other.shape, over, where), (self.full(), other.full())
+        pairs = np.expand_dims(self.batch.seen(where), -1)
+        carrier = over.lifted(x, w, np.expand_dims(np.expand_dims(self.batch.positions, 1), 3))
+        rows = tuple(np.expand_dims(c, 2) for c in spread_carrier(carrier, x * 0.0 + w * 0.0))
+        masked = tuple(np.where(pairs, c, unit) for c, unit in zip(rows, over.unit(), strict=True))
+        return self.of(finish_columns(over, reduce_all(over, masked, T)), shape)
+
     def seen(self, where: Pattern) -> Padded:
         """Return a mask of the columns that rows see, (batch, 1, rows, columns); None where each sees all. Raises
         Unpadded for rows that see those of other sequences."""
@@ -302,9 +318,13 @@ def multiply_over(over: type[Monoid], x: Padded, w: Padded, seen: Padded) -> Pad
     if seen is not None:
         there = seen if by_entry else np.expand_dims(seen, -1)
         carrier = tuple(np.where(there, c, unit) for c, unit in zip(carrier, over.unit(), strict=True))
-    whole = np.expand_dims(x, -1) * 0.0 + np.expand_dims(w, -3) * 0.0
-    carrier = tuple(c + whole if getattr(c, "shape", ()) != whole.shape else c for c in carrier)
+    carrier = spread_carrier(carrier, np.expand_dims(x, -1) * 0.0 + np.expand_dims(w, -3) * 0.0)
     return finish_columns(over, reduce_all(over, carrier, inner))
+
+
+def spread_carrier(carrier: Carrier, zeros: Padded) -> Carrier:
+    """Return a carrier each of whose numbers has the axes of these zeros."""
+    return tuple(c if getattr(c, "shape", ()) == zeros.shape else c + zeros for c in carrier)
 
 
 def finish_columns(over: type[Monoid], carrier: Carrier) -> Padded:

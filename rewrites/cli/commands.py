@@ -1,5 +1,5 @@
 """The commands: optimize, calibrate, compile, export, run, generate, embed, join, serve, evaluate, doctor, laws,
-explain, report, profile, verify, plan, partition, launch, spectrum."""
+discover, explain, report, profile, verify, plan, partition, launch, spectrum."""
 
 import time
 from pathlib import Path
@@ -457,6 +457,39 @@ def laws(
     declared = declarations(own)
     say(book(declared, kind))
     write_results(laws_as_json(declared, kind), results)
+
+
+@app.command()
+def discover(
+    kinds: options.DiscoveredKinds = "add,mul,compose,product,turn",
+    size: Annotated[int, typer.Option(min=1, max=4, help="most operators of a side")] = 2,
+    minutes: Annotated[float, typer.Option(min=0, help="no round begins after these")] = 10.0,
+    seed: Annotated[int, typer.Option(min=0, help="seed of all draws: the same seed gives the same laws")] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="a new Python file of the laws, for --laws")
+    ] = None,
+) -> None:
+    """Find laws: small terms that agree on numbers, and do not follow from laws found before. Each is printed with its
+    statement, its sorts, and its proof or its number of trials."""
+    from rewrites.discovery.terms import read_kinds
+    from rewrites.discovery.written import unused
+
+    possible({"--out": (out, unused)})
+    chosen = read_kinds(kinds)
+
+    from rewrites.discovery.rounds import Discovery
+    from rewrites.discovery.written import describe_found, write_laws
+
+    discovery, start = Discovery(chosen, size, seed), time.perf_counter()
+    line = f"opmatrix discover --kinds {kinds} --size {size} --seed {seed}"
+    try:
+        for counts in discovery.run(60 * minutes):
+            say(f"{counts}")
+        discovery.drop_derived()
+    finally:  # an interruption keeps what was found
+        if out is not None and discovery.laws:
+            write_laws(out, discovery.laws, line)
+    say("\n".join(["", *map(describe_found, discovery.laws), "", discovery.summary(time.perf_counter() - start)]))
 
 
 @app.command()

@@ -37,6 +37,9 @@ OwnThings = Annotated[
         "saved program uses; it is run, so give only what you trust",
     ),
 ]
+DiscoveredKinds = Annotated[
+    str, typer.Option("--kinds", metavar="KINDS", help="kinds of operators, with commas: add, relu, and others")
+]
 Results = Annotated[Path | None, typer.Option("--json", help="where to write all results")]
 Origin = Annotated[
     str | None,
@@ -406,6 +409,7 @@ EXAMPLES = {  # command -> lines that show it, each run by a test
     "export": [
         "opmatrix export minilm.opmatrix --onnx minilm.onnx",
         "opmatrix export minilm.opmatrix/front/0 --torch exact.pt2",
+        "opmatrix export minilm.opmatrix/front/0 --hf exact",
     ],
     "run": [
         'opmatrix run minilm.opmatrix "a sentence" "another"',
@@ -431,6 +435,10 @@ EXAMPLES = {  # command -> lines that show it, each run by a test
     ],
     "doctor": ["opmatrix doctor", "opmatrix doctor --json machine.json"],
     "laws": ["opmatrix laws --kind value", "opmatrix laws --laws mine.py --kind own", "opmatrix laws --json laws.json"],
+    "discover": [
+        "opmatrix discover --kinds add,compose --size 2 --out mine.py",
+        "opmatrix discover --kinds compose,relu,tanh --minutes 1",
+    ],
     "explain": ["opmatrix explain minilm.opmatrix --json told.json", "opmatrix explain minilm.opmatrix/front/1 --full"],
     "report": ["opmatrix report minilm.opmatrix", "opmatrix report minilm.opmatrix --out minilm.html"],
     "profile": [
@@ -504,12 +512,13 @@ PANELS = {  # headings of commands -> a short line for each of them
         "profile": "Show the time of each kind of step of a saved program.",
         "verify": "Repeat the checks of a saved program's certificate.",
         "compile": "Compile a saved program's kernels in advance, for all users.",
-        "export": "Write a saved program as an ONNX file, or for torch.",
+        "export": "Write a saved program as an ONNX file, for torch, or as a checkpoint.",
     },
     "Machines and laws": {
         "calibrate": "Measure this machine: peaks, bandwidths, BLAS, kernels.",
         "doctor": "Show processor, libraries and caches, and settings that hurt.",
         "laws": "List every law: its statement, its guard, its source.",
+        "discover": "Find laws among small terms, prove or try them, write a file.",
         "spectrum": "Print spectra of a MODEL's weights, heads, layers or errors.",
     },
     "Many devices": {

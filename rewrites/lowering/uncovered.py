@@ -13,7 +13,7 @@ from opmatrix.algebra.shapes import Space
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.runtime.codegen.folded_term import fold_kernel_of
 from opmatrix.runtime.codegen.growing import find_region, row_kernel_of
-from opmatrix.runtime.codegen.scanned_term import scan_kernel_of
+from opmatrix.runtime.codegen.scanned_term import find_scan_region, scan_kernel_of
 from opmatrix.runtime.declarations.operands import C
 from opmatrix.runtime.interpreted import is_writable, write_term
 from opmatrix.runtime.kernels import KERNELS
@@ -210,8 +210,8 @@ class TermCalls:
         """Yield lists of values that a term may be read over, each with its kernel. Where an output needs a class that
         no kernel computes, a kernel of its own covers as many row-wise operators as there are down to the nearest
         computed values, by laws or as the model was written, or beyond these. A product over a monoid, and a scan, have
-        kernels over the nearest values. Other terms run over the nearest values, in float64, and also row by row over
-        values that mix rows."""
+        kernels over the nearest values, a scan also with what makes its pairs. Other terms run over the nearest values,
+        in float64, and also row by row over values that mix rows."""
         ends: list[Container[int]] = [self.reached, ()] if self.needed else []
         if ends and self.settled != self.reached:
             ends.insert(1, self.settled)
@@ -224,10 +224,12 @@ class TermCalls:
         if distinct:
             return
         used = [*find_values(term, inside)]
-        written = (
-            self.needed and {*used} <= inside.keys() and (fold_kernel_of(term, used) or scan_kernel_of(term, used))
-        )
-        yield used, written or INTERPRET
+        written = self.needed and {*used} <= inside.keys()
+        generated = (fold_kernel_of(term, used) or scan_kernel_of(term, used)) if written else None
+        yield used, generated or INTERPRET
+        grown = find_scan_region(term, inside, lambda part: inside.get(part) in self.reached) if written else None
+        if grown is not None and {*grown} != {*used}:
+            yield grown, "scan_term"
         region = find_region(term, inside, lambda part: False, yields=True) if self.needed else None
         if region is not None:
             yield region, row_kernel_of(term, region)

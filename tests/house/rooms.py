@@ -23,6 +23,7 @@ ROOMS = {
         "search",
         "verify",
         "proofs",
+        "discovery",
         "workload",
         "metrics",
         "approximate",

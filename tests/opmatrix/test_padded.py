@@ -14,10 +14,11 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.batch.relations import relation
 from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.nodes import by_distance, join, keep_top, product, related, symbol, turn
-from opmatrix.algebra.operators import given, heads, pick, relu, row, tanh, weight
+from opmatrix.algebra.operators import at_distances, const, given, heads, pick, relu, row, scan, tanh, weight
 from opmatrix.algebra.positions.patterns import causal, coarse, everyone, hubs, mask, scattered, sequence, window
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.exports.program_graph import read_program
+from opmatrix.inference.pooling import LAST
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Rows
 from opmatrix.runtime.declarations.padded import Unpadded
@@ -75,6 +76,7 @@ def compare(program, left=False):
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_padded_reading_is_the_meaning(name, left, rng):
     program = alone(name, rng)
+    assert name in [step.kernel for step in program.steps]
     if name in REFUSED:
         with pytest.raises(Unpadded):
             run_padded(program, RAGGED, left)
@@ -147,12 +149,20 @@ def test_a_random_term_of_rows_is_read_as_it_means(seed):
 
 x = symbol("x0", Shape(), Shape(1, T, WIDTH), ())
 q = x @ heads(HEADS)
+COLUMNS = np.random.default_rng(6).standard_normal((HEADS, WIDTH // HEADS, 7))
 NEAR = np.random.default_rng(4).standard_normal((HEADS, 9))
 TERMS = {
     **{f"members, {over.__name__}": product(related("members"), x, over) for over in (monoids.sum, monoids.mean)},
     "members, max": product(related("members"), x, monoids.max),
     "members, logsumexp": product(related("members_by_root"), x, monoids.logsumexp),
     "picked": row(x @ pick("first"), x @ pick("last")),
+    **{
+        f"scan, {over.__name__}{', whole' * (where is sequence)}": scan(x @ tanh, x, over, where)
+        for over in (monoids.sum, monoids.max, monoids.logsumexp, monoids.mean)
+        for where in (sequence & causal, sequence)
+    },
+    "running sum": scan(const(1.0), x),
+    "by distances": product((q @ at_distances(COLUMNS)) @ tanh, q, monoids.softmax, sequence) @ join(HEADS),
     "ties": keep_top(x, x @ relu, 7),
     "fields": x + given("positions", 26) @ weight(np.ones((26, WIDTH))),
     "distance": product(product(q, turn(q)) + by_distance(NEAR, 4), q, monoids.softmax, sequence) @ join(HEADS),
@@ -226,3 +236,36 @@ def test_a_kernel_without_a_reading_and_an_input_are_refused(rng, monkeypatch):
     program = Program([Step("scale", {"x": "features"}, {"factor": 2.0}, "y")], {}, "y", inputs=[port])
     with pytest.raises(InputError, match=r"^input features.*: an export takes token ids alone"):
         read_program(program)
+
+
+# ---- names
+
+
+SPEAKS = {"pooling": LAST.described(), "config": {"vocab_size": WIDTH}}
+SCORES_TEXTS = {"scoring": {"labels": ["yes"], "activation": "identity", "kinds": False}}
+
+
+@pytest.mark.parametrize(
+    "how, meta, name",
+    [
+        ("", {}, "last_hidden_state"),
+        ("", SPEAKS, "logits"),
+        ("mean", {}, "sentence_embedding"),
+        ("first", SCORES_TEXTS, "logits"),
+    ],
+)
+def test_an_output_has_the_name_that_runtimes_know(how, meta, name, rng):
+    write = begun(rng)
+    last = write.step("pool", {"how": how}, x="h0") if how else write.step("scale", {"factor": 2.0}, x="h0")
+    read = read_program(Program(write.steps, write.constants, last, meta))
+    sizes = ("batch", WIDTH) if how else ("batch", "length", WIDTH)
+    assert {output: value.shape for output, value in read.outputs.items()} == {name: sizes}
+    assert [*read.inputs] == ["input_ids", "attention_mask"]
+
+
+def test_several_outputs_keep_their_names_and_kinds_are_asked_for_where_they_are_read(rng):
+    write = begun(rng)
+    write.constants["K"] = Dense.pack(rng.standard_normal((2, WIDTH), np.float32))
+    kinds = write.step("embed", {"fields": "kinds"}, table0="K")
+    read = read_program(Program(write.steps, write.constants, {"rows": "h0", "kinds": kinds}))
+    assert [*read.outputs] == ["rows", "kinds"] and [*read.inputs][-1] == "token_type_ids"

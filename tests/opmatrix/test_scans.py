@@ -22,6 +22,9 @@ from opmatrix.algebra.operators import I, const, heads, scan, sigmoid, turn, wei
 from opmatrix.algebra.positions.patterns import causal, everyone, pattern, sequence, window
 from opmatrix.algebra.shapes import Shape, ShapeError, T
 from opmatrix.algebra.term import formula
+from opmatrix.inference.cached_terms import cached_model
+from opmatrix.parallel.ranks.virtual import run as run_ranks
+from opmatrix.parallel.sharding.feeds import Feed
 from opmatrix.runtime.codegen.scanned_term import scanned_term
 from opmatrix.runtime.declarations.meanings import bound, meaning
 from opmatrix.runtime.interpreted import write_term
@@ -34,21 +37,6 @@ LENGTHS = 1, 2, 63, 64, 65, 127, 128, 129, 700
 PREFIX = sequence & causal
 DECAYS = np.array([0, 1e-30, 1e-6, 1e-3, 0.5, 0.999, 1], np.float32)
 some = settings(max_examples=40, deadline=None, derandomize=True)
-
-
-class affine(om.Monoid):
-    """h <- a h + b."""
-
-    identity, commutative = (1.0, 0.0), False
-
-    def lift(a, b):
-        return a, b
-
-    def merge(one, other):
-        return one[0] * other[0], other[0] * one[1] + other[1]
-
-    def finish(a, h):
-        return h
 
 
 class maxplus(om.Monoid):
@@ -94,7 +82,7 @@ class latest(om.Monoid):
         return value
 
 
-OWN = affine, maxplus, turning, latest
+OWN = maxplus, turning, latest
 ANY = *OWN, *(over for over in monoids.MONOIDS if over.width == 1 and not over.indexed)
 
 
@@ -126,8 +114,8 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "affine": Case(affine, right=301, left=301),
-    "affine, a decay a head": Case(affine, heads=3, left=1, right=20),
+    "decay": Case(om.decay, right=301, left=301),
+    "decay a head": Case(om.decay, heads=3, left=1, right=20),
     "maxplus, whole": Case(maxplus, sequence, left=1),
     "turning": Case(turning, heads=2),
     "latest, one mark": Case(latest, left=1),
@@ -138,13 +126,13 @@ CASES = {
 }
 FAULTS = {
     "a row of the sequence before": (
-        "affine",
+        "decay",
         "range(begins[at], begins[at + 1])",
         "range(max(0, begins[at] - 1), begins[at + 1])",
     ),
     "a lost row": ("mean", "range(begins[at], begins[at + 1])", "range(begins[at], begins[at + 1] - 1)"),
     "carriers of the first vector alone": ("turning", "place + 4 * (col + 16)", "place + 4 * (col + 0)"),
-    "a head of another": ("affine, a decay a head", "(head - top) * c.columns", "0 * c.columns"),
+    "a head of another": ("decay a head", "(head - top) * c.columns", "0 * c.columns"),
 }
 
 
@@ -230,7 +218,7 @@ def test_scores_of_keys_alone_are_a_scan(seed):
 
 def test_sums_up_to_each_row():
     x = np.random.default_rng(0).normal(size=(5, 2))
-    np.testing.assert_allclose(om.dense(scan(const(1.0), I), x, of_lengths([5])), x.cumsum(0))
+    np.testing.assert_allclose(om.dense(om.cumsum, x, of_lengths([5])), x.cumsum(0))
 
 
 @pytest.mark.parametrize("where", [causal, everyone, sequence & window(3), window(2)], ids=str)
@@ -303,7 +291,7 @@ def test_planted_faults_are_found(faulty, fault, monkeypatch):
 @some
 @forall(st.integers(1, 70), st.integers(1, 5000), st.integers(1, 300), st.integers(1, 64))
 def test_items_cover_all_columns_of_all_heads(h, cols, count, workers):
-    plan = Case(affine, heads=h, left=cols, right=cols).kernel.plan
+    plan = Case(om.decay, heads=h, left=cols, right=cols).kernel.plan
     cut = ScanItems.of(plan, count, workers)
     assert (cut.parts - 1) * cut.columns < cols <= cut.parts * cut.columns
     assert (cut.groups - 1) * cut.share < h <= cut.groups * cut.share
@@ -327,7 +315,7 @@ def test_programs_have_the_kernel_and_interpret_nothing():
 
     def gated(x):
         f = x @ A @ sigmoid
-        return scan((f @ heads(3)), ((1.0 - f) * (x @ B)) @ heads(3), affine) @ heads(3).T
+        return scan((f @ heads(3)), ((1.0 - f) * (x @ B)) @ heads(3), om.decay) @ heads(3).T
 
     model = TABLE @ formula(gated)
     program = om.schedule(model, BATCH, machine=standin.machine()).program
@@ -336,6 +324,41 @@ def test_programs_have_the_kernel_and_interpret_nothing():
     np.testing.assert_allclose(program.run(BATCH), wanted, rtol=1e-4, atol=1e-5)
     alone = [program.run(om.Batch([tokens])) for tokens in np.split(BATCH.tokens, BATCH.starts[1:-1])]
     assert np.concatenate(alone).tobytes() == program.run(BATCH).tobytes()
+
+
+def test_what_makes_the_pairs_is_in_the_kernel():
+    """A selective scan (Gu and Dao 2023, Mamba): steps, rates and inputs are never stored by states."""
+    C = weight(RNG.normal(size=(24, 4)))
+    rates = const(-np.exp(RNG.normal(size=(4, 1, 24))))
+
+    def selective(x):
+        dt, inward = x @ A @ om.softplus, x @ C @ heads(4)
+        return scan(dt @ om.repeat(4) * rates @ om.exp, (dt * x) @ om.repeat(4) * inward, om.decay) @ om.total
+
+    model = TABLE @ formula(selective)
+    program = om.schedule(model, BATCH, machine=standin.machine()).program
+    made = kernels(program)
+    assert "interpret" not in made and "row_term" not in made[: made.index("scan_term")]
+    np.testing.assert_allclose(program.run(BATCH), om.dense(model, BATCH), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mesh", [dict(dp=(2, "data")), dict(tp=(2, "tensor")), dict(cp=(2, "ring"))], ids=str)
+def test_ranks_have_the_same_numbers(mesh):
+    """They share sequences, columns and heads; rows are gathered."""
+    ids = RNG.integers(0, 9, (4, 6))
+    gated = formula(lambda x: scan((x @ A @ sigmoid) @ heads(3), (x @ B) @ heads(3), om.decay) @ heads(3).T)
+    model = TABLE @ gated @ scan(const(0.5), I, om.decay, sequence)
+    plan = om.partition(model, om.Mesh.of(**mesh), om.BatchSizes(4, 6))
+    wanted = om.dense(model, om.Batch(list(ids))).reshape(4, 6, 24)
+    np.testing.assert_allclose(np.squeeze(run_ranks(plan, Feed(ids)).value), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_no_session_has_scans_yet():
+    model = TABLE @ scan(A, B, om.decay)
+    with pytest.raises(InputError, match="it reads other rows"):
+        cached_model(model)
+    with pytest.raises(InputError, match="scan_term: it reads other rows"):
+        om.cached(om.schedule(model, BATCH, machine=standin.machine()).program)
 
 
 def test_a_monoid_that_gives_several_columns_is_interpreted():
@@ -381,7 +404,7 @@ SCORES = {
 @pytest.mark.parametrize("scores", SCORES)
 @pytest.mark.parametrize("where", [PREFIX, sequence], ids=str)
 def test_a_search_finds_the_scan(scores, where):
-    model = TABLE @ formula(lambda x: om.product(SCORES[scores](x), x @ B, affine, where))
+    model = TABLE @ formula(lambda x: om.product(SCORES[scores](x), x @ B, om.decay, where))
     batch = om.Batch([[1, 2, 3] * 200, [4, 5] * 70])
     found = search(model, om.laws, standin.machine(), batch.extents(*collect_needs(model)))
     program, _ = found.program({})

@@ -87,7 +87,7 @@ def write(place, family, labels, activation=None, prompts=None):
     tokenizer.from_pretrained(place / "plain", **SPECIAL, model_max_length=20).save_pretrained(place / "plain")
     more = dict(prompts=prompts, default_prompt_name=next(iter(prompts), None)) if prompts else {}
     peer = CrossEncoder(str(place / "plain"), device="cpu", activation_fn=activation, **more)
-    peer.save(str(place / "saved"))
+    peer.save(str(place / "saved"), create_model_card=False)
     return peer
 
 

@@ -42,6 +42,8 @@ FAMILIES = [
     "nomic",
     "gte",
     "gemma3, both ways",
+    "deberta, published",
+    "nomic, experts",
     "t5",
     "gpt2",
     "bloom",
@@ -100,6 +102,7 @@ def sentences(rng, words, longest, count):
     return [rng.integers(0, words, length).tolist() for length in rng.integers(1, longest + 1, count)]
 
 
+@pytest.mark.deep(every=4)
 @pytest.mark.parametrize("case", FAMILIES)
 def test_models_of_every_family_are_exported(case):
     """Encoders' rows, pooled by their mean; language models' scores of what comes next."""
@@ -142,10 +145,23 @@ def test_openvino_computes_the_same():
 def test_a_module_is_trained():
     program = bert_program(CONFIG, arrays(CONFIG))
     module, inputs = om.to_torch(program), feed(read_program(program), RAGGED)
-    assert all(weight.requires_grad for weight in module.parameters())
+    weights = {name.translate(str.maketrans(".+", "__")) for name in program.constants}
+    assert {name for name, _ in module.named_parameters()} == weights
     module(*map(torch.from_numpy, inputs.values())).square().sum().backward()
     [table] = [weight for weight in module.parameters() if len(weight) == CONFIG["vocab_size"]]
     assert table.grad[RAGGED[0][0]].abs().sum() > 0
+
+
+def test_weights_keep_apart_whatever_their_names_and_numbers():
+    """Names that are one identifier, names of a module's own, and equal numbers."""
+    write = begun(np.random.default_rng(5))
+    last = "h0"
+    for name in ("a.b", "a_b", "forward", "1"):
+        write.constants[name] = np.full(12, 0.5, np.float32)
+        last = write.step("pointwise", x=last, bias=name)
+    program = om.Program(write.steps, write.constants, last)
+    assert len([*om.to_torch(program).parameters()]) == 5
+    check_both(program, RAGGED)
 
 
 # ---- files

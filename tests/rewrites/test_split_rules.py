@@ -290,7 +290,7 @@ class half_decayed(monoids.softmax):
 
     def merge(a, b):
         top = np.maximum(a[0], b[0])
-        c = monoids.decay(a[0], top)
+        c = monoids.fall(a[0], top)
         return top, c * a[1] + b[1], c * a[2] + b[2]
 
 

@@ -182,6 +182,13 @@ def attention_in_steps(write, constants, rng):
     return write.step("join", x=write.step("values", p=p, v="h"))
 
 
+def relative_scores(write, constants, rng):
+    """With both tables, shorter than the sequences on either side."""
+    constants |= {"ahead": rows(rng, 3, 8, 9), "behind": rows(rng, 3, 8, 9)}
+    scores = write.step("relative_scores", q="h", k="h", ahead="ahead", behind="behind")
+    return write.step("join", x=write.step("values", p=write.step("softmax", x=scores), v="h"))
+
+
 def repeated(write, constants, rng):
     return write.step("join", x=write.step("repeat", {"heads": 6}, x="h"))
 
@@ -206,6 +213,7 @@ ENDINGS = {
     "headwise": headwise,
     "gate": gate,
     "experts": experts,
+    "relative_scores": relative_scores,
     "repeat": repeated,
     "blend_heads": blend_heads,
     "narrow": narrowed,

@@ -27,7 +27,8 @@ Seen: TypeAlias = "NDArray[np.bool_] | None"
 def place_columns(batch: Fields | None, rows: int, count: int) -> NDArray[np.int64]:
     """Return the column, of so many, that each pair of these tokens has by their distance (rows, rows)."""
     at = needed(batch, "at_distances").token(np.arange(rows)).position
-    return np.clip(at - at[:, None] + count // 2, 0, count - 1)
+    places: NDArray[np.int64] = np.clip(at - at[:, None] + count // 2, 0, count - 1)
+    return places
 
 
 def needed(batch: Fields | None, what: object) -> Fields:

@@ -119,10 +119,9 @@ def unigrams(words: Vocabulary) -> "tokenizers.Tokenizer":
     built = Tokenizer(models.Unigram(weighed, words.place(("unknown",), "<unk>"), byte_fallback=False))
     if isinstance(table := words.said.get(f"{KEY}precompiled_charsmap"), list) and table:
         built.normalizer = normalizers.Sequence([Precompiled(bytes(table))])
-    scheme = "never" if words.flag("add_space_prefix") is False else "always"
-    mark = dict(replacement=SPACE, prepend_scheme=scheme)
-    built.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**mark)])
-    built.decoder = decoders.Metaspace(**mark)
+    mark = pre_tokenizers.Metaspace(SPACE, "never" if words.flag("add_space_prefix") is False else "always")
+    built.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), mark])
+    built.decoder = decoders.Metaspace(SPACE, mark.prepend_scheme)
     return put_between(built, words, words.tokens, (first, last))
 
 

@@ -1,7 +1,7 @@
 """The kernel of a step that merges the rows of sequences in order: made from its text and the shapes of its operands,
 once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 
 from formats.kernels.generated.folding.scan_kernel import ScanKernel
@@ -13,7 +13,7 @@ from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import Operator
 from opmatrix.runtime.codegen.checked_promises import check_own_pattern
 from opmatrix.runtime.codegen.fold_reading import folding_of
-from opmatrix.runtime.codegen.growing import heads_of_value, number_arrays, over_symbols
+from opmatrix.runtime.codegen.growing import find_region, heads_of_value, number_arrays, over_symbols
 from opmatrix.runtime.codegen.row_reading import NotByRows, read_rows
 from opmatrix.runtime.terms import measured, parse_operator
 
@@ -63,3 +63,15 @@ def scan_kernel_of(term: Operator, used: Sequence[Operator]) -> str | None:
     except NotByRows:
         return None
     return "scan_term"
+
+
+def find_scan_region(
+    term: Operator, values: Collection[Operator], ends: Callable[[Operator], bool]
+) -> list[Operator] | None:
+    """Return the values over which a scan and what makes its pairs, entry by entry, are one kernel, chosen from
+    `values`: both sides grow down to where `ends` is true, or to themselves. None if there is no such kernel."""
+    if term.kind is not scan:
+        return None
+    regions = ([side] if ends(side) else find_region(side, values, ends) or [side] for side in term.children)
+    used = [*dict.fromkeys(part for region in regions for part in region if not part.constant)]
+    return used if {*used} <= {*values} and scan_kernel_of(term, used) else None

@@ -110,6 +110,13 @@ def take_places(x: Padded, at: Padded) -> Padded:
     return x[np.arange(len(x)), at]
 
 
+@array_function
+def take_columns(x: Padded, places: Padded) -> Padded:
+    """Return for each pair of rows one column of x: (batch, heads, rows, n) and (batch, 1, rows, m) to (batch, heads,
+    rows, m)."""
+    return np.take_along_axis(x, np.broadcast_to(places, (*x.shape[:3], places.shape[3])), 3)
+
+
 # ---- the batch
 
 
@@ -215,6 +222,15 @@ def bias_scores(scores: Padded, table: Padded, queries: Padded, keys: Padded) ->
     apart = np.expand_dims(keys, 1) - np.expand_dims(queries, 2)
     numbers = take_rows(np.minimum(np.maximum(apart, -most), most) + most, np.swapaxes(table, 0, 1))
     return scores + np.moveaxis(numbers, 3, 1)
+
+
+def multiply_distances(x: Padded, table: Padded, positions: Padded) -> Padded:
+    """Return x @ table in each head, for each token the column that its distance behind the row chooses: (batch, heads,
+    length, d) and (heads, d, n) to (batch, heads, length, length)."""
+    count = table.shape[2]
+    apart = np.expand_dims(positions, 1) - np.expand_dims(positions, 2)
+    places = np.minimum(np.maximum(apart + count // 2, 0), count - 1)
+    return take_columns(x @ table, np.expand_dims(places, 1))
 
 
 def share_seen(scores: Padded, seen: Padded, reflexive: bool) -> Padded:

@@ -1,7 +1,7 @@
 """Scores of attention with products by distance (He et al. 2021)."""
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,12 +10,12 @@ from formats.core.epilogue import gamma
 from formats.core.sizes import T
 from formats.core.stage import SMALLEST
 from formats.machine.prices import S2, Price, Timed, Work, d, h, up
-from opmatrix.algebra.batch.batch import Batch
 from opmatrix.runtime.declarations.by_sequence import Doubles, in_groups, most_heads, sentence_rows
 from opmatrix.runtime.declarations.costs import by_scores
 from opmatrix.runtime.declarations.fitting import SCORED, heads_of, same, timed_batches
 from opmatrix.runtime.declarations.kernel import Arguments, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import Array, Heads, Scores
+from opmatrix.runtime.declarations.padded import Padded, group_heads, multiply_distances, score_keys
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Numbers
@@ -52,10 +52,9 @@ def sum_scores(q: Doubles, k: Doubles, ahead: Doubles | None, behind: Doubles | 
 
 def all_scores(a: Arguments, of: Arguments, absolute: bool = False) -> Doubles:
     """Return the scores of all sentences, flat, in the numbers of `of`, or in their sizes."""
-    heads = most_heads(of.q, of.k)
-    operands = (of.q, of.k, of.ahead, of.behind)
-    q, k, ahead, behind = (None if x is None else abs(x) if absolute else x for x in operands)
-    q, k = (in_groups(x, heads) for x in (q, k))
+    size = np.abs if absolute else np.asarray
+    q, k = (in_groups(size(x), most_heads(of.q, of.k)) for x in (of.q, of.k))
+    ahead, behind = (None if table is None else size(table) for table in (of.ahead, of.behind))
     return np.concatenate([sum_scores(q[rows], k[rows], ahead, behind).ravel() for rows in sentence_rows(a.batch)])
 
 
@@ -71,9 +70,7 @@ def all_scores(a: Arguments, of: Arguments, absolute: bool = False) -> Doubles:
 class relative_scores(Arguments):
     """q kᵀ within each sentence, plus q times a column of one table by distance, and k times one of another."""
 
-    def run(
-        out: Doubles, batch: Batch, q: Heads, k: Heads, ahead: Array | None = None, behind: Array | None = None
-    ) -> None:
+    def run(out: Any, batch: Any, q: Heads, k: Heads, ahead: Array | None = None, behind: Array | None = None) -> None:
         """Launch the compiled products of queries, keys and tables within sequences."""
         compiled.relative_scores(q, k, batch.starts, out, ahead, behind)
 
@@ -91,6 +88,15 @@ class relative_scores(Arguments):
     def reference(a) -> Doubles:
         """Multiply queries, keys and tables in float64, and choose columns by distance."""
         return all_scores(a, a)
+
+    def padded(a) -> Padded:
+        """Multiply queries, keys and tables, and choose columns by distance."""
+        heads, at = max(a.q.shape[2], a.k.shape[2]), a.batch.positions
+        total = score_keys(a.q, a.k, heads)
+        q, k = (np.swapaxes(group_heads(x, heads), 1, 2) for x in (a.q, a.k))
+        if a.ahead is not None:
+            total = total + multiply_distances(q, a.ahead, at)
+        return total if a.behind is None else total + np.swapaxes(multiply_distances(k, a.behind, at), 2, 3)
 
     def bound(a) -> Doubles:
         """Return γ_(d+3) of the sum of all products of sizes: the errors of the products and their sum; for numbers

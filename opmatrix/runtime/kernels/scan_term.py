@@ -15,7 +15,7 @@ from opmatrix.runtime.declarations.by_sequence import sentence_rows
 from opmatrix.runtime.declarations.costs import Costs
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Heads, Rows
-from opmatrix.runtime.kernels.row_term import count_columns, declared_signature, in_shape
+from opmatrix.runtime.kernels.row_term import count_columns, declared_signature, in_shape, read_padded
 
 if TYPE_CHECKING:
     from formats.kernels.generated.folding.scan_kernel import ScanKernel
@@ -62,6 +62,8 @@ class scan_term(Arguments):
         from opmatrix.runtime import interpreted
 
         return interpreted.exact(a)
+
+    padded = read_padded
 
     def bound(a) -> Doubles:
         """Return a running error of every operation, in the kernel's own order."""

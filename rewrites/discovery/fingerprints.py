@@ -1,0 +1,143 @@
+"""Fingerprints of terms: the results of the oracle, rounded, on a few small ragged inputs. Sizes of the variables all
+differ, so that no equality of sizes passes for one of terms."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.operators import product
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.term import KINDS, Operator
+from rewrites.discovery.terms import ATTRIBUTES, FOLLOWS, OVER, POOL, PROBES, Entry, variable
+from rewrites.discovery.witnesses import list_monoids
+from rewrites.laws.law import INPUT, ROWS, choices, drawn, is_variable, list_ways, ragged
+
+SCENES = 3  # draws of all variables that a fingerprint is made of
+DIGITS = 8  # of each number, relative to the largest one of a result
+
+
+@dataclass
+class Scene:
+    """One draw: an operator for each variable, a monoid or pattern for each attribute, the input."""
+
+    variables: dict[str, Any]
+    x: NDArray[np.float64]
+    batch: Batch
+    built: dict[Operator, Operator] = field(default_factory=dict)
+
+    def over(self, term: Operator) -> Operator:
+        """Return a term over what was drawn for its variables."""
+        if (operator := self.built.get(term)) is None:
+            operator = self.built[term] = self.build(term)
+        return operator
+
+    def build(self, term: Operator) -> Operator:
+        """Build the node of a term over the operators of its operands."""
+        if term.kind.name == "symbol":
+            drawn_one: Operator = self.variables[str(term.args[0])]
+            return drawn_one
+        attributes = [self.variables[str(one)] if is_variable(one) else one for one in term.attributes]
+        return Operator(term.kind, *map(self.over, term.children), *attributes)
+
+    def run(self, term: Operator) -> NDArray[np.float64]:
+        """Return the oracle's result, in float64. Raises TypeError or ValueError where sizes do not fit."""
+        with np.errstate(all="ignore"):
+            return drop_head(np.asarray(dense(self.over(term), self.x, self.batch), np.float64))
+
+
+def drop_head(result: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a result without the axis of a single head."""
+    return result[0] if result.ndim == 3 and len(result) == 1 else result
+
+
+def draw_scenes(seed: int) -> list[Scene]:
+    """Draw the scenes of a seed: operators in a different way in each."""
+    return [draw_scene(np.random.default_rng([seed, number]), number) for number in range(SCENES)]
+
+
+def draw_scene(rng: np.random.Generator, number: int) -> Scene:
+    """Draw all variables once; monoids and patterns in turn, so that no two variables are the same in every
+    scene."""
+    variables: dict[str, Any] = {
+        name: drawn(rng, sort, name, number % len(list_ways(sort))) for name, sort in POOL.items()
+    }
+    scene = Scene(variables, rng.normal(size=(sum(ROWS), INPUT)), ragged())
+    for place, names in enumerate(OVER, number):
+        monoid = names[0]
+        several = list(list_finite(scene, names))
+        monoids = list(dict.fromkeys(option[monoid] for option in several))
+        several = [option for option in several if option[monoid] is monoids[place % len(monoids)]]
+        variables |= several[number % len(several)]
+    return scene
+
+
+def list_finite(scene: Scene, names: tuple[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the choices of a monoid and a pattern whose product of the scene's scores is finite."""
+    monoid, pattern = names
+    known = {pattern: [scene.variables[pattern]]} if pattern in scene.variables else {}
+    for one in list_monoids(ATTRIBUTES[monoid]):
+        for other in known.get(pattern, choices(ATTRIBUTES[pattern])):
+            term = product(scene.variables["s"], scene.variables["x"], one, other)
+            with np.errstate(all="ignore"):
+                if np.isfinite(dense(term, scene.x, scene.batch)).all():
+                    yield {monoid: one, pattern: other}
+
+
+def probed(entry: Entry) -> Operator:
+    """Return a term as a value: an operator is applied to a value of the columns that it takes."""
+    if entry.role != FOLLOWS:
+        return entry.term
+    return apply_in_turn(variable(PROBES.get(entry.term.into.cols, "x")), entry.term)
+
+
+def apply_in_turn(at: Operator, term: Operator) -> Operator:
+    """Return a value with an operator behind it, a composition factor by factor, as graphs write values."""
+    if term.kind.name != "compose":
+        return Operator(KINDS["compose"], at, term)
+    first, then = term.args
+    return apply_in_turn(apply_in_turn(at, first), then)
+
+
+@dataclass
+class Fingerprints:
+    """Results of terms in the scenes of a seed, rounded. `left_out` counts the terms whose sizes do not fit, and those
+    with a result that is not finite."""
+
+    scenes: list[Scene]
+    known: dict[tuple[Operator, int], bytes] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def at(self, term: Operator, scene: int) -> bytes:
+        """Return the rounded result of a value in one scene; empty where it has none."""
+        if (term, scene) not in self.known:
+            self.known[term, scene] = self.compute(term, self.scenes[scene])
+        return self.known[term, scene]
+
+    def compute(self, term: Operator, scene: Scene) -> bytes:
+        """Run the oracle in a scene, and round."""
+        try:
+            result = scene.run(term)
+        except (TypeError, ValueError):
+            self.left_out["do not fit"] += 1
+            return b""
+        if not np.isfinite(result).all():
+            self.left_out["are not finite"] += 1
+            return b""
+        return round_off(result)
+
+    def equal(self, one: Operator, other: Operator) -> bool:
+        """True if two values agree in every scene."""
+        return all(self.at(one, scene) == self.at(other, scene) != b"" for scene in range(len(self.scenes)))
+
+
+def round_off(result: NDArray[np.float64]) -> bytes:
+    """Return the shape and the numbers of a result, rounded relative to its largest number."""
+    largest = abs(result).max(initial=0.0)
+    scale = 2.0 ** np.ceil(np.log2(largest)) if largest > 0 else 1.0
+    digits = np.round(result / scale, DIGITS) + 0.0  # no negative zero
+    return f"{result.shape} {scale}".encode() + digits.tobytes()

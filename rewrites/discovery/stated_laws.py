@@ -1,0 +1,185 @@
+"""Equations of terms as laws, and the judgement of laws on numbers: random operators of each sort, at the sizes of a
+check and at special ones."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from sympy import sympify
+
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.term import Operator
+from rewrites.discovery.fingerprints import drop_head
+from rewrites.discovery.terms import sort_of, variables_of
+from rewrites.discovery.witnesses import WITNESSES, list_monoids
+from rewrites.egraph.egraph import is_lone
+from rewrites.egraph.law_matches import build_over, describe_mismatch, find_mismatch
+from rewrites.laws.instances import RELATED
+from rewrites.laws.law import ROWS, Law, Sides, Sort, apart, h, input_columns, k, list_ways, n, p, q
+from rewrites.verify.user_laws import find_obstacle
+
+TRIALS, WITNESS_TRIALS = 40, 6  # most trials of a law in each situation, and with each witness
+TOLERANCE = 1e-9  # the largest relative difference of its sides
+EQUAL, LARGE = dict.fromkeys((h, k, n, p, q), 4), {h: 2, k: 47, n: 38, p: 34, q: 41}
+
+
+class Situation(NamedTuple):
+    """Sizes, sequence lengths and a magnitude of inputs at which laws are tried; `tied`: all rows are equal."""
+
+    words: str
+    sizes: Mapping[Any, int] = {}
+    lengths: tuple[int, ...] = ROWS
+    magnitude: float = 1.0
+    tied: bool = False
+
+
+SITUATIONS = (
+    Situation("at different sizes"),
+    Situation("with large numbers", magnitude=1000.0),
+    Situation("with small numbers", magnitude=0.001),
+    Situation("at one row", lengths=(1,)),
+    Situation("at equal sizes", EQUAL),
+    Situation("at as many rows as columns", EQUAL, (4,)),
+    Situation("at large sizes", LARGE, (3, 4, 1) * 5),
+    Situation("with equal rows", tied=True),
+)
+
+
+class Verdict(NamedTuple):
+    """The outcome of a judgement: the number of trials in which both sides agreed, and how they differ, or why no graph
+    can use the law; empty if neither."""
+
+    trials: int
+    refuted: str = ""
+    unusable: str = ""
+
+
+@dataclass(frozen=True)
+class StatedEquation:
+    """Two terms over variables of the pool that agreed in every scene; `size` is their number of operators."""
+
+    left: Operator
+    right: Operator
+    size: int
+    headed: bool = False  # scores, values and constants have several heads
+
+    @property
+    def names(self) -> list[str]:
+        """The variables, in the order in which they occur."""
+        return variables_of(self.left, self.right)
+
+    @property
+    def sorts(self) -> dict[str, Sort]:
+        """The sort of each variable."""
+        sorts = {name: sort_of(name) for name in self.names}
+        return {name: add_heads(sort) for name, sort in sorts.items()} if self.headed else sorts
+
+    def law(self, name: str) -> Law:
+        """Return the law of the equation, from the larger side to the smaller one, both ways where they are equal."""
+        return make_law(name, self, self.sorts, both=weigh(self.left) == weigh(self.right))
+
+    def undirected(self, name: str) -> Law:
+        """Return the law without the facts that only direct laws, both ways."""
+        plain = {
+            name: replace(sort, facts=tuple(fact for fact in sort.facts if fact != "act"))
+            for name, sort in self.sorts.items()
+        }
+        return make_law(name, self, plain, both=not is_lone(self.right))
+
+
+def add_heads(sort: Sort) -> Sort:
+    """Return scores, values and constants of several heads; other sorts as they are."""
+    if sort.name in ("scores", "level"):
+        return sort[h]
+    return sort[(h, *sort.sizes)] if sort.name in ("value", "constant") else sort
+
+
+def weigh(term: Operator) -> int:
+    """Return the number of operators of a term."""
+    return bool(term.children) + sum(map(weigh, term.children))
+
+
+def make_law(name: str, equation: StatedEquation, sorts: dict[str, Sort], both: bool) -> Law:
+    """Return a law of both sides over variables of these sorts."""
+    body: Callable[..., Sides]
+
+    def body(**variables: Any) -> Sides:
+        """Build both sides over the variables."""
+        return (build_over(equation.left, variables),), (build_over(equation.right, variables),)
+
+    body.__name__, body.__annotations__ = name, sorts
+    return Law(body, both=both)
+
+
+def judge(law: Law, seed: int) -> Verdict:
+    """Try a law in every situation, until it fails; then at the sizes that a graph may match."""
+    trials = 0
+    for number, situation in enumerate(SITUATIONS):
+        for difference in differences(law, situation, np.random.default_rng([seed, number])):
+            if not difference <= TOLERANCE:
+                return Verdict(trials, f"{situation.words} the sides differ by {difference:.3g}")
+            trials += 1
+    if not trials:
+        return Verdict(0, "the sides fit in no trial")
+    sorts = find_mismatch(law)
+    return Verdict(trials, "", find_obstacle(law) or (describe_mismatch(sorts) if sorts else ""))
+
+
+def differences(law: Law, situation: Situation, rng: np.random.Generator) -> Iterator[float]:
+    """Yield the difference of the sides of a law in each trial of a situation in which they fit."""
+    sorts = {name: resize_sort(sort, situation.sizes) for name, sort in law.variables.items()}
+    batch = make_batch(situation.lengths)
+    for variables in chain(draw_often(law, sorts, rng), draw_witnesses(law, sorts, rng)):
+        sides = law.of(variables)
+        x = draw_input(situation, input_columns(sides), rng)
+        try:
+            yield compare(sides, x, batch)
+        except (TypeError, ValueError, LookupError):
+            continue
+
+
+def draw_often(law: Law, sorts: dict[str, Sort], rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+    """Yield draws of all variables in every combination of their ways, again and again up to the number of trials."""
+    ways = prod(max(1, len(list_ways(sort))) for sort in sorts.values())
+    for _ in range(max(1, TRIALS // ways)):
+        yield from law.trials(rng, TRIALS, **sorts)
+
+
+def draw_witnesses(law: Law, sorts: dict[str, Sort], rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+    """Yield draws of all variables with each witness that has the flags of a monoid."""
+    for name, sort in sorts.items():
+        for monoid in WITNESSES if sort.name == "over" else ():
+            if monoid in list_monoids(sort):
+                yield from (law.drawn(rng, **sorts) | {name: monoid} for _ in range(WITNESS_TRIALS))
+
+
+def resize_sort(sort: Sort, sizes: Mapping[Any, int]) -> Sort:
+    """Return a sort at other sizes; flags stay."""
+    if not sizes or any(isinstance(size, str) for size in sort.sizes):
+        return sort
+    return replace(sort, sizes=tuple(sympify(size).subs(sizes, simultaneous=True) for size in sort.sizes))
+
+
+def make_batch(lengths: tuple[int, ...]) -> Batch:
+    """Return a batch of sequences of these lengths, with relations where it has the rows of a check."""
+    relations = RELATED if sum(lengths) == sum(ROWS) else {}
+    return Batch([np.zeros(length, int) for length in lengths], relations=relations)
+
+
+def draw_input(situation: Situation, columns: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Draw the input of a trial: rows of a batch x columns."""
+    rows = sum(situation.lengths)
+    x = rng.normal(size=(1 if situation.tied else rows, columns)) * situation.magnitude
+    return np.broadcast_to(x, (rows, columns)).copy()
+
+
+def compare(sides: Sides, x: NDArray[np.float64], batch: Batch) -> float:
+    """Return the largest relative difference of the sides at an input; infinite where their shapes differ."""
+    with np.errstate(all="ignore"):
+        pairs = [[drop_head(dense(side, x, batch)) for side in pair] for pair in zip(*sides, strict=True)]
+    return max(apart(a, b) if a.shape == b.shape else np.inf for a, b in pairs)

@@ -1,0 +1,258 @@
+"""Terms over variables of the sorts that laws are written in, by their number of operators. A value depends on the
+input; an operator may follow a value, as A does in x @ A. A constant is either."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product as pairs
+from typing import Any
+
+from formats.core.errors import InputError, suggest_name
+from opmatrix.algebra import monoids, operators
+from opmatrix.algebra.operators import I
+from opmatrix.algebra.positions.patterns import everyone
+from opmatrix.algebra.shapes import N
+from opmatrix.algebra.term import KINDS, PROPERTIES, Operator
+from rewrites.laws.law import (
+    Name,
+    Sort,
+    array,
+    column,
+    constant,
+    is_variable,
+    k,
+    level,
+    matrix,
+    n,
+    normalised,
+    operator,
+    over,
+    p,
+    q,
+    reflexive,
+    right_linear,
+    rotation,
+    scores,
+    shift_invariant,
+    stand_in,
+    value,
+    where,
+)
+
+VALUE, FOLLOWS = "value", "follows"
+ATTRIBUTES = {
+    "M": over,
+    "L": over[right_linear],
+    "S": over[shift_invariant],
+    "N": over[normalised],
+    "P": where,
+    "Q": where[reflexive],
+}  # the most general first
+POOL = {
+    "a": array[k, n],
+    "b": array[k, n],
+    "e": array[n, p],
+    "f": array[n, p],
+    "g": array[p, q],
+    "x": value[n],
+    "y": value[n],
+    "z": value[n],
+    "w": value[p],
+    "c": constant[n],
+    "d": constant[n],
+    "r": column,
+    "A": operator[n, p],
+    "B": operator[n, p],
+    "C": operator[p, q],
+    "U": matrix[n, p],
+    "V": matrix[n, p],
+    "W": matrix[p, q],
+    "R": rotation[n, n],
+    "s": scores[1],
+    "t": level[1],
+}  # variables of the same sort are interchangeable
+WANTS = {
+    "operator": {"compose"},
+    "matrix": {"compose"},
+    "rotation": {"compose"},
+    "scores": {"product"},
+    "level": {"product"},
+    "array": {"product", "turn"},
+    "w": {"row"},
+}  # a sort, or a variable, is used with one of these kinds
+PROBES = {n: "x", p: "w"}  # columns that an operator takes -> the value that it is tried on
+WAYS = {
+    "add": ((VALUE, VALUE), (FOLLOWS, FOLLOWS)),
+    "mul": ((VALUE, VALUE), (FOLLOWS, FOLLOWS)),
+    "row": ((VALUE, VALUE), (FOLLOWS, FOLLOWS)),
+    "compose": ((VALUE, FOLLOWS), (FOLLOWS, FOLLOWS)),
+    "product": ((VALUE, VALUE),),
+    "turn": ((VALUE,),),
+}  # roles of the operands; the result has that of the first
+OVER = (("M", "P"), ("L", "P"), ("S", "P"), ("N", "Q"))  # monoids and patterns that products are taken over
+
+
+@dataclass(frozen=True)
+class FlaggedName(Name):
+    """An attribute variable of which flags are known, as in `M: over[right_linear]`."""
+
+    flags: tuple[str, ...] = ()
+
+    def __getattr__(self, flag: str) -> bool:
+        if flag in self.flags:
+            return True
+        raise AttributeError(flag)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A term, whether it is a value or follows one, and its number of operators."""
+
+    term: Operator
+    role: str
+    size: int
+
+
+def sort_of(name: str) -> Sort:
+    """Return the sort of a variable or an attribute variable."""
+    return POOL[name] if name in POOL else ATTRIBUTES[name]
+
+
+def variable(name: str) -> Operator:
+    """Return the symbol of a variable, with all facts of its sort."""
+    symbol: Operator = stand_in(name, POOL[name])
+    called, into, out, known = symbol.args
+    facts = {fact for fact in POOL[name].facts if fact in PROPERTIES}
+    return Operator(symbol.kind, called, into, out, tuple(sorted({*known, *facts})))
+
+
+def attribute(name: str) -> FlaggedName:
+    """Return an attribute variable, with the flags of its sort, and those that follow from them."""
+    flags = tuple(map(str, ATTRIBUTES[name].sizes))
+    return FlaggedName(name, (*flags, right_linear) if normalised in flags else flags)
+
+
+def list_functions() -> tuple[str, ...]:
+    """Return the kinds that follow a value and have neither operands nor attributes, such as relu."""
+    alone = [name for name, kind in KINDS.items() if kind.matrix and not kind.signature.parameters]
+    return tuple(name for name in alone if getattr(operators, name, None) is KINDS[name]())
+
+
+def read_kinds(text: str) -> tuple[str, ...]:
+    """Return the kinds that a text names with commas. Raises InputError for a kind that is not enumerated, and for one
+    that is named twice."""
+    known = (*WAYS, *list_functions())
+    kinds = tuple(name.strip() for name in text.split(","))
+    for kind in kinds:
+        if kind not in known:
+            raise InputError(
+                f"--kinds {kind}: no terms of this kind are enumerated; {suggest_name(kind, known)}"
+                f"there are {', '.join(known)}"
+            )
+        if kinds.count(kind) > 1:
+            raise InputError(f"--kinds {kind}: it is named twice")
+    return kinds
+
+
+def list_leaves(kinds: Sequence[str]) -> Iterator[Entry]:
+    """Yield the variables that terms of these kinds need, and the named functions."""
+    for name, sort in POOL.items():
+        if any(not WANTS[wanting] & {*kinds} for wanting in (name, sort.name) if wanting in WANTS):
+            continue
+        follows = WANTS.get(sort.name) == {"compose"}
+        yield Entry(variable(name), FOLLOWS if follows else VALUE, 0)
+        if sort.name == "constant" and "compose" in kinds:
+            yield Entry(variable(name), FOLLOWS, 0)
+    if "compose" in kinds:
+        yield Entry(I, FOLLOWS, 0)
+        yield from (Entry(KINDS[kind](), FOLLOWS, 0) for kind in kinds if kind not in WAYS)
+
+
+def may_fit(kind: str, role: str, operands: Sequence[Operator]) -> bool:
+    """True unless the columns of two operands exclude a node over them. Building it decides; this is faster."""
+    if len(operands) < 2:
+        return True
+    one, other = operands
+    if kind == "product":
+        return bool(one.out.cols == other.out.rows)
+    if kind == "compose":
+        same = other.constant or other is I or (one.constant and role == FOLLOWS)  # x @ c is c, and x @ I is x
+        return other.into.cols in (N, one.out.cols) and not same
+    columns = {one.out.cols, other.out.cols} - {N}
+    return kind == "row" or len(columns) < 2 or 1 in columns
+
+
+def list_attributes(kind: str, operands: Sequence[Operator]) -> list[tuple[Any, ...]]:
+    """Return the attributes that a kind takes over these operands: none, or monoids with patterns. Only scores, which
+    have a column for each row, merge values by any monoid, and they are no product themselves."""
+    if kind != "product":
+        return [()]
+    one, other = operands
+    scored = one.out.rows == one.out.cols != other.out.cols and one.kind is not KINDS[kind]
+    named = [(attribute(monoid), attribute(pattern)) for monoid, pattern in OVER if scored]
+    return [(monoids.sum, everyone), *named]
+
+
+def variables_of(*terms: Operator) -> list[str]:
+    """Return the names of the variables of terms, those of attributes too, in the order in which they occur."""
+    names = list[str]()
+    for term in terms:
+        for node in walk_in_order(term):
+            names += (
+                [str(node.args[0])] if node.kind.name == "symbol" else map(str, filter(is_variable, node.attributes))
+            )
+    return list(dict.fromkeys(names))
+
+
+def walk_in_order(term: Operator) -> Iterator[Operator]:
+    """Yield the nodes of a term, operands from the left."""
+    for child in term.children:
+        yield from walk_in_order(child)
+    yield term
+
+
+GROUPS = {name: [other for other in POOL if POOL[other] == sort] for name, sort in POOL.items()}  # interchangeable
+
+
+def uses_first(term: Operator) -> bool:
+    """True if of each sort a term has the first variables: others are the same term in other letters."""
+    names = {*variables_of(term)} & {*POOL}
+    return all(GROUPS[name][number - 1] in names for name in names if (number := GROUPS[name].index(name)))
+
+
+@dataclass
+class Bank:
+    """Terms of each size over which larger ones are built, by role."""
+
+    kinds: tuple[str, ...]
+    sizes: dict[tuple[str, int], list[Entry]] = field(default_factory=dict)
+    misfits: int = 0
+
+    def add(self, entry: Entry) -> None:
+        """Keep a term as an operand of larger ones."""
+        self.sizes.setdefault((entry.role, entry.size), []).append(entry)
+
+    def list_terms(self, size: int) -> Iterator[Entry]:
+        """Yield every term of this many operators over the terms of the bank, and count what does not fit."""
+        for kind in self.kinds:
+            for roles in WAYS.get(kind, ()):
+                for operands in self.list_operands(roles, size - 1):
+                    if may_fit(kind, roles[0], operands):
+                        yield from self.build(kind, roles[0], operands, size)
+
+    def list_operands(self, roles: tuple[str, ...], size: int) -> Iterator[tuple[Operator, ...]]:
+        """Yield operands of these roles with this many operators in all."""
+        if len(roles) == 1:
+            yield from ((entry.term,) for entry in self.sizes.get((roles[0], size), ()))
+            return
+        for first in range(size + 1):
+            left = self.sizes.get((roles[0], first), ())
+            right = self.sizes.get((roles[1], size - first), ())
+            yield from ((one.term, other.term) for one, other in pairs(left, right))
+
+    def build(self, kind: str, role: str, operands: tuple[Operator, ...], size: int) -> Iterator[Entry]:
+        """Yield the terms of a kind over these operands, once for each choice of attributes that fits."""
+        for attributes in list_attributes(kind, operands):
+            try:
+                yield Entry(Operator(KINDS[kind], *operands, *attributes), role, size)
+            except (TypeError, ValueError):
+                self.misfits += 1

@@ -1,0 +1,208 @@
+"""Laws that are found: they hold, are written as a file that is read back, and the laws of the search over the same
+kinds follow from them. Equations that hold on some sizes or inputs alone are refused."""
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from formats.core.errors import InputError
+from opmatrix.algebra import monoids
+from opmatrix.algebra.operators import product, relu, turn
+from opmatrix.algebra.term import PROPERTIES, Operator
+from rewrites.cli.commands import app
+from rewrites.discovery import rounds
+from rewrites.discovery.derived import Deriver
+from rewrites.discovery.fingerprints import Fingerprints, draw_scenes
+from rewrites.discovery.proved_laws import prove_equation
+from rewrites.discovery.rounds import Discovery, RoundCounts
+from rewrites.discovery.stated_laws import StatedEquation, judge, weigh
+from rewrites.discovery.terms import WAYS, attribute, read_kinds, variable
+from rewrites.discovery.written import spell, write_laws
+from rewrites.laws import EXACT_LAWS
+from rewrites.laws.law import Law, constant, law, matrix, n, p, scores, stand_in, value
+from rewrites.verify.user_laws import load_laws
+
+x, y, c, r = (variable(name) for name in "xycr")
+A, C, U, s, t, a, e, f = (variable(name) for name in "ACUstaef")
+M, S, N, P, Q = (attribute(name) for name in "MSNPQ")
+KINDS_OF_TEST = ("add", "mul", "compose")
+
+
+def equation(left, right):
+    return StatedEquation(left, right, weigh(left) + weigh(right))
+
+
+@pytest.fixture(scope="module")
+def found():
+    """The discovery of all rounds of three kinds up to two operators."""
+    discovery = Discovery(KINDS_OF_TEST, 2)
+    return discovery, [*discovery.run(float("inf"))]
+
+
+def test_found_laws_hold_and_are_proved(found):
+    discovery, counts = found
+    assert sum(one.laws for one in counts) == len(discovery.laws) > 5
+    for one in discovery.laws:
+        one.law.check(np.random.default_rng(1))
+        assert one.trials > 100 and (one.chain or "R" in one.equation.names)  # entries know no rotation
+
+
+def test_found_laws_depend_on_the_seed_alone(found):
+    again = Discovery(KINDS_OF_TEST, 2)
+    prefix = [counts for counts, _ in zip(again.run(float("inf")), range(8), strict=False)]
+    assert [str(counts) for counts in prefix] == [str(counts) for counts in found[1][: len(prefix)]]
+    assert [spell(one.equation.left) for one in again.laws] == [
+        spell(one.equation.left) for one in found[0].laws[: len(again.laws)]
+    ]
+
+
+@pytest.mark.deep
+def test_laws_of_the_search_follow_from_what_is_found(found):
+    """Every exact law whose nodes are sums, products and compositions of at most three operators a side."""
+    discovery, _ = found
+    discovery.run_round(("add", "compose"), 3)
+    deriver = Deriver([one.equation.undirected(one.law.name) for one in discovery.laws])
+    concerned = [law for law in EXACT_LAWS if is_concerned(law)]
+    assert len(concerned) >= 7
+    missing = [law.name for law in concerned if deriver.open_in_graph([equation_of(law)])]
+    assert missing == []
+
+
+def is_concerned(law: Law) -> bool:
+    nodes = [node for side in law.sides() for term in side for node in term.walk()]
+    small = all(weigh(term) <= 3 for side in law.sides() for term in side)
+    return small and {node.kind.name for node in nodes} <= {"symbol", "I", *KINDS_OF_TEST} and not law.when
+
+
+def equation_of(law: Law) -> StatedEquation:
+    """The equation of a law, over symbols that have the facts of their sorts."""
+    (left,), (right,) = law.of({name: of_sort(name, sort) for name, sort in law.variables.items()})
+    return equation(left, right)
+
+
+def of_sort(name, sort):
+    symbol = stand_in(name, sort)
+    called, into, out, known = symbol.args
+    return Operator(
+        symbol.kind, called, into, out, tuple(sorted({*known, *(f for f in sort.facts if f in PROPERTIES)}))
+    )
+
+
+def test_nothing_found_follows_from_the_rest_once_these_are_dropped(found):
+    discovery = Discovery(KINDS_OF_TEST, 2)
+    discovery.laws = [*found[0].laws]
+    discovery.drop_derived()
+    assert 0 < len(discovery.laws) <= len(found[0].laws)
+    for one in discovery.laws:
+        others = [other.equation.undirected(other.law.name) for other in discovery.laws if other is not one]
+        assert Deriver(others).open_in_graph([one.equation])
+
+
+def test_a_written_file_is_read_back(found, tmp_path):
+    discovery, _ = found
+    write_laws(tmp_path / "mine.py", discovery.laws, "opmatrix discover")
+    declared = load_laws(tmp_path / "mine.py")
+    assert [one.name for one in declared.laws] == [one.law.name for one in discovery.laws]
+    for one, other in zip(discovery.laws, declared.laws, strict=True):
+        assert other.sides() == one.law.sides() and other.both == one.law.both
+    with pytest.raises(InputError, match="exists"):
+        write_laws(tmp_path / "mine.py", discovery.laws, "opmatrix discover")
+
+
+PLANTED = {
+    "a matrix where any operator may stand": ((x + y) @ A, x @ A + y @ A),
+    "a shift through any operator": ((x + c) @ A, x @ A + c @ A),
+    "factors of rows through any operator": ((x * r) @ A, (x @ A) * r),
+    "wrong order": (product(product(s, t), x), product(product(t, s), x)),
+    "wrong monoid": (product(s + t, x, M, P), product(s, x, M, P)),
+    "wrong flag": (product(s + t, x, N, Q), product(s, x, N, Q)),
+    "shift of any scores": (product(s + s, x, S, P), product(s, x, S, P)),
+    "a row without keys": (product(s, c, S, P), c),
+    "a map of values over any monoid": (product(product(s, x, M, P), e), product(s, product(x, e), M, P)),
+    "equal only where relu does nothing": (x @ relu, x),
+    "a product for a sum": (product(a, e + f), product(a, e) * product(a, f)),
+}
+
+
+@pytest.mark.parametrize("sides", PLANTED.values(), ids=PLANTED)
+def test_planted_equations_are_refused(sides):
+    assert refused(equation(*sides).law("planted"))
+
+
+def refused(law: Law) -> bool:
+    verdict = judge(law, 0)
+    return bool(verdict.refuted or verdict.unusable)
+
+
+@law()
+def true_at_one_row(v: scores[1], x: value[n]):
+    """A mean over a single key is a sum."""
+    return product(v, x, monoids.mean), product(v, x, monoids.sum)
+
+
+@law()
+def true_up_to_thirty_columns(x: value[n], y: value[n]):
+    """A sum with y only where there are many columns."""
+    return x, x if (x.out.cols if isinstance(x.out.cols, int) else 0) <= 30 else x + y
+
+
+@law()
+def true_of_different_sizes(x: value[n], A: matrix[n, p], c: constant[n]):
+    """The shift forgets the matrix where it is square."""
+    return (x + c) @ A, x @ A + (c if x.out.cols == A.out.cols else c @ A)
+
+
+@law()
+def true_below_a_millionth(x: value[n], A: matrix[n, p]):
+    """A relative difference of 1e-7."""
+    return x @ A, (x @ A) * (1 + 1e-7)
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [true_at_one_row, true_up_to_thirty_columns, true_of_different_sizes, true_below_a_millionth],
+    ids=lambda planted: planted.name,
+)
+def test_planted_laws_are_refused(planted):
+    assert refused(planted)
+
+
+def test_true_laws_are_not_refused():
+    for sides in ((x + y, y + x), ((x + y) @ U, x @ U + y @ U), (product(s + t, x, S, P), product(s, x, S, P))):
+        assert not judge(equation(*sides).law("true"), 0).refuted
+
+
+def test_proofs_use_axioms_alone():
+    assert prove_equation(equation((x + y) @ U, x @ U + y @ U))
+    assert prove_equation(equation(turn(turn(a)), a))
+    assert prove_equation(equation(product(s + t, x, S, P), product(s, x, S, P))) == ()
+    assert prove_equation(equation((x + y) @ A, x @ A + y @ A)) == ()
+
+
+def test_fingerprints_tell_terms_apart():
+    prints = Fingerprints(draw_scenes(0))
+    assert prints.equal(x + y, y + x) and prints.equal((x @ A) @ C, x @ (A @ C))
+    assert not prints.equal(x + y, x * y) and not prints.equal((x + y) @ A, x @ A + y @ A)
+    assert not prints.equal(product(s, x, S, P), product(s, x, N, Q))
+
+
+def test_terms_are_counted_where_a_round_is_cut(monkeypatch):
+    monkeypatch.setattr(rounds, "TERMS_PER_ROUND", 30)
+    counts = Discovery(("add",), 2).run_round(("add",), 2)
+    assert isinstance(counts, RoundCounts) and counts.terms == 30 and "add was growing" in str(counts)
+
+
+@pytest.mark.parametrize("text, words", [("add,ad", "add"), ("add,add", "twice"), ("heads", "heads"), ("", "add")])
+def test_kinds_that_are_not_enumerated_are_named(text, words):
+    with pytest.raises(InputError, match=words):
+        read_kinds(text)
+    assert read_kinds(",".join(WAYS)) == tuple(WAYS)
+
+
+def test_the_command_prints_and_writes(tmp_path):
+    out = tmp_path / "mine.py"
+    arguments = ["discover", "--kinds", "compose,relu", "--size", "2", "--out", str(out)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "x @ relu @ relu → x @ relu" in done.stdout and "relu" in out.read_text()
+    assert isinstance(CliRunner().invoke(app, arguments).exception, InputError)
