@@ -177,6 +177,8 @@ class shifted_term(Arguments):
         """Return the shape that the written kernel declares."""
         return rows_shape(a)
 
+    padded = read_padded
+
     def limits(a) -> dict[str, int]:
         """Name the positions of rows: rows before the first of a sequence are zeros."""
         return {"positions": FAR}
