@@ -129,6 +129,9 @@ BENCHMARKS = {
     "terms graph": Benchmark(
         "--nodes 2000 --edges 20000 --rounds 15", 10, "", 40, "How fast is a product with a relation?"
     ),
+    "terms scans": Benchmark(
+        "--lengths 512 2048 --rounds 9", 10, "", 30, "Does a scan take time in rows, or in their square?"
+    ),
     "stated budgets": Benchmark("--models 2", 15, "", 800, "Do planned memory and stated errors hold?"),
     "memory": Benchmark("--megabytes 32", 30, "", 120, "How much memory does a process with a program take?"),
     "stated": Benchmark(
@@ -162,6 +165,7 @@ MEASURED, PAGES = command.ROOT / "docs" / "measured", command.ROOT / "docs" / "m
 APART = {
     "neighbours": "embeds ten thousand clauses by five programs, for minutes",
     "faults kills": "kills each of fifteen commands thirty times, and runs it again each time",
+    "exports": "needs onnx, onnxruntime and torch, and a saved program",
     "report": "runs `opmatrix optimize` twice, for what --publish shows",
     "paired": "holds two commits against each other",
     "spoilt_files changed": "opens thousands of changed models beside transformers, which takes half an hour",

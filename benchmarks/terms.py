@@ -1,4 +1,4 @@
-"""Steps that no kernel was written for: terms, steps read in float64, layers of a graph."""
+"""Steps that no kernel was written for: terms, steps read in float64, layers of a graph, scans."""
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -44,11 +44,14 @@ from opmatrix.algebra.operators import (
     relation,
     relu,
     row,
+    scan,
     sigmoid,
     symbol,
     total,
+    turn,
     weight,
 )
+from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.algebra.term import formula
 from opmatrix.runtime.codegen.row_reading import NotByRows
 from opmatrix.runtime.declarations.meanings import bound, meaning
@@ -540,5 +543,63 @@ def raced(links, x, rounds):
     return [a / b for a, b in zip(taken["ours"], taken["scipy"], strict=True)]
 
 
+# ---- scans
+
+BEFORE = sequence & causal
+SCAN_COLUMNS = "rows", "scan_ms", "product_ms", "numpy_ms", "pass_ms", "of_a_pass"
+
+
+def measure_scans() -> None:
+    """Time a scan of one sequence over `decay`, h <- a h + b with one a a row, against the product that is the same, a
+    loop over rows in numpy, and a pass that multiplies as many numbers.
+
+        python benchmarks/terms.py scans [--lengths 512 1024 4096] [--width 256] [--rounds 30] [--csv OUT]
+
+    All are of the same numbers and take turns in one process; the product computes a score for each pair of rows."""
+    parser = Parser(measure_scans)
+    parser.add_argument("--lengths", type=count, nargs="+", default=[512, 1024, 4096])
+    parser.add_argument("--width", type=count, default=256)
+    parser.add_argument("--rounds", type=count, default=30)
+    given = parser.parse_args()
+    takes(10 + 1e-8 * given.rounds * sum(length**2 for length in given.lengths))
+    table = [SCAN_COLUMNS, *(race_scan(length, given.width, given.rounds) for length in given.lengths)]
+    for line in table:
+        print(" ".join(cell(each, 11) for each in line))
+    tabled(given.csv, table)
+    (first, one, *_), (last, many, *_) = table[1], table[-1]
+    figures = [Figure(f"a scan of {last} rows over passes of as many numbers", table[-1][-1], "x", most=4.0)]
+    if last > first:
+        growth = many * first / (one * last)
+        figures.append(Figure(f"seconds a row at {last} rows over those at {first}", growth, "x", most=2.0))
+    concluded(given, figures)
+
+
+def race_scan(rows, width, rounds):
+    """A row of the table: all ways in turn, on numbers that are held against each other."""
+    rng = np.random.default_rng(0)
+    a, b = rng.uniform(0.9, 1, (rows, 1)).astype(np.float32), rng.standard_normal((rows, width), np.float32)
+    u, v = symbol("u", None, 1), symbol("v", None, width)
+    terms = {"scan_term": scan(u, v, monoids.decay), "fold_term": product(turn(u), v, monoids.decay, BEFORE)}
+    texts = {name: write_term(term, {u: 0, v: 1})[0] for name, term in terms.items()}
+    outs, batch = {name: np.empty_like(b) for name in (*terms, "numpy", "pass")}, Batch([np.zeros(rows, int)])
+
+    def steps(batch):
+        h = outs["numpy"]
+        h[0] = b[0]
+        for t in range(1, rows):
+            np.add(h[t - 1] * a[t], b[t], out=h[t])
+
+    runs = {
+        name: lambda batch, name=name, text=text: KERNELS[name].function(outs[name], batch, x0=a, x1=b, term=text)
+        for name, text in texts.items()
+    }
+    runs |= {"numpy": steps, "pass": lambda batch: np.multiply(a, b, out=outs["pass"])}
+    taken = measure(runs, [batch], rounds)
+    for name in terms:
+        np.testing.assert_allclose(outs[name], outs["numpy"], rtol=1e-3, atol=1e-3)
+    times = [1e3 * median(taken[name]) for name in runs]
+    return (rows, *times, times[0] / times[-1])
+
+
 if __name__ == "__main__":
-    command.run_parts(measure_terms, measure_segments, measure_graph)
+    command.run_parts(measure_terms, measure_segments, measure_graph, measure_scans)

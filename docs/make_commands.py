@@ -24,7 +24,7 @@ its section.
   Mixtral, Qwen2, Qwen3, Gemma 3 (text), Qwen2-MoE, Qwen3-MoE, openPangu-Embedded, Pangu Pro MoE; Pangu-alpha by the
   names of its PyTorch port; PR-MoE by those of GPT-2 and of DeepSpeed's layer of experts ([all
   families](tables.md#families-of-models));
-- a GGUF file of a LLaMA, Qwen2 or Qwen3;
+- a GGUF file of a LLaMA, Qwen2, Qwen3, BERT or NomicBert;
 - `org/name@revision` of the Hugging Face hub, where huggingface_hub is installed (`pip install '.[hub]'`): its config,
   safetensors and tokenizer, never code.
 
@@ -36,6 +36,7 @@ BESIDE = {  # command -> what its help has no room for
     "[results.md](results.md#how-the-report-is-read). Laws of one's own: "
     "[guide/schedules.md](guide/schedules.md#laws-of-ones-own).",
     "calibrate": "`optimize` makes do with a quick calibration without it.",
+    "export": "What is inside, and how a runtime calls it: [guide/exporting.md](guide/exporting.md).",
     "run": "More: [guide/embeddings.md](guide/embeddings.md), [guide/decoding.md](guide/decoding.md).",
     "generate": "A saved program spares the search. More: [guide/decoding.md](guide/decoding.md).",
     "evaluate": "It also says seconds and texts a second.",

@@ -20,7 +20,7 @@ An operator maps rows to rows. Operators compose from left to right, and laws se
 Public names; `help(om.NAME)` describes each:
 
     models       optimize, explore, open_model, from_torch, build, promised, FAMILIES
-    programs     load, Program, Batch, cached, schedule
+    programs     load, Program, Batch, cached, schedule, to_torch
     encoders     SentenceTransformer, CrossEncoder, SparseEncoder
     laws         laws, prove, symbol, substitute
     machines     partition, plan, Mesh, BatchSizes
@@ -29,11 +29,13 @@ Public names; `help(om.NAME)` describes each:
     matrices     weight, const, Data, diag, diagonal, row, col, blocks, affine, I, ones, zero, cols, place
     functions    relu, log1p_relu, gelu, gelu_tanh, silu, softplus, elu, tanh, sigmoid, magnitude, ACTIVATIONS
     powers       exp, expm1, log, square, rsqrt, reciprocal
+    scans        scan, cumsum, decay
     rows         share, keep_top, layernorm, rmsnorm, unit_length, centre, mean, maximum, minimum, softmax
     sums         over, monoids, Monoid
-    heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary, by_distance, alibi, bucketed
+    heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary
+    distances    by_distance, at_distances, alibi, bucketed
     values       formula, operator, compose, named, product, transpose, turn, Operator, Value
-    batches      given, relation, pick, among
+    batches      given, relation, pick, among, shift, conv
     patterns     Pattern, sequence, causal, window, hubs, scattered, coarse, everyone, mask
     numbers      dense, entrywise
     errors       InputError, FormatError, ShapeError, Infeasible, VerificationError
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from opmatrix.algebra.term import *  # noqa: F403
     from opmatrix.autodiff.backward_kinds import drop as dropout  # noqa: F401
     from opmatrix.autodiff.pullback import pullback as pullback
+    from opmatrix.exports.fx_module import to_torch as to_torch
     from opmatrix.files.checkpoint import from_torch as from_torch
     from opmatrix.files.checkpoint import open_model as open_model
     from opmatrix.files.loading import load as load
@@ -108,6 +111,7 @@ DOOR = {  # public name -> its module, and its name there
     "select": ("formats.storage.select", "select"),
     "choose": ("formats.storage.select", "choose"),
     "cached": ("opmatrix.inference.cached", "cached"),
+    "to_torch": ("opmatrix.exports.fx_module", "to_torch"),
     "InputError": ("formats.core.errors", "InputError"),
     "FormatError": ("formats.core.arrays", "FormatError"),
     "Infeasible": ("rewrites.extraction", "Infeasible"),

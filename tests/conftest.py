@@ -7,10 +7,12 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from threading import current_thread, main_thread
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from deep_parts import PARTS, is_left
+from deep_parts import PARTS, is_left, runs_all
+from hypothesis import HealthCheck, settings
 from poisoned import poison
 from tiny_config import CONFIG
 
@@ -26,6 +28,9 @@ SHARED = {"optimized", "once"}  # fixtures that several modules ask for
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 gc.set_threshold(50_000, 10, 10)  # as the command line has it
+# Drawn examples may take their time: a busy machine is no fault of theirs.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def whole(config):
@@ -47,9 +52,10 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Who names a file or a test runs what is deep, too."""
+    """Who names a file or a test runs what is deep, too, or the part of it that is named."""
     told = getattr(config, "workerinput", None)
-    config.option.deep |= told["deep"] if told else not whole(config)
+    option = config.option
+    option.deep = told["deep"] if told else runs_all(option.deep, not whole(config), option.deep_part)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -115,6 +121,16 @@ def memory_poisoned():
     """No buffer of a program and no scratch of a kernel holds what would pass for a result before it is written."""
     with pytest.MonkeyPatch.context() as patch:
         poison(patch)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def garbage_left():
+    """Where a program is timed, all garbage is collected first. Nothing is timed here, and a process that has run
+    thousands of tests holds so many objects that looking at all of them takes longer than the runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        if measure := sys.modules.get("opmatrix.runtime.measure"):
+            patch.setattr(measure, "gc", SimpleNamespace(**vars(gc) | {"collect": lambda: gc.collect(0)}))
         yield
 
 
@@ -204,6 +220,14 @@ def savings_known(monkeypatch):
     from standin import know_savings
 
     know_savings(monkeypatch)
+
+
+@pytest.fixture
+def machine_known(monkeypatch):
+    """A whole run plans with the prices of a stand-in, and measures no kernel of this machine."""
+    from standin import machine
+
+    monkeypatch.setattr("rewrites.run.calibrated", lambda progress, *batches: machine())
 
 
 @pytest.fixture

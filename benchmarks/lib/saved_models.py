@@ -19,6 +19,7 @@ SIZES = dict(
 )
 DECODER = SIZES | dict(num_key_value_heads=1, bos_token_id=None, eos_token_id=None)
 MODERN = dict(bos_token_id=0, eos_token_id=1, pad_token_id=2, cls_token_id=0, sep_token_id=1, local_attention=8)
+APART = dict(relative_attention=True, position_biased_input=False, pos_att_type=["p2c", "c2p"], type_vocab_size=0)
 GPT2 = dict(vocab_size=ROWS, n_embd=24, n_layer=2, n_head=3, n_positions=POSITIONS, bos_token_id=1, eos_token_id=1)
 EXPERTS = DECODER | dict(moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2)
 
@@ -118,6 +119,12 @@ def albert_words() -> Any:
     return transformers.AlbertTokenizer(vocab=unigrams(["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]))
 
 
+def deberta_words() -> Any:
+    import transformers
+
+    return transformers.DebertaV2Tokenizer(vocab=unigrams(["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]))
+
+
 def mpnet_words() -> Any:
     import transformers
 
@@ -149,6 +156,7 @@ SAVED = {
     "electra": SavedFamily("Electra", "ForPreTraining", SIZES | dict(embedding_size=10), bert_words),
     "albert": SavedFamily("Albert", "ForMaskedLM", SIZES | dict(embedding_size=10), albert_words),
     "mpnet": SavedFamily("MPNet", "Model", SIZES | dict(max_position_embeddings=POSITIONS + 2), mpnet_words),
+    "deberta-v2": SavedFamily("DebertaV2", "Model", SIZES | APART, deberta_words),
     "modernbert": SavedFamily("ModernBert", "ForMaskedLM", SIZES | MODERN, plain_words),
     "nomic_bert": SavedFamily("NomicBert", "Model", SIZES, bert_words),
     "gte": SavedFamily("Gte", "Model", SIZES, xlm_words),

@@ -165,8 +165,8 @@ class norm(
     def means(y, e):
         """Normalise each row of y (T, p): by mean and deviation ("layer"), or by its root mean square ("rms")."""
         if e.norm == "layer":
-            y = y - y.mean(1, keepdims=True)
-        return y / np.sqrt(np.square(y).mean(1, keepdims=True) + e.eps)
+            y = y - y.mean(-1, keepdims=True)
+        return y / np.sqrt(np.square(y).mean(-1, keepdims=True) + e.eps)
 
     def bound(y, error, value, e, rough):
         """Bound the error of a normalised row to second order in that of y, with the roundings of both sums of p

@@ -270,6 +270,10 @@ class Format:
         """Return the dense matrix (n, p), float64, as a new array."""
         return storable(self.declared.unpack(self.shape, *self._stored, **self.remembered)).astype(np.float64)
 
+    def factored(self) -> tuple[Floats, Floats] | None:
+        """Return u (n, r) and v (r, p), float32, of a format that stores a product u v; None for any other."""
+        return None
+
     def transpose(self) -> "Format":
         """Store W.T: in the same format unless the class overrides this."""
         return type(self).pack(self.unpack().T, **self.remembered)

@@ -76,6 +76,10 @@ class LowRank(Format):
         """Return `pack_factors(factors(W))`: one decomposition."""
         return cls.pack_factors(*cls.factors(W, **given))
 
+    def factored(self):
+        """Return the factors."""
+        return self.u, self.v
+
     def transpose(self):
         """Exchange the factors and turn each: vᵀ (p, r), then uᵀ (r, n)."""
         return LowRank.pack_factors(self.v.T, self.u.T)

@@ -160,6 +160,23 @@ class Monoid:
         return cls.finished(total, shape)
 
     @classmethod
+    def scan(cls, left: Numeric, right: Numeric, whole: bool = False, first: int = 0) -> Numeric:
+        """Merge pairs along rows, column by column: row t is that of rows 0 to t, or of all rows where `whole`.
+
+        left, right (.., rows, columns), which broadcast; `first` is the index of the first row."""
+        shape = np.broadcast_shapes(left.shape, right.shape)
+        x, w = np.broadcast_to(left, shape), np.broadcast_to(right, shape)
+        total, rows = cls.unit(), list[Carrier]()
+        for i in range(shape[-2]):
+            total = cls.merged(total, cls.lifted(x[..., i, :], w[..., i, :], first + i))
+            rows.append(total)
+        if not rows:
+            return cls.finished(total, shape)
+        rows = [total] * len(rows) if whole else rows
+        numbers = ([np.broadcast_to(c, x[..., 0, :].shape) for c in part] for part in zip(*rows, strict=True))
+        return cls.finished(tuple(np.stack(part, -2) for part in numbers), shape)
+
+    @classmethod
     def masked(cls, carrier: Carrier, there: NDArray[np.bool_] | bool) -> Carrier:
         """Return the carrier where `there` is true, the unit elsewhere. Raises TypeError for a monoid that keeps all
         its numbers."""

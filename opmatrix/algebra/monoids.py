@@ -136,7 +136,7 @@ class moments(Monoid):
     finishes = dict(mean=lambda n, u, s: u, variance=finish)  # noqa: RUF012
 
 
-def decay(z: Scalars, top: Scalars) -> Scalars:
+def fall(z: Scalars, top: Scalars) -> Scalars:
     """Return e to the power z - top; 1 where both are equal, also where both are infinite."""
     return exp(where(z == top, 0.0, z - top))
 
@@ -152,7 +152,7 @@ class logsumexp(Monoid):
     def merge(a: Scalars, b: Scalars) -> Scalars:
         (y, s), (z, t) = a, b
         top = maximum(y, z)
-        return top, decay(y, top) * s + decay(z, top) * t
+        return top, fall(y, top) * s + fall(z, top) * t
 
     def finish(z: Scalars, s: Scalars) -> Scalars:
         with np.errstate(divide="ignore"):
@@ -172,7 +172,7 @@ class softmax(Monoid):
     def merge(a: Scalars, b: Scalars) -> Scalars:
         (y, s, u), (z, t, v) = a, b
         top = maximum(y, z)
-        c, d = decay(y, top), decay(z, top)
+        c, d = fall(y, top), fall(z, top)
         return top, c * s + d * t, c * u + d * v
 
     def finish(z: Scalars, s: Scalars, v: Scalars) -> Scalars:
@@ -185,6 +185,21 @@ class softmax(Monoid):
         p = exp(z - where(top > -inf, top, 0))
         mass = p.sum(-1, keepdims=True)
         return p @ v / where(mass == 0, 1, mass)
+
+
+class decay(Monoid):
+    """A sum that shrinks: h becomes a h + b (Gu and Dao 2023, Mamba, eq. 2), kept beside the product of all a."""
+
+    identity, commutative = (1, 0), False
+
+    def lift(a: Scalars, b: Scalars) -> Scalars:
+        return a, b
+
+    def merge(a: Scalars, b: Scalars) -> Scalars:
+        return a[0] * b[0], b[0] * a[1] + b[1]
+
+    def finish(a: Scalars, h: Scalars) -> Scalars:
+        return h
 
 
 class concat(Monoid):
@@ -253,6 +268,7 @@ MONOIDS: tuple[type[Monoid], ...] = (
     moments.mean,  # type: ignore[attr-defined]    # one of its finishes
     logsumexp,
     softmax,
+    decay,
     concat,
     topk(1),
     topk(3),

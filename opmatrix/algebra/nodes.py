@@ -15,7 +15,8 @@ from opmatrix.algebra.batch.relations import Relation
 from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoid import Monoid, Scalars
-from opmatrix.algebra.positions.patterns import Pattern, everyone
+from opmatrix.algebra.positions.lags import Lag
+from opmatrix.algebra.positions.patterns import Pattern, causal, everyone, sequence
 from opmatrix.algebra.positions.visibility import check_scores
 from opmatrix.algebra.properties import PROPERTIES
 from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, as_int, brief, certain
@@ -93,9 +94,7 @@ def place_shape(k: LiveSize, lo: LiveSize, n: LiveSize) -> Sizes:
 
 def pad_columns(x: Scalars, lo: int, n: int) -> Scalars:
     """Put the columns of x at lo.. among n columns of zeros."""
-    out = np.zeros((*x.shape[:-1], n), x.dtype)
-    out[..., lo : lo + x.shape[-1]] = x
-    return out
+    return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(lo, n - lo - x.shape[-1])])
 
 
 @matrix(lambda n: (n, n), lambda x: x, entrywise=True, storable=True, keeps_order=True, adjoint=lambda n: KINDS["I"]())
@@ -173,7 +172,7 @@ def const_shape(n: LiveSize, b: Data) -> Sizes:
     return (*b.shape[:-2], n, b.shape[-1])
 
 
-@matrix(const_shape, lambda x, b: np.broadcast_to(b, broadcast_shape(x, b)), linear=False, constant=True)
+@matrix(const_shape, lambda x, b: np.broadcast_to(b, broadcast_shape(x, b)), linear=False, constant=True, by_key=True)
 def const(i: int, j: int, b: Data) -> Cell:
     """The row b whatever x is: constant functions in the first row of the matrix. One number stands for any width.
     Zeros are a row like any other: no property is read from numbers."""
@@ -341,6 +340,7 @@ def scaling(n: LiveSize, a: Operator, b: Operator, p: LiveSize) -> Operator | No
     stacked=lambda a, b: (a.storable and (b.splits or b.stacked)) or (a.stacked and b.storable),
     column=lambda a, b: b.column or (a.column and b.entrywise),
     level=lambda a, b: a.level and b.entrywise,
+    by_key=lambda a, b: b.by_key or (a.by_key and b.row_wise and b.uniform),
     adjoint=lambda n, a, b: adjoint(b, a(Shape(cols=n)).cols) @ adjoint(a, n),
 )
 def compose(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
@@ -351,7 +351,7 @@ def compose(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
 @combinator(
     at_x=2,
     **PRESERVED,
-    **every("constant", "column", "level"),
+    **every("constant", "column", "level", "by_key"),
     diagonal=pointwise("diagonal"),
     entrywise=pointwise("entrywise"),
     keeps_order=lambda a, b: (a.keeps_order and (b.keeps_order or b.level)) or (a.level and b.keeps_order),
@@ -365,7 +365,7 @@ def add(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
 
 @combinator(
     at_x=2,
-    **every("row_wise", "uniform", "constant", "column", "level"),
+    **every("row_wise", "uniform", "constant", "column", "level", "by_key"),
     diagonal=pointwise("diagonal"),
     entrywise=pointwise("entrywise"),
     linear=by_constant("linear"),
@@ -382,14 +382,19 @@ def mul(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
     return u * v
 
 
-@combinator(at_x=2, **PRESERVED, **every("constant", "stacked"), adjoint=adjoint_of_row)
+@combinator(at_x=2, **PRESERVED, **every("constant", "stacked", "by_key"), adjoint=adjoint_of_row)
 def row(x: ReadAt, a: Operator, b: Operator) -> ReadAt:
     """Columns side by side."""
     u, v = a(x), b(x)
     return fitted(u, a.term, v.size[0], u.size[1]).beside(fitted(v, b.term, u.size[0], v.size[1]))
 
 
-@combinator(at_x=1, **every("additive", "constant", "positively_homogeneous", "maps_zero_to_zero"), level=is_one_row)
+@combinator(
+    at_x=1,
+    **every("additive", "constant", "positively_homogeneous", "maps_zero_to_zero"),
+    level=lambda a: is_one_row(a) or a.by_key,
+    by_key=lambda a: a.level,
+)
 def turn(x: ReadAt, a: Operator) -> ReadAt:
     """The numbers of a value with rows and columns exchanged."""
     return a(x).turn()
@@ -417,15 +422,34 @@ def kept_zero(a: Operator, b: Operator, over: object, where: Pattern) -> bool:
     positively_homogeneous=weighted("positively_homogeneous"),
     maps_zero_to_zero=kept_zero,
     level=lambda a, b, over, where: b.level and flag(over, "right_linear"),
+    by_key=lambda a, b, over, where: a.by_key and flag(where, "everything"),
 )
 def product(x: ReadAt, a: Operator, b: Operator, over: type = monoids.sum, where: Pattern = everyone) -> ReadAt:
     """The generalised product of two values: `product(q @ k.T, v, over=softmax, where=sequence)` is attention,
-    `product(given("members"), x, over=mean)` pooling. An absent entry of a relation on the left is left out."""
+    `product(given("members"), x, over=mean)` pooling. An absent entry of a relation on the left is left out. Under a
+    pattern one row of scores, such as `turn(k)` of one column, serves all rows."""
     u, v = a(x), b(x)
     u = fitted(u, a.term, u.size[0], v.size[0])
+    if where is not everyone and u.size[0] == 1:
+        u = x.act(const(1.0)).product(u, monoids.sum, everyone)
     if isinstance(u, Shape):
         check_scores(u, where)
     return u.product(fitted(v, b.term, u.size[1], v.size[1]), over, where)
+
+
+@combinator(
+    at_x=2,
+    **every("constant"),
+    additive=weighted("additive"),
+    positively_homogeneous=weighted("positively_homogeneous"),
+    maps_zero_to_zero=kept_zero,
+)
+def scan(x: ReadAt, a: Operator, b: Operator, over: type = monoids.sum, where: Pattern = sequence & causal) -> ReadAt:
+    """Rows merged with those before them, column by column: out[t, j] merges lift(a[s, j], b[s, j]) over the rows s
+    that row t sees, in order, and finishes. `scan(const(1.0), x)` is the running sum of each sequence. A row sees its
+    sequence up to itself, or all of it, `where=sequence` (Blelloch 1990, section 1)."""
+    u, v = met(x, a, b)
+    return u.scan(v, over, where)
 
 
 # These are additive but move numbers between heads, so they may not count as linear: the adjoint law would sum
@@ -465,7 +489,7 @@ def share(x: ReadAt) -> ReadAt:
 
 @combinator(
     at_x=2,
-    **every("row_wise", "uniform", "constant", "column"),
+    **every("row_wise", "uniform", "constant", "column", "by_key"),
     maps_zero_to_zero=lambda s, by, k: s.maps_zero_to_zero,
     additive=lambda s, by, k: s.additive and by.constant,
     row_linear=lambda s, by, k: s.row_linear and by.constant,
@@ -520,11 +544,26 @@ def by_distance(x: ReadAt, table: Data, most: int) -> ReadAt:
     return x.by_distance(table, most)
 
 
+@combinator(row_linear=True)
+def at_distances(x: ReadAt, table: Data) -> ReadAt:
+    """x @ W in each head, of which a row has for each token the number of one column, chosen by how far the token lies
+    behind the row's: W is table h, of n columns, and the column is clip(key - query + n // 2, 0, n - 1) (Shaw et al.
+    2018, eq. 4; He et al. 2021, eq. 4)."""
+    return x.at_distances(table)
+
+
 @combinator(additive=True, selective=True)
 def pick(x: ReadAt, relation: Relation) -> ReadAt:
     """The row of x that a relation has as its only entry, for each row of the relation: `x @ pick("last")` are the last
     rows of the sequences. They keep their positions and sequences."""
     return x.pick(relation)
+
+
+@combinator(additive=True, selective=True)
+def shift(x: ReadAt, k: Lag) -> ReadAt:
+    """The row k before in the same sequence, for each row; zeros for the first k rows of a sequence. Each column goes
+    through one 0/1 matrix, T × T, whose blocks are the sequences."""
+    return x.shift(k)
 
 
 @combinator(0, None, **{name: lambda _, into, out, facts, name=name: name in facts for name in PROPERTIES})

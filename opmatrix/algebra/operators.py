@@ -19,12 +19,14 @@ from opmatrix.algebra.attributes import LEAST_SQUARE, check_eps, check_least, wh
 from opmatrix.algebra.batch.batch import FIELDS
 from opmatrix.algebra.batch.relations import relation
 from opmatrix.algebra.batch.signature import FLOAT, Port
-from opmatrix.algebra.data import Promised
+from opmatrix.algebra.data import Data, Promised
+from opmatrix.algebra.monoids import decay as decay
 from opmatrix.algebra.monoids import max as maximum
 from opmatrix.algebra.monoids import mean, softmax
 from opmatrix.algebra.monoids import min as minimum
 from opmatrix.algebra.nodes import add as add
 from opmatrix.algebra.nodes import (
+    at_distances,
     by_distance,
     cols,
     const,
@@ -40,12 +42,15 @@ from opmatrix.algebra.nodes import (
     reciprocal,
     repeat,
     rotate,
+    scan,
+    shift,
     turn,
     weight,
 )
 from opmatrix.algebra.nodes import combinator as combinator
 from opmatrix.algebra.nodes import join as join
 from opmatrix.algebra.nodes import mul as mul
+from opmatrix.algebra.positions.lags import LARGEST_LAG
 from opmatrix.algebra.positions.patterns import Pattern, pattern_of
 from opmatrix.algebra.shapes import LiveSize, N, Shape, ShapeError, T, brief, divides, quotient
 from opmatrix.algebra.term import PROPERTIES, Operator, Value, factor, named, operator
@@ -54,6 +59,7 @@ __all__ = [
     "ACTIVATIONS",
     "I",
     "affine",
+    "at_distances",
     "attention",
     "blocks",
     "by_distance",
@@ -62,6 +68,9 @@ __all__ = [
     "cols",
     "compose",
     "const",
+    "conv",
+    "cumsum",
+    "decay",
     "diag",
     "diagonal",
     "exp",
@@ -90,7 +99,9 @@ __all__ = [
     "rotate",
     "row",
     "rsqrt",
+    "scan",
     "share",
+    "shift",
     "sigmoid",
     "silu",
     "softmax",
@@ -114,6 +125,7 @@ share: Operator = nodes.share()  # row-wise softmax
 sum_heads, transpose = total, turn  # the names that numpy's users look for
 zero: Operator = named("zero", ones * 0.0)  # as wide as the value it meets; linear whatever its number
 centre: Operator = named("centre", I - mean)
+cumsum: Operator = named("cumsum", scan(const(1.0), I))  # of each sequence, up to each row
 
 gelu, gelu_tanh, log1p_relu, relu, rsqrt, sigmoid, silu, softplus, square, tanh = map(
     nodes.SCALAR_FUNCTIONS.__getitem__,
@@ -288,6 +300,25 @@ def affine(w: object, b: object) -> Operator:
     """x @ w + b."""
     shifted: Operator = weight(w) + const(b)
     return shifted
+
+
+def conv(weights: object) -> Operator:
+    """Build the causal convolution of each column by itself: row t of the result is the sum over k of x[t - k] w[k],
+    with zeros before a sequence; `weights` has a row for each k from 0 on, a column for each column of x. Gu and Dao
+    2023, section 3.4, has it before a scan. Raises ShapeError for another number of axes or of rows."""
+    data = Data.of(weights)
+    if len(data.shape) != 2 or not 1 <= data.shape[0] <= LARGEST_LAG + 1:
+        raise ShapeError(f"conv: weights {data.shape}: give 1 to {LARGEST_LAG + 1} rows, of a number for each column")
+    first, *rest = (diag(tap_of(data, k)) for k in range(data.shape[0]))
+    convolved: Operator = reduce(add, [shift(k) @ tap for k, tap in enumerate(rest, 1)], first)
+    return convolved
+
+
+def tap_of(weights: Data, k: int) -> Data:
+    """Return row k of the weights of a convolution, as an array with a name of its own."""
+    if isinstance(weights, Promised):
+        return Promised(f"{weights.name}[{k}]", weights.shape[1:])
+    return Data(weights.array[k], weights.name and f"{weights.name}[{k}]")
 
 
 @operator

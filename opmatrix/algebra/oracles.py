@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from formats.core.head_blocks import HeadBlocks, make_by_heads
+from formats.core.head_blocks import HeadBlocks
 from opmatrix.algebra import monoids
 from opmatrix.algebra.batch.batch import Batch, Fields
 from opmatrix.algebra.batch.relations import Relation, Sparse
@@ -121,13 +121,6 @@ class DenseReading(Seeing):
 
     def given(self, field: str, cols: int) -> Self:
         return self.of(needed(self.batch, f"given({field!r}, {cols})").selection(field, cols).astype(self.dtype))
-
-    def by_distance(self, table: Data, most: int) -> Self:
-        at = needed(self.batch, "by_distance").token(np.arange(self.size[0])).position
-        numbers, places = self.numbers(table), np.clip(at - at[:, None], -most, most) + most
-        if len(numbers) == 1:
-            return self.of(numbers[0, places])
-        return self.of(make_by_heads((len(numbers), *places.shape), lambda heads, _: numbers[heads][:, places]))
 
     def related(self, relation: Relation) -> Self:
         entries = read_relation(self.batch, relation)
@@ -334,14 +327,6 @@ class Entrywise(SeeingEntries):
         ids = needed(self.batch, f"given({field!r}, {cols})").field(field, cols)
         return self.of((1, len(ids), cols), lambda _, r, j: self.number(float(ids[r] == j)))
 
-    def by_distance(self, table: Data, most: int) -> Entrywise:
-        at = needed(self.batch, "by_distance").token(np.arange(self.size[0])).position
-
-        def number(h: int, r: int, j: int) -> object:
-            return self.number(float(table.array[h, max(-most, min(int(at[j] - at[r]), most)) + most]))
-
-        return self.of((table.shape[0], len(at), len(at)), number)
-
     def related(self, relation: Relation) -> Entrywise:
         entries = read_relation(self.batch, relation)
         numbers = entries.dense()
@@ -516,6 +501,8 @@ def separate(term: Operator) -> bool:
         match node.kind.name, node.args:
             case "product", (_, b, over, where):  # an index counts all tokens of the batch
                 return where.relation is None and bool(b.out.rows is not T or (where.within and not over.indexed))
+            case "scan", (*_, over, where):
+                return bool(where.within and not over.indexed)
             case "compose", (a, b):
                 return bool(a.out.cols is not T or b.entrywise)
             case (("row" | "keep_top"), (a, b, *_)):
@@ -523,6 +510,10 @@ def separate(term: Operator) -> bool:
             case "given", (field, _):
                 return bool(field != "sequence")
         alone = not node.children and node.row_wise
-        return node.kind.name in ("add", "mul", "turn", "rotate", "by_distance") or alone or bool(node.kind.matrix)
+        return (
+            node.kind.name in ("add", "mul", "turn", "rotate", "by_distance", "at_distances", "shift")
+            or alone
+            or bool(node.kind.matrix)
+        )
 
     return term.out.cols is not T and all(map(apart, term.walk()))

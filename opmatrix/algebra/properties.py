@@ -54,6 +54,12 @@ def level(f: RowFunction, x: HeadRows, y: HeadRows) -> tuple[HeadRows, HeadRows]
     return f(x), repeat_first(f(x), -1)
 
 
+@holding(measured=lambda a: a.constant and a.uniform)
+def by_key(f: RowFunction, x: HeadRows, y: HeadRows) -> tuple[HeadRows, HeadRows]:
+    """gives rows that are all the same: as scores, the same for every query"""
+    return f(x), repeat_first(f(x), -2)
+
+
 @holding()
 def linear(f: RowFunction, x: HeadRows, y: HeadRows) -> tuple[HeadRows, HeadRows]:
     """is x @ W with one matrix W a head, the same for every row: licenses distributing, folding and the adjoint"""

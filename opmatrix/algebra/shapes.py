@@ -231,6 +231,12 @@ class Shape(NamedTuple):
         agree(self.rows, origin, "rows against columns", self, relation, "@ pick")
         return Shape(self.heads, space(relation.rows), self.cols)
 
+    def shift(self, k: LiveSize) -> Shape:
+        """Return the same shape. Raises ShapeError for rows that are not tokens, as these have no row before them."""
+        if self.rows is not T:
+            raise ShapeError(f"shift: rows of {self.rows}: only tokens follow one another in a sequence")
+        return self
+
     def entered(self, port: Port) -> Shape:
         """Return the shape of an input: heads, space and columns of its port."""
         return Shape(port.heads, space(port.space), port.columns)
@@ -278,6 +284,20 @@ class Shape(NamedTuple):
             )
         return Shape(table.shape[0], T, T)
 
+    def at_distances(self, table: Data) -> Shape:
+        """A number for each pair of tokens, in as many heads as the table has matrices."""
+        if self.rows is not T:
+            raise ShapeError(f"at_distances: rows of {self.rows}: distances are between tokens")
+        if len(table.shape) != 3:
+            shown = " × ".join(map(str, table.shape))
+            raise ShapeError(
+                f"at_distances: a table of {shown}: give heads × columns of x × a column for each distance"
+            )
+        heads, rows, _ = table.shape
+        agree(self.heads, heads, "heads", self, brief(table.shape), "@ at_distances", spread=True)
+        agree(self.cols, rows, "columns against rows", self, brief(table.shape), "@ at_distances")
+        return Shape(heads, T, T)
+
     def turn(self) -> Shape:
         """Exchange rows and columns."""
         return Shape(self.heads, self.cols, self.rows)
@@ -303,6 +323,22 @@ class Shape(NamedTuple):
             self.rows,
             other.cols if width == 1 else as_int(other.cols * (other.rows if width is None else width)),
         )
+
+    def scan(self, other: Shape, over: object, where: object) -> Shape:
+        """Merge the rows that each row sees, column by column. Raises ShapeError for rows that are not tokens, for a
+        pattern that is no prefix of a sequence, and for a monoid without a width."""
+        width, doing = getattr(over, "width", 1), f"scan over {getattr(over, '__name__', over)}"
+        both = self.pointwise(other, doing)
+        if both.rows is not T:
+            raise ShapeError(f"{doing}: rows of {both.rows}: it merges the tokens of a sequence in order")
+        if not getattr(where, "prefix", True):
+            raise ShapeError(
+                f"{doing} where {where}: a scan merges the rows of a sequence up to each row, where=sequence & causal, "
+                f"or all of them, where=sequence; any pattern: product(scores, values, where={where})"
+            )
+        if width is None:
+            raise ShapeError(f"{doing}: it gives as many columns as rows are merged: use a monoid of a fixed width")
+        return both._replace(cols=as_int(both.cols * width))
 
     def split(self, h: LiveSize) -> Shape:
         """Split columns into h heads."""

@@ -20,6 +20,7 @@ from opmatrix.algebra.batch.relations import Relation
 from opmatrix.algebra.batch.relations import as_relation as relation_of
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.monoids import monoid_of, refuse_constant_sum
+from opmatrix.algebra.positions.lags import Lag, lag_of
 from opmatrix.algebra.positions.patterns import Pattern, pattern_of
 from opmatrix.algebra.shapes import H, LiveSize, Memo, Needs, R, Shape, ShapeError, Space, T, is_fixed_value, untaken
 
@@ -38,6 +39,7 @@ READERS: dict[type, Body] = {  # annotation -> reader of (attribute, kind, name)
     Relation: lambda given, kind, _: relation_of(given, kind),
     Pattern: lambda given, kind, _: pattern_of(given, kind),
     int: lambda given, kind, name: whole_of(given, f"{kind}: {name}"),
+    Lag: lambda given, kind, name: lag_of(given, f"{kind}: {name}"),
 }
 
 

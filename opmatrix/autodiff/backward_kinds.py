@@ -6,6 +6,7 @@ from __future__ import annotations
 from formats.core.errors import InputError
 from opmatrix.algebra.monoid import Scalars
 from opmatrix.algebra.nodes import DERIVATIVES, Cell, ReadAt, ScalarBody, combinator, every, matrix, ones
+from opmatrix.algebra.positions.lags import Lag
 from opmatrix.algebra.positions.patterns import Pattern, everyone
 from opmatrix.algebra.term import KINDS, Operator
 
@@ -43,6 +44,12 @@ def widen(i: int, j: int, n: int) -> Cell:
 def fold(x: ReadAt, h: int) -> ReadAt:
     """The sum of each of h groups of neighbouring heads: the adjoint of heads that groups share."""
     return x.fold(h)
+
+
+@combinator(additive=True, selective=True)
+def ahead(x: ReadAt, k: Lag) -> ReadAt:
+    """The row k behind in the same sequence, for each row; zeros for the last k rows: the adjoint of a shift."""
+    return x.shift(-k)
 
 
 @combinator(at_x=1, **every("constant", "row_wise"))

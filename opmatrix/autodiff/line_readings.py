@@ -12,10 +12,10 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.traced import Operation
 from opmatrix.algebra.data import Numeric
-from opmatrix.algebra.nodes import add, const, given, keep_top, mul, product, row, symbol, turn
+from opmatrix.algebra.nodes import add, const, given, keep_top, mul, product, row, scan, symbol, turn
 from opmatrix.algebra.oracles import DenseReading, ReadInput, check_input
 from opmatrix.algebra.term import KINDS, Operator
-from opmatrix.autodiff.backward_kinds import dropped, fold, shares
+from opmatrix.autodiff.backward_kinds import ahead, dropped, fold, shares
 
 if TYPE_CHECKING:
     from opmatrix.autodiff.pullback import Pulled
@@ -126,6 +126,8 @@ def as_term(line: Operation, *args: Operator) -> Operator:
             term = row(*args)
         case "product":
             term = product(*args, *line.more)
+        case "scan":
+            term = scan(*args, *line.more)
         case "keep_top":
             term = keep_top(*args, *line.more)
         case "shares":
@@ -144,6 +146,8 @@ def as_term(line: Operation, *args: Operator) -> Operator:
             term = through(args[0], symbol(*line.more, ()))
         case "dropped":
             term = through(args[0], dropped(*line.more))
+        case "shift" if line.more[0] < 0:
+            term = through(args[0], ahead(-line.more[0]))
         case "fold":
             term = through(args[0], fold(*line.more))
         case _:

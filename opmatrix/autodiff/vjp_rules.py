@@ -218,6 +218,12 @@ def pull_pick(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     pull.give(line.args[0], lambda: g.related(line.more[0]).turn().product(g, monoids.sum, everyone))
 
 
+@pulls("shift")
+def pull_shift(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
+    """Shift the cotangent the other way."""
+    pull.give(line.args[0], lambda: g.shift(-line.more[0]))
+
+
 @pulls("shares")
 def pull_shares(pull: Pull, at: int, line: Operation, g: TracedValue) -> None:
     """P (g - the sum of a row of P g)."""

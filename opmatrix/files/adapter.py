@@ -230,6 +230,11 @@ class Additions:
         holders: dict[str, list[Operator]] = {module: [] for module in self.pairs}
         for node in model.walk():
             for data in (attribute.base or attribute for attribute in node.attributes if isinstance(attribute, Data)):
+                if isinstance(data, Promised) and data.name not in holders:
+                    raise InputError(
+                        f"{self.directory}: it changes what {data.name!r} is made of, a table that is computed when "
+                        "the model is read: merge the adapter by PEFT's merge_and_unload()"
+                    )
                 if isinstance(data, Promised):
                     holders[str(data.name)].append(node)
         instead = {}

@@ -29,10 +29,10 @@ from opmatrix.files.directory.answered import (
 )
 from opmatrix.files.directory.declared import embeds, read_pooling
 from opmatrix.files.directory.dense_layers import dense_layer
+from opmatrix.files.directory.in_memory import HeldModel, hold_model, is_module
 from opmatrix.files.directory.model_files import CONFIG, INDEX, TOKENIZER, WEIGHTS
 from opmatrix.files.directory.scored import read_scoring, read_texts
 from opmatrix.files.directory.sparse_files import declares_sparse, read_sparse
-from opmatrix.files.in_memory import HeldModel, hold_model, is_module
 from opmatrix.files.tensors import ExpertTensors, Tensor, find_experts, header
 from opmatrix.inference.pooling import LAST, Pooling
 from opmatrix.inference.scores.scoring import Scoring
@@ -161,13 +161,14 @@ class Checkpoint:
             check(config)
             names, sizes = layout(config), normalise_config(config)
         heads = sizes["num_attention_heads"]
-        pairs = {"attn_q": heads, "attn_k": sizes["num_key_value_heads"] or heads}
+        pairs = {"attn_q": heads, "attn_k": sizes.get("num_key_value_heads") or heads}
         return cls(
             name or file.stem,
             file,
             config,
             gguf.rename_tensors(gguf_header, names.gguf, names.permuted, pairs),
             gguf_header.said,
+            declared=gguf.read_pooling(gguf_header, file),
         )
 
     def look_up(self, name: str) -> Tensor | None:
@@ -447,7 +448,7 @@ class Checkpoint:
             from opmatrix.files.directory.tokenizer_files import effective_text
 
             return effective_text(read_text(self.vocabulary), self.directory, self.config)
-        from opmatrix.files.directory.merges import tokenizer
+        from opmatrix.files.directory.gguf_words import tokenizer
 
         return tokenizer(self.keys, self.said["vocab_size"], self.vocabulary)
 

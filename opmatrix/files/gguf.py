@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from io import BufferedReader
 from math import nextafter, prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from formats.core.errors import InputError
 from formats.disk.files import open_regular
 from opmatrix.files.quantised import STORED
 from opmatrix.files.tensors import MAX_AXES, Tensor, is_printable
+from opmatrix.inference.pooling import Pooling
 
 MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
 MAX_HEADER_BYTES, MAX_KEYS, MAX_STRING_BYTES = 1 << 27, 1 << 12, 1 << 20  # bytes of a header; keys; bytes of a string
@@ -55,7 +57,34 @@ FAMILIES = {
     "qwen3moe": "Qwen3MoeForCausalLM",
 }
 ROUTED = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}  # -> the model_type of transformers
-ONE_SCORE = "ffn_gate_inp_shexp"  # a matrix of one output, which is stored as a vector
+ONE_ROW = "ffn_gate_inp_shexp", "token_types"  # matrices that are stored as vectors where they have one row
+
+
+LAYER_NORM = "attention.layer_norm_epsilon"
+SIZE_KEYS = "embedding_length", "feed_forward_length", "block_count", "attention.head_count", "context_length"
+ENCODER_NAMES = {name: CONFIG_NAMES[name] for name in SIZE_KEYS} | {LAYER_NORM: "layer_norm_eps"}
+POOLING, RANK = "pooling_type", 4
+POOLING_MODES = {1: "mean", 2: "cls", 3: "lasttoken"}  # pooling_type -> the mode; 0: none is declared
+CHECKED = "vocab_size", "attention.causal", "attention.head_count_kv", POOLING
+
+
+class EncoderFile(NamedTuple):
+    """The family of an architecture, its class in transformers, the names of its further keys, and settings that its
+    files do not hold."""
+
+    family: str
+    architecture: str
+    names: Mapping[str, str] = MappingProxyType({})
+    settings: Mapping[str, object] = MappingProxyType({})
+
+
+ROTATION_KEYS = MappingProxyType({"rope.freq_base": CONFIG_NAMES["rope.freq_base"]})
+ENCODER_FILES = {
+    "bert": EncoderFile("bert", "BertModel", settings={"hidden_act": "gelu"}),
+    "nomic-bert": EncoderFile(
+        "nomic_bert", "NomicBertModel", ROTATION_KEYS, {"hidden_act": "silu", "rope_theta": 10000.0}
+    ),
+}  # by general.architecture
 
 
 class Header(NamedTuple):
@@ -201,8 +230,12 @@ def config(found: Header, file: Path) -> dict[str, object]:
     """Return the config that a header describes. Raises InputError for another architecture, and for an unknown key:
     the model would be computed without it."""
     kind = found.said.get("general.architecture")
+    if kind in ENCODER_FILES:
+        return encoder_config(found, str(kind), file)
     if kind not in FAMILIES:
-        raise InputError(f"{file}: general.architecture is {kind!r:.40}: it must be one of {', '.join(FAMILIES)}")
+        raise InputError(
+            f"{file}: general.architecture is {kind!r:.40}: it must be one of {', '.join((*FAMILIES, *ENCODER_FILES))}"
+        )
     entries, expert_entries = split_entries(found.said, kind)
     check_entries(entries, kind, file, found.said.get("split.count", 1))
     settings = {CONFIG_NAMES[name]: value for name, value in entries.items() if name in CONFIG_NAMES}
@@ -225,6 +258,48 @@ def config(found: Header, file: Path) -> dict[str, object]:
     )
 
 
+def encoder_config(found: Header, kind: str, file: Path) -> dict[str, object]:
+    """Return the config of an encoder (llama.cpp, build_bert). Raises InputError for an unknown key, a model that looks
+    one way, and a table of kinds that is missing."""
+    encoder, (entries, _) = ENCODER_FILES[kind], split_entries(found.said, kind)
+    names = {**ENCODER_NAMES, **encoder.names}
+    refuse_unknown(entries, {*names, *CHECKED}, kind, file)
+    refuse_parts(found.said.get("split.count", 1), file)
+    for name, usual in (("attention.causal", False), ("attention.head_count_kv", entries.get("attention.head_count"))):
+        if entries.get(name, usual) != usual:
+            raise InputError(f"{file}: {kind}.{name} is {entries[name]!r:.40}: it must be {usual}, or left out")
+    if entries.get(POOLING) == RANK:
+        raise InputError(
+            f"{file}: {kind}.{POOLING} is {RANK}: a head that scores texts is not read from a GGUF file: "
+            "take the directory that the file was made from"
+        )
+    tables = {name: found.tensors.get(f"{name}.weight") for name in ("token_embd", "token_types")}
+    if (kinds := tables["token_types"]) is None:
+        raise InputError(f"{file}: tensor 'token_types.weight' is missing: take another file")
+    words = tables["token_embd"]
+    return (
+        dict(encoder.settings)
+        | {names[name]: value for name, value in entries.items() if name in names}
+        | dict(
+            model_type=encoder.family,
+            architectures=[encoder.architecture],
+            vocab_size=entries.get("vocab_size") if words is None else words.shape[0],
+            type_vocab_size=kinds.shape[0] if len(kinds.shape) > 1 else 1,
+        )
+    )
+
+
+def read_pooling(found: Header, file: Path) -> Pooling | None:
+    """Return the pooling of an encoder, normalised as llama.cpp's is by default, and the mean where none is declared;
+    None for a language model. Raises InputError for another pooling_type."""
+    if (kind := str(found.said["general.architecture"])) not in ENCODER_FILES:
+        return None
+    number, longest = (found.said.get(f"{kind}.{name}") for name in (POOLING, "context_length"))
+    if number not in (None, 0, *POOLING_MODES):
+        raise InputError(f"{file}: {kind}.{POOLING} is {number!r:.40}: supported are 0 to {max(POOLING_MODES)}")
+    return Pooling((POOLING_MODES[number] if type(number) is int and number else "mean",), True, int(str(longest)))
+
+
 def split_entries(keys: Mapping[str, object], kind: str) -> tuple[dict[str, object], dict[str, object]]:
     """Return the entries of an architecture without its name, and those of its experts apart."""
     entries = {name.removeprefix(f"{kind}."): value for name, value in keys.items() if name.startswith(f"{kind}.")}
@@ -237,15 +312,8 @@ def split_entries(keys: Mapping[str, object], kind: str) -> tuple[dict[str, obje
 def check_entries(entries: Mapping[str, object], kind: str, file: Path, parts: object) -> None:
     """Raise InputError for an entry that is unknown or missing, for a model in several `parts`, and for a window in
     layers that no entry names."""
-    if unknown := entries.keys() - CONFIG_NAMES.keys() - SCALING.keys() - {*KNOWN_KEYS}:
-        raise InputError(
-            f"{file}: {kind}.{min(unknown)} is {entries[min(unknown)]!r:.40}: the model would be computed without it"
-        )
-    if type(parts) is not int or parts > 1:
-        raise InputError(
-            f"{file}: split.count is {parts!r:.40}: the tensors of one model are in several files: join "
-            "them, by llama.cpp's llama-gguf-split --merge"
-        )
+    refuse_unknown(entries, {*CONFIG_NAMES, *SCALING, *KNOWN_KEYS}, kind, file)
+    refuse_parts(parts, file)
     for name in REQUIRED:
         if name not in entries:
             raise InputError(f"{file}: {kind}.{name} is missing: take another file")
@@ -253,6 +321,23 @@ def check_entries(entries: Mapping[str, object], kind: str, file: Path, parts: o
         raise InputError(
             f"{file}: {kind}.attention.sliding_window is {entries['attention.sliding_window']!r:.40}: the "
             "model would be computed without it"
+        )
+
+
+def refuse_unknown(entries: Mapping[str, object], known: set[str], kind: str, file: Path) -> None:
+    """Raise InputError for an entry of an architecture that is not known."""
+    if unknown := entries.keys() - known:
+        raise InputError(
+            f"{file}: {kind}.{min(unknown)} is {entries[min(unknown)]!r:.40}: the model would be computed without it"
+        )
+
+
+def refuse_parts(parts: object, file: Path) -> None:
+    """Raise InputError for a model in several files."""
+    if type(parts) is not int or parts > 1:
+        raise InputError(
+            f"{file}: split.count is {parts!r:.40}: the tensors of one model are in several files: join "
+            "them, by llama.cpp's llama-gguf-split --merge"
         )
 
 
@@ -347,7 +432,7 @@ def rename_tensors(
             raise InputError(
                 f"{tensor.file}: tensor {name!r} is not part of this model family: the file was made for another model"
             )
-        if parts[-1] == ONE_SCORE and len(tensor.shape) == 1:
+        if parts[-1] in ONE_ROW and len(tensor.shape) == 1:
             tensor = tensor._replace(shape=(1, *tensor.shape))
         pairs = heads[parts[-1]] if parts[-1] in permuted else 0
         renamed[f"{called[pattern].replace('#', layer)}.{end}"] = tensor._replace(pairs=pairs)

@@ -211,9 +211,11 @@ def find_experts(
     count, *sides = shape
     for name, share, shares in ((said.fused, said.share, said.shares), (said.alone, 0, 1)):
         if name and (fused := find(stem + name)):
-            rows = sides[0]
-            fitted(fused, (count, rows * shares, *sides[1:]))
-            return ExpertTensors([fused.matrix(e, share * rows, rows) for e in range(count)], [fused])
+            rows, stacked = sides[0], fused
+            if fused.shape == (count * sides[0] * shares, *sides[1:]):  # matrices one below another
+                stacked = fused._replace(shape=(count, rows * shares, *sides[1:]))
+            fitted(stacked, (count, rows * shares, *sides[1:]))
+            return ExpertTensors([stacked.matrix(e, share * rows, rows) for e in range(count)], [fused])
     called = next((name for name in said.apart if find(stem + name.replace("#", "0"))), said.apart[0])
     matrices: list[Tensor] = []
     for e in range(count):

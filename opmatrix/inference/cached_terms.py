@@ -61,7 +61,9 @@ class Recalling:
                 if where.reach != parse(CAUSAL).reach and not self.windows:
                     raise InputError(apart(where.name))
                 return self.attention(scores, values, before)
-            case "product", (*_, where) if where is not everyone:
+            case (("product" | "scan"), (*_, where)) if where is not everyone:
+                raise InputError(f"{brief(term)}: {ELSEWHERE}")
+            case "shift", _:
                 raise InputError(f"{brief(term)}: {ELSEWHERE}")
             case "related" | "pick", (relation,) if relation != GIVEN["last"] or term.kind.name == "related":
                 raise InputError(f"{brief(term)}: {ELSEWHERE}")

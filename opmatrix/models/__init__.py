@@ -14,6 +14,7 @@ from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Family, Settings, TensorNames, one_of, refuse_names, settings
 from opmatrix.models.deepseek import deepseek_v3
 from opmatrix.models.encoders.bert import bert, distilbert, roberta, t5
+from opmatrix.models.encoders.deberta import deberta_v2
 from opmatrix.models.encoders.gemma import gemma3_text
 from opmatrix.models.encoders.gte import gte, gte_published
 from opmatrix.models.encoders.jina import jina_bert, jina_bert_normed
@@ -43,6 +44,7 @@ FAMILIES: dict[str, Family] = {  # families by the config's model_type
     "electra": electra,
     "albert": albert,
     "mpnet": mpnet,
+    "deberta-v2": deberta_v2,
     "modernbert": modernbert,
     "jina_bert": jina_bert,
     "jina_bert_normed": jina_bert_normed,

@@ -17,6 +17,7 @@ from opmatrix.algebra.custom.custom_names import find_named, is_own_name
 from opmatrix.algebra.data import Data, Promised
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.operators import symbol
+from opmatrix.algebra.positions.lags import Lag, lag_of
 from opmatrix.algebra.positions.patterns import Pattern, everyone, parse
 from opmatrix.algebra.shapes import H, Live, LiveSize, N, Shape, ShapeError, Space, T, expression, find_spaces, space
 from opmatrix.algebra.term import Operator, read
@@ -99,6 +100,8 @@ def attribute(given: object, wanted: object, arrays: Sequence[object]) -> object
             return find_monoid(name)
         case {"relation": [str(name), str(rows), str(cols)]} if wanted is Relation:
             return relation(check_name(name), check_name(rows), check_name(cols))
+    if wanted is Lag and type(given) is int:
+        return lag_of(given, "shift: k")
     if isinstance(given, str) and given in get_args(wanted):
         return given
     if wanted is int or int in get_args(wanted):
@@ -218,9 +221,21 @@ class BoundedShape:
         """Check the size of a table by distance, one number for each pair of rows."""
         return self.of(self.shape.by_distance(table, most))
 
+    def at_distances(self, table: Data) -> "BoundedShape":
+        """Check the size of a number for each pair of rows."""
+        return self.of(self.shape.at_distances(table))
+
+    def scan(self, other: "BoundedShape", over: type[Monoid], where: Pattern) -> "BoundedShape":
+        """Check the size of rows merged in order, and count their merges."""
+        return self.of(self.shape.scan(other.shape, over, where), ASSUMED_ROWS * merging(over, 1))
+
     def pick(self, relation: Relation) -> "BoundedShape":
         """Check the size of the picked rows."""
         return self.of(self.shape.pick(relation))
+
+    def shift(self, k: int) -> "BoundedShape":
+        """Check the size of shifted rows."""
+        return self.of(self.shape.shift(k))
 
     @property
     def size(self) -> tuple[LiveSize, LiveSize]:

@@ -1,4 +1,4 @@
-"""The commands: optimize, calibrate, compile, run, generate, embed, join, serve, evaluate, doctor, laws,
+"""The commands: optimize, calibrate, compile, export, run, generate, embed, join, serve, evaluate, doctor, laws,
 discover, explain, report, profile, verify, plan, partition, launch, spectrum."""
 
 import time
@@ -209,6 +209,38 @@ def compile_program(
     from rewrites.cli.machine.calibrate import compile_into
 
     say(compile_into(directory, cache, own, context.obj))
+
+
+@app.command("export")
+def export_program(
+    directory: options.Saved,
+    onnx: Annotated[
+        Path | None, typer.Option("--onnx", metavar="FILE", help="write an ONNX file of opset 21 (needs onnx)")
+    ] = None,
+    torch: Annotated[
+        Path | None, typer.Option("--torch", metavar="FILE", help="write a program of torch.export (needs torch)")
+    ] = None,
+    hf: Annotated[
+        Path | None,
+        typer.Option("--hf", metavar="DIR", help="write a directory that transformers opens as the plain class"),
+    ] = None,
+    own: options.OwnThings = None,
+) -> None:
+    """Write a saved program for other runtimes: token ids and a mask of any batch and length in, sentence embeddings,
+    rows or logits out, in float32; or as a checkpoint again."""
+    from opmatrix.exports.exported_files import check_place, export_files
+    from opmatrix.exports.plain_files import export_plain
+    from opmatrix.runtime.program import Program
+
+    targets = {"--onnx": (onnx, check_place), "--torch": (torch, check_place), "--hf": (hf, check_place)}
+    if not any(place for place, _ in targets.values()):
+        raise InputError("export: there is nothing to write: give --onnx FILE, --torch FILE, --hf DIR, or several")
+    possible(targets, directory, own)
+    program = Program.load(directory, laws=own)
+    if onnx or torch:
+        say(export_files(program, onnx, torch))
+    if hf:
+        say(export_plain(program, hf))
 
 
 @app.command()

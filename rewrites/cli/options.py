@@ -406,6 +406,11 @@ EXAMPLES = {  # command -> lines that show it, each run by a test
     ],
     "calibrate": ["opmatrix calibrate --json measured.json", "opmatrix calibrate && opmatrix doctor"],
     "compile": ["opmatrix compile minilm.opmatrix", "opmatrix compile minilm.opmatrix --into minilm.opmatrix/cache"],
+    "export": [
+        "opmatrix export minilm.opmatrix --onnx minilm.onnx",
+        "opmatrix export minilm.opmatrix/front/0 --torch exact.pt2",
+        "opmatrix export minilm.opmatrix/front/0 --hf exact",
+    ],
     "run": [
         'opmatrix run minilm.opmatrix "a sentence" "another"',
         'opmatrix run smollm2.opmatrix "the capital of France is" --json next.json',
@@ -507,6 +512,7 @@ PANELS = {  # headings of commands -> a short line for each of them
         "profile": "Show the time of each kind of step of a saved program.",
         "verify": "Repeat the checks of a saved program's certificate.",
         "compile": "Compile a saved program's kernels in advance, for all users.",
+        "export": "Write a saved program as an ONNX file, for torch, or as a checkpoint.",
     },
     "Machines and laws": {
         "calibrate": "Measure this machine: peaks, bandwidths, BLAS, kernels.",

@@ -15,7 +15,7 @@ from opmatrix.algebra.shapes import ShapeError
 from opmatrix.algebra.term import KINDS, Kind, Operator
 from rewrites.egraph.template import Template, quoted
 from rewrites.laws import facts
-from rewrites.laws.law import JOIN, MARK, NORMALISE, RESTRUCTURE, SELECT, SIMPLIFY, Law, is_variable
+from rewrites.laws.law import JOIN, MARK, NORMALISE, RESTRUCTURE, SELECT, SIMPLIFY, Law, is_variable, list_summands
 from rewrites.laws.spelling import spelled
 
 if TYPE_CHECKING:
@@ -39,8 +39,18 @@ def write_pattern(term: Operator) -> str:
 
 
 def attribute(value: object) -> str:
-    """Write an attribute of a pattern: a variable by its name, any other as a text."""
+    """Write an attribute of a pattern: a variable by its name, a sum of two by both, any other as a text."""
+    if summands := list_summands(value):
+        return "_plus_".join(summands)
     return str(value) if is_variable(value) else quoted(spelled(value))
+
+
+def list_sums(sides: Iterable[Operator]) -> Iterator[str]:
+    """Yield the fact that names each sum of attributes on these sides."""
+    nodes = (node for side in sides for node in side.walk())
+    for value in dict.fromkeys(value for node in nodes for value in node.attributes):
+        if summands := list_summands(value):
+            yield f"(= {attribute(value)} ({facts.LAG_SUM} {' '.join(summands)}))"
 
 
 @cache
@@ -96,6 +106,7 @@ def write_rules(law: Law, trace: bool) -> Iterator[str]:
     for name, before, after in directions(law):
         query = [f"(= e{i} {write_pattern(side)})" for i, side in enumerate(before)] + list(law.guards)
         query += [f"(imported {side.args[0]})" for side in before if is_lone(side)]
+        query += list_sums(after)
         actions = [f"(union e{i} {write_pattern(side)})" for i, side in enumerate(after)]
         if trace:
             actions += [f'(made_by e{i} "{law.name}")' for i in range(len(after))]

@@ -23,9 +23,9 @@ from rewrites.laws.law import (
     Law,
     Sort,
     apart,
+    attribute_over,
     h,
     input_columns,
-    is_variable,
     list_ways,
     ragged,
     sampled,
@@ -46,6 +46,7 @@ SIZED = {
     "scores",
     "level",
     "distances",
+    "relative",
 }  # sorts whose sizes no graph reads
 ONE_HEAD = {"value": 1, "constant": 1, "matrix": 2}  # number of sizes of a sort without several heads
 APART_BY = 1e-6  # least relative difference of sides that differ
@@ -157,7 +158,7 @@ def takes_flags(sort: Sort) -> bool:
 
 def name_facts(sort: Sort) -> tuple[str, ...]:
     """Return the facts that may be required of a variable of a sort, by their names in a graph."""
-    if sort.name == "count":
+    if sort.name in ("count", "lag"):
         return ()
     if sort.name in CHOICES and not takes_flags(sort):
         return (*PROPERTIES,)
@@ -262,5 +263,5 @@ def build_over(term: Operator, variables: Mapping[str, Any]) -> Operator:
         operator: Operator = variables[str(term.args[0])]
         return operator
     children = [build_over(child, variables) for child in term.children]
-    attributes = [variables[str(attribute)] if is_variable(attribute) else attribute for attribute in term.attributes]
+    attributes = [attribute_over(attribute, variables) for attribute in term.attributes]
     return Operator(term.kind, *children, *attributes)

@@ -25,6 +25,7 @@ from rewrites.laws import SHIPPED
 from rewrites.laws.flat import factors, flat
 from rewrites.laws.law import Law
 
+BY_POSITION = "rotate", "at_distances", "shift"  # kinds that read the positions of rows
 Model = Operator | Mapping[str, Operator]  # one output, or several by name; a run returns the first
 
 
@@ -83,7 +84,7 @@ def check_seen(node: Operator) -> None:
         (attribute for attribute in node.attributes if isinstance(attribute, Pattern) and attribute is not everyone),
         None,
     )
-    if where is None or not node.children:
+    if where is None or not node.children or node.kind.name == "scan":
         return
     scores = node.children[0].out
     if where.relation is not None:
@@ -94,7 +95,7 @@ def check_seen(node: Operator) -> None:
             f"{where.relation.cols}"
         )
     picked = {part.out.rows for child in node.children for part in child.walk() if part.kind.name == "pick"}
-    strange = next((rows for rows in scores[1:] if rows is not T and rows not in picked), None)
+    strange = next((rows for rows in scores[1:] if rows not in (1, T) and rows not in picked), None)
     if strange is not None:
         raise InputError(
             f"{brief(node)}: where={where}: scores are {scores}, and rows of {strange} were not picked: "
@@ -212,11 +213,11 @@ def in_own_rows(full: Operator, term: Operator, x: Operator) -> Operator:
 
 
 def check_order(full: Operator) -> None:
-    """Raise InputError where attention or a rotation reads rows that a relation of the batch put in another order:
-    kernels take row i for token i."""
+    """Raise InputError where attention, a scan, a shift or a rotation reads rows that a relation of the batch put in
+    another order: kernels take row i for token i."""
     for node in full.walk():
-        seen = node.kind.name == "product" and everyone not in node.args
-        if seen or (node.kind.name == "compose" and node.children[1].kind.name == "rotate"):
+        seen = node.kind.name == "scan" or (node.kind.name == "product" and everyone not in node.args)
+        if seen or (node.kind.name == "compose" and node.children[1].kind.name in BY_POSITION):
             picks = (
                 inner
                 for child in node.children

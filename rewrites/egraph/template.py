@@ -11,12 +11,13 @@ import numpy as np
 
 from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.data import Data
+from opmatrix.algebra.positions.lags import LAGS, Lag
 from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import KINDS, PROPERTIES, Operator
 from rewrites.egraph.sizing import ask_shapes, shrink
 from rewrites.laws import facts
 from rewrites.laws.guards import SAME_SIZE
-from rewrites.laws.law import Law, is_variable
+from rewrites.laws.law import Law, is_variable, list_summands
 from rewrites.laws.spelling import spelled
 
 
@@ -41,9 +42,11 @@ class AttributeTable:
         """Return the name of an attribute in the graph, a new one when it is first met."""
         key = type(value), value
         if key not in self.names:
-            numeric = isinstance(value, (Data, Shape, Port, int, float))
+            numeric = isinstance(value, (Data, Shape, Port, int, float)) and not isinstance(value, Lag)
             label = f"{type(value).__name__.lower()}{len(self.names)}" if numeric else spelled(value)
             self.names[key], self.values[label] = label, value
+            if isinstance(value, Lag):  # laws add lags
+                self.values |= {spelled(other): other for other in LAGS}
         return self.names[key]
 
 
@@ -234,5 +237,5 @@ def find_spoken(laws: tuple[Law, ...]) -> dict[str, Any]:
         for term in root.walk()
         if term.kind.name != "symbol"
         for value in term.attributes
-        if not is_variable(value)
+        if not (is_variable(value) or list_summands(value))
     }

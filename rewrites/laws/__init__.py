@@ -1,11 +1,11 @@
 """The laws of the search and of pruning, a file for each kind of algebra (attention, choosing, joining, largest, ring,
-spaces); facts of classes (facts); implementation laws, from terms to kernels (kernel_law, implementation, epilogues).
-Rulesets are tuples, joined by +."""
+shifts, spaces); facts of classes (facts); implementation laws, from terms to kernels (kernel_law, implementation,
+epilogues). Rulesets are tuples, joined by +."""
 
 from collections.abc import Sequence
 
 from formats.core.errors import InputError, suggest_name
-from rewrites.laws import attention, choosing, joining, largest, ring, spaces
+from rewrites.laws import attention, choosing, joining, largest, ring, shifts, spaces
 from rewrites.laws.law import Law
 
 EXACT_GROUPS = (
@@ -13,6 +13,7 @@ EXACT_GROUPS = (
     (attention, attention.ATTENTION_LAWS),
     (joining, joining.JOINING_LAWS),
     (spaces, spaces.SPACE_LAWS),
+    (shifts, shifts.SHIFT_LAWS),
     (largest, largest.ROUTING_LAWS),
 )  # each with its module
 EXACT_LAWS = tuple(law for _, laws in EXACT_GROUPS for law in laws)

@@ -3,13 +3,15 @@
 from dataclasses import replace
 
 from opmatrix.algebra.monoids import mean
-from opmatrix.algebra.operators import I, given, heads, product, repeat, total, turn
+from opmatrix.algebra.operators import I, given, heads, ones, product, repeat, scan, total, turn
 from rewrites.laws.kinds import adjoint, by_head
 from rewrites.laws.law import (
     SIMPLIFY,
+    alike_rows,
     any_relation,
     array,
     collect,
+    column,
     constant,
     count,
     distances,
@@ -25,6 +27,7 @@ from rewrites.laws.law import (
     over,
     p,
     placed,
+    prefix,
     q,
     reflexive,
     right_linear,
@@ -178,6 +181,25 @@ def associate_with_matrix(a: table[k, n], b: table[n, p], A: summing[p, q]):
 def scale_products(a: table[k, n], b: table[n, p], s: scalar):
     """A number that scales a product of values belongs to its left factor, where it folds as 1/√d does."""
     return product(a, b) @ (I * s), product(a @ (I * s), b)
+
+
+PREFIXES = "Blelloch 1990, section 1; Katharopoulos et al. 2020, eq. 9"
+
+
+of_keys = replace(column, facts=("column",))  # one number a row, of the input or not
+
+
+@law(source=PREFIXES)
+def as_scan(a: of_keys[1], v: value[h, n], M: over, P: where[prefix]):
+    """Scores that are the same for every query are one number of each key, so rows are merged in one pass. True of any
+    P that a scan takes."""
+    return product(turn(a), v, M, P), scan(a, v, M, P)
+
+
+@law(source=PREFIXES, without=(dict(a=value[h, k]),))
+def keys_as_scan(a: alike_rows[h, k], b: value[h, k], v: value[h, n], M: over, P: where[prefix]):
+    """Queries that are all the same give one number of each key. True of any P that a scan takes."""
+    return product(product(a, turn(b)), v, M, P), scan((b * a) @ ones, v, M, P)
 
 
 ATTENTION_LAWS = collect(globals())

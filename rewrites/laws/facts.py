@@ -15,7 +15,8 @@ from typing import Any
 
 from opmatrix.algebra.term import KINDS, PROPERTIES, Kind, Operator
 from rewrites.laws.guards import SAME_SIZE
-from rewrites.laws.law import FLAGS, OF_MONOID
+from rewrites.laws.law import FITTING, FLAGS, OF_MONOID
+from rewrites.laws.spelling import list_lag_sums
 
 Known = frozenset[tuple[str, str]]  # (variable, property or flag)
 DIRECTING = "act", "given", "turning", "distant", "imported"
@@ -59,7 +60,7 @@ class AskedFlags:
 def name_flag(flag: str) -> str:
     """Return the name of a flag of an attribute in a graph, which differs from the flag where a property may have its
     name."""
-    return flag if flag in FLAGS else flag + OF_MONOID
+    return flag if flag in (*FLAGS, *FITTING) else flag + OF_MONOID
 
 
 def variables(kind: Kind) -> list[str]:
@@ -111,7 +112,7 @@ def derived_of(kinds: tuple[Kind, ...], properties: tuple[str, ...]) -> tuple[tu
 def flags() -> tuple[str, ...]:
     """Return the flags of attributes that laws and properties require."""
     asked = {flag for _, known, _ in derive_facts() for _, flag in known} - PROPERTIES.keys() - {*DIRECTING}
-    return *FLAGS, *sorted({flag.removesuffix(OF_MONOID) for flag in asked} - {*FLAGS})
+    return *FLAGS, *FITTING, *sorted({flag.removesuffix(OF_MONOID) for flag in asked} - {*FLAGS})
 
 
 def rule(premises: list[str], facts: list[str]) -> str:
@@ -192,6 +193,9 @@ SIZE_RULES = (
     ),
     f"(rule ((= s (sized_as a)) (= s (sized_as b))) (({SAME_SIZE} a b)) :ruleset facts)",
 )
+# The sum of two lags, by their names: a law that adds them matches where it is a lag, too.
+LAG_SUM = "lag_sum"
+LAG_SUMS = tuple(f'(set ({LAG_SUM} "{one}" "{other}") "{both}")' for one, other, both in list_lag_sums())
 MARKED = {fact: len(of.split()) for fact, of in re.findall(r"\(relation (\w+) \(([\w ]+)\)\)", MARKERS)}  # operands
 MADE = frozenset({"joined"})  # kinds of nodes that markers add
 KIND = re.compile(r"\(K_(\w+)")  # a kind in the text of a rule
@@ -201,6 +205,7 @@ def relations() -> list[str]:
     """Return the declarations of all facts and flags."""
     return [
         *SIZE_FACTS,
+        f"(function {LAG_SUM} (String String) String :merge old)",
         *(f"(relation {fact} (Op))" for fact in (*PROPERTIES, *DIRECTING)),
         *(f"(relation {name_flag(flag)} (String))" for flag in flags()),
     ]
@@ -243,4 +248,5 @@ def rules(names: Iterable[str] = (), among: Container[str] | None = None) -> tup
         for stronger in declaration.implied
     ]
     lines += SIZE_RULES if SAME_SIZE in names else ()
+    lines += LAG_SUMS if among is None or "shift" in among else ()
     return *lines, *filter(matched, re.split(r"\n(?=\()", MARKERS.strip()))

@@ -47,6 +47,7 @@ from rewrites.laws.law import (
     p,
     q,
     relation,
+    relative_matrix,
     rotation,
     scalar,
     scores,
@@ -78,6 +79,13 @@ def attention(
     bias: Operator | None = None,
 ) -> Operator:
     return weigh(score(q, k, scale, heads, bias), v, where, heads)
+
+
+def relative_score(q: Operator, k: Operator, ahead: Operator | None = None, behind: Operator | None = None) -> Operator:
+    logits: Operator = product(q, turn(k))
+    if ahead is not None:
+        logits = logits + q @ ahead
+    return logits if behind is None else logits + turn(k @ behind)
 
 
 def headwise(x: Operator, weight: Operator) -> Operator:
@@ -327,6 +335,20 @@ def attentions() -> Iterator[Implementation]:
         )
 
 
+def relative_attentions() -> Iterator[Implementation]:
+    """Yield the implementations of scores with products by distance, of queries, of keys, or of both."""
+    for names in (("ahead",), ("behind",), ("ahead", "behind")):
+        yield Implementation(
+            "_".join(("relative_score", *names)),
+            "relative_scores",
+            relative_score,
+            QUERY | dict.fromkeys(names, relative_matrix[h, n]),
+            {},
+            True,
+            "one product for each tile of distances (He et al. 2021, algorithm 1)",
+        )
+
+
 # Operators that join rows: of sequences, alone and scaled to unit length; of other relations. And attention of one
 # query a sequence.
 POOLS = dict(
@@ -429,6 +451,7 @@ def gates() -> Iterator[Implementation]:
 
 IMPLEMENTATIONS = [
     *attentions(),
+    *relative_attentions(),
     *(
         Implementation(body.__name__, kernels, body, variables, options[0] if options else {}, single, source)
         for body, kernels, variables, single, source, *options in OTHERS

@@ -26,6 +26,7 @@ from opmatrix.algebra.operators import (
     relu,
     rotate,
     share,
+    shift,
     softplus,
     tanh,
     turn,
@@ -143,6 +144,7 @@ INSTANCES: tuple[Instance, ...] = (
     lambda of: (of.matrix @ bent) * of.placed,
     lambda of: of.matrix @ pick(SWAPPED),  # one row, from another position
     lambda of: of.matrix @ bent @ pick(SWAPPED),
+    lambda of: of.matrix @ shift(1),  # of the row before
     lambda of: product(given(BEHIND), of.matrix),  # additive, and mixes rows
     lambda of: product(given(BEHIND), of.matrix @ relu),
     lambda of: product(given(BEHIND), of.matrix @ tanh),

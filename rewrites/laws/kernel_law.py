@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rewrites.lowering.calls import CallVariables
 
 
+READ_BY_DISTANCE = {"distances": "by_distance", "relative": "at_distances"}  # sort -> the kind of its nodes
 STACK = "stack"  # layout with a matrix for each head
 
 
@@ -62,7 +63,8 @@ class Implementation:
     @cached_property
     def kinds(self) -> frozenset[str]:
         """The kinds of nodes that a graph must have for the pattern to match anywhere."""
-        known = {"by_distance" for sort in self.variables.values() if sort.name == "distances"}
+        named = {sort.name for sort in self.variables.values()}
+        known = {kind for sort, kind in READ_BY_DISTANCE.items() if sort in named}
         return frozenset(node.kind.name for node in self.pattern.walk()) - {"symbol"} | known
 
     @cached_property

@@ -18,7 +18,7 @@ import sympy
 from formats.core.arrays import settled
 from opmatrix import body
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.nodes import by_distance
+from opmatrix.algebra.nodes import at_distances, by_distance
 from opmatrix.algebra.operators import const, given, ones, product, rotate, symbol, turn, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import Shape, T, brief, space
@@ -37,6 +37,7 @@ FLAGS = shift_invariant, normalised, right_linear, reflexive = (  # flags of mon
     "right_linear",
     "reflexive",
 )
+FITTING = (prefix,) = ("prefix",)  # flags without which a law does not fit: a scan takes no other patterns
 OF_MONOID = "_over"  # suffix of a monoid's flag that has a property's name
 EXACT, IMPLEMENTATION, APPROXIMATE, PARTITION = "exact", "implementation", "approximate", "partition"
 h, k, n, p, q = sympy.symbols("h k n p q", integer=True, positive=True)
@@ -88,12 +89,15 @@ column = Sort("column", ("act", "column"))  # a value with one column
 scalar = Sort("scalar", ("constant", "uniform", "column"))  # one number
 scores = Sort("scores", ("act",))  # a value with a column for each row: [heads]
 level = Sort("level", ("act", "level"))  # scores whose columns are all the same: [heads]
+alike_rows = Sort("alike_rows", ("by_key",))  # a value whose rows are all the same: [columns] or [heads, columns]
 distances = Sort("distances", ("distant",), spread=True)  # a number for each pair of tokens by distance: [heads]
 rotation = Sort("rotation", ("row_linear", "turning"))  # a matrix for each position: [in, out]
+relative_matrix = Sort("relative", ("row_linear", "turning"))  # a matrix of columns by distance: [heads, in]
 operator = Sort("operator")  # any operator
 array = Sort("array")  # numbers of any rows and columns: [rows, columns]
 varying = Sort("varying", ("act",))  # a value that can be read at any width, but no constant
 entrywise = Sort("entrywise", ("entrywise",))
+lag = Sort("lag")  # a number of rows that a shift reads back
 count = Sort("count")  # a number of heads, h or the named one
 by_rows = Sort("operator", ("row_wise",))  # acts on each row by itself, at its position
 mixing = Sort("mixing")  # mixes rows
@@ -121,6 +125,18 @@ class Name:
 def is_variable(attribute: object) -> bool:
     """True if an attribute of a pattern is a variable: a Name, or a symbol of a size, but no space."""
     return isinstance(attribute, Name) or type(attribute) is sympy.Symbol
+
+
+def list_summands(attribute: object) -> tuple[str, ...]:
+    """Return the names of the variables that an attribute of a pattern is the sum of; empty for any other."""
+    return tuple(sorted(map(str, attribute.args))) if isinstance(attribute, sympy.Add) else ()
+
+
+def attribute_over(attribute: object, variables: Mapping[str, int]) -> object:
+    """Return an attribute of a pattern where its variables have these values."""
+    if names := list_summands(attribute):
+        return sum(variables[name] for name in names)
+    return variables[str(attribute)] if is_variable(attribute) else attribute
 
 
 @cache
@@ -222,6 +238,10 @@ VARIABLES = {
         typed_symbol(row_shapes, constant=True, uniform=True),
         lambda d, sort: split_heads(const(d.numbers(sort.heads * sort.last)), sampled(sort.heads)),
     ),
+    "alike_rows": Variable(
+        typed_symbol(row_shapes, by_key=True),
+        lambda d, sort: split_heads(const(d.numbers(sort.heads * sort.last)), sampled(sort.heads)),
+    ),
     "placed": Variable(
         typed_symbol(row_shapes, constant=True),
         lambda d, sort: split_heads(
@@ -242,10 +262,17 @@ VARIABLES = {
         typed_symbol(square_shapes, row_linear=True),
         lambda d, sort: rotate(*(d.numbers(max(ROWS), sort.last / 2) for _ in range(2))),
     ),
+    "relative": Variable(
+        typed_symbol(lambda sort: (sort.last, Shape(sort.heads, T, T)), row_linear=True),
+        lambda d, sort: at_distances(d.numbers(*sort.sizes, 5)),
+    ),
     "distances": Variable(
         typed_symbol(score_shapes, constant=True), lambda d, sort: by_distance(d.numbers(sort.last, 5), 2)
     ),
     "entrywise": Variable(lambda name, sort: symbol(name, *square_shapes(sort), **dict.fromkeys(sort.facts, True))),
+    "lag": Variable(
+        lambda name, sort: sympy.Symbol(name, integer=True, positive=True), lambda d, sort: 1 + int(d.rng.integers(3))
+    ),
     "count": Variable(lambda name, sort: sort.last or h, lambda d, sort: sampled(sort.last or h)),
 }
 ATTRIBUTE = Variable(lambda name, sort: Name(name))

@@ -15,7 +15,20 @@ from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import softmax
 from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.nodes import row as beside
-from opmatrix.algebra.operators import I, cols, gelu, heads, keep_top, product, repeat, symbol, total, turn, weight
+from opmatrix.algebra.operators import (
+    I,
+    cols,
+    gelu,
+    heads,
+    keep_top,
+    product,
+    repeat,
+    scan,
+    symbol,
+    total,
+    turn,
+    weight,
+)
 from opmatrix.algebra.positions.patterns import causal
 from opmatrix.algebra.shapes import LiveSize, Shape, T, size
 from opmatrix.algebra.term import Operator
@@ -54,9 +67,12 @@ UNPROVED: dict[RuleKey, str] = {
     ),
     ("ring", "ring of keys"): "z · v over {M} = finish(merge(own block, block of the left neighbour, ..))",
     ("product", "sequences"): "[z1; ..; zn] · [v1; ..; vn] within sequences = [z1 · v1; ..; zn · vn]",
+    ("scan", "sequences"): "scan([a1; ..; an], [b1; ..; bn]) over {M} = [scan(a1, b1); ..; scan(an, bn)]",
     ("product", "rows"): "[z1; ..; zn] · v under a pattern = [z1 · v; ..; zn · v], at the rows' own positions",
     ("pick", "picked rows"): "[x1; ..; xn] @ pick = [x1 @ pick; ..; xn @ pick]",
     ("pick", "rows that are picked"): "[x1; ..; xn] @ pick = x1 @ pick + .. + xn @ pick, zeros for rows of others",
+    ("shift", "sequences"): "[x1; ..; xn] @ shift = [x1 @ shift; ..; xn @ shift], whole sequences",
+    **dict.fromkeys((("shift", "columns"), ("shift", "heads")), "[x1 .. xn] @ shift = [x1 @ shift .. xn @ shift]"),
     ("product", "halo"): "[R1; ..; Rn] · v over {M} = [R1 · v1; ..; Rn · vn], vi the rows that entries of Ri name",
     ("among", "halo"): "z · v over {M} at entries = [z1 · v1; ..; zn · vn], vi the rows that entries of rank i name",
     ("pick", "halo"): "x @ pick = [x1 @ pick; ..; xn @ pick], xi the rows that rank i picks",
@@ -309,6 +325,26 @@ def rows_of_a_product(n: int) -> list[Pair]:
     """A row of a product needs a row of its left factor, over any monoid."""
     parts, v = some_values("z", n, "m", K), value("v", K, P)
     return [(product(piled(parts), v, softmax), piled([product(z, v, softmax) for z in parts]))]
+
+
+@equation(("scan", "columns"), says="scan([a1 .. an], [b1 .. bn]) = [scan(a1, b1) .. scan(an, bn)]")
+def columns_of_a_scan(n: int) -> list[Pair]:
+    """Rows are merged column by column."""
+    parts = [*zip(*(some_values(name, n, T, "p") for name in "ab"), strict=True)]
+    lefts, rights = (abreast(side) for side in zip(*parts, strict=True))
+    return [(scan(lefts, rights, softmax), abreast([scan(a, b, softmax) for a, b in parts]))]
+
+
+@equation(("scan", "heads"), says="scan(heads(a1, .., an), heads(b1, .., bn)) = heads(scan(a1, b1), .., scan(an, bn))")
+def heads_of_a_scan(n: int) -> list[Pair]:
+    """Rows of a head are merged with those of that head."""
+    lefts, rights = (some_values(name, n, T, K, 1) for name in "ab")
+    return [
+        (
+            scan(grouped(lefts), grouped(rights), softmax),
+            grouped([scan(a, b, softmax) for a, b in zip(lefts, rights, strict=True)]),
+        )
+    ]
 
 
 @equation(("total", "sum of heads"), says="sum of heads = sum of the first + .. + sum of the last")

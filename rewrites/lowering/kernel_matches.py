@@ -247,6 +247,8 @@ class KernelMatches:
                 return not sort.sizes or isinstance(self.columns[cls][1], int)  # equal to another's
             case "rotation":
                 return (cls, "rotate") in self.members
+            case "relative":
+                return (cls, "at_distances") in self.members
             case "distances":
                 return self._is_table(cls, sort)
             case "entrywise":

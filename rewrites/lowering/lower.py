@@ -263,7 +263,7 @@ class Lowering:
                     children.append(cls)
                 case "constant":
                     children.append(Row(cls))
-                case "rotation" | "distances":
+                case "rotation" | "distances" | "relative":
                     children.append(ByPosition(cls))
                 case "matrix" if name != "key":
                     x = multiplied(bound, name)
@@ -363,7 +363,7 @@ class Lowering:
             for node in self.graph.members[cls]
             for member in (node, *(self.graph.members[node.children[0]] if node.kind == "compose" else ()))
         ]
-        node = next(node for node in nodes if node.kind in ("rotate", "by_distance"))
+        node = next(node for node in nodes if node.kind in ("rotate", "by_distance", "at_distances"))
         return [value for name in node.attributes if isinstance(value := self.template.values[name], Data)]
 
     def leaves(self, cls: Hashable) -> tuple[str, ...]:

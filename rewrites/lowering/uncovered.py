@@ -12,7 +12,8 @@ from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.shapes import Space
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.runtime.codegen.folded_term import fold_kernel_of
-from opmatrix.runtime.codegen.growing import find_region
+from opmatrix.runtime.codegen.growing import find_region, row_kernel_of
+from opmatrix.runtime.codegen.scanned_term import find_scan_region, scan_kernel_of
 from opmatrix.runtime.declarations.operands import C
 from opmatrix.runtime.interpreted import is_writable, write_term
 from opmatrix.runtime.kernels import KERNELS
@@ -208,9 +209,9 @@ class TermCalls:
     def list_readings(self, term: Operator, inside: Mapping[Operator, int]) -> Iterator[tuple[list[Operator], str]]:
         """Yield lists of values that a term may be read over, each with its kernel. Where an output needs a class that
         no kernel computes, a kernel of its own covers as many row-wise operators as there are down to the nearest
-        computed values, by laws or as the model was written, or beyond these. A product over a monoid has a kernel over
-        the nearest values. Other terms run over the nearest values, in float64, and also row by row over values that
-        mix rows."""
+        computed values, by laws or as the model was written, or beyond these. A product over a monoid, and a scan, have
+        kernels over the nearest values, a scan also with what makes its pairs. Other terms run over the nearest values,
+        in float64, and also row by row over values that mix rows."""
         ends: list[Container[int]] = [self.reached, ()] if self.needed else []
         if ends and self.settled != self.reached:
             ends.insert(1, self.settled)
@@ -219,15 +220,19 @@ class TermCalls:
             for end in ends
         ]
         distinct = {frozenset(used): used for used in regions if used is not None}
-        yield from ((used, "row_term") for used in distinct.values())
+        yield from ((used, row_kernel_of(term, used)) for used in distinct.values())
         if distinct:
             return
         used = [*find_values(term, inside)]
-        folded = fold_kernel_of(term, used) if self.needed and {*used} <= inside.keys() else None
-        yield used, folded or INTERPRET
+        written = self.needed and {*used} <= inside.keys()
+        generated = (fold_kernel_of(term, used) or scan_kernel_of(term, used)) if written else None
+        yield used, generated or INTERPRET
+        grown = find_scan_region(term, inside, lambda part: inside.get(part) in self.reached) if written else None
+        if grown is not None and {*grown} != {*used}:
+            yield grown, "scan_term"
         region = find_region(term, inside, lambda part: False, yields=True) if self.needed else None
         if region is not None:
-            yield region, "row_term"
+            yield region, row_kernel_of(term, region)
 
     @property
     def limit(self) -> str | None:

@@ -306,6 +306,10 @@ class EntryValue:
         self.tokens()
         return self.forms.leaf(("by distance", table, most), table.shape[0], self.rows, self.rows)
 
+    def at_distances(self, table: Data) -> EntryValue:
+        """Raise GaveUp: numbers that are chosen by distance have no form."""
+        raise GaveUp("numbers chosen by distance")
+
     def related(self, relation: Relation) -> EntryValue:
         """Return the unknown entries of a relation; its zeros are absent."""
         shape = Shape(1, T, N).related(relation)
@@ -319,6 +323,10 @@ class EntryValue:
     def pick(self, relation: Relation) -> EntryValue:
         """Raise GaveUp: picked rows have no form."""
         raise GaveUp("rows that are picked")
+
+    def shift(self, k: int) -> EntryValue:
+        """Raise GaveUp: rows before have no form."""
+        raise GaveUp("rows that are shifted")
 
     def symbol(self, name: str, into: Shape, out: Shape) -> EntryValue:
         """Apply an unknown operator, as the comparison reads it."""
@@ -355,6 +363,19 @@ class EntryValue:
         return EntryValue.of(
             self.forms, max(self.heads, other.heads), self.rows, other.cols, lambda *at: line(*at).over(over)
         )
+
+    def scan(self, other: EntryValue, over: type[Monoid], where: Pattern) -> EntryValue:
+        """Return rows merged with those that they see, column by column."""
+        a, b = self.met(other)
+        self.tokens()
+        sees = self.ring.atom(self.ring.head("sees", where), (ROW_INDEX, INNER))
+
+        def line(h: int, i: int, j: int) -> MergedLine:
+            """Collect the two columns that are merged at one place."""
+            left, right = ([self.ring.moved(x.entry(h, 0, j), {ROW_INDEX: INNER})] for x in (a, b))
+            return MergedLine(self.forms.functions, self.rows, left, right, sees)
+
+        return EntryValue.of(self.forms, max(a.heads, b.heads), a.rows, a.cols, lambda *at: line(*at).over(over))
 
     def seen(self, other: EntryValue, where: Pattern) -> Polynomial | None:
         """Return 1 where a row sees an inner index, 0 elsewhere; None if all are seen."""

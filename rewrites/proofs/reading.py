@@ -99,7 +99,7 @@ def are_numbers(*terms: Operator) -> bool:
     """True if values of these terms are their numbers alone. Rows that were picked have positions and sequences of
     their own, which a sum takes from its first operand, and which some node may read."""
     nodes = {node for term in terms for node in term.walk()}
-    placed = [KINDS[name] for name in ("given", "rotate", "by_distance")]
+    placed = [KINDS[name] for name in ("given", "rotate", "by_distance", "at_distances", "shift")]
     return not any(map(is_picked, terms)) or not any(
         node.kind in placed
         or any(isinstance(attribute, Pattern) and attribute != everyone for attribute in node.attributes)

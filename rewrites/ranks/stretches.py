@@ -16,7 +16,17 @@ from opmatrix.parallel.sharding.partition import Partition
 from opmatrix.parallel.sharding.redistribute import RankStep
 from opmatrix.parallel.sharding.spreading import replaced
 
-APART = "move", "ring", "slice", "pick", "related", "entered", "symbol", *ASKED  # operations outside of stretches
+APART = (
+    "move",
+    "ring",
+    "slice",
+    "pick",
+    "shift",
+    "related",
+    "entered",
+    "symbol",
+    *ASKED,
+)  # operations outside of stretches
 StepGroups: TypeAlias = dict[tuple[int, object], list[int]]  # borders before, sharding of rows -> steps of terms
 
 

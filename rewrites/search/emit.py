@@ -174,7 +174,7 @@ class Emitter:
                 operands |= self._masks(lowering, cls) if sort == "where" else {}
             elif sort == "rotation":
                 operands |= dict(zip(("cos", "sin"), map(self._data, lowering.tables(cls)), strict=True))
-            elif sort == "distances":
+            elif sort in ("distances", "relative"):
                 [operands[name]] = map(self._data, lowering.tables(cls))
             elif sort == "constant":
                 by_head = declared.result is Heads

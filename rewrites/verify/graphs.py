@@ -211,7 +211,7 @@ def check_kernels(
     for cls, call in lowering.calls:
         sorts = call.implementation.variables
         operands = {
-            name: template.values[at] if sorts[name].name in ("count", "where", "relation") else terms[at]
+            name: template.values[at] if sorts[name].name in ("count", "lag", "where", "relation") else terms[at]
             for name, at in call.bound
         }
         term, off = compare_term(graph, terms, values, cls, partial(call.implementation.over, operands))

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import optimized
 import pytest
 import standin
+from children import LIMIT
 
 from opmatrix.display import progress
 from rewrites import run
@@ -164,9 +165,9 @@ def test_a_terminal_hears_of_a_phase_that_says_nothing(monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen.file)
     before = threading.active_count()
     with found.phase("search") as said:
-        assert ticks["search … after"].wait(30)
+        assert ticks["search … after"].wait(LIMIT)
         said(3, 9)
-        assert ticks["search … 3/9 after"].wait(30)
+        assert ticks["search … 3/9 after"].wait(LIMIT)
     assert threading.active_count() == before
     screen.close()
 

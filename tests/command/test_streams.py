@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from children import ROOT
+from children import LIMIT, ROOT
 
 from rewrites.cli.outputs import PLAIN_LETTERS, encodable
 
@@ -28,7 +28,7 @@ def test_a_command_on_such_a_terminal(encoding):
     ran = subprocess.run(
         [sys.executable, "-m", "rewrites.cli", "laws", "--kind", "exact"],
         cwd=ROOT,
-        timeout=60,
+        timeout=LIMIT,
         env=os.environ | {"PYTHONIOENCODING": encoding},
         capture_output=True,
     )

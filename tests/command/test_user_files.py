@@ -142,7 +142,7 @@ def piped(program, tmp_path, *arguments, **given):
         ["bash", "-c", command_line],
         cwd=tmp_path,
         capture_output=True,
-        timeout=120,
+        timeout=LIMIT,
         **given,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )

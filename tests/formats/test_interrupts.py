@@ -317,7 +317,7 @@ for each in busy: each.start()
 time.sleep(0.1)
 for at in range(20):
     if not (child := os.fork()):
-        signal.alarm(60)
+        signal.alarm(240)
         compiled.provide([activations.PASSES["square"]])
         right = np.array_equal(shared.run(here.MANY), wanted) and not threads.CHOSEN and not threads.SINGLE_BLAS.inside
         with threads.single_blas(): fresh = np.array_equal(here.program().run(here.MANY), wanted)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from children import ROOT, printed
+from children import LIMIT, ROOT, printed
 
 from formats.core.errors import InputError
 from formats.host.switches import SWITCHES, VARIABLE, switched_off, without
@@ -58,7 +58,7 @@ def said(*command, off):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT,
     )
 
 

@@ -3,7 +3,18 @@ docs/architecture.md prints them in this order. Opmatrix has arrows back, which 
 
 ROOMS = {
     "formats": ("core", "disk", "host", "kernels", "machine", "storage"),
-    "opmatrix": ("algebra", "spectra", "display", "models", "autodiff", "inference", "files", "runtime", "parallel"),
+    "opmatrix": (
+        "algebra",
+        "spectra",
+        "display",
+        "models",
+        "autodiff",
+        "inference",
+        "files",
+        "runtime",
+        "exports",
+        "parallel",
+    ),
     "rewrites": (
         "laws",
         "egraph",

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from children import ROOT
+from children import LIMIT, ROOT
 
 from formats import FORMATS
 from formats.core.activation import ACTIVATIONS
@@ -111,7 +111,7 @@ def test_a_new_format_is_where_its_page_puts_it(tmp_path):
         f"import {module}\nfound = formats.FORMATS[{module!r}.rpartition('.')[2]]\n"
         "found.check(np.random.default_rng(0))\nassert all(found.work) and found.__name__ in formats.__all__\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LIMIT, cwd=tmp_path)
     assert not done.returncode, done.stderr
 
 

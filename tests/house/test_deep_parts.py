@@ -1,11 +1,11 @@
-"""The deep tests in ten parts: each is in one of them, whatever order tests come in."""
+"""The deep tests in parts: each is in one of them, whatever order tests come in."""
 
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from deep_parts import PARTS, is_left, part_of
+from deep_parts import PARTS, is_left, part_of, runs_all
 
 DEEP, EVERY = SimpleNamespace(kwargs={}), SimpleNamespace(kwargs={"every": 3})
 
@@ -33,4 +33,12 @@ def test_without_a_part_none_is_run():
 
 def test_parts_are_of_like_sizes():
     counts = Counter(part_of(item.nodeid) for item in cases(1000))
-    assert len(counts) == PARTS and min(counts.values()) > 50
+    assert len(counts) == PARTS and min(counts.values()) > 500 / PARTS
+
+
+@pytest.mark.parametrize(
+    "asked, named, part, every",
+    [(False, False, None, False), (True, False, None, True), (False, True, None, True), (False, True, 3, False)],
+)
+def test_who_names_a_file_runs_all_of_it_or_a_part(asked, named, part, every):
+    assert runs_all(asked, named, part) is every

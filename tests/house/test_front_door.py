@@ -11,7 +11,7 @@ import sys
 
 import pytest
 import standin
-from children import ROOT
+from children import LIMIT, ROOT
 from optimized import small
 
 import opmatrix as om
@@ -46,7 +46,7 @@ def python(script, *paths, status=0, beside=True):
         capture_output=True,
         text=True,
         cwd=path[0],
-        timeout=120,
+        timeout=LIMIT,
         env={"PYTHONPATH": os.pathsep.join(map(str, path))},
     )
     assert done.returncode == status, done.stderr

@@ -9,7 +9,7 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
-from children import ROOT
+from children import LIMIT, ROOT
 
 README = (ROOT / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
@@ -50,7 +50,7 @@ def test_the_two_commands():
 def test_a_page_that_is_made_is_up_to_date(page, script, name):
     """Else run `python docs/make_tables.py`. In a process of its own: other tests declare kinds and commands too."""
     made = f"import runpy; print(runpy.run_path({str(ROOT / 'docs' / script) + '.py'!r})[{name!r}](), end='')"
-    done = subprocess.run([sys.executable, "-c", made], capture_output=True, cwd=ROOT, timeout=120, encoding="utf-8")
+    done = subprocess.run([sys.executable, "-c", made], capture_output=True, cwd=ROOT, timeout=LIMIT, encoding="utf-8")
     assert not done.returncode, done.stderr
     assert done.stdout == (ROOT / "docs" / f"{page}.md").read_text("utf-8")
 

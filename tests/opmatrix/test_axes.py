@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from children import ROOT
+from children import LIMIT, ROOT
 from partitioned import GPT2, LLAMA, random_arrays
 
 from formats.core.errors import InputError
@@ -160,7 +160,7 @@ def test_a_job_carries_a_mesh():
 def test_records_are_read_without_numbers():
     """The help of a command reads them, which is not to wait for sympy and numpy."""
     code = "import sys, opmatrix.parallel.axes.known_axes; print({'numpy', 'sympy'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=LIMIT)
     assert done.stdout.strip() == "set()", done.stderr
 
 

@@ -176,3 +176,36 @@ def test_experts_of_several_types_are_refused(tmp_path):
         "experts.0.w3.weight' of F32: experts of a layer are one weight",
     ):
         Checkpoint.open(tmp_path).operator()
+
+
+NOMIC = dict(
+    model_type="nomic_bert",
+    vocab_size=50,
+    n_embd=24,
+    n_inner=20,
+    n_layer=2,
+    n_head=3,
+    n_positions=20,
+    type_vocab_size=1,
+    layer_norm_epsilon=1e-5,
+    activation_function="gelu",
+    mlp_fc1_bias=True,
+    moe_every_n_layers=2,
+    num_experts=4,
+    moe_top_k=2,
+)
+
+
+def test_matrices_one_below_another_are_those_of_experts(tmp_path):
+    """As NomicBert v2 stores them: (experts · units, columns)."""
+    numbers, stem = arrays(NOMIC), "encoder.layers.1.mlp.experts.mlp"
+    assert numbers[f"{stem}.w1"].shape == (4, 20, 24)
+    below = {name: array.reshape(-1, 24) if name.startswith(stem) else array for name, array in numbers.items()}
+    stacked, flat = (
+        Checkpoint.open(write(tmp_path / name, NOMIC, made)) for name, made in (("stacked", numbers), ("flat", below))
+    )
+    assert np.array_equal(flat.at(f"{stem}.w2", 4, 20, 24).array, numbers[f"{stem}.w2"])
+    assert np.array_equal(dense(flat.operator(), BATCH), dense(stacked.operator(), BATCH))
+    write(tmp_path / "flat", NOMIC, below | {f"{stem}.w1": below[f"{stem}.w1"][:-1]})
+    with pytest.raises(InputError, match=r"w1' is 79 × 24, but .* leads to 4 × 20 × 24"):
+        Checkpoint.open(tmp_path / "flat").operator()

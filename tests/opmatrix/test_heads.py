@@ -51,6 +51,10 @@ HARMLESS = {
         "ModernBertModel": [],
         "ModernBertForMaskedLM": ["head.dense.weight", "head.norm.weight", "decoder.bias"],
     },
+    "deberta-v2": {
+        "DebertaV2Model": [],
+        "DebertaV2ForMaskedLM": ["cls.predictions.transform.dense.weight", "lm_predictions.lm_head.bias"],
+    },
     "nomic_bert": {"NomicBertModel": [], "NomicBertForMaskedLM": ["cls.predictions.bias"]},
     "gte": {"GteModel": POOLED, "GteForMaskedLM": ["lm_head.dense.weight", "lm_head.decoder.bias"]},
     "new": {"NewModel": POOLED, "NewForMaskedLM": ["lm_head.dense.weight"]},
@@ -82,6 +86,7 @@ STEMS = {
     "albert": "Albert",
     "mpnet": "MPNet",
     "modernbert": "ModernBert",
+    "deberta-v2": "DebertaV2",
     "nomic_bert": "NomicBert",
     "gte": "Gte",
     "new": "New",

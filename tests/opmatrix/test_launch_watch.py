@@ -3,28 +3,67 @@ no process is left. Ranks here only act; real ones are in tests/peers/test_launc
 
 import os
 import socket
+from collections import Counter
+from queue import Empty, SimpleQueue
+from types import SimpleNamespace
 
 import pytest
-from children import SUPPORT
+from children import LIMIT, SUPPORT
 
 from formats.core.errors import InputError
 from formats.disk.own_python import child_of_python
+from opmatrix.parallel.launch import launcher
 from opmatrix.parallel.launch.headings import RanksFailed
 from opmatrix.parallel.launch.jobs import Job
 from opmatrix.parallel.launch.launcher import Ranks
 
 ACTOR = str(SUPPORT / "acting_rank.py")
 JOB = Job({}, dict(x=(2, "tensor")), [[1]])
+BEATING = {"waits", "computes", "goes on", "works", "done"}  # parts that say again and again that they live
+STEP = 0.05  # seconds of the clock between two beats
 
 
-def acted(*parts, deadline=0.8):
+class RankClock:
+    """Notes of ranks, and a clock that only these move, so that a slow machine changes nothing: a step when all ranks
+    that beat have done so once more; if none does, when nothing comes for a moment, once `ready` ranks have started."""
+
+    def __init__(self, *beating, ready=0):
+        self.beating, self.ready, self.notes, self.counts, self.silences = beating, ready, SimpleQueue(), Counter(), 0
+        self.put = self.notes.put
+
+    def monotonic(self):
+        steps = min(self.counts["beat", rank] for rank in self.beating) if self.beating else self.silences
+        return 1.0 + STEP * steps
+
+    def get(self, timeout):
+        waits = self.beating or self.counts["ready"] < self.ready
+        try:
+            rank, note = self.notes.get(timeout=LIMIT if waits else timeout)
+        except Empty:
+            self.silences += 1
+            raise
+        if note is not None:
+            self.counts[note.kind] += 1
+            self.counts[note.kind, rank] += 1
+        return rank, note
+
+
+def clocked(patch, ranks, clock):
+    """The ranks, whose notes move the launcher's clock."""
+    patch.setattr(launcher, "time", SimpleNamespace(monotonic=clock.monotonic))
+    ranks.notes = clock
+    return ranks
+
+
+def acted(*parts, deadline=240.0):
     """What a run of ranks that play these parts gives; its processes are gone whatever comes out."""
-    ranks = Ranks(2, deadline, program=child_of_python(ACTOR, *parts))
+    clock = RankClock(*(rank for rank, part in enumerate(parts) if part in BEATING))
     processes = []
     try:
-        with ranks:
-            processes += [each.process for each in ranks.ranks]
-            return ranks.run(JOB)
+        with pytest.MonkeyPatch.context() as patch:
+            with clocked(patch, Ranks(2, deadline, program=child_of_python(ACTOR, *parts)), clock) as ranks:
+                processes += [each.process for each in ranks.ranks]
+                return ranks.run(JOB)
     finally:
         assert len(processes) == 2 and all(each.returncode is not None for each in processes)
 
@@ -63,7 +102,7 @@ def test_bad_input_of_a_rank_is_bad_input():
 
 def test_what_is_done_is_handed_on():
     """Rank 0 takes twice the deadline, but gets on."""
-    ran = acted("works", "done")
+    ran = acted("works", "done", deadline=0.8)
     assert ran.meters[1,].payload == {("send", "x"): 4} and ran.seconds == [1.0] and ran.memory == [10]
 
 
@@ -93,16 +132,17 @@ def test_a_mesh_of_other_ranks_is_refused():
 
 @pytest.mark.skipif(not hasattr(os, "waitid"), reason="whether a process is stopped is not said here")
 @pytest.mark.parametrize("parts, rank", [(("waits", "never starts"), 1), (("never starts", "late"), 0)])
-def test_who_is_stopped_while_ranks_start_is_named_within_the_deadline(parts, rank):
+def test_who_is_stopped_while_ranks_start_is_named_within_the_deadline(monkeypatch, parts, rank):
     """And not after all that ranks may take to start, which the words would name."""
-    ranks = Ranks(2, 0.8, program=child_of_python(ACTOR, *parts))
+    ranks = clocked(monkeypatch, Ranks(2, 0.8, program=child_of_python(ACTOR, *parts)), RankClock())
     with pytest.raises(RanksFailed, match=rf"^rank {rank} hangs: it made no progress for 0.8 s: raise --deadline"):
         with ranks:
             pass
 
 
 def test_who_never_comes_is_named(monkeypatch):
-    monkeypatch.setattr("opmatrix.parallel.launch.launcher.STARTING", 1.5)
-    ranks = Ranks(2, program=child_of_python(ACTOR, "waits", "late"))
-    with pytest.raises(RanksFailed, match=r"^rank 1 hangs: it made no progress for 1.5 s"), ranks:
+    monkeypatch.setattr(launcher, "STARTING", 0.5)
+    program = child_of_python(ACTOR, "waits", "late")
+    ranks = clocked(monkeypatch, Ranks(2, program=program), RankClock(ready=1))
+    with pytest.raises(RanksFailed, match=r"^rank 1 hangs: it made no progress for 0.5 s"), ranks:
         pass

@@ -65,6 +65,7 @@ CASES = {
     "albert": BERT | dict(model_type="albert", embedding_size="f", num_hidden_groups=1, inner_group_num=1),
     "mpnet": BERT | dict(model_type="mpnet"),
     "modernbert": BERT | dict(model_type="modernbert"),
+    "deberta": BERT | dict(model_type="deberta-v2", relative_attention=True, pos_att_type=["c2p", "p2c"]),
     "jina": BERT | dict(model_type="jina_bert", position_embedding_type="alibi"),
     "jina, normed": BERT | dict(model_type="jina_bert_normed", position_embedding_type="alibi"),
     "nomic": BERT | dict(model_type="nomic_bert"),

@@ -66,6 +66,7 @@ FORMULAS = {
     **dict.fromkeys(["roberta", "xlm-roberta", "camembert", "mpnet"], ON_TOP),
     "distilbert": first_row("pre_classifier", lambda u: np.maximum(u, 0), "classifier"),
     "electra": first_row("classifier.dense", lambda u: u * (1 + erf(u / 2**0.5)) / 2, "classifier.out_proj"),
+    "deberta-v2": first_row("pooler.dense", lambda u: u * (1 + erf(u / 2**0.5)) / 2, "classifier"),
     "albert": first_row("pooler", np.tanh, "classifier"),
     "modernbert": modernbert,
 }

@@ -101,7 +101,7 @@ def write(place, template=RERANKER, saved=True, tied=True, no=True, **more):
     ids = tokenizer.convert_tokens_to_ids(["yes", "no"])
     transformer = Transformer(str(place / "plain"), transformer_task="text-generation")
     modules = [transformer, LogitScore(ids[0], ids[1] if no else None)]
-    CrossEncoder(modules=modules, device="cpu", **more).save(str(place / "saved"))
+    CrossEncoder(modules=modules, device="cpu", **more).save(str(place / "saved"), create_model_card=False)
     return place / "saved"
 
 

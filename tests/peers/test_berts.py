@@ -21,7 +21,7 @@ pytest.importorskip("transformers", reason="needs peers: transformers")
         (20, ("BertLMHeadModel", "bfloat16", "random", "one")),
     ],
 )
-def test_what_transformers_saves_is_optimised_and_agrees(tmp_path, number, said, laws_known):
+def test_what_transformers_saves_is_optimised_and_agrees(tmp_path, number, said, laws_known, machine_known):
     made, result, exact, chosen = berts.berts_compared(number, tmp_path / "model")
     assert (made.saved, made.number, made.filled, made.files) == said
     assert (tmp_path / "model" / "model.safetensors.index.json").exists() == (made.files == "shards")

@@ -58,7 +58,7 @@ def test_embeddings_of_a_configuration_are_those_of_the_peer(bert, tmp_path, mon
         modules.append(Dense(width, columns, bias, getattr(torch.nn, act)(), use_residual=residual))
         width = columns
     peer = SentenceTransformer(modules=[*modules, *[Normalize()] * normalised], device="cpu", **said)
-    peer.save(str(tmp_path / "model"))
+    peer.save(str(tmp_path / "model"), create_model_card=False)
     encoders.keep_in(monkeypatch, tmp_path / "cache")
     ours = om.SentenceTransformer(str(tmp_path / "model"))
     assert ours.max_seq_length == peer.max_seq_length and ours.similarity_fn_name == peer.similarity_fn_name

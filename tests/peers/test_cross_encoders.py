@@ -8,6 +8,7 @@ import checkpoints
 import numpy as np
 import pytest
 import standin
+from test_encoders import APART
 from test_families import BERT
 
 from opmatrix.inference.scores.text_pairs import pair_rows
@@ -58,6 +59,7 @@ MODELS = {
         classifier_bias=True,
         norm_bias=True,
     ),
+    "deberta-v2": classifier("DebertaV2", SHORT_SIZES, **APART),
     "gte": classifier("Gte", BERT_SIZES, pad_token_id=0),
 }
 PAIRS = [
@@ -85,18 +87,24 @@ def write(place, family, labels, activation=None, prompts=None):
     tokenizer.from_pretrained(place / "plain", **SPECIAL, model_max_length=20).save_pretrained(place / "plain")
     more = dict(prompts=prompts, default_prompt_name=next(iter(prompts), None)) if prompts else {}
     peer = CrossEncoder(str(place / "plain"), device="cpu", activation_fn=activation, **more)
-    peer.save(str(place / "saved"))
+    peer.save(str(place / "saved"), create_model_card=False)
     return peer
 
 
+@pytest.fixture(scope="module", params=[(family, labels) for family in MODELS for labels in (1, 3)], ids=str)
+def written(request, tmp_path_factory):
+    """Where a random classifier of a family lies in both forms, its labels, and the peer."""
+    family, labels = request.param
+    place = tmp_path_factory.mktemp("classifier")
+    return place, labels, write(place, family, labels)
+
+
 @pytest.mark.parametrize("saved", ["plain", "saved"])
-@pytest.mark.parametrize("labels", [1, 3])
-@pytest.mark.parametrize("family", MODELS)
-def test_scores_are_those_of_the_peer(tmp_path, monkeypatch, family, labels, saved):
+def test_scores_are_those_of_the_peer(written, monkeypatch, saved):
     """As transformers saves a model, without a word about pairs, and as sentence-transformers does."""
-    peer = write(tmp_path, family, labels)
+    place, labels, peer = written
     monkeypatch.setattr(evaluate, "calibrated", lambda progress, *batches: standin.machine())
-    program = open_program(str(tmp_path / saved))
+    program = open_program(str(place / saved))
     wanted = peer.predict(PAIRS).reshape(len(PAIRS), labels)
     assert np.ptp(wanted, axis=0).min() > 1e-3
     np.testing.assert_allclose(program.score(PAIRS), wanted, atol=1e-5)

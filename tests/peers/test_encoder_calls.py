@@ -93,7 +93,9 @@ def write(bert, place, modes, layers, normalised, said, pooled):
     for columns, act, bias, residual in layers:
         modules.append(Dense(width, columns, bias, act, use_residual=residual))
         width = columns
-    SentenceTransformer(modules=[*modules, *[Normalize()] * normalised], device="cpu", **said).save(str(place))
+    SentenceTransformer(modules=[*modules, *[Normalize()] * normalised], device="cpu", **said).save(
+        str(place), create_model_card=False
+    )
 
 
 @pytest.mark.parametrize("case", MODELS)

@@ -30,6 +30,14 @@ ODD = SMALL | dict(hidden_size=40, num_attention_heads=5, intermediate_size=33, 
 REAL = SMALL | dict(hidden_size=768, num_attention_heads=12, intermediate_size=3072, num_hidden_layers=2)
 NARROW = dict(embedding_size=10)
 MODERN = dict(pad_token_id=0, eos_token_id=1, bos_token_id=2, cls_token_id=2, sep_token_id=1)
+APART = dict(
+    relative_attention=True,
+    position_biased_input=False,
+    pos_att_type=["p2c", "c2p"],
+    norm_rel_ebd="layer_norm",
+    share_att_key=True,
+    position_buckets=8,
+)
 GEMMA = dict(query_pre_attn_scalar=30, sliding_window_pattern=2)
 CASES = {  # the words that classes begin and end with, three configs
     "XLMRoberta": ("Model", SMALL, ODD | dict(type_vocab_size=1), REAL),
@@ -46,6 +54,12 @@ CASES = {  # the words that classes begin and end with, three configs
         SMALL | MODERN | dict(local_attention=6),
         ODD | MODERN | dict(attention_bias=True, mlp_bias=True, norm_bias=True, layer_types=["sliding_attention"]),
         REAL | MODERN | dict(intermediate_size=1152, local_attention=11, num_hidden_layers=4),
+    ),
+    "DebertaV2": (
+        "Model",
+        SMALL | APART,
+        ODD | dict(relative_attention=True, pos_att_type="c2p", type_vocab_size=2, max_relative_positions=16),
+        REAL | APART | dict(position_buckets=256, max_position_embeddings=512),
     ),
     "NomicBert": (
         "Model",

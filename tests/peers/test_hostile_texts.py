@@ -23,6 +23,7 @@ MADE = {  # a maker of the tokenizer, and the model_type that its directory name
     "word pieces": (saved_models.bert_words, "bert"),
     "byte pairs": (saved_models.roberta_words, "roberta"),
     "unigrams": (saved_models.xlm_words, "bert"),
+    "unigrams of deberta": (saved_models.deberta_words, "deberta-v2"),
     "unigrams of t5": (saved_models.t5_words, "t5"),
 }
 TEXTS, MOST = 2000, 64

@@ -4,7 +4,7 @@ beside those of a padded batch there, at small odd sizes and at those of publish
 import numpy as np
 import pytest
 from searched import structure
-from test_encoders import FIRST, LENGTHS, MODERN, NARROW, ODD, REAL, SMALL, WORDS, padded, randomise, relative
+from test_encoders import APART, FIRST, LENGTHS, MODERN, NARROW, ODD, REAL, SMALL, WORDS, padded, randomise, relative
 
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
@@ -32,6 +32,8 @@ CASES = {  # three configs of each family
         | dict(classifier_bias=True, norm_bias=True, decoder_bias=False),
         WIDE | MODERN | dict(intermediate_size=1152),
     ),
+    "DebertaV2": (SMALL | APART, ODD | APART | dict(hidden_act="relu", share_att_key=False), WIDE | APART),
+    "NomicBert": (SMALL, ODD | dict(tie_word_embeddings=False, hidden_act="gelu"), WIDE),
     "Gte": (SMALL, ODD | OTHERS | dict(type_vocab_size=0), WIDE),
 }
 SAVED = [(stem, size) for stem in CASES for size in range(3)]

@@ -35,6 +35,6 @@ LLAMA = dict(hidden_size=48, num_attention_heads=4, num_key_value_heads=2, inter
     ],
     ids=lambda made: made.family,
 )
-def test_what_transformers_saves_of_a_family_is_optimised_and_agrees(made, laws_known):
+def test_what_transformers_saves_of_a_family_is_optimised_and_agrees(made, laws_known, machine_known):
     ((good, row),) = widths.ran(made, 0, [0.0])
     assert good, row

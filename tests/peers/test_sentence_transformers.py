@@ -64,7 +64,7 @@ def written(bert, place, modes, normalise=True, most=MOST, **more):
 
     transformer = Transformer(str(bert), max_seq_length=most)
     modules = [transformer, Pooling(checkpoints.CONFIG["hidden_size"], modes), *[Normalize()] * normalise]
-    SentenceTransformer(modules=modules, device="cpu", **more).save(str(place))
+    SentenceTransformer(modules=modules, device="cpu", **more).save(str(place), create_model_card=False)
     return place
 
 
@@ -133,7 +133,7 @@ def test_a_dense_layer_is_not_behind_rows(bert, tmp_path, monkeypatch):
     from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
 
     modules = [Transformer(str(bert)), Pooling(24, "cls"), Dense(24, 8)]
-    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path))
+    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path), create_model_card=False)
     monkeypatch.setattr(evaluate, "calibrated", lambda progress, *batches: standin.machine())
     with pytest.raises(InputError, match=r"2_Dense: it comes behind the pooled rows"):
         open_program(str(tmp_path)).embed(TEXTS)

@@ -76,7 +76,7 @@ def write(place, family, form=None, **more):
     if form is None:
         return place / "plain"
     modules = [Transformer(str(place / "plain"), transformer_task="fill-mask"), SpladePooling(*form)]
-    SparseEncoder(modules=modules, device="cpu", **more).save(str(place / "saved"))
+    SparseEncoder(modules=modules, device="cpu", **more).save(str(place / "saved"), create_model_card=False)
     return place / "saved"
 
 

@@ -19,6 +19,7 @@ from opmatrix.algebra.operators import tanh, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.files.adapter import Adapter, column_gains
 from opmatrix.files.checkpoint import open_model
+from opmatrix.models import tensors as shapes_of
 from rewrites.laws import EXACT_LAWS
 from rewrites.search.search import search
 from rewrites.verify.differences import difference
@@ -293,3 +294,21 @@ def test_what_is_no_adapter_of_the_model_is_named(tmp_path):
 def test_the_command_names_a_directory_that_holds_no_adapter(command, tmp_path):  # noqa: F811
     plain = ggufs.write(tmp_path / "plain.gguf")
     refused(command("optimize", plain, "--adapter", tmp_path / "absent"), "absent", "adapter")
+
+
+def test_a_pair_that_a_table_by_distance_is_made_of_is_refused(tmp_path):
+    """Queries and keys of DeBERTa v3 are products of its embeddings of distances, too; its values are not."""
+    config = dict(model_type="deberta-v2", vocab_size=50, hidden_size=24, intermediate_size=20, num_hidden_layers=1)
+    config |= dict(num_attention_heads=3, max_position_embeddings=20, type_vocab_size=0, layer_norm_eps=1e-7)
+    config |= dict(relative_attention=True, pos_att_type=["c2p", "p2c"], share_att_key=True)
+    (home := tmp_path / "model").mkdir()
+    (home / "config.json").write_text(json.dumps(config))
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes_of(config).items()}
+    checkpoints.safetensors(home / "model.safetensors", arrays)
+    inner = "encoder.layer.0.attention.self"
+    value = write(tmp_path / "value", {f"{inner}.value_proj": thin(24, 24)})
+    assert np.isfinite(dense(open_model(home, value).operator(), Batch(TOKENS))).all()
+    query = write(tmp_path / "query", {f"{inner}.query_proj": thin(24, 24)})
+    with pytest.raises(InputError, match=r"query: it changes what 'encoder.* by distance' is made of, .*: merge"):
+        open_model(home, query).operator()

@@ -14,7 +14,7 @@ from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import pick
 from opmatrix.algebra.oracles import dense
-from opmatrix.models import FAMILIES, build, head, layout, normalise_config, rope, tensors
+from opmatrix.models import FAMILIES, build, fill_masks, head, layout, normalise_config, rope, tensors
 from rewrites.verify import unrounded, verify_exact
 
 WORDS = 50
@@ -71,6 +71,7 @@ MODERN = dict(
     global_rope_theta=300.0,
     local_rope_theta=10.0,
 )
+DEBERTA = BERT | dict(relative_attention=True, pos_att_type=["c2p", "p2c"])
 JINA = BERT | dict(num_attention_heads=4, position_embedding_type="alibi")
 NOMIC = dict(
     vocab_size=WORDS,
@@ -82,6 +83,17 @@ NOMIC = dict(
     type_vocab_size=2,
     layer_norm_epsilon=1e-5,
 )  # as it was published
+NOMIC_EXPERTS = NOMIC | dict(
+    activation_function="gelu",
+    qkv_proj_bias=True,
+    mlp_fc1_bias=True,
+    mlp_fc2_bias=True,
+    rotary_emb_base=300.0,
+    moe_every_n_layers=2,
+    num_experts=5,
+    moe_top_k=2,
+    moe_normalize_expert_weights=False,
+)
 GEMMA = LLAMA | dict(
     num_hidden_layers=3,
     head_dim=8,
@@ -136,6 +148,15 @@ CASES = {  # a family, its config, and the same in numpy
         MODERN | dict(layer_types=[SLIDING, FULL, SLIDING], global_attn_every_n_layers=2, norm_bias=True),
         lambda c, w, tokens: plain_encoders.modernbert(c, w, tokens, [SLIDING, FULL, SLIDING]),
     ),
+    "deberta": ("deberta-v2", DEBERTA, plain_encoders.deberta),
+    "deberta, published": (
+        "deberta-v2",
+        DEBERTA
+        | dict(share_att_key=True, norm_rel_ebd="layer_norm", position_buckets=4, position_biased_input=False)
+        | dict(type_vocab_size=0, embedding_size=10),
+        plain_encoders.deberta,
+    ),
+    "deberta, keys alone": ("deberta-v2", DEBERTA | dict(pos_att_type=["p2c"]), plain_encoders.deberta),
     "jina": ("jina_bert", JINA, plain_encoders.jina),
     "jina, three heads": (
         "jina_bert",
@@ -148,6 +169,12 @@ CASES = {  # a family, its config, and the same in numpy
         "nomic_bert",
         NOMIC | dict(rotary_emb_base=300, activation_function="geglu"),
         partial(plain_encoders.nomic, base=300.0, act=plain.GELU),
+    ),
+    "nomic, experts": ("nomic_bert", NOMIC_EXPERTS, plain_encoders.nomic_experts),
+    "nomic, experts' shares made one": (
+        "nomic_bert",
+        NOMIC_EXPERTS | dict(moe_normalize_expert_weights=True, moe_top_k=3),
+        plain_encoders.nomic_experts,
     ),
     "gte": ("gte", BERT, plain_encoders.gte),
     "gte, published": (
@@ -237,9 +264,11 @@ VERIFIED = (
     "albert",
     "mpnet",
     "modernbert",
+    "deberta, published",
     "jina",
     "jina, normed",
     "nomic",
+    "nomic, experts",
     "gte",
     "gemma3, both ways",
     "gpt2",
@@ -417,6 +446,22 @@ def test_configs_of_older_and_newer_versions_build_one_operator(case):
     assert build(newer, at) is build(older | dict(model_type=family), at)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("case", ["jina", "jina, normed", "nomic, published", "deberta"])
+def test_scores_of_masked_tokens_are_plain_numpy(case, tied):
+    """A product with gelu, a norm, the table of tokens or a matrix of the head, a shift."""
+    config, operator, at, numpy = model(case)
+    scores = dense(operator @ fill_masks(config, at, not tied), RAGGED)
+    w = {name: data.array.astype(np.float64) for name, data in at.found.items()}
+    x = np.concatenate([numpy(config, w, one.tokens) for one in RAGGED])
+    inner = plain.GELU(plain.linear(x, w, "cls.predictions.transform.dense"))
+    eps = config.get("layer_norm_eps") or config["layer_norm_epsilon"]
+    [norm] = {name.rpartition(".")[0] for name in w if name.lower().startswith("cls.predictions.transform.layer")}
+    table = w["embeddings.word_embeddings.weight" if tied else "cls.predictions.decoder.weight"]
+    wanted = plain.layernorm(inner, w, norm, eps) @ table.T + w["cls.predictions.bias"]
+    assert np.abs(scores - wanted).max() < 1e-10 * np.abs(wanted).max()
+
+
 def test_every_name_is_asked_for_once():
     for family, config, _ in CASES.values():
         asked = []
@@ -519,6 +564,14 @@ def test_settings_have_one_name_in_all_families():
             MODERN | dict(rope_parameters=dict(full_attention=dict(rope_type="su"))),
             "rope_type is 'su': it must be one of default, linear, llama3, yarn",
         ),
+        ("deberta-v2", DEBERTA | dict(conv_kernel_size=3), "conv_kernel_size is 3: it must be 0 or left out: convolut"),
+        ("deberta-v2", DEBERTA | dict(pos_att_type="p2p|c2p"), r"pos_att_type is 'p2p\|c2p': it must be a list of c2p"),
+        ("deberta-v2", DEBERTA | dict(pos_att_type=[["c2p"]]), "pos_att_type is .*: it must be a list of c2p and p2c"),
+        ("deberta-v2", DEBERTA | dict(position_buckets=7), "position_buckets is 7: it must be an even whole number"),
+        ("deberta-v2", DEBERTA | dict(position_buckets=38), "position_buckets is 38: it must be less than twice"),
+        ("deberta-v2", DEBERTA | dict(norm_rel_ebd="batch"), "norm_rel_ebd is 'batch': it must be none or layer_norm"),
+        ("deberta-v2", DEBERTA | dict(pooler_hidden_size=8), "pooler_hidden_size is 8: it must be hidden_size, 24"),
+        ("deberta-v2", DEBERTA | dict(max_position_embeddings=2**22), "max_position_embeddings is 4194304: it must be"),
         ("jina_bert", BERT, "'position_embedding_type' is missing"),
         ("jina_bert", JINA | dict(feed_forward_type="original"), "feed_forward_type is 'original': it must be geglu"),
         ("jina_bert", JINA | dict(num_attention_heads=5), "num_attention_heads is 5: it must be a divisor of"),
@@ -527,8 +580,9 @@ def test_settings_have_one_name_in_all_families():
             JINA | dict(max_position_embeddings=2**30),
             "max_position_embeddings is 1073741824: it must be at most 16,777,215 for 4 heads",
         ),
-        ("nomic_bert", NOMIC | dict(moe_every_n_layers=2), "moe_every_n_layers is 2: it must be 0 or left out"),
-        ("nomic_bert", NOMIC | dict(qkv_proj_bias=True), "qkv_proj_bias is true: it must be false or left out"),
+        ("nomic_bert", NOMIC | dict(moe_every_n_layers=2), "moe_top_k is null: it must be at most num_experts, null"),
+        ("nomic_bert", NOMIC_EXPERTS | dict(moe_top_k=6), "moe_top_k is 6: it must be at most num_experts, 5, where"),
+        ("nomic_bert", NOMIC_EXPERTS | dict(num_shared_experts=1), "num_shared_experts is 1: it must be 0 or left out"),
         ("nomic_bert", NOMIC | dict(activation_function="mish"), "activation_function is 'mish': it must be one of"),
         ("new", BERT | dict(pack_qkv=False), "pack_qkv is false: it must be true or left out"),
         ("new", BERT | dict(position_embedding_type="absolute"), "position_embedding_type is 'absolute'"),

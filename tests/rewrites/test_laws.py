@@ -16,6 +16,7 @@ from opmatrix.algebra.monoids import softmax
 from opmatrix.algebra.nodes import scalar_function
 from opmatrix.algebra.operators import (
     I,
+    at_distances,
     by_distance,
     const,
     gelu,
@@ -73,7 +74,7 @@ from rewrites.verify import Errors, check_seeded, unrounded, verify_steps
 from rewrites.verify.programs import EQUAL
 
 LAWS = pytest.mark.parametrize("each", EXACT_LAWS, ids=lambda law: law.name)
-WIDER = {"matrix": operator, "constant": varying, "scalar": varying, "level": scores}
+WIDER = {"matrix": operator, "constant": varying, "scalar": varying, "level": scores, "column": value}
 COUNTEREXAMPLES = [(law, other) for law in EXACT_LAWS for other in law.without]
 
 
@@ -140,7 +141,9 @@ def test_every_guard_has_its_counterexample():
         "uniform",
         "column",
         "level",
+        "by_key",
         "keeps_order",
+        "maps_zero_to_zero",
         *FLAGS,
     }
 
@@ -287,6 +290,8 @@ def operand(rng, name, sort):
             return rotate(*(numbers(rng, max(ROWS), SAMPLE[size] // 2) for _ in range(2)))
         case "distances", (many,):
             return by_distance(numbers(rng, many, 5), 2)
+        case "relative", (many, size):
+            return at_distances(numbers(rng, many, size, 5))
         case "where", _:
             return sequence & causal
         case "relation", _:
@@ -367,6 +372,7 @@ def test_the_table_of_implementations():
         "embed",
         "attention",
         "scores",
+        "relative_scores",
         "softmax",
         "values",
         "headwise",

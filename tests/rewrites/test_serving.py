@@ -12,7 +12,7 @@ import checkpoints
 import encoders
 import numpy as np
 import pytest
-from children import ROOT, printed
+from children import LIMIT, ROOT, printed
 
 import opmatrix as om
 from formats.core.errors import InputError
@@ -57,7 +57,7 @@ class Rows:
 
     def compute(self, rows, left):
         self.batches.append([len(ids) for ids, _ in rows])
-        self.going.wait(60)
+        self.going.wait(LIMIT)
         if any(ids == [666] for ids, _ in rows):
             raise InputError("no such token")
         return np.array([[len(ids), left] for ids, _ in rows], np.float32)

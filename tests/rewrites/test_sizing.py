@@ -215,6 +215,7 @@ MORE = {  # encoders beside BERT, with what their models of that width have besi
     **{family: {} for family in ("xlm-roberta", "camembert", "mpnet", "nomic_bert", "gte", "new")},
     **{family: {} for family in ("jina_bert", "jina_bert_normed")},
     **{family: {"embedding_size": 128} for family in ("electra", "albert")},
+    "deberta-v2": dict(max_position_embeddings=512, position_buckets=256),
     "modernbert": dict(intermediate_size=1152, max_position_embeddings=8192),
     "gemma3_text": dict(num_attention_heads=3, num_key_value_heads=1, head_dim=256, intermediate_size=1152),
 }

@@ -30,7 +30,9 @@ from opmatrix.algebra.operators import (
     product,
     repeat,
     row,
+    scan,
     share,
+    shift,
     total,
     turn,
     weight,
@@ -78,7 +80,11 @@ def test_what_is_proved_and_what_is_checked():
         ("keep_top", "rows one by one"),
         ("keep_top", "heads"),
         ("pick", "picked rows"),
+        ("shift", "sequences"),
+        ("shift", "columns"),
+        ("shift", "heads"),
         ("product", "sequences"),
+        ("scan", "sequences"),
         ("ring", "ring of keys"),
         ("product", "halo"),
         ("among", "halo"),
@@ -171,12 +177,17 @@ def splits():
     for term in (
         keep_top(scores, scores, 2),
         keep_top(scores @ heads(4), scores @ heads(4), 1) @ weight(at("H", 4, 2, 3)) @ total,
+        scan(scores, scores @ gelu),
+        scan(scores @ heads(4), scores @ heads(4) @ gelu, monoids.softmax, sequence) @ weight(at("H", 4, 2, 3)) @ total,
         keep_top(const(1.0), I @ weight(at("W", 6, 8)), 3),
     ):
         for mesh in (data, Mesh.of(cp=(2, "ring")), Mesh.of(tp=(2, "tensor"))):
             yield Split(
                 term, mesh, BatchSizes(4, 12), SplitOptions(cuts={"R": "columns"} if mesh.axes[0].name == "tp" else {})
             )
+    for term in (scores @ shift(2), scores @ heads(4) @ shift(1) @ weight(at("H", 4, 2, 3)) @ total):
+        for mesh in (data, Mesh.of(cp=(2, "ring")), tensor):
+            yield Split(term, mesh, BatchSizes(4, 12), SplitOptions(cuts={"R": "columns"} if mesh is tensor else {}))
     pooled = product(given(PAIRS), given("features", 3, "V"), over=monoids.mean)
     for mesh in (Mesh.of(cp=(2, "ring")), data):
         yield Split(I @ weight(at("W", 6, 3)) @ pick("last"), mesh, BatchSizes(4, 12))
@@ -193,17 +204,20 @@ def splits():
         yield Split(term @ weight(at("P", term.out.cols, 2)), by_rows, graph)
 
 
-SPLITS = [*splits()]
+@pytest.fixture(scope="module")
+def every_split():
+    """Made when a test asks: who only collects tests needs none."""
+    return [*splits()]
 
 
-def test_every_rule_of_every_step_is_known():
-    used = {key_of(step.op, rule) for split in SPLITS for step in split.steps for _, rule in step.rules}
+def test_every_rule_of_every_step_is_known(every_split):
+    used = {key_of(step.op, rule) for split in every_split for step in split.steps for _, rule in step.rules}
     assert used <= KNOWN
     assert KNOWN - used <= {("repeat", "columns"), ("total", "columns"), ("stage", "stages")}
 
 
-def test_every_step_that_is_cut_names_its_rule():
-    for split in SPLITS:
+def test_every_step_that_is_cut_names_its_rule(every_split):
+    for split in every_split:
         for step in split.steps:
             if step.op in ("move", "slice"):
                 assert len(step.rules) == 1
@@ -276,7 +290,7 @@ class half_decayed(monoids.softmax):
 
     def merge(a, b):
         top = np.maximum(a[0], b[0])
-        c = monoids.decay(a[0], top)
+        c = monoids.fall(a[0], top)
         return top, c * a[1] + b[1], c * a[2] + b[2]
 
 

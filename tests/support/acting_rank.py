@@ -47,7 +47,7 @@ match part:
     case "done":
         done()
 while True:
-    if select.select([sys.stdin], [], [], 0.05)[0]:
+    if select.select([sys.stdin], [], [], 0.01)[0]:
         sys.exit()  # nobody writes any more
     counter += part in ("works", "goes on")
     if counter == 24 and part == "works":

@@ -7,7 +7,7 @@ from formats import Dense, Half, Stacked
 from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.monoids import logsumexp, max
 from opmatrix.algebra.nodes import product, related, turn
-from opmatrix.algebra.operators import const, over, relu, row, share, symbol, tanh, weight
+from opmatrix.algebra.operators import const, over, relu, row, scan, share, shift, symbol, tanh, weight
 from opmatrix.algebra.positions.patterns import causal, everyone, sequence
 from opmatrix.algebra.shapes import Shape, T
 from opmatrix.runtime.interpreted import write_term
@@ -133,6 +133,14 @@ def row_term(write, constants, rng):
     return write.step("row_term", {"term": term}, x0="x", x1="y", c0="numbers")
 
 
+def shifted_term(write, constants, rng):
+    """Of two values: rows before of one, times a row of numbers, beside the other."""
+    x, y = symbol("x", None, 24), symbol("y", None, 40)
+    term, arrays = write_term(row(x @ shift(2), y + (y @ shift(1)) * const(np.arange(40.0) / 40)), {x: 0, y: 1})
+    constants["taps"] = arrays[0].array.astype(np.float32)
+    return write.step("shifted_term", {"term": term}, x0="x", x1="y", c0="taps")
+
+
 def fold_rows(write, constants, rng):
     """Of a value and a stored matrix."""
     y = symbol("y", None, 40)
@@ -152,6 +160,13 @@ def folded(kernel, where, monoid):
     return ending
 
 
+def scanned(write, constants, rng):
+    """Of heads, each row with those before it."""
+    h = symbol("h", None, Shape(3, T, 8))
+    term, _ = write_term(scan(h @ tanh, h, logsumexp, sequence & causal), {h: 0})
+    return write.step("join", x=write.step("scan_term", {"term": term}, x0="h"))
+
+
 def fold_entries(write, constants, rng):
     y = symbol("y", None, 40)
     term, _ = write_term(product(related("members_by_place"), y, logsumexp), {y: 0})
@@ -165,6 +180,13 @@ def attention(write, constants, rng):
 def attention_in_steps(write, constants, rng):
     p = write.step("softmax", x=write.step("scores", {"scale": 0.3}, q="h", k="h"))
     return write.step("join", x=write.step("values", p=p, v="h"))
+
+
+def relative_scores(write, constants, rng):
+    """With both tables, shorter than the sequences on either side."""
+    constants |= {"ahead": rows(rng, 3, 8, 9), "behind": rows(rng, 3, 8, 9)}
+    scores = write.step("relative_scores", q="h", k="h", ahead="ahead", behind="behind")
+    return write.step("join", x=write.step("values", p=write.step("softmax", x=scores), v="h"))
 
 
 def repeated(write, constants, rng):
@@ -191,14 +213,17 @@ ENDINGS = {
     "headwise": headwise,
     "gate": gate,
     "experts": experts,
+    "relative_scores": relative_scores,
     "repeat": repeated,
     "blend_heads": blend_heads,
     "narrow": narrowed,
     "interpret": interpreted,
     "row_term": row_term,
+    "shifted_term": shifted_term,
     "fold_rows": fold_rows,
     "fold_term": folded("fold_term", sequence & causal, logsumexp),
     "fold_batch": folded("fold_batch", everyone, max),
+    "scan_term": scanned,
     "fold_entries": fold_entries,
     "attention": attention,
 }

@@ -2,7 +2,7 @@
 that two statements are equal (equal.py), not the search."""
 
 from opmatrix.algebra.monoids import mean
-from opmatrix.algebra.operators import I, heads, keep_top, product, row, share, total, turn
+from opmatrix.algebra.operators import I, heads, keep_top, product, row, share, shift, total, turn
 from opmatrix.algebra.term import KINDS
 from rewrites.laws.kinds import adjoint, behind, blank, by_head, joined, left, right
 from rewrites.laws.law import (
@@ -14,6 +14,7 @@ from rewrites.laws.law import (
     count,
     h,
     k,
+    lag,
     law,
     matrix,
     n,
@@ -47,6 +48,12 @@ def associative(x: value[n], A: operator[n, k], B: operator[k, p]):
 def identity(x: value[n]):
     """The identity follows without effect."""
     return KINDS["compose"](x, I), x
+
+
+@law()
+def shifts_add(x: value[n], i: lag, j: lag):
+    """A row before a row before is one further back."""
+    return (x @ shift(i)) @ shift(j), x @ shift(i + j)
 
 
 @law()

@@ -323,6 +323,34 @@ def head_doors() -> Iterator[tuple[str, Door]]:
         ),
     )
 
+    def relatively_scored(q: np.ndarray, k: np.ndarray, ahead: np.ndarray, behind: np.ndarray) -> Any:
+        """Scores, and the sums of the sizes of what is added up."""
+
+        def by_distance(x: np.ndarray, table: np.ndarray) -> np.ndarray:
+            at, n = np.arange(x.shape[1]), table.shape[2]
+            return np.take_along_axis(x @ table, np.clip(at - at[:, None] + n // 2, 0, n - 1)[None].repeat(4, 0), 2)
+
+        def summed(q: np.ndarray, k: np.ndarray, ahead: np.ndarray, behind: np.ndarray) -> np.ndarray:
+            return q @ k.swapaxes(1, 2) + by_distance(q, ahead) + by_distance(k, behind).swapaxes(1, 2)
+
+        operands = [x.astype(np.float64) for x in (q.swapaxes(0, 1), k.swapaxes(0, 1), ahead, behind)]
+        return summed(*operands).ravel(), gamma(q.shape[2] + 4) * summed(*map(abs, operands)).ravel()
+
+    yield (
+        "relative_scores",
+        Door(
+            lambda rng, rows: (
+                heads(rng, rows, q=4, k=4) | {name: normal(rng, 4, 20, 31) for name in ("ahead", "behind")}
+            ),
+            lambda q, **_: (4 * len(q) ** 2,),
+            lambda out, q, k, ahead, behind: kernels.relative_scores(
+                q, k, np.array([0, q.size // 80]), out, ahead, behind
+            ),
+            relatively_scored,
+            flat=True,
+        ),
+    )
+
     def shared(x: np.ndarray) -> Any:
         s = x.astype(np.float64).reshape(4, -1, int((x.size // 4) ** 0.5))
         p, bound = softly(s, np.broadcast_to(np.eye(s.shape[-1]), (4, s.shape[-1], s.shape[-1])))

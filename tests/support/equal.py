@@ -1,8 +1,10 @@
 """Statements shown to be equal: both sides in one class of a graph of axioms. What mutation leaves standing is either
 caught by no check, or is proved here."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import permutations
 from typing import Any
 
 from axioms import LAWS as AXIOMS
@@ -12,7 +14,8 @@ from opmatrix.algebra.shapes import N
 from opmatrix.algebra.term import Operator
 from rewrites.egraph.egraph import engine, rules, saturate
 from rewrites.egraph.template import Template, quoted
-from rewrites.laws.law import FLAGS, Law, Name, normalised, right_linear
+from rewrites.laws.facts import LAG_SUM
+from rewrites.laws.law import FLAGS, Law, Name, list_summands, normalised, right_linear
 
 IMPLIED = {normalised: (right_linear,)}  # flags of a monoid
 
@@ -66,10 +69,20 @@ def proved(statement: Law, rounds: int = 4) -> bool:
         for name, sort in statement.variables.items()
         if sort.name in ("matrix", "operator") and len(sort.sizes) == 2 and name in named
     ]
+    lines += list_sums(template.values)
     graph = saturate(
         replace(template, text="\n".join([template.text, *lines])), AXIOMS, shared=prover(), rounds=rounds, budget=300
     )
     return all(graph.named[f"$left{i}"] == graph.named[f"$right{i}"] for i in range(len(before)))
+
+
+def list_sums(values: dict[str, Any]) -> Iterator[str]:
+    """The sums among the attributes of a statement, which lags may be added to in either order."""
+    labels = {str(value): quoted(label) for label, value in values.items()}
+    for label, value in values.items():
+        for names in permutations(list_summands(value)):
+            if names and labels.keys() >= {*names}:
+                yield f"(set ({LAG_SUM} {' '.join(labels[name] for name in names)}) {quoted(label)})"
 
 
 def pair_by_size(template: Template, heads: bool = False) -> list[tuple[str, str]]:

@@ -28,7 +28,9 @@ from opmatrix.algebra.operators import (
     rotate,
     row,
     rsqrt,
+    scan,
     share,
+    shift,
     silu,
     softplus,
     square,
@@ -100,6 +102,8 @@ class Grower:
             ]
         if n == p and n % 2 == 0:
             found += [lambda: rotate(self.data(3, n // 2), self.data(3, n // 2))]
+        if n == p and self.tokens:
+            found += [lambda: shift(self.pick(1, 2))]
         if n == p and n > 2:
             found += [lambda: rotate(self.data(3, 1), self.data(3, 1), n - 2)]
         if n == p and not self.exact:
@@ -183,6 +187,7 @@ class Grower:
                 else formula(lambda x: (x @ Q).T.T @ weight(self.data(4, p)))
             ),
         ]
+        choices += [lambda: scan(V, self.term(n, p, depth - 1), one, self.pick(sequence, sequence & causal))]
         if p % 2 == 0 and not self.exact and isinstance(Q.into.cols, int):  # how wide a query is must be known
             choices += [lambda: attention(Q, K, self.term(n, p, depth - 1), 2, where)]
         return self.pick(*choices)()

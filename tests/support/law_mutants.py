@@ -15,7 +15,22 @@ from opmatrix.algebra.shapes import N
 from opmatrix.algebra.term import KINDS, Operator
 from rewrites.laws.kernel_law import Implementation
 from rewrites.laws.kinds import adjoint, left, right
-from rewrites.laws.law import Law, Name, Sides, Sort, h, is_variable, k, n, p, q, stand_in
+from rewrites.laws.law import (
+    Law,
+    Name,
+    Sides,
+    Sort,
+    attribute_over,
+    h,
+    is_variable,
+    k,
+    list_summands,
+    list_ways,
+    n,
+    p,
+    q,
+    stand_in,
+)
 from rewrites.proofs.refute import instance
 
 Place = tuple[Operator, Operator]
@@ -81,7 +96,10 @@ def keyed(term: Operator, by: dict[str, Any]) -> dict[Any, Any]:
     leaves |= {
         each: str(each) for node in term.walk() for each in node.attributes if node not in leaves and is_variable(each)
     }
-    return {leaf: by[name] for leaf, name in leaves.items() if name in by}
+    sums = {each for node in term.walk() for each in node.attributes if node not in leaves and list_summands(each)}
+    return {leaf: by[name] for leaf, name in leaves.items() if name in by} | {
+        each: attribute_over(each, by) for each in sums if by.keys() >= {*list_summands(each)}
+    }
 
 
 def resized(sorts: dict[str, Sort], sizes: dict[Any, Any]) -> dict[str, Sort]:
@@ -165,10 +183,13 @@ def drop_fact(sort: Sort, fact: str) -> Iterator[Sort]:
         yield Sort(sort.name, (), tuple(flag for flag in sort.sizes if flag != fact))
     elif fact == "column":
         yield from (Sort("constant" if "constant" in facts else "value", facts, (size,)) for size in (n, p, q))
+    elif fact == "maps_zero_to_zero":
+        yield Sort("constant", facts, sort.sizes[-1:])
     elif fact == "act":
         yield Sort(FREE.get(sort.name, sort.name), facts, sort.sizes)
     else:
-        yield Sort(LACKING.get(fact, sort.name), facts, sort.sizes or (1,))
+        lacking = Sort(LACKING.get(fact, sort.name), facts, sort.sizes or (1,))
+        yield lacking if list_ways(lacking) else replace(lacking, facts=())  # nothing has all the others
 
 
 def restate(law: Law, sorts: dict[str, Sort]) -> Law | None:

@@ -85,6 +85,52 @@ def mpnet(c, w, tokens):
     return bert(c, w, tokens, names=MPNET, first=2, bias=bias)
 
 
+def deberta(c, w, tokens):
+    """He et al. 2021, eq. 1 to 4: content to content, content to position, position to content, each over √(3 d), or
+    √(2 d) of two; one bucket a distance, or those of version 3."""
+    n, h, eps, table = len(tokens), c["num_attention_heads"], c["layer_norm_eps"], "embeddings.{}_embeddings.weight"
+    types, most = [*c["pos_att_type"]], c["max_position_embeddings"]
+    buckets = c.get("position_buckets", -1)
+    span = buckets if buckets > 0 else most
+
+    def bucket(apart):
+        """One a distance up to half of the buckets, then ever wider ones."""
+        mid, away = buckets // 2, abs(apart)
+        if buckets > 0 and away > mid:
+            apart = np.sign(apart) * (mid + int(np.ceil(np.log(away / mid) / np.log((most - 1) / mid) * (mid - 1))))
+        return min(max(apart + span, 0), 2 * span - 1)
+
+    at = np.array([[bucket(i - j) for j in range(n)] for i in range(n)])
+    x = w[table.format("word")][tokens]
+    for name, rows in (("position", np.arange(n)), ("token_type", 0)):
+        if table.format(name) in w:
+            x = x + w[table.format(name)][rows]
+    x = x @ w["embeddings.embed_proj.weight"].T if "embeddings.embed_proj.weight" in w else x
+    x = layernorm(x, w, "embeddings.LayerNorm", eps)
+    places = w["encoder.rel_embeddings.weight"]
+    if c.get("norm_rel_ebd") == "layer_norm":
+        places = layernorm(places, w, "encoder.LayerNorm", eps)
+    for i in range(c["num_hidden_layers"]):
+        name = f"encoder.layer.{i}"
+        of = lambda rows, part, name=name: linear(rows, w, f"{name}.attention.self.{part}_proj").reshape(
+            len(rows), h, -1
+        )
+        q, k, v = (of(x, part) for part in ("query", "key", "value"))
+        key, query = ("key", "query") if c.get("share_att_key") else ("pos_key", "pos_query")
+        scores = np.einsum("ihd,jhd->hij", q, k)
+        if "c2p" in types:
+            scores += np.einsum("ihd,ijhd->hij", q, of(places, key)[at])
+        if "p2c" in types:
+            scores += np.einsum("jhd,ijhd->hij", k, of(places, query)[at])
+        shares = np.exp(scores / np.sqrt(q.shape[2] * (1 + len(types))))
+        mixed = np.einsum("hij,jhd->ihd", shares / shares.sum(-1, keepdims=True), v).reshape(n, -1)
+        mixed = linear(mixed, w, f"{name}.attention.output.dense")
+        x = layernorm(x + mixed, w, f"{name}.attention.output.LayerNorm", eps)
+        inner = GELU(linear(x, w, f"{name}.intermediate.dense"))
+        x = layernorm(x + linear(inner, w, f"{name}.output.dense"), w, f"{name}.output.LayerNorm", eps)
+    return x
+
+
 # ---- rotations, ALiBi and gated units
 
 
@@ -165,6 +211,33 @@ def nomic(c, w, tokens, h=3, layers=2, base=1000.0, act=lambda u: u / (1 + np.ex
         x = norm(x, w, f"{l}.norm1", eps)
         unit = linear(x, w, f"{l}.mlp.fc11") * act(linear(x, w, f"{l}.mlp.fc12"))
         x = norm(x + linear(unit, w, f"{l}.mlp.fc2"), w, f"{l}.norm2", eps)
+    return x
+
+
+def nomic_experts(c, w, tokens):
+    """Nussbaum, Duderstadt 2025, section 3: in every second layer a row goes through the two experts of the largest
+    shares, which do not sum to one; one row is added behind them."""
+    n, h, eps, f, few = len(tokens), c["n_head"], c["layer_norm_epsilon"], c["n_inner"], c["moe_top_k"]
+    x = words(c, w, tokens, "emb_ln")
+    for i in range(c["n_layer"]):
+        l = f"encoder.layers.{i}"
+        q, k, v = np.moveaxis(linear(x, w, f"{l}.attn.Wqkv").reshape(n, 3, h, -1), 1, 0)
+        turns = frequencies(c["rotary_emb_base"], q.shape[2])
+        mixed = linear(attend(turned(q, turns), turned(k, turns), v, True), w, f"{l}.attn.out_proj")
+        x = norm(x + mixed, w, f"{l}.norm1", eps)
+        if i % c["moe_every_n_layers"] != 1:
+            unit = linear(GELU(linear(x, w, f"{l}.mlp.fc1")), w, f"{l}.mlp.fc2")
+        else:
+            scores = np.exp(linear(x, w, f"{l}.mlp.router.layer"))
+            shares = scores / scores.sum(1, keepdims=True)
+            unit = np.tile(w[f"{l}.mlp.experts.bias"], (n, 1))
+            first, second = (w[f"{l}.mlp.experts.mlp.{part}"].reshape(-1, f, x.shape[1]) for part in ("w1", "w2"))
+            for row, share, y in zip(unit, shares, x, strict=True):
+                best = np.argsort(-share)[:few]
+                weights = share[best] / (share[best].sum() if c["moe_normalize_expert_weights"] else 1)
+                for expert, weight in zip(best, weights, strict=True):
+                    row += weight * (GELU(y @ first[expert].T) @ second[expert])
+        x = norm(x + unit, w, f"{l}.norm2", eps)
     return x
 
 

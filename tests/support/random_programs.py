@@ -158,7 +158,10 @@ class Grower:
         """Attention within sequences with a number for each distance."""
         h = self.pick(1, 2, 3)
         q, k, u = (v @ self.projection(v.cols, 2 * h) @ operators.heads(h) for _ in range(3))
-        s = q @ k.T * 0.5 + operators.by_distance(Data(self.rng.normal(size=(h, 5))), 2)
+        if self.draw(st.booleans()):
+            s = q @ k.T * 0.5 + operators.by_distance(Data(self.rng.normal(size=(h, 5))), 2)
+        else:
+            s = q @ k.T + q @ operators.at_distances(Data(self.rng.normal(size=(h, 2, 5))))
         return product(s, u, over=monoids.softmax, where=self.pick(*WITHIN)) @ operators.heads(h).T
 
     # what no kernel computes

@@ -16,7 +16,7 @@ from opmatrix.algebra import monoids
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.relations import Sparse
 from opmatrix.algebra.monoid import Carrier, Monoid
-from opmatrix.algebra.operators import gelu, given, pick, product, relation, turn, weight
+from opmatrix.algebra.operators import gelu, given, pick, product, relation, scan, shift, turn, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.positions.patterns import Pattern, among, causal, everyone, sequence, window
 from opmatrix.algebra.term import Operator
@@ -203,6 +203,15 @@ def sequences_one_by_one(over: type[Monoid], n: int, rng: np.random.Generator) -
         compare_pieces("sequences_one_by_one", f"{over.__name__} where {where}", parts, wanted)
 
 
+@try_parts(("scan", "sequences"), reason=BATCHES)
+def scanned_sequences_one_by_one(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
+    """Check that no row is merged with a row of another rank's sequences."""
+    for where in (sequence, causal & sequence):
+        a, b = (weight(rng.normal(size=(5, 3))) @ gelu for _ in range(2))
+        parts, wanted = by_sequences(scan(a, b, over, where), n, rng)
+        compare_pieces("scanned_sequences_one_by_one", f"{over.__name__} where {where}", parts, wanted)
+
+
 @try_parts(("pick", "picked rows"), reason=BATCHES, over=(monoids.softmax,))
 def rows_that_are_picked(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
     """Check that a picked row of each sequence is on the rank of its sequence."""
@@ -227,6 +236,24 @@ def rows_at_their_positions(over: type[Monoid], n: int, rng: np.random.Generator
             np.concatenate(parts),
             np.asarray(dense(term, x, zeros([QUERY_ROWS]))),
         )
+
+
+@try_parts(("shift", "sequences"), ("shift", "columns"), ("shift", "heads"), reason=BATCHES, over=(monoids.sum,))
+def rows_before(over: type[Monoid], n: int, rng: np.random.Generator) -> None:
+    """Check that a rank shifts its sequences, its columns and its heads as the whole is shifted."""
+    lag, x = int(rng.integers(1, 4)), rng.normal(size=(sum(SEQUENCES), MANY))
+    ends, batch = np.cumsum([0, *SEQUENCES]), zeros(SEQUENCES)
+    whole = np.asarray(dense(shift(lag), x, batch))
+    pieces = [
+        np.asarray(dense(shift(lag), x[ends[lo] : ends[hi]], zeros(SEQUENCES[lo:hi])))
+        for lo, hi in uneven(len(SEQUENCES), n, rng)
+        if lo < hi
+    ]
+    compare_pieces("rows_before", "sequences", np.concatenate(pieces), whole)
+    columns = [np.asarray(dense(shift(lag), x[:, lo:hi], batch)) for lo, hi in uneven(MANY, n, rng)]
+    compare_pieces("rows_before", "columns", np.concatenate(columns, 1), whole)
+    deep = np.asarray(dense(shift(lag), x.T[..., None], batch))
+    compare_pieces("rows_before", "heads", deep[..., 0].T, whole)
 
 
 # ---- relations: rows that entries name

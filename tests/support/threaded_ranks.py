@@ -4,6 +4,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 
 import numpy as np
+from children import LIMIT
 
 from opmatrix.parallel.launch.exchanges import Crossings
 from opmatrix.parallel.launch.train_runs import TrainingRun, mean_losses, train_plan
@@ -41,7 +42,7 @@ class QueueWire:
     def exchange(self, sends, takes, wait=True, lane=0):
         for to, vector in sends.items():
             self.queues[self.rank, to, lane].put(np.array(vector, np.float64))
-        found = {of: self.queues[of, self.rank, lane].get(timeout=30) for of in takes}
+        found = {of: self.queues[of, self.rank, lane].get(timeout=LIMIT) for of in takes}
         if any(each is None for each in found.values()):
             raise Empty  # whose rank has failed
         assert {of: len(each) for of, each in found.items()} == dict(takes)

@@ -39,6 +39,7 @@ ATTENTION = np.dtype(
 )
 QUERIES, KEYS, ALL = 128, 256, 2**40
 __borders__ = QUERIES, KEYS
+NO_TABLES = 0, 0, 0, 0
 MAX_ROWS = 2**31  # a batch has fewer rows: a length squared is an int64
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 f4 = np.float32
@@ -281,9 +282,9 @@ def run_heads(
     room: int = 0,
     reach: Reach = EVERY,
     tile: int = KEYS,
-    bias: np.ndarray | None = None,
+    tables: tuple[int, int, int, int] = NO_TABLES,
 ) -> None:
-    """Launch a kernel over all tiles of queries of all heads of all sequences."""
+    """Launch a kernel over all tiles of queries of all heads of all sequences. `tables`: the fields BY_DISTANCE."""
     batch = sequences(starts)
     first = sums(-(-np.diff(batch.starts) // QUERIES))
     T, S, count = int(batch.starts[-1]), len(batch.starts) - 1, heads * int(batch.before[-1])
@@ -308,7 +309,7 @@ def run_heads(
         raise ValueError(f"q and k: widths {q} and {k} differ")
     if v != o:
         raise ValueError(f"v and out: widths {v} and {o} differ")
-    table, workers = table_of(bias, heads), threads()
+    workers = threads()
     with POOL.lock:
         reserved = ROOM.reserve(room, workers) if room else (0, 0)
         values = (
@@ -324,8 +325,7 @@ def run_heads(
             *serves,
             *clipped(reach),
             tile,
-            *table,
-            0,
+            *tables,
             check_scale(scale),
         )
         launch(workers, (kernel, make_record([values], ATTENTION), int(first[-1]) * heads))
@@ -346,7 +346,8 @@ def scores(
     writable("out", out)
     separate(out, q=q, k=k, **({} if bias is None else {"bias": bias}))
     heads = max(q.shape[1], k.shape[1], 1 if bias is None or bias.ndim != 2 else len(bias))
-    run_heads(score, starts, heads, dict(q=q, k=k), scale, out, room=4 * KEYS * q.shape[2], bias=bias)
+    tables = (*table_of(bias, heads), 0)
+    run_heads(score, starts, heads, dict(q=q, k=k), scale, out, room=4 * KEYS * q.shape[2], tables=tables)
     return out
 
 

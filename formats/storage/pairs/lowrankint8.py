@@ -49,6 +49,10 @@ class LowRankInt8(Format):
 
         product_lowrank_bytes(x, u, left, v, right, out, epilogue)
 
+    def factored(self):
+        """Return the stored factors, in float32."""
+        return unpack_factors(self.shape, *self._stored)
+
     @classmethod
     def pack_factors(cls, u: ArrayLike, v: ArrayLike) -> Self:
         """Store the product of u (n, r) and v (r, p)."""

@@ -130,6 +130,13 @@ class Fields:
             **{name: getattr(self, name)[at] for name in FIELDS if name in vars(self)},
         )
 
+    def rows_before(self, k: int) -> NDArray[np.int64]:
+        """Return the number of the row k before each row, -1 where its sequence has none; behind it for k below 0."""
+        at = np.arange(self.rows) - k
+        inside = (at >= 0) & (at < self.rows)
+        there = inside & (self.sequence[np.where(inside, at, 0)] == self.sequence)
+        return np.where(there, at, -1)
+
     def space(self, name: str, rows: int) -> Fields:
         """Return all `rows` rows of a space."""
         return self.whole.space(name, rows)

@@ -157,6 +157,10 @@ class TracedValue:
         """Note a pick of one row for each row of the relation."""
         return self.then("pick", more=(relation,), shape=self.shape.pick(relation))
 
+    def shift(self, k: int) -> TracedValue:
+        """Note a shift by k rows of the same sequence; a k below 0 looks behind."""
+        return self.then("shift", more=(k,), shape=self.shape.shift(k))
+
     def given(self, field: str, cols: LiveSize) -> TracedValue:
         """Note one-hot rows of a field of the batch."""
         return self.trace.write("given", (), (field, cols), self.shape.given(field, cols))
@@ -164,6 +168,10 @@ class TracedValue:
     def by_distance(self, table: Data, most: LiveSize) -> TracedValue:
         """Note a table of numbers by distance, one for each pair of tokens."""
         return self.trace.write("by_distance", (), (table, most), self.shape.by_distance(table, most))
+
+    def at_distances(self, table: Data) -> TracedValue:
+        """Note products with a table, of which each pair of tokens has one by its distance."""
+        return self.then("at_distances", more=(table,), shape=self.shape.at_distances(table))
 
     def related(self, relation: Relation) -> TracedValue:
         """Note the entries of a relation that the batch gives."""
@@ -184,6 +192,10 @@ class TracedValue:
     def product(self, other: TracedValue, over: type[Monoid], where: Pattern) -> TracedValue:
         """Note a product with another value, over a monoid and under a pattern."""
         return self.then("product", other, more=(over, where), shape=self.shape.product(other.shape, over, where))
+
+    def scan(self, other: TracedValue, over: type[Monoid], where: Pattern) -> TracedValue:
+        """Note rows merged with those before them, over a monoid and under a pattern."""
+        return self.then("scan", other, more=(over, where), shape=self.shape.scan(other.shape, over, where))
 
 
 def narrow_columns(value: TracedValue, lo: LiveSize, hi: LiveSize) -> TracedValue | None:

@@ -1,25 +1,34 @@
-"""Visibility in a batch, as readings of numbers need it: visible pairs of rows, shares of the rows that are seen,
-entries that a mask of the batch drops."""
+"""Rows that see rows, as readings of numbers need them: visible pairs, their distances, shares of the rows that are
+seen, rows merged in order, entries that a mask of the batch drops."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from math import exp
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.core.head_blocks import ByHeads
+from formats.core.head_blocks import ByHeads, make_by_heads
 from opmatrix.algebra.batch.batch import Fields, Places
-from opmatrix.algebra.data import Numeric
+from opmatrix.algebra.data import Data, Numeric
+from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.positions.patterns import Pattern, Truth, everyone
 from opmatrix.algebra.shapes import N, Shape, ShapeError, Space, T, space
 
 if TYPE_CHECKING:
-    from opmatrix.algebra.oracles import Entrywise
+    from opmatrix.algebra.oracles import DenseReading, Entrywise
 
 Seen: TypeAlias = "NDArray[np.bool_] | None"
+
+
+def place_columns(batch: Fields | None, rows: int, count: int) -> NDArray[np.int64]:
+    """Return the column, of so many, that each pair of these tokens has by their distance (rows, rows)."""
+    at = needed(batch, "at_distances").token(np.arange(rows)).position
+    places: NDArray[np.int64] = np.clip(at - at[:, None] + count // 2, 0, count - 1)
+    return places
 
 
 def needed(batch: Fields | None, what: object) -> Fields:
@@ -47,6 +56,16 @@ def visible_pairs(where: Pattern, left: Fields | None, right: Fields | None, siz
         )
     pairs = visible(where, queries, np.arange(size[0])[:, None], keys, np.arange(size[1]))
     return np.broadcast_to(pairs, size)
+
+
+def sequence_ends(batch: Fields, rows: int) -> NDArray[np.int64]:
+    """Return the row behind the last one of each sequence. Raises ShapeError for rows that are not those of the batch,
+    in order: rows up to a row are then no prefix."""
+    place = batch.token(np.arange(batch.rows))
+    begins = np.diff(place.sequence) != 0
+    if batch.rows != rows or not (begins | (np.diff(place.position) > 0)).all():
+        raise ShapeError("scan: its rows are not the tokens of the batch in order: pick rows after it")
+    return np.append(np.flatnonzero(begins) + 1, rows) if rows else np.zeros(1, np.int64)
 
 
 def shares_of(z: Numeric, seen: Seen) -> Numeric:
@@ -78,15 +97,44 @@ class Seeing(ByHeads):
 
     batch: Fields | None
 
+    def scan(self, other: Self, over: type[Monoid], where: Pattern) -> Self:
+        """Merge the rows of each sequence in order, up to each row or all of them."""
+        left, right = self.array, other.array
+        ends = sequence_ends(needed(self.batch, f"scan where {where}"), left.shape[-2])
+        parts = [
+            over.scan(left[..., lo:hi, :], right[..., lo:hi, :], where.whole, lo) for lo, hi in pairwise([0, *ends])
+        ]
+        return self.of(np.concatenate(parts, -2).astype(left.dtype))
+
+    def by_distance(self: DenseReading, table: Data, most: int) -> DenseReading:  # type: ignore[misc]    # mixed into it
+        """Look up the table at the distance of each pair of rows."""
+        at = needed(self.batch, "by_distance").token(np.arange(self.size[0])).position
+        numbers, places = self.numbers(table), np.clip(at - at[:, None], -most, most) + most
+        if len(numbers) == 1:
+            return self.of(numbers[0, places])
+        return self.of(make_by_heads((len(numbers), *places.shape), lambda heads, _: numbers[heads][:, places]))
+
     def shares(self, where: Pattern) -> Self:
         """Compute the softmax of each row over the columns that it sees, some heads at a time."""
         rows, cols = self.value.shape[-2:]
         seen = visible_pairs(where, self.batch, self.batch, (rows, cols))
         return self.in_heads(self.value.shape, lambda z: shares_of(z, seen))
 
+    def at_distances(self, table: Data) -> Self:
+        """Multiply by the table, and choose a column for each token by its distance."""
+        products = self.array @ table.array.astype(self.array.dtype)
+        rows, count = products.shape[-2:]
+        places = place_columns(self.batch, rows, count)
+        return self.of(np.take_along_axis(products, np.broadcast_to(places, (*products.shape[:-1], rows)), -1))
+
     def dropped(self, name: str, rate: float) -> Self:
         """Multiply by the batch's mask of this name, and divide by 1 - rate."""
         return self.of(self.array * mask_of(self.batch, name, self.array.shape) / (1 - rate))
+
+    def shift(self, k: int) -> Self:
+        """Return the row k before each row in its sequence, zeros where there is none."""
+        at = needed(self.batch, f"shift({k})").rows_before(k)
+        return self.of(np.where(at[:, None] < 0, 0, self.array[..., at, :]))
 
     def fold(self, h: int) -> Self:
         """Sum neighbouring heads, so that h are left."""
@@ -99,6 +147,28 @@ class SeeingEntries:
 
     value: NDArray[np.object_]
     batch: Fields | None
+
+    def scan(self: Entrywise, other: Entrywise, over: type[Monoid], where: Pattern) -> Entrywise:  # type: ignore[misc]
+        """Merge the rows that each row sees, in order, entry by entry."""
+        h, r, c = np.broadcast_shapes(self.value.shape, other.value.shape)
+        sequence_ends(needed(self.batch, f"scan where {where}"), r)
+
+        def out(h: int, r: int, j: int) -> object:
+            """Merge one column of the rows that row r sees."""
+            seen = (i for i in range(self.size[0]) if visible(where, self.batch, r, self.batch, i))
+            return over.fold(over.lifted(self.at(h, i, j), other.at(h, i, j), i) for i in seen)
+
+        return self.finished((h, r, c), over.count(1), out, over.__name__)
+
+    def by_distance(self: Entrywise, table: Data, most: int) -> Entrywise:  # type: ignore[misc]    # mixed into it
+        """Look up the table at the distance of each pair of rows."""
+        at = needed(self.batch, "by_distance").token(np.arange(self.size[0])).position
+
+        def number(h: int, r: int, j: int) -> object:
+            """Return the number of one pair."""
+            return self.number(float(table.array[h, max(-most, min(int(at[j] - at[r]), most)) + most]))
+
+        return self.of((table.shape[0], len(at), len(at)), number)
 
     def shares(self: Entrywise, where: Pattern) -> Entrywise:  # type: ignore[misc]    # mixed into it
         """Compute the softmax of each row over the columns that it sees, entry by entry. Raises TypeError where exact
@@ -121,12 +191,29 @@ class SeeingEntries:
 
         return self.of(self.value.shape, at)
 
+    def at_distances(self: Entrywise, table: Data) -> Entrywise:  # type: ignore[misc]    # mixed into it
+        """Multiply by the table, entry by entry, in the column that a token has by its distance."""
+        heads, columns, count = table.shape
+        places = place_columns(self.batch, self.size[0], count)
+
+        def at(h: int, r: int, j: int) -> object:
+            """Return the sum of the products of a row's entries."""
+            factors = (self.number(float(table.array[h, i, places[r, j]])) for i in range(columns))
+            return sum(self.value[h % len(self.value), r, i] * factor for i, factor in enumerate(factors))
+
+        return self.of((heads, self.size[0], self.size[0]), at)
+
     def dropped(self: Entrywise, name: str, rate: float) -> Entrywise:  # type: ignore[misc]    # mixed into it
         """Multiply each entry by the batch's mask of this name, and divide by 1 - rate."""
         mask = np.broadcast_to(mask_of(self.batch, name, self.value.shape), self.value.shape)
         scale = self.number(1.0) / self.number(1 - rate)
         reading = self.of(self.value.shape, lambda *at: self.value[at] * self.number(float(mask[at])) * scale)
         return replace(reading)
+
+    def shift(self: Entrywise, k: int) -> Entrywise:  # type: ignore[misc]    # mixed into it
+        """Return the row k before each row in its sequence, zeros where there is none."""
+        at, zero = needed(self.batch, f"shift({k})").rows_before(k), self.number(0.0)
+        return self.of(self.value.shape, lambda h, r, j: zero if at[r] < 0 else self.value[h, at[r], j])
 
     def fold(self: Entrywise, h: int) -> Entrywise:  # type: ignore[misc]    # mixed into it
         """Sum neighbouring heads, entry by entry, so that h are left."""

@@ -43,6 +43,16 @@ LEFT_OUT: Mapping[str, Mapping[str, object]] = {  # by model_type, keys as files
         inner_group_num=1,
     ),
     "mpnet": {key: value for key, value in BERT.items() if key != "type_vocab_size"} | dict(vocab_size=30527),
+    "deberta-v2": BERT
+    | dict(
+        vocab_size=128100,
+        hidden_size=1536,
+        intermediate_size=6144,
+        num_attention_heads=24,
+        num_hidden_layers=24,
+        type_vocab_size=0,
+        layer_norm_eps=1e-7,
+    ),
     "modernbert": dict(
         vocab_size=50368,
         hidden_size=768,

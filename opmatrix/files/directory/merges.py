@@ -49,7 +49,7 @@ RULES = {
 
 
 @unpanicked()
-def tokenizer(said: Mapping[str, Any], rows: int, file: Path) -> str:
+def tokenizer(said: Mapping[str, object], rows: int, file: Path) -> str:
     """Return the text of a tokenizer.json that is equal to the tokenizer of a GGUF file's keys, for a model with this
     many `rows` of tokens. Raises InputError for another kind of tokenizer, and for a vocabulary that does not fit."""
     import tokenizers
@@ -66,7 +66,7 @@ def tokenizer(said: Mapping[str, Any], rows: int, file: Path) -> str:
     vocabulary = {token: at for at, token in enumerate(tokens)}
     if len(vocabulary) != rows:
         raise InputError(f"{file}: a token is in the vocabulary twice: take another file")
-    rule = RULES[said.get(f"{KEY}pre", "default")]
+    rule = RULES[str(said.get(f"{KEY}pre", "default"))]
     first, last = (
         special(said, f"{end}_token", default, tokens, file) for end, default in (("bos", rule.begins), ("eos", False))
     )

@@ -8,7 +8,7 @@ from opmatrix.models.config import ArraySource, Classifier, Settings
 
 def first_row(dense: str, act: str, scores: str) -> Classifier:
     """Return the builder of a head that reads the row of the first token: the name of its product with an activation,
-    that activation, and the name of its product that scores labels."""
+    that activation, or nothing for `pooler_hidden_act`, and the name of its product that scores labels."""
 
     def build(config: Settings, at: ArraySource, labels: int) -> Operator:
         """Build the head for this number of labels; files store W as (outputs, inputs)."""
@@ -16,7 +16,7 @@ def first_row(dense: str, act: str, scores: str) -> Classifier:
         inner, last = (
             affine(at(f"{name}.weight", p, n).T, at(f"{name}.bias", p)) for name, p in ((dense, n), (scores, labels))
         )
-        return pick("first") @ inner @ ACTIVATIONS[act] @ last
+        return pick("first") @ inner @ ACTIVATIONS[act or config["pooler_hidden_act"]] @ last
 
     return build
 

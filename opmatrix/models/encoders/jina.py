@@ -10,6 +10,7 @@ from opmatrix.algebra.shapes import certain
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ALONE, ArraySource, Settings, TensorNames, declares, never, one_of, wrong
 from opmatrix.models.encoders.bert import ENCODER_KEYS
+from opmatrix.models.encoders.masked_head import BERT_HEAD
 from opmatrix.models.encoders.parts import (
     EncoderParts,
     attention_nearby,
@@ -26,7 +27,7 @@ JINA_KEYS = ENCODER_KEYS | dict(
     is_decoder=never(False, "a token sees both sides"),
     add_cross_attention=ALONE,
 )
-JINA = TensorNames("bert.", trained=("pooler", "cls"))
+JINA = TensorNames("bert.", trained=("pooler", "cls"), copies=BERT_HEAD.copies, masked=BERT_HEAD)
 
 
 @declares(JINA, **JINA_KEYS)

@@ -21,7 +21,7 @@ from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.routes import keep_taken, largest
 from opmatrix.algebra.term import Operator
 from opmatrix.parallel.ranks.moe_experts import AskingRank, ByExpert
-from opmatrix.parallel.ranks.related import HeldRows, dense_window, locate, merge_entries, pick_held
+from opmatrix.parallel.ranks.related import HeldRows, dense_window, locate, merge_entries, pick_held, rows_before
 from opmatrix.parallel.ranks.weight_pieces import WeightPieces
 from opmatrix.parallel.sharding.axis_states import Cut, Needed, Partial, bounds, widths
 from opmatrix.parallel.sharding.block_mask import seen_blocks, sent_blocks, visibility
@@ -341,6 +341,12 @@ class Rank(AskingRank):
         """Keep the k largest of each row by other numbers, zero the rest."""
         return keep_taken(np.broadcast_to(s, by.shape), by, largest(by, *step.more))
 
+    def scan(self, step: RankStep, u: Numeric, v: Numeric) -> Held:
+        """Merge the rows of each sequence with those before them."""
+        over, where = step.more
+        shape = np.broadcast_shapes(u.shape, v.shape)
+        return np.asarray(over.scan(*(np.broadcast_to(x, shape) for x in (u, v)), where.whole), np.float64)
+
     def turn(self, step: RankStep, x: Numeric) -> Held:
         """Exchange rows and columns."""
         return x.swapaxes(-1, -2)
@@ -393,6 +399,10 @@ class Rank(AskingRank):
         relation, rows = step.more[0], self.window(step.dims, step.placement)[2]
         whole = self.relation(relation, Dims(rows=step.dims.rows, cols=self.steps[step.args[0]].dims.rows))
         return pick_held(x, self.rows_held(step.args[0]), whole.single()[rows])
+
+    def shift(self, step: RankStep, x: Numeric) -> Held:
+        """Shift the rows of each sequence, of which the rank has all rows."""
+        return rows_before(x, *step.more)
 
     def related_product(self, step: RankStep, u: Sparse, v: Numeric | OneHot) -> Held:
         """Return the product of the local entries with the rows that they name."""

@@ -69,3 +69,13 @@ def dense_window(relation: Sparse, cols: slice) -> Numeric:
     """Return a rank's columns of a relation as a matrix, with zeros where there is no entry."""
     matrix: Numeric = relation.dense()[:, cols]
     return matrix
+
+
+def rows_before(x: Numeric, lag: int) -> Numeric:
+    """Return the row `lag` before each row of whole sequences, zeros where there is none; behind it for a lag below
+    0."""
+    rows = x.shape[-2]
+    shifted, kept = np.zeros_like(x), max(rows - abs(lag), 0)
+    target, source = (rows - kept, 0) if lag > 0 else (0, rows - kept)
+    shifted[..., target : target + kept, :] = x[..., source : source + kept, :]
+    return shifted

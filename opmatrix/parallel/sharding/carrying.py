@@ -28,7 +28,7 @@ def asked_of(data: Data, cuts: Mapping[str, str]) -> str | None:
     return next((how for pattern, how in cuts.items() if fnmatch(name, pattern)), None)
 
 
-PASSING = "split", "join", "repeat", "turn", "product", "beside", "keep_top", "shares", "dropped"
+PASSING = "split", "join", "repeat", "turn", "product", "beside", "keep_top", "shares", "dropped", "shift"
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Cuttable:
             return contracts(matrix) if line.shape.heads == 1 and not (matrix.entrywise or matrix.diagonal) else opened
         if self.gathers(line):
             return self.opened[line.args[-1]]
-        if line.op in ("add", "mul"):
+        if line.op in ("add", "mul", "scan"):
             return any(self.opened[a] for a in line.args)
         return line.op in PASSING and all(self.opened[a] for a in line.args)
 
@@ -141,9 +141,9 @@ class Cuttable:
         match reader.op:
             case "act":
                 return self.passes_matrix(reader.more[0], at, of)
-            case "add" | "mul":
+            case "add" | "mul" | "scan":
                 return self.passes_pointwise(reader, at, of)
-            case "split" | "join" | "repeat" | "dropped":
+            case "split" | "join" | "repeat" | "dropped" | "shift":
                 return on
             case "turn" | "shares":
                 return on and heads

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
+from opmatrix.algebra.batch.batch_sizes import Role
 from opmatrix.algebra.batch.mixtures import contracts
 from opmatrix.algebra.batch.traced import Operation
 from opmatrix.algebra.oracles import reduced
@@ -21,6 +22,11 @@ from opmatrix.parallel.sharding.redistribute import TURNED_ROLES, Ground, RankSt
 from opmatrix.parallel.sharding.relating import picked_rows, related_product
 
 RULES: dict[str, SplitRule] = {}
+PASSES_SHIFT: dict[Role | None, str] = {
+    "batch": "sequences",
+    "heads": "heads",
+    "cols": "columns",
+}  # what is sharded -> the rule of a shift
 
 
 def rule(*ops: str) -> Callable[[SplitRule], SplitRule]:
@@ -161,6 +167,19 @@ def split_keep_top(split: Ground, k: int, axis: Axis, at: int, line: Operation, 
     return [target, target], target, None, pass_rule(target)
 
 
+@rule("scan")
+def split_scan(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+    """Split rows merged with those before them: sequences, heads and columns stay sharded, rows of a sequence are
+    gathered."""
+    held = [state for a, state in zip(args, states_on(split, k, args), strict=True) if not split.free(a)]
+    [target, *others] = held or [None]
+    kept = ("batch", "heads") if line.more[0].width != 1 else ("batch", "heads", "cols")
+    if role_of(target) not in kept or any(other != target for other in others):
+        target = split.home_of(k, split.sizes.dims(line.shape, line.level))
+        target = target if role_of(target) == "batch" else None
+    return [target, target], target, None, "sequences" if role_of(target) == "batch" else pass_rule(target)
+
+
 @rule("turn")
 def split_turn(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Split a transpose: rows become columns."""
@@ -296,6 +315,16 @@ def outer_of_table(split: Ground, k: int, axis: Axis, args: Sequence[int], v: Ax
 def split_pick(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
     """Split picked rows: rows of a sequence stay with their sequence; sharded rows are picked where they are."""
     return picked_rows(split, k, line, args)
+
+
+@rule("shift")
+def split_shift(split: Ground, k: int, axis: Axis, at: int, line: Operation, args: Sequence[int]) -> Ruling:
+    """Split shifted rows: sequences, heads and columns pass. Sharded rows are gathered, as the first rows of a rank
+    read the last ones of the rank before."""
+    state = split.merged_on(k, args[0])
+    if role_of(state) == "rows":
+        return [None], None, None, ""
+    return [state], state, None, PASSES_SHIFT.get(role_of(state), "")
 
 
 @rule("product")

@@ -15,6 +15,7 @@ import sympy
 
 from opmatrix.algebra.batch.relations import Relation
 from opmatrix.algebra.data import Data, Promised
+from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.shapes import LiveSize, Shape, T, expression, space
 from opmatrix.algebra.term import Operator, read
@@ -116,9 +117,25 @@ class CountedShape:
         """Count the numbers of a table by distance, one for each pair of rows."""
         return self.of(self.shape.by_distance(table, most))
 
+    def at_distances(self, table: Data) -> CountedShape:
+        """Count the products with all columns of a table, and the numbers of all pairs."""
+        heads, _, count = table.shape
+        self.multiplied(self.of(Shape(heads, self.shape.rows, count)).shape, True)
+        return self.of(self.shape.at_distances(table))
+
+    def scan(self, other: CountedShape, over: type[Monoid], where: Pattern) -> CountedShape:
+        """Count the numbers that rows carry, merged in order, and those of the result."""
+        shape = self.shape.scan(other.shape, over, where)
+        self.of(shape._replace(cols=shape.cols * len(over.unit())))
+        return self.of(shape)
+
     def pick(self, relation: Relation) -> CountedShape:
         """Count the numbers of the picked rows."""
         return self.of(self.shape.pick(relation))
+
+    def shift(self, k: int) -> CountedShape:
+        """Count the numbers of shifted rows."""
+        return self.of(self.shape.shift(k))
 
     def entered(self, port: object) -> NoReturn:
         """Raise TypeError: inputs are values of steps, so no term of a step has one."""

@@ -11,7 +11,7 @@ from opmatrix.algebra.term import Operator, substitute
 from opmatrix.runtime.codegen.row_reading import NotByRows, read_rows
 
 ENTERING = "entered", "symbol"  # values that begin a term
-OF_BATCH = "given", "related", "by_distance"  # nodes that read the batch
+OF_BATCH = "given", "related", "by_distance", "at_distances"  # nodes that read the batch
 ATTEMPTS = 40  # attempts to cut a region before it is given up
 
 
@@ -21,8 +21,8 @@ def find_region(
     """Return the values that a term is read over, chosen from `values`. The region grows down from the term, through
     nodes that go through rows one by one, and stops where `ends` is true, or where it must. None if it does not begin.
     At a node that mixes rows and is no value, a region that `yields` ends at the nearest value above it, as any value
-    may be an end."""
-    cut: set[Operator] = set()
+    may be an end. It ends at each value of which it reads rows before."""
+    cut: set[Operator] = {node.children[0] for node in term.walk() if reads_before(node)}
     for _ in range(ATTEMPTS):
         region = grow_region(term, values, lambda part, cut=frozenset(cut): part in cut or ends(part))  # type: ignore[misc]
         if isinstance(region, Blocked):
@@ -60,6 +60,8 @@ def grow_region(
         if part in seen:
             continue
         seen.add(part)
+        if part.kind is nodes.shift:
+            continue
         stop = stops(part) or not through_rows(part) or any(child.kind.name in OF_BATCH for child in part.children)
         if part is not term and part in values and (part.kind.name in ENTERING or stop):
             region[part] = None
@@ -70,6 +72,16 @@ def grow_region(
                 above = part
             todo += [(child, above) for child in reversed(part.children)]
     return [*region]
+
+
+def reads_before(part: Operator) -> bool:
+    """True if a node reads rows before those of its operand."""
+    return part.kind.name == "compose" and part.children[1].kind is nodes.shift
+
+
+def row_kernel_of(term: Operator, used: Collection[Operator]) -> str:
+    """Return the kernel of a term over these values that goes through rows one by one, or reads rows before of some."""
+    return "shifted_term" if any(map(reads_before, over_symbols(term, used).walk())) else "row_term"
 
 
 def through_rows(part: Operator) -> bool:

@@ -94,7 +94,14 @@ class RowReading:
         """Raise NotByRows: the operation mixes rows or reads the batch."""
         raise NotByRows("it mixes rows, or reads the batch")
 
-    turn = product = given = related = entered = pick = refuse
+    turn = product = scan = given = related = entered = pick = at_distances = refuse
+
+    def shift(self, k: int) -> RowReading:
+        """Return the value of a step in the row k before. Raises NotByRows for any other value."""
+        value = self.value
+        if value.op != "value":
+            raise NotByRows("rows before are read of the values of steps alone")
+        return self.of(RowValue("shift", value.heads, value.cols, value, extra=int(k)))
 
     def keep_top(self, by: object, k: int) -> NoReturn:
         """Raise NotByRows: another kernel keeps the largest numbers of rows."""

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-BESIDE = "batch", "exact", "at"  # names that a reading may have beside its signature
+BESIDE = "batch", "exact", "at", "shapes"  # names that a reading may have beside its signature
 Doubles = NDArray[np.float64]
 MAX_VALUES = 64  # values, and arrays, of a step that is a term
 VALUE_NAMES, ARRAY_NAMES = (tuple(f"{letter}{k}" for k in range(MAX_VALUES)) for letter in "xc")
@@ -13,8 +13,9 @@ TermOperands = tuple[list[Any], list[Any]]
 
 
 class Arguments:
-    """A kernel's operands and attributes by name; for float64 readings also the `batch`, and in bounds the same in
-    float64, as `exact`. The record of a kernel is this class with the names of its signature, and has no others."""
+    """A kernel's operands and attributes by name; for float64 readings also the `batch`, in bounds the same in float64,
+    as `exact`, in padded readings the shapes of values, as `shapes`. The record of a kernel is this class with the
+    names of its signature, and has no others."""
 
     kernel = ""
     names: frozenset[str] = frozenset()

@@ -28,6 +28,7 @@ from opmatrix.runtime.declarations.arguments import Arguments as Arguments
 from opmatrix.runtime.declarations.arguments import Doubles
 from opmatrix.runtime.declarations.costs import Cost
 from opmatrix.runtime.declarations.operands import CONSTANT, BufferSize, Heads, Rows, Scores, Tables, Value, Vector
+from opmatrix.runtime.declarations.padded import PaddedReader
 from opmatrix.runtime.declarations.telling import telling_fills, telling_values
 from opmatrix.runtime.seen import patterns_seen
 
@@ -75,6 +76,9 @@ class Declared:
     opmatrix/runtime/cotangents.py. `product_pullback` maps them to those of the product alone, x @ weight (K, rows,
     columns), of a kernel with one.
 
+    `padded` returns the result for a batch whose sequences are padded to one length, by the array functions of
+    opmatrix/runtime/declarations/padded.py: programs are exported by it.
+
     Used by checks: `borders`, the numbers of rows, or tokens of a sequence, at which it takes another path; `restrict`,
     its arguments for some rows of the result alone, None if there are none; `telling`, operands besides those of a run
     in which every number that it reads, and every effect of data, shows: first operands for the batch at hand, then
@@ -112,6 +116,7 @@ class Declared:
         self.cost: Cost = reading("cost", lambda *_: [])
         self.pullback: Pullback | None = reading("pullback")
         self.product_pullback: ProductPullback | None = reading("product_pullback")
+        self.padded: PaddedReader | None = reading("padded")
         self.scratch: Callable[[Arguments], BufferSize] = reading("scratch", lambda _: BufferSize(0, 0))
         self.reads: Callable[[Arguments], Mapping[str, object]] = reading("reads", lambda _: {})
         self.limits: Callable[[Arguments], Mapping[str, int]] = reading("limits", lambda _: {})

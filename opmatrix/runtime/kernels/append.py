@@ -16,6 +16,7 @@ from opmatrix.runtime.declarations.costs import one_pass
 from opmatrix.runtime.declarations.fitting import copied, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Cache, Heads
+from opmatrix.runtime.declarations.padded import Padded, unpadded
 from opmatrix.runtime.declarations.pullbacks import Cotangents
 
 HeldNumber = Annotated[str, OneOf(tuple(HELD_NUMBERS))]
@@ -56,6 +57,8 @@ class append(Arguments):
         cache[a.batch.slots] = a.x
         return cache
 
+    padded = unpadded("it writes to the caches of a session")
+
     def bound(a) -> Any:
         """Return 0, or the largest number that a processor may flush, below any normal number, for bfloat16."""
         return copied(a) if a.number == FLOAT else np.full(a.cache.shape, FLUSHED)
@@ -87,6 +90,10 @@ class narrow(Arguments):
     def reference(a) -> Doubles:
         """Return x, which `reads` has rounded."""
         return np.asarray(a.x)
+
+    def padded(a) -> Padded:
+        """Return x as it is: the rounding of a session's cache is left out."""
+        return a.x
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return g: rounding is no more than a small change of x."""

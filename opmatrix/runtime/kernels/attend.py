@@ -41,6 +41,7 @@ from opmatrix.runtime.declarations.costs import Costs, by_scores
 from opmatrix.runtime.declarations.fitting import SCORED, Cases, fit_bias, heads_of, same, timed_batches
 from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import FLOAT_BYTES, Array, Cache, Heads
+from opmatrix.runtime.declarations.padded import Padded, attend, unpadded
 from opmatrix.runtime.declarations.pullbacks import Cotangents, ScaledScores, into_groups, pull_attention
 from opmatrix.runtime.declarations.telling import short_sequences
 
@@ -205,6 +206,10 @@ class attention(Arguments):
             parts.append(weigh_heads(softened(scores), a.v[keys]))
         return np.concatenate(parts)
 
+    def padded(a) -> Padded:
+        """Return softmax of all queries over the keys that each sees, times the values; q, k, v are not rounded."""
+        return attend(a, a.q, seen.pattern(a), a.batch.positions)
+
     def pullback(a, g: Doubles) -> Cotangents:
         """Return the cotangents of q, k and v, sentence by sentence."""
         return pull_sentences(a, g, asked_queries(a))
@@ -338,6 +343,11 @@ class attend_once(Arguments):
             scores = np.where(visible, scores, -np.inf)
             parts.append(np.einsum("hk,khd->hd", softened(scores), v))
         return np.stack(parts)
+
+    def padded(a) -> Padded:
+        """Return attention of one query of each sequence."""
+        at = np.expand_dims(a.batch.pick(a.batch.positions, a.query), 1)
+        return attend(a, np.expand_dims(a.q, 1), seen.pattern(a), at)[:, 0]
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return the cotangents of each sentence's query, and of the keys and values that it sees."""
@@ -490,6 +500,8 @@ class attention_cached(Arguments):
             scores = np.einsum("hd,khd->hk", q, k) * a.scale + near_keys(a.bias, len(k) - 1, np.arange(len(k)))
             parts.append(np.einsum("hk,khd->hd", softened(scores), v))
         return np.array(parts)
+
+    padded = unpadded("it reads keys and values that a session has cached")
 
     def bound(a) -> Doubles:
         """Bound the errors as for attention, row by row, over the rows that its sequence has cached, some pages at a

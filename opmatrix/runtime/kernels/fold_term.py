@@ -22,7 +22,16 @@ from opmatrix.runtime.declarations.fitting import same
 from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import C, Heads, Rows
 from opmatrix.runtime.kernels.link import entries_of
-from opmatrix.runtime.kernels.row_term import SLOW, count_columns, declared_signature, in_shape, moved, simple, slow
+from opmatrix.runtime.kernels.row_term import (
+    SLOW,
+    count_columns,
+    declared_signature,
+    in_shape,
+    moved,
+    read_padded,
+    simple,
+    slow,
+)
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
@@ -231,6 +240,8 @@ class fold_rows(Arguments):
         """Evaluate the fold in float64, by definition."""
         return fold_reference(a)
 
+    padded = read_padded
+
     def bound(a) -> Doubles:
         """Bound the error of the written kernel, operation by operation."""
         return fold_bound(a)
@@ -249,6 +260,8 @@ class fold_term(Arguments):
     def reference(a) -> Doubles:
         """Evaluate the fold of each sequence in float64."""
         return fold_reference(a)
+
+    padded = read_padded
 
     def bound(a) -> Doubles:
         """Bound the error of the written kernel, operation by operation."""
@@ -271,6 +284,8 @@ class fold_batch(Arguments):
         """Evaluate the fold over all rows of the batch in float64."""
         return fold_reference(a)
 
+    padded = read_padded
+
     def bound(a) -> Doubles:
         """Bound the error of the written kernel, operation by operation."""
         return fold_bound(a)
@@ -289,6 +304,8 @@ class fold_entries(Arguments):
     def reference(a) -> Doubles:
         """Evaluate the fold of the relation's entries in float64."""
         return fold_reference(a)
+
+    padded = read_padded
 
     def bound(a) -> Doubles:
         """Bound the error of the merges of each row's entries."""

@@ -19,6 +19,7 @@ from opmatrix.runtime.declarations.costs import Costs, row_width
 from opmatrix.runtime.declarations.fitting import TIMED_ROUTERS, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Heads, Rows
+from opmatrix.runtime.declarations.padded import Padded, keep_largest, share_rows
 from opmatrix.runtime.declarations.pullbacks import Cotangents, softmax_pullback
 from opmatrix.runtime.declarations.telling import telling_values, tied_rows
 
@@ -30,12 +31,12 @@ Few = Annotated[int, Range(int, 0, 2**20)]
 k = size("k")  # largest columns of a head, the others become 0
 
 
-def in_heads(x: Any) -> Any:
+def in_heads(x: Padded) -> Padded:
     """Return rows as those of one head."""
     return x[:, None] if x.ndim == 2 else x
 
 
-def in_columns(by: Any) -> Any:
+def in_columns(by: Padded) -> Padded:
     """Return a number of each head as a column."""
     return by if by.ndim == 2 else by[:, :, 0]
 
@@ -103,6 +104,13 @@ class gate(Arguments):
             by = by_heads(a.x if a.by is None else a.by)
             result = np.swapaxes(keep_taken(by_heads(result), by, take_top(by, a.k)), 0, 1).reshape(a.x.shape)
         return result / result.sum(-1, keepdims=True) if a.unit else np.asarray(result)
+
+    def padded(a) -> Padded:
+        """Compute the softmax, keep the k largest by `by`, divide by the sum: each step if it is chosen."""
+        shares = share_rows(a.x) if a.shares else a.x
+        if a.k:
+            shares = keep_largest(shares, a.x if a.by is None else a.by, a.k)
+        return shares / shares.sum(-1, keepdims=True) if a.unit else shares
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return the cotangent of x with the entries that are chosen now; the choice itself has none."""

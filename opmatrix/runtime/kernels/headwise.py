@@ -17,6 +17,7 @@ from opmatrix.runtime.declarations.costs import Costs, times_format, times_stack
 from opmatrix.runtime.declarations.fitting import same, timed_batches
 from opmatrix.runtime.declarations.kernel import Arguments, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import FLOAT_BYTES, BufferSize, Heads, Stack
+from opmatrix.runtime.declarations.padded import Padded
 from opmatrix.runtime.declarations.pullbacks import Cotangents, dense_numbers
 
 if TYPE_CHECKING:
@@ -71,6 +72,12 @@ class headwise(Arguments):
     def reference(a) -> Doubles:
         """Multiply head by head in float64."""
         return multiply_heads(a.x, a.weight)
+
+    def padded(a) -> Padded:
+        """Multiply head by head by the numbers that the stack stores."""
+        by_head = np.swapaxes(a.x, -3, -2) if a.x.ndim > 3 else np.expand_dims(a.x, -2)
+        product = by_head @ a.weight
+        return np.swapaxes(product, -3, -2) if a.x.ndim > 3 else product[..., 0, :]
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return g Wᵀ of each head, summed where one head of x serves all."""

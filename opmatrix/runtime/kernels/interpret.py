@@ -14,6 +14,7 @@ from opmatrix.runtime.declarations.by_sequence import LEAST_SHARE, Doubles
 from opmatrix.runtime.declarations.costs import Costs
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Array, Heads, Rows
+from opmatrix.runtime.kernels.row_term import read_padded
 
 if TYPE_CHECKING:
     from opmatrix.runtime.codegen.counted_numbers import TermWork, ValueSize
@@ -93,6 +94,8 @@ class interpret(Arguments):
         return '"keep_top"' in a.term
 
     reference = exact
+
+    padded = read_padded
 
     def bound(a) -> Doubles:
         """Bound the error of a result that is computed in float64 and rounded once."""

@@ -20,6 +20,7 @@ from opmatrix.runtime.declarations.costs import Costs, one_pass, row_width
 from opmatrix.runtime.declarations.fitting import ONE_PASS, copied, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import C, Rows
+from opmatrix.runtime.declarations.padded import Padded, pick_padded, reduce_padded
 from opmatrix.runtime.declarations.pullbacks import Cotangents
 
 if TYPE_CHECKING:
@@ -93,6 +94,16 @@ class link(Arguments):
                 out[i] = parts.max(0) if a.over == "max" else parts.sum(0) / (high - low if a.over == "mean" else 1)
         return out
 
+    def padded(a) -> Padded:
+        """Join the rows of each sequence, times the numbers of a relation that every batch has."""
+        relation = relation_of(a)
+        numbers = np.expand_dims(a.batch.weights(relation), 2)
+        if a.over == "sum":
+            return (np.where(numbers == 0, 0.0, a.x) * numbers).sum(1)
+        if a.over == "mean":
+            return reduce_padded(a.x * numbers, a.batch, "mean")
+        return reduce_padded(a.x * numbers, a.batch, "max")
+
     def bound(a) -> Doubles:
         """Bound the error: a product for each entry, whose number is rounded, a sum and a quotient."""
         sparse = a.batch.relation(parse_relation(a.relation))
@@ -127,6 +138,10 @@ class pick(Arguments):
     def reference(a) -> Doubles:
         """Gather the rows that the entries name."""
         return np.asarray(a.x[entries_of(a.batch, a.relation, len(a.x)).single()])
+
+    def padded(a) -> Padded:
+        """Pick the first or the last row of each sequence. Raises Unpadded for another relation."""
+        return pick_padded(a.batch, a.x, relation_of(a))
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return g added to the rows that were picked."""

@@ -23,6 +23,7 @@ from opmatrix.runtime.declarations.costs import Costs, gather_cost, stage_prices
 from opmatrix.runtime.declarations.fitting import ONE_PASS, after, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Rows, Tables
+from opmatrix.runtime.declarations.padded import Padded, apply_padded_stages, take_rows
 from opmatrix.runtime.declarations.telling import every_id, some_ids, telling_rows
 
 if TYPE_CHECKING:
@@ -134,6 +135,15 @@ class embed(Arguments):
     def reference(a) -> Doubles:
         """Add the chosen rows in float64, and apply the stages."""
         return apply_stages(np.asarray(sum(chosen(a))), a)
+
+    def padded(a) -> Padded:
+        """Add the chosen rows of all tables, and apply the stages."""
+        turned, fields = lying(a.tables, a.turned), a.fields.split(",")
+        first, *others = (
+            take_rows(a.batch.field(name), np.swapaxes(table, 0, 1) if columns else table)
+            for name, table, columns in zip(fields, a.tables, turned, strict=True)
+        )
+        return apply_padded_stages(sum(others, start=first), a)
 
     def pullback(a, g: Doubles) -> Mapping[str, Doubles]:
         """Return an empty mapping: it reads no values."""

@@ -23,6 +23,7 @@ from opmatrix.runtime.declarations.costs import Costs, times_experts
 from opmatrix.runtime.declarations.fitting import TIMED_ROUTERS, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import FLOAT_BYTES, BufferSize, Heads, Rows, Stack, Vector
+from opmatrix.runtime.declarations.padded import Padded, activate_rows, into_heads
 from opmatrix.runtime.declarations.pullbacks import Cotangents, dense_numbers
 from opmatrix.runtime.declarations.telling import LARGEST_DECADE, SQUARED_DECADE, telling_values
 from opmatrix.runtime.kernels.gate import in_columns
@@ -194,6 +195,18 @@ class experts(Arguments):
             total = total + a.residual
         total[named_too_many(a)] = np.nan
         return total
+
+    def padded(a) -> Padded:
+        """Compute every expert for every row, and sum them times the gate, which is 0 for experts not named."""
+        x, gate = np.expand_dims(a.x, -3), np.swapaxes(a.gate, -3, -2) if a.gate.ndim > 3 else a.gate
+        raised = x @ a.up
+        if a.bias is not None:
+            raised = raised + np.expand_dims(into_heads(a.bias, a.up.shape[0]), 1)
+        hidden = activate_rows(raised, a.activation) if a.activation else raised
+        if a.beside is not None:
+            hidden = hidden * (x @ a.beside)
+        total = (hidden @ a.down * gate).sum(-3)
+        return total if a.residual is None else total + a.residual
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return the cotangents of x and of the shares of the experts that rows name now; the choice has none."""

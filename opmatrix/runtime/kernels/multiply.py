@@ -13,6 +13,7 @@ from opmatrix.runtime.declarations.costs import Costs, behind_product, stage_pri
 from opmatrix.runtime.declarations.fitting import after, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import FLOAT_BYTES, BufferSize, Rows, Weight
+from opmatrix.runtime.declarations.padded import Padded, apply_padded_stages
 from opmatrix.runtime.declarations.pullbacks import Cotangents, dense_numbers, pull_epilogue
 
 
@@ -41,6 +42,10 @@ class linear(Arguments):
     def reference(a) -> Doubles:
         """Multiply in float64 and apply the stages."""
         return apply_stages(a.x @ a.weight, a)
+
+    def padded(a) -> Padded:
+        """Multiply by the numbers that the weight stores, and apply the stages; x is not rounded."""
+        return apply_padded_stages(a.x @ a.weight, a)
 
     def bound(a) -> Doubles:
         """Return the error bound of the format, carried through the epilogue."""

@@ -15,6 +15,7 @@ from opmatrix.runtime.declarations.costs import Costs, row_width, stage_prices
 from opmatrix.runtime.declarations.fitting import after, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Heads, Rows
+from opmatrix.runtime.declarations.padded import Padded, apply_padded_stages
 from opmatrix.runtime.declarations.pullbacks import Cotangents, pull_epilogue
 
 
@@ -40,6 +41,10 @@ class pointwise(Arguments):
     def reference(a) -> Doubles:
         """Apply the stages in float64."""
         return apply_stages(a.x, a)
+
+    def padded(a) -> Padded:
+        """Apply the stages."""
+        return apply_padded_stages(a.x, a)
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return the cotangents of x and of the operands by row."""
@@ -72,6 +77,10 @@ class pointwise_heads(Arguments):
     def reference(a) -> Doubles:
         """Apply the stages to each head as if it were a row."""
         return apply_stages(a.x.reshape(-1, a.x.shape[2]), a).reshape(a.x.shape)
+
+    def padded(a) -> Padded:
+        """Apply the stages to the last axis, which is a head's columns."""
+        return apply_padded_stages(a.x, a)
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return the cotangent of each head, as that of a row."""

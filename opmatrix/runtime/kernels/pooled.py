@@ -19,6 +19,7 @@ from opmatrix.runtime.declarations.costs import Costs, one_pass
 from opmatrix.runtime.declarations.fitting import ONE_PASS, after, passes, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Rows
+from opmatrix.runtime.declarations.padded import Padded, reduce_padded
 from opmatrix.runtime.declarations.pullbacks import Cotangents
 from opmatrix.runtime.declarations.telling import short_sequences, telling_rows
 
@@ -82,6 +83,11 @@ def time_pooling(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
             yield {"T": len(x), "S": len(out), "p": width}, partial(compiled.pool_rows, x, starts, out, "mean")
 
 
+def unit_rows(x: Padded, least: float) -> Padded:
+    """Divide rows by their length, to the square of which `least` is added."""
+    return x / np.sqrt((x * x).sum(-1, keepdims=True) + least)
+
+
 @kernel(
     launches=True,
     changes_space=True,
@@ -103,6 +109,11 @@ class pool(Arguments):
     def reference(a) -> Doubles:
         """Reduce each sequence in float64, and normalise the result if `unit` is set."""
         return lengthen(reduce_sentences(a.x, a.batch, a.how), a.unit)
+
+    def padded(a) -> Padded:
+        """Reduce the rows of each sequence that are no padding, and normalise the result if `unit` is set."""
+        row = reduce_padded(a.x, a.batch, a.how)
+        return row if a.unit is None else unit_rows(row, a.unit)
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return the cotangents of each sentence's rows."""
@@ -156,6 +167,10 @@ class unit(Arguments):
     def reference(a) -> Doubles:
         """Divide each row by its length, `unit` added to the square."""
         return lengthen(a.x, a.unit)
+
+    def padded(a) -> Padded:
+        """Divide each row by its length."""
+        return unit_rows(a.x, a.unit)
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return the part of g across each row, over the row's length."""

@@ -9,6 +9,7 @@ from opmatrix.runtime.declarations.costs import one_pass
 from opmatrix.runtime.declarations.fitting import copied
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Heads
+from opmatrix.runtime.declarations.padded import Padded, group_heads
 from opmatrix.runtime.declarations.pullbacks import Cotangents, into_groups
 
 Count = Annotated[int, Range(int, 1, WIDEST)]
@@ -36,6 +37,10 @@ class repeat(Arguments):
     def reference(a) -> Doubles:
         """Repeat each head in float64."""
         return in_groups(a.x, a.heads)
+
+    def padded(a) -> Padded:
+        """Repeat each head."""
+        return group_heads(a.x, a.heads)
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return the sums of g over the copies of each head."""

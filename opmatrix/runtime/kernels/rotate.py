@@ -18,6 +18,7 @@ from opmatrix.runtime.declarations.costs import one_pass
 from opmatrix.runtime.declarations.fitting import ONE_PASS, same
 from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel, restrict_rows
 from opmatrix.runtime.declarations.operands import Array, Heads
+from opmatrix.runtime.declarations.padded import Padded, take_rows
 from opmatrix.runtime.declarations.pullbacks import Cotangents
 from opmatrix.runtime.declarations.telling import many_ids, some_ids, telling_fills, telling_rows
 
@@ -78,6 +79,16 @@ class rotate(Arguments):
         at, k = pick_rows(a, a.batch.field("positions", len(a.cos))), a.cos.shape[1]
         pairs = (a.x[..., :k] + 1j * a.x[..., k : 2 * k]) * (a.cos + 1j * a.sin)[at][:, None]
         return np.concatenate([pairs.real, pairs.imag, a.x[..., 2 * k :]], -1)
+
+    def padded(a) -> Padded:
+        """Turn pairs of columns by the angles of each row's position."""
+        at, k = a.batch.positions, a.cos.shape[1]
+        at = at if a.rows == "all" else a.batch.pick(at, a.rows)
+        cos, sin = (np.expand_dims(take_rows(at, table), -2) for table in (a.cos, a.sin))
+        left, right = a.x[..., :k], a.x[..., k : 2 * k]
+        turned = [left * cos - right * sin, left * sin + right * cos]
+        rest = [a.x[..., 2 * k :]] if a.x.shape[-1] > 2 * k else []
+        return np.concatenate([*turned, *rest], -1)
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return g turned back."""

@@ -8,15 +8,19 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats.core.epilogue import UNIT
 from formats.core.sizes import T, size
 from formats.machine.prices import Price, Timed, Work
+from opmatrix.algebra.batch.batch import Fields
 from opmatrix.algebra.batch.extents import Extents
+from opmatrix.algebra.positions.patterns import FAR
 from opmatrix.runtime.declarations.arguments import ARRAY_NAMES, VALUE_NAMES, Doubles, TermOperands, split_operands
 from opmatrix.runtime.declarations.costs import Costs
-from opmatrix.runtime.declarations.kernel import Arguments, kernel
+from opmatrix.runtime.declarations.kernel import Arguments, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import Array, Heads, Rows
+from opmatrix.runtime.declarations.padded import Padded
 
 if TYPE_CHECKING:
     from formats.kernels.generated.rowwise.row_kernel import RowKernel
@@ -38,6 +42,13 @@ def find_kernel(term: str, operands: TermOperands) -> "RowKernel":
 
     values, arrays = operands
     return term_kernel(term, tuple(map(count_columns, values)), tuple(tuple(array.shape) for array in arrays))
+
+
+def read_padded(a: Arguments) -> Padded:
+    """Read the term of a step at padded values. A program without a term imports no code that reads one."""
+    from opmatrix.runtime.padded_terms import read_term
+
+    return read_term(a)
 
 
 def count_columns(value: Any) -> tuple[int, int]:
@@ -62,6 +73,14 @@ def declared_signature(batched: bool = False) -> Signature:
     return Signature([*first, *operands, Parameter("term", Parameter.KEYWORD_ONLY, annotation=str)])
 
 
+def run_shifted(out: NDArray[np.float32], batch: Fields, *, term: str, **operands: object) -> None:
+    """Launch the kernel of a term that reads rows before."""
+    values, arrays = split_operands(operands)
+    constants = [np.ascontiguousarray(array, np.float32) for array in arrays]
+    find_kernel(term, (values, arrays))(values, constants, out, batch.field("positions", FAR))
+
+
+run_shifted.__signature__ = declared_signature(batched=True)  # type: ignore[attr-defined]
 run_rows.__signature__ = declared_signature()  # type: ignore[attr-defined]    # a function has one
 
 
@@ -81,6 +100,32 @@ def time_terms(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
                 {"T": rows, **row_kernel.counts._asdict()},
                 partial(row_kernel, operands, [], numbers.room(rows, row_kernel.root.cols)),
             )
+
+
+def rows_shape(a: Arguments) -> Rows | Heads:
+    """Return the rows or heads of the written kernel's result. Writing it checks that all its arrays are stored."""
+    root = kernel_of(a).written.root  # `written` runs the writer, which checks that all is stored
+    return Rows(root.cols) if root.heads == 1 else Heads(root.heads, root.cols)
+
+
+def rows_meaning(a: Arguments, positions: RowNumbers | None = None) -> Doubles:
+    """Evaluate the term row by row in float64; `positions` are those of rows that read rows before."""
+    from formats.kernels.generated.rowwise.row_bounds import mean_rows
+
+    return in_shape(mean_rows(kernel_of(a).root, *split_operands(a), count_rows(a), positions))
+
+
+def rows_bound(a: Arguments, positions: RowNumbers | None = None) -> Doubles:
+    """Return a running error of every operation, in the kernel's own order."""
+    from formats.kernels.generated.rowwise.row_bounds import bound_rows
+
+    meant, error = bound_rows(kernel_of(a).root, *split_operands(a.exact), count_rows(a.exact), positions)
+    return in_shape(error) + UNIT * in_shape(abs(meant)) * 1e-6
+
+
+def rows_cost(a: Arguments, out: Rows | Heads, extents: Extents) -> Costs:
+    """Return the price by the numbers moved for a row, operations of each kind, loops."""
+    return [("row_term", {"T": extents[out.space], **kernel_of(a).counts._asdict()})]
 
 
 @kernel(
@@ -106,26 +151,43 @@ class row_term(Arguments):
     run = run_rows
 
     def shape(a) -> Rows | Heads:
-        """Return the rows or heads of the written kernel's result. Writing it checks that all its arrays are stored."""
-        root = kernel_of(a).written.root  # `written` runs the writer, which checks that all is stored
-        return Rows(root.cols) if root.heads == 1 else Heads(root.heads, root.cols)
+        """Return the shape that the written kernel declares."""
+        return rows_shape(a)
 
     def reference(a) -> Doubles:
         """Evaluate the term row by row in float64."""
-        from formats.kernels.generated.rowwise.row_bounds import mean_rows
+        return rows_meaning(a)
 
-        return in_shape(mean_rows(kernel_of(a).root, *split_operands(a), count_rows(a)))
+    padded = read_padded
 
     def bound(a) -> Doubles:
         """Return a running error of every operation, in the kernel's own order."""
-        from formats.kernels.generated.rowwise.row_bounds import bound_rows
+        return rows_bound(a)
 
-        meant, error = bound_rows(kernel_of(a).root, *split_operands(a.exact), count_rows(a.exact))
-        return in_shape(error) + UNIT * in_shape(abs(meant)) * 1e-6
+    cost = rows_cost
 
-    def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
-        """Return the price by the numbers moved for a row, operations of each kind, loops."""
-        return [("row_term", {"T": extents[out.space], **kernel_of(a).counts._asdict()})]
+
+@kernel(launches=True, row_mixing=True, prices={})
+class shifted_term(Arguments):
+    """A term that reads rows of these values, and rows before them in their sequences, in a kernel of its own."""
+
+    run, cost = run_shifted, rows_cost
+
+    def shape(a) -> Rows | Heads:
+        """Return the shape that the written kernel declares."""
+        return rows_shape(a)
+
+    def limits(a) -> dict[str, int]:
+        """Name the positions of rows: rows before the first of a sequence are zeros."""
+        return {"positions": FAR}
+
+    def reference(a) -> Doubles:
+        """Evaluate the term row by row in float64."""
+        return rows_meaning(a, a.batch.positions)
+
+    def bound(a) -> Doubles:
+        """Return a running error of every operation, in the kernel's own order."""
+        return rows_bound(a, a.batch.positions)
 
 
 def kernel_of(a: Arguments) -> "RowKernel":

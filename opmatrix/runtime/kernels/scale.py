@@ -17,6 +17,7 @@ from opmatrix.runtime.declarations.costs import Costs, one_pass
 from opmatrix.runtime.declarations.fitting import ONE_PASS, passes, same
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Heads, Rows
+from opmatrix.runtime.declarations.padded import Padded
 from opmatrix.runtime.declarations.pullbacks import Cotangents
 from opmatrix.runtime.kernels.gate import in_columns, in_heads
 
@@ -47,6 +48,10 @@ class scale(Arguments):
     def reference(a) -> Doubles:
         """Multiply by the factor in float64."""
         return np.asarray(a.x * a.factor)
+
+    def padded(a) -> Padded:
+        """Multiply by the factor."""
+        return a.x * a.factor
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return g times the factor."""
@@ -96,6 +101,12 @@ class blend_heads(Arguments):
     def reference(a) -> Doubles:
         """Sum the weighted heads in float64, and add the residual if there is one."""
         return sum_products(a.x, a.by) if a.residual is None else np.asarray(sum_products(a.x, a.by) + a.residual)
+
+    def padded(a) -> Padded:
+        """Sum the weighted heads of each row, and add the residual if there is one."""
+        products = a.x * a.by
+        rows = products.sum(-2) if isinstance(a.shapes.x, Heads) else products
+        return rows if a.residual is None else rows + a.residual
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return g times each head's number, and its products with each head."""

@@ -29,6 +29,8 @@ from opmatrix.runtime.declarations.costs import by_scores
 from opmatrix.runtime.declarations.fitting import SCORED, fit_bias, heads_of, same, timed_batches
 from opmatrix.runtime.declarations.kernel import Arguments, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import Array, Heads, Scores
+from opmatrix.runtime.declarations.padded import Padded, bias_scores, score_keys, share_seen
+from opmatrix.runtime.declarations.padded import weigh_values as weigh_padded
 from opmatrix.runtime.declarations.pullbacks import Cotangents, into_groups, softmax_pullback
 
 if TYPE_CHECKING:
@@ -114,6 +116,12 @@ class scores(Arguments):
         products: Doubles = multiply_queries(a.q, a.k, a.batch, a.bias) * float(a.scale)
         return np.asarray(products + near_rows(a.bias, a))
 
+    def padded(a) -> Padded:
+        """Multiply queries and keys of each sequence, scale, and add the bias of each pair."""
+        heads = max(a.q.shape[2], a.k.shape[2], 1 if a.bias is None else a.bias.shape[0])
+        products = score_keys(a.q, a.k, heads) * a.scale
+        return bias_scores(products, a.bias, a.batch.positions, a.batch.positions)
+
     def pullback(a, g: Doubles) -> Cotangents:
         """Return g k and gᵀ q, times the scale, of each sentence."""
         totals = {name: np.zeros((len(g), *getattr(a, name).shape), g.dtype) for name in "qk"}
@@ -159,6 +167,11 @@ class softmax(Arguments):
     def reference(a) -> Doubles:
         """Return softmax along the keys that are seen."""
         return np.concatenate([part.ravel() for part in seen_shares(a)])
+
+    def padded(a) -> Padded:
+        """Return softmax along the keys that are seen."""
+        where = seen.pattern(a)
+        return share_seen(a.x, a.batch.seen(where), where.reflexive)
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return the cotangents of each sentence's scores, flat."""
@@ -212,6 +225,10 @@ class values(Arguments):
     def reference(a) -> Doubles:
         """Multiply scores and values of each sequence in float64."""
         return np.concatenate(weigh_values(a.p, a.v, a.batch))
+
+    def padded(a) -> Padded:
+        """Multiply shares and values of each sequence."""
+        return weigh_padded(a.p, a.v)
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return g vᵀ, flat, and pᵀ g of each sentence."""

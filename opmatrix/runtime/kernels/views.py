@@ -10,6 +10,7 @@ from opmatrix.runtime.declarations.arguments import Doubles
 from opmatrix.runtime.declarations.fitting import copied
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Heads, Rows
+from opmatrix.runtime.declarations.padded import Padded, into_heads, out_of_heads
 from opmatrix.runtime.declarations.pullbacks import Cotangents
 from opmatrix.runtime.kernels.repeat import Count
 
@@ -50,6 +51,10 @@ class heads(Arguments):
         """View rows as heads, in float64."""
         return divide(a.x, a.heads)
 
+    def padded(a) -> Padded:
+        """Divide columns into heads."""
+        return into_heads(a.x, a.heads)
+
     def pullback(a, g: Doubles) -> Cotangents:
         """Return g in the shape of x."""
         return {"x": g.reshape(len(g), *a.x.shape)}
@@ -73,6 +78,10 @@ class join(Arguments):
     def reference(a) -> Any:
         """View heads as rows, in float64."""
         return flatten(a.x)
+
+    def padded(a) -> Padded:
+        """Join heads to columns."""
+        return out_of_heads(a.x)
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return g in the shape of x."""
@@ -99,6 +108,10 @@ class columns(Arguments):
     def reference(a) -> Any:
         """View a range of columns, in float64."""
         return cut(a.x, a.lo, a.hi)
+
+    def padded(a) -> Padded:
+        """Take a range of columns."""
+        return a.x[..., a.lo : a.hi]
 
     def pullback(a, g: Doubles) -> Cotangents:
         """Return g among zeros."""

@@ -2,9 +2,10 @@
 or some rows. They serve proofs that a shard rule is right (tests/support/split_rules.py)."""
 
 from opmatrix.algebra.nodes import compose
-from opmatrix.algebra.operators import product, row, total, turn
+from opmatrix.algebra.operators import product, row, scan, total, turn
 from rewrites.laws.kinds import with_heads
 from rewrites.laws.law import SIMPLIFY, Sort, array, collect, entrywise, h, k, law, mixing, n, over, p, q, where
+from rewrites.laws.proving.blocks import WIDE
 from rewrites.laws.proving.value_kinds import below
 
 BY_HEAD, MONOID = "heads do not see each other", "definition of a product over a monoid"
@@ -60,6 +61,18 @@ def total_heads(a: some[h, n], b: some[k, n]):
 def columns_over(z: between[h], v: some[h, n], w: some[h, p], M: over, P: where):
     """A column of a product over any monoid needs one column of the right factor."""
     return product(z, row(v, w), M, P), row(product(z, v, M, P), product(z, w, M, P))
+
+
+@law(phase=SIMPLIFY, source=BY_HEAD, when=AS_MANY_HEADS)
+def scan_heads(a: some[h, n], b: some[k, n], c: some[h, n], d: some[k, n], M: over, P: where):
+    """Rows of a head are merged with those of that head, where there are as many heads."""
+    return scan(with_heads(a, b), with_heads(c, d), M, P), with_heads(scan(a, c, M, P), scan(b, d, M, P))
+
+
+@law(phase=SIMPLIFY, source=MONOID, when=WIDE)
+def columns_scanned(a: some[h, n], b: some[h, p], c: some[h, n], d: some[h, p], M: over, P: where):
+    """Rows are merged column by column, where blocks of columns are equally wide."""
+    return scan(row(a, b), row(c, d), M, P), row(scan(a, c, M, P), scan(b, d, M, P))
 
 
 @law(phase=SIMPLIFY, source=MONOID)

@@ -4,27 +4,51 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats.kernels.generated.rowwise.row_values import ABREAST, Merging, RowValue
 from formats.kernels.generated.rowwise.scalar_functions import HALF_UNIT, VANISHED
 from formats.kernels.generated.rowwise.scalar_graphs import NumberPair, bound_graph, lost, spread_by
 
 
-def bound_rows(root: RowValue, values: Sequence[Any], arrays: Sequence[Any], rows: int = 1) -> NumberPair:
+def bound_rows(
+    root: RowValue,
+    values: Sequence[Any],
+    arrays: Sequence[Any],
+    rows: int = 1,
+    positions: NDArray[np.int64] | None = None,
+) -> NumberPair:
     """Return the numbers of each row, (rows, heads, columns), and a bound on the error of a kernel. `values`: float64
     arrays (rows, columns) or (rows, heads, columns); `arrays`: those that are operands; `rows`: the number of rows if
-    there are no values."""
+    there are no values; `positions`: those of rows in their sequences, for rows that read rows before."""
     pairs: dict[int, Any] = {}
     for node in root.walk():
-        pairs[id(node)] = read_value(node, [pairs[id(arg)] for arg in node.args], values, arrays)
+        args = [pairs[id(arg)] for arg in node.args]
+        if node.op == "shift":
+            assert positions is not None, "rows before are those of a sequence"
+            pairs[id(node)] = certain(rows_before(args[0][0], node.extra, positions))
+        else:
+            pairs[id(node)] = read_value(node, args, values, arrays)
     y, e = pairs[id(root)]
     shape = len(values[0]) if values else rows, root.heads, root.cols
     return np.broadcast_to(y, shape), np.broadcast_to(e, shape)
 
 
-def mean_rows(root: RowValue, values: Sequence[Any], arrays: Sequence[Any], rows: int = 1) -> Any:
+def mean_rows(
+    root: RowValue,
+    values: Sequence[Any],
+    arrays: Sequence[Any],
+    rows: int = 1,
+    positions: NDArray[np.int64] | None = None,
+) -> Any:
     """Return the numbers of each row in float64."""
-    return bound_rows(root, values, arrays, rows)[0]
+    return bound_rows(root, values, arrays, rows, positions)[0]
+
+
+def rows_before(y: NDArray[np.float64], lag: int, positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the row `lag` before each row, zeros where its sequence has none."""
+    at = np.maximum(np.arange(len(y)) - lag, 0)
+    return np.where((positions >= lag)[:, None, None], y[at], 0.0)
 
 
 def read_value(node: RowValue, args: list[Any], values: Sequence[Any], arrays: Sequence[Any]) -> Any:

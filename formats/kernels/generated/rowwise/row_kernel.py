@@ -1,25 +1,27 @@
 """A value of each row as a kernel: its text, its record, its call, and the operations that it counts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from formats.core.arrays import readable, separate, writable
+from formats.core.arrays import as_contiguous, readable, separate, writable
 from formats.host.threads import threads
 from formats.kernels.attentions.heads import heads_of
 from formats.kernels.engine.compiled import FUNCTIONS
 from formats.kernels.engine.from_text import TextKernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch, step
 from formats.kernels.engine.pool import POOL
+from formats.kernels.generated.rowwise.row_expressions import OPERANDS
 from formats.kernels.generated.rowwise.row_loops import SLOW, Loops
 from formats.kernels.generated.rowwise.row_text import RowText
 from formats.kernels.generated.rowwise.row_values import ABREAST, RowValue
 from formats.kernels.generated.rowwise.scalar_functions import SCALAR_OPERATIONS
 from formats.kernels.generated.rowwise.scalar_graphs import count_waiting
 
+SHIFTED = 2.0  # operations of a number of a row before: it is loaded, and chosen or not
 OVERLAPPING = 20.0  # operations of a number that overlap with the next
 HOME = "formats.kernels.generated.rowwise.row_lanes"  # the vocabulary of the texts
 
@@ -67,29 +69,25 @@ class RowKernel:
     @cached_property
     def operands(self) -> dict[tuple[str, int], RowValue]:
         """The values and arrays that it reads, by kind and number."""
-        return {(node.op, node.extra): node for node in self.root.walk() if node.op in ("value", "const")}
+        return operands_of(self.root)
 
-    def __call__(self, values: Sequence[np.ndarray], arrays: Sequence[np.ndarray], out: np.ndarray) -> np.ndarray:
-        """Compute out (T, columns), or (T, heads, columns), from values with as many rows. ValueError for arrays that
-        do not fit."""
+    def __call__(
+        self,
+        values: Sequence[np.ndarray],
+        arrays: Sequence[np.ndarray],
+        out: np.ndarray,
+        positions: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Compute out (T, columns), or (T, heads, columns), from values with as many rows. A kernel that reads rows
+        before needs the `positions` of rows in their sequences, which follow one another. ValueError for arrays that do
+        not fit."""
         T, wanted = len(out), (self.root.heads, self.root.cols)
         if (out.shape[1:] if out.ndim == 3 else (1, *out.shape[1:])) != wanted:
             raise ValueError(f"out: {out.shape} is not (rows, {wanted[0]}, {wanted[1]})")
         writable("out", out)
-        places: list[int] = []
-        for k, value in enumerate(values):
-            node = self.operands.get(("value", k))
-            if node is not None and value.shape not in ((T, node.cols), (T, node.heads, node.cols)):
-                raise ValueError(f"x{k}: {value.shape} is not ({T}, {node.heads}, {node.cols})")
-            places += locate_rows(f"x{k}", value, T)
-            separate(out, over=False, **{f"x{k}": value})
-        for k, array in enumerate(arrays):
-            readable(f"c{k}", array, array.shape)
-            node = self.operands.get(("const", k))
-            if node is not None and array.size != node.heads * node.cols:
-                raise ValueError(f"c{k}: {array.shape} is not ({node.heads}, {node.cols})")
-            if not array.flags.c_contiguous:
-                raise ValueError(f"c{k}: it is not contiguous: give a copy")
+        places = locate_operands(self.operands, values, arrays, out)
+        if self.written.shifts:
+            places.append(locate_positions(positions, T))
         if not out.size:
             return out
         workers = threads()
@@ -98,7 +96,6 @@ class RowKernel:
             room = ROOM.reserve(self.written.room, workers) if self.written.room else (0, 0)
             record = filled(
                 *places,
-                *map(address, arrays),
                 *locate_rows("out", out, T),
                 *room,
                 T,
@@ -146,11 +143,44 @@ class RowKernel:
         )
 
 
+def operands_of(*roots: RowValue) -> dict[tuple[str, int], RowValue]:
+    """Return the values and arrays that expressions of a row read, by kind and number."""
+    return {(node.op, node.extra): node for root in roots for node in root.walk() if node.op in OPERANDS}
+
+
+def locate_operands(
+    read: Mapping[tuple[str, int], RowValue],
+    values: Sequence[np.ndarray],
+    arrays: Sequence[np.ndarray],
+    out: np.ndarray,
+) -> list[int]:
+    """Return the words of operands: of each value its address and steps, of each array its address. ValueError for
+    arrays that do not fit, or that share memory with `out`."""
+    places, T = list[int](), len(out)
+    for k, value in enumerate(values):
+        node = read.get(("value", k))
+        if node is not None and value.shape not in ((T, node.cols), (T, node.heads, node.cols)):
+            raise ValueError(f"x{k}: {value.shape} is not ({T}, {node.heads}, {node.cols})")
+        places += locate_rows(f"x{k}", value, T)
+        separate(out, over=False, **{f"x{k}": value})
+    for k, array in enumerate(arrays):
+        readable(f"c{k}", array, array.shape)
+        node = read.get(("const", k))
+        if node is not None and array.size != node.heads * node.cols:
+            raise ValueError(f"c{k}: {array.shape} is not ({node.heads}, {node.cols})")
+        if not array.flags.c_contiguous:
+            raise ValueError(f"c{k}: it is not contiguous: give a copy")
+        places.append(address(array))
+    return places
+
+
 def count_inside(loops: Loops, node: RowValue, own: bool, seen: set[int]) -> tuple[float, float]:
     """Count simple and slow operations of an expression at one number; a load is one."""
     if id(node) in seen:
         return 0.0, 0.0
     seen.add(id(node))
+    if node.op == "shift":
+        return SHIFTED, 0.0
     if (id(node) in loops.kept and not own) or not node.args:
         return float(node.op != "literal"), 0.0
     function = SCALAR_OPERATIONS[node.extra] if node.op == "map" else None
@@ -169,3 +199,11 @@ def locate_rows(name: str, value: np.ndarray, rows: int) -> tuple[int, int, int]
     if len(value) != rows:
         raise ValueError(f"{name}: {len(value)} rows, where {rows} are needed")
     return address(value), step(value), value.shape[1]
+
+
+def locate_positions(positions: np.ndarray | None, rows: int) -> int:
+    """Return the address of the positions of rows. ValueError for positions of other rows, and without any."""
+    if positions is None or positions.shape != (rows,):
+        given = None if positions is None else positions.shape
+        raise ValueError(f"positions: {given}, where one for each of {rows} rows is needed")
+    return address(as_contiguous("positions", positions, np.int64))

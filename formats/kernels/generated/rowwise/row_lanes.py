@@ -5,6 +5,7 @@ import numpy as np
 from formats.kernels.engine.compiled import HELPER
 from formats.kernels.engine.launch import words as words
 from formats.kernels.engine.memory import floats
+from formats.kernels.engine.memory import longs as longs
 from formats.kernels.engine.memory import record as record
 from formats.kernels.engine.native import intrinsic, ir, njit
 from formats.kernels.simd.arithmetic import NUMBER, VECTOR16, WHOLE, binary, emitted, fused, larger, smaller, unary

@@ -7,28 +7,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from formats.kernels.generated.rowwise.row_expressions import OPERANDS, RowExpressions, join_sum, plus, scaled
 from formats.kernels.generated.rowwise.row_loops import IN_PLACE_OPS, Loop, Loops
 from formats.kernels.generated.rowwise.row_values import Merging, RowValue
 from formats.kernels.generated.rowwise.stored import StoredColumns
-from formats.kernels.generated.rowwise.vector_text import IN_TEXT, VectorText
+from formats.kernels.generated.rowwise.vector_text import IN_TEXT
 
 LANE_STEPS = 1, 2, 4, 8  # distances of lanes that are merged, one after another
 
 
 @dataclass
-class RowText(VectorText):
+class RowText(RowExpressions):
     """Text of a row-wise kernel: its lines, and the layout of the record of a call."""
 
     root: RowValue
     values: int
     arrays: int
-    seen: dict[tuple[int, str, str], str] = field(default_factory=dict)
     places: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)  # of a kept value: offset and word
     room: int = 0
     written_heads: int = 1  # heads of the loop that is being written
     written_columns: tuple[int, int] = (0, 0)  # columns of that loop: the first, and the end
 
     def __post_init__(self) -> None:
+        self.shifts = [node for node in self.root.walk() if node.op == "shift"]
         self.loops = Loops(self.root)
         self.kept = self.loops.number
         for number, entry in enumerate(self.loops.items):
@@ -64,11 +65,7 @@ class RowText(VectorText):
 
     def address(self, node: RowValue, h: str, at: str, part: int = 0) -> str:
         """Return the address at which the number of a head and a column of an operand or a kept value is read."""
-        if node.op == "value":
-            return join_sum(f"x{node.extra}", scaled(h, f"c.x{node.extra}_head"), at)
-        if node.op == "const":
-            return join_sum(f"c.c{node.extra}", scaled(h, self.size(node.cols)), at)
-        return self.place(node, h, at, part)
+        return super().address(node, h, at) if node.op in OPERANDS else self.place(node, h, at, part)
 
     def place(self, node: RowValue, h: str, at: str, part: int = 0) -> str:
         """Return the address at which the number of a head and a column of a kept value is stored: never in an operand,
@@ -97,54 +94,7 @@ class RowText(VectorText):
         """Return the variable of a kept value or an operand at a place."""
         if self.is_variable(node) and id(node) in self.kept:
             return f"t{self.kept[id(node)]}_{part}"
-        if node.cols == 1:
-            return self.name(f"one_number({self.address(node, h, '0', part)})")
-        return self.name(f"get({self.address(node, h, at, part)}, {lanes})")
-
-    # ---- expressions
-
-    def value(self, node: RowValue, h: str, at: str, lanes: str, own: bool = False) -> str:
-        """Return the vector of a value at a head, from a column on."""
-        h, at = ("0" if node.heads == 1 else h), ("0" if node.cols == 1 else at)
-        if (vector := self.seen.get(key := (id(node), h, at))) is None:
-            self.seen[key] = vector = self.expression(node, h, at, lanes, own)
-        return vector
-
-    def lanes(self, node: RowValue, h: str, at: str, lanes: str, own: bool = False) -> str:
-        """Return a value as a vector that may be stored or merged, even if it is a constant."""
-        vector = self.value(node, h, at, lanes, own)
-        return self.name(f"in_all_lanes({vector})") if vector.startswith("K") else vector
-
-    def expression(self, node: RowValue, h: str, at: str, lanes: str, own: bool) -> str:
-        if id(node) in self.kept and not own:
-            return self.stored(node, h, at, lanes)
-        match node.op:
-            case "literal":
-                return self.literal(node.extra)
-            case "value" | "const":
-                return self.stored(node, h, at, lanes)
-            case "index":
-                return self.name(f"lane_numbers(f4({at}))")
-            case "part":
-                return self.stored(node.args[0], h, at, lanes, node.extra)
-            case "cols":
-                return self.value(node.args[0], h, plus(at, self.size(node.extra) if node.extra else ""), lanes)
-            case "split":
-                return self.value(node.args[0], "0", plus(scaled(h, self.size(node.cols)), at), lanes)
-            case "wide":
-                return self.value(node.args[0], h, "0", lanes)
-            case "repeat":
-                group = node.heads // node.args[0].heads
-                return self.value(node.args[0], f"({h} // {self.size(group)})", at, lanes)
-            case "join":
-                return self.flat(node.args[0], at, lanes)
-            case "map":
-                return self.operation(node.extra, [self.value(arg, h, at, lanes) for arg in node.args])
-        raise ValueError(f"{node.op}: no such operation")
-
-    def flat(self, node: RowValue, at: str, lanes: str) -> str:
-        """Load columns of the heads of a value, side by side, as they are stored."""
-        return self.name(f"get({self.address(node, '0', at)}, {lanes})")
+        return super().stored(node, h, at, lanes, part)
 
     # ---- loops
 
@@ -190,15 +140,6 @@ class RowText(VectorText):
         """Write a block that runs for each vector of these columns."""
         self.written_columns = columns
         self.block(body)
-
-    def block(self, body: Callable[[], None]) -> None:
-        """Write lines whose variables are not read after them."""
-        before, self.seen = self.seen, {}
-        start = len(self.lines)
-        body()
-        if len(self.lines) == start:
-            self.put("pass")
-        self.seen = before
 
     def write_items(self, loop: Loop, h: str) -> None:
         """Write the stored values and the folds of one loop."""
@@ -322,6 +263,7 @@ class RowText(VectorText):
         return [
             *values,
             *(f"c{k}" for k in range(self.arrays)),
+            *["positions"] * bool(self.shifts),
             "out",
             "out_row",
             "out_head",
@@ -332,6 +274,16 @@ class RowText(VectorText):
             *self.sizes.values(),
             *(name for _, name in self.places.values()),
         ]
+
+    def rows_before(self) -> list[str]:
+        """Return the lines that find the rows before a row: the address of each that is read, the row itself where its
+        sequence has none, and a vector that is not 0 where it has."""
+        places = dict.fromkeys((node.args[0].extra, node.extra) for node in self.shifts)
+        found = ["position = longs(c.positions + 8 * row, 1)[0]"] if places else []
+        for lag in dict.fromkeys(lag for _, lag in places):
+            found.append(f"back{lag} = row - {lag} if position >= {lag} else row")
+            found.append(f"has{lag} = in_all_lanes(ONE if position >= {lag} else ZERO)")
+        return [*found, *(f"x{k}_{lag} = c.x{k} + 4 * back{lag} * c.x{k}_row" for k, lag in places)]
 
     def whole(self) -> str:
         """Return the whole text."""
@@ -350,23 +302,7 @@ class RowText(VectorText):
         inside = [*sizes, *(["base = c.room + worker * c.apart", *rooms] if rooms else [])]
         loop = [
             "    for row in range(item * c.rows, min((item + 1) * c.rows, c.T)):",
-            *(f"        {line}" for line in (*rows, "out = c.out + 4 * row * c.out_row")),
+            *(f"        {line}" for line in (*rows, *self.rows_before(), "out = c.out + 4 * row * c.out_row")),
         ]
         lines = [line[4:] for line in self.lines]
         return "\n".join([*head, *(f"    {line}" for line in inside), *loop, *lines, ""])
-
-
-def plus(one: str, other: str) -> str:
-    """Return the sum of two words, either of which may be empty or 0."""
-    parts = [word for word in (one, other) if word not in ("", "0")]
-    return " + ".join(parts) or "0"
-
-
-def scaled(one: str, by: str) -> str:
-    return "0" if "0" in (one, by) else one if by == "1" else by if one == "1" else f"{one} * {by}"
-
-
-def join_sum(base: str, *offsets: str) -> str:
-    """Return an address, `offsets` numbers behind a base."""
-    inside = " + ".join(offset for offset in offsets if offset not in ("", "0"))
-    return f"{base} + 4 * ({inside})" if inside else base

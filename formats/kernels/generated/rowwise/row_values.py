@@ -2,7 +2,8 @@
 
 `value` k and `const` k are operands, `literal` a number, `index` the numbers of columns; `map` is an operation, entry
 by entry; `fold` merges a row; `cols`, `place`, `beside`, `split`, `join`, `repeat`, `wide` move numbers, `total` adds
-heads up, `times` multiplies by a matrix that is an operand."""
+heads up, `times` multiplies by a matrix that is an operand; `shift` is an operand in the row some rows before, zeros
+where the sequence has none."""
 
 from __future__ import annotations
 

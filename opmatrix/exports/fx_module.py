@@ -1,0 +1,228 @@
+"""A program as a module of torch: a graph of plain operations, with its weights as parameters."""
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from formats.core.errors import InputError
+from opmatrix.algebra.batch.signature import FLOAT, INTEGER
+from opmatrix.exports.graph import BATCH, BOOL, LENGTH, ArrayGraph, ArrayNode
+from opmatrix.exports.program_graph import ProgramGraph, live_nodes, read_program
+from opmatrix.runtime.declarations.padded import Padded
+
+if TYPE_CHECKING:
+    import torch
+
+    from opmatrix.runtime.program import Program
+
+TorchFunction = Callable[..., Padded]
+SAMPLE = {BATCH: 2, LENGTH: 8}  # sizes of the batch that torch.export traces with
+
+
+def to_torch(program: "Program") -> "torch.fx.GraphModule":
+    """Return the program as a module of torch: (input_ids, attention_mask[, token_type_ids]), int64 (batch, length), to
+    its output, or a dictionary of several. The mask is 0 where there is padding, on either side. Weights are parameters
+    in float32, whatever format they are stored in, and rows are not rounded. Raises InputError for a step that torch
+    cannot compute, and without torch."""
+    return make_module(read_program(program))
+
+
+def make_module(read: ProgramGraph) -> "torch.fx.GraphModule":
+    """Return the module of a program's graph. Raises InputError without torch."""
+    if not find_spec("torch"):
+        raise InputError("torch is not installed: pip install torch")
+    import torch
+
+    root, graph = torch.nn.Module(), torch.fx.Graph()
+    operations, values = torch_operations(torch), dict[int, Padded]()
+    for name, symbol in read.inputs.items():
+        values[symbol.number] = graph.placeholder(name)
+    for number in sorted(live_nodes(read.graph, read.outputs) - values.keys()):
+        node = read.graph.nodes[number]
+        if node.operation == "constant":
+            values[number] = graph.get_attr(register(torch, root, read.graph, *node.attributes))
+            continue
+        operands = [values[operand] for operand in node.operands]
+        values[number] = operations[node.operation](Calls(torch, graph, node), *operands)
+    outputs = {name: values[symbol.number] for name, symbol in read.outputs.items()}
+    graph.output(next(iter(outputs.values())) if len(outputs) == 1 else outputs)
+    return torch.fx.GraphModule(root, graph, "Program")
+
+
+def register(torch: ModuleType, root: Padded, graph: ArrayGraph, name: str) -> str:
+    """Store a constant in a module: a weight of a program as a parameter, any other as a buffer. Return its attribute:
+    its name as an identifier that the module has not."""
+    attribute = "".join(letter if letter.isalnum() else "_" for letter in name)
+    while hasattr(root, attribute) or not attribute.isidentifier():
+        attribute = f"_{attribute}"
+    tensor = torch.from_numpy(np.array(graph.constants[name]))
+    if name in graph.weights and tensor.is_floating_point():
+        root.register_parameter(attribute, torch.nn.Parameter(tensor))
+    else:
+        root.register_buffer(attribute, tensor)
+    return attribute
+
+
+class Calls:
+    """Calls of torch that are added to a graph for one node."""
+
+    def __init__(self, torch: ModuleType, graph: Padded, node: ArrayNode) -> None:
+        self.torch, self.graph, self.node = torch, graph, node
+
+    def __call__(self, function: TorchFunction, *operands: Padded, **options: object) -> Padded:
+        """Add a call of a function."""
+        return self.graph.call_function(function, operands, options)
+
+    def method(self, name: str, *operands: Padded, **options: object) -> Padded:
+        """Add a call of a method of the first operand."""
+        return self.graph.call_method(name, operands, options)
+
+
+TorchOperation = Callable[..., Padded]  # the calls of a node and its operands, to its result
+
+
+def torch_operations(torch: ModuleType) -> dict[str, TorchOperation]:
+    """Return the calls of torch for each operation of a graph."""
+    functional = torch.nn.functional
+    types = {FLOAT: torch.float32, INTEGER: torch.int64, BOOL: torch.bool}
+
+    def plain(function: TorchFunction) -> TorchOperation:
+        """Return the call of a function with the operands alone."""
+        return lambda call, *operands: call(function, *operands)
+
+    def folded(function: TorchFunction) -> TorchOperation:
+        """Return the call of a reduction of one axis."""
+
+        def reduce(call: Calls, x: Padded) -> Padded:
+            """Add the call."""
+            axis, keepdim = call.node.attributes
+            return call(function, x, dim=axis, keepdim=keepdim)
+
+        return reduce
+
+    def normalise(call: Calls, y: Padded, gain: Padded, shift: Padded = None) -> Padded:
+        """Add the call of a layer norm."""
+        return call(functional.layer_norm, y, [call.node.shape[-1]], gain, shift, call.node.attributes[0])
+
+    def take(call: Calls, x: Padded, at: Padded) -> Padded:
+        """Add the rows of a table that are named, or places of another axis."""
+        [axis] = call.node.attributes
+        if axis or call.node.dtype != FLOAT:
+            return call(pick_places, x, at, axis)
+        return call(functional.embedding, at, x) if len(call.node.shape) > 1 else call(pick_places, x, at, axis)
+
+    def cut(call: Calls, x: Padded) -> Padded:
+        """Add a range of an axis."""
+        axis, start, stop, step = call.node.attributes
+        if step == 1:
+            return call(torch.narrow, x, axis, start, stop - start)
+        return call(step_places, x, axis, start, stop, step)
+
+    def pad(call: Calls, x: Padded) -> Padded:
+        """Add zeros before and behind the columns."""
+        return call(functional.pad, x, list(call.node.attributes))
+
+    return {
+        **{name: plain(getattr(torch, name)) for name in UNARY},
+        "absolute": plain(torch.abs),
+        "not": plain(torch.logical_not),
+        **{name: plain(getattr(torch, torch_name)) for name, torch_name in BINARY.items()},
+        **{name: folded(getattr(torch, torch_name)) for name, torch_name in TORCH_REDUCTIONS.items()},
+        "gelu": plain(functional.gelu),
+        "gelu_tanh": lambda call, x: call(functional.gelu, x, approximate="tanh"),
+        "silu": plain(functional.silu),
+        "relu": plain(torch.relu),
+        "sigmoid": plain(torch.sigmoid),
+        "softplus": plain(functional.softplus),
+        "softmax": lambda call, x: call(torch.softmax, x, -1),
+        "normalise_layer": normalise,
+        "where": plain(torch.where),
+        "matmul": plain(torch.matmul),
+        "concat": lambda call, *parts: call(torch.cat, list(parts), call.node.attributes[0]),
+        "expand": lambda call, x: call(torch.unsqueeze, x, call.node.attributes[0]),
+        "select": lambda call, x: call(torch.select, x, *call.node.attributes),
+        "slice": cut,
+        "transpose": lambda call, x: call(torch.permute, x, call.node.attributes[0]),
+        "take": take,
+        "take_columns": lambda call, x, at: call(torch.gather, x, -1, at),
+        "take_places": lambda call, x, at: call(pick_rows, x, at),
+        "cumsum": lambda call, x: call(torch.cumsum, x, call.node.attributes[0]),
+        "cast": lambda call, x: call.method("to", x, types[call.node.dtype]),
+        "pad": pad,
+        "into_heads": lambda call, x: call(torch.unflatten, x, -1, call.node.attributes),
+        "out_of_heads": lambda call, x: call(torch.flatten, x, -2),
+        "among_largest": lambda call, x: call(mark_largest, x, call.node.attributes[0]),
+    }
+
+
+UNARY = "exp", "log", "sqrt", "tanh", "erf", "negative", "sign", "isnan"
+BINARY = {
+    "add": "add",
+    "subtract": "sub",
+    "multiply": "mul",
+    "divide": "div",
+    "power": "pow",
+    "maximum": "maximum",
+    "minimum": "minimum",
+    "floor_divide": "floor_divide",
+    "remainder": "remainder",
+    "equal": "eq",
+    "less": "lt",
+    "less_equal": "le",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+}
+TORCH_REDUCTIONS = {"sum": "sum", "mean": "mean", "max": "amax", "min": "amin", "argmax": "argmax"}
+
+
+# ---- indices of torch, as functions
+
+
+def step_places(x: Padded, axis: int, start: int, stop: int, step: int) -> Padded:
+    """Return a range of an axis."""
+    return x[(*[slice(None)] * axis, slice(start, stop, step))]
+
+
+def pick_places(x: Padded, at: Padded, axis: int) -> Padded:
+    """Return the places of an axis that whole numbers name."""
+    return x[(*[slice(None)] * axis, at)]
+
+
+def pick_rows(x: Padded, at: Padded) -> Padded:
+    """Return one row of each sequence."""
+    return x[at.new_ones(at.shape[0]).cumsum(0) - 1, at]
+
+
+def mark_largest(x: Padded, k: int) -> Padded:
+    """Return a mask of the k largest of each row; of equal numbers the first."""
+    order = x.argsort(dim=-1, descending=True, stable=True)
+    return order.argsort(-1) < k
+
+
+# ---- files
+
+
+def sample_inputs(read: ProgramGraph) -> Sequence[Padded]:
+    """Return the batch that torch.export traces with: of all inputs, those of token types as zeros."""
+    import torch
+
+    sizes = SAMPLE[BATCH], SAMPLE[LENGTH]
+    ones = torch.ones(sizes, dtype=torch.int64)
+    return [ones if name.endswith("mask") else 0 * ones for name in read.inputs]
+
+
+def export_program(read: ProgramGraph, file: str) -> None:
+    """Write the program as torch.export does, for any batch and any length. Raises InputError without torch."""
+    module = make_module(read)
+    import torch
+
+    dims = {0: torch.export.Dim(BATCH), 1: torch.export.Dim(LENGTH)}
+    sizes = dict.fromkeys(read.inputs, dims)
+    exported = torch.export.export(module, tuple(sample_inputs(read)), dynamic_shapes=sizes)
+    torch.export.save(exported, file)

@@ -1,0 +1,392 @@
+"""A program read as the weights of a plain class of transformers. Each step of a program is a step of the class, whose
+norms have a gain of one and a shift of zero where laws moved these into weights behind them. So the class with the
+program's own constants computes the same; whoever writes it compares both on rows of tokens."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import frexp
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.core.arrays import Floats
+from formats.core.epilogue import UNIT
+from formats.core.errors import InputError
+from formats.storage.format import Format
+from opmatrix.models.encoders.bert import LAYER_NAMES, SHORT
+from opmatrix.runtime.program import Program, Step
+
+WRITTEN_NUMBERS = {
+    "dense": "F32",
+    "packed": "F32",
+    "bf16": "BF16",
+    "half": "F16",
+}  # formats, and their number types in files
+CLASSES = {
+    "bert": "BertModel",
+    "roberta": "RobertaModel",
+    "xlm-roberta": "XLMRobertaModel",
+    "camembert": "CamembertModel",
+    "distilbert": "DistilBertModel",
+    "llama": "LlamaModel",
+    "mistral": "MistralModel",
+    "qwen2": "Qwen2Model",
+}  # families, and their classes without a head
+TABLE_NAMES = {
+    "tokens": "word",
+    "positions": "position",
+    "kinds": "token_type",
+}  # fields of a batch, and names of tables
+PICKED = "first", "last"  # poolings that choose a row
+TIED = 1e-6  # relative difference of a head from the table of tokens with gains
+
+
+class StoredNumbers(NamedTuple):
+    """The numbers of a tensor in float32, and the number type that holds them exactly."""
+
+    numbers: Floats
+    number: str = "F32"
+
+
+class PlainProduct(NamedTuple):
+    """A product of a program, or some of its columns: the value that it multiplies, its weight as files have it (p, n),
+    its bias (p,) if it has one."""
+
+    x: str
+    weight: StoredNumbers
+    bias: Floats | None
+
+    def scaled(self, factor: float) -> "PlainProduct":
+        """Return the product times a factor. A power of two leaves numbers in their type."""
+        if abs(factor - 1) < UNIT:
+            return self
+        number = self.weight.number if frexp(factor)[0] == 0.5 else "F32"
+        bias = None if self.bias is None else (self.bias * factor).astype(np.float32)
+        return PlainProduct(self.x, StoredNumbers((self.weight.numbers * factor).astype(np.float32), number), bias)
+
+
+class LayerSizes(NamedTuple):
+    """The sizes of a layer: hidden units, heads, heads of keys, columns of a head."""
+
+    units: int
+    heads: int
+    key_heads: int
+    columns: int
+
+
+@dataclass
+class PlainModel:
+    """The tensors of a model by their names in files, and the sizes of its layers. `head`: it scores a vocabulary;
+    `tied`: by the table of tokens."""
+
+    tensors: dict[str, StoredNumbers] = field(default_factory=dict)
+    layers: list[LayerSizes] = field(default_factory=list)
+    head: bool = False
+    tied: bool = False
+
+
+def read_plain(program: Program, family: str, tied: bool) -> PlainModel:
+    """Read a program of a family as its plain class. `tied`: the head is the table of tokens, where gains of the last
+    norm make them equal. Raises InputError, which names the step, the tensor or the layer that has no place there."""
+    if family not in CLASSES:
+        raise InputError(
+            f"--hf: a program of {family}: only {', '.join(CLASSES)} are written as their class: give --onnx or --torch"
+        )
+    reader = ProgramReader(program)
+    if family in ("llama", "mistral", "qwen2"):
+        return GatedReader(reader, biased=("q", "k", "v") if family == "qwen2" else ()).read(tied)
+    return NormedBehindReader(reader, SHORT if family == "distilbert" else LAYER_NAMES).read()
+
+
+def no_place(where: str, why: str) -> InputError:
+    """Return the error for what a plain class cannot hold."""
+    return InputError(f"--hf: {where} {why}, for which the plain class has no place: give --onnx or --torch")
+
+
+@dataclass(frozen=True)
+class ProgramReader:
+    """The steps of a program by their results, and who uses them."""
+
+    program: Program
+
+    @cached_property
+    def steps(self) -> dict[str, Step]:
+        """Steps by the name of their result."""
+        return {step.output: step for step in self.program.steps}
+
+    def users(self, *names: str, kernel: str) -> Iterator[Step]:
+        """Yield the steps of a kernel whose rows are one of these values."""
+        return (step for step in self.program.steps if step.kernel == kernel and step.operands.get("x") in names)
+
+    def one(self, steps: Iterator[Step], what: str) -> Step:
+        """Return the one step of several. Raises InputError unless there is one."""
+        several = [*steps]
+        if len(several) == 1:
+            return several[0]
+        raise no_place(what, f"is {len(several) or 'no'} steps of the program")
+
+    def weights(self, name: str) -> StoredNumbers:
+        """Return a constant. Raises InputError for one in a format that is neither exact nor a number type."""
+        constant = self.program.constants[name]
+        if isinstance(constant, Format) and constant.name in WRITTEN_NUMBERS:
+            return StoredNumbers(constant.unpack(), WRITTEN_NUMBERS[constant.name])
+        if isinstance(constant, np.ndarray):
+            return StoredNumbers(np.asarray(constant, np.float32))
+        kind = getattr(constant, "name", type(constant).__name__)
+        raise InputError(
+            f"--hf: {name} is stored as {kind}: only {', '.join(WRITTEN_NUMBERS)} are written: give --onnx"
+        )
+
+    def row(self, step: Step, operand: str, otherwise: float, width: int) -> StoredNumbers:
+        """Return an operand that is a row, or one that changes nothing where a step has none."""
+        if operand in step.operands:
+            return StoredNumbers(np.broadcast_to(self.weights(step.operands[operand]).numbers, width).copy())
+        return StoredNumbers(np.full(width, otherwise, np.float32))
+
+    def product(self, name: str, low: int = 0, high: int | None = None) -> PlainProduct:
+        """Return the product that gives a value, through steps that choose its columns. Raises InputError for a value
+        of another step."""
+        step = self.steps.get(name)
+        if step is not None and step.kernel == "columns":
+            first, last = int(step.attributes["lo"]), int(step.attributes["hi"])
+            return self.product(step.operands["x"], first + low, last if high is None else first + high)
+        if step is None or step.kernel != "linear":
+            raise no_place(name, f"is a step of {step.kernel if step else 'no kernel'}, not of a product")
+        numbers, number = self.weights(step.operands["weight"])
+        bias = self.weights(step.operands["bias"]).numbers[low:high] if "bias" in step.operands else None
+        weight = StoredNumbers(np.ascontiguousarray(numbers[:, low:high].T), number)
+        return PlainProduct(step.operands["x"], weight, bias)
+
+    def attentions(self) -> Iterator[tuple[Step, dict[str, PlainProduct], LayerSizes]]:
+        """Yield each step of attention with its products by part, and its sizes, without units. Raises InputError for
+        another step between them."""
+        for step in self.program.steps:
+            if step.kernel != "attention":
+                continue
+            products, counts = dict[str, PlainProduct](), dict[str, int]()
+            for part in "qkv":
+                name = step.operands[part]
+                while (before := self.steps[name]).kernel in ("heads", "rotate"):
+                    counts.setdefault(part, int(before.attributes.get("heads", 0)))
+                    if "heads" in before.attributes:
+                        counts[part] = int(before.attributes["heads"])
+                    name = before.operands["x"]
+                products[part] = self.product(name)
+            heads, key_heads = counts.get("q") or 1, counts.get("k") or 1
+            columns = len(products["q"].weight.numbers) // heads
+            factor = float(step.attributes.get("scale", 1.0)) * columns**0.5  # a class divides scores by its root
+            products["q"] = products["q"].scaled(factor)
+            yield step, products, LayerSizes(0, heads, key_heads, columns)
+
+    def joined(self, attention: Step) -> str:
+        """Return the value of all heads side by side."""
+        return next((step.output for step in self.users(attention.output, kernel="join")), attention.output)
+
+    def embedding(self) -> Step:
+        """Return the step that begins the program. Raises InputError for one of another kernel."""
+        return self.one((step for step in self.program.steps if step.kernel == "embed"), "the embedding")
+
+    def table(self, step: Step, at: int) -> StoredNumbers:
+        """Return a table of an embedding, a row a token."""
+        numbers, number = self.weights(step.operands[f"table{at}"])
+        turned = str(at) in str(step.attributes.get("turned", "")).split(",")
+        return StoredNumbers(np.ascontiguousarray(numbers.T if turned else numbers), number)
+
+
+@dataclass(frozen=True)
+class NormedBehindReader:
+    """The layers of BERT's kin, each part of which is added to its input and normed behind that. `names`: those of the
+    parts in files."""
+
+    reader: ProgramReader
+    names: Mapping[str, str]
+
+    def read(self) -> PlainModel:
+        """Read all layers."""
+        model, embed = PlainModel(), self.reader.embedding()
+        for at, name in enumerate(str(embed.attributes["fields"]).split(",")):
+            model.tensors[f"embeddings.{TABLE_NAMES[name]}_embeddings.weight"] = self.reader.table(embed, at)
+        width = model.tensors["embeddings.word_embeddings.weight"].numbers.shape[1]
+        self.norm(model, embed, "embeddings.LayerNorm", width)
+        stream = embed.output
+        for number, (attention, products, sizes) in enumerate(self.reader.attentions()):
+            of = {part: f"{self.names['layer']}.{number}.{name}" for part, name in self.names.items()}
+            if {product.x for product in products.values()} != {stream}:
+                raise no_place(f"layer {number}", "attends to other rows than those of the layer before it")
+            for part, product in zip(("query", "key", "value"), products.values(), strict=True):
+                self.linear(model, of[part], product)
+            mixed = self.added(self.reader.joined(attention), stream, of["output"])
+            between = self.behind(model, mixed, of["output"], of["norm1"], width)
+            inner = self.reader.one(self.reader.users(between, kernel="linear"), of["up"])
+            up = self.reader.product(inner.output)
+            self.linear(model, of["up"], up)
+            down = self.added(inner.output, between, of["down"])
+            stream = self.behind(model, down, of["down"], of["norm2"], width)
+            model.layers.append(sizes._replace(units=len(up.weight.numbers)))
+        return model
+
+    def added(self, x: str, stream: str, name: str) -> Step:
+        """Return the product of a value that is added to the stream."""
+        steps = self.reader.users(x, kernel="linear")
+        return self.reader.one((step for step in steps if step.operands.get("residual") == stream), name)
+
+    def behind(self, model: PlainModel, step: Step, name: str, norm: str, width: int) -> str:
+        """Note a product and the norm behind it; return the normed value."""
+        self.linear(model, name, self.reader.product(step.output))
+        if "eps" not in step.attributes:
+            step = self.reader.one(self.reader.users(step.output, kernel="pointwise"), norm)
+        self.norm(model, step, norm, width)
+        return step.output
+
+    def norm(self, model: PlainModel, step: Step, name: str, width: int) -> None:
+        """Note the gain and the shift of a norm."""
+        model.tensors[f"{name}.weight"] = self.reader.row(step, "gain", 1.0, width)
+        model.tensors[f"{name}.bias"] = self.reader.row(step, "shift", 0.0, width)
+
+    def linear(self, model: PlainModel, name: str, product: PlainProduct) -> None:
+        """Note a product, with a bias of zeros where it has none."""
+        model.tensors[f"{name}.weight"] = product.weight
+        bias = np.zeros(len(product.weight.numbers), np.float32) if product.bias is None else product.bias
+        model.tensors[f"{name}.bias"] = StoredNumbers(bias)
+
+
+SummedStream = tuple[object, ...]  # a sum of the residual stream: the products that were added to it, one after another
+
+
+@dataclass(frozen=True)
+class GatedReader:
+    """The layers of LLaMA's kin: attention and gated units, each of the norm of a stream that it is added to. `biased`:
+    the products of attention that add a row."""
+
+    reader: ProgramReader
+    biased: tuple[str, ...] = ()
+
+    def read(self, tied: bool) -> PlainModel:
+        """Read all layers, the last norm, and the head if there is one."""
+        model, embed = PlainModel(), self.reader.embedding()
+        table = self.reader.table(embed, 0)
+        model.tensors["embed_tokens.weight"] = table
+        width = table.numbers.shape[1]
+        stream: SummedStream = (embed.output,)
+        for number, (attention, products, sizes) in enumerate(self.reader.attentions()):
+            at = f"layers.{number}"
+            [normed] = {product.x for product in products.values()} or {""}
+            self.norm(model, f"{at}.input_layernorm", normed, stream, width)
+            for part, product in products.items():
+                self.linear(model, f"{at}.self_attn.{part}_proj", product, part in self.biased)
+            output, stream = self.added(f"{at}.self_attn.o_proj", stream, self.reader.joined(attention))
+            self.linear(model, f"{at}.self_attn.o_proj", output)
+            down, behind = self.added(f"{at}.mlp.down_proj", stream, None)
+            gate, up = self.gated(down.x, f"{at}.mlp")
+            self.norm(model, f"{at}.post_attention_layernorm", gate.x, stream, width)
+            for part, product in (("gate", gate), ("up", up), ("down", down)):
+                self.linear(model, f"{at}.mlp.{part}_proj", product)
+            model.layers.append(sizes._replace(units=len(up.weight.numbers)))
+            stream = behind
+        self.end(model, stream, width, tied)
+        return model
+
+    def stream(self, name: str) -> SummedStream:
+        """Return the stream that a value is, before a norm of the same step."""
+        step = self.reader.steps.get(name)
+        if step is not None and step.kernel == "pool" and step.attributes["how"] in PICKED:
+            return self.stream(step.operands["x"])  # one row of a text, chosen early
+        if step is None or step.kernel != "linear" or "residual" not in step.operands:
+            return (name,)
+        return (*self.stream(step.operands["residual"]), step.operands["weight"], step.operands.get("bias"))
+
+    def normed_stream(self, name: str) -> SummedStream:
+        """Return the stream that a value is the norm of."""
+        step = self.reader.steps[name]
+        return self.stream(step.operands["x"] if step.kernel == "pointwise" else name)
+
+    def added(self, name: str, stream: SummedStream, x: str | None) -> tuple[PlainProduct, SummedStream]:
+        """Return the product of `x`, or of any value, that is added to a stream, and the sum. It may be two steps, one
+        of which gives the norm of the sum."""
+        sums = {
+            self.stream(step.output): step.output
+            for step in self.reader.program.steps
+            if step.kernel == "linear"
+            and "residual" in step.operands
+            and self.stream(step.operands["residual"]) == stream
+            and (x is None or step.operands["x"] == x)
+        }
+        if len(sums) != 1:
+            raise no_place(name, f"is {len(sums) or 'no'} products that are added to their layer")
+        [(behind, output)] = sums.items()
+        return self.reader.product(output), behind
+
+    def gated(self, name: str, where: str) -> tuple[PlainProduct, PlainProduct]:
+        """Return the products of a gate and of what it multiplies. Raises InputError for another unit."""
+        step = self.reader.steps[name]
+        if step.kernel in ("linear", "pointwise") and "times" in step.operands:
+            one = step.output if step.kernel == "linear" else step.operands["x"]
+            other = step.operands["times"]
+            gate, up = (one, other) if "activation" in step.attributes else (other, one)
+            return self.reader.product(gate), self.reader.product(up)
+        raise no_place(where, "is no gated unit")
+
+    def norm(self, model: PlainModel, name: str, value: str, stream: SummedStream, width: int) -> None:
+        """Note the gain of a norm. Raises InputError unless the value is the norm of a stream."""
+        step = self.reader.steps.get(value)
+        if step is None or "eps" not in step.attributes or self.normed_stream(value) != stream:
+            raise no_place(name, "is no norm of the rows before it")
+        rows = {"shift", "bias"} if step.kernel == "pointwise" else {"shift"}
+        if odd := step.operands.keys() & rows:
+            raise no_place(f"{name}.bias", f"is the {min(odd)} of a norm")
+        model.tensors[f"{name}.weight"] = self.reader.row(step, "gain", 1.0, width)
+
+    def linear(self, model: PlainModel, name: str, product: PlainProduct, biased: bool = False) -> None:
+        """Note a product. Raises InputError for a bias that its class has not."""
+        model.tensors[f"{name}.weight"] = product.weight
+        if biased:
+            bias = np.zeros(len(product.weight.numbers), np.float32) if product.bias is None else product.bias
+            model.tensors[f"{name}.bias"] = StoredNumbers(bias)
+        elif product.bias is not None:
+            raise no_place(f"{name}.bias", "is a row that laws left behind a product")
+
+    def end(self, model: PlainModel, stream: SummedStream, width: int, tied: bool) -> None:
+        """Note the last norm, and the head behind it, or behind the last row of each text."""
+        output = self.reader.steps[self.reader.program.output]
+        head = output if output.kernel == "linear" and "residual" not in output.operands else None
+        value = head.operands["x"] if head else output.output
+        while (step := self.reader.steps[value]).kernel in ("pool", "unit"):
+            value = step.operands["x"]
+        self.norm(model, "norm", value, stream, width)
+        if head is None:
+            return
+        model.head, scores = True, self.reader.product(head.output)
+        if scores.bias is not None:
+            raise no_place("lm_head.bias", "is a row that laws left behind a product")
+        gains = find_gains(scores.weight.numbers, model.tensors["embed_tokens.weight"].numbers) if tied else None
+        if gains is None:
+            model.tensors["lm_head.weight"] = scores.weight
+            return
+        model.tied = True
+        model.tensors["norm.weight"] = StoredNumbers(model.tensors["norm.weight"].numbers * gains)
+
+
+def find_gains(head: Floats, table: Floats) -> Floats | None:
+    """Return the gains (n,) by which the columns of a table (v, n) are those of a head (v, n); None if there are
+    none."""
+    squares: NDArray[np.float64] = np.einsum("vn,vn->n", table, table, dtype=np.float64)
+    gains = np.einsum("vn,vn->n", head, table, dtype=np.float64) / np.where(squares > 0, squares, 1.0)
+    if np.abs(head - table * gains).max() > TIED * np.abs(head).max():
+        return None
+    return np.asarray(gains, np.float32)
+
+
+def check_uniform(layers: list[LayerSizes]) -> LayerSizes:
+    """Return the sizes of all layers. Raises InputError that names the first one with others."""
+    if not layers:
+        raise no_place("a program without attention", "has no layer")
+    for number, sizes in enumerate(layers):
+        for what, first, now in zip(LayerSizes._fields, layers[0], sizes, strict=True):
+            if first != now:
+                raise InputError(
+                    f"--hf: layer {number} has {now} {what.replace('_', ' of ')}, layer 0 {first}: a class of "
+                    "transformers has one size for all layers: give --onnx or --torch"
+                )
+    return layers[0]

@@ -1,0 +1,77 @@
+"""Rows of each sequence merged in order over any monoid, in a kernel of its own (opmatrix/runtime/codegen,
+formats/kernels/generated): one pass over the rows; written and compiled when a program that has it first runs, and
+cached."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.core.epilogue import UNIT
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import Extents
+from opmatrix.runtime.declarations.arguments import Doubles, TermOperands, split_operands
+from opmatrix.runtime.declarations.by_sequence import sentence_rows
+from opmatrix.runtime.declarations.costs import Costs
+from opmatrix.runtime.declarations.kernel import Arguments, kernel
+from opmatrix.runtime.declarations.operands import Heads, Rows
+from opmatrix.runtime.kernels.row_term import count_columns, declared_signature, in_shape, read_padded
+
+if TYPE_CHECKING:
+    from formats.kernels.generated.folding.scan_kernel import ScanKernel
+
+
+def find_scan(term: str, operands: TermOperands) -> "ScanKernel":
+    """Return the kernel of a term over these operands, arrays or shapes. A program without a scan imports no code that
+    reads one."""
+    from opmatrix.runtime.codegen.scanned_term import scanned_term
+
+    values, arrays = operands
+    return scanned_term(term, tuple(map(count_columns, values)), tuple(tuple(array.shape) for array in arrays))
+
+
+def run_scan(out: NDArray[np.float32], batch: Batch, *, term: str, **operands: NDArray[np.float32]) -> None:
+    """Launch the kernel of the term for the sequences of the batch."""
+    values, arrays = split_operands(operands)
+    constants = [np.ascontiguousarray(array, np.float32) for array in arrays]
+    find_scan(term, (values, arrays))(values, constants, out, batch.starts)
+
+
+run_scan.__signature__ = declared_signature(batched=True)  # type: ignore[attr-defined]    # a function has one
+
+
+def kernel_of(a: Arguments) -> "ScanKernel":
+    """Return the kernel of a step's term for these operands."""
+    return find_scan(a.term, split_operands(a))
+
+
+@kernel(launches=True, row_mixing=True, prices={})
+class scan_term(Arguments):
+    """Rows of each sequence merged in order over any monoid, column by column, in a kernel of its own."""
+
+    run = run_scan
+
+    def shape(a) -> Rows | Heads:
+        """Return the rows or heads of the written kernel's result. Writing it checks that all its columns are
+        stored."""
+        plan = kernel_of(a).written.plan  # `written` runs the writer, which checks that all is stored
+        return Rows(plan.cols) if plan.heads == 1 else Heads(plan.heads, plan.cols)
+
+    def reference(a) -> Doubles:
+        """Evaluate the term in float64, row after row."""
+        from opmatrix.runtime import interpreted
+
+        return interpreted.exact(a)
+
+    padded = read_padded
+
+    def bound(a) -> Doubles:
+        """Return a running error of every operation, in the kernel's own order."""
+        from formats.kernels.generated.folding.scan_bounds import bound_scan
+
+        meant, error = bound_scan(kernel_of(a).plan, *split_operands(a.exact), [*sentence_rows(a.batch)])
+        return in_shape(error) + UNIT * in_shape(abs(meant)) * 1e-6
+
+    def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
+        """Return the price of a kernel of rows: numbers moved for a row, operations of each kind, merges that wait."""
+        return [("row_term", {"T": extents[out.space], **kernel_of(a).counts._asdict()})]
