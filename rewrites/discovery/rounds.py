@@ -136,7 +136,7 @@ class Discovery:
         yield from list_leaves(counts.kinds)
         for size in range(1, counts.size + 1):
             entries = bank.list_terms(size)
-            yield from entries if size < counts.size else filter(lambda entry: uses_first(entry.term), entries)
+            yield from entries if size < counts.size else (entry for entry in entries if uses_first(entry.term))
 
     def orient(self, one: Operator, other: Operator) -> Iterator[StatedEquation]:
         """Yield the equation from the larger term to the smaller in the first letters, unless it was met before."""

@@ -4,7 +4,6 @@ input; an operator may follow a value, as A does in x @ A. A constant is either.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product as pairs
-from typing import Any
 
 from formats.core.errors import InputError, suggest_name
 from opmatrix.algebra import monoids, operators
@@ -181,7 +180,7 @@ def may_fit(kind: str, role: str, operands: Sequence[Operator]) -> bool:
     return kind == "row" or len(columns) < 2 or 1 in columns
 
 
-def list_attributes(kind: str, operands: Sequence[Operator]) -> list[tuple[Any, ...]]:
+def list_attributes(kind: str, operands: Sequence[Operator]) -> list[tuple[object, ...]]:
     """Return the attributes that a kind takes over these operands: none, or monoids with patterns. Only scores, which
     have a column for each row, merge values by any monoid, and they are no product themselves."""
     if kind != "product":

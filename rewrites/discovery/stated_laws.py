@@ -5,16 +5,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sympy import sympify
+from sympy import Expr, sympify
 
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
-from rewrites.discovery.fingerprints import drop_head
+from rewrites.discovery.fingerprints import Drawn, drop_head
 from rewrites.discovery.small_terms import sort_of, variables_of
 from rewrites.discovery.witnesses import WITNESSES, list_monoids
 from rewrites.egraph.egraph import is_lone
@@ -32,7 +32,7 @@ class Situation(NamedTuple):
     """Sizes, sequence lengths and a magnitude of inputs at which laws are tried; `tied`: all rows are equal."""
 
     words: str
-    sizes: Mapping[Any, int] = {}
+    sizes: Mapping[Expr, int] = {}
     lengths: tuple[int, ...] = ROWS
     magnitude: float = 1.0
     tied: bool = False
@@ -108,7 +108,7 @@ def make_law(name: str, equation: StatedEquation, sorts: dict[str, Sort], both: 
     """Return a law of both sides over variables of these sorts."""
     body: Callable[..., Sides]
 
-    def body(**variables: Any) -> Sides:
+    def body(**variables: object) -> Sides:
         """Build both sides over the variables."""
         return (build_over(equation.left, variables),), (build_over(equation.right, variables),)
 
@@ -143,14 +143,14 @@ def differences(law: Law, situation: Situation, rng: np.random.Generator) -> Ite
             continue
 
 
-def draw_often(law: Law, sorts: dict[str, Sort], rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+def draw_often(law: Law, sorts: dict[str, Sort], rng: np.random.Generator) -> Iterator[Drawn]:
     """Yield draws of all variables in every combination of their ways, again and again up to the number of trials."""
     ways = prod(max(1, len(list_ways(sort))) for sort in sorts.values())
     for _ in range(max(1, TRIALS // ways)):
         yield from law.trials(rng, TRIALS, **sorts)
 
 
-def draw_witnesses(law: Law, sorts: dict[str, Sort], rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+def draw_witnesses(law: Law, sorts: dict[str, Sort], rng: np.random.Generator) -> Iterator[Drawn]:
     """Yield draws of all variables with each witness that has the flags of a monoid."""
     for name, sort in sorts.items():
         for monoid in WITNESSES if sort.name == "over" else ():
@@ -158,7 +158,7 @@ def draw_witnesses(law: Law, sorts: dict[str, Sort], rng: np.random.Generator) -
                 yield from (law.drawn(rng, **sorts) | {name: monoid} for _ in range(WITNESS_TRIALS))
 
 
-def resize_sort(sort: Sort, sizes: Mapping[Any, int]) -> Sort:
+def resize_sort(sort: Sort, sizes: Mapping[Expr, int]) -> Sort:
     """Return a sort at other sizes; flags stay."""
     if not sizes or any(isinstance(size, str) for size in sort.sizes):
         return sort
