@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix.algebra.batch.batch import Batch
-from opmatrix.algebra.operators import product
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import KINDS, Operator
 from rewrites.discovery.small_terms import FOLLOWS, LETTERS, OPEN_ATTRIBUTES, OVER, PROBED_BY, SmallTerm, variable
@@ -82,7 +81,7 @@ def list_finite(draw: DrawnVariables, names: tuple[str, str]) -> Iterator[Drawn]
     known = {pattern: [draw.variables[pattern]]} if pattern in draw.variables else {}
     for one in list_monoids(OPEN_ATTRIBUTES[monoid]):
         for other in known.get(pattern, choices(OPEN_ATTRIBUTES[pattern])):
-            term = product(draw.variables["s"], draw.variables["x"], one, other)
+            term = Operator(KINDS["product"], draw.variables["s"], draw.variables["x"], one, other)
             with np.errstate(all="ignore"):
                 if np.isfinite(dense(term, draw.x, draw.batch)).all():
                     yield {monoid: one, pattern: other}

@@ -1,7 +1,7 @@
 """Equations of terms as laws, and the judgement of laws on numbers: random operators of each sort, at the sizes of a
 check and at special ones."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
@@ -106,7 +106,6 @@ def count_operators(term: Operator) -> int:
 
 def make_law(name: str, equation: StatedEquation, sorts: dict[str, Sort], both: bool) -> Law:
     """Return a law of both sides over variables of these sorts."""
-    body: Callable[..., Sides]
 
     def body(**variables: object) -> Sides:
         """Build both sides over the variables."""
