@@ -471,10 +471,10 @@ def discover(
 ) -> None:
     """Find laws: small terms that agree on numbers, and do not follow from laws found before. Each is printed with its
     statement, its sorts, and its proof or its number of trials."""
-    from rewrites.discovery.terms import read_kinds
-    from rewrites.discovery.written import unused
+    from rewrites.discovery.small_terms import read_kinds
+    from rewrites.discovery.written import check_unused_place
 
-    possible({"--out": (out, unused)})
+    possible({"--out": (out, check_unused_place)})
     chosen = read_kinds(kinds)
 
     from rewrites.discovery.rounds import Discovery

@@ -3,14 +3,18 @@ dropped."""
 
 from collections.abc import Sequence
 
+from rewrites.discovery.small_terms import LETTERS, OPEN_ATTRIBUTES
 from rewrites.discovery.stated_laws import StatedEquation
-from rewrites.discovery.terms import ATTRIBUTES, POOL
 from rewrites.egraph.egraph import EgglogEngine, engine, rules
 from rewrites.egraph.template import Template, state_imported
 from rewrites.laws.law import RESTRUCTURE, Law
 from rewrites.proofs.equations import FACTS, PROOFS_PER_ENGINE, ROUND, ProofSearch, add_sizes, literal_facts
 
-TOGETHER, NODES, STEPS = 40, 4000, 5  # equations in one graph; its largest number of nodes; its most rounds
+EQUATIONS_TOGETHER, MOST_NODES, MOST_ROUNDS = (
+    40,
+    4000,
+    5,
+)  # equations in one graph; its largest number of nodes; its most rounds
 
 
 def nothing(**variables: object) -> tuple[object, object]:
@@ -18,7 +22,7 @@ def nothing(**variables: object) -> tuple[object, object]:
     return (), ()
 
 
-class Deriver:
+class Consequences:
     """Laws, and an engine that knows them."""
 
     def __init__(self, laws: Sequence[Law] = ()) -> None:
@@ -27,7 +31,7 @@ class Deriver:
 
     def renew(self) -> None:
         """Make a fresh engine with all laws so far."""
-        nothing.__annotations__ = {**POOL, **ATTRIBUTES}
+        nothing.__annotations__ = {**LETTERS, **OPEN_ATTRIBUTES}
         self.engine: EgglogEngine = engine((), later=(Law(nothing),))
         self.graphs = 0
         self.run("\n".join([FACTS, literal_facts(())]))
@@ -48,7 +52,7 @@ class Deriver:
         """Return the equations that do not follow from the laws within the bounds, in the same order."""
         if not self.laws:
             return [*equations]
-        parts = [equations[at : at + TOGETHER] for at in range(0, len(equations), TOGETHER)]
+        parts = [equations[at : at + EQUATIONS_TOGETHER] for at in range(0, len(equations), EQUATIONS_TOGETHER)]
         return [one for part in parts for one in self.open_in_graph(part)]
 
     def open_in_graph(self, equations: Sequence[StatedEquation]) -> list[StatedEquation]:
@@ -61,9 +65,9 @@ class Deriver:
         template = add_sizes(Template.of(roots), roots)
         self.run("\n".join(["(push)", template.text, *state_imported(template, self.laws)]))
         try:
-            search = ProofSearch(self.engine, NODES)
-            for _ in range(STEPS):
-                if search.nodes > NODES or not search.changed(self.phase):
+            search = ProofSearch(self.engine, MOST_NODES)
+            for _ in range(MOST_ROUNDS):
+                if search.nodes > MOST_NODES or not search.changed(self.phase):
                     break
             return [one for number, one in enumerate(equations) if not self.meet(number)]
         finally:

@@ -4,28 +4,29 @@ differ, so that no equality of sizes passes for one of terms."""
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from opmatrix.algebra.batch.batch import Batch
-from opmatrix.algebra.operators import product
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import KINDS, Operator
-from rewrites.discovery.terms import ATTRIBUTES, FOLLOWS, OVER, POOL, PROBES, Entry, variable
+from rewrites.discovery.small_terms import FOLLOWS, LETTERS, OPEN_ATTRIBUTES, OVER, PROBED_BY, SmallTerm, variable
 from rewrites.discovery.witnesses import list_monoids
 from rewrites.laws.law import INPUT, ROWS, choices, drawn, is_variable, list_ways, ragged
 
-SCENES = 3  # draws of all variables that a fingerprint is made of
-DIGITS = 8  # of each number, relative to the largest one of a result
+DRAW_COUNT = 3  # draws of all variables that a fingerprint is made of
+KEPT_DIGITS = 8  # of each number, relative to the largest one of a result
+
+Drawn: TypeAlias = dict[str, Any]  # variable -> an operator, a monoid or a pattern
 
 
 @dataclass
-class Scene:
+class DrawnVariables:
     """One draw: an operator for each variable, a monoid or pattern for each attribute, the input."""
 
-    variables: dict[str, Any]
+    variables: Drawn
     x: NDArray[np.float64]
     batch: Batch
     built: dict[Operator, Operator] = field(default_factory=dict)
@@ -55,44 +56,42 @@ def drop_head(result: NDArray[np.float64]) -> NDArray[np.float64]:
     return result[0] if result.ndim == 3 and len(result) == 1 else result
 
 
-def draw_scenes(seed: int) -> list[Scene]:
-    """Draw the scenes of a seed: operators in a different way in each."""
-    return [draw_scene(np.random.default_rng([seed, number]), number) for number in range(SCENES)]
+def draw_variables(seed: int) -> list[DrawnVariables]:
+    """Draw the draws of a seed: operators in a different way in each."""
+    return [draw_once(np.random.default_rng([seed, number]), number) for number in range(DRAW_COUNT)]
 
 
-def draw_scene(rng: np.random.Generator, number: int) -> Scene:
+def draw_once(rng: np.random.Generator, number: int) -> DrawnVariables:
     """Draw all variables once; monoids and patterns in turn, so that no two variables are the same in every
-    scene."""
-    variables: dict[str, Any] = {
-        name: drawn(rng, sort, name, number % len(list_ways(sort))) for name, sort in POOL.items()
-    }
-    scene = Scene(variables, rng.normal(size=(sum(ROWS), INPUT)), ragged())
+    draw."""
+    variables: Drawn = {name: drawn(rng, sort, name, number % len(list_ways(sort))) for name, sort in LETTERS.items()}
+    draw = DrawnVariables(variables, rng.normal(size=(sum(ROWS), INPUT)), ragged())
     for place, names in enumerate(OVER, number):
         monoid = names[0]
-        several = list(list_finite(scene, names))
+        several = list(list_finite(draw, names))
         monoids = list(dict.fromkeys(option[monoid] for option in several))
         several = [option for option in several if option[monoid] is monoids[place % len(monoids)]]
         variables |= several[number % len(several)]
-    return scene
+    return draw
 
 
-def list_finite(scene: Scene, names: tuple[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the choices of a monoid and a pattern whose product of the scene's scores is finite."""
+def list_finite(draw: DrawnVariables, names: tuple[str, str]) -> Iterator[Drawn]:
+    """Yield the choices of a monoid and a pattern whose product of a draw's scores is finite."""
     monoid, pattern = names
-    known = {pattern: [scene.variables[pattern]]} if pattern in scene.variables else {}
-    for one in list_monoids(ATTRIBUTES[monoid]):
-        for other in known.get(pattern, choices(ATTRIBUTES[pattern])):
-            term = product(scene.variables["s"], scene.variables["x"], one, other)
+    known = {pattern: [draw.variables[pattern]]} if pattern in draw.variables else {}
+    for one in list_monoids(OPEN_ATTRIBUTES[monoid]):
+        for other in known.get(pattern, choices(OPEN_ATTRIBUTES[pattern])):
+            term = Operator(KINDS["product"], draw.variables["s"], draw.variables["x"], one, other)
             with np.errstate(all="ignore"):
-                if np.isfinite(dense(term, scene.x, scene.batch)).all():
+                if np.isfinite(dense(term, draw.x, draw.batch)).all():
                     yield {monoid: one, pattern: other}
 
 
-def probed(entry: Entry) -> Operator:
+def probed(entry: SmallTerm) -> Operator:
     """Return a term as a value: an operator is applied to a value of the columns that it takes."""
     if entry.role != FOLLOWS:
         return entry.term
-    return apply_in_turn(variable(PROBES.get(entry.term.into.cols, "x")), entry.term)
+    return apply_in_turn(variable(PROBED_BY.get(entry.term.into.cols, "x")), entry.term)
 
 
 def apply_in_turn(at: Operator, term: Operator) -> Operator:
@@ -105,23 +104,23 @@ def apply_in_turn(at: Operator, term: Operator) -> Operator:
 
 @dataclass
 class Fingerprints:
-    """Results of terms in the scenes of a seed, rounded. `left_out` counts the terms whose sizes do not fit, and those
+    """Results of terms in the draws of a seed, rounded. `left_out` counts the terms whose sizes do not fit, and those
     with a result that is not finite."""
 
-    scenes: list[Scene]
+    draws: list[DrawnVariables]
     known: dict[tuple[Operator, int], bytes] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
 
-    def at(self, term: Operator, scene: int) -> bytes:
-        """Return the rounded result of a value in one scene; empty where it has none."""
-        if (term, scene) not in self.known:
-            self.known[term, scene] = self.compute(term, self.scenes[scene])
-        return self.known[term, scene]
+    def at(self, term: Operator, draw: int) -> bytes:
+        """Return the rounded result of a value in one draw; empty where it has none."""
+        if (term, draw) not in self.known:
+            self.known[term, draw] = self.compute(term, self.draws[draw])
+        return self.known[term, draw]
 
-    def compute(self, term: Operator, scene: Scene) -> bytes:
-        """Run the oracle in a scene, and round."""
+    def compute(self, term: Operator, draw: DrawnVariables) -> bytes:
+        """Run the oracle in a draw, and round."""
         try:
-            result = scene.run(term)
+            result = draw.run(term)
         except (TypeError, ValueError):
             self.left_out["do not fit"] += 1
             return b""
@@ -131,13 +130,13 @@ class Fingerprints:
         return round_off(result)
 
     def equal(self, one: Operator, other: Operator) -> bool:
-        """True if two values agree in every scene."""
-        return all(self.at(one, scene) == self.at(other, scene) != b"" for scene in range(len(self.scenes)))
+        """True if two values agree in every draw."""
+        return all(self.at(one, draw) == self.at(other, draw) != b"" for draw in range(len(self.draws)))
 
 
 def round_off(result: NDArray[np.float64]) -> bytes:
     """Return the shape and the numbers of a result, rounded relative to its largest number."""
     largest = abs(result).max(initial=0.0)
     scale = 2.0 ** np.ceil(np.log2(largest)) if largest > 0 else 1.0
-    digits = np.round(result / scale, DIGITS) + 0.0  # no negative zero
+    digits = np.round(result / scale, KEPT_DIGITS) + 0.0  # no negative zero
     return f"{result.shape} {scale}".encode() + digits.tobytes()

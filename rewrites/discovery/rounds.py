@@ -11,11 +11,21 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, islice
 
 from opmatrix.algebra.term import Operator
-from rewrites.discovery.derived import Deriver
-from rewrites.discovery.fingerprints import Fingerprints, draw_scenes, probed
+from rewrites.discovery.derived import Consequences
+from rewrites.discovery.fingerprints import Fingerprints, draw_variables, probed
 from rewrites.discovery.proved_laws import prove_equation
-from rewrites.discovery.stated_laws import StatedEquation, judge, weigh
-from rewrites.discovery.terms import GROUPS, POOL, VALUE, Bank, Entry, list_leaves, uses_first, variable, variables_of
+from rewrites.discovery.small_terms import (
+    INTERCHANGEABLE,
+    LETTERS,
+    VALUE,
+    Bank,
+    SmallTerm,
+    list_leaves,
+    uses_first,
+    variable,
+    variables_of,
+)
+from rewrites.discovery.stated_laws import StatedEquation, count_operators, judge
 from rewrites.laws.law import Law
 from rewrites.proofs.refute import instance
 
@@ -73,8 +83,8 @@ class Discovery:
     seen: set[tuple[Operator, Operator]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.prints = Fingerprints(draw_scenes(self.seed))
-        self.deriver = Deriver()
+        self.prints = Fingerprints(draw_variables(self.seed))
+        self.deriver = Consequences()
 
     def rounds(self) -> Iterator[tuple[tuple[str, ...], int]]:
         """Yield the kinds and the size of each round: small terms of few kinds first."""
@@ -104,7 +114,7 @@ class Discovery:
     def agree(self, counts: RoundCounts) -> Iterator[StatedEquation]:
         """Yield the equations of terms that agree in fingerprints, each once in any letters. Only the first of equal
         terms is an operand of larger ones."""
-        bank, classes = Bank(counts.kinds), dict[tuple[str, bytes], list[Entry]]()
+        bank, classes = Bank(counts.kinds), dict[tuple[str, bytes], list[SmallTerm]]()
         for entry in islice(self.enumerate(bank, counts), TERMS_PER_ROUND + 1):
             if counts.terms == TERMS_PER_ROUND:
                 counts.cut = entry.term.kind.name
@@ -121,22 +131,22 @@ class Discovery:
             elif entry.role == VALUE or not entry.term.constant:
                 yield from self.orient(probed(twin), term)
 
-    def enumerate(self, bank: Bank, counts: RoundCounts) -> Iterator[Entry]:
+    def enumerate(self, bank: Bank, counts: RoundCounts) -> Iterator[SmallTerm]:
         """Yield leaves, then terms by size; of the largest only those in the first letters."""
         yield from list_leaves(counts.kinds)
         for size in range(1, counts.size + 1):
             entries = bank.list_terms(size)
-            yield from entries if size < counts.size else filter(lambda entry: uses_first(entry.term), entries)
+            yield from entries if size < counts.size else (entry for entry in entries if uses_first(entry.term))
 
     def orient(self, one: Operator, other: Operator) -> Iterator[StatedEquation]:
         """Yield the equation from the larger term to the smaller in the first letters, unless it was met before."""
-        larger, smaller = (other, one) if weigh(other) >= weigh(one) else (one, other)
+        larger, smaller = (other, one) if count_operators(other) >= count_operators(one) else (one, other)
         if {*variables_of(smaller)} - {*variables_of(larger)}:
             larger, smaller = smaller, larger
         left, right = rename(larger, smaller)
         if left is not right and not {(left, right), (right, left)} & self.seen:
             self.seen.add((left, right))
-            yield StatedEquation(left, right, weigh(left) + weigh(right))
+            yield StatedEquation(left, right, count_operators(left) + count_operators(right))
 
     def consider(self, equation: StatedEquation, counts: RoundCounts) -> None:
         """Judge an equation that does not follow from the laws so far; take it if it holds and a graph can use it, of
@@ -160,7 +170,7 @@ class Discovery:
         """Drop the laws that follow from others, the first ones first: small ones often follow from later ones."""
         for one in [*self.laws]:
             others = [other for other in self.laws if other is not one]
-            deriver = Deriver([other.equation.undirected(other.law.name) for other in others])
+            deriver = Consequences([other.equation.undirected(other.law.name) for other in others])
             if others and not deriver.open_in_graph([one.equation]):
                 self.laws = others
 
@@ -180,8 +190,8 @@ def rename(*terms: Operator) -> tuple[Operator, ...]:
     letters = dict[Operator, Operator]()
     used: Counter[str] = Counter()
     for name in variables_of(*terms):
-        if name in POOL:
-            group = GROUPS[name]
+        if name in LETTERS:
+            group = INTERCHANGEABLE[name]
             letters[variable(name)] = variable(group[used[group[0]]])
             used[group[0]] += 1
     return tuple(instance(term, {}, letters) for term in terms)
@@ -190,7 +200,7 @@ def rename(*terms: Operator) -> tuple[Operator, ...]:
 def sort_equations(equations: Iterator[StatedEquation]) -> list[StatedEquation]:
     """Return equations from the smallest to the largest; of equal ones the most general first, which has the most
     variables of the least demanding sorts."""
-    order = list(POOL)
+    order = list(LETTERS)
 
     def key(equation: StatedEquation) -> tuple[int, int, int, str]:
         """Return the size, then the number of facts and flags, then that of variables, then the variables."""

@@ -1,21 +1,21 @@
 """Equations of terms as laws, and the judgement of laws on numbers: random operators of each sort, at the sizes of a
 check and at special ones."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sympy import sympify
+from sympy import Expr, sympify
 
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
-from rewrites.discovery.fingerprints import drop_head
-from rewrites.discovery.terms import sort_of, variables_of
+from rewrites.discovery.fingerprints import Drawn, drop_head
+from rewrites.discovery.small_terms import sort_of, variables_of
 from rewrites.discovery.witnesses import WITNESSES, list_monoids
 from rewrites.egraph.egraph import is_lone
 from rewrites.egraph.law_matches import build_over, describe_mismatch, find_mismatch
@@ -24,15 +24,15 @@ from rewrites.laws.law import ROWS, Law, Sides, Sort, apart, h, input_columns, k
 from rewrites.verify.user_laws import find_obstacle
 
 TRIALS, WITNESS_TRIALS = 40, 6  # most trials of a law in each situation, and with each witness
-TOLERANCE = 1e-9  # the largest relative difference of its sides
-EQUAL, LARGE = dict.fromkeys((h, k, n, p, q), 4), {h: 2, k: 47, n: 38, p: 34, q: 41}
+SIDES_APART = 1e-9  # the largest relative difference of its sides
+EQUAL_SIZES, LARGE_SIZES = dict.fromkeys((h, k, n, p, q), 4), {h: 2, k: 47, n: 38, p: 34, q: 41}
 
 
 class Situation(NamedTuple):
     """Sizes, sequence lengths and a magnitude of inputs at which laws are tried; `tied`: all rows are equal."""
 
     words: str
-    sizes: Mapping[Any, int] = {}
+    sizes: Mapping[Expr, int] = {}
     lengths: tuple[int, ...] = ROWS
     magnitude: float = 1.0
     tied: bool = False
@@ -43,9 +43,9 @@ SITUATIONS = (
     Situation("with large numbers", magnitude=1000.0),
     Situation("with small numbers", magnitude=0.001),
     Situation("at one row", lengths=(1,)),
-    Situation("at equal sizes", EQUAL),
-    Situation("at as many rows as columns", EQUAL, (4,)),
-    Situation("at large sizes", LARGE, (3, 4, 1) * 5),
+    Situation("at equal sizes", EQUAL_SIZES),
+    Situation("at as many rows as columns", EQUAL_SIZES, (4,)),
+    Situation("at large sizes", LARGE_SIZES, (3, 4, 1) * 5),
     Situation("with equal rows", tied=True),
 )
 
@@ -61,7 +61,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class StatedEquation:
-    """Two terms over variables of the pool that agreed in every scene; `size` is their number of operators."""
+    """Two terms over variables of the pool that agreed in every draw; `size` is their number of operators."""
 
     left: Operator
     right: Operator
@@ -81,7 +81,7 @@ class StatedEquation:
 
     def law(self, name: str) -> Law:
         """Return the law of the equation, from the larger side to the smaller one, both ways where they are equal."""
-        return make_law(name, self, self.sorts, both=weigh(self.left) == weigh(self.right))
+        return make_law(name, self, self.sorts, both=count_operators(self.left) == count_operators(self.right))
 
     def undirected(self, name: str) -> Law:
         """Return the law without the facts that only direct laws, both ways."""
@@ -99,16 +99,15 @@ def add_heads(sort: Sort) -> Sort:
     return sort[(h, *sort.sizes)] if sort.name in ("value", "constant") else sort
 
 
-def weigh(term: Operator) -> int:
+def count_operators(term: Operator) -> int:
     """Return the number of operators of a term."""
-    return bool(term.children) + sum(map(weigh, term.children))
+    return bool(term.children) + sum(map(count_operators, term.children))
 
 
 def make_law(name: str, equation: StatedEquation, sorts: dict[str, Sort], both: bool) -> Law:
     """Return a law of both sides over variables of these sorts."""
-    body: Callable[..., Sides]
 
-    def body(**variables: Any) -> Sides:
+    def body(**variables: object) -> Sides:
         """Build both sides over the variables."""
         return (build_over(equation.left, variables),), (build_over(equation.right, variables),)
 
@@ -121,7 +120,7 @@ def judge(law: Law, seed: int) -> Verdict:
     trials = 0
     for number, situation in enumerate(SITUATIONS):
         for difference in differences(law, situation, np.random.default_rng([seed, number])):
-            if not difference <= TOLERANCE:
+            if not difference <= SIDES_APART:
                 return Verdict(trials, f"{situation.words} the sides differ by {difference:.3g}")
             trials += 1
     if not trials:
@@ -138,19 +137,19 @@ def differences(law: Law, situation: Situation, rng: np.random.Generator) -> Ite
         sides = law.of(variables)
         x = draw_input(situation, input_columns(sides), rng)
         try:
-            yield compare(sides, x, batch)
+            yield compare_at(sides, x, batch)
         except (TypeError, ValueError, LookupError):
             continue
 
 
-def draw_often(law: Law, sorts: dict[str, Sort], rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+def draw_often(law: Law, sorts: dict[str, Sort], rng: np.random.Generator) -> Iterator[Drawn]:
     """Yield draws of all variables in every combination of their ways, again and again up to the number of trials."""
     ways = prod(max(1, len(list_ways(sort))) for sort in sorts.values())
     for _ in range(max(1, TRIALS // ways)):
         yield from law.trials(rng, TRIALS, **sorts)
 
 
-def draw_witnesses(law: Law, sorts: dict[str, Sort], rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+def draw_witnesses(law: Law, sorts: dict[str, Sort], rng: np.random.Generator) -> Iterator[Drawn]:
     """Yield draws of all variables with each witness that has the flags of a monoid."""
     for name, sort in sorts.items():
         for monoid in WITNESSES if sort.name == "over" else ():
@@ -158,7 +157,7 @@ def draw_witnesses(law: Law, sorts: dict[str, Sort], rng: np.random.Generator) -
                 yield from (law.drawn(rng, **sorts) | {name: monoid} for _ in range(WITNESS_TRIALS))
 
 
-def resize_sort(sort: Sort, sizes: Mapping[Any, int]) -> Sort:
+def resize_sort(sort: Sort, sizes: Mapping[Expr, int]) -> Sort:
     """Return a sort at other sizes; flags stay."""
     if not sizes or any(isinstance(size, str) for size in sort.sizes):
         return sort
@@ -178,7 +177,7 @@ def draw_input(situation: Situation, columns: int, rng: np.random.Generator) -> 
     return np.broadcast_to(x, (rows, columns)).copy()
 
 
-def compare(sides: Sides, x: NDArray[np.float64], batch: Batch) -> float:
+def compare_at(sides: Sides, x: NDArray[np.float64], batch: Batch) -> float:
     """Return the largest relative difference of the sides at an input; infinite where their shapes differ."""
     with np.errstate(all="ignore"):
         pairs = [[drop_head(dense(side, x, batch)) for side in pair] for pair in zip(*sides, strict=True)]

@@ -11,7 +11,8 @@ from rewrites.laws.law import Sort, choices
 class squared_share(monoids.softmax):
     """The square of softmax's result: shift invariant alone."""
 
-    closed, right_linear, normalised = None, False, False
+    closed = None  # type: ignore[assignment]
+    right_linear, normalised = False, False
 
     def finish(top: Scalars, weights: Scalars, total: Scalars) -> Scalars:
         """Square the weighted mean."""

@@ -10,40 +10,40 @@ from opmatrix.algebra.term import Operator
 from rewrites.discovery.rounds import FoundLaw
 from rewrites.laws.law import Sort
 
-SIGNS = {"add": "+", "mul": "*", "compose": "@"}
-LINE = 120  # most columns of a line
+OPERATOR_SIGNS = {"add": "+", "mul": "*", "compose": "@"}
+LINE_COLUMNS = 120  # most columns of a line
 
 
-def unused(path: Path) -> None:
+def check_unused_place(path: Path) -> None:
     """Raise InputError for a file that exists, or that cannot be written."""
     if path.exists():
         raise InputError(f"{shown(path)}: it exists: name another file, laws are never written over")
     writable(path)
 
 
-def write_laws(path: Path, found: Sequence[FoundLaw], command: str) -> None:
+def write_laws(path: Path, laws: Sequence[FoundLaw], command: str) -> None:
     """Write laws as a Python file. `command` is the command line that found them."""
-    unused(path)
+    check_unused_place(path)
     with replacing(path) as out:
-        out.write(spell_file(found, command).encode())
+        out.write(spell_file(laws, command).encode())
 
 
-def spell_file(found: Sequence[FoundLaw], command: str) -> str:
+def spell_file(laws: Sequence[FoundLaw], command: str) -> str:
     """Return the text of a file of laws."""
-    used = {name for one in found for name in list_names(one)}
+    used = {name for one in laws for name in list_functions_of(one)}
     law_names = sorted(
-        {"law"} | {name for one in found for sort in one.equation.sorts.values() for name in parts(sort)}
+        {"law"} | {name for one in laws for sort in one.equation.sorts.values() for name in name_parts(sort)}
     )
     imports = [f"from rewrites.laws.law import {', '.join(law_names)}"]
     if used:
         imports.insert(0, f"from opmatrix.algebra.operators import {', '.join(sorted(used))}")
-    head = f'"""Laws that `{command}` found."""\n\n' + "\n".join(wrapped for line in imports for wrapped in wrap(line))
-    return "\n\n\n".join([head, *map(spell_law, found)]) + "\n"
+    head = f'"""Laws that `{command}` entry."""\n\n' + "\n".join(wrapped for line in imports for wrapped in wrap(line))
+    return "\n\n\n".join([head, *map(spell_law, laws)]) + "\n"
 
 
 def wrap(line: str) -> Iterator[str]:
     """Yield an import on as many lines as it needs."""
-    if len(line) <= LINE:
+    if len(line) <= LINE_COLUMNS:
         yield line
         return
     start, names = line.split(" import ")
@@ -52,47 +52,47 @@ def wrap(line: str) -> Iterator[str]:
     yield ")"
 
 
-def spell_law(found: FoundLaw) -> str:
+def spell_law(entry: FoundLaw) -> str:
     """Return the text of one law: its decorator, sorts, standing and both sides."""
-    equation = found.equation
-    declared = ["both=True"] if found.law.both else []
+    equation = entry.equation
+    declared = ["both=True"] if entry.law.both else []
     arguments = ", ".join(f"{name}: {sort}" for name, sort in equation.sorts.items())
     return "\n".join(
         [
             f"@law({', '.join(declared)})",
-            f"def {found.law.name}({arguments}):",
-            f'    """Equality of {equation.size} operators: {found.standing}."""',
-            f"    return {spell(equation.left)}, {spell(equation.right)}",
+            f"def {entry.law.name}({arguments}):",
+            f'    """Equality of {equation.size} operators: {entry.standing}."""',
+            f"    return {spell_side(equation.left)}, {spell_side(equation.right)}",
         ]
     )
 
 
-def describe_found(found: FoundLaw) -> str:
+def describe_found(entry: FoundLaw) -> str:
     """Return a law for people: name, statement, sorts, standing."""
-    arrow = "⇄" if found.law.both else "→"
-    sorts = ", ".join(f"{name}: {sort}" for name, sort in found.equation.sorts.items())
-    statement = f"{spell(found.equation.left)} {arrow} {spell(found.equation.right)}"
-    return f"{found.law.name}\n    {statement}\n    where {sorts}\n    {found.standing}"
+    arrow = "⇄" if entry.law.both else "→"
+    sorts = ", ".join(f"{name}: {sort}" for name, sort in entry.equation.sorts.items())
+    statement = f"{spell_side(entry.equation.left)} {arrow} {spell_side(entry.equation.right)}"
+    return f"{entry.law.name}\n    {statement}\n    where {sorts}\n    {entry.standing}"
 
 
-def parts(sort: Sort) -> list[str]:
+def name_parts(sort: Sort) -> list[str]:
     """Return the names of which a sort is written."""
     return [sort.name, *(str(size) for size in sort.sizes if not str(size).isdigit())]
 
 
-def list_names(found: FoundLaw) -> Iterator[str]:
+def list_functions_of(entry: FoundLaw) -> Iterator[str]:
     """Yield the functions of the algebra that the sides of a law are written with."""
-    nodes = [*found.equation.left.walk(), *found.equation.right.walk()]
+    nodes = [*entry.equation.left.walk(), *entry.equation.right.walk()]
     yield from {function_of(node) for node in nodes} - {""}
 
 
 def function_of(node: Operator) -> str:
     """Return the function that writes a node; empty for a variable and for a sign."""
     kind = node.kind.name
-    return "" if kind == "symbol" or kind in SIGNS else kind
+    return "" if kind == "symbol" or kind in OPERATOR_SIGNS else kind
 
 
-def spell(term: Operator) -> str:
+def spell_side(term: Operator) -> str:
     """Write a term as Python."""
     kind = term.kind.name
     if kind == "symbol":
@@ -101,14 +101,14 @@ def spell(term: Operator) -> str:
         return kind
     if function_of(term):
         attributes = () if monoids.sum in term.attributes else term.attributes
-        return f"{kind}({', '.join([*map(spell, term.children), *map(str, attributes)])})"
+        return f"{kind}({', '.join([*map(spell_side, term.children), *map(str, attributes)])})"
     left, right = term.children
-    return f"{enclosed(left, kind, first=True)} {SIGNS[kind]} {enclosed(right, kind)}"
+    return f"{enclosed(left, kind, first=True)} {OPERATOR_SIGNS[kind]} {enclosed(right, kind)}"
 
 
 def enclosed(term: Operator, outer: str, first: bool = False) -> str:
     """Write an operand, in brackets where its sign is another one or it stands on the right."""
     inner = term.kind.name
     loose = outer == "add" and inner in ("mul", "compose")
-    bare = inner not in SIGNS or loose or (first and inner == outer)
-    return spell(term) if bare else f"({spell(term)})"
+    bare = inner not in OPERATOR_SIGNS or loose or (first and inner == outer)
+    return spell_side(term) if bare else f"({spell_side(term)})"

@@ -11,25 +11,25 @@ from opmatrix.algebra.operators import product, relu, turn
 from opmatrix.algebra.term import PROPERTIES, Operator
 from rewrites.cli.commands import app
 from rewrites.discovery import rounds
-from rewrites.discovery.derived import Deriver
-from rewrites.discovery.fingerprints import Fingerprints, draw_scenes
+from rewrites.discovery.derived import Consequences
+from rewrites.discovery.fingerprints import Fingerprints, draw_variables
 from rewrites.discovery.proved_laws import prove_equation
 from rewrites.discovery.rounds import Discovery, RoundCounts
-from rewrites.discovery.stated_laws import StatedEquation, judge, weigh
-from rewrites.discovery.terms import WAYS, attribute, read_kinds, variable
-from rewrites.discovery.written import spell, write_laws
+from rewrites.discovery.small_terms import OPERAND_ROLES, flagged_name, read_kinds, variable
+from rewrites.discovery.stated_laws import StatedEquation, count_operators, judge
+from rewrites.discovery.written import spell_side, write_laws
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.law import Law, constant, law, matrix, n, p, scores, stand_in, value
 from rewrites.verify.user_laws import load_laws
 
 x, y, c, r = (variable(name) for name in "xycr")
 A, C, U, s, t, a, e, f = (variable(name) for name in "ACUstaef")
-M, S, N, P, Q = (attribute(name) for name in "MSNPQ")
+M, S, N, P, Q = (flagged_name(name) for name in "MSNPQ")
 KINDS_OF_TEST = ("add", "mul", "compose")
 
 
 def equation(left, right):
-    return StatedEquation(left, right, weigh(left) + weigh(right))
+    return StatedEquation(left, right, count_operators(left) + count_operators(right))
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,8 @@ def test_found_laws_depend_on_the_seed_alone(found):
     again = Discovery(KINDS_OF_TEST, 2)
     prefix = [counts for counts, _ in zip(again.run(float("inf")), range(8), strict=False)]
     assert [str(counts) for counts in prefix] == [str(counts) for counts in found[1][: len(prefix)]]
-    assert [spell(one.equation.left) for one in again.laws] == [
-        spell(one.equation.left) for one in found[0].laws[: len(again.laws)]
+    assert [spell_side(one.equation.left) for one in again.laws] == [
+        spell_side(one.equation.left) for one in found[0].laws[: len(again.laws)]
     ]
 
 
@@ -61,7 +61,7 @@ def test_laws_of_the_search_follow_from_what_is_found(found):
     """Every exact law whose nodes are sums, products and compositions of at most three operators a side."""
     discovery, _ = found
     discovery.run_round(("add", "compose"), 3)
-    deriver = Deriver([one.equation.undirected(one.law.name) for one in discovery.laws])
+    deriver = Consequences([one.equation.undirected(one.law.name) for one in discovery.laws])
     concerned = [law for law in EXACT_LAWS if is_concerned(law)]
     assert len(concerned) >= 7
     missing = [law.name for law in concerned if deriver.open_in_graph([equation_of(law)])]
@@ -70,7 +70,7 @@ def test_laws_of_the_search_follow_from_what_is_found(found):
 
 def is_concerned(law: Law) -> bool:
     nodes = [node for side in law.sides() for term in side for node in term.walk()]
-    small = all(weigh(term) <= 3 for side in law.sides() for term in side)
+    small = all(count_operators(term) <= 3 for side in law.sides() for term in side)
     return small and {node.kind.name for node in nodes} <= {"symbol", "I", *KINDS_OF_TEST} and not law.when
 
 
@@ -95,7 +95,7 @@ def test_nothing_found_follows_from_the_rest_once_these_are_dropped(found):
     assert 0 < len(discovery.laws) <= len(found[0].laws)
     for one in discovery.laws:
         others = [other.equation.undirected(other.law.name) for other in discovery.laws if other is not one]
-        assert Deriver(others).open_in_graph([one.equation])
+        assert Consequences(others).open_in_graph([one.equation])
 
 
 def test_a_written_file_is_read_back(found, tmp_path):
@@ -180,7 +180,7 @@ def test_proofs_use_axioms_alone():
 
 
 def test_fingerprints_tell_terms_apart():
-    prints = Fingerprints(draw_scenes(0))
+    prints = Fingerprints(draw_variables(0))
     assert prints.equal(x + y, y + x) and prints.equal((x @ A) @ C, x @ (A @ C))
     assert not prints.equal(x + y, x * y) and not prints.equal((x + y) @ A, x @ A + y @ A)
     assert not prints.equal(product(s, x, S, P), product(s, x, N, Q))
@@ -196,7 +196,7 @@ def test_terms_are_counted_where_a_round_is_cut(monkeypatch):
 def test_kinds_that_are_not_enumerated_are_named(text, words):
     with pytest.raises(InputError, match=words):
         read_kinds(text)
-    assert read_kinds(",".join(WAYS)) == tuple(WAYS)
+    assert read_kinds(",".join(OPERAND_ROLES)) == tuple(OPERAND_ROLES)
 
 
 def test_the_command_prints_and_writes(tmp_path):

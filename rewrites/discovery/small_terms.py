@@ -4,7 +4,6 @@ input; an operator may follow a value, as A does in x @ A. A constant is either.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product as pairs
-from typing import Any
 
 from formats.core.errors import InputError, suggest_name
 from opmatrix.algebra import monoids, operators
@@ -39,7 +38,7 @@ from rewrites.laws.law import (
 )
 
 VALUE, FOLLOWS = "value", "follows"
-ATTRIBUTES = {
+OPEN_ATTRIBUTES = {
     "M": over,
     "L": over[right_linear],
     "S": over[shift_invariant],
@@ -47,7 +46,7 @@ ATTRIBUTES = {
     "P": where,
     "Q": where[reflexive],
 }  # the most general first
-POOL = {
+LETTERS = {
     "a": array[k, n],
     "b": array[k, n],
     "e": array[n, p],
@@ -79,8 +78,8 @@ WANTS = {
     "array": {"product", "turn"},
     "w": {"row"},
 }  # a sort, or a variable, is used with one of these kinds
-PROBES = {n: "x", p: "w"}  # columns that an operator takes -> the value that it is tried on
-WAYS = {
+PROBED_BY = {n: "x", p: "w"}  # columns that an operator takes -> the value that it is tried on
+OPERAND_ROLES = {
     "add": ((VALUE, VALUE), (FOLLOWS, FOLLOWS)),
     "mul": ((VALUE, VALUE), (FOLLOWS, FOLLOWS)),
     "row": ((VALUE, VALUE), (FOLLOWS, FOLLOWS)),
@@ -104,7 +103,7 @@ class FlaggedName(Name):
 
 
 @dataclass(frozen=True)
-class Entry:
+class SmallTerm:
     """A term, whether it is a value or follows one, and its number of operators."""
 
     term: Operator
@@ -114,20 +113,20 @@ class Entry:
 
 def sort_of(name: str) -> Sort:
     """Return the sort of a variable or an attribute variable."""
-    return POOL[name] if name in POOL else ATTRIBUTES[name]
+    return LETTERS[name] if name in LETTERS else OPEN_ATTRIBUTES[name]
 
 
 def variable(name: str) -> Operator:
     """Return the symbol of a variable, with all facts of its sort."""
-    symbol: Operator = stand_in(name, POOL[name])
+    symbol: Operator = stand_in(name, LETTERS[name])
     called, into, out, known = symbol.args
-    facts = {fact for fact in POOL[name].facts if fact in PROPERTIES}
+    facts = {fact for fact in LETTERS[name].facts if fact in PROPERTIES}
     return Operator(symbol.kind, called, into, out, tuple(sorted({*known, *facts})))
 
 
-def attribute(name: str) -> FlaggedName:
+def flagged_name(name: str) -> FlaggedName:
     """Return an attribute variable, with the flags of its sort, and those that follow from them."""
-    flags = tuple(map(str, ATTRIBUTES[name].sizes))
+    flags = tuple(map(str, OPEN_ATTRIBUTES[name].sizes))
     return FlaggedName(name, (*flags, right_linear) if normalised in flags else flags)
 
 
@@ -140,7 +139,7 @@ def list_functions() -> tuple[str, ...]:
 def read_kinds(text: str) -> tuple[str, ...]:
     """Return the kinds that a text names with commas. Raises InputError for a kind that is not enumerated, and for one
     that is named twice."""
-    known = (*WAYS, *list_functions())
+    known = (*OPERAND_ROLES, *list_functions())
     kinds = tuple(name.strip() for name in text.split(","))
     for kind in kinds:
         if kind not in known:
@@ -153,18 +152,18 @@ def read_kinds(text: str) -> tuple[str, ...]:
     return kinds
 
 
-def list_leaves(kinds: Sequence[str]) -> Iterator[Entry]:
+def list_leaves(kinds: Sequence[str]) -> Iterator[SmallTerm]:
     """Yield the variables that terms of these kinds need, and the named functions."""
-    for name, sort in POOL.items():
+    for name, sort in LETTERS.items():
         if any(not WANTS[wanting] & {*kinds} for wanting in (name, sort.name) if wanting in WANTS):
             continue
         follows = WANTS.get(sort.name) == {"compose"}
-        yield Entry(variable(name), FOLLOWS if follows else VALUE, 0)
+        yield SmallTerm(variable(name), FOLLOWS if follows else VALUE, 0)
         if sort.name == "constant" and "compose" in kinds:
-            yield Entry(variable(name), FOLLOWS, 0)
+            yield SmallTerm(variable(name), FOLLOWS, 0)
     if "compose" in kinds:
-        yield Entry(I, FOLLOWS, 0)
-        yield from (Entry(KINDS[kind](), FOLLOWS, 0) for kind in kinds if kind not in WAYS)
+        yield SmallTerm(I, FOLLOWS, 0)
+        yield from (SmallTerm(KINDS[kind](), FOLLOWS, 0) for kind in kinds if kind not in OPERAND_ROLES)
 
 
 def may_fit(kind: str, role: str, operands: Sequence[Operator]) -> bool:
@@ -181,14 +180,14 @@ def may_fit(kind: str, role: str, operands: Sequence[Operator]) -> bool:
     return kind == "row" or len(columns) < 2 or 1 in columns
 
 
-def list_attributes(kind: str, operands: Sequence[Operator]) -> list[tuple[Any, ...]]:
+def list_attributes(kind: str, operands: Sequence[Operator]) -> list[tuple[object, ...]]:
     """Return the attributes that a kind takes over these operands: none, or monoids with patterns. Only scores, which
     have a column for each row, merge values by any monoid, and they are no product themselves."""
     if kind != "product":
         return [()]
     one, other = operands
     scored = one.out.rows == one.out.cols != other.out.cols and one.kind is not KINDS[kind]
-    named = [(attribute(monoid), attribute(pattern)) for monoid, pattern in OVER if scored]
+    named = [(flagged_name(monoid), flagged_name(pattern)) for monoid, pattern in OVER if scored]
     return [(monoids.sum, everyone), *named]
 
 
@@ -210,13 +209,17 @@ def walk_in_order(term: Operator) -> Iterator[Operator]:
     yield term
 
 
-GROUPS = {name: [other for other in POOL if POOL[other] == sort] for name, sort in POOL.items()}  # interchangeable
+INTERCHANGEABLE = {
+    name: [other for other in LETTERS if LETTERS[other] == sort] for name, sort in LETTERS.items()
+}  # interchangeable
 
 
 def uses_first(term: Operator) -> bool:
     """True if of each sort a term has the first variables: others are the same term in other letters."""
-    names = {*variables_of(term)} & {*POOL}
-    return all(GROUPS[name][number - 1] in names for name in names if (number := GROUPS[name].index(name)))
+    names = {*variables_of(term)} & {*LETTERS}
+    return all(
+        INTERCHANGEABLE[name][number - 1] in names for name in names if (number := INTERCHANGEABLE[name].index(name))
+    )
 
 
 @dataclass
@@ -224,17 +227,17 @@ class Bank:
     """Terms of each size over which larger ones are built, by role."""
 
     kinds: tuple[str, ...]
-    sizes: dict[tuple[str, int], list[Entry]] = field(default_factory=dict)
+    sizes: dict[tuple[str, int], list[SmallTerm]] = field(default_factory=dict)
     misfits: int = 0
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: SmallTerm) -> None:
         """Keep a term as an operand of larger ones."""
         self.sizes.setdefault((entry.role, entry.size), []).append(entry)
 
-    def list_terms(self, size: int) -> Iterator[Entry]:
+    def list_terms(self, size: int) -> Iterator[SmallTerm]:
         """Yield every term of this many operators over the terms of the bank, and count what does not fit."""
         for kind in self.kinds:
-            for roles in WAYS.get(kind, ()):
+            for roles in OPERAND_ROLES.get(kind, ()):
                 for operands in self.list_operands(roles, size - 1):
                     if may_fit(kind, roles[0], operands):
                         yield from self.build(kind, roles[0], operands, size)
@@ -249,10 +252,10 @@ class Bank:
             right = self.sizes.get((roles[1], size - first), ())
             yield from ((one.term, other.term) for one, other in pairs(left, right))
 
-    def build(self, kind: str, role: str, operands: tuple[Operator, ...], size: int) -> Iterator[Entry]:
+    def build(self, kind: str, role: str, operands: tuple[Operator, ...], size: int) -> Iterator[SmallTerm]:
         """Yield the terms of a kind over these operands, once for each choice of attributes that fits."""
         for attributes in list_attributes(kind, operands):
             try:
-                yield Entry(Operator(KINDS[kind], *operands, *attributes), role, size)
+                yield SmallTerm(Operator(KINDS[kind], *operands, *attributes), role, size)
             except (TypeError, ValueError):
                 self.misfits += 1
