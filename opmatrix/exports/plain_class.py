@@ -16,14 +16,10 @@ from formats.core.epilogue import UNIT
 from formats.core.errors import InputError
 from formats.storage.format import Format
 from opmatrix.models.encoders.bert import LAYER_NAMES, SHORT
+from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.program import Program, Step
 
-WRITTEN_NUMBERS = {
-    "dense": "F32",
-    "packed": "F32",
-    "bf16": "BF16",
-    "half": "F16",
-}  # formats, and their number types in files
+HALF_NUMBERS = {"bf16": "BF16", "float16": "F16"}  # number types of two bytes, by their names in files
 CLASSES = {
     "bert": "BertModel",
     "roberta": "RobertaModel",
@@ -100,6 +96,11 @@ def read_plain(program: Program, family: str, tied: bool) -> PlainModel:
     return NormedBehindReader(reader, SHORT if family == "distilbert" else LAYER_NAMES).read()
 
 
+def layer_part(step: Step) -> str:
+    """Return the part in a layer that the kernel of a step declares."""
+    return KERNELS[step.kernel].part
+
+
 def no_place(where: str, why: str) -> InputError:
     """Return the error for what a plain class cannot hold."""
     return InputError(f"--hf: {where} {why}, for which the plain class has no place: give --onnx or --torch")
@@ -116,9 +117,9 @@ class ProgramReader:
         """Steps by the name of their result."""
         return {step.output: step for step in self.program.steps}
 
-    def users(self, *names: str, kernel: str) -> Iterator[Step]:
-        """Yield the steps of a kernel whose rows are one of these values."""
-        return (step for step in self.program.steps if step.kernel == kernel and step.operands.get("x") in names)
+    def users(self, *names: str, part: str) -> Iterator[Step]:
+        """Yield the steps with a part in a layer whose rows are one of these values."""
+        return (step for step in self.program.steps if layer_part(step) == part and step.operands.get("x") in names)
 
     def one(self, steps: Iterator[Step], what: str) -> Step:
         """Return the one step of several. Raises InputError unless there is one."""
@@ -130,14 +131,12 @@ class ProgramReader:
     def weights(self, name: str) -> StoredNumbers:
         """Return a constant. Raises InputError for one in a format that is neither exact nor a number type."""
         constant = self.program.constants[name]
-        if isinstance(constant, Format) and constant.name in WRITTEN_NUMBERS:
-            return StoredNumbers(constant.unpack(), WRITTEN_NUMBERS[constant.name])
         if isinstance(constant, np.ndarray):
             return StoredNumbers(np.asarray(constant, np.float32))
+        if isinstance(constant, Format) and (constant.plain or constant.unit in HALF_NUMBERS):
+            return StoredNumbers(constant.unpack(), HALF_NUMBERS.get(constant.unit, "F32"))
         kind = getattr(constant, "name", type(constant).__name__)
-        raise InputError(
-            f"--hf: {name} is stored as {kind}: only {', '.join(WRITTEN_NUMBERS)} are written: give --onnx"
-        )
+        raise InputError(f"--hf: {name} is stored as {kind}: only float32, bf16 and float16 are written: give --onnx")
 
     def row(self, step: Step, operand: str, otherwise: float, width: int) -> StoredNumbers:
         """Return an operand that is a row, or one that changes nothing where a step has none."""
@@ -149,10 +148,10 @@ class ProgramReader:
         """Return the product that gives a value, through steps that choose its columns. Raises InputError for a value
         of another step."""
         step = self.steps.get(name)
-        if step is not None and step.kernel == "columns":
+        if step is not None and layer_part(step) == "narrowing":
             first, last = int(step.attributes["lo"]), int(step.attributes["hi"])
             return self.product(step.operands["x"], first + low, last if high is None else first + high)
-        if step is None or step.kernel != "linear":
+        if step is None or layer_part(step) != "weights":
             raise no_place(name, f"is a step of {step.kernel if step else 'no kernel'}, not of a product")
         numbers, number = self.weights(step.operands["weight"])
         bias = self.weights(step.operands["bias"]).numbers[low:high] if "bias" in step.operands else None
@@ -163,12 +162,12 @@ class ProgramReader:
         """Yield each step of attention with its products by part, and its sizes, without units. Raises InputError for
         another step between them."""
         for step in self.program.steps:
-            if step.kernel != "attention":
+            if layer_part(step) != "attending":
                 continue
             products, counts = dict[str, PlainProduct](), dict[str, int]()
             for part in "qkv":
                 name = step.operands[part]
-                while (before := self.steps[name]).kernel in ("heads", "rotate"):
+                while layer_part(before := self.steps[name]) in ("dividing", "turning"):
                     counts.setdefault(part, int(before.attributes.get("heads", 0)))
                     if "heads" in before.attributes:
                         counts[part] = int(before.attributes["heads"])
@@ -182,11 +181,11 @@ class ProgramReader:
 
     def joined(self, attention: Step) -> str:
         """Return the value of all heads side by side."""
-        return next((step.output for step in self.users(attention.output, kernel="join")), attention.output)
+        return next((step.output for step in self.users(attention.output, part="flattening")), attention.output)
 
     def embedding(self) -> Step:
         """Return the step that begins the program. Raises InputError for one of another kernel."""
-        return self.one((step for step in self.program.steps if step.kernel == "embed"), "the embedding")
+        return self.one((step for step in self.program.steps if layer_part(step) == "tables"), "the embedding")
 
     def table(self, step: Step, at: int) -> StoredNumbers:
         """Return a table of an embedding, a row a token."""
@@ -219,7 +218,7 @@ class NormedBehindReader:
                 self.linear(model, of[part], product)
             mixed = self.added(self.reader.joined(attention), stream, of["output"])
             between = self.behind(model, mixed, of["output"], of["norm1"], width)
-            inner = self.reader.one(self.reader.users(between, kernel="linear"), of["up"])
+            inner = self.reader.one(self.reader.users(between, part="weights"), of["up"])
             up = self.reader.product(inner.output)
             self.linear(model, of["up"], up)
             down = self.added(inner.output, between, of["down"])
@@ -229,14 +228,14 @@ class NormedBehindReader:
 
     def added(self, x: str, stream: str, name: str) -> Step:
         """Return the product of a value that is added to the stream."""
-        steps = self.reader.users(x, kernel="linear")
+        steps = self.reader.users(x, part="weights")
         return self.reader.one((step for step in steps if step.operands.get("residual") == stream), name)
 
     def behind(self, model: PlainModel, step: Step, name: str, norm: str, width: int) -> str:
         """Note a product and the norm behind it; return the normed value."""
         self.linear(model, name, self.reader.product(step.output))
         if "eps" not in step.attributes:
-            step = self.reader.one(self.reader.users(step.output, kernel="pointwise"), norm)
+            step = self.reader.one(self.reader.users(step.output, part="entries"), norm)
         self.norm(model, step, norm, width)
         return step.output
 
@@ -291,16 +290,16 @@ class GatedReader:
     def stream(self, name: str) -> SummedStream:
         """Return the stream that a value is, before a norm of the same step."""
         step = self.reader.steps.get(name)
-        if step is not None and step.kernel == "pool" and step.attributes["how"] in PICKED:
+        if step is not None and layer_part(step) == "pooling" and step.attributes["how"] in PICKED:
             return self.stream(step.operands["x"])  # one row of a text, chosen early
-        if step is None or step.kernel != "linear" or "residual" not in step.operands:
+        if step is None or layer_part(step) != "weights" or "residual" not in step.operands:
             return (name,)
         return (*self.stream(step.operands["residual"]), step.operands["weight"], step.operands.get("bias"))
 
     def normed_stream(self, name: str) -> SummedStream:
         """Return the stream that a value is the norm of."""
         step = self.reader.steps[name]
-        return self.stream(step.operands["x"] if step.kernel == "pointwise" else name)
+        return self.stream(step.operands["x"] if layer_part(step) == "entries" else name)
 
     def added(self, name: str, stream: SummedStream, x: str | None) -> tuple[PlainProduct, SummedStream]:
         """Return the product of `x`, or of any value, that is added to a stream, and the sum. It may be two steps, one
@@ -308,7 +307,7 @@ class GatedReader:
         sums = {
             self.stream(step.output): step.output
             for step in self.reader.program.steps
-            if step.kernel == "linear"
+            if layer_part(step) == "weights"
             and "residual" in step.operands
             and self.stream(step.operands["residual"]) == stream
             and (x is None or step.operands["x"] == x)
@@ -321,8 +320,8 @@ class GatedReader:
     def gated(self, name: str, where: str) -> tuple[PlainProduct, PlainProduct]:
         """Return the products of a gate and of what it multiplies. Raises InputError for another unit."""
         step = self.reader.steps[name]
-        if step.kernel in ("linear", "pointwise") and "times" in step.operands:
-            one = step.output if step.kernel == "linear" else step.operands["x"]
+        if layer_part(step) in ("weights", "entries") and "times" in step.operands:
+            one = step.output if layer_part(step) == "weights" else step.operands["x"]
             other = step.operands["times"]
             gate, up = (one, other) if "activation" in step.attributes else (other, one)
             return self.reader.product(gate), self.reader.product(up)
@@ -333,7 +332,7 @@ class GatedReader:
         step = self.reader.steps.get(value)
         if step is None or "eps" not in step.attributes or self.normed_stream(value) != stream:
             raise no_place(name, "is no norm of the rows before it")
-        rows = {"shift", "bias"} if step.kernel == "pointwise" else {"shift"}
+        rows = {"shift", "bias"} if layer_part(step) == "entries" else {"shift"}
         if odd := step.operands.keys() & rows:
             raise no_place(f"{name}.bias", f"is the {min(odd)} of a norm")
         model.tensors[f"{name}.weight"] = self.reader.row(step, "gain", 1.0, width)
@@ -350,9 +349,9 @@ class GatedReader:
     def end(self, model: PlainModel, stream: SummedStream, width: int, tied: bool) -> None:
         """Note the last norm, and the head behind it, or behind the last row of each text."""
         output = self.reader.steps[self.reader.program.output]
-        head = output if output.kernel == "linear" and "residual" not in output.operands else None
+        head = output if layer_part(output) == "weights" and "residual" not in output.operands else None
         value = head.operands["x"] if head else output.output
-        while (step := self.reader.steps[value]).kernel in ("pool", "unit"):
+        while layer_part(step := self.reader.steps[value]) in ("pooling", "normalising"):
             value = step.operands["x"]
         self.norm(model, "norm", value, stream, width)
         if head is None:

@@ -204,10 +204,6 @@ class PaddedReading:
         """Raise Unpadded: a mask of a batch is no part of a program that is exported."""
         raise Unpadded(f"it drops numbers by the mask {name} of a batch")
 
-    def shift(self, k: int) -> Self:
-        """Raise Unpadded: rows before are read in a program's own layout alone."""
-        raise Unpadded(f"it reads rows before, shift({k}), which exports have not")
-
     def fold(self, h: int) -> Self:
         """Sum neighbouring heads, so that h are left."""
         heads = np.moveaxis(self.array, 1, -1)

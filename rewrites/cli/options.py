@@ -436,7 +436,7 @@ EXAMPLES = {  # command -> lines that show it, each run by a test
     "doctor": ["opmatrix doctor", "opmatrix doctor --json machine.json"],
     "laws": ["opmatrix laws --kind value", "opmatrix laws --laws mine.py --kind own", "opmatrix laws --json laws.json"],
     "discover": [
-        "opmatrix discover --kinds add,compose --size 2 --out mine.py",
+        "opmatrix discover --kinds add,compose --size 2 --out new_laws.py",
         "opmatrix discover --kinds compose,relu,tanh --minutes 1",
     ],
     "explain": ["opmatrix explain minilm.opmatrix --json told.json", "opmatrix explain minilm.opmatrix/front/1 --full"],

@@ -19,14 +19,14 @@ from rewrites.laws.law import INPUT, ROWS, choices, drawn, is_variable, list_way
 DRAW_COUNT = 3  # draws of all variables that a fingerprint is made of
 KEPT_DIGITS = 8  # of each number, relative to the largest one of a result
 
-Drawn: TypeAlias = dict[str, Any]  # variable -> an operator, a monoid or a pattern
+DrawnValues: TypeAlias = dict[str, Any]  # variable -> an operator, a monoid or a pattern
 
 
 @dataclass
 class DrawnVariables:
     """One draw: an operator for each variable, a monoid or pattern for each attribute, the input."""
 
-    variables: Drawn
+    variables: DrawnValues
     x: NDArray[np.float64]
     batch: Batch
     built: dict[Operator, Operator] = field(default_factory=dict)
@@ -64,7 +64,9 @@ def draw_variables(seed: int) -> list[DrawnVariables]:
 def draw_once(rng: np.random.Generator, number: int) -> DrawnVariables:
     """Draw all variables once; monoids and patterns in turn, so that no two variables are the same in every
     draw."""
-    variables: Drawn = {name: drawn(rng, sort, name, number % len(list_ways(sort))) for name, sort in LETTERS.items()}
+    variables: DrawnValues = {
+        name: drawn(rng, sort, name, number % len(list_ways(sort))) for name, sort in LETTERS.items()
+    }
     draw = DrawnVariables(variables, rng.normal(size=(sum(ROWS), INPUT)), ragged())
     for place, names in enumerate(OVER, number):
         monoid = names[0]
@@ -75,7 +77,7 @@ def draw_once(rng: np.random.Generator, number: int) -> DrawnVariables:
     return draw
 
 
-def list_finite(draw: DrawnVariables, names: tuple[str, str]) -> Iterator[Drawn]:
+def list_finite(draw: DrawnVariables, names: tuple[str, str]) -> Iterator[DrawnValues]:
     """Yield the choices of a monoid and a pattern whose product of a draw's scores is finite."""
     monoid, pattern = names
     known = {pattern: [draw.variables[pattern]]} if pattern in draw.variables else {}

@@ -14,7 +14,7 @@ from sympy import Expr, sympify
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
-from rewrites.discovery.fingerprints import Drawn, drop_head
+from rewrites.discovery.fingerprints import DrawnValues, drop_head
 from rewrites.discovery.small_terms import sort_of, variables_of
 from rewrites.discovery.witnesses import WITNESSES, list_monoids
 from rewrites.egraph.egraph import is_lone
@@ -142,14 +142,14 @@ def differences(law: Law, situation: Situation, rng: np.random.Generator) -> Ite
             continue
 
 
-def draw_often(law: Law, sorts: dict[str, Sort], rng: np.random.Generator) -> Iterator[Drawn]:
+def draw_often(law: Law, sorts: dict[str, Sort], rng: np.random.Generator) -> Iterator[DrawnValues]:
     """Yield draws of all variables in every combination of their ways, again and again up to the number of trials."""
     ways = prod(max(1, len(list_ways(sort))) for sort in sorts.values())
     for _ in range(max(1, TRIALS // ways)):
         yield from law.trials(rng, TRIALS, **sorts)
 
 
-def draw_witnesses(law: Law, sorts: dict[str, Sort], rng: np.random.Generator) -> Iterator[Drawn]:
+def draw_witnesses(law: Law, sorts: dict[str, Sort], rng: np.random.Generator) -> Iterator[DrawnValues]:
     """Yield draws of all variables with each witness that has the flags of a monoid."""
     for name, sort in sorts.items():
         for monoid in WITNESSES if sort.name == "over" else ():

@@ -4,12 +4,12 @@ commutes with whatever acts on rows from the right."""
 from opmatrix.algebra.operators import shift
 from rewrites.laws.law import Sort, collect, constant, lag, law, mixing, n, p, rotation, value
 
-other = Sort("value")  # a value or a constant
+any_value = Sort("value")  # a value or a constant
 by_each_row = Sort("operator", ("row_wise", "uniform", "maps_zero_to_zero"))
 
 
 @law(source="composition of maps")
-def shift_twice(x: other[n], i: lag, j: lag):
+def shift_twice(x: any_value[n], i: lag, j: lag):
     """A row before a row before is one further back, as far as kernels read. True of any lags."""
     return (x @ shift(i)) @ shift(j), x @ shift(i + j)
 

@@ -220,8 +220,8 @@ def with_format(program, name):
 
 
 REFUSED = {
-    "int8": (lambda program: with_format(program, "int8"), r"is stored as int8: only dense, packed, bf16, half"),
-    "low rank": (lambda program: with_format(program, "lowrank"), r"is stored as lowrank: only dense"),
+    "int8": (lambda program: with_format(program, "int8"), r"is stored as int8: only float32, bf16 and float16"),
+    "low rank": (lambda program: with_format(program, "lowrank"), r"is stored as lowrank: only float32"),
     "no configuration": (
         lambda program: type(program)(program.steps, program.constants, program.outputs, {}),
         "names no",

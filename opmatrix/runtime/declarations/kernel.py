@@ -79,6 +79,8 @@ class Declared:
     `padded` returns the result for a batch whose sequences are padded to one length, by the array functions of
     opmatrix/runtime/declarations/padded.py: programs are exported by it.
 
+    `part`: its part in a layer, in a word, by which programs are read as models of a plain class.
+
     Used by checks: `borders`, the numbers of rows, or tokens of a sequence, at which it takes another path; `restrict`,
     its arguments for some rows of the result alone, None if there are none; `telling`, operands besides those of a run
     in which every number that it reads, and every effect of data, shows: first operands for the batch at hand, then
@@ -117,6 +119,7 @@ class Declared:
         self.pullback: Pullback | None = reading("pullback")
         self.product_pullback: ProductPullback | None = reading("product_pullback")
         self.padded: PaddedReader | None = reading("padded")
+        self.part: str = reading("part", "")
         self.scratch: Callable[[Arguments], BufferSize] = reading("scratch", lambda _: BufferSize(0, 0))
         self.reads: Callable[[Arguments], Mapping[str, object]] = reading("reads", lambda _: {})
         self.limits: Callable[[Arguments], Mapping[str, int]] = reading("limits", lambda _: {})

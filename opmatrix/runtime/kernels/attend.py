@@ -153,6 +153,8 @@ class attention(Arguments):
     computed where nobody sees a tile. mask0 and mask1 are the tables that `where` speaks of. q, k, v and the shares of
     softmax may be rounded to bfloat16."""
 
+    part = "attending"
+
     def run(
         out: Any,
         batch: Any,

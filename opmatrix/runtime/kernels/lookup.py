@@ -110,6 +110,8 @@ class embed(Arguments):
     """The sum of one row of each table, chosen by that field of the batch, then the epilogue. Of the tables that
     `turned` numbers, which lie as products multiply by them, columns are rows."""
 
+    part = "tables"
+
     def run(out: Any, batch: Any, tables: Tables, *, epilogue: Epilogue, fields: str, turned: str = "") -> None:
         """Add the rows that the fields choose from the tables, then apply the epilogue."""
         add_rows(out, batch, tables, fields.split(","), turned, epilogue)

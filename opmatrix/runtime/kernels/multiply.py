@@ -26,6 +26,8 @@ def apply_weight(x: Any, weight: Any, out: Any, e: Epilogue) -> None:
 class linear(Arguments):
     """x @ W in whatever format W has; the epilogue runs on each chunk of rows while it is in cache."""
 
+    part = "weights"
+
     def run(out: Any, x: Rows, weight: Weight, *, epilogue: Epilogue) -> None:
         """Multiply by the weight's own kernel, which runs the epilogue too."""
         apply_weight(x, weight, out, epilogue)

@@ -30,6 +30,8 @@ def passes_over(a: Arguments, out: Rows, extents: Extents) -> Costs:
 class pointwise(Arguments):
     """The epilogue alone, in one pass."""
 
+    part = "entries"
+
     def run(out: Any, x: Rows, *, epilogue: Epilogue) -> None:
         """Run the epilogue over x in one pass."""
         compiled.pointwise(x, out, epilogue)

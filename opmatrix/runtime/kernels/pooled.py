@@ -97,6 +97,8 @@ def unit_rows(x: Padded, least: float) -> Padded:
 class pool(Arguments):
     """A row for each sequence, made of its rows; with `unit` of length one, the square of which it is added to."""
 
+    part = "pooling"
+
     def run(out: Any, batch: Any, x: Rows, *, how: How, unit: Least | None = None) -> None:
         """Launch the compiled reduction of each sequence."""
         compiled.pool_rows(x, batch.starts, out, how, unit)
@@ -155,6 +157,8 @@ class pool(Arguments):
 )
 class unit(Arguments):
     """Each row with length one, to the square of which `unit` is added."""
+
+    part = "normalising"
 
     def run(out: Any, x: Rows, *, unit: Least) -> None:
         """Launch the reduction of single rows, which only normalises them."""

@@ -55,6 +55,8 @@ class rotate(Arguments):
     row's position names; tables are positions × k, columns behind 2 k stay (Su et al. 2021, RoPE). Rows are all tokens,
     or of each sequence the first or the last."""
 
+    part = "turning"
+
     def run(out: Any, batch: Any, x: Heads, cos: Array, sin: Array, *, rows: Picked = "all") -> None:
         """Launch the compiled rotation; rows are all tokens, or the first or last of each sequence."""
         tables: Any = cos

@@ -36,6 +36,8 @@ def cut(x: Any, lo: int, hi: int) -> Any:
 class heads(Arguments):
     """A row's columns as equal blocks."""
 
+    part = "dividing"
+
     @staticmethod
     def run(x: Rows, *, heads: Count) -> Any:
         """View rows as heads: no numbers move."""
@@ -66,6 +68,8 @@ class heads(Arguments):
 class join(Arguments):
     """Blocks side by side again."""
 
+    part = "flattening"
+
     @staticmethod
     def run(x: Heads) -> Any:
         """View heads as rows: no numbers move."""
@@ -93,6 +97,8 @@ class join(Arguments):
 @kernel()
 class columns(Arguments):
     """Columns lo to hi, hi excluded."""
+
+    part = "narrowing"
 
     @staticmethod
     def run(x: Rows, *, lo: Place, hi: Place) -> Any:
