@@ -360,6 +360,9 @@ def record_range(x: SymbolicArray, axis: int, places: slice) -> SymbolicArray:
     if count == size:
         return x
     shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
+    operation, operands, attributes, *_ = x.node
+    if operation == "slice" and attributes[0] == axis and attributes[3] == 1:  # a range of a range of the same axis
+        x, start, stop = SymbolicArray(x.graph, operands[0]), attributes[1] + start, attributes[1] + stop
     return x.graph.add("slice", [x], [axis, start, stop, step], shape, x.dtype)
 
 

@@ -204,6 +204,10 @@ class PaddedReading:
         """Raise Unpadded: a mask of a batch is no part of a program that is exported."""
         raise Unpadded(f"it drops numbers by the mask {name} of a batch")
 
+    def shift(self, k: int) -> Self:
+        """Raise Unpadded: rows before are read in a program's own layout alone."""
+        raise Unpadded(f"it reads rows before, shift({k}), which exports have not")
+
     def fold(self, h: int) -> Self:
         """Sum neighbouring heads, so that h are left."""
         heads = np.moveaxis(self.array, 1, -1)
@@ -274,6 +278,13 @@ class PaddedReading:
         rows = tuple(np.expand_dims(c, 2) for c in spread_carrier(carrier, x * 0.0 + w * 0.0))
         masked = tuple(np.where(pairs, c, unit) for c, unit in zip(rows, over.unit(), strict=True))
         return self.of(finish_columns(over, reduce_all(over, masked, T)), shape)
+
+    def shift(self, k: int) -> Self:
+        """Return the row k before each row in its sequence, zeros where there is none: a product with zeros and
+        ones."""
+        at, there = self.batch.positions, np.expand_dims(self.batch.valid, 1)
+        before = there & (np.expand_dims(at, 1) == np.expand_dims(at, 2) - k)
+        return self.of(np.expand_dims(np.where(before, 1.0, 0.0), 1) @ self.full(), self.shape.shift(k))
 
     def seen(self, where: Pattern) -> Padded:
         """Return a mask of the columns that rows see, (batch, 1, rows, columns); None where each sees all. Raises

@@ -1,13 +1,14 @@
 """All matches of a pattern in a subject: a class of a graph, which has many members, or a tree or a term, which is its
 only one. Matching goes from the leaves up: patterns that share a part match it once in each subject."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import eq
 from typing import Any, Generic, TypeVar
 
 from opmatrix.algebra.term import Operator
-from rewrites.laws.law import is_variable
+from rewrites.laws.law import is_variable, list_summands
+from rewrites.laws.spelling import add_spelled, spelled
 
 Binding = dict[str, Any]  # variable -> a subject, or an attribute
 Subject = TypeVar("Subject")  # an object that patterns are matched with
@@ -56,7 +57,7 @@ class Matches(Generic[Subject]):
     def _attributes(self, wanted: Sequence[object], attributes: Sequence[object]) -> Sequence[Binding]:
         binding: Binding = {}
         for want, have in zip(wanted, attributes, strict=True):
-            if is_variable(want):
+            if is_variable(want) or list_summands(want):  # a sum is bound by its text
                 if binding.setdefault(self.variable(want), have) != have:
                     return ()
             elif not self.same(want, have):
@@ -72,6 +73,14 @@ def join_matches(ours: Sequence[Binding], theirs: Sequence[Binding]) -> list[Bin
         for other in theirs
         if not one or all(one[name] == other[name] for name in one.keys() & other.keys())
     ]
+
+
+def name_attribute(want: Hashable, bound: Binding) -> str:
+    """Return the name of an attribute of a pattern over what its variables are bound to: of a sum of lags that of the
+    sum."""
+    if summands := list_summands(want):
+        return add_spelled([bound[name] for name in summands])
+    return str(bound[str(want)]) if is_variable(want) else spelled(want)
 
 
 def orders(kind: str, children: tuple[Subject, ...]) -> list[tuple[Subject, ...]]:

@@ -1,6 +1,7 @@
 """The house keeps its shape: rooms that point one way, words with one meaning, docstrings that stand alone, types."""
 
 import re
+from collections import Counter
 
 import measures
 import pytest
@@ -102,3 +103,9 @@ def test_a_change_of_another_package_is_seen(source, wanted, tmp_path, monkeypat
     monkeypatch.setattr(measures, "ROOT", tmp_path)
     monkeypatch.setitem(measures.MODULES, "rewrites.changing", path)
     assert len(measures.upward_changes(["rewrites.changing"])) == wanted
+
+
+def test_no_two_test_files_have_one_name():
+    """Each is a module of its name in one process: the second would not be collected."""
+    names = Counter(file.name for file in (measures.ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []

@@ -38,6 +38,9 @@ additive, by_rows = Sort("matrix", ("additive",)), Sort("rotation", ("row_linear
 number = Sort("scalar", ("constant", "column"))  # for all rows, or one for each position
 
 
+by_each_row = Sort("operator", ("row_wise", "uniform", "maps_zero_to_zero"))
+
+
 @law(both=True)
 def associative(x: value[n], A: operator[n, k], B: operator[k, p]):
     """Composition of maps."""
@@ -54,6 +57,12 @@ def identity(x: value[n]):
 def shifts_add(x: value[n], i: lag, j: lag):
     """A row before a row before is one further back."""
     return (x @ shift(i)) @ shift(j), x @ shift(i + j)
+
+
+@law()
+def shifts_commute(x: value[n], A: by_each_row[n, p], k: lag):
+    """A shift, from the left of rows, and what all rows go through and zeros stay zeros in."""
+    return (x @ shift(k)) @ A, (x @ A) @ shift(k)
 
 
 @law()

@@ -177,6 +177,8 @@ class shifted_term(Arguments):
         """Return the shape that the written kernel declares."""
         return rows_shape(a)
 
+    padded = read_padded
+
     def limits(a) -> dict[str, int]:
         """Name the positions of rows: rows before the first of a sequence are zeros."""
         return {"positions": FAR}
@@ -184,6 +186,8 @@ class shifted_term(Arguments):
     def reference(a) -> Doubles:
         """Evaluate the term row by row in float64."""
         return rows_meaning(a, a.batch.positions)
+
+    padded = read_padded
 
     def bound(a) -> Doubles:
         """Return a running error of every operation, in the kernel's own order."""

@@ -1,17 +1,17 @@
 """A derivation: the steps from an imported program to the chosen one, each one application of a law. It can be
 repeated, checked in numbers at every step, and read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from opmatrix.algebra.term import Operator, substitute
 from rewrites.egraph.egraph import ENode, build
-from rewrites.egraph.match import Binding, join_matches
+from rewrites.egraph.match import Binding, join_matches, name_attribute
 from rewrites.egraph.template import sizes_of
 from rewrites.explain.derivations.trees import OPEN, READ, STORED, Forest, Path, Tree, match_trees
-from rewrites.laws.law import APPROXIMATE, Law
+from rewrites.laws.law import APPROXIMATE, Law, list_summands
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.graphs import TOLERANCE, batch, compare_values, stack, width
 from rewrites.verify.numbers import Drawn
@@ -111,8 +111,15 @@ def instance(law: Law, step: Application) -> Binding | None:
     for pair in zip(*law.sides(), strict=True):
         before, after = reversed(pair) if step.backwards else pair
         for binding in join_matches(matches.find(before, step.before), matches.find(after, step.after)):
-            return binding
+            if all(binding[str(total)] == name_attribute(total, binding) for total in summed_attributes(after, before)):
+                return binding
     return None
+
+
+def summed_attributes(*sides: Operator) -> Iterator[Hashable]:
+    """Yield the attributes on sides of a law that are sums of its variables."""
+    for node in (node for side in sides for node in side.walk()):
+        yield from filter(list_summands, node.attributes)
 
 
 @dataclass

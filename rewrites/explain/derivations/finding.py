@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from opmatrix.algebra.term import Operator
 from rewrites.egraph.egraph import pattern_variables
-from rewrites.egraph.match import Binding, Matches, join_matches
+from rewrites.egraph.match import Binding, Matches, join_matches, name_attribute
 from rewrites.explain.derivations.derivation import Application, Derivation
 from rewrites.explain.derivations.trees import Forest, NodeKey, Path, Tree
 from rewrites.extraction import Extraction
-from rewrites.laws.law import IMPLEMENTATION, Law, is_variable, list_summands
-from rewrites.laws.spelling import add_spelled, spelled
+from rewrites.laws.law import IMPLEMENTATION, Law
+from rewrites.laws.spelling import spelled
 from rewrites.lowering.lower import Lowering
 
 
@@ -258,13 +258,6 @@ def match_rows(rows: set[Hashable], names: list[str], bound: Binding) -> Iterato
 def name_attributes(pattern: Operator, bound: Binding) -> tuple[str, ...]:
     """Return the names of a pattern's attributes."""
     return tuple(name_attribute(want, bound) for want in pattern.attributes)
-
-
-def name_attribute(want: Hashable, bound: Binding) -> str:
-    """Return the name of an attribute of a pattern: of a sum of lags that of the sum."""
-    if summands := list_summands(want):
-        return add_spelled([bound[name] for name in summands])
-    return str(bound[str(want)]) if is_variable(want) else spelled(want)
 
 
 def prefix_moves(moves: list[Move], at: int) -> list[Move]:
