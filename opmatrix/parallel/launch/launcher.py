@@ -266,6 +266,15 @@ class Ranks:
         )
         raise RanksFailed(f"ranks wait for each other: {waiting}")
 
+    def next_end(self, until: float) -> tuple[int, Note | None]:
+        """Return the next rank that fails or ends, with its note. Raises Empty once the clock shows `until`, however
+        many beats arrive before."""
+        while (left := until - time.monotonic()) > 0:
+            rank, note = self.notes.get(timeout=left)
+            if note is None or note.kind == "failed":
+                return rank, note
+        raise Empty
+
     def failure(self, rank: int, note: Note | None) -> Exception:
         """Return the first failure. If a rank reports that it lost another one, wait a little for the reason of that
         one."""
@@ -273,15 +282,12 @@ class Ranks:
         while note is not None and note.said["what"] == LOST:
             lost = lost or note
             try:
-                while (more := self.notes.get(timeout=max(0.01, end - time.monotonic())))[1] is not None and (
-                    more[1].kind != "failed"
-                ):
-                    pass
+                other, told = self.next_end(end)
             except Empty:
                 return RanksFailed(str(lost.said["text"]))
-            if more[1] is None and more[0] == rank:
+            if told is None and other == rank:
                 continue
-            rank, note = more
+            rank, note = other, told
         if note is None:
             return RanksFailed(f"rank {rank} {self.ranks[rank].said()}")
         text = str(note.said["text"])
