@@ -338,7 +338,7 @@ class Shape(NamedTuple):
             )
         if width is None:
             raise ShapeError(f"{doing}: it gives as many columns as rows are merged: use a monoid of a fixed width")
-        return both._replace(cols=as_int(both.cols * width))
+        return both if width == 1 else both._replace(cols=as_int(both.cols * width))
 
     def split(self, h: LiveSize) -> Shape:
         """Split columns into h heads."""

@@ -337,11 +337,7 @@ class TermWriter:
             return self.size(number, level)
         value = repr(number)
         if self.latex:
-            value = re.sub(
-                r"e([+-])0*(\d+)",
-                lambda at: rf" \cdot 10^{{{at[1].strip('+')}{at[2]}}}",
-                value.replace("inf", r"\infty"),
-            )
+            value = with_powers(value)
         elif not value[-1].isdigit():
             value = f"float({value!r})"
         plain = not value.startswith("-") and "cdot" not in value
@@ -350,7 +346,7 @@ class TermWriter:
     def data(self, data: Data, level: int = 0) -> str:
         """Write a small array without a name by its numbers, any other by its label, or for a reader by its shape."""
         if self.latex and literal(data):
-            lines = [" & ".join(f"{u:.4g}" for u in line) for line in np.atleast_2d(data.array)]
+            lines = [" & ".join(with_powers(f"{u:.4g}") for u in line) for line in np.atleast_2d(data.array)]
             return self.put("row", 0, r" \\ ".join(lines))
         if literal(data):
             return str(data.array.tolist())
@@ -380,6 +376,12 @@ def with_tables(pattern: Pattern, say: Callable[[Data], str], quoted: Callable[[
     """Return a pattern's text with its tables in their places; a custom name may hold any characters."""
     first, *rest = pattern.form.split("{}") if pattern.data else [pattern.form]
     return quoted(first) + "".join(say(data) + quoted(words) for data, words in zip(pattern.data, rest, strict=True))
+
+
+def with_powers(number: str) -> str:
+    """Return a number that Python wrote as LaTeX reads it: powers of ten, and the sign of infinity."""
+    number = number.replace("inf", r"\infty")
+    return re.sub(r"e([+-])0*(\d+)", lambda at: rf" \cdot 10^{{{at[1].strip('+')}{at[2]}}}", number)
 
 
 def escape(text: str) -> str:

@@ -512,7 +512,7 @@ PANELS = {  # headings of commands -> a short line for each of them
         "profile": "Show the time of each kind of step of a saved program.",
         "verify": "Repeat the checks of a saved program's certificate.",
         "compile": "Compile a saved program's kernels in advance, for all users.",
-        "export": "Write a saved program as an ONNX file, for torch, or as a checkpoint.",
+        "export": "Write a saved program as ONNX, for torch, or as a checkpoint.",
     },
     "Machines and laws": {
         "calibrate": "Measure this machine: peaks, bandwidths, BLAS, kernels.",

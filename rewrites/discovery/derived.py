@@ -10,11 +10,9 @@ from rewrites.egraph.template import Template, state_imported
 from rewrites.laws.law import RESTRUCTURE, Law
 from rewrites.proofs.equations import FACTS, PROOFS_PER_ENGINE, ROUND, ProofSearch, add_sizes, literal_facts
 
-EQUATIONS_TOGETHER, MOST_NODES, MOST_ROUNDS = (
-    40,
-    4000,
-    5,
-)  # equations in one graph; its largest number of nodes; its most rounds
+EQUATIONS_TOGETHER = 40  # equations in one graph
+MOST_NODES = 4000  # of such a graph
+MOST_ROUNDS = 5  # of its saturation
 
 
 def nothing(**variables: object) -> tuple[object, object]:

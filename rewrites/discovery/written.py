@@ -37,7 +37,7 @@ def spell_file(laws: Sequence[FoundLaw], command: str) -> str:
     imports = [f"from rewrites.laws.law import {', '.join(law_names)}"]
     if used:
         imports.insert(0, f"from opmatrix.algebra.operators import {', '.join(sorted(used))}")
-    head = f'"""Laws that `{command}` entry."""\n\n' + "\n".join(wrapped for line in imports for wrapped in wrap(line))
+    head = f'"""Laws of `{command}`."""\n\n' + "\n".join(wrapped for line in imports for wrapped in wrap(line))
     return "\n\n\n".join([head, *map(spell_law, laws)]) + "\n"
 
 

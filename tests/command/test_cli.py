@@ -22,7 +22,7 @@ from opmatrix.runtime.program import Program
 from rewrites.cli import __main__ as cli
 from rewrites.cli.commands import app
 from rewrites.cli.options import EXAMPLES, FIRST_LINES, PANELS
-from rewrites.laws import EXACT_LAWS, attention, joining, largest, ring, spaces
+from rewrites.laws import EXACT_LAWS, attention, joining, largest, ring, shifts, spaces
 from rewrites.laws.epilogues import HEADS, STAGES
 from rewrites.laws.implementation import IMPLEMENTATIONS
 from rewrites.workload.phases import Report
@@ -379,6 +379,7 @@ def test_laws_of_a_kind(command):
             attention.ATTENTION_LAWS,
             joining.JOINING_LAWS,
             spaces.SPACE_LAWS,
+            shifts.SHIFT_LAWS,
             largest.ROUTING_LAWS,
         )
     ]

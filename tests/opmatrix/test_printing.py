@@ -174,6 +174,7 @@ EVERY_KIND = [
     om.alibi(2, 3),
     om.by_distance(RNG.normal(size=(2, 3)), 1),
     om.at_distances(RNG.normal(size=(2, 4, 3))),
+    om.weight([[1e-5, 2.0], [-3e20, 0.5]]) @ om.relu,
     om.scan(W, W @ om.tanh, om.decay) @ om.cumsum,
     om.formula(lambda x: om.scan((x @ x.T) @ x, x, "softmax", om.sequence)),
     om.row(om.row(om.I, om.I), om.I),

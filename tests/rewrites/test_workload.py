@@ -179,7 +179,7 @@ def named(tmp_path, monkeypatch):
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("OPMATRIX_CACHE", str(tmp_path / "cache"))
-    return lambda directory, name: resolve.name_origin(SimpleNamespace(directory=directory, name=name))
+    return lambda directory, name: resolve.name_origin(SimpleNamespace(directory=directory, name=name, held=None))
 
 
 @pytest.mark.parametrize(
