@@ -127,10 +127,10 @@ BENCHMARKS = {
         "--layers 4 --words 0 --rounds 5", 20, "", 240, "What is saved where one token alone is read?"
     ),
     "terms graph": Benchmark(
-        "--nodes 2000 --edges 20000 --rounds 15", 10, "", 40, "How fast is a product with a relation?"
+        "--nodes 2000 --edges 20000 --rounds 9", 5, "", 40, "How fast is a product with a relation?"
     ),
     "terms scans": Benchmark(
-        "--lengths 512 2048 --rounds 9", 10, "", 30, "Does a scan take time in rows, or in their square?"
+        "--lengths 512 1024 --rounds 5", 4, "", 30, "Does a scan take time in rows, or in their square?"
     ),
     "stated budgets": Benchmark("--models 2", 15, "", 800, "Do planned memory and stated errors hold?"),
     "memory": Benchmark("--megabytes 32", 30, "", 120, "How much memory does a process with a program take?"),

@@ -426,7 +426,7 @@ def freeze(shared: EgglogEngine, graph: Graph, sign: str = "$") -> None:
                 arity = KINDS[name[2:]].arity
                 cls = read(row.output, "Op")
                 graph.nodes.append(ENode(name[2:], inputs[:arity], inputs[arity:], cls, row.subsumed))
-            else:
+            elif name != facts.LAG_SUM:  # a table of all lags, which tells nothing of the graph
                 graph.facts[name].add(inputs[0] if len(inputs) == 1 else inputs)
 
 

@@ -92,6 +92,11 @@ def mix(x: Operator) -> Operator:
     return product(product(x, turn(x)), x)
 
 
+def gather(scores: Operator, x: Operator) -> Operator:
+    """Sum all rows of x times a column of scores: all rows of the result are alike, and depend on all rows."""
+    return product(product(const(1.0), turn(scores)), x)
+
+
 def ragged() -> Batch:
     """Return the batch of a check, with the relations that a variable may be."""
     return Batch([np.zeros(length, int) for length in ROWS], relations=RELATED)
@@ -132,6 +137,7 @@ Instance: TypeAlias = Callable[[Ends], Operator]
 INSTANCES: tuple[Instance, ...] = (
     lambda of: of.matrix @ bent,  # row-wise, with no other property
     lambda of: mix(of.matrix),  # no property at all
+    lambda of: gather(weight(of.numbers(of.columns, 1)), of.matrix),  # rows that are all alike
     lambda of: of.matrix,
     lambda of: ones @ weight(of.numbers(of.heads, 1, of.out)),  # a matrix with the number of input rows
     lambda of: of.matrix @ relu,  # homogeneous for positive numbers

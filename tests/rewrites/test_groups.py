@@ -17,4 +17,5 @@ def test_heads_that_do_not_meet_are_guarded():
         "multiply_heads",
         "product_heads",
         "row_heads",
+        "scan_heads",
     }

@@ -324,6 +324,7 @@ BY_ROWS = {"row_wise", "selective"}
 LINEAR = {"additive", "row_linear", "uniform", *ADDITIVE, *BY_ROWS}
 FOLLOWS = {  # from each property, or from every kind that has it
     "additive": ADDITIVE,
+    "by_key": set(),
     "column": {"level"},
     "constant": set(),
     "diagonal": {"uniform", *BY_ROWS},

@@ -11,14 +11,12 @@ from searched import structure
 from terms_of_rows import value
 
 import opmatrix as om
-from formats.core.errors import InputError
 from formats.host.threads import limit
 from formats.kernels.engine.compiled import provide
 from opmatrix.algebra.operators import I, affine, const, conv, exp, heads, ones, row, shift, silu, sum_heads, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.positions.lags import LAGS
 from opmatrix.algebra.shapes import Shape, T
-from opmatrix.exports.program_graph import read_program
 from opmatrix.runtime.codegen.growing import find_region, row_kernel_of
 from opmatrix.runtime.declarations.meanings import bound, meaning
 from opmatrix.runtime.interpreted import write_term
@@ -183,11 +181,3 @@ def test_steps_of_a_derivation_are_instances_of_the_laws_of_shifts():
     explored = om.explore(table @ shift(1) @ inner @ shift(2) @ silu, om.Batch([RNG.integers(0, 23, 300), [1, 2]]))
     assert explored.derivation.checked < 1e-9
     assert {"shift_late", "shift_twice"} <= {law for part in explored.derivation.parts for law in part.laws()}
-
-
-def test_an_export_refuses_rows_before():
-    batch = om.Batch([[1, 2, 3]])
-    program = om.schedule(weight(np.eye(23)[:, :6]) @ shift(2), batch).program
-    assert "shifted_term" in {step.kernel for step in program.steps}
-    with pytest.raises(InputError, match=r"shift\(2\)"):
-        read_program(program)

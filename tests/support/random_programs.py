@@ -166,6 +166,15 @@ class Grower:
 
     # what no kernel computes
 
+    def scanned(self, v):
+        """Rows merged with those before them, or with all of their sequence."""
+        scores = self.to(self.any(), v.cols) @ KINDS["tanh"]()
+        return operators.scan(scores, v, self.monoid(tokens=True), self.pick(sequence, sequence & causal))
+
+    def lagged(self, v):
+        """A row with rows before it."""
+        return v + v @ operators.shift(self.pick(1, 2, LONGEST))
+
     def reduced(self, v):
         return v @ over(weight(self.numbers(v.cols, 2)), self.monoid())
 
@@ -264,6 +273,8 @@ OTHERS = (
     "through_heads",
     "biased",
     "mixed",
+    "scanned",
+    "lagged",
 )
 
 

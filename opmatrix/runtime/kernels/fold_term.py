@@ -1,7 +1,7 @@
 """Products over any monoid, each a kernel of its own (opmatrix/runtime/codegen, formats/kernels/generated): scores tile
 by tile, never stored; written and compiled when a program that has it first runs, and cached."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,6 @@ import numpy as np
 from formats.core.epilogue import UNIT
 from formats.core.sizes import T, size
 from formats.machine.prices import S2, Price, Timed, Work, h
-from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import Extents, count_attended, entries, pairs
 from opmatrix.algebra.batch.relations import Relation
 from opmatrix.algebra.positions.patterns import Pattern, sequence
@@ -19,11 +18,12 @@ from opmatrix.runtime.declarations.arguments import Doubles, split_operands
 from opmatrix.runtime.declarations.by_sequence import sentence_rows, unseen
 from opmatrix.runtime.declarations.costs import Costs
 from opmatrix.runtime.declarations.fitting import same
-from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel
+from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import C, Heads, Rows
 from opmatrix.runtime.kernels.link import entries_of
 from opmatrix.runtime.kernels.row_term import (
     SLOW,
+    ask_rows,
     count_columns,
     declared_signature,
     in_shape,
@@ -172,11 +172,6 @@ def fold_reference(a: Arguments) -> Doubles:
 
         return interpreted.exact(a)
     return in_shape(bound_values(a, a)[0])
-
-
-def ask_rows(arguments: Mapping[str, Any], values: Sequence[str], batch: Batch, at: RowNumbers) -> Restricted:
-    """Restrict to some rows of the result, with unchanged values."""
-    return {**arguments, "at": at}, batch
 
 
 def fold_bound(a: Arguments) -> Doubles:

@@ -1,7 +1,7 @@
 """A term that goes through rows one by one, as a kernel of its own (opmatrix/runtime/codegen,
 formats/kernels/generated): written and compiled when a program that has it first runs, and cached."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from inspect import Parameter, Signature
 from itertools import product
@@ -18,7 +18,7 @@ from opmatrix.algebra.batch.extents import Extents
 from opmatrix.algebra.positions.patterns import FAR
 from opmatrix.runtime.declarations.arguments import ARRAY_NAMES, VALUE_NAMES, Doubles, TermOperands, split_operands
 from opmatrix.runtime.declarations.costs import Costs
-from opmatrix.runtime.declarations.kernel import Arguments, RowNumbers, kernel
+from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel
 from opmatrix.runtime.declarations.operands import Array, Heads, Rows
 from opmatrix.runtime.declarations.padded import Padded
 
@@ -108,6 +108,11 @@ def rows_shape(a: Arguments) -> Rows | Heads:
     return Rows(root.cols) if root.heads == 1 else Heads(root.heads, root.cols)
 
 
+def ask_rows(arguments: Mapping[str, Any], values: Sequence[str], batch: Fields, at: RowNumbers) -> Restricted:
+    """Restrict to some rows of the result, with unchanged values."""
+    return {**arguments, "at": at}, batch
+
+
 def rows_meaning(a: Arguments, positions: RowNumbers | None = None) -> Doubles:
     """Evaluate the term row by row in float64; `positions` are those of rows that read rows before."""
     from formats.kernels.generated.rowwise.row_bounds import mean_rows
@@ -177,7 +182,7 @@ class shifted_term(Arguments):
         """Return the shape that the written kernel declares."""
         return rows_shape(a)
 
-    padded = read_padded
+    restrict = ask_rows
 
     def limits(a) -> dict[str, int]:
         """Name the positions of rows: rows before the first of a sequence are zeros."""
@@ -185,13 +190,13 @@ class shifted_term(Arguments):
 
     def reference(a) -> Doubles:
         """Evaluate the term row by row in float64."""
-        return rows_meaning(a, a.batch.positions)
+        return asked_rows(a, rows_meaning(a, a.batch.positions))
 
     padded = read_padded
 
     def bound(a) -> Doubles:
         """Return a running error of every operation, in the kernel's own order."""
-        return rows_bound(a, a.batch.positions)
+        return asked_rows(a, rows_bound(a, a.batch.positions))
 
 
 def kernel_of(a: Arguments) -> "RowKernel":
@@ -203,6 +208,12 @@ def count_rows(a: Arguments) -> int:
     """Return the rows of the batch, which a term of arrays alone has, too; 1 without a batch."""
     batch = getattr(a, "batch", None)
     return 1 if batch is None else int(batch.rows)
+
+
+def asked_rows(a: Arguments, numbers: Doubles) -> Doubles:
+    """Return the rows of a result that are asked for; all of them by default."""
+    at = getattr(a, "at", None)
+    return numbers if at is None else numbers[at]
 
 
 def in_shape(found: Doubles) -> Doubles:

@@ -15,7 +15,14 @@ from opmatrix.runtime.declarations.by_sequence import sentence_rows
 from opmatrix.runtime.declarations.costs import Costs
 from opmatrix.runtime.declarations.kernel import Arguments, kernel
 from opmatrix.runtime.declarations.operands import Heads, Rows
-from opmatrix.runtime.kernels.row_term import count_columns, declared_signature, in_shape, read_padded
+from opmatrix.runtime.kernels.row_term import (
+    ask_rows,
+    asked_rows,
+    count_columns,
+    declared_signature,
+    in_shape,
+    read_padded,
+)
 
 if TYPE_CHECKING:
     from formats.kernels.generated.folding.scan_kernel import ScanKernel
@@ -61,16 +68,16 @@ class scan_term(Arguments):
         """Evaluate the term in float64, row after row."""
         from opmatrix.runtime import interpreted
 
-        return interpreted.exact(a)
+        return asked_rows(a, interpreted.exact(a))
 
-    padded = read_padded
+    padded, restrict = read_padded, ask_rows
 
     def bound(a) -> Doubles:
         """Return a running error of every operation, in the kernel's own order."""
         from formats.kernels.generated.folding.scan_bounds import bound_scan
 
         meant, error = bound_scan(kernel_of(a).plan, *split_operands(a.exact), [*sentence_rows(a.batch)])
-        return in_shape(error) + UNIT * in_shape(abs(meant)) * 1e-6
+        return asked_rows(a, in_shape(error) + UNIT * in_shape(abs(meant)) * 1e-6)
 
     def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
         """Return the price of a kernel of rows: numbers moved for a row, operations of each kind, merges that wait."""
