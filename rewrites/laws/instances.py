@@ -92,7 +92,7 @@ def mix(x: Operator) -> Operator:
     return product(product(x, turn(x)), x)
 
 
-def gather(scores: Operator, x: Operator) -> Operator:
+def sum_alike(scores: Operator, x: Operator) -> Operator:
     """Sum all rows of x times a column of scores: all rows of the result are alike, and depend on all rows."""
     return product(product(const(1.0), turn(scores)), x)
 
@@ -137,7 +137,7 @@ Instance: TypeAlias = Callable[[Ends], Operator]
 INSTANCES: tuple[Instance, ...] = (
     lambda of: of.matrix @ bent,  # row-wise, with no other property
     lambda of: mix(of.matrix),  # no property at all
-    lambda of: gather(weight(of.numbers(of.columns, 1)), of.matrix),  # rows that are all alike
+    lambda of: sum_alike(weight(of.numbers(of.columns, 1)), of.matrix),  # rows that are all alike
     lambda of: of.matrix,
     lambda of: ones @ weight(of.numbers(of.heads, 1, of.out)),  # a matrix with the number of input rows
     lambda of: of.matrix @ relu,  # homogeneous for positive numbers
