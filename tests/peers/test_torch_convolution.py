@@ -5,7 +5,7 @@ import pytest
 
 import opmatrix as om
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="needs peers: torch")
 
 
 @pytest.mark.parametrize("taps", (1, 2, 4, 17))
