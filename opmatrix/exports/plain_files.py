@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from formats.core.errors import InputError
+from formats.storage.bf16 import nearest
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
 from opmatrix.exports.exported_files import fresh_files
@@ -32,6 +33,7 @@ from opmatrix.files.directory.model_files import (
     TRANSFORMER,
     WEIGHTS,
 )
+from opmatrix.files.mapped import write_entries
 from opmatrix.inference.pooling import Pooling
 from opmatrix.models import spelling
 from opmatrix.models.config import Settings
@@ -143,17 +145,14 @@ def write_weights(file: Path, tensors: Mapping[str, StoredNumbers]) -> None:
     for name, array in stored.items():
         begin, end = end, end + array.nbytes
         entries[name] = {"dtype": tensors[name].number, "shape": array.shape, "data_offsets": (begin, end)}
-    head = json.dumps(entries).encode()
-    head += b" " * (-len(head) % ALIGNED)
-    with file.open("xb") as out:
-        out.write(len(head).to_bytes(8, "little") + head)
-        out.writelines(array.data for array in stored.values())
+    write_entries(file, entries, (array.data for array in stored.values()), ALIGNED)
 
 
 def narrow_numbers(numbers: np.ndarray, number: str) -> np.ndarray:
-    """Return numbers in the type that holds them; bfloat16 as the upper halves of float32."""
+    """Return numbers in the type that holds them; bfloat16 by its bits."""
     if number == "BF16":
-        return (np.ascontiguousarray(numbers, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        bits: np.ndarray = nearest(np.ascontiguousarray(numbers, np.float32))  # type: ignore[no-untyped-call]
+        return bits
     return np.ascontiguousarray(numbers, np.float16 if number == "F16" else np.float32)
 
 

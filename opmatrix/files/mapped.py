@@ -61,12 +61,20 @@ def write_tensors(arrays: Mapping[str, Numeric], file: Path, gap: str = GAP) -> 
         }
         if left := -at % LINE:
             entries[f"{gap}{len(entries)}"] = {"dtype": "U8", "shape": (left,), "data_offsets": (at, at := at + left)}
+    contiguous = map(np.ascontiguousarray, arrays.values())
+    write_entries(file, entries, (part for array in contiguous for part in (array.data, bytes(-array.nbytes % LINE))))
+
+
+def write_entries(
+    file: Path, entries: Mapping[str, object], content: Iterable[bytes | memoryview], line: int = LINE
+) -> None:
+    """Write a safetensors file: the length of the entries as JSON, these, padded to a multiple of `line` bytes in all,
+    and the content that they describe."""
     head = json.dumps(entries).encode()
-    head += b" " * (-(len(head) + 8) % LINE)
+    head += b" " * (-(len(head) + 8) % line)
     with file.open("wb") as out:
         out.write(len(head).to_bytes(8, "little") + head)
-        for array in arrays.values():
-            out.writelines((np.ascontiguousarray(array).data, bytes(-array.nbytes % LINE)))
+        out.writelines(content)
 
 
 class ArrayPart(NamedTuple):

@@ -7,7 +7,7 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any
 
-from formats.kernels.engine.compiled import Function, Kernel, digest_code
+from formats.kernels.engine.compiled import FUNCTIONS, Function, Kernel, digest_code
 from formats.kernels.engine.frozen import sources
 
 PREFIX = "term-"  # prefix of their names; a digest of the text follows
@@ -37,6 +37,13 @@ class TextKernel(Kernel):
         # a text is words of tables, counted names and numbers (row_text.py): no name or string of a file is in it
         exec(compile(self.text, f"<{self.name}>", "exec"), words)
         return words
+
+
+def enter_text(text: str, home: str) -> TextKernel:
+    """Return the kernel of a text, entered in FUNCTIONS by its name like all others."""
+    kernel = TextKernel(text, home)
+    FUNCTIONS[kernel.name] = kernel
+    return kernel
 
 
 def hand_over(functions: Iterable[Function]) -> bytes:

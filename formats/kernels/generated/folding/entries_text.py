@@ -128,19 +128,7 @@ class EntriesText(VectorText):
 
     def whole(self) -> str:
         """Return the whole text."""
-        return "\n".join(
-            [
-                *self.constants(),
-                "",
-                f"RECORD = np.dtype(words({' '.join(self.fields)!r}))",
-                "",
-                "",
-                "def fold_of_entries(item, worker, arguments):",
-                "    c = record(arguments, RECORD)",
-                *self.lines,
-                "",
-            ]
-        )
+        return self.framed("fold_of_entries", self.fields, self.lines)
 
 
 class WindowText(EntriesText):

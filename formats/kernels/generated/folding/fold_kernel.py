@@ -10,8 +10,7 @@ import numpy as np
 from formats.core.arrays import readable, separate, writable
 from formats.host.threads import threads
 from formats.kernels.attentions.heads import EVERY, Layout, Reach, clipped, sequences
-from formats.kernels.engine.compiled import FUNCTIONS
-from formats.kernels.engine.from_text import TextKernel
+from formats.kernels.engine.from_text import TextKernel, enter_text
 from formats.kernels.engine.launch import ROOM, Record, address, filled, launch
 from formats.kernels.engine.pool import POOL
 from formats.kernels.generated.folding.entries_text import ROWS_OF_ITEM, EntriesText, WindowText
@@ -54,10 +53,8 @@ class FoldKernel:
 
     @cached_property
     def function(self) -> TextKernel:
-        """The compiled kernel, entered in FUNCTIONS by its name like all others."""
-        kernel = TextKernel(self.text, FOLD_HOME)
-        FUNCTIONS[kernel.name] = kernel
-        return kernel
+        """The compiled kernel."""
+        return enter_text(self.text, FOLD_HOME)
 
     def __call__(
         self,

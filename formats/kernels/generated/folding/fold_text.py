@@ -429,18 +429,9 @@ class FoldText(VectorText):
 
     def whole(self) -> str:
         """Return the whole text."""
-        head = [
-            *self.constants(),
-            "",
-            f"RECORD = np.dtype(words({' '.join(self.fields)!r}))",
-            "",
-            "",
-            "def fold_of_term(item, worker, arguments):",
-            "    c = record(arguments, RECORD)",
-        ]
         sizes = [f"    {name} = c.{name}" for name in self.sizes.values()]
         rooms = [f"    {word} = c.room + worker * c.apart + c.at_{word}" for word in self.places]
-        return "\n".join([*head, *sizes, *rooms, *self.lines, ""])
+        return self.framed("fold_of_term", self.fields, [*sizes, *rooms, *self.lines])
 
 
 def count_pairs(folding: Folding) -> tuple[float, float]:

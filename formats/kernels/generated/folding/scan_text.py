@@ -174,17 +174,5 @@ class ScanText(RowExpressions):
 
     def whole(self) -> str:
         """Return the whole text."""
-        return "\n".join(
-            [
-                *self.constants(),
-                "",
-                f"RECORD = np.dtype(words({' '.join(self.fields)!r}))",
-                "",
-                "",
-                "def rows_in_order(item, worker, arguments):",
-                "    c = record(arguments, RECORD)",
-                *(f"    {name} = c.{name}" for name in self.sizes.values()),
-                *self.lines,
-                "",
-            ]
-        )
+        sizes = [f"    {name} = c.{name}" for name in self.sizes.values()]
+        return self.framed("rows_in_order", self.fields, [*sizes, *self.lines])

@@ -10,8 +10,7 @@ import numpy as np
 from formats.core.arrays import as_contiguous, readable, separate, writable
 from formats.host.threads import threads
 from formats.kernels.attentions.heads import heads_of
-from formats.kernels.engine.compiled import FUNCTIONS
-from formats.kernels.engine.from_text import TextKernel
+from formats.kernels.engine.from_text import TextKernel, enter_text
 from formats.kernels.engine.launch import ROOM, address, filled, launch, step
 from formats.kernels.engine.pool import POOL
 from formats.kernels.generated.rowwise.row_expressions import OPERANDS
@@ -61,10 +60,8 @@ class RowKernel:
 
     @cached_property
     def function(self) -> TextKernel:
-        """The compiled kernel, entered in FUNCTIONS by its name like all others."""
-        kernel = TextKernel(self.text, HOME)
-        FUNCTIONS[kernel.name] = kernel
-        return kernel
+        """The compiled kernel."""
+        return enter_text(self.text, HOME)
 
     @cached_property
     def operands(self) -> dict[tuple[str, int], RowValue]:

@@ -290,19 +290,10 @@ class RowText(RowExpressions):
         sizes = [f"{name} = c.{name}" for name in self.sizes.values()]
         rooms = [f"{name} = base + c.{name}" for _, name in self.places.values()]
         rows = [f"x{k} = c.x{k} + 4 * row * c.x{k}_row" for k in range(self.values)]
-        head = [
-            *self.constants(),
-            "",
-            f"RECORD = np.dtype(words({' '.join(self.fields())!r}))",
-            "",
-            "",
-            "def rows_of_term(item, worker, arguments):",
-            "    c = record(arguments, RECORD)",
-        ]
         inside = [*sizes, *(["base = c.room + worker * c.apart", *rooms] if rooms else [])]
         loop = [
             "    for row in range(item * c.rows, min((item + 1) * c.rows, c.T)):",
             *(f"        {line}" for line in (*rows, *self.rows_before(), "out = c.out + 4 * row * c.out_row")),
         ]
         lines = [line[4:] for line in self.lines]
-        return "\n".join([*head, *(f"    {line}" for line in inside), *loop, *lines, ""])
+        return self.framed("rows_of_term", self.fields(), [*(f"    {line}" for line in inside), *loop, *lines])

@@ -26,6 +26,19 @@ class VectorText:
     ordered: bool = field(default=False, kw_only=True)  # no number that is compared is NaN
     stores: Stores = field(default_factory=Stores, kw_only=True)
 
+    def framed(self, name: str, fields: Iterable[str], body: Iterable[str]) -> str:
+        """Return the whole text: constants, the record of a call with these words, and a function of one item."""
+        head = [
+            *self.constants(),
+            "",
+            f"RECORD = np.dtype(words({' '.join(fields)!r}))",
+            "",
+            "",
+            f"def {name}(item, worker, arguments):",
+            "    c = record(arguments, RECORD)",
+        ]
+        return "\n".join([*head, *body, ""])
+
     def put(self, line: str) -> None:
         self.lines.append("    " * self.indent + line)
 
