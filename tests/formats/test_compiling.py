@@ -386,7 +386,7 @@ print(known, found.tobytes().hex())
 def test_what_cannot_be_compiled_says_why():
     with pytest.raises(RuntimeError, match=r"(?s)not compiled: impossible .*TypingError.*nowhere"):
         provide([impossible])
-    with pytest.raises(ValueError, match=r"kernels: no such_one; .*gemm"):
+    with pytest.raises(ValueError, match=r"kernels: there is no such_one; there are .*gemm"):
         kernels.warm(["such_one"])
     here = done(
         "from formats.kernels.engine.compiled import Kernel\ndef local(item, worker, arguments): "
