@@ -40,6 +40,9 @@ WIDTHS_NUMBERS = ("float32", "bfloat16", "float16")
 WORDS, POSITIONS = 120, 96
 ENCODER = dict(vocab_size=WORDS, max_position_embeddings=POSITIONS)
 DECODER = ENCODER | dict(rope_theta=1e4)
+DISENTANGLED = ENCODER | dict(
+    type_vocab_size=0, position_biased_input=False, relative_attention=True, norm_rel_ebd="layer_norm"
+)  # as DeBERTa v3 is published
 LAYERS = {
     "gpt2": "n_layer",
     "bloom": "n_layer",
@@ -131,6 +134,15 @@ FAMILIES = {
         ("MPNetModel", "MPNetForMaskedLM"),
         ENCODER,
         encoders((768, 12, 3072), (384, 6, 1536)),
+        {},
+    ),
+    "deberta-v2": Family(
+        "DebertaV2Config",
+        "DebertaV2Model",
+        ("DebertaV2Model", "DebertaV2ForMaskedLM"),
+        DISENTANGLED,
+        encoders((768, 12, 3072), (384, 6, 1536), position_buckets=16, share_att_key=True, pos_att_type=["p2c", "c2p"])
+        + encoders((512, 8, 2048), pos_att_type=["c2p"]),
         {},
     ),
     "modernbert": Family(
