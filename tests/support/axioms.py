@@ -276,8 +276,8 @@ def kept_of_a_shift(s: value[n], y: value[n], r: factors, top: count):
 
 
 @law()
-def kept_of_columns(s: value[n], y: value[n], c: constant[n], top: count):
-    """A choice among columns, each times its number."""
+def kept_of_columns(s: value[n], y: value[n], c: placed[n], top: count):
+    """A choice among columns, each times its number, which may be another for each row."""
     return keep_top(s @ (I * c), y, top), keep_top(s, y, top) @ (I * c)
 
 
