@@ -61,7 +61,7 @@ from rewrites.search.approximation import Approximation
 from rewrites.search.substitutions import BlockSubstitution, part_factors
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.forked_task import ForkedTask
-from rewrites.verify.precision import check_precision
+from rewrites.verify.precision import check_precision, check_ties
 from rewrites.verify.user_laws import admit_laws
 from rewrites.workload.phases import Report, Tell
 from rewrites.workload.resolve import AnyModel, AnyWorkload, calibrated, open_arguments
@@ -243,12 +243,12 @@ def pursue(opened: Opened, request: Request, report: Report) -> Result:
             front = find_front(proposed, request.error, request.memory, progress, quality)
         with report.phase("laws"), blame_own_laws(searched):
             laws_verified, saved = take_judgement(task, searched, report.say)
-    with report.phase("verify"), blame_own_laws(searched):
+    with report.phase("verify"), blame_own_laws(searched), blame_ties(searched):
         verified = verify_front(searched, proposed.choices, front, laws_verified)
     if judged:
         with report.phase("quality") as progress:
             verified = judge_front(verified, judged, quality.exactly, progress)
-    with report.phase("certify"):
+    with report.phase("certify"), blame_ties(searched):
         verified = certify_front(verified, searched, request.goals)
     with report.phase("measure") as progress:
         timed = time_front(searched, verified, request.rounds, progress)
@@ -268,6 +268,16 @@ def blame_own_laws(searched: Searched) -> Iterator[None]:
         guilty = error.laws or searched.optimum.fired
         if blamed := [law.name for law in searched.opened.laws if law not in EXACT_LAWS and law.name in guilty]:
             raise InputError(f"--laws: law {blamed[0]}: its consequences do not hold: {error.said}") from error
+        raise
+
+
+@contextmanager
+def blame_ties(searched: Searched) -> Iterator[None]:
+    """Turn a failure where the model itself chooses between equal numbers into an InputError."""
+    try:
+        yield
+    except VerificationError:
+        check_ties(searched.opened.operator, searched.workload.few)
         raise
 
 

@@ -6,13 +6,15 @@ from functools import partial
 
 import numpy as np
 
+from formats.core.epilogue import UNIT
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import Operator
 from opmatrix.runtime.program import Program
 from rewrites.lowering.float32_range import check_finite, list_arrays, max_magnitude
-from rewrites.verify.differences import difference
+from rewrites.verify.differences import difference, ratio
+from rewrites.verify.nudged import moved
 from rewrites.verify.routed import Reference
 
 LOST = 0.01  # relative change; ordinary models round by 1e-6
@@ -60,3 +62,18 @@ def check_precision(model: Operator, programs: Sequence[Program], batch: Batch) 
         f"tensor {name!r} holds {size:.3g}, the largest number of the model, whose output {what} in "
         "float32: scale its weights, or train it again"
     )
+
+
+def check_ties(model: Operator, batch: Batch) -> None:
+    """Raise InputError if the model's output names rows (`topk(k).indices`) whose numbers are so nearly equal that the
+    rounding of float32 decides between them. Rows that are equal in every program are no such case, so this is asked
+    of a model only when a program of it does not agree with it."""
+    if not any(getattr(each, "indexed", False) for node in model.walk() for each in node.attributes):
+        return
+    wanted = dense(model, batch)
+    change = float(ratio(np.linalg.norm(moved(model, [batch], UNIT)), np.linalg.norm(wanted)))
+    if change > LOST:
+        raise InputError(
+            f"the model's output names the largest of numbers that are equal but for rounding: it changes by "
+            f"{100 * change:.3g} % when they change by {UNIT:.0e} of themselves: scores that differ are needed"
+        )

@@ -9,7 +9,8 @@ from searched import RAGGED, Round, relative
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.extents import patterns
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.operators import I, affine, const, diag, symbol, weight
+from opmatrix.algebra.monoids import topk
+from opmatrix.algebra.operators import I, affine, const, diag, given, product, symbol, turn, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.models import build
 from rewrites.egraph.layers import Explorer, parts
@@ -19,7 +20,7 @@ from rewrites.lowering.representations import Representable
 from rewrites.lowering.sharing import Shares
 from rewrites.search.search import SearchSpace, solve_chain
 from rewrites.verify import check_graph
-from rewrites.verify.precision import check_precision
+from rewrites.verify.precision import check_precision, check_ties
 
 SMALL = CONFIG | dict(hidden_size=16, num_attention_heads=2, intermediate_size=24, num_hidden_layers=1)
 NUMBERS = arrays(SMALL)
@@ -108,6 +109,23 @@ def test_an_output_of_zeros_is_refused_in_words():
     model = bert(**last)
     with pytest.raises(InputError, match="output on ordinary text is at most 0, so"):
         check_precision(model, [program(model, FUSED)], RAGGED)
+
+
+@pytest.mark.parametrize("apart, refused", [(0.0, True), (1e-9, True), (1.0, False)])
+def test_largest_of_equal_numbers_are_named_by_rounding(apart, refused):
+    """Sums of one row in two orders: rows of tokens are `apart` from one another."""
+    rng = np.random.default_rng(0)
+    rows = const(rng.normal(size=6)) + given("tokens", CONFIG["vocab_size"]) @ weight(
+        apart * rng.normal(size=(CONFIG["vocab_size"], 6))
+    )
+    scores = product(rows, turn(rows))
+    nearest = product(scores, rows, over=topk(3).indices)
+    check_ties(product(scores, rows), RAGGED)
+    if refused:
+        with pytest.raises(InputError, match="names the largest of numbers that are equal but for rounding"):
+            check_ties(nearest, RAGGED)
+    else:
+        check_ties(nearest, RAGGED)
 
 
 def test_a_fresh_model():
