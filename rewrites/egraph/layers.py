@@ -54,10 +54,14 @@ def outputs(model: Model) -> dict[str, Operator]:
 
 def side_by_side(term: Operator) -> Operator:
     """Return a term with its heads as columns of one head; caches, which sessions hold, keep their heads."""
-    count, rows, _ = term.out
-    if not isinstance(count, int) or count == 1 or str(rows) == str(C):
+    if not has_heads(term) or str(term.out.rows) == str(C):
         return term
-    return term @ join(count)
+    return term @ join(term.out.heads)
+
+
+def has_heads(term: Operator) -> bool:
+    """True if a term gives several heads; one of any number of heads is a value of one."""
+    return isinstance(term.out.heads, int) and term.out.heads > 1
 
 
 def check_possible(model: Model) -> None:
@@ -115,13 +119,13 @@ def split_model(model: Operator) -> list[Operator]:
 
 def group_factors(every: Sequence[Operator]) -> list[list[Operator]]:
     """Return factors by part. A part begins where rows are mixed, those of tokens or of an input matrix. Picked rows
-    belong to the part before, and so do all factors on rows of another space, or in another order, which a border does
-    not record."""
+    belong to the part before, and so do all factors on rows of another space, in another order or of several heads,
+    which a border does not record."""
     groups: list[list[Operator]] = [[]]
     rows: LiveSize = T
     moved, born = False, {rows}
-    for factor in every:
-        if rows in born and not moved and not factor.selective and groups[-1]:
+    for factor, before in zip(every, accumulate(every, matmul, initial=I), strict=False):
+        if rows in born and not moved and not has_heads(before) and not factor.selective and groups[-1]:
             groups.append([])
         moved = moved or any(node.kind.name == "pick" and node.args[0].custom for node in factor.walk())
         if factor.kind.name == "entered":

@@ -1,5 +1,8 @@
 """Border forms: what is handed on and what is still to follow are the full value; a form is one function."""
 
+from functools import reduce
+from operator import matmul
+
 import numpy as np
 import pytest
 from random_models import random_config, random_weights
@@ -8,10 +11,25 @@ from searched import Round, relative
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import patterns
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.operators import I, attention, const, gelu, given, layernorm, relu, rmsnorm, weight
+from opmatrix.algebra.operators import (
+    I,
+    attention,
+    const,
+    gelu,
+    given,
+    heads,
+    join,
+    layernorm,
+    product,
+    relu,
+    rmsnorm,
+    shift,
+    softmax,
+    weight,
+)
 from opmatrix.algebra.oracles import dense
-from opmatrix.algebra.positions.patterns import sequence
-from opmatrix.algebra.term import substitute
+from opmatrix.algebra.positions.patterns import causal, sequence
+from opmatrix.algebra.term import formula, substitute
 from opmatrix.models import build
 from rewrites.egraph import borders as borders
 from rewrites.egraph.borders import FORMS, FULL, form, gained, rms_normed, shifted, split_forms
@@ -114,3 +132,24 @@ def test_a_form_is_declared_in_one_place(monkeypatch):
     found, off = along(weight(numbers(rng, 10, WIDE)) @ layer @ layer @ layer, activated.name)
     assert [set(part) for part in found][2:] == [{FULL, activated.name}] * 2
     assert off < 1e-5
+
+
+MIXED = formula(lambda v: product(product(v, v.T), v, over=softmax, where=causal))
+BY_HEADS = {
+    "mixed": lambda rng: MIXED,
+    "weighted": lambda rng: weight(rng.normal(size=(3, 4, 4)) / 2),
+    "late": lambda rng: shift(1) @ relu,
+    "normed": lambda rng: rmsnorm(1e-5),
+    "side by side": lambda rng: join(3) @ weight(rng.normal(size=(12, 12)) / 4) @ heads(3),
+}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_heads_are_handed_on_within_a_part(seed):
+    """A border records columns alone: a value of several heads leaves a part side by side, if at all."""
+    rng = np.random.default_rng(seed)
+    drawn = [BY_HEADS[name](rng) for name in rng.choice([*BY_HEADS], 4)]
+    model = reduce(matmul, [weight(rng.normal(size=(10, 12))) @ heads(3), *drawn, MIXED])
+    found, _ = search(model, EXACT_LAWS, Round(), BATCH.extents(patterns(model))).program({})
+    wanted = np.moveaxis(dense(model, BATCH), 0, 1).reshape(BATCH.rows, -1)
+    assert relative(found.run(BATCH), wanted) < 1e-5
