@@ -70,6 +70,7 @@ def test_it_says_what_it_needs(tmp_path, monkeypatch):
         exec(cells(notebook)[0].source, {})
 
 
+@pytest.mark.deep(every=3)
 def test_it_runs(stored, beside):
     _, notebook, drawn = stored
     again = nbformat.from_dict(notebook.copy())

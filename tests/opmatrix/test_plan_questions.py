@@ -120,6 +120,7 @@ def test_experts_are_loaded_as_routers_do():
         ask(load=2.0)
 
 
+@pytest.mark.deep
 def test_the_fewest_devices_are_the_first_that_fit(free):
     """Of the counts that are tried; a plan of fewer ones is refused, or too slow."""
     question = replace(free.question, room=10e9)

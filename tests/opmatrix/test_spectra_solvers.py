@@ -209,6 +209,7 @@ def test_auto_takes_the_fewest_predicted_products():
 # ---- Krylov-Schur
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize(
     "matrix, normal",
     [(symmetric, True), (rotating, False), (hermitian, True), (skewed, False)],

@@ -125,6 +125,7 @@ def test_heads_at_the_widths_of_bert():
         np.testing.assert_allclose(spectra[head].values, formed[:64], rtol=1e-10)
 
 
+@pytest.mark.deep(every=3)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_jacobians_are_those_of_the_formed_matrix(family):
     """All columns by differences of the layer itself, in float64; the energy of unknown values by probes."""
