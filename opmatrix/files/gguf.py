@@ -21,7 +21,42 @@ MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
 MAX_HEADER_BYTES, MAX_KEYS, MAX_STRING_BYTES = 1 << 27, 1 << 12, 1 << 20  # bytes of a header; keys; bytes of a string
 SCALARS = dict(enumerate("BbHhIif?", 0)) | {10: "Q", 11: "q", 12: "d"}  # type number -> format character of struct
 TEXT, ARRAY = 8, 9
-TENSOR_TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 12: "Q4_K", 14: "Q6_K", 28: "F64", 30: "BF16"}
+TENSOR_TYPES = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    6: "Q5_0",
+    7: "Q5_1",
+    8: "Q8_0",
+    10: "Q2_K",
+    11: "Q3_K",
+    12: "Q4_K",
+    13: "Q5_K",
+    14: "Q6_K",
+    20: "IQ4_NL",
+    28: "F64",
+    30: "BF16",
+}
+OTHER_TYPES = {  # of ggml (enum ggml_type), which are not read
+    9: "Q8_1",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+}
 CONFIG_NAMES = {  # key of an architecture -> key of a config.json
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -85,6 +120,10 @@ ENCODER_FILES = {
         "nomic_bert", "NomicBertModel", ROTATION_KEYS, {"hidden_act": "silu", "rope_theta": 10000.0}
     ),
 }  # by general.architecture
+
+
+class UnreadType(Exception):
+    """A number type of tensors that is not read, though the file may be whole."""
 
 
 class Header(NamedTuple):
@@ -170,6 +209,8 @@ def read_header(file: Path) -> Header:
         size = os.fstat(raw.fileno()).st_size
         try:
             return header(Cursor(raw, size), file, size)
+        except UnreadType as error:
+            raise InputError(f"{file}: {error}") from error
         except (ValueError, OSError, struct.error) as error:
             raise InputError(f"{file}: {size} bytes that are no whole GGUF file ({error}): get it again") from error
 
@@ -217,7 +258,11 @@ def read_tensor_entry(cursor: Cursor) -> tuple[str, str, tuple[int, ...], int]:
     shape = tuple(cursor.scalar("Q") for _ in range(axes))[::-1]
     number, at = cursor.scalar("I"), cursor.scalar("Q")
     if number not in TENSOR_TYPES:
-        raise ValueError(f"tensor {name!r} has number type {number}; supported are {', '.join(TENSOR_TYPES.values())}")
+        known = OTHER_TYPES.get(number, "which no ggml that is known here has")
+        raise UnreadType(
+            f"tensor {name!r} has number type {number} ({known}), which is not read: quantise the model to one of "
+            + ", ".join(TENSOR_TYPES.values())
+        )
     if 0 in shape or prod(shape) >= 1 << 40 or at >= 1 << 48:
         raise ValueError(f"tensor {name!r} is {shape} at byte {at}")
     return name, TENSOR_TYPES[number], shape, at
