@@ -69,7 +69,8 @@ class BlockLayout(NamedTuple):
         scale = np.asarray(d, np.float32)[:, None]
         shift = None if m is None else np.asarray(m, np.float32)[:, None]
         if parts is not None:
-            scale = scale * ((parts & ((1 << self.scale_bits) - 1)) - self.middle).astype(np.float32)
+            low = (parts & ((1 << self.scale_bits) - 1)).astype(np.float32)
+            scale = scale * (low - np.float32(self.middle))
             shift = None if shift is None else shift * (parts >> self.scale_bits).astype(np.float32)
         grouped *= scale[:, :, None]
         if shift is not None:

@@ -306,7 +306,11 @@ DAMAGE = {
     "a text without end": (bytes_of(struct.pack("<IQQQ", 3, 1, 1, 2**62)), "a text of 4611686018427387904 bytes"),
     "no text": (bytes_of(struct.pack("<IQQQ", 3, 1, 1, 2), b"\xff\xfe", bytes(9)), "can't decode"),
     "an alignment of 3": (saying("general.alignment", 3), "its alignment is 3"),
-    "an unknown quantisation": (placing((32,), 19, 0), "'output_norm.weight' has number type 19; supported are F32"),
+    "an unread quantisation": (
+        placing((32,), 19, 0),
+        r"'output_norm.weight' has number type 19 \(IQ1_S\), which is not read: quantise the model to one of F32",
+    ),
+    "a type of no ggml": (placing((32,), 99, 0), r"has number type 99 \(which no ggml that is known here has\)"),
     "part of a block": (placing((31,), 8, 0), "has rows of 31, blocks 32"),
     "beyond the end": (placing((32,), 0, 2**40), "it ends within tensor 'output_norm.weight'"),
     "larger than memory": (placing((2**20, 2**30), 0, 0), r"'output_norm.weight' is \(1048576, 1073741824\)"),
