@@ -60,6 +60,11 @@ class Data:
         return data
 
     @property
+    def block_type(self) -> np.dtype[np.generic] | None:
+        """The structure of a block of its file; None without blocks."""
+        return None if self.blocks is None else self.blocks.dtype
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The axes of the array."""
         return self.array.shape

@@ -65,7 +65,7 @@ def content(template: Template) -> tuple[str, ...]:
 
 def tells(value: object) -> bool:
     """True for an array whose numbers, or blocks of a file, may let more formats hold it."""
-    return isinstance(value, Data) and (bool(find_traits(value)) or leaf(value).blocks is not None)
+    return isinstance(value, Data) and (bool(find_traits(value)) or leaf(value).block_type is not None)
 
 
 def choices(lowering: Lowering, methods: Methods) -> tuple[Hashable, ...]:
