@@ -61,6 +61,18 @@ class InPlanes(Blocks):
             parts = cls.stored.integers(flat).reshape(outputs, count, layout.groups).transpose(1, 2, 0)
         return cls((count * layout.inputs, outputs), block_arrays(layout, BlockNumbers(q, blocks["d"].T, m, parts)))
 
+    @classmethod
+    def drawn(cls, rng, inputs, outputs):
+        """Return a matrix of this shape with random levels: its products take as long as those of any other."""
+        promised = cls.promised(inputs, outputs)
+        words = {
+            name: rng.integers(0, 1 << 32, array.shape, np.uint32)
+            for name, array in promised.arrays().items()
+            if name != "scale"
+        }
+        scale = rng.uniform(2.0**-12, 2.0**-10, promised.scale.shape).astype(np.float16)
+        return cls((inputs, outputs), tuple((words | {"scale": scale})[name] for name in cls.fields))
+
 
 def block_arrays(layout: BlockLayout, blocks: BlockNumbers) -> tuple[np.ndarray, ...]:
     """Return blocks as the arrays of a format: words of levels, scales, and words of integers if there are any."""

@@ -135,9 +135,12 @@ def only_narrows(methods: Iterable[str]) -> bool:
 @dataclass
 class Representable:
     """The methods of the exact search: dense, and every other format that holds the weight of a class exactly, in
-    numbers of at least `narrowest` bits. Searches of one model may share it: equal matrices are examined once."""
+    numbers of at least `narrowest` bits. Searches of one model may share it: equal matrices are examined once. With
+    `in_blocks`, weights that a file stores in blocks are stored so alone: widened, or multiplied by a gain, they would
+    take several times their bytes."""
 
     narrowest: int = NUMBER_TYPES["int8"]
+    in_blocks: bool = False
     known: dict[tuple[Operator, str], Sequence[Method]] = field(default_factory=dict)
     attempts: Attempts = field(default_factory=Attempts)
 
@@ -145,9 +148,12 @@ class Representable:
         key = lowering.terms[use.weight], TURNED if lowering.gathers(use) else use.layout
         if key not in self.known:
             self.known[key] = self._methods(lowering, use)
+        methods = self.known[key]
         if lowering.gathers(use):
-            return [method for method in self.known[key] if lowering.gatherable(use, method)]
-        return self.known[key]
+            methods = [method for method in methods if lowering.gatherable(use, method)]
+        if self.in_blocks and any(leaf(data).block_type is not None for data in lowering.arrays(use.weight)):
+            return [method for method in methods if FORMATS[method.format].filed is not None]
+        return methods
 
     def _methods(self, lowering: Lowering, use: Use) -> Sequence[Method]:
         methods = list[Method]()
