@@ -13,6 +13,7 @@ from formats.storage.block_layouts import FILED, LAYOUTS, FiledBlock
 from formats.storage.half import FLOAT16_MAX
 from formats.storage.q4_1 import REGISTER_ROWS, WIDENINGS, Blocks
 
+MOST_LEVELS = 1 << 21  # levels of a file's blocks that are re-ordered at a time
 MOST_FITS = 64  # fits of a fitted matrix, after which it no longer changes
 
 
@@ -52,14 +53,22 @@ class InPlanes(Blocks):
     def of_blocks(cls, blocks):
         """Return x @ W.T for blocks (p, count) of a file."""
         outputs, count = blocks.shape
-        flat, layout = blocks.reshape(-1), cls.layout
+        inputs = count * cls.layout.inputs
+        some = max(1, MOST_LEVELS // (inputs * PANEL)) * PANEL  # whole panels, which lie one behind the other
+        pieces = [cls.piece(blocks[at : at + some]) for at in range(0, outputs, some)]
+        return cls((inputs, outputs), tuple(map(np.concatenate, zip(*pieces, strict=True))))
+
+    @classmethod
+    def piece(cls, blocks):
+        """Return the arrays of some outputs: panels of levels, scales and integers of groups."""
+        (outputs, count), layout, flat = blocks.shape, cls.layout, blocks.reshape(-1)
         q = cls.stored.levels(flat).reshape(outputs, count, layout.inputs).transpose(1, 2, 0)
         m = parts = None
         if layout.minimum:
             m = (-blocks["m"] if layout.fields else blocks["m"]).T
         if cls.stored.integers:
             parts = cls.stored.integers(flat).reshape(outputs, count, layout.groups).transpose(1, 2, 0)
-        return cls((count * layout.inputs, outputs), block_arrays(layout, BlockNumbers(q, blocks["d"].T, m, parts)))
+        return block_arrays(layout, BlockNumbers(q, blocks["d"].T, m, parts))
 
     @classmethod
     def drawn(cls, rng, inputs, outputs):

@@ -107,6 +107,11 @@ class Data:
         number: float = self.array[at].item()
         return number
 
+    def take(self, places: tuple[NDArray[np.int64], ...]) -> Numeric:
+        """Return the numbers at some places, an index array for each axis."""
+        numbers: Numeric = self.array[places]
+        return numbers
+
     @cached_property
     def is_finite(self) -> bool:
         """True if it has neither infinities nor NaN."""

@@ -82,15 +82,21 @@ class FiledData(Data):
     @cached_property
     def sketch(self) -> int:
         """A hash of shape, type and a few numbers, as that of the widened array."""
-        size = prod(self.shape)
-        return self.sketch_of(self.shape, np.linspace(0, size - 1, min(SKETCHED, size)).astype(int))
+        return self.sketch_of(self.shape, evenly(self.shape))
+
+    def take(self, places: tuple[NDArray[np.int64], ...]) -> Numeric:
+        """Return the numbers at some places; only their blocks are widened."""
+        return self.take_flat(np.ravel_multi_index(places, self.shape))
+
+    def take_flat(self, at: NDArray[np.int64]) -> Numeric:
+        """Return the numbers at some places, counted row by row."""
+        stored = self.source.stored
+        chosen = stored.widen(self.blocks.reshape(-1)[at // stored.numbers]).reshape(len(at), -1)
+        return np.asarray(chosen[np.arange(len(at)), at % stored.numbers], np.float32)
 
     def sketch_of(self, shape: tuple[int, ...], at: NDArray[np.int64]) -> int:
         """Return the sketch of an array of this shape whose numbers stand at these places of this one."""
-        numbers = self.source.stored.numbers
-        chosen = self.source.stored.widen(self.blocks.reshape(-1)[at // numbers]).reshape(len(at), numbers)
-        values = np.asarray(chosen[np.arange(len(at)), at % numbers], np.float32)
-        words = repr((shape, np.dtype(np.float32).str)).encode() + values.tobytes()
+        words = repr((shape, np.dtype(np.float32).str)).encode() + self.take_flat(at).tobytes()
         return int.from_bytes(hashlib.blake2b(words, digest_size=7).digest(), "big")
 
     @property
@@ -124,12 +130,21 @@ class TurnedBlocks(Data):
     @cached_property
     def sketch(self) -> int:
         """A hash of shape, type and a few numbers, as that of the widened array."""
-        size = prod(self.shape)
-        at = np.linspace(0, size - 1, min(SKETCHED, size)).astype(int)
-        *stack, row, column = np.unravel_index(at, self.shape)
+        *stack, row, column = np.unravel_index(evenly(self.shape), self.shape)
         return self.filed.sketch_of(self.shape, np.ravel_multi_index((*stack, column, row), self.filed.shape))
+
+    def take(self, places: tuple[NDArray[np.int64], ...]) -> Numeric:
+        """Return the numbers at some places; only their blocks are widened."""
+        *stack, row, column = places
+        return self.filed.take((*stack, column, row))
 
     @property
     def is_finite(self) -> bool:  # type: ignore[override]
         """True, as of the base."""
         return True
+
+
+def evenly(shape: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return the places of the numbers that enter a sketch, counted row by row."""
+    size = prod(shape)
+    return np.linspace(0, size - 1, min(SKETCHED, size)).astype(np.int64)

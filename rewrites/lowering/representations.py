@@ -38,9 +38,9 @@ Methods = Callable[[Lowering, Use], Sequence[Method]]
 LOOKED: WeakKeyDictionary[Data, frozenset[str]] = WeakKeyDictionary()
 
 
-def traits(numbers: np.ndarray) -> frozenset[str]:
+def traits(data: Data) -> frozenset[str]:
     """Return `sparse` and `float16`, as far as a sample of the numbers can tell."""
-    sample = sample_numbers(numbers)
+    sample = sample_numbers(data)
     shares = {
         "sparse": np.count_nonzero(sample) <= (MAX_DENSITY + 0.1) * SAMPLED_NUMBERS,
         "float16": exactly_half(sample),
@@ -52,7 +52,7 @@ def find_traits(data: Data) -> frozenset[str]:
     """Return the traits of a leaf, computed once. A leaf that is only promised has none."""
     known = LOOKED.get(data)  # once: its key may be an equal leaf, which others hold
     if known is None:
-        known = frozenset() if isinstance(data, Promised) or len(data.shape) < 2 else traits(data.array)
+        known = frozenset() if isinstance(data, Promised) or len(data.shape) < 2 else traits(data)
         LOOKED[data] = known
     return known
 
@@ -80,7 +80,7 @@ def forms(numbers: np.ndarray) -> Iterator[Method]:
     """Yield every proposed format, except plain ones, that holds a matrix (in x out) exactly and may pay, with its
     parameters. For a stack of head matrices, only formats that do not depend on the pattern of zeros."""
     stored = np.asarray(numbers, np.float32)
-    seen = traits(stored)
+    seen = traits(Data(stored))
     if "float16" in seen and exactly_half(stored):
         yield Method(Half.name)
     if stored.ndim == 3 or "sparse" not in seen or np.count_nonzero(stored) > MAX_DENSITY * stored.size:
