@@ -156,7 +156,7 @@ class Checkpoint:
         from opmatrix.files import gguf
         from opmatrix.models import check, layout, normalise_config
 
-        gguf_header = gguf.read_header(file)
+        gguf_header = gguf.read_whole(file)
         config = Config(file, gguf.config(gguf_header, file))
         with config.named():
             check(config)
