@@ -29,8 +29,8 @@ class FiledBlock(NamedTuple):
     subtracted."""
 
     block: np.dtype[np.void]
-    levels: Callable[..., NDArray[np.uint8]]
-    integers: Callable[..., NDArray[np.uint16]] | None = None
+    levels: Callable[..., NDArray[np.integer]]
+    integers: Callable[..., NDArray[np.integer]] | None = None
 
 
 def nibbles(packed: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
@@ -62,14 +62,14 @@ def sixes(packed: NDArray[np.uint8]) -> NDArray[np.uint16]:
     first, second, third = packed.reshape(-1, 3, 4).swapaxes(0, 1)
     scales = np.concatenate([first & 63, third & 15 | first >> 2 & 48], 1)
     minima = np.concatenate([second & 63, third >> 4 | second >> 2 & 48], 1)
-    return scales.astype(np.uint16) | minima.astype(np.uint16) << 6
+    return np.asarray(scales.astype(np.uint16) | minima.astype(np.uint16) << 6, np.uint16)
 
 
 def sixteen_sixes(packed: NDArray[np.uint8]) -> NDArray[np.uint16]:
     """Return scales of six bits of sixteen groups, from 12 bytes: the low four bits of all, then the high two."""
     low = nibbles(packed[:, :8], 8)
     high = packed[:, None, 8:] >> np.array([[0], [2], [4], [6]], np.uint8) & 3
-    return low.astype(np.uint16) | high.reshape(len(packed), -1).astype(np.uint16) << 4
+    return np.asarray(low.astype(np.uint16) | high.reshape(len(packed), -1).astype(np.uint16) << 4, np.uint16)
 
 
 def shifted_bytes(packed: NDArray[np.int8]) -> NDArray[np.uint16]:

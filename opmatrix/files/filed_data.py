@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Callable
 from functools import cached_property
 from math import prod
+from pathlib import Path
 from typing import NamedTuple
 from weakref import ReferenceType, ref
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.arrays import Floats
+from formats.core.errors import InputError
 from opmatrix.algebra.data import SKETCHED, Data, Numeric
 from opmatrix.files.quantised import BlockType
 from opmatrix.files.tensors import ExpertTensors, Tensor
@@ -20,11 +22,13 @@ DIGESTED_BLOCKS = 1 << 16  # blocks that are widened at a time for a digest
 
 
 class BlockSource(NamedTuple):
-    """The place of blocks: the shape of their numbers, their type, and the function that reads them (..., groups)."""
+    """The place of blocks: the shape of their numbers, their type, the function that reads them (..., groups), and
+    their file, None for a model in memory."""
 
     shape: tuple[int, ...]
     stored: BlockType
     read: Callable[[], Numeric]
+    file: Path | None
 
     @classmethod
     def of(cls, tensor: Tensor | ExpertTensors) -> "BlockSource | None":
@@ -34,14 +38,24 @@ class BlockSource(NamedTuple):
         if stored is None:
             return None
         count = (len(tensor.matrices),) if isinstance(tensor, ExpertTensors) else ()
-        return cls((*count, *first.shape), stored, tensor.read_filed)
+        return cls((*count, *first.shape), stored, tensor.read_filed, None if first.held else first.file)
+
+    def written(self) -> tuple[int, int]:
+        """Return when the file was last written, and its bytes. Raises InputError if it is gone."""
+        if self.file is None:
+            return 0, 0
+        try:
+            found = self.file.stat()
+        except OSError as error:
+            raise InputError(f"{self.file}: {error.strerror}: it was there when the model was opened") from error
+        return found.st_mtime_ns, found.st_size
 
 
 class FiledData(Data):
     """An array whose blocks lie in a file. It is equal to the array of the same numbers."""
 
     def __init__(self, source: BlockSource, name: str | None) -> None:
-        self.source, self.name = source, name
+        self.source, self.name, self.written = source, name, source.written()
         self.widened: ReferenceType[Floats] | None = None
 
     @property
@@ -56,13 +70,19 @@ class FiledData(Data):
 
     @property
     def blocks(self) -> Numeric:  # type: ignore[override]
-        """The blocks of the file, read anew. Raises InputError if the file ends before."""
+        """The blocks of the file, read anew. Raises InputError if the file has changed, or is gone."""
+        self.check_file()
         return self.source.read()
+
+    def check_file(self) -> None:
+        """Raise InputError if the file has changed since it was opened, or is gone."""
+        if self.source.written() != self.written:
+            raise InputError(f"{self.source.file}: it has changed since the model was opened: open it again")
 
     @property
     def array(self) -> Numeric:  # type: ignore[override]
         """The numbers in float32, widened anew unless someone holds them."""
-        known = self.widened and self.widened()
+        known = None if self.widened is None else self.widened()
         if known is not None:
             return known
         array = self.source.stored.widen(self.blocks.reshape(-1)).reshape(self.shape)
@@ -70,9 +90,18 @@ class FiledData(Data):
         self.widened = ref(array)
         return array
 
-    @cached_property
+    @property
     def key(self) -> str:
-        """The hash of shape, type and numbers."""
+        """The hash of shape, type and numbers. Of a file that is gone the numbers are equal to no others."""
+        try:
+            self.check_file()
+            return self.digest
+        except InputError:
+            return f"unread {id(self)}"
+
+    @cached_property
+    def digest(self) -> str:
+        """The hash of shape, type and numbers. Raises InputError as `blocks`."""
         digest = hashlib.blake2b(repr((self.shape, np.dtype(np.float32).str)).encode(), digest_size=16)
         flat = self.blocks.reshape(-1)
         for at in range(0, len(flat), DIGESTED_BLOCKS):
@@ -100,7 +129,7 @@ class FiledData(Data):
         return int.from_bytes(hashlib.blake2b(words, digest_size=7).digest(), "big")
 
     @property
-    def is_finite(self) -> bool:  # type: ignore[override]
+    def is_finite(self) -> bool:
         """True: scales that are not finite are refused when a file is opened."""
         return True
 
@@ -127,6 +156,20 @@ class TurnedBlocks(Data):
         """The numbers in float32, a view of those of the base."""
         return self.filed.array.swapaxes(-1, -2)
 
+    @property
+    def key(self) -> str:
+        """The hash of shape, type and numbers. Of a file that is gone the numbers are equal to no others."""
+        try:
+            self.filed.check_file()
+            return self.digest
+        except InputError:
+            return f"unread {id(self)}"
+
+    @cached_property
+    def digest(self) -> str:
+        """The hash of shape, type and numbers. Raises InputError as those of the base."""
+        return Data(self.array).key
+
     @cached_property
     def sketch(self) -> int:
         """A hash of shape, type and a few numbers, as that of the widened array."""
@@ -139,7 +182,7 @@ class TurnedBlocks(Data):
         return self.filed.take((*stack, column, row))
 
     @property
-    def is_finite(self) -> bool:  # type: ignore[override]
+    def is_finite(self) -> bool:
         """True, as of the base."""
         return True
 

@@ -80,7 +80,7 @@ class Tensor(NamedTuple):
         for a scale that is not finite, with the number that it leads to."""
         block, size, *_ = STORED[self.number]
         blocks = self.read_blocks(block, prod(self.shape) // size).reshape(self.shape[0], -1)
-        scales = (blocks[name] for name in block.names or () if block[name].kind == "f")
+        scales = (blocks[name] for name in block.names or () if blocks[name].dtype.kind == "f")
         if not all(np.isfinite(scale).all() for scale in scales):
             self.read()
         return split_pairs(blocks, self.pairs) if self.pairs else blocks

@@ -1,5 +1,7 @@
 """Weights in blocks of GGUF files, of every layout in planes: kept as they are, multiplied, gathered and saved."""
 
+import os
+
 import ggufs
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import standin
 from test_q4_1 import BATCH, formats_of
 
 from formats import FORMATS, FormatError, kernels
+from formats.core.errors import InputError
 from formats.storage.block_layouts import FILED, LAYOUTS
 from formats.storage.check import check_product
 from opmatrix.algebra.batch.extents import counted, patterns
@@ -164,6 +167,22 @@ def test_numbers_are_read_when_they_are_asked_for(tmp_path):
 
 def test_scales_that_are_not_finite_are_refused_when_a_file_is_opened(tmp_path):
     file = written(tmp_path, "q4_k", "blk.1.ffn_up.weight")
-    with pytest.raises(Exception, match=r"tensor 'blk.1.ffn_up.weight' has (inf|nan) at \[5, 0\]") as caught:
+    with pytest.raises(InputError, match=r"tensor 'blk.1.ffn_up.weight' has (inf|nan) at \[5, 0\]") as caught:
         open_model(file).operator()
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_changed_meanwhile_is_a_line(tmp_path):
+    """And one that is gone; neither stands in the way of other models."""
+    file = written(tmp_path, "q4_k")
+    held = open_model(file).at("layers.0.mlp.up_proj.weight", 512, 256)
+    again = open_model(file).at("layers.0.mlp.up_proj.weight", 512, 256)
+    assert held == again
+    os.utime(file, ns=(0, 0))
+    with pytest.raises(InputError, match=r"q4_k\.gguf: it has changed since the model was opened: open it again"):
+        _ = held.array
+    file.unlink()
+    with pytest.raises(InputError, match=r"q4_k\.gguf: No such file or directory: it was there when"):
+        _ = held.array
+    written(tmp_path, "q4_k")
+    assert open_model(file).at("layers.0.mlp.up_proj.weight", 512, 256).array.shape == (512, 256)
