@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-STEP_INPUTS, WORD_BITS = 32, 32  # inputs of a step; bits of a word
+PLANE_INPUTS, WORD_BITS = 32, 32  # inputs of a step; bits of a word
 WholeNumbers: TypeAlias = NDArray[np.integer]
 
 
@@ -20,7 +20,7 @@ class BlockLayout(NamedTuple):
     `scale_bits` bits, less `middle`, times d are D; the other bits times m are M."""
 
     planes: tuple[int, ...]
-    group: int = STEP_INPUTS
+    group: int = PLANE_INPUTS
     groups: int = 1
     fields: tuple[int, ...] = ()
     scale_bits: int = 0
@@ -42,7 +42,7 @@ class BlockLayout(NamedTuple):
     @property
     def words(self) -> int:
         """The words of levels of a block of one output."""
-        return self.bits * self.inputs // STEP_INPUTS
+        return self.bits * self.inputs // PLANE_INPUTS
 
     @property
     def part_words(self) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.arrays import FormatError
-from formats.core.block_layout import STEP_INPUTS, BlockLayout, from_planes, to_planes
+from formats.core.block_layout import PLANE_INPUTS, BlockLayout, from_planes, to_planes
 from formats.core.layout import PANEL, Panelled, panels, unpanelled
 from formats.core.sizes import T, ceiling, f2, n, p, u4
 from formats.storage.block_layouts import FILED, LAYOUTS, FiledBlock
@@ -87,7 +87,7 @@ def block_arrays(layout: BlockLayout, blocks: BlockNumbers) -> tuple[np.ndarray,
     """Return blocks as the arrays of a format: words of levels, scales, and words of integers if there are any."""
     q, d, m, parts = blocks
     outputs = q.shape[2]
-    words = panels(to_planes(q.reshape(-1, outputs), layout.planes, STEP_INPUTS))
+    words = panels(to_planes(q.reshape(-1, outputs), layout.planes, PLANE_INPUTS))
     scale = panels(d) if m is None else panels(np.stack([d, m], 1).reshape(-1, outputs), 2)
     if parts is None:
         return words, scale
@@ -101,7 +101,7 @@ def unpack_of(layout: BlockLayout):
         """Take the levels out of the words, and return D v(q) + M."""
         inputs, outputs = shape
         count = -(-inputs // layout.inputs)
-        levels = from_planes(unpanelled(w, (layout.words * count, outputs)), layout.planes, STEP_INPUTS)
+        levels = from_planes(unpanelled(w, (layout.words * count, outputs)), layout.planes, PLANE_INPUTS)
         d, m = unpanelled(scale, (layout.scales * count, outputs), layout.scales), None
         if layout.minimum:
             d, m = d.reshape(count, 2, outputs).swapaxes(0, 1)

@@ -45,10 +45,10 @@ class BlockSource(NamedTuple):
         if self.file is None:
             return 0, 0
         try:
-            found = self.file.stat()
+            status = self.file.stat()
         except OSError as error:
             raise InputError(f"{self.file}: {error.strerror}: it was there when the model was opened") from error
-        return found.st_mtime_ns, found.st_size
+        return status.st_mtime_ns, status.st_size
 
 
 class FiledData(Data):

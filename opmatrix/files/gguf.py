@@ -417,10 +417,10 @@ def scaling_settings(entries: Mapping[str, object]) -> dict[str, object]:
     return {"rope_scaling": scaling}
 
 
-def factor_settings(found: Header) -> dict[str, object]:
+def factor_settings(whole: Header) -> dict[str, object]:
     """Return the setting of rotations with a factor for each frequency; none where a file has no such tensor. Raises
     InputError as `Tensor.read`."""
-    if (tensor := found.tensors.get(FREQUENCIES)) is None:
+    if (tensor := whole.tensors.get(FREQUENCIES)) is None:
         return {}
     factors = tensor.read().ravel().tolist()
     return {"rope_scaling": {"rope_type": "factors", "frequency_factors": factors}}

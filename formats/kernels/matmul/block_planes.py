@@ -9,8 +9,8 @@ from formats.kernels.engine.compiled import Kernel
 from formats.kernels.engine.native import ir
 from formats.kernels.matmul.linear import typed
 from formats.kernels.matmul.widened_words import (
-    Blocked,
-    Place,
+    GroupPlace,
+    WordedArrays,
     Wording,
     multiply_words,
     product_words,
@@ -85,7 +85,7 @@ def scale_reader(layout: BlockLayout):
             first, offset = first + bits * layout.groups // 32, offset + bits
         return whole
 
-    def scales(builder, place: Place, across):
+    def scales(builder, place: GroupPlace, across):
         """Return d, then m, of `across` vectors of outputs."""
         scale, shift = [], []
         for v in range(across):
@@ -97,13 +97,13 @@ def scale_reader(layout: BlockLayout):
                 high = builder.lshr(whole, words_of(layout.scale_bits))
                 m = [builder.fmul(each, builder.sitofp(high, VECTOR)) for each in m]
             scale.append(d)
-            shift += m or [builder.fmul(d, splat(builder, FLOAT(float(moved(layout)))))]
+            shift += m or [builder.fmul(d, splat(builder, FLOAT(float(missing_offset(layout)))))]
         return [*scale, *shift]
 
     return scales
 
 
-def moved(layout: BlockLayout) -> int:
+def missing_offset(layout: BlockLayout) -> int:
     """Return what the numbers of levels that are read lack of v(q): levels of five bits and more are read as they
     are."""
     return 0 if layout.bits <= 4 else -layout.zero
@@ -190,13 +190,13 @@ def blocks_iq4_nl(item, worker, arguments):
 
 
 def product_blocks(
-    kernel: Kernel, name: str, x: np.ndarray, weight: Blocked, out: np.ndarray, epilogue: Epilogue | None
+    kernel: Kernel, name: str, x: np.ndarray, weight: WordedArrays, out: np.ndarray, epilogue: Epilogue | None
 ) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue, for W in blocks of a layout: w words of levels, scale float16,
     parts words of the integers of groups, all in panels, n rounded up to whole blocks. Sums are float32."""
     w, scale, parts = weight
     typed_parts = None if parts is None else typed("parts", parts, np.uint32)
-    weight = Blocked(typed("w", w, np.uint32), typed("scale", scale, np.float16), typed_parts)
+    weight = WordedArrays(typed("w", w, np.uint32), typed("scale", scale, np.float16), typed_parts)
     return product_words(kernel, WORDINGS[name], x, weight, out, epilogue)
 
 
@@ -204,21 +204,21 @@ def product_q4_0(
     x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray, epilogue: Epilogue | None = None
 ) -> np.ndarray:
     """Compute `product_blocks` for blocks of q4_0."""
-    return product_blocks(blocks_q4_0, "q4_0", x, Blocked(w, scale), out, epilogue)
+    return product_blocks(blocks_q4_0, "q4_0", x, WordedArrays(w, scale), out, epilogue)
 
 
 def product_q5_0(
     x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray, epilogue: Epilogue | None = None
 ) -> np.ndarray:
     """Compute `product_blocks` for blocks of q5_0."""
-    return product_blocks(blocks_q5_0, "q5_0", x, Blocked(w, scale), out, epilogue)
+    return product_blocks(blocks_q5_0, "q5_0", x, WordedArrays(w, scale), out, epilogue)
 
 
 def product_q5_1(
     x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray, epilogue: Epilogue | None = None
 ) -> np.ndarray:
     """Compute `product_blocks` for blocks of q5_1."""
-    return product_blocks(blocks_q5_1, "q5_1", x, Blocked(w, scale), out, epilogue)
+    return product_blocks(blocks_q5_1, "q5_1", x, WordedArrays(w, scale), out, epilogue)
 
 
 def product_q2_k(
@@ -230,7 +230,7 @@ def product_q2_k(
     epilogue: Epilogue | None = None,
 ) -> np.ndarray:
     """Compute `product_blocks` for blocks of q2_k."""
-    return product_blocks(blocks_q2_k, "q2_k", x, Blocked(w, scale, parts), out, epilogue)
+    return product_blocks(blocks_q2_k, "q2_k", x, WordedArrays(w, scale, parts), out, epilogue)
 
 
 def product_q3_k(
@@ -242,7 +242,7 @@ def product_q3_k(
     epilogue: Epilogue | None = None,
 ) -> np.ndarray:
     """Compute `product_blocks` for blocks of q3_k."""
-    return product_blocks(blocks_q3_k, "q3_k", x, Blocked(w, scale, parts), out, epilogue)
+    return product_blocks(blocks_q3_k, "q3_k", x, WordedArrays(w, scale, parts), out, epilogue)
 
 
 def product_q4_k(
@@ -254,7 +254,7 @@ def product_q4_k(
     epilogue: Epilogue | None = None,
 ) -> np.ndarray:
     """Compute `product_blocks` for blocks of q4_k."""
-    return product_blocks(blocks_q4_k, "q4_k", x, Blocked(w, scale, parts), out, epilogue)
+    return product_blocks(blocks_q4_k, "q4_k", x, WordedArrays(w, scale, parts), out, epilogue)
 
 
 def product_q5_k(
@@ -266,7 +266,7 @@ def product_q5_k(
     epilogue: Epilogue | None = None,
 ) -> np.ndarray:
     """Compute `product_blocks` for blocks of q5_k."""
-    return product_blocks(blocks_q5_k, "q5_k", x, Blocked(w, scale, parts), out, epilogue)
+    return product_blocks(blocks_q5_k, "q5_k", x, WordedArrays(w, scale, parts), out, epilogue)
 
 
 def product_q6_k(
@@ -278,11 +278,11 @@ def product_q6_k(
     epilogue: Epilogue | None = None,
 ) -> np.ndarray:
     """Compute `product_blocks` for blocks of q6_k."""
-    return product_blocks(blocks_q6_k, "q6_k", x, Blocked(w, scale, parts), out, epilogue)
+    return product_blocks(blocks_q6_k, "q6_k", x, WordedArrays(w, scale, parts), out, epilogue)
 
 
 def product_iq4_nl(
     x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray, epilogue: Epilogue | None = None
 ) -> np.ndarray:
     """Compute `product_blocks` for blocks of iq4_nl."""
-    return product_blocks(blocks_iq4_nl, "iq4_nl", x, Blocked(w, scale), out, epilogue)
+    return product_blocks(blocks_iq4_nl, "iq4_nl", x, WordedArrays(w, scale), out, epilogue)

@@ -7,7 +7,7 @@ from formats.core.epilogue import Epilogue
 from formats.kernels.engine.compiled import Kernel
 from formats.kernels.engine.native import ir
 from formats.kernels.matmul.linear import typed
-from formats.kernels.matmul.widened_words import Blocked, Wording, multiply_words, product_words, widen_halves
+from formats.kernels.matmul.widened_words import WordedArrays, Wording, multiply_words, product_words, widen_halves
 from formats.kernels.matmul.widened_words import __borders__ as __borders__
 from formats.kernels.simd.tail import permute
 from formats.kernels.simd.vectors import FEATURES, LANES, VECTOR, load_vector
@@ -53,4 +53,4 @@ def product_levels(
     """out (T, p) = x (T, n) @ W, then the epilogue; w: words (uint32) of eight levels, in panels, n rounded up to 32;
     scale: float16, d and m in pairs, a row for every 32 inputs, in panels. Sums are float32."""
     w, scale = typed("w", w, np.uint32), typed("scale", scale, np.float16)
-    return product_words(levels, LEVELS, x, Blocked(w, scale), out, epilogue)
+    return product_words(levels, LEVELS, x, WordedArrays(w, scale), out, epilogue)

@@ -7,7 +7,7 @@ from formats.core.epilogue import Epilogue
 from formats.kernels.engine.compiled import Kernel
 from formats.kernels.engine.native import ir
 from formats.kernels.matmul.linear import typed
-from formats.kernels.matmul.widened_words import Blocked, Wording, multiply_words, product_words, widen_halves
+from formats.kernels.matmul.widened_words import WordedArrays, Wording, multiply_words, product_words, widen_halves
 from formats.kernels.matmul.widened_words import __borders__ as __borders__
 from formats.kernels.simd.vectors import FLOAT, LANES, VECTOR, pointer_at, splat
 from formats.kernels.simd.words import SHORT, words_of
@@ -50,4 +50,4 @@ def product_scaled_bytes(
     """out (T, p) = x (T, n) @ W, then the epilogue; w: bytes W / d + 128, in panels of fours, n rounded up to 32;
     scale: d in float16, a row for every 32 inputs, in panels. Sums are float32."""
     w, scale = typed("w", w, np.uint8), typed("scale", scale, np.float16)
-    return product_words(scaled_bytes, BYTES, x, Blocked(w, scale), out, epilogue)
+    return product_words(scaled_bytes, BYTES, x, WordedArrays(w, scale), out, epilogue)

@@ -23,7 +23,7 @@ from formats.kernels.matmul.linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, linear_
 from formats.kernels.matmul.q4_1_levels import LEVELS
 from formats.kernels.matmul.q8_0_bytes import BYTES
 from formats.kernels.matmul.rounding import FINITE, LIFT_BELOW, keep_bytes, larger_magnitude, largest_magnitude
-from formats.kernels.matmul.widened_words import WORDED, Blocked, Place, Wording, ask_ahead, check_words
+from formats.kernels.matmul.widened_words import WORDED, GroupPlace, WordedArrays, Wording, ask_ahead, check_words
 from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
 from formats.kernels.simd.arithmetic import get
 from formats.kernels.simd.vectors import (
@@ -269,7 +269,7 @@ def group_adder(how: Rounded) -> Callable[..., Any]:
                         for v, vector in enumerate(vectors):
                             at = r * sums.across + v
                             whole[at] = add(builder, whole[at], factor, vector)
-            place = Place(scale, scale, across, across)
+            place = GroupPlace(scale, scale, across, across)
             turns, new = how.wording.scales(builder, place, sums.across), []
             share = splat(builder, FLOAT(float(SHARE)))
             shares = [builder.fmul(m, share) for m in turns[sums.across :]] if how.shifted else []
@@ -495,7 +495,7 @@ def product_rounded(
     epilogue: Epilogue | None,
 ) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, each 32 numbers of a row of x rounded to bytes, then the epilogue."""
-    groups, workers = check_words(kernel, how.wording, x, Blocked(w, scale), out), threads()
+    groups, workers = check_words(kernel, how.wording, x, WordedArrays(w, scale), out), threads()
     after, weight = epilogue_record(epilogue, out), filled(address(w), address(scale), 0, groups)
     rows, _ = split_work(len(x), out.shape[1], workers, PANEL)
     with POOL.lock:

@@ -82,7 +82,7 @@ class Wording(NamedTuple):
         return BLOCK_DEPTH // self.block * self.block
 
 
-class Place(NamedTuple):
+class GroupPlace(NamedTuple):
     """The place of a group's scales: the addresses of those of its block and of the block's integers, the bytes between
     words of one output, and the number of the group in its block."""
 
@@ -163,7 +163,7 @@ def word_readers(wording: Wording) -> tuple[Callable[..., Any], ...]:
         """Load d, then m, of a group, of as many vectors of columns as a tile has."""
 
         def code(context, builder, signature, values):
-            return closed(builder, wording.scales(builder, Place(*values[1:]), sums.across))
+            return closed(builder, wording.scales(builder, GroupPlace(*values[1:]), sums.across))
 
         return Vectors(2, sums.across)(sums, *[types.int64] * 4), code
 
@@ -398,7 +398,7 @@ def multiply_words(wording: Wording) -> Callable[..., None]:
     return multiply_item
 
 
-class Blocked(NamedTuple):
+class WordedArrays(NamedTuple):
     """Arrays of a weight in words: levels, scales, and the integers of groups."""
 
     w: np.ndarray
@@ -406,7 +406,7 @@ class Blocked(NamedTuple):
     parts: np.ndarray | None = None
 
 
-def check_words(kernel: Kernel, wording: Wording, x: np.ndarray, weight: Blocked, out: np.ndarray) -> int:
+def check_words(kernel: Kernel, wording: Wording, x: np.ndarray, weight: WordedArrays, out: np.ndarray) -> int:
     """Return the number of blocks of inputs. ValueError if the arrays of words and scales are no panels of n by p."""
     w, scale, parts = weight
     check_product(x, None, None, out, **{name: each for name, each in weight._asdict().items() if each is not None})
@@ -423,7 +423,7 @@ def check_words(kernel: Kernel, wording: Wording, x: np.ndarray, weight: Blocked
 
 
 def product_words(
-    kernel: Kernel, wording: Wording, x: np.ndarray, weight: Blocked, out: np.ndarray, epilogue: Epilogue | None
+    kernel: Kernel, wording: Wording, x: np.ndarray, weight: WordedArrays, out: np.ndarray, epilogue: Epilogue | None
 ) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue, by a kernel of this wording."""
     blocks = check_words(kernel, wording, x, weight, out)

@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 
-from formats.core.block_layout import STEP_INPUTS, WORD_BITS, BlockLayout
+from formats.core.block_layout import PLANE_INPUTS, WORD_BITS, BlockLayout
 from formats.core.layout import PANEL, VECTOR
 from formats.kernels.engine.compiled import HELPER
 from formats.kernels.engine.launch import words
@@ -14,7 +14,7 @@ from formats.kernels.engine.native import njit
 
 # the first and the second plane of levels, and of the integers of groups, in bits; see BlockLayout. table: the address
 # of the numbers that levels stand for
-LAYOUT = np.dtype(words("table first second group groups field more scale_bits middle minimum"))
+COLUMN_LAYOUT = np.dtype(words("table first second group groups field more scale_bits middle minimum"))
 f4 = np.float32
 
 
@@ -39,13 +39,13 @@ def kept_layout(layout: BlockLayout) -> tuple[np.ndarray, np.ndarray]:
                 int(layout.minimum),
             )
         ],
-        LAYOUT,
+        COLUMN_LAYOUT,
     )
     return held, values
 
 
 @njit(**HELPER)
-def entry(start, across, first, bits, at):
+def plane_entry(start, across, first, bits, at):
     """Return entry `at` of a plane of some bits, which begins `first` words behind an address, the words of an output
     `across` bytes apart."""
     place = at * bits
@@ -56,21 +56,21 @@ def entry(start, across, first, bits, at):
 @njit(**HELPER)
 def group_integer(parts, across, c, group):
     """Return the integer of a group of a block whose integers begin at `parts`."""
-    whole = entry(parts, across, 0, c.field, group)
+    whole = plane_entry(parts, across, 0, c.field, group)
     if c.more:
-        whole = whole + (entry(parts, across, c.field * c.groups // WORD_BITS, c.more, group) << c.field)
+        whole = whole + (plane_entry(parts, across, c.field * c.groups // WORD_BITS, c.more, group) << c.field)
     return whole
 
 
 @njit(**HELPER)
 def add_block_column(y, f, column, fresh):
     """Set y to a column of blocks, or add the column to it."""
-    c = record(f.layout, LAYOUT)
+    c = record(f.layout, COLUMN_LAYOUT)
     start = column // PANEL * PANEL
     lanes, at = min(PANEL, (f.N + VECTOR - 1) // VECTOR * VECTOR - start), column - start
     across, bits, part_words = 4 * lanes, c.first + c.second, (c.field + c.more) * c.groups // WORD_BITS
     blocks, scales = f.deep // (c.group * c.groups), 1 + c.minimum
-    w = f.table + 4 * (f.deep // STEP_INPUTS * bits * start + at)
+    w = f.table + 4 * (f.deep // PLANE_INPUTS * bits * start + at)
     parts = f.parts + 4 * (part_words * blocks * start + at)
     table = floats(c.table, 1 << bits)
     for top in range(0, y.size, c.group):
@@ -83,10 +83,10 @@ def add_block_column(y, f, column, fresh):
             whole = group_integer(parts + across * part_words * block, across, c, group)
             d = d * f4((whole & (1 << c.scale_bits) - 1) - c.middle)
             m = m * f4(whole >> c.scale_bits)
-        begin = w + across * bits * (top // STEP_INPUTS)
+        begin = w + across * bits * (top // PLANE_INPUTS)
         for j in range(top, min(top + c.group, y.size)):
-            level = entry(begin, across, 0, c.first, j % STEP_INPUTS)
+            level = plane_entry(begin, across, 0, c.first, j % PLANE_INPUTS)
             if c.second:
-                level = level + (entry(begin, across, c.first, c.second, j % STEP_INPUTS) << c.first)
+                level = level + (plane_entry(begin, across, c.first, c.second, j % PLANE_INPUTS) << c.first)
             number = d * table[level] + m
             y[j] = number + (f4(0) if fresh else y[j])
