@@ -29,7 +29,8 @@ from rewrites.workload.workload import Workload
 @dataclass(frozen=True)
 class Opened:
     """A model, the workload that its programs are optimized for, the laws and the machine. `meta` is stored in programs
-    and records where the model comes from, `number_type` is the narrowest that weights are stored in."""
+    and records where the model comes from, `number_type` is the narrowest that weights are stored in. With `in_blocks`
+    weights that a file stores in blocks are stored in no other way."""
 
     model: Model
     workload: Workload
@@ -38,13 +39,14 @@ class Opened:
     meta: dict[str, Any] = field(default_factory=dict)
     approximations: Sequence[Approximation] = ()
     number_type: str = "int8"
+    in_blocks: bool = False
     attempts: Attempts = field(default_factory=Attempts, repr=False)  # candidates that are left out
     explored: dict[tuple[Law, ...], tuple[SearchSpace, Structure]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def representable(self) -> Representable:
         """The storage methods of the exact search, in numbers no narrower than the requested type."""
-        return Representable(NUMBER_TYPES[self.number_type], attempts=self.attempts)
+        return Representable(NUMBER_TYPES[self.number_type], self.in_blocks, attempts=self.attempts)
 
     @cached_property
     def parts(self) -> list[dict[str, Part]]:

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from formats.core.block_layout import BlockLayout
+
 PANEL = 64  # columns
 TILE = 16  # columns of narrow numbers in a matrix register
 VECTOR = 16  # numbers; the last panel is filled up to whole vectors
@@ -15,13 +17,14 @@ class Panelled(NamedTuple):
     """The layout of a matrix in panels: `width` columns a panel, `words` numbers of the array side by side, inputs
     filled up to a multiple of `deep`. With `halves` a byte holds two inputs: the low halves of a run of adjacent bytes
     come first, then the high ones. With `group`, that many inputs share a scale, a float16, and the scales are stored
-    in panels too."""
+    in panels too. With `layout` the array holds blocks, whose words stand for several inputs."""
 
     width: int = PANEL
     words: int = 1
     deep: int = 1
     halves: bool = False
     group: int = 0
+    layout: BlockLayout | None = None
 
     def filled(self, inputs: int) -> int:
         """Count the inputs that are stored for `inputs` inputs."""

@@ -131,7 +131,10 @@ def matrices(name: str, plan: Effort, numbers: Numbers, start: int = 0, skew: fl
 
 def example(form: type[Format], W: np.ndarray, options: dict[str, int | float]) -> Format:
     """Make a matrix in this format, with the sizes that these options give. A format of factors is made from slices of
-    W, without a decomposition."""
+    W, without a decomposition; one of blocks whose levels do not change its time is drawn."""
+    if hasattr(form, "drawn"):
+        drawn: Format = form.drawn(np.random.default_rng(0), *W.shape)
+        return drawn
     if not hasattr(form, "pack_factors"):
         return form.approximate(W, **options)
     rank = min(options.get("rank") or min(W.shape) // 4, *W.shape)

@@ -15,6 +15,7 @@ from formats.storage.format import Format
 from formats.storage.half import Half
 from formats.storage.int4 import Int4
 from formats.storage.int8 import Int8
+from formats.storage.iq4_nl import IQ4_NL
 from formats.storage.lowrank import LowRank
 from formats.storage.masks import Mask
 from formats.storage.nm import NM
@@ -25,7 +26,15 @@ from formats.storage.pairs.lowrankint8 import LowRankInt8
 from formats.storage.pairs.nmint8 import NMInt8
 from formats.storage.pairs.q4_1int8 import Q4_1Int8
 from formats.storage.pairs.q8_0int8 import Q8_0Int8
+from formats.storage.q2_k import Q2_K
+from formats.storage.q3_k import Q3_K
+from formats.storage.q4_0 import Q4_0
 from formats.storage.q4_1 import Q4_1
+from formats.storage.q4_k import Q4_K
+from formats.storage.q5_0 import Q5_0
+from formats.storage.q5_1 import Q5_1
+from formats.storage.q5_k import Q5_K
+from formats.storage.q6_k import Q6_K
 from formats.storage.q8_0 import Q8_0
 from formats.storage.sell import SELL
 from formats.storage.stacked import Stacked, can_stack
@@ -36,8 +45,17 @@ __all__ = [
     "CSC",
     "CSR",
     "FORMATS",
+    "IQ4_NL",
     "NM",
+    "Q2_K",
+    "Q3_K",
+    "Q4_0",
     "Q4_1",
+    "Q4_K",
+    "Q5_0",
+    "Q5_1",
+    "Q5_K",
+    "Q6_K",
     "Q8_0",
     "SELL",
     "BalancedInt8",
@@ -75,6 +93,15 @@ FORMATS: dict[str, type[Format]] = {
         Int4,
         Q4_1,
         Q8_0,
+        Q4_0,
+        Q5_0,
+        Q5_1,
+        Q2_K,
+        Q3_K,
+        Q4_K,
+        Q5_K,
+        Q6_K,
+        IQ4_NL,
         CSR,
         Block,
         NM,

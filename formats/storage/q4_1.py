@@ -3,7 +3,8 @@
 import numpy as np
 
 from formats.core.arrays import FormatError
-from formats.core.layout import PANEL, panels, unpanelled
+from formats.core.block_layout import BlockLayout
+from formats.core.layout import PANEL, Panelled, panels, unpanelled
 from formats.core.sizes import Min, T, ceiling, f2, floor, n, p, u4
 from formats.storage.format import Format
 from formats.storage.half import FLOAT16_MAX
@@ -40,12 +41,13 @@ class Q4_1(Blocks, Format):
     eight inputs to a word, in panels of 64 outputs (ggml, https://github.com/ggml-org/ggml, type 3).
 
     Numbers are those that ggml widens to, rounded to float32 once, and x stays float32, so a weight that a file stores
-    in this format is not approximated."""
+    in this format is not approximated. Single columns of a table in this format can be gathered."""
 
     w: u4[4 * ceiling(n / 32) * 16 * ceiling(p / 16)]
     scale: f2[2 * ceiling(n / 32) * 16 * ceiling(p / 16)]
     filed = np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", GROUP_INPUTS // 2)])
     few = REGISTER_ROWS
+    panelled = Panelled(PANEL, 1, GROUP_INPUTS, layout=BlockLayout((4,), minimum=True))
     flops = 2 * T * n * p
     work = T * n * p, n * p * WIDENINGS, T * (n + p)
 

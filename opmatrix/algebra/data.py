@@ -60,6 +60,11 @@ class Data:
         return data
 
     @property
+    def block_type(self) -> np.dtype[np.generic] | None:
+        """The structure of a block of its file; None without blocks."""
+        return None if self.blocks is None else self.blocks.dtype
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The axes of the array."""
         return self.array.shape
@@ -101,6 +106,11 @@ class Data:
     def __getitem__(self, at: int | tuple[int, ...]) -> float:
         number: float = self.array[at].item()
         return number
+
+    def take(self, places: tuple[NDArray[np.int64], ...]) -> Numeric:
+        """Return the numbers at some places, an index array for each axis."""
+        numbers: Numeric = self.array[places]
+        return numbers
 
     @cached_property
     def is_finite(self) -> bool:

@@ -33,6 +33,7 @@ from opmatrix.files.directory.in_memory import HeldModel, hold_model, is_module
 from opmatrix.files.directory.model_files import CONFIG, INDEX, TOKENIZER, WEIGHTS
 from opmatrix.files.directory.scored import read_scoring, read_texts
 from opmatrix.files.directory.sparse_files import declares_sparse, read_sparse
+from opmatrix.files.filed_data import BlockSource, FiledData
 from opmatrix.files.tensors import ExpertTensors, Tensor, find_experts, header
 from opmatrix.inference.pooling import LAST, Pooling
 from opmatrix.inference.scores.scoring import Scoring
@@ -155,7 +156,7 @@ class Checkpoint:
         from opmatrix.files import gguf
         from opmatrix.models import check, layout, normalise_config
 
-        gguf_header = gguf.read_header(file)
+        gguf_header = gguf.read_whole(file)
         config = Config(file, gguf.config(gguf_header, file))
         with config.named():
             check(config)
@@ -491,7 +492,11 @@ class Checkpoint:
 
 
 def load_data(found: Tensor | ExpertTensors, name: str) -> Data:
-    """Load the numbers of a tensor, or of all experts, as an attribute for terms."""
+    """Load the numbers of a tensor, or of all experts, as an attribute for terms. Blocks that a format holds are looked
+    at, and read from their file when a program stores them."""
+    if source := BlockSource.of(found):
+        source.read()
+        return FiledData(source, name)
     array, blocks = found.read() if isinstance(found, ExpertTensors) else found.read_both()
     return Data(array, name, blocks)
 

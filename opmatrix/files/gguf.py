@@ -19,9 +19,45 @@ from opmatrix.inference.pooling import Pooling
 
 MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
 MAX_HEADER_BYTES, MAX_KEYS, MAX_STRING_BYTES = 1 << 27, 1 << 12, 1 << 20  # bytes of a header; keys; bytes of a string
+MAX_PARTS = 1 << 10  # files of a model
 SCALARS = dict(enumerate("BbHhIif?", 0)) | {10: "Q", 11: "q", 12: "d"}  # type number -> format character of struct
 TEXT, ARRAY = 8, 9
-TENSOR_TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 12: "Q4_K", 14: "Q6_K", 28: "F64", 30: "BF16"}
+TENSOR_TYPES = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    6: "Q5_0",
+    7: "Q5_1",
+    8: "Q8_0",
+    10: "Q2_K",
+    11: "Q3_K",
+    12: "Q4_K",
+    13: "Q5_K",
+    14: "Q6_K",
+    20: "IQ4_NL",
+    28: "F64",
+    30: "BF16",
+}
+OTHER_TYPES = {  # of ggml (enum ggml_type), which are not read
+    9: "Q8_1",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+}
 CONFIG_NAMES = {  # key of an architecture -> key of a config.json
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -40,6 +76,8 @@ EXPERT_NAMES = {  # the same for keys of architectures with experts
     "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
+FREQUENCIES = "rope_freqs.weight"  # factors of a rotation's frequencies
+PART_NAME = "{}-{:05d}-of-{:05d}.gguf"  # of a model in several files (llama.cpp, llama_split_path)
 SCALING = {
     "rope.scaling.type": "rope_type",
     "rope.scaling.factor": "factor",
@@ -85,6 +123,10 @@ ENCODER_FILES = {
         "nomic_bert", "NomicBertModel", ROTATION_KEYS, {"hidden_act": "silu", "rope_theta": 10000.0}
     ),
 }  # by general.architecture
+
+
+class UnreadType(Exception):
+    """A number type of tensors that is not read, though the file may be whole."""
 
 
 class Header(NamedTuple):
@@ -170,8 +212,38 @@ def read_header(file: Path) -> Header:
         size = os.fstat(raw.fileno()).st_size
         try:
             return header(Cursor(raw, size), file, size)
+        except UnreadType as error:
+            raise InputError(f"{file}: {error}") from error
         except (ValueError, OSError, struct.error) as error:
             raise InputError(f"{file}: {size} bytes that are no whole GGUF file ({error}): get it again") from error
+
+
+def read_whole(file: Path) -> Header:
+    """Read the header of a model, of all its files where it has several; `file` is the first. Raises InputError for
+    another one, and for a file that is missing or belongs elsewhere."""
+    first = read_header(file)
+    parts = first.said.get("split.count", 1)
+    if type(parts) is not int or not 1 <= parts <= MAX_PARTS:
+        raise InputError(f"{file}: split.count is {parts!r:.40}: it must be a whole number from 1 to {MAX_PARTS}")
+    if parts == 1:
+        return first
+    stem = file.name.removesuffix(PART_NAME.format("", 1, parts))
+    if file.name != PART_NAME.format(stem, 1, parts):
+        raise InputError(
+            f"{file}: split.count is {parts}: the tensors of one model are in several files: give the first, called "
+            f"{PART_NAME.format('NAME', 1, parts)}, beside the others"
+        )
+    names = [file.with_name(PART_NAME.format(stem, part, parts)) for part in range(1, parts + 1)]
+    tensors = dict(first.tensors)
+    for number, other in enumerate(names[1:], 1):
+        more = read_header(other)
+        place = more.said.get("split.no"), more.said.get("split.count")
+        if place != (number, parts) or more.tensors.keys() & tensors:
+            raise InputError(
+                f"{other}: it is not part {number + 1} of {parts} of {file.name}: get all files of one model"
+            )
+        tensors |= more.tensors
+    return Header(first.said | {"split.count": 1}, tensors)
 
 
 def header(cursor: Cursor, file: Path, size: int) -> Header:
@@ -217,7 +289,11 @@ def read_tensor_entry(cursor: Cursor) -> tuple[str, str, tuple[int, ...], int]:
     shape = tuple(cursor.scalar("Q") for _ in range(axes))[::-1]
     number, at = cursor.scalar("I"), cursor.scalar("Q")
     if number not in TENSOR_TYPES:
-        raise ValueError(f"tensor {name!r} has number type {number}; supported are {', '.join(TENSOR_TYPES.values())}")
+        known = OTHER_TYPES.get(number, "which no ggml that is known here has")
+        raise UnreadType(
+            f"tensor {name!r} has number type {number} ({known}), which is not read: quantise the model to one of "
+            + ", ".join(TENSOR_TYPES.values())
+        )
     if 0 in shape or prod(shape) >= 1 << 40 or at >= 1 << 48:
         raise ValueError(f"tensor {name!r} is {shape} at byte {at}")
     return name, TENSOR_TYPES[number], shape, at
@@ -237,9 +313,9 @@ def config(found: Header, file: Path) -> dict[str, object]:
             f"{file}: general.architecture is {kind!r:.40}: it must be one of {', '.join((*FAMILIES, *ENCODER_FILES))}"
         )
     entries, expert_entries = split_entries(found.said, kind)
-    check_entries(entries, kind, file, found.said.get("split.count", 1))
+    check_entries(entries, kind, file)
     settings = {CONFIG_NAMES[name]: value for name, value in entries.items() if name in CONFIG_NAMES}
-    settings |= scaling_settings(entries)
+    settings |= scaling_settings(entries) | factor_settings(found)
     settings |= head_settings(entries, settings, kind, file)
     routed = kind in ROUTED or expert_entries.get("expert_count", 0) != 0
     if routed:
@@ -264,7 +340,6 @@ def encoder_config(found: Header, kind: str, file: Path) -> dict[str, object]:
     encoder, (entries, _) = ENCODER_FILES[kind], split_entries(found.said, kind)
     names = {**ENCODER_NAMES, **encoder.names}
     refuse_unknown(entries, {*names, *CHECKED}, kind, file)
-    refuse_parts(found.said.get("split.count", 1), file)
     for name, usual in (("attention.causal", False), ("attention.head_count_kv", entries.get("attention.head_count"))):
         if entries.get(name, usual) != usual:
             raise InputError(f"{file}: {kind}.{name} is {entries[name]!r:.40}: it must be {usual}, or left out")
@@ -309,11 +384,9 @@ def split_entries(keys: Mapping[str, object], kind: str) -> tuple[dict[str, obje
     return entries, expert_entries
 
 
-def check_entries(entries: Mapping[str, object], kind: str, file: Path, parts: object) -> None:
-    """Raise InputError for an entry that is unknown or missing, for a model in several `parts`, and for a window in
-    layers that no entry names."""
+def check_entries(entries: Mapping[str, object], kind: str, file: Path) -> None:
+    """Raise InputError for an entry that is unknown or missing, and for a window in layers that no entry names."""
     refuse_unknown(entries, {*CONFIG_NAMES, *SCALING, *KNOWN_KEYS}, kind, file)
-    refuse_parts(parts, file)
     for name in REQUIRED:
         if name not in entries:
             raise InputError(f"{file}: {kind}.{name} is missing: take another file")
@@ -332,15 +405,6 @@ def refuse_unknown(entries: Mapping[str, object], known: set[str], kind: str, fi
         )
 
 
-def refuse_parts(parts: object, file: Path) -> None:
-    """Raise InputError for a model in several files."""
-    if type(parts) is not int or parts > 1:
-        raise InputError(
-            f"{file}: split.count is {parts!r:.40}: the tensors of one model are in several files: join "
-            "them, by llama.cpp's llama-gguf-split --merge"
-        )
-
-
 def scaling_settings(entries: Mapping[str, object]) -> dict[str, object]:
     """Return the setting of scaled rotations; none where the entries do not scale them."""
     scaling = {"rope_type": DEFAULT_SCALING} | {
@@ -351,6 +415,15 @@ def scaling_settings(entries: Mapping[str, object]) -> dict[str, object]:
     if scaling["rope_type"] == DEFAULT_SCALING and scaling.get("factor", 0) == 0:
         return {}
     return {"rope_scaling": scaling}
+
+
+def factor_settings(whole: Header) -> dict[str, object]:
+    """Return the setting of rotations with a factor for each frequency; none where a file has no such tensor. Raises
+    InputError as `Tensor.read`."""
+    if (tensor := whole.tensors.get(FREQUENCIES)) is None:
+        return {}
+    factors = tensor.read().ravel().tolist()
+    return {"rope_scaling": {"rope_type": "factors", "frequency_factors": factors}}
 
 
 def head_settings(
@@ -424,6 +497,8 @@ def rename_tensors(
     queries and keys of a LLaMA are stored in pairs: `heads` gives the number of heads of each."""
     renamed = {}
     for name, tensor in found.tensors.items():
+        if name == FREQUENCIES:
+            continue
         stem, _, end = name.rpartition(".")
         parts = stem.split(".")
         layer = parts[1] if parts[0] == "blk" and len(parts) > 2 and parts[1].isdecimal() else ""

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from formats import Q4_1, Q8_0
 from formats.core.arrays import Floats
+from formats.storage.block_layouts import FILED, LAYOUTS, nibbles
 from opmatrix.algebra.data import Numeric
 
 BlockedTensor: TypeAlias = Numeric
@@ -29,20 +29,9 @@ def bfloat16(x: BlockedTensor) -> Floats:
     return np.left_shift(x, 16, dtype=np.uint32).view(np.float32)
 
 
-def nibbles(bytes_: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
-    """Return the lower four bits of every `side` bytes, then the upper ones: (n, bytes) to (n, 2 · bytes)."""
-    parts = bytes_.reshape(len(bytes_), -1, 1, side) >> np.array([[0], [4]], np.uint8)
-    return np.asarray(parts & 15, np.uint8).reshape(len(bytes_), -1)
-
-
 def read_scale(x: BlockedTensor, name: str = "d") -> Floats:
     """Return a float16 of each block, as a column."""
     return np.asarray(x[name], np.float32)[:, None]
-
-
-def q4_0(x: BlockedTensor) -> Floats:
-    """Widen halves of bytes: d (q - 8)."""
-    return read_scale(x) * (nibbles(x["q"], 16).astype(np.float32) - 8)
 
 
 def q4_1(x: BlockedTensor) -> Floats:
@@ -55,24 +44,18 @@ def q8_0(x: BlockedTensor) -> Floats:
     return read_scale(x) * np.asarray(x["q"], np.float32)
 
 
-def q4_k(x: BlockedTensor) -> Floats:
-    """Widen eight groups of 32, each with a scale and a shift of six bits: four low bits in a byte of their own, or all
-    six."""
-    first, second, third = x["scales"].reshape(-1, 3, 4).swapaxes(0, 1)
-    scales = np.concatenate([first & 63, third & 15 | first >> 2 & 48], 1)
-    shifts = np.concatenate([second & 63, third >> 4 | second >> 2 & 48], 1)
-    d, m = (read_scale(x, name) * group.astype(np.float32) for name, group in (("d", scales), ("m", shifts)))
-    values = d[..., None] * nibbles(x["q"], 32).reshape(-1, 8, 32).astype(np.float32) - m[..., None]
-    return values.reshape(len(x), -1)
+def planes(name: str) -> BlockType:
+    """Return the type of blocks of a layout, which a format keeps (formats/storage/block_layouts.py)."""
+    layout, filed = LAYOUTS[name], FILED[name]
 
+    def widen(x: BlockedTensor) -> Floats:
+        """Widen levels by the scales of their groups."""
+        m = -x["m"] if layout.minimum and layout.fields else x["m"] if layout.minimum else None
+        parts = None if filed.integers is None else filed.integers(x)[:, :, None]
+        shift = None if m is None else m[:, None]
+        return layout.numbers(filed.levels(x)[:, :, None], x["d"][:, None], shift, parts).reshape(len(x), -1)
 
-def q6_k(x: BlockedTensor) -> Floats:
-    """Widen sixteen groups of 16, each with a scale of eight bits; a number has four bits in one place, two in
-    another."""
-    low = nibbles(x["low"], 64).reshape(-1, 8, 32)
-    high = (x["high"].reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & 3).reshape(-1, 8, 32)
-    q = ((low | high << 4).astype(np.int8) - 32).reshape(-1, 16, 16).astype(np.float32)
-    return ((read_scale(x) * np.asarray(x["scales"], np.float32))[..., None] * q).reshape(len(x), -1)
+    return BlockType(filed.block, layout.inputs, widen, kept=True)
 
 
 def identity(x: BlockedTensor) -> Floats:
@@ -90,11 +73,7 @@ STORED = {
     "F16": BlockType(np.dtype("<f2"), 1, as_float32),
     "BF16": BlockType(np.dtype("<u2"), 1, bfloat16),
     "F64": BlockType(np.dtype("<f8"), 1, as_float32),
-    "Q4_0": BlockType(np.dtype([("d", "<f2"), ("q", "u1", 16)]), 32, q4_0),
     "Q4_1": BlockType(Q4_1.filed, 32, q4_1, kept=True),
     "Q8_0": BlockType(Q8_0.filed, 32, q8_0, kept=True),
-    "Q4_K": BlockType(np.dtype([("d", "<f2"), ("m", "<f2"), ("scales", "u1", 12), ("q", "u1", 128)]), 256, q4_k),
-    "Q6_K": BlockType(
-        np.dtype([("low", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), ("d", "<f2")]), 256, q6_k
-    ),
+    **{name.upper(): planes(name) for name in LAYOUTS},
 }

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from formats.core.errors import InputError
 from formats.disk.files import open_regular, parse_json
 from opmatrix.algebra.data import Numeric
-from opmatrix.files.quantised import STORED
+from opmatrix.files.quantised import STORED, BlockType
 
 if TYPE_CHECKING:
     from opmatrix.models.config import StackNames
@@ -69,6 +69,21 @@ class Tensor(NamedTuple):
         """Read the tensor in float32. Raises InputError for an unsupported number type, or an entry that is not finite
         in float32."""
         return self.read_both()[0]
+
+    def kept_type(self) -> BlockType | None:
+        """Return the type of its blocks, if it is a matrix whose blocks a format holds."""
+        stored = STORED.get(self.number)
+        return stored if stored and stored.kept and len(self.shape) == 2 else None
+
+    def read_filed(self) -> Numeric:
+        """Read its blocks (rows, groups), of a type that a format holds. Raises InputError if the file ends before, or
+        for a scale that is not finite, with the number that it leads to."""
+        block, size, *_ = STORED[self.number]
+        blocks = self.read_blocks(block, prod(self.shape) // size).reshape(self.shape[0], -1)
+        scales = (blocks[name] for name in block.names or () if blocks[name].dtype.kind == "f")
+        if not all(np.isfinite(scale).all() for scale in scales):
+            self.read()
+        return split_pairs(blocks, self.pairs) if self.pairs else blocks
 
     def read_both(self) -> tuple[NDArray[np.float32], Numeric | None]:
         """Read the tensor in float32, and its blocks (rows, groups) if a format holds them. Raises as `read`."""
@@ -180,6 +195,10 @@ class ExpertTensors(NamedTuple):
 
     matrices: list[Tensor]
     used: list[Tensor]
+
+    def read_filed(self) -> Numeric:
+        """Read the blocks of all matrices, one for each expert. Raises as `Tensor.read_filed`."""
+        return np.stack([matrix.read_filed() for matrix in self.matrices])
 
     def read(self) -> tuple[NDArray[np.float32], Numeric | None]:
         """Read all matrices in float32, one for each expert, and their blocks if a format holds these. Raises as

@@ -85,12 +85,25 @@ def ntk(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, f
     return turns / said["factor"] ** number ** (said["mixed_b"] or 1), 1.0
 
 
+def by_factors(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, float]:
+    """Divide the frequency of each pair of columns by a factor of its own, as GGUF files give them for LLaMA 3.1."""
+    factors = said["frequency_factors"]
+    if len(turns) > 1 and len(factors) != len(turns):
+        raise wrong("frequency_factors", len(factors), f"as many numbers as pairs of columns turn, {len(turns)}")
+    return turns / np.array(factors[: len(turns)]), 1.0
+
+
 FACTOR = dict(factor=real(1, 1e6))
+FACTORS = Key(
+    "a list of positive numbers",
+    lambda said: isinstance(said, list) and said != [] and all(type(each) is float and 0 < each < 1e9 for each in said),
+)
 Scaling: TypeAlias = Callable[[Frequencies, float, Settings], tuple[Frequencies, float]]
 RopeTypes: TypeAlias = Mapping[str, tuple[Scaling, dict[str, Key]]]
 ROPE_TYPES: RopeTypes = {  # rope_type -> function of the frequencies, its keys
     "default": (keep_turns, {}),
     "linear": (interpolate, FACTOR),
+    "factors": (by_factors, dict(frequency_factors=FACTORS)),
     "llama3": (llama3, FACTOR | dict(low_freq_factor=real(1e-6, 1e6), high_freq_factor=real(1e-6, 1e6))),
     "yarn": (
         yarn,

@@ -171,12 +171,12 @@ class WeightTrials(Trials[Method]):
         """Yield the methods that keep the blocks of the weight's file and round its inputs; for a table the methods
         that a product may share."""
         how = self.site.stored.layout if self.site.x else TURNED
-        blocks = self.site.lowering.filed(self.site.stored.weight, how)
-        for method in map(Method, FORMATS) if blocks and not self.site.heads else ():
+        block = self.site.lowering.block_type(self.site.stored.weight, how)
+        for method in map(Method, FORMATS) if block is not None and not self.site.heads else ():
             form = FORMATS[method.format]
             if (
                 form.rounds
-                and form.filed == blocks[0].dtype
+                and form.filed == block
                 and (self.site.x or form.panelled)
                 and keeps_width(method, self.of.limits.narrowest)
             ):

@@ -1,8 +1,11 @@
 """The program that `generate` makes of a model: exact, neither approximated nor compared. A process that runs a saved
 program imports none of this module."""
 
+from dataclasses import replace
+
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.runtime.program import Program
+from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS
 from rewrites.lowering.phased import Generation
 from rewrites.lowering.shared_tables import with_shared_tables
@@ -17,7 +20,8 @@ TIMED = Generation(128, 128)  # the default request that a program is made cheap
 
 def find_exact(checkpoint: Checkpoint, report: Report, asked: Generation | None = None) -> Program:
     """Return the cheapest program that equals a language model, as the search predicts it for a request. It is not
-    approximated, measured or compared."""
+    approximated, measured or compared. Weights in blocks stay in them, wherever a program can multiply by those: each
+    token reads all weights."""
     with report.phase("weights"):
         operator = checkpoint.operator(pooled=True)
     if asked is None:
@@ -27,5 +31,9 @@ def find_exact(checkpoint: Checkpoint, report: Report, asked: Generation | None 
     with report.phase("machine") as progress:
         machine = calibrated(progress, workload.timed)
     with report.phase("search"), silence_stdout():
-        structure = Opened(operator, workload, machine, EXACT_LAWS, meta).structure(EXACT_LAWS)
+        opened = Opened(operator, workload, machine, EXACT_LAWS, meta, in_blocks=True)
+        try:
+            structure = opened.structure(EXACT_LAWS)
+        except Infeasible:
+            structure = replace(opened, in_blocks=False).structure(EXACT_LAWS)
         return with_shared_tables(structure.program(meta)[0], structure.lowerings[0].prices, structure.cost)

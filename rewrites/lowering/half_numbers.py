@@ -21,11 +21,10 @@ BITS: WeakKeyDictionary[Data, int] = WeakKeyDictionary()
 MOVING: WeakKeyDictionary[Operator, bool] = WeakKeyDictionary()
 
 
-def sample_numbers(numbers: np.ndarray) -> np.ndarray:
+def sample_numbers(data: Data) -> np.ndarray:
     """Return numbers from random places of an array, the same places in each call."""
     rng = np.random.default_rng(0)
-    sample: np.ndarray = numbers[tuple(rng.integers(0, size, SAMPLED_NUMBERS) for size in numbers.shape)]
-    return sample
+    return data.take(tuple(rng.integers(0, size, SAMPLED_NUMBERS) for size in data.shape))
 
 
 def exactly_half(numbers: np.ndarray) -> bool:
@@ -94,7 +93,7 @@ def count_bits(data: Data) -> int:
     if isinstance(data, Promised):
         return 1
     if data not in BITS:
-        parts, _ = np.frexp(np.asarray(sample_numbers(data.array), np.float32))
+        parts, _ = np.frexp(np.asarray(sample_numbers(data), np.float32))
         whole = np.abs(parts * 2.0**24).astype(np.int64)
         last = (whole & -whole)[whole > 0].min(initial=1 << 23)
         BITS[data] = 25 - int(last).bit_length()

@@ -306,8 +306,7 @@ class Lowering:
         matrix made of the leaf. Blocks of a file fit only a weight that is such a leaf, or is joined of them."""
         form, layout = FORMATS.get(method.format), self.held(use, method).layout
         if form is not None and form.filed is not None:
-            blocks = self.filed(use.weight, layout)
-            return bool(blocks) and blocks[0].dtype == form.filed
+            return self.block_type(use.weight, layout) == form.filed
         *heads, n, p = self.stored(use.weight, layout)
         return (stacks if heads else holds)(method.format, n, p, method.parameters)
 
@@ -396,20 +395,31 @@ class Lowering:
         return numbers.reshape(-1, numbers.shape[-1]) if how == "rows" else np.hstack(list(numbers))
 
     def filed(self, cls: int, how: str) -> list[np.ndarray]:
-        """Return the blocks (outputs, groups) of one kind that the numbers of a weight were widened from: the ones of
+        """Return the blocks (outputs, groups) of one kind that the numbers of a weight are widened from: the ones of
         each head where heads are stacked, and of each part where the weight is joined of several. Empty unless the
         weight is made of leaves of a file that stores them so."""
+        if self.block_type(cls, how) is None:
+            return []
+        every = (leaf.blocks for leaf in self.filed_leaves(cls, how))
+        held = [blocks for blocks in every if blocks is not None]
+        return [blocks if how == STACK else blocks.reshape(-1, blocks.shape[-1]) for blocks in held]
+
+    def block_type(self, cls: int, how: str) -> np.dtype[np.generic] | None:
+        """Return the structure of the blocks that all numbers of a weight are widened from; None if there is none."""
+        types = {leaf.block_type for leaf in self.filed_leaves(cls, how)}
+        return types.pop() if len(types) == 1 else None
+
+    def filed_leaves(self, cls: int, how: str) -> list[Data]:
+        """Return the leaves that a weight is made of, as their files hold them: one, or one of each part where it is
+        joined of several. Empty where some part is no such leaf."""
         if halves := self.halves(cls):
-            parts = [self.filed(half, how) for half in halves]
-            filed = [blocks for part in parts for blocks in part]
-            return filed if all(parts) and len({blocks.dtype for blocks in filed}) == 1 else []
+            parts = [self.filed_leaves(half, how) for half in halves]
+            return [leaf for part in parts for leaf in part] if all(parts) else []
         term = self.terms[cls]
         if how not in ("columns", STACK, TURNED) or term.kind.name != "weight":
             return []
         file = term.args[0] if how == TURNED else term.args[0].base
-        if file is None or file.blocks is None:
-            return []
-        return [file.blocks.reshape(-1, file.blocks.shape[-1]) if how == "columns" else file.blocks]
+        return [] if file is None else [file]
 
     def vector(self, cls: int, columns: int) -> np.ndarray:
         """Return the float64 numbers of a constant row, heads side by side."""

@@ -38,9 +38,9 @@ Methods = Callable[[Lowering, Use], Sequence[Method]]
 LOOKED: WeakKeyDictionary[Data, frozenset[str]] = WeakKeyDictionary()
 
 
-def traits(numbers: np.ndarray) -> frozenset[str]:
+def traits(data: Data) -> frozenset[str]:
     """Return `sparse` and `float16`, as far as a sample of the numbers can tell."""
-    sample = sample_numbers(numbers)
+    sample = sample_numbers(data)
     shares = {
         "sparse": np.count_nonzero(sample) <= (MAX_DENSITY + 0.1) * SAMPLED_NUMBERS,
         "float16": exactly_half(sample),
@@ -52,7 +52,7 @@ def find_traits(data: Data) -> frozenset[str]:
     """Return the traits of a leaf, computed once. A leaf that is only promised has none."""
     known = LOOKED.get(data)  # once: its key may be an equal leaf, which others hold
     if known is None:
-        known = frozenset() if isinstance(data, Promised) or len(data.shape) < 2 else traits(data.array)
+        known = frozenset() if isinstance(data, Promised) or len(data.shape) < 2 else traits(data)
         LOOKED[data] = known
     return known
 
@@ -65,7 +65,7 @@ def content(template: Template) -> tuple[str, ...]:
 
 def tells(value: object) -> bool:
     """True for an array whose numbers, or blocks of a file, may let more formats hold it."""
-    return isinstance(value, Data) and (bool(find_traits(value)) or leaf(value).blocks is not None)
+    return isinstance(value, Data) and (bool(find_traits(value)) or leaf(value).block_type is not None)
 
 
 def choices(lowering: Lowering, methods: Methods) -> tuple[Hashable, ...]:
@@ -80,7 +80,7 @@ def forms(numbers: np.ndarray) -> Iterator[Method]:
     """Yield every proposed format, except plain ones, that holds a matrix (in x out) exactly and may pay, with its
     parameters. For a stack of head matrices, only formats that do not depend on the pattern of zeros."""
     stored = np.asarray(numbers, np.float32)
-    seen = traits(stored)
+    seen = traits(Data(stored))
     if "float16" in seen and exactly_half(stored):
         yield Method(Half.name)
     if stored.ndim == 3 or "sparse" not in seen or np.count_nonzero(stored) > MAX_DENSITY * stored.size:
@@ -135,9 +135,12 @@ def only_narrows(methods: Iterable[str]) -> bool:
 @dataclass
 class Representable:
     """The methods of the exact search: dense, and every other format that holds the weight of a class exactly, in
-    numbers of at least `narrowest` bits. Searches of one model may share it: equal matrices are examined once."""
+    numbers of at least `narrowest` bits. Searches of one model may share it: equal matrices are examined once. With
+    `in_blocks`, weights that a file stores in blocks are stored so alone: widened, or multiplied by a gain, they would
+    take several times their bytes."""
 
     narrowest: int = NUMBER_TYPES["int8"]
+    in_blocks: bool = False
     known: dict[tuple[Operator, str], Sequence[Method]] = field(default_factory=dict)
     attempts: Attempts = field(default_factory=Attempts)
 
@@ -145,9 +148,12 @@ class Representable:
         key = lowering.terms[use.weight], TURNED if lowering.gathers(use) else use.layout
         if key not in self.known:
             self.known[key] = self._methods(lowering, use)
+        methods = self.known[key]
         if lowering.gathers(use):
-            return [method for method in self.known[key] if lowering.gatherable(use, method)]
-        return self.known[key]
+            methods = [method for method in methods if lowering.gatherable(use, method)]
+        if self.in_blocks and any(leaf(data).block_type is not None for data in lowering.arrays(use.weight)):
+            return [method for method in methods if FORMATS[method.format].filed is not None]
+        return methods
 
     def _methods(self, lowering: Lowering, use: Use) -> Sequence[Method]:
         methods = list[Method]()

@@ -219,12 +219,89 @@ def test_a_file_that_names_no_rule_cuts_words_as_llama_cpp_does(tmp_path, rule):
     ]
 
 
+def test_frequencies_are_divided_by_the_factors_of_a_file(tmp_path):
+    """As LLaMA 3.1's files have them; and a file without such a tensor turns as before."""
+    factors = np.array([1, 2, 8, 0.5], "<f4")
+    checkpoint = open_model(write(tmp_path / "small.gguf", tensors={"rope_freqs.weight": factors}))
+    w = {ours(name): array.astype(np.float64) for name, array in ggufs.arrays().items()}
+    config = dict(num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5, hidden_size=32, num_hidden_layers=2)
+    turns = 300.0 ** (-np.arange(0, 8, 2) / 8) / factors
+    usual = {
+        f"layers.{l}.self_attn.{part}_proj.weight": unpaired(w[f"layers.{l}.self_attn.{part}_proj.weight"], heads)
+        for l in range(2)
+        for part, heads in (("q", 4), ("k", 2))
+    }
+    hidden = [plain.llama(config | {"rope_theta": 300.0}, w | usual, one.tokens, frequencies=turns) for one in BATCH]
+    scores = np.concatenate(hidden) @ w["embed_tokens.weight"].T
+    np.testing.assert_allclose(dense(checkpoint.operator(), BATCH), scores, rtol=1e-10, atol=1e-11)
+
+
+def unpaired(array, heads):
+    """Rows of queries and keys as transformers has them: the inverse of `permuted`."""
+    return array.reshape(heads, -1, 2, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
+
+
+def parted(folder, changes=None):
+    """A model in three files; `changes` of the keys of the last one."""
+    whole, names = ggufs.arrays(), [folder / f"it-{part:05d}-of-00003.gguf" for part in (1, 2, 3)]
+    for at, file in enumerate(names):
+        some = {name: array if i % 3 == at else None for i, (name, array) in enumerate(whole.items())}
+        keys = {"split.count": 3, "split.no": at} | (changes or {} if at == 2 else {})
+        write(file, keys, some)
+    return names
+
+
+def test_a_model_in_several_files_is_opened_by_its_first(tmp_path):
+    """Equal to the model in one file; by another of its files, or with one of another model, it is a line."""
+    first, second, last = parted(tmp_path)
+    whole = dense(open_model(write(tmp_path / "whole.gguf")).operator(), BATCH)
+    assert np.array_equal(dense(open_model(first).operator(), BATCH), whole)
+    for wrong, words in (
+        (second, "split.count is 3: the tensors of one model are in several files: give the first, called NAME-00001"),
+        (parted(tmp_path, {"split.no": 1})[0], "it-00003-of-00003.gguf: it is not part 3 of 3 of it-00001"),
+    ):
+        with pytest.raises(InputError, match=words) as caught:
+            open_model(wrong)
+        assert "\n" not in str(caught.value)
+    last.unlink()
+    with pytest.raises(InputError, match=r"it-00003-of-00003\.gguf"):
+        open_model(first)
+
+
+SCORED = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(12)), "\u2581"]
+PIECES = [*"theo", "th", "he", "the", "\u2581the", "\u2581t", "\u2581th", "oo", "ot", "eo", "thoo", "\u2581o", "oth"]
+
+
+def test_pieces_merge_by_their_scores(tmp_path):
+    """As SentencePiece's BPE: the neighbours whose piece has the highest score first; bytes for what has no piece."""
+    tokens = [*SCORED, *PIECES]
+    tokens += [f"x{at}" for at in range(WORDS - len(tokens))]
+    kinds = [2, 3, 3] + [6] * 12 + [1] * (WORDS - 15)
+    said = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": None,
+        "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.add_bos_token": None,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.bos_token_id": 1,
+    }
+    scores = [0.0] * 15 + [-float(at) for at in range(WORDS - 15)]
+    file = write(tmp_path / "spm.gguf", said | {"tokenizer.ggml.scores": scores})
+    tokenizer = open_model(file).tokenizer()
+    pieces = lambda text: [tokens[at] for at in tokenizer.encode(text).tokens]
+    assert pieces("the tho") == ["<s>", "\u2581the", "\u2581th", "o"]
+    assert pieces("oothe\n") == ["<s>", "\u2581", "oo", "the", "<0x0A>"]
+    assert pieces("q")[-1] == "<unk>"  # neither a piece nor bytes
+
+
 VOCABULARIES = {
-    "another model": ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model is 'llama': supported are gpt2"),
+    "another model": ({"tokenizer.ggml.model": "rwkv"}, "tokenizer.ggml.model is 'rwkv': supported are gpt2"),
+    "scores that are missing": ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.scores is None: a number for each"),
     "no model": ({"tokenizer.ggml.model": None}, "tokenizer.ggml.model is None"),
     "other rules": (
-        {"tokenizer.ggml.pre": "tekken"},
-        "tokenizer.ggml.pre is 'tekken': supported are gpt-2, default, smollm",
+        {"tokenizer.ggml.pre": "bloom"},
+        "tokenizer.ggml.pre is 'bloom': supported are gpt-2, default, phi-2",
     ),
     "too few": ({"tokenizer.ggml.tokens": ggufs.TOKENS[:-1]}, "39 tokens, but the model has 40"),
     "twice": ({"tokenizer.ggml.tokens": ["a", *ggufs.TOKENS[1:]]}, "a token is in the vocabulary twice"),
@@ -264,7 +341,7 @@ def test_texts_begin_and_end_as_the_file_or_its_silence_says(tmp_path, rule, fir
         "tokenizer.ggml.eos_token_id": 1,
     }
     tokens = open_model(write(tmp_path / "small.gguf", said)).tokenizer().encode("the").tokens.tolist()
-    begins = rule == "llama-bpe" if first is None else first
+    begins = RULES[rule].begins if first is None else first
     assert tokens == [0] * begins + [ggufs.TOKENS.index("the")] + [1] * bool(last)
 
 
@@ -306,7 +383,11 @@ DAMAGE = {
     "a text without end": (bytes_of(struct.pack("<IQQQ", 3, 1, 1, 2**62)), "a text of 4611686018427387904 bytes"),
     "no text": (bytes_of(struct.pack("<IQQQ", 3, 1, 1, 2), b"\xff\xfe", bytes(9)), "can't decode"),
     "an alignment of 3": (saying("general.alignment", 3), "its alignment is 3"),
-    "an unknown quantisation": (placing((32,), 19, 0), "'output_norm.weight' has number type 19; supported are F32"),
+    "an unread quantisation": (
+        placing((32,), 19, 0),
+        r"'output_norm.weight' has number type 19 \(IQ1_S\), which is not read: quantise the model to one of F32",
+    ),
+    "a type of no ggml": (placing((32,), 99, 0), r"has number type 99 \(which no ggml that is known here has\)"),
     "part of a block": (placing((31,), 8, 0), "has rows of 31, blocks 32"),
     "beyond the end": (placing((32,), 0, 2**40), "it ends within tensor 'output_norm.weight'"),
     "larger than memory": (placing((2**20, 2**30), 0, 0), r"'output_norm.weight' is \(1048576, 1073741824\)"),
@@ -328,9 +409,13 @@ DAMAGE = {
     "heads of nothing": (saying("llama.attention.head_count", 0), "num_attention_heads is 0"),
     "a size in words": (saying("llama.embedding_length", "wide"), "hidden_size is the name wide: a number is needed"),
     "a size that is missing": (saying("llama.embedding_length", None), "'hidden_size' is missing"),
-    "angles of their own": (
-        partial(write, tensors={"rope_freqs.weight": np.ones(4)}),
-        "'rope_freqs.weight' is not part of this model family",
+    "angles of other columns": (
+        partial(write, tensors={"rope_freqs.weight": np.ones(3)}),
+        "frequency_factors is 3: it must be as many numbers as pairs of columns turn, 4",
+    ),
+    "angles that do not turn": (
+        partial(write, tensors={"rope_freqs.weight": np.zeros(4)}),
+        r"frequency_factors is \[0.0, 0.0, 0.0, 0.0\]: it must be a list of positive numbers",
     ),
     "a layer too many": (saying("llama.block_count", 1), r"the weights hold 'layers\.1\..*', which .* leaves out"),
     "a layer too few": (saying("llama.block_count", 3), r"tensor 'layers\.2\..*' is missing"),

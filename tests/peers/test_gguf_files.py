@@ -3,19 +3,24 @@ has them."""
 
 import numpy as np
 import pytest
+import standin
 from fetched import data, smollm2
 
 from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.quantised import STORED
+from rewrites.laws import EXACT_LAWS
+from rewrites.lowering.representations import Representable
+from rewrites.search.search import search
 
 gguf = pytest.importorskip("gguf", reason="needs peers: gguf")
 torch = pytest.importorskip("torch", reason="needs peers: torch")
 transformers = pytest.importorskip("transformers", reason="needs peers: transformers")
 
 
-@pytest.mark.parametrize("number", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "BF16"])
+@pytest.mark.parametrize("number", [number for number in STORED if number not in ("F32", "F16", "F64")])
 def test_blocks_are_widened_to_the_bit(rng, number):
     """Random bytes, scales from zero to large."""
     stored, kind = STORED[number], gguf.GGMLQuantizationType[number]
@@ -32,6 +37,19 @@ def test_blocks_are_widened_to_the_bit(rng, number):
 def permuted(array, heads):
     """Rows as llama.cpp's converter lays them."""
     return array.reshape(heads, 2, len(array) // heads // 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+
+
+def drawn(array, kind):
+    """Random blocks in the shape of an array, whose numbers are about as large: gguf quantises to no such type."""
+    block = STORED[kind.name].block
+    rng, count = np.random.default_rng(array.size), array.size // 256
+    blocks = rng.integers(0, 256, (count, block.itemsize), np.uint8).view(block)[:, 0]
+    for name in {"d", "m"} & {*block.names}:
+        blocks[name] = rng.uniform(0.5, 1, count)
+    size = gguf.quants.dequantize(blocks.view(np.uint8).reshape(count, -1), kind).std()
+    for name in {"d", "m"} & {*block.names}:
+        blocks[name] *= array.std() / size
+    return blocks.view(np.uint8).reshape(len(array), -1)
 
 
 def written(file, family, number, tied, **more):
@@ -76,7 +94,7 @@ def written(file, family, number, tied, **more):
             )
             ours, array = names.get_name(name, (".weight", ".bias")), each.numpy().copy()
             if each.ndim > 1:
-                packed = gguf.quants.quantize(array, kind)
+                packed = drawn(array, kind) if number.endswith("_K") else gguf.quants.quantize(array, kind)
                 array = gguf.quants.dequantize(packed, kind)
                 each.copy_(torch.from_numpy(array))
                 if arch == "llama" and ("attn_q" in ours or "attn_k" in ours):
@@ -99,6 +117,12 @@ def written(file, family, number, tied, **more):
     [
         ("Llama", "Q8_0", True, {}),
         ("Llama", "Q4_1", False, {}),
+        ("Llama", "Q5_0", False, {}),
+        ("Llama", "Q4_K", True, {}),
+        ("Llama", "Q6_K", False, {}),
+        ("Qwen2", "Q5_K", False, {}),
+        ("Qwen3", "Q3_K", False, dict(head_dim=64)),
+        ("Llama", "Q2_K", False, {}),
         ("Qwen2", "Q4_0", False, {}),
         ("Qwen3", "F16", True, dict(head_dim=64)),
     ],
@@ -109,6 +133,21 @@ def test_scores_are_those_of_transformers(rng, tmp_path, family, number, tied, m
     with torch.no_grad():
         wanted = model(torch.from_numpy(tokens)[None]).logits[0].numpy()
     found = dense(open_model(tmp_path / "it.gguf").operator(), Batch([tokens]))
+    assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("number", ["Q4_K", "Q6_K"])
+def test_a_program_in_blocks_scores_as_transformers(rng, tmp_path, number):
+    """Of the exact search that keeps blocks, by products of blocks and rows of a table in them."""
+    model = written(tmp_path / "it.gguf", "Llama", number, True)
+    tokens = rng.integers(0, 64, 60)
+    with torch.no_grad():
+        wanted = model(torch.from_numpy(tokens)[None]).logits[0].numpy()
+    operator = open_model(tmp_path / "it.gguf").operator()
+    extents, methods = counted([60], patterns(operator)), Representable(in_blocks=True)
+    program = search(operator, EXACT_LAWS, standin.machine(), extents, methods=methods).program({})[0]
+    assert {each.name for each in program.constants.values() if hasattr(each, "unpack")} == {number.lower()}
+    found = program.run(Batch([tokens]))
     assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max()
 
 

@@ -16,6 +16,7 @@ from optimized import LINES
 from formats import FORMATS
 from formats.core.errors import InputError
 from formats.host.quiet import Watch
+from formats.storage.block_layouts import LAYOUTS
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.algebra.data import Data
@@ -215,7 +216,7 @@ def test_forms_are_exact_and_priced_by_their_true_sizes(matrix, names):
 
 def width(name):
     """Bits of the numbers that a format of this name multiplies by, as people say them."""
-    known = {"half": 16, "bf16": 16, "q4_1": 16, "q8_0": 16, "int8": 8, "int4": 4}
+    known = {"half": 16, "bf16": 16, "q4_1": 16, "q8_0": 16, "int8": 8, "int4": 4} | dict.fromkeys(LAYOUTS, 16)
     return next((bits for kind, bits in known.items() if name.endswith(kind)), 32)
 
 

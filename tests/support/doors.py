@@ -69,7 +69,7 @@ def column_doors() -> Iterator[tuple[str, Door]]:
 
             def embedded(out: np.ndarray, ids: np.ndarray, stored: Any = stored, **arrays: np.ndarray) -> Any:
                 return kernels.embed(
-                    [(ids, kernels.Columns(stored.shape, stored.panelled, *arrays.values(), **stored.remembered))], out
+                    [(ids, kernels.Columns(stored.shape, stored.panelled, **arrays, **stored.remembered))], out
                 )
 
             yield (

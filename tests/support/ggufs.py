@@ -78,6 +78,8 @@ def value(said):
             return struct.pack("<I", 8) + text(said)
         case [str(), *_]:
             return struct.pack("<IIQ", 9, 8, len(said)) + b"".join(map(text, said))
+        case [float(), *_]:
+            return struct.pack("<IIQ", 9, 6, len(said)) + np.array(said, "<f4").tobytes()
     return struct.pack("<IIQ", 9, 5, len(said)) + np.array(said, "<i4").tobytes()
 
 

@@ -7,7 +7,7 @@ from formats.core.epilogue import Epilogue
 from formats.kernels.engine.compiled import Kernel
 from formats.kernels.engine.native import ir
 from formats.kernels.matmul.linear import typed
-from formats.kernels.matmul.widened_words import Wording, multiply_words, product_words, widen_halves
+from formats.kernels.matmul.widened_words import WordedArrays, Wording, multiply_words, product_words, widen_halves
 from formats.kernels.matmul.widened_words import __borders__ as __borders__
 from formats.kernels.simd.tail import permute
 from formats.kernels.simd.vectors import FEATURES, LANES, VECTOR, load_vector
@@ -17,17 +17,18 @@ from formats.storage.q4_1 import WORD_INPUTS
 __all__ = ["product_levels"]
 
 
-def level(builder, words, i):
+def level(builder, planes, i):
     """Return number i of the eight levels of each word, as float32."""
+    [words] = planes
     shifted = builder.lshr(words, words_of(4 * i)) if i else words
     if "+avx512f" in FEATURES:
         return permute(builder, [float(q) for q in range(16)], shifted)
     return builder.uitofp(builder.and_(shifted, words_of(15)), VECTOR)
 
 
-def read_pairs(builder, scale, across):
+def read_pairs(builder, place, across):
     """Load d, then m, of `across` vectors of outputs; d and m are stored in pairs."""
-    pairs = [builder.bitcast(load_vector(builder, scale, 64 * v), WORDS) for v in range(across)]
+    pairs = [builder.bitcast(load_vector(builder, place.scale, 64 * v), WORDS) for v in range(across)]
     shorts = ir.VectorType(SHORT, LANES)
     return [
         widen_halves(builder, builder.trunc(builder.lshr(pair, words_of(part)), shorts))
@@ -36,7 +37,7 @@ def read_pairs(builder, scale, across):
     ]
 
 
-LEVELS = Wording(WORD_INPUTS, 4, level, read_pairs)
+LEVELS = Wording(WORD_INPUTS, 4, level, read_pairs, (4,))
 multiply_levels = multiply_words(LEVELS)
 
 
@@ -52,4 +53,4 @@ def product_levels(
     """out (T, p) = x (T, n) @ W, then the epilogue; w: words (uint32) of eight levels, in panels, n rounded up to 32;
     scale: float16, d and m in pairs, a row for every 32 inputs, in panels. Sums are float32."""
     w, scale = typed("w", w, np.uint32), typed("scale", scale, np.float16)
-    return product_words(levels, LEVELS, x, w, scale, out, epilogue)
+    return product_words(levels, LEVELS, x, WordedArrays(w, scale), out, epilogue)

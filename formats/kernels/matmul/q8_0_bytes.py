@@ -7,7 +7,7 @@ from formats.core.epilogue import Epilogue
 from formats.kernels.engine.compiled import Kernel
 from formats.kernels.engine.native import ir
 from formats.kernels.matmul.linear import typed
-from formats.kernels.matmul.widened_words import Wording, multiply_words, product_words, widen_halves
+from formats.kernels.matmul.widened_words import WordedArrays, Wording, multiply_words, product_words, widen_halves
 from formats.kernels.matmul.widened_words import __borders__ as __borders__
 from formats.kernels.simd.vectors import FLOAT, LANES, VECTOR, pointer_at, splat
 from formats.kernels.simd.words import SHORT, words_of
@@ -15,25 +15,26 @@ from formats.kernels.simd.words import SHORT, words_of
 __all__ = ["product_scaled_bytes"]
 
 
-def byte(builder, words, i):
+def byte(builder, planes, i):
     """Return number i of the four bytes of each word, as float32."""
+    [words] = planes
     shifted = builder.lshr(words, words_of(8 * i)) if i else words
     return builder.uitofp(shifted if i == 3 else builder.and_(shifted, words_of(255)), VECTOR)
 
 
-def read_scales(builder, scale, across):
+def read_scales(builder, place, across):
     """Load d, then -128 d, of `across` vectors of outputs: d q - 128 d is exact."""
     shorts = ir.VectorType(SHORT, LANES)
     scales = []
     for v in range(across):
-        stored = builder.load(pointer_at(builder, scale, 2 * LANES * v, shorts))
+        stored = builder.load(pointer_at(builder, place.scale, 2 * LANES * v, shorts))
         stored.align = 2
         scales.append(widen_halves(builder, stored))
     middle = splat(builder, FLOAT(-128.0))
     return [*scales, *(builder.fmul(d, middle) for d in scales)]
 
 
-BYTES = Wording(4, 2, byte, read_scales)
+BYTES = Wording(4, 2, byte, read_scales, (8,))
 multiply_scaled_bytes = multiply_words(BYTES)
 
 
@@ -49,4 +50,4 @@ def product_scaled_bytes(
     """out (T, p) = x (T, n) @ W, then the epilogue; w: bytes W / d + 128, in panels of fours, n rounded up to 32;
     scale: d in float16, a row for every 32 inputs, in panels. Sums are float32."""
     w, scale = typed("w", w, np.uint8), typed("scale", scale, np.float16)
-    return product_words(scaled_bytes, BYTES, x, w, scale, out, epilogue)
+    return product_words(scaled_bytes, BYTES, x, WordedArrays(w, scale), out, epilogue)

@@ -23,7 +23,7 @@ from formats.kernels.matmul.linear import ENOUGH, LINEAR, MAX_ITEM_ROWS, linear_
 from formats.kernels.matmul.q4_1_levels import LEVELS
 from formats.kernels.matmul.q8_0_bytes import BYTES
 from formats.kernels.matmul.rounding import FINITE, LIFT_BELOW, keep_bytes, larger_magnitude, largest_magnitude
-from formats.kernels.matmul.widened_words import WORDED, Wording, ask_ahead, check_words
+from formats.kernels.matmul.widened_words import WORDED, GroupPlace, WordedArrays, Wording, ask_ahead, check_words
 from formats.kernels.rows.following import epilogue_record, finish_block, finish_rows
 from formats.kernels.simd.arithmetic import get
 from formats.kernels.simd.vectors import (
@@ -269,7 +269,9 @@ def group_adder(how: Rounded) -> Callable[..., Any]:
                         for v, vector in enumerate(vectors):
                             at = r * sums.across + v
                             whole[at] = add(builder, whole[at], factor, vector)
-            turns, new, share = how.wording.scales(builder, scale, sums.across), [], splat(builder, FLOAT(float(SHARE)))
+            place = GroupPlace(scale, scale, across, across)
+            turns, new = how.wording.scales(builder, place, sums.across), []
+            share = splat(builder, FLOAT(float(SHARE)))
             shares = [builder.fmul(m, share) for m in turns[sums.across :]] if how.shifted else []
             for at, each in enumerate(whole):
                 r, v = divmod(at, sums.across)
@@ -371,7 +373,7 @@ def multiply_rounded(how: Rounded) -> Callable[..., None]:
         c = record(arguments, LINEAR)
         w = record(c.w, WORDED)
         low, high, left, right = tile(c, item)
-        rows, groups, step = high - low, w.groups, 4 * c.step
+        rows, groups, step = high - low, w.blocks, 4 * c.step
         span = (c.n + TWO_GROUPS - 1) // TWO_GROUPS * TWO_GROUPS * wide
         x = c.room + worker * c.apart
         factors = x + rows * span
@@ -493,8 +495,8 @@ def product_rounded(
     epilogue: Epilogue | None,
 ) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, each 32 numbers of a row of x rounded to bytes, then the epilogue."""
-    groups, workers = check_words(kernel, how.wording, x, w, scale, out), threads()
-    after, weight = epilogue_record(epilogue, out), filled(address(w), address(scale), groups)
+    groups, workers = check_words(kernel, how.wording, x, WordedArrays(w, scale), out), threads()
+    after, weight = epilogue_record(epilogue, out), filled(address(w), address(scale), 0, groups)
     rows, _ = split_work(len(x), out.shape[1], workers, PANEL)
     with POOL.lock:
         span = how.wide * -(-x.shape[1] // TWO_GROUPS) * TWO_GROUPS

@@ -4,18 +4,21 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from formats.core.layout import VECTOR, Panelled
+from formats.core.block_layout import BlockLayout
+from formats.core.layout import PANEL, VECTOR, Panelled
 from formats.kernels.engine.compiled import HELPER
 from formats.kernels.engine.launch import address, words
 from formats.kernels.engine.memory import bytes_at, extended, floats, shorts, widen
 from formats.kernels.engine.native import njit
+from formats.kernels.rows.block_columns import add_block_column, kept_layout
 
 __all__ = ["Columns"]
 
 # ids (int64), bytes between ids, table, bytes of a number. words: 0 for a table of rows of p numbers; for panels:
 # width, words (numbers side by side), deep (numbers of a column), halves (1 if bytes hold two inputs), N columns,
-# scales (groups, N), half (1 if scales are float16 in panels), inputs of a group
-SOURCE = np.dtype(words("ids apart table bytes width words deep halves N scale half group"))
+# scales (groups, N), half (1 if scales are float16 in panels), inputs of a group; of blocks (block_columns.py) the
+# integers of groups and the address of their layout, 0 for others
+SOURCE = np.dtype(words("ids apart table bytes width words deep halves N scale half group parts layout"))
 SOURCE_BYTES = SOURCE.itemsize
 f4 = np.float32
 PANEL_TYPES = np.float32, np.uint16, np.uint8  # panels: float32, bfloat16, bytes or 4-bit with scales
@@ -29,15 +32,19 @@ class Columns(NamedTuple):
     w: np.ndarray
     scale: np.ndarray | None = None
     group: int = 0
+    parts: np.ndarray | None = None
 
     @classmethod
     def of(cls, stored: Any) -> Self:
         """Return the columns of a stored matrix whose format declares its panels."""
-        return cls(stored.shape, stored.panelled, *stored.arrays().values(), **stored.remembered)
+        return cls(stored.shape, stored.panelled, **stored.arrays(), **stored.remembered)
 
     def told(self) -> tuple[int, ...]:
         """Return the kernel's fields for this table. ValueError for arrays of other sizes or kinds."""
-        (n, N), (width, side, _, halves, half), deep = self.shape, self.panelled, self.panelled.stored(self.shape[0])
+        if self.panelled.layout is not None:
+            return self.block_fields(self.panelled.layout)
+        (n, N), (width, side, _, halves, half, _) = self.shape, self.panelled
+        deep = self.panelled.stored(n)
         if (
             self.w.dtype not in PANEL_TYPES
             or self.w.shape != (deep * -(-N // VECTOR) * VECTOR,)
@@ -66,6 +73,37 @@ class Columns(NamedTuple):
             address(self.scale),
             int(half > 0),
             group,
+            0,
+            0,
+        )
+
+    def block_fields(self, layout: BlockLayout) -> tuple[int, ...]:
+        """Return the kernel's fields for a table in blocks. ValueError for arrays of other sizes or kinds."""
+        (n, N), deep = self.shape, self.panelled.filled(self.shape[0])
+        count = deep // layout.inputs * -(-N // VECTOR) * VECTOR
+        for name, array, size, kind in (
+            ("w", self.w, layout.words, np.uint32),
+            ("scale", self.scale, layout.scales, np.float16),
+            ("parts", self.parts, layout.part_words, np.uint32),
+        ):
+            if size and (
+                array is None or array.shape != (size * count,) or array.dtype != kind or not is_contiguous(array)
+            ):
+                raise ValueError(f"table: {name} is not {np.dtype(kind)} of ({size * count},): no blocks of {n} by {N}")
+        record, _ = kept_layout(layout)
+        return (
+            address(self.w),
+            4,
+            PANEL,
+            1,
+            deep,
+            0,
+            N,
+            address(self.scale),
+            1,
+            layout.group,
+            address(self.parts),
+            address(record),
         )
 
 
@@ -75,7 +113,7 @@ def is_contiguous(array: np.ndarray) -> bool:
 
 def describe_table(table: np.ndarray | Columns) -> tuple[int, ...]:
     """Return the kernel's fields for a table of rows, or of columns. ValueError as for `Columns.told`."""
-    return table.told() if isinstance(table, Columns) else (address(table), table.itemsize, *[0] * 8)
+    return table.told() if isinstance(table, Columns) else (address(table), table.itemsize, *[0] * 10)
 
 
 @njit(**HELPER)
@@ -120,6 +158,8 @@ def scale_of(f, column, start, across, group):
 @njit(**HELPER)
 def add_column(y, f, column, fresh):
     """Set y to a column of panels, or add the column to it: float32, bfloat16, bytes, or 4-bit values, with scales."""
+    if f.layout:
+        return add_block_column(y, f, column, fresh)
     start = column // f.width * f.width
     along = min(f.width, (f.N + VECTOR - 1) // VECTOR * VECTOR - start) * f.words
     count, first = (f.deep // f.words - 1) * along + f.words, f.deep * start + (column - start) * f.words

@@ -1,5 +1,5 @@
-"""Tokenizers of GGUF files: byte pairs (see `merges`), the word pieces of BERT (Schuster, Nakajima 2012), and the
-unigrams of XLM-RoBERTa (Kudo 2018)."""
+"""Tokenizers of GGUF files: byte pairs (see `merges`), the word pieces of BERT (Schuster, Nakajima 2012), the unigrams
+of XLM-RoBERTa (Kudo 2018), and pieces that merge by their scores (SentencePiece, Kudo and Richardson 2018)."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 NORMAL = 1  # a type of tokens
+PIECES = NORMAL, OWN  # types of tokens that merges make
 SPACE, INNER_MARK = "\u2581", "##"  # marks of a word's first piece, and of pieces inside it
 PAIR_ENDS = {"bert": (1, 1), "t5": (2, 0)}  # model -> last tokens between the texts of a pair, the second one's kind
 
@@ -108,9 +109,7 @@ def unigrams(words: Vocabulary) -> "tokenizers.Tokenizer":
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
     from tokenizers.normalizers import Precompiled
 
-    scores = words.said.get(f"{KEY}scores")
-    if not isinstance(scores, list) or len(scores) != len(words.tokens) or any(type(s) is not float for s in scores):
-        raise InputError(f"{words.file}: {KEY}scores is {scores!r:.40}: a number for each token is needed")
+    scores = read_scores(words)
     weighed = [
         (token, score if kind == NORMAL else 0.0)
         for token, score, kind in zip(words.tokens, scores, words.kinds, strict=True)
@@ -123,6 +122,64 @@ def unigrams(words: Vocabulary) -> "tokenizers.Tokenizer":
     built.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), mark])
     built.decoder = decoders.Metaspace(SPACE, mark.prepend_scheme)
     return put_between(built, words, words.tokens, (first, last))
+
+
+def scored_pieces(words: Vocabulary) -> "tokenizers.Tokenizer":
+    """Build the tokenizer of LLaMA 2 and Mistral: those neighbours merge first whose piece has the highest score; what
+    has no piece is spelt in bytes."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+
+    scores = read_scores(words)
+    unknown = words.tokens[words.place(("unknown",), "<unk>")]
+    vocabulary = {token: at for at, token in enumerate(words.tokens)}
+    if len(vocabulary) != len(words.tokens):
+        raise InputError(f"{words.file}: a token is in the vocabulary twice: take another file")
+    ranked = zip(words.tokens, scores, words.kinds, strict=True)
+    mergeable = {token: score for token, score, kind in ranked if kind in PIECES}
+    pairs = merged_pairs(vocabulary, mergeable)
+    built = Tokenizer(models.BPE(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    prefixed = words.flag("add_space_prefix") is not False
+    marked = normalizers.Replace(" ", SPACE)
+    built.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), marked]) if prefixed else marked
+    spelt = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    built.decoder = decoders.Sequence([*spelt, decoders.Strip(" ", 1, 0)] if prefixed else spelt)
+    for wanted in (CONTROL, OWN):
+        added = [
+            AddedToken(token, special=wanted == CONTROL, normalized=False)
+            for token, kind in zip(words.tokens, words.kinds, strict=True)
+            if kind == wanted
+        ]
+        (built.add_special_tokens if wanted == CONTROL else built.add_tokens)(added)
+    first = merges.special(words.said, "bos_token", True, words.tokens, words.file)
+    last = merges.special(words.said, "eos_token", False, words.tokens, words.file)
+    if first or last:
+        built.post_processor = processors.TemplateProcessing(
+            single=[*first, "$A", *last],
+            special_tokens=[(token, vocabulary[token]) for token in dict.fromkeys(first + last)],
+        )
+    return built
+
+
+def read_scores(words: Vocabulary) -> list[float]:
+    """Return the score of each token. Raises InputError for any other list."""
+    scores = words.said.get(f"{KEY}scores")
+    if not isinstance(scores, list) or len(scores) != len(words.tokens) or any(type(s) is not float for s in scores):
+        raise InputError(f"{words.file}: {KEY}scores is {scores!r:.40}: a number for each token is needed")
+    return scores
+
+
+def merged_pairs(vocabulary: Mapping[str, int], scores: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return the pairs of pieces that make up another one, in the order in which they merge: by its score."""
+    pairs = [
+        (score, left, right)
+        for token, score in scores.items()
+        for left, right in sorted(
+            ((token[:cut], token[cut:]) for cut in range(1, len(token)) if {token[:cut], token[cut:]} <= scores.keys()),
+            key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]),
+        )
+    ]
+    pairs.sort(key=lambda pair: (-pair[0], -len(pair[1]), -len(pair[2])))
+    return [(left, right) for _, left, right in pairs]
 
 
 def put_between(
@@ -148,4 +205,4 @@ def put_between(
     return built
 
 
-BUILDERS = {"bert": word_pieces, "t5": unigrams}  # by tokenizer.ggml.model
+BUILDERS = {"bert": word_pieces, "t5": unigrams, "llama": scored_pieces}  # by tokenizer.ggml.model

@@ -38,12 +38,34 @@ class Rule(NamedTuple):
     begins: bool = False
 
 
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+BEGIN, PUNCTUATED = r"[^\r\n\p{L}\p{N}]?", r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CONTRACTED = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+
+
+def cased(end: str, digits: str) -> str:
+    """Return the pattern of words that end where a capital begins, with what may follow them; and of so many digits."""
+    return rf"{BEGIN}{UPPER}*{LOWER}+{end}|{BEGIN}{UPPER}+{LOWER}*{end}|\p{{N}}{digits}|{PUNCTUATED}"
+
+
+WORDS_RULE, DIGITS_RULE = Rule(), Rule("digits")
+QWEN_RULE, LLAMA_RULE = Rule((SPLIT.format(""),)), Rule((SPLIT.format("{1,3}"),), True, True)
+WORD_NAMES = "phi-2", "olmo", "mpt", "jais", "gigachat", "a.x-4.0", "mellum", "exaone4", "trillion"
+LLAMA_NAMES = "llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"
 RULES = {
-    "gpt-2": Rule(),
+    "gpt-2": WORDS_RULE,
     "default": Rule(UNNAMED),
-    "smollm": Rule("digits"),
-    "qwen2": Rule((SPLIT.format(""),)),
-    "llama-bpe": Rule((SPLIT.format("{1,3}"),), True, True),
+    **dict.fromkeys(
+        ("phi-2", "olmo", "mpt", "jais", "gigachat", "a.x-4.0", "mellum", "exaone4", "trillion"), WORDS_RULE
+    ),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), DIGITS_RULE),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan", "grok-2"), QWEN_RULE),
+    **dict.fromkeys((*LLAMA_NAMES,), LLAMA_RULE),
+    "chatglm-bpe": Rule((SPLIT.format("{1,3}"),)),
+    "glm4": Rule((SPLIT.format("{1,3}"),)),
+    "tekken": Rule((cased("", ""),), True, True),
+    "gpt-4o": Rule((cased(CONTRACTED, "{1,3}"),)),
+    "llama4": Rule((cased(CONTRACTED, "{1,3}"),)),
 }  # by name of the pre-tokenizer; a file
 # without a name means "default"
 

@@ -67,13 +67,25 @@ def time_rows(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
 
 def time_columns(form: type[Format], grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
     """Yield timed calls on a format's panels, larger than any cache."""
-    memory = np.ones(uncached() // 4, np.float32).view(form.fields["w"].number.dtype({}))
-    assert form.panelled is not None
     for sizes, x, out in grid.passes(numbers):
-        deep, width = form.panelled.stored(n := x.shape[1]), form.panelled.width
-        N = len(memory) // deep // width * width
-        table = compiled.Columns((n, N), form.panelled, memory[: deep * N], *unit_scales(form, n, N))
-        yield sizes, partial(compiled.gather, numbers.rng.integers(0, N, len(x)), table, out)
+        table = columns_of(form, x.shape[1])
+        yield sizes, partial(compiled.gather, numbers.rng.integers(0, table.shape[1], len(x)), table, out)
+
+
+def columns_of(form: type[Format], inputs: int) -> compiled.Columns:
+    """Return columns of so many inputs in a format, larger than any cache, whose scales are ones."""
+    panelled, memory = form.panelled, np.ones(uncached() // 4, np.float32)
+    assert panelled is not None
+    if layout := panelled.layout:
+        count = panelled.filled(inputs) // layout.inputs
+        columns = memory.size // (layout.words * count) // panelled.width * panelled.width
+        words, scale = memory.view(np.uint32), np.ones(layout.scales * count * columns, np.float16)
+        parts = np.ones(layout.part_words * count * columns, np.uint32)
+        return compiled.Columns((inputs, columns), panelled, words[: layout.words * count * columns], scale, 0, parts)
+    numbers = memory.view(form.fields["w"].number.dtype({}))
+    deep, width = panelled.stored(inputs), panelled.width
+    columns = len(numbers) // deep // width * width
+    return compiled.Columns((inputs, columns), panelled, numbers[: deep * columns], *unit_scales(form, inputs, columns))
 
 
 def unit_scales(form: type[Format], inputs: int, columns: int) -> tuple[np.ndarray | None, int]:
@@ -89,7 +101,8 @@ def unit_scales(form: type[Format], inputs: int, columns: int) -> tuple[np.ndarr
 def price_columns(form: type[Format]) -> Price:
     """Return the price of columns of a format's panels, as rows: it reads its own numbers, at least, and writes those
     of the result."""
-    stored = int(form.fields["w"].number.bytes)
+    layout = form.panelled.layout if form.panelled else None
+    stored = layout.bits / 8 if layout else int(form.fields["w"].number.bytes)
     return Price(
         ONE_PASS,
         lambda tile: Work(moved=T * p, stored=stored * T * p / form.together),

@@ -1,0 +1,107 @@
+"""Layouts of blocks: levels of a few bits in planes of words, with scales for groups of inputs, and groups of groups.
+
+Files order the bits of a block as their own kernels read them. Here all are in one order, so that one kernel text reads
+any of them. A step is 32 inputs of an output; a plane of b bits of it is b words, the bits of input i at bit b i."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+PLANE_INPUTS, WORD_BITS = 32, 32  # inputs of a step; bits of a word
+WholeNumbers: TypeAlias = NDArray[np.integer]
+
+
+class BlockLayout(NamedTuple):
+    """The meaning of blocks. A level q of a group stands for D v(q) + M, with v(q) = q - zero, or the entry q of
+    `table`. A block has `groups` groups of `group` inputs, a scale d and, with `minimum`, a second one, m. Without
+    `fields` D = d and M = m. Otherwise each group has an integer, stored in planes of `fields` bits: its low
+    `scale_bits` bits, less `middle`, times d are D; the other bits times m are M."""
+
+    planes: tuple[int, ...]
+    group: int = PLANE_INPUTS
+    groups: int = 1
+    fields: tuple[int, ...] = ()
+    scale_bits: int = 0
+    middle: int = 0
+    zero: int = 0
+    minimum: bool = False
+    table: tuple[float, ...] = ()
+
+    @property
+    def bits(self) -> int:
+        """The bits of a level, which are the words of a step of one output."""
+        return sum(self.planes)
+
+    @property
+    def inputs(self) -> int:
+        """The inputs of a block."""
+        return self.group * self.groups
+
+    @property
+    def words(self) -> int:
+        """The words of levels of a block of one output."""
+        return self.bits * self.inputs // PLANE_INPUTS
+
+    @property
+    def part_words(self) -> int:
+        """The words of the integers of a block's groups."""
+        return sum(self.fields) * self.groups // WORD_BITS
+
+    @property
+    def scales(self) -> int:
+        """The scales of a block: d, and m if there is one."""
+        return 1 + self.minimum
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """The numbers v(q) of all levels, in float32."""
+        return np.array(self.table or np.arange(1 << self.bits) - self.zero, np.float32)
+
+    def numbers(
+        self, q: WholeNumbers, d: np.ndarray, m: np.ndarray | None, parts: WholeNumbers | None
+    ) -> NDArray[np.float32]:
+        """Return D v(q) + M in float32, rows of inputs: q (blocks, inputs, p), d and m (blocks, p), parts (blocks,
+        groups, p). Products are exact in float32, so that at most the sum is rounded."""
+        count, _, p = q.shape
+        grouped = self.values[q.reshape(count, self.groups, self.group, p)]
+        scale = np.asarray(d, np.float32)[:, None]
+        shift = None if m is None else np.asarray(m, np.float32)[:, None]
+        if parts is not None:
+            low = (parts & ((1 << self.scale_bits) - 1)).astype(np.float32)
+            scale = scale * (low - np.float32(self.middle))
+            shift = None if shift is None else shift * (parts >> self.scale_bits).astype(np.float32)
+        grouped *= scale[:, :, None]
+        if shift is not None:
+            grouped += shift[:, :, None]
+        return grouped.reshape(-1, p)
+
+
+def to_planes(values: WholeNumbers, planes: Sequence[int], step: int) -> NDArray[np.uint32]:
+    """Store integers (count, p), `step` of them at a time, as words (rows, p): of each step plane by plane."""
+    p = values.shape[1]
+    stepped, offset, parts = values.reshape(-1, step, p), 0, list[NDArray[np.uint32]]()
+    for bits in planes:
+        each = stepped >> offset & ((1 << bits) - 1)
+        rows = step * bits // WORD_BITS
+        words = np.zeros((len(stepped), rows, p), np.uint32)
+        for at in range(WORD_BITS // bits):
+            words |= each.reshape(len(stepped), rows, -1, p)[:, :, at].astype(np.uint32) << np.uint32(bits * at)
+        parts.append(words)
+        offset += bits
+    return np.concatenate(parts, 1).reshape(-1, p)
+
+
+def from_planes(words: NDArray[np.uint32], planes: Sequence[int], step: int) -> NDArray[np.int64]:
+    """Invert `to_planes`."""
+    p = words.shape[1]
+    stepped = words.reshape(-1, step * sum(planes) // WORD_BITS, p)
+    values, offset, first = np.zeros((len(stepped), step, p), np.int64), 0, 0
+    for bits in planes:
+        rows = step * bits // WORD_BITS
+        shifts = bits * np.arange(WORD_BITS // bits, dtype=np.uint32)[:, None]
+        plane = stepped[:, first : first + rows, None] >> shifts & np.uint32((1 << bits) - 1)
+        values |= plane.reshape(len(stepped), step, p).astype(np.int64) << offset
+        offset, first = offset + bits, first + rows
+    return values.reshape(-1, p)

@@ -1,0 +1,116 @@
+"""The layouts of blocks of GGUF files (ggml, https://github.com/ggml-org/ggml, ggml-common.h), and the conversion of a
+file's blocks to them."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.core.block_layout import BlockLayout
+
+NOT_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # ggml's kvalues_iq4nl
+LAYOUTS = {
+    "q4_0": BlockLayout((4,), zero=8),
+    "q5_0": BlockLayout((4, 1), zero=16),
+    "q5_1": BlockLayout((4, 1), minimum=True),
+    "iq4_nl": BlockLayout((4,), table=tuple(map(float, NOT_LINEAR))),
+    "q2_k": BlockLayout((2,), 16, 16, (8,), 4, minimum=True),
+    "q3_k": BlockLayout((2, 1), 16, 16, (4, 2), 6, middle=32, zero=4),
+    "q4_k": BlockLayout((4,), 32, 8, (8, 4), 6, minimum=True),
+    "q5_k": BlockLayout((4, 1), 32, 8, (8, 4), 6, minimum=True),
+    "q6_k": BlockLayout((4, 2), 16, 16, (8,), 8, middle=128, zero=32),
+}
+
+
+class FiledBlock(NamedTuple):
+    """A block as a file stores it, and the functions that read of blocks (count) their levels (count, inputs) and the
+    integers of their groups (count, groups); None where a block is one group. The minima of groups of groups are
+    subtracted."""
+
+    block: np.dtype[np.void]
+    levels: Callable[..., NDArray[np.integer]]
+    integers: Callable[..., NDArray[np.integer]] | None = None
+
+
+def nibbles(packed: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+    """Return the lower four bits of every `side` bytes, then the upper ones: (n, bytes) to (n, 2 · bytes)."""
+    parts = packed.reshape(len(packed), -1, 1, side) >> np.array([[0], [4]], np.uint8)
+    return np.asarray(parts & 15, np.uint8).reshape(len(packed), -1)
+
+
+def pairs_of_bits(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the lowest two bits of every 32 bytes, then the next ones, up to the highest."""
+    parts = packed.reshape(len(packed), -1, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8)
+    return np.asarray(parts & 3, np.uint8).reshape(len(packed), -1)
+
+
+def bits_of_words(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the bits of bytes, the lowest first: (n, bytes) to (n, 8 · bytes)."""
+    return np.unpackbits(packed, axis=1, bitorder="little")
+
+
+def bits_of_bytes(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the lowest bit of 32 bytes, then the next ones: (n, 32) to (n, 256)."""
+    parts = packed[:, None] >> np.arange(8, dtype=np.uint8)[:, None]
+    return np.asarray(parts & 1, np.uint8).reshape(len(packed), -1)
+
+
+def sixes(packed: NDArray[np.uint8]) -> NDArray[np.uint16]:
+    """Return scales and minima of six bits of eight groups, from 12 bytes: four low bits in a byte of their own, or
+    all six (ggml, get_scale_min_k4)."""
+    first, second, third = packed.reshape(-1, 3, 4).swapaxes(0, 1)
+    scales = np.concatenate([first & 63, third & 15 | first >> 2 & 48], 1)
+    minima = np.concatenate([second & 63, third >> 4 | second >> 2 & 48], 1)
+    return np.asarray(scales.astype(np.uint16) | minima.astype(np.uint16) << 6, np.uint16)
+
+
+def sixteen_sixes(packed: NDArray[np.uint8]) -> NDArray[np.uint16]:
+    """Return scales of six bits of sixteen groups, from 12 bytes: the low four bits of all, then the high two."""
+    low = nibbles(packed[:, :8], 8)
+    high = packed[:, None, 8:] >> np.array([[0], [2], [4], [6]], np.uint8) & 3
+    return np.asarray(low.astype(np.uint16) | high.reshape(len(packed), -1).astype(np.uint16) << 4, np.uint16)
+
+
+def shifted_bytes(packed: NDArray[np.int8]) -> NDArray[np.uint16]:
+    """Return signed bytes with 128 added."""
+    return (packed.astype(np.int16) + 128).astype(np.uint16)
+
+
+FILED = {
+    "q4_0": FiledBlock(np.dtype([("d", "<f2"), ("q", "u1", 16)]), lambda x: nibbles(x["q"], 16)),
+    "q5_0": FiledBlock(
+        np.dtype([("d", "<f2"), ("high", "u1", 4), ("q", "u1", 16)]),
+        lambda x: nibbles(x["q"], 16) | bits_of_words(x["high"]) << 4,
+    ),
+    "q5_1": FiledBlock(
+        np.dtype([("d", "<f2"), ("m", "<f2"), ("high", "u1", 4), ("q", "u1", 16)]),
+        lambda x: nibbles(x["q"], 16) | bits_of_words(x["high"]) << 4,
+    ),
+    "iq4_nl": FiledBlock(np.dtype([("d", "<f2"), ("codes", "u1", 16)]), lambda x: nibbles(x["codes"], 16)),
+    "q2_k": FiledBlock(
+        np.dtype([("scales", "u1", 16), ("q", "u1", 64), ("d", "<f2"), ("m", "<f2")]),
+        lambda x: pairs_of_bits(x["q"]),
+        lambda x: x["scales"].astype(np.uint16),
+    ),
+    "q3_k": FiledBlock(
+        np.dtype([("high", "u1", 32), ("q", "u1", 64), ("scales", "u1", 12), ("d", "<f2")]),
+        lambda x: pairs_of_bits(x["q"]) | bits_of_bytes(x["high"]) << 2,
+        lambda x: sixteen_sixes(x["scales"]),
+    ),
+    "q4_k": FiledBlock(
+        np.dtype([("d", "<f2"), ("m", "<f2"), ("scales", "u1", 12), ("q", "u1", 128)]),
+        lambda x: nibbles(x["q"], 32),
+        lambda x: sixes(x["scales"]),
+    ),
+    "q5_k": FiledBlock(
+        np.dtype([("d", "<f2"), ("m", "<f2"), ("scales", "u1", 12), ("high", "u1", 32), ("q", "u1", 128)]),
+        lambda x: nibbles(x["q"], 32) | bits_of_bytes(x["high"]) << 4,
+        lambda x: sixes(x["scales"]),
+    ),
+    "q6_k": FiledBlock(
+        np.dtype([("low", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), ("d", "<f2")]),
+        lambda x: nibbles(x["low"], 64) | pairs_of_bits(x["high"]) << 4,
+        lambda x: shifted_bytes(x["scales"]),
+    ),
+}

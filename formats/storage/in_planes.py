@@ -1,0 +1,196 @@
+"""Formats that hold the blocks of files in planes of bits: the common part of those of block_layouts.py."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.core.arrays import FormatError
+from formats.core.block_layout import PLANE_INPUTS, BlockLayout, from_planes, to_planes
+from formats.core.layout import PANEL, Panelled, panels, unpanelled
+from formats.core.sizes import T, ceiling, f2, n, p, u4
+from formats.storage.block_layouts import FILED, LAYOUTS, FiledBlock
+from formats.storage.half import FLOAT16_MAX
+from formats.storage.q4_1 import REGISTER_ROWS, WIDENINGS, Blocks
+
+MOST_LEVELS = 1 << 21  # levels of a file's blocks that are re-ordered at a time
+MOST_FITS = 64  # fits of a fitted matrix, after which it no longer changes
+
+
+class BlockNumbers(NamedTuple):
+    """The numbers of blocks: levels (blocks, inputs, p), scales d and m (blocks, p), integers of groups (blocks,
+    groups, p)."""
+
+    q: NDArray[np.integer]
+    d: NDArray[np.float16]
+    m: NDArray[np.float16] | None = None
+    parts: NDArray[np.integer] | None = None
+
+
+class InPlanes(Blocks):
+    """A format of blocks of a layout, which its class names. Blocks of a file are kept to the bit. `fit` is not the
+    nearest of all matrices that the blocks can hold: its levels lie on both sides of zero alike."""
+
+    layout: BlockLayout
+    stored: FiledBlock
+
+    def __init_subclass__(cls) -> None:
+        name = cls.__name__.lower()
+        cls.layout, cls.stored = LAYOUTS[name], FILED[name]
+        layout = cls.layout
+        cls.filed = FILED[name].block  # type: ignore[attr-defined]
+        cls.panelled = Panelled(PANEL, 1, layout.inputs, layout=layout)  # type: ignore[attr-defined]
+        count = ceiling(n / layout.inputs) * 16 * ceiling(p / 16)
+        cls.__annotations__ = {"w": u4[layout.words * count], "scale": f2[layout.scales * count]}
+        if layout.fields:
+            cls.__annotations__["parts"] = u4[layout.part_words * count]
+        cls.few, cls.flops = REGISTER_ROWS, 2 * T * n * p  # type: ignore[attr-defined]
+        cls.work = T * n * p, n * p * WIDENINGS, T * (n + p)  # type: ignore[attr-defined]
+        cls.fit, cls.pack, cls.unpack = fit_of(layout), pack_of(layout), unpack_of(layout)  # type: ignore[attr-defined]
+        super().__init_subclass__()
+
+    @classmethod
+    def of_blocks(cls, blocks):
+        """Return x @ W.T for blocks (p, count) of a file."""
+        outputs, count = blocks.shape
+        inputs = count * cls.layout.inputs
+        some = max(1, MOST_LEVELS // (inputs * PANEL)) * PANEL  # whole panels, which lie one behind the other
+        pieces = [cls.piece(blocks[at : at + some]) for at in range(0, outputs, some)]
+        return cls((inputs, outputs), tuple(map(np.concatenate, zip(*pieces, strict=True))))
+
+    @classmethod
+    def piece(cls, blocks):
+        """Return the arrays of some outputs: panels of levels, scales and integers of groups."""
+        (outputs, count), layout, flat = blocks.shape, cls.layout, blocks.reshape(-1)
+        q = cls.stored.levels(flat).reshape(outputs, count, layout.inputs).transpose(1, 2, 0)
+        m = parts = None
+        if layout.minimum:
+            m = (-blocks["m"] if layout.fields else blocks["m"]).T
+        if cls.stored.integers:
+            parts = cls.stored.integers(flat).reshape(outputs, count, layout.groups).transpose(1, 2, 0)
+        return block_arrays(layout, BlockNumbers(q, blocks["d"].T, m, parts))
+
+    @classmethod
+    def drawn(cls, rng, inputs, outputs):
+        """Return a matrix of this shape with random levels: its products take as long as those of any other."""
+        promised = cls.promised(inputs, outputs)
+        words = {
+            name: rng.integers(0, 1 << 32, array.shape, np.uint32)
+            for name, array in promised.arrays().items()
+            if name != "scale"
+        }
+        scale = rng.uniform(2.0**-12, 2.0**-10, promised.scale.shape).astype(np.float16)
+        return cls((inputs, outputs), tuple((words | {"scale": scale})[name] for name in cls.fields))
+
+
+def block_arrays(layout: BlockLayout, blocks: BlockNumbers) -> tuple[np.ndarray, ...]:
+    """Return blocks as the arrays of a format: words of levels, scales, and words of integers if there are any."""
+    q, d, m, parts = blocks
+    outputs = q.shape[2]
+    words = panels(to_planes(q.reshape(-1, outputs), layout.planes, PLANE_INPUTS))
+    scale = panels(d) if m is None else panels(np.stack([d, m], 1).reshape(-1, outputs), 2)
+    if parts is None:
+        return words, scale
+    return words, scale, panels(to_planes(parts.reshape(-1, outputs), layout.fields, layout.groups))
+
+
+def unpack_of(layout: BlockLayout):
+    """Build the function that takes blocks out of the arrays, as numbers."""
+
+    def unpack(shape, w, scale, parts=None):
+        """Take the levels out of the words, and return D v(q) + M."""
+        inputs, outputs = shape
+        count = -(-inputs // layout.inputs)
+        levels = from_planes(unpanelled(w, (layout.words * count, outputs)), layout.planes, PLANE_INPUTS)
+        d, m = unpanelled(scale, (layout.scales * count, outputs), layout.scales), None
+        if layout.minimum:
+            d, m = d.reshape(count, 2, outputs).swapaxes(0, 1)
+        if layout.fields:
+            words = unpanelled(parts, (layout.part_words * count, outputs))
+            parts = from_planes(words, layout.fields, layout.groups).reshape(count, layout.groups, outputs)
+        return layout.numbers(levels.reshape(count, layout.inputs, outputs), d, m, parts)[:inputs]
+
+    return unpack
+
+
+def fit_of(layout: BlockLayout):
+    """Build the function that returns a near matrix which blocks of a layout hold."""
+
+    def fit(W):
+        """Round the numbers of each group to multiples of its scale, until another rounding changes none."""
+        for _ in range(MOST_FITS):
+            before, W = W, layout.numbers(*fitted_blocks(layout, W))[: len(W)]
+            if np.array_equal(before, W):
+                return W
+        return W
+
+    return fit
+
+
+def pack_of(layout: BlockLayout):
+    """Build the function that stores a fitted matrix."""
+
+    def pack(W):
+        """Return the words of levels, the scales, and the integers of groups."""
+        return block_arrays(layout, fitted_blocks(layout, W))
+
+    return pack
+
+
+def fitted_blocks(layout: BlockLayout, W: NDArray[np.float32]) -> BlockNumbers:
+    """Return blocks near W (n, p), padded with zeros to whole blocks. Raises FormatError for scales beyond float16."""
+    outputs = W.shape[1]
+    whole = np.pad(W, ((0, -len(W) % layout.inputs), (0, 0)))
+    groups = whole.reshape(-1, layout.groups, layout.group, outputs)
+    numbers = fitted_groups(layout, groups) if layout.fields else fitted_signed(layout, groups)
+    if not all(np.isfinite(scale).all() for scale in (numbers.d, numbers.m) if scale is not None):
+        raise FormatError(f"W holds {abs(W).max():.3g}: its scale is beyond {FLOAT16_MAX:.0f}, the largest float16")
+    return numbers
+
+
+def fitted_signed(layout: BlockLayout, groups: NDArray[np.float32]) -> BlockNumbers:
+    """Return blocks of one group each: its largest number has the level whose value is the largest."""
+    values, zero = layout.values, middle_level(layout)
+    if layout.minimum:
+        values = values - np.float32(zero)
+    first = abs(groups).argmax(2, keepdims=True)
+    largest = np.take_along_axis(groups, first, 2)[:, 0, 0]
+    with np.errstate(over="ignore"):
+        d = (largest / values[abs(values).argmax()]).astype(np.float16)
+        m = (-zero * d.astype(np.float32)).astype(np.float16) if layout.minimum else None
+    q = nearest_levels(divided(groups[:, 0], d[:, None].astype(np.float32)), values)
+    return BlockNumbers(q, d, m)
+
+
+def fitted_groups(layout: BlockLayout, groups: NDArray[np.float32]) -> BlockNumbers:
+    """Return blocks of several groups. Levels are as far below zero as above; a minimum is the middle level times the
+    scale."""
+    count, _, _, outputs = groups.shape
+    zero = middle_level(layout)
+    most, highest = (1 << layout.bits) - 1 - zero, (1 << layout.scale_bits) - 1 - layout.middle
+    largest = abs(groups).max(2)
+    with np.errstate(over="ignore"):
+        d = (largest.max(1) / np.float32(most * highest)).astype(np.float16)
+        m = (-zero * d.astype(np.float32)).astype(np.float16) if layout.minimum else None
+    wide = d.astype(np.float32)[:, None]
+    scales = np.clip(np.rint(divided(largest / np.float32(most), wide)), 0, highest)
+    levels = np.clip(np.rint(divided(groups, (wide * scales)[:, :, None])), -most, most)
+    q = (levels.astype(np.int64) + zero).reshape(count, layout.inputs, outputs)
+    parts = scales.astype(np.int64) + layout.middle
+    return BlockNumbers(q, d, m, parts | parts << layout.scale_bits if layout.minimum else parts)
+
+
+def middle_level(layout: BlockLayout) -> int:
+    """Return the level that means zero in fitted blocks."""
+    return 1 << layout.bits - 1 if layout.minimum else layout.zero
+
+
+def divided(numbers: NDArray[np.float32], scale: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return numbers over their scale; 0 where that is 0."""
+    shape = np.broadcast_shapes(numbers.shape, scale.shape)
+    return np.divide(numbers, scale, out=np.zeros(shape, np.float32), where=scale != 0)
+
+
+def nearest_levels(numbers: NDArray[np.float32], values: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return the levels whose values, which ascend, are nearest to the numbers."""
+    return np.searchsorted((values[1:] + values[:-1]) / 2, numbers).astype(np.int64)
