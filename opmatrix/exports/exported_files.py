@@ -41,7 +41,7 @@ def describe_files(read: ProgramGraph, written: Sequence[Path]) -> str:
     lines += [f"outputs  {', '.join(map(describe_value, read.outputs.items()))}"]
     for counts, word, told in (
         (read.multiplied, "integers", "are multiplied as integers, rows rounded as the program rounds them"),
-        (read.stored, "stored", "are stored as they are, and widened where they are multiplied"),
+        (read.stored, "stored", "are stored as they are: a runtime widens them, or rounds rows its own way"),
         (read.narrow, "16 bits", "are stored as they are, and widened where they are read"),
         (read.widened, "float32", ""),
     ):
