@@ -238,7 +238,11 @@ def export_class(model: Path, room: Path) -> Path:
     older = {"dynamo": False, "dynamic_axes": axes, "opset_version": 17}
     say(f"the class is exported by {'dynamo' if find_spec('onnxscript') else 'tracing'}")
     torch.onnx.export(
-        Pooled().eval(), (ids, ids), str(file), input_names=CLASS_INPUTS, **(newer if find_spec("onnxscript") else older)
+        Pooled().eval(),
+        (ids, ids),
+        str(file),
+        input_names=CLASS_INPUTS,
+        **(newer if find_spec("onnxscript") else older),
     )
     return file
 

@@ -11,7 +11,7 @@ from formats.storage.format import Format, WholeNumbers
 from formats.storage.stacked import Stacked
 from opmatrix.algebra.shapes import ShapeError
 from opmatrix.exports.graph import ArrayGraph, SymbolicArray
-from opmatrix.exports.spelled_weights import WIDENED, Spelling, spell_narrow, spell_weight
+from opmatrix.exports.spelled_weights import SUMMED, WIDE, WIDENED, Spelling, Way, spell_narrow, spell_weight
 from opmatrix.inference.generation import speaks
 from opmatrix.runtime.declarations.operands import Tables
 from opmatrix.runtime.declarations.padded import Padded, PaddedBatch, Unpadded
@@ -73,8 +73,10 @@ class GraphConstants:
 
     def make(self, constant: Format | Stacked, name: str) -> Padded:
         """Add a matrix to the graph. A format whose product has two factors keeps them."""
-        if self.spelling.stored and isinstance(constant, Format) and (parts := constant.integers()):
-            return self.spell(constant, parts, name)
+        if isinstance(constant, Format) and self.spelling is not WIDENED:
+            parts = [(part, self.spelling.way(part)) for part in constant.integers()]
+            if parts and all(way != WIDE for _, way in parts):
+                return self.spell(constant, parts, name)
         if self.spelling.narrow and isinstance(constant, Format) and constant.narrowest() == NARROW_BITS:
             if (matrix := spell_narrow(self.graph, np.asarray(constant.wide(), np.float32), name)) is not None:
                 self.narrow[constant.name] += 1
@@ -88,15 +90,14 @@ class GraphConstants:
             return FactorPair(u, v)
         return self.graph.constant(np.asarray(constant.wide(), np.float32), name)
 
-    def spell(self, constant: Format, parts: tuple[WholeNumbers, ...], name: str) -> Padded:
-        """Add a matrix of whole numbers, or its two factors."""
-        counted = self.multiplied if all(map(self.spelling.multiplies, parts)) else self.stored
+    def spell(self, constant: Format, parts: list[tuple[WholeNumbers, Way]], name: str) -> Padded:
+        """Add a matrix of whole numbers, or its two factors, each in its way."""
+        counted = self.multiplied if all(way == SUMMED for _, way in parts) else self.stored
         counted[f"{constant.name}, dense," if constant.prunes else constant.name] += 1
         if len(parts) == 1:
-            return spell_weight(self.graph, parts[0], name, self.spelling)
-        u, v = (
-            spell_weight(self.graph, part, f"{name}.{k}", self.spelling) for k, part in zip("uv", parts, strict=True)
-        )
+            [(part, way)] = parts
+            return spell_weight(self.graph, part, name, way)
+        u, v = (spell_weight(self.graph, part, f"{name}.{k}", way) for k, (part, way) in zip("uv", parts, strict=True))
         return FactorPair(u, v)
 
 

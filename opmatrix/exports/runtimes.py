@@ -32,6 +32,7 @@ class Runtime(NamedTuple):
     spellings: Mapping[str, Spelling]
     open: Callable[[Path, int], Run]
     products: Callable[[Path, int, Feed], Mapping[str, int]]
+    probed: bool = False  # a probe chooses the spelling of each weight, too
 
     @property
     def version(self) -> str:
@@ -48,8 +49,8 @@ def open_onnxruntime(file: Path, threads: int, profile: str = "") -> Run:
     return lambda feed: session.run(None, dict(feed))[0]
 
 
-def onnx_session(file: Path, threads: int, profile: str = "") -> Padded:
-    """Return a session of ONNX Runtime."""
+def onnx_session(model: Path | bytes, threads: int, profile: str = "") -> Padded:
+    """Return a session of ONNX Runtime, of a file or of a model's bytes."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -57,7 +58,8 @@ def onnx_session(file: Path, threads: int, profile: str = "") -> Padded:
     options.log_severity_level = 3
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile
-    return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    opened = model if isinstance(model, bytes) else str(model)
+    return onnxruntime.InferenceSession(opened, options, providers=["CPUExecutionProvider"])
 
 
 def onnxruntime_products(file: Path, threads: int, feed: Feed) -> dict[str, int]:
@@ -135,6 +137,7 @@ RUNTIMES = {
             {"float32": NARROW, "stored": STORED, "integers": INTEGERS},
             open_onnxruntime,
             onnxruntime_products,
+            probed=True,
         ),
         Runtime("openvino", ONNX_ENDING, {"float32": NARROW, "stored": STORED}, open_openvino, openvino_products),
         Runtime("torch", TORCH_ENDING, {"float32": WIDENED}, open_torch, torch_products),

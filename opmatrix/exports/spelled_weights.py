@@ -21,31 +21,25 @@ TOP, MIDDLE = np.float32(127), np.float32(128)  # the largest level; the zero po
 LEAST = np.float32(1e-30)  # rows whose numbers are all smaller are read as zeros
 
 
-def always(weight: WholeNumbers) -> bool:
-    """True for every weight."""
-    return True
-
-
-def never(weight: WholeNumbers) -> bool:
-    """False for every weight."""
-    return False
+Way = str  # of a weight of whole numbers: one of the three below
+WIDE, KEPT, SUMMED = "float32", "stored", "integers"
 
 
 class Spelling(NamedTuple):
-    """The form of weights in a graph: numbers of 16 bits, and whole numbers, widened to float32 or stored as they are;
-    of stored whole numbers whose format rounds rows, the predicate chooses those that are multiplied as integers."""
+    """The form of weights in a graph: numbers of 16 bits are widened to float32, or stored as they are (`narrow`), and
+    whole numbers are widened, stored, or multiplied as integers, as a function of the weight chooses."""
 
     narrow: bool = False
-    stored: bool = False
-    multiplied: Callable[[WholeNumbers], bool] = never
+    choose: Callable[[WholeNumbers], Way] = lambda weight: WIDE
 
-    def multiplies(self, weight: WholeNumbers) -> bool:
-        """True if a weight is multiplied as integers. Kernels of runtimes take bytes alone."""
-        return weight.rounds and weight.bits == 8 and self.multiplied(weight)
+    def way(self, weight: WholeNumbers) -> Way:
+        """Return the way of a weight; integers are summed of bytes alone, and where its format rounds rows."""
+        chosen = self.choose(weight)
+        return KEPT if chosen == SUMMED and not (weight.rounds and weight.bits == 8) else chosen
 
 
 WIDENED, NARROW = Spelling(), Spelling(narrow=True)
-STORED, INTEGERS = NARROW._replace(stored=True), NARROW._replace(stored=True, multiplied=always)
+STORED, INTEGERS = Spelling(True, lambda weight: KEPT), Spelling(True, lambda weight: SUMMED)
 
 
 class TurnedMatrix:
@@ -109,13 +103,13 @@ def multiply_levels(levels: SymbolicArray, whole: SymbolicArray) -> SymbolicArra
     return graph.add("integer_product", [(levels + MIDDLE).astype(UNSIGNED), whole], [], shape, FLOAT)
 
 
-def spell_weight(graph: ArrayGraph, weight: WholeNumbers, name: str, spelling: Spelling) -> Padded:
+def spell_weight(graph: ArrayGraph, weight: WholeNumbers, name: str, way: Way) -> Padded:
     """Add a weight to a graph, its numbers stored as they are."""
     whole = graph.constant(weight.whole, name, BYTES if weight.bits == 8 else HALF_BYTES)
     scale = graph.constant(one_of(weight.scale), f"{name}.scale")
     shape = tuple(weight.whole.shape)
     dense = graph.add("dequantise", [whole, scale], [weight.group], shape, FLOAT)
-    matrix = IntegerMatrix(dense, weight, name) if spelling.multiplies(weight) else dense
+    matrix = IntegerMatrix(dense, weight, name) if way == SUMMED else dense
     return TurnedMatrix(weight.turn, matrix) if weight.turn else matrix
 
 

@@ -25,6 +25,9 @@ FLOAT32_ERROR = 1e-5  # largest relative difference of an export in float32
 ROUNDINGS = 3.0  # times that an export with rounded rows may differ as the program's own float32 run does
 
 
+UNROUNDED, BY_PROGRAM, BY_RUNTIME = "float32", "program", "runtime"  # who rounds rows of an export
+
+
 class Compared(NamedTuple):
     """Relative differences of an export on ragged texts: from the program, the largest allowed; and of texts alone from
     the same texts in a batch, with the number that differ beyond float32."""
@@ -68,33 +71,40 @@ def pad_rows(rows: list[list[int]]) -> tuple[Numeric, Numeric]:
     return ids, mask
 
 
-def run_rows(run: Run, read: ProgramGraph, rows: list[list[int]]) -> list[Numeric]:
+def run_rows(run: Run, inputs: list[str], rows: list[list[int]]) -> list[Numeric]:
     """Return the output of an export for each text, without padding."""
     ids, mask = pad_rows(rows)
-    output = run(make_feed(list(read.inputs), ids, mask))
-    by_token = len(next(iter(read.outputs.values())).shape) > 2
+    output = run(make_feed(inputs, ids, mask))
+    by_token = output.ndim > 2
     return [each[: len(row)] if by_token else each[None] for each, row in zip(output, rows, strict=True)]
 
 
-def compare_export(run: Run, program: Program, read: ProgramGraph) -> Compared:
-    """Compare an export with its program. Without rounded rows it is the program's numbers in float32; with them, it
-    may differ from the program's meaning as float32 does that rounds a level to its neighbour, so by some times what
-    the program's own run differs."""
+def rounding_of(read: ProgramGraph) -> str:
+    """Return who rounds rows of an export: nobody, the export as its program does, or, for weights that are stored as
+    whole numbers, perhaps the runtime too."""
+    return BY_RUNTIME if read.stored else BY_PROGRAM if read.multiplied else UNROUNDED
+
+
+def compare_export(run: Run, program: Program, inputs: list[str], rounding: str) -> Compared:
+    """Compare an export with its program. Without rounded rows it is the program's numbers in float32. With rows that
+    are rounded as in the program it may differ from the program's meaning as float32 does that rounds a level to its
+    neighbour: by some times what the program's own run differs. Where the runtime rounds, it may differ from the
+    nearer of the program's two meanings, with its rounding and without, by no more than these from one another."""
     rows = ragged_rows(program)
-    together = run_rows(run, read, rows)
-    alone = [run_rows(run, read, [row])[0] for row in rows]
-    plain = not (read.multiplied or read.stored)
-    wanted = program.exact(rows, rounded=bool(read.multiplied))
-    outputs = np.concatenate(together)
+    together = run_rows(run, inputs, rows)
+    alone = [run_rows(run, inputs, [row])[0] for row in rows]
+    wanted = program.exact(rows, rounded=rounding == BY_PROGRAM)
     allowed = FLOAT32_ERROR
-    if read.multiplied:
+    if rounding == BY_PROGRAM:
         allowed = max(allowed, ROUNDINGS * relative(program.run(rows), wanted))
-    elif not plain:
-        allowed = max(allowed, relative(program.exact(rows), wanted))
+    outputs = np.concatenate(together)
+    error = relative(outputs, wanted)
+    if rounding == BY_RUNTIME:
+        rounded = program.exact(rows)
+        error, allowed = min(error, relative(outputs, rounded)), max(allowed, relative(rounded, wanted))
     apart = [relative(one, other) for one, other in zip(alone, together, strict=True)]
-    return Compared(
-        relative(outputs, wanted), allowed, max(apart), sum(each > FLOAT32_ERROR for each in apart), len(rows)
-    )
+    moved = sum(each > FLOAT32_ERROR for each in apart)
+    return Compared(error, allowed, max(apart), moved, len(rows))
 
 
 def relative(computed: Numeric, wanted: Numeric) -> float:
@@ -115,11 +125,11 @@ def of_export(file: Path, place: Path | None, own: Path | None) -> list[Check]:
     if program is None:
         return [judged("program", f"{shown(place)} and its front hold other ones", recorded, False)]
     runtime = runtime_for(file, origin)
-    spelling = runtime.spellings.get(str(origin.get("spelling", "float32")))
-    if spelling is None:
-        return [judged("spelling", f"{origin.get('spelling')!r:.40}", f"one of {', '.join(runtime.spellings)}", False)]
-    read = read_program(program, spelling)
-    compared = compare_export(runtime.open(file, threads()), program, read)
+    rounding = origin.get("rows", UNROUNDED)
+    if rounding not in (UNROUNDED, BY_PROGRAM, BY_RUNTIME):
+        return [judged("rows", f"{rounding!r:.40}", f"{UNROUNDED}, {BY_PROGRAM} or {BY_RUNTIME}", False)]
+    inputs = list(read_program(program).inputs)
+    compared = compare_export(runtime.open(file, threads()), program, inputs, str(rounding))
     here, there = f"{runtime.name} {runtime.version}", str(origin.get("runtime", ""))
     timed = Check("runtime", here, f"timed in {there}" if there else "not timed", CLAIMED)
     return [judged("program", recorded, "its digest", True), timed, *describe_compared(compared)]

@@ -11,17 +11,19 @@ from formats.disk.files import read_json, shown
 from formats.host.threads import threads
 from opmatrix.display.tables import table
 from opmatrix.exports.exported_files import describe_files, export_onnx, export_torch, fresh_files
+from opmatrix.exports.probed_weights import probing
 from opmatrix.exports.program_graph import ProgramGraph, read_program
 from opmatrix.exports.runtimes import ONNX_ENDING, Runtime, runtime_of
+from opmatrix.exports.spelled_weights import Spelling
 from opmatrix.exports.timed_exports import TimedExport, TimingJob, time_exports
 from opmatrix.files.loading import FRONT, PROGRAM
 from opmatrix.files.saving import REPORT
 from opmatrix.runtime.program import Program
 from opmatrix.runtime.recorded import least_limits
-from rewrites.metrics.exported import compare_export
+from rewrites.metrics.exported import compare_export, rounding_of
 from rewrites.metrics.goals import MEASURES, Goal
 
-PLAIN = "float32"  # the spelling that every program has
+PROBED = "probed"  # the spelling that gives each weight the way which a probe found quickest
 Shapes = tuple[tuple[int, int], ...]
 
 
@@ -86,11 +88,12 @@ def export_for(
     runtime = runtime_of(name)
     target = target_of(runtime, onnx, torch)
     programs = programs_within(directory, own)
+    probed = probing(max(a * b for a, b in shapes), threads()) if runtime.probed else None
     with fresh_files(target, f"{target.name}.data") as fresh:
         candidates = {
             f"{where}, {spelling}": candidate
             for where, program in programs.items()
-            for spelling, candidate in spellings(program, runtime).items()
+            for spelling, candidate in spellings(program, runtime, probed).items()
         }
         files = {
             key: write_export(each, fresh / f"{at}{runtime.ending}", {})
@@ -133,20 +136,22 @@ def target_of(runtime: Runtime, onnx: Path | None, torch: Path | None) -> Path:
     return wanted
 
 
-def spellings(program: Program, runtime: Runtime) -> dict[str, Candidate]:
+def spellings(program: Program, runtime: Runtime, probed: Spelling | None) -> dict[str, Candidate]:
     """Return the program in the spellings that differ for it."""
-    every = {name: read_program(program, spelling) for name, spelling in runtime.spellings.items()}
-    return {
-        name: Candidate(program, read, name)
-        for name, read in every.items()
-        if name == PLAIN or read.multiplied or (read.stored and name == "stored")
-    }
+    candidates, known = dict[str, Candidate](), list[object]()
+    for name, spelling in {**runtime.spellings, **({PROBED: probed} if probed else {})}.items():
+        read = read_program(program, spelling)
+        if (ways := (read.widened, read.stored, read.multiplied)) not in known:
+            known.append(ways)
+            candidates[name] = Candidate(program, read, name)
+    return candidates
 
 
 def write_export(candidate: Candidate, file: Path, origin: Mapping[str, object]) -> Path:
     """Write a candidate; return its file."""
     export = export_onnx if file.suffix == ONNX_ENDING else export_torch
-    export(candidate.read, file, {"program": candidate.program.hash, "spelling": candidate.spelling, **origin})
+    named = {"program": candidate.program.hash, "spelling": candidate.spelling, "rows": rounding_of(candidate.read)}
+    export(candidate.read, file, {**named, **origin})
     return file
 
 
@@ -172,9 +177,9 @@ def judge_exports(
         products = ", ".join(f"{kernel} x{count}" for kernel, count in timed.products.items())
         off = verdict = ""
         if not chosen:
-            compared = compare_export(
-                runtime.open(files[name], threads()), candidates[name].program, candidates[name].read
-            )
+            read = candidates[name].read
+            run = runtime.open(files[name], threads())
+            compared = compare_export(run, candidates[name].program, list(read.inputs), rounding_of(read))
             off, verdict = f"{compared.error:.1g}", "kept" if compared.agrees else f"beyond {compared.allowed:.1g}"
             chosen = name if compared.agrees else ""
         rows.append([name, f"{timed.milliseconds:.2f}", off, products, verdict])

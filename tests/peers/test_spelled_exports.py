@@ -15,14 +15,15 @@ from formats import FORMATS
 from formats.core.errors import InputError
 from opmatrix.exports.exported_files import export_onnx, export_torch, read_origin
 from opmatrix.exports.onnx_file import make_onnx
+from opmatrix.exports.probed_weights import one_product, probing
 from opmatrix.exports.program_graph import MASK, read_program
 from opmatrix.exports.runtimes import RUNTIMES
-from opmatrix.exports.spelled_weights import INTEGERS, NARROW, STORED, WIDENED
+from opmatrix.exports.spelled_weights import INTEGERS, KEPT, NARROW, STORED, SUMMED, WIDE, WIDENED
 from opmatrix.exports.timed_exports import TimedExport
 from opmatrix.runtime.program import Step
 from rewrites.metrics import targets
 from rewrites.metrics.check_table import FAILS
-from rewrites.metrics.exported import compare_export, of_export
+from rewrites.metrics.exported import compare_export, of_export, rounding_of
 from rewrites.metrics.targets import Candidate, export_for, judge_exports, kept_points, parse_shapes
 
 onnx = pytest.importorskip("onnx", reason="needs peers: onnx")
@@ -128,7 +129,7 @@ def exported(tmp_path):
     program = packed()
     program.save(tmp_path / "small")
     read = read_program(program, INTEGERS)
-    export_onnx(read, tmp_path / "small.onnx", {"program": program.hash, "spelling": "integers"})
+    export_onnx(read, tmp_path / "small.onnx", {"program": program.hash, "rows": rounding_of(read)})
     return tmp_path
 
 
@@ -178,6 +179,19 @@ def test_a_file_of_torch_names_its_program(tmp_path):
 
 
 # ---- for a runtime
+
+
+@pytest.mark.parametrize("name", ["int8", "int8, groups", "balancedint8", "lowrankint8"])
+def test_a_probe_multiplies_in_every_way(name):
+    """The graph that a probe times is the product in each way, and one of them is chosen."""
+    program = product(name, ROUNDING[name], 400)
+    weight = program.constants["w"].integers()[0]
+    columns = weight.whole.shape[1]
+    for way in (WIDE, KEPT, SUMMED):
+        ready = session(make_onnx(one_product(weight, way), "weights"))
+        [rows] = ready.run(None, {"input_ids": np.arange(6)[None]})
+        assert rows.shape == (1, 6, columns) and np.isfinite(rows).all()
+    assert probing(8, 1).way(weight) in (WIDE, KEPT, SUMMED)
 
 
 def test_the_fastest_that_computes_its_program_is_kept(tmp_path):
@@ -242,6 +256,7 @@ def test_the_command_keeps_one_file_and_says_where_it_was_timed(exported, monkey
     from rewrites.cli.commands import app
 
     monkeypatch.chdir(exported)
+    monkeypatch.setattr(targets, "probing", lambda rows, threads: STORED)  # tests time nothing
     monkeypatch.setattr(
         targets,
         "time_exports",
@@ -269,5 +284,5 @@ def test_exports_are_run_in_processes_of_each_runtime(name, exported):
     [file] = files.values()
     assert read_origin(file)["runtime"] == f"{name} {RUNTIMES[name].version}"
     program = om.load(exported / "small")
-    read = read_program(program, RUNTIMES[name].spellings[read_origin(file)["spelling"]])
-    assert compare_export(RUNTIMES[name].open(file, 1), program, read).agrees
+    inputs = list(read_program(program).inputs)
+    assert compare_export(RUNTIMES[name].open(file, 1), program, inputs, read_origin(file)["rows"]).agrees
