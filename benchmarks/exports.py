@@ -19,10 +19,12 @@ from opmatrix.display.tables import table
 from opmatrix.exports.exported_files import export_onnx
 from opmatrix.exports.fx_module import make_module
 from opmatrix.exports.program_graph import IDS, MASK, ProgramGraph, read_program
+from opmatrix.exports.runtimes import RUNTIMES, Runtime, make_feed
 from opmatrix.runtime.program import Program
 
 COLUMNS = "shape", "engine", "ms", "spread", "of the program", "off"
 PLAIN = 1.02  # bar: the export's time, of that of the class's export
+OF_DYNAMIC = 0.70  # bar: the int8 export's time, of that of the runtime's own int8 model
 Call = Callable[[np.ndarray], np.ndarray | None]  # ids (batch, length), all of them tokens, to its output
 
 
@@ -133,7 +135,152 @@ def compared(where: str, taken: Mapping[str, Sequence[float]]) -> list[Figure]:
     return figures
 
 
+# ---- spelled for runtimes
+
+
+def measure_spelled() -> None:
+    """Time an exact and an int8 program in ONNX Runtime and OpenVINO, each spelling beside the others, and beside the
+    class of transformers exported by torch, and ONNX Runtime's own dynamic int8 of that.
+
+        python benchmarks/exports.py spelled minilm.opmatrix/front/0 minilm.opmatrix --model DIR [--shapes 1x16 8x128]
+
+    All run in one process, in turn, each behind a call of its own that is not timed. Megabytes are of the file."""
+    parser = Parser(measure_spelled)
+    parser.add_argument("exact", type=folder)
+    parser.add_argument("int8", type=folder)
+    parser.add_argument("--model", type=folder, required=True)
+    parser.add_argument("--shapes", type=shape, nargs="+", default=[(1, 16), (1, 128), (8, 128)])
+    parser.add_argument("--rounds", type=count, default=15)
+    given = parser.parse_args()
+    if missing := [
+        name for name in ("onnx", "onnxruntime", "openvino", "torch", "transformers") if not find_spec(name)
+    ]:
+        raise InputError(f"exports are run by {', '.join(missing)}: pip install '.[peers]'")
+    takes(60 + 1.2 * given.rounds * len(given.shapes) * 9)
+    rows, figures = list[list[object]](), list[Figure]()
+    with tempfile.TemporaryDirectory() as room:
+        calls, sizes = spelled_engines(given.exact, given.int8, given.model, Path(room))
+        for sentences, length in given.shapes:
+            where, ids = (
+                f"{sentences}x{length}",
+                np.random.default_rng(length).integers(1000, 20000, (sentences, length)),
+            )
+            taken = timed(calls, ids, given.rounds)
+            for name, milliseconds in taken.items():
+                ms, apart = median(milliseconds), spread(milliseconds) or 0.0
+                rows.append([where, name, sizes[name], ms, apart])
+            figures += compared_spellings(where, taken)
+            say(where)
+    columns = "shape", "engine", "MB", "ms", "spread"
+    print(table([[*row[:2], f"{row[2]:.1f}", f"{row[3]:.2f}", f"{row[4]:.0%}"] for row in rows], [*columns]))
+    tabled(given.csv, [columns, *rows])
+    concluded(given, figures)
+
+
+def spelled_engines(exact: Path, int8: Path, model: Path, room: Path) -> tuple[dict[str, Call], dict[str, float]]:
+    """Exports of both programs in both runtimes, and the class's, each as a call; the megabytes of their files."""
+    calls, sizes = dict[str, Call](), dict[str, float]()
+    for kind, place, spellings in (("exact", exact, ["float32"]), ("int8", int8, ["stored", "integers"])):
+        program = Program.load(place)
+        for name in spellings:
+            read = read_program(program, RUNTIMES["onnxruntime"].spellings[name])
+            [file] = export_onnx(read, room / f"{kind}.{name}.onnx")
+            for runtime in (RUNTIMES["onnxruntime"], RUNTIMES["openvino"]):
+                engine = f"{runtime.name}, {kind} {name}"
+                calls[engine], sizes[engine] = called(runtime, file, list(read.inputs)), megabytes(file)
+    exported = export_class(model, room)
+    for runtime in (RUNTIMES["onnxruntime"], RUNTIMES["openvino"]):
+        engine = f"{runtime.name}, class"
+        calls[engine], sizes[engine] = called(runtime, exported, CLASS_INPUTS), megabytes(exported)
+    dynamic, engine = quantise_class(exported, room), "onnxruntime, class, its dynamic int8"
+    calls[engine], sizes[engine] = called(RUNTIMES["onnxruntime"], dynamic, CLASS_INPUTS), megabytes(dynamic)
+    return calls, sizes
+
+
+CLASS_INPUTS = [IDS, MASK]
+
+
+def called(runtime: Runtime, file: Path, inputs: list[str]) -> Call:
+    """An exported file in a runtime, with as many threads as there are cores."""
+    run = runtime.open(file, cores())
+    return lambda ids: run(make_feed(inputs, ids, np.ones_like(ids)))
+
+
+def megabytes(file: Path) -> float:
+    """The size of a file and of its weights beside it."""
+    return sum(each.stat().st_size for each in file.parent.glob(f"{file.name}*")) / 1e6
+
+
+def export_class(model: Path, room: Path) -> Path:
+    """The class of transformers, its mean pooled and scaled to length one, exported by torch: by its newer exporter
+    where onnxscript is installed, else by tracing."""
+    import torch
+    import transformers
+
+    plain = transformers.AutoModel.from_pretrained(model, attn_implementation="sdpa", local_files_only=True).eval()
+
+    class Pooled(torch.nn.Module):
+        """Rows of tokens, their mean under the mask, of length one."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = plain
+
+        def forward(self, input_ids: "torch.Tensor", attention_mask: "torch.Tensor") -> "torch.Tensor":
+            rows = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+            inside = attention_mask.unsqueeze(2).to(rows.dtype)
+            return torch.nn.functional.normalize((rows * inside).sum(1) / inside.sum(1), dim=1)
+
+    file, ids = room / "class.onnx", torch.ones((2, 16), dtype=torch.int64)
+    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
+    axes = {name: {0: "batch", 1: "length"} for name in CLASS_INPUTS}
+    newer = {"dynamo": True, "dynamic_shapes": dict.fromkeys(CLASS_INPUTS, sizes), "external_data": False}
+    older = {"dynamo": False, "dynamic_axes": axes, "opset_version": 17}
+    say(f"the class is exported by {'dynamo' if find_spec('onnxscript') else 'tracing'}")
+    torch.onnx.export(
+        Pooled().eval(),
+        (ids, ids),
+        str(file),
+        input_names=CLASS_INPUTS,
+        **(newer if find_spec("onnxscript") else older),
+    )
+    return file
+
+
+def quantise_class(exported: Path, room: Path) -> Path:
+    """ONNX Runtime's own dynamic int8 of an exported class: weights by output, activations by their whole array."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    quantize_dynamic(exported, room / "dynamic.onnx", per_channel=True, weight_type=QuantType.QInt8)
+    return room / "dynamic.onnx"
+
+
+def compared_spellings(where: str, taken: Mapping[str, Sequence[float]]) -> list[Figure]:
+    """The exact export's time, of the class's, in both runtimes, and the int8 export's, of the runtime's own int8."""
+
+    def ratio(one: str, other: str) -> float:
+        """The median ratio of two engines in a round."""
+        return median(a / b for a, b in zip(taken[one], taken[other], strict=True))
+
+    return [
+        Figure(
+            f"{where}: exact, of the class, {name}", ratio(f"{name}, exact float32", f"{name}, class"), "x", most=PLAIN
+        )
+        for name in ("onnxruntime", "openvino")
+    ] + [
+        Figure(
+            f"{where}: int8 as integers, of ONNX Runtime's own int8",
+            ratio("onnxruntime, int8 integers", "onnxruntime, class, its dynamic int8"),
+            "x",
+            most=OF_DYNAMIC,
+        ),
+        Figure(
+            f"{where}: int8 as stored, of the class, openvino", ratio("openvino, int8 stored", "openvino, class"), "x"
+        ),
+    ]
+
+
 if __name__ == "__main__":
     from lib.command import run_parts
 
-    run_parts(measure_exports)
+    run_parts(measure_exports, measure_spelled)

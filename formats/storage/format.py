@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial, wraps
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,6 +50,26 @@ if TYPE_CHECKING:
 
 DECLARED = ("fit", "pack", "unpack", "kernel")
 RoundedOperands = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+class RowTurn(NamedTuple):
+    """A change of rows x (.., n) before a product: each number times its factor, then parts of columns, filled up with
+    zeros, mixed. A part (H, count) has `count` groups, each of as many vectors as H has rows, which are mixed by it."""
+
+    factor: Floats  # (n,)
+    parts: tuple[tuple[Floats, int], ...]
+    vector: int  # numbers of a vector
+
+
+class WholeNumbers(NamedTuple):
+    """A matrix (n, p) as whole numbers times scales: the inputs of a group share the scale of their output."""
+
+    whole: NDArray[np.int8]  # (n, p)
+    scale: Floats  # (groups, p)
+    group: int  # inputs of a group: n, where there is one
+    bits: int  # of each whole number: 8 or 4
+    rounds: bool  # the product rounds each row by its largest number
+    turn: RowTurn | None = None  # of rows, before they are rounded
 
 
 def operations(cls: "type[Format]", declared: "Term | None") -> "sympy.Expr":
@@ -273,6 +293,10 @@ class Format:
     def factored(self) -> tuple[Floats, Floats] | None:
         """Return u (n, r) and v (r, p), float32, of a format that stores a product u v; None for any other."""
         return None
+
+    def integers(self) -> tuple[WholeNumbers, ...]:
+        """Return the matrix as whole numbers, or two factors whose product it is; nothing if it stores others."""
+        return ()
 
     def transpose(self) -> "Format":
         """Store W.T: in the same format unless the class overrides this."""

@@ -18,6 +18,7 @@ from formats.storage.int8 import (
     row_rounding,
     scale_groups,
     unsound,
+    whole_numbers,
 )
 from formats.storage.packed import Packed
 
@@ -53,10 +54,11 @@ class Int4(Format):
 
     def unpack(shape, w, scale, *, group):
         """Take both halves of each byte apart, subtract 8 and multiply by the scales."""
-        depth = -(-shape[0] // STEP_INPUTS) * STEP_INPUTS
-        stored = unpanelled(w, (depth // 2, shape[1]), 4, TILE).reshape(-1, 1, 4, shape[1])
-        whole = np.concatenate([stored & 15, stored >> 4], 1).reshape(depth, shape[1])[: shape[0]]
-        return scale_groups(whole.astype(np.float32) - 8, scale, group)
+        return scale_groups(stored_halves(shape, w).astype(np.float32), scale, group)
+
+    def integers(self):
+        """Return the halves of bytes without the 8 that is added."""
+        return (whole_numbers(stored_halves(self.shape, self.w), self.scale, self.remembered["group"], bits=4),)
 
     def kernel(x, w, scale, out, epilogue, *, group):
         """Write x @ W to `out` by integer sums of each group, x rounded row by row, then the epilogue."""
@@ -99,3 +101,11 @@ class Int4(Format):
     def counts(cls, inputs, outputs, *, group=GROUP):
         """Return the inputs of a group; FormatError for a group that a kernel cannot step through."""
         return {size: check_group("int4", group)}
+
+
+def stored_halves(shape, w):
+    """Return the integers (n, p), int8, of panels of halves of bytes."""
+    depth = -(-shape[0] // STEP_INPUTS) * STEP_INPUTS
+    stored = unpanelled(w, (depth // 2, shape[1]), 4, TILE).reshape(-1, 1, 4, shape[1])
+    whole = np.concatenate([stored & 15, stored >> 4], 1).reshape(depth, shape[1])[: shape[0]]
+    return whole.astype(np.int8) - np.int8(8)

@@ -10,7 +10,7 @@ from formats.core.layout import PANEL, TILE, Panelled, deepened, panels, unpanel
 from formats.core.sizes import T, ceiling, f4, n, p, u1
 from formats.core.sizes import group as size
 from formats.core.stage import SMALLEST
-from formats.storage.format import Format
+from formats.storage.format import Format, WholeNumbers
 from formats.storage.packed import Packed
 
 STEP_INPUTS = 64  # inputs of a step
@@ -48,8 +48,12 @@ class Int8(Format):
 
     def unpack(shape, w, scale, *, group):
         """Subtract 128 from the stored bytes and multiply by the scales."""
-        stored = unpanelled(w, (-(-shape[0] // STEP_INPUTS) * STEP_INPUTS, shape[1]), 4, TILE)[: shape[0]]
-        return scale_groups(stored.astype(np.float32) - 128, scale, group)
+        return scale_groups(stored_bytes(shape, w).astype(np.float32) - 128, scale, group)
+
+    def integers(self):
+        """Return the stored bytes without the 128 that is added."""
+        whole = (stored_bytes(self.shape, self.w) ^ np.uint8(128)).view(np.int8)
+        return (whole_numbers(whole, self.scale, self.remembered["group"]),)
 
     def kernel(x, w, scale, out, epilogue, *, group):
         """Write x @ W to `out` by integer sums of each group, x rounded row by row, then the epilogue."""
@@ -92,6 +96,16 @@ class Int8(Format):
     def counts(cls, inputs, outputs, *, group=COLUMN):
         """Return the inputs of a group; FormatError for a group that a kernel cannot step through."""
         return {size: check_group("int8", group)}
+
+
+def stored_bytes(shape, w):
+    """Return the bytes (n, p) of panels, each with 128 added."""
+    return unpanelled(w, (-(-shape[0] // STEP_INPUTS) * STEP_INPUTS, shape[1]), 4, TILE)[: shape[0]]
+
+
+def whole_numbers(whole, scale, group, bits=8):
+    """Return integers (n, p) and scales (groups, p) that are multiplied by rows rounded by their largest numbers."""
+    return WholeNumbers(whole, scale, min(group, len(whole)), bits, rounds=True)
 
 
 def row_rounding(spectrum, seen, W):

@@ -5,7 +5,7 @@ import numpy as np
 from formats.core.arrays import FormatError
 from formats.core.layout import PANEL, Panelled, panels, unpanelled
 from formats.core.sizes import T, ceiling, f2, n, p, u1
-from formats.storage.format import Format
+from formats.storage.format import Format, WholeNumbers
 from formats.storage.half import FLOAT16_MAX
 from formats.storage.q4_1 import GROUP_INPUTS, REGISTER_ROWS, WIDENINGS, Blocks
 
@@ -40,10 +40,14 @@ class Q8_0(Blocks, Format):
 
     def unpack(shape, w, scale):
         """Take the bytes out of the words, subtract 128 and return d q."""
-        groups = -(-shape[0] // GROUP_INPUTS)
-        stored = unpanelled(w, (GROUP_INPUTS * groups, shape[1]), FOUR_INPUTS)
-        q = (stored.astype(np.int16) - MIDDLE).reshape(groups, GROUP_INPUTS, -1)
-        return rows_of_bytes(q, unpanelled(scale, (groups, shape[1])))[: shape[0]]
+        q, d = stored_blocks(shape, w, scale)
+        return rows_of_bytes(q, d)[: shape[0]]
+
+    def integers(self):
+        """Return the stored bytes without the 128 that is added; rows stay float32."""
+        q, d = stored_blocks(self.shape, self.w, self.scale)
+        whole = q.reshape(-1, self.shape[1])[: self.shape[0]].astype(np.int8)
+        return (WholeNumbers(whole, d.astype(np.float32), GROUP_INPUTS, 8, rounds=False),)
 
     def kernel(x, w, scale, out, epilogue):
         """Write x @ W to `out`, bytes widened to float32 on the way, then the epilogue."""
@@ -57,6 +61,13 @@ class Q8_0(Blocks, Format):
         return cls(
             (GROUP_INPUTS * blocks.shape[1], len(blocks)), byte_arrays(blocks["q"].transpose(1, 2, 0), blocks["d"].T)
         )
+
+
+def stored_blocks(shape, w, scale):
+    """Return integers (groups, 32, p) and d (groups, p) of the format's arrays."""
+    groups = -(-shape[0] // GROUP_INPUTS)
+    stored = unpanelled(w, (GROUP_INPUTS * groups, shape[1]), FOUR_INPUTS)
+    return (stored.astype(np.int16) - MIDDLE).reshape(groups, GROUP_INPUTS, -1), unpanelled(scale, (groups, shape[1]))
 
 
 def byte_arrays(q, d):

@@ -1,32 +1,54 @@
 """Files of exports: written in a directory beside their place, checked, and moved there when they are complete."""
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from uuid import uuid4
 
 from formats.core.errors import InputError
-from formats.disk.files import reason, shown, writable
+from formats.disk.files import parse_json, reason, shown, writable
 from opmatrix.exports.fx_module import export_program
 from opmatrix.exports.graph import SymbolicArray
 from opmatrix.exports.onnx_file import OUTSIDE, make_onnx, write_weights
 from opmatrix.exports.program_graph import ProgramGraph, read_program
+from opmatrix.exports.runtimes import ONNX_ENDING, TORCH_ENDING
 from opmatrix.runtime.program import Program
+
+Origin = Mapping[str, object]
+NO_ORIGIN: Origin = MappingProxyType({})
+ORIGIN = "opmatrix"  # the entry of a file's metadata: the program that it was made of, and its measurement, in JSON
 
 
 def export_files(program: Program, onnx: Path | None, torch: Path | None) -> str:
     """Write a program as an ONNX file, as a file of torch.export, or both; return what was written, in words. Raises
     InputError for a step that cannot be exported, and as `export_onnx` and `export_torch` do."""
-    read = read_program(program)
-    written = [*(export_onnx(read, onnx) if onnx else ()), *(export_torch(read, torch) if torch else ())]
+    read, origin = read_program(program), {"program": program.hash}
+    return describe_files(
+        read,
+        [*(export_onnx(read, onnx, origin) if onnx else ()), *(export_torch(read, torch, origin) if torch else ())],
+    )
+
+
+def describe_files(read: ProgramGraph, written: Sequence[Path]) -> str:
+    """Return files of an export in words: sizes, inputs, outputs, and what became of its weights."""
     lines = [f"{place}, {place.stat().st_size / 1e6:,.1f} MB" for place in written]
     lines += [f"inputs   {', '.join(map(describe_value, read.inputs.items()))}"]
     lines += [f"outputs  {', '.join(map(describe_value, read.outputs.items()))}"]
-    if read.widened:
-        formats = ", ".join(f"{name} x{count}" for name, count in read.widened.items())
-        lines += [f"float32  the numbers of {formats}; rows that these formats round are not rounded"]
+    for counts, word, told in (
+        (read.multiplied, "integers", "are multiplied as integers, rows rounded as the program rounds them"),
+        (read.stored, "stored", "are stored as they are: a runtime widens them, or rounds rows its own way"),
+        (read.narrow, "16 bits", "are stored as they are, and widened where they are read"),
+        (read.widened, "float32", ""),
+    ):
+        formats = ", ".join(f"{name} x{count}" for name, count in counts.items())
+        if counts:
+            told = told or f"the numbers of {formats}; rows that these formats round are not rounded"
+            lines += [f"{word:8} {told if counts is read.widened else f'{formats} {told}'}"]
     return "\n".join(lines)
 
 
@@ -42,13 +64,13 @@ def check_place(target: Path) -> None:
     writable(target)
 
 
-def export_onnx(read: ProgramGraph, file: str | Path) -> list[Path]:
-    """Write a program's graph as an ONNX file, which onnx.checker has passed; return the files. Weights of a large
-    model are in a second file, FILE.data, which has to stay beside it. Raises InputError for a file that exists or that
-    cannot be written, and without the package onnx."""
+def export_onnx(read: ProgramGraph, file: str | Path, origin: Origin = NO_ORIGIN) -> list[Path]:
+    """Write a program's graph as an ONNX file, which onnx.checker has passed, with its origin; return the files.
+    Weights of a large model are in a second file, FILE.data, which has to stay beside it. Raises InputError for a file
+    that exists or that cannot be written, and without the package onnx."""
     target = Path(file)
     with fresh_files(target, f"{target.name}{OUTSIDE}") as fresh:
-        model = make_onnx(read, f"{target.name}{OUTSIDE}")
+        model = make_onnx(read, f"{target.name}{OUTSIDE}", {ORIGIN: json.dumps(dict(origin))})
         import onnx
 
         (fresh / target.name).write_bytes(model.SerializeToString())
@@ -57,13 +79,54 @@ def export_onnx(read: ProgramGraph, file: str | Path) -> list[Path]:
     return existing(target, f"{target.name}{OUTSIDE}")
 
 
-def export_torch(read: ProgramGraph, file: str | Path) -> list[Path]:
-    """Write a program's graph as torch.export writes programs, for torch.export.load; return the file. Raises
-    InputError for a file that exists or that cannot be written, and without torch."""
+def export_torch(read: ProgramGraph, file: str | Path, origin: Origin = NO_ORIGIN) -> list[Path]:
+    """Write a program's graph as torch.export writes programs, with its origin, for torch.export.load; return the file.
+    Raises InputError for a file that exists or that cannot be written, and without torch."""
     target = Path(file)
     with fresh_files(target) as fresh:
-        export_program(read, str(fresh / target.name))
+        export_program(read, str(fresh / target.name), {ORIGIN: json.dumps(dict(origin))})
     return existing(target)
+
+
+def read_origin(file: Path) -> dict[str, object]:
+    """Return the origin that an exported file records. Raises InputError for a file that cannot be read, or that
+    records none."""
+    reads = {ONNX_ENDING: read_onnx_origin, TORCH_ENDING: read_torch_origin}
+    if file.suffix not in reads:
+        raise InputError(f"{shown(file)}: it is no export: give a file that ends in {' or '.join(reads)}")
+    try:
+        text = reads[file.suffix](file)
+    except InputError:
+        raise
+    except Exception as error:  # readers of both formats raise what their own parsers do
+        fault = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{shown(file)}: it cannot be read: {fault[:200]}") from error
+    origin = parse_json(text, f"{shown(file)}: metadata") if text else None
+    if not isinstance(origin, dict):
+        raise InputError(f"{shown(file)}: it does not record a program: export it again with this version")
+    return origin
+
+
+def read_onnx_origin(file: Path) -> str:
+    """Return the text of the origin in an ONNX file; empty if there is none. Raises InputError without onnx."""
+    if not find_spec("onnx"):
+        raise InputError("onnx is not installed: pip install onnx")
+    import onnx
+
+    model = onnx.load(str(file), load_external_data=False)
+    return str({entry.key: entry.value for entry in model.metadata_props}.get(ORIGIN, ""))
+
+
+def read_torch_origin(file: Path) -> str:
+    """Return the text of the origin in a file of torch.export; empty if there is none. Raises InputError without
+    torch."""
+    if not find_spec("torch"):
+        raise InputError("torch is not installed: pip install torch")
+    import torch
+
+    beside = {ORIGIN: ""}
+    torch.export.load(str(file), extra_files=beside)
+    return str(beside[ORIGIN])
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """A program as a module of torch: a graph of plain operations, with its weights as parameters."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -217,12 +217,13 @@ def sample_inputs(read: ProgramGraph) -> Sequence[Padded]:
     return [ones if name.endswith("mask") else 0 * ones for name in read.inputs]
 
 
-def export_program(read: ProgramGraph, file: str) -> None:
-    """Write the program as torch.export does, for any batch and any length. Raises InputError without torch."""
+def export_program(read: ProgramGraph, file: str, beside: Mapping[str, str]) -> None:
+    """Write the program as torch.export does, for any batch and any length, with texts beside it. Raises InputError
+    without torch."""
     module = make_module(read)
     import torch
 
     dims = {0: torch.export.Dim(BATCH), 1: torch.export.Dim(LENGTH)}
     sizes = dict.fromkeys(read.inputs, dims)
     exported = torch.export.export(module, tuple(sample_inputs(read)), dynamic_shapes=sizes)
-    torch.export.save(exported, file)
+    torch.export.save(exported, file, extra_files=dict(beside))

@@ -2,7 +2,8 @@
 
 Symbolic arrays take part in functions and methods of numpy by its protocols for other arrays (NEP 13, NEP 18), so a
 meaning that is written for numbers is recorded as it is. Equal nodes are one node. There are three number types, and
-the operands of a node have one; sizes are numbers, or the names of the two sizes that are open."""
+the operands of a node have one, but for stored weights of fewer bits; sizes are numbers, or the names of the two sizes
+that are open."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -17,6 +18,8 @@ from opmatrix.runtime.declarations.padded import Padded, Unpadded
 
 BATCH, LENGTH = "batch", "length"
 BOOL = "bool"
+BYTES, HALF_BYTES, UNSIGNED = "int8", "int4", "uint8"  # number types of stored weights, and of levels of rows
+HALF, BRAIN = "float16", "bfloat16"
 OPEN = (BATCH, LENGTH)
 FEW_NUMBERS = 64  # numbers of a constant that is known by them
 AxisSize = int | str
@@ -80,11 +83,12 @@ class ArrayGraph:
                 self.weights.add(self.names[key])
         return self.names[key]
 
-    def constant(self, array: Numeric, name: str = "") -> "SymbolicArray":
-        """Add a constant array: in float32, int64 or bool."""
-        named, dtype = self.name(array, name), dtype_of(array)
+    def constant(self, array: Numeric, name: str = "", stored: str = "") -> "SymbolicArray":
+        """Add a constant array: in float32, int64 or bool, or whole numbers of a weight in the type that stores
+        them."""
+        named, dtype = self.name(array, name), stored or dtype_of(array)
         if named not in self.constants:
-            self.constants[named] = array.astype(dtype, copy=False)
+            self.constants[named] = array if stored else array.astype(dtype, copy=False)
         return self.add("constant", (), (named,), array.shape, dtype)
 
 
@@ -282,7 +286,7 @@ def record_shift(x: SymbolicArray, y: SymbolicArray) -> SymbolicArray:
 
 
 UFUNCS: dict[str, RecordFunction] = {
-    **{name: unary(name) for name in ("exp", "log", "sqrt", "tanh", "erf")},
+    **{name: unary(name) for name in ("exp", "log", "sqrt", "tanh", "erf", "rint")},
     **{name: unary(name, "") for name in ("negative", "absolute", "sign")},
     "logical_not": unary("not", BOOL),
     "invert": unary("not", BOOL),
@@ -485,9 +489,32 @@ def record_largest(x: Padded, by: SymbolicArray, k: int) -> SymbolicArray:
 
 
 def record_rows(ids: SymbolicArray, table: Padded) -> SymbolicArray:
-    """Record `take_rows`."""
+    """Record `take_rows`; of a table that is stored in fewer bits, the stored numbers are taken, and widened."""
     table = as_symbol(ids.graph, table)
+    if table.node.operation == "cast":
+        [number] = table.node.operands
+        rows: SymbolicArray = record_rows(ids, SymbolicArray(ids.graph, number)).astype(table.dtype)
+        return rows
+    if stored := stored_rows(table):
+        rows, scale = (
+            ids.graph.add("take", [part, ids], [0], (*ids.shape, *part.shape[1:]), part.dtype) for part in stored
+        )
+        scaled: SymbolicArray = rows.astype(FLOAT) * np.expand_dims(scale, -1)
+        return scaled
     return ids.graph.add("take", [table, ids], [0], (*ids.shape, *table.shape[1:]), table.dtype)
+
+
+def stored_rows(table: SymbolicArray) -> tuple[SymbolicArray, SymbolicArray] | None:
+    """Return whole numbers (rows, columns) and scales (rows,) of a table that is the transpose of such a weight; None
+    for any other."""
+    graph, node = table.graph, table.node
+    if node.operation != "transpose" or graph.nodes[node.operands[0]].operation != "dequantise":
+        return None
+    whole, scale = (SymbolicArray(graph, number) for number in graph.nodes[node.operands[0]].operands)
+    if scale.ndim > 1:
+        return None
+    [name] = whole.node.attributes
+    return graph.constant(graph.constants[name].T, f"{name}.rows", whole.dtype), scale
 
 
 def record_row_of_each(x: SymbolicArray, at: SymbolicArray) -> SymbolicArray:

@@ -3,16 +3,17 @@
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.signature import FLOAT, INTEGER
 from opmatrix.algebra.data import Numeric
-from opmatrix.exports.graph import BOOL, ArrayNode
+from opmatrix.exports.graph import BOOL, BRAIN, BYTES, HALF, HALF_BYTES, UNSIGNED, ArrayNode
 from opmatrix.exports.program_graph import ProgramGraph, live_nodes
+from opmatrix.exports.spelled_weights import MIDDLE
 
 if TYPE_CHECKING:
     import onnx
@@ -22,6 +23,17 @@ MAX_INSIDE = 1 << 30  # bytes of weights that a file holds itself: protobuf allo
 LARGE_WEIGHT = 1024  # bytes of a weight that is stored beside the file
 OUTSIDE = ".data"  # ending of the file of weights
 MAPPED_BYTES = 4096  # bytes at whose multiples weights begin there, so that they can be mapped
+NO_METADATA: Mapping[str, str] = MappingProxyType({})
+ONNX_TYPES = {
+    FLOAT: "FLOAT",
+    INTEGER: "INT64",
+    BOOL: "BOOL",
+    BYTES: "INT8",
+    HALF_BYTES: "INT4",
+    UNSIGNED: "UINT8",
+    HALF: "FLOAT16",
+    BRAIN: "BFLOAT16",
+}  # number types of a graph, by their names in ONNX
 ONNX_OPERATORS = {
     **{name: name.capitalize() for name in ("exp", "log", "sqrt", "tanh", "erf", "sign", "not", "and", "or", "xor")},
     **{name: name.capitalize() for name in ("add", "where", "equal", "less", "greater", "relu", "sigmoid", "softplus")},
@@ -38,6 +50,7 @@ ONNX_OPERATORS = {
     "greater_equal": "GreaterOrEqual",
     "matmul": "MatMul",
     "gelu": "Gelu",
+    "rint": "Round",
 }
 ONNX_REDUCTIONS = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin"}
 BITWISE = {"and": "BitwiseAnd", "or": "BitwiseOr", "xor": "BitwiseXor"}
@@ -140,6 +153,20 @@ def write_largest(write: Writer, node: ArrayNode, x: str) -> str:
     return write("Greater", write("ReduceSum", hot, write.numbers([-2]), keepdims=0), write.numbers(0.5, np.float32))
 
 
+def write_dequantised(write: Writer, node: ArrayNode, whole: str, scale: str) -> str:
+    """Write whole numbers times the scale of their output, or of their group of inputs."""
+    [group] = node.attributes
+    if group == node.shape[0]:
+        return write("DequantizeLinear", whole, scale, axis=1)
+    return write("DequantizeLinear", whole, scale, axis=0, block_size=group)
+
+
+def write_integers(write: Writer, node: ArrayNode, levels: str, whole: str) -> str:
+    """Write a product of integers, its sums in float32."""
+    sums = write("MatMulInteger", levels, whole, write.numbers(MIDDLE, np.uint8))
+    return write("Cast", sums, to=write.types[node.dtype])
+
+
 WRITERS: dict[str, OnnxOperation] = {
     **dict.fromkeys(ONNX_OPERATORS, write_plain),
     **dict.fromkeys(ONNX_REDUCTIONS, write_fold),
@@ -164,18 +191,28 @@ WRITERS: dict[str, OnnxOperation] = {
     "into_heads": write_split,
     "out_of_heads": write_join,
     "among_largest": write_largest,
+    "dequantise": write_dequantised,
+    "integer_product": write_integers,
 }
 
 
-def make_onnx(read: ProgramGraph, weights: str) -> "onnx.ModelProto":
+class StoredTensor(NamedTuple):
+    """A constant of a file: its sizes, its number type, and an array whose bytes are stored."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    array: Numeric
+
+
+def make_onnx(read: ProgramGraph, weights: str, metadata: Mapping[str, str] = NO_METADATA) -> "onnx.ModelProto":
     """Return the graph of a program as a model of ONNX: inputs int64 (batch, length), its outputs in float32. Weights
-    of more than MAX_INSIDE bytes together are named as in a file `weights` beside it. Raises InputError without the
-    package onnx."""
+    of more than MAX_INSIDE bytes together are named as in a file `weights` beside it; `metadata` are further entries.
+    Raises InputError without the package onnx."""
     if not find_spec("onnx"):
         raise InputError("onnx is not installed: pip install onnx")
     from onnx import TensorProto, helper
 
-    types = {FLOAT: TensorProto.FLOAT, INTEGER: TensorProto.INT64, BOOL: TensorProto.BOOL}
+    types = {name: TensorProto.DataType.Value(onnx_type) for name, onnx_type in ONNX_TYPES.items()}
     write, names = Writer(helper, types), dict[int, str]()
     for name, symbol in read.inputs.items():
         names[symbol.number] = name
@@ -192,35 +229,45 @@ def make_onnx(read: ProgramGraph, weights: str) -> "onnx.ModelProto":
         "program",
         [helper.make_tensor_value_info(name, types[x.dtype], x.shape) for name, x in read.inputs.items()],
         [helper.make_tensor_value_info(name, types[x.dtype], x.shape) for name, x in read.outputs.items()],
-        [*make_tensors(weights_of(read), weights), *make_tensors(write.constants, weights)],
+        [*make_tensors(weights_of(read) | stored_constants(write.constants), weights, types)],
     )
-    return helper.make_model(
+    model = helper.make_model(
         graph, producer_name="opmatrix", ir_version=IR_VERSION, opset_imports=[helper.make_opsetid("", OPSET)]
     )
+    helper.set_model_props(model, dict(metadata))
+    return model
 
 
-def make_tensors(constants: Mapping[str, Numeric], weights: str) -> "Iterator[onnx.TensorProto]":
+def make_tensors(
+    constants: Mapping[str, StoredTensor], weights: str, types: Mapping[str, int]
+) -> "Iterator[onnx.TensorProto]":
     """Yield constants as tensors of ONNX; large ones of a large model with their place in the file `weights`."""
-    from onnx import TensorProto, numpy_helper
+    from onnx import TensorProto
 
     places = place_outside(constants)
-    for name, array in constants.items():
+    for name, (shape, dtype, array) in constants.items():
+        tensor = TensorProto(name=name, dims=shape, data_type=types[dtype])
         if name not in places:
-            yield numpy_helper.from_array(np.asarray(array, order="C"), name)
+            tensor.raw_data = array.tobytes()
+            yield tensor
             continue
-        tensor = TensorProto(name=name, dims=array.shape, data_location=TensorProto.EXTERNAL)
-        tensor.data_type = numpy_helper.from_array(array.reshape(-1)[:1]).data_type
+        tensor.data_location = TensorProto.EXTERNAL
         for key, value in (("location", weights), ("offset", places[name]), ("length", array.nbytes)):
             tensor.external_data.add(key=key, value=str(value))
         yield tensor
 
 
-def place_outside(constants: Mapping[str, Numeric]) -> dict[str, int]:
+def stored_constants(constants: Mapping[str, Numeric]) -> dict[str, StoredTensor]:
+    """Return arrays as constants of a file, in their own number types."""
+    return {name: StoredTensor(array.shape, array.dtype.name, array) for name, array in constants.items()}
+
+
+def place_outside(constants: Mapping[str, StoredTensor]) -> dict[str, int]:
     """Return where the weights of a large model begin in a file of their own; none of a smaller model."""
     places, at = dict[str, int](), 0
-    if sum(array.nbytes for array in constants.values()) <= MAX_INSIDE:
+    if sum(array.nbytes for _, _, array in constants.values()) <= MAX_INSIDE:
         return places
-    for name, array in constants.items():
+    for name, (_, _, array) in constants.items():
         if array.nbytes >= LARGE_WEIGHT:
             places[name] = at
             at += -(-array.nbytes // MAPPED_BYTES) * MAPPED_BYTES
@@ -234,11 +281,23 @@ def write_weights(read: ProgramGraph, file: Path) -> None:
         with file.open("wb") as stream:
             for name, at in places.items():
                 stream.seek(at)
-                stream.write(constants[name].tobytes())
+                stream.write(constants[name].array.tobytes())
 
 
-def weights_of(read: ProgramGraph) -> dict[str, Numeric]:
+def weights_of(read: ProgramGraph) -> dict[str, StoredTensor]:
     """Return the constants of a graph that its outputs depend on, by their names in ONNX."""
-    nodes = (read.graph.nodes[number] for number in sorted(live_nodes(read.graph, read.outputs)))
-    names = [node.attributes[0] for node in nodes if node.operation == "constant"]
-    return {f"w_{name}": read.graph.constants[name] for name in names}
+    nodes = [read.graph.nodes[number] for number in sorted(live_nodes(read.graph, read.outputs))]
+    weights = dict[str, StoredTensor]()
+    for node in nodes:
+        if node.operation == "constant":
+            array = read.graph.constants[node.attributes[0]]
+            stored = pack_halves(array) if node.dtype == HALF_BYTES else array
+            weights[f"w_{node.attributes[0]}"] = StoredTensor(array.shape, node.dtype, stored)
+    return weights
+
+
+def pack_halves(whole: Numeric) -> Numeric:
+    """Return whole numbers from -8 to 7 as halves of bytes, the first of two in the lower half."""
+    flat = whole.reshape(-1).view(np.uint8)
+    halves = np.pad(flat, (0, len(flat) % 2)) & 15
+    return halves[::2] | halves[1::2] << 4

@@ -1,15 +1,17 @@
 """A program as a graph: every step read at padded values, constants as its weights store them."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from formats.core.errors import InputError
-from formats.storage.format import Format
+from formats.storage.format import Format, WholeNumbers
 from formats.storage.stacked import Stacked
 from opmatrix.algebra.shapes import ShapeError
 from opmatrix.exports.graph import ArrayGraph, SymbolicArray
+from opmatrix.exports.spelled_weights import SUMMED, WIDE, WIDENED, Spelling, Way, spell_narrow, spell_weight
 from opmatrix.inference.generation import speaks
 from opmatrix.runtime.declarations.operands import Tables
 from opmatrix.runtime.declarations.padded import Padded, PaddedBatch, Unpadded
@@ -18,6 +20,7 @@ from opmatrix.runtime.schedule import Call
 
 IDS, MASK, TYPE_IDS = "input_ids", "attention_mask", "token_type_ids"
 SENTENCE_ROW, TOKEN_ROWS, LOGITS = "sentence_embedding", "last_hidden_state", "logits"
+NARROW_BITS = 16
 STEP_FAULTS = ShapeError, TypeError, ValueError, AttributeError, KeyError, IndexError
 
 
@@ -26,7 +29,7 @@ class FactorPair:
 
     __array_ufunc__ = None
 
-    def __init__(self, u: SymbolicArray, v: SymbolicArray) -> None:
+    def __init__(self, u: Padded, v: Padded) -> None:
         self.u, self.v, self.shape = u, v, (u.shape[0], v.shape[1])
 
     def __rmatmul__(self, x: Padded) -> Padded:
@@ -35,20 +38,25 @@ class FactorPair:
 
 @dataclass(frozen=True)
 class ProgramGraph:
-    """The graph of a program; its inputs by name, its outputs by name, and how many weights of each format are
-    widened."""
+    """The graph of a program; its inputs by name, its outputs by name, and how many weights of each format are widened
+    to float32, stored in 16 bits, stored as whole numbers that products widen, and multiplied as integers."""
 
     graph: ArrayGraph
     inputs: Mapping[str, SymbolicArray]
     outputs: Mapping[str, SymbolicArray]
     widened: Mapping[str, int] = field(default_factory=dict)
+    narrow: Mapping[str, int] = field(default_factory=dict)
+    stored: Mapping[str, int] = field(default_factory=dict)
+    multiplied: Mapping[str, int] = field(default_factory=dict)
 
 
 class GraphConstants:
     """The matrices of a program as constants of a graph, each made when it is read; arrays are named in the graph."""
 
-    def __init__(self, program: Program, graph: ArrayGraph) -> None:
-        self.graph, self.widened = graph, dict[str, int]()
+    def __init__(self, program: Program, graph: ArrayGraph, spelling: Spelling) -> None:
+        self.graph, self.spelling = graph, spelling
+        self.widened, self.narrow = Counter[str](), Counter[str]()
+        self.stored, self.multiplied = Counter[str](), Counter[str]()
         self.names = {id(constant): name for name, constant in program.constants.items()}
         self.made: dict[int, Padded] = {}
         for name, constant in program.constants.items():
@@ -65,26 +73,44 @@ class GraphConstants:
 
     def make(self, constant: Format | Stacked, name: str) -> Padded:
         """Add a matrix to the graph. A format whose product has two factors keeps them."""
+        if isinstance(constant, Format) and self.spelling is not WIDENED:
+            parts = [(part, self.spelling.way(part)) for part in constant.integers()]
+            if parts and all(way != WIDE for _, way in parts):
+                return self.spell(constant, parts, name)
+        if self.spelling.narrow and isinstance(constant, Format) and constant.narrowest() == NARROW_BITS:
+            if (matrix := spell_narrow(self.graph, np.asarray(constant.wide(), np.float32), name)) is not None:
+                self.narrow[constant.name] += 1
+                return matrix
         form = constant.form if isinstance(constant, Stacked) else type(constant)
         factors = constant.factored() if isinstance(constant, Format) else None
         if form.rounds or not (form.plain or factors):
-            self.widened[constant.name] = self.widened.get(constant.name, 0) + 1
+            self.widened[constant.name] += 1
         if factors:
             u, v = (self.graph.constant(part, f"{name}.{k}") for k, part in zip("uv", factors, strict=True))
             return FactorPair(u, v)
         return self.graph.constant(np.asarray(constant.wide(), np.float32), name)
 
+    def spell(self, constant: Format, parts: list[tuple[WholeNumbers, Way]], name: str) -> Padded:
+        """Add a matrix of whole numbers, or its two factors, each in its way."""
+        counted = self.multiplied if all(way == SUMMED for _, way in parts) else self.stored
+        counted[f"{constant.name}, dense," if constant.prunes else constant.name] += 1
+        if len(parts) == 1:
+            [(part, way)] = parts
+            return spell_weight(self.graph, part, name, way)
+        u, v = (spell_weight(self.graph, part, f"{name}.{k}", way) for k, (part, way) in zip("uv", parts, strict=True))
+        return FactorPair(u, v)
 
-def read_program(program: Program) -> ProgramGraph:
-    """Return the graph of a program. Raises InputError, which names the step, for a kernel or a term without a reading,
-    and for an input that other runtimes do not have."""
+
+def read_program(program: Program, spelling: Spelling = WIDENED) -> ProgramGraph:
+    """Return the graph of a program, its weights in that spelling. Raises InputError, which names the step, for a
+    kernel or a term without a reading, and for an input that other runtimes do not have."""
     if program.inputs:
         raise InputError(
             f"input {program.inputs[0]}: an export takes token ids alone: this program reads a matrix that a batch of "
             "this project gives"
         )
     graph = ArrayGraph()
-    constants, inputs = GraphConstants(program, graph), {name: graph.enter(name) for name in (IDS, MASK)}
+    constants, inputs = GraphConstants(program, graph, spelling), {name: graph.enter(name) for name in (IDS, MASK)}
     kinds = graph.enter(TYPE_IDS)
     batch = PaddedBatch(inputs[IDS], inputs[MASK] != 0, kinds)
     values: list[Padded] = []
@@ -99,7 +125,9 @@ def read_program(program: Program) -> ProgramGraph:
     outputs = name_outputs(program, [values[at] for at in program.schedule.results])
     if depends_on(graph, outputs, kinds):
         inputs[TYPE_IDS] = kinds
-    return ProgramGraph(graph, inputs, outputs, constants.widened)
+    return ProgramGraph(
+        graph, inputs, outputs, constants.widened, constants.narrow, constants.stored, constants.multiplied
+    )
 
 
 def read_step(call: Call, values: list[Padded], constants: GraphConstants, batch: PaddedBatch) -> Padded:

@@ -224,10 +224,18 @@ def export_program(
         Path | None,
         typer.Option("--hf", metavar="DIR", help="write a directory that transformers opens as the plain class"),
     ] = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            "--for", help="write the fastest export of the front within its goals: onnxruntime, openvino, torch"
+        ),
+    ] = None,
+    at: Annotated[str, typer.Option("--at", help="sentences x tokens that --for times")] = "1x128",
     own: options.OwnThings = None,
 ) -> None:
     """Write a saved program for other runtimes: token ids and a mask of any batch and length in, sentence embeddings,
-    rows or logits out, in float32; or as a checkpoint again."""
+    rows or logits out, in float32; or as a checkpoint again. `--for` spells whole numbers for a runtime, times the
+    programs of the front there, and keeps the fastest."""
     from opmatrix.exports.exported_files import check_place, export_files
     from opmatrix.exports.plain_files import export_plain
     from opmatrix.runtime.program import Program
@@ -236,6 +244,11 @@ def export_program(
     if not any(place for place, _ in targets.values()):
         raise InputError("export: there is nothing to write: give --onnx FILE, --torch FILE, --hf DIR, or several")
     possible(targets, directory, own)
+    if runtime:
+        from rewrites.metrics.targets import export_for, parse_shapes
+
+        say(export_for(directory, runtime, onnx, torch, parse_shapes(at), own))
+        return
     program = Program.load(directory, laws=own)
     if onnx or torch:
         say(export_files(program, onnx, torch))
@@ -565,7 +578,7 @@ def profile(
 
 @app.command()
 def verify(
-    directory: options.Saved,
+    directory: options.Verified,
     model: options.Origin = None,
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="the file of a perplexity goal")] = None,
     pairs: Annotated[Path | None, typer.Option(metavar="CSV", help="the file of a rank correlation goal")] = None,
@@ -574,19 +587,24 @@ def verify(
     ] = None,
     queries: Annotated[Path | None, typer.Option(metavar="FILE", help="the queries of that goal")] = None,
     judgements: Annotated[Path | None, typer.Option(metavar="TSV", help="the judgements of an ndcg10 goal")] = None,
+    program: Annotated[
+        Path | None, typer.Option("--program", metavar="DIR", help="the program that an exported file was made of")
+    ] = None,
     own: options.OwnThings = None,
     results: options.Results = None,
 ) -> None:
     """Repeat the checks of a saved program's certificate, as far as the directory, the MODEL and the files of its
-    goals allow. Ends with status 1 if one fails."""
+    goals allow; or compare an exported file with its program. Ends with status 1 if one fails."""
     from rewrites.metrics.check_table import FAILS, format_checks
+    from rewrites.metrics.exported import of_export
     from rewrites.metrics.goals import OVER_CORPUS
     from rewrites.metrics.recheck import of_directory
 
-    possible({"--json": (results, writable)}, directory, model, text, pairs, corpus, queries, judgements, own)
+    possible({"--json": (results, writable)}, directory, model, text, pairs, corpus, queries, judgements, program, own)
     files = {"perplexity": text, "spearman": pairs, "queries": queries, "judgements": judgements}
     files |= dict.fromkeys(OVER_CORPUS, corpus)
-    checks = of_directory(directory, model, files, own)
+    exported = directory.is_file()
+    checks = of_export(directory, program, own) if exported else of_directory(directory, model, files, own)
     say(format_checks(checks))
     write_results({"checks": [check._asdict() for check in checks]}, results)
     if any(check.verdict == FAILS for check in checks):

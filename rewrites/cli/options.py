@@ -46,6 +46,9 @@ Origin = Annotated[
     typer.Option("--model", help="the checkpoint that the program was made of; by default the one that it records"),
 ]
 Saved = Annotated[Path, typer.Argument(help="a directory that `opmatrix optimize` wrote")]
+Verified = Annotated[
+    Path, typer.Argument(metavar="DIR|FILE", help="a directory that `opmatrix optimize` wrote, or a file of `export`")
+]
 Truncate = Annotated[
     bool | None,
     typer.Option(
@@ -410,6 +413,7 @@ EXAMPLES = {  # command -> lines that show it, each run by a test
         "opmatrix export minilm.opmatrix --onnx minilm.onnx",
         "opmatrix export minilm.opmatrix/front/0 --torch exact.pt2",
         "opmatrix export minilm.opmatrix/front/0 --hf exact",
+        "opmatrix export minilm.opmatrix --for onnxruntime --onnx fast.onnx --at 1x16,8x128",
     ],
     "run": [
         'opmatrix run minilm.opmatrix "a sentence" "another"',
@@ -445,7 +449,11 @@ EXAMPLES = {  # command -> lines that show it, each run by a test
         "opmatrix profile minilm.opmatrix --tokens 16",
         "opmatrix profile minilm.opmatrix --sentences 8 --tokens 12 --rounds 5 --json steps.json",
     ],
-    "verify": ["opmatrix verify minilm.opmatrix", "opmatrix verify minilm.opmatrix --model minilm --json checks.json"],
+    "verify": [
+        "opmatrix verify minilm.opmatrix",
+        "opmatrix verify minilm.opmatrix --model minilm --json checks.json",
+        "opmatrix verify fast.onnx --program minilm.opmatrix",
+    ],
     "plan": [
         "opmatrix plan gpt2 --devices 16 --machine A100 --batch 32 --seq 512",
         "opmatrix plan gpt2 --devices 4 --machine H100 --batch 16 --infer --keep 3",

@@ -11,7 +11,7 @@ from formats.core.arrays import ROUNDED_TOGETHER, as_matrix
 from formats.core.layout import MIXED, PANEL, VECTOR
 from formats.core.sizes import T, ceiling, f4, n, p, u1
 from formats.core.sizes import group as size
-from formats.storage.format import Format
+from formats.storage.format import Format, RowTurn
 from formats.storage.int8 import COLUMN, STEP_INPUTS, Int8, bound_error, by_row, check_size, row_rounding, unsound
 from formats.storage.packed import Packed
 
@@ -53,6 +53,17 @@ class BalancedInt8(Format):
         from formats.kernels import product_balanced_bytes
 
         product_balanced_bytes(x, factor, w, scale, group, out, epilogue)
+
+    def integers(self):
+        """Return W' as whole numbers, with the turn of rows before it."""
+        inputs, outputs = self.shape
+        whole = Int8((-(-inputs // STEP_INPUTS) * STEP_INPUTS, outputs), (self.w, self.scale), **self.remembered)
+        found, groups = orders(inputs), []
+        for order in MIXED:
+            if count := int((found == order).sum()) // (VECTOR * order):
+                groups.append((mixed(np.eye(VECTOR * order))[::VECTOR, ::VECTOR].astype(np.float32), count))
+        turn = RowTurn(self.factor, tuple(groups), VECTOR)
+        return (whole.integers()[0]._replace(turn=turn),)
 
     @classmethod
     def approximate(cls, W, *, group=COLUMN, scale=None) -> Self:

@@ -11,7 +11,7 @@ from formats.core.arrays import Floats, FormatError
 from formats.core.layout import PANEL
 from formats.core.sizes import ON_NUMBERS, Size
 from formats.storage.format import Format, options
-from formats.storage.int8 import UNIT, bound_error, by_row, quantised, scale_groups
+from formats.storage.int8 import UNIT, bound_error, by_row, quantised, scale_groups, whole_numbers
 from formats.storage.packed import Packed
 
 COLUMN, DEEP = 1 << 30, 1 << 17  # a group of all inputs; inputs whose sums of bytes are int32
@@ -27,6 +27,7 @@ class Bytes:
     fixed: ClassVar[dict[str, object]]
     arranged: ClassVar[Callable[..., tuple[np.ndarray, ...]]]
     restored: ClassVar[Callable[..., tuple[np.ndarray, ...]]]
+    unscaled: ClassVar[Callable[..., Floats]]
     prunes: ClassVar[bool]
     unit, portion = "int8", PANEL
 
@@ -47,18 +48,29 @@ class Bytes:
             remembered = {name: given.get(name, options(whole.pack)[name]) for name in options(cls.declared.unpack)}
             return *cls.arranged(*whole.pack(numbers, **given, **fixed), **remembered), scale[0]
 
+        def unscaled(shape, *arrays, **given):
+            """Unpack the structure with integers for numbers."""
+            also = {name: value for name, value in fixed.items() if name in options(whole.unpack)}
+            return whole.unpack(shape, *cls.restored(shape, *arrays, **given), **given, **also)
+
         def unpack(shape, *arrays, **given):
             """Unpack the structure with integers for numbers, and multiply by the scales of outputs."""
             *arrays, scale = arrays
-            also = {name: value for name, value in fixed.items() if name in options(whole.unpack)}
-            return whole.unpack(shape, *cls.restored(shape, *arrays, **given), **given, **also) * scale
+            return unscaled(shape, *arrays, **given) * scale
 
         for method in (fit, pack, unpack):
             taken = inspect.signature(getattr(whole, method.__name__))
             left = [parameter for name, parameter in taken.parameters.items() if name not in fixed]
             method.__signature__ = taken.replace(parameters=left)  # type: ignore[union-attr]
             setattr(cls, method.__name__, method)
+        cls.unscaled = staticmethod(unscaled)
         super().__init_subclass__()
+
+    def integers(self):
+        """Return the integers of the structure, zeros where it stores none."""
+        *arrays, scale = self._stored
+        whole = type(self).unscaled(self.shape, *arrays, **self.remembered).astype(np.int8)
+        return (whole_numbers(whole, scale[None], COLUMN),)
 
     def transpose(self):
         """Store W.T as float32 in panels, as it has no scales of its own."""

@@ -53,6 +53,12 @@ class LowRankInt8(Format):
         """Return the stored factors, in float32."""
         return unpack_factors(self.shape, *self._stored)
 
+    def integers(self):
+        """Return both factors as whole numbers."""
+        (n, p), r = self.shape, len(self.left)
+        sides = ((n, r), self.u, self.left), ((r, p), self.v, self.right)
+        return tuple(Int8(shape, (w, scale[None]), **ONE_SCALE).integers()[0] for shape, w, scale in sides)
+
     @classmethod
     def pack_factors(cls, u: ArrayLike, v: ArrayLike) -> Self:
         """Store the product of u (n, r) and v (r, p)."""

@@ -1,0 +1,172 @@
+"""Exported files beside their program: the checks of `opmatrix verify FILE`."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from formats.core.errors import InputError
+from formats.disk.files import shown
+from formats.host.threads import threads
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.data import Numeric
+from opmatrix.exports.exported_files import read_origin
+from opmatrix.exports.program_graph import ProgramGraph, read_program
+from opmatrix.exports.runtimes import RUNTIMES, Run, Runtime, make_feed, runtime_of
+from opmatrix.files.loading import FRONT, PROGRAM
+from opmatrix.inference.text import sentences
+from opmatrix.runtime.program import Program
+from opmatrix.runtime.recorded import least_limits
+from rewrites.metrics.check_table import CLAIMED, Check, judged
+
+TEXTS = 12  # texts of a comparison, one token among them
+LONGEST = 64  # tokens of a text of a program without a tokenizer
+FLOAT32_ERROR = 1e-5  # largest relative difference of an export in float32
+ROUNDINGS = 3.0  # times that an export with rounded rows may differ as the program's own float32 run does
+
+
+UNROUNDED, BY_PROGRAM, BY_RUNTIME = "float32", "program", "runtime"  # who rounds rows of an export
+
+
+class Compared(NamedTuple):
+    """Relative differences of an export on ragged texts: from the program, the largest allowed; and of texts alone from
+    the same texts in a batch, with the number that differ beyond float32."""
+
+    error: float
+    allowed: float
+    alone: float
+    moved: int
+    texts: int
+
+    @property
+    def agrees(self) -> bool:
+        """True if the export computes the program, texts alone as in a batch."""
+        return self.error <= self.allowed and self.alone <= self.allowed
+
+
+def ragged_rows(program: Program) -> list[list[int]]:
+    """Return token ids of texts of many lengths: shipped sentences, or drawn ids for a program without a tokenizer."""
+    limits = least_limits(program.schedule.calls)
+    if program.meta.get("tokenizer"):
+        texts = sentences()[:: len(sentences()) // (TEXTS - 1)][: TEXTS - 1]
+        rows = [row.tolist() for row in np.split(*split_of(program.tokenizer.encode(texts)))]
+    else:
+        rng, most = np.random.default_rng(0), min(LONGEST, limits.get("positions", LONGEST))
+        lengths = rng.integers(1, most + 1, TEXTS - 1)
+        rows = [rng.integers(0, limits["tokens"], length).tolist() for length in lengths]
+    return [*rows, rows[0][:1]]
+
+
+def split_of(batch: Batch) -> tuple[Numeric, Numeric]:
+    """Return the tokens of a batch, and the places where its sentences after the first begin."""
+    return batch.tokens, batch.starts[1:-1]
+
+
+def pad_rows(rows: list[list[int]]) -> tuple[Numeric, Numeric]:
+    """Return ids and mask (batch, length), padding behind."""
+    longest = max(map(len, rows))
+    ids, mask = np.zeros((2, len(rows), longest), np.int64)
+    for at, row in enumerate(rows):
+        ids[at, : len(row)], mask[at, : len(row)] = row, 1
+    return ids, mask
+
+
+def run_rows(run: Run, inputs: list[str], rows: list[list[int]]) -> list[Numeric]:
+    """Return the output of an export for each text, without padding."""
+    ids, mask = pad_rows(rows)
+    output = run(make_feed(inputs, ids, mask))
+    by_token = output.ndim > 2
+    return [each[: len(row)] if by_token else each[None] for each, row in zip(output, rows, strict=True)]
+
+
+def rounding_of(read: ProgramGraph) -> str:
+    """Return who rounds rows of an export: nobody, the export as its program does, or, for weights that are stored as
+    whole numbers, perhaps the runtime too."""
+    return BY_RUNTIME if read.stored else BY_PROGRAM if read.multiplied else UNROUNDED
+
+
+def compare_export(run: Run, program: Program, inputs: list[str], rounding: str) -> Compared:
+    """Compare an export with its program. Without rounded rows it is the program's numbers in float32. With rows that
+    are rounded as in the program it may differ from the program's meaning as float32 does that rounds a level to its
+    neighbour: by some times what the program's own run differs. Where the runtime rounds, it may differ from the
+    nearer of the program's two meanings, with its rounding and without, by no more than these from one another."""
+    rows = ragged_rows(program)
+    together = run_rows(run, inputs, rows)
+    alone = [run_rows(run, inputs, [row])[0] for row in rows]
+    wanted = program.exact(rows, rounded=rounding == BY_PROGRAM)
+    allowed = FLOAT32_ERROR
+    if rounding == BY_PROGRAM:
+        allowed = max(allowed, ROUNDINGS * relative(program.run(rows), wanted))
+    outputs = np.concatenate(together)
+    error = relative(outputs, wanted)
+    if rounding == BY_RUNTIME:
+        rounded = program.exact(rows)
+        error, allowed = min(error, relative(outputs, rounded)), max(allowed, relative(rounded, wanted))
+    apart = [relative(one, other) for one, other in zip(alone, together, strict=True)]
+    moved = sum(each > FLOAT32_ERROR for each in apart)
+    return Compared(error, allowed, max(apart), moved, len(rows))
+
+
+def relative(computed: Numeric, wanted: Numeric) -> float:
+    """Return the norm of a difference, relative to that of the wanted numbers; infinite for other shapes."""
+    if computed.shape != wanted.shape or not np.isfinite(computed).all():
+        return float("inf")
+    return float(np.linalg.norm(computed - wanted) / max(float(np.linalg.norm(wanted)), 1e-30))
+
+
+def of_export(file: Path, place: Path | None, own: Path | None) -> list[Check]:
+    """Return the checks of an exported file and its program, which is in a directory or in its front. Raises InputError
+    for a file that cannot be read, without a directory, and without a runtime that can run the file."""
+    origin = read_origin(file)
+    if place is None:
+        raise InputError(f"{shown(file)}: give its program: --program DIR, the directory that it was exported from")
+    program = program_of(origin.get("program"), place, own)
+    recorded = str(origin.get("program"))
+    if program is None:
+        return [judged("program", f"{shown(place)} and its front hold other ones", recorded, False)]
+    runtime = runtime_for(file, origin)
+    rounding = origin.get("rows", UNROUNDED)
+    if rounding not in (UNROUNDED, BY_PROGRAM, BY_RUNTIME):
+        return [judged("rows", f"{rounding!r:.40}", f"{UNROUNDED}, {BY_PROGRAM} or {BY_RUNTIME}", False)]
+    inputs = list(read_program(program).inputs)
+    compared = compare_export(runtime.open(file, threads()), program, inputs, str(rounding))
+    here, there = f"{runtime.name} {runtime.version}", str(origin.get("runtime", ""))
+    timed = Check("runtime", here, f"timed in {there}" if there else "not timed", CLAIMED)
+    return [judged("program", recorded, "its digest", True), timed, *describe_compared(compared)]
+
+
+def describe_compared(compared: Compared) -> list[Check]:
+    """Return the checks of a comparison."""
+    moved = f", {compared.moved} of them beyond {FLOAT32_ERROR:g}: levels at a tie" if compared.moved else ""
+    return [
+        judged(
+            "outputs",
+            f"{compared.texts} texts off by {compared.error:.2g}",
+            f"{compared.allowed:.2g}",
+            compared.error <= compared.allowed,
+        ),
+        judged(
+            "alone",
+            f"texts alone and in a batch differ by {compared.alone:.2g} at most{moved}",
+            f"{compared.allowed:.2g}",
+            compared.alone <= compared.allowed,
+        ),
+    ]
+
+
+def program_of(digest: object, place: Path, own: Path | None) -> Program | None:
+    """Return the program with a digest: that of a directory, or one of its front. None if none has it. Raises
+    InputError for a directory without a program."""
+    points = sorted(entry.parent for entry in (place / FRONT).glob(f"*/{PROGRAM}"))
+    for directory in (place, *points):
+        program = Program.load(directory, laws=own)
+        if program.hash == digest:
+            return program
+    return None
+
+
+def runtime_for(file: Path, origin: dict[str, object]) -> Runtime:
+    """Return the runtime that a file was timed in, or else the first that runs such files."""
+    named = str(origin.get("runtime", "")).partition(" ")[0]
+    fitting = [runtime.name for runtime in RUNTIMES.values() if runtime.ending == file.suffix]
+    return runtime_of(named if named in fitting else fitting[0])
