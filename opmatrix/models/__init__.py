@@ -25,6 +25,7 @@ from opmatrix.models.encoders.nomic import nomic_bert
 from opmatrix.models.experts import read_shares
 from opmatrix.models.gpt2 import bloom, gpt2
 from opmatrix.models.llama import llama
+from opmatrix.models.mamba import mamba
 from opmatrix.models.mistral import mistral, mixtral
 from opmatrix.models.pangu import pangu_alpha, pangu_embedded, pangu_pro
 from opmatrix.models.pr_moe import pr_moe
@@ -68,6 +69,7 @@ FAMILIES: dict[str, Family] = {  # families by the config's model_type
     "deepseek_v3": deepseek_v3,
     "bloom": bloom,
     "t5": t5,
+    "mamba": mamba,
 }
 
 

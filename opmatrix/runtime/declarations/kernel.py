@@ -65,7 +65,8 @@ class Declared:
     with the number that all its ids must be below. `relations`: the relations that it reads. `sees`: the patterns whose
     scores its price counts. `row_mixing`: a row of the result depends on other rows. `is_input`: its value is an input,
     stored with a batch or a session. `cached_variant`: the kernel that computes the same for new rows alone, over
-    caches of the others. `held_as`: the number type of the caches that sessions store its result in, which rounds as it
+    caches of the others, or states of their sequences. `carried`: the last rows that the states of that kernel hold:
+    their number by operand, "out" for the result. `held_as`: the number type of the caches that sessions store its result in, which rounds as it
     does.
 
     `keeps`: true if it keeps the largest numbers of a row, with these attributes; the choices of its meaning are
@@ -125,6 +126,7 @@ class Declared:
         self.limits: Callable[[Arguments], Mapping[str, int]] = reading("limits", lambda _: {})
         self.relations: Callable[[Arguments], tuple[Relation, ...]] = reading("relations", lambda _: ())
         self.sees: Callable[[Arguments], tuple[Pattern, ...]] = reading("sees", patterns_seen)
+        self.carried: Callable[[Arguments], Mapping[str, int]] = reading("carried", lambda _: {})
         self.keeps: Callable[[Arguments], bool] = reading("keeps", lambda _: False)
         self.borders: Callable[[Arguments], Collection[int]] = reading("borders", lambda _: ())
         self.telling: Telling = reading("telling", self.tell_by_sort)
