@@ -29,10 +29,11 @@ ELSEWHERE = (
 
 def cached(program: Program, number: str | None = None) -> Program:
     """Return a program with state whose session computes, for new rows, the same as `program` for whole sequences. It
-    has the same steps, but attention in float32 over caches, and shifts and scans that go on from states. The caches hold numbers of type `number`: float32, or
-    bf16, to which keys and values are rounded; None means bf16 for the keys and values that the program rounds to it,
-    else float32. Raises InputError for another type, and if a step reads other rows in any other way than as causal
-    attention within sequences, of all rows or of a window of them, as a shift, or as a scan up to each row."""
+    has the same steps, but attention in float32 over caches, and shifts and scans that go on from states. The caches
+    hold numbers of type `number`: float32, or bf16, to which keys and values are rounded; None means bf16 for the keys
+    and values that the program rounds to it, else float32. Raises InputError for another type, and if a step reads
+    other rows in any other way than as causal attention within sequences, of all rows or of a window of them, as a
+    shift, or as a scan up to each row."""
     if number is not None:
         check_cache(number)
     steps: list[Step] = []
@@ -107,7 +108,7 @@ def carried_step(step: Step, call: Call) -> Step:
         f"s{operand[1:] if operand in step.operands else 0}": f"state {step.operands.get(operand, step.output)}"
         for operand in call.kernel.carried(call.bound)
     }
-    return Step(call.kernel.cached_variant, {**step.operands, **states}, step.attributes, step.output)
+    return Step(call.kernel.carried_variant, {**step.operands, **states}, step.attributes, step.output)
 
 
 class CacheForms(NamedTuple):

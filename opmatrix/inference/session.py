@@ -145,8 +145,8 @@ class Pages:
             )
         if self.pool.arrays and 0 < length <= has - len(states):
             raise InputError(
-                f"rewind: sequence {sequence.number} of {has} rows keeps the states of its last {len(states)}: it cannot "
-                f"go back to {length}: go back to 0, or start(capacity, rewinds={has - length})"
+                f"rewind: sequence {sequence.number} of {has} rows keeps the states of its last {len(states)}: it "
+                f"cannot go back to {length}: go back to 0, or start(capacity, rewinds={has - length})"
             )
         if (needed := max(0, length - self.behind)) < (first := self.first_held(sequence)) and length:
             back = has - length

@@ -356,9 +356,9 @@ def test_ranks_have_the_same_numbers(mesh):
 @pytest.mark.parametrize("over, where", [(monoids.mean, PREFIX), (om.decay, sequence)], ids=["mean", "whole"])
 def test_no_session_has_scans_whose_results_are_not_all_that_later_rows_need(over, where):
     model = TABLE @ scan(A, B, over, where)
-    with pytest.raises(InputError, match="no term expresses states|it reads other rows"):
+    with pytest.raises(InputError, match=r"no term expresses states|it reads other rows"):
         cached_model(model)
-    with pytest.raises(InputError, match="scan_term: it reads other rows.*: its last result is not all") as caught:
+    with pytest.raises(InputError, match=r"scan_term: it reads other rows.*: its last result is not all") as caught:
         om.cached(om.schedule(model, BATCH, machine=standin.machine()).program)
     assert "\n" not in str(caught.value)
 

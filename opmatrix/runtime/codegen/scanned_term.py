@@ -26,7 +26,8 @@ def scanned_term(
     text: str, values: tuple[tuple[int, int], ...], arrays: tuple[tuple[int, ...], ...], carries: bool = False
 ) -> ScanKernel:
     """Return the kernel of a term over values of these heads and columns, and arrays of these shapes; `carries`:
-    sequences begin where their states have left them. Raises ValueError for a text that is no term, NotByRows for a term that is no scan of entries of rows."""
+    sequences begin where their states have left them. Raises ValueError for a text that is no term, NotByRows for a
+    term that is no scan of entries of rows."""
     promised = [Promised(f"c{k}", shape) for k, shape in enumerate(arrays)]
     shapes = [Shape(heads, T, cols) for heads, cols in values]
     term = parse_operator(text, shapes, promised)

@@ -17,7 +17,8 @@ def term_kernel(
     text: str, values: tuple[tuple[int, int], ...], arrays: tuple[tuple[int, ...], ...], carried: bool = False
 ) -> RowKernel:
     """Return the kernel of a term over values of these heads and columns, and arrays of these shapes; `carried`: rows
-    before the first new one of a sequence are those of its state. Raises ValueError for a text that is no term, NotByRows for a term that does not go through rows one by one."""
+    before the first new one of a sequence are those of its state. Raises ValueError for a text that is no term,
+    NotByRows for a term that does not go through rows one by one."""
     promised = [Promised(f"c{k}", shape) for k, shape in enumerate(arrays)]
     shapes = [Shape(heads, T, cols) for heads, cols in values]
     term = parse_operator(text, shapes, promised)

@@ -81,6 +81,11 @@ run_carried_rows.__signature__ = declared_signature(True, STATE_NAMES)  # type: 
 run_carried_scan.__signature__ = declared_signature(True, STATE_NAMES[:1])  # type: ignore[attr-defined]
 
 
+def by_heads(x: Any) -> Any:
+    """Return rows (T, columns) as those of one head."""
+    return x if x.ndim == 3 else x[:, None]
+
+
 @kernel(launches=True, inplace="state", prices={})
 class keep_rows(Arguments):
     """States with the last rows of x: each sequence's new state takes as many rows, up to its last new ones, as it has
@@ -90,7 +95,7 @@ class keep_rows(Arguments):
         """Copy the states to `out` unless they are `out` itself, and write the new ones."""
         if out is not state:
             out[...] = state
-        compiled.keep_last(x if x.ndim == 3 else x[:, None], batch.ages, batch.sources, batch.targets, out)
+        compiled.keep_last(by_heads(x), batch.ages, batch.sources, batch.targets, out)
 
     def shape(a) -> States:
         """Return the shape of the states. Raises ValueError if rows of x do not fill them."""
@@ -103,7 +108,7 @@ class keep_rows(Arguments):
         """Return the states, the new ones with the last rows of x."""
         from formats.kernels.generated.rowwise.row_bounds import rows_carried
 
-        x = a.x if a.x.ndim == 3 else a.x[:, None]
+        x = by_heads(a.x)
         (_, heads, wide), targets = a.state.shape, a.batch.targets
         before, last = rows_carried({0: a.state}, a.batch.ages, a.batch.sources), wide // x.shape[2]
         rows = np.stack([before(0, x, lag) for lag in reversed(range(last))], 2).reshape(len(x), heads, wide)

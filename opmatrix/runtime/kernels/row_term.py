@@ -173,7 +173,7 @@ class row_term(Arguments):
     cost = rows_cost
 
 
-@kernel(launches=True, row_mixing=True, cached_variant="carried_rows", prices={})
+@kernel(launches=True, row_mixing=True, carried_variant="carried_rows", prices={})
 class shifted_term(Arguments):
     """A term that reads rows of these values, and rows before them in their sequences, in a kernel of its own."""
 
@@ -229,7 +229,7 @@ def count_rows(a: Arguments) -> int:
 def asked_rows(a: Arguments, numbers: Doubles) -> Doubles:
     """Return the rows of a result that are asked for; all of them by default."""
     at = getattr(a, "at", None)
-    return numbers if at is None else numbers[at]
+    return numbers if at is None else numbers[at.astype(np.int64)]  # readings have all arrays in float64
 
 
 def in_shape(found: Doubles) -> Doubles:

@@ -52,7 +52,7 @@ def kernel_of(a: Arguments) -> "ScanKernel":
     return find_scan(a.term, split_operands(a))
 
 
-@kernel(launches=True, row_mixing=True, cached_variant="carried_scan", prices={})
+@kernel(launches=True, row_mixing=True, carried_variant="carried_scan", prices={})
 class scan_term(Arguments):
     """Rows of each sequence merged in order over any monoid, column by column, in a kernel of its own."""
 
