@@ -25,12 +25,12 @@ from opmatrix.models.encoders.nomic import nomic_bert
 from opmatrix.models.experts import read_shares
 from opmatrix.models.gpt2 import bloom, gpt2
 from opmatrix.models.llama import llama
-from opmatrix.models.mamba import mamba
 from opmatrix.models.mistral import mistral, mixtral
 from opmatrix.models.pangu import pangu_alpha, pangu_embedded, pangu_pro
 from opmatrix.models.pr_moe import pr_moe
 from opmatrix.models.qwen import qwen2, qwen3
 from opmatrix.models.qwen_moe import qwen2_moe, qwen3_moe
+from opmatrix.models.scans.mamba import mamba
 from opmatrix.models.transformer import transformer
 
 __all__ = ["FAMILIES", "build", "promised"]

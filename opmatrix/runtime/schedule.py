@@ -139,7 +139,7 @@ def check_state(calls: Sequence[Call], names: Sequence[str], state: Mapping[int,
     for i, call in enumerate(calls):
         if call.kernel.is_input and isinstance(call.shape, WITH_SESSION) and i not in state:
             raise ValueError(
-                f"state: input {names[i]!r}, {place_of(call.shape)}, has no next value: "
+                f"state: input {names[i]!r}, {in_words(call.shape)}, has no next value: "
                 f"state={{{names[i]!r}: the value "
                 "that is appended to it}"
             )
@@ -148,7 +148,7 @@ def check_state(calls: Sequence[Call], names: Sequence[str], state: Mapping[int,
         for v in {*call.values.values()}:
             reading.setdefault(v, []).append(j)
     for i, behind in state.items():
-        named = f"state: {names[i]!r}, {place_of(calls[i].shape)}"
+        named = f"state: {names[i]!r}, {in_words(calls[i].shape)}"
         if not isinstance(calls[i].shape, WITH_SESSION):
             raise ValueError(f"state: {names[i]!r} is {calls[i].shape}: state must be rows of space C, or states")
         readers = reading.get(i, [])
@@ -167,7 +167,7 @@ def check_state(calls: Sequence[Call], names: Sequence[str], state: Mapping[int,
             raise ValueError(f"{named}: its next value is {names[writers[0]]!r}, not {names[behind]!r}")
 
 
-def place_of(value: Value) -> str:
+def in_words(value: Value) -> str:
     """Return a value and the space that it lies in, in words."""
     return f"{value} in space C" if isinstance(value, Cache) else str(value)
 

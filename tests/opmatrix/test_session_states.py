@@ -1,7 +1,9 @@
 """States of sequences in sessions: shifts and scans go on from the last rows, with the bits of whole texts, whatever
 calls there were."""
 
+import sys
 from functools import cache
+from linecache import getline
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from formats.host.threads import limit
 from formats.kernels.attentions.chunks import PAGE
 from opmatrix.algebra.batch.signature import STATES, Port
 from opmatrix.algebra.positions.patterns import causal, sequence
+from opmatrix.inference import pages, session
 from opmatrix.inference.cached import cached, rows_behind
 from opmatrix.inference.pages import Holding, StatePool
 from opmatrix.runtime.program import Program
@@ -222,3 +225,53 @@ def test_a_kernel_keeps_the_last_rows_of_each_sequence():
             np.testing.assert_array_equal(out[target].reshape(heads, kept, cols).swapaxes(0, 1), rows)
         others = [at for at in range(9) if at not in targets]
         assert (out[others] == states[others]).all()
+
+
+LINES = {pages.__file__, session.__file__}
+
+
+def interrupted(call, at):
+    """True if a call was interrupted, where the so many-th line of sessions or their pages begins."""
+    count = 0
+
+    def traced(frame, event, argument):
+        nonlocal count
+        if frame.f_code.co_filename not in LINES:
+            return None
+        line = getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+        if event == "line" and not line.startswith("with "):  # a lock is let go of there
+            count += 1
+            if count > at:
+                raise KeyboardInterrupt
+        return traced
+
+    before = sys.gettrace()
+    sys.settrace(traced)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.deep(every=3)
+@pytest.mark.parametrize("at", range(0, 240, 3))
+def test_a_step_that_is_interrupted_has_happened_or_has_not(at):
+    """Caches and states of a hybrid: two sequences that share both, of which one is rewound."""
+    made = programs("hybrid")[1].start(12 * PAGE, rewinds=3)
+    one = made.join()
+    tokens = text(20)
+    made.step({one: tokens})
+    two = made.fork(one)
+    made.rewind(two, 18)
+    texts = {one: [*tokens], two: [*tokens[:18]]}
+    new = {one: [1, 2, 3, 4, 5], two: [6]}
+    interrupted(lambda: made.step(new), at)
+    lengths = {each: each.length for each in new}
+    assert lengths in ({one: 20, two: 18}, {one: 25, two: 19})
+    for each, tokens in texts.items():
+        tokens += new[each][: lengths[each] - len(tokens)]
+        rows = made.step({each: [7, 8]})
+        assert rows.tobytes() == whole("hybrid", np.array([*tokens, 7, 8]))[-2:].tobytes()

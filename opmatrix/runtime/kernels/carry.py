@@ -3,7 +3,7 @@ a value, which is replaced in each step. A new state lies beside the one before,
 changed none."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from formats import kernels as compiled
 from formats.core.epilogue import UNIT
 from opmatrix.algebra.batch.extents import Extents, S
+from opmatrix.algebra.data import Numeric
 from opmatrix.runtime.declarations.arguments import STATE_NAMES, Doubles, split_operands
 from opmatrix.runtime.declarations.by_sequence import sentence_rows
 from opmatrix.runtime.declarations.costs import Costs
@@ -37,14 +38,26 @@ if TYPE_CHECKING:
     from formats.kernels.generated.rowwise.row_kernel import CarriedRows, RowKernel
 
 IN_SESSIONS = "it reads the states of a session"
+V = TypeVar("V")
+Words: TypeAlias = NDArray[np.int64]
 
 
-def states_of(held: Mapping[str, Any]) -> dict[int, Any]:
+class NewRows(Protocol):
+    """A batch of new rows: the rows at which sequences begin; for each row its number among the new ones of its
+    sequence, and the states before the first and behind this one, 0 for none."""
+
+    starts: Words
+    ages: Words
+    sources: Words
+    targets: Words
+
+
+def states_of(held: Mapping[str, V]) -> dict[int, V]:
     """Return the states of a step by the number of their value."""
     return {k: held[name] for k, name in enumerate(STATE_NAMES) if held.get(name) is not None}
 
 
-def carried(batch: Any, held: Mapping[str, Any]) -> "CarriedRows":
+def carried(batch: NewRows, held: Mapping[str, Numeric]) -> "CarriedRows":
     """Return the rows before those of a batch of new rows."""
     from formats.kernels.generated.rowwise.row_kernel import CarriedRows
 
@@ -63,14 +76,14 @@ def rows_kernel(a: Arguments) -> "RowKernel":
     return find_kernel(a.term, split_operands(a), True)
 
 
-def run_carried_rows(out: NDArray[np.float32], batch: Any, *, term: str, **operands: Any) -> None:
+def run_carried_rows(out: NDArray[np.float32], batch: NewRows, *, term: str, **operands: NDArray[np.float32]) -> None:
     """Launch the kernel of a term that reads rows before, among new rows or in states."""
     values, arrays = split_operands(operands)
     constants = [np.ascontiguousarray(array, np.float32) for array in arrays]
     find_kernel(term, (values, arrays), True)(values, constants, out, carried(batch, operands))
 
 
-def run_carried_scan(out: NDArray[np.float32], batch: Any, *, term: str, **operands: Any) -> None:
+def run_carried_scan(out: NDArray[np.float32], batch: NewRows, *, term: str, **operands: NDArray[np.float32]) -> None:
     """Launch the kernel of a scan that goes on from states."""
     values, arrays = split_operands(operands)
     constants = [np.ascontiguousarray(array, np.float32) for array in arrays]
@@ -81,9 +94,10 @@ run_carried_rows.__signature__ = declared_signature(True, STATE_NAMES)  # type: 
 run_carried_scan.__signature__ = declared_signature(True, STATE_NAMES[:1])  # type: ignore[attr-defined]
 
 
-def by_heads(x: Any) -> Any:
+def by_heads(x: object) -> Numeric:
     """Return rows (T, columns) as those of one head."""
-    return x if x.ndim == 3 else x[:, None]
+    rows = np.asarray(x)
+    return rows if rows.ndim == 3 else rows[:, None]
 
 
 @kernel(launches=True, inplace="state", prices={})
@@ -91,7 +105,7 @@ class keep_rows(Arguments):
     """States with the last rows of x: each sequence's new state takes as many rows, up to its last new ones, as it has
     room for; other states stay."""
 
-    def run(out: Any, batch: Any, x: Rows | Heads, state: States) -> None:
+    def run(out: Any, batch: NewRows, x: Rows | Heads, state: States) -> None:
         """Copy the states to `out` unless they are `out` itself, and write the new ones."""
         if out is not state:
             out[...] = state
@@ -118,7 +132,7 @@ class keep_rows(Arguments):
 
     padded = unpadded("it writes to the states of a session")
 
-    def bound(a) -> Any:
+    def bound(a) -> Doubles:
         """Return 0: rows are copied."""
         return copied(a)
 

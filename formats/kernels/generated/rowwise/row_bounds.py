@@ -34,9 +34,9 @@ def bound_rows(
 
 def mean_rows(
     root: RowValue, values: Sequence[Any], arrays: Sequence[Any], rows: int = 1, before: RowsBefore | None = None
-) -> Any:
+) -> NDArray[np.float64]:
     """Return the numbers of each row in float64."""
-    return bound_rows(root, values, arrays, rows, before)[0]
+    return np.asarray(bound_rows(root, values, arrays, rows, before)[0], np.float64)
 
 
 def rows_before(positions: NDArray[np.int64]) -> RowsBefore:

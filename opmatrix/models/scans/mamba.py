@@ -42,7 +42,9 @@ from opmatrix.models.config import (
 )
 
 NO_LIMIT = 1 << 30  # positions of a model that has none: a text is as long as memory
-LAYOUT = TensorNames("backbone.", table="embeddings.weight", head="lm_head.weight", positions=lambda settings: NO_LIMIT)
+BACKBONE = TensorNames(
+    "backbone.", table="embeddings.weight", head="lm_head.weight", positions=lambda settings: NO_LIMIT
+)
 MAMBA_KEYS = dict(
     vocab_size=dimension(),
     hidden_size=dimension(),
@@ -62,7 +64,7 @@ MAMBA_KEYS = dict(
 )
 
 
-@declares(LAYOUT, **MAMBA_KEYS)
+@declares(BACKBONE, **MAMBA_KEYS)
 def mamba(config: Settings, at: ArraySource) -> Operator:
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
     n, s, k, act = (config[key] for key in ("hidden_size", "state_size", "conv_kernel", "hidden_act"))
@@ -125,4 +127,4 @@ def decays(logarithms: Data) -> Data:
     name = f"-exp({logarithms.name})"
     if isinstance(logarithms, Promised):
         return Promised(name, (s, 1, d))
-    return Data(-np.exp(logarithms.array).T[:, None], name)
+    return Data(-np.exp(logarithms.array.astype(np.float64)).T[:, None], name)
