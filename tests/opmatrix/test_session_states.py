@@ -22,6 +22,8 @@ from opmatrix.inference import pages, session
 from opmatrix.inference.cached import cached, rows_behind
 from opmatrix.inference.pages import Holding, StatePool
 from opmatrix.runtime.program import Program
+from rewrites.verify.failure import VerificationError
+from rewrites.verify.sessions.verified_sessions import verify_states
 from tests.support import standin
 
 RNG = np.random.default_rng(0)
@@ -225,6 +227,20 @@ def test_a_kernel_keeps_the_last_rows_of_each_sequence():
             np.testing.assert_array_equal(out[target].reshape(heads, kept, cols).swapaxes(0, 1), rows)
         others = [at for at in range(9) if at not in targets]
         assert (out[others] == states[others]).all()
+
+
+def test_verification_finds_a_state_that_is_lost(monkeypatch):
+    """Of each row: the first of a step then begins anew."""
+    decoder, texts = programs("selective")[1], om.Batch([text(30)])
+    assert verify_states(decoder, texts, 70).rows == 3 * 70
+
+    def lost(batch, states):
+        keep(batch, [(0, targets) for _, targets in states])
+
+    keep = session.New.carry
+    monkeypatch.setattr(session.New, "carry", lost)
+    with pytest.raises(VerificationError, match="its states give other bits in steps than at once"):
+        verify_states(decoder, texts, 70)
 
 
 LINES = {pages.__file__, session.__file__}
