@@ -214,6 +214,14 @@ FAMILIES = {
         (dict(hidden_size=768, n_head=12), dict(hidden_size=1024, n_head=16), dict(hidden_size=64, n_head=1)),
         {},
     ),
+    "mamba": Family(
+        "MambaConfig",
+        "MambaModel",
+        ("MambaForCausalLM", "MambaModel"),
+        dict(vocab_size=WORDS),
+        (dict(hidden_size=768), dict(hidden_size=1024), dict(hidden_size=64, state_size=8, use_conv_bias=False)),
+        {},
+    ),
     "t5": Family(
         "T5Config",
         "T5EncoderModel",

@@ -175,6 +175,9 @@ SAVED = {
         dict(vocab_size=ROWS, hidden_size=24, n_layer=2, n_head=3, bos_token_id=1, eos_token_id=1),
         plain_words,
     ),
+    "mamba": SavedFamily(
+        "Mamba", "ForCausalLM", dict(vocab_size=ROWS, hidden_size=24, state_size=5, num_hidden_layers=2), plain_words
+    ),
     "llama": SavedFamily("Llama", "ForCausalLM", DECODER, plain_words),
     "llama, tied, older files": SavedFamily(
         "Llama",
@@ -203,10 +206,12 @@ def save(family: SavedFamily, place: Path, seed: int = 0) -> None:
     ).eval()
     with torch.no_grad():
         for name, each in model.named_parameters():
-            if each.ndim == 1:
+            if name.endswith(".A_log"):
+                each.add_(0.3 * torch.randn_like(each))  # rates that training starts from, or near them
+            elif each.ndim == 1:
                 each.copy_(name.endswith("weight") + 0.3 * torch.randn_like(each))
             else:
-                each.copy_(torch.randn_like(each) * (1 if "embed" in name else 3 * each.shape[-1] ** -0.5))
+                each.copy_(torch.randn_like(each) * (1 if "embed" in name else 3 * each[0].numel() ** -0.5))
     model.save_pretrained(place)
     family.tokenizer().save_pretrained(place)
     if family.older:

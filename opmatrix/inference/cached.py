@@ -1,62 +1,114 @@
 """From a program for whole sequences to one for their new rows, step by step: keys and values of earlier rows are
-stored in caches. Running a saved program imports no terms for it (cached_terms.py does the same for a model).
+stored in caches, the last rows that shifts and scans read in states. Running a saved program imports no terms for it
+(cached_terms.py does the same for a model).
 
-Every operator but attention computes a row from that row alone, and its position, or from the last row of each
-sequence, which is new. So attention reads its keys and values from caches, to which those of the new rows are appended
-just before, already rotated by RoPE."""
+Every other operator computes a row from that row alone, and its position, or from the last row of each sequence, which
+is new. So attention reads its keys and values from caches, to which those of the new rows are appended just before,
+already rotated by RoPE. A shift reads rows before new ones from a state, and a scan goes on from its last result; the
+next state is written once all steps have read it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.relations import HELD
-from opmatrix.algebra.batch.signature import FLOAT, Port, check_cache
+from opmatrix.algebra.batch.signature import FLOAT, STATES, Port, check_cache
 from opmatrix.algebra.positions.patterns import FAR, Pattern, parse
 from opmatrix.runtime.declarations.arguments import Arguments
-from opmatrix.runtime.declarations.operands import C, Heads
+from opmatrix.runtime.declarations.operands import C, Heads, Rows
 from opmatrix.runtime.program import Program, Step
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
 
 CAUSAL = "sequence & causal"  # the rows that a row sees through caches, at most
 ELSEWHERE = (
-    f"it reads other rows; from new rows alone only attention where {CAUSAL!r}, with a window or without, can be "
-    "computed"
+    f"it reads other rows; from new rows alone only attention where {CAUSAL!r}, with a window or without, shifts, and "
+    "scans up to each row can be computed"
 )
 
 
 def cached(program: Program, number: str | None = None) -> Program:
     """Return a program with state whose session computes, for new rows, the same as `program` for whole sequences. It
-    has the same steps, but attention in float32 over caches. The caches hold numbers of type `number`: float32, or
-    bf16, to which keys and values are rounded; None means bf16 for the keys and values that the program rounds to it,
-    else float32. Raises InputError for another type, and if a step reads other rows in any other way than as causal
-    attention within sequences, of all rows or of a window of them."""
+    has the same steps, but attention in float32 over caches, and shifts and scans that go on from states. The caches
+    hold numbers of type `number`: float32, or bf16, to which keys and values are rounded; None means bf16 for the keys
+    and values that the program rounds to it, else float32. Raises InputError for another type, and if a step reads
+    other rows in any other way than as causal attention within sequences, of all rows or of a window of them, as a
+    shift, or as a scan up to each row."""
     if number is not None:
         check_cache(number)
     steps: list[Step] = []
     bound = [*zip(program.steps, program.schedule.calls[program.schedule.first :], strict=True)]
     forms = CacheForms.of(bound, number)
     ports: dict[str, Port] = {}
+    kept = find_kept(program)
     for i, (step, call) in enumerate(bound):
         if of_new_rows(call):
             steps.append(step)
-            continue
-        if not causal(call):
+        elif call.kernel.carried(call.bound):
+            steps.append(carried_step(step, call))
+        elif causal(call):
+            for name in (step.operands[operand] for operand in "kv"):
+                if name not in ports:
+                    ports[name] = forms.port(name)
+                    steps.append(forms.appending(name))
+            steps.append(attention_of_caches(step, call))
+        else:
             raise InputError(f"step {i}, {step.output} = {step.kernel}: {ELSEWHERE}")
-        for name in (step.operands[operand] for operand in "kv"):
-            if name not in ports:
-                ports[name] = forms.port(name)
-                steps.append(forms.appending(name))
-        steps.append(attention_of_caches(step, call))
-    if not ports:
-        raise InputError("cached: no step of this program is attention: there is nothing to cache")
+        steps += [
+            Step("keep_rows", {"x": name, "state": each.port.name}, {}, each.after)
+            for name, each in kept.items()
+            if each.reader == i
+        ]
+    if not (ports or kept):
+        raise InputError("cached: no step of this program is attention, a shift or a scan: there is nothing to cache")
     read = {name for step in steps for name in step.operands.values()}
     steps = [step for step in steps if step.output in read or step.output not in forms.rounding]
     meta = {name: entry for name, entry in program.meta.items() if name != "certificate"}
     state = {port.name: behind(name) for name, port in ports.items()}
-    return Program(
-        steps, program.constants, program.outputs, meta, inputs=[*program.inputs, *ports.values()], state=state
-    )
+    state |= {each.port.name: each.after for each in kept.values()}
+    inputs = [*program.inputs, *ports.values(), *(each.port for each in kept.values())]
+    return Program(steps, program.constants, program.outputs, meta, inputs=inputs, state=state)
+
+
+class KeptRows(NamedTuple):
+    """The state of a value: its port, and the number of the last step that reads it."""
+
+    port: Port
+    reader: int
+
+    @property
+    def after(self) -> str:
+        """The name of the state with the last new rows."""
+        return f"next {self.port.name}"
+
+
+def find_kept(program: Program) -> dict[str, KeptRows]:
+    """Return the values whose last rows a session keeps, by name. Raises InputError for a scan that needs more."""
+    values = [*(port.name for port in program.inputs), *(step.output for step in program.steps)]
+    shapes = dict(zip(values, (call.shape for call in program.schedule.calls), strict=True))
+    kept: dict[str, KeptRows] = {}
+    for i, (step, call) in enumerate(zip(program.steps, program.schedule.calls[len(program.inputs) :], strict=True)):
+        try:
+            wanted = call.kernel.carried(call.bound)
+        except ValueError as error:
+            raise InputError(f"step {i}, {step.output} = {step.kernel}: {ELSEWHERE}: {error}") from None
+        for operand, count in wanted.items():
+            name = step.operands.get(operand, step.output)
+            shape = shapes[name]
+            assert isinstance(shape, Rows | Heads)
+            held = kept[name].port.columns if name in kept else 0
+            columns = max(held, count * shape.cols)
+            kept[name] = KeptRows(Port(f"state {name}", STATES, columns, getattr(shape, "heads", 1)), i)
+    return kept
+
+
+def carried_step(step: Step, call: Call) -> Step:
+    """Return the step that computes a step for new rows, from states."""
+    states = {
+        f"s{operand[1:] if operand in step.operands else 0}": f"state {step.operands.get(operand, step.output)}"
+        for operand in call.kernel.carried(call.bound)
+    }
+    return Step(call.kernel.carried_variant, {**step.operands, **states}, step.attributes, step.output)
 
 
 class CacheForms(NamedTuple):
@@ -146,6 +198,9 @@ def window_attribute(bound: Arguments) -> dict[str, int]:
 
 
 def rows_behind(program: Program) -> int:
-    """Return the number of rows behind a new one that some step of a program with state reads: FAR if one reads all."""
+    """Return the number of rows behind a new one that some step of a program with state reads from caches: FAR if one
+    reads all."""
+    if all(port.space == STATES for port in program.inputs if port.name in program.state):
+        return 0
     reading = [call.bound for call in program.schedule.calls if HELD in call.kernel.relations(call.bound)]
     return max((min(FAR, getattr(bound, "behind", FAR)) for bound in reading), default=FAR)

@@ -7,12 +7,14 @@ from opmatrix.algebra.batch.relations import GIVEN, HELD, SLOTS
 from opmatrix.algebra.monoids import softmax, sum
 from opmatrix.algebra.operators import I, const, given, product, turn
 from opmatrix.algebra.oracles import factors
-from opmatrix.algebra.positions.patterns import among, everyone, parse
+from opmatrix.algebra.positions.patterns import Pattern, among, everyone, parse
 from opmatrix.algebra.shapes import H, brief
 from opmatrix.algebra.term import Operator, substitute
 from opmatrix.inference.cached import CAUSAL, ELSEWHERE, looks_back
 from opmatrix.runtime.declarations.operands import C
 from opmatrix.runtime.program import OUTPUT
+
+SEARCHED_FIRST = "search the model as it is, and apply cached(program) to the result"
 
 
 def cached_model(model: Operator) -> dict[str, Operator]:
@@ -23,27 +25,28 @@ def cached_model(model: Operator) -> dict[str, Operator]:
     return rewritten_outputs(model)
 
 
-def rewritten_outputs(model: Operator, windows: bool = False) -> dict[str, Operator]:
-    """Return the outputs of `cached_model`; `windows`: attention to a window of rows is treated as attention to all."""
-    recalling = Recalling(windows)
+def rewritten_outputs(model: Operator, programs: bool = False) -> dict[str, Operator]:
+    """Return the outputs of `cached_model`; `programs`: what `cached` can do for programs alone is left as it is:
+    attention to a window of rows is treated as attention to all, shifts and scans stay."""
+    recalling = Recalling(programs)
     term = recalling.rewritten(model, I)
-    if not recalling.outputs:
+    if not (recalling.outputs or recalling.carries):
         raise InputError("cached: no operator of this model is attention: there is nothing to cache")
     return {OUTPUT: term, **recalling.outputs}
 
 
 def check_sessions(model: Operator) -> None:
     """Raise InputError, which names the operator, for a model that no session can compute. A session of a program knows
-    the distances of rows of its caches, and so windows, though no term expresses them."""
+    the distances of rows of its caches, and so windows, and the states of sequences, though no term expresses them."""
     near = [node for node in model.walk() if node.kind.name == "by_distance"]
-    rewritten_outputs(substitute(model, dict.fromkeys(near, const(0.0))), windows=True)
+    rewritten_outputs(substitute(model, dict.fromkeys(near, const(0.0))), programs=True)
 
 
 class Recalling:
     """Rewrites a model, factor by factor, and collects the caches on the way."""
 
-    def __init__(self, windows: bool = False) -> None:
-        self.windows = windows
+    def __init__(self, programs: bool = False) -> None:
+        self.programs, self.carries = programs, False
         self.outputs: dict[str, Operator] = {}
         self.appended: dict[tuple[Operator, Operator], Operator] = {}
 
@@ -58,12 +61,16 @@ class Recalling:
                 assert result is not None
                 return result
             case "product", (scores, values, over, where) if over is softmax and where.within and looks_back(where):
-                if where.reach != parse(CAUSAL).reach and not self.windows:
+                if where.reach != parse(CAUSAL).reach and not self.programs:
                     raise InputError(apart(where.name))
                 return self.attention(scores, values, before)
-            case (("product" | "scan"), (*_, where)) if where is not everyone:
+            case "product", (*_, where) if where is not everyone:
                 raise InputError(f"{brief(term)}: {ELSEWHERE}")
-            case "shift", _:
+            case ("shift", _) | ("scan", (*_, Pattern(whole=False))):
+                if not self.programs:
+                    raise InputError(f"cached: {brief(term)}: no term expresses states of sequences: {SEARCHED_FIRST}")
+                self.carries = True
+            case "scan", _:
                 raise InputError(f"{brief(term)}: {ELSEWHERE}")
             case "related" | "pick", (relation,) if relation != GIVEN["last"] or term.kind.name == "related":
                 raise InputError(f"{brief(term)}: {ELSEWHERE}")
@@ -109,10 +116,7 @@ class Recalling:
 
 def apart(what: str) -> str:
     """Return the error text for an operator that needs the distances of rows."""
-    return (
-        f"cached: {what}: no term expresses distances between rows of caches: search the model as it is, and apply "
-        "cached(program) to the result"
-    )
+    return f"cached: {what}: no term expresses distances between rows of caches: {SEARCHED_FIRST}"
 
 
 def replaced(term: Operator, old: Operator, new: Operator) -> Operator:

@@ -11,7 +11,7 @@ import numpy as np
 from formats.core.errors import InputError
 from formats.kernels.attentions.chunks import PAGE
 from opmatrix.algebra.batch.batch import Ids
-from opmatrix.algebra.batch.signature import check_cache
+from opmatrix.algebra.batch.signature import FLOAT, STATES, check_cache
 from opmatrix.algebra.positions.patterns import FAR
 from opmatrix.inference.cached import rows_behind
 from opmatrix.inference.pages import pages_of
@@ -99,8 +99,9 @@ def decodable(program: "Program", cache: str | None = None) -> "Program":
 
 
 def cache_number(program: "Program") -> str:
-    """Return the number type of the caches of a program with state."""
-    return next(port.number for port in program.inputs if port.name in program.state)
+    """Return the number type of the caches of a program with state; float32 if it has states alone."""
+    numbers = (port.number for port in program.inputs if port.name in program.state and port.space != STATES)
+    return next(numbers, FLOAT)
 
 
 # ---- prompts
@@ -255,7 +256,7 @@ def check_room(session: "Session", sequences: Sequence["HeldSequence"], replies:
     """Raise InputError if the caches have no room for prompts and replies of their full length."""
     usage, need = session.usage, 0
     for sequence, reply in zip(sequences, replies, strict=True):
-        has, page = session.rows(sequence, "generate")
+        has, page, _ = session.rows(sequence, "generate")
         most, begun = (
             pages_held(session.behind + session.rewinds, rows) for rows in (has + len(reply.prompt) + reply.most, has)
         )

@@ -16,7 +16,7 @@ from opmatrix.algebra.data import ids
 from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.runtime.buffers.slots import take_in
 from opmatrix.runtime.declarations.by_sequence import held
-from opmatrix.runtime.declarations.operands import C
+from opmatrix.runtime.declarations.operands import C, Z
 
 if TYPE_CHECKING:
     from opmatrix.inference.session import Pages
@@ -43,9 +43,12 @@ class New(Batch):
         super().__init__(np.zeros(count, np.int64) for count in rows)
         self.fresh = [slice(end - count, end) for count, end in zip(self.asked, self.starts[1:].tolist(), strict=True)]
         self.slots: NDArray[np.int64] = session.spare + self.positions
+        self.ages, self.sources, self.targets = np.zeros((3, self.rows), np.int64)
         self.words = take_in(self)
         self.changing = [column.data.cast("B").cast("q") for column in (self.tokens, self.positions, self.slots)]
-        self.before, self.caches = session.chain, session.caches
+        self.before, self.kept_states = session.chain, session.pool.arrays
+        self.caches = {**session.caches, **self.kept_states}
+        self.states = len(session.pool)
         self.capacity = len(self.before) * session.side
         self.fill(sentences, lengths, slots)
 
@@ -61,6 +64,14 @@ class New(Batch):
             places[part] = array("q", slots[at : at + count])
             at += count
 
+    def carry(self, states: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """Set the states of sequences, if they have any: the one before these rows, and those after the last of them,
+        in order."""
+        for part, (source, targets) in zip(self.fresh, states, strict=False):
+            self.ages[part] = np.arange(part.stop - part.start)
+            self.sources[part], self.targets[part] = source, 0
+            self.targets[part.stop - len(targets) : part.stop] = targets
+
     @property
     def real(self) -> NDArray[np.int64]:
         """The rows that are no padding."""
@@ -73,18 +84,19 @@ class New(Batch):
 
     def arrays(self) -> Iterator[NDArray[np.generic]]:
         """Yield the arrays of the batch, with the slots of its rows and the session's caches."""
-        yield from (*super().arrays(), self.slots, self.before, *self.caches.values())
+        places = self.slots, self.ages, self.sources, self.targets
+        yield from (*super().arrays(), *places, self.before, *self.caches.values())
 
     def extents(
         self, patterns: Iterable[Pattern] = (), ports: Iterable[Port] = (), relations: Iterable[Relation] = ()
     ) -> Extents:
         """Return its rows, the rows of caches, and its scores: those of each new row with all rows of its sequence up
         to itself."""
-        asked, plain = [*patterns], [port for port in ports if port.space != str(C)]
+        asked, plain = [*patterns], [port for port in ports if port.space not in (str(C), str(Z))]
         cached = [pattern for pattern in asked if pattern.cached]
         sizes = super().extents([pattern for pattern in asked if not pattern.cached], plain, relations)
         seen = int((self.positions + 1).sum()) if cached else 0
-        return Extents.made({**sizes, C: self.capacity, **{pairs[pattern]: seen for pattern in cached}})
+        return Extents.made({**sizes, C: self.capacity, Z: self.states, **{pairs[pattern]: seen for pattern in cached}})
 
     def relation(self, relation: Relation) -> Sparse:
         """Return `slots`, which row of the caches takes in each new row, or `held`, which rows of them each sees; else
@@ -106,8 +118,10 @@ class New(Batch):
         return super().relation(relation)
 
     def input(self, port: Port) -> GivenMatrix:
-        """Return a cache without the new rows, in float32; else an input of the batch. Raises ValueError for a cache
-        that the session lacks."""
+        """Return a cache without the new rows, in float32, or states; else an input of the batch. Raises ValueError for
+        a cache that the session lacks."""
+        if port.name in self.kept_states:
+            return self.kept_states[port.name]
         if port.space != str(C):
             return super().input(port)
         if port.name not in self.caches:

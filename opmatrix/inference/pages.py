@@ -1,26 +1,35 @@
-"""Pages of caches: the rows of sequences as values, and the users of each page.
+"""Pages of caches: the rows of sequences as values, and the users of each page; and states of sequences.
 
 A page knows the page before it, so sequences share a common beginning. The rows of a sequence are given by its length
 and last page alone. A call writes to pages that no sequence holds, or behind the rows of all sequences, until lengths
 and last pages are replaced, all at once. If rows see only a window, the pages wholly behind it are given back: the
 first page that is still read then has none before it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
+from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from opmatrix.algebra.batch.signature import Port
 
 NO_PAGE = -1  # the page before the first
 K = TypeVar("K")
 
 
 class Holding(NamedTuple):
-    """The number of rows of a sequence, and the page of its last row."""
+    """The number of rows of a sequence, the page of its last row, and its states: that after its last row comes last,
+    those after the rows before it come before."""
 
     length: int = 0
     page: int = NO_PAGE
+    states: tuple[int, ...] = ()
+
+    def first(self, length: int, page: int) -> "Holding":
+        """Return the first `length` rows, which end in this page."""
+        return Holding(length, page, self.states[: len(self.states) - self.length + length] if length else ())
 
 
 class State(NamedTuple, Generic[K]):
@@ -84,6 +93,35 @@ class Usage:
                 break
             heappush(self.free, before)
             before = int(self.before[before])
+
+
+class StatePool:
+    """States of sequences: arrays (states, heads, columns) by name. State 0 is that of a sequence without rows, zeros;
+    any other is written once, before the call that holds it is committed, so sequences share it after a fork."""
+
+    def __init__(self, ports: Sequence[Port], exact: bool) -> None:
+        kind = np.float64 if exact else np.float32
+        self.arrays = {port.name: np.zeros((1, port.heads, port.columns), kind) for port in ports}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values()), ()))
+
+    @property
+    def each(self) -> int:
+        """The bytes of one state of a sequence."""
+        return sum(array[:1].nbytes for array in self.arrays.values())
+
+    def take(self, holdings: Iterable[Holding], count: int) -> list[int]:
+        """Return `count` states that no sequence holds. Where there are fewer, the arrays are replaced, all at once, by
+        larger ones with the same numbers."""
+        held = {0, *(state for rows in holdings for state in rows.states)}
+        if (needed := len(held) + count) > (has := len(self)):
+            size = max(needed, has + has // 4)
+            larger = {name: np.zeros((size, *array.shape[1:]), array.dtype) for name, array in self.arrays.items()}
+            for name, array in self.arrays.items():
+                larger[name][:has] = array
+            self.arrays = larger
+        return [*islice((state for state in range(len(self)) if state not in held), count)]
 
 
 def pages_of(rows: int, side: int) -> int:

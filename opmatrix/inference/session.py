@@ -7,6 +7,7 @@ are given back, except those that a rewind may need."""
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from functools import wraps
+from itertools import islice
 from threading import RLock
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -18,12 +19,12 @@ from formats.core.large_pages import zeros_side_by_side
 from opmatrix import body
 from opmatrix.algebra.batch.batch import Ids
 from opmatrix.algebra.batch.extents import collect_needs
-from opmatrix.algebra.batch.signature import HELD_NUMBERS, Port
+from opmatrix.algebra.batch.signature import HELD_NUMBERS, STATES, Port
 from opmatrix.algebra.positions.patterns import FAR
 from opmatrix.algebra.routes import LISTENING
 from opmatrix.inference.cached import rows_behind
 from opmatrix.inference.new_rows import New
-from opmatrix.inference.pages import NO_PAGE, Holding, State, Usage, pages_of
+from opmatrix.inference.pages import NO_PAGE, Holding, State, StatePool, Usage, pages_of
 from opmatrix.runtime.recorded import Repeated
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., object])
 REWINDS = 64  # rows that a sequence with windows may go back by default
+STATE_REWINDS = 1  # rows that a sequence with states may go back by default: each takes another state
 INSIDE: ContextVar[tuple["Pages", ...]] = ContextVar("inside", default=())  # sessions with a running call
 
 
@@ -97,6 +99,8 @@ class Pages:
                 f"start: rewinds is {rewinds!r:.40}: it is a number of rows that a sequence may go back, 0 or more"
             )
         self.behind, self.rewinds = behind, rewinds
+        self.pool = StatePool([port for port in ports if port.space == STATES], exact)
+        ports = [port for port in ports if port.space != STATES]
         self.exact, self.side, pages = exact, PAGE, pages_of(capacity, PAGE)
         self.spare = pages * PAGE  # first row of a page that no sequence has
         held = [
@@ -134,10 +138,15 @@ class Pages:
     def rewind(self, sequence: HeldSequence, length: int) -> None:
         """Give back the rows of a sequence from `length` on: to 0, or at most `rewinds` rows before the most that it
         had."""
-        has = self.rows(sequence, "rewind").length
+        has, _, states = self.rows(sequence, "rewind")
         if type(length) is not int or not 0 <= length <= has:
             raise InputError(
                 f"rewind: sequence {sequence.number} has {has} rows in space C: it cannot go back to {length!r:.40}"
+            )
+        if self.pool.arrays and 0 < length <= has - len(states):
+            raise InputError(
+                f"rewind: sequence {sequence.number} of {has} rows keeps the states of its last {len(states)}: it "
+                f"cannot go back to {length}: go back to 0, or start(capacity, rewinds={has - length})"
             )
         if (needed := max(0, length - self.behind)) < (first := self.first_held(sequence)) and length:
             back = has - length
@@ -152,7 +161,7 @@ class Pages:
 
     def first_held(self, sequence: HeldSequence) -> int:
         """Return the first row of a sequence whose page it still has."""
-        length, page = self.state.sequences[sequence]
+        length, page, _ = self.state.sequences[sequence]
         at = pages_of(length, self.side)
         while page != NO_PAGE:
             page, at = int(self.before[page]), at - 1
@@ -177,7 +186,26 @@ class Pages:
         """Return new rows, in slots of their own, and the rows of their sequences after them, once that is
         committed."""
         slots, has = self.take({sequence: len(rows) for sequence, rows in new.items()})
-        return New(new.values(), [sequence.length for sequence in new], slots, self), has
+        states, has = self.carried(has)
+        batch = New(new.values(), [sequence.length for sequence in new], slots, self)
+        batch.carry(states)
+        return batch, has
+
+    def carried(
+        self, has: Mapping[HeldSequence, Holding]
+    ) -> tuple[list[tuple[int, Sequence[int]]], dict[HeldSequence, Holding]]:
+        """Return for each sequence the state before its new rows and those after the last of them, and its rows with
+        these; none without states. `has`: their rows after the step."""
+        if not self.pool.arrays:
+            return [], {**has}
+        fresh_rows = {sequence: min(rows.length - sequence.length, self.rewinds + 1) for sequence, rows in has.items()}
+        fresh = iter(self.pool.take(self.state.sequences.values(), sum(fresh_rows.values())))
+        states, holdings = list[tuple[int, Sequence[int]]](), dict[HeldSequence, Holding]()
+        for sequence, rows in has.items():
+            before, after = rows.states, tuple(islice(fresh, fresh_rows[sequence]))
+            states.append((before[-1] if before else 0, after))
+            holdings[sequence] = rows._replace(states=(before + after)[-self.rewinds - 1 :])
+        return states, holdings
 
     def take(self, counts: Mapping[HeldSequence, int]) -> tuple[list[int], dict[HeldSequence, Holding]]:
         """Return slots for new rows of sequences, `counts` of each, in order, and the rows of the sequences with them.
@@ -185,7 +213,7 @@ class Pages:
         had = {sequence: self.rows(sequence, "step") for sequence in counts}
         if (slots := self.next_slots(had, counts)) is not None:
             return slots, {
-                sequence: Holding(length + counts[sequence], page) for sequence, (length, page) in had.items()
+                sequence: rows._replace(length=rows.length + counts[sequence]) for sequence, rows in had.items()
             }
         written: dict[int, list[HeldSequence]] = {}
         for sequence, count in counts.items():
@@ -205,7 +233,7 @@ class Pages:
         shared, or has no room. Most steps change only lengths."""
         self.latest = usage = self.usage
         slots = list[int]()
-        for sequence, (length, page) in had.items():
+        for sequence, (length, page, _) in had.items():
             begun = length % self.side
             if not 0 < begun <= self.side - counts[sequence] or usage.users[page] > 1:
                 return None
@@ -275,7 +303,7 @@ class Pages:
         if self.behind >= FAR:
             return
         read, firsts = set[int](), set[int]()
-        for length, page in self.state.sequences.values():
+        for length, page, _ in self.state.sequences.values():
             first = max(0, length - self.behind - self.rewinds) // self.side
             for _ in range(first, (length - 1) // self.side):
                 if page == NO_PAGE:
@@ -302,7 +330,7 @@ class Pages:
 
     def grown(self, usage: Usage, rows: Holding, count: int, stays: bool) -> tuple[list[int], Holding]:
         """Return slots of `count` new rows of a sequence, and its rows with them."""
-        (length, page), side = rows, self.side
+        (length, page, states), side = rows, self.side
         begun, pages = length % side, list[int]()
         if begun and count:
             if not stays:
@@ -311,7 +339,7 @@ class Pages:
         for _ in range(pages_of(length + count, side) - pages_of(length, side)):
             pages.append(page := usage.add(page))
         slots = [pages[at // side] * side + at % side for at in range(begun, begun + count)]
-        return slots, Holding(length + count, page)
+        return slots, Holding(length + count, page, states)
 
     def moved(self, usage: Usage, page: int, rows: int) -> int:
         """Return a page of its own for a sequence, with a copy of the first `rows` rows of its last page."""
@@ -323,7 +351,7 @@ class Pages:
     def cut(self, sequence: HeldSequence, length: int) -> Holding:
         """Return the rows of a sequence that gives back those from `length` on, and the pages behind them."""
         rows, pages = self.state.sequences[sequence], pages_of(length, self.side)
-        return Holding(length, self.begin().cut(rows.page, pages_of(rows.length, self.side) - pages))
+        return rows.first(length, self.begin().cut(rows.page, pages_of(rows.length, self.side) - pages))
 
     # ---- its size
 
@@ -334,13 +362,20 @@ class Pages:
 
     @property
     def bytes(self) -> int:
-        """The bytes of the caches, as `peak_bytes` counts them, including the spare page."""
-        return sum(cache.nbytes for cache in self.caches.values())
+        """The bytes of the caches, as `peak_bytes` counts them, including the spare page, and of all states."""
+        return sum(array.nbytes for array in (*self.caches.values(), *self.pool.arrays.values()))
+
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of the states that a sequence keeps at most, whatever its length: those after its last row, and
+        after each row that it may go back."""
+        return self.pool.each * (self.rewinds + 1)
 
     def __repr__(self) -> str:
         taken = len(self.before) - len(self.usage.free)
         pages = f"{taken} of {len(self.before)} pages of {self.side} rows"
-        return f"<Session of {len(self.state.sequences)} sequences, {pages}, {self.bytes:,} bytes>"
+        states = f", {self.state_bytes:,} bytes of states a sequence" if self.pool.arrays else ""
+        return f"<Session of {len(self.state.sequences)} sequences, {pages}{states}, {self.bytes:,} bytes>"
 
     def _repr_html_(self) -> str:
         return str(body("display.shown.session_html")(self))
@@ -352,12 +387,14 @@ class Session(Pages):
 
     program: "Program"
 
-    def __init__(self, program: "Program", capacity: int, exact: bool = False, rewinds: int = REWINDS):
+    def __init__(self, program: "Program", capacity: int, exact: bool = False, rewinds: int | None = None):
         ports = [port for port in program.inputs if port.name in program.state]
         if not ports:
             raise InputError(
                 "start: this program has no state: opmatrix.inference.cached.cached(program) makes a program that has"
             )
+        if rewinds is None:
+            rewinds = STATE_REWINDS if any(port.space == STATES for port in ports) else REWINDS
         super().__init__(ports, capacity, exact, rows_behind(program), rewinds)
         self.program, self.kept = program, list[tuple[New, Repeated]]()  # the batch of the last step, its runs
 
@@ -383,13 +420,17 @@ class Session(Pages):
         of its run are used again if this one is as large."""
         counts = {sequence: len(rows) for sequence, rows in new.items()}
         slots, has = self.take(counts)
+        states, has = self.carried(has)
         lengths = [rows.length - count for rows, count in zip(has.values(), counts.values(), strict=True)]
-        if self.kept and self.kept[0][0].asked == [*counts.values()]:
-            self.kept[0][0].fill(new.values(), lengths, slots)
+        last = self.kept[0][0] if self.kept else None
+        if last and last.asked == [*counts.values()] and last.kept_states is self.pool.arrays:
+            last.fill(new.values(), lengths, slots)
         else:
-            pads = [-count % self.side if count > self.side else 0 for count in counts.values()]
+            longest = FAR if self.pool.arrays else self.side  # rows before a sequence's own would enter its states
+            pads = [-count % self.side if count > longest else 0 for count in counts.values()]
             batch = New(new.values(), lengths, slots, self, pads)
             self.kept[:] = [(batch, Repeated(self.program.schedule, batch))]
+        self.kept[0][0].carry(states)
         return *self.kept[0], has
 
     def generate(
@@ -437,7 +478,8 @@ class Session(Pages):
         schedule = self.program.schedule
         values = schedule.meanings(batch, rounded=rounded)
         for i, behind in schedule.state.items():
-            self.caches[schedule.ports[i].name] = values[behind]
+            name = schedule.ports[i].name
+            (self.caches if name in self.caches else self.pool.arrays)[name] = values[behind]
         return np.asarray(values[schedule.result])
 
 

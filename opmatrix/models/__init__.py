@@ -30,6 +30,7 @@ from opmatrix.models.pangu import pangu_alpha, pangu_embedded, pangu_pro
 from opmatrix.models.pr_moe import pr_moe
 from opmatrix.models.qwen import qwen2, qwen3
 from opmatrix.models.qwen_moe import qwen2_moe, qwen3_moe
+from opmatrix.models.scans.mamba import mamba
 from opmatrix.models.transformer import transformer
 
 __all__ = ["FAMILIES", "build", "promised"]
@@ -68,6 +69,7 @@ FAMILIES: dict[str, Family] = {  # families by the config's model_type
     "deepseek_v3": deepseek_v3,
     "bloom": bloom,
     "t5": t5,
+    "mamba": mamba,
 }
 
 

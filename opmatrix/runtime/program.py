@@ -191,10 +191,11 @@ class Program(Reopened):
         """Start a session of a program with state (opmatrix.inference.cached): caches of `capacity` rows, for any
         number of sequences. `exact`: float64, by the meanings of the kernels. If no row sees further behind than a
         window, rows behind it are given back, except for `rewinds` rows that a sequence may always go back, 64 by
+        default. Shifts and scans keep states of a sequence after its last row and after `rewinds` rows before it, 1 by
         default. Raises InputError for a program without state."""
-        from opmatrix.inference.session import REWINDS, Session
+        from opmatrix.inference.session import Session
 
-        return Session(self, capacity, exact, REWINDS if rewinds is None else rewinds)
+        return Session(self, capacity, exact, rewinds)
 
     def embed(
         self,
@@ -475,8 +476,10 @@ class Program(Reopened):
     def __str__(self) -> str:
         low, high = self.meta.get("rows", (1, "any number of"))
         header = f"# {self.meta.get('model', 'program')}: {low} to {high} rows, {self.stored_bytes:,} bytes stored"
-        if self.schedule.state:
+        if self.schedule.cached:
             header += f", {self.schedule.cached:,} bytes a row of space C"
+        if self.schedule.carried:
+            header += f", {self.schedule.carried:,} bytes a state of a sequence"
         lines = [] if self.plain else self.signature.lines()
         return "\n".join(
             [

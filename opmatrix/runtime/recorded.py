@@ -17,7 +17,7 @@ from formats.host.threads import threads
 from opmatrix.algebra.batch.extents import Extents, S, T
 from opmatrix.algebra.data import Numeric
 from opmatrix.runtime.buffers.planner import Plan
-from opmatrix.runtime.buffers.slots import GroupTable, Slots
+from opmatrix.runtime.buffers.slots import SESSION_FIELDS, GroupTable, Slots
 from opmatrix.runtime.declarations.operands import number_of, round_to_lines
 from opmatrix.runtime.scheme import GROUP_ROWS, Group, Offsets, make_groups
 from opmatrix.runtime.segments import ROW, Span, Values, plan_buffers
@@ -227,7 +227,7 @@ class Recorded:
     def fields(self, batch: Any) -> list[NDArray[np.int64]]:
         """Return the numbers of rows that it reads. Raises ValueError for an id outside its table."""
         numbers = [batch.field(name, most) for name, most in self.read.items()]
-        return [*numbers, batch.slots] if self.schedule.state else numbers
+        return [*numbers, *(getattr(batch, name) for name in SESSION_FIELDS)] if self.schedule.state else numbers
 
     def arrays(self, values: Values) -> list[Numeric]:
         """Return the arrays elsewhere, and the pages of a session."""
@@ -251,7 +251,7 @@ class Recorded:
         spaces = [getattr(self.schedule.calls[at].shape, "space", None) for at in self.elsewhere]
         names = [*self.read]
         if self.schedule.state:
-            names, spaces = [*names, "slots"], [*spaces, None]
+            names, spaces = [*names, *SESSION_FIELDS], [*spaces, None]
         return GroupTable(groups, scripts, starts, names, spaces, arrays, words)
 
 

@@ -23,7 +23,19 @@ from opmatrix.runtime.declarations.arguments import Doubles
 from opmatrix.runtime.declarations.costs import Costs
 from opmatrix.runtime.declarations.kernel import Arguments, Declared
 from opmatrix.runtime.declarations.meanings import compute, meaning, run_noted
-from opmatrix.runtime.declarations.operands import FLOAT_BYTES, LINE, C, Cache, Value, entering, leaving, number_of
+from opmatrix.runtime.declarations.operands import (
+    FLOAT_BYTES,
+    LINE,
+    WITH_SESSION,
+    C,
+    Cache,
+    States,
+    Value,
+    Z,
+    entering,
+    leaving,
+    number_of,
+)
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.recorded import Recorded, launches
 from opmatrix.runtime.scheme import reading_rows
@@ -122,12 +134,12 @@ def call(
 
 
 def check_state(calls: Sequence[Call], names: Sequence[str], state: Mapping[int, int]) -> None:
-    """Check that every cache is a piece of state, which one step writes before any other reads it: its next value.
-    Raises ValueError."""
+    """Check that every cache is a piece of state, which one step writes before any other reads it: its next value; and
+    so are states, which one step writes after any other reads them. Raises ValueError."""
     for i, call in enumerate(calls):
-        if call.kernel.is_input and isinstance(call.shape, Cache) and i not in state:
+        if call.kernel.is_input and isinstance(call.shape, WITH_SESSION) and i not in state:
             raise ValueError(
-                f"state: input {names[i]!r}, {call.shape} in space C, has no next value: "
+                f"state: input {names[i]!r}, {in_words(call.shape)}, has no next value: "
                 f"state={{{names[i]!r}: the value "
                 "that is appended to it}"
             )
@@ -136,22 +148,28 @@ def check_state(calls: Sequence[Call], names: Sequence[str], state: Mapping[int,
         for v in {*call.values.values()}:
             reading.setdefault(v, []).append(j)
     for i, behind in state.items():
-        named = f"state: {names[i]!r}, {calls[i].shape} in space C"
-        if not isinstance(calls[i].shape, Cache):
-            raise ValueError(f"state: {names[i]!r} is {calls[i].shape}: state must be rows of space C")
+        named = f"state: {names[i]!r}, {in_words(calls[i].shape)}"
+        if not isinstance(calls[i].shape, WITH_SESSION):
+            raise ValueError(f"state: {names[i]!r} is {calls[i].shape}: state must be rows of space C, or states")
         readers = reading.get(i, [])
         writers = [j for j in readers if calls[j].values.get(calls[j].kernel.inplace or "") == i]
         if not writers:
             raise ValueError(f"{named}: no step writes it: append to it")
         if len(writers) > 1:
             raise ValueError(f"{named}: {' and '.join(repr(names[j]) for j in writers)} write it: one step may")
-        if other := [j for j in readers if j != writers[0]]:
+        early = writers[0] if isinstance(calls[i].shape, States) else -1  # states before the step are read
+        if other := [j for j in readers if j != writers[0] and j > early]:
             raise ValueError(
-                f"{named}: {names[other[0]]} = {calls[other[0]].kernel.name} reads it before it is "
-                f"written: read {names[writers[0]]!r}"
+                f"{named}: {names[other[0]]} = {calls[other[0]].kernel.name} reads it "
+                f"{'after' if early >= 0 else 'before'} it is written: read {names[writers[0]]!r}"
             )
         if behind != writers[0]:
             raise ValueError(f"{named}: its next value is {names[writers[0]]!r}, not {names[behind]!r}")
+
+
+def in_words(value: Value) -> str:
+    """Return a value and the space that it lies in, in words."""
+    return f"{value} in space C" if isinstance(value, Cache) else str(value)
 
 
 def last_uses(calls: Sequence[Call], outputs: Sequence[int]) -> list[int]:
@@ -182,7 +200,7 @@ def find_overwritten(i: int, call: Call, calls: Sequence[Call], home: Sequence[i
     if call.kernel.inplace is None:
         return i
     v = call.values[call.kernel.inplace]
-    if calls[home[v]].kernel.is_input and not isinstance(call.shape, Cache):
+    if calls[home[v]].kernel.is_input and not isinstance(call.shape, WITH_SESSION):
         return i
     alone = [home[w] for w in call.values.values()].count(home[v]) == 1
     whole = calls[v].shape == call.shape  # rows of a part would not be contiguous
@@ -222,7 +240,7 @@ class Schedule:
         self.level = not (self.scored or any(span.size.sequence or span.size.other for span in self.spans.values()))
         self.segments = self.divided()
         self.crossing = self.between()
-        self.latest: tuple[tuple[int, int, int], Extents, Plan] | None = None
+        self.latest: tuple[tuple[int, int, tuple[int, int]], Extents, Plan] | None = None
         self.dropped: list[list[int]] = [[] for _ in range(len(self.calls) + 1)]
         for v, last_use in enumerate(last_uses(self.calls, self.results)):
             self.dropped[last_use].append(v)
@@ -252,8 +270,8 @@ class Schedule:
 
     @cached_property
     def spaced(self) -> list[Port]:
-        """The inputs that come with a batch: all but caches."""
-        return [port for port in self.ports if port.space != str(C)]
+        """The inputs that come with a batch: all but caches and states."""
+        return [port for port in self.ports if port.space not in (str(C), str(Z))]
 
     def divided(self) -> list[Recorded | Called]:
         """Return the segments: consecutive steps that can be recorded together, and the other steps one by one."""
@@ -317,7 +335,8 @@ class Schedule:
         }
         called = sum(isinstance(segment, Called) for segment in self.segments)
         inputs = sum(segment.held(extents) for segment in self.segments if isinstance(segment, Recorded))
-        held = self.cached * extents[C] if self.state else 0
+        held = self.cached * extents[C] if self.cached else 0
+        held += self.carried * extents[Z] if self.carried else 0
         more = sum(self.calls[at].shape.size.at(extents) for at in self.further)  # copies of further outputs
         return int(
             self.laid(self.crossing, extents).end
@@ -333,6 +352,11 @@ class Schedule:
     def cached(self) -> int:
         """The bytes of a row of all caches."""
         return sum(call.shape.row for call in map(self.calls.__getitem__, self.state) if isinstance(call.shape, Cache))
+
+    @cached_property
+    def carried(self) -> int:
+        """The bytes of a state of a sequence."""
+        return sum(call.shape.row for call in map(self.calls.__getitem__, self.state) if isinstance(call.shape, States))
 
     def cost(self, extents: Extents) -> Costs:
         """Return the machine's kernels that a run calls, in order, each with its sizes."""
@@ -403,14 +427,16 @@ class Schedule:
         if self.scored or self.spaced or self.elsewhere:
             extents = self.extents(batch)
             return Outset(extents, self.across(extents), entered)
-        return Outset(*self.sized(batch.rows, len(batch), getattr(batch, "capacity", 0) if self.state else 0), entered)
+        held = (getattr(batch, "capacity", 0), getattr(batch, "states", 0)) if self.state else (0, 0)
+        return Outset(*self.sized(batch.rows, len(batch), held), entered)
 
-    def sized(self, rows: int, sentences: int, held: int) -> tuple[Extents, Plan]:
-        """Return the extents of a batch without inputs or relations, over caches of `held` rows, and the plan of the
-        buffers between segments; those of the last batch are stored."""
+    def sized(self, rows: int, sentences: int, held: tuple[int, int]) -> tuple[Extents, Plan]:
+        """Return the extents of a batch without inputs or relations, over so many rows of caches and so many states,
+        and the plan of the buffers between segments; those of the last batch are stored."""
         latest, key = self.latest, (rows, sentences, held)  # a single read: other threads may change it
         if latest is None or latest[0] != key:
-            extents = Extents({T: rows, S: sentences, **({C: held} if held else {})})
+            kept = {space: count for space, count in zip((C, Z), held, strict=True) if count}
+            extents = Extents({T: rows, S: sentences, **kept})
             self.latest = latest = key, extents, self.across(extents)
         return latest[1], latest[2]
 

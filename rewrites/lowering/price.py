@@ -201,7 +201,7 @@ class Prices:
 
 def in_sessions(kernel: Declared) -> bool:
     """True if a session can run a kernel: its rows depend on new rows only, or it has a variant over caches."""
-    return bool(kernel.cached_variant) or not kernel.row_mixing
+    return bool(kernel.cached_variant or kernel.carried_variant) or not kernel.row_mixing
 
 
 def cost_in_session(kernel: Declared, bound: Arguments, out: Any, extents: Extents, number: str = FLOAT) -> Costs:

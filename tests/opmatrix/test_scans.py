@@ -353,12 +353,14 @@ def test_ranks_have_the_same_numbers(mesh):
     np.testing.assert_allclose(np.squeeze(run_ranks(plan, Feed(ids)).value), wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_no_session_has_scans_yet():
-    model = TABLE @ scan(A, B, om.decay)
-    with pytest.raises(InputError, match="it reads other rows"):
+@pytest.mark.parametrize("over, where", [(monoids.mean, PREFIX), (om.decay, sequence)], ids=["mean", "whole"])
+def test_no_session_has_scans_whose_results_are_not_all_that_later_rows_need(over, where):
+    model = TABLE @ scan(A, B, over, where)
+    with pytest.raises(InputError, match=r"no term expresses states|it reads other rows"):
         cached_model(model)
-    with pytest.raises(InputError, match="scan_term: it reads other rows"):
+    with pytest.raises(InputError, match=r"scan_term: it reads other rows.*: its last result is not all") as caught:
         om.cached(om.schedule(model, BATCH, machine=standin.machine()).program)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_monoid_that_gives_several_columns_is_interpreted():

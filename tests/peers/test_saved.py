@@ -75,6 +75,14 @@ CASES = {  # name: the class of the config, of the model, what the
     ),
     "t5": ("T5", "EncoderModel", T5),
     "t5, gated": ("T5", "EncoderModel", T5 | dict(feed_forward_proj="gated-gelu", num_heads=3, d_kv=20)),
+    "mamba": ("Mamba", "ForCausalLM", dict(vocab_size=WORDS, hidden_size=48, num_hidden_layers=2)),
+    "mamba, other sizes": (
+        "Mamba",
+        "Model",
+        dict(vocab_size=WORDS, hidden_size=40, expand=3, state_size=3, time_step_rank=7, num_hidden_layers=2)
+        | dict(conv_kernel=2, use_conv_bias=False, use_bias=True),
+    ),
+    "mamba, 130M's width": ("Mamba", "ForCausalLM", dict(vocab_size=WORDS, hidden_size=768, num_hidden_layers=1)),
     "llama": ("Llama", "ForCausalLM", SHARED),
     "llama, tied": ("Llama", "ForCausalLM", SHARED | TIED),
     "llama, biases": ("Llama", "Model", SHARED | dict(attention_bias=True, mlp_bias=True, head_dim=16)),
@@ -106,12 +114,14 @@ def written(directory, case, changed=None):
     with torch.no_grad():
         for name, each in model.named_parameters():
             last = name.split(".")[-2].lower()
-            if each.ndim == 1:
+            if name.endswith(".A_log"):
+                each.add_(0.3 * torch.randn_like(each))  # rates near those that training starts from
+            elif each.ndim == 1:
                 each.copy_(name.endswith("weight") + 0.3 * torch.randn_like(each))
             else:
                 each.copy_(
                     torch.randn_like(each)
-                    * (1 if "embed" in last or last in ("wte", "wpe") else 3 * each.shape[1] ** -0.5)
+                    * (1 if "embed" in last or last in ("wte", "wpe") else 3 * each[0].numel() ** -0.5)
                 )
     model.save_pretrained(directory, max_shard_size="40KB")
     assert (directory / "model.safetensors.index.json").exists()
@@ -142,7 +152,7 @@ def test_what_transformers_saves_is_read_as_it_is(rng, tmp_path, case):
         assert relative(dense(checkpoint.operator(pooled=True), batch), wanted[batch.starts[1:] - 1]) < 1e-4
 
 
-@pytest.mark.parametrize("case", ["gpt2", "llama, tied", "mistral", "qwen3"])
+@pytest.mark.parametrize("case", ["gpt2", "llama, tied", "mistral", "qwen3", "mamba", "mamba, 130M's width"])
 def test_the_exact_program_scores_what_transformers_scores(rng, tmp_path, case):
     model = written(tmp_path, case)
     batch = Batch([rng.integers(2, WORDS, length) for length in LENGTHS])

@@ -46,6 +46,7 @@ PANGU = dict(
     vocab_size=WORDS, hidden_size=24, num_layers=3, num_heads=3, max_position_embeddings=20, layer_norm_epsilon=1e-5
 )
 BLOOM = dict(vocab_size=WORDS, hidden_size=24, n_layer=2, n_head=4, layer_norm_epsilon=1e-5, seq_length=20)
+MAMBA = dict(vocab_size=WORDS, hidden_size=24, state_size=4, num_hidden_layers=2, layer_norm_epsilon=1e-5)
 T5 = dict(
     vocab_size=WORDS,
     d_model=24,
@@ -209,6 +210,12 @@ CASES = {  # a family, its config, and the same in numpy
     "gpt2": ("gpt2", GPT2, plain.gpt2),
     "pangu-alpha": ("gpt_pangu", PANGU, plain.pangu_alpha),
     "bloom": ("bloom", BLOOM, plain.bloom),
+    "mamba": ("mamba", MAMBA, plain.mamba),
+    "mamba, other sizes": (
+        "mamba",
+        MAMBA | dict(expand=3, state_size=1, conv_kernel=2, time_step_rank=5, use_bias=True, use_conv_bias=False),
+        plain.mamba,
+    ),
     "t5": ("t5", T5, plain.t5),
     "t5, gated": ("t5", T5 | dict(feed_forward_proj="gated-gelu"), plain.t5),
     "t5, said twice": ("t5", T5 | dict(feed_forward_proj="silu", dense_act_fn="gelu_new", is_gated_act=True), plain.t5),
@@ -280,6 +287,7 @@ VERIFIED = (
     "openpangu",
     "bloom",
     "t5",
+    "mamba",
 )
 
 
@@ -537,6 +545,8 @@ def test_settings_have_one_name_in_all_families():
             GPT2 | dict(scale_attn_by_inverse_layer_idx=True),
             "scale_attn_by_inverse_layer_idx is true: it must be false or left out",
         ),
+        ("mamba", MAMBA | dict(conv_kernel=18), "conv_kernel is 18: it must be a whole number from 1 to 17"),
+        ("mamba", MAMBA | dict(time_step_rank=0), "time_step_rank is 0: it must be a whole number from 1 on, or auto"),
         ("bloom", BLOOM | dict(n_head=5), "n_head is 5: it must be a divisor of hidden_size, 24"),
         (
             "bloom",

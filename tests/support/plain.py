@@ -129,6 +129,28 @@ def t5(c, w, tokens):
     return rmsnorm(x, w, "encoder.final_layer_norm", eps)
 
 
+def mamba(c, w, tokens):
+    """Gu and Dao 2023, section 3.4: a convolution over the rows before, then a selective scan, row after row."""
+    eps, s, k = c["layer_norm_epsilon"], c["state_size"], c.get("conv_kernel", 4)
+    x = w["embeddings.weight"][tokens]
+    for l in (f"layers.{i}.mixer" for i in range(c["num_hidden_layers"])):
+        both = linear(rmsnorm(x, w, l.replace("mixer", "norm"), eps), w, f"{l}.in_proj")
+        inner, gate = np.split(both, 2, axis=1)
+        wide = np.concatenate([np.zeros((k - 1, inner.shape[1])), inner])
+        taps = w[f"{l}.conv1d.weight"][:, 0]
+        inner = SILU(sum(wide[i : i + len(x)] * taps[:, i] for i in range(k)) + w.get(f"{l}.conv1d.bias", 0))
+        told = linear(inner, w, f"{l}.x_proj")
+        rank = told.shape[1] - 2 * s
+        step = np.log1p(np.exp(linear(told[:, :rank], w, f"{l}.dt_proj")))
+        left, right = told[:, rank : rank + s], told[:, rank + s :]
+        state, rates, rows = np.zeros((inner.shape[1], s)), -np.exp(w[f"{l}.A_log"]), []
+        for u, dt, b, r in zip(inner, step, left, right, strict=True):
+            state = np.exp(dt[:, None] * rates) * state + (dt * u)[:, None] * b
+            rows.append(state @ r)
+        x = x + linear((np.array(rows) + inner * w[f"{l}.D"]) * SILU(gate), w, f"{l}.out_proj")
+    return rmsnorm(x, w, "norm_f", eps)
+
+
 def pangu_alpha(c, w, tokens):
     """Zeng et al. 2021, section 3: the last layer's queries are a learned row for each position."""
     n, h, eps, last = len(tokens), c["num_heads"], c["layer_norm_epsilon"], c["num_layers"] - 1

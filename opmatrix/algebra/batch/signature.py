@@ -27,6 +27,7 @@ NUMBERS = FLOAT, INTEGER
 INFINITIES = -inf, inf
 NAMED_INFINITIES = [["-inf"]], [["inf"]], [["-inf", "inf"]]  # infinite numbers of a port, as JSON
 CACHED = "C"  # the space of rows of caches
+STATES = "states"  # the space of states of sequences
 HELD_NUMBERS: dict[str, type[np.generic]] = {FLOAT: np.float32, HALF: np.uint16}  # types of caches: bf16 as its bits
 NAME = re.compile(r"[A-Za-z][\w ]{0,39}", re.ASCII)
 GivenMatrix: TypeAlias = NDArray[np.integer | np.floating]  # a matrix that a batch gives

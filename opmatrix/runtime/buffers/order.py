@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from opmatrix.algebra.batch.extents import Extents
 from opmatrix.runtime.buffers.planner import Life, place_buffers
-from opmatrix.runtime.declarations.operands import Cache
+from opmatrix.runtime.declarations.operands import WITH_SESSION
 from opmatrix.runtime.schedule import Call, Schedule, homes
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class StepGraph:
         root = self.base[v]
         alone = [self.base[w] for w in call.values.values()].count(root) == 1
         if self.calls[root].kernel.is_input:
-            return isinstance(call.shape, Cache)
+            return isinstance(call.shape, WITH_SESSION)
         return (
             alone
             and self.calls[v].shape == call.shape

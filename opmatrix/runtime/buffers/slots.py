@@ -10,13 +10,14 @@ import numpy as np
 from opmatrix.algebra.batch.batch import FIELDS
 from opmatrix.algebra.batch.extents import Extents, S, T
 from opmatrix.algebra.data import Numeric
-from opmatrix.runtime.declarations.operands import C
+from opmatrix.runtime.declarations.operands import C, Z
 from opmatrix.runtime.scheme import Group, Offsets
 
 if TYPE_CHECKING:
     from formats.kernels.engine.replay import Script
 
-INPUT_FIELDS = *FIELDS, "slots"  # fields of a batch, each one number a row
+SESSION_FIELDS = "slots", "ages", "sources", "targets"  # fields of new rows in a session, each one number a row
+INPUT_FIELDS = *FIELDS, *SESSION_FIELDS
 
 
 class Slots:
@@ -34,13 +35,14 @@ class Slots:
         place(words, rows, [0, rows])
 
     def extents(self) -> Extents:
-        """Return the sizes of these batches: rows, sequences and one page of a cache."""
-        return Extents({T: self.rows, S: self.sentences, C: self.page})
+        """Return the sizes of these batches: rows, sequences, one page of a cache, and one state."""
+        return Extents({T: self.rows, S: self.sentences, C: self.page, Z: 1})
 
-    @property
-    def slots(self) -> Offsets:
-        """The rows of caches."""
-        return self.field("slots", 0)
+    def __getattr__(self, name: str) -> Offsets:
+        """Return the numbers of new rows in a session: rows of caches, and places of states."""
+        if name not in SESSION_FIELDS:
+            raise AttributeError(name)
+        return self.field(name, 0)
 
     @staticmethod
     def count(rows: int) -> int:

@@ -22,9 +22,12 @@ ENTRYWISE = {"literal", "value", "const", "cols", "split", "wide", "repeat", "ma
 
 
 @lru_cache(KEPT_SCANS)
-def scanned_term(text: str, values: tuple[tuple[int, int], ...], arrays: tuple[tuple[int, ...], ...]) -> ScanKernel:
-    """Return the kernel of a term over values of these heads and columns, and arrays of these shapes. Raises ValueError
-    for a text that is no term, NotByRows for a term that is no scan of entries of rows."""
+def scanned_term(
+    text: str, values: tuple[tuple[int, int], ...], arrays: tuple[tuple[int, ...], ...], carries: bool = False
+) -> ScanKernel:
+    """Return the kernel of a term over values of these heads and columns, and arrays of these shapes; `carries`:
+    sequences begin where their states have left them. Raises ValueError for a text that is no term, NotByRows for a
+    term that is no scan of entries of rows."""
     promised = [Promised(f"c{k}", shape) for k, shape in enumerate(arrays)]
     shapes = [Shape(heads, T, cols) for heads, cols in values]
     term = parse_operator(text, shapes, promised)
@@ -33,7 +36,7 @@ def scanned_term(text: str, values: tuple[tuple[int, int], ...], arrays: tuple[t
     plan = read_scan(term, names, {data: k for k, data in enumerate(promised)})
     if (plan.heads, plan.cols) != (expected.heads, expected.cols):
         raise NotByRows(f"{plan.heads} x {plan.cols} numbers a row, but its shape is {expected}")
-    return ScanKernel(plan)
+    return ScanKernel(plan, carries)
 
 
 def read_scan(term: Operator, values: Mapping[str, RowValue], arrays: Mapping[Data, int]) -> ScanPlan:

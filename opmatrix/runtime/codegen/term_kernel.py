@@ -13,9 +13,12 @@ KEPT_KERNELS = 512
 
 
 @lru_cache(KEPT_KERNELS)
-def term_kernel(text: str, values: tuple[tuple[int, int], ...], arrays: tuple[tuple[int, ...], ...]) -> RowKernel:
-    """Return the kernel of a term over values of these heads and columns, and arrays of these shapes. Raises ValueError
-    for a text that is no term, NotByRows for a term that does not go through rows one by one."""
+def term_kernel(
+    text: str, values: tuple[tuple[int, int], ...], arrays: tuple[tuple[int, ...], ...], carried: bool = False
+) -> RowKernel:
+    """Return the kernel of a term over values of these heads and columns, and arrays of these shapes; `carried`: rows
+    before the first new one of a sequence are those of its state. Raises ValueError for a text that is no term,
+    NotByRows for a term that does not go through rows one by one."""
     promised = [Promised(f"c{k}", shape) for k, shape in enumerate(arrays)]
     shapes = [Shape(heads, T, cols) for heads, cols in values]
     term = parse_operator(text, shapes, promised)
@@ -24,4 +27,4 @@ def term_kernel(text: str, values: tuple[tuple[int, int], ...], arrays: tuple[tu
     value = read_rows(term, names, {data: k for k, data in enumerate(promised)})
     if (value.heads, value.cols) != (expected.heads, expected.cols):
         raise ValueError(f"term: {value.heads} x {value.cols} numbers a row, but its shape is {expected}")
-    return RowKernel(value, len(values), len(arrays))
+    return RowKernel(value, len(values), len(arrays), carried)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 BESIDE = "batch", "exact", "at", "shapes"  # names that a reading may have beside its signature
 Doubles = NDArray[np.float64]
 MAX_VALUES = 64  # values, and arrays, of a step that is a term
-VALUE_NAMES, ARRAY_NAMES = (tuple(f"{letter}{k}" for k in range(MAX_VALUES)) for letter in "xc")
+VALUE_NAMES, ARRAY_NAMES, STATE_NAMES = (tuple(f"{letter}{k}" for k in range(MAX_VALUES)) for letter in "xcs")
 TermOperands = tuple[list[Any], list[Any]]
 
 

@@ -65,8 +65,9 @@ class Declared:
     with the number that all its ids must be below. `relations`: the relations that it reads. `sees`: the patterns whose
     scores its price counts. `row_mixing`: a row of the result depends on other rows. `is_input`: its value is an input,
     stored with a batch or a session. `cached_variant`: the kernel that computes the same for new rows alone, over
-    caches of the others. `held_as`: the number type of the caches that sessions store its result in, which rounds as it
-    does.
+    caches of the others. `carried_variant`: the kernel that does so from states, which hold the last rows of some
+    values; `carried` gives their number by operand, "out" for the result. `held_as`: the number type of the caches that
+    sessions store its result in, which rounds as it does.
 
     `keeps`: true if it keeps the largest numbers of a row, with these attributes; the choices of its meaning are
     recorded then.
@@ -101,6 +102,7 @@ class Declared:
         changes_space: bool = False,
         pads_sequences: bool = False,
         cached_variant: str = "",
+        carried_variant: str = "",
         held_as: str = "",
     ):
         self.name, self.__doc__ = cls.__name__, cls.__doc__
@@ -125,13 +127,15 @@ class Declared:
         self.limits: Callable[[Arguments], Mapping[str, int]] = reading("limits", lambda _: {})
         self.relations: Callable[[Arguments], tuple[Relation, ...]] = reading("relations", lambda _: ())
         self.sees: Callable[[Arguments], tuple[Pattern, ...]] = reading("sees", patterns_seen)
+        self.carried: Callable[[Arguments], Mapping[str, int]] = reading("carried", lambda _: {})
         self.keeps: Callable[[Arguments], bool] = reading("keeps", lambda _: False)
         self.borders: Callable[[Arguments], Collection[int]] = reading("borders", lambda _: ())
         self.telling: Telling = reading("telling", self.tell_by_sort)
         self.declares_telling = "telling" in vars(cls)
         self.restrict: Restrict | None = reading("restrict", None if row_mixing or changes_space else restrict_rows)
         self.inplace, self.launches, self.row_mixing, self.is_input = inplace, launches, row_mixing, is_input
-        self.changes_space, self.pads_sequences, self.cached_variant = changes_space, pads_sequences, cached_variant
+        self.changes_space, self.pads_sequences = changes_space, pads_sequences
+        self.cached_variant, self.carried_variant = cached_variant, carried_variant
         self.held_as = held_as
         run: Callable[..., Any] = vars(cls)["run"]
         run = getattr(run, "__func__", run)

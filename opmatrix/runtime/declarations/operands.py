@@ -11,10 +11,10 @@ from formats.core.sizes import size
 from formats.storage.format import Format
 from formats.storage.stacked import Stacked
 from opmatrix.algebra.batch.extents import WHOLE, Extents, S, T
-from opmatrix.algebra.batch.signature import CACHED, FLOAT, HELD_NUMBERS, Port
+from opmatrix.algebra.batch.signature import CACHED, FLOAT, HELD_NUMBERS, STATES, Port
 
 FLOAT_BYTES = 4  # bytes of a number at run time: every value is float32
-C = size(CACHED)  # rows of caches
+C, Z = size(CACHED), size(STATES)  # rows of caches, and states
 
 
 def round_to_lines(size: int) -> int:
@@ -135,14 +135,42 @@ class Cache(NamedTuple):
         return f"C×{self.heads}×{self.cols}" + (f" {self.number}" if self.number != FLOAT else "")
 
 
-Value = Rows | Heads | Scores | Cache
+class States(NamedTuple):
+    """(states, heads, cols): states of sequences, which lie with a session: in every head the last rows of a value,
+    side by side."""
+
+    heads: int
+    cols: int
+
+    def at(self, extents: Extents) -> tuple[int, ...]:
+        """Return the axes for a batch of this size: states, heads, columns."""
+        return extents[Z], self.heads, self.cols
+
+    @property
+    def size(self) -> BufferSize:
+        """No bytes: states are stored with their session, in no buffer of a program."""
+        return BufferSize(0, 0)
+
+    @property
+    def row(self) -> int:
+        """The bytes of one state."""
+        return FLOAT_BYTES * self.heads * self.cols
+
+    def __str__(self) -> str:
+        return f"{STATES}×{self.heads}×{self.cols}"
+
+
+Value = Rows | Heads | Scores | Cache | States
+WITH_SESSION = Cache, States  # values that lie with a session
 
 
 def entering(port: Port) -> Value:
-    """Return the value of an input in the steps: a cache for the space of caches, else rows, or heads if it has
-    several."""
+    """Return the value of an input in the steps: a cache for the space of caches, states for theirs, else rows, or
+    heads if it has several."""
     if port.space == CACHED:
         return Cache(port.heads, port.columns, port.number)
+    if port.space == STATES:
+        return States(port.heads, port.columns)
     return (
         Rows(port.columns, space=size(port.space))
         if port.heads == 1

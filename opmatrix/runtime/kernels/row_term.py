@@ -19,10 +19,11 @@ from opmatrix.algebra.positions.patterns import FAR
 from opmatrix.runtime.declarations.arguments import ARRAY_NAMES, VALUE_NAMES, Doubles, TermOperands, split_operands
 from opmatrix.runtime.declarations.costs import Costs
 from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel
-from opmatrix.runtime.declarations.operands import Array, Heads, Rows
+from opmatrix.runtime.declarations.operands import Array, Heads, Rows, States
 from opmatrix.runtime.declarations.padded import Padded
 
 if TYPE_CHECKING:
+    from formats.kernels.generated.rowwise.row_bounds import RowsBefore
     from formats.kernels.generated.rowwise.row_kernel import RowKernel
     from formats.machine.calibration import Grid, Numbers
 
@@ -35,13 +36,13 @@ STREAMED = T * (moved + of_writes)  # a cache line is read before it is written
 SLOW = 8  # a division or a root counts as this many operations
 
 
-def find_kernel(term: str, operands: TermOperands) -> "RowKernel":
+def find_kernel(term: str, operands: TermOperands, carried: bool = False) -> "RowKernel":
     """Return the kernel of a term over these operands, arrays or shapes. A program without a term imports no code that
     reads one."""
     from opmatrix.runtime.codegen.term_kernel import term_kernel
 
     values, arrays = operands
-    return term_kernel(term, tuple(map(count_columns, values)), tuple(tuple(array.shape) for array in arrays))
+    return term_kernel(term, tuple(map(count_columns, values)), tuple(tuple(array.shape) for array in arrays), carried)
 
 
 def read_padded(a: Arguments) -> Padded:
@@ -64,9 +65,9 @@ def run_rows(out: Any, *, term: str, **operands: Any) -> None:
     find_kernel(term, (values, arrays))(values, [np.ascontiguousarray(array, np.float32) for array in arrays], out)
 
 
-def declared_signature(batched: bool = False) -> Signature:
-    """Return the signature: optional values and arrays, and the term; with `batched` the batch before them."""
-    kinds = dict.fromkeys(VALUE_NAMES, Rows | Heads) | dict.fromkeys(ARRAY_NAMES, Array)
+def declared_signature(batched: bool = False, states: Sequence[str] = ()) -> Signature:
+    """Return the signature: optional values, arrays and states, and the term; with `batched` the batch before them."""
+    kinds = dict.fromkeys(VALUE_NAMES, Rows | Heads) | dict.fromkeys(ARRAY_NAMES, Array) | dict.fromkeys(states, States)
     both = Parameter.POSITIONAL_OR_KEYWORD
     operands = [Parameter(name, both, default=None, annotation=kind) for name, kind in kinds.items()]
     first = [Parameter(name, both) for name in ("out", *["batch"] * batched)]
@@ -113,18 +114,18 @@ def ask_rows(arguments: Mapping[str, Any], values: Sequence[str], batch: Fields,
     return {**arguments, "at": at}, batch
 
 
-def rows_meaning(a: Arguments, positions: RowNumbers | None = None) -> Doubles:
-    """Evaluate the term row by row in float64; `positions` are those of rows that read rows before."""
+def rows_meaning(a: Arguments, before: "RowsBefore | None" = None) -> Doubles:
+    """Evaluate the term row by row in float64; `before` gives the rows before those of a value."""
     from formats.kernels.generated.rowwise.row_bounds import mean_rows
 
-    return in_shape(mean_rows(kernel_of(a).root, *split_operands(a), count_rows(a), positions))
+    return in_shape(mean_rows(kernel_of(a).root, *split_operands(a), count_rows(a), before))
 
 
-def rows_bound(a: Arguments, positions: RowNumbers | None = None) -> Doubles:
+def rows_bound(a: Arguments, before: "RowsBefore | None" = None) -> Doubles:
     """Return a running error of every operation, in the kernel's own order."""
     from formats.kernels.generated.rowwise.row_bounds import bound_rows
 
-    meant, error = bound_rows(kernel_of(a).root, *split_operands(a.exact), count_rows(a.exact), positions)
+    meant, error = bound_rows(kernel_of(a).root, *split_operands(a.exact), count_rows(a.exact), before)
     return in_shape(error) + UNIT * in_shape(abs(meant)) * 1e-6
 
 
@@ -172,7 +173,7 @@ class row_term(Arguments):
     cost = rows_cost
 
 
-@kernel(launches=True, row_mixing=True, prices={})
+@kernel(launches=True, row_mixing=True, carried_variant="carried_rows", prices={})
 class shifted_term(Arguments):
     """A term that reads rows of these values, and rows before them in their sequences, in a kernel of its own."""
 
@@ -184,24 +185,39 @@ class shifted_term(Arguments):
 
     restrict = ask_rows
 
+    def carried(a) -> dict[str, int]:
+        """Return the most rows before that it reads of each value."""
+        most: dict[str, int] = {}
+        for node in kernel_of(a).written.shifts:
+            name = f"x{node.args[0].extra}"
+            most[name] = max(node.extra, most.get(name, 0))
+        return most
+
     def limits(a) -> dict[str, int]:
         """Name the positions of rows: rows before the first of a sequence are zeros."""
         return {"positions": FAR}
 
     def reference(a) -> Doubles:
         """Evaluate the term row by row in float64."""
-        return asked_rows(a, rows_meaning(a, a.batch.positions))
+        return asked_rows(a, rows_meaning(a, places_before(a)))
 
     padded = read_padded
 
     def bound(a) -> Doubles:
         """Return a running error of every operation, in the kernel's own order."""
-        return asked_rows(a, rows_bound(a, a.batch.positions))
+        return asked_rows(a, rows_bound(a, places_before(a)))
 
 
 def kernel_of(a: Arguments) -> "RowKernel":
     """Return the kernel of a step's term for these operands."""
     return find_kernel(a.term, split_operands(a))
+
+
+def places_before(a: Arguments) -> "RowsBefore":
+    """Return the function that gives the rows before those of a batch."""
+    from formats.kernels.generated.rowwise.row_bounds import rows_before
+
+    return rows_before(a.batch.positions)
 
 
 def count_rows(a: Arguments) -> int:
@@ -213,7 +229,7 @@ def count_rows(a: Arguments) -> int:
 def asked_rows(a: Arguments, numbers: Doubles) -> Doubles:
     """Return the rows of a result that are asked for; all of them by default."""
     at = getattr(a, "at", None)
-    return numbers if at is None else numbers[at]
+    return numbers if at is None else numbers[at.astype(np.int64)]  # readings have all arrays in float64
 
 
 def in_shape(found: Doubles) -> Doubles:

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from formats.kernels.generated.folding.scan_kernel import ScanKernel
 
 
-def find_scan(term: str, operands: TermOperands) -> "ScanKernel":
+def find_scan(term: str, operands: TermOperands, carries: bool = False) -> "ScanKernel":
     """Return the kernel of a term over these operands, arrays or shapes. A program without a scan imports no code that
     reads one."""
     from opmatrix.runtime.codegen.scanned_term import scanned_term
 
     values, arrays = operands
-    return scanned_term(term, tuple(map(count_columns, values)), tuple(tuple(array.shape) for array in arrays))
+    return scanned_term(term, tuple(map(count_columns, values)), tuple(tuple(array.shape) for array in arrays), carries)
 
 
 def run_scan(out: NDArray[np.float32], batch: Batch, *, term: str, **operands: NDArray[np.float32]) -> None:
@@ -52,7 +52,7 @@ def kernel_of(a: Arguments) -> "ScanKernel":
     return find_scan(a.term, split_operands(a))
 
 
-@kernel(launches=True, row_mixing=True, prices={})
+@kernel(launches=True, row_mixing=True, carried_variant="carried_scan", prices={})
 class scan_term(Arguments):
     """Rows of each sequence merged in order over any monoid, column by column, in a kernel of its own."""
 
@@ -71,6 +71,12 @@ class scan_term(Arguments):
         return asked_rows(a, interpreted.exact(a))
 
     padded, restrict = read_padded, ask_rows
+
+    def carried(a) -> dict[str, int]:
+        """Return one row of the result. Raises ValueError for a scan that needs more than that to go on."""
+        if not kernel_of(a).plan.continues:
+            raise ValueError("its last result is not all that later rows need")
+        return {"out": 1}
 
     def bound(a) -> Doubles:
         """Return a running error of every operation, in the kernel's own order."""

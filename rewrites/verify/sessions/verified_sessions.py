@@ -27,6 +27,7 @@ from rewrites.verify.sessions.session_script import CachedRows, GivenRows, Sessi
 UNLISTED_LENGTH = 1024  # rows of texts if a certificate lists no lengths
 PROMPT_WORK = 7e10  # multiplications of a prompt, at most
 READ_TOKENS = 5  # tokens on which a program's steps are read in float64
+STATE_TOKENS, STATE_STEPS = 70, (1, 5, 64)  # tokens of a text whose states are verified; rows of its steps
 SESSION_ERRORS = InputError, ValueError, TypeError, LookupError  # errors that a session may raise
 COMPARED_WHOLE = 512  # rows of a prompt up to which all are compared
 
@@ -115,6 +116,8 @@ def list_checks(
     yielded for before."""
     if not program.state:
         yield partial(verify_steps_over_caches, program, decoder, sentences, sessions.longest)
+    if decoder.schedule.carried:
+        yield partial(verify_states, decoder, sentences, sessions.longest)
     for attention, bias in find_attention(program):
         if (kind := attention.kind(bias)) in sessions.kinds:
             continue
@@ -226,6 +229,28 @@ def compare_cache(script: SessionScript, kept: CachedRows, number: str) -> None:
                 number=number,
                 rows=kept.length,
             )
+
+
+def verify_states(decoder: Program, sentences: Batch, longest: int) -> ScriptRows:
+    """Compare the rows of a text in steps of several sizes, each by a fork that goes on while its origin parts, with
+    those of one step, to the bit. Raises VerificationError."""
+    limits = longest, STATE_TOKENS, least_limits(decoder.schedule.calls).get("positions", STATE_TOKENS)
+    text = np.resize(sentences.tokens, min(limits))
+    session = decoder.start((2 + 2 * len(STATE_STEPS)) * STATE_TOKENS)
+    whole = session.step({session.join(): text})
+    for count in STATE_STEPS:
+        sequence, rows = session.join(), list[StepRows]()
+        for at in range(0, len(text), count):
+            fork = session.fork(sequence)
+            rows.append(np.array(session.step({fork: text[at : at + count], sequence: text[:1]})[:-1], np.float32))
+            session.leave(sequence)
+            sequence = fork
+        session.leave(sequence)
+        found = np.concatenate(rows)[-len(whole) :]
+        if not np.array_equal(found, whole, equal_nan=True):
+            model = str(decoder.meta.get("model", "program"))
+            raise VerificationError(3, model, "its states give other bits in steps than at once", rows=count)
+    return ScriptRows(len(STATE_STEPS) * len(whole), 0.0)
 
 
 def verify_steps_over_caches(program: Program, decoder: Program, sentences: Batch, longest: int) -> ScriptRows:

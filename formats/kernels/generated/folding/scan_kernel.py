@@ -15,7 +15,7 @@ from formats.kernels.engine.launch import ROOM, Record, address, filled, launch
 from formats.kernels.engine.pool import POOL
 from formats.kernels.generated.folding.fold_kernel import FOLD_HOME
 from formats.kernels.generated.folding.scan_text import ScanPlan, ScanText
-from formats.kernels.generated.rowwise.row_kernel import Counts, locate_operands, locate_rows, operands_of
+from formats.kernels.generated.rowwise.row_kernel import CarriedRows, Counts, locate_operands, locate_rows, operands_of
 from formats.kernels.generated.rowwise.row_values import ABREAST, RowValue
 from formats.kernels.generated.rowwise.scalar_functions import SCALAR_OPERATIONS
 from formats.kernels.generated.rowwise.scalar_graphs import count_waiting, count_work
@@ -46,13 +46,15 @@ class ScanItems(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ScanKernel:
-    """The kernel of a scan. The bits of a sequence depend on that sequence alone."""
+    """The kernel of a scan. The bits of a sequence depend on that sequence alone. `carries`: sequences begin where
+    states have left them."""
 
     plan: ScanPlan
+    carries: bool = False
 
     @cached_property
     def written(self) -> ScanText:
-        return ScanText(plan=self.plan)
+        return ScanText(plan=self.plan, carries=self.carries)
 
     @property
     def text(self) -> str:
@@ -69,10 +71,15 @@ class ScanKernel:
         return operands_of(self.plan.left, self.plan.right)
 
     def __call__(
-        self, values: Sequence[np.ndarray], arrays: Sequence[np.ndarray], out: np.ndarray, starts: np.ndarray | Layout
+        self,
+        values: Sequence[np.ndarray],
+        arrays: Sequence[np.ndarray],
+        out: np.ndarray,
+        starts: np.ndarray | Layout,
+        before: CarriedRows | None = None,
     ) -> np.ndarray:
-        """Compute out (T, columns), or (T, heads, columns); `starts` are the rows at which sequences begin. ValueError
-        for arrays that do not fit."""
+        """Compute out (T, columns), or (T, heads, columns); `starts` are the rows at which sequences begin; `before`
+        has their states. ValueError for arrays that do not fit."""
         plan, T = self.plan, len(out)
         if (out.shape[1:] if out.ndim == 3 else (1, *out.shape[1:])) != (plan.heads, plan.cols):
             raise ValueError(f"out: {out.shape} is not (rows, {plan.heads}, {plan.cols})")
@@ -89,7 +96,8 @@ class ScanKernel:
         with POOL.lock:
             room = ROOM.reserve(step * len(written.live), workers)
             sizes = len(begins) - 1, *cut, step, plan.heads, plan.cols, *written.sizes
-            record = filled(*places, *locate_rows("out", out, T), *room, address(begins), *sizes)
+            carried = () if before is None else before.locate_states(T)
+            record = filled(*places, *carried, *locate_rows("out", out, T), *room, address(begins), *sizes)
             launch(workers, (self.function, record, (len(begins) - 1) * cut.parts * cut.groups))
         return out
 

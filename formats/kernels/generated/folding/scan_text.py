@@ -13,6 +13,7 @@ from formats.kernels.generated.rowwise.stored import StoredColumns
 
 ABREAST_CARRIERS = 4  # carriers of vectors of columns in registers at a time
 FIXED_WORDS = "out out_row out_head room apart starts S parts groups columns share step heads p".split()
+CARRIED_WORDS = "states states_row states_head sources".split()
 
 
 class ScanPlan(NamedTuple):
@@ -34,6 +35,15 @@ class ScanPlan(NamedTuple):
     def cols(self) -> int:
         return max(self.left.cols, self.right.cols)
 
+    @property
+    def continues(self) -> bool:
+        """True if its last result is all that later rows need: it is the one carrier that they read, and each column
+        has its own."""
+        step = MergeStep(self.folding)
+        live, finish = live_carriers(step), self.folding.finish.outputs[0]
+        alone = self.left.cols == 1 and self.cols > 1 and set(live) <= {*step.by_score}
+        return not self.whole and not alone and finish.op == "input" and [int(finish.value)] == live
+
 
 def live_carriers(step: MergeStep) -> list[int]:
     """Return the numbers of a carrier on the left that results need: those that `finish` reads, and those from which
@@ -49,9 +59,11 @@ def live_carriers(step: MergeStep) -> list[int]:
 
 @dataclass
 class ScanText(RowExpressions):
-    """Text of a kernel. An item is a range of heads, or of columns of a head, of a sequence."""
+    """Text of a kernel. An item is a range of heads, or of columns of a head, of a sequence. `carries`: sequences begin
+    with the rows of states, the last of which is their carrier."""
 
     plan: ScanPlan
+    carries: bool = False
     indent: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -71,6 +83,9 @@ class ScanText(RowExpressions):
         self.put("last, bottom = min(first + c.columns, c.p), min(top + c.share, c.heads)")
         self.put("held = c.room + worker * c.apart")
         self.within(f"for at_unit in range(0, c.step, {4 * ABREAST}):", self.write_units)
+        if self.carries:
+            self.put("source = longs(c.sources + 8 * begins[at], 1)[0]")
+            self.within("if source:", self.begin_with_states)
         self.write_rows(self.merge_row)
         if self.plan.whole:
             self.write_rows(self.repeat_row)
@@ -80,6 +95,20 @@ class ScanText(RowExpressions):
         for k in self.live:
             unit = self.literal(self.plan.folding.unit[k])
             self.put(f"keep(in_all_lanes({unit}), held + {self.live.index(k)} * c.step + at_unit, None)")
+
+    def begin_with_states(self) -> None:
+        """Write the carriers that sequences begin with: the last row of each head of a state."""
+        [k] = self.live
+
+        def columns(at: str, lanes: str) -> None:
+            self.put(f"keep(get(state + 4 * ({at}), {lanes}), {self.held(k, at)}, {lanes})")
+
+        def head() -> None:
+            self.put("place = held + 4 * ((head - top) * c.columns - first)")
+            self.put("state = c.states + 4 * (source * c.states_row + (head + 1) * c.states_head - c.p)")
+            self.write_columns(columns)
+
+        self.within("for head in range(top, bottom):", head)
 
     def write_rows(self, body: Callable[[], None]) -> None:
         """Write the loops over rows and their heads."""
@@ -170,7 +199,8 @@ class ScanText(RowExpressions):
         """The words of a call's record, in order."""
         values = [f"x{k}{what}" for k in range(self.plan.values) for what in ("", "_row", "_head")]
         arrays = [f"c{k}" for k in range(self.plan.arrays)]
-        return [*values, *arrays, *FIXED_WORDS, *self.sizes.values()]
+        carried = [*CARRIED_WORDS] if self.carries else []
+        return [*values, *arrays, *carried, *FIXED_WORDS, *self.sizes.values()]
 
     def whole(self) -> str:
         """Return the whole text."""

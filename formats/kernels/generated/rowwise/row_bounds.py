@@ -1,7 +1,7 @@
 """The meaning of a value of each row in float64, and a bound on the error of float32, merged in the kernel's order."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,23 +10,21 @@ from formats.kernels.generated.rowwise.row_values import ABREAST, Merging, RowVa
 from formats.kernels.generated.rowwise.scalar_functions import HALF_UNIT, VANISHED
 from formats.kernels.generated.rowwise.scalar_graphs import NumberPair, bound_graph, lost, spread_by
 
+RowsBefore: TypeAlias = Callable[[int, NDArray[np.float64], int], NDArray[np.float64]]
+
 
 def bound_rows(
-    root: RowValue,
-    values: Sequence[Any],
-    arrays: Sequence[Any],
-    rows: int = 1,
-    positions: NDArray[np.int64] | None = None,
+    root: RowValue, values: Sequence[Any], arrays: Sequence[Any], rows: int = 1, before: RowsBefore | None = None
 ) -> NumberPair:
     """Return the numbers of each row, (rows, heads, columns), and a bound on the error of a kernel. `values`: float64
     arrays (rows, columns) or (rows, heads, columns); `arrays`: those that are operands; `rows`: the number of rows if
-    there are no values; `positions`: those of rows in their sequences, for rows that read rows before."""
+    there are no values; `before` gives the rows before those of a value, by its number, its rows and the lag."""
     pairs: dict[int, Any] = {}
     for node in root.walk():
         args = [pairs[id(arg)] for arg in node.args]
         if node.op == "shift":
-            assert positions is not None, "rows before are those of a sequence"
-            pairs[id(node)] = certain(rows_before(args[0][0], node.extra, positions))
+            assert before is not None, "rows before are those of a sequence"
+            pairs[id(node)] = certain(before(node.args[0].extra, args[0][0], node.extra))
         else:
             pairs[id(node)] = read_value(node, args, values, arrays)
     y, e = pairs[id(root)]
@@ -35,20 +33,37 @@ def bound_rows(
 
 
 def mean_rows(
-    root: RowValue,
-    values: Sequence[Any],
-    arrays: Sequence[Any],
-    rows: int = 1,
-    positions: NDArray[np.int64] | None = None,
-) -> Any:
+    root: RowValue, values: Sequence[Any], arrays: Sequence[Any], rows: int = 1, before: RowsBefore | None = None
+) -> NDArray[np.float64]:
     """Return the numbers of each row in float64."""
-    return bound_rows(root, values, arrays, rows, positions)[0]
+    return np.asarray(bound_rows(root, values, arrays, rows, before)[0], np.float64)
 
 
-def rows_before(y: NDArray[np.float64], lag: int, positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the row `lag` before each row, zeros where its sequence has none."""
-    at = np.maximum(np.arange(len(y)) - lag, 0)
-    return np.where((positions >= lag)[:, None, None], y[at], 0.0)
+def rows_before(positions: NDArray[np.int64]) -> RowsBefore:
+    """Return the function that gives the row `lag` before each row of y (T, heads, columns), zeros where its sequence
+    has none. `positions`: those of rows in their sequences, which follow one another."""
+
+    def before(number: int, y: NDArray[np.float64], lag: int) -> NDArray[np.float64]:
+        at = np.maximum(np.arange(len(y)) - lag, 0)
+        return np.where((positions >= lag)[:, None, None], y[at], 0.0)
+
+    return before
+
+
+def rows_carried(
+    states: Mapping[int, NDArray[np.float64]], ages: NDArray[np.int64], sources: NDArray[np.int64]
+) -> RowsBefore:
+    """Return the function that gives the row `lag` before each new row of y (T, heads, columns): a new one too, or one
+    of the state of its sequence, as CarriedRows holds them."""
+
+    def before(number: int, y: NDArray[np.float64], lag: int) -> NDArray[np.float64]:
+        (count, heads, columns), state = y.shape, states[number]
+        held = state.reshape(len(state), heads, -1, columns)[sources]
+        at = np.where(ages < lag, held.shape[2] + ages - lag, 0)
+        earlier = np.take_along_axis(held, at[:, None, None, None], 2)[:, :, 0]
+        return np.where((ages >= lag)[:, None, None], y[np.maximum(np.arange(count) - lag, 0)], earlier)
+
+    return before
 
 
 def read_value(node: RowValue, args: list[Any], values: Sequence[Any], arrays: Sequence[Any]) -> Any:

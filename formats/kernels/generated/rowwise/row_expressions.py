@@ -15,6 +15,7 @@ class RowExpressions(VectorText):
 
     seen: dict[tuple[int, str, str], str] = field(default_factory=dict, kw_only=True)
     kept: dict[int, int] = field(default_factory=dict, kw_only=True)  # stored values by id, with their numbers
+    carried = False
 
     def address(self, node: RowValue, h: str, at: str, part: int = 0) -> str:
         """Return the address at which the number of a head and a column of an operand is read."""
@@ -71,10 +72,13 @@ class RowExpressions(VectorText):
 
     def shifted(self, node: RowValue, h: str, at: str, lanes: str) -> str:
         """Load columns of an operand in a row before, zeros where the sequence has none: a row that exists is read in
-        its place."""
+        its place. The state of a sequence without rows holds zeros."""
         number, lag = node.args[0].extra, node.extra
-        place = join_sum(f"x{number}_{lag}", scaled(h, f"c.x{number}_head"), at)
+        step = f"x{number}_{lag}_head" if self.carried else f"c.x{number}_head"
+        place = join_sum(f"x{number}_{lag}", scaled(h, step), at)
         there = self.name(f"one_number({place})" if node.cols == 1 else f"get({place}, {lanes})")
+        if self.carried:
+            return there
         return self.name(f"lanes_of(has{lag}, {there}, {self.literal(0.0)})")
 
     def flat(self, node: RowValue, at: str, lanes: str) -> str:

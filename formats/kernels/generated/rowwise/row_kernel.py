@@ -42,17 +42,43 @@ class Counts(NamedTuple):
     operands: float
 
 
+class CarriedRows(NamedTuple):
+    """The rows before new ones: of each value by its number the states (states, heads, kept · columns), which hold the
+    last rows of a sequence side by side; for each new row (T) its number among those of its sequence, and the state
+    that the sequence had before them."""
+
+    states: Mapping[int, np.ndarray]
+    ages: np.ndarray
+    sources: np.ndarray
+
+    def locate(self, rows: int, values: Sequence[int]) -> list[int]:
+        """Return the words of a record: addresses of both columns, of each state its address and steps. ValueError for
+        columns of other rows."""
+        places = [locate_positions(self.ages, rows), locate_positions(self.sources, rows)]
+        for k in values:
+            state = self.states[k]
+            places += heads_of(f"held{k}", state, len(state), state.shape[1])
+        return places
+
+    def locate_states(self, rows: int) -> tuple[int, ...]:
+        """Return the words of the one state of a result: its address and steps, the address of the states before."""
+        [state] = self.states.values()
+        return *heads_of("states", state, len(state), state.shape[1]), locate_positions(self.sources, rows)
+
+
 @dataclass(frozen=True, eq=False)
 class RowKernel:
-    """The kernel of a value over `values` operands and `arrays` arrays."""
+    """The kernel of a value over `values` operands and `arrays` arrays. `carried`: its rows are new rows of sequences,
+    whose last rows before are held in states."""
 
     root: RowValue
     values: int
     arrays: int
+    carried: bool = False
 
     @cached_property
     def written(self) -> RowText:
-        return RowText(self.root, self.values, self.arrays)
+        return RowText(self.root, self.values, self.arrays, self.carried)
 
     @cached_property
     def text(self) -> str:
@@ -73,18 +99,20 @@ class RowKernel:
         values: Sequence[np.ndarray],
         arrays: Sequence[np.ndarray],
         out: np.ndarray,
-        positions: np.ndarray | None = None,
+        before: np.ndarray | CarriedRows | None = None,
     ) -> np.ndarray:
         """Compute out (T, columns), or (T, heads, columns), from values with as many rows. A kernel that reads rows
-        before needs the `positions` of rows in their sequences, which follow one another. ValueError for arrays that do
-        not fit."""
+        before needs the positions of rows in their sequences, which follow one another, or the states of sequences.
+        ValueError for arrays that do not fit."""
         T, wanted = len(out), (self.root.heads, self.root.cols)
         if (out.shape[1:] if out.ndim == 3 else (1, *out.shape[1:])) != wanted:
             raise ValueError(f"out: {out.shape} is not (rows, {wanted[0]}, {wanted[1]})")
         writable("out", out)
         places = locate_operands(self.operands, values, arrays, out)
-        if self.written.shifts:
-            places.append(locate_positions(positions, T))
+        if isinstance(before, CarriedRows):
+            places += before.locate(T, self.written.shifted_values)
+        elif self.written.shifts:
+            places.append(locate_positions(before, T))
         if not out.size:
             return out
         workers = threads()

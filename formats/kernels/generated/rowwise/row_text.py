@@ -23,6 +23,7 @@ class RowText(RowExpressions):
     root: RowValue
     values: int
     arrays: int
+    carried: bool = False  # rows before the first new one are those of states
     places: dict[tuple[int, int], tuple[int, str]] = field(default_factory=dict)  # of a kept value: offset and word
     room: int = 0
     written_heads: int = 1  # heads of the loop that is being written
@@ -263,7 +264,7 @@ class RowText(RowExpressions):
         return [
             *values,
             *(f"c{k}" for k in range(self.arrays)),
-            *["positions"] * bool(self.shifts),
+            *self.batch_fields(),
             "out",
             "out_row",
             "out_head",
@@ -275,9 +276,33 @@ class RowText(RowExpressions):
             *(name for _, name in self.places.values()),
         ]
 
+    def batch_fields(self) -> list[str]:
+        """Return the words that tell which rows are before a row."""
+        if not self.carried:
+            return ["positions"] * bool(self.shifts)
+        return ["ages", "sources", *(f"held{k}{what}" for k in self.shifted_values for what in ("", "_row", "_head"))]
+
+    @property
+    def shifted_values(self) -> list[int]:
+        """The numbers of the values of which it reads rows before."""
+        return sorted({node.args[0].extra for node in self.shifts})
+
+    def rows_carried(self) -> list[str]:
+        """Return the lines that find the rows before a row: among the new rows, or in the state of its sequence, which
+        holds the last rows side by side in every head."""
+        found = [f"{word} = longs(c.{word}s + 8 * row, 1)[0]" for word in ("age", "source")]
+        for node in self.shifts:
+            k, lag, cols = node.args[0].extra, node.extra, self.size(node.cols)
+            there = f"c.held{k} + 4 * (source * c.held{k}_row + c.held{k}_head - ({lag} - age) * {cols})"
+            found.append(f"x{k}_{lag} = c.x{k} + 4 * (row - {lag}) * c.x{k}_row if age >= {lag} else {there}")
+            found.append(f"x{k}_{lag}_head = c.x{k}_head if age >= {lag} else c.held{k}_head")
+        return [*dict.fromkeys(found)]
+
     def rows_before(self) -> list[str]:
         """Return the lines that find the rows before a row: the address of each that is read, the row itself where its
         sequence has none, and a vector that is not 0 where it has."""
+        if self.carried:
+            return self.rows_carried()
         places = dict.fromkeys((node.args[0].extra, node.extra) for node in self.shifts)
         found = ["position = longs(c.positions + 8 * row, 1)[0]"] if places else []
         for lag in dict.fromkeys(lag for _, lag in places):

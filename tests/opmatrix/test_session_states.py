@@ -1,0 +1,293 @@
+"""States of sequences in sessions: shifts and scans go on from the last rows, with the bits of whole texts, whatever
+calls there were."""
+
+import sys
+from functools import cache
+from linecache import getline
+
+import numpy as np
+import pytest
+from hypothesis import given as forall
+from hypothesis import settings
+from hypothesis import strategies as st
+
+import opmatrix as om
+from formats import kernels as compiled
+from formats.core.errors import InputError
+from formats.host.threads import limit
+from formats.kernels.attentions.chunks import PAGE
+from opmatrix.algebra.batch.signature import STATES, Port
+from opmatrix.algebra.positions.patterns import causal, sequence
+from opmatrix.inference import pages, session
+from opmatrix.inference.cached import cached, rows_behind
+from opmatrix.inference.pages import Holding, StatePool
+from opmatrix.runtime.program import Program
+from rewrites.verify.failure import VerificationError
+from rewrites.verify.sessions.verified_sessions import verify_states
+from tests.support import standin
+
+RNG = np.random.default_rng(0)
+WORDS, WIDTH, COUNT = 30, 20, 3
+TABLE = om.weight(RNG.normal(size=(WORDS, WIDTH)))
+STEPS = 1, 5, 64
+
+
+def matrix(n=WIDTH, p=WIDTH):
+    return om.weight(RNG.normal(size=(n, p)) / n**0.5)
+
+
+def selective():
+    """A convolution and a selective scan, as Mamba has them."""
+    dt, left, right = matrix() @ om.softplus, matrix(p=COUNT) @ om.heads(COUNT), matrix(p=COUNT) @ om.heads(COUNT)
+    rates = om.const(-np.exp(RNG.normal(size=(COUNT, 1, WIDTH))))
+
+    def scanned(x):
+        rows = om.scan((x @ dt) @ om.repeat(COUNT) * rates @ om.exp, x @ om.repeat(COUNT) * (x @ left), om.decay)
+        return (rows * (x @ right)) @ om.total
+
+    return om.conv(RNG.normal(size=(4, WIDTH)) / 2) @ om.silu @ om.formula(scanned)
+
+
+def attending():
+    return om.attention(matrix(), matrix(), matrix(), 2, sequence & causal)
+
+
+MODELS = {
+    "selective": TABLE @ (om.I + selective()) @ (om.I + selective()),
+    "hybrid": TABLE @ (om.I + selective()) @ (om.I + attending()),
+    "shifts": TABLE @ matrix() @ (om.shift(2) + om.shift(5)) @ matrix() @ (om.I + om.shift(1) @ om.tanh),
+    "a maximum": TABLE @ om.scan(om.const(1.0), matrix(), "rectify"),
+}
+
+
+@cache
+def programs(name):
+    """The program of a model for whole texts, and that of its sessions."""
+    program = om.schedule(MODELS[name], om.Batch([[1, 2, 3], [4]]), machine=standin.machine()).program
+    return program, cached(program)
+
+
+def whole(name, tokens):
+    """The rows of a text as one: those of attention over caches are a session's, which has sums of its own."""
+    program, decoder = programs(name)
+    if name != "hybrid":
+        return program.run(om.Batch([tokens]))
+    session = decoder.start(len(tokens))
+    rows = session.step({session.join(): tokens})
+    np.testing.assert_allclose(rows, program.run(om.Batch([tokens])), rtol=1e-4, atol=1e-4)
+    return rows
+
+
+def text(count, seed=0):
+    return np.random.default_rng(seed).integers(0, WORDS, count)
+
+
+def in_steps(session, held, tokens, count):
+    return np.concatenate([session.step({held: tokens[at : at + count]}) for at in range(0, len(tokens), count)])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_steps_of_any_rows_are_whole_texts_to_the_bit(name):
+    decoder, tokens = programs(name)[1], text(150)
+    wanted = whole(name, tokens).tobytes()
+    for count in (*STEPS, 150):
+        session = decoder.start(200)
+        assert in_steps(session, session.join(), tokens, count).tobytes() == wanted, count
+    with limit(1):
+        session = decoder.start(200)
+        assert in_steps(session, session.join(), tokens, 7).tobytes() == wanted
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_batch_of_forks_has_the_bits_of_each_alone(name):
+    """Sequences of other lengths beside, forks that part, some that leave: no state is a neighbour's."""
+    decoder = programs(name)[1]
+    texts = [text(n, n) for n in (40, 3, 70, 1)]
+    texts.append(np.concatenate([texts[0][:25], text(30, 9)]))
+    session = decoder.start(40 * PAGE)
+    held = [session.join() for _ in texts[:4]]
+    rows = {each: [] for each in held}
+
+    def step(counts):
+        given = session.step({each: tokens for each, tokens in counts.items() if len(tokens)})
+        for each in (each for each, tokens in counts.items() if len(tokens)):
+            rows[each].append(given[: len(counts[each])])
+            given = given[len(counts[each]) :]
+
+    step({each: tokens[:25] for each, tokens in zip(held, texts, strict=False)})
+    fork = session.fork(held[0])
+    rows[fork] = [*rows[held[0]]]
+    session.leave(held[3])
+    live = dict(zip([*held[:3], fork], (*texts[:3], texts[4]), strict=True))
+    for at in range(25, 70, 9):
+        step({each: tokens[at : at + 9] for each, tokens in live.items()})
+    for each, tokens in live.items():
+        assert np.concatenate(rows[each]).tobytes() == whole(name, tokens).tobytes()
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@forall(st.sampled_from([*MODELS]), st.integers(0, 8), st.integers(0, 2**32 - 1))
+def test_a_rewound_sequence_goes_on_as_if_it_had_not_gone_further(name, rewinds, seed):
+    rng = np.random.default_rng(seed)
+    session, tokens = programs(name)[1].start(20 * PAGE, rewinds=rewinds), text(0)
+    held = session.join()
+    for count in rng.integers(1, 12, 4):
+        tokens = np.concatenate([tokens, text(count, count)])
+        rows = session.step({held: tokens[-count:]})
+        assert rows.tobytes() == whole(name, tokens)[-count:].tobytes()
+        kept = len(session.state.sequences[held].states)
+        assert min(count, rewinds + 1) <= kept <= rewinds + 1
+        tokens = tokens[: len(tokens) - rng.integers(0, kept)]
+        session.rewind(held, len(tokens))
+    session.rewind(held, 0)
+    assert session.step({held: tokens}).tobytes() == whole(name, tokens).tobytes()
+
+
+@pytest.mark.parametrize("name", ["selective", "hybrid"])
+def test_a_rewind_beyond_what_is_kept_is_refused_in_a_line(name):
+    """Caches and states go back together, or not at all."""
+    session = programs(name)[1].start(20 * PAGE)
+    held = session.join()
+    session.step({held: text(30)})
+    before = session.state
+    with pytest.raises(
+        InputError,
+        match=r"^rewind: sequence 1 of 30 rows keeps the states of its last 2: .* start\(capacity, rewinds=2\)",
+    ) as caught:
+        session.rewind(held, 28)
+    assert "\n" not in str(caught.value) and session.state is before
+    session.rewind(held, 29)
+    assert held.length == 29
+
+
+def test_bytes_of_states_are_said_and_depend_on_no_length():
+    decoder = programs("selective")[1]
+    session = decoder.start(40 * PAGE, rewinds=0)
+    each = 2 * 4 * (3 * WIDTH + COUNT * WIDTH)
+    assert session.state_bytes == each and f"{each:,} bytes of states a sequence" in repr(session)
+    assert f"{each:,} bytes a state of a sequence" in str(decoder) and rows_behind(decoder) == 0
+    held, used = session.join(), set()
+    for count in (1, 60, 1, 300, 1):
+        session.step({held: text(count)})
+        used.add(session.bytes)
+    assert max(used) == 3 * each  # none, the one before, the next
+
+
+def test_exact_sessions_are_whole_texts_in_float64():
+    for name in MODELS:
+        program, decoder = programs(name)
+        session, tokens = decoder.start(64, exact=True), text(30)
+        rows = in_steps(session, session.join(), tokens, 4)
+        np.testing.assert_allclose(rows, program.exact(om.Batch([tokens])), rtol=1e-11, atol=1e-11)
+
+
+def test_a_program_with_states_is_saved_as_it_is(tmp_path):
+    decoder = programs("hybrid")[1]
+    decoder.save(tmp_path / "saved")
+    session = Program.load(tmp_path / "saved").start(64)
+    tokens = text(40)
+    assert in_steps(session, session.join(), tokens, 3).tobytes() == whole("hybrid", tokens).tobytes()
+
+
+def test_states_that_do_not_fit_are_refused_by_name():
+    decoder = programs("shifts")[1]
+    narrow = [Port(port.name, port.space, 3, port.heads) for port in decoder.inputs]
+    with pytest.raises(ValueError, match="states×1×3 do"):
+        Program(decoder.steps, decoder.constants, decoder.outputs, inputs=narrow, state=decoder.state)
+
+
+def test_pools_hand_out_states_that_nobody_holds():
+    pool = StatePool([Port("state a", STATES, 3)], False)
+    first = pool.take([], 2)
+    assert first == [1, 2] and len(pool) == 3
+    pool.arrays["state a"][1] = 7
+    arrays = pool.arrays
+    assert pool.take([Holding(5, 0, (1,))], 3) == [2, 3, 4]
+    assert pool.arrays is not arrays and (pool.arrays["state a"][1] == 7).all()
+    assert pool.take([Holding(5, 0, (1, 4))], 2) == [2, 3]
+
+
+def test_a_kernel_keeps_the_last_rows_of_each_sequence():
+    """Rows of a step, and those of the state before, by definition."""
+    rng = np.random.default_rng(0)
+    for heads, cols, kept in ((1, 5, 3), (2, 17, 1), (3, 16, 16)):
+        counts, states = (1, 2, 20), rng.standard_normal((9, heads, kept * cols), np.float32)
+        states[0] = 0
+        x = rng.standard_normal((sum(counts), heads, cols), np.float32)
+        sources, targets = (0, 2, 3), (5, 7, 8)
+        ages = np.concatenate([np.arange(count) for count in counts])
+        ends = np.cumsum(counts) - 1
+        marks = np.zeros(sum(counts), np.int64)
+        marks[ends] = targets
+        out = states.copy()
+        compiled.keep_last(x, ages, np.repeat(sources, counts), marks, out)
+        for count, end, source, target in zip(counts, ends, sources, targets, strict=True):
+            before = states[source].reshape(heads, kept, cols).swapaxes(0, 1)
+            rows = np.concatenate([before, x[end + 1 - count : end + 1]])[-kept:]
+            np.testing.assert_array_equal(out[target].reshape(heads, kept, cols).swapaxes(0, 1), rows)
+        others = [at for at in range(9) if at not in targets]
+        assert (out[others] == states[others]).all()
+
+
+def test_verification_finds_a_state_that_is_lost(monkeypatch):
+    """Of each row: the first of a step then begins anew."""
+    decoder, texts = programs("selective")[1], om.Batch([text(30)])
+    assert verify_states(decoder, texts, 70).rows == 3 * 70
+
+    def lost(batch, states):
+        keep(batch, [(0, targets) for _, targets in states])
+
+    keep = session.New.carry
+    monkeypatch.setattr(session.New, "carry", lost)
+    with pytest.raises(VerificationError, match="its states give other bits in steps than at once"):
+        verify_states(decoder, texts, 70)
+
+
+LINES = {pages.__file__, session.__file__}
+
+
+def interrupted(call, at):
+    """True if a call was interrupted, where the so many-th line of sessions or their pages begins."""
+    count = 0
+
+    def traced(frame, event, argument):
+        nonlocal count
+        if frame.f_code.co_filename not in LINES:
+            return None
+        line = getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+        if event == "line" and not line.startswith("with "):  # a lock is let go of there
+            count += 1
+            if count > at:
+                raise KeyboardInterrupt
+        return traced
+
+    before = sys.gettrace()
+    sys.settrace(traced)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.deep(every=3)
+@pytest.mark.parametrize("at", range(0, 240, 3))
+def test_a_step_that_is_interrupted_has_happened_or_has_not(at):
+    """Caches and states of a hybrid: two sequences that share both, of which one is rewound."""
+    made = programs("hybrid")[1].start(12 * PAGE, rewinds=3)
+    one = made.join()
+    tokens = text(20)
+    made.step({one: tokens})
+    two = made.fork(one)
+    made.rewind(two, 18)
+    texts = {one: [*tokens], two: [*tokens[:18]]}
+    new = {one: [1, 2, 3, 4, 5], two: [6]}
+    interrupted(lambda: made.step(new), at)
+    lengths = {each: each.length for each in new}
+    assert lengths in ({one: 20, two: 18}, {one: 25, two: 19})
+    for each, tokens in texts.items():
+        tokens += new[each][: lengths[each] - len(tokens)]
+        rows = made.step({each: [7, 8]})
+        assert rows.tobytes() == whole("hybrid", np.array([*tokens, 7, 8]))[-2:].tobytes()
