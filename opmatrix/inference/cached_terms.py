@@ -5,6 +5,7 @@ sequence holds: `among(HELD)`. cached.py says why that is enough, and does the s
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.relations import GIVEN, HELD, SLOTS
 from opmatrix.algebra.monoids import softmax, sum
+from opmatrix.algebra.nodes import SCANNED
 from opmatrix.algebra.operators import I, const, given, product, turn
 from opmatrix.algebra.oracles import factors
 from opmatrix.algebra.positions.patterns import among, everyone, parse
@@ -61,9 +62,9 @@ class Recalling:
                 if where.reach != parse(CAUSAL).reach and not self.windows:
                     raise InputError(apart(where.name))
                 return self.attention(scores, values, before)
-            case (("product" | "scan"), (*_, where)) if where is not everyone:
+            case "product", (*_, where) if where is not everyone:
                 raise InputError(f"{brief(term)}: {ELSEWHERE}")
-            case "shift", _:
+            case name, _ if name == "shift" or name in SCANNED:
                 raise InputError(f"{brief(term)}: {ELSEWHERE}")
             case "related" | "pick", (relation,) if relation != GIVEN["last"] or term.kind.name == "related":
                 raise InputError(f"{brief(term)}: {ELSEWHERE}")
