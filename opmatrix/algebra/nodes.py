@@ -475,13 +475,13 @@ def read_states(q: ReadAt, k: ReadAt, v: ReadAt, decays: ReadAt | None, where: P
     return answers if count == 1 else answers.split(count)
 
 
-STATES: dict[str, Any] = dict(
+OF_STATES: dict[str, Body] = dict(
     constant=lambda *args: all(a.constant for a in args[:-1]),
     maps_zero_to_zero=lambda q, k, v, *_: q.maps_zero_to_zero or k.maps_zero_to_zero or v.maps_zero_to_zero,
 )
 
 
-@combinator(at_x=3, **STATES)
+@combinator(at_x=3, **OF_STATES)
 def linear_attention(x: ReadAt, q: Operator, k: Operator, v: Operator, where: Pattern = sequence & causal) -> ReadAt:
     """Attention whose scores are products of q and k alone, in the order of T: each row adds k v to a state, from which
     its q reads (Katharopoulos et al. 2020, eq. 16 to 20). A row sees its sequence up to itself, or all of it,
@@ -489,7 +489,7 @@ def linear_attention(x: ReadAt, q: Operator, k: Operator, v: Operator, where: Pa
     return read_states(q(x), k(x), v(x), None, where)
 
 
-@combinator(at_x=4, **STATES)
+@combinator(at_x=4, **OF_STATES)
 def gated_linear_attention(
     x: ReadAt, q: Operator, k: Operator, v: Operator, decays: Operator, where: Pattern = sequence & causal
 ) -> ReadAt:
@@ -498,7 +498,9 @@ def gated_linear_attention(
     return read_states(q(x), k(x), v(x), decays(x), where)
 
 
-SCANNED = frozenset({"scan", "linear_attention", "gated_linear_attention"})  # kinds that pass rows in their order
+KINDS_IN_ORDER = frozenset(
+    {"scan", "linear_attention", "gated_linear_attention"}
+)  # kinds that pass rows in their order
 
 
 # These are additive but move numbers between heads, so they may not count as linear: the adjoint law would sum

@@ -5,7 +5,7 @@ sequence holds: `among(HELD)`. cached.py says why that is enough, and does the s
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.relations import GIVEN, HELD, SLOTS
 from opmatrix.algebra.monoids import softmax, sum
-from opmatrix.algebra.nodes import SCANNED
+from opmatrix.algebra.nodes import KINDS_IN_ORDER
 from opmatrix.algebra.operators import I, const, given, product, turn
 from opmatrix.algebra.oracles import factors
 from opmatrix.algebra.positions.patterns import among, everyone, parse
@@ -64,7 +64,7 @@ class Recalling:
                 return self.attention(scores, values, before)
             case "product", (*_, where) if where is not everyone:
                 raise InputError(f"{brief(term)}: {ELSEWHERE}")
-            case name, _ if name == "shift" or name in SCANNED:
+            case name, _ if name == "shift" or name in KINDS_IN_ORDER:
                 raise InputError(f"{brief(term)}: {ELSEWHERE}")
             case "related" | "pick", (relation,) if relation != GIVEN["last"] or term.kind.name == "related":
                 raise InputError(f"{brief(term)}: {ELSEWHERE}")

@@ -441,15 +441,19 @@ def relations() -> Iterator[Implementation]:
     yield Implementation("append", "append", append, dict(cache=caches[h, n], x=tokens[h, n]), {}, True, "in place")
 
 
-def pairs(x0: Operator, x1: Operator, x2: Operator, where: Pattern) -> Operator:
+def retained(q: Operator, k: Operator, v: Operator, rates: Operator, where: Pattern) -> Operator:
+    return gated_linear_attention(q, k, v, rates, where)
+
+
+def scored_pairs(x0: Operator, x1: Operator, x2: Operator, where: Pattern) -> Operator:
     scored: Operator = product(product(x0, turn(x1)), x2, monoids.sum, where)
     return scored
 
 
 def write_pairs(at: "CallVariables") -> str:
-    """Return the text of `pairs` over the first values of a step, under the pattern of a call."""
+    """Return the text of `scored_pairs` over the first values of a step, under the pattern of a call."""
     values = {symbol(f"x{number}", None, 1): number for number in range(3)}
-    return write_term(pairs(*values, at.pattern("where")), values)[0]
+    return write_term(scored_pairs(*values, at.pattern("where")), values)[0]
 
 
 def recurrences() -> Iterator[Implementation]:
@@ -460,13 +464,16 @@ def recurrences() -> Iterator[Implementation]:
     source = "a state for each head, in the order of rows (Katharopoulos et al. 2020)"
     scored = dict(x0=shared[h, n], x1=shared[h, n], x2=shared[h, p]) | prefixes
     yield Implementation(
-        "pairs", "fold_term", pairs, scored, {"term": write_pairs}, True, "a score for each pair of rows"
+        "scored_pairs", "fold_term", scored_pairs, scored, {"term": write_pairs}, True, "a score for each pair of rows"
     )
     yield Implementation("linear_attention", "recurrent", linear_attention, parts, {}, True, source)
     for name, sort in (("of_heads", replace(shared, facts=NUMBER.facts)[h, 1]), ("of_columns", shared[h, n])):
         yield Implementation(
             f"decays_{name}", "recurrent", gated_linear_attention, parts | dict(decays=sort), {}, True, source
         )
+    one_head = dict(q=value[n], k=value[n], v=value[p], rates=constant[n]) | prefixes
+    for name, variables in (("rates", one_head), ("rates_of_heads", parts | dict(rates=constant[h, n]))):
+        yield Implementation(name, "recurrent", retained, variables, {}, True, source)
 
 
 def gates() -> Iterator[Implementation]:

@@ -107,7 +107,7 @@ def run(case, operands, lengths):
 def share(case, operands, lengths, made=None):
     """How far a result is from the kernel's meaning, in bounds."""
     batch = of_lengths(lengths)
-    arguments = dict(operands, where=case.where.text, batch=batch)
+    arguments = dict(operands, rates=None, where=case.where.text, batch=batch)
     made = run(case, operands, lengths) if made is None else made
     return share_of(made, meaning(RECURRENT, arguments, batch), bound(RECURRENT, arguments))
 
@@ -237,7 +237,7 @@ def test_other_patterns_are_refused_in_a_line(where):
 RNG = np.random.default_rng(0)
 N = 24
 TABLE, Q, K, V, GATE = (weight(RNG.normal(size=size) / 4) for size in ((9, N), (N, N), (N, N), (N, N), (N, N)))
-ONE_GATE = weight(RNG.normal(size=(N, 3)) / 4)
+ONE_GATE, NARROW_GATE = (weight(RNG.normal(size=(N, count)) / 4) for count in (3, 1))
 LONG = om.Batch([[1, 2, 3] * 200, [4], [4, 5] * 70])
 
 
@@ -307,15 +307,30 @@ def test_other_patterns_keep_their_scores(where):
     assert "recurrent" not in kernels(program)
 
 
-@pytest.mark.parametrize("gate", [ONE_GATE, GATE], ids=["a head", "a column"])
-def test_decays_are_in_the_kernel(gate):
-    model = gated(3, gate)
+@pytest.mark.parametrize(
+    ("h", "gate"),
+    [(3, ONE_GATE), (3, GATE), (1, NARROW_GATE), (1, GATE)],
+    ids=["a head", "a column", "one head", "a column of one head"],
+)
+def test_decays_are_in_the_kernel(h, gate):
+    model = gated(h, gate)
     program = om.schedule(model, LONG, machine=standin.machine()).program
     assert "recurrent" in kernels(program) and "interpret" not in kernels(program)
     wanted = om.dense(model, LONG)
     np.testing.assert_allclose(program.run(LONG), wanted, rtol=1e-4, atol=1e-5 * abs(wanted).max())
     alone = [program.run(om.Batch([tokens])) for tokens in np.split(LONG.tokens, LONG.starts[1:-1])]
     assert np.concatenate(alone).tobytes() == program.run(LONG).tobytes()
+
+
+@pytest.mark.parametrize(("h", "count"), [(1, 1), (1, N), (3, 3), (3, N)])
+def test_decays_of_all_rows_are_in_the_kernel(h, count):
+    """One number of each head, as RetNet has them, or of each column of k."""
+    rates = const(np.linspace(0.8, 1, count)) @ heads(h) if h > 1 else const(np.linspace(0.8, 1, count))
+    model = TABLE @ formula(lambda x: joined(gated_linear_attention(*(in_heads(x, W, h) for W in (Q, K, V)), rates), h))
+    program = om.schedule(model, LONG, machine=standin.machine()).program
+    assert "recurrent" in kernels(program) and "interpret" not in kernels(program)
+    wanted = om.dense(model, LONG)
+    np.testing.assert_allclose(program.run(LONG), wanted, rtol=1e-4, atol=1e-5 * abs(wanted).max())
 
 
 @pytest.mark.parametrize("mesh", [dict(dp=(2, "data")), dict(tp=(3, "tensor")), dict(cp=(2, "ring"))], ids=str)

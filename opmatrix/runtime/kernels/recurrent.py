@@ -3,9 +3,10 @@ or without decays."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats import kernels as compiled
 from formats.core.epilogue import UNIT, gamma
@@ -20,23 +21,28 @@ from opmatrix.runtime.declarations.by_sequence import Doubles, asked_queries, in
 from opmatrix.runtime.declarations.costs import Costs
 from opmatrix.runtime.declarations.fitting import heads_of, same
 from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel
-from opmatrix.runtime.declarations.operands import Heads
+from opmatrix.runtime.declarations.operands import Heads, Vector
 from opmatrix.runtime.declarations.padded import Padded, Unpadded, score_keys, weigh_values
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
 
-PRICED = {False: "recurrent", True: "recurrent.decayed"}  # price by whether there are decays
-DECAYED = PRICED[True]
+Factors = TypeVar("Factors", bound=np.floating)
+PRICED_AS = {False: "recurrent", True: "recurrent.decayed"}  # price by whether there are decays
 
 
-class State(NamedTuple):
+def repeat_rates(rates: NDArray[Factors], rows: int, heads: int) -> NDArray[Factors]:
+    """Return decays of every row, a view, from those of all heads side by side."""
+    return np.broadcast_to(rates.reshape(1, heads, -1), (rows, heads, len(rates) // heads))
+
+
+class RowState(NamedTuple):
     """The state behind a row in float64, (heads, d, e), and a bound on the error of the kernel's."""
 
     numbers: Doubles
     error: Doubles
 
-    def passed(self, k: Doubles, v: Doubles, decay: Doubles | None) -> "State":
+    def passed(self, k: Doubles, v: Doubles, decay: Doubles | None) -> "RowState":
         """Return the state behind the next row: times its decay, plus its key times its value. Each product and each
         sum is rounded once."""
         numbers, error = self
@@ -44,25 +50,26 @@ class State(NamedTuple):
             numbers, error = numbers * decay, error * abs(decay)
             error = error + UNIT * (abs(numbers) + error) + SMALLEST
         numbers = numbers + k[:, :, None] * v[:, None, :]
-        return State(numbers, error + UNIT * (abs(numbers) + error) + SMALLEST)
+        return RowState(numbers, error + UNIT * (abs(numbers) + error) + SMALLEST)
 
-    def read(self, q: Doubles) -> "State":
+    def read(self, q: Doubles) -> "RowState":
         """Return a query times the state, (heads, e), and the bound of its error: of the state, and of a sum of d
         products."""
         numbers, error = self
         sizes = np.einsum("hd,hde->he", abs(q), abs(numbers) + error)
         doubt = np.einsum("hd,hde->he", abs(q), error)
         count = q.shape[1] + 1
-        return State(np.einsum("hd,hde->he", q, numbers), doubt + gamma(count) * sizes + count * SMALLEST)
+        return RowState(np.einsum("hd,hde->he", q, numbers), doubt + gamma(count) * sizes + count * SMALLEST)
 
 
-def read_rows(a: Arguments, of: Arguments) -> Iterator[State]:
+def pass_states(a: Arguments, of: Arguments) -> Iterator[RowState]:
     """Yield what the query of each requested row reads of its state, in the numbers of `of`."""
     heads = max(x.shape[1] for x in (of.q, of.k, of.v))
-    q, k, v, decays = (None if x is None else in_groups(x, heads) for x in (of.q, of.k, of.v, of.decays))
+    factors = of.decays if of.rates is None else repeat_rates(of.rates, len(of.k), heads)
+    q, k, v, decays = (None if x is None else in_groups(x, heads) for x in (of.q, of.k, of.v, factors))
     empty = np.zeros((heads, k.shape[2], v.shape[2]))
     for at, queries, keys in asked_queries(a):
-        state, behind, asked = State(empty, empty), list[State](), {*queries.tolist()}
+        state, behind, asked = RowState(empty, empty), list[RowState](), {*queries.tolist()}
         whole = seen.pattern(a).whole
         for t in range(keys.start, keys.stop):
             state = state.passed(k[t], v[t], None if decays is None else decays[t][:, :, None])
@@ -99,15 +106,24 @@ def price_recurrent(decayed: bool) -> Price:
     )
 
 
-@kernel(launches=True, row_mixing=True, prices={name: price_recurrent(decayed) for decayed, name in PRICED.items()})
+@kernel(launches=True, row_mixing=True, prices={name: price_recurrent(decayed) for decayed, name in PRICED_AS.items()})
 class recurrent(Arguments):
     """Each query times the sum of keys times values of its sequence up to its row, or of all of it; decays multiply the
     sum before a row adds to it, in all columns of keys or each in its own."""
 
     def run(
-        out: Any, batch: Any, q: Heads, k: Heads, v: Heads, decays: Heads | None = None, *, where: str = "sequence"
+        out: NDArray[np.float32],
+        batch: Batch,
+        q: Heads,
+        k: Heads,
+        v: Heads,
+        decays: Heads | None = None,
+        rates: Vector | None = None,
+        *,
+        where: str = "sequence",
     ) -> None:
-        """Launch the compiled recurrence over the rows of each sequence."""
+        """Launch the compiled recurrence over the rows of each sequence; `rates` are decays that all rows have."""
+        decays = decays if rates is None else repeat_rates(rates, len(k), out.shape[1])
         compiled.recurrent(q, k, v, batch.starts, out, decays, parse(where).whole)
 
     def shape(a) -> Heads:
@@ -117,18 +133,20 @@ class recurrent(Arguments):
         same("k columns", a.k.cols, a.q.cols)
         if a.decays is not None and a.decays.cols != 1:
             same("decays columns", a.decays.cols, a.q.cols)
+        if isinstance(a.rates, np.ndarray) and len(a.rates) not in (heads, heads * a.q.cols):
+            raise ValueError(f"rates: {len(a.rates)} numbers, where {heads} or {heads * a.q.cols} are needed")
         if not seen.pattern(a).prefix:
             raise ValueError(f"where: {a.where!r} is no prefix of a sequence: give sequence & causal, or sequence")
         return Heads(heads, a.v.cols)
 
     def reference(a) -> Doubles:
         """Pass the rows of each sequence through a state in float64."""
-        return np.stack([row.numbers for row in read_rows(a, a)])
+        return np.stack([row.numbers for row in pass_states(a, a)])
 
     def padded(a) -> Padded:
         """Multiply scores of all pairs with values. Raises Unpadded for decays, which have no products of pairs
         there."""
-        if a.decays is not None:
+        if a.decays is not None or a.rates is not None:
             raise Unpadded("decays of linear attention")
         heads = max(a.q.shape[2], a.k.shape[2], a.v.shape[2])
         scores = score_keys(a.q, a.k, heads)
@@ -136,18 +154,19 @@ class recurrent(Arguments):
 
     def bound(a) -> Doubles:
         """Return a running error of every operation on the state, in the kernel's own order, read by the query."""
-        return np.stack([row.error for row in read_rows(a, a.exact)])
+        return np.stack([row.error for row in pass_states(a, a.exact)])
 
     def cost(a, out: Heads, extents: Extents) -> Costs:
         """Return the price of as many rows, heads, and numbers of a state."""
         width = float(a.q.cols * a.v.cols) ** 0.5
-        return [(PRICED[a.decays is not None], {"T": extents[T], "h": out.heads, "d": width})]
+        decayed = a.decays is not None or a.rates is not None
+        return [(PRICED_AS[decayed], {"T": extents[T], "h": out.heads, "d": width})]
 
     def borders(a) -> Collection[int]:
         """Return the rows at which the compiled `recurrent` takes another path."""
         return compiled.borders("recurrent")
 
     @staticmethod
-    def restrict(arguments: Mapping[str, Any], values: Sequence[str], batch: Batch, at: RowNumbers) -> Restricted:
+    def restrict(arguments: Mapping[str, Doubles], values: Sequence[str], batch: Batch, at: RowNumbers) -> Restricted:
         """Restrict to some queries, which read states of all keys and values."""
         return {**arguments, "q": arguments["q"][at], "at": at}, batch

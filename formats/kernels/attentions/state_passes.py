@@ -38,15 +38,15 @@ __all__ = ["recurrent"]
 
 # a: decays of rows, 0 if there are none; a_col: numbers between those of two columns; bands: those of a head; share:
 # those of an item; groups: items of a sequence; whole: rows read the state behind the last row; the rest as in heads.py
-RECURRENT = np.dtype(
+STATE_RECORD = np.dtype(
     [*PLACES, *words("a a_row a_head a_col starts T S h d e room apart q_of k_of v_of a_of bands share groups whole")]
 )
-TILE_ROWS = 4 if MANY_REGISTERS else 2
-BAND = 2 * LANES  # columns of a state that are passed together
-CHUNK = 4 * TILE_ROWS  # rows that pass all bands of an item before the next rows do
+PASSED_ROWS = 4 if MANY_REGISTERS else 2
+STATE_COLUMNS = 2 * LANES  # columns of a state that are passed together
+ROWS_A_PASS = 4 * PASSED_ROWS  # rows that pass all bands of an item before the next rows do
 MOST_STATES = 1 << 17  # numbers of the states of an item: more would fill a cache
 MIN_ITEM_WORK = 1 << 18  # multiply-adds that are worth an item
-__borders__ = (TILE_ROWS,)
+__borders__ = (PASSED_ROWS,)
 
 
 @intrinsic
@@ -96,7 +96,7 @@ def pass_rows(none, c, state, q, k, a, v, o, lanes):
     """Pass a tile of rows through the state, and store what its queries read of it."""
     sums, values = none, fetch(none, v, 4 * c.v_row, lanes)
     for i in range(c.d):
-        line = state + 4 * BAND * i
+        line = state + 4 * STATE_COLUMNS * i
         if c.a:
             sums = pass_line(
                 sums, values, line, k + 4 * i, 4 * c.k_row, q + 4 * i, 4 * c.q_row, a + 4 * i * c.a_col, 4 * c.a_row
@@ -111,14 +111,14 @@ def read_state(none, c, state, q, o, lanes):
     """Store what a tile of queries reads of the state as it is."""
     sums = none
     for i in range(c.d):
-        sums = add_outer(sums, q + 4 * i, 4 * c.q_row, state + 4 * BAND * i, None)
+        sums = add_outer(sums, q + 4 * i, 4 * c.q_row, state + 4 * STATE_COLUMNS * i, None)
     store_tile(sums, o, 4 * c.o_row, lanes)
 
 
 @njit(**HELPER)
 def pass_tile(none, c, state, row, band, lanes, again):
     """Pass a tile of rows of a band of columns from `row` on; `again`: their queries read the state as it is."""
-    head, left = band // c.bands, BAND * (band % c.bands)
+    head, left = band // c.bands, STATE_COLUMNS * (band % c.bands)
     q = c.q + 4 * (row * c.q_row + head // c.q_of * c.q_head)
     k = c.k + 4 * (row * c.k_row + head // c.k_of * c.k_head)
     a = c.a + 4 * (row * c.a_row + head // c.a_of * c.a_head)
@@ -141,24 +141,24 @@ def ask_rows(start, step, rows, size):
 @njit(**HELPER)
 def ask_chunk(c, low, high, band):
     """Prefetch what a band of some rows reads and writes."""
-    head, left = band // c.bands, BAND * (band % c.bands)
+    head, left = band // c.bands, STATE_COLUMNS * (band % c.bands)
     v, o = c.v + 4 * (head // c.v_of * c.v_head + left), c.o + 4 * (head * c.o_head + left)
     if left == 0:
         q, k = c.q + 4 * (head // c.q_of * c.q_head), c.k + 4 * (head // c.k_of * c.k_head)
         ask_rows(q + 4 * low * c.q_row, 4 * c.q_row, high - low, 4 * c.d)
         ask_rows(k + 4 * low * c.k_row, 4 * c.k_row, high - low, 4 * c.d)
-    ask_rows(v + 4 * low * c.v_row, 4 * c.v_row, high - low, 4 * BAND)
-    ask_rows(o + 4 * low * c.o_row, 4 * c.o_row, high - low, 4 * BAND)
+    ask_rows(v + 4 * low * c.v_row, 4 * c.v_row, high - low, 4 * STATE_COLUMNS)
+    ask_rows(o + 4 * low * c.o_row, 4 * c.o_row, high - low, 4 * STATE_COLUMNS)
 
 
 @njit(**HELPER)
 def pass_tiles(many, one, c, state, low, high, band, lanes, again):
     """Pass rows of a band: tiles of rows, then single ones. `many` and `one`: tiles of zeros, as wide as the band."""
     row = low
-    while row + TILE_ROWS <= high:
-        ask_chunk(c, row + CHUNK, min(row + CHUNK + TILE_ROWS, c.T), band)
+    while row + PASSED_ROWS <= high:
+        ask_chunk(c, row + ROWS_A_PASS, min(row + ROWS_A_PASS + PASSED_ROWS, c.T), band)
         pass_tile(many, c, state, row, band, lanes, again)
-        row += TILE_ROWS
+        row += PASSED_ROWS
     while row < high:
         pass_tile(one, c, state, row, band, lanes, again)
         row += 1
@@ -167,21 +167,21 @@ def pass_tiles(many, one, c, state, low, high, band, lanes, again):
 @njit(**HELPER)
 def pass_chunks(c, room, start, end, first, last, again):
     """Pass the rows of a sequence through the bands of an item, chunk by chunk: rows are read as they lie in memory."""
-    for low in range(start, end, CHUNK):
-        high = min(low + CHUNK, end)
+    for low in range(start, end, ROWS_A_PASS):
+        high = min(low + ROWS_A_PASS, end)
         for band in range(first, last):
-            state = room + 4 * BAND * c.d * (band - first)
-            columns = min(BAND, c.e - BAND * (band % c.bands))
+            state = room + 4 * STATE_COLUMNS * c.d * (band - first)
+            columns = min(STATE_COLUMNS, c.e - STATE_COLUMNS * (band % c.bands))
             if columns > LANES:
-                pass_tiles(zeros(TILE_ROWS, 2), zeros(1, 2), c, state, low, high, band, columns - LANES, again)
+                pass_tiles(zeros(PASSED_ROWS, 2), zeros(1, 2), c, state, low, high, band, columns - LANES, again)
             else:
-                pass_tiles(zeros(TILE_ROWS, 1), zeros(1, 1), c, state, low, high, band, columns, again)
+                pass_tiles(zeros(PASSED_ROWS, 1), zeros(1, 1), c, state, low, high, band, columns, again)
 
 
 @Kernel
 def pass_bands(item, worker, arguments):
     """Pass a sequence through empty states of some bands of its heads."""
-    c = record(arguments, RECURRENT)
+    c = record(arguments, STATE_RECORD)
     starts, room, sequence, group = (
         longs(c.starts, c.S + 1),
         c.room + worker * c.apart,
@@ -189,7 +189,7 @@ def pass_bands(item, worker, arguments):
         item % c.groups,
     )
     first, last = group * c.share, min((group + 1) * c.share, c.h * c.bands)
-    for line in range(room, room + 4 * BAND * c.d * c.share, 64):
+    for line in range(room, room + 4 * STATE_COLUMNS * c.d * c.share, 64):
         keep(zeros(1, 1), line, None)
     pass_chunks(c, room, starts[sequence], starts[sequence + 1], first, last, 0)
     if c.whole:
@@ -234,13 +234,13 @@ def recurrent(
     *places, a, a_row, a_head = places
     places += heads_of("out", out, T, heads)
     a_col = int(decays is not None and decays.shape[2] > 1)
-    bands, workers = -(-e // BAND), threads()
+    bands, workers = -(-e // STATE_COLUMNS), threads()
     if not T or not S:
         return out
-    share = share_bands(heads * bands, BAND * d, T * heads * d * e, S, workers)
+    share = share_bands(heads * bands, STATE_COLUMNS * d, T * heads * d * e, S, workers)
     groups = -(-heads * bands // share)
     with POOL.lock:
-        room = ROOM.reserve(4 * BAND * d * share, workers)
+        room = ROOM.reserve(4 * STATE_COLUMNS * d * share, workers)
         sizes = T, S, heads, d, e, *room, *serves, bands, share, groups, whole
         record = filled(*places, a, a_row, a_head, a_col, address(batch.starts), *sizes)
         launch(workers, (pass_bands, record, S * groups))
