@@ -36,6 +36,7 @@ from opmatrix.algebra.operators import (
     gelu,
     given,
     heads,
+    linear_attention,
     magnitude,
     ones,
     over,
@@ -52,6 +53,7 @@ from opmatrix.algebra.operators import (
     weight,
 )
 from opmatrix.algebra.positions.patterns import causal, sequence
+from opmatrix.algebra.shapes import Shape, T
 from opmatrix.algebra.term import formula
 from opmatrix.runtime.codegen.row_reading import NotByRows
 from opmatrix.runtime.declarations.meanings import bound, meaning
@@ -601,5 +603,86 @@ def race_scan(rows, width, rounds):
     return (rows, *times, times[0] / times[-1])
 
 
+# ---- linear attention
+
+ORDERS_COLUMNS = "rows", "where", "scores_ms", "states_ms", "ratio", "layer_scores", "layer_states", "search", "loses"
+HEAD, ORDERS = 64, ("fold_term", "recurrent")  # columns of a head; the kernels of both orders
+LAW = "as_linear_attention"
+
+
+def measure_linear() -> None:
+    """Time linear attention in both orders, (q kᵀ) v and q (kᵀ v), on one sequence: the compiled kernels in turn, and
+    layers of either order in turn; a search chooses the order of a layer that is written as (q kᵀ) v.
+
+        python benchmarks/terms.py linear [--lengths 16 64 256 1024 4096] [--heads 4] [--rounds 15] [--csv OUT]
+
+    `loses`: how much longer a layer in the order that the search takes runs than one in the other, if it does."""
+    parser = Parser(measure_linear)
+    parser.add_argument("--lengths", type=count, nargs="+", default=[16, 32, 64, 128, 256, 1024, 4096])
+    parser.add_argument("--heads", type=count, default=4)
+    parser.add_argument("--rounds", type=count, default=15)
+    given = parser.parse_args()
+    takes(60 + 1e-8 * given.rounds * given.heads * sum(length**2 for length in given.lengths))
+    table: list[tuple[object, ...]] = [ORDERS_COLUMNS]
+    for where in (BEFORE, sequence):
+        for length in given.lengths:
+            table.append(race_orders(length, given.heads, where, given.rounds))
+            print(" ".join(cell(each, 12) for each in table[-1]))
+    tabled(given.csv, table)
+    figures = [
+        Figure("a layer in the search's order over the quicker", max(line[-1] for line in table[1:]), "x", most=1.1)
+    ]
+    for line in table[1:]:
+        if line[0] == max(given.lengths):
+            least = 10.0 if line[1] == str(sequence) else 5.0
+            figures.append(Figure(f"(q kᵀ) v over q (kᵀ v), {line[0]} rows, {line[1]}", line[4], "x", least=least))
+    concluded(given, figures)
+
+
+def race_orders(rows, h, where, rounds):
+    """A row of the table: kernels of both orders in turn, then layers, on the same numbers; and the search's choice."""
+    rng, batch = np.random.default_rng(0), Batch([np.zeros(rows, int)])
+    q, k, v = (rng.standard_normal((rows, h, HEAD), np.float32) for _ in range(3))
+    parts = [symbol(name, None, Shape(h, T, HEAD)) for name in "qkv"]
+    scored = product(product(parts[0], turn(parts[1])), parts[2], monoids.sum, where)
+    text, _ = write_term(scored, dict(zip(parts, range(3), strict=True)))
+    operands = dict(x0=q, x1=k, x2=v, term=text), dict(q=q, k=k, v=v, where=where.text)
+    outs = [np.empty_like(v) for _ in ORDERS]
+    runs = {
+        name: lambda batch, name=name, out=out, given=given: KERNELS[name].function(out, batch, **given)
+        for name, out, given in zip(ORDERS, outs, operands, strict=True)
+    }
+    taken = measure(runs, [batch], rounds)
+    np.testing.assert_allclose(*outs, rtol=1e-3, atol=1e-2 * rows**0.5)
+    slow, quick = (1e3 * median(taken[name]) for name in ORDERS)
+    layers = list_layers(h, where, batch)
+    steps = {step.kernel for step in layers.pop("found").steps}
+    chosen = next(name for name in ORDERS if name in steps)
+    times = {name: 1e3 * median(seconds) for name, seconds in measure(layers, [batch], rounds).items()}
+    return (
+        rows, str(where), slow, quick, slow / quick, *times.values(), chosen, times[chosen] / min(times.values())
+    )  # fmt: skip
+
+
+def list_layers(h, where, batch):
+    """Programs of a layer by the kernel that they have, and the one that a search finds with all laws."""
+    rng, n, machine = np.random.default_rng(0), h * HEAD, this_machine()
+    Q, K, V = (weight(rng.normal(size=(n, n)) * n**-0.5) for _ in range(3))
+    table = weight(rng.normal(size=(9, n)))
+
+    def scored(q, k, v):
+        return product(product(q, turn(k)), v, monoids.sum, where)
+
+    def found(order, laws):
+        values = lambda x: (x @ Q @ relu @ heads(h), x @ K @ relu @ heads(h), x @ V @ heads(h))
+        term = table @ formula(lambda x: order(*values(x)) @ heads(h).T)
+        extents, running = batch.extents(*collect_needs(term)), Running.of(machine, batch.starts)
+        return learning(lambda: search(term, laws, running, extents).program({})[0])
+
+    apart = [law for law in EXACT_LAWS if law.name != LAW]
+    stated = lambda q, k, v: linear_attention(q, k, v, where)
+    return dict(zip(ORDERS, (found(scored, apart), found(stated, apart)), strict=True), found=found(scored, EXACT_LAWS))
+
+
 if __name__ == "__main__":
-    command.run_parts(measure_terms, measure_segments, measure_graph, measure_scans)
+    command.run_parts(measure_terms, measure_segments, measure_graph, measure_scans, measure_linear)

@@ -452,6 +452,57 @@ def scan(x: ReadAt, a: Operator, b: Operator, over: type = monoids.sum, where: P
     return u.scan(v, over, where)
 
 
+def columns_apart(u: ReadAt, heads: LiveSize, columns: LiveSize) -> ReadAt:
+    """Return a value with a head for each of so many columns of each of its heads."""
+    return (u if heads == 1 else u.join(heads)).split(heads * columns)
+
+
+def read_states(q: ReadAt, k: ReadAt, v: ReadAt, decays: ReadAt | None, where: Pattern) -> ReadAt:
+    """Return the product of each query with the state that its row sees, k times each column of v summed over rows, or
+    merged over `decay`: a head for each column of v, whose state is as wide as k."""
+    if isinstance(q, Shape):
+        kept = k.scan(k, monoids.sum, where) if decays is None else decays.scan(k, monoids.decay, where)
+        return q.product(kept.turn(), monoids.sum, everyone).product(v, monoids.sum, where)
+    count, columns = max(u.heads for u in (q, k, v)), v.size[1]
+    every_column = count * columns
+    v = columns_apart(v if v.heads == count else v.repeat(count), count, columns)
+    added = k.repeat(every_column) * v
+    if decays is None:
+        state = added.act(const(1.0)).scan(added, monoids.sum, where)
+    else:
+        state = decays.repeat(every_column).scan(added, monoids.decay, where)
+    answers = (q.repeat(every_column) * state).act(ones()).join(every_column)
+    return answers if count == 1 else answers.split(count)
+
+
+OF_STATES: dict[str, Body] = dict(
+    constant=lambda *args: all(a.constant for a in args[:-1]),
+    maps_zero_to_zero=lambda q, k, v, *_: q.maps_zero_to_zero or k.maps_zero_to_zero or v.maps_zero_to_zero,
+)
+
+
+@combinator(at_x=3, **OF_STATES)
+def linear_attention(x: ReadAt, q: Operator, k: Operator, v: Operator, where: Pattern = sequence & causal) -> ReadAt:
+    """Attention whose scores are products of q and k alone, in the order of T: each row adds k v to a state, from which
+    its q reads (Katharopoulos et al. 2020, eq. 16 to 20). A row sees its sequence up to itself, or all of it,
+    `where=sequence`. Features are applied before: `linear_attention(q @ relu, k @ relu, v)`."""
+    return read_states(q(x), k(x), v(x), None, where)
+
+
+@combinator(at_x=4, **OF_STATES)
+def gated_linear_attention(
+    x: ReadAt, q: Operator, k: Operator, v: Operator, decays: Operator, where: Pattern = sequence & causal
+) -> ReadAt:
+    """Linear attention whose state is multiplied by decays, one number or one for each column of k, before a row adds
+    to it (Yang et al. 2024, eq. 3; Sun et al. 2023, RetNet, eq. 6; Dao and Gu 2024, Mamba 2). One of 0 begins anew."""
+    return read_states(q(x), k(x), v(x), decays(x), where)
+
+
+KINDS_IN_ORDER = frozenset(
+    {"scan", "linear_attention", "gated_linear_attention"}
+)  # kinds that pass rows in their order
+
+
 # These are additive but move numbers between heads, so they may not count as linear: the adjoint law would sum
 # over heads. The first two are each other's adjoint all the same.
 @combinator(additive=True, row_wise=True, uniform=True, splits=True, adjoint=lambda n, h: KINDS["join"](h))

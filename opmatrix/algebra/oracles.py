@@ -86,6 +86,10 @@ class DenseReading(Seeing):
         rows, columns = self.value.shape[-2:]
         return rows, columns
 
+    @property
+    def heads(self) -> int:
+        return int(np.prod(self.value.shape[:-2]))
+
     def __add__(self, other: DenseReading) -> Self:
         return self.meet_entries(other, np.add)
 
@@ -260,6 +264,10 @@ class Entrywise(SeeingEntries):
     def size(self) -> tuple[int, int]:
         _, rows, columns = self.value.shape
         return rows, columns
+
+    @property
+    def heads(self) -> int:
+        return len(self.value)
 
     def spread(self, rows: int, cols: int) -> Entrywise:
         """Spread a value that is the same in all its rows, or columns, to this size."""
@@ -503,6 +511,8 @@ def separate(term: Operator) -> bool:
                 return where.relation is None and bool(b.out.rows is not T or (where.within and not over.indexed))
             case "scan", (*_, over, where):
                 return bool(where.within and not over.indexed)
+            case (("linear_attention" | "gated_linear_attention"), _):
+                return True
             case "compose", (a, b):
                 return bool(a.out.cols is not T or b.entrywise)
             case (("row" | "keep_top"), (a, b, *_)):

@@ -5,6 +5,7 @@ sequence holds: `among(HELD)`. cached.py says why that is enough, and does the s
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.relations import GIVEN, HELD, SLOTS
 from opmatrix.algebra.monoids import softmax, sum
+from opmatrix.algebra.nodes import KINDS_IN_ORDER
 from opmatrix.algebra.operators import I, const, given, product, turn
 from opmatrix.algebra.oracles import factors
 from opmatrix.algebra.positions.patterns import Pattern, among, everyone, parse
@@ -70,7 +71,7 @@ class Recalling:
                 if not self.programs:
                     raise InputError(f"cached: {brief(term)}: no term expresses states of sequences: {SEARCHED_FIRST}")
                 self.carries = True
-            case "scan", _:
+            case name, _ if name in KINDS_IN_ORDER:
                 raise InputError(f"{brief(term)}: {ELSEWHERE}")
             case "related" | "pick", (relation,) if relation != GIVEN["last"] or term.kind.name == "related":
                 raise InputError(f"{brief(term)}: {ELSEWHERE}")

@@ -97,6 +97,11 @@ class PaddedReading:
         """The rows and columns of the value."""
         return self.shape.size
 
+    @property
+    def heads(self) -> LiveSize:
+        """The heads of the value."""
+        return self.shape.heads
+
     def spread(self, rows: LiveSize, cols: LiveSize) -> Self:
         """Return the value as it is, of another shape: it spreads where it is used."""
         return self.of(self.value, self.shape.spread(rows, cols))

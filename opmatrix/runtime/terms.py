@@ -242,6 +242,11 @@ class BoundedShape:
         """The rows and columns of the value."""
         return self.shape.size
 
+    @property
+    def heads(self) -> LiveSize:
+        """The heads of the value."""
+        return self.shape.heads
+
     def spread(self, rows: LiveSize, cols: LiveSize) -> "BoundedShape":
         """Check the size of a value spread to more rows or columns."""
         return self.of(self.shape.spread(rows, cols))

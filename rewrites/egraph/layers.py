@@ -11,6 +11,7 @@ from operator import matmul
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.relations import SLOTS
 from opmatrix.algebra.named_sizes import require_numbers
+from opmatrix.algebra.nodes import KINDS_IN_ORDER
 from opmatrix.algebra.operators import I, given, join
 from opmatrix.algebra.positions.patterns import Pattern, everyone
 from opmatrix.algebra.shapes import LiveSize, Space, T, brief, find_spaces
@@ -88,7 +89,7 @@ def check_seen(node: Operator) -> None:
         (attribute for attribute in node.attributes if isinstance(attribute, Pattern) and attribute is not everyone),
         None,
     )
-    if where is None or not node.children or node.kind.name == "scan":
+    if where is None or not node.children or node.kind.name in KINDS_IN_ORDER:
         return
     scores = node.children[0].out
     if where.relation is not None:
@@ -220,7 +221,7 @@ def check_order(full: Operator) -> None:
     """Raise InputError where attention, a scan, a shift or a rotation reads rows that a relation of the batch put in
     another order: kernels take row i for token i."""
     for node in full.walk():
-        seen = node.kind.name == "scan" or (node.kind.name == "product" and everyone not in node.args)
+        seen = node.kind.name in KINDS_IN_ORDER or (node.kind.name == "product" and everyone not in node.args)
         if seen or (node.kind.name == "compose" and node.children[1].kind.name in BY_POSITION):
             picks = (
                 inner

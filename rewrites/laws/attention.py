@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from opmatrix.algebra.monoids import mean
-from opmatrix.algebra.operators import I, given, heads, ones, product, repeat, scan, total, turn
+from opmatrix.algebra.monoids import mean, sum
+from opmatrix.algebra.operators import I, given, heads, linear_attention, ones, product, repeat, scan, total, turn
 from rewrites.laws.kinds import adjoint, by_head
 from rewrites.laws.law import (
     SIMPLIFY,
@@ -200,6 +200,13 @@ def as_scan(a: of_keys[1], v: value[h, n], M: over, P: where[prefix]):
 def keys_as_scan(a: alike_rows[h, k], b: value[h, k], v: value[h, n], M: over, P: where[prefix]):
     """Queries that are all the same give one number of each key. True of any P that a scan takes."""
     return product(product(a, turn(b)), v, M, P), scan((b * a) @ ones, v, M, P)
+
+
+@law(both=True, source="Katharopoulos et al. 2020, eq. 6 to 9; Dao and Gu 2024, section 5")
+def as_linear_attention(a: value[h, k], b: value[h, k], v: value[h, n], P: where[prefix]):
+    """Scores that are products of queries and keys alone need not be there: a row reads the sum of keys times values so
+    far. True of any P that a scan takes."""
+    return product(product(a, turn(b)), v, sum, P), linear_attention(a, b, v, P)
 
 
 ATTENTION_LAWS = collect(globals())

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from inspect import signature
 from itertools import product as product_of
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opmatrix.algebra import monoids
 from opmatrix.algebra.batch.relations import SLOTS, Relation
@@ -14,14 +14,17 @@ from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import mean, softmax
 from opmatrix.algebra.operators import (
     I,
+    gated_linear_attention,
     given,
     heads,
     keep_top,
+    linear_attention,
     ones,
     pick,
     product,
     reciprocal,
     share,
+    symbol,
     total,
     turn,
     unit_length,
@@ -29,6 +32,7 @@ from opmatrix.algebra.operators import (
 from opmatrix.algebra.operators import repeat as repeated
 from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.term import Operator
+from opmatrix.runtime.interpreted import write_term
 from rewrites.laws import kinds
 from rewrites.laws.epilogues import HEADS, chain_stages, epilogues
 from rewrites.laws.kernel_law import Implementation, declared
@@ -54,6 +58,9 @@ from rewrites.laws.law import (
     value,
     where,
 )
+
+if TYPE_CHECKING:
+    from rewrites.lowering.calls import CallVariables
 
 
 def score(
@@ -434,6 +441,41 @@ def relations() -> Iterator[Implementation]:
     yield Implementation("append", "append", append, dict(cache=caches[h, n], x=tokens[h, n]), {}, True, "in place")
 
 
+def retained(q: Operator, k: Operator, v: Operator, rates: Operator, where: Pattern) -> Operator:
+    return gated_linear_attention(q, k, v, rates, where)
+
+
+def scored_pairs(x0: Operator, x1: Operator, x2: Operator, where: Pattern) -> Operator:
+    scored: Operator = product(product(x0, turn(x1)), x2, monoids.sum, where)
+    return scored
+
+
+def write_pairs(at: "CallVariables") -> str:
+    """Return the text of `scored_pairs` over the first values of a step, under the pattern of a call."""
+    values = {symbol(f"x{number}", None, 1): number for number in range(3)}
+    return write_term(scored_pairs(*values, at.pattern("where")), values)[0]
+
+
+def recurrences() -> Iterator[Implementation]:
+    """Yield the implementations of linear attention: without decays, with one of a head, and with one of each
+    column; and of its products in the other order, a score for each pair of rows, which are priced beside them."""
+    prefixes = dict(where=where["prefix", "stated"])
+    parts = dict(q=shared[h, n], k=shared[h, n], v=shared[h, p]) | prefixes
+    source = "a state for each head, in the order of rows (Katharopoulos et al. 2020)"
+    scored = dict(x0=shared[h, n], x1=shared[h, n], x2=shared[h, p]) | prefixes
+    yield Implementation(
+        "scored_pairs", "fold_term", scored_pairs, scored, {"term": write_pairs}, True, "a score for each pair of rows"
+    )
+    yield Implementation("linear_attention", "recurrent", linear_attention, parts, {}, True, source)
+    for name, sort in (("of_heads", replace(shared, facts=NUMBER.facts)[h, 1]), ("of_columns", shared[h, n])):
+        yield Implementation(
+            f"decays_{name}", "recurrent", gated_linear_attention, parts | dict(decays=sort), {}, True, source
+        )
+    one_head = dict(q=value[n], k=value[n], v=value[p], rates=constant[n]) | prefixes
+    for name, variables in (("rates", one_head), ("rates_of_heads", parts | dict(rates=constant[h, n]))):
+        yield Implementation(name, "recurrent", retained, variables, {}, True, source)
+
+
 def gates() -> Iterator[Implementation]:
     """Yield the implementations of routers' functions of scores, in one head and in several."""
     for behind, sort in (("", value[p]), ("_of_heads", value[h, p])):
@@ -457,6 +499,7 @@ IMPLEMENTATIONS = [
         for body, kernels, variables, single, source, *options in OTHERS
     ),
     *relations(),
+    *recurrences(),
     *gates(),
 ]
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from formats.core.sizes import size
+from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.runtime.declarations.kernel import Arguments, Declared, in_heads
 from opmatrix.runtime.declarations.operands import Cache, Heads, Rows, Scores, Value
 from opmatrix.runtime.kernels import KERNELS
@@ -32,6 +33,11 @@ class CallVariables(NamedTuple):
     def number(self, name: str) -> int:
         """Return the number that a variable is bound to."""
         return int(self.lowering.template.values[self.bound[name]])
+
+    def pattern(self, name: str) -> Pattern:
+        """Return the pattern that a variable is bound to."""
+        pattern: Pattern = self.lowering.template.values[self.bound[name]]
+        return pattern
 
     def picked(self, name: str) -> str:
         """Return the name of the row that a value picks of every sequence."""

@@ -177,6 +177,8 @@ EVERY_KIND = [
     om.weight([[1e-5, 2.0], [-3e20, 0.5]]) @ om.relu,
     om.scan(W, W @ om.tanh, om.decay) @ om.cumsum,
     om.formula(lambda x: om.scan((x @ x.T) @ x, x, "softmax", om.sequence)),
+    om.linear_attention(W, W @ om.relu, W @ om.tanh),
+    om.formula(lambda x: om.gated_linear_attention(x @ W, x @ V, x, x @ W @ om.sigmoid, om.sequence)),
     om.row(om.row(om.I, om.I), om.I),
     abs(W),
     W**3,

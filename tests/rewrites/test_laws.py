@@ -386,6 +386,8 @@ def test_the_table_of_implementations():
         "unit",
         "link",
         "pick",
+        "recurrent",
+        "fold_term",
         "attend_once",
         "append",
         "attention_cached",

@@ -177,6 +177,10 @@ def attention(write, constants, rng):
     return write.step("join", x=write.step("attention", {"scale": 0.3}, q="h", k="h", v="h"))
 
 
+def recurrent(write, constants, rng):
+    return write.step("join", x=write.step("recurrent", {"where": "sequence & causal"}, q="h", k="h", v="h"))
+
+
 def attention_in_steps(write, constants, rng):
     p = write.step("softmax", x=write.step("scores", {"scale": 0.3}, q="h", k="h"))
     return write.step("join", x=write.step("values", p=p, v="h"))
@@ -226,4 +230,5 @@ ENDINGS = {
     "scan_term": scanned,
     "fold_entries": fold_entries,
     "attention": attention,
+    "recurrent": recurrent,
 }

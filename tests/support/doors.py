@@ -296,6 +296,31 @@ def head_doors() -> Iterator[tuple[str, Door]]:
             ),
         )
 
+    def summed_states(q: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray, decays: np.ndarray) -> Any:
+        """Sums of keys times values, and of the sizes of what is added up."""
+        out, size = np.zeros((2, len(q), 4, v.shape[2])), 0.0
+        wide = [np.repeat(x.astype(np.float64), 4 // x.shape[1], 1) for x in (q, k, v, decays)]
+        for read, (q, k, v, decays) in zip(out, (wide, [*map(abs, wide)]), strict=True):
+            for t in range(len(q)):
+                size = 0.0 if t in starts else size * decays[t][:, :, None]
+                size = size + k[t][:, :, None] * v[t][:, None]
+                read[t] = np.einsum("hd,hde->he", q[t], size)
+        return out[0], gamma(2 * len(q) + wide[0].shape[2]) * out[1]
+
+    for many in (4, 4, 4, 1), (4, 2, 1, 4):
+        yield (
+            f"recurrent {many}",
+            Door(
+                lambda rng, rows, many=many: (
+                    heads(rng, rows, **dict(zip("qkv", many[:3], strict=True)))
+                    | {"starts": starts(rows), "decays": heads(rng, rows, q=many[3])["q"]}
+                ),
+                width,
+                lambda out, q, k, v, starts, decays: kernels.recurrent(q, k, v, starts, out, decays),
+                summed_states,
+            ),
+        )
+
     def scored(q: np.ndarray, k: np.ndarray, bias: np.ndarray | None = None) -> Any:
         q, k = q.astype(np.float64).swapaxes(0, 1), k.astype(np.float64).swapaxes(0, 1)
         s, added = 0.3 * q @ k.swapaxes(1, 2), near(bias, range(q.shape[1]), k.shape[1])

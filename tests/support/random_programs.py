@@ -171,6 +171,16 @@ class Grower:
         scores = self.to(self.any(), v.cols) @ KINDS["tanh"]()
         return operators.scan(scores, v, self.monoid(tokens=True), self.pick(sequence, sequence & causal))
 
+    def recurrent(self, v):
+        """Attention without softmax, as products with a state, with decays or without."""
+        h, d = self.pick(1, 2), self.pick(1, 3)
+        q, k = (v @ self.projection(v.cols, h * d) @ operators.heads(h) for _ in range(2))
+        u, where = v @ self.projection(v.cols, h * 2) @ operators.heads(h), self.pick(sequence, sequence & causal)
+        if self.draw(st.booleans()):
+            return operators.linear_attention(q, k, u, where) @ operators.heads(h).T
+        a = v @ self.projection(v.cols, h * self.pick(1, d)) @ KINDS["sigmoid"]() @ operators.heads(h)
+        return operators.gated_linear_attention(q, k, u, a, where) @ operators.heads(h).T
+
     def lagged(self, v):
         """A row with rows before it."""
         return v + v @ operators.shift(self.pick(1, 2, LONGEST))
@@ -274,6 +284,7 @@ OTHERS = (
     "biased",
     "mixed",
     "scanned",
+    "recurrent",
     "lagged",
 )
 

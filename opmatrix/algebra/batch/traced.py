@@ -69,6 +69,11 @@ class TracedValue:
         """The rows and columns of this value."""
         return self.shape.size
 
+    @property
+    def heads(self) -> LiveSize:
+        """The heads of this value."""
+        return self.shape.heads
+
     def then(self, op: str, *others: TracedValue, more: tuple[Any, ...] = (), shape: Shape) -> TracedValue:
         """Write the line of an operation on this value and others; it is one row where all of them are."""
         taken = (self, *others)

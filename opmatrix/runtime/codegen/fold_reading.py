@@ -113,6 +113,11 @@ class FoldReading:
         """The size of scores, rows × rows: forms have no sizes of their own."""
         return T, T
 
+    @property
+    def heads(self) -> NoReturn:
+        """The heads of the value: forms have no sizes of their own. Raises NotByRows."""
+        raise NotByRows("it reads the batch, or moves numbers")
+
     def spread(self, rows: object, cols: object) -> FoldReading:
         """Return the reading itself: spreading is implied by the forms."""
         return self

@@ -46,6 +46,11 @@ class RowReading:
         """The rows of a batch, and the value's columns."""
         return T, self.value.cols
 
+    @property
+    def heads(self) -> int:
+        """The heads of the value."""
+        return self.value.heads
+
     def spread(self, rows: object, cols: int) -> RowReading:
         """Repeat a value that is equal in all columns over `cols` columns."""
         value = self.value

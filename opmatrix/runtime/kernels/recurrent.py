@@ -1,0 +1,172 @@
+"""Linear attention as a recurrence over a state of d × e numbers a head (Katharopoulos et al. 2020, eq. 16 to 20), with
+or without decays."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats import kernels as compiled
+from formats.core.epilogue import UNIT, gamma
+from formats.core.sizes import T
+from formats.core.stage import SMALLEST
+from formats.machine.prices import Price, Timed, Work, d, h
+from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import Extents
+from opmatrix.algebra.positions.patterns import parse
+from opmatrix.runtime import seen
+from opmatrix.runtime.declarations.by_sequence import Doubles, asked_queries, in_groups
+from opmatrix.runtime.declarations.costs import Costs
+from opmatrix.runtime.declarations.fitting import heads_of, same
+from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel
+from opmatrix.runtime.declarations.operands import Heads, Vector
+from opmatrix.runtime.declarations.padded import Padded, Unpadded, score_keys, weigh_values
+
+if TYPE_CHECKING:
+    from formats.machine.calibration import Grid, Numbers
+
+Factors = TypeVar("Factors", bound=np.floating)
+PRICED_AS = {False: "recurrent", True: "recurrent.decayed"}  # price by whether there are decays
+
+
+def repeat_rates(rates: NDArray[Factors], rows: int, heads: int) -> NDArray[Factors]:
+    """Return decays of every row, a view, from those of all heads side by side."""
+    return np.broadcast_to(rates.reshape(1, heads, -1), (rows, heads, len(rates) // heads))
+
+
+class RowState(NamedTuple):
+    """The state behind a row in float64, (heads, d, e), and a bound on the error of the kernel's."""
+
+    numbers: Doubles
+    error: Doubles
+
+    def passed(self, k: Doubles, v: Doubles, decay: Doubles | None) -> "RowState":
+        """Return the state behind the next row: times its decay, plus its key times its value. Each product and each
+        sum is rounded once."""
+        numbers, error = self
+        if decay is not None:
+            numbers, error = numbers * decay, error * abs(decay)
+            error = error + UNIT * (abs(numbers) + error) + SMALLEST
+        numbers = numbers + k[:, :, None] * v[:, None, :]
+        return RowState(numbers, error + UNIT * (abs(numbers) + error) + SMALLEST)
+
+    def read(self, q: Doubles) -> "RowState":
+        """Return a query times the state, (heads, e), and the bound of its error: of the state, and of a sum of d
+        products."""
+        numbers, error = self
+        sizes = np.einsum("hd,hde->he", abs(q), abs(numbers) + error)
+        doubt = np.einsum("hd,hde->he", abs(q), error)
+        count = q.shape[1] + 1
+        return RowState(np.einsum("hd,hde->he", q, numbers), doubt + gamma(count) * sizes + count * SMALLEST)
+
+
+def pass_states(a: Arguments, of: Arguments) -> Iterator[RowState]:
+    """Yield what the query of each requested row reads of its state, in the numbers of `of`."""
+    heads = max(x.shape[1] for x in (of.q, of.k, of.v))
+    factors = of.decays if of.rates is None else repeat_rates(of.rates, len(of.k), heads)
+    q, k, v, decays = (None if x is None else in_groups(x, heads) for x in (of.q, of.k, of.v, factors))
+    empty = np.zeros((heads, k.shape[2], v.shape[2]))
+    for at, queries, keys in asked_queries(a):
+        state, behind, asked = RowState(empty, empty), list[RowState](), {*queries.tolist()}
+        whole = seen.pattern(a).whole
+        for t in range(keys.start, keys.stop):
+            state = state.passed(k[t], v[t], None if decays is None else decays[t][:, :, None])
+            if t in asked and not whole:
+                behind.append(state.read(q[at.start + len(behind)]))
+        if whole:
+            behind = [state.read(row) for row in q[at]]
+        yield from behind
+
+
+def time_recurrent(decayed: bool) -> Callable[["Grid", "Numbers"], Iterator[Timed]]:
+    """Return the timed calls, with decays of each head or without."""
+
+    def cases(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
+        """Yield the sizes and the call for each batch and head shape."""
+        for lengths in grid.batches:
+            starts = np.cumsum([0, *lengths])
+            for heads, cols in grid.heads:
+                q, out = numbers.some(starts[-1], heads, cols), numbers.room(starts[-1], heads, cols)
+                decays = q[:, :, :1] if decayed else None
+                sizes = {"T": sum(lengths), "h": heads, "d": cols}
+                yield sizes, partial(compiled.recurrent, q, q, q, starts, out, decays)
+
+    return cases
+
+
+def price_recurrent(decayed: bool) -> Price:
+    """Return the price: multiply-adds of the state, numbers moved for each row."""
+    return Price(
+        (T * h * d * d, T * h * d),
+        lambda tile: Work(vector=(4 + decayed) * T * h * d * d, moved=4 * T * h * d),
+        time_recurrent(decayed),
+        common=False,
+    )
+
+
+@kernel(launches=True, row_mixing=True, prices={name: price_recurrent(decayed) for decayed, name in PRICED_AS.items()})
+class recurrent(Arguments):
+    """Each query times the sum of keys times values of its sequence up to its row, or of all of it; decays multiply the
+    sum before a row adds to it, in all columns of keys or each in its own."""
+
+    def run(
+        out: NDArray[np.float32],
+        batch: Batch,
+        q: Heads,
+        k: Heads,
+        v: Heads,
+        decays: Heads | None = None,
+        rates: Vector | None = None,
+        *,
+        where: str = "sequence",
+    ) -> None:
+        """Launch the compiled recurrence over the rows of each sequence; `rates` are decays that all rows have."""
+        decays = decays if rates is None else repeat_rates(rates, len(k), out.shape[1])
+        compiled.recurrent(q, k, v, batch.starts, out, decays, parse(where).whole)
+
+    def shape(a) -> Heads:
+        """Return the heads and the columns of v. Raises ValueError for heads or columns that do not fit, and for a
+        pattern that is no prefix of a sequence."""
+        heads = heads_of(**{name: x for name in ("q", "k", "v", "decays") if (x := getattr(a, name)) is not None})
+        same("k columns", a.k.cols, a.q.cols)
+        if a.decays is not None and a.decays.cols != 1:
+            same("decays columns", a.decays.cols, a.q.cols)
+        if isinstance(a.rates, np.ndarray) and len(a.rates) not in (heads, heads * a.q.cols):
+            raise ValueError(f"rates: {len(a.rates)} numbers, where {heads} or {heads * a.q.cols} are needed")
+        if not seen.pattern(a).prefix:
+            raise ValueError(f"where: {a.where!r} is no prefix of a sequence: give sequence & causal, or sequence")
+        return Heads(heads, a.v.cols)
+
+    def reference(a) -> Doubles:
+        """Pass the rows of each sequence through a state in float64."""
+        return np.stack([row.numbers for row in pass_states(a, a)])
+
+    def padded(a) -> Padded:
+        """Multiply scores of all pairs with values. Raises Unpadded for decays, which have no products of pairs
+        there."""
+        if a.decays is not None or a.rates is not None:
+            raise Unpadded("decays of linear attention")
+        heads = max(a.q.shape[2], a.k.shape[2], a.v.shape[2])
+        scores = score_keys(a.q, a.k, heads)
+        return weigh_values(np.where(a.batch.seen(seen.pattern(a)), scores, 0.0), a.v)
+
+    def bound(a) -> Doubles:
+        """Return a running error of every operation on the state, in the kernel's own order, read by the query."""
+        return np.stack([row.error for row in pass_states(a, a.exact)])
+
+    def cost(a, out: Heads, extents: Extents) -> Costs:
+        """Return the price of as many rows, heads, and numbers of a state."""
+        width = float(a.q.cols * a.v.cols) ** 0.5
+        decayed = a.decays is not None or a.rates is not None
+        return [(PRICED_AS[decayed], {"T": extents[T], "h": out.heads, "d": width})]
+
+    def borders(a) -> Collection[int]:
+        """Return the rows at which the compiled `recurrent` takes another path."""
+        return compiled.borders("recurrent")
+
+    @staticmethod
+    def restrict(arguments: Mapping[str, Doubles], values: Sequence[str], batch: Batch, at: RowNumbers) -> Restricted:
+        """Restrict to some queries, which read states of all keys and values."""
+        return {**arguments, "q": arguments["q"][at], "at": at}, batch
