@@ -1,5 +1,5 @@
-"""The commands: optimize, calibrate, compile, export, run, generate, embed, join, serve, evaluate, doctor, laws,
-discover, explain, report, profile, verify, plan, partition, launch, spectrum."""
+"""The commands: optimize, distil, calibrate, compile, export, run, generate, embed, join, serve, evaluate, doctor,
+laws, discover, explain, report, profile, verify, plan, partition, launch, spectrum."""
 
 import time
 from pathlib import Path
@@ -10,6 +10,7 @@ import typer
 from formats.core.errors import InputError
 from formats.disk.files import writable
 from rewrites.cli import options
+from rewrites.cli.distil import distil_model
 from rewrites.cli.option_groups import AddressOptions, ServingOptions, with_groups
 from rewrites.cli.options import EXAMPLES, PANELS, show_examples, show_first, show_statuses
 from rewrites.cli.outputs import possible, say, write_results
@@ -593,6 +594,7 @@ def verify(
         raise typer.Exit(1)
 
 
+app.command("distil")(distil_model)
 app.command("plan")(plan_model)
 app.command("partition")(partition_model)
 app.command("launch")(launch_model)
