@@ -160,7 +160,7 @@ def measure_students() -> None:
     """Train students that keep half of the units and heads, and print what they regain.
 
         python benchmarks/exports.py students --pairs CSV --text FILE [--minutes 15] [--steps N] [--seeds 0 1 2]
-                [--tokens 64] [--batch 1024] [--rate 0.0005] [--magnitudes] [--decoder 10] [--no-encoder]
+                [--tokens 64] [--batch 1024] [--rate 0.0002] [--magnitudes] [--decoder 10] [--no-encoder]
 
     Of MiniLM the Spearman correlation of pairs that are kept apart, before and after training on the other pairs'
     sentences and the text; `--magnitudes`: beside it the student without the smallest units and heads, by magnitude
@@ -173,7 +173,7 @@ def measure_students() -> None:
     parser.add_argument("--steps", type=count, help="steps instead of minutes")
     parser.add_argument("--tokens", type=count, default=64)
     parser.add_argument("--batch", type=count, default=1024)
-    parser.add_argument("--rate", type=float, default=5e-4)
+    parser.add_argument("--rate", type=float, default=2e-4)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--magnitudes", action="store_true")
     parser.add_argument("--decoder", type=float, default=0.0)
@@ -238,7 +238,7 @@ def encoder_of_pairs(pairs: Path, text: Path, room: Path) -> Subject:
     both = room / "lines.txt"
     sentences = text.read_text("utf-8").replace(" . ", " .\n")  # a paragraph has one embedding, its sentences have many
     both.write_text(f"{lines.read_text('utf-8')}\n{sentences}", "utf-8")
-    return Subject("MiniLM", "minilm", both, lambda program: 100 * score_pairs("it", program, judging).spearman)
+    return Subject("MiniLM", "minilm", both, lambda program: score_pairs("it", program, judging).spearman)
 
 
 def decoder_of_bytes(text: Path, minutes: float, room: Path) -> Subject:

@@ -8,10 +8,10 @@ import threading
 import checkpoints
 import numpy as np
 import pytest
-import standin
 from checkpoints import CONFIG, arrays
 from padded import feed, ragged
 from programs import bert_program
+from safetensors.numpy import load_file
 from test_families import model as family
 from typer.testing import CliRunner
 
@@ -19,13 +19,24 @@ import opmatrix as om
 from formats import FORMATS
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data
+from opmatrix.display.progress import unheard
 from opmatrix.exports.program_graph import MASK, read_program
 from opmatrix.models import head
+from rewrites.approximate.students.distilled import (
+    TRAINING_FILE,
+    Pupil,
+    Teacher,
+    certify_student,
+    few_texts,
+    open_student,
+    prune_model,
+    teach,
+)
+from rewrites.approximate.students.smaller import KeptShares
 from rewrites.approximate.students.training import TrainingPlan, TrainingState
-from rewrites.approximate.students.training_text import read_training_text
 from rewrites.cli.commands import app
 from rewrites.metrics.check_table import FAILS
-from rewrites.metrics.recheck import of_directory
+from rewrites.metrics.recheck import import_program, of_directory
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")
 
@@ -34,24 +45,26 @@ RAGGED = [[1, 2, 3, 4, 5], [6], [7, 8, 9]]
 SPEAKS = "gpt2", "llama", "qwen3"
 
 
-@pytest.fixture
-def checkpoint(tmp_path):
-    return checkpoints.write(tmp_path / "bert", vocab_size=44)
-
-
-@pytest.fixture
-def text(tmp_path):
-    """Three hundred different lines of the words that the tokenizer has."""
-    rng, file = np.random.default_rng(0), tmp_path / "lines.txt"
-    words = [word for word in checkpoints.WORDS if not word.startswith("#")]
+@pytest.fixture(scope="module")
+def room(tmp_path_factory):
+    """A directory with a checkpoint and three hundred different lines of the words that its tokenizer has."""
+    place = tmp_path_factory.mktemp("students")
+    checkpoints.write(place / "bert", vocab_size=44)
+    rng, words = np.random.default_rng(0), [word for word in checkpoints.WORDS if not word.startswith("#")]
     lines = {" ".join(rng.choice(words, rng.integers(4, 12))) for _ in range(500)}
-    file.write_text("\n".join(sorted(lines)[:300]), "utf-8")
-    return file
+    (place / "lines.txt").write_text("\n".join(sorted(lines)[:300]), "utf-8")
+    return place
 
 
-def distil(checkpoint, text, out=None, **options):
-    asked = {"steps": 4, "batch": 256, "tokens": 16, "machine": standin.machine()} | options
-    return om.distil(checkpoint, text, out, **asked)
+@pytest.fixture(scope="module")
+def pupil(room):
+    """A teacher, and its model with half of the units and heads."""
+    teacher = Teacher.open(room / "bert", room / "lines.txt", 16)
+    return teacher, prune_model(teacher, KeptShares(), False)
+
+
+def train(pupil, room, out=None, **plan):
+    return teach(*pupil, TrainingPlan(**{"steps": 4, "batch": 256} | plan), room / "lines.txt", out, unheard)
 
 
 # ---- modules that come back
@@ -88,7 +101,7 @@ def test_a_tied_head_is_one_weight():
 
 
 def test_what_is_computed_is_no_weight():
-    config, operator, at, _ = family("llama")
+    _, operator, _, _ = family("llama")
     assert not [weight for weight in om.to_torch(operator).parameters() if tuple(weight.shape) == (20, 3)]  # rotations
 
 
@@ -107,7 +120,7 @@ def test_a_program_comes_back_with_the_numbers_of_its_module(form):
 
 def test_weights_that_do_not_fit_are_refused():
     program = bert_program(CONFIG, arrays(CONFIG), pack=FORMATS["int8"].approximate)
-    with pytest.raises(InputError, match=r"^from_torch: \w+ is stored as int8, which rounds"):
+    with pytest.raises(InputError, match=r"^from_torch: \S+ is stored as int8, which rounds"):
         om.from_torch(om.to_torch(program))
     module = om.to_torch(om.weight(np.ones((9, 4))) @ om.relu)
     [weight] = module.parameters()
@@ -122,79 +135,98 @@ def test_weights_that_do_not_fit_are_refused():
 # ---- students
 
 
-def test_a_student_is_smaller_nearer_than_before_and_certified(checkpoint, text, tmp_path):
-    before = distil(checkpoint, text, steps=0)
-    trained = distil(checkpoint, text, tmp_path / "small", steps=40, rate=3e-3)
-    assert trained.training.step == 40 and trained.training.first == pytest.approx(before.training.best)
-    assert trained.training.best < 0.8 * trained.training.first
-    assert trained.stated < before.stated
-    whole = om.schedule(om.open_model(checkpoint).operator(True), om.Batch([[1, 2]]), machine=standin.machine()).program
-    assert trained.program.stored_bytes < 0.9 * whole.stored_bytes
-    saved = om.load(tmp_path / "small")
-    assert saved.hash == trained.program.hash
-    np.testing.assert_array_equal(saved.embed(["the bank"]), trained.program.embed(["the bank"]))
-    assert not [check for check in of_directory(tmp_path / "small", str(checkpoint)) if check.verdict == FAILS]
-    assert [*tmp_path.glob("*training*")] == []
-    assert "40 steps" in str(trained)
+def count_numbers(term):
+    return sum(node.args[0].array.size for node in term.walk() if node.kind.name == "weight")
 
 
-def test_a_student_that_is_a_program_is_trained_as_it_is(checkpoint, text, tmp_path):
-    distil(checkpoint, text, tmp_path / "first", steps=2)
-    again = distil(checkpoint, text, student=tmp_path / "first", steps=10, rate=2e-3)
-    assert again.training.best < again.training.first
-    assert len(again.program.steps) == len(om.load(tmp_path / "first").steps)
+def test_a_student_is_smaller_and_comes_nearer(pupil, room):
+    teacher, small = pupil
+    assert count_numbers(small.source) < 0.8 * count_numbers(teacher.operator)
+    trained, state = train(pupil, room, steps=40, rate=3e-3)
+    assert state.step == 40 and state.best < 0.8 * state.first
+    few = few_texts(teacher.text)
+    wanted, before, after = (om.dense(term, few) for term in (teacher.operator, small.source, trained))
+    assert np.linalg.norm(after - wanted) < np.linalg.norm(before - wanted)
 
 
-def test_pruning_leaves_the_share_that_is_asked_for(checkpoint, text):
-    pruned = distil(checkpoint, text, steps=30, sparsity=0.5).program
-    matrices = [c.wide() for name, c in pruned.constants.items() if hasattr(c, "wide") and "embeddings" not in name]
-    zeros = sum((matrix == 0).sum() for matrix in matrices) / sum(matrix.size for matrix in matrices)
-    assert 0.4 < zeros < 0.55
+def test_the_best_state_is_kept(pupil, room):
+    trained, state = train(pupil, room, steps=3, rate=5.0)  # far too large: it can only get worse
+    assert state.best_step == 0 and trained == pupil[1].source
+
+
+def test_pruning_leaves_the_share_that_is_asked_for(pupil, room):
+    trained, _ = train(pupil, room, steps=20, sparsity=0.5)
+    weights = [node.args[0] for node in trained.walk() if node.kind.name == "weight"]
+    pruned = [data.array for data in weights if "embeddings" not in data.label]
+    assert {round(float((array == 0).mean()), 2) for array in pruned} <= {0.48, 0.49, 0.5}
+    assert not any((data.array == 0).mean() > 0.1 for data in weights if "embeddings" in data.label)
 
 
 @pytest.mark.parametrize("steps", [1, 7])
-def test_a_run_that_was_killed_goes_on_to_the_same_numbers(checkpoint, text, tmp_path, steps, monkeypatch):
-    whole = distil(checkpoint, text, steps=8)
+def test_a_run_that_was_killed_goes_on_to_the_same_numbers(pupil, room, tmp_path, steps, monkeypatch):
     monkeypatch.setattr("rewrites.approximate.students.training.TrainingPlan.rate_at", lambda plan, done: 5e-4)
-    steady = distil(checkpoint, text, steps=8)
-    part = tmp_path / "small"
-    with monkeypatch.context() as patch:
-        patch.setattr("rewrites.approximate.students.distilled.find_program", None)  # it is killed behind its training
-        with pytest.raises(TypeError):
-            distil(checkpoint, text, part, steps=steps)
-    assert [file.name for file in tmp_path.glob("*training*")] == ["small.training.safetensors"]
-    gone_on = distil(checkpoint, text, part, steps=8)
-    assert gone_on.training.step == 8 and gone_on.program.hash == steady.program.hash != whole.program.hash
-    with pytest.raises(InputError, match="it exists, and a student replaces nothing"):
-        distil(checkpoint, text, part)
+    train(pupil, room, tmp_path / "whole", steps=8)
+    train(pupil, room, tmp_path / "small", steps=steps)
+    assert train(pupil, room, tmp_path / "small", steps=8)[1].step == 8
+    assert sorted(file.name for file in tmp_path.iterdir()) == [f"{name}{TRAINING_FILE}" for name in ("small", "whole")]
+    whole, small = (load_file(tmp_path / f"{name}{TRAINING_FILE}") for name in ("whole", "small"))
+    numbers = [name for name in whole if not name.startswith("best.")]  # they are looked at after other steps
+    assert whole.keys() == small.keys() and all(np.array_equal(whole[name], small[name]) for name in numbers)
+    with pytest.raises(InputError, match=r"it is of another training: give its model, text and shares"):
+        train(pupil, room, tmp_path / "small", batch=128)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_interrupt_ends_the_training_and_keeps_the_best(checkpoint, text, number, monkeypatch):
-    taken = []
-
+def test_an_interrupt_ends_the_training(pupil, room, number, monkeypatch):
     def step(trainer, rows):
         trainer.state.step += 1
-        taken.append(rows)
-        if len(taken) == 3:
+        if trainer.state.step == 3:
             os.kill(os.getpid(), number)
 
     monkeypatch.setattr("rewrites.approximate.students.training.Trainer.step", step)
     before = signal.getsignal(number)
-    assert distil(checkpoint, text, steps=10**6).training.step == 3
+    assert train(pupil, room, steps=10**6)[1].step == 3
     assert signal.getsignal(number) is before
 
 
-def test_another_thread_trains_too(checkpoint, text):
-    made = []
-    worker = threading.Thread(target=lambda: made.append(distil(checkpoint, text, steps=1)))
+def test_another_thread_trains_too(pupil, room):
+    states = []
+    worker = threading.Thread(target=lambda: states.append(train(pupil, room, steps=1)[1]))
     worker.start()
     worker.join()
-    assert made[0].training.step == 1
+    assert states[0].step == 1
 
 
-def test_texts_train_choose_and_state_apart(checkpoint, text):
-    parts = read_training_text(om.open_model(checkpoint), text, 16)
+def test_a_program_is_trained_as_it_is(pupil, room):
+    program = import_program(pupil[1].source)
+    trained, state = train((pupil[0], Pupil(program, "")), room, steps=10, rate=2e-3)
+    assert state.best < state.first and len(trained.steps) == len(program.steps)
+    with pytest.raises(InputError, match="--student: program: it is no program of bert"):
+        open_student(program, pupil[0])
+
+
+@pytest.mark.deep
+def test_a_student_is_saved_and_verified(room, tmp_path):
+    line = ["distil", str(room / "bert"), "--text", str(room / "lines.txt"), "--out", str(tmp_path / "small")]
+    done = CliRunner().invoke(app, [*line, "--steps", "20", "--rate", "3e-3", "--tokens", "16", "--batch", "256"])
+    assert done.exit_code == 0 and f"saved     {tmp_path / 'small'}" in done.stdout and "20 steps" in done.stdout
+    assert [file.name for file in tmp_path.iterdir()] == ["small"]
+    assert om.load(tmp_path / "small").embed(["the bank"]).shape == (1, 24)
+    checks = of_directory(tmp_path / "small", str(room / "bert"))
+    assert not [check for check in checks if check.verdict == FAILS]
+    refused = CliRunner().invoke(app, line)
+    assert isinstance(refused.exception, InputError) and "it exists, and a student replaces" in str(refused.exception)
+
+
+def test_a_student_that_is_far_off_has_no_certificate(pupil, room):
+    teacher, _ = pupil
+    far = import_program(teacher.operator @ (-1.0 * om.I)).replace(**teacher.imported.meta)
+    with pytest.raises(InputError, match=r"the student is off by 200 %.*: train longer, or keep more"):
+        certify_student(far, teacher, {}, room / "lines.txt")
+
+
+def test_texts_train_choose_and_state_apart(pupil):
+    parts = pupil[0].text
     rows = [{tuple(row) for row, _ in part} for part in parts]
     assert not (rows[0] & rows[1] or rows[0] & rows[2] or rows[1] & rows[2])
     assert min(map(len, rows)) >= 16 and max(len(row) for part in rows for row in part) <= 16
@@ -218,11 +250,11 @@ def test_the_rate_warms_up_and_falls():
 # ---- what is refused
 
 
-def test_a_text_that_is_too_short_is_refused(checkpoint, tmp_path):
+def test_a_text_that_is_too_short_is_refused(room, tmp_path):
     short = tmp_path / "short.txt"
     short.write_text("\n".join(f"the bank {'a ' * at}" for at in range(9)))
     with pytest.raises(InputError, match=r"--text .*short.txt: \d+ different texts of at most 16 tokens are too few"):
-        distil(checkpoint, short)
+        om.distil(room / "bert", short, tokens=16)
 
 
 @pytest.mark.parametrize(
@@ -236,22 +268,24 @@ def test_a_text_that_is_too_short_is_refused(checkpoint, tmp_path):
         ({"sparsity": 1}, "--sparsity 1: give a share from 0 to below 1"),
     ],
 )
-def test_numbers_that_no_training_has_are_refused(checkpoint, text, options, words):
+def test_numbers_that_no_training_has_are_refused(room, options, words):
     with pytest.raises(InputError, match=words):
-        distil(checkpoint, text, **options)
+        om.distil(room / "bert", room / "lines.txt", **options)
 
 
-def test_a_damaged_file_of_a_training_is_refused(checkpoint, text, tmp_path):
+def test_a_student_without_weights_is_refused(pupil, room, monkeypatch):
+    monkeypatch.setattr("rewrites.approximate.students.distilled.to_torch", lambda source: torch.nn.Module())
+    with pytest.raises(InputError, match="the student has no weights to train"):
+        train(pupil, room)
+
+
+def test_a_damaged_file_of_a_training_is_refused(pupil, room, tmp_path):
     (tmp_path / "small.training.safetensors").write_bytes(b"no tensors")
     with pytest.raises(InputError, match="no file of a training"):
-        distil(checkpoint, text, tmp_path / "small")
-    assert not (tmp_path / "small").exists()
+        train(pupil, room, tmp_path / "small")
 
 
-def test_the_command_says_what_it_saved(checkpoint, text, tmp_path):
-    out = tmp_path / "small"
-    line = ["distil", str(checkpoint), "--text", str(text), "--out", str(out), "--steps", "1", "--tokens", "16"]
-    done = CliRunner().invoke(app, line)
-    assert done.exit_code == 0 and f"saved     {out}" in done.stdout and "1 steps" in done.stdout
-    refused = CliRunner().invoke(app, line)
-    assert isinstance(refused.exception, InputError) and "--out" in str(refused.exception)
+def test_without_torch_a_line_says_what_to_install(room, monkeypatch):
+    monkeypatch.setattr("opmatrix.exports.fx_module.find_spec", lambda name: None)
+    with pytest.raises(InputError, match="torch is not installed: pip install torch"):
+        om.distil(room / "bert", room / "lines.txt")

@@ -108,7 +108,7 @@ def distil(
     minutes: float = 15.0,
     steps: int | None = None,
     batch: int = 1024,
-    rate: float = 5e-4,
+    rate: float = 2e-4,
     sparsity: float = 0.0,
     seed: int = 0,
     magnitudes: bool = False,
@@ -144,7 +144,7 @@ def distil(
         target = None if out is None else check_target(out)
         teacher = Teacher.open(model, text, tokens)
     with report.phase("student"):
-        pupil = prune_model(teacher, kept, magnitudes) if student is None else open_student(student)
+        pupil = prune_model(teacher, kept, magnitudes) if student is None else open_student(student, teacher)
     with report.phase("train") as progress:
         trained, state = teach(teacher, pupil, plan, text, target, progress)
     with report.phase("search") as progress:
@@ -182,9 +182,13 @@ def prune_model(teacher: Teacher, kept: KeptShares, magnitudes: bool) -> Pupil:
     return Pupil(removed.model, removed.name)
 
 
-def open_student(student: Program | str | Path) -> Pupil:
-    """Return a program as a student. Raises InputError for one that cannot be read."""
+def open_student(student: Program | str | Path, teacher: Teacher) -> Pupil:
+    """Return a program as a student. Raises InputError for one that cannot be read, or is of another model."""
     program = student if isinstance(student, Program) else Program.load(student)
+    wanted = teacher.imported
+    if program.meta.get("config") != wanted.meta["config"] or program.space != wanted.space:
+        name = program.meta.get("model", "program")
+        raise InputError(f"--student: {name!s:.60}: it is no program of {teacher.checkpoint.name}, or gives other rows")
     return Pupil(program, f"a program of {len(program.steps)} steps")
 
 

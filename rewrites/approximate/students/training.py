@@ -48,7 +48,7 @@ class TrainingPlan:
     minutes: float = 15.0
     steps: int | None = None
     batch: int = 1024
-    rate: float = 5e-4
+    rate: float = 2e-4
     sparsity: float = 0.0
     seed: int = 0
 
@@ -273,16 +273,14 @@ class Trainer:
 
         try:
             with safe_open(file, "pt") as opened:
-                entries = json.loads((opened.metadata() or {})["entries"])
+                entries = dict(json.loads((opened.metadata() or {})["entries"]))
                 held = {name: opened.get_tensor(name) for name in opened.keys()}
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise InputError(
                 f"{shown(file)}: no file of a training ({error!s:.80}): remove it to begin anew"
             ) from error
         if (entries.pop("kind", ""), entries.pop("lesson", "")) != (FILE_KIND, lesson):
-            raise InputError(
-                f"{shown(file)}: it is of another training: give that model, text and shares, or remove it"
-            )
+            raise InputError(f"{shown(file)}: it is of another training: give its model, text and shares, or remove it")
         try:
             self.load(held, entries)
         except (KeyError, RuntimeError, TypeError) as error:

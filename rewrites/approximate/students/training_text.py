@@ -17,10 +17,10 @@ from rewrites.workload.line_rows import batch_of_rows, read_rows
 from rewrites.workload.stated import MIN_SENTENCES
 from rewrites.workload.workload import CALIBRATE, STATE, texts
 
-APART = 8  # one text in APART chooses, and another one states
-LEAST_TEXTS = APART * 2 * MIN_SENTENCES
+ONE_IN = 8  # one text in ONE_IN chooses, and another one states
+LEAST_TEXTS = ONE_IN * 2 * MIN_SENTENCES
 CHOOSE_ROWS = 2048  # most tokens of the texts that choose the best state
-POOLED = 32  # batches whose texts are sorted by length together
+SORTED_BATCHES = 32  # batches whose texts are sorted by length together
 
 
 class TrainingText(NamedTuple):
@@ -48,7 +48,7 @@ class TrainingText(NamedTuple):
 def pooled_batches(rows: Sequence[TokenRow], tokens: int, rng: np.random.Generator) -> Iterator[list[TokenRow]]:
     """Yield batches of about so many tokens, padding included; texts are sorted by length among some batches."""
     mean = sum(len(row) for row, _ in rows) / len(rows)
-    pool = max(1, int(POOLED * tokens / mean))
+    pool = max(1, int(SORTED_BATCHES * tokens / mean))
     for at in range(0, len(rows), pool):
         batches = [*group_rows(sorted(rows[at : at + pool], key=lambda row: len(row[0])), tokens)]
         yield from (batches[k] for k in rng.permutation(len(batches)))
@@ -78,8 +78,8 @@ def read_training_text(checkpoint: Checkpoint, file: str | Path, tokens: int) ->
             f"--text {file}: {len(every)} different texts of at most {tokens} tokens are too few to train on: give "
             f"{LEAST_TEXTS} or more"
         )
-    choose, state = every[APART // 2 :: APART], every[APART - 1 :: APART]
-    train = [row for at, row in enumerate(every) if at % APART not in (APART // 2, APART - 1)]
+    choose, state = every[ONE_IN // 2 :: ONE_IN], every[ONE_IN - 1 :: ONE_IN]
+    train = [row for at, row in enumerate(every) if at % ONE_IN not in (ONE_IN // 2, ONE_IN - 1)]
     return TrainingText(train, first_rows(choose, CHOOSE_ROWS), first_rows(state, STATE))
 
 
