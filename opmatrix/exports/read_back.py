@@ -109,8 +109,10 @@ def read_constants(program: Program, known: Collection[str], read_array: ReadArr
             floats = name in known and constant.dtype.kind == "f"
             return read_array(name, constant.shape).astype(constant.dtype) if floats else constant
         if isinstance(constant, LowRank) and f"{name}.u" in known:
-            shapes = {f"{name}.u": constant.u.shape, f"{name}.v": constant.v.shape}
-            return LowRank.pack_factors(*(read_array(*factor) for factor in shapes.items()))
+            shapes = [part.shape for part in constant.factored()]
+            return LowRank.pack_factors(
+                *(read_array(f"{name}.{k}", shape) for k, shape in zip("uv", shapes, strict=True))
+            )
         if name not in known:
             return constant
         if isinstance(constant, Format) and constant.plain:

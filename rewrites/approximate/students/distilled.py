@@ -32,12 +32,13 @@ from rewrites.verify.programs import EQUAL, ROUNDING, oracle, unrounded, verify_
 from rewrites.verify.routed import run_beside
 from rewrites.workload.line_rows import batch_of_rows
 from rewrites.workload.phases import Report, Tell
-from rewrites.workload.resolve import AnyModel, calibrated, source
+from rewrites.workload.resolve import calibrated, source
 from rewrites.workload.stated import Stated
 from rewrites.workload.workload import CHECKED_ROWS, CHOOSE, VERIFY
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
+    from torch.nn import Module
 
 LENGTH = 128  # most tokens of a text that trains
 SEARCHED_TEXTS = 8  # texts of a batch that the student's program is made cheapest for
@@ -88,7 +89,7 @@ class Teacher:
     text: TrainingText
 
     @classmethod
-    def open(cls, model: AnyModel, text: str | Path, tokens: int) -> "Teacher":
+    def open(cls, model: "str | Path | Module | Checkpoint", text: str | Path, tokens: int) -> "Teacher":
         """Open a model, and read its text."""
         checkpoint = open_model(model)
         read = read_training_text(checkpoint, text, min(tokens, checkpoint.positions))
@@ -97,7 +98,7 @@ class Teacher:
 
 
 def distil(
-    model: AnyModel,
+    model: "str | Path | Module | Checkpoint",
     text: str | Path,
     out: str | Path | None = None,
     *,
@@ -141,7 +142,9 @@ def distil(
         check_torch()
         plan.check()
         kept.check()
-        target = None if out is None else check_target(out)
+        target = None if out is None else Path(out)
+        if target is not None:
+            check_target(target)
         teacher = Teacher.open(model, text, tokens)
     with report.phase("student"):
         pupil = prune_model(teacher, kept, magnitudes) if student is None else open_student(student, teacher)
@@ -159,13 +162,11 @@ def distil(
     return Distilled(program, state, stated, teacher.checkpoint.speaks, pupil.removed)
 
 
-def check_target(out: str | Path) -> Path:
-    """Return the place of a program. Raises InputError if something is there, or it cannot be written."""
-    target = Path(out)
+def check_target(target: Path) -> None:
+    """Raise InputError if something is at the place of a program, or it cannot be written."""
     if target.exists():
         raise InputError(f"{shown(target)}: it exists, and a student replaces nothing: remove it, or give another name")
     writable(training_file(target))
-    return target
 
 
 def training_file(target: Path) -> Path:

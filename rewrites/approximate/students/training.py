@@ -108,8 +108,8 @@ class Objective(NamedTuple):
         from torch.nn.functional import kl_div, log_softmax
 
         rows = mask.bool()
-        logs = (log_softmax(logits[rows], -1) for logits in (student, model))
-        return kl_div(*logs, reduction="sum", log_target=True), mask.sum()
+        given, wanted = (log_softmax(logits[rows], -1) for logits in (student, model))
+        return kl_div(given, wanted, reduction="sum", log_target=True), mask.sum()
 
     def stated(self, sums: Sequence[tuple[float, float]]) -> float:
         """Return the error of batches together: relative, or nats a token."""
@@ -223,7 +223,7 @@ class Trainer:
             group["lr"] = self.plan.rate_at(done)
         self.optimiser.zero_grad()
         off, size = self.lesson.sums(rows)
-        (off / size).backward()
+        torch.autograd.backward(off / size)
         norm = float(torch.nn.utils.clip_grad_norm_(self.weights.values(), LARGEST_NORM))
         if not isfinite(norm):
             raise InputError(
@@ -298,8 +298,10 @@ class Trainer:
                 weight.copy_(held[f"student.{name}"])
                 self.best[name].copy_(held[f"best.{name}"])
                 if f"exp_avg.{name}" in held:
-                    keys = "step", "exp_avg", "exp_avg_sq"
-                    self.optimiser.state[weight] = {key: held[f"{key}.{name}"] for key in keys}
+                    # moments have the layout of their weight, which need not be the file's: a fused step reads as they lie
+                    moments = {key: torch.empty_like(weight) for key in ("exp_avg", "exp_avg_sq")}
+                    moments = {key: each.copy_(held[f"{key}.{name}"]) for key, each in moments.items()}
+                    self.optimiser.state[weight] = {"step": held[f"step.{name}"], **moments}
 
 
 def copy_numbers(weights: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
@@ -339,8 +341,8 @@ def stopping() -> "Iterator[threading.Event]":
             before[number] = signal.signal(number, stop)
         yield asked
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+        for heard, handler in before.items():
+            signal.signal(heard, handler)  # type: ignore[arg-type]
 
 
 def train(trainer: Trainer, file: Path | None, lesson: str, progress: Tell) -> TrainingState:
