@@ -100,6 +100,11 @@ def read_weights(term: Operator, known: Collection[str], read_array: ReadArray) 
     return nodes[term]
 
 
+def is_low_rank(constant: Constant) -> bool:
+    """True for a matrix that is stored as two factors in float32."""
+    return isinstance(constant, LowRank)
+
+
 def read_constants(program: Program, known: Collection[str], read_array: ReadArray) -> Program:
     """Return a program whose constants have the numbers of a module, without the certificate of the old ones."""
 
@@ -108,8 +113,9 @@ def read_constants(program: Program, known: Collection[str], read_array: ReadArr
         if isinstance(constant, np.ndarray):
             floats = name in known and constant.dtype.kind == "f"
             return read_array(name, constant.shape).astype(constant.dtype) if floats else constant
-        if isinstance(constant, LowRank) and f"{name}.u" in known:
-            shapes = [part.shape for part in constant.factored()]
+        factors = constant.factored() if isinstance(constant, Format) else None
+        if factors and is_low_rank(constant):
+            shapes = [part.shape for part in factors]
             return LowRank.pack_factors(
                 *(read_array(f"{name}.{k}", shape) for k, shape in zip("uv", shapes, strict=True))
             )

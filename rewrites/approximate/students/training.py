@@ -298,7 +298,7 @@ class Trainer:
                 weight.copy_(held[f"student.{name}"])
                 self.best[name].copy_(held[f"best.{name}"])
                 if f"exp_avg.{name}" in held:
-                    # moments have the layout of their weight, which need not be the file's: a fused step reads as they lie
+                    # a fused step takes moments to lie in memory as their weight does, and a file may differ
                     moments = {key: torch.empty_like(weight) for key in ("exp_avg", "exp_avg_sq")}
                     moments = {key: each.copy_(held[f"{key}.{name}"]) for key, each in moments.items()}
                     self.optimiser.state[weight] = {"step": held[f"step.{name}"], **moments}
