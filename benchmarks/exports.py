@@ -144,9 +144,9 @@ STUDENT_COLUMNS = "model", "student", "seed", "steps", "minutes", "CPU s", "befo
 REGAINED = 0.5  # bar: the share of what was lost that training regains
 DECODER = {  # a decoder of bytes, small enough to be trained here first
     "vocab_size": 256,
-    "hidden_size": 128,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
     "max_position_embeddings": 128,

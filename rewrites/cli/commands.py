@@ -168,8 +168,8 @@ def distil(
     seed: options.Seed = 0,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train a smaller student of a MODEL on unlabelled text, save it as a program, certified against the MODEL. It learns
-    the MODEL's embeddings, or the distribution of its next token. An interrupt ends the training, and the best state
+    """Train a smaller student of a MODEL on unlabelled text, save it as a program, certified against the MODEL. It
+    learns the MODEL's embeddings, or the distribution of its next token. An interrupt ends the training, and the best state
     becomes the program; a run that was killed goes on where it was. It needs torch."""
     from rewrites.workload.phases import Report, silence_stdout
 
