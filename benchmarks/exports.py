@@ -3,14 +3,17 @@ in ONNX Runtime and torch, and how far they are from the program."""
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from lib.command import Figure, Parser, concluded, cores, count, folder, say, shape, spread, tabled, takes
 from lib.engines import OnnxRuntime
 from lib.peers import SETTLE, Job
+from lib.sentence_pairs import halves
 
 import numpy as np
 
@@ -21,6 +24,8 @@ from opmatrix.exports.fx_module import make_module
 from opmatrix.exports.program_graph import IDS, MASK, ProgramGraph, read_program
 from opmatrix.exports.runtimes import RUNTIMES, Runtime, make_feed
 from opmatrix.runtime.program import Program
+from rewrites.metrics.pairs import score_pairs
+from rewrites.metrics.perplexity import score_text
 
 COLUMNS = "shape", "engine", "ms", "spread", "of the program", "off"
 PLAIN = 1.02  # bar: the export's time, of that of the class's export
@@ -280,7 +285,156 @@ def compared_spellings(where: str, taken: Mapping[str, Sequence[float]]) -> list
     ]
 
 
+# ---- students
+
+STUDENT_COLUMNS = "model", "student", "seed", "steps", "minutes", "CPU s", "before", "after", "regained"
+REGAINED = 0.5  # bar: the share of what was lost that training regains
+DECODER = {  # a decoder of bytes, small enough to be trained here first
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+}
+LEARNT_TOKENS, LEARNT_RATE, DRAWN_TEXTS = 128, 2e-3, 8  # of a step that trains the decoder itself
+JUDGED_TOKENS = 8192
+
+
+def measure_students() -> None:
+    """Train students that keep half of the units and heads, and print what they regain.
+
+        python benchmarks/exports.py students --pairs CSV --text FILE [--minutes 15] [--steps N] [--seeds 0 1 2]
+                [--tokens 64] [--batch 1024] [--rate 0.0002] [--magnitudes] [--decoder 10] [--no-encoder]
+
+    Of MiniLM the Spearman correlation of pairs that are kept apart, before and after training on the other pairs'
+    sentences and the text; `--magnitudes`: beside it the student without the smallest units and heads, by magnitude
+    alone. `--decoder M`: a decoder of bytes, which M minutes train on three quarters of the text, and its perplexity on
+    the rest."""
+    parser = Parser(measure_students)
+    parser.add_argument("--pairs", type=Path, required=True)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=15.0)
+    parser.add_argument("--steps", type=count, help="steps instead of minutes")
+    parser.add_argument("--tokens", type=count, default=64)
+    parser.add_argument("--batch", type=count, default=1024)
+    parser.add_argument("--rate", type=float, default=2e-4)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--magnitudes", action="store_true")
+    parser.add_argument("--decoder", type=float, default=0.0)
+    parser.add_argument("--no-encoder", action="store_true")
+    given = parser.parse_args()
+    if not find_spec("torch") or not find_spec("transformers"):
+        raise InputError("students are trained by torch and transformers: pip install '.[peers]'")
+    ways = [False, True] if given.magnitudes else [False]
+    runs = len(given.seeds) * len(ways) * ((not given.no_encoder) + bool(given.decoder))
+    takes(60 * (given.minutes + 3) * runs + 60 * given.decoder)
+    rows = list[tuple[object, ...]]()
+    with tempfile.TemporaryDirectory() as room:
+        subjects = [] if given.no_encoder else [encoder_of_pairs(given.pairs, given.text, Path(room))]
+        subjects += [decoder_of_bytes(given.text, given.decoder, Path(room))] if given.decoder else []
+        for subject in subjects:
+            for magnitudes in ways:
+                rows += trained_students(subject, magnitudes, given)
+    print(table([[str(cell) for cell in row] for row in rows], [*STUDENT_COLUMNS]))
+    tabled(given.csv, [STUDENT_COLUMNS, *rows])
+    ours = [row for row in rows if row[1] != "magnitudes"]
+    concluded(
+        given, [Figure(f"{row[0]}, seed {row[2]}: regained of what was lost", row[-1], least=REGAINED) for row in ours]
+    )
+
+
+class Subject(NamedTuple):
+    """A model to distil: its name or directory, the text that trains, and what a program of it scores."""
+
+    name: str
+    model: str
+    text: Path
+    score: Callable[[Program], float]
+
+
+def trained_students(subject: Subject, magnitudes: bool, given: Namespace) -> Iterator[tuple[object, ...]]:
+    """A row for each seed: scores before and after training, and what was regained of the loss."""
+    from rewrites.approximate.students import distilled
+    from rewrites.approximate.students.smaller import KeptShares
+    from rewrites.approximate.students.training import TrainingPlan
+    from rewrites.metrics.recheck import import_program
+
+    teacher = distilled.Teacher.open(subject.model, subject.text, given.tokens)
+    pupil = distilled.prune_model(teacher, KeptShares(), magnitudes)
+    meta, kind = teacher.imported.meta, "magnitudes" if magnitudes else "corrected"
+    whole, before = (
+        subject.score(program.replace(**meta)) for program in map(import_program, (teacher.operator, pupil.source))
+    )
+    say(f"{subject.name}: {whole:.2f}, its student {before:.2f}")
+    for seed in given.seeds:
+        plan = TrainingPlan(given.minutes, given.steps, given.batch, given.rate, 0.0, seed)
+        trained, state = distilled.teach(teacher, pupil, plan, subject.text, None, say)
+        after = subject.score(import_program(trained).replace(**meta))
+        say(f"{subject.name}, seed {seed}: {after:.2f}")
+        spent = state.step, round(state.seconds / 60, 1), round(state.cpu_seconds)
+        regained = round((after - before) / (whole - before), 2)
+        yield f"{subject.name}, {whole:.2f}", kind, seed, *spent, round(before, 2), round(after, 2), regained
+
+
+def encoder_of_pairs(pairs: Path, text: Path, room: Path) -> Subject:
+    """MiniLM, scored by Spearman's correlation (x 100) on pairs whose sentences train nothing."""
+    lines, _, judging = halves(pairs, room)
+    both = room / "lines.txt"
+    sentences = text.read_text("utf-8").replace(" . ", " .\n")  # a paragraph has one embedding, its sentences have many
+    both.write_text(f"{lines.read_text('utf-8')}\n{sentences}", "utf-8")
+    return Subject("MiniLM", "minilm", both, lambda program: score_pairs("it", program, judging).spearman)
+
+
+def decoder_of_bytes(text: Path, minutes: float, room: Path) -> Subject:
+    """A decoder of bytes that is trained here, scored by its perplexity for a byte."""
+    lines = [line for line in text.read_text("utf-8").splitlines() if line.strip()]
+    apart = len(lines) * 3 // 4
+    learnt, judging = room / "learnt.txt", room / "judging.txt"
+    learnt.write_text("\n".join(lines[:apart]), "utf-8")
+    judging.write_text("\n".join(lines[apart : apart + 100]), "utf-8")
+    place = learn_bytes(learnt, minutes, room / "decoder")
+    return Subject("decoder of bytes", str(place), learnt, lambda program: perplexity_of(program, judging))
+
+
+def perplexity_of(program: Program, text: Path) -> float:
+    """The perplexity of a text for a token."""
+    return score_text("it", program, text, JUDGED_TOKENS).perplexity
+
+
+def learn_bytes(text: Path, minutes: float, place: Path) -> Path:
+    """The directory of a decoder of bytes that was trained for some minutes."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    torch.set_num_threads(cores())
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: at for at, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    model = LlamaForCausalLM(LlamaConfig(**DECODER))
+    ids = torch.tensor(tokenizer.encode(text.read_text("utf-8")).ids)
+    optimiser, began, done = torch.optim.AdamW(model.parameters(), LEARNT_RATE, weight_decay=0.1), time.monotonic(), 0.0
+    while done < 1:
+        starts = torch.randint(len(ids) - LEARNT_TOKENS, (DRAWN_TEXTS,))
+        rows = torch.stack([ids[at : at + LEARNT_TOKENS] for at in starts])
+        for group in optimiser.param_groups:
+            group["lr"] = LEARNT_RATE * min(1.0, 0.02 + 20 * done) * (1.02 - done)
+        optimiser.zero_grad()
+        loss = model(input_ids=rows, labels=rows).loss
+        loss.backward()
+        optimiser.step()
+        done = (time.monotonic() - began) / (60 * minutes)
+    say(f"the decoder of bytes: a loss of {loss.item():.3f} nats")
+    model.save_pretrained(place)
+    tokenizer.save(str(place / "tokenizer.json"))
+    return place
+
+
 if __name__ == "__main__":
     from lib.command import run_parts
 
-    run_parts(measure_exports, measure_spelled)
+    run_parts(measure_exports, measure_spelled, measure_students)

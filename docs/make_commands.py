@@ -35,6 +35,7 @@ BESIDE = {  # command -> what its help has no room for
     "optimize": "Goals, workloads and smaller models: [guide/front.md](guide/front.md). What it prints: "
     "[results.md](results.md#how-the-report-is-read). Laws of one's own: "
     "[guide/schedules.md](guide/schedules.md#laws-of-ones-own).",
+    "distil": "How it trains, goes on and certifies: [guide/distilling.md](guide/distilling.md).",
     "calibrate": "`optimize` makes do with a quick calibration without it.",
     "export": "What is inside, and how a runtime calls it: [guide/exporting.md](guide/exporting.md).",
     "run": "More: [guide/embeddings.md](guide/embeddings.md), [guide/decoding.md](guide/decoding.md).",

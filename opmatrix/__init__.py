@@ -19,7 +19,7 @@ An operator maps rows to rows. Operators compose from left to right, and laws se
 
 Public names; `help(om.NAME)` describes each:
 
-    models       optimize, explore, open_model, from_torch, build, promised, FAMILIES
+    models       optimize, distil, explore, open_model, from_torch, build, promised, FAMILIES
     programs     load, Program, Batch, cached, schedule, to_torch
     encoders     SentenceTransformer, CrossEncoder, SparseEncoder
     laws         laws, prove, symbol, substitute
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from opmatrix.autodiff.backward_kinds import drop as dropout  # noqa: F401
     from opmatrix.autodiff.pullback import pullback as pullback
     from opmatrix.exports.fx_module import to_torch as to_torch
-    from opmatrix.files.checkpoint import from_torch as from_torch
+    from opmatrix.exports.read_back import from_torch as from_torch
     from opmatrix.files.checkpoint import open_model as open_model
     from opmatrix.files.loading import load as load
     from opmatrix.inference.cached import cached as cached
@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from opmatrix.parallel.sharding.mesh import Mesh as Mesh
     from opmatrix.parallel.sharding.partition import partition as partition
     from opmatrix.runtime.program import Program as Program
+    from rewrites.approximate.students.distilled import distil as distil
     from rewrites.encoders.cross_encoder import CrossEncoder as CrossEncoder
     from rewrites.encoders.sentence_transformer import SentenceTransformer as SentenceTransformer
     from rewrites.encoders.sparse_encoder import SparseEncoder as SparseEncoder
@@ -107,7 +108,7 @@ DOOR = {  # public name -> its module, and its name there
     "Program": ("opmatrix.runtime.program", "Program"),
     "load": ("opmatrix.runtime.program", "Program.load"),
     "open_model": ("opmatrix.files.checkpoint", "open_model"),
-    "from_torch": ("opmatrix.files.checkpoint", "from_torch"),
+    "from_torch": ("opmatrix.exports.read_back", "from_torch"),
     "select": ("formats.storage.select", "select"),
     "choose": ("formats.storage.select", "choose"),
     "cached": ("opmatrix.inference.cached", "cached"),
@@ -121,6 +122,7 @@ DOOR = {  # public name -> its module, and its name there
     "SparseEncoder": ("rewrites.encoders.sparse_encoder", "SparseEncoder"),
     "explore": ("rewrites.explain.exploring.exploration", "explore"),
     "optimize": ("rewrites.run", "optimize"),
+    "distil": ("rewrites.approximate.students.distilled", "distil"),
     "schedule": ("rewrites.explain.derivations.schedules", "schedule"),
     "partition": ("opmatrix.parallel.sharding.partition", "partition"),
     "Mesh": ("opmatrix.parallel.sharding.mesh", "Mesh"),

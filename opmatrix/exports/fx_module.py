@@ -1,6 +1,7 @@
 """A program as a module of torch: a graph of plain operations, with its weights as parameters."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -9,7 +10,9 @@ import numpy as np
 
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.signature import FLOAT, INTEGER
+from opmatrix.algebra.term import Operator
 from opmatrix.exports.graph import BATCH, BOOL, LENGTH, ArrayGraph, ArrayNode
+from opmatrix.exports.operator_graph import read_operator
 from opmatrix.exports.program_graph import ProgramGraph, live_nodes, read_program
 from opmatrix.runtime.declarations.padded import Padded
 
@@ -19,37 +22,63 @@ if TYPE_CHECKING:
     from opmatrix.runtime.program import Program
 
 TorchFunction = Callable[..., Padded]
+CARRIED = "opmatrix"  # the entry of a module's meta with what it was made of
 SAMPLE = {BATCH: 2, LENGTH: 8}  # sizes of the batch that torch.export traces with
 
 
-def to_torch(program: "Program") -> "torch.fx.GraphModule":
-    """Return the program as a module of torch: (input_ids, attention_mask[, token_type_ids]), int64 (batch, length), to
-    its output, or a dictionary of several. The mask is 0 where there is padding, on either side. Weights are parameters
-    in float32, whatever format they are stored in, and rows are not rounded. Raises InputError for a step that torch
-    cannot compute, and without torch."""
-    return make_module(read_program(program))
+@dataclass(frozen=True)
+class ModuleSource:
+    """The program or the operator that a module was made of, and the attributes of the module that hold its constants,
+    by their names: what `from_torch` reads back (opmatrix/exports/read_back.py)."""
+
+    source: "Program | Operator"
+    attributes: Mapping[str, str]
+
+    def __deepcopy__(self, memo: object) -> "ModuleSource":
+        """Return this record, as a program and an operator never change."""
+        return self
 
 
-def make_module(read: ProgramGraph) -> "torch.fx.GraphModule":
-    """Return the module of a program's graph. Raises InputError without torch."""
+def to_torch(program: "Program | Operator") -> "torch.fx.GraphModule":
+    """Return a program, or an operator on tokens, as a module of torch: (input_ids, attention_mask[, token_type_ids]),
+    int64 (batch, length), to its output, or a dictionary of several. The mask is 0 where there is padding, on either
+    side. Weights are parameters in float32, whatever format they are stored in, and rows are not rounded. An array that
+    an operator reads twice, as a tied head does, is one parameter. `from_torch` reads the numbers back. Raises
+    InputError for a step that torch cannot compute, and without torch."""
+    return make_module(read_operator(program) if isinstance(program, Operator) else read_program(program), program)
+
+
+def check_torch() -> None:
+    """Raise InputError without torch."""
     if not find_spec("torch"):
         raise InputError("torch is not installed: pip install torch")
+
+
+def make_module(read: ProgramGraph, source: "Program | Operator | None" = None) -> "torch.fx.GraphModule":
+    """Return the module of the graph of a program or an operator, which it carries. Raises InputError without
+    torch."""
+    check_torch()
     import torch
 
-    root, graph = torch.nn.Module(), torch.fx.Graph()
+    root, graph, attributes = torch.nn.Module(), torch.fx.Graph(), dict[str, str]()
     operations, values = torch_operations(torch), dict[int, Padded]()
     for name, symbol in read.inputs.items():
         values[symbol.number] = graph.placeholder(name)
     for number in sorted(live_nodes(read.graph, read.outputs) - values.keys()):
         node = read.graph.nodes[number]
         if node.operation == "constant":
-            values[number] = graph.get_attr(register(torch, root, read.graph, *node.attributes))
+            [name] = node.attributes
+            attributes[name] = register(torch, root, read.graph, name)
+            values[number] = graph.get_attr(attributes[name])
             continue
         operands = [values[operand] for operand in node.operands]
         values[number] = operations[node.operation](Calls(torch, graph, node), *operands)
     outputs = {name: values[symbol.number] for name, symbol in read.outputs.items()}
     graph.output(next(iter(outputs.values())) if len(outputs) == 1 else outputs)
-    return torch.fx.GraphModule(root, graph, "Program")
+    module = torch.fx.GraphModule(root, graph, "Program")
+    if source is not None:
+        module.meta[CARRIED] = ModuleSource(source, attributes)
+    return module
 
 
 def register(torch: ModuleType, root: Padded, graph: ArrayGraph, name: str) -> str:

@@ -503,23 +503,15 @@ def load_data(found: Tensor | ExpertTensors, name: str) -> Data:
 
 def open_model(model: "str | Path | Module | Checkpoint", adapter: str | Path | None = None) -> Checkpoint:
     """Open a model by its name (`minilm`, fetched at first use), by its directory (write ./minilm for one called so),
-    by its name on the hub (org/name@revision), or from memory (see `from_torch`), with the LoRA adapter of another
+    by its name on the hub (org/name@revision), or from memory (see `om.from_torch`), with the LoRA adapter of another
     directory, if any. One that is open already is returned."""
     checkpoint = model if isinstance(model, Checkpoint) else open_plain(model)
     return checkpoint if adapter is None else replace(checkpoint, adapter=Adapter.read(adapter))
 
 
-def from_torch(model: "Module", tokenizer: "PreTrainedTokenizerBase | None" = None) -> Checkpoint:
-    """Open a model of transformers, or a SentenceTransformer, CrossEncoder or SparseEncoder, from memory, as
-    `open_model` opens the directory that its `save_pretrained` writes: the same operator, to the bit.
-
-    model       on the CPU; in evaluation, as files are: dropout is left out. Weights in float32 are shared, not copied:
-                a program may hold them as they are, so train a copy of the model on, or save the program first
-    tokenizer   the tokenizer of a model of transformers, which brings none; those of sentence-transformers have theirs
-
-    `.operator()` is the model from tokens to rows, `.operator(pooled=True)` with its pooling or its head;
-    `optimize(from_torch(model, tokenizer))` optimizes it. Raises InputError for a model of another class, on another
-    device, without numbers (meta), with quantised modules, forward hooks, or code of its own."""
+def open_held(model: "Module", tokenizer: "PreTrainedTokenizerBase | None" = None) -> Checkpoint:
+    """Open a model in memory (opmatrix/exports/read_back.py has the call for users). Raises InputError for a model that
+    `hold_model` refuses."""
     held = hold_model(model, tokenizer)
     return Checkpoint.open(held.directory, held=held)
 
@@ -530,7 +522,7 @@ def open_plain(model: "str | Path | Module") -> Checkpoint:
     from opmatrix.files.hub import download, is_hub_name
 
     if is_module(model):
-        return from_torch(model)
+        return open_held(model)
     if not isinstance(model, str | Path):
         raise TypeError(f"a model is a name or a directory, not {model!r:.60}")
     if model in MODELS:

@@ -42,7 +42,13 @@ from opmatrix.runtime.declarations.padded import (
 from opmatrix.runtime.terms import parse_operator
 
 ROW_AXIS = -2  # the axis of rows; that of columns is the last
+THREE_AXES = 3  # of a row for each head, (heads, 1, columns)
 MOST_UNROLLED = 1 << 10  # entries that are functions, each of which becomes operations of its own
+
+
+def float_array(data: Data) -> Padded:
+    """Return the array of an attribute, in float32."""
+    return np.asarray(data.array, np.float32)
 
 
 class Selection(NamedTuple):
@@ -82,6 +88,7 @@ class PaddedReading:
     batch: PaddedBatch
     values: Sequence["PaddedReading"] = ()
     last: str = ""  # the relation that its rows were picked by, if they were
+    enter: Callable[[Data], Padded] = float_array  # the array of an attribute, as it enters
 
     def of(self, value: Padded, shape: Shape) -> Self:
         """Return a reading of the same batch."""
@@ -170,12 +177,12 @@ class PaddedReading:
     def by_distance(self, table: Data, most: int) -> Self:
         """Return a number for each pair of tokens, by their distance."""
         at = self.batch.positions
-        numbers = bias_scores(np.zeros((1, 1, 1, 1), np.float32), float_array(table), at, at)
+        numbers = bias_scores(np.zeros((1, 1, 1, 1), np.float32), self.enter(table), at, at)
         return self.of(numbers, self.shape.by_distance(table, most))
 
     def at_distances(self, table: Data) -> Self:
         """Return products with a table, of which each pair of tokens has one by its distance."""
-        products = multiply_distances(self.full(), float_array(table), self.batch.positions)
+        products = multiply_distances(self.full(), self.enter(table), self.batch.positions)
         return self.of(products, self.shape.at_distances(table))
 
     def related(self, relation: Relation) -> Self:
@@ -226,9 +233,9 @@ class PaddedReading:
         shape, kind = self.shape.act(term), term.kind
         if kind.name in ACTIVATIONS and not term.args:
             return self.of(activate_rows(self.array, kind.name), shape)
-        operands = [float_array(a) if isinstance(a, Data) else a for a in term.args]
+        operands = [self.enter(a) if isinstance(a, Data) else a for a in term.args]
         if kind.name == "const":
-            return self.of(operands[0].reshape(1, -1, 1, operands[0].shape[-1]), shape)
+            return self.of(as_heads(operands[0]), shape)
         if kind.dense is not None:
             if not term.entrywise and not term.diagonal:
                 self.refuse_tokens(kind.name)
@@ -308,9 +315,10 @@ class PaddedReading:
         return self.batch.seen(where)
 
 
-def float_array(data: Data) -> Padded:
-    """Return the array of an attribute, in float32."""
-    return np.asarray(data.array, np.float32)
+def as_heads(numbers: Padded) -> Padded:
+    """Return a row of numbers, or one for each head, as an array of four axes, (1, heads, 1, columns)."""
+    row = np.expand_dims(numbers, -2)
+    return np.expand_dims(row, 0) if row.ndim == THREE_AXES else np.expand_dims(np.expand_dims(row, 0), 0)
 
 
 # ---- products over monoids

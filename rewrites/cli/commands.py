@@ -1,5 +1,5 @@
-"""The commands: optimize, calibrate, compile, export, run, generate, embed, join, serve, evaluate, doctor, laws,
-discover, explain, report, profile, verify, plan, partition, launch, spectrum."""
+"""The commands: optimize, distil, calibrate, compile, export, run, generate, embed, join, serve, evaluate, doctor,
+laws, discover, explain, report, profile, verify, plan, partition, launch, spectrum."""
 
 import time
 from pathlib import Path
@@ -143,6 +143,61 @@ def optimize(
     say(printed(figures, target))
     write_results(figures, results)
     write_html(figures, html)
+
+
+@app.command()
+def distil(
+    context: typer.Context,
+    model: options.ModelName,
+    text: Annotated[Path, typer.Option(metavar="FILE", help="unlabelled text: 256 different lines or more")],
+    out: Annotated[
+        Path | None, typer.Option(help="where to save the student; by default MODEL.student; nothing may be there")
+    ] = None,
+    student: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="train this program of the MODEL, in float32, instead of removing anything"),
+    ] = None,
+    units: Annotated[float, typer.Option(help="share of hidden units that the student keeps")] = 0.5,
+    heads: Annotated[float, typer.Option(help="share of heads that the student keeps")] = 0.5,
+    tokens: Annotated[int, typer.Option(min=2, help="most tokens of a text")] = 128,
+    minutes: Annotated[float, typer.Option(help="minutes of training")] = 15.0,
+    steps: Annotated[int | None, typer.Option(help="steps of training, instead of minutes")] = None,
+    batch: Annotated[int, typer.Option(help="tokens of a step, about")] = 1024,
+    rate: Annotated[float, typer.Option(help="largest learning rate of AdamW")] = 2e-4,
+    sparsity: Annotated[float, typer.Option(help="share of the entries of matrices that are pruned on the way")] = 0.0,
+    seed: options.Seed = 0,
+    quiet: options.Quiet = False,
+) -> None:
+    """Train a smaller student of a MODEL on unlabelled text, save it as a program, certified against the MODEL. It
+    learns the MODEL's embeddings, or the distribution of its next token. An interrupt ends the training, and the best state
+    becomes the program; a run that was killed goes on where it was. It needs torch."""
+    from rewrites.workload.phases import Report, silence_stdout
+
+    report = Report(quiet=quiet, began=context.obj)
+    with report.phase("start", brief=True):
+        from rewrites.approximate.students.distilled import check_target
+        from rewrites.approximate.students.distilled import distil as train
+
+        target = out or Path(f"{Path(model).resolve().name}.student")
+        possible({"--out": (target, check_target)}, model, text, student)
+    with silence_stdout():
+        distilled = train(
+            model,
+            text,
+            target,
+            student=student,
+            units=units,
+            heads=heads,
+            tokens=tokens,
+            minutes=minutes,
+            steps=steps,
+            batch=batch,
+            rate=rate,
+            sparsity=sparsity,
+            seed=seed,
+            report=report,
+        )
+    say(f"{distilled}\nsaved     {target}")
 
 
 def refuse_weightless(model: str) -> None:

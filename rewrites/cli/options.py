@@ -407,6 +407,7 @@ EXAMPLES = {  # command -> lines that show it, each run by a test
         "opmatrix optimize minilm --error 0.02 --out fast.opmatrix --json found.json",
         "opmatrix optimize minilm --without spread --without associate --quiet --html report.html",
     ],
+    "distil": ["opmatrix distil minilm --text lines.txt --minutes 15 --out small"],
     "calibrate": ["opmatrix calibrate --json measured.json", "opmatrix calibrate && opmatrix doctor"],
     "compile": ["opmatrix compile minilm.opmatrix", "opmatrix compile minilm.opmatrix --into minilm.opmatrix/cache"],
     "export": [
@@ -509,6 +510,7 @@ FIRST_LINES = {  # first command lines -> the work of each
 PANELS = {  # headings of commands -> a short line for each of them
     "Programs": {
         "optimize": "Find, verify, measure and save the cheapest program of a MODEL.",
+        "distil": "Train a smaller student of a MODEL on unlabelled text.",
         "run": "Run a saved program on sentences.",
         "generate": "Write what follows a prompt, token by token.",
         "embed": "Embed every line of a FILE with a saved program.",

@@ -198,6 +198,7 @@ def test_a_command_does_what_it_says(line, optimized, place, laws_known, monkeyp
     monkeypatch.setattr("rewrites.cli.explained_program.group_fired", lambda opened, exact: [])
     monkeypatch.setattr("rewrites.report.results.tell_steps", lambda *_: "its steps")
     monkeypatch.setattr("rewrites.cli.rank_commands.launched", lambda *_: ("launched", {"holds": True}))
+    monkeypatch.setattr("rewrites.approximate.students.distilled.distil", lambda *_, **options: "trained")
     monkeypatch.setattr("rewrites.serving.listening.serve_models", lambda *asked: asked[-1]("minilm"))
     monkeypatch.setattr("opmatrix.parallel.launch.local_ranks.rank_rates", lambda ranks: RATES)
     monkeypatch.setattr("rewrites.cli.machine.calibrate.calibrate_machine", lambda report: ("calibrated", {}))
