@@ -39,6 +39,7 @@ BESIDE = {  # command -> what its help has no room for
     "export": "What is inside, and how a runtime calls it: [guide/exporting.md](guide/exporting.md).",
     "run": "More: [guide/embeddings.md](guide/embeddings.md), [guide/decoding.md](guide/decoding.md).",
     "generate": "A saved program spares the search. More: [guide/decoding.md](guide/decoding.md).",
+    "chat": "From Python, and what is kept: [guide/chat.md](guide/chat.md).",
     "evaluate": "It also says seconds and texts a second.",
     "doctor": "Each setting that hurts comes with the line that mends it.",
     "explain": "`DIRECTORY` may be a `front/N`, too. What it prints: "
