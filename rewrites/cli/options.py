@@ -420,8 +420,8 @@ EXAMPLES = {  # command -> lines that show it, each run by a test
         'opmatrix generate smollm2.opmatrix "the capital of France is" --temperature 0.8 --seed 7',
     ],
     "chat": [
-        'cat lines.txt | opmatrix chat smollm2.opmatrix --system "answer briefly"',
-        "cat lines.txt | opmatrix chat smollm2.opmatrix --temperature 0.8 --seed 7 --json turns.json",
+        'cat questions.txt | opmatrix chat smollm2.opmatrix --system "answer briefly"',
+        "cat questions.txt | opmatrix chat smollm2.opmatrix --temperature 0.8 --seed 7 --json turns.json",
     ],
     "embed": [
         "opmatrix embed minilm.opmatrix lines.txt --out vectors.npy",

@@ -125,6 +125,8 @@ def yarn():
     return TURNS / 4 * ramp + TURNS * (1 - ramp)
 
 
+MULTIPLIERS = dict(embedding_multiplier=3.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=4.0)
+LONGROPE = dict(rope_type="longrope", rope_theta=300.0, factor=4.0, short_factor=[1, 1.5, 2.0])
 CASES = {  # a family, its config, and the same in numpy
     "roberta": ("roberta", BERT, plain.roberta),
     "xlm-roberta": ("xlm-roberta", BERT | dict(pad_token_id=0), partial(plain.roberta, first=1)),
@@ -256,6 +258,20 @@ CASES = {  # a family, its config, and the same in numpy
     ),
     "qwen3": ("qwen3", LLAMA | dict(head_dim=8), plain.llama),
     "openpangu": ("PanguEmbedded", LLAMA | dict(bias=True), plain.llama),
+    "granite": ("granite", LLAMA | MULTIPLIERS | dict(attention_bias=True), plain.llama),
+    "olmo2": ("olmo2", LLAMA, plain.olmo2),
+    "olmo2, heads of their own width": ("olmo2", LLAMA | dict(head_dim=8, attention_bias=True), plain.olmo2),
+    "phi3, partial": (
+        "phi3",
+        LLAMA | dict(head_dim=8, partial_rotary_factor=0.5),
+        partial(plain.phi3, frequencies=300.0 ** (-np.arange(0, 4, 2) / 4)),
+    ),
+    "phi3, a window": ("phi3", LLAMA | dict(sliding_window=3), partial(plain.phi3, windows=[3, 3])),
+    "phi3, longrope": (
+        "phi3",
+        LLAMA | dict(original_max_position_embeddings=20, rope_parameters=LONGROPE),
+        partial(plain.phi3, frequencies=TURNS / [1, 1.5, 2], scale=np.sqrt(1 + np.log(4) / np.log(20))),
+    ),
 }
 VERIFIED = (
     "roberta",
@@ -278,6 +294,9 @@ VERIFIED = (
     "qwen2",
     "qwen3",
     "openpangu",
+    "granite",
+    "olmo2",
+    "phi3, longrope",
     "bloom",
     "t5",
 )
