@@ -14,6 +14,7 @@ from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import pick
 from opmatrix.algebra.oracles import dense
+from opmatrix.inference.pooling import LAST
 from opmatrix.models import FAMILIES, build, fill_masks, head, layout, normalise_config, rope, tensors
 from rewrites.verify import unrounded, verify_exact
 
@@ -355,8 +356,21 @@ def test_its_programs_are_the_reading(case):
     verified(model(case)[1])
 
 
+@pytest.mark.parametrize("case", ["granite", "olmo2", "phi3, longrope"])
+def test_a_session_generates_what_all_rows_anew_score(case):
+    """Greedy tokens over caches are those of the whole text by its terms; Granite's scores are divided, too."""
+    config, operator, at, _ = model(case)
+    speaks = operator @ pick("last") @ head(config, at)
+    program, _ = structure(speaks, (), batch=RAGGED).program({"config": config, "pooling": LAST.described()})
+    ids = [3, 9, 22]
+    (reply,) = program.generate([ids], max_tokens=8)
+    for token in reply.ids:
+        assert token == int(dense(speaks, Batch([ids]))[-1].argmax())
+        ids.append(token)
+
+
 @pytest.mark.deep(every=5)
-@pytest.mark.parametrize("case", ["gpt2", "pangu-alpha", "llama", "mistral", "bloom"])
+@pytest.mark.parametrize("case", ["gpt2", "pangu-alpha", "llama", "mistral", "bloom", "granite", "olmo2"])
 def test_programs_of_the_last_row_score_what_comes_next(case):
     """Queries that are rotated are so before the last is picked; all rows behind the last attention are those of
     texts."""
