@@ -277,6 +277,32 @@ FAMILIES = {
         decoders((1024, 16, 8, 3072, 128), (768, 12, 4, 2304, 64), (512, 16, 8, 1024, 48), tie_word_embeddings=True),
         {},
     ),
+    "granite": Family(
+        "GraniteConfig",
+        "GraniteModel",
+        ("GraniteForCausalLM", "GraniteModel"),
+        DECODER | dict(embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=8.0, pad_token_id=0),
+        decoders((2048, 32, 8, 8192, None), attention_multiplier=0.015625)
+        + decoders((768, 12, 4, 2048, None), attention_multiplier=0.125, tie_word_embeddings=True),
+        {},
+    ),
+    "olmo2": Family(
+        "Olmo2Config",
+        "Olmo2Model",
+        ("Olmo2ForCausalLM", "Olmo2Model"),
+        DECODER | dict(pad_token_id=0),
+        decoders((2048, 16, 16, 8192, None), (768, 12, 4, 2048, None)),
+        {},
+    ),
+    "phi3": Family(
+        "Phi3Config",
+        "Phi3Model",
+        ("Phi3ForCausalLM", "Phi3Model"),
+        DECODER | dict(pad_token_id=0),
+        decoders((3072, 24, 8, 8192, None), partial_rotary_factor=0.75)
+        + decoders((768, 12, 12, 2048, None), sliding_window=16),
+        {},
+    ),
     "mixtral": Family(
         "MixtralConfig",
         "MixtralModel",

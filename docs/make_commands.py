@@ -21,7 +21,8 @@ its section.
 - a directory with `config.json`, `model.safetensors` (or its shards) and `tokenizer.json`, as transformers'
   `save_pretrained` writes it or as it was published: BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ELECTRA,
   ALBERT, MPNet, DeBERTa, ModernBERT, NomicBert, GTE, Jina v2, EmbeddingGemma, the encoder of T5; GPT-2, BLOOM, LLaMA,
-  Mistral, Mixtral, Qwen2, Qwen3, Gemma 3 (text), Qwen2-MoE, Qwen3-MoE, openPangu-Embedded, Pangu Pro MoE; Pangu-alpha
+  Mistral, Mixtral, Qwen2, Qwen3, Granite, OLMo 2, Phi-3, Gemma 3 (text), Qwen2-MoE, Qwen3-MoE, openPangu-Embedded,
+  Pangu Pro MoE; Pangu-alpha
   by the names of its PyTorch port; PR-MoE by those of GPT-2 and of DeepSpeed's layer of experts ([all
   families](tables.md#families-of-models));
 - a GGUF file of a LLaMA, Qwen2, Qwen3, BERT or NomicBert;
@@ -40,6 +41,7 @@ BESIDE = {  # command -> what its help has no room for
     "export": "What is inside, and how a runtime calls it: [guide/exporting.md](guide/exporting.md).",
     "run": "More: [guide/embeddings.md](guide/embeddings.md), [guide/decoding.md](guide/decoding.md).",
     "generate": "A saved program spares the search. More: [guide/decoding.md](guide/decoding.md).",
+    "chat": "From Python, and what is kept: [guide/chat.md](guide/chat.md).",
     "evaluate": "It also says seconds and texts a second.",
     "doctor": "Each setting that hurts comes with the line that mends it.",
     "explain": "`DIRECTORY` may be a `front/N`, too. What it prints: "

@@ -190,6 +190,9 @@ SAVED = {
     "mixtral": SavedFamily("Mixtral", "ForCausalLM", DECODER | dict(num_local_experts=4), plain_words),
     "qwen2": SavedFamily("Qwen2", "ForCausalLM", DECODER, qwen_words),
     "qwen3": SavedFamily("Qwen3", "ForCausalLM", DECODER | dict(head_dim=8), qwen_words),
+    "granite": SavedFamily("Granite", "ForCausalLM", DECODER | dict(pad_token_id=0, logits_scaling=8.0), plain_words),
+    "olmo2": SavedFamily("Olmo2", "ForCausalLM", DECODER | dict(pad_token_id=0), plain_words),
+    "phi3": SavedFamily("Phi3", "ForCausalLM", DECODER | dict(pad_token_id=0), plain_words),
     "qwen2-moe": SavedFamily("Qwen2Moe", "ForCausalLM", EXPERTS | dict(shared_expert_intermediate_size=16), qwen_words),
     "qwen3-moe": SavedFamily("Qwen3Moe", "ForCausalLM", EXPERTS | dict(head_dim=8), qwen_words),
 }

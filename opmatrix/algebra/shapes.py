@@ -124,6 +124,15 @@ def untaken(name: str, taken: Container[str]) -> str:
     return next(candidate for candidate in chain([name], numbered) if candidate not in taken)
 
 
+def equal_sizes(a: LiveSize, b: LiveSize) -> bool:
+    """True for expressions of sizes that are equal as fractions, however they are written."""
+    if isinstance(a, int | Live) or isinstance(b, int | Live):
+        return False
+    import sympy
+
+    return bool(sympy.cancel(expression(a) - expression(b)) == 0)
+
+
 def agree(
     a: LiveSize, b: LiveSize, axis: str, left: object, right: object, *doing: object, spread: bool = False
 ) -> LiveSize:
@@ -136,6 +145,8 @@ def agree(
     for unknown in (H, N):
         if (solution := root(a, b, unknown)) is not None:
             raise Needs(unknown, 1 if spread and unknown is H else solution)
+    if equal_sizes(a, b):
+        return a
     raise ShapeError(f"{' '.join(map(brief, doing))}: {left} against {right}: {axis} {a} ≠ {b}")
 
 

@@ -27,6 +27,7 @@ from opmatrix.files.directory.answered import (
     read_answering,
     usual_answer,
 )
+from opmatrix.files.directory.chat_files import read_chat, read_gguf_chat
 from opmatrix.files.directory.declared import embeds, read_pooling
 from opmatrix.files.directory.dense_layers import dense_layer
 from opmatrix.files.directory.in_memory import HeldModel, hold_model, is_module
@@ -35,6 +36,7 @@ from opmatrix.files.directory.scored import read_scoring, read_texts
 from opmatrix.files.directory.sparse_files import declares_sparse, read_sparse
 from opmatrix.files.filed_data import BlockSource, FiledData
 from opmatrix.files.tensors import ExpertTensors, Tensor, find_experts, header
+from opmatrix.inference.chat.chat_templates import ChatTemplates
 from opmatrix.inference.pooling import LAST, Pooling
 from opmatrix.inference.scores.scoring import Scoring
 from opmatrix.inference.text import ReadableIds, Tokenizer
@@ -471,6 +473,11 @@ class Checkpoint:
             self.pooling(),
             readable=ReadableIds(self.said["vocab_size"], self.unplaced),
         )
+
+    @property
+    def chat(self) -> ChatTemplates | None:
+        """The chat templates of its files; None without any. Raises InputError for one that is no text."""
+        return read_chat(self.directory) if self.keys is None else read_gguf_chat(self.keys, self.directory)
 
     @property
     def unplaced(self) -> int | None:

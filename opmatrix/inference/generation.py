@@ -14,6 +14,7 @@ from opmatrix.algebra.batch.batch import Ids
 from opmatrix.algebra.batch.signature import FLOAT, STATES, check_cache
 from opmatrix.algebra.positions.patterns import FAR
 from opmatrix.inference.cached import rows_behind
+from opmatrix.inference.chat.stop_strings import StopStrings
 from opmatrix.inference.pages import pages_of
 from opmatrix.inference.pieces import Pieces
 from opmatrix.inference.pooling import LAST
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 16  # sequences at once
 PROMPT_PIECE = 512  # tokens of a prompt that enter at once, with windows
-END, CUT = "end", "limit"  # reason of the end: a token that ends texts; the limit
+END, CUT, STOPPED = "end", "limit", "stop"  # reason of the end: a token that ends texts; the limit; a stop string
 
 Prompt: TypeAlias = str | Ids
 
@@ -34,8 +35,9 @@ Prompt: TypeAlias = str | Ids
 @dataclass
 class Reply:
     """The continuation of a prompt: its token ids, including the one that ended it, their text, and the reason of its
-    end: "end", a token that ends texts; "limit", it has as many tokens as it may. `number` is its place among prompts,
-    `entered` the number of tokens of its prompt that a session has."""
+    end: "end", a token that ends texts; "limit", it has as many tokens as it may; "stop", a stop string, which the text
+    comes before. `number` is its place among prompts, `entered` the number of tokens of its prompt that a session has,
+    `reused` how many of these it had before."""
 
     number: int
     prompt: Sequence[int]
@@ -45,6 +47,8 @@ class Reply:
     text: str = ""
     ended: str = ""
     entered: int = 0
+    stops: StopStrings | None = None
+    reused: int = 0
 
     @property
     def rest(self) -> Sequence[int]:
@@ -58,6 +62,9 @@ class Reply:
         piece = ""
         if self.pieces:
             piece = self.pieces.add(token) + (self.pieces.rest() if self.ended else "")
+        if self.stops:
+            piece, stopped = self.stops.add(piece, last=bool(self.ended))
+            self.ended = STOPPED if stopped else self.ended
         self.text += piece
         return piece
 
@@ -141,9 +148,15 @@ class PromptReader(NamedTuple):
             raise InputError(f"prompt {place}{why}")
         return tokens
 
-    def begin(self, prompt: Prompt, place: int, max_tokens: int, begun: int = 0) -> Reply:
+    def begin(
+        self, prompt: Prompt, place: int, max_tokens: int, begun: int = 0, stop: str | Sequence[str] = ()
+    ) -> Reply:
         """Return the reply to a prompt, without tokens yet, behind the `begun` rows that a sequence has. Raises
-        InputError for an invalid prompt, or one that leaves no room for a token."""
+        InputError for an invalid prompt, or one that leaves no room for a token, and for stop strings that are no text,
+        or that a program without a tokenizer cannot look for."""
+        stops = StopStrings.of(stop)
+        if stops and self.tokenizer is None:
+            raise InputError(f"stop {stops.stops[0]!r:.40}: this program has no tokenizer, so its replies are no text")
         if not (is_whole(max_tokens) and max_tokens >= 1):
             raise InputError(f"max_tokens {max_tokens!r:.40}: give a whole number, 1 or more")
         ids = self.ids(prompt, place, begun)
@@ -160,7 +173,7 @@ class PromptReader(NamedTuple):
             )
             raise InputError(f"prompt {place} {what}")
         pieces = Pieces(self.tokenizer.tokenizer, ids) if self.tokenizer else None
-        return Reply(place, ids, int(min(room, max_tokens)), pieces)
+        return Reply(place, ids, int(min(room, max_tokens)), pieces, stops=stops)
 
 
 def whole_ids(prompt: Iterable[object], place: int) -> list[int]:
@@ -191,22 +204,28 @@ def generate(
     max_tokens: int,
     sampling: Sampling,
     cache: str | None = None,
+    stop: str | Sequence[str] = (),
 ) -> list[Reply]:
     """Return the replies to prompts, in order; see Program.generate."""
     decodable(program, cache)
     reader = PromptReader.of(program)
-    replies = [reader.begin(prompt, i, max_tokens) for i, prompt in enumerate(prompts_of(prompts))]
+    replies = [reader.begin(prompt, i, max_tokens, stop=stop) for i, prompt in enumerate(prompts_of(prompts))]
     for _ in grow(program, replies, sampling, cache):
         pass
     return replies
 
 
 def stream_reply(
-    program: "Program", prompt: Prompt, max_tokens: int, sampling: Sampling, cache: str | None = None
+    program: "Program",
+    prompt: Prompt,
+    max_tokens: int,
+    sampling: Sampling,
+    cache: str | None = None,
+    stop: str | Sequence[str] = (),
 ) -> Iterator[str]:
     """Yield the reply to a prompt in pieces; see Program.stream_text."""
     decodable(program, cache)
-    return spoken(grow(program, [PromptReader.of(program).begin(prompt, 0, max_tokens)], sampling, cache))
+    return spoken(grow(program, [PromptReader.of(program).begin(prompt, 0, max_tokens, stop=stop)], sampling, cache))
 
 
 def spoken(grown: Iterable[tuple[Reply, str]]) -> Iterator[str]:
@@ -254,21 +273,27 @@ def carry_on(
 
 def check_room(session: "Session", sequences: Sequence["HeldSequence"], replies: Sequence[Reply]) -> None:
     """Raise InputError if the caches have no room for prompts and replies of their full length."""
-    usage, need = session.usage, 0
-    for sequence, reply in zip(sequences, replies, strict=True):
-        has, page, _ = session.rows(sequence, "generate")
-        most, begun = (
-            pages_held(session.behind + session.rewinds, rows) for rows in (has + len(reply.prompt) + reply.most, has)
-        )
-        need += most - begun
-        need += bool(has % PAGE and usage.users[page] > 1)  # a shared page is copied before it is written
-    if need > (free := len(usage.free)):
+    need, free = pages_needed(session, sequences, replies), len(session.usage.free)
+    if need > free:
         wanted = session.capacity + PAGE * (need - free)
         raise InputError(
             f"generate: space C is full: prompts and replies of {len(replies)} sequences need {need} "
             f"pages of {PAGE} rows, and {free} are free: start(capacity={wanted}), lower max_tokens, or "
             "let sequences leave"
         )
+
+
+def pages_needed(session: "Session", sequences: Sequence["HeldSequence"], replies: Sequence[Reply]) -> int:
+    """Return how many pages sequences need for what is left of their prompts, and for replies of their full length."""
+    usage, need = session.usage, 0
+    for sequence, reply in zip(sequences, replies, strict=True):
+        has, page, _ = session.rows(sequence, "generate")
+        most, begun = (
+            pages_held(session.behind + session.rewinds, rows) for rows in (has + len(reply.rest) + reply.most, has)
+        )
+        need += most - begun
+        need += bool(has % PAGE and usage.users[page] > 1)  # a shared page is copied before it is written
+    return need
 
 
 def enter_pieces(session: "Session", sequence: "HeldSequence", reply: Reply) -> None:

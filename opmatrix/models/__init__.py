@@ -12,6 +12,9 @@ from opmatrix.algebra.operators import pick, weight
 from opmatrix.algebra.shapes import LiveSize, as_int, expression
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Family, Settings, TensorNames, one_of, refuse_names, settings
+from opmatrix.models.decoders.granite import granite
+from opmatrix.models.decoders.olmo import olmo2
+from opmatrix.models.decoders.phi import phi3
 from opmatrix.models.deepseek import deepseek_v3
 from opmatrix.models.encoders.bert import bert, distilbert, roberta, t5
 from opmatrix.models.encoders.deberta import deberta_v2
@@ -59,6 +62,9 @@ FAMILIES: dict[str, Family] = {  # families by the config's model_type
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "granite": granite,
+    "olmo2": olmo2,
+    "phi3": phi3,
     "PanguEmbedded": pangu_embedded,
     "transformer": transformer,
     "mixtral": mixtral,
@@ -148,7 +154,7 @@ def head(config: Settings, at: ArraySource, stored: bool = False) -> Operator:
     sizes, names = normalise_config(config), layout(config)
     tied = sizes["tie_word_embeddings"] and not stored
     scores: Operator = weight(at(names.table if tied else names.head, sizes["vocab_size"], sizes["hidden_size"]).T)
-    return scores
+    return scores * (1 / sizes[names.divided]) if names.divided else scores
 
 
 def answer(config: Settings, at: ArraySource, stored: bool, yes: int, no: int | None) -> Operator:

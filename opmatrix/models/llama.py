@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from itertools import accumulate, pairwise
 from operator import matmul
+from typing import NamedTuple
 
-from opmatrix.algebra.operators import ACTIVATIONS, I, affine, diag, grouped, rmsnorm, weight
+from opmatrix.algebra.operators import ACTIVATIONS, I, affine, cols, diag, grouped, rmsnorm, weight
 from opmatrix.algebra.positions.patterns import Pattern, causal, sequence, window
 from opmatrix.algebra.shapes import LiveSize, divides, quotient
 from opmatrix.algebra.term import Operator
@@ -74,6 +76,22 @@ LLAMA_KEYS = dict(
 )
 
 
+class DecoderForm(NamedTuple):
+    """The form of a descendant's layers. `behind`: norms stand behind attention and the unit, not before;
+    `normed_whole`: queries and keys are normed across all heads; `packed`: files hold queries, keys and values as one
+    matrix, both sides of a gated unit as another. Factors of rows of tokens (`embedding`), of each part before it is
+    added (`residual`), and of the scores of attention, None: one over the root of a head's columns. `turns`: the types
+    of its rotation."""
+
+    behind: bool = False
+    normed_whole: bool = False
+    packed: bool = False
+    embedding: float = 1.0
+    residual: float = 1.0
+    scores: float | None = None
+    turns: rope.RopeTypes = rope.ROPE_TYPES
+
+
 @declares(PAIRED, **LLAMA_KEYS, attention_bias=flag(False), mlp_bias=flag(False))
 def llama(config: Settings, at: ArraySource) -> Operator:
     """`at(name, *shape)` gives the arrays of a checkpoint; the operator maps one-hot tokens to features."""
@@ -87,11 +105,12 @@ def decoder(
     normed: bool = False,
     where: Callable[[int], Pattern] | None = None,
     unit: Callable[[int, str], Operator] | None = None,
+    form: DecoderForm = DecoderForm(),
 ) -> Operator:
     """Build layers of grouped attention with RoPE and of gated units, each behind a norm of roots. `biased` names the
     products that add a row; `normed`: queries and keys are normed, in every head; `where`: the pattern of layer l,
     if any looks no further than a window; `unit` builds the part of layer l that stands in place of a gated unit, by
-    its name."""
+    its name; `form`: what differs from LLaMA's layers."""
     n, h = config["hidden_size"], config["num_attention_heads"]
     g, d = config["num_key_value_heads"] or h, config["head_dim"]
     if d is None and not divides(h, n):
@@ -99,7 +118,7 @@ def decoder(
     d = d or quotient(n, h)
     if not divides(g, h):
         raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
-    act, turned = ACTIVATIONS[config["hidden_act"]], rope.rope(config, d)
+    act, turned = ACTIVATIONS[config["hidden_act"]], rope.rope(config, d, form.turns)
     where = where or (lambda l: seen_within(None, config["is_causal"]))
 
     def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:
@@ -111,23 +130,42 @@ def decoder(
         """Build a norm by the root mean square, with a gain."""
         return rmsnorm(config["rms_norm_eps"]) @ diag(at(f"{name}.weight", n))
 
+    def projections(name: str) -> list[Operator]:
+        """Build the products of queries, keys and values."""
+        counts = {"q": h, "k": g, "v": g}
+        if form.packed:
+            sizes = [d * count for count in counts.values()]
+            return cut_products(linear, f"{name}.qkv_proj", n, sizes)
+        return [linear(f"{name}.{part}_proj", n, d * count) for part, count in counts.items()]
+
     def attending(name: str, l: int) -> Operator:
         """Build grouped attention of layer l, queries and keys turned by position and normed if the family does so."""
-        Q, K, V = (linear(f"{name}.{part}_proj", n, d * count) for part, count in (("q", h), ("k", g), ("v", g)))
+        Q, K, V = projections(name)
         by_q, by_k = (norm(f"{name}.{part}_norm", d) @ turned if normed else turned for part in "qk")
+        if form.normed_whole:
+            Q, K = Q @ norm(f"{name}.q_norm", d * h), K @ norm(f"{name}.k_norm", d * g)
+        if form.scores is not None:
+            by_q = by_q * (form.scores * d**0.5)
         return grouped(Q, K, V, h, g, where(l), by_q, by_k) @ linear(f"{name}.o_proj", d * h, n)
 
     def feeding(l: int, name: str) -> Operator:
         """Build the gated unit of a layer."""
+        if form.packed:
+            f = config["intermediate_size"]
+            gate, up = cut_products(linear, f"{name}.gate_up_proj", n, [f, f])
+            return (gate @ act * up) @ linear(f"{name}.down_proj", f, n)
         return gated(linear, name, n, config["intermediate_size"], act)
 
     def layer(l: int) -> Operator:
         """Build layer l: attention, then the unit, each behind a norm and added to its input."""
-        first, second = (norm(f"layers.{l}.{part}_layernorm", n) for part in ("input", "post_attention"))
-        mixed = I + first @ attending(f"layers.{l}.self_attn", l)
-        return mixed @ (I + second @ (unit or feeding)(l, f"layers.{l}.mlp"))
+        names = ("post_attention", "post_feedforward") if form.behind else ("input", "post_attention")
+        first, second = (norm(f"layers.{l}.{part}_layernorm", n) for part in names)
+        mixing, feed = attending(f"layers.{l}.self_attn", l), (unit or feeding)(l, f"layers.{l}.mlp")
+        if form.behind:
+            return (I + mixing @ first) @ (I + feed @ second)
+        return (I + scaled(first @ mixing, form.residual)) @ (I + scaled(second @ feed, form.residual))
 
-    embed = weight(at("embed_tokens.weight", config["vocab_size"], n))
+    embed = scaled(weight(at("embed_tokens.weight", config["vocab_size"], n)), form.embedding)
     return reduce(matmul, [embed, *map(layer, range(config["num_hidden_layers"])), norm("norm", n)])
 
 
@@ -137,6 +175,21 @@ def seen_within(seen: int | None, causally: bool = True) -> Pattern:
     if not causally:
         return sequence & window(seen) if seen else sequence
     return sequence & causal & window(seen - 1) if seen else sequence & causal
+
+
+def scaled(part: Operator, factor: float) -> Operator:
+    """Return an operator times a factor; itself for 1."""
+    return part if factor == 1 else part * factor
+
+
+def cut_products(
+    linear: Callable[[str, LiveSize, LiveSize], Operator], name: str, n: LiveSize, sizes: Sequence[LiveSize]
+) -> list[Operator]:
+    """Build the products that files store as one of this name, each with so many of its columns. `linear` gives a
+    product by its name and its sizes."""
+    ends = [*accumulate(sizes, initial=0)]
+    packed = linear(name, n, ends[-1])
+    return [packed @ cols(low, high, ends[-1]) for low, high in pairwise(ends)]
 
 
 def gated(

@@ -93,10 +93,27 @@ def by_factors(turns: Frequencies, base: float, said: Settings) -> tuple[Frequen
     return turns / np.array(factors[: len(turns)]), 1.0
 
 
+def is_positive(said: object) -> bool:
+    """True for a number above 0."""
+    return type(said) in (int, float) and said > 0  # type: ignore[operator]
+
+
+def longrope(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, float]:
+    """Turn each column slower by a factor of its own, those for texts up to the original length, and scale scores:
+    LongRoPE (Ding et al. 2024, section 3.3). Raises InputError for another number of factors."""
+    if len(said["short_factor"]) != len(turns):
+        raise wrong("short_factor", said["short_factor"], f"{len(turns)} numbers, one for each pair of columns")
+    scale, factor = said["attention_factor"], said["factor"]
+    if scale is None:
+        scale = float(np.sqrt(1 + np.log(factor) / np.log(said["original_max_position_embeddings"])))
+    return turns / np.asarray(said["short_factor"], np.float64), scale
+
+
 FACTOR = dict(factor=real(1, 1e6))
+LONGROPE = "longrope"
 FACTORS = Key(
     "a list of positive numbers",
-    lambda said: isinstance(said, list) and said != [] and all(type(each) is float and 0 < each < 1e9 for each in said),
+    lambda said: isinstance(said, list) and said != [] and all(map(is_positive, said)) and max(said) < 1e9,
 )
 Scaling: TypeAlias = Callable[[Frequencies, float, Settings], tuple[Frequencies, float]]
 RopeTypes: TypeAlias = Mapping[str, tuple[Scaling, dict[str, Key]]]
@@ -116,6 +133,9 @@ ROPE_TYPES: RopeTypes = {  # rope_type -> function of the frequencies, its keys
         ),
     ),
 }
+LONG = {
+    LONGROPE: (longrope, FACTOR | dict(short_factor=FACTORS, attention_factor=optional(real(1e-6, 1e6))))
+}  # of families whose positions end at the original length
 NTK = {"ntk": (ntk, FACTOR | dict(mixed_b=optional(real(1e-6, 1e6))))}  # a type of families that were published with it
 
 

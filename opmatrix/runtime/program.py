@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ from opmatrix.runtime.reopened import Reopened
 from opmatrix.runtime.schedule import Schedule
 
 if TYPE_CHECKING:
+    from opmatrix.inference.chat.chat_options import ChatOptions, Messages
     from opmatrix.inference.generation import Prompt, Reply
     from opmatrix.inference.scores.text_pairs import Scored
     from opmatrix.inference.session import Session
@@ -256,16 +257,17 @@ class Program(Reopened):
         top_p: float = 1.0,
         seed: int = 0,
         cache: str | None = None,
+        stop: str | Sequence[str] = (),
     ) -> "list[Reply]":
         """Generate a reply to each prompt, a text or token ids: `text`, `ids`, and the reason why it `ended`. Several
         are generated at once, and each has the tokens that it has alone; prompt i is alone with seed + i. The choice of
         tokens: see opmatrix.inference.sampling. `cache`: the number type of keys and values, float32, or bf16 in half
-        the bytes. Raises InputError if this is no language model, for an invalid choice of tokens, and for a prompt
-        that is empty or leaves no room."""
+        the bytes. `stop`: strings that a reply ends before, in tokens of any number. Raises InputError if this is no
+        language model, for an invalid choice of tokens, and for a prompt that is empty or leaves no room."""
         from opmatrix.inference.generation import generate
         from opmatrix.inference.sampling import Sampling
 
-        return generate(self, prompts, max_tokens, Sampling(temperature, top_k, top_p, seed), cache)
+        return generate(self, prompts, max_tokens, Sampling(temperature, top_k, top_p, seed), cache, stop)
 
     def stream_text(
         self,
@@ -277,13 +279,37 @@ class Program(Reopened):
         top_p: float = 1.0,
         seed: int = 0,
         cache: str | None = None,
+        stop: str | Sequence[str] = (),
     ) -> Iterator[str]:
         """Yield the reply to a prompt, piece by piece, in whole characters, as `generate` returns it. Raises as that
         does."""
         from opmatrix.inference.generation import stream_reply
         from opmatrix.inference.sampling import Sampling
 
-        return stream_reply(self, prompt, max_tokens, Sampling(temperature, top_k, top_p, seed), cache)
+        return stream_reply(self, prompt, max_tokens, Sampling(temperature, top_k, top_p, seed), cache, stop)
+
+    def chat(self, messages: "Messages", **options: Unpack["ChatOptions"]) -> "Reply":
+        """Reply to the messages of a chat, each an object with a `role`, such as system, user, assistant or tool, and a
+        `content`, in the form that the model's template gives them.
+
+        tools, documents   JSON objects that the template describes to the model
+        template           the name of one of the model's templates; the default one, or that for tools
+        variables          further variables of the template, such as {"enable_thinking": False}
+        control_tokens     True: texts in messages that spell control tokens are these tokens; else they stay text
+        max_tokens, temperature, top_k, top_p, seed, cache, stop   as in `generate`
+
+        Prompts and replies are kept in a session: of a prompt only what is behind the longest beginning that is kept is
+        computed; `reused` of the reply counts the tokens before it. Raises InputError for messages without roles, a
+        program without a template, and a template that raises or has no end."""
+        from opmatrix.inference.chat.conversation import reply_to
+
+        return reply_to(self, messages, **options)
+
+    def stream_chat(self, messages: "Messages", **options: Unpack["ChatOptions"]) -> Iterator[str]:
+        """Yield the reply to the messages of a chat, piece by piece, as `chat` returns it. Raises as that does."""
+        from opmatrix.inference.chat.conversation import stream_to
+
+        return stream_to(self, messages, **options)
 
     @property
     def decoder(self) -> "Program":

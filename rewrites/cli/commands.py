@@ -1,4 +1,4 @@
-"""The commands: optimize, distil, calibrate, compile, export, run, generate, embed, join, serve, evaluate, doctor,
+"""The commands: optimize, distil, calibrate, compile, export, run, generate, chat, embed, join, serve, evaluate, doctor,
 laws, discover, explain, report, profile, verify, plan, partition, launch, spectrum."""
 
 import time
@@ -169,8 +169,8 @@ def distil(
     quiet: options.Quiet = False,
 ) -> None:
     """Train a smaller student of a MODEL on unlabelled text, save it as a program, certified against the MODEL. It
-    learns the MODEL's embeddings, or the distribution of its next token. An interrupt ends the training, and the best state
-    becomes the program; a run that was killed goes on where it was. It needs torch."""
+    learns the MODEL's embeddings, or the distribution of its next token. An interrupt ends the training, and the best
+    state becomes the program; a run that was killed goes on where it was. It needs torch."""
     from rewrites.workload.phases import Report, silence_stdout
 
     report = Report(quiet=quiet, began=context.obj)
@@ -364,6 +364,46 @@ def generate_text(
         own=own,
         began=context.obj,
     )
+
+
+@app.command("chat")
+def chat_by_lines(
+    context: typer.Context,
+    model: options.ModelOrSaved,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="a first message, of the role system")] = None,
+    tools: Annotated[Path | None, typer.Option(metavar="FILE.json", help="tools, as the template has them")] = None,
+    template: Annotated[str | None, typer.Option(metavar="NAME", help="one of the model's templates")] = None,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="end a reply before this text")] = None,
+    control_tokens: Annotated[
+        bool, typer.Option("--control-tokens", help="take what spells a control token for that token, not for text")
+    ] = False,
+    max_tokens: options.MaxTokens = 512,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = 1.0,
+    seed: options.Seed = 0,
+    cache: options.CacheNumber = None,
+    own: options.OwnThings = None,
+    results: options.Results = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Chat with a language model by its chat template (needs jinja2): each line of the standard input is a message. A
+    turn computes only its new tokens."""
+    from opmatrix.inference.chat.chat_options import ChatRequest
+    from rewrites.cli.chatting.chat_lines import hold_chat
+
+    request = ChatRequest(
+        template=template,
+        control_tokens=control_tokens,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        cache=cache,
+        stop=tuple(stop or ()),
+    )
+    hold_chat(model, request, system=system, tools=tools, results=results, quiet=quiet, own=own, began=context.obj)
 
 
 @app.command("embed")

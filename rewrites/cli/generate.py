@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Iterable
 from os.path import exists
 from pathlib import Path
 
@@ -90,11 +91,16 @@ def generate(
 
 
 def print_reply(program: Program, reply: Reply, sampling: Sampling, cache: str | None) -> list[float]:
+    """Print a reply in a session of its own; see print_reply_of."""
+    return print_reply_of(reply, grow(program, [reply], sampling, cache))
+
+
+def print_reply_of(reply: Reply, grown: Iterable[tuple[Reply, str]]) -> list[float]:
     """Print a reply as it grows; return the seconds that each token took. After an interruption the printed text stays,
     on a line of its own."""
     taken, began = list[float](), time.perf_counter()
     try:
-        for _, piece in grow(program, [reply], sampling, cache):
+        for _, piece in grown:
             taken.append((now := time.perf_counter()) - began)
             began = now
             sys.stdout.write(printable(piece))

@@ -424,6 +424,10 @@ EXAMPLES = {  # command -> lines that show it, each run by a test
         'opmatrix generate smollm2 "the capital of France is"',
         'opmatrix generate smollm2.opmatrix "the capital of France is" --temperature 0.8 --seed 7',
     ],
+    "chat": [
+        'cat questions.txt | opmatrix chat smollm2.opmatrix --system "answer briefly"',
+        "cat questions.txt | opmatrix chat smollm2.opmatrix --temperature 0.8 --seed 7 --json turns.json",
+    ],
     "embed": [
         "opmatrix embed minilm.opmatrix lines.txt --out vectors.npy",
         "cat lines.txt | opmatrix embed minilm.opmatrix - --out vectors.npy --skip-bad",
@@ -513,6 +517,7 @@ PANELS = {  # headings of commands -> a short line for each of them
         "distil": "Train a smaller student of a MODEL on unlabelled text.",
         "run": "Run a saved program on sentences.",
         "generate": "Write what follows a prompt, token by token.",
+        "chat": "Reply to lines of a chat, by the model's template.",
         "embed": "Embed every line of a FILE with a saved program.",
         "join": "Join the shards of a corpus that `embed` wrote.",
         "serve": "Serve embeddings and ranks of texts over HTTP.",

@@ -95,6 +95,7 @@ def source(checkpoint: Checkpoint) -> dict[str, object]:
         **({"head": checkpoint.head} if checkpoint.head else {}),
         **({"scoring": checkpoint.scoring.described()} if checkpoint.scoring else {}),
         **({"ends": end_tokens(checkpoint)} if checkpoint.speaks else {}),
+        **({"chat": chat.described()} if checkpoint.speaks and (chat := checkpoint.chat) else {}),
         **({} if tokenizer is None else {"tokenizer": tokenizer}),
         **({} if checkpoint.unplaced is None else {"unplaced": checkpoint.unplaced}),
         **({"pooling": pooling.described()} if pooling != MEAN else {}),

@@ -129,6 +129,7 @@ SMALL = {
     "a sentence": "the river",
     "another": "a bank",
     "the capital of France is": "the bird",
+    "answer briefly": "the",
 }
 
 
@@ -139,9 +140,11 @@ def asked(line):
 
 
 def packages_needed(words):
-    """What options of a line need beyond the base installation, as their help says: "(needs matplotlib)"."""
+    """What a command and options of a line need beyond the base installation, as their help says: "(needs
+    matplotlib)"."""
     options = {option: each.help for each in COMMANDS[words[0]].params for option in each.opts}
-    return {package for word in words for package in re.findall(r"\(needs (\w+)\)", options.get(word) or "")}
+    helps = [COMMANDS[words[0]].help, *(options.get(word) for word in words)]
+    return {package for text in helps for package in re.findall(r"\(needs (\w+)\)", text or "")}
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +157,10 @@ def place(optimized, tmp_path_factory):
     shutil.copy(optimized.lines, home / "lines.txt")
     (home / "pairs.csv").write_text(PAIRS)
     (home / "text.txt").write_text(TEXT * 8)
+    (home / "questions.txt").write_text(TEXT)
     (home / "mine.py").write_text(next(b for b in PYTHON["docs/guide/schedules.md"] if b.startswith("# mine.py")))
-    checkpoint = open_model(ggufs.write(home / "smollm2.gguf"))
+    chat = "{{ messages[-1].content }} "
+    checkpoint = open_model(ggufs.write(home / "smollm2.gguf", {"tokenizer.chat_template": chat}))
     for name, pooled in (("smollm2", True), ("rows", False)):
         program, _ = structure(checkpoint.operator(pooled), *KINDS["exact"]).program(source(checkpoint))
         program.save(home / f"{name}.opmatrix")

@@ -42,6 +42,18 @@ def turning(kind, **more):
     return dict(rope_parameters=dict(rope_type=kind, rope_theta=1e4, factor=4.0, **more))
 
 
+PADDED = dict(pad_token_id=0)
+MULTIPLIERS = dict(embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.1, logits_scaling=8.0)
+LONGROPE = dict(
+    original_max_position_embeddings=60,
+    rope_parameters=dict(
+        rope_type="longrope",
+        rope_theta=1e4,
+        short_factor=[1 + 0.2 * column for column in range(6)],
+        long_factor=[2.0] * 6,
+        original_max_position_embeddings=60,
+    ),
+)
 CASES = {  # name: the class of the config, of the model, what the
     # config says
     "bert": ("Bert", "ForMaskedLM", SIZES),
@@ -100,6 +112,14 @@ CASES = {  # name: the class of the config, of the model, what the
     "qwen2, both ways": ("Qwen2", "Model", SHARED | dict(is_causal=False)),
     "mistral, both ways": ("Mistral", "Model", SHARED | dict(sliding_window=7, is_causal=False)),
     "qwen3": ("Qwen3", "ForCausalLM", SHARED | dict(head_dim=16)),
+    "granite": ("Granite", "ForCausalLM", SHARED | PADDED | MULTIPLIERS),
+    "granite, biases": ("Granite", "Model", SHARED | PADDED | dict(attention_bias=True, mlp_bias=True)),
+    "olmo2": ("Olmo2", "ForCausalLM", SHARED | PADDED),
+    "olmo2, biases": ("Olmo2", "Model", SHARED | PADDED | dict(attention_bias=True)),
+    "phi3": ("Phi3", "ForCausalLM", SHARED | PADDED),
+    "phi3, a window": ("Phi3", "Model", SHARED | PADDED | dict(sliding_window=7)),
+    "phi3, partial": ("Phi3", "Model", SHARED | PADDED | dict(partial_rotary_factor=0.5)),
+    "phi3, longrope": ("Phi3", "ForCausalLM", SHARED | PADDED | LONGROPE),
 }
 
 
@@ -152,7 +172,9 @@ def test_what_transformers_saves_is_read_as_it_is(rng, tmp_path, case):
         assert relative(dense(checkpoint.operator(pooled=True), batch), wanted[batch.starts[1:] - 1]) < 1e-4
 
 
-@pytest.mark.parametrize("case", ["gpt2", "llama, tied", "mistral", "qwen3", "mamba", "mamba, 130M's width"])
+@pytest.mark.parametrize(
+    "case", ["gpt2", "llama, tied", "mistral", "qwen3", "mamba", "mamba, 130M's width", "granite", "olmo2", "phi3"]
+)
 def test_the_exact_program_scores_what_transformers_scores(rng, tmp_path, case):
     model = written(tmp_path, case)
     batch = Batch([rng.integers(2, WORDS, length) for length in LENGTHS])

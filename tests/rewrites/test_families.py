@@ -14,6 +14,7 @@ from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import pick
 from opmatrix.algebra.oracles import dense
+from opmatrix.inference.pooling import LAST
 from opmatrix.models import FAMILIES, build, fill_masks, head, layout, normalise_config, rope, tensors
 from rewrites.verify import unrounded, verify_exact
 
@@ -126,6 +127,8 @@ def yarn():
     return TURNS / 4 * ramp + TURNS * (1 - ramp)
 
 
+MULTIPLIERS = dict(embedding_multiplier=3.0, residual_multiplier=0.3, attention_multiplier=0.2, logits_scaling=4.0)
+LONGROPE = dict(rope_type="longrope", rope_theta=300.0, factor=4.0, short_factor=[1, 1.5, 2.0])
 CASES = {  # a family, its config, and the same in numpy
     "roberta": ("roberta", BERT, plain.roberta),
     "xlm-roberta": ("xlm-roberta", BERT | dict(pad_token_id=0), partial(plain.roberta, first=1)),
@@ -263,6 +266,20 @@ CASES = {  # a family, its config, and the same in numpy
     ),
     "qwen3": ("qwen3", LLAMA | dict(head_dim=8), plain.llama),
     "openpangu": ("PanguEmbedded", LLAMA | dict(bias=True), plain.llama),
+    "granite": ("granite", LLAMA | MULTIPLIERS | dict(attention_bias=True), plain.llama),
+    "olmo2": ("olmo2", LLAMA, plain.olmo2),
+    "olmo2, heads of their own width": ("olmo2", LLAMA | dict(head_dim=8, attention_bias=True), plain.olmo2),
+    "phi3, partial": (
+        "phi3",
+        LLAMA | dict(head_dim=8, partial_rotary_factor=0.5),
+        partial(plain.phi3, frequencies=300.0 ** (-np.arange(0, 4, 2) / 4)),
+    ),
+    "phi3, a window": ("phi3", LLAMA | dict(sliding_window=3), partial(plain.phi3, windows=[3, 3])),
+    "phi3, longrope": (
+        "phi3",
+        LLAMA | dict(original_max_position_embeddings=20, rope_parameters=LONGROPE),
+        partial(plain.phi3, frequencies=TURNS / [1, 1.5, 2], scale=np.sqrt(1 + np.log(4) / np.log(20))),
+    ),
 }
 VERIFIED = (
     "roberta",
@@ -285,6 +302,9 @@ VERIFIED = (
     "qwen2",
     "qwen3",
     "openpangu",
+    "granite",
+    "olmo2",
+    "phi3, longrope",
     "bloom",
     "t5",
     "mamba",
@@ -344,8 +364,21 @@ def test_its_programs_are_the_reading(case):
     verified(model(case)[1])
 
 
+@pytest.mark.parametrize("case", ["granite", "olmo2", "phi3, longrope"])
+def test_a_session_generates_what_all_rows_anew_score(case):
+    """Greedy tokens over caches are those of the whole text by its terms; Granite's scores are divided, too."""
+    config, operator, at, _ = model(case)
+    speaks = operator @ pick("last") @ head(config, at)
+    program, _ = structure(speaks, (), batch=RAGGED).program({"config": config, "pooling": LAST.described()})
+    ids = [3, 9, 22]
+    (reply,) = program.generate([ids], max_tokens=8)
+    for token in reply.ids:
+        assert token == int(dense(speaks, Batch([ids]))[-1].argmax())
+        ids.append(token)
+
+
 @pytest.mark.deep(every=5)
-@pytest.mark.parametrize("case", ["gpt2", "pangu-alpha", "llama", "mistral", "bloom"])
+@pytest.mark.parametrize("case", ["gpt2", "pangu-alpha", "llama", "mistral", "bloom", "granite", "olmo2"])
 def test_programs_of_the_last_row_score_what_comes_next(case):
     """Queries that are rotated are so before the last is picked; all rows behind the last attention are those of
     texts."""

@@ -255,6 +255,14 @@ REAL = [  # families at the widths that people have
     ),
     ("qwen2", SMOL | dict(hidden_size=896, intermediate_size=4864, num_attention_heads=14, num_key_value_heads=2)),
     ("qwen3", SMOL | dict(hidden_size=1024, num_attention_heads=16, num_key_value_heads=8, intermediate_size=3072)),
+    (
+        "granite",
+        SMOL
+        | dict(hidden_size=2048, intermediate_size=8192, num_attention_heads=32, num_key_value_heads=8)
+        | dict(embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.015625, logits_scaling=8.0),
+    ),
+    ("olmo2", SMOL | dict(hidden_size=2048, intermediate_size=8192, num_attention_heads=16, num_key_value_heads=16)),
+    ("phi3", SMOL | dict(hidden_size=3072, intermediate_size=8192, num_attention_heads=32, num_key_value_heads=32)),
     ("PanguEmbedded", SMOL | dict(hidden_size=1536, num_attention_heads=12, num_key_value_heads=12, bias=True)),
     *(
         (config["model_type"], config | {"num_hidden_layers": 2} if "num_hidden_layers" in config else config)

@@ -171,13 +171,14 @@ def pangu_alpha(c, w, tokens):
 
 def llama(c, w, tokens, windows=None, frequencies=None, scale=1.0, unit=None, causal=True):
     """Touvron et al. 2023, section 2.2, with biases and query-key norms where there are some; layer l sees `windows[l]`
-    tokens. `unit` is in place of the gated units."""
+    tokens. `unit` is in place of the gated units. Factors of Granite, where the config has them."""
     n, h, g, eps = len(tokens), c["num_attention_heads"], c["num_key_value_heads"], c["rms_norm_eps"]
     d = c.get("head_dim") or c["hidden_size"] // h
     at = np.arange(n)
     if frequencies is None:
         frequencies = c["rope_theta"] ** (-np.arange(0, d, 2) / d)
-    x = w["embed_tokens.weight"][tokens]
+    x, more = w["embed_tokens.weight"][tokens] * c.get("embedding_multiplier", 1), c.get("residual_multiplier", 1)
+    scale *= (c.get("attention_multiplier", d**-0.5) * d**0.5) ** 0.5
     for i in range(c["num_hidden_layers"]):
         l, far = f"layers.{i}", windows[i] if windows else n
         normed = rmsnorm(x, w, f"{l}.input_layernorm", eps)
@@ -187,11 +188,42 @@ def llama(c, w, tokens, windows=None, frequencies=None, scale=1.0, unit=None, ca
             q, k = rmsnorm(q, w, f"{l}.self_attn.q_norm", eps), rmsnorm(k, w, f"{l}.self_attn.k_norm", eps)
         q, k = turned(q, frequencies, scale), turned(k, frequencies, scale)
         seen = (at <= at[:, None]) & (at > at[:, None] - far) if causal else abs(at - at[:, None]) <= far
-        x = x + linear(attend(q, k, v, seen), w, f"{l}.self_attn.o_proj")
+        x = x + more * linear(attend(q, k, v, seen), w, f"{l}.self_attn.o_proj")
         normed = rmsnorm(x, w, f"{l}.post_attention_layernorm", eps)
         if unit is None:
             up = SILU(linear(normed, w, f"{l}.mlp.gate_proj")) * linear(normed, w, f"{l}.mlp.up_proj")
-            x = x + linear(up, w, f"{l}.mlp.down_proj")
+            x = x + more * linear(up, w, f"{l}.mlp.down_proj")
         else:
             x = x + unit(normed, i, f"{l}.mlp")
     return rmsnorm(x, w, "norm", eps)
+
+
+def olmo2(c, w, tokens):
+    """OLMo Team 2025, section 3.2: norms behind; queries and keys are normed before they are heads."""
+    n, h, eps = len(tokens), c["num_attention_heads"], c["rms_norm_eps"]
+    d = c.get("head_dim") or c["hidden_size"] // h
+    frequencies, causal = c["rope_theta"] ** (-np.arange(0, d, 2) / d), np.tri(n, dtype=bool)
+    x = w["embed_tokens.weight"][tokens]
+    for l in (f"layers.{i}" for i in range(c["num_hidden_layers"])):
+        q, k, v = (linear(x, w, f"{l}.self_attn.{part}_proj") for part in "qkv")
+        q, k = rmsnorm(q, w, f"{l}.self_attn.q_norm", eps), rmsnorm(k, w, f"{l}.self_attn.k_norm", eps)
+        q, k, v = (each.reshape(n, -1, d) for each in (q, k, v))
+        mixed = linear(attend(turned(q, frequencies), turned(k, frequencies), v, causal), w, f"{l}.self_attn.o_proj")
+        x = x + rmsnorm(mixed, w, f"{l}.post_attention_layernorm", eps)
+        up = SILU(linear(x, w, f"{l}.mlp.gate_proj")) * linear(x, w, f"{l}.mlp.up_proj")
+        x = x + rmsnorm(linear(up, w, f"{l}.mlp.down_proj"), w, f"{l}.post_feedforward_layernorm", eps)
+    return rmsnorm(x, w, "norm", eps)
+
+
+def phi3(c, w, tokens, **how):
+    """Abdin et al. 2024: a LLaMA whose packed matrices are cut into those of `llama`."""
+    h, g = c["num_attention_heads"], c["num_key_value_heads"]
+    d, apart = c.get("head_dim") or c["hidden_size"] // h, dict(w)
+    for i in range(c["num_hidden_layers"]):
+        cuts = {"self_attn.qkv_proj": "qkv", "mlp.gate_up_proj": ("gate", "up")}
+        for name, parts in cuts.items():
+            whole, room = w[f"layers.{i}.{name}.weight"], name.partition(".")[0]
+            ends = [h * d, (h + g) * d] if parts == "qkv" else 2
+            for part, rows in zip(parts, np.split(whole, ends), strict=True):
+                apart[f"layers.{i}.{room}.{part}_proj.weight"] = rows
+    return llama(c, apart, tokens, **how)

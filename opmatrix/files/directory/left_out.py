@@ -82,6 +82,16 @@ LEFT_OUT: Mapping[str, Mapping[str, object]] = {  # by model_type, keys as files
     "mixtral": MISTRAL | dict(num_local_experts=8, num_experts_per_tok=2, rms_norm_eps=1e-5, rope_theta=1e6),
     "qwen2": QWEN | dict(sliding_window=4096),
     "qwen3": QWEN | dict(sliding_window=4096),
+    "granite": LLAMA,
+    "olmo2": LLAMA | dict(vocab_size=50304),
+    "phi3": LLAMA
+    | dict(
+        vocab_size=32064,
+        hidden_size=3072,
+        intermediate_size=8192,
+        max_position_embeddings=4096,
+        original_max_position_embeddings=4096,
+    ),
     "qwen2_moe": QWEN_MOE
     | dict(
         intermediate_size=5632,

@@ -1,0 +1,49 @@
+"""The options of a reply in a chat, by name."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypedDict
+
+from opmatrix.inference.sampling import Sampling
+
+Messages: TypeAlias = Sequence[Mapping[str, object]]
+
+
+class ChatOptions(TypedDict, total=False):
+    """The keywords of `program.chat`; see there."""
+
+    tools: Sequence[Mapping[str, object]] | None
+    documents: Sequence[Mapping[str, object]] | None
+    template: str | None
+    variables: Mapping[str, object] | None
+    control_tokens: bool
+    max_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float
+    seed: int
+    cache: str | None
+    stop: str | Sequence[str]
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """The options of a reply with their defaults. Raises TypeError for an unknown one."""
+
+    tools: Sequence[Mapping[str, object]] | None = None
+    documents: Sequence[Mapping[str, object]] | None = None
+    template: str | None = None
+    variables: Mapping[str, object] | None = None
+    control_tokens: bool = False
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    seed: int = 0
+    cache: str | None = None
+    stop: str | Sequence[str] = ()
+
+    @property
+    def sampling(self) -> Sampling:
+        """The way its tokens are chosen."""
+        return Sampling(self.temperature, self.top_k, self.top_p, self.seed)

@@ -1,0 +1,1 @@
+"""The command `chat`: lines of a user, and replies."""
