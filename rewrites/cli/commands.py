@@ -1,5 +1,5 @@
-"""The commands: optimize, distil, calibrate, compile, export, run, generate, chat, embed, join, serve, evaluate, doctor,
-laws, discover, explain, report, profile, verify, plan, partition, launch, spectrum."""
+"""The commands: optimize, distil, calibrate, compile, export, run, generate, chat, embed, join, serve, evaluate,
+doctor, laws, discover, explain, report, profile, verify, plan, partition, launch, spectrum."""
 
 import time
 from pathlib import Path
