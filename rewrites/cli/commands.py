@@ -169,8 +169,8 @@ def distil(
     quiet: options.Quiet = False,
 ) -> None:
     """Train a smaller student of a MODEL on unlabelled text, save it as a program, certified against the MODEL. It
-    learns the MODEL's embeddings, or the distribution of its next token. An interrupt ends the training, and the best state
-    becomes the program; a run that was killed goes on where it was. It needs torch."""
+    learns the MODEL's embeddings, or the distribution of its next token. An interrupt ends the training, and the best
+    state becomes the program; a run that was killed goes on where it was. It needs torch."""
     from rewrites.workload.phases import Report, silence_stdout
 
     report = Report(quiet=quiet, began=context.obj)
