@@ -27,11 +27,11 @@ from opmatrix.runtime.declarations.padded import Padded, Unpadded, score_keys, w
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
 
-Factors = TypeVar("Factors", bound=np.floating)
+RateNumber = TypeVar("RateNumber", bound=np.floating)
 PRICED_AS = {False: "recurrent", True: "recurrent.decayed"}  # price by whether there are decays
 
 
-def repeat_rates(rates: NDArray[Factors], rows: int, heads: int) -> NDArray[Factors]:
+def repeat_rates(rates: NDArray[RateNumber], rows: int, heads: int) -> NDArray[RateNumber]:
     """Return decays of every row, a view, from those of all heads side by side."""
     return np.broadcast_to(rates.reshape(1, heads, -1), (rows, heads, len(rates) // heads))
 
