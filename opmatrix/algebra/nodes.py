@@ -463,7 +463,7 @@ def read_states(q: ReadAt, k: ReadAt, v: ReadAt, decays: ReadAt | None, where: P
     if isinstance(q, Shape):
         kept = k.scan(k, monoids.sum, where) if decays is None else decays.scan(k, monoids.decay, where)
         return q.product(kept.turn(), monoids.sum, everyone).product(v, monoids.sum, where)
-    count, columns = max(u.heads for u in (q, k, v)), v.size[1]
+    count, columns = max(u.heads for u in (q, k, v, decays or v)), v.size[1]
     every_column = count * columns
     v = columns_apart(v if v.heads == count else v.repeat(count), count, columns)
     added = k.repeat(every_column) * v

@@ -452,8 +452,8 @@ def scored_pairs(x0: Operator, x1: Operator, x2: Operator, where: Pattern) -> Op
 
 def write_pairs(at: "CallVariables") -> str:
     """Return the text of `scored_pairs` over the first values of a step, under the pattern of a call."""
-    values = {symbol(f"x{number}", None, 1): number for number in range(3)}
-    return write_term(scored_pairs(*values, at.pattern("where")), values)[0]
+    x0, x1, x2 = (symbol(f"x{number}", None, 1) for number in range(3))
+    return write_term(scored_pairs(x0, x1, x2, at.pattern("where")), {x0: 0, x1: 1, x2: 2})[0]
 
 
 def recurrences() -> Iterator[Implementation]:

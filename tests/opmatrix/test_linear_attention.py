@@ -224,6 +224,18 @@ def test_oracles_are_the_loop(seed):
         np.testing.assert_allclose(found, wanted, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("shared", ["qk", "v", "qkv", "a"])
+def test_one_head_serves_several(shared):
+    rng, lengths, x = np.random.default_rng(0), [3, 1], np.random.default_rng(1).normal(size=(4, 4))
+    one, several = (
+        {name: weight(rng.normal(size=(4, count * 2))) @ heads(count) for name in "qkva"} for count in (1, 3)
+    )
+    parts = {name: one[name] if name in shared else several[name] for name in "qkva"}
+    spread = {name: part @ om.repeat(3) if name in shared else part for name, part in parts.items()}
+    found, wanted = (om.dense(gated_linear_attention(*p.values()), x, of_lengths(lengths)) for p in (parts, spread))
+    np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("where", [causal, everyone, sequence & window(3)], ids=str)
 def test_other_patterns_are_refused_in_a_line(where):
     for make in (lambda: linear_attention(relu, relu, relu, where), lambda: gated_linear_attention(*[relu] * 4, where)):

@@ -27,13 +27,29 @@ from opmatrix.runtime.declarations.padded import Padded, Unpadded, score_keys, w
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
 
-Factors = TypeVar("Factors", bound=np.floating)
+RateNumber = TypeVar("RateNumber", bound=np.floating)
 PRICED_AS = {False: "recurrent", True: "recurrent.decayed"}  # price by whether there are decays
 
 
-def repeat_rates(rates: NDArray[Factors], rows: int, heads: int) -> NDArray[Factors]:
+def repeat_rates(rates: NDArray[RateNumber], rows: int, heads: int) -> NDArray[RateNumber]:
     """Return decays of every row, a view, from those of all heads side by side."""
     return np.broadcast_to(rates.reshape(1, heads, -1), (rows, heads, len(rates) // heads))
+
+
+def run_recurrent(
+    out: NDArray[np.float32],
+    batch: Batch,
+    q: Heads,
+    k: Heads,
+    v: Heads,
+    decays: Heads | None = None,
+    rates: Vector | None = None,
+    *,
+    where: str = "sequence",
+) -> None:
+    """Launch the compiled recurrence over the rows of each sequence; `rates` are decays that all rows have."""
+    factors = decays if rates is None else repeat_rates(np.asarray(rates), len(out), out.shape[1])
+    compiled.recurrent(q, k, v, batch.starts, out, factors, parse(where).whole)
 
 
 class RowState(NamedTuple):
@@ -64,9 +80,10 @@ class RowState(NamedTuple):
 
 def pass_states(a: Arguments, of: Arguments) -> Iterator[RowState]:
     """Yield what the query of each requested row reads of its state, in the numbers of `of`."""
-    heads = max(x.shape[1] for x in (of.q, of.k, of.v))
-    factors = of.decays if of.rates is None else repeat_rates(of.rates, len(of.k), heads)
-    q, k, v, decays = (None if x is None else in_groups(x, heads) for x in (of.q, of.k, of.v, factors))
+    heads = max(x.shape[1] for x in (of.q, of.k, of.v, of.v if of.decays is None else of.decays))
+    q, k, v = (in_groups(x, heads) for x in (of.q, of.k, of.v))
+    factors = of.decays if of.rates is None else repeat_rates(of.rates, len(k), heads)
+    decays = None if factors is None else in_groups(factors, heads)
     empty = np.zeros((heads, k.shape[2], v.shape[2]))
     for at, queries, keys in asked_queries(a):
         state, behind, asked = RowState(empty, empty), list[RowState](), {*queries.tolist()}
@@ -90,7 +107,7 @@ def time_recurrent(decayed: bool) -> Callable[["Grid", "Numbers"], Iterator[Time
             for heads, cols in grid.heads:
                 q, out = numbers.some(starts[-1], heads, cols), numbers.room(starts[-1], heads, cols)
                 decays = q[:, :, :1] if decayed else None
-                sizes = {"T": sum(lengths), "h": heads, "d": cols}
+                sizes: dict[str, float] = {"T": sum(lengths), "h": heads, "d": cols}
                 yield sizes, partial(compiled.recurrent, q, q, q, starts, out, decays)
 
     return cases
@@ -111,20 +128,7 @@ class recurrent(Arguments):
     """Each query times the sum of keys times values of its sequence up to its row, or of all of it; decays multiply the
     sum before a row adds to it, in all columns of keys or each in its own."""
 
-    def run(
-        out: NDArray[np.float32],
-        batch: Batch,
-        q: Heads,
-        k: Heads,
-        v: Heads,
-        decays: Heads | None = None,
-        rates: Vector | None = None,
-        *,
-        where: str = "sequence",
-    ) -> None:
-        """Launch the compiled recurrence over the rows of each sequence; `rates` are decays that all rows have."""
-        decays = decays if rates is None else repeat_rates(rates, len(k), out.shape[1])
-        compiled.recurrent(q, k, v, batch.starts, out, decays, parse(where).whole)
+    run = run_recurrent
 
     def shape(a) -> Heads:
         """Return the heads and the columns of v. Raises ValueError for heads or columns that do not fit, and for a
