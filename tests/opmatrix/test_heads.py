@@ -67,6 +67,7 @@ HARMLESS = {
     "qwen2": {"Qwen2Model": []},
     "qwen3": {"Qwen3Model": []},
     "bloom": {"BloomModel": []},
+    "mamba": {"MambaModel": []},
     "t5": {"T5EncoderModel": [], "T5ForConditionalGeneration": ["decoder.final_layer_norm.weight"]},
 }
 ENCODERS = {
@@ -99,6 +100,7 @@ STEMS = {
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
     "bloom": "Bloom",
+    "mamba": "Mamba",
     "t5": "T5",
 }
 ANSWERING = {
