@@ -4,7 +4,7 @@ import numpy as np
 from programs import Writer
 
 from formats import Dense, Half, Stacked
-from opmatrix.algebra.batch.signature import STATES, Port
+from opmatrix.algebra.batch.signature import STATE_SPACE, Port
 from opmatrix.algebra.monoids import decay, logsumexp, max
 from opmatrix.algebra.nodes import product, related, turn
 from opmatrix.algebra.operators import const, over, relu, row, scan, share, shift, symbol, tanh, weight
@@ -58,7 +58,7 @@ def alone(kernel, rng):
         state["last merged"] = write.step("keep_rows", x=merged, state="last merged")
         last, ports = (
             write.step("join", x=merged),
-            [Port(name, STATES, n, 3) for name, n in zip(state, (24, 8), strict=True)],
+            [Port(name, STATE_SPACE, n, 3) for name, n in zip(state, (24, 8), strict=True)],
         )
         return Program(write.steps, constants, last, inputs=ports, state=state)
     return Program(write.steps, constants, ENDINGS.get(kernel, attention_in_steps)(write, constants, rng))
