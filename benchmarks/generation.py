@@ -3,7 +3,7 @@ process, bytes read a token, Python's share; beside llama.cpp and torch where th
 
     python benchmarks/generation.py [--model smollm2] [--contexts 16 256 1024] [--tokens 16] [--rounds 5] [--at-once 8]
                                    [--prompt 512] [--foresee 256] [--program DIR] [--no-peers] [--csv OUT]
-                                   [--long TOKENS] [--greedy]
+                                   [--long TOKENS] [--greedy] [--states LAYERS]
 
 The exact program for a request of `--prompt` tokens, the same with x rounded to bytes as ggml rounds it and caches in
 whichever number type is priced lower at the longest context (llama.cpp's are float16), and the peers take turns,
@@ -14,7 +14,9 @@ takes beyond its kernels, as native code times them. `predicted` is what the sea
 Perplexity is of the first `--foresee` tokens of the text that ships, token by token, as a step computes them.
 
 In place of all that: `--long 10000` writes so many tokens over `--at-once` sequences, and says whether memory stays
-flat and a step grows by the caches that it reads; `--greedy` holds 64 tokens of 20 prompts against transformers'."""
+flat and a step grows by the caches that it reads; `--greedy` holds 64 tokens of 20 prompts against transformers';
+`--states 24` times Mamba of 130M's shape, random weights: a prompt beside transformers', and steps behind 64 and 4,096
+rows, which read as many bytes."""
 
 import time
 from statistics import median
@@ -23,6 +25,7 @@ from lib import command
 from lib.command import Figure, Parser, cell, concluded, count, folder, say, spread, tabled, takes
 from lib.generated_texts import beside_transformers, long_texts
 from lib.generators import PEERS, Ours, Torch, perplexity, rounded, why_absent
+from lib.state_steps import state_steps
 
 import numpy as np
 
@@ -73,7 +76,11 @@ def main() -> None:
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--long", type=count, help="tokens over several sequences, in place of the race")
     parser.add_argument("--greedy", action="store_true", help="beside transformers' tokens, in place of the race")
+    parser.add_argument("--states", type=count, help="layers of a Mamba, in place of the race")
     given = parser.parse_args()
+    if given.states:
+        takes(60 + 10 * given.states)
+        return concluded(given, [*state_steps(given.states, given.rounds)])
     if given.long or given.greedy:
         return beyond_seconds(given)
     takes(60 + given.rounds * sum(3 + 0.002 * context + 0.1 * given.tokens for context in given.contexts))

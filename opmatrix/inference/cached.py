@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.relations import HELD
-from opmatrix.algebra.batch.signature import FLOAT, STATES, Port, check_cache
+from opmatrix.algebra.batch.signature import FLOAT, STATE_SPACE, Port, check_cache
 from opmatrix.algebra.positions.patterns import FAR, Pattern, parse
 from opmatrix.runtime.declarations.arguments import Arguments
 from opmatrix.runtime.declarations.operands import C, Heads, Rows
@@ -98,7 +98,7 @@ def find_kept(program: Program) -> dict[str, KeptRows]:
             assert isinstance(shape, Rows | Heads)
             held = kept[name].port.columns if name in kept else 0
             columns = max(held, count * shape.cols)
-            kept[name] = KeptRows(Port(f"state {name}", STATES, columns, getattr(shape, "heads", 1)), i)
+            kept[name] = KeptRows(Port(f"state {name}", STATE_SPACE, columns, getattr(shape, "heads", 1)), i)
     return kept
 
 
@@ -200,7 +200,7 @@ def window_attribute(bound: Arguments) -> dict[str, int]:
 def rows_behind(program: Program) -> int:
     """Return the number of rows behind a new one that some step of a program with state reads from caches: FAR if one
     reads all."""
-    if all(port.space == STATES for port in program.inputs if port.name in program.state):
+    if all(port.space == STATE_SPACE for port in program.inputs if port.name in program.state):
         return 0
     reading = [call.bound for call in program.schedule.calls if HELD in call.kernel.relations(call.bound)]
     return max((min(FAR, getattr(bound, "behind", FAR)) for bound in reading), default=FAR)

@@ -11,7 +11,7 @@ import numpy as np
 from formats.core.errors import InputError
 from formats.kernels.attentions.chunks import PAGE
 from opmatrix.algebra.batch.batch import Ids
-from opmatrix.algebra.batch.signature import FLOAT, STATES, check_cache
+from opmatrix.algebra.batch.signature import FLOAT, STATE_SPACE, check_cache
 from opmatrix.algebra.positions.patterns import FAR
 from opmatrix.inference.cached import rows_behind
 from opmatrix.inference.chat.stop_strings import StopStrings
@@ -107,7 +107,7 @@ def decodable(program: "Program", cache: str | None = None) -> "Program":
 
 def cache_number(program: "Program") -> str:
     """Return the number type of the caches of a program with state; float32 if it has states alone."""
-    numbers = (port.number for port in program.inputs if port.name in program.state and port.space != STATES)
+    numbers = (port.number for port in program.inputs if port.name in program.state and port.space != STATE_SPACE)
     return next(numbers, FLOAT)
 
 

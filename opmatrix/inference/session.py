@@ -19,7 +19,7 @@ from formats.core.large_pages import zeros_side_by_side
 from opmatrix import body
 from opmatrix.algebra.batch.batch import Ids
 from opmatrix.algebra.batch.extents import collect_needs
-from opmatrix.algebra.batch.signature import HELD_NUMBERS, STATES, Port
+from opmatrix.algebra.batch.signature import HELD_NUMBERS, STATE_SPACE, Port
 from opmatrix.algebra.positions.patterns import FAR
 from opmatrix.algebra.routes import LISTENING
 from opmatrix.inference.cached import rows_behind
@@ -99,8 +99,8 @@ class Pages:
                 f"start: rewinds is {rewinds!r:.40}: it is a number of rows that a sequence may go back, 0 or more"
             )
         self.behind, self.rewinds = behind, rewinds
-        self.pool = StatePool([port for port in ports if port.space == STATES], exact)
-        ports = [port for port in ports if port.space != STATES]
+        self.pool = StatePool([port for port in ports if port.space == STATE_SPACE], exact)
+        ports = [port for port in ports if port.space != STATE_SPACE]
         self.exact, self.side, pages = exact, PAGE, pages_of(capacity, PAGE)
         self.spare = pages * PAGE  # first row of a page that no sequence has
         held = [
@@ -394,7 +394,7 @@ class Session(Pages):
                 "start: this program has no state: opmatrix.inference.cached.cached(program) makes a program that has"
             )
         if rewinds is None:
-            rewinds = STATE_REWINDS if any(port.space == STATES for port in ports) else REWINDS
+            rewinds = STATE_REWINDS if any(port.space == STATE_SPACE for port in ports) else REWINDS
         super().__init__(ports, capacity, exact, rows_behind(program), rewinds)
         self.program, self.kept = program, list[tuple[New, Repeated]]()  # the batch of the last step, its runs
 

@@ -70,6 +70,7 @@ HARMLESS = {
     "olmo2": {"Olmo2Model": []},
     "phi3": {"Phi3Model": []},
     "bloom": {"BloomModel": []},
+    "mamba": {"MambaModel": []},
     "t5": {"T5EncoderModel": [], "T5ForConditionalGeneration": ["decoder.final_layer_norm.weight"]},
 }
 ENCODERS = {
@@ -105,6 +106,7 @@ STEMS = {
     "olmo2": "Olmo2",
     "phi3": "Phi3",
     "bloom": "Bloom",
+    "mamba": "Mamba",
     "t5": "T5",
 }
 ANSWERING = {

@@ -90,7 +90,14 @@ def stepped(program, rng):
     slots, _ = session.take({session.join(): 3 + len(ids) for ids in RAGGED})
     ends = np.cumsum([3 + len(ids) for ids in RAGGED])
     new = np.concatenate([slots[end - len(ids) : end] for end, ids in zip(ends, RAGGED, strict=True)])
-    return New(RAGGED, [3] * len(RAGGED), new, session)
+    count = len(RAGGED)
+    if session.pool.arrays:
+        session.pool.take([], 2 * count)
+    for states in session.pool.arrays.values():
+        states[1:] = rng.standard_normal(states[1:].shape)
+    batch = New(RAGGED, [3] * count, new, session)
+    batch.carry([(1 + n, [1 + count + n]) for n in range(count * bool(session.pool.arrays))])
+    return batch
 
 
 def test_columns_of_a_wider_value_are_read_in_place(rng):

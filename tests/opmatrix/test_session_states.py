@@ -16,7 +16,7 @@ from formats import kernels as compiled
 from formats.core.errors import InputError
 from formats.host.threads import limit
 from formats.kernels.attentions.chunks import PAGE
-from opmatrix.algebra.batch.signature import STATES, Port
+from opmatrix.algebra.batch.signature import STATE_SPACE, Port
 from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.inference import pages, session
 from opmatrix.inference.cached import cached, rows_behind
@@ -197,7 +197,7 @@ def test_states_that_do_not_fit_are_refused_by_name():
 
 
 def test_pools_hand_out_states_that_nobody_holds():
-    pool = StatePool([Port("state a", STATES, 3)], False)
+    pool = StatePool([Port("state a", STATE_SPACE, 3)], False)
     first = pool.take([], 2)
     assert first == [1, 2] and len(pool) == 3
     pool.arrays["state a"][1] = 7

@@ -4,8 +4,8 @@ import numpy as np
 from programs import Writer
 
 from formats import Dense, Half, Stacked
-from opmatrix.algebra.batch.signature import Port
-from opmatrix.algebra.monoids import logsumexp, max
+from opmatrix.algebra.batch.signature import STATE_SPACE, Port
+from opmatrix.algebra.monoids import decay, logsumexp, max
 from opmatrix.algebra.nodes import product, related, turn
 from opmatrix.algebra.operators import const, over, relu, row, scan, share, shift, symbol, tanh, weight
 from opmatrix.algebra.positions.patterns import causal, everyone, sequence
@@ -49,6 +49,18 @@ def alone(kernel, rng):
         kept = write.step("append", x="h", cache="cache")
         last = write.step("join", x=write.step("attention_cached", {"scale": 0.3}, q="h", k=kept, v=kept))
         return Program(write.steps, constants, last, inputs=[Port("cache", "C", 8, 3)], state={"cache": kept})
+    if kernel in ("keep_rows", "carried_rows", "carried_scan"):
+        h = symbol("h", None, Shape(3, T, 8))
+        shifted, scanned = (write_term(term, {h: 0})[0] for term in (h @ shift(2), scan(h @ tanh, h, decay)))
+        before = write.step("carried_rows", {"term": shifted}, x0="h", s0="last h")
+        merged = write.step("carried_scan", {"term": scanned}, x0=before, s0="last merged")
+        state = {"last h": write.step("keep_rows", x="h", state="last h")}
+        state["last merged"] = write.step("keep_rows", x=merged, state="last merged")
+        last, ports = (
+            write.step("join", x=merged),
+            [Port(name, STATE_SPACE, n, 3) for name, n in zip(state, (24, 8), strict=True)],
+        )
+        return Program(write.steps, constants, last, inputs=ports, state=state)
     return Program(write.steps, constants, ENDINGS.get(kernel, attention_in_steps)(write, constants, rng))
 
 

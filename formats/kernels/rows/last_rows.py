@@ -16,7 +16,7 @@ __all__ = ["keep_last"]
 
 LOOKED_AT = 64  # rows of an item
 # x (T, heads, cols): rows whose target is not 0 leave the `kept` rows up to themselves in that state of out
-STATED = np.dtype(words("x x_row x_head out out_row out_head ages sources targets T heads cols kept"))
+LAST_RECORD = np.dtype(words("x x_row x_head out out_row out_head ages sources targets T heads cols kept"))
 
 
 @njit(**HELPER)
@@ -32,7 +32,7 @@ def keep_row(c, row, lag, age, source, target):
 @Kernel.of(3, rare=True)
 def keep_last_rows(item, worker, arguments):
     """Write the states that an item's rows leave."""
-    c = record(arguments, STATED)
+    c = record(arguments, LAST_RECORD)
     ages, sources, targets = longs(c.ages, c.T), longs(c.sources, c.T), longs(c.targets, c.T)
     for row in range(item * LOOKED_AT, min((item + 1) * LOOKED_AT, c.T)):
         if targets[row]:

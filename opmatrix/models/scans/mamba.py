@@ -78,7 +78,7 @@ def mamba(config: Settings, at: ArraySource) -> Operator:
 
     def convolution(name: str) -> Operator:
         """Build the convolution of each column; files store its weights as (columns, 1, rows), the last row first."""
-        taps = conv(by_rows(at(f"{name}.weight", d, 1, k)))
+        taps = conv(taps_by_lag(at(f"{name}.weight", d, 1, k)))
         return taps + const(at(f"{name}.bias", d)) if config["use_conv_bias"] else taps
 
     def selective(name: str) -> Operator:
@@ -114,7 +114,7 @@ def mamba(config: Settings, at: ArraySource) -> Operator:
     return reduce(matmul, [embed, *blocks, norm("norm_f")])
 
 
-def by_rows(taps: Data) -> Data:
+def taps_by_lag(taps: Data) -> Data:
     """Return the weights (columns, 1, rows) of a convolution as a row for each row before, the row itself first."""
     d, _, k = taps.shape
     name = f"{taps.name}.T"

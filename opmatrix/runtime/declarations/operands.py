@@ -11,10 +11,10 @@ from formats.core.sizes import size
 from formats.storage.format import Format
 from formats.storage.stacked import Stacked
 from opmatrix.algebra.batch.extents import WHOLE, Extents, S, T
-from opmatrix.algebra.batch.signature import CACHED, FLOAT, HELD_NUMBERS, STATES, Port
+from opmatrix.algebra.batch.signature import CACHED, FLOAT, HELD_NUMBERS, STATE_SPACE, Port
 
 FLOAT_BYTES = 4  # bytes of a number at run time: every value is float32
-C, Z = size(CACHED), size(STATES)  # rows of caches, and states
+C, Z = size(CACHED), size(STATE_SPACE)  # rows of caches, and states
 
 
 def round_to_lines(size: int) -> int:
@@ -157,7 +157,7 @@ class States(NamedTuple):
         return FLOAT_BYTES * self.heads * self.cols
 
     def __str__(self) -> str:
-        return f"{STATES}×{self.heads}×{self.cols}"
+        return f"{STATE_SPACE}×{self.heads}×{self.cols}"
 
 
 Value = Rows | Heads | Scores | Cache | States
@@ -169,7 +169,7 @@ def entering(port: Port) -> Value:
     heads if it has several."""
     if port.space == CACHED:
         return Cache(port.heads, port.columns, port.number)
-    if port.space == STATES:
+    if port.space == STATE_SPACE:
         return States(port.heads, port.columns)
     return (
         Rows(port.columns, space=size(port.space))

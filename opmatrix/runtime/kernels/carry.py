@@ -3,7 +3,7 @@ a value, which is replaced in each step. A new state lies beside the one before,
 changed none."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,17 +39,16 @@ if TYPE_CHECKING:
 
 IN_SESSIONS = "it reads the states of a session"
 V = TypeVar("V")
-Words: TypeAlias = NDArray[np.int64]
 
 
 class NewRows(Protocol):
     """A batch of new rows: the rows at which sequences begin; for each row its number among the new ones of its
     sequence, and the states before the first and behind this one, 0 for none."""
 
-    starts: Words
-    ages: Words
-    sources: Words
-    targets: Words
+    starts: NDArray[np.int64]
+    ages: NDArray[np.int64]
+    sources: NDArray[np.int64]
+    targets: NDArray[np.int64]
 
 
 def states_of(held: Mapping[str, V]) -> dict[int, V]:
@@ -57,7 +56,7 @@ def states_of(held: Mapping[str, V]) -> dict[int, V]:
     return {k: held[name] for k, name in enumerate(STATE_NAMES) if held.get(name) is not None}
 
 
-def carried(batch: NewRows, held: Mapping[str, Numeric]) -> "CarriedRows":
+def rows_before_new(batch: NewRows, held: Mapping[str, Numeric]) -> "CarriedRows":
     """Return the rows before those of a batch of new rows."""
     from formats.kernels.generated.rowwise.row_kernel import CarriedRows
 
@@ -68,7 +67,7 @@ def states_before(a: Arguments) -> "RowsBefore":
     """Return the function that gives the rows before those of a batch of new rows."""
     from formats.kernels.generated.rowwise.row_bounds import rows_carried
 
-    return rows_carried(*carried(a.batch, vars(a)))
+    return rows_carried(*rows_before_new(a.batch, vars(a)))
 
 
 def rows_kernel(a: Arguments) -> "RowKernel":
@@ -80,21 +79,21 @@ def run_carried_rows(out: NDArray[np.float32], batch: NewRows, *, term: str, **o
     """Launch the kernel of a term that reads rows before, among new rows or in states."""
     values, arrays = split_operands(operands)
     constants = [np.ascontiguousarray(array, np.float32) for array in arrays]
-    find_kernel(term, (values, arrays), True)(values, constants, out, carried(batch, operands))
+    find_kernel(term, (values, arrays), True)(values, constants, out, rows_before_new(batch, operands))
 
 
 def run_carried_scan(out: NDArray[np.float32], batch: NewRows, *, term: str, **operands: NDArray[np.float32]) -> None:
     """Launch the kernel of a scan that goes on from states."""
     values, arrays = split_operands(operands)
     constants = [np.ascontiguousarray(array, np.float32) for array in arrays]
-    find_scan(term, (values, arrays), True)(values, constants, out, batch.starts, carried(batch, operands))
+    find_scan(term, (values, arrays), True)(values, constants, out, batch.starts, rows_before_new(batch, operands))
 
 
 run_carried_rows.__signature__ = declared_signature(True, STATE_NAMES)  # type: ignore[attr-defined]
 run_carried_scan.__signature__ = declared_signature(True, STATE_NAMES[:1])  # type: ignore[attr-defined]
 
 
-def by_heads(x: object) -> Numeric:
+def in_one_head(x: object) -> Numeric:
     """Return rows (T, columns) as those of one head."""
     rows = np.asarray(x)
     return rows if rows.ndim == 3 else rows[:, None]
@@ -109,7 +108,7 @@ class keep_rows(Arguments):
         """Copy the states to `out` unless they are `out` itself, and write the new ones."""
         if out is not state:
             out[...] = state
-        compiled.keep_last(by_heads(x), batch.ages, batch.sources, batch.targets, out)
+        compiled.keep_last(in_one_head(x), batch.ages, batch.sources, batch.targets, out)
 
     def shape(a) -> States:
         """Return the shape of the states. Raises ValueError if rows of x do not fill them."""
@@ -122,7 +121,7 @@ class keep_rows(Arguments):
         """Return the states, the new ones with the last rows of x."""
         from formats.kernels.generated.rowwise.row_bounds import rows_carried
 
-        x = by_heads(a.x)
+        x = in_one_head(a.x)
         (_, heads, wide), targets = a.state.shape, a.batch.targets
         before, last = rows_carried({0: a.state}, a.batch.ages, a.batch.sources), wide // x.shape[2]
         rows = np.stack([before(0, x, lag) for lag in reversed(range(last))], 2).reshape(len(x), heads, wide)

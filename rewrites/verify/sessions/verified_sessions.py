@@ -246,8 +246,8 @@ def verify_states(decoder: Program, sentences: Batch, longest: int) -> ScriptRow
             session.leave(sequence)
             sequence = fork
         session.leave(sequence)
-        found = np.concatenate(rows)[-len(whole) :]
-        if not np.array_equal(found, whole, equal_nan=True):
+        stepped = np.concatenate(rows)[-len(whole) :]
+        if not np.array_equal(stepped, whole, equal_nan=True):
             model = str(decoder.meta.get("model", "program"))
             raise VerificationError(3, model, "its states give other bits in steps than at once", rows=count)
     return ScriptRows(len(STATE_STEPS) * len(whole), 0.0)

@@ -290,13 +290,13 @@ class RowText(RowExpressions):
     def rows_carried(self) -> list[str]:
         """Return the lines that find the rows before a row: among the new rows, or in the state of its sequence, which
         holds the last rows side by side in every head."""
-        found = [f"{word} = longs(c.{word}s + 8 * row, 1)[0]" for word in ("age", "source")]
+        lines = [f"{word} = longs(c.{word}s + 8 * row, 1)[0]" for word in ("age", "source")]
         for node in self.shifts:
             k, lag, cols = node.args[0].extra, node.extra, self.size(node.cols)
             there = f"c.held{k} + 4 * (source * c.held{k}_row + c.held{k}_head - ({lag} - age) * {cols})"
-            found.append(f"x{k}_{lag} = c.x{k} + 4 * (row - {lag}) * c.x{k}_row if age >= {lag} else {there}")
-            found.append(f"x{k}_{lag}_head = c.x{k}_head if age >= {lag} else c.held{k}_head")
-        return [*dict.fromkeys(found)]
+            lines.append(f"x{k}_{lag} = c.x{k} + 4 * (row - {lag}) * c.x{k}_row if age >= {lag} else {there}")
+            lines.append(f"x{k}_{lag}_head = c.x{k}_head if age >= {lag} else c.held{k}_head")
+        return [*dict.fromkeys(lines)]
 
     def rows_before(self) -> list[str]:
         """Return the lines that find the rows before a row: the address of each that is read, the row itself where its

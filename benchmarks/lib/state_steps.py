@@ -1,0 +1,78 @@
+"""Steps of a session whose sequences have states: Mamba of 130M's shape, random weights, beside transformers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median, quantiles
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from lib.command import Figure, say
+
+import numpy as np
+
+from opmatrix.files.checkpoint import open_model
+from opmatrix.inference.generation import decodable
+from opmatrix.runtime.measure import seconds
+from rewrites.cli.find_exact import find_exact
+from rewrites.lowering.phased import Generation
+from rewrites.workload.phases import Report
+
+PROMPT, SHORT, LONG, STEPS = 1024, 64, 4096, 64
+WIDTH, WORDS = 768, 50280
+
+
+def saved_mamba(place: Path, layers: int) -> Any:
+    """The model, saved there as transformers does."""
+    import torch
+    from transformers import MambaConfig, MambaForCausalLM
+
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=layers)
+    model = MambaForCausalLM(config).eval()
+    model.save_pretrained(place)
+    return model
+
+
+def state_steps(layers: int, rounds: int) -> Iterator[Figure]:
+    """A prompt beside transformers' eager path, in turns; a step behind 64 rows and behind 4,096, interleaved; the
+    bytes of a sequence's states."""
+    import torch
+
+    with TemporaryDirectory() as folder:
+        model = saved_mamba(Path(folder), layers)
+        program = find_exact(open_model(Path(folder)), Report(quiet=True), Generation(PROMPT, 128))
+    session = decodable(program).start(4 * LONG)
+    tokens = np.random.default_rng(0).integers(0, WORDS, PROMPT)
+    ours, theirs = list[float](), list[float]()
+    with torch.no_grad():
+        ids = torch.from_numpy(tokens)[None]
+        wanted = model(ids, logits_to_keep=1).logits[0, -1].numpy()
+        for _ in range(rounds + 1):
+            held = session.join()
+            ours.append(seconds(session.step, {held: tokens}))
+            session.leave(held)
+            theirs.append(seconds(lambda asked: model(asked, logits_to_keep=1), ids))
+    off = abs(session.step({session.join(): tokens})[-1] - wanted).max() / abs(wanted).max()
+    yield Figure(f"logits behind {PROMPT} rows, off transformers'", float(off), "", most=1e-4)
+    ours, theirs = ours[1:], theirs[1:]
+    say(f"a prompt of {PROMPT} rows, {layers} layers: ours {median(ours):.3f} s, transformers {median(theirs):.3f} s")
+    yield Figure("a prompt over transformers' eager path", median(ours) / median(theirs), "x", most=0.25)
+    yield from steps_behind(session, tokens)
+
+
+def steps_behind(session: Any, tokens: Any) -> Iterator[Figure]:
+    """One-row steps behind few rows and many, each undone."""
+    held = {length: session.join() for length in (SHORT, LONG)}
+    for length, sequence in held.items():
+        for at in range(0, length, PROMPT):
+            session.step({sequence: tokens[: min(PROMPT, length - at)]})
+    taken: dict[int, list[float]] = {length: [] for length in held}
+    for _ in range(STEPS):
+        for length, sequence in held.items():
+            taken[length].append(seconds(session.step, {sequence: tokens[:1]}))
+            session.rewind(sequence, length)
+    for length, times in taken.items():
+        say(f"a step behind {length} rows: {', '.join(f'{1e3 * part:.2f}' for part in quantiles(times))} ms, quartiles")
+    say(f"{session!r}")
+    apart = median(taken[LONG]) / median(taken[SHORT])
+    yield Figure(f"a step behind {LONG} rows over one behind {SHORT}", apart, "x", least=0.95, most=1.05)
