@@ -578,7 +578,7 @@ def profile(
 
 @app.command()
 def verify(
-    directory: options.Verified,
+    directory: options.ProgramOrExport,
     model: options.Origin = None,
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="the file of a perplexity goal")] = None,
     pairs: Annotated[Path | None, typer.Option(metavar="CSV", help="the file of a rank correlation goal")] = None,

@@ -46,7 +46,7 @@ Origin = Annotated[
     typer.Option("--model", help="the checkpoint that the program was made of; by default the one that it records"),
 ]
 Saved = Annotated[Path, typer.Argument(help="a directory that `opmatrix optimize` wrote")]
-Verified = Annotated[
+ProgramOrExport = Annotated[
     Path, typer.Argument(metavar="DIR|FILE", help="a directory that `opmatrix optimize` wrote, or a file of `export`")
 ]
 Truncate = Annotated[
