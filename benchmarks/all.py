@@ -167,6 +167,7 @@ APART = {
     "faults kills": "kills each of fifteen commands thirty times, and runs it again each time",
     "exports": "needs onnx, onnxruntime and torch, and a saved program",
     "exports students": "trains students, each for a quarter of an hour, by torch",
+    "exports spelled": "needs onnxruntime, openvino, torch and transformers, and two saved programs",
     "report": "runs `opmatrix optimize` twice, for what --publish shows",
     "paired": "holds two commits against each other",
     "spoilt_files changed": "opens thousands of changed models beside transformers, which takes half an hour",

@@ -19,8 +19,8 @@ from opmatrix.exports.program_graph import ProgramGraph, read_program
 from opmatrix.exports.runtimes import ONNX_ENDING, TORCH_ENDING
 from opmatrix.runtime.program import Program
 
-Origin = Mapping[str, object]
-NO_ORIGIN: Origin = MappingProxyType({})
+ExportOrigin = Mapping[str, object]
+NO_ORIGIN: ExportOrigin = MappingProxyType({})
 ORIGIN = "opmatrix"  # the entry of a file's metadata: the program that it was made of, and its measurement, in JSON
 
 
@@ -64,7 +64,7 @@ def check_place(target: Path) -> None:
     writable(target)
 
 
-def export_onnx(read: ProgramGraph, file: str | Path, origin: Origin = NO_ORIGIN) -> list[Path]:
+def export_onnx(read: ProgramGraph, file: str | Path, origin: ExportOrigin = NO_ORIGIN) -> list[Path]:
     """Write a program's graph as an ONNX file, which onnx.checker has passed, with its origin; return the files.
     Weights of a large model are in a second file, FILE.data, which has to stay beside it. Raises InputError for a file
     that exists or that cannot be written, and without the package onnx."""
@@ -79,7 +79,7 @@ def export_onnx(read: ProgramGraph, file: str | Path, origin: Origin = NO_ORIGIN
     return existing(target, f"{target.name}{OUTSIDE}")
 
 
-def export_torch(read: ProgramGraph, file: str | Path, origin: Origin = NO_ORIGIN) -> list[Path]:
+def export_torch(read: ProgramGraph, file: str | Path, origin: ExportOrigin = NO_ORIGIN) -> list[Path]:
     """Write a program's graph as torch.export writes programs, with its origin, for torch.export.load; return the file.
     Raises InputError for a file that exists or that cannot be written, and without torch."""
     target = Path(file)

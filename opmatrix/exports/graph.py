@@ -18,8 +18,12 @@ from opmatrix.runtime.declarations.padded import Padded, Unpadded
 
 BATCH, LENGTH = "batch", "length"
 BOOL = "bool"
-BYTES, HALF_BYTES, UNSIGNED = "int8", "int4", "uint8"  # number types of stored weights, and of levels of rows
-HALF, BRAIN = "float16", "bfloat16"
+INT8_NUMBERS, INT4_NUMBERS, UINT8_NUMBERS = (
+    "int8",
+    "int4",
+    "uint8",
+)  # number types of stored weights, and of levels of rows
+FLOAT16_NUMBERS, BFLOAT16_NUMBERS = "float16", "bfloat16"
 OPEN = (BATCH, LENGTH)
 FEW_NUMBERS = 64  # numbers of a constant that is known by them
 AxisSize = int | str

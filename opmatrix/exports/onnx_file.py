@@ -11,9 +11,17 @@ import numpy as np
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.signature import FLOAT, INTEGER
 from opmatrix.algebra.data import Numeric
-from opmatrix.exports.graph import BOOL, BRAIN, BYTES, HALF, HALF_BYTES, UNSIGNED, ArrayNode
+from opmatrix.exports.graph import (
+    BFLOAT16_NUMBERS,
+    BOOL,
+    FLOAT16_NUMBERS,
+    INT4_NUMBERS,
+    INT8_NUMBERS,
+    UINT8_NUMBERS,
+    ArrayNode,
+)
 from opmatrix.exports.program_graph import ProgramGraph, live_nodes
-from opmatrix.exports.spelled_weights import MIDDLE
+from opmatrix.exports.spelled_weights import ZERO_POINT
 
 if TYPE_CHECKING:
     import onnx
@@ -28,11 +36,11 @@ ONNX_TYPES = {
     FLOAT: "FLOAT",
     INTEGER: "INT64",
     BOOL: "BOOL",
-    BYTES: "INT8",
-    HALF_BYTES: "INT4",
-    UNSIGNED: "UINT8",
-    HALF: "FLOAT16",
-    BRAIN: "BFLOAT16",
+    INT8_NUMBERS: "INT8",
+    INT4_NUMBERS: "INT4",
+    UINT8_NUMBERS: "UINT8",
+    FLOAT16_NUMBERS: "FLOAT16",
+    BFLOAT16_NUMBERS: "BFLOAT16",
 }  # number types of a graph, by their names in ONNX
 ONNX_OPERATORS = {
     **{name: name.capitalize() for name in ("exp", "log", "sqrt", "tanh", "erf", "sign", "not", "and", "or", "xor")},
@@ -163,7 +171,7 @@ def write_dequantised(write: Writer, node: ArrayNode, whole: str, scale: str) ->
 
 def write_integers(write: Writer, node: ArrayNode, levels: str, whole: str) -> str:
     """Write a product of integers, its sums in float32."""
-    sums = write("MatMulInteger", levels, whole, write.numbers(MIDDLE, np.uint8))
+    sums = write("MatMulInteger", levels, whole, write.numbers(ZERO_POINT, np.uint8))
     return write("Cast", sums, to=write.types[node.dtype])
 
 
@@ -291,7 +299,7 @@ def weights_of(read: ProgramGraph) -> dict[str, StoredTensor]:
     for node in nodes:
         if node.operation == "constant":
             array = read.graph.constants[node.attributes[0]]
-            stored = pack_halves(array) if node.dtype == HALF_BYTES else array
+            stored = pack_halves(array) if node.dtype == INT4_NUMBERS else array
             weights[f"w_{node.attributes[0]}"] = StoredTensor(array.shape, node.dtype, stored)
     return weights
 

@@ -11,7 +11,15 @@ from formats.storage.format import Format, WholeNumbers
 from formats.storage.stacked import Stacked
 from opmatrix.algebra.shapes import ShapeError
 from opmatrix.exports.graph import ArrayGraph, SymbolicArray
-from opmatrix.exports.spelled_weights import SUMMED, WIDE, WIDENED, Spelling, Way, spell_narrow, spell_weight
+from opmatrix.exports.spelled_weights import (
+    SUMMED,
+    WIDE,
+    WIDENED,
+    SpelledWay,
+    WeightSpelling,
+    spell_narrow,
+    spell_weight,
+)
 from opmatrix.inference.generation import speaks
 from opmatrix.runtime.declarations.operands import Tables
 from opmatrix.runtime.declarations.padded import Padded, PaddedBatch, Unpadded
@@ -53,7 +61,7 @@ class ProgramGraph:
 class GraphConstants:
     """The matrices of a program as constants of a graph, each made when it is read; arrays are named in the graph."""
 
-    def __init__(self, program: Program, graph: ArrayGraph, spelling: Spelling) -> None:
+    def __init__(self, program: Program, graph: ArrayGraph, spelling: WeightSpelling) -> None:
         self.graph, self.spelling = graph, spelling
         self.widened, self.narrow = Counter[str](), Counter[str]()
         self.stored, self.multiplied = Counter[str](), Counter[str]()
@@ -90,7 +98,7 @@ class GraphConstants:
             return FactorPair(u, v)
         return self.graph.constant(np.asarray(constant.wide(), np.float32), name)
 
-    def spell(self, constant: Format, parts: list[tuple[WholeNumbers, Way]], name: str) -> Padded:
+    def spell(self, constant: Format, parts: list[tuple[WholeNumbers, SpelledWay]], name: str) -> Padded:
         """Add a matrix of whole numbers, or its two factors, each in its way."""
         counted = self.multiplied if all(way == SUMMED for _, way in parts) else self.stored
         counted[f"{constant.name}, dense," if constant.prunes else constant.name] += 1
@@ -101,7 +109,7 @@ class GraphConstants:
         return FactorPair(u, v)
 
 
-def read_program(program: Program, spelling: Spelling = WIDENED) -> ProgramGraph:
+def read_program(program: Program, spelling: WeightSpelling = WIDENED) -> ProgramGraph:
     """Return the graph of a program, its weights in that spelling. Raises InputError, which names the step, for a
     kernel or a term without a reading, and for an input that other runtimes do not have."""
     if program.inputs:

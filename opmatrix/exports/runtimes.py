@@ -14,13 +14,13 @@ import numpy as np
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Numeric
 from opmatrix.exports.program_graph import IDS, MASK
-from opmatrix.exports.spelled_weights import INTEGERS, NARROW, STORED, WIDENED, Spelling
+from opmatrix.exports.spelled_weights import INTEGERS, NARROW_SPELLING, STORED_SPELLING, WIDENED, WeightSpelling
 from opmatrix.runtime.declarations.padded import Padded
 
-Feed = Mapping[str, Numeric]
-Run = Callable[[Feed], Numeric]  # inputs by name, to the first output
+ExportFeed = Mapping[str, Numeric]
+Run = Callable[[ExportFeed], Numeric]  # inputs by name, to the first output
 ONNX_ENDING, TORCH_ENDING = ".onnx", ".pt2"
-PRODUCTS = frozenset({"MatMul", "Gemm", "FusedMatMul", "MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits"})
+PRODUCT_OPERATORS = frozenset({"MatMul", "Gemm", "FusedMatMul", "MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits"})
 
 
 class Runtime(NamedTuple):
@@ -29,9 +29,9 @@ class Runtime(NamedTuple):
 
     name: str
     ending: str
-    spellings: Mapping[str, Spelling]
+    spellings: Mapping[str, WeightSpelling]
     open: Callable[[Path, int], Run]
-    products: Callable[[Path, int, Feed], Mapping[str, int]]
+    products: Callable[[Path, int, ExportFeed], Mapping[str, int]]
     probed: bool = False  # a probe chooses the spelling of each weight, too
 
     @property
@@ -62,14 +62,14 @@ def onnx_session(model: Path | bytes, threads: int, profile: str = "") -> Padded
     return onnxruntime.InferenceSession(opened, options, providers=["CPUExecutionProvider"])
 
 
-def onnxruntime_products(file: Path, threads: int, feed: Feed) -> dict[str, int]:
+def onnxruntime_products(file: Path, threads: int, feed: ExportFeed) -> dict[str, int]:
     """Count the operators of products that ONNX Runtime runs, by its profile of a run."""
     with TemporaryDirectory() as room:
         session = onnx_session(file, threads, str(Path(room) / "profile"))
         session.run(None, dict(feed))
         events = json.loads(Path(session.end_profiling()).read_text())
     nodes = {event["name"]: event["args"].get("op_name") for event in events if event.get("cat") == "Node"}
-    return Counter(name for name in nodes.values() if name in PRODUCTS)
+    return Counter(name for name in nodes.values() if name in PRODUCT_OPERATORS)
 
 
 def compile_openvino(file: Path, threads: int) -> Padded:
@@ -87,7 +87,7 @@ def open_openvino(file: Path, threads: int) -> Run:
     return lambda feed: np.array(next(iter(compiled(dict(feed)).values())))
 
 
-def openvino_products(file: Path, threads: int, feed: Feed) -> dict[str, int]:
+def openvino_products(file: Path, threads: int, feed: ExportFeed) -> dict[str, int]:
     """Count the kernels of products that OpenVINO compiled, by the number type of their weights, and the inputs that
     share a scale of a row that it rounds itself."""
     compiled = compile_openvino(file, threads)
@@ -110,7 +110,7 @@ def open_torch(file: Path, threads: int) -> Run:
     exported = torch.export.load(str(file))
     module, names = exported.module(), exported.graph_signature.user_inputs
 
-    def run(feed: Feed) -> Numeric:
+    def run(feed: ExportFeed) -> Numeric:
         """Run the module."""
         with torch.no_grad():
             result = module(*(torch.from_numpy(feed[name]) for name in names))
@@ -120,7 +120,7 @@ def open_torch(file: Path, threads: int) -> Run:
     return run
 
 
-def torch_products(file: Path, threads: int, feed: Feed) -> dict[str, int]:
+def torch_products(file: Path, threads: int, feed: ExportFeed) -> dict[str, int]:
     """Count the products of a file of torch.export, all of them in float32."""
     import torch
 
@@ -134,12 +134,18 @@ RUNTIMES = {
         Runtime(
             "onnxruntime",
             ONNX_ENDING,
-            {"float32": NARROW, "stored": STORED, "integers": INTEGERS},
+            {"float32": NARROW_SPELLING, "stored": STORED_SPELLING, "integers": INTEGERS},
             open_onnxruntime,
             onnxruntime_products,
             probed=True,
         ),
-        Runtime("openvino", ONNX_ENDING, {"float32": NARROW, "stored": STORED}, open_openvino, openvino_products),
+        Runtime(
+            "openvino",
+            ONNX_ENDING,
+            {"float32": NARROW_SPELLING, "stored": STORED_SPELLING},
+            open_openvino,
+            openvino_products,
+        ),
         Runtime("torch", TORCH_ENDING, {"float32": WIDENED}, open_torch, torch_products),
     ]
 }

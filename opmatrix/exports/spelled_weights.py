@@ -14,32 +14,40 @@ from formats.core.arrays import Floats
 from formats.storage.bf16 import nearest
 from formats.storage.format import RowTurn, WholeNumbers
 from opmatrix.algebra.batch.signature import FLOAT
-from opmatrix.exports.graph import BRAIN, BYTES, HALF, HALF_BYTES, UNSIGNED, ArrayGraph, SymbolicArray
+from opmatrix.exports.graph import (
+    BFLOAT16_NUMBERS,
+    FLOAT16_NUMBERS,
+    INT4_NUMBERS,
+    INT8_NUMBERS,
+    UINT8_NUMBERS,
+    ArrayGraph,
+    SymbolicArray,
+)
 from opmatrix.runtime.declarations.padded import Padded, into_heads, out_of_heads
 
-TOP, MIDDLE = np.float32(127), np.float32(128)  # the largest level; the zero point of levels
-LEAST = np.float32(1e-30)  # rows whose numbers are all smaller are read as zeros
+TOP_LEVEL, ZERO_POINT = np.float32(127), np.float32(128)  # the largest level; the zero point of levels
+LEAST_LARGEST = np.float32(1e-30)  # rows whose numbers are all smaller are read as zeros
 
 
-Way = str  # of a weight of whole numbers: one of the three below
-WIDE, KEPT, SUMMED = "float32", "stored", "integers"
+SpelledWay = str  # of a weight of whole numbers: one of the three below
+WIDE, STORED_WAY, SUMMED = "float32", "stored", "integers"
 
 
-class Spelling(NamedTuple):
+class WeightSpelling(NamedTuple):
     """The form of weights in a graph: numbers of 16 bits are widened to float32, or stored as they are (`narrow`), and
     whole numbers are widened, stored, or multiplied as integers, as a function of the weight chooses."""
 
     narrow: bool = False
-    choose: Callable[[WholeNumbers], Way] = lambda weight: WIDE
+    choose: Callable[[WholeNumbers], SpelledWay] = lambda weight: WIDE
 
-    def way(self, weight: WholeNumbers) -> Way:
+    def way(self, weight: WholeNumbers) -> SpelledWay:
         """Return the way of a weight; integers are summed of bytes alone, and where its format rounds rows."""
         chosen = self.choose(weight)
-        return KEPT if chosen == SUMMED and not (weight.rounds and weight.bits == 8) else chosen
+        return STORED_WAY if chosen == SUMMED and not (weight.rounds and weight.bits == 8) else chosen
 
 
-WIDENED, NARROW = Spelling(), Spelling(narrow=True)
-STORED, INTEGERS = Spelling(True, lambda weight: KEPT), Spelling(True, lambda weight: SUMMED)
+WIDENED, NARROW_SPELLING = WeightSpelling(), WeightSpelling(narrow=True)
+STORED_SPELLING, INTEGERS = WeightSpelling(True, lambda weight: STORED_WAY), WeightSpelling(True, lambda weight: SUMMED)
 
 
 class TurnedMatrix:
@@ -79,34 +87,34 @@ class IntegerMatrix(SymbolicArray):
 
     def __rmatmul__(self, x: Padded) -> Padded:
         """Record x @ W by integer sums, x rounded row by row."""
-        largest = np.maximum(np.absolute(x).max(-1, keepdims=True), LEAST)
-        levels = np.rint(x * (TOP / largest))
+        largest = np.maximum(np.absolute(x).max(-1, keepdims=True), LEAST_LARGEST)
+        levels = np.rint(x * (TOP_LEVEL / largest))
         sums = self.sum_levels(levels)
-        return sums * (largest / TOP)
+        return sums * (largest / TOP_LEVEL)
 
     def sum_levels(self, levels: Padded) -> Padded:
         """Record levels @ W: one integer product, or one for each group, whose results are added."""
         whole, scale, group, *_ = self.weight
         if len(scale) == 1:
-            return multiply_levels(levels, self.graph.constant(whole, self.name, BYTES)) * scale[0]
+            return multiply_levels(levels, self.graph.constant(whole, self.name, INT8_NUMBERS)) * scale[0]
         missing = -len(whole) % group
         grouped = np.pad(whole, ((0, missing), (0, 0))).reshape(len(scale), group, -1)
         levels = np.pad(levels, ((0, missing),)) if missing else levels
         parts = np.swapaxes(into_heads(levels, len(scale)), -3, -2)
-        sums = multiply_levels(parts, self.graph.constant(grouped, f"{self.name}.groups", BYTES))
+        sums = multiply_levels(parts, self.graph.constant(grouped, f"{self.name}.groups", INT8_NUMBERS))
         return (sums * np.expand_dims(scale, 1)).sum(-3)
 
 
 def multiply_levels(levels: SymbolicArray, whole: SymbolicArray) -> SymbolicArray:
     """Record the product of levels, whole numbers in float32, and whole numbers in bytes: exact sums, in float32."""
     graph, shape = levels.graph, (*levels.shape[:-1], whole.shape[-1])
-    return graph.add("integer_product", [(levels + MIDDLE).astype(UNSIGNED), whole], [], shape, FLOAT)
+    return graph.add("integer_product", [(levels + ZERO_POINT).astype(UINT8_NUMBERS), whole], [], shape, FLOAT)
 
 
-def spell_weight(graph: ArrayGraph, weight: WholeNumbers, name: str, way: Way) -> Padded:
+def spell_weight(graph: ArrayGraph, weight: WholeNumbers, name: str, way: SpelledWay) -> Padded:
     """Add a weight to a graph, its numbers stored as they are."""
-    whole = graph.constant(weight.whole, name, BYTES if weight.bits == 8 else HALF_BYTES)
-    scale = graph.constant(one_of(weight.scale), f"{name}.scale")
+    whole = graph.constant(weight.whole, name, INT8_NUMBERS if weight.bits == 8 else INT4_NUMBERS)
+    scale = graph.constant(scale_array(weight.scale), f"{name}.scale")
     shape = tuple(weight.whole.shape)
     dense = graph.add("dequantise", [whole, scale], [weight.group], shape, FLOAT)
     matrix = IntegerMatrix(dense, weight, name) if way == SUMMED else dense
@@ -118,13 +126,13 @@ def spell_narrow(graph: ArrayGraph, W: Floats, name: str) -> SymbolicArray | Non
     with np.errstate(over="ignore"):
         half = W.astype(np.float16)
     if np.array_equal(half, W):
-        return graph.constant(half, name, HALF).astype(FLOAT)
+        return graph.constant(half, name, FLOAT16_NUMBERS).astype(FLOAT)
     bits: np.ndarray = nearest(W)  # type: ignore[no-untyped-call]
     if np.array_equal((bits.astype(np.uint32) << 16).view(np.float32), W):
-        return graph.constant(bits, name, BRAIN).astype(FLOAT)
+        return graph.constant(bits, name, BFLOAT16_NUMBERS).astype(FLOAT)
     return None
 
 
-def one_of(scale: Floats) -> Floats:
+def scale_array(scale: Floats) -> Floats:
     """Return the scales of one group as a vector."""
     return scale[0] if len(scale) == 1 else scale

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from subprocess import PIPE, Popen
 from tempfile import TemporaryFile
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from formats.core.errors import InputError
 from formats.disk.files import shown
@@ -16,12 +16,12 @@ from formats.disk.own_python import child_of_module
 from opmatrix.exports.runtimes import Runtime
 
 PROCESS = "opmatrix.exports.timed_process"
-ROUNDS = 15
+TIMED_ROUNDS = 15
 
 
 @dataclass(frozen=True)
 class TimingJob:
-    """What each file is timed at: batches (sentences, tokens) of ids below `words`, given to these inputs."""
+    """Work that each file is timed at: batches (sentences, tokens) of ids below `words`, given to these inputs."""
 
     shapes: Sequence[tuple[int, int]]
     words: int
@@ -43,13 +43,13 @@ class TimedProcess:
 
     def __init__(self, process: Popen[str], errors: IO[str], file: Path) -> None:
         self.process, self.errors, self.file = process, errors, file
-        self.ready: dict[str, Any] = self.answer()
+        self.ready = self.answer()
 
-    def answer(self) -> Any:
-        """Return its next line. Raises InputError, with its last words, if it ended."""
+    def answer(self) -> str:
+        """Return its next line, JSON. Raises InputError, with its last words, if it ended."""
         assert self.process.stdout
         if line := self.process.stdout.readline():
-            return json.loads(line)
+            return line
         self.process.wait()
         self.errors.seek(0)
         words = (self.errors.read().strip().splitlines() or [f"status {self.process.returncode}"])[-1]
@@ -59,7 +59,7 @@ class TimedProcess:
         """Return the milliseconds of one call of each shape."""
         assert self.process.stdin
         print("again", file=self.process.stdin, flush=True)
-        taken: list[float] = self.answer()
+        taken: list[float] = json.loads(self.answer())
         return taken
 
 
@@ -77,7 +77,7 @@ def opened_process(runtime: Runtime, file: Path, job: TimingJob) -> Iterator[Tim
 
 
 def time_exports(
-    runtime: Runtime, files: Mapping[str, Path], job: TimingJob, rounds: int = ROUNDS
+    runtime: Runtime, files: Mapping[str, Path], job: TimingJob, rounds: int = TIMED_ROUNDS
 ) -> dict[str, TimedExport]:
     """Return the times of files by name. Raises InputError for a file that the runtime cannot run."""
     with ExitStack() as stack:
@@ -87,4 +87,4 @@ def time_exports(
             for name, process in running.items():
                 taken[name].append(process.time())
     times = {name: sum(map(median, zip(*several, strict=True))) for name, several in taken.items()}
-    return {name: TimedExport(times[name], **running[name].ready) for name in files}
+    return {name: TimedExport(times[name], **json.loads(running[name].ready)) for name in files}

@@ -13,7 +13,7 @@ from opmatrix.exports.runtimes import RUNTIMES, make_feed
 SETTLE = 0.04  # seconds after which threads of another runtime spin no more (ONNX Runtime: 0.025)
 
 
-def main(name: str, file: str, job: str) -> None:
+def run_file(name: str, file: str, job: str) -> None:
     """Open the file, and time it as often as lines come."""
     asked, runtime = json.loads(job), RUNTIMES[name]
     rng = np.random.default_rng(0)
@@ -21,7 +21,7 @@ def main(name: str, file: str, job: str) -> None:
     feeds = [make_feed(asked["inputs"], each, np.ones_like(each)) for each in ids]
     products = runtime.products(Path(file), asked["threads"], feeds[0])
     run = runtime.open(Path(file), asked["threads"])
-    say({"version": runtime.version, "products": products})
+    answer_line({"version": runtime.version, "products": products})
     for _ in sys.stdin:
         sleep(SETTLE)
         taken = []
@@ -30,13 +30,13 @@ def main(name: str, file: str, job: str) -> None:
             begun = perf_counter()
             run(feed)
             taken.append(1e3 * (perf_counter() - begun))
-        say(taken)
+        answer_line(taken)
 
 
-def say(answer: object) -> None:
+def answer_line(answer: object) -> None:
     """Write an answer."""
     print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_file(*sys.argv[1:])

@@ -673,7 +673,7 @@ def profile(
 
 @app.command()
 def verify(
-    directory: options.Verified,
+    directory: options.ProgramOrExport,
     model: options.Origin = None,
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="the file of a perplexity goal")] = None,
     pairs: Annotated[Path | None, typer.Option(metavar="CSV", help="the file of a rank correlation goal")] = None,
@@ -688,8 +688,8 @@ def verify(
     own: options.OwnThings = None,
     results: options.Results = None,
 ) -> None:
-    """Repeat the checks of a saved program's certificate, as far as the directory, the MODEL and the files of its
-    goals allow; or compare an exported file with its program. Ends with status 1 if one fails."""
+    """Repeat the checks of a saved program's certificate, as far as directory, MODEL and files allow. An exported file
+    is compared with its program. Ends with status 1 if a check fails."""
     from rewrites.metrics.check_table import FAILS, format_checks
     from rewrites.metrics.exported import of_export
     from rewrites.metrics.goals import OVER_CORPUS

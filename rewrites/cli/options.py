@@ -46,7 +46,7 @@ Origin = Annotated[
     typer.Option("--model", help="the checkpoint that the program was made of; by default the one that it records"),
 ]
 Saved = Annotated[Path, typer.Argument(help="a directory that `opmatrix optimize` wrote")]
-Verified = Annotated[
+ProgramOrExport = Annotated[
     Path, typer.Argument(metavar="DIR|FILE", help="a directory that `opmatrix optimize` wrote, or a file of `export`")
 ]
 Truncate = Annotated[
@@ -414,7 +414,7 @@ EXAMPLES = {  # command -> lines that show it, each run by a test
         "opmatrix export minilm.opmatrix --onnx minilm.onnx",
         "opmatrix export minilm.opmatrix/front/0 --torch exact.pt2",
         "opmatrix export minilm.opmatrix/front/0 --hf exact",
-        "opmatrix export minilm.opmatrix --for onnxruntime --onnx fast.onnx --at 1x16,8x128",
+        "opmatrix export minilm.opmatrix --for onnxruntime --onnx fast.onnx --at 1x16,8x12",
     ],
     "run": [
         'opmatrix run minilm.opmatrix "a sentence" "another"',

@@ -19,8 +19,8 @@ from opmatrix.runtime.program import Program
 from opmatrix.runtime.recorded import least_limits
 from rewrites.metrics.check_table import CLAIMED, Check, judged
 
-TEXTS = 12  # texts of a comparison, one token among them
-LONGEST = 64  # tokens of a text of a program without a tokenizer
+TEXTS_COMPARED = 12  # texts of a comparison, one token among them
+LONGEST_DRAWN = 64  # tokens of a text of a program without a tokenizer
 FLOAT32_ERROR = 1e-5  # largest relative difference of an export in float32
 ROUNDINGS = 3.0  # times that an export with rounded rows may differ as the program's own float32 run does
 
@@ -28,7 +28,7 @@ ROUNDINGS = 3.0  # times that an export with rounded rows may differ as the prog
 UNROUNDED, BY_PROGRAM, BY_RUNTIME = "float32", "program", "runtime"  # who rounds rows of an export
 
 
-class Compared(NamedTuple):
+class ComparedExport(NamedTuple):
     """Relative differences of an export on ragged texts: from the program, the largest allowed; and of texts alone from
     the same texts in a batch, with the number that differ beyond float32."""
 
@@ -48,11 +48,11 @@ def ragged_rows(program: Program) -> list[list[int]]:
     """Return token ids of texts of many lengths: shipped sentences, or drawn ids for a program without a tokenizer."""
     limits = least_limits(program.schedule.calls)
     if program.meta.get("tokenizer"):
-        texts = sentences()[:: len(sentences()) // (TEXTS - 1)][: TEXTS - 1]
+        texts = sentences()[:: len(sentences()) // (TEXTS_COMPARED - 1)][: TEXTS_COMPARED - 1]
         rows = [row.tolist() for row in np.split(*split_of(program.tokenizer.encode(texts)))]
     else:
-        rng, most = np.random.default_rng(0), min(LONGEST, limits.get("positions", LONGEST))
-        lengths = rng.integers(1, most + 1, TEXTS - 1)
+        rng, most = np.random.default_rng(0), min(LONGEST_DRAWN, limits.get("positions", LONGEST_DRAWN))
+        lengths = rng.integers(1, most + 1, TEXTS_COMPARED - 1)
         rows = [rng.integers(0, limits["tokens"], length).tolist() for length in lengths]
     return [*rows, rows[0][:1]]
 
@@ -85,7 +85,7 @@ def rounding_of(read: ProgramGraph) -> str:
     return BY_RUNTIME if read.stored else BY_PROGRAM if read.multiplied else UNROUNDED
 
 
-def compare_export(run: Run, program: Program, inputs: list[str], rounding: str) -> Compared:
+def compare_export(run: Run, program: Program, inputs: list[str], rounding: str) -> ComparedExport:
     """Compare an export with its program. Without rounded rows it is the program's numbers in float32. With rows that
     are rounded as in the program it may differ from the program's meaning as float32 does that rounds a level to its
     neighbour: by some times what the program's own run differs. Where the runtime rounds, it may differ from the
@@ -96,18 +96,18 @@ def compare_export(run: Run, program: Program, inputs: list[str], rounding: str)
     wanted = program.exact(rows, rounded=rounding == BY_PROGRAM)
     allowed = FLOAT32_ERROR
     if rounding == BY_PROGRAM:
-        allowed = max(allowed, ROUNDINGS * relative(program.run(rows), wanted))
+        allowed = max(allowed, ROUNDINGS * relative_norm(program.run(rows), wanted))
     outputs = np.concatenate(together)
-    error = relative(outputs, wanted)
+    error = relative_norm(outputs, wanted)
     if rounding == BY_RUNTIME:
         rounded = program.exact(rows)
-        error, allowed = min(error, relative(outputs, rounded)), max(allowed, relative(rounded, wanted))
-    apart = [relative(one, other) for one, other in zip(alone, together, strict=True)]
+        error, allowed = min(error, relative_norm(outputs, rounded)), max(allowed, relative_norm(rounded, wanted))
+    apart = [relative_norm(one, other) for one, other in zip(alone, together, strict=True)]
     moved = sum(each > FLOAT32_ERROR for each in apart)
-    return Compared(error, allowed, max(apart), moved, len(rows))
+    return ComparedExport(error, allowed, max(apart), moved, len(rows))
 
 
-def relative(computed: Numeric, wanted: Numeric) -> float:
+def relative_norm(computed: Numeric, wanted: Numeric) -> float:
     """Return the norm of a difference, relative to that of the wanted numbers; infinite for other shapes."""
     if computed.shape != wanted.shape or not np.isfinite(computed).all():
         return float("inf")
@@ -135,7 +135,7 @@ def of_export(file: Path, place: Path | None, own: Path | None) -> list[Check]:
     return [judged("program", recorded, "its digest", True), timed, *describe_compared(compared)]
 
 
-def describe_compared(compared: Compared) -> list[Check]:
+def describe_compared(compared: ComparedExport) -> list[Check]:
     """Return the checks of a comparison."""
     moved = f", {compared.moved} of them beyond {FLOAT32_ERROR:g}: levels at a tie" if compared.moved else ""
     return [

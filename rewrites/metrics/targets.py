@@ -14,7 +14,7 @@ from opmatrix.exports.exported_files import describe_files, export_onnx, export_
 from opmatrix.exports.probed_weights import probing
 from opmatrix.exports.program_graph import ProgramGraph, read_program
 from opmatrix.exports.runtimes import ONNX_ENDING, Runtime, runtime_of
-from opmatrix.exports.spelled_weights import Spelling
+from opmatrix.exports.spelled_weights import WeightSpelling
 from opmatrix.exports.timed_exports import TimedExport, TimingJob, time_exports
 from opmatrix.files.loading import FRONT, PROGRAM
 from opmatrix.files.saving import REPORT
@@ -23,8 +23,8 @@ from opmatrix.runtime.recorded import least_limits
 from rewrites.metrics.exported import compare_export, rounding_of
 from rewrites.metrics.goals import MEASURES, Goal
 
-PROBED = "probed"  # the spelling that gives each weight the way which a probe found quickest
-Shapes = tuple[tuple[int, int], ...]
+PROBED_NAME = "probed"  # the spelling that gives each weight the way which a probe found quickest
+TimedShapes = tuple[tuple[int, int], ...]
 
 
 class ReportedPoint(NamedTuple):
@@ -43,7 +43,7 @@ class ReportedPoint(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ExportCandidate:
     """A program in one spelling."""
 
     program: Program
@@ -80,7 +80,7 @@ def keeps(goal: Goal, point: ReportedPoint, exact: ReportedPoint) -> bool:
 
 
 def export_for(
-    directory: Path, name: str, onnx: Path | None, torch: Path | None, shapes: Shapes, own: Path | None
+    directory: Path, name: str, onnx: Path | None, torch: Path | None, shapes: TimedShapes, own: Path | None
 ) -> str:
     """Write the fastest export of a directory's programs in a runtime; return the table of their times, and what was
     written. Raises InputError for another runtime, an absent one, a target of another kind, and if no export computes
@@ -119,7 +119,7 @@ def export_for(
     )
 
 
-def parse_shapes(text: str) -> Shapes:
+def parse_shapes(text: str) -> TimedShapes:
     """Return shapes of batches, sentences x tokens with commas between. Raises InputError for another text."""
     parts = [part.partition("x") for part in text.split(",")]
     shapes = tuple((int(a), int(b)) for a, _, b in parts if a.isdecimal() and b.isdecimal() and int(a) and int(b))
@@ -136,18 +136,18 @@ def target_of(runtime: Runtime, onnx: Path | None, torch: Path | None) -> Path:
     return wanted
 
 
-def spellings(program: Program, runtime: Runtime, probed: Spelling | None) -> dict[str, Candidate]:
+def spellings(program: Program, runtime: Runtime, probed: WeightSpelling | None) -> dict[str, ExportCandidate]:
     """Return the program in the spellings that differ for it."""
-    candidates, known = dict[str, Candidate](), list[object]()
-    for name, spelling in {**runtime.spellings, **({PROBED: probed} if probed else {})}.items():
+    candidates, known = dict[str, ExportCandidate](), list[object]()
+    for name, spelling in {**runtime.spellings, **({PROBED_NAME: probed} if probed else {})}.items():
         read = read_program(program, spelling)
         if (ways := (read.widened, read.stored, read.multiplied)) not in known:
             known.append(ways)
-            candidates[name] = Candidate(program, read, name)
+            candidates[name] = ExportCandidate(program, read, name)
     return candidates
 
 
-def write_export(candidate: Candidate, file: Path, origin: Mapping[str, object]) -> Path:
+def write_export(candidate: ExportCandidate, file: Path, origin: Mapping[str, object]) -> Path:
     """Write a candidate; return its file."""
     export = export_onnx if file.suffix == ONNX_ENDING else export_torch
     named = {"program": candidate.program.hash, "spelling": candidate.spelling, "rows": rounding_of(candidate.read)}
@@ -155,7 +155,7 @@ def write_export(candidate: Candidate, file: Path, origin: Mapping[str, object])
     return file
 
 
-def timing_job(candidates: Mapping[str, Candidate], shapes: Shapes) -> TimingJob:
+def timing_job(candidates: Mapping[str, ExportCandidate], shapes: TimedShapes) -> TimingJob:
     """Return what candidates are timed at. Raises InputError for more tokens than a program has positions."""
     limits = [least_limits(each.program.schedule.calls) for each in candidates.values()]
     longest = max(tokens for _, tokens in shapes)
@@ -167,7 +167,10 @@ def timing_job(candidates: Mapping[str, Candidate], shapes: Shapes) -> TimingJob
 
 
 def judge_exports(
-    runtime: Runtime, candidates: Mapping[str, Candidate], files: Mapping[str, Path], times: Mapping[str, TimedExport]
+    runtime: Runtime,
+    candidates: Mapping[str, ExportCandidate],
+    files: Mapping[str, Path],
+    times: Mapping[str, TimedExport],
 ) -> tuple[list[list[str]], str]:
     """Return a row for each candidate, the fastest first, and the name of the first that computes its program. Those
     behind it are not compared. Raises InputError if none does."""

@@ -18,13 +18,21 @@ from opmatrix.exports.onnx_file import make_onnx
 from opmatrix.exports.probed_weights import one_product, probing
 from opmatrix.exports.program_graph import MASK, read_program
 from opmatrix.exports.runtimes import RUNTIMES
-from opmatrix.exports.spelled_weights import INTEGERS, KEPT, NARROW, STORED, SUMMED, WIDE, WIDENED
+from opmatrix.exports.spelled_weights import (
+    INTEGERS,
+    NARROW_SPELLING,
+    STORED_SPELLING,
+    STORED_WAY,
+    SUMMED,
+    WIDE,
+    WIDENED,
+)
 from opmatrix.exports.timed_exports import TimedExport
 from opmatrix.runtime.program import Step
 from rewrites.metrics import targets
 from rewrites.metrics.check_table import FAILS
 from rewrites.metrics.exported import compare_export, of_export, rounding_of
-from rewrites.metrics.targets import Candidate, export_for, judge_exports, kept_points, parse_shapes
+from rewrites.metrics.targets import ExportCandidate, export_for, judge_exports, kept_points, parse_shapes
 
 onnx = pytest.importorskip("onnx", reason="needs peers: onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs peers: onnxruntime")
@@ -92,11 +100,11 @@ def test_stored_numbers_are_those_of_the_program(name):
     program = product(name, STORING[name], 400)
     wanted = program.exact(BATCH, rounded=False)
     sizes = {}
-    for spelling in (WIDENED, STORED):
+    for spelling in (WIDENED, STORED_SPELLING):
         rows, read = computed(program, spelling, BATCH)
         np.testing.assert_allclose(rows, wanted, rtol=0, atol=2e-6 * abs(wanted).max())
         sizes[spelling] = sum(tensor.ByteSize() for tensor in make_onnx(read, "weights").graph.initializer)
-    assert sizes[STORED] < 0.9 * sizes[WIDENED]
+    assert sizes[STORED_SPELLING] < 0.9 * sizes[WIDENED]
 
 
 def test_a_table_of_bytes_is_taken_by_rows():
@@ -106,7 +114,7 @@ def test_a_table_of_bytes_is_taken_by_rows():
     program = om.Program(
         [Step("embed", {"table0": "t"}, {"fields": "tokens", "eps": 1e-5, "turned": "0"}, "rows")], {"t": table}, "rows"
     )
-    rows, read = computed(program, STORED, BATCH)
+    rows, read = computed(program, STORED_SPELLING, BATCH)
     np.testing.assert_allclose(rows, program.exact(BATCH), rtol=0, atol=1e-6)
     assert "DequantizeLinear" not in {node.op_type for node in make_onnx(read, "weights").graph.node}
 
@@ -187,17 +195,19 @@ def test_a_probe_multiplies_in_every_way(name):
     program = product(name, ROUNDING[name], 400)
     weight = program.constants["w"].integers()[0]
     columns = weight.whole.shape[1]
-    for way in (WIDE, KEPT, SUMMED):
+    for way in (WIDE, STORED_WAY, SUMMED):
         ready = session(make_onnx(one_product(weight, way), "weights"))
         [rows] = ready.run(None, {"input_ids": np.arange(6)[None]})
         assert rows.shape == (1, 6, columns) and np.isfinite(rows).all()
-    assert probing(8, 1).way(weight) in (WIDE, KEPT, SUMMED)
+    assert probing(8, 1).way(weight) in (WIDE, STORED_WAY, SUMMED)
 
 
 def test_the_fastest_that_computes_its_program_is_kept(tmp_path):
     """A file of other numbers is quicker, and left out."""
     program = packed()
-    candidates = {name: Candidate(program, read_program(program, spelling), name) for name, spelling in SPELT.items()}
+    candidates = {
+        name: ExportCandidate(program, read_program(program, spelling), name) for name, spelling in SPELT.items()
+    }
     files = {name: export_onnx(each.read, tmp_path / f"{name}.onnx")[0] for name, each in candidates.items()}
     other = read_program(bert_program(CONFIG, {name: 2 * array for name, array in arrays(CONFIG).items()}))
     [files["integers"]] = export_onnx(other, tmp_path / "other.onnx")
@@ -209,7 +219,7 @@ def test_the_fastest_that_computes_its_program_is_kept(tmp_path):
         judge_exports(RUNTIMES["onnxruntime"], candidates, files, {"integers": times["integers"]})
 
 
-SPELT = {"float32": NARROW, "stored": STORED, "integers": INTEGERS}
+SPELT = {"float32": NARROW_SPELLING, "stored": STORED_SPELLING, "integers": INTEGERS}
 
 
 def test_points_beyond_a_goal_are_left_out(tmp_path):
@@ -256,7 +266,7 @@ def test_the_command_keeps_one_file_and_says_where_it_was_timed(exported, monkey
     from rewrites.cli.commands import app
 
     monkeypatch.chdir(exported)
-    monkeypatch.setattr(targets, "probing", lambda rows, threads: STORED)  # tests time nothing
+    monkeypatch.setattr(targets, "probing", lambda rows, threads: STORED_SPELLING)  # tests time nothing
     monkeypatch.setattr(
         targets,
         "time_exports",
