@@ -120,6 +120,7 @@ class Format:
     portion: ClassVar[int] = 16  # outputs that a thread takes at a time
     few: ClassVar[int] = 1  # the most rows with the code path for few rows
     proposed: ClassVar[bool] = True  # offered for the storage of a weight
+    ranked: ClassVar[bool] = True  # ranked by `select` unless formats are named
     common: ClassVar[bool] = True  # timed at once; others are timed on first use
     filed: ClassVar[np.dtype[np.void] | None] = None  # a block of files, which searches keep unchanged
     plain: ClassVar[bool] = False  # holds any matrix in float32, number by number

@@ -33,6 +33,7 @@ class InPlanes(Blocks):
 
     layout: BlockLayout
     stored: FiledBlock
+    ranked = False
 
     def __init_subclass__(cls) -> None:
         name = cls.__name__.lower()

@@ -202,7 +202,7 @@ def candidates(
 ) -> list[Candidate]:
     """Return the formats that hold a sample of W within the error, priced at counts estimated from it, and factors of
     the least rank that holds W. FormatError where there are none."""
-    names, W = [*(formats or FORMATS)], weights.W
+    names, W = [*(formats or (name for name, form in FORMATS.items() if form.ranked))], weights.W
     if unknown := [name for name in names if name not in FORMATS]:
         raise FormatError(f"select: there is no format {unknown[0]!r:.40}; there are {', '.join(FORMATS)}")
     sample, shape, share = sampled(W), W.shape, np.count_nonzero(W) / W.size
