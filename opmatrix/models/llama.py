@@ -163,9 +163,9 @@ def decoder(
         mixing, feed = attending(f"layers.{l}.self_attn", l), (unit or feeding)(l, f"layers.{l}.mlp")
         if form.behind:
             return (I + mixing @ first) @ (I + feed @ second)
-        return (I + scaled(first @ mixing, form.residual)) @ (I + scaled(second @ feed, form.residual))
+        return (I + times_factor(first @ mixing, form.residual)) @ (I + times_factor(second @ feed, form.residual))
 
-    embed = scaled(weight(at("embed_tokens.weight", config["vocab_size"], n)), form.embedding)
+    embed = times_factor(weight(at("embed_tokens.weight", config["vocab_size"], n)), form.embedding)
     return reduce(matmul, [embed, *map(layer, range(config["num_hidden_layers"])), norm("norm", n)])
 
 
@@ -177,7 +177,7 @@ def seen_within(seen: int | None, causally: bool = True) -> Pattern:
     return sequence & causal & window(seen - 1) if seen else sequence & causal
 
 
-def scaled(part: Operator, factor: float) -> Operator:
+def times_factor(part: Operator, factor: float) -> Operator:
     """Return an operator times a factor; itself for 1."""
     return part if factor == 1 else part * factor
 

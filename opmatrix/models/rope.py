@@ -133,7 +133,7 @@ ROPE_TYPES: RopeTypes = {  # rope_type -> function of the frequencies, its keys
         ),
     ),
 }
-LONG = {
+LONG_TYPES = {
     LONGROPE: (longrope, FACTOR | dict(short_factor=FACTORS, attention_factor=optional(real(1e-6, 1e6))))
 }  # of families whose positions end at the original length
 NTK = {"ntk": (ntk, FACTOR | dict(mixed_b=optional(real(1e-6, 1e6))))}  # a type of families that were published with it

@@ -191,6 +191,16 @@ def test_bad_messages_are_one_line(messages, options, said):
         speaking().chat(messages, **options)
 
 
+def test_a_token_that_the_model_has_no_row_for_is_one_line():
+    """It was added to the tokenizer alone."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(gpt2().program.meta["tokenizer"])
+    tokenizer.add_special_tokens(["<far>"])
+    with pytest.raises(InputError, match=r"^chat: the prompt, 'a', has the token '<far>' of tokenizer.json, id \d+, "):
+        speaking("<far>", tokenizer=tokenizer.to_str()).chat([user("a")])
+
+
 def test_programs_without_a_template_are_refused():
     with pytest.raises(InputError, match=r"^chat: gpt2_bytes has no chat template: take a model"):
         gpt2().program.chat([user("a")])

@@ -47,6 +47,13 @@ def test_special_tokens_are_texts_or_objects(tmp_path):
     assert read_chat(tmp_path).tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
+def test_without_jinja2_a_line_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("opmatrix.inference.chat.chat_templates.find_spec", lambda name: None)
+    program = gpt2().program.replace(chat={"templates": {"default": TEXT}, "tokens": {}})
+    with pytest.raises(InputError, match=r"^chat: templates need jinja2: pip install opmatrix\[chat\]$"):
+        program.chat([{"role": "user", "content": "a"}])
+
+
 def test_a_saved_program_keeps_its_templates(tmp_path):
     program = gpt2().program.replace(chat={"templates": {"default": TEXT}, "tokens": {"bos_token": "<s>"}})
     program.save(tmp_path / "saved")

@@ -7,10 +7,10 @@ from pathlib import Path
 from formats.core.errors import InputError
 from formats.disk.files import read_text
 from opmatrix.files.directory.declared import read_entries
-from opmatrix.files.directory.model_files import CHAT_TEMPLATE, SPECIAL_TOKENS, TOKENIZER_CONFIG
+from opmatrix.files.directory.model_files import CHAT_TEMPLATE, CHAT_TEMPLATES, SPECIAL_TOKENS, TOKENIZER_CONFIG
 from opmatrix.inference.chat.chat_templates import DEFAULT, ChatTemplates
 
-TEMPLATE_KEY, FOLDER, ENDING = "chat_template", "additional_chat_templates", ".jinja"
+TEMPLATE_KEY, ENDING = "chat_template", ".jinja"
 TOKEN_ROLES = (
     "bos",
     "eos",
@@ -38,7 +38,7 @@ def list_files(directory: Path) -> Iterator[tuple[str, str]]:
     """Yield the name and text of each template that is a file."""
     if (file := directory / CHAT_TEMPLATE).exists():
         yield DEFAULT, read_text(file)
-    for file in sorted((directory / FOLDER).glob(f"*{ENDING}")):
+    for file in sorted(directory.glob(CHAT_TEMPLATES)):
         yield file.name.removesuffix(ENDING), read_text(file)
 
 

@@ -3,7 +3,7 @@ on the hub. They hold numbers and JSON alone; code is neither read nor fetched."
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 WEIGHTS, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-*.safetensors"
-CHAT_TEMPLATE = "chat_template.jinja"
+CHAT_TEMPLATE, CHAT_TEMPLATES = "chat_template.jinja", "additional_chat_templates/*.jinja"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
@@ -24,6 +24,7 @@ FETCHED = (
     TOKENIZER,
     TOKENIZER_CONFIG,
     CHAT_TEMPLATE,
+    CHAT_TEMPLATES,
     SPECIAL_TOKENS,
     ADDED_TOKENS,
     MODULES,

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from threading import Lock
 from typing import TYPE_CHECKING, Unpack
 
+from formats.core.errors import InputError
 from opmatrix.inference.chat.chat_messages import as_json, check_messages, check_objects
 from opmatrix.inference.chat.chat_options import ChatOptions, ChatRequest, Messages
 from opmatrix.inference.chat.chat_templates import ChatTemplates
@@ -49,6 +50,8 @@ def begin_reply(program: "Program", messages: Messages, request: ChatRequest) ->
     templates = ChatTemplates.parsed(program.meta.get("chat"), str(program.meta.get("model", "this program")))
     sampling, reader = request.sampling, PromptReader.of(program)
     ids = render_messages(templates, messages, request, program.tokenizer.tokenizer)
+    if why := program.tokenizer.unknown(str(messages[-1].get("content", "")), ids):
+        raise InputError(f"chat: the prompt{why}")
     reply = reader.begin(ids, 0, request.max_tokens, stop=request.stop)
 
     def grown() -> GrownReply:

@@ -5,7 +5,7 @@ from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Settings, declares, flag, real
 from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, MLP, QKV, DecoderForm, decoder
 
-FACTOR = real(1e-6, 1e6, 1.0)
+MULTIPLIER = real(1e-6, 1e6, 1.0)
 
 
 @declares(
@@ -13,10 +13,10 @@ FACTOR = real(1e-6, 1e6, 1.0)
     **LLAMA_KEYS,
     attention_bias=flag(False),
     mlp_bias=flag(False),
-    embedding_multiplier=FACTOR,
-    residual_multiplier=FACTOR,
-    attention_multiplier=FACTOR,
-    logits_scaling=FACTOR,
+    embedding_multiplier=MULTIPLIER,
+    residual_multiplier=MULTIPLIER,
+    attention_multiplier=MULTIPLIER,
+    logits_scaling=MULTIPLIER,
 )
 def granite(config: Settings, at: ArraySource) -> Operator:
     """A LLaMA with four factors; scores of the vocabulary are divided by `logits_scaling`."""

@@ -40,5 +40,5 @@ def held_positions(config: Settings) -> int:
 def phi3(config: Settings, at: ArraySource) -> Operator:
     """A LLaMA of packed matrices that may look back no further than a window."""
     seen = seen_within(config["sliding_window"], config["is_causal"])
-    form = DecoderForm(packed=True, turns={**rope.ROPE_TYPES, **rope.LONG})
+    form = DecoderForm(packed=True, turns={**rope.ROPE_TYPES, **rope.LONG_TYPES})
     return decoder(with_longrope(config), at, where=lambda l: seen, form=form)
