@@ -19,12 +19,9 @@ its section.
 `MODEL` is `minilm`, `smollm2`, or one of these:
 
 - a directory with `config.json`, `model.safetensors` (or its shards) and `tokenizer.json`, as transformers'
-  `save_pretrained` writes it or as it was published: BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ELECTRA,
-  ALBERT, MPNet, DeBERTa, ModernBERT, NomicBert, GTE, Jina v2, EmbeddingGemma, the encoder of T5; GPT-2, BLOOM, LLaMA,
-  Mistral, Mixtral, Qwen2, Qwen3, Granite, OLMo 2, Phi-3, Gemma 3 (text), Qwen2-MoE, Qwen3-MoE, openPangu-Embedded,
-  Pangu Pro MoE; Pangu-alpha
-  by the names of its PyTorch port; PR-MoE by those of GPT-2 and of DeepSpeed's layer of experts ([all
-  families](tables.md#families-of-models));
+  `save_pretrained` writes it or as it was published, of one of the [families](tables.md#families-of-models): BERT
+  and its kin, T5's encoder; GPT-2, BLOOM, LLaMA and its kin, Mamba, mixtures; Pangu-alpha by the names of its PyTorch
+  port; PR-MoE by those of GPT-2 and of DeepSpeed's layer of experts;
 - a GGUF file of a LLaMA, Qwen2, Qwen3, BERT or NomicBert;
 - `org/name@revision` of the Hugging Face hub, where huggingface_hub is installed (`pip install '.[hub]'`): its config,
   safetensors and tokenizer, never code.

@@ -2,6 +2,7 @@
 doctor, laws, discover, explain, report, profile, verify, plan, partition, launch, spectrum."""
 
 import time
+from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -683,7 +684,7 @@ def verify(
     queries: Annotated[Path | None, typer.Option(metavar="FILE", help="the queries of that goal")] = None,
     judgements: Annotated[Path | None, typer.Option(metavar="TSV", help="the judgements of an ndcg10 goal")] = None,
     program: Annotated[
-        Path | None, typer.Option("--program", metavar="DIR", help="the program that an exported file was made of")
+        Path | None, typer.Option("--program", metavar="DIR", help="the program of an ONNX file (needs onnxruntime)")
     ] = None,
     own: options.OwnThings = None,
     results: options.Results = None,
@@ -698,7 +699,7 @@ def verify(
     possible({"--json": (results, writable)}, directory, model, text, pairs, corpus, queries, judgements, program, own)
     files = {"perplexity": text, "spearman": pairs, "queries": queries, "judgements": judgements}
     files |= dict.fromkeys(OVER_CORPUS, corpus)
-    exported = directory.is_file()
+    exported = isfile(directory)  # False for a name that is too long, where Path.is_file raises
     checks = of_export(directory, program, own) if exported else of_directory(directory, model, files, own)
     say(format_checks(checks))
     write_results({"checks": [check._asdict() for check in checks]}, results)

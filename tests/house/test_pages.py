@@ -16,8 +16,10 @@ from children import ROOT
 from partitioned import RATES
 from searched import KINDS, structure
 
+from opmatrix.exports.exported_files import export_files
 from opmatrix.files.checkpoint import open_model
 from opmatrix.inference.corpora.corpus_stage import embed_shard
+from opmatrix.runtime.program import Program
 from rewrites.cli import __main__ as cli
 from rewrites.cli import explained_program as explain  # noqa: F401, before what it imports is replaced
 from rewrites.cli.commands import app
@@ -219,13 +221,15 @@ def test_a_command_does_what_it_says(line, optimized, place, laws_known, monkeyp
     monkeypatch.chdir(place)
     if words[0] in ("embed", "join"):
         prepare_shards(place, words[0])
+    if words[0] == "verify" and words[1].endswith(".onnx"):
+        export_files(Program.load(place / "minilm.opmatrix"), place / words[1], None)
     monkeypatch.setattr(sys, "argv", ["opmatrix", *(SMALL.get(word, word) for word in words)])
     if piped:
         monkeypatch.setattr(sys, "stdin", open(piped))
     with pytest.raises(SystemExit) as end:
         cli.main()
     told = capsys.readouterr()
-    assert not end.value.code and told.out.strip(), told.err
+    assert not end.value.code and told.out.strip(), told.err + told.out
 
 
 OPTIONS = {
