@@ -17,6 +17,9 @@ MOST_LEVELS = 1 << 21  # levels of a file's blocks that are re-ordered at a time
 MOST_FITS = 64  # fits of a fitted matrix, after which it no longer changes
 
 
+ScalesAndMinima = tuple[NDArray[np.float16], NDArray[np.float16] | None]
+
+
 class BlockNumbers(NamedTuple):
     """The numbers of blocks: levels (blocks, inputs, p), scales d and m (blocks, p), integers of groups (blocks,
     groups, p)."""
@@ -143,10 +146,18 @@ def fitted_blocks(layout: BlockLayout, W: NDArray[np.float32]) -> BlockNumbers:
     outputs = W.shape[1]
     whole = np.pad(W, ((0, -len(W) % layout.inputs), (0, 0)))
     groups = whole.reshape(-1, layout.groups, layout.group, outputs)
-    numbers = fitted_groups(layout, groups) if layout.fields else fitted_signed(layout, groups)
-    if not all(np.isfinite(scale).all() for scale in (numbers.d, numbers.m) if scale is not None):
-        raise FormatError(f"W holds {abs(W).max():.3g}: its scale is beyond {FLOAT16_MAX:.0f}, the largest float16")
-    return numbers
+    return fitted_groups(layout, groups) if layout.fields else fitted_signed(layout, groups)
+
+
+def float16_scales(layout: BlockLayout, wide: NDArray[np.float32]) -> ScalesAndMinima:
+    """Return scales as float16, and the minima that put the middle level at zero, if the layout has them. Raises
+    FormatError for scales beyond float16."""
+    with np.errstate(over="ignore"):
+        d = wide.astype(np.float16)
+        m = (-middle_level(layout) * d.astype(np.float32)).astype(np.float16) if layout.minimum else None
+    if not np.isfinite(d if m is None else m).all():
+        raise FormatError(f"W has a scale of {abs(wide).max():.3g}, beyond {FLOAT16_MAX:.0f}, the largest float16")
+    return d, m
 
 
 def fitted_signed(layout: BlockLayout, groups: NDArray[np.float32]) -> BlockNumbers:
@@ -156,9 +167,7 @@ def fitted_signed(layout: BlockLayout, groups: NDArray[np.float32]) -> BlockNumb
         values = values - np.float32(zero)
     first = abs(groups).argmax(2, keepdims=True)
     largest = np.take_along_axis(groups, first, 2)[:, 0, 0]
-    with np.errstate(over="ignore"):
-        d = (largest / values[abs(values).argmax()]).astype(np.float16)
-        m = (-zero * d.astype(np.float32)).astype(np.float16) if layout.minimum else None
+    d, m = float16_scales(layout, largest / values[abs(values).argmax()])
     q = nearest_levels(divided(groups[:, 0], d[:, None].astype(np.float32)), values)
     return BlockNumbers(q, d, m)
 
@@ -170,9 +179,7 @@ def fitted_groups(layout: BlockLayout, groups: NDArray[np.float32]) -> BlockNumb
     zero = middle_level(layout)
     most, highest = (1 << layout.bits) - 1 - zero, (1 << layout.scale_bits) - 1 - layout.middle
     largest = abs(groups).max(2)
-    with np.errstate(over="ignore"):
-        d = (largest.max(1) / np.float32(most * highest)).astype(np.float16)
-        m = (-zero * d.astype(np.float32)).astype(np.float16) if layout.minimum else None
+    d, m = float16_scales(layout, largest.max(1) / np.float32(most * highest))
     wide = d.astype(np.float32)[:, None]
     scales = np.clip(np.rint(divided(largest / np.float32(most), wide)), 0, highest)
     levels = np.clip(np.rint(divided(groups, (wide * scales)[:, :, None])), -most, most)

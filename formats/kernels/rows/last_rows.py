@@ -44,15 +44,18 @@ def keep_last_rows(item, worker, arguments):
 def keep_last(x: np.ndarray, ages: np.ndarray, sources: np.ndarray, targets: np.ndarray, out: np.ndarray) -> np.ndarray:
     """Write the last rows of x (T, heads, cols) into states out (states, heads, kept · cols): out[targets[t]] takes the
     rows up to t, where targets[t] is not 0. Row t is new row `ages[t]` of its sequence, which had state `sources[t]`
-    before these. IndexError for a state outside."""
+    before these. Raises IndexError for a state outside, ValueError for a row older than the rows before it allow."""
     (count, heads, wide), T = out.shape, len(x)
     if x.shape[1] != heads or wide % x.shape[2]:
         raise ValueError(f"x and out: rows of {x.shape[1:]} do not fill states of {(heads, wide)}")
+    places("ages", ages, T, T)
+    if (ages > np.arange(T)).any():
+        raise ValueError("ages: a row is older than there are rows before it")
     places("sources", sources, T, count)
     places("targets", targets, T, count)
     columns = [as_contiguous(name, part, np.int64) for name, part in (("ages", ages), ("sources", sources))]
     columns.append(as_contiguous("targets", targets, np.int64))
-    separate(out, x=x)
+    separate(out, x=x, ages=ages, sources=sources, targets=targets)
     lies = *heads_of("x", x, T, heads), *heads_of("out", out, count, heads)
     with POOL.lock:
         sizes = T, heads, x.shape[2], wide // x.shape[2]
