@@ -184,6 +184,7 @@ APART = {
     "serving": "needs starlette and uvicorn, and a server in a process of its own",
     "fuzz laws_left_out": "searches random models anew without each law, for minutes",
     "partitions launched": "runs steps of four processes, a hundred times each",
+    "terms linear": "compiles a kernel for each length and pattern before it times any",
     "terms": "compiles a kernel for each of its terms before it times any",
     "planner strategies": "predicts ten million strategies, some of models of hundreds of billions of weights",
     "fuzz own_laws": "searches hundreds of operators with each of twenty laws, fifteen seconds each",

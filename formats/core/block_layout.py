@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PLANE_INPUTS, WORD_BITS = 32, 32  # inputs of a step; bits of a word
-WholeNumbers: TypeAlias = NDArray[np.integer]
+LevelArray: TypeAlias = NDArray[np.integer]
 
 
 class BlockLayout(NamedTuple):
@@ -60,7 +60,7 @@ class BlockLayout(NamedTuple):
         return np.array(self.table or np.arange(1 << self.bits) - self.zero, np.float32)
 
     def numbers(
-        self, q: WholeNumbers, d: np.ndarray, m: np.ndarray | None, parts: WholeNumbers | None
+        self, q: LevelArray, d: np.ndarray, m: np.ndarray | None, parts: LevelArray | None
     ) -> NDArray[np.float32]:
         """Return D v(q) + M in float32, rows of inputs: q (blocks, inputs, p), d and m (blocks, p), parts (blocks,
         groups, p). Products are exact in float32, so that at most the sum is rounded."""
@@ -78,7 +78,7 @@ class BlockLayout(NamedTuple):
         return grouped.reshape(-1, p)
 
 
-def to_planes(values: WholeNumbers, planes: Sequence[int], step: int) -> NDArray[np.uint32]:
+def to_planes(values: LevelArray, planes: Sequence[int], step: int) -> NDArray[np.uint32]:
     """Store integers (count, p), `step` of them at a time, as words (rows, p): of each step plane by plane."""
     p = values.shape[1]
     stepped, offset, parts = values.reshape(-1, step, p), 0, list[NDArray[np.uint32]]()

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from formats.storage.format import Format
-from formats.storage.lowrank import LowRank
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.term import Operator
 from opmatrix.exports.fx_module import CARRIED, ModuleSource
@@ -100,9 +99,9 @@ def read_weights(term: Operator, known: Collection[str], read_array: ReadArray) 
     return nodes[term]
 
 
-def is_low_rank(constant: Constant) -> bool:
+def is_low_rank(constant: Format) -> bool:
     """True for a matrix that is stored as two factors in float32."""
-    return isinstance(constant, LowRank)
+    return constant.factored() is not None and all(part.dtype == np.float32 for part in constant.arrays().values())
 
 
 def read_constants(program: Program, known: Collection[str], read_array: ReadArray) -> Program:
@@ -113,12 +112,10 @@ def read_constants(program: Program, known: Collection[str], read_array: ReadArr
         if isinstance(constant, np.ndarray):
             floats = name in known and constant.dtype.kind == "f"
             return read_array(name, constant.shape).astype(constant.dtype) if floats else constant
-        factors = constant.factored() if isinstance(constant, Format) else None
-        if factors and is_low_rank(constant):
-            shapes = [part.shape for part in factors]
-            return LowRank.pack_factors(
-                *(read_array(f"{name}.{k}", shape) for k, shape in zip("uv", shapes, strict=True))
-            )
+        if isinstance(constant, Format) and is_low_rank(constant):
+            arrays = constant.arrays().values()
+            factors = tuple(read_array(f"{name}.{k}", part.shape) for k, part in zip("uv", arrays, strict=True))
+            return type(constant)(constant.shape, factors, **constant.remembered)
         if name not in known:
             return constant
         if isinstance(constant, Format) and constant.plain:

@@ -66,8 +66,8 @@ def pass_line(
     which is stored behind the last row; k, q, a: addresses of one number a row, steps in bytes; a: None for no
     decays."""
 
-    def code(context: Context, builder: ir.IRBuilder, signature: Signature, given: Values) -> ir.Value:
-        tile, rows, line, k, k_row, q, q_row, decay, a_row = given
+    def code(context: Context, builder: ir.IRBuilder, signature: Signature, operands: Values) -> ir.Value:
+        tile, rows, line, k, k_row, q, q_row, decay, a_row = operands
 
         def number(start: ir.Value, apart: ir.Value, r: int) -> ir.Value:
             """Load the number of a row into all lanes."""

@@ -48,10 +48,10 @@ class Bytes:
             remembered = {name: given.get(name, options(whole.pack)[name]) for name in options(cls.declared.unpack)}
             return *cls.arranged(*whole.pack(numbers, **given, **fixed), **remembered), scale[0]
 
-        def unscaled(shape, *arrays, **given):
+        def unscaled(shape, *arrays, **named):
             """Unpack the structure with integers for numbers."""
             also = {name: value for name, value in fixed.items() if name in options(whole.unpack)}
-            return whole.unpack(shape, *cls.restored(shape, *arrays, **given), **given, **also)
+            return whole.unpack(shape, *cls.restored(shape, *arrays, **named), **named, **also)
 
         def unpack(shape, *arrays, **given):
             """Unpack the structure with integers for numbers, and multiply by the scales of outputs."""

@@ -108,8 +108,8 @@ class Objective(NamedTuple):
         from torch.nn.functional import kl_div, log_softmax
 
         rows = mask.bool()
-        given, wanted = (log_softmax(logits[rows], -1) for logits in (student, model))
-        return kl_div(given, wanted, reduction="sum", log_target=True), mask.sum()
+        learnt, wanted = (log_softmax(logits[rows], -1) for logits in (student, model))
+        return kl_div(learnt, wanted, reduction="sum", log_target=True), mask.sum()
 
     def stated(self, sums: Sequence[tuple[float, float]]) -> float:
         """Return the error of batches together: relative, or nats a token."""
