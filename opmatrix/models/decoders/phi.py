@@ -4,7 +4,7 @@ sides of the gated unit as another. A share of a head's columns may rotate, by L
 
 from opmatrix.algebra.term import Operator
 from opmatrix.models import rope
-from opmatrix.models.config import ArraySource, Settings, declares, optional, whole, wrong
+from opmatrix.models.config import ArraySource, Settings, declares, optional, real, whole, wrong
 from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, DecoderForm, decoder, seen_within
 
 OLDER_TYPES = "su", "yarn"  # names that files of this family have for longrope
@@ -36,7 +36,10 @@ def held_positions(config: Settings) -> int:
     return rope.held_positions(with_longrope(config))
 
 
-@declares(LAYOUT._replace(positions=held_positions), **LLAMA_KEYS, sliding_window=optional(whole()))
+PHI_KEYS = LLAMA_KEYS | dict(rms_norm_eps=real(1e-20, 1, 1e-5), sliding_window=optional(whole()))
+
+
+@declares(LAYOUT._replace(positions=held_positions), **PHI_KEYS)
 def phi3(config: Settings, at: ArraySource) -> Operator:
     """A LLaMA of packed matrices that may look back no further than a window."""
     seen = seen_within(config["sliding_window"], config["is_causal"])
