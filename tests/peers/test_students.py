@@ -39,10 +39,21 @@ from rewrites.metrics.check_table import FAILS
 from rewrites.metrics.recheck import import_program, of_directory
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")
+transformers = pytest.importorskip("transformers", reason="needs peers: transformers")
 
 FAMILIES = ["roberta", "distilbert", "albert", "t5", "gpt2", "llama", "qwen3"]
 RAGGED = [[1, 2, 3, 4, 5], [6], [7, 8, 9]]
 SPEAKS = "gpt2", "llama", "qwen3"
+LLAMA = dict(
+    vocab_size=44,
+    hidden_size=24,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    tie_word_embeddings=True,
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +61,15 @@ def room(tmp_path_factory):
     """A directory with a checkpoint and three hundred different lines of the words that its tokenizer has."""
     place = tmp_path_factory.mktemp("students")
     checkpoints.write(place / "bert", vocab_size=44)
-    rng, words = np.random.default_rng(0), [word for word in checkpoints.WORDS if not word.startswith("#")]
-    lines = {" ".join(rng.choice(words, rng.integers(4, 12))) for _ in range(500)}
-    (place / "lines.txt").write_text("\n".join(sorted(lines)[:300]), "utf-8")
+    (place / "lines.txt").write_text("\n".join(drawn_lines(300)), "utf-8")
     return place
+
+
+def drawn_lines(count):
+    """So many different lines of the words that checkpoints have."""
+    rng, words = np.random.default_rng(0), [word for word in checkpoints.WORDS if not word.startswith("#")]
+    lines = {" ".join(rng.choice(words, rng.integers(4, 12))) for _ in range(2 * count)}
+    return sorted(lines)[:count]
 
 
 @pytest.fixture(scope="module")
@@ -289,3 +305,13 @@ def test_without_torch_a_line_says_what_to_install(room, monkeypatch):
     monkeypatch.setattr("opmatrix.exports.fx_module.find_spec", lambda name: None)
     with pytest.raises(InputError, match="torch is not installed: pip install torch"):
         om.distil(room / "bert", room / "lines.txt")
+
+
+def test_a_language_model_teaches_its_next_tokens(tmp_path):
+    """The divergence falls."""
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)).save_pretrained(tmp_path / "llama")
+    checkpoints.write_tokenizer(tmp_path / "llama" / "tokenizer.json")
+    (tmp_path / "lines.txt").write_text("\n".join(drawn_lines(1200)), "utf-8")
+    teacher = Teacher.open(tmp_path / "llama", tmp_path / "lines.txt", 16)
+    _, state = train((teacher, prune_model(teacher, KeptShares(), False)), tmp_path, steps=30, rate=3e-3)
+    assert teacher.checkpoint.speaks and 0 < state.best < 0.9 * state.first
