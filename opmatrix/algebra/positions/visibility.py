@@ -58,6 +58,11 @@ def visible_pairs(where: Pattern, left: Fields | None, right: Fields | None, siz
     return np.broadcast_to(pairs, size)
 
 
+def in_every_row(array: Numeric, rows: int) -> Numeric:
+    """Return a value with so many rows if it has one, which is then a constant."""
+    return np.broadcast_to(array, (*array.shape[:-2], rows, array.shape[-1])) if array.shape[-2] == 1 else array
+
+
 def sequence_ends(batch: Fields, rows: int) -> NDArray[np.int64]:
     """Return the row behind the last one of each sequence. Raises ShapeError for rows that are not those of the batch,
     in order: rows up to a row are then no prefix."""
@@ -99,8 +104,9 @@ class Seeing(ByHeads):
 
     def scan(self, other: Self, over: type[Monoid], where: Pattern) -> Self:
         """Merge the rows of each sequence in order, up to each row or all of them."""
-        left, right = self.array, other.array
-        ends = sequence_ends(needed(self.batch, f"scan where {where}"), left.shape[-2])
+        batch = needed(self.batch, f"scan where {where}")
+        left, right = (in_every_row(each.array, batch.rows) for each in (self, other))
+        ends = sequence_ends(batch, left.shape[-2])
         parts = [
             over.scan(left[..., lo:hi, :], right[..., lo:hi, :], where.whole, lo) for lo, hi in pairwise([0, *ends])
         ]

@@ -103,6 +103,12 @@ def spread_floor(y: Any, a: ErrorPair) -> Any:
     return np.floor(a[0] + a[1]) - np.floor(a[0] - a[1])
 
 
+def unless_lost(error: Any, a: ErrorPair) -> Any:
+    """Return an error that is infinite where that of the argument is: it may be NaN, which no function makes a
+    number, however small its range."""
+    return np.where(np.isinf(a[1]), np.inf, error)
+
+
 def ascending(function: Callable[..., Any]) -> SpreadError:
     """Build the error propagation of a function that is monotonic, and nowhere steeper than 1: the distance to its
     values at both ends of its argument's interval."""
@@ -110,7 +116,7 @@ def ascending(function: Callable[..., Any]) -> SpreadError:
     def spread(y: Any, a: ErrorPair) -> Any:
         with np.errstate(all="ignore"):
             reach = np.fmax(abs(function(a[0] + a[1]) - y), abs(y - function(a[0] - a[1])))
-            return np.fmin(a[1], reach + DIFFERENCE_LOSS * abs(y))
+            return unless_lost(np.fmin(a[1], reach + DIFFERENCE_LOSS * abs(y)), a)
 
     return spread
 
@@ -136,7 +142,9 @@ def truth_of(test: Callable[..., Any]) -> Callable[..., Any]:
 def within(activation: Activation) -> Callable[[Any, ErrorPair], Any]:
     """Build the error propagation of an activation's record plus the error of its vector code, the same as in an
     epilogue."""
-    return lambda y, a: activation.spread(np.asarray(a[0]), np.asarray(a[1])) + GELU_ERROR * np.maximum(1, abs(y))
+    return lambda y, a: unless_lost(
+        activation.spread(np.asarray(a[0]), np.asarray(a[1])) + GELU_ERROR * np.maximum(1, abs(y)), a
+    )
 
 
 # simple and slow operations, as timed beside tanh
