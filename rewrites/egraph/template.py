@@ -22,7 +22,6 @@ from rewrites.laws.guards import SAME_SIZE
 from rewrites.laws.law import Law, is_variable, list_summands
 from rewrites.laws.spelling import spelled
 
-
 OF_LAWS = {"linear_attention": (sum, everyone)}  # what laws of a kind write that its terms may not have
 
 
