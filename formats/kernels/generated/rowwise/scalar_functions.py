@@ -5,6 +5,7 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from formats.core.activation import COMPILED, Activation
 from formats.core.stage import GELU_ERROR
@@ -103,7 +104,7 @@ def spread_floor(y: Any, a: ErrorPair) -> Any:
     return np.floor(a[0] + a[1]) - np.floor(a[0] - a[1])
 
 
-def unless_lost(error: Any, a: ErrorPair) -> Any:
+def unless_lost(error: ArrayLike, a: ErrorPair) -> NDArray[np.floating]:
     """Return an error that is infinite where that of the argument is: it may be NaN, which no function makes a
     number, however small its range."""
     return np.where(np.isinf(a[1]), np.inf, error)
