@@ -221,7 +221,7 @@ def test_a_command_does_what_it_says(line, optimized, place, laws_known, monkeyp
     monkeypatch.chdir(place)
     if words[0] in ("embed", "join"):
         prepare_shards(place, words[0])
-    if words[0] == "verify" and words[1].endswith(".onnx"):
+    if words[0] == "verify" and words[1].endswith(".onnx") and not (place / words[1]).exists():
         export_files(Program.load(place / "minilm.opmatrix"), place / words[1], None)
     monkeypatch.setattr(sys, "argv", ["opmatrix", *(SMALL.get(word, word) for word in words)])
     if piped:
