@@ -11,9 +11,7 @@ import numpy as np
 
 from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.monoids import sum
 from opmatrix.algebra.positions.lags import LAGS, Lag
-from opmatrix.algebra.positions.patterns import everyone
 from opmatrix.algebra.shapes import Shape
 from opmatrix.algebra.term import KINDS, PROPERTIES, Operator
 from rewrites.egraph.sizing import ask_shapes, shrink
@@ -21,8 +19,6 @@ from rewrites.laws import facts
 from rewrites.laws.guards import SAME_SIZE
 from rewrites.laws.law import Law, is_variable, list_summands
 from rewrites.laws.spelling import spelled
-
-OF_LAWS = {"linear_attention": (sum, everyone)}  # what laws of a kind write that its terms may not have
 
 
 class ImportedNode(NamedTuple):
@@ -94,8 +90,6 @@ class Template:
                             tuple(table.name(a) for a in term.attributes),
                         )
                     )
-                    for other in OF_LAWS.get(term.kind.name, ()):
-                        table.name(other)
                     lines.append(f"(let {names[term]} {write_node(entries[-1])})")
                     lines += [f"({fact} {names[term]})" for fact in find_facts(term, leaves, measured)]
         lines += [f"(let ${name} {names[term]})" for name, term in roots.items()]

@@ -33,7 +33,7 @@ from opmatrix.algebra.positions.patterns import causal, coarse, everyone, hubs, 
 from opmatrix.algebra.term import KINDS, Data, formula, read
 from opmatrix.runtime.program import Program
 from rewrites.egraph.egraph import fitting, saturate
-from rewrites.egraph.template import Template
+from rewrites.egraph.template import Template, spell_values
 from rewrites.extraction import Infeasible
 from rewrites.laws import EXACT_LAWS
 from rewrites.laws.flat import flat
@@ -385,7 +385,7 @@ def check_logical(model, batch, rng, small=True):
             )
         if not np.isfinite(wanted).all() or abs(wanted).max() > 1e6:
             return None
-        template = Template.of({"full": flat(model, given("tokens", VOCABULARY))})
+        template = spell_values(Template.of({"full": flat(model, given("tokens", VOCABULARY))}), EXACT_LAWS)
         graph = saturate(template, EXACT_LAWS, rounds=6, budget=1500)
         root = graph.named["$full"]
         for _ in range(3):
