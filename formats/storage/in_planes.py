@@ -51,6 +51,7 @@ class InPlanes(Blocks):
         cls.few, cls.flops = REGISTER_ROWS, 2 * T * n * p  # type: ignore[attr-defined]
         cls.work = T * n * p, n * p * WIDENINGS, T * (n + p)  # type: ignore[attr-defined]
         cls.fit, cls.pack, cls.unpack = fit_of(layout), pack_of(layout), unpack_of(layout)  # type: ignore[attr-defined]
+        cls.kernel = kernel_of(name, layout)  # type: ignore[attr-defined]
         super().__init_subclass__()
 
     @classmethod
@@ -115,6 +116,22 @@ def unpack_of(layout: BlockLayout):
         return layout.numbers(levels.reshape(count, layout.inputs, outputs), d, m, parts)[:inputs]
 
     return unpack
+
+
+def kernel_of(name: str, layout: BlockLayout):
+    """Build the function that multiplies rows by blocks of a layout of this name."""
+
+    def with_parts(x, w, scale, parts, out, epilogue):
+        """Write x @ W to `out`, levels widened to float32 on the way, then the epilogue."""
+        from formats.kernels import product_blocks
+
+        product_blocks(name, x, w, scale, parts, out, epilogue)
+
+    def of_single_groups(x, w, scale, out, epilogue):
+        """Write x @ W to `out` for blocks of one group, whose scales have no integers."""
+        with_parts(x, w, scale, None, out, epilogue)
+
+    return with_parts if layout.fields else of_single_groups
 
 
 def fit_of(layout: BlockLayout):

@@ -8,9 +8,3 @@ from formats.storage.in_planes import InPlanes
 class IQ4_NL(InPlanes, Format):
     """d v(q) for whole q up to 15, v a table of ggml's, with d in float16 for each group of 32 inputs of an output, 4.5
     bits a number (ggml, https://github.com/ggml-org/ggml, type 20)."""
-
-    def kernel(x, w, scale, out, epilogue):
-        """Write x @ W to `out`, levels widened to float32 on the way, then the epilogue."""
-        from formats.kernels import product_iq4_nl
-
-        product_iq4_nl(x, w, scale, out, epilogue)

@@ -8,9 +8,3 @@ from formats.storage.in_planes import InPlanes
 class Q2_K(InPlanes, Format):
     """d s q - m t for whole q up to 3, with s and t up to 15 for each group of 16 inputs of an output, d and m in
     float16 for 16 groups, 2.6 bits a number (ggml, https://github.com/ggml-org/ggml, type 10)."""
-
-    def kernel(x, w, scale, parts, out, epilogue):
-        """Write x @ W to `out`, levels widened to float32 on the way, then the epilogue."""
-        from formats.kernels import product_q2_k
-
-        product_q2_k(x, w, scale, parts, out, epilogue)

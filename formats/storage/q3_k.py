@@ -8,9 +8,3 @@ from formats.storage.in_planes import InPlanes
 class Q3_K(InPlanes, Format):
     """d s (q - 4) for whole q up to 7, with s from -32 to 31 for each group of 16 inputs of an output, d in float16 for
     16 groups, 3.4 bits a number (ggml, https://github.com/ggml-org/ggml, type 11)."""
-
-    def kernel(x, w, scale, parts, out, epilogue):
-        """Write x @ W to `out`, levels widened to float32 on the way, then the epilogue."""
-        from formats.kernels import product_q3_k
-
-        product_q3_k(x, w, scale, parts, out, epilogue)

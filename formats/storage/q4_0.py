@@ -7,9 +7,3 @@ from formats.storage.in_planes import InPlanes
 class Q4_0(InPlanes, Format):
     """d (q - 8) for whole q up to 15, with d in float16 for each group of 32 inputs of an output, 4.5 bits a number
     (ggml, https://github.com/ggml-org/ggml, type 2)."""
-
-    def kernel(x, w, scale, out, epilogue):
-        """Write x @ W to `out`, levels widened to float32 on the way, then the epilogue."""
-        from formats.kernels import product_q4_0
-
-        product_q4_0(x, w, scale, out, epilogue)

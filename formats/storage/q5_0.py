@@ -7,9 +7,3 @@ from formats.storage.in_planes import InPlanes
 class Q5_0(InPlanes, Format):
     """d (q - 16) for whole q up to 31, with d in float16 for each group of 32 inputs of an output, 5.5 bits a number
     (ggml, https://github.com/ggml-org/ggml, type 6)."""
-
-    def kernel(x, w, scale, out, epilogue):
-        """Write x @ W to `out`, levels widened to float32 on the way, then the epilogue."""
-        from formats.kernels import product_q5_0
-
-        product_q5_0(x, w, scale, out, epilogue)

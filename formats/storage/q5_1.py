@@ -8,9 +8,3 @@ from formats.storage.in_planes import InPlanes
 class Q5_1(InPlanes, Format):
     """d q + m for whole q up to 31, with d and m in float16 for each group of 32 inputs of an output, 6 bits a number
     (ggml, https://github.com/ggml-org/ggml, type 7)."""
-
-    def kernel(x, w, scale, out, epilogue):
-        """Write x @ W to `out`, levels widened to float32 on the way, then the epilogue."""
-        from formats.kernels import product_q5_1
-
-        product_q5_1(x, w, scale, out, epilogue)

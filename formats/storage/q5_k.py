@@ -8,9 +8,3 @@ from formats.storage.in_planes import InPlanes
 class Q5_K(InPlanes, Format):
     """d s q - m t for whole q up to 31, with s and t up to 63 for each group of 32 inputs of an output, d and m in
     float16 for 8 groups, 5.5 bits a number (ggml, https://github.com/ggml-org/ggml, type 13)."""
-
-    def kernel(x, w, scale, parts, out, epilogue):
-        """Write x @ W to `out`, levels widened to float32 on the way, then the epilogue."""
-        from formats.kernels import product_q5_k
-
-        product_q5_k(x, w, scale, parts, out, epilogue)

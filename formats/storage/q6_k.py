@@ -8,9 +8,3 @@ from formats.storage.in_planes import InPlanes
 class Q6_K(InPlanes, Format):
     """d s (q - 32) for whole q up to 63, with s from -128 to 127 for each group of 16 inputs of an output, d in float16
     for 16 groups, 6.6 bits a number (ggml, https://github.com/ggml-org/ggml, type 14)."""
-
-    def kernel(x, w, scale, parts, out, epilogue):
-        """Write x @ W to `out`, levels widened to float32 on the way, then the epilogue."""
-        from formats.kernels import product_q6_k
-
-        product_q6_k(x, w, scale, parts, out, epilogue)

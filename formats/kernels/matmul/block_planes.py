@@ -6,36 +6,27 @@ import numpy as np
 from formats.core.block_layout import BlockLayout
 from formats.core.epilogue import Epilogue
 from formats.kernels.engine.compiled import Kernel
-from formats.kernels.engine.native import ir
 from formats.kernels.matmul.linear import typed
 from formats.kernels.matmul.widened_words import (
+    HALF_BYTES,
     GroupPlace,
     WordedArrays,
     Wording,
     multiply_words,
     product_words,
+    read_pairs,
     read_plane,
-    widen_halves,
+    read_scales,
 )
 from formats.kernels.matmul.widened_words import __borders__ as __borders__
 from formats.kernels.simd.tail import permute
-from formats.kernels.simd.vectors import FLOAT, LANES, VECTOR, load_vector, pointer_at, splat
-from formats.kernels.simd.words import SHORT, WORDS, words_of
+from formats.kernels.simd.vectors import FLOAT, VECTOR, splat
+from formats.kernels.simd.words import words_of
 from formats.storage.block_layouts import LAYOUTS
 
-__all__ = [
-    "product_iq4_nl",
-    "product_q2_k",
-    "product_q3_k",
-    "product_q4_0",
-    "product_q4_k",
-    "product_q5_0",
-    "product_q5_1",
-    "product_q5_k",
-    "product_q6_k",
-]
+__all__ = ["product_blocks"]
+
 UNIT_INPUTS = 8  # inputs whose levels are read at a time
-HALF_BYTES, HALVES = 2, ir.VectorType(SHORT, LANES)
 
 
 def level_reader(layout: BlockLayout):
@@ -66,15 +57,6 @@ def level_reader(layout: BlockLayout):
 def scale_reader(layout: BlockLayout):
     """Build the function that makes d, then m, of vectors of outputs from the scales of a group."""
 
-    def stored_scales(builder, place, v):
-        """Return the scales of a block as float32: d, and m if there is one, in pairs."""
-        if not layout.minimum:
-            halves = builder.load(pointer_at(builder, place.scale, HALF_BYTES * LANES * v, HALVES))
-            halves.align = HALF_BYTES
-            return [widen_halves(builder, halves)]
-        pairs = builder.bitcast(load_vector(builder, place.scale, 64 * v), WORDS)
-        return [widen_halves(builder, builder.trunc(builder.lshr(pairs, words_of(part)), HALVES)) for part in (0, 16)]
-
     def integers(builder, place, v):
         """Return the integers of a group."""
         whole, first, offset = None, 0, 0
@@ -89,7 +71,7 @@ def scale_reader(layout: BlockLayout):
         """Return d, then m, of `across` vectors of outputs."""
         scale, shift = [], []
         for v in range(across):
-            d, *m = stored_scales(builder, place, v)
+            d, *m = read_pairs(builder, place, v) if layout.minimum else [read_scales(builder, place, v)]
             if layout.fields:
                 whole = integers(builder, place, v)
                 low = builder.and_(whole, words_of((1 << layout.scale_bits) - 1))
@@ -124,165 +106,34 @@ def wording_of(layout: BlockLayout) -> Wording:
 
 
 WORDINGS = {name: wording_of(layout) for name, layout in LAYOUTS.items()}
-multiply_q4_0 = multiply_words(WORDINGS["q4_0"])
-multiply_q5_0 = multiply_words(WORDINGS["q5_0"])
-multiply_q5_1 = multiply_words(WORDINGS["q5_1"])
-multiply_q2_k = multiply_words(WORDINGS["q2_k"])
-multiply_q3_k = multiply_words(WORDINGS["q3_k"])
-multiply_q4_k = multiply_words(WORDINGS["q4_k"])
-multiply_q5_k = multiply_words(WORDINGS["q5_k"])
-multiply_q6_k = multiply_words(WORDINGS["q6_k"])
-multiply_iq4_nl = multiply_words(WORDINGS["iq4_nl"])
 
 
-@Kernel.of(3, rare=True)
-def blocks_q4_0(item, worker, arguments):
-    """Multiply by w in blocks of q4_0; the epilogue follows panel by panel."""
-    multiply_q4_0(item, worker, arguments)
+def kernel_of(name: str) -> Kernel:
+    """Return the kernel of a layout, entered by a name of its own."""
+    multiply = multiply_words(WORDINGS[name])
+
+    def multiply_blocks(item, worker, arguments):
+        """Multiply by w in blocks of the layout; the epilogue follows panel by panel."""
+        multiply(item, worker, arguments)
+
+    multiply_blocks.__name__ = multiply_blocks.__qualname__ = f"blocks_{name}"
+    return Kernel(multiply_blocks, rare=True)
 
 
-@Kernel.of(3, rare=True)
-def blocks_q5_0(item, worker, arguments):
-    """Multiply by w in blocks of q5_0; the epilogue follows panel by panel."""
-    multiply_q5_0(item, worker, arguments)
-
-
-@Kernel.of(3, rare=True)
-def blocks_q5_1(item, worker, arguments):
-    """Multiply by w in blocks of q5_1; the epilogue follows panel by panel."""
-    multiply_q5_1(item, worker, arguments)
-
-
-@Kernel.of(3, rare=True)
-def blocks_q2_k(item, worker, arguments):
-    """Multiply by w in blocks of q2_k; the epilogue follows panel by panel."""
-    multiply_q2_k(item, worker, arguments)
-
-
-@Kernel.of(3, rare=True)
-def blocks_q3_k(item, worker, arguments):
-    """Multiply by w in blocks of q3_k; the epilogue follows panel by panel."""
-    multiply_q3_k(item, worker, arguments)
-
-
-@Kernel.of(3, rare=True)
-def blocks_q4_k(item, worker, arguments):
-    """Multiply by w in blocks of q4_k; the epilogue follows panel by panel."""
-    multiply_q4_k(item, worker, arguments)
-
-
-@Kernel.of(3, rare=True)
-def blocks_q5_k(item, worker, arguments):
-    """Multiply by w in blocks of q5_k; the epilogue follows panel by panel."""
-    multiply_q5_k(item, worker, arguments)
-
-
-@Kernel.of(3, rare=True)
-def blocks_q6_k(item, worker, arguments):
-    """Multiply by w in blocks of q6_k; the epilogue follows panel by panel."""
-    multiply_q6_k(item, worker, arguments)
-
-
-@Kernel.of(3, rare=True)
-def blocks_iq4_nl(item, worker, arguments):
-    """Multiply by w in blocks of iq4_nl; the epilogue follows panel by panel."""
-    multiply_iq4_nl(item, worker, arguments)
+BLOCK_KERNELS = {name: kernel_of(name) for name in WORDINGS}
 
 
 def product_blocks(
-    kernel: Kernel, name: str, x: np.ndarray, weight: WordedArrays, out: np.ndarray, epilogue: Epilogue | None
+    layout: str,
+    x: np.ndarray,
+    w: np.ndarray,
+    scale: np.ndarray,
+    parts: np.ndarray | None,
+    out: np.ndarray,
+    epilogue: Epilogue | None = None,
 ) -> np.ndarray:
     """out (T, p) = x (T, n) @ W, then the epilogue, for W in blocks of a layout: w words of levels, scale float16,
     parts words of the integers of groups, all in panels, n rounded up to whole blocks. Sums are float32."""
-    w, scale, parts = weight
     typed_parts = None if parts is None else typed("parts", parts, np.uint32)
     weight = WordedArrays(typed("w", w, np.uint32), typed("scale", scale, np.float16), typed_parts)
-    return product_words(kernel, WORDINGS[name], x, weight, out, epilogue)
-
-
-def product_q4_0(
-    x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray, epilogue: Epilogue | None = None
-) -> np.ndarray:
-    """Compute `product_blocks` for blocks of q4_0."""
-    return product_blocks(blocks_q4_0, "q4_0", x, WordedArrays(w, scale), out, epilogue)
-
-
-def product_q5_0(
-    x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray, epilogue: Epilogue | None = None
-) -> np.ndarray:
-    """Compute `product_blocks` for blocks of q5_0."""
-    return product_blocks(blocks_q5_0, "q5_0", x, WordedArrays(w, scale), out, epilogue)
-
-
-def product_q5_1(
-    x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray, epilogue: Epilogue | None = None
-) -> np.ndarray:
-    """Compute `product_blocks` for blocks of q5_1."""
-    return product_blocks(blocks_q5_1, "q5_1", x, WordedArrays(w, scale), out, epilogue)
-
-
-def product_q2_k(
-    x: np.ndarray,
-    w: np.ndarray,
-    scale: np.ndarray,
-    parts: np.ndarray,
-    out: np.ndarray,
-    epilogue: Epilogue | None = None,
-) -> np.ndarray:
-    """Compute `product_blocks` for blocks of q2_k."""
-    return product_blocks(blocks_q2_k, "q2_k", x, WordedArrays(w, scale, parts), out, epilogue)
-
-
-def product_q3_k(
-    x: np.ndarray,
-    w: np.ndarray,
-    scale: np.ndarray,
-    parts: np.ndarray,
-    out: np.ndarray,
-    epilogue: Epilogue | None = None,
-) -> np.ndarray:
-    """Compute `product_blocks` for blocks of q3_k."""
-    return product_blocks(blocks_q3_k, "q3_k", x, WordedArrays(w, scale, parts), out, epilogue)
-
-
-def product_q4_k(
-    x: np.ndarray,
-    w: np.ndarray,
-    scale: np.ndarray,
-    parts: np.ndarray,
-    out: np.ndarray,
-    epilogue: Epilogue | None = None,
-) -> np.ndarray:
-    """Compute `product_blocks` for blocks of q4_k."""
-    return product_blocks(blocks_q4_k, "q4_k", x, WordedArrays(w, scale, parts), out, epilogue)
-
-
-def product_q5_k(
-    x: np.ndarray,
-    w: np.ndarray,
-    scale: np.ndarray,
-    parts: np.ndarray,
-    out: np.ndarray,
-    epilogue: Epilogue | None = None,
-) -> np.ndarray:
-    """Compute `product_blocks` for blocks of q5_k."""
-    return product_blocks(blocks_q5_k, "q5_k", x, WordedArrays(w, scale, parts), out, epilogue)
-
-
-def product_q6_k(
-    x: np.ndarray,
-    w: np.ndarray,
-    scale: np.ndarray,
-    parts: np.ndarray,
-    out: np.ndarray,
-    epilogue: Epilogue | None = None,
-) -> np.ndarray:
-    """Compute `product_blocks` for blocks of q6_k."""
-    return product_blocks(blocks_q6_k, "q6_k", x, WordedArrays(w, scale, parts), out, epilogue)
-
-
-def product_iq4_nl(
-    x: np.ndarray, w: np.ndarray, scale: np.ndarray, out: np.ndarray, epilogue: Epilogue | None = None
-) -> np.ndarray:
-    """Compute `product_blocks` for blocks of iq4_nl."""
-    return product_blocks(blocks_iq4_nl, "iq4_nl", x, WordedArrays(w, scale), out, epilogue)
+    return product_words(BLOCK_KERNELS[layout], WORDINGS[layout], x, weight, out, epilogue)

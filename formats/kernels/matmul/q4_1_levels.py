@@ -5,13 +5,12 @@ import numpy as np
 
 from formats.core.epilogue import Epilogue
 from formats.kernels.engine.compiled import Kernel
-from formats.kernels.engine.native import ir
 from formats.kernels.matmul.linear import typed
-from formats.kernels.matmul.widened_words import WordedArrays, Wording, multiply_words, product_words, widen_halves
+from formats.kernels.matmul.widened_words import WordedArrays, Wording, multiply_words, product_words, read_pairs
 from formats.kernels.matmul.widened_words import __borders__ as __borders__
 from formats.kernels.simd.tail import permute
-from formats.kernels.simd.vectors import FEATURES, LANES, VECTOR, load_vector
-from formats.kernels.simd.words import SHORT, WORDS, words_of
+from formats.kernels.simd.vectors import FEATURES, VECTOR
+from formats.kernels.simd.words import words_of
 from formats.storage.q4_1 import WORD_INPUTS
 
 __all__ = ["product_levels"]
@@ -26,18 +25,13 @@ def level(builder, planes, i):
     return builder.uitofp(builder.and_(shifted, words_of(15)), VECTOR)
 
 
-def read_pairs(builder, place, across):
-    """Load d, then m, of `across` vectors of outputs; d and m are stored in pairs."""
-    pairs = [builder.bitcast(load_vector(builder, place.scale, 64 * v), WORDS) for v in range(across)]
-    shorts = ir.VectorType(SHORT, LANES)
-    return [
-        widen_halves(builder, builder.trunc(builder.lshr(pair, words_of(part)), shorts))
-        for part in (0, 16)
-        for pair in pairs
-    ]
+def level_scales(builder, place, across):
+    """Load d, then m, of `across` vectors of outputs."""
+    pairs = [read_pairs(builder, place, v) for v in range(across)]
+    return [pair[part] for part in range(2) for pair in pairs]
 
 
-LEVELS = Wording(WORD_INPUTS, 4, level, read_pairs, (4,))
+LEVELS = Wording(WORD_INPUTS, 4, level, level_scales, (4,))
 multiply_levels = multiply_words(LEVELS)
 
 

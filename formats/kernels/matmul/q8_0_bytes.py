@@ -5,12 +5,11 @@ import numpy as np
 
 from formats.core.epilogue import Epilogue
 from formats.kernels.engine.compiled import Kernel
-from formats.kernels.engine.native import ir
 from formats.kernels.matmul.linear import typed
-from formats.kernels.matmul.widened_words import WordedArrays, Wording, multiply_words, product_words, widen_halves
+from formats.kernels.matmul.widened_words import WordedArrays, Wording, multiply_words, product_words, read_scales
 from formats.kernels.matmul.widened_words import __borders__ as __borders__
-from formats.kernels.simd.vectors import FLOAT, LANES, VECTOR, pointer_at, splat
-from formats.kernels.simd.words import SHORT, words_of
+from formats.kernels.simd.vectors import FLOAT, VECTOR, splat
+from formats.kernels.simd.words import words_of
 
 __all__ = ["product_scaled_bytes"]
 
@@ -22,19 +21,14 @@ def byte(builder, planes, i):
     return builder.uitofp(shifted if i == 3 else builder.and_(shifted, words_of(255)), VECTOR)
 
 
-def read_scales(builder, place, across):
+def byte_scales(builder, place, across):
     """Load d, then -128 d, of `across` vectors of outputs: d q - 128 d is exact."""
-    shorts = ir.VectorType(SHORT, LANES)
-    scales = []
-    for v in range(across):
-        stored = builder.load(pointer_at(builder, place.scale, 2 * LANES * v, shorts))
-        stored.align = 2
-        scales.append(widen_halves(builder, stored))
+    scales = [read_scales(builder, place, v) for v in range(across)]
     middle = splat(builder, FLOAT(-128.0))
     return [*scales, *(builder.fmul(d, middle) for d in scales)]
 
 
-BYTES = Wording(4, 2, byte, read_scales, (8,))
+BYTES = Wording(4, 2, byte, byte_scales, (8,))
 multiply_scaled_bytes = multiply_words(BYTES)
 
 

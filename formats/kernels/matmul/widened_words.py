@@ -43,12 +43,13 @@ from formats.kernels.simd.vectors import (
     store_tile,
     zeros,
 )
-from formats.kernels.simd.words import WORDS, everywhere
+from formats.kernels.simd.words import SHORT, WORDS, everywhere, words_of
 from formats.storage.q4_1 import GROUP_INPUTS, REGISTER_ROWS
 
 WORDED = np.dtype(words("w scale parts blocks"))
 __borders__ = ENOUGH, MAX_ITEM_ROWS, REGISTER_ROWS
 SIXTEEN_HALVES = ir.VectorType(ir.HalfType(), LANES)
+HALF_BYTES, HALVES = 2, ir.VectorType(SHORT, LANES)  # of a float16; the bits of sixteen
 
 
 class Wording(NamedTuple):
@@ -101,6 +102,19 @@ def read_plane(builder, start, across, first, bits, count, v):
     vector = builder.bitcast(load_vector(builder, at, 64 * v), WORDS)
     turn = builder.trunc(builder.and_(place, place.type(31)), LANE)
     return builder.lshr(vector, everywhere(builder, turn))
+
+
+def read_scales(builder, place, v):
+    """Return the float16 of vector `v` of outputs at a place of scales, as float32."""
+    halves = builder.load(pointer_at(builder, place.scale, HALF_BYTES * LANES * v, HALVES))
+    halves.align = HALF_BYTES
+    return widen_halves(builder, halves)
+
+
+def read_pairs(builder, place, v):
+    """Return d and m of vector `v` of outputs at a place of scales, float16 in pairs, as float32."""
+    pairs = builder.bitcast(load_vector(builder, place.scale, 64 * v), WORDS)
+    return [widen_halves(builder, builder.trunc(builder.lshr(pairs, words_of(part)), HALVES)) for part in (0, 16)]
 
 
 def widen_halves(builder, shorts):
