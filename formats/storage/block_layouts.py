@@ -25,12 +25,19 @@ LAYOUTS = {
 
 class FiledBlock(NamedTuple):
     """A block as a file stores it, and the functions that read of blocks (count) their levels (count, inputs) and the
-    integers of their groups (count, groups); None where a block is one group. The minima of groups of groups are
-    subtracted."""
+    integers of their groups (count, groups); None where a block is one group."""
 
     block: np.dtype[np.void]
     levels: Callable[..., NDArray[np.integer]]
     integers: Callable[..., NDArray[np.integer]] | None = None
+
+
+def minima_of(layout: BlockLayout, blocks: NDArray[np.void]) -> NDArray[np.float16] | None:
+    """Return the second scale m of blocks of a layout; None where it has none. Files store minima of groups of groups
+    to be subtracted."""
+    if not layout.minimum:
+        return None
+    return -blocks["m"] if layout.fields else blocks["m"]
 
 
 def nibbles(packed: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:

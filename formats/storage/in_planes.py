@@ -9,7 +9,7 @@ from formats.core.arrays import FormatError
 from formats.core.block_layout import PLANE_INPUTS, BlockLayout, from_planes, to_planes
 from formats.core.layout import PANEL, Panelled, panels, unpanelled
 from formats.core.sizes import T, ceiling, f2, n, p, u4
-from formats.storage.block_layouts import FILED, LAYOUTS, FiledBlock
+from formats.storage.block_layouts import FILED, LAYOUTS, FiledBlock, minima_of
 from formats.storage.half import FLOAT16_MAX
 from formats.storage.q4_1 import REGISTER_ROWS, WIDENINGS, Blocks
 
@@ -68,12 +68,10 @@ class InPlanes(Blocks):
         """Return the arrays of some outputs: panels of levels, scales and integers of groups."""
         (outputs, count), layout, flat = blocks.shape, cls.layout, blocks.reshape(-1)
         q = cls.stored.levels(flat).reshape(outputs, count, layout.inputs).transpose(1, 2, 0)
-        m = parts = None
-        if layout.minimum:
-            m = (-blocks["m"] if layout.fields else blocks["m"]).T
+        m, parts = minima_of(layout, blocks), None
         if cls.stored.integers:
             parts = cls.stored.integers(flat).reshape(outputs, count, layout.groups).transpose(1, 2, 0)
-        return block_arrays(layout, BlockNumbers(q, blocks["d"].T, m, parts))
+        return block_arrays(layout, BlockNumbers(q, blocks["d"].T, None if m is None else m.T, parts))
 
     @classmethod
     def drawn(cls, rng, inputs, outputs):

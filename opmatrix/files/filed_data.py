@@ -51,7 +51,34 @@ class BlockSource(NamedTuple):
         return status.st_mtime_ns, status.st_size
 
 
-class FiledData(Data):
+class InFile(Data):
+    """An array whose numbers lie in a file."""
+
+    @cached_property
+    def digest(self) -> str:
+        """The hash of shape, type and numbers. Raises InputError as `check_file`."""
+        raise NotImplementedError
+
+    def check_file(self) -> None:
+        """Raise InputError if the file has changed since it was opened, or is gone."""
+        raise NotImplementedError
+
+    @property
+    def key(self) -> str:
+        """The digest. Of a file that is gone the numbers are equal to no others."""
+        try:
+            self.check_file()
+            return self.digest
+        except InputError:
+            return f"unread {id(self)}"
+
+    @property
+    def is_finite(self) -> bool:
+        """True: scales that are not finite are refused when a file is opened."""
+        return True
+
+
+class FiledData(InFile):
     """An array whose blocks lie in a file. It is equal to the array of the same numbers."""
 
     def __init__(self, source: BlockSource, name: str | None) -> None:
@@ -90,15 +117,6 @@ class FiledData(Data):
         self.widened = ref(array)
         return array
 
-    @property
-    def key(self) -> str:
-        """The hash of shape, type and numbers. Of a file that is gone the numbers are equal to no others."""
-        try:
-            self.check_file()
-            return self.digest
-        except InputError:
-            return f"unread {id(self)}"
-
     @cached_property
     def digest(self) -> str:
         """The hash of shape, type and numbers. Raises InputError as `blocks`."""
@@ -128,22 +146,21 @@ class FiledData(Data):
         words = repr((shape, np.dtype(np.float32).str)).encode() + self.take_flat(at).tobytes()
         return int.from_bytes(hashlib.blake2b(words, digest_size=7).digest(), "big")
 
-    @property
-    def is_finite(self) -> bool:
-        """True: scales that are not finite are refused when a file is opened."""
-        return True
-
     @cached_property
     def _turned(self) -> Data:
         return TurnedBlocks(self)
 
 
-class TurnedBlocks(Data):
+class TurnedBlocks(InFile):
     """The transpose of an array whose blocks lie in a file."""
 
     def __init__(self, base: FiledData) -> None:
         self.base, self.name = base, None
         self.filed = base
+
+    def check_file(self) -> None:
+        """Raise InputError as the base."""
+        self.filed.check_file()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -155,15 +172,6 @@ class TurnedBlocks(Data):
     def array(self) -> Numeric:  # type: ignore[override]
         """The numbers in float32, a view of those of the base."""
         return self.filed.array.swapaxes(-1, -2)
-
-    @property
-    def key(self) -> str:
-        """The hash of shape, type and numbers. Of a file that is gone the numbers are equal to no others."""
-        try:
-            self.filed.check_file()
-            return self.digest
-        except InputError:
-            return f"unread {id(self)}"
 
     @cached_property
     def digest(self) -> str:
@@ -180,11 +188,6 @@ class TurnedBlocks(Data):
         """Return the numbers at some places; only their blocks are widened."""
         *stack, row, column = places
         return self.filed.take((*stack, column, row))
-
-    @property
-    def is_finite(self) -> bool:
-        """True, as of the base."""
-        return True
 
 
 def evenly(shape: tuple[int, ...]) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from formats import Q4_1, Q8_0
 from formats.core.arrays import Floats
-from formats.storage.block_layouts import FILED, LAYOUTS, nibbles
+from formats.storage.block_layouts import FILED, LAYOUTS, minima_of, nibbles
 from opmatrix.algebra.data import Numeric
 
 BlockedTensor: TypeAlias = Numeric
@@ -50,7 +50,7 @@ def planes(name: str) -> BlockType:
 
     def widen(x: BlockedTensor) -> Floats:
         """Widen levels by the scales of their groups."""
-        m = -x["m"] if layout.minimum and layout.fields else x["m"] if layout.minimum else None
+        m = minima_of(layout, x)
         parts = None if filed.integers is None else filed.integers(x)[:, :, None]
         shift = None if m is None else m[:, None]
         return layout.numbers(filed.levels(x)[:, :, None], x["d"][:, None], shift, parts).reshape(len(x), -1)

@@ -53,11 +53,11 @@ def keep_last(x: np.ndarray, ages: np.ndarray, sources: np.ndarray, targets: np.
         raise ValueError("ages: a row is older than there are rows before it")
     places("sources", sources, T, count)
     places("targets", targets, T, count)
-    columns = [as_contiguous(name, part, np.int64) for name, part in (("ages", ages), ("sources", sources))]
-    columns.append(as_contiguous("targets", targets, np.int64))
-    separate(out, x=x, ages=ages, sources=sources, targets=targets)
+    columns = dict(ages=ages, sources=sources, targets=targets)
+    numbers = [as_contiguous(name, column, np.int64) for name, column in columns.items()]
+    separate(out, x=x, **columns)
     lies = *heads_of("x", x, T, heads), *heads_of("out", out, count, heads)
     with POOL.lock:
         sizes = T, heads, x.shape[2], wide // x.shape[2]
-        launch(threads(), (keep_last_rows, filled(*lies, *map(address, columns), *sizes), -(-T // LOOKED_AT)))
+        launch(threads(), (keep_last_rows, filled(*lies, *map(address, numbers), *sizes), -(-T // LOOKED_AT)))
     return out

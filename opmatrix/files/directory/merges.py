@@ -51,21 +51,19 @@ def cased(end: str, digits: str) -> str:
 WORDS_RULE, DIGITS_RULE = Rule(), Rule("digits")
 QWEN_RULE, LLAMA_RULE = Rule((SPLIT.format(""),)), Rule((SPLIT.format("{1,3}"),), True, True)
 WORD_NAMES = "phi-2", "olmo", "mpt", "jais", "gigachat", "a.x-4.0", "mellum", "exaone4", "trillion"
+DIGIT_NAMES = "smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"
+QWEN_NAMES = "qwen2", "deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan", "grok-2"
 LLAMA_NAMES = "llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"
 RULES = {
     "gpt-2": WORDS_RULE,
     "default": Rule(UNNAMED),
-    **dict.fromkeys(
-        ("phi-2", "olmo", "mpt", "jais", "gigachat", "a.x-4.0", "mellum", "exaone4", "trillion"), WORDS_RULE
-    ),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), DIGITS_RULE),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan", "grok-2"), QWEN_RULE),
-    **dict.fromkeys((*LLAMA_NAMES,), LLAMA_RULE),
-    "chatglm-bpe": Rule((SPLIT.format("{1,3}"),)),
-    "glm4": Rule((SPLIT.format("{1,3}"),)),
+    **dict.fromkeys(WORD_NAMES, WORDS_RULE),
+    **dict.fromkeys(DIGIT_NAMES, DIGITS_RULE),
+    **dict.fromkeys(QWEN_NAMES, QWEN_RULE),
+    **dict.fromkeys(LLAMA_NAMES, LLAMA_RULE),
+    **dict.fromkeys(("chatglm-bpe", "glm4"), Rule((SPLIT.format("{1,3}"),))),
     "tekken": Rule((cased("", ""),), True, True),
-    "gpt-4o": Rule((cased(CONTRACTED, "{1,3}"),)),
-    "llama4": Rule((cased(CONTRACTED, "{1,3}"),)),
+    **dict.fromkeys(("gpt-4o", "llama4"), Rule((cased(CONTRACTED, "{1,3}"),))),
 }  # by name of the pre-tokenizer; a file
 # without a name means "default"
 
