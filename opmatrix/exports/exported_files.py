@@ -5,16 +5,15 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from uuid import uuid4
 
 from formats.core.errors import InputError
 from formats.disk.files import parse_json, reason, shown, writable
-from opmatrix.exports.fx_module import export_program
+from opmatrix.exports.fx_module import check_torch, export_program
 from opmatrix.exports.graph import SymbolicArray
-from opmatrix.exports.onnx_file import OUTSIDE, make_onnx, write_weights
+from opmatrix.exports.onnx_file import OUTSIDE, check_onnx, make_onnx, write_weights
 from opmatrix.exports.program_graph import ProgramGraph, read_program
 from opmatrix.exports.runtimes import ONNX_ENDING, TORCH_ENDING
 from opmatrix.runtime.program import Program
@@ -40,15 +39,14 @@ def describe_files(read: ProgramGraph, written: Sequence[Path]) -> str:
     lines += [f"inputs   {', '.join(map(describe_value, read.inputs.items()))}"]
     lines += [f"outputs  {', '.join(map(describe_value, read.outputs.items()))}"]
     for counts, word, told in (
-        (read.multiplied, "integers", "are multiplied as integers, rows rounded as the program rounds them"),
-        (read.stored, "stored", "are stored as they are: a runtime widens them, or rounds rows its own way"),
-        (read.narrow, "16 bits", "are stored as they are, and widened where they are read"),
-        (read.widened, "float32", ""),
+        (read.multiplied, "integers", "{} are multiplied as integers, rows rounded as the program rounds them"),
+        (read.stored, "stored", "{} are stored as they are: a runtime widens them, or rounds rows its own way"),
+        (read.narrow, "16 bits", "{} are stored as they are, and widened where they are read"),
+        (read.widened, "float32", "the numbers of {}; rows that these formats round are not rounded"),
     ):
-        formats = ", ".join(f"{name} x{count}" for name, count in counts.items())
         if counts:
-            told = told or f"the numbers of {formats}; rows that these formats round are not rounded"
-            lines += [f"{word:8} {told if counts is read.widened else f'{formats} {told}'}"]
+            formats = ", ".join(f"{name} x{count}" for name, count in counts.items())
+            lines += [f"{word:8} {told.format(formats)}"]
     return "\n".join(lines)
 
 
@@ -109,8 +107,7 @@ def read_origin(file: Path) -> dict[str, object]:
 
 def read_onnx_origin(file: Path) -> str:
     """Return the text of the origin in an ONNX file; empty if there is none. Raises InputError without onnx."""
-    if not find_spec("onnx"):
-        raise InputError("onnx is not installed: pip install onnx")
+    check_onnx()
     import onnx
 
     model = onnx.load(str(file), load_external_data=False)
@@ -120,8 +117,7 @@ def read_onnx_origin(file: Path) -> str:
 def read_torch_origin(file: Path) -> str:
     """Return the text of the origin in a file of torch.export; empty if there is none. Raises InputError without
     torch."""
-    if not find_spec("torch"):
-        raise InputError("torch is not installed: pip install torch")
+    check_torch()
     import torch
 
     beside = {ORIGIN: ""}

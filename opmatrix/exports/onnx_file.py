@@ -212,12 +212,17 @@ class StoredTensor(NamedTuple):
     array: Numeric
 
 
+def check_onnx() -> None:
+    """Raise InputError without the package onnx."""
+    if not find_spec("onnx"):
+        raise InputError("onnx is not installed: pip install onnx")
+
+
 def make_onnx(read: ProgramGraph, weights: str, metadata: Mapping[str, str] = NO_METADATA) -> "onnx.ModelProto":
     """Return the graph of a program as a model of ONNX: inputs int64 (batch, length), its outputs in float32. Weights
     of more than MAX_INSIDE bytes together are named as in a file `weights` beside it; `metadata` are further entries.
     Raises InputError without the package onnx."""
-    if not find_spec("onnx"):
-        raise InputError("onnx is not installed: pip install onnx")
+    check_onnx()
     from onnx import TensorProto, helper
 
     types = {name: TensorProto.DataType.Value(onnx_type) for name, onnx_type in ONNX_TYPES.items()}

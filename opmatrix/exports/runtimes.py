@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -158,6 +158,14 @@ def runtime_of(name: str) -> Runtime:
     if not find_spec(name):
         raise InputError(f"--for {name}: {name} is not installed: pip install {name}")
     return RUNTIMES[name]
+
+
+def pad_rows(rows: Sequence[Sequence[int]]) -> tuple[Numeric, Numeric]:
+    """Return texts as ids and mask, (texts, longest) each, int64, padded behind."""
+    ids, mask = np.zeros((2, len(rows), max(map(len, rows))), np.int64)
+    for at, row in enumerate(rows):
+        ids[at, : len(row)], mask[at, : len(row)] = row, 1
+    return ids, mask
 
 
 def make_feed(names: "list[str]", ids: Numeric, mask: Numeric) -> dict[str, Numeric]:

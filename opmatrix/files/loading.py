@@ -134,6 +134,13 @@ def begin_reading(meta: Mapping[str, object], found: list[Tokenizer], ahead: Par
     return thread
 
 
+def list_points(directory: Path) -> dict[int, Path]:
+    """Return the programs of a directory's front by their numbers; none without a front."""
+    places = (entry.parent for entry in (directory / FRONT).glob(f"*/{PROGRAM}"))
+    numbered = {int(place.name): place for place in places if place.name.isdecimal()}
+    return dict(sorted(numbered.items()))
+
+
 def absent(directory: Path) -> str:
     """Return the error text for a directory that holds no program: the existing points if it names one of a front, else
     the file that was looked for and the files that are there."""

@@ -12,8 +12,8 @@ from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Numeric
 from opmatrix.exports.exported_files import read_origin
 from opmatrix.exports.program_graph import ProgramGraph, read_program
-from opmatrix.exports.runtimes import RUNTIMES, Run, Runtime, make_feed, runtime_of
-from opmatrix.files.loading import FRONT, PROGRAM
+from opmatrix.exports.runtimes import RUNTIMES, Run, Runtime, make_feed, pad_rows, runtime_of
+from opmatrix.files.loading import list_points
 from opmatrix.inference.text import sentences
 from opmatrix.runtime.program import Program
 from opmatrix.runtime.recorded import least_limits
@@ -60,15 +60,6 @@ def ragged_rows(program: Program) -> list[list[int]]:
 def split_of(batch: Batch) -> tuple[Numeric, Numeric]:
     """Return the tokens of a batch, and the places where its sentences after the first begin."""
     return batch.tokens, batch.starts[1:-1]
-
-
-def pad_rows(rows: list[list[int]]) -> tuple[Numeric, Numeric]:
-    """Return ids and mask (batch, length), padding behind."""
-    longest = max(map(len, rows))
-    ids, mask = np.zeros((2, len(rows), longest), np.int64)
-    for at, row in enumerate(rows):
-        ids[at, : len(row)], mask[at, : len(row)] = row, 1
-    return ids, mask
 
 
 def run_rows(run: Run, inputs: list[str], rows: list[list[int]]) -> list[Numeric]:
@@ -157,8 +148,7 @@ def describe_compared(compared: ComparedExport) -> list[Check]:
 def program_of(digest: object, place: Path, own: Path | None) -> Program | None:
     """Return the program with a digest: that of a directory, or one of its front. None if none has it. Raises
     InputError for a directory without a program."""
-    points = sorted(entry.parent for entry in (place / FRONT).glob(f"*/{PROGRAM}"))
-    for directory in (place, *points):
+    for directory in (place, *list_points(place).values()):
         program = Program.load(directory, laws=own)
         if program.hash == digest:
             return program

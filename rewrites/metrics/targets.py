@@ -10,13 +10,14 @@ from formats.core.errors import InputError
 from formats.disk.files import read_json, shown
 from formats.host.threads import threads
 from opmatrix.display.tables import table
-from opmatrix.exports.exported_files import describe_files, export_onnx, export_torch, fresh_files
+from opmatrix.exports.exported_files import describe_files, existing, export_onnx, export_torch, fresh_files
+from opmatrix.exports.onnx_file import OUTSIDE
 from opmatrix.exports.probed_weights import probing
 from opmatrix.exports.program_graph import ProgramGraph, read_program
 from opmatrix.exports.runtimes import ONNX_ENDING, Runtime, runtime_of
 from opmatrix.exports.spelled_weights import WeightSpelling
 from opmatrix.exports.timed_exports import TimedExport, TimingJob, time_exports
-from opmatrix.files.loading import FRONT, PROGRAM
+from opmatrix.files.loading import FRONT, list_points
 from opmatrix.files.saving import REPORT
 from opmatrix.runtime.program import Program
 from opmatrix.runtime.recorded import least_limits
@@ -54,11 +55,11 @@ class ExportCandidate:
 def programs_within(directory: Path, own: Path | None) -> dict[str, Program]:
     """Return the programs of a front that keep the goals of its search, by name; a directory without a front is itself
     one. Raises InputError for a report that no search wrote."""
-    points = sorted((int(entry.parent.name), entry.parent) for entry in (directory / FRONT).glob(f"*/{PROGRAM}"))
+    points = list_points(directory)
     if not points:
         return {shown(directory): Program.load(directory, laws=own)}
     kept = kept_points(directory / REPORT)
-    return {f"{FRONT}/{at}": Program.load(place, laws=own) for at, place in points if at in kept}
+    return {f"{FRONT}/{at}": Program.load(place, laws=own) for at, place in points.items() if at in kept}
 
 
 def kept_points(report: Path) -> list[int]:
@@ -89,7 +90,8 @@ def export_for(
     target = target_of(runtime, onnx, torch)
     programs = programs_within(directory, own)
     probed = probing(max(a * b for a, b in shapes), threads()) if runtime.probed else None
-    with fresh_files(target, f"{target.name}.data") as fresh:
+    beside = f"{target.name}{OUTSIDE}"
+    with fresh_files(target, beside) as fresh:
         candidates = {
             f"{where}, {spelling}": candidate
             for where, program in programs.items()
@@ -112,10 +114,14 @@ def export_for(
         for file in fresh.iterdir():
             file.unlink()
         write_export(best, fresh / target.name, origin)
-    written = [place for place in (target, target.with_name(f"{target.name}.data")) if place.exists()]
     columns = ["program", f"ms at {at}", "off", "products", ""]
     return "\n".join(
-        [table(rows, columns), "", f"{runtime.name} {timed.version}: {chosen}", describe_files(best.read, written)]
+        [
+            table(rows, columns),
+            "",
+            f"{runtime.name} {timed.version}: {chosen}",
+            describe_files(best.read, existing(target, beside)),
+        ]
     )
 
 

@@ -224,8 +224,7 @@ def find_program(
     program stays as it is."""
     few = few_texts(teacher.text)
     if isinstance(trained, Program):
-        entries = {name: entry for name, entry in trained.meta.items() if name != "certificate"}
-        program = trained.replace(**entries | source(teacher.checkpoint))
+        program = trained.replace(**source(teacher.checkpoint))
         return program, {"steps": verify_steps(program, [few])}
     length = min(LENGTH, teacher.checkpoint.positions)
     timed = Batch([[0] * length] * SEARCHED_TEXTS)

@@ -13,13 +13,12 @@ from math import cos, inf, isfinite, pi
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from formats.core.errors import InputError
 from formats.disk.files import reason, shown
 from formats.host.threads import threads
 from opmatrix.display.tables import few_digits
 from opmatrix.exports.program_graph import TYPE_IDS
+from opmatrix.exports.runtimes import pad_rows
 from opmatrix.inference.scores.text_pairs import TokenRow
 from rewrites.approximate.students.training_text import TrainingText, group_rows
 from rewrites.workload.phases import Tell
@@ -172,9 +171,8 @@ def padded_rows(rows: Sequence[TokenRow]) -> "list[torch.Tensor]":
     """Return ids, mask and types of texts, (texts, longest) each, padded behind."""
     import torch
 
-    ids, mask, types = np.zeros((3, len(rows), max(len(row) for row, _ in rows)), np.int64)
-    for at, (row, kinds) in enumerate(rows):
-        ids[at, : len(row)], mask[at, : len(row)], types[at, : len(row)] = row, 1, kinds
+    ids, mask = pad_rows([row for row, _ in rows])
+    types, _ = pad_rows([kinds for _, kinds in rows])
     return [torch.from_numpy(array) for array in (ids, mask, types)]
 
 
