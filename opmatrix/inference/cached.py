@@ -40,7 +40,7 @@ def cached(program: Program, number: str | None = None) -> Program:
     bound = [*zip(program.steps, program.schedule.calls[program.schedule.first :], strict=True)]
     forms = CacheForms.of(bound, number)
     ports: dict[str, Port] = {}
-    kept = find_kept(program)
+    kept = find_kept(program, bound)
     for i, (step, call) in enumerate(bound):
         if of_new_rows(call):
             steps.append(step)
@@ -82,12 +82,13 @@ class KeptRows(NamedTuple):
         return f"next {self.port.name}"
 
 
-def find_kept(program: Program) -> dict[str, KeptRows]:
-    """Return the values whose last rows a session keeps, by name. Raises InputError for a scan that needs more."""
+def find_kept(program: Program, bound: Sequence[tuple[Step, Call]]) -> dict[str, KeptRows]:
+    """Return the values whose last rows a session keeps, by name; `bound`: the steps with their calls. Raises
+    InputError for a scan that needs more."""
     values = [*(port.name for port in program.inputs), *(step.output for step in program.steps)]
     shapes = dict(zip(values, (call.shape for call in program.schedule.calls), strict=True))
     kept: dict[str, KeptRows] = {}
-    for i, (step, call) in enumerate(zip(program.steps, program.schedule.calls[len(program.inputs) :], strict=True)):
+    for i, (step, call) in enumerate(bound):
         try:
             wanted = call.kernel.carried(call.bound)
         except ValueError as error:

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats import kernels as compiled
-from formats.core.epilogue import UNIT
 from opmatrix.algebra.batch.extents import Extents, S
 from opmatrix.algebra.data import Numeric
 from opmatrix.runtime.declarations.arguments import STATE_NAMES, Doubles, split_operands
@@ -30,7 +29,7 @@ from opmatrix.runtime.kernels.row_term import (
     rows_cost,
     rows_meaning,
 )
-from opmatrix.runtime.kernels.scan_term import find_scan
+from opmatrix.runtime.kernels.scan_term import find_scan, scan_bound, scan_cost
 
 if TYPE_CHECKING:
     from formats.kernels.generated.folding.scan_kernel import ScanKernel
@@ -190,16 +189,12 @@ class carried_scan(Arguments):
 
     def bound(a) -> Doubles:
         """Return a running error of every operation, in the kernel's own order."""
-        from formats.kernels.generated.folding.scan_bounds import bound_scan
-
-        plan, parts = scan_kernel(a).plan, [*sentence_rows(a.batch)]
-        begun = results_before(a.exact, plan.cols)
-        meant, error = bound_scan(plan, *split_operands(a.exact), parts, begun)
-        return asked_rows(a, in_shape(error) + UNIT * in_shape(abs(meant)) * 1e-6)
+        scan = scan_kernel(a)
+        return scan_bound(a, scan, results_before(a.exact, scan.plan.cols))
 
     def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
         """Return the price of a kernel of rows: numbers moved for a row, operations of each kind, merges that wait."""
-        return [("row_term", {"T": extents[out.space], **scan_kernel(a).counts._asdict()})]
+        return scan_cost(scan_kernel(a), out, extents)
 
 
 def scan_kernel(a: Arguments) -> "ScanKernel":

@@ -2,6 +2,8 @@
 formats/kernels/generated): one pass over the rows; written and compiled when a program that has it first runs, and
 cached."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -80,11 +82,22 @@ class scan_term(Arguments):
 
     def bound(a) -> Doubles:
         """Return a running error of every operation, in the kernel's own order."""
-        from formats.kernels.generated.folding.scan_bounds import bound_scan
-
-        meant, error = bound_scan(kernel_of(a).plan, *split_operands(a.exact), [*sentence_rows(a.batch)])
-        return asked_rows(a, in_shape(error) + UNIT * in_shape(abs(meant)) * 1e-6)
+        return scan_bound(a, kernel_of(a))
 
     def cost(a, out: Rows | Heads, extents: Extents) -> Costs:
         """Return the price of a kernel of rows: numbers moved for a row, operations of each kind, merges that wait."""
-        return [("row_term", {"T": extents[out.space], **kernel_of(a).counts._asdict()})]
+        return scan_cost(kernel_of(a), out, extents)
+
+
+def scan_bound(a: Arguments, scan: "ScanKernel", begun: Mapping[int, Doubles] = MappingProxyType({})) -> Doubles:
+    """Return a running error of every operation of a scan, in the kernel's own order; `begun`: the results before the
+    rows of sequences that have had some."""
+    from formats.kernels.generated.folding.scan_bounds import bound_scan
+
+    meant, error = bound_scan(scan.plan, *split_operands(a.exact), [*sentence_rows(a.batch)], begun)
+    return asked_rows(a, in_shape(error) + UNIT * in_shape(abs(meant)) * 1e-6)
+
+
+def scan_cost(scan: "ScanKernel", out: Rows | Heads, extents: Extents) -> Costs:
+    """Return the price of a scan as of a kernel of rows."""
+    return [("row_term", {"T": extents[out.space], **scan.counts._asdict()})]
