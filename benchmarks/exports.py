@@ -30,6 +30,7 @@ from rewrites.metrics.perplexity import score_text
 COLUMNS = "shape", "engine", "ms", "spread", "of the program", "off"
 PLAIN = 1.02  # bar: the export's time, of that of the class's export
 OF_DYNAMIC = 0.70  # bar: the int8 export's time, of that of the runtime's own int8 model
+CLASS_INPUTS = [IDS, MASK]
 Call = Callable[[np.ndarray], np.ndarray | None]  # ids (batch, length), all of them tokens, to its output
 
 
@@ -200,9 +201,6 @@ def spelled_engines(exact: Path, int8: Path, model: Path, room: Path) -> tuple[d
     dynamic, engine = quantise_class(exported, room), "onnxruntime, class, its dynamic int8"
     calls[engine], sizes[engine] = called(RUNTIMES["onnxruntime"], dynamic, CLASS_INPUTS), megabytes(dynamic)
     return calls, sizes
-
-
-CLASS_INPUTS = [IDS, MASK]
 
 
 def called(runtime: Runtime, file: Path, inputs: list[str]) -> Call:

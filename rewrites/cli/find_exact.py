@@ -3,6 +3,7 @@ program imports none of this module."""
 
 from dataclasses import replace
 
+from formats.core.errors import InputError
 from opmatrix.files.checkpoint import Checkpoint, open_model
 from opmatrix.runtime.program import Program
 from rewrites.extraction import Infeasible
@@ -16,6 +17,17 @@ from rewrites.workload.workload import draw_workload
 
 __all__ = ["find_exact", "open_model"]
 TIMED = Generation(128, 128)  # the default request that a program is made cheapest for
+
+
+def open_language_model(model: str) -> Checkpoint:
+    """Open a model that `generate` and `chat` take. Raises InputError for one whose rows are no scores of words."""
+    checkpoint = open_model(model)
+    if not checkpoint.speaks:
+        raise InputError(
+            f"{model}: not a language model ({checkpoint.architecture or 'its config names none'}): "
+            "its rows are not scores of a vocabulary"
+        )
+    return checkpoint
 
 
 def find_exact(checkpoint: Checkpoint, report: Report, asked: Generation | None = None) -> Program:

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from os.path import exists
 from pathlib import Path
 
-from formats.core.errors import InputError
 from formats.disk.files import writable
 from opmatrix.algebra.batch.signature import check_cache
 from opmatrix.files.loading import PROGRAM, load
@@ -61,15 +60,11 @@ def generate(
             decodable(program, cache)
         reply = PromptReader.of(program).begin(prompt, 0, max_tokens)
     else:
-        from rewrites.cli.find_exact import find_exact, open_model  # imports all laws; a saved program needs none
+        # imports all laws; a saved program needs none
+        from rewrites.cli.find_exact import find_exact, open_language_model
 
         with report.phase("model"):
-            checkpoint = open_model(model)
-            if not checkpoint.speaks:
-                raise InputError(
-                    f"{model}: not a language model ({checkpoint.architecture or 'its config names none'}): "
-                    "its rows are not scores of a vocabulary"
-                )
+            checkpoint = open_language_model(model)
             reply = PromptReader(checkpoint.tokenizer(), checkpoint.positions).begin(prompt, 0, max_tokens)
         program = find_exact(checkpoint, report)
     if not find_ends(program):

@@ -9,7 +9,6 @@ from os.path import exists
 from pathlib import Path
 from typing import TypeAlias
 
-from formats.core.errors import InputError
 from formats.disk.files import read_json, writable
 from opmatrix.files.loading import PROGRAM, load
 from opmatrix.inference.chat.chat_options import ChatRequest
@@ -89,12 +88,10 @@ def open_program(model: str, request: ChatRequest, report: Report, own: Path | N
             decodable(program, request.cache)
             ChatTemplates.parsed(program.meta.get("chat"), model)
         return program
-    from rewrites.cli.find_exact import find_exact, open_model  # imports all laws; a saved program needs none
+    from rewrites.cli.find_exact import find_exact, open_language_model  # imports all laws; a saved program needs none
 
     with report.phase("model"):
-        checkpoint = open_model(model)
-        if not checkpoint.speaks:
-            raise InputError(f"{model}: not a language model ({checkpoint.architecture or 'its config names none'})")
+        checkpoint = open_language_model(model)
         if checkpoint.chat is None:
             ChatTemplates.parsed(None, model)
     return find_exact(checkpoint, report)
