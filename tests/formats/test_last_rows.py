@@ -38,10 +38,11 @@ def looped(x, ages, sources, targets, out):
     return wanted
 
 
-@pytest.mark.parametrize("kept", [1, 2, 16])
-@pytest.mark.parametrize("lengths", [[1], [3], [1, 1, 1], [17, 2, 65]], ids=str)
-def test_states_are_those_of_a_loop(rng, lengths, kept):
-    given = begun(rng, lengths, kept)
+@pytest.mark.parametrize("kept", [1, 2, 3, 16])
+@pytest.mark.parametrize("lengths", [[1], [3], [1, 1, 1], [1, 2, 20], [17, 2, 65]], ids=str)
+@pytest.mark.parametrize("heads, columns", [(1, 5), (2, 5), (2, 17), (3, 16)])
+def test_states_are_those_of_a_loop(rng, heads, columns, lengths, kept):
+    given = begun(rng, lengths, kept, heads, columns)
     wanted = looped(**given)
     np.testing.assert_array_equal(kernels.keep_last(**given), wanted)
 

@@ -12,7 +12,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import opmatrix as om
-from formats import kernels as compiled
 from formats.core.errors import InputError
 from formats.host.threads import limit
 from formats.kernels.attentions.chunks import PAGE
@@ -205,28 +204,6 @@ def test_pools_hand_out_states_that_nobody_holds():
     assert pool.take([Holding(5, 0, (1,))], 3) == [2, 3, 4]
     assert pool.arrays is not arrays and (pool.arrays["state a"][1] == 7).all()
     assert pool.take([Holding(5, 0, (1, 4))], 2) == [2, 3]
-
-
-def test_a_kernel_keeps_the_last_rows_of_each_sequence():
-    """Rows of a step, and those of the state before, by definition."""
-    rng = np.random.default_rng(0)
-    for heads, cols, kept in ((1, 5, 3), (2, 17, 1), (3, 16, 16)):
-        counts, states = (1, 2, 20), rng.standard_normal((9, heads, kept * cols), np.float32)
-        states[0] = 0
-        x = rng.standard_normal((sum(counts), heads, cols), np.float32)
-        sources, targets = (0, 2, 3), (5, 7, 8)
-        ages = np.concatenate([np.arange(count) for count in counts])
-        ends = np.cumsum(counts) - 1
-        marks = np.zeros(sum(counts), np.int64)
-        marks[ends] = targets
-        out = states.copy()
-        compiled.keep_last(x, ages, np.repeat(sources, counts), marks, out)
-        for count, end, source, target in zip(counts, ends, sources, targets, strict=True):
-            before = states[source].reshape(heads, kept, cols).swapaxes(0, 1)
-            rows = np.concatenate([before, x[end + 1 - count : end + 1]])[-kept:]
-            np.testing.assert_array_equal(out[target].reshape(heads, kept, cols).swapaxes(0, 1), rows)
-        others = [at for at in range(9) if at not in targets]
-        assert (out[others] == states[others]).all()
 
 
 def test_verification_finds_a_state_that_is_lost(monkeypatch):

@@ -36,21 +36,11 @@ CONVERSATIONS = {  # messages, tools, further variables
     "a reply last": ([USER, REPLY], None, {"add_generation_prompt": False}),
     "tools": ([SYSTEM, AGAIN], [WEATHER], {}),
     "calls": (
-        [
-            AGAIN,
-            {"role": "assistant", "content": None, "tool_calls": [CALL]},
-            {"role": "tool", "content": "sunny"},
-            REPLY,
-            USER,
-        ],
+        [AGAIN, {"role": "assistant", "content": None, "tool_calls": [CALL]}, RESULT, REPLY, USER],
         [WEATHER, WEATHER],
         {},
     ),
-    "thoughts": (
-        [USER, {"role": "assistant", "content": "<think>\nhm\n</think>\nYes", "reasoning": "hm"}, AGAIN],
-        None,
-        {},
-    ),
+    "thoughts": ([USER, THOUGHT, AGAIN], None, {}),
     "parts": ([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": " what "}]}], None, {}),
     "documents": ([USER], None, {"documents": [{"title": "T", "text": "x & y"}], "reasoning_effort": "high"}),
 }
