@@ -51,7 +51,7 @@ class InPlanes(Blocks):
         cls.few, cls.flops = REGISTER_ROWS, 2 * T * n * p  # type: ignore[attr-defined]
         cls.work = T * n * p, n * p * WIDENINGS, T * (n + p)  # type: ignore[attr-defined]
         cls.fit, cls.pack, cls.unpack = fit_of(layout), pack_of(layout), unpack_of(layout)  # type: ignore[attr-defined]
-        cls.kernel = kernel_of(name, layout)  # type: ignore[attr-defined]
+        cls.kernel = block_product(name, layout)  # type: ignore[attr-defined]
         super().__init_subclass__()
 
     @classmethod
@@ -116,7 +116,7 @@ def unpack_of(layout: BlockLayout):
     return unpack
 
 
-def kernel_of(name: str, layout: BlockLayout):
+def block_product(name: str, layout: BlockLayout):
     """Build the function that multiplies rows by blocks of a layout of this name."""
 
     def with_parts(x, w, scale, parts, out, epilogue):
@@ -127,7 +127,9 @@ def kernel_of(name: str, layout: BlockLayout):
 
     def of_single_groups(x, w, scale, out, epilogue):
         """Write x @ W to `out` for blocks of one group, whose scales have no integers."""
-        with_parts(x, w, scale, None, out, epilogue)
+        from formats.kernels import product_blocks
+
+        product_blocks(name, x, w, scale, None, out, epilogue)
 
     return with_parts if layout.fields else of_single_groups
 

@@ -49,6 +49,12 @@ def test_table_and_picture(F):
     assert lines[0] == repr(packed) and len(lines) == 33 and set(map(len, lines[1:])) == {64}
 
 
+@pytest.mark.parametrize("F", FORMATS.values(), ids=FORMATS)
+def test_the_code_of_a_product_names_its_kernels(F):
+    """Kernels called by a function of another would not be seen, nor the rows at which their products change path."""
+    assert F.called() and F.borders()
+
+
 def test_picture_is_dark_where_the_matrix_is_full():
     W = np.zeros((128, 256), np.float32)
     W[:64, :128] = 1

@@ -108,7 +108,7 @@ def wording_of(layout: BlockLayout) -> Wording:
 WORDINGS = {name: wording_of(layout) for name, layout in LAYOUTS.items()}
 
 
-def kernel_of(name: str) -> Kernel:
+def block_kernel(name: str) -> Kernel:
     """Return the kernel of a layout, entered by a name of its own."""
     multiply = multiply_words(WORDINGS[name])
 
@@ -120,7 +120,7 @@ def kernel_of(name: str) -> Kernel:
     return Kernel(multiply_blocks, rare=True)
 
 
-BLOCK_KERNELS = {name: kernel_of(name) for name in WORDINGS}
+BLOCK_KERNELS = {name: block_kernel(name) for name in WORDINGS}
 
 
 def product_blocks(
