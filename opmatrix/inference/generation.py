@@ -14,6 +14,7 @@ from opmatrix.algebra.batch.batch import Ids
 from opmatrix.algebra.batch.signature import FLOAT, STATE_SPACE, check_cache
 from opmatrix.algebra.positions.patterns import FAR
 from opmatrix.inference.cached import rows_behind
+from opmatrix.inference.chat.reply_grammars import Grammar, ReplyGrammar
 from opmatrix.inference.chat.stop_strings import StopStrings
 from opmatrix.inference.pages import pages_of
 from opmatrix.inference.pieces import Pieces
@@ -32,12 +33,20 @@ END, CUT, STOPPED = "end", "limit", "stop"  # reason of the end: a token that en
 Prompt: TypeAlias = str | Ids
 
 
+class ReplyBounds(NamedTuple):
+    """The bounds of a reply: its most tokens, the strings that it ends before, and the grammar that it keeps to."""
+
+    max_tokens: int
+    stop: str | Sequence[str] = ()
+    grammar: Grammar | None = None
+
+
 @dataclass
 class Reply:
     """The continuation of a prompt: its token ids, including the one that ended it, their text, and the reason of its
-    end: "end", a token that ends texts; "limit", it has as many tokens as it may; "stop", a stop string, which the text
-    comes before. `number` is its place among prompts, `entered` the number of tokens of its prompt that a session has,
-    `reused` how many of these it had before."""
+    end: "end", a token that ends texts, or a grammar that goes no further; "limit", it has as many tokens as it may;
+    "stop", a stop string, which the text comes before. `number` is its place among prompts, `entered` the number of
+    tokens of its prompt that a session has, `reused` how many of these it had before."""
 
     number: int
     prompt: Sequence[int]
@@ -49,6 +58,7 @@ class Reply:
     entered: int = 0
     stops: StopStrings | None = None
     reused: int = 0
+    grammar: ReplyGrammar | None = None
 
     @property
     def rest(self) -> Sequence[int]:
@@ -58,7 +68,8 @@ class Reply:
     def take(self, token: int, ends: frozenset[int]) -> str:
         """Add a token; return the piece of text that it completes."""
         self.ids.append(token)
-        self.ended = END if token in ends else CUT if len(self.ids) == self.most else ""
+        whole = token in ends or (self.grammar is not None and self.grammar.take(token))
+        self.ended = END if whole else CUT if len(self.ids) == self.most else ""
         piece = ""
         if self.pieces:
             piece = self.pieces.add(token) + (self.pieces.rest() if self.ended else "")
@@ -148,15 +159,15 @@ class PromptReader(NamedTuple):
             raise InputError(f"prompt {place}{why}")
         return tokens
 
-    def begin(
-        self, prompt: Prompt, place: int, max_tokens: int, begun: int = 0, stop: str | Sequence[str] = ()
-    ) -> Reply:
+    def begin(self, prompt: Prompt, place: int, bounds: ReplyBounds, begun: int = 0) -> Reply:
         """Return the reply to a prompt, without tokens yet, behind the `begun` rows that a sequence has. Raises
-        InputError for an invalid prompt, or one that leaves no room for a token, and for stop strings that are no text,
-        or that a program without a tokenizer cannot look for."""
-        stops = StopStrings.of(stop)
+        InputError for an invalid prompt, or one that leaves no room for a token, and for stop strings and a grammar
+        that are wrong, or that a program without a tokenizer cannot look for."""
+        max_tokens, stops, grammar = bounds.max_tokens, StopStrings.of(bounds.stop), ReplyGrammar.of(bounds.grammar)
         if stops and self.tokenizer is None:
             raise InputError(f"stop {stops.stops[0]!r:.40}: this program has no tokenizer, so its replies are no text")
+        if grammar and self.tokenizer is None:
+            raise InputError("grammar: this program has no tokenizer, so its replies are no text")
         if not (is_whole(max_tokens) and max_tokens >= 1):
             raise InputError(f"max_tokens {max_tokens!r:.40}: give a whole number, 1 or more")
         ids = self.ids(prompt, place, begun)
@@ -173,7 +184,7 @@ class PromptReader(NamedTuple):
             )
             raise InputError(f"prompt {place} {what}")
         pieces = Pieces(self.tokenizer.tokenizer, ids) if self.tokenizer else None
-        return Reply(place, ids, int(min(room, max_tokens)), pieces, stops=stops)
+        return Reply(place, ids, int(min(room, max_tokens)), pieces, stops=stops, grammar=grammar)
 
 
 def whole_ids(prompt: Iterable[object], place: int) -> list[int]:
@@ -201,31 +212,25 @@ def prompts_of(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
 def generate(
     program: "Program",
     prompts: Prompt | Iterable[Prompt],
-    max_tokens: int,
+    bounds: ReplyBounds,
     sampling: Sampling,
     cache: str | None = None,
-    stop: str | Sequence[str] = (),
 ) -> list[Reply]:
     """Return the replies to prompts, in order; see Program.generate."""
     decodable(program, cache)
     reader = PromptReader.of(program)
-    replies = [reader.begin(prompt, i, max_tokens, stop=stop) for i, prompt in enumerate(prompts_of(prompts))]
+    replies = [reader.begin(prompt, i, bounds) for i, prompt in enumerate(prompts_of(prompts))]
     for _ in grow(program, replies, sampling, cache):
         pass
     return replies
 
 
 def stream_reply(
-    program: "Program",
-    prompt: Prompt,
-    max_tokens: int,
-    sampling: Sampling,
-    cache: str | None = None,
-    stop: str | Sequence[str] = (),
+    program: "Program", prompt: Prompt, bounds: ReplyBounds, sampling: Sampling, cache: str | None = None
 ) -> Iterator[str]:
     """Yield the reply to a prompt in pieces; see Program.stream_text."""
     decodable(program, cache)
-    return spoken(grow(program, [PromptReader.of(program).begin(prompt, 0, max_tokens, stop=stop)], sampling, cache))
+    return spoken(grow(program, [PromptReader.of(program).begin(prompt, 0, bounds)], sampling, cache))
 
 
 def spoken(grown: Iterable[tuple[Reply, str]]) -> Iterator[str]:
@@ -252,7 +257,7 @@ def pages_held(behind: int, rows: int) -> int:
 
 
 def carry_on(
-    session: "Session", prompts: Mapping["HeldSequence", Prompt], max_tokens: int, sampling: Sampling
+    session: "Session", prompts: Mapping["HeldSequence", Prompt], bounds: ReplyBounds, sampling: Sampling
 ) -> tuple[list[Reply], Iterator[tuple[Reply, str]]]:
     """Return the replies to prompts that sequences of a session continue with, and an iterator of these as they grow;
     see Session.generate."""
@@ -264,7 +269,7 @@ def carry_on(
         PromptReader.of(session.program),
     )
     replies = [
-        reader.begin(prompt, i, max_tokens, rows)
+        reader.begin(prompt, i, bounds, rows)
         for i, (prompt, rows) in enumerate(zip(prompts.values(), begun, strict=True))
     ]
     check_room(session, [*prompts], replies)
@@ -325,7 +330,8 @@ def write(
             if reply.ended:  # before this step, in which its last token entered
                 del live[sequence]
                 continue
-            piece = reply.take(sampling.choose(row, sequence.length, reply.number), ends)
+            scores = reply.grammar.allowed(row, session.program, ends) if reply.grammar else row
+            piece = reply.take(sampling.choose(scores, sequence.length, reply.number), ends)
             if reply.ended and sequence not in kept:
                 del live[sequence]
                 session.leave(sequence)

@@ -29,6 +29,7 @@ from opmatrix.runtime.recorded import Repeated
 
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
+    from opmatrix.inference.chat.reply_grammars import Grammar
     from opmatrix.inference.generation import Prompt, Reply
     from opmatrix.runtime.program import Program
 
@@ -442,14 +443,17 @@ class Session(Pages):
         top_k: int | None = None,
         top_p: float = 1.0,
         seed: int = 0,
+        stop: str | Sequence[str] = (),
+        grammar: "Grammar | None" = None,
     ) -> "list[Reply]":
         """Generate replies to prompts, text or token ids, behind the rows of each sequence, as Program.generate does.
         Afterwards a sequence has its prompt and its reply, and can be continued. Raises InputError if the caches have
         no room for both, before any change."""
-        from opmatrix.inference.generation import carry_on
+        from opmatrix.inference.generation import ReplyBounds, carry_on
         from opmatrix.inference.sampling import Sampling
 
-        replies, grown = carry_on(self, prompts, max_tokens, Sampling(temperature, top_k, top_p, seed))
+        bounds = ReplyBounds(max_tokens, stop, grammar)
+        replies, grown = carry_on(self, prompts, bounds, Sampling(temperature, top_k, top_p, seed))
         for _ in grown:
             pass
         return replies
@@ -464,13 +468,16 @@ class Session(Pages):
         top_k: int | None = None,
         top_p: float = 1.0,
         seed: int = 0,
+        stop: str | Sequence[str] = (),
+        grammar: "Grammar | None" = None,
     ) -> Iterator[str]:
         """Yield the reply to a prompt, piece by piece, as `generate` gives it; until the last piece is read, the last
         token has not entered the sequence."""
-        from opmatrix.inference.generation import carry_on, spoken
+        from opmatrix.inference.generation import ReplyBounds, carry_on, spoken
         from opmatrix.inference.sampling import Sampling
 
-        return spoken(carry_on(self, {sequence: prompt}, max_tokens, Sampling(temperature, top_k, top_p, seed))[1])
+        bounds = ReplyBounds(max_tokens, stop, grammar)
+        return spoken(carry_on(self, {sequence: prompt}, bounds, Sampling(temperature, top_k, top_p, seed))[1])
 
     def exactly(self, batch: New, rounded: bool = True) -> NDArray[np.float64]:
         """Compute a step by the meanings of the kernels. Operands are rounded as the kernels round them unless

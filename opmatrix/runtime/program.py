@@ -35,6 +35,7 @@ from opmatrix.runtime.schedule import Schedule
 
 if TYPE_CHECKING:
     from opmatrix.inference.chat.chat_options import ChatOptions, Messages
+    from opmatrix.inference.chat.reply_grammars import Grammar
     from opmatrix.inference.generation import Prompt, Reply
     from opmatrix.inference.scores.text_pairs import Scored
     from opmatrix.inference.session import Session
@@ -258,16 +259,19 @@ class Program(Reopened):
         seed: int = 0,
         cache: str | None = None,
         stop: str | Sequence[str] = (),
+        grammar: "Grammar | None" = None,
     ) -> "list[Reply]":
         """Generate a reply to each prompt, a text or token ids: `text`, `ids`, and the reason why it `ended`. Several
         are generated at once, and each has the tokens that it has alone; prompt i is alone with seed + i. The choice of
         tokens: see opmatrix.inference.sampling. `cache`: the number type of keys and values, float32, or bf16 in half
-        the bytes. `stop`: strings that a reply ends before, in tokens of any number. Raises InputError if this is no
-        language model, for an invalid choice of tokens, and for a prompt that is empty or leaves no room."""
-        from opmatrix.inference.generation import generate
+        the bytes. `stop`: strings that a reply ends before, in tokens of any number. `grammar`: what a reply keeps to,
+        a JSON schema (an object) or rules in Lark's notation (a text, beginning at `start`). Raises InputError if this
+        is no language model, for an invalid choice of tokens, and for a prompt that is empty or leaves no room."""
+        from opmatrix.inference.generation import ReplyBounds, generate
         from opmatrix.inference.sampling import Sampling
 
-        return generate(self, prompts, max_tokens, Sampling(temperature, top_k, top_p, seed), cache, stop)
+        bounds = ReplyBounds(max_tokens, stop, grammar)
+        return generate(self, prompts, bounds, Sampling(temperature, top_k, top_p, seed), cache)
 
     def stream_text(
         self,
@@ -280,13 +284,15 @@ class Program(Reopened):
         seed: int = 0,
         cache: str | None = None,
         stop: str | Sequence[str] = (),
+        grammar: "Grammar | None" = None,
     ) -> Iterator[str]:
         """Yield the reply to a prompt, piece by piece, in whole characters, as `generate` returns it. Raises as that
         does."""
-        from opmatrix.inference.generation import stream_reply
+        from opmatrix.inference.generation import ReplyBounds, stream_reply
         from opmatrix.inference.sampling import Sampling
 
-        return stream_reply(self, prompt, max_tokens, Sampling(temperature, top_k, top_p, seed), cache, stop)
+        bounds = ReplyBounds(max_tokens, stop, grammar)
+        return stream_reply(self, prompt, bounds, Sampling(temperature, top_k, top_p, seed), cache)
 
     def chat(self, messages: "Messages", **options: Unpack["ChatOptions"]) -> "Reply":
         """Reply to the messages of a chat, each an object with a `role`, such as system, user, assistant or tool, and a
@@ -296,7 +302,7 @@ class Program(Reopened):
         template           the name of one of the model's templates; the default one, or that for tools
         variables          further variables of the template, such as {"enable_thinking": False}
         control_tokens     True: texts in messages that spell control tokens are these tokens; else they stay text
-        max_tokens, temperature, top_k, top_p, seed, cache, stop   as in `generate`
+        max_tokens, temperature, top_k, top_p, seed, cache, stop, grammar   as in `generate`
 
         Prompts and replies are kept in a session: of a prompt only what is behind the longest beginning that is kept is
         computed; `reused` of the reply counts the tokens before it. Raises InputError for messages without roles, a

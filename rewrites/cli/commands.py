@@ -343,6 +343,8 @@ def generate_text(
     top_p: options.TopP = 1.0,
     seed: options.Seed = 0,
     cache: options.CacheNumber = None,
+    schema: options.Schema = None,
+    grammar: options.Rules = None,
     own: options.OwnThings = None,
     results: options.Results = None,
     quiet: options.Quiet = False,
@@ -360,6 +362,8 @@ def generate_text(
         top_p=top_p,
         seed=seed,
         cache=cache,
+        schema=schema,
+        grammar=grammar,
         results=results,
         quiet=quiet,
         own=own,
@@ -384,6 +388,8 @@ def chat_by_lines(
     top_p: options.TopP = 1.0,
     seed: options.Seed = 0,
     cache: options.CacheNumber = None,
+    schema: options.Schema = None,
+    grammar: options.Rules = None,
     own: options.OwnThings = None,
     results: options.Results = None,
     quiet: options.Quiet = False,
@@ -392,6 +398,7 @@ def chat_by_lines(
     turn computes only its new tokens."""
     from opmatrix.inference.chat.chat_options import ChatRequest
     from rewrites.cli.chatting.chat_lines import hold_chat
+    from rewrites.cli.chatting.grammar_files import read_grammar
 
     request = ChatRequest(
         template=template,
@@ -403,6 +410,7 @@ def chat_by_lines(
         seed=seed,
         cache=cache,
         stop=tuple(stop or ()),
+        grammar=read_grammar(schema, grammar),
     )
     hold_chat(model, request, system=system, tools=tools, results=results, quiet=quiet, own=own, began=context.obj)
 

@@ -9,10 +9,20 @@ from pathlib import Path
 from formats.disk.files import writable
 from opmatrix.algebra.batch.signature import check_cache
 from opmatrix.files.loading import PROGRAM, load
-from opmatrix.inference.generation import END, PromptReader, Reply, cache_number, decodable, find_ends, grow
+from opmatrix.inference.generation import (
+    END,
+    PromptReader,
+    Reply,
+    ReplyBounds,
+    cache_number,
+    decodable,
+    find_ends,
+    grow,
+)
 from opmatrix.inference.parsed_ahead import ParsedAhead
 from opmatrix.inference.sampling import Sampling
 from opmatrix.runtime.program import Program
+from rewrites.cli.chatting.grammar_files import read_grammar
 from rewrites.cli.outputs import possible, printable, write_results
 from rewrites.workload.phases import Report
 
@@ -27,6 +37,8 @@ def write_reply(
     top_p: float = 1.0,
     seed: int = 0,
     cache: str | None = None,
+    schema: Path | None = None,
+    grammar: Path | None = None,
     results: Path | None = None,
     quiet: bool = False,
     own: Path | None = None,
@@ -34,16 +46,17 @@ def write_reply(
     ahead: ParsedAhead | None = None,
 ) -> None:
     """Run the command: print the reply to a prompt, and write its figures if requested. `began`: start of the command;
-    `ahead`: the tokenizer of a saved program."""
-    possible({"--json": (results, writable)}, model, own)
+    `ahead`: the tokenizer of a saved program; `schema`, `grammar`: files of what the reply keeps to."""
+    possible({"--json": (results, writable)}, model, own, schema, grammar)
+    bounds = ReplyBounds(max_tokens, grammar=read_grammar(schema, grammar))
     sampling, report = Sampling(temperature, top_k, top_p, seed), Report(quiet=quiet, began=began)
-    write_results(generate(model, prompt, max_tokens, sampling, cache, report, own, ahead), results)
+    write_results(generate(model, prompt, bounds, sampling, cache, report, own, ahead), results)
 
 
 def generate(
     model: str,
     prompt: str,
-    max_tokens: int,
+    bounds: ReplyBounds,
     sampling: Sampling,
     cache: str | None,
     report: Report,
@@ -58,14 +71,14 @@ def generate(
         with report.phase("load"):
             program = load(model, tokenizer=ahead or True, laws=own)
             decodable(program, cache)
-        reply = PromptReader.of(program).begin(prompt, 0, max_tokens)
+        reply = PromptReader.of(program).begin(prompt, 0, bounds)
     else:
         # imports all laws; a saved program needs none
         from rewrites.cli.find_exact import find_exact, open_language_model
 
         with report.phase("model"):
             checkpoint = open_language_model(model)
-            reply = PromptReader(checkpoint.tokenizer(), checkpoint.positions).begin(prompt, 0, max_tokens)
+            reply = PromptReader(checkpoint.tokenizer(), checkpoint.positions).begin(prompt, 0, bounds)
         program = find_exact(checkpoint, report)
     if not find_ends(program):
         report.say(f"no end token in the files: {reply.most} tokens are written (--max-tokens)")

@@ -92,6 +92,20 @@ CacheNumber = Annotated[
         help="the number type of cached keys and values; bf16 rounds them and takes half the memory",
     ),
 ]
+Schema = Annotated[
+    Path | None,
+    typer.Option(
+        "--json-schema", metavar="FILE.json", help="a JSON schema: each reply is JSON of that form (needs llguidance)"
+    ),
+]
+Rules = Annotated[
+    Path | None,
+    typer.Option(
+        "--grammar",
+        metavar="FILE.lark",
+        help="rules in Lark's notation, from `start`: each reply is a text of them (needs llguidance)",
+    ),
+]
 Seed = Annotated[int, typer.Option(help="seed of the draws: the same seed gives the same text")]
 
 # ---- of `spectrum`

@@ -21,6 +21,8 @@ class Options(TypedDict, total=False):
     top_p: float
     seed: int
     cache: str
+    schema: Path
+    grammar: Path
     results: Path
     own: Path
     quiet: bool
@@ -58,6 +60,8 @@ VALUED: Mapping[str, tuple[str, Callable[[str], object]]] = {  # options with a 
     "--top-p": ("top_p", read_number),
     "--seed": ("seed", read_whole),
     "--cache": ("cache", str),
+    "--json-schema": ("schema", Path),
+    "--grammar": ("grammar", Path),
     "--json": ("results", Path),
     "--laws": ("own", Path),
 }

@@ -160,6 +160,7 @@ def place(optimized, tmp_path_factory):
     (home / "pairs.csv").write_text(PAIRS)
     (home / "text.txt").write_text(TEXT * 8)
     (home / "questions.txt").write_text(TEXT)
+    (home / "person.json").write_text('{"enum": [12, 34]}')
     (home / "mine.py").write_text(next(b for b in PYTHON["docs/guide/schedules.md"] if b.startswith("# mine.py")))
     chat = "{{ messages[-1].content }} "
     checkpoint = open_model(ggufs.write(home / "smollm2.gguf", {"tokenizer.chat_template": chat}))

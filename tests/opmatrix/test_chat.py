@@ -12,7 +12,7 @@ from formats.core.errors import InputError
 from opmatrix.inference.chat import chat_templates, held_prefixes
 from opmatrix.inference.chat.chat_templates import RenderLimits
 from opmatrix.inference.chat.held_prefixes import HeldPrefixes, count_common
-from opmatrix.inference.generation import PromptReader
+from opmatrix.inference.generation import PromptReader, ReplyBounds
 from opmatrix.inference.sampling import Sampling
 from opmatrix.inference.session import Session
 
@@ -77,7 +77,7 @@ def prefixes(rows, monkeypatch):
 
 def taken(held, ids, most=1):
     """Compute a prompt and a token as a chat does, and keep them."""
-    reply = PromptReader.of(gpt2().program).begin(ids, 0, most)
+    reply = PromptReader.of(gpt2().program).begin(ids, 0, ReplyBounds(most))
     sequence = held.take(reply)
     row = held.session.step({sequence: reply.rest})
     reply.ids.append(Sampling().choose(row[-1], sequence.length))

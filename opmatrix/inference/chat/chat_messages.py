@@ -42,7 +42,7 @@ def check_objects(objects: object, name: str) -> list[dict[str, object]] | None:
 def as_json(entries: Mapping[str, object], name: str) -> dict[str, object]:
     """Return an object as JSON has it. Raises InputError for one that JSON has no form for."""
     try:
-        stored: dict[str, object] = json.loads(json.dumps({**entries}))
+        stored: dict[str, object] = json.loads(json.dumps({**entries}, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"chat: {name}: {entries!r:.40} is no JSON ({error!s:.80}): give text and lists") from error
     return stored

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypedDict
 
+from opmatrix.inference.chat.reply_grammars import Grammar
+from opmatrix.inference.generation import ReplyBounds
 from opmatrix.inference.sampling import Sampling
 
 Messages: TypeAlias = Sequence[Mapping[str, object]]
@@ -24,6 +26,7 @@ class ChatOptions(TypedDict, total=False):
     seed: int
     cache: str | None
     stop: str | Sequence[str]
+    grammar: Grammar | None
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,12 @@ class ChatRequest:
     seed: int = 0
     cache: str | None = None
     stop: str | Sequence[str] = ()
+    grammar: Grammar | None = None
+
+    @property
+    def bounds(self) -> ReplyBounds:
+        """The bounds of the reply."""
+        return ReplyBounds(self.max_tokens, self.stop, self.grammar)
 
     @property
     def sampling(self) -> Sampling:

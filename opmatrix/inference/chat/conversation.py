@@ -52,7 +52,7 @@ def begin_reply(program: "Program", messages: Messages, request: ChatRequest) ->
     ids = render_messages(templates, messages, request, program.tokenizer.tokenizer)
     if why := program.tokenizer.unknown(str(messages[-1].get("content", "")), ids):
         raise InputError(f"chat: the prompt{why}")
-    reply = reader.begin(ids, 0, request.max_tokens, stop=request.stop)
+    reply = reader.begin(ids, 0, request.bounds)
 
     def grown() -> GrownReply:
         """Write the reply into a sequence that is kept afterwards, whatever ends the writing."""
