@@ -38,7 +38,7 @@ from opmatrix.inference.text import sentences
 from opmatrix.runtime.measure import seconds
 from opmatrix.runtime.pricing import this_machine
 from opmatrix.runtime.program import Program
-from rewrites.cli.find_exact import find_exact
+from rewrites.encoders.language_models import find_exact
 from rewrites.lowering.phased import Generation, later_step, prefill
 from rewrites.workload.decoded import predict_step
 from rewrites.workload.phases import Report

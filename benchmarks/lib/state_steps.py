@@ -13,7 +13,7 @@ import numpy as np
 from opmatrix.files.checkpoint import open_model
 from opmatrix.inference.generation import decodable
 from opmatrix.runtime.measure import seconds
-from rewrites.cli.find_exact import find_exact
+from rewrites.encoders.language_models import find_exact
 from rewrites.lowering.phased import Generation
 from rewrites.workload.phases import Report
 

@@ -65,6 +65,11 @@ class Reply:
         """The tokens of its prompt that are still to enter a session."""
         return self.prompt[self.entered :]
 
+    @property
+    def left(self) -> int:
+        """The number of tokens that it may still have."""
+        return self.most - len(self.ids)
+
     def take(self, token: int, ends: frozenset[int]) -> str:
         """Add a token; return the piece of text that it completes."""
         self.ids.append(token)
@@ -294,7 +299,7 @@ def pages_needed(session: "Session", sequences: Sequence["HeldSequence"], replie
     for sequence, reply in zip(sequences, replies, strict=True):
         has, page, _ = session.rows(sequence, "generate")
         most, begun = (
-            pages_held(session.behind + session.rewinds, rows) for rows in (has + len(reply.rest) + reply.most, has)
+            pages_held(session.behind + session.rewinds, rows) for rows in (has + len(reply.rest) + reply.left, has)
         )
         need += most - begun
         need += bool(has % PAGE and usage.users[page] > 1)  # a shared page is copied before it is written
@@ -323,6 +328,8 @@ def write(
                 enter_pieces(session, sequence, reply)
         new = {sequence: reply.ids[-1:] or reply.rest for sequence, reply in live.items()}
         rows = session.step(new)
+        for reply in live.values():
+            reply.entered = len(reply.prompt)
         if not by_sequence:
             rows = rows[np.cumsum([len(ids) for ids in new.values()]) - 1]
         for sequence, row in zip(new, rows, strict=True):

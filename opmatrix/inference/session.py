@@ -9,7 +9,7 @@ from contextvars import ContextVar, copy_context
 from functools import wraps
 from itertools import islice
 from threading import RLock
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from opmatrix.runtime.recorded import Repeated
 
 if TYPE_CHECKING:
     from opmatrix.algebra.term import Operator
-    from opmatrix.inference.chat.reply_grammars import Grammar
+    from opmatrix.inference.chat.chat_options import ReplyOptions
     from opmatrix.inference.generation import Prompt, Reply
     from opmatrix.runtime.program import Program
 
@@ -434,50 +434,27 @@ class Session(Pages):
         self.kept[0][0].carry(states)
         return *self.kept[0], has
 
-    def generate(
-        self,
-        prompts: Mapping[HeldSequence, "Prompt"],
-        *,
-        max_tokens: int = 128,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        seed: int = 0,
-        stop: str | Sequence[str] = (),
-        grammar: "Grammar | None" = None,
-    ) -> "list[Reply]":
-        """Generate replies to prompts, text or token ids, behind the rows of each sequence, as Program.generate does.
-        Afterwards a sequence has its prompt and its reply, and can be continued. Raises InputError if the caches have
-        no room for both, before any change."""
-        from opmatrix.inference.generation import ReplyBounds, carry_on
-        from opmatrix.inference.sampling import Sampling
+    def generate(self, prompts: Mapping[HeldSequence, "Prompt"], **options: Unpack["ReplyOptions"]) -> "list[Reply]":
+        """Generate replies to prompts, text or token ids, behind the rows of each sequence, as Program.generate does,
+        with its options but for `cache`. Afterwards a sequence has its prompt and its reply, and can be continued.
+        Raises InputError if the caches have no room for both, before any change."""
+        from opmatrix.inference.chat.chat_options import ReplyRequest
+        from opmatrix.inference.generation import carry_on
 
-        bounds = ReplyBounds(max_tokens, stop, grammar)
-        replies, grown = carry_on(self, prompts, bounds, Sampling(temperature, top_k, top_p, seed))
+        request = ReplyRequest(**options)
+        replies, grown = carry_on(self, prompts, request.bounds, request.sampling)
         for _ in grown:
             pass
         return replies
 
-    def stream_text(
-        self,
-        sequence: HeldSequence,
-        prompt: "Prompt",
-        *,
-        max_tokens: int = 128,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float = 1.0,
-        seed: int = 0,
-        stop: str | Sequence[str] = (),
-        grammar: "Grammar | None" = None,
-    ) -> Iterator[str]:
+    def stream_text(self, sequence: HeldSequence, prompt: "Prompt", **options: Unpack["ReplyOptions"]) -> Iterator[str]:
         """Yield the reply to a prompt, piece by piece, as `generate` gives it; until the last piece is read, the last
         token has not entered the sequence."""
-        from opmatrix.inference.generation import ReplyBounds, carry_on, spoken
-        from opmatrix.inference.sampling import Sampling
+        from opmatrix.inference.chat.chat_options import ReplyRequest
+        from opmatrix.inference.generation import carry_on, spoken
 
-        bounds = ReplyBounds(max_tokens, stop, grammar)
-        return spoken(carry_on(self, {sequence: prompt}, bounds, Sampling(temperature, top_k, top_p, seed))[1])
+        request = ReplyRequest(**options)
+        return spoken(carry_on(self, {sequence: prompt}, request.bounds, request.sampling)[1])
 
     def exactly(self, batch: New, rounded: bool = True) -> NDArray[np.float64]:
         """Compute a step by the meanings of the kernels. Operands are rounded as the kernels round them unless

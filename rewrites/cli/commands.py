@@ -481,15 +481,15 @@ def serve(
         list[str],
         typer.Argument(
             metavar="MODEL|DIR...",
-            help="embedders and rerankers: checkpoints, or directories that `opmatrix optimize` wrote",
+            help="embedders, rerankers, language models: checkpoints, or directories that `opmatrix optimize` wrote",
         ),
     ],
     address: AddressOptions,
     limits: ServingOptions,
 ) -> None:
-    """Serve embeddings and ranks over HTTP, by the APIs of OpenAI and Cohere: /v1/embeddings and /v1/rerank, beside
-    /v1/models, /health and /metrics. Requests are joined into batches; numbers are bit for bit those of `embed`. The
-    extra `serve` installs what it needs: starlette and uvicorn."""
+    """Serve embeddings, ranks and replies over HTTP, by the APIs of OpenAI and Cohere: /v1/embeddings, /v1/rerank,
+    /v1/chat/completions and /v1/completions, beside /v1/models, /health and /metrics. Requests are joined into batches;
+    numbers are bit for bit those of `embed`. The extra `serve` installs what it needs: starlette and uvicorn."""
     from rewrites.serving.listening import serve_models
 
     place = address.host, address.port

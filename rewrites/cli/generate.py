@@ -74,7 +74,7 @@ def generate(
         reply = PromptReader.of(program).begin(prompt, 0, bounds)
     else:
         # imports all laws; a saved program needs none
-        from rewrites.cli.find_exact import find_exact, open_language_model
+        from rewrites.encoders.language_models import find_exact, open_language_model
 
         with report.phase("model"):
             checkpoint = open_language_model(model)

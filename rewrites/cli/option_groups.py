@@ -222,6 +222,9 @@ class ServingOptions:
     wait: Annotated[
         float, typer.Option(metavar="MS", help="milliseconds that a busy server waits for a batch to fill")
     ] = 3.0
+    context: Annotated[
+        int, typer.Option(help="rows of keys and values that the replies of a language model have together")
+    ] = 8192
 
     def limits(self) -> "ServingLimits":
         """Return them as the server takes them. Raises InputError for impossible ones."""
@@ -237,6 +240,7 @@ class ServingOptions:
             rows=self.rows,
             wait=self.wait / 1e3,
             seconds=self.timeout,
+            context=self.context,
         )
 
 

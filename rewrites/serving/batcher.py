@@ -13,7 +13,7 @@ import numpy as np
 from formats.core.arrays import Floats
 from opmatrix.inference.scores.text_pairs import TokenRow
 from rewrites.serving.refusals import Refused
-from rewrites.serving.served_models import ServedModel
+from rewrites.serving.served_models import ServedEncoder
 from rewrites.serving.serving_counters import ServingCounters
 from rewrites.serving.serving_limits import ServingLimits
 
@@ -23,7 +23,7 @@ BatchOutcome: TypeAlias = Floats | Exception  # (S, n), a row for each text of a
 class Lane(NamedTuple):
     """Requests that may share a batch: they are for one model, and leave equally many tokens out of pooling."""
 
-    model: ServedModel
+    model: ServedEncoder
     left: int = 0
 
 

@@ -40,7 +40,7 @@ class PreparedRequest:
 def prepare_embedding(models: Served, limits: ServingLimits, body: bytes) -> PreparedRequest:
     """Read a request of embeddings. Raises Refused."""
     asked = read_embedding(body, limits.items)
-    model = find_model(models, asked.model, ServedEmbedder.path)
+    model = find_model(models, asked.model, ServedEmbedder.paths[0])
     assert isinstance(model, ServedEmbedder)
     prompt = None if asked.prompt_name is None else named_prompt(model, asked.prompt_name)
     if asked.dimensions is not None and asked.dimensions > model.width:
@@ -66,7 +66,8 @@ def named_prompt(model: ServedEmbedder, name: str) -> str:
 def prepare_rerank(models: Served, limits: ServingLimits, body: bytes) -> PreparedRequest:
     """Read a request of scores of documents behind a query. Raises Refused."""
     asked = read_rerank(body, limits.items)
-    model = find_model(models, asked.model, ServedReranker.path)
+    model = find_model(models, asked.model, ServedReranker.paths[0])
+    assert isinstance(model, ServedReranker)
     reading = text_reading(limits, "document")
     try:
         pairs = [(asked.query, text) for text in asked.documents]
@@ -78,7 +79,9 @@ def prepare_rerank(models: Served, limits: ServingLimits, body: bytes) -> Prepar
 
 
 Prepare = Callable[[Served, ServingLimits, bytes], PreparedRequest]
-PREPARED_BY: Mapping[str, Prepare] = {ServedEmbedder.path: prepare_embedding, ServedReranker.path: prepare_rerank}
+PREPARED_BY: Mapping[str, Prepare] = dict.fromkeys(ServedEmbedder.paths, prepare_embedding) | dict.fromkeys(
+    ServedReranker.paths, prepare_rerank
+)
 
 
 # ---- replies

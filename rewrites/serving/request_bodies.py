@@ -61,15 +61,12 @@ def read_rerank(body: bytes, most: int) -> RerankRequest:
     if not isinstance(documents, list) or not documents:
         raise invalid(f"documents {documents!r:.60}: give a list of texts", "documents")
     check_items(len(documents), most, "documents")
-    wanted = fields.get("return_documents") or False
-    if not isinstance(wanted, bool):
-        raise invalid(f"return_documents {wanted!r:.40}: give true or false", "return_documents")
     return RerankRequest(
         optional_text(fields, "model"),
         query,
         [read_document(document, at) for at, document in enumerate(documents)],
         optional_count(fields, "top_n") or len(documents),
-        wanted,
+        optional_flag(fields, "return_documents"),
     )
 
 
@@ -142,3 +139,11 @@ def optional_count(fields: BodyFields, name: str) -> int | None:
     if type(value) is int and value > 0:
         return value
     raise invalid(f"{name} {value!r:.40}: give a whole number above 0", name)
+
+
+def optional_flag(fields: BodyFields, name: str) -> bool:
+    """Return a truth value; False if there is none. Raises Refused."""
+    value = fields.get(name) or False
+    if isinstance(value, bool):
+        return value
+    raise invalid(f"{name} {value!r:.40}: give true or false", name)

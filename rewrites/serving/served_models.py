@@ -6,12 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import exists
 from pathlib import Path
 from typing import ClassVar
 
 from formats.core.arrays import Floats
 from formats.core.errors import InputError
+from opmatrix.files.checkpoint import open_model
+from opmatrix.files.loading import PROGRAM
 from opmatrix.inference.embed import first_columns, no_rows
+from opmatrix.inference.generation import speaks
 from opmatrix.inference.scores.scoring import Scoring
 from opmatrix.inference.scores.text_pairs import TokenRow, check_scoring, made_batch
 from opmatrix.inference.text import LineReading, Tokenizer
@@ -21,6 +25,7 @@ from rewrites.encoders.refused import EMBEDDINGS
 from rewrites.serving.refusals import Refused, invalid
 from rewrites.serving.request_bodies import EmbeddingInput
 from rewrites.serving.serving_limits import ServingLimits
+from rewrites.workload.phases import Report
 
 LENGTH_ADVICE = "shorten or split it, or start the server with --truncate"
 
@@ -33,11 +38,7 @@ class ServedModel(ABC):
     program: Program
 
     kind: ClassVar[str]
-    path: ClassVar[str]  # the endpoint that it answers
-
-    @abstractmethod
-    def compute(self, rows: Sequence[TokenRow], left: int) -> Floats:
-        """Return (S, n): a row for each text. `left`: the number of first tokens of a text that are not pooled."""
+    paths: ClassVar[tuple[str, ...]]  # the endpoints that it answers
 
     @property
     def described(self) -> dict[str, object]:
@@ -45,11 +46,19 @@ class ServedModel(ABC):
         return {"id": self.name, "object": "model", "owned_by": "opmatrix", "kind": self.kind}
 
 
-class ServedEmbedder(ServedModel):
+class ServedEncoder(ServedModel):
+    """A model that has a row for each text."""
+
+    @abstractmethod
+    def compute(self, rows: Sequence[TokenRow], left: int) -> Floats:
+        """Return (S, n): a row for each text. `left`: the number of first tokens of a text that are not pooled."""
+
+
+class ServedEmbedder(ServedEncoder):
     """A model that embeds texts."""
 
     kind = "embedding"
-    path = "/v1/embeddings"
+    paths = ("/v1/embeddings",)
 
     def compute(self, rows: Sequence[TokenRow], left: int) -> Floats:
         """Return (S, n): embeddings, bit for bit those of `Program.embed`."""
@@ -67,11 +76,11 @@ class ServedEmbedder(ServedModel):
         return super().described | {"dimensions": self.width}
 
 
-class ServedReranker(ServedModel):
+class ServedReranker(ServedEncoder):
     """A model that scores pairs of texts by one label."""
 
     kind = "rerank"
-    path = "/v1/rerank"
+    paths = ("/v1/rerank",)
 
     def compute(self, rows: Sequence[TokenRow], left: int) -> Floats:
         """Return (S, 1): scores behind the activation, bit for bit those of `Program.score`."""
@@ -84,12 +93,19 @@ class ServedReranker(ServedModel):
         return check_scoring(self.program)
 
 
+class ServedSpeaker(ServedModel):
+    """A language model, which replies to messages and continues texts."""
+
+    kind = "chat"
+    paths = ("/v1/chat/completions", "/v1/completions")
+
+
 Served = Mapping[str, ServedModel]
 
 
 def open_served(names: Iterable[str]) -> Served:
     """Open models by their names: directories that `optimize` saved, checkpoints, names of the hub. Each runs once, so
-    that its kernels are compiled. Raises InputError for one that neither embeds nor scores, and for two of one
+    that its kernels are compiled. Raises InputError for one that does nothing that is served, and for two of one
     name."""
     models: dict[str, ServedModel] = {}
     for name in names:
@@ -102,9 +118,12 @@ def open_served(names: Iterable[str]) -> Served:
 
 def open_one(name: str) -> ServedModel:
     """Open a model and run it once. Raises InputError."""
-    program, called = open_encoder(name, EMBEDDINGS), name
+    program, called = open_served_program(name), name
     if os.path.exists(name):
         called = Path(name).resolve().name
+    if speaks(program) and not program.scoring:
+        program.generate([[0, 0]], max_tokens=2)
+        return ServedSpeaker(called, program)
     model = ServedReranker(called, program) if program.scoring else ServedEmbedder(called, program)
     if program.scoring and (count := len(program.scoring.labels)) != 1:
         raise InputError(f"{name}: it has {count} labels, and documents are ordered by one: serve a reranker")
@@ -112,10 +131,19 @@ def open_one(name: str) -> ServedModel:
     return model
 
 
+def open_served_program(name: str) -> Program:
+    """Open the program of a directory, or the exact one of a checkpoint. Raises InputError."""
+    if not exists(Path(name) / PROGRAM) and (checkpoint := open_model(name)).speaks:
+        from rewrites.encoders.language_models import find_exact  # imports all laws; a saved program needs none
+
+        return find_exact(checkpoint, Report(quiet=True))
+    return open_encoder(name, EMBEDDINGS)
+
+
 def find_model(models: Served, name: str | None, path: str) -> ServedModel:
     """Return the model of that name; None: the only one for the endpoint. Raises Refused if there is none, and for a
     model that another endpoint answers for."""
-    fitting = [model for model in models.values() if model.path == path]
+    fitting = [model for model in models.values() if path in model.paths]
     if name is None and len(fitting) == 1:
         return fitting[0]
     there = ", ".join(model.name for model in fitting) or "none"
@@ -123,8 +151,8 @@ def find_model(models: Served, name: str | None, path: str) -> ServedModel:
         raise invalid(f"model: name one of those that {path} has: {there}", "model")
     if name not in models:
         raise Refused(404, f"model {name!r:.80}: {path} has: {there}", "model", "model_not_found")
-    if models[name].path != path:
-        raise invalid(f"model {name!r:.80}: it answers {models[name].path}; {path} has: {there}", "model")
+    if path not in (answered := models[name].paths):
+        raise invalid(f"model {name!r:.80}: it answers {', '.join(answered)}; {path} has: {there}", "model")
     return models[name]
 
 

@@ -18,10 +18,11 @@ class ServingLimits:
     requests: int = 512  # requests that are read, wait, or are computed
     rows: int = BATCH_ROWS  # tokens of a batch, about
     wait: float = 0.003  # seconds that a busy server waits for requests to join a batch
-    seconds: float = 60.0  # seconds until a request is refused: to be read, and then to be answered
+    seconds: float = 60.0  # seconds until a request is refused: to be read, and then to be answered, or to go on
+    context: int = 8192  # rows of keys and values that the replies of a language model have together
 
     def __post_init__(self) -> None:
-        for name in ("body", "items", "tokens", "queue", "requests", "rows", "seconds"):
+        for name in ("body", "items", "tokens", "queue", "requests", "rows", "seconds", "context"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} {getattr(self, name)}: give a number above 0")
         if not 0 <= self.wait < self.seconds:

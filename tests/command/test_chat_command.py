@@ -18,7 +18,7 @@ TEMPLATE = "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}{% endfor %}a
 def chat(tmp_path, capsys, monkeypatch):
     """Runs the command in this process with lines of input; what it printed, said, and its status."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rewrites.cli.find_exact.calibrated", lambda progress, *batches: standin.machine())
+    monkeypatch.setattr("rewrites.encoders.language_models.calibrated", lambda progress, *batches: standin.machine())
     program = gpt2().program.replace(chat={"templates": {"default": TEMPLATE}, "tokens": {}})
     program.save(tmp_path / "saved")
     gpt2().program.save(tmp_path / "plain")

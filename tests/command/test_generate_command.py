@@ -28,7 +28,7 @@ from rewrites.cli.straight import SWITCHES, VALUED, read_plainly
 def generate(tmp_path, capsys, monkeypatch):
     """Runs the command in this process, in a directory of its own; what it printed, said, and its status."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rewrites.cli.find_exact.calibrated", lambda progress, *batches: standin.machine())
+    monkeypatch.setattr("rewrites.encoders.language_models.calibrated", lambda progress, *batches: standin.machine())
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["opmatrix", "generate", *map(str, arguments)])
@@ -186,7 +186,7 @@ def test_what_was_written_stays_when_it_is_interrupted(generate, saved, monkeypa
 )
 def test_bad_input_is_one_line(generate, saved, monkeypatch, arguments, said):
     """Of a saved program and of a model, of which no program is searched for."""
-    monkeypatch.setattr("rewrites.cli.find_exact.find_exact", lambda *_: pytest.fail("the search has begun"))
+    monkeypatch.setattr("rewrites.encoders.language_models.find_exact", lambda *_: pytest.fail("the search has begun"))
     shutil.copytree(BYTES, "model")
     for place in (saved, "model"):
         out, err, status = generate(place, *arguments)

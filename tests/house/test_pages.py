@@ -199,7 +199,7 @@ def test_a_command_does_what_it_says(line, optimized, place, laws_known, monkeyp
         "rewrites.cli.explained_program",
         "rewrites.metrics.evaluate",
         "rewrites.cli.machine.profile",
-        "rewrites.cli.find_exact",
+        "rewrites.encoders.language_models",
     ):
         monkeypatch.setattr(f"{module}.calibrated", lambda progress, *batches: standin.machine())
     monkeypatch.setattr("rewrites.run.pursue", lambda run, *given: optimized.result)

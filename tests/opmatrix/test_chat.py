@@ -9,7 +9,7 @@ import pytest
 from speakers import gpt2
 
 from formats.core.errors import InputError
-from opmatrix.inference.chat import chat_templates, held_prefixes
+from opmatrix.inference.chat import chat_templates
 from opmatrix.inference.chat.chat_templates import RenderLimits
 from opmatrix.inference.chat.held_prefixes import HeldPrefixes, count_common
 from opmatrix.inference.generation import PromptReader, ReplyBounds
@@ -70,9 +70,8 @@ def test_replies_are_those_of_whole_prompts():
     assert "".join(program.stream_chat(messages[:1], max_tokens=7)) == again.text
 
 
-def prefixes(rows, monkeypatch):
-    monkeypatch.setattr(held_prefixes, "FIRST_ROWS", rows)
-    return HeldPrefixes(gpt2().program.decoder, 128)
+def prefixes(rows):
+    return HeldPrefixes(gpt2().program.decoder, 128, rows)
 
 
 def taken(held, ids, most=1):
@@ -85,9 +84,9 @@ def taken(held, ids, most=1):
     return reply, row[-1]
 
 
-def test_the_least_recently_used_are_given_back(monkeypatch):
+def test_the_least_recently_used_are_given_back():
     """A session of eight pages holds three prompts of two, and one that is worked on."""
-    held = prefixes(128, monkeypatch)
+    held = prefixes(128)
     texts = [[at] * 30 for at in range(1, 5)]
     assert [taken(held, ids)[0].reused for ids in texts] == [0] * 4
     assert [taken(held, ids)[0].reused for ids in texts[1:]] == [29] * 3  # in the order of their use
@@ -97,20 +96,20 @@ def test_the_least_recently_used_are_given_back(monkeypatch):
     assert len(held.session.sequences) == len(held.tokens)
 
 
-def test_beginnings_share_pages(monkeypatch):
+def test_beginnings_share_pages():
     """Prompts that part are forks; each scores as it does alone."""
-    held, rng = prefixes(128, monkeypatch), np.random.default_rng(0)
+    held, rng = prefixes(128), np.random.default_rng(0)
     common = rng.integers(1, 250, 40).tolist()
     for tail in ([1, 2, 3], [1, 2, 4], [7] * 20, []):
         reply, row = taken(held, [*common, *tail])
-        alone = taken(prefixes(128, monkeypatch), [*common, *tail])[1]
+        alone = taken(prefixes(128), [*common, *tail])[1]
         np.testing.assert_allclose(row, alone, atol=1e-4)
         assert reply.reused >= (39 if tail != [1, 2, 3] else 0)
     assert held.session.capacity == 128
 
 
-def test_a_longer_prompt_gets_a_larger_session(monkeypatch):
-    held = prefixes(32, monkeypatch)
+def test_a_longer_prompt_gets_a_larger_session():
+    held = prefixes(32)
     taken(held, [1] * 20)
     assert taken(held, [1] * 100)[0].reused == 0 and held.session.capacity >= 101
     assert taken(held, [1] * 101)[0].reused == 100

@@ -43,20 +43,24 @@ def render_messages(
         return plainly(tokenizer, text) if request.control_tokens else encode_marked(tokenizer, text)
 
 
-def begin_reply(program: "Program", messages: Messages, request: ChatRequest) -> tuple[Reply, GrownReply]:
-    """Return the reply to messages, without tokens yet, and an iterator of it as it grows. Raises InputError as
-    Program.chat."""
-    decoder = decodable(program, request.cache)
+def reply_to_messages(program: "Program", messages: Messages, request: ChatRequest) -> Reply:
+    """Return the reply to messages, without tokens yet. Raises InputError as Program.chat."""
     templates = ChatTemplates.parsed(program.meta.get("chat"), str(program.meta.get("model", "this program")))
-    sampling, reader = request.sampling, PromptReader.of(program)
     ids = render_messages(templates, messages, request, program.tokenizer.tokenizer)
     if why := program.tokenizer.unknown(str(messages[-1].get("content", "")), ids):
         raise InputError(f"chat: the prompt{why}")
-    reply = reader.begin(ids, 0, request.bounds)
+    return PromptReader.of(program).begin(ids, 0, request.bounds)
+
+
+def begin_reply(program: "Program", messages: Messages, request: ChatRequest) -> tuple[Reply, GrownReply]:
+    """Return the reply to messages, without tokens yet, and an iterator of it as it grows. Raises InputError as
+    Program.chat."""
+    decoder, sampling = decodable(program, request.cache), request.sampling
+    reply = reply_to_messages(program, messages, request)
 
     def grown() -> GrownReply:
         """Write the reply into a sequence that is kept afterwards, whatever ends the writing."""
-        prefixes = held_by(program, decoder, reader.limit)
+        prefixes = held_by(program, decoder, PromptReader.of(program).limit)
         sequence = prefixes.take(reply)
         try:
             yield from write(prefixes.session, {sequence: reply}, (), sampling)

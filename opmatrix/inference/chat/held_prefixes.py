@@ -26,12 +26,12 @@ def count_common(one: Sequence[int], other: Sequence[int]) -> int:
 
 class HeldPrefixes:
     """The sequences of a program with state and their tokens, the least recently used first. A sequence in use is not
-    among them."""
+    among them, but among those that replies are written in (`used`), which have room for their full length."""
 
-    def __init__(self, decoder: "Program", positions: int | None):
+    def __init__(self, decoder: "Program", positions: int | None, rows: int = FIRST_ROWS):
         self.decoder, self.lock = decoder, Lock()
-        self.tokens = dict[HeldSequence, list[int]]()
-        self.session = decoder.start(min(FIRST_ROWS, positions or FIRST_ROWS))
+        self.tokens, self.used = dict[HeldSequence, list[int]](), dict[HeldSequence, Reply]()
+        self.session = decoder.start(min(rows, positions or rows))
 
     def take(self, reply: Reply) -> HeldSequence:
         """Return a sequence for a prompt and its reply. It has the longest beginning of the prompt that is kept, but
@@ -46,6 +46,7 @@ class HeldPrefixes:
             except BaseException:
                 self.session.leave(sequence)
                 raise
+            self.used[sequence] = reply
             return sequence
 
     def begin(self, prompt: Sequence[int]) -> HeldSequence:
@@ -68,23 +69,26 @@ class HeldPrefixes:
         return fork
 
     def make_room(self, sequence: HeldSequence, reply: Reply) -> None:
-        """Give back the least recently used sequences until there is room for a reply. Raises InputError if there is
-        none then."""
-        while self.tokens and pages_needed(self.session, [sequence], [reply]) > len(self.session.usage.free):
+        """Give back the least recently used sequences until there is room for a reply beside those that are written.
+        Raises InputError if there is none then."""
+        sequences, replies = [sequence, *self.used], [reply, *self.used.values()]
+        while self.tokens and pages_needed(self.session, sequences, replies) > len(self.session.usage.free):
             oldest = next(iter(self.tokens))
             del self.tokens[oldest]
             self.session.leave(oldest)
-        check_room(self.session, [sequence], [reply])
+        check_room(self.session, sequences, replies)
 
     def grow_for(self, rows: int) -> None:
         """Start a larger session, without sequences, if this one cannot have so many rows even when it is empty."""
         if rows > self.session.capacity:
             self.tokens.clear()
+            self.used.clear()  # they are written to their ends in the session before
             self.session = self.decoder.start(max(PAGE * pages_of(rows, PAGE), 2 * self.session.capacity))
 
     def keep(self, sequence: HeldSequence, reply: Reply) -> None:
         """Keep a sequence that has a prompt and a reply, or as much of them as was computed."""
         with self.lock:
+            self.used.pop(sequence, None)
             if sequence.session is not self.session:
                 return
             ids = [*reply.prompt, *reply.ids][: sequence.length]

@@ -88,7 +88,10 @@ def open_program(model: str, request: ChatRequest, report: Report, own: Path | N
             decodable(program, request.cache)
             ChatTemplates.parsed(program.meta.get("chat"), model)
         return program
-    from rewrites.cli.find_exact import find_exact, open_language_model  # imports all laws; a saved program needs none
+    from rewrites.encoders.language_models import (  # imports all laws; a saved program needs none
+        find_exact,
+        open_language_model,
+    )
 
     with report.phase("model"):
         checkpoint = open_language_model(model)
