@@ -95,7 +95,7 @@ def measure_serving() -> None:
     program = open_encoder(name, EMBEDDINGS)
     load = serving_drawn(program, given)
     say(f"{len(load.bodies)} requests")
-    with served(name, given) as (process, port):
+    with served(name, ["--truncate", "--processes", str(given.processes)]) as (process, port):
         rows = [raced(number, program, load, port, given) for number in range(given.rounds)]
         alone = added(program, load, port)
         peak = peak_bytes(process)
@@ -146,9 +146,9 @@ def sample(program: Program, rng: np.random.Generator, number: int, longest: int
 
 
 @contextmanager
-def served(name: str, given) -> Iterator[tuple[int, int]]:
+def served(name: str, options: Sequence[str]) -> Iterator[tuple[int, int]]:
     """The command in a process of its own: its number and its port."""
-    words = ["serve", name, "--port", "0", "--truncate", "--processes", str(given.processes)]
+    words = ["serve", name, "--port", "0", *options]
     child = subprocess.Popen(
         [sys.executable, "-m", "rewrites.cli", *words],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -232,6 +232,105 @@ def peak_bytes(process: int) -> float | None:
     except OSError:
         return None
     return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1e3
+
+
+# ---- replies
+
+REPLY_COLUMNS = "round", "clients", "program_s", "server_s", "ratio", "first_ms"
+PROMPT = "the capital of country number {} is"
+
+
+def measure_replies() -> None:
+    """Measure replies of `opmatrix serve` to concurrent clients, beside the same program in this process.
+
+        python benchmarks/serving.py replies PROGRAM [--clients 1 8 16] [--tokens 64] [--rounds 5] [--csv OUT]
+
+    PROGRAM: a language model, a directory that `optimize` saved. Each client asks for one completion, of so many
+    tokens, greedily; texts are compared with the program's. Rounds alternate: the program generates the replies to
+    all prompts at once, then the clients send them; every prompt is a new one. `first`: median milliseconds to the
+    first piece of a stream, where one client asks."""
+    parser = Parser(measure_replies)
+    parser.add_argument("model", metavar="PROGRAM")
+    parser.add_argument("--clients", type=count, nargs="+", default=[1, 8, 16])
+    parser.add_argument("--tokens", type=count, default=64)
+    parser.add_argument("--rounds", type=count, default=5)
+    given = parser.parse_args()
+    takes(30 + given.rounds * given.tokens * len(given.clients) / 2)
+    program = Program.load(given.model)
+    with served(given.model, ["--context", str(16 * (given.tokens + 64))]) as (process, port):
+        reply_race(program, port, 0, given.clients[0], given)  # compiles
+        rows = [
+            reply_race(program, port, 1 + number, clients, given)
+            for number in range(given.rounds)
+            for clients in given.clients
+        ]
+        peak = peak_bytes(process)
+    print(" ".join(f"{column:>10}" for column in REPLY_COLUMNS))
+    for row in rows:
+        print(" ".join(cell(value, 10) for value in row))
+    tabled(given.csv, [REPLY_COLUMNS, *rows])
+    concluded(given, reply_figures(rows, peak, given))
+
+
+def reply_race(program: Program, port: int, number: int, clients: int, given) -> tuple:
+    """One row: the program, then the server."""
+    prompts = [PROMPT.format(f"{number}, {clients}, {client}") for client in range(clients)]
+    began = time.perf_counter()
+    wanted = [reply.text for reply in program.generate(prompts, max_tokens=given.tokens)]
+    alone = time.perf_counter() - began
+    began = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        texts = [*pool.map(lambda prompt: asked_reply(port, prompt, given.tokens), prompts)]
+    together = time.perf_counter() - began
+    if texts != wanted:
+        say(f"{sum(text != right for text, right in zip(texts, wanted, strict=True))} of {clients} texts differ")
+    first = 1e3 * first_piece(port, PROMPT.format(f"first {number}, {clients}"))
+    return number, clients, alone, together, alone / together, first
+
+
+def asked_reply(port: int, prompt: str, tokens: int) -> str:
+    """Return the text that a server continues a prompt with."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    fields = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    connection.request("POST", "/v1/completions", json.dumps(fields))
+    reply = connection.getresponse()
+    content = json.loads(reply.read())
+    connection.close()
+    if reply.status != 200:
+        raise InputError(f"a reply: status {reply.status}: {content['error']['message']}")
+    return content["choices"][0]["text"]
+
+
+def first_piece(port: int, prompt: str) -> float:
+    """Return the seconds to the first piece of a stream."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    began = time.perf_counter()
+    fields = {"prompt": prompt, "max_tokens": 2, "temperature": 0, "stream": True}
+    connection.request("POST", "/v1/completions", json.dumps(fields))
+    reply = connection.getresponse()
+    reply.readline()
+    taken = time.perf_counter() - began
+    reply.read()
+    connection.close()
+    return taken
+
+
+def reply_figures(rows: Sequence[tuple], peak: float | None, given) -> Iterator[Figure]:
+    """Tokens a second as a share of the program's, by clients; of the most clients over one."""
+    by_clients = {clients: [row for row in rows if row[1] == clients] for clients in given.clients}
+    for clients, some in by_clients.items():
+        ratios = [row[REPLY_COLUMNS.index("ratio")] for row in some]
+        yield Figure(f"tokens a second for {clients} clients over the program's", median(ratios), "", spread(ratios))
+    most, least = max(by_clients), min(by_clients)
+    seconds = {
+        clients: median([row[REPLY_COLUMNS.index("server_s")] for row in by_clients[clients]])
+        for clients in (least, most)
+    }
+    gain = (most / seconds[most]) / (least / seconds[least])
+    yield Figure(f"tokens a second for {most} clients over {least}", gain, "x")
+    firsts = [row[REPLY_COLUMNS.index("first_ms")] for row in rows]
+    yield Figure("first piece of a stream", median(firsts), "ms", spread(firsts))
+    yield Figure("peak memory of the server", peak, "MB", why="/proc says nothing of it")
 
 
 # ---- memory
@@ -405,4 +504,4 @@ def memory_figures(kept: Sequence[Kept]) -> Iterator[Figure]:
 
 
 if __name__ == "__main__":
-    command.run_parts(measure_serving, measure_memory)
+    command.run_parts(measure_serving, measure_memory, measure_replies)

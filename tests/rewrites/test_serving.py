@@ -322,7 +322,7 @@ def test_long_texts_are_cut_where_the_server_says_so(models):
 
 
 def test_several_models_of_a_kind_are_named(models):
-    two = {**models, "second": SimpleNamespace(name="second", path=EMBED)}
+    two = {**models, "second": SimpleNamespace(name="second", paths=(EMBED,))}
     with pytest.raises(Refused, match="embedder, second"):
         ask(two, EMBED, input="a")
 
