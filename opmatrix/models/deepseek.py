@@ -4,6 +4,8 @@ is routed to the best few, and shared experts that all tokens go through. A Deep
 
 from collections.abc import Callable
 
+import numpy as np
+
 from opmatrix.algebra.operators import ACTIVATIONS, const, heads, keep_top, maximum, ones, over, share, sigmoid
 from opmatrix.algebra.shapes import divides
 from opmatrix.algebra.term import Operator, Value, operator
@@ -90,7 +92,8 @@ def best_shares_of_groups(x: Value, groups: int, reached: int, k: int) -> Value:
 def hidden_groups(best: Value, groups: int, reached: int) -> Value:
     """Return 0 for each of the `reached` groups with the largest numbers in `best`, and a number below any score for
     the others, a head each."""
-    others: Value = (keep_top(const(1.0), best, reached) + const(-1.0)) * const(-BELOW_ALL) @ heads(groups)
+    kept = keep_top(const(np.ones(groups)), best, reached)
+    others: Value = (kept + const(-1.0)) * const(-BELOW_ALL) @ heads(groups)
     return others
 
 
@@ -142,6 +145,9 @@ def with_experts(config: Settings, at: ArraySource, gate: Callable[[str], Operat
         shared = plain_unit(at, f"{name}.shared_experts", n, f * config["n_shared_experts"], act)
         return experts.layer(at, name, n, act, scaled) + shared
 
-    if config["kv_lora_rank"] is None:
+    if (rank := config["kv_lora_rank"]) is None:
         return decoder(config, at, ("q", "k", "v", "o") * config["attention_bias"], unit=unit)
+    for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
+        if config[name] is None:
+            raise wrong(name, None, f"given beside kv_lora_rank, {rank}")
     return decoder(config, at, unit=unit, mixing=LatentAttention(config, at, seen_within(None, config["is_causal"])))
