@@ -1,13 +1,23 @@
-"""DeepSeek-V2 (DeepSeek-AI 2024) and DeepSeek-V3 (Liu et al. 2024): latent attention; experts, in groups of which a token
-is routed to the best few, and shared experts that all tokens go through. A DeepSeek-V3 whose config has no
+"""DeepSeek-V2 (DeepSeek-AI 2024) and DeepSeek-V3 (Liu et al. 2024): latent attention; experts, in groups of which a
+token is routed to the best few, and shared experts that all tokens go through. A DeepSeek-V3 whose config has no
 `kv_lora_rank` has grouped attention, as in LLaMA."""
 
 from collections.abc import Callable
 
-import numpy as np
-
-from opmatrix.algebra.operators import ACTIVATIONS, const, heads, keep_top, maximum, ones, over, share, sigmoid
-from opmatrix.algebra.shapes import divides
+from opmatrix.algebra.operators import (
+    ACTIVATIONS,
+    const,
+    heads,
+    keep_top,
+    maximum,
+    ones,
+    over,
+    relu,
+    repeat,
+    share,
+    sigmoid,
+)
+from opmatrix.algebra.shapes import LiveSize, divides
 from opmatrix.algebra.term import Operator, Value, operator
 from opmatrix.models.config import (
     ArraySource,
@@ -59,12 +69,7 @@ V3_KEYS = (
     SHARED_KEYS
     | LATENT_KEYS
     | OPTIONAL_LATENT
-    | dict(
-        qk_rope_head_dim=optional(whole()),
-        n_group=whole(),
-        topk_group=whole(),
-        norm_topk_prob=flag(True),
-    )
+    | dict(qk_rope_head_dim=optional(whole()), n_group=whole(), topk_group=whole(), norm_topk_prob=flag(True))
 )
 
 
@@ -74,9 +79,10 @@ def best_of_best_groups(x: Value, bias: Operator, groups: int, reached: int, k: 
     best scores sum highest. A bias, by which experts are kept equally busy, decides which experts are chosen and not
     how much they count."""
     scores = x @ sigmoid
-    grouped = (scores + bias) @ heads(groups)
+    biased = scores + bias
+    grouped = biased @ heads(groups)
     best = keep_top(grouped, grouped, 2) @ ones @ heads(groups).T
-    return keep_top(scores, (grouped + hidden_groups(best, groups, reached)) @ heads(groups).T, k)
+    return keep_top(scores, biased + hidden_groups(best, groups, reached) @ over_groups(groups, x.cols), k)
 
 
 @operator
@@ -84,17 +90,22 @@ def best_shares_of_groups(x: Value, groups: int, reached: int, k: int) -> Value:
     """The k largest shares of a row within the `reached` best of its groups of neighbours, those that have the largest
     ones: DeepSeek-V2, section 2.2.2."""
     shares = x @ share
-    grouped = shares @ heads(groups)
-    best = grouped @ over(ones, maximum) @ heads(groups).T
-    return keep_top(shares, (grouped + hidden_groups(best, groups, reached)) @ heads(groups).T, k)
+    best = shares @ heads(groups) @ over(ones, maximum) @ heads(groups).T
+    return keep_top(shares, shares + hidden_groups(best, groups, reached) @ over_groups(groups, x.cols), k)
 
 
 def hidden_groups(best: Value, groups: int, reached: int) -> Value:
     """Return 0 for each of the `reached` groups with the largest numbers in `best`, and a number below any score for
-    the others, a head each."""
-    kept = keep_top(const(np.ones(groups)), best, reached)
-    others: Value = (kept + const(-1.0)) * const(-BELOW_ALL) @ heads(groups)
-    return others
+    the others."""
+    positive = best @ relu + const(1.0)
+    lost: Value = keep_top(positive, best, reached) + positive * const(-1.0)
+    return lost * const(-BELOW_ALL)
+
+
+def over_groups(groups: int, count: LiveSize) -> Operator:
+    """Return the operator that gives each of `count` experts the number of its group."""
+    spread: Operator = heads(groups) @ repeat(count) @ heads(count).T
+    return spread
 
 
 @declares(NAMES, **V2_KEYS)

@@ -3,19 +3,7 @@
 from dataclasses import replace
 
 from opmatrix.algebra.monoids import mean, sum
-from opmatrix.algebra.operators import (
-    I,
-    given,
-    heads,
-    linear_attention,
-    ones,
-    product,
-    repeat,
-    row,
-    scan,
-    total,
-    turn,
-)
+from opmatrix.algebra.operators import I, given, heads, linear_attention, ones, product, repeat, row, scan, total, turn
 from rewrites.laws.kinds import adjoint, by_head, first_rows
 from rewrites.laws.law import (
     SIMPLIFY,
@@ -137,9 +125,7 @@ def absorb_beside(a: value[h, p], u: value[h, q], b: value[n], A: matrix[h, n, p
 
 
 @law(source=LATENT, without=(dict(B=operator[h, n, p]), dict(M=over)))
-def keys_hold_values(
-    a: value[h, n + q], b: value[n], w: value[q], B: matrix[h, n, p], M: over[right_linear], P: where
-):
+def keys_hold_values(a: value[h, n + q], b: value[n], w: value[q], B: matrix[h, n, p], M: over[right_linear], P: where):
     """Values that are linear in columns of the keys need no rows of their own: the keys are merged, and multiplied
     behind."""
     keys = row(b, w)

@@ -1,5 +1,5 @@
-"""Latent attention: both of its forms are in the graph, the search takes the absorbed one for steps and the expanded one
-for prompts, and a session of either gives what whole texts give."""
+"""Latent attention: both of its forms are in the graph, the search takes the absorbed one for steps and the expanded
+one for prompts, and a session of either gives what whole texts give."""
 
 from functools import cache
 

@@ -13,7 +13,7 @@ from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.algebra.term import Operator
 from opmatrix.models import rope
-from opmatrix.models.config import ArraySource, Key, Settings, dimension, flag, optional, whole
+from opmatrix.models.config import ArraySource, Key, Settings, dimension, flag, optional
 
 LATENT_EPS = 1e-6  # of the norms of compressed rows, whatever the config says of others
 PAIRED_COLUMNS = Key("an even whole number", lambda said: type(said) is int and said > 0 and said % 2 == 0)
@@ -115,7 +115,10 @@ class LatentAttention(NamedTuple):
         latent, shared = self.shared(
             f"{name}.kv_a_proj_with_mqa", rank + turns, HeadRows("latent", 0, rank), turning._replace(low=rank)
         )
-        W, U = self.at(wide, h * (stays + turns), width), self.at(f"{name}.kv_b_proj.weight", h * (stays + values), rank)
+        W, U = (
+            self.at(wide, h * (stays + turns), width),
+            self.at(f"{name}.kv_b_proj.weight", h * (stays + values), rank),
+        )
         queries, turned, keys, expanded = (
             weight(part.cut(stored, h).T) @ heads(h)
             for part, stored in (
