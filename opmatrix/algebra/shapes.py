@@ -212,6 +212,8 @@ class Shape(NamedTuple):
         """Keep the k largest of each row by other numbers, which have as many columns; one head of the values may serve
         all."""
         shape = self.pointwise(by, "keep_top by")
+        if shape.heads is H:  # where a constant was added, which has as many heads as are asked for
+            shape = shape._replace(heads=by.heads)
         if shape != by:
             raise ShapeError(f"keep_top by: {self} by {by}: give one number to rank by for each entry")
         if certain(k < 1) or (by.cols is not N and certain(k > by.cols)):

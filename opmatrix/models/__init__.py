@@ -15,7 +15,7 @@ from opmatrix.models.config import ArraySource, Family, Settings, TensorNames, o
 from opmatrix.models.decoders.granite import granite
 from opmatrix.models.decoders.olmo import olmo2
 from opmatrix.models.decoders.phi import phi3
-from opmatrix.models.deepseek import deepseek_v3
+from opmatrix.models.deepseek import deepseek_v2, deepseek_v3
 from opmatrix.models.encoders.bert import bert, distilbert, roberta, t5
 from opmatrix.models.encoders.deberta import deberta_v2
 from opmatrix.models.encoders.gemma import gemma3_text
@@ -72,6 +72,7 @@ FAMILIES: dict[str, Family] = {  # families by the config's model_type
     "qwen3_moe": qwen3_moe,
     "PanguProMoE": pangu_pro,
     "pr_moe": pr_moe,
+    "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
     "bloom": bloom,
     "t5": t5,

@@ -1,32 +1,75 @@
-"""DeepSeek-V3 (Liu et al. 2024, section 2.1.2): experts in groups, where a token is routed to the best experts of the
-best few groups, and shared experts that all tokens go through. Its latent attention is not built yet: attention is
-grouped, as in LLaMA, with as many heads; the parameters that this adds are listed where the model is known by name."""
+"""DeepSeek-V2 (DeepSeek-AI 2024) and DeepSeek-V3 (Liu et al. 2024): latent attention; experts, in groups of which a
+token is routed to the best few, and shared experts that all tokens go through. A DeepSeek-V3 whose config has no
+`kv_lora_rank` has grouped attention, as in LLaMA."""
 
-from opmatrix.algebra.operators import ACTIVATIONS, const, heads, keep_top, ones, sigmoid
-from opmatrix.algebra.shapes import divides
+from collections.abc import Callable
+
+from opmatrix.algebra.operators import (
+    ACTIVATIONS,
+    const,
+    heads,
+    keep_top,
+    maximum,
+    ones,
+    over,
+    relu,
+    repeat,
+    share,
+    sigmoid,
+)
+from opmatrix.algebra.shapes import LiveSize, divides
 from opmatrix.algebra.term import Operator, Value, operator
-from opmatrix.models.config import ArraySource, Settings, declares, dimension, flag, never, real, whole, wrong
-from opmatrix.models.experts import EXPERT_KEYS, GATED, Experts, plain_unit, renormalised
-from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, decoder
+from opmatrix.models.config import (
+    ArraySource,
+    Settings,
+    declares,
+    dimension,
+    flag,
+    never,
+    one_of,
+    optional,
+    real,
+    whole,
+    wrong,
+)
+from opmatrix.models.decoders.latent import LATENT_KEYS, LatentAttention, held_positions
+from opmatrix.models.experts import EXPERT_KEYS, GATED, Experts, best_shares, plain_unit, renormalised
+from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, decoder, seen_within
 
-LATENT = "latent attention is not implemented, only grouped attention"
 BELOW_ALL = -1e9  # a number below any score of an expert
-DEEPSEEK_KEYS = (
+GREEDY, LIMITED = "greedy", "group_limited_greedy"  # ways to choose experts by their shares
+UNSCALED = "shares that sum to one are not scaled, and no published model has them"
+NAMES = LAYOUT._replace(stacks=GATED, positions=held_positions)
+SHARED_KEYS = (
     LLAMA_KEYS
     | EXPERT_KEYS
     | dict(
         num_experts=dimension().under("n_routed_experts"),
         moe_intermediate_size=dimension(),
         n_shared_experts=whole(),
-        n_group=whole(),
-        topk_group=whole(),
         first_k_dense_replace=whole(0),
-        norm_topk_prob=flag(True),
         routed_scaling_factor=real(1e-6, 1e6, 1.0),
         attention_bias=flag(False),
-        q_lora_rank=never(None, LATENT),
-        kv_lora_rank=never(None, LATENT),
     )
+)
+V2_KEYS = (
+    SHARED_KEYS
+    | LATENT_KEYS
+    | dict(
+        rope_interleave=never(True, "its queries and keys rotate by pairs"),
+        topk_method=one_of((GREEDY, LIMITED), GREEDY),
+        n_group=optional(whole()),
+        topk_group=optional(whole()),
+        norm_topk_prob=never(False, UNSCALED),
+        mlp_bias=never(False, "its units have no biases"),
+    )
+)
+OPTIONAL_LATENT = {name: optional(LATENT_KEYS[name]) for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim")}
+V3_KEYS = (
+    SHARED_KEYS
+    | LATENT_KEYS
+    | OPTIONAL_LATENT
+    | dict(qk_rope_head_dim=optional(whole()), n_group=whole(), topk_group=whole(), norm_topk_prob=flag(True))
 )
 
 
@@ -36,33 +79,86 @@ def best_of_best_groups(x: Value, bias: Operator, groups: int, reached: int, k: 
     best scores sum highest. A bias, by which experts are kept equally busy, decides which experts are chosen and not
     how much they count."""
     scores = x @ sigmoid
-    grouped = (scores + bias) @ heads(groups)
+    biased = scores + bias
+    grouped = biased @ heads(groups)
     best = keep_top(grouped, grouped, 2) @ ones @ heads(groups).T
-    others = (keep_top(const(1.0), best, reached) + const(-1.0)) * const(-BELOW_ALL)
-    return keep_top(scores, (grouped + others @ heads(groups)) @ heads(groups).T, k)
+    return keep_top(scores, biased + hidden_groups(best, groups, reached) @ over_groups(groups, x.cols), k)
 
 
-@declares(LAYOUT._replace(stacks=GATED), **DEEPSEEK_KEYS)
+@operator
+def best_shares_of_groups(x: Value, groups: int, reached: int, k: int) -> Value:
+    """The k largest shares of a row within the `reached` best of its groups of neighbours, those that have the largest
+    ones: DeepSeek-V2, section 2.2.2."""
+    shares = x @ share
+    best = shares @ heads(groups) @ over(ones, maximum) @ heads(groups).T
+    return keep_top(shares, shares + hidden_groups(best, groups, reached) @ over_groups(groups, x.cols), k)
+
+
+def hidden_groups(best: Value, groups: int, reached: int) -> Value:
+    """Return 0 for each of the `reached` groups with the largest numbers in `best`, and a number below any score for
+    the others."""
+    positive = best @ relu + const(1.0)
+    lost: Value = keep_top(positive, best, reached) + positive * const(-1.0)
+    return lost * const(-BELOW_ALL)
+
+
+def over_groups(groups: int, count: LiveSize) -> Operator:
+    """Return the operator that gives each of `count` experts the number of its group."""
+    spread: Operator = heads(groups) @ repeat(count) @ heads(count).T
+    return spread
+
+
+@declares(NAMES, **V2_KEYS)
+def deepseek_v2(config: Settings, at: ArraySource) -> Operator:
+    """Shares of all experts by softmax, of which the largest are kept, of all experts or of the best groups."""
+    k, groups, reached = (config[key] for key in ("num_experts_per_tok", "n_group", "topk_group"))
+    gate = best_shares(k)
+    if config["topk_method"] == LIMITED:
+        check_groups(config)
+        gate = best_shares_of_groups(groups, reached, k)
+    return with_experts(config, at, lambda name: gate)
+
+
+@declares(NAMES, **V3_KEYS)
 def deepseek_v3(config: Settings, at: ArraySource) -> Operator:
-    """The first layers have a gated unit, the others experts behind the router, and the shared ones as one."""
-    n, count, groups = config["hidden_size"], config["num_experts"], config["n_group"]
-    act, f = ACTIVATIONS[config["hidden_act"]], config["moe_intermediate_size"]
-    experts = Experts(count, f, config["num_experts_per_tok"], "n_routed_experts")
-    if not divides(groups, count):
+    """Logistic scores, of which the largest are kept, within the best groups by a bias, and made to sum to one."""
+    check_groups(config)
+
+    def gate(name: str) -> Operator:
+        """Build the gate of the experts of this name from the scores of their router."""
+        bias = const(at(f"{name}.gate.e_score_correction_bias", config["num_experts"]))
+        kept = best_of_best_groups(bias, config["n_group"], config["topk_group"], config["num_experts_per_tok"])
+        return kept @ renormalised() if config["norm_topk_prob"] else kept
+
+    return with_experts(config, at, gate)
+
+
+def check_groups(config: Settings) -> None:
+    """Raise InputError for groups of experts that are not equal, or too few of them."""
+    groups, count, reached = (config[key] for key in ("n_group", "num_experts", "topk_group"))
+    if groups is None or not divides(groups, count):
         raise wrong("n_group", groups, f"a divisor of n_routed_experts, {count}")
-    if config["topk_group"] > groups:
-        raise wrong("topk_group", config["topk_group"], f"at most n_group, {groups}")
+    if reached is None or reached > groups:
+        raise wrong("topk_group", reached, f"at most n_group, {groups}")
+
+
+def with_experts(config: Settings, at: ArraySource, gate: Callable[[str], Operator]) -> Operator:
+    """Build a decoder whose first layers have a gated unit, the others experts behind a router, and the shared ones as
+    one. `gate` builds the gate of experts by their name."""
+    n, act, f = config["hidden_size"], ACTIVATIONS[config["hidden_act"]], config["moe_intermediate_size"]
+    experts = Experts(config["num_experts"], f, config["num_experts_per_tok"], "n_routed_experts")
 
     def unit(l: int, name: str) -> Operator:
-        """Build the unit of layer l: gated in the first layers, else routed experts and the shared ones."""
+        """Build the unit of layer l."""
         if l < config["first_k_dense_replace"]:
             return plain_unit(at, name, n, config["intermediate_size"], act)
-        bias = const(at(f"{name}.gate.e_score_correction_bias", count))
-        gate = best_of_best_groups(bias, groups, config["topk_group"], experts.asked)
-        if config["norm_topk_prob"]:
-            gate = gate @ renormalised()
-        gate = gate * const(float(config["routed_scaling_factor"]))
+        scaled = gate(name) * const(float(config["routed_scaling_factor"]))
         shared = plain_unit(at, f"{name}.shared_experts", n, f * config["n_shared_experts"], act)
-        return experts.layer(at, name, n, act, gate) + shared
+        return experts.layer(at, name, n, act, scaled) + shared
 
-    return decoder(config, at, ("q", "k", "v", "o") * config["attention_bias"], unit=unit)
+    if (rank := config["kv_lora_rank"]) is None:
+        return decoder(config, at, ("q", "k", "v", "o") * config["attention_bias"], unit=unit)
+    for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
+        if config[name] is None:
+            raise wrong(name, None, f"given beside kv_lora_rank, {rank}")
+    return decoder(config, at, unit=unit, mixing=LatentAttention(config, at, seen_within(None, config["is_causal"])))

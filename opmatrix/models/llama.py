@@ -106,20 +106,18 @@ def decoder(
     where: Callable[[int], Pattern] | None = None,
     unit: Callable[[int, str], Operator] | None = None,
     form: DecoderForm = DecoderForm(),
+    mixing: Callable[[str], Operator] | None = None,
 ) -> Operator:
     """Build layers of grouped attention with RoPE and of gated units, each behind a norm of roots. `biased` names the
     products that add a row; `normed`: queries and keys are normed, in every head; `where`: the pattern of layer l,
     if any looks no further than a window; `unit` builds the part of layer l that stands in place of a gated unit, by
-    its name; `form`: what differs from LLaMA's layers."""
-    n, h = config["hidden_size"], config["num_attention_heads"]
-    g, d = config["num_key_value_heads"] or h, config["head_dim"]
-    if d is None and not divides(h, n):
-        raise wrong("num_attention_heads", h, f"a divisor of hidden_size, {n}, where there is no head_dim")
-    d = d or quotient(n, h)
-    if not divides(g, h):
-        raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
-    act, turned = ACTIVATIONS[config["hidden_act"]], rope.rope(config, d, form.turns)
+    its name; `mixing` the part that stands in place of grouped attention, by its name; `form`: what differs from
+    LLaMA's layers."""
+    n = config["hidden_size"]
+    act = ACTIVATIONS[config["hidden_act"]]
     where = where or (lambda l: seen_within(None, config["is_causal"]))
+    h, g, d = (1, 1, n) if mixing else grouped_sizes(config)
+    turned = I if mixing else rope.rope(config, d, form.turns)
 
     def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:
         """Build x @ W, with a bias for the parts that have one; files store W as (outputs, inputs)."""
@@ -160,13 +158,25 @@ def decoder(
         """Build layer l: attention, then the unit, each behind a norm and added to its input."""
         names = ("post_attention", "post_feedforward") if form.behind else ("input", "post_attention")
         first, second = (norm(f"layers.{l}.{part}_layernorm", n) for part in names)
-        mixing, feed = attending(f"layers.{l}.self_attn", l), (unit or feeding)(l, f"layers.{l}.mlp")
+        name = f"layers.{l}.self_attn"
+        mixed, feed = mixing(name) if mixing else attending(name, l), (unit or feeding)(l, f"layers.{l}.mlp")
         if form.behind:
-            return (I + mixing @ first) @ (I + feed @ second)
-        return (I + times_factor(first @ mixing, form.residual)) @ (I + times_factor(second @ feed, form.residual))
+            return (I + mixed @ first) @ (I + feed @ second)
+        return (I + times_factor(first @ mixed, form.residual)) @ (I + times_factor(second @ feed, form.residual))
 
     embed = times_factor(weight(at("embed_tokens.weight", config["vocab_size"], n)), form.embedding)
     return reduce(matmul, [embed, *map(layer, range(config["num_hidden_layers"])), norm("norm", n)])
+
+
+def grouped_sizes(config: Settings) -> tuple[LiveSize, LiveSize, LiveSize]:
+    """Return heads of queries, heads of keys, and columns of a head. Raises InputError for sizes that do not divide."""
+    n, h = config["hidden_size"], config["num_attention_heads"]
+    g, d = config["num_key_value_heads"] or h, config["head_dim"]
+    if d is None and not divides(h, n):
+        raise wrong("num_attention_heads", h, f"a divisor of hidden_size, {n}, where there is no head_dim")
+    if not divides(g, h):
+        raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
+    return h, g, d or quotient(n, h)
 
 
 def seen_within(seen: int | None, causally: bool = True) -> Pattern:

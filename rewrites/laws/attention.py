@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from opmatrix.algebra.monoids import mean, sum
-from opmatrix.algebra.operators import I, given, heads, linear_attention, ones, product, repeat, scan, total, turn
-from rewrites.laws.kinds import adjoint, by_head
+from opmatrix.algebra.operators import I, given, heads, linear_attention, ones, product, repeat, row, scan, total, turn
+from rewrites.laws.kinds import adjoint, by_head, first_rows
 from rewrites.laws.law import (
     SIMPLIFY,
     alike_rows,
@@ -105,6 +105,32 @@ def narrow_first(x: value[n], W: matrix[n, p], r: any_relation, M: over[right_li
 def absorb_keys(a: value[h, p], b: value[n], A: matrix[h, n, p]):
     """(b A)ᵀ = Aᵀ bᵀ: the key's matrix can move to the query."""
     return product(a, turn(b @ A)), product(a @ adjoint(A), turn(b))
+
+
+@law(phase=SIMPLIFY, canonical=True, source="linearity in each row", without=(dict(s=varying[1]),))
+def scale_beside(a: value[h, n], b: value[h, p], s: scalar):
+    """1/√d of queries in two parts, such as one that is rotated and one that is not, belongs to each of them."""
+    return row(a, b) @ (I * s), row(a @ (I * s), b @ (I * s))
+
+
+LATENT = "DeepSeek-V2 (2024), section 2.1.2 and appendix B"
+
+
+@law(source=LATENT, without=(dict(A=operator[h, n, p]),))
+def absorb_beside(a: value[h, p], u: value[h, q], b: value[n], A: matrix[h, n, p], w: value[q], H: count):
+    """Where a part of the keys is rotated and shared by all heads, the matrix of the other part moves to the queries,
+    too: what is kept of a key is a row that all heads read."""
+    keys = row(b @ A, w @ repeat(H))
+    return product(row(a, u), turn(keys)), product(row(a @ adjoint(A), u), turn(row(b, w)))
+
+
+@law(source=LATENT, without=(dict(B=operator[h, n, p]), dict(M=over)))
+def keys_hold_values(a: value[h, n + q], b: value[n], w: value[q], B: matrix[h, n, p], M: over[right_linear], P: where):
+    """Values that are linear in columns of the keys need no rows of their own: the keys are merged, and multiplied
+    behind."""
+    keys = row(b, w)
+    scores = product(a, turn(keys))
+    return product(scores, b @ B, M, P), product(scores, keys, M, P) @ (adjoint(first_rows(I, b, w)) @ B)
 
 
 @law(phase=SIMPLIFY, canonical=True, source="block structure of the columns")

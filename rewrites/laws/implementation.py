@@ -23,6 +23,7 @@ from opmatrix.algebra.operators import (
     pick,
     product,
     reciprocal,
+    row,
     share,
     symbol,
     total,
@@ -117,6 +118,10 @@ def from_heads(x: Operator, heads: int) -> Operator:
 
 def repeat(x: Operator, heads: int) -> Operator:
     return x @ repeated(heads)
+
+
+def beside(x: Operator, y: Operator) -> Operator:
+    return row(x, y)
 
 
 def turned(x: Operator, angles: Operator) -> Operator:
@@ -253,6 +258,7 @@ OTHERS: tuple[tuple[Any, ...], ...] = (
     (biased_activated_heads, "pointwise", IN_HEADS | BIAS | ACTIVATED, False, BESIDE),
     (gated_heads, "pointwise", IN_HEADS | ACTIVATED | dict(times=value[h, p]), False, BESIDE),
     (repeat, "repeat", dict(x=value[k, p], heads=count), True, "a copy of each head for its group"),
+    (beside, "beside", dict(x=value[h, p], y=value[h, q]), True, "a copy of both"),
     (
         turned,
         "rotate",

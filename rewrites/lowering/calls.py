@@ -77,9 +77,10 @@ def attributes(lowering: "Lowering", call: "KernelCall", declared: Declared) -> 
 
 
 def shapes(lowering: "Lowering", cls: int, call: "KernelCall") -> Iterator[tuple[Declared, Arguments, Value]]:
-    """Yield the kernels of a call, each with its arguments and its result as prices see them. Values are shapes,
-    patterns are themselves, a weight is None, and other constants and numbers are True."""
+    """Yield the kernels of a call, each with its arguments and its result as prices see them. Values are shapes, one
+    for all operands of a class, patterns are themselves, a weight is None, and other constants and numbers are True."""
     bound = dict(call.bound)
+    known: dict[tuple[str, Any], object] = {}
     before: Value | None = None
     for declared in list_kernels(call):
         arguments = dict.fromkeys(declared.operands) | {
@@ -91,9 +92,9 @@ def shapes(lowering: "Lowering", cls: int, call: "KernelCall") -> Iterator[tuple
             arguments[next(name for name in declared.operands if name not in bound)] = before
         for name, at in bound.items():
             if name in declared.operands or name in declared.attributes:
-                arguments[name] = argument(
-                    lowering, declared.wanted(name), call.implementation.variables[name].name, at
-                )
+                wanted = declared.wanted(name)
+                read = argument(lowering, wanted, call.implementation.variables[name].name, at)
+                arguments[name] = known.setdefault((str(wanted), at), read)
         before = shaped(lowering, cls, declared.result)
         yield declared, declared.record(**arguments), before
 

@@ -207,11 +207,13 @@ def in_sessions(kernel: Declared) -> bool:
 def cost_in_session(kernel: Declared, bound: Arguments, out: Any, extents: Extents, number: str = FLOAT) -> Costs:
     """Return the cost of a kernel in a step of a session. Attention costs as much as its variant
     (opmatrix.inference.cached) over caches of the number type `number`, and a pass that writes its keys and values to
-    them."""
+    them. Keys that are the values, too, have one cache."""
     if not kernel.cached_variant:
         return kernel.cost(bound, out, extents)
-    variant, stored = KERNELS[kernel.cached_variant], (bound.k, bound.v)
-    rows, (k, v) = "last" if hasattr(bound, "query") else "all", (Cache(x.heads, x.cols, number) for x in stored)
+    variant, rows = KERNELS[kernel.cached_variant], "last" if hasattr(bound, "query") else "all"
+    stored = (bound.k,) if bound.k is bound.v else (bound.k, bound.v)
+    k, *others = (Cache(x.heads, x.cols, number) for x in stored)
+    v = others[0] if others else k
     record = variant.record(
         q=bound.q, k=k, v=v, scale=1.0, where=SEEN, rows=rows, behind=window_attribute(bound).get("behind", BEYOND)
     )

@@ -358,6 +358,7 @@ def test_families_are_tried_at_several_sizes():
         "transformer",
         "PanguProMoE",
         "pr_moe",
+        "deepseek_v2",
         "deepseek_v3",
         "jina_bert",
         "jina_bert_normed",

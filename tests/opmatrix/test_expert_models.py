@@ -285,7 +285,7 @@ def test_a_row_reaches_its_best_groups_alone():
     [
         (dict(n_group=3), "n_group is 3: it must be a divisor of n_routed_experts, 8$"),
         (dict(topk_group=5), "topk_group is 5: it must be at most n_group, 4$"),
-        (dict(kv_lora_rank=512), "kv_lora_rank is 512: .*latent attention is not implemented"),
+        (dict(kv_lora_rank=512), "qk_nope_head_dim is null: it must be given beside kv_lora_rank, 512"),
     ],
 )
 def test_groups_that_do_not_fit(changed, said):

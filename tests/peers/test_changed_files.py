@@ -130,6 +130,6 @@ def test_a_key_that_is_left_out_has_the_default_of_its_family(family):
 
 
 def test_every_family_that_transformers_saves_is_here():
-    """But DeepSeek-V3, whose latent attention is not built."""
+    """But DeepSeek-V2 and V3, which test_deepseek.py has."""
     opened = {transformers.CONFIG_MAPPING[family].__name__.removesuffix("Config") for family in LEFT_OUT}
     assert {family.stem for family in SAVED.values()} == opened

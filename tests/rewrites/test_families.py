@@ -19,7 +19,15 @@ from opmatrix.models import FAMILIES, build, fill_masks, head, layout, normalise
 from rewrites.verify import unrounded, verify_exact
 
 WORDS = 50
-EXPERTS = "mixtral", "qwen2_moe", "qwen3_moe", "PanguProMoE", "pr_moe", "deepseek_v3"  # test_expert_models.py
+EXPERTS = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "PanguProMoE",
+    "pr_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+)  # test_expert_models.py
 RAGGED = Batch([[3, 4, 5, 6, 7, 9, 30, 2, 11], [8], [9, 2, 10, 11, 4, 4, 0, 2, 3]])
 BERT = dict(
     vocab_size=WORDS,

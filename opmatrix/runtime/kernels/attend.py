@@ -383,7 +383,7 @@ class attend_once(Arguments):
         return [("attend_once", {"T": extents[T], "h": out.heads, "d": (a.k.cols + a.v.cols) / 2})]
 
 
-TIMED_HEADS = (9, 3, 64), (12, 12, 64), (32, 8, 128), (6, 2, 32)  # heads of queries, heads of keys, columns of a head
+TIMED_HEADS = (9, 3, 64), (12, 12, 64), (32, 8, 128), (6, 2, 32), (16, 1, 512), (16, 16, 160)
 TIMED_STEPS = tuple((count, 1, context) for count in (1, 8) for context in (16, 64, 256, 1024, 4096))
 TIMED_PROMPTS = (1, 16, 16), (1, 16, 512), (1, 64, 64), (1, 200, 200), (1, 512, 512), (8, 64, 64)
 TIMED_PRODUCTS = 2**25  # the most products of a call that is timed
@@ -525,18 +525,15 @@ class attention_cached(Arguments):
 
     def cost(a, out: Heads, extents: Extents) -> Costs:
         """Return the price for the scores of its rows; for the last row of each sequence for theirs, as later new rows
-        see more keys."""
+        see more keys. Keys that are the values, too, are read once."""
         rows, scores = extents[T], extents[pairs[seen.pattern(a)]]
         if a.rows == "last":
             rows, scores = extents[S], 2 * scores * extents[S] / (rows + extents[S])
         if a.behind < BEYOND:
             scores = least_of(scores, rows * (a.behind + 1))
-        return [
-            (
-                HELD_PRICED[a.k.number],
-                {"T": rows, "S2": scores, "h": out.heads, "g": a.k.heads, "d": (a.k.cols + a.v.cols) / 2},
-            )
-        ]
+        read = max(a.k.heads, a.v.heads) / (2 if a.k is a.v else 1)  # heads that share both read them once
+        sizes = {"T": rows, "S2": scores, "h": out.heads, "g": read, "d": (a.k.cols + a.v.cols) / 2}
+        return [(HELD_PRICED[a.k.number], sizes)]
 
     def borders(a) -> Collection[int]:
         """Return the numbers of keys that are processed at once, of a page, a chunk, a round of strands; and the first
