@@ -176,7 +176,7 @@ def float16_scales(layout: BlockLayout, wide: NDArray[np.float32]) -> ScalesAndM
             m = np.full_like(d, middle_level(layout))
         elif layout.minimum:
             m = (-middle_level(layout) * d.astype(np.float32)).astype(np.float16)
-    if not np.isfinite(d if m is None else m).all():
+    if not np.isfinite(d if m is None or layout.centred else m).all():
         raise FormatError(f"W has a scale of {abs(wide).max():.3g}, beyond {FLOAT16_MAX:.0f}, the largest float16")
     return d, m
 

@@ -47,3 +47,12 @@ def test_float8_is_that_of_torch():
 
     wanted = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
     assert np.array_equal(FLOAT8_NUMBERS, wanted, equal_nan=True)
+
+
+def test_experts_of_float4_are_those_of_transformers(tmp_path):
+    """By its own conversion, to bfloat16, which holds such numbers."""
+    packed = pytest.importorskip("transformers.integrations.mxfp4", reason="needs peers: transformers")
+    codes, exponents, numbers = quantised_files.float4_groups(np.random.default_rng(2), 3, 48, 64)
+    blocks, scales = torch.from_numpy(codes.astype(np.uint8)), torch.from_numpy(exponents.astype(np.uint8))
+    found = packed.convert_moe_packed_tensors(blocks.reshape(3, 48, 2, 16), scales).float().numpy()
+    assert np.array_equal(found, numbers.swapaxes(1, 2))

@@ -1,5 +1,7 @@
 """Checkpoints that a quantisation method stores: their numbers to the bit, and what is wrong in one line."""
 
+import json
+
 import numpy as np
 import pytest
 import quantised_files
@@ -13,7 +15,8 @@ from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.filed_data import FiledData
-from opmatrix.files.methods.plain_weights import METHODS
+from opmatrix.files.methods.plain_weights import METHODS, plain_weights
+from opmatrix.files.tensors import header
 from opmatrix.runtime.program import Program
 from rewrites.laws import EXACT_LAWS
 from rewrites.lowering.representations import Representable
@@ -41,8 +44,35 @@ def test_numbers_are_those_of_the_method(tmp_path, name):
     checkpoint.operator()
 
 
+def experts(file, change=lambda tensors: None):
+    """The tensors of a stack of matrices as gpt-oss stores them, in a file; and the stack."""
+    codes, exponents, numbers = quantised_files.float4_groups(np.random.default_rng(2), 3, 48, 64)
+    tensors = {"up_blocks": ("U8", codes.reshape(3, 48, 2, 16)), "up_scales": ("U8", exponents)}
+    change(tensors)
+    quantised_files.safetensors(file, tensors)
+    return plain_weights({"quant_method": "mxfp4"}, file.with_name("config.json"), header(file)), numbers
+
+
+def test_experts_of_float4(tmp_path):
+    """Inputs by outputs, as a plain gpt-oss has them, whole and matrix by matrix."""
+    tensors, numbers = experts(tmp_path / "a.safetensors")
+    assert {*tensors} == {"up"} and tensors["up"].shape == (3, 64, 48)
+    assert np.array_equal(tensors["up"].read(), numbers.swapaxes(1, 2))
+    assert np.array_equal(tensors["up"].matrix(2, 5, 7).read(), numbers[2].T[5:12])
+
+
+def test_an_exponent_that_is_no_number_is_a_line(tmp_path):
+    def spoil(tensors):
+        tensors["up_scales"][1][1, 2, 0] = 255
+
+    with pytest.raises(InputError, match=r"a.safetensors: tensor 'up_scales' has nan at \[1, 2, 0\]: scales must"):
+        experts(tmp_path / "a.safetensors", spoil)[0]["up"].read()
+    with pytest.raises(InputError, match="tensor 'up_scales' is missing beside its others"):
+        experts(tmp_path / "a.safetensors", lambda tensors: tensors.pop("up_scales"))
+
+
 def test_every_method_has_a_file():
-    assert {scheme.settings["quant_method"] for scheme in SCHEMES.values()} == {*METHODS}
+    assert {scheme.settings["quant_method"] for scheme in SCHEMES.values()} | {"mxfp4"} == {*METHODS}
 
 
 def test_modules_that_no_method_stores_are_read_as_they_are(tmp_path):
@@ -152,12 +182,18 @@ def drops(ending):
 
 def at_first(value):
     def put(array):
+        array = array.copy()
         array[(0,) * array.ndim] = value
         return array
 
     return put
 
 
+def as_bytes(state):
+    return np.frombuffer(json.dumps(state).encode(), np.uint8)
+
+
+STATE = "weight.quant_state.bitsandbytes__nf4"
 WEIGHTS = "config_groups.group_0.weights"
 WRONG = {
     "an unknown method": ("gptq", sets("quant_method", "hqq"), r"quant_method is 'hqq': it must be one of gptq, awq, "),
@@ -201,6 +237,15 @@ WRONG = {
     "no matrix": ("fp8 in blocks", drops("weight"), "k_proj.weight' is missing beside its others"),
     "a byte that is no number": ("fp8 in blocks", replaces("weight", at_first(0xFF)), r"has nan at \[0, 0\]: weights"),
     "a scale of float8": ("fbgemm", replaces("weight_scale", at_first(np.inf)), r"weight_scale' has inf at \[0, 0\]"),
+    "8 bits of bitsandbytes": ("nf4", sets("load_in_8bit", True), "load_in_8bit is True: it must be False"),
+    "a table of another kind": ("nf4", sets("bnb_4bit_quant_type", "nf3"), "bnb_4bit_quant_type is 'nf3': it must be"),
+    "another kind of codes": ("nf4", sets("bnb_4bit_quant_type", "fp4"), "bitsandbytes__fp4' is missing beside its"),
+    "a state that is no JSON": ("nf4", replaces(STATE, at_first(0)), "bitsandbytes__nf4': not JSON: "),
+    "a state without a shape": ("nf4", replaces(STATE, lambda a: as_bytes({"blocksize": 64})), "it must have a shape"),
+    "a table of eight": ("nf4", replaces("weight.quant_map", lambda a: a[:8]), r"quant_map' is 8, .*leads to 16"),
+    "scales of runs": ("nf4", replaces("weight.absmax", at_first(np.nan)), r"weight.absmax' has nan at \[0\]"),
+    "fewer codes": ("nf4", replaces("weight", lambda a: a[1:]), r"weight' is 16383 × 1, .*leads to 16384 × 1"),
+    "a group of float4": ("mxfp4 in words", sets(f"{WEIGHTS}.group_size", 16), "group_size is 16: it must be 32"),
     "scales of inputs": ("fbgemm", replaces("weight_scale", lambda a: a.T), r"weight_scale' is 1 × 128, .*to 128 × 1"),
 }
 

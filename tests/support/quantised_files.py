@@ -169,6 +169,51 @@ def float8_scaled(rng, p, n, *, shape, number="F32", more=()):
     return Packed(parts, rounded(wide * (s if s.ndim == 2 else s.reshape(1, 1))))
 
 
+FLOAT4 = [sign * number for sign in (1.0, -1.0) for number in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)]
+
+
+def float4_groups(rng, *shape):
+    """MXFP4: codes (..., n / 2), two to a byte, the first low; exponents (..., n / 32), 127 for 1; and the numbers."""
+    codes = rng.integers(0, 16, shape)
+    exponents = rng.integers(119, 123, (*shape[:-1], shape[-1] // 32))
+    numbers = np.array(FLOAT4)[codes] * 2.0 ** (np.repeat(exponents, 32, -1) - 127)
+    return codes[..., ::2] | codes[..., 1::2] << 4, exponents, rounded(numbers)
+
+
+def float4_words(rng, p, n):
+    """compressed-tensors, mxfp4-pack-quantized."""
+    codes, exponents, numbers = float4_groups(rng, p, n)
+    return Packed({"weight_packed": ("U8", codes), "weight_scale": ("U8", exponents)}, numbers)
+
+
+def normal_float4(rng, p, n, *, nested=False, run=64):
+    """bitsandbytes: codes of a table, two to a byte, the first high, of a matrix row by row; scales of runs, or codes
+    of scales, with scales of runs of 256 and an offset, in float32."""
+    codes, table = rng.integers(0, 16, p * n), np.sort(rng.uniform(-1, 1, 16)).astype(np.float32)
+    state = {"quant_type": "nf4", "blocksize": run, "dtype": "bfloat16", "shape": [p, n]}
+    count = -(-p * n // run)
+    absmax = rng.uniform(0.05, 0.1, count).astype(np.float32)
+    parts = {"weight.absmax": ("F32", absmax)}
+    if nested:
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.0625}
+        scale_codes, scale_table = rng.integers(0, 256, count), rng.uniform(-1, 1, 256).astype(np.float32)
+        steps = rng.uniform(0.01, 0.02, -(-count // 256)).astype(np.float32)
+        absmax = scale_table[scale_codes] * np.repeat(steps, 256)[:count] + np.float32(0.0625)
+        parts = {
+            "weight.absmax": ("U8", scale_codes),
+            "weight.nested_absmax": ("F32", steps),
+            "weight.nested_quant_map": ("F32", scale_table),
+        }
+    told = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    parts |= {
+        "weight": ("U8", (codes[::2] << 4 | codes[1::2])[:, None]),
+        "weight.quant_map": ("F32", table),
+        "weight.quant_state.bitsandbytes__nf4": ("U8", told),
+    }
+    numbers = rounded(table[codes].astype(np.float64) * np.repeat(absmax, run)[: p * n].astype(np.float64))
+    return Packed(parts, numbers.reshape(p, n))
+
+
 def of_weights(form, **weights):
     """The settings of compressed-tensors."""
     rows = {"num_bits": 8, "dynamic": True, "strategy": "token", "type": "int", "symmetric": True}
@@ -285,6 +330,15 @@ SCHEMES = {
     ),
     "fbgemm": Scheme(
         {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, float8_scaled, dict(shape=("p", 1))
+    ),
+    "mxfp4 in words": Scheme(
+        of_weights("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32), float4_words
+    ),
+    "nf4": Scheme({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, normal_float4),
+    "nf4 of nested scales": Scheme(
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+        normal_float4,
+        dict(nested=True),
     ),
 }
 

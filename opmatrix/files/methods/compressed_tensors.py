@@ -1,6 +1,6 @@
-"""compressed-tensors (vLLM's format of llm-compressor, https://github.com/vllm-project/compressed-tensors): levels in
-words or bytes, or float8, with scales of groups, outputs or all numbers. Rounding of rows (`input_activations`) is
-not computed."""
+"""compressed-tensors (the format of llm-compressor, https://github.com/vllm-project/compressed-tensors): levels in
+words or bytes, float8 or MXFP4, with scales of groups, outputs or all numbers. Rounding of rows (`input_activations`)
+is not computed."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from formats.core.arrays import Floats
 from formats.core.errors import InputError
+from opmatrix.files.methods.float4 import GROUP, packed_float4
 from opmatrix.files.methods.float8 import scaled
 from opmatrix.files.methods.grouped_levels import GroupedLevels
 from opmatrix.files.methods.module_parts import (
@@ -23,15 +24,18 @@ from opmatrix.files.methods.module_parts import (
 )
 from opmatrix.files.tensors import Tensor
 
-WORDS, BYTES, FLOATING = "pack-quantized", "int-quantized", "float-quantized"
+WORDS, BYTES, FLOATING, POWERS = "pack-quantized", "int-quantized", "float-quantized", "mxfp4-pack-quantized"
 STRATEGIES = "tensor", "channel", "group"
 
 
 def compressed_tensors(settings: MethodSettings) -> Callable[[ModuleParts], GroupedLevels | Tensor]:
     """Build the function that reads a matrix. Raises InputError for settings that are not read."""
     settings.choose("quantization_status", ("compressed",), "compressed")
-    form = settings.choose("format", (WORDS, BYTES, FLOATING))
+    form = settings.choose("format", (WORDS, BYTES, FLOATING, POWERS))
     weights = settings_of_weights(settings)
+    if form == POWERS:
+        weights.choose("group_size", (GROUP,))
+        return packed_float4
     weights.choose("type", ("float",) if form == FLOATING else ("int",))
     bits = weights.choose("num_bits", (4, 8) if form == WORDS else (8,))
     strategy = weights.choose("strategy", STRATEGIES[:2] if form == FLOATING else STRATEGIES, "tensor")

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opmatrix.files.methods.awq import awq
+from opmatrix.files.methods.bitsandbytes import KINDS, STATE, bitsandbytes
 from opmatrix.files.methods.compressed_tensors import compressed_tensors
+from opmatrix.files.methods.float4 import mxfp4
 from opmatrix.files.methods.float8 import fbgemm_fp8, fp8
 from opmatrix.files.methods.gptq import gptq
 from opmatrix.files.methods.grouped_levels import GroupedLevels, choose_holder
@@ -45,6 +47,18 @@ METHODS = {  # by quantization_config.quant_method
     ),
     "fp8": QuantMethod(fp8, (".weight_scale_inv", ".weight_scale"), (".weight", ".activation_scale", ".input_scale")),
     "fbgemm_fp8": QuantMethod(fbgemm_fp8, (".weight_scale",), (".weight", ".input_scale_ub")),
+    "mxfp4": QuantMethod(mxfp4, ("_blocks",), ("_scales",)),
+    "bitsandbytes": QuantMethod(
+        bitsandbytes,
+        (".weight.absmax",),
+        (
+            ".weight",
+            ".weight.quant_map",
+            ".weight.nested_absmax",
+            ".weight.nested_quant_map",
+            *(STATE + kind for kind in KINDS),
+        ),
+    ),
 }
 
 
