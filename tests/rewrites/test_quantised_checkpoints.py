@@ -15,7 +15,7 @@ from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.filed_data import FiledData
-from opmatrix.files.methods.plain_weights import METHODS, plain_weights
+from opmatrix.files.methods.plain_weights import QUANT_METHODS, plain_weights
 from opmatrix.files.tensors import header
 from opmatrix.runtime.program import Program
 from rewrites.laws import EXACT_LAWS
@@ -72,7 +72,7 @@ def test_an_exponent_that_is_no_number_is_a_line(tmp_path):
 
 
 def test_every_method_has_a_file():
-    assert {scheme.settings["quant_method"] for scheme in SCHEMES.values()} | {"mxfp4"} == {*METHODS}
+    assert {scheme.settings["quant_method"] for scheme in SCHEMES.values()} | {"mxfp4"} == {*QUANT_METHODS}
 
 
 def test_modules_that_no_method_stores_are_read_as_they_are(tmp_path):

@@ -17,9 +17,9 @@ from opmatrix.files.methods.grouped_levels import made_tensor
 from opmatrix.files.methods.module_parts import MethodSettings, ModuleParts, read_raw
 from opmatrix.files.tensors import Tensor
 
-KINDS = "nf4", "fp4"
-STATE = ".weight.quant_state.bitsandbytes__"  # the ending of a tensor of JSON, before the kind
-CODES, BYTE_CODES = 16, 256  # numbers of the tables
+CODE_TABLES = "nf4", "fp4"
+STATE_ENDING = ".weight.quant_state.bitsandbytes__"  # the ending of a tensor of JSON, before the kind
+HALF_CODES, BYTE_CODES = 16, 256  # numbers of the tables
 
 
 class NestedScales(NamedTuple):
@@ -42,16 +42,16 @@ def bitsandbytes(settings: MethodSettings) -> Callable[[ModuleParts], Tensor]:
     """Build the function that reads a matrix. Raises InputError for settings that are not read."""
     settings.choose("load_in_8bit", (False,), False)
     settings.choose("load_in_4bit", (True,))
-    kind = settings.choose("bnb_4bit_quant_type", KINDS, "fp4")
+    kind = settings.choose("bnb_4bit_quant_type", CODE_TABLES, "fp4")
 
     def read(module: ModuleParts) -> Tensor:
         """Read a matrix. Raises InputError for tensors that are missing or do not fit."""
-        state = module.take(STATE + kind, ("U8",), None)
-        shape, run, nested = read_state(state)
+        state = module.take(STATE_ENDING + kind, ("U8",), None)
+        shape, run, nested = read_quant_state(state)
         size = prod(shape)
         codes = module.take(".weight", ("U8",), size // 2, 1)
         count = -(-size // run)
-        table = module.take(".weight.quant_map", ("F32",), CODES)
+        table = module.take(".weight.quant_map", ("F32",), HALF_CODES)
         scales: Callable[[], Floats]
         if nested is None:
             scales = module.take(".weight.absmax", ("F32",), count).read
@@ -65,12 +65,12 @@ def bitsandbytes(settings: MethodSettings) -> Callable[[ModuleParts], Tensor]:
                 offset,
             )
             scales = inner.read
-        return made_tensor(codes, f"{module.stem}.weight", shape, partial(widen, codes, table, scales, run))
+        return made_tensor(codes, f"{module.stem}.weight", shape, partial(widen_codes, codes, table, scales, run))
 
     return read
 
 
-def read_state(state: Tensor) -> tuple[tuple[int, int], int, tuple[int, float] | None]:
+def read_quant_state(state: Tensor) -> tuple[tuple[int, int], int, tuple[int, float] | None]:
     """Return the shape of a matrix, the numbers of a run that share a scale, and the scales of a run of scales with
     their offset, None where scales are no codes. Raises InputError for a state that does not tell them."""
     entries = parse_json(read_raw(state).tobytes(), f"{state.file}: tensor {state.name!r}")
@@ -89,7 +89,7 @@ def read_state(state: Tensor) -> tuple[tuple[int, int], int, tuple[int, float] |
     )
 
 
-def widen(codes: Tensor, table: Tensor, scales: Callable[[], Floats], run: int) -> Floats:
+def widen_codes(codes: Tensor, table: Tensor, scales: Callable[[], Floats], run: int) -> Floats:
     """Return the numbers of a matrix, row by row, in float32."""
     packed: NDArray[np.uint8] = read_raw(codes)
     halves = np.stack([packed >> 4, packed & 15], -1).reshape(-1)

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from formats.core.arrays import Floats
 from formats.core.errors import InputError
-from opmatrix.files.methods.float4 import GROUP, packed_float4
-from opmatrix.files.methods.float8 import scaled
+from opmatrix.files.methods.float4 import GROUP_NUMBERS, packed_float4
+from opmatrix.files.methods.float8 import scaled_float8
 from opmatrix.files.methods.grouped_levels import GroupedLevels
 from opmatrix.files.methods.module_parts import (
+    ALL_INPUTS,
     FLOATS,
     INSTEAD,
-    WHOLE,
     MethodSettings,
     ModuleParts,
     read_raw,
@@ -24,28 +24,33 @@ from opmatrix.files.methods.module_parts import (
 )
 from opmatrix.files.tensors import Tensor
 
-WORDS, BYTES, FLOATING, POWERS = "pack-quantized", "int-quantized", "float-quantized", "mxfp4-pack-quantized"
-STRATEGIES = "tensor", "channel", "group"
+PACKED_WORDS, SIGNED_BYTES, PACKED_FLOAT8, PACKED_MXFP4 = (
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "mxfp4-pack-quantized",
+)
+SCALES_FOR = "tensor", "channel", "group"
 
 
 def compressed_tensors(settings: MethodSettings) -> Callable[[ModuleParts], GroupedLevels | Tensor]:
     """Build the function that reads a matrix. Raises InputError for settings that are not read."""
     settings.choose("quantization_status", ("compressed",), "compressed")
-    form = settings.choose("format", (WORDS, BYTES, FLOATING, POWERS))
+    form = settings.choose("format", (PACKED_WORDS, SIGNED_BYTES, PACKED_FLOAT8, PACKED_MXFP4))
     weights = settings_of_weights(settings)
-    if form == POWERS:
-        weights.choose("group_size", (GROUP,))
+    if form == PACKED_MXFP4:
+        weights.choose("group_size", (GROUP_NUMBERS,))
         return packed_float4
-    weights.choose("type", ("float",) if form == FLOATING else ("int",))
-    bits = weights.choose("num_bits", (4, 8) if form == WORDS else (8,))
-    strategy = weights.choose("strategy", STRATEGIES[:2] if form == FLOATING else STRATEGIES, "tensor")
-    size = weights.group_size() if strategy == "group" else WHOLE
+    weights.choose("type", ("float",) if form == PACKED_FLOAT8 else ("int",))
+    bits = weights.choose("num_bits", (4, 8) if form == PACKED_WORDS else (8,))
+    strategy = weights.choose("strategy", SCALES_FOR[:2] if form == PACKED_FLOAT8 else SCALES_FOR, "tensor")
+    size = weights.group_size() if strategy == "group" else ALL_INPUTS
 
     def read(module: ModuleParts) -> GroupedLevels | Tensor:
         """Read a matrix. Raises InputError for tensors that are missing or do not fit."""
-        if form == FLOATING:
+        if form == PACKED_FLOAT8:
             outputs, inputs = module.take(".weight", ("F8_E4M3",), None, None).shape
-            return scaled(module, ".weight_scale", (outputs if strategy == "tensor" else 1, inputs))
+            return scaled_float8(module, ".weight_scale", (outputs if strategy == "tensor" else 1, inputs))
         packed, outputs, inputs = integers(module, form, bits)
         groups = module.count_groups(size, inputs)
         scales = scales_tensor(module, outputs if strategy != "tensor" else 1, groups)
@@ -82,7 +87,7 @@ def settings_of_weights(settings: MethodSettings) -> MethodSettings:
 
 def integers(module: ModuleParts, form: str, bits: int) -> tuple[Tensor, int, int]:
     """Return the tensor of levels, and the outputs and inputs of the matrix. Raises InputError as `take`."""
-    if form == BYTES:
+    if form == SIGNED_BYTES:
         packed = module.take(".weight", ("I8",), None, None)
         outputs, inputs = packed.shape
         return packed, outputs, inputs
@@ -102,7 +107,7 @@ def scales_tensor(module: ModuleParts, outputs: int, groups: int) -> Tensor:
 def zeros_tensor(module: ModuleParts, form: str, bits: int, scales: tuple[int, ...]) -> Tensor:
     """Return the tensor of levels of zero, of words of adjacent outputs or of bytes. Raises InputError as `take`."""
     rows, groups = scales
-    if form == WORDS:
+    if form == PACKED_WORDS:
         return module.take(".weight_zero_point", ("I32",), -(-rows * bits // 32), groups)
     stored = module.parts[".weight_zero_point"]
     if stored.shape in ((), (1,)) and scales == (1, 1):

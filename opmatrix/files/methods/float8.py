@@ -13,15 +13,15 @@ from opmatrix.files.methods.module_parts import FLOATS, MethodSettings, ModulePa
 from opmatrix.files.tensors import Tensor
 
 FLOAT8 = "F8_E4M3"
-BIAS, MANTISSA = 7, 3  # of the exponent; bits of the fraction
+EXPONENT_BIAS, FRACTION_BITS = 7, 3  # of the exponent; bits of the fraction
 
 
 def float8_numbers() -> Floats:
     """Return the numbers of all 256 bytes: a sign, four bits of exponent, three of fraction; no infinities."""
     codes = np.arange(128)
-    exponent, fraction = codes >> MANTISSA, codes & 7
+    exponent, fraction = codes >> FRACTION_BITS, codes & 7
     whole = np.where(exponent > 0, 8 + fraction, fraction)
-    magnitude = np.ldexp(whole.astype(np.float32), np.maximum(exponent, 1) - BIAS - MANTISSA)
+    magnitude = np.ldexp(whole.astype(np.float32), np.maximum(exponent, 1) - EXPONENT_BIAS - FRACTION_BITS)
     magnitude[-1] = np.nan
     return np.concatenate([magnitude, -magnitude])
 
@@ -47,10 +47,10 @@ def fp8(settings: MethodSettings) -> Callable[[ModuleParts], Tensor]:
         ending = ".weight_scale_inv" if ".weight_scale_inv" in module.parts else ".weight_scale"
         packed = module.take(".weight", (FLOAT8,), None, None)
         if sides is None:
-            return scaled(module, ending, packed.shape)
+            return scaled_float8(module, ending, packed.shape)
         blocks = [-(-length // side) for length, side in zip(packed.shape, sides, strict=True)]
         scale = module.take(ending, FLOATS, *blocks)
-        return made_tensor(packed, f"{module.stem}.weight", packed.shape, partial(widen, packed, scale, sides))
+        return made_tensor(packed, f"{module.stem}.weight", packed.shape, partial(widen_float8, packed, scale, sides))
 
     return read
 
@@ -62,12 +62,12 @@ def fbgemm_fp8(settings: MethodSettings) -> Callable[[ModuleParts], Tensor]:
         """Read a matrix. Raises InputError for tensors that are missing or do not fit."""
         packed = module.take(".weight", (FLOAT8,), None, None)
         module.take(".weight_scale", FLOATS, packed.shape[0], 1)
-        return scaled(module, ".weight_scale", (1, packed.shape[1]))
+        return scaled_float8(module, ".weight_scale", (1, packed.shape[1]))
 
     return read
 
 
-def scaled(module: ModuleParts, ending: str, sides: tuple[int, ...]) -> Tensor:
+def scaled_float8(module: ModuleParts, ending: str, sides: tuple[int, ...]) -> Tensor:
     """Return a matrix of float8 whose blocks of these sides have a scale each; a single one may be of any shape. Raises
     InputError for tensors that are missing or do not fit."""
     packed = module.take(".weight", (FLOAT8,), None, None)
@@ -77,10 +77,10 @@ def scaled(module: ModuleParts, ending: str, sides: tuple[int, ...]) -> Tensor:
         single = single._replace(shape=(1, 1))
         module = module._replace(parts={**module.parts, ending: single})
     scale = module.take(ending, FLOATS, *blocks)
-    return made_tensor(packed, f"{module.stem}.weight", packed.shape, partial(widen, packed, scale, sides))
+    return made_tensor(packed, f"{module.stem}.weight", packed.shape, partial(widen_float8, packed, scale, sides))
 
 
-def widen(packed: Tensor, scale: Tensor, sides: tuple[int, ...]) -> Floats:
+def widen_float8(packed: Tensor, scale: Tensor, sides: tuple[int, ...]) -> Floats:
     """Return numbers times the scales of their blocks, in float32. Raises InputError for a byte that is no number."""
     codes, scales = read_raw(packed), scale.read()
     if len(wrong := np.argwhere((codes & 127) == 127)):

@@ -13,18 +13,23 @@ from opmatrix.files.methods.grouped_levels import GroupedLevels
 from opmatrix.files.methods.module_parts import FLOATS, MethodSettings, ModuleParts, read_raw, unpack_words
 from opmatrix.files.tensors import Tensor
 
-FIRST, SECOND = "gptq", "gptq_v2"  # the first version stores the level of zero less one
-ONES = {4: 0x11111111, 8: 0x01010101}  # a one for each level of a word
+FIRST_VERSION, SECOND_VERSION = "gptq", "gptq_v2"  # the first version stores the level of zero less one
+LEVEL_ONES = {4: 0x11111111, 8: 0x01010101}  # a one for each level of a word
 
 
 def gptq(settings: MethodSettings) -> Callable[[ModuleParts], GroupedLevels]:
     """Build the function that reads a matrix of GPTQ. Raises InputError for settings that are not read."""
     bits = settings.choose("bits", (4, 8))
-    version = settings.choose("format" if "format" in settings.entries else "checkpoint_format", (FIRST, SECOND), FIRST)
+    version = settings.choose(
+        "format" if "format" in settings.entries else "checkpoint_format",
+        (FIRST_VERSION, SECOND_VERSION),
+        FIRST_VERSION,
+    )
     settings.choose("is_marlin_format", (False,), False)
     settings.choose("pack_dtype", ("int32",), "int32")
-    size, offset = settings.group_size(), ONES[bits] if version == FIRST else 0
-    if any(not str(rule).startswith("-:") for rule in settings.entries.get("dynamic") or ()):
+    size, offset = settings.group_size(), LEVEL_ONES[bits] if version == FIRST_VERSION else 0
+    rules = settings.entries.get("dynamic") or {}
+    if not isinstance(rules, dict) or any(not str(rule).startswith("-:") for rule in rules):
         raise settings.wrong("dynamic", "left out, or of rules that leave modules out")
 
     def read(module: ModuleParts) -> GroupedLevels:
@@ -39,7 +44,7 @@ def gptq(settings: MethodSettings) -> Callable[[ModuleParts], GroupedLevels]:
             (outputs, inputs),
             groups,
             bits,
-            partial(levels_of, packed, bits),
+            partial(levels_of_columns, packed, bits),
             partial(scales_of, scales),
             partial(zeros_of, zeros, bits, offset, outputs),
             module.order(".g_idx", groups, inputs),
@@ -48,7 +53,7 @@ def gptq(settings: MethodSettings) -> Callable[[ModuleParts], GroupedLevels]:
     return read
 
 
-def levels_of(packed: Tensor, bits: int) -> NDArray[np.uint8]:
+def levels_of_columns(packed: Tensor, bits: int) -> NDArray[np.uint8]:
     """Return the levels (outputs, inputs) of words (inputs · bits / 32, outputs)."""
     words = read_raw(packed)
     return unpack_words(words, bits).transpose(1, 0, 2).reshape(words.shape[1], -1)

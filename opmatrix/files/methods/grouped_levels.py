@@ -13,7 +13,7 @@ from opmatrix.algebra.data import Numeric
 from opmatrix.files.quantised import STORED
 from opmatrix.files.tensors import Tensor
 
-WIDENED = "F32"
+FLOAT32 = "F32"
 HOLDERS = {  # bits, and whether zero has a level of its own in each group -> number types of blocks, the longest first
     (4, False): ("W4_128", "Q4_0"),
     (4, True): ("Z4_128", "Z4_32"),
@@ -52,10 +52,10 @@ class GroupedLevels(NamedTuple):
         with np.errstate(over="ignore"):
             exact = np.array_equal(scales.astype(np.float16).astype(np.float32), scales)
         if not exact or self.order is not None:
-            return WIDENED
+            return FLOAT32
         group = self.shape[1] // self.groups
         fitting = (name for name in HOLDERS[self.bits, centred] if group % STORED[name].numbers == 0)
-        return next(fitting, WIDENED)
+        return next(fitting, FLOAT32)
 
     def blocks(self, number: str) -> Numeric:
         """Return its blocks of a number type, (outputs, blocks)."""
@@ -85,12 +85,12 @@ class GroupedLevels(NamedTuple):
 
     def tensor(self, name: str, number: str) -> Tensor:
         """Return it as a tensor of a number type."""
-        make = self.widen if number == WIDENED else partial(self.blocks, number)
+        make = self.widen if number == FLOAT32 else partial(self.blocks, number)
         return made_tensor(self.packed, name, self.shape, make, number)
 
 
 def made_tensor(
-    packed: Tensor, name: str, shape: tuple[int, ...], make: Callable[[], Numeric], number: str = WIDENED
+    packed: Tensor, name: str, shape: tuple[int, ...], make: Callable[[], Numeric], number: str = FLOAT32
 ) -> Tensor:
     """Return a tensor whose blocks are made of those of others, in the file of a packed one."""
     return Tensor(packed.file, name, number, shape, 0, made=partial(make))
@@ -101,4 +101,4 @@ def choose_holder(alike: Iterable[GroupedLevels]) -> str:
     matrices = list(alike)
     centred = any(matrix.is_centred() for matrix in matrices)
     numbers = {matrix.holder(centred) for matrix in matrices}
-    return numbers.pop() if len(numbers) == 1 else WIDENED
+    return numbers.pop() if len(numbers) == 1 else FLOAT32

@@ -3,24 +3,27 @@
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.errors import InputError
+from opmatrix.algebra.data import Numeric
 from opmatrix.files.tensors import Tensor
+
+SettingValue = TypeVar("SettingValue")
 
 FLOATS = "F16", "BF16", "F32"
 RAW = {"I32": "<u4", "U8": "u1", "I8": "i1", "F8_E4M3": "u1", "I64": "<i8"}  # number types that are read as they are
-WHOLE = -1  # the group size of groups that hold all inputs
+ALL_INPUTS = -1  # the group size of groups that hold all inputs
 INSTEAD = "take another quantisation of the model, or save it dequantised"
 
 
 class MethodSettings(NamedTuple):
     """The entries of a config's quantization_config, and their file. `path` leads to the entries."""
 
-    entries: Mapping[str, Any]
+    entries: Mapping[str, object]
     file: Path
     path: str = "quantization_config"
 
@@ -29,17 +32,18 @@ class MethodSettings(NamedTuple):
         value = self.entries.get(key)
         return InputError(f"{self.file}: {self.path}.{key} is {value!r:.80}: it must be {wanted}: {INSTEAD}")
 
-    def choose(self, key: str, allowed: Sequence[object], usual: object = None) -> Any:
+    def choose(self, key: str, allowed: Sequence[SettingValue], usual: SettingValue | None = None) -> SettingValue:
         """Return an entry, or the usual one where it is left out. Raises InputError for one that is not allowed."""
         value = self.entries.get(key, usual)
-        if not any(value == each and type(value) is type(each) for each in allowed):
-            raise self.wrong(key, " or ".join(map(repr, allowed)))
-        return value
+        for choice in allowed:
+            if value == choice and type(value) is type(choice):
+                return choice
+        raise self.wrong(key, " or ".join(map(repr, allowed)))
 
     def group_size(self) -> int:
-        """Return the inputs of a group, WHOLE for all of them. Raises InputError for another entry."""
+        """Return the inputs of a group, ALL_INPUTS for all of them. Raises InputError for another entry."""
         size = self.entries.get("group_size")
-        if type(size) is int and (size > 0 or size == WHOLE):
+        if type(size) is int and (size > 0 or size == ALL_INPUTS):
             return size
         raise self.wrong("group_size", "a positive whole number, or -1 for all inputs")
 
@@ -81,7 +85,7 @@ class ModuleParts(NamedTuple):
 
     def count_groups(self, size: int, inputs: int) -> int:
         """Return the groups of `size` inputs. Raises InputError for a size that does not divide the inputs."""
-        if size == WHOLE:
+        if size == ALL_INPUTS:
             return 1
         if inputs % size:
             raise InputError(
@@ -106,7 +110,7 @@ class ModuleParts(NamedTuple):
         return None if np.array_equal(order, np.arange(inputs) * groups // inputs) else order
 
 
-def read_raw(tensor: Tensor) -> NDArray[Any]:
+def read_raw(tensor: Tensor) -> Numeric:
     """Return the numbers of a tensor as its file has them, int32 as uint32 and float8 as bytes. Raises InputError as
     `Tensor.read_blocks`."""
     return tensor.read_blocks(np.dtype(RAW[tensor.number]), prod(tensor.shape)).reshape(tensor.shape)

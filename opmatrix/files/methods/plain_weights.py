@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opmatrix.files.methods.awq import awq
-from opmatrix.files.methods.bitsandbytes import KINDS, STATE, bitsandbytes
+from opmatrix.files.methods.bitsandbytes import CODE_TABLES, STATE_ENDING, bitsandbytes
 from opmatrix.files.methods.compressed_tensors import compressed_tensors
 from opmatrix.files.methods.float4 import mxfp4
 from opmatrix.files.methods.float8 import fbgemm_fp8, fp8
@@ -29,7 +29,7 @@ class QuantMethod(NamedTuple):
     beside: tuple[str, ...]
 
 
-METHODS = {  # by quantization_config.quant_method
+QUANT_METHODS = {  # by quantization_config.quant_method
     "gptq": QuantMethod(gptq, (".qweight",), (".qzeros", ".scales", ".g_idx")),
     "awq": QuantMethod(awq, (".qweight",), (".qzeros", ".scales")),
     "compressed-tensors": QuantMethod(
@@ -56,7 +56,7 @@ METHODS = {  # by quantization_config.quant_method
             ".weight.quant_map",
             ".weight.nested_absmax",
             ".weight.nested_quant_map",
-            *(STATE + kind for kind in KINDS),
+            *(STATE_ENDING + kind for kind in CODE_TABLES),
         ),
     ),
 }
@@ -67,9 +67,9 @@ def plain_weights(config: dict[str, object], file: Path, tensors: Mapping[str, T
     Raises InputError for a method or settings that are not read, tensors that are missing or do not fit, and scales
     that are not finite."""
     settings = MethodSettings(config, file)
-    method = METHODS.get(name) if isinstance(name := config.get(QUANT_METHOD), str) else None
+    method = QUANT_METHODS.get(name) if isinstance(name := config.get(QUANT_METHOD), str) else None
     if method is None:
-        raise settings.wrong(QUANT_METHOD, f"one of {', '.join(METHODS)}")
+        raise settings.wrong(QUANT_METHOD, f"one of {', '.join(QUANT_METHODS)}")
     read, plain = method.start(settings), dict(tensors)
     grouped = defaultdict[str, dict[str, GroupedLevels]](dict)
     for stem in (name.removesuffix(mark) for name in tensors for mark in method.marks if name.endswith(mark)):
