@@ -16,8 +16,9 @@ LevelArray: TypeAlias = NDArray[np.integer]
 class BlockLayout(NamedTuple):
     """The meaning of blocks. A level q of a group stands for D v(q) + M, with v(q) = q - zero, or the entry q of
     `table`. A block has `groups` groups of `group` inputs, a scale d and, with `minimum`, a second one, m. Without
-    `fields` D = d and M = m. Otherwise each group has an integer, stored in planes of `fields` bits: its low
-    `scale_bits` bits, less `middle`, times d are D; the other bits times m are M."""
+    `fields` D = d and M = m, or M = -m d where m is the level of zero (`centred`). Otherwise each group has an integer,
+    stored in planes of `fields` bits: its low `scale_bits` bits, less `middle`, times d are D; the other bits times m
+    are M."""
 
     planes: tuple[int, ...]
     group: int = PLANE_INPUTS
@@ -28,6 +29,7 @@ class BlockLayout(NamedTuple):
     zero: int = 0
     minimum: bool = False
     table: tuple[float, ...] = ()
+    centred: bool = False
 
     @property
     def bits(self) -> int:
@@ -68,6 +70,8 @@ class BlockLayout(NamedTuple):
         grouped = self.values[q.reshape(count, self.groups, self.group, p)]
         scale = np.asarray(d, np.float32)[:, None]
         shift = None if m is None else np.asarray(m, np.float32)[:, None]
+        if self.centred and shift is not None:
+            shift = -shift * scale
         if parts is not None:
             low = (parts & ((1 << self.scale_bits) - 1)).astype(np.float32)
             scale = scale * (low - np.float32(self.middle))

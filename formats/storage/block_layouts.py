@@ -1,5 +1,5 @@
-"""The layouts of blocks of GGUF files (ggml, https://github.com/ggml-org/ggml, ggml-common.h), and the conversion of a
-file's blocks to them."""
+"""The layouts of blocks of GGUF files (ggml, https://github.com/ggml-org/ggml, ggml-common.h) and of groups of
+quantised checkpoints (opmatrix/files/methods), and the conversion of a file's blocks to them."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,6 +20,10 @@ LAYOUTS = {
     "q4_k": BlockLayout((4,), 32, 8, (8, 4), 6, minimum=True),
     "q5_k": BlockLayout((4, 1), 32, 8, (8, 4), 6, minimum=True),
     "q6_k": BlockLayout((4, 2), 16, 16, (8,), 8, middle=128, zero=32),
+    "w4_128": BlockLayout((4,), 128, zero=8),
+    "w8_128": BlockLayout((4, 4), 128, zero=128),
+    "z4_128": BlockLayout((4,), 128, minimum=True, centred=True),
+    "z4_32": BlockLayout((4,), 32, minimum=True, centred=True),
 }
 
 
@@ -119,5 +123,13 @@ FILED = {
         np.dtype([("low", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), ("d", "<f2")]),
         lambda x: nibbles(x["low"], 64) | pairs_of_bits(x["high"]) << 4,
         lambda x: shifted_bytes(x["scales"]),
+    ),
+    "w4_128": FiledBlock(np.dtype([("d", "<f2"), ("q", "u1", 64)]), lambda x: nibbles(x["q"], 64)),
+    "w8_128": FiledBlock(np.dtype([("d", "<f2"), ("bytes", "u1", 128)]), lambda x: x["bytes"]),
+    "z4_128": FiledBlock(
+        np.dtype([("d", "<f2"), ("m", "<f2"), ("halves", "u1", 64)]), lambda x: nibbles(x["halves"], 64)
+    ),
+    "z4_32": FiledBlock(
+        np.dtype([("d", "<f2"), ("m", "<f2"), ("halves", "u1", 16)]), lambda x: nibbles(x["halves"], 16)
     ),
 }

@@ -39,6 +39,10 @@ from formats.storage.q8_0 import Q8_0
 from formats.storage.sell import SELL
 from formats.storage.stacked import Stacked, can_stack
 from formats.storage.vectorwise import VectorWise
+from formats.storage.w4_128 import W4_128
+from formats.storage.w8_128 import W8_128
+from formats.storage.z4_32 import Z4_32
+from formats.storage.z4_128 import Z4_128
 
 __all__ = [
     "BF16",
@@ -58,6 +62,10 @@ __all__ = [
     "Q6_K",
     "Q8_0",
     "SELL",
+    "W4_128",
+    "W8_128",
+    "Z4_32",
+    "Z4_128",
     "BalancedInt8",
     "Block",
     "BlockInt8",
@@ -115,6 +123,10 @@ FORMATS: dict[str, type[Format]] = {
         Q8_0Int8,
         SELL,
         CSC,
+        W4_128,
+        W8_128,
+        Z4_128,
+        Z4_32,
     )
 }
 

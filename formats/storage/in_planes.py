@@ -167,12 +167,16 @@ def fitted_blocks(layout: BlockLayout, W: NDArray[np.float32]) -> BlockNumbers:
 
 
 def float16_scales(layout: BlockLayout, wide: NDArray[np.float32]) -> ScalesAndMinima:
-    """Return scales as float16, and the minima that put the middle level at zero, if the layout has them. Raises
+    """Return scales as float16, and the second ones that put the middle level at zero, if the layout has them. Raises
     FormatError for scales beyond float16."""
     with np.errstate(over="ignore"):
         d = wide.astype(np.float16)
-        m = (-middle_level(layout) * d.astype(np.float32)).astype(np.float16) if layout.minimum else None
-    if not np.isfinite(d if m is None else m).all():
+        m = None
+        if layout.centred:
+            m = np.full_like(d, middle_level(layout))
+        elif layout.minimum:
+            m = (-middle_level(layout) * d.astype(np.float32)).astype(np.float16)
+    if not np.isfinite(d if m is None or layout.centred else m).all():
         raise FormatError(f"W has a scale of {abs(wide).max():.3g}, beyond {FLOAT16_MAX:.0f}, the largest float16")
     return d, m
 

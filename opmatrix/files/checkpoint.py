@@ -35,6 +35,7 @@ from opmatrix.files.directory.model_files import CONFIG, INDEX, TOKENIZER, WEIGH
 from opmatrix.files.directory.scored import read_scoring, read_texts
 from opmatrix.files.directory.sparse_files import declares_sparse, read_sparse
 from opmatrix.files.filed_data import BlockSource, FiledData
+from opmatrix.files.methods.plain_weights import QUANT_METHOD, plain_weights
 from opmatrix.files.tensors import ExpertTensors, Tensor, find_experts, header
 from opmatrix.inference.chat.chat_templates import ChatTemplates
 from opmatrix.inference.pooling import LAST, Pooling
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from opmatrix.models.config import TensorNames
 
 PICKLED = "pytorch_model.bin"
+QUANTISATION = "quantization_config"
 CLASSIFIES = "ForSequenceClassification"  # the ending of the architectures of models that score texts
 SPEAKS = "ForCausalLM", "LMHeadModel"  # endings of the architectures of language models
 # endings of the architectures of models that answer by a head
@@ -143,6 +145,7 @@ class Checkpoint:
                 "give a directory that holds it"
             )
         config = Config(directory / CONFIG)
+        quantised = take_quantisation(config) if held is None else None
         list_tensors = partial(listing, directory) if held is None else held.list_tensors
         with config.named():
             if family := tell_family(config, FAMILIES, list_tensors):
@@ -150,7 +153,10 @@ class Checkpoint:
             named_family(config)
             config.fill()
             check(config)
-        return cls(name or directory.resolve().name, directory, config, list_tensors(), held=held)
+        tensors = list_tensors()
+        if quantised is not None:
+            tensors = plain_weights(quantised, config.path, tensors)
+        return cls(name or directory.resolve().name, directory, config, tensors, held=held)
 
     @classmethod
     def of_gguf(cls, file: Path, name: str | None = None) -> "Checkpoint":
@@ -543,6 +549,15 @@ def open_plain(model: "str | Path | Module") -> Checkpoint:
             f"a directory: AutoModel.from_pretrained(NAME).save_pretrained(DIR), and so AutoTokenizer"
         )
     return Checkpoint.open(model)
+
+
+def take_quantisation(config: Config) -> dict[str, object] | None:
+    """Return the settings of a quantisation method, and take them out of the config; None where it has no method."""
+    settings = config.get(QUANTISATION)
+    if not (isinstance(settings, dict) and QUANT_METHOD in settings):
+        return None
+    del config[QUANTISATION]
+    return settings
 
 
 def listing(directory: Path) -> dict[str, Tensor]:

@@ -46,7 +46,8 @@ class HeldBytes:
 class Tensor(NamedTuple):
     """The place of a tensor: its file, its name and number type there, its shape, its first byte. `pairs`: the number
     of heads whose rows are interleaved, each beside its partner of the head's second half, as in GGUF files; 0:
-    none. `held`: its bytes, of a model in memory, whose name is in place of the file."""
+    none. `held`: its bytes, of a model in memory, whose name is in place of the file. `made`: the function that makes
+    its blocks of those of other tensors, for a quantised checkpoint."""
 
     file: Path
     name: str
@@ -55,6 +56,7 @@ class Tensor(NamedTuple):
     start: int
     pairs: int = 0
     held: HeldBytes | None = None
+    made: Callable[[], Numeric] | None = None
 
     def matrix(self, at: int, first: int, rows: int) -> Tensor:
         """Return `rows` rows, from `first` on, of matrix `at` of a tensor of three axes, as a tensor of its own."""
@@ -113,6 +115,8 @@ class Tensor(NamedTuple):
     def read_blocks(self, block: np.dtype[np.generic], count: int) -> Numeric:
         """Read `count` blocks from its first byte on; of a model in memory they are a view. Raises InputError if the
         file ends before."""
+        if self.made is not None:
+            return self.made().reshape(-1)[self.start // block.itemsize :][:count]
         if self.held is not None:
             return self.held.numbers[self.start : self.start + count * block.itemsize].view(block)
         with open_regular(self.file) as raw:

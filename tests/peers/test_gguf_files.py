@@ -10,6 +10,7 @@ from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import open_model
+from opmatrix.files.gguf import TENSOR_TYPES
 from opmatrix.files.quantised import STORED
 from rewrites.laws import EXACT_LAWS
 from rewrites.lowering.representations import Representable
@@ -20,7 +21,7 @@ torch = pytest.importorskip("torch", reason="needs peers: torch")
 transformers = pytest.importorskip("transformers", reason="needs peers: transformers")
 
 
-@pytest.mark.parametrize("number", [number for number in STORED if number not in ("F32", "F16", "F64")])
+@pytest.mark.parametrize("number", [number for number in TENSOR_TYPES.values() if number not in ("F32", "F16", "F64")])
 def test_blocks_are_widened_to_the_bit(rng, number):
     """Random bytes, scales from zero to large."""
     stored, kind = STORED[number], gguf.GGMLQuantizationType[number]

@@ -78,6 +78,8 @@ def scale_reader(layout: BlockLayout):
                 d = builder.fmul(d, builder.sitofp(builder.sub(low, words_of(layout.middle)), VECTOR))
                 high = builder.lshr(whole, words_of(layout.scale_bits))
                 m = [builder.fmul(each, builder.sitofp(high, VECTOR)) for each in m]
+            if layout.centred:
+                m = [builder.fneg(builder.fmul(d, each)) for each in m]
             scale.append(d)
             shift += m or [builder.fmul(d, splat(builder, FLOAT(float(missing_offset(layout)))))]
         return [*scale, *shift]

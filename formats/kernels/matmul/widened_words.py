@@ -243,12 +243,14 @@ def word_strips(wording: Wording) -> tuple[Callable[..., None], ...]:
         """Compute a tile of sums: some rows against as many columns as it has; room: scratch for the rows of a word."""
         sums = none
         for top in range(0, depth, group):
-            turns, end = turns_at(none, top, scale, parts, across), min(top + group, depth) - inputs + 1
-            begin = w + top // GROUP_INPUTS * bits * across
-            for k in range(top, end, inputs):
-                sums = add_words(sums, x + 4 * k, along, begin, across, k % GROUP_INPUTS // inputs, turns)
+            turns, end = turns_at(none, top, scale, parts, across), min(top + group, depth)
+            for at in range(top, end, GROUP_INPUTS):
+                begin = w + at // GROUP_INPUTS * bits * across
+                for k in range(at, min(at + GROUP_INPUTS, end) - inputs + 1, inputs):
+                    sums = add_words(sums, x + 4 * k, along, begin, across, k % GROUP_INPUTS // inputs, turns)
             if top + group > depth and depth % inputs:
                 first = depth // inputs * inputs
+                begin = w + first // GROUP_INPUTS * bits * across
                 store_words(none, begin, across, first % GROUP_INPUTS // inputs, turns, room, 4 * span(none))
                 for k in range(first, depth):
                     sums = add_outer(sums, x + 4 * k, along, room + 4 * span(none) * (k % inputs), None)
@@ -273,10 +275,12 @@ def word_strips(wording: Wording) -> tuple[Callable[..., None], ...]:
         last word is widened whole."""
         for top in range(0, depth, group):
             turns = turns_at(none, top, scale, parts, across)
-            begin = w + top // GROUP_INPUTS * bits * across
-            for k in range(top, min(top + group, depth), inputs):
-                store_words(none, begin, across, k % GROUP_INPUTS // inputs, turns, to, 4 * PANEL)
-                to += 4 * PANEL * inputs
+            end = min(top + group, depth)
+            for at in range(top, end, GROUP_INPUTS):
+                begin = w + at // GROUP_INPUTS * bits * across
+                for k in range(at, min(at + GROUP_INPUTS, end), inputs):
+                    store_words(none, begin, across, k % GROUP_INPUTS // inputs, turns, to, 4 * PANEL)
+                    to += 4 * PANEL * inputs
 
     @njit(**HELPER)
     def widen_columns(whole, columns, w, scale, parts, across, depth, to):

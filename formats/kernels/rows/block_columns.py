@@ -14,7 +14,7 @@ from formats.kernels.engine.native import njit
 
 # the first and the second plane of levels, and of the integers of groups, in bits; see BlockLayout. table: the address
 # of the numbers that levels stand for
-COLUMN_LAYOUT = np.dtype(words("table first second group groups field more scale_bits middle minimum"))
+COLUMN_LAYOUT = np.dtype(words("table first second group groups field more scale_bits middle minimum centred"))
 f4 = np.float32
 
 
@@ -37,6 +37,7 @@ def kept_layout(layout: BlockLayout) -> tuple[np.ndarray, np.ndarray]:
                 layout.scale_bits,
                 layout.middle,
                 int(layout.minimum),
+                int(layout.centred),
             )
         ],
         COLUMN_LAYOUT,
@@ -83,8 +84,10 @@ def add_block_column(y, f, column, fresh):
             whole = group_integer(parts + across * part_words * block, across, c, group)
             d = d * f4((whole & (1 << c.scale_bits) - 1) - c.middle)
             m = m * f4(whole >> c.scale_bits)
-        begin = w + across * bits * (top // PLANE_INPUTS)
+        if c.centred:
+            m = -(m * d)
         for j in range(top, min(top + c.group, y.size)):
+            begin = w + across * bits * (j // PLANE_INPUTS)
             level = plane_entry(begin, across, 0, c.first, j % PLANE_INPUTS)
             if c.second:
                 level = level + (plane_entry(begin, across, c.first, c.second, j % PLANE_INPUTS) << c.first)

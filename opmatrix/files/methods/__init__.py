@@ -1,0 +1,1 @@
+"""Quantisation methods of checkpoints, a file each: the numbers that their tensors stand for."""
