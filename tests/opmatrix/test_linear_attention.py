@@ -1,6 +1,7 @@
 """Linear attention: oracles, the kernel and programs agree with a loop over rows that keeps a state; a search finds it
 where it is written with scores of all pairs."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -27,12 +28,14 @@ from opmatrix.algebra.operators import (
 from opmatrix.algebra.positions.patterns import causal, everyone, sequence, window
 from opmatrix.algebra.shapes import ShapeError
 from opmatrix.algebra.term import formula
-from opmatrix.inference.cached_terms import cached_model
+from opmatrix.inference.cached_terms import cached_model, check_sessions
 from opmatrix.parallel.ranks.virtual import run as run_ranks
 from opmatrix.parallel.sharding.feeds import Feed
 from opmatrix.runtime.declarations.meanings import bound, meaning
 from opmatrix.runtime.kernels import KERNELS
+from rewrites.lowering.phased import Generation, later_step, prefill
 from rewrites.search.search import search
+from rewrites.workload.decoded import predict_step
 from tests.support import standin
 from tests.support.terms_of_rows import share_of
 
@@ -200,6 +203,61 @@ def test_sums_of_many_rows_are_within_the_bound(columns):
     assert (share(case, operands, lengths) <= 1).all()
 
 
+# ---- new rows of sequences
+
+
+@dataclass(frozen=True)
+class Continued:
+    """A batch of new rows of sequences of these lengths: every second one goes on from a state, the last rows of each
+    leave states."""
+
+    lengths: tuple[int, ...]
+    starts: np.ndarray
+    sources: np.ndarray
+    targets: np.ndarray
+
+    @classmethod
+    def of(cls, lengths):
+        count, ends = len(lengths), np.cumsum(lengths)
+        targets = np.zeros(ends[-1], int)
+        targets[ends - 1] = 1 + count + np.arange(count)
+        targets[ends[-1] - 2] = 1 + 2 * count
+        before = np.arange(1, count + 1) * (np.arange(count) % 2)
+        return cls(lengths, np.append(0, ends), np.repeat(before, lengths), targets)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.where is PREFIX])
+def test_kernels_of_new_rows_are_within_their_bounds(name):
+    """And have the bits of the whole text, of which the first rows were passed before."""
+    case, batch = CASES[name], Continued.of(LENGTHS)
+    operands, rng = case.drawn(LENGTHS), np.random.default_rng(7)
+    states = rng.standard_normal((2 * len(LENGTHS) + 2, max(case.heads), case.d * case.e), np.float32)
+    states[0] = 0
+    kept = {key: x for key, x in operands.items() if key != "q"} | dict(rates=None, state=states)
+    read = operands | dict(rates=None, s0=states, where=PREFIX.text)
+    for kernel, given, shape in (
+        ("carried_recurrent", read, (sum(LENGTHS), max(case.heads), case.e)),
+        ("keep_states", kept, states.shape),
+    ):
+        out = np.full(shape, np.nan, np.float32)
+        KERNELS[kernel].function(out, batch, **given)
+        arguments = dict(given, batch=batch)
+        assert (share_of(out, meaning(KERNELS[kernel], arguments, batch), bound(KERNELS[kernel], arguments)) <= 1).all()
+    stayed = np.setdiff1d(np.arange(len(states)), batch.targets)
+    assert out[stayed].tobytes() == states[stayed].tobytes()
+
+
+def test_states_that_do_not_fit_are_refused():
+    operands, batch = Case().drawn([3]), Continued.of((3,))
+    states = np.zeros((4, 2, 255), np.float32)
+    with pytest.raises(ValueError, match="states"):
+        KERNELS["carried_recurrent"].function(np.zeros((3, 2, 16), np.float32), batch, **operands, s0=states)
+    few = np.zeros((2, 2, 256), np.float32)
+    with pytest.raises(IndexError, match="targets: 3 is outside"):
+        del operands["q"]
+        KERNELS["keep_states"].function(few, batch, **operands, state=few)
+
+
 # ---- terms
 
 
@@ -357,12 +415,26 @@ def test_ranks_have_the_same_numbers(mesh):
 
 def test_what_is_not_built_is_refused_by_name():
     model = gated(3, GATE)
-    with pytest.raises(InputError, match="it reads other rows"):
+    with pytest.raises(InputError, match="no term expresses states of sequences"):
         cached_model(model)
-    with pytest.raises(InputError, match="recurrent: it reads other rows"):
-        om.cached(om.schedule(model, LONG, machine=standin.machine()).program)
+    with pytest.raises(InputError, match=r"recurrent: it reads other rows.*: its rows read the state behind the last"):
+        om.cached(om.schedule(gated(3, GATE, sequence), LONG, machine=standin.machine()).program)
     with pytest.raises(InputError, match=r"^pullback: scan has no pullback"):
         om.pullback(formula(lambda x: linear_attention(x @ Q, x @ K, x @ V)))
+
+
+def test_a_search_for_generation_takes_what_sessions_run():
+    """Also for prompts so short that scores of all pairs would be cheaper: a session has no kernel for these."""
+    model = with_scores(3, PREFIX)
+    check_sessions(model)
+    phases = Generation(2, 4).phases([PREFIX])
+    found = search(model, om.laws, standin.machine(), phases)
+    program = found.program({})[0]
+    assert "recurrent" in kernels(program)
+    steps = [predict_step(standin.machine(), program.decoder, each) for each in (prefill(2, 1), later_step(4, 1))]
+    assert found.time == pytest.approx(steps[0] + phases[1].times * steps[1], rel=1e-9)
+    with pytest.raises(InputError, match="it reads other rows"):
+        check_sessions(with_scores(3, sequence))
 
 
 def test_constant_decays_are_those_of_retention():

@@ -21,7 +21,7 @@ from opmatrix.runtime.declarations.by_sequence import Doubles, asked_queries, in
 from opmatrix.runtime.declarations.costs import Costs
 from opmatrix.runtime.declarations.fitting import heads_of, same
 from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel
-from opmatrix.runtime.declarations.operands import Heads, Vector
+from opmatrix.runtime.declarations.operands import Heads, States, Vector
 from opmatrix.runtime.declarations.padded import Padded, Unpadded, score_keys, weigh_values
 
 if TYPE_CHECKING:
@@ -78,23 +78,46 @@ class RowState(NamedTuple):
         return RowState(np.einsum("hd,hde->he", q, numbers), doubt + gamma(count) * sizes + count * SMALLEST)
 
 
-def pass_states(a: Arguments, of: Arguments) -> Iterator[RowState]:
-    """Yield what the query of each requested row reads of its state, in the numbers of `of`."""
-    heads = max(x.shape[1] for x in (of.q, of.k, of.v, of.v if of.decays is None else of.decays))
-    q, k, v = (in_groups(x, heads) for x in (of.q, of.k, of.v))
-    factors = of.decays if of.rates is None else repeat_rates(of.rates, len(k), heads)
-    decays = None if factors is None else in_groups(factors, heads)
-    empty = np.zeros((heads, k.shape[2], v.shape[2]))
-    for at, queries, keys in asked_queries(a):
-        state, behind, asked = RowState(empty, empty), list[RowState](), {*queries.tolist()}
-        whole = seen.pattern(a).whole
+class StatePasses(NamedTuple):
+    """Keys, values and decays of all rows in float64, in as many heads as states have; the state that the sequence of
+    some rows begins with."""
+
+    k: Doubles
+    v: Doubles
+    decays: Doubles | None
+    begin: Callable[[slice], Doubles]
+
+    @classmethod
+    def of(cls, a: Arguments, heads: int, begin: Callable[[slice], Doubles]) -> "StatePasses":
+        """Return those of the operands of a step."""
+        factors = a.decays if a.rates is None else repeat_rates(a.rates, len(a.k), heads)
+        decays = None if factors is None else in_groups(factors, heads)[:, :, :, None]
+        return cls(in_groups(a.k, heads), in_groups(a.v, heads), decays, begin)
+
+    def behind(self, keys: slice) -> Iterator[RowState]:
+        """Yield the state behind each row of a sequence."""
+        begun = self.begin(keys)
+        state = RowState(begun, np.zeros_like(begun))
         for t in range(keys.start, keys.stop):
-            state = state.passed(k[t], v[t], None if decays is None else decays[t][:, :, None])
-            if t in asked and not whole:
-                behind.append(state.read(q[at.start + len(behind)]))
-        if whole:
-            behind = [state.read(row) for row in q[at]]
-        yield from behind
+            state = state.passed(self.k[t], self.v[t], None if self.decays is None else self.decays[t])
+            yield state
+
+
+def read_passes(a: Arguments, of: Arguments, passes: StatePasses, heads: int) -> Iterator[RowState]:
+    """Yield what the query of each requested row reads of its state, in the numbers of `of`."""
+    q, whole = in_groups(of.q, heads), seen.pattern(a).whole
+    for at, queries, keys in asked_queries(a):
+        states = [*passes.behind(keys)]
+        for query, row in zip(q[at], queries.tolist(), strict=True):
+            yield states[-1 if whole else row - keys.start].read(query)
+
+
+def read_empty(a: Arguments, of: Arguments) -> Iterator[RowState]:
+    """Yield what queries read of states of sequences that begin empty."""
+    values = (of.q, of.k, of.v) if of.decays is None else (of.q, of.k, of.v, of.decays)
+    heads = max(x.shape[1] for x in values)
+    empty = np.zeros((heads, of.k.shape[2], of.v.shape[2]))
+    yield from read_passes(a, of, StatePasses.of(of, heads, lambda keys: empty), heads)
 
 
 def time_recurrent(decayed: bool) -> Callable[["Grid", "Numbers"], Iterator[Timed]]:
@@ -123,7 +146,36 @@ def price_recurrent(decayed: bool) -> Price:
     )
 
 
-@kernel(launches=True, row_mixing=True, prices={name: price_recurrent(decayed) for decayed, name in PRICED_AS.items()})
+def shape_recurrent(a: Arguments) -> Heads:
+    """Return the heads and the columns of v. Raises ValueError for heads or columns that do not fit."""
+    heads = heads_of(**{name: x for name in ("q", "k", "v", "decays") if (x := getattr(a, name)) is not None})
+    same("k columns", a.k.cols, a.q.cols)
+    check_decays(a, heads)
+    return Heads(heads, a.v.cols)
+
+
+def check_decays(a: Arguments, heads: int) -> None:
+    """Raise ValueError for decays that are neither one of a head nor one of each column of k."""
+    if a.decays is not None and a.decays.cols != 1:
+        same("decays columns", a.decays.cols, a.k.cols)
+    if isinstance(a.rates, np.ndarray) and len(a.rates) not in (heads, heads * a.k.cols):
+        raise ValueError(f"rates: {len(a.rates)} numbers, where {heads} or {heads * a.k.cols} are needed")
+
+
+def cost_recurrent(a: Arguments, heads: int, extents: Extents) -> Costs:
+    """Return the price of as many rows, heads, and numbers of a state."""
+    width = float(a.k.cols * a.v.cols) ** 0.5
+    decayed = a.decays is not None or a.rates is not None
+    return [(PRICED_AS[decayed], {"T": extents[T], "h": heads, "d": width})]
+
+
+@kernel(
+    launches=True,
+    row_mixing=True,
+    carried_variant="carried_recurrent",
+    kept_variant="keep_states",
+    prices={name: price_recurrent(decayed) for decayed, name in PRICED_AS.items()},
+)
 class recurrent(Arguments):
     """Each query times the sum of keys times values of its sequence up to its row, or of all of it; decays multiply the
     sum before a row adds to it, in all columns of keys or each in its own."""
@@ -133,19 +185,19 @@ class recurrent(Arguments):
     def shape(a) -> Heads:
         """Return the heads and the columns of v. Raises ValueError for heads or columns that do not fit, and for a
         pattern that is no prefix of a sequence."""
-        heads = heads_of(**{name: x for name in ("q", "k", "v", "decays") if (x := getattr(a, name)) is not None})
-        same("k columns", a.k.cols, a.q.cols)
-        if a.decays is not None and a.decays.cols != 1:
-            same("decays columns", a.decays.cols, a.q.cols)
-        if isinstance(a.rates, np.ndarray) and len(a.rates) not in (heads, heads * a.q.cols):
-            raise ValueError(f"rates: {len(a.rates)} numbers, where {heads} or {heads * a.q.cols} are needed")
         if not seen.pattern(a).prefix:
             raise ValueError(f"where: {a.where!r} is no prefix of a sequence: give sequence & causal, or sequence")
-        return Heads(heads, a.v.cols)
+        return shape_recurrent(a)
+
+    def state(a) -> States:
+        """Return the state of a sequence. Raises ValueError where rows read those behind them."""
+        if seen.pattern(a).whole:
+            raise ValueError("its rows read the state behind the last row")
+        return States(shape_recurrent(a).heads, a.k.cols * a.v.cols)
 
     def reference(a) -> Doubles:
         """Pass the rows of each sequence through a state in float64."""
-        return np.stack([row.numbers for row in pass_states(a, a)])
+        return np.stack([row.numbers for row in read_empty(a, a)])
 
     def padded(a) -> Padded:
         """Multiply scores of all pairs with values. Raises Unpadded for decays, which have no products of pairs
@@ -158,13 +210,11 @@ class recurrent(Arguments):
 
     def bound(a) -> Doubles:
         """Return a running error of every operation on the state, in the kernel's own order, read by the query."""
-        return np.stack([row.error for row in pass_states(a, a.exact)])
+        return np.stack([row.error for row in read_empty(a, a.exact)])
 
     def cost(a, out: Heads, extents: Extents) -> Costs:
         """Return the price of as many rows, heads, and numbers of a state."""
-        width = float(a.q.cols * a.v.cols) ** 0.5
-        decayed = a.decays is not None or a.rates is not None
-        return [(PRICED_AS[decayed], {"T": extents[T], "h": out.heads, "d": width})]
+        return cost_recurrent(a, out.heads, extents)
 
     def borders(a) -> Collection[int]:
         """Return the rows at which the compiled `recurrent` takes another path."""
