@@ -69,7 +69,10 @@ class Recalling:
                 self.carries = True  # laws make it linear attention
             case "product", (*_, where) if where is not everyone:
                 raise InputError(f"{brief(term)}: {ELSEWHERE}")
-            case ("shift", _) | (("scan" | "linear_attention" | "gated_linear_attention"), (*_, Pattern(whole=False))):
+            case (("shift" | "delta_rule" | "gated_delta_rule"), _) | (
+                ("scan" | "linear_attention" | "gated_linear_attention"),
+                (*_, Pattern(whole=False)),
+            ):
                 if not self.programs:
                     raise InputError(f"cached: {brief(term)}: no term expresses states of sequences: {SEARCHED_FIRST}")
                 self.carries = True

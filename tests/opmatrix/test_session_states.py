@@ -68,12 +68,28 @@ def retained():
     return om.gated_linear_attention(q, k, v, rates) @ om.heads(2).T @ matrix(14)
 
 
+def corrected(gate=None):
+    """The delta rule on keys of unit length, with decays of a head or of each column of keys, or without."""
+
+    def mixed(x):
+        q, v = x @ QUERY @ om.heads(2), x @ VALUE @ om.heads(2)
+        k, betas = x @ KEY @ om.heads(2) @ om.rmsnorm(1e-6) * (2 / WIDTH) ** 0.5, x @ BETA @ om.sigmoid @ om.heads(2)
+        if gate is None:
+            return om.delta_rule(q, k, v, betas) @ om.heads(2).T
+        return om.gated_delta_rule(q, k, v, betas, x @ GATES[gate] @ om.sigmoid @ om.heads(2)) @ om.heads(2).T
+
+    return om.formula(mixed)
+
+
+QUERY, KEY, VALUE, BETA = matrix(), matrix(), matrix(p=2 * 7), matrix(p=2)
+GATES = {2: matrix(p=2), WIDTH: matrix()}
 MODELS = {
     "selective": TABLE @ (om.I + selective()) @ (om.I + selective()),
     "hybrid": TABLE @ (om.I + selective()) @ (om.I + attending()),
     "shifts": TABLE @ matrix() @ (om.shift(2) + om.shift(5)) @ matrix() @ (om.I + om.shift(1) @ om.tanh),
     "linear": TABLE @ (om.I + linear()) @ (om.I + linear(2)) @ matrix(),
     "decays of columns": TABLE @ (om.I + om.shift(1)) @ linear(WIDTH) @ (om.I + retained() @ om.shift(1)),
+    "delta rule": TABLE @ (om.I + corrected() @ matrix(14)) @ (om.I + corrected(2) @ matrix(14)) @ corrected(WIDTH),
     "a maximum": TABLE @ om.scan(om.const(1.0), matrix(), "rectify"),
 }
 

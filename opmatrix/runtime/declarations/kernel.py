@@ -76,9 +76,9 @@ class Declared:
     scores its price counts. `row_mixing`: a row of the result depends on other rows. `is_input`: its value is an input,
     stored with a batch or a session. `cached_variant`: the kernel that computes the same for new rows alone, over
     caches of the others. `carried_variant`: the kernel that does so from states, which hold the last rows of some
-    values; `carried` gives their number by operand, "out" for the result; or a state of the shape that `state` gives,
-    which `kept_variant`, the kernel that writes the next one, makes of those of its operands that it has. `held_as`: the number type of the caches that
-    sessions store its result in, which rounds as it does.
+    values: `carried` gives their number by operand, "out" for the result; or sums, of the shape that `state` gives,
+    whose next ones the kernel `kept_variant` makes of those operands that it has. `held_as`: the number type of the
+    caches that sessions store its result in, which rounds as it does.
 
     `keeps`: true if it keeps the largest numbers of a row, with these attributes; the choices of its meaning are
     recorded then.

@@ -35,13 +35,14 @@ def run_carried_recurrent(
     v: Heads,
     decays: Heads | None = None,
     rates: Vector | None = None,
+    betas: Heads | None = None,
     s0: States | None = None,
     *,
     where: str = "sequence & causal",
 ) -> None:
     """Launch the compiled recurrence over new rows, from the states of their sequences."""
     factors = decays if rates is None else repeat_rates(np.asarray(rates), len(out), out.shape[1])
-    compiled.recurrent(q, k, v, batch.starts, out, factors, False, (s0, batch.sources))
+    compiled.recurrent(q, k, v, batch.starts, out, factors, False, (s0, batch.sources), betas)
 
 
 def run_keep_states(
@@ -52,12 +53,13 @@ def run_keep_states(
     state: States,
     decays: Heads | None = None,
     rates: Vector | None = None,
+    betas: Heads | None = None,
 ) -> None:
     """Copy the states to `out` unless they are `out` itself, and write the new ones."""
     if out is not cast(object, state):
         out[...] = state
     factors = decays if rates is None else repeat_rates(np.asarray(rates), len(k), out.shape[1])
-    compiled.leave_states(k, v, batch.starts, (out, batch.sources), batch.targets, factors)
+    compiled.leave_states(k, v, batch.starts, (out, batch.sources), batch.targets, factors, betas)
 
 
 def begin_from(batch: NewRows, states: Doubles, columns: int) -> Callable[[slice], Doubles]:
@@ -119,7 +121,7 @@ class keep_states(Arguments):
         """Return the shape of the states. Raises ValueError if they do not fit."""
         check_state(a.state, a.state.heads, a.k.cols * a.v.cols)
         check_decays(a, a.state.heads)
-        for name in ("k", "v", "decays"):
+        for name in ("k", "v", "decays", "betas"):
             if (x := getattr(a, name)) is not None and a.state.heads % x.heads:
                 raise ValueError(f"{name} heads: {x.heads}, which do not divide {a.state.heads} of the states")
         return States(*a.state)
@@ -139,7 +141,9 @@ class keep_states(Arguments):
         for rows in sentence_rows(a.batch):
             for t, state in enumerate(passes_of(a, a.exact, a.exact.state).behind(rows), rows.start):
                 if a.batch.targets[t]:
-                    errors[a.batch.targets[t]] = state.error.reshape(errors.shape[1:])
+                    errors[a.batch.targets[t]] = np.broadcast_to(state.error, state.numbers.shape).reshape(
+                        errors.shape[1:]
+                    )
         return errors
 
     def cost(a, out: States, extents: Extents) -> Costs:
