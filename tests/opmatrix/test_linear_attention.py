@@ -466,6 +466,31 @@ def test_a_value_replaces_the_one_that_its_key_had():
     assert last[:, 0].tolist() == [5, 12, 18, 31, 41]
 
 
+def merged_maps(first, then):
+    """The affine map S -> A S + B of two in turn."""
+    (a, b), (c, d) = first, then
+    return c @ a, c @ b + d
+
+
+@some
+@forall(st.integers(0, 2**32 - 1))
+def test_the_delta_rule_is_a_merge_of_affine_maps_in_any_bracketing(seed):
+    """A row maps the state S to decay (I - beta k kᵀ) S + beta k vᵀ, in which decays are those of a head."""
+    rng = np.random.default_rng(seed)
+    T, d, e = rng.integers(1, [9, 5, 5])
+    case = Case((1, 1, 1), int(d), int(e), 1, corrects=True)
+    operands = {name: x.astype(np.float64) for name, x in case.drawn([T], seed % 1000).items()}
+    q, k, v, decays, betas = (x[:, 0] for x in operands.values())
+    maps = [
+        (a * (np.eye(d) - b * np.outer(key, key)), b * np.outer(key, value))
+        for key, value, a, b in zip(k, v, decays, betas, strict=True)
+    ]
+    while len(maps) > 1:
+        at = rng.integers(len(maps) - 1)
+        maps[at : at + 2] = [merged_maps(*maps[at : at + 2])]
+    np.testing.assert_allclose(q[-1] @ maps[0][1], looped(operands, np.array([T]))[-1, 0], rtol=1e-9, atol=1e-9)
+
+
 COLUMNS = {count: weight(np.ones((6, count))) for count in (1, 2, 3)}
 
 

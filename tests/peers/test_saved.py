@@ -201,6 +201,25 @@ def test_the_exact_program_scores_what_transformers_scores(rng, tmp_path, case):
     assert relative(program.run(batch), theirs(model, batch, True)) < 1e-4
 
 
+@pytest.mark.parametrize("case", ["mamba2", "mamba2, 130M's width"])
+def test_sessions_of_mamba2_generate_what_transformers_does(rng, tmp_path, case):
+    """In steps of any rows the same bits; each token is the one that transformers scores highest, but for ties."""
+    model, prompt = written(tmp_path, case), rng.integers(2, WORDS, 9)
+    program, _ = structure(
+        open_model(tmp_path).operator(pooled=True), EXACT_LAWS, batch=Batch([prompt, prompt[:2]])
+    ).program({})
+    session = program.decoder.start(64)
+    one, two = session.join(), session.join()
+    scores, text = session.step({one: prompt})[-1], [*prompt.tolist()]
+    assert [session.step({two: part}) for part in (prompt[:5], prompt[5:])][-1][-1].tobytes() == scores.tobytes()
+    for _ in range(5):
+        wanted = theirs(model, Batch([text]), True)[-1]
+        assert relative(scores, wanted) < 1e-4
+        assert wanted.max() - wanted[scores.argmax()] <= 1e-4 * np.linalg.norm(wanted)
+        text.append(int(scores.argmax()))
+        scores = session.step({one: text[-1:]})[-1]
+
+
 @pytest.mark.parametrize("case", ["llama, llama3", "qwen2, windows"])
 def test_long_texts(rng, tmp_path, case):
     model = written(tmp_path, case, dict(max_position_embeddings=512))
