@@ -166,7 +166,7 @@ def correct(typing: Typing, values: Vectors, even: Vectors, odd: Vectors, b: typ
 
 
 @njit(**HELPER)
-def recall(none, c, state, i, k, a, sums):
+def recall_key(none, c, state, i, k, a, sums):
     """Return sums + what the key of a row reads of line i of the decayed state."""
     line = state + 4 * STATE_COLUMNS * i
     return recall_line(sums, line, k + 4 * i, a + 4 * i * c.a_col) if c.a else recall_line(sums, line, k + 4 * i, None)
@@ -177,10 +177,10 @@ def corrections(none, c, state, k, a, v, b, lanes):
     """Return what a row adds by the delta rule, with two sums in turn: one would wait for itself."""
     even, odd = none, none
     for i in range(0, c.d - 1, 2):
-        even = recall(none, c, state, i, k, a, even)
-        odd = recall(none, c, state, i + 1, k, a, odd)
+        even = recall_key(none, c, state, i, k, a, even)
+        odd = recall_key(none, c, state, i + 1, k, a, odd)
     if c.d % 2:
-        even = recall(none, c, state, c.d - 1, k, a, even)
+        even = recall_key(none, c, state, c.d - 1, k, a, even)
     return correct(fetch(none, v, 4 * c.v_row, lanes), even, odd, b)
 
 

@@ -104,7 +104,7 @@ class RowState(NamedTuple):
 
 def lengths_of(columns: Doubles) -> Doubles:
     """Return the 2-norm of each column of states (heads, d, e), as (heads, 1, e)."""
-    return np.sqrt((columns * columns).sum(1, keepdims=True))
+    return np.asarray(np.sqrt((columns * columns).sum(1, keepdims=True)))
 
 
 class StatePasses(NamedTuple):
