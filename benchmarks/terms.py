@@ -684,5 +684,74 @@ def list_layers(h, where, batch):
     return dict(zip(ORDERS, (found(scored, apart), found(stated, apart)), strict=True), found=found(scored, EXACT_LAWS))
 
 
+# ---- rules by which rows enter a state
+
+RULES = {"plain": (0, 0), "decays": (1, 0), "delta": (0, 1), "gated_delta": (1, 1)}  # columns of decays, and of betas
+CHUNK = 64  # rows of a chunk of the delta rule, in products of matrices
+
+
+def measure_rules() -> None:
+    """Time the recurrence of linear attention by rule and length, in turns, and the delta rule in chunks of 64 rows, as
+    products of matrices by numpy (Yang et al. 2024, section 3.2), on the same numbers.
+
+        python benchmarks/terms.py rules [--lengths 8192 16384 32768 65536] [--heads 4] [--rounds 5] [--csv OUT]"""
+    parser = Parser(measure_rules)
+    parser.add_argument("--lengths", type=count, nargs="+", default=[8192, 16384, 32768, 65536])
+    parser.add_argument("--heads", type=count, default=4)
+    parser.add_argument("--rounds", type=count, default=5)
+    given = parser.parse_args()
+    takes(60 + 2e-5 * given.rounds * given.heads * sum(given.lengths))
+    table: list[tuple[object, ...]] = [("rows", *(f"{name}_ms" for name in RULES), "chunks_ms", "chunks_over_delta")]
+    for length in given.lengths:
+        table.append(race_rules(length, given.heads, given.rounds))
+        print(" ".join(cell(each, 12) for each in table[-1]))
+    tabled(given.csv, table)
+    figures, (first, last) = [], (table[1], table[-1])
+    for at, name in enumerate(RULES, 1):
+        grown = np.log(last[at] / first[at]) / np.log(last[0] / first[0]) if last[0] > first[0] else 1.0
+        figures.append(Figure(f"{name}: exponent of the time by rows", float(grown), "", most=1.05))
+    concluded(given, figures)
+
+
+def race_rules(rows, h, rounds):
+    """A row of the table, on one sequence; keys of unit length."""
+    rng, batch = np.random.default_rng(0), Batch([np.zeros(rows, int)])
+    q, k, v = (rng.standard_normal((rows, h, HEAD), np.float32) for _ in range(3))
+    k /= np.linalg.norm(k, axis=2, keepdims=True)
+    parts = [rng.uniform(low, 1, (rows, h, 1)).astype(np.float32) for low in (0.99, 0)]
+    outs = {name: np.empty_like(v) for name in RULES}
+
+    def run_rule(name: str, batch: Batch) -> None:
+        """Pass all rows by a rule."""
+        there = zip(("decays", "betas"), parts, RULES[name], strict=True)
+        named = {word: part for word, part, has in there if has}
+        KERNELS["recurrent"].function(outs[name], batch, q=q, k=k, v=v, where=BEFORE.text, **named)
+
+    runs = {name: partial(run_rule, name) for name in RULES}
+    chunks = lambda batch: outs.update(chunks=in_chunks(q, k, v, parts[1]))
+    taken = measure(runs | dict(chunks=chunks), [batch], rounds)
+    np.testing.assert_allclose(outs["chunks"], outs["delta"], rtol=1e-3, atol=1e-3)
+    times = [1e3 * median(taken[name]) for name in (*RULES, "chunks")]
+    return (rows, *times, times[-1] / times[list(RULES).index("delta")])
+
+
+def in_chunks(q, k, v, betas):
+    """The delta rule with a product of matrices for each chunk; what a chunk's rows take from each other is solved for
+    all chunks at once."""
+    parts = [
+        np.ascontiguousarray(x.swapaxes(0, 1).reshape(x.shape[1], -1, CHUNK, x.shape[2])) for x in (q, k, v, betas)
+    ]
+    q, k, v, betas = parts
+    below = np.tril(betas * (k @ k.swapaxes(2, 3)), -1)
+    solved = np.linalg.inv(below + np.eye(CHUNK, dtype=np.float32))
+    seen, added, taken = np.tril(q @ k.swapaxes(2, 3)), solved @ (betas * v), solved @ (betas * k)
+    state, out = np.zeros((len(k), HEAD, HEAD), np.float32), np.empty_like(v)
+    for at in range(k.shape[1]):
+        own = added[:, at] - taken[:, at] @ state
+        out[:, at] = q[:, at] @ state + seen[:, at] @ own
+        state = state + k[:, at].swapaxes(1, 2) @ own
+    return out.reshape(len(k), -1, HEAD).swapaxes(0, 1)
+
+
 if __name__ == "__main__":
-    command.run_parts(measure_terms, measure_segments, measure_graph, measure_scans, measure_linear)
+    command.run_parts(measure_terms, measure_segments, measure_graph, measure_scans, measure_linear, measure_rules)

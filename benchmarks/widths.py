@@ -222,6 +222,18 @@ FAMILIES = {
         (dict(hidden_size=768), dict(hidden_size=1024), dict(hidden_size=64, state_size=8, use_conv_bias=False)),
         {},
     ),
+    "mamba2": Family(
+        "Mamba2Config",
+        "Mamba2Model",
+        ("Mamba2ForCausalLM", "Mamba2Model"),
+        dict(vocab_size=WORDS),
+        (
+            dict(hidden_size=768, num_heads=24, n_groups=1),
+            dict(hidden_size=1024, num_heads=32, n_groups=1),
+            dict(hidden_size=64, num_heads=4, head_dim=32, n_groups=2, state_size=16, use_conv_bias=False),
+        ),
+        {},
+    ),
     "t5": Family(
         "T5Config",
         "T5EncoderModel",

@@ -178,6 +178,12 @@ SAVED = {
     "mamba": SavedFamily(
         "Mamba", "ForCausalLM", dict(vocab_size=ROWS, hidden_size=24, state_size=5, num_hidden_layers=2), plain_words
     ),
+    "mamba2": SavedFamily(
+        "Mamba2",
+        "ForCausalLM",
+        dict(vocab_size=ROWS, hidden_size=24, state_size=5, num_heads=6, head_dim=8, n_groups=2, num_hidden_layers=2),
+        plain_words,
+    ),
     "llama": SavedFamily("Llama", "ForCausalLM", DECODER, plain_words),
     "llama, tied, older files": SavedFamily(
         "Llama",

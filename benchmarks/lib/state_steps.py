@@ -1,4 +1,5 @@
-"""Steps of a session whose sequences have states: Mamba of 130M's shape, random weights, beside transformers."""
+"""Steps of a session whose sequences have states: Mamba and Mamba 2 of 130M's shape, random weights, beside
+transformers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,27 +20,33 @@ from rewrites.workload.phases import Report
 
 PROMPT, SHORT, LONG, STEPS = 1024, 64, 4096, 64
 WIDTH, WORDS = 768, 50280
+SHAPES: dict[str, dict[str, Any]] = {
+    "mamba": {},
+    "mamba2": dict(num_heads=24, n_groups=1, tie_word_embeddings=True, bos_token_id=0, eos_token_id=0),
+}
 
 
-def saved_mamba(place: Path, layers: int) -> Any:
+def saved_model(place: Path, family: str, layers: int) -> Any:
     """The model, saved there as transformers does."""
     import torch
-    from transformers import MambaConfig, MambaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    config = MambaConfig(vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=layers)
-    model = MambaForCausalLM(config).eval()
+    config = AutoConfig.for_model(
+        family, vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=layers, **SHAPES[family]
+    )
+    model = AutoModelForCausalLM.from_config(config).eval()
     model.save_pretrained(place)
     return model
 
 
-def state_steps(layers: int, rounds: int) -> Iterator[Figure]:
+def state_steps(family: str, layers: int, rounds: int) -> Iterator[Figure]:
     """A prompt beside transformers' eager path, in turns; a step behind 64 rows and behind 4,096, interleaved; the
     bytes of a sequence's states."""
     import torch
 
     with TemporaryDirectory() as folder:
-        model = saved_mamba(Path(folder), layers)
+        model = saved_model(Path(folder), family, layers)
         program = find_exact(open_model(Path(folder)), Report(quiet=True), Generation(PROMPT, 128))
     session = decodable(program).start(4 * LONG)
     tokens = np.random.default_rng(0).integers(0, WORDS, PROMPT)

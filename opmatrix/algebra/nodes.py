@@ -498,9 +498,27 @@ def gated_linear_attention(
     return read_states(q(x), k(x), v(x), decays(x), where)
 
 
-KINDS_IN_ORDER = frozenset(
-    {"scan", "linear_attention", "gated_linear_attention"}
-)  # kinds that pass rows in their order
+CORRECTED: dict[str, Body] = dict(constant=lambda *args: all(a.constant for a in args))
+
+
+@combinator(at_x=4, **CORRECTED)
+def delta_rule(x: ReadAt, q: Operator, k: Operator, v: Operator, betas: Operator) -> ReadAt:
+    """Linear attention whose row adds k times beta times the difference of v and what k reads of the state, so a value
+    replaces the one that its key had: S becomes (I - beta k kᵀ) S + beta k vᵀ (Schlag et al. 2021, eq. 24; Yang et al.
+    2024, DeltaNet). Betas are one number of each head; keys of unit length keep states from growing."""
+    keys, written = k(x), betas(x)
+    return q(x).delta_rule(keys, v(x), written, written.act(const(1.0)))
+
+
+@combinator(at_x=5, **CORRECTED)
+def gated_delta_rule(x: ReadAt, q: Operator, k: Operator, v: Operator, betas: Operator, decays: Operator) -> ReadAt:
+    """The delta rule on a state that is multiplied by decays before, one number or one for each column of k (Yang et
+    al. 2025, Gated DeltaNet, eq. 10). One of 0 begins anew."""
+    return q(x).delta_rule(k(x), v(x), betas(x), decays(x))
+
+
+IN_RECURRENCES = frozenset({"linear_attention", "gated_linear_attention", "delta_rule", "gated_delta_rule"})
+KINDS_IN_ORDER = frozenset({"scan", *IN_RECURRENCES})  # kinds that pass rows in their order
 
 
 # These are additive but move numbers between heads, so they may not count as linear: the adjoint law would sum

@@ -24,7 +24,7 @@ from opmatrix.algebra.data import Data, Numeric
 from opmatrix.algebra.monoid import Carrier, Monoid
 from opmatrix.algebra.monoids import Visible
 from opmatrix.algebra.named_sizes import require_numbers
-from opmatrix.algebra.nodes import Cell, ScalarBody
+from opmatrix.algebra.nodes import IN_RECURRENCES, Cell, ScalarBody
 from opmatrix.algebra.positions.patterns import Pattern, everyone
 from opmatrix.algebra.positions.visibility import Seeing, SeeingEntries, needed, visible, visible_pairs
 from opmatrix.algebra.routes import LISTENING, keep_taken, take_top
@@ -511,7 +511,7 @@ def separate(term: Operator) -> bool:
                 return where.relation is None and bool(b.out.rows is not T or (where.within and not over.indexed))
             case "scan", (*_, over, where):
                 return bool(where.within and not over.indexed)
-            case (("linear_attention" | "gated_linear_attention"), _):
+            case name, _ if name in IN_RECURRENCES:
                 return True
             case "compose", (a, b):
                 return bool(a.out.cols is not T or b.entrywise)

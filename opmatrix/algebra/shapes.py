@@ -353,6 +353,22 @@ class Shape(NamedTuple):
             raise ShapeError(f"{doing}: it gives as many columns as rows are merged: use a monoid of a fixed width")
         return both if width == 1 else both._replace(cols=as_int(both.cols * width))
 
+    def delta_rule(self, keys: Shape, values: Shape, betas: Shape, decays: Shape) -> Shape:
+        """Correct a state by rows, which queries read. Raises ShapeError for rows that are not tokens, and for heads
+        and columns that do not fit."""
+        heads = max(each.heads for each in (self, keys, values, betas, decays))
+        for name, each in dict(q=self, k=keys, v=values, betas=betas, decays=decays).items():
+            if each.heads not in (1, heads):
+                raise ShapeError(f"delta rule: {name} has {each.heads} heads, where 1 or {heads} are needed")
+            if name in "qkv" and each.rows is not T:
+                raise ShapeError(f"delta rule: {name} has rows of {each.rows}: it passes tokens of sequences in order")
+        if keys.cols != self.cols or betas.cols != 1 or decays.cols not in (1, keys.cols):
+            wanted = f"q and k have {self.cols} and {keys.cols} columns, betas {betas.cols}, decays {decays.cols}"
+            raise ShapeError(
+                f"delta rule: {wanted}: as many of q and k are needed, one of betas, one or those of decays"
+            )
+        return values._replace(heads=heads)
+
     def split(self, h: LiveSize) -> Shape:
         """Split columns into h heads."""
         agree(self.heads, 1, "heads", self, f"heads({h})", "@", f"heads({h})")

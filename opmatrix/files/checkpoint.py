@@ -2,7 +2,7 @@
 are read when they are needed."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -74,7 +74,7 @@ class Config(dict[str, object]):
     that names the key. `left_out`: keys that the file lacks, with the values that its family reads them as."""
 
     def __init__(self, path: Path, said: dict[str, object] | None = None):
-        super().__init__(json_object(path) if said is None else said)
+        super().__init__(json_object(path, infinity) if said is None else said)
         self.path = path
         self.left_out: dict[str, object] = {}
 
@@ -585,10 +585,18 @@ def listing(directory: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def json_object(path: Path) -> dict[str, object]:
-    """Read a file that holds one JSON object. Raises InputError that names the file."""
+def infinity(word: str) -> float:
+    """Return infinity, as configs of Mamba 2 write it for steps that are not clipped. Raises ValueError for NaN."""
+    if not word.endswith("Infinity"):
+        raise ValueError(f"{word} is no number")
+    return float(word)
+
+
+def json_object(path: Path, constant: Callable[[str], float] | None = None) -> dict[str, object]:
+    """Read a file that holds one JSON object; `constant` reads its infinities. Raises InputError that names the
+    file."""
     try:
-        content = read_json(path)
+        content = read_json(path, constant=constant)
     except InputError as error:
         raise InputError(f"{error}: a model needs it") from error
     if not isinstance(content, dict):

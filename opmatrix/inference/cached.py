@@ -1,11 +1,11 @@
 """From a program for whole sequences to one for their new rows, step by step: keys and values of earlier rows are
-stored in caches, the last rows that shifts and scans read in states. Running a saved program imports no terms for it
-(cached_terms.py does the same for a model).
+stored in caches; the last rows that shifts and scans read, and the sums of linear attention, in states. Running a saved
+program imports no terms for it (cached_terms.py does the same for a model).
 
 Every other operator computes a row from that row alone, and its position, or from the last row of each sequence, which
 is new. So attention reads its keys and values from caches, to which those of the new rows are appended just before,
-already rotated by RoPE. A shift reads rows before new ones from a state, and a scan goes on from its last result; the
-next state is written once all steps have read it."""
+already rotated by RoPE. A shift reads rows before new ones from a state, a scan goes on from its last result, linear
+attention from its sums; the next state is written once all steps have read it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -16,24 +16,25 @@ from opmatrix.algebra.batch.signature import FLOAT, STATE_SPACE, Port, check_cac
 from opmatrix.algebra.positions.patterns import FAR, Pattern, parse
 from opmatrix.runtime.declarations.arguments import Arguments
 from opmatrix.runtime.declarations.operands import C, Heads, Rows
+from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.program import Program, Step
 from opmatrix.runtime.schedule import Call
 from opmatrix.runtime.seen import pattern
 
 CAUSAL = "sequence & causal"  # the rows that a row sees through caches, at most
 ELSEWHERE = (
-    f"it reads other rows; from new rows alone only attention where {CAUSAL!r}, with a window or without, shifts, and "
-    "scans up to each row can be computed"
+    f"it reads other rows; from new rows alone only attention where {CAUSAL!r}, with a window or without, shifts, "
+    "scans and linear attention up to each row can be computed"
 )
 
 
 def cached(program: Program, number: str | None = None) -> Program:
     """Return a program with state whose session computes, for new rows, the same as `program` for whole sequences. It
-    has the same steps, but attention in float32 over caches, and shifts and scans that go on from states. The caches
-    hold numbers of type `number`: float32, or bf16, to which keys and values are rounded; None means bf16 for the keys
-    and values that the program rounds to it, else float32. Raises InputError for another type, and if a step reads
-    other rows in any other way than as causal attention within sequences, of all rows or of a window of them, as a
-    shift, or as a scan up to each row."""
+    has the same steps, but attention in float32 over caches, and shifts, scans and linear attention that go on from
+    states. The caches hold numbers of type `number`: float32, or bf16, to which keys and values are rounded; None means
+    bf16 for the keys and values that the program rounds to it, else float32. Raises InputError for another type, and if
+    a step reads other rows in any other way than as causal attention within sequences, of all rows or of a window of
+    them, as a shift, or as a scan or linear attention up to each row."""
     if number is not None:
         check_cache(number)
     steps: list[Step] = []
@@ -44,7 +45,7 @@ def cached(program: Program, number: str | None = None) -> Program:
     for i, (step, call) in enumerate(bound):
         if of_new_rows(call):
             steps.append(step)
-        elif call.kernel.carried(call.bound):
+        elif call.kernel.state is not None or call.kernel.carried(call.bound):
             steps.append(carried_step(step, call))
         elif causal(call):
             for name in (step.operands[operand] for operand in "kv"):
@@ -54,11 +55,7 @@ def cached(program: Program, number: str | None = None) -> Program:
             steps.append(attention_of_caches(step, call))
         else:
             raise InputError(f"step {i}, {step.output} = {step.kernel}: {ELSEWHERE}")
-        steps += [
-            Step("keep_rows", {"x": name, "state": each.port.name}, {}, each.after)
-            for name, each in kept.items()
-            if each.reader == i
-        ]
+        steps += [each.writing for each in kept.values() if each.reader == i]
     if not (ports or kept):
         raise InputError("cached: no step of this program is attention, a shift or a scan: there is nothing to cache")
     read = {name for step in steps for name in step.operands.values()}
@@ -70,45 +67,74 @@ def cached(program: Program, number: str | None = None) -> Program:
     return Program(steps, program.constants, program.outputs, meta, inputs=inputs, state=state)
 
 
-class KeptRows(NamedTuple):
-    """The state of a value: its port, and the number of the last step that reads it."""
+class KeptState(NamedTuple):
+    """A state of sequences: its port, the number of the last step that reads it, and the kernel that writes the next
+    from these operands."""
 
     port: Port
     reader: int
+    kernel: str
+    operands: Mapping[str, str]
 
     @property
     def after(self) -> str:
         """The name of the state with the last new rows."""
         return f"next {self.port.name}"
 
+    @property
+    def writing(self) -> Step:
+        """The step that writes the next state."""
+        return Step(self.kernel, {**self.operands, "state": self.port.name}, {}, self.after)
 
-def find_kept(program: Program, bound: Sequence[tuple[Step, Call]]) -> dict[str, KeptRows]:
-    """Return the values whose last rows a session keeps, by name; `bound`: the steps with their calls. Raises
-    InputError for a scan that needs more."""
+
+def find_kept(program: Program, bound: Sequence[tuple[Step, Call]]) -> dict[str, KeptState]:
+    """Return the states that a session keeps, by name: last rows of values, and what recurrences leave; `bound`: the
+    steps with their calls. Raises InputError for a scan that needs more."""
     values = [*(port.name for port in program.inputs), *(step.output for step in program.steps)]
     shapes = dict(zip(values, (call.shape for call in program.schedule.calls), strict=True))
-    kept: dict[str, KeptRows] = {}
+    kept: dict[str, KeptState] = {}
     for i, (step, call) in enumerate(bound):
         try:
             wanted = call.kernel.carried(call.bound)
+            state = None if call.kernel.state is None else call.kernel.state(call.bound)
         except ValueError as error:
             raise InputError(f"step {i}, {step.output} = {step.kernel}: {ELSEWHERE}: {error}") from None
         for operand, count in wanted.items():
             name = step.operands.get(operand, step.output)
             shape = shapes[name]
             assert isinstance(shape, Rows | Heads)
-            held = kept[name].port.columns if name in kept else 0
-            columns = max(held, count * shape.cols)
-            kept[name] = KeptRows(Port(f"state {name}", STATE_SPACE, columns, getattr(shape, "heads", 1)), i)
+            held = kept[of_rows(name)].port.columns if of_rows(name) in kept else 0
+            port = Port(of_rows(name), STATE_SPACE, max(held, count * shape.cols), getattr(shape, "heads", 1))
+            kept[port.name] = KeptState(port, i, "keep_rows", {"x": name})
+        if state is not None:
+            port = Port(of_sums(step), STATE_SPACE, state.cols, state.heads)
+            kept[port.name] = KeptState(port, i, call.kernel.kept_variant, kept_operands(step, call))
     return kept
+
+
+of_rows: Callable[[str], str] = "state {}".format  # the name of the state that holds the last rows of a value
+
+
+def of_sums(step: Step) -> str:
+    """Return the name of the state that a recurrence leaves."""
+    return f"sums {step.output}"
+
+
+def kept_operands(step: Step, call: Call) -> dict[str, str]:
+    """Return the operands of a step that the kernel of its next state has."""
+    writer = KERNELS[call.kernel.kept_variant]
+    return {name: value for name, value in step.operands.items() if name in writer.operands}
 
 
 def carried_step(step: Step, call: Call) -> Step:
     """Return the step that computes a step for new rows, from states."""
-    states = {
-        f"s{operand[1:] if operand in step.operands else 0}": f"state {step.operands.get(operand, step.output)}"
-        for operand in call.kernel.carried(call.bound)
-    }
+    if call.kernel.state is not None:
+        states = {"s0": of_sums(step)}
+    else:
+        states = {
+            f"s{operand[1:] if operand in step.operands else 0}": of_rows(step.operands.get(operand, step.output))
+            for operand in call.kernel.carried(call.bound)
+        }
     return Step(call.kernel.carried_variant, {**step.operands, **states}, step.attributes, step.output)
 
 

@@ -65,9 +65,14 @@ class Recalling:
                 if where.reach != parse(CAUSAL).reach and not self.programs:
                     raise InputError(apart(where.name))
                 return self.attention(scores, values, before)
+            case "product", (scores, _, over, where) if self.programs and over is sum and of_features(scores, where):
+                self.carries = True  # laws make it linear attention
             case "product", (*_, where) if where is not everyone:
                 raise InputError(f"{brief(term)}: {ELSEWHERE}")
-            case ("shift", _) | ("scan", (*_, Pattern(whole=False))):
+            case (("shift" | "delta_rule" | "gated_delta_rule"), _) | (
+                ("scan" | "linear_attention" | "gated_linear_attention"),
+                (*_, Pattern(whole=False)),
+            ):
                 if not self.programs:
                     raise InputError(f"cached: {brief(term)}: no term expresses states of sequences: {SEARCHED_FIRST}")
                 self.carries = True
@@ -113,6 +118,14 @@ class Recalling:
             self.appended[value, before] = cache = given(name, columns, C, 1 if heads is H else heads) + new
             self.outputs[name] = before @ cache
         return self.appended[value, before]
+
+
+def of_features(scores: Operator, where: Pattern) -> bool:
+    """True if scores are products of queries and keys alone, each seen up to its row."""
+    match scores.kind.name, scores.args:
+        case "product", (_, keys, over, pairs):
+            return where.prefix and not where.whole and keys.kind.name == "turn" and (over, pairs) == (sum, everyone)
+    return False
 
 
 def apart(what: str) -> str:

@@ -34,6 +34,7 @@ from opmatrix.models.pr_moe import pr_moe
 from opmatrix.models.qwen import qwen2, qwen3
 from opmatrix.models.qwen_moe import qwen2_moe, qwen3_moe
 from opmatrix.models.scans.mamba import mamba
+from opmatrix.models.scans.mamba2 import mamba2
 from opmatrix.models.transformer import transformer
 
 __all__ = ["FAMILIES", "build", "promised"]
@@ -77,6 +78,7 @@ FAMILIES: dict[str, Family] = {  # families by the config's model_type
     "bloom": bloom,
     "t5": t5,
     "mamba": mamba,
+    "mamba2": mamba2,
 }
 
 

@@ -287,6 +287,10 @@ class PaddedReading:
         masked = tuple(np.where(pairs, c, unit) for c, unit in zip(rows, over.unit(), strict=True))
         return self.of(finish_columns(over, reduce_all(over, masked, T)), shape)
 
+    def delta_rule(self, *others: Self) -> Self:
+        """Raise Unpadded: a state that rows correct is no product of pairs of rows."""
+        raise Unpadded("the delta rule")
+
     def shift(self, k: int) -> Self:
         """Return the row k before each row in its sequence, zeros where there is none: a product with zeros and
         ones."""

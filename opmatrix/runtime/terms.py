@@ -229,6 +229,11 @@ class BoundedShape:
         """Check the size of rows merged in order, and count their merges."""
         return self.of(self.shape.scan(other.shape, over, where), ASSUMED_ROWS * merging(over, 1))
 
+    def delta_rule(self, *others: "BoundedShape") -> "BoundedShape":
+        """Check the size of rows that read a state, and count the numbers of the states of all rows."""
+        shape = self.shape.delta_rule(*(each.shape for each in others))
+        return self.of(shape, ASSUMED_ROWS * others[0].shape.cols)
+
     def pick(self, relation: Relation) -> "BoundedShape":
         """Check the size of the picked rows."""
         return self.of(self.shape.pick(relation))

@@ -14,6 +14,8 @@ from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.monoids import mean, softmax
 from opmatrix.algebra.operators import (
     I,
+    delta_rule,
+    gated_delta_rule,
     gated_linear_attention,
     given,
     heads,
@@ -227,6 +229,7 @@ SEEN, HELD, RECALLED = (dict(where=where[flags]) for flags in (("within", "reach
 WEIGHED, GROUPED = dict(x=scores[h], v=shared[h, p], **SEEN), dict(x=scores[h], v=tokens[k, p], heads=count, **SEEN)
 PLAIN_PRODUCT = dict(x=value[n], weight=matrix[h, n, p])  # a product of a plain value into heads
 SCALE, FIRST_COLUMNS = dict(scale=scalar), dict(x=value[p + q], key=operator[n, p])
+UP_TO_EACH = "sequence & causal"  # the rows that the delta rule passes
 NUMBER = replace(value, facts=("act", "column"))  # one column for each head
 IN_HEADS, ACTIVATED, BIAS = dict(x=value[h, p]), dict(activation=entrywise[p]), dict(bias=constant[h, p])
 EXPERTS = dict(x=value[n], gate=NUMBER[h, 1], up=matrix[h, n, p], activation=entrywise[p], down=matrix[h, p, q])
@@ -476,6 +479,15 @@ def recurrences() -> Iterator[Implementation]:
     for name, sort in (("of_heads", replace(shared, facts=NUMBER.facts)[h, 1]), ("of_columns", shared[h, n])):
         yield Implementation(
             f"decays_{name}", "recurrent", gated_linear_attention, parts | dict(decays=sort), {}, True, source
+        )
+    one = dict(betas=replace(shared, facts=NUMBER.facts)[h, 1])
+    passed = {name: sort for name, sort in parts.items() if name != "where"} | one
+    source = "a state for each head, corrected row by row (Schlag et al. 2021; Yang et al. 2025)"
+    yield Implementation("delta_rule", "recurrent", delta_rule, passed, {"where": UP_TO_EACH}, True, source)
+    for name, sort in (("of_heads", one["betas"]), ("of_columns", shared[h, n])):
+        decayed = passed | dict(decays=sort)
+        yield Implementation(
+            f"delta_rule_{name}", "recurrent", gated_delta_rule, decayed, {"where": UP_TO_EACH}, True, source
         )
     one_head = dict(q=value[n], k=value[n], v=value[p], rates=constant[n]) | prefixes
     for name, variables in (("rates", one_head), ("rates_of_heads", parts | dict(rates=constant[h, n]))):

@@ -205,9 +205,12 @@ def in_sessions(kernel: Declared) -> bool:
 
 
 def cost_in_session(kernel: Declared, bound: Arguments, out: Any, extents: Extents, number: str = FLOAT) -> Costs:
-    """Return the cost of a kernel in a step of a session. Attention costs as much as its variant
+    """Return the cost of a kernel in a step of a session. A recurrence passes its rows once more, to leave its state.
+    Attention costs as much as its variant
     (opmatrix.inference.cached) over caches of the number type `number`, and a pass that writes its keys and values to
     them. Keys that are the values, too, have one cache."""
+    if kernel.kept_variant:
+        return [*kernel.cost(bound, out, extents), *KERNELS[kernel.kept_variant].cost(bound, out, extents)]
     if not kernel.cached_variant:
         return kernel.cost(bound, out, extents)
     variant, rows = KERNELS[kernel.cached_variant], "last" if hasattr(bound, "query") else "all"

@@ -324,6 +324,10 @@ class EntryValue:
         """Raise GaveUp: picked rows have no form."""
         raise GaveUp("rows that are picked")
 
+    def delta_rule(self, *others: EntryValue) -> EntryValue:
+        """Raise GaveUp: a state that rows correct has no form."""
+        raise GaveUp("rows that correct a state")
+
     def shift(self, k: int) -> EntryValue:
         """Raise GaveUp: rows before have no form."""
         raise GaveUp("rows that are shifted")

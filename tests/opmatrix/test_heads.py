@@ -71,6 +71,7 @@ HARMLESS = {
     "phi3": {"Phi3Model": []},
     "bloom": {"BloomModel": []},
     "mamba": {"MambaModel": []},
+    "mamba2": {"Mamba2Model": []},
     "t5": {"T5EncoderModel": [], "T5ForConditionalGeneration": ["decoder.final_layer_norm.weight"]},
 }
 ENCODERS = {
@@ -107,6 +108,7 @@ STEMS = {
     "phi3": "Phi3",
     "bloom": "Bloom",
     "mamba": "Mamba",
+    "mamba2": "Mamba2",
     "t5": "T5",
 }
 ANSWERING = {

@@ -1,6 +1,7 @@
 """Linear attention: oracles, the kernel and programs agree with a loop over rows that keeps a state; a search finds it
 where it is written with scores of all pairs."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,8 @@ from formats.host.threads import limit
 from opmatrix.algebra.batch.extents import collect_needs
 from opmatrix.algebra.operators import (
     const,
+    delta_rule,
+    gated_delta_rule,
     gated_linear_attention,
     heads,
     linear_attention,
@@ -22,17 +25,20 @@ from opmatrix.algebra.operators import (
     relu,
     sigmoid,
     turn,
+    unit_length,
     weight,
 )
 from opmatrix.algebra.positions.patterns import causal, everyone, sequence, window
 from opmatrix.algebra.shapes import ShapeError
 from opmatrix.algebra.term import formula
-from opmatrix.inference.cached_terms import cached_model
+from opmatrix.inference.cached_terms import cached_model, check_sessions
 from opmatrix.parallel.ranks.virtual import run as run_ranks
 from opmatrix.parallel.sharding.feeds import Feed
 from opmatrix.runtime.declarations.meanings import bound, meaning
 from opmatrix.runtime.kernels import KERNELS
+from rewrites.lowering.phased import Generation, later_step, prefill
 from rewrites.search.search import search
+from rewrites.workload.decoded import predict_step
 from tests.support import standin
 from tests.support.terms_of_rows import share_of
 
@@ -44,13 +50,15 @@ some = settings(max_examples=30, deadline=None, derandomize=True)
 
 
 class Case(NamedTuple):
-    """Heads and columns of q and k, and of v; decays of so many columns, 0 for none; the pattern."""
+    """Heads and columns of q and k, and of v; decays of so many columns, 0 for none; the pattern; whether rows correct
+    the state, by keys of unit length."""
 
     heads: tuple[int, int, int] = (2, 2, 2)
     d: int = 16
     e: int = 16
     decays: int = 0
     where: om.Pattern = PREFIX
+    corrects: bool = False
 
     def drawn(self, lengths, seed=0):
         """Operands of the kernel for sequences of these lengths."""
@@ -60,7 +68,12 @@ class Case(NamedTuple):
             for count, width in zip(self.heads, (self.d, self.d, self.e), strict=True)
         )
         decays = rng.choice(DECAYS, (rows, max(self.heads), self.decays)) if self.decays else None
-        return dict(q=q, k=k, v=v, decays=decays)
+        if not self.corrects:
+            return dict(q=q, k=k, v=v, decays=decays)
+        k /= np.linalg.norm(k, axis=2, keepdims=True)
+        betas = rng.uniform(0, 2, (rows, max(self.heads), 1)).astype(np.float32)
+        betas[::7] = 0
+        return dict(q=q, k=k, v=v, decays=decays, betas=betas)
 
 
 CASES = {
@@ -73,12 +86,17 @@ CASES = {
     "decays of heads": Case((3, 3, 3), 64, 64, 1),
     "decays of heads, whole": Case(decays=1, where=sequence),
     "decays of columns": Case((2, 1, 2), 16, 20, 16),
+    "delta rule": Case((2, 2, 2), 64, 64, corrects=True),
+    "delta rule, odd": Case((4, 2, 1), 5, 33, corrects=True),
+    "delta rule, narrow": Case((1, 1, 1), 1, 1, 1, corrects=True),
+    "delta rule, decays of heads": Case((3, 3, 3), 64, 64, 1, corrects=True),
+    "delta rule, decays of columns": Case((2, 1, 2), 16, 20, 16, corrects=True),
 }
 
 
 def looped(operands, lengths, whole=False):
     """Linear attention by definition: one row after another, in float64."""
-    q, k, v, decays = (None if x is None else x.astype(np.float64) for x in operands.values())
+    q, k, v, decays, *betas = (None if x is None else x.astype(np.float64) for x in operands.values())
     count = max(x.shape[1] for x in (q, k, v))
     q, k, v = (x.repeat(count // x.shape[1], 1) for x in (q, k, v))
     out, ends = np.zeros((len(q), count, v.shape[2])), np.cumsum(lengths)
@@ -87,7 +105,10 @@ def looped(operands, lengths, whole=False):
         for t in range(begin, end):
             if decays is not None:
                 state = state * decays[t][:, :, None]
-            state = state + k[t][:, :, None] * v[t][:, None, :]
+            value = v[t]
+            for beta in betas:
+                value = beta[t] * (value - np.einsum("hd,hde->he", k[t], state))
+            state = state + k[t][:, :, None] * value[:, None, :]
             out[t] = np.einsum("hd,hde->he", q[t], state)
         if whole:
             out[begin:end] = np.einsum("thd,hde->the", q[begin:end], state)
@@ -107,7 +128,7 @@ def run(case, operands, lengths):
 def share(case, operands, lengths, made=None):
     """How far a result is from the kernel's meaning, in bounds."""
     batch = of_lengths(lengths)
-    arguments = dict(operands, rates=None, where=case.where.text, batch=batch)
+    arguments = dict(betas=None) | dict(operands, rates=None, where=case.where.text, batch=batch)
     made = run(case, operands, lengths) if made is None else made
     return share_of(made, meaning(RECURRENT, arguments, batch), bound(RECURRENT, arguments))
 
@@ -117,7 +138,8 @@ def test_the_kernel_is_within_its_bound_and_the_loop(case):
     operands = case.drawn(LENGTHS)
     assert (share(case, operands, LENGTHS) <= 1).all()
     wanted = looped(operands, np.array(LENGTHS), case.where is sequence)
-    size = looped({name: None if x is None else abs(x) for name, x in operands.items()}, np.array(LENGTHS), True)
+    absolute = {name: None if x is None else abs(x) for name, x in operands.items() if name != "betas"}
+    size = abs(wanted) if case.corrects else looped(absolute, np.array(LENGTHS), True)
     assert (abs(run(case, operands, LENGTHS) - wanted) <= 1e-5 * size.max()).all()
 
 
@@ -137,11 +159,12 @@ def test_bits_are_those_of_a_sequence_alone(case):
             assert run(case, fewer, [length // 2]).tobytes() == whole[rows][: length // 2].tobytes()
 
 
+@pytest.mark.parametrize("corrects", [False, True])
 @pytest.mark.parametrize("columns", [1, 16])
 @pytest.mark.parametrize("row", [1, 3, 4, 63, 64, 65])
-def test_a_decay_of_zero_begins_anew(columns, row):
+def test_a_decay_of_zero_begins_anew(columns, row, corrects):
     """As a sequence that begins at that row."""
-    case, lengths = Case(decays=columns), [130]
+    case, lengths = Case(decays=columns, corrects=corrects), [130]
     operands = case.drawn(lengths)
     operands["decays"][row] = 0
     assert (run(case, operands, lengths) == run(case, operands, [row, 130 - row])).all()
@@ -175,14 +198,22 @@ def seen_ahead(right, out, batch, where, **given):
     right(out, batch, where="sequence", **given)
 
 
+def not_corrected(right, out, batch, betas=None, v=None, **given):
+    right(out, batch, v=v if betas is None else v * betas, **given)
+
+
 FAULTS = (merged_sequences, lost_state, squared_decay, late_decay, lost_tail, seen_ahead)
+CORRECTED_FAULTS = (*FAULTS[:-1], not_corrected)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_planted_faults_are_found(fault):
+PLANTED = [*((False, fault) for fault in FAULTS), *((True, fault) for fault in CORRECTED_FAULTS)]
+
+
+@pytest.mark.parametrize(("corrects", "fault"), PLANTED, ids=lambda part: getattr(part, "__name__", str(part)))
+def test_planted_faults_are_found(corrects, fault):
     """The state of a sequence goes on in the next, is lost at a chunk's end, is decayed twice, or a row late; the last
-    row is lost; all rows are seen."""
-    case = Case(decays=1)
+    row is lost; all rows are seen; keys read nothing of the state."""
+    case = Case(decays=1, corrects=corrects)
     operands = case.drawn(LENGTHS)
     operands["decays"] = np.random.default_rng(0).uniform(0.9, 1, operands["decays"].shape).astype(np.float32)
     out = np.empty(operands["v"].shape, np.float32)
@@ -198,6 +229,61 @@ def test_sums_of_many_rows_are_within_the_bound(columns):
     if columns:
         operands["decays"] = np.random.default_rng(0).uniform(0.99, 1, operands["decays"].shape).astype(np.float32)
     assert (share(case, operands, lengths) <= 1).all()
+
+
+# ---- new rows of sequences
+
+
+@dataclass(frozen=True)
+class Continued:
+    """A batch of new rows of sequences of these lengths: every second one goes on from a state, the last rows of each
+    leave states."""
+
+    lengths: tuple[int, ...]
+    starts: np.ndarray
+    sources: np.ndarray
+    targets: np.ndarray
+
+    @classmethod
+    def of(cls, lengths):
+        count, ends = len(lengths), np.cumsum(lengths)
+        targets = np.zeros(ends[-1], int)
+        targets[ends - 1] = 1 + count + np.arange(count)
+        targets[ends[-1] - 2] = 1 + 2 * count
+        before = np.arange(1, count + 1) * (np.arange(count) % 2)
+        return cls(lengths, np.append(0, ends), np.repeat(before, lengths), targets)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.where is PREFIX])
+def test_kernels_of_new_rows_are_within_their_bounds(name):
+    """And have the bits of the whole text, of which the first rows were passed before."""
+    case, batch = CASES[name], Continued.of(LENGTHS)
+    operands, rng = case.drawn(LENGTHS), np.random.default_rng(7)
+    states = rng.standard_normal((2 * len(LENGTHS) + 2, max(case.heads), case.d * case.e), np.float32)
+    states[0] = 0
+    kept = {key: x for key, x in operands.items() if key != "q"} | dict(rates=None, state=states)
+    read = operands | dict(rates=None, s0=states, where=PREFIX.text)
+    for kernel, given, shape in (
+        ("carried_recurrent", read, (sum(LENGTHS), max(case.heads), case.e)),
+        ("keep_states", kept, states.shape),
+    ):
+        out = np.full(shape, np.nan, np.float32)
+        KERNELS[kernel].function(out, batch, **given)
+        arguments = dict(betas=None) | dict(given, batch=batch)
+        assert (share_of(out, meaning(KERNELS[kernel], arguments, batch), bound(KERNELS[kernel], arguments)) <= 1).all()
+    stayed = np.setdiff1d(np.arange(len(states)), batch.targets)
+    assert out[stayed].tobytes() == states[stayed].tobytes()
+
+
+def test_states_that_do_not_fit_are_refused():
+    operands, batch = Case().drawn([3]), Continued.of((3,))
+    states = np.zeros((4, 2, 255), np.float32)
+    with pytest.raises(ValueError, match="states"):
+        KERNELS["carried_recurrent"].function(np.zeros((3, 2, 16), np.float32), batch, **operands, s0=states)
+    few = np.zeros((2, 2, 256), np.float32)
+    with pytest.raises(IndexError, match="targets: 3 is outside"):
+        del operands["q"]
+        KERNELS["keep_states"].function(few, batch, **operands, state=few)
 
 
 # ---- terms
@@ -216,6 +302,14 @@ def test_oracles_are_the_loop(seed):
         name: np.reshape(om.dense(part, x, batch), (h, len(x), -1)).swapaxes(0, 1)
         for name, part in dict(q=Q, k=K, v=V, decays=A).items()
     }
+    B = weight(rng.normal(size=(4, h))) @ sigmoid @ heads(int(h))
+    betas = np.reshape(om.dense(B, x, batch), (h, len(x), 1)).swapaxes(0, 1)
+    for term, decays in ((delta_rule(Q, K, V, B), None), (gated_delta_rule(Q, K, V, B, A), ...)):
+        operands = (by_rows if decays is ... else by_rows | {"decays": None}) | {"betas": betas}
+        wanted = looped(operands, lengths).swapaxes(0, 1)
+        scale = 1e-10 * abs(wanted).max()
+        np.testing.assert_allclose(np.reshape(om.dense(term, x, batch), wanted.shape), wanted, rtol=1e-9, atol=scale)
+        np.testing.assert_allclose(om.entrywise(term, x, batch).astype(float), wanted, rtol=1e-9, atol=scale)
     for term, decays in ((linear_attention(Q, K, V, where), None), (gated_linear_attention(Q, K, V, A, where), ...)):
         operands = by_rows if decays is ... else by_rows | {"decays": None}
         wanted = looped(operands, lengths, where is sequence).swapaxes(0, 1)
@@ -334,6 +428,88 @@ def test_decays_are_in_the_kernel(h, gate):
     assert np.concatenate(alone).tobytes() == program.run(LONG).tobytes()
 
 
+def corrected(h, gate=None):
+    """The delta rule on keys of unit length."""
+
+    def mixed(x):
+        q, k, v, betas = (in_heads(x, W, h) for W in (Q, K, V, ONE_GATE if h > 1 else NARROW_GATE))
+        parts = q, k @ unit_length(1e-6), v, betas @ sigmoid
+        made = delta_rule(*parts) if gate is None else gated_delta_rule(*parts, in_heads(x, gate, h, sigmoid))
+        return joined(made, h)
+
+    return TABLE @ formula(mixed)
+
+
+@pytest.mark.parametrize(
+    ("h", "gate"),
+    [(3, None), (3, ONE_GATE), (3, GATE), (1, None), (1, NARROW_GATE), (1, GATE)],
+    ids=["plain", "a head", "a column", "one head", "a decay of one head", "a column of one head"],
+)
+def test_the_delta_rule_is_in_the_kernel(h, gate):
+    model = corrected(h, gate)
+    program = om.schedule(model, LONG, machine=standin.machine()).program
+    assert "recurrent" in kernels(program) and "interpret" not in kernels(program)
+    wanted = om.dense(model, LONG)
+    np.testing.assert_allclose(program.run(LONG), wanted, rtol=1e-4, atol=1e-5 * abs(wanted).max())
+    alone = [program.run(om.Batch([tokens])) for tokens in np.split(LONG.tokens, LONG.starts[1:-1])]
+    assert np.concatenate(alone).tobytes() == program.run(LONG).tobytes()
+
+
+def test_a_value_replaces_the_one_that_its_key_had():
+    """With a beta of 1, keys of unit length and no decays: a query reads the last value of its key."""
+    keys = np.eye(3)[[0, 1, 0, 2, 1]]
+    x = np.concatenate([keys, [[5.0], [7], [11], [13], [17]], np.ones((5, 1))], 1)
+    pick = [weight(np.eye(5)[:, lo:hi]) for lo, hi in ((0, 3), (3, 4), (4, 5))]
+    read = om.dense(delta_rule(pick[0], pick[0], pick[1], pick[2]), x, of_lengths([5]))
+    assert read[:, 0].tolist() == [5, 7, 11, 13, 17]
+    last = om.dense(delta_rule(const(np.ones(3)), pick[0], pick[1], pick[2]), x, of_lengths([5]))
+    assert last[:, 0].tolist() == [5, 12, 18, 31, 41]
+
+
+def merged_maps(first, then):
+    """The affine map S -> A S + B of two in turn."""
+    (a, b), (c, d) = first, then
+    return c @ a, c @ b + d
+
+
+@some
+@forall(st.integers(0, 2**32 - 1))
+def test_the_delta_rule_is_a_merge_of_affine_maps_in_any_bracketing(seed):
+    """A row maps the state S to decay (I - beta k kᵀ) S + beta k vᵀ, in which decays are those of a head."""
+    rng = np.random.default_rng(seed)
+    T, d, e = rng.integers(1, [9, 5, 5])
+    case = Case((1, 1, 1), int(d), int(e), 1, corrects=True)
+    operands = {name: x.astype(np.float64) for name, x in case.drawn([T], seed % 1000).items()}
+    q, k, v, decays, betas = (x[:, 0] for x in operands.values())
+    maps = [
+        (a * (np.eye(d) - b * np.outer(key, key)), b * np.outer(key, value))
+        for key, value, a, b in zip(k, v, decays, betas, strict=True)
+    ]
+    while len(maps) > 1:
+        at = rng.integers(len(maps) - 1)
+        maps[at : at + 2] = [merged_maps(*maps[at : at + 2])]
+    np.testing.assert_allclose(q[-1] @ maps[0][1], looped(operands, np.array([T]))[-1, 0], rtol=1e-9, atol=1e-9)
+
+
+COLUMNS = {count: weight(np.ones((6, count))) for count in (1, 2, 3)}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: delta_rule(COLUMNS[3], COLUMNS[2], om.I, COLUMNS[1]),
+        lambda: delta_rule(om.I, om.I, om.I, COLUMNS[2]),
+        lambda: gated_delta_rule(om.I, om.I, om.I, COLUMNS[1], COLUMNS[2]),
+        lambda: delta_rule(heads(2), heads(3), om.I, COLUMNS[1]),
+    ],
+    ids=["queries", "betas", "decays", "heads"],
+)
+def test_shapes_of_the_delta_rule_are_refused_in_a_line(make):
+    with pytest.raises(ShapeError, match="delta rule: ") as caught:
+        om.dense(make(), np.ones((2, 6)), of_lengths([2]))
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(("h", "count"), [(1, 1), (1, N), (3, 3), (3, N)])
 def test_decays_of_all_rows_are_in_the_kernel(h, count):
     """One number of each head, as RetNet has them, or of each column of k."""
@@ -357,12 +533,30 @@ def test_ranks_have_the_same_numbers(mesh):
 
 def test_what_is_not_built_is_refused_by_name():
     model = gated(3, GATE)
-    with pytest.raises(InputError, match="it reads other rows"):
+    with pytest.raises(InputError, match="no term expresses states of sequences"):
         cached_model(model)
-    with pytest.raises(InputError, match="recurrent: it reads other rows"):
-        om.cached(om.schedule(model, LONG, machine=standin.machine()).program)
+    with pytest.raises(InputError, match=r"recurrent: it reads other rows.*: its rows read the state behind the last"):
+        om.cached(om.schedule(gated(3, GATE, sequence), LONG, machine=standin.machine()).program)
+    with pytest.raises(InputError, match="no sharding rule for delta_rule"):
+        om.partition(corrected(3), om.Mesh.of(dp=(2, "data")), om.BatchSizes(4, 6))
+    with pytest.raises(InputError, match=r"^pullback: .*delta_rule"):
+        om.pullback(corrected(3))
     with pytest.raises(InputError, match=r"^pullback: scan has no pullback"):
         om.pullback(formula(lambda x: linear_attention(x @ Q, x @ K, x @ V)))
+
+
+def test_a_search_for_generation_takes_what_sessions_run():
+    """Also for prompts so short that scores of all pairs would be cheaper: a session has no kernel for these."""
+    model = with_scores(3, PREFIX)
+    check_sessions(model)
+    phases = Generation(2, 4).phases([PREFIX])
+    found = search(model, om.laws, standin.machine(), phases)
+    program = found.program({})[0]
+    assert "recurrent" in kernels(program)
+    steps = [predict_step(standin.machine(), program.decoder, each) for each in (prefill(2, 1), later_step(4, 1))]
+    assert found.time == pytest.approx(steps[0] + phases[1].times * steps[1], rel=1e-9)
+    with pytest.raises(InputError, match="it reads other rows"):
+        check_sessions(with_scores(3, sequence))
 
 
 def test_constant_decays_are_those_of_retention():

@@ -28,7 +28,10 @@ from opmatrix.runtime.program import Program, Step
 
 RAGGED = [[3, 4, 5, 6, 7], [8], list(range(9, 26))]
 # Kernels that read a session's caches and states, or all sequences at once:
-REFUSED = {"append", "attention_cached", "fold_batch", "keep_rows", "carried_rows", "carried_scan"}
+REFUSED = {"append", "attention_cached", "fold_batch", "keep_rows", "carried_rows", "carried_scan"} | {
+    "keep_states",
+    "carried_recurrent",
+}
 WIDTH, HEADS = 12, 3
 TABLE = np.random.default_rng(3).random((9, 9)) < 0.4
 PATTERNS = {

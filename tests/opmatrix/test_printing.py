@@ -179,6 +179,8 @@ EVERY_KIND = [
     om.formula(lambda x: om.scan((x @ x.T) @ x, x, "softmax", om.sequence)),
     om.linear_attention(W, W @ om.relu, W @ om.tanh),
     om.formula(lambda x: om.gated_linear_attention(x @ W, x @ V, x, x @ W @ om.sigmoid, om.sequence)),
+    om.delta_rule(W, V, om.relu, om.weight([[0.1], [0.2], [0.3], [0.4]]) @ om.sigmoid),
+    om.formula(lambda x: om.gated_delta_rule(x @ W, x @ V, x, x @ om.weight(np.ones((4, 1))), x @ V @ om.sigmoid)),
     om.row(om.row(om.I, om.I), om.I),
     abs(W),
     W**3,

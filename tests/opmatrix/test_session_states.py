@@ -4,6 +4,7 @@ calls there were."""
 import sys
 from functools import cache
 from linecache import getline
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.inference import pages, session
 from opmatrix.inference.cached import cached, rows_behind
 from opmatrix.inference.pages import Holding, StatePool
+from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.program import Program
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.sessions.verified_sessions import verify_states
@@ -51,10 +53,43 @@ def attending():
     return om.attention(matrix(), matrix(), matrix(), 2, sequence & causal)
 
 
+def linear(gate=None):
+    """Linear attention of two heads, with decays of a head or of each column of keys."""
+    q, k, v = (matrix() @ feature for feature in (om.relu, om.relu, om.I))
+    parts = [part @ om.heads(2) for part in ((q, k, v) if gate is None else (q, k, v, matrix(p=gate) @ om.sigmoid))]
+    made = om.linear_attention(*parts) if gate is None else om.gated_linear_attention(*parts)
+    return made @ om.heads(2).T
+
+
+def retained():
+    """Decays that all rows have, one of a head; one head of keys and values serves two."""
+    q, k, v = matrix() @ om.heads(2), matrix(p=WIDTH // 2), matrix(p=7)
+    rates = om.const(np.array([0.9, 0.99])) @ om.heads(2)
+    return om.gated_linear_attention(q, k, v, rates) @ om.heads(2).T @ matrix(14)
+
+
+def corrected(gate=None):
+    """The delta rule on keys of unit length, with decays of a head or of each column of keys, or without."""
+
+    def mixed(x):
+        q, v = x @ QUERY @ om.heads(2), x @ VALUE @ om.heads(2)
+        k, betas = x @ KEY @ om.heads(2) @ om.rmsnorm(1e-6) * (2 / WIDTH) ** 0.5, x @ BETA @ om.sigmoid @ om.heads(2)
+        if gate is None:
+            return om.delta_rule(q, k, v, betas) @ om.heads(2).T
+        return om.gated_delta_rule(q, k, v, betas, x @ GATES[gate] @ om.sigmoid @ om.heads(2)) @ om.heads(2).T
+
+    return om.formula(mixed)
+
+
+QUERY, KEY, VALUE, BETA = matrix(), matrix(), matrix(p=2 * 7), matrix(p=2)
+GATES = {2: matrix(p=2), WIDTH: matrix()}
 MODELS = {
     "selective": TABLE @ (om.I + selective()) @ (om.I + selective()),
     "hybrid": TABLE @ (om.I + selective()) @ (om.I + attending()),
     "shifts": TABLE @ matrix() @ (om.shift(2) + om.shift(5)) @ matrix() @ (om.I + om.shift(1) @ om.tanh),
+    "linear": TABLE @ (om.I + linear()) @ (om.I + linear(2)) @ matrix(),
+    "decays of columns": TABLE @ (om.I + om.shift(1)) @ linear(WIDTH) @ (om.I + retained() @ om.shift(1)),
+    "delta rule": TABLE @ (om.I + corrected() @ matrix(14)) @ (om.I + corrected(2) @ matrix(14)) @ corrected(WIDTH),
     "a maximum": TABLE @ om.scan(om.const(1.0), matrix(), "rectify"),
 }
 
@@ -172,6 +207,14 @@ def test_bytes_of_states_are_said_and_depend_on_no_length():
     assert max(used) == 3 * each  # none, the one before, the next
 
 
+def test_sums_of_linear_attention_are_states_of_a_size():
+    """Of each head d × e numbers, whatever the length; the last row that a shift reads, beside them."""
+    decoder = programs("linear")[1]
+    assert decoder.start(PAGE, rewinds=0).state_bytes == 4 * 2 * 2 * (WIDTH // 2) ** 2
+    sums = [port for port in decoder.inputs if port.name.startswith("sums ")]
+    assert [(port.heads, port.columns) for port in sums] == [(2, (WIDTH // 2) ** 2)] * 2
+
+
 def test_exact_sessions_are_whole_texts_in_float64():
     for name in MODELS:
         program, decoder = programs(name)
@@ -218,6 +261,46 @@ def test_verification_finds_a_state_that_is_lost(monkeypatch):
     monkeypatch.setattr(session.New, "carry", lost)
     with pytest.raises(VerificationError, match="its states give other bits in steps than at once"):
         verify_states(decoder, texts, 70)
+
+
+def neighbours_state(right, out, batch, state, **given):
+    """The state behind a sequence is kept in that of another."""
+    right(out, batch=carried_as(batch, targets=np.where(batch.targets > 1, batch.targets - 1, 0)), state=state, **given)
+
+
+def not_begun(right, out, batch, state, **given):
+    """A sequence without rows goes on from another's state."""
+    right(out, batch=carried_as(batch, sources=np.maximum(batch.sources, 1)), state=state, **given)
+
+
+def lost_boundary(right, out, batch, k, **given):
+    """The last row of a step does not enter the state."""
+    fewer = k.copy()
+    fewer[batch.starts[1:] - 1] = 0
+    right(out, batch=batch, k=fewer, **given)
+
+
+def squared_decay(right, out, batch, decays=None, **given):
+    """The first row of a step decays twice."""
+    if decays is not None:
+        decays = decays.copy()
+        decays[batch.starts[:-1]] **= 2
+    right(out, batch=batch, decays=decays, **given)
+
+
+def carried_as(batch, **changed):
+    return SimpleNamespace(**{name: getattr(batch, name) for name in ("starts", "sources", "targets")} | changed)
+
+
+@pytest.mark.parametrize("fault", [neighbours_state, not_begun, lost_boundary, squared_decay], ids=lambda f: f.__name__)
+def test_verification_finds_faults_of_kept_sums(fault, monkeypatch):
+    program, texts = programs("linear")[0], om.Batch([text(30)])
+    keep = KERNELS["keep_states"]
+    right = keep.function
+    monkeypatch.setattr(keep, "function", lambda out, **given: fault(right, out, **given))
+    monkeypatch.setattr(keep, "launches", False)
+    with pytest.raises(VerificationError, match="its states give other bits in steps than at once"):
+        verify_states(cached(program), texts, 70)
 
 
 LINES = {pages.__file__, session.__file__}

@@ -95,6 +95,24 @@ CASES = {  # name: the class of the config, of the model, what the
         | dict(conv_kernel=2, use_conv_bias=False, use_bias=True),
     ),
     "mamba, 130M's width": ("Mamba", "ForCausalLM", dict(vocab_size=WORDS, hidden_size=768, num_hidden_layers=1)),
+    "mamba2": (
+        "Mamba2",
+        "ForCausalLM",
+        dict(vocab_size=WORDS, hidden_size=48, num_heads=6, head_dim=16, n_groups=2, state_size=20)
+        | dict(num_hidden_layers=2, bos_token_id=1, eos_token_id=1),
+    ),
+    "mamba2, other sizes": (
+        "Mamba2",
+        "Model",
+        dict(vocab_size=WORDS, hidden_size=40, expand=3, num_heads=4, head_dim=30, n_groups=4, state_size=1)
+        | dict(num_hidden_layers=2, conv_kernel=2, use_conv_bias=False, use_bias=True, chunk_size=8),
+    ),
+    "mamba2, 130M's width": (
+        "Mamba2",
+        "ForCausalLM",
+        dict(vocab_size=WORDS, hidden_size=768, num_heads=24, head_dim=64, n_groups=1, num_hidden_layers=2)
+        | dict(tie_word_embeddings=True, bos_token_id=1, eos_token_id=1),
+    ),
     "llama": ("Llama", "ForCausalLM", SHARED),
     "llama, tied": ("Llama", "ForCausalLM", SHARED | TIED),
     "llama, biases": ("Llama", "Model", SHARED | dict(attention_bias=True, mlp_bias=True, head_dim=16)),
@@ -172,14 +190,34 @@ def test_what_transformers_saves_is_read_as_it_is(rng, tmp_path, case):
         assert relative(dense(checkpoint.operator(pooled=True), batch), wanted[batch.starts[1:] - 1]) < 1e-4
 
 
-@pytest.mark.parametrize(
-    "case", ["gpt2", "llama, tied", "mistral", "qwen3", "mamba", "mamba, 130M's width", "granite", "olmo2", "phi3"]
-)
+SCORED = ["gpt2", "llama, tied", "mistral", "qwen3", "mamba", "mamba, 130M's width", "granite", "olmo2", "phi3"]
+
+
+@pytest.mark.parametrize("case", [*SCORED, "mamba2", "mamba2, 130M's width"])
 def test_the_exact_program_scores_what_transformers_scores(rng, tmp_path, case):
     model = written(tmp_path, case)
     batch = Batch([rng.integers(2, WORDS, length) for length in LENGTHS])
     program, _ = structure(open_model(tmp_path).operator(), EXACT_LAWS, batch=batch).program({})
     assert relative(program.run(batch), theirs(model, batch, True)) < 1e-4
+
+
+@pytest.mark.parametrize("case", ["mamba2", "mamba2, 130M's width"])
+def test_sessions_of_mamba2_generate_what_transformers_does(rng, tmp_path, case):
+    """In steps of any rows the same bits; each token is the one that transformers scores highest, but for ties."""
+    model, prompt = written(tmp_path, case), rng.integers(2, WORDS, 9)
+    program, _ = structure(
+        open_model(tmp_path).operator(pooled=True), EXACT_LAWS, batch=Batch([prompt, prompt[:2]])
+    ).program({})
+    session = program.decoder.start(64)
+    one, two = session.join(), session.join()
+    scores, text = session.step({one: prompt})[-1], [*prompt.tolist()]
+    assert [session.step({two: part}) for part in (prompt[:5], prompt[5:])][-1][-1].tobytes() == scores.tobytes()
+    for _ in range(5):
+        wanted = theirs(model, Batch([text]), True)[-1]
+        assert relative(scores, wanted) < 1e-4
+        assert wanted.max() - wanted[scores.argmax()] <= 1e-4 * np.linalg.norm(wanted)
+        text.append(int(scores.argmax()))
+        scores = session.step({one: text[-1:]})[-1]
 
 
 @pytest.mark.parametrize("case", ["llama, llama3", "qwen2, windows"])

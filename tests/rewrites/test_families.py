@@ -55,6 +55,9 @@ PANGU = dict(
     vocab_size=WORDS, hidden_size=24, num_layers=3, num_heads=3, max_position_embeddings=20, layer_norm_epsilon=1e-5
 )
 BLOOM = dict(vocab_size=WORDS, hidden_size=24, n_layer=2, n_head=4, layer_norm_epsilon=1e-5, seq_length=20)
+MAMBA2 = dict(vocab_size=WORDS, hidden_size=24, state_size=4, num_hidden_layers=2, layer_norm_epsilon=1e-5) | dict(
+    num_heads=6, head_dim=8, n_groups=2
+)
 MAMBA = dict(vocab_size=WORDS, hidden_size=24, state_size=4, num_hidden_layers=2, layer_norm_epsilon=1e-5)
 T5 = dict(
     vocab_size=WORDS,
@@ -222,6 +225,14 @@ CASES = {  # a family, its config, and the same in numpy
     "pangu-alpha": ("gpt_pangu", PANGU, plain.pangu_alpha),
     "bloom": ("bloom", BLOOM, plain.bloom),
     "mamba": ("mamba", MAMBA, plain.mamba),
+    "mamba2": ("mamba2", MAMBA2, plain.mamba2),
+    "mamba2, other sizes": (
+        "mamba2",
+        MAMBA2
+        | dict(expand=3, state_size=1, conv_kernel=2, num_heads=3, head_dim=24, n_groups=1)
+        | dict(use_bias=True, use_conv_bias=False),
+        plain.mamba2,
+    ),
     "mamba, other sizes": (
         "mamba",
         MAMBA | dict(expand=3, state_size=1, conv_kernel=2, time_step_rank=5, use_bias=True, use_conv_bias=False),
@@ -316,6 +327,7 @@ VERIFIED = (
     "bloom",
     "t5",
     "mamba",
+    "mamba2",
 )
 
 
@@ -588,6 +600,13 @@ def test_settings_have_one_name_in_all_families():
             "scale_attn_by_inverse_layer_idx is true: it must be false or left out",
         ),
         ("mamba", MAMBA | dict(conv_kernel=18), "conv_kernel is 18: it must be a whole number from 1 to 17"),
+        ("mamba2", MAMBA2 | dict(n_groups=4), "n_groups is 4: it must be a divisor of num_heads, 6"),
+        ("mamba2", MAMBA2 | dict(head_dim=9), "head_dim is 9: it must be expand · hidden_size / num_heads, 48 / 6"),
+        (
+            "mamba2",
+            MAMBA2 | dict(time_step_limit=[0, 0.1]),
+            "time_step_limit is \\[0, 0.1\\]: it must be \\[0, Infinity\\]",
+        ),
         ("mamba", MAMBA | dict(time_step_rank=0), "time_step_rank is 0: it must be a whole number from 1 on, or auto"),
         ("bloom", BLOOM | dict(n_head=5), "n_head is 5: it must be a divisor of hidden_size, 24"),
         (

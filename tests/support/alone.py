@@ -61,6 +61,13 @@ def alone(kernel, rng):
             [Port(name, STATE_SPACE, n, 3) for name, n in zip(state, (24, 8), strict=True)],
         )
         return Program(write.steps, constants, last, inputs=ports, state=state)
+    if kernel in ("keep_states", "carried_recurrent"):
+        out = write.step(
+            "carried_recurrent", {"where": "sequence & causal"}, q="h", k="h", v="h", decays="h", s0="sums"
+        )
+        state = {"sums": write.step("keep_states", k="h", v="h", decays="h", state="sums")}
+        last, ports = write.step("join", x=out), [Port("sums", STATE_SPACE, 64, 3)]
+        return Program(write.steps, constants, last, inputs=ports, state=state)
     return Program(write.steps, constants, ENDINGS.get(kernel, attention_in_steps)(write, constants, rng))
 
 

@@ -151,6 +151,29 @@ def mamba(c, w, tokens):
     return rmsnorm(x, w, "norm_f", eps)
 
 
+def mamba2(c, w, tokens):
+    """Dao and Gu 2024, section 6: as Mamba, with a state of each head whose steps are numbers of the row; the result is
+    gated, and normed in groups."""
+    eps, s, k, h, g = c["layer_norm_epsilon"], c["state_size"], c.get("conv_kernel", 4), c["num_heads"], c["n_groups"]
+    x, d = w["embeddings.weight"][tokens], h * c["head_dim"]
+    for l in (f"layers.{i}.mixer" for i in range(c["num_hidden_layers"])):
+        both = linear(rmsnorm(x, w, l.replace("mixer", "norm"), eps), w, f"{l}.in_proj")
+        gate, inner, step = np.split(both, [d, both.shape[1] - h], axis=1)
+        wide = np.concatenate([np.zeros((k - 1, inner.shape[1])), inner])
+        taps = w[f"{l}.conv1d.weight"][:, 0]
+        inner = SILU(sum(wide[i : i + len(x)] * taps[:, i] for i in range(k)) + w.get(f"{l}.conv1d.bias", 0))
+        step = np.log1p(np.exp(step + w[f"{l}.dt_bias"]))
+        kept, state, rows = np.exp(-step * np.exp(w[f"{l}.A_log"])), np.zeros((h, s, d // h)), []
+        for row, dt, decay in zip(inner, step, kept, strict=True):
+            u, key, query = row[:d].reshape(h, -1), *row[d:].reshape(2, g, s).repeat(h // g, 1)
+            state = decay[:, None, None] * state + key[:, :, None] * (dt[:, None] * u)[:, None]
+            rows.append((np.einsum("hs,hse->he", query, state) + w[f"{l}.D"][:, None] * u).reshape(-1))
+        grouped = (np.array(rows) * SILU(gate)).reshape(len(x), g, -1)
+        normed = (grouped / np.sqrt((grouped**2).mean(-1, keepdims=True) + eps)).reshape(len(x), d)
+        x = x + linear(normed * w[f"{l}.norm.weight"], w, f"{l}.out_proj")
+    return rmsnorm(x, w, "norm_f", eps)
+
+
 def pangu_alpha(c, w, tokens):
     """Zeng et al. 2021, section 3: the last layer's queries are a learned row for each position."""
     n, h, eps, last = len(tokens), c["num_heads"], c["layer_norm_epsilon"], c["num_layers"] - 1

@@ -177,9 +177,21 @@ class Grower:
         q, k = (v @ self.projection(v.cols, h * d) @ operators.heads(h) for _ in range(2))
         u, where = v @ self.projection(v.cols, h * 2) @ operators.heads(h), self.pick(sequence, sequence & causal)
         if self.draw(st.booleans()):
+            return self.corrected(v, h, d)
+        if self.draw(st.booleans()):
             return operators.linear_attention(q, k, u, where) @ operators.heads(h).T
         a = v @ self.projection(v.cols, h * self.pick(1, d)) @ KINDS["sigmoid"]() @ operators.heads(h)
         return operators.gated_linear_attention(q, k, u, a, where) @ operators.heads(h).T
+
+    def corrected(self, v, h, d):
+        """Attention by the delta rule, on keys of unit length, with decays or without."""
+        q, k = (v @ self.projection(v.cols, h * d) @ operators.heads(h) for _ in range(2))
+        u, betas = (v @ self.projection(v.cols, h * count) @ operators.heads(h) for count in (2, 1))
+        parts = q, k @ operators.unit_length(1e-6), u, betas @ KINDS["sigmoid"]()
+        if self.draw(st.booleans()):
+            return operators.delta_rule(*parts) @ operators.heads(h).T
+        a = v @ self.projection(v.cols, h * self.pick(1, d)) @ KINDS["sigmoid"]() @ operators.heads(h)
+        return operators.gated_delta_rule(*parts, a) @ operators.heads(h).T
 
     def lagged(self, v):
         """A row with rows before it."""

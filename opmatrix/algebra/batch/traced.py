@@ -202,6 +202,10 @@ class TracedValue:
         """Note rows merged with those before them, over a monoid and under a pattern."""
         return self.then("scan", other, more=(over, where), shape=self.shape.scan(other.shape, over, where))
 
+    def delta_rule(self, *others: TracedValue) -> TracedValue:
+        """Note keys, values, betas and decays of rows that correct a state, which this value reads."""
+        return self.then("delta_rule", *others, shape=self.shape.delta_rule(*(each.shape for each in others)))
+
 
 def narrow_columns(value: TracedValue, lo: LiveSize, hi: LiveSize) -> TracedValue | None:
     """Return columns lo to hi of x @ W + b as x @ W[:, lo:hi] + b[lo:hi]; None for a value that is no such sum or

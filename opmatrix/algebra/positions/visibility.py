@@ -97,6 +97,18 @@ def mask_of(batch: Fields | None, name: str, shape: tuple[int, ...]) -> Numeric:
     return mask
 
 
+def corrected_rows(q: Numeric, k: Numeric, v: Numeric, betas: Numeric, decays: Numeric) -> Numeric:
+    """Return what each query reads of a state (heads, d, e) that its row and those before have corrected, by the delta
+    rule: the affine maps S -> (I - beta k kᵀ) (decay S) + beta k vᵀ, one after another."""
+    state, rows = np.zeros((len(k), k.shape[2], v.shape[2]), np.result_type(k, v)), list[Numeric]()
+    for t in range(k.shape[1]):
+        state = state * decays[:, t, :, None]
+        added = betas[:, t] * (v[:, t] - np.einsum("hd,hde->he", k[:, t], state))
+        state = state + k[:, t, :, None] * added[:, None]
+        rows.append(np.einsum("hd,hde->he", q[:, t], state))
+    return np.stack(rows, 1) if rows else np.zeros((len(k), 0, v.shape[2]))
+
+
 class Seeing(ByHeads):
     """The operations of a dense reading on rows that see rows."""
 
@@ -111,6 +123,16 @@ class Seeing(ByHeads):
             over.scan(left[..., lo:hi, :], right[..., lo:hi, :], where.whole, lo) for lo, hi in pairwise([0, *ends])
         ]
         return self.of(np.concatenate(parts, -2).astype(left.dtype))
+
+    def delta_rule(self, keys: Self, values: Self, betas: Self, decays: Self) -> Self:
+        """Pass the rows of each sequence through a state that each corrects."""
+        batch = needed(self.batch, "delta rule")
+        parts = [in_every_row(each.array, batch.rows) for each in (self, keys, values, betas, decays)]
+        heads = max(len(part) if part.ndim > 2 else 1 for part in parts)
+        parts = [np.broadcast_to(part, (heads, *part.shape[-2:])) for part in parts]
+        ends = sequence_ends(batch, batch.rows)
+        rows = np.concatenate([corrected_rows(*(p[:, lo:hi] for p in parts)) for lo, hi in pairwise([0, *ends])], 1)
+        return self.of((rows if heads > 1 else rows[0]).astype(self.array.dtype))
 
     def by_distance(self: DenseReading, table: Data, most: int) -> DenseReading:  # type: ignore[misc]    # mixed into it
         """Look up the table at the distance of each pair of rows."""
@@ -165,6 +187,31 @@ class SeeingEntries:
             return over.fold(over.lifted(self.at(h, i, j), other.at(h, i, j), i) for i in seen)
 
         return self.finished((h, r, c), over.count(1), out, over.__name__)
+
+    def delta_rule(  # type: ignore[misc]    # mixed into it
+        self: Entrywise, keys: Entrywise, values: Entrywise, betas: Entrywise, decays: Entrywise
+    ) -> Entrywise:
+        """Pass the rows of each sequence through a state that each corrects, entry by entry."""
+        batch, every = needed(self.batch, "delta rule"), (self, keys, values, betas, decays)
+        heads, d = max(each.value.shape[0] for each in every), keys.value.shape[2]
+        ends = [0, *sequence_ends(batch, batch.rows)]
+
+        def row(each: Entrywise, h: int, t: int, count: int) -> list[float]:
+            """Return so many numbers of a row of a head."""
+            return [each.at(h, min(t, each.size[0] - 1), i) for i in range(count)]
+
+        def number(h: int, r: int, j: int) -> object:
+            """Return what the query of row r reads of column j of the state."""
+            state = [self.number(0.0)] * d
+            for t in range(max(end for end in ends if end <= r), r + 1):
+                [beta], value = row(betas, h, t, 1), row(values, h, t, j + 1)[j]
+                key, decay = row(keys, h, t, d), row(decays, h, t, d)
+                state = [a * s for a, s in zip(decay, state, strict=True)]
+                added = beta * (value - sum(k * s for k, s in zip(key, state, strict=True)))
+                state = [s + k * added for k, s in zip(key, state, strict=True)]
+            return sum(q * s for q, s in zip(row(self, h, r, d), state, strict=True))
+
+        return self.of((heads, batch.rows, values.value.shape[2]), number)
 
     def by_distance(self: Entrywise, table: Data, most: int) -> Entrywise:  # type: ignore[misc]    # mixed into it
         """Look up the table at the distance of each pair of rows."""

@@ -75,6 +75,7 @@ LEFT_OUT: Mapping[str, Mapping[str, object]] = {  # by model_type, keys as files
     ),
     "gpt2": dict(vocab_size=50257, n_embd=768, n_head=12, n_layer=12, n_positions=1024),
     "mamba": dict(vocab_size=50280, hidden_size=768, num_hidden_layers=32),
+    "mamba2": dict(vocab_size=32768, hidden_size=4096, num_hidden_layers=64),
     "bloom": dict(vocab_size=250880, hidden_size=64, n_head=8, n_layer=2),
     "t5": dict(vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_heads=8, num_layers=6),
     "llama": LLAMA,

@@ -129,6 +129,12 @@ class CountedShape:
         self.of(shape._replace(cols=shape.cols * len(over.unit())))
         return self.of(shape)
 
+    def delta_rule(self, *others: CountedShape) -> CountedShape:
+        """Count the numbers of the states of all rows, and those of the result."""
+        shape = self.shape.delta_rule(*(each.shape for each in others))
+        self.of(shape._replace(cols=shape.cols * others[0].shape.cols))
+        return self.of(shape)
+
     def pick(self, relation: Relation) -> CountedShape:
         """Count the numbers of the picked rows."""
         return self.of(self.shape.pick(relation))

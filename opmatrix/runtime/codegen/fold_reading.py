@@ -203,7 +203,7 @@ class FoldReading:
         """Raise NotByRows: folds have no such operation."""
         raise NotByRows("it reads the batch, or moves numbers")
 
-    beside = join = total = given = entered = pick = shift = keep_top = at_distances = scan = refuse
+    beside = join = total = given = entered = pick = shift = keep_top = at_distances = scan = delta_rule = refuse
 
     def by_distance(self, table: Data, most: int) -> FoldReading:
         """Return scores that are a table's numbers by distance."""

@@ -99,7 +99,7 @@ class RowReading:
         """Raise NotByRows: the operation mixes rows or reads the batch."""
         raise NotByRows("it mixes rows, or reads the batch")
 
-    turn = product = scan = given = related = entered = pick = at_distances = refuse
+    turn = product = scan = delta_rule = given = related = entered = pick = at_distances = refuse
 
     def shift(self, k: int) -> RowReading:
         """Return the value of a step in the row k before. Raises NotByRows for any other value."""

@@ -27,7 +27,17 @@ from opmatrix.runtime.declarations.arguments import BESIDE as BESIDE
 from opmatrix.runtime.declarations.arguments import Arguments as Arguments
 from opmatrix.runtime.declarations.arguments import Doubles
 from opmatrix.runtime.declarations.costs import Cost
-from opmatrix.runtime.declarations.operands import CONSTANT, BufferSize, Heads, Rows, Scores, Tables, Value, Vector
+from opmatrix.runtime.declarations.operands import (
+    CONSTANT,
+    BufferSize,
+    Heads,
+    Rows,
+    Scores,
+    States,
+    Tables,
+    Value,
+    Vector,
+)
 from opmatrix.runtime.declarations.padded import PaddedReader
 from opmatrix.runtime.declarations.telling import telling_fills, telling_values
 from opmatrix.runtime.seen import patterns_seen
@@ -66,8 +76,9 @@ class Declared:
     scores its price counts. `row_mixing`: a row of the result depends on other rows. `is_input`: its value is an input,
     stored with a batch or a session. `cached_variant`: the kernel that computes the same for new rows alone, over
     caches of the others. `carried_variant`: the kernel that does so from states, which hold the last rows of some
-    values; `carried` gives their number by operand, "out" for the result. `held_as`: the number type of the caches that
-    sessions store its result in, which rounds as it does.
+    values: `carried` gives their number by operand, "out" for the result; or sums, of the shape that `state` gives,
+    whose next ones the kernel `kept_variant` makes of those operands that it has. `held_as`: the number type of the
+    caches that sessions store its result in, which rounds as it does.
 
     `keeps`: true if it keeps the largest numbers of a row, with these attributes; the choices of its meaning are
     recorded then.
@@ -103,6 +114,7 @@ class Declared:
         pads_sequences: bool = False,
         cached_variant: str = "",
         carried_variant: str = "",
+        kept_variant: str = "",
         held_as: str = "",
     ):
         self.name, self.__doc__ = cls.__name__, cls.__doc__
@@ -128,6 +140,7 @@ class Declared:
         self.relations: Callable[[Arguments], tuple[Relation, ...]] = reading("relations", lambda _: ())
         self.sees: Callable[[Arguments], tuple[Pattern, ...]] = reading("sees", patterns_seen)
         self.carried: Callable[[Arguments], Mapping[str, int]] = reading("carried", lambda _: {})
+        self.state: Callable[[Arguments], States] | None = reading("state")
         self.keeps: Callable[[Arguments], bool] = reading("keeps", lambda _: False)
         self.borders: Callable[[Arguments], Collection[int]] = reading("borders", lambda _: ())
         self.telling: Telling = reading("telling", self.tell_by_sort)
@@ -136,7 +149,7 @@ class Declared:
         self.inplace, self.launches, self.row_mixing, self.is_input = inplace, launches, row_mixing, is_input
         self.changes_space, self.pads_sequences = changes_space, pads_sequences
         self.cached_variant, self.carried_variant = cached_variant, carried_variant
-        self.held_as = held_as
+        self.kept_variant, self.held_as = kept_variant, held_as
         run: Callable[..., Any] = vars(cls)["run"]
         run = getattr(run, "__func__", run)
         named = parameters(run, stages)

@@ -21,14 +21,19 @@ from opmatrix.runtime.declarations.by_sequence import Doubles, asked_queries, in
 from opmatrix.runtime.declarations.costs import Costs
 from opmatrix.runtime.declarations.fitting import heads_of, same
 from opmatrix.runtime.declarations.kernel import Arguments, Restricted, RowNumbers, kernel
-from opmatrix.runtime.declarations.operands import Heads, Vector
+from opmatrix.runtime.declarations.operands import Heads, States, Vector
 from opmatrix.runtime.declarations.padded import Padded, Unpadded, score_keys, weigh_values
 
 if TYPE_CHECKING:
     from formats.machine.calibration import Grid, Numbers
 
 RateNumber = TypeVar("RateNumber", bound=np.floating)
-PRICED_AS = {False: "recurrent", True: "recurrent.decayed"}  # price by whether there are decays
+PRICED_AS = {  # price by whether there are decays, and corrections
+    (False, False): "recurrent",
+    (True, False): "recurrent.decayed",
+    (False, True): "recurrent.delta",
+    (True, True): "recurrent.gated_delta",
+}
 
 
 def repeat_rates(rates: NDArray[RateNumber], rows: int, heads: int) -> NDArray[RateNumber]:
@@ -44,12 +49,13 @@ def run_recurrent(
     v: Heads,
     decays: Heads | None = None,
     rates: Vector | None = None,
+    betas: Heads | None = None,
     *,
     where: str = "sequence",
 ) -> None:
     """Launch the compiled recurrence over the rows of each sequence; `rates` are decays that all rows have."""
     factors = decays if rates is None else repeat_rates(np.asarray(rates), len(out), out.shape[1])
-    compiled.recurrent(q, k, v, batch.starts, out, factors, parse(where).whole)
+    compiled.recurrent(q, k, v, batch.starts, out, factors, parse(where).whole, None, betas)
 
 
 class RowState(NamedTuple):
@@ -68,37 +74,88 @@ class RowState(NamedTuple):
         numbers = numbers + k[:, :, None] * v[:, None, :]
         return RowState(numbers, error + UNIT * (abs(numbers) + error) + SMALLEST)
 
+    def corrected(self, k: Doubles, v: Doubles, decay: Doubles | None, beta: Doubles) -> "RowState":
+        """Return the state behind the next row by the delta rule: times its decay, plus its key times beta times the
+        difference of its value and what its key reads. An error of a column of the state is bounded in the 2-norm: that
+        of I - beta k kᵀ is the larger of 1 and |1 - beta k·k|."""
+        numbers, error = self
+        if decay is not None:
+            numbers, error = numbers * decay, error * abs(decay).max(1, keepdims=True)
+            error = error + lengths_of(UNIT * (abs(numbers) + error) + SMALLEST)
+        count, sizes = k.shape[1] + 2, np.einsum("hd,hde->he", abs(k), abs(numbers) + error)
+        off = v - np.einsum("hd,hde->he", k, numbers)
+        unsure = gamma(count) * sizes + count * SMALLEST
+        added = beta * off
+        unsure = abs(beta) * (unsure + UNIT * (abs(off) + sizes)) + UNIT * abs(added) + SMALLEST
+        numbers = numbers + k[:, :, None] * added[:, None, :]
+        grown = np.maximum(1.0, abs(1.0 - beta * (k * k).sum(1, keepdims=True)))[:, :, None]
+        error = grown * error + lengths_of(abs(k)[:, :, None] * unsure[:, None, :])
+        return RowState(numbers, error + lengths_of(UNIT * (abs(numbers) + error) + SMALLEST))
+
     def read(self, q: Doubles) -> "RowState":
         """Return a query times the state, (heads, e), and the bound of its error: of the state, and of a sum of d
         products."""
         numbers, error = self
         sizes = np.einsum("hd,hde->he", abs(q), abs(numbers) + error)
-        doubt = np.einsum("hd,hde->he", abs(q), error)
+        doubt = np.einsum("hd,hde->he", abs(q), np.broadcast_to(error, numbers.shape))
         count = q.shape[1] + 1
         return RowState(np.einsum("hd,hde->he", q, numbers), doubt + gamma(count) * sizes + count * SMALLEST)
 
 
-def pass_states(a: Arguments, of: Arguments) -> Iterator[RowState]:
-    """Yield what the query of each requested row reads of its state, in the numbers of `of`."""
-    heads = max(x.shape[1] for x in (of.q, of.k, of.v, of.v if of.decays is None else of.decays))
-    q, k, v = (in_groups(x, heads) for x in (of.q, of.k, of.v))
-    factors = of.decays if of.rates is None else repeat_rates(of.rates, len(k), heads)
-    decays = None if factors is None else in_groups(factors, heads)
-    empty = np.zeros((heads, k.shape[2], v.shape[2]))
-    for at, queries, keys in asked_queries(a):
-        state, behind, asked = RowState(empty, empty), list[RowState](), {*queries.tolist()}
-        whole = seen.pattern(a).whole
+def lengths_of(columns: Doubles) -> Doubles:
+    """Return the 2-norm of each column of states (heads, d, e), as (heads, 1, e)."""
+    return np.asarray(np.sqrt((columns * columns).sum(1, keepdims=True)))
+
+
+class StatePasses(NamedTuple):
+    """Keys, values, decays and betas of all rows in float64, in as many heads as states have; the state that the
+    sequence of some rows begins with."""
+
+    k: Doubles
+    v: Doubles
+    decays: Doubles | None
+    betas: Doubles | None
+    begin: Callable[[slice], Doubles]
+
+    @classmethod
+    def of(cls, a: Arguments, heads: int, begin: Callable[[slice], Doubles]) -> "StatePasses":
+        """Return those of the operands of a step."""
+        factors = a.decays if a.rates is None else repeat_rates(a.rates, len(a.k), heads)
+        decays = None if factors is None else in_groups(factors, heads)[:, :, :, None]
+        betas = None if a.betas is None else in_groups(a.betas, heads)[:, :, 0, None]
+        return cls(in_groups(a.k, heads), in_groups(a.v, heads), decays, betas, begin)
+
+    def behind(self, keys: slice) -> Iterator[RowState]:
+        """Yield the state behind each row of a sequence."""
+        begun = self.begin(keys)
+        state = RowState(begun, np.zeros_like(begun))
         for t in range(keys.start, keys.stop):
-            state = state.passed(k[t], v[t], None if decays is None else decays[t][:, :, None])
-            if t in asked and not whole:
-                behind.append(state.read(q[at.start + len(behind)]))
-        if whole:
-            behind = [state.read(row) for row in q[at]]
-        yield from behind
+            decay = None if self.decays is None else self.decays[t]
+            if self.betas is None:
+                state = state.passed(self.k[t], self.v[t], decay)
+            else:
+                state = state.corrected(self.k[t], self.v[t], decay, self.betas[t])
+            yield state
 
 
-def time_recurrent(decayed: bool) -> Callable[["Grid", "Numbers"], Iterator[Timed]]:
-    """Return the timed calls, with decays of each head or without."""
+def read_passes(a: Arguments, of: Arguments, passes: StatePasses, heads: int) -> Iterator[RowState]:
+    """Yield what the query of each requested row reads of its state, in the numbers of `of`."""
+    q, whole = in_groups(of.q, heads), seen.pattern(a).whole
+    for at, queries, keys in asked_queries(a):
+        states = [*passes.behind(keys)]
+        for query, row in zip(q[at], queries.tolist(), strict=True):
+            yield states[-1 if whole else row - keys.start].read(query)
+
+
+def read_empty(a: Arguments, of: Arguments) -> Iterator[RowState]:
+    """Yield what queries read of states of sequences that begin empty."""
+    heads = max(x.shape[1] for x in (of.q, of.k, of.v, of.decays, of.betas) if x is not None)
+    empty = np.zeros((heads, of.k.shape[2], of.v.shape[2]))
+    yield from read_passes(a, of, StatePasses.of(of, heads, lambda keys: empty), heads)
+
+
+def time_recurrent(decayed: bool, corrected: bool) -> Callable[["Grid", "Numbers"], Iterator[Timed]]:
+    """Return the timed calls, with decays of each head or without, by the delta rule or not."""
 
     def cases(grid: "Grid", numbers: "Numbers") -> Iterator[Timed]:
         """Yield the sizes and the call for each batch and head shape."""
@@ -106,65 +163,96 @@ def time_recurrent(decayed: bool) -> Callable[["Grid", "Numbers"], Iterator[Time
             starts = np.cumsum([0, *lengths])
             for heads, cols in grid.heads:
                 q, out = numbers.some(starts[-1], heads, cols), numbers.room(starts[-1], heads, cols)
-                decays = q[:, :, :1] if decayed else None
+                decays, betas = (q[:, :, :1] if there else None for there in (decayed, corrected))
                 sizes: dict[str, float] = {"T": sum(lengths), "h": heads, "d": cols}
-                yield sizes, partial(compiled.recurrent, q, q, q, starts, out, decays)
+                yield sizes, partial(compiled.recurrent, q, q, q, starts, out, decays, betas=betas)
 
     return cases
 
 
-def price_recurrent(decayed: bool) -> Price:
+def price_recurrent(decayed: bool, corrected: bool) -> Price:
     """Return the price: multiply-adds of the state, numbers moved for each row."""
     return Price(
         (T * h * d * d, T * h * d),
-        lambda tile: Work(vector=(4 + decayed) * T * h * d * d, moved=4 * T * h * d),
-        time_recurrent(decayed),
+        lambda tile: Work(vector=(4 + decayed + (2 + decayed) * corrected) * T * h * d * d, moved=4 * T * h * d),
+        time_recurrent(decayed, corrected),
         common=False,
     )
 
 
-@kernel(launches=True, row_mixing=True, prices={name: price_recurrent(decayed) for decayed, name in PRICED_AS.items()})
+def shape_recurrent(a: Arguments) -> Heads:
+    """Return the heads and the columns of v. Raises ValueError for heads or columns that do not fit."""
+    heads = heads_of(**{name: x for name in ("q", "k", "v", "decays", "betas") if (x := getattr(a, name)) is not None})
+    same("k columns", a.k.cols, a.q.cols)
+    check_decays(a, heads)
+    return Heads(heads, a.v.cols)
+
+
+def check_decays(a: Arguments, heads: int) -> None:
+    """Raise ValueError for decays that are neither one of a head nor one of each column of k, and for betas that are
+    not one of a head."""
+    if a.betas is not None:
+        same("betas columns", a.betas.cols, 1)
+    if a.decays is not None and a.decays.cols != 1:
+        same("decays columns", a.decays.cols, a.k.cols)
+    if isinstance(a.rates, np.ndarray) and len(a.rates) not in (heads, heads * a.k.cols):
+        raise ValueError(f"rates: {len(a.rates)} numbers, where {heads} or {heads * a.k.cols} are needed")
+
+
+def cost_recurrent(a: Arguments, heads: int, extents: Extents) -> Costs:
+    """Return the price of as many rows, heads, and numbers of a state."""
+    width = float(a.k.cols * a.v.cols) ** 0.5
+    name = PRICED_AS[a.decays is not None or a.rates is not None, a.betas is not None]
+    return [(name, {"T": extents[T], "h": heads, "d": width})]
+
+
+@kernel(
+    launches=True,
+    row_mixing=True,
+    carried_variant="carried_recurrent",
+    kept_variant="keep_states",
+    prices={name: price_recurrent(*parts) for parts, name in PRICED_AS.items()},
+)
 class recurrent(Arguments):
     """Each query times the sum of keys times values of its sequence up to its row, or of all of it; decays multiply the
-    sum before a row adds to it, in all columns of keys or each in its own."""
+    sum before a row adds to it, in all columns of keys or each in its own; betas, by which a row adds the difference of
+    its value and what its key reads, are those of the delta rule."""
 
     run = run_recurrent
 
     def shape(a) -> Heads:
         """Return the heads and the columns of v. Raises ValueError for heads or columns that do not fit, and for a
         pattern that is no prefix of a sequence."""
-        heads = heads_of(**{name: x for name in ("q", "k", "v", "decays") if (x := getattr(a, name)) is not None})
-        same("k columns", a.k.cols, a.q.cols)
-        if a.decays is not None and a.decays.cols != 1:
-            same("decays columns", a.decays.cols, a.q.cols)
-        if isinstance(a.rates, np.ndarray) and len(a.rates) not in (heads, heads * a.q.cols):
-            raise ValueError(f"rates: {len(a.rates)} numbers, where {heads} or {heads * a.q.cols} are needed")
         if not seen.pattern(a).prefix:
             raise ValueError(f"where: {a.where!r} is no prefix of a sequence: give sequence & causal, or sequence")
-        return Heads(heads, a.v.cols)
+        return shape_recurrent(a)
+
+    def state(a) -> States:
+        """Return the state of a sequence. Raises ValueError where rows read those behind them."""
+        if seen.pattern(a).whole:
+            raise ValueError("its rows read the state behind the last row")
+        return States(shape_recurrent(a).heads, a.k.cols * a.v.cols)
 
     def reference(a) -> Doubles:
         """Pass the rows of each sequence through a state in float64."""
-        return np.stack([row.numbers for row in pass_states(a, a)])
+        return np.stack([row.numbers for row in read_empty(a, a)])
 
     def padded(a) -> Padded:
         """Multiply scores of all pairs with values. Raises Unpadded for decays, which have no products of pairs
         there."""
-        if a.decays is not None or a.rates is not None:
-            raise Unpadded("decays of linear attention")
+        if a.decays is not None or a.rates is not None or a.betas is not None:
+            raise Unpadded("decays of linear attention, or corrections")
         heads = max(a.q.shape[2], a.k.shape[2], a.v.shape[2])
         scores = score_keys(a.q, a.k, heads)
         return weigh_values(np.where(a.batch.seen(seen.pattern(a)), scores, 0.0), a.v)
 
     def bound(a) -> Doubles:
         """Return a running error of every operation on the state, in the kernel's own order, read by the query."""
-        return np.stack([row.error for row in pass_states(a, a.exact)])
+        return np.stack([row.error for row in read_empty(a, a.exact)])
 
     def cost(a, out: Heads, extents: Extents) -> Costs:
         """Return the price of as many rows, heads, and numbers of a state."""
-        width = float(a.q.cols * a.v.cols) ** 0.5
-        decayed = a.decays is not None or a.rates is not None
-        return [(PRICED_AS[decayed], {"T": extents[T], "h": out.heads, "d": width})]
+        return cost_recurrent(a, out.heads, extents)
 
     def borders(a) -> Collection[int]:
         """Return the rows at which the compiled `recurrent` takes another path."""
