@@ -292,8 +292,8 @@ def export_program(
     """Write a saved program for other runtimes: token ids and a mask of any batch and length in, sentence embeddings,
     rows or logits out, in float32; or as a checkpoint again. `--for` spells whole numbers for a runtime, times the
     programs of the front there, and keeps the fastest."""
+    from opmatrix.exports.checkpoints.plain_files import export_plain
     from opmatrix.exports.exported_files import check_place, export_files
-    from opmatrix.exports.plain_files import export_plain
     from opmatrix.runtime.program import Program
 
     targets = {"--onnx": (onnx, check_place), "--torch": (torch, check_place), "--hf": (hf, check_place)}

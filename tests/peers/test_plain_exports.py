@@ -15,7 +15,7 @@ import opmatrix as om
 from formats import FORMATS
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
-from opmatrix.exports.plain_files import export_plain
+from opmatrix.exports.checkpoints.plain_files import export_plain
 from opmatrix.files.checkpoint import open_model
 from opmatrix.models import FAMILIES
 from rewrites.approximate.removing import Level, remove_groups

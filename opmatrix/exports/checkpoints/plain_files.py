@@ -11,8 +11,7 @@ from formats.core.errors import InputError
 from formats.storage.bf16 import nearest
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
-from opmatrix.exports.exported_files import fresh_files
-from opmatrix.exports.plain_class import (
+from opmatrix.exports.checkpoints.plain_class import (
     CLASSES,
     LayerSizes,
     PlainModel,
@@ -21,6 +20,7 @@ from opmatrix.exports.plain_class import (
     no_place,
     read_plain,
 )
+from opmatrix.exports.exported_files import fresh_files
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.files.directory.declared import KNOWN
 from opmatrix.files.directory.model_files import (
