@@ -117,7 +117,7 @@ def join_nibbles(values: Integers, side: int) -> NDArray[np.uint8]:
 def join_pairs(values: Integers) -> NDArray[np.uint8]:
     """Invert `pairs_of_bits`: integers below 4, (n, 4 · bytes) to (n, bytes)."""
     shifted = values.reshape(len(values), -1, 4, 32) << np.array([[0], [2], [4], [6]])
-    return np.bitwise_or.reduce(shifted, 2).astype(np.uint8).reshape(len(values), -1)
+    return np.asarray(np.bitwise_or.reduce(shifted, 2), np.uint8).reshape(len(values), -1)
 
 
 def join_bits(values: Integers) -> NDArray[np.uint8]:
@@ -128,7 +128,7 @@ def join_bits(values: Integers) -> NDArray[np.uint8]:
 def join_bytes(values: Integers) -> NDArray[np.uint8]:
     """Invert `bits_of_bytes`: bits (n, 256) to (n, 32)."""
     shifted = values.reshape(len(values), 8, 32) << np.arange(8)[:, None]
-    return np.bitwise_or.reduce(shifted, 1).astype(np.uint8)
+    return np.asarray(np.bitwise_or.reduce(shifted, 1), np.uint8)
 
 
 def join_sixes(values: Integers) -> NDArray[np.uint8]:

@@ -125,7 +125,7 @@ def held_blocks(
     d, m = unpanelled(scale, (layout.scales * count, outputs), layout.scales), None
     if layout.minimum:
         d, m = d.reshape(count, 2, outputs).swapaxes(0, 1)
-    if layout.fields:
+    if parts is not None:
         words = unpanelled(parts, (layout.part_words * count, outputs))
         parts = from_planes(words, layout.fields, layout.groups).reshape(count, layout.groups, outputs)
     return BlockNumbers(levels.reshape(count, layout.inputs, outputs), d, m, parts)

@@ -51,6 +51,7 @@ MODELS = {  # models by name: the words of the class, of the config, its entries
     "mistral": ("MistralForCausalLM", "Mistral", LLAMA | dict(sliding_window=7)),
     "qwen2": ("Qwen2Model", "Qwen2", LLAMA),
     "qwen2, tied": ("Qwen2ForCausalLM", "Qwen2", LLAMA | TIED),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3", LLAMA | dict(head_dim=16)),
 }
 TOKENS = dict(pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]")
 IDS = np.arange(2, 11)

@@ -17,6 +17,7 @@ from opmatrix.exports.checkpoints.plain_class import (
     PlainModel,
     StoredNumbers,
     check_uniform,
+    naming,
     no_place,
     read_plain,
 )
@@ -58,15 +59,18 @@ def export_plain(program: Program, target: str | Path) -> str:
     """Write a program as a directory of its plain class; return what was written, in words. Raises InputError for a
     program that its class cannot hold, named by step, tensor or layer, and for a target that exists or cannot be
     written."""
-    config = program.meta.get("config")
-    if not isinstance(config, Mapping):
-        raise InputError("--hf: the program names no configuration: only one made of a checkpoint has a plain class")
-    family, pooling = str(config.get("model_type")), Pooling.parsed(program.meta.get("pooling"), "meta: pooling")
-    check_written(program, pooling)
+    with naming("--hf"):
+        return write_plain(program, Path(target))
+
+
+def write_plain(program: Program, place: Path) -> str:
+    """Write a program as `export_plain`. Raises as it does, without the name of the option."""
+    config = plain_config(program)
+    family, pooling = str(config.get("model_type")), check_written(program)
     model = read_plain(program, family, bool(config.get("tie_word_embeddings", family != "llama")))
     sizes = check_uniform(model.layers)
     settings = describe_config(config, family, model, sizes)
-    with fresh_files(place := Path(target)) as fresh:
+    with fresh_files(place) as fresh:
         folder = fresh / place.name
         folder.mkdir()
         write_json(folder / CONFIG, settings)
@@ -76,15 +80,26 @@ def export_plain(program: Program, target: str | Path) -> str:
     return describe(place, settings, model, sizes, difference)
 
 
-def check_written(program: Program, pooling: Pooling) -> None:
-    """Raise InputError for a program that scores texts or has parts behind its pooled rows."""
+def plain_config(program: Program) -> Settings:
+    """Return the configuration of the model that a program was made of. Raises InputError if there is none."""
+    config = program.meta.get("config")
+    if not isinstance(config, Mapping):
+        raise InputError("the program names no configuration: only one made of a checkpoint has a plain class")
+    return dict(config)
+
+
+def check_written(program: Program) -> Pooling:
+    """Return the pooling of a program. Raises InputError for one that scores texts or has parts behind its pooled
+    rows."""
+    pooling = Pooling.parsed(program.meta.get("pooling"), "meta: pooling")
     if not program.plain:
-        raise InputError("--hf: the program has inputs, state or several outputs, and its plain class has none")
+        raise InputError("the program has inputs, state or several outputs, and its plain class has none")
     if program.meta.get("scoring"):
-        raise InputError("--hf: the program scores texts, and its head is not written: give --onnx or --torch")
+        raise InputError("the program scores texts, and its head is not written: give --onnx or --torch")
     if pooling.layers or pooling.sparse:
         behind = ", ".join(pooling.layers) or "a head of sparse rows"
-        raise InputError(f"--hf: {behind} behind pooled rows is not written: give --onnx or --torch")
+        raise InputError(f"{behind} behind pooled rows is not written: give --onnx or --torch")
+    return pooling
 
 
 # ---- configuration and weights
@@ -128,9 +143,9 @@ def name_tensors(model: PlainModel, family: str, config: Settings) -> dict[str, 
     """Return the tensors by their names in files: rows before the first position are zeros, as no text has them."""
     name = "embeddings.position_embeddings.weight"
     if name in model.tensors and (first := first_position(config, family)):
-        table, number = model.tensors[name]
+        table = model.tensors[name]
         model.tensors[name] = StoredNumbers(
-            np.concatenate([np.zeros((first, table.shape[1]), np.float32), table]), number
+            np.concatenate([np.zeros((first, table.numbers.shape[1]), np.float32), table.numbers]), table.number
         )
     if not model.head:
         return model.tensors
@@ -139,7 +154,7 @@ def name_tensors(model: PlainModel, family: str, config: Settings) -> dict[str, 
 
 def write_weights(file: Path, tensors: Mapping[str, StoredNumbers]) -> None:
     """Write tensors as transformers reads them, each in the number type that holds it exactly."""
-    stored = {name: narrow_numbers(numbers, number) for name, (numbers, number) in tensors.items()}
+    stored = {name: narrow_numbers(tensor.numbers, tensor.number) for name, tensor in tensors.items()}
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, array in stored.items():
@@ -238,7 +253,7 @@ def compare_plain(program: Program, place: Path) -> float:
     difference = float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted)) if found.shape == wanted.shape else 1.0
     if not difference <= DIFFERENCE:
         raise InputError(
-            f"--hf: the plain class would be off by {difference:.2g} of the program, above {DIFFERENCE:g}: its steps "
+            f"the plain class would be off by {difference:.2g} of the program, above {DIFFERENCE:g}: its steps "
             "are of a form that is not read: give --onnx or --torch"
         )
     return difference
