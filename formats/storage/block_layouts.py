@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.core.block_layout import BlockLayout
+from formats.core.block_layout import BlockLayout, LevelArray
 
 NOT_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # ggml's kvalues_iq4nl
 LAYOUTS = {
@@ -24,8 +24,7 @@ LAYOUTS = {
 }
 
 
-Integers = NDArray[np.integer]
-Bytes = NDArray[np.uint8] | NDArray[np.int8]
+FieldBytes = NDArray[np.uint8] | NDArray[np.int8]
 
 
 class FiledBlock(NamedTuple):
@@ -34,12 +33,12 @@ class FiledBlock(NamedTuple):
     bytes (count, bytes) of the levels, or of the integers, by the name of the field: they invert those."""
 
     block: np.dtype[np.void]
-    levels: Callable[..., Integers]
-    integers: Callable[..., Integers] | None = None
-    writes: Mapping[str, Callable[..., Bytes]] = MappingProxyType({})
-    writes_integers: Callable[..., Bytes] | None = None
+    levels: Callable[..., LevelArray]
+    integers: Callable[..., LevelArray] | None = None
+    writes: Mapping[str, Callable[..., FieldBytes]] = MappingProxyType({})
+    writes_integers: Callable[..., FieldBytes] | None = None
 
-    def made(self, levels: Integers, d: np.ndarray, m: np.ndarray | None, integers: Integers | None) -> np.ndarray:
+    def made(self, levels: LevelArray, d: np.ndarray, m: np.ndarray | None, integers: LevelArray | None) -> np.ndarray:
         """Return blocks (count) as a file stores them, of levels (count, inputs), scales (count) and the integers of
         groups (count, groups)."""
         blocks = np.zeros(len(levels), self.block)
@@ -108,30 +107,30 @@ def shifted_bytes(packed: NDArray[np.int8]) -> NDArray[np.uint16]:
 # ---- the way back
 
 
-def join_nibbles(values: Integers, side: int) -> NDArray[np.uint8]:
+def join_nibbles(values: LevelArray, side: int) -> NDArray[np.uint8]:
     """Invert `nibbles`: integers below 16, (n, 2 · bytes) to (n, bytes)."""
     halves = values.reshape(len(values), -1, 2, side)
     return np.asarray(halves[:, :, 0] | halves[:, :, 1] << 4, np.uint8).reshape(len(values), -1)
 
 
-def join_pairs(values: Integers) -> NDArray[np.uint8]:
+def join_pairs(values: LevelArray) -> NDArray[np.uint8]:
     """Invert `pairs_of_bits`: integers below 4, (n, 4 · bytes) to (n, bytes)."""
     shifted = values.reshape(len(values), -1, 4, 32) << np.array([[0], [2], [4], [6]])
     return np.asarray(np.bitwise_or.reduce(shifted, 2), np.uint8).reshape(len(values), -1)
 
 
-def join_bits(values: Integers) -> NDArray[np.uint8]:
+def join_bits(values: LevelArray) -> NDArray[np.uint8]:
     """Invert `bits_of_words`: bits (n, 8 · bytes) to (n, bytes)."""
     return np.packbits(values.astype(np.uint8), axis=1, bitorder="little")
 
 
-def join_bytes(values: Integers) -> NDArray[np.uint8]:
+def join_bytes(values: LevelArray) -> NDArray[np.uint8]:
     """Invert `bits_of_bytes`: bits (n, 256) to (n, 32)."""
     shifted = values.reshape(len(values), 8, 32) << np.arange(8)[:, None]
     return np.asarray(np.bitwise_or.reduce(shifted, 1), np.uint8)
 
 
-def join_sixes(values: Integers) -> NDArray[np.uint8]:
+def join_sixes(values: LevelArray) -> NDArray[np.uint8]:
     """Invert `sixes`: scales and minima (n, 8) to (n, 12)."""
     scales, minima = values & 63, values >> 6
     first, second = (x[:, :4] | (x[:, 4:] >> 4) << 6 for x in (scales, minima))
@@ -139,13 +138,13 @@ def join_sixes(values: Integers) -> NDArray[np.uint8]:
     return np.concatenate([first, second, third], 1).astype(np.uint8)
 
 
-def join_sixteen_sixes(values: Integers) -> NDArray[np.uint8]:
+def join_sixteen_sixes(values: LevelArray) -> NDArray[np.uint8]:
     """Invert `sixteen_sixes`: scales (n, 16) to (n, 12)."""
     high = (values >> 4).reshape(len(values), 4, 4) << np.array([[0], [2], [4], [6]])
     return np.concatenate([join_nibbles(values & 15, 8), np.bitwise_or.reduce(high, 1)], 1).astype(np.uint8)
 
 
-def join_shifted(values: Integers) -> NDArray[np.int8]:
+def join_shifted(values: LevelArray) -> NDArray[np.int8]:
     """Invert `shifted_bytes`."""
     return (values.astype(np.int16) - 128).astype(np.int8)
 

@@ -7,7 +7,7 @@ import pytest
 from ggufs import WORDS, write
 
 from formats.core.errors import InputError
-from opmatrix.exports.checkpoints.gguf_tokens import check_tokens, describe_tokens
+from opmatrix.exports.checkpoints.gguf_tokens import check_read_alike, describe_tokens
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.directory import gguf_words
 from opmatrix.files.directory.merges import KEY, RULES
@@ -125,6 +125,6 @@ def test_a_form_of_letters_is_left_out_and_noted(tmp_path):
 
 def test_a_text_that_would_be_read_as_other_tokens_is_named(tmp_path):
     meta = meta_of(tmp_path, {})
-    check_tokens(meta["tokenizer"], meta["tokenizer"])
+    check_read_alike(meta["tokenizer"], meta["tokenizer"])
     with pytest.raises(InputError, match=r"a GGUF file would read 'the quick .*' as other tokens, from token 0 on"):
-        check_tokens(meta["tokenizer"], changed(meta, model={"merges": []})["tokenizer"])
+        check_read_alike(meta["tokenizer"], changed(meta, model={"merges": []})["tokenizer"])

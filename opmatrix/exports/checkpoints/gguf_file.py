@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.core.arrays import Floats
 from formats.core.errors import InputError
-from opmatrix.exports.checkpoints.gguf_tokens import TokenKeys, check_tokens, describe_tokens
+from opmatrix.exports.checkpoints.gguf_tokens import TokenKeys, check_read_alike, describe_tokens
 from opmatrix.exports.checkpoints.plain_class import (
     BLOCKS,
     LayerSizes,
@@ -40,7 +40,7 @@ ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3"
 ORIGINAL = "original_max_position_embeddings"
 KEYED_SCALINGS = {"linear": ("factor",), "yarn": ("factor", ORIGINAL)}  # types of rotations with keys of their own
 SCALING_KEYS = {"factor": "rope.scaling.factor", ORIGINAL: "rope.scaling.original_context_length"}
-ACTIVATIONS = "silu", "swish"  # names of the one that files of these families mean
+SWISH_NAMES = "silu", "swish"  # names of the one that files of these families mean
 UNSCALED = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}  # settings of a rotation that scale nothing
 
 
@@ -73,8 +73,8 @@ def write_gguf(program: Program, place: Path) -> str:
         raise InputError("the program gives rows, and a GGUF file of its family scores a vocabulary: give --hf")
     sizes = check_uniform(model.layers)
     settings = {**normalise_config(config), "model_type": family}
-    if (activation := settings["hidden_act"]) not in ACTIVATIONS:
-        raise no_place(f"the activation {activation}", f"is none of {', '.join(ACTIVATIONS)}")
+    if (activation := settings["hidden_act"]) not in SWISH_NAMES:
+        raise no_place(f"the activation {activation}", f"is none of {', '.join(SWISH_NAMES)}")
     tokens = describe_tokens(program.meta, len(model.tensors["embed_tokens.weight"].numbers))
     keys, factors = describe_model(settings, model, sizes)
     tensors = name_tensors(model, config, sizes)
@@ -83,8 +83,8 @@ def write_gguf(program: Program, place: Path) -> str:
     with fresh_files(place) as fresh:
         write_file(fresh / place.name, ARCHITECTURES[family], keys, tokens, tensors)
         difference = compare_plain(program, fresh / place.name)
-        check_tokens(program.meta["tokenizer"], Checkpoint.open(fresh / place.name).tokenizer_text or "")
-    return describe(place, model, sizes, tensors, [*tokens.notes, *note_window(settings)], difference)
+        check_read_alike(program.meta["tokenizer"], Checkpoint.open(fresh / place.name).tokenizer_text or "")
+    return describe_file(place, model, sizes, tensors, [*tokens.notes, *note_window(settings)], difference)
 
 
 # ---- keys
@@ -96,7 +96,7 @@ def describe_model(
     """Return the keys of a model, without the name of its architecture, and the factors of its rotation's frequencies
     if it has some. Raises InputError for a rotation or a window that the file cannot hold."""
     words, width = model.tensors["embed_tokens.weight"].numbers.shape
-    rotation: dict[str, Any] = rotation_settings(config)
+    rotation: Settings = rotation_settings(config)
     turning = int(sizes.columns * rotation.get("partial_rotary_factor", 1.0))
     keys: dict[str, int | float | str] = {
         "vocab_size": words,
@@ -124,18 +124,17 @@ def describe_model(
 def describe_scaling(config: Settings, turning: int) -> tuple[dict[str, float | str], Floats | None]:
     """Return the keys of a scaled rotation, or a factor for each pair of the columns that turn. Raises InputError for
     one that has neither."""
-    stated: dict[str, Any] = {name: value for name, value in rotation_settings(config).items() if value is not None}
+    said = {name: value for name, value in rotation_settings(config).items() if value is not None}
+    stated: Settings = {ORIGINAL: config["max_position_embeddings"], **said}
     kind = str(stated.get("rope_type") or "default")
     if kind in KEYED_SCALINGS:
         names = KEYED_SCALINGS[kind]
-        stated.setdefault(ORIGINAL, config["max_position_embeddings"])
         if more := stated.keys() - UNSCALED - {*names, ORIGINAL}:
             raise no_place(f"{min(more)} of a rotation of type {kind}", "has no key")
         return {"rope.scaling.type": kind} | {SCALING_KEYS[name]: stated[name] for name in names}, None
     if kind == "default":
         return {}, None
     turns = stated["rope_theta"] ** (-np.arange(0, turning, 2) / turning)
-    stated.setdefault(ORIGINAL, config["max_position_embeddings"])
     scaled, scale = ROPE_TYPES[kind][0](turns, stated["rope_theta"], stated)
     if scale != 1:
         raise no_place(f"a rotation of type {kind}", "scales scores")
@@ -225,7 +224,7 @@ def add_entry(writer: "GGUFWriter", name: str, value: object) -> None:
         writer.add_array(name, value)
 
 
-def describe(
+def describe_file(
     place: Path,
     model: PlainModel,
     sizes: LayerSizes,

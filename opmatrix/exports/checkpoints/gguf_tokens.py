@@ -3,7 +3,7 @@ scores, in the order in which they merge. Inverts opmatrix/files/directory/merge
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from formats.core.errors import InputError
 from opmatrix.files.directory.chat_files import GGUF_KEY, GGUF_NAMES
@@ -12,7 +12,11 @@ from opmatrix.files.directory.merges import CONTROL, KEY, OWN, RULES, before
 from opmatrix.files.end_tokens import GGUF_KEYS
 from opmatrix.inference.chat.chat_templates import DEFAULT, ChatTemplates
 
-UNKNOWN, UNUSED, BYTE = 2, 5, 6  # types of tokens (llama.cpp, llama_token_type)
+if TYPE_CHECKING:
+    import tokenizers
+
+Entries: TypeAlias = Mapping[str, Any]  # of a tokenizer.json, or of the meta of a program
+UNKNOWN_KIND, UNUSED_KIND, BYTE_KIND = 2, 5, 6  # types of tokens (llama.cpp, llama_token_type)
 UNUSED_TOKEN = "[PAD{}]"  # rows of a table that no token of the vocabulary has
 UNMERGED = -1e6  # the score of a token that no merge makes
 EXAMPLES = (
@@ -29,7 +33,7 @@ class TokenKeys(NamedTuple):
     notes: list[str]
 
 
-def describe_tokens(meta: Mapping[str, Any], rows: int) -> TokenKeys:
+def describe_tokens(meta: Entries, rows: int) -> TokenKeys:
     """Return the keys of a program's tokenizer, for a table of so many rows. Raises InputError for a program without
     one, and for one that no GGUF file describes."""
     import tokenizers
@@ -53,20 +57,20 @@ def describe_tokens(meta: Mapping[str, Any], rows: int) -> TokenKeys:
     return TokenKeys(keys | chat_keys(meta), notes)
 
 
-def list_tokens(described: Mapping[str, Any], rows: int) -> tuple[list[str], list[int]]:
+def list_tokens(described: Entries, rows: int) -> tuple[list[str], list[int]]:
     """Return the text and the type of each row of a table. Raises InputError for tokens beyond its rows."""
     model = described["model"]
     named = {at: (word, NORMAL) for word, at in model["vocab"].items()}
     if model.get("byte_fallback"):
-        named |= {at: (word, BYTE) for at, (word, _) in named.items() if is_byte(word)}
+        named |= {at: (word, BYTE_KIND) for at, (word, _) in named.items() if is_byte(word)}
     named |= {
         entry["id"]: (entry["content"], CONTROL if entry["special"] else OWN) for entry in described["added_tokens"]
     }
     if model.get("byte_fallback") and (unknown := model.get("unk_token")) in model["vocab"]:
-        named[model["vocab"][unknown]] = unknown, UNKNOWN
+        named[model["vocab"][unknown]] = unknown, UNKNOWN_KIND
     if max(named) >= rows:
         raise InputError(f"token {max(named)} of its tokenizer is beyond the {rows} rows of its table of tokens")
-    filled = [named.get(at, (UNUSED_TOKEN.format(at), UNUSED)) for at in range(rows)]
+    filled = [named.get(at, (UNUSED_TOKEN.format(at), UNUSED_KIND)) for at in range(rows)]
     return [word for word, _ in filled], [kind for _, kind in filled]
 
 
@@ -75,7 +79,7 @@ def is_byte(word: str) -> bool:
     return len(word) == 6 and word.startswith("<0x") and word.endswith(">")
 
 
-def describe_pairs(described: Mapping[str, Any]) -> dict[str, object]:
+def describe_pairs(described: Entries) -> dict[str, object]:
     """Return the keys of byte pairs. Raises InputError for a rule for words that has no name in GGUF files."""
     words, whole = without_offsets(described.get("pre_tokenizer")), bool(described["model"].get("ignore_merges"))
     for name, rule in RULES.items():
@@ -106,7 +110,7 @@ def note_normalizer(normalizer: object) -> list[str]:
     raise InputError(f"its tokenizer changes texts ({kind}) before words, which GGUF files cannot ask for: give --hf")
 
 
-def describe_pieces(described: Mapping[str, Any], tokens: list[str], kinds: list[int]) -> dict[str, object]:
+def describe_pieces(described: Entries, tokens: list[str], kinds: list[int]) -> dict[str, object]:
     """Return the keys of pieces, whose scores give the order of merges. Raises InputError for merges that follow no
     scores."""
     merges = [tuple(pair if isinstance(pair, list) else pair.split(" ", 1)) for pair in described["model"]["merges"]]
@@ -120,13 +124,13 @@ def describe_pieces(described: Mapping[str, Any], tokens: list[str], kinds: list
     return keys | {f"{KEY}add_space_prefix": begins_with_space(described)}
 
 
-def begins_with_space(described: Mapping[str, Any]) -> bool:
+def begins_with_space(described: Entries) -> bool:
     """True for a tokenizer that puts a space before each text."""
     steps = json.dumps([described.get("normalizer"), described.get("pre_tokenizer")], ensure_ascii=False)
     return f'"prepend": "{SPACE}"' in steps or '"prepend_scheme": "first"' in steps or '"always"' in steps
 
 
-def special_keys(tokenizer: Any, meta: Mapping[str, Any], unknown: str | None) -> dict[str, object]:
+def special_keys(tokenizer: "tokenizers.Tokenizer", meta: Entries, unknown: str | None) -> dict[str, object]:
     """Return the ids of tokens with a role, and whether texts begin and end with such. Raises InputError for more
     tokens that end texts than GGUF files have keys for."""
     plain, whole = (tokenizer.encode("a", add_special_tokens=more).ids for more in (False, True))
@@ -148,7 +152,7 @@ def special_keys(tokenizer: Any, meta: Mapping[str, Any], unknown: str | None) -
     return flags | {name: value for name, value in keys.items() if type(value) is int and value >= 0}
 
 
-def order_ends(tokenizer: Any, meta: Mapping[str, Any], behind: list[int]) -> list[int]:
+def order_ends(tokenizer: "tokenizers.Tokenizer", meta: Entries, behind: list[int]) -> list[int]:
     """Return the tokens that end a text, the one that files call its end first."""
     config, chat = meta.get("config") or {}, meta.get("chat") or {}
     named = [*behind, config.get("eos_token_id"), tokenizer.token_to_id(str(chat.get("tokens", {}).get("eos_token")))]
@@ -157,7 +161,7 @@ def order_ends(tokenizer: Any, meta: Mapping[str, Any], behind: list[int]) -> li
     return [*dict.fromkeys([*first, *ends])]
 
 
-def chat_keys(meta: Mapping[str, Any]) -> dict[str, object]:
+def chat_keys(meta: Entries) -> dict[str, object]:
     """Return the keys of chat templates; none for a program without any."""
     if "chat" not in meta:
         return {}
@@ -169,7 +173,7 @@ def chat_keys(meta: Mapping[str, Any]) -> dict[str, object]:
     return keys | ({GGUF_NAMES: others} if others else {})
 
 
-def check_tokens(wanted: str, written: str) -> None:
+def check_read_alike(wanted: str, written: str) -> None:
     """Raise InputError for a text that a written tokenizer reads as other tokens than the program's."""
     import tokenizers
 

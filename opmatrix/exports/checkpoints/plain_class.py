@@ -33,7 +33,7 @@ CLASSES = {
     "qwen2": "Qwen2Model",
     "qwen3": "Qwen3Model",
 }  # families, and their classes without a head
-GATED = {"llama": "", "mistral": "", "qwen2": "qkv", "qwen3": ""}  # LLaMA's kin, and its products that add a row
+BIASED_PARTS = {"llama": "", "mistral": "", "qwen2": "qkv", "qwen3": ""}  # LLaMA's kin, and its products that add a row
 BLOCK_TYPES = {stored.block: name for name, stored in STORED.items() if stored.kept}  # blocks of files, and their types
 TABLE_NAMES = {
     "tokens": "word",
@@ -72,8 +72,8 @@ class StoredNumbers(NamedTuple):
             return self
         numbers = (self.numbers * factor).astype(np.float32)
         if self.whole is not None:
-            scale = (self.whole.scale * factor).astype(np.float32)
-            return self._replace(numbers=numbers, whole=self.whole._replace(scale=scale))
+            whole = self.whole._replace(scale=(self.whole.scale * factor).astype(np.float32))
+            return self._replace(numbers=widen_integers(whole), whole=whole)
         if self.blocks is not None:
             blocks = scaled_blocks(self.blocks, factor)
             if blocks is None:
@@ -84,7 +84,7 @@ class StoredNumbers(NamedTuple):
 
     def widened(self) -> "StoredNumbers":
         """Return the numbers without whole numbers, for a tensor that no scheme is for."""
-        return self if self.whole is None else StoredNumbers(self.numbers, called=self.called)
+        return self if self.whole is None else StoredNumbers(self.numbers, called=f"{self.called}, a table of tokens")
 
 
 class PlainProduct(NamedTuple):
@@ -150,8 +150,8 @@ def read_plain(program: Program, family: str, tied: bool, kept: Collection[str] 
             f"a program of {family}: only {', '.join(CLASSES)} are written as their class: give --onnx or --torch"
         )
     reader = ProgramReader(program, frozenset(kept))
-    if family in GATED:
-        return GatedReader(reader, GATED[family], family == "qwen3").read(tied)
+    if family in BIASED_PARTS:
+        return GatedReader(reader, BIASED_PARTS[family], family == "qwen3").read(tied)
     return NormedBehindReader(reader, SHORT if family == "distilbert" else LAYER_NAMES).read()
 
 
@@ -207,7 +207,7 @@ class ProgramReader:
             if INTEGERS in self.kept and turned and (whole := plain_integers(constant)) is not None:
                 return StoredNumbers(numbers, whole=whole, called=constant.name)
         kind = getattr(constant, "name", type(constant).__name__)
-        raise InputError(f"{name} is stored as {kind}, which is not written there: give --onnx")
+        raise InputError(f"{name} is stored as {kind}, which is not written there: give --onnx or --torch")
 
     def row(self, step: Step, operand: str, otherwise: float, width: int) -> StoredNumbers:
         """Return an operand that is a row, or one that changes nothing where a step has none."""
@@ -269,6 +269,12 @@ class ProgramReader:
 def turn_numbers(numbers: Floats, turned: bool) -> Floats:
     """Return a matrix, its transpose if it is turned, row by row in memory."""
     return np.ascontiguousarray(numbers.T if turned and numbers.ndim == 2 else numbers)
+
+
+def widen_integers(whole: WholeNumbers) -> Floats:
+    """Return whole numbers times their scales (p, n), in float32."""
+    scale = np.repeat(whole.scale, whole.group, 0)
+    return np.ascontiguousarray((whole.whole * scale).T, np.float32)
 
 
 def scaled_blocks(blocks: NDArray[np.void], factor: float) -> NDArray[np.void] | None:

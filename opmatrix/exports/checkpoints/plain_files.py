@@ -2,6 +2,7 @@
 tokenizer, modules, pooling and prompts. It is read again and compared with the program before it takes its place."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,8 +12,17 @@ from formats.core.errors import InputError
 from formats.storage.bf16 import nearest
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
+from opmatrix.exports.checkpoints.compressed import (
+    SAFETENSORS,
+    Scheme,
+    compress,
+    decompress,
+    describe_schemes,
+    part_names,
+)
 from opmatrix.exports.checkpoints.plain_class import (
     CLASSES,
+    INTEGERS,
     LayerSizes,
     PlainModel,
     StoredNumbers,
@@ -67,16 +77,24 @@ def write_plain(program: Program, place: Path) -> str:
     """Write a program as `export_plain`. Raises as it does, without the name of the option."""
     config = plain_config(program)
     family, pooling = str(config.get("model_type")), check_written(program)
-    model = read_plain(program, family, bool(config.get("tie_word_embeddings", family != "llama")))
+    tied = bool(config.get("tie_word_embeddings", family != "llama"))
+    model = read_plain(program, family, tied, [INTEGERS])
     sizes = check_uniform(model.layers)
     settings = describe_config(config, family, model, sizes)
+    tensors = name_tensors(model, family, settings)
     with fresh_files(place) as fresh:
-        folder = fresh / place.name
+        folder, widened = fresh / place.name, fresh / "widened"
         folder.mkdir()
-        write_json(folder / CONFIG, settings)
-        write_weights(folder / WEIGHTS, name_tensors(model, family, settings))
+        schemes = describe_schemes(tensors)
+        write_json(folder / CONFIG, {**settings, "quantization_config": schemes} if schemes else settings)
+        write_weights(folder / WEIGHTS, tensors)
         write_text_files(folder, program, pooling, settings)
-        difference = compare_plain(program, folder)
+        if schemes:
+            widened.mkdir()
+            write_json(widened / CONFIG, settings)
+            write_weights(widened / WEIGHTS, read_widened(folder / WEIGHTS, tensors))
+            write_text_files(widened, program, pooling, settings)
+        difference = compare_plain(program, widened if schemes else folder)
     return describe(place, settings, model, sizes, difference)
 
 
@@ -153,14 +171,31 @@ def name_tensors(model: PlainModel, family: str, config: Settings) -> dict[str, 
 
 
 def write_weights(file: Path, tensors: Mapping[str, StoredNumbers]) -> None:
-    """Write tensors as transformers reads them, each in the number type that holds it exactly."""
-    stored = {name: narrow_numbers(tensor.numbers, tensor.number) for name, tensor in tensors.items()}
+    """Write tensors as transformers reads them, each in the number type that holds it exactly, whole numbers as
+    compressed-tensors has them."""
+    stored = dict[str, tuple[str, np.ndarray]]()
+    for name, tensor in tensors.items():
+        if tensor.whole is None:
+            stored[name] = tensor.number, narrow_numbers(tensor.numbers, tensor.number)
+        else:
+            parts = compress(name, tensor.whole)
+            stored |= {part: (SAFETENSORS[array.dtype.name], array) for part, array in parts.items()}
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, array in stored.items():
+    for name, (number, array) in stored.items():
         begin, end = end, end + array.nbytes
-        entries[name] = {"dtype": tensors[name].number, "shape": array.shape, "data_offsets": (begin, end)}
-    write_entries(file, entries, (array.data for array in stored.values()), ALIGNED)
+        entries[name] = {"dtype": number, "shape": array.shape, "data_offsets": (begin, end)}
+    write_entries(file, entries, (array.data for _, array in stored.values()), ALIGNED)
+
+
+def read_widened(file: Path, tensors: Mapping[str, StoredNumbers]) -> dict[str, StoredNumbers]:
+    """Return tensors as a written file widens them."""
+    from safetensors import safe_open
+
+    whole = {name: tensor.whole for name, tensor in tensors.items() if tensor.whole is not None}
+    with safe_open(file, "np") as written:
+        parts = {part: written.get_tensor(part) for name in whole for part in part_names(name, whole[name])}
+    return {**tensors} | {name: StoredNumbers(decompress(name, parts)) for name in whole}
 
 
 def narrow_numbers(numbers: np.ndarray, number: str) -> np.ndarray:
@@ -269,11 +304,25 @@ def sample(checkpoint: Checkpoint) -> Batch:
 def describe(place: Path, config: Settings, model: PlainModel, sizes: LayerSizes, difference: float) -> str:
     """Return what was written, in words."""
     size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
-    kinds = sorted({TORCH_NUMBERS[tensor.number] for tensor in model.tensors.values()})
+    exact = [tensor for tensor in model.tensors.values() if tensor.whole is None]
+    kinds = sorted({TORCH_NUMBERS[tensor.number] for tensor in exact})
     return "\n".join(
         [
             f"{place}, {size / 1e6:,.1f} MB: {config['architectures'][0]}, numbers in {' and '.join(kinds)}",
             f"{len(model.layers)} layers of {sizes.heads} heads of {sizes.columns} and {sizes.units} hidden units",
+            *describe_whole(model),
             f"off by {difference:.1g} of the program, in float64",
         ]
     )
+
+
+def describe_whole(model: PlainModel) -> list[str]:
+    """Return lines on weights of whole numbers: their schemes, rows that are not rounded, tables that are widened."""
+    schemes = Counter(Scheme.of(tensor.whole) for tensor in model.tensors.values() if tensor.whole is not None)
+    lines = [
+        f"{count} weights {scheme.format}, {scheme.bits} bits, a scale for {scheme.group or 'all'} inputs: "
+        f"rows {'are rounded to bytes by the runtime' if scheme.rounds else 'are not rounded'}"
+        for scheme, count in schemes.items()
+    ]
+    tables = {name: tensor for name, tensor in model.tensors.items() if tensor.called and tensor.whole is None}
+    return lines + [f"{name} in float32: {tensor.called}" for name, tensor in tables.items()]
