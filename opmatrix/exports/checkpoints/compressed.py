@@ -12,8 +12,17 @@ from formats.storage.format import WholeNumbers
 from opmatrix.exports.checkpoints.plain_class import StoredNumbers
 
 WORD_BITS = 32
-PLAIN, PACKED, MIXED = "int-quantized", "pack-quantized", "mixed-precision"  # formats of the package
-PARTS = "weight_packed", "weight_scale", "weight_shape"  # tensors of a packed weight; others have a weight and a scale
+# formats of the package; a packed weight has three tensors, another one a weight and a scale
+BYTES_FORMAT, PACKED_FORMAT, MIXED_FORMAT = (
+    "int-quantized",
+    "pack-quantized",
+    "mixed-precision",
+)  # formats of the package
+PACKED_PARTS = (
+    "weight_packed",
+    "weight_scale",
+    "weight_shape",
+)
 SAFETENSORS = {"int8": "I8", "int32": "I32", "int64": "I64", "float32": "F32"}  # number types, by their names in files
 
 
@@ -31,7 +40,7 @@ class Scheme(NamedTuple):
         """Return the scheme of a weight: bytes with a scale an output are multiplied as bytes, others are packed."""
         group = None if whole.group == len(whole.whole) else whole.group
         plain = whole.bits == 8 and group is None and whole.rounds
-        return cls(whole.bits, group, PLAIN if plain else PACKED, plain)
+        return cls(whole.bits, group, BYTES_FORMAT if plain else PACKED_FORMAT, plain)
 
     def described(self, targets: list[str]) -> dict[str, object]:
         """Return the scheme of modules with these names, as a group of the configuration."""
@@ -60,7 +69,7 @@ def describe_schemes(tensors: Mapping[str, StoredNumbers]) -> dict[str, object]:
     return {
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",
-        "format": formats.pop() if len(formats) == 1 else MIXED,
+        "format": formats.pop() if len(formats) == 1 else MIXED_FORMAT,
         "config_groups": groups,
         "ignore": [],
         "kv_cache_scheme": None,
@@ -73,7 +82,7 @@ def compress(name: str, whole: WholeNumbers) -> dict[str, NDArray[np.generic]]:
     nothing is divided by 0."""
     numbers = np.ascontiguousarray(whole.whole.T)
     scale = np.ascontiguousarray(np.where(whole.scale != 0, whole.scale, np.float32(1)).T)
-    if Scheme.of(whole).format == PLAIN:
+    if Scheme.of(whole).format == BYTES_FORMAT:
         arrays = [numbers, scale]
     else:
         arrays = [pack(numbers, whole.bits), scale, np.array(numbers.shape, np.int64)]
@@ -83,9 +92,9 @@ def compress(name: str, whole: WholeNumbers) -> dict[str, NDArray[np.generic]]:
 def part_names(name: str, whole: WholeNumbers) -> list[str]:
     """Return the names of the tensors of a weight in files."""
     module = name.removesuffix("weight")
-    if Scheme.of(whole).format == PLAIN:
+    if Scheme.of(whole).format == BYTES_FORMAT:
         return [name, f"{module}weight_scale"]
-    return [f"{module}{part}" for part in PARTS]
+    return [f"{module}{part}" for part in PACKED_PARTS]
 
 
 def pack(numbers: NDArray[np.int8], bits: int) -> NDArray[np.int32]:
@@ -104,7 +113,7 @@ def decompress(name: str, tensors: Mapping[str, NDArray[np.generic]]) -> Floats:
     scale = np.asarray(tensors[f"{module}weight_scale"], np.float32)
     if name in tensors:
         return np.asarray(tensors[name], np.float32) * scale
-    packed, _, shape = (tensors[f"{module}{part}"] for part in PARTS)
+    packed, _, shape = (tensors[f"{module}{part}"] for part in PACKED_PARTS)
     (outputs, inputs), words = shape.tolist(), packed.view(np.uint32)
     bits = WORD_BITS * words.shape[1] // inputs
     levels = words[:, :, None] >> bits * np.arange(WORD_BITS // bits, dtype=np.uint32) & np.uint32((1 << bits) - 1)

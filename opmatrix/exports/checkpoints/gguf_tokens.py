@@ -2,8 +2,7 @@
 scores, in the order in which they merge. Inverts opmatrix/files/directory/merges.py and gguf_words.py."""
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from formats.core.errors import InputError
 from opmatrix.files.directory.chat_files import GGUF_KEY, GGUF_NAMES
@@ -11,11 +10,11 @@ from opmatrix.files.directory.gguf_words import NORMAL, SPACE, merged_pairs
 from opmatrix.files.directory.merges import CONTROL, KEY, OWN, RULES, before
 from opmatrix.files.end_tokens import GGUF_KEYS
 from opmatrix.inference.chat.chat_templates import DEFAULT, ChatTemplates
+from opmatrix.models.config import Settings
 
 if TYPE_CHECKING:
     import tokenizers
 
-Entries: TypeAlias = Mapping[str, Any]  # of a tokenizer.json, or of the meta of a program
 UNKNOWN_KIND, UNUSED_KIND, BYTE_KIND = 2, 5, 6  # types of tokens (llama.cpp, llama_token_type)
 UNUSED_TOKEN = "[PAD{}]"  # rows of a table that no token of the vocabulary has
 UNMERGED = -1e6  # the score of a token that no merge makes
@@ -33,7 +32,7 @@ class TokenKeys(NamedTuple):
     notes: list[str]
 
 
-def describe_tokens(meta: Entries, rows: int) -> TokenKeys:
+def describe_tokens(meta: Settings, rows: int) -> TokenKeys:
     """Return the keys of a program's tokenizer, for a table of so many rows. Raises InputError for a program without
     one, and for one that no GGUF file describes."""
     import tokenizers
@@ -57,7 +56,7 @@ def describe_tokens(meta: Entries, rows: int) -> TokenKeys:
     return TokenKeys(keys | chat_keys(meta), notes)
 
 
-def list_tokens(described: Entries, rows: int) -> tuple[list[str], list[int]]:
+def list_tokens(described: Settings, rows: int) -> tuple[list[str], list[int]]:
     """Return the text and the type of each row of a table. Raises InputError for tokens beyond its rows."""
     model = described["model"]
     named = {at: (word, NORMAL) for word, at in model["vocab"].items()}
@@ -79,7 +78,7 @@ def is_byte(word: str) -> bool:
     return len(word) == 6 and word.startswith("<0x") and word.endswith(">")
 
 
-def describe_pairs(described: Entries) -> dict[str, object]:
+def describe_pairs(described: Settings) -> dict[str, object]:
     """Return the keys of byte pairs. Raises InputError for a rule for words that has no name in GGUF files."""
     words, whole = without_offsets(described.get("pre_tokenizer")), bool(described["model"].get("ignore_merges"))
     for name, rule in RULES.items():
@@ -110,7 +109,7 @@ def note_normalizer(normalizer: object) -> list[str]:
     raise InputError(f"its tokenizer changes texts ({kind}) before words, which GGUF files cannot ask for: give --hf")
 
 
-def describe_pieces(described: Entries, tokens: list[str], kinds: list[int]) -> dict[str, object]:
+def describe_pieces(described: Settings, tokens: list[str], kinds: list[int]) -> dict[str, object]:
     """Return the keys of pieces, whose scores give the order of merges. Raises InputError for merges that follow no
     scores."""
     merges = [tuple(pair if isinstance(pair, list) else pair.split(" ", 1)) for pair in described["model"]["merges"]]
@@ -124,13 +123,13 @@ def describe_pieces(described: Entries, tokens: list[str], kinds: list[int]) -> 
     return keys | {f"{KEY}add_space_prefix": begins_with_space(described)}
 
 
-def begins_with_space(described: Entries) -> bool:
+def begins_with_space(described: Settings) -> bool:
     """True for a tokenizer that puts a space before each text."""
     steps = json.dumps([described.get("normalizer"), described.get("pre_tokenizer")], ensure_ascii=False)
     return f'"prepend": "{SPACE}"' in steps or '"prepend_scheme": "first"' in steps or '"always"' in steps
 
 
-def special_keys(tokenizer: "tokenizers.Tokenizer", meta: Entries, unknown: str | None) -> dict[str, object]:
+def special_keys(tokenizer: "tokenizers.Tokenizer", meta: Settings, unknown: str | None) -> dict[str, object]:
     """Return the ids of tokens with a role, and whether texts begin and end with such. Raises InputError for more
     tokens that end texts than GGUF files have keys for."""
     plain, whole = (tokenizer.encode("a", add_special_tokens=more).ids for more in (False, True))
@@ -152,7 +151,7 @@ def special_keys(tokenizer: "tokenizers.Tokenizer", meta: Entries, unknown: str 
     return flags | {name: value for name, value in keys.items() if type(value) is int and value >= 0}
 
 
-def order_ends(tokenizer: "tokenizers.Tokenizer", meta: Entries, behind: list[int]) -> list[int]:
+def order_ends(tokenizer: "tokenizers.Tokenizer", meta: Settings, behind: list[int]) -> list[int]:
     """Return the tokens that end a text, the one that files call its end first."""
     config, chat = meta.get("config") or {}, meta.get("chat") or {}
     named = [*behind, config.get("eos_token_id"), tokenizer.token_to_id(str(chat.get("tokens", {}).get("eos_token")))]
@@ -161,7 +160,7 @@ def order_ends(tokenizer: "tokenizers.Tokenizer", meta: Entries, behind: list[in
     return [*dict.fromkeys([*first, *ends])]
 
 
-def chat_keys(meta: Entries) -> dict[str, object]:
+def chat_keys(meta: Settings) -> dict[str, object]:
     """Return the keys of chat templates; none for a program without any."""
     if "chat" not in meta:
         return {}
