@@ -1,13 +1,14 @@
 """The layouts of blocks of GGUF files (ggml, https://github.com/ggml-org/ggml, ggml-common.h) and of groups of
 quantised checkpoints (opmatrix/files/methods), and the conversion of a file's blocks to them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.core.block_layout import BlockLayout
+from formats.core.block_layout import BlockLayout, LevelArray
 
 NOT_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # ggml's kvalues_iq4nl
 LAYOUTS = {
@@ -27,13 +28,32 @@ LAYOUTS = {
 }
 
 
+FieldBytes = NDArray[np.uint8] | NDArray[np.int8]
+
+
 class FiledBlock(NamedTuple):
     """A block as a file stores it, and the functions that read of blocks (count) their levels (count, inputs) and the
-    integers of their groups (count, groups); None where a block is one group."""
+    integers of their groups (count, groups); None where a block is one group. `writes`: functions that give a field's
+    bytes (count, bytes) of the levels, or of the integers, by the name of the field: they invert those."""
 
     block: np.dtype[np.void]
-    levels: Callable[..., NDArray[np.integer]]
-    integers: Callable[..., NDArray[np.integer]] | None = None
+    levels: Callable[..., LevelArray]
+    integers: Callable[..., LevelArray] | None = None
+    writes: Mapping[str, Callable[..., FieldBytes]] = MappingProxyType({})
+    writes_integers: Callable[..., FieldBytes] | None = None
+
+    def made(self, levels: LevelArray, d: np.ndarray, m: np.ndarray | None, integers: LevelArray | None) -> np.ndarray:
+        """Return blocks (count) as a file stores them, of levels (count, inputs), scales (count) and the integers of
+        groups (count, groups)."""
+        blocks = np.zeros(len(levels), self.block)
+        blocks["d"] = d
+        if m is not None:
+            blocks["m"] = m if integers is None else -m
+        for name, write in self.writes.items():
+            blocks[name] = write(levels)
+        if integers is not None and self.writes_integers is not None:
+            blocks["scales"] = self.writes_integers(integers)
+        return blocks
 
 
 def minima_of(layout: BlockLayout, blocks: NDArray[np.void]) -> NDArray[np.float16] | None:
@@ -88,41 +108,106 @@ def shifted_bytes(packed: NDArray[np.int8]) -> NDArray[np.uint16]:
     return (packed.astype(np.int16) + 128).astype(np.uint16)
 
 
+# ---- the way back
+
+
+def join_nibbles(values: LevelArray, side: int) -> NDArray[np.uint8]:
+    """Invert `nibbles`: integers below 16, (n, 2 · bytes) to (n, bytes)."""
+    halves = values.reshape(len(values), -1, 2, side)
+    return np.asarray(halves[:, :, 0] | halves[:, :, 1] << 4, np.uint8).reshape(len(values), -1)
+
+
+def join_pairs(values: LevelArray) -> NDArray[np.uint8]:
+    """Invert `pairs_of_bits`: integers below 4, (n, 4 · bytes) to (n, bytes)."""
+    shifted = values.reshape(len(values), -1, 4, 32) << np.array([[0], [2], [4], [6]])
+    return np.asarray(np.bitwise_or.reduce(shifted, 2), np.uint8).reshape(len(values), -1)
+
+
+def join_bits(values: LevelArray) -> NDArray[np.uint8]:
+    """Invert `bits_of_words`: bits (n, 8 · bytes) to (n, bytes)."""
+    return np.packbits(values.astype(np.uint8), axis=1, bitorder="little")
+
+
+def join_bytes(values: LevelArray) -> NDArray[np.uint8]:
+    """Invert `bits_of_bytes`: bits (n, 256) to (n, 32)."""
+    shifted = values.reshape(len(values), 8, 32) << np.arange(8)[:, None]
+    return np.asarray(np.bitwise_or.reduce(shifted, 1), np.uint8)
+
+
+def join_sixes(values: LevelArray) -> NDArray[np.uint8]:
+    """Invert `sixes`: scales and minima (n, 8) to (n, 12)."""
+    scales, minima = values & 63, values >> 6
+    first, second = (x[:, :4] | (x[:, 4:] >> 4) << 6 for x in (scales, minima))
+    third = scales[:, 4:] & 15 | (minima[:, 4:] & 15) << 4
+    return np.concatenate([first, second, third], 1).astype(np.uint8)
+
+
+def join_sixteen_sixes(values: LevelArray) -> NDArray[np.uint8]:
+    """Invert `sixteen_sixes`: scales (n, 16) to (n, 12)."""
+    high = (values >> 4).reshape(len(values), 4, 4) << np.array([[0], [2], [4], [6]])
+    return np.concatenate([join_nibbles(values & 15, 8), np.bitwise_or.reduce(high, 1)], 1).astype(np.uint8)
+
+
+def join_shifted(values: LevelArray) -> NDArray[np.int8]:
+    """Invert `shifted_bytes`."""
+    return (values.astype(np.int16) - 128).astype(np.int8)
+
+
 FILED = {
-    "q4_0": FiledBlock(np.dtype([("d", "<f2"), ("q", "u1", 16)]), lambda x: nibbles(x["q"], 16)),
+    "q4_0": FiledBlock(
+        np.dtype([("d", "<f2"), ("q", "u1", 16)]),
+        lambda x: nibbles(x["q"], 16),
+        writes={"q": lambda q: join_nibbles(q, 16)},
+    ),
     "q5_0": FiledBlock(
         np.dtype([("d", "<f2"), ("high", "u1", 4), ("q", "u1", 16)]),
         lambda x: nibbles(x["q"], 16) | bits_of_words(x["high"]) << 4,
+        writes={"high": lambda q: join_bits(q >> 4), "q": lambda q: join_nibbles(q & 15, 16)},
     ),
     "q5_1": FiledBlock(
         np.dtype([("d", "<f2"), ("m", "<f2"), ("high", "u1", 4), ("q", "u1", 16)]),
         lambda x: nibbles(x["q"], 16) | bits_of_words(x["high"]) << 4,
+        writes={"high": lambda q: join_bits(q >> 4), "q": lambda q: join_nibbles(q & 15, 16)},
     ),
-    "iq4_nl": FiledBlock(np.dtype([("d", "<f2"), ("codes", "u1", 16)]), lambda x: nibbles(x["codes"], 16)),
+    "iq4_nl": FiledBlock(
+        np.dtype([("d", "<f2"), ("codes", "u1", 16)]),
+        lambda x: nibbles(x["codes"], 16),
+        writes={"codes": lambda q: join_nibbles(q, 16)},
+    ),
     "q2_k": FiledBlock(
         np.dtype([("scales", "u1", 16), ("q", "u1", 64), ("d", "<f2"), ("m", "<f2")]),
         lambda x: pairs_of_bits(x["q"]),
         lambda x: x["scales"].astype(np.uint16),
+        {"q": join_pairs},
+        lambda scales: scales.astype(np.uint8),
     ),
     "q3_k": FiledBlock(
         np.dtype([("high", "u1", 32), ("q", "u1", 64), ("scales", "u1", 12), ("d", "<f2")]),
         lambda x: pairs_of_bits(x["q"]) | bits_of_bytes(x["high"]) << 2,
         lambda x: sixteen_sixes(x["scales"]),
+        {"high": lambda q: join_bytes(q >> 2), "q": lambda q: join_pairs(q & 3)},
+        join_sixteen_sixes,
     ),
     "q4_k": FiledBlock(
         np.dtype([("d", "<f2"), ("m", "<f2"), ("scales", "u1", 12), ("q", "u1", 128)]),
         lambda x: nibbles(x["q"], 32),
         lambda x: sixes(x["scales"]),
+        {"q": lambda q: join_nibbles(q, 32)},
+        join_sixes,
     ),
     "q5_k": FiledBlock(
         np.dtype([("d", "<f2"), ("m", "<f2"), ("scales", "u1", 12), ("high", "u1", 32), ("q", "u1", 128)]),
         lambda x: nibbles(x["q"], 32) | bits_of_bytes(x["high"]) << 4,
         lambda x: sixes(x["scales"]),
+        {"high": lambda q: join_bytes(q >> 4), "q": lambda q: join_nibbles(q & 15, 32)},
+        join_sixes,
     ),
     "q6_k": FiledBlock(
         np.dtype([("low", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), ("d", "<f2")]),
         lambda x: nibbles(x["low"], 64) | pairs_of_bits(x["high"]) << 4,
         lambda x: shifted_bytes(x["scales"]),
+        {"low": lambda q: join_nibbles(q & 15, 64), "high": lambda q: join_pairs(q >> 4)},
+        join_shifted,
     ),
     "w4_128": FiledBlock(np.dtype([("d", "<f2"), ("q", "u1", 64)]), lambda x: nibbles(x["q"], 64)),
     "w8_128": FiledBlock(np.dtype([("d", "<f2"), ("bytes", "u1", 128)]), lambda x: x["bytes"]),

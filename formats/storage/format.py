@@ -299,6 +299,11 @@ class Format:
         """Return the matrix as whole numbers, or two factors whose product it is; nothing if it stores others."""
         return ()
 
+    def filed_blocks(self) -> NDArray[np.void] | None:
+        """Return the blocks (p, n / inputs of a block) of a file, to the bit, of a format that holds such, for n that
+        these inputs divide; None for any other."""
+        return None
+
     def transpose(self) -> "Format":
         """Store W.T: in the same format unless the class overrides this."""
         return type(self).pack(self.unpack().T, **self.remembered)

@@ -1,5 +1,6 @@
 """Formats that hold the blocks of files in planes of bits: the common part of those of block_layouts.py."""
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -73,6 +74,13 @@ class InPlanes(Blocks):
             parts = cls.stored.integers(flat).reshape(outputs, count, layout.groups).transpose(1, 2, 0)
         return block_arrays(layout, BlockNumbers(q, blocks["d"].T, None if m is None else m.T, parts))
 
+    def filed_blocks(self):
+        """Return the blocks (p, count) of a file: the inverse of `of_blocks`, for rows that its blocks divide."""
+        (inputs, outputs), layout = self.shape, self.layout
+        q, d, m, parts = held_blocks(layout, self.shape, *self.arrays().values())
+        by_output = partial(turned_blocks, count=inputs // layout.inputs * outputs)
+        return self.stored.made(*map(by_output, (q, d, m, parts))).reshape(outputs, -1)
+
     @classmethod
     def drawn(cls, rng, inputs, outputs):
         """Return a matrix of this shape with random levels: its products take as long as those of any other."""
@@ -102,18 +110,34 @@ def unpack_of(layout: BlockLayout):
 
     def unpack(shape, w, scale, parts=None):
         """Take the levels out of the words, and return D v(q) + M."""
-        inputs, outputs = shape
-        count = -(-inputs // layout.inputs)
-        levels = from_planes(unpanelled(w, (layout.words * count, outputs)), layout.planes, PLANE_INPUTS)
-        d, m = unpanelled(scale, (layout.scales * count, outputs), layout.scales), None
-        if layout.minimum:
-            d, m = d.reshape(count, 2, outputs).swapaxes(0, 1)
-        if layout.fields:
-            words = unpanelled(parts, (layout.part_words * count, outputs))
-            parts = from_planes(words, layout.fields, layout.groups).reshape(count, layout.groups, outputs)
-        return layout.numbers(levels.reshape(count, layout.inputs, outputs), d, m, parts)[:inputs]
+        return layout.numbers(*held_blocks(layout, shape, w, scale, parts))[: shape[0]]
 
     return unpack
+
+
+def held_blocks(
+    layout: BlockLayout, shape: tuple[int, int], w: np.ndarray, scale: np.ndarray, parts: np.ndarray | None = None
+) -> BlockNumbers:
+    """Return the blocks that a format's arrays hold of a matrix of this shape: the inverse of `block_arrays`."""
+    inputs, outputs = shape
+    count = -(-inputs // layout.inputs)
+    levels = from_planes(unpanelled(w, (layout.words * count, outputs)), layout.planes, PLANE_INPUTS)
+    d, m = unpanelled(scale, (layout.scales * count, outputs), layout.scales), None
+    if layout.minimum:
+        d, m = d.reshape(count, 2, outputs).swapaxes(0, 1)
+    if parts is not None:
+        words = unpanelled(parts, (layout.part_words * count, outputs))
+        parts = from_planes(words, layout.fields, layout.groups).reshape(count, layout.groups, outputs)
+    return BlockNumbers(levels.reshape(count, layout.inputs, outputs), d, m, parts)
+
+
+def turned_blocks(array: np.ndarray | None, count: int) -> np.ndarray | None:
+    """Return numbers of blocks, outputs last, as a row a block, block by block of each output; a number each where
+    they have one."""
+    if array is None:
+        return None
+    first = np.moveaxis(array, -1, 0)
+    return first.reshape((count, *first.shape[2:]))
 
 
 def block_product(name: str, layout: BlockLayout):

@@ -61,11 +61,7 @@ class Q4_1(Blocks, Format):
 
     def unpack(shape, w, scale):
         """Take the levels out of the words, and return d q + m."""
-        groups = -(-shape[0] // GROUP_INPUTS)
-        words = unpanelled(w, (GROUP_WORDS * groups, shape[1]))
-        d, m = unpanelled(scale, (2 * groups, shape[1]), 2).reshape(groups, 2, -1).swapaxes(0, 1)
-        q = words[:, None] >> SHIFTS & HIGHEST
-        return rows_of_levels(q.reshape(groups, GROUP_INPUTS, -1), d, m)[: shape[0]]
+        return rows_of_levels(*held_levels(shape, w, scale))[: shape[0]]
 
     def kernel(x, w, scale, out, epilogue):
         """Write x @ W to `out`, levels widened to float32 on the way, then the epilogue."""
@@ -80,11 +76,28 @@ class Q4_1(Blocks, Format):
         q = np.concatenate([blocks["q"] & HIGHEST, blocks["q"] >> 4], 2).transpose(1, 2, 0)
         return cls((GROUP_INPUTS * blocks.shape[1], len(blocks)), level_arrays(q, blocks["d"].T, blocks["m"].T))
 
+    def filed_blocks(self):
+        """Return the blocks (p, n / 32) of a file: the inverse of `of_blocks`, for n that 32 divides."""
+        q, d, m = held_levels(self.shape, self.w, self.scale)
+        blocks = np.zeros(d.T.shape, self.filed)
+        levels = q.transpose(2, 0, 1)
+        blocks["d"], blocks["m"] = d.T, m.T
+        blocks["q"] = levels[..., : GROUP_INPUTS // 2] | levels[..., GROUP_INPUTS // 2 :] << 4
+        return blocks
+
 
 GROUP_WORDS = GROUP_INPUTS // WORD_INPUTS  # words of a group
 SHIFTS = 4 * np.arange(WORD_INPUTS, dtype=np.uint32)[:, None]  # shifts of the levels of a word
 SPANS = [(span, first) for span in range(HIGHEST, 0, -1) for first in range(HIGHEST + 1 - span)]
 EXACT_BITS = 20  # bits of d below the largest number: then d q + m is exact
+
+
+def held_levels(shape, w, scale):
+    """Return levels (groups, 32, p), d and m (groups, p) of the format's arrays: the inverse of `level_arrays`."""
+    groups = -(-shape[0] // GROUP_INPUTS)
+    words = unpanelled(w, (GROUP_WORDS * groups, shape[1]))
+    d, m = unpanelled(scale, (2 * groups, shape[1]), 2).reshape(groups, 2, -1).swapaxes(0, 1)
+    return (words[:, None] >> SHIFTS & HIGHEST).reshape(groups, GROUP_INPUTS, -1), d, m
 
 
 def level_arrays(q, d, m):

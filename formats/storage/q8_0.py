@@ -62,6 +62,13 @@ class Q8_0(Blocks, Format):
             (GROUP_INPUTS * blocks.shape[1], len(blocks)), byte_arrays(blocks["q"].transpose(1, 2, 0), blocks["d"].T)
         )
 
+    def filed_blocks(self):
+        """Return the blocks (p, n / 32) of a file: the inverse of `of_blocks`, for n that 32 divides."""
+        q, d = stored_blocks(self.shape, self.w, self.scale)
+        blocks = np.zeros(d.T.shape, self.filed)
+        blocks["d"], blocks["q"] = d.T, q.transpose(2, 0, 1)
+        return blocks
+
 
 def stored_blocks(shape, w, scale):
     """Return integers (groups, 32, p) and d (groups, p) of the format's arrays."""

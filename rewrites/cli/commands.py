@@ -280,6 +280,9 @@ def export_program(
         Path | None,
         typer.Option("--hf", metavar="DIR", help="write a directory that transformers opens as the plain class"),
     ] = None,
+    gguf: Annotated[
+        Path | None, typer.Option("--gguf", metavar="FILE", help="write a GGUF file, which llama.cpp runs (needs gguf)")
+    ] = None,
     runtime: Annotated[
         str | None,
         typer.Option(
@@ -292,13 +295,17 @@ def export_program(
     """Write a saved program for other runtimes: token ids and a mask of any batch and length in, sentence embeddings,
     rows or logits out, in float32; or as a checkpoint again. `--for` spells whole numbers for a runtime, times the
     programs of the front there, and keeps the fastest."""
+    from opmatrix.exports.checkpoints.gguf_file import export_gguf
+    from opmatrix.exports.checkpoints.plain_files import export_plain
     from opmatrix.exports.exported_files import check_place, export_files
-    from opmatrix.exports.plain_files import export_plain
     from opmatrix.runtime.program import Program
 
-    targets = {"--onnx": (onnx, check_place), "--torch": (torch, check_place), "--hf": (hf, check_place)}
-    if not any(place for place, _ in targets.values()):
-        raise InputError("export: there is nothing to write: give --onnx FILE, --torch FILE, --hf DIR, or several")
+    places = {"--onnx": onnx, "--torch": torch, "--hf": hf, "--gguf": gguf}
+    targets = {option: (place, check_place) for option, place in places.items()}
+    if not any(places.values()):
+        raise InputError(
+            "export: there is nothing to write: give --onnx FILE, --torch FILE, --hf DIR, --gguf FILE, or several"
+        )
     possible(targets, directory, own)
     if runtime:
         from rewrites.metrics.targets import export_for, parse_shapes
@@ -310,6 +317,8 @@ def export_program(
         say(export_files(program, onnx, torch))
     if hf:
         say(export_plain(program, hf))
+    if gguf:
+        say(export_gguf(program, gguf))
 
 
 @app.command()

@@ -428,6 +428,7 @@ EXAMPLES = {  # command -> lines that show it, each run by a test
         "opmatrix export minilm.opmatrix --onnx minilm.onnx",
         "opmatrix export minilm.opmatrix/front/0 --torch exact.pt2",
         "opmatrix export minilm.opmatrix/front/0 --hf exact",
+        "opmatrix export smollm2.opmatrix --gguf small.gguf",
         "opmatrix export minilm.opmatrix --for onnxruntime --onnx fast.onnx --at 1x16,8x12",
     ],
     "run": [

@@ -15,7 +15,7 @@ import opmatrix as om
 from formats import FORMATS
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
-from opmatrix.exports.plain_files import export_plain
+from opmatrix.exports.checkpoints.plain_files import export_plain
 from opmatrix.files.checkpoint import open_model
 from opmatrix.models import FAMILIES
 from rewrites.approximate.removing import Level, remove_groups
@@ -51,6 +51,7 @@ MODELS = {  # models by name: the words of the class, of the config, its entries
     "mistral": ("MistralForCausalLM", "Mistral", LLAMA | dict(sliding_window=7)),
     "qwen2": ("Qwen2Model", "Qwen2", LLAMA),
     "qwen2, tied": ("Qwen2ForCausalLM", "Qwen2", LLAMA | TIED),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3", LLAMA | dict(head_dim=16)),
 }
 TOKENS = dict(pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]")
 IDS = np.arange(2, 11)
@@ -172,6 +173,99 @@ def smaller(name, level):
     return searched(remove_groups(checkpoint.operator(), level, fit).model, source(checkpoint))
 
 
+def quantised(program, name, **options):
+    """A program whose products have weights in a format."""
+    used = used_by_products(program)
+    weights = {
+        name_: FORMATS[name].approximate(weight.unpack(), **options) if name_ in used else weight
+        for name_, weight in program.constants.items()
+    }
+    return type(program)(program.steps, weights, program.outputs, program.meta)
+
+
+COMPRESSED = {  # formats: options, the format of compressed-tensors, its strategy, inputs of a group, bits
+    "int8": ({}, "int-quantized", "channel", None, 8),
+    "int8, groups": ({"group": 64}, "pack-quantized", "group", 64, 8),
+    "int4": ({"group": 64}, "pack-quantized", "group", 64, 4),
+    "int4, groups": ({"group": 128}, "pack-quantized", "group", 128, 4),
+    "q8_0": ({}, "pack-quantized", "group", 32, 8),
+}
+WIDE = dict(hidden_size=256, intermediate_size=512)
+
+
+def widened(tensors, scheme, module):
+    """The weight of a module by the specification: numbers, or words of them from the lowest bits."""
+    scale = tensors[f"{module}.weight_scale"].astype(np.float64)
+    if scheme["format"] == "int-quantized":
+        return tensors[f"{module}.weight"] * scale
+    bits, (rows, columns) = scheme["weights"]["num_bits"], tensors[f"{module}.weight_shape"]
+    numbers = np.empty((rows, columns), np.int64)
+    for at in range(columns):
+        word = tensors[f"{module}.weight_packed"][:, at * bits // 32].astype(np.int64) & 0xFFFFFFFF
+        numbers[:, at] = (word >> at * bits % 32 & (1 << bits) - 1) - (1 << bits - 1)
+    return numbers * np.repeat(scale, columns // scale.shape[1], 1)
+
+
+@pytest.mark.deep(every=2)
+@pytest.mark.parametrize("case", COMPRESSED)
+def test_whole_numbers_are_written_as_compressed_tensors(tmp_path, case):
+    """Read by the words of the specification, with no code of ours, into the plain class."""
+    from safetensors.numpy import load_file
+
+    options, kind, strategy, group, bits = COMPRESSED[case]
+    program = quantised(exact_program(drawn("llama", **WIDE)), case.split(",")[0], **options)
+    words = export_plain(program, tmp_path / "again")
+    assert f"15 weights {kind}, {bits} bits" in words
+    config = json.loads((tmp_path / "again" / "config.json").read_text())
+    said, tensors = config.pop("quantization_config"), load_file(tmp_path / "again" / "model.safetensors")
+    [scheme] = said["config_groups"].values()
+    assert (said["quant_method"], said["quantization_status"]) == ("compressed-tensors", "compressed")
+    assert said["format"] == scheme["format"] == kind and len(scheme["targets"]) == 15
+    assert {name: scheme["weights"][name] for name in ("num_bits", "type", "symmetric", "strategy", "group_size")} == {
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": True,
+        "strategy": strategy,
+        "group_size": group,
+    }
+    if case == "int8":
+        rows = scheme["input_activations"]
+        assert (rows["num_bits"], rows["strategy"], rows["dynamic"]) == (8, "token", True)
+    else:
+        assert scheme["input_activations"] is None
+    state = {name: torch.tensor(array) for name, array in tensors.items() if "weight_" not in name}
+    state |= {f"{module}.weight": torch.tensor(widened(tensors, scheme, module)) for module in scheme["targets"]}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**config)).double().eval()
+    model.load_state_dict(state)
+    assert relative(rows_of(model), program.exact([IDS], rounded=False)) < 1e-6
+
+
+def test_several_schemes_and_weights_without_one(tmp_path):
+    program = exact_program(drawn("bert"))
+    first, second, *_ = sorted(used_by_products(program))
+    weights = dict(program.constants)
+    weights |= {first: FORMATS["int8"].approximate(weights[first].unpack())}
+    weights |= {second: FORMATS["int4"].approximate(weights[second].unpack())}
+    export_plain(type(program)(program.steps, weights, program.outputs, program.meta), tmp_path / "again")
+    said = json.loads((tmp_path / "again" / "config.json").read_text())["quantization_config"]
+    groups = [*said["config_groups"].values()]
+    assert said["format"] == "mixed-precision" and len(groups) == 2
+    assert {group["format"] for group in groups} == {"int-quantized", "pack-quantized"}
+    assert sum(len(group["targets"]) for group in groups) < 12
+
+
+@pytest.mark.parametrize("case", ["int8", "int4"])
+def test_transformers_widens_whole_numbers_by_the_package(tmp_path, case):
+    pytest.importorskip("compressed_tensors", reason="needs peers: compressed-tensors")
+    program = quantised(exact_program(drawn("llama", **WIDE)), case)
+    export_plain(program, tmp_path / "again")
+    dense = transformers.CompressedTensorsConfig(dequantize=True)
+    again = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "again", dtype=torch.float32, quantization_config=dense
+    ).eval()
+    assert relative(rows_of(again), program.exact([IDS], rounded=False)) < 1e-5
+
+
 @pytest.mark.parametrize("name, key", [("bert", "intermediate_size"), ("llama", "intermediate_size")])
 def test_fewer_units_in_every_layer(tmp_path, name, key):
     program = smaller(name, Level(units=0.5))
@@ -220,8 +314,9 @@ def with_format(program, name):
 
 
 REFUSED = {
-    "int8": (lambda program: with_format(program, "int8"), r"is stored as int8: only float32, bf16 and float16"),
-    "low rank": (lambda program: with_format(program, "lowrank"), r"is stored as lowrank: only float32"),
+    "sparse int8": (lambda program: with_format(program, "nmint8"), "is stored as nmint8, which is not written there"),
+    "int8 of factors": (lambda program: with_format(program, "lowrankint8"), "is stored as lowrankint8"),
+    "low rank": (lambda program: with_format(program, "lowrank"), "is stored as lowrank, which is not written"),
     "no configuration": (
         lambda program: type(program)(program.steps, program.constants, program.outputs, {}),
         "names no",

@@ -59,6 +59,7 @@ def test_blocks_are_kept_to_the_bit(rng, name):
         stored, wanted = FORMATS[name].of_blocks(made), widened(name, made)
         assert np.array_equal(stored.unpack(), wanted.T)
         assert stored.nbytes == made.nbytes * -(-outputs // 16) * 16 // outputs
+        assert stored.filed_blocks().tobytes() == made.tobytes()
         for rows in ROWS if outputs > 16 else (1, 8):
             check_product(stored, rng.standard_normal((rows, wanted.shape[1]), np.float32), rng)
         ids = rng.integers(0, outputs, 40)

@@ -44,6 +44,7 @@ def test_blocks_are_kept_to_the_bit(rng, outputs):
     made = blocks(rng, outputs, 5)
     stored = Q4_1.of_blocks(made)
     assert np.array_equal(stored.unpack(), widened(made).T) and stored.nbytes == 20 * 5 * -(-outputs // 16) * 16
+    assert stored.filed_blocks().tobytes() == made.tobytes()
     for rows in (1, 2, 4, 7, 8, 9, 40):
         check_product(stored, rng.standard_normal((rows, 160), np.float32), rng)
 

@@ -42,6 +42,7 @@ def test_blocks_are_kept_to_the_bit(rng, outputs):
     made = made_bytes(rng, outputs, 5)
     stored, wanted = Q8_0.of_blocks(made), widened_bytes(made)
     assert np.array_equal(stored.unpack(), wanted.T) and stored.nbytes == 34 * 5 * -(-outputs // 16) * 16
+    assert stored.filed_blocks().tobytes() == made.tobytes()
     for rows in (1, 2, 4, 7, 8, 9, 40):
         check_product(stored, x := rng.standard_normal((rows, 160), np.float32), rng)
         assert np.array_equal(x @ stored, x @ Packed.pack(wanted.T))

@@ -35,6 +35,7 @@ def test_rows_are_rounded_by_groups_and_multiplied_exactly(rng, exact, form, mak
     """The arrays are those of the exact format; a row's bits are the same alone and among any others."""
     for outputs in (3, 64, 150):
         kept, stored = exact.of_blocks(made := make(rng, outputs, 5)), form.of_blocks(made)
+        assert stored.filed_blocks().tobytes() == made.tobytes()
         assert all(np.array_equal(each, stored.arrays()[name]) for name, each in kept.arrays().items())
         x = (rng.standard_normal((40, 160)) * 10.0 ** rng.integers(-3, 3, (40, 160))).astype(np.float32)
         x[3, 32:64] = 0

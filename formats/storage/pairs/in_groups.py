@@ -56,6 +56,10 @@ class InGroups(Blocks):
         weight = cls.structure.of_blocks(blocks)
         return cls(weight.shape, tuple(weight.arrays().values()))
 
+    def filed_blocks(self):
+        """Return the blocks of a file: the inverse of `of_blocks`."""
+        return self.structure(self.shape, tuple(self.arrays().values())).filed_blocks()
+
 
 def by_group(x):
     """Return x (T, n) in float64 as kernels read it: each 32 numbers as integer multiples, up to 127, of their largest

@@ -64,6 +64,8 @@ class pointwise(Arguments):
 class pointwise_heads(Arguments):
     """The norm of each head by itself, and a gain and a shift that all of them share, in one pass."""
 
+    part = "norming"
+
     def run(out: Any, x: Heads, *, epilogue: Epilogue) -> None:
         """Normalise each head, and apply the gain and the shift, in one pass."""
         compiled.pointwise_heads(x, out, epilogue.gain, epilogue.shift, epilogue.eps, epilogue.norm)

@@ -2,7 +2,8 @@
 norms have a gain of one and a shift of zero where laws moved these into weights behind them. So the class with the
 program's own constants computes the same; whoever writes it compares both on rows of tokens."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import frexp
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 from formats.core.arrays import Floats
 from formats.core.epilogue import UNIT
 from formats.core.errors import InputError
-from formats.storage.format import Format
+from formats.storage.format import Format, WholeNumbers
+from opmatrix.files.quantised import STORED
 from opmatrix.models.encoders.bert import LAYER_NAMES, SHORT
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.program import Program, Step
@@ -29,7 +31,10 @@ CLASSES = {
     "llama": "LlamaModel",
     "mistral": "MistralModel",
     "qwen2": "Qwen2Model",
+    "qwen3": "Qwen3Model",
 }  # families, and their classes without a head
+BIASED_PARTS = {"llama": "", "mistral": "", "qwen2": "qkv", "qwen3": ""}  # LLaMA's kin, and its products that add a row
+BLOCK_TYPES = {stored.block: name for name, stored in STORED.items() if stored.kept}  # blocks of files, and their types
 TABLE_NAMES = {
     "tokens": "word",
     "positions": "position",
@@ -39,11 +44,47 @@ PICKED = "first", "last"  # poolings that choose a row
 TIED = 1e-6  # relative difference of a head from the table of tokens with gains
 
 
+BLOCKS, INTEGERS = "blocks", "integers"  # kinds of stored numbers that a target may keep
+
+
 class StoredNumbers(NamedTuple):
-    """The numbers of a tensor in float32, and the number type that holds them exactly."""
+    """The numbers of a tensor (p, n) in float32, and the number type that holds them exactly. A weight may be stored as
+    blocks of a file (p, n / inputs of a block), or as whole numbers times scales, its inputs (n) first. `called`: the
+    format that it had in the program, where its numbers are widened, and why."""
 
     numbers: Floats
     number: str = "F32"
+    blocks: NDArray[np.void] | None = None
+    whole: WholeNumbers | None = None
+    called: str = ""
+
+    def of_outputs(self, low: int, high: int | None) -> "StoredNumbers":
+        """Return the rows from one output up to another."""
+        blocks = None if self.blocks is None else self.blocks[low:high]
+        whole = self.whole and self.whole._replace(
+            whole=self.whole.whole[:, low:high], scale=self.whole.scale[:, low:high]
+        )
+        return self._replace(numbers=np.ascontiguousarray(self.numbers[low:high]), blocks=blocks, whole=whole)
+
+    def scaled(self, factor: float) -> "StoredNumbers":
+        """Return the numbers times a factor: in their type for a power of two, else in float32; scales multiplied."""
+        if abs(factor - 1) < UNIT:
+            return self
+        numbers = (self.numbers * factor).astype(np.float32)
+        if self.whole is not None:
+            whole = self.whole._replace(scale=(self.whole.scale * factor).astype(np.float32))
+            return self._replace(numbers=widen_integers(whole), whole=whole)
+        if self.blocks is not None:
+            blocks = scaled_blocks(self.blocks, factor)
+            if blocks is None:
+                return StoredNumbers(numbers, called=f"{self.number.lower()} times {factor:.3g}, a factor of scores")
+            return self._replace(numbers=numbers, blocks=blocks)
+        number = self.number if frexp(factor)[0] == 0.5 else "F32"
+        return StoredNumbers(numbers, number)
+
+    def widened(self) -> "StoredNumbers":
+        """Return the numbers without whole numbers, for a tensor that no scheme is for."""
+        return self if self.whole is None else StoredNumbers(self.numbers, called=f"{self.called}, a table of tokens")
 
 
 class PlainProduct(NamedTuple):
@@ -55,12 +96,9 @@ class PlainProduct(NamedTuple):
     bias: Floats | None
 
     def scaled(self, factor: float) -> "PlainProduct":
-        """Return the product times a factor. A power of two leaves numbers in their type."""
-        if abs(factor - 1) < UNIT:
-            return self
-        number = self.weight.number if frexp(factor)[0] == 0.5 else "F32"
+        """Return the product times a factor."""
         bias = None if self.bias is None else (self.bias * factor).astype(np.float32)
-        return PlainProduct(self.x, StoredNumbers((self.weight.numbers * factor).astype(np.float32), number), bias)
+        return PlainProduct(self.x, self.weight.scaled(factor), bias)
 
 
 class LayerSizes(NamedTuple):
@@ -70,6 +108,17 @@ class LayerSizes(NamedTuple):
     heads: int
     key_heads: int
     columns: int
+
+
+class AttentionSteps(NamedTuple):
+    """A step of attention, its products by part, its sizes without units, and the norms of heads of queries and keys.
+    `factor`: the scores' own factor, where a norm of queries stands between it and their product."""
+
+    step: Step
+    products: dict[str, PlainProduct]
+    sizes: LayerSizes
+    norms: dict[str, Step]
+    factor: float
 
 
 @dataclass
@@ -83,16 +132,26 @@ class PlainModel:
     tied: bool = False
 
 
-def read_plain(program: Program, family: str, tied: bool) -> PlainModel:
+@contextmanager
+def naming(option: str) -> Iterator[None]:
+    """Begin errors with the option that asked for a file."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from error
+
+
+def read_plain(program: Program, family: str, tied: bool, kept: Collection[str] = ()) -> PlainModel:
     """Read a program of a family as its plain class. `tied`: the head is the table of tokens, where gains of the last
-    norm make them equal. Raises InputError, which names the step, the tensor or the layer that has no place there."""
+    norm make them equal; `kept`: kinds of stored numbers that are not refused. Raises InputError, which names the step,
+    the tensor or the layer that has no place there."""
     if family not in CLASSES:
         raise InputError(
-            f"--hf: a program of {family}: only {', '.join(CLASSES)} are written as their class: give --onnx or --torch"
+            f"a program of {family}: only {', '.join(CLASSES)} are written as their class: give --onnx or --torch"
         )
-    reader = ProgramReader(program)
-    if family in ("llama", "mistral", "qwen2"):
-        return GatedReader(reader, biased=("q", "k", "v") if family == "qwen2" else ()).read(tied)
+    reader = ProgramReader(program, frozenset(kept))
+    if family in BIASED_PARTS:
+        return GatedReader(reader, BIASED_PARTS[family], family == "qwen3").read(tied)
     return NormedBehindReader(reader, SHORT if family == "distilbert" else LAYER_NAMES).read()
 
 
@@ -103,14 +162,15 @@ def layer_part(step: Step) -> str:
 
 def no_place(where: str, why: str) -> InputError:
     """Return the error for what a plain class cannot hold."""
-    return InputError(f"--hf: {where} {why}, for which the plain class has no place: give --onnx or --torch")
+    return InputError(f"{where} {why}, for which the plain class has no place: give --onnx or --torch")
 
 
 @dataclass(frozen=True)
 class ProgramReader:
-    """The steps of a program by their results, and who uses them."""
+    """The steps of a program by their results, and who uses them. `kept`: kinds of stored numbers that are read."""
 
     program: Program
+    kept: frozenset[str] = frozenset()
 
     @cached_property
     def steps(self) -> dict[str, Step]:
@@ -128,20 +188,31 @@ class ProgramReader:
             return several[0]
         raise no_place(what, f"is {len(several) or 'no'} steps of the program")
 
-    def weights(self, name: str) -> StoredNumbers:
-        """Return a constant. Raises InputError for one in a format that is neither exact nor a number type."""
+    def row_numbers(self, name: str) -> Floats:
+        """Return a constant that is a row, or a table of a rotation. Raises InputError as `weights`."""
+        return self.weights(name, turned=False).numbers
+
+    def weights(self, name: str, turned: bool = True) -> StoredNumbers:
+        """Return a constant, outputs first if it is stored inputs first (`turned`). Raises InputError for one in a
+        format that is neither exact, nor a number type, nor kept."""
         constant = self.program.constants[name]
         if isinstance(constant, np.ndarray):
-            return StoredNumbers(np.asarray(constant, np.float32))
-        if isinstance(constant, Format) and (constant.plain or constant.unit in HALF_NUMBERS):
-            return StoredNumbers(constant.unpack(), HALF_NUMBERS.get(constant.unit, "F32"))
+            return StoredNumbers(turn_numbers(np.asarray(constant, np.float32), turned))
+        if isinstance(constant, Format):
+            numbers = turn_numbers(constant.unpack(), turned)
+            if constant.plain or constant.unit in HALF_NUMBERS:
+                return StoredNumbers(numbers, HALF_NUMBERS.get(constant.unit, "F32"))
+            if BLOCKS in self.kept and turned and constant.filed is not None:
+                return filed_numbers(constant, numbers)
+            if INTEGERS in self.kept and turned and (whole := plain_integers(constant)) is not None:
+                return StoredNumbers(numbers, whole=whole, called=constant.name)
         kind = getattr(constant, "name", type(constant).__name__)
-        raise InputError(f"--hf: {name} is stored as {kind}: only float32, bf16 and float16 are written: give --onnx")
+        raise InputError(f"{name} is stored as {kind}, which is not written there: give --onnx or --torch")
 
     def row(self, step: Step, operand: str, otherwise: float, width: int) -> StoredNumbers:
         """Return an operand that is a row, or one that changes nothing where a step has none."""
         if operand in step.operands:
-            return StoredNumbers(np.broadcast_to(self.weights(step.operands[operand]).numbers, width).copy())
+            return StoredNumbers(np.broadcast_to(self.row_numbers(step.operands[operand]), width).copy())
         return StoredNumbers(np.full(width, otherwise, np.float32))
 
     def product(self, name: str, low: int = 0, high: int | None = None) -> PlainProduct:
@@ -153,31 +224,33 @@ class ProgramReader:
             return self.product(step.operands["x"], first + low, last if high is None else first + high)
         if step is None or layer_part(step) != "weights":
             raise no_place(name, f"is a step of {step.kernel if step else 'no kernel'}, not of a product")
-        numbers, number = self.weights(step.operands["weight"])
-        bias = self.weights(step.operands["bias"]).numbers[low:high] if "bias" in step.operands else None
-        weight = StoredNumbers(np.ascontiguousarray(numbers[:, low:high].T), number)
+        bias = self.row_numbers(step.operands["bias"])[low:high] if "bias" in step.operands else None
+        weight = self.weights(step.operands["weight"]).of_outputs(low, high)
         return PlainProduct(step.operands["x"], weight, bias)
 
-    def attentions(self) -> Iterator[tuple[Step, dict[str, PlainProduct], LayerSizes]]:
-        """Yield each step of attention with its products by part, and its sizes, without units. Raises InputError for
-        another step between them."""
+    def attentions(self) -> Iterator["AttentionSteps"]:
+        """Yield each step of attention with its products. Raises InputError for another step between them."""
         for step in self.program.steps:
             if layer_part(step) != "attending":
                 continue
-            products, counts = dict[str, PlainProduct](), dict[str, int]()
+            products, counts, norms = dict[str, PlainProduct](), dict[str, int](), dict[str, Step]()
             for part in "qkv":
                 name = step.operands[part]
-                while layer_part(before := self.steps[name]) in ("dividing", "turning"):
+                while layer_part(before := self.steps[name]) in ("dividing", "norming", "turning"):
                     counts.setdefault(part, int(before.attributes.get("heads", 0)))
                     if "heads" in before.attributes:
                         counts[part] = int(before.attributes["heads"])
+                    if layer_part(before) == "norming":
+                        norms[part] = before
                     name = before.operands["x"]
                 products[part] = self.product(name)
             heads, key_heads = counts.get("q") or 1, counts.get("k") or 1
             columns = len(products["q"].weight.numbers) // heads
             factor = float(step.attributes.get("scale", 1.0)) * columns**0.5  # a class divides scores by its root
-            products["q"] = products["q"].scaled(factor)
-            yield step, products, LayerSizes(0, heads, key_heads, columns)
+            if "q" not in norms:
+                products["q"] = products["q"].scaled(factor)
+                factor = 1.0
+            yield AttentionSteps(step, products, LayerSizes(0, heads, key_heads, columns), norms, factor)
 
     def joined(self, attention: Step) -> str:
         """Return the value of all heads side by side."""
@@ -189,9 +262,51 @@ class ProgramReader:
 
     def table(self, step: Step, at: int) -> StoredNumbers:
         """Return a table of an embedding, a row a token."""
-        numbers, number = self.weights(step.operands[f"table{at}"])
         turned = str(at) in str(step.attributes.get("turned", "")).split(",")
-        return StoredNumbers(np.ascontiguousarray(numbers.T if turned else numbers), number)
+        return self.weights(step.operands[f"table{at}"], turned).widened()
+
+
+def turn_numbers(numbers: Floats, turned: bool) -> Floats:
+    """Return a matrix, its transpose if it is turned, row by row in memory."""
+    return np.ascontiguousarray(numbers.T if turned and numbers.ndim == 2 else numbers)
+
+
+def widen_integers(whole: WholeNumbers) -> Floats:
+    """Return whole numbers times their scales (p, n), in float32."""
+    scale = np.repeat(whole.scale, whole.group, 0)
+    return np.ascontiguousarray((whole.whole * scale).T, np.float32)
+
+
+def scaled_blocks(blocks: NDArray[np.void], factor: float) -> NDArray[np.void] | None:
+    """Return blocks whose numbers are multiplied by a factor, exactly; None where scales in float16 cannot do it."""
+    scaled = blocks.copy()
+    for name in {"d", "m"} & {*(blocks.dtype.names or ())}:
+        wanted = blocks[name].astype(np.float64) * factor
+        with np.errstate(over="ignore"):
+            scaled[name] = wanted
+        if not np.array_equal(scaled[name].astype(np.float64), wanted):
+            return None
+    return scaled
+
+
+def filed_numbers(constant: Format, numbers: Floats) -> StoredNumbers:
+    """Return a weight (p, n) with its blocks of a file, or only with its numbers where no whole blocks are a row."""
+    assert constant.filed is not None
+    number = BLOCK_TYPES[constant.filed]
+    if numbers.shape[1] % STORED[number].numbers:
+        return StoredNumbers(
+            numbers, called=f"{constant.name} in rows of {numbers.shape[1]}, which are no whole blocks"
+        )
+    return StoredNumbers(numbers, number, blocks=constant.filed_blocks())
+
+
+def plain_integers(constant: Format) -> WholeNumbers | None:
+    """Return a weight as whole numbers in equal groups, each times its scale; None for one that is stored otherwise:
+    sparse, as factors, or multiplied by turned rows."""
+    parts = constant.integers()
+    if len(parts) != 1 or parts[0].turn is not None or constant.prunes or constant.shape[0] % parts[0].group:
+        return None
+    return parts[0]
 
 
 @dataclass(frozen=True)
@@ -210,7 +325,9 @@ class NormedBehindReader:
         width = model.tensors["embeddings.word_embeddings.weight"].numbers.shape[1]
         self.norm(model, embed, "embeddings.LayerNorm", width)
         stream = embed.output
-        for number, (attention, products, sizes) in enumerate(self.reader.attentions()):
+        for number, (attention, products, sizes, norms, _) in enumerate(self.reader.attentions()):
+            if norms:
+                raise no_place(f"layer {number}", "has norms of heads")
             of = {part: f"{self.names['layer']}.{number}.{name}" for part, name in self.names.items()}
             if {product.x for product in products.values()} != {stream}:
                 raise no_place(f"layer {number}", "attends to other rows than those of the layer before it")
@@ -260,7 +377,8 @@ class GatedReader:
     the products of attention that add a row."""
 
     reader: ProgramReader
-    biased: tuple[str, ...] = ()
+    biased: str = ""
+    normed: bool = False
 
     def read(self, tied: bool) -> PlainModel:
         """Read all layers, the last norm, and the head if there is one."""
@@ -269,8 +387,9 @@ class GatedReader:
         model.tensors["embed_tokens.weight"] = table
         width = table.numbers.shape[1]
         stream: SummedStream = (embed.output,)
-        for number, (attention, products, sizes) in enumerate(self.reader.attentions()):
+        for number, (attention, products, sizes, norms, factor) in enumerate(self.reader.attentions()):
             at = f"layers.{number}"
+            self.head_norms(model, f"{at}.self_attn", norms, sizes.columns, factor)
             [normed] = {product.x for product in products.values()} or {""}
             self.norm(model, f"{at}.input_layernorm", normed, stream, width)
             for part, product in products.items():
@@ -337,6 +456,17 @@ class GatedReader:
             raise no_place(f"{name}.bias", f"is the {min(odd)} of a norm")
         model.tensors[f"{name}.weight"] = self.reader.row(step, "gain", 1.0, width)
 
+    def head_norms(self, model: PlainModel, name: str, norms: Mapping[str, Step], columns: int, factor: float) -> None:
+        """Note the gains of norms of heads, those of queries times the factor of scores. Raises InputError for a norm
+        that the class has not, or lacks, and for one with a shift."""
+        if bool(norms) != self.normed or norms.keys() - {"q", "k"}:
+            raise no_place(name, f"has {', '.join(norms) or 'no'} norms of heads")
+        for part, step in norms.items():
+            if "shift" in step.operands:
+                raise no_place(f"{name}.{part}_norm.bias", "is the shift of a norm")
+            gain = self.reader.row(step, "gain", 1.0, columns)
+            model.tensors[f"{name}.{part}_norm.weight"] = gain.scaled(factor) if part == "q" else gain
+
     def linear(self, model: PlainModel, name: str, product: PlainProduct, biased: bool = False) -> None:
         """Note a product. Raises InputError for a bias that its class has not."""
         model.tensors[f"{name}.weight"] = product.weight
@@ -385,7 +515,7 @@ def check_uniform(layers: list[LayerSizes]) -> LayerSizes:
         for what, first, now in zip(LayerSizes._fields, layers[0], sizes, strict=True):
             if first != now:
                 raise InputError(
-                    f"--hf: layer {number} has {now} {what.replace('_', ' of ')}, layer 0 {first}: a class of "
+                    f"layer {number} has {now} {what.replace('_', ' of ')}, layer 0 {first}: a class of "
                     "transformers has one size for all layers: give --onnx or --torch"
                 )
     return layers[0]

@@ -2,6 +2,7 @@
 tokenizer, modules, pooling and prompts. It is read again and compared with the program before it takes its place."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,16 +12,26 @@ from formats.core.errors import InputError
 from formats.storage.bf16 import nearest
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
-from opmatrix.exports.exported_files import fresh_files
-from opmatrix.exports.plain_class import (
+from opmatrix.exports.checkpoints.compressed import (
+    SAFETENSORS,
+    Scheme,
+    compress,
+    decompress,
+    describe_schemes,
+    part_names,
+)
+from opmatrix.exports.checkpoints.plain_class import (
     CLASSES,
+    INTEGERS,
     LayerSizes,
     PlainModel,
     StoredNumbers,
     check_uniform,
+    naming,
     no_place,
     read_plain,
 )
+from opmatrix.exports.exported_files import fresh_files
 from opmatrix.files.checkpoint import Checkpoint
 from opmatrix.files.directory.declared import KNOWN
 from opmatrix.files.directory.model_files import (
@@ -58,33 +69,55 @@ def export_plain(program: Program, target: str | Path) -> str:
     """Write a program as a directory of its plain class; return what was written, in words. Raises InputError for a
     program that its class cannot hold, named by step, tensor or layer, and for a target that exists or cannot be
     written."""
-    config = program.meta.get("config")
-    if not isinstance(config, Mapping):
-        raise InputError("--hf: the program names no configuration: only one made of a checkpoint has a plain class")
-    family, pooling = str(config.get("model_type")), Pooling.parsed(program.meta.get("pooling"), "meta: pooling")
-    check_written(program, pooling)
-    model = read_plain(program, family, bool(config.get("tie_word_embeddings", family != "llama")))
+    with naming("--hf"):
+        return write_plain(program, Path(target))
+
+
+def write_plain(program: Program, place: Path) -> str:
+    """Write a program as `export_plain`. Raises as it does, without the name of the option."""
+    config = plain_config(program)
+    family, pooling = str(config.get("model_type")), check_written(program)
+    tied = bool(config.get("tie_word_embeddings", family != "llama"))
+    model = read_plain(program, family, tied, [INTEGERS])
     sizes = check_uniform(model.layers)
     settings = describe_config(config, family, model, sizes)
-    with fresh_files(place := Path(target)) as fresh:
-        folder = fresh / place.name
+    tensors = name_tensors(model, family, settings)
+    with fresh_files(place) as fresh:
+        folder, widened = fresh / place.name, fresh / "widened"
         folder.mkdir()
-        write_json(folder / CONFIG, settings)
-        write_weights(folder / WEIGHTS, name_tensors(model, family, settings))
+        schemes = describe_schemes(tensors)
+        write_json(folder / CONFIG, {**settings, "quantization_config": schemes} if schemes else settings)
+        write_weights(folder / WEIGHTS, tensors)
         write_text_files(folder, program, pooling, settings)
-        difference = compare_plain(program, folder)
+        if schemes:
+            widened.mkdir()
+            write_json(widened / CONFIG, settings)
+            write_weights(widened / WEIGHTS, read_widened(folder / WEIGHTS, tensors))
+            write_text_files(widened, program, pooling, settings)
+        difference = compare_plain(program, widened if schemes else folder)
     return describe(place, settings, model, sizes, difference)
 
 
-def check_written(program: Program, pooling: Pooling) -> None:
-    """Raise InputError for a program that scores texts or has parts behind its pooled rows."""
+def plain_config(program: Program) -> Settings:
+    """Return the configuration of the model that a program was made of. Raises InputError if there is none."""
+    config = program.meta.get("config")
+    if not isinstance(config, Mapping):
+        raise InputError("the program names no configuration: only one made of a checkpoint has a plain class")
+    return dict(config)
+
+
+def check_written(program: Program) -> Pooling:
+    """Return the pooling of a program. Raises InputError for one that scores texts or has parts behind its pooled
+    rows."""
+    pooling = Pooling.parsed(program.meta.get("pooling"), "meta: pooling")
     if not program.plain:
-        raise InputError("--hf: the program has inputs, state or several outputs, and its plain class has none")
+        raise InputError("the program has inputs, state or several outputs, and its plain class has none")
     if program.meta.get("scoring"):
-        raise InputError("--hf: the program scores texts, and its head is not written: give --onnx or --torch")
+        raise InputError("the program scores texts, and its head is not written: give --onnx or --torch")
     if pooling.layers or pooling.sparse:
         behind = ", ".join(pooling.layers) or "a head of sparse rows"
-        raise InputError(f"--hf: {behind} behind pooled rows is not written: give --onnx or --torch")
+        raise InputError(f"{behind} behind pooled rows is not written: give --onnx or --torch")
+    return pooling
 
 
 # ---- configuration and weights
@@ -128,9 +161,9 @@ def name_tensors(model: PlainModel, family: str, config: Settings) -> dict[str, 
     """Return the tensors by their names in files: rows before the first position are zeros, as no text has them."""
     name = "embeddings.position_embeddings.weight"
     if name in model.tensors and (first := first_position(config, family)):
-        table, number = model.tensors[name]
+        table = model.tensors[name]
         model.tensors[name] = StoredNumbers(
-            np.concatenate([np.zeros((first, table.shape[1]), np.float32), table]), number
+            np.concatenate([np.zeros((first, table.numbers.shape[1]), np.float32), table.numbers]), table.number
         )
     if not model.head:
         return model.tensors
@@ -138,14 +171,31 @@ def name_tensors(model: PlainModel, family: str, config: Settings) -> dict[str, 
 
 
 def write_weights(file: Path, tensors: Mapping[str, StoredNumbers]) -> None:
-    """Write tensors as transformers reads them, each in the number type that holds it exactly."""
-    stored = {name: narrow_numbers(numbers, number) for name, (numbers, number) in tensors.items()}
+    """Write tensors as transformers reads them, each in the number type that holds it exactly, whole numbers as
+    compressed-tensors has them."""
+    stored = dict[str, tuple[str, np.ndarray]]()
+    for name, tensor in tensors.items():
+        if tensor.whole is None:
+            stored[name] = tensor.number, narrow_numbers(tensor.numbers, tensor.number)
+        else:
+            parts = compress(name, tensor.whole)
+            stored |= {part: (SAFETENSORS[array.dtype.name], array) for part, array in parts.items()}
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, array in stored.items():
+    for name, (number, array) in stored.items():
         begin, end = end, end + array.nbytes
-        entries[name] = {"dtype": tensors[name].number, "shape": array.shape, "data_offsets": (begin, end)}
-    write_entries(file, entries, (array.data for array in stored.values()), ALIGNED)
+        entries[name] = {"dtype": number, "shape": array.shape, "data_offsets": (begin, end)}
+    write_entries(file, entries, (array.data for _, array in stored.values()), ALIGNED)
+
+
+def read_widened(file: Path, tensors: Mapping[str, StoredNumbers]) -> dict[str, StoredNumbers]:
+    """Return tensors as a written file widens them."""
+    from safetensors import safe_open
+
+    whole = {name: tensor.whole for name, tensor in tensors.items() if tensor.whole is not None}
+    with safe_open(file, "np") as written:
+        parts = {part: written.get_tensor(part) for name in whole for part in part_names(name, whole[name])}
+    return {**tensors} | {name: StoredNumbers(decompress(name, parts)) for name in whole}
 
 
 def narrow_numbers(numbers: np.ndarray, number: str) -> np.ndarray:
@@ -238,7 +288,7 @@ def compare_plain(program: Program, place: Path) -> float:
     difference = float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted)) if found.shape == wanted.shape else 1.0
     if not difference <= DIFFERENCE:
         raise InputError(
-            f"--hf: the plain class would be off by {difference:.2g} of the program, above {DIFFERENCE:g}: its steps "
+            f"the plain class would be off by {difference:.2g} of the program, above {DIFFERENCE:g}: its steps "
             "are of a form that is not read: give --onnx or --torch"
         )
     return difference
@@ -254,11 +304,25 @@ def sample(checkpoint: Checkpoint) -> Batch:
 def describe(place: Path, config: Settings, model: PlainModel, sizes: LayerSizes, difference: float) -> str:
     """Return what was written, in words."""
     size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
-    kinds = sorted({TORCH_NUMBERS[tensor.number] for tensor in model.tensors.values()})
+    exact = [tensor for tensor in model.tensors.values() if tensor.whole is None]
+    kinds = sorted({TORCH_NUMBERS[tensor.number] for tensor in exact})
     return "\n".join(
         [
             f"{place}, {size / 1e6:,.1f} MB: {config['architectures'][0]}, numbers in {' and '.join(kinds)}",
             f"{len(model.layers)} layers of {sizes.heads} heads of {sizes.columns} and {sizes.units} hidden units",
+            *describe_whole(model),
             f"off by {difference:.1g} of the program, in float64",
         ]
     )
+
+
+def describe_whole(model: PlainModel) -> list[str]:
+    """Return lines on weights of whole numbers: their schemes, rows that are not rounded, tables that are widened."""
+    schemes = Counter(Scheme.of(tensor.whole) for tensor in model.tensors.values() if tensor.whole is not None)
+    lines = [
+        f"{count} weights {scheme.format}, {scheme.bits} bits, a scale for {scheme.group or 'all'} inputs: "
+        f"rows {'are rounded to bytes by the runtime' if scheme.rounds else 'are not rounded'}"
+        for scheme, count in schemes.items()
+    ]
+    tables = {name: tensor for name, tensor in model.tensors.items() if tensor.called and tensor.whole is None}
+    return lines + [f"{name} in float32: {tensor.called}" for name, tensor in tables.items()]
