@@ -6,6 +6,7 @@ import csv
 import itertools
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
@@ -15,6 +16,7 @@ from lib import command
 from lib.command import Figure, Parser, concluded, folder, positive, readable, say, tabled, takes
 
 import sympy
+from xla_rules import OPEN, PROVED, REFUTED, RULES, SAME, SOURCE, UNSAID, RuleVerdict, judge_rule
 
 from formats.core.errors import InputError
 from formats.disk.files import read_text
@@ -22,6 +24,7 @@ from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import I, product, relu, row, symbol, turn
 from opmatrix.algebra.shapes import Shape, size
 from opmatrix.algebra.term import Operator
+from opmatrix.display.tables import table
 from rewrites.extraction import Extraction, Node, Problem, extract, read_problem, verify
 from rewrites.laws.kinds import left, right
 from rewrites.laws.proving.value_kinds import below, unit
@@ -405,5 +408,51 @@ def measure_peer_laws() -> None:
     )
 
 
+# ---- xla_rules
+
+XLA_COLUMNS = ("place", "rule", "verdict", "by, or missing", "neighbour", "seconds")
+
+
+def measure_xla_rules() -> None:
+    """Prove or refute the rules of XLA's algebraic simplifier, of matrices of any size: `python
+    benchmarks/extraction.py xla_rules --csv OUT`.
+
+    The rules, each with a false neighbour or with what this algebra lacks to say it, stand in
+    tests/support/xla_rules.py. Sides that are one term here are `same term` and count as no proof."""
+    parser = Parser(measure_xla_rules)
+    options = parser.parse_args()
+    takes(60)
+    print(SOURCE)
+    judged, rows = list[RuleVerdict](), list[tuple[str, ...]]()
+    for rule in RULES:
+        start = time.perf_counter()
+        judged.append(verdict := judge_rule(rule))
+        seconds = time.perf_counter() - start
+        rows.append((rule.place, rule.says, verdict.verdict, verdict.by, verdict.near, f"{seconds:.2f}"))
+    print(table(rows, XLA_COLUMNS, left=range(5)))
+    tabled(options.csv, [XLA_COLUMNS, *rows])
+    missing = Counter(one.by for one in judged if one.verdict == UNSAID)
+    print(table([(what, str(count)) for what, count in missing.most_common()], ["missing", "rules"]))
+    concluded(options, rule_figures(judged))
+
+
+def rule_figures(judged: list[RuleVerdict]) -> list[Figure]:
+    """Count the rules by verdict, and false proofs."""
+    counts = Counter(one.verdict for one in judged)
+    near = Counter(one.near for one in judged)
+    said = len(judged) - counts[UNSAID]
+    false = counts[REFUTED] - sum(bool(one.rule.missing) and one.verdict == REFUTED for one in judged)
+    return [
+        Figure("rules listed", len(judged), least=100),
+        Figure(f"proved of {said} that can be said", counts[PROVED], least=40),
+        Figure("one term on both sides", counts[SAME]),
+        Figure("refuted, as a guard is missing", counts[REFUTED] - false),
+        Figure("refuted, and thought true", false, most=0),
+        Figure("open", counts[OPEN]),
+        Figure(f"false neighbours proved, of {said}", near[PROVED], most=0),
+        Figure("false neighbours refuted", near[REFUTED]),
+    ]
+
+
 if __name__ == "__main__":
-    command.run_parts(measure_extraction, measure_peer_laws)
+    command.run_parts(measure_extraction, measure_peer_laws, measure_xla_rules)
