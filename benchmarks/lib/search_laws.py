@@ -36,7 +36,7 @@ ROUNDS = (
 )  # kinds and number of operators; what a law of the search needs
 MOST_OPERATORS = 4  # of a side, that discovery is asked for
 PROOF_NODES, HEADS = 2000, 2
-MISSED = "not reached in these rounds"
+FOLLOWS, MISSED = "follows", "not reached in these rounds"
 COLUMNS = ("law", "operators", "standing", "axioms")
 
 
@@ -86,7 +86,9 @@ def judge_laws(found: Sequence[FoundLaw], laws: Sequence[Law] = EXACT_LAWS) -> I
     for law in laws:
         equations = equations_of(law)
         most = max(count_operators(side) for one in equations for side in (one.left, one.right))
-        standing = name_found(equations, found) or name_standing(law, equations, most, deriver)
+        same, standing = name_found(equations, found), name_standing(law, equations, most, deriver)
+        if same:
+            standing = f"found as {same}{'' if standing == FOLLOWS else ', under a narrower guard'}"
         axioms = name_axioms(law, equations) or name_axioms(law, equations_of(law, HEADS), f", of {HEADS} heads")
         yield SearchLaw(law.name, most, standing, axioms)
 
@@ -94,8 +96,7 @@ def judge_laws(found: Sequence[FoundLaw], laws: Sequence[Law] = EXACT_LAWS) -> I
 def name_found(equations: list[StatedEquation], found: Sequence[FoundLaw]) -> str:
     """Name the found law whose sides a law of the search has, whatever its variables are called; empty if none has."""
     outlines = {outline(one.equation): one.law.name for one in found}
-    name = outlines.get(outline(equations[0])) if len(equations) == 1 else None
-    return f"found as {name}" if name else ""
+    return outlines.get(outline(equations[0]), "") if len(equations) == 1 else ""
 
 
 def outline(equation: StatedEquation) -> frozenset[str]:
@@ -110,7 +111,7 @@ def outline(equation: StatedEquation) -> frozenset[str]:
 def name_standing(law: Law, equations: list[StatedEquation], operators: int, deriver: Consequences) -> str:
     """Say if a law follows from what was found, else why not."""
     if len(equations) == 1 and deriver.laws and not deriver.open_in_graph(equations):
-        return "follows"
+        return FOLLOWS
     if len(equations) > 1:
         return "has several results"
     nodes = [node for one in equations for side in (one.left, one.right) for node in side.walk()]
@@ -131,8 +132,8 @@ def name_axioms(law: Law, equations: list[StatedEquation], more: str = "") -> st
 def prove_by_axioms(law: Law, equation: StatedEquation) -> str:
     """Name the way in which axioms prove one equation of a law."""
     try:
-        sides = (close_term(side, law.variables) for side in (equation.left, equation.right))
-        tried = TriedEquation(*sides, PROOF_NODES)
+        left, right = (close_term(side, law.variables) for side in (equation.left, equation.right))
+        tried = TriedEquation(left, right, PROOF_NODES)
         if tried.by_entries() is not None:
             return "entries"
     except (AttributeError, ShapeError, TypeError):  # kinds that read stored numbers, scans of open patterns

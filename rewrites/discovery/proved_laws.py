@@ -15,8 +15,8 @@ PROOF_NODES = 2000  # nodes of the graph of a proof
 def prove_equation(equation: StatedEquation) -> tuple[str, ...]:
     """Return the chain of a proof: `entries as polynomials`, or the names of the laws of values; empty if none was
     found."""
-    sides = (close_term(side, OPEN_ATTRIBUTES) for side in (equation.left, equation.right))
-    tried = TriedEquation(*sides, PROOF_NODES)
+    left, right = (close_term(side, OPEN_ATTRIBUTES) for side in (equation.left, equation.right))
+    tried = TriedEquation(left, right, PROOF_NODES)
     if tried.by_entries() is not None:
         return (tried.tried[-1].way,)
     proof = tried.by("the laws of values", VALUE_LAWS)

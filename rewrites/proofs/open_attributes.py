@@ -2,7 +2,6 @@
 for every monoid and pattern with these flags."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -26,9 +25,8 @@ def open_monoid(name: str, flags: tuple[str, ...]) -> type[Monoid]:
 
 @cache
 def open_pattern(name: str, flags: tuple[str, ...]) -> Pattern:
-    """Return a pattern with an unknown predicate that has these flags, as far as patterns declare them."""
-    declared = {field.name for field in fields(Pattern)}
-    return Pattern(name, compute_unknown, **{flag: True for flag in flags if flag in declared})
+    """Return a pattern with an unknown predicate. Of flags only those that proofs read are kept."""
+    return Pattern(name, compute_unknown, reflexive="reflexive" in flags, within="within" in flags)
 
 
 def close_term(term: Operator, sorts: Mapping[str, Sort]) -> Operator:
