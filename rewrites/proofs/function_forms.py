@@ -405,7 +405,7 @@ class Functions:
         rest = self.ring.multiply(p, self.power(shared.scaled(Fraction(-1)))) if shared.terms else p
         return outside if rest.number == 1 else self.ring.multiply(outside, self.inverse_of_rest(f, rest))
 
-    def inverse_of_rest(self, f: Any, p: Polynomial) -> Polynomial:
+    def inverse_of_rest(self, f: Operator | str, p: Polynomial) -> Polynomial:
         """Return a power, -1 or -1/2, of a polynomial without a number or powers of e as factors: of a product factor
         by factor, of a square and of a number without its sign by laws."""
         if f is reciprocal and len(p.terms) == 1:

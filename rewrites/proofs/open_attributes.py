@@ -3,7 +3,7 @@ for every monoid and pattern with these flags."""
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import NoReturn
 
 from opmatrix.algebra.monoid import Monoid
 from opmatrix.algebra.positions.patterns import Pattern
@@ -11,7 +11,7 @@ from opmatrix.algebra.term import Operator
 from rewrites.laws.law import Sort, is_variable
 
 
-def compute_unknown(*numbers: Any) -> Any:
+def compute_unknown(*numbers: object) -> NoReturn:
     """Raise TypeError: proofs evaluate nothing."""
     raise TypeError("a monoid or a pattern of which flags alone are known has no numbers")
 
