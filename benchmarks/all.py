@@ -121,6 +121,8 @@ BENCHMARKS = {
         "What do the laws of values prove?",
         "{data}/peer_laws/rules.csv",
     ),
+    "extraction xla_rules": Benchmark("--every 6", 12, "", 60, "Which rules of XLA's simplifier are proved?"),
+    "extraction search_laws": Benchmark("--rounds 3", 20, "", 300, "Which laws of the search are found, and proved?"),
     "terms segments": Benchmark("--rows 512 --rounds 9", 5, "", 15, "What does a step cost that no kernel computes?"),
     "memory planned": Benchmark("", 5, "", 5, "What does a configuration of 70 billion weights take to plan?"),
     "attention last_row": Benchmark(

@@ -6,15 +6,17 @@ import csv
 import itertools
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from lib import command
-from lib.command import Figure, Parser, concluded, folder, positive, readable, say, tabled, takes
+from lib import command, search_laws
+from lib.command import Figure, Parser, concluded, count, folder, positive, readable, say, tabled, takes
 
 import sympy
+from xla_rules import OPEN, PROVED, REFUTED, RULES, SAME, SOURCE, UNSAID, RuleVerdict, judge_rule
 
 from formats.core.errors import InputError
 from formats.disk.files import read_text
@@ -22,6 +24,7 @@ from opmatrix.algebra.nodes import compose
 from opmatrix.algebra.operators import I, product, relu, row, symbol, turn
 from opmatrix.algebra.shapes import Shape, size
 from opmatrix.algebra.term import Operator
+from opmatrix.display.tables import table
 from rewrites.extraction import Extraction, Node, Problem, extract, read_problem, verify
 from rewrites.laws.kinds import left, right
 from rewrites.laws.proving.value_kinds import below, unit
@@ -405,5 +408,87 @@ def measure_peer_laws() -> None:
     )
 
 
+# ---- xla_rules
+
+XLA_COLUMNS = ("place", "rule", "verdict", "by, or missing", "neighbour", "seconds")
+
+
+def measure_xla_rules() -> None:
+    """Prove or refute the rules of XLA's algebraic simplifier, of matrices of any size: `python
+    benchmarks/extraction.py xla_rules --csv OUT`.
+
+    The rules, each with a false neighbour or with what this algebra lacks to say it, stand in
+    tests/support/xla_rules.py. Sides that are one term here are `same term` and count as no proof."""
+    parser = Parser(measure_xla_rules)
+    parser.add_argument("--every", type=count, default=1, metavar="N", help="judge each N-th rule")
+    options = parser.parse_args()
+    takes(60 / options.every)
+    print(SOURCE)
+    judged, rows = list[RuleVerdict](), list[tuple[str, ...]]()
+    for rule in RULES[:: options.every]:
+        start = time.perf_counter()
+        judged.append(verdict := judge_rule(rule))
+        seconds = time.perf_counter() - start
+        rows.append((rule.place, rule.says, verdict.verdict, verdict.by, verdict.near, f"{seconds:.2f}"))
+    print(table(rows, XLA_COLUMNS, left=range(5)))
+    tabled(options.csv, [XLA_COLUMNS, *rows])
+    missing = Counter(one.by for one in judged if one.verdict == UNSAID)
+    print(table([(what, str(rules)) for what, rules in missing.most_common()], ["missing", "rules"]))
+    concluded(options, rule_figures(judged, options.every == 1))
+
+
+def rule_figures(judged: list[RuleVerdict], all_of_them: bool) -> list[Figure]:
+    """Count the rules by verdict, and false proofs. How many there are is judged if they are all."""
+    counts = Counter(one.verdict for one in judged)
+    near = Counter(one.near for one in judged)
+    said = len(judged) - counts[UNSAID]
+    false = counts[REFUTED] - sum(bool(one.rule.missing) and one.verdict == REFUTED for one in judged)
+    return [
+        Figure("rules listed", len(judged), least=100 if all_of_them else None),
+        Figure(f"proved of {said} that can be said", counts[PROVED], least=40 if all_of_them else None),
+        Figure("one term on both sides", counts[SAME]),
+        Figure("refuted, as a guard is missing", counts[REFUTED] - false),
+        Figure("refuted, and thought true", false, most=0),
+        Figure("open", counts[OPEN]),
+        Figure(f"false neighbours proved, of {said}", near[PROVED], most=0),
+        Figure("false neighbours refuted", near[REFUTED]),
+    ]
+
+
+# ---- search_laws
+
+
+def measure_search_laws() -> None:
+    """Set the exact laws of the search beside what discovery finds: `python benchmarks/extraction.py search_laws
+    --csv OUT`.
+
+    Rounds of discovery are run that enumerate what these laws need, of at most 3 operators. A law is found, where a
+    found law has its sides, follows from found laws in one graph, or is out of reach, and why; `axioms` says by what
+    it is proved without any law of the search: its entries, or the laws of values."""
+    parser = Parser(measure_search_laws)
+    parser.add_argument("--rounds", type=count, default=len(search_laws.ROUNDS), metavar="N", help="run the first N")
+    options = parser.parse_args()
+    rounds = search_laws.ROUNDS[: options.rounds]
+    takes(5 + 2 * len(rounds) ** 2)
+    discovery = search_laws.discover(rounds, say)
+    judged = [*search_laws.judge_laws(discovery.laws)]
+    rows = [(one.name, str(one.operators), one.standing, one.axioms) for one in judged]
+    print(table(rows, search_laws.COLUMNS, left=(0, 2, 3)))
+    tabled(options.csv, [search_laws.COLUMNS, *rows])
+    reached = [
+        one for one in judged if one.standing.startswith(("found", "follows")) and "narrower" not in one.standing
+    ]
+    figures = [
+        Figure(f"reached by {len(discovery.laws)} found laws, of {len(judged)}", len(reached)),
+        Figure(
+            "of enumerated kinds, and not reached in these rounds",
+            sum(one.standing == search_laws.MISSED for one in judged),
+        ),
+        Figure("proved by axioms", sum(bool(one.axioms) for one in judged)),
+        Figure("found laws that are proved", sum(bool(one.chain) for one in discovery.laws)),
+    ]
+    concluded(options, figures)
+
+
 if __name__ == "__main__":
-    command.run_parts(measure_extraction, measure_peer_laws)
+    command.run_parts(measure_extraction, measure_peer_laws, measure_xla_rules, measure_search_laws)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.oracles import dense
+from opmatrix.algebra.shapes import ShapeError
 from opmatrix.algebra.term import KINDS, Operator
 from rewrites.discovery.small_terms import FOLLOWS, LETTERS, OPEN_ATTRIBUTES, OVER, PROBED_BY, SmallTerm, variable
 from rewrites.discovery.witnesses import list_monoids
@@ -130,6 +131,14 @@ class Fingerprints:
             self.left_out["are not finite"] += 1
             return b""
         return round_off(result)
+
+    def probe(self, entry: SmallTerm) -> Operator | None:
+        """Return a term as a value; None for an operator that fits no value of the columns that it takes."""
+        try:
+            return probed(entry)
+        except ShapeError:
+            self.left_out["do not fit"] += 1
+            return None
 
     def equal(self, one: Operator, other: Operator) -> bool:
         """True if two values agree in every draw."""

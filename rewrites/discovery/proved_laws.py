@@ -1,21 +1,22 @@
 """Proofs of found laws by axioms alone: the entries of both sides as polynomials, or the laws of values. Laws of the
-search are no axioms, and a found law is never used in its own proof."""
+search are no axioms, and a found law is never used in its own proof. Of a monoid or a pattern that is a variable a
+proof uses the flags alone."""
 
 from rewrites.discovery.small_terms import OPEN_ATTRIBUTES
 from rewrites.discovery.stated_laws import StatedEquation
 from rewrites.laws.law import Law
 from rewrites.laws.proving.values import VALUE_LAWS
 from rewrites.proofs.equations import Prover, TriedEquation
+from rewrites.proofs.open_attributes import close_term
 
 PROOF_NODES = 2000  # nodes of the graph of a proof
 
 
 def prove_equation(equation: StatedEquation) -> tuple[str, ...]:
     """Return the chain of a proof: `entries as polynomials`, or the names of the laws of values; empty if none was
-    found. Proofs know no law of a monoid or a pattern that is a variable."""
-    if any(name in OPEN_ATTRIBUTES for name in equation.names):
-        return ()
-    tried = TriedEquation(equation.left, equation.right, PROOF_NODES)
+    found."""
+    left, right = (close_term(side, OPEN_ATTRIBUTES) for side in (equation.left, equation.right))
+    tried = TriedEquation(left, right, PROOF_NODES)
     if tried.by_entries() is not None:
         return (tried.tried[-1].way,)
     proof = tried.by("the laws of values", VALUE_LAWS)

@@ -120,8 +120,8 @@ class Discovery:
                 counts.cut = entry.term.kind.name
                 return
             counts.terms += 1
-            term = probed(entry)
-            if not (first := self.prints.at(term, 0)):
+            term = self.prints.probe(entry)
+            if term is None or not (first := self.prints.at(term, 0)):
                 continue
             same = classes.setdefault((entry.role, first), [])
             twin = next((one for one in same if self.prints.equal(probed(one), term)), None)

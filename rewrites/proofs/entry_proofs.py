@@ -70,8 +70,9 @@ def opaque(x: EntryValue, term: Operator, heads: int, rows: AxisPieces, cols: Ax
         """Return an atom that depends on all entries that the operator may read."""
         seen = tuple((at, p.key) for at, p in x.at.items() if not by_row or at[1] == i)
         known = ("symbol", term, x.cols, () if by_row else x.rows, seen)
-        at = (*((ROW_INDEX,) if rows[i] != 1 else ()), *((COLUMN_INDEX,) if cols[j] != 1 else ()))
-        head = x.ring.head(*known, h, 0 if by_row else ends(rows)[i], ends(cols)[j])
+        in_rows, in_columns = rows[i] != 1 and not term.by_key, cols[j] != 1 and not term.level
+        at = (*((ROW_INDEX,) if in_rows else ()), *((COLUMN_INDEX,) if in_columns else ()))
+        head = x.ring.head(*known, h, 0 if by_row or term.by_key else ends(rows)[i], 0 if term.level else ends(cols)[j])
         return x.ring.atom(head, at)
 
     return EntryValue.of(x.forms, heads, rows, cols, entry)

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from opmatrix.algebra.nodes import SCALAR_FUNCTIONS, exp, reciprocal
-from opmatrix.algebra.operators import I, relu, rsqrt
+from opmatrix.algebra.nodes import SCALAR_FUNCTIONS, exp, magnitude, reciprocal
+from opmatrix.algebra.operators import I, relu, rsqrt, square
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.term import KINDS, Operator
 from rewrites.laws.law import Law
@@ -403,11 +403,42 @@ class Functions:
         shared = self.shared_powers(p)
         outside = self.power(shared.scaled(Fraction(-1, 2) if half else Fraction(-1))).scaled(number)
         rest = self.ring.multiply(p, self.power(shared.scaled(Fraction(-1)))) if shared.terms else p
-        if rest.number == 1:
-            return outside
-        if f is reciprocal and len(rest.terms) == 1:
-            return self.ring.multiply(outside, self.each_inverse(rest))
-        return self.ring.multiply(outside, self.atom(f, rest))
+        return outside if rest.number == 1 else self.ring.multiply(outside, self.inverse_of_rest(f, rest))
+
+    def inverse_of_rest(self, f: Operator | str, p: Polynomial) -> Polynomial:
+        """Return a power, -1 or -1/2, of a polynomial without a number or powers of e as factors: of a product factor
+        by factor, of a square and of a number without its sign by laws."""
+        if f is reciprocal and len(p.terms) == 1:
+            return self.each_inverse(p)
+        if f is reciprocal and (parts := self.without_sign(p)):
+            number, u = parts
+            return self.by(self.laws.behind[reciprocal, magnitude], u).scaled(1 / number)
+        if f is rsqrt and (root := self.root_of_square(p)):
+            return self.by(self.laws.behind[rsqrt, square], root)
+        return self.atom(f, p)
+
+    def root_of_square(self, p: Polynomial) -> Polynomial | None:
+        """Return u of a polynomial u u with one term; None if it is no square of one."""
+        if len(p.terms) != 1 or p.leading != 1:
+            return None
+        ((monomial, _),) = p.terms.items()
+        counts = {factor: monomial.factors.count(factor) for factor in dict.fromkeys(monomial.factors)}
+        if monomial.bound or any(count % 2 for count in counts.values()):
+            return None
+        halves = [factor for factor, count in counts.items() for _ in range(count // 2)]
+        return self.ring.simple(halves, (), Fraction(1))
+
+    def without_sign(self, p: Polynomial) -> tuple[Fraction, Polynomial] | None:
+        """Return c and u of a polynomial c |u|, which is c (2 relu(u) - u); None if it has another form."""
+        for monomial, number in p.terms.items():
+            factor = self.single(Polynomial({monomial: Fraction(1)}))
+            if factor is None or not self.is_of(factor, relu):
+                continue
+            u = self.argument(factor)
+            rest = Polynomial({other: by for other, by in p.terms.items() if other != monomial})
+            if not self.ring.add(rest, u.scaled(number / 2)).terms:
+                return number / 2, u
+        return None
 
     def each_inverse(self, p: Polynomial) -> Polynomial:
         """Return one over a product, factor by factor; factors with summed indices stay together."""
@@ -439,6 +470,8 @@ class Functions:
         if parts := self.one_and_power(p):
             c, u, v = parts
             return self.ring.add(u, self.by(self.laws.behind_one[LOGARITHM, exp], v), self.of_number(LOGARITHM, c))
+        if root := self.root_of_square(p):
+            return self.by(self.laws.behind[LOGARITHM, square], root)
         scale, shared = abs(p.leading), self.shared_powers(p)
         if not shared.terms and scale == 1:
             return self.atom(LOGARITHM, p)

@@ -62,10 +62,21 @@ class MergedLine:
     # ---- over monoids
 
     def weighed(self, monoid: type[Monoid]) -> Polynomial:
-        """Return a sum of the right side's entries, weighted by functions of the left side."""
+        """Return a sum of the right side's entries, weighted by functions of the left side. Where weights sum to one,
+        what all entries have is added afterwards."""
         weights = self.weights(monoid)
         ring = self.functions.ring
-        return self.summed([ring.multiply(a, b) for a, b in zip(weights, self.right, strict=True)])
+        shared = self.shared(self.right) if monoid.normalised and self.is_never_empty() else Polynomial({})
+        minus = shared.scaled(Fraction(-1))
+        right = [ring.add(p, minus) for p in self.right]
+        return ring.add(shared, self.summed([ring.multiply(a, b) for a, b in zip(weights, right, strict=True)]))
+
+    def is_never_empty(self) -> bool:
+        """True if each row sees an entry, for certain."""
+        if self.absent or self.seen is None:
+            return not self.absent
+        sees = self.functions.single(self.seen)
+        return sees is not None and bool(sees[0].content[1].reflexive)
 
     def weights(self, monoid: type[Monoid]) -> list[Polynomial]:
         """Return the weights of the right side's entries. Raises GaveUp for a monoid that is linear on both sides."""
@@ -105,12 +116,18 @@ class MergedLine:
 
     def unshifted(self, line: list[Polynomial]) -> list[Polynomial]:
         """Return the line without terms that are added to all of it."""
-        shared = {
-            term: -number
-            for term, number in line[0].terms.items()
-            if INNER not in term.free and all(p.terms.get(term) == number for p in line)
-        }
-        return [self.functions.ring.add(p, Polynomial(shared)) for p in line]
+        minus = self.shared(line).scaled(Fraction(-1))
+        return [self.functions.ring.add(p, minus) for p in line]
+
+    def shared(self, line: Sequence[Polynomial]) -> Polynomial:
+        """Return the terms that are added to all of a line."""
+        return Polynomial(
+            {
+                term: number
+                for term, number in line[0].terms.items()
+                if INNER not in term.free and all(p.terms.get(term) == number for p in line)
+            }
+        )
 
     def one_over_size(self) -> Polynomial:
         """Return one over the number of merged entries."""
@@ -151,7 +168,8 @@ class MergedLine:
         """Merge pairs by a monoid without known forms."""
         if monoid.width != 1:
             raise GaveUp(f"a product over {monoid.__name__}, of several columns")
-        return self.atom(("merged", monoid, self.absent), [*self.left, *self.right])
+        left = self.unshifted([*self.left]) if monoid.shift_invariant and not self.absent else self.left
+        return self.atom(("merged", monoid, self.absent), [*left, *self.right])
 
 
 MERGED = {

@@ -23,8 +23,8 @@ class OrderedForms(Functions):
 
     def largest(self, line: Sequence[tuple[LiveSize, Polynomial]]) -> Polynomial:
         """Return the largest of polynomials, each at as many values of the inner index as its size. Terms that all of
-        them have are added afterwards, positive numbers are multiplied afterwards; a maximum of two numbers is a relu.
-        """
+        them have are added afterwards, positive numbers are multiplied afterwards, rising functions applied afterwards;
+        a maximum of two numbers is a relu."""
         line = [part for size, p in line for part in self.flattened(size, p)]
         first = line[0][1]
         shared = {
@@ -41,10 +41,14 @@ class OrderedForms(Functions):
         left = sorted(parts.values(), key=lambda part: (str(part[0]), order_of(part[1])))
         if len(left) == 1 and left[0][0] == 1:
             return self.ring.add(outside, left[0][1])
+        scale = next(abs(p.leading) for _, p in left if p.terms)
+        if rising := self.before_rising([p.scaled(1 / scale) for _, p in left]):
+            f, before = rising
+            largest = self.largest([(size, p) for (size, _), p in zip(left, before, strict=True)])
+            return self.ring.add(outside, self.apply(f, largest).scaled(scale))
         if len(left) == 2 and left[0][0] == left[1][0] == 1:
             (_, a), (_, b) = left
             return self.ring.add(outside, b, self.apply(relu, self.ring.add(a, b.scaled(Fraction(-1)))))
-        scale = next(abs(p.leading) for _, p in left if p.terms)
         parts_of_head = [p.scaled(1 / scale) for _, p in left]
         largest = self.of_lines(("largest", tuple(str(size) for size, _ in left)), parts_of_head, outer(parts_of_head))
         (monomial,) = largest.terms
@@ -126,12 +130,17 @@ class OrderedForms(Functions):
     def before_function(self, line: list[Polynomial]) -> list[Polynomial] | None:
         """Return the arguments of a row whose entries are all one function that keeps order; None for any other
         row."""
+        rising = self.before_rising(line)
+        return rising[1] if rising else None
+
+    def before_rising(self, line: list[Polynomial]) -> tuple[Operator, list[Polynomial]] | None:
+        """Return the function that keeps order, and its arguments, if all entries of a row are that function."""
         factors = [self.single(p) for p in line]
         heads = {factor[0].content[1] if factor and factor[0] in self.inner else None for factor in factors}
         f = heads.pop() if len(heads) == 1 else None
         if not isinstance(f, Operator) or not f.keeps_order:
             return None
-        return [self.argument(factor) for factor in factors if factor]
+        return f, [self.argument(factor) for factor in factors if factor]
 
 
 def outer(line: Sequence[Polynomial]) -> list[int]:

@@ -7,15 +7,15 @@ from typer.testing import CliRunner
 
 from formats.core.errors import InputError
 from opmatrix.algebra import monoids
-from opmatrix.algebra.operators import product, relu, turn
-from opmatrix.algebra.term import PROPERTIES, Operator
+from opmatrix.algebra.operators import I, product, relu, row, turn
+from opmatrix.algebra.term import KINDS, PROPERTIES, Operator
 from rewrites.cli.commands import app
 from rewrites.discovery import rounds
 from rewrites.discovery.derived import Consequences
 from rewrites.discovery.fingerprints import Fingerprints, draw_variables
 from rewrites.discovery.proved_laws import prove_equation
 from rewrites.discovery.rounds import Discovery, RoundCounts
-from rewrites.discovery.small_terms import OPERAND_ROLES, flagged_name, read_kinds, variable
+from rewrites.discovery.small_terms import FOLLOWS, OPERAND_ROLES, SmallTerm, flagged_name, read_kinds, variable
 from rewrites.discovery.stated_laws import StatedEquation, count_operators, judge
 from rewrites.discovery.written import spell_side, write_laws
 from rewrites.laws import EXACT_LAWS
@@ -175,7 +175,8 @@ def test_true_laws_are_not_refused():
 def test_proofs_use_axioms_alone():
     assert prove_equation(equation((x + y) @ U, x @ U + y @ U))
     assert prove_equation(equation(turn(turn(a)), a))
-    assert prove_equation(equation(product(s + t, x, S, P), product(s, x, S, P))) == ()
+    assert prove_equation(equation(product(s + t, x, S, P), product(s, x, S, P)))
+    assert prove_equation(equation(product(s + t, x, M, P), product(s, x, M, P))) == ()
     assert prove_equation(equation((x + y) @ A, x @ A + y @ A)) == ()
 
 
@@ -184,6 +185,14 @@ def test_fingerprints_tell_terms_apart():
     assert prints.equal(x + y, y + x) and prints.equal((x @ A) @ C, x @ (A @ C))
     assert not prints.equal(x + y, x * y) and not prints.equal((x + y) @ A, x @ A + y @ A)
     assert not prints.equal(product(s, x, S, P), product(s, x, N, Q))
+
+
+def test_an_operator_that_fits_no_value_is_left_out():
+    """A sum that takes half as many columns as a constant has."""
+    prints = Fingerprints(draw_variables(0))
+    misfit = SmallTerm(Operator(KINDS["add"], row(I, I), c), FOLLOWS, 2)
+    assert prints.probe(misfit) is None and prints.left_out["do not fit"] == 1
+    assert prints.probe(SmallTerm(I + I, FOLLOWS, 1)) is not None
 
 
 def test_terms_are_counted_where_a_round_is_cut(monkeypatch):

@@ -139,6 +139,42 @@ def reciprocal_twice(x: any_numbers[n]):
     return x @ reciprocal @ reciprocal, x
 
 
+@law(phase=SIMPLIFY, source=DEFINITION)
+def reciprocal_of_magnitude(x: any_numbers[n]):
+    """One over a number has its sign."""
+    return x @ magnitude @ reciprocal, x @ reciprocal @ magnitude
+
+
+@law(phase=SIMPLIFY, source=DEFINITION)
+def rsqrt_of_reciprocal(x: any_numbers[n]):
+    """Roots of one over a number, where there are any, are one over its roots."""
+    return x @ reciprocal @ rsqrt, x @ rsqrt @ reciprocal
+
+
+@law(phase=SIMPLIFY, source=DEFINITION)
+def rsqrt_of_square(x: any_numbers[n]):
+    """The root of a square has no sign."""
+    return x @ square @ rsqrt, x @ reciprocal @ magnitude
+
+
+@law(phase=SIMPLIFY, source="log(u^c) = c log u")
+def log_of_reciprocal(x: any_numbers[n]):
+    """The logarithm of one over a number is that of the number, negated: neither has one for numbers below zero."""
+    return x @ reciprocal @ SCALAR_FUNCTIONS["log"], negated(x @ SCALAR_FUNCTIONS["log"])
+
+
+@law(phase=SIMPLIFY, source="log(u^c) = c log u")
+def log_of_rsqrt(x: any_numbers[n]):
+    """The logarithm of one over a root is half of that of the number, negated."""
+    return x @ rsqrt @ SCALAR_FUNCTIONS["log"], x @ SCALAR_FUNCTIONS["log"] @ (I * -0.5)
+
+
+@law(phase=SIMPLIFY, source="log(u^c) = c log u")
+def log_of_square(x: any_numbers[n]):
+    """The logarithm of a square is twice that of the number without its sign."""
+    return x @ square @ SCALAR_FUNCTIONS["log"], x @ magnitude @ SCALAR_FUNCTIONS["log"] @ (I * 2.0)
+
+
 # ---- functions without negative values
 
 
