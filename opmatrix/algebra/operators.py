@@ -65,6 +65,7 @@ __all__ = [
     "attention",
     "blocks",
     "by_distance",
+    "capped",
     "centre",
     "col",
     "cols",
@@ -81,6 +82,7 @@ __all__ = [
     "gelu_tanh",
     "given",
     "grouped",
+    "grouped_capped",
     "heads",
     "keep_top",
     "layernorm",
@@ -300,6 +302,12 @@ def rotary(positions: LiveSize, columns: LiveSize, base: float = DEFAULT_BASE, r
     return turned
 
 
+def capped(numbers: Operator, cap: float) -> Operator:
+    """Return cap · tanh(x / cap) of the results x of an operator, which then lie within ± cap."""
+    bounded: Operator = (numbers * (1 / cap)) @ tanh * cap
+    return bounded
+
+
 def affine(w: object, b: object) -> Operator:
     """x @ w + b."""
     shifted: Operator = weight(w) + const(b)
@@ -355,4 +363,26 @@ def grouped(
     by_q, by_k = turned or I, keys or turned or I
     q, k, v = x @ Q @ heads(h) @ by_q, x @ K @ heads(g) @ by_k @ repeat(h), x @ V @ heads(g) @ repeat(h)
     mixed: Value = product(q @ k.T * q.cols**-0.5, v, over=softmax, where=where) @ heads(h).T
+    return mixed
+
+
+@operator
+def grouped_capped(
+    x: Value,
+    Q: Operator,
+    K: Operator,
+    V: Operator,
+    h: int,
+    g: int,
+    where: Pattern,
+    cap: float,
+    turned: Operator | None = None,
+    keys: Operator | None = None,
+) -> Value:
+    """`grouped`, with scores cap · tanh(score / cap), which lie within ± cap: Gemma Team 2024, section 2."""
+    pattern_of(where, "grouped_capped")
+    by_q, by_k = turned or I, keys or turned or I
+    q, k, v = x @ Q @ heads(h) @ by_q, x @ K @ heads(g) @ by_k @ repeat(h), x @ V @ heads(g) @ repeat(h)
+    scores = (q @ k.T * (q.cols**-0.5 / cap)) @ tanh * cap
+    mixed: Value = product(scores, v, over=softmax, where=where) @ heads(h).T
     return mixed

@@ -25,6 +25,7 @@ from opmatrix.algebra.operators import (
     reciprocal,
     share,
     symbol,
+    tanh,
     total,
     turn,
     unit_length,
@@ -64,11 +65,18 @@ if TYPE_CHECKING:
 
 
 def score(
-    q: Operator, k: Operator, scale: Operator | None = None, heads: int | None = None, bias: Operator | None = None
+    q: Operator,
+    k: Operator,
+    scale: Operator | None = None,
+    heads: int | None = None,
+    bias: Operator | None = None,
+    cap: Operator | None = None,
 ) -> Operator:
     logits: Operator = product(q, turn(k if heads is None else k @ repeated(heads)))
     if scale is not None:
         logits = logits @ (I * scale)
+    if cap is not None:
+        logits = logits @ tanh @ (I * cap)
     return logits if bias is None else logits + bias
 
 
@@ -84,8 +92,9 @@ def attention(
     scale: Operator | None = None,
     heads: int | None = None,
     bias: Operator | None = None,
+    cap: Operator | None = None,
 ) -> Operator:
-    return weigh(score(q, k, scale, heads, bias), v, where, heads)
+    return weigh(score(q, k, scale, heads, bias, cap), v, where, heads)
 
 
 def relative_score(q: Operator, k: Operator, ahead: Operator | None = None, behind: Operator | None = None) -> Operator:
@@ -288,6 +297,7 @@ class ScoreParts(NamedTuple):
     scaled: bool = False
     grouped: bool = False
     biased: bool = False
+    capped: bool = False
 
     def called(self, name: str) -> str:
         """Return a name with the parts that are present, joined by underscores."""
@@ -297,6 +307,7 @@ class ScoreParts(NamedTuple):
     def variables(self) -> dict[str, Sort]:
         """The variables of scores."""
         near = dict(bias=distances[h]) if self.biased else {}
+        near |= dict(cap=scalar) if self.capped else {}
         return (KEYS if self.grouped else QUERY) | (SCALE if self.scaled else {}) | near
 
     @property
@@ -306,11 +317,12 @@ class ScoreParts(NamedTuple):
 
 
 SCORE_PARTS = [ScoreParts(*reversed(flags)) for flags in product_of((False, True), repeat=3)]
+ATTENTION_PARTS = SCORE_PARTS + [parts._replace(capped=True) for parts in SCORE_PARTS if not parts.biased]
 
 
 def attentions() -> Iterator[Implementation]:
     """Yield the implementations of attention in one pass, and in three."""
-    for parts in SCORE_PARTS:
+    for parts in ATTENTION_PARTS:
         yield Implementation(
             parts.called("attention"),
             "attention",
@@ -416,7 +428,7 @@ def relations() -> Iterator[Implementation]:
         {"rows": lambda at: at.picked("x")},
         True,
     )
-    for parts in SCORE_PARTS:
+    for parts in ATTENTION_PARTS:
         once = dict(bias=replace(distances, facts=(), space="S")[h]) if parts.biased else {}
         name, variables = parts.called("attention"), parts.attended
         yield Implementation(

@@ -213,7 +213,14 @@ def cost_in_session(kernel: Declared, bound: Arguments, out: Any, extents: Exten
     variant, stored = KERNELS[kernel.cached_variant], (bound.k, bound.v)
     rows, (k, v) = "last" if hasattr(bound, "query") else "all", (Cache(x.heads, x.cols, number) for x in stored)
     record = variant.record(
-        q=bound.q, k=k, v=v, scale=1.0, where=SEEN, rows=rows, behind=window_attribute(bound).get("behind", BEYOND)
+        q=bound.q,
+        k=k,
+        v=v,
+        scale=1.0,
+        cap=bound.cap,
+        where=SEEN,
+        rows=rows,
+        behind=window_attribute(bound).get("behind", BEYOND),
     )
     put = [("scale", {"T": extents["T"], "p": row_width(operand)}) for operand in stored]
     return [*variant.cost(record, out, extents), *put]
