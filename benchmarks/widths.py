@@ -301,6 +301,14 @@ FAMILIES = {
         decoders((2304, 8, 4, 9216, 256), (768, 12, 4, 2048, 64)),
         {},
     ),
+    "smollm3": Family(
+        "SmolLM3Config",
+        "SmolLM3Model",
+        ("SmolLM3ForCausalLM", "SmolLM3Model"),
+        DECODER | dict(bos_token_id=1, eos_token_id=2, pad_token_id=0, no_rope_layer_interval=2),
+        decoders((2048, 16, 4, 11008, None), (768, 12, 4, 2048, None)),
+        {},
+    ),
     "granite": Family(
         "GraniteConfig",
         "GraniteModel",

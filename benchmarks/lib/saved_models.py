@@ -195,6 +195,12 @@ SAVED = {
     "gemma2": SavedFamily(
         "Gemma2", "ForCausalLM", DECODER | dict(head_dim=8, sliding_window=6, attn_logit_softcapping=2.0), plain_words
     ),
+    "smollm3": SavedFamily(
+        "SmolLM3",
+        "ForCausalLM",
+        DECODER | dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, no_rope_layer_interval=2),
+        plain_words,
+    ),
     "granite": SavedFamily("Granite", "ForCausalLM", DECODER | dict(pad_token_id=0, logits_scaling=8.0), plain_words),
     "olmo2": SavedFamily("Olmo2", "ForCausalLM", DECODER | dict(pad_token_id=0), plain_words),
     "phi3": SavedFamily("Phi3", "ForCausalLM", DECODER | dict(pad_token_id=0), plain_words),

@@ -17,6 +17,7 @@ from opmatrix.models.decoders.gemma2 import gemma2
 from opmatrix.models.decoders.granite import granite
 from opmatrix.models.decoders.olmo import olmo2
 from opmatrix.models.decoders.phi import phi3
+from opmatrix.models.decoders.smollm import smollm3
 from opmatrix.models.deepseek import deepseek_v3
 from opmatrix.models.encoders.bert import bert, distilbert, roberta, t5
 from opmatrix.models.encoders.deberta import deberta_v2
@@ -70,6 +71,7 @@ FAMILIES: dict[str, Family] = {  # families by the config's model_type
     "granite": granite,
     "olmo2": olmo2,
     "phi3": phi3,
+    "smollm3": smollm3,
     "PanguEmbedded": pangu_embedded,
     "transformer": transformer,
     "mixtral": mixtral,

@@ -55,7 +55,7 @@ SMALL = LLAMA | dict(
     mask="sequence & causal",
     positions="rotary",
 )
-DECODERS = ("llama", "mistral", "qwen2", "qwen3", "PanguEmbedded", "cohere", "granite", "olmo2", "phi3")
+DECODERS = ("llama", "mistral", "qwen2", "qwen3", "PanguEmbedded", "cohere", "granite", "olmo2", "phi3", "smollm3")
 CASES = {
     "bert": BERT,
     "bert, a decoder": BERT | dict(is_decoder=True),

@@ -134,6 +134,12 @@ CASES = {  # name: the class of the config, of the model, what the
     "gemma3": ("Gemma3", "ForCausalLM", GEMMA | dict(sliding_window_pattern=2)),
     "olmo2": ("Olmo2", "ForCausalLM", SHARED | PADDED),
     "olmo2, biases": ("Olmo2", "Model", SHARED | PADDED | dict(attention_bias=True)),
+    "smollm3": ("SmolLM3", "ForCausalLM", SHARED | PADDED | dict(num_hidden_layers=4)),
+    "smollm3, a window": (
+        "SmolLM3",
+        "ForCausalLM",
+        SHARED | PADDED | dict(no_rope_layers=[0, 1], use_sliding_window=True, sliding_window=7, attention_bias=True),
+    ),
     "phi3": ("Phi3", "ForCausalLM", SHARED | PADDED),
     "phi3, a window": ("Phi3", "Model", SHARED | PADDED | dict(sliding_window=7)),
     "phi3, partial": ("Phi3", "Model", SHARED | PADDED | dict(partial_rotary_factor=0.5)),
@@ -194,7 +200,7 @@ def test_what_transformers_saves_is_read_as_it_is(rng, tmp_path, case):
     "case",
     [
         *("gpt2", "llama, tied", "mistral", "qwen3", "mamba", "mamba, 130M's width", "granite", "olmo2", "phi3"),
-        *("cohere", "cohere, query-key norms", "cohere2", "gemma2", "gemma3"),
+        *("cohere", "cohere, query-key norms", "cohere2", "gemma2", "gemma3", "smollm3"),
     ],
 )
 def test_the_exact_program_scores_what_transformers_scores(rng, tmp_path, case):

@@ -34,6 +34,7 @@ LLAMA = dict(hidden_size=48, num_attention_heads=4, num_key_value_heads=2, inter
         widths.WidthsCase("cohere", LLAMA | dict(use_qk_norm=True), 1, "CohereForCausalLM", "bfloat16"),
         widths.WidthsCase("cohere2", LLAMA, 2, "Cohere2ForCausalLM", "float32"),
         widths.WidthsCase("gemma2", LLAMA | dict(head_dim=16), 2, "Gemma2ForCausalLM", "bfloat16"),
+        widths.WidthsCase("smollm3", LLAMA | dict(no_rope_layers=[0, 1]), 2, "SmolLM3ForCausalLM", "bfloat16"),
         widths.WidthsCase("granite", LLAMA | dict(attention_multiplier=0.1), 1, "GraniteForCausalLM", "float32"),
         widths.WidthsCase("olmo2", LLAMA, 2, "Olmo2ForCausalLM", "bfloat16"),
         widths.WidthsCase("phi3", LLAMA | dict(partial_rotary_factor=0.5), 1, "Phi3ForCausalLM", "float32"),

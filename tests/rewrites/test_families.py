@@ -295,6 +295,16 @@ CASES = {  # a family, its config, and the same in numpy
         partial(plain.phi3, frequencies=300.0 ** (-np.arange(0, 4, 2) / 4)),
     ),
     "phi3, a window": ("phi3", LLAMA | dict(sliding_window=3), partial(plain.phi3, windows=[3, 3])),
+    "smollm3": (
+        "smollm3",
+        LLAMA | dict(no_rope_layer_interval=2, attention_bias=True),
+        partial(plain.llama, rotates=[1, 0]),
+    ),
+    "smollm3, a window": (
+        "smollm3",
+        LLAMA | dict(no_rope_layers=[0, 1], use_sliding_window=True, sliding_window=3),
+        partial(plain.llama, rotates=[0, 1], windows=[3, 99]),
+    ),
     "phi3, longrope": (
         "phi3",
         LLAMA | dict(original_max_position_embeddings=20, rope_parameters=LONGROPE),
@@ -328,6 +338,7 @@ VERIFIED = (
     "granite",
     "olmo2",
     "phi3, longrope",
+    "smollm3",
     "bloom",
     "t5",
     "mamba",
@@ -387,7 +398,16 @@ def test_its_programs_are_the_reading(case):
     verified(model(case)[1])
 
 
-SPEAKING = "granite", "olmo2", "phi3, longrope", "cohere, query-key norms", "cohere2", "gemma2", "gemma3"
+SPEAKING = (
+    "granite",
+    "smollm3, a window",
+    "olmo2",
+    "phi3, longrope",
+    "cohere, query-key norms",
+    "cohere2",
+    "gemma2",
+    "gemma3",
+)
 
 
 @pytest.mark.parametrize("case", SPEAKING)
@@ -668,6 +688,9 @@ def test_settings_have_one_name_in_all_families():
             "partial_rotary_factor is 0.5: it must be 1.0 or left out",
         ),
         ("cohere2", COHERE | dict(use_qk_norm=True), "use_qk_norm is true: it must be false or left out"),
+        ("smollm3", LLAMA | dict(no_rope_layers=[1]), "no_rope_layers is .* as long as there are layers, 2"),
+        ("smollm3", LLAMA | dict(no_rope_layers=[1, 2]), "no_rope_layers is .* a list of 1, for layers that rotate"),
+        ("smollm3", LLAMA | dict(layer_types=[SLIDING] * 2), "sliding_window is null: it must be a whole number, as"),
         ("cohere2", COHERE | dict(sliding_window=None), "sliding_window is null: it must be a whole number, as"),
         ("gemma3_text", GEMMA | dict(num_key_value_heads=3), "num_key_value_heads is 3: it must be a divisor of"),
         ("gemma3_text", GEMMA | dict(torch_dtype="int8"), "torch_dtype is 'int8': it must be one of float32"),

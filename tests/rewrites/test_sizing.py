@@ -276,6 +276,7 @@ REAL = [  # families at the widths that people have
     ),
     ("olmo2", SMOL | dict(hidden_size=2048, intermediate_size=8192, num_attention_heads=16, num_key_value_heads=16)),
     ("phi3", SMOL | dict(hidden_size=3072, intermediate_size=8192, num_attention_heads=32, num_key_value_heads=32)),
+    ("smollm3", SMOL | dict(hidden_size=2048, num_attention_heads=16, num_key_value_heads=4, num_hidden_layers=4)),
     ("mamba", dict(vocab_size=50280, hidden_size=768, num_hidden_layers=2)),
     ("PanguEmbedded", SMOL | dict(hidden_size=1536, num_attention_heads=12, num_key_value_heads=12, bias=True)),
     *(

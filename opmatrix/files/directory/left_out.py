@@ -105,6 +105,15 @@ LEFT_OUT: Mapping[str, Mapping[str, object]] = {  # by model_type, keys as files
         max_position_embeddings=4096,
         original_max_position_embeddings=4096,
     ),
+    "smollm3": LLAMA
+    | dict(
+        vocab_size=128256,
+        hidden_size=2048,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        num_hidden_layers=36,
+        max_position_embeddings=32768,
+    ),
     "qwen2_moe": QWEN_MOE
     | dict(
         intermediate_size=5632,
