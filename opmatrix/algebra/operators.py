@@ -63,6 +63,7 @@ __all__ = [
     "affine",
     "at_distances",
     "attention",
+    "attention_capped",
     "blocks",
     "by_distance",
     "capped",
@@ -82,7 +83,6 @@ __all__ = [
     "gelu_tanh",
     "given",
     "grouped",
-    "grouped_capped",
     "heads",
     "keep_top",
     "layernorm",
@@ -367,22 +367,11 @@ def grouped(
 
 
 @operator
-def grouped_capped(
-    x: Value,
-    Q: Operator,
-    K: Operator,
-    V: Operator,
-    h: int,
-    g: int,
-    where: Pattern,
-    cap: float,
-    turned: Operator | None = None,
-    keys: Operator | None = None,
-) -> Value:
-    """`grouped`, with scores cap · tanh(score / cap), which lie within ± cap: Gemma Team 2024, section 2."""
-    pattern_of(where, "grouped_capped")
-    by_q, by_k = turned or I, keys or turned or I
-    q, k, v = x @ Q @ heads(h) @ by_q, x @ K @ heads(g) @ by_k @ repeat(h), x @ V @ heads(g) @ repeat(h)
-    scores = (q @ k.T * (q.cols**-0.5 / cap)) @ tanh * cap
-    mixed: Value = product(scores, v, over=softmax, where=where) @ heads(h).T
+def attention_capped(x: Value, q: Operator, k: Operator, v: Operator, where: Pattern, cap: float) -> Value:
+    """softmax(cap · tanh(score / cap)) v in every head, with scores q kᵀ / √d, which so lie within ± cap: Gemma Team
+    2024, section 2. The operators give queries, keys and values by heads."""
+    pattern_of(where, "attention_capped")
+    queries = x @ q
+    scores = (queries @ (x @ k).T * (queries.cols**-0.5 / cap)) @ tanh * cap
+    mixed: Value = product(scores, x @ v, over=softmax, where=where)
     return mixed

@@ -106,7 +106,7 @@ LAYER_NORM = "attention.layer_norm_epsilon"
 
 
 class DecoderKeys(NamedTuple):
-    """What files of an architecture have besides the common keys: the family; `names`, further keys by names of a
+    """The family of an architecture, and what its files have beside the common keys: `names`, keys by names of a
     config; `required`, those that must be there; `settings` that no key has, as llama.cpp computes them. A model of
     `wide_layers` layers divides scores by the root of hidden_size / heads, others by that of a head's columns."""
 

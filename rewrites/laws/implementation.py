@@ -65,18 +65,11 @@ if TYPE_CHECKING:
 
 
 def score(
-    q: Operator,
-    k: Operator,
-    scale: Operator | None = None,
-    heads: int | None = None,
-    bias: Operator | None = None,
-    cap: Operator | None = None,
+    q: Operator, k: Operator, scale: Operator | None = None, heads: int | None = None, bias: Operator | None = None
 ) -> Operator:
     logits: Operator = product(q, turn(k if heads is None else k @ repeated(heads)))
     if scale is not None:
         logits = logits @ (I * scale)
-    if cap is not None:
-        logits = logits @ tanh @ (I * cap)
     return logits if bias is None else logits + bias
 
 
@@ -92,9 +85,20 @@ def attention(
     scale: Operator | None = None,
     heads: int | None = None,
     bias: Operator | None = None,
-    cap: Operator | None = None,
 ) -> Operator:
-    return weigh(score(q, k, scale, heads, bias, cap), v, where, heads)
+    return weigh(score(q, k, scale, heads, bias), v, where, heads)
+
+
+def capped_attention(
+    q: Operator,
+    k: Operator,
+    v: Operator,
+    where: Pattern,
+    cap: Operator,
+    scale: Operator | None = None,
+    heads: int | None = None,
+) -> Operator:
+    return weigh(score(q, k, scale, heads) @ tanh @ (I * cap), v, where, heads)
 
 
 def relative_score(q: Operator, k: Operator, ahead: Operator | None = None, behind: Operator | None = None) -> Operator:
@@ -311,6 +315,11 @@ class ScoreParts(NamedTuple):
         return (KEYS if self.grouped else QUERY) | (SCALE if self.scaled else {}) | near
 
     @property
+    def body(self) -> Callable[..., Operator]:
+        """The function of the variables of attention."""
+        return capped_attention if self.capped else attention
+
+    @property
     def attended(self) -> dict[str, Sort]:
         """The variables of attention, without its pattern."""
         return self.variables | dict(v=tokens[k, p] if self.grouped else shared[h, p])
@@ -326,7 +335,7 @@ def attentions() -> Iterator[Implementation]:
         yield Implementation(
             parts.called("attention"),
             "attention",
-            attention,
+            parts.body,
             parts.attended | HELD,
             {},
             False,
@@ -434,7 +443,7 @@ def relations() -> Iterator[Implementation]:
         yield Implementation(
             f"{name}_once",
             "attend_once",
-            attention,
+            parts.body,
             variables | dict(q=single_query[h, n], **SEEN) | once,
             {"query": lambda at: at.picked("q")},
         )
@@ -444,7 +453,7 @@ def relations() -> Iterator[Implementation]:
         yield Implementation(
             f"{name}_cached",
             "attention_cached",
-            attention,
+            parts.body,
             of_caches | RECALLED,
             {},
             True,

@@ -7,7 +7,7 @@ from searched import KINDS, structure
 
 import opmatrix as om
 from opmatrix.algebra.batch.batch import Batch
-from opmatrix.algebra.operators import I, capped, grouped_capped, pick, tanh, weight
+from opmatrix.algebra.operators import I, attention_capped, capped, heads, pick, repeat, tanh, weight
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.positions.patterns import causal, sequence, window
 from opmatrix.autodiff.pullback import pullback
@@ -28,7 +28,9 @@ def drawn(*shape, seed=0):
 def attending(where=sequence & causal, shared=2, cap=1.5, seed=0):
     """Embeddings, attention with capped scores, and what is added to."""
     Q, K, V = (weight(drawn(N, columns, seed=seed + s) / 3) for s, columns in enumerate((N, 6 * shared, 6 * shared), 1))
-    return weight(drawn(WORDS, N, seed=seed)) @ (I + grouped_capped(Q, K, V, H, shared, where, cap))
+    k, v = (W @ heads(shared) @ repeat(H) for W in (K, V))
+    mixed = attention_capped(Q @ heads(H), k, v, where, cap) @ heads(H).T
+    return weight(drawn(WORDS, N, seed=seed)) @ (I + mixed)
 
 
 CASES = {

@@ -473,7 +473,7 @@ def run_attention(
     if bias is not None:
         separate(out, bias=bias)
     items = pieces(T, S, heads * (d + e), workers := threads())
-    factors = as_words(*scaled_by(scale, cap, bias))
+    factors = doubles_as_words(*scaled_by(scale, cap, bias))
     with POOL.lock:
         reserved = ROOM.reserve(room if bias is None else strip + strip_bytes(tile, QUERIES), workers)
         fields = (
@@ -506,7 +506,7 @@ def scaled_by(scale: float, cap: float, bias: np.ndarray | None) -> tuple[float,
     return check_scale(scale), check_scale(cap * LOG2_E)
 
 
-def as_words(*numbers: float) -> tuple[int, ...]:
+def doubles_as_words(*numbers: float) -> tuple[int, ...]:
     """Return numbers of float64 as the words of a record."""
     return struct.unpack(f"{len(numbers)}q", struct.pack(f"{len(numbers)}d", *numbers))
 

@@ -14,8 +14,7 @@ import numpy as np
 
 from formats.core.arrays import as_contiguous, places, separate
 from formats.host.threads import threads
-from formats.kernels.attentions.attending import LINE, PIECES, QUERIES, scaled_by
-from formats.kernels.attentions.attending import as_words as number_words
+from formats.kernels.attentions.attending import LINE, PIECES, QUERIES, doubles_as_words, scaled_by
 from formats.kernels.attentions.biased import BY_DISTANCE, strip_bytes, table_of
 from formats.kernels.attentions.chunks import (
     CHUNK,
@@ -358,7 +357,7 @@ def attention_cached(
     if bias is not None:
         separate(out, bias=bias)
     worker_bytes = strip + (0 if bias is None else strip_bytes(KEYS_AT_ONCE, QUERIES)) + QUERIES * step
-    factors = number_words(*scaled_by(scale, cap, bias))
+    factors = doubles_as_words(*scaled_by(scale, cap, bias))
     with POOL.lock:
         reserved = ROOM.reserve(worker_bytes + apart * units * STRANDS * carrier, workers)
         pages = address(slots), address(before), address(batch and batch.starts)

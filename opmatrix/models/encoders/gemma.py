@@ -11,7 +11,7 @@ import numpy as np
 
 from formats.storage.bf16 import nearest, widen_bits
 from opmatrix.algebra.data import Data, Promised
-from opmatrix.algebra.operators import ACTIVATIONS, I, diag, grouped, grouped_capped, rmsnorm, weight
+from opmatrix.algebra.operators import ACTIVATIONS, I, attention_capped, diag, grouped, heads, repeat, rmsnorm, weight
 from opmatrix.algebra.positions.patterns import Pattern, sequence, window
 from opmatrix.algebra.shapes import LiveSize, certain, divides
 from opmatrix.algebra.term import Operator
@@ -140,7 +140,8 @@ def gemma_layers(
         if cap is None:
             mixed = grouped(Q, K, V, h, g, seen[kind], by_q, by_k)
         else:
-            mixed = grouped_capped(Q, K, V, h, g, seen[kind], cap, by_q, by_k)
+            q, k, v = Q @ heads(h) @ by_q, K @ heads(g) @ by_k @ repeat(h), V @ heads(g) @ repeat(h)
+            mixed = attention_capped(q, k, v, seen[kind], cap) @ heads(h).T
         return mixed @ linear(f"{name}.o_proj", d * h, n)
 
     def feeding(name: str) -> Operator:
