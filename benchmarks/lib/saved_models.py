@@ -196,6 +196,17 @@ SAVED = {
     "mixtral": SavedFamily("Mixtral", "ForCausalLM", DECODER | dict(num_local_experts=4), plain_words),
     "qwen2": SavedFamily("Qwen2", "ForCausalLM", DECODER, qwen_words),
     "qwen3": SavedFamily("Qwen3", "ForCausalLM", DECODER | dict(head_dim=8), qwen_words),
+    "cohere": SavedFamily("Cohere", "ForCausalLM", DECODER | dict(use_qk_norm=True), plain_words),
+    "cohere2": SavedFamily("Cohere2", "ForCausalLM", DECODER | dict(sliding_window=5), plain_words),
+    "gemma2": SavedFamily(
+        "Gemma2", "ForCausalLM", DECODER | dict(head_dim=8, sliding_window=6, attn_logit_softcapping=2.0), plain_words
+    ),
+    "smollm3": SavedFamily(
+        "SmolLM3",
+        "ForCausalLM",
+        DECODER | dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, no_rope_layer_interval=2),
+        plain_words,
+    ),
     "granite": SavedFamily("Granite", "ForCausalLM", DECODER | dict(pad_token_id=0, logits_scaling=8.0), plain_words),
     "olmo2": SavedFamily("Olmo2", "ForCausalLM", DECODER | dict(pad_token_id=0), plain_words),
     "phi3": SavedFamily("Phi3", "ForCausalLM", DECODER | dict(pad_token_id=0), plain_words),

@@ -133,6 +133,12 @@ class Data:
         return turned
 
 
+def split_pairs(array: Numeric, heads: int) -> Numeric:
+    """Reorder interleaved rows into two halves within each head."""
+    paired = array.reshape(heads, -1, 2, *array.shape[1:])
+    return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(array.shape)
+
+
 def check_numbers(numbers: object) -> Numeric:
     """Return literal numbers as an array. Raises TypeError for rows of different lengths, ValueError for NaN."""
     try:

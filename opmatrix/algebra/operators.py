@@ -65,8 +65,10 @@ __all__ = [
     "affine",
     "at_distances",
     "attention",
+    "attention_capped",
     "blocks",
     "by_distance",
+    "capped",
     "centre",
     "col",
     "cols",
@@ -304,6 +306,12 @@ def rotary(positions: LiveSize, columns: LiveSize, base: float = DEFAULT_BASE, r
     return turned
 
 
+def capped(numbers: Operator, cap: float) -> Operator:
+    """Return cap · tanh(x / cap) of the results x of an operator, which then lie within ± cap."""
+    bounded: Operator = (numbers * (1 / cap)) @ tanh * cap
+    return bounded
+
+
 def affine(w: object, b: object) -> Operator:
     """x @ w + b."""
     shifted: Operator = weight(w) + const(b)
@@ -359,4 +367,15 @@ def grouped(
     by_q, by_k = turned or I, keys or turned or I
     q, k, v = x @ Q @ heads(h) @ by_q, x @ K @ heads(g) @ by_k @ repeat(h), x @ V @ heads(g) @ repeat(h)
     mixed: Value = product(q @ k.T * q.cols**-0.5, v, over=softmax, where=where) @ heads(h).T
+    return mixed
+
+
+@operator
+def attention_capped(x: Value, q: Operator, k: Operator, v: Operator, where: Pattern, cap: float) -> Value:
+    """softmax(cap · tanh(score / cap)) v in every head, with scores q kᵀ / √d, which so lie within ± cap: Gemma Team
+    2024, section 2. The operators give queries, keys and values by heads."""
+    pattern_of(where, "attention_capped")
+    queries = x @ q
+    scores = (queries @ (x @ k).T * (queries.cols**-0.5 / cap)) @ tanh * cap
+    mixed: Value = product(scores, x @ v, over=softmax, where=where)
     return mixed

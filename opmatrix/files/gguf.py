@@ -93,12 +93,53 @@ FAMILIES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen2moe": "Qwen2MoeForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "command-r": "CohereForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
 }
 ROUTED = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}  # -> the model_type of transformers
 ONE_ROW = "ffn_gate_inp_shexp", "token_types"  # matrices that are stored as vectors where they have one row
 
 
 LAYER_NORM = "attention.layer_norm_epsilon"
+
+
+class DecoderKeys(NamedTuple):
+    """The family of an architecture, and what its files have beside the common keys: `names`, keys by names of a
+    config; `required`, those that must be there; `settings` that no key has, as llama.cpp computes them. A model of
+    `wide_layers` layers divides scores by the root of hidden_size / heads, others by that of a head's columns."""
+
+    family: str
+    names: Mapping[str, str]
+    required: tuple[str, ...] = REQUIRED
+    settings: Mapping[str, object] = MappingProxyType({})
+    wide_layers: int = 0
+
+
+WINDOW, LOGIT_SCALE = "attention.sliding_window", "logit_scale"
+WINDOW_NAMES = {WINDOW: "sliding_window", f"{WINDOW}_pattern": "sliding_window_pattern"}
+CENTRED_NAMES = {LAYER_NORM: "layer_norm_eps", LOGIT_SCALE: LOGIT_SCALE}
+CAPPED_NAMES = {f"{scores}_logit_softcapping": f"{scores}_logit_softcapping" for scores in ("attn", "final")}
+GEMMA_SETTINGS = dict(gains_stored_whole=True, hidden_activation="gelu_pytorch_tanh")
+DECODER_KEYS = {
+    "gemma2": DecoderKeys(
+        "gemma2",
+        CAPPED_NAMES | WINDOW_NAMES,
+        (*REQUIRED, WINDOW),
+        GEMMA_SETTINGS | dict(attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
+        wide_layers=46,
+    ),
+    "gemma3": DecoderKeys(
+        "gemma3_text",
+        CAPPED_NAMES | WINDOW_NAMES | {"rope.freq_base_swa": "rope_local_base_freq"},
+        (*REQUIRED, WINDOW),
+        GEMMA_SETTINGS,
+        wide_layers=62,
+    ),
+    "command-r": DecoderKeys("cohere", CENTRED_NAMES, (LAYER_NORM, LOGIT_SCALE)),
+    "cohere2": DecoderKeys("cohere2", CENTRED_NAMES | WINDOW_NAMES, (LAYER_NORM, LOGIT_SCALE, WINDOW)),
+}  # by general.architecture; files of others have the common keys alone
 SIZE_KEYS = "embedding_length", "feed_forward_length", "block_count", "attention.head_count", "context_length"
 ENCODER_NAMES = {name: CONFIG_NAMES[name] for name in SIZE_KEYS} | {LAYER_NORM: "layer_norm_eps"}
 POOLING, RANK = "pooling_type", 4
@@ -317,6 +358,7 @@ def config(found: Header, file: Path) -> dict[str, object]:
     settings = {CONFIG_NAMES[name]: value for name, value in entries.items() if name in CONFIG_NAMES}
     settings |= scaling_settings(entries) | factor_settings(found)
     settings |= head_settings(entries, settings, kind, file)
+    settings |= decoder_settings(entries, settings, kind)
     routed = kind in ROUTED or expert_entries.get("expert_count", 0) != 0
     if routed:
         settings |= expert_settings(expert_entries, kind)
@@ -324,6 +366,8 @@ def config(found: Header, file: Path) -> dict[str, object]:
     biased = "blk.0.attn_q.bias" in found.tensors
     if family == "qwen2_moe":
         settings["qkv_bias"] = biased
+    if family == "cohere":
+        settings["use_qk_norm"] = "blk.0.attn_q_norm.weight" in found.tensors
     embedding = found.tensors.get("token_embd.weight")
     return settings | dict(
         model_type=family,
@@ -386,11 +430,12 @@ def split_entries(keys: Mapping[str, object], kind: str) -> tuple[dict[str, obje
 
 def check_entries(entries: Mapping[str, object], kind: str, file: Path) -> None:
     """Raise InputError for an entry that is unknown or missing, and for a window in layers that no entry names."""
-    refuse_unknown(entries, {*CONFIG_NAMES, *SCALING, *KNOWN_KEYS}, kind, file)
-    for name in REQUIRED:
+    declared = DECODER_KEYS.get(kind, DecoderKeys(kind, {}))
+    refuse_unknown(entries, {*CONFIG_NAMES, *SCALING, *KNOWN_KEYS, *declared.names}, kind, file)
+    for name in declared.required:
         if name not in entries:
             raise InputError(f"{file}: {kind}.{name} is missing: take another file")
-    if kind != "llama" and "attention.sliding_window" in entries:  # no file says which layers have the window
+    if kind != "llama" and WINDOW in {*entries} - {*declared.names}:  # no file says which layers have the window
         raise InputError(
             f"{file}: {kind}.attention.sliding_window is {entries['attention.sliding_window']!r:.40}: the "
             "model would be computed without it"
@@ -452,6 +497,19 @@ def head_settings(
     return {"head_dim": columns, "partial_rotary_factor": turned_share(turning, columns)}
 
 
+def decoder_settings(entries: Mapping[str, object], settings: Mapping[str, object], kind: str) -> dict[str, object]:
+    """Return the settings that an architecture has besides the common ones; none for most."""
+    if kind not in DECODER_KEYS:
+        return {}
+    declared = DECODER_KEYS[kind]
+    more = dict(declared.settings) | {declared.names[name]: entries[name] for name in declared.names if name in entries}
+    if declared.wide_layers:
+        wide = entries.get("block_count") == declared.wide_layers
+        columns = head_columns({key: value for key, value in settings.items() if key != "head_dim" or not wide})
+        more["query_pre_attn_scalar"] = columns
+    return more
+
+
 def head_columns(settings: Mapping[str, object]) -> object:
     """Return the columns of a head: as a file gives them, else an equal share of the model's; None without either."""
     if columns := settings.get("head_dim"):
@@ -477,6 +535,8 @@ def transformers_names(kind: str, routed: bool, windowed: bool) -> tuple[str, st
     Mistral."""
     if kind in ROUTED:
         return ROUTED[kind], FAMILIES[kind]
+    if kind in DECODER_KEYS:
+        return DECODER_KEYS[kind].family, FAMILIES[kind]
     if kind == "llama" and routed:
         return "mixtral", "MixtralForCausalLM"
     if kind == "llama" and windowed:

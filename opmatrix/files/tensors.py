@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from formats.disk.files import open_regular, parse_json
-from opmatrix.algebra.data import Numeric
+from opmatrix.algebra.data import Numeric, split_pairs
 from opmatrix.files.quantised import STORED, BlockType
 
 if TYPE_CHECKING:
@@ -125,12 +125,6 @@ class Tensor(NamedTuple):
         if len(numbers) != count:
             raise InputError(f"{self.file}: it ends within tensor {self.name!r}: get the file again")
         return numbers
-
-
-def split_pairs(array: Numeric, heads: int) -> Numeric:
-    """Reorder interleaved rows into two halves within each head."""
-    paired = array.reshape(heads, -1, 2, *array.shape[1:])
-    return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(array.shape)
 
 
 def header(file: Path) -> dict[str, Tensor]:

@@ -178,6 +178,8 @@ def attention_of_caches(step: Step, call: Call) -> Step:
     if "bias" in step.operands:
         operands["bias"] = step.operands["bias"]
     attributes = {"scale": step.attributes.get("scale", 1.0)}
+    if cap := step.attributes.get("cap"):
+        attributes["cap"] = cap
     if hasattr(call.bound, "query"):
         attributes["rows"] = "last"
     return Step(call.kernel.cached_variant, operands, attributes | window_attribute(call.bound), step.output)

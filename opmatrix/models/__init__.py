@@ -8,13 +8,16 @@ import numpy as np
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Data, Promised
-from opmatrix.algebra.operators import pick, weight
+from opmatrix.algebra.operators import capped, pick, weight
 from opmatrix.algebra.shapes import LiveSize, as_int, expression
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Family, Settings, TensorNames, one_of, refuse_names, settings
+from opmatrix.models.decoders.cohere import cohere, cohere2
+from opmatrix.models.decoders.gemma2 import gemma2
 from opmatrix.models.decoders.granite import granite
 from opmatrix.models.decoders.olmo import olmo2
 from opmatrix.models.decoders.phi import phi3
+from opmatrix.models.decoders.smollm import smollm3
 from opmatrix.models.deepseek import deepseek_v2, deepseek_v3
 from opmatrix.models.encoders.bert import bert, distilbert, roberta, t5
 from opmatrix.models.encoders.deberta import deberta_v2
@@ -63,9 +66,13 @@ FAMILIES: dict[str, Family] = {  # families by the config's model_type
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "cohere": cohere,
+    "cohere2": cohere2,
+    "gemma2": gemma2,
     "granite": granite,
     "olmo2": olmo2,
     "phi3": phi3,
+    "smollm3": smollm3,
     "PanguEmbedded": pangu_embedded,
     "transformer": transformer,
     "mixtral": mixtral,
@@ -157,7 +164,17 @@ def head(config: Settings, at: ArraySource, stored: bool = False) -> Operator:
     sizes, names = normalise_config(config), layout(config)
     tied = sizes["tie_word_embeddings"] and not stored
     scores: Operator = weight(at(names.table if tied else names.head, sizes["vocab_size"], sizes["hidden_size"]).T)
-    return scores * (1 / sizes[names.divided]) if names.divided else scores
+    return finish_scores(scores, sizes, names)
+
+
+def finish_scores(scores: Operator, sizes: Settings, names: TensorNames) -> Operator:
+    """Return scores of tokens with what a family does to them behind their product."""
+    if names.divided:
+        scores = scores * (1 / sizes[names.divided])
+    if names.multiplied:
+        scores = scores * sizes[names.multiplied]
+    cap = sizes[names.capped] if names.capped else None
+    return scores if cap is None else capped(scores, cap)
 
 
 def answer(config: Settings, at: ArraySource, stored: bool, yes: int, no: int | None) -> Operator:
@@ -167,7 +184,7 @@ def answer(config: Settings, at: ArraySource, stored: bool, yes: int, no: int | 
     tied = sizes["tie_word_embeddings"] and not stored
     table = at(names.table if tied else names.head, sizes["vocab_size"], sizes["hidden_size"])
     columns = table.array[[yes] if no is None else [yes, no]].T
-    scored = pick("last") @ weight(Data(columns, "answer"))
+    scored = pick("last") @ finish_scores(weight(Data(columns, "answer")), sizes, names)
     return scored if no is None else scored @ weight(np.array([[1.0], [-1.0]], np.float32))
 
 

@@ -72,8 +72,9 @@ class TensorNames(NamedTuple):
     files. `copies`: names of weights, each with the name of a copy that goes before it where files hold one.
     `unplaced`: the setting that gives the id of a token that takes no position, which no text may hold. `classifier`:
     the builder of the head that scores texts for a number of labels, if the family has one; `masked`: the head that
-    scores the vocabulary in place of a masked token. `divided`: the setting that scores of the vocabulary are divided
-    by, if there is one."""
+    scores the vocabulary in place of a masked token. Settings of scores of the vocabulary, where there are some:
+    `divided`, by which they are divided, `multiplied`, by which they are multiplied, and `capped`, the bound c of
+    c · tanh(score / c)."""
 
     prefix: str = ""
     spellings: tuple[tuple[str, str], ...] = ()
@@ -90,6 +91,8 @@ class TensorNames(NamedTuple):
     classifier: "Classifier | None" = None
     masked: "VocabularyHead | None" = None
     divided: str = ""
+    multiplied: str = ""
+    capped: str = ""
 
 
 def whole(low: int = 1, high: int = INT32_MAX, default: object = MISSING) -> Key:

@@ -6,7 +6,7 @@ from itertools import accumulate, pairwise
 from operator import matmul
 from typing import NamedTuple
 
-from opmatrix.algebra.operators import ACTIVATIONS, I, affine, cols, diag, grouped, rmsnorm, weight
+from opmatrix.algebra.operators import ACTIVATIONS, I, affine, cols, diag, grouped, heads, layernorm, rmsnorm, weight
 from opmatrix.algebra.positions.patterns import Pattern, causal, sequence, window
 from opmatrix.algebra.shapes import LiveSize, divides, quotient
 from opmatrix.algebra.term import Operator
@@ -81,7 +81,9 @@ class DecoderForm(NamedTuple):
     `normed_whole`: queries and keys are normed across all heads; `packed`: files hold queries, keys and values as one
     matrix, both sides of a gated unit as another. Factors of rows of tokens (`embedding`), of each part before it is
     added (`residual`), and of the scores of attention, None: one over the root of a head's columns. `turns`: the types
-    of its rotation."""
+    of its rotation; `turned`: the layers that rotate, by number, None: all. `parallel`: attention and the unit read one
+    norm, and their sum is added. `centred`: norms are layer norms without a shift. `normed_columns`: queries and keys
+    are normed in every head, with a gain for each column of all heads."""
 
     behind: bool = False
     normed_whole: bool = False
@@ -90,6 +92,10 @@ class DecoderForm(NamedTuple):
     residual: float = 1.0
     scores: float | None = None
     turns: rope.RopeTypes = rope.ROPE_TYPES
+    turned: Callable[[int], bool] | None = None
+    parallel: bool = False
+    centred: bool = False
+    normed_columns: bool = False
 
 
 @declares(PAIRED, **LLAMA_KEYS, attention_bias=flag(False), mlp_bias=flag(False))
@@ -115,9 +121,10 @@ def decoder(
     LLaMA's layers."""
     n = config["hidden_size"]
     act = ACTIVATIONS[config["hidden_act"]]
+    unit_norm = (layernorm if form.centred else rmsnorm)(config["rms_norm_eps"])
     where = where or (lambda l: seen_within(None, config["is_causal"]))
     h, g, d = (1, 1, n) if mixing else grouped_sizes(config)
-    turned = I if mixing else rope.rope(config, d, form.turns)
+    rotation = I if mixing else rope.rope(config, d, form.turns)
 
     def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:
         """Build x @ W, with a bias for the parts that have one; files store W as (outputs, inputs)."""
@@ -125,8 +132,12 @@ def decoder(
         return affine(W, at(f"{name}.bias", p)) if part in biased else weight(W)
 
     def norm(name: str, n: LiveSize) -> Operator:
-        """Build a norm by the root mean square, with a gain."""
-        return rmsnorm(config["rms_norm_eps"]) @ diag(at(f"{name}.weight", n))
+        """Build a norm with a gain."""
+        return unit_norm @ diag(at(f"{name}.weight", n))
+
+    def normed_heads(part: Operator, name: str, count: LiveSize) -> Operator:
+        """Return a product of which each head is normed, and each column has a gain."""
+        return part @ heads(count) @ unit_norm @ heads(count).T @ diag(at(f"{name}.weight", d * count))
 
     def projections(name: str) -> list[Operator]:
         """Build the products of queries, keys and values."""
@@ -139,9 +150,12 @@ def decoder(
     def attending(name: str, l: int) -> Operator:
         """Build grouped attention of layer l, queries and keys turned by position and normed if the family does so."""
         Q, K, V = projections(name)
+        turned = rotation if form.turned is None or form.turned(l) else I
         by_q, by_k = (norm(f"{name}.{part}_norm", d) @ turned if normed else turned for part in "qk")
         if form.normed_whole:
             Q, K = Q @ norm(f"{name}.q_norm", d * h), K @ norm(f"{name}.k_norm", d * g)
+        if form.normed_columns:
+            Q, K = normed_heads(Q, f"{name}.q_norm", h), normed_heads(K, f"{name}.k_norm", g)
         if form.scores is not None:
             by_q = by_q * (form.scores * d**0.5)
         return grouped(Q, K, V, h, g, where(l), by_q, by_k) @ linear(f"{name}.o_proj", d * h, n)
@@ -156,6 +170,9 @@ def decoder(
 
     def layer(l: int) -> Operator:
         """Build layer l: attention, then the unit, each behind a norm and added to its input."""
+        if form.parallel:
+            both = attending(f"layers.{l}.self_attn", l) + (unit or feeding)(l, f"layers.{l}.mlp")
+            return I + norm(f"layers.{l}.input_layernorm", n) @ both
         names = ("post_attention", "post_feedforward") if form.behind else ("input", "post_attention")
         first, second = (norm(f"layers.{l}.{part}_layernorm", n) for part in names)
         name = f"layers.{l}.self_attn"

@@ -28,6 +28,7 @@ from opmatrix.algebra.operators import (
     row,
     share,
     symbol,
+    tanh,
     total,
     turn,
     unit_length,
@@ -89,6 +90,18 @@ def attention(
     bias: Operator | None = None,
 ) -> Operator:
     return weigh(score(q, k, scale, heads, bias), v, where, heads)
+
+
+def capped_attention(
+    q: Operator,
+    k: Operator,
+    v: Operator,
+    where: Pattern,
+    cap: Operator,
+    scale: Operator | None = None,
+    heads: int | None = None,
+) -> Operator:
+    return weigh(score(q, k, scale, heads) @ tanh @ (I * cap), v, where, heads)
 
 
 def relative_score(q: Operator, k: Operator, ahead: Operator | None = None, behind: Operator | None = None) -> Operator:
@@ -297,6 +310,7 @@ class ScoreParts(NamedTuple):
     scaled: bool = False
     grouped: bool = False
     biased: bool = False
+    capped: bool = False
 
     def called(self, name: str) -> str:
         """Return a name with the parts that are present, joined by underscores."""
@@ -306,7 +320,13 @@ class ScoreParts(NamedTuple):
     def variables(self) -> dict[str, Sort]:
         """The variables of scores."""
         near = dict(bias=distances[h]) if self.biased else {}
+        near |= dict(cap=scalar) if self.capped else {}
         return (KEYS if self.grouped else QUERY) | (SCALE if self.scaled else {}) | near
+
+    @property
+    def body(self) -> Callable[..., Operator]:
+        """The function of the variables of attention."""
+        return capped_attention if self.capped else attention
 
     @property
     def attended(self) -> dict[str, Sort]:
@@ -315,15 +335,16 @@ class ScoreParts(NamedTuple):
 
 
 SCORE_PARTS = [ScoreParts(*reversed(flags)) for flags in product_of((False, True), repeat=3)]
+ATTENTION_PARTS = SCORE_PARTS + [parts._replace(capped=True) for parts in SCORE_PARTS if not parts.biased]
 
 
 def attentions() -> Iterator[Implementation]:
     """Yield the implementations of attention in one pass, and in three."""
-    for parts in SCORE_PARTS:
+    for parts in ATTENTION_PARTS:
         yield Implementation(
             parts.called("attention"),
             "attention",
-            attention,
+            parts.body,
             parts.attended | HELD,
             {},
             False,
@@ -425,13 +446,13 @@ def relations() -> Iterator[Implementation]:
         {"rows": lambda at: at.picked("x")},
         True,
     )
-    for parts in SCORE_PARTS:
+    for parts in ATTENTION_PARTS:
         once = dict(bias=replace(distances, facts=(), space="S")[h]) if parts.biased else {}
         name, variables = parts.called("attention"), parts.attended
         yield Implementation(
             f"{name}_once",
             "attend_once",
-            attention,
+            parts.body,
             variables | dict(q=single_query[h, n], **SEEN) | once,
             {"query": lambda at: at.picked("q")},
         )
@@ -441,7 +462,7 @@ def relations() -> Iterator[Implementation]:
         yield Implementation(
             f"{name}_cached",
             "attention_cached",
-            attention,
+            parts.body,
             of_caches | RECALLED,
             {},
             True,

@@ -218,7 +218,14 @@ def cost_in_session(kernel: Declared, bound: Arguments, out: Any, extents: Exten
     k, *others = (Cache(x.heads, x.cols, number) for x in stored)
     v = others[0] if others else k
     record = variant.record(
-        q=bound.q, k=k, v=v, scale=1.0, where=SEEN, rows=rows, behind=window_attribute(bound).get("behind", BEYOND)
+        q=bound.q,
+        k=k,
+        v=v,
+        scale=1.0,
+        cap=bound.cap,
+        where=SEEN,
+        rows=rows,
+        behind=window_attribute(bound).get("behind", BEYOND),
     )
     put = [("scale", {"T": extents["T"], "p": row_width(operand)}) for operand in stored]
     return [*variant.cost(record, out, extents), *put]

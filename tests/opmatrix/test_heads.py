@@ -66,9 +66,13 @@ HARMLESS = {
     "mistral": {"MistralModel": []},
     "qwen2": {"Qwen2Model": []},
     "qwen3": {"Qwen3Model": []},
+    "cohere": {"CohereModel": []},
+    "cohere2": {"Cohere2Model": []},
+    "gemma2": {"Gemma2Model": []},
     "granite": {"GraniteModel": []},
     "olmo2": {"Olmo2Model": []},
     "phi3": {"Phi3Model": []},
+    "smollm3": {"SmolLM3Model": []},
     "bloom": {"BloomModel": []},
     "mamba": {"MambaModel": []},
     "mamba2": {"Mamba2Model": []},
@@ -103,9 +107,13 @@ STEMS = {
     "mistral": "Mistral",
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
+    "cohere": "Cohere",
+    "cohere2": "Cohere2",
+    "gemma2": "Gemma2",
     "granite": "Granite",
     "olmo2": "Olmo2",
     "phi3": "Phi3",
+    "smollm3": "SmolLM3",
     "bloom": "Bloom",
     "mamba": "Mamba",
     "mamba2": "Mamba2",
@@ -224,7 +232,10 @@ def test_a_head_that_files_hold_goes_before_a_flag_that_ties_it(tmp_path, family
             checkpoint.operator()
         return
     rows = dense(build(checkpoint.config, checkpoint.at), BATCH)
-    scores = rows @ wanted.T / checkpoint.said.get("logits_scaling", 1)
+    said = checkpoint.said
+    scores = rows @ wanted.T / said.get("logits_scaling", 1) * said.get("logit_scale", 1)
+    if cap := said.get("final_logit_softcapping"):
+        scores = cap * np.tanh(scores / cap)
     np.testing.assert_allclose(dense(checkpoint.operator(), BATCH), scores, rtol=1e-5, atol=1e-5)
 
 

@@ -55,7 +55,7 @@ SMALL = LLAMA | dict(
     mask="sequence & causal",
     positions="rotary",
 )
-DECODERS = ("llama", "mistral", "qwen2", "qwen3", "PanguEmbedded", "granite", "olmo2", "phi3")
+DECODERS = ("llama", "mistral", "qwen2", "qwen3", "PanguEmbedded", "cohere", "granite", "olmo2", "phi3", "smollm3")
 CASES = {
     "bert": BERT,
     "bert, a decoder": BERT | dict(is_decoder=True),
@@ -73,6 +73,9 @@ CASES = {
     "gte, published": BERT
     | dict(model_type="new", type_vocab_size=0, rope_scaling=dict(type="ntk", factor=4.0), rope_theta=7.0),
     "gemma3": LLAMA | dict(model_type="gemma3_text", head_dim="d", sliding_window=5),
+    "gemma2": LLAMA | dict(model_type="gemma2", head_dim="d", sliding_window=5, attn_logit_softcapping=50.0),
+    "cohere2": LLAMA | dict(model_type="cohere2", sliding_window=5),
+    "cohere, query-key norms": LLAMA | dict(model_type="cohere", use_qk_norm=True, attention_bias=True),
     "distilbert": dict(
         model_type="distilbert",
         vocab_size="v",

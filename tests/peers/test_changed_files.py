@@ -66,6 +66,16 @@ NAMED = {  # a kind each; what else there is, the benchmark tries
         Change(MODEL, ("rope_parameters",), DROPPED),
         Change(MODEL, ("norm_eps",), DROPPED),
     ],
+    "gemma2": [
+        Change(MODEL, ("attn_logit_softcapping",), DROPPED),
+        Change(MODEL, ("attn_logit_softcapping",), None),
+        Change(MODEL, ("final_logit_softcapping",), DROPPED),
+        Change(MODEL, ("layer_types",), DROPPED),
+        Change(MODEL, ("use_bidirectional_attention",), True),
+    ],
+    "cohere": [Change(MODEL, ("logit_scale",), DROPPED), Change(MODEL, ("use_qk_norm",), DROPPED)],
+    "cohere2": [Change(MODEL, ("layer_types",), DROPPED), Change(MODEL, ("sliding_window",), DROPPED)],
+    "smollm3": [Change(MODEL, ("no_rope_layers",), DROPPED), Change(MODEL, ("rope_parameters",), DROPPED)],
     "gemma3_text": [
         Change(MODEL, ("sliding_window",), 5),
         Change(MODEL, ("use_bidirectional_attention",), False),

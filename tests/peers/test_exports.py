@@ -50,6 +50,9 @@ FAMILIES = [
     "llama",
     "mistral",
     "qwen3",
+    "cohere2",
+    "gemma2",
+    "smollm3",
 ]
 SEEDS = range(0, 30, 3)
 PROGRAMS = {
@@ -107,7 +110,7 @@ def sentences(rng, words, longest, count):
 def test_models_of_every_family_are_exported(case):
     """Encoders' rows, pooled by their mean; language models' scores of what comes next."""
     config, operator, at, _ = model(case)
-    speaks = config["model_type"] in ("gpt2", "bloom", "llama", "mistral", "qwen3")
+    speaks = config["model_type"] in ("gpt2", "bloom", "llama", "mistral", "qwen3", "cohere2", "gemma2", "smollm3")
     behind = (
         head(config, at) if speaks else om.formula(lambda x: om.product(om.given("members"), x, over=om.monoids.mean))
     )

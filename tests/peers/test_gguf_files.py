@@ -137,6 +137,92 @@ def test_scores_are_those_of_transformers(rng, tmp_path, family, number, tied, m
     assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max()
 
 
+SIZES = dict(
+    vocab_size=64,
+    hidden_size=128,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    bos_token_id=None,
+    eos_token_id=None,
+    pad_token_id=0,
+)
+GEMMA = dict(head_dim=64, query_pre_attn_scalar=64, sliding_window=7)
+SAID = {
+    "embedding_length": 128,
+    "feed_forward_length": 96,
+    "block_count": 2,
+    "context_length": 64,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+}
+LEAST, CENTRED = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+HEAD = {"attention.key_length": 64, "attention.value_length": 64}
+WINDOW = {"attention.sliding_window": 7}
+DECODERS = {  # architecture: its class, the config, the keys of its file
+    "gemma2": (
+        "Gemma2",
+        GEMMA | dict(attn_logit_softcapping=2.0, final_logit_softcapping=3.0),
+        HEAD | WINDOW | {LEAST: 1e-6, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
+    "gemma2, as llama.cpp has it where keys are left out": ("Gemma2", GEMMA, HEAD | WINDOW | {LEAST: 1e-6}),
+    "gemma3": (
+        "Gemma3",
+        GEMMA | dict(num_hidden_layers=7),
+        HEAD | WINDOW | {LEAST: 1e-6, "block_count": 7, "rope.freq_base": 1e6},
+    ),
+    "command-r": ("Cohere", dict(logit_scale=0.5), {CENTRED: 1e-5, "logit_scale": 0.5, "rope.freq_base": 5e5}),
+    "command-r, query-key norms": (
+        "Cohere",
+        dict(logit_scale=0.5, use_qk_norm=True),
+        {CENTRED: 1e-5, "logit_scale": 0.5, "rope.freq_base": 5e5},
+    ),
+    "cohere2": (
+        "Cohere2",
+        dict(sliding_window=7, logit_scale=0.5, num_hidden_layers=5),
+        WINDOW | {CENTRED: 1e-5, "logit_scale": 0.5, "rope.freq_base": 1e4, "block_count": 5},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DECODERS)
+def test_decoders_score_as_transformers(rng, tmp_path, case):
+    """Matrices in Q8_0; norms of Gemma are stored plus one, as llama.cpp's converter writes them."""
+    arch = case.partition(",")[0]
+    family, config, said = DECODERS[case]
+    text = "Text" if family == "Gemma3" else ""
+    config = getattr(transformers, f"{family}{text}Config")(**SIZES | config)
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    writer, kind = gguf.GGUFWriter(tmp_path / "it.gguf", arch), gguf.GGMLQuantizationType.Q8_0
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper().replace("-", "_")], config.num_hidden_layers)
+    for key, number in (SAID | said).items():
+        getattr(writer, "add_uint32" if isinstance(number, int) else "add_float32")(f"{arch}.{key}", number)
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            norm = "norm" in name
+            gain = norm and not arch.startswith("gemma")
+            scale = 0.3 if norm else 3 * each.shape[-1] ** -0.5
+            each.copy_(gain + scale * torch.randn_like(each))
+            array = each.numpy().copy()
+            if norm:
+                writer.add_tensor(names.get_name(name, (".weight",)), array + (not gain))
+                continue
+            packed = gguf.quants.quantize(array, kind)
+            each.copy_(torch.from_numpy(gguf.quants.dequantize(packed, kind)))
+            writer.add_tensor(names.get_name(name, (".weight",)), packed, raw_dtype=kind)
+    for write in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):
+        getattr(writer, write)()
+    tokens = rng.integers(0, 64, 60)
+    with torch.no_grad():
+        wanted = model(torch.from_numpy(tokens)[None]).logits[0].numpy()
+    found = dense(open_model(tmp_path / "it.gguf").operator(), Batch([tokens]))
+    assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max()
+
+
 @pytest.mark.parametrize("number", ["Q4_K", "Q6_K"])
 def test_a_program_in_blocks_scores_as_transformers(rng, tmp_path, number):
     """Of the exact search that keeps blocks, by products of blocks and rows of a table in them."""

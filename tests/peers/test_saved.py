@@ -43,6 +43,8 @@ def turning(kind, **more):
 
 
 PADDED = dict(pad_token_id=0)
+FULL, SLIDING = "full_attention", "sliding_attention"
+WINDOWED = dict(sliding_window=7, sliding_window_pattern=2, num_hidden_layers=3)
 MULTIPLIERS = dict(embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.1, logits_scaling=8.0)
 LONGROPE = dict(
     original_max_position_embeddings=60,
@@ -54,6 +56,9 @@ LONGROPE = dict(
         original_max_position_embeddings=60,
     ),
 )
+GEMMA = SHARED | dict(head_dim=16, query_pre_attn_scalar=20, sliding_window=7)
+CAPPED = dict(attn_logit_softcapping=1.5, final_logit_softcapping=3.0)
+TEXT = {"Gemma3": "Text"}  # families of which a text model's config has another name
 CASES = {  # name: the class of the config, of the model, what the
     # config says
     "bert": ("Bert", "ForMaskedLM", SIZES),
@@ -132,8 +137,27 @@ CASES = {  # name: the class of the config, of the model, what the
     "qwen3": ("Qwen3", "ForCausalLM", SHARED | dict(head_dim=16)),
     "granite": ("Granite", "ForCausalLM", SHARED | PADDED | MULTIPLIERS),
     "granite, biases": ("Granite", "Model", SHARED | PADDED | dict(attention_bias=True, mlp_bias=True)),
+    "cohere": ("Cohere", "ForCausalLM", SHARED | dict(logit_scale=0.25)),
+    "cohere, query-key norms": ("Cohere", "ForCausalLM", SHARED | dict(use_qk_norm=True, attention_bias=True)),
+    "cohere, a head of its own": ("Cohere", "ForCausalLM", SHARED | dict(tie_word_embeddings=False)),
+    "cohere2": ("Cohere2", "ForCausalLM", SHARED | WINDOWED),
+    "cohere2, kinds listed": ("Cohere2", "ForCausalLM", SHARED | dict(sliding_window=7, layer_types=[FULL, SLIDING])),
+    "gemma2": ("Gemma2", "ForCausalLM", GEMMA | CAPPED),
+    "gemma2, uncapped": (
+        "Gemma2",
+        "ForCausalLM",
+        GEMMA | dict(attn_logit_softcapping=None, final_logit_softcapping=None, attention_bias=True),
+    ),
+    "gemma2, other kinds": ("Gemma2", "Model", GEMMA | CAPPED | dict(layer_types=[FULL, SLIDING], head_dim=12)),
+    "gemma3": ("Gemma3", "ForCausalLM", GEMMA | dict(sliding_window_pattern=2)),
     "olmo2": ("Olmo2", "ForCausalLM", SHARED | PADDED),
     "olmo2, biases": ("Olmo2", "Model", SHARED | PADDED | dict(attention_bias=True)),
+    "smollm3": ("SmolLM3", "ForCausalLM", SHARED | PADDED | dict(num_hidden_layers=4)),
+    "smollm3, a window": (
+        "SmolLM3",
+        "ForCausalLM",
+        SHARED | PADDED | dict(no_rope_layers=[0, 1], use_sliding_window=True, sliding_window=7, attention_bias=True),
+    ),
     "phi3": ("Phi3", "ForCausalLM", SHARED | PADDED),
     "phi3, a window": ("Phi3", "Model", SHARED | PADDED | dict(sliding_window=7)),
     "phi3, partial": ("Phi3", "Model", SHARED | PADDED | dict(partial_rotary_factor=0.5)),
@@ -146,7 +170,7 @@ def written(directory, case, changed=None):
     zero; saved in several shards."""
     family, kind, said = CASES[case]
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(**said | (changed or {}))
+    config = getattr(transformers, f"{family}{TEXT.get(family, '')}Config")(**said | (changed or {}))
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{family}{kind}")(config).eval()
     with torch.no_grad():
@@ -154,7 +178,7 @@ def written(directory, case, changed=None):
             last = name.split(".")[-2].lower()
             if name.endswith(".A_log"):
                 each.add_(0.3 * torch.randn_like(each))  # rates near those that training starts from
-            elif each.ndim == 1:
+            elif each.ndim == 1 or "norm" in last:
                 each.copy_(name.endswith("weight") + 0.3 * torch.randn_like(each))
             else:
                 each.copy_(
@@ -191,9 +215,19 @@ def test_what_transformers_saves_is_read_as_it_is(rng, tmp_path, case):
 
 
 SCORED = ["gpt2", "llama, tied", "mistral", "qwen3", "mamba", "mamba, 130M's width", "granite", "olmo2", "phi3"]
+LATER = [
+    "cohere",
+    "cohere, query-key norms",
+    "cohere2",
+    "gemma2",
+    "gemma3",
+    "smollm3",
+    "mamba2",
+    "mamba2, 130M's width",
+]
 
 
-@pytest.mark.parametrize("case", [*SCORED, "mamba2", "mamba2, 130M's width"])
+@pytest.mark.parametrize("case", [*SCORED, *LATER])
 def test_the_exact_program_scores_what_transformers_scores(rng, tmp_path, case):
     model = written(tmp_path, case)
     batch = Batch([rng.integers(2, WORDS, length) for length in LENGTHS])

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import plain
+import plain_decoders
 import plain_encoders
 import pytest
 from searched import KINDS, structure
@@ -114,6 +115,17 @@ GEMMA = LLAMA | dict(
     sliding_window=3,
     sliding_window_pattern=2,
     rope_local_base_freq=10.0,
+)
+COHERE = {"layer_norm_eps" if key == "rms_norm_eps" else key: value for key, value in LLAMA.items()} | dict(
+    logit_scale=0.25
+)
+GEMMA2 = LLAMA | dict(
+    num_hidden_layers=3,
+    head_dim=8,
+    query_pre_attn_scalar=6,
+    sliding_window=3,
+    attn_logit_softcapping=1.5,
+    final_logit_softcapping=30.0,
 )
 FULL, SLIDING = "full_attention", "sliding_attention"
 TURNS = 300.0 ** (-np.arange(0, 6, 2) / 6)  # of heads of 6 columns
@@ -285,6 +297,14 @@ CASES = {  # a family, its config, and the same in numpy
     ),
     "qwen3": ("qwen3", LLAMA | dict(head_dim=8), plain.llama),
     "openpangu": ("PanguEmbedded", LLAMA | dict(bias=True), plain.llama),
+    "cohere": ("cohere", COHERE, plain_decoders.cohere),
+    "cohere, query-key norms": ("cohere", COHERE | dict(use_qk_norm=True, attention_bias=True), plain_decoders.cohere),
+    "cohere2": (
+        "cohere2",
+        COHERE | dict(sliding_window=3, sliding_window_pattern=2),
+        partial(plain_decoders.cohere, windows=[3, None]),
+    ),
+    "gemma2": ("gemma2", GEMMA2, partial(plain_decoders.gemma2, windows=[3, None, 3])),
     "granite": ("granite", LLAMA | MULTIPLIERS | dict(attention_bias=True), plain.llama),
     "olmo2": ("olmo2", LLAMA, plain.olmo2),
     "olmo2, heads of their own width": ("olmo2", LLAMA | dict(head_dim=8, attention_bias=True), plain.olmo2),
@@ -294,6 +314,16 @@ CASES = {  # a family, its config, and the same in numpy
         partial(plain.phi3, frequencies=300.0 ** (-np.arange(0, 4, 2) / 4)),
     ),
     "phi3, a window": ("phi3", LLAMA | dict(sliding_window=3), partial(plain.phi3, windows=[3, 3])),
+    "smollm3": (
+        "smollm3",
+        LLAMA | dict(no_rope_layer_interval=2, attention_bias=True),
+        partial(plain.llama, rotates=[1, 0]),
+    ),
+    "smollm3, a window": (
+        "smollm3",
+        LLAMA | dict(no_rope_layers=[0, 1], use_sliding_window=True, sliding_window=3),
+        partial(plain.llama, rotates=[0, 1], windows=[3, 99]),
+    ),
     "phi3, longrope": (
         "phi3",
         LLAMA | dict(original_max_position_embeddings=20, rope_parameters=LONGROPE),
@@ -321,9 +351,13 @@ VERIFIED = (
     "qwen2",
     "qwen3",
     "openpangu",
+    "cohere, query-key norms",
+    "cohere2",
+    "gemma2",
     "granite",
     "olmo2",
     "phi3, longrope",
+    "smollm3",
     "bloom",
     "t5",
     "mamba",
@@ -384,9 +418,21 @@ def test_its_programs_are_the_reading(case):
     verified(model(case)[1])
 
 
-@pytest.mark.parametrize("case", ["granite", "olmo2", "phi3, longrope"])
+SPEAKING = (
+    "granite",
+    "smollm3, a window",
+    "olmo2",
+    "phi3, longrope",
+    "cohere, query-key norms",
+    "cohere2",
+    "gemma2",
+    "gemma3",
+)
+
+
+@pytest.mark.parametrize("case", SPEAKING)
 def test_a_session_generates_what_all_rows_anew_score(case):
-    """Greedy tokens over caches are those of the whole text by its terms; Granite's scores are divided, too."""
+    """Greedy tokens over caches are those of the whole text by its terms; with factors and caps of scores, too."""
     config, operator, at, _ = model(case)
     speaks = operator @ pick("last") @ head(config, at)
     program, _ = structure(speaks, (), batch=RAGGED).program({"config": config, "pooling": LAST.described()})
@@ -398,7 +444,7 @@ def test_a_session_generates_what_all_rows_anew_score(case):
 
 
 @pytest.mark.deep(every=5)
-@pytest.mark.parametrize("case", ["gpt2", "pangu-alpha", "llama", "mistral", "bloom", "granite", "olmo2"])
+@pytest.mark.parametrize("case", ["gpt2", "pangu-alpha", "llama", "mistral", "bloom", "granite", "olmo2", "gemma2"])
 def test_programs_of_the_last_row_score_what_comes_next(case):
     """Queries that are rotated are so before the last is picked; all rows behind the last attention are those of
     texts."""
@@ -659,7 +705,20 @@ def test_settings_have_one_name_in_all_families():
         ("new", BERT | dict(position_embedding_type="absolute"), "position_embedding_type is 'absolute'"),
         ("new", BERT | dict(logn_attention_scale=True), "logn_attention_scale is true: it must be false or left out"),
         ("gemma3_text", GEMMA | dict(sliding_window=None), "sliding_window is null: it must be a whole number, as"),
-        ("gemma3_text", GEMMA | dict(final_logit_softcapping=30.0), "final_logit_softcapping is 30.0: it must be null"),
+        ("gemma3_text", GEMMA | dict(attn_logit_softcapping=30.0), "attn_logit_softcapping is 30.0: it must be null"),
+        ("gemma2", GEMMA2 | dict(attn_logit_softcapping=0), "attn_logit_softcapping is 0: it must be a number from"),
+        ("gemma2", GEMMA2 | dict(use_bidirectional_attention=True), "use_bidirectional_attention is true: it must be"),
+        ("cohere", COHERE | dict(logit_scale=0), "logit_scale is 0: it must be a number from"),
+        (
+            "cohere",
+            COHERE | dict(partial_rotary_factor=0.5),
+            "partial_rotary_factor is 0.5: it must be 1.0 or left out",
+        ),
+        ("cohere2", COHERE | dict(use_qk_norm=True), "use_qk_norm is true: it must be false or left out"),
+        ("smollm3", LLAMA | dict(no_rope_layers=[1]), "no_rope_layers is .* as long as there are layers, 2"),
+        ("smollm3", LLAMA | dict(no_rope_layers=[1, 2]), "no_rope_layers is .* a list of 1, for layers that rotate"),
+        ("smollm3", LLAMA | dict(layer_types=[SLIDING] * 2), "sliding_window is null: it must be a whole number, as"),
+        ("cohere2", COHERE | dict(sliding_window=None), "sliding_window is null: it must be a whole number, as"),
         ("gemma3_text", GEMMA | dict(num_key_value_heads=3), "num_key_value_heads is 3: it must be a divisor of"),
         ("gemma3_text", GEMMA | dict(torch_dtype="int8"), "torch_dtype is 'int8': it must be one of float32"),
         ("electra", BERT, "'embedding_size' is missing"),

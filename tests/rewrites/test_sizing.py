@@ -256,6 +256,19 @@ REAL = [  # families at the widths that people have
     ("qwen2", SMOL | dict(hidden_size=896, intermediate_size=4864, num_attention_heads=14, num_key_value_heads=2)),
     ("qwen3", SMOL | dict(hidden_size=1024, num_attention_heads=16, num_key_value_heads=8, intermediate_size=3072)),
     (
+        "cohere",
+        SMOL
+        | dict(hidden_size=2048, intermediate_size=5632, num_attention_heads=16, num_key_value_heads=16)
+        | dict(use_qk_norm=True),
+    ),
+    ("cohere2", SMOL | dict(hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, sliding_window=4096)),
+    (
+        "gemma2",
+        SMOL
+        | dict(hidden_size=2304, intermediate_size=9216, num_attention_heads=8, num_key_value_heads=4, head_dim=256)
+        | dict(sliding_window=4096, attn_logit_softcapping=50.0),
+    ),
+    (
         "granite",
         SMOL
         | dict(hidden_size=2048, intermediate_size=8192, num_attention_heads=32, num_key_value_heads=8)
@@ -263,6 +276,7 @@ REAL = [  # families at the widths that people have
     ),
     ("olmo2", SMOL | dict(hidden_size=2048, intermediate_size=8192, num_attention_heads=16, num_key_value_heads=16)),
     ("phi3", SMOL | dict(hidden_size=3072, intermediate_size=8192, num_attention_heads=32, num_key_value_heads=32)),
+    ("smollm3", SMOL | dict(hidden_size=2048, num_attention_heads=16, num_key_value_heads=4, num_hidden_layers=4)),
     ("mamba", dict(vocab_size=50280, hidden_size=768, num_hidden_layers=2)),
     ("mamba2", dict(vocab_size=50288, hidden_size=768, num_heads=24, n_groups=1, num_hidden_layers=2)),
     ("PanguEmbedded", SMOL | dict(hidden_size=1536, num_attention_heads=12, num_key_value_heads=12, bias=True)),

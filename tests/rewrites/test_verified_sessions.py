@@ -30,7 +30,7 @@ LONGEST = 150
 
 
 @cache
-def decoding(where="sequence & causal", heads=4, shared=2, d=8, e=8, last=False, bias=False, rotated=False):
+def decoding(where="sequence & causal", heads=4, shared=2, d=8, e=8, last=False, bias=False, rotated=False, cap=0.0):
     """Attention over embeddings and positions, and a product; perhaps of the last row of a text alone, or of keys that
     were rotated before."""
     rng, constants = np.random.default_rng(5), {}
@@ -54,6 +54,8 @@ def decoding(where="sequence & causal", heads=4, shared=2, d=8, e=8, last=False,
             constants |= {"cos": array(400, d // 2), "sin": array(400, d // 2)}
             steps.append(Step("rotate", {"x": "Kh", "cos": "cos", "sin": "sin"}, {}, "Kr"))
     operands, attributes = {"q": "Qh", "k": "Kr" if rotated else "Kh", "v": "Vh"}, {"scale": 0.3, "where": where}
+    if cap:
+        attributes["cap"] = cap
     if bias:
         constants["B"], operands = array(heads, 41), operands | {"bias": "B"}
     if last:
@@ -80,6 +82,7 @@ def rebound(program):
         {},
         dict(where="sequence & causal & window(20)"),
         dict(last=True, rotated=True),
+        dict(cap=2.0),
         *(
             pytest.param(each, marks=pytest.mark.deep)
             for each in (
@@ -90,6 +93,7 @@ def rebound(program):
                 dict(heads=1, shared=1),
                 dict(heads=2, shared=2, d=64, e=64),
                 dict(last=True),
+                dict(last=True, cap=2.0, where="sequence & causal & window(20)"),
                 dict(last=True, where="sequence & window(9)"),
                 dict(bias=True),
                 dict(bias=True, where="sequence & causal & window(20)"),

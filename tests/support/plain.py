@@ -192,9 +192,10 @@ def pangu_alpha(c, w, tokens):
     return x
 
 
-def llama(c, w, tokens, windows=None, frequencies=None, scale=1.0, unit=None, causal=True):
+def llama(c, w, tokens, windows=None, frequencies=None, scale=1.0, unit=None, causal=True, rotates=None):
     """Touvron et al. 2023, section 2.2, with biases and query-key norms where there are some; layer l sees `windows[l]`
-    tokens. `unit` is in place of the gated units. Factors of Granite, where the config has them."""
+    tokens, and is turned unless `rotates[l]` is 0. `unit` is in place of the gated units. Factors of Granite, where the
+    config has them."""
     n, h, g, eps = len(tokens), c["num_attention_heads"], c["num_key_value_heads"], c["rms_norm_eps"]
     d = c.get("head_dim") or c["hidden_size"] // h
     at = np.arange(n)
@@ -209,7 +210,8 @@ def llama(c, w, tokens, windows=None, frequencies=None, scale=1.0, unit=None, ca
         assert q.shape[1] == h and k.shape[1] == g
         if f"{l}.self_attn.q_norm.weight" in w:
             q, k = rmsnorm(q, w, f"{l}.self_attn.q_norm", eps), rmsnorm(k, w, f"{l}.self_attn.k_norm", eps)
-        q, k = turned(q, frequencies, scale), turned(k, frequencies, scale)
+        if rotates is None or rotates[i]:
+            q, k = turned(q, frequencies, scale), turned(k, frequencies, scale)
         seen = (at <= at[:, None]) & (at > at[:, None] - far) if causal else abs(at - at[:, None]) <= far
         x = x + more * linear(attend(q, k, v, seen), w, f"{l}.self_attn.o_proj")
         normed = rmsnorm(x, w, f"{l}.post_attention_layernorm", eps)

@@ -20,6 +20,7 @@ from formats.kernels.attentions.heads import (
     Layout,
     Reach,
     blank,
+    check_cap,
     check_heads,
     check_scale,
     clipped,
@@ -36,7 +37,7 @@ from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
 from formats.kernels.matmul.transposing import turn_in
 from formats.kernels.simd.arithmetic import get, keep, larger
-from formats.kernels.simd.maths import ONE, exp2, reciprocal
+from formats.kernels.simd.maths import ONE, exp2, reciprocal, tanh_of
 from formats.kernels.simd.vectors import (
     MANY_REGISTERS,
     add_outer,
@@ -54,13 +55,15 @@ if TYPE_CHECKING:
 
 __all__ = ["attention"]
 
-# items: number of items; ptr to block: a mask's arrays and its block, 0 without a mask; the rest as in heads.py
+# items: number of items; ptr to block: a mask's arrays and its block, 0 without a mask; cap: as in `cap_lines`, 0 for
+# none; the rest as in heads.py
 ATTEND = np.dtype(
     [
         *PLACES,
         *words("starts before S h d e room apart q_of k_of v_of behind ahead tile items ptr idx edge bits block"),
         *BY_DISTANCE,
         ("scale", "f8"),
+        ("cap", "f8"),
     ]
 )
 QUERIES = 48  # most queries of a unit, a tile of one head
@@ -246,6 +249,14 @@ def scale_lines(y, lines, wide, step, factor):
 
 
 @njit(**HELPER)
+def cap_lines(s, lines, wide, step, cap):
+    """Replace the first `wide` scores of each of `lines` lines by cap tanh score; `step`: bytes between lines."""
+    for at in range(s, s + lines * step, step):
+        for g in range(at, at + 4 * wide, 64):
+            keep(tanh_of(get(g, None)) * cap, g, None)
+
+
+@njit(**HELPER)
 def hide(c, s, low, key, keys, rows):
     """Set scores of keys that a query does not see to minus infinity, for `rows` queries from `low` on and `keys` keys
     from `key` on."""
@@ -319,6 +330,8 @@ def attend_unit(c, room, start, length, head, low, rows, v, across):
             keys = min(count * c.block, length - key)
         bias = lay_lines(c, head, low, key, keys, wide, f4(LOG2_E), room + c.strip)
         score_all(k + 4 * key * c.k_row, 4 * c.k_row, keys, turned, c.d, s, wide, bias)
+        if c.cap > 0:
+            cap_lines(s, keys, wide, LINE, f4(c.cap))
         if c.block:
             hide_bits(c, s, low, at, count, rows)
         else:
@@ -409,6 +422,7 @@ def attention(
     tile: int = KEYS,
     mask: "Mask | None" = None,
     bias: np.ndarray | None = None,
+    cap: float = 0.0,
 ) -> np.ndarray:
     """out (T, h, e) = softmax(scale q kᵀ + bias) v within each sequence and head (Dao et al. 2022, algorithm 1).
 
@@ -416,11 +430,11 @@ def attention(
     divisor (Ainslie et al. 2023); starts (S + 1) are the rows at which sequences begin, and T; a query sees reach[0]
     keys behind it and reach[1] ahead; `tile` keys are merged at a time. A mask, if given, says by positions which keys
     a query sees; its arrays must be those of `formats.storage.masks`, live as long as a recording with them, and cover
-    every position. A bias is a table by distance, see biased.py."""
+    every position. A bias is a table by distance, see biased.py. With a cap above 0 scores are cap tanh(scale q kᵀ)."""
     check_heads(out, q=q, k=k, v=v)
     tile = max(min(tile, max(KEYS, len(q))), mask.block if mask else 1)
     room = LINE * (4 + -(-q.shape[2] // 16) * 16 + tile) + 4 * v.shape[2] * min(PACKED, len(q))
-    return run_attention(attend, q, k, v, starts, out, scale, reach, tile, room, mask, bias)
+    return run_attention(attend, q, k, v, starts, out, scale, reach, tile, room, mask, bias, cap)
 
 
 def run_attention(
@@ -436,6 +450,7 @@ def run_attention(
     room: int,
     mask: "Mask | None" = None,
     bias: np.ndarray | None = None,
+    cap: float = 0.0,
 ) -> np.ndarray:
     """Launch a kernel that needs `room` bytes of scratch over all units."""
     if tile < 1:
@@ -458,7 +473,7 @@ def run_attention(
     if bias is not None:
         separate(out, bias=bias)
     items = pieces(T, S, heads * (d + e), workers := threads())
-    (factor,) = struct.unpack("q", struct.pack("d", check_scale(scale * LOG2_E)))
+    factors = doubles_as_words(*scaled_by(scale, cap, bias))
     with POOL.lock:
         reserved = ROOM.reserve(room if bias is None else strip + strip_bytes(tile, QUERIES), workers)
         fields = (
@@ -477,10 +492,23 @@ def run_attention(
             *blocks,
             *table,
             strip,
-            factor,
+            *factors,
         )
         launch(workers, (kernel, filled(*fields), items))
     return out
+
+
+def scaled_by(scale: float, cap: float, bias: np.ndarray | None) -> tuple[float, float]:
+    """Return the factor of products q kᵀ and that of their tanh, 0 without a cap, by which powers of two have the
+    logarithms of shares. ValueError for a factor that is no finite float32, and for a cap below 0 or beside a bias."""
+    if not check_cap(cap, bias):
+        return check_scale(scale * LOG2_E), 0.0
+    return check_scale(scale), check_scale(cap * LOG2_E)
+
+
+def doubles_as_words(*numbers: float) -> tuple[int, ...]:
+    """Return numbers of float64 as the words of a record."""
+    return struct.unpack(f"{len(numbers)}q", struct.pack(f"{len(numbers)}d", *numbers))
 
 
 def pieces(T: int, S: int, width: int, workers: int) -> int:

@@ -8,15 +8,14 @@ belong to another sequence, so positions are given, and pages are not counted. T
 result does not depend on how rows are grouped. A cache is float32 or bfloat16; a row of it is rounded when it is
 appended, and widened when it is read."""
 
-import struct
 from math import gcd
 
 import numpy as np
 
 from formats.core.arrays import as_contiguous, places, separate
 from formats.host.threads import threads
-from formats.kernels.attentions.attending import LINE, PIECES, QUERIES
-from formats.kernels.attentions.biased import BY_DISTANCE, LOG2_E, strip_bytes, table_of
+from formats.kernels.attentions.attending import LINE, PIECES, QUERIES, doubles_as_words, scaled_by
+from formats.kernels.attentions.biased import BY_DISTANCE, strip_bytes, table_of
 from formats.kernels.attentions.chunks import (
     CHUNK,
     STRANDS,
@@ -27,16 +26,7 @@ from formats.kernels.attentions.chunks import (
     share_sums,
     turn_queries,
 )
-from formats.kernels.attentions.heads import (
-    PLACES,
-    Layout,
-    check_heads,
-    check_scale,
-    copy_rows,
-    heads_of,
-    sequences,
-    served,
-)
+from formats.kernels.attentions.heads import PLACES, Layout, check_heads, copy_rows, heads_of, sequences, served
 from formats.kernels.attentions.key_lanes import KEYS_AT_ONCE, PAGE, TURNED_KEYS
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch, words
@@ -65,6 +55,7 @@ CACHED = np.dtype(
         ),
         *BY_DISTANCE,
         ("scale", "f8"),
+        ("cap", "f8"),
     ]
 )
 # x (T, heads, cols) is copied to the rows of out that slots name
@@ -306,6 +297,7 @@ def attention_cached(
     bias: np.ndarray | None = None,
     behind: int | None = None,
     positions: np.ndarray | None = None,
+    cap: float = 0.0,
 ) -> np.ndarray:
     """out (T, h, e) = softmax(scale q kᵀ + bias) v of each row, over the keys that its sequence has cached up to the
     row's own slot.
@@ -313,9 +305,10 @@ def attention_cached(
     q (T, ·, d) are rows, k (C, ·, d) and v (C, ·, e) caches, in views as for `attention`, both float32 or both bfloat16
     as uint16; slots (T) are the places of the rows' own keys; before (C / PAGE) are the pages before, -1 before the
     first. With starts, q and out have a row for the last token of each sequence, and slots are those of all rows. A
-    bias is a table by distance, see biased.py. A row sees `behind` keys behind itself, all if that is None; otherwise
-    positions (T) give the number of keys that its sequence has had before it, as pages that no row sees any more may be
-    missing. IndexError for a slot outside, ValueError for pages that lead in a circle."""
+    bias is a table by distance, see biased.py; with a cap above 0 scores are cap tanh(scale q kᵀ). A row sees
+    `behind` keys behind itself, all if that is None; otherwise positions (T) give the number of keys that its
+    sequence has had before it, as pages that no row sees any more may be missing. IndexError for a slot outside,
+    ValueError for pages that lead in a circle."""
     check_heads(out, q=q, k=k, v=v)
     (heads, e), d, T, halves = out.shape[1:], q.shape[2], len(out), is_halves("k", k)
     if k.shape[2] != d:
@@ -364,7 +357,7 @@ def attention_cached(
     if bias is not None:
         separate(out, bias=bias)
     worker_bytes = strip + (0 if bias is None else strip_bytes(KEYS_AT_ONCE, QUERIES)) + QUERIES * step
-    (factor,) = struct.unpack("q", struct.pack("d", check_scale(scale * LOG2_E)))
+    factors = doubles_as_words(*scaled_by(scale, cap, bias))
     with POOL.lock:
         reserved = ROOM.reserve(worker_bytes + apart * units * STRANDS * carrier, workers)
         pages = address(slots), address(before), address(batch and batch.starts)
@@ -386,7 +379,7 @@ def attention_cached(
             *window,
             *table,
             strip,
-            factor,
+            *factors,
         )
         launch_record = filled(*fields)
         if apart:

@@ -13,7 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from formats.kernels.attentions.attending import HIDDEN, LINE, LOWEST, QUERIES, carry, highest_lines, scale_lines
+from formats.kernels.attentions.attending import (
+    HIDDEN,
+    LINE,
+    LOWEST,
+    QUERIES,
+    cap_lines,
+    carry,
+    highest_lines,
+    scale_lines,
+)
 from formats.kernels.attentions.biased import add_lines, add_rows, lay_lines
 from formats.kernels.attentions.key_lanes import (
     KEYS_AT_ONCE,
@@ -242,6 +251,8 @@ def score_lines(c, u, k, pages, at, end, keys, head, ahead):
             lies, along = u.widened, 4 * c.d
         score_pages(lies, along, count * PAGE, u.turned, c.d, u.s + (page - at) * PAGE * LINE, u.wide)
         page += count
+    if c.cap > 0:
+        cap_lines(u.s, keys, u.wide, LINE, f4(c.cap))
     if c.table:
         add_lines(u.s, LINE, keys, u.wide, lay_lines(c, head, ahead - 1, 0, keys, u.wide, ONE, u.strip))
     hide_later(u.s, keys, ahead, u.rows)
@@ -257,6 +268,8 @@ def score_heads_of_row(c, u, k, pages, at, end, keys, head, ahead):
         turn_page(c.halves, lies, along, c.d, u.keys + 4 * side, u.widened)
         if side or page + 1 == end:
             score_turned(u.turned, u.many, u.keys, c.d, u.s + 4 * ((page - at) * PAGE - side))
+    if c.cap > 0:
+        cap_lines(u.s, u.many, keys, ROW, f4(c.cap))
     if c.table:
         add_rows(c, u.s, ROW, keys, head, u.many, ahead - 1, u.strip)
     hide_earlier_of_row(u.s, keys, ahead - 1 - c.behind, u.many)

@@ -227,6 +227,13 @@ def check_scale(scale: float) -> float:
     raise ValueError(f"scale: {scale} is not a finite float32")
 
 
+def check_cap(cap: float, bias: np.ndarray | None) -> float:
+    """Return the cap of scores, 0 for none. ValueError for one that is no finite float32 above 0, or beside a bias."""
+    if cap and (not 0 < cap <= FLOAT32_MAX or bias is not None):
+        raise ValueError(f"cap: {cap}: give a finite float32 above 0, without a bias, or 0 for none")
+    return cap
+
+
 class Layout(NamedTuple):
     """The places of the sequences of a batch: row offsets, and the scores of one head before each sequence."""
 

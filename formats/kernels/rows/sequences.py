@@ -11,6 +11,7 @@ from formats.kernels.attentions.heads import (
     EVERY,
     Layout,
     Reach,
+    check_cap,
     check_heads,
     check_scale,
     clipped,
@@ -24,7 +25,8 @@ from formats.kernels.engine.memory import floats, longs, record, view_as
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
 from formats.kernels.rows.following import combine
-from formats.kernels.simd.maths import exponentials, largest
+from formats.kernels.simd.arithmetic import get, keep
+from formats.kernels.simd.maths import exponentials, largest, tanh_of
 
 __all__ = ["attend_once", "hand_rows", "link_rows", "pool_rows"]
 
@@ -42,6 +44,7 @@ ONCE = np.dtype(
         ),
         *BY_DISTANCE,
         ("scale", "f8"),
+        ("cap", "f8"),
     ]
 )
 doubles = view_as(np.float64)
@@ -168,6 +171,10 @@ def attended_once(item, worker, arguments):
         for j in range(c.d):
             total += q[j] * k[j]
         share[i] = total * f4(c.scale)
+    if c.cap > 0:
+        for i in range(0, count, 16):
+            lanes = min(16, count - i)
+            keep(tanh_of(get(at + 4 * i, lanes)) * f4(c.cap), at + 4 * i, lanes)
     if c.table:
         bias = floats(c.table + 4 * head * c.table_head, 2 * c.most + 1)
         for i in range(count):
@@ -285,10 +292,11 @@ def attend_once(
     last: bool = True,
     reach: Reach = EVERY,
     bias: np.ndarray | None = None,
+    cap: float = 0.0,
 ) -> np.ndarray:
     """out (S, h, e): attention of one query of each sequence, its last token or its first, q (S, heads, d), to the keys
     and values, k and v (T, heads, ..), that it sees. If q, k or v has fewer heads, each serves a group. A bias is a
-    table by distance (attentions/biased.py)."""
+    table by distance (attentions/biased.py); with a cap above 0 scores are cap tanh(scale q kᵀ)."""
     check_heads(out, q=q, k=k, v=v)
     batch, heads = sequences(starts), out.shape[1]
     T, S = int(batch.starts[-1]), len(out)
@@ -327,6 +335,7 @@ def attend_once(
             *table,
             0,
             check_scale(scale),
+            check_cap(cap, bias),
         )
         launch(workers, (attended_once, make_record([values], ONCE), S * heads))
     return out

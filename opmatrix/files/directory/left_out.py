@@ -23,6 +23,24 @@ LLAMA = dict(
 )
 MISTRAL = LLAMA | dict(intermediate_size=14336, num_key_value_heads=8, max_position_embeddings=131072)
 QWEN = LLAMA | dict(vocab_size=151936, intermediate_size=22016, num_key_value_heads=32, max_position_embeddings=32768)
+GEMMA = dict(
+    vocab_size=262208,
+    hidden_size=2304,
+    intermediate_size=9216,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    num_hidden_layers=26,
+    max_position_embeddings=131072,
+    sliding_window=4096,
+)
+COHERE = dict(
+    vocab_size=256000,
+    hidden_size=8192,
+    intermediate_size=22528,
+    num_attention_heads=64,
+    num_hidden_layers=40,
+    max_position_embeddings=8192,
+)
 QWEN_MOE = QWEN | dict(hidden_size=2048, num_hidden_layers=24)
 
 LEFT_OUT: Mapping[str, Mapping[str, object]] = {  # by model_type, keys as files call them
@@ -63,16 +81,9 @@ LEFT_OUT: Mapping[str, Mapping[str, object]] = {  # by model_type, keys as files
     ),
     "nomic_bert": BERT | dict(vocab_size=30528, max_position_embeddings=2048),
     "gte": BERT | dict(vocab_size=250048, max_position_embeddings=8192, type_vocab_size=1),
-    "gemma3_text": dict(
-        vocab_size=262208,
-        hidden_size=2304,
-        intermediate_size=9216,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        num_hidden_layers=26,
-        max_position_embeddings=131072,
-        sliding_window=4096,
-    ),
+    "gemma3_text": GEMMA,
+    "gemma2": GEMMA
+    | dict(vocab_size=256000, max_position_embeddings=8192, attn_logit_softcapping=50.0, final_logit_softcapping=30.0),
     "gpt2": dict(vocab_size=50257, n_embd=768, n_head=12, n_layer=12, n_positions=1024),
     "mamba": dict(vocab_size=50280, hidden_size=768, num_hidden_layers=32),
     "mamba2": dict(vocab_size=32768, hidden_size=4096, num_hidden_layers=64),
@@ -83,6 +94,8 @@ LEFT_OUT: Mapping[str, Mapping[str, object]] = {  # by model_type, keys as files
     "mixtral": MISTRAL | dict(num_local_experts=8, num_experts_per_tok=2, rms_norm_eps=1e-5, rope_theta=1e6),
     "qwen2": QWEN | dict(sliding_window=4096),
     "qwen3": QWEN | dict(sliding_window=4096),
+    "cohere": COHERE,
+    "cohere2": COHERE | dict(sliding_window=4096),
     "granite": LLAMA,
     "olmo2": LLAMA | dict(vocab_size=50304),
     "phi3": LLAMA
@@ -92,6 +105,15 @@ LEFT_OUT: Mapping[str, Mapping[str, object]] = {  # by model_type, keys as files
         intermediate_size=8192,
         max_position_embeddings=4096,
         original_max_position_embeddings=4096,
+    ),
+    "smollm3": LLAMA
+    | dict(
+        vocab_size=128256,
+        hidden_size=2048,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        num_hidden_layers=36,
+        max_position_embeddings=32768,
     ),
     "qwen2_moe": QWEN_MOE
     | dict(

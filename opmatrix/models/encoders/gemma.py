@@ -1,6 +1,7 @@
 """The text model of Gemma 3 (Gemma Team 2025), and EmbeddingGemma (Schechter Vera et al. 2025), which is one that looks
 both ways. A layer has four norms, whose gains are stored less one; most layers see a window, with a base of rotations
-of their own. Rows of tokens are scaled by √n, a number of the files' number type."""
+of their own. Rows of tokens are scaled by √n, a number of the files' number type. Gemma 2 has the same layers
+(`decoders/gemma2.py`)."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -10,7 +11,7 @@ import numpy as np
 
 from formats.storage.bf16 import nearest, widen_bits
 from opmatrix.algebra.data import Data, Promised
-from opmatrix.algebra.operators import ACTIVATIONS, I, diag, grouped, rmsnorm, weight
+from opmatrix.algebra.operators import ACTIVATIONS, I, attention_capped, diag, grouped, heads, repeat, rmsnorm, weight
 from opmatrix.algebra.positions.patterns import Pattern, sequence, window
 from opmatrix.algebra.shapes import LiveSize, certain, divides
 from opmatrix.algebra.term import Operator
@@ -37,6 +38,7 @@ from opmatrix.models.config import (
     wrong,
 )
 from opmatrix.models.encoders.parts import EncoderParts
+from opmatrix.models.llama import GGUF as LLAMA_NAMES
 from opmatrix.models.llama import seen_within
 
 
@@ -45,7 +47,8 @@ def bfloat16_of(number: float) -> float:
     return float(widen_bits(nearest(np.asarray([number], np.float32)))[0])  # type: ignore[no-untyped-call]
 
 
-UNCAPPED = "scores are not capped in Gemma 3"
+UNCAPPED = "scores of attention are not capped in Gemma 3"
+CAP = optional(real(1e-3, 1e6))
 ROUND_TO: dict[str, Callable[[float], float]] = {
     "float32": float,
     "float16": lambda number: float(np.float16(number)),
@@ -63,25 +66,49 @@ GEMMA_KEYS = dict(
     attention_bias=flag(False),
     sliding_window=optional(whole()),
     layer_types=LAYER_TYPES,
-    sliding_window_pattern=whole(1, default=6).once("_sliding_window_pattern"),
     use_bidirectional_attention=flag(False),
-    rope_theta=real(1, 1e12, 1e6),
-    rope_local_base_freq=real(1, 1e12, 1e4),
     rope_scaling=rope.OBJECT,
     rope_parameters=rope.OBJECT,
-    attn_logit_softcapping=never(None, UNCAPPED),
-    final_logit_softcapping=never(None, UNCAPPED),
+    final_logit_softcapping=CAP,
+    gains_stored_whole=flag(False),
     dtype=optional(one_of(ROUND_TO)).once("torch_dtype"),
     quantization_config=NOT_QUANTISED,
 )
 
 
+GEMMA = TensorNames(
+    "model.",
+    table="embed_tokens.weight",
+    head="lm_head.weight",
+    positions=rope.held_positions,
+    gguf={
+        **LLAMA_NAMES,
+        "blk.#.post_attention_norm": "layers.#.post_attention_layernorm",
+        "blk.#.ffn_norm": "layers.#.pre_feedforward_layernorm",
+        "blk.#.post_ffw_norm": "layers.#.post_feedforward_layernorm",
+    },
+    capped="final_logit_softcapping",
+)
+
+
 @declares(
-    TensorNames("model.", table="embed_tokens.weight", head="lm_head.weight", positions=rope.held_positions),
+    GEMMA,
     **GEMMA_KEYS,
+    sliding_window_pattern=whole(1, default=6).once("_sliding_window_pattern"),
+    rope_theta=real(1, 1e12, 1e6),
+    rope_local_base_freq=real(1, 1e12, 1e4),
+    attn_logit_softcapping=never(None, UNCAPPED),
 )
 def gemma3_text(config: Settings, at: ArraySource) -> Operator:
-    """Each part of a layer stands between two norms; queries and keys are normed in every head, then rotated."""
+    """Queries and keys are normed in every head, then rotated."""
+    return gemma_layers(config, at, rotation, normed=True)
+
+
+def gemma_layers(
+    config: Settings, at: ArraySource, rotation: Callable[[Settings, str], Operator], normed: bool
+) -> Operator:
+    """Build layers each part of which stands between two norms. `rotation`: of layers of a kind; `normed`: queries and
+    keys are normed in every head."""
     n, f, h, g, d = (
         config[size]
         for size in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
@@ -90,13 +117,15 @@ def gemma3_text(config: Settings, at: ArraySource) -> Operator:
         raise wrong("num_key_value_heads", g, f"a divisor of num_attention_heads, {h}")
     parts, act = EncoderParts(at, config["rms_norm_eps"]), ACTIVATIONS[config["hidden_act"]]
     every, scalar = config["sliding_window_pattern"], config["query_pre_attn_scalar"]
+    cap = config["attn_logit_softcapping"]
     kinds = kinds_of_layers(config, lambda l: SLIDING_ATTENTION if (l + 1) % every else FULL_ATTENTION)
     seen = {kind: seen_by(config, kind) for kind in sorted(set(kinds))}
     turned = {kind: rotation(config, kind) for kind in seen}
 
     def norm(name: str, n: LiveSize) -> Operator:
-        """Build a norm by the root mean square, with the gain 1 + w."""
-        return rmsnorm(parts.eps) @ diag(one_more(at(f"{name}.weight", n)))
+        """Build a norm by the root mean square, with the gain 1 + w, or w where files hold that sum."""
+        gain = at(f"{name}.weight", n)
+        return rmsnorm(parts.eps) @ diag(gain if config["gains_stored_whole"] else one_more(gain))
 
     def linear(name: str, n: LiveSize, p: LiveSize) -> Operator:
         """Build a product of attention, with a row added if the config says so."""
@@ -105,10 +134,15 @@ def gemma3_text(config: Settings, at: ArraySource) -> Operator:
     def attending(name: str, kind: str) -> Operator:
         """Build grouped attention of a layer of a kind; scores are divided by the root of `query_pre_attn_scalar`."""
         Q, K, V = (linear(f"{name}.{part}_proj", n, d * count) for part, count in (("q", h), ("k", g), ("v", g)))
-        by_q, by_k = (norm(f"{name}.{part}_norm", d) @ turned[kind] for part in "qk")
+        by_q, by_k = (norm(f"{name}.{part}_norm", d) @ turned[kind] if normed else turned[kind] for part in "qk")
         if not certain(d == scalar):
             by_q = by_q * (d / scalar) ** 0.5
-        return grouped(Q, K, V, h, g, seen[kind], by_q, by_k) @ linear(f"{name}.o_proj", d * h, n)
+        if cap is None:
+            mixed = grouped(Q, K, V, h, g, seen[kind], by_q, by_k)
+        else:
+            q, k, v = Q @ heads(h) @ by_q, K @ heads(g) @ by_k @ repeat(h), V @ heads(g) @ repeat(h)
+            mixed = attention_capped(q, k, v, seen[kind], cap) @ heads(h).T
+        return mixed @ linear(f"{name}.o_proj", d * h, n)
 
     def feeding(name: str) -> Operator:
         """Build the gated unit."""

@@ -13,7 +13,9 @@ from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.runtime.declarations.arguments import Arguments
 from opmatrix.runtime.declarations.arguments import Doubles as Doubles
 
-LEAST_SHARE = 2.0**-125  # error of an exponential that is flushed to zero
+CAP_ROUNDINGS = 8  # of a tanh, its factor and their product, in halves of a unit
+LEAST_SHARE = 2.0**-125  # error of a number that is flushed to zero
+NO_SHARE = 2.0**-100  # below it the shares of attention are zero (formats/kernels/simd/maths.py)
 
 
 # ---- rows, and which rows see which
@@ -114,6 +116,17 @@ def softened(scores: Doubles) -> Doubles:
     return np.asarray(shares / np.where(mass == 0, 1, mass))
 
 
+def cap_scores(cap: float, s: Doubles) -> Doubles:
+    """Return cap tanh s of scores; the scores themselves without a cap, 0."""
+    return cap * np.tanh(s) if cap else s
+
+
+def doubt_capped(cap: float, s: Doubles, doubt: Doubles) -> Doubles:
+    """Bound the error of `cap_scores` of scores known to within `doubt`: tanh is no steeper than 1, and is computed
+    within 2 units, its product and the cap are rounded."""
+    return np.asarray(cap * (doubt + gamma(CAP_ROUNDINGS) * abs(np.tanh(s)))) if cap else doubt
+
+
 def bound_shares(s: Doubles, doubt: Doubles | float, unseen: NDArray[np.bool_]) -> tuple[Doubles, Doubles]:
     """Return the softmax of the scores that are seen, known to within `doubt`, and a bound on its error.
 
@@ -124,4 +137,4 @@ def bound_shares(s: Doubles, doubt: Doubles | float, unseen: NDArray[np.bool_]) 
     share = np.where(unseen, 0.0, np.exp(np.minimum(s - np.where(top > -np.inf, top, 0.0), 0.0)))
     share /= np.maximum(share.sum(-1, keepdims=True), LEAST_SHARE)
     wrong = 2 * np.max(doubt, -1, keepdims=True) + gamma(4) * (1 + size.max(-1, keepdims=True))
-    return share, np.expm1(2 * (wrong + gamma(s.shape[-1] + 4))) * share + np.where(unseen, 0.0, LEAST_SHARE)
+    return share, np.expm1(2 * (wrong + gamma(s.shape[-1] + 4))) * share + np.where(unseen, 0.0, NO_SHARE)

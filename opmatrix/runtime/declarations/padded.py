@@ -250,6 +250,8 @@ def attend(a: Arguments, q: Padded, where: Pattern, queries: Padded) -> Padded:
     """Return attention of the queries q (batch, n, h, d), at positions (batch, n), over all keys of a step."""
     heads = max(q.shape[2], a.k.shape[2], a.v.shape[2], 1 if a.bias is None else a.bias.shape[0])
     scores = score_keys(q, a.k, heads) * a.scale
+    if a.cap:
+        scores = activate_rows(scores, "tanh") * a.cap
     scores = bias_scores(scores, a.bias, queries, a.batch.positions)
     return weigh_values(share_seen(scores, a.batch.seen(where, queries), where.reflexive), a.v)
 

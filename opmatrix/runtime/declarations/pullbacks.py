@@ -12,7 +12,7 @@ from formats.core.stage import is_given
 from formats.core.stage import pullback as pull_stages
 from formats.storage.format import Format
 from opmatrix.runtime.declarations.arguments import Arguments, Doubles
-from opmatrix.runtime.declarations.by_sequence import softened
+from opmatrix.runtime.declarations.by_sequence import cap_scores, softened
 
 READING_ROWS = "activation", "times", "eps", "gain"  # operands whose stages' pullbacks read the rows before them
 SCORE_BYTES = 2**26  # most bytes of cotangents of scores that are computed together
@@ -43,16 +43,23 @@ def softmax_pullback(shares: Doubles, g: Doubles) -> Doubles:
 
 
 class ScaledScores(NamedTuple):
-    """The scores of attention as a function of the products q kᵀ (H, n, m): times `scale`, plus numbers by distance,
-    minus infinity where `hidden`."""
+    """The scores of attention as a function of the products q kᵀ (H, n, m): times `scale`, their tanh times `cap`
+    unless that is 0, plus numbers by distance, minus infinity where `hidden`."""
 
     scale: float
     near: Doubles | float
     hidden: NDArray[np.bool_]
+    cap: float = 0.0
 
     def of(self, products: Doubles) -> Doubles:
         """Return the scores (H, n, m)."""
-        return np.where(self.hidden, products.dtype.type(-np.inf), products * self.scale + self.near)
+        return np.where(
+            self.hidden, products.dtype.type(-np.inf), cap_scores(self.cap, products * self.scale) + self.near
+        )
+
+    def slope(self, products: Doubles) -> Doubles | float:
+        """Return the derivative of the scores by the products."""
+        return self.cap * self.scale * (1 - np.tanh(products * self.scale) ** 2) if self.cap else self.scale
 
 
 def pull_attention(q: Doubles, k: Doubles, v: Doubles, scores: ScaledScores, g: Doubles) -> list[Doubles]:
@@ -60,11 +67,12 @@ def pull_attention(q: Doubles, k: Doubles, v: Doubles, scores: ScaledScores, g: 
     (K, n, H, e) (Dao et al. 2022, appendix B.4). The cotangents of scores are computed for as many directions at a time
     as SCORE_BYTES hold."""
     queries, keys, values = (x.swapaxes(0, 1) for x in (q, k, v))
-    shares = softened(scores.of(queries @ keys.swapaxes(1, 2)))
+    raw = queries @ keys.swapaxes(1, 2)
+    shares, slope = softened(scores.of(raw)), scores.slope(raw)
 
     def pull(g: Doubles) -> tuple[Doubles, Doubles, Doubles]:
         """Return the cotangents of q, k and v for some directions, by heads."""
-        of_scores = softmax_pullback(shares, g @ values.swapaxes(1, 2)) * scores.scale
+        of_scores = softmax_pullback(shares, g @ values.swapaxes(1, 2)) * slope
         return of_scores @ keys, of_scores.swapaxes(2, 3) @ queries, shares.swapaxes(1, 2) @ g
 
     most = max(1, SCORE_BYTES // max(1, shares.nbytes))

@@ -1,6 +1,7 @@
-"""softmax(q kᵀ · scale + bias) v in one pass, so that scores are never stored (Dao et al. 2022): of all queries, of one
-a sequence, and over what sequences have cached. With fewer heads of k and v, or of q, each serves a group of the
-others; `where` is a pattern within sequences; a bias is a table of numbers by distance, a row a head or one for all."""
+"""softmax(q kᵀ · scale + bias) v, or softmax(cap · tanh(q kᵀ · scale)) v, in one pass, so that scores are never stored
+(Dao et al. 2022): of all queries, of one a sequence, and over what sequences have cached. With fewer heads of k and v,
+or of q, each serves a group of the others; `where` is a pattern within sequences; a bias is a table of numbers by
+distance, a row a head or one for all."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -27,6 +28,8 @@ from opmatrix.runtime.declarations.by_sequence import (
     Doubles,
     asked_queries,
     bound_shares,
+    cap_scores,
+    doubt_capped,
     held,
     in_groups,
     most_heads,
@@ -118,6 +121,11 @@ def biased(a: Arguments) -> int:
     return 0 if a.bias is None else 2
 
 
+def cap_costs(a: Arguments, out: Heads, scores: object) -> Costs:
+    """Return the price of capping this many scores of each head: a tanh of each, in a pass over them."""
+    return [("activation", {"T": scores, "p": out.heads})] if a.cap else []
+
+
 def pull_sentences(a: Arguments, g: Doubles, places: Iterator[tuple[slice, RowNumbers, slice]]) -> dict[str, Doubles]:
     """Return the cotangents of q, k and v of attention. `places` has, for each sentence, its queries' rows of q and of
     the batch, and the rows of its keys."""
@@ -128,7 +136,7 @@ def pull_sentences(a: Arguments, g: Doubles, places: Iterator[tuple[slice, RowNu
         near = near_keys(a.bias, queries[:, None], rows_of_keys(keys))
         hidden = unseen(a.batch, keys, where, queries)
         q, k, v = (in_groups(getattr(a, name)[rows[name]], heads) for name in "qkv")
-        parts = pull_attention(q, k, v, ScaledScores(a.scale, near, hidden), g[:, at])
+        parts = pull_attention(q, k, v, ScaledScores(a.scale, near, hidden, a.cap), g[:, at])
         for name, part in zip("qkv", parts, strict=True):
             totals[name][:, rows[name]] += into_groups(part, totals[name].shape[2])
     return totals
@@ -166,6 +174,7 @@ class attention(Arguments):
         bias: Array | None = None,
         *,
         scale: float = 1.0,
+        cap: float = 0.0,
         where: str = "sequence",
         tile: Keys = 256,
         number_type: KeyNumbers = "float32",
@@ -173,11 +182,10 @@ class attention(Arguments):
         """Launch the kernel of the pattern's kind: a reach around the query, in float32 or in bfloat16, or a mask."""
         tables = seen.tables(Arguments(mask0=mask0, mask1=mask1))
         if (reach := parse(where, tables).reach) is None:
-            compiled.attention(
-                q, k, v, batch.starts, out, scale, tile=tile, mask=seen.build_mask(where, tables, batch), bias=bias
-            )
+            mask = seen.build_mask(where, tables, batch)
+            compiled.attention(q, k, v, batch.starts, out, scale, tile=tile, mask=mask, bias=bias, cap=cap)
         elif number_type == "float32":
-            compiled.attention(q, k, v, batch.starts, out, scale, reach, tile, bias=bias)
+            compiled.attention(q, k, v, batch.starts, out, scale, reach, tile, bias=bias, cap=cap)
         else:
             compiled.attention_halves(q, k, v, batch.starts, out, scale, reach, tile, bias=bias)
 
@@ -185,6 +193,8 @@ class attention(Arguments):
         """Return heads and columns of the result. Raises ValueError for a pattern that does not fit the operands."""
         result = fit_heads(a)
         seen.check_pattern(a)
+        if a.cap and a.number_type != "float32":
+            raise ValueError(f"number_type: {a.number_type}: scores with a cap are computed in float32")
         return result
 
     limits = seen.fields
@@ -201,9 +211,8 @@ class attention(Arguments):
         """Return softmax of the requested queries, over the keys that each sees."""
         heads, where, parts = all_heads(a), seen.pattern(a), []
         for at, queries, keys in asked_queries(a):
-            scores = products(in_groups(a.q[at], heads), a.k[keys]) * a.scale + near_keys(
-                a.bias, queries[:, None], rows_of_keys(keys)
-            )
+            scores = cap_scores(a.cap, products(in_groups(a.q[at], heads), a.k[keys]) * a.scale)
+            scores = scores + near_keys(a.bias, queries[:, None], rows_of_keys(keys))
             scores = np.where(unseen(a.batch, keys, where, queries), -np.inf, scores)
             parts.append(weigh_heads(softened(scores), a.v[keys]))
         return np.concatenate(parts)
@@ -223,11 +232,12 @@ class attention(Arguments):
         q, k, v = in_groups(a.exact.q, heads), a.exact.k, a.exact.v
         for at, queries, keys in asked_queries(a):
             near = near_keys(a.exact.bias, queries[:, None], rows_of_keys(keys))
-            exact = products(q[at], k[keys]) * a.exact.scale + near
+            raw = products(q[at], k[keys]) * a.exact.scale
             size = products(abs(q[at]), abs(k[keys])) * abs(a.exact.scale) + abs(near)
             hidden = unseen(a.batch, keys, seen.pattern(a), queries)
             rounded = rounding * np.where(hidden, False, size > 0).any(-1, keepdims=True)
-            share, doubt = bound_shares(exact, gamma(a.q.shape[2] + 2 + biased(a)) * size, hidden)
+            doubt = doubt_capped(a.cap, raw, gamma(a.q.shape[2] + 2 + biased(a)) * size)
+            share, doubt = bound_shares(cap_scores(a.cap, raw) + near, doubt, hidden)
             merges = -(-share.shape[-1] // a.tile) - 1  # each merge rescales mass and values once more
             total = doubt + (gamma(share.shape[-1] + 4 + 2 * merges) + rounded) * (share + doubt)
             # processors with products of bfloat16 flush every value, and every partial sum over the keys
@@ -237,7 +247,8 @@ class attention(Arguments):
 
     def cost(a, out: Heads, extents: Extents) -> Costs:
         """Return the price in its number type, for the scores of its pattern."""
-        return by_scores(PRICED[a.number_type], "q", "v", seen=lambda a: pairs[seen.pattern(a)])(a, out, extents)
+        costs = by_scores(PRICED[a.number_type], "q", "v", seen=lambda a: pairs[seen.pattern(a)])(a, out, extents)
+        return [*costs, *cap_costs(a, out, extents[pairs[seen.pattern(a)]])]
 
     def borders(a) -> Collection[int]:
         """Return the tile and the rows at which one of its compiled kernels takes another path."""
@@ -318,11 +329,12 @@ class attend_once(Arguments):
         bias: Array | None = None,
         *,
         scale: float = 1.0,
+        cap: float = 0.0,
         where: str = "sequence",
         query: End,
     ) -> None:
         """Launch the compiled kernel for the first or the last token of each sequence."""
-        compiled.attend_once(q, k, v, batch.starts, out, scale, query == "last", parse(where).reach, bias)
+        compiled.attend_once(q, k, v, batch.starts, out, scale, query == "last", parse(where).reach, bias, cap)
 
     def shape(a) -> Heads:
         """Return heads and columns of one row a sequence. Raises ValueError for values of other spaces, or a pattern
@@ -341,7 +353,8 @@ class attend_once(Arguments):
             visible = np.broadcast_to(
                 parse(a.where).sees(a.batch.token(at), a.batch.token(np.arange(rows.start, rows.stop))), len(k)
             )
-            scores = np.einsum("hd,khd->hk", q[0], k) * a.scale + near_keys(a.bias, at, rows_of_keys(rows))
+            scores = cap_scores(a.cap, np.einsum("hd,khd->hk", q[0], k) * a.scale)
+            scores = scores + near_keys(a.bias, at, rows_of_keys(rows))
             scores = np.where(visible, scores, -np.inf)
             parts.append(np.einsum("hk,khd->hd", softened(scores), v))
         return np.stack(parts)
@@ -369,9 +382,10 @@ class attend_once(Arguments):
                 np.einsum("qhd,khd->hqk", *pair) * abs(float(a.exact.scale)) for pair in ((q, k), (abs(q), abs(k)))
             )
             near = near_keys(a.exact.bias, np.array([[at]]), np.arange(rows.stop - rows.start))
+            raw = exact * np.sign(a.exact.scale)
             share, doubt = bound_shares(
-                exact * np.sign(a.exact.scale) + near,
-                gamma(a.q.shape[2] + 2 + biased(a)) * (size + abs(near)),
+                cap_scores(a.cap, raw) + near,
+                doubt_capped(a.cap, raw, gamma(a.q.shape[2] + 2 + biased(a)) * (size + abs(near))),
                 unseen(a.batch, rows, seen.pattern(a))[at : at + 1],
             )
             total = doubt + gamma(share.shape[-1] + 4) * (share + doubt)
@@ -380,7 +394,8 @@ class attend_once(Arguments):
 
     def cost(a, out: Heads, extents: Extents) -> Costs:
         """Return the price of one pass of every head over its keys and values."""
-        return [("attend_once", {"T": extents[T], "h": out.heads, "d": (a.k.cols + a.v.cols) / 2})]
+        price = "attend_once", {"T": extents[T], "h": out.heads, "d": (a.k.cols + a.v.cols) / 2}
+        return [price, *cap_costs(a, out, extents[T])]
 
 
 TIMED_HEADS = (9, 3, 64), (12, 12, 64), (32, 8, 128), (6, 2, 32), (16, 1, 512), (16, 16, 160)
@@ -467,6 +482,7 @@ class attention_cached(Arguments):
         bias: Array | None = None,
         *,
         scale: float = 1.0,
+        cap: float = 0.0,
         where: Cached = SEEN,
         rows: SomeRows = "all",
         behind: Behind = BEYOND,
@@ -475,7 +491,7 @@ class attention_cached(Arguments):
         finite."""
         window = (None, None) if behind == BEYOND else (behind, batch.field("positions", BEYOND))
         compiled.attention_cached(
-            q, k, v, batch.slots, batch.before, out, scale, None if rows == "all" else batch.starts, bias, *window
+            q, k, v, batch.slots, batch.before, out, scale, None if rows == "all" else batch.starts, bias, *window, cap
         )
 
     def shape(a) -> Heads:
@@ -499,7 +515,8 @@ class attention_cached(Arguments):
         heads, parts = all_heads(a), []
         for q, slot in zip(in_groups(a.q, heads), cached_slots(a), strict=True):
             k, v = (in_groups(cache[window_of(a, slot)], heads) for cache in (a.k, a.v))
-            scores = np.einsum("hd,khd->hk", q, k) * a.scale + near_keys(a.bias, len(k) - 1, np.arange(len(k)))
+            scores = cap_scores(a.cap, np.einsum("hd,khd->hk", q, k) * a.scale)
+            scores = scores + near_keys(a.bias, len(k) - 1, np.arange(len(k)))
             parts.append(np.einsum("hk,khd->hd", softened(scores), v))
         return np.array(parts)
 
@@ -513,9 +530,10 @@ class attention_cached(Arguments):
             k, v = (in_groups(cache[window_of(a, slot)], heads) for cache in (a.exact.k, a.exact.v))
             exact, size = (np.einsum("hd,khd->hk", *pair) for pair in ((q, k), (abs(q), abs(k))))
             near = near_keys(a.exact.bias, len(k) - 1, np.arange(len(k)))
+            size = abs(a.scale) * size + abs(near)
             share, doubt = bound_shares(
-                exact * a.scale + near,
-                gamma(k.shape[2] + 2 + biased(a)) * (abs(a.scale) * size + abs(near)),
+                cap_scores(a.cap, exact * a.scale) + near,
+                doubt_capped(a.cap, exact * a.scale, gamma(k.shape[2] + 2 + biased(a)) * size),
                 np.zeros(exact.shape, bool),
             )
             # every page may rescale the sums before it
@@ -533,7 +551,7 @@ class attention_cached(Arguments):
             scores = least_of(scores, rows * (a.behind + 1))
         read = max(a.k.heads, a.v.heads) / (2 if a.k is a.v else 1)  # heads that share both read them once
         sizes = {"T": rows, "S2": scores, "h": out.heads, "g": read, "d": (a.k.cols + a.v.cols) / 2}
-        return [(HELD_PRICED[a.k.number], sizes)]
+        return [(HELD_PRICED[a.k.number], sizes), *cap_costs(a, out, scores)]
 
     def borders(a) -> Collection[int]:
         """Return the numbers of keys that are processed at once, of a page, a chunk, a round of strands; and the first

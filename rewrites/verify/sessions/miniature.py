@@ -45,6 +45,7 @@ class Attention:
     bias: str = ""
     last: bool = False
     whole: str = ""
+    cap: float = 0.0
 
     @cached_property
     def kernel(self) -> Declared:
@@ -57,7 +58,7 @@ class Attention:
 
     def kind(self, bias: Constant | None) -> Hashable:
         """Return a key of the step, without its numbers."""
-        return (self.widths, self.scale, self.where, self.whole, self.last, getattr(bias, "shape", None))
+        return (self.widths, self.scale, self.where, self.whole, self.last, self.cap, getattr(bias, "shape", None))
 
     @property
     def work(self) -> int:
@@ -86,6 +87,7 @@ def find_attention(program: Program) -> Iterator[tuple[Attention, Constant | Non
             step.operands.get("bias", ""),
             last,
             call.kernel.name if over else call.kernel.cached_variant,
+            float(step.attributes.get("cap", 0.0)),
         )
         bias = program.constants.get(attention.bias)
         if (kind := attention.kind(bias)) not in seen:
@@ -162,7 +164,8 @@ class Miniature:
     def attributes(self) -> dict[str, float | int | str]:
         """The attributes of the attention step."""
         last = {"query": "last"} if self.attention.last else {}
-        return {"scale": self.attention.scale, "where": self.attention.where, **last}
+        cap = {"cap": self.attention.cap} if self.attention.cap else {}
+        return {"scale": self.attention.scale, "where": self.attention.where, **cap, **last}
 
     def drawn(self, rng: np.random.Generator) -> Iterator[tuple[FloatTable, FloatTable]]:
         """Yield tables of tokens and of positions for queries, keys and values."""
