@@ -150,7 +150,7 @@ def score_factor(config: Settings) -> float:
     return float(0.1 * by * log(factor) + 1) ** 2
 
 
-def held_positions(config: Settings) -> int:
+def latent_positions(config: Settings) -> int:
     """Return how many positions the tables of a model hold."""
     columns = config.get("qk_rope_head_dim") or config.get("head_dim")
     return rope.held_positions({**config} | dict(head_dim=columns))
