@@ -32,14 +32,14 @@ from opmatrix.models.config import (
     whole,
     wrong,
 )
-from opmatrix.models.decoders.latent import LATENT_KEYS, LatentAttention, held_positions
+from opmatrix.models.decoders.latent import LATENT_KEYS, LatentAttention, latent_positions
 from opmatrix.models.experts import EXPERT_KEYS, GATED, Experts, best_shares, plain_unit, renormalised
 from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, decoder, seen_within
 
 BELOW_ALL = -1e9  # a number below any score of an expert
 GREEDY, LIMITED = "greedy", "group_limited_greedy"  # ways to choose experts by their shares
 UNSCALED = "shares that sum to one are not scaled, and no published model has them"
-NAMES = LAYOUT._replace(stacks=GATED, positions=held_positions)
+NAMES = LAYOUT._replace(stacks=GATED, positions=latent_positions)
 SHARED_KEYS = (
     LLAMA_KEYS
     | EXPERT_KEYS

@@ -135,7 +135,7 @@ def repeat(x: Operator, heads: int) -> Operator:
     return x @ repeated(heads)
 
 
-def beside(x: Operator, y: Operator) -> Operator:
+def beside_columns(x: Operator, y: Operator) -> Operator:
     return row(x, y)
 
 
@@ -274,7 +274,7 @@ OTHERS: tuple[tuple[Any, ...], ...] = (
     (biased_activated_heads, "pointwise", IN_HEADS | BIAS | ACTIVATED, False, BESIDE),
     (gated_heads, "pointwise", IN_HEADS | ACTIVATED | dict(times=value[h, p]), False, BESIDE),
     (repeat, "repeat", dict(x=value[k, p], heads=count), True, "a copy of each head for its group"),
-    (beside, "beside", dict(x=value[h, p], y=value[h, q]), True, "a copy of both"),
+    (beside_columns, "beside_columns", dict(x=value[h, p], y=value[h, q]), True, "a copy of both"),
     (
         turned,
         "rotate",

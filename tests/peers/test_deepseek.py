@@ -1,5 +1,5 @@
 """Logits of random DeepSeek-V2s and V3s of transformers, whose attention is latent, from the files that it saves; of
-whole texts, of steps over caches, and of replies; one of them of DeepSeek-V2-Lite's widths."""
+whole texts, and of steps over caches; one of them of DeepSeek-V2-Lite's widths."""
 
 import numpy as np
 import pytest
@@ -102,9 +102,8 @@ def test_logits_are_theirs_at_the_widths_of_v2_lite(rng, tmp_path):
     assert relative(dense(opened(model, tmp_path).operator(), batch), logits(model, batch)) < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["DeepseekV2", "DeepseekV3"])
-def test_steps_and_replies_are_theirs(kind, rng, tmp_path):
-    model = made(kind, SIZES)
+def test_steps_are_theirs(rng, tmp_path):
+    model = made("DeepseekV2", SIZES)
     operator, text = opened(model, tmp_path).operator(), rng.integers(0, WORDS, 20)
     program = structure(operator, batch=Batch([text])).program({})[0]
     wanted = logits(model, Batch([text]))
@@ -113,8 +112,3 @@ def test_steps_and_replies_are_theirs(kind, rng, tmp_path):
     one = session.join()
     steps = [session.step({one: text[:12]}), *(session.step({one: text[at : at + 1]}) for at in range(12, 20))]
     assert relative(np.concatenate(steps), wanted) < 1e-4
-    reply = model.generate(torch.from_numpy(text)[None], max_new_tokens=8, do_sample=False, eos_token_id=None)
-    words = [int(steps[-1][-1].argmax())]
-    while len(words) < 8:
-        words.append(int(session.step({one: words[-1:]}).argmax()))
-    assert words == reply[0, 20:].tolist()

@@ -14,7 +14,7 @@ from opmatrix.algebra.operators import I
 from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import size
 from opmatrix.models import build, promised, tensors
-from opmatrix.models.decoders.latent import HeadRows, score_factor
+from opmatrix.models.decoders.latent import CutRows, score_factor
 from rewrites.laws import EXACT_LAWS
 from rewrites.lowering.phased import Generation
 from rewrites.opened import Opened
@@ -96,8 +96,8 @@ def test_both_forms_are_the_model_whole_and_in_steps(request_):
 
 def test_rows_of_a_head_are_cut_and_pairs_put_apart():
     stored = Data(np.arange(24.0).reshape(12, 2), "W")  # two heads of six rows
-    assert HeadRows("first", 0, 2).cut(stored, 2).array[:, 0].tolist() == [0, 2, 12, 14]
-    turned = HeadRows("turns", 2, 4, paired=True).cut(stored, 2)
+    assert CutRows("first", 0, 2).cut(stored, 2).array[:, 0].tolist() == [0, 2, 12, 14]
+    turned = CutRows("turns", 2, 4, paired=True).cut(stored, 2)
     assert (turned.array[:, 0] / 2).tolist() == [2, 4, 3, 5, 8, 10, 9, 11] and turned.name == "W[turns]"
 
 

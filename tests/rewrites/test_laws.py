@@ -376,6 +376,7 @@ def test_the_table_of_implementations():
         "softmax",
         "values",
         "headwise",
+        "beside_columns",
         "repeat",
         "rotate",
         "experts",

@@ -27,7 +27,7 @@ LATENT_KEYS = dict(
 )
 
 
-class HeadRows(NamedTuple):
+class CutRows(NamedTuple):
     """Rows that a stored matrix has for each head: `count` of them from `low` on, under a name. `paired`: neighbours
     rotate together, so the first of each pair are put before the second."""
 
@@ -94,7 +94,7 @@ class LatentAttention(NamedTuple):
         down = self.linear(f"{name}.q_a_proj", n, rank) @ self.norm(f"{name}.q_a_layernorm", rank)
         return down, rank, f"{name}.q_b_proj.weight"
 
-    def shared(self, name: str, columns: LiveSize, *parts: HeadRows) -> list[Operator]:
+    def shared(self, name: str, columns: LiveSize, *parts: CutRows) -> list[Operator]:
         """Build the products of what all heads share, cut from one of so many columns."""
         W = self.at(f"{name}.weight", columns, self.config["hidden_size"])
         products = [weight(part.cut(W, 1).T) for part in parts]
@@ -110,10 +110,10 @@ class LatentAttention(NamedTuple):
             for key in ("num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         )
         rotation = rope.rope(self.config, turns)
-        turning = HeadRows("turns", stays, turns, self.config["rope_interleave"])
+        turning = CutRows("turns", stays, turns, self.config["rope_interleave"])
         narrow, width, wide = self.compressed(name)
         latent, shared = self.shared(
-            f"{name}.kv_a_proj_with_mqa", rank + turns, HeadRows("latent", 0, rank), turning._replace(low=rank)
+            f"{name}.kv_a_proj_with_mqa", rank + turns, CutRows("latent", 0, rank), turning._replace(low=rank)
         )
         W, U = (
             self.at(wide, h * (stays + turns), width),
@@ -122,10 +122,10 @@ class LatentAttention(NamedTuple):
         queries, turned, keys, expanded = (
             weight(part.cut(stored, h).T) @ heads(h)
             for part, stored in (
-                (HeadRows("stays", 0, stays), W),
+                (CutRows("stays", 0, stays), W),
                 (turning, W),
-                (HeadRows("keys", 0, stays), U),
-                (HeadRows("values", stays, values), U),
+                (CutRows("keys", 0, stays), U),
+                (CutRows("values", stays, values), U),
             )
         )
         parts = LatentParts(
@@ -150,7 +150,7 @@ def score_factor(config: Settings) -> float:
     return float(0.1 * by * log(factor) + 1) ** 2
 
 
-def held_positions(config: Settings) -> int:
+def latent_positions(config: Settings) -> int:
     """Return how many positions the tables of a model hold."""
     columns = config.get("qk_rope_head_dim") or config.get("head_dim")
     return rope.held_positions({**config} | dict(head_dim=columns))
