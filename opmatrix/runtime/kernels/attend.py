@@ -121,7 +121,7 @@ def biased(a: Arguments) -> int:
     return 0 if a.bias is None else 2
 
 
-def cap_costs(a: Arguments, out: Heads, scores: object) -> Costs:
+def cap_costs(a: Arguments, out: Heads, scores: float) -> Costs:
     """Return the price of capping this many scores of each head: a tanh of each, in a pass over them."""
     return [("activation", {"T": scores, "p": out.heads})] if a.cap else []
 
