@@ -18,11 +18,7 @@ BYTES_FORMAT, PACKED_FORMAT, MIXED_FORMAT = (
     "pack-quantized",
     "mixed-precision",
 )  # formats of the package
-PACKED_PARTS = (
-    "weight_packed",
-    "weight_scale",
-    "weight_shape",
-)
+PACKED_PARTS = ("weight_packed", "weight_scale", "weight_shape")
 SAFETENSORS = {"int8": "I8", "int32": "I32", "int64": "I64", "float32": "F32"}  # number types, by their names in files
 
 
