@@ -5,6 +5,7 @@ import ggufs
 import numpy as np
 import pytest
 import standin
+from searched import KINDS, structure
 from test_gguf_files import written
 from test_plain_exports import drawn, exact_program, relative, smaller, used_by_products
 from typer.testing import CliRunner
@@ -22,6 +23,7 @@ from rewrites.cli.commands import app
 from rewrites.laws import EXACT_LAWS
 from rewrites.lowering.representations import Representable
 from rewrites.search.search import search
+from rewrites.workload.resolve import source
 
 gguf = pytest.importorskip("gguf", reason="needs peers: gguf")
 torch = pytest.importorskip("torch", reason="needs peers: torch")
@@ -192,6 +194,15 @@ def test_rows_that_are_no_whole_blocks_are_widened_and_that_is_said(tmp_path, to
     kinds = {name: kind for name, (kind, _) in tensors(tmp_path / "it.gguf").items()}
     assert kinds["blk.0.attn_q.weight"] == "F32" and kinds["blk.0.ffn_down.weight"] == "Q8_0"
     assert relative(logits(tmp_path / "it.gguf"), program.exact([IDS], rounded=False)) < 1e-6
+
+
+def test_a_program_that_gives_the_last_row_alone(tmp_path):
+    """Its last layer attends once, and holds a weight for the last row and another for its norm."""
+    checkpoint = open_model(ggufs.write(tmp_path / "small.gguf"))
+    program, _ = structure(checkpoint.operator(True), *KINDS["exact"]).program(source(checkpoint))
+    assert "attend_once" in {step.kernel for step in program.steps}
+    export_gguf(program, tmp_path / "it.gguf")
+    assert relative(logits(tmp_path / "it.gguf")[-1:], program.exact([IDS], rounded=False)) < 1e-6
 
 
 @pytest.mark.parametrize("level", [dict(units=0.5), dict(heads=0.5)])

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import blake2b
 from math import frexp
 from typing import NamedTuple
 
@@ -176,6 +177,25 @@ class ProgramReader:
     def steps(self) -> dict[str, Step]:
         """Steps by the name of their result."""
         return {step.output: step for step in self.program.steps}
+
+    @cached_property
+    def digests(self) -> dict[str, bytes]:
+        """Digests of the numbers of constants that were asked for, by name."""
+        return {}
+
+    def alike(self, name: str) -> bytes:
+        """Return the digest of a constant: a weight may be stored twice, for many rows and for the last one."""
+        if name not in self.digests:
+            constant = self.program.constants[name]
+            numbers = constant.unpack() if isinstance(constant, Format) else np.asarray(constant, np.float32)
+            self.digests[name] = blake2b(np.ascontiguousarray(numbers).data, digest_size=16).digest()
+        return self.digests[name]
+
+    def before_choice(self, name: str) -> str:
+        """Return the value that a row of each text was chosen of; the value itself where none was."""
+        step = self.steps.get(name)
+        chosen = step is not None and layer_part(step) == "pooling" and step.attributes["how"] in PICKED
+        return self.before_choice(step.operands["x"]) if step is not None and chosen else name
 
     def users(self, *names: str, part: str) -> Iterator[Step]:
         """Yield the steps with a part in a layer whose rows are one of these values."""
@@ -390,8 +410,10 @@ class GatedReader:
         for number, (attention, products, sizes, norms, factor) in enumerate(self.reader.attentions()):
             at = f"layers.{number}"
             self.head_norms(model, f"{at}.self_attn", norms, sizes.columns, factor)
-            [normed] = {product.x for product in products.values()} or {""}
-            self.norm(model, f"{at}.input_layernorm", normed, stream, width)
+            read = {self.reader.before_choice(product.x) for product in products.values()}
+            if len(read) != 1:
+                raise no_place(f"{at}.self_attn", "reads rows of several norms")
+            self.norm(model, f"{at}.input_layernorm", read.pop(), stream, width)
             for part, product in products.items():
                 self.linear(model, f"{at}.self_attn.{part}_proj", product, part in self.biased)
             output, stream = self.added(f"{at}.self_attn.o_proj", stream, self.reader.joined(attention))
@@ -408,12 +430,11 @@ class GatedReader:
 
     def stream(self, name: str) -> SummedStream:
         """Return the stream that a value is, before a norm of the same step."""
-        step = self.reader.steps.get(name)
-        if step is not None and layer_part(step) == "pooling" and step.attributes["how"] in PICKED:
-            return self.stream(step.operands["x"])  # one row of a text, chosen early
+        step = self.reader.steps.get(name := self.reader.before_choice(name))
         if step is None or layer_part(step) != "weights" or "residual" not in step.operands:
             return (name,)
-        return (*self.stream(step.operands["residual"]), step.operands["weight"], step.operands.get("bias"))
+        added = (self.reader.alike(step.operands[name]) for name in ("weight", "bias") if name in step.operands)
+        return (*self.stream(step.operands["residual"]), *added)
 
     def normed_stream(self, name: str) -> SummedStream:
         """Return the stream that a value is the norm of."""

@@ -320,6 +320,8 @@ def time_once(numbers: "Numbers", starts: RowNumbers, sizes: dict[str, float], h
 class attend_once(Arguments):
     """Attention of one query of each sequence, its first token or its last, to those that it sees."""
 
+    part = "attending"
+
     def run(
         out: Any,
         batch: Any,
