@@ -121,8 +121,6 @@ BENCHMARKS = {
         "What do the laws of values prove?",
         "{data}/peer_laws/rules.csv",
     ),
-    "extraction xla_rules": Benchmark("--every 6", 12, "", 60, "Which rules of XLA's simplifier are proved?"),
-    "extraction search_laws": Benchmark("--rounds 3", 20, "", 300, "Which laws of the search are found, and proved?"),
     "terms segments": Benchmark("--rows 512 --rounds 9", 5, "", 15, "What does a step cost that no kernel computes?"),
     "memory planned": Benchmark("", 5, "", 5, "What does a configuration of 70 billion weights take to plan?"),
     "attention last_row": Benchmark(
@@ -193,6 +191,8 @@ APART = {
     "fuzz drawn": "sends hundreds of operators through all of optimize, a second each",
     "models families": "optimises a model of every family, one of 135 million weights among them",
     "widths": "writes every family at real widths by transformers, and optimises each for up to a minute",
+    "extraction search_laws": "runs rounds of discovery for minutes, and times nothing",
+    "extraction xla_rules": "proves and refutes 242 equations, which tests do too, and times nothing",
     "experts": "makes stacks of weights beyond the caches, and asks peers for the same",
     "generation": "finds a program of 135 million weights, and writes text by it and by peers",
     "stated mixtures": "optimises six mixtures of experts, and runs 300 texts by every program of their fronts",
