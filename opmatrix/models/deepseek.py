@@ -74,24 +74,24 @@ V3_KEYS = (
 
 
 @operator
-def best_of_best_groups(x: Value, bias: Operator, groups: int, reached: int, k: int) -> Value:
-    """The k largest logistic scores of a row within the `reached` best of its groups of neighbours, those whose two
-    best scores sum highest. A bias, by which experts are kept equally busy, decides which experts are chosen and not
-    how much they count."""
+def best_of_best_groups(x: Value, bias: Operator, count: LiveSize, groups: int, reached: int, k: int) -> Value:
+    """The k largest of `count` logistic scores of a row within the `reached` best of its groups of neighbours, those
+    whose two best scores sum highest. A bias, by which experts are kept equally busy, decides which experts are chosen
+    and not how much they count."""
     scores = x @ sigmoid
     biased = scores + bias
     grouped = biased @ heads(groups)
     best = keep_top(grouped, grouped, 2) @ ones @ heads(groups).T
-    return keep_top(scores, biased + hidden_groups(best, groups, reached) @ over_groups(groups, x.cols), k)
+    return keep_top(scores, biased + hidden_groups(best, groups, reached) @ over_groups(groups, count), k)
 
 
 @operator
-def best_shares_of_groups(x: Value, groups: int, reached: int, k: int) -> Value:
-    """The k largest shares of a row within the `reached` best of its groups of neighbours, those that have the largest
-    ones: DeepSeek-V2, section 2.2.2."""
+def best_shares_of_groups(x: Value, count: LiveSize, groups: int, reached: int, k: int) -> Value:
+    """The k largest of `count` shares of a row within the `reached` best of its groups of neighbours, those that have
+    the largest ones: DeepSeek-V2, section 2.2.2."""
     shares = x @ share
     best = shares @ heads(groups) @ over(ones, maximum) @ heads(groups).T
-    return keep_top(shares, shares + hidden_groups(best, groups, reached) @ over_groups(groups, x.cols), k)
+    return keep_top(shares, shares + hidden_groups(best, groups, reached) @ over_groups(groups, count), k)
 
 
 def hidden_groups(best: Value, groups: int, reached: int) -> Value:
@@ -115,7 +115,7 @@ def deepseek_v2(config: Settings, at: ArraySource) -> Operator:
     gate = best_shares(k)
     if config["topk_method"] == LIMITED:
         check_groups(config)
-        gate = best_shares_of_groups(groups, reached, k)
+        gate = best_shares_of_groups(config["num_experts"], groups, reached, k)
     return with_experts(config, at, lambda name: gate)
 
 
@@ -124,10 +124,12 @@ def deepseek_v3(config: Settings, at: ArraySource) -> Operator:
     """Logistic scores, of which the largest are kept, within the best groups by a bias, and made to sum to one."""
     check_groups(config)
 
+    count, groups, reached, k = (config[key] for key in ("num_experts", "n_group", "topk_group", "num_experts_per_tok"))
+
     def gate(name: str) -> Operator:
         """Build the gate of the experts of this name from the scores of their router."""
-        bias = const(at(f"{name}.gate.e_score_correction_bias", config["num_experts"]))
-        kept = best_of_best_groups(bias, config["n_group"], config["topk_group"], config["num_experts_per_tok"])
+        bias = const(at(f"{name}.gate.e_score_correction_bias", count))
+        kept: Operator = best_of_best_groups(bias, count, groups, reached, k)
         return kept @ renormalised() if config["norm_topk_prob"] else kept
 
     return with_experts(config, at, gate)
@@ -161,4 +163,6 @@ def with_experts(config: Settings, at: ArraySource, gate: Callable[[str], Operat
     for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
         if config[name] is None:
             raise wrong(name, None, f"given beside kv_lora_rank, {rank}")
-    return decoder(config, at, unit=unit, mixing=LatentAttention(config, at, seen_within(None, config["is_causal"])))
+    return decoder(
+        config, at, unit=unit, mixing=LatentAttention(config, at, seen_within(None, config["is_causal"])).build
+    )

@@ -136,7 +136,8 @@ def repeat(x: Operator, heads: int) -> Operator:
 
 
 def beside_columns(x: Operator, y: Operator) -> Operator:
-    return row(x, y)
+    joined: Operator = row(x, y)
+    return joined
 
 
 def turned(x: Operator, angles: Operator) -> Operator:

@@ -268,7 +268,7 @@ def test_a_row_reaches_its_best_groups_alone():
     """As the published router says, row by row: groups by their two best, then experts within these."""
     rng = np.random.default_rng(0)
     x, bias, groups, reached, k = rng.normal(size=(40, 12)), rng.normal(size=12), 4, 2, 5
-    found = dense(I @ best_of_best_groups(const(bias), groups, reached, k), x)
+    found = dense(I @ best_of_best_groups(const(bias), len(bias), groups, reached, k), x)
     for row, own in zip(x, found, strict=True):
         scores = 1 / (1 + np.exp(-row))
         biased = (scores + bias).reshape(groups, -1)

@@ -28,21 +28,21 @@ LATENT_KEYS = dict(
 
 
 class CutRows(NamedTuple):
-    """Rows that a stored matrix has for each head: `count` of them from `low` on, under a name. `paired`: neighbours
+    """Rows that a stored matrix has for each head: `size` of them from `low` on, under a name. `paired`: neighbours
     rotate together, so the first of each pair are put before the second."""
 
     name: str
     low: LiveSize
-    count: LiveSize
+    size: LiveSize
     paired: bool = False
 
     def cut(self, stored: Data, count: LiveSize) -> Data:
         """Return these rows of each of `count` heads, or promise them."""
-        name, shape = f"{stored.name}[{self.name}]", (count * self.count, *stored.shape[1:])
+        name, shape = f"{stored.name}[{self.name}]", (count * self.size, *stored.shape[1:])
         if isinstance(stored, Promised):
             return Promised(name, shape)
         of_heads = stored.array.reshape(count, -1, *stored.shape[1:])
-        rows = of_heads[:, self.low : self.low + self.count]
+        rows = of_heads[:, self.low : self.low + self.size]
         if self.paired:
             rows = np.concatenate([rows[:, ::2], rows[:, 1::2]], 1)
         return Data(rows.reshape(shape), name)
@@ -103,7 +103,7 @@ class LatentAttention(NamedTuple):
         bias = self.at(f"{name}.bias", columns)
         return [affine(W, part.cut(bias, 1)) for W, part in zip(products, parts, strict=True)]
 
-    def __call__(self, name: str) -> Operator:
+    def build(self, name: str) -> Operator:
         """Build the attention of this name."""
         h, rank, stays, turns, values = (
             self.config[key]
@@ -145,9 +145,13 @@ def score_factor(config: Settings) -> float:
     """Return the square of the factor by which YaRN makes queries and keys larger, `mscale_all_dim`; 1 without it."""
     stated = rope.rotation_settings(config)
     by, factor = stated.get("mscale_all_dim"), stated.get("factor")
-    if stated["rope_type"] in (None, "default") or not by or factor <= 1:
+    if (
+        stated["rope_type"] in (None, "default")
+        or not isinstance(by, int | float)
+        or not isinstance(factor, int | float)
+    ):
         return 1.0
-    return float(0.1 * by * log(factor) + 1) ** 2
+    return (0.1 * by * log(factor) + 1) ** 2 if factor > 1 else 1.0
 
 
 def latent_positions(config: Settings) -> int:
