@@ -28,11 +28,11 @@ Public names; `help(om.NAME)` describes each:
     formats      select, choose
     matrices     weight, const, Data, diag, diagonal, row, col, blocks, affine, I, ones, zero, cols, place
     functions    relu, log1p_relu, gelu, gelu_tanh, silu, softplus, elu, tanh, sigmoid, magnitude, ACTIVATIONS
-    powers       exp, expm1, log, square, rsqrt, reciprocal
+    powers       capped, exp, expm1, log, square, rsqrt, reciprocal
     scans        scan, cumsum, decay, linear_attention, gated_linear_attention, delta_rule, gated_delta_rule
     rows         share, keep_top, layernorm, rmsnorm, unit_length, centre, mean, maximum, minimum, softmax
     sums         over, monoids, Monoid
-    heads        heads, repeat, sum_heads, total, attention, grouped, rotate, rotary
+    heads        heads, repeat, sum_heads, total, attention, attention_capped, grouped, rotate, rotary
     distances    by_distance, at_distances, alibi, bucketed
     values       formula, operator, compose, named, product, transpose, turn, Operator, Value
     batches      given, relation, pick, among, shift, conv

@@ -357,11 +357,11 @@ class Shape(NamedTuple):
         """Correct a state by rows, which queries read. Raises ShapeError for rows that are not tokens, and for heads
         and columns that do not fit."""
         heads = max(each.heads for each in (self, keys, values, betas, decays))
-        for name, each in dict(q=self, k=keys, v=values, betas=betas, decays=decays).items():
-            if each.heads not in (1, heads):
-                raise ShapeError(f"delta rule: {name} has {each.heads} heads, where 1 or {heads} are needed")
-            if name in "qkv" and each.rows is not T:
-                raise ShapeError(f"delta rule: {name} has rows of {each.rows}: it passes tokens of sequences in order")
+        for name, shape in dict(q=self, k=keys, v=values, betas=betas, decays=decays).items():
+            if shape.heads not in (1, heads):
+                raise ShapeError(f"delta rule: {name} has {shape.heads} heads, where 1 or {heads} are needed")
+            if name in "qkv" and shape.rows is not T:
+                raise ShapeError(f"delta rule: {name} has rows of {shape.rows}: it passes tokens of sequences in order")
         if keys.cols != self.cols or betas.cols != 1 or decays.cols not in (1, keys.cols):
             wanted = f"q and k have {self.cols} and {keys.cols} columns, betas {betas.cols}, decays {decays.cols}"
             raise ShapeError(

@@ -226,7 +226,7 @@ class Cursor:
             strings.append(words.decode())
         return strings
 
-    def value(self) -> Any:
+    def value(self) -> object:
         """Read a value of the type that is stored before it: a text, a number, or a list of either. Raises ValueError
         for other types."""
         kind = self.scalar("I")

@@ -83,7 +83,8 @@ class DecoderForm(NamedTuple):
     added (`residual`), and of the scores of attention, None: one over the root of a head's columns. `turns`: the types
     of its rotation; `turned`: the layers that rotate, by number, None: all. `parallel`: attention and the unit read one
     norm, and their sum is added. `centred`: norms are layer norms without a shift. `normed_columns`: queries and keys
-    are normed in every head, with a gain for each column of all heads."""
+    are normed in every head, with a gain for each column of all heads. `mixing` builds what stands in place of grouped
+    attention, by its name."""
 
     behind: bool = False
     normed_whole: bool = False
@@ -96,6 +97,7 @@ class DecoderForm(NamedTuple):
     parallel: bool = False
     centred: bool = False
     normed_columns: bool = False
+    mixing: Callable[[str], Operator] | None = None
 
 
 @declares(PAIRED, **LLAMA_KEYS, attention_bias=flag(False), mlp_bias=flag(False))
@@ -112,15 +114,12 @@ def decoder(
     where: Callable[[int], Pattern] | None = None,
     unit: Callable[[int, str], Operator] | None = None,
     form: DecoderForm = DecoderForm(),
-    mixing: Callable[[str], Operator] | None = None,
 ) -> Operator:
     """Build layers of grouped attention with RoPE and of gated units, each behind a norm of roots. `biased` names the
     products that add a row; `normed`: queries and keys are normed, in every head; `where`: the pattern of layer l,
     if any looks no further than a window; `unit` builds the part of layer l that stands in place of a gated unit, by
-    its name; `mixing` the part that stands in place of grouped attention, by its name; `form`: what differs from
-    LLaMA's layers."""
-    n = config["hidden_size"]
-    act = ACTIVATIONS[config["hidden_act"]]
+    its name; `form`: what differs from LLaMA's layers."""
+    n, act, mixing = config["hidden_size"], ACTIVATIONS[config["hidden_act"]], form.mixing
     unit_norm = (layernorm if form.centred else rmsnorm)(config["rms_norm_eps"])
     where = where or (lambda l: seen_within(None, config["is_causal"]))
     h, g, d = (1, 1, n) if mixing else grouped_sizes(config)

@@ -118,10 +118,16 @@ LATENT = "DeepSeek-V2 (2024), section 2.1.2 and appendix B"
 
 @law(source=LATENT, without=(dict(A=operator[h, n, p]),))
 def absorb_beside(a: value[h, p], u: value[h, q], b: value[n], A: matrix[h, n, p], w: value[q], H: count):
-    """Where a part of the keys is rotated and shared by all heads, the matrix of the other part moves to the queries,
-    too: what is kept of a key is a row that all heads read."""
-    keys = row(b @ A, w @ repeat(H))
+    """A part of the keys may be rotated and shared by all heads: the matrix of the other part moves to the queries, and
+    one row a key is kept for all heads."""
+    keys = row(b @ repeat(1) @ A, w @ repeat(1) @ repeat(H))
     return product(row(a, u), turn(keys)), product(row(a @ adjoint(A), u), turn(row(b, w)))
+
+
+@law(source="a head for all (Shazeer 2019)")
+def repeat_once(x: value[n]):
+    """A value that is repeated to one head has that head alone."""
+    return x @ repeat(1), x
 
 
 @law(source=LATENT, without=(dict(B=operator[h, n, p]), dict(M=over)))

@@ -80,7 +80,7 @@ def shapes(lowering: "Lowering", cls: int, call: "KernelCall") -> Iterator[tuple
     """Yield the kernels of a call, each with its arguments and its result as prices see them. Values are shapes, one
     for all operands of a class, patterns are themselves, a weight is None, and other constants and numbers are True."""
     bound = dict(call.bound)
-    known: dict[tuple[str, Any], object] = {}
+    known: dict[tuple[str, object], object] = {}
     before: Value | None = None
     for declared in list_kernels(call):
         arguments = dict.fromkeys(declared.operands) | {

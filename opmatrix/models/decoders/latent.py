@@ -63,7 +63,7 @@ class LatentParts(NamedTuple):
     def attention(self, h: LiveSize, by: float, where: Pattern) -> Operator:
         """Build attention of h heads whose scores are multiplied by `by`: DeepSeek-V2, equations 40 to 46."""
         queries = row(self.stays, self.turns)
-        keys = row(self.latent @ self.keys, self.shared @ repeat(h))
+        keys = row(self.latent @ repeat(1) @ self.keys, self.shared @ repeat(1) @ repeat(h))
         scores = product(queries, turn(keys)) * by
         mixed: Operator = product(scores, self.latent @ self.values, over=softmax, where=where) @ heads(h).T
         return mixed
