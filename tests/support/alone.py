@@ -212,6 +212,13 @@ def relative_scores(write, constants, rng):
     return write.step("join", x=write.step("values", p=write.step("softmax", x=scores), v="h"))
 
 
+def columns_beside(write, constants, rng):
+    """The columns of h, and behind them those of other heads, five each."""
+    constants["narrow"] = Dense.pack(rows(rng, 24, 15))
+    other = write.step("heads", {"heads": 3}, x=write.step("linear", x="x", weight="narrow"))
+    return write.step("join", x=write.step("beside_columns", x="h", y=other))
+
+
 def repeated(write, constants, rng):
     return write.step("join", x=write.step("repeat", {"heads": 6}, x="h"))
 
@@ -238,6 +245,7 @@ ENDINGS = {
     "experts": experts,
     "relative_scores": relative_scores,
     "repeat": repeated,
+    "beside_columns": columns_beside,
     "blend_heads": blend_heads,
     "narrow": narrowed,
     "interpret": interpreted,
