@@ -235,7 +235,16 @@ def test_what_attention_reads_is_within_a_unit_of_bfloat16(rng):
     """The meaning of its operands, told apart from the kernel: q, k, v are rounded to 8 bits, not left as they are."""
     q, k, v = (rng.standard_normal((16, 2, 32), np.float32) for _ in range(3))
     call = SimpleNamespace(
-        q=q, k=k, v=v, scale=0.25, number_type="bf16", where="sequence", tile=256, bias=None, batch=Batch([range(16)])
+        q=q,
+        k=k,
+        v=v,
+        scale=0.25,
+        cap=0.0,
+        number_type="bf16",
+        where="sequence",
+        tile=256,
+        bias=None,
+        batch=Batch([range(16)]),
     )
     declared = KERNELS["attention"]
     found, exact = attended(q, k, v, [16], 0.25), meaning(declared, vars(call), call.batch)
