@@ -209,12 +209,24 @@ FILED = {
         {"low": lambda q: join_nibbles(q & 15, 64), "high": lambda q: join_pairs(q >> 4)},
         join_shifted,
     ),
-    "w4_128": FiledBlock(np.dtype([("d", "<f2"), ("q", "u1", 64)]), lambda x: nibbles(x["q"], 64)),
-    "w8_128": FiledBlock(np.dtype([("d", "<f2"), ("bytes", "u1", 128)]), lambda x: x["bytes"]),
+    "w4_128": FiledBlock(
+        np.dtype([("d", "<f2"), ("q", "u1", 64)]),
+        lambda x: nibbles(x["q"], 64),
+        writes={"q": lambda q: join_nibbles(q, 64)},
+    ),
+    "w8_128": FiledBlock(
+        np.dtype([("d", "<f2"), ("bytes", "u1", 128)]),
+        lambda x: x["bytes"],
+        writes={"bytes": lambda q: q.astype(np.uint8)},
+    ),
     "z4_128": FiledBlock(
-        np.dtype([("d", "<f2"), ("m", "<f2"), ("halves", "u1", 64)]), lambda x: nibbles(x["halves"], 64)
+        np.dtype([("d", "<f2"), ("m", "<f2"), ("halves", "u1", 64)]),
+        lambda x: nibbles(x["halves"], 64),
+        writes={"halves": lambda q: join_nibbles(q, 64)},
     ),
     "z4_32": FiledBlock(
-        np.dtype([("d", "<f2"), ("m", "<f2"), ("halves", "u1", 16)]), lambda x: nibbles(x["halves"], 16)
+        np.dtype([("d", "<f2"), ("m", "<f2"), ("halves", "u1", 16)]),
+        lambda x: nibbles(x["halves"], 16),
+        writes={"halves": lambda q: join_nibbles(q, 16)},
     ),
 }

@@ -321,6 +321,36 @@ def head_doors() -> Iterator[tuple[str, Door]]:
             ),
         )
 
+    def left_states(k: np.ndarray, v: np.ndarray, starts: np.ndarray, decays: np.ndarray) -> Any:
+        """The state behind each row, behind one of zeros, and the sizes of what is added up."""
+        out = np.zeros((2, len(k) + 1, 4, k.shape[2] * v.shape[2]))
+        wide = [x.astype(np.float64) for x in (k, v, decays)]
+        for states, (k, v, decays) in zip(out, (wide, [*map(abs, wide)]), strict=True):
+            state: Any = 0.0
+            for t in range(len(k)):
+                state = 0.0 if t in starts else state * decays[t][:, :, None]
+                state = state + k[t][:, :, None] * v[t][:, None]
+                states[t + 1] = state.reshape(4, -1)
+        return out[0], gamma(2 * len(k)) * out[1]
+
+    def leave(out: np.ndarray, k: np.ndarray, v: np.ndarray, starts: np.ndarray, decays: np.ndarray) -> None:
+        """Write every state; the kernel leaves the first as it is, that of sequences that begin."""
+        held = out, np.zeros(len(k), np.int64)
+        kernels.leave_states(k, v, starts, held, np.arange(1, len(k) + 1), decays)
+        out[0] = 0
+
+    yield (
+        "leave_states",
+        Door(
+            lambda rng, rows: (
+                heads(rng, rows, k=4, v=4) | {"starts": starts(rows), "decays": heads(rng, rows, q=4)["q"]}
+            ),
+            lambda k, v, **_: (len(k) + 1, 4, k.shape[2] * v.shape[2]),
+            leave,
+            left_states,
+        ),
+    )
+
     def scored(q: np.ndarray, k: np.ndarray, bias: np.ndarray | None = None) -> Any:
         q, k = q.astype(np.float64).swapaxes(0, 1), k.astype(np.float64).swapaxes(0, 1)
         s, added = 0.3 * q @ k.swapaxes(1, 2), near(bias, range(q.shape[1]), k.shape[1])
