@@ -588,7 +588,7 @@ def listing(directory: Path) -> dict[str, Tensor]:
 def infinity(word: str) -> float:
     """Return infinity, as configs of Mamba 2 write it for steps that are not clipped. Raises ValueError for NaN."""
     if not word.endswith("Infinity"):
-        raise ValueError(f"{word} is no number")
+        raise ValueError(f"{word} is not a finite number")
     return float(word)
 
 
