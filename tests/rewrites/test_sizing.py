@@ -277,6 +277,14 @@ REAL = [  # families at the widths that people have
     ("olmo2", SMOL | dict(hidden_size=2048, intermediate_size=8192, num_attention_heads=16, num_key_value_heads=16)),
     ("phi3", SMOL | dict(hidden_size=3072, intermediate_size=8192, num_attention_heads=32, num_key_value_heads=32)),
     ("smollm3", SMOL | dict(hidden_size=2048, num_attention_heads=16, num_key_value_heads=4, num_hidden_layers=4)),
+    (
+        "deepseek_v2",
+        SMOL
+        | dict(hidden_size=2048, intermediate_size=10944, num_attention_heads=16, num_key_value_heads=16)
+        | dict(kv_lora_rank=512, q_lora_rank=None, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+        | dict(n_routed_experts=64, n_shared_experts=2, moe_intermediate_size=1408, num_experts_per_tok=6)
+        | dict(first_k_dense_replace=1, num_hidden_layers=2),
+    ),
     ("mamba", dict(vocab_size=50280, hidden_size=768, num_hidden_layers=2)),
     ("mamba2", dict(vocab_size=50288, hidden_size=768, num_heads=24, n_groups=1, num_hidden_layers=2)),
     ("PanguEmbedded", SMOL | dict(hidden_size=1536, num_attention_heads=12, num_key_value_heads=12, bias=True)),
