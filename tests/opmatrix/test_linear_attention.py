@@ -393,6 +393,7 @@ def test_a_search_finds_it(h, where, feature):
     np.testing.assert_allclose(program.run(LONG), wanted, rtol=1e-4, atol=1e-5 * abs(wanted).max())
 
 
+@pytest.mark.deep
 def test_a_search_keeps_scores_where_they_are_cheaper():
     """Both orders are priced: few rows of wide heads have few scores; a term that is written with states, too."""
     short, n = om.Batch([[1, 2, 3, 4]]), 512

@@ -158,6 +158,7 @@ def test_the_search_writes_a_kernel_for_a_convolution():
         np.testing.assert_array_equal(program.run(one), program.run(batch)[lo:hi])
 
 
+@pytest.mark.deep
 def test_a_schedule_of_a_convolution_is_verified():
     schedule = om.schedule(model(), om.Batch([[1, 2, 3, 4, 5], [7]]))
     schedule.verify()
