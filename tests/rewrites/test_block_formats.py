@@ -15,6 +15,7 @@ from formats.storage.check import check_product
 from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.oracles import dense
+from opmatrix.exports.checkpoints.plain_class import filed_numbers
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.filed_data import FiledData
 from opmatrix.files.gguf import TENSOR_TYPES
@@ -65,6 +66,19 @@ def test_blocks_are_kept_to_the_bit(rng, name):
         ids = rng.integers(0, outputs, 40)
         gathered = kernels.gather(ids, kernels.Columns.of(stored), np.empty((40, wanted.shape[1]), np.float32))
         assert np.array_equal(gathered, wanted[ids])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_blocks_leave_in_gguf_files_that_have_them(rng, name):
+    """Groups of other files are written as numbers, and the export's note names them."""
+    stored = FORMATS[name].of_blocks(blocks(rng, name, 16, 2))
+    numbers = stored.unpack().T
+    left = filed_numbers(stored, numbers)
+    if name.upper() in TENSOR_TYPES.values():
+        assert (left.number, left.called) == (name.upper(), "") and left.blocks is not None
+    else:
+        assert left.blocks is None and left.called == f"{name}, which no GGUF file has"
+    assert np.array_equal(left.numbers, numbers)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

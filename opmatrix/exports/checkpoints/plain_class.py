@@ -17,6 +17,7 @@ from formats.core.arrays import Floats
 from formats.core.epilogue import UNIT
 from formats.core.errors import InputError
 from formats.storage.format import Format, WholeNumbers
+from opmatrix.files.gguf import TENSOR_TYPES
 from opmatrix.files.quantised import STORED
 from opmatrix.models.encoders.bert import LAYER_NAMES, SHORT
 from opmatrix.runtime.kernels import KERNELS
@@ -35,7 +36,9 @@ CLASSES = {
     "qwen3": "Qwen3Model",
 }  # families, and their classes without a head
 BIASED_PARTS = {"llama": "", "mistral": "", "qwen2": "qkv", "qwen3": ""}  # LLaMA's kin, and its products that add a row
-BLOCK_TYPES = {stored.block: name for name, stored in STORED.items() if stored.kept}  # blocks of files, and their types
+BLOCK_TYPES = {  # blocks of GGUF files, and their types
+    stored.block: name for name, stored in STORED.items() if stored.kept and name in TENSOR_TYPES.values()
+}
 TABLE_NAMES = {
     "tokens": "word",
     "positions": "position",
@@ -311,8 +314,9 @@ def scaled_blocks(blocks: NDArray[np.void], factor: float) -> NDArray[np.void] |
 
 def filed_numbers(constant: Format, numbers: Floats) -> StoredNumbers:
     """Return a weight (p, n) with its blocks of a file, or only with its numbers where no whole blocks are a row."""
-    assert constant.filed is not None
-    number = BLOCK_TYPES[constant.filed]
+    number = None if constant.filed is None else BLOCK_TYPES.get(constant.filed)
+    if number is None:
+        return StoredNumbers(numbers, called=f"{constant.name}, which no GGUF file has")
     if numbers.shape[1] % STORED[number].numbers:
         return StoredNumbers(
             numbers, called=f"{constant.name} in rows of {numbers.shape[1]}, which are no whole blocks"
