@@ -71,7 +71,6 @@ NAMED = {  # a kind each; what else there is, the benchmark tries
         Change(MODEL, ("attn_logit_softcapping",), None),
         Change(MODEL, ("final_logit_softcapping",), DROPPED),
         Change(MODEL, ("layer_types",), DROPPED),
-        Change(MODEL, ("use_bidirectional_attention",), True),
     ],
     "cohere": [Change(MODEL, ("logit_scale",), DROPPED), Change(MODEL, ("use_qk_norm",), DROPPED)],
     "cohere2": [Change(MODEL, ("layer_types",), DROPPED), Change(MODEL, ("sliding_window",), DROPPED)],

@@ -17,6 +17,7 @@ from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.algebra.oracles import dense
 from opmatrix.exports.checkpoints.gguf_file import ARCHITECTURES, export_gguf
 from opmatrix.files.checkpoint import open_model
+from opmatrix.files.gguf import TENSOR_TYPES
 from opmatrix.files.quantised import STORED
 from opmatrix.models import FAMILIES
 from rewrites.cli.commands import app
@@ -101,7 +102,7 @@ def wide(tokenizer):
 
 
 @pytest.mark.deep(every=4)
-@pytest.mark.parametrize("number", [name for name, stored in STORED.items() if stored.kept])
+@pytest.mark.parametrize("number", [name for name in TENSOR_TYPES.values() if STORED[name].kept])
 def test_gguf_widens_blocks_to_the_numbers_of_the_program(tmp_path, wide, number):
     program = stored_as(wide, number.lower())
     export_gguf(program, tmp_path / "it.gguf")

@@ -5,6 +5,7 @@ rows and have no positions."""
 from collections.abc import Mapping
 
 from opmatrix.algebra.data import Data, Promised, split_pairs
+from opmatrix.algebra.operators import DEFAULT_BASE
 from opmatrix.algebra.shapes import LiveSize, quotient
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import (
@@ -73,7 +74,7 @@ def cohere(config: Settings, at: ArraySource) -> Operator:
 
 @declares(
     COHERE,
-    **COHERE_KEYS,
+    **COHERE_KEYS | dict(rope_theta=real(1, 1e12, DEFAULT_BASE)),
     use_qk_norm=never(False, "queries and keys are never normed in this family"),
     sliding_window=optional(whole()),
     layer_types=LAYER_TYPES,

@@ -29,11 +29,12 @@ from opmatrix.algebra.term import Operator, Value, formula
 from opmatrix.models.config import ArraySource, Key, Settings, declares, flag, whole, wrong
 from opmatrix.models.scans.mamba import BACKBONE, MAMBA_KEYS, taps_by_lag
 
+UNLIMITED = 0.0, inf
 INFINITE = inf, {"__float__": "Infinity"}  # an infinity, and how transformers writes it
 NOT_CLIPPED = Key(
     "[0, Infinity] or left out: steps are not clipped",
     lambda v: v is None or (type(v) is list and len(v) == 2 and v[0] == 0 and v[1] in INFINITE),
-    None,
+    UNLIMITED,
 )
 SAME_KEYS = (
     "vocab_size hidden_size num_hidden_layers expand conv_kernel layer_norm_eps hidden_act use_bias use_conv_bias"
