@@ -97,7 +97,7 @@ CASES = {
     ),
     "bloom": dict(model_type="bloom", vocab_size="v", hidden_size="h", n_head="a", n_layer=1, seq_length="p"),
     "mamba": dict(model_type="mamba", vocab_size="v", hidden_size="h", num_hidden_layers=1, time_step_rank=3),
-    "mamba2": dict(model_type="mamba2", vocab_size="v", hidden_size=128, num_heads=4, n_groups=2, num_hidden_layers=1),
+    "mamba2": dict(model_type="mamba2", vocab_size="v", hidden_size=96, num_heads=3, n_groups=3, num_hidden_layers=1),
     "t5": dict(model_type="t5", vocab_size="v", d_model="h", d_kv="d", d_ff="f", num_heads="a", num_layers=1),
     **{kind: LLAMA | dict(model_type=kind) for kind in DECODERS},
     "llama, heads of their own width": LLAMA | dict(head_dim="d"),

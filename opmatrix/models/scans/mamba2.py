@@ -33,7 +33,7 @@ UNLIMITED = 0.0, inf
 INFINITE = inf, {"__float__": "Infinity"}  # an infinity, and how transformers writes it
 NOT_CLIPPED = Key(
     "[0, Infinity] or left out: steps are not clipped",
-    lambda v: v is None or (type(v) is list and len(v) == 2 and v[0] == 0 and v[1] in INFINITE),
+    lambda v: v is None or (isinstance(v, list | tuple) and len(v) == 2 and v[0] == 0 and v[1] in INFINITE),
     UNLIMITED,
 )
 SAME_KEYS = (
