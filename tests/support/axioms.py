@@ -2,7 +2,7 @@
 that two statements are equal (equal.py), not the search."""
 
 from opmatrix.algebra.monoids import mean
-from opmatrix.algebra.operators import I, heads, keep_top, product, row, share, shift, total, turn
+from opmatrix.algebra.operators import I, heads, keep_top, product, repeat, row, share, shift, total, turn
 from opmatrix.algebra.term import KINDS
 from rewrites.laws.kinds import adjoint, behind, blank, by_head, joined, left, right
 from rewrites.laws.law import (
@@ -165,6 +165,24 @@ def adjointness(a: value[h, p], b: value[n], A: matrix[h, n, p]):
 def joined_rows(x: value[h, q], A: matrix[h * q, p], H: count):
     """What the rows of a matrix by heads are."""
     return (x @ heads(H).T) @ A, (x @ by_head(A, H)) @ total
+
+
+@law(source="block matrices")
+def scores_beside(a: value[h, n], u: value[h, p], b: value[h, n], w: value[h, p]):
+    """Products of rows of two parts are sums of the products of each."""
+    return product(row(a, u), turn(row(b, w))), product(a, turn(b)) + product(u, turn(w))
+
+
+@law(source="a head for all (Shazeer 2019)")
+def scores_of_copies(a: value[h, n], b: value[n], H: count):
+    """A head of keys is read by all heads of queries, copied or not."""
+    return product(a, turn(b @ repeat(H))), product(a, turn(b))
+
+
+@law(source="a head for all (Shazeer 2019)")
+def one_copy(x: value[n]):
+    """A value that is repeated to one head has that head alone."""
+    return x @ repeat(1), x
 
 
 @law(both=True)

@@ -9,6 +9,7 @@ import numpy as np
 from equal import proved
 from law_mutants import Mutant, make_law, of_kernel
 
+from opmatrix.algebra.shapes import ShapeError
 from rewrites.egraph.egraph import engine
 from rewrites.laws.kernel_law import Implementation
 from rewrites.laws.law import Law
@@ -57,8 +58,11 @@ def at_place(mutant: Mutant, law: Law) -> bool:
 
 def graph_disproves(law: Law, seed: int, shared: Any) -> bool:
     """Whether a graph of the law alone, in its engine and from its own left side, holds a disagreement that names
-    it."""
-    found, _ = check_seeded([law], [law], seed, shared)
+    it, or its sides do not fit the sizes there."""
+    try:
+        found, _ = check_seeded([law], [law], seed, shared)
+    except ShapeError:
+        return True
     return bool(found) and law.name in found[0].laws
 
 
