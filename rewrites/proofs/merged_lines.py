@@ -13,7 +13,7 @@ from opmatrix.algebra.nodes import exp, reciprocal
 from opmatrix.algebra.operators import relu
 from opmatrix.algebra.shapes import LiveSize
 from rewrites.proofs.function_forms import INNER, LOGARITHM, ZERO_OR_RECIPROCAL
-from rewrites.proofs.ordered_forms import OrderedForms, outer
+from rewrites.proofs.ordered_forms import OrderedForms, outer, shared_terms
 from rewrites.proofs.polynomials import GaveUp, IndexTuple, Polynomial, as_polynomial
 
 
@@ -66,7 +66,7 @@ class MergedLine:
         what all entries have is added afterwards."""
         weights = self.weights(monoid)
         ring = self.functions.ring
-        shared = self.shared(self.right) if monoid.normalised and self.is_never_empty() else Polynomial({})
+        shared = shared_terms(self.right) if monoid.normalised and self.is_never_empty() else Polynomial({})
         minus = shared.scaled(Fraction(-1))
         right = [ring.add(p, minus) for p in self.right]
         return ring.add(shared, self.summed([ring.multiply(a, b) for a, b in zip(weights, right, strict=True)]))
@@ -116,18 +116,8 @@ class MergedLine:
 
     def unshifted(self, line: list[Polynomial]) -> list[Polynomial]:
         """Return the line without terms that are added to all of it."""
-        minus = self.shared(line).scaled(Fraction(-1))
+        minus = shared_terms(line).scaled(Fraction(-1))
         return [self.functions.ring.add(p, minus) for p in line]
-
-    def shared(self, line: Sequence[Polynomial]) -> Polynomial:
-        """Return the terms that are added to all of a line."""
-        return Polynomial(
-            {
-                term: number
-                for term, number in line[0].terms.items()
-                if INNER not in term.free and all(p.terms.get(term) == number for p in line)
-            }
-        )
 
     def one_over_size(self) -> Polynomial:
         """Return one over the number of merged entries."""

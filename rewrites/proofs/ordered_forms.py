@@ -14,6 +14,17 @@ from rewrites.proofs.function_forms import INNER, Functions
 from rewrites.proofs.polynomials import COLUMN_INDEX, AtomAt, Head, Monomial, Polynomial, order_of, without_factors
 
 
+def shared_terms(line: Sequence[Polynomial]) -> Polynomial:
+    """Return the terms that are added to all of a line."""
+    return Polynomial(
+        {
+            term: number
+            for term, number in line[0].terms.items()
+            if INNER not in term.free and all(p.terms.get(term) == number for p in line)
+        }
+    )
+
+
 @dataclass
 class OrderedForms(Functions):
     """Functions of polynomials, and of lines of them by their order. `merged` maps an atom that is a maximum to its
@@ -26,13 +37,8 @@ class OrderedForms(Functions):
         them have are added afterwards, positive numbers are multiplied afterwards, rising functions applied afterwards;
         a maximum of two numbers is a relu."""
         line = [part for size, p in line for part in self.flattened(size, p)]
-        first = line[0][1]
-        shared = {
-            term: number
-            for term, number in first.terms.items()
-            if INNER not in term.free and all(p.terms.get(term) == number for _, p in line)
-        }
-        outside, minus = Polynomial(shared), Polynomial(shared).scaled(Fraction(-1))
+        outside = shared_terms([p for _, p in line])
+        minus = outside.scaled(Fraction(-1))
         parts: dict[Any, tuple[LiveSize, Polynomial]] = {}
         for size, p in line:
             rest = self.ring.add(p, minus)
@@ -80,13 +86,8 @@ class OrderedForms(Functions):
         That does not change if a term is added to the whole row, if all of it is scaled by a positive number, or goes
         through a rising function; so these are removed."""
         polynomials = self.risen([p for _, p in line])
-        first = polynomials[0]
-        shared = {
-            term: -number
-            for term, number in first.terms.items()
-            if INNER not in term.free and all(p.terms.get(term) == number for p in polynomials)
-        }
-        left = [self.ring.add(p, Polynomial(shared)) for p in polynomials]
+        minus = shared_terms(polynomials).scaled(Fraction(-1))
+        left = [self.ring.add(p, minus) for p in polynomials]
         scale = next((abs(p.leading) for p in left if p.terms), Fraction(1))
         more = (COLUMN_INDEX,) if line[j][0] != "1" else ()
         return self.of_lines(
