@@ -356,17 +356,15 @@ class Shape(NamedTuple):
     def delta_rule(self, keys: Shape, values: Shape, betas: Shape, decays: Shape) -> Shape:
         """Correct a state by rows, which queries read. Raises ShapeError for rows that are not tokens, and for heads
         and columns that do not fit."""
-        heads = max(each.heads for each in (self, keys, values, betas, decays))
+        heads = self.heads
         for name, shape in dict(q=self, k=keys, v=values, betas=betas, decays=decays).items():
-            if shape.heads not in (1, heads):
-                raise ShapeError(f"delta rule: {name} has {shape.heads} heads, where 1 or {heads} are needed")
+            heads = agree(heads, shape.heads, "heads", self, shape, f"delta rule: {name}", spread=True)
             if name in "qkv" and shape.rows is not T:
                 raise ShapeError(f"delta rule: {name} has rows of {shape.rows}: it passes tokens of sequences in order")
-        if keys.cols != self.cols or betas.cols != 1 or decays.cols not in (1, keys.cols):
-            wanted = f"q and k have {self.cols} and {keys.cols} columns, betas {betas.cols}, decays {decays.cols}"
-            raise ShapeError(
-                f"delta rule: {wanted}: as many of q and k are needed, one of betas, one or those of decays"
-            )
+        columns = agree(self.cols, keys.cols, "columns", self, keys, "delta rule: k")
+        agree(betas.cols, 1, "columns", betas, 1, "delta rule: betas")
+        if decays.cols != 1:
+            agree(decays.cols, columns, "columns", decays, keys, "delta rule: decays")
         return values._replace(heads=heads)
 
     def split(self, h: LiveSize) -> Shape:
