@@ -236,7 +236,7 @@ def peak_bytes(process: int) -> float | None:
 
 # ---- replies
 
-REPLY_COLUMNS = "round", "clients", "program_s", "server_s", "ratio", "first_ms"
+REPLY_COLUMNS = "round", "clients", "tokens", "program_s", "server_s", "ratio", "first_ms"
 PROMPT = "the capital of country number {} is"
 
 
@@ -245,8 +245,8 @@ def measure_replies() -> None:
 
         python benchmarks/serving.py replies PROGRAM [--clients 1 8 16] [--tokens 64] [--rounds 5] [--csv OUT]
 
-    PROGRAM: a language model, a directory that `optimize` saved. Each client asks for one completion, of so many
-    tokens, greedily; texts are compared with the program's. Rounds alternate: the program generates the replies to
+    PROGRAM: a language model, a directory that `optimize` saved. Each client asks for one completion, of at most so
+    many tokens, greedily; texts are compared with the program's. Rounds alternate: the program generates the replies to
     all prompts at once, then the clients send them; every prompt is a new one. `first`: median milliseconds to the
     first piece of a stream, where one client asks."""
     parser = Parser(measure_replies)
@@ -276,16 +276,17 @@ def reply_race(program: Program, port: int, number: int, clients: int, given) ->
     """One row: the program, then the server."""
     prompts = [PROMPT.format(f"{number}, {clients}, {client}") for client in range(clients)]
     began = time.perf_counter()
-    wanted = [reply.text for reply in program.generate(prompts, max_tokens=given.tokens)]
+    wanted = program.generate(prompts, max_tokens=given.tokens)
     alone = time.perf_counter() - began
     began = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
         texts = [*pool.map(lambda prompt: asked_reply(port, prompt, given.tokens), prompts)]
     together = time.perf_counter() - began
-    if texts != wanted:
-        say(f"{sum(text != right for text, right in zip(texts, wanted, strict=True))} of {clients} texts differ")
+    if differing := sum(text != reply.text for text, reply in zip(texts, wanted, strict=True)):
+        say(f"{differing} of {clients} texts differ")
+    tokens = sum(len(reply.ids) for reply in wanted)
     first = 1e3 * first_piece(port, PROMPT.format(f"first {number}, {clients}"))
-    return number, clients, alone, together, alone / together, first
+    return number, clients, tokens, alone, together, alone / together, first
 
 
 def asked_reply(port: int, prompt: str, tokens: int) -> str:
@@ -322,12 +323,11 @@ def reply_figures(rows: Sequence[tuple], peak: float | None, given) -> Iterator[
         ratios = [row[REPLY_COLUMNS.index("ratio")] for row in some]
         yield Figure(f"tokens a second for {clients} clients over the program's", median(ratios), "", spread(ratios))
     most, least = max(by_clients), min(by_clients)
-    seconds = {
-        clients: median([row[REPLY_COLUMNS.index("server_s")] for row in by_clients[clients]])
-        for clients in (least, most)
+    tokens_at, seconds_at = map(REPLY_COLUMNS.index, ("tokens", "server_s"))
+    rates = {
+        clients: median([row[tokens_at] / row[seconds_at] for row in by_clients[clients]]) for clients in (least, most)
     }
-    gain = (most / seconds[most]) / (least / seconds[least])
-    yield Figure(f"tokens a second for {most} clients over {least}", gain, "x")
+    yield Figure(f"tokens a second for {most} clients over {least}", rates[most] / rates[least], "x")
     firsts = [row[REPLY_COLUMNS.index("first_ms")] for row in rows]
     yield Figure("first piece of a stream", median(firsts), "ms", spread(firsts))
     yield Figure("peak memory of the server", peak, "MB", why="/proc says nothing of it")

@@ -70,12 +70,12 @@ class BlockLayout(NamedTuple):
         grouped = self.values[q.reshape(count, self.groups, self.group, p)]
         scale = np.asarray(d, np.float32)[:, None]
         shift = None if m is None else np.asarray(m, np.float32)[:, None]
-        if self.centred and shift is not None:
-            shift = -shift * scale
         if parts is not None:
             low = (parts & ((1 << self.scale_bits) - 1)).astype(np.float32)
             scale = scale * (low - np.float32(self.middle))
             shift = None if shift is None else shift * (parts >> self.scale_bits).astype(np.float32)
+        if self.centred and shift is not None:
+            shift = -shift * scale
         grouped *= scale[:, :, None]
         if shift is not None:
             grouped += shift[:, :, None]

@@ -57,7 +57,9 @@ def cached(program: Program, number: str | None = None) -> Program:
             raise InputError(f"step {i}, {step.output} = {step.kernel}: {ELSEWHERE}")
         steps += [each.writing for each in kept.values() if each.reader == i]
     if not (ports or kept):
-        raise InputError("cached: no step of this program is attention, a shift or a scan: there is nothing to cache")
+        raise InputError(
+            "cached: no step of this program is attention, a recurrence, a shift or a scan: there is nothing to cache"
+        )
     read = {name for step in steps for name in step.operands.values()}
     steps = [step for step in steps if step.output in read or step.output not in forms.rounding]
     meta = {name: entry for name, entry in program.meta.items() if name != "certificate"}

@@ -80,7 +80,7 @@ def shapes(lowering: "Lowering", cls: int, call: "KernelCall") -> Iterator[tuple
     """Yield the kernels of a call, each with its arguments and its result as prices see them. Values are shapes, one
     for all operands of a class, patterns are themselves, a weight is None, and other constants and numbers are True."""
     bound = dict(call.bound)
-    known: dict[tuple[str, object], object] = {}
+    known: dict[tuple[str, str, object], object] = {}
     before: Value | None = None
     for declared in list_kernels(call):
         arguments = dict.fromkeys(declared.operands) | {
@@ -92,9 +92,9 @@ def shapes(lowering: "Lowering", cls: int, call: "KernelCall") -> Iterator[tuple
             arguments[next(name for name in declared.operands if name not in bound)] = before
         for name, at in bound.items():
             if name in declared.operands or name in declared.attributes:
-                wanted = declared.wanted(name)
-                read = argument(lowering, wanted, call.implementation.variables[name].name, at)
-                arguments[name] = known.setdefault((str(wanted), at), read)
+                wanted, sort = declared.wanted(name), call.implementation.variables[name].name
+                read = argument(lowering, wanted, sort, at)
+                arguments[name] = known.setdefault((str(wanted), sort, at), read)
         before = shaped(lowering, cls, declared.result)
         yield declared, declared.record(**arguments), before
 

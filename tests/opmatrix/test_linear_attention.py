@@ -514,7 +514,7 @@ def test_shapes_of_the_delta_rule_are_refused_in_a_line(make):
 def test_unknown_sizes_of_the_delta_rule_are_those_of_its_other_operands():
     one, eight = om.const(np.ones(1)), om.weight(np.ones((8, 8)))
     assert delta_rule(om.const(np.ones(8)), om.I, om.I, one).into.cols == 8
-    assert delta_rule(om.I @ om.total, eight, eight, one).out.heads == 1
+    assert delta_rule(om.I @ om.total, eight, eight, one).into.cols == 8
 
 
 @pytest.mark.parametrize(("h", "count"), [(1, 1), (1, N), (3, 3), (3, N)])

@@ -33,8 +33,8 @@ from formats.kernels.simd.vectors import (
 STATE_RECORD = np.dtype(
     [
         *PLACES,
-        *words("a a_row a_head a_col starts T S h d e room apart q_of k_of v_of a_of bands share groups whole"),
-        *words("z z_row z_head sources targets b b_row b_head b_of"),
+        *words("a a_row a_head b b_row b_head a_col starts T S h d e room apart q_of k_of v_of a_of b_of"),
+        *words("bands share groups whole z z_row z_head sources targets"),
     ]
 )
 PASSED_ROWS = 4 if MANY_REGISTERS else 2
@@ -70,7 +70,7 @@ def pass_line(
     decays; q: None leaves the sums as they are."""
 
     def code(context: Context, builder: ir.IRBuilder, signature: Signature, operands: Values) -> ir.Value:
-        tile, rows, line, k, k_row, q, q_row, decay, a_row = operands
+        tile, rows, line, k, k_row, query_at, q_row, decay, a_row = operands
 
         def number(start: ir.Value, apart: ir.Value, r: int) -> ir.Value:
             """Load the number of a row into all lanes."""
@@ -81,7 +81,7 @@ def pass_line(
             if a != types.none:
                 factor = number(decay, a_row, r)
                 state = [builder.fmul(factor, vector) for vector in state]
-            key, query = number(k, k_row, r), None if asks == types.none else number(q, q_row, r)
+            key, query = number(k, k_row, r), None if q == types.none else number(query_at, q_row, r)
             for v in range(sums.across):
                 at = r * sums.across + v
                 state[v] = multiply_add(builder, key, builder.extract_value(rows, at), state[v])
@@ -91,14 +91,13 @@ def pass_line(
             put(builder, state[v], line, 64 * v)
         return closed(builder, new) if new else tile
 
-    asks = q
     return sums(sums, values, *[types.int64] * 3, q, types.int64, a, types.int64), code
 
 
 @njit(**HELPER)
-def pass_rows(none, c, state, q, k, a, v, o, lanes):
-    """Pass a tile of rows through the state, and store what its queries read of it."""
-    sums, values = none, fetch(none, v, 4 * c.v_row, lanes)
+def pass_rows(none, c, state, q, k, a, values, o, lanes):
+    """Pass a tile of rows that add these values through the state, and store what its queries read of it."""
+    sums = none
     for i in range(c.d):
         line = state + 4 * STATE_COLUMNS * i
         if c.a:
@@ -111,9 +110,8 @@ def pass_rows(none, c, state, q, k, a, v, o, lanes):
 
 
 @njit(**HELPER)
-def enter_rows(none, c, state, k, a, v, lanes):
-    """Pass a tile of rows through the state."""
-    values = fetch(none, v, 4 * c.v_row, lanes)
+def enter_rows(none, c, state, k, a, values):
+    """Pass a tile of rows that add these values through the state."""
     for i in range(c.d):
         line = state + 4 * STATE_COLUMNS * i
         if c.a:
@@ -182,28 +180,3 @@ def corrections(none, c, state, k, a, v, b, lanes):
     if c.d % 2:
         even = recall_key(none, c, state, c.d - 1, k, a, even)
     return correct(fetch(none, v, 4 * c.v_row, lanes), even, odd, b)
-
-
-@njit(**HELPER)
-def correct_row(none, c, state, q, k, a, v, b, o, lanes):
-    """Pass a row through the state by the delta rule, and store what its query reads of it."""
-    sums, added = none, corrections(none, c, state, k, a, v, b, lanes)
-    for i in range(c.d):
-        line = state + 4 * STATE_COLUMNS * i
-        if c.a:
-            sums = pass_line(sums, added, line, k + 4 * i, 0, q + 4 * i, 0, a + 4 * i * c.a_col, 0)
-        else:
-            sums = pass_line(sums, added, line, k + 4 * i, 0, q + 4 * i, 0, None, 0)
-    store_tile(sums, o, 4 * c.o_row, lanes)
-
-
-@njit(**HELPER)
-def enter_corrected(none, c, state, k, a, v, b, lanes):
-    """Pass a row through the state by the delta rule."""
-    added = corrections(none, c, state, k, a, v, b, lanes)
-    for i in range(c.d):
-        line = state + 4 * STATE_COLUMNS * i
-        if c.a:
-            pass_line(none, added, line, k + 4 * i, 0, None, 0, a + 4 * i * c.a_col, 0)
-        else:
-            pass_line(none, added, line, k + 4 * i, 0, None, 0, None, 0)

@@ -23,8 +23,7 @@ from formats.kernels.attentions.state_lines import (
     ROWS_A_PASS,
     STATE_COLUMNS,
     STATE_RECORD,
-    correct_row,
-    enter_corrected,
+    corrections,
     enter_rows,
     pass_rows,
     read_state,
@@ -35,7 +34,7 @@ from formats.kernels.engine.memory import longs, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
 from formats.kernels.simd.arithmetic import keep
-from formats.kernels.simd.vectors import LANES, ask, zeros
+from formats.kernels.simd.vectors import LANES, ask, fetch, zeros
 
 __all__ = ["leave_states", "recurrent"]
 
@@ -43,37 +42,40 @@ __borders__ = (PASSED_ROWS,)
 
 
 @njit(**HELPER)
-def pass_tile(none, c, state, row, band, lanes, doing):
-    """Pass a tile of rows of a band of columns from `row` on; `doing`: ENTER_AND_READ, READ_ALONE or ENTER_ALONE."""
+def places_of(c, row, band):
+    """Return the addresses of a row's numbers for a band: of q, k, decays, v and the result."""
     head, left = band // c.bands, STATE_COLUMNS * (band % c.bands)
     q = c.q + 4 * (row * c.q_row + head // c.q_of * c.q_head)
     k = c.k + 4 * (row * c.k_row + head // c.k_of * c.k_head)
     a = c.a + 4 * (row * c.a_row + head // c.a_of * c.a_head)
     v = c.v + 4 * (row * c.v_row + head // c.v_of * c.v_head + left)
     o = c.o + 4 * (row * c.o_row + head * c.o_head + left)
+    return q, k, a, v, o
+
+
+@njit(**HELPER)
+def pass_tile(none, c, state, row, band, lanes, doing):
+    """Pass a tile of rows of a band of columns from `row` on; `doing`: ENTER_AND_READ, READ_ALONE or ENTER_ALONE."""
+    q, k, a, v, o = places_of(c, row, band)
     if doing == READ_ALONE:
         read_state(none, c, state, q, o, lanes)
     elif doing == ENTER_ALONE:
-        enter_rows(none, c, state, k, a, v, lanes)
+        enter_rows(none, c, state, k, a, fetch(none, v, 4 * c.v_row, lanes))
     else:
-        pass_rows(none, c, state, q, k, a, v, o, lanes)
+        pass_rows(none, c, state, q, k, a, fetch(none, v, 4 * c.v_row, lanes), o, lanes)
 
 
 @njit(**HELPER)
 def pass_corrected(one, c, state, low, high, band, lanes, doing):
-    """Pass rows of a band by the delta rule, or read the state as it is."""
-    head, left = band // c.bands, STATE_COLUMNS * (band % c.bands)
+    """Pass rows of a band by the delta rule."""
     for row in range(low, high):
-        q = c.q + 4 * (row * c.q_row + head // c.q_of * c.q_head)
-        k = c.k + 4 * (row * c.k_row + head // c.k_of * c.k_head)
-        a = c.a + 4 * (row * c.a_row + head // c.a_of * c.a_head)
-        b = c.b + 4 * (row * c.b_row + head // c.b_of * c.b_head)
-        v = c.v + 4 * (row * c.v_row + head // c.v_of * c.v_head + left)
-        o = c.o + 4 * (row * c.o_row + head * c.o_head + left)
+        q, k, a, v, o = places_of(c, row, band)
+        b = c.b + 4 * (row * c.b_row + band // c.bands // c.b_of * c.b_head)
+        added = corrections(one, c, state, k, a, v, b, lanes)
         if doing == ENTER_ALONE:
-            enter_corrected(one, c, state, k, a, v, b, lanes)
+            enter_rows(one, c, state, k, a, added)
         else:
-            correct_row(one, c, state, q, k, a, v, b, o, lanes)
+            pass_rows(one, c, state, q, k, a, added, o, lanes)
 
 
 @njit(**HELPER)
@@ -174,8 +176,10 @@ def pass_chunks(c, room, start, end, first, last, doing):
     while low < end:
         high = chunk_end(c, low, end)
         pass_bands(c, room, low, high, first, last, doing)
-        if c.targets and longs(c.targets, c.T)[high - 1]:
-            store_bands(c, room, longs(c.targets, c.T)[high - 1], first, last)
+        if c.targets:
+            target = longs(c.targets, c.T)[high - 1]
+            if target:
+                store_bands(c, room, target, first, last)
         low = high
 
 
@@ -235,13 +239,10 @@ def launch_passes(
         raise ValueError(f"betas: {betas.shape[2]} columns, where 1 is needed")
     batch = sequences(starts)
     T, S, serves, lies = int(batch.starts[-1]), len(batch.starts) - 1, list[int](), list[int]()
-    for name, view in (("q", q), ("k", k), ("v", v), ("decays", decays)):
+    for name, view in (("q", q), ("k", k), ("v", v), ("decays", decays), ("betas", betas)):
         serves.append(served(name, view, heads))
         lies += heads_of(name, view, T, heads // serves[-1])
-    *lies, a, a_row, a_head = lies
-    lies += heads_of("out", out, T, heads)
-    b_of = served("betas", betas, heads)
-    b = *heads_of("betas", betas, T, heads // b_of), b_of
+    lies[9:9] = heads_of("out", out, T, heads)  # behind three steps of each of q, k and v, as PLACES has it
     z, *rows = locate_held(held, targets, T, (heads, d * e))
     a_col = int(decays is not None and decays.shape[2] > 1)
     bands, workers = -(-e // STATE_COLUMNS), threads()
@@ -252,7 +253,7 @@ def launch_passes(
     with POOL.lock:
         room = ROOM.reserve(4 * STATE_COLUMNS * d * share, workers)
         sizes = T, S, heads, d, e, *room, *serves, bands, share, groups, whole
-        record = filled(*lies, a, a_row, a_head, a_col, address(batch.starts), *sizes, *z, *map(address, rows), *b)
+        record = filled(*lies, a_col, address(batch.starts), *sizes, *z, *map(address, rows))
         launch(workers, (pass_item, record, S * groups))
 
 

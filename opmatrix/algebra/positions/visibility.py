@@ -196,20 +196,25 @@ class SeeingEntries:
         heads, d = max(each.value.shape[0] for each in every), keys.value.shape[2]
         ends = [0, *sequence_ends(batch, batch.rows)]
 
-        def row(each: Entrywise, h: int, t: int, count: int) -> list[float]:
-            """Return so many numbers of a row of a head."""
-            return [each.at(h, min(t, each.size[0] - 1), i) for i in range(count)]
+        def at(each: Entrywise, h: int, t: int, i: int) -> float:
+            """Return number i of a row of a head, which may be the same in all rows."""
+            number: float = each.at(h, min(t, each.size[0] - 1), i)
+            return number
+
+        def row(each: Entrywise, h: int, t: int) -> list[float]:
+            """Return the d numbers of a row of a head."""
+            return [at(each, h, t, i) for i in range(d)]
 
         def number(h: int, r: int, j: int) -> object:
             """Return what the query of row r reads of column j of the state."""
             state = [self.number(0.0)] * d
             for t in range(max(end for end in ends if end <= r), r + 1):
-                [beta], value = row(betas, h, t, 1), row(values, h, t, j + 1)[j]
-                key, decay = row(keys, h, t, d), row(decays, h, t, d)
+                beta, value = at(betas, h, t, 0), at(values, h, t, j)
+                key, decay = row(keys, h, t), row(decays, h, t)
                 state = [a * s for a, s in zip(decay, state, strict=True)]
                 added = beta * (value - sum(k * s for k, s in zip(key, state, strict=True)))
                 state = [s + k * added for k, s in zip(key, state, strict=True)]
-            return sum(q * s for q, s in zip(row(self, h, r, d), state, strict=True))
+            return sum(q * s for q, s in zip(row(self, h, r), state, strict=True))
 
         return self.of((heads, batch.rows, values.value.shape[2]), number)
 

@@ -2,7 +2,7 @@
 replaced in each step. The next state is written beside the one before, by a pass of its own over the new keys and
 values, so a step that is interrupted has changed none."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -18,11 +18,12 @@ from opmatrix.runtime.declarations.operands import Heads, States, Vector
 from opmatrix.runtime.declarations.padded import unpadded
 from opmatrix.runtime.kernels.carry import IN_SESSIONS, NewRows
 from opmatrix.runtime.kernels.recurrent import (
+    RowState,
     StatePasses,
     check_decays,
     cost_recurrent,
     read_passes,
-    repeat_rates,
+    row_factors,
     shape_recurrent,
 )
 
@@ -41,7 +42,7 @@ def run_carried_recurrent(
     where: str = "sequence & causal",
 ) -> None:
     """Launch the compiled recurrence over new rows, from the states of their sequences."""
-    factors = decays if rates is None else repeat_rates(np.asarray(rates), len(out), out.shape[1])
+    factors = row_factors(decays, rates, len(out), out.shape[1])
     compiled.recurrent(q, k, v, batch.starts, out, factors, False, (s0, batch.sources), betas)
 
 
@@ -58,7 +59,7 @@ def run_keep_states(
     """Copy the states to `out` unless they are `out` itself, and write the new ones."""
     if out is not cast(object, state):
         out[...] = state
-    factors = decays if rates is None else repeat_rates(np.asarray(rates), len(k), out.shape[1])
+    factors = row_factors(decays, rates, len(k), out.shape[1])
     compiled.leave_states(k, v, batch.starts, (out, batch.sources), batch.targets, factors, betas)
 
 
@@ -78,6 +79,15 @@ def passes_of(a: Arguments, of: Arguments, states: Doubles) -> StatePasses:
     return StatePasses.of(of, states.shape[1], begin_from(a.batch, states, of.v.shape[2]))
 
 
+def left_states(a: Arguments, of: Arguments) -> Iterator[tuple[int, RowState]]:
+    """Yield the number of each state that new rows leave, and the state, in the numbers of `of`."""
+    passes = passes_of(a, of, of.state)
+    for rows in sentence_rows(a.batch):
+        for target, state in zip(a.batch.targets[rows], passes.behind(rows), strict=True):
+            if target:
+                yield target, state
+
+
 @kernel(launches=True, row_mixing=True, prices={})
 class carried_recurrent(Arguments):
     """Each query of new rows times the state of its sequence up to its row."""
@@ -93,12 +103,12 @@ class carried_recurrent(Arguments):
     def reference(a) -> Doubles:
         """Pass the new rows of each sequence through its state in float64."""
         passes = passes_of(a, a, a.s0)
-        return np.stack([row.numbers for row in read_passes(a, a, passes, a.s0.shape[1])])
+        return np.stack([row.numbers for row in read_passes(a, a, passes)])
 
     def bound(a) -> Doubles:
         """Return a running error of every operation on the state, in the kernel's own order, read by the query."""
         passes = passes_of(a, a.exact, a.exact.s0)
-        return np.stack([row.error for row in read_passes(a, a.exact, passes, a.s0.shape[1])])
+        return np.stack([row.error for row in read_passes(a, a.exact, passes)])
 
     def cost(a, out: Heads, extents: Extents) -> Costs:
         """Return the price of the recurrence over as many rows."""
@@ -129,21 +139,15 @@ class keep_states(Arguments):
     def reference(a) -> Doubles:
         """Return the states, the new ones as rows in float64 leave them."""
         states: Doubles = a.state.copy()
-        for rows in sentence_rows(a.batch):
-            for t, state in enumerate(passes_of(a, a, a.state).behind(rows), rows.start):
-                if a.batch.targets[t]:
-                    states[a.batch.targets[t]] = state.numbers.reshape(states.shape[1:])
+        for target, state in left_states(a, a):
+            states[target] = state.numbers.reshape(states.shape[1:])
         return states
 
     def bound(a) -> Doubles:
         """Return a running error of every operation, in the kernel's own order; 0 for states that stay."""
         errors = np.zeros(a.state.shape)
-        for rows in sentence_rows(a.batch):
-            for t, state in enumerate(passes_of(a, a.exact, a.exact.state).behind(rows), rows.start):
-                if a.batch.targets[t]:
-                    errors[a.batch.targets[t]] = np.broadcast_to(state.error, state.numbers.shape).reshape(
-                        errors.shape[1:]
-                    )
+        for target, state in left_states(a, a.exact):
+            errors[target] = np.broadcast_to(state.error, state.numbers.shape).reshape(errors.shape[1:])
         return errors
 
     def cost(a, out: States, extents: Extents) -> Costs:

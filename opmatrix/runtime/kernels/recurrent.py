@@ -3,7 +3,7 @@ or without decays."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,15 @@ def repeat_rates(rates: NDArray[RateNumber], rows: int, heads: int) -> NDArray[R
     return np.broadcast_to(rates.reshape(1, heads, -1), (rows, heads, len(rates) // heads))
 
 
+def row_factors(
+    decays: Heads | Doubles | None, rates: Vector | Doubles | None, rows: int, heads: int
+) -> NDArray[np.floating] | None:
+    """Return decays of rows: those given, or rates that all rows have; None without either."""
+    if rates is None:
+        return cast(NDArray[np.floating] | None, decays)
+    return repeat_rates(np.asarray(rates), rows, heads)
+
+
 def run_recurrent(
     out: NDArray[np.float32],
     batch: Batch,
@@ -54,7 +63,7 @@ def run_recurrent(
     where: str = "sequence",
 ) -> None:
     """Launch the compiled recurrence over the rows of each sequence; `rates` are decays that all rows have."""
-    factors = decays if rates is None else repeat_rates(np.asarray(rates), len(out), out.shape[1])
+    factors = row_factors(decays, rates, len(out), out.shape[1])
     compiled.recurrent(q, k, v, batch.starts, out, factors, parse(where).whole, None, betas)
 
 
@@ -120,8 +129,8 @@ class StatePasses(NamedTuple):
     @classmethod
     def of(cls, a: Arguments, heads: int, begin: Callable[[slice], Doubles]) -> "StatePasses":
         """Return those of the operands of a step."""
-        factors = a.decays if a.rates is None else repeat_rates(a.rates, len(a.k), heads)
-        decays = None if factors is None else in_groups(factors, heads)[:, :, :, None]
+        factors = row_factors(a.decays, a.rates, len(a.k), heads)
+        decays = None if factors is None else in_groups(cast(Doubles, factors), heads)[:, :, :, None]
         betas = None if a.betas is None else in_groups(a.betas, heads)[:, :, 0, None]
         return cls(in_groups(a.k, heads), in_groups(a.v, heads), decays, betas, begin)
 
@@ -138,20 +147,24 @@ class StatePasses(NamedTuple):
             yield state
 
 
-def read_passes(a: Arguments, of: Arguments, passes: StatePasses, heads: int) -> Iterator[RowState]:
-    """Yield what the query of each requested row reads of its state, in the numbers of `of`."""
-    q, whole = in_groups(of.q, heads), seen.pattern(a).whole
+def read_passes(a: Arguments, of: Arguments, passes: StatePasses) -> Iterator[RowState]:
+    """Yield what the query of each requested row reads of its state, in the numbers of `of`. Rows are requested in
+    their order, so no state but the last is held."""
+    q, whole = in_groups(of.q, passes.k.shape[1]), seen.pattern(a).whole
     for at, queries, keys in asked_queries(a):
-        states = [*passes.behind(keys)]
-        for query, row in zip(q[at], queries.tolist(), strict=True):
-            yield states[-1 if whole else row - keys.start].read(query)
+        asked = {} if whole else dict(zip(queries.tolist(), q[at], strict=True))
+        for row, state in enumerate(passes.behind(keys), keys.start):
+            if row in asked:
+                yield state.read(asked[row])
+            elif whole and row + 1 == keys.stop:
+                yield from (state.read(query) for query in q[at])
 
 
 def read_empty(a: Arguments, of: Arguments) -> Iterator[RowState]:
     """Yield what queries read of states of sequences that begin empty."""
     heads = max(x.shape[1] for x in (of.q, of.k, of.v, of.decays, of.betas) if x is not None)
     empty = np.zeros((heads, of.k.shape[2], of.v.shape[2]))
-    yield from read_passes(a, of, StatePasses.of(of, heads, lambda keys: empty), heads)
+    yield from read_passes(a, of, StatePasses.of(of, heads, lambda keys: empty))
 
 
 def time_recurrent(decayed: bool, corrected: bool) -> Callable[["Grid", "Numbers"], Iterator[Timed]]:
