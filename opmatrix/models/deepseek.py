@@ -34,7 +34,7 @@ from opmatrix.models.config import (
 )
 from opmatrix.models.decoders.latent import LATENT_KEYS, LatentAttention, latent_positions
 from opmatrix.models.experts import EXPERT_KEYS, GATED, Experts, best_shares, plain_unit, renormalised
-from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, DecoderForm, decoder, seen_within
+from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, DecoderForm, decoder, seen_within
 
 BELOW_ALL = -1e9  # a number below any score of an expert
 GREEDY, LIMITED = "greedy", "group_limited_greedy"  # ways to choose experts by their shares
@@ -159,7 +159,7 @@ def with_experts(config: Settings, at: ArraySource, gate: Callable[[str], Operat
         return experts.layer(at, name, n, act, scaled) + shared
 
     if (rank := config["kv_lora_rank"]) is None:
-        return decoder(config, at, ("q", "k", "v", "o") * config["attention_bias"], unit=unit)
+        return decoder(config, at, (*QKV, "o") * config["attention_bias"], unit=unit)
     for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
         if config[name] is None:
             raise wrong(name, None, f"given beside kv_lora_rank, {rank}")

@@ -14,12 +14,14 @@ from opmatrix.models import rope
 from opmatrix.models.config import (
     MODEL_SIZES,
     NOT_QUANTISED,
+    SLIDING_ATTENTION,
     ArraySource,
     Settings,
     TensorNames,
     declares,
     dimension,
     flag,
+    kinds_of_layers,
     layers,
     one_of,
     optional,
@@ -201,6 +203,17 @@ def seen_within(seen: int | None, causally: bool = True) -> Pattern:
     if not causally:
         return sequence & window(seen) if seen else sequence
     return sequence & causal & window(seen - 1) if seen else sequence & causal
+
+
+def windowed(
+    config: Settings, seen: int | None, usual: Callable[[int], str]
+) -> tuple[Sequence[str], Callable[[int], Pattern]]:
+    """Return the kind and, by number, the pattern of layers, of which some see the last `seen` tokens; `usual`: the
+    kind of layer l where a config says none. Raises InputError for layers of a window without its size."""
+    kinds = kinds_of_layers(config, usual)
+    if seen is None and SLIDING_ATTENTION in kinds:
+        raise wrong("sliding_window", seen, "a whole number, as layer_types require")
+    return kinds, lambda l: seen_within(seen if kinds[l] == SLIDING_ATTENTION else None, config["is_causal"])
 
 
 def times_factor(part: Operator, factor: float) -> Operator:

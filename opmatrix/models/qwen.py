@@ -14,12 +14,10 @@ from opmatrix.models.config import (
     declares,
     dimension,
     flag,
-    kinds_of_layers,
     optional,
     whole,
-    wrong,
 )
-from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder, seen_within
+from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, decoder, windowed
 
 WINDOWS = dict(
     use_sliding_window=flag(False),
@@ -33,12 +31,8 @@ def windows(config: Settings) -> Callable[[int], Pattern]:
     """Return the pattern of each layer, as a function of the layer's number. Raises InputError for layer types that do
     not fit."""
     seen = config["sliding_window"] if config["use_sliding_window"] else None
-    kinds = kinds_of_layers(
-        config, lambda l: SLIDING_ATTENTION if seen and l >= config["max_window_layers"] else FULL_ATTENTION
-    )
-    if seen is None and SLIDING_ATTENTION in kinds:
-        raise wrong("sliding_window", seen, "a whole number, as layer_types require")
-    return lambda l: seen_within(seen if kinds[l] == SLIDING_ATTENTION else None, config["is_causal"])
+    late = config["max_window_layers"]
+    return windowed(config, seen, lambda l: SLIDING_ATTENTION if seen and l >= late else FULL_ATTENTION)[1]
 
 
 @declares(LAYOUT, **LLAMA_KEYS, **WINDOWS)

@@ -16,14 +16,12 @@ from opmatrix.models.config import (
     Settings,
     declares,
     flag,
-    kinds_of_layers,
     never,
     optional,
     real,
     whole,
-    wrong,
 )
-from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, DecoderForm, decoder, seen_within
+from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, DecoderForm, decoder, windowed
 
 COHERE = LAYOUT._replace(multiplied="logit_scale")
 COHERE_KEYS = LLAMA_KEYS | dict(
@@ -82,15 +80,9 @@ def cohere(config: Settings, at: ArraySource) -> Operator:
 )
 def cohere2(config: Settings, at: ArraySource) -> Operator:
     """Layers with a window rotate, the others do not."""
-    every, seen = config["sliding_window_pattern"], config["sliding_window"]
-    kinds = kinds_of_layers(config, lambda l: SLIDING_ATTENTION if (l + 1) % every else FULL_ATTENTION)
-    if seen is None and SLIDING_ATTENTION in kinds:
-        raise wrong("sliding_window", seen, "a whole number, as layer_types require")
-    form = PARALLEL._replace(turned=lambda l: kinds[l] == SLIDING_ATTENTION)
-    return decoder(
-        config,
-        halved_rows(at, config),
-        (*QKV, "o") * config["attention_bias"],
-        where=lambda l: seen_within(seen if kinds[l] == SLIDING_ATTENTION else None, config["is_causal"]),
-        form=form,
+    every = config["sliding_window_pattern"]
+    kinds, where = windowed(
+        config, config["sliding_window"], lambda l: SLIDING_ATTENTION if (l + 1) % every else FULL_ATTENTION
     )
+    form = PARALLEL._replace(turned=lambda l: kinds[l] == SLIDING_ATTENTION)
+    return decoder(config, halved_rows(at, config), (*QKV, "o") * config["attention_bias"], where=where, form=form)

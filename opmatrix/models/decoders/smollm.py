@@ -10,14 +10,13 @@ from opmatrix.models.config import (
     Settings,
     declares,
     flag,
-    kinds_of_layers,
     never,
     optional,
     real,
     whole,
     wrong,
 )
-from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, MLP, QKV, DecoderForm, decoder, seen_within
+from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, MLP, QKV, DecoderForm, decoder, windowed
 
 ROTATED = optional(
     Key(
@@ -55,13 +54,11 @@ def smollm3(config: Settings, at: ArraySource) -> Operator:
     """Layers that do not rotate may look back no further than a window."""
     rotates = rotated_layers(config)
     seen = config["sliding_window"] if config["use_sliding_window"] else None
-    kinds = kinds_of_layers(config, lambda l: SLIDING_ATTENTION if seen and not rotates[l] else FULL_ATTENTION)
-    if seen is None and SLIDING_ATTENTION in kinds:
-        raise wrong("sliding_window", seen, "a whole number, as layer_types require")
+    _, where = windowed(config, seen, lambda l: SLIDING_ATTENTION if seen and not rotates[l] else FULL_ATTENTION)
     return decoder(
         config,
         at,
         (*QKV, "o") * config["attention_bias"] + MLP * config["mlp_bias"],
-        where=lambda l: seen_within(seen if kinds[l] == SLIDING_ATTENTION else None, config["is_causal"]),
+        where=where,
         form=DecoderForm(turned=lambda l: bool(rotates[l])),
     )
