@@ -90,7 +90,7 @@ def read_text(path: str | Path) -> str:
         raise InputError(f"{path}: byte {error.start} is not UTF-8: save the file as UTF-8") from error
 
 
-Reads = Callable[[str], float] | None  # a number from its digits
+Reads = Callable[[str], object] | None  # a number, or what stands for it, from its digits
 
 
 def read_json(path: str | Path, largest: int = MAX_JSON_BYTES, integer: Reads = None, constant: Reads = None) -> Any:

@@ -36,7 +36,7 @@ from opmatrix.files.directory.scored import read_scoring, read_texts
 from opmatrix.files.directory.sparse_files import declares_sparse, read_sparse
 from opmatrix.files.filed_data import BlockSource, FiledData
 from opmatrix.files.methods.plain_weights import QUANT_METHOD, plain_weights
-from opmatrix.files.tensors import ExpertTensors, Tensor, find_experts, header
+from opmatrix.files.tensors import ExpertTensors, Tensor, find_experts, format_shape, header, numberless
 from opmatrix.inference.chat.chat_templates import ChatTemplates
 from opmatrix.inference.pooling import LAST, Pooling
 from opmatrix.inference.scores.scoring import Scoring
@@ -585,14 +585,15 @@ def listing(directory: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def infinity(word: str) -> float:
-    """Return infinity, as configs of Mamba 2 write it for steps that are not clipped. Raises ValueError for NaN."""
+def infinity(word: str) -> str:
+    """Return the text of an infinity, which JSON can hold: configs of Mamba 2 write it for steps that are not clipped.
+    Raises ValueError for NaN."""
     if not word.endswith("Infinity"):
         raise ValueError(f"{word} is not a finite number")
-    return float(word)
+    return word
 
 
-def json_object(path: Path, constant: Callable[[str], float] | None = None) -> dict[str, object]:
+def json_object(path: Path, constant: Callable[[str], str] | None = None) -> dict[str, object]:
     """Read a file that holds one JSON object; `constant` reads its infinities. Raises InputError that names the
     file."""
     try:
@@ -602,13 +603,3 @@ def json_object(path: Path, constant: Callable[[str], float] | None = None) -> d
     if not isinstance(content, dict):
         raise InputError(f"{path}: {type(content).__name__}, not a JSON object: mend it")
     return content
-
-
-def numberless(name: str) -> str:
-    """Replace each run of digits by #, so that names of different layers are equal."""
-    return re.sub(r"\d+", "#", name)
-
-
-def format_shape(shape: tuple[int, ...]) -> str:
-    """Write a shape for an error text."""
-    return " × ".join(map(str, shape)) or "a single number"

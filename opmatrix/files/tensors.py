@@ -5,6 +5,7 @@ into its place, so that no matrix is in memory twice and both give the same numb
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BufferedReader
@@ -116,7 +117,9 @@ class Tensor(NamedTuple):
         """Read `count` blocks from its first byte on; of a model in memory they are a view. Raises InputError if the
         file ends before."""
         if self.made is not None:
-            return self.made().reshape(-1)[self.start // block.itemsize :][:count]
+            with np.errstate(over="ignore", invalid="ignore"):
+                blocks = self.made()
+            return blocks.reshape(-1)[self.start // block.itemsize :][:count]
         if self.held is not None:
             return self.held.numbers[self.start : self.start + count * block.itemsize].view(block)
         with open_regular(self.file) as raw:
@@ -125,6 +128,16 @@ class Tensor(NamedTuple):
         if len(numbers) != count:
             raise InputError(f"{self.file}: it ends within tensor {self.name!r}: get the file again")
         return numbers
+
+
+def numberless(name: str) -> str:
+    """Replace each run of digits by #, so that names of different layers are equal."""
+    return re.sub(r"\d+", "#", name)
+
+
+def format_shape(shape: tuple[int, ...]) -> str:
+    """Write a shape for an error text."""
+    return " × ".join(map(str, shape)) or "a single number"
 
 
 def header(file: Path) -> dict[str, Tensor]:

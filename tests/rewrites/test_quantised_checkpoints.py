@@ -1,6 +1,7 @@
 """Checkpoints that a quantisation method stores: their numbers to the bit, and what is wrong in one line."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import open_model
 from opmatrix.files.filed_data import FiledData
+from opmatrix.files.methods.bitsandbytes import widen_codes
 from opmatrix.files.methods.plain_weights import QUANT_METHODS, plain_weights
 from opmatrix.files.tensors import header
 from opmatrix.runtime.program import Program
@@ -102,6 +104,21 @@ def test_layers_are_stored_alike(tmp_path):
         tensors = open_model(tmp_path / number).tensors
         assert {tensors[f"model.layers.{layer}.self_attn.k_proj.weight"].number for layer in (0, 1)} == {number}
         assert tensors["model.layers.0.self_attn.q_proj.weight"].number == "W4_128"
+
+
+def test_one_layer_alone_may_have_levels_of_zero(tmp_path):
+    """Groups of the other have the middle one."""
+
+    def without(tensors, settings):
+        del tensors[f"{NAME}.weight_zero_point"]
+
+    quantised_files.write(tmp_path, SCHEMES["int4 with zeros"], without)
+    parts = quantised_files.drawn(SCHEMES["int4 with zeros"])[0]
+    words, stored = (parts[f"{NAME}.{ending}"][1] for ending in ("weight_packed", "weight_scale"))
+    levels = (words.view(np.uint32)[:, :, None] >> 4 * np.arange(8, dtype=np.uint32) & 15).reshape(128, 256)
+    scales = np.repeat(stored.astype(np.float32), 128, 1)
+    wanted = (levels.astype(np.float32) - 8) * scales
+    assert np.array_equal(open_model(tmp_path).at(f"{NAME}.weight", 128, 256).array, wanted)
 
 
 def test_zeros_of_the_first_version_borrow_from_the_next(tmp_path):
@@ -244,6 +261,19 @@ WRONG = {
     "a state without a shape": ("nf4", replaces(STATE, lambda a: as_bytes({"blocksize": 64})), "it must have a shape"),
     "a table of eight": ("nf4", replaces("weight.quant_map", lambda a: a[:8]), r"quant_map' is 8, .*leads to 16"),
     "scales of runs": ("nf4", replaces("weight.absmax", at_first(np.nan)), r"weight.absmax' has nan at \[0\]"),
+    "levels of no rows": ("gptq", replaces("qweight", lambda a: a[:0]), r"qweight' is 0 × 128: it holds no numbers"),
+    "float8 of no rows": ("fp8 in blocks", replaces("weight", lambda a: a[:0]), r"weight' is 0 × 256: it holds no"),
+    "words of no rows": ("int4", replaces("weight_packed", lambda a: a[:0]), r"weight_packed' is 0 × 32: it holds no"),
+    "a shape of truth values": (
+        "nf4",
+        replaces(STATE, lambda a: as_bytes({"shape": [True, 256], "blocksize": 64})),
+        r"weight' is 16384 × 1, .*leads to 128 × 1",
+    ),
+    "runs beyond memory": (
+        "nf4",
+        replaces(STATE, lambda a: as_bytes({"shape": [128, 256], "blocksize": 1 << 60})),
+        r"absmax' is 512, .*leads to 1:",
+    ),
     "fewer codes": ("nf4", replaces("weight", lambda a: a[1:]), r"weight' is 16383 × 1, .*leads to 16384 × 1"),
     "a group of float4": ("mxfp4 in words", sets(f"{WEIGHTS}.group_size", 16), "group_size is 16: it must be 32"),
     "scales of inputs": ("fbgemm", replaces("weight_scale", lambda a: a.T), r"weight_scale' is 1 × 128, .*to 128 × 1"),
@@ -258,6 +288,29 @@ def test_what_is_wrong_is_a_line(tmp_path, case):
     with pytest.raises(InputError, match=words) as caught:
         open_model(tmp_path).operator()
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_matrix_has_scales_of_one_name(tmp_path):
+    """Two of fp8's at once are two answers to one question; one is read, and the other is a tensor too many."""
+
+    def both(tensors, settings):
+        tensors[f"{NAME}.weight_scale"] = tensors[f"{NAME}.weight_scale_inv"]
+
+    plain = quantised_files.write(tmp_path, SCHEMES["fp8 in blocks"], both)
+    assert np.array_equal(open_model(tmp_path).at(f"{NAME}.weight", 128, 256).array, plain[f"{NAME}.weight"])
+
+
+@pytest.mark.parametrize("size", [1, 2, 9, 35, 64])
+def test_bytes_of_odd_matrices_end_in_half_a_code(size):
+    """bitsandbytes fills the last byte up."""
+    rng = np.random.default_rng(0)
+    codes, table = rng.integers(0, 16, size), rng.standard_normal(16).astype(np.float32)
+    pairs = np.append(codes, 0)[: size + size % 2].reshape(-1, 2)
+    held = np.uint8(pairs[:, 0] << 4 | pairs[:, 1])
+    runs = rng.uniform(1, 2, -(-size // 4)).astype(np.float32)
+    packed = SimpleNamespace(number="U8", shape=held.shape, read_blocks=lambda block, count: held)
+    made = widen_codes(packed, SimpleNamespace(read=lambda: table), lambda: runs, 4, size)
+    assert np.array_equal(made, table[codes] * np.repeat(runs, 4)[:size])
 
 
 def test_no_method_at_all_is_refused_as_before(tmp_path):

@@ -10,15 +10,11 @@ from numpy.typing import NDArray
 from formats.core.arrays import Floats
 from formats.storage.format import WholeNumbers
 from opmatrix.exports.checkpoints.plain_class import StoredNumbers
+from opmatrix.files.methods.module_parts import unpack_words
 
 WORD_BITS = 32
-# formats of the package; a packed weight has three tensors, another one a weight and a scale
-BYTES_FORMAT, PACKED_FORMAT, MIXED_FORMAT = (
-    "int-quantized",
-    "pack-quantized",
-    "mixed-precision",
-)  # formats of the package
-PACKED_PARTS = ("weight_packed", "weight_scale", "weight_shape")
+BYTES_FORMAT, PACKED_FORMAT, MIXED_FORMAT = "int-quantized", "pack-quantized", "mixed-precision"  # of the package
+PACKED_PARTS = "weight_packed", "weight_scale", "weight_shape"  # tensors of a weight; of bytes it has two
 SAFETENSORS = {"int8": "I8", "int32": "I32", "int64": "I64", "float32": "F32"}  # number types, by their names in files
 
 
@@ -103,15 +99,15 @@ def pack(numbers: NDArray[np.int8], bits: int) -> NDArray[np.int32]:
     return np.asarray(words.astype(np.uint32).view(np.int32), np.int32)
 
 
-def decompress(name: str, tensors: Mapping[str, NDArray[np.generic]]) -> Floats:
-    """Return the weight (p, n) in float32 of the tensors of a module, as the package widens them."""
+def decompress(name: str, tensors: Mapping[str, NDArray[np.generic]], bits: int) -> Floats:
+    """Return the weight (p, n) in float32 of the tensors of a module whose packed numbers have so many bits, as the
+    package widens them."""
     module = name.removesuffix("weight")
     scale = np.asarray(tensors[f"{module}weight_scale"], np.float32)
     if name in tensors:
         return np.asarray(tensors[name], np.float32) * scale
     packed, _, shape = (tensors[f"{module}{part}"] for part in PACKED_PARTS)
-    (outputs, inputs), words = shape.tolist(), packed.view(np.uint32)
-    bits = WORD_BITS * words.shape[1] // inputs
-    levels = words[:, :, None] >> bits * np.arange(WORD_BITS // bits, dtype=np.uint32) & np.uint32((1 << bits) - 1)
-    whole = levels.reshape(outputs, -1)[:, :inputs].astype(np.float32) - np.float32(1 << bits - 1)
+    outputs, inputs = shape.tolist()
+    levels = unpack_words(packed.view(np.uint32), bits).reshape(outputs, -1)[:, :inputs]
+    whole = levels.astype(np.float32) - np.float32(1 << bits - 1)
     return np.asarray(whole * np.repeat(scale, inputs // scale.shape[1], 1), np.float32)

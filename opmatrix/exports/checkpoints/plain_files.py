@@ -195,7 +195,7 @@ def read_widened(file: Path, tensors: Mapping[str, StoredNumbers]) -> dict[str, 
     whole = {name: tensor.whole for name, tensor in tensors.items() if tensor.whole is not None}
     with safe_open(file, "np") as written:
         parts = {part: written.get_tensor(part) for name in whole for part in part_names(name, whole[name])}
-    return {**tensors} | {name: StoredNumbers(decompress(name, parts)) for name in whole}
+    return {**tensors} | {name: StoredNumbers(decompress(name, parts, whole[name].bits)) for name in whole}
 
 
 def narrow_numbers(numbers: np.ndarray, number: str) -> np.ndarray:

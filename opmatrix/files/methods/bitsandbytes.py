@@ -49,14 +49,15 @@ def bitsandbytes(settings: MethodSettings) -> Callable[[ModuleParts], Tensor]:
         state = module.take(STATE_ENDING + kind, ("U8",), None)
         shape, run, nested = read_quant_state(state)
         size = prod(shape)
-        codes = module.take(".weight", ("U8",), size // 2, 1)
+        codes = module.take(".weight", ("U8",), -(-size // 2), 1)
+        run = min(run, size)
         count = -(-size // run)
         table = module.take(".weight.quant_map", ("F32",), HALF_CODES)
         scales: Callable[[], Floats]
         if nested is None:
             scales = module.take(".weight.absmax", ("F32",), count).read
         else:
-            runs, offset = nested
+            runs, offset = min(nested[0], count), nested[1]
             inner = NestedScales(
                 module.take(".weight.absmax", ("U8",), count),
                 module.take(".weight.nested_quant_map", ("F32",), BYTE_CODES),
@@ -65,7 +66,7 @@ def bitsandbytes(settings: MethodSettings) -> Callable[[ModuleParts], Tensor]:
                 offset,
             )
             scales = inner.read
-        return made_tensor(codes, f"{module.stem}.weight", shape, partial(widen_codes, codes, table, scales, run))
+        return made_tensor(codes, f"{module.stem}.weight", shape, partial(widen_codes, codes, table, scales, run, size))
 
     return read
 
@@ -78,21 +79,21 @@ def read_quant_state(state: Tensor) -> tuple[tuple[int, int], int, tuple[int, fl
         case {"shape": [int(outputs), int(inputs)], "blocksize": int(run), "nested_blocksize": int(runs)} if min(
             outputs, inputs, run, runs
         ) > 0 and isinstance(offset := entries.get("nested_offset"), float):
-            return (outputs, inputs), run, (runs, offset)
+            return (int(outputs), int(inputs)), run, (runs, offset)
         case {"shape": [int(outputs), int(inputs)], "blocksize": int(run)} if (
             min(outputs, inputs, run) > 0 and "nested_blocksize" not in entries
         ):
-            return (outputs, inputs), run, None
+            return (int(outputs), int(inputs)), run, None
     raise InputError(
         f"{state.file}: tensor {state.name!r} is {entries!r:.200}: it must have a shape of two sides and a blocksize, "
         "and nested_blocksize with nested_offset or neither: get the files again"
     )
 
 
-def widen_codes(codes: Tensor, table: Tensor, scales: Callable[[], Floats], run: int) -> Floats:
-    """Return the numbers of a matrix, row by row, in float32."""
+def widen_codes(codes: Tensor, table: Tensor, scales: Callable[[], Floats], run: int, size: int) -> Floats:
+    """Return the numbers of a matrix of `size` numbers, row by row, in float32."""
     packed: NDArray[np.uint8] = read_raw(codes)
     halves = np.stack([packed >> 4, packed & 15], -1).reshape(-1)
-    numbers: Floats = table.read()[halves]
+    numbers: Floats = table.read()[halves[:size]]
     numbers *= np.repeat(scales(), run)[: len(numbers)]
     return numbers

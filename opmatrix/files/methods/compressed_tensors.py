@@ -53,7 +53,7 @@ def compressed_tensors(settings: MethodSettings) -> Callable[[ModuleParts], Grou
             return scaled_float8(module, ".weight_scale", (outputs if strategy == "tensor" else 1, inputs))
         packed, outputs, inputs = integers(module, form, bits)
         groups = module.count_groups(size, inputs)
-        scales = scales_tensor(module, outputs if strategy != "tensor" else 1, groups)
+        scales = module.take(".weight_scale", FLOATS, outputs if strategy != "tensor" else 1, groups)
         zeros = None
         if ".weight_zero_point" in module.parts:
             zeros = partial(zeros_of_rows, zeros_tensor(module, form, bits, scales.shape), bits, (outputs, groups))
@@ -96,22 +96,11 @@ def integers(module: ModuleParts, form: str, bits: int) -> tuple[Tensor, int, in
     return packed, outputs, inputs
 
 
-def scales_tensor(module: ModuleParts, outputs: int, groups: int) -> Tensor:
-    """Return the tensor of scales; a single one may be of any shape. Raises InputError as `take`."""
-    single = module.parts.get(".weight_scale")
-    if outputs == groups == 1 and single is not None and single.shape in ((), (1,)):
-        return single._replace(shape=(1, 1))
-    return module.take(".weight_scale", FLOATS, outputs, groups)
-
-
 def zeros_tensor(module: ModuleParts, form: str, bits: int, scales: tuple[int, ...]) -> Tensor:
     """Return the tensor of levels of zero, of words of adjacent outputs or of bytes. Raises InputError as `take`."""
     rows, groups = scales
     if form == PACKED_WORDS:
         return module.take(".weight_zero_point", ("I32",), -(-rows * bits // 32), groups)
-    stored = module.parts[".weight_zero_point"]
-    if stored.shape in ((), (1,)) and scales == (1, 1):
-        return stored._replace(shape=(1, 1))
     return module.take(".weight_zero_point", ("I8",), rows, groups)
 
 

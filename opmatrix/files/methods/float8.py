@@ -68,14 +68,10 @@ def fbgemm_fp8(settings: MethodSettings) -> Callable[[ModuleParts], Tensor]:
 
 
 def scaled_float8(module: ModuleParts, ending: str, sides: tuple[int, ...]) -> Tensor:
-    """Return a matrix of float8 whose blocks of these sides have a scale each; a single one may be of any shape. Raises
-    InputError for tensors that are missing or do not fit."""
+    """Return a matrix of float8 whose blocks of these sides have a scale each. Raises InputError for tensors that are
+    missing or do not fit."""
     packed = module.take(".weight", (FLOAT8,), None, None)
     blocks = [length // side for length, side in zip(packed.shape, sides, strict=True)]
-    single = module.parts.get(ending)
-    if blocks == [1, 1] and single is not None and single.shape in ((), (1,)):
-        single = single._replace(shape=(1, 1))
-        module = module._replace(parts={**module.parts, ending: single})
     scale = module.take(ending, FLOATS, *blocks)
     return made_tensor(packed, f"{module.stem}.weight", packed.shape, partial(widen_float8, packed, scale, sides))
 

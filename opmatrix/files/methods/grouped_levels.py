@@ -8,7 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from formats import Q8_0
 from formats.core.arrays import Floats
+from formats.storage.block_layouts import FILED, LAYOUTS
 from opmatrix.algebra.data import Numeric
 from opmatrix.files.quantised import STORED
 from opmatrix.files.tensors import Tensor
@@ -59,20 +61,17 @@ class GroupedLevels(NamedTuple):
 
     def blocks(self, number: str) -> Numeric:
         """Return its blocks of a number type, (outputs, blocks)."""
-        block, size, *_ = STORED[number]
-        outputs, inputs = self.shape
-        made = np.zeros((outputs, inputs // size), block)
-        names, each = block.names or (), inputs // size // self.groups
-        made["d"] = np.repeat(self.scales(), each, 1)
-        if "m" in names:
-            made["m"] = np.repeat(self.middle if self.zeros is None else self.zeros(), each, 1)
-        levels: Numeric = self.levels().reshape(outputs, -1, size)
-        if self.bits == 4:
-            levels = levels[..., : size // 2] | levels[..., size // 2 :] << 4
-        elif number == "Q8_0":
-            levels = (levels ^ 128).view(np.int8)
-        made[names[-1]] = levels
-        return made
+        size, (outputs, inputs), name = STORED[number].numbers, self.shape, number.lower()
+        each = inputs // size // self.groups
+        levels, d, m = self.levels().reshape(-1, size), np.repeat(self.scales(), each, 1).reshape(-1), None
+        if name not in FILED:
+            made = np.zeros(len(levels), Q8_0.filed)
+            made["d"], made["q"] = d, (levels ^ 128).view(np.int8)
+            return made.reshape(outputs, -1)
+        if LAYOUTS[name].minimum:
+            zeros = np.broadcast_to(self.middle if self.zeros is None else self.zeros(), (outputs, self.groups))
+            m = np.repeat(zeros, each, 1).reshape(-1)
+        return FILED[name].made(levels, d, m, None).reshape(outputs, -1)
 
     def widen(self) -> Floats:
         """Return its numbers in float32, (outputs, inputs)."""
@@ -93,7 +92,7 @@ def made_tensor(
     packed: Tensor, name: str, shape: tuple[int, ...], make: Callable[[], Numeric], number: str = FLOAT32
 ) -> Tensor:
     """Return a tensor whose blocks are made of those of others, in the file of a packed one."""
-    return Tensor(packed.file, name, number, shape, 0, made=partial(make))
+    return Tensor(packed.file, name, number, shape, 0, made=make)
 
 
 def choose_holder(alike: Iterable[GroupedLevels]) -> str:

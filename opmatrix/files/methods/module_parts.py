@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from formats.core.errors import InputError
 from opmatrix.algebra.data import Numeric
-from opmatrix.files.tensors import Tensor
+from opmatrix.files.tensors import Tensor, format_shape
 
 SettingValue = TypeVar("SettingValue")
 
@@ -63,8 +63,8 @@ class ModuleParts(NamedTuple):
     settings: MethodSettings
 
     def take(self, ending: str, numbers: Sequence[str], *shape: int | None) -> Tensor:
-        """Return a tensor of one of some number types and of this shape, None for any side. Raises InputError for one
-        that is missing, or of another type or shape."""
+        """Return a tensor of one of some number types and of this shape, None for any side; a single number may be of
+        any shape. Raises InputError for one that is missing, empty, or of another type or shape."""
         file = next(iter(self.parts.values())).file
         if (tensor := self.parts.get(ending)) is None:
             raise InputError(f"{file}: tensor {self.stem + ending!r} is missing beside its others: get the files again")
@@ -73,11 +73,18 @@ class ModuleParts(NamedTuple):
                 f"{tensor.file}: tensor {tensor.name!r} has number type {tensor.number}, not {' or '.join(numbers)}, "
                 f"as {self.settings.path} of {self.settings.file.name} leads to: {INSTEAD}"
             )
+        if shape == (1, 1) and tensor.shape in ((), (1,)):
+            tensor = tensor._replace(shape=(1, 1))
+        if 0 in tensor.shape:
+            raise InputError(
+                f"{tensor.file}: tensor {tensor.name!r} is {format_shape(tensor.shape)}: it holds no numbers: get the "
+                "files again"
+            )
         sides = [side if side is not None else actual for side, actual in zip(shape, tensor.shape, strict=False)]
         if tensor.shape != tuple(sides) or len(shape) != len(sides):
             wanted = " × ".join("any" if side is None else str(side) for side in shape)
             raise InputError(
-                f"{tensor.file}: tensor {tensor.name!r} is {' × '.join(map(str, tensor.shape)) or 'a single number'}, "
+                f"{tensor.file}: tensor {tensor.name!r} is {format_shape(tensor.shape)}, "
                 f"but {self.settings.path} of {self.settings.file} leads to {wanted}: check its entries, or get the "
                 "files again"
             )

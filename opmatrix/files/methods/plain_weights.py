@@ -1,6 +1,5 @@
 """The tensors of a quantised checkpoint as those of a plain one: a matrix in place of what its method stores of it."""
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from opmatrix.files.methods.float8 import fbgemm_fp8, fp8
 from opmatrix.files.methods.gptq import gptq
 from opmatrix.files.methods.grouped_levels import GroupedLevels, choose_holder
 from opmatrix.files.methods.module_parts import MethodSettings, ModuleParts
-from opmatrix.files.tensors import Tensor
+from opmatrix.files.tensors import Tensor, numberless
 
 QUANT_METHOD = "quant_method"
 ReadModule = Callable[[ModuleParts], GroupedLevels | Tensor]
@@ -72,13 +71,14 @@ def plain_weights(config: dict[str, object], file: Path, tensors: Mapping[str, T
         raise settings.wrong(QUANT_METHOD, f"one of {', '.join(QUANT_METHODS)}")
     read, plain = method.start(settings), dict(tensors)
     grouped = defaultdict[str, dict[str, GroupedLevels]](dict)
-    for stem in (name.removesuffix(mark) for name in tensors for mark in method.marks if name.endswith(mark)):
+    stems = dict.fromkeys(name.removesuffix(mark) for name in tensors for mark in method.marks if name.endswith(mark))
+    for stem in stems:
         endings = [ending for ending in (*method.marks, *method.beside) if stem + ending in tensors]
         made = read(ModuleParts(stem, {ending: plain.pop(stem + ending) for ending in endings}, settings))
         if isinstance(made, Tensor):
             plain[made.name] = made
         else:
-            grouped[re.sub(r"\d+", "#", stem)][f"{stem}.weight"] = made
+            grouped[numberless(stem)][f"{stem}.weight"] = made
     for alike in grouped.values():
         number = choose_holder(alike.values())
         plain |= {name: matrix.tensor(name, number) for name, matrix in alike.items()}

@@ -30,7 +30,7 @@ from opmatrix.models.config import ArraySource, Key, Settings, declares, flag, w
 from opmatrix.models.scans.mamba import BACKBONE, MAMBA_KEYS, taps_by_lag
 
 UNLIMITED = 0.0, inf
-INFINITE = inf, {"__float__": "Infinity"}  # an infinity, and how transformers writes it
+INFINITE = inf, "Infinity", {"__float__": "Infinity"}  # an infinity, and how files write it
 NOT_CLIPPED = Key(
     "[0, Infinity] or left out: steps are not clipped",
     lambda v: v is None or (isinstance(v, list | tuple) and len(v) == 2 and v[0] == 0 and v[1] in INFINITE),
