@@ -217,7 +217,9 @@ class ServingOptions:
     max_body: Annotated[int, typer.Option(metavar="MB", help="size of a request")] = 16
     queue: Annotated[int, typer.Option(help="texts that may wait; a request beyond them gets status 429")] = 8192
     requests: Annotated[int, typer.Option(help="requests that may be open; one beyond them gets status 429")] = 512
-    timeout: Annotated[float, typer.Option(metavar="S", help="seconds to read a request, and to answer it")] = 60.0
+    timeout: Annotated[
+        float, typer.Option(metavar="S", help="seconds to read a request, to answer it, and between pieces of a reply")
+    ] = 60.0
     rows: Annotated[int, typer.Option(help="approximate number of tokens of a batch")] = BATCH_ROWS
     wait: Annotated[
         float, typer.Option(metavar="MS", help="milliseconds that a busy server waits for a batch to fill")

@@ -27,6 +27,8 @@ NOT_READ: Mapping[
     "presence_penalty": (0,),
     "tool_choice": ("auto", "none"),
     "functions": ([],),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
 }
 
 
@@ -50,7 +52,7 @@ def read_chat(body: bytes) -> CompletionRequest:
     if not isinstance(messages, list) or not messages:
         raise invalid(f"messages {messages!r:.60}: give a list of messages, each with a role and a content", "messages")
     flat = [flat_message(message, at) for at, message in enumerate(messages)]
-    most = fields.get("max_completion_tokens") or fields.get("max_tokens") or CHAT_TOKENS
+    most = entry_or(fields, "max_completion_tokens", entry_or(fields, "max_tokens", CHAT_TOKENS))
     return read_options(fields, flat, "", most)
 
 
@@ -62,7 +64,7 @@ def read_completion(body: bytes) -> CompletionRequest:
         (prompt,) = prompt
     if not (isinstance(prompt, str) and prompt) and not are_ids(prompt):
         raise invalid(f"prompt {prompt!r:.60}: give one text, or its tokens", "prompt")
-    return read_options(fields, None, cast(Prompt, prompt), fields.get("max_tokens") or TEXT_TOKENS)
+    return read_options(fields, None, cast(Prompt, prompt), entry_or(fields, "max_tokens", TEXT_TOKENS))
 
 
 def flat_message(message: object, at: int) -> Mapping[str, object]:
@@ -92,9 +94,9 @@ def read_options(
         "tools": fields.get("tools") or None,
         "variables": fields.get("chat_template_kwargs"),
         "max_tokens": most,
-        "temperature": number_or(fields, "temperature", 1.0),
+        "temperature": entry_or(fields, "temperature", 1.0),
         "top_k": fields.get("top_k"),
-        "top_p": number_or(fields, "top_p", 1.0),
+        "top_p": entry_or(fields, "top_p", 1.0),
         "seed": randbits(63) if seed is None else seed,
         "stop": stop,
         "grammar": read_form(fields),
@@ -107,8 +109,8 @@ def read_options(
     )
 
 
-def number_or(fields: BodyFields, name: str, usual: float) -> object:
-    """Return the entry of a field; the usual number where there is none."""
+def entry_or(fields: BodyFields, name: str, usual: object) -> object:
+    """Return the entry of a field; the usual one where there is none."""
     value = fields.get(name)
     return usual if value is None else value
 
@@ -116,10 +118,12 @@ def number_or(fields: BodyFields, name: str, usual: float) -> object:
 def read_form(fields: BodyFields) -> Grammar | None:
     """Return what a reply keeps to: the JSON schema of `response_format`, any object, or the rules of `grammar`. Raises
     Refused for another form."""
-    form = fields.get("response_format")
+    form, grammar = fields.get("response_format"), cast("Grammar | None", fields.get("grammar"))
+    if grammar is not None and form not in (None, {"type": "text"}):
+        raise invalid("grammar: a reply keeps to it or to response_format: leave one out", "grammar")
     match form:
         case None | {"type": "text"}:
-            return cast("Grammar | None", fields.get("grammar"))
+            return grammar
         case {"type": "json_object"}:
             return {"type": "object"}
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:

@@ -17,14 +17,14 @@ class Series(NamedTuple):
 
 
 SERIES: Mapping[str, Series] = {
-    "answered_total": Series("counter", "requests of texts that were answered"),
-    "refused_total": Series("counter", "requests of texts that were refused, by a status below 500"),
-    "failed_total": Series("counter", "requests of texts that failed, by a status of 500 or more"),
+    "answered_total": Series("counter", "requests that were answered"),
+    "refused_total": Series("counter", "requests that were refused, by a status below 500"),
+    "failed_total": Series("counter", "requests that failed, by a status of 500 or more"),
     "request_seconds_total": Series("counter", "seconds of these requests, each from its head to its reply"),
-    "open_requests": Series("gauge", "requests of texts that are read, wait, or are computed"),
+    "open_requests": Series("gauge", "requests that are read, wait, or are computed"),
     "waiting_texts": Series("gauge", "texts that wait, or are computed"),
-    "batches_total": Series("counter", "batches that programs ran"),
-    "texts_total": Series("counter", "texts that programs ran"),
+    "batches_total": Series("counter", "batches and steps that programs ran"),
+    "texts_total": Series("counter", "texts that programs ran, and replies that ended"),
     "tokens_total": Series("counter", "tokens that programs ran"),
     "busy_seconds_total": Series("counter", "seconds that programs ran"),
 }

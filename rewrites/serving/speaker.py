@@ -130,8 +130,11 @@ class Speaker:
                     request.tell(error)
                     continue
                 with self.changed:
-                    self.queue.appendleft(request)
+                    if request not in self.given_up:
+                        self.queue.appendleft(request)
                 return
+            except Exception as error:  # a fault ends this request alone, and not the thread
+                request.tell(error)
 
     def step(self) -> None:
         """Enter a token of each reply and a piece of prompts, and choose the next token of each reply whose prompt is

@@ -96,6 +96,8 @@ def test_sessions_and_streams_keep_to_it_too():
         ({"a": {1, 2}}, "is no JSON"),
         ({"$ref": "http://example.com/x.json"}, "does not fetch"),
         ({"type": "string", "pattern": "(a+"}, "unclosed group"),
+        ({"enum": ["\ud800"]}, "serializable"),
+        ('start: "\ud800"', "surrogates"),
         ("", "Empty grammar"),
         ("start: word", 'unknown name: "word"'),
         ("start: " + "(" * 5000, "too deeply nested"),

@@ -3,22 +3,21 @@
 import http.client
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
+from served import ENDS, until
+from served import serving as serving_models
 from speakers import gpt2
 
-from rewrites.serving import listening
 from rewrites.serving.served_models import ServedSpeaker
-from rewrites.serving.serving_counters import ServingCounters
-from rewrites.serving.serving_limits import ServingLimits
+from rewrites.serving.speaker import Speaker
 
 for package in ("starlette", "uvicorn", "jinja2"):
     pytest.importorskip(package, reason=f"needs peers: {package}")
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}{% endfor %}a: "
 CHAT, TEXT = ServedSpeaker.paths
-ENDS = 60  # seconds until a test gives up
 PROMPTS = ["The history of ", "In", "England and ", "x" * 100, "and the"]
 
 
@@ -26,22 +25,10 @@ def speaking():
     return gpt2().program.replace(chat={"templates": {"default": TEMPLATE}, "tokens": {}})
 
 
-@contextmanager
 def serving(**limits):
     """A server of one language model in a thread: its port and its counters."""
-    listener, counters = listening.bind_socket("127.0.0.1", 0), ServingCounters()
-    listener.listen(128)
     models = {"speaker": ServedSpeaker("speaker", speaking())}
-    server = listening.make_server(models, ServingLimits(**{"seconds": ENDS, "context": 1024} | limits), counters)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    try:
-        yield listener.getsockname()[1], counters
-    finally:
-        server.should_exit = True
-        thread.join(ENDS)
-        listener.close()
-    assert not thread.is_alive()
+    return serving_models(models, **{"seconds": ENDS, "context": 1024} | limits)
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +153,10 @@ def test_json_of_a_schema(server):
         (TEXT, {"prompt": "x", "temperature": "hot"}, "temperature"),
         (TEXT, {"prompt": "x", "top_p": 0}, "top_p"),
         (TEXT, {"prompt": "x", "max_tokens": 1.5}, "max_tokens"),
+        (TEXT, {"prompt": "x", "max_tokens": 0}, "max_tokens"),
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 0}, "max_tokens"),
+        (TEXT, {"prompt": "x", "min_p": 0.1}, "min_p"),
+        (TEXT, {"prompt": "x", "grammar": "start: /a/", "response_format": {"type": "json_object"}}, "grammar"),
         (TEXT, {"prompt": "x", "seed": -1}, "seed"),
         (TEXT, {"prompt": "x", "stop": 3}, "stop"),
         (TEXT, {"prompt": "x", "stop": [3]}, "stop"),
@@ -195,31 +186,26 @@ def test_a_reply_without_room_waits_and_one_that_never_has_is_refused():
 def test_a_client_that_goes_is_given_up(server, monkeypatch):
     """Its reply is written no further, streamed or not, and others are written."""
     port, counters = server
-    going = threading.Event()
-    monkeypatch.setattr("rewrites.serving.speaker.Speaker.extend", held_extend(going))
+    going, chosen = threading.Event(), []
+    monkeypatch.setattr("rewrites.serving.speaker.Speaker.extend", held_extend(going, chosen))
     for streamed in (False, True):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ENDS)
         connection.request("POST", TEXT, json.dumps({"prompt": "In ", "max_tokens": 100, "stream": streamed}))
         connection.close()
     going.set()
-    monkeypatch.undo()
     assert answered(port, TEXT, prompt="In ", max_tokens=3)["usage"]["completion_tokens"] == 3
-    end = threading.Event()
-    for _ in range(600):
-        if counters.total("open_requests") == 0:
-            break
-        end.wait(0.1)
-    assert counters.total("open_requests") == 0
+    until(lambda: counters.total("open_requests") == 0)
+    assert len(chosen) < 203, "both were written to their ends"
 
 
-def held_extend(going):
-    """`Speaker.extend`, which waits for an event before its first token."""
-    from rewrites.serving.speaker import Speaker
-
+def held_extend(going, chosen):
+    """`Speaker.extend`, which waits for an event, and then a little: the loop hears of connections that end."""
     extend = Speaker.extend
 
     def waiting(self, request, scores):
         going.wait(ENDS)
+        time.sleep(0.01)
+        chosen.append(request)
         extend(self, request, scores)
 
     return waiting

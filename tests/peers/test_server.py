@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
@@ -20,19 +19,16 @@ import encoders
 import numpy as np
 import pytest
 from children import ROOT
+from served import ENDS, serving, until
 
 import opmatrix as om
-from rewrites.serving import listening
 from rewrites.serving.served_models import ServedEmbedder, open_served
-from rewrites.serving.serving_counters import ServingCounters
-from rewrites.serving.serving_limits import ServingLimits
 
 pytest.importorskip("starlette", reason="needs peers: starlette")
 pytest.importorskip("uvicorn", reason="needs peers: uvicorn")
 
 TEXTS = ["the bank of a river", "dry", "", "The River runs dry ?", "a bank runs", "the bank " * 8]
 EMBED = "/v1/embeddings"
-ENDS = 60  # seconds until a test gives up
 
 
 @pytest.fixture(scope="module")
@@ -50,23 +46,6 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def models(place):
     return open_served([str(place / "embedder"), str(place / "reranker")])
-
-
-@contextmanager
-def serving(models, **limits):
-    """A server in a thread: its port and its counters."""
-    listener, counters = listening.bind_socket("127.0.0.1", 0), ServingCounters()
-    listener.listen(128)
-    server = listening.make_server(models, ServingLimits(**limits), counters)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    try:
-        yield listener.getsockname()[1], counters
-    finally:
-        server.should_exit = True
-        thread.join(ENDS)
-        listener.close()
-    assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +78,6 @@ def served_well(port, models, tries=1):
     reply = next((reply for status, reply in replies if status == 200), None)
     assert reply
     np.testing.assert_array_equal(vectors(reply), models["embedder"].program.embed(TEXTS))
-
-
-def until(holds):
-    """Wait until a condition holds."""
-    end = time.monotonic() + ENDS
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def head(length, path=EMBED):

@@ -1,10 +1,11 @@
 """Replies of a language model to several requests at once, by the thread that writes them, without a server."""
 
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 import pytest
 from speakers import gpt2
 
+from opmatrix.inference.chat.held_prefixes import HeldPrefixes
 from opmatrix.inference.generation import PromptReader, Reply, ReplyBounds
 from opmatrix.inference.sampling import Sampling
 from rewrites.serving import speaker as speaking
@@ -90,10 +91,53 @@ def test_a_reply_that_is_given_up_is_written_no_further(opened):
     speaker.submit(other)
     assert written(others)[1] is other.reply
     assert len(request.reply.ids) < 100 and request not in speaker.live
-    never, nothing = queued("In ")
-    speaker.give_up(never)  # it was never queued
-    with pytest.raises(Empty):
-        nothing.get_nowait()
+
+
+def test_a_reply_that_is_given_up_while_it_finds_no_room_is_not_written(opened, monkeypatch):
+    """Its place in the queue is lost, although it was being begun."""
+    speaker, take = opened(context=160), HeldPrefixes.take
+    first, firsts = queued("x" * 60, most=60)
+    second, seconds = queued("y" * 60, most=60)
+
+    def taking(self, reply):
+        if reply is second.reply:
+            speaker.give_up(second)
+        return take(self, reply)
+
+    monkeypatch.setattr(HeldPrefixes, "take", taking)
+    speaker.submit(first)
+    speaker.submit(second)
+    assert written(firsts)[1] is first.reply
+    other, others = queued("z", most=2)
+    speaker.submit(other)
+    assert written(others)[1] is other.reply and seconds.empty() and not second.reply.ids
+
+
+def test_a_fault_in_beginning_a_reply_is_told_to_it_alone(opened, monkeypatch):
+    speaker, take = opened(context=1024), HeldPrefixes.take
+    monkeypatch.setattr(HeldPrefixes, "take", lambda self, reply: 1 / 0)
+    wrong, wrongs = queued("In ")
+    speaker.submit(wrong)
+    assert isinstance(written(wrongs)[1], ZeroDivisionError)
+    monkeypatch.setattr(HeldPrefixes, "take", take)
+    right, rights = queued("In ", most=2)
+    speaker.submit(right)
+    assert written(rights)[1] is right.reply
+
+
+def test_a_reply_that_waits_keeps_the_rows_that_it_continues(opened):
+    """Another fills the session meanwhile."""
+    speaker = opened(context=160)
+    begun, events = queued("The history of ", most=2)
+    speaker.submit(begun)
+    written(events)
+    filling, fillings = queued("x" * 70, most=60)
+    waiting, waitings = queued("The history of England", most=40)
+    speaker.submit(filling)
+    assert isinstance(fillings.get(timeout=ENDS), str)
+    speaker.submit(waiting)
+    assert written(fillings)[1] is filling.reply
+    assert written(waitings)[1].reused == 15
 
 
 def test_prompts_that_begin_alike_are_not_computed_again(opened):

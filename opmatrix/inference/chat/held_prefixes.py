@@ -44,7 +44,10 @@ class HeldPrefixes:
             try:
                 self.make_room(sequence, reply)
             except BaseException:
-                self.session.leave(sequence)
+                if sequence.length:
+                    self.tokens[sequence] = [*reply.prompt[: sequence.length]]
+                else:
+                    self.session.leave(sequence)
                 raise
             self.used[sequence] = reply
             return sequence

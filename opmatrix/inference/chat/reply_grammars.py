@@ -43,15 +43,20 @@ class ReplyGrammar:
             raise InputError("grammar: it needs llguidance: pip install opmatrix[grammar]")
         from llguidance import LLMatcher
 
-        if isinstance(grammar, str):
-            rules = LLMatcher.grammar_from_lark(grammar)
-        elif isinstance(grammar, Mapping):
-            rules = LLMatcher.grammar_from_json_schema({"x-guidance": SPACED} | as_json(grammar, "grammar"))
-        else:
+        if not isinstance(grammar, str | Mapping):
             raise InputError(
                 f"grammar: {grammar!r:.40} is {type(grammar).__name__}: give a JSON schema, a dict, or a text in "
                 "Lark's notation"
             )
+        try:
+            if isinstance(grammar, str):
+                rules = LLMatcher.grammar_from_lark(grammar)
+            else:
+                rules = LLMatcher.grammar_from_json_schema({"x-guidance": SPACED} | as_json(grammar, "grammar"))
+        except InputError:
+            raise
+        except ValueError as error:  # halves of characters, which are no text
+            raise InputError(f"grammar: {message_line(str(error))}") from error
         if len(rules) > LONGEST_RULES:
             raise InputError(f"grammar: it has {len(rules)} letters: give {LONGEST_RULES} at most")
         if why := LLMatcher.validate_grammar(rules):
