@@ -22,8 +22,11 @@ LAYOUTS = {
     "q5_k": BlockLayout((4, 1), 32, 8, (8, 4), 6, minimum=True),
     "q6_k": BlockLayout((4, 2), 16, 16, (8,), 8, middle=128, zero=32),
     "w4_128": BlockLayout((4,), 128, zero=8),
+    "w4_64": BlockLayout((4,), 64, zero=8),
     "w8_128": BlockLayout((4, 4), 128, zero=128),
     "z4_128": BlockLayout((4,), 128, minimum=True, centred=True),
+    "z8_128": BlockLayout((4, 4), 128, minimum=True, centred=True),
+    "z4_64": BlockLayout((4,), 64, minimum=True, centred=True),
     "z4_32": BlockLayout((4,), 32, minimum=True, centred=True),
 }
 
@@ -214,6 +217,11 @@ FILED = {
         lambda x: nibbles(x["q"], 64),
         writes={"q": lambda q: join_nibbles(q, 64)},
     ),
+    "w4_64": FiledBlock(
+        np.dtype([("d", "<f2"), ("q", "u1", 32)]),
+        lambda x: nibbles(x["q"], 32),
+        writes={"q": lambda q: join_nibbles(q, 32)},
+    ),
     "w8_128": FiledBlock(
         np.dtype([("d", "<f2"), ("bytes", "u1", 128)]),
         lambda x: x["bytes"],
@@ -223,6 +231,16 @@ FILED = {
         np.dtype([("d", "<f2"), ("m", "<f2"), ("halves", "u1", 64)]),
         lambda x: nibbles(x["halves"], 64),
         writes={"halves": lambda q: join_nibbles(q, 64)},
+    ),
+    "z8_128": FiledBlock(
+        np.dtype([("d", "<f2"), ("m", "<f2"), ("bytes", "u1", 128)]),
+        lambda x: x["bytes"],
+        writes={"bytes": lambda q: q.astype(np.uint8)},
+    ),
+    "z4_64": FiledBlock(
+        np.dtype([("d", "<f2"), ("m", "<f2"), ("halves", "u1", 32)]),
+        lambda x: nibbles(x["halves"], 32),
+        writes={"halves": lambda q: join_nibbles(q, 32)},
     ),
     "z4_32": FiledBlock(
         np.dtype([("d", "<f2"), ("m", "<f2"), ("halves", "u1", 16)]),

@@ -39,10 +39,13 @@ from formats.storage.q8_0 import Q8_0
 from formats.storage.sell import SELL
 from formats.storage.stacked import Stacked, can_stack
 from formats.storage.vectorwise import VectorWise
+from formats.storage.w4_64 import W4_64
 from formats.storage.w4_128 import W4_128
 from formats.storage.w8_128 import W8_128
 from formats.storage.z4_32 import Z4_32
+from formats.storage.z4_64 import Z4_64
 from formats.storage.z4_128 import Z4_128
+from formats.storage.z8_128 import Z8_128
 
 __all__ = [
     "BF16",
@@ -62,10 +65,13 @@ __all__ = [
     "Q6_K",
     "Q8_0",
     "SELL",
+    "W4_64",
     "W4_128",
     "W8_128",
     "Z4_32",
+    "Z4_64",
     "Z4_128",
+    "Z8_128",
     "BalancedInt8",
     "Block",
     "BlockInt8",
@@ -124,9 +130,12 @@ FORMATS: dict[str, type[Format]] = {
         SELL,
         CSC,
         W4_128,
+        W4_64,
         W8_128,
         Z4_128,
+        Z4_64,
         Z4_32,
+        Z8_128,
     )
 }
 

@@ -142,7 +142,17 @@ def matrices_of(program):
 
 
 @pytest.mark.parametrize(
-    "name", ["gptq", "gptq with zeros", "gptq of 8 bits", "awq", "int8 by channel", "gptq of float32"]
+    "name",
+    [
+        "gptq",
+        "gptq in groups of 64",
+        "gptq with zeros",
+        "gptq of 8 bits",
+        "gptq of 8 bits with zeros",
+        "awq",
+        "int8 by channel",
+        "gptq of float32",
+    ],
 )
 def test_a_program_keeps_what_a_format_holds(tmp_path, name):
     """At no more than 1.03 times the bytes of the file; saved and opened again without it."""

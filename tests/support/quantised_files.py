@@ -243,7 +243,7 @@ class Scheme(NamedTuple):
 SCHEMES = {
     "gptq": Scheme(of_gptq(), gptq, {}, "w4_128"),
     "gptq in groups of 32": Scheme(of_gptq(group_size=32), gptq, dict(group=32), "q4_0"),
-    "gptq in groups of 64": Scheme(of_gptq(group_size=64), gptq, dict(group=64), "q4_0"),
+    "gptq in groups of 64": Scheme(of_gptq(group_size=64), gptq, dict(group=64), "w4_64"),
     "gptq by column": Scheme(of_gptq(group_size=-1), gptq, dict(group=-1), "w4_128"),
     "gptq with zeros": Scheme(of_gptq(sym=False), gptq, dict(sym=False), "z4_128"),
     "gptq with zeros, 32": Scheme(of_gptq(sym=False, group_size=32), gptq, dict(sym=False, group=32), "z4_32"),
@@ -253,14 +253,14 @@ SCHEMES = {
     ),
     "gptq of 8 bits": Scheme(of_gptq(bits=8), gptq, dict(bits=8), "w8_128"),
     "gptq of 8 bits, 32": Scheme(of_gptq(bits=8, group_size=32), gptq, dict(bits=8, group=32), "q8_0"),
-    "gptq of 8 bits with zeros": Scheme(of_gptq(bits=8, sym=False), gptq, dict(bits=8, sym=False)),
+    "gptq of 8 bits with zeros": Scheme(of_gptq(bits=8, sym=False), gptq, dict(bits=8, sym=False), "z8_128"),
     "gptq of bfloat16": Scheme(of_gptq(), gptq, dict(number="BF16"), "w4_128"),
     "gptq of float32": Scheme(of_gptq(), gptq, dict(number="F32")),
     "awq": Scheme(
         {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}, awq, {}, "z4_128"
     ),
     "awq in groups of 64": Scheme(
-        {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True}, awq, dict(group=64), "z4_32"
+        {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True}, awq, dict(group=64), "z4_64"
     ),
     "int4": Scheme(
         of_weights("pack-quantized", num_bits=4, type="int", symmetric=True, strategy="group", group_size=128),
@@ -302,6 +302,7 @@ SCHEMES = {
         of_weights("int-quantized", num_bits=8, type="int", symmetric=False, strategy="channel"),
         signed_bytes,
         dict(sym=False),
+        "z8_128",
     ),
     "int8 of float32": Scheme(
         of_weights("int-quantized", num_bits=8, type="int", symmetric=True, strategy="channel"),

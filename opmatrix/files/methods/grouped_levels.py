@@ -17,10 +17,10 @@ from opmatrix.files.tensors import Tensor
 
 FLOAT32 = "F32"
 HOLDERS = {  # bits, and whether zero has a level of its own in each group -> number types of blocks, the longest first
-    (4, False): ("W4_128", "Q4_0"),
-    (4, True): ("Z4_128", "Z4_32"),
+    (4, False): ("W4_128", "W4_64", "Q4_0"),
+    (4, True): ("Z4_128", "Z4_64", "Z4_32"),
     (8, False): ("W8_128", "Q8_0"),
-    (8, True): (),
+    (8, True): ("Z8_128",),
 }
 
 
