@@ -32,11 +32,14 @@ def cached(program: Program, number: str | None = None) -> Program:
     """Return a program with state whose session computes, for new rows, the same as `program` for whole sequences. It
     has the same steps, but attention in float32 over caches, and shifts, scans and linear attention that go on from
     states. The caches hold numbers of type `number`: float32, or bf16, to which keys and values are rounded; None means
-    bf16 for the keys and values that the program rounds to it, else float32. Raises InputError for another type, and if
-    a step reads other rows in any other way than as causal attention within sequences, of all rows or of a window of
-    them, as a shift, or as a scan or linear attention up to each row."""
+    bf16 for the keys and values that the program rounds to it, else float32. Raises InputError for another type, for a
+    program that reads inputs, and if a step reads other rows in any other way than as causal attention within
+    sequences, of all rows or of a window of them, as a shift, or as a scan or linear attention up to each row."""
     if number is not None:
         check_cache(number)
+    if program.schedule.spaced:
+        port = program.schedule.spaced[0]
+        raise InputError(f"cached: the program reads input {port.name}: a session is given tokens alone")
     steps: list[Step] = []
     bound = [*zip(program.steps, program.schedule.calls[program.schedule.first :], strict=True)]
     forms = CacheForms.of(bound, number)

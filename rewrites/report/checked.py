@@ -20,7 +20,7 @@ from rewrites.opened import Searched
 from rewrites.report.points import Point
 from rewrites.search.emit import Emitter
 from rewrites.search.substitutions import part_factors, substitute_blocks
-from rewrites.verify.differences import difference
+from rewrites.verify.differences import Change
 from rewrites.verify.failure import VerificationError
 from rewrites.verify.lengths import (
     Lengths,
@@ -96,10 +96,12 @@ def state_errors(
         """Return a point with its measured and stated errors, and the verdict on its outputs."""
         measured, judged = max(off.free.values()), off.free if point.methods else off.along
         beside = run_beside(point.program, searched.opened.operator, [few], [near], exact=not point.methods)
-        checked = max(measured, difference(beside.found[0], beside.alone[0]), theirs + rounding)
+        shown = Change.of(beside.found[0], beside.alone[0], point.program.starts(few))
+        checked = max(measured, shown.relative, theirs + rounding)
         # EQUAL is added below, the allowed difference of two float64 readings
         routed = RoutedChange(change.along, others[point.program]) if point.program in others else None
-        stated = Stated.of(change.change, change.cosines, rounding, checked + EQUAL, routed)
+        worst = float(shown.each.max()) + EQUAL
+        stated = Stated.of(change.change, change.cosines, rounding, checked + EQUAL, routed, worst)
         return replace(
             point,
             predicted_error=float(np.hypot(point.predicted_error, rounding)),

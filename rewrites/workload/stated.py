@@ -50,17 +50,19 @@ class Stated:
         rounding: float = 0.0,
         checked: float = 0.0,
         routed: "RoutedChange | None" = None,
+        checked_sentence: float = 0.0,
     ) -> "Stated":
         """Return the stated error from the change of a program's output and of cosines against a reference, which
-        itself has the error `rounding`. `checked` is the largest error on the rows that other checks use, and a lower
-        bound of the stated one. Where rows are routed, `routed` is a lower bound, too."""
+        itself has the error `rounding`. `checked` is the largest error on the rows that other checks use,
+        `checked_sentence` that of one of them, and lower bounds of the stated ones: a sentence whose numbers cancel
+        rounds more than all together. Where rows are routed, `routed` is a lower bound, too."""
         changes = [change] if routed is None else [change, routed.redrawn]
         single = worst(change.each) if routed is None else routed.worst(change)
         together = max(checked, *(hypot(one.likely_of(len(change.off)), rounding) for one in changes))
         return cls(
             len(change.off),
             together,
-            None if single is None else single + rounding,
+            None if single is None else max(single + rounding, checked_sentence),
             len(cosines),
             float(cosines.mean()) if len(cosines) else 0.0,
             float(cosines.max(initial=0.0)),

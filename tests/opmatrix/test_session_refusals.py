@@ -11,14 +11,14 @@ from test_session import counted, model, text
 
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch import Batch
-from opmatrix.algebra.batch.extents import patterns
+from opmatrix.algebra.batch.extents import collect_needs, patterns
 from opmatrix.algebra.batch.relations import HELD, SLOTS
 from opmatrix.algebra.batch.signature import Port
 from opmatrix.algebra.data import Data
-from opmatrix.algebra.operators import I, given, product, softmax, turn, weight
+from opmatrix.algebra.operators import I, given, product, shift, softmax, turn, weight
 from opmatrix.algebra.positions.patterns import among, sequence
 from opmatrix.algebra.term import formula
-from opmatrix.inference.cached import cached
+from opmatrix.inference.cached import cached, decoder_of
 from opmatrix.runtime.program import Program, Step
 from rewrites.egraph.layers import parts
 from rewrites.laws import EXACT_LAWS
@@ -203,3 +203,14 @@ def test_programs_that_have_no_cached_step():
         cached(plain)
     with pytest.raises(InputError, match="no state"):
         plain.start(10)
+
+
+@pytest.mark.parametrize("rows", [I, I + shift(2)], ids=["rows", "shifted"])
+def test_programs_that_read_inputs_have_no_sessions(rows):
+    """A session is given tokens, and no rows of an input beside them; so nothing of a session is verified."""
+    term, x = given("x", 4, "T") @ rows, np.ones((2, 4), np.float32)
+    extents = Batch([[1, 2]], inputs={"x": x}).extents(*collect_needs(term))
+    program, _ = search(term, EXACT_LAWS, Round(), extents).program({})
+    with pytest.raises(InputError, match="the program reads input x: a session is given tokens alone"):
+        cached(program)
+    assert decoder_of(program) is None

@@ -47,6 +47,17 @@ def test_few_sentences_say_nothing_of_the_worst_and_equal_ones_no_more_than_them
     assert worst(np.full(MIN_SENTENCES, 0.1)) == pytest.approx(0.1) and worst(np.zeros(MIN_SENTENCES)) == 0
 
 
+def test_a_sentence_is_stated_no_smaller_than_one_that_is_checked():
+    """Where numbers of a row cancel, it rounds more than all rows together: four times the import's whole error said
+    less than a row of the certificate showed."""
+    found, wanted, starts = off(np.random.default_rng(2))
+    change = Change.of(found, wanted, starts)
+    plain, held = (Stated.of(change, np.zeros(0), 1e-3, 2e-3, checked_sentence=worst) for worst in (0.0, 0.5))
+    assert plain.sentence < 0.5 == held.sentence and plain.error == held.error
+    few = Change.of(found[:9], wanted[:9], np.arange(10))
+    assert Stated.of(few, np.zeros(0), checked_sentence=0.5).sentence is None
+
+
 def off(rng, sentences=40):
     """Rows of sentences of 1 to 9 tokens, and the same a little off, every sentence by another share."""
     counts = rng.integers(1, 10, sentences)

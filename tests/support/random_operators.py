@@ -33,6 +33,7 @@ from opmatrix.algebra.operators import (
     weight,
 )
 from opmatrix.algebra.positions.patterns import mask, sequence
+from opmatrix.algebra.shapes import ShapeError
 from opmatrix.algebra.term import Data, Operator, Value
 from rewrites.egraph.layers import outputs
 
@@ -203,9 +204,12 @@ class Drawn:
 
 
 def grow(grower: Rare, names: Iterable[str]) -> None:
-    """Steps by name, each of any value so far; what is too large is dropped."""
+    """Steps by name, each of any value so far; what is too large is dropped, and what splits a value by heads again."""
     for name in names:
-        grower.pool.append(getattr(grower, name)(grower.any()))
+        try:
+            grower.pool.append(getattr(grower, name)(grower.any()))
+        except ShapeError:
+            continue
         if size(grower.pool[-1].term) > LIMIT or grower.pool[-1].cols > WIDEST:
             grower.pool.pop()
 

@@ -27,7 +27,7 @@ from rewrites.metrics.recheck import RUN_MAKES, RunChecks, check_certificates, i
 from rewrites.search.search import SearchSpace, cheapest
 from rewrites.verify import verify_laws
 from rewrites.verify.certificate import certify
-from rewrites.verify.differences import difference
+from rewrites.verify.differences import Change
 from rewrites.verify.programs import EQUAL, ROUNDING, oracle, unrounded, verify_steps, verify_structure
 from rewrites.verify.routed import run_beside
 from rewrites.workload.line_rows import batch_of_rows
@@ -250,8 +250,15 @@ def certify_student(
     near = oracle(model, [few])
     (base, off), [compared] = compare([teacher.imported, program], {OUTPUT: model}, verify, state, [True, False])
     beside = run_beside(program, model, [few], near, exact=False)
-    measured = max(*off.free.values(), difference(beside.found[0], beside.alone[0]))
-    stated = Stated.of(compared.change, compared.cosines, ROUNDING * base.along[OUTPUT], measured + EQUAL)
+    shown = Change.of(beside.found[0], beside.alone[0], program.starts(few))
+    measured, worst = max(*off.free.values(), shown.relative), float(shown.each.max())
+    stated = Stated.of(
+        compared.change,
+        compared.cosines,
+        ROUNDING * base.along[OUTPUT],
+        measured + EQUAL,
+        checked_sentence=worst + EQUAL,
+    )
     if not stated.error < 1:
         raise InputError(
             f"distil: the student is off by {percent(stated.error)}, and a certificate states less than 100 %: train "
