@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+from itertools import groupby
 from math import inf, nan
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,16 +38,23 @@ EMPTY = {name: value for name, value in os.environ.items() if name not in ("PYTH
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """A benchmark as it is started by hand, in another folder, with nothing that says where the packages are."""
+    """Benchmarks as they are started by hand, in another folder, with nothing that says where the packages are: of
+    commands, with further words each, the status, what is printed, and the errors."""
     place = tmp_path_factory.mktemp("elsewhere")
     with Forks(place, EMPTY) as run:
-        yield lambda name, *words: run(place, HERE / name.split()[0], *name.split()[1:], *words)
+
+        def by_script(started):
+            for script, runs in groupby(started, key=lambda one: one[0].split()[0]):
+                wanted = [(name, [*name.split()[1:], *words]) for name, words in runs]
+                answers = run(place, HERE / script, [words for _, words in wanted])
+                yield from ((name, words, *answer) for (name, words), answer in zip(wanted, answers, strict=True))
+
+        yield by_script
 
 
 def test_every_benchmark_starts(ran):
     assert len(COMMANDS) > 40
-    for name in COMMANDS:
-        status, out, errors = ran(name, "--help")
+    for name, _, status, out, errors in ran((name, ["--help"]) for name in COMMANDS):
         assert (status, errors) == (0, "") and "--figures" in out, f"{name}: {errors}"
         assert out.startswith(f"usage: {name} [-h]"), f"{name}: {out}"
 
@@ -110,8 +118,8 @@ def folder(tmp_path_factory):
 
 
 def test_what_is_refused_is_one_line(ran, folder):
-    for name, words, said in REFUSED:
-        status, _, errors = ran(name, *(word.format(folder=folder) for word in words))
+    started = [(name, [word.format(folder=folder) for word in words]) for name, words, _ in REFUSED]
+    for (_, _, said), (name, words, status, _, errors) in zip(REFUSED, ran(started), strict=True):
         lines = [line for line in errors.splitlines() if not line.startswith(("busy machine", "   "))]
         assert status == 2 and len(lines) == 1, f"{name} {words}: {errors}"
         assert lines[0].startswith(f"{name.split()[0]}: ") and said in lines[0], f"{name} {words}: {errors}"

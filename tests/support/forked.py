@@ -1,6 +1,6 @@
 """Scripts, each in a fork of one process that has third-party packages in memory already: as they are started by hand,
-without the seconds that imports take. As a program it reads lines of JSON [folder, script, words] and answers [status,
-output, errors]."""
+without the seconds that imports take. What a script imports is imported once for all of its runs. As a program it reads
+lines of JSON [folder, script, [words of a run, ..]] and answers [[status, output, errors], ..]."""
 
 import json
 import os
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 
@@ -28,10 +29,10 @@ class Forks:
             stdout=subprocess.PIPE,
         )
 
-    def __call__(self, folder, script, *words):
-        """The script's status, what it printed, and its errors."""
-        print(json.dumps([str(folder), str(script), [*map(str, words)]]), file=self.process.stdin, flush=True)
-        return tuple(json.loads(self.process.stdout.readline()))
+    def __call__(self, folder, script, runs):
+        """Of each run of the script, with these words each: its status, what it printed, and its errors."""
+        print(json.dumps([str(folder), str(script), runs]), file=self.process.stdin, flush=True)
+        return json.loads(self.process.stdout.readline())
 
     def __enter__(self):
         return self
@@ -42,16 +43,22 @@ class Forks:
         self.process.stdout.close()
 
 
-def answered(folder, script, words):
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+def answered(folder, script, runs):
+    """The runs of a script; those after one that ends the process have its status, and printed nothing."""
+    with ExitStack() as files:
+        status, *streams = (files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(1 + 2 * len(runs)))
         if not (process := os.fork()):
-            for stream, end in ((out, 1), (errors, 2)):
-                os.dup2(stream.fileno(), end)
-            os._exit(run(folder, script, words))
-        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-        for stream in (out, errors):
+            for words, *pair in zip(runs, streams[::2], streams[1::2], strict=True):
+                for stream, end in zip(pair, (1, 2), strict=True):
+                    os.dup2(stream.fileno(), end)
+                print(run(folder, script, words), file=status, flush=True)
+            os._exit(0)
+        last = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        for stream in (status, *streams):
             stream.seek(0)
-        return status, out.read(), errors.read()
+        texts = [stream.read() for stream in streams]
+        statuses = [*map(int, status), *[last] * len(runs)]
+        return [*zip(statuses, texts[::2], texts[1::2], strict=False)]
 
 
 def run(folder, script, words):
