@@ -406,12 +406,14 @@ class Entrywise(SeeingEntries):
 
 def dense(term: Operator, x: ReadInput, batch: Batch | None = None, dtype: DTypeLike = np.float64) -> Numeric:
     """Compute the term at x in arrays of that number type. x is (rows, columns), (heads, rows, columns), a CSR
-    selection or a Batch, which stands for its one-hot tokens. Sequences that do not see each other are computed a few
-    at a time."""
-    value = entered(term, x, batch, dtype)
+    selection or a Batch, which stands for its one-hot tokens; a result of one head is rows and columns, but where x is
+    by heads. Sequences that do not see each other are computed a few at a time."""
+    value = read_input = entered(term, x, batch, dtype)
     for f in factors(term):
         value = apply_factor(f, value)
-    return np.asarray(value.array)
+    array = np.asarray(value.array)
+    of_one_head = array.ndim == 3 and len(array) == 1 and read_input.value.ndim == 2
+    return array[0] if of_one_head else array
 
 
 def entered(term: Operator, x: ReadInput, batch: Batch | None = None, dtype: DTypeLike = np.float64) -> DenseReading:

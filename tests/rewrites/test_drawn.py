@@ -264,7 +264,7 @@ def test_the_rounding_of_a_sum_of_many_terms_is_foreseen(n):
 def whole(model, batch, error=0.0):
     """The result of `optimize`, whose programs give what the model gives."""
     result = optimize(model, workload=batch, error=error, machine=standin.machine(), rounds=1)
-    for name, term in model.items() if isinstance(model, dict) else [("output", model)]:
+    for name, term in outputs(model).items():
         wanted = dense(term, batch)
         for point in result.points:
             off = ratio(
@@ -307,7 +307,14 @@ def test_rows_of_zeros_at_real_width(quick, laws_known):
 @pytest.mark.deep(every=4)
 @pytest.mark.parametrize(
     "model",
-    [ENTERING, ENTERING @ heads(2) @ heads(2).T, ENTERING @ (I + gelu), {"same": ENTERING, "other": ENTERING @ relu}],
+    [
+        ENTERING,
+        ENTERING @ heads(1),
+        ENTERING @ heads(2) @ heads(2).T,
+        ENTERING @ heads(2),
+        ENTERING @ (I + gelu),
+        {"same": ENTERING, "other": ENTERING @ relu},
+    ],
     ids=str,
 )
 def test_models_without_arrays(model, quick, laws_known):
