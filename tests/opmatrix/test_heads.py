@@ -76,6 +76,7 @@ HARMLESS = {
     "bloom": {"BloomModel": []},
     "mamba": {"MambaModel": []},
     "mamba2": {"Mamba2Model": []},
+    "qwen3_5_text": {"Qwen3_5TextModel": [], "Qwen3_5ForCausalLM": ["mtp.fc.weight"]},
     "t5": {"T5EncoderModel": [], "T5ForConditionalGeneration": ["decoder.final_layer_norm.weight"]},
 }
 ENCODERS = {
@@ -117,6 +118,7 @@ STEMS = {
     "bloom": "Bloom",
     "mamba": "Mamba",
     "mamba2": "Mamba2",
+    "qwen3_5_text": "Qwen3_5Text",
     "t5": "T5",
 }
 ANSWERING = {
