@@ -264,8 +264,8 @@ def test_the_exact_program_scores_what_transformers_scores(rng, tmp_path, case):
     assert relative(program.run(batch), theirs(model, batch, True)) < 1e-4
 
 
-@pytest.mark.parametrize("case", ["mamba2", "mamba2, 130M's width"])
-def test_sessions_of_mamba2_generate_what_transformers_does(rng, tmp_path, case):
+@pytest.mark.parametrize("case", ["mamba2", "mamba2, 130M's width", "qwen3-next", "qwen3.5"])
+def test_sessions_with_states_generate_what_transformers_does(rng, tmp_path, case):
     """In steps of any rows the same bits; each token is the one that transformers scores highest, but for ties."""
     model, prompt = written(tmp_path, case), rng.integers(2, WORDS, 9)
     program, _ = structure(
