@@ -21,6 +21,8 @@ from opmatrix.algebra.batch.signature import STATE_SPACE, Port
 from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.inference import pages, session
 from opmatrix.inference.cached import cached, rows_behind
+from opmatrix.inference.chat.held_prefixes import MOST_STATES, HeldPrefixes
+from opmatrix.inference.generation import Reply
 from opmatrix.inference.pages import Holding, StatePool
 from opmatrix.models import build
 from opmatrix.runtime.kernels import KERNELS
@@ -356,3 +358,16 @@ def test_a_step_that_is_interrupted_has_happened_or_has_not(at):
         tokens += new[each][: lengths[each] - len(tokens)]
         rows = made.step({each: [7, 8]})
         assert rows.tobytes() == whole("hybrid", np.array([*tokens, 7, 8]))[-2:].tobytes()
+
+
+def test_of_prompts_that_are_kept_few_have_states():
+    """However many rows a session has: states are counted by sequences, and the least recently used go first."""
+    held = HeldPrefixes(programs("qwen3-next")[1], None, 64 * PAGE)
+    for first in range(MOST_STATES + 5):
+        reply = Reply(0, [first, 1, 2], 1, None)
+        sequence = held.take(reply)
+        held.session.step({sequence: reply.rest})
+        held.keep(sequence, reply)
+    assert [tokens[0] for tokens in held.tokens.values()] == [*range(5, MOST_STATES + 5)]
+    assert len(held.session.sequences) == MOST_STATES and len(held.session.pool) <= 3 * MOST_STATES
+    assert held.take(Reply(0, [7, 1, 2, 3], 1, None)).length == 3

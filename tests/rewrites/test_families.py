@@ -8,6 +8,7 @@ import plain
 import plain_decoders
 import plain_encoders
 import pytest
+import standin
 from searched import KINDS, structure
 
 from formats.core.errors import InputError
@@ -15,8 +16,11 @@ from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import pick
 from opmatrix.algebra.oracles import dense
+from opmatrix.inference.cached import cached
 from opmatrix.inference.pooling import LAST
 from opmatrix.models import FAMILIES, build, fill_masks, head, layout, normalise_config, rope, tensors
+from rewrites.explain.derivations.schedules import schedule
+from rewrites.explain.derivations.stages import bf16, half, int8
 from rewrites.verify import unrounded, verify_exact
 
 WORDS = 50
@@ -785,3 +789,19 @@ def test_what_is_none_of_a_family_is_named(family, config, words):
     with pytest.raises(InputError, match=f"^config: {words}") as caught:
         build(config, made(config))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.deep(every=3)
+@pytest.mark.parametrize("stage, form", [(bf16(), "bf16"), (half(), "half"), (int8(), "int8")])
+def test_hybrids_of_narrower_weights_keep_their_error_and_have_sessions(stage, form):
+    """Verified as a whole; a step over caches and states computes the rows of the program of whole texts."""
+    operator = model("qwen3.5")[1]
+    program = schedule(operator, RAGGED, machine=standin.machine()) | stage
+    stored = [data for data in program.program.constants.values() if getattr(data, "name", "") == form]
+    assert len(stored) == program.applications() > 10 and 0 < program.error < 0.2
+    found = program.verify()
+    assert found["program"]["float32"]["relative"] <= found["program"]["stated"]
+    session, tokens = cached(program.program).start(32), RAGGED.tokens[: RAGGED.starts[1]]
+    held = session.join()
+    rows = np.concatenate([session.step({held: part}) for part in (tokens[:4], tokens[4:5], tokens[5:])])
+    np.testing.assert_allclose(rows, program.run(RAGGED)[: len(tokens)], rtol=1e-4, atol=1e-4)
