@@ -76,7 +76,7 @@ HARMLESS = {
     "bloom": {"BloomModel": []},
     "mamba": {"MambaModel": []},
     "mamba2": {"Mamba2Model": []},
-    "qwen3_5_text": {"Qwen3_5TextModel": [], "Qwen3_5ForCausalLM": ["mtp.fc.weight"]},
+    "qwen3_5_text": {"Qwen3_5TextModel": ["mtp.fc.weight"]},
     "t5": {"T5EncoderModel": [], "T5ForConditionalGeneration": ["decoder.final_layer_norm.weight"]},
 }
 ENCODERS = {
