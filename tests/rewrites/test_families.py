@@ -681,6 +681,7 @@ def test_settings_have_one_name_in_all_families():
             "layer_types is .* a list of full_attention and linear_attention",
         ),
         ("qwen3_5_text", QWEN3_5 | dict(layer_types=[LINEAR]), "layer_types is .* as long as there are layers, 2"),
+        ("qwen3_5_text", QWEN3_5 | dict(attn_output_gate=False), "attn_output_gate is false: it must be true or left"),
         ("qwen3_5_text", QWEN3_5 | dict(is_causal=False), "is_causal is false: it must be true or left out: a gated"),
         (
             "qwen3_5_text",

@@ -57,13 +57,13 @@ from opmatrix.models.scans.mamba2 import negative_rates
 
 LINEAR_ATTENTION = "linear_attention"
 LEAST_SQUARE = 1e-6  # is added to squared lengths of queries and keys
-IN_ORDER = "a gated delta net passes rows in order"
 TRAINED = ("mtp",)  # layers of files that guess the token after the next one
 HYBRID_KEYS = LLAMA_KEYS | dict(
     head_dim=dimension(256),
     partial_rotary_factor=real(0, 1, 0.25),
     attention_bias=flag(False),
-    is_causal=never(True, IN_ORDER),
+    is_causal=never(True, "a gated delta net passes rows in order"),
+    attn_output_gate=never(True, "what attention gives is multiplied by a gate"),
     layer_types=layer_kinds(FULL_ATTENTION, LINEAR_ATTENTION),
     full_attention_interval=whole(default=4),
     linear_conv_kernel_dim=whole(1, LARGEST_LAG + 1, 4),
@@ -136,6 +136,7 @@ def hybrid(
     `projections` gives the matrices that a gated delta net reads, by its name."""
     n, every = config["hidden_size"], config["full_attention_interval"]
     kinds = kinds_of_layers(config, lambda l: LINEAR_ATTENTION if (l + 1) % every else FULL_ATTENTION)
+    rotation, sizes = rope.rope(config, grouped_sizes(config)[-1]), delta_sizes(config)
 
     def norm(name: str) -> Operator:
         """Build a norm of roots with the gain 1 + w."""
@@ -144,9 +145,8 @@ def hybrid(
     def mixing(l: int) -> Operator:
         """Build the part of layer l that reads other rows."""
         if kinds[l] == FULL_ATTENTION:
-            return gated_attention(config, at, f"layers.{l}.self_attn")
+            return gated_attention(config, at, f"layers.{l}.self_attn", rotation)
         name = f"layers.{l}.linear_attn"
-        sizes = delta_sizes(config)
         return gated_delta_net(config, at, name, sizes, projections(at, name, sizes))
 
     def layer(l: int) -> Operator:
@@ -158,12 +158,11 @@ def hybrid(
     return reduce(matmul, [embed, *map(layer, range(config["num_hidden_layers"])), norm("norm")])
 
 
-def gated_attention(config: Settings, at: ArraySource, name: str) -> Operator:
+def gated_attention(config: Settings, at: ArraySource, name: str, rotation: Operator) -> Operator:
     """Build grouped attention times the logistic function of a gate, which files hold beside the queries of each head
-    (Qiu et al. 2025, section 2.2). Queries and keys are normed in every head, then turned."""
+    (Qiu et al. 2025, section 2.2). Queries and keys are normed in every head, then turned by the rotation."""
     n = config["hidden_size"]
     h, g, d = grouped_sizes(config)
-    rotation = rope.rope(config, d)
 
     def linear(part: str, n: LiveSize, p: LiveSize) -> Operator:
         """Build x @ W, with a row to add where the config has one; files store W as (outputs, inputs)."""
