@@ -82,7 +82,6 @@ NAMED = {  # a kind each; what else there is, the benchmark tries
         Change(MODEL, ("linear_conv_kernel_dim",), DROPPED),
         Change(MODEL, ("mlp_only_layers",), [0]),
     ],
-    "qwen3_5_moe_text": [Change(MODEL, ("rope_parameters",), DROPPED), Change(MODEL, ("norm_topk_prob",), False)],
     "gemma3_text": [
         Change(MODEL, ("sliding_window",), 5),
         Change(MODEL, ("use_bidirectional_attention",), False),
