@@ -16,7 +16,8 @@ Perplexity is of the first `--foresee` tokens of the text that ships, token by t
 In place of all that: `--long 10000` writes so many tokens over `--at-once` sequences, and says whether memory stays
 flat and a step grows by the caches that it reads; `--greedy` holds 64 tokens of 20 prompts against transformers';
 `--states 24` times Mamba, or with `--family mamba2` Mamba 2, of 130M's shape, random weights: a prompt beside
-transformers', and steps behind 64 and 4,096 rows, which read as many bytes."""
+transformers', and steps behind 64 and 4,096 rows, which read as many bytes; of `--family qwen3_next`, a layer in four
+has caches, too."""
 
 import time
 from statistics import median

@@ -234,6 +234,38 @@ FAMILIES = {
         ),
         {},
     ),
+    "qwen3_next": Family(
+        "Qwen3NextConfig",
+        "Qwen3NextModel",
+        ("Qwen3NextForCausalLM", "Qwen3NextModel"),
+        DECODER | dict(full_attention_interval=2, num_experts=16, num_experts_per_tok=4, moe_intermediate_size=192),
+        decoders(
+            (512, 8, 2, 1024, 64),
+            (768, 12, 4, 768, 128),
+            linear_num_key_heads=4,
+            linear_num_value_heads=8,
+            linear_key_head_dim=64,
+            linear_value_head_dim=64,
+            shared_expert_intermediate_size=192,
+        ),
+        {},
+    ),
+    "qwen3_5_moe_text": Family(
+        "Qwen3_5MoeTextConfig",
+        "Qwen3_5MoeTextModel",
+        ("Qwen3_5MoeForCausalLM",),
+        DECODER | dict(full_attention_interval=2, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=256),
+        decoders((512, 8, 2, 768, 64), (768, 12, 4, 1024, 64), linear_num_key_heads=4, linear_num_value_heads=4),
+        {},
+    ),
+    "qwen3_5_text": Family(
+        "Qwen3_5TextConfig",
+        "Qwen3_5TextModel",
+        ("Qwen3_5ForCausalLM", "Qwen3_5TextModel"),
+        DECODER | dict(full_attention_interval=2),
+        decoders((1024, 8, 2, 3584, 256), (768, 12, 4, 2048, 64), linear_num_key_heads=8, linear_num_value_heads=16),
+        {},
+    ),
     "t5": Family(
         "T5Config",
         "T5EncoderModel",
@@ -508,6 +540,7 @@ def states(made: WidthsCase, directory: Path, rows: list[np.ndarray]) -> np.ndar
         return hidden @ w["wte.weight"].T if scores else hidden
     kind = getattr(transformers, made.saved if scores else FAMILIES[made.family].model)
     model = kind.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").eval()
+    model.config.use_cache = False  # transformers has none for layers of states alone
     for module in model.modules():
         if hasattr(module, "embed_scale"):  # of the number type of the files
             module.embed_scale.copy_(module.embed_scale.to(getattr(torch, made.number)))

@@ -20,8 +20,8 @@ its section.
 
 - a directory with `config.json`, `model.safetensors` (or its shards) and `tokenizer.json`, as transformers'
   `save_pretrained` writes it or as it was published, of one of the [families](tables.md#families-of-models): BERT
-  and its kin, T5's encoder; GPT-2, BLOOM, LLaMA and its kin, Mamba, Mamba 2, mixtures; Pangu-alpha by the names of its
-  PyTorch port; PR-MoE by those of GPT-2 and of DeepSpeed's layer of experts;
+  and its kin, T5's encoder; GPT-2, BLOOM, LLaMA and its kin, Mamba, Mamba 2, Qwen3-Next, mixtures; Pangu-alpha by
+  the names of its PyTorch port; PR-MoE by those of GPT-2 and of DeepSpeed's layer of experts;
 - a GGUF file of a LLaMA, Qwen2, Qwen3, BERT or NomicBert;
 - `org/name@revision` of the Hugging Face hub, where huggingface_hub is installed (`pip install '.[hub]'`): its config,
   safetensors and tokenizer, never code.

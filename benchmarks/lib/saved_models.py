@@ -22,6 +22,9 @@ MODERN = dict(bos_token_id=0, eos_token_id=1, pad_token_id=2, cls_token_id=0, se
 APART = dict(relative_attention=True, position_biased_input=False, pos_att_type=["p2c", "c2p"], type_vocab_size=0)
 GPT2 = dict(vocab_size=ROWS, n_embd=24, n_layer=2, n_head=3, n_positions=POSITIONS, bos_token_id=1, eos_token_id=1)
 EXPERTS = DECODER | dict(moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2)
+LESS_ONE = "Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm"  # norms whose gain is 1 + w
+DELTA_NETS = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=5)
+DELTA_NETS |= dict(head_dim=8, full_attention_interval=2)
 
 
 class SavedFamily(NamedTuple):
@@ -184,6 +187,13 @@ SAVED = {
         dict(vocab_size=ROWS, hidden_size=24, state_size=5, num_heads=6, head_dim=8, n_groups=2, num_hidden_layers=2),
         plain_words,
     ),
+    "qwen3_next": SavedFamily(
+        "Qwen3Next", "ForCausalLM", EXPERTS | DELTA_NETS | dict(shared_expert_intermediate_size=12), plain_words
+    ),
+    "qwen3_5_text": SavedFamily("Qwen3_5Text", "Model", DECODER | DELTA_NETS, plain_words),
+    "qwen3_5_moe_text": SavedFamily(
+        "Qwen3_5MoeText", "Model", EXPERTS | DELTA_NETS | dict(shared_expert_intermediate_size=12), plain_words
+    ),
     "llama": SavedFamily("Llama", "ForCausalLM", DECODER, plain_words),
     "llama, tied, older files": SavedFamily(
         "Llama",
@@ -232,6 +242,9 @@ def save(family: SavedFamily, place: Path, seed: int = 0) -> None:
                 each.copy_(name.endswith("weight") + 0.3 * torch.randn_like(each))
             else:
                 each.copy_(torch.randn_like(each) * (1 if "embed" in name else 3 * each[0].numel() ** -0.5))
+        for module in model.modules():
+            if type(module).__name__ in LESS_ONE:
+                module.weight.sub_(1)
     model.save_pretrained(place)
     family.tokenizer().save_pretrained(place)
     if family.older:

@@ -38,6 +38,7 @@ from opmatrix.models.qwen import qwen2, qwen3
 from opmatrix.models.qwen_moe import qwen2_moe, qwen3_moe
 from opmatrix.models.scans.mamba import mamba
 from opmatrix.models.scans.mamba2 import mamba2
+from opmatrix.models.scans.qwen3_next import qwen3_5_moe_text, qwen3_5_text, qwen3_next
 from opmatrix.models.transformer import transformer
 
 __all__ = ["FAMILIES", "build", "promised"]
@@ -86,6 +87,9 @@ FAMILIES: dict[str, Family] = {  # families by the config's model_type
     "t5": t5,
     "mamba": mamba,
     "mamba2": mamba2,
+    "qwen3_next": qwen3_next,
+    "qwen3_5_text": qwen3_5_text,
+    "qwen3_5_moe_text": qwen3_5_moe_text,
 }
 
 

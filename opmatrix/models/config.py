@@ -237,12 +237,19 @@ FULL_ATTENTION, SLIDING_ATTENTION = (
     "full_attention",
     "sliding_attention",
 )  # kinds of layers: attention to all, or within a window
-LAYER_TYPES = optional(
-    Key(
-        f"a list of {FULL_ATTENTION} and {SLIDING_ATTENTION}",
-        lambda kinds: isinstance(kinds, list) and all(kind in (FULL_ATTENTION, SLIDING_ATTENTION) for kind in kinds),
-    )
-)
+
+
+def layer_kinds(*kinds: str) -> Key:
+    """Return the key of a list that has one of these kinds for each layer, or is left out."""
+
+    def holds(listed: object) -> bool:
+        """True for a list of these kinds."""
+        return isinstance(listed, list) and all(kind in kinds for kind in listed)
+
+    return optional(Key(f"a list of {' and '.join(kinds)}", holds))
+
+
+LAYER_TYPES = layer_kinds(FULL_ATTENTION, SLIDING_ATTENTION)
 
 
 def kinds_of_layers(config: Settings, usual: Callable[[int], str]) -> list[str]:

@@ -2,6 +2,8 @@
 more expert that all tokens go through, behind a gate of its own. Qwen3-MoE (Yang et al. 2025): a Qwen3 with experts
 alone."""
 
+from collections.abc import Callable
+
 from opmatrix.algebra.operators import ACTIVATIONS, sigmoid, weight
 from opmatrix.algebra.term import Operator
 from opmatrix.models.config import ArraySource, Settings, declares, dimension, flag, never, optional, whole
@@ -32,17 +34,7 @@ QWEN3_KEYS = SHARED_KEYS | dict(num_experts=dimension().once("num_local_experts"
 )
 def qwen2_moe(config: Settings, at: ArraySource) -> Operator:
     """A layer's experts, and the shared one times the logistic function of a score."""
-    n, shared, act = config["hidden_size"], config["shared_expert_intermediate_size"], ACTIVATIONS[config["hidden_act"]]
-
-    def unit(l: int, name: str) -> Operator:
-        """Build the unit of layer l: gated, or routed experts and the shared one behind its gate."""
-        if not asks_experts(config, l):
-            return plain_unit(at, name, n, config["intermediate_size"], act)
-        always = plain_unit(at, f"{name}.shared_expert", n, shared, act)
-        share = weight(at(f"{name}.shared_expert_gate.weight", 1, n).T) @ sigmoid
-        return routed_layer(config, at, name, config["num_experts"]) + always * share
-
-    return decoder(config, at, QKV * config["qkv_bias"], unit=unit)
+    return decoder(config, at, QKV * config["qkv_bias"], unit=shared_unit(config, at))
 
 
 @declares(
@@ -67,6 +59,22 @@ def qwen3_moe(config: Settings, at: ArraySource) -> Operator:
         where=lambda l: seen_within(seen, config["is_causal"]),
         unit=unit,
     )
+
+
+def shared_unit(config: Settings, at: ArraySource) -> Callable[[int, str], Operator]:
+    """Return the builder of the unit of layer l by its name: gated, or routed experts and the shared one behind its
+    gate."""
+    n, shared, act = config["hidden_size"], config["shared_expert_intermediate_size"], ACTIVATIONS[config["hidden_act"]]
+
+    def unit(l: int, name: str) -> Operator:
+        """Build the unit of layer l."""
+        if not asks_experts(config, l):
+            return plain_unit(at, name, n, config["intermediate_size"], act)
+        always = plain_unit(at, f"{name}.shared_expert", n, shared, act)
+        share = weight(at(f"{name}.shared_expert_gate.weight", 1, n).T) @ sigmoid
+        return routed_layer(config, at, name, config["num_experts"]) + always * share
+
+    return unit
 
 
 def routed_layer(config: Settings, at: ArraySource, name: str, count: int) -> Operator:

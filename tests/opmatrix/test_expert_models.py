@@ -32,6 +32,9 @@ LLAMA = dict(
 QWEN = LLAMA | dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=8)
 QWEN2 = QWEN | dict(model_type="qwen2_moe", shared_expert_intermediate_size=12)
 QWEN3 = QWEN | dict(model_type="qwen3_moe", head_dim=8)
+DELTA_NETS = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=5)
+DELTA_NETS |= dict(head_dim=8, full_attention_interval=2, shared_expert_intermediate_size=12)
+NEXT = QWEN | DELTA_NETS | dict(model_type="qwen3_next")
 PANGU = LLAMA | dict(
     model_type="PanguProMoE",
     num_experts=8,
@@ -60,6 +63,12 @@ CASES = {
     "qwen2, every other": (QWEN2 | dict(decoder_sparse_step=2, num_hidden_layers=3), plain_experts.qwen),
     "qwen3": (QWEN3 | dict(norm_topk_prob=True), plain_experts.qwen),
     "qwen3, some dense": (QWEN3 | dict(mlp_only_layers=[0]), plain_experts.qwen),
+    "qwen3-next": (NEXT, plain_experts.qwen3_next),
+    "qwen3-next, some dense": (
+        NEXT | dict(norm_topk_prob=False, mlp_only_layers=[0], attention_bias=True, partial_rotary_factor=1.0),
+        plain_experts.qwen3_next,
+    ),
+    "qwen3.5": (NEXT | dict(model_type="qwen3_5_moe_text", linear_num_key_heads=4), plain_experts.qwen3_next),
     "pangu": (PANGU, plain_experts.pangu),
     "pangu, one group": (PANGU | dict(num_experts_per_tok=1), plain_experts.pangu),
     "pangu, first dense": (PANGU | dict(mlp_only_layers=[0]), plain_experts.pangu),

@@ -76,6 +76,7 @@ HARMLESS = {
     "bloom": {"BloomModel": []},
     "mamba": {"MambaModel": []},
     "mamba2": {"Mamba2Model": []},
+    "qwen3_5_text": {"Qwen3_5TextModel": ["mtp.fc.weight"]},
     "t5": {"T5EncoderModel": [], "T5ForConditionalGeneration": ["decoder.final_layer_norm.weight"]},
 }
 ENCODERS = {
@@ -117,6 +118,7 @@ STEMS = {
     "bloom": "Bloom",
     "mamba": "Mamba",
     "mamba2": "Mamba2",
+    "qwen3_5_text": "Qwen3_5Text",
     "t5": "T5",
 }
 ANSWERING = {
@@ -195,6 +197,7 @@ def test_the_rows_of_a_file_with_a_word_of_its_own_before_names(tmp_path, family
 def test_every_family_that_others_save_is_here():
     """Of those with experts nothing is known to be harmless: any head of theirs is refused as one that is not known."""
     experts = {"mixtral", "qwen2_moe", "qwen3_moe", "PanguProMoE", "pr_moe", "deepseek_v2", "deepseek_v3"}
+    experts |= {"qwen3_next", "qwen3_5_moe_text"}
     assert STEMS.keys() == HARMLESS.keys() == FAMILIES.keys() - {"gpt_pangu", "PanguEmbedded", "transformer"} - experts
 
 

@@ -55,6 +55,8 @@ SMALL = LLAMA | dict(
     mask="sequence & causal",
     positions="rotary",
 )
+DELTA_NETS = dict(linear_num_key_heads=2, linear_num_value_heads=4, num_hidden_layers=2, full_attention_interval=2)
+DELTA_NETS |= dict(head_dim="d", partial_rotary_factor=0.5)
 DECODERS = ("llama", "mistral", "qwen2", "qwen3", "PanguEmbedded", "cohere", "granite", "olmo2", "phi3", "smollm3")
 CASES = {
     "bert": BERT,
@@ -116,6 +118,11 @@ CASES = {
         moe_intermediate_size="f",
         shared_expert_intermediate_size="f",
     ),
+    "qwen3_5_text": LLAMA | DELTA_NETS | dict(model_type="qwen3_5_text"),
+    "qwen3_next": LLAMA
+    | DELTA_NETS
+    | dict(model_type="qwen3_next", num_experts="k", num_experts_per_tok=3)
+    | dict(moe_intermediate_size="f", shared_expert_intermediate_size="f"),
     "transformer": SMALL,
     "transformer, learned": SMALL
     | dict(positions="learned", norm="layer", pre_norm=False, gated=False, bias=True, head="tied"),

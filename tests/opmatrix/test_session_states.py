@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given as forall
 from hypothesis import settings
 from hypothesis import strategies as st
+from test_expert_models import NEXT, made
 
 import opmatrix as om
 from formats.core.errors import InputError
@@ -20,7 +21,10 @@ from opmatrix.algebra.batch.signature import STATE_SPACE, Port
 from opmatrix.algebra.positions.patterns import causal, sequence
 from opmatrix.inference import pages, session
 from opmatrix.inference.cached import cached, rows_behind
+from opmatrix.inference.chat.held_prefixes import MOST_STATES, HeldPrefixes
+from opmatrix.inference.generation import Reply
 from opmatrix.inference.pages import Holding, StatePool
+from opmatrix.models import build
 from opmatrix.runtime.kernels import KERNELS
 from opmatrix.runtime.program import Program
 from rewrites.verify.failure import VerificationError
@@ -90,8 +94,11 @@ MODELS = {
     "linear": TABLE @ (om.I + linear()) @ (om.I + linear(2)) @ matrix(),
     "decays of columns": TABLE @ (om.I + om.shift(1)) @ linear(WIDTH) @ (om.I + retained() @ om.shift(1)),
     "delta rule": TABLE @ (om.I + corrected() @ matrix(14)) @ (om.I + corrected(2) @ matrix(14)) @ corrected(WIDTH),
+    "qwen3-next": build(NEXT | dict(vocab_size=WORDS, max_position_embeddings=256), made()),
     "a maximum": TABLE @ om.scan(om.const(1.0), matrix(), "rectify"),
 }
+
+HYBRIDS = "hybrid", "qwen3-next"  # with attention over caches beside states
 
 
 @cache
@@ -104,7 +111,7 @@ def programs(name):
 def whole(name, tokens):
     """The rows of a text as one: those of attention over caches are a session's, which has sums of its own."""
     program, decoder = programs(name)
-    if name != "hybrid":
+    if name not in HYBRIDS:
         return program.run(om.Batch([tokens]))
     session = decoder.start(len(tokens))
     rows = session.step({session.join(): tokens})
@@ -177,7 +184,7 @@ def test_a_rewound_sequence_goes_on_as_if_it_had_not_gone_further(name, rewinds,
     assert session.step({held: tokens}).tobytes() == whole(name, tokens).tobytes()
 
 
-@pytest.mark.parametrize("name", ["selective", "hybrid"])
+@pytest.mark.parametrize("name", ["selective", *HYBRIDS])
 def test_a_rewind_beyond_what_is_kept_is_refused_in_a_line(name):
     """Caches and states go back together, or not at all."""
     session = programs(name)[1].start(20 * PAGE)
@@ -351,3 +358,16 @@ def test_a_step_that_is_interrupted_has_happened_or_has_not(at):
         tokens += new[each][: lengths[each] - len(tokens)]
         rows = made.step({each: [7, 8]})
         assert rows.tobytes() == whole("hybrid", np.array([*tokens, 7, 8]))[-2:].tobytes()
+
+
+def test_of_prompts_that_are_kept_few_have_states():
+    """However many rows a session has: states are counted by sequences, and the least recently used go first."""
+    held = HeldPrefixes(programs("qwen3-next")[1], None, 64 * PAGE)
+    for first in range(MOST_STATES + 5):
+        reply = Reply(0, [first, 1, 2], 1, None)
+        sequence = held.take(reply)
+        held.session.step({sequence: reply.rest})
+        held.keep(sequence, reply)
+    assert [tokens[0] for tokens in held.tokens.values()] == [*range(5, MOST_STATES + 5)]
+    assert len(held.session.sequences) == MOST_STATES and len(held.session.pool) <= 3 * MOST_STATES
+    assert held.take(Reply(0, [7, 1, 2, 3], 1, None)).length == 3

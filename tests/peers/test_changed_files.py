@@ -75,6 +75,13 @@ NAMED = {  # a kind each; what else there is, the benchmark tries
     "cohere": [Change(MODEL, ("logit_scale",), DROPPED), Change(MODEL, ("use_qk_norm",), DROPPED)],
     "cohere2": [Change(MODEL, ("layer_types",), DROPPED), Change(MODEL, ("sliding_window",), DROPPED)],
     "smollm3": [Change(MODEL, ("no_rope_layers",), DROPPED), Change(MODEL, ("rope_parameters",), DROPPED)],
+    "qwen3_next": [
+        Change(MODEL, ("layer_types",), DROPPED),
+        Change(MODEL, ("norm_topk_prob",), DROPPED),
+        Change(MODEL, ("rope_parameters", "partial_rotary_factor"), DROPPED),
+        Change(MODEL, ("linear_conv_kernel_dim",), DROPPED),
+        Change(MODEL, ("mlp_only_layers",), [0]),
+    ],
     "gemma3_text": [
         Change(MODEL, ("sliding_window",), 5),
         Change(MODEL, ("use_bidirectional_attention",), False),

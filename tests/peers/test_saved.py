@@ -58,7 +58,16 @@ LONGROPE = dict(
 )
 GEMMA = SHARED | dict(head_dim=16, query_pre_attn_scalar=20, sliding_window=7)
 CAPPED = dict(attn_logit_softcapping=1.5, final_logit_softcapping=3.0)
-TEXT = {"Gemma3": "Text"}  # families of which a text model's config has another name
+TEXT = {
+    family: "Text" for family in ("Gemma3", "Qwen3_5", "Qwen3_5Moe")
+}  # families of which a text model's config has another name
+DELTA = SHARED | dict(head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, full_attention_interval=2)
+DELTA |= dict(linear_key_head_dim=12, linear_value_head_dim=10)
+MIXED = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, shared_expert_intermediate_size=28)
+REAL = dict(hidden_size=2048, head_dim=256, num_attention_heads=16, num_key_value_heads=2, num_hidden_layers=2)
+REAL |= dict(linear_num_key_heads=16, linear_num_value_heads=32, linear_key_head_dim=128, linear_value_head_dim=128)
+REAL |= dict(moe_intermediate_size=512, shared_expert_intermediate_size=512)
+LESS_ONE = "Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm"  # norms whose gain is 1 + w
 CASES = {  # name: the class of the config, of the model, what the
     # config says
     "bert": ("Bert", "ForMaskedLM", SIZES),
@@ -118,6 +127,18 @@ CASES = {  # name: the class of the config, of the model, what the
         dict(vocab_size=WORDS, hidden_size=768, num_heads=24, head_dim=64, n_groups=1, num_hidden_layers=2)
         | dict(tie_word_embeddings=True, bos_token_id=1, eos_token_id=1),
     ),
+    "qwen3-next": ("Qwen3Next", "ForCausalLM", DELTA | MIXED),
+    "qwen3-next, other sizes": (
+        "Qwen3Next",
+        "ForCausalLM",
+        DELTA
+        | MIXED
+        | dict(linear_num_key_heads=3, linear_num_value_heads=3, linear_conv_kernel_dim=2, num_hidden_layers=4)
+        | dict(norm_topk_prob=False, decoder_sparse_step=2, mlp_only_layers=[3], attention_bias=True, head_dim=24),
+    ),
+    "qwen3-next, 80B's width": ("Qwen3Next", "ForCausalLM", DELTA | MIXED | REAL),
+    "qwen3.5": ("Qwen3_5", "ForCausalLM", DELTA | TIED),
+    "qwen3.5, experts": ("Qwen3_5Moe", "ForCausalLM", DELTA | MIXED | dict(num_key_value_heads=4)),
     "llama": ("Llama", "ForCausalLM", SHARED),
     "llama, tied": ("Llama", "ForCausalLM", SHARED | TIED),
     "llama, biases": ("Llama", "Model", SHARED | dict(attention_bias=True, mlp_bias=True, head_dim=16)),
@@ -185,6 +206,9 @@ def written(directory, case, changed=None):
                     torch.randn_like(each)
                     * (1 if "embed" in last or last in ("wte", "wpe") else 3 * each[0].numel() ** -0.5)
                 )
+        for module in model.modules():
+            if type(module).__name__ in LESS_ONE:
+                module.weight.sub_(1)
     model.save_pretrained(directory, max_shard_size="40KB")
     assert (directory / "model.safetensors.index.json").exists()
     return model
@@ -224,6 +248,11 @@ LATER = [
     "smollm3",
     "mamba2",
     "mamba2, 130M's width",
+    "qwen3-next",
+    "qwen3-next, other sizes",
+    "qwen3-next, 80B's width",
+    "qwen3.5",
+    "qwen3.5, experts",
 ]
 
 
@@ -235,8 +264,8 @@ def test_the_exact_program_scores_what_transformers_scores(rng, tmp_path, case):
     assert relative(program.run(batch), theirs(model, batch, True)) < 1e-4
 
 
-@pytest.mark.parametrize("case", ["mamba2", "mamba2, 130M's width"])
-def test_sessions_of_mamba2_generate_what_transformers_does(rng, tmp_path, case):
+@pytest.mark.parametrize("case", ["mamba2", "mamba2, 130M's width", "qwen3-next", "qwen3.5"])
+def test_sessions_with_states_generate_what_transformers_does(rng, tmp_path, case):
     """In steps of any rows the same bits; each token is the one that transformers scores highest, but for ties."""
     model, prompt = written(tmp_path, case), rng.integers(2, WORDS, 9)
     program, _ = structure(

@@ -8,6 +8,7 @@ import plain
 import plain_decoders
 import plain_encoders
 import pytest
+import standin
 from searched import KINDS, structure
 
 from formats.core.errors import InputError
@@ -15,8 +16,11 @@ from opmatrix.algebra.batch.batch import Batch
 from opmatrix.algebra.data import Data
 from opmatrix.algebra.operators import pick
 from opmatrix.algebra.oracles import dense
+from opmatrix.inference.cached import cached
 from opmatrix.inference.pooling import LAST
 from opmatrix.models import FAMILIES, build, fill_masks, head, layout, normalise_config, rope, tensors
+from rewrites.explain.derivations.schedules import schedule
+from rewrites.explain.derivations.stages import bf16, half, int8
 from rewrites.verify import unrounded, verify_exact
 
 WORDS = 50
@@ -28,6 +32,8 @@ EXPERTS = (
     "pr_moe",
     "deepseek_v2",
     "deepseek_v3",
+    "qwen3_next",
+    "qwen3_5_moe_text",
 )  # test_expert_models.py
 RAGGED = Batch([[3, 4, 5, 6, 7, 9, 30, 2, 11], [8], [9, 2, 10, 11, 4, 4, 0, 2, 3]])
 BERT = dict(
@@ -59,6 +65,8 @@ BLOOM = dict(vocab_size=WORDS, hidden_size=24, n_layer=2, n_head=4, layer_norm_e
 MAMBA2 = dict(vocab_size=WORDS, hidden_size=24, state_size=4, num_hidden_layers=2, layer_norm_epsilon=1e-5) | dict(
     num_heads=6, head_dim=8, n_groups=2
 )
+DELTA_NETS = dict(linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=5, linear_value_head_dim=7)
+QWEN3_5 = LLAMA | DELTA_NETS | dict(head_dim=8, full_attention_interval=2)
 MAMBA = dict(vocab_size=WORDS, hidden_size=24, state_size=4, num_hidden_layers=2, layer_norm_epsilon=1e-5)
 T5 = dict(
     vocab_size=WORDS,
@@ -127,7 +135,7 @@ GEMMA2 = LLAMA | dict(
     attn_logit_softcapping=1.5,
     final_logit_softcapping=30.0,
 )
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 TURNS = 300.0 ** (-np.arange(0, 6, 2) / 6)  # of heads of 6 columns
 
 
@@ -244,6 +252,14 @@ CASES = {  # a family, its config, and the same in numpy
         | dict(expand=3, state_size=1, conv_kernel=2, num_heads=3, head_dim=24, n_groups=1)
         | dict(use_bias=True, use_conv_bias=False),
         plain.mamba2,
+    ),
+    "qwen3.5": ("qwen3_5_text", QWEN3_5, plain_decoders.qwen3_next),
+    "qwen3.5, other sizes": (
+        "qwen3_5_text",
+        QWEN3_5
+        | dict(layer_types=[FULL, LINEAR], linear_conv_kernel_dim=2, linear_num_key_heads=6, attention_bias=True)
+        | dict(partial_rotary_factor=0.5, linear_key_head_dim=1, linear_value_head_dim=1),
+        plain_decoders.qwen3_next,
     ),
     "mamba, other sizes": (
         "mamba",
@@ -362,6 +378,7 @@ VERIFIED = (
     "t5",
     "mamba",
     "mamba2",
+    "qwen3.5",
 )
 
 
@@ -653,6 +670,24 @@ def test_settings_have_one_name_in_all_families():
             MAMBA2 | dict(time_step_limit=[0, 0.1]),
             "time_step_limit is \\[0, 0.1\\]: it must be \\[0, Infinity\\]",
         ),
+        (
+            "qwen3_5_text",
+            QWEN3_5 | dict(linear_num_key_heads=4),
+            "linear_num_key_heads is 4: it must be a divisor of linear_num_value_heads, 6",
+        ),
+        (
+            "qwen3_5_text",
+            QWEN3_5 | dict(layer_types=[SLIDING, LINEAR]),
+            "layer_types is .* a list of full_attention and linear_attention",
+        ),
+        ("qwen3_5_text", QWEN3_5 | dict(layer_types=[LINEAR]), "layer_types is .* as long as there are layers, 2"),
+        ("qwen3_5_text", QWEN3_5 | dict(attn_output_gate=False), "attn_output_gate is false: it must be true or left"),
+        ("qwen3_5_text", QWEN3_5 | dict(is_causal=False), "is_causal is false: it must be true or left out: a gated"),
+        (
+            "qwen3_5_text",
+            QWEN3_5 | dict(linear_conv_kernel_dim=18),
+            "linear_conv_kernel_dim is 18: it must be a whole number from 1 to 17",
+        ),
         ("mamba", MAMBA | dict(time_step_rank=0), "time_step_rank is 0: it must be a whole number from 1 on, or auto"),
         ("bloom", BLOOM | dict(n_head=5), "n_head is 5: it must be a divisor of hidden_size, 24"),
         (
@@ -755,3 +790,19 @@ def test_what_is_none_of_a_family_is_named(family, config, words):
     with pytest.raises(InputError, match=f"^config: {words}") as caught:
         build(config, made(config))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.deep(every=3)
+@pytest.mark.parametrize("stage, form", [(bf16(), "bf16"), (half(), "half"), (int8(), "int8")])
+def test_hybrids_of_narrower_weights_keep_their_error_and_have_sessions(stage, form):
+    """Verified as a whole; a step over caches and states computes the rows of the program of whole texts."""
+    operator = model("qwen3.5")[1]
+    program = schedule(operator, RAGGED, machine=standin.machine()) | stage
+    stored = [data for data in program.program.constants.values() if getattr(data, "name", "") == form]
+    assert len(stored) == program.applications() > 10 and 0 < program.error < 0.2
+    found = program.verify()
+    assert found["program"]["float32"]["relative"] <= found["program"]["stated"]
+    session, tokens = cached(program.program).start(32), RAGGED.tokens[: RAGGED.starts[1]]
+    held = session.join()
+    rows = np.concatenate([session.step({held: part}) for part in (tokens[:4], tokens[4:5], tokens[5:])])
+    np.testing.assert_allclose(rows, program.run(RAGGED)[: len(tokens)], rtol=1e-4, atol=1e-4)

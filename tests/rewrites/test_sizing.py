@@ -219,6 +219,8 @@ MORE = {  # encoders beside BERT, with what their models of that width have besi
     "modernbert": dict(intermediate_size=1152, max_position_embeddings=8192),
     "gemma3_text": dict(num_attention_heads=3, num_key_value_heads=1, head_dim=256, intermediate_size=1152),
 }
+NEXT = dict(hidden_size=2048, intermediate_size=5632, num_attention_heads=16, num_key_value_heads=2, head_dim=256)
+NEXT |= dict(moe_intermediate_size=512, shared_expert_intermediate_size=512, full_attention_interval=2)
 REAL = [  # families at the widths that people have
     *((family, ENCODERS[family] | WIDE | more) for family, more in MORE.items()),
     ("bert", BERT_BASE),
@@ -287,6 +289,14 @@ REAL = [  # families at the widths that people have
     ),
     ("mamba", dict(vocab_size=50280, hidden_size=768, num_hidden_layers=2)),
     ("mamba2", dict(vocab_size=50288, hidden_size=768, num_heads=24, n_groups=1, num_hidden_layers=2)),
+    (
+        "qwen3_5_text",
+        SMOL
+        | dict(hidden_size=1024, intermediate_size=3584, num_attention_heads=8, num_key_value_heads=2, head_dim=256)
+        | dict(linear_num_value_heads=16, full_attention_interval=2),
+    ),
+    ("qwen3_next", SMOL | NEXT | dict(num_experts=512, num_experts_per_tok=10)),
+    ("qwen3_5_moe_text", SMOL | NEXT | dict(num_experts=256, num_experts_per_tok=8)),
     ("PanguEmbedded", SMOL | dict(hidden_size=1536, num_attention_heads=12, num_key_value_heads=12, bias=True)),
     *(
         (config["model_type"], config | {"num_hidden_layers": 2} if "num_hidden_layers" in config else config)

@@ -3,6 +3,7 @@ name, those of experts with three axes."""
 
 import numpy as np
 import plain
+import plain_decoders
 from plain import SILU, linear
 
 
@@ -51,8 +52,9 @@ def mixtral(c, w, tokens):
     return decoder(c, w, tokens, lambda x, i, name: experts(x, w, name, gates))
 
 
-def qwen(c, w, tokens):
-    """Yang et al. 2024, section 2.2.2, with a shared expert where there is one, and dense layers."""
+def qwen(c, w, tokens, layers=None):
+    """Yang et al. 2024, section 2.2.2, with a shared expert where there is one, and dense layers; `layers` computes a
+    text by its units, by default as LLaMA."""
     gates = best_gates(c["num_experts_per_tok"], c.get("norm_topk_prob", False))
 
     def unit(x, i, name):
@@ -64,7 +66,12 @@ def qwen(c, w, tokens):
         share = 1 / (1 + np.exp(-linear(x, w, f"{name}.shared_expert_gate")))
         return found + share * gated(x, w, f"{name}.shared_expert")
 
-    return decoder(c, w, tokens, unit)
+    return (layers or decoder)(c, w, tokens, unit)
+
+
+def qwen3_next(c, w, tokens):
+    """Qwen3-Next: shares of the chosen experts sum to one."""
+    return qwen({"norm_topk_prob": True} | c, w, tokens, plain_decoders.qwen3_next)
 
 
 def pangu(c, w, tokens):

@@ -41,6 +41,15 @@ COHERE = dict(
     num_hidden_layers=40,
     max_position_embeddings=8192,
 )
+DELTA_NETS = dict(
+    vocab_size=248320,
+    hidden_size=2048,
+    num_hidden_layers=40,
+    num_attention_heads=16,
+    num_key_value_heads=2,
+    max_position_embeddings=32768,
+)
+FEW_EXPERTS = dict(moe_intermediate_size=512, shared_expert_intermediate_size=512)
 QWEN_MOE = QWEN | dict(hidden_size=2048, num_hidden_layers=24)
 
 LEFT_OUT: Mapping[str, Mapping[str, object]] = {  # by model_type, keys as files call them
@@ -87,6 +96,12 @@ LEFT_OUT: Mapping[str, Mapping[str, object]] = {  # by model_type, keys as files
     "gpt2": dict(vocab_size=50257, n_embd=768, n_head=12, n_layer=12, n_positions=1024),
     "mamba": dict(vocab_size=50280, hidden_size=768, num_hidden_layers=32),
     "mamba2": dict(vocab_size=32768, hidden_size=4096, num_hidden_layers=64),
+    "qwen3_next": DELTA_NETS
+    | FEW_EXPERTS
+    | dict(vocab_size=151936, num_hidden_layers=48, intermediate_size=5632, num_experts=512, num_experts_per_tok=10),
+    "qwen3_5_text": DELTA_NETS
+    | dict(hidden_size=4096, num_hidden_layers=32, intermediate_size=12288, num_key_value_heads=4),
+    "qwen3_5_moe_text": DELTA_NETS | FEW_EXPERTS | dict(num_experts=256, num_experts_per_tok=8),
     "bloom": dict(vocab_size=250880, hidden_size=64, n_head=8, n_layer=2),
     "t5": dict(vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_heads=8, num_layers=6),
     "llama": LLAMA,

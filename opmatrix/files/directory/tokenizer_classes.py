@@ -225,7 +225,7 @@ REGISTERED = {
     "xlm-roberta": "XLMRobertaTokenizer",
     "gpt2": "GPT2Tokenizer",
     "t5": "T5Tokenizer",
-    **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), "Qwen2Tokenizer"),
+    **dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen3_next"), "Qwen2Tokenizer"),
 }  # by model_type
 WITH_KINDS = ("BertTokenizer",)  # classes that give the kinds of tokens to the model
 MISNAMED = ("qwen2",)  # families whose files name a wrong class

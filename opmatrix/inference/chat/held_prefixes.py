@@ -1,5 +1,6 @@
 """Sequences that are kept for the beginnings of later prompts, as RadixAttention keeps them (Zheng et al. 2024, section
-3): a session shares pages among them, and the least recently used are given back when it is full."""
+3): a session shares pages among them, and the least recently used are given back when it is full, or has states of more
+than MOST_STATES."""
 
 from collections.abc import Sequence
 from itertools import takewhile
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from formats.core.errors import InputError
 from formats.kernels.attentions.chunks import PAGE
-from opmatrix.inference.generation import Reply, check_room, pages_needed
+from opmatrix.inference.generation import AT_ONCE, Reply, check_room, pages_needed
 from opmatrix.inference.pages import pages_of
 from opmatrix.inference.session import HeldSequence
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from opmatrix.runtime.program import Program
 
 FIRST_ROWS = 4096  # rows of the first session, if the model has positions for as many
+MOST_STATES = AT_ONCE  # sequences with states that are kept: their bytes are those of no page
 
 
 def count_common(one: Sequence[int], other: Sequence[int]) -> int:
@@ -76,10 +78,14 @@ class HeldPrefixes:
         Raises InputError if there is none then."""
         sequences, replies = [sequence, *self.used], [reply, *self.used.values()]
         while self.tokens and pages_needed(self.session, sequences, replies) > len(self.session.usage.free):
-            oldest = next(iter(self.tokens))
-            del self.tokens[oldest]
-            self.session.leave(oldest)
+            self.forget()
         check_room(self.session, sequences, replies)
+
+    def forget(self) -> None:
+        """Give back the least recently used sequence."""
+        oldest = next(iter(self.tokens))
+        del self.tokens[oldest]
+        self.session.leave(oldest)
 
     def grow_for(self, rows: int) -> None:
         """Start a larger session, without sequences, if this one cannot have so many rows even when it is empty."""
@@ -99,3 +105,5 @@ class HeldPrefixes:
                 self.tokens[sequence] = ids
             else:
                 self.session.leave(sequence)
+            while self.session.state_bytes and len(self.tokens) > MOST_STATES:
+                self.forget()
