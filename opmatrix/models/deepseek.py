@@ -19,6 +19,7 @@ from opmatrix.algebra.operators import (
 )
 from opmatrix.algebra.shapes import LiveSize, divides
 from opmatrix.algebra.term import Operator, Value, operator
+from opmatrix.models import rope
 from opmatrix.models.config import (
     ArraySource,
     Settings,
@@ -64,12 +65,15 @@ V2_KEYS = (
         mlp_bias=never(False, "its units have no biases"),
     )
 )
-OPTIONAL_LATENT = {name: optional(LATENT_KEYS[name]) for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim")}
+OPTIONAL_LATENT = {
+    name: optional(LATENT_KEYS[name])
+    for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+}
 V3_KEYS = (
     SHARED_KEYS
     | LATENT_KEYS
     | OPTIONAL_LATENT
-    | dict(qk_rope_head_dim=optional(whole()), n_group=whole(), topk_group=whole(), norm_topk_prob=flag(True))
+    | dict(n_group=whole(), topk_group=whole(), norm_topk_prob=flag(True))
 )
 
 
@@ -163,5 +167,6 @@ def with_experts(config: Settings, at: ArraySource, gate: Callable[[str], Operat
     for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
         if config[name] is None:
             raise wrong(name, None, f"given beside kv_lora_rank, {rank}")
-    attention = LatentAttention(config, at, seen_within(None, config["is_causal"]))
+    rotation = rope.rope(config, config["qk_rope_head_dim"])
+    attention = LatentAttention(config, at, seen_within(None, config["is_causal"]), rotation)
     return decoder(config, at, unit=unit, form=DecoderForm(mixing=attention.build))

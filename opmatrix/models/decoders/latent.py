@@ -1,7 +1,6 @@
 """Latent attention (MLA): keys and values of all heads are products of one narrow row a token, beside one rotated key
 that all heads share (DeepSeek-AI 2024, DeepSeek-V2, section 2.1 and appendix C)."""
 
-from math import log
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.algebra.term import Operator
 from opmatrix.models import rope
-from opmatrix.models.config import ArraySource, Key, Settings, dimension, flag, optional
+from opmatrix.models.config import ArraySource, Key, Settings, dimension, flag, optional, real, settings
 
 LATENT_EPS = 1e-6  # of the norms of compressed rows, whatever the config says of others
 PAIRED_COLUMNS = Key("an even whole number", lambda said: type(said) is int and said > 0 and said % 2 == 0)
@@ -25,6 +24,7 @@ LATENT_KEYS = dict(
     v_head_dim=dimension(),
     rope_interleave=flag(True),
 )
+SCORE_KEYS = dict(factor=real(1, 1e6, 1.0), mscale_all_dim=optional(real(0, 1e6)))
 
 
 class CutRows(NamedTuple):
@@ -70,11 +70,13 @@ class LatentParts(NamedTuple):
 
 
 class LatentAttention(NamedTuple):
-    """Latent attention of a config, built by the names of a checkpoint."""
+    """Latent attention of a config, built by the names of a checkpoint; `rotation`: that of the columns that turn, the
+    same in all layers."""
 
     config: Settings
     at: ArraySource
     where: Pattern
+    rotation: Operator
 
     def norm(self, name: str, n: LiveSize) -> Operator:
         """Build the norm of compressed rows, with a gain."""
@@ -109,7 +111,6 @@ class LatentAttention(NamedTuple):
             self.config[key]
             for key in ("num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         )
-        rotation = rope.rope(self.config, turns)
         turning = CutRows("turns", stays, turns, self.config["rope_interleave"])
         narrow, width, wide = self.compressed(name)
         latent, shared = self.shared(
@@ -130,9 +131,9 @@ class LatentAttention(NamedTuple):
         )
         parts = LatentParts(
             narrow @ queries,
-            narrow @ turned @ rotation,
+            narrow @ turned @ self.rotation,
             latent @ self.norm(f"{name}.kv_a_layernorm", rank),
-            shared @ rotation,
+            shared @ self.rotation,
             keys,
             expanded,
         )
@@ -144,14 +145,10 @@ class LatentAttention(NamedTuple):
 def score_factor(config: Settings) -> float:
     """Return the square of the factor by which YaRN makes queries and keys larger, `mscale_all_dim`; 1 without it."""
     stated = rope.rotation_settings(config)
-    by, factor = stated.get("mscale_all_dim"), stated.get("factor")
-    if (
-        stated["rope_type"] in (None, "default")
-        or not isinstance(by, int | float)
-        or not isinstance(factor, int | float)
-    ):
+    if stated["rope_type"] in (None, "default"):
         return 1.0
-    return (0.1 * by * log(factor) + 1) ** 2 if factor > 1 else 1.0
+    read = settings(stated, SCORE_KEYS)
+    return rope.enlarged(read["factor"], read["mscale_all_dim"] or 0.0) ** 2
 
 
 def latent_positions(config: Settings) -> int:
