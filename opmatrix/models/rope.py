@@ -75,7 +75,9 @@ def yarn(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, 
     scale, factor = said["attention_factor"], said["factor"]
     if scale is None:
         both = said["mscale"] and said["mscale_all_dim"]
-        scale = enlarged(factor, said["mscale"]) / enlarged(factor, said["mscale_all_dim"]) if both else enlarged(factor)
+        scale = (
+            enlarged(factor, said["mscale"]) / enlarged(factor, said["mscale_all_dim"]) if both else enlarged(factor)
+        )
     return turns * (1 - slow + slow / said["factor"]), scale
 
 

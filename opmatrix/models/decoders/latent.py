@@ -23,6 +23,7 @@ LATENT_KEYS = dict(
     qk_rope_head_dim=PAIRED_COLUMNS,
     v_head_dim=dimension(),
     rope_interleave=flag(True),
+    kv_b_by_head=flag(False),  # GGUF files may have a matrix of keys and one of values for each head
 )
 SCORE_KEYS = dict(factor=real(1, 1e6, 1.0), mscale_all_dim=optional(real(0, 1e6)))
 
@@ -46,6 +47,15 @@ class CutRows(NamedTuple):
         if self.paired:
             rows = np.concatenate([rows[:, ::2], rows[:, 1::2]], 1)
         return Data(rows.reshape(shape), name)
+
+
+def join_heads(stored: Data) -> Data:
+    """Return the matrices of heads one below another, or promise them."""
+    source = stored.base or stored
+    name, shape = f"{source.name}[rows]", (stored.shape[0] * stored.shape[1], stored.shape[2])
+    if isinstance(source, Promised):
+        return Promised(name, shape)
+    return Data(stored.array.reshape(shape), name)
 
 
 class LatentParts(NamedTuple):
@@ -105,6 +115,17 @@ class LatentAttention(NamedTuple):
         bias = self.at(f"{name}.bias", columns)
         return [affine(W, part.cut(bias, 1)) for W, part in zip(products, parts, strict=True)]
 
+    def expanding(self, name: str) -> tuple[Data, Data]:
+        """Return the rows that make keys and values of each head from a latent row: (heads · columns, latent)."""
+        h, rank, stays, values = (
+            self.config[key] for key in ("num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
+        )
+        if self.config["kv_b_by_head"]:
+            keys = self.at(f"{name}.k_b_proj.weight", h, rank, stays)
+            return join_heads(keys.T), join_heads(self.at(f"{name}.v_b_proj.weight", h, values, rank))
+        stored = self.at(f"{name}.kv_b_proj.weight", h * (stays + values), rank)
+        return CutRows("keys", 0, stays).cut(stored, h), CutRows("values", stays, values).cut(stored, h)
+
     def build(self, name: str) -> Operator:
         """Build the attention of this name."""
         h, rank, stays, turns, values = (
@@ -116,19 +137,9 @@ class LatentAttention(NamedTuple):
         latent, shared = self.shared(
             f"{name}.kv_a_proj_with_mqa", rank + turns, CutRows("latent", 0, rank), turning._replace(low=rank)
         )
-        W, U = (
-            self.at(wide, h * (stays + turns), width),
-            self.at(f"{name}.kv_b_proj.weight", h * (stays + values), rank),
-        )
-        queries, turned, keys, expanded = (
-            weight(part.cut(stored, h).T) @ heads(h)
-            for part, stored in (
-                (CutRows("stays", 0, stays), W),
-                (turning, W),
-                (CutRows("keys", 0, stays), U),
-                (CutRows("values", stays, values), U),
-            )
-        )
+        W = self.at(wide, h * (stays + turns), width)
+        rows = CutRows("stays", 0, stays).cut(W, h), turning.cut(W, h), *self.expanding(name)
+        queries, turned, keys, expanded = (weight(stored.T) @ heads(h) for stored in rows)
         parts = LatentParts(
             narrow @ queries,
             narrow @ turned @ self.rotation,
