@@ -3,7 +3,7 @@ process, bytes read a token, Python's share; beside llama.cpp and torch where th
 
     python benchmarks/generation.py [--model smollm2] [--contexts 16 256 1024] [--tokens 16] [--rounds 5] [--at-once 8]
                                    [--prompt 512] [--foresee 256] [--program DIR] [--no-peers] [--csv OUT]
-                                   [--long TOKENS] [--greedy] [--states LAYERS]
+                                   [--long TOKENS] [--greedy] [--states LAYERS] [--latent ROWS]
 
 The exact program for a request of `--prompt` tokens, the same with x rounded to bytes as ggml rounds it and caches in
 whichever number type is priced lower at the longest context (llama.cpp's are float16), and the peers take turns,
@@ -17,7 +17,8 @@ In place of all that: `--long 10000` writes so many tokens over `--at-once` sequ
 flat and a step grows by the caches that it reads; `--greedy` holds 64 tokens of 20 prompts against transformers';
 `--states 24` times Mamba, or with `--family mamba2` Mamba 2, of 130M's shape, random weights: a prompt beside
 transformers', and steps behind 64 and 4,096 rows, which read as many bytes; `--latent 4096` times the attention of
-a step behind so many rows, one layer of DeepSeek-V2-Lite's widths: over latent rows, and over expanded keys and values."""
+a step behind so many rows, one layer of DeepSeek-V2-Lite's widths: over latent rows, and over expanded keys and
+values; with the form that the search finds for steps and for a prompt of as many rows."""
 
 import time
 from statistics import median

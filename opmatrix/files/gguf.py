@@ -440,12 +440,13 @@ def latent_config(found: Header, file: Path) -> dict[str, object]:
         raise InputError(f"{file}: {LATENT}.{GATING} is {gating!r:.40}: it must be {SHARES} or {LOGISTIC}")
     settings = {LATENT_NAMES[name]: value for name, value in entries.items() if name in LATENT_NAMES}
     settings |= scaling_settings(entries) | latent_heads(entries, file)
-    if scaling := settings.get("rope_scaling"):
-        settings["rope_scaling"] = {**scaling, "attention_factor": 1.0, "mscale_all_dim": yarn_multiple(entries, file)}
+    if isinstance(scaling := settings.get("rope_scaling"), dict):
+        scaling |= {"attention_factor": 1.0, "mscale_all_dim": yarn_multiple(entries, file)}
     groups = settings.get("n_group", 1)
-    family, chosen = "deepseek_v2", dict(topk_method="greedy" if groups == 1 else "group_limited_greedy")
-    if gating == LOGISTIC:
-        family, chosen = "deepseek_v3", dict(n_group=groups, topk_group=settings.get("topk_group", groups))
+    family = "deepseek_v3" if gating == LOGISTIC else "deepseek_v2"
+    chosen: dict[str, object] = dict(n_group=groups, topk_group=settings.get("topk_group", groups))
+    if gating != LOGISTIC:
+        chosen = dict(topk_method="greedy" if groups == 1 else "group_limited_greedy")
     embedding = found.tensors.get("token_embd.weight")
     return (
         dict(norm_topk_prob=False)

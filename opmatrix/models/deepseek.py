@@ -56,7 +56,7 @@ NAMES = LAYOUT._replace(
     stacks=GATED,
     positions=latent_positions,
     spellings=(("e_score_correction_bias", "e_score_correction.bias"),),
-    gguf=LAYOUT.gguf | {f"blk.#.{theirs}": f"layers.#.{ours}" for theirs, ours in GGUF_PARTS.items()},
+    gguf={**LAYOUT.gguf} | {f"blk.#.{theirs}": f"layers.#.{ours}" for theirs, ours in GGUF_PARTS.items()},
 )
 SHARED_KEYS = (
     LLAMA_KEYS

@@ -501,10 +501,20 @@ class attention_cached(Arguments):
     ) -> None:
         """Launch the compiled kernel over the cached keys, limited to `behind` keys before each row if that is finite;
         `values`: the columns of v that are read, 0 for all."""
-        v = v[..., : values or None]
+        read: Any = v
         window = (None, None) if behind == BEYOND else (behind, batch.field("positions", BEYOND))
         compiled.attention_cached(
-            q, k, v, batch.slots, batch.before, out, scale, None if rows == "all" else batch.starts, bias, *window, cap
+            q,
+            k,
+            read[..., : values or None],
+            batch.slots,
+            batch.before,
+            out,
+            scale,
+            None if rows == "all" else batch.starts,
+            bias,
+            *window,
+            cap,
         )
 
     def shape(a) -> Heads:
