@@ -68,7 +68,7 @@ End = Annotated[str, OneOf(("first", "last"))]
 SomeRows = Annotated[str, OneOf(("all", "last"))]
 Cached = Annotated[str, OneOf((SEEN,))]
 Behind = Annotated[int, Range(int, 0, BEYOND)]
-Values = Annotated[int, Range(int, 0, 1 << 16)]
+LeadingColumns = Annotated[int, Range(int, 0, 1 << 16)]
 
 
 def time_attention(call: Callable[..., object]) -> Cases:
@@ -497,7 +497,7 @@ class attention_cached(Arguments):
         where: Cached = SEEN,
         rows: SomeRows = "all",
         behind: Behind = BEYOND,
-        values: Values = 0,
+        values: LeadingColumns = 0,
     ) -> None:
         """Launch the compiled kernel over the cached keys, limited to `behind` keys before each row if that is finite;
         `values`: the columns of v that are read, 0 for all."""
