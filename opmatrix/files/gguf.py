@@ -431,10 +431,10 @@ def encoder_config(found: Header, kind: str, file: Path) -> dict[str, object]:
     )
 
 
-def latent_config(found: Header, file: Path) -> dict[str, object]:
+def latent_config(opened: Header, file: Path) -> dict[str, object]:
     """Return the config of a model of latent attention (llama.cpp, deepseek2.cpp): DeepSeek-V3 where experts are scored
     by a logistic function, else V2. Raises InputError for an unknown key, and for heads without their columns."""
-    entries = {name.removeprefix(f"{LATENT}."): value for name, value in found.said.items() if name.startswith(LATENT)}
+    entries = {name.removeprefix(f"{LATENT}."): value for name, value in opened.said.items() if name.startswith(LATENT)}
     refuse_unknown(entries, {*LATENT_NAMES, *SCALING, *LATENT_CHECKED, GATING, YARN_FACTOR}, LATENT, file)
     if (gating := entries.get(GATING, SHARES)) not in (0, SHARES, LOGISTIC):
         raise InputError(f"{file}: {LATENT}.{GATING} is {gating!r:.40}: it must be {SHARES} or {LOGISTIC}")
@@ -447,7 +447,7 @@ def latent_config(found: Header, file: Path) -> dict[str, object]:
     chosen: dict[str, object] = dict(n_group=groups, topk_group=settings.get("topk_group", groups))
     if gating != LOGISTIC:
         chosen = dict(topk_method="greedy" if groups == 1 else "group_limited_greedy")
-    embedding = found.tensors.get("token_embd.weight")
+    embedding = opened.tensors.get("token_embd.weight")
     return (
         dict(norm_topk_prob=False)
         | settings
@@ -455,10 +455,10 @@ def latent_config(found: Header, file: Path) -> dict[str, object]:
         | dict(
             model_type=family,
             architectures=[FAMILIES[LATENT].replace("V2", family[-2:].upper())],
-            kv_b_by_head="blk.0.attn_k_b.weight" in found.tensors,
+            kv_b_by_head="blk.0.attn_k_b.weight" in opened.tensors,
             routed_scaling_factor=settings.get("routed_scaling_factor") or 1.0,
             vocab_size=entries.get("vocab_size") if embedding is None else embedding.shape[0],
-            tie_word_embeddings="output.weight" not in found.tensors,
+            tie_word_embeddings="output.weight" not in opened.tensors,
         )
     )
 
