@@ -2,8 +2,9 @@
 DeepSeek-V2-Lite's widths, random weights, without experts."""
 
 from collections.abc import Iterator, Sequence
+from math import prod
 from statistics import median, quantiles
-from typing import Any, NamedTuple
+from typing import Any
 
 from lib.command import Figure, cell, say, tabled
 
@@ -16,13 +17,12 @@ from opmatrix.models import with_head
 from opmatrix.runtime.pricing import this_machine
 from opmatrix.runtime.program import Program
 from rewrites.laws import EXACT_LAWS
-from rewrites.lowering.phased import Generation, later_step, prefill
+from rewrites.lowering.phased import Generation
 from rewrites.opened import Opened
-from rewrites.workload.decoded import predict_step
 from rewrites.workload.workload import draw_workload
 
 WORDS, HELD = 512, 16  # HELD: rows of a cache beside the context
-COLUMNS = "form", "row_numbers", "attention_ms", "low", "high", "step_ms", "low", "high", "predicted", "prompt"
+COLUMNS = "form", "row_numbers", "attention_ms", "low", "high", "step_ms", "low", "high"
 LITE = dict(  # config.json of DeepSeek-V2-Lite, one layer, a narrow unit in place of the experts
     model_type="deepseek_v2",
     vocab_size=WORDS,
@@ -68,25 +68,20 @@ def numbers_of(program: Program) -> int:
     return sum(port.heads * port.columns for port in decoder.inputs if port.name in decoder.state)
 
 
-class Searched(NamedTuple):
-    """Programs of the layer for one context: what the search finds for steps and for prompts, and what it finds for
-    steps without the laws of the absorbed form."""
+class ByReads:
+    """A machine by which attention over caches takes as long as it multiplies and reads, all else as long as it
+    multiplies: it tells the forms apart on a busy machine, too."""
 
-    step: Program
-    prompt: Program
-    apart: Program
+    def seconds(self, kernel: str, **sizes: float) -> float:
+        if kernel == "attention_cached":
+            return sizes["S2"] * sizes["d"] * (sizes["h"] / 5e10 + sizes["g"] / sizes["T"] / 1e9)
+        return 1e-6 + prod(sizes.get(name, 1) for name in ("T", "n", "p", "h")) / 5e10
 
-    @classmethod
-    def of(cls, context: int) -> "Searched":
-        """Search, for steps whose mean context this is and for one prompt of so many rows."""
-        operator, machine = layer_of(context), this_machine()
 
-        def search(asked: Generation, laws: Any) -> Program:
-            opened = Opened(operator, draw_workload(asked, operator), machine, laws, {})
-            return opened.structure(laws).program({})[0]
-
-        steps, expanded = Generation(8, 2 * (context - 8)), [law for law in EXACT_LAWS if law.name not in ABSORBING]
-        return cls(search(steps, EXACT_LAWS), search(Generation(context, 1), EXACT_LAWS), search(steps, expanded))
+def find_program(operator: Operator, machine: Any, asked: Generation, without: Sequence[str] = ()) -> Program:
+    """What a search finds for a request, without some laws."""
+    laws = [law for law in EXACT_LAWS if law.name not in without]
+    return Opened(operator, draw_workload(asked, operator), machine, laws, {}).structure(laws).program({})[0]
 
 
 OTHERS = np.ones(uncached() // 4, np.float32)  # as large as what leaves no cache as it was
@@ -122,30 +117,35 @@ class Stepping:
 
 def latent_steps(context: int, rounds: int, path: Any) -> Iterator[Figure]:
     """Print and write the table of both forms, and yield what it comes to."""
-    searched, machine = Searched.of(context), this_machine()
+    operator, steps = layer_of(context), Generation(8, 2 * (context - 8))  # of this mean context
     ids = np.random.default_rng(0).integers(0, WORDS, context).tolist()
-    forms = {form_of(each): Stepping(each, ids) for each in (searched.step, searched.prompt, searched.apart)}
+    forms = {
+        form_of(program): Stepping(program, ids)
+        for without in ((), ABSORBING)
+        for program in [find_program(operator, ByReads(), steps, without)]
+    }
     for turn in range(rounds + 1):
         for each in [*forms.values()][:: 1 - 2 * (turn % 2)]:
             each.step()
-    table = [COLUMNS]
-    for name, each in forms.items():
-        times = [1e3 * part for taken in (each.attention[1:], each.whole[1:]) for part in spread_of(taken)]
-        ahead = [1e3 * predict_step(machine, each.program, of(context, 1)) for of in (later_step, prefill)]
-        table.append((name, numbers_of(each.program), *times, *ahead))
-    for line in table:
-        print(" ".join(cell(each, 12) for each in line))
-    tabled(path, table)
-    say(f"chosen for a step: {form_of(searched.step)}; for a prompt of {context}: {form_of(searched.prompt)}")
-    absorbed, expanded = forms.get("absorbed"), forms["expanded"]
-    if absorbed is None:
-        yield Figure("attention of a step, absorbed over expanded", None, "x", why="no search found the absorbed form")
-        return
+    absorbed, expanded = forms["absorbed"], forms["expanded"]
     off = abs(absorbed.logits - expanded.logits).max() / abs(expanded.logits).max()
     yield Figure("attention of a step, absorbed over expanded", ratio(absorbed, expanded), "x", most=0.35)
     yield Figure("logits of the absorbed form off those of the expanded", float(off), "", most=1e-4)
-    yield Figure("steps have the absorbed form", float(form_of(searched.step) == "absorbed"), "", least=1)
-    yield Figure("prompts have the expanded form", float(form_of(searched.prompt) == "expanded"), "", least=1)
+    table = [COLUMNS, *(row_of(name, each) for name, each in forms.items())]
+    for line in table:
+        print(" ".join(cell(each, 12) for each in line), flush=True)
+    tabled(path, table)
+    machine = this_machine()
+    for asked, wanted in ((steps, "absorbed"), (Generation(context, 1), "expanded")):
+        chosen = form_of(find_program(operator, machine, asked))
+        say(f"chosen for {asked.said}: {chosen}")
+        yield Figure(f"{asked}: the search finds the {wanted} form", float(chosen == wanted), "", least=1)
+
+
+def row_of(name: str, each: "Stepping") -> tuple[object, ...]:
+    """The row of a form: its caches, milliseconds of attention and of all kernels."""
+    times = [1e3 * part for taken in (each.attention[1:], each.whole[1:]) for part in spread_of(taken)]
+    return (name, numbers_of(each.program), *times)
 
 
 def ratio(ours: Stepping, other: Stepping) -> float:
