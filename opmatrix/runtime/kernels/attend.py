@@ -501,12 +501,11 @@ class attention_cached(Arguments):
     ) -> None:
         """Launch the compiled kernel over the cached keys, limited to `behind` keys before each row if that is finite;
         `values`: the columns of v that are read, 0 for all."""
-        read: Any = v
         window = (None, None) if behind == BEYOND else (behind, batch.field("positions", BEYOND))
         compiled.attention_cached(
             q,
             k,
-            read[..., : values or None],
+            np.asarray(v)[..., : values or None],
             batch.slots,
             batch.before,
             out,
