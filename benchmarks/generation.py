@@ -3,7 +3,7 @@ process, bytes read a token, Python's share; beside llama.cpp and torch where th
 
     python benchmarks/generation.py [--model smollm2] [--contexts 16 256 1024] [--tokens 16] [--rounds 5] [--at-once 8]
                                    [--prompt 512] [--foresee 256] [--program DIR] [--no-peers] [--csv OUT]
-                                   [--long TOKENS] [--greedy] [--states LAYERS]
+                                   [--long TOKENS] [--greedy] [--states LAYERS] [--latent ROWS]
 
 The exact program for a request of `--prompt` tokens, the same with x rounded to bytes as ggml rounds it and caches in
 whichever number type is priced lower at the longest context (llama.cpp's are float16), and the peers take turns,
@@ -17,7 +17,9 @@ In place of all that: `--long 10000` writes so many tokens over `--at-once` sequ
 flat and a step grows by the caches that it reads; `--greedy` holds 64 tokens of 20 prompts against transformers';
 `--states 24` times Mamba, or with `--family mamba2` Mamba 2, of 130M's shape, random weights: a prompt beside
 transformers', and steps behind 64 and 4,096 rows, which read as many bytes; of `--family qwen3_next`, a layer in four
-has caches, too."""
+has caches, too; `--latent 4096` times the attention of a step behind so many rows, one layer of DeepSeek-V2-Lite's
+widths: over latent rows, and over expanded keys and values; with the form that the search finds for steps and for a
+prompt of as many rows."""
 
 import time
 from statistics import median
@@ -26,6 +28,7 @@ from lib import command
 from lib.command import Figure, Parser, cell, concluded, count, folder, say, spread, tabled, takes
 from lib.generated_texts import beside_transformers, long_texts
 from lib.generators import PEERS, Ours, Torch, perplexity, rounded, why_absent
+from lib.latent_steps import latent_steps
 from lib.state_steps import SHAPES, state_steps
 
 import numpy as np
@@ -79,7 +82,11 @@ def main() -> None:
     parser.add_argument("--greedy", action="store_true", help="beside transformers' tokens, in place of the race")
     parser.add_argument("--states", type=count, help="layers of a Mamba, in place of the race")
     parser.add_argument("--family", choices=[*SHAPES], default="mamba", help="of the model that --states times")
+    parser.add_argument("--latent", type=count, help="rows behind a step of latent attention, in place of the race")
     given = parser.parse_args()
+    if given.latent:
+        takes(60 + 0.1 * given.rounds)
+        return concluded(given, [*latent_steps(given.latent, given.rounds, given.csv)])
     if given.states:
         takes(60 + 10 * given.states)
         return concluded(given, [*state_steps(given.family, given.states, given.rounds)])

@@ -98,8 +98,6 @@ def describe_model(name: str) -> list[str]:
     widths = n, hidden, heads, sizes.get("num_key_value_heads") or heads
     learned, experts = parameters(model.config), describe_experts(sizes)
     published = f"{model.published}, {model.activated} activated" if model.activated else model.published
-    if model.instead:
-        published += f"; here {model.more:,} more: {model.instead}"
     return [
         name,
         code(model.config["model_type"]),

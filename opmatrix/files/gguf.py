@@ -97,6 +97,7 @@ FAMILIES = {
     "gemma3": "Gemma3ForCausalLM",
     "command-r": "CohereForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
+    "deepseek2": "DeepseekV2ForCausalLM",
 }
 ROUTED = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}  # -> the model_type of transformers
 ONE_ROW = "ffn_gate_inp_shexp", "token_types"  # matrices that are stored as vectors where they have one row
@@ -140,6 +141,26 @@ DECODER_KEYS = {
     "command-r": DecoderKeys("cohere", CENTRED_NAMES, (LAYER_NORM, LOGIT_SCALE)),
     "cohere2": DecoderKeys("cohere2", CENTRED_NAMES | WINDOW_NAMES, (LAYER_NORM, LOGIT_SCALE, WINDOW)),
 }  # by general.architecture; files of others have the common keys alone
+LATENT = "deepseek2"  # DeepSeek-V2 and V3
+LATENT_NAMES = {name: CONFIG_NAMES[name] for name in CONFIG_NAMES if not name.endswith(("_kv", "key_length", "window"))}
+LATENT_NAMES |= {
+    "leading_dense_block_count": "first_k_dense_replace",
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "rope.dimension_count": "qk_rope_head_dim",
+    "expert_count": "n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+}
+GATING, SHARES, LOGISTIC = "expert_gating_func", 1, 2  # how experts are scored
+YARN_FACTOR = "rope.scaling.yarn_log_multiplier"  # a tenth of mscale_all_dim
+HEAD_LENGTHS = "attention.key_length", "attention.value_length"  # with _mla: of a head; without it then of caches
+LATENT_CHECKED = (*HEAD_LENGTHS, *(f"{name}_mla" for name in HEAD_LENGTHS), "attention.head_count_kv", "vocab_size")
 SIZE_KEYS = "embedding_length", "feed_forward_length", "block_count", "attention.head_count", "context_length"
 ENCODER_NAMES = {name: CONFIG_NAMES[name] for name in SIZE_KEYS} | {LAYER_NORM: "layer_norm_eps"}
 POOLING, RANK = "pooling_type", 4
@@ -349,6 +370,8 @@ def config(found: Header, file: Path) -> dict[str, object]:
     kind = found.said.get("general.architecture")
     if kind in ENCODER_FILES:
         return encoder_config(found, str(kind), file)
+    if kind == LATENT:
+        return latent_config(found, file)
     if kind not in FAMILIES:
         raise InputError(
             f"{file}: general.architecture is {kind!r:.40}: it must be one of {', '.join((*FAMILIES, *ENCODER_FILES))}"
@@ -406,6 +429,59 @@ def encoder_config(found: Header, kind: str, file: Path) -> dict[str, object]:
             type_vocab_size=kinds.shape[0] if len(kinds.shape) > 1 else 1,
         )
     )
+
+
+def latent_config(opened: Header, file: Path) -> dict[str, object]:
+    """Return the config of a model of latent attention (llama.cpp, deepseek2.cpp): DeepSeek-V3 where experts are scored
+    by a logistic function, else V2. Raises InputError for an unknown key, and for heads without their columns."""
+    entries = {name.removeprefix(f"{LATENT}."): value for name, value in opened.said.items() if name.startswith(LATENT)}
+    refuse_unknown(entries, {*LATENT_NAMES, *SCALING, *LATENT_CHECKED, GATING, YARN_FACTOR}, LATENT, file)
+    if (gating := entries.get(GATING, SHARES)) not in (0, SHARES, LOGISTIC):
+        raise InputError(f"{file}: {LATENT}.{GATING} is {gating!r:.40}: it must be {SHARES} or {LOGISTIC}")
+    settings = {LATENT_NAMES[name]: value for name, value in entries.items() if name in LATENT_NAMES}
+    settings |= scaling_settings(entries) | latent_heads(entries, file)
+    if isinstance(scaling := settings.get("rope_scaling"), dict):
+        scaling |= {"attention_factor": 1.0, "mscale_all_dim": yarn_multiple(entries, file)}
+    groups = settings.get("n_group", 1)
+    family = "deepseek_v3" if gating == LOGISTIC else "deepseek_v2"
+    chosen: dict[str, object] = dict(n_group=groups, topk_group=settings.get("topk_group", groups))
+    if gating != LOGISTIC:
+        chosen = dict(topk_method="greedy" if groups == 1 else "group_limited_greedy")
+    embedding = opened.tensors.get("token_embd.weight")
+    return (
+        dict(norm_topk_prob=False)
+        | settings
+        | chosen
+        | dict(
+            model_type=family,
+            architectures=[FAMILIES[LATENT].replace("V2", family[-2:].upper())],
+            kv_b_by_head="blk.0.attn_k_b.weight" in opened.tensors,
+            routed_scaling_factor=settings.get("routed_scaling_factor") or 1.0,
+            vocab_size=entries.get("vocab_size") if embedding is None else embedding.shape[0],
+            tie_word_embeddings="output.weight" not in opened.tensors,
+        )
+    )
+
+
+def latent_heads(entries: Mapping[str, object], file: Path) -> dict[str, object]:
+    """Return the columns of a head of queries and keys that stay, and those of one of values. Raises InputError for
+    columns that are missing, or none that stay."""
+    names = [f"{name}_mla" if f"{name}_mla" in entries else name for name in HEAD_LENGTHS]
+    columns, values, turning = (entries.get(name) for name in (*names, "rope.dimension_count"))
+    if type(columns) is not int or type(turning) is not int or turning >= columns:
+        raise InputError(
+            f"{file}: {LATENT}.{names[0]} is {columns!r:.40}: it must be more than rope.dimension_count, "
+            f"{turning!r:.40}"
+        )
+    return dict(qk_nope_head_dim=columns - turning, v_head_dim=values)
+
+
+def yarn_multiple(entries: Mapping[str, object], file: Path) -> float:
+    """Return the multiple of the logarithm of the longer length, mscale_all_dim. Raises InputError for no number."""
+    stated = entries.get(YARN_FACTOR, 0.0)
+    if not isinstance(stated, float):
+        raise InputError(f"{file}: {LATENT}.{YARN_FACTOR} is {stated!r:.40}: it must be a number")
+    return round(10 * stated, 9)
 
 
 def read_pooling(found: Header, file: Path) -> Pooling | None:

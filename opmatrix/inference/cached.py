@@ -51,11 +51,12 @@ def cached(program: Program, number: str | None = None) -> Program:
         elif call.kernel.state is not None or call.kernel.carried(call.bound):
             steps.append(carried_step(step, call))
         elif causal(call):
-            for name in (step.operands[operand] for operand in "kv"):
-                if name not in ports:
+            of_caches = attention_of_caches(step, call, forms.shared_columns(step))
+            for name in {step.operands[operand]: None for operand in "kv"}:
+                if name not in ports and behind(name) in of_caches.operands.values():
                     ports[name] = forms.port(name)
                     steps.append(forms.appending(name))
-            steps.append(attention_of_caches(step, call))
+            steps.append(of_caches)
         else:
             raise InputError(f"step {i}, {step.output} = {step.kernel}: {ELSEWHERE}")
         steps += [each.writing for each in kept.values() if each.reader == i]
@@ -149,6 +150,7 @@ class CacheForms(NamedTuple):
     shapes: Mapping[str, Heads]  # shape of each value by heads
     rounding: Mapping[str, tuple[str, str]]  # rounded value -> the value before, the number type
     number: str | None  # number type of all caches; None for those of the program
+    leading: Mapping[str, str]  # value -> the value that its first columns are
 
     @classmethod
     def of(cls, bound: Sequence[tuple[Step, Call]], number: str | None) -> "CacheForms":
@@ -157,7 +159,14 @@ class CacheForms(NamedTuple):
             {step.output: call.shape for step, call in bound if isinstance(call.shape, Heads)},
             {step.output: (step.operands["x"], call.kernel.held_as) for step, call in bound if call.kernel.held_as},
             number,
+            {step.output: step.operands["x"] for step, _ in bound if step.kernel == "beside_columns"},
         )
+
+    def shared_columns(self, step: Step) -> int:
+        """Return the number of columns of the keys of an attention that are its values, which need no cache; 0 for
+        values of their own."""
+        k, v = (step.operands[operand] for operand in "kv")
+        return self.shapes[v].cols if self.leading.get(k) == v else 0
 
     def unrounded(self, name: str) -> tuple[str, str]:
         """Return the value that a value is rounded from, and the number type of the rounding."""
@@ -177,12 +186,16 @@ class CacheForms(NamedTuple):
         return Step("append", operands, {} if port.number == FLOAT else {"number": port.number}, behind(name))
 
 
-def attention_of_caches(step: Step, call: Call) -> Step:
-    """Return the step that computes the attention of a step for new rows, over caches."""
-    operands = {"q": step.operands["q"], **{operand: behind(step.operands[operand]) for operand in "kv"}}
+def attention_of_caches(step: Step, call: Call, shared: int = 0) -> Step:
+    """Return the step that computes the attention of a step for new rows, over caches; `shared`: columns of its keys
+    that are its values, 0 for none."""
+    of_cache = {operand: behind(step.operands["k" if shared else operand]) for operand in "kv"}
+    operands = {"q": step.operands["q"], **of_cache}
     if "bias" in step.operands:
         operands["bias"] = step.operands["bias"]
     attributes = {"scale": step.attributes.get("scale", 1.0)}
+    if shared:
+        attributes["values"] = shared
     if cap := step.attributes.get("cap"):
         attributes["cap"] = cap
     if hasattr(call.bound, "query"):

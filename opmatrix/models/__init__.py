@@ -263,8 +263,8 @@ def activated(config: Settings) -> LiveSize:
     of everything else all, tables of tokens and heads too, as publications count."""
     shapes, count = ask_for(lambda at: with_head(config, at)), expression(0)
     for data, share in read_shares(with_head(config, lambda name, *shape: Promised(name, shape))).items():
-        if data.name in shapes:
-            count += share * prod(shapes[data.name])
+        if (data.name or "").partition("[")[0] in shapes:  # a matrix, or rows that were cut of one
+            count += share * prod(data.shape)
     return as_int(count)
 
 

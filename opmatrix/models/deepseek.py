@@ -19,6 +19,7 @@ from opmatrix.algebra.operators import (
 )
 from opmatrix.algebra.shapes import LiveSize, divides
 from opmatrix.algebra.term import Operator, Value, operator
+from opmatrix.models import rope
 from opmatrix.models.config import (
     ArraySource,
     Settings,
@@ -34,12 +35,29 @@ from opmatrix.models.config import (
 )
 from opmatrix.models.decoders.latent import LATENT_KEYS, LatentAttention, latent_positions
 from opmatrix.models.experts import EXPERT_KEYS, GATED, Experts, best_shares, plain_unit, renormalised
-from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, QKV, DecoderForm, decoder, seen_within
+from opmatrix.models.llama import LAYOUT, LLAMA_KEYS, MLP, QKV, DecoderForm, decoder, seen_within
 
 BELOW_ALL = -1e9  # a number below any score of an expert
 GREEDY, LIMITED = "greedy", "group_limited_greedy"  # ways to choose experts by their shares
 UNSCALED = "shares that sum to one are not scaled, and no published model has them"
-NAMES = LAYOUT._replace(stacks=GATED, positions=latent_positions)
+GGUF_PARTS = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+    "exp_probs_b": "mlp.gate.e_score_correction",
+    **{f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in MLP},
+}
+NAMES = LAYOUT._replace(
+    stacks=GATED,
+    positions=latent_positions,
+    spellings=(("e_score_correction_bias", "e_score_correction.bias"),),
+    gguf={**LAYOUT.gguf} | {f"blk.#.{theirs}": f"layers.#.{ours}" for theirs, ours in GGUF_PARTS.items()},
+)
 SHARED_KEYS = (
     LLAMA_KEYS
     | EXPERT_KEYS
@@ -64,12 +82,11 @@ V2_KEYS = (
         mlp_bias=never(False, "its units have no biases"),
     )
 )
-OPTIONAL_LATENT = {name: optional(LATENT_KEYS[name]) for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim")}
+OPTIONAL_LATENT = {
+    name: optional(LATENT_KEYS[name]) for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+}
 V3_KEYS = (
-    SHARED_KEYS
-    | LATENT_KEYS
-    | OPTIONAL_LATENT
-    | dict(qk_rope_head_dim=optional(whole()), n_group=whole(), topk_group=whole(), norm_topk_prob=flag(True))
+    SHARED_KEYS | LATENT_KEYS | OPTIONAL_LATENT | dict(n_group=whole(), topk_group=whole(), norm_topk_prob=flag(True))
 )
 
 
@@ -163,5 +180,6 @@ def with_experts(config: Settings, at: ArraySource, gate: Callable[[str], Operat
     for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
         if config[name] is None:
             raise wrong(name, None, f"given beside kv_lora_rank, {rank}")
-    attention = LatentAttention(config, at, seen_within(None, config["is_causal"]))
+    rotation = rope.rope(config, config["qk_rope_head_dim"])
+    attention = LatentAttention(config, at, seen_within(None, config["is_causal"]), rotation)
     return decoder(config, at, unit=unit, form=DecoderForm(mixing=attention.build))

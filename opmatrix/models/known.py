@@ -17,16 +17,13 @@ FILE = Path(__file__).with_suffix(".json")
 class KnownModel(NamedTuple):
     """A published model: the source of its sizes, its number of parameters in the words of the publication, the parts
     of it that are outside of the operator, and the configuration that its family takes. `activated`: the published
-    number of parameters that a token reads, where these are fewer. `instead`: the parts that the operator has in place
-    of published ones, and `more`, the number of parameters that these add."""
+    number of parameters that a token reads, where these are fewer."""
 
     source: str
     published: str
     outside: str
     config: Settings
     activated: str = ""
-    instead: str = ""
-    more: int = 0
 
 
 @cache

@@ -49,6 +49,12 @@ def llama3(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies
     return turns * (share + (1 - share) / said["factor"]), 1.0
 
 
+def enlarged(factor: float, by: float = 1) -> float:
+    """Return the factor of queries and keys for texts that are `factor` times as long, and a multiple of its logarithm:
+    YaRN (Peng et al. 2024), eq. 22."""
+    return float(0.1 * by * np.log(factor) + 1)
+
+
 def yarn(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, float]:
     """Scale frequencies by a ramp over the columns, and scores a little larger: YaRN (Peng et al. 2024), eq. 17 to
     22."""
@@ -66,14 +72,12 @@ def yarn(turns: Frequencies, base: float, said: Settings) -> tuple[Frequencies, 
     low, high = max(low, 0), min(high, columns - 1)
     slow = np.clip((np.arange(len(turns)) - low) / (high - low or 0.001), 0, 1)
 
-    def larger(by: float) -> float:
-        """Return the factor of scores for a multiple of the logarithm of the longer length."""
-        return float(0.1 * by * np.log(said["factor"]) + 1)
-
-    scale = said["attention_factor"]
+    scale, factor = said["attention_factor"], said["factor"]
     if scale is None:
         both = said["mscale"] and said["mscale_all_dim"]
-        scale = larger(said["mscale"]) / larger(said["mscale_all_dim"]) if both else larger(1)
+        scale = (
+            enlarged(factor, said["mscale"]) / enlarged(factor, said["mscale_all_dim"]) if both else enlarged(factor)
+        )
     return turns * (1 - slow + slow / said["factor"]), scale
 
 

@@ -226,6 +226,7 @@ def cost_in_session(kernel: Declared, bound: Arguments, out: Any, extents: Exten
         where=SEEN,
         rows=rows,
         behind=window_attribute(bound).get("behind", BEYOND),
+        values=0,
     )
     put = [("scale", {"T": extents["T"], "p": row_width(operand)}) for operand in stored]
     return [*variant.cost(record, out, extents), *put]

@@ -14,6 +14,8 @@ from formats.storage.bf16 import nearest, widen_bits
 
 LENGTHS = 1, 15, 16, 17, 255, 256, 257, 511, 513, 1000, CHUNK * STRANDS + 300  # the last in a strand of two chunks
 SHAPES = {"grouped": (6, 2, 20, 24), "one for all": (3, 1, 16, 16), "a head each": (2, 2, 32, 8)}
+LINED = {"sixteen for all": (16, 1, 40, 24), "vectors that are cut": (26, 2, 17, 33)}  # heads of a row fill vectors
+SHAPES |= LINED
 
 
 class Held:
@@ -38,7 +40,7 @@ class Held:
         made[self.slots] = array
         return made
 
-    def attend(self, rows, workers, junk=0):
+    def attend(self, rows, workers, junk=0, **given):
         """What some rows see, all of them in one step."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(caches, "threads", lambda: workers)
@@ -51,6 +53,7 @@ class Held:
                 self.before,
                 out,
                 0.3,
+                **given,
             )
 
 
@@ -85,6 +88,20 @@ def test_bits_follow_from_positions_alone(length, name, halves):
     assert np.array_equal(mixed.attend([length - 1], 2, junk)[0], found), "pages in another order, among others'"
     for count, workers in ((5, 1), (5, 2), (60, 1), (60, 3)):
         assert np.array_equal(mixed.attend(rows[-count:], workers, junk)[-1], found), "rows of a step"
+
+
+@pytest.mark.parametrize("name", LINED)
+@pytest.mark.parametrize("behind", [0, 14, 127, 300])
+def test_heads_in_lines_see_their_window(name, behind):
+    """Beside other rows a row's heads are not in lines: the bits are the same, and those of its window's keys alone."""
+    held, last = Held(500, SHAPES[name], False), np.arange(440, 500)
+    window = dict(behind=behind, cap=2.0)
+    alone = held.attend(last[-1:], 1, positions=last[-1:], **window)[0]
+    assert np.array_equal(held.attend(last, 1, positions=last, **window)[-1], alone)
+    begun = max(499 - behind, 0)
+    held.k[:begun], held.v[:begun] = 1e3, np.nan
+    held.v[begun // PAGE * PAGE : begun] = 1e3  # keys of a page are read together
+    assert np.array_equal(held.attend(last[-1:], 1, positions=last[-1:], **window)[0], alone)
 
 
 def test_few_rows_are_shared_by_strands():

@@ -14,6 +14,7 @@ import pytest
 from partitioned import RATES
 
 import opmatrix as om
+from opmatrix.models import known
 from opmatrix.parallel.cost.constants import load_constants
 from opmatrix.parallel.launch.local_ranks import launch_job, launch_line, local_plan
 from opmatrix.parallel.search.explained import explain_choice
@@ -211,6 +212,17 @@ def test_a_forward_pass_is_a_part_of_a_step(found):
     passes = predict_forward(step.setting, found.question.limits.head)
     assert passes.step_seconds < step.step_seconds / 2
     assert 0 < next_token_seconds(step.setting, 64) < passes.step_seconds
+
+
+def test_latent_rows_stay_for_the_next_token():
+    """Every head reads the row of 512 numbers and the key of 64 that turn, so each tensor rank has a copy of them."""
+    config = known.configuration("deepseek-v3") | dict(num_hidden_layers=8, first_k_dense_replace=0)
+    asked = om.plan(config, devices=16, machine="H100", batch=32, seq=1024, infer=True, keep=20)
+    assert {each.sizes["tp"] for each in asked.best} > {1}
+    for each in asked.best:
+        rows = 32 // each.sizes["dp"] * 1024 // each.prediction.setting.strategy.token_ranks
+        caches = 2 * 576 * 8 / each.sizes["pp"] * rows
+        assert each.prediction.memory["caches"] == pytest.approx(caches)
 
 
 def test_local_ranks_train_by_each_plan():

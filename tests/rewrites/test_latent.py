@@ -15,6 +15,8 @@ from opmatrix.algebra.oracles import dense
 from opmatrix.algebra.shapes import size
 from opmatrix.models import build, promised, tensors
 from opmatrix.models.decoders.latent import CutRows, score_factor
+from opmatrix.runtime.declarations.operands import Cache, Heads
+from opmatrix.runtime.kernels import KERNELS
 from rewrites.laws import EXACT_LAWS
 from rewrites.lowering.phased import Generation
 from rewrites.opened import Opened
@@ -61,11 +63,11 @@ def model(config):
 
 
 @cache
-def found(prompt, answer):
-    """The model, and its program for a request."""
-    operator = model(V2)
-    opened = Opened(operator, draw_workload(Generation(prompt, answer), operator), Reading(), EXACT_LAWS, {})
-    return operator, opened.structure(EXACT_LAWS).program({})[0]
+def found(prompt, answer, without=""):
+    """The model, and its program for a request, without a law."""
+    operator, laws = model(V2), [law for law in EXACT_LAWS if law.name != without]
+    opened = Opened(operator, draw_workload(Generation(prompt, answer), operator), Reading(), laws, {})
+    return operator, opened.structure(laws).program({})[0]
 
 
 def held(program):
@@ -80,7 +82,25 @@ def test_steps_read_latent_rows_and_prompts_expanded_ones():
     assert held(found(4000, 1)[1]) == ([(HEADS, STAYS + TURNS), (HEADS, VALUES)],) * 2
 
 
-@pytest.mark.parametrize("request_", [(8, 4000), (4000, 1)])
+LATENT_VALUES = 8, 4000, "keys_hold_values"  # values are latent rows, which are the first columns of the keys
+
+
+def test_values_that_are_columns_of_keys_have_no_cache():
+    program = found(*LATENT_VALUES)[1]
+    assert held(program) == ([(1, RANK + TURNS)],) * 2
+    steps = [step for step in program.decoder.steps if step.kernel == "attention_cached"]
+    assert [step.attributes["values"] for step in steps] == [RANK] * 2
+    assert all(step.operands["k"] == step.operands["v"] for step in steps)
+
+
+def test_no_more_columns_are_values_than_there_are():
+    k = Cache(1, 8)
+    record = KERNELS["attention_cached"].record(q=Heads(4, 8), k=k, v=k, bias=None, scale=1.0, rows="all", values=9)
+    with pytest.raises(ValueError, match="values: 9 columns, but v has 8"):
+        KERNELS["attention_cached"].shape(record)
+
+
+@pytest.mark.parametrize("request_", [(8, 4000), (4000, 1), LATENT_VALUES])
 def test_both_forms_are_the_model_whole_and_in_steps(request_):
     operator, program = found(*request_)
     whole = dense(operator, BATCH)

@@ -44,6 +44,7 @@ from formats.kernels.simd.vectors import MANY_REGISTERS, add_outer, fetch, span,
 
 CHUNK = 256  # keys of a chunk
 STRANDS = 8  # separate sums, one for every eighth chunk
+LEAST_HEADS = 12  # heads of a row whose scores are lines
 FADED, BEGUN = 1, 2  # an output holds sums to be faded, or to be continued
 f4 = np.float32
 
@@ -167,6 +168,11 @@ def weigh_keys(rows, columns, p, beside, along, keys, v, across, o, step, held, 
     """Update the outputs of all rows."""
     row = 0
     if MANY_REGISTERS:
+        while row + 16 <= rows:
+            weigh_band(
+                zeros(16, 1), zeros(16, 1), row, columns, p, beside, along, keys, v, across, o, step, held, fades
+            )
+            row += 16
         while row + 8 <= rows:
             weigh_band(zeros(8, 2), zeros(8, 1), row, columns, p, beside, along, keys, v, across, o, step, held, fades)
             row += 8
@@ -217,6 +223,21 @@ def hide_earlier_of_row(s, keys, first, heads):
             scores[j] = HIDDEN
 
 
+@njit(**HELPER)
+def hide_earlier_lines(s, keys, first, wide):
+    """Set scores of keys behind the window of one row to minus infinity, in lines of all of its heads."""
+    for j in range(min(first, keys)):
+        for g in range(0, 4 * wide, 64):
+            keep(zeros(1, 1) + HIDDEN, s + j * LINE + g, None)
+
+
+@njit(**HELPER)
+def in_lines(c, u):
+    """True if a line of scores has one key against all queries: rows of a head, or so many heads of a row that they
+    fill vectors. Keys are read as they are stored, then; a bias of heads differs by line."""
+    return u.rows > 1 or (MANY_REGISTERS and u.many >= LEAST_HEADS and not c.table)
+
+
 # ---- a strand of chunks
 
 
@@ -255,6 +276,8 @@ def score_lines(c, u, k, pages, at, end, keys, head, ahead):
         cap_lines(u.s, keys, u.wide, LINE, f4(c.cap))
     if c.table:
         add_lines(u.s, LINE, keys, u.wide, lay_lines(c, head, ahead - 1, 0, keys, u.wide, ONE, u.strip))
+    if u.rows == 1:
+        return hide_earlier_lines(u.s, keys, ahead - 1 - c.behind, u.wide)
     hide_later(u.s, keys, ahead, u.rows)
     hide_earlier(u.s, keys, ahead - 1 - c.behind, u.rows)
 
@@ -280,14 +303,15 @@ def add_tile(c, u, head, at, keys, ahead, fresh, tops, masses, o, beside):
     """Merge the keys of a few pages into the carrier; the first row sees `ahead` of them."""
     pages, end, size = longs(u.pages, CHUNK // PAGE), at + (keys + PAGE - 1) // PAGE, 4 - 2 * c.halves
     k, v = c.k + size * (head // c.k_of * c.k_head), c.v + size * (head // c.v_of * c.v_head)
-    if u.rows == 1:
+    lined = in_lines(c, u)
+    if not lined:
         score_heads_of_row(c, u, k, pages, at, end, keys, head, ahead)
         soften_heads(u.s, u.many, keys, tops, masses, u.fades, u.shares, fresh)
     else:
         score_lines(c, u, k, pages, at, end, keys, head, ahead)
         for g in range(0, 4 * u.wide, 64):
             soften_lines(u.s + g, keys, tops + g, masses + g, u.fades + g, u.shares + g, fresh)
-    apart, along_p = (ROW, 4) if u.rows == 1 else (4, LINE)
+    apart, along_p = (4, LINE) if lined else (ROW, 4)
     page, held = at, 0 if fresh else FADED
     while page < end:
         count, done = 1 if c.halves else run_of(pages, page, end), (page - at) * PAGE

@@ -1,7 +1,6 @@
 """Latent attention (MLA): keys and values of all heads are products of one narrow row a token, beside one rotated key
 that all heads share (DeepSeek-AI 2024, DeepSeek-V2, section 2.1 and appendix C)."""
 
-from math import log
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from opmatrix.algebra.positions.patterns import Pattern
 from opmatrix.algebra.shapes import LiveSize
 from opmatrix.algebra.term import Operator
 from opmatrix.models import rope
-from opmatrix.models.config import ArraySource, Key, Settings, dimension, flag, optional
+from opmatrix.models.config import ArraySource, Key, Settings, dimension, flag, optional, real, settings
 
 LATENT_EPS = 1e-6  # of the norms of compressed rows, whatever the config says of others
 PAIRED_COLUMNS = Key("an even whole number", lambda said: type(said) is int and said > 0 and said % 2 == 0)
@@ -24,7 +23,9 @@ LATENT_KEYS = dict(
     qk_rope_head_dim=PAIRED_COLUMNS,
     v_head_dim=dimension(),
     rope_interleave=flag(True),
+    kv_b_by_head=flag(False),  # GGUF files may have a matrix of keys and one of values for each head
 )
+SCORE_KEYS = dict(factor=real(1, 1e6, 1.0), mscale_all_dim=optional(real(0, 1e6)))
 
 
 class CutRows(NamedTuple):
@@ -46,6 +47,15 @@ class CutRows(NamedTuple):
         if self.paired:
             rows = np.concatenate([rows[:, ::2], rows[:, 1::2]], 1)
         return Data(rows.reshape(shape), name)
+
+
+def join_heads(stored: Data) -> Data:
+    """Return the matrices of heads one below another, or promise them."""
+    source = stored.base or stored
+    name, shape = f"{source.name}[rows]", (stored.shape[0] * stored.shape[1], stored.shape[2])
+    if isinstance(source, Promised):
+        return Promised(name, shape)
+    return Data(stored.array.reshape(shape), name)
 
 
 class LatentParts(NamedTuple):
@@ -70,11 +80,13 @@ class LatentParts(NamedTuple):
 
 
 class LatentAttention(NamedTuple):
-    """Latent attention of a config, built by the names of a checkpoint."""
+    """Latent attention of a config, built by the names of a checkpoint; `rotation`: that of the columns that turn, the
+    same in all layers."""
 
     config: Settings
     at: ArraySource
     where: Pattern
+    rotation: Operator
 
     def norm(self, name: str, n: LiveSize) -> Operator:
         """Build the norm of compressed rows, with a gain."""
@@ -103,36 +115,36 @@ class LatentAttention(NamedTuple):
         bias = self.at(f"{name}.bias", columns)
         return [affine(W, part.cut(bias, 1)) for W, part in zip(products, parts, strict=True)]
 
+    def expanding(self, name: str) -> tuple[Data, Data]:
+        """Return the rows that make keys and values of each head from a latent row: (heads · columns, latent)."""
+        h, rank, stays, values = (
+            self.config[key] for key in ("num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
+        )
+        if self.config["kv_b_by_head"]:
+            keys = self.at(f"{name}.k_b_proj.weight", h, rank, stays)
+            return join_heads(keys.T), join_heads(self.at(f"{name}.v_b_proj.weight", h, values, rank))
+        stored = self.at(f"{name}.kv_b_proj.weight", h * (stays + values), rank)
+        return CutRows("keys", 0, stays).cut(stored, h), CutRows("values", stays, values).cut(stored, h)
+
     def build(self, name: str) -> Operator:
         """Build the attention of this name."""
         h, rank, stays, turns, values = (
             self.config[key]
             for key in ("num_attention_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         )
-        rotation = rope.rope(self.config, turns)
         turning = CutRows("turns", stays, turns, self.config["rope_interleave"])
         narrow, width, wide = self.compressed(name)
         latent, shared = self.shared(
             f"{name}.kv_a_proj_with_mqa", rank + turns, CutRows("latent", 0, rank), turning._replace(low=rank)
         )
-        W, U = (
-            self.at(wide, h * (stays + turns), width),
-            self.at(f"{name}.kv_b_proj.weight", h * (stays + values), rank),
-        )
-        queries, turned, keys, expanded = (
-            weight(part.cut(stored, h).T) @ heads(h)
-            for part, stored in (
-                (CutRows("stays", 0, stays), W),
-                (turning, W),
-                (CutRows("keys", 0, stays), U),
-                (CutRows("values", stays, values), U),
-            )
-        )
+        W = self.at(wide, h * (stays + turns), width)
+        rows = CutRows("stays", 0, stays).cut(W, h), turning.cut(W, h), *self.expanding(name)
+        queries, turned, keys, expanded = (weight(stored.T) @ heads(h) for stored in rows)
         parts = LatentParts(
             narrow @ queries,
-            narrow @ turned @ rotation,
+            narrow @ turned @ self.rotation,
             latent @ self.norm(f"{name}.kv_a_layernorm", rank),
-            shared @ rotation,
+            shared @ self.rotation,
             keys,
             expanded,
         )
@@ -144,14 +156,10 @@ class LatentAttention(NamedTuple):
 def score_factor(config: Settings) -> float:
     """Return the square of the factor by which YaRN makes queries and keys larger, `mscale_all_dim`; 1 without it."""
     stated = rope.rotation_settings(config)
-    by, factor = stated.get("mscale_all_dim"), stated.get("factor")
-    if (
-        stated["rope_type"] in (None, "default")
-        or not isinstance(by, int | float)
-        or not isinstance(factor, int | float)
-    ):
+    if stated["rope_type"] in (None, "default"):
         return 1.0
-    return (0.1 * by * log(factor) + 1) ** 2 if factor > 1 else 1.0
+    read = settings(stated, SCORE_KEYS)
+    return rope.enlarged(read["factor"], read["mscale_all_dim"] or 0.0) ** 2
 
 
 def latent_positions(config: Settings) -> int:

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from formats.core.errors import InputError
 from opmatrix.algebra.batch.batch_sizes import BatchSizes
 from opmatrix.algebra.data import Data
+from opmatrix.algebra.operators import repeat
 from opmatrix.algebra.positions.patterns import everyone
 from opmatrix.algebra.shapes import LiveSize, size
 from opmatrix.algebra.term import Operator
@@ -114,6 +115,7 @@ class ModelWork(NamedTuple):
     tied: bool
     experts: int = 0  # experts of a layer
     causal: bool = True  # no token sees those behind it, so half of all pairs have scores
+    latent: int = 0  # numbers of a row that keys and values of all heads are made of; 0 where heads have their own
 
     @property
     def count(self) -> int:  # type: ignore[override]
@@ -186,6 +188,7 @@ def read_model(config: str, context: str, sequence: bool, dropout: float) -> Mod
         shares_table(chunks[:lo], chunks[hi:]),
         count_experts(settings),
         looks_back(model),
+        latent_numbers(model),
     )
 
 
@@ -193,6 +196,14 @@ def looks_back(model: Operator) -> bool:
     """True if attention meets no token behind a row's own."""
     patterns = [where for node in model.walk() if node.kind.name == "product" for *_, where in [node.args]]
     return all(where.reach is not None and where.reach[1] == 0 for where in patterns if where is not everyone)
+
+
+def latent_numbers(model: Operator) -> int:
+    """Return how many numbers of a row the keys of all heads of a layer are made of, by way of rows of one head
+    (DeepSeek-V2, section 2.1); 0 where heads have keys of their own."""
+    keys = [node.children[0] for node in model.walk() if node.kind.name == "turn"]
+    rows = {part.children[0] for part in (keys[0].walk() if keys else ()) if part.children[1:] == (repeat(1),)}
+    return int(sum(row.out.cols for row in rows))
 
 
 def axes_read(context: str, sequence: bool, experts: bool) -> dict[str, tuple[LiveSize, str]]:

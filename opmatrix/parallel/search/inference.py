@@ -41,21 +41,12 @@ def forward_parts(setting: Setting) -> PartSeconds:
 
 
 def cache_bytes(setting: Setting, width: int) -> Quantity:
-    """Return the bytes of keys and values of all sequences on a rank of a stage; `width`: columns of a head of keys."""
+    """Return the bytes of keys and values of all sequences on a rank of a stage; `width`: columns of a head of keys. A
+    latent row is needed by every head, so each tensor rank has a copy."""
     strategy, model = setting.strategy, setting.model
-    heads = model.key_heads / least(strategy.tp, model.key_heads)
-    return (
-        2
-        * setting.number
-        * heads
-        * width
-        * model.count
-        / strategy.pp
-        * setting.batch
-        / strategy.dp
-        * setting.seq
-        / strategy.token_ranks
-    )
+    numbers = model.latent or 2 * width * model.key_heads / least(strategy.tp, model.key_heads)
+    rows = setting.batch / strategy.dp * setting.seq / strategy.token_ranks
+    return setting.number * numbers * model.count / strategy.pp * rows
 
 
 def predict_forward(setting: Setting, width: int) -> Prediction:

@@ -68,6 +68,7 @@ End = Annotated[str, OneOf(("first", "last"))]
 SomeRows = Annotated[str, OneOf(("all", "last"))]
 Cached = Annotated[str, OneOf((SEEN,))]
 Behind = Annotated[int, Range(int, 0, BEYOND)]
+LeadingColumns = Annotated[int, Range(int, 0, 1 << 16)]
 
 
 def time_attention(call: Callable[..., object]) -> Cases:
@@ -404,6 +405,7 @@ TIMED_HEADS = (9, 3, 64), (12, 12, 64), (32, 8, 128), (6, 2, 32), (16, 1, 512), 
 TIMED_STEPS = tuple((count, 1, context) for count in (1, 8) for context in (16, 64, 256, 1024, 4096))
 TIMED_PROMPTS = (1, 16, 16), (1, 16, 512), (1, 64, 64), (1, 200, 200), (1, 512, 512), (8, 64, 64)
 TIMED_PRODUCTS = 2**25  # the most products of a call that is timed
+TIMED_NUMBERS = 2 * 4096 * 16 * 160  # keys and values of the longest step of heads of their own
 ONES = {FLOAT: 1.0, HALF: 0x3F80}  # 1 in a cache
 
 
@@ -413,7 +415,7 @@ def time_cached(number: str, grid: "Grid", numbers: "Numbers") -> Iterator[Timed
     from formats.kernels.attentions.chunks import PAGE
 
     held = np.dtype(HELD_NUMBERS[number])
-    memory, begun = np.full(uncached() // held.itemsize, ONES[number], held), 0
+    memory, begun = np.full(max(uncached() // held.itemsize, TIMED_NUMBERS), ONES[number], held), 0
     for (heads, shared, cols), (count, rows, context) in product(TIMED_HEADS, TIMED_STEPS + TIMED_PROMPTS):
         pages = -(-context // PAGE)
         room, T = count * pages * PAGE * shared * cols, count * rows
@@ -447,6 +449,13 @@ def least_of(*numbers: Any) -> Any:
     import sympy
 
     return sympy.Min(*numbers)
+
+
+def value_columns(a: Arguments) -> int:
+    """Return the columns of the values. Raises ValueError for more than v has."""
+    if a.values > a.v.cols:
+        raise ValueError(f"values: {a.values} columns, but v has {a.v.cols}")
+    return int(a.values or a.v.cols)
 
 
 def cached_slots(a: Arguments) -> Any:
@@ -488,18 +497,29 @@ class attention_cached(Arguments):
         where: Cached = SEEN,
         rows: SomeRows = "all",
         behind: Behind = BEYOND,
+        values: LeadingColumns = 0,
     ) -> None:
-        """Launch the compiled kernel over the cached keys, limited to `behind` keys before each row if that is
-        finite."""
+        """Launch the compiled kernel over the cached keys, limited to `behind` keys before each row if that is finite;
+        `values`: the columns of v that are read, 0 for all."""
         window = (None, None) if behind == BEYOND else (behind, batch.field("positions", BEYOND))
         compiled.attention_cached(
-            q, k, v, batch.slots, batch.before, out, scale, None if rows == "all" else batch.starts, bias, *window, cap
+            q,
+            k,
+            np.asarray(v)[..., : values or None],
+            batch.slots,
+            batch.before,
+            out,
+            scale,
+            None if rows == "all" else batch.starts,
+            bias,
+            *window,
+            cap,
         )
 
     def shape(a) -> Heads:
         """Return heads and columns of the result, in the space of its queries. Raises ValueError where q, k and v do
         not fit."""
-        result = fit_heads(a)
+        result = fit_heads(a)._replace(cols=value_columns(a))
         same("v numbers", a.v.number, a.k.number)
         same("q rows", a.q.space, space := T if a.rows == "all" else S)
         return result._replace(space=space)
@@ -516,7 +536,7 @@ class attention_cached(Arguments):
         """Return softmax of each row, over the keys that its sequence has cached."""
         heads, parts = all_heads(a), []
         for q, slot in zip(in_groups(a.q, heads), cached_slots(a), strict=True):
-            k, v = (in_groups(cache[window_of(a, slot)], heads) for cache in (a.k, a.v))
+            k, v = (in_groups(cache[window_of(a, slot)], heads) for cache in (a.k, a.v[..., : a.values or None]))
             scores = cap_scores(a.cap, np.einsum("hd,khd->hk", q, k) * a.scale)
             scores = scores + near_keys(a.bias, len(k) - 1, np.arange(len(k)))
             parts.append(np.einsum("hk,khd->hd", softened(scores), v))
@@ -529,7 +549,8 @@ class attention_cached(Arguments):
         time."""
         heads, parts = all_heads(a), []
         for q, slot in zip(in_groups(a.exact.q, heads), cached_slots(a), strict=True):
-            k, v = (in_groups(cache[window_of(a, slot)], heads) for cache in (a.exact.k, a.exact.v))
+            caches = a.exact.k, a.exact.v[..., : a.values or None]
+            k, v = (in_groups(cache[window_of(a, slot)], heads) for cache in caches)
             exact, size = (np.einsum("hd,khd->hk", *pair) for pair in ((q, k), (abs(q), abs(k))))
             near = near_keys(a.exact.bias, len(k) - 1, np.arange(len(k)))
             size = abs(a.scale) * size + abs(near)
@@ -545,14 +566,17 @@ class attention_cached(Arguments):
 
     def cost(a, out: Heads, extents: Extents) -> Costs:
         """Return the price for the scores of its rows; for the last row of each sequence for theirs, as later new rows
-        see more keys. Keys that are the values, too, are read once."""
+        see more keys. Keys whose columns are the values, too, are read once."""
         rows, scores = extents[T], extents[pairs[seen.pattern(a)]]
         if a.rows == "last":
             rows, scores = extents[S], 2 * scores * extents[S] / (rows + extents[S])
         if a.behind < BEYOND:
             scores = least_of(scores, rows * (a.behind + 1))
-        read = max(a.k.heads, a.v.heads) / (2 if a.k is a.v else 1)  # heads that share both read them once
-        sizes = {"T": rows, "S2": scores, "h": out.heads, "g": read, "d": (a.k.cols + a.v.cols) / 2}
+        columns = (a.k.cols + value_columns(a)) / 2
+        read = max(a.k.heads, a.v.heads)  # heads that share both read them once
+        if a.k is a.v or a.values:
+            read *= a.k.cols / (2 * columns)
+        sizes = {"T": rows, "S2": scores, "h": out.heads, "g": read, "d": columns}
         return [(HELD_PRICED[a.k.number], sizes), *cap_costs(a, out, scores)]
 
     def borders(a) -> Collection[int]:
