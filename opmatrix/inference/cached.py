@@ -177,8 +177,7 @@ class CacheForms(NamedTuple):
 def attention_of_caches(step: Step, call: Call) -> Step:
     """Return the step that computes the attention of a step for new rows, over caches."""
     operands = {"q": step.operands["q"], **{operand: behind(step.operands[operand]) for operand in "kv"}}
-    if "bias" in step.operands:
-        operands["bias"] = step.operands["bias"]
+    operands |= {name: value for name, value in step.operands.items() if name in ("bias", "margin")}
     attributes = {"scale": step.attributes.get("scale", 1.0)}
     if cap := step.attributes.get("cap"):
         attributes["cap"] = cap
