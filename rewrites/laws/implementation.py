@@ -395,7 +395,7 @@ def attentions() -> Iterator[Implementation]:
             parts.body,
             parts.attended | HELD,
             {},
-            False,
+            parts.sunk,  # no other kernel computes a mass beside the scores
             GQA if parts.grouped else FLASH,
         )
     for parts in SCORE_PARTS:
