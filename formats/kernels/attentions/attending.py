@@ -37,7 +37,7 @@ from formats.kernels.engine.memory import floats, longs, pointer, record
 from formats.kernels.engine.native import njit
 from formats.kernels.engine.pool import POOL
 from formats.kernels.matmul.transposing import turn_in
-from formats.kernels.simd.arithmetic import get, keep, larger
+from formats.kernels.simd.arithmetic import get, keep, larger, smaller
 from formats.kernels.simd.maths import ONE, exp2, reciprocal, tanh_of
 from formats.kernels.simd.vectors import (
     MANY_REGISTERS,
@@ -246,7 +246,7 @@ def carry(old, top, mass, tops, masses, fades, shares, first, last):
 def share_beside(top, mass, margin):
     """Return one over a mass under `top` and that of one more key, a sink, whose score is less the margin, and whose
     value is zero."""
-    sink = margin * f4(-LOG2_E)
+    sink = larger(smaller(margin * f4(-LOG2_E), f4(-LOWEST)), f4(LOWEST))
     peak = larger(top, sink)
     fade = exp2(top - peak)
     return fade * reciprocal(mass * fade + exp2(sink - peak))
