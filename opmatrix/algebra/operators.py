@@ -71,6 +71,8 @@ __all__ = [
     "by_distance",
     "capped",
     "centre",
+    "clamped_factor",
+    "clamped_gate",
     "col",
     "cols",
     "compose",
@@ -142,6 +144,7 @@ gelu, gelu_tanh, log1p_relu, relu, rsqrt, sigmoid, silu, softplus, square, tanh 
     nodes.SCALAR_FUNCTIONS.__getitem__,
     ("gelu", "gelu_tanh", "log1p_relu", "relu", "rsqrt", "sigmoid", "silu", "softplus", "square", "tanh"),
 )
+clamped_factor, clamped_gate = map(nodes.SCALAR_FUNCTIONS.__getitem__, ("clamped_factor", "clamped_gate"))
 globals().update(nodes.SCALAR_FUNCTIONS)  # and all others that have a record
 __all__ += sorted(nodes.SCALAR_FUNCTIONS.keys() - {*__all__})
 DEFAULT_BASE = 10000.0  # base of rotations: Su et al. 2021, section 3.2.2

@@ -138,7 +138,7 @@ def test_factors_of_experts_with_biases_and_a_function():
     biases = dict(bias=3 * rng.normal(size=18), beside_bias=3 * rng.normal(size=18))
     functions = dict(most=2, activation="clamped_gate", beside_activation="clamped_factor")
     stacks = dict(up=up, beside=beside, down=rng.normal(size=(3, 6, 5)))
-    record = lambda x: kernel.record(x=x, gate=gate, **stacks, **biases, **functions)
+    record = lambda x: kernel.record(x=x, gate=gate, residual=None, **stacks, **biases, **functions)
     x, way, g = rng.normal(size=(4, 10)), rng.normal(size=(4, 10)), rng.normal(size=(4, 5))
     ends = [kernel.reference(record(x + s * 1e-6 * way)) for s in (1, -1)]
     found = (kernel.pullback(record(x), g[None])["x"][0] * way).sum()

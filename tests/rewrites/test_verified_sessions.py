@@ -31,16 +31,7 @@ LONGEST = 150
 
 @cache
 def decoding(
-    where="sequence & causal",
-    heads=4,
-    shared=2,
-    d=8,
-    e=8,
-    last=False,
-    bias=False,
-    rotated=False,
-    cap=0.0,
-    sunk=False,
+    where="sequence & causal", heads=4, shared=2, d=8, e=8, last=False, bias=False, rotated=False, cap=0.0, sunk=False
 ):
     """Attention over embeddings and positions, and a product; perhaps of the last row of a text alone, or of keys that
     were rotated before."""

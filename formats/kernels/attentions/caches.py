@@ -26,7 +26,16 @@ from formats.kernels.attentions.chunks import (
     share_sums,
     turn_queries,
 )
-from formats.kernels.attentions.heads import PLACES, Layout, check_heads, copy_rows, heads_of, margins_of, sequences, served
+from formats.kernels.attentions.heads import (
+    PLACES,
+    Layout,
+    check_heads,
+    copy_rows,
+    heads_of,
+    margins_of,
+    sequences,
+    served,
+)
 from formats.kernels.attentions.key_lanes import KEYS_AT_ONCE, PAGE, TURNED_KEYS
 from formats.kernels.engine.compiled import HELPER, Kernel
 from formats.kernels.engine.launch import ROOM, address, filled, launch, words

@@ -283,11 +283,4 @@ def check_experts(
     stacks = {
         name: stack for name, stack in (("up", up), ("beside", beside), ("down", down)) if isinstance(stack, np.ndarray)
     }
-    separate(
-        out,
-        x=x,
-        gate=gate,
-        **stacks,
-        **rows,
-        **({} if residual is None else {"residual": residual}),
-    )
+    separate(out, x=x, gate=gate, **stacks, **rows, **({} if residual is None else {"residual": residual}))

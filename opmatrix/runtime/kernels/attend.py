@@ -187,7 +187,9 @@ class attention(Arguments):
         tables = seen.tables(Arguments(mask0=mask0, mask1=mask1))
         if (reach := parse(where, tables).reach) is None:
             mask = seen.build_mask(where, tables, batch)
-            compiled.attention(q, k, v, batch.starts, out, scale, tile=tile, mask=mask, bias=bias, cap=cap, margin=margin)
+            compiled.attention(
+                q, k, v, batch.starts, out, scale, tile=tile, mask=mask, bias=bias, cap=cap, margin=margin
+            )
         elif number_type == "float32":
             compiled.attention(q, k, v, batch.starts, out, scale, reach, tile, bias=bias, cap=cap, margin=margin)
         else:

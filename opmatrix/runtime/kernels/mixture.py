@@ -165,9 +165,7 @@ class experts(Arguments):
         """Launch the compiled kernel, which reads the experts that the gate names and no others."""
         by = in_columns(gate)
         bias, beside_bias = (bias_rows(rows, by.shape[1]) for rows in (bias, beside_bias))
-        compiled.experts(
-            x, by, up, down, out, beside, activation, most, residual, bias, beside_bias, beside_activation
-        )
+        compiled.experts(x, by, up, down, out, beside, activation, most, residual, bias, beside_bias, beside_activation)
 
     def shape(a) -> Rows:
         """Return rows of the second product's columns. Raises ValueError for the first operand that does not fit the
