@@ -316,10 +316,10 @@ def attention_cached(
     q (T, ·, d) are rows, k (C, ·, d) and v (C, ·, e) caches, in views as for `attention`, both float32 or both bfloat16
     as uint16; slots (T) are the places of the rows' own keys; before (C / PAGE) are the pages before, -1 before the
     first. With starts, q and out have a row for the last token of each sequence, and slots are those of all rows. A
-    bias is a table by distance, see biased.py; with a cap above 0 scores are cap tanh(scale q kᵀ); with margins (h) a
-    row sees one more key, as in `attention`. A row sees `behind` keys behind itself, all if that is None; otherwise positions (T) give the number of keys that its
-    sequence has had before it, as pages that no row sees any more may be missing. IndexError for a slot outside,
-    ValueError for pages that lead in a circle."""
+    bias is a table by distance, see biased.py; with a cap above 0 scores are cap tanh(scale q kᵀ); with margins (h)
+    a row sees one more key, as in `attention`. A row sees `behind` keys behind itself, all if that is None;
+    otherwise positions (T) give the number of keys that its sequence has had before it, as pages that no row sees
+    any more may be missing. IndexError for a slot outside, ValueError for pages that lead in a circle."""
     check_heads(out, q=q, k=k, v=v)
     (heads, e), d, T, halves = out.shape[1:], q.shape[2], len(out), is_halves("k", k)
     if k.shape[2] != d:
