@@ -5,14 +5,17 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats.core.arrays import Floats
 from formats.core.errors import InputError
+from formats.storage.block_layouts import FILED, ascending
 from opmatrix.algebra.data import Numeric
-from opmatrix.files.methods.grouped_levels import made_tensor
+from opmatrix.files.methods.grouped_levels import FLOAT32, made_tensor
 from opmatrix.files.methods.module_parts import MethodSettings, ModuleParts, read_raw
 from opmatrix.files.tensors import Tensor
 
+HOLDER = "MXFP4"  # the type of blocks that hold such groups
 FLOAT4_MAGNITUDES = 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0
 FLOAT4_NUMBERS = np.array([*FLOAT4_MAGNITUDES, *(-number for number in FLOAT4_MAGNITUDES)], np.float32)
 GROUP_NUMBERS, ONE_EXPONENT, NO_NUMBER = (
@@ -28,17 +31,34 @@ class GroupsOfFloat4(NamedTuple):
     codes: Tensor
     exponents: Tensor
 
-    def widen(self) -> Floats:
-        """Return the numbers in float32, (..., numbers of a row). Raises InputError for an exponent of NaN."""
+    def read(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Return the codes of each group (..., groups, 32) and its exponent (..., groups). Raises InputError for an
+        exponent of NaN."""
         exponents, codes = read_raw(self.exponents), read_raw(self.codes)
         if len(wrong := np.argwhere(exponents == NO_NUMBER)):
             raise InputError(
                 f"{self.exponents.file}: tensor {self.exponents.name!r} has nan at {wrong[0].tolist()}: scales must be "
                 "finite numbers, so get the files again"
             )
-        halves = np.stack([codes & 15, codes >> 4], -1).reshape(*exponents.shape, GROUP_NUMBERS)
-        numbers = np.ldexp(FLOAT4_NUMBERS[halves], exponents[..., None].astype(np.int32) - ONE_EXPONENT)
+        return np.stack([codes & 15, codes >> 4], -1).reshape(*exponents.shape, GROUP_NUMBERS), exponents
+
+    def widen(self) -> Floats:
+        """Return the numbers in float32, (..., numbers of a row). Raises InputError as `read`."""
+        codes, exponents = self.read()
+        numbers = np.ldexp(FLOAT4_NUMBERS[codes], exponents[..., None].astype(np.int32) - ONE_EXPONENT)
         return numbers.reshape(*exponents.shape[:-1], -1)
+
+    def blocks(self) -> Numeric:
+        """Return the blocks of the format that holds matrices of such groups, (outputs, groups). Raises InputError as
+        `read`."""
+        codes, exponents = self.read()
+        flat = codes.reshape(-1, GROUP_NUMBERS)
+        return FILED[HOLDER.lower()].made(ascending(flat), exponents.reshape(-1), None, None).reshape(exponents.shape)
+
+    def holder(self) -> str:
+        """Return the number type of blocks that hold these numbers; that of float32 where a power of two is below those
+        of float32."""
+        return HOLDER if read_raw(self.exponents).all() else FLOAT32
 
     def turned(self) -> Numeric:
         """Return the numbers of stacks of matrices, the last two axes exchanged."""
@@ -64,4 +84,6 @@ def packed_float4(module: ModuleParts) -> Tensor:
     outputs, inputs = codes.shape[0], 2 * codes.shape[1]
     groups = module.count_groups(GROUP_NUMBERS, inputs)
     numbers = GroupsOfFloat4(codes, module.take(".weight_scale", ("U8",), outputs, groups))
-    return made_tensor(codes, f"{module.stem}.weight", (outputs, inputs), numbers.widen)
+    number = numbers.holder()
+    made = numbers.widen if number == FLOAT32 else numbers.blocks
+    return made_tensor(codes, f"{module.stem}.weight", (outputs, inputs), made, number)
