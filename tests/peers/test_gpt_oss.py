@@ -7,12 +7,18 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import quantised_files
+import standin
 from safetensors.numpy import save_file
 from searched import structure
 
+from formats import Stacked
 from opmatrix.algebra.batch.batch import Batch
+from opmatrix.algebra.batch.extents import counted, patterns
 from opmatrix.algebra.oracles import dense
 from opmatrix.files.checkpoint import open_model
+from rewrites.laws import EXACT_LAWS
+from rewrites.lowering.representations import Representable
+from rewrites.search.search import search
 
 torch = pytest.importorskip("torch", reason="needs peers: torch")
 transformers = pytest.importorskip("transformers", reason="needs peers: transformers")
@@ -159,3 +165,10 @@ def test_experts_of_float4_as_published(rng, tmp_path):
     pack_experts(model, tmp_path, rng)
     text = rng.integers(0, WORDS, 40)
     check_program(model, open_model(tmp_path).operator(), text, 30)
+    extents = counted([40], patterns(operator := open_model(tmp_path).operator()))
+    methods = Representable(in_blocks=True)
+    program = search(operator, EXACT_LAWS, standin.machine(), extents, methods=methods).program({})[0]
+    stacks = [stored for stored in program.constants.values() if isinstance(stored, Stacked)]
+    assert {stack.name for stack in stacks} == {"mxfp4"} and len(stacks) == 6
+    assert sum(stack.nbytes for stack in stacks) == 2 * 3 * 6 * 96 * 64 * 17 // 32
+    assert relative(program.run(Batch([text])), logits(model, Batch([text]))) < 1e-4

@@ -99,10 +99,11 @@ def gpt_oss(c, w, tokens):
         for r, scores in enumerate(linear(x, w, f"{name}.router")):
             chosen = best(scores, c["num_experts_per_tok"])
             for e, share in zip(chosen, softmax(scores[chosen]), strict=True):
-                both = x[r] @ w[f"{name}.experts.gate_up_proj"][e] + w[f"{name}.experts.gate_up_proj_bias"][e]
-                gate, up = np.minimum(both[::2], 7), np.clip(both[1::2], -7, 7)
+                gate, up = (w[f"{name}.experts.{side}_proj"][e] @ x[r] for side in ("gate", "up"))
+                biases = w[f"{name}.experts.gate_up_proj_bias"][e]
+                gate, up = np.minimum(gate + biases[::2], 7), np.clip(up + biases[1::2], -7, 7)
                 hidden = (up + 1) * gate / (1 + np.exp(-1.702 * gate))
-                said = hidden @ w[f"{name}.experts.down_proj"][e] + w[f"{name}.experts.down_proj_bias"][e]
+                said = w[f"{name}.experts.down_proj"][e] @ hidden + w[f"{name}.experts.down_proj_bias"][e]
                 out[r] += share * said
         return out
 

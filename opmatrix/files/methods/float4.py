@@ -2,6 +2,8 @@
 a power of two for each group of 32. As gpt-oss stores its experts, and as compressed-tensors stores matrices."""
 
 from collections.abc import Callable
+from functools import cache
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -60,20 +62,34 @@ class GroupsOfFloat4(NamedTuple):
         of float32."""
         return HOLDER if read_raw(self.exponents).all() else FLOAT32
 
+    def of_expert(self, e: int) -> "GroupsOfFloat4":
+        """Return the tensors of one matrix of a stack."""
+        parts = (part._replace(shape=part.shape[1:], start=part.start + e * prod(part.shape[1:])) for part in self)
+        return GroupsOfFloat4(*parts)
+
+    def tensor(self, name: str, number: str) -> Tensor:
+        """Return a matrix (outputs, inputs) as a tensor of blocks, or of float32."""
+        outputs, groups = self.exponents.shape
+        made = self.widen if number == FLOAT32 else self.blocks
+        return made_tensor(self.codes, name, (outputs, groups * GROUP_NUMBERS), made, number)
+
     def turned(self) -> Numeric:
         """Return the numbers of stacks of matrices, the last two axes exchanged."""
         return np.ascontiguousarray(self.widen().swapaxes(1, 2))
 
 
 def mxfp4(settings: MethodSettings) -> Callable[[ModuleParts], Tensor]:
-    """Build the function that reads the matrices of all experts, (experts, inputs, outputs) as in a plain gpt-oss."""
+    """Build the function that reads the matrices of all experts, (experts, inputs, outputs) as in a plain gpt-oss, and
+    apart from each other in blocks."""
 
     def read(module: ModuleParts) -> Tensor:
         """Read a stack of matrices. Raises InputError for tensors that are missing or do not fit."""
         codes = module.take("_blocks", ("U8",), None, None, None, GROUP_NUMBERS // 2)
         experts, outputs, groups, _ = codes.shape
         numbers = GroupsOfFloat4(codes, module.take("_scales", ("U8",), experts, outputs, groups))
-        return made_tensor(codes, module.stem, (experts, groups * GROUP_NUMBERS, outputs), numbers.turned)
+        number = cache(numbers.holder)
+        whole = made_tensor(codes, module.stem, (experts, groups * GROUP_NUMBERS, outputs), numbers.turned)
+        return whole._replace(apart=lambda e: numbers.of_expert(e).tensor(f"{module.stem}[{e}]", number()))
 
     return read
 
@@ -84,6 +100,4 @@ def packed_float4(module: ModuleParts) -> Tensor:
     outputs, inputs = codes.shape[0], 2 * codes.shape[1]
     groups = module.count_groups(GROUP_NUMBERS, inputs)
     numbers = GroupsOfFloat4(codes, module.take(".weight_scale", ("U8",), outputs, groups))
-    number = numbers.holder()
-    made = numbers.widen if number == FLOAT32 else numbers.blocks
-    return made_tensor(codes, f"{module.stem}.weight", (outputs, inputs), made, number)
+    return numbers.tensor(f"{module.stem}.weight", numbers.holder())

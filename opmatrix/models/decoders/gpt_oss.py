@@ -13,6 +13,7 @@ from opmatrix.models.config import (
     SLIDING_ATTENTION,
     ArraySource,
     Settings,
+    StackNames,
     declares,
     dimension,
     flag,
@@ -45,24 +46,33 @@ GPT_OSS_KEYS = (
 )
 
 
-class ColumnSide(NamedTuple):
-    """Every second column of stacks, from column `first` on, under the name of a side of gated units."""
+class GatedSide(NamedTuple):
+    """A side of gated units, whose columns and biases files hold from the number `first` on, every second one."""
 
     name: str
     first: int
 
+    @property
+    def stack(self) -> StackNames:
+        """The names of its matrices in files."""
+        return StackNames((BOTH,), BOTH, self.first, 2, turned=True)
+
     def cut(self, stored: Data, *shape: LiveSize) -> Data:
-        """Return these columns of the last axis of an array, in this shape, or promise them."""
+        """Return these numbers of the last axis of biases, in this shape, or promise them."""
         name = f"{stored.name}[{self.name}]"
         if isinstance(stored, Promised):
             return Promised(name, shape)
         return Data(stored.array[..., self.first :: 2].reshape(shape), name)
 
 
-SIDES = ColumnSide("gate", 0), ColumnSide("up", 1)
+BOTH, DOWN = "experts.gate_up_proj", "experts.down_proj"
+SIDES = GatedSide("gate", 0), GatedSide("up", 1)
+GPT_OSS = LAYOUT._replace(
+    stacks={f"experts.{side.name}_proj": side.stack for side in SIDES} | {DOWN: StackNames((DOWN,), DOWN, turned=True)}
+)
 
 
-@declares(LAYOUT, **GPT_OSS_KEYS)
+@declares(GPT_OSS, **GPT_OSS_KEYS)
 def gpt_oss(config: Settings, at: ArraySource) -> Operator:
     """A LLaMA of experts, with sinks, and windows in every second layer, from the first on."""
     _, where = windowed(config, config["sliding_window"], lambda l: FULL_ATTENTION if l % 2 else SLIDING_ATTENTION)
@@ -77,8 +87,8 @@ def gpt_oss(config: Settings, at: ArraySource) -> Operator:
 
 
 def clamped_experts(config: Settings, at: ArraySource, name: str) -> Operator:
-    """Build the router, which chooses by biased scores and shares one among the chosen, and the experts, whose matrices
-    files hold as (experts, inputs, outputs). The biases behind the experts are one matrix of the gate."""
+    """Build the router, which chooses by biased scores and shares one among the chosen, and the experts. The biases
+    behind the experts are one matrix of the gate."""
     n, f, count, k = (
         config[size] for size in ("hidden_size", "intermediate_size", "num_experts", "num_experts_per_tok")
     )
@@ -86,8 +96,9 @@ def clamped_experts(config: Settings, at: ArraySource, name: str) -> Operator:
         raise wrong("num_experts_per_tok", k, f"at most num_local_experts, {count}")
     scores = affine(at(f"{name}.router.weight", count, n).T, at(f"{name}.router.bias", count))
     shares = scores @ best_shares(k) @ renormalised()
-    both = at(f"{name}.experts.gate_up_proj", count, n, 2 * f)
-    biases = at(f"{name}.experts.gate_up_proj_bias", count, 2 * f)
-    gate, up = (affine(side.cut(both, count, n, f), side.cut(biases, count, 1, f)) for side in SIDES)
-    answers = (gate @ clamped_gate * (up @ clamped_factor)) @ weight(at(f"{name}.experts.down_proj", count, f, n))
-    return mixture(shares, answers, count) + shares @ weight(at(f"{name}.experts.down_proj_bias", count, n))
+    biases = at(f"{name}.{BOTH}_bias", count, 2 * f)
+    gate, up = (
+        affine(at(f"{name}.experts.{side.name}_proj", count, f, n).T, side.cut(biases, count, 1, f)) for side in SIDES
+    )
+    answers = (gate @ clamped_gate * (up @ clamped_factor)) @ weight(at(f"{name}.{DOWN}", count, n, f).T)
+    return mixture(shares, answers, count) + shares @ weight(at(f"{name}.{DOWN}_bias", count, n))
